@@ -1,0 +1,158 @@
+"""ContinuumConfig: every knob, with unit, bound, default and reason.
+
+A key is set in `kv_connector_extra_config` or as env `CONTINUUM_<KEY>`; the extra config
+wins. It is parsed once, when the server starts, and a bad value stops the server.
+"""
+
+from __future__ import annotations
+
+import difflib
+import os
+import re
+from collections.abc import Mapping
+from typing import Annotated, Any
+
+import msgspec
+
+from continuum_connector.errors import ConfigError
+
+ENV_PREFIX = "CONTINUUM_"
+
+Seconds = Annotated[float, msgspec.Meta(ge=0.0, le=86_400.0)]
+Fraction = Annotated[float, msgspec.Meta(ge=0.0, le=1.0)]
+Bytes = Annotated[int, msgspec.Meta(ge=0)]
+Count = Annotated[int, msgspec.Meta(ge=1)]
+
+POLICIES = ("fixed_ttl", "stock")
+KV_LAYOUTS = ("auto", "stock", "BLHNC", "BLNHC", "BHLNC")
+DRIVERS = ("auto", "cuda", "sim")
+
+
+class ContinuumConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """Everything an operator can set. The README's table is generated from `KNOBS`."""
+
+    dram_bytes: Bytes = 0
+    policy: str = "fixed_ttl"
+    ttl_s: Seconds = 2.0
+    max_ttl_s: Seconds = 60.0
+    max_pinned_fraction: Fraction = 0.9
+    scheduler: bool = True
+    order: bool = True
+    kv_layout: str = "auto"
+    driver: str = "auto"
+    load_timeout_s: Seconds = 30.0
+    max_programs: Count = 10_000
+    trace_path: str = ""
+    echo: bool = True
+
+
+KNOBS: dict[str, str] = {
+    "dram_bytes": 'host memory for offloaded blocks per node, split over ranks ("64GiB" or bytes); 0 turns the tier off',
+    "policy": "what decides between pin, offload and free: " + ", ".join(POLICIES),
+    "ttl_s": "how long `fixed_ttl` pins a finished turn, in seconds",
+    "max_ttl_s": "no pin lives longer, whatever a policy or a client asks, in seconds",
+    "max_pinned_fraction": "of VRAM blocks; above it the cheapest pin goes first",
+    "scheduler": "attach to vLLM's scheduler (pins yield inside the failing allocation, program order); 0 leaves it stock",
+    "order": "waiting turns in program order; 0 keeps vLLM's order",
+    "kv_layout": "KV cache layout to ask vLLM for: " + ", ".join(KV_LAYOUTS) + " (auto: BLHNC when the tier is on)",
+    "driver": "who copies: auto picks by the KV cache's device; " + ", ".join(DRIVERS[1:]),
+    "load_timeout_s": "a load that takes longer is cancelled and recomputed, in seconds",
+    "max_programs": "programs remembered; the least recently seen is forgotten first",
+    "trace_path": "file that gets one JSON line per decision and outcome; empty writes none",
+    "echo": "answer the decision in non-streamed responses (kv_transfer_params.continuum)",
+}
+
+_UNITS = {"": 1, "b": 1}
+for _i, _u in enumerate("kmgt", start=1):
+    _UNITS |= {_u: 1024**_i, f"{_u}ib": 1024**_i, f"{_u}b": 1000**_i}
+
+
+def parse_bytes(text: str) -> int:
+    """Read a human size: "64GiB", "1.5 TiB", "500MB", "4096". Raises ValueError."""
+    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([a-zA-Z]*)\s*", text)
+    unit = match and _UNITS.get(match[2].lower())
+    if not match or not unit:
+        raise ValueError(f"{text!r} is not a size")
+    return int(float(match[1]) * unit)
+
+
+def load_config(
+    extra: Mapping[str, Any] | None, environ: Mapping[str, str] | None = None
+) -> ContinuumConfig:
+    """Merge environment and extra config (which wins), check both, return the result.
+
+    Raises ConfigError with value, consequence and cure.
+    """
+    environ = os.environ if environ is None else environ
+    values: dict[str, Any] = {}
+    for name, raw in environ.items():
+        if name.startswith(ENV_PREFIX):
+            key = name.removeprefix(ENV_PREFIX).lower()
+            _known(key, f"environment variable {name}", environment=True)
+            values[key] = _read(key, raw, name)
+    for key, raw in (extra or {}).items():
+        _known(key, f"kv_connector_extra_config key `{key}`")
+        values[key] = _read(key, raw, f"kv_connector_extra_config.{key}")
+    config = _convert(values)
+    _check(config)
+    return config
+
+
+def _known(key: str, where: str, environment: bool = False) -> None:
+    if key in KNOBS:
+        return
+    close = difflib.get_close_matches(key, KNOBS, n=1)
+    name = (ENV_PREFIX + close[0].upper() if environment else close[0]) if close else ""
+    cure = f"did you mean `{name}`?" if close else f"known keys: {', '.join(sorted(KNOBS))}"
+    raise ConfigError(f"{where} is unknown, so it would have no effect; {cure}")
+
+
+def _read(key: str, raw: Any, where: str) -> Any:
+    """Turn env text and human sizes into typed values; leave the rest to msgspec."""
+    if key == "dram_bytes" and isinstance(raw, str):
+        try:
+            return parse_bytes(raw)
+        except ValueError as error:
+            raise ConfigError(
+                f"{where} = {raw!r} is not a size, so the DRAM tier cannot be laid out; "
+                'write bytes or a size such as "64GiB"'
+            ) from error
+    if isinstance(raw, str) and isinstance(ContinuumConfig.__struct_defaults__[_index(key)], bool):
+        flags = {"1": True, "true": True, "on": True, "yes": True}
+        flags |= {"0": False, "false": False, "off": False, "no": False}
+        if raw.strip().lower() not in flags:
+            raise ConfigError(f"{where} = {raw!r} is neither on nor off; write 1 or 0")
+        return flags[raw.strip().lower()]
+    return raw
+
+
+def _index(key: str) -> int:
+    return ContinuumConfig.__struct_fields__.index(key)
+
+
+def _convert(values: dict[str, Any]) -> ContinuumConfig:
+    try:
+        return msgspec.convert(values, ContinuumConfig, strict=False)
+    except msgspec.ValidationError as error:
+        path = re.search(r"`\$\.(\w+)`", str(error))
+        key = path[1] if path else "?"
+        text = str(error).split(" - at ")[0]
+        raise ConfigError(
+            f"{key} = {values.get(key)!r}: {text}. It means: {KNOBS.get(key, '')}. "
+            f"Set kv_connector_extra_config.{key} or {ENV_PREFIX}{key.upper()} accordingly."
+        ) from error
+
+
+def _check(config: ContinuumConfig) -> None:
+    choices = (("policy", POLICIES), ("kv_layout", KV_LAYOUTS), ("driver", DRIVERS))
+    for key, allowed in choices:
+        value = getattr(config, key)
+        if value not in allowed:
+            close = difflib.get_close_matches(str(value), allowed, n=1)
+            hint = f"did you mean `{close[0]}`?" if close else f"choose one of {', '.join(allowed)}"
+            raise ConfigError(f"{key} = {value!r} is none that exists; {hint}")
+    if config.ttl_s > config.max_ttl_s:
+        raise ConfigError(
+            f"ttl_s = {config.ttl_s:g} is above max_ttl_s = {config.max_ttl_s:g}, "
+            "so no pin would ever last that long; raise max_ttl_s or lower ttl_s"
+        )

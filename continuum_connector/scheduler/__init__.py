@@ -1,0 +1,1 @@
+"""WHAT WE HOLD, and until when: pins, stores, loads, and the order of waiting turns."""

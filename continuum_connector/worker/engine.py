@@ -1,0 +1,84 @@
+"""CopyEngine: what the worker needs of a thing that copies blocks."""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass
+from typing import Protocol
+
+from continuum_connector.messages import BlockIds
+
+
+class Direction(enum.Enum):
+    LOAD = 0  # DRAM -> VRAM
+    STORE = 1  # VRAM -> DRAM
+
+
+class Status(enum.Enum):
+    DONE = 1
+    CANCELLED = 2
+    FAILED = 3
+
+
+@dataclass(frozen=True)
+class Region:
+    """One span that holds a piece of every block.
+
+    Piece of VRAM block b: `dev_base + b * dev_stride`, `num_bytes` long. Piece of host
+    slot s: `host_offset + s * slot_bytes` into the pool. All in bytes.
+    """
+
+    dev_base: int
+    dev_stride: int
+    host_offset: int
+    num_bytes: int
+
+
+@dataclass(frozen=True)
+class Completion:
+    """One submitted transfer that will not touch memory again, reported exactly once."""
+
+    tag: int
+    status: Status
+    error: int
+    num_bytes: int
+    seconds: float
+
+
+class CopyEngine(Protocol):
+    """Submits and polls in microseconds; only `wait` and `close` block.
+
+    All methods are called from one thread. `submit` copies the id arrays (int32,
+    contiguous, equal length) before it returns.
+    """
+
+    def submit(
+        self,
+        direction: Direction,
+        blocks: BlockIds,
+        slots: BlockIds,
+        tag: int,
+        after_stream: int = 0,
+    ) -> None:
+        """Queue a transfer; raises TransferError if the engine is closed or poisoned.
+
+        `after_stream`: a CUDA stream handle the copy is ordered behind (store: compute
+        done; load: block zeroing done), 0 for none.
+        """
+        ...
+
+    def poll(self) -> list[Completion]:
+        """Return what settled since the last poll, oldest first; [] costs well under 1 us."""
+        ...
+
+    def cancel(self, tag: int) -> None:
+        """Ask to stop a transfer; it still completes, as CANCELLED unless it was faster."""
+        ...
+
+    def wait(self, tag: int, timeout_s: float) -> bool:
+        """Block until `tag` has settled (its completion still comes by `poll`); False on timeout."""
+        ...
+
+    def close(self, timeout_s: float) -> None:
+        """Drain or cancel what is in flight, stop the threads, unmap the pool. Idempotent."""
+        ...
