@@ -1,0 +1,255 @@
+"""ContinuumWorker: one rank's hands. It submits, polls and reports; it never decides or waits.
+
+The life of an order is QUEUED (the plan has come) -> SUBMITTED (the engine has it) ->
+settled (one `Outcome` in the next report). vLLM's hooks differ in order and number by version
+and runner, so every hook submits whatever is due by then, and each order leaves the queue once:
+
+| queued | submitted by |
+|---|---|
+| cancels, loads | start_loads, submit_stores, poll, the next begin |
+| stores | submit_stores, the next begin; not poll, see there |
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+
+from continuum_connector.config import ContinuumConfig
+from continuum_connector.errors import TransferError
+from continuum_connector.messages import (
+    LoadOrder,
+    Outcome,
+    StepPlan,
+    StoreOrder,
+    WorkerReport,
+)
+from continuum_connector.worker.engine import Completion, CopyEngine, Direction, Status
+from continuum_connector.worker.layout import Layout
+
+logger = logging.getLogger(__name__)
+
+EngineFactory = Callable[[Layout, int], CopyEngine]
+Polled = tuple[set[str], set[int], set[str]]
+
+_CLOSE_TIMEOUT_S = 10.0
+_REASONS = {Status.FAILED: "driver", Status.CANCELLED: "cancelled"}
+
+
+def num_slots_for(dram_bytes: int, num_ranks: int, slot_bytes: int) -> int:
+    """Return how many host slots one of a node's `num_ranks` ranks has; 0 if not one fits."""
+    return dram_bytes // num_ranks // slot_bytes
+
+
+@dataclass
+class _Waiting:
+    """A request with loads that have not settled, and the blocks of those that failed."""
+
+    num_loads: int = 0
+    bad_blocks: set[int] = field(default_factory=set)
+
+
+class ContinuumWorker:
+    """Carries out the scheduler's step plans on one rank. One thread calls everything."""
+
+    def __init__(
+        self,
+        make_engine: EngineFactory,
+        config: ContinuumConfig,
+        num_ranks: int = 1,
+        current_stream: Callable[[], int] = lambda: 0,
+    ) -> None:
+        """`num_ranks` share the node's `dram_bytes`; `current_stream` names the stream that
+        copies are ordered behind (0: none)."""
+        self._make_engine = make_engine
+        self._config = config
+        self._num_ranks = num_ranks
+        self._current_stream = current_stream
+        self._engine: CopyEngine | None = None
+        self._why_no_engine = "no_tier"
+        self._plan: StepPlan | None = None
+        self._cancels: tuple[int, ...] = ()
+        self._loads: tuple[LoadOrder, ...] = ()
+        self._stores: tuple[StoreOrder, ...] = ()
+        self._in_flight: dict[int, LoadOrder | StoreOrder] = {}
+        self._waiting: dict[str, _Waiting] = {}
+        self._finished: set[str] = set()
+        self._bad_blocks: set[int] = set()
+        self._failed: set[str] = set()
+        self._report = WorkerReport()
+
+    def register(self, layout: Layout) -> None:
+        """Build the host pool and the engine; on failure there is no tier, and a report says why.
+
+        Costs seconds for a large pool (page-locking); called once, before the first step.
+        """
+        if self._config.dram_bytes == 0:
+            return
+        num_slots = num_slots_for(self._config.dram_bytes, self._num_ranks, layout.slot_bytes)
+        if num_slots == 0:
+            self.disable(
+                f"dram_bytes = {self._config.dram_bytes} over {self._num_ranks} rank(s) holds no "
+                f"block ({layout.slot_bytes} bytes each per rank), so nothing is offloaded; "
+                f"set {layout.slot_bytes * self._num_ranks} or more, or 0"
+            )
+            return
+        try:
+            self._engine = self._make_engine(layout, num_slots)
+        except TransferError as error:
+            self.disable(str(error))
+
+    def disable(self, sentence: str) -> None:
+        """Run without a DRAM tier from here on: every order fails as "no_tier"; say why once."""
+        logger.warning("No DRAM tier on this rank: %s", sentence)
+        self._report.tier_down = sentence
+        self._close("no_tier")
+
+    def begin(self, plan: StepPlan) -> None:
+        """Take this step's plan, after submitting what is left of the one before."""
+        if plan is self._plan:
+            return  # bound twice in one step; its orders are queued or gone already
+        if self._cancels or self._loads or self._stores:
+            self.submit_stores()
+        self._plan = plan
+        self._cancels, self._loads, self._stores = plan.cancels, plan.loads, plan.stores
+
+    def start_loads(self) -> None:
+        """Submit the cancels and loads that are due, behind what the current stream has queued.
+
+        Before the forward pass that means behind block zeroing; after it, also behind compute.
+        """
+        if not (self._loads or self._cancels):
+            return
+        cancels, loads = self._cancels, self._loads
+        self._cancels = self._loads = ()
+        if self._engine is not None:
+            for transfer_id in cancels:
+                if transfer_id in self._in_flight:
+                    self._engine.cancel(transfer_id)
+        for load in loads:
+            self._waiting.setdefault(load.request_id, _Waiting()).num_loads += 1
+        for load in loads:
+            self._submit(Direction.LOAD, load)
+
+    def submit_stores(self) -> None:
+        """Submit the stores behind the compute queued on the current stream; return at once."""
+        self.start_loads()
+        if not self._stores:
+            return
+        stores, self._stores = self._stores, ()
+        for store in stores:
+            self._submit(Direction.STORE, store)
+
+    def poll(self) -> Polled:
+        """Return (requests whose loads settled, bad VRAM blocks, requests that failed) since last.
+
+        A request comes once, when its last load has settled; a failed one is in both sets of
+        requests, and the blocks that hold no loaded data come with it. Stores are not
+        submitted here: with speculative decoding this runs before the draft model's pass,
+        which still writes the blocks.
+        """
+        self.start_loads()
+        if self._in_flight:
+            self._drain()
+        polled = (self._finished, self._bad_blocks, self._failed)
+        if self._finished:
+            self._finished, self._bad_blocks, self._failed = set(), set(), set()
+            return polled
+        return set(), set(), set()
+
+    def take_report(self) -> WorkerReport | None:
+        """Hand over what settled since the last report, or None."""
+        if self._report.is_empty:
+            return None
+        report, self._report = self._report, WorkerReport()
+        return report
+
+    def handle_preemptions(self, blocks: StepPlan | Iterable[int]) -> bool:
+        """Stop the loads in flight into `blocks` (or a plan's) and wait until they have ended.
+
+        The only hook that may block, at most `load_timeout_s`; False if a copy still runs
+        then. Costs nothing without such loads.
+        """
+        loads = [order for order in self._in_flight.values() if isinstance(order, LoadOrder)]
+        if not loads or self._engine is None:
+            return True
+        wanted = _blocks_of(blocks) if isinstance(blocks, StepPlan) else set(blocks)
+        hit = [load for load in loads if not wanted.isdisjoint(load.blocks.tolist())]
+        for load in hit:
+            self._engine.cancel(load.transfer_id)
+        deadline = time.monotonic() + self._config.load_timeout_s
+        ended = True
+        for load in hit:
+            left_s = max(0.0, deadline - time.monotonic())
+            ended = self._engine.wait(load.transfer_id, left_s) and ended
+        return ended
+
+    def shutdown(self) -> None:
+        """Close the engine; what has not settled by its deadline fails as "closed". Idempotent."""
+        self._close("closed")
+        self.submit_stores()  # without an engine this settles what is queued
+
+    def _close(self, reason: str) -> None:
+        self._why_no_engine = reason
+        if self._engine is not None:
+            self._engine.close(_CLOSE_TIMEOUT_S)
+            self._drain()
+            self._engine = None
+        for order in self._in_flight.values():
+            self._settle(order, Outcome(num_failed=1, reasons=(reason,)))
+        self._in_flight.clear()
+
+    def _submit(self, direction: Direction, order: LoadOrder | StoreOrder) -> None:
+        """Give one order to the engine; what cannot be given settles here, and never raises."""
+        if self._engine is None:
+            self._settle(order, Outcome(num_failed=1, reasons=(self._why_no_engine,)))
+            return
+        if len(order.blocks) == 0:
+            self._settle(order, Outcome(num_done=1))
+            return
+        try:
+            self._engine.submit(
+                direction, order.blocks, order.slots, order.transfer_id, self._current_stream()
+            )
+        except TransferError as error:
+            logger.debug("transfer %d was refused: %s", order.transfer_id, error)
+            self._settle(order, Outcome(num_failed=1, reasons=("driver",)))
+        else:
+            self._in_flight[order.transfer_id] = order
+
+    def _drain(self) -> None:
+        """Settle what the engine has completed."""
+        assert self._engine is not None
+        for completion in self._engine.poll():
+            order = self._in_flight.pop(completion.tag, None)
+            if order is not None:
+                self._settle(order, _outcome(completion))
+
+    def _settle(self, order: LoadOrder | StoreOrder, outcome: Outcome) -> None:
+        """Note the end of one order for the report and, if it is a load, for its request."""
+        self._report.outcomes[order.transfer_id] = outcome
+        if isinstance(order, StoreOrder):
+            return
+        waiting = self._waiting[order.request_id]
+        waiting.num_loads -= 1
+        if outcome.num_failed:
+            waiting.bad_blocks.update(order.blocks.tolist())
+        if waiting.num_loads:
+            return  # vLLM dies of a request that is reported twice: its last load reports it
+        del self._waiting[order.request_id]
+        self._finished.add(order.request_id)
+        if waiting.bad_blocks:
+            self._failed.add(order.request_id)
+            self._bad_blocks |= waiting.bad_blocks
+
+
+def _outcome(completion: Completion) -> Outcome:
+    if completion.status is Status.DONE:
+        return Outcome(num_done=1, num_bytes=completion.num_bytes, seconds=completion.seconds)
+    return Outcome(num_failed=1, reasons=(_REASONS[completion.status],))
+
+
+def _blocks_of(plan: StepPlan) -> set[int]:
+    return {block for order in (*plan.loads, *plan.stores) for block in order.blocks.tolist()}
