@@ -1,0 +1,212 @@
+"""METRICS: every number we publish, with its type, help text, labels and buckets.
+
+Needs no vLLM. account.py adds the numbers up, metrics.py hands them to Prometheus.
+"""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from continuum_connector.programs.program import IdentitySource
+
+PREFIX = "continuum:"
+OTHER = "other"  # a label value that takes in every value the code did not foresee
+
+
+class Kind(enum.Enum):
+    """What Prometheus calls it."""
+
+    COUNTER = "counter"
+    GAUGE = "gauge"
+    HISTOGRAM = "histogram"
+
+
+@dataclass(frozen=True)
+class Metric:
+    """One published number. `label` takes the `values` of a closed set, never a request's."""
+
+    name: str
+    kind: Kind
+    help: str
+    label: str = ""
+    values: tuple[str, ...] = ()
+    buckets: tuple[float, ...] = ()
+
+    @property
+    def full_name(self) -> str:
+        """The name on /metrics, where Prometheus adds `_total` to a counter's."""
+        return PREFIX + self.name
+
+    @property
+    def labels(self) -> tuple[str | None, ...]:
+        """Every value the label can take; one None without a label."""
+        return self.values or (None,)
+
+
+DIRECTIONS = ("store", "load")
+PIN_CAUSES = (
+    "returned",
+    "expired",
+    "pressure",
+    "superseded",
+    "program_done",
+    "reset",
+    "shutdown",
+)
+FAILURES = ("driver", "cancelled", "closed", "no_tier", "corrupt", "timeout", OTHER)
+HOOKS = (
+    "on_new_request",
+    "get_num_new_matched_tokens",
+    "update_state_after_alloc",
+    "build_connector_meta",
+    "update_connector_output",
+    "request_finished",
+    "allocate_slots",
+    "start_load_kv",
+    "wait_for_save",
+    "get_finished",
+    "handle_preemptions",
+    OTHER,
+)
+PIN_BUCKETS = (0.05, 0.1, 0.25, 0.5, 1.0, 2.0, 5.0, 10.0, 20.0, 30.0, 60.0, 120.0, 300.0)
+COPY_BUCKETS = (5e-4, 1e-3, 2e-3, 5e-3, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 30.0)
+HOOK_BUCKETS = (1e-6, 2e-6, 5e-6, 1e-5, 2e-5, 5e-5, 1e-4, 2e-4, 5e-4, 1e-3, 0.01, 0.1)
+
+_C, _G, _H = Kind.COUNTER, Kind.GAUGE, Kind.HISTOGRAM
+
+METRICS: tuple[Metric, ...] = (
+    Metric("programs", _G, "Programs remembered; at max_programs the quiet ones are forgotten"),
+    Metric(
+        "turns",
+        _C,
+        "Turns begun, by how their program was identified; mostly `none` means no turn can be kept",
+        "source",
+        tuple(source.value for source in IdentitySource),
+    ),
+    Metric(
+        "decisions",
+        _C,
+        "Finished turns, by what was decided; all `free` means the connector changes nothing",
+        "decision",
+        ("pin", "offload", "free"),
+    ),
+    Metric("pins_live", _G, "Turns pinned in VRAM now; above 0 on an idle server is a leak"),
+    Metric("pinned_blocks", _G, "VRAM blocks kept by pins; near the budget, pins end by pressure"),
+    Metric(
+        "held_blocks",
+        _G,
+        "VRAM blocks held for pins and stores; above 0 with no pin and no store is a leak",
+    ),
+    Metric("pins_started", _C, "Turns pinned; minus pins_ended it is pins_live"),
+    Metric(
+        "pins_ended",
+        _C,
+        "Pins ended, by cause; much `expired`: the TTL is short, much `pressure`: VRAM is short",
+        "cause",
+        PIN_CAUSES,
+    ),
+    Metric(
+        "pin_seconds",
+        _H,
+        "How long pins were held; piled up at ttl_s means tool calls outlast the TTL",
+        buckets=PIN_BUCKETS,
+    ),
+    Metric("prompt_tokens", _C, "Prompt tokens looked up: what hit_tokens is a share of"),
+    Metric(
+        "hit_tokens",
+        _C,
+        "Prompt tokens found, by tier; a falling share of prompt_tokens means KV is lost in pauses",
+        "tier",
+        ("vram", "dram"),
+    ),
+    Metric(
+        "transfers_admitted",
+        _C,
+        "Transfers begun; equals stores or loads of every outcome plus transfers_in_flight",
+        "direction",
+        DIRECTIONS,
+    ),
+    Metric(
+        "transfers_in_flight",
+        _G,
+        "Transfers not settled; growing without end means copies are slower than turns, or stuck",
+        "direction",
+        DIRECTIONS,
+    ),
+    Metric(
+        "stores",
+        _C,
+        "Transfers VRAM to DRAM, by outcome; `abandoned`: overtaken by a reset or shutdown",
+        "outcome",
+        ("done", "failed", "abandoned"),
+    ),
+    Metric(
+        "loads",
+        _C,
+        "Transfers DRAM to VRAM, by outcome; all but `done` were recomputed instead",
+        "outcome",
+        ("done", "failed", "cancelled", "abandoned"),
+    ),
+    Metric(
+        "transfer_failures",
+        _C,
+        "Ranks' failed transfers, by reason; each is a miss, `corrupt` or `driver` needs a look",
+        "reason",
+        FAILURES,
+    ),
+    Metric("stored_blocks", _C, "Blocks copied to DRAM"),
+    Metric("loaded_blocks", _C, "Blocks copied back; far below stored_blocks means wasted stores"),
+    Metric("stored_bytes", _C, "Bytes copied to DRAM, over all ranks"),
+    Metric("loaded_bytes", _C, "Bytes copied back, over all ranks"),
+    Metric(
+        "store_seconds",
+        _H,
+        "Copy time of a store; far above stored_bytes over the bus speed means a busy bus",
+        buckets=COPY_BUCKETS,
+    ),
+    Metric(
+        "load_seconds",
+        _H,
+        "Copy time of a load, which its request waits for; near load_timeout_s it is recomputed",
+        buckets=COPY_BUCKETS,
+    ),
+    Metric("tier_up", _G, "1 while the DRAM tier works; 0: off by config, or a rank has none"),
+    Metric("dram_capacity_blocks", _G, "Blocks the DRAM tier can hold; 0 without a tier"),
+    Metric(
+        "dram_blocks",
+        _G,
+        "Blocks in DRAM, by state; `writing` stays up only while stores are in flight",
+        "state",
+        ("ready", "writing"),
+    ),
+    Metric("dram_used_bytes", _G, "Host bytes of the blocks in DRAM, over all ranks"),
+    Metric("dram_evicted_blocks", _C, "Blocks dropped from DRAM for room; fast: raise dram_bytes"),
+    Metric(
+        "hook_seconds",
+        _H,
+        "Time we spend inside vLLM's step, by hook; above 0.0001 it costs throughput",
+        "hook",
+        HOOKS,
+        HOOK_BUCKETS,
+    ),
+    Metric("trace_dropped", _C, "Trace records lost; above 0 the file at trace_path is incomplete"),
+)
+
+
+class WireKey(NamedTuple):
+    """One time series: a metric and one value of its label."""
+
+    metric: Metric
+    label: str | None
+
+    @property
+    def text(self) -> str:
+        """The key that crosses processes, `pins_ended{expired}` or `pins_live`."""
+        return self.metric.name if self.label is None else f"{self.metric.name}{{{self.label}}}"
+
+
+WIRE_KEYS: dict[str, WireKey] = {
+    key.text: key for key in (WireKey(m, label) for m in METRICS for label in m.labels)
+}

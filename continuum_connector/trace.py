@@ -1,0 +1,179 @@
+"""Trace: one JSON line per decision and per outcome, written by a thread of its own."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import stat
+import threading
+import time
+from collections.abc import Callable
+from multiprocessing.util import Finalize
+from queue import Empty, SimpleQueue
+from typing import Any
+
+import msgspec
+
+from continuum_connector.errors import ConfigError
+
+logger = logging.getLogger(__name__)
+
+MAX_QUEUED = 65_536  # records; a turn makes about six, so minutes of a busy server
+BATCH_S = 0.05  # how long the writer gathers records before it writes them at once
+CLOSE_TIMEOUT_S = 5.0
+
+# event: (when it is recorded, the original recorder's key in `scheduler_timestamps`)
+EVENTS: dict[str, tuple[str, str]] = {
+    "arrive": ("a turn enters the scheduler", "Request_arrival_time"),
+    "return": ("a turn of a program with a live pin enters the scheduler", ""),
+    "admit": ("a turn goes from waiting to running, with its hits", "waiting_to_running"),
+    "preempt": ("a running turn is put back", "Request_evicted_from_running_queue_time"),
+    "resume": ("a preempted turn runs again, with its hits", "evicted_to_running"),
+    "finish": ("a turn is done", "Request_departure_time"),
+    "decision": ("a finished turn is pinned, offloaded or freed, and why", ""),
+    "pin": ("a pin begins", "pinned_time"),
+    "pin_end": ("a pin ends, with its cause and age", "unpinned_time"),
+    "store": ("a transfer VRAM -> DRAM settled, with its outcome", ""),
+    "load": ("a transfer DRAM -> VRAM settled, with its outcome", ""),
+    "evict": ("blocks were dropped from DRAM for room", ""),
+    "program_end": ("a program is done or forgotten", ""),
+    "reset": ("prefix cache, sleep or weights were reset: every hold ended", ""),
+    "tier_down": ("a rank has no DRAM tier, and why", ""),
+    "start": ("the scheduler half is ready: version, policy, pool sizes", ""),
+    "stop": ("the scheduler half shuts down", ""),
+}
+
+
+class NullTrace:
+    """No trace: the same interface, no thread, no file."""
+
+    enabled = False
+    path = ""
+
+    def record(self, event: str, now: float, **fields: Any) -> None:
+        """Do nothing. Callers check `enabled` before they gather costly fields."""
+
+    def take_dropped(self) -> int:
+        """Return 0: what is not traced is not lost."""
+        return 0
+
+    def close(self) -> None:
+        """Do nothing."""
+
+
+class Trace:
+    """Appends records to `path`; never makes the caller wait, whatever the disk does.
+
+    `record`, `take_dropped` and `close` are for one thread, the scheduler's. A record is
+    `{"t": wall clock s, "now": monotonic s, "event": name, ...}`. Lines are on disk
+    0.05 s after `record`, and all of them after `close` or the interpreter's exit.
+    """
+
+    enabled = True
+
+    def __init__(
+        self, path: str, max_queued: int = MAX_QUEUED, wall: Callable[[], float] = time.time
+    ) -> None:
+        self.path = path
+        self._max_queued = max_queued
+        self._wall = wall
+        self._file = _open(path)
+        self._queue: SimpleQueue[dict[str, Any] | None] = SimpleQueue()  # None: wake up and close
+        self._num_refused = 0  # by the scheduler's thread: the queue was full
+        self._num_lost = 0  # by the writer's thread: it could not encode or write
+        self._num_taken = 0
+        self._broken = False
+        self._closing = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="continuum-trace", daemon=True)
+        self._thread.start()
+        # runs at exit of the main process and of multiprocessing children, unlike atexit
+        self._finalize = Finalize(None, self.close, exitpriority=10)
+
+    def record(self, event: str, now: float, **fields: Any) -> None:
+        """Queue one record in about a microsecond; the fields must not change afterwards."""
+        if self._closing.is_set() or self._queue.qsize() >= self._max_queued:
+            self._num_refused += 1
+            return
+        self._queue.put({"t": self._wall(), "now": now, "event": event, **fields})
+
+    def take_dropped(self) -> int:
+        """Return how many records were lost since the last call."""
+        num_dropped = self._num_refused + self._num_lost
+        taken, self._num_taken = self._num_taken, num_dropped
+        return num_dropped - taken
+
+    def close(self) -> None:
+        """Write what is queued and stop; waits at most 5 s. Idempotent."""
+        if self._closing.is_set():
+            return
+        self._closing.set()
+        self._queue.put(None)
+        self._thread.join(CLOSE_TIMEOUT_S)
+        self._finalize.cancel()
+
+    def _run(self) -> None:
+        """Write batches until closed; a batch keeps the two threads from trading the GIL."""
+        encoder = msgspec.json.Encoder(enc_hook=str)
+        while not self._closing.is_set():
+            first = self._queue.get()
+            self._closing.wait(BATCH_S)
+            self._write(encoder, first)
+        self._write(encoder, None)
+        with contextlib.suppress(OSError):
+            os.close(self._file)
+
+    def _write(self, encoder: msgspec.json.Encoder, first: dict[str, Any] | None) -> None:
+        """Write `first` and every record queued by now; an error loses records, never the thread."""
+        records = [first]
+        with contextlib.suppress(Empty):
+            records += [self._queue.get_nowait() for _ in range(self._queue.qsize())]
+        lines = [self._encode(encoder, record) for record in records if record is not None]
+        if self._broken:
+            self._num_lost += len(lines)
+        elif any(lines):
+            self._append(b"".join(lines), len(lines))
+
+    def _encode(self, encoder: msgspec.json.Encoder, record: dict[str, Any]) -> bytes:
+        try:
+            return encoder.encode(record) + b"\n"
+        except (TypeError, ValueError, RecursionError) as error:
+            self._num_lost += 1
+            logger.warning("trace record %r is not JSON and is lost: %s", record["event"], error)
+            return b""
+
+    def _append(self, batch: bytes, num_records: int) -> None:
+        view = memoryview(batch)
+        try:
+            while view:
+                view = view[os.write(self._file, view) :]
+        except OSError as error:
+            self._broken = True
+            self._num_lost += num_records
+            logger.warning(
+                "trace_path = %r: %s. The trace ends here and lost records are counted in "
+                "continuum:trace_dropped; serving goes on. Make room, then restart to trace again.",
+                self.path,
+                error.strerror,
+            )
+
+
+def open_trace(path: str) -> Trace | NullTrace:
+    """Return the trace that `trace_path` asks for; an unusable path raises ConfigError."""
+    return Trace(path) if path else NullTrace()
+
+
+def _open(path: str) -> int:
+    """Open for appending; a line that a crash cut short is ended first."""
+    try:
+        file = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        info = os.fstat(file)
+        is_begun = stat.S_ISREG(info.st_mode) and info.st_size > 0
+        if is_begun and os.pread(file, 1, info.st_size - 1) != b"\n":
+            os.write(file, b"\n")
+    except OSError as error:
+        raise ConfigError(
+            f"trace_path = {path!r} cannot be written ({error.strerror}), so decisions would go "
+            "unrecorded. Name a file in an existing, writable directory, or leave it empty."
+        ) from error
+    return file
