@@ -1,17 +1,48 @@
-"""vLLM's KV tensors -> the regions that hold a block's bytes, proven from the strides."""
+"""vLLM's KV tensors -> the regions that hold a block's bytes.
+
+Nothing is assumed of a layout's name: strides are read back from the tensors, and a cache
+whose blocks cannot be proven to be exactly these bytes is refused.
+
+    tensors -> pieces (address and length of block 0's runs, and how far the next block's are)
+            -> windows (pieces of one block that lie within one block stride, merged)
+            -> regions, if their bytes equal those of vLLM's own KVCacheConfig
+
+| layout | pieces per layer | regions |
+|---|---|---|
+| LBHNC, LBNHC; (num_blocks, 2, ...) | 1 | 1 per layer |
+| LHBNC | 1 per head | 1 per layer and head |
+| BLHNC, BLNHC; one tensor for all layers | 1 | 1 |
+| BHLNC | 1 per head | 1 |
+| (2, num_blocks, ...), vLLM <= 0.28 | K and V | 2 per layer |
+
+Groups of a hybrid model overlay the same bytes, and a block belongs to one group at a time, so
+the union of all groups' pieces serves each of them.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from continuum_connector.errors import TransferError
 from continuum_connector.worker.engine import Region
+
+if TYPE_CHECKING:
+    import torch
+
+# Above it the strides are not those of a cache layout, and descriptors would cost more than bytes.
+_MAX_RUNS_PER_LAYER = 4096
+_MAX_QUANT_MODE = 1  # vLLM's KVQuantMode: 0 none, 1 FP8 with scales beside the weights
 
 
 @dataclass(frozen=True)
 class Layout:
-    """Where the bytes of every VRAM block lie, for one rank."""
+    """Where the bytes of every VRAM block lie, for one rank.
+
+    `device` is "cuda" or "cpu". A host slot holds the regions' pieces back to back.
+    """
 
     regions: tuple[Region, ...]
     num_blocks: int
@@ -20,6 +51,262 @@ class Layout:
     device_index: int
 
 
+@dataclass(frozen=True, order=True)
+class _Piece:
+    """A run of block 0; block b has it `b * stride` further on. All in bytes."""
+
+    storage: int
+    stride: int
+    start: int
+    num_bytes: int
+
+
+@dataclass
+class _Window:
+    """Pieces of block 0 that lie within one stride, as disjoint (start, end) runs in order."""
+
+    storage: int
+    stride: int
+    runs: list[tuple[int, int]]
+
+    @property
+    def start(self) -> int:
+        return self.runs[0][0]
+
+    def end(self, num_blocks: int) -> int:
+        return self.runs[-1][1] + (num_blocks - 1) * self.stride
+
+
 def read_layout(kv_caches: Mapping[str, Any], kv_cache_config: Any) -> Layout:
-    """Derive the regions; raises TransferError with one sentence if they are not proven."""
-    raise NotImplementedError
+    """Return the regions of `kv_caches`, as vLLM gives them to `register_kv_caches`.
+
+    Raises TransferError, in one sentence, for anything that is not proven.
+    """
+    _check_specs(kv_cache_config)
+    device, device_index = _check_tensors(kv_caches)
+    num_blocks = int(kv_cache_config.num_blocks)
+    strides = _known_strides(kv_cache_config)
+    pieces: set[_Piece] = set()
+    ends: dict[int, int] = {}
+    for name, tensor in kv_caches.items():
+        storage = tensor.untyped_storage()
+        ends[storage.data_ptr()] = storage.data_ptr() + storage.nbytes()
+        pieces.update(_pieces(name, tensor, num_blocks, strides.get(name, 0)))
+    windows = _windows(pieces)
+    _check_windows(windows, num_blocks, ends)
+    want = _block_bytes(kv_caches, kv_cache_config)
+    runs = _proven_runs(windows, num_blocks, ends, want)
+    return Layout(_regions(runs), num_blocks, want, device, device_index)
+
+
+def split_layers(tensor: torch.Tensor) -> dict[str, torch.Tensor]:
+    """Name the layers of the one tensor of `register_cross_layers_kv_cache` (vLLM <= 0.28)."""
+    return {f"layer {i}": tensor[i] for i in range(tensor.shape[0])}
+
+
+# What vLLM says of the cache.
+
+
+def _layer_names(tensor: Any) -> list[str]:
+    """The layers of a KVCacheTensor: `layers` since vLLM 0.29, `shared_by` before."""
+    return list(tensor.layers if hasattr(tensor, "layers") else tensor.shared_by)
+
+
+def _known_strides(config: Any) -> dict[str, int]:
+    """The block stride that vLLM names for each layer; before 0.29 only of packed caches."""
+    known: dict[str, int] = {}
+    for tensor in config.kv_cache_tensors:
+        if stride := int(getattr(tensor, "block_stride", 0)):
+            known.update(dict.fromkeys(_layer_names(tensor), stride))
+    return known
+
+
+def _block_bytes(kv_caches: Mapping[str, Any], config: Any) -> int:
+    """The bytes of one block by vLLM's own account, each storage counted once."""
+    by_storage: dict[int, dict[int, int]] = {}
+    for index, tensor in enumerate(config.kv_cache_tensors):
+        names = _layer_names(tensor)
+        present = [name for name in names if name in kv_caches]
+        if not present:
+            raise TransferError(f"vLLM gave no KV tensor for layer {names[0]!r}")
+        storage = kv_caches[present[0]].untyped_storage().data_ptr()
+        # 0.29+: every tensor names the one allocation's size. Before: each its own, also where
+        # all lie in one allocation; packed ones say the block's bytes instead.
+        shared = hasattr(tensor, "layer_stride")
+        packed = 0 if shared else int(getattr(tensor, "block_stride", 0))
+        num_bytes = packed * config.num_blocks or int(tensor.size)
+        by_storage.setdefault(storage, {})[-1 if shared or packed else index] = num_bytes
+    total = sum(sum(sizes.values()) for sizes in by_storage.values())
+    if total == 0 or total % config.num_blocks:
+        raise TransferError(
+            f"the KV cache has {total} bytes, which {config.num_blocks} blocks do not divide"
+        )
+    return int(total // config.num_blocks)
+
+
+def _check_specs(config: Any) -> None:
+    """Refuse what a block copy does not restore: state layers, scales elsewhere, host pools."""
+    for group in config.kv_cache_groups:
+        inner = getattr(group.kv_cache_spec, "kv_cache_specs", None)
+        for spec in inner.values() if inner else (group.kv_cache_spec,):
+            kind = type(spec).__name__
+            if "AttentionSpec" not in {cls.__name__ for cls in type(spec).__mro__}:
+                raise TransferError(f"layers of kind {kind} hold a state, not blocks of tokens")
+            mode = getattr(spec, "kv_quant_mode", 0)
+            if int(mode) > _MAX_QUANT_MODE:
+                raise TransferError(
+                    f"KV quantisation {getattr(mode, 'name', mode)} keeps scales whose place "
+                    "is not known"
+                )
+        if getattr(group, "host_resident", False):
+            raise TransferError(f"the group of {group.layer_names[0]!r} already lies in DRAM")
+
+
+# What the tensors say.
+
+
+def _check_tensors(kv_caches: Mapping[str, Any]) -> tuple[str, int]:
+    """Return the device that all tensors lie on."""
+    devices = set()
+    for name, tensor in kv_caches.items():
+        if not hasattr(tensor, "untyped_storage"):
+            raise TransferError(
+                f"layer {name!r} has a {type(tensor).__name__} of tensors (a state, or side "
+                "tensors), which is not one span per block"
+            )
+        devices.add((tensor.device.type, tensor.device.index or 0))
+    if len(devices) != 1:
+        raise TransferError(f"the KV cache lies on {len(devices)} devices, not on one")
+    device, index = devices.pop()
+    if device not in ("cpu", "cuda"):
+        raise TransferError(f"the KV cache lies on {device!r}, which no driver copies from")
+    return device, index
+
+
+def _pieces(name: str, tensor: torch.Tensor, num_blocks: int, known: int) -> Iterator[_Piece]:
+    """Yield the contiguous runs of block 0 of one layer."""
+    item = tensor.element_size()
+    dim = _block_dim(name, tensor, num_blocks, known)
+    kernel_blocks = tensor.shape[dim] // num_blocks
+    stride = tensor.stride(dim) * item
+    inner = [
+        (size, step * item)
+        for d, (size, step) in enumerate(zip(tensor.shape, tensor.stride(), strict=True))
+        if d != dim and size > 1
+    ]
+    if kernel_blocks > 1:  # block b is kernel blocks b * k ... (b + 1) * k - 1
+        inner.append((kernel_blocks, stride))
+    storage = tensor.untyped_storage().data_ptr()
+    run, offsets = _runs(name, item, inner)
+    for offset in offsets:
+        yield _Piece(storage, stride * kernel_blocks, tensor.data_ptr() + offset, run)
+
+
+def _block_dim(name: str, tensor: torch.Tensor, num_blocks: int, known: int) -> int:
+    """Find the dimension of the blocks: the first, or the second behind a (K, V) pair.
+
+    vLLM never puts anything else before it; `known` (its stride, if vLLM names it) decides
+    where another dimension happens to have the same size.
+    """
+    shape, item = tuple(tensor.shape), tensor.element_size()
+    found = [d for d, size in enumerate(shape[:2]) if size and size % num_blocks == 0]
+    if known:
+        found = [d for d in found if tensor.stride(d) * item * (shape[d] // num_blocks) == known]
+    elif len(found) == 2 and shape[0] != 2:
+        found = [0]
+    if len(found) == 2 and known and shape[0] != 2:
+        found = [0]
+    if len(found) != 1:
+        said = f" with a block stride of {known} bytes" if known else ""
+        raise TransferError(
+            f"layer {name!r} of shape {shape} has {len(found)} dimensions that could be its "
+            f"{num_blocks} blocks{said}"
+        )
+    return found[0]
+
+
+def _runs(name: str, item: int, inner: list[tuple[int, int]]) -> tuple[int, list[int]]:
+    """Collapse (size, stride) dimensions to one run length and the offsets of the runs."""
+    run, rest = item, []
+    for size, stride in sorted(inner, key=lambda dim: dim[1]):
+        if stride < run:
+            raise TransferError(f"layer {name!r} has strides that overlap within a block")
+        if stride == run and not rest:
+            run *= size
+        else:
+            rest.append((size, stride))
+    if math.prod(size for size, _ in rest) > _MAX_RUNS_PER_LAYER:
+        raise TransferError(
+            f"layer {name!r} has more than {_MAX_RUNS_PER_LAYER} separate runs in a block"
+        )
+    offsets, extent = [0], run
+    for size, stride in rest:
+        if stride < extent:
+            raise TransferError(f"layer {name!r} has strides that overlap within a block")
+        offsets = [i * stride + offset for i in range(size) for offset in offsets]
+        extent += (size - 1) * stride
+    return run, offsets
+
+
+# From pieces to regions.
+
+
+def _windows(pieces: Iterable[_Piece]) -> list[_Window]:
+    """Merge pieces that lie within one stride of each other: they belong to the same block."""
+    windows: list[_Window] = []
+    for piece in sorted(pieces):
+        end = piece.start + piece.num_bytes
+        last = windows[-1] if windows else None
+        if (
+            last is None
+            or (last.storage, last.stride) != (piece.storage, piece.stride)
+            or end > last.start + last.stride
+        ):
+            windows.append(_Window(piece.storage, piece.stride, [(piece.start, end)]))
+        elif piece.start <= last.runs[-1][1]:  # adjacent, or another group's layer on these bytes
+            last.runs[-1] = (last.runs[-1][0], max(last.runs[-1][1], end))
+        else:
+            last.runs.append((piece.start, end))
+    return sorted(windows, key=lambda window: window.start)
+
+
+def _check_windows(windows: list[_Window], num_blocks: int, ends: Mapping[int, int]) -> None:
+    """Refuse blocks that share bytes: with the next block, or with another window's blocks."""
+    previous_end = 0
+    for window in windows:
+        if window.end(1) - window.start > window.stride:
+            raise TransferError("blocks of the KV cache overlap: a block is above its stride")
+        if window.start < previous_end:
+            raise TransferError("layers of the KV cache overlap with different block strides")
+        previous_end = window.end(num_blocks)
+        if previous_end > ends[window.storage]:
+            raise TransferError("the KV cache's blocks end behind its storage")
+
+
+def _proven_runs(
+    windows: list[_Window], num_blocks: int, ends: Mapping[int, int], want: int
+) -> list[tuple[_Window, int, int]]:
+    """Return the runs whose sum is `want` bytes: the tensors' own, or else whole windows.
+
+    A padded page is larger than its tensor. The gaps are copied along, if the strides add up to
+    vLLM's bytes per block: then every byte of a window is that block's.
+    """
+    runs = [(window, start, end) for window in windows for start, end in window.runs]
+    have = sum(end - start for _, start, end in runs)
+    if have == want:
+        return runs
+    room = all(w.start + num_blocks * w.stride <= ends[w.storage] for w in windows)
+    if have < want == sum(w.stride for w in windows) and room:
+        return [(w, w.start, w.start + w.stride) for w in windows]
+    raise TransferError(
+        f"the KV tensors hold {have} bytes per block where vLLM's KVCacheConfig has {want}, "
+        "so a stored block would be incomplete"
+    )
+
+
+def _regions(runs: list[tuple[_Window, int, int]]) -> tuple[Region, ...]:
+    regions, offset = [], 0
+    for window, start, end in runs:
+        regions.append(Region(start, window.stride, offset, end - start))
+        offset += end - start
+    return tuple(regions)

@@ -252,4 +252,5 @@ def _outcome(completion: Completion) -> Outcome:
 
 
 def _blocks_of(plan: StepPlan) -> set[int]:
-    return {block for order in (*plan.loads, *plan.stores) for block in order.blocks.tolist()}
+    orders: tuple[LoadOrder | StoreOrder, ...] = plan.loads + plan.stores
+    return {block for order in orders for block in order.blocks.tolist()}
