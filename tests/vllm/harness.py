@@ -1,0 +1,370 @@
+"""Engine: vLLM's real scheduler side around a fake model runner, in one thread.
+
+Real: the Scheduler or AsyncScheduler that the config chooses, KVCacheManager, BlockPool,
+Request with block hashes, KVConnectorFactory, KVOutputAggregator. Fake: the model and the
+copies (`FakeWorker`). No GPU, no model files, no processes. Built as `EngineCore.__init__`
+builds it, stepped as `EngineCore.step` and `step_with_batch_queue` step it.
+"""
+
+from __future__ import annotations
+
+import atexit
+import functools
+import random
+import shutil
+import tempfile
+from collections import Counter, deque
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from vllm.config import (
+    CacheConfig,
+    DeviceConfig,
+    KVTransferConfig,
+    ModelConfig,
+    SchedulerConfig,
+    VllmConfig,
+)
+from vllm.distributed.kv_transfer.kv_connector.utils import KVOutputAggregator
+from vllm.sampling_params import SamplingParams
+from vllm.utils.hashing import get_hash_fn_by_name
+from vllm.v1.core.kv_cache_utils import (
+    get_request_block_hasher,
+    init_none_hash,
+    resolve_kv_cache_block_sizes,
+)
+from vllm.v1.outputs import KVConnectorOutput, ModelRunnerOutput
+from vllm.v1.request import Request, RequestStatus
+from vllm.v1.structured_output import StructuredOutputManager
+
+from tests.vllm import versions
+from tests.vllm.fake_worker import FakeWorker, OracleError
+
+MAX_MODEL_LEN = 32_768
+
+__all__ = ["Engine", "FakeClock", "OracleError", "prompt"]
+
+
+class FakeClock:
+    """Time that moves when a test says so; `engine.step` adds `engine.step_s`."""
+
+    def __init__(self, now: float = 1000.0) -> None:
+        self.now = now
+
+    def __call__(self) -> float:
+        return self.now
+
+    def advance(self, seconds: float) -> None:
+        self.now += seconds
+
+
+def prompt(length: int, seed: int = 0) -> list[int]:
+    """Return `length` token ids; a longer prompt of the same seed starts with a shorter one."""
+    source = random.Random(seed)
+    return [source.randrange(100, 30_000) for _ in range(length)]
+
+
+class Engine:
+    """See the module. `scheduler`, `pool`, `workers`, `clock` are there to be used by tests."""
+
+    def __init__(
+        self,
+        num_blocks: int = 100,
+        *,
+        block_size: int = 16,
+        async_scheduling: bool = False,
+        max_num_seqs: int = 8,
+        max_num_batched_tokens: int = 512,
+        groups: str = "full",
+        window: int = 64,
+        num_sliding_groups: int = 2,
+        policy: str = "fcfs",
+        connector: str | None = "ContinuumConnector",
+        connector_module: str | None = None,
+        extra_config: dict[str, Any] | None = None,
+        load_failure_policy: str = "recompute",
+        enable_prefix_caching: bool = True,
+        world_size: int = 1,
+        hold_transfers: bool = False,
+        wrap_report: Callable[[Any], Any] | None = None,
+        clock: FakeClock | None = None,
+        step_s: float = 0.01,
+        **scheduler_config: Any,
+    ) -> None:
+        self.clock = clock or FakeClock()
+        self.step_s = step_s
+        self.windows: tuple[int | None, ...] = (None,)
+        if groups == "hybrid":
+            self.windows += (window,) * num_sliding_groups
+        if connector == "ContinuumConnector" and not connector_module:
+            _register_plugin()
+        self.vllm_config = VllmConfig(
+            model_config=_model_config(),
+            cache_config=CacheConfig(
+                block_size=block_size, enable_prefix_caching=enable_prefix_caching
+            ),
+            scheduler_config=SchedulerConfig(
+                max_num_seqs=max_num_seqs,
+                max_num_batched_tokens=max_num_batched_tokens,
+                max_model_len=MAX_MODEL_LEN,
+                is_encoder_decoder=False,
+                policy=policy,
+                **scheduler_config,
+            ),
+            device_config=DeviceConfig("cpu"),
+            kv_transfer_config=_transfer(
+                connector, connector_module, extra_config, load_failure_policy
+            ),
+        )
+        # The CPU platform turns async scheduling off, for the sake of its own model runner.
+        self.vllm_config.scheduler_config.async_scheduling = async_scheduling
+        self._build_scheduler(num_blocks, block_size)
+        self.workers = [
+            FakeWorker(block_size, self.windows, wrap_report, hold_transfers)
+            for _ in range(world_size)
+        ]
+        self._start_records()
+
+    def _build_scheduler(self, num_blocks: int, block_size: int) -> None:
+        """Do what EngineCore.__init__ does once the KV cache size is known."""
+        config = self.vllm_config
+        config.cache_config.num_gpu_blocks = num_blocks
+        kv_cache_config = versions.kv_cache_config(num_blocks, block_size, self.windows)
+        block_size, hash_block_size = resolve_kv_cache_block_sizes(kv_cache_config, config)
+        self.scheduler: Any = config.scheduler_config.get_scheduler_cls()(
+            vllm_config=config,
+            kv_cache_config=kv_cache_config,
+            structured_output_manager=StructuredOutputManager(config),
+            include_finished_set=False,
+            log_stats=True,
+            block_size=block_size,
+            hash_block_size=hash_block_size,
+        )
+        self.connector = self.scheduler.connector
+        if hasattr(self.connector, "set_clock"):
+            self.connector.set_clock(self.clock)
+        self.pool = self.scheduler.kv_cache_manager.block_pool
+        self._hasher = None
+        if config.cache_config.enable_prefix_caching or self.connector is not None:
+            hash_fn = get_hash_fn_by_name(config.cache_config.prefix_caching_hash_algo)
+            init_none_hash(hash_fn)
+            self._hasher = get_request_block_hasher(hash_block_size, hash_fn)
+
+    def _start_records(self) -> None:
+        self.requests: dict[str, Request] = {}
+        self.outputs: dict[str, list[int]] = {}
+        self.finish_reasons: dict[str, str] = {}
+        self.kv_transfer_params: dict[str, Any] = {}  # as answered to the client
+        self.cached: dict[str, tuple[int, int]] = {}  # prompt tokens hit: in VRAM, loaded
+        self.admissions: list[str] = []  # first scheduled, in order; again when resumed
+        self.num_steps = 0
+        self.num_prefill_tokens = 0  # prompt tokens computed, recomputed ones included
+        self.stats: list[Any] = []  # SchedulerStats per step
+        self._aggregator = KVOutputAggregator(len(self.workers))
+        self._queue: deque[tuple[Any, ModelRunnerOutput]] = deque()
+        self._queue_size = self.vllm_config.max_concurrent_batches
+
+    # -- requests --------------------------------------------------------------------------
+
+    @property
+    def worker(self) -> FakeWorker:
+        return self.workers[0]
+
+    def add(
+        self,
+        request_id: str,
+        tokens: list[int] | int,
+        max_tokens: int = 16,
+        *,
+        seed: int = 0,
+        program: str | None = None,
+        final: bool | None = None,
+        stop: list[str] | None = None,
+        extra_args: dict[str, Any] | None = None,
+        kv_transfer_params: dict[str, Any] | None = None,
+        **request_fields: Any,
+    ) -> Request:
+        """Queue a request; `tokens` is the prompt or its length (with `seed`).
+
+        `program` and `final` become the job_id and is_last_step of `vllm_xargs`;
+        `request_fields` are Request's own: priority, cache_salt, arrival_time, session_id.
+        """
+        args = dict(extra_args or {})
+        args |= {} if program is None else {"job_id": program}
+        args |= {} if final is None else {"is_last_step": int(final)}
+        args |= {} if kv_transfer_params is None else {"kv_transfer_params": kv_transfer_params}
+        params = SamplingParams(
+            max_tokens=max_tokens, stop=stop, ignore_eos=True, extra_args=args or None
+        )
+        request_fields.setdefault("arrival_time", self.clock())
+        request = Request(
+            request_id,
+            prompt(tokens, seed) if isinstance(tokens, int) else list(tokens),
+            params,
+            None,
+            block_hasher=self._hasher,
+            **request_fields,
+        )
+        self.requests[request_id] = request
+        self.outputs[request_id] = []
+        self.scheduler.add_request(request)
+        return request
+
+    def abort(self, request_id: str) -> None:
+        """End a request as a client's disconnect does, and as a stop string does."""
+        self.scheduler.finish_requests(request_id, RequestStatus.FINISHED_ABORTED)
+
+    def next_prompt(self, request_id: str, num_new: int, seed: int = 1) -> list[int]:
+        """Return the prompt of the next turn: everything so far plus `num_new` tokens."""
+        return list(self.requests[request_id].all_token_ids) + prompt(num_new, seed)
+
+    # -- steps -----------------------------------------------------------------------------
+
+    def step(self) -> bool:
+        """Run one iteration of EngineCore's loop; False when there was nothing to do."""
+        has_work = self.scheduler.has_requests()
+        if not has_work and not self._queue:
+            return False
+        self.clock.advance(self.step_s)
+        self.num_steps += 1
+        if has_work:
+            executed = self._schedule()
+            has_room = len(self._queue) < self._queue_size
+            if has_room and (executed or self.scheduler.has_requests()):
+                return True  # a batch is in flight and there is room for one more
+        self._update()
+        self.check()
+        return True
+
+    def run_until_idle(self, max_steps: int = 2000, until: Callable[[], bool] | None = None) -> int:
+        """Step until nothing is left to do, or `until()`; return the steps taken."""
+        for taken in range(max_steps):
+            if (until is not None and until()) or not self.step():
+                return taken
+        raise AssertionError(f"not idle after {max_steps} steps: {self.describe()}")
+
+    def _schedule(self) -> bool:
+        """Put one batch in flight; True if it computes tokens."""
+        step = self.scheduler.schedule()
+        resumed = step.scheduled_cached_reqs.resumed_req_ids
+        self.admissions += [new.req_id for new in step.scheduled_new_reqs]
+        self.admissions += [each for each in step.scheduled_cached_reqs.req_ids if each in resumed]
+        outputs = []
+        for worker in self.workers:
+            sampled = worker.execute(step)
+            outputs.append(_runner_output(sampled, worker.take_connector_output()))
+        output = self._aggregator.aggregate(outputs) if self.connector else outputs[0]
+        self.num_prefill_tokens += sum(n for n in step.num_scheduled_tokens.values() if n > 1)
+        self._queue.appendleft((step, output))
+        return bool(step.total_num_scheduled_tokens)
+
+    def _update(self) -> None:
+        for batch in self.scheduler.update_from_output(*self._queue.pop()).values():
+            if batch.scheduler_stats is not None:
+                self.stats.append(batch.scheduler_stats)
+            for output in batch.outputs:
+                self._record(output)
+
+    def _record(self, output: Any) -> None:
+        request_id = output.request_id
+        self.outputs[request_id] += output.new_token_ids
+        cached = versions.cached_tokens(output)
+        if cached is not None:
+            self.cached[request_id] = cached
+        if output.finish_reason is not None:
+            self.finish_reasons[request_id] = str(output.finish_reason)
+        if output.kv_transfer_params is not None:
+            self.kv_transfer_params[request_id] = output.kv_transfer_params
+
+    # -- copies in flight, on every rank ---------------------------------------------------
+
+    def settle(self, transfer_id: int | None = None) -> None:
+        for worker in self.workers:
+            worker.settle(transfer_id)
+
+    def fail(self, transfer_id: int | None = None, reason: str = "driver") -> None:
+        for worker in self.workers:
+            worker.fail(transfer_id, reason)
+
+    # -- what is held ----------------------------------------------------------------------
+
+    def reset_prefix_cache(self) -> bool:
+        return bool(self.scheduler.reset_prefix_cache())
+
+    def free_blocks(self) -> int:
+        return int(self.pool.get_num_free_blocks())
+
+    def usage(self) -> float:
+        """Return what vllm:kv_cache_usage_perc shows."""
+        return float(self.scheduler.kv_cache_manager.usage)
+
+    @property
+    def num_preemptions(self) -> int:
+        return sum(request.num_preemptions for request in self.requests.values())
+
+    def foreign_refs(self) -> dict[int, int]:
+        """Return block id -> references that no request accounts for: the connector's holds."""
+        manager = self.scheduler.kv_cache_manager
+        owned: Counter[int] = Counter()
+        for single in manager.coordinator.single_type_managers:
+            for blocks in single.req_to_blocks.values():
+                owned.update(block.block_id for block in blocks if not block.is_null)
+        for _, blocks in getattr(self.scheduler, "deferred_frees", ()):
+            owned.update(block.block_id for block in blocks if not block.is_null)
+        refs = {
+            b.block_id: b.ref_cnt - owned[b.block_id] for b in self.pool.blocks if not b.is_null
+        }
+        assert min(refs.values()) >= 0, f"a request's block was freed: {refs}"
+        return {block: count for block, count in refs.items() if count}
+
+    def check(self) -> None:
+        """Assert that every block is either held or free, whoever holds it."""
+        held = sum(1 for block in self.pool.blocks if block.ref_cnt > 0 and not block.is_null)
+        total = len(self.pool.blocks) - 1  # the null block is neither
+        assert held + self.free_blocks() == total, f"{held} held, {self.free_blocks()} free"
+        self.foreign_refs()
+
+    def describe(self) -> str:
+        """Say in one line what is unfinished: for the message of a failed test."""
+        states = {i: r.status.name for i, r in self.scheduler.requests.items()}
+        pending = [sorted(worker.pending) for worker in self.workers]
+        return f"{states}, {self.free_blocks()} blocks free, transfers in flight: {pending}"
+
+
+def _runner_output(sampled: dict[str, list[int]], connector: dict[str, Any]) -> ModelRunnerOutput:
+    return ModelRunnerOutput(
+        req_ids=list(sampled),
+        req_id_to_index={request_id: i for i, request_id in enumerate(sampled)},
+        sampled_token_ids=list(sampled.values()),
+        kv_connector_output=KVConnectorOutput(**connector) if connector else None,
+    )
+
+
+def _transfer(
+    connector: str | None, module: str | None, extra: dict[str, Any] | None, on_failure: str
+) -> KVTransferConfig | None:
+    if connector is None:
+        return None
+    return KVTransferConfig(
+        kv_connector=connector,
+        kv_connector_module_path=module,
+        kv_role="kv_both",
+        kv_connector_extra_config=extra or {},
+        kv_load_failure_policy=on_failure,
+    )
+
+
+def _register_plugin() -> None:
+    """Do what vLLM does with our entry point; needs no installed package."""
+    from continuum_connector.plugin import register
+
+    register()
+
+
+@functools.cache
+def _model_config() -> ModelConfig:
+    folder = Path(tempfile.mkdtemp(prefix="continuum-harness-"))
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    versions.write_model_config(folder, MAX_MODEL_LEN)
+    return ModelConfig(model=str(folder), skip_tokenizer_init=True, max_model_len=MAX_MODEL_LEN)

@@ -1,0 +1,74 @@
+"""What differs between the vLLM versions the harness builds: the only place that asks."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from pathlib import Path
+from typing import Any
+
+import torch
+from vllm.v1.kv_cache_interface import (
+    FullAttentionSpec,
+    KVCacheConfig,
+    KVCacheGroupSpec,
+    KVCacheTensor,
+    SlidingWindowSpec,
+)
+from vllm.v1.outputs import KVConnectorOutput
+
+_HEADS = {"num_kv_heads": 2, "head_size": 32, "dtype": torch.bfloat16}
+_FIELDS = {field.name for field in dataclasses.fields(KVCacheTensor)}
+CAN_FAIL_REQUESTS = "failed_recving" in {f.name for f in dataclasses.fields(KVConnectorOutput)}
+
+
+def write_model_config(folder: Path, max_model_len: int) -> None:
+    """Write the config.json of a two-layer Llama; ModelConfig needs no other file."""
+    config = {
+        "architectures": ["LlamaForCausalLM"],
+        "model_type": "llama",
+        "hidden_size": 64,
+        "intermediate_size": 128,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 2,
+        "num_key_value_heads": 2,
+        "vocab_size": 32_000,
+        "max_position_embeddings": max_model_len,
+        "rms_norm_eps": 1e-5,
+        "torch_dtype": "bfloat16",
+    }
+    (folder / "config.json").write_text(json.dumps(config))
+
+
+def kv_cache_config(
+    num_blocks: int, block_size: int, windows: tuple[int | None, ...]
+) -> KVCacheConfig:
+    """Lay out one layer per KV group, all groups on the same bytes, as vLLM does."""
+    groups = []
+    for i, window in enumerate(windows):
+        spec: Any = (
+            FullAttentionSpec(block_size=block_size, **_HEADS)
+            if window is None
+            else SlidingWindowSpec(block_size=block_size, sliding_window=window, **_HEADS)
+        )
+        groups.append(KVCacheGroupSpec([f"model.layers.{i}.self_attn.attn"], spec))
+    page = groups[0].kv_cache_spec.page_size_bytes
+    names = [group.layer_names[0] for group in groups]
+    tensors = _tensors(num_blocks, page, names)
+    return KVCacheConfig(num_blocks, kv_cache_tensors=tensors, kv_cache_groups=groups)
+
+
+def _tensors(num_blocks: int, page: int, names: list[str]) -> list[KVCacheTensor]:
+    size = num_blocks * page
+    if "shared_by" in _FIELDS:  # 0.26-0.28: a tensor per set of aliasing layers
+        return [KVCacheTensor(size=size, shared_by=names)]
+    return [  # 0.29+: groups overlay each other at the same offset
+        KVCacheTensor(size=size, layers=[name], layer_stride=size, block_stride=page)
+        for name in names
+    ]
+
+
+def cached_tokens(output: Any) -> tuple[int, int] | None:
+    """Return prompt tokens hit in VRAM and by the connector, from the output that says so."""
+    stats = output.prefill_stats
+    return stats and (stats.num_local_cached_tokens, stats.num_external_cached_tokens)
