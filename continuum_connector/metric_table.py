@@ -22,6 +22,11 @@ class Kind(enum.Enum):
     GAUGE = "gauge"
     HISTOGRAM = "histogram"
 
+    @property
+    def part(self) -> str:
+        """Where a payload keeps these: "counters", "gauges", "histograms"."""
+        return self.value + "s"
+
 
 @dataclass(frozen=True)
 class Metric:

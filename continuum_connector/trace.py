@@ -10,7 +10,7 @@ import threading
 import time
 from collections.abc import Callable
 from multiprocessing.util import Finalize
-from queue import Empty, SimpleQueue
+from queue import SimpleQueue
 from typing import Any
 
 import msgspec
@@ -124,14 +124,13 @@ class Trace:
             os.close(self._file)
 
     def _write(self, encoder: msgspec.json.Encoder, first: dict[str, Any] | None) -> None:
-        """Write `first` and every record queued by now; an error loses records, never the thread."""
-        records = [first]
-        with contextlib.suppress(Empty):
-            records += [self._queue.get_nowait() for _ in range(self._queue.qsize())]
+        """Write `first` and all queued records; an error loses records, never the thread."""
+        records = [first, *(self._queue.get_nowait() for _ in range(self._queue.qsize()))]
         lines = [self._encode(encoder, record) for record in records if record is not None]
+        lines = [line for line in lines if line]
         if self._broken:
             self._num_lost += len(lines)
-        elif any(lines):
+        elif lines:
             self._append(b"".join(lines), len(lines))
 
     def _encode(self, encoder: msgspec.json.Encoder, record: dict[str, Any]) -> bytes:
