@@ -23,13 +23,15 @@ class Hints:
 
     `final`: this is the program's last turn. `ttl_s`: how long the client expects the tool
     call to take, in seconds. `tools`: names of the tools it will run next. `parent`: the
-    program that started this one.
+    program that started this one. `compaction`: this turn condenses the program's history, so
+    what comes next extends an old prefix and not this turn.
     """
 
     final: bool | None = None
     ttl_s: float | None = None
     tools: tuple[str, ...] = ()
     parent: str | None = None
+    compaction: bool = False
 
 
 @dataclass(frozen=True)

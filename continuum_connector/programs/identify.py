@@ -1,0 +1,230 @@
+"""Read what a request says of itself: which program it belongs to, and hints about its turn.
+
+The sole reader of client fields, and a total function: whatever a client sends, a field is
+either understood or ignored. docs/identity.md tells clients what to send.
+
+A key is the client's id behind the namespace it was found in ("job:", "session:", ...), so
+equal ids from different places stay different programs. Ids a client puts into
+`kv_transfer_params.continuum` are keys as they stand; a client may name any program there.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from itertools import islice
+from typing import Any
+
+from continuum_connector.programs.program import Hints, Identity, IdentitySource
+
+MAX_KEY_CHARS = 200
+MAX_ID_CHARS = 65_536  # longer is no id: hashing it would cost more than forgetting it
+MAX_TTL_S = 86_400.0
+MAX_TOOLS = 16
+MAX_TOOL_CHARS = 64
+
+_DIGEST_BYTES = 16
+_NOBODY = frozenset({"none", "null", "nil", "undefined", "nan"})  # str(None) and its cousins
+_YES = frozenset({"1", "true", "yes", "on"})
+_NO = frozenset({"0", "false", "no", "off"})
+
+_NAMESPACES = {
+    IdentitySource.CONTINUUM: "",
+    IdentitySource.CLIENT: "job:",
+    IdentitySource.SESSION: "session:",
+    IdentitySource.VENDOR: "",  # the middleware wrote "codex:<id>" and the like
+}
+_RANKS = {source: rank for rank, source in enumerate(IdentitySource)}
+
+
+@dataclass(frozen=True)
+class _Claim:
+    """What one place in the request says. Ids are still without namespace."""
+
+    source: IdentitySource
+    namespace: str
+    program: str | None = None
+    parent: str | None = None
+    final: bool | None = None
+    ttl_s: float | None = None
+    tools: tuple[str, ...] = ()
+    compaction: bool | None = None
+
+
+def identify(
+    kv_transfer_params: Mapping[str, Any] | None,
+    extra_args: Mapping[str, Any] | None,
+    session_id: str | None,
+) -> Identity | None:
+    """Return the program the request names, or None if it names none.
+
+    The program comes from the strongest place that names one (architecture.md, client
+    identity); each hint from the strongest place that gives it. Never raises.
+    """
+    claims = _claims(kv_transfer_params, extra_args, session_id)
+    named = next((claim for claim in claims if claim.program is not None), None)
+    if named is None or named.program is None:
+        return None
+    key = bounded_key(named.namespace + named.program)
+    return Identity(key, named.source, _merge(claims, named, key))
+
+
+def read_hints(
+    kv_transfer_params: Mapping[str, Any] | None, extra_args: Mapping[str, Any] | None
+) -> Hints:
+    """Return the hints of a request that names no program, as `is_last_step` alone."""
+    return _merge(_claims(kv_transfer_params, extra_args, None), None, "")
+
+
+def bounded_key(text: str) -> str:
+    """Return a printable key of at most MAX_KEY_CHARS: long ones end in a digest of the whole."""
+    if not text.isprintable():
+        text = text.encode("unicode_escape").decode("ascii")  # covers lone surrogates, newlines
+    if len(text) <= MAX_KEY_CHARS:
+        return text
+    digest = hashlib.blake2b(text.encode(), digest_size=_DIGEST_BYTES).hexdigest()
+    return f"{text[: MAX_KEY_CHARS - len(digest) - 1]}~{digest}"
+
+
+def as_id(value: object) -> str | None:
+    """Read an id: text that says something, or a whole number from 0. Else None."""
+    if isinstance(value, int) and not isinstance(value, bool):
+        return str(value) if 0 <= value < 2**64 else None
+    if not isinstance(value, str) or len(value) > MAX_ID_CHARS:
+        return None
+    text = value.strip()
+    return text if text and text.lower() not in _NOBODY else None
+
+
+def as_flag(value: object) -> bool | None:
+    """Read yes or no from a JSON boolean, 1 or 0, or their usual spellings. Else None."""
+    if isinstance(value, str):
+        word = value[:8].strip().lower()
+        return True if word in _YES else False if word in _NO else None
+    if isinstance(value, (bool, int, float)) and value in (0, 1):
+        return bool(value)
+    return None
+
+
+def _claims(
+    kv_transfer_params: Mapping[str, Any] | None,
+    extra_args: Mapping[str, Any] | None,
+    session_id: str | None,
+) -> list[_Claim]:
+    """Every place that may speak, strongest first; equal ranks keep the order given here."""
+    params = kv_transfer_params if isinstance(kv_transfer_params, Mapping) else {}
+    xargs = extra_args if isinstance(extra_args, Mapping) else {}
+    claims = [_continuum(_mapping(params, "continuum")), _agent_hint(params), _client(xargs)]
+    claims += [_session(xargs.get("session_id")), _session(session_id)]
+    return sorted(claims, key=lambda claim: _RANKS[claim.source])
+
+
+def _continuum(fields: Mapping[str, Any]) -> _Claim:
+    """`kv_transfer_params.continuum`, written by the client or (with `source`) the middleware."""
+    source = IdentitySource.CONTINUUM
+    mark = fields.get("source")
+    for candidate in (IdentitySource.CLIENT, IdentitySource.SESSION, IdentitySource.VENDOR):
+        if mark == candidate.value:
+            source = candidate
+    return _Claim(
+        source,
+        _NAMESPACES[source],
+        program=as_id(fields.get("program")),
+        parent=as_id(fields.get("parent")),
+        final=as_flag(fields.get("final")),
+        ttl_s=_as_ttl(fields.get("ttl_s")),
+        tools=_as_tools(fields.get("tools")),
+        compaction=as_flag(fields.get("compaction")),
+    )
+
+
+def _agent_hint(params: Mapping[str, Any]) -> _Claim:
+    """`kv_transfer_params.agent_hint` (verl uni-agent; the session form of vLLM RFC 52113).
+
+    `lease_until` is a wall-clock time and `tools_available` what may run, not what will:
+    neither says when this program returns, so both are left alone.
+    """
+    fields = _mapping(params, "agent_hint")
+    program, parent, final = read_agent_hint(fields)
+    return _Claim(
+        IdentitySource.CONTINUUM,
+        "hint:",
+        program=program,
+        parent=parent,
+        final=final,
+        ttl_s=_as_ttl(fields.get("ttl_s")),
+        tools=_as_tools(fields.get("tools")),
+    )
+
+
+def read_agent_hint(fields: Mapping[str, Any]) -> tuple[str | None, str | None, bool | None]:
+    """Return program, parent and final of an agent hint, from the body or X-Agent-Hint."""
+    program = as_id(fields.get("trajectory_id")) or as_id(fields.get("session_id"))
+    parent = as_id(fields.get("parent_trajectory_id")) or as_id(fields.get("parent_session_id"))
+    resumes = as_flag(fields.get("expected_resume"))
+    final = as_flag(fields.get("final"))
+    return program, parent, (None if resumes is None else not resumes) if final is None else final
+
+
+def _client(xargs: Mapping[str, Any]) -> _Claim:
+    """`vllm_xargs` as clients of the original Continuum (and ThunderAgent) send them."""
+    return _Claim(
+        IdentitySource.CLIENT,
+        _NAMESPACES[IdentitySource.CLIENT],
+        program=as_id(xargs.get("job_id")) or as_id(xargs.get("program_id")),
+        final=as_flag(xargs.get("is_last_step")),
+        tools=_as_tools(xargs.get("this_func_call")),
+    )
+
+
+def _session(value: object) -> _Claim:
+    source = IdentitySource.SESSION
+    return _Claim(source, _NAMESPACES[source], program=as_id(value))
+
+
+def _merge(claims: list[_Claim], named: _Claim | None, key: str) -> Hints:
+    """Take each hint from the strongest claim that gives it.
+
+    A parent is read only beside the program it was given with, or where no program was
+    given: an id means nothing in another namespace.
+    """
+    parent = None
+    if named is not None:
+        parents = (c.parent for c in (named, *claims) if c is named or c.program is None)
+        found = next((parent for parent in parents if parent is not None), None)
+        parent = bounded_key(named.namespace + found) if found is not None else None
+    return Hints(
+        final=next((c.final for c in claims if c.final is not None), None),
+        ttl_s=next((c.ttl_s for c in claims if c.ttl_s is not None), None),
+        tools=next((c.tools for c in claims if c.tools), ()),
+        parent=None if parent == key else parent,
+        compaction=any(c.compaction for c in claims),
+    )
+
+
+def _mapping(fields: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+    value = fields.get(name)
+    return value if isinstance(value, Mapping) else {}
+
+
+def _as_ttl(value: object) -> float | None:
+    """Read seconds; longer than a day is a day, and what is no duration is nothing said."""
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        return None
+    return float(min(value, MAX_TTL_S)) if 0 <= value < math.inf else None  # NaN compares false
+
+
+def _as_tools(value: object) -> tuple[str, ...]:
+    items = [value] if isinstance(value, str) else value
+    if not isinstance(items, (list, tuple)):
+        return ()
+    return tuple(islice(_tool_names(items), MAX_TOOLS))
+
+
+def _tool_names(items: list[Any] | tuple[Any, ...]) -> Iterator[str]:
+    for item in islice(items, 4 * MAX_TOOLS):  # junk entries may not cost more than this
+        name = as_id(item) if isinstance(item, str) else None
+        if name is not None:
+            yield bounded_key(name[:MAX_TOOL_CHARS])[:MAX_TOOL_CHARS]

@@ -1,0 +1,159 @@
+"""Recognise a program that sends no id: its next prompt extends its last turn's block hashes.
+
+What identifies, and what must not:
+
+    turn of A, finished   [ system | task .. ][ output ........ ]
+    block                   0 ...        p-1    p  ...       n-1
+    strong: blocks n-1, n-2, n-3, from p on: they cover text that only A has generated. Three,
+            because output that is tokenised again as a prompt often ends a block or two early.
+    weak:   block p-1: covers the prompt only. Needed where the chat template drops reasoning
+            from the history, so that the next prompt leaves A's chain right at p. But it may
+            be a system prompt that others share: it identifies only while a single program
+            ever ended a prompt there and a single text ever followed it. When a second one
+            comes, it identifies nobody from then on.
+
+A block hash covers everything before it (and salt, LoRA, images), so equal hashes mean equal
+prefixes. A wrong answer costs order and a pin, never content.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, insort
+from collections import OrderedDict
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+NUM_STRONG = 3
+
+
+@dataclass(slots=True)
+class _End:
+    """One block at which a program's turn (or its prompt) ended.
+
+    `live`: it may identify `program`. An end that is no longer live still remembers that the
+    program was there. `next_hash` is the block that followed a weak end, b"" before any did.
+    """
+
+    program: str
+    parent: str | None
+    position: int
+    weak: bool
+    live: bool = True
+    shared: bool = False
+    next_hash: bytes = b""
+
+
+class LineageIndex:
+    """Ends of finished turns, at most `max_ends`; the least recently used goes first."""
+
+    def __init__(self, max_ends: int) -> None:
+        self._max_ends = max_ends
+        self._ends: OrderedDict[bytes, _End] = OrderedDict()
+        self._by_program: dict[str, dict[bytes, None]] = {}  # live ends, in order
+        self._counts: dict[int, int] = {}  # position -> ends there
+        self._positions: list[int] = []  # the keys of _counts, sorted
+
+    def __len__(self) -> int:
+        return len(self._ends)
+
+    def register(
+        self,
+        program: str,
+        block_hashes: Sequence[bytes],
+        num_prompt_blocks: int,
+        parent: str | None = None,
+    ) -> None:
+        """Make the turn that just ended the one by which `program` is recognised.
+
+        `block_hashes` cover prompt and output, the first `num_prompt_blocks` of them the full
+        blocks of the prompt alone. Replaces the program's earlier turn. Costs a few dictionary
+        operations, whatever the length.
+        """
+        self.forget(program)
+        num_blocks = len(block_hashes)
+        prompt_end = min(max(num_prompt_blocks, 0), num_blocks)
+        if prompt_end:
+            self._add(block_hashes[prompt_end - 1], _End(program, parent, prompt_end - 1, True))
+        for position in range(max(num_blocks - NUM_STRONG, prompt_end), num_blocks):
+            self._add(block_hashes[position], _End(program, parent, position, False))
+        while len(self._ends) > self._max_ends:
+            self._drop(next(iter(self._ends)))
+
+    def match(self, block_hashes: Sequence[bytes]) -> str | None:
+        """Return the program whose last turn this prompt continues, or None if unsure.
+
+        The longest known end decides; if that one is shared, nobody is named. Probes only
+        positions at which some turn ended, longest first, in C.
+        """
+        known = self._positions[: bisect_left(self._positions, len(block_hashes))]
+        probes = map(block_hashes.__getitem__, reversed(known))
+        found = next(filter(self._ends.__contains__, probes), None)
+        if found is None:
+            return None
+        self._ends.move_to_end(found)
+        end = self._ends[found]
+        if end.weak and not self._follow(end, block_hashes):
+            return None
+        return end.program if end.live and not end.shared else None
+
+    def forget(self, program: str) -> None:
+        """Stop recognising `program`; what is known of shared prompts stays."""
+        for block_hash in self._by_program.pop(program, ()):
+            end = self._ends[block_hash]
+            if end.weak or end.shared:
+                end.live = False
+            else:
+                self._remove(block_hash)
+
+    def _follow(self, end: _End, block_hashes: Sequence[bytes]) -> bool:
+        """Note what follows a weak end; return whether it is all that ever followed.
+
+        A prompt that stops at the end is the same prompt again (a retry, another sample of
+        one task) and no next turn.
+        """
+        following = end.position + 1
+        if following >= len(block_hashes):
+            return False
+        end.next_hash = end.next_hash or block_hashes[following]
+        end.shared |= block_hashes[following] != end.next_hash
+        return True
+
+    def _add(self, block_hash: bytes, end: _End) -> None:
+        """Enter an end, or mark the one that is there as shared, unless the two are kin."""
+        old = self._ends.setdefault(block_hash, end)
+        self._ends.move_to_end(block_hash)
+        if old is end:
+            self._count(end.position, 1)
+        elif end.program == old.parent:
+            self._unlink(block_hash, old.program)
+            old.program, old.parent = end.program, end.parent
+        elif end.program != old.program:
+            # A child leaves its parent's end to the parent.
+            old.shared |= end.parent != old.program
+            return
+        old.live = True
+        self._by_program.setdefault(end.program, {})[block_hash] = None
+
+    def _drop(self, block_hash: bytes) -> None:
+        self._unlink(block_hash, self._ends[block_hash].program)
+        self._remove(block_hash)
+
+    def _unlink(self, block_hash: bytes, program: str) -> None:
+        """Take an end off its program's list; spent ends are on none."""
+        mine = self._by_program.get(program, {})
+        mine.pop(block_hash, None)
+        if not mine:
+            self._by_program.pop(program, None)
+
+    def _remove(self, block_hash: bytes) -> None:
+        self._count(self._ends.pop(block_hash).position, -1)
+
+    def _count(self, position: int, change: int) -> None:
+        count = self._counts.get(position, 0) + change
+        if count == 0:
+            del self._counts[position]
+            del self._positions[bisect_left(self._positions, position)]
+            return
+        if position not in self._counts:
+            insort(self._positions, position)
+        self._counts[position] = count

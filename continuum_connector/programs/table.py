@@ -1,0 +1,141 @@
+"""ProgramTable: every program we remember, and which of its turns are under way."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+
+from continuum_connector.programs.lineage import NUM_STRONG, LineageIndex
+from continuum_connector.programs.program import Hints, Identity, IdentitySource, Program
+
+_TRIES = 32  # programs in use looked at per turn before the table is left too full
+
+
+def _always(_key: str) -> bool:
+    return True
+
+
+class ProgramTable:
+    """Programs by key, about `max_programs` of them; the least recently seen goes first.
+
+    A program with a turn under way stays, and so does one for which `evictable(key)` is false
+    (it has a pin, say); only those can make the table exceed its bound, and it shrinks again
+    as turns begin and end. Everything here costs the same whatever the number of programs.
+    """
+
+    def __init__(
+        self,
+        max_programs: int,
+        evictable: Callable[[str], bool] = _always,
+        lineage: LineageIndex | None = None,
+    ) -> None:
+        self._max_programs = max_programs
+        self._evictable = evictable
+        self._lineage = lineage or LineageIndex((NUM_STRONG + 1) * max_programs)
+        self._programs: OrderedDict[str, Program] = OrderedDict()
+        self._turns: dict[str, tuple[Program, Identity]] = {}
+        self._num_anonymous = 0
+
+    def __len__(self) -> int:
+        return len(self._programs)
+
+    def begin_turn(
+        self,
+        identity: Identity | None,
+        request_id: str,
+        block_hashes: Sequence[bytes],
+        now: float,
+        hints: Hints | None = None,
+    ) -> tuple[Program, Identity]:
+        """Add the request to its program's active turns; return the program and who it is.
+
+        Without an identity the prompt's lineage names the program, else it is a new one of
+        its own; `hints` are for such requests. Repeating a call changes nothing.
+        """
+        known = self._turns.get(request_id)
+        if known is not None:
+            return known
+        identity = identity or self._infer(block_hashes, hints or Hints())
+        program = self._programs.get(identity.key)
+        if program is None:
+            program = Program(identity.key, identity.source, arrival=now)
+            self._programs[program.key] = program
+        elif program.final and not program.active:
+            _start_over(program, now)
+        self._note(program, identity.hints)
+        program.num_turns += 1
+        program.active.add(request_id)
+        program.last_seen = now
+        self._turns[request_id] = program, identity
+        self._programs.move_to_end(program.key)
+        self._shrink()
+        return program, identity
+
+    def end_turn(
+        self,
+        request_id: str,
+        now: float,
+        block_hashes: Sequence[bytes] = (),
+        num_prompt_blocks: int = 0,
+    ) -> Program | None:
+        """Take the turn off its program's active ones; return the program, None if unknown.
+
+        With the turn's `block_hashes` (of prompt and output; the first `num_prompt_blocks` are
+        the prompt's own) the program can be recognised without an id from now on. A turn whose
+        output is lost is ended without them.
+        """
+        program, identity = self._turns.pop(request_id, (None, None))
+        if program is None or identity is None:
+            return None
+        program.active.discard(request_id)
+        program.num_finished += 1
+        program.last_finish = program.last_seen = now
+        self._programs.move_to_end(program.key)
+        if block_hashes and not identity.hints.compaction:
+            self._lineage.register(program.key, block_hashes, num_prompt_blocks, program.parent)
+        self._shrink()
+        return program
+
+    def get(self, key: str) -> Program | None:
+        """Return the program with this key, if it is remembered."""
+        return self._programs.get(key)
+
+    def turn(self, request_id: str) -> tuple[Program, Identity] | None:
+        """Return what `begin_turn` returned, for a turn that is under way."""
+        return self._turns.get(request_id)
+
+    def _infer(self, block_hashes: Sequence[bytes], hints: Hints) -> Identity:
+        key = self._lineage.match(block_hashes)
+        if key is not None and key in self._programs:
+            return Identity(key, IdentitySource.LINEAGE, hints)
+        self._num_anonymous += 1
+        while f"anonymous:{self._num_anonymous}" in self._programs:  # a client may use the name
+            self._num_anonymous += 1
+        return Identity(f"anonymous:{self._num_anonymous}", IdentitySource.NONE, hints)
+
+    @staticmethod
+    def _note(program: Program, hints: Hints) -> None:
+        if hints.final is not None:
+            program.final = hints.final
+        if program.parent is None:
+            program.parent = hints.parent
+
+    def _shrink(self) -> None:
+        """Forget the least recently seen programs until the bound holds or all are in use."""
+        for _ in range(_TRIES):
+            if len(self._programs) <= self._max_programs:
+                return
+            key, program = next(iter(self._programs.items()))
+            if program.active or not self._evictable(key):
+                self._programs.move_to_end(key)  # in use is as good as seen
+                continue
+            del self._programs[key]
+            self._lineage.forget(key)
+
+
+def _start_over(program: Program, now: float) -> None:
+    """Give a finished program's key a new life: it queues and counts as one that just came."""
+    program.arrival = now
+    program.num_turns = program.num_finished = 0
+    program.last_finish = program.parent = None
+    program.final = False
