@@ -1,0 +1,1 @@
+"""Measurements: each folder holds one question, one script and the table it printed."""

@@ -1,0 +1,43 @@
+"""Prometheus text into a dict, and sums over it."""
+
+from __future__ import annotations
+
+import re
+
+Labels = frozenset[tuple[str, str]]
+Metrics = dict[tuple[str, Labels], float]
+
+_SAMPLE = re.compile(r"^([a-zA-Z_:][\w:]*)(?:\{(.*)\})?\s+(\S+)")
+_LABEL = re.compile(r'(\w+)="((?:[^"\\]|\\.)*)"')
+
+
+def parse_metrics(text: str) -> Metrics:
+    """Read the exposition format: (name, labels) -> value."""
+    samples: Metrics = {}
+    for line in text.splitlines():
+        match = None if line.startswith("#") else _SAMPLE.match(line)
+        if match:
+            labels = frozenset(_LABEL.findall(match[2] or ""))
+            samples[match[1], labels] = float(match[3])
+    return samples
+
+
+def total(samples: Metrics, name: str, **labels: str) -> float:
+    """Sum of the samples of `name` that carry all of `labels`; 0.0 if there is none."""
+    wanted = set(labels.items())
+    return sum(v for (n, have), v in samples.items() if n == name and wanted <= have)
+
+
+def by_label(samples: Metrics, name: str, label: str) -> dict[str, float]:
+    """The samples of `name` summed per value of one label."""
+    sums: dict[str, float] = {}
+    for (n, have), value in samples.items():
+        key = dict(have).get(label)
+        if n == name and key is not None:
+            sums[key] = sums.get(key, 0.0) + value
+    return sums
+
+
+def delta(after: Metrics, before: Metrics) -> Metrics:
+    """What was added between two readings."""
+    return {key: value - before.get(key, 0.0) for key, value in after.items()}

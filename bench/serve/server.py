@@ -1,0 +1,258 @@
+"""VllmServer: a real `vllm serve` on CPU, started, watched, measured and stopped for you.
+
+    with VllmServer(make_model(), num_blocks=400, connector={"dram_bytes": "512MiB"}) as server:
+        client = openai.OpenAI(base_url=f"{server.url}/v1", api_key="none")
+        ...
+        server.metric("vllm:prefix_cache_hits_total")
+
+The server runs in its own process group; the group is gone when the block is left, whether by
+its end, an exception or Ctrl-C, and also when the Python that started it is killed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from bench.serve.metrics import Metrics, parse_metrics, total
+
+LOGS = Path(__file__).resolve().parents[2] / ".cache" / "logs"
+SERVED_NAME = "tiny"
+DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
+
+
+class ServerError(RuntimeError):
+    """The server did not start, or died; the message ends with the last lines of its log."""
+
+
+@dataclass
+class ServerOptions:
+    """How to start the server. `connector` None is stock vLLM, {} the connector's defaults."""
+
+    num_blocks: int = 400  # the VRAM pool, in blocks of block_size tokens
+    block_size: int = 32  # vLLM's CPU attention wants a multiple of 32
+    max_model_len: int = 8192
+    max_num_seqs: int = 16
+    max_num_batched_tokens: int = 1024
+    dtype: str = "float32"
+    connector: Mapping[str, Any] | None = None
+    kv_transfer_config: Mapping[str, Any] | None = None  # the whole JSON, instead of `connector`
+    args: Sequence[str] = ()
+    env: Mapping[str, str] = field(default_factory=dict)
+    start_timeout_s: float = 240.0
+
+    def transfer_config(self) -> dict[str, Any] | None:
+        """The value of --kv-transfer-config, or None for stock vLLM."""
+        if self.kv_transfer_config is not None:
+            return dict(self.kv_transfer_config)
+        if self.connector is None:
+            return None
+        config: dict[str, Any] = {"kv_connector": "ContinuumConnector", "kv_role": "kv_both"}
+        if self.connector:
+            config["kv_connector_extra_config"] = dict(self.connector)
+        return config
+
+    def command(self, model: Path, port: int) -> list[str]:
+        """The command line; flags that only cost start-up time are turned off."""
+        line = [sys.executable, "-m", "vllm.entrypoints.cli.main", "serve", str(model)]
+        line += ["--host", "127.0.0.1", "--port", str(port), "--served-model-name", SERVED_NAME]
+        line += ["--dtype", self.dtype, "--enforce-eager", "--disable-uvicorn-access-log"]
+        line += ["--block-size", str(self.block_size)]
+        line += ["--num-gpu-blocks-override", str(self.num_blocks)]
+        line += ["--max-model-len", str(self.max_model_len)]
+        line += ["--max-num-seqs", str(self.max_num_seqs)]
+        line += ["--max-num-batched-tokens", str(self.max_num_batched_tokens)]
+        line += ["--enable-prompt-tokens-details"]
+        config = self.transfer_config()
+        if config is not None:
+            line += ["--kv-transfer-config", json.dumps(config)]
+        return [*line, *self.args]
+
+    def environment(self) -> dict[str, str]:
+        """The caller's environment, offline and quiet; `env` wins."""
+        quiet = {
+            "HF_HUB_OFFLINE": "1",
+            "TRANSFORMERS_OFFLINE": "1",
+            "VLLM_NO_USAGE_STATS": "1",
+            "VLLM_CPU_KVCACHE_SPACE": "1",
+            "VLLM_SERVER_DEV_MODE": "1",  # /reset_prefix_cache
+            "TOKENIZERS_PARALLELISM": "false",
+        }
+        return {**os.environ, **quiet, **self.env}
+
+
+class VllmServer:
+    """A running server, as a context manager. Entering waits until it answers."""
+
+    def __init__(
+        self,
+        model: Path,
+        name: str = "server",
+        options: ServerOptions | None = None,
+        **fields: Any,
+    ) -> None:
+        if options is not None and fields:
+            raise TypeError("give either options=ServerOptions(...) or its fields, not both")
+        self.model = model
+        self.name = name
+        self.options = options or ServerOptions(**fields)
+        self.port = 0
+        self.start_s = 0.0
+        self.log = LOGS / f"{name}-{os.getpid()}.log"
+        self._process: subprocess.Popen[bytes] | None = None
+
+    @property
+    def url(self) -> str:
+        """Address without a path; the OpenAI API is below `/v1`."""
+        return f"http://127.0.0.1:{self.port}"
+
+    @property
+    def pid(self) -> int:
+        """Process id of the API server, which is also the id of its process group."""
+        return self._running().pid
+
+    def __enter__(self) -> VllmServer:
+        try:
+            self.start()
+        except BaseException:
+            self.stop()
+            raise
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.stop()
+
+    def start(self) -> None:
+        """Start the server and return when it answers; raises ServerError with its log."""
+        self.log.parent.mkdir(parents=True, exist_ok=True)
+        self.port = free_port()
+        began = time.monotonic()
+        command = self.options.command(self.model, self.port)
+        with self.log.open("wb") as log:
+            log.write((" ".join(command) + "\n").encode())
+            log.flush()
+            self._process = subprocess.Popen(
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                env=self.options.environment(),
+                start_new_session=True,
+                preexec_fn=_die_with_parent,
+            )
+        self._wait(began + self.options.start_timeout_s)
+        self.start_s = time.monotonic() - began
+
+    def stop(self, grace_s: float = 15.0) -> None:
+        """End the whole process group: SIGINT, then SIGKILL to what is left."""
+        process, self._process = self._process, None
+        if process is None:
+            return
+        _signal_group(process.pid, signal.SIGINT)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(grace_s)
+        # The workers may outlive the API server; the group holds them all.
+        _signal_group(process.pid, signal.SIGKILL)
+        process.wait()
+
+    def alive(self) -> bool:
+        """Whether the API server process still runs."""
+        return self._process is not None and self._process.poll() is None
+
+    def get(self, path: str, timeout_s: float = 10.0) -> str:
+        """GET a path and return its body."""
+        with urllib.request.urlopen(self.url + path, timeout=timeout_s) as answer:
+            return str(answer.read().decode())
+
+    def post(
+        self,
+        path: str,
+        body: Mapping[str, Any] | None = None,
+        headers: Mapping[str, str] | None = None,
+        timeout_s: float = 120.0,
+    ) -> Any:
+        """POST JSON and return the answer's JSON, or its text where it is none."""
+        request = urllib.request.Request(
+            self.url + path,
+            data=json.dumps(body or {}).encode(),
+            headers={"Content-Type": "application/json", **(headers or {})},
+        )
+        with urllib.request.urlopen(request, timeout=timeout_s) as answer:
+            text = answer.read().decode()
+        try:
+            return json.loads(text)
+        except json.JSONDecodeError:
+            return text
+
+    def metrics(self) -> Metrics:
+        """Every sample of /metrics: (name, labels) -> value."""
+        return parse_metrics(self.get("/metrics"))
+
+    def metric(self, name: str, **labels: str) -> float:
+        """Sum of the samples of `name` with these labels; 0.0 if there is none yet."""
+        return total(self.metrics(), name, **labels)
+
+    def log_tail(self, lines: int = 30) -> str:
+        """The last lines of the server's log."""
+        text = self.log.read_text(errors="replace") if self.log.exists() else ""
+        return "\n".join(text.splitlines()[-lines:])
+
+    def _running(self) -> subprocess.Popen[bytes]:
+        if self._process is None:
+            raise ServerError(f"{self.name} is not running")
+        return self._process
+
+    def _wait(self, deadline: float) -> None:
+        process = self._running()
+        while time.monotonic() < deadline:
+            if process.poll() is not None:
+                raise ServerError(
+                    f"{self.name} ended with status {process.returncode} while starting; "
+                    f"log: {self.log}\n{self.log_tail()}"
+                )
+            with contextlib.suppress(OSError, urllib.error.URLError):
+                self.get("/health", timeout_s=2.0)
+                return
+            time.sleep(0.2)
+        raise ServerError(
+            f"{self.name} did not answer within {self.options.start_timeout_s:.0f} s; "
+            f"log: {self.log}\n{self.log_tail()}"
+        )
+
+
+def free_port() -> int:
+    """A TCP port nobody listens on at this moment."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def _signal_group(group: int, number: int) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(group, number)
+
+
+def _die_with_parent() -> None:
+    """Linux: end the server when its starter is killed, even by SIGKILL."""
+    if sys.platform == "linux":
+        pr_set_pdeathsig = 1
+        ctypes.CDLL(None).prctl(pr_set_pdeathsig, signal.SIGTERM)

@@ -1,0 +1,189 @@
+"""Tiny models with our own random weights: deterministic by seed, nothing downloaded.
+
+The weights have enough spread that greedy output depends on every part of the prompt: a
+cache that hands back wrong bytes changes the answer. They are stored as float32; serve them
+with `--dtype float32`, where an answer hardly depends on how a prompt was split into batches.
+
+    python -m bench.serve.tiny_model [llama|hybrid]     # prints the folder
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+import sys
+import tempfile
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from bench.serve.tokenizer import BOS, EOS, FIRST_WORD, PAD, write_tokenizer
+
+REPO = Path(__file__).resolve().parents[2]
+MODELS = REPO / ".cache" / "models"
+Array = npt.NDArray[np.float32]
+
+
+@dataclass(frozen=True)
+class ModelShape:
+    """What a tiny model looks like. `window` > 0 makes a Gemma-3-like hybrid."""
+
+    layers: int = 6
+    hidden: int = 384
+    heads: int = 6
+    kv_heads: int = 3
+    head_dim: int = 64
+    intermediate: int = 1024
+    vocab: int = 2048
+    max_position: int = 8192
+    seed: int = 7
+    window: int = 0
+    full_every: int = 6
+
+    def kv_bytes_per_token(self, dtype_bytes: int = 4) -> int:
+        """KV cache per token over all layers (a hybrid keeps less: windows are cut)."""
+        return 2 * self.layers * self.kv_heads * self.head_dim * dtype_bytes
+
+
+LLAMA = ModelShape()
+HYBRID = ModelShape(hidden=256, heads=4, kv_heads=2, intermediate=512, window=128)
+
+
+def make_model(shape: ModelShape = LLAMA, root: Path = MODELS) -> Path:
+    """Return the folder of a model of this shape, writing it first if it is not there.
+
+    Safe to call from several processes: the folder appears whole, by one rename.
+    """
+    key = hashlib.sha256(json.dumps(asdict(shape)).encode() + _sources()).hexdigest()[:10]
+    folder = root / f"{'hybrid' if shape.window else 'llama'}-{key}"
+    if folder.exists():
+        return folder
+    root.mkdir(parents=True, exist_ok=True)
+    draft = Path(tempfile.mkdtemp(prefix=".draft-", dir=root))
+    try:
+        _write(draft, shape)
+        os.replace(draft, folder)
+    except OSError:
+        if not folder.exists():  # else another process was first
+            raise
+    finally:
+        shutil.rmtree(draft, ignore_errors=True)
+    return folder
+
+
+def make_hybrid_model(shape: ModelShape = HYBRID, root: Path = MODELS) -> Path:
+    """A Gemma-3-like model: sliding windows with full attention in every sixth layer."""
+    return make_model(shape, root)
+
+
+def _sources() -> bytes:
+    here = Path(__file__)
+    return here.read_bytes() + here.with_name("tokenizer.py").read_bytes()
+
+
+def _write(folder: Path, shape: ModelShape) -> None:
+    from safetensors.numpy import save_file
+
+    folder.chmod(0o755)
+    config = _gemma_config(shape) if shape.window else _llama_config(shape)
+    (folder / "config.json").write_text(json.dumps(config, indent=1))
+    generation = {"bos_token_id": BOS, "eos_token_id": EOS, "pad_token_id": PAD}
+    (folder / "generation_config.json").write_text(json.dumps(generation))
+    save_file(dict(_weights(shape)), folder / "model.safetensors", metadata={"format": "pt"})
+    write_tokenizer(folder, shape.vocab, shape.max_position)
+
+
+def _common_config(shape: ModelShape) -> dict[str, Any]:
+    return {
+        "hidden_size": shape.hidden,
+        "intermediate_size": shape.intermediate,
+        "num_hidden_layers": shape.layers,
+        "num_attention_heads": shape.heads,
+        "num_key_value_heads": shape.kv_heads,
+        "head_dim": shape.head_dim,
+        "vocab_size": shape.vocab,
+        "max_position_embeddings": shape.max_position,
+        "rms_norm_eps": 1e-6,
+        "attention_bias": False,
+        "tie_word_embeddings": False,
+        "bos_token_id": BOS,
+        "eos_token_id": EOS,
+        "pad_token_id": PAD,
+        "dtype": "float32",
+    }
+
+
+def _llama_config(shape: ModelShape) -> dict[str, Any]:
+    return _common_config(shape) | {
+        "architectures": ["LlamaForCausalLM"],
+        "model_type": "llama",
+        "hidden_act": "silu",
+        "mlp_bias": False,
+        "rope_parameters": {"rope_theta": 10_000.0, "rope_type": "default"},
+    }
+
+
+def _gemma_config(shape: ModelShape) -> dict[str, Any]:
+    kinds = [
+        "full_attention" if (i + 1) % shape.full_every == 0 else "sliding_attention"
+        for i in range(shape.layers)
+    ]
+    return _common_config(shape) | {
+        "architectures": ["Gemma3ForCausalLM"],
+        "model_type": "gemma3_text",
+        "hidden_activation": "gelu_pytorch_tanh",
+        "query_pre_attn_scalar": shape.head_dim,
+        "sliding_window": shape.window,
+        "layer_types": kinds,
+        "rope_parameters": {
+            kind: {"rope_theta": theta, "rope_type": "default"}
+            for kind, theta in (("full_attention", 1_000_000.0), ("sliding_attention", 10_000.0))
+        },
+    }
+
+
+def _weights(shape: ModelShape) -> Iterator[tuple[str, Array]]:
+    """Yield every tensor by its checkpoint name, always in the same order."""
+    rng = np.random.default_rng(shape.seed)
+
+    def matrix(rows: int, cols: int, gain: float = 1.0) -> Array:
+        return rng.standard_normal((rows, cols), dtype=np.float32) * np.float32(gain / cols**0.5)
+
+    # Gemma multiplies embeddings by sqrt(hidden) and stores its norm weights minus one.
+    gemma = shape.window > 0
+    norm = np.full(shape.hidden, 0.0 if gemma else 1.0, dtype=np.float32)
+    head_norm = np.zeros(shape.head_dim, dtype=np.float32)
+    yield "model.embed_tokens.weight", matrix(shape.vocab, shape.hidden, 1.0 if gemma else 16.0)
+    norms = ["input_layernorm", "post_attention_layernorm"]
+    if gemma:
+        norms += ["pre_feedforward_layernorm", "post_feedforward_layernorm"]
+    q_rows, kv_rows = shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim
+    for i in range(shape.layers):
+        at = f"model.layers.{i}."
+        for name in norms:
+            yield f"{at}{name}.weight", norm.copy()
+        # Sharp queries and strong values: attention looks somewhere, and it matters where.
+        yield f"{at}self_attn.q_proj.weight", matrix(q_rows, shape.hidden, 2.0)
+        yield f"{at}self_attn.k_proj.weight", matrix(kv_rows, shape.hidden, 2.0)
+        yield f"{at}self_attn.v_proj.weight", matrix(kv_rows, shape.hidden, 1.5)
+        yield f"{at}self_attn.o_proj.weight", matrix(shape.hidden, q_rows, 1.5)
+        if gemma:
+            yield f"{at}self_attn.q_norm.weight", head_norm + np.float32(0.5)
+            yield f"{at}self_attn.k_norm.weight", head_norm + np.float32(0.5)
+        yield f"{at}mlp.gate_proj.weight", matrix(shape.intermediate, shape.hidden)
+        yield f"{at}mlp.up_proj.weight", matrix(shape.intermediate, shape.hidden)
+        yield f"{at}mlp.down_proj.weight", matrix(shape.hidden, shape.intermediate)
+    yield "model.norm.weight", norm.copy()
+    head = matrix(shape.vocab, shape.hidden, 4.0)
+    head[:FIRST_WORD] = 0.0  # answers are words only: they read back as the same tokens
+    yield "lm_head.weight", head
+
+
+if __name__ == "__main__":
+    print(make_hybrid_model() if sys.argv[1:] == ["hybrid"] else make_model())
