@@ -1,0 +1,243 @@
+"""Trace writes every record, never makes its caller wait, and never kills the engine."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import continuum_connector
+from continuum_connector import trace as trace_module
+from continuum_connector.errors import ConfigError
+from continuum_connector.programs.program import IdentitySource
+from continuum_connector.trace import EVENTS, NullTrace, Trace, open_trace
+
+PACKAGE = Path(continuum_connector.__file__).parent
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "trace.jsonl"
+
+
+def lines(path: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def test_each_record_is_one_json_line_with_both_clocks(path: Path) -> None:
+    trace = Trace(str(path), wall=lambda: 1_700_000_000.5)
+    trace.record("decision", 12.25, program="p", decision="pin", ttl_s=2.0, blocks=(1, 2))
+    trace.record("pin_end", 14.25, program="p", cause="expired")
+    trace.close()
+    assert path.read_bytes().count(b"\n") == 2
+    assert lines(path) == [
+        {
+            "t": 1_700_000_000.5,
+            "now": 12.25,
+            "event": "decision",
+            "program": "p",
+            "decision": "pin",
+            "ttl_s": 2.0,
+            "blocks": [1, 2],
+        },
+        {
+            "t": 1_700_000_000.5,
+            "now": 14.25,
+            "event": "pin_end",
+            "program": "p",
+            "cause": "expired",
+        },
+    ]
+    assert trace.take_dropped() == 0
+
+
+def test_records_keep_their_order_and_none_is_missing_after_close(path: Path) -> None:
+    trace = Trace(str(path))
+    for i in range(5_000):
+        trace.record("decision", float(i), turn=i)
+    trace.close()
+    assert [record["turn"] for record in lines(path)] == list(range(5_000))
+
+
+def test_enums_line_breaks_and_odd_text_are_written_as_json(path: Path) -> None:
+    trace = Trace(str(path))
+    trace.record(
+        "arrive", 0.0, source=IdentitySource.LINEAGE, program="a\nb\u2028\u00e4", cause=KeyError
+    )
+    trace.close()
+    (record,) = lines_by_newline(path)
+    assert record["source"] == "lineage"
+    assert record["program"] == "a\nb\u2028\u00e4"
+
+
+def lines_by_newline(path: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in path.read_bytes().split(b"\n") if line]
+
+
+def test_a_record_that_is_not_json_is_lost_alone(
+    path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    endless: list[Any] = []
+    endless.append(endless)
+    trace = Trace(str(path))
+    trace.record("decision", 0.0, turn=0)
+    trace.record("decision", 1.0, turn=endless)
+    trace.record("decision", 2.0, turn=2)
+    trace.close()
+    assert [record["turn"] for record in lines(path)] == [0, 2]
+    assert trace.take_dropped() == 1
+    assert "'decision' is not JSON" in caplog.text
+
+
+def test_a_second_trace_appends_and_ends_a_line_that_a_crash_cut_short(path: Path) -> None:
+    path.write_text('{"event":"start"}\n{"event":"deci')
+    trace = Trace(str(path))
+    trace.record("start", 0.0)
+    trace.close()
+    first, cut, last = path.read_text().splitlines()
+    assert (first, cut) == ('{"event":"start"}', '{"event":"deci')
+    assert json.loads(last)["event"] == "start"
+
+
+def test_an_empty_file_does_not_begin_with_an_empty_line(path: Path) -> None:
+    path.touch()
+    trace = Trace(str(path))
+    trace.record("start", 0.0)
+    trace.close()
+    assert len(path.read_text().splitlines()) == 1
+
+
+def test_records_reach_the_disk_without_close(path: Path) -> None:
+    trace = Trace(str(path))
+    trace.record("start", 0.0)
+    while not path.stat().st_size:  # the writer needs no further call; a hang is the failure
+        threading.Event().wait(0.005)
+    trace.close()
+
+
+def test_a_full_queue_drops_the_record_and_counts_it(path: Path) -> None:
+    os.mkfifo(path)  # nobody reads, so the writer's thread sticks once 64 KiB are in
+    reader = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
+    trace = Trace(str(path), max_queued=10)
+    text = "x" * 200_000
+    num_records = 40
+    for turn in range(num_records):
+        trace.record("decision", 0.0, turn=turn, text=text if turn == 0 else "")
+    num_dropped = trace.take_dropped()
+    assert num_records - 12 <= num_dropped <= num_records - 10
+    assert trace.take_dropped() == 0
+    os.set_blocking(reader, True)
+    drain = threading.Thread(
+        target=lambda: [None for _ in iter(lambda: os.read(reader, 65536), b"")]
+    )
+    drain.start()
+    trace.close()
+    drain.join()
+    os.close(reader)
+    assert trace.take_dropped() == 0
+
+
+def test_a_record_after_close_is_counted_as_dropped_and_close_is_idempotent(path: Path) -> None:
+    trace = Trace(str(path))
+    trace.close()
+    trace.close()
+    trace.record("decision", 0.0)
+    assert path.read_bytes() == b""
+    assert trace.take_dropped() == 1
+
+
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="needs /dev/full")
+def test_a_full_disk_warns_once_counts_and_lets_the_engine_live(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(trace_module, "BATCH_S", 0.0)
+    trace = Trace("/dev/full")
+    for turn in range(3):
+        trace.record("decision", 0.0, turn=turn)
+        while trace._num_lost <= turn:  # so that each record is a write of its own
+            threading.Event().wait(0.001)
+    trace.close()
+    assert trace.take_dropped() == 3
+    assert trace.take_dropped() == 0
+    (warning,) = caplog.records
+    assert "trace_path = '/dev/full'" in warning.getMessage()
+    assert "trace_dropped" in warning.getMessage()
+
+
+@pytest.mark.parametrize("name", ["missing/trace.jsonl", "."])
+def test_a_path_that_cannot_be_opened_stops_the_server_with_a_cure(
+    tmp_path: Path, name: str
+) -> None:
+    path = str(tmp_path / name)
+    before = threading.active_count()
+    with pytest.raises(ConfigError) as caught:
+        open_trace(path)
+    text = str(caught.value)
+    assert path in text  # value
+    assert "would go unrecorded" in text  # consequence
+    assert "writable directory" in text  # cure
+    assert threading.active_count() == before
+
+
+def test_no_path_means_no_thread_no_file_and_the_same_interface() -> None:
+    before = threading.active_count()
+    trace = open_trace("")
+    assert isinstance(trace, NullTrace)
+    assert not trace.enabled
+    trace.record("decision", 0.0, program="p")
+    assert trace.take_dropped() == 0
+    trace.close()
+    assert threading.active_count() == before
+    public = {name for name in dir(Trace) if not name.startswith("_")}
+    assert public <= {name for name in dir(NullTrace) if not name.startswith("_")}
+
+
+EXITS = {
+    "main process": "write()",
+    "forked child": (
+        "import multiprocessing\n"
+        "child = multiprocessing.get_context('fork').Process(target=write)\n"
+        "child.start(); child.join()"
+    ),
+}
+
+
+@pytest.mark.parametrize("how", EXITS)
+def test_a_trace_left_open_is_complete_when_its_process_exits(path: Path, how: str) -> None:
+    code = (
+        "import sys\n"
+        "from continuum_connector.trace import Trace\n"
+        "def write():\n"
+        "    global trace\n"
+        "    trace = Trace(sys.argv[1])\n"
+        "    for i in range(1000): trace.record('decision', float(i))\n" + EXITS[how]
+    )
+    done = subprocess.run([sys.executable, "-W", "error", "-c", code, str(path)], check=False)
+    assert done.returncode == 0
+    assert len(lines(path)) == 1000
+
+
+def test_every_event_that_the_package_records_is_documented() -> None:
+    for file in PACKAGE.rglob("*.py"):
+        for event in re.findall(r'trace\.record\(\s*"(\w+)"', file.read_text()):
+            assert event in EVENTS, f"{file.name}: {event}"
+
+
+def test_the_original_recorders_names_are_each_noted_once() -> None:
+    names = [original for _, original in EVENTS.values() if original]
+    assert sorted(names) == [
+        "Request_arrival_time",
+        "Request_departure_time",
+        "Request_evicted_from_running_queue_time",
+        "evicted_to_running",
+        "pinned_time",
+        "unpinned_time",
+        "waiting_to_running",
+    ]
