@@ -10,6 +10,7 @@ import difflib
 import os
 import re
 from collections.abc import Mapping
+from decimal import Decimal
 from typing import Annotated, Any
 
 import msgspec
@@ -18,9 +19,14 @@ from continuum_connector.errors import ConfigError
 
 ENV_PREFIX = "CONTINUUM_"
 
+# Kubernetes sets these in every pod beside a service called `continuum` or `continuum-...`
+_SERVICE_LINK = re.compile(
+    r"\w+_SERVICE_(HOST|PORT(_\w+)?)|\w+_PORT(_\d+_(TCP|UDP|SCTP)(_(PROTO|PORT|ADDR))?)?"
+)
+
 Seconds = Annotated[float, msgspec.Meta(ge=0.0, le=86_400.0)]
 Fraction = Annotated[float, msgspec.Meta(ge=0.0, le=1.0)]
-Bytes = Annotated[int, msgspec.Meta(ge=0)]
+Bytes = Annotated[int, msgspec.Meta(ge=0, le=2**60)]
 Count = Annotated[int, msgspec.Meta(ge=1)]
 
 POLICIES = ("fixed_ttl", "stock")
@@ -47,14 +53,18 @@ class ContinuumConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, k
 
 
 KNOBS: dict[str, str] = {
-    "dram_bytes": 'host memory for offloaded blocks per node, split over ranks ("64GiB" or bytes); 0 turns the tier off',
+    "dram_bytes": 'host memory for offloaded blocks per node, split over ranks ("64GiB" or bytes); '
+    "0 turns the tier off",
     "policy": "what decides between pin, offload and free: " + ", ".join(POLICIES),
     "ttl_s": "how long `fixed_ttl` pins a finished turn, in seconds",
     "max_ttl_s": "no pin lives longer, whatever a policy or a client asks, in seconds",
     "max_pinned_fraction": "of VRAM blocks; above it the cheapest pin goes first",
-    "scheduler": "attach to vLLM's scheduler (pins yield inside the failing allocation, program order); 0 leaves it stock",
+    "scheduler": "attach to vLLM's scheduler (pins yield inside the failing allocation, "
+    "program order); 0 leaves it stock",
     "order": "waiting turns in program order; 0 keeps vLLM's order",
-    "kv_layout": "KV cache layout to ask vLLM for: " + ", ".join(KV_LAYOUTS) + " (auto: BLHNC when the tier is on)",
+    "kv_layout": "KV cache layout to ask vLLM for: "
+    + ", ".join(KV_LAYOUTS)
+    + " (auto: BLHNC when the tier is on)",
     "driver": "who copies: auto picks by the KV cache's device; " + ", ".join(DRIVERS[1:]),
     "load_timeout_s": "a load that takes longer is cancelled and recomputed, in seconds",
     "max_programs": "programs remembered; the least recently seen is forgotten first",
@@ -73,7 +83,9 @@ def parse_bytes(text: str) -> int:
     unit = match and _UNITS.get(match[2].lower())
     if not match or not unit:
         raise ValueError(f"{text!r} is not a size")
-    return int(float(match[1]) * unit)
+    if unit == 1 and "." in match[1]:
+        raise ValueError(f"{text!r} is less than whole bytes")
+    return int(Decimal(match[1]) * unit)
 
 
 def load_config(
@@ -86,7 +98,7 @@ def load_config(
     environ = os.environ if environ is None else environ
     values: dict[str, Any] = {}
     for name, raw in environ.items():
-        if name.startswith(ENV_PREFIX):
+        if name.startswith(ENV_PREFIX) and not _SERVICE_LINK.fullmatch(name):
             key = name.removeprefix(ENV_PREFIX).lower()
             _known(key, f"environment variable {name}", environment=True)
             values[key] = _read(key, raw, name)
@@ -121,7 +133,9 @@ def _read(key: str, raw: Any, where: str) -> Any:
         flags = {"1": True, "true": True, "on": True, "yes": True}
         flags |= {"0": False, "false": False, "off": False, "no": False}
         if raw.strip().lower() not in flags:
-            raise ConfigError(f"{where} = {raw!r} is neither on nor off; write 1 or 0")
+            raise ConfigError(
+                f"{where} = {raw!r} is neither on nor off, so the server stops; write 1 or 0"
+            )
         return flags[raw.strip().lower()]
     return raw
 
@@ -138,8 +152,9 @@ def _convert(values: dict[str, Any]) -> ContinuumConfig:
         key = path[1] if path else "?"
         text = str(error).split(" - at ")[0]
         raise ConfigError(
-            f"{key} = {values.get(key)!r}: {text}. It means: {KNOBS.get(key, '')}. "
-            f"Set kv_connector_extra_config.{key} or {ENV_PREFIX}{key.upper()} accordingly."
+            f"{key} = {values.get(key)!r} does not fit ({text}), so the server stops. "
+            f"It means: {KNOBS.get(key, '')}. Set kv_connector_extra_config.{key} or "
+            f"{ENV_PREFIX}{key.upper()} accordingly."
         ) from error
 
 
@@ -148,11 +163,20 @@ def _check(config: ContinuumConfig) -> None:
     for key, allowed in choices:
         value = getattr(config, key)
         if value not in allowed:
-            close = difflib.get_close_matches(str(value), allowed, n=1)
-            hint = f"did you mean `{close[0]}`?" if close else f"choose one of {', '.join(allowed)}"
-            raise ConfigError(f"{key} = {value!r} is none that exists; {hint}")
+            by_lower = {choice.lower(): choice for choice in allowed}
+            close = difflib.get_close_matches(value.lower(), by_lower, n=1)
+            hint = f"did you mean `{by_lower[close[0]]}`? " if close else ""
+            raise ConfigError(
+                f"{key} = {value!r} does not exist, so the server stops; "
+                f"{hint}choose one of {', '.join(allowed)}"
+            )
     if config.ttl_s > config.max_ttl_s:
         raise ConfigError(
             f"ttl_s = {config.ttl_s:g} is above max_ttl_s = {config.max_ttl_s:g}, "
             "so no pin would ever last that long; raise max_ttl_s or lower ttl_s"
+        )
+    if config.dram_bytes and config.load_timeout_s == 0:
+        raise ConfigError(
+            "load_timeout_s = 0 would cancel every load, so DRAM would be written and never read; "
+            "set some seconds, or dram_bytes = 0 to turn the tier off"
         )

@@ -1,0 +1,245 @@
+"""Configuration: what an operator may write, and what each refusal says."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import pytest
+
+from continuum_connector.config import ENV_PREFIX, KNOBS, ContinuumConfig, load_config, parse_bytes
+from continuum_connector.errors import ConfigError
+
+
+def load(extra: dict[str, Any] | None = None, **environ: str) -> ContinuumConfig:
+    return load_config(extra, environ)
+
+
+def refusal(extra: dict[str, Any] | None = None, **environ: str) -> str:
+    with pytest.raises(ConfigError) as caught:
+        load(extra, **environ)
+    return str(caught.value)
+
+
+def test_nothing_set_is_the_defaults() -> None:
+    assert load() == load_config({}, {}) == ContinuumConfig()
+
+
+def test_every_key_is_explained_in_the_order_it_is_declared() -> None:
+    assert tuple(KNOBS) == ContinuumConfig.__struct_fields__
+    assert len(ContinuumConfig.__struct_defaults__) == len(KNOBS)
+    assert all(KNOBS.values())
+
+
+def test_the_result_cannot_be_changed() -> None:
+    with pytest.raises(AttributeError):
+        load().ttl_s = 3.0  # type: ignore[misc]
+
+
+@pytest.mark.parametrize(
+    ("text", "num_bytes"),
+    [
+        ("0", 0),
+        ("4096", 4096),
+        ("64GiB", 64 * 2**30),
+        ("64 gib", 64 * 2**30),
+        ("1.5 TiB", 3 * 2**39),
+        (" 7g ", 7 * 2**30),
+        ("500MB", 500_000_000),
+        ("1k", 1024),
+        ("1kB", 1000),
+        ("2B", 2),
+        ("9007199254740993", 9007199254740993),
+        ("0.1GB", 100_000_000),
+    ],
+)
+def test_sizes_that_people_write(text: str, num_bytes: int) -> None:
+    assert parse_bytes(text) == num_bytes
+    assert load({"dram_bytes": text}).dram_bytes == num_bytes
+    assert load(CONTINUUM_DRAM_BYTES=text).dram_bytes == num_bytes
+
+
+@pytest.mark.parametrize("text", ["", "GiB", "-1", "1e9", "64 gigs", "1 PiB", "64GiB extra", "0.5"])
+def test_a_size_that_is_none_is_refused(text: str) -> None:
+    with pytest.raises(ValueError, match=r"size|whole bytes"):
+        parse_bytes(text)
+    message = refusal({"dram_bytes": text})
+    assert f"kv_connector_extra_config.dram_bytes = {text!r}" in message
+    assert "DRAM tier cannot be laid out" in message
+    assert '"64GiB"' in message
+
+
+def test_dram_bytes_as_a_number() -> None:
+    assert load({"dram_bytes": 2**36}).dram_bytes == 2**36
+
+
+@pytest.mark.parametrize(
+    ("key", "text", "value"),
+    [
+        ("dram_bytes", "1GiB", 2**30),
+        ("policy", "stock", "stock"),
+        ("ttl_s", "3.5", 3.5),
+        ("max_ttl_s", "120", 120.0),
+        ("max_pinned_fraction", "0.25", 0.25),
+        ("scheduler", "0", False),
+        ("order", "off", False),
+        ("kv_layout", "BLNHC", "BLNHC"),
+        ("driver", "sim", "sim"),
+        ("load_timeout_s", "10", 10.0),
+        ("max_programs", "12", 12),
+        ("trace_path", "5", "5"),
+        ("echo", " No ", False),
+    ],
+)
+def test_every_key_can_be_set_in_the_environment_and_the_extra_config_wins(
+    key: str, text: str, value: object
+) -> None:
+    name = ENV_PREFIX + key.upper()
+    assert getattr(load_config(None, {name: text}), key) == value
+    assert getattr(load_config({key: value}, {}), key) == value
+    default = getattr(ContinuumConfig(), key)
+    assert value != default
+    assert getattr(load_config({key: default}, {name: text}), key) == default
+
+
+def test_the_table_above_names_every_key() -> None:
+    (mark,) = test_every_key_can_be_set_in_the_environment_and_the_extra_config_wins.pytestmark  # type: ignore[attr-defined]
+    assert [row[0] for row in mark.args[1]] == list(KNOBS)
+
+
+@pytest.mark.parametrize("text", ["1", "true", "True", "ON", "yes"])
+def test_switches_are_turned_on_by_words(text: str) -> None:
+    assert load(CONTINUUM_SCHEDULER=text).scheduler is True
+
+
+@pytest.mark.parametrize("raw", [0, False, "0", "false", "Off", "no"])
+def test_switches_are_turned_off_by_words_and_numbers(raw: object) -> None:
+    assert load({"scheduler": raw}).scheduler is False
+
+
+@pytest.mark.parametrize("text", ["", "2", "maybe"])
+def test_a_switch_that_is_neither_on_nor_off_is_refused(text: str) -> None:
+    message = refusal(CONTINUUM_SCHEDULER=text)
+    assert f"CONTINUUM_SCHEDULER = {text!r}" in message
+    assert "so the server stops" in message
+    assert "write 1 or 0" in message
+
+
+def test_an_unknown_key_is_refused_with_the_nearest_one() -> None:
+    message = refusal({"dram_byte": 1})
+    assert "kv_connector_extra_config key `dram_byte`" in message
+    assert "would have no effect" in message
+    assert "did you mean `dram_bytes`?" in message
+
+
+def test_an_unknown_key_like_no_other_is_refused_with_the_list() -> None:
+    message = refusal({"xyzzy": 1})
+    assert all(key in message for key in KNOBS)
+
+
+def test_an_unknown_environment_variable_is_refused_with_the_nearest_one() -> None:
+    message = refusal(CONTINUUM_SCHED="0")
+    assert "environment variable CONTINUUM_SCHED is unknown" in message
+    assert "would have no effect" in message
+    assert "did you mean `CONTINUUM_SCHEDULER`?" in message
+
+
+def test_other_programs_variables_are_none_of_our_business() -> None:
+    assert load(PATH="/bin", VLLM_PLUGINS="x", MY_CONTINUUM_TTL_S="9") == ContinuumConfig()
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "CONTINUUM_SERVICE_HOST",
+        "CONTINUUM_SERVICE_PORT",
+        "CONTINUUM_SERVICE_PORT_HTTP",
+        "CONTINUUM_PORT",
+        "CONTINUUM_PORT_8000_TCP",
+        "CONTINUUM_PORT_8000_TCP_PROTO",
+        "CONTINUUM_PORT_8000_TCP_PORT",
+        "CONTINUUM_PORT_8000_TCP_ADDR",
+        "CONTINUUM_CONNECTOR_SERVICE_HOST",
+    ],
+)
+def test_a_kubernetes_service_called_continuum_does_not_stop_the_server(name: str) -> None:
+    assert load_config(None, {name: "10.0.0.1"}) == ContinuumConfig()
+
+
+@pytest.mark.parametrize(
+    ("key", "raw", "expected"),
+    [
+        ("dram_bytes", -5, ">= 0"),
+        ("dram_bytes", 1.5, "`int`"),
+        ("dram_bytes", True, "`int`"),
+        ("dram_bytes", None, "`int`"),
+        ("dram_bytes", 2**61, "<="),
+        ("ttl_s", -1, ">= 0"),
+        ("ttl_s", float("nan"), ">= 0"),
+        ("ttl_s", float("inf"), "<= 86400"),
+        ("ttl_s", "fast", "`float`"),
+        ("ttl_s", "", "`float`"),
+        ("max_ttl_s", 1e6, "<= 86400"),
+        ("max_pinned_fraction", 1.01, "<= 1"),
+        ("max_pinned_fraction", -0.1, ">= 0"),
+        ("max_programs", 0, ">= 1"),
+        ("max_programs", 1.5, "`int`"),
+        ("load_timeout_s", "soon", "`float`"),
+        ("policy", 3, "`str`"),
+        ("trace_path", 5, "`str`"),
+        ("scheduler", 2, "`bool`"),
+        ("echo", None, "`bool`"),
+    ],
+)
+def test_a_value_out_of_type_or_bounds_names_value_consequence_and_cure(
+    key: str, raw: object, expected: str
+) -> None:
+    message = refusal({key: raw})
+    assert message.startswith(f"{key} = {raw!r}")
+    assert expected in message
+    assert "so the server stops" in message
+    assert KNOBS[key] in message
+    assert f"kv_connector_extra_config.{key} or CONTINUUM_{key.upper()}" in message
+
+
+@pytest.mark.parametrize(
+    ("key", "raw", "hint"),
+    [
+        ("policy", "fixed-ttl", "did you mean `fixed_ttl`?"),
+        ("policy", "zzz", "choose one of fixed_ttl, stock"),
+        ("kv_layout", "blhnc", "did you mean `BLHNC`?"),
+        ("driver", "cuda12", "did you mean `cuda`?"),
+    ],
+)
+def test_a_choice_that_does_not_exist_is_refused_with_those_that_do(
+    key: str, raw: str, hint: str
+) -> None:
+    message = refusal({key: raw})
+    assert message.startswith(f"{key} = {raw!r} does not exist, so the server stops")
+    assert hint in message
+    assert "choose one of" in message
+
+
+def test_a_ttl_above_its_guard_is_refused() -> None:
+    message = refusal({"ttl_s": 90})
+    assert "ttl_s = 90 is above max_ttl_s = 60" in message
+    assert "no pin would ever last that long" in message
+    assert "raise max_ttl_s or lower ttl_s" in message
+    assert load({"ttl_s": 60}).ttl_s == 60.0
+
+
+def test_a_load_timeout_of_zero_is_refused_with_a_tier_only() -> None:
+    message = refusal({"load_timeout_s": 0, "dram_bytes": "1GiB"})
+    assert "load_timeout_s = 0" in message
+    assert "never read" in message
+    assert "dram_bytes = 0" in message
+    assert load({"load_timeout_s": 0}).load_timeout_s == 0.0
+
+
+def test_the_first_bad_environment_value_does_not_matter_if_the_extra_config_overrides_it() -> None:
+    assert load({"ttl_s": 3}, CONTINUUM_TTL_S="abc").ttl_s == 3.0
+
+
+def test_the_struct_itself_refuses_unknown_fields() -> None:
+    with pytest.raises(msgspec.ValidationError, match="dram_byte"):
+        msgspec.convert({"dram_byte": 1}, ContinuumConfig)
