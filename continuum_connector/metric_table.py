@@ -97,7 +97,11 @@ METRICS: tuple[Metric, ...] = (
         "decision",
         ("pin", "offload", "free"),
     ),
-    Metric("pins_live", _G, "Turns pinned in VRAM now; above 0 on an idle server is a leak"),
+    Metric(
+        "pins_live",
+        _G,
+        "Turns pinned in VRAM now; still above 0 after max_ttl_s without requests is a leak",
+    ),
     Metric("pinned_blocks", _G, "VRAM blocks kept by pins; near the budget, pins end by pressure"),
     Metric(
         "held_blocks",

@@ -1,0 +1,73 @@
+"""README's tables of keys and metrics say what the code says."""
+
+from __future__ import annotations
+
+import re
+from importlib.machinery import SourceFileLoader
+from importlib.util import module_from_spec, spec_from_loader
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+from continuum_connector.config import KNOBS
+from continuum_connector.metric_table import METRICS
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@pytest.fixture(scope="module")
+def tables() -> ModuleType:
+    """scripts/tables, which has no `.py` because it is a command."""
+    loader = SourceFileLoader("tables", str(ROOT / "scripts" / "tables"))
+    spec = spec_from_loader("tables", loader)
+    assert spec is not None
+    module = module_from_spec(spec)
+    loader.exec_module(module)
+    return module
+
+
+def rows(table: str) -> list[list[str]]:
+    """Return the cells of each row below the header."""
+    return [re.split(r"\s*(?<!\\)\|\s*", line.strip("| ")) for line in table.splitlines()[2:]]
+
+
+@pytest.mark.parametrize("marker", ["config", "metrics"])
+def test_readme_agrees_with_the_code(tables: ModuleType, marker: str) -> None:
+    path = ROOT / "README.md"
+    readme = path.read_text() if path.exists() else ""
+    if f"<!-- {marker} -->" not in readme:
+        pytest.skip(f"README.md has no <!-- {marker} --> markers yet")
+    table = tables.config_table() if marker == "config" else tables.metrics_table()
+    assert tables.replace(readme, marker, table) == readme, "run scripts/tables --write"
+
+
+def test_the_config_table_has_each_key_with_its_default(tables: ModuleType) -> None:
+    found = rows(tables.config_table())
+    assert [row[0] for row in found] == [f"`{key}`" for key in KNOBS]
+    defaults = {row[0]: row[1] for row in found}
+    assert defaults["`dram_bytes`"] == "`0`"
+    assert defaults["`policy`"] == "`fixed_ttl`"
+    assert defaults["`ttl_s`"] == "`2`"
+    assert defaults["`scheduler`"] == "1"
+    assert defaults["`trace_path`"] == "empty"
+
+
+def test_the_metrics_table_has_each_metric_as_it_is_scraped(tables: ModuleType) -> None:
+    found = {row[0]: row[1:] for row in rows(tables.metrics_table())}
+    assert len(found) == len(METRICS)
+    assert found["`continuum:pins_live`"][0] == "gauge"
+    assert found["`continuum:pins_ended_total`"][:2] == [
+        "counter",
+        "cause: returned, expired, pressure, superseded, program_done, reset, shutdown",
+    ]
+    assert found["`continuum:pin_seconds`"][:2] == ["histogram", ""]
+
+
+def test_a_table_is_replaced_between_its_markers_and_nowhere_else(tables: ModuleType) -> None:
+    readme = "a\n<!-- config -->\nold | \\1\n<!-- /config -->\nb\n"
+    new = tables.replace(readme, "config", r"| new \1 |")
+    assert new == "a\n<!-- config -->\n| new \\1 |\n<!-- /config -->\nb\n"
+    assert tables.replace(new, "config", r"| new \1 |") == new
+    with pytest.raises(ValueError, match="metrics"):
+        tables.replace(readme, "metrics", "")
