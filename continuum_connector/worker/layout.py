@@ -24,6 +24,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 from continuum_connector.errors import TransferError
@@ -52,10 +53,18 @@ class Layout:
 
 
 @dataclass(frozen=True, order=True)
+class _Storage:
+    """One allocation. The index (of first use) orders a slot's pieces, so addresses do not."""
+
+    index: int
+    end: int
+
+
+@dataclass(frozen=True, order=True)
 class _Piece:
     """A run of block 0; block b has it `b * stride` further on. All in bytes."""
 
-    storage: int
+    storage: _Storage
     stride: int
     start: int
     num_bytes: int
@@ -65,7 +74,7 @@ class _Piece:
 class _Window:
     """Pieces of block 0 that lie within one stride, as disjoint (start, end) runs in order."""
 
-    storage: int
+    storage: _Storage
     stride: int
     runs: list[tuple[int, int]]
 
@@ -87,24 +96,24 @@ def read_layout(kv_caches: Mapping[str, Any], kv_cache_config: Any) -> Layout:
     num_blocks = int(kv_cache_config.num_blocks)
     strides = _known_strides(kv_cache_config)
     pieces: set[_Piece] = set()
-    ends: dict[int, int] = {}
+    storages: dict[int, _Storage] = {}
     for name, tensor in kv_caches.items():
-        storage = tensor.untyped_storage()
-        ends[storage.data_ptr()] = storage.data_ptr() + storage.nbytes()
-        pieces.update(_pieces(name, tensor, num_blocks, strides.get(name, 0)))
+        raw = tensor.untyped_storage()
+        base = raw.data_ptr()
+        storage = storages.setdefault(base, _Storage(len(storages), base + raw.nbytes()))
+        for start, run, stride in _pieces(name, tensor, num_blocks, strides.get(name, 0)):
+            pieces.add(_Piece(storage, stride, start, run))
     windows = _windows(pieces)
-    _check_windows(windows, num_blocks, ends)
+    _check_windows(windows, num_blocks)
     want = _block_bytes(kv_caches, kv_cache_config)
-    runs = _proven_runs(windows, num_blocks, ends, want)
-    return Layout(_regions(runs), num_blocks, want, device, device_index)
+    regions = _regions(windows, num_blocks, want)
+    return Layout(regions, num_blocks, want, device, device_index)
 
 
-def split_layers(tensor: torch.Tensor) -> dict[str, torch.Tensor]:
-    """Name the layers of the one tensor of `register_cross_layers_kv_cache` (vLLM <= 0.28)."""
-    return {f"layer {i}": tensor[i] for i in range(tensor.shape[0])}
-
-
-# What vLLM says of the cache.
+def all_layers(tensor: torch.Tensor, kv_cache_config: Any) -> dict[str, torch.Tensor]:
+    """Give every layer's name the one tensor of `register_cross_layers_kv_cache` (<= 0.28)."""
+    names = (name for spec in kv_cache_config.kv_cache_tensors for name in _layer_names(spec))
+    return dict.fromkeys(names, tensor)
 
 
 def _layer_names(tensor: Any) -> list[str]:
@@ -162,9 +171,6 @@ def _check_specs(config: Any) -> None:
             raise TransferError(f"the group of {group.layer_names[0]!r} already lies in DRAM")
 
 
-# What the tensors say.
-
-
 def _check_tensors(kv_caches: Mapping[str, Any]) -> tuple[str, int]:
     """Return the device that all tensors lie on."""
     devices = set()
@@ -183,8 +189,10 @@ def _check_tensors(kv_caches: Mapping[str, Any]) -> tuple[str, int]:
     return device, index
 
 
-def _pieces(name: str, tensor: torch.Tensor, num_blocks: int, known: int) -> Iterator[_Piece]:
-    """Yield the contiguous runs of block 0 of one layer."""
+def _pieces(
+    name: str, tensor: torch.Tensor, num_blocks: int, known: int
+) -> Iterator[tuple[int, int, int]]:
+    """Yield (address, length, block stride) of each contiguous run of one layer's block 0."""
     item = tensor.element_size()
     dim = _block_dim(name, tensor, num_blocks, known)
     kernel_blocks = tensor.shape[dim] // num_blocks
@@ -196,10 +204,9 @@ def _pieces(name: str, tensor: torch.Tensor, num_blocks: int, known: int) -> Ite
     ]
     if kernel_blocks > 1:  # block b is kernel blocks b * k ... (b + 1) * k - 1
         inner.append((kernel_blocks, stride))
-    storage = tensor.untyped_storage().data_ptr()
     run, offsets = _runs(name, item, inner)
     for offset in offsets:
-        yield _Piece(storage, stride * kernel_blocks, tensor.data_ptr() + offset, run)
+        yield tensor.data_ptr() + offset, run, stride * kernel_blocks
 
 
 def _block_dim(name: str, tensor: torch.Tensor, num_blocks: int, known: int) -> int:
@@ -212,9 +219,7 @@ def _block_dim(name: str, tensor: torch.Tensor, num_blocks: int, known: int) -> 
     found = [d for d, size in enumerate(shape[:2]) if size and size % num_blocks == 0]
     if known:
         found = [d for d in found if tensor.stride(d) * item * (shape[d] // num_blocks) == known]
-    elif len(found) == 2 and shape[0] != 2:
-        found = [0]
-    if len(found) == 2 and known and shape[0] != 2:
+    if len(found) == 2 and shape[0] != 2:
         found = [0]
     if len(found) != 1:
         said = f" with a block stride of {known} bytes" if known else ""
@@ -227,7 +232,8 @@ def _block_dim(name: str, tensor: torch.Tensor, num_blocks: int, known: int) -> 
 
 def _runs(name: str, item: int, inner: list[tuple[int, int]]) -> tuple[int, list[int]]:
     """Collapse (size, stride) dimensions to one run length and the offsets of the runs."""
-    run, rest = item, []
+    run = item
+    rest: list[tuple[int, int]] = []
     for size, stride in sorted(inner, key=lambda dim: dim[1]):
         if stride < run:
             raise TransferError(f"layer {name!r} has strides that overlap within a block")
@@ -248,9 +254,6 @@ def _runs(name: str, item: int, inner: list[tuple[int, int]]) -> tuple[int, list
     return run, offsets
 
 
-# From pieces to regions.
-
-
 def _windows(pieces: Iterable[_Piece]) -> list[_Window]:
     """Merge pieces that lie within one stride of each other: they belong to the same block."""
     windows: list[_Window] = []
@@ -263,50 +266,41 @@ def _windows(pieces: Iterable[_Piece]) -> list[_Window]:
             or end > last.start + last.stride
         ):
             windows.append(_Window(piece.storage, piece.stride, [(piece.start, end)]))
-        elif piece.start <= last.runs[-1][1]:  # adjacent, or another group's layer on these bytes
-            last.runs[-1] = (last.runs[-1][0], max(last.runs[-1][1], end))
-        else:
+        elif piece.start > last.runs[-1][1]:
             last.runs.append((piece.start, end))
-    return sorted(windows, key=lambda window: window.start)
+        else:  # adjacent, or another group's layer on the same bytes
+            last.runs[-1] = (last.runs[-1][0], max(last.runs[-1][1], end))
+    return sorted(windows, key=lambda window: (window.storage, window.start))
 
 
-def _check_windows(windows: list[_Window], num_blocks: int, ends: Mapping[int, int]) -> None:
+def _check_windows(windows: list[_Window], num_blocks: int) -> None:
     """Refuse blocks that share bytes: with the next block, or with another window's blocks."""
-    previous_end = 0
     for window in windows:
         if window.end(1) - window.start > window.stride:
             raise TransferError("blocks of the KV cache overlap: a block is above its stride")
-        if window.start < previous_end:
+    for before, window in pairwise(windows):
+        if before.storage == window.storage and before.end(num_blocks) > window.start:
             raise TransferError("layers of the KV cache overlap with different block strides")
-        previous_end = window.end(num_blocks)
-        if previous_end > ends[window.storage]:
-            raise TransferError("the KV cache's blocks end behind its storage")
 
 
-def _proven_runs(
-    windows: list[_Window], num_blocks: int, ends: Mapping[int, int], want: int
-) -> list[tuple[_Window, int, int]]:
-    """Return the runs whose sum is `want` bytes: the tensors' own, or else whole windows.
+def _regions(windows: list[_Window], num_blocks: int, want: int) -> tuple[Region, ...]:
+    """Return regions whose sum is `want` bytes: the tensors' own, or else whole windows.
 
     A padded page is larger than its tensor. The gaps are copied along, if the strides add up to
     vLLM's bytes per block: then every byte of a window is that block's.
     """
-    runs = [(window, start, end) for window in windows for start, end in window.runs]
-    have = sum(end - start for _, start, end in runs)
-    if have == want:
-        return runs
-    room = all(w.start + num_blocks * w.stride <= ends[w.storage] for w in windows)
-    if have < want == sum(w.stride for w in windows) and room:
-        return [(w, w.start, w.start + w.stride) for w in windows]
-    raise TransferError(
-        f"the KV tensors hold {have} bytes per block where vLLM's KVCacheConfig has {want}, "
-        "so a stored block would be incomplete"
-    )
-
-
-def _regions(runs: list[tuple[_Window, int, int]]) -> tuple[Region, ...]:
+    runs = [(start, end, window.stride) for window in windows for start, end in window.runs]
+    have = sum(end - start for start, end, _ in runs)
+    if have != want:
+        fits = all(w.start + num_blocks * w.stride <= w.storage.end for w in windows)
+        if not (fits and have < want == sum(w.stride for w in windows)):
+            raise TransferError(
+                f"the KV tensors hold {have} bytes per block where vLLM's KVCacheConfig has "
+                f"{want}, so a stored block would be incomplete"
+            )
+        runs = [(w.start, w.start + w.stride, w.stride) for w in windows]
     regions, offset = [], 0
-    for window, start, end in runs:
-        regions.append(Region(start, window.stride, offset, end - start))
+    for start, end, stride in runs:
+        regions.append(Region(start, stride, offset, end - start))
         offset += end - start
     return tuple(regions)

@@ -1,0 +1,390 @@
+"""Regions over the tensors that vLLM's own code allocates, and over older versions' shapes."""
+
+from __future__ import annotations
+
+import ctypes
+import warnings
+from collections.abc import Callable
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from continuum_connector.errors import TransferError
+from continuum_connector.worker.layout import Layout, all_layers, read_layout
+
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore")  # torch and vLLM use what they deprecate as they are imported
+    torch = pytest.importorskip("torch")
+    pytest.importorskip("vllm")
+    from vllm.config import VllmConfig
+    from vllm.v1.core.kv_cache_utils import (
+        get_kv_cache_config_from_groups,
+        get_kv_cache_groups,
+    )
+    from vllm.v1.kv_cache_interface import (
+        FullAttentionSpec,
+        KVCacheGroupSpec,
+        KVCacheLayout,
+        KVQuantMode,
+        MambaSpec,
+        MLAAttentionSpec,
+        SlidingWindowSpec,
+    )
+    from vllm.v1.worker.utils import allocate_kv_cache
+
+pytestmark = pytest.mark.vllm
+
+NUM_BLOCKS = 7
+Block = Callable[[Any, int], Any]
+FULL = FullAttentionSpec(block_size=16, num_kv_heads=4, head_size=8, dtype=torch.bfloat16)
+WINDOW = SlidingWindowSpec(
+    block_size=16, num_kv_heads=4, head_size=8, dtype=torch.bfloat16, sliding_window=32
+)
+GEMMA = {f"layers.{i}": FULL if i % 6 == 5 else WINDOW for i in range(12)}
+
+
+@pytest.fixture(scope="module")
+def vllm_config() -> VllmConfig:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return VllmConfig()
+
+
+@pytest.fixture(autouse=True)
+def _seed() -> None:
+    torch.manual_seed(1)
+
+
+def build(
+    vllm_config: VllmConfig,
+    layout: str,
+    specs: dict[str, Any],
+    kernel_block_size: int | None = None,
+    num_blocks: int = NUM_BLOCKS,
+) -> tuple[dict[str, Any], Any]:
+    """Make the KV tensors of a model with vLLM's own code."""
+    vllm_config.cache_config.kv_cache_layout = layout
+    vllm_config.cache_config.num_gpu_blocks_override = num_blocks
+    groups = get_kv_cache_groups(vllm_config, specs)
+    config = get_kv_cache_config_from_groups(vllm_config, groups, 1 << 30)
+    sizes = [kernel_block_size] * len(groups) if kernel_block_size else None
+    caches = allocate_kv_cache(config, torch.device("cpu"), KVCacheLayout[layout], sizes)
+    return caches, config
+
+
+def first_dim(num_blocks: int = NUM_BLOCKS) -> Block:
+    return lambda tensor, block: tensor.unflatten(0, (num_blocks, -1))[block]
+
+
+def bytes_of(tensor: Any) -> bytes:
+    return bytes(tensor.contiguous().view(torch.uint8).numpy())
+
+
+def randomise(caches: dict[str, Any]) -> None:
+    for tensor in caches.values():
+        storage = tensor.untyped_storage()
+        raw = torch.empty(0, dtype=torch.uint8).set_(storage)
+        raw.copy_(torch.randint(0, 256, raw.shape, dtype=torch.uint8))
+
+
+def copy(layout: Layout, block: int, slot: Any, store: bool) -> None:
+    for region in layout.regions:
+        host = ctypes.addressof(slot) + region.host_offset
+        device = region.dev_base + block * region.dev_stride
+        to, source = (host, device) if store else (device, host)
+        ctypes.memmove(to, source, region.num_bytes)
+
+
+def check_round_trip(
+    make: Callable[[], tuple[dict[str, Any], Any]], block_of: Block, num_blocks: int = NUM_BLOCKS
+) -> Layout:
+    """Store a block of one cache, load it to a block of another, compare every layer's bytes."""
+    (source, config), (target, _) = make(), make()
+    randomise(source)
+    randomise(target)
+    reading, writing = read_layout(source, config), read_layout(target, config)
+    offset = 0
+    for region in reading.regions:  # the pieces fill a slot back to back
+        assert region.host_offset == offset
+        offset += region.num_bytes
+    assert offset == reading.slot_bytes
+    ends = (0, num_blocks - 1)
+    for block, other in (ends, ends[::-1], (1 % num_blocks, 2 % num_blocks)):
+        before = {
+            (name, b): bytes_of(block_of(tensor, b))
+            for name, tensor in target.items()
+            for b in range(num_blocks)
+        }
+        slot = ctypes.create_string_buffer(reading.slot_bytes)
+        copy(reading, block, slot, store=True)
+        copy(writing, other, slot, store=False)
+        for (name, b), old in before.items():
+            want = bytes_of(block_of(source[name], block)) if b == other else old
+            assert bytes_of(block_of(target[name], b)) == want, (name, b)
+    return reading
+
+
+@pytest.mark.parametrize(
+    ("layout", "num_regions"),
+    [("LBHNC", 3), ("LBNHC", 3), ("LHBNC", 12), ("BLHNC", 1), ("BLNHC", 1), ("BHLNC", 1)],
+)
+def test_loaded_bytes_equal_stored_bytes_in_every_layout(vllm_config, layout, num_regions):
+    specs = {f"layers.{i}": FULL for i in range(3)}
+    got = check_round_trip(lambda: build(vllm_config, layout, specs), first_dim())
+    assert len(got.regions) == num_regions
+    assert got.slot_bytes == 3 * FULL.page_size_bytes
+    assert (got.num_blocks, got.device, got.device_index) == (NUM_BLOCKS, "cpu", 0)
+
+
+@pytest.mark.parametrize(("layout", "num_regions"), [("LBHNC", 2), ("LBNHC", 2), ("BLHNC", 1)])
+def test_groups_of_a_hybrid_model_share_one_set_of_regions(vllm_config, layout, num_regions):
+    caches, config = build(vllm_config, layout, GEMMA)
+    assert len(config.kv_cache_groups) == 6  # 2 layers each, on the same bytes
+    assert len({tensor.data_ptr() for tensor in caches.values()}) == 2
+    got = check_round_trip(lambda: build(vllm_config, layout, GEMMA), first_dim())
+    assert len(got.regions) == num_regions
+    assert got.slot_bytes == 2 * FULL.page_size_bytes
+
+
+@pytest.mark.parametrize("num_kv_heads", [1, 2])
+@pytest.mark.parametrize("layout", [member.name for member in KVCacheLayout])
+def test_tensor_parallel_shards_have_regions_of_their_own_heads(vllm_config, layout, num_kv_heads):
+    spec = replace(FULL, num_kv_heads=num_kv_heads)
+    specs = {f"layers.{i}": spec for i in range(4)}
+    got = check_round_trip(lambda: build(vllm_config, layout, specs), first_dim())
+    assert got.slot_bytes == FULL.page_size_bytes * num_kv_heads
+
+
+@pytest.mark.parametrize("layout", ["LBHNC", "LBNHC"])
+def test_kernel_blocks_of_a_block_are_copied_together(vllm_config, layout):
+    specs = {f"layers.{i}": replace(FULL, block_size=64) for i in range(2)}
+    caches, _ = build(vllm_config, layout, specs, kernel_block_size=16)
+    assert caches["layers.0"].shape[0] == 4 * NUM_BLOCKS
+    got = check_round_trip(
+        lambda: build(vllm_config, layout, specs, kernel_block_size=16), first_dim()
+    )
+    assert [region.num_bytes for region in got.regions] == [4 * FULL.page_size_bytes] * 2
+
+
+@pytest.mark.parametrize("layout", ["LBHNC", "BLHNC"])
+def test_padded_pages_are_copied_with_their_padding(vllm_config, layout):
+    spec = replace(FULL, page_size_padded=FULL.page_size_bytes + 512)
+    specs = {f"layers.{i}": spec for i in range(3)}
+    got = check_round_trip(lambda: build(vllm_config, layout, specs), first_dim())
+    assert got.slot_bytes == 3 * spec.page_size_bytes
+
+
+@pytest.mark.parametrize("layout", ["LBNHC", "BLHNC"])
+def test_layers_of_different_page_sizes(vllm_config, layout):
+    small = replace(FULL, head_size=4)
+    specs = {"layers.0": FULL, "layers.1": small, "layers.2": FULL}
+    got = check_round_trip(lambda: build(vllm_config, layout, specs), first_dim())
+    assert got.slot_bytes == 2 * FULL.page_size_bytes + small.page_size_bytes
+
+
+def test_latent_attention_with_one_head(vllm_config):
+    spec = MLAAttentionSpec(block_size=16, num_kv_heads=1, head_size=576, dtype=torch.bfloat16)
+    specs = {f"layers.{i}": spec for i in range(2)}
+    check_round_trip(lambda: build(vllm_config, "LBNHC", specs), first_dim())
+
+
+@pytest.mark.parametrize("num_blocks", [2, 4, 8, 16, 32])
+@pytest.mark.parametrize("layout", [member.name for member in KVCacheLayout])
+def test_block_dimension_is_found_where_other_dimensions_have_its_size(
+    vllm_config, layout, num_blocks
+):
+    specs = {f"layers.{i}": replace(FULL, num_kv_heads=16) for i in range(2)}
+    check_round_trip(
+        lambda: build(vllm_config, layout, specs, num_blocks=num_blocks),
+        first_dim(num_blocks),
+        num_blocks,
+    )
+
+
+# vLLM <= 0.28: one tensor per layer, or one for all.
+
+
+def old_config(num_layers: int, num_blocks: int, page_bytes: int, spec: Any = FULL) -> Any:
+    names = [f"layers.{i}" for i in range(num_layers)]
+    tensors = [SimpleNamespace(size=page_bytes * num_blocks, shared_by=[name]) for name in names]
+    return SimpleNamespace(
+        num_blocks=num_blocks,
+        kv_cache_tensors=tensors,
+        kv_cache_groups=[KVCacheGroupSpec(names, spec)],
+    )
+
+
+def old_caches(shape: tuple[int, ...], permute: tuple[int, ...] | None = None) -> dict[str, Any]:
+    """Two layers of logical `shape`, `permute`d from the order in memory."""
+    made = {}
+    for name in ("layers.0", "layers.1"):
+        order = permute or tuple(range(len(shape)))
+        tensor = torch.zeros([shape[dim] for dim in order], dtype=torch.bfloat16)
+        made[name] = tensor.permute([order.index(dim) for dim in range(len(shape))])
+    return made
+
+
+def second_dim(num_blocks: int) -> Block:
+    return lambda tensor, block: tensor.unflatten(1, (num_blocks, -1))[:, block]
+
+
+PAGE = FULL.page_size_bytes
+
+
+@pytest.mark.parametrize("permute", [None, (0, 1, 3, 2, 4)])
+@pytest.mark.parametrize("num_blocks", [4, 7, 16])
+def test_old_key_value_pair_before_the_blocks_makes_two_regions_per_layer(num_blocks, permute):
+    config = old_config(2, num_blocks, PAGE)
+    got = check_round_trip(
+        lambda: (old_caches((2, num_blocks, 16, 4, 8), permute), config),
+        second_dim(num_blocks),
+        num_blocks,
+    )
+    assert [region.num_bytes for region in got.regions] == [PAGE // 2] * 4
+
+
+def test_old_key_value_pair_with_kernel_blocks():
+    config = old_config(2, 5, 4 * PAGE)
+    got = check_round_trip(lambda: (old_caches((2, 20, 16, 4, 8)), config), second_dim(5), 5)
+    assert [region.num_bytes for region in got.regions] == [2 * PAGE] * 4
+
+
+@pytest.mark.parametrize("num_blocks", [4, 7, 16])
+def test_old_blocks_before_the_key_value_pair_make_one_region_per_layer(num_blocks):
+    config = old_config(2, num_blocks, PAGE)
+    got = check_round_trip(
+        lambda: (old_caches((num_blocks, 2, 16, 4, 8), (0, 1, 3, 2, 4)), config),
+        first_dim(num_blocks),
+        num_blocks,
+    )
+    assert [region.num_bytes for region in got.regions] == [PAGE] * 2
+
+
+def test_old_kernel_blocks_whose_neighbour_dimension_has_the_number_of_blocks():
+    config = old_config(2, 16, 2 * PAGE)
+    check_round_trip(lambda: (old_caches((32, 16, 4, 16)), config), first_dim(16), 16)
+
+
+def test_old_layers_of_several_groups_on_one_tensor_are_counted_once():
+    def make() -> tuple[dict[str, Any], Any]:
+        caches = old_caches((2, 7, 16, 4, 8))
+        config = old_config(2, 7, PAGE)
+        for i in (0, 1):
+            caches[f"other.{i}"] = caches[f"layers.{i}"]
+            config.kv_cache_tensors[i].shared_by.append(f"other.{i}")
+        return caches, config
+
+    assert check_round_trip(make, second_dim(7), 7).slot_bytes == 2 * PAGE
+
+
+def test_old_tensor_of_all_layers_is_one_region():
+    config = old_config(3, 7, PAGE)
+
+    def make() -> tuple[dict[str, Any], Any]:
+        return all_layers(torch.zeros((7, 3, 4, 16, 16), dtype=torch.bfloat16), config), config
+
+    got = check_round_trip(make, first_dim(7), 7)
+    assert [region.num_bytes for region in got.regions] == [3 * PAGE]
+
+
+def test_old_packed_cache_counts_the_block_it_names():
+    config = old_config(2, 7, PAGE)
+    for i, tensor in enumerate(config.kv_cache_tensors):
+        tensor.offset, tensor.block_stride = i * PAGE, 2 * PAGE
+
+    def make() -> tuple[dict[str, Any], Any]:
+        packed = torch.zeros((7, 2, 4, 16, 16), dtype=torch.bfloat16)
+        return {f"layers.{i}": packed[:, i] for i in range(2)}, config
+
+    got = check_round_trip(make, first_dim(7), 7)
+    assert [region.num_bytes for region in got.regions] == [2 * PAGE]
+
+
+# Refused.
+
+
+def refused(caches: dict[str, Any], config: Any, match: str) -> None:
+    with pytest.raises(TransferError, match=match):
+        read_layout(caches, config)
+
+
+def test_state_layers_are_refused():
+    spec = MambaSpec(block_size=16, shapes=((4, 4),), dtypes=(torch.float32,))
+    refused(old_caches((7, 2, 16, 4, 8)), old_config(2, 7, PAGE, spec), "MambaSpec hold a state")
+
+
+def test_lists_of_tensors_are_refused():
+    caches = {name: [tensor] for name, tensor in old_caches((7, 2, 16, 4, 8)).items()}
+    refused(caches, old_config(2, 7, PAGE), "list of tensors")
+
+
+def test_scales_of_unknown_place_are_refused():
+    spec = replace(FULL, kv_quant_mode=KVQuantMode.FP8_PER_TOKEN_HEAD)
+    refused(old_caches((7, 2, 16, 4, 8)), old_config(2, 7, PAGE, spec), "FP8_PER_TOKEN_HEAD")
+
+
+def test_tensors_on_two_devices_are_refused():
+    caches = old_caches((7, 2, 16, 4, 8))
+    caches["layers.1"] = caches["layers.1"].to("meta")
+    refused(caches, old_config(2, 7, PAGE), "2 devices")
+
+
+def test_no_tensors_are_refused():
+    refused({}, old_config(2, 7, PAGE), "0 devices")
+
+
+def test_a_layer_without_its_tensor_is_refused():
+    caches = old_caches((7, 2, 16, 4, 8))
+    del caches["layers.1"]
+    refused(caches, old_config(2, 7, PAGE), r"no KV tensor for layer 'layers\.1'")
+
+
+def test_bytes_that_differ_from_the_config_are_refused_with_both_numbers():
+    refused(
+        old_caches((7, 2, 16, 4, 8)),
+        old_config(2, 7, PAGE + 256),
+        rf"{2 * PAGE} bytes per block where vLLM's KVCacheConfig has {2 * PAGE + 512}",
+    )
+
+
+@pytest.mark.parametrize("shape", [(2, 2, 16, 4, 8), (2, 1, 16, 4, 8)])
+def test_a_pair_that_could_be_the_blocks_is_refused(shape):
+    refused(old_caches(shape), old_config(2, shape[1], PAGE), "2 dimensions that could be")
+
+
+def test_a_shape_without_the_blocks_is_refused():
+    refused(old_caches((2, 9, 16, 4, 8)), old_config(2, 7, PAGE), "0 dimensions that could be")
+
+
+def test_a_stride_that_vllm_names_and_the_tensor_lacks_is_refused(vllm_config):
+    caches, config = build(vllm_config, "LBNHC", {"layers.0": FULL})
+    config.kv_cache_tensors[0].block_stride *= 2
+    refused(caches, config, f"block stride of {2 * PAGE} bytes")
+
+
+def test_strides_that_overlap_are_refused():
+    caches = {
+        name: tensor[:, :1].expand(-1, 2, -1, -1, -1)
+        for name, tensor in old_caches((7, 2, 16, 4, 8)).items()
+    }
+    refused(caches, old_config(2, 7, PAGE), "overlap within a block")
+
+
+def test_blocks_that_overlap_are_refused():
+    whole = torch.zeros(7 * PAGE, dtype=torch.bfloat16)
+    caches = {
+        f"layers.{i}": whole.as_strided((7, PAGE // 2), (PAGE // 4, 1), i * PAGE * 3)
+        for i in range(2)
+    }
+    refused(caches, old_config(2, 7, PAGE), "a block is above its stride")
+
+
+def test_layers_that_share_bytes_at_different_strides_are_refused():
+    whole = torch.zeros(14 * PAGE, dtype=torch.bfloat16)
+    caches = {
+        "layers.0": whole.as_strided((7, PAGE // 2), (PAGE // 2, 1), 0),
+        "layers.1": whole.as_strided((7, PAGE // 2), (PAGE, 1), PAGE),
+    }
+    refused(caches, old_config(2, 7, PAGE), "different block strides")
