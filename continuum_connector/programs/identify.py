@@ -135,7 +135,7 @@ def _continuum(fields: Mapping[str, Any]) -> _Claim:
         parent=as_id(fields.get("parent")),
         final=as_flag(fields.get("final")),
         ttl_s=_as_ttl(fields.get("ttl_s")),
-        tools=_as_tools(fields.get("tools")),
+        tools=as_tools(fields.get("tools")),
         compaction=as_flag(fields.get("compaction")),
     )
 
@@ -155,7 +155,7 @@ def _agent_hint(params: Mapping[str, Any]) -> _Claim:
         parent=parent,
         final=final,
         ttl_s=_as_ttl(fields.get("ttl_s")),
-        tools=_as_tools(fields.get("tools")),
+        tools=as_tools(fields.get("tools")),
     )
 
 
@@ -175,7 +175,7 @@ def _client(xargs: Mapping[str, Any]) -> _Claim:
         _NAMESPACES[IdentitySource.CLIENT],
         program=as_id(xargs.get("job_id")) or as_id(xargs.get("program_id")),
         final=as_flag(xargs.get("is_last_step")),
-        tools=_as_tools(xargs.get("this_func_call")),
+        tools=as_tools(xargs.get("this_func_call")),
     )
 
 
@@ -216,7 +216,8 @@ def _as_ttl(value: object) -> float | None:
     return float(min(value, MAX_TTL_S)) if 0 <= value < math.inf else None  # NaN compares false
 
 
-def _as_tools(value: object) -> tuple[str, ...]:
+def as_tools(value: object) -> tuple[str, ...]:
+    """Read tool names from one string or a list; junk in it is skipped."""
     items = [value] if isinstance(value, str) else value
     if not isinstance(items, (list, tuple)):
         return ()

@@ -132,20 +132,19 @@ def _known_strides(config: Any) -> dict[str, int]:
 
 def _block_bytes(kv_caches: Mapping[str, Any], config: Any) -> int:
     """The bytes of one block by vLLM's own account, each storage counted once."""
-    by_storage: dict[int, dict[int, int]] = {}
+    sizes: dict[tuple[int, int], int] = {}
     for index, tensor in enumerate(config.kv_cache_tensors):
         names = _layer_names(tensor)
-        present = [name for name in names if name in kv_caches]
-        if not present:
+        cache = next((kv_caches[name] for name in names if name in kv_caches), None)
+        if cache is None:
             raise TransferError(f"vLLM gave no KV tensor for layer {names[0]!r}")
-        storage = kv_caches[present[0]].untyped_storage().data_ptr()
         # 0.29+: every tensor names the one allocation's size. Before: each its own, also where
         # all lie in one allocation; packed ones say the block's bytes instead.
-        shared = hasattr(tensor, "layer_stride")
-        packed = 0 if shared else int(getattr(tensor, "block_stride", 0))
-        num_bytes = packed * config.num_blocks or int(tensor.size)
-        by_storage.setdefault(storage, {})[-1 if shared or packed else index] = num_bytes
-    total = sum(sum(sizes.values()) for sizes in by_storage.values())
+        whole = hasattr(tensor, "layer_stride")
+        packed = 0 if whole else int(getattr(tensor, "block_stride", 0))
+        key = cache.untyped_storage().data_ptr(), -1 if whole or packed else index
+        sizes[key] = packed * config.num_blocks or int(tensor.size)
+    total = sum(sizes.values())
     if total == 0 or total % config.num_blocks:
         raise TransferError(
             f"the KV cache has {total} bytes, which {config.num_blocks} blocks do not divide"
@@ -163,10 +162,8 @@ def _check_specs(config: Any) -> None:
                 raise TransferError(f"layers of kind {kind} hold a state, not blocks of tokens")
             mode = getattr(spec, "kv_quant_mode", 0)
             if int(mode) > _MAX_QUANT_MODE:
-                raise TransferError(
-                    f"KV quantisation {getattr(mode, 'name', mode)} keeps scales whose place "
-                    "is not known"
-                )
+                name = getattr(mode, "name", mode)
+                raise TransferError(f"KV quantisation {name} keeps scales in places not known")
         if getattr(group, "host_resident", False):
             raise TransferError(f"the group of {group.layer_names[0]!r} already lies in DRAM")
 
@@ -175,11 +172,8 @@ def _check_tensors(kv_caches: Mapping[str, Any]) -> tuple[str, int]:
     """Return the device that all tensors lie on."""
     devices = set()
     for name, tensor in kv_caches.items():
-        if not hasattr(tensor, "untyped_storage"):
-            raise TransferError(
-                f"layer {name!r} has a {type(tensor).__name__} of tensors (a state, or side "
-                "tensors), which is not one span per block"
-            )
+        if not hasattr(tensor, "untyped_storage"):  # a state, or side tensors
+            raise TransferError(f"layer {name!r} has a {type(tensor).__name__} of tensors")
         devices.add((tensor.device.type, tensor.device.index or 0))
     if len(devices) != 1:
         raise TransferError(f"the KV cache lies on {len(devices)} devices, not on one")

@@ -1,0 +1,183 @@
+"""Build: puts the two halves together from vLLM's configs. Runs once, at start."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from continuum_connector import compat
+from continuum_connector.account import Account
+from continuum_connector.config import ContinuumConfig
+from continuum_connector.errors import ConfigError, TransferError
+from continuum_connector.policy.base import RetentionPolicy
+from continuum_connector.policy.fixed_ttl import FixedTtl
+from continuum_connector.policy.stock import Stock
+from continuum_connector.scheduler.ending import Endings
+from continuum_connector.scheduler.holds import HoldTable
+from continuum_connector.scheduler.scheduler import SchedulerSide
+from continuum_connector.scheduler.tier import DramTier
+from continuum_connector.scheduler.tier_events import TierEvents
+from continuum_connector.scheduler.waker import NoWaker, Waker
+from continuum_connector.trace import open_trace
+from continuum_connector.worker.worker import ContinuumWorker
+
+logger = logging.getLogger(f"vllm.{__name__}")
+
+
+def reason_to_step_aside(vllm_config: Any, kv_cache_config: Any) -> str:
+    """Say in one sentence why this server cannot use us, or return ""."""
+    if not vllm_config.cache_config.enable_prefix_caching:
+        return (
+            "prefix caching is off, so a kept block could never be found again; "
+            "serve with --enable-prefix-caching"
+        )
+    try:
+        compat.kv_groups(vllm_config, kv_cache_config)
+    except ConfigError as error:
+        return f"{error}, so turns of this model are served as stock vLLM serves them"
+    return ""
+
+
+def policy(config: ContinuumConfig) -> RetentionPolicy:
+    """Return the policy named in the config."""
+    if config.policy == "stock":
+        return Stock()
+    return FixedTtl(config.ttl_s, config.max_ttl_s)
+
+
+def scheduler_side(
+    config: ContinuumConfig,
+    vllm_config: Any,
+    kv_cache_config: Any,
+    pool: Any,
+    account: Account,
+    wake: Callable[[], None] | None,
+) -> SchedulerSide:
+    """Build the scheduler half around vLLM's block pool."""
+    groups = compat.kv_groups(vllm_config, kv_cache_config)
+    world_size, node_ranks = compat.num_ranks(vllm_config)
+    slot_bytes = compat.bytes_per_block(kv_cache_config)
+    num_slots = _num_slots(config, vllm_config, len(groups), node_ranks, slot_bytes)
+
+    def make_tier(holds: HoldTable) -> DramTier:
+        events = vllm_config.kv_events_config
+        wanted = events is not None and events.enable_kv_cache_events
+        tier_events = TierEvents(compat.KvEventFactory(), groups.block_size) if wanted else None
+        return DramTier(
+            num_slots,
+            slot_bytes * world_size,
+            world_size,
+            groups,
+            holds,
+            account,
+            config.load_timeout_s,
+            tier_events,
+        )
+
+    return SchedulerSide(
+        config,
+        policy(config),
+        pool,
+        groups,
+        make_tier,
+        account,
+        open_trace(config.trace_path),
+        Waker(wake) if wake is not None else NoWaker(),
+        Endings(lambda: compat.load_tokenizer(vllm_config)),
+    )
+
+
+def _num_slots(
+    config: ContinuumConfig, vllm_config: Any, num_groups: int, node_ranks: int, slot_bytes: int
+) -> int:
+    """Host slots of one rank; 0 without a tier, and a sentence in the log says why."""
+    if config.dram_bytes == 0:
+        logger.info("ContinuumConnector: no DRAM tier; CONTINUUM_DRAM_BYTES=64GiB would add one")
+        return 0
+    if vllm_config.parallel_config.pipeline_parallel_size > 1:
+        logger.warning("ContinuumConnector: no DRAM tier with pipeline parallelism, not proven yet")
+        return 0
+    if num_groups > 1 and not compat.can_fail_by_request():
+        logger.warning(
+            "ContinuumConnector: no DRAM tier for hybrid KV groups on this vLLM, which cannot "
+            "recompute a failed load there; vLLM 0.30 can"
+        )
+        return 0
+    num_slots = config.dram_bytes // node_ranks // slot_bytes
+    if num_slots == 0:
+        raise ConfigError(
+            f"dram_bytes = {config.dram_bytes} over {node_ranks} ranks holds no block "
+            f"({slot_bytes} bytes each), so nothing could be offloaded; "
+            f"set {slot_bytes * node_ranks} or more, or 0"
+        )
+    logger.info(
+        "ContinuumConnector: DRAM tier of %d blocks of %d KiB on each of %d ranks",
+        num_slots,
+        slot_bytes // 1024,
+        node_ranks,
+    )
+    return num_slots
+
+
+def blocks_needed(call: Mapping[str, Any], side: SchedulerSide) -> int:
+    """Return a lower bound of the blocks that a waiting request's allocation takes.
+
+    `call`: the arguments of KVCacheManager.allocate_slots. Only full-attention groups
+    count, since what a window needs depends on what may be skipped.
+    """
+    request, size = call["request"], side.groups.block_size
+    found = request.num_computed_tokens + call.get("num_new_computed_tokens", 0)
+    total = found + call.get("num_external_computed_tokens", 0) + call["num_new_tokens"]
+    if call.get("full_sequence_must_fit"):
+        total = max(total, request.num_tokens)
+    return int(side.groups.num_full) * max(1, -(-total // size) - -(-found // size))
+
+
+# --- worker half ------------------------------------------------------------------------
+def worker(config: ContinuumConfig, vllm_config: Any) -> ContinuumWorker:
+    """Build the worker half; its engine comes with the KV caches."""
+    _, node_ranks = compat.num_ranks(vllm_config)
+
+    def make_engine(layout: Any, num_slots: int) -> Any:
+        from continuum_connector.worker.native import NativeEngine
+
+        driver = config.driver
+        if driver == "auto":
+            driver = "cuda" if layout.device == "cuda" else "sim"
+        return NativeEngine(
+            driver=driver,
+            device=layout.device_index,
+            regions=layout.regions,
+            num_blocks=layout.num_blocks,
+            num_slots=num_slots,
+            slot_bytes=layout.slot_bytes,
+        )
+
+    return ContinuumWorker(make_engine, config, node_ranks, _current_stream)
+
+
+def _current_stream() -> int:
+    """The CUDA stream vLLM computes on, or 0 on CPU."""
+    import torch
+
+    if not torch.cuda.is_available():
+        return 0
+    return int(torch.cuda.current_stream().cuda_stream)
+
+
+def register(worker: ContinuumWorker, kv_caches: Mapping[str, Any], kv_cache_config: Any) -> None:
+    """Read the layout back and build pool and engine; what is not proven disables the tier."""
+    from continuum_connector.worker.layout import read_layout
+
+    try:
+        worker.register(read_layout(kv_caches, kv_cache_config))
+    except TransferError as error:
+        worker.disable(str(error))
+
+
+def register_all_layers(worker: ContinuumWorker, kv_cache: Any, kv_cache_config: Any) -> None:
+    """The same for one tensor over all layers (vLLM <= 0.28)."""
+    from continuum_connector.worker.layout import all_layers
+
+    register(worker, all_layers(kv_cache, kv_cache_config), kv_cache_config)

@@ -1,0 +1,283 @@
+"""The only file that asks which vLLM this is, always by feature, never by version number.
+
+Every touch of a name that vLLM does not promise goes through here; tests/versions runs it
+against the releases in SUPPORTED.
+"""
+
+from __future__ import annotations
+
+import inspect
+import sys
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from vllm.logger import init_logger
+from vllm.v1.request import RequestStatus
+
+from continuum_connector.errors import ConfigError
+from continuum_connector.scheduler.kv_groups import KvGroup, KvGroups
+
+# (release, what was run on it); tests/versions reads this table.
+SUPPORTED = (
+    ("0.26.0", "scheduler side"),
+    ("0.27.1", "scheduler side"),
+    ("0.29.0", "scheduler side"),
+    ("0.32.0", "scheduler side, worker side and server on CPU"),
+    ("0.33.0", "scheduler side"),
+)
+
+CONNECTOR_NAME = "ContinuumConnector"
+
+
+def logger(name: str) -> Any:
+    """vLLM's logger, so that our lines look like its own in the server's log."""
+    return init_logger(f"vllm.{name}")
+
+
+# --- requests ---------------------------------------------------------------------------
+def is_preempted(request: Any) -> bool:
+    return bool(request.status == RequestStatus.PREEMPTED)
+
+
+def is_waiting(request: Any) -> bool:
+    """Whether the request asks for admission, not for one more block while it runs."""
+    return bool(request.status != RequestStatus.RUNNING)
+
+
+def is_aborted(request: Any) -> bool:
+    """Finished as ABORTED: by a disconnect, or by a stop string, which the API server matches."""
+    return bool(request.status == RequestStatus.FINISHED_ABORTED)
+
+
+def load_tokenizer(vllm_config: Any) -> Any:
+    """Load the server's tokenizer, or return None where the server runs without one."""
+    if vllm_config.model_config.skip_tokenizer_init:
+        return None
+    try:
+        from vllm.tokenizers import cached_tokenizer_from_config
+    except ImportError:
+        from vllm.transformers_utils.tokenizer import cached_tokenizer_from_config
+
+    return cached_tokenizer_from_config(vllm_config.model_config)
+
+
+# --- KV cache ---------------------------------------------------------------------------
+def kv_groups(vllm_config: Any, kv_cache_config: Any) -> KvGroups:
+    """Describe the model's KV groups; ConfigError says which kind is not proven yet."""
+    from vllm.v1.kv_cache_interface import FullAttentionSpec, SlidingWindowSpec
+
+    groups = []
+    for index, group in enumerate(kv_cache_config.kv_cache_groups):
+        spec = group.kv_cache_spec
+        window = getattr(spec, "sliding_window", None)
+        if isinstance(spec, SlidingWindowSpec):
+            groups.append(KvGroup(index, spec.block_size, window))
+        elif isinstance(spec, FullAttentionSpec) and not getattr(spec, "prefix_replay_tokens", 0):
+            groups.append(KvGroup(index, spec.block_size))
+        else:
+            raise ConfigError(f"KV group {index} is {type(spec).__name__}, which is not proven yet")
+    if not groups:
+        raise ConfigError("the model has no KV cache")
+    sizes = {group.block_size for group in groups}
+    hash_size = getattr(kv_cache_config, "hash_block_size", None) or groups[0].block_size
+    if sizes != {hash_size}:
+        raise ConfigError(
+            f"block sizes {sorted(sizes)} with hashes of {hash_size} are not proven yet"
+        )
+    parallel = vllm_config.parallel_config
+    if getattr(parallel, "decode_context_parallel_size", 1) > 1:
+        raise ConfigError("decode context parallelism is not proven yet")
+    return KvGroups(groups)
+
+
+def bytes_per_block(kv_cache_config: Any) -> int:
+    """VRAM bytes of one block on one rank, over all layers."""
+    tensors = kv_cache_config.kv_cache_tensors
+    if hasattr(tensors[0], "layer_stride"):
+        # vLLM >= 0.29: placements within one backing allocation; `size` is the whole of it.
+        size = max(tensor.size for tensor in tensors)
+    else:
+        size = sum(tensor.size for tensor in tensors)
+    return int(size // kv_cache_config.num_blocks)
+
+
+def num_ranks(vllm_config: Any) -> tuple[int, int]:
+    """Return (ranks of this engine, ranks that share this node's memory)."""
+    parallel = vllm_config.parallel_config
+    world_size = parallel.world_size
+    local_engines = max(1, getattr(parallel, "data_parallel_size_local", 1) or 1)
+    num_nodes = max(1, getattr(parallel, "nnodes", 1) or 1)
+    return world_size, max(1, world_size * local_engines // num_nodes)
+
+
+def wanted_layout(kv_layout: str, has_tier: bool) -> str | None:
+    """The KV cache layout to ask for; None leaves the choice to vLLM.
+
+    Block-outermost makes a block one contiguous run: one copy instead of one per layer.
+    """
+    try:
+        from vllm.v1.kv_cache_layout import KVCacheLayout  # noqa: F401  (vLLM >= 0.29)
+    except ImportError:
+        return None
+    if kv_layout == "auto":
+        return "BLHNC" if has_tier else None
+    return None if kv_layout == "stock" else kv_layout
+
+
+def can_fail_by_request() -> bool:
+    """Whether a failed load can be reported per request (vLLM >= 0.30), not only per block."""
+    from vllm.distributed.kv_transfer.kv_connector.v1 import base
+
+    return hasattr(base, "KVConnectorTransferResults")
+
+
+def transfer_results(finished: set[str], failed: set[str]) -> Any:
+    """Build vLLM's KVConnectorTransferResults (>= 0.30)."""
+    from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorTransferResults
+
+    return KVConnectorTransferResults(finished_recving=finished, failed_recving=failed)
+
+
+def cache_hit_source() -> Any:
+    """How vLLM labels our hits (>= 0.32), or None."""
+    try:
+        from vllm.v1.metrics.cache_hit_source import CacheHitSource
+    except ImportError:
+        return None
+    return getattr(CacheHitSource, "HOST", None) or CacheHitSource.EXTERNAL_UNSPECIFIED
+
+
+class KvEventFactory:
+    """Builds vLLM KV events for DRAM blocks, with the fields that this vLLM knows."""
+
+    medium = "CPU"
+
+    def __init__(self) -> None:
+        from vllm.distributed import kv_events
+        from vllm.v1.core.kv_cache_utils import maybe_convert_block_hash
+
+        self._events = kv_events
+        self._convert = maybe_convert_block_hash
+
+    def stored(self, request: Any, index: int, group: int, key: bytes, block_size: int) -> Any:
+        """One block came to DRAM; its tokens and parent are those of the request's chain."""
+        hashes = request.block_hashes
+        lora = request.lora_request
+        fields = {
+            "block_hashes": [self._convert(key[:-4])],
+            "parent_block_hash": self._convert(hashes[index - 1]) if index else None,
+            "token_ids": list(request.all_token_ids[index * block_size : (index + 1) * block_size]),
+            "block_size": block_size,
+            "lora_id": lora.adapter_id if lora else None,
+            "medium": self.medium,
+            "lora_name": lora.name if lora else None,
+            "group_idx": group,
+            "session_id": getattr(request, "session_id", None),
+        }
+        return self._build(self._events.BlockStored, fields)
+
+    def removed(self, key: bytes) -> Any:
+        """One block left DRAM."""
+        fields = {
+            "block_hashes": [self._convert(key[:-4])],
+            "medium": self.medium,
+            "group_idx": int.from_bytes(key[-4:], "big"),
+        }
+        return self._build(self._events.BlockRemoved, fields)
+
+    def cleared(self) -> Any:
+        """All blocks left DRAM."""
+        return self._events.AllBlocksCleared()
+
+    @staticmethod
+    def _build(kind: Any, fields: dict[str, Any]) -> Any:
+        known = kind.__struct_fields__
+        return kind(**{name: value for name, value in fields.items() if name in known})
+
+
+# --- scheduler --------------------------------------------------------------------------
+def queue_attributes(scheduler: Any) -> list[str]:
+    """Names of the queues that hold turns without KV (skipped_waiting: vLLM <= 0.30)."""
+    return [name for name in ("waiting", "skipped_waiting") if hasattr(scheduler, name)]
+
+
+def rank_victims_by_request(scheduler: Any) -> bool:
+    """Let vLLM preempt by (priority, arrival_time) of the requests, latest first.
+
+    Under FCFS it preempts whoever was admitted last. Its other rule also rolls back a victim
+    that was scheduled earlier in the same step. Only the choice of victims reads `policy`
+    once the queues exist (v1/core/sched/scheduler.py, schedule()). Returns False where
+    the user chose the priority policy: then the user's priorities stay as they are.
+    """
+    from vllm.v1.core.sched.request_queue import SchedulingPolicy
+
+    if scheduler.policy == SchedulingPolicy.PRIORITY:
+        return False
+    scheduler.policy = SchedulingPolicy.PRIORITY
+    return True
+
+
+def recompute_failed_loads(scheduler: Any) -> None:
+    """A failed load is a miss (law 4), whatever kv_load_failure_policy says: its default fails
+    the request with HTTP 500."""
+    scheduler.recompute_kv_load_failures = True
+
+
+def find_wake() -> Callable[[], None] | None:
+    """Return what makes an idle engine step, or None where nothing waits (offline LLM).
+
+    EngineCoreProc blocks in `input_queue.get`; a WAKEUP message is a no-op that ends the
+    wait. The queue is reachable only from its constructor, which is on the call stack while
+    the connector is built: create_connector <- Scheduler.__init__ <- EngineCoreProc.__init__.
+    """
+    from vllm.v1.engine import EngineCoreRequestType
+
+    frame = sys._getframe(1)
+    while frame is not None:
+        queue = getattr(frame.f_locals.get("self"), "input_queue", None)
+        if queue is not None and hasattr(EngineCoreRequestType, "WAKEUP"):
+            message = (EngineCoreRequestType.WAKEUP, None)
+            return lambda: queue.put_nowait(message)
+        frame = frame.f_back  # type: ignore[assignment]
+    return None
+
+
+def find_ours(connector: Any, kind: type) -> Any:
+    """Return our connector: the engine's own, or one inside a MultiConnector, or None."""
+    if isinstance(connector, kind):
+        return connector
+    children: Sequence[Any] = getattr(connector, "_connectors", ())
+    return next((child for child in children if isinstance(child, kind)), None)
+
+
+def names_us(kv_transfer_config: Any) -> bool:
+    """Whether the configured connector is ours, alone or inside a MultiConnector."""
+    if kv_transfer_config is None:
+        return False
+    if kv_transfer_config.kv_connector == CONNECTOR_NAME:
+        return True
+    inner = (kv_transfer_config.kv_connector_extra_config or {}).get("connectors", ())
+    return any(c.get("kv_connector") == CONNECTOR_NAME for c in inner if isinstance(c, dict))
+
+
+def bound_arguments(function: Callable[..., Any]) -> Callable[..., dict[str, Any]]:
+    """Return a function that names the arguments of a call to `function`, defaults included."""
+    signature = inspect.signature(function)
+
+    def bind(*args: Any, **kwargs: Any) -> dict[str, Any]:
+        bound = signature.bind(*args, **kwargs)
+        bound.apply_defaults()
+        return bound.arguments
+
+    return bind
+
+
+def our_extra_config(kv_transfer_config: Any) -> dict[str, Any]:
+    """Return our part of the extra config, also when we are inside a MultiConnector."""
+    extra = kv_transfer_config.kv_connector_extra_config or {}
+    if kv_transfer_config.kv_connector == CONNECTOR_NAME:
+        return dict(extra)
+    for child in extra.get("connectors", ()):
+        if child.get("kv_connector") == CONNECTOR_NAME:
+            return dict(child.get("kv_connector_extra_config") or {})
+    return {}

@@ -1,0 +1,325 @@
+"""ContinuumConnector: vLLM's hooks as delegations, scheduler half first, worker half second.
+
+The only file that reads the clock. Each half exists in its own process (or both in one, at
+tensor parallel size 1 on a GPU), so nothing is shared between them but messages.
+"""
+
+from __future__ import annotations
+
+import functools
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, TypeVar, cast
+
+from vllm.distributed.kv_transfer.kv_connector.v1.base import (
+    KVConnectorBase_V1,
+    KVConnectorMetadata,
+    KVConnectorRole,
+    KVConnectorWorkerMetadata,
+    SupportsHMA,
+)
+
+from continuum_connector import build, compat
+from continuum_connector.account import Account
+from continuum_connector.config import load_config
+from continuum_connector.messages import StepPlan, WorkerReport
+from continuum_connector.metrics import ContinuumPromMetrics, ContinuumStats
+
+if TYPE_CHECKING:
+    from continuum_connector.scheduler.scheduler import SchedulerSide
+    from continuum_connector.worker.worker import ContinuumWorker
+
+logger = compat.logger(__name__)
+Hook = TypeVar("Hook", bound=Callable[..., Any])
+
+
+@dataclass
+class StepMetadata(KVConnectorMetadata):  # type: ignore[misc]
+    """Carries the step plan down."""
+
+    plan: StepPlan
+
+
+@dataclass
+class WorkerMetadata(KVConnectorWorkerMetadata):  # type: ignore[misc]
+    """Carries a rank's report up; vLLM sums the ranks' by `aggregate`."""
+
+    report: WorkerReport
+
+    def aggregate(self, other: KVConnectorWorkerMetadata) -> WorkerMetadata:
+        self.report.merge(other.report)
+        return self
+
+
+def _timed(hook: Hook) -> Hook:
+    """Count the seconds spent in a hook, for `continuum:hook_seconds`."""
+    label = hook.__name__
+
+    @functools.wraps(hook)
+    def timed(self: ContinuumConnector, *args: Any, **kwargs: Any) -> Any:
+        began = time.perf_counter()
+        try:
+            return hook(self, *args, **kwargs)
+        finally:
+            self.account.observe("hook_seconds", time.perf_counter() - began, label)
+
+    return cast(Hook, timed)
+
+
+class ContinuumConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
+    """Pins finished turns in VRAM, tiers them to DRAM, and orders waiting turns by program.
+
+    `side` is None on workers and where we step aside (no prefix caching, unproven model):
+    then every hook answers what a connector that does nothing would.
+    """
+
+    def __init__(self, vllm_config: Any, role: Any, kv_cache_config: Any) -> None:
+        super().__init__(vllm_config, role, kv_cache_config)
+        self.config = load_config(compat.our_extra_config(vllm_config.kv_transfer_config))
+        self.account = Account()
+        self.side: SchedulerSide | None = None
+        self.worker: ContinuumWorker | None = None
+        self._cache_hit_source = compat.cache_hit_source()
+        self._clock: Callable[[], float] = time.monotonic
+        self._aside = build.reason_to_step_aside(vllm_config, kv_cache_config)
+        if role is KVConnectorRole.SCHEDULER:
+            if self._aside:
+                logger.warning("ContinuumConnector steps aside: %s", self._aside)
+            self._wake = compat.find_wake()
+        elif not self._aside:
+            self.worker = build.worker(self.config, vllm_config)
+        self._is_attached = False
+        self._bad_blocks: set[int] = set()
+
+    def set_clock(self, clock: Callable[[], float]) -> None:
+        """Take time from elsewhere, in monotonic seconds: tests and simulations."""
+        self._clock = clock
+
+    # --- both halves ------------------------------------------------------------------
+    @property
+    def requires_kv_delivery(self) -> bool:
+        """False: a store that is lost is a later miss, so preemption need not drop output."""
+        return False
+
+    @classmethod
+    def get_required_kvcache_layout(cls, vllm_config: Any) -> str | None:
+        config = load_config(compat.our_extra_config(vllm_config.kv_transfer_config))
+        return compat.wanted_layout(config.kv_layout, config.dram_bytes > 0)
+
+    @property
+    def prefer_cross_layer_blocks(self) -> bool:
+        """vLLM <= 0.28: ask for one tensor with the block outermost over all layers."""
+        return self.config.dram_bytes > 0 and self.config.kv_layout != "stock"
+
+    def get_kv_connector_stats(self) -> ContinuumStats | None:
+        if self.side is not None:
+            self.side.update_gauges()
+        return ContinuumStats.take(self.account)
+
+    @classmethod
+    def build_kv_connector_stats(cls, data: dict[str, Any] | None = None) -> ContinuumStats:
+        return ContinuumStats.build(data)
+
+    @classmethod
+    def build_prom_metrics(
+        cls,
+        vllm_config: Any,
+        metric_types: Any,
+        labelnames: list[str],
+        per_engine_labelvalues: dict[int, list[object]],
+    ) -> ContinuumPromMetrics:
+        return ContinuumPromMetrics(vllm_config, metric_types, labelnames, per_engine_labelvalues)
+
+    def shutdown(self) -> None:
+        if self.side is not None:
+            self.side.shutdown(self._clock())
+        if self.worker is not None:
+            self.worker.shutdown()
+
+    # --- scheduler half, in the order the engine calls it -------------------------------
+    def bind_gpu_block_pool(self, gpu_block_pool: Any) -> None:
+        if self._aside or self._role is not KVConnectorRole.SCHEDULER:
+            return
+        self.side = build.scheduler_side(
+            self.config,
+            self._vllm_config,
+            self._kv_cache_config,
+            gpu_block_pool,
+            self.account,
+            self._wake,
+        )
+
+    def attached(self, base: str) -> None:
+        """The scheduler subclass is in place: pins yield inside allocations."""
+        self._is_attached = True
+        order = "in program order" if self.config.order else "in vLLM's order"
+        logger.info("ContinuumConnector attached to %s: pins yield, turns wait %s", base, order)
+
+    @_timed
+    def before_queued(self, request: Any, ranks_victims: bool) -> None:
+        """Name the request's program before it is queued (scheduler subclass only)."""
+        assert self.side is not None
+        turn = self.side.begin_turn(request, self._clock())
+        if ranks_victims:
+            # vLLM preempts the largest (priority, arrival_time): not a last turn, then the
+            # program that came last (Continuum's rule; policy.md, section 2).
+            request.priority = 0 if turn.identity.hints.final else 1
+            request.arrival_time = turn.program.arrival
+
+    @_timed
+    def on_new_request(self, request: Any) -> None:
+        if self.side is not None:
+            self.side.begin_turn(request, self._clock())
+
+    def rank(self, request: Any, by_priority: bool) -> tuple[Any, ...]:
+        """A waiting request's place in the queue; the user's priority first, if in force."""
+        assert self.side is not None
+        rank = self.side.rank(request, compat.is_preempted(request))
+        return (request.priority, *rank) if by_priority else rank
+
+    @_timed
+    def get_num_new_matched_tokens(
+        self, request: Any, num_computed_tokens: int
+    ) -> tuple[int | None, bool]:
+        if self.side is None:
+            return 0, False
+        now = self._clock()
+        if not self._is_attached:
+            self.side.make_room_unattached(request, num_computed_tokens, now)
+        return self.side.match(request, num_computed_tokens, now)
+
+    def with_room(self, allocate: Callable[..., Any]) -> Callable[..., Any]:
+        """Wrap KVCacheManager.allocate_slots: before it answers None, pins give way."""
+        bind = compat.bound_arguments(allocate)
+
+        @functools.wraps(allocate)
+        def allocate_slots(request: Any, *args: Any, **kwargs: Any) -> Any:
+            blocks = allocate(request, *args, **kwargs)
+            return self._retry(allocate, bind, request, args, kwargs) if blocks is None else blocks
+
+        return allocate_slots
+
+    def _retry(self, allocate: Any, bind: Any, request: Any, args: Any, kwargs: Any) -> Any:
+        assert self.side is not None
+        began = time.perf_counter()
+        need = 1
+        if compat.is_waiting(request):
+            need = build.blocks_needed(bind(request, *args, **kwargs), self.side)
+        retry = functools.partial(allocate, request, *args, **kwargs)
+        blocks = self.side.make_room(request, retry, need, self._clock())
+        self.account.observe("hook_seconds", time.perf_counter() - began, "allocate_slots")
+        return blocks
+
+    def has_pending_block_frees(self) -> bool:
+        if self.side is None:
+            return False
+        now = self._clock()
+        if not self._is_attached and self.side.give_up_cheapest(now):
+            return True
+        return self.side.will_free_blocks(now)
+
+    @_timed
+    def update_state_after_alloc(self, request: Any, blocks: Any, num_external_tokens: int) -> None:
+        if self.side is not None:
+            block_ids = blocks.get_block_ids() if num_external_tokens else ()
+            self.side.after_alloc(request, block_ids, num_external_tokens, self._clock())
+
+    @_timed
+    def build_connector_meta(self, scheduler_output: Any) -> StepMetadata:
+        plan = self.side.plan(self._clock()) if self.side is not None else StepPlan()
+        return StepMetadata(plan)
+
+    @_timed
+    def update_connector_output(self, connector_output: Any) -> None:
+        meta = connector_output.kv_connector_worker_meta
+        if self.side is not None and isinstance(meta, WorkerMetadata):
+            self.side.settle(meta.report, self._clock())
+
+    @_timed
+    def request_finished_all_groups(
+        self, request: Any, block_ids: tuple[list[int], ...]
+    ) -> tuple[bool, dict[str, Any] | None]:
+        """Never delays the free: our own references keep what we want (vllm-facts Q2)."""
+        if self.side is None:
+            return False, None
+        is_aborted = compat.is_aborted(request)
+        return False, self.side.finish(request, block_ids, is_aborted, self._clock())
+
+    def request_finished(
+        self, request: Any, block_ids: list[int]
+    ) -> tuple[bool, dict[str, Any] | None]:
+        return self.request_finished_all_groups(request, (block_ids,))
+
+    def has_pending_push_work(self) -> bool:
+        """True only while copies are to settle or a pin is due: anything more burns a core."""
+        return self.side is not None and self.side.has_work(self._clock())
+
+    def take_events(self) -> Iterable[Any]:
+        return self.side.tier.take_events() if self.side is not None else ()
+
+    def reset_cache(self) -> bool:
+        if self.side is not None:
+            self.side.reset(self._clock())
+        return True
+
+    # --- worker half ------------------------------------------------------------------
+    def register_kv_caches(self, kv_caches: dict[str, Any]) -> None:
+        if self.worker is not None:
+            build.register(self.worker, kv_caches, self._kv_cache_config)
+
+    def register_cross_layers_kv_cache(self, kv_cache: Any, attn_backend: Any) -> None:
+        """vLLM <= 0.28: one tensor for all layers, because of prefer_cross_layer_blocks."""
+        if self.worker is not None:
+            build.register_all_layers(self.worker, kv_cache, self._kv_cache_config)
+
+    def bind_connector_metadata(self, connector_metadata: KVConnectorMetadata) -> None:
+        super().bind_connector_metadata(connector_metadata)
+        if self.worker is not None and isinstance(connector_metadata, StepMetadata):
+            self.worker.begin(connector_metadata.plan)
+
+    @_timed
+    def handle_preemptions(self, kv_connector_metadata: KVConnectorMetadata) -> None:
+        """Nothing to wait for: stores hold their blocks, and a loading request is not running."""
+
+    @_timed
+    def start_load_kv(self, forward_context: Any, **kwargs: Any) -> None:
+        if self.worker is not None:
+            self.worker.start_loads()
+
+    def wait_for_layer_load(self, layer_name: str) -> None:
+        """Loads are asynchronous: no request runs before its load has settled."""
+
+    def save_kv_layer(
+        self, layer_name: str, kv_layer: Any, attn_metadata: Any, **kwargs: Any
+    ) -> None:
+        """Stores copy whole blocks of finished turns, never a layer at a time."""
+
+    @_timed
+    def wait_for_save(self) -> None:
+        """Submits and returns (law 3)."""
+        if self.worker is not None:
+            self.worker.submit_stores()
+
+    @_timed
+    def get_finished(self, finished_req_ids: set[str]) -> tuple[set[str] | None, set[str] | None]:
+        finished, _ = self._poll()
+        return None, finished or None
+
+    def get_transfer_results(self, finished_req_ids: set[str]) -> Any:
+        return compat.transfer_results(*self._poll())
+
+    def _poll(self) -> tuple[set[str], set[str]]:
+        if self.worker is None:
+            return set(), set()
+        finished, self._bad_blocks, failed = self.worker.poll()
+        return finished, failed
+
+    def get_block_ids_with_load_errors(self) -> set[int]:
+        """Per block where there is one KV group; with more, vLLM asks for requests instead."""
+        bad, self._bad_blocks = self._bad_blocks, set()
+        return bad if len(self._kv_cache_config.kv_cache_groups) == 1 else set()
+
+    def build_connector_worker_meta(self) -> WorkerMetadata | None:
+        report = self.worker.take_report() if self.worker is not None else None
+        return WorkerMetadata(report) if report is not None else None

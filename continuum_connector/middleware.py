@@ -1,0 +1,218 @@
+"""ASGI middleware: carries identities that vLLM's front end drops into kv_transfer_params.
+
+    vllm serve MODEL ... --middleware continuum_connector.middleware.ProgramMiddleware
+
+Optional. vLLM parses a request into its own fields and drops the rest before a connector can
+see it: top-level `job_id`, agents' headers, `prompt_cache_key`, `metadata`. On the four
+generating APIs this adds them as `kv_transfer_params.continuum`, which all four pass on (vLLM
+0.26-0.33; `vllm_xargs` does not survive /v1/messages before 0.29). What the client put there
+itself is never changed. Stateless: any number of API servers may run it.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import deque
+from collections.abc import Awaitable, Callable, Mapping, MutableMapping
+from typing import Any
+
+import msgspec
+
+from continuum_connector.programs.identify import as_flag, as_id, as_tools, read_agent_hint
+from continuum_connector.programs.program import IdentitySource
+from continuum_connector.programs.vendors import Fields, read_vendors
+
+Scope = MutableMapping[str, Any]
+Message = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[Message]]
+Send = Callable[[Message], Awaitable[None]]
+App = Callable[[Scope, Receive, Send], Awaitable[None]]
+
+MESSAGES_PATH = "/v1/messages"
+PATHS = frozenset({"/v1/chat/completions", "/v1/completions", "/v1/responses", MESSAGES_PATH})
+MAX_BODY_BYTES = 64 * 2**20  # larger bodies pass unread
+
+
+class ProgramMiddleware:
+    """Adds identity to requests; anything it does not understand passes byte for byte."""
+
+    def __init__(self, app: App) -> None:
+        self.app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http":
+            headers = _headers(scope)
+            path = _generating_path(scope)
+            if path and _has_json_body(headers):
+                scope = dict(scope)
+                receive = _RewrittenBody(scope, headers, path, receive)
+        await self.app(scope, receive, send)
+
+
+class _RewrittenBody:
+    """A `receive` whose request body has been rewritten; later messages pass through.
+
+    It reads nothing before the application does: vLLM checks the API key further in, and a
+    stranger must not make us buffer a body. Messages after the body are the server's own, so
+    a client's disconnect still aborts its request.
+    """
+
+    def __init__(
+        self, scope: Scope, headers: Mapping[str, str], path: str, receive: Receive
+    ) -> None:
+        self._scope = scope
+        self._headers = headers
+        self._path = path
+        self._receive = receive
+        self._ready: deque[Message] = deque()
+        self._started = False
+
+    async def __call__(self) -> Message:
+        if not self._started:
+            self._started = True
+            await self._read()
+        return self._ready.popleft() if self._ready else await self._receive()
+
+    async def _read(self) -> None:
+        """Collect the body and queue it, rewritten if that adds something, else as it came."""
+        size, complete = 0, False
+        while not complete and size <= MAX_BODY_BYTES:
+            message = await self._receive()
+            self._ready.append(message)
+            if message["type"] != "http.request":
+                return
+            size += len(message.get("body", b""))
+            complete = not message.get("more_body", False)
+        if not complete or size > MAX_BODY_BYTES:
+            return
+        body = b"".join(message.get("body", b"") for message in self._ready)
+        rewritten = rewrite(body, self._headers, self._path)
+        if rewritten is None:
+            return
+        self._ready.clear()
+        self._ready.append({"type": "http.request", "body": rewritten, "more_body": False})
+        self._scope["headers"] = [
+            (name, str(len(rewritten)).encode() if name.lower() == b"content-length" else value)
+            for name, value in self._scope["headers"]
+        ]
+
+
+class _Body(msgspec.Struct):
+    """The top-level body fields we look at; msgspec skips the others without building them."""
+
+    job_id: Any = None
+    program_id: Any = None
+    is_last_step: Any = None
+    this_func_call: Any = None
+    session_id: Any = None
+    prompt_cache_key: Any = None
+    metadata: Any = None
+    vllm_xargs: Any = None
+    kv_transfer_params: Any = msgspec.UNSET
+
+
+_decoder = msgspec.json.Decoder(_Body)
+
+
+def rewrite(body: bytes, headers: Mapping[str, str], path: str) -> bytes | None:
+    """Return the body with `kv_transfer_params.continuum` completed, None to leave it alone.
+
+    The client's own bytes stay as they are (one member is appended), unless it sent
+    `kv_transfer_params` itself: then the object is parsed and written anew.
+    """
+    try:
+        fields = _decoder.decode(body)
+    except (msgspec.MsgspecError, RecursionError, ValueError):
+        return None
+    absent = fields.kv_transfer_params is msgspec.UNSET
+    params = {} if absent or fields.kv_transfer_params is None else fields.kv_transfer_params
+    said = params.get("continuum", {}) if isinstance(params, dict) else None
+    if not isinstance(said, dict):
+        return None  # the client's own mistake: vLLM answers it
+    added = _additions(fields, params, said, headers, path)
+    if not added:
+        return None
+    if absent:
+        return _append_member(body, {"continuum": added})
+    try:
+        request = json.loads(body)
+        request["kv_transfer_params"] = {**params, "continuum": {**said, **added}}
+        return json.dumps(request).encode()
+    except (ValueError, RecursionError):
+        return None
+
+
+def _append_member(body: bytes, params: Fields) -> bytes:
+    head = body.rstrip()[:-1].rstrip()
+    comma = b"" if head.endswith(b"{") else b","
+    return b"".join((head, comma, b'"kv_transfer_params":', json.dumps(params).encode(), b"}"))
+
+
+def _additions(
+    fields: _Body, params: Fields, said: Fields, headers: Mapping[str, str], path: str
+) -> Fields:
+    """Return the continuum fields the request implies and the client did not write itself."""
+    body = msgspec.structs.asdict(fields)
+    client = _client_fields(body)
+    xargs = _client_fields(fields.vllm_xargs) if isinstance(fields.vllm_xargs, dict) else {}
+    if path == MESSAGES_PATH:
+        client |= xargs
+    hint = params.get("agent_hint")
+    explicit = "program" in said or "source" in said
+    explicit = explicit or (isinstance(hint, dict) and read_agent_hint(hint)[0] is not None)
+    if explicit or ("program" in xargs and path != MESSAGES_PATH):
+        found: Fields = {}  # identify reads those by itself
+    elif "program" in client:
+        found = {name: client[name] for name in ("program", "source")}
+    else:
+        found = _session_fields(body, headers) or read_vendors(headers, body)
+    found |= {name: client[name] for name in ("final", "tools") if name in client}
+    return {name: value for name, value in found.items() if name not in said}
+
+
+def _client_fields(fields: Mapping[str, Any]) -> Fields:
+    """`job_id` and its kin, top level (the OpenAI client's extra_body) or in vllm_xargs."""
+    program = as_id(fields.get("job_id")) or as_id(fields.get("program_id"))
+    final = as_flag(fields.get("is_last_step"))
+    tools = as_tools(fields.get("this_func_call"))
+    found: Fields = {}
+    if program is not None:
+        found |= {"program": program, "source": IdentitySource.CLIENT.value}
+    if final is not None:
+        found["final"] = final
+    if tools:
+        found["tools"] = list(tools)
+    return found
+
+
+def _session_fields(body: Mapping[str, Any], headers: Mapping[str, str]) -> Fields:
+    """vLLM's own session id: read by it from 0.28 on, but never with a parent."""
+    program = as_id(body.get("session_id")) or as_id(headers.get("x-session-id"))
+    if program is None:
+        return {}
+    parent = as_id(headers.get("x-parent-session-id"))
+    found: Fields = {"program": program, "source": IdentitySource.SESSION.value}
+    return found if parent is None else {**found, "parent": parent}
+
+
+def _headers(scope: Scope) -> dict[str, str]:
+    """Header values by lower-case name; of repeated ones the first."""
+    found: dict[str, str] = {}
+    for name, value in scope.get("headers", ()):
+        found.setdefault(name.decode("latin-1").lower(), value.decode("latin-1"))
+    return found
+
+
+def _generating_path(scope: Scope) -> str:
+    """Return which generating API a POST is for, "" if none."""
+    path = scope.get("path", "").removeprefix(scope.get("root_path", ""))
+    return path if scope.get("method") == "POST" and path in PATHS else ""
+
+
+def _has_json_body(headers: Mapping[str, str]) -> bool:
+    """Whether the body is one JSON text of known, moderate size."""
+    media_type = headers.get("content-type", "").split(";", 1)[0].strip().lower()
+    length = headers.get("content-length", "")
+    known = length.isascii() and length.isdigit() and len(length) < 12
+    plain = "content-encoding" not in headers and "transfer-encoding" not in headers
+    return media_type == "application/json" and plain and known and int(length) <= MAX_BODY_BYTES

@@ -1,0 +1,187 @@
+"""What agents and gateways send of their own accord: their headers and body fields, by vendor.
+
+Pure: a request's headers (names in lower case) and top-level body fields in, the fields of
+`kv_transfer_params.continuum` out. Ids get the vendor's namespace here ("codex:<id>").
+`user` and `safety_identifier` are not read: they name a tenant, who runs many programs.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from continuum_connector.programs.identify import as_flag, as_id, bounded_key, read_agent_hint
+from continuum_connector.programs.program import IdentitySource
+
+Headers = Mapping[str, str]
+Fields = dict[str, Any]
+
+MAX_JSON_CHARS = 16_384  # of a header that holds JSON
+
+
+@dataclass(frozen=True)
+class _Vendor:
+    """Header names; of each tuple the first one present counts."""
+
+    namespace: str
+    program: tuple[str, ...]
+    parent: str = ""
+    final: str = ""
+    compaction: str = ""
+
+
+# First match wins: gateways that were told the id on purpose, agents, then correlation ids,
+# which some senders change with every request.
+_BEFORE_BODY = (
+    _Vendor(
+        "dynamo",
+        ("x-dynamo-session-id",),
+        parent="x-dynamo-parent-session-id",
+        final="x-dynamo-session-final",
+    ),
+    _Vendor(
+        "deepseek",
+        ("x-deepseek-harness-session-id",),
+        parent="x-deepseek-harness-parent-session-id",
+        compaction="x-deepseek-harness-compact",
+    ),
+    _Vendor(
+        "opencode",
+        ("x-opencode-session", "x-session-affinity"),
+        parent="x-parent-session-id",
+    ),
+    _Vendor("litellm", ("x-litellm-session-id",)),
+)
+_AFTER_BODY = (
+    _Vendor("multi-turn", ("x-multi-turn-session-id",)),
+    _Vendor("correlation", ("x-correlation-id",)),
+)
+_CODEX = _Vendor(
+    "codex",
+    ("thread-id", "session-id", "conversation_id", "session_id"),
+    parent="x-codex-parent-thread-id",
+)
+
+
+def read_vendors(headers: Headers, body: Mapping[str, Any]) -> Fields:
+    """Return the continuum fields of the first vendor that names a program, else none."""
+    return next(_claims(headers, body), {})
+
+
+def _claims(headers: Headers, body: Mapping[str, Any]) -> Iterator[Fields]:
+    found = (
+        _agent_hint(headers),
+        _read(_BEFORE_BODY[0], headers),
+        _claude_code(headers),
+        _codex(headers),
+        *(_read(vendor, headers) for vendor in _BEFORE_BODY[1:]),
+        _fields("cache-key", body.get("prompt_cache_key")),
+        _anthropic_metadata(body.get("metadata")),
+        *(_read(vendor, headers) for vendor in _AFTER_BODY),
+    )
+    return (fields for fields in found if fields)
+
+
+def _fields(
+    namespace: str,
+    program: object,
+    parent: object = None,
+    final: bool | None = None,
+    compaction: bool | None = None,
+) -> Fields:
+    """Build continuum fields; empty unless there is a program."""
+    name, above = as_id(program), as_id(parent)
+    if name is None:
+        return {}
+    fields: Fields = {
+        "program": bounded_key(f"{namespace}:{name}"),
+        "source": IdentitySource.VENDOR.value,
+    }
+    if above is not None:
+        fields["parent"] = bounded_key(f"{namespace}:{above}")
+    if final is not None:
+        fields["final"] = final
+    if compaction:
+        fields["compaction"] = True
+    return fields
+
+
+def _read(vendor: _Vendor, headers: Headers) -> Fields:
+    return _fields(
+        vendor.namespace,
+        next((headers[name] for name in vendor.program if as_id(headers.get(name))), None),
+        headers.get(vendor.parent),
+        as_flag(headers.get(vendor.final)),
+        as_flag(headers.get(vendor.compaction)),
+    )
+
+
+def _claude_code(headers: Headers) -> Fields:
+    """One session id for the main agent and all its subagents, which add an agent id.
+
+    The parent's agent id is sent only where a subagent started a subagent. Side requests
+    (titles, summaries of tool output) share no prefix with the agent they serve.
+    """
+    session = as_id(headers.get("x-claude-code-session-id"))
+    if session is None:
+        return {}
+    kind = headers.get("x-claude-code-request-class", "").strip().lower()
+    agent = as_id(headers.get("x-claude-code-agent-id"))
+    above = as_id(headers.get("x-claude-code-parent-agent-id"))
+    compaction = kind == "compaction" or bool(headers.get("x-claude-code-compaction"))
+    program, parent = session, None
+    if agent is not None:
+        program = f"{session}/{agent}"
+        parent = f"{session}/{above}" if above is not None else session
+    if kind == "auxiliary":
+        program, parent = f"{program}/auxiliary", program
+    return _fields("claude-code", program, parent, compaction=compaction)
+
+
+def _codex(headers: Headers) -> Fields:
+    fields = _read(_CODEX, headers)
+    metadata = _json_object(headers.get("x-codex-turn-metadata", ""))
+    compacts = headers.get("x-openai-subagent", "").strip().lower() == "compact"
+    if fields and (compacts or metadata.get("request_kind") == "compaction"):
+        fields["compaction"] = True
+    return fields
+
+
+def _agent_hint(headers: Headers) -> Fields:
+    """X-Agent-Hint: base64url of the JSON that `kv_transfer_params.agent_hint` holds."""
+    text = headers.get("x-agent-hint", "").strip()
+    if not text or len(text) > MAX_JSON_CHARS:
+        return {}
+    try:
+        raw = base64.urlsafe_b64decode(text + "=" * (-len(text) % 4)).decode()
+    except ValueError:
+        return {}
+    program, parent, final = read_agent_hint(_json_object(raw))
+    return _fields("hint", program, parent, final)
+
+
+def _anthropic_metadata(metadata: object) -> Fields:
+    """Claude Code's `metadata.user_id`: "user_.._account_.._session_<id>", or JSON in a string."""
+    user_id = metadata.get("user_id") if isinstance(metadata, Mapping) else None
+    if not isinstance(user_id, str) or len(user_id) > MAX_JSON_CHARS:
+        return {}
+    match = re.search(r"_session_([0-9A-Za-z-]+)$", user_id)
+    if match:
+        return _fields("claude-code", match[1])
+    fields = _json_object(user_id)
+    return _fields("claude-code", fields.get("session_id"), fields.get("parent_session_id"))
+
+
+def _json_object(text: str) -> Mapping[str, Any]:
+    """Parse a JSON object; anything else is an empty one."""
+    if not text.lstrip().startswith("{") or len(text) > MAX_JSON_CHARS:
+        return {}
+    try:
+        value = json.loads(text)
+    except (ValueError, RecursionError):
+        return {}
+    return value if isinstance(value, dict) else {}

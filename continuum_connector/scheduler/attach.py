@@ -1,0 +1,114 @@
+"""Attach: a subclass of whichever Scheduler vLLM chose, in which our hooks have their place.
+
+It does five things: names a request's program before it is queued, queues in program
+order, ranks preemption victims, retries a failed allocation while pins give way, and drops
+pins before the prefix cache is reset. Servers without our connector never see it.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+_MARK = "_continuum_wraps"
+_NAMED = "continuum_connector.scheduler_cls"
+
+
+def install(scheduler_config_class: Any) -> None:
+    """Make SchedulerConfig.get_scheduler_cls answer with our subclass where we are configured.
+
+    vLLM v1/engine/core.py calls the answer once, with vllm_config as a keyword. Idempotent.
+    """
+    original = scheduler_config_class.get_scheduler_cls
+    if hasattr(original, _MARK):
+        return
+
+    @functools.wraps(original)
+    def get_scheduler_cls(self: Any) -> Any:
+        chosen = original(self)
+        # A user's own --scheduler-cls is respected.
+        return chosen if self.scheduler_cls is not None else functools.partial(_build, chosen)
+
+    setattr(get_scheduler_cls, _MARK, original)
+    scheduler_config_class.get_scheduler_cls = get_scheduler_cls
+
+
+def scheduler_cls(*args: Any, **kwargs: Any) -> Any:
+    """Stand in for a class: `--scheduler-cls continuum_connector.scheduler_cls`.
+
+    Derives from the class vLLM would have chosen, so that one name serves sync and async.
+    """
+    config = _vllm_config(args, kwargs).scheduler_config
+    named, config.scheduler_cls = config.scheduler_cls, None
+    try:
+        original = getattr(type(config).get_scheduler_cls, _MARK, type(config).get_scheduler_cls)
+        base = original(config)
+    finally:
+        config.scheduler_cls = named
+    return _build(base, *args, **kwargs)
+
+
+def _build(base: type, *args: Any, **kwargs: Any) -> Any:
+    from continuum_connector import compat
+    from continuum_connector.config import load_config
+
+    transfer = _vllm_config(args, kwargs).kv_transfer_config
+    if not compat.names_us(transfer):
+        return base(*args, **kwargs)
+    if not load_config(compat.our_extra_config(transfer)).scheduler:
+        return base(*args, **kwargs)
+    return subclass(base)(*args, **kwargs)
+
+
+def _vllm_config(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    return kwargs["vllm_config"] if "vllm_config" in kwargs else args[0]
+
+
+@functools.cache
+def subclass(base: Any) -> Any:
+    """Return `base` with our hooks; one class per base."""
+    from continuum_connector import compat
+    from continuum_connector.connector import ContinuumConnector
+    from continuum_connector.scheduler.queue import ProgramQueue
+
+    class ContinuumScheduler(base):  # type: ignore[misc]
+        """vLLM's scheduler with pins that yield and turns in program order."""
+
+        def __init__(self, *args: Any, **kwargs: Any) -> None:
+            super().__init__(*args, **kwargs)
+            self._continuum = compat.find_ours(self.connector, ContinuumConnector)
+            if self._continuum is None or self._continuum.side is None:
+                self._continuum = None
+                return
+            compat.recompute_failed_loads(self)
+            allocate = self.kv_cache_manager.allocate_slots
+            self.kv_cache_manager.allocate_slots = self._continuum.with_room(allocate)
+            self._ranks_victims = False
+            if self._continuum.config.order:
+                self._order(self._continuum)
+            self._continuum.attached(f"{base.__name__}")
+
+        def _order(self, ours: Any) -> None:
+            by_priority = not compat.rank_victims_by_request(self)
+            self._ranks_victims = not by_priority
+            queues = []
+            for name in compat.queue_attributes(self):
+                queue = ProgramQueue(
+                    functools.partial(ours.rank, by_priority=by_priority), ours.side.program_of
+                )
+                setattr(self, name, queue)
+                queues.append(queue)
+            ours.side.queues = tuple(queues)
+
+        def add_request(self, request: Any) -> None:
+            if self._continuum is not None and request.request_id not in self.requests:
+                self._continuum.before_queued(request, self._ranks_victims)
+            super().add_request(request)
+
+        def reset_prefix_cache(self, *args: Any, **kwargs: Any) -> bool:
+            if self._continuum is not None:
+                self._continuum.reset_cache()
+            return bool(super().reset_prefix_cache(*args, **kwargs))
+
+    ContinuumScheduler.__name__ = ContinuumScheduler.__qualname__ = f"Continuum{base.__name__}"
+    return ContinuumScheduler

@@ -1,0 +1,102 @@
+"""KvGroups: how vLLM's KV groups name blocks, and which of them a prefix hit needs.
+
+All groups share one block pool, so a block id belongs to one group at a time, and a hit
+of h blocks needs blocks [0, h) of full-attention groups but only the last window of
+sliding-window groups (vLLM v1/core/single_type_kv_cache_manager.py, get_num_skipped_tokens).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from continuum_connector.scheduler.host_index import Key
+
+
+@dataclass(frozen=True)
+class KvGroup:
+    """One KV group. `window`: attention span in tokens, or None for full attention."""
+
+    index: int
+    block_size: int
+    window: int | None = None
+
+
+def block_key(block_hash: bytes, group: int) -> Key:
+    """The name of a block in vLLM's prefix cache (kv_cache_utils.py, make_block_hash_with_group_id)."""
+    return block_hash + group.to_bytes(4, "big")
+
+
+class KvGroups:
+    """The groups of one model; all have one block size, which is also that of the hashes."""
+
+    def __init__(self, groups: Sequence[KvGroup]) -> None:
+        self._groups = tuple(groups)
+        self.block_size = groups[0].block_size
+        self.num_full = sum(group.window is None for group in groups)
+
+    def __len__(self) -> int:
+        return len(self._groups)
+
+    def __iter__(self) -> Iterator[KvGroup]:
+        return iter(self._groups)
+
+    def hashed_blocks(
+        self,
+        pool_blocks: Sequence[Any],
+        block_ids: Sequence[Sequence[int]],
+        hashes: Sequence[bytes],
+    ) -> list[tuple[int, int, Any]]:
+        """Return (index, group, block) of every full block of a request that has its hash.
+
+        Head of the chain first, over all groups, so that cutting the tail leaves a prefix.
+        Only these can be found again; null blocks (outside a window) are skipped.
+        """
+        found = []
+        length = min(len(hashes), max((len(ids) for ids in block_ids), default=0))
+        suffixes = [group.to_bytes(4, "big") for group in range(len(block_ids))]
+        for index in range(length):
+            block_hash = hashes[index]
+            for group, ids in enumerate(block_ids):
+                if index >= len(ids) or not ids[index]:
+                    continue
+                block = pool_blocks[ids[index]]
+                if block.block_hash == block_hash + suffixes[group]:
+                    found.append((index, group, block))
+        return found
+
+    def longest_hit(
+        self, hashes: Sequence[bytes], start: int, end: int, has: Callable[[Key], bool]
+    ) -> int:
+        """Return the largest h in [start, end] such that `has` all that a hit of h blocks
+        needs beyond the first `start`, which are in VRAM already."""
+        end = min(end, len(hashes))
+        full = [group.index for group in self._groups if group.window is None]
+        limit = start
+        while limit < end and all(has(block_key(hashes[limit], g)) for g in full):
+            limit += 1
+        windows = [group for group in self._groups if group.window is not None]
+        while limit > start and not all(
+            self._covers(hashes, start, limit, group, has) for group in windows
+        ):
+            limit -= 1
+        return limit
+
+    def first_needed(self, group: KvGroup, hit: int, start: int) -> int:
+        """Index of the first block of `group` that a hit of `hit` blocks reads, from `start` on."""
+        if group.window is None:
+            return start
+        # One token more than attention reads, so that a load never lacks a block.
+        return max(start, (hit * self.block_size - group.window) // self.block_size, 0)
+
+    def _covers(
+        self,
+        hashes: Sequence[bytes],
+        start: int,
+        hit: int,
+        group: KvGroup,
+        has: Callable[[Key], bool],
+    ) -> bool:
+        first = self.first_needed(group, hit, start)
+        return all(has(block_key(hashes[i], group.index)) for i in range(first, hit))

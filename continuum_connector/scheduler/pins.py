@@ -1,0 +1,176 @@
+"""PinTable: held turns, their deadlines, and why each one ended.
+
+A pin is a preference, never a lock (law 1): it has a deadline and an owner, and the
+cheapest goes first when somebody needs the room.
+"""
+
+from __future__ import annotations
+
+import enum
+import heapq
+import itertools
+import math
+from collections.abc import Generator, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+from continuum_connector.errors import InvariantError
+from continuum_connector.policy.base import After
+from continuum_connector.scheduler.holds import Hold
+
+KeyedBlock = tuple[int, int, Any]  # index in the chain, KV group, vLLM's block
+
+
+class PinEnd(enum.Enum):
+    """Each pin ends with exactly one cause."""
+
+    RETURNED = "returned"  # the program's next turn took the blocks over
+    EXPIRED = "expired"  # the tool call took longer than the TTL
+    PRESSURE = "pressure"  # a request needed the room, or the budget was full
+    SUPERSEDED = "superseded"  # a newer turn of the program was pinned or ended
+    PROGRAM_DONE = "program_done"  # the program's last turn ended
+    RESET = "reset"  # the prefix cache was reset
+    SHUTDOWN = "shutdown"  # the server stopped
+
+
+@dataclass(eq=False)
+class Pin:
+    """One program's finished turn, kept in VRAM until `deadline` (monotonic seconds).
+
+    `probe_index` and `probe_hash` identify the chain: a request whose block hash there is
+    the same one shares at least half of the pinned blocks, and so is the turn we waited for.
+    """
+
+    program: str
+    hold: Hold
+    blocks: tuple[KeyedBlock, ...]
+    started: float
+    deadline: float
+    then: After
+    rank: tuple[float, float]  # under pressure the lowest goes first
+    probe_index: int
+    probe_hash: bytes
+    waiting: set[str] = field(default_factory=set)  # requests that came back for it
+    ended: PinEnd | None = None
+
+    @property
+    def is_returning(self) -> bool:
+        return bool(self.waiting)
+
+
+class _Heap:
+    """A heap of pins in which entries go stale instead of being removed."""
+
+    def __init__(self) -> None:
+        self._entries: list[tuple[tuple[float, ...], int, Pin]] = []
+        self._current: dict[Pin, int] = {}
+        self._sequence = itertools.count()
+
+    def push(self, key: tuple[float, ...], pin: Pin) -> None:
+        """Insert the pin, or move it if it is there."""
+        number = next(self._sequence)
+        self._current[pin] = number
+        heapq.heappush(self._entries, (key, number, pin))
+        if len(self._entries) > 64 + 2 * len(self._current):
+            self._entries = [e for e in self._entries if self._is_current(e)]
+            heapq.heapify(self._entries)
+
+    def discard(self, pin: Pin) -> None:
+        self._current.pop(pin, None)
+
+    def first(self) -> tuple[tuple[float, ...], Pin] | None:
+        while self._entries and not self._is_current(self._entries[0]):
+            heapq.heappop(self._entries)
+        return (self._entries[0][0], self._entries[0][2]) if self._entries else None
+
+    def _is_current(self, entry: tuple[tuple[float, ...], int, Pin]) -> bool:
+        return self._current.get(entry[2]) == entry[1]
+
+
+class PinTable:
+    """One pin per program; every operation is O(log pins)."""
+
+    def __init__(self) -> None:
+        self._pins: dict[str, Pin] = {}
+        self._by_deadline = _Heap()
+        self._by_rank = _Heap()
+
+    def __len__(self) -> int:
+        return len(self._pins)
+
+    def __iter__(self) -> Iterator[Pin]:
+        return iter(list(self._pins.values()))
+
+    def has(self, program: str) -> bool:
+        return program in self._pins
+
+    def get(self, program: str) -> Pin | None:
+        return self._pins.get(program)
+
+    def add(self, pin: Pin) -> None:
+        """Register a pin; the caller has ended the program's previous one."""
+        if pin.program in self._pins:
+            raise InvariantError(f"program {pin.program!r} would have two pins")
+        self._pins[pin.program] = pin
+        self._queue(pin)
+
+    def remove(self, pin: Pin, cause: PinEnd) -> None:
+        """Forget the pin and note why; its hold is the caller's to release."""
+        if pin.ended is not None or self._pins.pop(pin.program, None) is not pin:
+            raise InvariantError(
+                f"pin of {pin.program!r} ended twice: {pin.ended}, now {cause.value}"
+            )
+        pin.ended = cause
+        self._by_deadline.discard(pin)
+        self._by_rank.discard(pin)
+
+    def expect(self, pin: Pin, request_id: str) -> None:
+        """The program's next turn has arrived: the pin cannot expire while it waits."""
+        pin.waiting.add(request_id)
+        self._queue(pin)
+
+    def unexpect(self, pin: Pin, request_id: str) -> None:
+        """That turn went away without taking the pin: its deadline counts again."""
+        pin.waiting.discard(request_id)
+        self._queue(pin)
+
+    def due(self, now: float) -> list[Pin]:
+        """The pins whose deadline has passed, earliest first. They stay registered.
+
+        An idle engine takes no steps, so deadlines pass unseen; call this before every
+        lookup. Cost grows with the pins that are due, not with those held.
+        """
+        found = []
+        while (entry := self._by_deadline.first()) and entry[0][0] <= now:
+            self._by_deadline.discard(entry[1])
+            found.append(entry[1])
+        return found
+
+    def next_deadline(self) -> float:
+        """The earliest deadline, or infinity."""
+        entry = self._by_deadline.first()
+        return entry[0][0] if entry else math.inf
+
+    def cheapest_first(self) -> Generator[Pin, None, None]:
+        """Pins in the order in which they give way; those someone came back for last.
+
+        O(log pins) per pin taken. The iterator must be exhausted or closed before the
+        table is used otherwise.
+        """
+        passed = []
+        try:
+            while entry := self._by_rank.first():
+                self._by_rank.discard(entry[1])
+                passed.append(entry)
+                yield entry[1]
+        finally:
+            for key, pin in passed:
+                if pin.ended is None:
+                    self._by_rank.push(key, pin)
+
+    def _queue(self, pin: Pin) -> None:
+        if pin.is_returning:
+            self._by_deadline.discard(pin)
+        else:
+            self._by_deadline.push((pin.deadline,), pin)
+        self._by_rank.push((float(pin.is_returning), *pin.rank), pin)

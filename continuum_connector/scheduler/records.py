@@ -1,0 +1,114 @@
+"""Records: says what happened, in metrics, in the trace, and to the client. Decides nothing."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from continuum_connector.account import Account
+from continuum_connector.policy.base import Decision, FinishedTurn, Offload, Pin
+from continuum_connector.scheduler.pins import Pin as LivePin
+from continuum_connector.scheduler.transfers import Transfer
+from continuum_connector.scheduler.turn import Turn
+
+
+def name_of(decision: Decision) -> str:
+    """The decision's label in metrics, trace and response."""
+    if isinstance(decision, Pin):
+        return "pin"
+    return "offload" if isinstance(decision, Offload) else "free"
+
+
+class Records:
+    """One method per thing worth knowing; `trace` gathers nothing while it is off."""
+
+    def __init__(self, account: Account, trace: Any, echo: bool) -> None:
+        self.account = account
+        self.trace = trace
+        self._echo = echo
+
+    def arrived(self, request: Any, turn: Turn, pin: LivePin | None, now: float) -> None:
+        self.account.count("turns", label=turn.identity.source.value)
+        if not self.trace.enabled:
+            return
+        returns = pin is not None and request.request_id in pin.waiting
+        self.trace.record(
+            "return" if returns else "arrive",
+            now,
+            program=turn.program.key,
+            source=turn.identity.source.value,
+            turn=turn.number,
+            request=request.request_id,
+            tokens=request.num_tokens,
+        )
+
+    def admitted(self, request: Any, turn: Turn, now: float) -> None:
+        self.account.count("prompt_tokens", request.num_prompt_tokens)
+        self.account.count("hit_tokens", turn.vram_tokens, "vram")
+        self.account.count("hit_tokens", turn.dram_tokens, "dram")
+        if self.trace.enabled:
+            self.trace.record(
+                "admit",
+                now,
+                program=turn.program.key,
+                turn=turn.number,
+                waited_s=now - turn.arrival,
+                tokens=request.num_tokens,
+                hit_tokens={"vram": turn.vram_tokens, "dram": turn.dram_tokens},
+            )
+
+    def decided(
+        self, turn: Turn, finished: FinishedTurn, decision: Decision, why: str, now: float
+    ) -> None:
+        self.account.count("decisions", label=name_of(decision))
+        if self.trace.enabled:
+            self.trace.record(
+                "decision",
+                now,
+                program=turn.program.key,
+                turn=turn.number,
+                decision=name_of(decision),
+                why=why,
+                ttl_s=decision.ttl_s if isinstance(decision, Pin) else None,
+                blocks=finished.num_blocks,
+                tokens=finished.num_tokens,
+                aborted=finished.aborted,
+            )
+
+    def pin_began(self) -> None:
+        self.account.count("pins_started")
+
+    def pin_ended(self, pin: LivePin, cause: str, now: float) -> None:
+        self.account.count("pins_ended", label=cause)
+        self.account.observe("pin_seconds", now - pin.started)
+        if self.trace.enabled:
+            self.trace.record(
+                "pin_end", now, program=pin.program, cause=cause, held_s=now - pin.started
+            )
+
+    def settled(self, transfer: Transfer, now: float) -> None:
+        if not self.trace.enabled:
+            return
+        outcome = transfer.outcome
+        self.trace.record(
+            transfer.kind.value,
+            now,
+            program=transfer.program,
+            transfer=transfer.id,
+            blocks=len(transfer),
+            outcome=transfer.state.value,
+            reasons=sorted(set(outcome.reasons)) if outcome is not None else [],
+            seconds=now - transfer.admitted,
+        )
+
+    def answer(self, turn: Turn, decision: Decision) -> dict[str, Any] | None:
+        """What a non-streamed response carries in `kv_transfer_params`, if `echo` is on."""
+        if not self._echo:
+            return None
+        body = {
+            "program": turn.program.key,
+            "turn": turn.number,
+            "decision": name_of(decision),
+            "ttl_s": decision.ttl_s if isinstance(decision, Pin) else 0.0,
+            "cached_tokens": {"vram": turn.vram_tokens, "dram": turn.dram_tokens},
+        }
+        return {"continuum": body}

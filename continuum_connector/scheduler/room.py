@@ -1,0 +1,93 @@
+"""Room: pins give way inside the very allocation that needs their blocks (law 1).
+
+vLLM's `allocate_slots` answers None when blocks are short. It is asked again without the
+cheapest pins until it succeeds; if it would fail even without all of them, every pin is
+put back and the answer stays None: then vLLM does what it does without us.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+from continuum_connector.scheduler.holds import BlockPool, HoldTable
+from continuum_connector.scheduler.pins import Pin, PinTable
+
+T = TypeVar("T")
+
+RETRY_STEPS = 8
+
+
+class Room:
+    """Makes room for one allocation at a time. `on_release` is told of each pin given up."""
+
+    def __init__(
+        self,
+        pool: BlockPool,
+        pins: PinTable,
+        holds: HoldTable,
+        on_release: Callable[[Pin], None],
+    ) -> None:
+        self._pool = pool
+        self._pins = pins
+        self._holds = holds
+        self._on_release = on_release
+        self._hopeless: tuple[Any, ...] = ()
+        self._num_steps = 0
+
+    def new_step(self) -> None:
+        """The engine took a step: what failed may be worth another try."""
+        self._num_steps += 1
+
+    def make(
+        self, attempt: Callable[[], T | None], request_id: str, need: int, own: Pin | None
+    ) -> T | None:
+        """Retry `attempt` without the cheapest pins; return its answer.
+
+        `need`: a lower bound of the blocks the allocation takes from the pool. `own`: the
+        pin that this very request came back for, which goes last: the blocks it shares
+        with the request gain nothing, they would only be counted as free instead of found.
+        Costs O(blocks) per pin tried, so what failed is not tried again until something
+        changed; since references can change unseen, it is after RETRY_STEPS at the latest.
+        """
+        free = self._pool.get_num_free_blocks()
+        if not len(self._pins) or free + self._holds.num_blocks < need:
+            return None
+        retry = self._num_steps // RETRY_STEPS
+        state = (request_id, need, free, len(self._pins), self._holds.num_blocks, retry)
+        if state == self._hopeless:
+            return None
+        tried, answer = self._try(attempt, max(need, free + 1), own)
+        if answer is None:
+            for pin in reversed(tried):
+                self._holds.restore(pin.hold)
+            self._hopeless = state
+            return None
+        for pin in tried:
+            self._on_release(pin)
+        return answer
+
+    def _try(
+        self, attempt: Callable[[], T | None], need: int, own: Pin | None
+    ) -> tuple[list[Pin], T | None]:
+        tried: list[Pin] = []
+        pins = self._pins.cheapest_first()
+        try:
+            for pin in pins:
+                if pin is own:
+                    continue
+                answer = self._without(pin, tried, attempt, need)
+                if answer is not None:
+                    return tried, answer
+            if own is not None:
+                return tried, self._without(own, tried, attempt, 0)
+        finally:
+            pins.close()
+        return tried, None
+
+    def _without(
+        self, pin: Pin, tried: list[Pin], attempt: Callable[[], T | None], need: int
+    ) -> T | None:
+        self._holds.try_without(pin.hold)
+        tried.append(pin)
+        return attempt() if self._pool.get_num_free_blocks() >= need else None

@@ -1,0 +1,236 @@
+"""DramTier: stores finished turns to DRAM and loads them back, one transfer at a time each.
+
+It owns the host index and the transfer ledger. Whatever goes wrong with a transfer ends
+as a miss: the slots are forgotten and the tokens are computed again (law 4).
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from typing import Any
+
+from continuum_connector.account import Account
+from continuum_connector.messages import StepPlan, WorkerReport
+from continuum_connector.scheduler.holds import HoldTable
+from continuum_connector.scheduler.host_index import HostIndex, Slot
+from continuum_connector.scheduler.kv_groups import KvGroups, block_key
+from continuum_connector.scheduler.tier_events import TierEvents
+from continuum_connector.scheduler.transfers import Kind, Transfer, TransferLedger, TransferState
+
+
+class DramTier:
+    """The scheduler's view of host memory. With no slots it holds nothing and finds nothing."""
+
+    def __init__(
+        self,
+        num_slots: int,
+        slot_bytes: int,
+        world_size: int,
+        groups: KvGroups,
+        holds: HoldTable,
+        account: Account,
+        load_timeout_s: float,
+        events: TierEvents | None = None,
+    ) -> None:
+        self.index = HostIndex(num_slots)
+        self.ledger = TransferLedger(world_size)
+        self.is_up = num_slots > 0
+        self.down_reason = ""
+        self._slot_bytes = slot_bytes
+        self._groups = groups
+        self._holds = holds
+        self._account = account
+        self._load_timeout_s = load_timeout_s
+        self._events = events
+        self._found: dict[str, tuple[int, int, int]] = {}  # request -> version, start, hit
+        self._by_age: deque[Transfer] = deque()
+        self._num_stores = 0
+        account.gauge("dram_capacity_blocks", num_slots)
+        account.gauge("tier_up", float(self.is_up))
+
+    # --- stores -----------------------------------------------------------------------
+    def store(
+        self, program: str, blocks: Sequence[tuple[int, int, Any]], now: float, request: Any = None
+    ) -> int:
+        """Queue a store of those `blocks` (index, group, block) not in DRAM yet.
+
+        Returns how many leave. They are held until the copy has settled, so the caller may
+        let go of them at once. Room is made by evicting least recently used programs.
+        """
+        if not self.is_up:
+            return 0
+        keys = [block.block_hash for _, _, block in blocks]
+        slots = self.index.reserve(keys, program)
+        if not slots:
+            return 0
+        by_key = {block.block_hash: (i, group, block) for i, group, block in blocks}
+        chosen = [by_key[slot.key] for slot in slots]
+        hold = self._holds.take([block for _, _, block in chosen])
+        transfer = self.ledger.store(program, hold, slots, now)
+        self._by_age.append(transfer)
+        self._num_stores += 1
+        if self._events is not None and request is not None:
+            self._events.describe(transfer.id, request, chosen)
+        self._admitted(transfer)
+        return len(slots)
+
+    # --- loads ------------------------------------------------------------------------
+    def find(self, request: Any, num_vram_tokens: int) -> int:
+        """Return how many tokens beyond `num_vram_tokens` a load could bring back.
+
+        Asked in every step for each turn that stays in the queue, so the answer is kept
+        until something in the index changes.
+        """
+        if not self.is_up or not self.index.num_ready:
+            return 0
+        size = self._groups.block_size
+        start = num_vram_tokens // size
+        known = self._found.get(request.request_id)
+        if known is None or known[:2] != (self.index.version, start):
+            # At least one token must be left to compute (vllm-facts, trap 19).
+            end = (request.num_tokens - 1) // size
+            hit = self._groups.longest_hit(request.block_hashes, start, end, self.index.is_ready)
+            known = (self.index.version, start, hit)
+            self._found[request.request_id] = known
+        return (known[2] - start) * size
+
+    def load(
+        self,
+        program: str,
+        request: Any,
+        block_ids: Sequence[Sequence[int]],
+        num_tokens: int,
+        now: float,
+    ) -> Transfer:
+        """Queue the load that `find` promised into the blocks vLLM allocated for it.
+
+        `block_ids`: the request's blocks per group, null (0) outside windows.
+        `num_tokens`: how many to load, from where VRAM's hit ended.
+        """
+        size = self._groups.block_size
+        _, start, hit = self._found.pop(request.request_id)
+        hit = min(hit, start + num_tokens // size)
+        keys, blocks = [], []
+        for group in self._groups:
+            for index in range(start, hit):
+                block_id = block_ids[group.index][index]
+                if block_id:
+                    keys.append(block_key(request.block_hashes[index], group.index))
+                    blocks.append(block_id)
+        missing = [key for key in keys if not self.index.is_ready(key)]
+        slots = [] if missing else self.index.acquire(keys)
+        transfer = self.ledger.load(
+            program, request.request_id, blocks, slots or self._no_slots(len(blocks)), now
+        )
+        if missing:
+            # vLLM waits for this load now, so it must be seen to fail: it is recomputed.
+            self.ledger.cancel(transfer)
+        self.index.touch(program)
+        self._by_age.append(transfer)
+        self._admitted(transfer)
+        return transfer
+
+    def forget_request(self, request_id: str) -> None:
+        """The request is over; drop what was remembered for its lookups."""
+        self._found.pop(request_id, None)
+
+    # --- every step -------------------------------------------------------------------
+    def drain(self, now: float) -> StepPlan:
+        """Return this step's orders for the workers; cancels what takes too long."""
+        while self._by_age and self._is_over(self._by_age[0], now):
+            transfer = self._by_age.popleft()
+            if transfer.id in self.ledger:
+                self.ledger.cancel(transfer)
+        return self.ledger.drain()
+
+    def settle(self, report: WorkerReport, now: float) -> list[Transfer]:
+        """Take in what the workers report; returns the transfers that are over."""
+        if report.tier_down and self.is_up:
+            self._go_down(report.tier_down)
+        settled = self.ledger.settle(report)
+        for transfer in settled:
+            if transfer.kind is Kind.STORE:
+                self._store_settled(transfer)
+            else:
+                self._load_settled(transfer)
+            self._count(transfer, now)
+        return settled
+
+    def oldest_store_age(self, now: float) -> float | None:
+        """Seconds since the oldest store in flight was queued, or None if there is none."""
+        ages = [now - t.admitted for t in self.ledger if t.kind is Kind.STORE and t.hold]
+        return max(ages, default=None)
+
+    def reset(self) -> None:
+        """Forget every block, as after a weight update. Stores in flight are abandoned:
+        their VRAM blocks are free at once, and what they write is thrown away."""
+        for transfer in self.ledger:
+            if transfer.kind is Kind.STORE:
+                self.ledger.abandon(transfer)
+                self._release(transfer)
+        self.index.clear()
+        self._found.clear()
+        if self._events is not None:
+            self._events.cleared()
+
+    def take_events(self) -> list[Any]:
+        """Return vLLM KV events for blocks that came to DRAM or left it."""
+        evicted, self.index.evicted = self.index.evicted, deque()
+        self._account.count("dram_evicted_blocks", len(evicted))
+        return self._events.take(evicted) if self._events is not None else []
+
+    def update_gauges(self) -> None:
+        account, index = self._account, self.index
+        account.gauge("dram_blocks", index.num_ready, "ready")
+        account.gauge("dram_blocks", index.num_writing, "writing")
+        account.gauge("dram_used_bytes", (index.num_slots - index.num_free) * self._slot_bytes)
+        account.gauge("transfers_in_flight", self._num_stores, "store")
+        account.gauge("transfers_in_flight", len(self.ledger) - self._num_stores, "load")
+
+    # --- parts ------------------------------------------------------------------------
+    def _store_settled(self, transfer: Transfer) -> None:
+        done = transfer.state is TransferState.DONE
+        self.index.settle(transfer.slots, stored=done)
+        self._release(transfer)
+        self._num_stores -= 1
+        if self._events is not None:
+            self._events.stored(transfer.id, kept=done)
+
+    def _load_settled(self, transfer: Transfer) -> None:
+        if transfer.slots[0].number >= 0:
+            self.index.release(transfer.slots, corrupt=transfer.state is TransferState.FAILED)
+
+    def _release(self, transfer: Transfer) -> None:
+        if transfer.hold is not None:
+            self._holds.release(transfer.hold)
+            transfer.hold = None
+
+    def _go_down(self, reason: str) -> None:
+        self.is_up = False
+        self.down_reason = reason
+        self.index.clear()
+        self._account.gauge("tier_up", 0.0)
+
+    def _is_over(self, transfer: Transfer, now: float) -> bool:
+        return transfer.id not in self.ledger or now - transfer.admitted > self._load_timeout_s
+
+    @staticmethod
+    def _no_slots(n: int) -> list[Slot]:
+        return [Slot(-1, b"", "")] * n
+
+    def _admitted(self, transfer: Transfer) -> None:
+        self._account.count("transfers_admitted", label=transfer.kind.value)
+
+    def _count(self, transfer: Transfer, now: float) -> None:
+        account, outcome = self._account, transfer.outcome
+        assert outcome is not None
+        name = "stores" if transfer.kind is Kind.STORE else "loads"
+        verb = "stored" if transfer.kind is Kind.STORE else "loaded"
+        account.count(name, label=transfer.state.value)
+        for reason in set(outcome.reasons):
+            account.count("transfer_failures", label=reason)
+        if transfer.state is TransferState.DONE:
+            account.count(f"{verb}_blocks", len(transfer))
+            account.count(f"{verb}_bytes", outcome.num_bytes)
+            account.observe(f"{transfer.kind.value}_seconds", now - transfer.admitted)

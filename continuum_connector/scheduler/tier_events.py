@@ -1,0 +1,64 @@
+"""TierEvents: vLLM KV events (BlockStored, BlockRemoved, medium "CPU") for DRAM blocks.
+
+Routers learn from them which replica has a program's KV. An event leaves only when the
+block is really there: after its store settled.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any, Protocol
+
+from continuum_connector.scheduler.host_index import Key
+
+
+class EventFactory(Protocol):
+    """Builds vLLM's event objects (compat.KvEventFactory)."""
+
+    def stored(self, request: Any, index: int, group: int, key: Key, block_size: int) -> Any: ...
+    def removed(self, key: Key) -> Any: ...
+    def cleared(self) -> Any: ...
+
+
+class TierEvents:
+    """Collects events between two calls of vLLM's `take_events`."""
+
+    def __init__(self, factory: EventFactory, block_size: int) -> None:
+        self._factory = factory
+        self._block_size = block_size
+        self._pending: dict[int, list[tuple[Key, Any]]] = {}
+        self._visible: set[Key] = set()  # announced as stored and not yet as removed
+        self._out: list[Any] = []
+
+    def describe(
+        self, transfer_id: int, request: Any, blocks: Sequence[tuple[int, int, Any]]
+    ) -> None:
+        """Prepare the events of a store while its request still has its tokens."""
+        self._pending[transfer_id] = [
+            (
+                block.block_hash,
+                self._factory.stored(request, index, group, block.block_hash, self._block_size),
+            )
+            for index, group, block in blocks
+        ]
+
+    def stored(self, transfer_id: int, kept: bool) -> None:
+        """The store settled; `kept`: its blocks can be found now."""
+        for key, event in self._pending.pop(transfer_id, ()):
+            if kept:
+                self._visible.add(key)
+                self._out.append(event)
+
+    def cleared(self) -> None:
+        """Everything in DRAM was forgotten at once."""
+        self._out = [self._factory.cleared()]
+        self._visible.clear()
+
+    def take(self, evicted: Iterable[Key]) -> list[Any]:
+        """Return the events since the last take, `evicted` keys' removals last."""
+        for key in evicted:
+            if key in self._visible:
+                self._visible.discard(key)
+                self._out.append(self._factory.removed(key))
+        out, self._out = self._out, []
+        return out

@@ -1,0 +1,181 @@
+"""TransferLedger: every store and load from queued to settled, each counted exactly once.
+
+admitted = done + failed + abandoned + in flight, at any time. A transfer keeps what it
+needs alive (VRAM blocks of a store, host slots of a load) until every rank has reported.
+"""
+
+from __future__ import annotations
+
+import enum
+import itertools
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from continuum_connector.errors import InvariantError
+from continuum_connector.messages import (
+    BlockIds,
+    LoadOrder,
+    Outcome,
+    StepPlan,
+    StoreOrder,
+    WorkerReport,
+)
+from continuum_connector.scheduler.holds import Hold
+from continuum_connector.scheduler.host_index import Slot
+
+
+class Kind(enum.Enum):
+    STORE = "store"
+    LOAD = "load"
+
+
+class TransferState(enum.Enum):
+    QUEUED = "queued"  # leaves with the next step plan
+    SUBMITTED = "submitted"  # the workers have it
+    DONE = "done"  # every rank has copied every block
+    FAILED = "failed"  # a rank has not
+    ABANDONED = "abandoned"  # nobody wants the result any more; still settles
+
+
+@dataclass(eq=False)
+class Transfer:
+    """One batch of block copies. `blocks` are VRAM block ids, pairwise with `slots`."""
+
+    id: int
+    kind: Kind
+    program: str
+    request_id: str
+    blocks: BlockIds
+    slots: Sequence[Slot]
+    admitted: float
+    hold: Hold | None = None
+    state: TransferState = TransferState.QUEUED
+    cancelled: bool = False
+    outcome: Outcome | None = None
+
+    def __len__(self) -> int:
+        return len(self.slots)
+
+
+class TransferLedger:
+    """Owns all transfers in flight. `world_size`: ranks that must report each one."""
+
+    def __init__(self, world_size: int) -> None:
+        self._world_size = world_size
+        self._ids = itertools.count(1)
+        self._in_flight: dict[int, Transfer] = {}
+        self._queued: list[Transfer] = []
+        self._cancels: list[int] = []
+        self.num_admitted = 0
+        self.num_settled = dict.fromkeys(
+            (TransferState.DONE, TransferState.FAILED, TransferState.ABANDONED), 0
+        )
+
+    def __len__(self) -> int:
+        return len(self._in_flight)
+
+    def __contains__(self, transfer_id: int) -> bool:
+        return transfer_id in self._in_flight
+
+    def __iter__(self) -> Iterator[Transfer]:
+        return iter(list(self._in_flight.values()))
+
+    def store(self, program: str, hold: Hold, slots: Sequence[Slot], now: float) -> Transfer:
+        """Queue a store of the held blocks, pairwise into `slots`."""
+        blocks = hold.ids.astype(np.int32)
+        return self._admit(Kind.STORE, program, "", blocks, slots, now, hold)
+
+    def load(
+        self,
+        program: str,
+        request_id: str,
+        blocks: Sequence[int],
+        slots: Sequence[Slot],
+        now: float,
+    ) -> Transfer:
+        """Queue a load into the request's VRAM `blocks`; it waits until this settles."""
+        ids = np.asarray(blocks, dtype=np.int32)
+        return self._admit(Kind.LOAD, program, request_id, ids, slots, now, None)
+
+    def _admit(
+        self,
+        kind: Kind,
+        program: str,
+        request_id: str,
+        blocks: BlockIds,
+        slots: Sequence[Slot],
+        now: float,
+        hold: Hold | None,
+    ) -> Transfer:
+        if len(blocks) != len(slots) or not len(blocks):
+            raise InvariantError(f"{kind.value} of {len(blocks)} blocks and {len(slots)} slots")
+        transfer = Transfer(
+            next(self._ids), kind, program, request_id, blocks, tuple(slots), now, hold
+        )
+        self._in_flight[transfer.id] = transfer
+        self._queued.append(transfer)
+        self.num_admitted += 1
+        return transfer
+
+    def drain(self) -> StepPlan:
+        """Hand everything queued to the workers, in the order it was queued."""
+        if not self._queued and not self._cancels:
+            return StepPlan()
+        loads, stores = [], []
+        for transfer in self._queued:
+            slots = np.fromiter((s.number for s in transfer.slots), np.int32, len(transfer))
+            if transfer.kind is Kind.LOAD:
+                loads.append(LoadOrder(transfer.id, transfer.request_id, transfer.blocks, slots))
+            else:
+                stores.append(StoreOrder(transfer.id, transfer.blocks, slots))
+            if transfer.state is TransferState.QUEUED:
+                transfer.state = TransferState.SUBMITTED
+        plan = StepPlan(tuple(loads), tuple(stores), tuple(self._cancels))
+        self._queued, self._cancels = [], []
+        return plan
+
+    def cancel(self, transfer: Transfer) -> None:
+        """Ask the workers to stop it. It still settles, as failed unless it was faster."""
+        if not transfer.cancelled:
+            transfer.cancelled = True
+            self._cancels.append(transfer.id)
+
+    def abandon(self, transfer: Transfer) -> None:
+        """Nobody wants the result: what it copied will be thrown away when it settles."""
+        transfer.state = TransferState.ABANDONED
+
+    def settle(self, report: WorkerReport) -> list[Transfer]:
+        """Count the ranks' outcomes; return the transfers on which every rank has reported."""
+        settled = []
+        for transfer_id, outcome in report.outcomes.items():
+            transfer = self._in_flight.get(transfer_id)
+            if transfer is None:
+                raise InvariantError(f"transfer {transfer_id}: settled, but not in flight")
+            transfer.outcome = transfer.outcome or Outcome()
+            transfer.outcome.add(outcome)
+            if transfer.outcome.num_ranks > self._world_size:
+                raise InvariantError(
+                    f"transfer {transfer_id} ({transfer.kind.value}): {transfer.outcome.num_ranks} "
+                    f"of {self._world_size} ranks reported"
+                )
+            if transfer.outcome.num_ranks == self._world_size:
+                self._finish(transfer, transfer.outcome)
+                settled.append(transfer)
+        return settled
+
+    def _finish(self, transfer: Transfer, outcome: Outcome) -> None:
+        del self._in_flight[transfer.id]
+        if transfer.state is not TransferState.ABANDONED:
+            done = outcome.num_failed == 0
+            transfer.state = TransferState.DONE if done else TransferState.FAILED
+        self.num_settled[transfer.state] += 1
+
+    def check(self) -> None:
+        """Prove that the ledger closes; for tests."""
+        settled = sum(self.num_settled.values())
+        if self.num_admitted != settled + len(self._in_flight):
+            raise InvariantError(
+                f"{self.num_admitted} transfers admitted, {settled} settled, {len(self)} in flight"
+            )
