@@ -31,7 +31,9 @@ class ProgramTable:
     ) -> None:
         self._max_programs = max_programs
         self._evictable = evictable
-        self._lineage = lineage or LineageIndex((NUM_STRONG + 1) * max_programs)
+        if lineage is None:
+            lineage = LineageIndex((NUM_STRONG + 1) * max_programs)
+        self._lineage = lineage
         self._programs: OrderedDict[str, Program] = OrderedDict()
         self._turns: dict[str, tuple[Program, Identity]] = {}
         self._num_anonymous = 0

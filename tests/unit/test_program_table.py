@@ -1,0 +1,184 @@
+"""ProgramTable: lives of programs, concurrent turns, bounds."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+
+from continuum_connector.programs.lineage import LineageIndex
+from continuum_connector.programs.program import Hints, Identity, IdentitySource, Program
+from continuum_connector.programs.table import ProgramTable
+
+
+def named(key: str, **hints: object) -> Identity:
+    return Identity(key, IdentitySource.CLIENT, Hints(**hints))  # type: ignore[arg-type]
+
+
+def blocks(text: str) -> list[bytes]:
+    return [text[:end].encode() for end in range(1, len(text) + 1)]
+
+
+@pytest.fixture
+def table() -> ProgramTable:
+    return ProgramTable(max_programs=100)
+
+
+def turn(
+    table: ProgramTable,
+    identity: Identity | None,
+    now: float,
+    prompt: str = "",
+    output: str = "",
+    hints: Hints | None = None,
+) -> tuple[Program, Identity]:
+    """Run one turn from `now` to `now` + 1."""
+    begun = table.begin_turn(identity, f"r{now}", blocks(prompt), now, hints)
+    assert table.end_turn(f"r{now}", now + 1, blocks(prompt + output), len(prompt)) is begun[0]
+    return begun
+
+
+def test_turns_of_one_program_share_its_record(table: ProgramTable) -> None:
+    first, _ = turn(table, named("a"), 1.0)
+    second, identity = turn(table, named("a"), 5.0)
+    assert first is second
+    assert identity == named("a")
+    assert second == Program(
+        "a", IdentitySource.CLIENT, 1.0, num_turns=2, num_finished=2, last_seen=6.0, last_finish=6.0
+    )
+
+
+def test_last_finish_measures_the_tool_call(table: ProgramTable) -> None:
+    turn(table, named("a"), 1.0)
+    program, _ = table.begin_turn(named("a"), "next", [], 9.0)
+    assert program.last_finish is not None
+    assert program.last_seen - program.last_finish == 7.0
+
+
+def test_concurrent_turns_of_one_program_are_ordinary(table: ProgramTable) -> None:
+    for request_id in ("0_x", "1_x"):
+        program, _ = table.begin_turn(named("a"), request_id, [], 1.0)
+    assert program.active == {"0_x", "1_x"}
+    table.end_turn("0_x", 2.0)
+    assert program.active == {"1_x"}
+    table.end_turn("1_x", 3.0)
+    assert (program.num_turns, program.num_finished, program.active) == (2, 2, set())
+
+
+def test_beginning_twice_and_ending_twice_change_nothing(table: ProgramTable) -> None:
+    first = table.begin_turn(named("a"), "r", [], 1.0)
+    assert table.begin_turn(named("other"), "r", [], 2.0) == first
+    assert table.turn("r") == first
+    assert table.end_turn("r", 3.0) is first[0]
+    assert table.end_turn("r", 4.0) is None
+    assert table.end_turn("never seen", 4.0) is None
+    assert first[0].last_finish == 3.0
+    assert table.turn("r") is None
+
+
+def test_a_finished_programs_key_may_be_used_again(table: ProgramTable) -> None:
+    turn(table, named("a"), 1.0)
+    program, _ = turn(table, named("a", final=True), 3.0)
+    assert program.final
+    again, _ = table.begin_turn(named("a"), "again", [], 100.0)
+    assert again is program
+    assert (again.arrival, again.num_turns, again.num_finished) == (100.0, 1, 0)
+    assert (again.final, again.last_finish) == (False, None)
+
+
+def test_a_turn_beside_the_final_one_belongs_to_the_same_life(table: ProgramTable) -> None:
+    program, _ = table.begin_turn(named("a", final=True), "last", [], 1.0)
+    table.begin_turn(named("a"), "beside", [], 2.0)
+    assert (program.arrival, program.num_turns, program.final) == (1.0, 2, True)
+    table.begin_turn(named("a", final=False), "no", [], 3.0)
+    assert not program.final
+
+
+def test_a_subagent_keeps_its_own_program(table: ProgramTable) -> None:
+    parent, _ = turn(table, named("p"), 1.0, "Sab", "ooo")
+    child, identity = turn(table, named("c", parent="p"), 3.0, "Sabooot", "qqq")
+    assert child is not parent
+    assert (child.parent, identity.key) == ("p", "c")
+    assert turn(table, None, 5.0, "Sabooox")[0] is parent
+    assert turn(table, None, 7.0, "Saboootqqqx")[0] is child
+
+
+def test_a_turn_without_identity_is_recognised_by_its_lineage(table: ProgramTable) -> None:
+    first, who = turn(table, None, 1.0, "Sab", "ooo")
+    assert who.is_anonymous
+    hints = Hints(final=True)
+    second, who = turn(table, None, 3.0, "Saboootool", "ppp", hints)
+    assert second is first
+    assert who == Identity(first.key, IdentitySource.LINEAGE, hints)
+    assert (second.num_turns, second.final, second.source) == (2, True, IdentitySource.NONE)
+
+
+def test_strangers_without_identity_get_programs_of_their_own(table: ProgramTable) -> None:
+    table.begin_turn(named("anonymous:2"), "taken", [], 0.0)
+    keys = {turn(table, None, float(now), f"{now}")[0].key for now in range(1, 6)}
+    assert len(keys) == 5
+    assert "anonymous:2" not in keys
+
+
+def test_the_turn_after_a_compaction_extends_the_turn_before_it(table: ProgramTable) -> None:
+    program, _ = turn(table, None, 1.0, "Sab", "ooo")
+    turn(table, named(program.key, compaction=True), 3.0, "Sabooosum", "yyy")
+    assert turn(table, None, 5.0, "Saboootool")[0] is program
+
+
+def test_the_least_recently_seen_program_is_forgotten_first() -> None:
+    table = ProgramTable(max_programs=3)
+    for now, key in enumerate("abca"):
+        turn(table, named(key), float(now), key * 3, "out")
+    turn(table, named("d"), 9.0)
+    assert [key for key in "abcd" if table.get(key)] == ["a", "c", "d"]
+    assert turn(table, None, 11.0, "bbbout?")[1].is_anonymous
+
+
+def test_programs_in_use_are_never_forgotten() -> None:
+    pinned = {"p0", "p1"}
+    table = ProgramTable(max_programs=5, evictable=lambda key: key not in pinned)
+    for key in sorted(pinned):
+        turn(table, named(key), 0.0)
+    table.begin_turn(named("busy"), "busy", [], 0.0)
+    for now in range(500):
+        turn(table, named(f"n{now}"), float(now))
+        assert len(table) <= 6
+    assert all(table.get(key) for key in ("p0", "p1", "busy"))
+
+
+def test_a_table_full_of_programs_in_use_grows_and_shrinks_again() -> None:
+    table = ProgramTable(max_programs=10)
+    for number in range(200):
+        table.begin_turn(named(f"a{number}"), f"r{number}", [], 0.0)
+    assert len(table) == 200
+    for number in range(200):
+        table.end_turn(f"r{number}", 1.0)
+    assert len(table) <= 10
+
+
+def test_the_cost_of_a_turn_does_not_grow_with_the_programs_in_use() -> None:
+    asked: list[str] = []
+
+    def pinned(key: str) -> bool:
+        asked.append(key)
+        return False
+
+    table = ProgramTable(max_programs=1, evictable=pinned)
+    for number in range(300):
+        turn(table, named(f"a{number}"), float(number))
+    assert len(asked) <= 300 * 2 * 32
+
+
+def test_100k_anonymous_requests_take_bounded_memory() -> None:
+    lineage = LineageIndex(400)
+    table = ProgramTable(max_programs=100, lineage=lineage)
+    for number in range(100_000):
+        prompt: Sequence[bytes] = (b"%d" % number,)
+        table.begin_turn(None, "r", prompt, 0.0)
+        table.end_turn("r", 0.0, prompt, 1)
+    assert len(table) == len(table._programs) == 100
+    assert not table._turns
+    assert len(lineage) <= 400
+    assert len(lineage._by_program) <= 100
+    assert len(lineage._positions) == len(lineage._counts) == 1
