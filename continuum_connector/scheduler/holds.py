@@ -108,8 +108,9 @@ class HoldTable:
         for block_id in np.nonzero(self._refs)[0]:
             block = self._pool.blocks[block_id]
             if block.ref_cnt < self._refs[block_id]:
+                ours = self._refs[block_id]
                 raise InvariantError(
-                    f"block {block_id} has {block.ref_cnt} references, {self._refs[block_id]} are ours"
+                    f"block {block_id} has {block.ref_cnt} references, {ours} are ours"
                 )
         if self.num_blocks != np.count_nonzero(self._refs):
             raise InvariantError(

@@ -24,7 +24,7 @@ class KvGroup:
 
 
 def block_key(block_hash: bytes, group: int) -> Key:
-    """The name of a block in vLLM's prefix cache (kv_cache_utils.py, make_block_hash_with_group_id)."""
+    """The name of a block in vLLM's prefix cache (make_block_hash_with_group_id)."""
     return block_hash + group.to_bytes(4, "big")
 
 

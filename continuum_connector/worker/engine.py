@@ -76,7 +76,7 @@ class CopyEngine(Protocol):
         ...
 
     def wait(self, tag: int, timeout_s: float) -> bool:
-        """Block until `tag` has settled (its completion still comes by `poll`); False on timeout."""
+        """Block until `tag` has settled; its completion still comes by `poll`. False: timeout."""
         ...
 
     def close(self, timeout_s: float) -> None:
