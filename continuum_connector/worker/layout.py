@@ -33,7 +33,7 @@ from continuum_connector.worker.engine import Region
 if TYPE_CHECKING:
     import torch
 
-# Above it the strides are not those of a cache layout, and descriptors would cost more than bytes.
+# Above it descriptors would cost more than bytes, and no vLLM layout is like that.
 _MAX_RUNS_PER_LAYER = 4096
 _MAX_QUANT_MODE = 1  # vLLM's KVQuantMode: 0 none, 1 FP8 with scales beside the weights
 
@@ -87,10 +87,7 @@ class _Window:
 
 
 def read_layout(kv_caches: Mapping[str, Any], kv_cache_config: Any) -> Layout:
-    """Return the regions of `kv_caches`, as vLLM gives them to `register_kv_caches`.
-
-    Raises TransferError, in one sentence, for anything that is not proven.
-    """
+    """Derive the regions of what `register_kv_caches` gets; TransferError if not proven."""
     _check_specs(kv_cache_config)
     device, device_index = _check_tensors(kv_caches)
     num_blocks = int(kv_cache_config.num_blocks)

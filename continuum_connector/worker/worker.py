@@ -194,7 +194,10 @@ class ContinuumWorker:
     def _close(self, reason: str) -> None:
         self._why_no_engine = reason
         if self._engine is not None:
-            self._engine.close(_CLOSE_TIMEOUT_S)
+            try:
+                self._engine.close(_CLOSE_TIMEOUT_S)
+            except TransferError as error:
+                logger.warning("the copy engine did not close: %s", error)
             self._drain()
             self._engine = None
         for order in self._in_flight.values():

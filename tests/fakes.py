@@ -1,0 +1,137 @@
+"""Fakes that keep the rules of what they stand for, and fail the test that breaks one."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from continuum_connector.errors import TransferError
+from continuum_connector.messages import BlockIds
+from continuum_connector.worker.engine import Completion, Direction, Status
+
+BLOCK_BYTES = 1000
+BLOCK_SECONDS = 0.001
+
+
+@dataclass
+class FakeClock:
+    """Time that moves when told to. Call it for `now`."""
+
+    now: float = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+    def advance(self, seconds: float) -> float:
+        assert seconds >= 0
+        self.now += seconds
+        return self.now
+
+
+@dataclass(frozen=True)
+class Submitted:
+    """One call of `submit`."""
+
+    direction: Direction
+    blocks: tuple[int, ...]
+    slots: tuple[int, ...]
+    tag: int
+    after_stream: int
+
+
+@dataclass
+class FakeCopyEngine:
+    """A CopyEngine whose transfers settle when the test says so (at once with `hold=False`).
+
+    Asserts what the worker and the scheduler owe an engine: int32 ids of one length and not
+    none, tags in flight only once, nothing touched by two transfers in flight of which one
+    writes it, no load from a slot that was never stored (with `num_slots`), no call after close.
+    """
+
+    num_slots: int = 0
+    hold: bool = True
+    log: list[Submitted] = field(default_factory=list)
+    cancelled: list[int] = field(default_factory=list)
+    waited: list[tuple[int, float]] = field(default_factory=list)
+    closed: bool = False
+    poisoned: bool = False
+    in_flight: dict[int, Submitted] = field(default_factory=dict)
+    stored: set[int] = field(default_factory=set)
+    _done: list[Completion] = field(default_factory=list)
+
+    def submit(
+        self,
+        direction: Direction,
+        blocks: BlockIds,
+        slots: BlockIds,
+        tag: int,
+        after_stream: int = 0,
+    ) -> None:
+        if self.closed or self.poisoned:
+            raise TransferError("the engine is closed" if self.closed else "the driver failed")
+        assert str(blocks.dtype) == str(slots.dtype) == "int32"
+        assert len(blocks) == len(slots) > 0, "an engine gets no empty transfer"
+        assert tag not in self.in_flight, f"transfer {tag} is in flight already"
+        new = Submitted(direction, tuple(blocks.tolist()), tuple(slots.tolist()), tag, after_stream)
+        for other in self.in_flight.values():
+            _assert_apart(new, other)
+        if self.num_slots:
+            assert max(new.slots) < self.num_slots
+            if direction is Direction.LOAD:
+                assert self.stored.issuperset(new.slots), "a slot is loaded that was never stored"
+            else:
+                self.stored.difference_update(new.slots)
+        self.log.append(new)
+        self.in_flight[tag] = new
+        if not self.hold:
+            self.settle(tag)
+
+    def settle(self, tag: int, status: Status = Status.DONE, error: int = 0) -> None:
+        """End one transfer; its completion comes with the next poll."""
+        order = self.in_flight.pop(tag)
+        done = status is Status.DONE
+        if done and order.direction is Direction.STORE:
+            self.stored.update(order.slots)
+        num_blocks = len(order.blocks) if done else 0
+        self._done.append(
+            Completion(tag, status, error, num_blocks * BLOCK_BYTES, num_blocks * BLOCK_SECONDS)
+        )
+
+    def fail(self, tag: int, error: int = 1) -> None:
+        self.settle(tag, Status.FAILED, error)
+
+    def settle_all(self) -> None:
+        for tag in list(self.in_flight):
+            self.settle(tag, Status.CANCELLED if tag in self.cancelled else Status.DONE)
+
+    def poll(self) -> list[Completion]:
+        done, self._done = self._done, []
+        return done
+
+    def cancel(self, tag: int) -> None:
+        assert not self.closed
+        self.cancelled.append(tag)
+
+    def wait(self, tag: int, timeout_s: float) -> bool:
+        assert not self.closed
+        self.waited.append((tag, timeout_s))
+        if tag in self.in_flight and tag in self.cancelled:
+            self.settle(tag, Status.CANCELLED)
+        return tag not in self.in_flight
+
+    def close(self, timeout_s: float) -> None:
+        assert timeout_s > 0
+        for tag in list(self.in_flight):
+            self.settle(tag, Status.CANCELLED)
+        self.closed = True
+
+
+def _assert_apart(new: Submitted, other: Submitted) -> None:
+    """Two copies in flight may both read the same memory, but none writes what another touches."""
+    loads = Direction.LOAD in (new.direction, other.direction)
+    stores = Direction.STORE in (new.direction, other.direction)
+    if loads:
+        both = set(new.blocks) & set(other.blocks)
+        assert not both, f"VRAM blocks {both} are loaded while transfer {other.tag} copies them"
+    if stores:
+        both = set(new.slots) & set(other.slots)
+        assert not both, f"slots {both} are written while transfer {other.tag} copies them"

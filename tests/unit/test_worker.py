@@ -1,0 +1,457 @@
+"""ContinuumWorker over FakeCopyEngine: whatever hooks arrive, each order is done exactly once."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import timeit
+from collections import Counter
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from continuum_connector.config import ContinuumConfig
+from continuum_connector.errors import TransferError
+from continuum_connector.messages import LoadOrder, Outcome, StepPlan, StoreOrder
+from continuum_connector.worker.engine import Direction, Region, Status
+from continuum_connector.worker.layout import Layout
+from continuum_connector.worker.worker import ContinuumWorker, num_slots_for
+from tests.fakes import BLOCK_BYTES, BLOCK_SECONDS, FakeCopyEngine
+
+LAYOUT = Layout((Region(4096, 1000, 0, 1000),), 100, 1000, "cpu", 0)
+CONFIG = ContinuumConfig(dram_bytes=64_000)
+STREAM = 77
+
+
+def ids(*values: int) -> np.ndarray:
+    return np.array(values, np.int32)
+
+
+def load(transfer_id: int, request_id: str, *blocks: int) -> LoadOrder:
+    return LoadOrder(transfer_id, request_id, ids(*blocks), ids(*blocks))
+
+
+def store(transfer_id: int, *blocks: int) -> StoreOrder:
+    return StoreOrder(transfer_id, ids(*blocks), ids(*blocks))
+
+
+class Rig:
+    """A worker, its engine, and everything it has told so far."""
+
+    def __init__(self, hold: bool = True, config: ContinuumConfig = CONFIG) -> None:
+        self.engine = FakeCopyEngine(hold=hold)
+        self.made: list[tuple[Layout, int]] = []
+        self.worker = ContinuumWorker(self._make, config, current_stream=lambda: STREAM)
+        self.worker.register(LAYOUT)
+        self.finished: Counter[str] = Counter()
+        self.failed: set[str] = set()
+        self.bad: set[int] = set()
+        self.outcomes: dict[int, Outcome] = {}
+        self.tier_down: list[str] = []
+
+    def _make(self, layout: Layout, num_slots: int) -> FakeCopyEngine:
+        self.made.append((layout, num_slots))
+        return self.engine
+
+    def poll(self) -> None:
+        finished, bad, failed = self.worker.poll()
+        assert failed <= finished
+        assert bool(bad) == bool(failed)
+        self.finished.update(finished)
+        self.failed |= failed
+        self.bad |= bad
+
+    def take_report(self) -> None:
+        report = self.worker.take_report()
+        if report is None:
+            return
+        assert not report.is_empty
+        for transfer_id, outcome in report.outcomes.items():
+            assert transfer_id not in self.outcomes, "settled twice"
+            assert outcome.num_ranks == 1
+            self.outcomes[transfer_id] = outcome
+        if report.tier_down:
+            self.tier_down.append(report.tier_down)
+
+    def tell(self) -> None:
+        self.poll()
+        self.take_report()
+
+    def submitted(self) -> list[int]:
+        return [call.tag for call in self.engine.log]
+
+
+# One step, hook by hook.
+
+
+def test_a_load_is_submitted_behind_the_current_stream_and_reported_once():
+    rig = Rig()
+    rig.worker.begin(StepPlan(loads=(load(1, "a", 3, 4),)))
+    assert rig.submitted() == []
+    rig.worker.start_loads()
+    rig.worker.start_loads()
+    [call] = rig.engine.log
+    assert (call.direction, call.blocks, call.slots) == (Direction.LOAD, (3, 4), (3, 4))
+    assert (call.tag, call.after_stream) == (1, STREAM)
+    rig.tell()
+    assert not rig.finished
+    rig.engine.settle(1)
+    rig.tell()
+    rig.tell()
+    assert rig.finished == {"a": 1}
+    assert not rig.failed
+    done = Outcome(num_done=1, num_bytes=2 * BLOCK_BYTES, seconds=2 * BLOCK_SECONDS)
+    assert rig.outcomes == {1: done}
+
+
+def test_stores_wait_for_submit_stores_and_not_for_their_copies():
+    rig = Rig()
+    rig.worker.begin(StepPlan(stores=(store(1, 5), store(2, 6))))
+    rig.worker.start_loads()
+    rig.worker.poll()  # with speculative decoding before the draft model has written its blocks
+    assert rig.submitted() == []
+    rig.worker.submit_stores()
+    assert rig.submitted() == [1, 2]
+    assert {call.after_stream for call in rig.engine.log} == {STREAM}
+    assert rig.engine.waited == []
+    assert rig.worker.take_report() is None
+
+
+def test_loads_leave_before_stores_when_no_hook_but_submit_stores_comes():
+    rig = Rig()
+    rig.worker.begin(StepPlan(loads=(load(2, "a", 1),), stores=(store(1, 5),)))
+    rig.worker.submit_stores()
+    assert rig.submitted() == [2, 1]
+
+
+def test_loads_leave_with_poll_when_start_loads_never_comes():
+    rig = Rig()
+    rig.worker.begin(StepPlan(loads=(load(1, "a", 1),)))
+    rig.poll()
+    assert rig.submitted() == [1]
+
+
+def test_stores_of_a_step_without_wait_for_save_leave_with_the_next_plan():
+    rig = Rig()
+    rig.worker.begin(StepPlan(stores=(store(1, 5),)))
+    rig.poll()
+    rig.worker.begin(StepPlan())
+    assert rig.submitted() == [1]
+
+
+def test_a_plan_bound_twice_is_one_plan():
+    rig = Rig()
+    plan = StepPlan(loads=(load(1, "a", 1),), stores=(store(2, 5),))
+    rig.worker.begin(plan)
+    rig.worker.begin(plan)
+    rig.worker.start_loads()
+    rig.worker.begin(plan)
+    rig.worker.submit_stores()
+    rig.worker.begin(plan)
+    rig.worker.submit_stores()
+    assert rig.submitted() == [1, 2]
+
+
+def test_cancels_go_to_transfers_in_flight_only():
+    rig = Rig()
+    rig.worker.begin(StepPlan(loads=(load(1, "a", 1), load(2, "b", 2))))
+    rig.worker.start_loads()
+    rig.engine.settle(2)
+    rig.tell()
+    rig.worker.begin(StepPlan(cancels=(1, 2, 99)))
+    rig.worker.start_loads()
+    assert rig.engine.cancelled == [1]
+    rig.engine.settle_all()
+    rig.tell()
+    assert rig.outcomes[1] == Outcome(num_failed=1, reasons=("cancelled",))
+    assert (rig.finished, rig.failed, rig.bad) == ({"a": 1, "b": 1}, {"a"}, {1})
+
+
+# Failure is an outcome.
+
+
+def test_a_failed_load_names_its_request_and_its_blocks():
+    rig = Rig()
+    rig.worker.begin(StepPlan(loads=(load(1, "a", 3, 4), load(2, "b", 5))))
+    rig.worker.start_loads()
+    rig.engine.fail(1)
+    rig.engine.settle(2)
+    rig.tell()
+    assert (rig.finished, rig.failed, rig.bad) == ({"a": 1, "b": 1}, {"a"}, {3, 4})
+    assert rig.outcomes[1] == Outcome(num_failed=1, reasons=("driver",))
+
+
+def test_a_request_of_two_loads_is_reported_once_with_all_bad_blocks_when_both_have_settled():
+    rig = Rig()
+    rig.worker.begin(StepPlan(loads=(load(1, "a", 3), load(2, "a", 4))))
+    rig.worker.start_loads()
+    rig.engine.fail(1)
+    rig.tell()
+    assert (rig.finished, rig.failed, rig.bad) == ({}, set(), set())
+    rig.engine.settle(2)
+    rig.tell()
+    assert (rig.finished, rig.failed, rig.bad) == ({"a": 1}, {"a"}, {3})
+
+
+def test_a_request_of_two_refused_loads_is_reported_once():
+    rig = Rig()
+    rig.engine.poisoned = True
+    rig.worker.begin(StepPlan(loads=(load(1, "a", 3), load(2, "a", 4))))
+    rig.worker.start_loads()
+    rig.tell()
+    rig.tell()
+    assert (rig.finished, rig.failed, rig.bad) == ({"a": 1}, {"a"}, {3, 4})
+
+
+def test_a_request_that_loads_again_is_reported_again():
+    rig = Rig(hold=False)
+    for transfer_id in (1, 2):
+        rig.worker.begin(StepPlan(loads=(load(transfer_id, "a", 3),)))
+        rig.worker.start_loads()
+        rig.tell()
+    assert rig.finished == {"a": 2}
+
+
+def test_a_refused_submit_settles_its_order_and_spares_the_others():
+    rig = Rig()
+    rig.worker.begin(StepPlan(loads=(load(1, "a", 3),), stores=(store(2, 5),)))
+    rig.worker.start_loads()
+    rig.engine.poisoned = True
+    rig.worker.submit_stores()
+    rig.tell()
+    assert rig.outcomes == {2: Outcome(num_failed=1, reasons=("driver",))}
+    rig.engine.settle(1)
+    rig.tell()
+    assert rig.finished == {"a": 1}
+
+
+def test_orders_of_no_blocks_are_done_without_the_engine():
+    rig = Rig()
+    rig.worker.begin(StepPlan(loads=(load(1, "a"),), stores=(store(2),)))
+    rig.worker.submit_stores()
+    rig.tell()
+    assert rig.engine.log == []
+    assert rig.outcomes == {1: Outcome(num_done=1), 2: Outcome(num_done=1)}
+    assert (rig.finished, rig.failed) == ({"a": 1}, set())
+
+
+# No tier.
+
+
+def expect_no_tier(rig: Rig) -> None:
+    rig.worker.begin(StepPlan(loads=(load(1, "a", 3),), stores=(store(2, 5),), cancels=(9,)))
+    rig.worker.start_loads()
+    rig.worker.submit_stores()
+    rig.tell()
+    rig.tell()
+    failed = Outcome(num_failed=1, reasons=("no_tier",))
+    assert rig.outcomes == {1: failed, 2: failed}
+    assert (rig.finished, rig.failed, rig.bad) == ({"a": 1}, {"a"}, {3})
+    assert rig.worker.handle_preemptions([3])
+    rig.worker.shutdown()
+
+
+def test_an_engine_that_cannot_be_made_disables_the_tier_and_says_why_once():
+    def fail(_layout: Layout, _num_slots: int) -> FakeCopyEngine:
+        raise TransferError("no memory may be page-locked here")
+
+    rig = Rig()
+    rig.worker = ContinuumWorker(fail, CONFIG)
+    rig.worker.register(LAYOUT)
+    expect_no_tier(rig)
+    assert rig.tier_down == ["no memory may be page-locked here"]
+
+
+def test_a_layout_that_is_refused_disables_the_tier():
+    rig = Rig()
+    rig.worker = ContinuumWorker(rig._make, CONFIG)
+    rig.worker.disable("layers of kind MambaSpec hold a state")
+    expect_no_tier(rig)
+    assert rig.tier_down == ["layers of kind MambaSpec hold a state"]
+
+
+def test_dram_for_less_than_a_block_disables_the_tier_with_the_number_to_set():
+    rig = Rig()
+    made = len(rig.made)
+    rig.worker = ContinuumWorker(rig._make, ContinuumConfig(dram_bytes=1999), num_ranks=2)
+    rig.worker.register(LAYOUT)
+    expect_no_tier(rig)
+    assert "dram_bytes = 1999" in rig.tier_down[0]
+    assert "set 2000 or more" in rig.tier_down[0]
+    assert len(rig.made) == made
+
+
+def test_a_tier_that_is_off_is_no_failure():
+    rig = Rig(config=ContinuumConfig(dram_bytes=0))
+    expect_no_tier(rig)
+    assert (rig.made, rig.tier_down) == ([], [])
+
+
+def test_the_engine_gets_this_ranks_share_of_the_dram():
+    assert Rig().made == [(LAYOUT, 64)]
+    assert num_slots_for(64_000, 4, 1000) == 16
+    assert num_slots_for(3_999, 4, 1000) == 0
+
+
+# Preemption and shutdown.
+
+
+def in_flight() -> Rig:
+    rig = Rig()
+    loads = (load(1, "a", 3, 4), load(2, "b", 5))
+    rig.worker.begin(StepPlan(loads=loads, stores=(store(3, 6),)))
+    rig.worker.submit_stores()
+    return rig
+
+
+@pytest.mark.parametrize("blocks", [[], [6], [90], StepPlan(), StepPlan(cancels=(1,))])
+def test_preemption_of_blocks_that_no_load_writes_does_not_wait(blocks):
+    rig = in_flight()
+    assert rig.worker.handle_preemptions(blocks)
+    assert (rig.engine.waited, rig.engine.cancelled) == ([], [])
+
+
+@pytest.mark.parametrize("blocks", [[4, 90], StepPlan(stores=(store(7, 4),))])
+def test_preemption_stops_the_loads_into_its_blocks_and_waits_for_those_only(blocks):
+    rig = in_flight()
+    assert rig.worker.handle_preemptions(blocks)
+    [(tag, timeout_s)] = rig.engine.waited
+    assert tag == 1
+    assert 0 < timeout_s <= CONFIG.load_timeout_s
+    rig.tell()
+    assert (rig.finished, rig.failed, rig.bad) == ({"a": 1}, {"a"}, {3, 4})
+
+
+def test_shutdown_settles_everything_once_and_later_orders_too():
+    rig = in_flight()
+    rig.engine.settle(2)
+    rig.worker.begin(StepPlan(stores=(store(4, 7),)))
+    rig.worker.shutdown()
+    rig.worker.shutdown()
+    rig.worker.begin(StepPlan(stores=(store(5, 8),)))
+    rig.worker.submit_stores()
+    rig.tell()
+    assert rig.engine.closed
+    assert rig.finished == {"a": 1, "b": 1}
+    assert (rig.failed, rig.bad) == ({"a"}, {3, 4})
+    reasons = {transfer_id: outcome.reasons for transfer_id, outcome in rig.outcomes.items()}
+    assert reasons == {1: ("cancelled",), 2: (), 3: ("cancelled",), 4: ("closed",), 5: ("closed",)}
+
+
+def test_shutdown_fails_what_the_engine_did_not_give_back():
+    rig = in_flight()
+
+    def close(_timeout_s: float) -> None:
+        raise TransferError("copies still run after 10 s")
+
+    rig.engine.close = close  # type: ignore[method-assign]
+    rig.worker.shutdown()
+    rig.tell()
+    assert {outcome.reasons for outcome in rig.outcomes.values()} == {("closed",)}
+    assert rig.finished == {"a": 1, "b": 1}
+
+
+# Every order of hooks.
+
+HOOKS = ("start_loads", "submit_stores", "poll", "take_report", "settle", "fail", "cancel", "again")
+PLANS = st.tuples(st.integers(0, 2), st.integers(0, 2), st.booleans())
+STEPS = st.lists(st.tuples(PLANS, st.lists(st.sampled_from(HOOKS), max_size=8)), max_size=8)
+
+
+class Steps:
+    """Runs plans and hooks in any order, and keeps what must come of them."""
+
+    def __init__(self) -> None:
+        self.rig = Rig()
+        self.next_id = 0
+        self.loads: dict[int, LoadOrder] = {}
+        self.stores: list[int] = []
+        self.plan = StepPlan()
+
+    def new_plan(self, num_loads: int, num_stores: int, cancel: bool) -> StepPlan:
+        loads, stores = [], []
+        cancels = tuple(self.loads)[-2:] if cancel else ()
+        for _ in range(num_loads):
+            order = load(self.next_id, f"r{self.next_id // 2}", self.next_id)
+            self.loads[self.next_id] = order
+            loads.append(order)
+            self.next_id += 1
+        for _ in range(num_stores):
+            self.stores.append(self.next_id)
+            stores.append(store(self.next_id, self.next_id))
+            self.next_id += 1
+        return StepPlan(tuple(loads), tuple(stores), cancels)
+
+    def hook(self, name: str) -> None:
+        rig, in_flight = self.rig, list(self.rig.engine.in_flight)
+        if name == "again":
+            rig.worker.begin(self.plan)
+        elif name == "poll":
+            rig.poll()
+        elif name == "take_report":
+            rig.take_report()
+        elif name == "cancel":
+            rig.worker.handle_preemptions([b for tag in in_flight[:1] for b in [tag]])
+        elif name in ("settle", "fail"):
+            for tag in in_flight[:1]:
+                rig.engine.settle(tag, Status.DONE if name == "settle" else Status.FAILED)
+        else:
+            getattr(rig.worker, name)()
+
+    def check(self) -> None:
+        """Everything was submitted and settled once; requests are told as their loads went."""
+        rig = self.rig
+        assert sorted(rig.submitted()) == sorted([*self.loads, *self.stores])
+        assert rig.outcomes.keys() == {*self.loads, *self.stores}
+        wrong = {t for t in self.loads if rig.outcomes[t].num_failed}
+        assert rig.bad == wrong
+        assert rig.failed == {self.loads[t].request_id for t in wrong}
+        assert set(rig.finished) == {order.request_id for order in self.loads.values()}
+        # A request may come twice only if its second load came after the first was told.
+        assert rig.finished.total() <= len(self.loads)
+
+
+@settings(max_examples=300, deadline=None)
+@given(steps=STEPS, last=st.sampled_from(["drain", "shutdown"]))
+def test_exactly_once_in_every_order_of_hooks(steps, last):
+    run = Steps()
+    for plan, hooks in steps:
+        run.plan = run.new_plan(*plan)
+        run.rig.worker.begin(run.plan)
+        assert run.rig.worker._stores == run.plan.stores, "leftovers leave before the next plan"
+        for name in hooks:
+            run.hook(name)
+    run.rig.worker.begin(StepPlan())
+    if last == "shutdown":
+        run.rig.worker.shutdown()
+    run.rig.engine.settle_all()
+    run.rig.tell()
+    run.check()
+    assert (run.rig.worker._in_flight, run.rig.worker._waiting) == ({}, {})
+
+
+# Cost.
+
+
+def test_a_step_without_orders_costs_next_to_nothing():
+    worker, plan = Rig().worker, StepPlan()
+
+    def step() -> None:
+        worker.begin(plan)
+        worker.start_loads()
+        worker.submit_stores()
+        worker.poll()
+        worker.take_report()
+
+    seconds = min(timeit.repeat(step, number=2000, repeat=5)) / 2000
+    assert seconds < 20e-6  # about 1 us; the rest is for a busy machine
+
+
+def test_the_worker_needs_neither_torch_nor_vllm():
+    code = (
+        "import sys, continuum_connector.worker.worker\n"
+        "sys.exit(any(name in sys.modules for name in ('torch', 'vllm')))"
+    )
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
