@@ -157,7 +157,7 @@ def test_bounded_consistent_and_never_wrong_for_disjoint_programs(
     index = LineageIndex(7)
     for number, prompt, output, step in steps:
         name = "ABCD"[number]
-        blocks = chain(*(f"{letter}{name}" for letter in prompt + output))
+        blocks = chain(*(f"{name}{letter}" for letter in prompt + output))
         if step == "end":
             index.register(name, blocks, 2 * len(prompt))
         elif step == "forget":

@@ -1,0 +1,328 @@
+"""ProgramMiddleware: recorded requests of each client in, the identity the engine sees out."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import json
+from typing import Any
+
+import pytest
+
+from continuum_connector import middleware
+from continuum_connector.middleware import PATHS, ProgramMiddleware, rewrite
+from continuum_connector.programs.identify import identify
+from continuum_connector.programs.program import Hints, Identity, IdentitySource
+
+CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
+RESPONSES, MESSAGES = "/v1/responses", "/v1/messages"
+CLIENT, SESSION, VENDOR = IdentitySource.CLIENT, IdentitySource.SESSION, IdentitySource.VENDOR
+JSON = {"content-type": "application/json"}
+
+Message = dict[str, Any]
+
+
+class App:
+    """Stands for vLLM: reads a body to its end, then waits for the client to go away."""
+
+    def __init__(self, reads: bool = True) -> None:
+        self.reads = reads
+        self.body = b""
+        self.messages: list[Message] = []
+        self.headers: list[tuple[bytes, bytes]] = []
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        more = self.reads
+        while more:
+            message = await receive()
+            self.messages.append(message)
+            self.body += message.get("body", b"")
+            more = message.get("more_body", False)
+        self.headers = scope["headers"]
+        if self.reads:
+            self.messages.append(await receive())
+        await send({"type": "http.response.start", "status": 200})
+
+    def header(self, name: str) -> str:
+        return dict(self.headers)[name.encode()].decode()
+
+
+def scope_for(path: str, headers: dict[str, str], **more: Any) -> dict[str, Any]:
+    pairs = [(name.encode(), value.encode("latin-1")) for name, value in headers.items()]
+    return {"type": "http", "method": "POST", "path": path, "headers": pairs, **more}
+
+
+def post(
+    path: str,
+    body: bytes | list[bytes],
+    headers: dict[str, str] | None = None,
+    app: App | None = None,
+    **scope: Any,
+) -> App:
+    """Send one request through the middleware, in as many messages as `body` has parts."""
+    app = app or App()
+    parts = [body] if isinstance(body, bytes) else body
+    given = {**JSON, "content-length": str(sum(map(len, parts))), **(headers or {})}
+    queue: list[Message] = [
+        {"type": "http.request", "body": part, "more_body": number < len(parts)}
+        for number, part in enumerate(parts, start=1)
+    ]
+    queue.append({"type": "http.disconnect"})
+
+    async def receive() -> Message:
+        return queue.pop(0)
+
+    async def send(_message: Message) -> None:
+        pass
+
+    asyncio.run(ProgramMiddleware(app)(scope_for(path, given, **scope), receive, send))
+    return app
+
+
+def who(path: str, body: dict[str, Any], headers: dict[str, str] | None = None) -> Identity | None:
+    """What the connector identifies, on a vLLM that hands it kv_transfer_params and xargs."""
+    raw = json.dumps(body).encode()
+    lowered = {name.lower(): value for name, value in (headers or {}).items()}
+    sent = json.loads(rewrite(raw, lowered, path) or raw)
+    return identify(sent.get("kv_transfer_params"), sent.get("vllm_xargs"), None)
+
+
+def hint(**fields: Any) -> str:
+    return base64.urlsafe_b64encode(json.dumps(fields).encode()).decode().rstrip("=")
+
+
+S, T, P = "0195f3a2-session", "0195f3a2-thread", "0195f3a2-parent"
+CLAUDE = "user_9f8e_account_1c2d_session_0195f3a2-session"
+RECORDED: list[tuple[str, str, dict[str, str], dict[str, Any], Identity | None]] = [
+    ("Claude Code", MESSAGES, {"X-Claude-Code-Session-Id": S}, {"metadata": {"user_id": CLAUDE}},
+     Identity(f"claude-code:{S}", VENDOR)),
+    ("Claude Code behind a proxy", MESSAGES, {}, {"metadata": {"user_id": CLAUDE}},
+     Identity(f"claude-code:{S}", VENDOR)),
+    ("Claude Code, JSON metadata", MESSAGES, {},
+     {"metadata": {"user_id": json.dumps({"device_id": "d", "session_id": S})}},
+     Identity(f"claude-code:{S}", VENDOR)),
+    ("Claude Code subagent", MESSAGES,
+     {"x-claude-code-session-id": S, "x-claude-code-agent-id": "a1"}, {},
+     Identity(f"claude-code:{S}/a1", VENDOR, Hints(parent=f"claude-code:{S}"))),
+    ("Claude Code nested subagent", MESSAGES,
+     {"x-claude-code-session-id": S, "x-claude-code-agent-id": "a2",
+      "x-claude-code-parent-agent-id": "a1"}, {},
+     Identity(f"claude-code:{S}/a2", VENDOR, Hints(parent=f"claude-code:{S}/a1"))),
+    ("Claude Code compaction", MESSAGES,
+     {"x-claude-code-session-id": S, "x-claude-code-request-class": "compaction",
+      "x-claude-code-compaction": "auto"}, {},
+     Identity(f"claude-code:{S}", VENDOR, Hints(compaction=True))),
+    ("Claude Code side request", MESSAGES,
+     {"x-claude-code-session-id": S, "x-claude-code-request-class": "auxiliary"}, {},
+     Identity(f"claude-code:{S}/auxiliary", VENDOR, Hints(parent=f"claude-code:{S}"))),
+    ("Codex", RESPONSES,
+     {"session-id": S, "thread-id": T, "x-client-request-id": T,
+      "x-codex-turn-metadata": '{"request_kind":"turn"}'}, {"prompt_cache_key": T},
+     Identity(f"codex:{T}", VENDOR)),
+    ("Codex, older", RESPONSES, {"conversation_id": T, "session_id": T}, {},
+     Identity(f"codex:{T}", VENDOR)),
+    ("Codex subagent", RESPONSES,
+     {"session-id": S, "thread-id": T, "x-codex-parent-thread-id": P,
+      "x-openai-subagent": "collab_spawn"}, {"prompt_cache_key": T},
+     Identity(f"codex:{T}", VENDOR, Hints(parent=f"codex:{P}"))),
+    ("Codex compaction", RESPONSES,
+     {"thread-id": T, "x-codex-turn-metadata": '{"request_kind":"compaction","turn_id":"u"}'}, {},
+     Identity(f"codex:{T}", VENDOR, Hints(compaction=True))),
+    ("OpenCode", CHAT,
+     {"x-session-id": S, "x-opencode-session": S, "x-parent-session-id": P}, {},
+     Identity(f"session:{S}", SESSION, Hints(parent=f"session:{P}"))),
+    ("OpenCode, affinity", CHAT, {"x-session-affinity": S, "x-parent-session-id": P}, {},
+     Identity(f"opencode:{S}", VENDOR, Hints(parent=f"opencode:{P}"))),
+    ("OpenHands", CHAT, {"x-litellm-session-id": S},
+     {"prompt_cache_key": S, "prompt_cache_retention": "24h"}, Identity(f"litellm:{S}", VENDOR)),
+    ("OpenHands, body only", CHAT, {}, {"prompt_cache_key": S}, Identity(f"cache-key:{S}", VENDOR)),
+    ("mini-swe-agent", CHAT, {"user-agent": "OpenAI/Python"}, {"temperature": 0.0}, None),
+    ("Harbor", CHAT, {"X-Session-ID": S}, {}, Identity(f"session:{S}", SESSION)),
+    ("Hermes", CHAT, {"X-Agent-Hint": hint(session_id=S, parent_session_id=P)},
+     {"prompt_cache_key": "k"}, Identity(f"hint:{S}", VENDOR, Hints(parent=f"hint:{P}"))),
+    ("DeepSeek harness", CHAT,
+     {"x-deepseek-harness-user-id": "u", "x-deepseek-harness-session-id": S,
+      "x-deepseek-harness-parent-session-id": P}, {},
+     Identity(f"deepseek:{S}", VENDOR, Hints(parent=f"deepseek:{P}"))),
+    ("DeepSeek compaction", CHAT,
+     {"x-deepseek-harness-session-id": S, "x-deepseek-harness-compact": "1"}, {},
+     Identity(f"deepseek:{S}", VENDOR, Hints(compaction=True))),
+    ("LangChain", CHAT, {}, {"user": "alice", "safety_identifier": "bob"}, None),
+    ("uni-agent", COMPLETIONS, {"x-session-id": "other"},
+     {"kv_transfer_params": {"agent_hint": {"trajectory_id": T, "kv_priority": 1}}},
+     Identity(f"hint:{T}", IdentitySource.CONTINUUM)),
+    ("ThunderAgent", CHAT, {}, {"program_id": "p"}, Identity("job:p", CLIENT)),
+    ("Continuum", CHAT, {},
+     {"job_id": "j", "is_last_step": True, "this_func_call": "ls", "last_func_call": "cd"},
+     Identity("job:j", CLIENT, Hints(final=True, tools=("ls",)))),
+    ("Continuum, xargs", CHAT, {"x-session-id": "s"},
+     {"vllm_xargs": {"job_id": "j", "is_last_step": 0}},
+     Identity("job:j", CLIENT, Hints(final=False))),
+    ("Continuum without job", CHAT, {"x-session-id": "s"}, {"job_id": None, "is_last_step": True},
+     Identity("session:s", SESSION, Hints(final=True))),
+    ("Dynamo", CHAT,
+     {"X-Dynamo-Session-ID": S, "X-Dynamo-Parent-Session-ID": P, "X-Dynamo-Session-Final": "true",
+      "x-claude-code-session-id": "other"}, {},
+     Identity(f"dynamo:{S}", VENDOR, Hints(parent=f"dynamo:{P}", final=True))),
+    ("gateway", CHAT, {"x-multi-turn-session-id": S, "x-correlation-id": "c"}, {},
+     Identity(f"multi-turn:{S}", VENDOR)),
+    ("correlation id", CHAT, {"x-correlation-id": S}, {}, Identity(f"correlation:{S}", VENDOR)),
+    ("body session_id", RESPONSES, {"x-session-id": "header"}, {"session_id": S},
+     Identity(f"session:{S}", SESSION)),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("path", "headers", "body", "expected"), [r[1:] for r in RECORDED], ids=[r[0] for r in RECORDED]
+)
+def test_recorded_requests_of_each_client(
+    path: str, headers: dict[str, str], body: dict[str, Any], expected: Identity | None
+) -> None:
+    assert who(path, {"model": "m", **body}, headers) == expected
+
+
+@pytest.mark.parametrize("path", sorted(PATHS))
+@pytest.mark.parametrize("parts", [1, 3])
+def test_a_member_is_appended_and_the_clients_bytes_stay(path: str, parts: int) -> None:
+    body = b'{ "model":"m", "x": 1.10, "x": 1e400, "job_id": "j", "s": "\\u00e9\xc3\xa9" }\r\n'
+    step = -(-len(body) // parts)
+    app = post(path, [body[i : i + step] for i in range(0, len(body), step)], {"X-Other": "1"})
+    tail = b',"kv_transfer_params":{"continuum": {"program": "j", "source": "job_id"}}}'
+    assert app.body == body.rstrip()[:-1].rstrip() + tail
+    assert app.header("content-length") == str(len(app.body))
+    assert app.header("X-Other") == "1"
+
+
+def test_the_clients_disconnect_reaches_the_application_after_the_body() -> None:
+    for body in (b'{"job_id":"j"}', b'{"model":"m"}', b"junk"):
+        assert post(CHAT, body).messages[-1] == {"type": "http.disconnect"}
+
+
+def test_a_disconnect_inside_the_body_is_passed_on() -> None:
+    app = App()
+    queue = [
+        {"type": "http.request", "body": b'{"job', "more_body": True},
+        {"type": "http.disconnect"},
+        {"type": "http.disconnect"},
+    ]
+
+    async def receive() -> Message:
+        return queue.pop(0)
+
+    headers = {**JSON, "content-length": "14"}
+    asyncio.run(ProgramMiddleware(app)(scope_for(CHAT, headers), receive, receive_nothing))
+    assert [m["type"] for m in app.messages] == ["http.request", *["http.disconnect"] * 2]
+    assert app.body == b'{"job'
+
+
+async def receive_nothing(_message: Message) -> None:
+    pass
+
+
+def test_nothing_is_read_before_the_application_asks() -> None:
+    """An application that refuses the API key answers without reading the body."""
+    app = App(reads=False)
+
+    async def receive() -> Message:
+        raise AssertionError("read ahead")
+
+    headers = {**JSON, "content-length": "14"}
+    asyncio.run(ProgramMiddleware(app)(scope_for(CHAT, headers), receive, receive_nothing))
+    assert app.headers
+
+
+IDENTIFIED = {"X-Dynamo-Session-ID": "d"}
+UNTOUCHED: list[tuple[str, bytes, dict[str, str], dict[str, Any]]] = [
+    ("nobody said", b'{"model": "m"}', {}, {}),
+    ("empty", b"", IDENTIFIED, {}),
+    ("not JSON", b"job_id=1", IDENTIFIED, {}),
+    ("cut off", b'{"job_id": "j"', IDENTIFIED, {}),
+    ("array", b'[{"job_id": "j"}]', IDENTIFIED, {}),
+    ("text", b'"job_id"', IDENTIFIED, {}),
+    ("UTF-16", '{"job_id":"j"}'.encode("utf-16"), IDENTIFIED, {}),
+    ("bad UTF-8", b'{"job_id":"\xff"}', IDENTIFIED, {}),
+    ("deep", b'{"metadata":' + b"[" * 50_000 + b"]" * 50_000 + b"}", IDENTIFIED, {}),
+    ("form", b'{"job_id":"j"}', {"content-type": "text/plain"}, {}),
+    ("no type", b'{"job_id":"j"}', {"content-type": ""}, {}),
+    ("compressed", b'{"job_id":"j"}', {"content-encoding": "gzip"}, {}),
+    ("chunked", b'{"job_id":"j"}', {"transfer-encoding": "chunked"}, {}),
+    ("no length", b'{"job_id":"j"}', {"content-length": ""}, {}),
+    ("odd length", b'{"job_id":"j"}', {"content-length": "\u00b2"}, {}),
+    ("too long", b'{"job_id":"j"}', {"content-length": str(2**27)}, {}),
+    ("GET", b'{"job_id":"j"}', {}, {"method": "GET"}),
+    ("other path", b'{"job_id":"j"}', {}, {"path": "/v1/embeddings"}),
+    ("count tokens", b'{"job_id":"j"}', {}, {"path": "/v1/messages/count_tokens"}),
+    ("junk job", b'{"job_id": {"a": [1]}, "is_last_step": "perhaps"}', {}, {}),
+    ("junk metadata", b'{"metadata": [1], "prompt_cache_key": 1.5}', {}, {}),
+    ("junk headers", b"{}", {"x-agent-hint": "%%%\xff", "x-session-id": " "}, {}),
+    ("junk hint", b"{}", {"x-agent-hint": hint(session_id=None)}, {}),
+    ("hint of no object", b"{}", {"x-agent-hint": base64.b64encode(b"[1]").decode()}, {}),
+    ("params no object", b'{"kv_transfer_params": [1], "job_id": "j"}', {}, {}),
+    ("continuum no object", b'{"kv_transfer_params": {"continuum": 1}, "job_id": "j"}', {}, {}),
+    ("explicit", b'{"kv_transfer_params":{"continuum":{"program":"p"}}}', IDENTIFIED, {}),
+    ("xargs", b'{"vllm_xargs": {"job_id": "j"}}', IDENTIFIED, {}),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("body", "headers", "scope"), [u[1:] for u in UNTOUCHED], ids=[u[0] for u in UNTOUCHED]
+)
+def test_what_adds_nothing_or_is_not_understood_passes_byte_for_byte(
+    body: bytes, headers: dict[str, str], scope: dict[str, Any]
+) -> None:
+    path = scope.pop("path", CHAT)
+    app = post(path, [body[:5], body[5:]], headers, **scope)
+    assert app.body == body
+    assert [m.get("body") for m in app.messages] == [body[:5], body[5:], None]
+    given = {**JSON, "content-length": str(len(body)), **headers}
+    assert app.headers == scope_for(path, given)["headers"]
+
+
+def test_a_body_longer_than_it_claims_passes_unchanged(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(middleware, "MAX_BODY_BYTES", 20)
+    parts = [b'{"job_id": "j", ', b'"model": "m" ', b"}"]
+    assert post(CHAT, parts, {"content-length": "10"}).body == b"".join(parts)
+
+
+def test_what_the_client_wrote_is_never_changed() -> None:
+    said = {"final": False, "ttl_s": 2, "program": "mine"}
+    body = {"kv_transfer_params": {"other": [1], "continuum": said}, "job_id": "j"}
+    headers = {"x-dynamo-session-id": "d", "x-dynamo-session-final": "1"}
+    assert rewrite(json.dumps(body).encode(), headers, CHAT) is None
+    body["is_last_step"], body["this_func_call"] = True, "ls"
+    sent = json.loads(rewrite(json.dumps(body).encode(), headers, CHAT) or b"")
+    added = {"continuum": {**said, "tools": ["ls"]}, "other": [1]}
+    assert sent == {**body, "kv_transfer_params": added}
+
+
+@pytest.mark.parametrize("params", [None, {}, {"do_remote_decode": False}, {"continuum": {}}])
+def test_existing_params_are_kept_and_completed(params: Any) -> None:
+    body = json.dumps({"kv_transfer_params": params, "job_id": "j", "n": 10**30}).encode()
+    sent = json.loads(rewrite(body, {}, CHAT) or b"")
+    added = {"program": "j", "source": "job_id"}
+    assert sent["kv_transfer_params"] == {**(params or {}), "continuum": added}
+    assert sent["n"] == 10**30
+
+
+def test_xargs_are_carried_over_where_old_vllm_drops_them() -> None:
+    body = b'{"vllm_xargs": {"job_id": "j", "is_last_step": 1}, "job_id": "other"}'
+    sent = json.loads(rewrite(body, IDENTIFIED, MESSAGES) or b"")
+    said = {"program": "j", "source": "job_id", "final": True}
+    assert sent["kv_transfer_params"] == {"continuum": said}
+
+
+def test_an_empty_object_gets_its_first_member() -> None:
+    sent = rewrite(b" { } ", {"x-session-id": "s"}, CHAT)
+    assert json.loads(sent or b"")["kv_transfer_params"]["continuum"]["program"] == "s"
+
+
+def test_a_root_path_is_no_part_of_the_api_path() -> None:
+    app = post("/proxy" + CHAT, b'{"job_id":"j"}', root_path="/proxy")
+    assert b"kv_transfer_params" in app.body
+
+
+def test_other_protocols_pass(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(middleware, "_headers", None)
+    app = App(reads=False)
+    scope = {"type": "lifespan", "headers": []}
+    asyncio.run(ProgramMiddleware(app)(scope, receive_nothing, receive_nothing))  # type: ignore[arg-type]
