@@ -34,7 +34,7 @@ class HostPool:
         if self.base == 0:
             raise TransferError("the host pool is closed.")
         array_type = ctypes.c_uint8 * self.num_bytes
-        return np.frombuffer(array_type.from_address(self.base), dtype=np.uint8)
+        return np.ctypeslib.as_array(array_type.from_address(self.base))
 
     def close(self) -> None:
         """Unmap. The engine refuses while it may still copy; idempotent."""

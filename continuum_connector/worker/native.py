@@ -7,96 +7,332 @@ when another thread wants it. Calls that block release it (CDLL).
 from __future__ import annotations
 
 import ctypes
+import functools
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
 
-from continuum_connector.worker.engine import Completion
+import numpy as np
+
+import continuum_connector
+from continuum_connector.errors import ConfigError, TransferError
+from continuum_connector.messages import BlockIds
+from continuum_connector.worker.engine import Completion, Direction, Region, Status
+from continuum_connector.worker.host_pool import HostPool
 
 ABI_VERSION = 1
-DRIVERS = {"cuda": 1, "sim": 2}
-PATHS = {"auto": 0, "batch": 1, "loop": 2}
+MIB = 1 << 20
 
-_CLOSED = -4
-_TIMEOUT = -5
+_DRIVERS = {"cuda": 1, "sim": 2}
+_PATHS = {"auto": 0, "batch": 1, "loop": 2}
+_LEGACY_STREAM = 1  # CU_STREAM_LEGACY: torch's default stream, whose own handle is 0
+_EFORK = -7
 _MAX_POLLED = 256
-_EMPTY: list[Completion] = []
+
+_i32, _u32, _i64, _u64 = ctypes.c_int32, ctypes.c_uint32, ctypes.c_int64, ctypes.c_uint64
+_size, _ptr = ctypes.c_size_t, ctypes.c_void_p
 
 
 class _Config(ctypes.Structure):
     _fields_ = (
-        ("size", ctypes.c_uint32),
-        ("abi", ctypes.c_uint32),
-        ("driver", ctypes.c_int32),
-        ("device", ctypes.c_int32),
-        ("path", ctypes.c_int32),
-        ("max_descriptors", ctypes.c_uint32),
-        ("trunk_bytes", ctypes.c_uint64),
-        ("window_bytes", ctypes.c_uint64 * 2),
-        ("max_transfers", ctypes.c_uint32),
-        ("sim_mbps", ctypes.c_uint32),
+        ("size", _u32),
+        ("abi", _u32),
+        ("driver", _i32),
+        ("device", _i32),
+        ("path", _i32),
+        ("max_descriptors", _u32),
+        ("trunk_bytes", _u64),
+        ("window_bytes", _u64 * 2),
+        ("max_transfers", _u32),
+        ("sim_mbps", _u32),
     )
 
 
 class _Region(ctypes.Structure):
-    _fields_ = (
-        ("dev_base", ctypes.c_uint64),
-        ("dev_stride", ctypes.c_uint64),
-        ("host_base", ctypes.c_uint64),
-        ("host_stride", ctypes.c_uint64),
-        ("bytes", ctypes.c_uint64),
+    _fields_ = tuple(
+        (name, _u64) for name in ("dev_base", "dev_stride", "host_base", "host_stride", "bytes")
     )
 
 
 class _Completion(ctypes.Structure):
     _fields_ = (
-        ("tag", ctypes.c_uint64),
-        ("status", ctypes.c_int32),
-        ("error", ctypes.c_int32),
-        ("bytes", ctypes.c_uint64),
-        ("submit_ns", ctypes.c_uint64),
-        ("start_ns", ctypes.c_uint64),
-        ("done_ns", ctypes.c_uint64),
+        ("tag", _u64),
+        ("status", _i32),
+        ("error", _i32),
+        ("bytes", _u64),
+        ("submit_ns", _u64),
+        ("start_ns", _u64),
+        ("done_ns", _u64),
     )
 
 
-class _SimStats(ctypes.Structure):
+class SimStats(ctypes.Structure):
+    """What the simulator saw; the pairs are (load, store)."""
+
     _fields_ = (
-        ("max_bytes_in_flight", ctypes.c_uint64 * 2),
-        ("num_descriptors", ctypes.c_uint64 * 2),
-        ("num_copy_calls", ctypes.c_uint64 * 2),
-        ("num_driver_calls", ctypes.c_uint64),
+        ("max_bytes_in_flight", _u64 * 2),
+        ("num_descriptors", _u64 * 2),
+        ("num_copy_calls", _u64 * 2),
+        ("num_driver_calls", _u64),
     )
 
 
-_handle, _i32, _u32, _i64, _u64 = (
-    ctypes.c_void_p,
-    ctypes.c_int,
-    ctypes.c_uint32,
-    ctypes.c_int64,
-    ctypes.c_uint64,
-)
-_size, _pointer = ctypes.c_size_t, ctypes.c_void_p
+_Signature = tuple[type[Any] | None, tuple[type[Any], ...]]
+_BLOCKING: dict[str, _Signature] = {
+    "ckv_abi_version": (_i32, ()),
+    "ckv_last_error": (ctypes.c_char_p, ()),
+    "ckv_open": (_i32, (_ptr, _ptr)),
+    "ckv_set_regions": (_i32, (_ptr, _ptr, _size, _i32, _i32)),
+    "ckv_pending_word": (_ptr, (_ptr,)),
+    "ckv_wait": (_i32, (_ptr, _u64, _i64)),
+    "ckv_close": (_i32, (_ptr, _i64)),
+    "ckv_free": (None, (_ptr,)),
+    "ckv_path": (_i32, (_ptr,)),
+    "ckv_pool_map": (_i32, (_ptr, _u64, _i32, _ptr)),
+    "ckv_pool_unmap": (_i32, (_ptr, _ptr)),
+    "ckv_sim_hold": (_i32, (_ptr, _i32)),
+    "ckv_sim_fail": (_i32, (_ptr, _u64, _u64, _i32)),
+    "ckv_sim_stream": (_i32, (_ptr, _ptr)),
+    "ckv_sim_compute": (_i32, (_ptr, _ptr, _ptr, _i32, _u64, _u64)),
+    "ckv_sim_block": (_i32, (_ptr, _ptr, _i32)),
+    "ckv_sim_get_stats": (_i32, (_ptr, _ptr)),
+}
+_QUICK: dict[str, _Signature] = {
+    "ckv_submit": (_i32, (_ptr, _i32, _ptr, _ptr, _size, _ptr, _u64)),
+    "ckv_poll": (_size, (_ptr, _ptr, _size)),
+    "ckv_cancel": (_i32, (_ptr, _u64)),
+}
 
-_BLOCKING = {
-    "ckv_abi_version": (_i32, []),
-    "ckv_last_error": (ctypes.c_char_p, []),
-    "ckv_open": (_i32, [_pointer, _pointer]),
-    "ckv_set_regions": (_i32, [_handle, _pointer, _size, _i32, _i32]),
-    "ckv_pending_word": (_pointer, [_handle]),
-    "ckv_wait": (_i32, [_handle, _u64, _i64]),
-    "ckv_close": (_i32, [_handle, _i64]),
-    "ckv_free": (None, [_handle]),
-    "ckv_path": (_i32, [_handle]),
-    "ckv_pool_map": (_i32, [_handle, _u64, _i32, _pointer]),
-    "ckv_pool_unmap": (_i32, [_handle, _pointer]),
-    "ckv_sim_hold": (_i32, [_handle, _i32]),
-    "ckv_sim_fail": (_i32, [_handle, _u64, _u64, _i32]),
-    "ckv_sim_stream": (_i32, [_handle, _pointer]),
-    "ckv_sim_compute": (_i32, [_handle, _pointer, _pointer, _i32, _u64, _u64]),
-    "ckv_sim_block": (_i32, [_handle, _pointer, _i32]),
-    "ckv_sim_get_stats": (_i32, [_handle, _pointer]),
-}
-_QUICK = {
-    "ckv_last_error": (ctypes.c_char_p, []),
-    "ckv_submit": (_i32, [_handle, _i32, _pointer, _pointer, _size, _pointer, _u64]),
-    "ckv_poll": (_size, [_handle, _pointer, _size]),
-    "ckv_cancel": (_i32, [_handle, _u64]),
-}
+
+def find_library() -> Path:
+    """Where the native library is. An editable install puts it beside other package files than
+    these sources, so every folder of the package is searched."""
+    for folder in continuum_connector.__path__:
+        path = Path(folder) / "_ckv" / "libckv.so"
+        if path.is_file():
+            return path
+    raise ConfigError("the native library is not built; `pip install .` builds it and needs g++.")
+
+
+def _declare(library: ctypes.CDLL, signatures: dict[str, _Signature]) -> None:
+    for name, (result, arguments) in signatures.items():
+        function = getattr(library, name)
+        function.restype = result
+        function.argtypes = arguments
+
+
+@functools.cache
+def _load() -> tuple[ctypes.CDLL, ctypes.CDLL]:
+    """The library twice: calls that release the GIL, calls that keep it."""
+    path = find_library()
+    blocking, quick = ctypes.CDLL(str(path)), ctypes.PyDLL(str(path))
+    try:
+        _declare(blocking, _BLOCKING)
+        _declare(quick, _QUICK)
+        found = blocking.ckv_abi_version()
+    except AttributeError as error:
+        raise ConfigError(f"{path} is from another version ({error}); install again.") from error
+    if found != ABI_VERSION:
+        raise ConfigError(
+            f"{path} has ABI {found}, these sources need {ABI_VERSION}; install again."
+        )
+    return blocking, quick
+
+
+class NativeEngine:
+    """A CopyEngine whose copies run on native threads, over libcuda or over a simulator.
+
+    It owns the host pool. Ids are checked before anything is copied, and a transfer that
+    conflicts with an unfinished one (same block or slot, one of them writing) is refused.
+    """
+
+    def __init__(
+        self,
+        driver: str,
+        device: int,
+        regions: Sequence[Region],
+        num_blocks: int,
+        num_slots: int,
+        slot_bytes: int,
+        *,
+        trunk_bytes: int = 4 * MIB,
+        window_bytes: int = 16 * MIB,
+        path: str = "auto",
+        huge_pages: bool = True,
+        sim_mbps: int = 0,
+    ) -> None:
+        _check(driver, regions, num_slots, slot_bytes)
+        self._blocking, self._quick = _load()
+        self._handle: ctypes.c_void_p | None = None
+        self._is_cuda = driver == "cuda"
+        self._settled: list[Completion] = []
+        self._buffer = (_Completion * _MAX_POLLED)()
+        self.is_left_behind = False
+        config = _Config(
+            size=ctypes.sizeof(_Config),
+            abi=ABI_VERSION,
+            driver=_DRIVERS[driver],
+            device=device,
+            path=_PATHS[path],
+            trunk_bytes=trunk_bytes,
+            window_bytes=(window_bytes, window_bytes),
+            sim_mbps=sim_mbps,
+        )
+        handle = ctypes.c_void_p()
+        self._check(self._blocking.ckv_open(ctypes.byref(config), ctypes.byref(handle)))
+        self._handle = handle
+        try:
+            self.pool = HostPool(self._blocking, handle, num_slots * slot_bytes, huge_pages)
+            self._set_regions(regions, num_blocks, num_slots, slot_bytes)
+            self._pending = _u64.from_address(self._blocking.ckv_pending_word(handle))
+        except BaseException:
+            self._blocking.ckv_free(handle)
+            self._handle = None
+            raise
+
+    def _set_regions(
+        self, regions: Sequence[Region], num_blocks: int, num_slots: int, slot_bytes: int
+    ) -> None:
+        base = self.pool.base
+        array = (_Region * len(regions))(
+            *(
+                _Region(r.dev_base, r.dev_stride, base + r.host_offset, slot_bytes, r.num_bytes)
+                for r in regions
+            )
+        )
+        self._check(
+            self._blocking.ckv_set_regions(self._handle, array, len(regions), num_blocks, num_slots)
+        )
+
+    def submit(
+        self,
+        direction: Direction,
+        blocks: BlockIds,
+        slots: BlockIds,
+        tag: int,
+        after_stream: int = 0,
+    ) -> None:
+        """Queue a transfer. Under CUDA, stream 0 is the default stream, never "no stream"."""
+        if blocks.dtype != np.int32 or slots.dtype != np.int32 or blocks.shape != slots.shape:
+            raise TransferError(f"transfer {tag}: ids must be int32, as many blocks as slots.")
+        if self._is_cuda and after_stream == 0:
+            after_stream = _LEGACY_STREAM
+        blocks, slots = np.ascontiguousarray(blocks), np.ascontiguousarray(slots)
+        self._check(
+            self._quick.ckv_submit(
+                self._opened(),
+                direction.value,
+                blocks.ctypes.data,
+                slots.ctypes.data,
+                blocks.size,
+                after_stream,
+                tag,
+            )
+        )
+
+    def poll(self) -> list[Completion]:
+        """Return what settled, oldest first; also after `close`, until nothing is left."""
+        if self._handle is not None:
+            return self._drain() if self._pending.value else []
+        settled, self._settled = self._settled, []
+        return settled
+
+    def cancel(self, tag: int) -> None:
+        """Stop a transfer before its next trunk; nothing happens if it settled."""
+        if self._handle is not None:
+            self._check(self._quick.ckv_cancel(self._handle, tag))
+
+    def wait(self, tag: int, timeout_s: float) -> bool:
+        """Block, without the GIL, until `tag` has settled."""
+        if self._handle is None:
+            return True
+        return bool(self._blocking.ckv_wait(self._handle, tag, int(timeout_s * 1e6)) == 0)
+
+    def close(self, timeout_s: float) -> None:
+        """Drain for `timeout_s`, then fail the rest; what settled can still be polled.
+
+        If the driver does not give its copies back a second later, `is_left_behind` becomes
+        true and the pool stays mapped, for the device may still write to it.
+        """
+        handle, code = self._handle, 0
+        if handle is None:
+            return
+        code = self._blocking.ckv_close(handle, int(timeout_s * 1e6))
+        if code != _EFORK:
+            self._settled = self._drain()
+            self.is_left_behind = code != 0
+            if code == 0:
+                self.pool.close()
+        self._blocking.ckv_free(handle)
+        self._handle = None
+
+    def _drain(self) -> list[Completion]:
+        completions: list[Completion] = []
+        while n := self._quick.ckv_poll(self._handle, self._buffer, _MAX_POLLED):
+            completions += map(_completion, self._buffer[:n])
+        return completions
+
+    def _opened(self) -> ctypes.c_void_p:
+        if self._handle is None:
+            raise TransferError("the copy engine is closed.")
+        return self._handle
+
+    def _check(self, code: int) -> None:
+        if code < 0:
+            raise TransferError(f"{self._blocking.ckv_last_error().decode()}.")
+
+    @property
+    def path(self) -> str:
+        """Which driver calls copy: "batch" or "loop"."""
+        code = self._blocking.ckv_path(self._opened())
+        return next(name for name, value in _PATHS.items() if value == code)
+
+    # Hooks for tests; the CUDA driver refuses them.
+
+    def sim_hold(self) -> None:
+        """From here on no copy begins: what is submitted stays in flight."""
+        self._check(self._blocking.ckv_sim_hold(self._opened(), 1))
+
+    def sim_release(self) -> None:
+        """Let the copies go on."""
+        self._check(self._blocking.ckv_sim_hold(self._opened(), 0))
+
+    def sim_fail_after(self, num_calls: int, count: int = 1, code: int = 1) -> None:
+        """After `num_calls` driver calls, fail `count`; code 700 ends the device context."""
+        self._check(self._blocking.ckv_sim_fail(self._opened(), num_calls, count, code))
+
+    def sim_stream(self) -> int:
+        """A compute stream, for `after_stream`; lives as long as the engine."""
+        stream = _ptr()
+        self._check(self._blocking.ckv_sim_stream(self._opened(), ctypes.byref(stream)))
+        return stream.value or 0
+
+    def sim_compute(self, stream: int, delay_s: float) -> None:
+        """Queue a kernel that only takes time."""
+        delay_us = int(delay_s * 1e6)
+        self._check(self._blocking.ckv_sim_compute(self._opened(), stream, None, 0, 0, delay_us))
+
+    def sim_block(self, stream: int, on: bool = True) -> None:
+        """Keep a compute stream from finishing what is queued, or let it go on."""
+        self._check(self._blocking.ckv_sim_block(self._opened(), stream, int(on)))
+
+    def sim_stats(self) -> SimStats:
+        """What the simulated driver saw so far."""
+        stats = SimStats()
+        self._check(self._blocking.ckv_sim_get_stats(self._opened(), ctypes.byref(stats)))
+        return stats
+
+
+def _completion(c: _Completion) -> Completion:
+    seconds = (c.done_ns - c.start_ns) / 1e9 if c.start_ns else 0.0
+    return Completion(c.tag, Status(c.status), c.error, c.bytes, seconds)
+
+
+def _check(driver: str, regions: Sequence[Region], num_slots: int, slot_bytes: int) -> None:
+    if driver not in _DRIVERS:
+        raise ConfigError(f"driver {driver!r} is unknown; choose from {', '.join(_DRIVERS)}.")
+    if num_slots < 1 or slot_bytes < 1:
+        raise ConfigError(f"{num_slots} slots of {slot_bytes} bytes hold nothing.")
+    for region in regions:
+        if region.host_offset < 0 or region.host_offset + region.num_bytes > slot_bytes:
+            raise ConfigError(f"{region} does not fit a slot of {slot_bytes} bytes.")

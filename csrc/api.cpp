@@ -1,0 +1,240 @@
+// The C boundary: no exception passes it, no call passes it in a forked child.
+#include <unistd.h>
+
+#include <algorithm>
+#include <cstdio>
+#include <memory>
+#include <new>
+#include <system_error>
+
+#include "ckv.h"
+#include "driver_sim.h"
+#include "engine.h"
+#include "failure.h"
+
+struct ckv_engine {
+  std::shared_ptr<ckv::Engine> engine;
+};
+
+namespace {
+
+using ckv::Failure;
+using std::chrono::microseconds;
+
+thread_local char last_error[512] = "";
+
+int refuse(int code, const char *text) {
+  std::snprintf(last_error, sizeof last_error, "%s", text);
+  return code;
+}
+
+// Runs `body`, which returns a code, and turns whatever it throws into one.
+template <typename Body>
+int guarded(const Body &body) noexcept {
+  try {
+    return body();
+  } catch (const Failure &failure) {
+    return refuse(failure.code(), failure.what());
+  } catch (const std::bad_alloc &) {
+    return refuse(CKV_ENOMEM, "out of memory");
+  } catch (const std::system_error &error) {
+    return refuse(CKV_ENOMEM, error.what());  // a thread or a mutex the system would not give
+  } catch (const std::exception &error) {
+    return refuse(CKV_EINTERNAL, error.what());
+  } catch (...) {
+    return refuse(CKV_EINTERNAL, "unknown exception");
+  }
+}
+
+// As above, for calls on an engine of this process.
+template <typename Body>
+int with(ckv_engine *handle, const Body &body) noexcept {
+  if (handle == nullptr) {
+    return refuse(CKV_EINVAL, "there is no engine");
+  }
+  if (handle->engine->pid() != getpid()) {
+    return refuse(CKV_EFORK, "the copy engine belongs to the process that opened it; a fork cannot use it");
+  }
+  return guarded([&] { return body(*handle->engine); });
+}
+
+template <typename Body>
+int with_sim(ckv_engine *handle, const Body &body) noexcept {
+  return with(handle, [&](ckv::Engine &engine) -> int {
+    if (engine.config().driver != CKV_DRIVER_SIM) {
+      throw Failure(CKV_EINVAL, "only the simulated driver has this call");
+    }
+    body(static_cast<ckv::SimDriver &>(engine.driver()));
+    return CKV_OK;
+  });
+}
+
+microseconds bounded(int64_t timeout_us) {
+  constexpr int64_t kDay = int64_t{86400} * 1000000;
+  return microseconds(std::clamp(timeout_us, int64_t{0}, kDay));
+}
+
+ckv_config complete(const ckv_config *given) {
+  if (given == nullptr || given->size != sizeof(ckv_config) || given->abi != CKV_ABI) {
+    throw Failure(CKV_EINVAL, "the caller was built for another version of this library");
+  }
+  ckv_config config = *given;
+  config.max_descriptors = config.max_descriptors == 0 ? 1024 : config.max_descriptors;
+  config.max_transfers = config.max_transfers == 0 ? 65536 : config.max_transfers;
+  config.trunk_bytes = config.trunk_bytes == 0 ? uint64_t{4} << 20 : config.trunk_bytes;
+  for (uint64_t &window : config.window_bytes) {
+    window = window == 0 ? uint64_t{16} << 20 : window;
+    config.trunk_bytes = std::min(config.trunk_bytes, window);
+  }
+  return config;
+}
+
+std::unique_ptr<ckv::Driver> open_driver(const ckv_config &config) {
+  if (config.driver == CKV_DRIVER_CUDA) {
+    return ckv::open_cuda_driver(config);
+  }
+  if (config.driver == CKV_DRIVER_SIM) {
+    return ckv::open_sim_driver(config);
+  }
+  throw Failure(CKV_EINVAL, "driver " + std::to_string(config.driver) + " is unknown");
+}
+
+}  // namespace
+
+extern "C" {
+
+int ckv_abi_version(void) { return CKV_ABI; }
+
+const char *ckv_last_error(void) { return last_error; }
+
+int ckv_open(const ckv_config *config, ckv_engine **out) {
+  return guarded([&] {
+    if (out == nullptr) {
+      throw Failure(CKV_EINVAL, "there is no place for the engine");
+    }
+    ckv_config full = complete(config);
+    auto handle = std::make_unique<ckv_engine>();
+    handle->engine = std::make_shared<ckv::Engine>(full, open_driver(full));
+    ckv::Engine::start(handle->engine);
+    *out = handle.release();
+    return CKV_OK;
+  });
+}
+
+int ckv_set_regions(ckv_engine *handle, const ckv_region *regions, size_t num_regions,
+                    int32_t num_blocks, int32_t num_slots) {
+  return with(handle, [&](ckv::Engine &engine) {
+    engine.set_regions(regions, num_regions, num_blocks, num_slots);
+    return CKV_OK;
+  });
+}
+
+int ckv_submit(ckv_engine *handle, int direction, const int32_t *dev_blocks,
+               const int32_t *host_slots, size_t n, uintptr_t after_stream, uint64_t tag) {
+  return with(handle, [&](ckv::Engine &engine) {
+    engine.submit(direction, dev_blocks, host_slots, n, after_stream, tag);
+    return CKV_OK;
+  });
+}
+
+size_t ckv_poll(ckv_engine *handle, ckv_completion *out, size_t max) {
+  size_t n = 0;
+  with(handle, [&](ckv::Engine &engine) {
+    for (; n < max; ++n) {
+      std::unique_ptr<ckv::Report> report = engine.reports().pop();
+      if (!report) {
+        break;
+      }
+      out[n] = report->completion;
+    }
+    return CKV_OK;
+  });
+  return n;
+}
+
+const volatile uint64_t *ckv_pending_word(ckv_engine *handle) {
+  return handle == nullptr ? nullptr : handle->engine->reports().pending_word();
+}
+
+int ckv_cancel(ckv_engine *handle, uint64_t tag) {
+  return with(handle, [&](ckv::Engine &engine) {
+    engine.cancel(tag);
+    return CKV_OK;
+  });
+}
+
+int ckv_wait(ckv_engine *handle, uint64_t tag, int64_t timeout_us) {
+  return with(handle, [&](ckv::Engine &engine) {
+    if (engine.wait(tag, bounded(timeout_us))) {
+      return static_cast<int>(CKV_OK);
+    }
+    return refuse(CKV_TIMEOUT, "the transfer is not finished yet");
+  });
+}
+
+int ckv_close(ckv_engine *handle, int64_t timeout_us) {
+  return with(handle, [&](ckv::Engine &engine) {
+    int code = engine.close(bounded(timeout_us));
+    return code == CKV_OK ? code : refuse(code, "the driver did not finish its copies in time");
+  });
+}
+
+void ckv_free(ckv_engine *handle) {
+  // A fork has the memory but not the threads: its copy cannot be taken apart.
+  if (handle == nullptr || handle->engine->pid() != getpid()) {
+    return;
+  }
+  ckv_close(handle, 0);
+  delete handle;
+}
+
+int ckv_path(ckv_engine *handle) {
+  return with(handle, [](ckv::Engine &engine) { return engine.driver().path(); });
+}
+
+int ckv_pool_map(ckv_engine *handle, uint64_t bytes, int huge, void **out) {
+  return with(handle, [&](ckv::Engine &engine) {
+    *out = engine.map_pool(bytes, huge != 0);
+    return CKV_OK;
+  });
+}
+
+int ckv_pool_unmap(ckv_engine *handle, void *base) {
+  return with(handle, [&](ckv::Engine &engine) {
+    engine.unmap_pool(base);
+    return CKV_OK;
+  });
+}
+
+int ckv_sim_hold(ckv_engine *handle, int on) {
+  return with_sim(handle, [&](ckv::SimDriver &sim) { sim.hold(on != 0); });
+}
+
+int ckv_sim_fail(ckv_engine *handle, uint64_t after, uint64_t count, int code) {
+  return with_sim(handle, [&](ckv::SimDriver &sim) { sim.fail(after, count, code); });
+}
+
+int ckv_sim_stream(ckv_engine *handle, uintptr_t *out) {
+  return with_sim(handle, [&](ckv::SimDriver &sim) {
+    *out = reinterpret_cast<uintptr_t>(sim.create_stream());
+  });
+}
+
+int ckv_sim_compute(ckv_engine *handle, uintptr_t stream, void *ptr, int value, uint64_t bytes,
+                    uint64_t delay_us) {
+  return with_sim(handle, [&](ckv::SimDriver &sim) {
+    sim.compute(reinterpret_cast<void *>(stream), ptr, value, bytes, delay_us);
+  });
+}
+
+int ckv_sim_block(ckv_engine *handle, uintptr_t stream, int on) {
+  return with_sim(handle, [&](ckv::SimDriver &sim) {
+    sim.block(reinterpret_cast<void *>(stream), on != 0);
+  });
+}
+
+int ckv_sim_get_stats(ckv_engine *handle, ckv_sim_stats *out) {
+  return with_sim(handle, [&](ckv::SimDriver &sim) { *out = sim.stats(); });
+}
+
+}  // extern "C"

@@ -1,0 +1,171 @@
+/* ckv: copies KV blocks between VRAM and page-locked DRAM on its own thread.
+ *
+ * Python passes block ids; regions (base, stride, bytes) are registered once. A transfer is one
+ * batch of (VRAM block, host slot) pairs in one direction, named by the caller's tag.
+ *
+ * Promises
+ *   - Every accepted transfer is reported by ckv_poll exactly once.
+ *   - Once it is reported, none of its memory is touched again. Only a ckv_close that returns
+ *     CKV_TIMEOUT breaks this: the driver did not give the copies back in time.
+ *   - Accepted transfers never conflict: a transfer that reads or writes what an unfinished one
+ *     writes, or writes what an unfinished one reads, is refused with CKV_EINVAL.
+ *   - No exception leaves the library. A call that fails returns a code below 0, and
+ *     ckv_last_error() says in one sentence why.
+ *   - After fork() a child gets CKV_EFORK from everything that takes an engine.
+ */
+#ifndef CKV_H
+#define CKV_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+#define CKV_ABI 1
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+#pragma GCC visibility push(default)
+
+enum { CKV_LOAD = 0, CKV_STORE = 1 };
+enum { CKV_DRIVER_CUDA = 1, CKV_DRIVER_SIM = 2 };
+enum { CKV_PATH_AUTO = 0, CKV_PATH_BATCH = 1, CKV_PATH_LOOP = 2 };
+enum { CKV_DONE = 1, CKV_CANCELLED = 2, CKV_FAILED = 3 };
+enum {
+  CKV_OK = 0,
+  CKV_AGAIN = -1,     /* too many transfers outstanding or not yet polled */
+  CKV_EINVAL = -2,    /* an argument is wrong; no memory was touched */
+  CKV_EDRIVER = -3,   /* the driver refused */
+  CKV_CLOSED = -4,    /* the engine is closed */
+  CKV_TIMEOUT = -5,   /* the time was up */
+  CKV_ENOMEM = -6,    /* no memory for the call or the pool */
+  CKV_EFORK = -7,     /* this process is a fork of the one that opened the engine */
+  CKV_EPOISONED = -8, /* a driver error ended the device context; nothing can be copied any more */
+  CKV_EINTERNAL = -9  /* a bug in this library */
+};
+
+typedef struct ckv_engine ckv_engine;
+
+/* 0 takes the default wherever one is given. */
+typedef struct {
+  uint32_t size;            /* sizeof(ckv_config) */
+  uint32_t abi;             /* CKV_ABI */
+  int32_t driver;           /* CKV_DRIVER_*; there is no default and no fall-back */
+  int32_t device;           /* CUDA ordinal */
+  int32_t path;             /* CKV_PATH_*; AUTO is BATCH where the driver has it */
+  uint32_t max_descriptors; /* per driver call; 1024, see the README on driver faults above it */
+  uint64_t trunk_bytes;     /* per driver call; 4 MiB: small steps copies wait behind one trunk */
+  uint64_t window_bytes[2]; /* in flight per direction, never exceeded; 16 MiB */
+  uint32_t max_transfers;   /* outstanding or not yet polled; 65536 */
+  uint32_t sim_mbps;        /* simulated MB/s per direction; 0 is as fast as memcpy */
+} ckv_config;
+
+/* Block b is at dev_base + b * dev_stride, slot s at host_base + s * host_stride. */
+typedef struct {
+  uint64_t dev_base;
+  uint64_t dev_stride;
+  uint64_t host_base;
+  uint64_t host_stride;
+  uint64_t bytes;
+} ckv_region;
+
+/* error: 0, a CKV_ code (below 0) or the driver's own code (above 0).
+ * bytes: known to have been copied. Times are CLOCK_MONOTONIC; start_ns is the first driver call,
+ * 0 if there was none. */
+typedef struct {
+  uint64_t tag;
+  int32_t status;
+  int32_t error;
+  uint64_t bytes;
+  uint64_t submit_ns;
+  uint64_t start_ns;
+  uint64_t done_ns;
+} ckv_completion;
+
+/* Thread-safe, does not block. */
+int ckv_abi_version(void);
+
+/* Why the last failing call of this thread failed. Thread-safe, does not block. The library owns
+ * the text; it lasts until the thread's next failing call. */
+const char *ckv_last_error(void);
+
+/* Opens the driver and starts the lane thread. Thread-safe. BLOCKS (a CUDA context can take
+ * seconds). Driver CUDA without libcuda gives CKV_EDRIVER, never another driver. */
+int ckv_open(const ckv_config *config, ckv_engine **out);
+
+/* Once, before the first submit. Copies the array. Not safe beside ckv_submit. Does not block. */
+int ckv_set_regions(ckv_engine *engine, const ckv_region *regions, size_t num_regions,
+                    int32_t num_blocks, int32_t num_slots);
+
+/* Queues a transfer of n pairs. Copies both arrays. Thread-safe, does not block: microseconds.
+ * Loads leave before stores; within a direction, first in is first out.
+ * after_stream != 0: an event of ours is recorded on that stream here, and no byte is copied before
+ * it fires (store: compute done; load: block zeroing done).
+ * The tag must differ from every unfinished transfer's. */
+int ckv_submit(ckv_engine *engine, int direction, const int32_t *dev_blocks,
+               const int32_t *host_slots, size_t n, uintptr_t after_stream, uint64_t tag);
+
+/* Moves up to max completions into the caller's array and returns how many, oldest first. ONE
+ * consumer at a time. Lock-free, does not block. Works after ckv_close. 0 after fork. */
+size_t ckv_poll(ckv_engine *engine, ckv_completion *out, size_t max);
+
+/* Number of completions to poll; reading it needs no call. The engine owns it until ckv_free. */
+const volatile uint64_t *ckv_pending_word(ckv_engine *engine);
+
+/* Stops a transfer before its next trunk; it still completes, as CANCELLED unless it was faster.
+ * An unknown or finished tag is CKV_OK. Thread-safe, does not block. */
+int ckv_cancel(ckv_engine *engine, uint64_t tag);
+
+/* BLOCKS until the tag is finished (its completion can then be polled), CKV_TIMEOUT if it is not in
+ * time. An unknown or finished tag is CKV_OK at once. Thread-safe. */
+int ckv_wait(ckv_engine *engine, uint64_t tag, int64_t timeout_us);
+
+/* BLOCKS. Refuses new transfers, lets the queued ones finish for timeout_us, then fails what has not
+ * begun with CKV_CLOSED and gives copies in flight one second more. CKV_TIMEOUT: the driver did not
+ * return them; they are reported FAILED, the lane is left behind, pool and VRAM must stay mapped.
+ * Idempotent: later calls return the first one's result. Poll afterwards, then ckv_free. */
+int ckv_close(ckv_engine *engine, int64_t timeout_us);
+
+/* Closes with timeout 0 if need be, unmaps pools unless the lane was left behind, frees the handle.
+ * No other call may run. A null engine is allowed. */
+void ckv_free(ckv_engine *engine);
+
+/* The CKV_PATH_ in use. Thread-safe, does not block. */
+int ckv_path(ckv_engine *engine);
+
+/* BLOCKS. Maps anonymous memory that a fork does not inherit. For CUDA it is populated and
+ * page-locked in 1 GiB chunks, all or nothing; the simulator touches no page. huge: ask for huge
+ * pages. The engine owns the mapping until ckv_pool_unmap or ckv_free. Thread-safe. */
+int ckv_pool_map(ckv_engine *engine, uint64_t bytes, int huge, void **out);
+
+/* BLOCKS. Refused with CKV_AGAIN while a transfer is unfinished or was left behind. Thread-safe. */
+int ckv_pool_unmap(ckv_engine *engine, void *base);
+
+/* ---- Simulator only (CKV_EINVAL otherwise). Thread-safe. ---- */
+
+typedef struct {
+  uint64_t max_bytes_in_flight[2];
+  uint64_t num_descriptors[2];
+  uint64_t num_copy_calls[2];
+  uint64_t num_driver_calls; /* every entry point that sim_fail counts */
+} ckv_sim_stats;
+
+/* on: no copy begins from here on (BLOCKS until none is running); off: they go on. */
+int ckv_sim_hold(ckv_engine *engine, int on);
+/* After `after` more driver calls, `count` calls fail with `code`. As in CUDA, some codes leave the
+ * context alive (1, 2) and others end it (700): copies stop and every later call fails. A copy call
+ * that fails has queued half of its descriptors. */
+int ckv_sim_fail(ckv_engine *engine, uint64_t after, uint64_t count, int code);
+/* A compute stream, to use as after_stream. Lives as long as the engine. */
+int ckv_sim_stream(ckv_engine *engine, uintptr_t *out);
+/* A kernel: after delay_us, sets bytes at ptr to value (bytes 0: only the delay). Does not block. */
+int ckv_sim_compute(ckv_engine *engine, uintptr_t stream, void *ptr, int value, uint64_t bytes,
+                    uint64_t delay_us);
+/* on: what was queued last on the stream, and all that follows, does not finish; off: it goes on. */
+int ckv_sim_block(ckv_engine *engine, uintptr_t stream, int on);
+int ckv_sim_get_stats(ckv_engine *engine, ckv_sim_stats *out);
+
+#pragma GCC visibility pop
+#ifdef __cplusplus
+}
+#endif
+#endif

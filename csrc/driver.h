@@ -1,0 +1,76 @@
+// The few driver calls the engine needs: one table, filled by libcuda or by the simulator.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <string>
+
+#include "ckv.h"
+
+namespace ckv {
+
+using Stream = void *;
+using Event = void *;
+
+constexpr int kNotReady = 600;  // CUDA_ERROR_NOT_READY, also the simulator's
+
+struct Descriptor {
+  uint64_t dst;
+  uint64_t src;
+  uint64_t bytes;
+};
+
+// Which errors end the CUDA context: all that are not known to leave it alive.
+inline bool is_sticky(int code) {
+  switch (code) {
+    case 0:
+    case 1:          // INVALID_VALUE
+    case 2:          // OUT_OF_MEMORY
+    case 3:          // NOT_INITIALIZED
+    case 201:        // INVALID_CONTEXT
+    case 400:        // INVALID_HANDLE
+    case kNotReady:  // NOT_READY
+    case 712:        // HOST_MEMORY_ALREADY_REGISTERED
+    case 713:        // HOST_MEMORY_NOT_REGISTERED
+    case 801:        // NOT_SUPPORTED
+    case 900:        // STREAM_CAPTURE_UNSUPPORTED
+    case 906:        // STREAM_CAPTURE_IMPLICIT
+    case 907:        // CAPTURED_EVENT
+      return false;
+    default:
+      return true;
+  }
+}
+
+// Calls return 0 or a driver code. All may be called from any thread.
+class Driver {
+ public:
+  Driver() = default;
+  Driver(const Driver &) = delete;
+  Driver &operator=(const Driver &) = delete;
+  virtual ~Driver() = default;
+
+  virtual int attach_thread() = 0;
+  virtual Stream copy_stream(int direction) = 0;
+  virtual int event_create(Event *out) = 0;
+  virtual void event_destroy(Event event) = 0;
+  virtual int event_record(Event event, Stream stream) = 0;
+  // 0 once all that preceded the record is done, kNotReady before.
+  virtual int event_query(Event event) = 0;
+  virtual int stream_query(Stream stream) = 0;
+  // Queues n copies on the direction's stream. On failure some of them may have been queued.
+  virtual int copy(int direction, const Descriptor *descriptors, size_t n) = 0;
+  // Whether host memory must be populated and page-locked for this driver.
+  virtual bool locks_pages() const = 0;
+  virtual int host_register(void *base, size_t bytes) = 0;
+  virtual int host_unregister(void *base) = 0;
+  virtual std::string describe(int code) = 0;
+  virtual int path() const = 0;
+};
+
+// Both throw Failure with CKV_EDRIVER.
+std::unique_ptr<Driver> open_cuda_driver(const ckv_config &config);
+std::unique_ptr<Driver> open_sim_driver(const ckv_config &config);
+
+}  // namespace ckv

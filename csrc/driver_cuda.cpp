@@ -1,0 +1,289 @@
+// The driver table filled from libcuda, which is opened at run time. No logic here: what can be
+// wrong without a GPU to show it must not live in this file.
+#include <dlfcn.h>
+
+#include <string>
+#include <vector>
+
+#include "cuda_types.h"
+#include "driver.h"
+#include "failure.h"
+
+namespace ckv {
+
+namespace {
+
+using cuda::DevicePtr;
+using cuda::EventHandle;
+using cuda::StreamHandle;
+
+struct Library {
+  cuda::Init init;
+  cuda::DeviceGet device_get;
+  cuda::PrimaryRetain primary_retain;
+  cuda::PrimaryRelease primary_release;
+  cuda::CtxPush ctx_push;
+  cuda::CtxPop ctx_pop;
+  cuda::CtxSet ctx_set;
+  cuda::StreamCreate stream_create;
+  cuda::StreamDestroy stream_destroy;
+  cuda::StreamQuery stream_query;
+  cuda::PriorityRange priority_range;
+  cuda::EventCreate event_create;
+  cuda::EventDestroy event_destroy;
+  cuda::EventRecord event_record;
+  cuda::EventQuery event_query;
+  cuda::MemcpyAsync memcpy_async;
+  cuda::HostRegister host_register;
+  cuda::HostUnregister host_unregister;
+  cuda::ErrorText error_name;
+  cuda::ErrorText error_string;
+  cuda::ExchangeCaptureMode exchange_capture_mode;
+  cuda::MemcpyBatchAsync memcpy_batch;  // null before CUDA 12.8
+};
+
+template <typename Function>
+void find(void *library, const char *name, Function *out) {
+  void *symbol = dlsym(library, name);
+  if (symbol == nullptr) {
+    throw Failure(CKV_EDRIVER, std::string("the CUDA driver has no ") + name);
+  }
+  *out = reinterpret_cast<Function>(symbol);
+}
+
+cuda::MemcpyBatchAsync find_batch(void *library) {
+  cuda::GetProcAddress get = nullptr;
+  void *found = nullptr;
+  // cuGetProcAddress and not dlsym: only it hands out the signature of a given version.
+  get = reinterpret_cast<cuda::GetProcAddress>(dlsym(library, "cuGetProcAddress_v2"));
+  if (get == nullptr || get("cuMemcpyBatchAsync", &found, cuda::kBatchVersion, 0, nullptr) != 0) {
+    return nullptr;
+  }
+  return reinterpret_cast<cuda::MemcpyBatchAsync>(found);
+}
+
+// Never closed: libcuda keeps threads of its own, and the process has it loaded anyway.
+Library open_library() {
+  void *library = dlopen("libcuda.so.1", RTLD_NOW | RTLD_LOCAL);
+  if (library == nullptr) {
+    throw Failure(CKV_EDRIVER, std::string("the CUDA driver cannot be opened: ") + dlerror());
+  }
+  Library l{};
+  find(library, "cuInit", &l.init);
+  find(library, "cuDeviceGet", &l.device_get);
+  find(library, "cuDevicePrimaryCtxRetain", &l.primary_retain);
+  find(library, "cuDevicePrimaryCtxRelease_v2", &l.primary_release);
+  find(library, "cuCtxPushCurrent_v2", &l.ctx_push);
+  find(library, "cuCtxPopCurrent_v2", &l.ctx_pop);
+  find(library, "cuCtxSetCurrent", &l.ctx_set);
+  find(library, "cuStreamCreateWithPriority", &l.stream_create);
+  find(library, "cuStreamDestroy_v2", &l.stream_destroy);
+  find(library, "cuStreamQuery", &l.stream_query);
+  find(library, "cuCtxGetStreamPriorityRange", &l.priority_range);
+  find(library, "cuEventCreate", &l.event_create);
+  find(library, "cuEventDestroy_v2", &l.event_destroy);
+  find(library, "cuEventRecord", &l.event_record);
+  find(library, "cuEventQuery", &l.event_query);
+  find(library, "cuMemcpyAsync", &l.memcpy_async);
+  find(library, "cuMemHostRegister_v2", &l.host_register);
+  find(library, "cuMemHostUnregister", &l.host_unregister);
+  find(library, "cuGetErrorName", &l.error_name);
+  find(library, "cuGetErrorString", &l.error_string);
+  find(library, "cuThreadExchangeStreamCaptureMode", &l.exchange_capture_mode);
+  l.memcpy_batch = find_batch(library);
+  return l;
+}
+
+std::string text_of(const Library &l, int code) {
+  const char *name = nullptr;
+  const char *text = nullptr;
+  l.error_name(code, &name);
+  l.error_string(code, &text);
+  return std::string(name ? name : "unknown CUDA error") + " (" + std::to_string(code) + ")" +
+         (text ? std::string(": ") + text : "");
+}
+
+class CudaDriver : public Driver {
+ public:
+  explicit CudaDriver(const ckv_config &config) : l_(open_library()) {
+    check(l_.init(0), "starting CUDA");
+    check(l_.device_get(&device_, config.device), "finding the device");
+    // The primary context is torch's too; its streams and memory are the ones we copy between.
+    check(l_.primary_retain(&context_, device_), "taking the primary context");
+    is_retained_ = true;
+    path_ = l_.memcpy_batch && config.path != CKV_PATH_LOOP ? CKV_PATH_BATCH : CKV_PATH_LOOP;
+    if (config.path == CKV_PATH_BATCH && path_ != CKV_PATH_BATCH) {
+      throw Failure(CKV_EDRIVER, "this CUDA driver has no cuMemcpyBatchAsync (12.8)");
+    }
+    for (Batch &batch : batches_) {
+      batch.dsts.resize(config.max_descriptors);
+      batch.srcs.resize(config.max_descriptors);
+      batch.sizes.resize(config.max_descriptors);
+    }
+    create_streams();
+  }
+
+  ~CudaDriver() override { release(); }
+
+  int attach_thread() override {
+    // A query from this thread must not break a graph capture that another thread has under way
+    // (torch's NCCL watchdog does the same).
+    int mode = cuda::kCaptureModeRelaxed;
+    int code = l_.ctx_set(context_);
+    return code != 0 ? code : l_.exchange_capture_mode(&mode);
+  }
+
+  Stream copy_stream(int direction) override { return streams_[direction]; }
+
+  int event_create(Event *out) override {
+    Current current(*this);
+    EventHandle event = nullptr;
+    int code = current.code ? current.code : l_.event_create(&event, cuda::kEventDisableTiming);
+    *out = event;
+    return code;
+  }
+
+  void event_destroy(Event event) override {
+    Current current(*this);
+    l_.event_destroy(static_cast<EventHandle>(event));
+  }
+
+  int event_record(Event event, Stream stream) override {
+    Current current(*this);
+    return current.code ? current.code
+                        : l_.event_record(static_cast<EventHandle>(event),
+                                          static_cast<StreamHandle>(stream));
+  }
+
+  int event_query(Event event) override {
+    return l_.event_query(static_cast<EventHandle>(event));
+  }
+
+  int stream_query(Stream stream) override {
+    return l_.stream_query(static_cast<StreamHandle>(stream));
+  }
+
+  int copy(int direction, const Descriptor *descriptors, size_t n) override {
+    return path_ == CKV_PATH_BATCH ? copy_batch(direction, descriptors, n)
+                                   : copy_loop(direction, descriptors, n);
+  }
+
+  bool locks_pages() const override { return true; }
+
+  int host_register(void *base, size_t bytes) override {
+    Current current(*this);
+    return current.code ? current.code
+                        : l_.host_register(base, bytes, cuda::kHostRegisterPortable);
+  }
+
+  int host_unregister(void *base) override {
+    Current current(*this);
+    return current.code ? current.code : l_.host_unregister(base);
+  }
+
+  std::string describe(int code) override { return text_of(l_, code); }
+  int path() const override { return path_; }
+
+ private:
+  struct Batch {
+    std::vector<DevicePtr> dsts;
+    std::vector<DevicePtr> srcs;
+    std::vector<size_t> sizes;
+  };
+
+  // Makes the context current for one call on a thread of the caller's, then puts back what was.
+  struct Current {
+    explicit Current(CudaDriver &d) : driver(d), code(d.l_.ctx_push(d.context_)) {}
+    Current(const Current &) = delete;
+    Current &operator=(const Current &) = delete;
+    ~Current() {
+      cuda::Context was = nullptr;
+      if (code == 0) {
+        driver.l_.ctx_pop(&was);
+      }
+    }
+    CudaDriver &driver;
+    int code;
+  };
+
+  void check(int code, const char *what) {
+    if (code != 0) {
+      release();
+      throw Failure(CKV_EDRIVER, std::string(what) + " failed: " + text_of(l_, code));
+    }
+  }
+
+  void create_streams() {
+    int least = 0;
+    int greatest = 0;
+    int code = 0;
+    {
+      Current current(*this);
+      code = current.code ? current.code : l_.priority_range(&least, &greatest);
+      for (StreamHandle &stream : streams_) {
+        // Lowest priority costs nothing; copy engines ignore it, trunks and windows do the work.
+        code = code ? code : l_.stream_create(&stream, cuda::kStreamNonBlocking, least);
+      }
+    }
+    check(code, "creating the copy streams");
+  }
+
+  void release() {
+    if (is_retained_) {
+      Current current(*this);
+      for (StreamHandle stream : streams_) {
+        if (stream != nullptr) {
+          l_.stream_destroy(stream);
+        }
+      }
+    }
+    if (is_retained_) {
+      l_.primary_release(device_);
+    }
+    is_retained_ = false;
+  }
+
+  int copy_batch(int direction, const Descriptor *descriptors, size_t n) {
+    Batch &batch = batches_[direction];
+    for (size_t i = 0; i < n; ++i) {
+      batch.dsts[i] = descriptors[i].dst;
+      batch.srcs[i] = descriptors[i].src;
+      batch.sizes[i] = descriptors[i].bytes;
+    }
+    cuda::MemcpyAttributes attributes{};
+    // A load's slot is READY and claimed, so it may be read early; a store's block is read in order.
+    attributes.src_access_order =
+        direction == CKV_LOAD ? cuda::kSrcAccessOrderAny : cuda::kSrcAccessOrderStream;
+    size_t index = 0;
+    size_t failed_at = 0;
+    return l_.memcpy_batch(batch.dsts.data(), batch.srcs.data(), batch.sizes.data(), n,
+                           &attributes, &index, 1, &failed_at, streams_[direction]);
+  }
+
+  int copy_loop(int direction, const Descriptor *descriptors, size_t n) {
+    for (size_t i = 0; i < n; ++i) {
+      const Descriptor &d = descriptors[i];
+      int code = l_.memcpy_async(d.dst, d.src, d.bytes, streams_[direction]);
+      if (code != 0) {
+        return code;
+      }
+    }
+    return 0;
+  }
+
+  Library l_;
+  cuda::Device device_ = 0;
+  cuda::Context context_ = nullptr;
+  bool is_retained_ = false;
+  int path_ = CKV_PATH_LOOP;
+  StreamHandle streams_[2] = {nullptr, nullptr};
+  Batch batches_[2];  // the lane's
+};
+
+}  // namespace
+
+std::unique_ptr<Driver> open_cuda_driver(const ckv_config &config) {
+  return std::make_unique<CudaDriver>(config);
+}
+
+}  // namespace ckv

@@ -1,0 +1,268 @@
+#include "driver_sim.h"
+
+#include <sys/prctl.h>
+
+#include <algorithm>
+#include <chrono>
+#include <cstring>
+
+#include "failure.h"
+
+namespace ckv {
+
+namespace {
+
+constexpr int kInvalidHandle = 400;
+
+void copy_bytes(const Descriptor &d) {
+  std::memcpy(reinterpret_cast<void *>(d.dst), reinterpret_cast<const void *>(d.src), d.bytes);
+}
+
+}  // namespace
+
+SimDriver::SimDriver(uint32_t mbps) : mbps_(mbps) {}
+
+void SimDriver::start() {
+  add_stream(CKV_LOAD);
+  add_stream(CKV_STORE);
+}
+
+SimDriver::~SimDriver() {
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    is_quitting_ = true;
+  }
+  changed_.notify_all();
+  for (auto &stream : streams_) {
+    stream->thread.join();
+  }
+}
+
+SimDriver::SimStream *SimDriver::add_stream(int direction) {
+  auto owned = std::make_unique<SimStream>();
+  SimStream *stream = owned.get();
+  stream->direction = direction;
+  std::lock_guard<std::mutex> lock(mutex_);
+  streams_.push_back(std::move(owned));
+  try {
+    stream->thread = std::thread([this, stream] { work(stream); });
+  } catch (...) {
+    streams_.pop_back();
+    throw;
+  }
+  return stream;
+}
+
+SimDriver::SimStream *SimDriver::find(Stream stream) {
+  for (auto &known : streams_) {
+    if (known.get() == stream) {
+      return known.get();
+    }
+  }
+  return nullptr;
+}
+
+void SimDriver::work(SimStream *stream) {
+  prctl(PR_SET_NAME, "ckv-sim");
+  std::unique_lock<std::mutex> lock(mutex_);
+  for (;;) {
+    changed_.wait(lock, [&] {
+      bool is_stopped = stream->is_blocked || (is_held_ && stream->direction >= 0);
+      return is_quitting_ || (!stream->ops.empty() && !is_stopped);
+    });
+    if (is_quitting_) {
+      return;
+    }
+    Op op = std::move(stream->ops.front());
+    stream->ops.pop_front();
+    if (dead_code_ == 0) {
+      stream->is_running = true;
+      execute(lock, op);
+      stream->is_running = false;
+    }
+    if (stream->direction >= 0) {
+      stream->bytes_in_flight -= op.bytes;
+    }
+    // A blocked kernel has begun and does not end.
+    changed_.wait(lock, [&] { return !stream->is_blocked || is_quitting_; });
+    ++stream->num_done;
+    changed_.notify_all();
+  }
+}
+
+void SimDriver::execute(std::unique_lock<std::mutex> &lock, const Op &op) {
+  auto begin = std::chrono::steady_clock::now();
+  auto until = begin + op.delay;
+  changed_.wait_until(lock, until, [&] { return is_quitting_; });
+  lock.unlock();
+  if (op.set_at != nullptr) {
+    std::memset(op.set_at, op.set_to, op.bytes);
+  }
+  for (const Descriptor &d : op.copies) {
+    copy_bytes(d);
+  }
+  lock.lock();
+  if (mbps_ > 0 && !op.copies.empty()) {
+    until = begin + std::chrono::microseconds(op.bytes / mbps_);
+    changed_.wait_until(lock, until, [&] { return is_quitting_ || dead_code_ != 0; });
+  }
+}
+
+bool SimDriver::is_copying() const {
+  return streams_[CKV_LOAD]->is_running || streams_[CKV_STORE]->is_running;
+}
+
+// Counts a driver call; its code if it shall fail. The end of the context is not reported before
+// the copy that is running has stopped, as a real device would.
+int SimDriver::fault(std::unique_lock<std::mutex> &lock) {
+  ++stats_.num_driver_calls;
+  if (dead_code_ != 0) {
+    return dead_code_;
+  }
+  if (fail_count_ == 0) {
+    return 0;
+  }
+  if (fail_after_ > 0) {
+    --fail_after_;
+    return 0;
+  }
+  --fail_count_;
+  if (is_sticky(fail_code_)) {
+    dead_code_ = fail_code_;
+    changed_.notify_all();
+    changed_.wait(lock, [&] { return !is_copying(); });
+  }
+  return fail_code_;
+}
+
+int SimDriver::event_create(Event *out) {
+  std::unique_lock<std::mutex> lock(mutex_);
+  int code = fault(lock);
+  if (code == 0) {
+    *out = new SimEvent;
+  }
+  return code;
+}
+
+void SimDriver::event_destroy(Event event) { delete static_cast<SimEvent *>(event); }
+
+int SimDriver::event_record(Event event, Stream stream) {
+  std::unique_lock<std::mutex> lock(mutex_);
+  int code = fault(lock);
+  if (code != 0) {
+    return code;
+  }
+  SimStream *known = find(stream);
+  if (known == nullptr) {
+    return kInvalidHandle;
+  }
+  *static_cast<SimEvent *>(event) = {known, known->num_queued};
+  return 0;
+}
+
+int SimDriver::event_query(Event event) {
+  std::unique_lock<std::mutex> lock(mutex_);
+  int code = fault(lock);
+  if (code != 0) {
+    return code;
+  }
+  const SimEvent &e = *static_cast<SimEvent *>(event);
+  return e.stream == nullptr || e.stream->num_done >= e.target ? 0 : kNotReady;
+}
+
+int SimDriver::stream_query(Stream stream) {
+  std::unique_lock<std::mutex> lock(mutex_);
+  int code = fault(lock);
+  if (code != 0) {
+    return code;
+  }
+  SimStream *known = find(stream);
+  if (known == nullptr) {
+    return kInvalidHandle;
+  }
+  return known->num_done >= known->num_queued ? 0 : kNotReady;
+}
+
+int SimDriver::copy(int direction, const Descriptor *descriptors, size_t n) {
+  std::unique_lock<std::mutex> lock(mutex_);
+  int code = fault(lock);
+  if (code != 0) {
+    n /= 2;
+  }
+  SimStream *stream = streams_[direction].get();
+  Op op;
+  op.copies.assign(descriptors, descriptors + n);
+  for (const Descriptor &d : op.copies) {
+    op.bytes += d.bytes;
+  }
+  stream->bytes_in_flight += op.bytes;
+  stats_.max_bytes_in_flight[direction] =
+      std::max(stats_.max_bytes_in_flight[direction], stream->bytes_in_flight);
+  stats_.num_descriptors[direction] += n;
+  ++stats_.num_copy_calls[direction];
+  ++stream->num_queued;
+  stream->ops.push_back(std::move(op));
+  changed_.notify_all();
+  return code;
+}
+
+std::string SimDriver::describe(int code) {
+  return "simulated driver error " + std::to_string(code);
+}
+
+void SimDriver::hold(bool on) {
+  std::unique_lock<std::mutex> lock(mutex_);
+  is_held_ = on;
+  changed_.notify_all();
+  if (on) {
+    changed_.wait(lock, [&] { return !is_copying(); });
+  }
+}
+
+void SimDriver::fail(uint64_t after, uint64_t count, int code) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  fail_after_ = after;
+  fail_count_ = count;
+  fail_code_ = code;
+}
+
+Stream SimDriver::create_stream() { return add_stream(-1); }
+
+void SimDriver::compute(Stream stream, void *ptr, int value, uint64_t bytes, uint64_t delay_us) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  SimStream *known = find(stream);
+  if (known == nullptr) {
+    throw Failure(CKV_EINVAL, "this is no stream of the simulator");
+  }
+  Op op;
+  op.bytes = bytes;
+  op.set_at = bytes > 0 ? ptr : nullptr;
+  op.set_to = value;
+  op.delay = std::chrono::microseconds(delay_us);
+  ++known->num_queued;
+  known->ops.push_back(std::move(op));
+  changed_.notify_all();
+}
+
+void SimDriver::block(Stream stream, bool on) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  SimStream *known = find(stream);
+  if (known == nullptr) {
+    throw Failure(CKV_EINVAL, "this is no stream of the simulator");
+  }
+  known->is_blocked = on;
+  changed_.notify_all();
+}
+
+ckv_sim_stats SimDriver::stats() {
+  std::lock_guard<std::mutex> lock(mutex_);
+  return stats_;
+}
+
+std::unique_ptr<Driver> open_sim_driver(const ckv_config &config) {
+  auto sim = std::make_unique<SimDriver>(config.sim_mbps);
+  sim->start();
+  return sim;
+}
+
+}  // namespace ckv

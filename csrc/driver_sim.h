@@ -1,0 +1,91 @@
+// The simulator: CUDA's streams and events over threads and memcpy, and the hooks tests pull.
+#pragma once
+
+#include <chrono>
+#include <condition_variable>
+#include <cstdint>
+#include <deque>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "ckv.h"
+#include "driver.h"
+
+namespace ckv {
+
+class SimDriver : public Driver {
+ public:
+  explicit SimDriver(uint32_t mbps);
+  ~SimDriver() override;
+  // Adds the copy streams. Apart from the constructor, so that a failure still joins threads.
+  void start();
+
+  int attach_thread() override { return 0; }
+  Stream copy_stream(int direction) override { return streams_[direction].get(); }
+  int event_create(Event *out) override;
+  void event_destroy(Event event) override;
+  int event_record(Event event, Stream stream) override;
+  int event_query(Event event) override;
+  int stream_query(Stream stream) override;
+  int copy(int direction, const Descriptor *descriptors, size_t n) override;
+  bool locks_pages() const override { return false; }
+  int host_register(void *, size_t) override { return 0; }
+  int host_unregister(void *) override { return 0; }
+  std::string describe(int code) override;
+  int path() const override { return CKV_PATH_BATCH; }
+
+  void hold(bool on);
+  void fail(uint64_t after, uint64_t count, int code);
+  Stream create_stream();
+  void compute(Stream stream, void *ptr, int value, uint64_t bytes, uint64_t delay_us);
+  void block(Stream stream, bool on);
+  ckv_sim_stats stats();
+
+ private:
+  struct Op {
+    std::vector<Descriptor> copies;
+    uint64_t bytes = 0;  // of all copies, or to set
+    void *set_at = nullptr;
+    int set_to = 0;
+    std::chrono::microseconds delay{0};
+  };
+  struct SimStream {
+    std::deque<Op> ops;
+    uint64_t num_queued = 0;
+    uint64_t num_done = 0;
+    int direction = -1;  // -1: compute
+    bool is_running = false;
+    bool is_blocked = false;
+    uint64_t bytes_in_flight = 0;
+    std::thread thread;
+  };
+  // Fires when the stream has done what was queued at the record; never recorded: has fired.
+  struct SimEvent {
+    SimStream *stream = nullptr;
+    uint64_t target = 0;
+  };
+
+  SimStream *add_stream(int direction);
+  SimStream *find(Stream stream);
+  void work(SimStream *stream);
+  void execute(std::unique_lock<std::mutex> &lock, const Op &op);
+  int fault(std::unique_lock<std::mutex> &lock);
+  bool is_copying() const;
+
+  const uint32_t mbps_;
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  std::vector<std::unique_ptr<SimStream>> streams_;  // the copy streams first
+  bool is_held_ = false;
+  bool is_quitting_ = false;
+  int dead_code_ = 0;
+  uint64_t fail_after_ = 0;
+  uint64_t fail_count_ = 0;
+  int fail_code_ = 0;
+  ckv_sim_stats stats_{};
+};
+
+}  // namespace ckv

@@ -1,0 +1,348 @@
+#include "engine.h"
+
+#include <unistd.h>
+
+#include <algorithm>
+#include <utility>
+
+#include "failure.h"
+#include "lane.h"
+
+namespace ckv {
+
+namespace {
+
+using std::chrono::microseconds;
+using std::to_string;
+
+// How long copies that a driver already has may take after the drain deadline.
+constexpr std::chrono::seconds kGrace{1};
+
+std::string quoted(const char *what, int32_t id, int32_t count) {
+  return std::string(what) + " " + to_string(id) + " is not in 0.." + to_string(count - 1);
+}
+
+void check_range(const char *what, const std::vector<int32_t> &ids, int32_t count) {
+  for (int32_t id : ids) {
+    if (id < 0 || id >= count) {
+      throw Failure(CKV_EINVAL, quoted(what, id, count));
+    }
+  }
+}
+
+}  // namespace
+
+Engine::EventStore::~EventStore() {
+  for (Event event : idle) {
+    driver->event_destroy(event);
+  }
+}
+
+Engine::Engine(const ckv_config &config, std::unique_ptr<Driver> driver)
+    : config_(config), pid_(getpid()), driver_(std::move(driver)) {
+  events_.driver = driver_.get();
+}
+
+void Engine::set_regions(const ckv_region *regions, size_t n, int32_t num_blocks,
+                         int32_t num_slots) {
+  Layout layout(regions, n, num_blocks, num_slots);
+  Claims blocks(static_cast<size_t>(num_blocks));
+  Claims slots(static_cast<size_t>(num_slots));
+  std::lock_guard<std::mutex> lock(mutex_);
+  if (!layout_.empty()) {
+    throw Failure(CKV_EINVAL, "regions are set once, and they already are");
+  }
+  layout_ = std::move(layout);
+  block_claims_ = std::move(blocks);
+  slot_claims_ = std::move(slots);
+}
+
+void Engine::check_ids(const Transfer &transfer) const {
+  if (layout_.empty()) {
+    throw Failure(CKV_EINVAL, "regions must be set before the first transfer");
+  }
+  check_range("block", transfer.blocks, layout_.num_blocks());
+  check_range("slot", transfer.slots, layout_.num_slots());
+}
+
+void Engine::claim(const Transfer &transfer) {
+  bool is_load = transfer.direction == CKV_LOAD;
+  size_t at = block_claims_.take(transfer.blocks, is_load);
+  if (at != Claims::kAll) {
+    throw Failure(CKV_EINVAL, "transfer " + to_string(transfer.tag) + ": block " +
+                                  to_string(transfer.blocks[at]) +
+                                  " is used by an unfinished transfer");
+  }
+  at = slot_claims_.take(transfer.slots, !is_load);
+  if (at != Claims::kAll) {
+    block_claims_.drop(transfer.blocks.data(), transfer.blocks.size(), is_load);
+    throw Failure(CKV_EINVAL, "transfer " + to_string(transfer.tag) + ": slot " +
+                                  to_string(transfer.slots[at]) +
+                                  " is used by an unfinished transfer");
+  }
+}
+
+void Engine::unclaim(const Transfer &transfer) {
+  bool is_load = transfer.direction == CKV_LOAD;
+  block_claims_.drop(transfer.blocks.data(), transfer.blocks.size(), is_load);
+  slot_claims_.drop(transfer.slots.data(), transfer.slots.size(), !is_load);
+}
+
+Event Engine::record_after(uintptr_t stream) {
+  Event event = nullptr;
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    if (!events_.idle.empty()) {
+      event = events_.idle.back();
+      events_.idle.pop_back();
+    }
+  }
+  int code = event == nullptr ? driver_->event_create(&event) : 0;
+  if (code == 0) {
+    code = driver_->event_record(event, reinterpret_cast<Stream>(stream));
+  }
+  if (code == 0) {
+    return event;
+  }
+  if (event != nullptr) {
+    recycle(event);
+  }
+  if (is_sticky(code)) {
+    poison(code);
+  }
+  throw Failure(CKV_EDRIVER, "recording an event on the caller's stream failed: " +
+                                 driver_->describe(code));
+}
+
+// Keeping the event saves a driver call later; without memory for that, it is destroyed.
+void Engine::recycle(Event event) {
+  try {
+    std::lock_guard<std::mutex> lock(mutex_);
+    events_.idle.push_back(event);
+  } catch (const std::bad_alloc &) {
+    driver_->event_destroy(event);
+  }
+}
+
+void Engine::submit(int direction, const int32_t *blocks, const int32_t *slots, size_t n,
+                    uintptr_t after_stream, uint64_t tag) {
+  if (direction != CKV_LOAD && direction != CKV_STORE) {
+    throw Failure(CKV_EINVAL, "direction " + to_string(direction) + " is neither load nor store");
+  }
+  if (n > 0 && (blocks == nullptr || slots == nullptr)) {
+    throw Failure(CKV_EINVAL, "a transfer needs block and slot ids");
+  }
+  int code = poison_code();
+  if (code != 0) {
+    throw Failure(CKV_EPOISONED,
+                  "the engine copies no more since a driver error: " + driver_->describe(code));
+  }
+  auto transfer = std::make_unique<Transfer>();
+  transfer->tag = tag;
+  transfer->direction = direction;
+  transfer->blocks.assign(blocks, blocks + n);
+  transfer->slots.assign(slots, slots + n);
+  transfer->report = std::make_unique<Report>();
+  transfer->submit_ns = now_ns();
+  check_ids(*transfer);
+  claim(*transfer);
+  try {
+    if (after_stream != 0) {
+      transfer->after = record_after(after_stream);
+    }
+    enqueue(transfer.get());
+  } catch (...) {
+    if (transfer->after != nullptr) {
+      recycle(transfer->after);
+    }
+    unclaim(*transfer);
+    throw;
+  }
+  transfer.release();  // the lane's now
+}
+
+// Takes the transfer, or throws and has changed nothing.
+void Engine::enqueue(Transfer *transfer) {
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    if (phase_ != Phase::OPEN) {
+      throw Failure(CKV_CLOSED, "the copy engine is closed");
+    }
+    if (unfinished_.size() + *reports_.pending_word() >= config_.max_transfers) {
+      throw Failure(CKV_AGAIN, to_string(config_.max_transfers) +
+                                   " transfers are unfinished or not yet polled");
+    }
+    if (!unfinished_.emplace(transfer->tag, transfer).second) {
+      throw Failure(CKV_EINVAL, "an unfinished transfer already has tag " +
+                                    to_string(transfer->tag));
+    }
+    inbox_[transfer->direction].push_back(transfer);
+  }
+  wake_lane_.notify_one();
+}
+
+void Engine::cancel(uint64_t tag) {
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    auto found = unfinished_.find(tag);
+    if (found == unfinished_.end() || found->second->is_cancelled) {
+      return;
+    }
+    cancels_.push_back(tag);
+    found->second->is_cancelled = true;
+  }
+  wake_lane_.notify_one();
+}
+
+bool Engine::wait(uint64_t tag, microseconds timeout) {
+  std::unique_lock<std::mutex> lock(mutex_);
+  return wake_waiters_.wait_for(lock, timeout, [&] { return unfinished_.count(tag) == 0; });
+}
+
+void *Engine::map_pool(uint64_t bytes, bool huge) {
+  auto pool = std::make_unique<HostPool>(*driver_, bytes, huge);
+  void *base = pool->base();
+  std::lock_guard<std::mutex> lock(mutex_);
+  pools_.emplace(base, std::move(pool));
+  return base;
+}
+
+void Engine::unmap_pool(void *base) {
+  std::unique_ptr<HostPool> pool;
+  std::lock_guard<std::mutex> lock(mutex_);
+  auto found = pools_.find(base);
+  if (found == pools_.end()) {
+    throw Failure(CKV_EINVAL, "this engine has mapped no pool there");
+  }
+  if (!layout_.empty() && close_result_ != CKV_OK) {
+    throw Failure(CKV_AGAIN, "the pool stays mapped while the engine may still copy");
+  }
+  pool = std::move(found->second);
+  pools_.erase(found);
+}
+
+void Engine::start(const std::shared_ptr<Engine> &engine) {
+  // The lane owns a share: a lane that is left behind keeps alive what it uses.
+  auto lane = std::make_unique<Lane>(*engine);
+  engine->lane_ = std::thread([engine, lane = std::move(lane)]() mutable {
+    lane->run();
+    lane.reset();
+    engine->lane_ended();
+  });
+}
+
+int Engine::close(microseconds timeout) {
+  std::lock_guard<std::mutex> one_closer(close_mutex_);
+  std::unique_lock<std::mutex> lock(mutex_);
+  if (close_result_ != CKV_AGAIN) {
+    return close_result_;
+  }
+  auto ended = [this] { return has_lane_ended_; };
+  phase_ = Phase::DRAINING;
+  wake_lane_.notify_one();
+  if (!wake_waiters_.wait_for(lock, timeout, ended)) {
+    phase_ = Phase::STOPPING;
+    wake_lane_.notify_one();
+    if (!wake_waiters_.wait_for(lock, kGrace, ended)) {
+      return leave_lane();
+    }
+  }
+  close_result_ = CKV_OK;
+  lock.unlock();
+  if (lane_.joinable()) {
+    lane_.join();
+  }
+  return CKV_OK;
+}
+
+int Engine::leave_lane() {
+  phase_ = Phase::LEFT;
+  for (auto &entry : unfinished_) {
+    report(entry.second, CKV_FAILED, CKV_CLOSED);
+  }
+  unfinished_.clear();
+  lane_.detach();
+  close_result_ = CKV_TIMEOUT;
+  wake_waiters_.notify_all();
+  return CKV_TIMEOUT;
+}
+
+bool Engine::has_orders(Phase seen) const {
+  return phase_ != seen || !cancels_.empty() || !inbox_[CKV_LOAD].empty() ||
+         !inbox_[CKV_STORE].empty();
+}
+
+void Engine::take_orders(microseconds patience, TransferQueue queues[2], Phase *phase) {
+  std::unique_lock<std::mutex> lock(mutex_);
+  auto has_some = [&] { return has_orders(*phase); };
+  if (patience == kForEver) {
+    wake_lane_.wait(lock, has_some);
+  } else if (patience.count() > 0) {
+    wake_lane_.wait_for(lock, patience, has_some);
+  }
+  *phase = phase_;
+  for (int direction : {CKV_LOAD, CKV_STORE}) {
+    queues[direction].take_all(inbox_[direction]);
+  }
+  for (uint64_t tag : cancels_) {
+    auto found = unfinished_.find(tag);
+    // A finished transfer's tag may be in use again; only the one that was asked for has the mark.
+    if (found != unfinished_.end() && found->second->is_cancelled) {
+      stop(found->second, queues);
+    }
+  }
+  cancels_.clear();
+}
+
+// To the front: a cancelled transfer is settled at once, not after all that was queued before it.
+void Engine::stop(Transfer *transfer, TransferQueue queues[2]) {
+  transfer->is_stopping = true;
+  if (transfer->is_queued) {
+    queues[transfer->direction].remove(transfer);
+    queues[transfer->direction].push_front(transfer);
+  }
+}
+
+void Engine::settle(Transfer *transfer, int status, int error) {
+  std::unique_ptr<Transfer> owned(transfer);
+  unclaim(*transfer);
+  if (transfer->after != nullptr) {
+    recycle(transfer->after);
+  }
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    if (transfer->report) {
+      report(transfer, status, error);
+      unfinished_.erase(transfer->tag);
+    }
+  }
+  wake_waiters_.notify_all();
+}
+
+// Before the transfer leaves `unfinished_`: who waits for it finds its completion by poll.
+void Engine::report(Transfer *transfer, int status, int error) {
+  ckv_completion &completion = transfer->report->completion;
+  completion.tag = transfer->tag;
+  completion.status = status;
+  completion.error = error;
+  completion.submit_ns = transfer->submit_ns;
+  completion.done_ns = now_ns();
+  if (phase_ != Phase::LEFT) {  // else the lane still writes these
+    completion.bytes = transfer->copied_bytes;
+    completion.start_ns = transfer->start_ns;
+  }
+  reports_.push(std::move(transfer->report));
+}
+
+void Engine::poison(int code) {
+  int none = 0;
+  poison_code_.compare_exchange_strong(none, code);
+}
+
+void Engine::lane_ended() {
+  std::lock_guard<std::mutex> lock(mutex_);
+  has_lane_ended_ = true;
+  wake_waiters_.notify_all();
+}
+
+}  // namespace ckv

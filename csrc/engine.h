@@ -1,0 +1,115 @@
+// The engine: what callers and the lane thread share, under one mutex that nobody holds for long.
+#pragma once
+
+#include <sys/types.h>
+
+#include <chrono>
+#include <condition_variable>
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <thread>
+#include <unordered_map>
+#include <vector>
+
+#include "ckv.h"
+#include "claims.h"
+#include "driver.h"
+#include "host_pool.h"
+#include "layout.h"
+#include "transfer.h"
+
+namespace ckv {
+
+using Clock = std::chrono::steady_clock;
+
+inline uint64_t now_ns() {
+  return static_cast<uint64_t>(
+      std::chrono::duration_cast<std::chrono::nanoseconds>(Clock::now().time_since_epoch())
+          .count());
+}
+
+// OPEN -> DRAINING (close: no new ones) -> STOPPING (deadline: fail what has not begun) -> LEFT
+// (the driver keeps copies: the lane is on its own).
+enum class Phase { OPEN, DRAINING, STOPPING, LEFT };
+
+constexpr std::chrono::microseconds kForEver = std::chrono::microseconds::max();
+
+class Engine {
+ public:
+  Engine(const ckv_config &config, std::unique_ptr<Driver> driver);
+
+  // ---- Callers. All throw Failure.
+  void set_regions(const ckv_region *regions, size_t n, int32_t num_blocks, int32_t num_slots);
+  void submit(int direction, const int32_t *blocks, const int32_t *slots, size_t n,
+              uintptr_t after_stream, uint64_t tag);
+  void cancel(uint64_t tag);
+  bool wait(uint64_t tag, std::chrono::microseconds timeout);
+  void *map_pool(uint64_t bytes, bool huge);
+  void unmap_pool(void *base);
+  ReportStack &reports() { return reports_; }
+
+  // ---- Closing, by the handle's owner.
+  static void start(const std::shared_ptr<Engine> &engine);
+  int close(std::chrono::microseconds timeout);
+
+  // ---- The lane.
+  // Waits up to `patience` for orders or a phase other than `*phase`, then takes all of them:
+  // new transfers join `queues`, cancelled ones are marked and moved to the front.
+  void take_orders(std::chrono::microseconds patience, TransferQueue queues[2], Phase *phase);
+  // Reports and frees a transfer that will touch no memory again.
+  void settle(Transfer *transfer, int status, int error);
+  void recycle(Event event);
+  void poison(int code);
+  int poison_code() const { return poison_code_.load(std::memory_order_acquire); }
+  void lane_ended();
+
+  Driver &driver() { return *driver_; }
+  const Layout &layout() const { return layout_; }
+  const ckv_config &config() const { return config_; }
+  pid_t pid() const { return pid_; }
+
+ private:
+  void check_ids(const Transfer &transfer) const;
+  void claim(const Transfer &transfer);
+  void unclaim(const Transfer &transfer);
+  Event record_after(uintptr_t stream);
+  void enqueue(Transfer *transfer);
+  // With mutex_ held:
+  void report(Transfer *transfer, int status, int error);
+  static void stop(Transfer *transfer, TransferQueue queues[2]);
+  bool has_orders(Phase seen) const;
+  int leave_lane();
+
+  const ckv_config config_;
+  const pid_t pid_;
+  // Before what must die before it: events and pools need the driver.
+  std::unique_ptr<Driver> driver_;
+  struct EventStore {
+    Driver *driver = nullptr;
+    std::vector<Event> idle;
+    ~EventStore();
+  } events_;
+  std::map<void *, std::unique_ptr<HostPool>> pools_;
+  Layout layout_;  // constant once regions are set
+  Claims block_claims_;
+  Claims slot_claims_;
+  ReportStack reports_;
+  std::atomic<int> poison_code_{0};
+
+  std::mutex close_mutex_;  // before mutex_
+  std::mutex mutex_;        // guards all below, events_ and pools_
+  std::condition_variable wake_lane_;
+  std::condition_variable wake_waiters_;
+  Phase phase_ = Phase::OPEN;
+  TransferQueue inbox_[2];
+  std::vector<uint64_t> cancels_;
+  std::unordered_map<uint64_t, Transfer *> unfinished_;
+  bool has_lane_ended_ = false;
+  int close_result_ = CKV_AGAIN;  // until closed
+  std::thread lane_;
+};
+
+}  // namespace ckv

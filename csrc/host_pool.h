@@ -1,0 +1,33 @@
+// DRAM for the slots: anonymous, not inherited by forks, page-locked where the driver needs it.
+#pragma once
+
+#include <cstdint>
+#include <string>
+
+#include "driver.h"
+
+namespace ckv {
+
+class HostPool {
+ public:
+  // Throws Failure; leaves nothing mapped or registered then.
+  HostPool(Driver &driver, uint64_t bytes, bool huge);
+  HostPool(const HostPool &) = delete;
+  HostPool &operator=(const HostPool &) = delete;
+  ~HostPool();
+
+  void *base() const { return base_; }
+
+ private:
+  void map(uint64_t bytes, bool huge);
+  void populate();
+  void lock_pages();
+  void release();
+
+  Driver &driver_;
+  char *base_ = nullptr;
+  uint64_t mapped_bytes_ = 0;
+  uint64_t locked_bytes_ = 0;
+};
+
+}  // namespace ckv

@@ -1,0 +1,242 @@
+#include "lane.h"
+
+#include <sys/prctl.h>
+
+#include <algorithm>
+#include <exception>
+
+#include "failure.h"
+
+namespace ckv {
+
+namespace {
+
+using std::chrono::microseconds;
+
+constexpr microseconds kFirstNap{10};
+constexpr microseconds kCopyNap{50};    // a 4 MiB trunk takes 80 us at 50 GB/s
+constexpr microseconds kEventNap{200};  // a step takes milliseconds
+constexpr int kMaxQueryErrors = 100;
+
+}  // namespace
+
+Lane::Lane(Engine &engine) : engine_(engine), driver_(engine.driver()) {
+  for (Channel &channel : channels_) {
+    channel.descriptors.reserve(engine.config().max_descriptors);
+    for (Event &event : channel.events) {
+      int code = driver_.event_create(&event);
+      if (code != 0) {
+        throw Failure(CKV_EDRIVER, "creating an event failed: " + driver_.describe(code));
+      }
+    }
+  }
+}
+
+Lane::~Lane() {
+  for (Channel &channel : channels_) {
+    for (Event event : channel.events) {
+      if (event != nullptr) {
+        driver_.event_destroy(event);
+      }
+    }
+  }
+}
+
+void Lane::run() {
+  prctl(PR_SET_NAME, "ckv-lane");
+  prctl(PR_SET_TIMERSLACK, 1000UL);  // else a nap of 10 us takes 60
+  int code = driver_.attach_thread();
+  if (code != 0) {
+    engine_.poison(code);
+  }
+  microseconds nap = microseconds::zero();
+  for (;;) {
+    engine_.take_orders(nap, queues_, &phase_);
+    bool has_moved = true;
+    try {
+      has_moved = step();
+    } catch (const std::exception &) {
+      // Must not happen. The engine fails and says so instead of taking the process with it.
+      engine_.poison(CKV_EINTERNAL);
+    }
+    if (!has_work() && phase_ != Phase::OPEN) {
+      return;
+    }
+    nap = patience(has_moved);
+  }
+}
+
+bool Lane::step() {
+  bool has_moved = reap(CKV_LOAD);
+  has_moved |= reap(CKV_STORE);
+  while (issue(CKV_LOAD)) {  // somebody waits for a load, nobody for a store
+    has_moved = true;
+  }
+  has_moved |= issue(CKV_STORE);
+  return has_moved;
+}
+
+bool Lane::has_work() const {
+  return !queues_[CKV_LOAD].empty() || !queues_[CKV_STORE].empty() ||
+         channels_[CKV_LOAD].num_in_flight + channels_[CKV_STORE].num_in_flight > 0;
+}
+
+microseconds Lane::patience(bool has_moved) {
+  if (!has_work()) {
+    nap_ = microseconds::zero();
+    return kForEver;
+  }
+  bool is_copying = channels_[CKV_LOAD].num_in_flight + channels_[CKV_STORE].num_in_flight > 0;
+  nap_ = has_moved ? microseconds::zero()
+                   : std::min(std::max(nap_ * 2, kFirstNap), is_copying ? kCopyNap : kEventNap);
+  return nap_;
+}
+
+bool Lane::reap(int direction) {
+  Channel &channel = channels_[direction];
+  bool has_moved = false;
+  while (channel.num_in_flight > 0 &&
+         query(direction, &channel.trunks[channel.oldest]) != kNotReady) {
+    retire(direction);
+    has_moved = true;
+  }
+  return has_moved;
+}
+
+// 0 if the trunk will touch no more memory, else kNotReady. An error here is not a refusal of the
+// query but a copy's or a kernel's failure: the device context is not to be trusted any more. Only a
+// sticky one proves that it has stopped; after another, the trunk is asked again.
+int Lane::query(int direction, Trunk *trunk) {
+  const Channel &channel = channels_[direction];
+  int code = trunk->has_event ? driver_.event_query(channel.events[channel.oldest])
+                              : driver_.stream_query(driver_.copy_stream(direction));
+  if (code == 0 || code == kNotReady) {
+    return code;
+  }
+  trunk->error = trunk->error == 0 ? code : trunk->error;
+  engine_.poison(code);
+  return is_sticky(code) || ++trunk->num_query_errors > kMaxQueryErrors ? 0 : kNotReady;
+}
+
+void Lane::retire(int direction) {
+  Channel &channel = channels_[direction];
+  Trunk trunk = channel.trunks[channel.oldest];
+  channel.oldest = (channel.oldest + 1) % Channel::kMaxTrunks;
+  --channel.num_in_flight;
+  channel.bytes_in_flight -= trunk.bytes;
+  Transfer *transfer = trunk.transfer;
+  --transfer->num_trunks_in_flight;
+  if (trunk.error == 0) {
+    transfer->copied_bytes += trunk.bytes;
+  } else {
+    fail(transfer, trunk.error);
+  }
+  if (!transfer->is_queued && transfer->num_trunks_in_flight == 0) {
+    settle(transfer);
+  }
+}
+
+int Lane::reason_to_fail() const {
+  int code = engine_.poison_code();
+  if (code != 0) {
+    return code;
+  }
+  return phase_ == Phase::STOPPING || phase_ == Phase::LEFT ? CKV_CLOSED : 0;
+}
+
+bool Lane::issue(int direction) {
+  const ckv_config &config = engine_.config();
+  Transfer *transfer = queues_[direction].front();
+  if (transfer == nullptr) {
+    return false;
+  }
+  int reason = reason_to_fail();
+  if (reason != 0 && !transfer->is_stopping) {
+    fail(transfer, reason);
+  }
+  if (transfer->is_stopping || transfer->is_expanded()) {
+    finish_queued(transfer);
+    return true;
+  }
+  // Room for a whole trunk, so that the window is never exceeded and trunks never get crumbs.
+  const Channel &channel = channels_[direction];
+  if (channel.num_in_flight == Channel::kMaxTrunks ||
+      channel.bytes_in_flight + config.trunk_bytes > config.window_bytes[direction] ||
+      !is_ready(transfer)) {
+    return false;
+  }
+  launch(direction, transfer);
+  return true;
+}
+
+bool Lane::is_ready(Transfer *transfer) {
+  if (transfer->after == nullptr) {
+    return true;
+  }
+  int code = driver_.event_query(transfer->after);
+  if (code == 0) {
+    engine_.recycle(transfer->after);
+    transfer->after = nullptr;
+    return true;
+  }
+  if (code != kNotReady) {
+    engine_.poison(code);  // what the event stood behind has failed, see query()
+    fail(transfer, code);
+  }
+  return false;
+}
+
+void Lane::launch(int direction, Transfer *transfer) {
+  Channel &channel = channels_[direction];
+  Cursor cursor = transfer->cursor;
+  TrunkLimits limits{engine_.config().trunk_bytes, engine_.config().max_descriptors};
+  Trunk trunk;
+  trunk.transfer = transfer;
+  trunk.bytes = engine_.layout().expand(*transfer, limits, &cursor, &channel.descriptors);
+  transfer->start_ns = transfer->start_ns == 0 ? now_ns() : transfer->start_ns;
+  trunk.error = driver_.copy(direction, channel.descriptors.data(), channel.descriptors.size());
+  // Also after a failed copy: a part of it may be under way, and must end before it is reported.
+  size_t at = (channel.oldest + channel.num_in_flight) % Channel::kMaxTrunks;
+  int code = driver_.event_record(channel.events[at], driver_.copy_stream(direction));
+  trunk.has_event = code == 0;
+  trunk.error = trunk.error == 0 ? code : trunk.error;
+  channel.trunks[at] = trunk;
+  ++channel.num_in_flight;
+  channel.bytes_in_flight += trunk.bytes;
+  ++transfer->num_trunks_in_flight;
+  transfer->cursor = cursor;
+  if (trunk.error != 0) {
+    if (is_sticky(trunk.error)) {
+      engine_.poison(trunk.error);
+    }
+    fail(transfer, trunk.error);
+  }
+  if (transfer->is_stopping || transfer->is_expanded()) {
+    finish_queued(transfer);
+  }
+}
+
+void Lane::fail(Transfer *transfer, int code) {
+  transfer->error = transfer->error == 0 ? code : transfer->error;
+  transfer->is_stopping = true;
+}
+
+// Out of the queue; settled here or by its last trunk in flight.
+void Lane::finish_queued(Transfer *transfer) {
+  queues_[transfer->direction].remove(transfer);
+  if (transfer->num_trunks_in_flight == 0) {
+    settle(transfer);
+  }
+}
+
+void Lane::settle(Transfer *transfer) {
+  int status = CKV_CANCELLED;
+  if (transfer->error != 0) {
+    status = CKV_FAILED;
+  } else if (transfer->is_expanded()) {
+    status = CKV_DONE;
+  }
+  engine_.settle(transfer, status, transfer->error);
+}
+
+}  // namespace ckv

@@ -1,0 +1,74 @@
+// The lane: the thread that turns queued transfers into driver calls and driver events into reports.
+//
+// It waits for the caller's event itself instead of queueing the wait on the copy stream. So nothing
+// is in the driver's hands that cannot start, a cancelled transfer is settled at once, and a compute
+// event that never fires leaves nothing behind.
+#pragma once
+
+#include <array>
+#include <chrono>
+#include <cstdint>
+#include <vector>
+
+#include "engine.h"
+
+namespace ckv {
+
+// One driver call in flight. Without an event (recording failed) the stream is asked instead.
+struct Trunk {
+  Transfer *transfer = nullptr;
+  uint64_t bytes = 0;
+  bool has_event = false;
+  int error = 0;
+  int num_query_errors = 0;
+};
+
+// One direction. Trunks finish in the order in which they were issued: it is one stream.
+struct Channel {
+  static constexpr size_t kMaxTrunks = 64;
+
+  std::array<Trunk, kMaxTrunks> trunks;
+  std::array<Event, kMaxTrunks> events{};
+  size_t oldest = 0;
+  size_t num_in_flight = 0;
+  uint64_t bytes_in_flight = 0;
+  std::vector<Descriptor> descriptors;
+};
+
+class Lane {
+ public:
+  // Takes all the memory and events that run() will need. Throws std::bad_alloc or Failure.
+  explicit Lane(Engine &engine);
+  Lane(const Lane &) = delete;
+  Lane &operator=(const Lane &) = delete;
+  ~Lane();
+
+  // Returns when the engine is closing and no transfer is left.
+  void run();
+
+ private:
+  bool has_work() const;
+  bool step();
+  std::chrono::microseconds patience(bool has_moved);
+  // Takes in what the driver finished; whether anything was.
+  bool reap(int direction);
+  int query(int direction, Trunk *trunk);
+  void retire(int direction);
+  // Issues one trunk or settles the front transfer; whether it did.
+  bool issue(int direction);
+  int reason_to_fail() const;
+  bool is_ready(Transfer *transfer);
+  void launch(int direction, Transfer *transfer);
+  void fail(Transfer *transfer, int code);
+  void finish_queued(Transfer *transfer);
+  void settle(Transfer *transfer);
+
+  Engine &engine_;
+  Driver &driver_;
+  Phase phase_ = Phase::OPEN;
+  TransferQueue queues_[2];
+  Channel channels_[2];
+  std::chrono::microseconds nap_{0};
+};
+
+}  // namespace ckv

@@ -1,0 +1,42 @@
+// Block ids -> descriptors: expand over the regions, merge neighbours, cut into trunks.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <vector>
+
+#include "ckv.h"
+#include "driver.h"
+#include "transfer.h"
+
+namespace ckv {
+
+struct TrunkLimits {
+  uint64_t bytes;
+  size_t num_descriptors;
+};
+
+class Layout {
+ public:
+  Layout() = default;
+  // Throws Failure with CKV_EINVAL.
+  Layout(const ckv_region *regions, size_t num_regions, int32_t num_blocks, int32_t num_slots);
+
+  bool empty() const { return regions_.empty(); }
+  int32_t num_blocks() const { return num_blocks_; }
+  int32_t num_slots() const { return num_slots_; }
+
+  // Fills `out` with the next trunk of `transfer` from `cursor` on, which it advances, and returns
+  // its bytes. Needs no memory if `out` has room for limits.num_descriptors.
+  uint64_t expand(const Transfer &transfer, const TrunkLimits &limits, Cursor *cursor,
+                  std::vector<Descriptor> *out) const;
+
+ private:
+  Descriptor piece(const Transfer &transfer, const Cursor &cursor) const;
+
+  std::vector<ckv_region> regions_;
+  int32_t num_blocks_ = 0;
+  int32_t num_slots_ = 0;
+};
+
+}  // namespace ckv

@@ -1,0 +1,158 @@
+// A transfer, the queue it waits in, and the stack its completion is reported through.
+#pragma once
+
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include "ckv.h"
+#include "driver.h"
+
+namespace ckv {
+
+// A completion on its way to the consumer. Allocated at submit, so that reporting cannot fail.
+struct Report {
+  Report *next = nullptr;
+  ckv_completion completion{};
+};
+
+// How far the expansion of a transfer has come: pair, region, byte within the piece.
+struct Cursor {
+  size_t pair = 0;
+  size_t region = 0;
+  uint64_t offset = 0;
+};
+
+struct Transfer {
+  uint64_t tag = 0;
+  int direction = CKV_LOAD;
+  std::vector<int32_t> blocks;
+  std::vector<int32_t> slots;
+  Event after = nullptr;           // not yet seen fired; owned
+  std::unique_ptr<Report> report;  // empty once reported; guarded by the engine's mutex
+  bool is_cancelled = false;       // asked for; guarded by the engine's mutex
+
+  // The lane's own from here on.
+  Transfer *prev = nullptr;
+  Transfer *next = nullptr;
+  bool is_queued = false;
+  bool is_stopping = false;  // no further trunk
+  Cursor cursor;
+  int error = 0;
+  uint32_t num_trunks_in_flight = 0;
+  uint64_t copied_bytes = 0;
+  uint64_t submit_ns = 0;
+  uint64_t start_ns = 0;
+
+  bool is_expanded() const { return cursor.pair == blocks.size(); }
+};
+
+// Intrusive, so that moving a transfer needs no memory and leaving the middle is O(1).
+class TransferQueue {
+ public:
+  bool empty() const { return head_ == nullptr; }
+  Transfer *front() const { return head_; }
+
+  void push_back(Transfer *t) {
+    t->prev = tail_;
+    t->next = nullptr;
+    (tail_ ? tail_->next : head_) = t;
+    tail_ = t;
+    t->is_queued = true;
+  }
+
+  void push_front(Transfer *t) {
+    t->prev = nullptr;
+    t->next = head_;
+    (head_ ? head_->prev : tail_) = t;
+    head_ = t;
+    t->is_queued = true;
+  }
+
+  void remove(Transfer *t) {
+    (t->prev ? t->prev->next : head_) = t->next;
+    (t->next ? t->next->prev : tail_) = t->prev;
+    t->prev = nullptr;
+    t->next = nullptr;
+    t->is_queued = false;
+  }
+
+  // Appends all of `other`, which is empty afterwards. O(1).
+  void take_all(TransferQueue &other) {
+    if (other.empty()) {
+      return;
+    }
+    other.head_->prev = tail_;
+    (tail_ ? tail_->next : head_) = other.head_;
+    tail_ = other.tail_;
+    other.head_ = nullptr;
+    other.tail_ = nullptr;
+  }
+
+ private:
+  Transfer *head_ = nullptr;
+  Transfer *tail_ = nullptr;
+};
+
+// Many producers, one consumer, no lock: a consumer that holds the GIL never waits for the lane.
+class ReportStack {
+ public:
+  ReportStack() = default;
+  ReportStack(const ReportStack &) = delete;
+  ReportStack &operator=(const ReportStack &) = delete;
+
+  ~ReportStack() {
+    drop(newest_.load());
+    drop(oldest_);
+  }
+
+  void push(std::unique_ptr<Report> report) {
+    Report *node = report.release();
+    node->next = newest_.load(std::memory_order_relaxed);
+    while (!newest_.compare_exchange_weak(node->next, node, std::memory_order_release,
+                                          std::memory_order_relaxed)) {
+    }
+    __atomic_fetch_add(&pending_, 1, __ATOMIC_RELEASE);
+  }
+
+  // Consumer only.
+  std::unique_ptr<Report> pop() {
+    if (oldest_ == nullptr) {
+      reverse(newest_.exchange(nullptr, std::memory_order_acquire));
+    }
+    std::unique_ptr<Report> report(oldest_);
+    if (report) {
+      oldest_ = report->next;
+      __atomic_fetch_sub(&pending_, 1, __ATOMIC_RELAXED);
+    }
+    return report;
+  }
+
+  const volatile uint64_t *pending_word() const { return &pending_; }
+
+ private:
+  static void drop(Report *node) {
+    while (node != nullptr) {
+      std::unique_ptr<Report> owned(node);
+      node = node->next;
+    }
+  }
+
+  void reverse(Report *node) {
+    while (node != nullptr) {
+      Report *next = node->next;
+      node->next = oldest_;
+      oldest_ = node;
+      node = next;
+    }
+  }
+
+  std::atomic<Report *> newest_{nullptr};
+  Report *oldest_ = nullptr;
+  // A plain word, for the caller reads it through a pointer without a call.
+  alignas(64) uint64_t pending_ = 0;
+};
+
+}  // namespace ckv
