@@ -15,6 +15,7 @@ import contextlib
 import ctypes
 import json
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -45,7 +46,7 @@ class ServerOptions:
 
     num_blocks: int = 400  # the VRAM pool, in blocks of block_size tokens
     block_size: int = 32  # vLLM's CPU attention wants a multiple of 32
-    max_model_len: int = 8192
+    max_model_len: int = 0  # 0: what the pool holds, 8192 at most
     max_num_seqs: int = 16
     max_num_batched_tokens: int = 1024
     dtype: str = "float32"
@@ -73,7 +74,9 @@ class ServerOptions:
         line += ["--dtype", self.dtype, "--enforce-eager", "--disable-uvicorn-access-log"]
         line += ["--block-size", str(self.block_size)]
         line += ["--num-gpu-blocks-override", str(self.num_blocks)]
-        line += ["--max-model-len", str(self.max_model_len)]
+        # vLLM refuses a length that the pool cannot hold; one block is its null block.
+        fits = min(8192, (self.num_blocks - 1) * self.block_size)
+        line += ["--max-model-len", str(self.max_model_len or fits)]
         line += ["--max-num-seqs", str(self.max_num_seqs)]
         line += ["--max-num-batched-tokens", str(self.max_num_batched_tokens)]
         line += ["--enable-prompt-tokens-details"]
@@ -126,11 +129,7 @@ class VllmServer:
         return self._running().pid
 
     def __enter__(self) -> VllmServer:
-        try:
-            self.start()
-        except BaseException:
-            self.stop()
-            raise
+        self.start()
         return self
 
     def __exit__(
@@ -142,7 +141,17 @@ class VllmServer:
         self.stop()
 
     def start(self) -> None:
-        """Start the server and return when it answers; raises ServerError with its log."""
+        """Start the server and return when it answers; raises ServerError with its log.
+
+        Call it from the thread that lives longest: on Linux the server ends with that thread.
+        """
+        try:
+            self._start()
+        except BaseException:
+            self.stop()
+            raise
+
+    def _start(self) -> None:
         self.log.parent.mkdir(parents=True, exist_ok=True)
         self.port = free_port()
         began = time.monotonic()
@@ -226,17 +235,23 @@ class VllmServer:
         while time.monotonic() < deadline:
             if process.poll() is not None:
                 raise ServerError(
-                    f"{self.name} ended with status {process.returncode} while starting; "
-                    f"log: {self.log}\n{self.log_tail()}"
+                    f"{self.name} ended with status {process.returncode} while starting. "
+                    f"{self._cause()}\nLog: {self.log}\n{self.log_tail()}"
                 )
             with contextlib.suppress(OSError, urllib.error.URLError):
                 self.get("/health", timeout_s=2.0)
                 return
             time.sleep(0.2)
         raise ServerError(
-            f"{self.name} did not answer within {self.options.start_timeout_s:.0f} s; "
-            f"log: {self.log}\n{self.log_tail()}"
+            f"{self.name} did not answer within {self.options.start_timeout_s:.0f} s. "
+            f"Log: {self.log}\n{self.log_tail()}"
         )
+
+    def _cause(self) -> str:
+        """The first error in the log: vLLM repeats its wrapper's errors many lines below it."""
+        text = self.log.read_text(errors="replace")
+        match = re.search(r"^(?:\(.*?\) )?(?:ERROR .*?\] )?((?:\w+\.)*\w*Error: .*)$", text, re.M)
+        return match[1] if match else ""
 
 
 def free_port() -> int:

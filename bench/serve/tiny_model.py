@@ -153,7 +153,9 @@ def _weights(shape: ModelShape) -> Iterator[tuple[str, Array]]:
     rng = np.random.default_rng(shape.seed)
 
     def matrix(rows: int, cols: int, gain: float = 1.0) -> Array:
-        return rng.standard_normal((rows, cols), dtype=np.float32) * np.float32(gain / cols**0.5)
+        values: Array = rng.standard_normal((rows, cols), dtype=np.float32)
+        values *= np.float32(gain / cols**0.5)
+        return values
 
     # Gemma multiplies embeddings by sqrt(hidden) and stores its norm weights minus one.
     gemma = shape.window > 0

@@ -1,0 +1,25 @@
+# Two commands matter: `make demo` and `make test`. Both set up .venv by themselves.
+
+PYTHON_IN_VENV := .venv/bin/python
+# Passed on: make demo ARGS="--quick", make test ARGS="-k pins"
+ARGS ?=
+
+.PHONY: help setup demo test check clean
+
+help:  ## this list
+	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## (.*)/  make \1\t\2/'
+
+setup:  ## .venv with CPU vLLM and this package (done once, checked in no time)
+	@scripts/setup
+
+demo: setup  ## agents on a real vLLM, without and with the connector: one table
+	@$(PYTHON_IN_VENV) -m bench.serve.demo $(ARGS)
+
+test: setup  ## every test: unit, native, vllm, server
+	@scripts/test $(ARGS)
+
+check: setup  ## format, lint, types, unit tests: what CI checks first
+	@scripts/check
+
+clean:  ## remove the environment, builds and caches
+	rm -rf .venv build dist .cache .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -1,0 +1,104 @@
+"""Real servers for tests: one per name and module, stopped when the module is done.
+
+    def test_x(server_factory):
+        server = server_factory("pins", num_blocks=100, connector={"ttl_s": 4})
+        server.post("/v1/completions", {...})
+
+The same name in the same module gives the running server back; other options under a name
+already taken are refused. Options are those of `bench.serve.server.ServerOptions`, and `model`
+(a folder; the tiny Llama when left out). A failed test's report ends with the server's log.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bench.serve.server import ServerError, VllmServer
+from bench.serve.tiny_model import make_hybrid_model, make_model
+
+HERE = Path(__file__).parent
+
+
+class ServerFactory:
+    """Servers by name. Two cores bear one busy server, so stop one before you need the next."""
+
+    def __init__(self, default_model: Path) -> None:
+        self._model = default_model
+        self._servers: dict[str, tuple[VllmServer, dict[str, Any]]] = {}
+        self._broken: dict[str, ServerError] = {}
+
+    def __call__(self, name: str, model: Path | None = None, **options: Any) -> VllmServer:
+        """Give back the running server of this name, or start it."""
+        if name in self._broken:  # a start takes half a minute: fail once, not per test
+            raise self._broken[name]
+        wanted = {"model": model or self._model, **options}
+        if name in self._servers:
+            server, have = self._servers[name]
+            assert have == wanted, f"server {name!r} already runs with other options: {have}"
+            if server.alive():
+                return server
+        server = VllmServer(wanted["model"], f"test-{name}", **options)
+        try:
+            server.start()
+        except ServerError as error:
+            self._broken[name] = error
+            raise
+        self._servers[name] = (server, wanted)
+        return server
+
+    def stop(self, name: str | None = None) -> None:
+        """Stop one server, or all of them."""
+        for each in [name] if name else list(self._servers):
+            self._servers.pop(each)[0].stop()
+
+    def logs(self) -> list[tuple[Path, str]]:
+        """Log file and last lines of every server started here."""
+        return [(server.log, server.log_tail(40)) for server, _ in self._servers.values()]
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark every test in this folder `server`; skip it, with the reason, without vLLM."""
+    missing = importlib.util.find_spec("vllm") is None
+    for item in items:
+        if HERE in item.path.parents:
+            item.add_marker(pytest.mark.server)
+            if missing:
+                item.add_marker(pytest.mark.skip(reason="vLLM is not installed; run `make setup`"))
+
+
+@pytest.fixture(scope="session")
+def tiny_model() -> Path:
+    """Folder of the tiny random Llama."""
+    return make_model()
+
+
+@pytest.fixture(scope="session")
+def hybrid_model() -> Path:
+    """Folder of the tiny Gemma-3-like model: sliding windows and full attention."""
+    return make_hybrid_model()
+
+
+@pytest.fixture(scope="module")
+def server_factory(tiny_model: Path) -> Iterator[ServerFactory]:
+    """Start (or give back) the server of a name; all are stopped after the module."""
+    factory = ServerFactory(tiny_model)
+    try:
+        yield factory
+    finally:
+        factory.stop()
+
+
+@pytest.hookimpl(hookwrapper=True)
+def pytest_runtest_makereport(item: pytest.Item) -> Iterator[None]:
+    """Add the tail of each server's log to the report of a failed test."""
+    outcome: Any = yield
+    report = outcome.get_result()
+    if report.when == "call" and report.failed:
+        factory = getattr(item, "funcargs", {}).get("server_factory")
+        for path, tail in factory.logs() if factory else []:
+            report.sections.append((f"server log {path}", tail))
