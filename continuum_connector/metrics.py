@@ -65,7 +65,7 @@ class ContinuumStats(KVConnectorStats):  # type: ignore[misc]
         return not self.data
 
     def reduce(self) -> dict[str, int | float]:
-        """Return the log interval in a few numbers, in the order of METRICS, without zeros."""
+        """Return the log interval in a few numbers, without zeros; hook_seconds always."""
         summary: dict[str, int | float] = {}
         for text, key in WIRE_KEYS.items():
             value = self.data.get(key.metric.kind.part, {}).get(text)
@@ -76,7 +76,17 @@ class ContinuumStats(KVConnectorStats):  # type: ignore[misc]
                 summary[f"mean {text}"] = float(f"{total / num:.3g}")
             else:
                 summary[text] = value
-        return summary | self._hit_shares()
+        return summary | self._hit_shares() | {"hook_seconds": self._hook_seconds()}
+
+    def _hook_seconds(self) -> float:
+        """Return the seconds spent in our hooks, by all ranks: what the rest has cost."""
+        cells = [
+            cell
+            for text, cells in self.data.get("histograms", {}).items()
+            if text.startswith("hook_seconds{")
+            for cell in cells
+        ]
+        return float(f"{sum(cell[2] for cell in cells):.3g}")
 
     def _hit_shares(self) -> dict[str, int | float]:
         """Return the share of prompt tokens found, for each tier with hits."""

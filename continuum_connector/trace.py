@@ -23,25 +23,31 @@ MAX_QUEUED = 65_536  # records; a turn makes about six, so minutes of a busy ser
 BATCH_S = 0.05  # how long the writer gathers records before it writes them at once
 CLOSE_TIMEOUT_S = 5.0
 
-# event: (when it is recorded, the original recorder's key in `scheduler_timestamps`)
-EVENTS: dict[str, tuple[str, str]] = {
-    "arrive": ("a turn enters the scheduler", "Request_arrival_time"),
-    "return": ("a turn of a program with a live pin enters the scheduler", ""),
-    "admit": ("a turn goes from waiting to running, with its hits", "waiting_to_running"),
-    "preempt": ("a running turn is put back", "Request_evicted_from_running_queue_time"),
-    "resume": ("a preempted turn runs again, with its hits", "evicted_to_running"),
-    "finish": ("a turn is done", "Request_departure_time"),
-    "decision": ("a finished turn is pinned, offloaded or freed, and why", ""),
-    "pin": ("a pin begins", "pinned_time"),
-    "pin_end": ("a pin ends, with its cause and age", "unpinned_time"),
-    "store": ("a transfer VRAM -> DRAM settled, with its outcome", ""),
-    "load": ("a transfer DRAM -> VRAM settled, with its outcome", ""),
-    "evict": ("blocks were dropped from DRAM for room", ""),
-    "program_end": ("a program is done or forgotten", ""),
-    "reset": ("prefix cache, sleep or weights were reset: every hold ended", ""),
-    "tier_down": ("a rank has no DRAM tier, and why", ""),
-    "start": ("the scheduler half is ready: version, policy, pool sizes", ""),
-    "stop": ("the scheduler half shuts down", ""),
+# event: when it is recorded
+EVENTS: dict[str, str] = {
+    "start": "the scheduler half is ready: version, policy, pool sizes",
+    "arrive": "a turn enters the scheduler",
+    "return": "the same, while its program's pin is live",
+    "admit": "a turn goes from waiting to running, with its hits by tier",
+    "preempt": "a running turn is put back; it is admitted again later",
+    "decision": "a turn is done and is pinned, offloaded or freed, and why",
+    "pin_end": "a pin ends, with its cause and age",
+    "store": "a transfer VRAM -> DRAM settled, with its outcome",
+    "load": "a transfer DRAM -> VRAM settled, with its outcome",
+    "tier_down": "a rank has no DRAM tier, and why",
+    "reset": "the prefix cache was reset: every hold ended",
+    "stop": "the scheduler half shuts down",
+}
+
+# key in the original recorder's `scheduler_timestamps`: the events that carry it here
+RECORDER_KEYS: dict[str, tuple[str, ...]] = {
+    "Request_arrival_time": ("arrive", "return"),
+    "waiting_to_running": ("admit",),
+    "evicted_to_running": ("admit",),  # the turn's second and later ones
+    "Request_evicted_from_running_queue_time": ("preempt",),
+    "Request_departure_time": ("decision",),
+    "pinned_time": ("decision",),  # those that pin
+    "unpinned_time": ("pin_end",),
 }
 
 

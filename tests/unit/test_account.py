@@ -15,7 +15,7 @@ import pytest
 import continuum_connector
 from continuum_connector.account import METRICS, Account, Kind, Payload, merge
 from continuum_connector.errors import InvariantError
-from continuum_connector.metric_table import WIRE_KEYS
+from continuum_connector.metric_table import HOOKS, OTHER, WIRE_KEYS
 
 PACKAGE = Path(continuum_connector.__file__).parent
 
@@ -209,6 +209,12 @@ def test_the_package_counts_only_what_the_table_names() -> None:
             assert name in known, f"{path.name}: {name}"
             assert known[name].kind is kinds[method], f"{path.name}: {method} of {name}"
             assert not label or label in known[name].values, f"{path.name}: {name}{{{label}}}"
+
+
+def test_every_timed_hook_has_a_label_of_its_own() -> None:
+    connector = PACKAGE / "connector.py"
+    source = connector.read_text() if connector.exists() else ""
+    assert set(re.findall(r"@_timed\s+def (\w+)", source)) <= set(HOOKS) - {OTHER}
 
 
 def test_account_and_table_import_neither_vllm_nor_torch() -> None:

@@ -88,7 +88,7 @@ def sent(account: Account) -> dict[str, Any]:
     """What the API server gets: the payload after a trip between processes."""
     stats = ContinuumStats.take(account)
     assert stats is not None
-    return msgspec.msgpack.decode(msgspec.msgpack.encode(stats.to_dict()))
+    return msgspec.msgpack.decode(msgspec.msgpack.encode(stats.data))
 
 
 def test_every_metric_is_on_the_page_at_zero_with_its_type_help_and_labels(server: Server) -> None:
@@ -204,7 +204,7 @@ def test_two_payloads_published_one_by_one_or_aggregated_give_the_same_page(
     for payload in payloads:
         server.prom.observe(payload, 0)
     merged = ContinuumStats.build(payloads[0]).aggregate(ContinuumStats.build(payloads[1]))
-    server.prom.observe(merged.to_dict(), 1)
+    server.prom.observe(merged.data, 1)
     for key in WIRE_KEYS.values():
         labels = {key.metric.label: key.label} if key.label else {}
         ends = {Kind.COUNTER: ["_total"], Kind.GAUGE: [""], Kind.HISTOGRAM: ["_sum", "_count"]}
@@ -251,7 +251,7 @@ def test_the_log_line_is_short_and_says_what_matters() -> None:
     ((_, text),) = logged
     assert text == (
         "pins_live=1, pins_started=6, pins_ended{returned}=4, mean load_seconds=0.02, "
-        "dram hit share=0.25"
+        "dram hit share=0.25, hook_seconds=2e-05"
     )
     logging.log(lambda *args: logged.append(args))
     assert len(logged) == 1, "an interval in which nothing happened says nothing"
