@@ -105,6 +105,13 @@ def test_an_end_of_parent_and_child_is_the_parents(index: LineageIndex, order: s
     assert index.match(chain("SSab", "ooo", "t")) == "P"
 
 
+def test_blocks_of_the_prompt_never_identify_by_themselves(index: LineageIndex) -> None:
+    """The output fills one block: the two before it are a system prompt that others use."""
+    index.register("A", chain("SSSS", "o"), 4)
+    assert index.match(chain("SSS", "task")) is None
+    assert index.match(chain("SSSS", "o", "t")) == "A"
+
+
 def test_a_forgotten_program_is_not_recognised(index: LineageIndex) -> None:
     index.register("A", chain("Sab", "ooo"), 3)
     index.forget("A")
