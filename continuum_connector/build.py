@@ -131,7 +131,8 @@ def blocks_needed(call: Mapping[str, Any], side: SchedulerSide) -> int:
     total = found + call.get("num_external_computed_tokens", 0) + call["num_new_tokens"]
     if call.get("full_sequence_must_fit"):
         total = max(total, request.num_tokens)
-    return int(side.groups.num_full) * max(1, -(-total // size) - -(-found // size))
+    num_new = int(-(-total // size) - -(-found // size))
+    return side.groups.num_full * max(1, num_new)
 
 
 # --- worker half ------------------------------------------------------------------------

@@ -52,19 +52,21 @@ class WorkerMetadata(KVConnectorWorkerMetadata):  # type: ignore[misc]
         return self
 
 
-def _timed(hook: Hook) -> Hook:
+def _timed(label: str) -> Callable[[Hook], Hook]:
     """Count the seconds spent in a hook, for `continuum:hook_seconds`."""
-    label = hook.__name__
 
-    @functools.wraps(hook)
-    def timed(self: ContinuumConnector, *args: Any, **kwargs: Any) -> Any:
-        began = time.perf_counter()
-        try:
-            return hook(self, *args, **kwargs)
-        finally:
-            self.account.observe("hook_seconds", time.perf_counter() - began, label)
+    def wrap(hook: Hook) -> Hook:
+        @functools.wraps(hook)
+        def timed(self: ContinuumConnector, *args: Any, **kwargs: Any) -> Any:
+            began = time.perf_counter()
+            try:
+                return hook(self, *args, **kwargs)
+            finally:
+                self.account.observe("hook_seconds", time.perf_counter() - began, label)
 
-    return cast(Hook, timed)
+        return cast(Hook, timed)
+
+    return wrap
 
 
 class ContinuumConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
@@ -156,7 +158,7 @@ class ContinuumConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
         order = "in program order" if self.config.order else "in vLLM's order"
         logger.info("ContinuumConnector attached to %s: pins yield, turns wait %s", base, order)
 
-    @_timed
+    @_timed("on_new_request")
     def before_queued(self, request: Any, ranks_victims: bool) -> None:
         """Name the request's program before it is queued (scheduler subclass only)."""
         assert self.side is not None
@@ -167,7 +169,7 @@ class ContinuumConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
             request.priority = 0 if turn.identity.hints.final else 1
             request.arrival_time = turn.program.arrival
 
-    @_timed
+    @_timed("on_new_request")
     def on_new_request(self, request: Any) -> None:
         if self.side is not None:
             self.side.begin_turn(request, self._clock())
@@ -178,7 +180,7 @@ class ContinuumConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
         rank = self.side.rank(request, compat.is_preempted(request))
         return (request.priority, *rank) if by_priority else rank
 
-    @_timed
+    @_timed("get_num_new_matched_tokens")
     def get_num_new_matched_tokens(
         self, request: Any, num_computed_tokens: int
     ) -> tuple[int | None, bool]:
@@ -219,24 +221,24 @@ class ContinuumConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
             return True
         return self.side.will_free_blocks(now)
 
-    @_timed
+    @_timed("update_state_after_alloc")
     def update_state_after_alloc(self, request: Any, blocks: Any, num_external_tokens: int) -> None:
         if self.side is not None:
             block_ids = blocks.get_block_ids() if num_external_tokens else ()
             self.side.after_alloc(request, block_ids, num_external_tokens, self._clock())
 
-    @_timed
+    @_timed("build_connector_meta")
     def build_connector_meta(self, scheduler_output: Any) -> StepMetadata:
         plan = self.side.plan(self._clock()) if self.side is not None else StepPlan()
         return StepMetadata(plan)
 
-    @_timed
+    @_timed("update_connector_output")
     def update_connector_output(self, connector_output: Any) -> None:
         meta = connector_output.kv_connector_worker_meta
         if self.side is not None and isinstance(meta, WorkerMetadata):
             self.side.settle(meta.report, self._clock())
 
-    @_timed
+    @_timed("request_finished")
     def request_finished_all_groups(
         self, request: Any, block_ids: tuple[list[int], ...]
     ) -> tuple[bool, dict[str, Any] | None]:
@@ -278,11 +280,10 @@ class ContinuumConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
         if self.worker is not None and isinstance(connector_metadata, StepMetadata):
             self.worker.begin(connector_metadata.plan)
 
-    @_timed
     def handle_preemptions(self, kv_connector_metadata: KVConnectorMetadata) -> None:
         """Nothing to wait for: stores hold their blocks, and a loading request is not running."""
 
-    @_timed
+    @_timed("start_load_kv")
     def start_load_kv(self, forward_context: Any, **kwargs: Any) -> None:
         if self.worker is not None:
             self.worker.start_loads()
@@ -295,13 +296,13 @@ class ContinuumConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
     ) -> None:
         """Stores copy whole blocks of finished turns, never a layer at a time."""
 
-    @_timed
+    @_timed("wait_for_save")
     def wait_for_save(self) -> None:
         """Submits and returns (law 3)."""
         if self.worker is not None:
             self.worker.submit_stores()
 
-    @_timed
+    @_timed("get_finished")
     def get_finished(self, finished_req_ids: set[str]) -> tuple[set[str] | None, set[str] | None]:
         finished, _ = self._poll()
         return None, finished or None

@@ -73,7 +73,6 @@ HOOKS = (
     "start_load_kv",
     "wait_for_save",
     "get_finished",
-    "handle_preemptions",
     OTHER,
 )
 PIN_BUCKETS = (0.05, 0.1, 0.25, 0.5, 1.0, 2.0, 5.0, 10.0, 20.0, 30.0, 60.0, 120.0, 300.0)
