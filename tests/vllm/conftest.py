@@ -22,7 +22,13 @@ _HAS_VLLM = importlib.util.find_spec("vllm") is not None
 if _HAS_VLLM:
     with warnings.catch_warnings():  # warnings are errors, but not those of others' imports
         warnings.simplefilter("ignore")
-        import vllm.v1.core.sched.async_scheduler  # noqa: F401
+        import vllm
+        import vllm.v1.core.sched.async_scheduler
+
+
+def pytest_report_header() -> str:
+    """Say which vLLM this is: tests/versions runs these tests over several and reads it."""
+    return f"vllm: {vllm.__version__} from {Path(vllm.__file__).parent}" if _HAS_VLLM else ""
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
