@@ -1,0 +1,214 @@
+"""The demo: agents on a real `vllm serve`, without and with ContinuumConnector, one table."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import math
+import os
+import platform
+import signal
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import asdict
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from bench.serve.agents import TurnRecord, run_agents
+from bench.serve.metrics import delta
+from bench.serve.progress import Progress
+from bench.serve.report import ArmResult, make_table, same_outputs
+from bench.serve.server import SERVED_NAME, ServerError, VllmServer
+from bench.serve.tiny_model import LLAMA, make_model
+from bench.serve.workload import ProgramPlan, Workload
+
+BLOCK_SIZE = 32
+POOL_SHARE = 0.5  # of what all programs hold when each is half way: live contexts are twice it
+ARMS = {"stock": "vLLM", "continuum": "+ ContinuumConnector"}
+
+TEACH = """\
+what happens
+  Each agent sends a growing context, reads the answer, and runs a tool for about a second
+  before its next turn. Together they need about twice the KV cache the server has. Stock vLLM
+  frees a finished turn's blocks, so a busy server has given them away when the tool returns,
+  and the whole context is computed again. The connector pins them for a while in VRAM, keeps
+  the rest in DRAM, and serves programs in their order of arrival.
+
+reading the table
+  JCT is a program's time from arrival to its last answer, tools included; TTFT is a turn's
+  time to its first token. Prompt tokens are split by where their KV came from. A pin ends
+  `returned` when the next turn uses it, `expired` by its TTL, `pressure` when another request
+  needed the room, `program_done` after the last turn. Both arms get the same requests.
+  (VRAM is the pool vLLM allocates, DRAM the connector's; on a CPU both are ordinary memory.)
+
+examples
+  make demo ARGS="--quick"
+  make demo ARGS="--programs 20 --turns 4 --seed 3 --json runs/demo.json"
+  make demo ARGS="--arms continuum --dram 0"         pins only, no DRAM tier
+  make demo ARGS="--arms stock,stock"                how much two equal runs differ
+"""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the arms, print the table, return the exit status."""
+    options = parse(argv)
+    console = Console(width=None if sys.stdout.isatty() else 100, highlight=False)
+    # A `kill` stops the servers as Ctrl-C does.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+    try:
+        return _run(options, console)
+    except KeyboardInterrupt:
+        console.print("stopped; no server is left running")
+        return 130
+    except ServerError as error:
+        console.print(str(error), style="red", markup=False)
+        return 1
+
+
+def parse(argv: Sequence[str] | None) -> argparse.Namespace:
+    """Read the command line; --quick only changes defaults."""
+    parser = argparse.ArgumentParser(
+        prog="make demo ARGS=...",
+        description=__doc__,
+        epilog=TEACH,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    add = parser.add_argument
+    add("--programs", type=_positive, help="agents (12; quick: 5)")
+    add("--turns", type=_positive, help="turns of each agent (6; quick: 3)")
+    add("--rate", type=float, default=1.0, help="Poisson arrivals per second (1.0)")
+    add("--seed", type=int, default=1, help="of contexts, arrivals and pauses (1)")
+    add("--arms", type=_arms, default="stock,continuum", help="any of: " + ", ".join(ARMS))
+    add("--blocks", type=_positive, help=f"VRAM pool, blocks of {BLOCK_SIZE} tokens (half of need)")
+    add("--dram", default="512MiB", help="the connector's dram_bytes (512MiB)")
+    add("--json", type=Path, metavar="FILE", help="write every turn and counter there")
+    add("--quick", action="store_true", help="a small run; the server starts take most of it")
+    options = parser.parse_args(argv)
+    options.programs = options.programs or (5 if options.quick else 12)
+    options.turns = options.turns or (3 if options.quick else 6)
+    return options
+
+
+def pool_blocks(plans: Sequence[ProgramPlan]) -> int:
+    """A VRAM pool half as large as the programs' contexts at half way."""
+    half_way = sum(plan.final_tokens() for plan in plans) / 2
+    longest = max(plan.final_tokens() for plan in plans)
+    return math.ceil(max(POOL_SHARE * half_way, 1.2 * longest) / BLOCK_SIZE) + 1
+
+
+def _run(options: argparse.Namespace, console: Console) -> int:
+    work = Workload(options.programs, options.turns, options.seed, options.rate, vocab=LLAMA.vocab)
+    plans = work.plan()
+    blocks = options.blocks or pool_blocks(plans)
+    model = make_model()
+    title = (
+        f"{work.programs} programs x {work.turns} turns, pool of {blocks} blocks "
+        f"({blocks * BLOCK_SIZE:,} tokens), seed {work.seed}"
+    )
+    console.print(title)
+    arms: list[ArmResult] = []
+    for name in options.arms:
+        connector = {"dram_bytes": options.dram} if name == "continuum" else None
+        server = VllmServer(
+            model, f"demo-{len(arms)}-{name}", num_blocks=blocks, connector=connector
+        )
+        arms.append(run_arm(server, _label(name, arms), plans, console))
+    console.print(make_table(title, arms))
+    if options.json:
+        _write_json(options.json, work, blocks, arms)
+    return _verdict(arms, console)
+
+
+def run_arm(
+    server: VllmServer, label: str, plans: Sequence[ProgramPlan], console: Console
+) -> ArmResult:
+    """Start the server, run the agents, read what the server counted, stop it."""
+    num_turns = sum(len(plan.turns) for plan in plans)
+    console.print(f"{label}: server log in {os.path.relpath(server.log)}")
+    with Progress(console, label, num_turns) as progress:
+        progress.say("starting the server (half a minute)")
+        with server:
+            _touch(server)  # the first request of a server pays for lazy imports
+            before = server.metrics()
+            progress.say("agents at work")
+            began = time.monotonic()
+
+            def on_turn(turn: TurnRecord) -> None:
+                progress.turn(bool(turn.error))
+
+            programs = asyncio.run(run_agents(server.url, plans, on_turn))
+            wall_s = time.monotonic() - began
+            after = server.metrics()
+            # Connector counters travel with a step's statistics: one more step brings the last.
+            _touch(server)
+            last = server.metrics()
+        added = delta(after, before) | {
+            key: value
+            for key, value in delta(last, before).items()
+            if key[0].startswith("continuum:")
+        }
+        progress.say(f"done in {wall_s:.0f} s")
+    return ArmResult(
+        label, server.options.connector is not None, programs, added, wall_s, server.start_s
+    )
+
+
+def _touch(server: VllmServer) -> None:
+    server.post("/v1/completions", {"model": SERVED_NAME, "prompt": "hello", "max_tokens": 1})
+
+
+def _label(name: str, so_far: Sequence[ArmResult]) -> str:
+    again = sum(arm.label.startswith(ARMS[name]) for arm in so_far)
+    return f"{ARMS[name]} ({again + 1})" if again else ARMS[name]
+
+
+def _verdict(arms: Sequence[ArmResult], console: Console) -> int:
+    """Say what went wrong, if anything did; the exit status is 1 then."""
+    status = 0
+    for arm in arms:
+        for error in arm.errors[:5]:
+            console.print(f"{arm.label}: {error}", style="red", markup=False)
+            status = 1
+        same, of = same_outputs(arm, arms[0])
+        if same != of:
+            console.print(f"{arm.label}: {of - same} of {of} answers differ", style="red")
+            status = 1
+    return status
+
+
+def _write_json(path: Path, work: Workload, blocks: int, arms: Sequence[ArmResult]) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    record: dict[str, Any] = {
+        "workload": asdict(work),
+        "pool_blocks": blocks,
+        "block_size": BLOCK_SIZE,
+        "model": asdict(LLAMA),
+        "versions": {name: version(name) for name in ("vllm", "torch", "continuum-connector")},
+        "machine": {"cpus": os.cpu_count(), "system": platform.platform()},
+        "arms": [arm.as_json() for arm in arms],
+    }
+    path.write_text(json.dumps(record, indent=1))
+
+
+def _positive(text: str) -> int:
+    value = int(text)
+    if value < 1:
+        raise argparse.ArgumentTypeError(f"{text} is not 1 or more")
+    return value
+
+
+def _arms(text: str) -> list[str]:
+    names = text.split(",")
+    for name in names:
+        if name not in ARMS:
+            raise argparse.ArgumentTypeError(f"{name!r} is not an arm; known: {', '.join(ARMS)}")
+    return names
+
+
+if __name__ == "__main__":
+    sys.exit(main())
