@@ -1,0 +1,33 @@
+"""Fills an engine with pinned programs and DRAM blocks, so that size can hurt if it does."""
+
+from __future__ import annotations
+
+import hashlib
+from typing import Any
+
+from continuum_connector.scheduler.kv_groups import block_key
+from tests.vllm.harness import Engine
+
+
+def pin_programs(engine: Engine, num_programs: int, prompt_tokens: int) -> None:
+    """Run one turn of each program to its end, so that it is pinned."""
+    for number in range(num_programs):
+        name = f"pinned{number}"
+        engine.add(name, prompt_tokens, 1, seed=1_000_000 + number, program=name)
+        if number % 64 == 63:
+            engine.run_until_idle()
+    engine.run_until_idle()
+
+
+def fill_dram(side: Any, num_blocks: int, num_programs: int) -> None:
+    """Put made-up blocks into the DRAM index, spread over the programs."""
+    index = side.tier.index
+    per_program = num_blocks // num_programs
+    for number in range(num_programs):
+        seed = number.to_bytes(8, "big")
+        keys = [
+            block_key(hashlib.sha256(seed + block.to_bytes(8, "big")).digest(), 0)
+            for block in range(per_program)
+        ]
+        index.settle(index.reserve(keys, f"job:pinned{number}"), stored=True)
+    index.evicted.clear()

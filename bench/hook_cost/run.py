@@ -1,0 +1,212 @@
+"""What our hooks cost: time per scheduler step and per worker step, beside a stock scheduler.
+
+Both schedulers run the same turns in the same process, in alternating steps: vLLM's real
+Scheduler, block pool and requests around a model that takes no time. The connector holds
+pins and a full DRAM index meanwhile. Run from the repository root:
+
+    python -m bench.hook_cost.run
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import itertools
+import json
+import statistics
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from bench.hook_cost.population import fill_dram, pin_programs
+from bench.hook_cost.worker_step import measure_worker
+from tests.vllm.harness import Engine
+
+HOOKS = (
+    "before_queued",
+    "on_new_request",
+    "rank",
+    "get_num_new_matched_tokens",
+    "update_state_after_alloc",
+    "build_connector_meta",
+    "update_connector_output",
+    "request_finished_all_groups",
+    "has_pending_push_work",
+    "take_events",
+    "get_kv_connector_stats",
+)
+
+
+class Arm:
+    """One engine under measurement, kept at `num_running` decoding turns."""
+
+    def __init__(self, name: str, engine: Engine, args: argparse.Namespace) -> None:
+        self.name = name
+        self.engine = engine
+        self.step_us: list[float] = []
+        self.hook_us: list[float] = []
+        self._args = args
+        self._numbers = itertools.count()
+        self._inside = 0.0
+        self._depth = 0
+        self._clock_parts = 0.0
+        for method in ("schedule", "update_from_output", "add_request"):
+            self._time(engine.scheduler, method)
+        if engine.connector is not None:
+            for hook in HOOKS:
+                self._time_hook(engine.connector, hook)
+
+    def refill(self) -> None:
+        """Replace the turns that ended; every one is the first turn of a new program."""
+        missing = self._args.running - len(self.engine.scheduler.requests)
+        for _ in range(missing):
+            number = next(self._numbers)
+            self.engine.add(
+                f"{self.name}{number}",
+                self._args.prompt,
+                self._args.output + number % self._args.output,
+                seed=number,
+                program=f"program{number}",
+            )
+
+    def step(self) -> None:
+        """One engine step; its scheduler time, arrivals included, is added to the samples."""
+        self._clock_parts = self._inside = 0.0
+        self.refill()
+        self.engine.step()
+        self.step_us.append(self._clock_parts * 1e6)
+        self.hook_us.append(self._inside * 1e6)
+
+    def _time(self, target: Any, method: str) -> None:
+        original = getattr(target, method)
+
+        def timed(*args: Any, **kwargs: Any) -> Any:
+            began = time.perf_counter()
+            try:
+                return original(*args, **kwargs)
+            finally:
+                self._clock_parts += time.perf_counter() - began
+
+        setattr(target, method, timed)
+
+    def _time_hook(self, target: Any, method: str) -> None:
+        original = getattr(target, method)
+
+        def timed(*args: Any, **kwargs: Any) -> Any:
+            self._depth += 1
+            began = time.perf_counter()
+            try:
+                return original(*args, **kwargs)
+            finally:
+                self._depth -= 1
+                if not self._depth:  # a hook inside a hook is counted once
+                    self._inside += time.perf_counter() - began
+
+        setattr(target, method, timed)
+
+
+def build_arms(args: argparse.Namespace, say: Callable[[str], None]) -> tuple[Arm, Arm]:
+    """Stock and ours, with the same pool; ours with pins and a full DRAM index."""
+    common: dict[str, Any] = {
+        "num_blocks": args.vram_blocks,
+        "max_num_seqs": args.running,
+        "max_num_batched_tokens": 8192,
+    }
+    say("building the stock engine")
+    stock = Engine(connector=None, **common)
+    say("building ours")
+    # The engine's fake KV is one byte per token and layer; this gives `dram_blocks` slots.
+    ours = Engine(extra_config={"dram_bytes": "1GiB", "ttl_s": 3600, "max_ttl_s": 3600}, **common)
+    say(f"pinning {args.pinned} programs")
+    pin_programs(ours, args.pinned, args.prompt)
+    say(f"filling DRAM with {args.dram_blocks} blocks")
+    fill_dram(ours.connector.side, args.dram_blocks, args.pinned)
+    return Arm("stock", stock, args), Arm("ours", ours, args)
+
+
+def run(args: argparse.Namespace) -> dict[str, Any]:
+    """Measure both halves; returns the numbers of the table."""
+    say = (
+        (lambda text: print(f"  {text} ...", file=sys.stderr, flush=True))
+        if args.progress
+        else print
+    )
+    stock, ours = build_arms(args, say)
+    say("warming up")
+    for _ in range(args.warmup):
+        stock.step()
+        ours.step()
+    for arm in (stock, ours):
+        arm.step_us.clear()
+        arm.hook_us.clear()
+    gc.collect()
+    gc.freeze()  # as EngineCore does once it is built (freeze_gc_heap)
+    for done in range(args.steps):
+        stock.step()
+        ours.step()
+        if done % max(1, args.steps // 4) == 0:
+            say(f"step {done} of {args.steps}")
+    side = ours.engine.connector.side
+    result = {
+        "running": args.running,
+        "pins": len(side.pins),
+        "dram_blocks": side.tier.index.num_ready,
+        "stock_step_us": stock.step_us,
+        "our_step_us": ours.step_us,
+        "hook_us": ours.hook_us,
+    }
+    say("measuring worker steps")
+    result["worker"] = measure_worker(args.steps)
+    return result
+
+
+def table(result: dict[str, Any]) -> str:
+    """The numbers as text, medians first."""
+
+    def row(name: str, values: list[float]) -> str:
+        p50, p99 = np.percentile(values, [50, 99])
+        return f"| {name} | {p50:.1f} | {p99:.1f} | {max(values):.1f} |"
+
+    stock, ours = result["stock_step_us"], result["our_step_us"]
+    added = [b - a for a, b in zip(stock, ours, strict=True)]
+    ratio = statistics.median(ours) / statistics.median(stock)
+    lines = [
+        f"{result['running']} running turns, {result['pins']} pinned programs, "
+        f"{result['dram_blocks']} DRAM blocks, {len(ours)} steps of each, alternating",
+        "",
+        "| us per step | median | p99 | max |",
+        "|---|---|---|---|",
+        row("scheduler step, stock", stock),
+        row("scheduler step, ours", ours),
+        row("difference, step by step", added),
+        row("inside our hooks", result["hook_us"]),
+    ]
+    lines += [row(f"worker step, {name}", values) for name, values in result["worker"].items()]
+    return "\n".join([*lines, "", f"ours / stock, median scheduler step: {ratio:.3f}"])
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--running", type=int, default=256, help="turns decoding at once")
+    parser.add_argument("--pinned", type=int, default=1000, help="programs pinned meanwhile")
+    parser.add_argument("--dram-blocks", type=int, default=100_000, help="blocks in DRAM")
+    parser.add_argument("--vram-blocks", type=int, default=60_000, help="VRAM pool in blocks")
+    parser.add_argument("--prompt", type=int, default=256, help="prompt tokens of each turn")
+    parser.add_argument("--output", type=int, default=128, help="output tokens, at least")
+    parser.add_argument("--steps", type=int, default=1000, help="steps measured of each arm")
+    parser.add_argument("--warmup", type=int, default=200, help="steps before that")
+    parser.add_argument("--json", type=Path, help="write all samples here")
+    parser.add_argument("--quiet", dest="progress", action="store_false", help="no progress lines")
+    args = parser.parse_args()
+    result = run(args)
+    print(table(result))
+    if args.json:
+        args.json.write_text(json.dumps(result))
+
+
+if __name__ == "__main__":
+    main()
