@@ -62,13 +62,12 @@ PIN_CAUSES = (
 )
 FAILURES = ("driver", "cancelled", "closed", "no_tier", "corrupt", "timeout", OTHER)
 HOOKS = (
-    "before_queued",
     "on_new_request",
     "get_num_new_matched_tokens",
     "update_state_after_alloc",
     "build_connector_meta",
     "update_connector_output",
-    "request_finished_all_groups",
+    "request_finished",
     "allocate_slots",
     "start_load_kv",
     "wait_for_save",

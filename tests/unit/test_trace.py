@@ -9,6 +9,8 @@ import select
 import subprocess
 import sys
 import threading
+import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +32,14 @@ def path(tmp_path: Path) -> Path:
 
 def lines(path: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def wait_until(is_true: Callable[[], bool]) -> None:
+    """Wait for the writer's thread, which tells nobody; 5 s is the failure."""
+    deadline = time.monotonic() + 5.0
+    while not is_true():
+        assert time.monotonic() < deadline, "the writer's thread did not get there in 5 s"
+        time.sleep(0.001)
 
 
 def test_each_record_is_one_json_line_with_both_clocks(path: Path) -> None:
@@ -118,8 +128,7 @@ def test_an_empty_file_does_not_begin_with_an_empty_line(path: Path) -> None:
 def test_records_reach_the_disk_without_close(path: Path) -> None:
     trace = Trace(str(path))
     trace.record("start", 0.0)
-    while not path.stat().st_size:  # the writer needs no further call; a hang is the failure
-        threading.Event().wait(0.005)
+    wait_until(lambda: path.stat().st_size > 0)
     trace.close()
 
 
@@ -167,8 +176,7 @@ def test_a_full_disk_warns_once_counts_and_lets_the_engine_live(
     trace = Trace("/dev/full")
     for turn in range(3):
         trace.record("decision", 0.0, turn=turn)
-        while trace._num_lost <= turn:  # so that each record is a write of its own
-            threading.Event().wait(0.001)
+        wait_until(lambda done=turn: trace._num_lost > done)  # each record a write of its own
     trace.close()
     assert trace.take_dropped() == 3
     assert trace.take_dropped() == 0
