@@ -16,6 +16,7 @@ from continuum_connector.policy.base import (
     After,
     Decision,
     FinishedTurn,
+    Free,
     Offload,
     RetentionPolicy,
     Snapshot,
@@ -235,6 +236,10 @@ class SchedulerSide:
             aborted=aborted,
         )
         decision, why = self.policy.decide(finished, self._snapshot(now))
+        if isinstance(decision, PinDecision) and len(blocks) > self._budget():
+            # It would push every other pin out before it gave way itself.
+            decision = Offload() if decision.then is After.STORE else Free()
+            why = "larger than max_pinned_fraction of VRAM"
         self._carry_out(decision, turn, request, blocks, now)
         self.records.decided(turn, finished, decision, why, now)
         self._schedule_wake()
@@ -303,9 +308,12 @@ class SchedulerSide:
 
     def _keep_budget(self, now: float) -> None:
         """Pins above `max_pinned_fraction` of VRAM give way, cheapest first."""
-        limit = self.config.max_pinned_fraction * (self._pool.num_gpu_blocks - 1)
-        while self.pin_holds.num_blocks > limit:
+        while self.pin_holds.num_blocks > self._budget():
             self.give_up_cheapest(now)
+
+    def _budget(self) -> float:
+        """VRAM blocks that pins may keep; one block of the pool is the null block."""
+        return self.config.max_pinned_fraction * (self._pool.num_gpu_blocks - 1)
 
     def _end_pin(self, pin: Pin, cause: PinEnd, now: float) -> None:
         self.pin_holds.release(pin.hold)
