@@ -8,24 +8,12 @@ builds it, stepped as `EngineCore.step` and `step_with_batch_queue` step it.
 
 from __future__ import annotations
 
-import atexit
-import functools
 import random
-import shutil
-import tempfile
 from collections import Counter, deque
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
-from vllm.config import (
-    CacheConfig,
-    DeviceConfig,
-    KVTransferConfig,
-    ModelConfig,
-    SchedulerConfig,
-    VllmConfig,
-)
+from vllm.config import KVTransferConfig
 from vllm.distributed.kv_transfer.kv_connector.utils import KVOutputAggregator
 from vllm.sampling_params import SamplingParams
 from vllm.utils.hashing import get_hash_fn_by_name
@@ -40,8 +28,6 @@ from vllm.v1.structured_output import StructuredOutputManager
 
 from tests.vllm import versions
 from tests.vllm.fake_worker import FakeWorker, OracleError
-
-MAX_MODEL_LEN = 32_768
 
 __all__ = ["Engine", "FakeClock", "OracleError", "prompt"]
 
@@ -99,23 +85,15 @@ class Engine:
             self.windows += (window,) * num_sliding_groups
         if connector == "ContinuumConnector" and not connector_module:
             _register_plugin()
-        self.vllm_config = VllmConfig(
-            model_config=_model_config(),
-            cache_config=CacheConfig(
-                block_size=block_size, enable_prefix_caching=enable_prefix_caching
-            ),
-            scheduler_config=SchedulerConfig(
-                max_num_seqs=max_num_seqs,
-                max_num_batched_tokens=max_num_batched_tokens,
-                max_model_len=MAX_MODEL_LEN,
-                is_encoder_decoder=False,
-                policy=policy,
-                **scheduler_config,
-            ),
-            device_config=DeviceConfig("cpu"),
-            kv_transfer_config=_transfer(
-                connector, connector_module, extra_config, load_failure_policy
-            ),
+        self.vllm_config = versions.vllm_config(
+            block_size=block_size,
+            enable_prefix_caching=enable_prefix_caching,
+            world_size=world_size,
+            transfer=_transfer(connector, connector_module, extra_config, load_failure_policy),
+            max_num_seqs=max_num_seqs,
+            max_num_batched_tokens=max_num_batched_tokens,
+            policy=policy,
+            **scheduler_config,
         )
         # The CPU platform turns async scheduling off, for the sake of its own model runner.
         self.vllm_config.scheduler_config.async_scheduling = async_scheduling
@@ -244,6 +222,13 @@ class Engine:
                 return taken
         raise AssertionError(f"not idle after {max_steps} steps: {self.describe()}")
 
+    def idle(self, seconds: float) -> None:
+        """Let time pass with no request, as long as the connector asks for no step."""
+        end = self.clock() + seconds
+        while self.clock() < end:
+            if not self.step() or not self.step_s:
+                self.clock.advance(min(self.step_s or 0.01, end - self.clock()))
+
     def _schedule(self) -> bool:
         """Put one batch in flight; True if it computes tokens."""
         step = self.scheduler.schedule()
@@ -360,11 +345,3 @@ def _register_plugin() -> None:
     from continuum_connector.plugin import register
 
     register()
-
-
-@functools.cache
-def _model_config() -> ModelConfig:
-    folder = Path(tempfile.mkdtemp(prefix="continuum-harness-"))
-    atexit.register(shutil.rmtree, folder, ignore_errors=True)
-    versions.write_model_config(folder, MAX_MODEL_LEN)
-    return ModelConfig(model=str(folder), skip_tokenizer_init=True, max_model_len=MAX_MODEL_LEN)

@@ -229,6 +229,16 @@ def test_the_clock_moves_by_steps_only() -> None:
     assert clock.now == 7.5
 
 
+def test_idle_lets_time_pass_and_no_more() -> None:
+    engine = stock(step_s=0.3)
+    engine.add("a", 20, max_tokens=2)
+    engine.run_until_idle()
+    before, steps = engine.clock.now, engine.num_steps
+    engine.idle(1.0)
+    assert engine.clock.now == pytest.approx(before + 1.0)
+    assert engine.num_steps == steps
+
+
 def test_run_until_idle_says_what_is_stuck() -> None:
     engine = stock(10)
     engine.add("big", 400)

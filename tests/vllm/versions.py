@@ -1,13 +1,26 @@
-"""What differs between the vLLM versions the harness builds: the only place that asks."""
+"""vLLM's config objects for the harness: the only place that asks which version this is."""
 
 from __future__ import annotations
 
+import atexit
 import dataclasses
+import functools
 import json
+import shutil
+import tempfile
 from pathlib import Path
 from typing import Any
 
 import torch
+from vllm.config import (
+    CacheConfig,
+    DeviceConfig,
+    KVTransferConfig,
+    ModelConfig,
+    ParallelConfig,
+    SchedulerConfig,
+    VllmConfig,
+)
 from vllm.v1.kv_cache_interface import (
     FullAttentionSpec,
     KVCacheConfig,
@@ -17,13 +30,43 @@ from vllm.v1.kv_cache_interface import (
 )
 from vllm.v1.outputs import KVConnectorOutput
 
+MAX_MODEL_LEN = 32_768
 _HEADS = {"num_kv_heads": 2, "head_size": 32, "dtype": torch.bfloat16}
 _FIELDS = {field.name for field in dataclasses.fields(KVCacheTensor)}
 CAN_FAIL_REQUESTS = "failed_recving" in {f.name for f in dataclasses.fields(KVConnectorOutput)}
 
 
-def write_model_config(folder: Path, max_model_len: int) -> None:
-    """Write the config.json of a two-layer Llama; ModelConfig needs no other file."""
+def vllm_config(
+    *,
+    block_size: int,
+    enable_prefix_caching: bool,
+    world_size: int,
+    transfer: KVTransferConfig | None,
+    **scheduler_config: Any,
+) -> VllmConfig:
+    """Return what `vllm serve` would build, for a model that is a config.json only."""
+    return VllmConfig(
+        model_config=_model_config(),
+        cache_config=CacheConfig(
+            block_size=block_size, enable_prefix_caching=enable_prefix_caching
+        ),
+        parallel_config=ParallelConfig(
+            tensor_parallel_size=world_size,
+            distributed_executor_backend="mp" if world_size > 1 else "uni",
+        ),
+        scheduler_config=SchedulerConfig(
+            max_model_len=MAX_MODEL_LEN, is_encoder_decoder=False, **scheduler_config
+        ),
+        device_config=DeviceConfig("cpu"),  # 0.26 does not ask the platform
+        kv_transfer_config=transfer,
+    )
+
+
+@functools.cache
+def _model_config() -> ModelConfig:
+    """Describe a two-layer Llama; one per process, for vLLM inspects the model class."""
+    folder = Path(tempfile.mkdtemp(prefix="continuum-harness-"))
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
     config = {
         "architectures": ["LlamaForCausalLM"],
         "model_type": "llama",
@@ -33,11 +76,12 @@ def write_model_config(folder: Path, max_model_len: int) -> None:
         "num_attention_heads": 2,
         "num_key_value_heads": 2,
         "vocab_size": 32_000,
-        "max_position_embeddings": max_model_len,
+        "max_position_embeddings": MAX_MODEL_LEN,
         "rms_norm_eps": 1e-5,
         "torch_dtype": "bfloat16",
     }
     (folder / "config.json").write_text(json.dumps(config))
+    return ModelConfig(model=str(folder), skip_tokenizer_init=True, max_model_len=MAX_MODEL_LEN)
 
 
 def kv_cache_config(
