@@ -226,8 +226,6 @@ def _runs(name: str, item: int, inner: list[tuple[int, int]]) -> tuple[int, list
     run = item
     rest: list[tuple[int, int]] = []
     for size, stride in sorted(inner, key=lambda dim: dim[1]):
-        if stride < run:
-            raise TransferError(f"layer {name!r} has strides that overlap within a block")
         if stride == run and not rest:
             run *= size
         else:

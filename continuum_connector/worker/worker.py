@@ -124,10 +124,8 @@ class ContinuumWorker:
             return
         cancels, loads = self._cancels, self._loads
         self._cancels = self._loads = ()
-        if self._engine is not None:
-            for transfer_id in cancels:
-                if transfer_id in self._in_flight:
-                    self._engine.cancel(transfer_id)
+        for transfer_id in cancels:
+            self._cancel(transfer_id)
         for load in loads:
             self._waiting.setdefault(load.request_id, _Waiting()).num_loads += 1
         for load in loads:
@@ -178,7 +176,7 @@ class ContinuumWorker:
         wanted = _blocks_of(blocks) if isinstance(blocks, StepPlan) else set(blocks)
         hit = [load for load in loads if not wanted.isdisjoint(load.blocks.tolist())]
         for load in hit:
-            self._engine.cancel(load.transfer_id)
+            self._cancel(load.transfer_id)
         deadline = time.monotonic() + self._config.load_timeout_s
         ended = True
         for load in hit:
@@ -198,7 +196,7 @@ class ContinuumWorker:
                 self._engine.close(_CLOSE_TIMEOUT_S)
             except TransferError as error:
                 logger.warning("the copy engine did not close: %s", error)
-            self._drain()
+            self._drain(reason)
             self._engine = None
         for order in self._in_flight.values():
             self._settle(order, Outcome(num_failed=1, reasons=(reason,)))
@@ -222,13 +220,22 @@ class ContinuumWorker:
         else:
             self._in_flight[order.transfer_id] = order
 
-    def _drain(self) -> None:
-        """Settle what the engine has completed."""
+    def _cancel(self, transfer_id: int) -> None:
+        """Ask for the end of a transfer in flight; whether it came in time, its completion says."""
+        if self._engine is None or transfer_id not in self._in_flight:
+            return
+        try:
+            self._engine.cancel(transfer_id)
+        except TransferError as error:
+            logger.debug("transfer %d was not cancelled: %s", transfer_id, error)
+
+    def _drain(self, reason: str = "") -> None:
+        """Settle what the engine has completed; `reason`, if given, is why it did not."""
         assert self._engine is not None
         for completion in self._engine.poll():
             order = self._in_flight.pop(completion.tag, None)
             if order is not None:
-                self._settle(order, _outcome(completion))
+                self._settle(order, _outcome(completion, reason))
 
     def _settle(self, order: LoadOrder | StoreOrder, outcome: Outcome) -> None:
         """Note the end of one order for the report and, if it is a load, for its request."""
@@ -248,10 +255,10 @@ class ContinuumWorker:
             self._bad_blocks |= waiting.bad_blocks
 
 
-def _outcome(completion: Completion) -> Outcome:
+def _outcome(completion: Completion, reason: str) -> Outcome:
     if completion.status is Status.DONE:
         return Outcome(num_done=1, num_bytes=completion.num_bytes, seconds=completion.seconds)
-    return Outcome(num_failed=1, reasons=(_REASONS[completion.status],))
+    return Outcome(num_failed=1, reasons=(reason or _REASONS[completion.status],))
 
 
 def _blocks_of(plan: StepPlan) -> set[int]:

@@ -60,14 +60,15 @@ def _seed() -> None:
 def build(
     vllm_config: VllmConfig,
     layout: str,
-    specs: dict[str, Any],
+    specs: dict[str, Any] | None = None,
     kernel_block_size: int | None = None,
     num_blocks: int = NUM_BLOCKS,
+    groups: list[KVCacheGroupSpec] | None = None,
 ) -> tuple[dict[str, Any], Any]:
     """Make the KV tensors of a model with vLLM's own code."""
     vllm_config.cache_config.kv_cache_layout = layout
     vllm_config.cache_config.num_gpu_blocks_override = num_blocks
-    groups = get_kv_cache_groups(vllm_config, specs)
+    groups = groups or get_kv_cache_groups(vllm_config, specs)
     config = get_kv_cache_config_from_groups(vllm_config, groups, 1 << 30)
     sizes = [kernel_block_size] * len(groups) if kernel_block_size else None
     caches = allocate_kv_cache(config, torch.device("cpu"), KVCacheLayout[layout], sizes)
@@ -178,10 +179,20 @@ def test_padded_pages_are_copied_with_their_padding(vllm_config, layout):
 
 @pytest.mark.parametrize("layout", ["LBNHC", "BLHNC"])
 def test_layers_of_different_page_sizes(vllm_config, layout):
-    small = replace(FULL, head_size=4)
+    small = replace(FULL, head_size=4, head_size_v=4)
     specs = {"layers.0": FULL, "layers.1": small, "layers.2": FULL}
     got = check_round_trip(lambda: build(vllm_config, layout, specs), first_dim())
     assert got.slot_bytes == 2 * FULL.page_size_bytes + small.page_size_bytes
+
+
+def test_groups_whose_layers_overlay_each_other_unevenly(vllm_config):
+    small = replace(WINDOW, head_size=4, head_size_v=4)
+    groups = [
+        KVCacheGroupSpec(["layers.0"], replace(FULL, num_kv_heads=8)),
+        KVCacheGroupSpec(["layers.1", "layers.2", "layers.3"], small),
+    ]
+    got = check_round_trip(lambda: build(vllm_config, "BLHNC", groups=groups), first_dim())
+    assert [region.num_bytes for region in got.regions] == [2 * FULL.page_size_bytes]
 
 
 def test_latent_attention_with_one_head(vllm_config):
@@ -323,6 +334,27 @@ def test_lists_of_tensors_are_refused():
 def test_scales_of_unknown_place_are_refused():
     spec = replace(FULL, kv_quant_mode=KVQuantMode.FP8_PER_TOKEN_HEAD)
     refused(old_caches((7, 2, 16, 4, 8)), old_config(2, 7, PAGE, spec), "FP8_PER_TOKEN_HEAD")
+
+
+def test_groups_in_host_memory_are_refused():
+    config = old_config(2, 7, PAGE)
+    config.kv_cache_groups[0].host_resident = True
+    refused(old_caches((7, 2, 16, 4, 8)), config, "already lies in DRAM")
+
+
+def test_devices_without_a_driver_are_refused():
+    caches = {name: t.to("meta") for name, t in old_caches((7, 2, 16, 4, 8)).items()}
+    refused(caches, old_config(2, 7, PAGE), "'meta', which no driver copies from")
+
+
+def test_padding_that_ends_behind_the_storage_is_refused():
+    caches = {
+        f"layers.{i}": torch.zeros(7 * PAGE // 2 - 64, dtype=torch.bfloat16).as_strided(
+            (7, PAGE // 2 - 64), (PAGE // 2, 1)
+        )
+        for i in range(2)
+    }
+    refused(caches, old_config(2, 7, PAGE), f"{2 * PAGE - 256} bytes per block")
 
 
 def test_tensors_on_two_devices_are_refused():
