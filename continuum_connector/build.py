@@ -39,6 +39,21 @@ def reason_to_step_aside(vllm_config: Any, kv_cache_config: Any) -> str:
     return ""
 
 
+def why_unattached(config: ContinuumConfig, vllm_config: Any) -> str:
+    """Say what it means that vLLM's scheduler is not our subclass, and how it would be."""
+    named = vllm_config.scheduler_config.scheduler_cls
+    why, cure = "the plugin did not attach it", "let VLLM_PLUGINS load `continuum`"
+    if not config.scheduler:
+        why, cure = "scheduler = 0", "set scheduler = 1"
+    elif named is not None:
+        why, cure = f"--scheduler-cls {named}", "leave --scheduler-cls out"
+    return (
+        f"ContinuumConnector is not attached to the scheduler ({why}): turns wait in vLLM's own "
+        "order, pins give way through the connector API only, and /reset_prefix_cache fails "
+        f"while a pin lives; {cure} to change that"
+    )
+
+
 def policy(config: ContinuumConfig) -> RetentionPolicy:
     """Return the policy named in the config."""
     if config.policy == "stock":

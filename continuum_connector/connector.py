@@ -91,7 +91,7 @@ class ContinuumConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
             self._wake = compat.find_wake()
         elif not self._aside:
             self.worker = build.worker(self.config, vllm_config)
-        self._is_attached = False
+        self._is_attached = self._has_warned = False
         self._bad_blocks: set[int] = set()
 
     def set_clock(self, clock: Callable[[], float]) -> None:
@@ -171,8 +171,12 @@ class ContinuumConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
 
     @_timed("on_new_request")
     def on_new_request(self, request: Any) -> None:
-        if self.side is not None:
-            self.side.begin_turn(request, self._clock())
+        if self.side is None:
+            return
+        if not (self._is_attached or self._has_warned):
+            self._has_warned = True
+            logger.warning(build.why_unattached(self.config, self._vllm_config))
+        self.side.begin_turn(request, self._clock())
 
     def rank(self, request: Any, by_priority: bool) -> tuple[Any, ...]:
         """A waiting request's place in the queue; the user's priority first, if in force."""
@@ -188,7 +192,7 @@ class ContinuumConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
             return 0, False
         now = self._clock()
         if not self._is_attached:
-            self.side.make_room_unattached(request, num_computed_tokens, now)
+            self.side.unattached.before_lookup(request, num_computed_tokens, now)
         return self.side.match(request, num_computed_tokens, now)
 
     def with_room(self, allocate: Callable[..., Any]) -> Callable[..., Any]:
@@ -205,7 +209,7 @@ class ContinuumConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
     def _retry(self, allocate: Any, bind: Any, request: Any, args: Any, kwargs: Any) -> Any:
         assert self.side is not None
         began = time.perf_counter()
-        need = 1
+        need = 0
         if compat.is_waiting(request):
             need = build.blocks_needed(bind(request, *args, **kwargs), self.side)
         retry = functools.partial(allocate, request, *args, **kwargs)
@@ -229,8 +233,13 @@ class ContinuumConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
 
     @_timed("build_connector_meta")
     def build_connector_meta(self, scheduler_output: Any) -> StepMetadata:
-        plan = self.side.plan(self._clock()) if self.side is not None else StepPlan()
-        return StepMetadata(plan)
+        if self.side is None:
+            return StepMetadata(StepPlan())
+        now = self._clock()
+        if not self._is_attached:
+            num_tokens = scheduler_output.total_num_scheduled_tokens
+            self.side.unattached.after_step(num_tokens, self.side.waits_for_room, now)
+        return StepMetadata(self.side.plan(now))
 
     @_timed("update_connector_output")
     def update_connector_output(self, connector_output: Any) -> None:

@@ -39,23 +39,28 @@ class Room:
         """The engine took a step: what failed may be worth another try."""
         self._num_steps += 1
 
+    def references_dropped(self) -> None:
+        """A store or a turn let go of blocks: pins that gained nothing may gain now."""
+        self._hopeless = ()
+
     def make(
         self, attempt: Callable[[], T | None], request_id: str, need: int, own: Pin | None
     ) -> T | None:
         """Retry `attempt` without the cheapest pins; return its answer.
 
-        `need`: a lower bound of the blocks the allocation takes from the pool. `own`: the
-        pin that this very request came back for, which goes last: the blocks it shares
-        with the request gain nothing, they would only be counted as free instead of found.
-        Costs O(blocks) per pin tried, so what failed is not tried again until something
-        changed; since references can change unseen, it is after RETRY_STEPS at the latest.
+        `need`: a lower bound of the blocks the allocation takes from the pool, or 0 for a
+        running request. `own`: the pin that this very request came back for, which goes
+        last: the blocks it shares with the request gain nothing, they would only be counted
+        as free instead of found. Costs O(blocks) per pin tried, so what failed for a waiting
+        request is not tried again until something changed, RETRY_STEPS at the latest. A
+        running request is preempted if this fails, so for it pins are tried every time.
         """
         free = self._pool.get_num_free_blocks()
         if not len(self._pins) or free + self._holds.num_blocks < need:
             return None
         retry = self._num_steps // RETRY_STEPS
         state = (request_id, need, free, len(self._pins), self._holds.num_blocks, retry)
-        if state == self._hopeless:
+        if need and state == self._hopeless:
             return None
         tried, answer = self._try(attempt, max(need, free + 1), own)
         if answer is None:

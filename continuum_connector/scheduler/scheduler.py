@@ -33,6 +33,7 @@ from continuum_connector.scheduler.records import Records
 from continuum_connector.scheduler.room import Room
 from continuum_connector.scheduler.tier import DramTier
 from continuum_connector.scheduler.turn import Turn
+from continuum_connector.scheduler.unattached import Unattached
 
 # A preemption costs a prefill; a store in flight ends within milliseconds. Beyond this
 # many seconds the store counts as slow and the running turn is preempted after all.
@@ -70,6 +71,7 @@ class SchedulerSide:
         self._waker = waker
         self._now = 0.0
         self.room = Room(pool, self.pins, self.pin_holds, self._give_up)
+        self.unattached = Unattached(pool, groups, self.give_up_cheapest)
 
     # --- arrival ----------------------------------------------------------------------
     def begin_turn(self, request: Any, now: float) -> Turn:
@@ -145,14 +147,6 @@ class SchedulerSide:
             own = None
         return self.room.make(attempt, request.request_id, need, own)
 
-    def make_room_unattached(self, request: Any, num_vram_tokens: int, now: float) -> None:
-        """Without our scheduler: before a lookup is answered, free what the prompt needs."""
-        self._now = now
-        size = self.groups.block_size
-        need = self.groups.num_full * (-(-request.num_tokens // size) - num_vram_tokens // size)
-        while self._pool.get_num_free_blocks() < need and self.give_up_cheapest(now):
-            pass
-
     def give_up_cheapest(self, now: float) -> bool:
         """End the pin that gives way first; False if there is none."""
         pins = self.pins.cheapest_first()
@@ -170,6 +164,11 @@ class SchedulerSide:
         age = self.tier.oldest_store_age(now)
         return age is not None and age < MAX_STORE_WAIT_S
 
+    @property
+    def waits_for_room(self) -> bool:
+        """Whether turns are there, and no copy that one of them may be waiting for."""
+        return bool(self.turns) and not len(self.tier.ledger)
+
     # --- every step -------------------------------------------------------------------
     def plan(self, now: float) -> StepPlan:
         """One tick: expire what is due, then send everything queued to the workers."""
@@ -182,6 +181,7 @@ class SchedulerSide:
         was_up = self.tier.is_up
         for transfer in self.tier.settle(report, now):
             self.records.settled(transfer, now)
+            self.room.references_dropped()
         if was_up and not self.tier.is_up:
             self.records.trace.record("tier_down", now, reason=self.tier.down_reason)
 
@@ -218,6 +218,7 @@ class SchedulerSide:
         if turn is None:
             return None
         self.tier.forget_request(request.request_id)
+        self.room.references_dropped()
         self._unexpect(turn.program.key, request.request_id)
         blocks = self.groups.hashed_blocks(self._pool.blocks, block_ids, request.block_hashes)
         aborted = aborted and self._endings.went_away(request)
