@@ -284,18 +284,20 @@ class ContinuumConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
         if self.worker is not None:
             build.register_all_layers(self.worker, kv_cache, self._kv_cache_config)
 
+    @_timed("start_load_kv")
     def bind_connector_metadata(self, connector_metadata: KVConnectorMetadata) -> None:
         super().bind_connector_metadata(connector_metadata)
         if self.worker is not None and isinstance(connector_metadata, StepMetadata):
             self.worker.begin(connector_metadata.plan)
+            # Here loads wait for block zeroing only; in start_load_kv, which vLLM >= 0.29
+            # calls after the forward pass is launched, they would wait for that too.
+            self.worker.start_loads()
 
     def handle_preemptions(self, kv_connector_metadata: KVConnectorMetadata) -> None:
         """Nothing to wait for: stores hold their blocks, and a loading request is not running."""
 
-    @_timed("start_load_kv")
     def start_load_kv(self, forward_context: Any, **kwargs: Any) -> None:
-        if self.worker is not None:
-            self.worker.start_loads()
+        """The loads left when the metadata was bound."""
 
     def wait_for_layer_load(self, layer_name: str) -> None:
         """Loads are asynchronous: no request runs before its load has settled."""
@@ -322,7 +324,8 @@ class ContinuumConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
     def _poll(self) -> tuple[set[str], set[str]]:
         if self.worker is None:
             return set(), set()
-        finished, self._bad_blocks, failed = self.worker.poll()
+        finished, bad_blocks, failed = self.worker.poll()
+        self._bad_blocks |= bad_blocks
         return finished, failed
 
     def get_block_ids_with_load_errors(self) -> set[int]:

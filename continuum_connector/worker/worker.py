@@ -13,8 +13,7 @@ and runner, so every hook submits whatever is due by then, and each order leaves
 from __future__ import annotations
 
 import logging
-import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from continuum_connector.config import ContinuumConfig
@@ -164,26 +163,6 @@ class ContinuumWorker:
         report, self._report = self._report, WorkerReport()
         return report
 
-    def handle_preemptions(self, blocks: StepPlan | Iterable[int]) -> bool:
-        """Stop the loads in flight into `blocks` (or a plan's) and wait until they have ended.
-
-        The only hook that may block, at most `load_timeout_s`; False if a copy still runs
-        then. Costs nothing without such loads.
-        """
-        loads = [order for order in self._in_flight.values() if isinstance(order, LoadOrder)]
-        if not loads or self._engine is None:
-            return True
-        wanted = _blocks_of(blocks) if isinstance(blocks, StepPlan) else set(blocks)
-        hit = [load for load in loads if not wanted.isdisjoint(load.blocks.tolist())]
-        for load in hit:
-            self._cancel(load.transfer_id)
-        deadline = time.monotonic() + self._config.load_timeout_s
-        ended = True
-        for load in hit:
-            left_s = max(0.0, deadline - time.monotonic())
-            ended = self._engine.wait(load.transfer_id, left_s) and ended
-        return ended
-
     def shutdown(self) -> None:
         """Close the engine; what has not settled by its deadline fails as "closed". Idempotent."""
         self._close("closed")
@@ -259,8 +238,3 @@ def _outcome(completion: Completion, reason: str) -> Outcome:
     if completion.status is Status.DONE:
         return Outcome(num_done=1, num_bytes=completion.num_bytes, seconds=completion.seconds)
     return Outcome(num_failed=1, reasons=(reason or _REASONS[completion.status],))
-
-
-def _blocks_of(plan: StepPlan) -> set[int]:
-    orders: tuple[LoadOrder | StoreOrder, ...] = plan.loads + plan.stores
-    return {block for order in orders for block in order.blocks.tolist()}

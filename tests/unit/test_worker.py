@@ -8,7 +8,6 @@ import timeit
 from collections import Counter
 
 import numpy as np
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -271,7 +270,6 @@ def expect_no_tier(rig: Rig) -> None:
     failed = Outcome(num_failed=1, reasons=("no_tier",))
     assert rig.outcomes == {1: failed, 2: failed}
     assert (rig.finished, rig.failed, rig.bad) == ({"a": 1}, {"a"}, {3})
-    assert rig.worker.handle_preemptions([3])
     rig.worker.shutdown()
 
 
@@ -326,24 +324,6 @@ def in_flight() -> Rig:
     rig.worker.begin(StepPlan(loads=loads, stores=(store(3, 6),)))
     rig.worker.submit_stores()
     return rig
-
-
-@pytest.mark.parametrize("blocks", [[], [6], [90], StepPlan(), StepPlan(cancels=(1,))])
-def test_preemption_of_blocks_that_no_load_writes_does_not_wait(blocks):
-    rig = in_flight()
-    assert rig.worker.handle_preemptions(blocks)
-    assert (rig.engine.waited, rig.engine.cancelled) == ([], [])
-
-
-@pytest.mark.parametrize("blocks", [[4, 90], StepPlan(stores=(store(7, 4),))])
-def test_preemption_stops_the_loads_into_its_blocks_and_waits_for_those_only(blocks):
-    rig = in_flight()
-    assert rig.worker.handle_preemptions(blocks)
-    [(tag, timeout_s)] = rig.engine.waited
-    assert tag == 1
-    assert 0 < timeout_s <= CONFIG.load_timeout_s
-    rig.tell()
-    assert (rig.finished, rig.failed, rig.bad) == ({"a": 1}, {"a"}, {3, 4})
 
 
 def test_shutdown_settles_everything_once_and_later_orders_too():
@@ -418,7 +398,8 @@ class Steps:
         elif name == "take_report":
             rig.take_report()
         elif name == "cancel":
-            rig.worker.handle_preemptions([b for tag in in_flight[:1] for b in [tag]])
+            self.plan = StepPlan(cancels=tuple(in_flight[:1]))
+            rig.worker.begin(self.plan)
         elif name in ("settle", "fail"):
             for tag in in_flight[:1]:
                 rig.engine.settle(tag, Status.DONE if name == "settle" else Status.FAILED)
