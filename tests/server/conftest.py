@@ -12,16 +12,20 @@ already taken are refused. Options are those of `bench.serve.server.ServerOption
 from __future__ import annotations
 
 import importlib.util
+import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from bench.serve.server import ServerError, VllmServer
-from bench.serve.tiny_model import make_hybrid_model, make_model
+from bench.serve.server import ServerError, VllmServer, free_port
+from bench.serve.tiny_model import LLAMA, make_hybrid_model, make_model
 
 HERE = Path(__file__).parent
+MIDDLEWARE = ("--middleware", "continuum_connector.middleware.ProgramMiddleware")
+# An odd size: the pool is the only mapping of its length in the worker.
+DRAM_BYTES = 397 * 32 * LLAMA.kv_bytes_per_token()
 
 
 class ServerFactory:
@@ -93,6 +97,34 @@ def server_factory(tiny_model: Path) -> Iterator[ServerFactory]:
         factory.stop()
 
 
+@pytest.fixture(scope="session")
+def events_port() -> int:
+    """Where `agents` publishes its KV events."""
+    return free_port()
+
+
+@pytest.fixture(scope="session")
+def agents(
+    tiny_model: Path, events_port: int, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[VllmServer]:
+    """One server with everything on, shared by the modules that need no other.
+
+    Its TTL is long, so that no pin expires because the machine is slow; tests that want a
+    short one send `ttl_s`. A test begins with `helpers.reset` where others' pins matter.
+    """
+    events = {"enable_kv_cache_events": True, "publisher": "zmq", "topic": "kv"}
+    events["endpoint"] = f"tcp://127.0.0.1:{events_port}"
+    trace = tmp_path_factory.mktemp("agents") / "trace.jsonl"
+    with VllmServer(
+        tiny_model,
+        "test-agents",
+        num_blocks=129,
+        connector={"ttl_s": 50, "dram_bytes": DRAM_BYTES, "trace_path": str(trace)},
+        args=(*MIDDLEWARE, "--kv-events-config", json.dumps(events)),
+    ) as server:
+        yield server
+
+
 @pytest.hookimpl(hookwrapper=True)
 def pytest_runtest_makereport(item: pytest.Item) -> Iterator[None]:
     """Add the tail of each server's log to the report of a failed test."""
@@ -100,5 +132,9 @@ def pytest_runtest_makereport(item: pytest.Item) -> Iterator[None]:
     report = outcome.get_result()
     if report.when == "call" and report.failed:
         factory = getattr(item, "funcargs", {}).get("server_factory")
-        for path, tail in factory.logs() if factory else []:
+        logs = factory.logs() if factory else []
+        shared = getattr(item, "funcargs", {}).get("agents")
+        if shared is not None:
+            logs.append((shared.log, shared.log_tail(40)))
+        for path, tail in logs:
             report.sections.append((f"server log {path}", tail))

@@ -1,0 +1,254 @@
+"""What the server tests share: asking over each API, waiting, and reading what the server says."""
+
+from __future__ import annotations
+
+import json
+import random
+import re
+import time
+import urllib.error
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+from bench.serve.metrics import Metrics, total
+from bench.serve.server import SERVED_NAME, VllmServer
+from bench.serve.tiny_model import LLAMA
+from bench.serve.tokenizer import FIRST_WORD, words
+
+BLOCK = 32
+WAIT_S = 60.0  # how long `eventually` waits: a loaded machine is slow, a wrong one never right
+POLL_S = 0.05
+
+T = TypeVar("T")
+
+
+def eventually(look: Callable[[], T], timeout_s: float = WAIT_S) -> T:
+    """Return the first true answer of `look`; fail if none comes within `timeout_s`."""
+    deadline = time.monotonic() + timeout_s
+    while True:
+        answer = look()
+        if answer:
+            return answer
+        assert time.monotonic() < deadline, f"still {answer!r} after {timeout_s:g} s"
+        time.sleep(POLL_S)
+
+
+# --- prompts ----------------------------------------------------------------------------
+def text_of(num_words: int, seed: int | str) -> str:
+    """Made-up words, each one token."""
+    return "".join(" " + w for w in random.Random(seed).choices(words(LLAMA.vocab), k=num_words))
+
+
+def tokens_of(num_tokens: int, seed: int | str) -> list[int]:
+    """Ids of word tokens."""
+    return random.Random(seed).choices(range(FIRST_WORD, LLAMA.vocab), k=num_tokens)
+
+
+# --- the four generating APIs -----------------------------------------------------------
+@dataclass(frozen=True)
+class Api:
+    """One way to ask for text: where, with which body, and where the text is in the answer."""
+
+    path: str
+    body: Callable[[list[str], int], dict[str, Any]]
+    text: Callable[[dict[str, Any]], str]
+
+
+def _chat(history: list[str]) -> list[dict[str, str]]:
+    roles = ("user", "assistant")
+    return [{"role": roles[i % 2], "content": text} for i, text in enumerate(history)]
+
+
+APIS = {
+    "chat": Api(
+        "/v1/chat/completions",
+        lambda history, n: {"messages": _chat(history), "max_tokens": n},
+        lambda answer: str(answer["choices"][0]["message"]["content"]),
+    ),
+    "completions": Api(
+        "/v1/completions",
+        lambda history, n: {"prompt": "".join(history), "max_tokens": n},
+        lambda answer: str(answer["choices"][0]["text"]),
+    ),
+    "responses": Api(
+        "/v1/responses",
+        lambda history, n: {"input": _chat(history), "max_output_tokens": n, "store": False},
+        lambda answer: str(answer["output"][-1]["content"][0]["text"]),
+    ),
+    "messages": Api(
+        "/v1/messages",
+        lambda history, n: {"messages": _chat(history), "max_tokens": n},
+        lambda answer: str(answer["content"][0]["text"]),
+    ),
+}
+
+
+def ask(
+    server: VllmServer,
+    api: str,
+    history: list[str],
+    max_tokens: int = 4,
+    headers: Mapping[str, str] | None = None,
+    **fields: Any,
+) -> dict[str, Any]:
+    """Ask greedily; `history` alternates user and assistant texts. The answer's JSON."""
+    where = APIS[api]
+    body = {"model": SERVED_NAME, "temperature": 0, **where.body(history, max_tokens), **fields}
+    try:
+        answer = server.post(where.path, body, headers)
+    except urllib.error.HTTPError as error:
+        raise AssertionError(f"HTTP {error.code}: {error.read().decode()[:500]}") from error
+    assert isinstance(answer, dict)
+    return answer
+
+
+def told(answer: Mapping[str, Any]) -> dict[str, Any]:
+    """What the response says of its program."""
+    found = answer["kv_transfer_params"]["continuum"]
+    assert isinstance(found, dict)
+    return found
+
+
+def last(**more: Any) -> dict[str, Any]:
+    """Fields of a request that is its program's last: nothing is left pinned."""
+    return {"kv_transfer_params": {"continuum": {"final": True, **more}}}
+
+
+# --- the server's state -----------------------------------------------------------------
+def usage(server: VllmServer) -> float:
+    """Share of VRAM blocks in use."""
+    return server.metric("vllm:kv_cache_usage_perc")
+
+
+def pins_live(server: VllmServer) -> int:
+    return int(server.metric("continuum:pins_live"))
+
+
+def in_flight(server: VllmServer) -> float:
+    return server.metric("continuum:transfers_in_flight")
+
+
+def reset(server: VllmServer) -> None:
+    """Start anew: no pin, no cached block in VRAM or DRAM, nothing in flight."""
+    eventually(lambda: server.metric("vllm:num_requests_running") == 0)
+    eventually(lambda: in_flight(server) == 0)
+    eventually(lambda: server.post("/reset_prefix_cache") == {"success": True})
+    step(server)
+    eventually(lambda: pins_live(server) == 0 and usage(server) == 0.0)
+
+
+def step(server: VllmServer) -> None:
+    """Make the engine take steps, for its metrics move with them."""
+    ask(server, "completions", [text_of(3, "step")], 1, **last())
+
+
+def dram_hits(server: VllmServer) -> float:
+    """Tokens that came from DRAM so far."""
+    return server.metric("continuum:hit_tokens_total", tier="dram")
+
+
+def log_of(server: VllmServer) -> str:
+    return server.log.read_text(errors="replace")
+
+
+def pids_of(server: VllmServer, process: str) -> list[int]:
+    """Ids of the server's "EngineCore" or "Worker" processes, as its log names them."""
+    found = re.findall(rf"\({process}\w* pid=(\d+)\)", log_of(server))
+    return [int(pid) for pid in dict.fromkeys(found)]
+
+
+def read_trace(path: Path) -> list[dict[str, Any]]:
+    """Every record; a line that is no JSON object fails."""
+    lines = path.read_text().split("\n")
+    assert lines.pop() == "", "the last line is not complete"
+    records = [json.loads(line) for line in lines]
+    assert all(isinstance(record, dict) for record in records)
+    return records
+
+
+def count_by(records: Sequence[Mapping[str, Any]], event: str, field: str) -> dict[str, float]:
+    """Records of one event, counted by one of their fields."""
+    counts: dict[str, float] = {}
+    for record in records:
+        if record["event"] == event:
+            counts[record[field]] = counts.get(record[field], 0.0) + 1.0
+    return counts
+
+
+def ledger_closes(samples: Metrics) -> bool:
+    """Whether every pin and every transfer begun has ended or is still there."""
+
+    def of(name: str, **labels: str) -> float:
+        return total(samples, f"continuum:{name}", **labels)
+
+    pins = of("pins_started_total") == of("pins_ended_total") + of("pins_live")
+    copies = (("store", "stores_total"), ("load", "loads_total"))
+    return pins and all(
+        of("transfers_admitted_total", direction=way)
+        == of(name) + of("transfers_in_flight", direction=way)
+        for way, name in copies
+    )
+
+
+# --- programs whose tokens are compared -------------------------------------------------
+@dataclass
+class Dialog:
+    """One program: its first prompt, and what its tools return, in token ids."""
+
+    name: str
+    prompt: list[int]
+    tools: list[list[int]]
+
+
+def dialogs(num: int, rounds: int, first: int, tool: int) -> list[Dialog]:
+    """`num` programs of `rounds` turns; `first` and `tool` are lengths in tokens."""
+    return [
+        Dialog(
+            f"dialog-{i}",
+            tokens_of(first + 13 * i, f"prompt {i}"),
+            [tokens_of(tool + 7 * i, f"tool {i} {j}") for j in range(rounds - 1)],
+        )
+        for i in range(num)
+    ]
+
+
+def play(
+    server: VllmServer,
+    programs: Sequence[Dialog],
+    max_tokens: int = 24,
+    before_last: Callable[[], None] | None = None,
+    cold: bool = False,
+) -> list[list[list[int]]]:
+    """Run all programs, turn about; every answer's token ids, by program and turn.
+
+    `before_last` is called ahead of the last turns. `cold`: every request has a salt of its
+    own, so that no cache has anything for it.
+    """
+    contexts = [list(dialog.prompt) for dialog in programs]
+    answers: list[list[list[int]]] = [[] for _ in programs]
+    rounds = len(programs[0].tools) + 1
+    for turn in range(rounds):
+        if turn == rounds - 1 and before_last is not None:
+            before_last()
+        for i, dialog in enumerate(programs):
+            if turn:
+                contexts[i] += dialog.tools[turn - 1]
+            answer = server.post(
+                "/v1/completions",
+                {
+                    "model": SERVED_NAME,
+                    "prompt": contexts[i],
+                    "max_tokens": max_tokens,
+                    "temperature": 0,
+                    "return_token_ids": True,
+                    "vllm_xargs": {"job_id": dialog.name},
+                    **({"cache_salt": f"{dialog.name} {turn}"} if cold else {}),
+                },
+            )
+            ids = answer["choices"][0]["token_ids"]
+            assert len(ids) == max_tokens
+            answers[i].append(ids)
+            contexts[i] += ids
+    return answers

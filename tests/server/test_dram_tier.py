@@ -1,0 +1,112 @@
+"""The DRAM tier never changes an answer, and the test that says so would notice if it did."""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from bench.serve.server import VllmServer
+from tests.server.conftest import DRAM_BYTES, ServerFactory
+from tests.server.helpers import (
+    dialogs,
+    dram_hits,
+    eventually,
+    in_flight,
+    log_of,
+    pids_of,
+    play,
+    reset,
+)
+
+# About 45 blocks each in the end: together more than the 128 of VRAM, less than DRAM's 397.
+PROGRAMS = dialogs(4, rounds=3, first=700, tool=300)
+Answers = list[list[list[int]]]
+
+
+@pytest.fixture(scope="module")
+def expected(server_factory: ServerFactory, agents: VllmServer) -> Answers:
+    """What a stock server answers, with the same VRAM."""
+    stock = server_factory("stock", num_blocks=agents.options.num_blocks)
+    return play(stock, PROGRAMS)
+
+
+def test_a_server_without_our_flag_shows_no_trace_of_us(
+    server_factory: ServerFactory, agents: VllmServer, expected: Answers
+) -> None:
+    stock = server_factory("stock", num_blocks=agents.options.num_blocks)
+    assert "continuum" not in stock.get("/metrics").lower()
+    log = log_of(stock).split("\n", 1)[1]  # without the command line, which names a path
+    assert "continuum" not in re.sub(r"/\S*", "", log).lower()
+
+
+def test_answers_from_dram_are_token_for_token_those_of_a_stock_server(
+    agents: VllmServer, expected: Answers
+) -> None:
+    reset(agents)
+    known = dram_hits(agents)
+    assert play(agents, PROGRAMS) == expected
+    hits = eventually(lambda: dram_hits(agents) - known)
+    print(f"\n{hits:.0f} prompt tokens came from DRAM")
+    assert agents.metric("continuum:loads_total", outcome="failed") == 0
+
+
+def test_the_comparison_fails_when_dram_is_overwritten(
+    agents: VllmServer, expected: Answers
+) -> None:
+    reset(agents)
+    known = dram_hits(agents)
+    answers = play(agents, PROGRAMS, before_last=lambda: overwrite_dram(agents))
+    eventually(lambda: dram_hits(agents) > known)
+    assert first_turns(answers) == first_turns(expected), "nothing was overwritten yet"
+    assert answers != expected, "the last turns read the bytes we wrote"
+    reset(agents)
+    assert play(agents, PROGRAMS) == expected, "a reset forgets what is in DRAM"
+
+
+def first_turns(answers: Answers) -> Answers:
+    return [turns[:-1] for turns in answers]
+
+
+def overwrite_dram(server: VllmServer) -> None:
+    """Write plausible but wrong values over the worker's whole host pool."""
+    eventually(lambda: in_flight(server) == 0)
+    (worker,) = pids_of(server, "Worker")
+    start = find_mapping(worker, DRAM_BYTES)
+    noise = np.random.default_rng(1).standard_normal(DRAM_BYTES // 4, dtype=np.float32)
+    try:
+        with open(f"/proc/{worker}/mem", "r+b", buffering=0) as memory:
+            os.lseek(memory.fileno(), start, os.SEEK_SET)
+            view = memoryview(noise.tobytes())
+            while view:
+                view = view[os.write(memory.fileno(), view) :]
+    except PermissionError as error:
+        pytest.skip(f"this machine lets no process write another one's memory: {error}")
+
+
+def find_mapping(pid: int, num_bytes: int) -> int:
+    """Address of the process's only anonymous mapping of this length."""
+    found = []
+    for line in Path(f"/proc/{pid}/maps").read_text().splitlines():
+        span, _, _, _, inode, *_ = line.split()
+        begin, end = (int(each, 16) for each in span.split("-"))
+        if end - begin == num_bytes and inode == "0":
+            found.append(begin)
+    assert len(found) == 1, f"mappings of {num_bytes} bytes: {found}"
+    return found[0]
+
+
+def test_a_block_is_stored_once_however_often_it_is_sent(agents: VllmServer) -> None:
+    reset(agents)
+    known = agents.metric("continuum:stored_blocks_total")
+    one = dialogs(1, rounds=3, first=300, tool=100)
+    play(agents, one)
+    num_tokens = 300 + 2 * 100 + 3 * 24
+    blocks = (num_tokens - 1) // 32
+    eventually(lambda: agents.metric("continuum:stored_blocks_total") == known + blocks)
+    play(agents, one)  # the same again: every block is there
+    eventually(lambda: in_flight(agents) == 0)
+    assert agents.metric("continuum:stored_blocks_total") == known + blocks

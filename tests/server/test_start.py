@@ -1,0 +1,127 @@
+"""How servers start, step aside, and stop."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bench.serve.server import ServerError, VllmServer
+from continuum_connector.config import load_config
+from continuum_connector.errors import ConfigError
+from tests.server.conftest import ServerFactory
+from tests.server.helpers import (
+    ask,
+    count_by,
+    eventually,
+    log_of,
+    pins_live,
+    read_trace,
+    text_of,
+    told,
+    usage,
+)
+
+BAD: dict[str, dict[str, Any]] = {
+    "unknown-key": {"dram_byte": "1GiB"},
+    "bad-size": {"dram_bytes": "lots"},
+    "ttl-above-max": {"ttl_s": 90, "max_ttl_s": 60},
+}
+
+
+def test_a_bad_config_stops_the_server_with_one_sentence(tiny_model: Path) -> None:
+    def refused(name: str) -> VllmServer:
+        server = VllmServer(tiny_model, f"test-{name}", num_blocks=64, connector=BAD[name])
+        with pytest.raises(ServerError, match="ended with status"):
+            server.start()
+        return server
+
+    with ThreadPoolExecutor(len(BAD)) as pool:  # most of a start is waiting for imports
+        servers = dict(zip(BAD, pool.map(refused, BAD), strict=True))
+    for name, server in servers.items():
+        with pytest.raises(ConfigError) as expected:
+            load_config(BAD[name])
+        said = re.findall(r"ConfigError: (.*)", log_of(server))
+        assert set(said) == {str(expected.value)}, name
+
+
+def test_without_prefix_caching_the_connector_steps_aside(server_factory: ServerFactory) -> None:
+    server = server_factory(
+        "no-prefix-caching", num_blocks=64, connector={}, args=("--no-enable-prefix-caching",)
+    )
+    try:
+        said = re.findall(r"ContinuumConnector steps aside: (.*)", log_of(server))
+        assert said == [
+            "prefix caching is off, so a kept block could never be found again; "
+            "serve with --enable-prefix-caching"
+        ]
+        answer = ask(server, "completions", [text_of(200, "aside")], 8)
+        assert answer["usage"]["completion_tokens"] == 8
+        assert not answer.get("kv_transfer_params")
+        eventually(lambda: usage(server) == 0)
+    finally:
+        server_factory.stop("no-prefix-caching")
+
+
+@pytest.fixture(scope="module")
+def trace_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("stock-scheduler") / "trace.jsonl"
+
+
+@pytest.fixture(scope="module")
+def unattached(server_factory: ServerFactory, trace_path: Path) -> VllmServer:
+    """A server that keeps vLLM's own scheduler class. It is given time to shut down: by
+    default the API server kills the engine at once (--shutdown-timeout 0)."""
+    return server_factory(
+        "stock-scheduler",
+        num_blocks=64,
+        connector={"ttl_s": 50, "trace_path": str(trace_path)},
+        args=("--shutdown-timeout", "60"),
+        env={"CONTINUUM_SCHEDULER": "0"},
+    )
+
+
+def test_with_the_scheduler_turned_off_pins_still_work_and_give_way(
+    unattached: VllmServer,
+) -> None:
+    history = [text_of(500, "unattached")]
+    first = ask(unattached, "completions", history, 40, vllm_xargs={"job_id": "a"})
+    assert told(first)["decision"] == "pin"
+    eventually(lambda: pins_live(unattached) == 1)
+    assert log_of(unattached).count("ContinuumConnector is not attached to the scheduler") == 1
+    assert "(scheduler = 0)" in log_of(unattached)
+    history += [first["choices"][0]["text"], text_of(20, "unattached tool")]
+    second = ask(unattached, "completions", history, 4, vllm_xargs={"job_id": "a"})
+    assert told(second)["cached_tokens"]["vram"] == 539 // 32 * 32
+    # 17 of 63 blocks are pinned now; this turn needs more than the rest.
+    big = ask(unattached, "completions", [text_of(1700, "big")], 4, vllm_xargs={"job_id": "b"})
+    assert big["usage"]["completion_tokens"] == 4
+    eventually(lambda: unattached.metric("continuum:pins_ended_total", cause="pressure") == 1)
+
+
+def test_sigterm_ends_pins_and_trace_and_leaves_no_process(
+    unattached: VllmServer, trace_path: Path
+) -> None:
+    asked = {"vllm_xargs": {"job_id": "left"}}
+    ask(unattached, "completions", [text_of(100, "left")], **asked)
+    eventually(lambda: pins_live(unattached) > 0)
+    left, group = pins_live(unattached), unattached.pid
+    os.kill(unattached.pid, signal.SIGTERM)
+    eventually(lambda: not unattached.alive() and not group_exists(group))
+    records = read_trace(trace_path)
+    assert count_by(records, "pin_end", "cause")["shutdown"] == left
+    assert records[-1]["event"] == "stop"
+
+
+def group_exists(group: int) -> bool:
+    """Whether a process of this group is left."""
+    try:
+        os.killpg(group, 0)
+    except ProcessLookupError:
+        return False
+    return True
