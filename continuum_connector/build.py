@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -90,6 +91,16 @@ def scheduler_side(
             tier_events,
         )
 
+    trace = open_trace(config.trace_path)
+    trace.record(
+        "start",
+        time.monotonic(),
+        policy=config.policy,
+        vram_blocks=pool.num_gpu_blocks - 1,
+        dram_blocks=num_slots,
+        block_size=groups.block_size,
+        engine=vllm_config.parallel_config.data_parallel_index,
+    )
     return SchedulerSide(
         config,
         policy(config),
@@ -97,7 +108,7 @@ def scheduler_side(
         groups,
         make_tier,
         account,
-        open_trace(config.trace_path),
+        trace,
         Waker(wake) if wake is not None else NoWaker(),
         Endings(lambda: compat.load_tokenizer(vllm_config)),
     )

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import inspect
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 from vllm.logger import init_logger
@@ -193,6 +193,11 @@ class KvEventFactory:
     def _build(kind: Any, fields: dict[str, Any]) -> Any:
         known = kind.__struct_fields__
         return kind(**{name: value for name, value in fields.items() if name in known})
+
+
+def preempted_ids(scheduler_output: Any) -> Collection[str]:
+    """Requests put back in this step."""
+    return getattr(scheduler_output, "preempted_req_ids", None) or ()
 
 
 # --- scheduler --------------------------------------------------------------------------

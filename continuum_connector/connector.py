@@ -239,6 +239,8 @@ class ContinuumConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
         if not self._is_attached:
             num_tokens = scheduler_output.total_num_scheduled_tokens
             self.side.unattached.after_step(num_tokens, self.side.waits_for_room, now)
+        for request_id in compat.preempted_ids(scheduler_output):
+            self.side.note_preempted(request_id, now)
         return StepMetadata(self.side.plan(now))
 
     @_timed("update_connector_output")

@@ -171,13 +171,13 @@ METRICS: tuple[Metric, ...] = (
     Metric(
         "store_seconds",
         _H,
-        "Copy time of a store; far above stored_bytes over the bus speed means a busy bus",
+        "From queued to settled, per store; far above its bytes over the bus speed: a busy bus",
         buckets=COPY_BUCKETS,
     ),
     Metric(
         "load_seconds",
         _H,
-        "Copy time of a load, which its request waits for; near load_timeout_s it is recomputed",
+        "From queued to settled, per load, which a request waits for; at load_timeout_s it ends",
         buckets=COPY_BUCKETS,
     ),
     Metric("tier_up", _G, "1 while the DRAM tier works; 0: off by config, or a rank has none"),

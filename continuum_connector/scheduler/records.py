@@ -74,6 +74,10 @@ class Records:
                 aborted=finished.aborted,
             )
 
+    def preempted(self, turn: Turn, now: float) -> None:
+        if self.trace.enabled:
+            self.trace.record("preempt", now, program=turn.program.key, turn=turn.number)
+
     def pin_began(self) -> None:
         self.account.count("pins_started")
 
@@ -99,6 +103,12 @@ class Records:
             reasons=sorted(set(outcome.reasons)) if outcome is not None else [],
             seconds=now - transfer.admitted,
         )
+
+    def count_lost(self) -> None:
+        """The trace writer fell behind: say how many records it dropped."""
+        dropped = self.trace.take_dropped()
+        if dropped:
+            self.account.count("trace_dropped", dropped)
 
     def answer(self, turn: Turn, decision: Decision) -> dict[str, Any] | None:
         """What a non-streamed response carries in `kv_transfer_params`, if `echo` is on."""

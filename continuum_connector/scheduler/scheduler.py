@@ -169,6 +169,12 @@ class SchedulerSide:
         """Whether turns are there, and no copy that one of them may be waiting for."""
         return bool(self.turns) and not len(self.tier.ledger)
 
+    def note_preempted(self, request_id: str, now: float) -> None:
+        """vLLM put a running turn back."""
+        turn = self.turns.get(request_id)
+        if turn is not None:
+            self.records.preempted(turn, now)
+
     # --- every step -------------------------------------------------------------------
     def plan(self, now: float) -> StepPlan:
         """One tick: expire what is due, then send everything queued to the workers."""
@@ -187,6 +193,7 @@ class SchedulerSide:
 
     def update_gauges(self) -> None:
         """Set what is a level, not an event; called when the metrics are collected."""
+        self.records.count_lost()
         account = self.records.account
         account.gauge("pins_live", len(self.pins))
         account.gauge("pinned_blocks", self.pin_holds.num_blocks)

@@ -13,7 +13,7 @@ from typing import Any
 from continuum_connector.account import Account
 from continuum_connector.messages import StepPlan, WorkerReport
 from continuum_connector.scheduler.holds import HoldTable
-from continuum_connector.scheduler.host_index import HostIndex, Slot
+from continuum_connector.scheduler.host_index import HostIndex, Slot, SlotState
 from continuum_connector.scheduler.kv_groups import KvGroups, block_key
 from continuum_connector.scheduler.tier_events import TierEvents
 from continuum_connector.scheduler.transfers import Kind, Transfer, TransferLedger, TransferState
@@ -162,13 +162,16 @@ class DramTier:
         ages = [now - t.admitted for t in self.ledger if t.kind is Kind.STORE and t.hold]
         return max(ages, default=None)
 
-    def reset(self) -> None:
+    def reset(self, now: float) -> None:
         """Forget every block, as after a weight update. Stores in flight are abandoned:
         their VRAM blocks are free at once, and what they write is thrown away."""
         for transfer in self.ledger:
-            if transfer.kind is Kind.STORE:
-                self.ledger.abandon(transfer)
-                self._release(transfer)
+            if transfer.kind is not Kind.STORE:
+                continue
+            self._release(transfer)
+            if self.ledger.abandon(transfer):
+                self._store_settled(transfer)
+                self._count(transfer, now)
         self.index.clear()
         self._found.clear()
         if self._events is not None:
@@ -176,9 +179,8 @@ class DramTier:
 
     def take_events(self) -> list[Any]:
         """Return vLLM KV events for blocks that came to DRAM or left it."""
-        evicted, self.index.evicted = self.index.evicted, deque()
-        self._account.count("dram_evicted_blocks", len(evicted))
-        return self._events.take(evicted) if self._events is not None else []
+        self._note_evicted()
+        return self._events.take() if self._events is not None else []
 
     def update_gauges(self) -> None:
         account, index = self._account, self.index
@@ -190,12 +192,19 @@ class DramTier:
 
     # --- parts ------------------------------------------------------------------------
     def _store_settled(self, transfer: Transfer) -> None:
-        done = transfer.state is TransferState.DONE
-        self.index.settle(transfer.slots, stored=done)
+        self.index.settle(transfer.slots, stored=transfer.state is TransferState.DONE)
         self._release(transfer)
         self._num_stores -= 1
         if self._events is not None:
-            self._events.stored(transfer.id, kept=done)
+            self._note_evicted()  # a block may have left and come back
+            kept = {slot.key for slot in transfer.slots if slot.state is SlotState.READY}
+            self._events.stored(transfer.id, kept)
+
+    def _note_evicted(self) -> None:
+        evicted, self.index.evicted = self.index.evicted, deque()
+        self._account.count("dram_evicted_blocks", len(evicted))
+        if self._events is not None:
+            self._events.removed(evicted)
 
     def _load_settled(self, transfer: Transfer) -> None:
         if transfer.slots[0].number >= 0:
@@ -227,7 +236,9 @@ class DramTier:
         assert outcome is not None
         name = "stores" if transfer.kind is Kind.STORE else "loads"
         verb = "stored" if transfer.kind is Kind.STORE else "loaded"
-        account.count(name, label=transfer.state.value)
+        is_late = transfer.kind is Kind.LOAD and transfer.cancelled
+        failed = transfer.state is TransferState.FAILED
+        account.count(name, label="cancelled" if failed and is_late else transfer.state.value)
         for reason in set(outcome.reasons):
             account.count("transfer_failures", label=reason)
         if transfer.state is TransferState.DONE:

@@ -6,7 +6,7 @@ block is really there: after its store settled.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Container, Iterable, Sequence
 from typing import Any, Protocol
 
 from continuum_connector.scheduler.host_index import Key
@@ -42,10 +42,10 @@ class TierEvents:
             for index, group, block in blocks
         ]
 
-    def stored(self, transfer_id: int, kept: bool) -> None:
-        """The store settled; `kept`: its blocks can be found now."""
+    def stored(self, transfer_id: int, kept: Container[Key]) -> None:
+        """The store settled; `kept`: those of its blocks that can be found now."""
         for key, event in self._pending.pop(transfer_id, ()):
-            if kept:
+            if key in kept:
                 self._visible.add(key)
                 self._out.append(event)
 
@@ -54,11 +54,14 @@ class TierEvents:
         self._out = [self._factory.cleared()]
         self._visible.clear()
 
-    def take(self, evicted: Iterable[Key]) -> list[Any]:
-        """Return the events since the last take, `evicted` keys' removals last."""
-        for key in evicted:
+    def removed(self, keys: Iterable[Key]) -> None:
+        """These left DRAM, or their store failed; only what was announced is taken back."""
+        for key in keys:
             if key in self._visible:
                 self._visible.discard(key)
                 self._out.append(self._factory.removed(key))
+
+    def take(self) -> list[Any]:
+        """Return the events since the last take, in the order in which things happened."""
         out, self._out = self._out, []
         return out

@@ -142,9 +142,20 @@ class TransferLedger:
             transfer.cancelled = True
             self._cancels.append(transfer.id)
 
-    def abandon(self, transfer: Transfer) -> None:
-        """Nobody wants the result: what it copied will be thrown away when it settles."""
+    def abandon(self, transfer: Transfer) -> bool:
+        """Nobody wants the result of this store. True if that ends it: it never left.
+
+        What has left is cancelled, so that it does not go on copying blocks that may be
+        somebody else's by now, and settles as abandoned.
+        """
+        never_left = transfer.state is TransferState.QUEUED
         transfer.state = TransferState.ABANDONED
+        if never_left:
+            self._queued.remove(transfer)
+            self._finish(transfer, Outcome())
+        else:
+            self.cancel(transfer)
+        return never_left
 
     def settle(self, report: WorkerReport) -> list[Transfer]:
         """Count the ranks' outcomes; return the transfers on which every rank has reported."""
@@ -167,6 +178,7 @@ class TransferLedger:
 
     def _finish(self, transfer: Transfer, outcome: Outcome) -> None:
         del self._in_flight[transfer.id]
+        transfer.outcome = outcome
         if transfer.state is not TransferState.ABANDONED:
             done = outcome.num_failed == 0
             transfer.state = TransferState.DONE if done else TransferState.FAILED
