@@ -53,7 +53,8 @@ int with(ckv_engine *handle, const Body &body) noexcept {
     return refuse(CKV_EINVAL, "there is no engine");
   }
   if (handle->engine->pid() != getpid()) {
-    return refuse(CKV_EFORK, "the copy engine belongs to the process that opened it; a fork cannot use it");
+    return refuse(CKV_EFORK,
+                  "the copy engine belongs to the process that opened it; a fork cannot use it");
   }
   return guarded([&] { return body(*handle->engine); });
 }
@@ -228,9 +229,8 @@ int ckv_sim_compute(ckv_engine *handle, uintptr_t stream, void *ptr, int value, 
 }
 
 int ckv_sim_block(ckv_engine *handle, uintptr_t stream, int on) {
-  return with_sim(handle, [&](ckv::SimDriver &sim) {
-    sim.block(reinterpret_cast<void *>(stream), on != 0);
-  });
+  return with_sim(
+      handle, [&](ckv::SimDriver &sim) { sim.block(reinterpret_cast<void *>(stream), on != 0); });
 }
 
 int ckv_sim_get_stats(ckv_engine *handle, ckv_sim_stats *out) {

@@ -119,10 +119,10 @@ int ckv_cancel(ckv_engine *engine, uint64_t tag);
  * time. An unknown or finished tag is CKV_OK at once. Thread-safe. */
 int ckv_wait(ckv_engine *engine, uint64_t tag, int64_t timeout_us);
 
-/* BLOCKS. Refuses new transfers, lets the queued ones finish for timeout_us, then fails what has not
- * begun with CKV_CLOSED and gives copies in flight one second more. CKV_TIMEOUT: the driver did not
- * return them; they are reported FAILED, the lane is left behind, pool and VRAM must stay mapped.
- * Idempotent: later calls return the first one's result. Poll afterwards, then ckv_free. */
+/* BLOCKS. Refuses new transfers, lets the queued ones finish for timeout_us, then fails what has
+ * not begun with CKV_CLOSED and gives copies in flight one second more. CKV_TIMEOUT: the driver did
+ * not return them; they are reported FAILED, the lane is left behind, pool and VRAM must stay
+ * mapped. Idempotent: later calls return the first one's result. Poll afterwards, then ckv_free. */
 int ckv_close(ckv_engine *engine, int64_t timeout_us);
 
 /* Closes with timeout 0 if need be, unmaps pools unless the lane was left behind, frees the handle.
@@ -157,10 +157,12 @@ int ckv_sim_hold(ckv_engine *engine, int on);
 int ckv_sim_fail(ckv_engine *engine, uint64_t after, uint64_t count, int code);
 /* A compute stream, to use as after_stream. Lives as long as the engine. */
 int ckv_sim_stream(ckv_engine *engine, uintptr_t *out);
-/* A kernel: after delay_us, sets bytes at ptr to value (bytes 0: only the delay). Does not block. */
+/* A kernel: after delay_us, sets bytes at ptr to value (bytes 0: only the delay). Does not block.
+ */
 int ckv_sim_compute(ckv_engine *engine, uintptr_t stream, void *ptr, int value, uint64_t bytes,
                     uint64_t delay_us);
-/* on: what was queued last on the stream, and all that follows, does not finish; off: it goes on. */
+/* on: what was queued last on the stream, and all that follows, does not finish; off: it goes on.
+ */
 int ckv_sim_block(ckv_engine *engine, uintptr_t stream, int on);
 int ckv_sim_get_stats(ckv_engine *engine, ckv_sim_stats *out);
 

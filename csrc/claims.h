@@ -1,7 +1,8 @@
 // Who uses a block or a slot just now: nobody, n readers, or one writer.
 //
-// The batch copy of a load may read its source at any time (CU_MEMCPY_SRC_ACCESS_ORDER_ANY), and the
-// two directions run beside each other, so a conflict would be silent corruption. It is refused.
+// The batch copy of a load may read its source at any time (CU_MEMCPY_SRC_ACCESS_ORDER_ANY), and
+// the two directions run beside each other, so a conflict would be silent corruption. It is
+// refused.
 #pragma once
 
 #include <atomic>

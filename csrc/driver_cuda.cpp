@@ -155,9 +155,7 @@ class CudaDriver : public Driver {
                                           static_cast<StreamHandle>(stream));
   }
 
-  int event_query(Event event) override {
-    return l_.event_query(static_cast<EventHandle>(event));
-  }
+  int event_query(Event event) override { return l_.event_query(static_cast<EventHandle>(event)); }
 
   int stream_query(Stream stream) override {
     return l_.stream_query(static_cast<StreamHandle>(stream));
@@ -172,8 +170,7 @@ class CudaDriver : public Driver {
 
   int host_register(void *base, size_t bytes) override {
     Current current(*this);
-    return current.code ? current.code
-                        : l_.host_register(base, bytes, cuda::kHostRegisterPortable);
+    return current.code ? current.code : l_.host_register(base, bytes, cuda::kHostRegisterPortable);
   }
 
   int host_unregister(void *base) override {
@@ -251,13 +248,14 @@ class CudaDriver : public Driver {
       batch.sizes[i] = descriptors[i].bytes;
     }
     cuda::MemcpyAttributes attributes{};
-    // A load's slot is READY and claimed, so it may be read early; a store's block is read in order.
+    // A load's slot is READY and claimed, so it may be read early; a store's block is read in
+    // order.
     attributes.src_access_order =
         direction == CKV_LOAD ? cuda::kSrcAccessOrderAny : cuda::kSrcAccessOrderStream;
     size_t index = 0;
     size_t failed_at = 0;
-    return l_.memcpy_batch(batch.dsts.data(), batch.srcs.data(), batch.sizes.data(), n,
-                           &attributes, &index, 1, &failed_at, streams_[direction]);
+    return l_.memcpy_batch(batch.dsts.data(), batch.srcs.data(), batch.sizes.data(), n, &attributes,
+                           &index, 1, &failed_at, streams_[direction]);
   }
 
   int copy_loop(int direction, const Descriptor *descriptors, size_t n) {

@@ -12,8 +12,8 @@ namespace ckv {
 
 namespace {
 
-using std::chrono::microseconds;
 using std::to_string;
+using std::chrono::microseconds;
 
 // How long copies that a driver already has may take after the drain deadline.
 constexpr std::chrono::seconds kGrace{1};
@@ -110,8 +110,8 @@ Event Engine::record_after(uintptr_t stream) {
   if (is_sticky(code)) {
     poison(code);
   }
-  throw Failure(CKV_EDRIVER, "recording an event on the caller's stream failed: " +
-                                 driver_->describe(code));
+  throw Failure(CKV_EDRIVER,
+                "recording an event on the caller's stream failed: " + driver_->describe(code));
 }
 
 // Keeping the event saves a driver call later; without memory for that, it is destroyed.
@@ -168,13 +168,13 @@ void Engine::enqueue(Transfer *transfer) {
     if (phase_ != Phase::OPEN) {
       throw Failure(CKV_CLOSED, "the copy engine is closed");
     }
-    if (unfinished_.size() + *reports_.pending_word() >= config_.max_transfers) {
+    if (unfinished_.size() + reports_.num_pending() >= config_.max_transfers) {
       throw Failure(CKV_AGAIN, to_string(config_.max_transfers) +
                                    " transfers are unfinished or not yet polled");
     }
     if (!unfinished_.emplace(transfer->tag, transfer).second) {
-      throw Failure(CKV_EINVAL, "an unfinished transfer already has tag " +
-                                    to_string(transfer->tag));
+      throw Failure(CKV_EINVAL,
+                    "an unfinished transfer already has tag " + to_string(transfer->tag));
     }
     inbox_[transfer->direction].push_back(transfer);
   }

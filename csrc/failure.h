@@ -1,4 +1,5 @@
-// How a call fails: a CKV_ code and one sentence. Thrown inside, turned into a code at the C boundary.
+// How a call fails: a CKV_ code and one sentence. Thrown inside, turned into a code at the C
+// boundary.
 #pragma once
 
 #include <exception>

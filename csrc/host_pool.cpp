@@ -22,9 +22,6 @@ namespace ckv {
 
 namespace {
 
-// Registering holds locks that other CUDA calls and other processes wait for; small chunks let them
-// through (TensorRT-LLM issue 17429: 700 GB in one call stalled a host for minutes).
-constexpr uint64_t kLockChunk = uint64_t{1} << 30;
 constexpr uint64_t kPopulateTask = uint64_t{64} << 20;
 constexpr unsigned kMaxPopulateThreads = 8;
 
@@ -49,7 +46,8 @@ int populate_task(char *begin, uint64_t bytes, uint64_t page) {
 
 }  // namespace
 
-HostPool::HostPool(Driver &driver, uint64_t bytes, bool huge) : driver_(driver) {
+HostPool::HostPool(Driver &driver, uint64_t bytes, bool huge, uint64_t lock_chunk)
+    : driver_(driver), lock_chunk_(lock_chunk) {
   try {
     map(bytes, huge);
     if (driver_.locks_pages()) {
@@ -73,16 +71,16 @@ void HostPool::map(uint64_t bytes, bool huge) {
   void *got = mmap(nullptr, rounded, PROT_READ | PROT_WRITE,
                    MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
   if (got == MAP_FAILED) {
-    throw Failure(CKV_ENOMEM, "mapping a host pool of " + gib(bytes) + " failed: " +
-                                  std::strerror(errno));
+    throw Failure(CKV_ENOMEM,
+                  "mapping a host pool of " + gib(bytes) + " failed: " + std::strerror(errno));
   }
   base_ = static_cast<char *>(got);
   mapped_bytes_ = rounded;
   // A child must not share page-locked pages: copy-on-write would move the parent's away from the
   // addresses the device writes to.
   if (madvise(base_, rounded, MADV_DONTFORK) != 0) {
-    throw Failure(CKV_ENOMEM, std::string("keeping the host pool from forks failed: ") +
-                                  std::strerror(errno));
+    throw Failure(CKV_ENOMEM,
+                  std::string("keeping the host pool from forks failed: ") + std::strerror(errno));
   }
   if (huge) {
     madvise(base_, rounded, MADV_HUGEPAGE);  // a kernel without huge pages is only slower
@@ -123,7 +121,7 @@ void HostPool::populate() {
 
 void HostPool::lock_pages() {
   while (locked_bytes_ < mapped_bytes_) {
-    uint64_t bytes = std::min(kLockChunk, mapped_bytes_ - locked_bytes_);
+    uint64_t bytes = std::min(lock_chunk_, mapped_bytes_ - locked_bytes_);
     int code = driver_.host_register(base_ + locked_bytes_, bytes);
     if (code != 0) {
       throw Failure(CKV_EDRIVER, "page-locking the host pool failed after " + gib(locked_bytes_) +
@@ -134,7 +132,7 @@ void HostPool::lock_pages() {
 }
 
 void HostPool::release() {
-  for (uint64_t at = 0; at < locked_bytes_; at += kLockChunk) {
+  for (uint64_t at = 0; at < locked_bytes_; at += lock_chunk_) {
     driver_.host_unregister(base_ + at);
   }
   if (base_ != nullptr) {

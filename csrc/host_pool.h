@@ -10,8 +10,12 @@ namespace ckv {
 
 class HostPool {
  public:
+  // Registering holds locks that other CUDA calls and other processes wait for; chunks let them
+  // through (TensorRT-LLM issue 17429: 700 GB in one call stalled a host for minutes).
+  static constexpr uint64_t kLockChunk = uint64_t{1} << 30;
+
   // Throws Failure; leaves nothing mapped or registered then.
-  HostPool(Driver &driver, uint64_t bytes, bool huge);
+  HostPool(Driver &driver, uint64_t bytes, bool huge, uint64_t lock_chunk = kLockChunk);
   HostPool(const HostPool &) = delete;
   HostPool &operator=(const HostPool &) = delete;
   ~HostPool();
@@ -25,6 +29,7 @@ class HostPool {
   void release();
 
   Driver &driver_;
+  const uint64_t lock_chunk_;
   char *base_ = nullptr;
   uint64_t mapped_bytes_ = 0;
   uint64_t locked_bytes_ = 0;

@@ -104,8 +104,8 @@ bool Lane::reap(int direction) {
 }
 
 // 0 if the trunk will touch no more memory, else kNotReady. An error here is not a refusal of the
-// query but a copy's or a kernel's failure: the device context is not to be trusted any more. Only a
-// sticky one proves that it has stopped; after another, the trunk is asked again.
+// query but a copy's or a kernel's failure: the device context is not to be trusted any more. Only
+// a sticky one proves that it has stopped; after another, the trunk is asked again.
 int Lane::query(int direction, Trunk *trunk) {
   const Channel &channel = channels_[direction];
   int code = trunk->has_event ? driver_.event_query(channel.events[channel.oldest])

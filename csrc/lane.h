@@ -1,8 +1,9 @@
-// The lane: the thread that turns queued transfers into driver calls and driver events into reports.
+// The lane: the thread that turns queued transfers into driver calls and driver events into
+// reports.
 //
-// It waits for the caller's event itself instead of queueing the wait on the copy stream. So nothing
-// is in the driver's hands that cannot start, a cancelled transfer is settled at once, and a compute
-// event that never fires leaves nothing behind.
+// It waits for the caller's event itself instead of queueing the wait on the copy stream. So
+// nothing is in the driver's hands that cannot start, a cancelled transfer is settled at once, and
+// a compute event that never fires leaves nothing behind.
 #pragma once
 
 #include <array>

@@ -36,8 +36,7 @@ void check(const ckv_region &r, size_t index, int32_t num_blocks, int32_t num_sl
 
 }  // namespace
 
-Layout::Layout(const ckv_region *regions, size_t num_regions, int32_t num_blocks,
-               int32_t num_slots)
+Layout::Layout(const ckv_region *regions, size_t num_regions, int32_t num_blocks, int32_t num_slots)
     : num_blocks_(num_blocks), num_slots_(num_slots) {
   if (regions == nullptr || num_regions == 0 || num_blocks <= 0 || num_slots <= 0) {
     throw Failure(CKV_EINVAL, "an engine needs at least one region, one block and one slot");

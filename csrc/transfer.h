@@ -130,6 +130,7 @@ class ReportStack {
     return report;
   }
 
+  uint64_t num_pending() const { return __atomic_load_n(&pending_, __ATOMIC_RELAXED); }
   const volatile uint64_t *pending_word() const { return &pending_; }
 
  private:

@@ -1,0 +1,146 @@
+// What the tests stand on: CHECK, and an engine over fake VRAM.
+#pragma once
+
+#include <unistd.h>
+
+#include <chrono>
+#include <cstdint>
+#include <cstdio>
+#include <cstdlib>
+#include <map>
+#include <numeric>
+#include <vector>
+
+#include "ckv.h"
+
+#define CHECK(condition)                                                                    \
+  do {                                                                                      \
+    if (!(condition)) {                                                                     \
+      std::fprintf(stderr, "%s:%d: CHECK(%s) failed; last error: %s\n", __FILE__, __LINE__, \
+                   #condition, ckv_last_error());                                           \
+      std::abort();                                                                         \
+    }                                                                                       \
+  } while (false)
+
+struct Test {
+  const char *name;
+  void (*run)();
+};
+
+inline std::vector<Test> &all_tests() {
+  static std::vector<Test> tests;
+  return tests;
+}
+
+inline bool add_test(const char *name, void (*run)()) {
+  all_tests().push_back({name, run});
+  return true;
+}
+
+#define TEST(name)                                    \
+  void name();                                        \
+  const bool name##_is_added = add_test(#name, name); \
+  void name()
+
+constexpr uint64_t kKiB = 1024;
+constexpr uint64_t kMiB = kKiB * kKiB;
+
+using Ids = std::vector<int32_t>;
+
+inline Ids range(int32_t begin, int32_t end) {
+  Ids ids(static_cast<size_t>(end - begin));
+  std::iota(ids.begin(), ids.end(), begin);
+  return ids;
+}
+
+struct Shape {
+  int num_blocks = 64;
+  int num_slots = 96;
+  std::vector<uint64_t> pieces = {4096};  // bytes of each region's piece of a block
+  uint64_t gap = 0;                       // between blocks in VRAM
+};
+
+inline ckv_config sim_config() {
+  ckv_config config{};
+  config.size = sizeof config;
+  config.abi = CKV_ABI;
+  config.driver = CKV_DRIVER_SIM;
+  return config;
+}
+
+struct Rig {
+  explicit Rig(Shape s = Shape(), ckv_config config = sim_config()) : shape(std::move(s)) {
+    CHECK(ckv_open(&config, &engine) == CKV_OK);
+    slot_bytes = std::accumulate(shape.pieces.begin(), shape.pieces.end(), uint64_t{0});
+    void *base = nullptr;
+    CHECK(ckv_pool_map(engine, slot_bytes * shape.num_slots, 1, &base) == CKV_OK);
+    pool = static_cast<uint8_t *>(base);
+    std::vector<ckv_region> regions;
+    uint64_t offset = 0;
+    for (uint64_t bytes : shape.pieces) {
+      vram.emplace_back((bytes + shape.gap) * shape.num_blocks);
+      regions.push_back({reinterpret_cast<uint64_t>(vram.back().data()), bytes + shape.gap,
+                         reinterpret_cast<uint64_t>(pool) + offset, slot_bytes, bytes});
+      offset += bytes;
+    }
+    CHECK(ckv_set_regions(engine, regions.data(), regions.size(), shape.num_blocks,
+                          shape.num_slots) == CKV_OK);
+  }
+  Rig(const Rig &) = delete;
+  Rig &operator=(const Rig &) = delete;
+  ~Rig() { ckv_free(engine); }
+
+  int submit(int direction, const Ids &blocks, const Ids &slots, uint64_t tag,
+             uintptr_t after = 0) {
+    return ckv_submit(engine, direction, blocks.data(), slots.data(), blocks.size(), after, tag);
+  }
+
+  void fill(int seed) {
+    for (auto &region : vram) {
+      for (size_t i = 0; i < region.size(); ++i) {
+        region[i] = static_cast<uint8_t>(i * 31 + (i >> 8) * 7 + static_cast<size_t>(seed));
+      }
+    }
+  }
+
+  uint8_t *piece(size_t region, int block) {
+    return vram[region].data() + static_cast<uint64_t>(block) * (shape.pieces[region] + shape.gap);
+  }
+
+  // All completions there are now; a tag that comes twice is a failure.
+  void poll() {
+    ckv_completion batch[16];
+    while (size_t n = ckv_poll(engine, batch, 16)) {
+      for (size_t i = 0; i < n; ++i) {
+        CHECK(seen.emplace(batch[i].tag, batch[i]).second);
+      }
+    }
+  }
+
+  const ckv_completion &finish(uint64_t tag) {
+    CHECK(ckv_wait(engine, tag, 20000000) == CKV_OK);
+    poll();
+    CHECK(seen.count(tag) == 1);
+    return seen.at(tag);
+  }
+
+  ckv_sim_stats stats() {
+    ckv_sim_stats stats;
+    CHECK(ckv_sim_get_stats(engine, &stats) == CKV_OK);
+    return stats;
+  }
+
+  // Until the driver has that many copy calls of the direction.
+  void until_issued(int direction, uint64_t num_calls) {
+    while (stats().num_copy_calls[direction] < num_calls) {
+      usleep(100);
+    }
+  }
+
+  Shape shape;
+  uint64_t slot_bytes = 0;
+  ckv_engine *engine = nullptr;
+  uint8_t *pool = nullptr;
+  std::vector<std::vector<uint8_t>> vram;
+  std::map<uint64_t, ckv_completion> seen;
+};
