@@ -111,6 +111,9 @@ def _run(options: argparse.Namespace, console: Console) -> int:
         f"({blocks * BLOCK_SIZE:,} tokens), seed {work.seed}"
     )
     console.print(title)
+    load, cores = os.getloadavg()[0], os.cpu_count() or 1
+    if load > cores / 2:
+        console.print(f"this machine is busy (load {load:.1f} on {cores} cores): times will vary")
     arms: list[ArmResult] = []
     for name in options.arms:
         connector = {"dram_bytes": options.dram} if name == "continuum" else None

@@ -154,6 +154,7 @@ class VllmServer:
     def _start(self) -> None:
         self.log.parent.mkdir(parents=True, exist_ok=True)
         self.port = free_port()
+        self.start_s = 0.0
         began = time.monotonic()
         command = self.options.command(self.model, self.port)
         with self.log.open("wb") as log:
@@ -176,6 +177,8 @@ class VllmServer:
         process, self._process = self._process, None
         if process is None:
             return
+        if not self.start_s:
+            grace_s = min(grace_s, 1.0)  # still importing: it has nothing to put in order
         _signal_group(process.pid, signal.SIGINT)
         with contextlib.suppress(subprocess.TimeoutExpired):
             process.wait(grace_s)
