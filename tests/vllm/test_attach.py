@@ -1,0 +1,198 @@
+"""Attach: whose scheduler it is, and what happens where we cannot or must not be."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from vllm.config import SchedulerConfig
+from vllm.v1.core.sched.async_scheduler import AsyncScheduler
+from vllm.v1.core.sched.scheduler import Scheduler
+from vllm.v1.kv_cache_interface import KVCacheSpec
+
+from continuum_connector import build, plugin
+from continuum_connector.connector import ContinuumConnector
+from continuum_connector.errors import ConfigError
+from tests.vllm import versions
+from tests.vllm.agents import AgentEngine
+from tests.vllm.harness import Engine
+
+MODES = pytest.mark.parametrize("async_scheduling", [False, True], ids=["sync", "async"])
+BASES = {False: Scheduler, True: AsyncScheduler}
+
+
+class OwnScheduler(Scheduler):
+    """What a user names with --scheduler-cls."""
+
+
+def sentences(caplog: pytest.LogCaptureFixture, level: str = "WARNING") -> list[str]:
+    ours = (r for r in caplog.records if "continuum" in r.name and r.levelname == level)
+    return [record.getMessage() for record in ours]
+
+
+def run_some(engine: Engine) -> dict[str, list[int]]:
+    for i in range(3):
+        engine.add(f"a{i}", 100 + i, program="p", seed=i)
+    engine.run_until_idle()
+    engine.add("b", engine.next_prompt("a0", 20), program="p")
+    engine.run_until_idle()
+    return engine.outputs
+
+
+def test_registering_twice_wraps_once() -> None:
+    plugin.register()
+    wrapped = SchedulerConfig.get_scheduler_cls
+    plugin.register()
+    assert SchedulerConfig.get_scheduler_cls is wrapped
+
+
+@MODES
+def test_a_server_without_our_connector_gets_vllms_own_class(async_scheduling: bool) -> None:
+    plugin.register()
+    engine = Engine(connector=None, async_scheduling=async_scheduling)
+    assert type(engine.scheduler) is BASES[async_scheduling]
+    assert "allocate_slots" not in vars(engine.scheduler.kv_cache_manager)
+
+
+def test_a_server_with_another_connector_gets_vllms_own_class() -> None:
+    plugin.register()
+    engine = Engine(
+        connector="ToyConnector",
+        connector_module="tests.vllm.toy_connector",
+        extra_config={"world_size": 1},
+    )
+    assert type(engine.scheduler) is Scheduler
+
+
+@MODES
+@pytest.mark.parametrize(
+    "name",
+    [None, "continuum_connector.scheduler_cls"],
+    ids=["by itself", "--scheduler-cls"],
+)
+def test_the_scheduler_derives_from_the_one_vllm_would_have_chosen(
+    async_scheduling: bool, name: Any
+) -> None:
+    engine = AgentEngine(async_scheduling=async_scheduling, scheduler_cls=name)
+    base = BASES[async_scheduling]
+    assert type(engine.scheduler).__mro__[1] is base
+    assert type(engine.scheduler).__name__ == f"Continuum{base.__name__}"
+    assert engine.vllm_config.scheduler_config.scheduler_cls == name
+    engine.run_turn("a", 200, program="p")
+    assert engine.num_pins() == 1
+    assert engine.reset_prefix_cache()
+
+
+@MODES
+def test_scheduler_cls_without_our_connector_is_vllms_own_class(async_scheduling: bool) -> None:
+    engine = Engine(
+        connector=None,
+        async_scheduling=async_scheduling,
+        scheduler_cls="continuum_connector.scheduler_cls",
+    )
+    assert type(engine.scheduler) is BASES[async_scheduling]
+
+
+@MODES
+@pytest.mark.parametrize("how", ["extra config", "environment", "named, but off"])
+def test_scheduler_off_leaves_vllms_own_class(
+    async_scheduling: bool, how: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kwargs: dict[str, Any] = {"extra_config": {"scheduler": False}}
+    if how == "environment":
+        monkeypatch.setenv("CONTINUUM_SCHEDULER", "0")
+        kwargs = {}
+    elif how == "named, but off":
+        kwargs["scheduler_cls"] = "continuum_connector.scheduler_cls"
+    engine = AgentEngine(async_scheduling=async_scheduling, **kwargs)
+    assert type(engine.scheduler) is BASES[async_scheduling]
+    engine.run_turn("a", 200, program="p")
+    assert engine.num_pins() == 1
+
+
+def test_a_users_own_scheduler_is_respected() -> None:
+    engine = AgentEngine(scheduler_cls=OwnScheduler)
+    assert type(engine.scheduler) is OwnScheduler
+    assert engine.run_turn("a", 200, program="p")
+    assert engine.num_pins() == 1
+
+
+def test_attaching_is_said_once_with_what_it_does(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level("INFO", logger="vllm"):
+        AgentEngine()
+    said = [s for s in sentences(caplog, "INFO") if "attached" in s]
+    assert said == [
+        "ContinuumConnector attached to Scheduler: pins yield, turns wait in program order"
+    ]
+
+
+@MODES
+def test_without_prefix_caching_we_step_aside_with_one_sentence(
+    async_scheduling: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    engine = Engine(enable_prefix_caching=False, async_scheduling=async_scheduling)
+    stock = Engine(enable_prefix_caching=False, async_scheduling=async_scheduling, connector=None)
+    assert run_some(engine) == run_some(stock)
+    assert engine.num_prefill_tokens == stock.num_prefill_tokens
+    assert engine.connector.side is None
+    assert engine.usage() == 0
+    assert engine.reset_prefix_cache()
+    assert not engine.connector.has_pending_push_work()
+    engine.scheduler.shutdown()
+    said = sentences(caplog)
+    assert len(said) == 1
+    assert "prefix caching is off" in said[0]
+    assert "--enable-prefix-caching" in said[0]
+
+
+def test_an_unproven_kv_cache_is_left_to_vllm_with_one_sentence() -> None:
+    class NewSpec(KVCacheSpec):
+        """A kind of attention that a later vLLM might bring."""
+
+    config = versions.kv_cache_config(100, 16, (None,))
+    config.kv_cache_groups[0].kv_cache_spec = NewSpec(block_size=16)
+    reason = build.reason_to_step_aside(Engine(connector=None).vllm_config, config)
+    assert reason == (
+        "KV group 0 is NewSpec, which is not proven yet, "
+        "so turns of this model are served as stock vLLM serves them"
+    )
+
+
+def test_mixed_block_sizes_are_refused_with_a_sentence() -> None:
+    config = versions.kv_cache_config(100, 16, (None, 64))
+    object.__setattr__(config.kv_cache_groups[1].kv_cache_spec, "block_size", 32)
+    reason = build.reason_to_step_aside(Engine(connector=None).vllm_config, config)
+    assert reason.startswith("block sizes [16, 32] with hashes of 16 are not proven yet")
+
+
+@pytest.mark.parametrize(
+    ("extra", "parts"),
+    [
+        ({"dram_byte": 1}, ["`dram_byte` is unknown", "no effect", "did you mean `dram_bytes`?"]),
+        ({"dram_bytes": "64 gigs"}, ["'64 gigs'", "cannot be laid out", '"64GiB"']),
+        ({"dram_bytes": 100}, ["dram_bytes = 100", "nothing could be offloaded", "or 0"]),
+        ({"policy": "ttl"}, ["'ttl'", "server stops", "fixed_ttl"]),
+        ({"ttl_s": 100}, ["ttl_s = 100", "no pin would ever", "raise max_ttl_s"]),
+        ({"max_pinned_fraction": 2}, ["max_pinned_fraction = 2", "server stops", "Set "]),
+    ],
+    ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
+)
+def test_a_bad_config_stops_the_server_with_value_consequence_and_cure(
+    extra: dict[str, Any], parts: list[str]
+) -> None:
+    with pytest.raises(ConfigError) as caught:
+        Engine(extra_config=extra)
+    for part in parts:
+        assert part in str(caught.value)
+
+
+def test_the_connectors_hooks_are_all_known_to_vllms_base_class() -> None:
+    """A hook that vLLM renamed would silently never be called."""
+    ours = {"set_clock", "attached", "before_queued", "rank", "with_room", "bind_gpu_block_pool"}
+    # vLLM 0.26-0.28 only, or 0.30+ only
+    ours |= {"prefer_cross_layer_blocks", "register_cross_layers_kv_cache"}
+    ours |= {"has_pending_block_frees", "get_transfer_results", "get_required_kvcache_layout"}
+    ours |= {"requires_kv_delivery"}
+    for name in vars(ContinuumConnector):
+        if not name.startswith("_") and name not in ours:
+            assert any(hasattr(base, name) for base in ContinuumConnector.__mro__[1:]), name
