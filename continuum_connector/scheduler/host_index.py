@@ -8,13 +8,16 @@ becomes an orphan: nobody finds it, and it is FREE once the last of them is done
 from __future__ import annotations
 
 import enum
+import itertools
 from collections import OrderedDict, deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Container, Iterable, Sequence
 from dataclasses import dataclass
 
 from continuum_connector.errors import InvariantError
 
 Key = bytes  # vLLM's BlockHashWithGroupId: block hash, then the KV group in 4 bytes
+
+_NO_KEYS: OrderedDict[Key, None] = OrderedDict()
 
 
 class SlotState(enum.Enum):
@@ -62,26 +65,27 @@ class HostIndex:
 
     # --- stores -----------------------------------------------------------------------
     def reserve(self, keys: Sequence[Key], program: str) -> list[Slot]:
-        """Claim slots for those of `keys` not stored yet, in order, evicting if needed.
+        """Claim slots for those of `keys`, one chain, not stored yet, evicting if needed.
 
         Returns a WRITING slot per key claimed. Stops at the first key for which no room
         can be made, so what is stored of a chain is always a prefix of what was asked.
         Keys that are there already now belong to `program`: the latest user keeps them.
+        What the program stored of another chain goes before this one from now on.
         """
         self.touch(program)
-        claimed = []
+        self._lead(program, keys)
+        chain, claimed = set(keys), []
         for key in keys:
-            slot = self._slots.get(key)
-            if slot is not None:
-                self._adopt(slot, program)
+            if key in self._slots:
                 continue
-            if not self._free and not self._evict_one(program):
+            if not self._free and not self._evict_one(program, chain):
                 break
             slot = Slot(self._free.pop(), key, program)
             self._slots[key] = slot
-            self._programs.setdefault(program, OrderedDict())[key] = None
             self.num_writing += 1
             claimed.append(slot)
+        if claimed:
+            self._lead(program, keys)
         return claimed
 
     def settle(self, slots: Iterable[Slot], stored: bool) -> None:
@@ -144,26 +148,34 @@ class HostIndex:
                     self.num_orphans_read -= 1
                     self._free.append(slot.number)
 
-    def _adopt(self, slot: Slot, program: str) -> None:
-        if slot.program == program:
-            self._programs[program].move_to_end(slot.key)  # keep chain order under re-stores
-            return
-        self._remove_key(slot)
-        slot.program = program
-        self._programs.setdefault(program, OrderedDict())[slot.key] = None
+    def _lead(self, program: str, chain: Sequence[Key]) -> None:
+        """Make what is there of `chain` the program's, ahead of its other keys."""
+        present = [key for key in chain if key in self._slots]
+        for key in present:
+            slot = self._slots[key]
+            if slot.program != program:
+                self._remove_key(slot)
+                slot.program = program
+        if present:
+            keys = self._programs.setdefault(program, OrderedDict())
+            for key in reversed(present):
+                keys[key] = None
+                keys.move_to_end(key, last=False)
 
-    def _evict_one(self, sparing: str) -> bool:
-        """Free the tail slot of the least recently used program other than `sparing`."""
-        for program, keys in self._programs.items():
-            if program == sparing:
-                continue
-            for key in reversed(keys):
-                slot = self._slots[key]
-                if slot.state is SlotState.READY and not slot.num_readers:
-                    self._detach(slot)
-                    self.num_ready -= 1
-                    self._free.append(slot.number)
-                    return True
+    def _evict_one(self, program: str, chain: Container[Key]) -> bool:
+        """Free a slot for `program`: the tail of the least recently used other program, or,
+        when the others have nothing to give, of what the program keeps beside `chain`."""
+        others = (keys for other, keys in self._programs.items() if other != program)
+        own = itertools.takewhile(
+            lambda key: key not in chain, reversed(self._programs.get(program, _NO_KEYS))
+        )
+        for key in itertools.chain(itertools.chain.from_iterable(map(reversed, others)), own):
+            slot = self._slots[key]
+            if slot.state is SlotState.READY and not slot.num_readers:
+                self._detach(slot)
+                self.num_ready -= 1
+                self._free.append(slot.number)
+                return True
         return False
 
     def _orphan(self, slot: Slot) -> None:

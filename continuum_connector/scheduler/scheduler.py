@@ -257,7 +257,8 @@ class SchedulerSide:
         """The prefix cache is being reset: end every pin, forget every block in DRAM."""
         for pin in self.pins:
             self._end_pin(pin, PinEnd.RESET, now)
-        self.tier.reset()
+        for transfer in self.tier.reset(now):
+            self.records.settled(transfer, now)
         self._schedule_wake()
         self.records.trace.record("reset", now)
 

@@ -162,9 +162,13 @@ class DramTier:
         ages = [now - t.admitted for t in self.ledger if t.kind is Kind.STORE and t.hold]
         return max(ages, default=None)
 
-    def reset(self, now: float) -> None:
+    def reset(self, now: float) -> list[Transfer]:
         """Forget every block, as after a weight update. Stores in flight are abandoned:
-        their VRAM blocks are free at once, and what they write is thrown away."""
+        their VRAM blocks are free at once, and what they write is thrown away.
+
+        Returns the transfers that are over: stores that had not left yet.
+        """
+        settled = []
         for transfer in self.ledger:
             if transfer.kind is not Kind.STORE:
                 continue
@@ -172,10 +176,12 @@ class DramTier:
             if self.ledger.abandon(transfer):
                 self._store_settled(transfer)
                 self._count(transfer, now)
+                settled.append(transfer)
         self.index.clear()
         self._found.clear()
         if self._events is not None:
             self._events.cleared()
+        return settled
 
     def take_events(self) -> list[Any]:
         """Return vLLM KV events for blocks that came to DRAM or left it."""

@@ -1,0 +1,210 @@
+"""A state machine over the real scheduler: whatever happens in whatever order, books close.
+
+Each rule is something that clients, time, copies or operators do. After each one every
+block, pin, slot and transfer is accounted for, and the oracle has compared all KV that was
+read. In the end everything has finished with the model's own output and nothing is held.
+
+MACHINE_EXAMPLES=2000 makes a long run of it.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    initialize,
+    invariant,
+    precondition,
+    rule,
+)
+
+from tests.vllm import tiering
+from tests.vllm.harness import Engine, prompt
+from tests.vllm.tiering import BLOCK, reference, tiered
+
+NUM_EXAMPLES = int(os.environ.get("MACHINE_EXAMPLES", "40"))
+PROGRAMS = st.sampled_from([None, "a", "b", "c", "d"])
+OUTPUTS = st.sampled_from([1, 5, 17, 33])
+STEPS = st.sampled_from([0, 1, 3, 40])
+RARELY = st.integers(0, 3).map(lambda dice: dice == 3)
+
+
+class Machine(RuleBasedStateMachine):
+    """Programs on one engine. `done` are requests whose next turn may come."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.engine: Engine = None  # type: ignore[assignment]
+        self.done: list[str] = []
+        self.aborted: set[str] = set()
+
+    @initialize(
+        is_async=st.booleans(),
+        groups=st.sampled_from(["full", "hybrid"]),
+        num_blocks=st.sampled_from([30, 60, 150]),
+        num_slots=st.sampled_from([300, 40, 7, 0]),
+        world_size=st.sampled_from([1, 1, 2]),
+        held=st.booleans(),
+        order=st.booleans(),
+        fraction=st.sampled_from([0.3, 0.9]),
+        policy=st.sampled_from(["fcfs", "priority"]),
+    )
+    def start(
+        self, is_async: bool, groups: str, num_blocks: int, num_slots: int, held: bool, **kw: Any
+    ) -> None:
+        config = {"order": kw["order"], "max_pinned_fraction": kw["fraction"]}
+        self.engine = tiered(
+            num_blocks,
+            num_slots,
+            groups=groups,
+            async_scheduling=is_async,
+            hold_transfers=held,
+            policy=kw["policy"],
+            world_size=kw["world_size"],
+            max_num_batched_tokens=128,
+            config=config | {"ttl_s": 0.5, "load_timeout_s": 2.0},
+        )
+        # What certainly fits when nothing else is there.
+        self.capacity = (num_blocks - 4) // len(self.engine.windows) * BLOCK
+
+    # -- clients -----------------------------------------------------------------------
+    def add(
+        self, tokens: list[int], num_outputs: int, num_steps: int, *who: Any, final: Any = None
+    ) -> None:
+        """Queue a request of `who` (a program or None), cut to what fits, and take some steps."""
+        tokens = tokens[: self.capacity - num_outputs]
+        request_id = f"r{len(self.engine.requests)}"
+        self.engine.add(request_id, tokens, num_outputs, program=who[0], final=final)
+        self.step(num_steps)
+
+    @rule(
+        program=PROGRAMS,
+        length=st.integers(1, 200),
+        seed=st.integers(0, 2),
+        num_outputs=OUTPUTS,
+        num_steps=STEPS,
+    )
+    def arrive(
+        self, program: str | None, length: int, seed: int, num_outputs: int, num_steps: int
+    ) -> None:
+        self.add(prompt(length, seed), num_outputs, num_steps, program)
+
+    @precondition(lambda self: self.done)
+    @rule(
+        data=st.data(),
+        program=st.sampled_from(["same", "same", "a", "b", None]),
+        num_new=st.integers(0, 60),
+        num_cut=st.sampled_from([0, 0, 0, 1, 20, 70]),
+        final=st.sampled_from([None, None, False, True]),
+        num_outputs=OUTPUTS,
+        num_steps=STEPS,
+    )
+    def come_back(
+        self, data: Any, program: str | None, num_new: int, num_cut: int, final: Any, **then: int
+    ) -> None:
+        """The next turn of a program, a fork, or a turn that diverges before the end."""
+        before = data.draw(st.sampled_from(self.done[-4:]))
+        tokens = self.engine.next_prompt(before, 0)
+        tokens = tokens[: max(1, len(tokens) - num_cut)] + prompt(num_new, seed=num_cut + 5)
+        if program == "same":
+            program = (self.engine.requests[before].sampling_params.extra_args or {}).get("job_id")
+        self.add(tokens, then["num_outputs"], then["num_steps"], program, final=final)
+
+    @rule(num_outputs=OUTPUTS, num_steps=STEPS)
+    def press(self, num_outputs: int, num_steps: int) -> None:
+        """A request as large as fits: everything else must give way to it."""
+        seed = 10 + len(self.engine.requests)
+        self.add(prompt(self.capacity, seed), num_outputs, num_steps, None)
+
+    @precondition(lambda self: self.unfinished())
+    @rule(data=st.data(), really=RARELY)
+    def abort(self, data: Any, really: bool) -> None:
+        if not really:
+            return
+        request_id = data.draw(st.sampled_from(self.unfinished()))
+        self.aborted.add(request_id)
+        self.engine.abort(request_id)
+
+    # -- time --------------------------------------------------------------------------
+    @rule(num_steps=STEPS)
+    def step(self, num_steps: int) -> None:
+        for _ in range(num_steps):
+            self.engine.step()
+            tiering.check(self.engine)
+
+    @rule(seconds=st.sampled_from([0.1, 0.6, 3.0]))
+    def wait(self, seconds: float) -> None:
+        self.engine.clock.advance(seconds)
+
+    # -- copies ------------------------------------------------------------------------
+    @precondition(lambda self: self.pending())
+    @rule(data=st.data(), ends=st.sampled_from(["settle", "settle", "fail"]))
+    def end_copy(self, data: Any, ends: str) -> None:
+        rank, transfer_id = data.draw(st.sampled_from(self.pending()))
+        getattr(self.engine.workers[rank], ends)(transfer_id)
+
+    @rule(held=st.booleans())
+    def hold_copies(self, held: bool) -> None:
+        tiering.hold(self.engine, held)
+
+    # -- operators ---------------------------------------------------------------------
+    @precondition(lambda self: self.done)
+    @rule(really=RARELY)
+    def reset(self, really: bool) -> None:
+        if not really:
+            return
+        done = self.engine.reset_prefix_cache()
+        # What is held now is held by requests, or by the step in flight: not by us.
+        assert not self.engine.foreign_refs()
+        assert done == (self.engine.usage() == 0)
+
+    @precondition(lambda self: not self.engine.worker._report.tier_down)
+    @rule(really=RARELY, twice=RARELY)
+    def lose_tier(self, really: bool, twice: bool) -> None:
+        if really and twice:
+            self.engine.workers[-1].report_tier_down("the host memory is gone")
+
+    # -- what must be true -------------------------------------------------------------
+    def unfinished(self) -> list[str]:
+        requests = self.engine.requests
+        return [i for i, r in requests.items() if not r.is_finished() and i not in self.aborted]
+
+    def pending(self) -> list[tuple[int, int]]:
+        return [(rank, i) for rank, w in enumerate(self.engine.workers) for i in sorted(w.pending)]
+
+    @invariant()
+    def books_close(self) -> None:
+        if self.engine is None:
+            return
+        self.done = [i for i, r in self.engine.requests.items() if r.is_finished()]
+        tiering.check(self.engine)
+
+    def teardown(self) -> None:
+        if self.engine is None:
+            return
+        tiering.hold(self.engine, False)
+        self.engine.run_until_idle()
+        self.engine.clock.advance(100.0)
+        self.engine.connector.has_pending_push_work()
+        self.engine.run_until_idle()
+        tiering.assert_drained(self.engine)
+        for request_id, request in self.engine.requests.items():
+            outputs = self.engine.outputs[request_id]
+            assert outputs == reference(list(request.prompt_token_ids), len(outputs))
+            if request_id not in self.aborted:
+                assert len(outputs) == request.max_tokens
+        assert set(self.engine.finish_reasons.values()) <= {"length", "abort"}
+
+
+Machine.TestCase.settings = settings(
+    max_examples=NUM_EXAMPLES,
+    stateful_step_count=25,
+    deadline=None,
+    suppress_health_check=list(HealthCheck),
+    print_blob=True,
+)
+TestMachine = Machine.TestCase

@@ -1,0 +1,95 @@
+"""Engines with a DRAM tier, and what must be true of their holds and books after any step."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+from continuum_connector.scheduler.transfers import Kind, Transfer
+from tests.vllm.fake_worker import extend_chain, next_token
+from tests.vllm.harness import Engine
+
+SLOT_BYTES = 4096  # of the harness' model: two heads of 32, 16 tokens, K and V in bfloat16
+BLOCK = 16
+
+
+def tiered(num_blocks: int = 200, num_slots: int = 400, **kwargs: Any) -> Engine:
+    """Return an engine whose every rank has `num_slots` host slots; `config` adds our keys."""
+    extra = {"dram_bytes": num_slots * SLOT_BYTES * kwargs.get("world_size", 1)}
+    extra |= kwargs.pop("config", {})
+    return Engine(num_blocks, extra_config=extra, **kwargs)
+
+
+def reference(tokens: list[int], num_outputs: int) -> list[int]:
+    """Return what the fake model answers, computed without any engine."""
+    chain: list[int] = []
+    extend_chain(chain, tokens)
+    outputs = []
+    for _ in range(num_outputs):
+        outputs.append(next_token(chain, len(chain)))
+        extend_chain(chain, outputs[-1:])
+    return outputs
+
+
+def answers_as_without_a_tier(engine: Engine, *request_ids: str) -> bool:
+    """Whether those requests' outputs are the model's own, and complete."""
+    for each in request_ids or list(engine.requests):
+        request, outputs = engine.requests[each], engine.outputs[each]
+        if len(outputs) != request.max_tokens:
+            return False
+        if outputs != reference(list(request.prompt_token_ids), len(outputs)):
+            return False
+    return True
+
+
+def total(engine: Engine, name: str, label: str | None = None) -> float:
+    return float(engine.connector.account.total(name, label))
+
+
+def in_flight(engine: Engine, kind: Kind) -> list[Transfer]:
+    return [each for each in engine.connector.side.tier.ledger if each.kind is kind]
+
+
+def drop_vram(engine: Engine) -> None:
+    """Take every free block out of VRAM's prefix cache, and no pin may keep any."""
+    assert engine.usage() == 0
+    assert engine.pool.reset_prefix_cache()
+
+
+def hold(engine: Engine, on: bool = True) -> None:
+    """From now on copies stay in flight until a test settles or fails them; or no more."""
+    for worker in engine.workers:
+        worker.hold = on
+
+
+def check(engine: Engine) -> None:
+    """Assert everything that holds between any two calls of the engine."""
+    side = engine.connector.side
+    side.pin_holds.check()
+    side.store_holds.check()
+    side.tier.index.check()
+    side.tier.ledger.check()
+    engine.check()
+    ours: Counter[int] = Counter()
+    for pin in side.pins:
+        ours.update(pin.hold.ids.tolist())
+    for transfer in in_flight(engine, Kind.STORE):
+        ours.update(transfer.hold.ids.tolist() if transfer.hold is not None else ())
+    assert engine.foreign_refs() == dict(ours), "references that are neither pin nor store"
+    assert total(engine, "pins_started") == total(engine, "pins_ended") + len(side.pins)
+    for kind, outcomes in ((Kind.STORE, "stores"), (Kind.LOAD, "loads")):
+        settled = total(engine, outcomes) + len(in_flight(engine, kind))
+        assert total(engine, "transfers_admitted", kind.value) == settled
+    assert set(side.tier._found) <= set(engine.scheduler.requests)
+    assert set(side.turns) <= set(engine.scheduler.requests)
+
+
+def assert_drained(engine: Engine) -> None:
+    """Assert that nothing is left of a load that has ended: no request, pin, hold or copy."""
+    check(engine)
+    side = engine.connector.side
+    assert not engine.scheduler.requests
+    assert len(side.pins) == len(side.tier.ledger) == 0
+    assert side.pin_holds.num_holds == side.store_holds.num_holds == 0
+    assert side.tier.index.num_writing == side.tier.index.num_orphans_read == 0
+    assert engine.usage() == 0
