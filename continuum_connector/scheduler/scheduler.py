@@ -70,6 +70,7 @@ class SchedulerSide:
         self._endings = endings
         self._waker = waker
         self._now = 0.0
+        self._owes_step = False  # metrics show a reset only after a step
         self.room = Room(pool, self.pins, self.pin_holds, self._give_up)
         self.unattached = Unattached(pool, groups, self.give_up_cheapest)
 
@@ -180,6 +181,7 @@ class SchedulerSide:
         """One tick: expire what is due, then send everything queued to the workers."""
         self.expire(now)
         self.room.new_step()
+        self._owes_step = False
         return self.tier.drain(now)
 
     def settle(self, report: WorkerReport, now: float) -> None:
@@ -213,8 +215,10 @@ class SchedulerSide:
         self._schedule_wake()
 
     def has_work(self, now: float) -> bool:
-        """Whether an otherwise idle engine must step: copies to settle, pins to expire."""
-        return bool(len(self.tier.ledger)) or self.pins.next_deadline() <= now
+        """Whether an otherwise idle engine must step: copies to settle, pins to expire,
+        or once after a reset, since vLLM sends metrics only with a step."""
+        busy = bool(len(self.tier.ledger)) or self._owes_step
+        return busy or self.pins.next_deadline() <= now
 
     # --- end of a turn ----------------------------------------------------------------
     def finish(
@@ -259,6 +263,7 @@ class SchedulerSide:
             self._end_pin(pin, PinEnd.RESET, now)
         for transfer in self.tier.reset(now):
             self.records.settled(transfer, now)
+        self._owes_step = True
         self._schedule_wake()
         self.records.trace.record("reset", now)
 
