@@ -113,7 +113,7 @@ def agents(
     short one send `ttl_s`. A test begins with `helpers.reset` where others' pins matter.
     """
     events = {"enable_kv_cache_events": True, "publisher": "zmq", "topic": "kv"}
-    events["endpoint"] = f"tcp://127.0.0.1:{events_port}"
+    events["endpoint"] = f"tcp://*:{events_port}"  # vLLM binds only to a wildcard
     trace = tmp_path_factory.mktemp("agents") / "trace.jsonl"
     with VllmServer(
         tiny_model,

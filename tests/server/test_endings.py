@@ -42,7 +42,7 @@ def go_away(server: VllmServer, program: str, **fields: Any) -> dict[str, Any]:
         extra_body={"job_id": program},
         **fields,
     ) as stream:
-        assert next(iter(stream)).choices[0].text
+        next(iter(stream))
     return eventually(lambda: decisions(server, f"job:{program}")[known:])[0]
 
 
@@ -111,7 +111,6 @@ def test_resetting_the_prefix_cache_succeeds_and_ends_live_pins(agents: VllmServ
         ask(agents, "completions", [text_of(120, f"reset {i}")], job_id=f"reset-{i}")
     eventually(lambda: pins_live(agents) == 3)
     assert agents.post("/reset_prefix_cache") == {"success": True}
-    step(agents)
     eventually(lambda: pins_live(agents) == 0 and usage(agents) == 0)
     assert agents.metric("continuum:pins_ended_total", cause="reset") == ended + 3
     # What was reset is gone from both tiers.
