@@ -46,7 +46,7 @@ class Machine(RuleBasedStateMachine):
         is_async=st.booleans(),
         groups=st.sampled_from(["full", "hybrid"]),
         num_blocks=st.sampled_from([30, 60, 150]),
-        num_slots=st.sampled_from([300, 40, 7, 0]),
+        num_slots=st.sampled_from([400, 400, 40, 7, 0]),
         world_size=st.sampled_from([1, 1, 2]),
         held=st.booleans(),
         order=st.booleans(),
@@ -108,17 +108,36 @@ class Machine(RuleBasedStateMachine):
     ) -> None:
         """The next turn of a program, a fork, or a turn that diverges before the end."""
         before = data.draw(st.sampled_from(self.done[-4:]))
+        self.return_from(before, program, num_new, num_cut, final=final, **then)
+
+    def return_from(
+        self, before: str, program: str | None, num_new: int, num_cut: int, **then: Any
+    ) -> None:
         tokens = self.engine.next_prompt(before, 0)
         tokens = tokens[: max(1, len(tokens) - num_cut)] + prompt(num_new, seed=num_cut + 5)
         if program == "same":
             program = (self.engine.requests[before].sampling_params.extra_args or {}).get("job_id")
-        self.add(tokens, then["num_outputs"], then["num_steps"], program, final=final)
+        num_outputs, num_steps = then.pop("num_outputs"), then.pop("num_steps")
+        self.add(tokens, num_outputs, num_steps, program, **then)
 
-    @rule(num_outputs=OUTPUTS, num_steps=STEPS)
-    def press(self, num_outputs: int, num_steps: int) -> None:
+    @precondition(lambda self: self.done)
+    @rule(data=st.data(), num_new=st.integers(0, 60), num_outputs=OUTPUTS, num_steps=STEPS)
+    def come_back_late(self, data: Any, num_new: int, **then: int) -> None:
+        """A turn whose KV left VRAM while its tool ran: what there is of it is in DRAM."""
+        before = data.draw(
+            st.sampled_from([i for i in self.done if i not in self.aborted] or ["r0"])
+        )
+        self.wait(0.6)  # the pin has expired by then
+        self.step(40)
+        self.engine.settle()
+        self.press(1, 40, final=True)
+        self.return_from(before, "same", num_new, 0, **then)
+
+    @rule(num_outputs=OUTPUTS, num_steps=STEPS, final=st.booleans())
+    def press(self, num_outputs: int, num_steps: int, final: bool) -> None:
         """A request as large as fits: everything else must give way to it."""
         seed = 10 + len(self.engine.requests)
-        self.add(prompt(self.capacity, seed), num_outputs, num_steps, None)
+        self.add(prompt(self.capacity, seed), num_outputs, num_steps, None, final=final)
 
     @precondition(lambda self: self.unfinished())
     @rule(data=st.data(), really=RARELY)
@@ -163,9 +182,9 @@ class Machine(RuleBasedStateMachine):
         assert done == (self.engine.usage() == 0)
 
     @precondition(lambda self: not self.engine.worker._report.tier_down)
-    @rule(really=RARELY, twice=RARELY)
-    def lose_tier(self, really: bool, twice: bool) -> None:
-        if really and twice:
+    @rule(dice=st.integers(0, 40))
+    def lose_tier(self, dice: int) -> None:
+        if dice == 17:
             self.engine.workers[-1].report_tier_down("the host memory is gone")
 
     # -- what must be true -------------------------------------------------------------
