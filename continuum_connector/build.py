@@ -21,6 +21,7 @@ from continuum_connector.scheduler.tier import DramTier
 from continuum_connector.scheduler.tier_events import TierEvents
 from continuum_connector.scheduler.waker import NoWaker, Waker
 from continuum_connector.trace import open_trace
+from continuum_connector.worker.stream import current_stream
 from continuum_connector.worker.worker import ContinuumWorker
 
 logger = logging.getLogger(f"vllm.{__name__}")
@@ -181,16 +182,7 @@ def worker(config: ContinuumConfig, vllm_config: Any) -> ContinuumWorker:
             slot_bytes=layout.slot_bytes,
         )
 
-    return ContinuumWorker(make_engine, config, node_ranks, _current_stream)
-
-
-def _current_stream() -> int:
-    """The CUDA stream vLLM computes on, or 0 on CPU."""
-    import torch
-
-    if not torch.cuda.is_available():
-        return 0
-    return int(torch.cuda.current_stream().cuda_stream)
+    return ContinuumWorker(make_engine, config, node_ranks, current_stream)
 
 
 def register(worker: ContinuumWorker, kv_caches: Mapping[str, Any], kv_cache_config: Any) -> None:
