@@ -8,9 +8,12 @@ it takes seconds and hundreds of MB that most servers never need.
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections.abc import Callable
 from typing import Any
+
+logger = logging.getLogger(f"vllm.{__name__}")
 
 TAIL_TOKENS = 64  # stop strings are short, and async scheduling adds a few tokens after them
 
@@ -46,7 +49,14 @@ class Endings:
         return not any(stop in text for stop in stops)
 
     def _run(self) -> None:
-        self._tokenizer = self._load()
+        try:
+            self._tokenizer = self._load()
+        except Exception as error:
+            logger.warning(
+                "ContinuumConnector cannot load the tokenizer (%s), so a client that disconnects "
+                "looks like a stop string: such turns are kept until their TTL",
+                error,
+            )
 
 
 def _stop_strings(request: Any) -> list[str]:
