@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from continuum_connector.errors import TransferError
@@ -135,3 +136,52 @@ def _assert_apart(new: Submitted, other: Submitted) -> None:
     if stores:
         both = set(new.slots) & set(other.slots)
         assert not both, f"slots {both} are written while transfer {other.tag} copies them"
+
+
+@dataclass(eq=False)
+class FakeBlock:
+    """A KVCacheBlock, as far as we read it."""
+
+    block_id: int
+    ref_cnt: int = 0
+    block_hash: bytes | None = None
+
+
+class FakeBlockPool:
+    """vLLM's BlockPool: references and the order in which free blocks are given out.
+
+    Block 0 is the null block, neither held nor free. Asserts that no block is freed twice.
+    """
+
+    def __init__(self, num_blocks: int) -> None:
+        self.num_gpu_blocks = num_blocks
+        self.blocks = [FakeBlock(i, block_hash=b"%d" % i) for i in range(num_blocks)]
+        self.free = self.blocks[1:]
+
+    def take(self, number: int) -> list[FakeBlock]:
+        """Give out free blocks, as to a request."""
+        assert number <= len(self.free)
+        taken, self.free = self.free[:number], self.free[number:]
+        for block in taken:
+            block.ref_cnt = 1
+        return taken
+
+    def touch(self, blocks: Sequence[FakeBlock]) -> None:
+        for block in blocks:
+            if block.ref_cnt == 0:
+                self.free.remove(block)
+            block.ref_cnt += 1
+
+    def free_blocks(self, ordered_blocks: Iterable[FakeBlock]) -> None:
+        for block in ordered_blocks:
+            block.ref_cnt -= 1
+            assert block.ref_cnt >= 0, f"block {block.block_id} was freed twice"
+            if block.ref_cnt == 0:
+                self.free.append(block)
+
+    def get_num_free_blocks(self) -> int:
+        return len(self.free)
+
+    def state(self) -> tuple[list[int], list[int]]:
+        """The free queue in order, and every reference count."""
+        return [block.block_id for block in self.free], [block.ref_cnt for block in self.blocks]

@@ -1,0 +1,61 @@
+"""Policies: what becomes of a finished turn, and why."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from continuum_connector.policy.base import After, FinishedTurn, Free, Pin, Snapshot
+from continuum_connector.policy.fixed_ttl import FixedTtl
+from continuum_connector.policy.stock import Stock
+from continuum_connector.programs.program import Hints
+
+
+def finished(num_blocks: int = 10, aborted: bool = False, **hints: Any) -> FinishedTurn:
+    return FinishedTurn("p", 3, 160, num_blocks, Hints(**hints), aborted)
+
+
+def world(has_tier: bool = False) -> Snapshot:
+    return Snapshot(100.0, 1000, 500, 100, 3, has_tier)
+
+
+@pytest.mark.parametrize(
+    ("turn", "ttl_s", "why"),
+    [
+        (finished(), 2.0, "fixed TTL"),
+        (finished(final=False), 2.0, "fixed TTL"),
+        (finished(ttl_s=5.0), 5.0, "client asked for 5 s"),
+        (finished(ttl_s=0.25), 0.25, "client asked for 0.25 s"),
+        (finished(ttl_s=1e6), 60.0, "client asked for 1e+06 s"),
+    ],
+)
+def test_a_turn_is_pinned_for_the_ttl_or_what_the_client_asks_within_the_bound(
+    turn: FinishedTurn, ttl_s: float, why: str
+) -> None:
+    assert FixedTtl(2.0, 60.0).decide(turn, world()) == (Pin(ttl_s, After.DROP), why)
+
+
+@pytest.mark.parametrize(
+    ("turn", "why"),
+    [
+        (finished(final=True), "last turn of its program"),
+        (finished(aborted=True), "the client went away"),
+        (finished(num_blocks=0), "no full block to keep"),
+        (finished(final=True, ttl_s=9.0), "last turn of its program"),
+    ],
+)
+def test_what_will_not_be_read_again_is_freed(turn: FinishedTurn, why: str) -> None:
+    assert FixedTtl(2.0, 60.0).decide(turn, world()) == (Free(), why)
+
+
+def test_with_a_tier_a_pinned_turn_is_stored_meanwhile() -> None:
+    decision, _ = FixedTtl(2.0, 60.0).decide(finished(), world(has_tier=True))
+    assert decision == Pin(2.0, After.STORE)
+
+
+def test_stock_keeps_nothing() -> None:
+    assert Stock().decide(finished(ttl_s=9.0), world(has_tier=True)) == (
+        Free(),
+        "policy is stock",
+    )

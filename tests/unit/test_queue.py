@@ -1,0 +1,198 @@
+"""ProgramQueue: vLLM's queue interface, ranked by something that changes meanwhile."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+
+from continuum_connector.scheduler import queue as queue_module
+from continuum_connector.scheduler.queue import ProgramQueue
+
+
+@dataclass(eq=False)
+class Waiting:
+    name: str
+    program: str
+    rank: int = 0
+
+
+class Ranks:
+    """The ranks of requests, and a count of how often they were asked for."""
+
+    def __init__(self) -> None:
+        self.num_asked = 0
+
+    def __call__(self, request: Waiting) -> tuple[int]:
+        self.num_asked += 1
+        return (request.rank,)
+
+
+def make(*ranks: int) -> tuple[ProgramQueue, list[Waiting]]:
+    queue = ProgramQueue(Ranks(), lambda request: request.program)
+    requests = [Waiting(f"r{i}", f"p{i}", rank) for i, rank in enumerate(ranks)]
+    for request in requests:
+        queue.add_request(request)
+    return queue, requests
+
+
+def drain(queue: ProgramQueue) -> list[int]:
+    popped = []
+    while queue:
+        assert queue.peek_request() in queue
+        popped.append(queue.pop_request().rank)
+    return popped
+
+
+def test_the_lowest_rank_comes_first_and_equals_in_order_of_arrival() -> None:
+    queue, requests = make(3, 1, 2, 1)
+    assert [queue.pop_request() for _ in requests] == [requests[i] for i in (1, 3, 2, 0)]
+    assert not queue
+
+
+def test_iterating_shows_the_order_and_changes_nothing() -> None:
+    queue, requests = make(3, 1, 2)
+    assert [r.rank for r in queue] == [1, 2, 3]
+    assert (len(queue), requests[0] in queue, drain(queue)) == (3, True, [1, 2, 3])
+
+
+def test_pop_returns_what_peek_showed_even_if_something_better_came_between() -> None:
+    """vLLM admits the request it peeked, then pops."""
+    queue, requests = make(3, 2)
+    assert queue.peek_request() is requests[1]
+    better = Waiting("better", "b", 0)
+    queue.add_request(better)
+    requests[0].rank = 0
+    queue.rerank("p0")
+    assert queue.pop_request() is requests[1]
+    assert queue.pop_request() is better
+
+
+def test_pop_after_the_peeked_request_went_away_gives_the_next() -> None:
+    queue, requests = make(1, 2)
+    queue.peek_request()
+    queue.remove_requests([requests[0]])
+    assert queue.pop_request() is requests[1]
+
+
+def test_a_program_that_is_reranked_moves_with_all_its_turns() -> None:
+    queue, requests = make(1, 5, 6)
+    requests[2].program = "p1"
+    queue.remove_request(requests[2])
+    queue.prepend_request(requests[2])
+    for request in requests[1:]:
+        request.rank -= 5
+    queue.rerank("p1")
+    queue.rerank("nobody")
+    assert drain(queue) == [0, 1, 1]
+
+
+def test_a_program_key_that_changes_while_its_turn_waits_does_no_harm() -> None:
+    queue, requests = make(1)
+    requests[0].program = "other"
+    queue.rerank("other")
+    queue.remove_request(requests[0])
+    assert not queue
+    assert not queue._by_program
+
+
+def test_prepending_puts_requests_where_their_rank_says() -> None:
+    queue, _ = make(2, 4)
+    queue.prepend_requests([Waiting("a", "a", 3), Waiting("b", "b", 1)])
+    queue.prepend_request(Waiting("c", "c", 5))
+    assert drain(queue) == [1, 2, 3, 4, 5]
+
+
+def test_removing_some_leaves_the_others_and_strangers_are_ignored() -> None:
+    queue, requests = make(1, 2, 3)
+    queue.remove_requests(iter([requests[1], Waiting("stranger", "s")]))
+    assert drain(queue) == [1, 3]
+    with pytest.raises(IndexError):
+        queue.peek_request()
+    with pytest.raises(IndexError):
+        queue.pop_request()
+
+
+def test_a_request_may_come_back_after_it_was_popped() -> None:
+    queue, _ = make(1, 2)
+    first = queue.pop_request()
+    first.rank = 9
+    queue.prepend_request(first)
+    assert drain(queue) == [2, 9]
+
+
+def test_the_heap_stays_proportional_to_what_waits() -> None:
+    queue, _ = make(*range(20))
+    for i in range(5000):
+        queue.rerank(f"p{i % 20}")
+    assert len(queue._heap) <= 64 + 2 * 20
+    assert drain(queue) == list(range(20))
+
+
+def test_every_operation_costs_log_n(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Counted, not timed: comparisons of heap entries per operation."""
+    comparisons = 0
+
+    class Counted(tuple):  # type: ignore[type-arg]
+        __slots__ = ()
+
+        def __lt__(self, other: Any) -> bool:
+            nonlocal comparisons
+            comparisons += 1
+            return tuple.__lt__(self, other)
+
+    draw = random.Random(1)
+    costs = {}
+    for size in (1000, 16_000):
+        queue = ProgramQueue(lambda r: Counted((r.rank,)), lambda r: r.program)
+        for i in range(size):
+            queue.add_request(Waiting(f"r{i}", f"p{i}", draw.randrange(10**9)))
+        comparisons = 0
+        for i in range(200):
+            queue.rerank(f"p{i}")
+            queue.add_request(Waiting(f"x{i}", f"x{i}", draw.randrange(10**9)))
+            queue.peek_request()
+            queue.pop_request()
+        costs[size] = comparisons
+    assert costs[16_000] < 2 * costs[1000] < 200 * 200
+
+
+def test_it_is_a_plain_sorted_list_whatever_happens() -> None:
+    draw = random.Random(3)
+    queue, live = ProgramQueue(Ranks(), lambda r: r.program), dict[Waiting, int]()
+    for step in range(4000):
+        match draw.randrange(6):
+            case 0 | 1:
+                new = Waiting(f"r{step}", f"p{draw.randrange(9)}", draw.randrange(1000) * 10_000)
+                new.rank += step  # ties are another test's
+                queue.add_request(new)
+                live[new] = new.rank
+            case 2 if live:
+                program = draw.choice(list(live)).program
+                for request in live:
+                    if request.program == program:
+                        request.rank = live[request] = draw.randrange(1000) * 10_000 + step
+                        step += 1
+                queue.rerank(program)
+            case 3 if live:
+                gone = draw.sample(list(live), min(3, len(live)))
+                queue.remove_requests(gone)
+                for request in gone:
+                    del live[request]
+            case 4 if live:
+                peeked = queue.peek_request()
+                assert peeked.rank == min(live.values())
+                if draw.random() < 0.5:
+                    assert queue.pop_request() is peeked
+                    del live[peeked]
+        assert len(queue) == len(live)
+    assert [r.rank for r in queue] == sorted(live.values())
+    assert drain(queue) == sorted(live.values())
+
+
+def test_it_offers_all_that_vllms_request_queue_does() -> None:
+    names = "add_request pop_request peek_request prepend_request prepend_requests remove_request"
+    for name in [*names.split(), "remove_requests", "__bool__", "__len__", "__iter__"]:
+        assert callable(getattr(queue_module.ProgramQueue, name))

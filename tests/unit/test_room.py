@@ -1,0 +1,209 @@
+"""Room and holds over a small pool: pins give way one allocation at a time, or not at all."""
+
+from __future__ import annotations
+
+import pytest
+
+from continuum_connector.errors import InvariantError
+from continuum_connector.policy.base import After
+from continuum_connector.scheduler.holds import HoldTable
+from continuum_connector.scheduler.pins import Pin, PinEnd, PinTable
+from continuum_connector.scheduler.room import RETRY_STEPS, Room
+from tests.fakes import FakeBlock, FakeBlockPool
+
+
+class World:
+    """A pool of 20 usable blocks, pins on it, and a count of allocations tried."""
+
+    def __init__(self) -> None:
+        self.pool = FakeBlockPool(21)
+        self.holds = HoldTable(self.pool)
+        self.pins = PinTable()
+        self.ended: list[str] = []
+        self.num_tries = 0
+        self.room = Room(self.pool, self.pins, self.holds, self._release)
+
+    def _release(self, pin: Pin) -> None:
+        self.holds.settle_trial(pin.hold)
+        self.pins.remove(pin, PinEnd.PRESSURE)
+        self.ended.append(pin.program)
+
+    def run(self, number: int) -> list[FakeBlock]:
+        """Blocks of a running request."""
+        return self.pool.take(number)
+
+    def pin(self, program: str, blocks: list[FakeBlock], arrival: float) -> Pin:
+        pin = Pin(
+            program, self.holds.take(blocks), (), 0.0, 9.0, After.DROP, (0.0, -arrival), 0, b""
+        )
+        self.pins.add(pin)
+        return pin
+
+    def pin_finished(self, program: str, number: int, arrival: float) -> Pin:
+        """A turn ended: only the pin keeps its blocks."""
+        blocks = self.run(number)
+        pin = self.pin(program, blocks, arrival)
+        self.pool.free_blocks(reversed(blocks))
+        return pin
+
+    def need(
+        self, number: int, own: Pin | None = None, bound: int | None = None, hits: int = 0
+    ) -> list[FakeBlock] | None:
+        """Allocate as vLLM does; `hits` free blocks are found rather than taken."""
+
+        def attempt() -> list[FakeBlock] | None:
+            self.num_tries += 1
+            enough = self.pool.get_num_free_blocks() >= number + hits
+            return self.pool.take(number) if enough else None
+
+        answer = self.room.make(attempt, "r", number if bound is None else bound, own)
+        self.holds.check()
+        return answer
+
+
+@pytest.fixture
+def world() -> World:
+    return World()
+
+
+@pytest.mark.parametrize(
+    ("number", "ended"), [(6, ["c"]), (10, ["c"]), (11, ["c", "b"]), (20, ["c", "b", "a"])]
+)
+def test_the_cheapest_give_way_and_no_more_than_needed(
+    world: World, number: int, ended: list[str]
+) -> None:
+    for arrival, program in enumerate("abc"):
+        world.pin_finished(program, 5, arrival)
+    assert world.need(number)
+    assert world.ended == ended
+    assert world.num_tries == 1, "an allocation that cannot fit yet is not tried"
+
+
+def test_what_cannot_be_is_not_tried(world: World) -> None:
+    world.run(12)
+    world.pin_finished("a", 5, 0)
+    before = world.pool.state()
+    assert world.need(9) is None
+    assert (world.num_tries, world.pool.state()) == (0, before)
+
+
+def test_a_trial_that_fails_leaves_references_and_free_queue_as_they_were(world: World) -> None:
+    for arrival, program in enumerate("abc"):
+        world.pin_finished(program, 5, arrival)
+    before = world.pool.state()
+    assert world.need(11, hits=10) is None
+    assert world.num_tries > 0
+    assert world.pool.state() == before
+    assert (world.ended, len(world.pins), world.holds.num_holds) == ([], 3, 3)
+    assert [pin.program for pin in world.pins.cheapest_first()] == ["c", "b", "a"]
+
+
+def test_pins_of_blocks_that_somebody_uses_gain_nothing_and_are_kept(world: World) -> None:
+    shared = world.run(10)
+    world.pin("a", shared[:6], 0)
+    world.pin("b", shared[2:], 1)
+    world.run(10)
+    before = world.pool.state()
+    assert world.need(1, bound=0) is None
+    assert (world.num_tries, world.pool.state(), len(world.pins)) == (0, before, 2)
+
+
+def test_two_pins_that_share_blocks_free_them_only_together(world: World) -> None:
+    blocks = world.run(10)
+    world.pin("a", blocks, 0)
+    world.pin("b", blocks, 1)
+    world.pool.free_blocks(blocks)
+    world.run(10)
+    assert world.need(1)
+    assert world.ended == ["b", "a"]
+
+
+def test_the_own_pin_goes_last_though_it_is_the_cheapest(world: World) -> None:
+    world.pin_finished("old", 5, 0)
+    own = world.pin_finished("own", 5, 1)
+    assert world.need(12, own=own)
+    assert world.ended == ["old"]
+
+
+def test_the_own_pin_goes_if_nothing_else_is_left(world: World) -> None:
+    world.pin_finished("old", 5, 0)
+    own = world.pin_finished("own", 5, 1)
+    assert world.need(18, own=own)
+    assert world.ended == ["old", "own"]
+
+
+def test_a_hopeless_allocation_is_not_tried_again_until_something_changed(world: World) -> None:
+    world.pin_finished("a", 10, 0)
+    for _ in range(5):
+        assert world.need(11, hits=10) is None
+    assert world.num_tries == 1
+    world.room.references_dropped()
+    assert world.need(11, hits=10) is None
+    assert world.num_tries == 2
+    for _ in range(RETRY_STEPS):
+        world.room.new_step()
+    assert world.need(11, hits=10) is None
+    assert world.num_tries == 3
+    world.pin_finished("b", 2, 1)
+    assert world.need(11, hits=10) is None
+    assert world.num_tries > 3
+
+
+def test_for_a_running_request_pins_are_tried_every_time(world: World) -> None:
+    world.run(10)
+    held = world.pin_finished("a", 10, 0)
+    store = HoldTable(world.pool)
+    copy = store.take(held.hold.blocks)
+    assert world.need(1, bound=0) is None
+    store.release(copy)  # nothing that Room can see has changed
+    assert world.need(1, bound=0)
+    assert world.ended == ["a"]
+
+
+def test_without_pins_the_answer_is_vllms(world: World) -> None:
+    world.run(20)
+    assert world.need(1) is None
+    assert world.num_tries == 0
+
+
+# --- holds --------------------------------------------------------------------------------
+def test_a_hold_keeps_blocks_until_it_is_released_once(world: World) -> None:
+    blocks = world.run(3)
+    first, second = world.holds.take(blocks), world.holds.take(blocks[:2])
+    world.pool.free_blocks(blocks)
+    assert (world.holds.num_blocks, world.holds.num_holds, len(world.pool.free)) == (3, 2, 17)
+    world.holds.release(first)
+    assert (world.holds.num_blocks, len(world.pool.free)) == (2, 18)
+    with pytest.raises(InvariantError, match="hold of 3 blocks released twice"):
+        world.holds.release(first)
+    world.holds.release(second)
+    assert (world.holds.num_blocks, world.holds.num_holds, len(world.pool.free)) == (0, 0, 20)
+
+
+def test_the_tail_of_a_chain_is_given_out_first(world: World) -> None:
+    blocks = world.run(20)
+    hold = world.holds.take(blocks)
+    world.pool.free_blocks(blocks)
+    world.holds.release(hold)
+    assert world.pool.take(20) == blocks[::-1]
+
+
+def test_a_trial_is_restored_or_settled_once(world: World) -> None:
+    pin = world.pin_finished("a", 5, 0)
+    before = world.pool.state()
+    world.holds.try_without(pin.hold)
+    assert len(world.pool.free) == 20
+    world.holds.restore(pin.hold)
+    assert world.pool.state() == before
+    world.holds.try_without(pin.hold)
+    world.holds.settle_trial(pin.hold)
+    with pytest.raises(InvariantError, match="released twice"):
+        world.holds.settle_trial(pin.hold)
+    assert world.holds.num_holds == 0
+
+
+def test_check_finds_a_block_that_lost_our_reference(world: World) -> None:
+    pin = world.pin_finished("a", 5, 0)
+    world.pool.free_blocks([pin.hold.blocks[2]])
+    with pytest.raises(InvariantError, match="has 0 references, 1 are ours"):
+        world.holds.check()
