@@ -206,10 +206,7 @@ void Lane::launch(int direction, Transfer *transfer) {
   ++transfer->num_trunks_in_flight;
   transfer->cursor = cursor;
   if (trunk.error != 0) {
-    if (is_sticky(trunk.error)) {
-      engine_.poison(trunk.error);
-    }
-    fail(transfer, trunk.error);
+    fail(transfer, trunk.error);  // if it ended the context, the query that follows says so too
   }
   if (transfer->is_stopping || transfer->is_expanded()) {
     finish_queued(transfer);

@@ -333,6 +333,8 @@ def _check(driver: str, regions: Sequence[Region], num_slots: int, slot_bytes: i
         raise ConfigError(f"driver {driver!r} is unknown; choose from {', '.join(_DRIVERS)}.")
     if num_slots < 1 or slot_bytes < 1:
         raise ConfigError(f"{num_slots} slots of {slot_bytes} bytes hold nothing.")
+    if num_slots >= 1 << 31 or num_slots * slot_bytes >= 1 << 63:
+        raise ConfigError(f"{num_slots} slots of {slot_bytes} bytes are more than can be counted.")
     for region in regions:
         if region.host_offset < 0 or region.host_offset + region.num_bytes > slot_bytes:
             raise ConfigError(f"{region} does not fit a slot of {slot_bytes} bytes.")

@@ -9,9 +9,12 @@
 #include <cstdlib>
 #include <map>
 #include <numeric>
+#include <string>
+#include <utility>
 #include <vector>
 
 #include "ckv.h"
+#include "driver.h"
 
 #define CHECK(condition)                                                                    \
   do {                                                                                      \
@@ -143,4 +146,39 @@ struct Rig {
   uint8_t *pool = nullptr;
   std::vector<std::vector<uint8_t>> vram;
   std::map<uint64_t, ckv_completion> seen;
+};
+
+// Does everything at once. Remembers the directions of copies and the registrations, of which it
+// allows only some.
+class InstantDriver : public ckv::Driver {
+ public:
+  explicit InstantDriver(size_t num_allowed) : num_allowed_(num_allowed) {}
+  int attach_thread() override { return 0; }
+  ckv::Stream copy_stream(int) override { return nullptr; }
+  int event_create(ckv::Event *out) override { return *out = nullptr, 0; }
+  void event_destroy(ckv::Event) override {}
+  int event_record(ckv::Event, ckv::Stream) override { return 0; }
+  int event_query(ckv::Event) override { return 0; }
+  int stream_query(ckv::Stream) override { return 0; }
+  int copy(int direction, const ckv::Descriptor *, size_t) override {
+    copies.push_back(direction);
+    return 0;
+  }
+  bool locks_pages() const override { return true; }
+  int host_register(void *base, size_t bytes) override {
+    if (registered.size() == num_allowed_) {
+      return 2;
+    }
+    registered[base] = bytes;
+    return 0;
+  }
+  int host_unregister(void *base) override { return registered.erase(base) == 1 ? 0 : 1; }
+  std::string describe(int code) override { return "error " + std::to_string(code); }
+  int path() const override { return CKV_PATH_LOOP; }
+
+  std::vector<int> copies;
+  std::map<void *, size_t> registered;
+
+ private:
+  const size_t num_allowed_;
 };

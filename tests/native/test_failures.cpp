@@ -3,7 +3,6 @@
 #include <filesystem>
 #include <string>
 
-#include "driver.h"
 #include "failure.h"
 #include "host_pool.h"
 #include "rig.h"
@@ -50,6 +49,30 @@ TEST(test_any_driver_call_may_fail_and_each_transfer_is_still_reported_once) {
     fault(n, 3, 2);
     fault(n, 1, 700);
   }
+}
+
+TEST(test_a_failed_transfer_is_reported_only_after_its_copies_under_way) {
+  for (uint64_t at : {0, 1}) {  // the copy call, of which half is queued; the record after it
+    Rig rig;
+    CHECK(ckv_sim_hold(rig.engine, 1) == CKV_OK);
+    CHECK(ckv_sim_fail(rig.engine, at, 1, 1) == CKV_OK);
+    CHECK(rig.submit(CKV_STORE, {1, 3, 5, 7}, {1, 2, 3, 4}, 1) == CKV_OK);
+    CHECK(ckv_wait(rig.engine, 1, 30000) == CKV_TIMEOUT);
+    CHECK(ckv_sim_hold(rig.engine, 0) == CKV_OK);
+    CHECK(rig.finish(1).status == CKV_FAILED && rig.seen.at(1).error == 1);
+    CHECK(rig.submit(CKV_STORE, {1}, {1}, 2) == CKV_OK);
+    CHECK(rig.finish(2).status == CKV_DONE);
+  }
+}
+
+TEST(test_a_sticky_error_at_submit_poisons) {
+  Rig rig;
+  uintptr_t stream = 0;
+  CHECK(ckv_sim_stream(rig.engine, &stream) == CKV_OK);
+  CHECK(ckv_sim_fail(rig.engine, 0, 1, 700) == CKV_OK);
+  CHECK(rig.submit(CKV_STORE, {1}, {1}, 1, stream) == CKV_EDRIVER);
+  CHECK(rig.submit(CKV_STORE, {1}, {1}, 2) == CKV_EPOISONED);
+  CHECK(*ckv_pending_word(rig.engine) == 0);
 }
 
 TEST(test_a_sticky_error_poisons_and_a_plain_one_does_not) {
@@ -194,40 +217,14 @@ TEST(test_cuda_without_a_driver_is_refused_and_not_simulated) {
   CHECK(std::string(ckv_last_error()).size() > 20);
 }
 
-// Counts registrations and refuses from the n-th on.
-class LockingDriver : public ckv::Driver {
- public:
-  explicit LockingDriver(int num_allowed) : num_allowed_(num_allowed) {}
-  int attach_thread() override { return 0; }
-  ckv::Stream copy_stream(int) override { return nullptr; }
-  int event_create(ckv::Event *) override { return 0; }
-  void event_destroy(ckv::Event) override {}
-  int event_record(ckv::Event, ckv::Stream) override { return 0; }
-  int event_query(ckv::Event) override { return 0; }
-  int stream_query(ckv::Stream) override { return 0; }
-  int copy(int, const ckv::Descriptor *, size_t) override { return 0; }
-  bool locks_pages() const override { return true; }
-  int host_register(void *base, size_t bytes) override {
-    return registered.size() == num_allowed_ ? 2 : (registered[base] = bytes, 0);
-  }
-  int host_unregister(void *base) override { return registered.erase(base) == 1 ? 0 : 1; }
-  std::string describe(int code) override { return "error " + std::to_string(code); }
-  int path() const override { return CKV_PATH_LOOP; }
-
-  std::map<void *, size_t> registered;
-
- private:
-  const size_t num_allowed_;
-};
-
 TEST(test_pool_is_locked_in_chunks_or_not_at_all) {
-  LockingDriver generous(100);
+  InstantDriver generous(100);
   {
     ckv::HostPool pool(generous, 10 * kMiB, true, 4 * kMiB);
     CHECK(generous.registered.size() == 3);
   }
   CHECK(generous.registered.empty());
-  LockingDriver mean(2);
+  InstantDriver mean(2);
   try {
     ckv::HostPool pool(mean, 10 * kMiB, true, 4 * kMiB);
     CHECK(false);

@@ -1,0 +1,78 @@
+// Compiled only, and only where there is a CUDA toolkit: our declarations are the driver's.
+#include <cuda.h>
+#include <cudaTypedefs.h>
+
+#include <cstddef>
+#include <type_traits>
+
+#include "cuda_types.h"
+#include "driver.h"
+
+namespace ckv::cuda {
+namespace {
+
+// What stands for a type of cuda.h here: enums are their underlying int, the one struct is ours.
+template <typename T>
+struct Ours {
+  using type = std::conditional_t<std::is_enum_v<T>, int, T>;
+};
+template <>
+struct Ours<CUmemcpyAttributes> {
+  using type = MemcpyAttributes;
+};
+template <typename T>
+struct Ours<T *> {
+  using type = std::conditional_t<std::is_same_v<T, std::remove_const_t<T>>,
+                                  typename Ours<std::remove_const_t<T>>::type *,
+                                  const typename Ours<std::remove_const_t<T>>::type *>;
+};
+template <typename R, typename... Args>
+struct Ours<R (*)(Args...)> {
+  using type = typename Ours<R>::type (*)(typename Ours<Args>::type...);
+};
+
+template <typename Declared, typename Real>
+constexpr bool is_same = std::is_same_v<Declared, typename Ours<Real>::type>;
+
+static_assert(is_same<Init, PFN_cuInit_v2000>);
+static_assert(is_same<DeviceGet, PFN_cuDeviceGet_v2000>);
+static_assert(is_same<PrimaryRetain, PFN_cuDevicePrimaryCtxRetain_v7000>);
+static_assert(is_same<PrimaryRelease, PFN_cuDevicePrimaryCtxRelease_v11000>);
+static_assert(is_same<CtxPush, PFN_cuCtxPushCurrent_v4000>);
+static_assert(is_same<CtxPop, PFN_cuCtxPopCurrent_v4000>);
+static_assert(is_same<CtxSet, PFN_cuCtxSetCurrent_v4000>);
+static_assert(is_same<StreamCreate, PFN_cuStreamCreateWithPriority_v5050>);
+static_assert(is_same<StreamDestroy, PFN_cuStreamDestroy_v4000>);
+static_assert(is_same<StreamQuery, PFN_cuStreamQuery_v2000>);
+static_assert(is_same<PriorityRange, PFN_cuCtxGetStreamPriorityRange_v5050>);
+static_assert(is_same<EventCreate, PFN_cuEventCreate_v2000>);
+static_assert(is_same<EventDestroy, PFN_cuEventDestroy_v4000>);
+static_assert(is_same<EventRecord, PFN_cuEventRecord_v2000>);
+static_assert(is_same<EventQuery, PFN_cuEventQuery_v2000>);
+static_assert(is_same<MemcpyAsync, PFN_cuMemcpyAsync_v4000>);
+static_assert(is_same<MemcpyBatchAsync, PFN_cuMemcpyBatchAsync_v12080>);
+static_assert(is_same<HostRegister, PFN_cuMemHostRegister_v6050>);
+static_assert(is_same<HostUnregister, PFN_cuMemHostUnregister_v4000>);
+static_assert(is_same<ErrorText, PFN_cuGetErrorName_v6000>);
+static_assert(is_same<ErrorText, PFN_cuGetErrorString_v6000>);
+static_assert(is_same<ExchangeCaptureMode, PFN_cuThreadExchangeStreamCaptureMode_v10010>);
+
+static_assert(sizeof(MemLocation) == sizeof(CUmemLocation));
+static_assert(offsetof(MemLocation, id) == offsetof(CUmemLocation, id));
+static_assert(sizeof(MemcpyAttributes) == sizeof(CUmemcpyAttributes));
+static_assert(offsetof(MemcpyAttributes, src_hint) == offsetof(CUmemcpyAttributes, srcLocHint));
+static_assert(offsetof(MemcpyAttributes, dst_hint) == offsetof(CUmemcpyAttributes, dstLocHint));
+static_assert(offsetof(MemcpyAttributes, flags) == offsetof(CUmemcpyAttributes, flags));
+static_assert(sizeof(GetProcAddress(nullptr)) == sizeof(PFN_cuGetProcAddress_v12000));
+static_assert(sizeof(cuuint64_t) == sizeof(uint64_t));
+
+static_assert(kSrcAccessOrderStream == CU_MEMCPY_SRC_ACCESS_ORDER_STREAM);
+static_assert(kSrcAccessOrderAny == CU_MEMCPY_SRC_ACCESS_ORDER_ANY);
+static_assert(kStreamNonBlocking == CU_STREAM_NON_BLOCKING);
+static_assert(kEventDisableTiming == CU_EVENT_DISABLE_TIMING);
+static_assert(kHostRegisterPortable == CU_MEMHOSTREGISTER_PORTABLE);
+static_assert(kCaptureModeRelaxed == CU_STREAM_CAPTURE_MODE_RELAXED);
+static_assert(kNotReady == CUDA_ERROR_NOT_READY);
+
+}  // namespace
+}  // namespace ckv::cuda

@@ -1,0 +1,74 @@
+"""The native engine over fake VRAM, and the mark that all these tests carry."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+
+from continuum_connector.errors import ConfigError
+from continuum_connector.messages import BlockIds
+from continuum_connector.worker.engine import Completion, Direction, Region
+from continuum_connector.worker.native import NativeEngine, find_library
+
+_HERE = Path(__file__).parent
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if _HERE in item.path.parents:
+            item.add_marker(pytest.mark.native)
+
+
+def ids(*values: int) -> BlockIds:
+    return np.array(values, dtype=np.int32)
+
+
+class Rig:
+    """16 blocks of two pieces (K and V apart), 24 slots, an engine between them."""
+
+    NUM_BLOCKS = 16
+    NUM_SLOTS = 24
+    PIECE = 4096
+
+    def __init__(self, **tuning: Any) -> None:
+        random = np.random.default_rng(7)
+        shape = (2, self.NUM_BLOCKS, self.PIECE)
+        self.vram: npt.NDArray[np.uint8] = random.integers(1, 256, shape, dtype=np.uint8)
+        regions = [
+            Region(self.vram[i].ctypes.data, self.PIECE, i * self.PIECE, self.PIECE)
+            for i in range(2)
+        ]
+        self.engine = NativeEngine(
+            "sim", 0, regions, self.NUM_BLOCKS, self.NUM_SLOTS, 2 * self.PIECE, **tuning
+        )
+
+    def slot(self, index: int) -> npt.NDArray[np.uint8]:
+        return self.engine.pool.view().reshape(self.NUM_SLOTS, 2, self.PIECE)[index]
+
+    def finish(
+        self, direction: Direction, blocks: BlockIds, slots: BlockIds, tag: int
+    ) -> Completion:
+        self.engine.submit(direction, blocks, slots, tag)
+        assert self.engine.wait(tag, 20.0)
+        (completion,) = self.engine.poll()
+        return completion
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _library() -> None:
+    try:
+        find_library()
+    except ConfigError as error:
+        pytest.skip(str(error))
+
+
+@pytest.fixture
+def rig() -> Iterator[Rig]:
+    made = Rig()
+    yield made
+    made.engine.close(5.0)

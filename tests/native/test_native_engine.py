@@ -1,0 +1,266 @@
+"""The ctypes side: what the worker sees of the native engine."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import re
+import shutil
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+from continuum_connector.errors import ConfigError, TransferError
+from continuum_connector.worker import native
+from continuum_connector.worker.engine import Direction, Region, Status
+from continuum_connector.worker.native import NativeEngine
+from tests.native.conftest import Rig, ids
+
+LOAD, STORE = Direction.LOAD, Direction.STORE
+
+
+def test_loaded_bytes_equal_stored_bytes(rig: Rig) -> None:
+    original = rig.vram.copy()
+    blocks, slots = ids(0, 3, 4, 15), ids(23, 1, 2, 0)
+    stored = rig.finish(STORE, blocks, slots, 1)
+    assert (stored.tag, stored.status, stored.error) == (1, Status.DONE, 0)
+    assert stored.num_bytes == 4 * 2 * Rig.PIECE
+    assert stored.seconds > 0.0
+    for block, slot in zip(blocks, slots, strict=True):
+        assert np.array_equal(rig.slot(slot), original[:, block])
+    rig.vram[:] = 0
+    assert rig.finish(LOAD, blocks, slots, 2).status is Status.DONE
+    assert np.array_equal(rig.vram[:, blocks], original[:, blocks])
+    assert rig.vram.sum() == original[:, blocks].sum()
+
+
+def test_a_poisoned_slot_is_seen_by_the_load(rig: Rig) -> None:
+    rig.finish(STORE, ids(0), ids(0), 1)
+    rig.slot(0)[1, 17] ^= 0xFF
+    before = rig.vram.copy()
+    rig.finish(LOAD, ids(0), ids(0), 2)
+    assert list(zip(*np.nonzero(rig.vram != before), strict=True)) == [(1, 0, 17)]
+
+
+def test_ids_are_copied_before_submit_returns(rig: Rig) -> None:
+    rig.engine.sim_hold()
+    blocks, slots = ids(1, 2), ids(1, 2)
+    rig.engine.submit(STORE, blocks, slots, 1)
+    blocks[:] = slots[:] = 9
+    rig.engine.sim_release()
+    assert rig.engine.wait(1, 20.0)
+    assert np.array_equal(rig.slot(2), rig.vram[:, 2])
+
+
+def test_each_transfer_is_reported_once_and_in_order(rig: Rig) -> None:
+    assert rig.engine.poll() == []
+    for tag in range(600):  # more than one poll's buffer
+        rig.engine.submit(STORE, ids(tag % 16), ids(tag % 16), tag)
+        assert rig.engine.wait(tag, 20.0)
+    assert [c.tag for c in rig.engine.poll()] == list(range(600))
+    assert rig.engine.poll() == []
+
+
+def test_a_held_transfer_stays_in_flight_until_release(rig: Rig) -> None:
+    rig.engine.sim_hold()
+    rig.engine.submit(STORE, ids(1), ids(1), 1)
+    assert not rig.engine.wait(1, 0.02)
+    assert rig.engine.poll() == []
+    assert not rig.slot(1).any()
+    rig.engine.sim_release()
+    assert rig.engine.wait(1, 20.0)
+    assert rig.engine.poll()[0].status is Status.DONE
+
+
+def test_cancel_reports_after_the_trunk_in_flight() -> None:
+    rig = Rig(trunk_bytes=8192, window_bytes=8192)
+    rig.engine.sim_hold()
+    rig.engine.submit(STORE, ids(*range(16)), ids(*range(16)), 1)
+    while not rig.engine.sim_stats().num_copy_calls[STORE.value]:
+        os.sched_yield()
+    rig.engine.cancel(1)
+    assert not rig.engine.wait(1, 0.02)
+    rig.engine.sim_release()
+    assert rig.engine.wait(1, 20.0)
+    (completion,) = rig.engine.poll()
+    assert completion.status is Status.CANCELLED
+    assert completion.num_bytes == 8192
+    rig.engine.close(5.0)
+
+
+def test_store_waits_for_its_stream(rig: Rig) -> None:
+    stream = rig.engine.sim_stream()
+    rig.engine.sim_block(stream)
+    rig.engine.sim_compute(stream, 0.0)
+    rig.engine.submit(STORE, ids(1), ids(1), 1, after_stream=stream)
+    assert not rig.engine.wait(1, 0.02)
+    assert rig.engine.sim_stats().num_copy_calls[STORE.value] == 0
+    rig.engine.sim_block(stream, on=False)
+    assert rig.engine.wait(1, 20.0)
+
+
+def test_a_driver_error_fails_one_transfer_and_a_sticky_one_all(rig: Rig) -> None:
+    rig.engine.sim_fail_after(0, code=2)
+    failed = rig.finish(STORE, ids(1), ids(1), 1)
+    assert (failed.status, failed.error) == (Status.FAILED, 2)
+    assert rig.finish(STORE, ids(1), ids(1), 2).status is Status.DONE
+    rig.engine.sim_fail_after(0, code=700)
+    assert rig.finish(STORE, ids(1), ids(1), 3).error == 700
+    with pytest.raises(TransferError, match=r"copies no more since a driver error: .*700\.$"):
+        rig.engine.submit(STORE, ids(1), ids(1), 4)
+
+
+@pytest.mark.parametrize(
+    ("blocks", "slots", "text"),
+    [
+        (ids(16), ids(0), "block 16 is not in 0..15."),
+        (ids(0), ids(-1), "slot -1 is not in 0..23."),
+        (ids(0, 1), ids(0), "transfer 5: ids must be int32, as many blocks as slots."),
+        (ids(0).astype(np.int64), ids(0), "transfer 5: ids must be int32"),
+        (ids(0), ids(2), "transfer 5: slot 2 is used by an unfinished transfer."),
+    ],
+)
+def test_a_wrong_transfer_is_refused_in_one_sentence(
+    rig: Rig, blocks: np.ndarray, slots: np.ndarray, text: str
+) -> None:
+    rig.engine.sim_hold()
+    rig.engine.submit(LOAD, ids(7), ids(2), 1)
+    with pytest.raises(TransferError, match=re.escape(text)):
+        rig.engine.submit(STORE, blocks, slots, 5)
+    rig.engine.sim_release()
+
+
+def test_close_is_idempotent_and_its_reports_can_be_polled() -> None:
+    rig = Rig(sim_mbps=20)
+    rig.engine.submit(STORE, ids(*range(16)), ids(*range(16)), 1)
+    rig.engine.close(5.0)
+    rig.engine.close(5.0)
+    assert [c.status for c in rig.engine.poll()] == [Status.DONE]
+    assert rig.engine.poll() == []
+    assert rig.engine.wait(1, 0.0)
+    rig.engine.cancel(1)
+    with pytest.raises(TransferError, match=r"^the copy engine is closed\.$"):
+        rig.engine.submit(STORE, ids(1), ids(1), 2)
+    with pytest.raises(TransferError, match="pool is closed"):
+        rig.engine.pool.view()
+
+
+def test_close_does_not_wait_for_a_driver_that_keeps_its_copies() -> None:
+    # In a process of its own: what is left behind stays with it.
+    code = """
+from tests.native.conftest import Rig, ids
+from continuum_connector.worker.engine import Direction
+rig = Rig()
+rig.engine.sim_hold()
+rig.engine.submit(Direction.STORE, ids(1), ids(1), 1)
+while not rig.engine.sim_stats().num_copy_calls[1]: pass
+rig.engine.close(0.01)
+print(rig.engine.is_left_behind, [(c.tag, c.status.name, c.error) for c in rig.engine.poll()])
+"""
+    done = _python(code)
+    assert done.stdout.strip() == "True [(1, 'FAILED', -4)]", done.stderr
+
+
+def test_a_fork_is_refused_and_can_leave() -> None:
+    code = """
+import os
+from tests.native.conftest import Rig, ids
+from continuum_connector.errors import TransferError
+from continuum_connector.worker.engine import Direction
+rig = Rig()
+pid = os.fork()
+if pid == 0:
+    try:
+        rig.engine.submit(Direction.STORE, ids(1), ids(1), 1)
+    except TransferError as error:
+        ok = "a fork cannot use it" in str(error)
+    rig.engine.close(1.0)
+    os._exit(0 if ok else 1)
+status = os.waitpid(pid, 0)[1]
+print(status, rig.finish(Direction.STORE, ids(1), ids(1), 2).status.name)
+rig.engine.close(1.0)
+"""
+    done = _python(code)
+    assert done.stdout.strip() == "0 DONE", done.stderr
+
+
+def test_opening_and_closing_leaks_no_thread_and_no_file() -> None:
+    def count() -> tuple[int, ...]:
+        return tuple(len(os.listdir(f"/proc/self/{kind}")) for kind in ("task", "fd"))
+
+    Rig().engine.close(5.0)
+    before = count()
+    for _ in range(20):
+        rig = Rig()
+        rig.finish(STORE, ids(1), ids(1), 1)
+        rig.engine.close(5.0)
+    assert count() == before
+
+
+def test_cuda_is_never_replaced_by_the_simulator() -> None:
+    if _has_libcuda():
+        pytest.skip("this machine has a CUDA driver")
+    with pytest.raises(TransferError, match=r"^the CUDA driver cannot be opened: .*libcuda.*\.$"):
+        NativeEngine("cuda", 0, [Region(4096, 4096, 0, 4096)], 1, 1, 4096)
+
+
+def test_a_wrong_setup_is_refused_in_one_sentence() -> None:
+    region = Region(4096, 4096, 0, 4096)
+    for driver, slot_bytes, text in (
+        ("gds", 4096, "driver 'gds' is unknown; choose from cuda, sim."),
+        ("sim", 0, "1 slots of 0 bytes hold nothing."),
+        ("sim", 4095, "does not fit a slot of 4095 bytes."),
+    ):
+        with pytest.raises(ConfigError, match=re.escape(text)):
+            NativeEngine(driver, 0, [region], 1, 1, slot_bytes)
+    with pytest.raises(TransferError, match="at least one region"):
+        NativeEngine("sim", 0, [], 1, 1, 4096)
+    with pytest.raises(TransferError, match="no host pool: mapping"):
+        NativeEngine("sim", 0, [region], 1, 1 << 20, 1 << 40)
+    with pytest.raises(ConfigError, match="more than can be counted"):
+        NativeEngine("sim", 0, [region], 1, 1 << 30, 1 << 40)
+
+
+def test_a_missing_library_says_how_to_build_it(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: object
+) -> None:
+    monkeypatch.setattr(native.continuum_connector, "__path__", [str(tmp_path)])
+    with pytest.raises(ConfigError, match=r"not built; `pip install \.` builds it and needs g\+\+"):
+        native.find_library()
+
+
+@pytest.mark.skipif(shutil.which("nm") is None, reason="needs nm")
+def test_only_ckv_symbols_leave_the_library() -> None:
+    out = subprocess.run(
+        ["nm", "-D", "--defined-only", str(native.find_library())],
+        capture_output=True,
+        text=True,
+        check=True,
+    ).stdout
+    names = {line.split()[-1] for line in out.splitlines()}
+    declared = set(native._BLOCKING) | set(native._QUICK)
+    assert names == declared
+
+
+def test_structs_are_as_long_as_the_library_says() -> None:
+    # ckv_open refuses another config size; a completion or region of another size would shift.
+    assert ctypes.sizeof(native._Config) == 56
+    assert ctypes.sizeof(native._Region) == 40
+    assert ctypes.sizeof(native._Completion) == 48
+    assert ctypes.sizeof(native.SimStats) == 56
+
+
+def _python(code: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", code], capture_output=True, text=True, timeout=60
+    )
+
+
+def _has_libcuda() -> bool:
+    try:
+        ctypes.CDLL("libcuda.so.1")
+    except OSError:
+        return False
+    return True

@@ -1,0 +1,65 @@
+"""The C++ tests under the sanitizers, and what only a compiler can check."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+REPO = Path(__file__).resolve().parents[2]
+CUDA_HEADERS = [Path("/usr/local/cuda/include"), Path("/usr/include")]
+
+needs_compiler = pytest.mark.skipif(shutil.which("g++") is None, reason="needs g++")
+needs_cmake = pytest.mark.skipif(shutil.which("cmake") is None, reason="needs cmake")
+
+
+def _run(*command: str | Path, timeout_s: float = 600.0) -> str:
+    done = subprocess.run(
+        [str(part) for part in command],
+        capture_output=True,
+        text=True,
+        timeout=timeout_s,
+        cwd=REPO,
+    )
+    assert done.returncode == 0, f"{command}\n{done.stdout[-4000:]}\n{done.stderr[-8000:]}"
+    return done.stdout
+
+
+def _has_sanitizer(name: str, folder: Path) -> bool:
+    source = folder / "probe.cpp"
+    source.write_text("int main() { return 0; }\n")
+    probe = folder / "probe"
+    built = subprocess.run(
+        ["g++", f"-fsanitize={name}", str(source), "-o", str(probe)], capture_output=True
+    )
+    return built.returncode == 0 and subprocess.run([str(probe)]).returncode == 0
+
+
+@needs_compiler
+@needs_cmake
+@pytest.mark.parametrize(
+    ("preset", "sanitizers"), [("asan", "address,undefined"), ("tsan", "thread")]
+)
+def test_engine_is_clean_under_the_sanitizer(preset: str, sanitizers: str, tmp_path: Path) -> None:
+    if not _has_sanitizer(sanitizers, tmp_path):
+        pytest.skip(f"this compiler cannot link or start programs with -fsanitize={sanitizers}")
+    _run("cmake", "--preset", preset, "-B", tmp_path / "build")
+    _run("cmake", "--build", tmp_path / "build", "--target", "ckv_tests", "-j", "2")
+    assert "tests passed" in _run(tmp_path / "build" / "ckv_tests")
+
+
+@needs_compiler
+def test_declarations_are_those_of_the_cuda_header() -> None:
+    folder = next((f for f in CUDA_HEADERS if (f / "cudaTypedefs.h").is_file()), None)
+    if folder is None:
+        pytest.skip("needs a CUDA toolkit's headers")
+    _run("g++", "-std=c++17", "-Wall", "-Wextra", "-Werror", "-fsyntax-only", f"-I{folder}",
+         "csrc/check_abi.cpp")  # fmt: skip
+
+
+@pytest.mark.skipif(shutil.which("nvcc") is None, reason="needs nvcc")
+def test_nvcc_takes_the_sources(tmp_path: Path) -> None:
+    for source in ("engine.cpp", "lane.cpp", "api.cpp"):
+        _run("nvcc", "-std=c++17", "-c", "-o", tmp_path / "out.o", f"csrc/{source}")
