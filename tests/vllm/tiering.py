@@ -50,8 +50,28 @@ def in_flight(engine: Engine, kind: Kind) -> list[Transfer]:
     return [each for each in engine.connector.side.tier.ledger if each.kind is kind]
 
 
-def drop_vram(engine: Engine) -> None:
-    """Take every free block out of VRAM's prefix cache, and no pin may keep any."""
+def run_turn(
+    engine: Engine, request_id: str, tokens: list[int] | int, *, idle: bool = True, **kwargs: Any
+) -> None:
+    """Run one turn; with `idle` off only until it is answered and its store has left."""
+    engine.add(request_id, tokens, **kwargs)
+    if idle:
+        engine.run_until_idle()
+        return
+    engine.run_until_idle(until=lambda: request_id in engine.finish_reasons)
+    engine.step()
+
+
+def outlast_pins(engine: Engine) -> None:
+    """Let so much time pass that every pin has expired."""
+    engine.clock.advance(100.0)
+    engine.run_until_idle()
+    assert not len(engine.connector.side.pins)
+
+
+def park(engine: Engine) -> None:
+    """A long tool call on a busy server: afterwards nothing is left in VRAM."""
+    outlast_pins(engine)
     assert engine.usage() == 0
     assert engine.pool.reset_prefix_cache()
 
