@@ -78,9 +78,6 @@ def scheduler_side(
     num_slots = _num_slots(config, vllm_config, len(groups), node_ranks, slot_bytes)
 
     def make_tier(holds: HoldTable) -> DramTier:
-        events = vllm_config.kv_events_config
-        wanted = events is not None and events.enable_kv_cache_events
-        tier_events = TierEvents(compat.KvEventFactory(), groups.block_size) if wanted else None
         return DramTier(
             num_slots,
             slot_bytes * world_size,
@@ -89,14 +86,11 @@ def scheduler_side(
             holds,
             account,
             config.load_timeout_s,
-            tier_events,
+            _tier_events(vllm_config, groups.block_size),
         )
 
-    trace = open_trace(config.trace_path)
-    trace.record(
-        "start",
-        time.monotonic(),
-        policy=config.policy,
+    trace = _trace(
+        config,
         vram_blocks=pool.num_gpu_blocks - 1,
         dram_blocks=num_slots,
         block_size=groups.block_size,
@@ -113,6 +107,21 @@ def scheduler_side(
         Waker(wake) if wake is not None else NoWaker(),
         Endings(lambda: compat.load_tokenizer(vllm_config)),
     )
+
+
+def _trace(config: ContinuumConfig, **world: int) -> Any:
+    """Open the trace; its first record says what the rest happened in."""
+    trace = open_trace(config.trace_path)
+    trace.record("start", time.monotonic(), policy=config.policy, **world)
+    return trace
+
+
+def _tier_events(vllm_config: Any, block_size: int) -> TierEvents | None:
+    """KV events for DRAM blocks, where the server publishes KV events at all."""
+    events = vllm_config.kv_events_config
+    if events is None or not events.enable_kv_cache_events:
+        return None
+    return TierEvents(compat.KvEventFactory(), block_size)
 
 
 def _num_slots(

@@ -11,7 +11,7 @@ def register() -> None:
     from vllm.config import SchedulerConfig
     from vllm.distributed.kv_transfer.kv_connector.factory import KVConnectorFactory
 
-    from continuum_connector.scheduler import attach
+    from continuum_connector import attach
 
     if "ContinuumConnector" not in KVConnectorFactory._registry:
         KVConnectorFactory.register_connector(
