@@ -89,13 +89,8 @@ def scheduler_side(
             _tier_events(vllm_config, groups.block_size),
         )
 
-    trace = _trace(
-        config,
-        vram_blocks=pool.num_gpu_blocks - 1,
-        dram_blocks=num_slots,
-        block_size=groups.block_size,
-        engine=vllm_config.parallel_config.data_parallel_index,
-    )
+    sizes = {"vram_blocks": pool.num_gpu_blocks - 1, "dram_blocks": num_slots}
+    trace = _trace(config, vllm_config, block_size=groups.block_size, **sizes)
     return SchedulerSide(
         config,
         policy(config),
@@ -109,10 +104,11 @@ def scheduler_side(
     )
 
 
-def _trace(config: ContinuumConfig, **world: int) -> Any:
+def _trace(config: ContinuumConfig, vllm_config: Any, **world: int) -> Any:
     """Open the trace; its first record says what the rest happened in."""
     trace = open_trace(config.trace_path)
-    trace.record("start", time.monotonic(), policy=config.policy, **world)
+    engine = vllm_config.parallel_config.data_parallel_index
+    trace.record("start", time.monotonic(), policy=config.policy, engine=engine, **world)
     return trace
 
 
