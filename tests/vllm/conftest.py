@@ -11,7 +11,7 @@ import pytest
 
 # Before vllm is imported: its logger and platform read these once. Two cores are often all
 # there is, and torch's thread pool is of no use to a scheduler.
-os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
+os.environ.setdefault("VLLM_LOGGING_LEVEL", "WARNING")
 os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("PYTHONHASHSEED", "0")  # seeds the block hashes: a failure repeats exactly
