@@ -222,6 +222,12 @@ def rank_victims_by_request(scheduler: Any) -> bool:
     return True
 
 
+def ask_to_recompute(vllm_config: Any) -> None:
+    """Say so in the config as well, for a scheduler that is not ours: the scheduler reads it
+    after it has created the connector (v1/core/sched/scheduler.py, __init__)."""
+    vllm_config.kv_transfer_config.kv_load_failure_policy = "recompute"
+
+
 def recompute_failed_loads(scheduler: Any) -> None:
     """A failed load is a miss (law 4), whatever kv_load_failure_policy says: its default fails
     the request with HTTP 500."""

@@ -88,6 +88,7 @@ class ContinuumConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
         if role is KVConnectorRole.SCHEDULER:
             if self._aside:
                 logger.warning("ContinuumConnector steps aside: %s", self._aside)
+            compat.ask_to_recompute(vllm_config)
             self._wake = compat.find_wake()
         elif not self._aside:
             self.worker = build.worker(self.config, vllm_config)

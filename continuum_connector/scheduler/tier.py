@@ -120,12 +120,11 @@ class DramTier:
                     blocks.append(block_id)
         missing = [key for key in keys if not self.index.is_ready(key)]
         slots = [] if missing else self.index.acquire(keys)
+        # vLLM waits for this load now. If a slot has gone since the promise, the load names
+        # none, so that every rank refuses it, and it is recomputed.
         transfer = self.ledger.load(
             program, request.request_id, blocks, slots or self._no_slots(len(blocks)), now
         )
-        if missing:
-            # vLLM waits for this load now, so it must be seen to fail: it is recomputed.
-            self.ledger.cancel(transfer)
         self.index.touch(program)
         self._by_age.append(transfer)
         self._admitted(transfer)

@@ -171,6 +171,10 @@ class FakeWorker:
     # -- copies ----------------------------------------------------------------------------
 
     def _start_load(self, order: LoadOrder) -> None:
+        if (order.slots < 0).any():  # the copy engine refuses what is outside its pool
+            self._submit(order, _Transfer(order, []))
+            self.fail(order.transfer_id)
+            return
         sources = [self._slot(order, int(slot)) for slot in order.slots]
         marks = [Content(-1, [None] * self.block_size) for _ in order.blocks]
         for block, mark in zip(order.blocks, marks, strict=True):
