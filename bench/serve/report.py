@@ -46,6 +46,10 @@ class ArmResult:
         """Times to first token of the turns that answered."""
         return [turn.ttft_s for turn in self.turns if not turn.error]
 
+    def ttft_of_turns_s(self, first: bool) -> list[float]:
+        """The same, of first turns or of later ones: program order may trade one for the other."""
+        return [t.ttft_s for t in self.turns if not t.error and (t.index == 0) == first]
+
     def count(self, name: str, **labels: str) -> float:
         """Sum of what was added to a counter."""
         return total(self.counters, name, **labels)
@@ -99,6 +103,8 @@ ROWS = (
     Row("jct_p95_s", "JCT P95", lambda a: p95(a.jct_s), "s"),
     Row("ttft_mean_s", "TTFT mean", lambda a: mean(a.ttft_s), "s"),
     Row("ttft_p95_s", "TTFT P95", lambda a: p95(a.ttft_s), "s"),
+    Row("ttft_first_mean_s", "  first turns, mean", lambda a: mean(a.ttft_of_turns_s(True)), "s"),
+    Row("ttft_later_mean_s", "  later turns, mean", lambda a: mean(a.ttft_of_turns_s(False)), "s"),
     Row("prompt_tokens", "prompt tokens", lambda a: a.count("vllm:prompt_tokens_total")),
     Row("recomputed", "  computed", lambda a: a.count(PROMPT, source="local_compute")),
     Row("hits_vram", "  hit in VRAM", lambda a: a.count(PROMPT, source="local_cache_hit")),

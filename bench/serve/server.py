@@ -54,7 +54,7 @@ class ServerOptions:
     kv_transfer_config: Mapping[str, Any] | None = None  # the whole JSON, instead of `connector`
     args: Sequence[str] = ()
     env: Mapping[str, str] = field(default_factory=dict)
-    start_timeout_s: float = 240.0
+    start_timeout_s: float = 420.0  # 25 s alone; minutes when every core is taken
 
     def transfer_config(self) -> dict[str, Any] | None:
         """The value of --kv-transfer-config, or None for stock vLLM."""
