@@ -98,7 +98,7 @@ def subclass(base: Any) -> Any:
                 )
                 setattr(self, name, queue)
                 queues.append(queue)
-            ours.side.queues = tuple(queues)
+            ours.side.retention.queues = tuple(queues)
 
         def add_request(self, request: Any) -> None:
             if self._continuum is not None and request.request_id not in self.requests:

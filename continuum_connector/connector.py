@@ -222,7 +222,7 @@ class ContinuumConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
         if self.side is None:
             return False
         now = self._clock()
-        if not self._is_attached and self.side.give_up_cheapest(now):
+        if not self._is_attached and self.side.retention.give_up_cheapest(now):
             return True
         return self.side.will_free_blocks(now)
 

@@ -76,11 +76,10 @@ class KvGroups:
         limit = start
         while limit < end and all(has(block_key(hashes[limit], g)) for g in full):
             limit += 1
-        windows = [group for group in self._groups if group.window is not None]
-        while limit > start and not all(
-            self._covers(hashes, start, limit, group, has) for group in windows
-        ):
-            limit -= 1
+        gap: int | None = limit
+        while gap is not None:
+            limit = gap
+            gap = self._last_gap(hashes, start, limit, has)
         return limit
 
     def first_needed(self, group: KvGroup, hit: int, start: int) -> int:
@@ -90,13 +89,15 @@ class KvGroups:
         # One token more than attention reads, so that a load never lacks a block.
         return max(start, (hit * self.block_size - group.window) // self.block_size, 0)
 
-    def _covers(
-        self,
-        hashes: Sequence[bytes],
-        start: int,
-        hit: int,
-        group: KvGroup,
-        has: Callable[[Key], bool],
-    ) -> bool:
-        first = self.first_needed(group, hit, start)
-        return all(has(block_key(hashes[i], group.index)) for i in range(first, hit))
+    def _last_gap(
+        self, hashes: Sequence[bytes], start: int, hit: int, has: Callable[[Key], bool]
+    ) -> int | None:
+        """Index of the last block that a window before `hit` lacks; every hit between needs
+        it too, since windows move with the hit. None if all is there."""
+        for group in self._groups:
+            if group.window is None:
+                continue
+            for index in range(hit - 1, self.first_needed(group, hit, start) - 1, -1):
+                if not has(block_key(hashes[index], group.index)):
+                    return index
+        return None

@@ -26,11 +26,10 @@ class Records:
         self.trace = trace
         self._echo = echo
 
-    def arrived(self, request: Any, turn: Turn, pin: LivePin | None, now: float) -> None:
+    def arrived(self, request: Any, turn: Turn, returns: bool, now: float) -> None:
         self.account.count("turns", label=turn.identity.source.value)
         if not self.trace.enabled:
             return
-        returns = pin is not None and request.request_id in pin.waiting
         self.trace.record(
             "return" if returns else "arrive",
             now,

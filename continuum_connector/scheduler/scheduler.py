@@ -6,6 +6,7 @@ All of it runs on the scheduler's thread; `now` is monotonic seconds, read by co
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -28,9 +29,9 @@ from continuum_connector.programs.table import ProgramTable
 from continuum_connector.scheduler.ending import Endings
 from continuum_connector.scheduler.holds import BlockPool, HoldTable
 from continuum_connector.scheduler.kv_groups import KvGroups
-from continuum_connector.scheduler.pins import Pin, PinEnd, PinTable
+from continuum_connector.scheduler.pins import Pin, PinEnd
 from continuum_connector.scheduler.records import Records
-from continuum_connector.scheduler.room import Room
+from continuum_connector.scheduler.retention import Retention
 from continuum_connector.scheduler.tier import DramTier
 from continuum_connector.scheduler.turn import Turn
 from continuum_connector.scheduler.unattached import Unattached
@@ -58,21 +59,20 @@ class SchedulerSide:
         self.config = config
         self.policy = policy
         self.records = Records(account, trace, config.echo)
-        self.pins = PinTable()
+        # One block of the pool is the null block, which holds nothing.
+        budget = config.max_pinned_fraction * (pool.num_gpu_blocks - 1)
+        self.retention = Retention(pool, budget, config.max_ttl_s, self.records, waker)
+        self.pins = self.retention.pins
         self.programs = ProgramTable(config.max_programs, lambda key: not self.pins.has(key))
-        self.pin_holds = HoldTable(pool)
         self.store_holds = HoldTable(pool)
         self.tier = make_tier(self.store_holds)
         self.turns: dict[str, Turn] = {}
-        self.queues: Sequence[Any] = ()
         self._pool = pool
         self.groups = groups
         self._endings = endings
         self._waker = waker
-        self._now = 0.0
         self._owes_step = False  # metrics show a reset only after a step
-        self.room = Room(pool, self.pins, self.pin_holds, self._give_up)
-        self.unattached = Unattached(pool, groups, self.give_up_cheapest)
+        self.unattached = Unattached(pool, groups, self.retention.give_up_cheapest)
 
     # --- arrival ----------------------------------------------------------------------
     def begin_turn(self, request: Any, now: float) -> Turn:
@@ -85,11 +85,8 @@ class SchedulerSide:
         program, identity = self._identify(request, now)
         turn = Turn(program, identity, program.num_turns, now)
         self.turns[request.request_id] = turn
-        pin = self.pins.get(program.key)
-        if pin is not None and self._continues(request, pin):
-            self.pins.expect(pin, request.request_id)
-            self._schedule_wake()
-        self.records.arrived(request, turn, pin, now)
+        pin = self.retention.expect(request, program.key)
+        self.records.arrived(request, turn, pin is not None, now)
         return turn
 
     def _identify(self, request: Any, now: float) -> tuple[Program, Identity]:
@@ -106,10 +103,9 @@ class SchedulerSide:
         """The place of a waiting request (Continuum, section 4.3); lower is earlier."""
         turn = self.turns.get(request.request_id)
         if turn is None:
-            return (True, True, self._now, self._now)
-        pin = self.pins.get(turn.program.key)
-        returns = pin is not None and request.request_id in pin.waiting
-        return (not is_preempted, not returns, turn.program.arrival, turn.arrival)
+            return (True, True, math.inf, math.inf)
+        pin = self.retention.awaited(turn.program.key, request.request_id)
+        return (not is_preempted, pin is None, turn.program.arrival, turn.arrival)
 
     def program_of(self, request: Any) -> str:
         turn = self.turns.get(request.request_id)
@@ -135,28 +131,12 @@ class SchedulerSide:
             turn.is_admitted = True
             turn.dram_tokens = num_external
             self.records.admitted(request, turn, now)
-        pin = self.pins.get(turn.program.key)
-        if pin is not None and request.request_id in pin.waiting:
-            self._end_pin(pin, PinEnd.RETURNED, now)
+        self.retention.hand_over(turn.program.key, request.request_id, now)
 
     def make_room(self, request: Any, attempt: Callable[[], Any], need: int, now: float) -> Any:
         """Retry a failed allocation while pins give way; None if that cannot help."""
-        self._now = now
-        turn = self.turns.get(request.request_id)
-        own = self.pins.get(turn.program.key) if turn is not None else None
-        if own is not None and request.request_id not in own.waiting:
-            own = None
-        return self.room.make(attempt, request.request_id, need, own)
-
-    def give_up_cheapest(self, now: float) -> bool:
-        """End the pin that gives way first; False if there is none."""
-        pins = self.pins.cheapest_first()
-        cheapest = next(pins, None)
-        pins.close()
-        if cheapest is None:
-            return False
-        self._end_pin(cheapest, PinEnd.PRESSURE, now)
-        return True
+        program = self.program_of(request)
+        return self.retention.make_room(attempt, request.request_id, program, need, now)
 
     def will_free_blocks(self, now: float) -> bool:
         """Whether a store in flight will let go of blocks soon enough to wait for it."""
@@ -180,7 +160,7 @@ class SchedulerSide:
     def plan(self, now: float) -> StepPlan:
         """One tick: expire what is due, then send everything queued to the workers."""
         self.expire(now)
-        self.room.new_step()
+        self.retention.room.new_step()
         self._owes_step = False
         return self.tier.drain(now)
 
@@ -189,7 +169,7 @@ class SchedulerSide:
         was_up = self.tier.is_up
         for transfer in self.tier.settle(report, now):
             self.records.settled(transfer, now)
-            self.room.references_dropped()
+            self.retention.room.references_dropped()
         if was_up and not self.tier.is_up:
             self.records.trace.record("tier_down", now, reason=self.tier.down_reason)
 
@@ -198,21 +178,19 @@ class SchedulerSide:
         self.records.count_lost()
         account = self.records.account
         account.gauge("pins_live", len(self.pins))
-        account.gauge("pinned_blocks", self.pin_holds.num_blocks)
-        account.gauge("held_blocks", self.pin_holds.num_blocks + self.store_holds.num_blocks)
+        account.gauge("pinned_blocks", self.retention.holds.num_blocks)
+        account.gauge("held_blocks", self.retention.holds.num_blocks + self.store_holds.num_blocks)
         account.gauge("programs", len(self.programs))
         self.tier.update_gauges()
 
     def expire(self, now: float) -> None:
         """End the pins that are due. What is not in DRAM yet and should be, goes there."""
-        self._now = now
-        if self.pins.next_deadline() > now:
-            return
-        for pin in self.pins.due(now):
+
+        def store(pin: Pin) -> None:
             if pin.then is After.STORE:
                 self.tier.store(pin.program, pin.blocks, now)
-            self._end_pin(pin, PinEnd.EXPIRED, now)
-        self._schedule_wake()
+
+        self.retention.expire(now, before=store)
 
     def has_work(self, now: float) -> bool:
         """Whether an otherwise idle engine must step: copies to settle, pins to expire,
@@ -229,8 +207,8 @@ class SchedulerSide:
         if turn is None:
             return None
         self.tier.forget_request(request.request_id)
-        self.room.references_dropped()
-        self._unexpect(turn.program.key, request.request_id)
+        self.retention.room.references_dropped()
+        self.retention.unexpect(turn.program.key, request.request_id)
         blocks = self.groups.hashed_blocks(self._pool.blocks, block_ids, request.block_hashes)
         aborted = aborted and self._endings.went_away(request)
         self.programs.end_turn(
@@ -248,29 +226,25 @@ class SchedulerSide:
             aborted=aborted,
         )
         decision, why = self.policy.decide(finished, self._snapshot(now))
-        if isinstance(decision, PinDecision) and len(blocks) > self._budget():
+        if isinstance(decision, PinDecision) and len(blocks) > self.retention.budget:
             # It would push every other pin out before it gave way itself.
             decision = Offload() if decision.then is After.STORE else Free()
             why = "larger than max_pinned_fraction of VRAM"
         self._carry_out(decision, turn, request, blocks, now)
         self.records.decided(turn, finished, decision, why, now)
-        self._schedule_wake()
         return self.records.answer(turn, decision)
 
     def reset(self, now: float) -> None:
         """The prefix cache is being reset: end every pin, forget every block in DRAM."""
-        for pin in self.pins:
-            self._end_pin(pin, PinEnd.RESET, now)
+        self.retention.end_all(PinEnd.RESET, now)
         for transfer in self.tier.reset(now):
             self.records.settled(transfer, now)
         self._owes_step = True
-        self._schedule_wake()
         self.records.trace.record("reset", now)
 
     def shutdown(self, now: float) -> None:
         """The server stops: end every pin, close what has threads. Idempotent."""
-        for pin in self.pins:
-            self._end_pin(pin, PinEnd.SHUTDOWN, now)
+        self.retention.end_all(PinEnd.SHUTDOWN, now)
         self._waker.close()
         self.records.trace.record("stop", now)
         self.records.trace.close()
@@ -281,92 +255,23 @@ class SchedulerSide:
     ) -> None:
         key = turn.program.key
         if isinstance(decision, PinDecision):
-            self._pin(decision, turn, request, blocks, now)
+            self.retention.begin(decision, turn.program, request.block_hashes, blocks, now)
             if decision.then is After.STORE:
                 self.tier.store(key, blocks, now, request)
             return
         if isinstance(decision, Offload):
             self.tier.store(key, blocks, now, request)
-        pin = self.pins.get(key)
-        is_final = turn.identity.hints.final is True
-        if pin is not None and (is_final or isinstance(decision, Offload)):
-            cause = PinEnd.PROGRAM_DONE if is_final else PinEnd.SUPERSEDED
-            self._end_pin(pin, cause, now)
-        if is_final:
+            self.retention.end_of(key, PinEnd.SUPERSEDED, now)
+        if turn.identity.hints.final:
+            self.retention.end_of(key, PinEnd.PROGRAM_DONE, now)
             self.tier.index.demote(key)
-
-    def _pin(
-        self, decision: PinDecision, turn: Turn, request: Any, blocks: list[Any], now: float
-    ) -> None:
-        old = self.pins.get(turn.program.key)
-        hold = self.pin_holds.take([block for _, _, block in blocks])
-        if old is not None:
-            self._end_pin(old, PinEnd.SUPERSEDED, now)
-        probe = blocks[-1][0] // 2  # the chain's middle: see Pin
-        ttl_s = min(decision.ttl_s, self.config.max_ttl_s)
-        pin = Pin(
-            program=turn.program.key,
-            hold=hold,
-            blocks=tuple(blocks),
-            started=now,
-            deadline=now + ttl_s,
-            then=decision.then,
-            rank=(decision.value, -turn.program.arrival),
-            probe_index=probe,
-            probe_hash=request.block_hashes[probe],
-        )
-        self.pins.add(pin)
-        self.records.pin_began()
-        self._keep_budget(now)
-        self._rerank(pin.program)
-
-    def _keep_budget(self, now: float) -> None:
-        """Pins above `max_pinned_fraction` of VRAM give way, cheapest first."""
-        while self.pin_holds.num_blocks > self._budget():
-            self.give_up_cheapest(now)
-
-    def _budget(self) -> float:
-        """VRAM blocks that pins may keep; one block of the pool is the null block."""
-        return self.config.max_pinned_fraction * (self._pool.num_gpu_blocks - 1)
-
-    def _end_pin(self, pin: Pin, cause: PinEnd, now: float) -> None:
-        self.pin_holds.release(pin.hold)
-        self._note_end(pin, cause, now)
-
-    def _give_up(self, pin: Pin) -> None:
-        """Room released the pin's blocks; the rest of its end is ours."""
-        self.pin_holds.settle_trial(pin.hold)
-        self._note_end(pin, PinEnd.PRESSURE, self._now)
-
-    def _note_end(self, pin: Pin, cause: PinEnd, now: float) -> None:
-        self.pins.remove(pin, cause)
-        self.records.pin_ended(pin, cause.value, now)
-        self._rerank(pin.program)
-
-    def _unexpect(self, program: str, request_id: str) -> None:
-        pin = self.pins.get(program)
-        if pin is not None and request_id in pin.waiting:
-            self.pins.unexpect(pin, request_id)
-            self._rerank(program)
-
-    def _rerank(self, program: str) -> None:
-        for queue in self.queues:
-            queue.rerank(program)
-
-    def _schedule_wake(self) -> None:
-        self._waker.set(self.pins.next_deadline())
-
-    @staticmethod
-    def _continues(request: Any, pin: Pin) -> bool:
-        hashes = request.block_hashes
-        return len(hashes) > pin.probe_index and hashes[pin.probe_index] == pin.probe_hash
 
     def _snapshot(self, now: float) -> Snapshot:
         return Snapshot(
             now=now,
             num_blocks=self._pool.num_gpu_blocks - 1,  # one is the null block
             num_free_blocks=self._pool.get_num_free_blocks(),
-            num_pinned_blocks=self.pin_holds.num_blocks,
-            num_waiting=sum(len(queue) for queue in self.queues),
+            num_pinned_blocks=self.retention.holds.num_blocks,
+            num_waiting=sum(len(queue) for queue in self.retention.queues),
             has_tier=self.tier.is_up,
         )

@@ -34,7 +34,7 @@ class AgentEngine(Engine):
         if getattr(self, "side", None) is None:
             return
         ours: Counter[int] = Counter()
-        for holds in (self.side.pin_holds, self.side.store_holds):
+        for holds in (self.side.retention.holds, self.side.store_holds):
             holds.check()
             for block in np.nonzero(holds._refs)[0]:
                 ours[int(block)] += int(holds._refs[block])
@@ -55,4 +55,4 @@ class AgentEngine(Engine):
         return len(self.side.pins)
 
     def pinned_blocks(self) -> int:
-        return int(self.side.pin_holds.num_blocks)
+        return int(self.side.retention.holds.num_blocks)

@@ -123,7 +123,7 @@ def test_a_turn_whose_pin_goes_while_it_waits_is_ranked_anew(
     if gone == "reset":
         engine.reset_prefix_cache()
     else:
-        engine.side.give_up_cheapest(engine.clock())
+        engine.side.retention.give_up_cheapest(engine.clock())
     assert queued(engine) == ["old2", "late2"]
     engine.run_until_idle()
     assert engine.admissions[-2:] == ["old2", "late2"]

@@ -85,7 +85,7 @@ def hold(engine: Engine, on: bool = True) -> None:
 def check(engine: Engine) -> None:
     """Assert everything that holds between any two calls of the engine."""
     side = engine.connector.side
-    side.pin_holds.check()
+    side.retention.holds.check()
     side.store_holds.check()
     side.tier.index.check()
     side.tier.ledger.check()
@@ -110,6 +110,6 @@ def assert_drained(engine: Engine) -> None:
     side = engine.connector.side
     assert not engine.scheduler.requests
     assert len(side.pins) == len(side.tier.ledger) == 0
-    assert side.pin_holds.num_holds == side.store_holds.num_holds == 0
+    assert side.retention.holds.num_holds == side.store_holds.num_holds == 0
     assert side.tier.index.num_writing == side.tier.index.num_orphans_read == 0
     assert engine.usage() == 0

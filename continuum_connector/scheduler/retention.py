@@ -1,0 +1,162 @@
+"""Retention: the life of a pin, from the decision to its one end.
+
+It owns the pin table and the pins' holds. Whoever wants a pin begun or ended asks here, so
+that blocks, metrics, trace, queue order and the next wake-up always follow.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from continuum_connector.policy.base import Pin as PinDecision
+from continuum_connector.programs.program import Program
+from continuum_connector.scheduler.holds import BlockPool, HoldTable
+from continuum_connector.scheduler.pins import KeyedBlock, Pin, PinEnd, PinTable
+from continuum_connector.scheduler.records import Records
+from continuum_connector.scheduler.room import Room
+
+
+class Retention:
+    """`budget`: VRAM blocks that pins may keep. `waker.set` is told of the next deadline."""
+
+    def __init__(
+        self, pool: BlockPool, budget: float, max_ttl_s: float, records: Records, waker: Any
+    ) -> None:
+        self.pins = PinTable()
+        self.holds = HoldTable(pool)
+        self.room = Room(pool, self.pins, self.holds, self._gave_way)
+        self.budget = budget
+        self.queues: Sequence[Any] = ()  # ProgramQueues, whose order depends on live pins
+        self._max_ttl_s = max_ttl_s
+        self._records = records
+        self._waker = waker
+        self._now = 0.0
+
+    # --- begin ------------------------------------------------------------------------
+    def begin(
+        self,
+        decision: PinDecision,
+        program: Program,
+        hashes: Sequence[bytes],
+        blocks: Sequence[KeyedBlock],
+        now: float,
+    ) -> None:
+        """Pin a finished turn's `blocks`; the program's older pin is superseded.
+
+        `hashes` are the turn's block hashes. Pins above the budget give way, cheapest first.
+        """
+        old = self.pins.get(program.key)
+        hold = self.holds.take([block for _, _, block in blocks])
+        if old is not None:
+            self.end(old, PinEnd.SUPERSEDED, now)
+        probe = blocks[-1][0] // 2  # the chain's middle: see Pin
+        pin = Pin(
+            program=program.key,
+            hold=hold,
+            blocks=tuple(blocks),
+            started=now,
+            deadline=now + min(decision.ttl_s, self._max_ttl_s),
+            then=decision.then,
+            rank=(decision.value, -program.arrival),
+            probe_index=probe,
+            probe_hash=hashes[probe],
+        )
+        self.pins.add(pin)
+        self._records.pin_began()
+        while self.holds.num_blocks > self.budget:
+            self.give_up_cheapest(now)
+        self._changed(pin)
+
+    # --- the next turn comes back -------------------------------------------------------
+    def expect(self, request: Any, program: str) -> Pin | None:
+        """A turn of `program` arrived. If it continues the pinned chain, the pin waits for it
+        and cannot expire meanwhile. Returns that pin, or None."""
+        pin = self.pins.get(program)
+        if pin is None or not _continues(request, pin):
+            return None
+        self.pins.expect(pin, request.request_id)
+        self._waker.set(self.pins.next_deadline())
+        return pin
+
+    def awaited(self, program: str, request_id: str) -> Pin | None:
+        """The pin that waits for this very request, if one does."""
+        pin = self.pins.get(program)
+        return pin if pin is not None and request_id in pin.waiting else None
+
+    def hand_over(self, program: str, request_id: str, now: float) -> None:
+        """The request owns the blocks itself now: the pin that waited for it has served."""
+        pin = self.awaited(program, request_id)
+        if pin is not None:
+            self.end(pin, PinEnd.RETURNED, now)
+
+    def unexpect(self, program: str, request_id: str) -> None:
+        """The request went away before it took the pin over: the deadline counts again."""
+        pin = self.awaited(program, request_id)
+        if pin is not None:
+            self.pins.unexpect(pin, request_id)
+            self._changed(pin)
+
+    # --- end --------------------------------------------------------------------------
+    def end(self, pin: Pin, cause: PinEnd, now: float) -> None:
+        """Let go of the pin's blocks and say why."""
+        self.holds.release(pin.hold)
+        self._note_end(pin, cause, now)
+
+    def end_of(self, program: str, cause: PinEnd, now: float) -> None:
+        """End the program's pin, if it has one."""
+        pin = self.pins.get(program)
+        if pin is not None:
+            self.end(pin, cause, now)
+
+    def end_all(self, cause: PinEnd, now: float) -> None:
+        for pin in self.pins:
+            self.end(pin, cause, now)
+
+    def expire(self, now: float, before: Callable[[Pin], None]) -> None:
+        """End the pins that are due; `before` is called with each while it still holds."""
+        self._now = now
+        if self.pins.next_deadline() > now:
+            return
+        for pin in self.pins.due(now):
+            before(pin)
+            self.end(pin, PinEnd.EXPIRED, now)
+
+    # --- pressure ---------------------------------------------------------------------
+    def give_up_cheapest(self, now: float) -> bool:
+        """End the pin that gives way first; False if there is none."""
+        pins = self.pins.cheapest_first()
+        cheapest = next(pins, None)
+        pins.close()
+        if cheapest is None:
+            return False
+        self.end(cheapest, PinEnd.PRESSURE, now)
+        return True
+
+    def make_room(
+        self, attempt: Callable[[], Any], request_id: str, program: str, need: int, now: float
+    ) -> Any:
+        """Retry a failed allocation while pins give way; None if that cannot help."""
+        self._now = now
+        own = self.awaited(program, request_id)
+        return self.room.make(attempt, request_id, need, own)
+
+    def _gave_way(self, pin: Pin) -> None:
+        """Room let go of the pin's blocks; the rest of its end is ours."""
+        self.holds.settle_trial(pin.hold)
+        self._note_end(pin, PinEnd.PRESSURE, self._now)
+
+    def _note_end(self, pin: Pin, cause: PinEnd, now: float) -> None:
+        self.pins.remove(pin, cause)
+        self._records.pin_ended(pin, cause.value, now)
+        self._changed(pin)
+
+    def _changed(self, pin: Pin) -> None:
+        for queue in self.queues:
+            queue.rerank(pin.program)
+        self._waker.set(self.pins.next_deadline())
+
+
+def _continues(request: Any, pin: Pin) -> bool:
+    hashes = request.block_hashes
+    return len(hashes) > pin.probe_index and hashes[pin.probe_index] == pin.probe_hash
