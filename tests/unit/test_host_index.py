@@ -1,0 +1,266 @@
+"""Which blocks are in DRAM, who keeps them there, and who leaves first."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    initialize,
+    invariant,
+    precondition,
+    rule,
+)
+
+from continuum_connector.errors import InvariantError
+from continuum_connector.scheduler.host_index import HostIndex, Key, Slot, SlotState
+
+
+def keys(name: str, end: int, start: int = 0) -> list[Key]:
+    """Return the keys of a chain's blocks."""
+    return [f"{name}{i}".encode() for i in range(start, end)]
+
+
+def store(index: HostIndex, program: str, chain: Sequence[Key]) -> list[Slot]:
+    slots = index.reserve(chain, program)
+    index.settle(slots, stored=True)
+    index.check()
+    return slots
+
+
+def ready(index: HostIndex, chain: Sequence[Key]) -> int:
+    """Return how many blocks of the chain can be found, and that they are its head."""
+    found = [index.is_ready(key) for key in chain]
+    assert found == sorted(found, reverse=True)
+    return sum(found)
+
+
+def test_a_block_is_found_only_once_its_store_has_settled() -> None:
+    index = HostIndex(4)
+    slots = index.reserve(keys("a", 3), "p")
+    assert [slot.state for slot in slots] == [SlotState.WRITING] * 3
+    assert keys("a", 1)[0] in index
+    assert not any(index.is_ready(key) for key in keys("a", 3))
+    with pytest.raises(InvariantError, match="expected READY"):
+        index.acquire(keys("a", 1))
+    index.settle(slots, stored=True)
+    assert all(index.is_ready(key) for key in keys("a", 3))
+    with pytest.raises(InvariantError, match="expected WRITING"):
+        index.settle(slots, stored=True)
+
+
+def test_a_failed_store_frees_its_slots() -> None:
+    index = HostIndex(4)
+    index.settle(index.reserve(keys("a", 3), "p"), stored=False)
+    assert (index.num_free, index.num_ready, index.num_writing) == (4, 0, 0)
+    assert keys("a", 1)[0] not in index
+    index.check()
+
+
+def test_only_what_is_not_there_is_claimed() -> None:
+    index = HostIndex(9)
+    store(index, "p", keys("a", 3))
+    assert [slot.key for slot in index.reserve(keys("a", 5), "p")] == keys("a", 5, start=3)
+
+
+def test_a_chain_that_does_not_fit_keeps_its_head() -> None:
+    index = HostIndex(4)
+    assert [slot.key for slot in store(index, "p", keys("a", 9))] == keys("a", 4)
+    assert store(index, "p", keys("a", 9)) == []
+
+
+def test_the_least_recently_used_program_goes_first_and_its_tail_first() -> None:
+    index = HostIndex(9)
+    for name in "abc":
+        store(index, name, keys(name, 3))
+    index.touch("a")
+    store(index, "d", keys("d", 2))
+    assert [ready(index, keys(name, 3)) for name in "abcd"] == [3, 1, 3, 2]
+    assert list(index.evicted) == [b"b2", b"b1"]
+    store(index, "d", keys("d", 4))
+    assert [ready(index, keys(name, 3)) for name in "abc"] == [3, 0, 2]
+
+
+def test_a_finished_programs_blocks_go_first() -> None:
+    index = HostIndex(9)
+    for name in "abc":
+        store(index, name, keys(name, 3))
+    index.demote("c")
+    store(index, "d", keys("d", 2))
+    assert [ready(index, keys(name, 3)) for name in "abcd"] == [3, 3, 1, 2]
+
+
+def test_a_chain_never_evicts_itself() -> None:
+    index = HostIndex(6)
+    store(index, "a", keys("a", 4))
+    assert len(store(index, "a", keys("a", 9))) == 2
+    assert ready(index, keys("a", 9)) == 6
+
+
+def test_a_shared_prefix_belongs_to_its_latest_user() -> None:
+    index = HostIndex(8)
+    system = keys("system", 2)
+    store(index, "a", system + keys("a", 2))
+    store(index, "b", system + keys("b", 2))
+    store(index, "c", keys("c", 4))  # takes what is a's alone
+    assert (ready(index, system + keys("a", 2)), ready(index, system + keys("b", 2))) == (2, 4)
+
+
+def test_a_shared_prefix_is_adopted_before_anything_is_evicted() -> None:
+    index = HostIndex(4)
+    system = keys("system", 2)
+    store(index, "a", system + keys("a", 2))
+    assert [slot.key for slot in store(index, "b", [*keys("b", 1), *system])] == keys("b", 1)
+    assert list(index.evicted) == [b"a1"]
+
+
+def test_a_superseded_chain_goes_before_the_one_that_took_its_place() -> None:
+    index = HostIndex(8)
+    store(index, "a", keys("x", 1) + keys("old", 3))
+    store(index, "a", keys("x", 1) + keys("new", 3))
+    store(index, "b", keys("b", 3))
+    assert ready(index, keys("x", 1) + keys("new", 3)) == 4
+    assert ready(index, keys("x", 1) + keys("old", 3)) == 2
+
+
+def test_a_program_alone_replaces_its_superseded_chain() -> None:
+    index = HostIndex(5)
+    store(index, "a", keys("x", 1) + keys("old", 4))
+    assert len(store(index, "a", keys("x", 1) + keys("new", 9))) == 4
+    assert ready(index, keys("x", 1) + keys("new", 9)) == 5
+
+
+def test_what_is_read_or_written_is_not_evicted() -> None:
+    index = HostIndex(4)
+    store(index, "a", keys("a", 2))
+    index.reserve(keys("b", 2), "b")
+    slots = index.acquire(keys("a", 1))
+    assert len(index.reserve(keys("c", 4), "c")) == 1  # a1 was free to go
+    index.release(slots)
+    assert len(index.reserve(keys("c", 4), "c")) == 1
+    index.check()
+
+
+def test_a_slot_forgotten_under_its_readers_is_free_after_the_last() -> None:
+    index = HostIndex(2)
+    store(index, "a", keys("a", 1))
+    first, second = index.acquire(keys("a", 1)), index.acquire(keys("a", 1))
+    index.release(first, corrupt=True)
+    assert keys("a", 1)[0] not in index
+    assert (index.num_orphans_read, index.num_free) == (1, 1)
+    again = index.reserve(keys("a", 1), "a")  # a new place while the old one is still read
+    assert again[0].number != second[0].number
+    index.release(second, corrupt=True)
+    assert (index.num_orphans_read, index.num_free) == (0, 1)
+    index.check()
+
+
+def test_clear_forgets_all_and_busy_slots_are_free_when_they_are_done() -> None:
+    index = HostIndex(6)
+    store(index, "a", keys("a", 3))
+    readers = index.acquire(keys("a", 2))
+    writers = index.reserve(keys("b", 2), "b")
+    index.clear()
+    index.check()
+    assert (index.num_free, index.num_ready) == (2, 0)
+    index.settle(writers, stored=True)
+    index.release(readers)
+    index.check()
+    assert (index.num_free, index.num_ready) == (6, 0)
+    assert not any(key in index for key in keys("a", 3) + keys("b", 2))
+
+
+def test_the_version_grows_whenever_a_lookup_may_answer_differently() -> None:
+    index = HostIndex(2)
+    versions = [index.version]
+    store(index, "a", keys("a", 2))
+    versions.append(index.version)
+    index.release(index.acquire(keys("a", 1)), corrupt=True)
+    versions.append(index.version)
+    index.reserve(keys("b", 2), "b")  # evicts
+    versions.append(index.version)
+    index.clear()
+    versions.append(index.version)
+    assert versions == sorted(set(versions))
+
+
+class IndexMachine(RuleBasedStateMachine):
+    """Against a model: a dict of what was stored and neither evicted nor forgotten since."""
+
+    @initialize(num_slots=st.integers(1, 12))
+    def start(self, num_slots: int) -> None:
+        self.index = HostIndex(num_slots)
+        self.writing: list[list[Slot]] = []
+        self.reading: list[list[Slot]] = []
+        self.stored: dict[Key, int] = {}
+
+    @rule(program=st.sampled_from("abc"), cut=st.integers(0, 4), end=st.integers(0, 6))
+    def reserve(self, program: str, cut: int, end: int) -> None:
+        chain = keys("s", cut) + keys(program, end)
+        before = {key for key in self.stored if self.index.is_ready(key)}
+        slots = self.index.reserve(chain, program)
+        assert not before & {slot.key for slot in slots}
+        assert before & set(chain) <= {key for key in chain if self.index.is_ready(key)}
+        self.writing.append(slots)
+
+    @precondition(lambda self: self.writing)
+    @rule(which=st.integers(0, 9), stored=st.booleans())
+    def settle(self, which: int, stored: bool) -> None:
+        slots = self.writing.pop(which % len(self.writing))
+        self.stored |= {s.key: s.number for s in slots if stored and not s.is_orphan}
+        self.index.settle(slots, stored)
+
+    @rule(which=st.integers(0, 9))
+    def acquire(self, which: int) -> None:
+        found = [key for key in self.stored if self.index.is_ready(key)][: which + 1]
+        self.reading.append(self.index.acquire(found))
+
+    @precondition(lambda self: self.reading)
+    @rule(which=st.integers(0, 9), corrupt=st.booleans())
+    def release(self, which: int, corrupt: bool) -> None:
+        self.index.release(self.reading.pop(which % len(self.reading)), corrupt)
+
+    @rule(program=st.sampled_from("abcz"), last=st.booleans())
+    def use(self, program: str, last: bool) -> None:
+        (self.index.demote if last else self.index.touch)(program)
+
+    @rule()
+    def clear(self) -> None:
+        self.index.clear()
+
+    @invariant()
+    def slots_are_where_they_were_stored_and_busy_ones_are_nobody_elses(self) -> None:
+        self.index.check()
+        for key in self.index.evicted:
+            self.stored.pop(key, None)
+        self.index.evicted.clear()
+        assert {key for key in self.stored if self.index.is_ready(key)} == set(self.stored)
+        busy = [{slot.number for slot in slots} for slots in self.writing]
+        busy.append({slot.number for slots in self.reading for slot in slots})
+        assert sum(map(len, busy)) == len(set().union(*busy))
+
+    def teardown(self) -> None:
+        for slots in self.writing:
+            self.index.settle(slots, stored=False)
+        for slots in self.reading:
+            self.index.release(slots)
+        self.index.clear()
+        self.index.check()
+        assert self.index.num_free == self.index.num_slots
+
+
+IndexMachine.TestCase.settings = settings(max_examples=40, stateful_step_count=30, deadline=None)
+TestIndexMachine = IndexMachine.TestCase
+
+
+@given(st.lists(st.tuples(st.sampled_from("abc"), st.integers(1, 6)), max_size=8))
+@settings(max_examples=40, deadline=None)
+def test_what_is_stored_of_a_chain_is_its_head(turns: list[tuple[str, int]]) -> None:
+    index = HostIndex(7)
+    for program, length in turns:
+        store(index, program, keys(program, length))
+        for each in "abc":
+            ready(index, keys(each, 6))

@@ -1,0 +1,109 @@
+"""What a prefix hit needs of each KV group, against attention spelled out token by token."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from continuum_connector.scheduler.host_index import Key
+from continuum_connector.scheduler.kv_groups import KvGroup, KvGroups, block_key
+
+HASHES = [bytes([i]) * 4 for i in range(12)]
+
+
+@dataclass
+class FakeBlock:
+    """The part of vLLM's KVCacheBlock that is looked at."""
+
+    block_hash: Key | None
+
+
+def groups(size: int, *windows: int | None) -> KvGroups:
+    return KvGroups([KvGroup(i, size, window) for i, window in enumerate(windows)])
+
+
+def can_start_at(hit: int, start: int, have: set[Key], which: KvGroups) -> bool:
+    """Whether all that the token after `hit` blocks and every later one attends to is there.
+
+    `start` blocks are in VRAM. One token more than attention reads is asked for.
+    """
+    size, position = which.block_size, hit * which.block_size
+    for group in which:
+        first = 0 if group.window is None else max(0, position - group.window)
+        read = {token // size for token in range(first, position)}
+        if any(i >= start and block_key(HASHES[i], group.index) not in have for i in read):
+            return False
+    return True
+
+
+@given(
+    st.sampled_from([1, 4, 16]),
+    st.lists(st.sampled_from([None, 1, 4, 10, 33, 64]), min_size=1, max_size=3),
+    st.sets(st.tuples(st.integers(0, 11), st.integers(0, 2))),
+    st.integers(0, 5),
+    st.integers(0, 14),
+)
+@settings(max_examples=300, deadline=None)
+def test_the_longest_hit_is_the_longest_that_attention_can_start_from(
+    size: int, windows: list[int | None], missing: set[tuple[int, int]], start: int, end: int
+) -> None:
+    which = groups(size, *windows)
+    every = {block_key(h, g) for h in HASHES for g in range(len(windows))}
+    have = every - {block_key(HASHES[i], g) for i, g in missing}
+    hits = [h for h in range(start, min(end, 12) + 1) if can_start_at(h, start, have, which)]
+    expected = max(hits, default=start)
+    assert which.longest_hit(HASHES, start, end, have.__contains__) == expected
+
+
+def test_a_lookup_costs_no_more_than_the_chain_is_long() -> None:
+    which, hashes = groups(1, None, 100), [i.to_bytes(4, "big") for i in range(2000)]
+    stored = {block_key(hashes[i], 1) for i in range(300, 399)}  # one block short of a window
+    num_asked = 0
+
+    def has(key: Key) -> bool:
+        nonlocal num_asked
+        num_asked += 1
+        return key[-1] == 0 or key in stored
+
+    assert which.longest_hit(hashes, 0, 2000, has) == 0
+    assert num_asked <= 2 * 2000
+
+
+def test_nothing_beyond_the_end_is_looked_up() -> None:
+    which = groups(16, None, 64)
+    asked: list[Key] = []
+
+    def has(key: Key) -> bool:
+        asked.append(key)
+        return True
+
+    assert which.longest_hit(HASHES, 2, 5, has) == 5
+    assert {key[0] for key in asked} == {2, 3, 4}
+    assert which.longest_hit(HASHES, 5, 5, has) == 5
+    assert which.longest_hit(HASHES[:3], 5, 9, has) == 5  # fewer hashes than VRAM's hit
+
+
+@pytest.mark.parametrize(("hit", "start", "first"), [(10, 0, 6), (10, 8, 8), (3, 0, 0), (4, 0, 0)])
+def test_a_window_needs_its_last_blocks_only(hit: int, start: int, first: int) -> None:
+    which = groups(16, None, 64)
+    full, window = which
+    assert which.first_needed(window, hit, start) == first
+    assert which.first_needed(full, hit, start) == start
+
+
+def test_hashed_blocks_are_the_full_ones_head_first_over_all_groups() -> None:
+    which = groups(16, None, 32)
+    pool = [FakeBlock(None) for _ in range(10)]
+    for block_id, (index, group) in {1: (0, 0), 2: (1, 0), 3: (2, 0), 5: (2, 1)}.items():
+        pool[block_id].block_hash = block_key(HASHES[index], group)
+    pool[4].block_hash = block_key(HASHES[9], 1)  # has become somebody else's
+    block_ids = [[1, 2, 3, 6], [0, 4, 5, 7]]  # 0 is the null block, 6 and 7 are not full
+    found = which.hashed_blocks(pool, block_ids, HASHES)
+    assert [(index, group) for index, group, _ in found] == [(0, 0), (1, 0), (2, 0), (2, 1)]
+    assert found[3][2] is pool[5]
+    assert which.hashed_blocks(pool, [[], []], HASHES) == []
+    assert len(which.hashed_blocks(pool, block_ids, HASHES[:1])) == 1
+    assert (which.num_full, len(which)) == (1, 2)

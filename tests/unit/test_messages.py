@@ -1,0 +1,53 @@
+"""What crosses between scheduler and workers: sums over ranks, and survives pickling."""
+
+from __future__ import annotations
+
+import pickle
+
+import numpy as np
+
+from continuum_connector.messages import LoadOrder, Outcome, StepPlan, StoreOrder, WorkerReport
+
+
+def ids(*values: int) -> np.ndarray:
+    return np.array(values, dtype=np.int32)
+
+
+def test_reports_of_ranks_add_up() -> None:
+    first = WorkerReport({1: Outcome(num_done=1, num_bytes=10, seconds=0.5)})
+    second = WorkerReport(
+        {1: Outcome(num_failed=1, reasons=("driver",)), 2: Outcome(num_done=1)}, tier_down="no"
+    )
+    merged = first.merge(second)
+    assert merged is first
+    assert merged.outcomes[1] == Outcome(1, 1, ("driver",), 10, 0.5)
+    assert (merged.outcomes[1].num_ranks, merged.outcomes[2].num_ranks) == (2, 1)
+    assert merged.tier_down == "no"
+    assert second.outcomes[2] == Outcome(num_done=1)
+
+
+def test_merging_does_not_tie_two_reports_together() -> None:
+    first, second = WorkerReport(), WorkerReport({1: Outcome(num_done=1)})
+    first.merge(second).merge(WorkerReport({1: Outcome(num_done=1)}))
+    assert (first.outcomes[1].num_done, second.outcomes[1].num_done) == (2, 1)
+
+
+def test_the_first_rank_without_a_tier_says_why() -> None:
+    report = WorkerReport(tier_down="rank 0").merge(WorkerReport(tier_down="rank 1"))
+    assert report.tier_down == "rank 0"
+    assert not report.is_empty
+    assert WorkerReport().is_empty
+    assert not WorkerReport({1: Outcome()}).is_empty
+
+
+def test_a_plan_is_empty_without_orders() -> None:
+    assert StepPlan().is_empty
+    assert not StepPlan(cancels=(1,)).is_empty
+
+
+def test_a_plan_crosses_processes_as_it_is() -> None:
+    plan = StepPlan((LoadOrder(1, "r", ids(3, 4), ids(0, 1)),), (StoreOrder(2, ids(5), ids(2)),))
+    copy = pickle.loads(pickle.dumps(plan))
+    assert copy.loads[0].request_id == "r"
+    assert copy.loads[0].blocks.tolist() == [3, 4]
+    assert copy.stores[0].slots.dtype == np.int32
