@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 import random
 import re
+import signal
 import time
 import urllib.error
 from collections.abc import Callable, Mapping, Sequence
@@ -135,18 +137,27 @@ def reset(server: VllmServer) -> None:
     eventually(lambda: server.metric("vllm:num_requests_running") == 0)
     eventually(lambda: in_flight(server) == 0)
     eventually(lambda: server.post("/reset_prefix_cache") == {"success": True})
-    step(server)
     eventually(lambda: pins_live(server) == 0 and usage(server) == 0.0)
-
-
-def step(server: VllmServer) -> None:
-    """Make the engine take steps, for its metrics move with them."""
-    ask(server, "completions", [text_of(3, "step")], 1, **last())
 
 
 def dram_hits(server: VllmServer) -> float:
     """Tokens that came from DRAM so far."""
     return server.metric("continuum:hit_tokens_total", tier="dram")
+
+
+def terminate(server: VllmServer) -> None:
+    """SIGTERM to the API server, as an operator's stop; returns when its whole group is gone."""
+    group = server.pid
+    os.kill(group, signal.SIGTERM)
+    eventually(lambda: not server.alive() and not _group_exists(group))
+
+
+def _group_exists(group: int) -> bool:
+    try:
+        os.killpg(group, 0)
+    except ProcessLookupError:
+        return False
+    return True
 
 
 def log_of(server: VllmServer) -> str:

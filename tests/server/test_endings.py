@@ -15,7 +15,6 @@ from tests.server.helpers import (
     pins_live,
     read_trace,
     reset,
-    step,
     text_of,
     told,
     usage,

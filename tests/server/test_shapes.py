@@ -20,6 +20,7 @@ from tests.server.helpers import (
     pins_live,
     play,
     reset,
+    terminate,
 )
 
 TIER = {"ttl_s": 50, "dram_bytes": "160MiB"}
@@ -61,10 +62,10 @@ def pins_and_dram_work(server: VllmServer, expected: list[list[list[int]]]) -> N
 
 
 def test_two_tensor_parallel_ranks_pin_store_and_load(server_factory: ServerFactory) -> None:
-    model = make_model(replace(LLAMA, heads=4, kv_heads=2, hidden=256))
+    shape = replace(LLAMA, heads=4, kv_heads=2)  # divisible by two
     server = server_factory(
         "tp2",
-        model=model,
+        model=make_model(shape),
         num_blocks=BLOCKS,
         connector=TIER,
         args=("--tensor-parallel-size", "2"),
@@ -72,10 +73,9 @@ def test_two_tensor_parallel_ranks_pin_store_and_load(server_factory: ServerFact
     )
     try:
         pins_and_dram_work(server, play(server, PROGRAMS, cold=True))
-        ranks = server.metric("continuum:stored_bytes_total")
-        blocks = server.metric("continuum:stored_blocks_total")
-        shape = replace(LLAMA, heads=4, kv_heads=2)
-        assert ranks == blocks * 32 * shape.kv_bytes_per_token(), "both ranks' halves"
+        num_bytes = server.metric("continuum:stored_bytes_total")
+        num_blocks = server.metric("continuum:stored_blocks_total")
+        assert num_bytes == num_blocks * 32 * shape.kv_bytes_per_token(), "both ranks' halves"
     finally:
         server_factory.stop("tp2")
 
@@ -94,12 +94,14 @@ def test_hybrid_kv_groups_pin_store_and_load(
         server_factory.stop("hybrid")
 
 
-def test_async_scheduling_and_our_scheduler_named_on_the_command_line(
-    server_factory: ServerFactory, tmp_path: Path
-) -> None:
+@pytest.fixture(scope="module")
+def async_server(
+    server_factory: ServerFactory, tmp_path_factory: pytest.TempPathFactory
+) -> VllmServer:
     """vLLM turns async scheduling off on CPU; a plugin of this test turns it on again."""
-    install_plugin(tmp_path, "continuum_async_test", ASYNC_PLUGIN)
-    path = os.pathsep.join(filter(None, (str(tmp_path), os.environ.get("PYTHONPATH", ""))))
+    folder = tmp_path_factory.mktemp("async-plugin")
+    install_plugin(folder, "continuum_async_test", ASYNC_PLUGIN)
+    path = os.pathsep.join(filter(None, (str(folder), os.environ.get("PYTHONPATH", ""))))
     server = server_factory(
         "async",
         num_blocks=BLOCKS,
@@ -107,13 +109,23 @@ def test_async_scheduling_and_our_scheduler_named_on_the_command_line(
         args=("--scheduler-cls", "continuum_connector.scheduler_cls"),
         env={"PYTHONPATH": path},
     )
-    try:
-        if "attached to Scheduler" in log_of(server):
-            pytest.skip("this vLLM does not schedule asynchronously on CPU, even when asked")
-        assert "ContinuumConnector attached to AsyncScheduler" in log_of(server)
-        pins_and_dram_work(server, play(server, PROGRAMS, cold=True))
-    finally:
-        server_factory.stop("async")
+    if "attached to Scheduler" in log_of(server):
+        pytest.skip("this vLLM does not schedule asynchronously on CPU, even when asked")
+    return server
+
+
+def test_async_scheduling_and_our_scheduler_named_on_the_command_line(
+    async_server: VllmServer,
+) -> None:
+    assert "ContinuumConnector attached to AsyncScheduler" in log_of(async_server)
+    pins_and_dram_work(async_server, play(async_server, PROGRAMS, cold=True))
+
+
+def test_sigterm_without_grace_leaves_no_process(async_server: VllmServer) -> None:
+    """vLLM's default (--shutdown-timeout 0): the API server kills the engine, pins or not."""
+    play(async_server, PROGRAMS[:1])
+    eventually(lambda: pins_live(async_server) == 1)
+    terminate(async_server)
 
 
 def install_plugin(folder: Path, name: str, source: str) -> None:

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import re
-import signal
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -22,6 +20,7 @@ from tests.server.helpers import (
     log_of,
     pins_live,
     read_trace,
+    terminate,
     text_of,
     told,
     usage,
@@ -110,18 +109,8 @@ def test_sigterm_ends_pins_and_trace_and_leaves_no_process(
     asked = {"vllm_xargs": {"job_id": "left"}}
     ask(unattached, "completions", [text_of(100, "left")], **asked)
     eventually(lambda: pins_live(unattached) > 0)
-    left, group = pins_live(unattached), unattached.pid
-    os.kill(unattached.pid, signal.SIGTERM)
-    eventually(lambda: not unattached.alive() and not group_exists(group))
+    left = pins_live(unattached)
+    terminate(unattached)
     records = read_trace(trace_path)
     assert count_by(records, "pin_end", "cause")["shutdown"] == left
     assert records[-1]["event"] == "stop"
-
-
-def group_exists(group: int) -> bool:
-    """Whether a process of this group is left."""
-    try:
-        os.killpg(group, 0)
-    except ProcessLookupError:
-        return False
-    return True
