@@ -46,7 +46,7 @@ def can_start_at(hit: int, start: int, have: set[Key], which: KvGroups) -> bool:
     st.integers(0, 5),
     st.integers(0, 14),
 )
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=120, deadline=None)
 def test_the_longest_hit_is_the_longest_that_attention_can_start_from(
     size: int, windows: list[int | None], missing: set[tuple[int, int]], start: int, end: int
 ) -> None:
