@@ -26,7 +26,7 @@ from tests.vllm import tiering
 from tests.vllm.harness import Engine, prompt
 from tests.vllm.tiering import BLOCK, reference, tiered
 
-NUM_EXAMPLES = int(os.environ.get("MACHINE_EXAMPLES", "40"))
+NUM_EXAMPLES = int(os.environ.get("MACHINE_EXAMPLES", "60"))
 PROGRAMS = st.sampled_from([None, "a", "b", "c", "d"])
 OUTPUTS = st.sampled_from([1, 5, 17, 33])
 STEPS = st.sampled_from([0, 1, 3, 40])
