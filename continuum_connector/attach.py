@@ -81,6 +81,7 @@ def subclass(base: Any) -> Any:
                 self._continuum = None
                 return
             compat.recompute_failed_loads(self)
+            compat.free_blocks_at_once(self)
             allocate = self.kv_cache_manager.allocate_slots
             self.kv_cache_manager.allocate_slots = self._continuum.with_room(allocate)
             self._ranks_victims = False
@@ -99,6 +100,14 @@ def subclass(base: Any) -> Any:
                 setattr(self, name, queue)
                 queues.append(queue)
             ours.side.retention.queues = tuple(queues)
+
+        def _select_waiting_queue_for_scheduling(self) -> Any:
+            """vLLM <= 0.30: which queue is asked next. Whoever holds KV goes first, or it
+            could wait for ever behind a turn that needs the blocks it holds."""
+            if self._continuum is None or not self._continuum.config.order:
+                return super()._select_waiting_queue_for_scheduling()
+            queues = [queue for queue in self._continuum.side.retention.queues if queue]
+            return min(queues, key=ProgramQueue.peek_rank, default=None)
 
         def add_request(self, request: Any) -> None:
             if self._continuum is not None and request.request_id not in self.requests:

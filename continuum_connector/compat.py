@@ -39,6 +39,12 @@ def is_preempted(request: Any) -> bool:
     return bool(request.status == RequestStatus.PREEMPTED)
 
 
+def holds_kv(request: Any) -> bool:
+    """Whether a waiting request has blocks: it is loading, or has loaded and waits to run."""
+    loading = request.status == RequestStatus.WAITING_FOR_REMOTE_KVS
+    return bool(loading or request.num_computed_tokens > 0)
+
+
 def is_waiting(request: Any) -> bool:
     """Whether the request asks for admission, not for one more block while it runs."""
     return bool(request.status != RequestStatus.RUNNING)
@@ -210,9 +216,10 @@ def rank_victims_by_request(scheduler: Any) -> bool:
     """Let vLLM preempt by (priority, arrival_time) of the requests, latest first.
 
     Under FCFS it preempts whoever was admitted last. Its other rule also rolls back a victim
-    that was scheduled earlier in the same step. Only the choice of victims reads `policy`
-    once the queues exist (v1/core/sched/scheduler.py, schedule()). Returns False where
-    the user chose the priority policy: then the user's priorities stay as they are.
+    that was scheduled earlier in the same step. Once the queues exist, `policy` is read for
+    the choice of victims and, before 0.31, of the queue (v1/core/sched/scheduler.py,
+    schedule()), which attach.py answers. Returns False where the user chose the priority
+    policy: then the user's priorities stay as they are.
     """
     from vllm.v1.core.sched.request_queue import SchedulingPolicy
 
@@ -226,6 +233,15 @@ def ask_to_recompute(vllm_config: Any) -> None:
     """Say so in the config as well, for a scheduler that is not ours: the scheduler reads it
     after it has created the connector (v1/core/sched/scheduler.py, __init__)."""
     vllm_config.kv_transfer_config.kv_load_failure_policy = "recompute"
+
+
+def free_blocks_at_once(scheduler: Any) -> None:
+    """Undo `defer_block_free` on vLLM <= 0.31, where it makes one failed allocation preempt
+    everybody: blocks freed by a victim return too late to help. It guards against loads
+    that are not ordered behind the step in flight; ours wait for the compute stream.
+    """
+    if not hasattr(scheduler, "_request_blocks_can_be_freed"):
+        scheduler.defer_block_free = False
 
 
 def recompute_failed_loads(scheduler: Any) -> None:

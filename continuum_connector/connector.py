@@ -183,7 +183,8 @@ class ContinuumConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
         """A waiting request's place in the queue; the user's priority first, if in force."""
         assert self.side is not None
         rank = self.side.rank(request, compat.is_preempted(request))
-        return (request.priority, *rank) if by_priority else rank
+        holds = not compat.holds_kv(request)
+        return (holds, request.priority, *rank) if by_priority else (holds, *rank)
 
     @_timed("get_num_new_matched_tokens")
     def get_num_new_matched_tokens(

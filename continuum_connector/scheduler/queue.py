@@ -88,6 +88,11 @@ class ProgramQueue:
         return (entry[2] for entry in sorted(live, key=lambda entry: entry[:2]))
 
     # --- ours -------------------------------------------------------------------------
+    def peek_rank(self) -> Rank:
+        """The rank of whom `peek_request` would show; the queue must not be empty."""
+        self._drop_stale()
+        return self._heap[0][0]
+
     def rerank(self, program: str) -> None:
         """The program's pin appeared or ended: move its waiting turns."""
         for request in self._by_program.get(program, ()):
