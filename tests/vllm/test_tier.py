@@ -130,7 +130,9 @@ def test_a_hybrid_turn_that_diverges_before_the_end_is_answered_right(
 
 
 def test_a_load_never_reads_a_slot_whose_store_has_not_settled() -> None:
-    engine = tiered(hold_transfers=True)
+    engine = tiered()
+    run_turn(engine, "z", 17, seed=9, program="z")
+    hold(engine)
     run_turn(engine, "a", 200, program="p", idle=False)
     engine.pool.evict_blocks({block.block_id for block in engine.pool.blocks if block.block_hash})
     run_turn(engine, "b", engine.next_prompt("a", 20), program="q", idle=False)
@@ -138,12 +140,32 @@ def test_a_load_never_reads_a_slot_whose_store_has_not_settled() -> None:
     assert not in_flight(engine, Kind.LOAD)
     engine.settle()
     engine.step()
-    assert engine.connector.side.tier.index.num_ready == 13 + 2  # of b only what a had not claimed
+    assert (
+        engine.connector.side.tier.index.num_ready == 2 + 13 + 2
+    )  # of b only what a had not claimed
     hold(engine, False)
     engine.run_until_idle()
     park(engine)
     run_turn(engine, "c", engine.next_prompt("b", 20), program="q")
     assert engine.cached["c"] == (0, 240)
+    assert answers_as_without_a_tier(engine)
+
+
+def test_a_slot_that_is_read_is_given_to_nobody() -> None:
+    engine = tiered(num_slots=15)
+    run_turn(engine, "a", 200, program="p")
+    park(engine)
+    hold(engine)
+    engine.add("b", engine.next_prompt("a", 20), program="p")
+    engine.run_until_idle(until=lambda: bool(in_flight(engine, Kind.LOAD)))
+    run_turn(engine, "c", 200, seed=2, program="q", idle=False)
+    for transfer in in_flight(engine, Kind.STORE):
+        engine.settle(transfer.id)
+    engine.settle()  # the oracle looks whether what b reads was overwritten
+    hold(engine, False)
+    engine.run_until_idle()
+    check(engine)
+    assert engine.cached["b"] == (0, 208)
     assert answers_as_without_a_tier(engine)
 
 
