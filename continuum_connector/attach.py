@@ -8,6 +8,7 @@ pins before the prefix cache is reset. Servers without our connector never see i
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 from typing import Any
 
 _MARK = "_continuum_wraps"
@@ -60,6 +61,30 @@ def _build(base: type, *args: Any, **kwargs: Any) -> Any:
     return subclass(base)(*args, **kwargs)
 
 
+def _with_room(allocate: Callable[..., Any], ours: Any) -> Callable[..., Any]:
+    """Wrap KVCacheManager.allocate_slots: before it answers None, pins give way.
+
+    It is called for every running request in every step, so success costs one comparison.
+    """
+    from continuum_connector import build, compat
+
+    bind = compat.bound_arguments(allocate)
+
+    def retry(request: Any, args: Any, kwargs: Any) -> Any:
+        need = 0  # a running request needs a block or so, and is preempted if it gets none
+        if compat.is_waiting(request):
+            need = build.blocks_needed(bind(request, *args, **kwargs), ours.side)
+        attempt = functools.partial(allocate, request, *args, **kwargs)
+        return ours.make_room(request, attempt, need)
+
+    @functools.wraps(allocate)
+    def allocate_slots(request: Any, *args: Any, **kwargs: Any) -> Any:
+        blocks = allocate(request, *args, **kwargs)
+        return retry(request, args, kwargs) if blocks is None else blocks
+
+    return allocate_slots
+
+
 def _vllm_config(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     return kwargs["vllm_config"] if "vllm_config" in kwargs else args[0]
 
@@ -83,7 +108,7 @@ def subclass(base: Any) -> Any:
             compat.recompute_failed_loads(self)
             compat.free_blocks_at_once(self)
             allocate = self.kv_cache_manager.allocate_slots
-            self.kv_cache_manager.allocate_slots = self._continuum.with_room(allocate)
+            self.kv_cache_manager.allocate_slots = _with_room(allocate, self._continuum)
             self._ranks_victims = False
             if self._continuum.config.order:
                 self._order(self._continuum)

@@ -11,6 +11,7 @@ from continuum_connector import compat
 from continuum_connector.account import Account
 from continuum_connector.config import ContinuumConfig
 from continuum_connector.errors import ConfigError, TransferError
+from continuum_connector.kv_events import KvEventFactory
 from continuum_connector.policy.base import RetentionPolicy
 from continuum_connector.policy.fixed_ttl import FixedTtl
 from continuum_connector.policy.stock import Stock
@@ -117,7 +118,7 @@ def _tier_events(vllm_config: Any, block_size: int) -> TierEvents | None:
     events = vllm_config.kv_events_config
     if events is None or not events.enable_kv_cache_events:
         return None
-    return TierEvents(compat.KvEventFactory(), block_size)
+    return TierEvents(KvEventFactory(), block_size)
 
 
 def _num_slots(

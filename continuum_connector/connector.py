@@ -6,67 +6,30 @@ tensor parallel size 1 on a GPU), so nothing is shared between them but messages
 
 from __future__ import annotations
 
-import functools
 import time
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, TypeVar, cast
+from typing import TYPE_CHECKING, Any
 
 from vllm.distributed.kv_transfer.kv_connector.v1.base import (
     KVConnectorBase_V1,
     KVConnectorMetadata,
     KVConnectorRole,
-    KVConnectorWorkerMetadata,
     SupportsHMA,
 )
 
 from continuum_connector import build, compat
 from continuum_connector.account import Account
+from continuum_connector.carriers import StepMetadata, WorkerMetadata
 from continuum_connector.config import load_config
-from continuum_connector.messages import StepPlan, WorkerReport
+from continuum_connector.messages import StepPlan
 from continuum_connector.metrics import ContinuumPromMetrics, ContinuumStats
+from continuum_connector.timed import timed
 
 if TYPE_CHECKING:
     from continuum_connector.scheduler.scheduler import SchedulerSide
     from continuum_connector.worker.worker import ContinuumWorker
 
 logger = compat.logger(__name__)
-Hook = TypeVar("Hook", bound=Callable[..., Any])
-
-
-@dataclass
-class StepMetadata(KVConnectorMetadata):  # type: ignore[misc]
-    """Carries the step plan down."""
-
-    plan: StepPlan
-
-
-@dataclass
-class WorkerMetadata(KVConnectorWorkerMetadata):  # type: ignore[misc]
-    """Carries a rank's report up; vLLM sums the ranks' by `aggregate`."""
-
-    report: WorkerReport
-
-    def aggregate(self, other: KVConnectorWorkerMetadata) -> WorkerMetadata:
-        self.report.merge(other.report)
-        return self
-
-
-def _timed(label: str) -> Callable[[Hook], Hook]:
-    """Count the seconds spent in a hook, for `continuum:hook_seconds`."""
-
-    def wrap(hook: Hook) -> Hook:
-        @functools.wraps(hook)
-        def timed(self: ContinuumConnector, *args: Any, **kwargs: Any) -> Any:
-            began = time.perf_counter()
-            try:
-                return hook(self, *args, **kwargs)
-            finally:
-                self.account.observe("hook_seconds", time.perf_counter() - began, label)
-
-        return cast(Hook, timed)
-
-    return wrap
 
 
 class ContinuumConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
@@ -159,7 +122,7 @@ class ContinuumConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
         order = "in program order" if self.config.order else "in vLLM's order"
         logger.info("ContinuumConnector attached to %s: pins yield, turns wait %s", base, order)
 
-    @_timed("on_new_request")
+    @timed("on_new_request")
     def before_queued(self, request: Any, ranks_victims: bool) -> None:
         """Name the request's program before it is queued (scheduler subclass only)."""
         assert self.side is not None
@@ -170,7 +133,7 @@ class ContinuumConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
             request.priority = 0 if turn.identity.hints.final else 1
             request.arrival_time = turn.program.arrival
 
-    @_timed("on_new_request")
+    @timed("on_new_request")
     def on_new_request(self, request: Any) -> None:
         if self.side is None:
             return
@@ -186,7 +149,7 @@ class ContinuumConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
         holds = not compat.holds_kv(request)
         return (holds, request.priority, *rank) if by_priority else (holds, *rank)
 
-    @_timed("get_num_new_matched_tokens")
+    @timed("get_num_new_matched_tokens")
     def get_num_new_matched_tokens(
         self, request: Any, num_computed_tokens: int
     ) -> tuple[int | None, bool]:
@@ -197,25 +160,11 @@ class ContinuumConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
             self.side.unattached.before_lookup(request, num_computed_tokens, now)
         return self.side.match(request, num_computed_tokens, now)
 
-    def with_room(self, allocate: Callable[..., Any]) -> Callable[..., Any]:
-        """Wrap KVCacheManager.allocate_slots: before it answers None, pins give way."""
-        bind = compat.bound_arguments(allocate)
-
-        @functools.wraps(allocate)
-        def allocate_slots(request: Any, *args: Any, **kwargs: Any) -> Any:
-            blocks = allocate(request, *args, **kwargs)
-            return self._retry(allocate, bind, request, args, kwargs) if blocks is None else blocks
-
-        return allocate_slots
-
-    def _retry(self, allocate: Any, bind: Any, request: Any, args: Any, kwargs: Any) -> Any:
+    def make_room(self, request: Any, attempt: Callable[[], Any], need: int) -> Any:
+        """An allocation failed: ask again while pins give way (scheduler subclass only)."""
         assert self.side is not None
         began = time.perf_counter()
-        need = 0
-        if compat.is_waiting(request):
-            need = build.blocks_needed(bind(request, *args, **kwargs), self.side)
-        retry = functools.partial(allocate, request, *args, **kwargs)
-        blocks = self.side.make_room(request, retry, need, self._clock())
+        blocks = self.side.make_room(request, attempt, need, self._clock())
         self.account.observe("hook_seconds", time.perf_counter() - began, "allocate_slots")
         return blocks
 
@@ -227,13 +176,13 @@ class ContinuumConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
             return True
         return self.side.will_free_blocks(now)
 
-    @_timed("update_state_after_alloc")
+    @timed("update_state_after_alloc")
     def update_state_after_alloc(self, request: Any, blocks: Any, num_external_tokens: int) -> None:
         if self.side is not None:
             block_ids = blocks.get_block_ids() if num_external_tokens else ()
             self.side.after_alloc(request, block_ids, num_external_tokens, self._clock())
 
-    @_timed("build_connector_meta")
+    @timed("build_connector_meta")
     def build_connector_meta(self, scheduler_output: Any) -> StepMetadata:
         if self.side is None:
             return StepMetadata(StepPlan())
@@ -245,13 +194,13 @@ class ContinuumConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
             self.side.note_preempted(request_id, now)
         return StepMetadata(self.side.plan(now))
 
-    @_timed("update_connector_output")
+    @timed("update_connector_output")
     def update_connector_output(self, connector_output: Any) -> None:
         meta = connector_output.kv_connector_worker_meta
         if self.side is not None and isinstance(meta, WorkerMetadata):
             self.side.settle(meta.report, self._clock())
 
-    @_timed("request_finished")
+    @timed("request_finished")
     def request_finished_all_groups(
         self, request: Any, block_ids: tuple[list[int], ...]
     ) -> tuple[bool, dict[str, Any] | None]:
@@ -288,7 +237,7 @@ class ContinuumConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
         if self.worker is not None:
             build.register_all_layers(self.worker, kv_cache, self._kv_cache_config)
 
-    @_timed("start_load_kv")
+    @timed("start_load_kv")
     def bind_connector_metadata(self, connector_metadata: KVConnectorMetadata) -> None:
         super().bind_connector_metadata(connector_metadata)
         if self.worker is not None and isinstance(connector_metadata, StepMetadata):
@@ -311,13 +260,13 @@ class ContinuumConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
     ) -> None:
         """Stores copy whole blocks of finished turns, never a layer at a time."""
 
-    @_timed("wait_for_save")
+    @timed("wait_for_save")
     def wait_for_save(self) -> None:
         """Submits and returns (law 3)."""
         if self.worker is not None:
             self.worker.submit_stores()
 
-    @_timed("get_finished")
+    @timed("get_finished")
     def get_finished(self, finished_req_ids: set[str]) -> tuple[set[str] | None, set[str] | None]:
         finished, _ = self._poll()
         return None, finished or None

@@ -19,7 +19,7 @@ TREES = {name: ast.parse(path.read_text()) for name, path in FILES.items()}
 
 MAX_LINES, HARD_MAX_LINES, MAX_FUNCTION_LINES = 300, 400, 40
 # Longer than MAX_LINES for now. Take names off; do not add any.
-LONG_FILES = {"connector.py", "scheduler/scheduler.py", "worker/native.py"}
+LONG_FILES: set[str] = set()
 LONG_FUNCTIONS = {"worker/native.py": {"__init__"}}
 
 LEAVES = {"errors", "messages", "config"}
@@ -28,6 +28,9 @@ MAY_IMPORT = {  # what each room may import besides itself and `errors`
     "messages": set(),
     "config": set(),
     "trace": set(),
+    "kv_events": set(),
+    "carriers": {"messages"},
+    "timed": set(),
     "programs": set(),
     "metric_table": {"programs"},
     "account": {"metric_table"},
@@ -37,20 +40,24 @@ MAY_IMPORT = {  # what each room may import besides itself and `errors`
     "scheduler": {"policy", "programs", "account", "messages", "config"},
     "worker": {"messages", "config", ""},
     "compat": {"scheduler"},
-    "build": {"compat", "scheduler", "worker", "policy", "account", "config", "trace"},
-    "connector": {
-        *("build", "compat", "account", "metrics", "config", "messages", "scheduler", "worker"),
+    "build": {
+        *("compat", "scheduler", "worker", "policy", "account", "config", "trace", "kv_events"),
     },
-    "attach": {"connector", "compat", "config", "scheduler"},
+    "connector": {
+        *("build", "compat", "account", "metrics", "config", "messages", "carriers"),
+        *("scheduler", "worker", "timed"),
+    },
+    "attach": {"connector", "build", "compat", "config", "scheduler"},
     "plugin": {"attach"},
     "cli": {"build", "compat", "config", "metric_table", "worker", "policy", "programs"},
     "": {"connector", "attach"},  # __init__: the public names
 }
-VLLM_IN = {"connector.py", "compat.py", "metrics.py", "plugin.py"}
+VLLM_IN = {"connector.py", "compat.py", "metrics.py", "plugin.py", "carriers.py", "kv_events.py"}
 VLLM_IN |= {"scheduler/scheduler.py", "worker/layout.py"}
 CLOCK_IN = {  # who may ask what time it is
     "connector.py",
     "build.py",  # the trace's start
+    "timed.py",
     "trace.py",
     "scheduler/waker.py",
     "worker/native.py",

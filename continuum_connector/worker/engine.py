@@ -62,8 +62,9 @@ class CopyEngine(Protocol):
     ) -> None:
         """Queue a transfer; raises TransferError if the engine is closed or poisoned.
 
-        `after_stream`: a CUDA stream handle the copy is ordered behind (store: compute
-        done; load: block zeroing done), 0 for none.
+        `after_stream`: the CUDA stream whose queued work the copy waits for (store: compute
+        done; load: block zeroing done). 0 is CUDA's default stream; a simulated engine,
+        whose compute is done when it is called, has nothing to wait for then.
         """
         ...
 

@@ -1,26 +1,18 @@
-"""NativeEngine: the CopyEngine of csrc/, over ctypes.
-
-Calls that take microseconds keep the GIL (PyDLL): giving it up costs up to a switch interval
-when another thread wants it. Calls that block release it (CDLL).
-"""
+"""NativeEngine: the CopyEngine of csrc/, over ctypes."""
 
 from __future__ import annotations
 
 import ctypes
-import functools
 from collections.abc import Sequence
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 
-import continuum_connector
 from continuum_connector.errors import ConfigError, TransferError
 from continuum_connector.messages import BlockIds
+from continuum_connector.worker import abi
 from continuum_connector.worker.engine import Completion, Direction, Region, Status
 from continuum_connector.worker.host_pool import HostPool
 
-ABI_VERSION = 1
 MIB = 1 << 20
 
 _DRIVERS = {"cuda": 1, "sim": 2}
@@ -28,115 +20,6 @@ _PATHS = {"auto": 0, "batch": 1, "loop": 2}
 _LEGACY_STREAM = 1  # CU_STREAM_LEGACY: torch's default stream, whose own handle is 0
 _EFORK = -7
 _MAX_POLLED = 256
-
-_i32, _u32, _i64, _u64 = ctypes.c_int32, ctypes.c_uint32, ctypes.c_int64, ctypes.c_uint64
-_size, _ptr = ctypes.c_size_t, ctypes.c_void_p
-
-
-class _Config(ctypes.Structure):
-    _fields_ = (
-        ("size", _u32),
-        ("abi", _u32),
-        ("driver", _i32),
-        ("device", _i32),
-        ("path", _i32),
-        ("max_descriptors", _u32),
-        ("trunk_bytes", _u64),
-        ("window_bytes", _u64 * 2),
-        ("max_transfers", _u32),
-        ("sim_mbps", _u32),
-    )
-
-
-class _Region(ctypes.Structure):
-    _fields_ = tuple(
-        (name, _u64) for name in ("dev_base", "dev_stride", "host_base", "host_stride", "bytes")
-    )
-
-
-class _Completion(ctypes.Structure):
-    _fields_ = (
-        ("tag", _u64),
-        ("status", _i32),
-        ("error", _i32),
-        ("bytes", _u64),
-        ("submit_ns", _u64),
-        ("start_ns", _u64),
-        ("done_ns", _u64),
-    )
-
-
-class SimStats(ctypes.Structure):
-    """What the simulator saw; the pairs are (load, store)."""
-
-    _fields_ = (
-        ("max_bytes_in_flight", _u64 * 2),
-        ("num_descriptors", _u64 * 2),
-        ("num_copy_calls", _u64 * 2),
-        ("num_driver_calls", _u64),
-    )
-
-
-_Signature = tuple[type[Any] | None, tuple[type[Any], ...]]
-_BLOCKING: dict[str, _Signature] = {
-    "ckv_abi_version": (_i32, ()),
-    "ckv_last_error": (ctypes.c_char_p, ()),
-    "ckv_open": (_i32, (_ptr, _ptr)),
-    "ckv_set_regions": (_i32, (_ptr, _ptr, _size, _i32, _i32)),
-    "ckv_pending_word": (_ptr, (_ptr,)),
-    "ckv_wait": (_i32, (_ptr, _u64, _i64)),
-    "ckv_close": (_i32, (_ptr, _i64)),
-    "ckv_free": (None, (_ptr,)),
-    "ckv_path": (_i32, (_ptr,)),
-    "ckv_pool_map": (_i32, (_ptr, _u64, _i32, _ptr)),
-    "ckv_pool_unmap": (_i32, (_ptr, _ptr)),
-    "ckv_sim_hold": (_i32, (_ptr, _i32)),
-    "ckv_sim_fail": (_i32, (_ptr, _u64, _u64, _i32)),
-    "ckv_sim_stream": (_i32, (_ptr, _ptr)),
-    "ckv_sim_compute": (_i32, (_ptr, _ptr, _ptr, _i32, _u64, _u64)),
-    "ckv_sim_block": (_i32, (_ptr, _ptr, _i32)),
-    "ckv_sim_get_stats": (_i32, (_ptr, _ptr)),
-}
-_QUICK: dict[str, _Signature] = {
-    "ckv_submit": (_i32, (_ptr, _i32, _ptr, _ptr, _size, _ptr, _u64)),
-    "ckv_poll": (_size, (_ptr, _ptr, _size)),
-    "ckv_cancel": (_i32, (_ptr, _u64)),
-}
-
-
-def find_library() -> Path:
-    """Where the native library is. An editable install puts it beside other package files than
-    these sources, so every folder of the package is searched."""
-    for folder in continuum_connector.__path__:
-        path = Path(folder) / "_ckv" / "libckv.so"
-        if path.is_file():
-            return path
-    raise ConfigError("the native library is not built; `pip install .` builds it and needs g++.")
-
-
-def _declare(library: ctypes.CDLL, signatures: dict[str, _Signature]) -> None:
-    for name, (result, arguments) in signatures.items():
-        function = getattr(library, name)
-        function.restype = result
-        function.argtypes = arguments
-
-
-@functools.cache
-def _load() -> tuple[ctypes.CDLL, ctypes.CDLL]:
-    """The library twice: calls that release the GIL, calls that keep it."""
-    path = find_library()
-    blocking, quick = ctypes.CDLL(str(path)), ctypes.PyDLL(str(path))
-    try:
-        _declare(blocking, _BLOCKING)
-        _declare(quick, _QUICK)
-        found = blocking.ckv_abi_version()
-    except AttributeError as error:
-        raise ConfigError(f"{path} is from another version ({error}); install again.") from error
-    if found != ABI_VERSION:
-        raise ConfigError(
-            f"{path} has ABI {found}, these sources need {ABI_VERSION}; install again."
-        )
-    return blocking, quick
 
 
 class NativeEngine:
@@ -162,15 +45,15 @@ class NativeEngine:
         sim_mbps: int = 0,
     ) -> None:
         _check(driver, regions, num_slots, slot_bytes)
-        self._blocking, self._quick = _load()
+        self._blocking, self._quick = abi.load_library()
         self._handle: ctypes.c_void_p | None = None
         self._is_cuda = driver == "cuda"
         self._settled: list[Completion] = []
-        self._buffer = (_Completion * _MAX_POLLED)()
+        self._buffer = (abi.RawCompletion * _MAX_POLLED)()
         self.is_left_behind = False
-        config = _Config(
-            size=ctypes.sizeof(_Config),
-            abi=ABI_VERSION,
+        config = abi.Config(
+            size=ctypes.sizeof(abi.Config),
+            abi=abi.ABI_VERSION,
             driver=_DRIVERS[driver],
             device=device,
             path=_PATHS[path],
@@ -184,7 +67,7 @@ class NativeEngine:
         try:
             self.pool = HostPool(self._blocking, handle, num_slots * slot_bytes, huge_pages)
             self._set_regions(regions, num_blocks, num_slots, slot_bytes)
-            self._pending = _u64.from_address(self._blocking.ckv_pending_word(handle))
+            self._pending = ctypes.c_uint64.from_address(self._blocking.ckv_pending_word(handle))
         except BaseException:
             self._blocking.ckv_free(handle)
             self._handle = None
@@ -194,9 +77,11 @@ class NativeEngine:
         self, regions: Sequence[Region], num_blocks: int, num_slots: int, slot_bytes: int
     ) -> None:
         base = self.pool.base
-        array = (_Region * len(regions))(
+        array = (abi.RawRegion * len(regions))(
             *(
-                _Region(r.dev_base, r.dev_stride, base + r.host_offset, slot_bytes, r.num_bytes)
+                abi.RawRegion(
+                    r.dev_base, r.dev_stride, base + r.host_offset, slot_bytes, r.num_bytes
+                )
                 for r in regions
             )
         )
@@ -303,7 +188,7 @@ class NativeEngine:
 
     def sim_stream(self) -> int:
         """A compute stream, for `after_stream`; lives as long as the engine."""
-        stream = _ptr()
+        stream = ctypes.c_void_p()
         self._check(self._blocking.ckv_sim_stream(self._opened(), ctypes.byref(stream)))
         return stream.value or 0
 
@@ -316,14 +201,14 @@ class NativeEngine:
         """Keep a compute stream from finishing what is queued, or let it go on."""
         self._check(self._blocking.ckv_sim_block(self._opened(), stream, int(on)))
 
-    def sim_stats(self) -> SimStats:
+    def sim_stats(self) -> abi.SimStats:
         """What the simulated driver saw so far."""
-        stats = SimStats()
+        stats = abi.SimStats()
         self._check(self._blocking.ckv_sim_get_stats(self._opened(), ctypes.byref(stats)))
         return stats
 
 
-def _completion(c: _Completion) -> Completion:
+def _completion(c: abi.RawCompletion) -> Completion:
     seconds = (c.done_ns - c.start_ns) / 1e9 if c.start_ns else 0.0
     return Completion(c.tag, Status(c.status), c.error, c.bytes, seconds)
 

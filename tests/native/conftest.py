@@ -12,8 +12,9 @@ import pytest
 
 from continuum_connector.errors import ConfigError
 from continuum_connector.messages import BlockIds
+from continuum_connector.worker.abi import find_library
 from continuum_connector.worker.engine import Completion, Direction, Region
-from continuum_connector.worker.native import NativeEngine, find_library
+from continuum_connector.worker.native import NativeEngine
 
 _HERE = Path(__file__).parent
 

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from continuum_connector.errors import ConfigError, TransferError
-from continuum_connector.worker import native
+from continuum_connector.worker import abi
 from continuum_connector.worker.engine import Direction, Region, Status
 from continuum_connector.worker.native import NativeEngine
 from tests.native.conftest import Rig, ids
@@ -226,30 +226,30 @@ def test_a_wrong_setup_is_refused_in_one_sentence() -> None:
 def test_a_missing_library_says_how_to_build_it(
     monkeypatch: pytest.MonkeyPatch, tmp_path: object
 ) -> None:
-    monkeypatch.setattr(native.continuum_connector, "__path__", [str(tmp_path)])
+    monkeypatch.setattr(abi.continuum_connector, "__path__", [str(tmp_path)])
     with pytest.raises(ConfigError, match=r"not built; `pip install \.` builds it and needs g\+\+"):
-        native.find_library()
+        abi.find_library()
 
 
 @pytest.mark.skipif(shutil.which("nm") is None, reason="needs nm")
 def test_only_ckv_symbols_leave_the_library() -> None:
     out = subprocess.run(
-        ["nm", "-D", "--defined-only", str(native.find_library())],
+        ["nm", "-D", "--defined-only", str(abi.find_library())],
         capture_output=True,
         text=True,
         check=True,
     ).stdout
     names = {line.split()[-1] for line in out.splitlines()}
-    declared = set(native._BLOCKING) | set(native._QUICK)
+    declared = set(abi._BLOCKING) | set(abi._QUICK)
     assert names == declared
 
 
 def test_structs_are_as_long_as_the_library_says() -> None:
     # ckv_open refuses another config size; a completion or region of another size would shift.
-    assert ctypes.sizeof(native._Config) == 56
-    assert ctypes.sizeof(native._Region) == 40
-    assert ctypes.sizeof(native._Completion) == 48
-    assert ctypes.sizeof(native.SimStats) == 56
+    assert ctypes.sizeof(abi.Config) == 56
+    assert ctypes.sizeof(abi.RawRegion) == 40
+    assert ctypes.sizeof(abi.RawCompletion) == 48
+    assert ctypes.sizeof(abi.SimStats) == 56
 
 
 def _python(code: str) -> subprocess.CompletedProcess[str]:

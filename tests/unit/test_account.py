@@ -212,7 +212,7 @@ def test_the_package_counts_only_what_the_table_names() -> None:
 
 
 def test_every_timed_hook_has_a_label_of_its_own() -> None:
-    labels = set(re.findall(r'@_timed\("(\w+)"\)', (PACKAGE / "connector.py").read_text()))
+    labels = set(re.findall(r'@timed\("(\w+)"\)', (PACKAGE / "connector.py").read_text()))
     assert "build_connector_meta" in labels
     assert labels <= set(HOOKS) - {OTHER}
 

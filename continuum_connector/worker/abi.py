@@ -1,0 +1,126 @@
+"""The C boundary of csrc/ckv.h in ctypes: structs, signatures, and where the library is.
+
+Calls that take microseconds keep the GIL (PyDLL): giving it up costs up to a switch interval
+when another thread wants it. Calls that block release it (CDLL).
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+from pathlib import Path
+from typing import Any
+
+import continuum_connector
+from continuum_connector.errors import ConfigError
+
+ABI_VERSION = 1
+
+_i32, _u32, _i64, _u64 = ctypes.c_int32, ctypes.c_uint32, ctypes.c_int64, ctypes.c_uint64
+_size, _ptr = ctypes.c_size_t, ctypes.c_void_p
+
+
+class Config(ctypes.Structure):
+    _fields_ = (
+        ("size", _u32),
+        ("abi", _u32),
+        ("driver", _i32),
+        ("device", _i32),
+        ("path", _i32),
+        ("max_descriptors", _u32),
+        ("trunk_bytes", _u64),
+        ("window_bytes", _u64 * 2),
+        ("max_transfers", _u32),
+        ("sim_mbps", _u32),
+    )
+
+
+class RawRegion(ctypes.Structure):
+    _fields_ = tuple(
+        (name, _u64) for name in ("dev_base", "dev_stride", "host_base", "host_stride", "bytes")
+    )
+
+
+class RawCompletion(ctypes.Structure):
+    _fields_ = (
+        ("tag", _u64),
+        ("status", _i32),
+        ("error", _i32),
+        ("bytes", _u64),
+        ("submit_ns", _u64),
+        ("start_ns", _u64),
+        ("done_ns", _u64),
+    )
+
+
+class SimStats(ctypes.Structure):
+    """What the simulator saw; the pairs are (load, store)."""
+
+    _fields_ = (
+        ("max_bytes_in_flight", _u64 * 2),
+        ("num_descriptors", _u64 * 2),
+        ("num_copy_calls", _u64 * 2),
+        ("num_driver_calls", _u64),
+    )
+
+
+_Signature = tuple[type[Any] | None, tuple[type[Any], ...]]
+_BLOCKING: dict[str, _Signature] = {
+    "ckv_abi_version": (_i32, ()),
+    "ckv_last_error": (ctypes.c_char_p, ()),
+    "ckv_open": (_i32, (_ptr, _ptr)),
+    "ckv_set_regions": (_i32, (_ptr, _ptr, _size, _i32, _i32)),
+    "ckv_pending_word": (_ptr, (_ptr,)),
+    "ckv_wait": (_i32, (_ptr, _u64, _i64)),
+    "ckv_close": (_i32, (_ptr, _i64)),
+    "ckv_free": (None, (_ptr,)),
+    "ckv_path": (_i32, (_ptr,)),
+    "ckv_pool_map": (_i32, (_ptr, _u64, _i32, _ptr)),
+    "ckv_pool_unmap": (_i32, (_ptr, _ptr)),
+    "ckv_sim_hold": (_i32, (_ptr, _i32)),
+    "ckv_sim_fail": (_i32, (_ptr, _u64, _u64, _i32)),
+    "ckv_sim_stream": (_i32, (_ptr, _ptr)),
+    "ckv_sim_compute": (_i32, (_ptr, _ptr, _ptr, _i32, _u64, _u64)),
+    "ckv_sim_block": (_i32, (_ptr, _ptr, _i32)),
+    "ckv_sim_get_stats": (_i32, (_ptr, _ptr)),
+}
+_QUICK: dict[str, _Signature] = {
+    "ckv_submit": (_i32, (_ptr, _i32, _ptr, _ptr, _size, _ptr, _u64)),
+    "ckv_poll": (_size, (_ptr, _ptr, _size)),
+    "ckv_cancel": (_i32, (_ptr, _u64)),
+}
+
+
+def find_library() -> Path:
+    """Where the native library is. An editable install puts it beside other package files than
+    these sources, so every folder of the package is searched."""
+    for folder in continuum_connector.__path__:
+        path = Path(folder) / "_ckv" / "libckv.so"
+        if path.is_file():
+            return path
+    raise ConfigError("the native library is not built; `pip install .` builds it and needs g++.")
+
+
+def _declare(library: ctypes.CDLL, signatures: dict[str, _Signature]) -> None:
+    for name, (result, arguments) in signatures.items():
+        function = getattr(library, name)
+        function.restype = result
+        function.argtypes = arguments
+
+
+@functools.cache
+def load_library() -> tuple[ctypes.CDLL, ctypes.CDLL]:
+    """The library twice: calls that release the GIL, calls that keep it."""
+    path = find_library()
+    blocking, quick = ctypes.CDLL(str(path)), ctypes.PyDLL(str(path))
+    try:
+        _declare(blocking, _BLOCKING)
+        _declare(quick, _QUICK)
+        found = blocking.ckv_abi_version()
+    except AttributeError as error:
+        raise ConfigError(f"{path} is from another version ({error}); install again.") from error
+    if found != ABI_VERSION:
+        raise ConfigError(
+            f"{path} has ABI {found}, these sources need {ABI_VERSION}; install again."
+        )
+    return blocking, quick
