@@ -143,6 +143,14 @@ def test_vllm_and_torch_stay_where_they_belong(name: str) -> None:
     assert "torch" not in tops or room(name) == "worker"
 
 
+@pytest.mark.parametrize(
+    "path", sorted((ROOT / "tests" / "unit").glob("*.py")), ids=lambda p: p.name
+)
+def test_unit_tests_need_neither_vllm_nor_torch(path: Path) -> None:
+    tops = {module.split(".")[0] for module in imports(ast.parse(path.read_text()))}
+    assert not tops & {"vllm", "torch"}
+
+
 @pytest.mark.parametrize("name", FILES)
 def test_time_is_passed_in(name: str) -> None:
     modules = set(imports(TREES[name]))

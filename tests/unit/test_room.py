@@ -7,8 +7,10 @@ import pytest
 from continuum_connector.errors import InvariantError
 from continuum_connector.policy.base import After
 from continuum_connector.scheduler.holds import HoldTable
+from continuum_connector.scheduler.kv_groups import KvGroup, KvGroups
 from continuum_connector.scheduler.pins import Pin, PinEnd, PinTable
 from continuum_connector.scheduler.room import RETRY_STEPS, Room
+from continuum_connector.scheduler.unattached import NUM_EMPTY_STEPS, Unattached
 from tests.fakes import FakeBlock, FakeBlockPool
 
 
@@ -164,6 +166,64 @@ def test_without_pins_the_answer_is_vllms(world: World) -> None:
     world.run(20)
     assert world.need(1) is None
     assert world.num_tries == 0
+
+
+# --- where the scheduler is not ours ------------------------------------------------------
+class Waiting:
+    """A waiting turn of `num_tokens`; a block has 16."""
+
+    def __init__(self, request_id: str, num_tokens: int) -> None:
+        self.request_id, self.num_tokens = request_id, num_tokens
+
+
+@pytest.fixture
+def unattached(world: World) -> Unattached:
+    def give_up(now: float) -> bool:
+        pins = world.pins.cheapest_first()
+        pin = next(pins, None)
+        pins.close()
+        if pin is None:
+            return False
+        world.holds.release(pin.hold)
+        world.pins.remove(pin, PinEnd.PRESSURE)
+        world.ended.append(pin.program)
+        return True
+
+    for arrival, program in enumerate("abc"):
+        world.pin_finished(program, 5, arrival)
+    return Unattached(world.pool, KvGroups([KvGroup(0, 16)]), give_up)
+
+
+def test_unattached_room_is_made_for_what_the_prompt_lacks(
+    world: World, unattached: Unattached
+) -> None:
+    unattached.before_lookup(Waiting("r", 5 * 16), 0, 0.0)
+    assert world.ended == []
+    unattached.before_lookup(Waiting("s", 8 * 16 + 1), 2 * 16, 0.0)
+    assert world.ended == ["c"]
+
+
+def test_unattached_a_turn_that_was_refused_gets_one_more_pin_each_time(
+    world: World, unattached: Unattached
+) -> None:
+    for ended in ([], ["c"], ["c", "b"], ["c", "b", "a"], ["c", "b", "a"]):
+        unattached.before_lookup(Waiting("r", 16), 0, 0.0)
+        assert world.ended == ended
+
+
+def test_unattached_steps_that_compute_nothing_end_pins_in_the_end(
+    world: World, unattached: Unattached
+) -> None:
+    for _ in range(NUM_EMPTY_STEPS - 1):
+        unattached.after_step(0, True, 0.0)
+    unattached.after_step(1, True, 0.0)
+    for _ in range(NUM_EMPTY_STEPS - 1):
+        unattached.after_step(0, True, 0.0)
+    unattached.after_step(0, False, 0.0)
+    assert world.ended == []
+    for _ in range(NUM_EMPTY_STEPS + 1):
+        unattached.after_step(0, True, 0.0)
+    assert world.ended == ["c", "b"]
 
 
 # --- holds --------------------------------------------------------------------------------

@@ -344,5 +344,7 @@ def test_unattached_turns_that_wait_for_each_others_pins_are_not_stuck() -> None
         engine.run_turn(f"a{i}", 624, program=f"p{i}", seed=i)
     engine.add("b1", engine.next_prompt("a1", 800), program="p1", max_tokens=2)
     engine.add("b0", engine.next_prompt("a0", 20), program="p0", max_tokens=2)
+    engine.steps(3)
+    assert "b1" in engine.admissions
     engine.run_until_idle(max_steps=50, until=lambda: len(engine.finish_reasons) == 4)
     assert set(engine.finish_reasons) == {"a0", "a1", "b0", "b1"}
