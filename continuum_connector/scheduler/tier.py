@@ -184,8 +184,12 @@ class DramTier:
 
     def take_events(self) -> list[Any]:
         """Return vLLM KV events for blocks that came to DRAM or left it."""
-        self._note_evicted()
-        return self._events.take() if self._events is not None else []
+        evicted, self.index.evicted = self.index.evicted, deque()
+        self._account.count("dram_evicted_blocks", len(evicted))
+        if self._events is None:
+            return []
+        self._events.removed(evicted)
+        return self._events.take()
 
     def update_gauges(self) -> None:
         account, index = self._account, self.index
@@ -201,15 +205,8 @@ class DramTier:
         self._release(transfer)
         self._num_stores -= 1
         if self._events is not None:
-            self._note_evicted()  # a block may have left and come back
             kept = {slot.key for slot in transfer.slots if slot.state is SlotState.READY}
             self._events.stored(transfer.id, kept)
-
-    def _note_evicted(self) -> None:
-        evicted, self.index.evicted = self.index.evicted, deque()
-        self._account.count("dram_evicted_blocks", len(evicted))
-        if self._events is not None:
-            self._events.removed(evicted)
 
     def _load_settled(self, transfer: Transfer) -> None:
         if transfer.slots[0].number >= 0:

@@ -80,6 +80,16 @@ def test_only_what_vram_lost_is_loaded(async_scheduling: bool) -> None:
 
 
 @MODES
+def test_one_token_is_left_to_compute(async_scheduling: bool) -> None:
+    engine = tiered(async_scheduling=async_scheduling)
+    run_turn(engine, "a", 200, program="p")
+    park(engine)
+    run_turn(engine, "b", engine.next_prompt("a", 0)[:208], program="p")  # all of it is in DRAM
+    assert engine.cached["b"] == (0, 192)
+    assert answers_as_without_a_tier(engine)
+
+
+@MODES
 @GROUPS
 def test_a_program_under_pressure_answers_as_without_a_tier(
     async_scheduling: bool, groups: str
@@ -228,6 +238,7 @@ def test_a_finished_programs_blocks_leave_the_tier_first() -> None:
     engine = tiered(num_slots=20)
     for name, seed in (("p", 1), ("q", 2)):
         run_turn(engine, f"{name}1", 134, seed=seed, program=name)
+        outlast_pins(engine)
     run_turn(engine, "q2", engine.next_prompt("q1", 1), program="q", final=True)
     park(engine)
     run_turn(engine, "r1", 134, seed=3, program="r")

@@ -192,8 +192,9 @@ def test_a_reset_abandons_the_stores_in_flight(async_scheduling: bool) -> None:
     assert index.num_writing == 13
     assert engine.reset_prefix_cache()
     assert (engine.usage(), index.num_free, index.num_ready) == (0, 400 - 13, 0)
+    run_turn(engine, "b", 3000, seed=4, idle=False)  # VRAM is somebody else's at once
     hold(engine, False)
-    run_turn(engine, "b", 300, seed=4)  # VRAM is somebody else's at once
+    engine.run_until_idle()
     assert (total(engine, "stores", "abandoned"), index.num_writing) == (1, 0)
     run_turn(engine, "c", engine.next_prompt("a", 20), program="p")
     assert engine.cached["c"] == (0, 0)
