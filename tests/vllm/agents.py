@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from continuum_connector.metric_table import PIN_CAUSES
+from tests.vllm.fake_worker import extend_chain, next_token
 from tests.vllm.harness import Engine
 
 
@@ -56,3 +57,28 @@ class AgentEngine(Engine):
 
     def pinned_blocks(self) -> int:
         return int(self.side.retention.holds.num_blocks)
+
+
+def pinned(num_blocks: int, num_pins: int, **kwargs: Any) -> AgentEngine:
+    """An engine in which programs p0, p1, ... have pinned 25 blocks each."""
+    extra = {"ttl_s": 60, **kwargs.pop("extra_config", {})}
+    engine = AgentEngine(num_blocks, max_num_batched_tokens=2048, extra_config=extra, **kwargs)
+    for i in range(num_pins):
+        engine.add(f"a{i}", 400, program=f"p{i}", seed=i)
+        engine.run_until_idle(until=lambda i=i: f"a{i}" in engine.finish_reasons)
+    assert engine.num_pins() == num_pins
+    return engine
+
+
+def live(engine: AgentEngine) -> list[str]:
+    return sorted(pin.program.removeprefix("job:") for pin in engine.side.pins)
+
+
+def model_output(tokens: list[int], num_outputs: int) -> list[int]:
+    chain: list[int] = []
+    extend_chain(chain, tokens)
+    outputs: list[int] = []
+    for _ in range(num_outputs):
+        outputs.append(next_token(chain, len(chain)))
+        extend_chain(chain, outputs[-1:])
+    return outputs

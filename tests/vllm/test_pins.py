@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 
-from continuum_connector.scheduler.ending import Endings
 from tests.vllm.agents import AgentEngine
 from tests.vllm.harness import Engine
 

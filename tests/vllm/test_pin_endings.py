@@ -1,0 +1,161 @@
+"""Endings: whatever becomes of a turn, its pin ends once, for one reason."""
+
+from __future__ import annotations
+
+import pytest
+
+from continuum_connector.scheduler.ending import Endings
+from tests.vllm.agents import AgentEngine
+
+MODES = pytest.mark.parametrize("async_scheduling", [False, True], ids=["sync", "async"])
+GROUPS = pytest.mark.parametrize("groups", ["full", "hybrid"])
+TTL_S = 2.0  # the default of ttl_s
+
+
+class FakeTokenizer:
+    """Says of every tail the same text."""
+
+    def __init__(self, text: str) -> None:
+        self.text = text
+
+    def decode(self, token_ids: list[int]) -> str:
+        assert len(token_ids) <= 64
+        return self.text
+
+
+@MODES
+@pytest.mark.parametrize("waited_s", [0.5, 10.0], ids=["before", "after"])
+def test_an_aborted_waiting_turn_gives_the_pin_back_to_its_deadline(
+    async_scheduling: bool, waited_s: float
+) -> None:
+    engine = AgentEngine(async_scheduling=async_scheduling, max_num_seqs=1)
+    ended = engine.run_turn("a", 200, program="p")
+    deadline = engine.side.pins.get("job:p").deadline
+    assert deadline <= ended + TTL_S
+    engine.add("long", 50, max_tokens=2000, program="q")
+    engine.steps(3)
+    engine.add("b", engine.next_prompt("a", 20), program="p")
+    engine.steps(2)
+    engine.clock.advance(waited_s)
+    engine.abort("b")
+    assert engine.side.pins.get("job:p").deadline == deadline
+    assert engine.connector.has_pending_push_work() == (waited_s > TTL_S)
+    engine.step()
+    assert engine.num_pins() == int(waited_s < TTL_S)
+    engine.clock.now = deadline
+    engine.steps(2)
+    assert engine.ends() == {"expired": 1}
+
+
+def test_of_two_waiting_turns_one_aborted_leaves_the_pin_to_the_other() -> None:
+    engine = AgentEngine(max_num_seqs=1)
+    engine.run_turn("a", 200, program="p")
+    engine.add("long", 50, max_tokens=100, program="q")
+    engine.steps(3)
+    engine.add("b0", engine.next_prompt("a", 20), program="p")
+    engine.add("b1", engine.next_prompt("a", 25), program="p")
+    engine.abort("b0")
+    engine.clock.advance(10 * TTL_S)
+    engine.run_until_idle()
+    assert engine.cached["b1"] == (208, 0)
+    assert engine.ends()["returned"] == 1
+
+
+@MODES
+@GROUPS
+def test_resetting_the_prefix_cache_succeeds_with_live_pins_and_ends_them(
+    async_scheduling: bool, groups: str
+) -> None:
+    engine = AgentEngine(300, async_scheduling=async_scheduling, groups=groups)
+    for i in range(3):
+        engine.run_turn(f"a{i}", 200, program=f"p{i}", seed=i)
+    assert engine.num_pins() == 3
+    assert engine.reset_prefix_cache()
+    assert (engine.usage(), engine.ends()) == (0, {"reset": 3})
+    engine.run_turn("b", engine.next_prompt("a0", 20), program="p0")
+    assert engine.cached["b"] == (0, 0)
+
+
+def test_resetting_while_turns_run_ends_pins_and_the_turns_go_on() -> None:
+    engine = AgentEngine(200)
+    engine.run_turn("a", 200, program="p")
+    engine.add("running", 100, max_tokens=40, program="q")
+    engine.add("back", engine.next_prompt("a", 20), program="p", max_tokens=60)
+    engine.steps(4)
+    assert engine.scheduler.reset_prefix_cache(reset_running_requests=True)
+    engine.check()
+    engine.run_until_idle()
+    assert set(engine.finish_reasons.values()) == {"length"}
+    assert engine.num_pins() == 2
+
+
+@MODES
+@pytest.mark.parametrize("when", ["waiting", "prefill", "decode"])
+def test_a_turn_whose_client_went_away_is_freed(async_scheduling: bool, when: str) -> None:
+    engine = AgentEngine(async_scheduling=async_scheduling, max_num_batched_tokens=64)
+    engine.add("a", 200, max_tokens=50, program="p")
+    engine.steps({"waiting": 0, "prefill": 2, "decode": 20}[when])
+    engine.abort("a")
+    engine.run_until_idle()
+    assert (engine.usage(), engine.num_pins(), engine.ends()) == (0, 0, {})
+    assert engine.total("decisions", "free") == 1
+
+
+@MODES
+@pytest.mark.parametrize(
+    ("text", "is_pinned"),
+    [("done Observation:", True), ("I was cut o", False), (None, True)],
+    ids=["stop string", "disconnect", "no tokenizer yet"],
+)
+def test_a_stop_string_ends_a_turn_and_a_disconnect_frees_it(
+    async_scheduling: bool, text: str | None, is_pinned: bool
+) -> None:
+    """Both finish as ABORTED: the API server matches stop strings and aborts the request."""
+    engine = AgentEngine(async_scheduling=async_scheduling)
+    endings = Endings(lambda: FakeTokenizer(text) if text is not None else None)
+    engine.side._endings = endings
+    engine.add("a", 200, max_tokens=500, program="p", stop=["Observation:", "END"])
+    endings._thread.join()
+    engine.steps(70)
+    engine.abort("a")
+    engine.run_until_idle()
+    assert engine.num_pins() == int(is_pinned)
+    engine.clock.advance(TTL_S)
+    engine.run_until_idle()
+    assert engine.usage() == 0
+
+
+def test_a_turn_after_a_stop_string_hits_its_pin() -> None:
+    engine = AgentEngine()
+    engine.add("a", 200, max_tokens=500, program="p", stop=["x"])
+    engine.steps(30)
+    engine.abort("a")
+    engine.run_turn("b", engine.next_prompt("a", 20), program="p")
+    assert engine.cached["b"][0] >= 208
+    assert engine.ends() == {"returned": 1}
+
+
+def test_a_job_id_may_be_used_again_after_the_last_step() -> None:
+    engine = AgentEngine()
+    engine.run_turn("a", 200, program="p", final=True)
+    engine.run_turn("b", 200, program="p", seed=4)
+    assert engine.num_pins() == 1
+    engine.run_turn("c", engine.next_prompt("b", 20), program="p", final=True)
+    assert (engine.usage(), engine.ends()) == (0, {"returned": 1})
+
+
+def test_a_last_step_with_another_context_ends_the_pin_as_program_done() -> None:
+    engine = AgentEngine()
+    engine.run_turn("a", 200, program="p")
+    engine.run_turn("b", 200, program="p", seed=4, final=True)
+    assert (engine.usage(), engine.ends()) == (0, {"program_done": 1})
+
+
+def test_shutdown_ends_every_pin_once() -> None:
+    engine = AgentEngine()
+    engine.run_turn("a", 200, program="p")
+    engine.run_turn("b", 200, program="q", seed=2)
+    engine.scheduler.shutdown()
+    engine.connector.shutdown()
+    engine.check()
+    assert (engine.usage(), engine.ends()) == (0, {"shutdown": 2})
