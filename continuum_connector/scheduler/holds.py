@@ -40,7 +40,7 @@ class Hold:
 
     def __init__(self, blocks: Sequence[Any]) -> None:
         self.blocks = tuple(blocks)
-        self.ids = np.fromiter((b.block_id for b in self.blocks), np.int64, len(self.blocks))
+        self.ids = np.array([block.block_id for block in self.blocks], dtype=np.int64)
         self.released = False
 
     def __len__(self) -> int:
@@ -92,12 +92,14 @@ class HoldTable:
 
     def _touch(self, hold: Hold) -> None:
         self._pool.touch(hold.blocks)
-        self._refs[hold.ids] += 1
-        self.num_blocks += int(np.count_nonzero(self._refs[hold.ids] == 1))
+        refs = self._refs[hold.ids] + 1  # ids of one hold are distinct
+        self._refs[hold.ids] = refs
+        self.num_blocks += int(np.count_nonzero(refs == 1))
 
     def _untouch(self, hold: Hold) -> None:
-        self._refs[hold.ids] -= 1
-        self.num_blocks -= int(np.count_nonzero(self._refs[hold.ids] == 0))
+        refs = self._refs[hold.ids] - 1
+        self._refs[hold.ids] = refs
+        self.num_blocks -= int(np.count_nonzero(refs == 0))
         # Tail first: it hashes most tokens, so it is the least likely to be hit again.
         self._pool.free_blocks(reversed(hold.blocks))
 

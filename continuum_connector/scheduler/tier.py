@@ -64,7 +64,7 @@ class DramTier:
         slots = self.index.reserve(keys, program)
         if not slots:
             return 0
-        by_key = {block.block_hash: (i, group, block) for i, group, block in blocks}
+        by_key = dict(zip(keys, blocks, strict=True))
         chosen = [by_key[slot.key] for slot in slots]
         hold = self._holds.take([block for _, _, block in chosen])
         transfer = self.ledger.store(program, hold, slots, now)
