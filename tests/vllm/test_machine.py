@@ -4,7 +4,7 @@ Each rule is something that clients, time, copies or operators do. After each on
 block, pin, slot and transfer is accounted for, and the oracle has compared all KV that was
 read. In the end everything has finished with the model's own output and nothing is held.
 
-MACHINE_EXAMPLES=2000 makes a long run of it.
+MACHINE_EXAMPLES=2000 makes a long run of it; MACHINE_SHRINK=1 makes a failure short, in minutes.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from __future__ import annotations
 import os
 from typing import Any
 
-from hypothesis import HealthCheck, settings
+from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import (
     RuleBasedStateMachine,
@@ -27,6 +27,7 @@ from tests.vllm.harness import Engine, prompt
 from tests.vllm.tiering import BLOCK, reference, tiered
 
 NUM_EXAMPLES = int(os.environ.get("MACHINE_EXAMPLES", "60"))
+SHRINKS = "MACHINE_SHRINK" in os.environ
 PROGRAMS = st.sampled_from([None, "a", "b", "c", "d"])
 OUTPUTS = st.sampled_from([1, 5, 17, 33])
 STEPS = st.sampled_from([0, 1, 3, 40])
@@ -223,6 +224,7 @@ Machine.TestCase.settings = settings(
     max_examples=NUM_EXAMPLES,
     stateful_step_count=25,
     deadline=None,
+    phases=[phase for phase in Phase if SHRINKS or phase not in (Phase.shrink, Phase.explain)],
     suppress_health_check=list(HealthCheck),
     print_blob=True,
 )
