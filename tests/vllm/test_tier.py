@@ -6,6 +6,7 @@ import pytest
 
 from continuum_connector.errors import ConfigError
 from continuum_connector.scheduler.transfers import Kind
+from tests.vllm import versions
 from tests.vllm.harness import Engine, OracleError, prompt
 from tests.vllm.tiering import (
     SLOT_BYTES,
@@ -256,3 +257,13 @@ def test_a_tier_without_room_for_one_block_is_refused_in_one_sentence(world_size
         Engine(100, world_size=world_size, extra_config={"dram_bytes": least - 1})
     engine = Engine(100, world_size=world_size, extra_config={"dram_bytes": least})
     assert engine.connector.side.tier.index.num_slots == 1
+
+
+@pytest.mark.skipif(versions.CAN_FAIL_REQUESTS, reason="this vLLM recomputes by request")
+def test_hybrid_groups_have_no_tier_where_a_failed_load_could_not_be_told(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    engine = Engine(groups="hybrid", extra_config={"dram_bytes": "4MiB"})
+    run_turn(engine, "a", 200, program="p")
+    assert not engine.connector.side.tier.is_up
+    assert "no DRAM tier for hybrid KV groups on this vLLM" in caplog.text

@@ -7,7 +7,6 @@ from typing import Any
 import pytest
 
 from continuum_connector.scheduler.transfers import Kind, TransferState
-from tests.vllm import versions
 from tests.vllm.harness import Engine
 from tests.vllm.tiering import (
     answers_as_without_a_tier,
@@ -23,18 +22,7 @@ from tests.vllm.tiering import (
 )
 
 MODES = pytest.mark.parametrize("async_scheduling", [False, True], ids=["sync", "async"])
-GROUPS = pytest.mark.parametrize(
-    "groups",
-    [
-        "full",
-        pytest.param(
-            "hybrid",
-            marks=pytest.mark.skipif(
-                not versions.CAN_FAIL_REQUESTS, reason="this vLLM fails loads by block only"
-            ),
-        ),
-    ],
-)
+GROUPS = pytest.mark.parametrize("groups", ["full", "hybrid"])
 
 
 def loading(**kwargs: Any) -> Engine:
