@@ -11,7 +11,15 @@ from vllm.v1.core.kv_cache_utils import make_block_hash_with_group_id, maybe_con
 
 from continuum_connector.scheduler.kv_groups import block_key
 from tests.vllm.harness import Engine
-from tests.vllm.tiering import SLOT_BYTES, hold, outlast_pins, park, run_turn, tiered
+from tests.vllm.tiering import (
+    SLOT_BYTES,
+    hold,
+    outlast_pins,
+    park,
+    run_turn,
+    skip_without_tier,
+    tiered,
+)
 
 GROUPS = pytest.mark.parametrize("groups", ["full", "hybrid"])
 
@@ -47,6 +55,7 @@ class EventEngine(Engine):
 def test_a_stored_block_is_announced_with_its_parent_and_tokens_once_it_is_there(
     groups: str,
 ) -> None:
+    skip_without_tier(groups)
     engine = EventEngine(groups=groups, hold_transfers=True)
     run_turn(engine, "a", 200, program="p", idle=False)
     for _ in range(3):

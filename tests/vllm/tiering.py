@@ -17,13 +17,18 @@ BLOCK = 16
 NO_HYBRID_TIER = "this vLLM fails loads by block only, so hybrid groups have no DRAM tier"
 
 
+def skip_without_tier(groups: str) -> None:
+    """Skip where this vLLM has no DRAM tier for such groups."""
+    if groups == "hybrid" and not versions.CAN_FAIL_REQUESTS:
+        pytest.skip(NO_HYBRID_TIER)
+
+
 def tiered(num_blocks: int = 200, num_slots: int = 400, **kwargs: Any) -> Engine:
     """Return an engine whose every rank has `num_slots` host slots; `config` adds our keys.
 
     Skips where there is no such thing: hybrid groups before vLLM 0.30 have no tier.
     """
-    if kwargs.get("groups") == "hybrid" and not versions.CAN_FAIL_REQUESTS:
-        pytest.skip(NO_HYBRID_TIER)
+    skip_without_tier(kwargs.get("groups", "full"))
     extra = {"dram_bytes": num_slots * SLOT_BYTES * kwargs.get("world_size", 1)}
     extra |= kwargs.pop("config", {})
     return Engine(num_blocks, extra_config=extra, **kwargs)
