@@ -90,6 +90,7 @@ class ServerOptions:
         quiet = {
             "HF_HUB_OFFLINE": "1",
             "TRANSFORMERS_OFFLINE": "1",
+            "VLLM_LOGGING_LEVEL": "INFO",  # the log says what was attached and why
             "VLLM_NO_USAGE_STATS": "1",
             "VLLM_CPU_KVCACHE_SPACE": "1",
             "VLLM_SERVER_DEV_MODE": "1",  # /reset_prefix_cache
