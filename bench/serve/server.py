@@ -93,6 +93,8 @@ class ServerOptions:
             "VLLM_LOGGING_LEVEL": "INFO",  # the log says what was attached and why
             "VLLM_NO_USAGE_STATS": "1",
             "VLLM_CPU_KVCACHE_SPACE": "1",
+            # vLLM reserves one more core where a connector is configured: same cores for both.
+            "VLLM_CPU_NUM_OF_RESERVED_CPU": "1",
             "VLLM_SERVER_DEV_MODE": "1",  # /reset_prefix_cache
             "TOKENIZERS_PARALLELISM": "false",
         }
