@@ -17,7 +17,7 @@ from vllm.v1.request import RequestStatus
 from continuum_connector.errors import ConfigError
 from continuum_connector.scheduler.kv_groups import KvGroup, KvGroups
 
-# (release, what was run on it); tests/versions reads this table.
+# (release, what was run on it); tests/versions runs exactly these.
 SUPPORTED = (
     ("0.26.0", "scheduler side"),
     ("0.27.1", "scheduler side"),

@@ -103,3 +103,11 @@ def test_scheduler_side(
     assert imported[1] == version
     assert imported[2].startswith(str(sources.source_dir(version)))
     assert run.returncode == 0, run.output[-20_000:]
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of torch, on import
+def test_what_is_run_is_what_is_promised() -> None:
+    pytest.importorskip("vllm")
+    from continuum_connector.compat import SUPPORTED
+
+    assert tuple(release for release, _ in SUPPORTED) == sources.VERSIONS
