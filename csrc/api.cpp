@@ -75,6 +75,15 @@ microseconds bounded(int64_t timeout_us) {
   return microseconds(std::clamp(timeout_us, int64_t{0}, kDay));
 }
 
+// Every struct begins with its own length, so that a caller built for another one is told.
+template <typename Struct>
+void check_size(const Struct *given, const char *name) {
+  if (given == nullptr || given->size != sizeof(Struct)) {
+    throw Failure(CKV_EINVAL,
+                  std::string("the caller's ") + name + " is not this library's version of it");
+  }
+}
+
 ckv_config complete(const ckv_config *given) {
   if (given == nullptr || given->size != sizeof(ckv_config) || given->abi != CKV_ABI) {
     throw Failure(CKV_EINVAL, "the caller was built for another version of this library");
@@ -130,10 +139,10 @@ int ckv_set_regions(ckv_engine *handle, const ckv_region *regions, size_t num_re
   });
 }
 
-int ckv_submit(ckv_engine *handle, int direction, const int32_t *dev_blocks,
+int ckv_submit(ckv_engine *handle, int direction, uint32_t flags, const int32_t *dev_blocks,
                const int32_t *host_slots, size_t n, uintptr_t after_stream, uint64_t tag) {
   return with(handle, [&](ckv::Engine &engine) {
-    engine.submit(direction, dev_blocks, host_slots, n, after_stream, tag);
+    engine.submit(direction, flags, dev_blocks, host_slots, n, after_stream, tag);
     return CKV_OK;
   });
 }
@@ -189,13 +198,29 @@ void ckv_free(ckv_engine *handle) {
   delete handle;
 }
 
-int ckv_path(ckv_engine *handle) {
-  return with(handle, [](ckv::Engine &engine) { return engine.driver().path(); });
+int ckv_get_stats(ckv_engine *handle, ckv_stats *out) {
+  return with(handle, [&](ckv::Engine &engine) {
+    check_size(out, "ckv_stats");
+    engine.get_stats(out);
+    return CKV_OK;
+  });
 }
 
-int ckv_pool_map(ckv_engine *handle, uint64_t bytes, int huge, void **out) {
+int ckv_pool_map(ckv_engine *handle, const ckv_pool_config *config, void **out) {
   return with(handle, [&](ckv::Engine &engine) {
-    *out = engine.map_pool(bytes, huge != 0);
+    check_size(config, "ckv_pool_config");
+    if (out == nullptr) {
+      throw Failure(CKV_EINVAL, "there is no place for the pool's address");
+    }
+    *out = engine.map_pool(*config);
+    return CKV_OK;
+  });
+}
+
+int ckv_pool_get_state(ckv_engine *handle, void *base, ckv_pool_state *out) {
+  return with(handle, [&](ckv::Engine &engine) {
+    check_size(out, "ckv_pool_state");
+    engine.get_pool_state(base, out);
     return CKV_OK;
   });
 }

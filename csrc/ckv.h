@@ -19,7 +19,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#define CKV_ABI 1
+#define CKV_ABI 2
 
 #ifdef __cplusplus
 extern "C" {
@@ -28,7 +28,11 @@ extern "C" {
 
 enum { CKV_LOAD = 0, CKV_STORE = 1 };
 enum { CKV_DRIVER_CUDA = 1, CKV_DRIVER_SIM = 2 };
-enum { CKV_PATH_AUTO = 0, CKV_PATH_BATCH = 1, CKV_PATH_LOOP = 2 };
+/* How a trunk is given to the driver: one batch call, one call per descriptor, or one kernel. */
+enum { CKV_PATH_AUTO = 0, CKV_PATH_BATCH = 1, CKV_PATH_LOOP = 2, CKV_PATH_GATHER = 3 };
+/* Flags of ckv_submit. SPECULATIVE: a load that nobody waits for yet; leaves after those that are
+ * waited for, before stores. */
+enum { CKV_SPECULATIVE = 1 };
 enum { CKV_DONE = 1, CKV_CANCELLED = 2, CKV_FAILED = 3 };
 enum {
   CKV_OK = 0,
@@ -40,7 +44,8 @@ enum {
   CKV_ENOMEM = -6,    /* no memory for the call or the pool */
   CKV_EFORK = -7,     /* this process is a fork of the one that opened the engine */
   CKV_EPOISONED = -8, /* a driver error ended the device context; nothing can be copied any more */
-  CKV_EINTERNAL = -9  /* a bug in this library */
+  CKV_EINTERNAL = -9, /* a bug in this library */
+  CKV_ECORRUPT = -10  /* a slot no longer holds what was stored in it */
 };
 
 typedef struct ckv_engine ckv_engine;
@@ -51,12 +56,14 @@ typedef struct {
   uint32_t abi;             /* CKV_ABI */
   int32_t driver;           /* CKV_DRIVER_*; there is no default and no fall-back */
   int32_t device;           /* CUDA ordinal */
-  int32_t path;             /* CKV_PATH_*; AUTO is BATCH where the driver has it */
+  int32_t path;             /* CKV_PATH_*; AUTO chooses per trunk among what the driver has */
   uint32_t max_descriptors; /* per driver call; 1024, see the README on driver faults above it */
   uint64_t trunk_bytes;     /* per driver call; 4 MiB: small steps copies wait behind one trunk */
   uint64_t window_bytes[2]; /* in flight per direction, never exceeded; 16 MiB */
   uint32_t max_transfers;   /* outstanding or not yet polled; 65536 */
-  uint32_t sim_mbps;        /* simulated MB/s per direction; 0 is as fast as memcpy */
+  uint32_t
+      checksum_every; /* of stored blocks every n-th is summed, and checked when loaded; 0: none */
+  uint32_t sim_mbps;  /* simulated MB/s per direction; 0 is as fast as memcpy */
 } ckv_config;
 
 /* Block b is at dev_base + b * dev_stride, slot s at host_base + s * host_stride. */
@@ -97,11 +104,11 @@ int ckv_set_regions(ckv_engine *engine, const ckv_region *regions, size_t num_re
                     int32_t num_blocks, int32_t num_slots);
 
 /* Queues a transfer of n pairs. Copies both arrays. Thread-safe, does not block: microseconds.
- * Loads leave before stores; within a direction, first in is first out.
+ * Loads leave before stores; otherwise first in is first out. flags: CKV_SPECULATIVE or 0.
  * after_stream != 0: an event of ours is recorded on that stream here, and no byte is copied before
  * it fires (store: compute done; load: block zeroing done).
  * The tag must differ from every unfinished transfer's. */
-int ckv_submit(ckv_engine *engine, int direction, const int32_t *dev_blocks,
+int ckv_submit(ckv_engine *engine, int direction, uint32_t flags, const int32_t *dev_blocks,
                const int32_t *host_slots, size_t n, uintptr_t after_stream, uint64_t tag);
 
 /* Moves up to max completions into the caller's array and returns how many, oldest first. ONE
@@ -129,13 +136,62 @@ int ckv_close(ckv_engine *engine, int64_t timeout_us);
  * No other call may run. A null engine is allowed. */
 void ckv_free(ckv_engine *engine);
 
-/* The CKV_PATH_ in use. Thread-safe, does not block. */
-int ckv_path(ckv_engine *engine);
+/* What the engine did since it was opened. Pairs are (load, store). */
+typedef struct {
+  uint32_t size;               /* sizeof(ckv_stats), set by the caller */
+  int32_t poison;              /* the driver code that ended the context, 0 while it lives */
+  uint32_t paths;              /* bit p: the driver has CKV_PATH_ p and it was not given up */
+  uint32_t num_given_up;       /* paths that failed at run time and are not used any more */
+  uint64_t num_bytes[2];       /* copied */
+  uint64_t num_pieces[2];      /* (pair, region) pieces before neighbours were merged */
+  uint64_t num_descriptors[2]; /* after */
+  uint64_t num_trunks[2][4];   /* by CKV_PATH_; [.][0] is not used */
+  uint64_t bytes_in_flight[2]; /* just now */
+  uint64_t issue_ns[2];        /* sum over transfers: from free to go to the first driver call */
+  uint64_t max_issue_ns[2];
+  uint64_t num_issued[2]; /* transfers in those sums */
+  uint64_t num_summed;    /* blocks whose checksum was taken at a store */
+  uint64_t num_checked;   /* ... compared at a load */
+  uint64_t num_corrupt;   /* ... and differed */
+} ckv_stats;
 
-/* BLOCKS. Maps anonymous memory that a fork does not inherit. For CUDA it is populated and
- * page-locked in 1 GiB chunks, all or nothing; the simulator touches no page. huge: ask for huge
- * pages. The engine owns the mapping until ckv_pool_unmap or ckv_free. Thread-safe. */
-int ckv_pool_map(ckv_engine *engine, uint64_t bytes, int huge, void **out);
+/* Thread-safe, does not block. Works after ckv_close. */
+int ckv_get_stats(ckv_engine *engine, ckv_stats *out);
+
+enum { CKV_NUMA_ANY = -2, CKV_NUMA_DEVICE = -1 }; /* or a node's number */
+
+/* 0 takes the default wherever one is given. */
+typedef struct {
+  uint32_t size;        /* sizeof(ckv_pool_config) */
+  int32_t huge;         /* ask for huge pages */
+  int32_t numa_node;    /* preferred; CKV_NUMA_* or a node */
+  uint32_t num_threads; /* that touch pages; up to 8 */
+  uint64_t bytes;
+  uint64_t first_bytes; /* ready when ckv_pool_map returns, the rest follows behind; 0: all */
+  uint64_t chunk_bytes; /* page-locked per driver call; 1 GiB */
+} ckv_pool_config;
+
+typedef struct {
+  uint32_t size;         /* sizeof(ckv_pool_state), set by the caller */
+  int32_t is_growing;    /* a thread still adds to ready_bytes */
+  int32_t error;         /* what stopped it early: 0, a CKV_ code or the driver's own */
+  int32_t numa_node;     /* where it was asked for, -1 if nowhere */
+  uint64_t mapped_bytes; /* address space */
+  uint64_t ready_bytes;  /* from the base on: populated, locked, usable; only ever grows */
+  double populate_s;     /* time spent so far */
+  double lock_s;
+  char why[256]; /* a sentence for `error`, or "" */
+} ckv_pool_state;
+
+/* BLOCKS until first_bytes are ready. Maps anonymous memory that a fork does not inherit. For CUDA
+ * it is populated and page-locked chunk by chunk; under the simulator all of it is ready at once
+ * and no page is touched. If not even first_bytes can be had, nothing stays mapped. The engine owns
+ * the mapping until ckv_pool_unmap or ckv_free. A transfer may use ready bytes only. Thread-safe.
+ */
+int ckv_pool_map(ckv_engine *engine, const ckv_pool_config *config, void **out);
+
+/* Thread-safe, does not block. */
+int ckv_pool_get_state(ckv_engine *engine, void *base, ckv_pool_state *out);
 
 /* BLOCKS. Refused with CKV_AGAIN while a transfer is unfinished or was left behind. Thread-safe. */
 int ckv_pool_unmap(ckv_engine *engine, void *base);

@@ -15,6 +15,8 @@ using Event = void *;
 
 constexpr int kNotReady = 600;  // CUDA_ERROR_NOT_READY, also the simulator's
 
+constexpr size_t kMaxTrunks = 64;  // in flight per direction
+
 struct Descriptor {
   uint64_t dst;
   uint64_t src;
@@ -59,14 +61,20 @@ class Driver {
   // 0 once all that preceded the record is done, kNotReady before.
   virtual int event_query(Event event) = 0;
   virtual int stream_query(Stream stream) = 0;
-  // Queues n copies on the direction's stream. On failure some of them may have been queued.
-  virtual int copy(int direction, const Descriptor *descriptors, size_t n) = 0;
+  // Bit p: copy() takes CKV_PATH_ p in this direction.
+  virtual unsigned paths(int direction) const = 0;
+  // Queues n copies on the direction's stream, by one of `paths`. On failure some of them may have
+  // been queued. `place` (below kMaxTrunks) is not used again before the trunk is over: what the
+  // device reads of this call can be kept there.
+  virtual int copy(int direction, int path, const Descriptor *descriptors, size_t n,
+                   size_t place) = 0;
   // Whether host memory must be populated and page-locked for this driver.
   virtual bool locks_pages() const = 0;
   virtual int host_register(void *base, size_t bytes) = 0;
   virtual int host_unregister(void *base) = 0;
   virtual std::string describe(int code) = 0;
-  virtual int path() const = 0;
+  // The NUMA node the device is attached to, -1 if that is not known.
+  virtual int numa_node() const = 0;
 };
 
 // Both throw Failure with CKV_EDRIVER.

@@ -111,8 +111,7 @@ class CudaDriver : public Driver {
     // The primary context is torch's too; its streams and memory are the ones we copy between.
     check(l_.primary_retain(&context_, device_), "taking the primary context");
     is_retained_ = true;
-    path_ = l_.memcpy_batch && config.path != CKV_PATH_LOOP ? CKV_PATH_BATCH : CKV_PATH_LOOP;
-    if (config.path == CKV_PATH_BATCH && path_ != CKV_PATH_BATCH) {
+    if (config.path == CKV_PATH_BATCH && l_.memcpy_batch == nullptr) {
       throw Failure(CKV_EDRIVER, "this CUDA driver has no cuMemcpyBatchAsync (12.8)");
     }
     for (Batch &batch : batches_) {
@@ -161,9 +160,13 @@ class CudaDriver : public Driver {
     return l_.stream_query(static_cast<StreamHandle>(stream));
   }
 
-  int copy(int direction, const Descriptor *descriptors, size_t n) override {
-    return path_ == CKV_PATH_BATCH ? copy_batch(direction, descriptors, n)
-                                   : copy_loop(direction, descriptors, n);
+  unsigned paths(int) const override {
+    return 1U << CKV_PATH_LOOP | (l_.memcpy_batch ? 1U << CKV_PATH_BATCH : 0U);
+  }
+
+  int copy(int direction, int path, const Descriptor *descriptors, size_t n, size_t) override {
+    return path == CKV_PATH_BATCH ? copy_batch(direction, descriptors, n)
+                                  : copy_loop(direction, descriptors, n);
   }
 
   bool locks_pages() const override { return true; }
@@ -179,7 +182,7 @@ class CudaDriver : public Driver {
   }
 
   std::string describe(int code) override { return text_of(l_, code); }
-  int path() const override { return path_; }
+  int numa_node() const override { return -1; }
 
  private:
   struct Batch {
@@ -273,7 +276,6 @@ class CudaDriver : public Driver {
   cuda::Device device_ = 0;
   cuda::Context context_ = nullptr;
   bool is_retained_ = false;
-  int path_ = CKV_PATH_LOOP;
   StreamHandle streams_[2] = {nullptr, nullptr};
   Batch batches_[2];  // the lane's
 };

@@ -183,7 +183,8 @@ int SimDriver::stream_query(Stream stream) {
   return known->num_done >= known->num_queued ? 0 : kNotReady;
 }
 
-int SimDriver::copy(int direction, const Descriptor *descriptors, size_t n) {
+int SimDriver::copy(int direction, int /*path*/, const Descriptor *descriptors, size_t n,
+                    size_t /*place*/) {
   std::unique_lock<std::mutex> lock(mutex_);
   int code = fault(lock);
   if (code != 0) {

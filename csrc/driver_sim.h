@@ -30,12 +30,13 @@ class SimDriver : public Driver {
   int event_record(Event event, Stream stream) override;
   int event_query(Event event) override;
   int stream_query(Stream stream) override;
-  int copy(int direction, const Descriptor *descriptors, size_t n) override;
+  unsigned paths(int) const override { return 1U << CKV_PATH_BATCH | 1U << CKV_PATH_LOOP; }
+  int copy(int direction, int path, const Descriptor *descriptors, size_t n, size_t place) override;
   bool locks_pages() const override { return false; }
   int host_register(void *, size_t) override { return 0; }
   int host_unregister(void *) override { return 0; }
   std::string describe(int code) override;
-  int path() const override { return CKV_PATH_BATCH; }
+  int numa_node() const override { return -1; }
 
   void hold(bool on);
   void fail(uint64_t after, uint64_t count, int code);

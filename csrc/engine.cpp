@@ -124,10 +124,13 @@ void Engine::recycle(Event event) {
   }
 }
 
-void Engine::submit(int direction, const int32_t *blocks, const int32_t *slots, size_t n,
-                    uintptr_t after_stream, uint64_t tag) {
+void Engine::submit(int direction, uint32_t flags, const int32_t *blocks, const int32_t *slots,
+                    size_t n, uintptr_t after_stream, uint64_t tag) {
   if (direction != CKV_LOAD && direction != CKV_STORE) {
     throw Failure(CKV_EINVAL, "direction " + to_string(direction) + " is neither load nor store");
+  }
+  if (flags > CKV_SPECULATIVE || (flags == CKV_SPECULATIVE && direction != CKV_LOAD)) {
+    throw Failure(CKV_EINVAL, "flags " + to_string(flags) + " do not fit this transfer");
   }
   if (n > 0 && (blocks == nullptr || slots == nullptr)) {
     throw Failure(CKV_EINVAL, "a transfer needs block and slot ids");
@@ -199,12 +202,28 @@ bool Engine::wait(uint64_t tag, microseconds timeout) {
   return wake_waiters_.wait_for(lock, timeout, [&] { return unfinished_.count(tag) == 0; });
 }
 
-void *Engine::map_pool(uint64_t bytes, bool huge) {
-  auto pool = std::make_unique<HostPool>(*driver_, bytes, huge);
+void *Engine::map_pool(const ckv_pool_config &config) {
+  auto pool = std::make_unique<HostPool>(*driver_, config);
   void *base = pool->base();
   std::lock_guard<std::mutex> lock(mutex_);
   pools_.emplace(base, std::move(pool));
   return base;
+}
+
+void Engine::get_pool_state(void *base, ckv_pool_state *out) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  auto found = pools_.find(base);
+  if (found == pools_.end()) {
+    throw Failure(CKV_EINVAL, "this engine has mapped no pool there");
+  }
+  found->second->get_state(out);
+}
+
+void Engine::get_stats(ckv_stats *out) {
+  *out = ckv_stats{};
+  out->size = sizeof *out;
+  out->poison = poison_code();
+  out->paths = driver_->paths(CKV_LOAD) | driver_->paths(CKV_STORE);
 }
 
 void Engine::unmap_pool(void *base) {

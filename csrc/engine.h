@@ -43,12 +43,14 @@ class Engine {
 
   // ---- Callers. All throw Failure.
   void set_regions(const ckv_region *regions, size_t n, int32_t num_blocks, int32_t num_slots);
-  void submit(int direction, const int32_t *blocks, const int32_t *slots, size_t n,
+  void submit(int direction, uint32_t flags, const int32_t *blocks, const int32_t *slots, size_t n,
               uintptr_t after_stream, uint64_t tag);
   void cancel(uint64_t tag);
   bool wait(uint64_t tag, std::chrono::microseconds timeout);
-  void *map_pool(uint64_t bytes, bool huge);
+  void *map_pool(const ckv_pool_config &config);
+  void get_pool_state(void *base, ckv_pool_state *out);
   void unmap_pool(void *base);
+  void get_stats(ckv_stats *out);
   ReportStack &reports() { return reports_; }
 
   // ---- Closing, by the handle's owner.

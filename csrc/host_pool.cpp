@@ -46,10 +46,10 @@ int populate_task(char *begin, uint64_t bytes, uint64_t page) {
 
 }  // namespace
 
-HostPool::HostPool(Driver &driver, uint64_t bytes, bool huge, uint64_t lock_chunk)
-    : driver_(driver), lock_chunk_(lock_chunk) {
+HostPool::HostPool(Driver &driver, const ckv_pool_config &config)
+    : driver_(driver), lock_chunk_(config.chunk_bytes == 0 ? kLockChunk : config.chunk_bytes) {
   try {
-    map(bytes, huge);
+    map(config.bytes, config.huge != 0);
     if (driver_.locks_pages()) {
       populate();
       lock_pages();
@@ -61,6 +61,14 @@ HostPool::HostPool(Driver &driver, uint64_t bytes, bool huge, uint64_t lock_chun
 }
 
 HostPool::~HostPool() { release(); }
+
+void HostPool::get_state(ckv_pool_state *out) const {
+  *out = ckv_pool_state{};
+  out->size = sizeof *out;
+  out->numa_node = -1;
+  out->mapped_bytes = mapped_bytes_;
+  out->ready_bytes = mapped_bytes_;
+}
 
 void HostPool::map(uint64_t bytes, bool huge) {
   uint64_t page = static_cast<uint64_t>(sysconf(_SC_PAGESIZE));

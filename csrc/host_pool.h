@@ -15,12 +15,13 @@ class HostPool {
   static constexpr uint64_t kLockChunk = uint64_t{1} << 30;
 
   // Throws Failure; leaves nothing mapped or registered then.
-  HostPool(Driver &driver, uint64_t bytes, bool huge, uint64_t lock_chunk = kLockChunk);
+  HostPool(Driver &driver, const ckv_pool_config &config);
   HostPool(const HostPool &) = delete;
   HostPool &operator=(const HostPool &) = delete;
   ~HostPool();
 
   void *base() const { return base_; }
+  void get_state(ckv_pool_state *out) const;
 
  private:
   void map(uint64_t bytes, bool huge);

@@ -121,7 +121,7 @@ int Lane::query(int direction, Trunk *trunk) {
 void Lane::retire(int direction) {
   Channel &channel = channels_[direction];
   Trunk trunk = channel.trunks[channel.oldest];
-  channel.oldest = (channel.oldest + 1) % Channel::kMaxTrunks;
+  channel.oldest = (channel.oldest + 1) % kMaxTrunks;
   --channel.num_in_flight;
   channel.bytes_in_flight -= trunk.bytes;
   Transfer *transfer = trunk.transfer;
@@ -160,7 +160,7 @@ bool Lane::issue(int direction) {
   }
   // Room for a whole trunk, so that the window is never exceeded and trunks never get crumbs.
   const Channel &channel = channels_[direction];
-  if (channel.num_in_flight == Channel::kMaxTrunks ||
+  if (channel.num_in_flight == kMaxTrunks ||
       channel.bytes_in_flight + config.trunk_bytes > config.window_bytes[direction] ||
       !is_ready(transfer)) {
     return false;
@@ -194,9 +194,11 @@ void Lane::launch(int direction, Transfer *transfer) {
   trunk.transfer = transfer;
   trunk.bytes = engine_.layout().expand(*transfer, limits, &cursor, &channel.descriptors);
   transfer->start_ns = transfer->start_ns == 0 ? now_ns() : transfer->start_ns;
-  trunk.error = driver_.copy(direction, channel.descriptors.data(), channel.descriptors.size());
+  size_t at = (channel.oldest + channel.num_in_flight) % kMaxTrunks;
+  bool has_batch = (driver_.paths(direction) & (1U << CKV_PATH_BATCH)) != 0;
+  trunk.error = driver_.copy(direction, has_batch ? CKV_PATH_BATCH : CKV_PATH_LOOP,
+                             channel.descriptors.data(), channel.descriptors.size(), at);
   // Also after a failed copy: a part of it may be under way, and must end before it is reported.
-  size_t at = (channel.oldest + channel.num_in_flight) % Channel::kMaxTrunks;
   int code = driver_.event_record(channel.events[at], driver_.copy_stream(direction));
   trunk.has_event = code == 0;
   trunk.error = trunk.error == 0 ? code : trunk.error;

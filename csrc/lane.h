@@ -26,8 +26,6 @@ struct Trunk {
 
 // One direction. Trunks finish in the order in which they were issued: it is one stream.
 struct Channel {
-  static constexpr size_t kMaxTrunks = 64;
-
   std::array<Trunk, kMaxTrunks> trunks;
   std::array<Event, kMaxTrunks> events{};
   size_t oldest = 0;

@@ -14,7 +14,7 @@ from typing import Any
 import continuum_connector
 from continuum_connector.errors import ConfigError
 
-ABI_VERSION = 1
+ABI_VERSION = 2
 
 _i32, _u32, _i64, _u64 = ctypes.c_int32, ctypes.c_uint32, ctypes.c_int64, ctypes.c_uint64
 _size, _ptr = ctypes.c_size_t, ctypes.c_void_p
@@ -31,7 +31,56 @@ class Config(ctypes.Structure):
         ("trunk_bytes", _u64),
         ("window_bytes", _u64 * 2),
         ("max_transfers", _u32),
+        ("checksum_every", _u32),
         ("sim_mbps", _u32),
+    )
+
+
+class PoolConfig(ctypes.Structure):
+    _fields_ = (
+        ("size", _u32),
+        ("huge", _i32),
+        ("numa_node", _i32),
+        ("num_threads", _u32),
+        ("bytes", _u64),
+        ("first_bytes", _u64),
+        ("chunk_bytes", _u64),
+    )
+
+
+class PoolState(ctypes.Structure):
+    _fields_ = (
+        ("size", _u32),
+        ("is_growing", _i32),
+        ("error", _i32),
+        ("numa_node", _i32),
+        ("mapped_bytes", _u64),
+        ("ready_bytes", _u64),
+        ("populate_s", ctypes.c_double),
+        ("lock_s", ctypes.c_double),
+        ("why", ctypes.c_char * 256),
+    )
+
+
+class Stats(ctypes.Structure):
+    """What the engine did; the pairs are (load, store)."""
+
+    _fields_ = (
+        ("size", _u32),
+        ("poison", _i32),
+        ("paths", _u32),
+        ("num_given_up", _u32),
+        ("num_bytes", _u64 * 2),
+        ("num_pieces", _u64 * 2),
+        ("num_descriptors", _u64 * 2),
+        ("num_trunks", _u64 * 4 * 2),
+        ("bytes_in_flight", _u64 * 2),
+        ("issue_ns", _u64 * 2),
+        ("max_issue_ns", _u64 * 2),
+        ("num_issued", _u64 * 2),
+        ("num_summed", _u64),
+        ("num_checked", _u64),
+        ("num_corrupt", _u64),
     )
 
 
@@ -74,8 +123,9 @@ _BLOCKING: dict[str, _Signature] = {
     "ckv_wait": (_i32, (_ptr, _u64, _i64)),
     "ckv_close": (_i32, (_ptr, _i64)),
     "ckv_free": (None, (_ptr,)),
-    "ckv_path": (_i32, (_ptr,)),
-    "ckv_pool_map": (_i32, (_ptr, _u64, _i32, _ptr)),
+    "ckv_get_stats": (_i32, (_ptr, _ptr)),
+    "ckv_pool_map": (_i32, (_ptr, _ptr, _ptr)),
+    "ckv_pool_get_state": (_i32, (_ptr, _ptr, _ptr)),
     "ckv_pool_unmap": (_i32, (_ptr, _ptr)),
     "ckv_sim_hold": (_i32, (_ptr, _i32)),
     "ckv_sim_fail": (_i32, (_ptr, _u64, _u64, _i32)),
@@ -85,7 +135,7 @@ _BLOCKING: dict[str, _Signature] = {
     "ckv_sim_get_stats": (_i32, (_ptr, _ptr)),
 }
 _QUICK: dict[str, _Signature] = {
-    "ckv_submit": (_i32, (_ptr, _i32, _ptr, _ptr, _size, _ptr, _u64)),
+    "ckv_submit": (_i32, (_ptr, _i32, _u32, _ptr, _ptr, _size, _ptr, _u64)),
     "ckv_poll": (_size, (_ptr, _ptr, _size)),
     "ckv_cancel": (_i32, (_ptr, _u64)),
 }

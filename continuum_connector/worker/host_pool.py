@@ -8,6 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from continuum_connector.errors import TransferError
+from continuum_connector.worker import abi
 
 
 class HostPool:
@@ -21,7 +22,10 @@ class HostPool:
         self, lib: ctypes.CDLL, handle: ctypes.c_void_p, num_bytes: int, huge_pages: bool
     ) -> None:
         base = ctypes.c_void_p()
-        code = lib.ckv_pool_map(handle, num_bytes, int(huge_pages), ctypes.byref(base))
+        config = abi.PoolConfig(
+            size=ctypes.sizeof(abi.PoolConfig), huge=huge_pages, numa_node=-1, bytes=num_bytes
+        )
+        code = lib.ckv_pool_map(handle, ctypes.byref(config), ctypes.byref(base))
         if code != 0 or not base.value:
             raise TransferError(f"no host pool: {lib.ckv_last_error().decode()}.")
         self._lib = lib

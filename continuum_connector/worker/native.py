@@ -16,7 +16,7 @@ from continuum_connector.worker.host_pool import HostPool
 MIB = 1 << 20
 
 _DRIVERS = {"cuda": 1, "sim": 2}
-_PATHS = {"auto": 0, "batch": 1, "loop": 2}
+_PATHS = {"auto": 0, "batch": 1, "loop": 2, "gather": 3}
 _LEGACY_STREAM = 1  # CU_STREAM_LEGACY: torch's default stream, whose own handle is 0
 _EFORK = -7
 _MAX_POLLED = 256
@@ -42,6 +42,7 @@ class NativeEngine:
         window_bytes: int = 16 * MIB,
         path: str = "auto",
         huge_pages: bool = True,
+        checksum_every: int = 0,
         sim_mbps: int = 0,
     ) -> None:
         _check(driver, regions, num_slots, slot_bytes)
@@ -59,6 +60,7 @@ class NativeEngine:
             path=_PATHS[path],
             trunk_bytes=trunk_bytes,
             window_bytes=(window_bytes, window_bytes),
+            checksum_every=checksum_every,
             sim_mbps=sim_mbps,
         )
         handle = ctypes.c_void_p()
@@ -107,6 +109,7 @@ class NativeEngine:
             self._quick.ckv_submit(
                 self._opened(),
                 direction.value,
+                0,
                 blocks.ctypes.data,
                 slots.ctypes.data,
                 blocks.size,
@@ -166,11 +169,11 @@ class NativeEngine:
         if code < 0:
             raise TransferError(f"{self._blocking.ckv_last_error().decode()}.")
 
-    @property
-    def path(self) -> str:
-        """Which driver calls copy: "batch" or "loop"."""
-        code = self._blocking.ckv_path(self._opened())
-        return next(name for name, value in _PATHS.items() if value == code)
+    def stats(self) -> abi.Stats:
+        """What the engine did since it was opened; the pairs are (load, store)."""
+        stats = abi.Stats(size=ctypes.sizeof(abi.Stats))
+        self._check(self._blocking.ckv_get_stats(self._opened(), ctypes.byref(stats)))
+        return stats
 
     # Hooks for tests; the CUDA driver refuses them.
 

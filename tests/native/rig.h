@@ -71,12 +71,22 @@ inline ckv_config sim_config() {
   return config;
 }
 
+inline ckv_pool_config pool_config(uint64_t bytes) {
+  ckv_pool_config config{};
+  config.size = sizeof config;
+  config.huge = 1;
+  config.numa_node = CKV_NUMA_ANY;
+  config.bytes = bytes;
+  return config;
+}
+
 struct Rig {
   explicit Rig(Shape s = Shape(), ckv_config config = sim_config()) : shape(std::move(s)) {
     CHECK(ckv_open(&config, &engine) == CKV_OK);
     slot_bytes = std::accumulate(shape.pieces.begin(), shape.pieces.end(), uint64_t{0});
     void *base = nullptr;
-    CHECK(ckv_pool_map(engine, slot_bytes * shape.num_slots, 1, &base) == CKV_OK);
+    ckv_pool_config wanted = pool_config(slot_bytes * static_cast<uint64_t>(shape.num_slots));
+    CHECK(ckv_pool_map(engine, &wanted, &base) == CKV_OK);
     pool = static_cast<uint8_t *>(base);
     std::vector<ckv_region> regions;
     uint64_t offset = 0;
@@ -93,9 +103,10 @@ struct Rig {
   Rig &operator=(const Rig &) = delete;
   ~Rig() { ckv_free(engine); }
 
-  int submit(int direction, const Ids &blocks, const Ids &slots, uint64_t tag,
-             uintptr_t after = 0) {
-    return ckv_submit(engine, direction, blocks.data(), slots.data(), blocks.size(), after, tag);
+  int submit(int direction, const Ids &blocks, const Ids &slots, uint64_t tag, uintptr_t after = 0,
+             uint32_t flags = 0) {
+    return ckv_submit(engine, direction, flags, blocks.data(), slots.data(), blocks.size(), after,
+                      tag);
   }
 
   void fill(int seed) {
@@ -160,7 +171,8 @@ class InstantDriver : public ckv::Driver {
   int event_record(ckv::Event, ckv::Stream) override { return 0; }
   int event_query(ckv::Event) override { return 0; }
   int stream_query(ckv::Stream) override { return 0; }
-  int copy(int direction, const ckv::Descriptor *, size_t) override {
+  unsigned paths(int) const override { return 1U << CKV_PATH_LOOP; }
+  int copy(int direction, int, const ckv::Descriptor *, size_t, size_t) override {
     copies.push_back(direction);
     return 0;
   }
@@ -174,7 +186,7 @@ class InstantDriver : public ckv::Driver {
   }
   int host_unregister(void *base) override { return registered.erase(base) == 1 ? 0 : 1; }
   std::string describe(int code) override { return "error " + std::to_string(code); }
-  int path() const override { return CKV_PATH_LOOP; }
+  int numa_node() const override { return -1; }
 
   std::vector<int> copies;
   std::map<void *, size_t> registered;

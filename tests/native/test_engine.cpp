@@ -144,8 +144,8 @@ TEST(test_loads_leave_before_stores_that_were_first) {
   engine.set_regions(&region, 1, 64, 64);
   Ids first = range(0, 20);
   Ids second = range(20, 50);
-  engine.submit(CKV_STORE, first.data(), first.data(), first.size(), 0, 1);
-  engine.submit(CKV_LOAD, second.data(), second.data(), second.size(), 0, 2);
+  engine.submit(CKV_STORE, 0, first.data(), first.data(), first.size(), 0, 1);
+  engine.submit(CKV_LOAD, 0, second.data(), second.data(), second.size(), 0, 2);
   std::thread closer([&] { CHECK(engine.close(std::chrono::seconds(20)) == CKV_OK); });
   ckv::Lane(engine).run();
   engine.lane_ended();
@@ -221,13 +221,13 @@ TEST(test_a_late_cancel_does_not_hit_the_next_user_of_the_tag) {
   ckv::TransferQueue queues[2];
   ckv::Phase phase = ckv::Phase::OPEN;
   int32_t id = 1;
-  engine.submit(CKV_STORE, &id, &id, 1, 0, 77);
+  engine.submit(CKV_STORE, 0, &id, &id, 1, 0, 77);
   engine.take_orders(std::chrono::microseconds(0), queues, &phase);
   ckv::Transfer *first = queues[CKV_STORE].front();
   queues[CKV_STORE].remove(first);
   engine.cancel(77);
   engine.settle(first, CKV_DONE, 0);
-  engine.submit(CKV_STORE, &id, &id, 1, 0, 77);
+  engine.submit(CKV_STORE, 0, &id, &id, 1, 0, 77);
   engine.take_orders(std::chrono::microseconds(0), queues, &phase);
   ckv::Transfer *second = queues[CKV_STORE].front();
   CHECK(second != nullptr && !second->is_stopping);

@@ -142,13 +142,14 @@ TEST(test_close_leaves_behind_copies_the_driver_does_not_return) {
     ckv_engine *engine = nullptr;
     void *pool = nullptr;
     CHECK(ckv_open(&config, &engine) == CKV_OK);
-    CHECK(ckv_pool_map(engine, 8192, 0, &pool) == CKV_OK);
+    ckv_pool_config wanted = pool_config(8192);
+    CHECK(ckv_pool_map(engine, &wanted, &pool) == CKV_OK);
     ckv_region region{reinterpret_cast<uint64_t>(vram), 4096, reinterpret_cast<uint64_t>(pool),
                       4096, 4096};
     CHECK(ckv_set_regions(engine, &region, 1, 2, 2) == CKV_OK);
     CHECK(ckv_sim_hold(engine, 1) == CKV_OK);
     int32_t ids[] = {0, 1};
-    CHECK(ckv_submit(engine, CKV_STORE, ids, ids, 2, 0, 9) == CKV_OK);
+    CHECK(ckv_submit(engine, CKV_STORE, 0, ids, ids, 2, 0, 9) == CKV_OK);
     CHECK(ckv_close(engine, 10000) == CKV_TIMEOUT);
     CHECK(ckv_close(engine, 10000) == CKV_TIMEOUT);
     CHECK(ckv_pool_unmap(engine, pool) == CKV_AGAIN);
@@ -174,8 +175,8 @@ TEST(test_bad_arguments_are_refused_and_touch_nothing) {
   CHECK(rig.submit(CKV_LOAD, {0}, {INT32_MIN}, 1) == CKV_EINVAL);
   CHECK(rig.submit(7, {0}, {0}, 1) == CKV_EINVAL);
   CHECK(rig.submit(CKV_STORE, {0}, {0}, 1, 0x1234) == CKV_EDRIVER);  // no such stream
-  CHECK(ckv_submit(rig.engine, CKV_STORE, nullptr, nullptr, 1, 0, 1) == CKV_EINVAL);
-  CHECK(ckv_submit(nullptr, CKV_STORE, nullptr, nullptr, 0, 0, 1) == CKV_EINVAL);
+  CHECK(ckv_submit(rig.engine, CKV_STORE, 0, nullptr, nullptr, 1, 0, 1) == CKV_EINVAL);
+  CHECK(ckv_submit(nullptr, CKV_STORE, 0, nullptr, nullptr, 0, 0, 1) == CKV_EINVAL);
   ckv_region region{1, 8, 1, 8, 16};
   CHECK(ckv_set_regions(rig.engine, &region, 1, 1, 1) == CKV_EINVAL);
   CHECK(rig.stats().num_copy_calls[CKV_STORE] == 0 && *ckv_pending_word(rig.engine) == 0);
@@ -218,15 +219,17 @@ TEST(test_cuda_without_a_driver_is_refused_and_not_simulated) {
 }
 
 TEST(test_pool_is_locked_in_chunks_or_not_at_all) {
+  ckv_pool_config in_chunks = pool_config(10 * kMiB);
+  in_chunks.chunk_bytes = 4 * kMiB;
   InstantDriver generous(100);
   {
-    ckv::HostPool pool(generous, 10 * kMiB, true, 4 * kMiB);
+    ckv::HostPool pool(generous, in_chunks);
     CHECK(generous.registered.size() == 3);
   }
   CHECK(generous.registered.empty());
   InstantDriver mean(2);
   try {
-    ckv::HostPool pool(mean, 10 * kMiB, true, 4 * kMiB);
+    ckv::HostPool pool(mean, in_chunks);
     CHECK(false);
   } catch (const ckv::Failure &failure) {
     CHECK(failure.code() == CKV_EDRIVER &&
@@ -235,8 +238,10 @@ TEST(test_pool_is_locked_in_chunks_or_not_at_all) {
   CHECK(mean.registered.empty());
   Rig rig;
   void *base = nullptr;
-  CHECK(ckv_pool_map(rig.engine, 0, 0, &base) == CKV_EINVAL);
-  CHECK(ckv_pool_map(rig.engine, uint64_t{1} << 60, 0, &base) == CKV_ENOMEM && base == nullptr);
+  ckv_pool_config wrong = pool_config(0);
+  CHECK(ckv_pool_map(rig.engine, &wrong, &base) == CKV_EINVAL);
+  wrong.bytes = uint64_t{1} << 60;
+  CHECK(ckv_pool_map(rig.engine, &wrong, &base) == CKV_ENOMEM && base == nullptr);
   CHECK(ckv_pool_unmap(rig.engine, &rig) == CKV_EINVAL);
   CHECK(ckv_pool_unmap(rig.engine, rig.pool) == CKV_AGAIN);  // the engine may still copy
 }

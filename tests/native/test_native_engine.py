@@ -245,11 +245,14 @@ def test_only_ckv_symbols_leave_the_library() -> None:
 
 
 def test_structs_are_as_long_as_the_library_says() -> None:
-    # ckv_open refuses another config size; a completion or region of another size would shift.
-    assert ctypes.sizeof(abi.Config) == 56
+    # Those with a size of their own are refused if it differs; a completion or region would shift.
+    assert ctypes.sizeof(abi.Config) == 64
     assert ctypes.sizeof(abi.RawRegion) == 40
     assert ctypes.sizeof(abi.RawCompletion) == 48
     assert ctypes.sizeof(abi.SimStats) == 56
+    assert ctypes.sizeof(abi.Stats) == 216
+    assert ctypes.sizeof(abi.PoolConfig) == 40
+    assert ctypes.sizeof(abi.PoolState) == 304
 
 
 def _python(code: str) -> subprocess.CompletedProcess[str]:
