@@ -15,6 +15,7 @@ import continuum_connector
 from continuum_connector.errors import ConfigError
 
 ABI_VERSION = 2
+NUMA_ANY, NUMA_DEVICE = -2, -1
 
 _i32, _u32, _i64, _u64 = ctypes.c_int32, ctypes.c_uint32, ctypes.c_int64, ctypes.c_uint64
 _size, _ptr = ctypes.c_size_t, ctypes.c_void_p
@@ -125,7 +126,6 @@ _BLOCKING: dict[str, _Signature] = {
     "ckv_free": (None, (_ptr,)),
     "ckv_get_stats": (_i32, (_ptr, _ptr)),
     "ckv_pool_map": (_i32, (_ptr, _ptr, _ptr)),
-    "ckv_pool_get_state": (_i32, (_ptr, _ptr, _ptr)),
     "ckv_pool_unmap": (_i32, (_ptr, _ptr)),
     "ckv_sim_hold": (_i32, (_ptr, _i32)),
     "ckv_sim_fail": (_i32, (_ptr, _u64, _u64, _i32)),
@@ -138,6 +138,7 @@ _QUICK: dict[str, _Signature] = {
     "ckv_submit": (_i32, (_ptr, _i32, _u32, _ptr, _ptr, _size, _ptr, _u64)),
     "ckv_poll": (_size, (_ptr, _ptr, _size)),
     "ckv_cancel": (_i32, (_ptr, _u64)),
+    "ckv_pool_get_state": (_i32, (_ptr, _ptr, _ptr)),
 }
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
@@ -11,27 +12,69 @@ from continuum_connector.errors import TransferError
 from continuum_connector.worker import abi
 
 
+@dataclass(frozen=True)
+class PoolState:
+    """How far a pool has come. `why` says what stopped it early, or is empty."""
+
+    ready_bytes: int
+    mapped_bytes: int
+    is_growing: bool
+    why: str
+    numa_node: int
+    populate_s: float
+    lock_s: float
+
+
 class HostPool:
     """`num_bytes` of zeroed memory at address `base`; belongs to one native engine.
 
-    Under CUDA it is populated and page-locked when this returns (seconds per 10 GiB);
-    under the simulator pages are touched only by use. A fork does not inherit it.
+    Under CUDA the first `first_bytes` (0: all) are populated and page-locked when this returns
+    (seconds per 10 GiB) and the rest follows on a native thread; what cannot be had stays out
+    of `ready_bytes`. Under the simulator pages are touched only by use, and all are ready.
+    A fork does not inherit it. `numa` prefers memory next to the device.
     """
 
     def __init__(
-        self, lib: ctypes.CDLL, handle: ctypes.c_void_p, num_bytes: int, huge_pages: bool
+        self,
+        handle: ctypes.c_void_p,
+        num_bytes: int,
+        huge_pages: bool = True,
+        numa: bool = True,
+        first_bytes: int = 0,
     ) -> None:
+        self._blocking, self._quick = abi.load_library()
         base = ctypes.c_void_p()
         config = abi.PoolConfig(
-            size=ctypes.sizeof(abi.PoolConfig), huge=huge_pages, numa_node=-1, bytes=num_bytes
+            size=ctypes.sizeof(abi.PoolConfig),
+            huge=huge_pages,
+            numa_node=abi.NUMA_DEVICE if numa else abi.NUMA_ANY,
+            bytes=num_bytes,
+            first_bytes=min(first_bytes, num_bytes),
         )
-        code = lib.ckv_pool_map(handle, ctypes.byref(config), ctypes.byref(base))
+        code = self._blocking.ckv_pool_map(handle, ctypes.byref(config), ctypes.byref(base))
         if code != 0 or not base.value:
-            raise TransferError(f"no host pool: {lib.ckv_last_error().decode()}.")
-        self._lib = lib
+            raise TransferError(f"no host pool: {self._blocking.ckv_last_error().decode()}.")
         self._handle = handle
         self.num_bytes = num_bytes
         self.base: int = base.value
+
+    def state(self) -> PoolState:
+        """How far it has come; microseconds."""
+        if self.base == 0:
+            raise TransferError("the host pool is closed.")
+        raw = abi.PoolState(size=ctypes.sizeof(abi.PoolState))
+        code = self._quick.ckv_pool_get_state(self._handle, self.base, ctypes.byref(raw))
+        if code != 0:
+            raise TransferError(f"no pool state: {self._blocking.ckv_last_error().decode()}.")
+        return PoolState(
+            ready_bytes=raw.ready_bytes,
+            mapped_bytes=raw.mapped_bytes,
+            is_growing=bool(raw.is_growing),
+            why=raw.why.decode(errors="replace"),
+            numa_node=raw.numa_node,
+            populate_s=raw.populate_s,
+            lock_s=raw.lock_s,
+        )
 
     def view(self) -> npt.NDArray[np.uint8]:
         """The pool as bytes, not a copy; must not be used after `close`."""
@@ -44,7 +87,7 @@ class HostPool:
         """Unmap. The engine refuses while it may still copy; idempotent."""
         if self.base == 0:
             return
-        code = self._lib.ckv_pool_unmap(self._handle, ctypes.c_void_p(self.base))
+        code = self._blocking.ckv_pool_unmap(self._handle, ctypes.c_void_p(self.base))
         if code != 0:
-            raise TransferError(f"the host pool stays: {self._lib.ckv_last_error().decode()}.")
+            raise TransferError(f"the host pool stays: {self._blocking.ckv_last_error().decode()}.")
         self.base = 0

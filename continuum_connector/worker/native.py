@@ -11,7 +11,7 @@ from continuum_connector.errors import ConfigError, TransferError
 from continuum_connector.messages import BlockIds
 from continuum_connector.worker import abi
 from continuum_connector.worker.engine import Completion, Direction, Region, Status
-from continuum_connector.worker.host_pool import HostPool
+from continuum_connector.worker.host_pool import HostPool, PoolState
 
 MIB = 1 << 20
 
@@ -42,6 +42,8 @@ class NativeEngine:
         window_bytes: int = 16 * MIB,
         path: str = "auto",
         huge_pages: bool = True,
+        numa: bool = True,
+        first_bytes: int = 0,
         checksum_every: int = 0,
         sim_mbps: int = 0,
     ) -> None:
@@ -67,7 +69,9 @@ class NativeEngine:
         self._check(self._blocking.ckv_open(ctypes.byref(config), ctypes.byref(handle)))
         self._handle = handle
         try:
-            self.pool = HostPool(self._blocking, handle, num_slots * slot_bytes, huge_pages)
+            self.pool = HostPool(handle, num_slots * slot_bytes, huge_pages, numa, first_bytes)
+            self._num_slots, self._slot_bytes = num_slots, slot_bytes
+            self._num_ready_slots, self._is_growing = 0, True
             self._set_regions(regions, num_blocks, num_slots, slot_bytes)
             self._pending = ctypes.c_uint64.from_address(self._blocking.ckv_pending_word(handle))
         except BaseException:
@@ -90,6 +94,20 @@ class NativeEngine:
         self._check(
             self._blocking.ckv_set_regions(self._handle, array, len(regions), num_blocks, num_slots)
         )
+
+    @property
+    def num_ready_slots(self) -> int:
+        """Slots that transfers may use, from 0 on; only ever grows. Microseconds."""
+        if self._is_growing and self._handle is not None:
+            state = self.pool.state()
+            self._is_growing = state.is_growing
+            self._num_ready_slots = min(self._num_slots, state.ready_bytes // self._slot_bytes)
+        return self._num_ready_slots
+
+    def pool_state(self) -> PoolState:
+        """How far the host pool has come, and what stopped it."""
+        self._opened()
+        return self.pool.state()
 
     def submit(
         self,

@@ -54,6 +54,19 @@ def test_ids_are_copied_before_submit_returns(rig: Rig) -> None:
     assert np.array_equal(rig.slot(2), rig.vram[:, 2])
 
 
+def test_a_simulated_pool_is_ready_at_once(rig: Rig) -> None:
+    state = rig.engine.pool_state()
+    assert state.ready_bytes == state.mapped_bytes >= Rig.NUM_SLOTS * 2 * Rig.PIECE
+    assert (state.is_growing, state.why, state.lock_s) == (False, "", 0.0)
+    assert rig.engine.num_ready_slots == Rig.NUM_SLOTS
+    rig.engine.close(5.0)
+    assert rig.engine.num_ready_slots == Rig.NUM_SLOTS
+    with pytest.raises(TransferError, match="closed"):
+        rig.engine.pool_state()
+    with pytest.raises(TransferError, match="closed"):
+        rig.engine.pool.state()
+
+
 def test_each_transfer_is_reported_once_and_in_order(rig: Rig) -> None:
     assert rig.engine.poll() == []
     for tag in range(600):  # more than one poll's buffer
