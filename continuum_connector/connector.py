@@ -133,11 +133,14 @@ class ContinuumConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
             request.priority = 0 if turn.identity.hints.final else 1
             request.arrival_time = turn.program.arrival
 
-    @timed("on_new_request")
     def on_new_request(self, request: Any) -> None:
-        if self.side is None:
-            return
-        if not (self._is_attached or self._has_warned):
+        if self.side is not None and not self._is_attached:  # else `before_queued` did it
+            self._begin_unattached(request)
+
+    @timed("on_new_request")
+    def _begin_unattached(self, request: Any) -> None:
+        assert self.side is not None
+        if not self._has_warned:
             self._has_warned = True
             logger.warning(build.why_unattached(self.config, self._vllm_config))
         self.side.begin_turn(request, self._clock())

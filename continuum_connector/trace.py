@@ -29,7 +29,8 @@ EVENTS: dict[str, str] = {
     "arrive": "a turn enters the scheduler",
     "return": "the same, while its program's pin is live",
     "admit": "a turn goes from waiting to running, with its hits by tier",
-    "preempt": "a running turn is put back; it is admitted again later",
+    "preempt": "a running turn is put back",
+    "readmit": "a turn that was put back goes from waiting to running again",
     "decision": "a turn is done and is pinned, offloaded or freed, and why",
     "pin_end": "a pin ends, with its cause and age",
     "store": "a transfer VRAM -> DRAM settled, with its outcome",
@@ -43,7 +44,7 @@ EVENTS: dict[str, str] = {
 RECORDER_KEYS: dict[str, tuple[str, ...]] = {
     "Request_arrival_time": ("arrive", "return"),
     "waiting_to_running": ("admit",),
-    "evicted_to_running": ("admit",),  # the turn's second and later ones
+    "evicted_to_running": ("readmit",),
     "Request_evicted_from_running_queue_time": ("preempt",),
     "Request_departure_time": ("decision",),
     "pinned_time": ("decision",),  # those that pin

@@ -11,6 +11,7 @@ from continuum_connector.policy.base import (
     Decision,
     FinishedTurn,
     Free,
+    Offload,
     Pin,
     Snapshot,
 )
@@ -34,6 +35,8 @@ class FixedTtl:
             return Free(), "no full block to keep"
         asked = turn.hints.ttl_s
         ttl_s = min(self._ttl_s if asked is None else asked, self._max_ttl_s)
+        if not ttl_s:
+            return (Offload() if snapshot.has_tier else Free()), "a TTL of 0 s"
         then = After.STORE if snapshot.has_tier else After.DROP
         why = "fixed TTL" if asked is None else f"client asked for {asked:g} s"
         return Pin(ttl_s, then), why

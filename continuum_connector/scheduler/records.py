@@ -77,6 +77,10 @@ class Records:
         if self.trace.enabled:
             self.trace.record("preempt", now, program=turn.program.key, turn=turn.number)
 
+    def readmitted(self, turn: Turn, now: float) -> None:
+        if self.trace.enabled:
+            self.trace.record("readmit", now, program=turn.program.key, turn=turn.number)
+
     def pin_began(self) -> None:
         self.account.count("pins_started")
 

@@ -131,6 +131,9 @@ class SchedulerSide:
             turn.is_admitted = True
             turn.dram_tokens = num_external
             self.records.admitted(request, turn, now)
+        elif turn.is_preempted:
+            self.records.readmitted(turn, now)
+        turn.is_preempted = False
         self.retention.hand_over(turn.program.key, request.request_id, now)
 
     def make_room(self, request: Any, attempt: Callable[[], Any], need: int, now: float) -> Any:
@@ -154,6 +157,7 @@ class SchedulerSide:
         """vLLM put a running turn back."""
         turn = self.turns.get(request_id)
         if turn is not None:
+            turn.is_preempted = True
             self.records.preempted(turn, now)
 
     # --- every step -------------------------------------------------------------------

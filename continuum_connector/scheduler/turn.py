@@ -19,5 +19,6 @@ class Turn:
     number: int
     arrival: float
     is_admitted: bool = False
+    is_preempted: bool = False  # and not admitted again yet
     vram_tokens: int = 0
     dram_tokens: int = 0

@@ -6,7 +6,15 @@ from typing import Any
 
 import pytest
 
-from continuum_connector.policy.base import After, FinishedTurn, Free, Pin, Snapshot
+from continuum_connector.policy.base import (
+    After,
+    Decision,
+    FinishedTurn,
+    Free,
+    Offload,
+    Pin,
+    Snapshot,
+)
 from continuum_connector.policy.fixed_ttl import FixedTtl
 from continuum_connector.policy.stock import Stock
 from continuum_connector.programs.program import Hints
@@ -52,6 +60,14 @@ def test_what_will_not_be_read_again_is_freed(turn: FinishedTurn, why: str) -> N
 def test_with_a_tier_a_pinned_turn_is_stored_meanwhile() -> None:
     decision, _ = FixedTtl(2.0, 60.0).decide(finished(), world(has_tier=True))
     assert decision == Pin(2.0, After.STORE)
+
+
+@pytest.mark.parametrize(
+    ("has_tier", "decision"), [(True, Offload()), (False, Free())], ids=["tier", "no_tier"]
+)
+def test_a_ttl_of_nothing_is_no_pin(has_tier: bool, decision: Decision) -> None:
+    assert FixedTtl(0.0, 60.0).decide(finished(), world(has_tier)) == (decision, "a TTL of 0 s")
+    assert FixedTtl(2.0, 60.0).decide(finished(ttl_s=0.0), world(has_tier))[0] == decision
 
 
 def test_stock_keeps_nothing() -> None:

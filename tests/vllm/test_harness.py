@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from tests.vllm import toy_connector, versions
-from tests.vllm.fake_worker import extend_chain, next_token
 from tests.vllm.harness import Engine, FakeClock, OracleError, prompt
+from tests.vllm.tiering import reference
 
 MODES = pytest.mark.parametrize("async_scheduling", [False, True], ids=["sync", "async"])
 GROUPS = pytest.mark.parametrize("groups", ["full", "hybrid"])
@@ -28,17 +28,6 @@ def toy(num_blocks: int = 200, world_size: int = 1, **kwargs: Any) -> Engine:
 
 def stock(num_blocks: int = 200, **kwargs: Any) -> Engine:
     return Engine(num_blocks, connector=None, **kwargs)
-
-
-def reference(tokens: list[int], num_outputs: int) -> list[int]:
-    """Return what the fake model answers, computed without any engine."""
-    chain: list[int] = []
-    extend_chain(chain, tokens)
-    outputs = []
-    for _ in range(num_outputs):
-        outputs.append(next_token(chain, len(chain)))
-        extend_chain(chain, outputs[-1:])
-    return outputs
 
 
 def run_load(engine: Engine, num_programs: int = 6, num_turns: int = 3) -> dict[str, list[int]]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -85,6 +87,19 @@ def test_a_preempted_turn_is_resumed_before_anybody_is_admitted(async_scheduling
     engine.run_until_idle(until=lambda: "back" in engine.admissions)
     assert engine.requests["r1"].status.name == "RUNNING"
     assert "new" not in engine.admissions
+
+
+def test_the_trace_says_when_a_preempted_turn_is_admitted_again(tmp_path: Path) -> None:
+    path = tmp_path / "trace.jsonl"
+    engine = AgentEngine(24, max_num_seqs=2, extra_config={"trace_path": str(path)})
+    for name in ("r0", "r1"):
+        turn(engine, name, name, tokens=150, max_tokens=150, final=True)
+    engine.run_until_idle()
+    assert engine.num_preemptions == 1
+    engine.connector.shutdown()
+    records = [json.loads(line) for line in path.read_text().splitlines()]
+    life = [each["event"] for each in records if each.get("program", "").endswith("r1")]
+    assert life == ["arrive", "admit", "preempt", "readmit", "decision"]
 
 
 @MODES
