@@ -143,11 +143,12 @@ typedef struct {
   uint32_t paths;              /* bit p: the driver has CKV_PATH_ p and it was not given up */
   uint32_t num_given_up;       /* paths that failed at run time and are not used any more */
   uint64_t num_bytes[2];       /* copied */
-  uint64_t num_pieces[2];      /* (pair, region) pieces before neighbours were merged */
+  uint64_t num_pieces[2];      /* (pair, region) pieces issued, before neighbours were merged */
   uint64_t num_descriptors[2]; /* after */
   uint64_t num_trunks[2][4];   /* by CKV_PATH_; [.][0] is not used */
   uint64_t bytes_in_flight[2]; /* just now */
-  uint64_t issue_ns[2];        /* sum over transfers: from free to go to the first driver call */
+  uint64_t issue_ns[2];        /* sum over transfers: from free to go (submitted, and the stream's
+                                * work seen done) to the first driver call */
   uint64_t max_issue_ns[2];
   uint64_t num_issued[2]; /* transfers in those sums */
   uint64_t num_summed;    /* blocks whose checksum was taken at a store */
@@ -155,7 +156,8 @@ typedef struct {
   uint64_t num_corrupt;   /* ... and differed */
 } ckv_stats;
 
-/* Thread-safe, does not block. Works after ckv_close. */
+/* Thread-safe, does not block. Works after ckv_close. Counts every transfer already polled in full.
+ */
 int ckv_get_stats(ckv_engine *engine, ckv_stats *out);
 
 enum { CKV_NUMA_ANY = -2, CKV_NUMA_DEVICE = -1 }; /* or a node's number */

@@ -147,6 +147,7 @@ void Engine::submit(int direction, uint32_t flags, const int32_t *blocks, const 
   transfer->slots.assign(slots, slots + n);
   transfer->report = std::make_unique<Report>();
   transfer->submit_ns = now_ns();
+  transfer->free_ns = transfer->submit_ns;
   check_ids(*transfer);
   claim(*transfer);
   try {
@@ -219,11 +220,14 @@ void Engine::get_pool_state(void *base, ckv_pool_state *out) {
   found->second->get_state(out);
 }
 
-void Engine::get_stats(ckv_stats *out) {
+void Engine::get_stats(ckv_stats *out) const {
   *out = ckv_stats{};
   out->size = sizeof *out;
   out->poison = poison_code();
-  out->paths = driver_->paths(CKV_LOAD) | driver_->paths(CKV_STORE);
+  uint32_t given_up = counters_.given_up.load(std::memory_order_relaxed);
+  out->paths = (driver_->paths(CKV_LOAD) | driver_->paths(CKV_STORE)) & ~given_up;
+  out->num_given_up = static_cast<uint32_t>(__builtin_popcount(given_up));
+  counters_.get(out);
 }
 
 void Engine::unmap_pool(void *base) {

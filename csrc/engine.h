@@ -16,6 +16,7 @@
 
 #include "ckv.h"
 #include "claims.h"
+#include "counters.h"
 #include "driver.h"
 #include "host_pool.h"
 #include "layout.h"
@@ -50,7 +51,7 @@ class Engine {
   void *map_pool(const ckv_pool_config &config);
   void get_pool_state(void *base, ckv_pool_state *out);
   void unmap_pool(void *base);
-  void get_stats(ckv_stats *out);
+  void get_stats(ckv_stats *out) const;
   ReportStack &reports() { return reports_; }
 
   // ---- Closing, by the handle's owner.
@@ -69,6 +70,7 @@ class Engine {
   void lane_ended();
 
   Driver &driver() { return *driver_; }
+  Counters &counters() { return counters_; }
   const Layout &layout() const { return layout_; }
   const ckv_config &config() const { return config_; }
   pid_t pid() const { return pid_; }
@@ -99,6 +101,7 @@ class Engine {
   Claims block_claims_;
   Claims slot_claims_;
   ReportStack reports_;
+  Counters counters_;
   std::atomic<int> poison_code_{0};
 
   std::mutex close_mutex_;  // before mutex_

@@ -20,7 +20,8 @@ constexpr int kMaxQueryErrors = 100;
 
 }  // namespace
 
-Lane::Lane(Engine &engine) : engine_(engine), driver_(engine.driver()) {
+Lane::Lane(Engine &engine)
+    : engine_(engine), driver_(engine.driver()), counters_(engine.counters()) {
   for (Channel &channel : channels_) {
     channel.descriptors.reserve(engine.config().max_descriptors);
     for (Event &event : channel.events) {
@@ -124,10 +125,12 @@ void Lane::retire(int direction) {
   channel.oldest = (channel.oldest + 1) % kMaxTrunks;
   --channel.num_in_flight;
   channel.bytes_in_flight -= trunk.bytes;
+  counters_.bytes_in_flight[direction].sub(trunk.bytes);
   Transfer *transfer = trunk.transfer;
   --transfer->num_trunks_in_flight;
   if (trunk.error == 0) {
     transfer->copied_bytes += trunk.bytes;
+    counters_.num_bytes[direction].add(trunk.bytes);
   } else {
     fail(transfer, trunk.error);
   }
@@ -158,11 +161,11 @@ bool Lane::issue(int direction) {
     finish_queued(transfer);
     return true;
   }
-  // Room for a whole trunk, so that the window is never exceeded and trunks never get crumbs.
+  // Room for a whole trunk, so that the window is never exceeded and trunks never get crumbs. The
+  // event is asked first: time that is spent waiting for room is the lane's, and counted.
   const Channel &channel = channels_[direction];
-  if (channel.num_in_flight == kMaxTrunks ||
-      channel.bytes_in_flight + config.trunk_bytes > config.window_bytes[direction] ||
-      !is_ready(transfer)) {
+  if (!is_ready(transfer) || channel.num_in_flight == kMaxTrunks ||
+      channel.bytes_in_flight + config.trunk_bytes > config.window_bytes[direction]) {
     return false;
   }
   launch(direction, transfer);
@@ -177,6 +180,7 @@ bool Lane::is_ready(Transfer *transfer) {
   if (code == 0) {
     engine_.recycle(transfer->after);
     transfer->after = nullptr;
+    transfer->free_ns = now_ns();
     return true;
   }
   if (code != kNotReady) {
@@ -193,11 +197,20 @@ void Lane::launch(int direction, Transfer *transfer) {
   Trunk trunk;
   trunk.transfer = transfer;
   trunk.bytes = engine_.layout().expand(*transfer, limits, &cursor, &channel.descriptors);
-  transfer->start_ns = transfer->start_ns == 0 ? now_ns() : transfer->start_ns;
+  if (transfer->start_ns == 0) {
+    count_start(transfer);
+  }
   size_t at = (channel.oldest + channel.num_in_flight) % kMaxTrunks;
   bool has_batch = (driver_.paths(direction) & (1U << CKV_PATH_BATCH)) != 0;
-  trunk.error = driver_.copy(direction, has_batch ? CKV_PATH_BATCH : CKV_PATH_LOOP,
-                             channel.descriptors.data(), channel.descriptors.size(), at);
+  int path = has_batch ? CKV_PATH_BATCH : CKV_PATH_LOOP;
+  trunk.error =
+      driver_.copy(direction, path, channel.descriptors.data(), channel.descriptors.size(), at);
+  const Layout &layout = engine_.layout();
+  counters_.num_trunks[direction][path].add(1);
+  counters_.num_descriptors[direction].add(channel.descriptors.size());
+  counters_.num_pieces[direction].add(layout.num_pieces(cursor) -
+                                      layout.num_pieces(transfer->cursor));
+  counters_.bytes_in_flight[direction].add(trunk.bytes);
   // Also after a failed copy: a part of it may be under way, and must end before it is reported.
   int code = driver_.event_record(channel.events[at], driver_.copy_stream(direction));
   trunk.has_event = code == 0;
@@ -213,6 +226,14 @@ void Lane::launch(int direction, Transfer *transfer) {
   if (transfer->is_stopping || transfer->is_expanded()) {
     finish_queued(transfer);
   }
+}
+
+void Lane::count_start(Transfer *transfer) {
+  transfer->start_ns = now_ns();
+  uint64_t delay_ns = transfer->start_ns - transfer->free_ns;
+  counters_.issue_ns[transfer->direction].add(delay_ns);
+  counters_.max_issue_ns[transfer->direction].raise(delay_ns);
+  counters_.num_issued[transfer->direction].add(1);
 }
 
 void Lane::fail(Transfer *transfer, int code) {

@@ -58,12 +58,14 @@ class Lane {
   int reason_to_fail() const;
   bool is_ready(Transfer *transfer);
   void launch(int direction, Transfer *transfer);
+  void count_start(Transfer *transfer);
   void fail(Transfer *transfer, int code);
   void finish_queued(Transfer *transfer);
   void settle(Transfer *transfer);
 
   Engine &engine_;
   Driver &driver_;
+  Counters &counters_;
   Phase phase_ = Phase::OPEN;
   TransferQueue queues_[2];
   Channel channels_[2];

@@ -30,6 +30,10 @@ class Layout {
   // its bytes. Needs no memory if `out` has room for limits.num_descriptors.
   uint64_t expand(const Transfer &transfer, const TrunkLimits &limits, Cursor *cursor,
                   std::vector<Descriptor> *out) const;
+  // (pair, region) pieces begun before `cursor`.
+  uint64_t num_pieces(const Cursor &cursor) const {
+    return cursor.pair * regions_.size() + cursor.region + (cursor.offset > 0 ? 1 : 0);
+  }
 
  private:
   Descriptor piece(const Transfer &transfer, const Cursor &cursor) const;

@@ -44,6 +44,7 @@ struct Transfer {
   uint32_t num_trunks_in_flight = 0;
   uint64_t copied_bytes = 0;
   uint64_t submit_ns = 0;
+  uint64_t free_ns = 0;  // when nothing but the lane kept it from starting, as the lane saw it
   uint64_t start_ns = 0;
 
   bool is_expanded() const { return cursor.pair == blocks.size(); }

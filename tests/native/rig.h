@@ -144,6 +144,13 @@ struct Rig {
     return stats;
   }
 
+  ckv_stats engine_stats() {
+    ckv_stats stats{};
+    stats.size = sizeof stats;
+    CHECK(ckv_get_stats(engine, &stats) == CKV_OK);
+    return stats;
+  }
+
   // Until the driver has that many copy calls of the direction.
   void until_issued(int direction, uint64_t num_calls) {
     while (stats().num_copy_calls[direction] < num_calls) {

@@ -1,0 +1,97 @@
+// What the lane does with what it is given, and the numbers it keeps of that.
+#include "rig.h"
+
+namespace {
+
+uint64_t num_trunks(const ckv_stats &stats, int direction) {
+  uint64_t sum = 0;
+  for (uint64_t n : stats.num_trunks[direction]) {
+    sum += n;
+  }
+  return sum;
+}
+
+TEST(test_stats_add_up_for_known_transfers) {
+  Shape shape;
+  shape.pieces = {4096, 1024};
+  ckv_config config = sim_config();
+  config.trunk_bytes = 20 * kKiB;  // 4 blocks of 5 KiB
+  Rig rig(shape, config);
+  CHECK(rig.submit(CKV_STORE, range(0, 8), range(0, 8), 1) == CKV_OK);
+  CHECK(rig.submit(CKV_LOAD, {8, 20, 40}, {10, 12, 14}, 2) == CKV_OK);
+  CHECK(rig.submit(CKV_STORE, {}, {}, 3) == CKV_OK);  // issues nothing
+  rig.finish(1);
+  rig.finish(2);
+  rig.finish(3);
+  CHECK(ckv_close(rig.engine, 20000000) == CKV_OK);
+  ckv_stats stats = rig.engine_stats();
+  CHECK(stats.num_bytes[CKV_STORE] == 8 * 5 * kKiB && stats.num_bytes[CKV_LOAD] == 3 * 5 * kKiB);
+  CHECK(stats.num_pieces[CKV_STORE] == 16 && stats.num_pieces[CKV_LOAD] == 6);
+  // Regions lie apart in VRAM, so no two pieces are neighbours on both sides.
+  CHECK(stats.num_descriptors[CKV_STORE] == 16 && stats.num_descriptors[CKV_LOAD] == 6);
+  CHECK(num_trunks(stats, CKV_STORE) == 2 && num_trunks(stats, CKV_LOAD) == 1);
+  CHECK(stats.num_issued[CKV_STORE] == 1 && stats.num_issued[CKV_LOAD] == 1);
+  for (int direction : {CKV_LOAD, CKV_STORE}) {
+    const ckv_completion &done = rig.seen.at(direction == CKV_LOAD ? 2 : 1);
+    CHECK(stats.issue_ns[direction] == done.start_ns - done.submit_ns);
+    CHECK(stats.max_issue_ns[direction] == stats.issue_ns[direction]);
+    CHECK(stats.bytes_in_flight[direction] == 0);
+    CHECK(stats.num_descriptors[direction] == rig.stats().num_descriptors[direction]);
+  }
+  CHECK(stats.poison == 0 && stats.num_given_up == 0);
+}
+
+TEST(test_stats_count_a_piece_once_however_it_is_cut_and_merged) {
+  Shape shape;
+  shape.pieces = {10000};
+  ckv_config config = sim_config();
+  config.trunk_bytes = 4096;  // each piece: 4096, 4096, 1808
+  Rig rig(shape, config);
+  CHECK(rig.submit(CKV_STORE, {1, 2}, {1, 2}, 1) == CKV_OK);
+  rig.finish(1);
+  ckv_stats stats = rig.engine_stats();
+  CHECK(stats.num_pieces[CKV_STORE] == 2 && stats.num_trunks[CKV_STORE][0] == 0);
+  CHECK(num_trunks(stats, CKV_STORE) == 6);
+  CHECK(stats.num_bytes[CKV_STORE] == 20000);
+  Rig merged;
+  CHECK(merged.submit(CKV_STORE, range(0, 64), range(0, 64), 1) == CKV_OK);
+  merged.finish(1);
+  stats = merged.engine_stats();
+  CHECK(stats.num_pieces[CKV_STORE] == 64 && stats.num_descriptors[CKV_STORE] == 1);
+}
+
+TEST(test_stats_show_bytes_in_flight_and_leave_out_what_was_not_copied) {
+  ckv_config config = sim_config();
+  config.trunk_bytes = 8192;
+  config.window_bytes[CKV_STORE] = 16384;
+  Rig rig(Shape(), config);
+  CHECK(ckv_sim_hold(rig.engine, 1) == CKV_OK);
+  CHECK(rig.submit(CKV_STORE, range(0, 64), range(0, 64), 1) == CKV_OK);
+  rig.until_issued(CKV_STORE, 2);
+  while (rig.engine_stats().bytes_in_flight[CKV_STORE] < 16384) {
+  }
+  CHECK(rig.engine_stats().num_bytes[CKV_STORE] == 0);
+  CHECK(ckv_cancel(rig.engine, 1) == CKV_OK);
+  CHECK(ckv_sim_hold(rig.engine, 0) == CKV_OK);
+  CHECK(rig.finish(1).status == CKV_CANCELLED);
+  ckv_stats stats = rig.engine_stats();
+  CHECK(stats.num_bytes[CKV_STORE] == rig.seen.at(1).bytes);
+  CHECK(stats.bytes_in_flight[CKV_STORE] == 0);
+  ckv_stats other{};
+  CHECK(ckv_get_stats(rig.engine, &other) == CKV_EINVAL);  // size is not set
+}
+
+TEST(test_time_spent_waiting_for_compute_is_not_counted_as_delay_of_issue) {
+  Rig rig;
+  uintptr_t stream = 0;
+  CHECK(ckv_sim_stream(rig.engine, &stream) == CKV_OK);
+  CHECK(ckv_sim_block(rig.engine, stream, 1) == CKV_OK);
+  CHECK(ckv_sim_compute(rig.engine, stream, nullptr, 0, 0, 0) == CKV_OK);
+  CHECK(rig.submit(CKV_STORE, {1}, {1}, 1, stream) == CKV_OK);
+  CHECK(ckv_wait(rig.engine, 1, 20000) == CKV_TIMEOUT);
+  CHECK(ckv_sim_block(rig.engine, stream, 0) == CKV_OK);
+  const ckv_completion &done = rig.finish(1);
+  CHECK(rig.engine_stats().issue_ns[CKV_STORE] + 20000000 <= done.start_ns - done.submit_ns);
+}
+
+}  // namespace
