@@ -23,7 +23,7 @@ from continuum_connector.scheduler.tier_events import TierEvents
 from continuum_connector.scheduler.waker import NoWaker, Waker
 from continuum_connector.trace import open_trace
 from continuum_connector.worker.stream import current_stream
-from continuum_connector.worker.worker import ContinuumWorker
+from continuum_connector.worker.worker import ContinuumWorker, num_slots_for
 
 logger = logging.getLogger(f"vllm.{__name__}")
 
@@ -137,7 +137,7 @@ def _num_slots(
             "recompute a failed load there; vLLM 0.30 can"
         )
         return 0
-    num_slots = config.dram_bytes // node_ranks // slot_bytes
+    num_slots = num_slots_for(config.dram_bytes, node_ranks, slot_bytes)
     if num_slots == 0:
         raise ConfigError(
             f"dram_bytes = {config.dram_bytes} over {node_ranks} ranks holds no block "
@@ -186,6 +186,10 @@ def worker(config: ContinuumConfig, vllm_config: Any) -> ContinuumWorker:
             num_blocks=layout.num_blocks,
             num_slots=num_slots,
             slot_bytes=layout.slot_bytes,
+            trunk_bytes=config.trunk_bytes,
+            window_bytes=config.window_bytes,
+            huge_pages=config.huge_pages,
+            checksum_every=config.checksum_every,
         )
 
     return ContinuumWorker(make_engine, config, node_ranks, current_stream)

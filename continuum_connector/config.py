@@ -27,17 +27,26 @@ _SERVICE_LINK = re.compile(
 Seconds = Annotated[float, msgspec.Meta(ge=0.0, le=86_400.0)]
 Fraction = Annotated[float, msgspec.Meta(ge=0.0, le=1.0)]
 Bytes = Annotated[int, msgspec.Meta(ge=0, le=2**60)]
+CopyBytes = Annotated[int, msgspec.Meta(ge=4096, le=2**30)]
 Count = Annotated[int, msgspec.Meta(ge=1)]
+Every = Annotated[int, msgspec.Meta(ge=0, le=2**32 - 1)]
 
 POLICIES = ("fixed_ttl", "stock")
 KV_LAYOUTS = ("auto", "stock", "BLHNC", "BLNHC", "BHLNC")
 DRIVERS = ("auto", "cuda", "sim")
+SHORTAGES = ("smaller", "off")
+
+SIZES = {"dram_bytes": "DRAM tier", "trunk_bytes": "copies", "window_bytes": "copies"}
 
 
 class ContinuumConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """Everything an operator can set. The README's table is generated from `KNOBS`."""
 
     dram_bytes: Bytes = 0
+    staged: bool = True
+    dram_shortage: str = "smaller"
+    huge_pages: bool = True
+    numa: bool = True
     policy: str = "fixed_ttl"
     ttl_s: Seconds = 2.0
     max_ttl_s: Seconds = 60.0
@@ -46,6 +55,9 @@ class ContinuumConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, k
     order: bool = True
     kv_layout: str = "auto"
     driver: str = "auto"
+    trunk_bytes: CopyBytes = 4 * 2**20
+    window_bytes: CopyBytes = 16 * 2**20
+    checksum_every: Every = 64
     load_timeout_s: Seconds = 30.0
     max_programs: Count = 10_000
     trace_path: str = ""
@@ -55,6 +67,13 @@ class ContinuumConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, k
 KNOBS: dict[str, str] = {
     "dram_bytes": 'host memory for offloaded blocks per node, split over ranks ("64GiB" or bytes); '
     "0 turns the tier off",
+    "staged": "serve with the first GiB of each rank's DRAM, page-lock the rest meanwhile; "
+    "0 waits for all of it before the first request",
+    "dram_shortage": "when the system gives less than dram_bytes: "
+    + ", ".join(SHORTAGES)
+    + " (smaller: go on with what there is; off: no tier)",
+    "huge_pages": "ask for huge pages, which leave fewer to page-lock; 0 takes small ones",
+    "numa": "take DRAM on the NUMA node of the rank's GPU; 0 leaves the place to the system",
     "policy": "what decides between pin, offload and free: " + ", ".join(POLICIES),
     "ttl_s": "how long `fixed_ttl` pins a finished turn, in seconds",
     "max_ttl_s": "no pin lives longer, whatever a policy or a client asks, in seconds",
@@ -66,6 +85,11 @@ KNOBS: dict[str, str] = {
     + ", ".join(KV_LAYOUTS)
     + " (auto: BLHNC when the tier is on)",
     "driver": "who copies: auto picks by the KV cache's device; " + ", ".join(DRIVERS[1:]),
+    "trunk_bytes": "bytes per driver call; what vLLM itself copies waits behind one of them",
+    "window_bytes": "copies under way at once per direction, at least trunk_bytes; larger keeps a "
+    "slow bus busy, and makes a load wait behind more",
+    "checksum_every": "every n-th stored block is summed, and checked when it is loaded; a block "
+    "that differs is computed again; 0 sums none, 1 all",
     "load_timeout_s": "a load that takes longer is cancelled and recomputed, in seconds",
     "max_programs": "programs remembered; the least recently seen is forgotten first",
     "trace_path": "file that gets one JSON line per decision and outcome; empty writes none",
@@ -121,13 +145,13 @@ def _known(key: str, where: str, environment: bool = False) -> None:
 
 def _read(key: str, raw: Any, where: str) -> Any:
     """Turn env text and human sizes into typed values; leave the rest to msgspec."""
-    if key == "dram_bytes" and isinstance(raw, str):
+    if key in SIZES and isinstance(raw, str):
         try:
             return parse_bytes(raw)
         except ValueError as error:
             raise ConfigError(
-                f"{where} = {raw!r} is not a size, so the DRAM tier cannot be laid out; "
-                'write bytes or a size such as "64GiB"'
+                f"{where} = {raw!r} is not a size, so the {SIZES[key]} cannot be laid out; "
+                f'write bytes or a size such as "{"64GiB" if key == "dram_bytes" else "4MiB"}"'
             ) from error
     if isinstance(raw, str) and isinstance(ContinuumConfig.__struct_defaults__[_index(key)], bool):
         flags = {"1": True, "true": True, "on": True, "yes": True}
@@ -159,17 +183,7 @@ def _convert(values: dict[str, Any]) -> ContinuumConfig:
 
 
 def _check(config: ContinuumConfig) -> None:
-    choices = (("policy", POLICIES), ("kv_layout", KV_LAYOUTS), ("driver", DRIVERS))
-    for key, allowed in choices:
-        value = getattr(config, key)
-        if value not in allowed:
-            by_lower = {choice.lower(): choice for choice in allowed}
-            close = difflib.get_close_matches(value.lower(), by_lower, n=1)
-            hint = f"did you mean `{by_lower[close[0]]}`? " if close else ""
-            raise ConfigError(
-                f"{key} = {value!r} does not exist, so the server stops; "
-                f"{hint}choose one of {', '.join(allowed)}"
-            )
+    _check_choices(config)
     if config.ttl_s > config.max_ttl_s:
         raise ConfigError(
             f"ttl_s = {config.ttl_s:g} is above max_ttl_s = {config.max_ttl_s:g}, "
@@ -180,3 +194,22 @@ def _check(config: ContinuumConfig) -> None:
             "load_timeout_s = 0 would cancel every load, so DRAM would be written and never read; "
             "set some seconds, or dram_bytes = 0 to turn the tier off"
         )
+    if config.window_bytes < config.trunk_bytes:
+        raise ConfigError(
+            f"window_bytes = {config.window_bytes} is below trunk_bytes = {config.trunk_bytes}, "
+            "so not one trunk could be under way; raise window_bytes or lower trunk_bytes"
+        )
+
+
+def _check_choices(config: ContinuumConfig) -> None:
+    choices = {"policy": POLICIES, "kv_layout": KV_LAYOUTS, "driver": DRIVERS}
+    for key, allowed in (choices | {"dram_shortage": SHORTAGES}).items():
+        value = getattr(config, key)
+        if value not in allowed:
+            by_lower = {choice.lower(): choice for choice in allowed}
+            close = difflib.get_close_matches(value.lower(), by_lower, n=1)
+            hint = f"did you mean `{by_lower[close[0]]}`? " if close else ""
+            raise ConfigError(
+                f"{key} = {value!r} does not exist, so the server stops; "
+                f"{hint}choose one of {', '.join(allowed)}"
+            )

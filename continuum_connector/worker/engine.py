@@ -8,6 +8,8 @@ from typing import Protocol
 
 from continuum_connector.messages import BlockIds
 
+CORRUPT = -10  # Completion.error: a slot no longer holds what was stored in it (CKV_ECORRUPT)
+
 
 class Direction(enum.Enum):
     LOAD = 0  # DRAM -> VRAM

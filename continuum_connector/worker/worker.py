@@ -25,7 +25,7 @@ from continuum_connector.messages import (
     StoreOrder,
     WorkerReport,
 )
-from continuum_connector.worker.engine import Completion, CopyEngine, Direction, Status
+from continuum_connector.worker.engine import CORRUPT, Completion, CopyEngine, Direction, Status
 from continuum_connector.worker.layout import Layout
 
 logger = logging.getLogger(__name__)
@@ -237,4 +237,6 @@ class ContinuumWorker:
 def _outcome(completion: Completion, reason: str) -> Outcome:
     if completion.status is Status.DONE:
         return Outcome(num_done=1, num_bytes=completion.num_bytes, seconds=completion.seconds)
+    if completion.error == CORRUPT:
+        reason = "corrupt"
     return Outcome(num_failed=1, reasons=(reason or _REASONS[completion.status],))

@@ -77,6 +77,10 @@ def test_dram_bytes_as_a_number() -> None:
     ("key", "text", "value"),
     [
         ("dram_bytes", "1GiB", 2**30),
+        ("staged", "0", False),
+        ("dram_shortage", "off", "off"),
+        ("huge_pages", "0", False),
+        ("numa", "no", False),
         ("policy", "stock", "stock"),
         ("ttl_s", "3.5", 3.5),
         ("max_ttl_s", "120", 120.0),
@@ -85,6 +89,9 @@ def test_dram_bytes_as_a_number() -> None:
         ("order", "off", False),
         ("kv_layout", "BLNHC", "BLNHC"),
         ("driver", "sim", "sim"),
+        ("trunk_bytes", "2MiB", 2 * 2**20),
+        ("window_bytes", "64 MiB", 64 * 2**20),
+        ("checksum_every", "1", 1),
         ("load_timeout_s", "10", 10.0),
         ("max_programs", "12", 12),
         ("trace_path", "5", "5"),
@@ -189,6 +196,11 @@ def test_a_kubernetes_service_called_continuum_does_not_stop_the_server(name: st
         ("trace_path", 5, "`str`"),
         ("scheduler", 2, "`bool`"),
         ("echo", None, "`bool`"),
+        ("trunk_bytes", 0, ">= 4096"),
+        ("trunk_bytes", 2**31, "<="),
+        ("window_bytes", 100, ">= 4096"),
+        ("checksum_every", -1, ">= 0"),
+        ("checksum_every", 2**32, "<= 4294967295"),
     ],
 )
 def test_a_value_out_of_type_or_bounds_names_value_consequence_and_cure(
@@ -209,6 +221,7 @@ def test_a_value_out_of_type_or_bounds_names_value_consequence_and_cure(
         ("policy", "zzz", "choose one of fixed_ttl, stock"),
         ("kv_layout", "blhnc", "did you mean `BLHNC`?"),
         ("driver", "cuda12", "did you mean `cuda`?"),
+        ("dram_shortage", "small", "did you mean `smaller`?"),
     ],
 )
 def test_a_choice_that_does_not_exist_is_refused_with_those_that_do(
@@ -234,6 +247,20 @@ def test_a_load_timeout_of_zero_is_refused_with_a_tier_only() -> None:
     assert "never read" in message
     assert "dram_bytes = 0" in message
     assert load({"load_timeout_s": 0}).load_timeout_s == 0.0
+
+
+def test_a_window_that_no_trunk_fits_is_refused() -> None:
+    message = refusal({"trunk_bytes": "8MiB", "window_bytes": "4MiB"})
+    assert "window_bytes = 4194304 is below trunk_bytes = 8388608" in message
+    assert "not one trunk could be under way" in message
+    assert "raise window_bytes or lower trunk_bytes" in message
+    assert load({"trunk_bytes": "16MiB"}).window_bytes == 2**24
+
+
+def test_a_copy_size_that_is_none_is_refused() -> None:
+    message = refusal(CONTINUUM_TRUNK_BYTES="4 megs")
+    assert "CONTINUUM_TRUNK_BYTES = '4 megs' is not a size" in message
+    assert '"4MiB"' in message
 
 
 def test_the_first_bad_environment_value_does_not_matter_if_the_extra_config_overrides_it() -> None:

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from continuum_connector.config import ContinuumConfig
 from continuum_connector.errors import TransferError
 from continuum_connector.messages import LoadOrder, Outcome, StepPlan, StoreOrder
-from continuum_connector.worker.engine import Direction, Region, Status
+from continuum_connector.worker.engine import CORRUPT, Direction, Region, Status
 from continuum_connector.worker.layout import Layout
 from continuum_connector.worker.worker import ContinuumWorker, num_slots_for
 from tests.fakes import BLOCK_BYTES, BLOCK_SECONDS, FakeCopyEngine
@@ -194,6 +194,18 @@ def test_a_failed_load_names_its_request_and_its_blocks():
     rig.tell()
     assert (rig.finished, rig.failed, rig.bad) == ({"a": 1, "b": 1}, {"a"}, {3, 4})
     assert rig.outcomes[1] == Outcome(num_failed=1, reasons=("driver",))
+
+
+def test_a_load_of_a_slot_that_changed_since_its_store_is_corrupt():
+    rig = Rig()
+    rig.worker.begin(StepPlan(loads=(load(1, "a", 3, 4), load(2, "b", 5))))
+    rig.worker.start_loads()
+    rig.engine.fail(1, CORRUPT)
+    rig.engine.fail(2, CORRUPT - 1)
+    rig.tell()
+    assert (rig.failed, rig.bad) == ({"a", "b"}, {3, 4, 5})
+    assert rig.outcomes[1] == Outcome(num_failed=1, reasons=("corrupt",))
+    assert rig.outcomes[2].reasons == ("driver",)
 
 
 def test_a_request_of_two_loads_is_reported_once_with_all_bad_blocks_when_both_have_settled():
