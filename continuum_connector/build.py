@@ -189,6 +189,7 @@ def worker(config: ContinuumConfig, vllm_config: Any) -> ContinuumWorker:
             trunk_bytes=config.trunk_bytes,
             window_bytes=config.window_bytes,
             huge_pages=config.huge_pages,
+            numa=config.numa,
             checksum_every=config.checksum_every,
         )
 
