@@ -1,0 +1,111 @@
+"""Machine: the memory, streams and events that a measurement needs besides the engine.
+
+CpuMachine stands in for a device where there is none: its "VRAM" is ordinary memory and its
+streams do everything at once. Its numbers say nothing about a device; it shows that every
+section runs.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import time
+from typing import Any, Protocol
+
+import numpy as np
+
+
+class Buffer(Protocol):
+    """Memory at `address`, for as long as the object lives."""
+
+    address: int
+    num_bytes: int
+
+
+class Event(Protocol):
+    """A point of a stream."""
+
+    def seconds_since(self, earlier: Any) -> float:
+        """Time between two events that were both reached."""
+        ...
+
+
+class Stream(Protocol):
+    """A queue of device work; `handle` is what the engine's after_stream takes."""
+
+    handle: int
+
+    def copy(self, dst: Buffer, src: Buffer, num_bytes: int) -> None: ...
+    def work(self) -> None:
+        """One unit of decode-like computing."""
+        ...
+
+    def record(self) -> Event: ...
+    def synchronize(self) -> None: ...
+
+
+class Machine(Protocol):
+    """Where memory and streams come from, and which driver the engine opens."""
+
+    name: str
+    driver: str
+    device: int
+
+    def vram(self, num_bytes: int) -> Buffer: ...
+    def host(self, num_bytes: int) -> Buffer:
+        """Page-locked memory."""
+        ...
+
+    def stream(self) -> Stream: ...
+
+
+class CpuBuffer:
+    def __init__(self, num_bytes: int) -> None:
+        self.array = np.ones(num_bytes, dtype=np.uint8)  # ones: every page is touched
+        self.address = int(self.array.ctypes.data)
+        self.num_bytes = num_bytes
+
+
+class CpuEvent:
+    def __init__(self) -> None:
+        self.at_s = time.perf_counter()
+
+    def seconds_since(self, earlier: CpuEvent) -> float:
+        return self.at_s - earlier.at_s
+
+
+class CpuStream:
+    """Runs what it is given before it returns."""
+
+    handle = 0
+
+    def copy(self, dst: Buffer, src: Buffer, num_bytes: int) -> None:
+        ctypes.memmove(dst.address, src.address, num_bytes)
+
+    def work(self) -> None:
+        np.dot(_MATRIX, _MATRIX)
+
+    def record(self) -> CpuEvent:
+        return CpuEvent()
+
+    def synchronize(self) -> None:
+        return
+
+
+_MATRIX = np.ones((64, 64), dtype=np.float32)
+
+
+class CpuMachine:
+    """The simulated driver, and memory of this process."""
+
+    name = "simulated device"
+    driver = "sim"
+    device = 0
+
+    def vram(self, num_bytes: int) -> CpuBuffer:
+        return CpuBuffer(num_bytes)
+
+    def host(self, num_bytes: int) -> CpuBuffer:
+        return CpuBuffer(num_bytes)
+
+    def stream(self) -> CpuStream:
+        return CpuStream()

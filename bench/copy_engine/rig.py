@@ -1,0 +1,151 @@
+"""Rig: an engine over regions of a machine's memory, whose completions keep their times."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+from collections.abc import Iterator
+from types import TracebackType
+from typing import Any
+
+import numpy as np
+
+from bench.copy_engine.machine import Machine
+from continuum_connector.messages import BlockIds
+from continuum_connector.worker import abi
+from continuum_connector.worker.engine import Direction, Region
+from continuum_connector.worker.native import NativeEngine
+
+WAIT_S = 120.0
+
+
+class BenchError(RuntimeError):
+    """A measurement that went wrong; its numbers would mean nothing."""
+
+
+class TimedEngine(NativeEngine):
+    """A NativeEngine that hands out the library's own time stamps."""
+
+    def poll_timed(self) -> list[abi.RawCompletion]:
+        """What settled, with submit, start and end in nanoseconds."""
+        found: list[abi.RawCompletion] = []
+        while n := self._quick.ckv_poll(self._handle, self._buffer, len(self._buffer)):
+            found += [abi.RawCompletion.from_buffer_copy(each) for each in self._buffer[:n]]
+        return found
+
+    def map_pool(self, num_bytes: int, chunk_bytes: int, huge: bool) -> abi.PoolState:
+        """Map another pool, read how long that took, unmap it."""
+        config = abi.PoolConfig(
+            size=ctypes.sizeof(abi.PoolConfig),
+            huge=huge,
+            numa_node=-1,
+            bytes=num_bytes,
+            chunk_bytes=chunk_bytes,
+        )
+        base, handle = ctypes.c_void_p(), self._opened()
+        state = abi.PoolState(size=ctypes.sizeof(abi.PoolState))
+        lib = self._blocking
+        self._check(lib.ckv_pool_map(handle, ctypes.byref(config), ctypes.byref(base)))
+        self._check(lib.ckv_pool_get_state(handle, base, ctypes.byref(state)))
+        self._check(lib.ckv_pool_unmap(handle, base))
+        return state
+
+
+class Rig:
+    """`num_blocks` blocks of `num_regions` pieces, as many slots, and ids in no order.
+
+    Shuffled ids keep the engine from merging neighbours: a chunk size stays what it says.
+    """
+
+    def __init__(
+        self,
+        machine: Machine,
+        num_blocks: int,
+        piece_bytes: int,
+        num_regions: int = 1,
+        **tuning: Any,
+    ) -> None:
+        self.piece_bytes, self.block_bytes = piece_bytes, num_regions * piece_bytes
+        self.num_blocks = num_blocks
+        span = num_blocks * piece_bytes
+        self.vram = machine.vram(num_regions * span)
+        regions = [
+            Region(self.vram.address + i * span, piece_bytes, i * piece_bytes, piece_bytes)
+            for i in range(num_regions)
+        ]
+        self.engine = TimedEngine(
+            machine.driver, machine.device, regions, num_blocks, num_blocks, self.block_bytes,
+            **tuning,
+        )  # fmt: skip
+        if machine.driver == "sim":
+            self.engine.pool.view()[:] = 2  # a first touch is not a copy
+        random = np.random.default_rng(5)
+        self.blocks: BlockIds = random.permutation(num_blocks).astype(np.int32)
+        self.slots: BlockIds = random.permutation(num_blocks).astype(np.int32)
+        self._tag = 0
+
+    def __enter__(self) -> Rig:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.engine.close(5.0)
+
+    def submit(self, direction: Direction, first: int, count: int) -> int:
+        """Queue `count` blocks from the `first` on; returns the tag."""
+        self._tag += 1
+        blocks, slots = self.blocks[first : first + count], self.slots[first : first + count]
+        self.engine.submit(direction, blocks, slots, self._tag)
+        return self._tag
+
+    def finish(self, direction: Direction, first: int, count: int) -> abi.RawCompletion:
+        """Queue, wait, and return the completion; nothing else may be under way."""
+        tag = self.submit(direction, first, count)
+        self.wait(tag)
+        (completion,) = self.engine.poll_timed()
+        return checked(completion)
+
+    def wait(self, tag: int) -> None:
+        if not self.engine.wait(tag, WAIT_S):
+            raise BenchError(f"transfer {tag} took more than {WAIT_S:g} s.")
+
+
+def checked(completion: abi.RawCompletion) -> abi.RawCompletion:
+    """The same, if the transfer is done."""
+    if completion.status != 1:
+        raise BenchError(
+            f"transfer {completion.tag}: status {completion.status}, error {completion.error}."
+        )
+    return completion
+
+
+@contextlib.contextmanager
+def another_core() -> Iterator[None]:
+    """Threads begun inside run on the last core, the caller on the first ones ever after.
+
+    A thread takes over the affinity of the one that begins it.
+    """
+    cores = sorted(os.sched_getaffinity(0))
+    if len(cores) < 2:
+        yield
+        return
+    os.sched_setaffinity(0, cores[-1:])
+    try:
+        yield
+    finally:
+        os.sched_setaffinity(0, cores[:-1])
+
+
+@contextlib.contextmanager
+def same_cores_afterwards() -> Iterator[None]:
+    """Undo what `another_core` did to the caller."""
+    cores = os.sched_getaffinity(0)
+    try:
+        yield
+    finally:
+        os.sched_setaffinity(0, cores)

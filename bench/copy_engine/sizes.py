@@ -1,0 +1,76 @@
+"""How much is measured: the numbers behind --quick and --help, and tiny ones for the test."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+KIB, MIB = 1 << 10, 1 << 20
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """Counts of samples, and bytes moved."""
+
+    # Submit, poll, cancel.
+    blocks: tuple[int, ...] = (1, 64, 1024)
+    regions: tuple[int, ...] = (1, 64)
+    calls: int = 300
+    # Hand-over beside a busy step loop.
+    steps: int = 300
+    step_s: float = 0.015
+    handed_blocks: int = 1024
+    handed_bytes: int = 16 * KIB  # per block
+    # Bandwidth.
+    chunks: tuple[int, ...] = (4 * KIB, 16 * KIB, 32 * KIB, 64 * KIB, 512 * KIB, 2 * MIB)
+    copied_bytes: int = 128 * MIB
+    repeats: int = 5
+    patience_s: float = 0.3  # a contender that is slower is measured for this long
+    # Device.
+    peak_bytes: int = 1024 * MIB
+    counts: tuple[int, ...] = (16, 256, 2048, 8192)  # blocks of a transfer
+    sweep_bytes: int = 2048 * MIB  # no transfer is longer
+    trunks: tuple[int, ...] = (512 * KIB, MIB, 2 * MIB, 4 * MIB, 8 * MIB)
+    windows: tuple[int, ...] = (1, 2, 4)  # trunks in flight
+    small_copies: int = 300
+    work_units: int = 400
+    pool_bytes: int = 8192 * MIB
+    pool_chunks: tuple[int, ...] = (64 * MIB, 256 * MIB, 1024 * MIB)
+
+
+FULL = Sizes()
+QUICK = Sizes(
+    calls=100,
+    steps=60,
+    copied_bytes=32 * MIB,
+    repeats=3,
+    patience_s=0.1,
+    peak_bytes=256 * MIB,
+    counts=(16, 1024),
+    sweep_bytes=512 * MIB,
+    small_copies=60,
+    work_units=100,
+    pool_bytes=1024 * MIB,
+    pool_chunks=(64 * MIB, 1024 * MIB),
+)
+TINY = Sizes(
+    blocks=(1, 8),
+    regions=(1, 4),
+    calls=4,
+    steps=3,
+    step_s=0.002,
+    handed_blocks=8,
+    handed_bytes=4 * KIB,
+    chunks=(4 * KIB, 64 * KIB),
+    copied_bytes=256 * KIB,
+    repeats=1,
+    patience_s=0.01,
+    peak_bytes=MIB,
+    counts=(4,),
+    sweep_bytes=MIB,
+    trunks=(64 * KIB,),
+    windows=(1, 2),
+    small_copies=3,
+    work_units=4,
+    pool_bytes=4 * MIB,
+    pool_chunks=(MIB,),
+)

@@ -1,0 +1,124 @@
+"""What the caller pays: submit, poll and cancel, in microseconds of the calling thread."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+from bench.copy_engine.machine import Machine
+from bench.copy_engine.report import Section, Target, spread
+from bench.copy_engine.rig import Rig, another_core
+from bench.copy_engine.sizes import Sizes
+from continuum_connector.worker.engine import Direction
+
+PIECE = 64  # bytes: what is copied does not matter here
+BURST = 8  # transfers in a row: after the first the lane is awake
+LOOP = 100  # calls under one clock reading, where a call is as short as the reading
+AIM_US = 20.0
+
+Say = Callable[[str], None]
+
+
+def measure_submit(machine: Machine, sizes: Sizes, say: Say) -> Section:
+    """Submit to a lane that sleeps, and to one that is at work."""
+    section = Section(
+        "submit",
+        "Submit, us of the caller",
+        ("blocks", "regions", "lane", "median", "p99", "max"),
+        note="The lane runs on another core. Asleep, most of the cost is the system call that "
+        "wakes it.",
+    )
+    for regions in sizes.regions:
+        for blocks in sizes.blocks:
+            say(f"submit, {blocks} blocks, {regions} regions")
+            with another_core():
+                rig = Rig(machine, BURST * blocks, PIECE, regions)
+            with rig:
+                for lane, measure in (("asleep", _asleep), ("awake", _awake)):
+                    samples = measure(rig, blocks, sizes.calls)
+                    section.rows.append((str(blocks), str(regions), lane, *spread(samples)))
+                    section.samples[f"{blocks} blocks, {regions} regions, {lane}"] = samples
+    most = [f for k, f in section.samples.items() if k.startswith(f"{sizes.blocks[-1]} blocks")]
+    worst = max(sorted(samples)[len(samples) // 2] for samples in most)
+    text = f"submit of {sizes.blocks[-1]} blocks, worst median"
+    section.targets.append(Target(text, worst, AIM_US, "us"))
+    return section
+
+
+def _asleep(rig: Rig, blocks: int, calls: int) -> list[float]:
+    samples = []
+    for _ in range(calls):
+        began = time.perf_counter_ns()
+        tag = rig.submit(Direction.STORE, 0, blocks)
+        samples.append((time.perf_counter_ns() - began) / 1e3)
+        rig.wait(tag)
+        rig.engine.poll_timed()
+        time.sleep(0.0005)  # the lane goes to sleep
+    return samples
+
+
+def _awake(rig: Rig, blocks: int, calls: int) -> list[float]:
+    samples: list[float] = []
+    while len(samples) < calls:
+        tags = []
+        for i in range(BURST):
+            began = time.perf_counter_ns()
+            tags.append(rig.submit(Direction.STORE, i * blocks, blocks))
+            if i:
+                samples.append((time.perf_counter_ns() - began) / 1e3)
+        for tag in tags:
+            rig.wait(tag)
+        rig.engine.poll_timed()
+    return samples
+
+
+def measure_calls(machine: Machine, sizes: Sizes, say: Say) -> Section:
+    """Poll with nothing and with something there; cancel of a queued and of no transfer."""
+    say("poll and cancel")
+    section = Section("calls", "Poll and cancel, us", ("call", "median", "p99", "max"))
+    with another_core():
+        rig = Rig(machine, BURST, PIECE)
+    with rig:
+        section.samples = {
+            f"poll, nothing pending (mean of {LOOP})": _many(rig.engine.poll, sizes.calls),
+            "poll, one pending": _poll_one(rig, sizes.calls),
+            f"cancel, no such transfer (mean of {LOOP})": _many(
+                lambda: rig.engine.cancel(1 << 40), sizes.calls
+            ),
+            "cancel, transfer queued or under way": _cancel(rig, sizes.calls),
+        }
+    section.rows = [(name, *spread(samples)) for name, samples in section.samples.items()]
+    return section
+
+
+def _many(call: Callable[[], object], calls: int) -> list[float]:
+    samples = []
+    for _ in range(calls):
+        began = time.perf_counter_ns()
+        for _ in range(LOOP):
+            call()
+        samples.append((time.perf_counter_ns() - began) / 1e3 / LOOP)
+    return samples
+
+
+def _poll_one(rig: Rig, calls: int) -> list[float]:
+    samples = []
+    for _ in range(calls):
+        rig.wait(rig.submit(Direction.STORE, 0, 1))
+        began = time.perf_counter_ns()
+        found = rig.engine.poll()
+        samples.append((time.perf_counter_ns() - began) / 1e3)
+        assert len(found) == 1
+    return samples
+
+
+def _cancel(rig: Rig, calls: int) -> list[float]:
+    samples = []
+    for _ in range(calls):
+        tag = rig.submit(Direction.STORE, 0, BURST)
+        began = time.perf_counter_ns()
+        rig.engine.cancel(tag)
+        samples.append((time.perf_counter_ns() - began) / 1e3)
+        rig.wait(tag)
+        rig.engine.poll()
+    return samples

@@ -1,0 +1,85 @@
+"""bench/copy_engine: every section runs at tiny sizes, and its tables say what was measured."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("rich")
+
+from bench.copy_engine import report, run
+from bench.copy_engine.report import Section, Target
+from bench.copy_engine.rig import another_core, same_cores_afterwards
+from bench.copy_engine.sizes import TINY
+
+
+@pytest.mark.parametrize("name", run.CPU_SECTIONS)
+def test_each_section_measures_and_fills_its_table(name: str) -> None:
+    said: list[str] = []
+    with same_cores_afterwards():
+        section = run.CPU_SECTIONS[name](TINY, said.append)
+    assert said
+    assert_complete(section)
+
+
+def assert_complete(section: Section) -> None:
+    assert section.rows
+    assert {len(row) for row in section.rows} == {len(section.header)}
+    assert section.samples
+    for name, samples in section.samples.items():
+        assert samples, name
+        assert all(math.isfinite(each) and each > 0 for each in samples), name
+    assert section.title in section.markdown()
+
+
+def test_main_prints_tables_and_writes_samples(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    monkeypatch.setattr(run, "QUICK", TINY)
+    out = tmp_path / "samples.json"
+    assert run.main(["--quick", "--only", "calls", "--json", str(out), "--note", "shared"]) == 0
+    printed = capsys.readouterr().out
+    assert "shared" in printed
+    assert "| poll, one pending |" in printed
+    (section,) = json.loads(out.read_text())
+    assert len(section["samples"]["poll, one pending"]) == TINY.calls
+
+
+def test_an_unknown_section_is_refused_with_the_known_ones(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    with pytest.raises(SystemExit):
+        run.parse(["--only", "submit,speed"])
+    assert "'speed' is not a section; known: submit" in capsys.readouterr().err
+
+
+def test_a_target_says_pass_or_fail_in_its_own_direction() -> None:
+    assert str(Target("delay", 4.0, 5.0, "ms")) == "PASS  delay: 4.0 ms, aim <= 5"
+    assert str(Target("delay", 6.0, 5.0, "ms")).startswith("FAIL")
+    assert str(Target("rate", 6.0, 5.0, "GB/s", at_most=False)).startswith("PASS")
+    assert str(Target("rate", 4.0, 5.0, "GB/s", at_most=False)).startswith("FAIL")
+
+
+def test_write_replaces_what_is_between_the_marks_and_nothing_else(tmp_path: Path) -> None:
+    readme = tmp_path / "README.md"
+    readme.write_text("above\n<!-- table -->\nold\n<!-- /table -->\nbelow\n")
+    for text in ("new \\1", "newer"):
+        report.write(readme, text)
+        assert readme.read_text() == f"above\n<!-- table -->\n{text}\n<!-- /table -->\nbelow\n"
+    readme.write_text("no marks")
+    with pytest.raises(ValueError, match="nothing was written"):
+        report.write(readme, "text")
+
+
+@pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="one core")
+def test_measured_threads_share_no_core_with_the_caller() -> None:
+    before = os.sched_getaffinity(0)
+    with same_cores_afterwards():
+        with another_core():
+            theirs = os.sched_getaffinity(0)
+        assert not theirs & os.sched_getaffinity(0)
+    assert os.sched_getaffinity(0) == before
