@@ -94,7 +94,7 @@ def subclass(base: Any) -> Any:
     """Return `base` with our hooks; one class per base."""
     from continuum_connector import compat
     from continuum_connector.connector import ContinuumConnector
-    from continuum_connector.scheduler.queue import ProgramQueue
+    from continuum_connector.scheduler.queue import Front, ProgramQueue
 
     class ContinuumScheduler(base):  # type: ignore[misc]
         """vLLM's scheduler with pins that yield and turns in program order."""
@@ -128,9 +128,15 @@ def subclass(base: Any) -> Any:
 
         def _select_waiting_queue_for_scheduling(self) -> Any:
             """vLLM <= 0.30: which queue is asked next. Whoever holds KV goes first, or it
-            could wait for ever behind a turn that needs the blocks it holds."""
-            if self._continuum is None or not self._continuum.config.order:
+            could wait for ever behind a turn that needs the blocks it holds; in vLLM's own
+            order too, where a priority may rank that turn first."""
+            if self._continuum is None:
                 return super()._select_waiting_queue_for_scheduling()
+            if not self._continuum.config.order:
+                holder = compat.waiting_with_kv(self)
+                if holder is None:
+                    return super()._select_waiting_queue_for_scheduling()
+                return Front(self.skipped_waiting, holder)
             queues = [queue for queue in self._continuum.side.retention.queues if queue]
             return min(queues, key=ProgramQueue.peek_rank, default=None)
 

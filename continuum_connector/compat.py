@@ -164,6 +164,12 @@ def queue_attributes(scheduler: Any) -> list[str]:
     return [name for name in ("waiting", "skipped_waiting") if hasattr(scheduler, name)]
 
 
+def waiting_with_kv(scheduler: Any) -> Any:
+    """The first request that waits with blocks of its own, or None (vLLM <= 0.30; later ones
+    keep such requests in a queue that is asked first)."""
+    return next(filter(holds_kv, scheduler.skipped_waiting), None)
+
+
 def rank_victims_by_request(scheduler: Any) -> bool:
     """Let vLLM preempt by (priority, arrival_time) of the requests, latest first.
 

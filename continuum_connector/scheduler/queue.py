@@ -112,3 +112,19 @@ class ProgramQueue:
 
     def _is_current(self, entry: tuple[Rank, int, Any]) -> bool:
         return self._current.get(entry[2]) == entry[1]
+
+
+class Front:
+    """`queue` as if `request`, which is in it, stood at its front: as much of a RequestQueue
+    as vLLM asks of the one that it admits from."""
+
+    def __init__(self, queue: Any, request: Any) -> None:
+        self._queue = queue
+        self._request = request
+
+    def peek_request(self) -> Any:
+        return self._request
+
+    def pop_request(self) -> Any:
+        self._queue.remove_request(self._request)
+        return self._request
