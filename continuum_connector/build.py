@@ -27,6 +27,12 @@ from continuum_connector.worker.worker import ContinuumWorker, num_slots_for
 
 logger = logging.getLogger(f"vllm.{__name__}")
 
+NO_UNATTACHED_TIER = (
+    "ContinuumConnector: no DRAM tier under the priority policy of this vLLM, whose own scheduler "
+    "can wait for ever between a turn that has loaded and one that comes before it; vLLM 0.32 can "
+    "not, nor can this one with ContinuumConnector attached"
+)
+
 
 def reason_to_step_aside(vllm_config: Any, kv_cache_config: Any) -> str:
     """Say in one sentence why this server cannot use us, or return ""."""

@@ -170,6 +170,15 @@ def waiting_with_kv(scheduler: Any) -> Any:
     return next(filter(holds_kv, scheduler.skipped_waiting), None)
 
 
+def starves_loaded(vllm_config: Any) -> bool:
+    """Whether vLLM's own scheduler may ask a turn that does not fit before one that has loaded,
+    in every step: it asks by priority, whoever holds KV (vLLM <= 0.30)."""
+    from vllm.v1.core.sched.scheduler import Scheduler
+
+    by_priority = vllm_config.scheduler_config.policy == "priority"
+    return by_priority and hasattr(Scheduler, "_select_waiting_queue_for_scheduling")
+
+
 def rank_victims_by_request(scheduler: Any) -> bool:
     """Let vLLM preempt by (priority, arrival_time) of the requests, latest first.
 

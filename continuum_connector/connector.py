@@ -21,7 +21,7 @@ from continuum_connector import build, compat
 from continuum_connector.account import Account
 from continuum_connector.carriers import StepMetadata, WorkerMetadata
 from continuum_connector.config import load_config
-from continuum_connector.messages import StepPlan
+from continuum_connector.messages import StepPlan, WorkerReport
 from continuum_connector.metrics import ContinuumPromMetrics, ContinuumStats
 from continuum_connector.timed import timed
 
@@ -143,6 +143,9 @@ class ContinuumConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
         if not self._has_warned:
             self._has_warned = True
             logger.warning(build.why_unattached(self.config, self._vllm_config))
+            if compat.starves_loaded(self._vllm_config):
+                logger.warning(build.NO_UNATTACHED_TIER)
+                self.side.settle(WorkerReport(tier_down=build.NO_UNATTACHED_TIER), self._clock())
         self.side.begin_turn(request, self._clock())
 
     def rank(self, request: Any, by_priority: bool) -> tuple[Any, ...]:
