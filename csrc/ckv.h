@@ -30,8 +30,7 @@ enum { CKV_LOAD = 0, CKV_STORE = 1 };
 enum { CKV_DRIVER_CUDA = 1, CKV_DRIVER_SIM = 2 };
 /* How a trunk is given to the driver: one batch call, one call per descriptor, or one kernel. */
 enum { CKV_PATH_AUTO = 0, CKV_PATH_BATCH = 1, CKV_PATH_LOOP = 2, CKV_PATH_GATHER = 3 };
-/* Flags of ckv_submit. SPECULATIVE: a load that nobody waits for yet; leaves after those that are
- * waited for, before stores. */
+/* Flags of ckv_submit. SPECULATIVE: a load that nobody waits for yet. */
 enum { CKV_SPECULATIVE = 1 };
 enum { CKV_DONE = 1, CKV_CANCELLED = 2, CKV_FAILED = 3 };
 enum {
@@ -104,7 +103,8 @@ int ckv_set_regions(ckv_engine *engine, const ckv_region *regions, size_t num_re
                     int32_t num_blocks, int32_t num_slots);
 
 /* Queues a transfer of n pairs. Copies both arrays. Thread-safe, does not block: microseconds.
- * Loads leave before stores; otherwise first in is first out. flags: CKV_SPECULATIVE or 0.
+ * Loads leave before speculative loads, these before stores; otherwise first in is first out. A
+ * load waits for at most the speculative trunks in flight. flags: CKV_SPECULATIVE or 0.
  * after_stream != 0: an event of ours is recorded on that stream here, and no byte is copied before
  * it fires (store: compute done; load: block zeroing done).
  * The tag must differ from every unfinished transfer's. */

@@ -30,6 +30,13 @@ void check_range(const char *what, const std::vector<int32_t> &ids, int32_t coun
   }
 }
 
+Rank rank_of(int direction, uint32_t flags) {
+  if (direction == CKV_STORE) {
+    return Rank::STORE;
+  }
+  return flags == CKV_SPECULATIVE ? Rank::SPECULATIVE : Rank::AWAITED;
+}
+
 }  // namespace
 
 Engine::EventStore::~EventStore() {
@@ -143,6 +150,7 @@ void Engine::submit(int direction, uint32_t flags, const int32_t *blocks, const 
   auto transfer = std::make_unique<Transfer>();
   transfer->tag = tag;
   transfer->direction = direction;
+  transfer->rank = rank_of(direction, flags);
   transfer->blocks.assign(blocks, blocks + n);
   transfer->slots.assign(slots, slots + n);
   transfer->report = std::make_unique<Report>();
@@ -180,7 +188,7 @@ void Engine::enqueue(Transfer *transfer) {
       throw Failure(CKV_EINVAL,
                     "an unfinished transfer already has tag " + to_string(transfer->tag));
     }
-    inbox_[transfer->direction].push_back(transfer);
+    inbox_[transfer->rank].push_back(transfer);
   }
   wake_lane_.notify_one();
 }
@@ -291,11 +299,10 @@ int Engine::leave_lane() {
 }
 
 bool Engine::has_orders(Phase seen) const {
-  return phase_ != seen || !cancels_.empty() || !inbox_[CKV_LOAD].empty() ||
-         !inbox_[CKV_STORE].empty();
+  return phase_ != seen || !cancels_.empty() || !inbox_.empty();
 }
 
-void Engine::take_orders(microseconds patience, TransferQueue queues[2], Phase *phase) {
+void Engine::take_orders(microseconds patience, Queues *queues, Phase *phase) {
   std::unique_lock<std::mutex> lock(mutex_);
   auto has_some = [&] { return has_orders(*phase); };
   if (patience == kForEver) {
@@ -304,9 +311,7 @@ void Engine::take_orders(microseconds patience, TransferQueue queues[2], Phase *
     wake_lane_.wait_for(lock, patience, has_some);
   }
   *phase = phase_;
-  for (int direction : {CKV_LOAD, CKV_STORE}) {
-    queues[direction].take_all(inbox_[direction]);
-  }
+  queues->take_all(inbox_);
   for (uint64_t tag : cancels_) {
     auto found = unfinished_.find(tag);
     // A finished transfer's tag may be in use again; only the one that was asked for has the mark.
@@ -318,11 +323,12 @@ void Engine::take_orders(microseconds patience, TransferQueue queues[2], Phase *
 }
 
 // To the front: a cancelled transfer is settled at once, not after all that was queued before it.
-void Engine::stop(Transfer *transfer, TransferQueue queues[2]) {
+void Engine::stop(Transfer *transfer, Queues *queues) {
   transfer->is_stopping = true;
   if (transfer->is_queued) {
-    queues[transfer->direction].remove(transfer);
-    queues[transfer->direction].push_front(transfer);
+    TransferQueue &queue = (*queues)[transfer->rank];
+    queue.remove(transfer);
+    queue.push_front(transfer);
   }
 }
 

@@ -61,7 +61,7 @@ class Engine {
   // ---- The lane.
   // Waits up to `patience` for orders or a phase other than `*phase`, then takes all of them:
   // new transfers join `queues`, cancelled ones are marked and moved to the front.
-  void take_orders(std::chrono::microseconds patience, TransferQueue queues[2], Phase *phase);
+  void take_orders(std::chrono::microseconds patience, Queues *queues, Phase *phase);
   // Reports and frees a transfer that will touch no memory again.
   void settle(Transfer *transfer, int status, int error);
   void recycle(Event event);
@@ -83,7 +83,7 @@ class Engine {
   void enqueue(Transfer *transfer);
   // With mutex_ held:
   void report(Transfer *transfer, int status, int error);
-  static void stop(Transfer *transfer, TransferQueue queues[2]);
+  static void stop(Transfer *transfer, Queues *queues);
   bool has_orders(Phase seen) const;
   int leave_lane();
 
@@ -109,7 +109,7 @@ class Engine {
   std::condition_variable wake_lane_;
   std::condition_variable wake_waiters_;
   Phase phase_ = Phase::OPEN;
-  TransferQueue inbox_[2];
+  Queues inbox_;
   std::vector<uint64_t> cancels_;
   std::unordered_map<uint64_t, Transfer *> unfinished_;
   bool has_lane_ended_ = false;

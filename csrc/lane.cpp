@@ -52,7 +52,7 @@ void Lane::run() {
   }
   microseconds nap = microseconds::zero();
   for (;;) {
-    engine_.take_orders(nap, queues_, &phase_);
+    engine_.take_orders(nap, &queues_, &phase_);
     bool has_moved = true;
     try {
       has_moved = step();
@@ -70,15 +70,15 @@ void Lane::run() {
 bool Lane::step() {
   bool has_moved = reap(CKV_LOAD);
   has_moved |= reap(CKV_STORE);
-  while (issue(CKV_LOAD)) {  // somebody waits for a load, nobody for a store
+  while (issue(Rank::AWAITED)) {
     has_moved = true;
   }
-  has_moved |= issue(CKV_STORE);
-  return has_moved;
+  // One trunk at a time, and then new orders: a load that is waited for is next.
+  return issue(Rank::SPECULATIVE) || issue(Rank::STORE) || has_moved;
 }
 
 bool Lane::has_work() const {
-  return !queues_[CKV_LOAD].empty() || !queues_[CKV_STORE].empty() ||
+  return !queues_.empty() ||
          channels_[CKV_LOAD].num_in_flight + channels_[CKV_STORE].num_in_flight > 0;
 }
 
@@ -147,9 +147,8 @@ int Lane::reason_to_fail() const {
   return phase_ == Phase::STOPPING || phase_ == Phase::LEFT ? CKV_CLOSED : 0;
 }
 
-bool Lane::issue(int direction) {
-  const ckv_config &config = engine_.config();
-  Transfer *transfer = queues_[direction].front();
+bool Lane::issue(Rank rank) {
+  Transfer *transfer = queues_[rank].front();
   if (transfer == nullptr) {
     return false;
   }
@@ -161,15 +160,20 @@ bool Lane::issue(int direction) {
     finish_queued(transfer);
     return true;
   }
-  // Room for a whole trunk, so that the window is never exceeded and trunks never get crumbs. The
-  // event is asked first: time that is spent waiting for room is the lane's, and counted.
-  const Channel &channel = channels_[direction];
-  if (!is_ready(transfer) || channel.num_in_flight == kMaxTrunks ||
-      channel.bytes_in_flight + config.trunk_bytes > config.window_bytes[direction]) {
+  // The event is asked first: time that is spent waiting for room is the lane's, and counted.
+  if (!is_ready(transfer) || !has_room(transfer->direction)) {
     return false;
   }
-  launch(direction, transfer);
+  launch(transfer->direction, transfer);
   return true;
+}
+
+// For a whole trunk, so that the window is never exceeded and trunks never get crumbs.
+bool Lane::has_room(int direction) const {
+  const ckv_config &config = engine_.config();
+  const Channel &channel = channels_[direction];
+  return channel.num_in_flight < kMaxTrunks &&
+         channel.bytes_in_flight + config.trunk_bytes <= config.window_bytes[direction];
 }
 
 bool Lane::is_ready(Transfer *transfer) {
@@ -243,7 +247,7 @@ void Lane::fail(Transfer *transfer, int code) {
 
 // Out of the queue; settled here or by its last trunk in flight.
 void Lane::finish_queued(Transfer *transfer) {
-  queues_[transfer->direction].remove(transfer);
+  queues_[transfer->rank].remove(transfer);
   if (transfer->num_trunks_in_flight == 0) {
     settle(transfer);
   }

@@ -53,8 +53,9 @@ class Lane {
   bool reap(int direction);
   int query(int direction, Trunk *trunk);
   void retire(int direction);
-  // Issues one trunk or settles the front transfer; whether it did.
-  bool issue(int direction);
+  // Issues one trunk or settles the front transfer of the rank; whether it did.
+  bool issue(Rank rank);
+  bool has_room(int direction) const;
   int reason_to_fail() const;
   bool is_ready(Transfer *transfer);
   void launch(int direction, Transfer *transfer);
@@ -67,7 +68,7 @@ class Lane {
   Driver &driver_;
   Counters &counters_;
   Phase phase_ = Phase::OPEN;
-  TransferQueue queues_[2];
+  Queues queues_;
   Channel channels_[2];
   std::chrono::microseconds nap_{0};
 };

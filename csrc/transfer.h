@@ -1,6 +1,7 @@
 // A transfer, the queue it waits in, and the stack its completion is reported through.
 #pragma once
 
+#include <array>
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
@@ -18,6 +19,11 @@ struct Report {
   ckv_completion completion{};
 };
 
+// The order of leaving: loads that somebody waits for, loads on a guess, stores. In each, first in
+// is first out.
+enum class Rank { AWAITED, SPECULATIVE, STORE };
+constexpr std::array<Rank, 3> kRanks = {Rank::AWAITED, Rank::SPECULATIVE, Rank::STORE};
+
 // How far the expansion of a transfer has come: pair, region, byte within the piece.
 struct Cursor {
   size_t pair = 0;
@@ -28,6 +34,7 @@ struct Cursor {
 struct Transfer {
   uint64_t tag = 0;
   int direction = CKV_LOAD;
+  Rank rank = Rank::AWAITED;
   std::vector<int32_t> blocks;
   std::vector<int32_t> slots;
   Event after = nullptr;           // not yet seen fired; owned
@@ -95,6 +102,31 @@ class TransferQueue {
  private:
   Transfer *head_ = nullptr;
   Transfer *tail_ = nullptr;
+};
+
+// One queue per rank.
+class Queues {
+ public:
+  TransferQueue &operator[](Rank rank) { return queues_[static_cast<size_t>(rank)]; }
+
+  bool empty() const {
+    for (const TransferQueue &queue : queues_) {
+      if (!queue.empty()) {
+        return false;
+      }
+    }
+    return true;
+  }
+
+  // As TransferQueue::take_all, rank by rank.
+  void take_all(Queues &other) {
+    for (Rank rank : kRanks) {
+      (*this)[rank].take_all(other[rank]);
+    }
+  }
+
+ private:
+  std::array<TransferQueue, kRanks.size()> queues_;
 };
 
 // Many producers, one consumer, no lock: a consumer that holds the GIL never waits for the lane.

@@ -15,6 +15,7 @@ import continuum_connector
 from continuum_connector.errors import ConfigError
 
 ABI_VERSION = 2
+SPECULATIVE = 1  # a flag of ckv_submit
 NUMA_ANY, NUMA_DEVICE = -2, -1
 
 _i32, _u32, _i64, _u64 = ctypes.c_int32, ctypes.c_uint32, ctypes.c_int64, ctypes.c_uint64

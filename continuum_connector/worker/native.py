@@ -116,6 +116,8 @@ class NativeEngine:
         slots: BlockIds,
         tag: int,
         after_stream: int = 0,
+        *,
+        speculative: bool = False,
     ) -> None:
         """Queue a transfer. Under CUDA, stream 0 is the default stream, never "no stream"."""
         if blocks.dtype != np.int32 or slots.dtype != np.int32 or blocks.shape != slots.shape:
@@ -127,7 +129,7 @@ class NativeEngine:
             self._quick.ckv_submit(
                 self._opened(),
                 direction.value,
-                0,
+                abi.SPECULATIVE if speculative else 0,
                 blocks.ctypes.data,
                 slots.ctypes.data,
                 blocks.size,

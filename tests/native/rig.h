@@ -7,6 +7,7 @@
 #include <cstdint>
 #include <cstdio>
 #include <cstdlib>
+#include <functional>
 #include <map>
 #include <numeric>
 #include <string>
@@ -179,8 +180,11 @@ class InstantDriver : public ckv::Driver {
   int event_query(ckv::Event) override { return 0; }
   int stream_query(ckv::Stream) override { return 0; }
   unsigned paths(int) const override { return 1U << CKV_PATH_LOOP; }
-  int copy(int direction, int, const ckv::Descriptor *, size_t, size_t) override {
+  int copy(int direction, int, const ckv::Descriptor *descriptors, size_t, size_t) override {
     copies.push_back(direction);
+    if (on_copy) {
+      on_copy(descriptors[0]);
+    }
     return 0;
   }
   bool locks_pages() const override { return true; }
@@ -196,6 +200,7 @@ class InstantDriver : public ckv::Driver {
   int numa_node() const override { return -1; }
 
   std::vector<int> copies;
+  std::function<void(const ckv::Descriptor &first)> on_copy;  // on the lane's thread
   std::map<void *, size_t> registered;
 
  private:

@@ -218,20 +218,20 @@ TEST(test_a_late_cancel_does_not_hit_the_next_user_of_the_tag) {
   ckv_region region{reinterpret_cast<uint64_t>(vram.data()), 16,
                     reinterpret_cast<uint64_t>(vram.data()), 16, 16};
   engine.set_regions(&region, 1, 4, 4);
-  ckv::TransferQueue queues[2];
+  ckv::Queues queues;
   ckv::Phase phase = ckv::Phase::OPEN;
   int32_t id = 1;
   engine.submit(CKV_STORE, 0, &id, &id, 1, 0, 77);
-  engine.take_orders(std::chrono::microseconds(0), queues, &phase);
-  ckv::Transfer *first = queues[CKV_STORE].front();
-  queues[CKV_STORE].remove(first);
+  engine.take_orders(std::chrono::microseconds(0), &queues, &phase);
+  ckv::Transfer *first = queues[ckv::Rank::STORE].front();
+  queues[ckv::Rank::STORE].remove(first);
   engine.cancel(77);
   engine.settle(first, CKV_DONE, 0);
   engine.submit(CKV_STORE, 0, &id, &id, 1, 0, 77);
-  engine.take_orders(std::chrono::microseconds(0), queues, &phase);
-  ckv::Transfer *second = queues[CKV_STORE].front();
+  engine.take_orders(std::chrono::microseconds(0), &queues, &phase);
+  ckv::Transfer *second = queues[ckv::Rank::STORE].front();
   CHECK(second != nullptr && !second->is_stopping);
-  queues[CKV_STORE].remove(second);
+  queues[ckv::Rank::STORE].remove(second);
   engine.settle(second, CKV_DONE, 0);
 }
 

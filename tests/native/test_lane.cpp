@@ -1,7 +1,117 @@
 // What the lane does with what it is given, and the numbers it keeps of that.
+#include <algorithm>
+#include <memory>
+#include <thread>
+
+#include "engine.h"
+#include "lane.h"
 #include "rig.h"
 
 namespace {
+
+// An engine whose lane is the test itself, so that what is there at its first step is certain.
+// Blocks and slots have 16 bytes and a trunk holds one of them; block b lies at 16 * (b + 1).
+struct ManualRig {
+  ManualRig() {
+    ckv_config config = sim_config();
+    config.max_transfers = 100;
+    config.max_descriptors = 64;
+    config.trunk_bytes = 16;
+    config.window_bytes[CKV_LOAD] = config.window_bytes[CKV_STORE] = 1024;
+    auto owned = std::make_unique<InstantDriver>(0);
+    driver = owned.get();
+    engine = std::make_unique<ckv::Engine>(config, std::move(owned));
+    ckv_region region{16, 16, 1 << 20, 16, 16};
+    engine->set_regions(&region, 1, 100, 100);
+    driver->on_copy = [this](const ckv::Descriptor &d) {
+      blocks.push_back(static_cast<int32_t>(std::min(d.dst, d.src) / 16 - 1));
+      if (after_copy) {
+        after_copy();
+      }
+    };
+  }
+
+  void submit(int direction, const Ids &ids, uint64_t tag, uint32_t flags = 0) {
+    engine->submit(direction, flags, ids.data(), ids.data(), ids.size(), 0, tag);
+  }
+
+  // Until all is done.
+  void run() {
+    std::thread closer([&] { CHECK(engine->close(std::chrono::seconds(20)) == CKV_OK); });
+    ckv::Lane(*engine).run();
+    engine->lane_ended();
+    closer.join();
+  }
+
+  InstantDriver *driver = nullptr;
+  std::unique_ptr<ckv::Engine> engine;
+  Ids blocks;  // of the trunks, in the order of issue
+  std::function<void()> after_copy;
+};
+
+TEST(test_waited_for_loads_leave_first_then_speculative_ones_then_stores) {
+  ManualRig rig;
+  rig.submit(CKV_STORE, range(60, 70), 1);
+  rig.submit(CKV_LOAD, range(20, 30), 2, CKV_SPECULATIVE);
+  rig.submit(CKV_STORE, range(70, 80), 3);
+  rig.submit(CKV_LOAD, range(30, 40), 4, CKV_SPECULATIVE);
+  rig.submit(CKV_LOAD, range(0, 20), 5);
+  rig.run();
+  Ids expected = range(0, 40);
+  Ids stored = range(60, 80);
+  expected.insert(expected.end(), stored.begin(), stored.end());
+  CHECK(rig.blocks == expected);
+}
+
+TEST(test_a_load_passes_a_speculative_one_that_has_begun_at_its_next_trunk) {
+  ManualRig rig;
+  rig.submit(CKV_LOAD, range(20, 60), 1, CKV_SPECULATIVE);
+  rig.after_copy = [&] {
+    if (rig.blocks.size() == 3) {
+      rig.submit(CKV_LOAD, range(0, 4), 2);
+    }
+  };
+  rig.run();
+  CHECK(rig.blocks.size() == 44);
+  rig.blocks.resize(8);
+  CHECK(rig.blocks == Ids({20, 21, 22, 0, 1, 2, 3, 23}));
+}
+
+TEST(test_a_load_waits_for_no_more_of_a_speculative_one_than_is_in_flight) {
+  ckv_config config = sim_config();
+  config.trunk_bytes = 4096;
+  config.window_bytes[CKV_LOAD] = 8192;
+  Rig rig(Shape(), config);
+  CHECK(ckv_sim_hold(rig.engine, 1) == CKV_OK);
+  CHECK(rig.submit(CKV_LOAD, range(0, 60), range(0, 60), 1, 0, CKV_SPECULATIVE) == CKV_OK);
+  rig.until_issued(CKV_LOAD, 2);  // its window is full
+  CHECK(rig.submit(CKV_LOAD, {63}, {63}, 2) == CKV_OK);
+  CHECK(rig.submit(CKV_LOAD, {62}, {62}, 3, 0, CKV_SPECULATIVE) == CKV_OK);
+  CHECK(ckv_sim_hold(rig.engine, 0) == CKV_OK);
+  CHECK(rig.finish(1).status == CKV_DONE && rig.finish(2).status == CKV_DONE);
+  CHECK(rig.finish(3).status == CKV_DONE);
+  CHECK(rig.seen.at(2).done_ns < rig.seen.at(1).done_ns);
+  CHECK(rig.seen.at(3).start_ns > rig.seen.at(2).start_ns);  // not waited for: its turn is last
+}
+
+TEST(test_a_speculative_load_is_cancelled_like_any_other) {
+  ckv_config config = sim_config();
+  config.trunk_bytes = 4096;
+  config.window_bytes[CKV_LOAD] = 8192;
+  Rig rig(Shape(), config);
+  CHECK(ckv_sim_hold(rig.engine, 1) == CKV_OK);
+  CHECK(rig.submit(CKV_LOAD, range(0, 20), range(0, 20), 1, 0, CKV_SPECULATIVE) == CKV_OK);
+  CHECK(rig.submit(CKV_LOAD, range(20, 40), range(20, 40), 2, 0, CKV_SPECULATIVE) == CKV_OK);
+  CHECK(rig.submit(CKV_STORE, {63}, {63}, 3, 0, CKV_SPECULATIVE) == CKV_EINVAL);
+  rig.until_issued(CKV_LOAD, 2);
+  CHECK(ckv_cancel(rig.engine, 2) == CKV_OK);
+  CHECK(rig.finish(2).status == CKV_CANCELLED && rig.seen.at(2).bytes == 0);  // at once
+  CHECK(ckv_cancel(rig.engine, 1) == CKV_OK);
+  CHECK(ckv_wait(rig.engine, 1, 20000) == CKV_TIMEOUT);  // two trunks are still in flight
+  CHECK(ckv_sim_hold(rig.engine, 0) == CKV_OK);
+  CHECK(rig.finish(1).status == CKV_CANCELLED && rig.seen.at(1).bytes == 8192);
+  CHECK(rig.stats().num_copy_calls[CKV_LOAD] == 2);
+}
 
 uint64_t num_trunks(const ckv_stats &stats, int direction) {
   uint64_t sum = 0;

@@ -76,6 +76,20 @@ def test_each_transfer_is_reported_once_and_in_order(rig: Rig) -> None:
     assert rig.engine.poll() == []
 
 
+def test_a_load_passes_speculative_ones_in_the_queue() -> None:
+    rig = Rig(trunk_bytes=Rig.PIECE, window_bytes=Rig.PIECE)
+    rig.engine.sim_hold()
+    rig.engine.submit(LOAD, ids(*range(8)), ids(*range(8)), 1, speculative=True)
+    rig.engine.submit(LOAD, ids(9), ids(9), 2)
+    rig.engine.sim_release()
+    assert rig.engine.wait(1, 20.0)
+    assert rig.engine.wait(2, 20.0)
+    assert [c.tag for c in rig.engine.poll()] == [2, 1]
+    with pytest.raises(TransferError, match="flags 1 do not fit"):
+        rig.engine.submit(STORE, ids(1), ids(1), 3, speculative=True)
+    rig.engine.close(5.0)
+
+
 def test_a_held_transfer_stays_in_flight_until_release(rig: Rig) -> None:
     rig.engine.sim_hold()
     rig.engine.submit(STORE, ids(1), ids(1), 1)
