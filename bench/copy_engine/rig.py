@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import itertools
 import os
 from collections.abc import Iterator
 from types import TracebackType
@@ -35,7 +36,7 @@ class TimedEngine(NativeEngine):
         return found
 
     def map_pool(self, num_bytes: int, chunk_bytes: int, huge: bool) -> abi.PoolState:
-        """Map another pool, read how long that took, unmap it."""
+        """Map another pool, which stays until the engine is closed; how long that took."""
         config = abi.PoolConfig(
             size=ctypes.sizeof(abi.PoolConfig),
             huge=huge,
@@ -48,7 +49,6 @@ class TimedEngine(NativeEngine):
         lib = self._blocking
         self._check(lib.ckv_pool_map(handle, ctypes.byref(config), ctypes.byref(base)))
         self._check(lib.ckv_pool_get_state(handle, base, ctypes.byref(state)))
-        self._check(lib.ckv_pool_unmap(handle, base))
         return state
 
 
@@ -83,7 +83,7 @@ class Rig:
         random = np.random.default_rng(5)
         self.blocks: BlockIds = random.permutation(num_blocks).astype(np.int32)
         self.slots: BlockIds = random.permutation(num_blocks).astype(np.int32)
-        self._tag = 0
+        self._tags = itertools.count(1)  # its next() is one step also among threads
 
     def __enter__(self) -> Rig:
         return self
@@ -98,10 +98,10 @@ class Rig:
 
     def submit(self, direction: Direction, first: int, count: int) -> int:
         """Queue `count` blocks from the `first` on; returns the tag."""
-        self._tag += 1
+        tag = next(self._tags)
         blocks, slots = self.blocks[first : first + count], self.slots[first : first + count]
-        self.engine.submit(direction, blocks, slots, self._tag)
-        return self._tag
+        self.engine.submit(direction, blocks, slots, tag)
+        return tag
 
     def finish(self, direction: Direction, first: int, count: int) -> abi.RawCompletion:
         """Queue, wait, and return the completion; nothing else may be under way."""

@@ -16,12 +16,16 @@ from rich.console import Console
 from bench.copy_engine import report
 from bench.copy_engine.bandwidth import measure_bandwidth
 from bench.copy_engine.delay import measure_delay
-from bench.copy_engine.machine import CpuMachine
+from bench.copy_engine.device_pool import measure_pin
+from bench.copy_engine.device_rates import measure_duplex, measure_peak, measure_sweep
+from bench.copy_engine.device_step import measure_decode, measure_small_copy
+from bench.copy_engine.machine import CpuMachine, Machine
 from bench.copy_engine.progress import Progress
 from bench.copy_engine.report import Section
 from bench.copy_engine.rig import same_cores_afterwards
 from bench.copy_engine.sizes import FULL, QUICK, Sizes
 from bench.copy_engine.submit import measure_calls, measure_submit
+from bench.copy_engine.torch_machine import find_machine
 
 README = Path(__file__).with_name("README.md")
 
@@ -36,6 +40,14 @@ reading the tables
   delay      from the hand-over to the first copy, beside a thread that computes in Python:
              a Python copy thread needs the GIL for that, the engine does not
   bandwidth  against one large memmove in the same run; shuffled blocks, nothing merges
+  with a GPU, also:
+  device_submit  as submit, over the real driver
+  peak       the bus alone: one large copy each way, both at once
+  sweep      the engine by chunk size, number of blocks and path to the driver
+  duplex     the engine kept at work one way and both ways, against the peak of the same run
+  small_copy how long a step's own 4 KiB copy waits beside bulk loads, per trunk and window
+  decode     how much kernels slow down beside transfers at full rate
+  pin        how fast the host pool is populated and page-locked
   PASS and FAIL compare with the aims of the design; the exit status does not depend on them.
 
 examples
@@ -45,14 +57,24 @@ examples
 """
 
 Say = Callable[[str], None]
-Measure = Callable[[Sizes, Say], Section]
+Measure = Callable[[Machine, Sizes, Say], Section]
 
 CPU_SECTIONS: dict[str, Measure] = {
-    "submit": lambda sizes, say: measure_submit(CpuMachine(), sizes, say),
-    "calls": lambda sizes, say: measure_calls(CpuMachine(), sizes, say),
-    "delay": lambda sizes, say: measure_delay(CpuMachine(), sizes, say),
-    "bandwidth": measure_bandwidth,
+    "submit": measure_submit,
+    "calls": measure_calls,
+    "delay": measure_delay,
+    "bandwidth": lambda _, sizes, say: measure_bandwidth(sizes, say),
 }
+DEVICE_SECTIONS: dict[str, Measure] = {
+    "device_submit": measure_submit,
+    "peak": measure_peak,
+    "sweep": measure_sweep,
+    "duplex": measure_duplex,
+    "small_copy": measure_small_copy,
+    "decode": measure_decode,
+    "pin": measure_pin,
+}
+ALL_SECTIONS = CPU_SECTIONS | DEVICE_SECTIONS
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -60,24 +82,36 @@ def main(argv: Sequence[str] | None = None) -> int:
     options = parse(argv)
     console = Console(stderr=True, highlight=False)
     progress = Progress(console)
-    sizes = QUICK if options.quick else FULL
-    sections = []
+    device = find_machine(options.device)
+    if isinstance(device, str) and options.gpu:
+        console.print(f"--gpu: {device}", style="red", markup=False)
+        return 2
     try:
-        for name in options.only:
-            with same_cores_afterwards():
-                sections.append(CPU_SECTIONS[name](sizes, progress.say))
+        sections = measure(options, device, progress.say)
     except KeyboardInterrupt:
         console.print("stopped")
         return 130
     finally:
         progress.end()
-    text = render(sections, options.note)
+    text = render(sections, options.note, device)
     print(text)
     if options.json:
         options.json.write_text(json.dumps([each.as_json() for each in sections]))
     if options.write:
         report.write(README, text)
     return 0
+
+
+def measure(options: argparse.Namespace, device: Machine | str, say: Say) -> list[Section]:
+    """The sections asked for; those of a device only where there is one."""
+    sizes = QUICK if options.quick else FULL
+    sections = []
+    for name in options.only:
+        machine = CpuMachine() if name in CPU_SECTIONS else device
+        if not isinstance(machine, str):
+            with same_cores_afterwards():
+                sections.append(ALL_SECTIONS[name](machine, sizes, say))
+    return sections
 
 
 def parse(argv: Sequence[str] | None) -> argparse.Namespace:
@@ -89,9 +123,10 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     add = parser.add_argument
-    add(
-        "--only", type=_names, default=list(CPU_SECTIONS), help="any of: " + ", ".join(CPU_SECTIONS)
-    )
+    names = ", ".join(ALL_SECTIONS)
+    add("--only", type=_names, default=list(ALL_SECTIONS), help=f"any of: {names}")
+    add("--gpu", action="store_true", help="stop if there is no GPU (default: leave those out)")
+    add("--device", type=int, default=0, help="which GPU (0)")
     add("--quick", action="store_true", help="fewer samples, less memory (half a minute)")
     add("--json", type=Path, metavar="FILE", help="write every sample there")
     add("--write", action="store_true", help="put the tables into this bench's README.md")
@@ -99,21 +134,23 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     return parser.parse_args(argv)
 
 
-def render(sections: Sequence[Section], note: str) -> str:
+def render(sections: Sequence[Section], note: str, device: Machine | str) -> str:
     """Date, machine, tables."""
     cores = len(os.sched_getaffinity(0))
     python = platform.python_version()
     head = f"{date.today()}, Python {python}, {cores} {platform.machine()} cores, "
     head += f"load {os.getloadavg()[0]:.1f} at the end. {note}".rstrip()
-    return "\n\n".join([head, *(each.markdown() for each in sections)])
+    left_out = ", ".join(DEVICE_SECTIONS)
+    where = f"no GPU ({device}): {left_out} left out" if isinstance(device, str) else device.name
+    return "\n\n".join([head, where, *(each.markdown() for each in sections)])
 
 
 def _names(text: str) -> list[str]:
     names = text.split(",")
     for name in names:
-        if name not in CPU_SECTIONS:
+        if name not in ALL_SECTIONS:
             raise argparse.ArgumentTypeError(
-                f"{name!r} is not a section; known: {', '.join(CPU_SECTIONS)}"
+                f"{name!r} is not a section; known: {', '.join(ALL_SECTIONS)}"
             )
     return names
 

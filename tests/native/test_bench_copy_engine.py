@@ -12,16 +12,18 @@ import pytest
 pytest.importorskip("rich")
 
 from bench.copy_engine import report, run
+from bench.copy_engine.machine import CpuMachine
 from bench.copy_engine.report import Section, Target
 from bench.copy_engine.rig import another_core, same_cores_afterwards
 from bench.copy_engine.sizes import TINY
 
 
-@pytest.mark.parametrize("name", run.CPU_SECTIONS)
+@pytest.mark.parametrize("name", run.ALL_SECTIONS)
 def test_each_section_measures_and_fills_its_table(name: str) -> None:
+    """Those of a device too, over the stand-in: only what torch does for them is not run."""
     said: list[str] = []
     with same_cores_afterwards():
-        section = run.CPU_SECTIONS[name](TINY, said.append)
+        section = run.ALL_SECTIONS[name](CpuMachine(), TINY, said.append)
     assert said
     assert_complete(section)
 

@@ -1,0 +1,142 @@
+"""GB/s over the bus: its peak by one large copy, the engine by path and size, both ways at once."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable
+
+from bench.copy_engine.feeder import fed
+from bench.copy_engine.machine import Buffer, Machine, Stream
+from bench.copy_engine.report import Section, Target, size
+from bench.copy_engine.rig import Rig
+from bench.copy_engine.sizes import Sizes
+from continuum_connector.worker.engine import Direction
+
+PATHS = {"batch": 1, "loop": 2, "gather": 3}  # the bits of ckv_stats.paths
+AIM_OF_PEAK, AIM_BOTH = 95.0, 80.0
+BOTH = (Direction.LOAD, Direction.STORE)
+
+Say = Callable[[str], None]
+
+
+def measure_peak(machine: Machine, sizes: Sizes, say: Say) -> Section:
+    """One large copy each way, and both at once, without the engine."""
+    say("peak of the bus")
+    section = Section(
+        "peak",
+        f"Bus peak, GB/s: one copy of {size(sizes.peak_bytes)}, median of {sizes.repeats}",
+        ("load", "store", "both at once, sum"),
+    )
+    host = [machine.host(sizes.peak_bytes) for _ in BOTH]
+    vram = [machine.vram(sizes.peak_bytes) for _ in BOTH]
+    streams = [machine.stream() for _ in BOTH]
+    load, store = (vram[0], host[0]), (host[1], vram[1])
+
+    def rate(ways: list[int]) -> float:
+        began = time.perf_counter()
+        for way in ways:
+            streams[way].copy(*(load, store)[way], sizes.peak_bytes)
+        for way in ways:
+            streams[way].synchronize()
+        return len(ways) * sizes.peak_bytes / (time.perf_counter() - began) / 1e9
+
+    for name, ways in (("load", [0]), ("store", [1]), ("both", [0, 1])):
+        rate(ways)  # the first copy sets things up
+        section.samples[name] = [rate(ways) for _ in range(sizes.repeats)]
+    section.rows.append([f"{statistics.median(each):.1f}" for each in section.samples.values()])
+    return section
+
+
+def measure_sweep(machine: Machine, sizes: Sizes, say: Say) -> Section:
+    """One transfer of N blocks at a time, by path, chunk size and direction."""
+    section = Section(
+        "sweep",
+        f"Engine, GB/s of one transfer from submit to done, median of {sizes.repeats}",
+        ("chunk", "blocks", "direction", *PATHS),
+        note="Shuffled blocks, one region; `-`: the driver has no such path.",
+    )
+    for chunk in sizes.chunks:
+        counts = [n for n in sizes.counts if n * chunk <= sizes.sweep_bytes]
+        if not counts:
+            continue
+        found: dict[tuple[int, Direction], dict[str, str]] = {}
+        for path, bit in PATHS.items():
+            say(f"sweep, chunks of {size(chunk)}, {path}")
+            if not _has_path(machine, bit):
+                continue
+            with Rig(machine, max(counts), chunk, path=path) as rig:
+                for count in counts:
+                    for way in BOTH:
+                        rates = _rates(rig, way, count, sizes.repeats)
+                        section.samples[f"{chunk}, {count}, {way.name.lower()}, {path}"] = rates
+                        cell = f"{statistics.median(rates):.2f}"
+                        found.setdefault((count, way), {})[path] = cell
+        for (count, way), cells in found.items():
+            row = [cells.get(path, "-") for path in PATHS]
+            section.rows.append((size(chunk), str(count), way.name.lower(), *row))
+    return section
+
+
+def _has_path(machine: Machine, bit: int) -> bool:
+    with Rig(machine, 1, 4096) as rig:
+        return bool(rig.engine.stats().paths >> bit & 1)
+
+
+def _rates(rig: Rig, way: Direction, count: int, repeats: int) -> list[float]:
+    rig.finish(way, 0, count)
+    done = [rig.finish(way, 0, count) for _ in range(repeats)]
+    return [each.bytes / (each.done_ns - each.submit_ns) for each in done]
+
+
+def measure_duplex(machine: Machine, sizes: Sizes, say: Say) -> Section:
+    """The engine kept at work one way and both ways, beside the one-way peak of the same run."""
+    chunk = sizes.chunks[-1]
+    section = Section(
+        "duplex",
+        f"Engine kept at work, chunks of {size(chunk)}, GB/s, median of {sizes.repeats}",
+        ("direction", "GB/s", "of the one-way peak"),
+        note="Peak: one large copy, taken in turn with the engine's.",
+    )
+    num_blocks = max(6, sizes.peak_bytes // chunk)
+    stream = machine.stream()
+    host, vram = machine.host(sizes.peak_bytes), machine.vram(sizes.peak_bytes)
+    shares: dict[Direction, float] = {}
+    with Rig(machine, num_blocks, chunk) as rig:
+        for way in BOTH:
+            say(f"kept at work: {way.name.lower()}")
+            ends = (vram, host) if way is Direction.LOAD else (host, vram)
+            _plain(stream, ends, sizes.peak_bytes)
+            rates, peaks = [], []
+            for _ in range(sizes.repeats):
+                peaks.append(_plain(stream, ends, sizes.peak_bytes))
+                rates.append(_fed_rate(rig, (way,), sizes.fed_s))
+            name = way.name.lower()
+            section.samples[name], section.samples[f"peak {name}"] = rates, peaks
+            ratios = [rate / peak for rate, peak in zip(rates, peaks, strict=True)]
+            shares[way] = 100 * statistics.median(ratios)
+            rate = statistics.median(rates)
+            section.rows.append((name, f"{rate:.1f}", f"{shares[way]:.0f} %"))
+        say("kept at work: both ways")
+        both = [_fed_rate(rig, BOTH, sizes.fed_s) for _ in range(sizes.repeats)]
+    section.samples["both"] = both
+    section.rows.append(("both at once, sum", f"{statistics.median(both):.1f}", "-"))
+    for way, share in shares.items():
+        text = f"{way.name.lower()} of {size(chunk)} chunks, of the one-way peak"
+        section.targets.append(Target(text, share, AIM_OF_PEAK, "%", at_most=False))
+    text = "both ways at once (aim of an H100)"
+    section.targets.append(Target(text, statistics.median(both), AIM_BOTH, "GB/s", at_most=False))
+    return section
+
+
+def _plain(stream: Stream, ends: tuple[Buffer, Buffer], num_bytes: int) -> float:
+    began = time.perf_counter()
+    stream.copy(*ends, num_bytes)
+    stream.synchronize()
+    return num_bytes / (time.perf_counter() - began) / 1e9
+
+
+def _fed_rate(rig: Rig, ways: tuple[Direction, ...], seconds: float) -> float:
+    with fed(rig, ways) as feeders:
+        time.sleep(seconds)
+        return sum(feeder.rate() for feeder in feeders)
