@@ -237,7 +237,15 @@ int ckv_sim_hold(ckv_engine *handle, int on) {
 }
 
 int ckv_sim_fail(ckv_engine *handle, uint64_t after, uint64_t count, int code) {
-  return with_sim(handle, [&](ckv::SimDriver &sim) { sim.fail(after, count, code); });
+  return with_sim(handle, [&](ckv::SimDriver &sim) { sim.fail(CKV_SIM_ANY, after, count, code); });
+}
+
+int ckv_sim_fail_at(ckv_engine *handle, int entry, uint64_t after, uint64_t count, int code) {
+  return with_sim(handle, [&](ckv::SimDriver &sim) { sim.fail(entry, after, count, code); });
+}
+
+int ckv_sim_stop(ckv_engine *handle, uint64_t after) {
+  return with_sim(handle, [&](ckv::SimDriver &sim) { sim.stop(after); });
 }
 
 int ckv_sim_stream(ckv_engine *handle, uintptr_t *out) {

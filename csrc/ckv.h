@@ -205,7 +205,19 @@ typedef struct {
   uint64_t num_descriptors[2];
   uint64_t num_copy_calls[2];
   uint64_t num_driver_calls; /* every entry point that sim_fail counts */
+  uint64_t num_stopped;      /* calls that ckv_sim_stop keeps just now */
 } ckv_sim_stats;
+
+/* The driver's entry points, for ckv_sim_fail_at. */
+enum {
+  CKV_SIM_ANY = 0,
+  CKV_SIM_EVENT_CREATE = 1,
+  CKV_SIM_EVENT_RECORD = 2,
+  CKV_SIM_EVENT_QUERY = 3,
+  CKV_SIM_STREAM_QUERY = 4,
+  CKV_SIM_COPY = 5,
+  CKV_SIM_HOST_REGISTER = 6
+};
 
 /* on: no copy begins from here on (BLOCKS until none is running); off: they go on. */
 int ckv_sim_hold(ckv_engine *engine, int on);
@@ -213,6 +225,11 @@ int ckv_sim_hold(ckv_engine *engine, int on);
  * context alive (1, 2) and others end it (700): copies stop and every later call fails. A copy call
  * that fails has queued half of its descriptors. */
 int ckv_sim_fail(ckv_engine *engine, uint64_t after, uint64_t count, int code);
+/* The same for calls of one entry point. Each entry point, CKV_SIM_ANY too, keeps its own order. */
+int ckv_sim_fail_at(ckv_engine *engine, int entry, uint64_t after, uint64_t count, int code);
+/* The driver call that `after` others precede waits until ckv_sim_stop is called again, and then
+ * goes on as if nothing had been. UINT64_MAX: no call waits any more. */
+int ckv_sim_stop(ckv_engine *engine, uint64_t after);
 /* A compute stream, to use as after_stream. Lives as long as the engine. */
 int ckv_sim_stream(ckv_engine *engine, uintptr_t *out);
 /* A kernel: after delay_us, sets bytes at ptr to value (bytes 0: only the delay). Does not block.

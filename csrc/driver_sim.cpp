@@ -112,32 +112,52 @@ bool SimDriver::is_copying() const {
   return streams_[CKV_LOAD]->is_running || streams_[CKV_STORE]->is_running;
 }
 
-// Counts a driver call; its code if it shall fail. The end of the context is not reported before
-// the copy that is running has stopped, as a real device would.
-int SimDriver::fault(std::unique_lock<std::mutex> &lock) {
+// Counts a driver call; its code if it shall fail.
+int SimDriver::fault(std::unique_lock<std::mutex> &lock, int entry) {
   ++stats_.num_driver_calls;
-  if (dead_code_ != 0) {
-    return dead_code_;
+  if (stop_after_ != kNever && stop_after_-- == 0) {
+    wait_stopped(lock);
   }
-  if (fail_count_ == 0) {
+  int code = dead_code_;
+  for (int e : {static_cast<int>(CKV_SIM_ANY), entry}) {
+    code = code == 0 ? faults_[e].next() : code;
+  }
+  if (dead_code_ == 0 && is_sticky(code)) {
+    end_context(lock, code);
+  }
+  return code;
+}
+
+// The call that is kept disarms the stop, so that the others pass.
+void SimDriver::wait_stopped(std::unique_lock<std::mutex> &lock) {
+  uint64_t order = stop_order_;
+  ++stats_.num_stopped;
+  changed_.wait(lock, [&] { return is_quitting_ || stop_order_ != order; });
+  --stats_.num_stopped;
+}
+
+int SimDriver::Fault::next() {
+  if (count == 0) {
     return 0;
   }
-  if (fail_after_ > 0) {
-    --fail_after_;
+  if (after > 0) {
+    --after;
     return 0;
   }
-  --fail_count_;
-  if (is_sticky(fail_code_)) {
-    dead_code_ = fail_code_;
-    changed_.notify_all();
-    changed_.wait(lock, [&] { return !is_copying(); });
-  }
-  return fail_code_;
+  --count;
+  return code;
+}
+
+// Is not reported before the copy that is running has stopped, as a real device would.
+void SimDriver::end_context(std::unique_lock<std::mutex> &lock, int code) {
+  dead_code_ = code;
+  changed_.notify_all();
+  changed_.wait(lock, [&] { return !is_copying(); });
 }
 
 int SimDriver::event_create(Event *out) {
   std::unique_lock<std::mutex> lock(mutex_);
-  int code = fault(lock);
+  int code = fault(lock, CKV_SIM_EVENT_CREATE);
   if (code == 0) {
     *out = new SimEvent;
   }
@@ -148,7 +168,7 @@ void SimDriver::event_destroy(Event event) { delete static_cast<SimEvent *>(even
 
 int SimDriver::event_record(Event event, Stream stream) {
   std::unique_lock<std::mutex> lock(mutex_);
-  int code = fault(lock);
+  int code = fault(lock, CKV_SIM_EVENT_RECORD);
   if (code != 0) {
     return code;
   }
@@ -162,7 +182,7 @@ int SimDriver::event_record(Event event, Stream stream) {
 
 int SimDriver::event_query(Event event) {
   std::unique_lock<std::mutex> lock(mutex_);
-  int code = fault(lock);
+  int code = fault(lock, CKV_SIM_EVENT_QUERY);
   if (code != 0) {
     return code;
   }
@@ -172,7 +192,7 @@ int SimDriver::event_query(Event event) {
 
 int SimDriver::stream_query(Stream stream) {
   std::unique_lock<std::mutex> lock(mutex_);
-  int code = fault(lock);
+  int code = fault(lock, CKV_SIM_STREAM_QUERY);
   if (code != 0) {
     return code;
   }
@@ -186,7 +206,7 @@ int SimDriver::stream_query(Stream stream) {
 int SimDriver::copy(int direction, int /*path*/, const Descriptor *descriptors, size_t n,
                     size_t /*place*/) {
   std::unique_lock<std::mutex> lock(mutex_);
-  int code = fault(lock);
+  int code = fault(lock, CKV_SIM_COPY);
   if (code != 0) {
     n /= 2;
   }
@@ -207,6 +227,11 @@ int SimDriver::copy(int direction, int /*path*/, const Descriptor *descriptors, 
   return code;
 }
 
+int SimDriver::host_register(void *, size_t) {
+  std::unique_lock<std::mutex> lock(mutex_);
+  return fault(lock, CKV_SIM_HOST_REGISTER);
+}
+
 std::string SimDriver::describe(int code) {
   return "simulated driver error " + std::to_string(code);
 }
@@ -220,11 +245,19 @@ void SimDriver::hold(bool on) {
   }
 }
 
-void SimDriver::fail(uint64_t after, uint64_t count, int code) {
+void SimDriver::fail(int entry, uint64_t after, uint64_t count, int code) {
+  if (entry < CKV_SIM_ANY || entry > CKV_SIM_HOST_REGISTER) {
+    throw Failure(CKV_EINVAL, "the driver has no entry point " + std::to_string(entry));
+  }
   std::lock_guard<std::mutex> lock(mutex_);
-  fail_after_ = after;
-  fail_count_ = count;
-  fail_code_ = code;
+  faults_[entry] = {after, count, code};
+}
+
+void SimDriver::stop(uint64_t after) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  stop_after_ = after;
+  ++stop_order_;
+  changed_.notify_all();
 }
 
 Stream SimDriver::create_stream() { return add_stream(-1); }

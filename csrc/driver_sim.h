@@ -1,6 +1,7 @@
 // The simulator: CUDA's streams and events over threads and memcpy, and the hooks tests pull.
 #pragma once
 
+#include <array>
 #include <chrono>
 #include <condition_variable>
 #include <cstdint>
@@ -33,19 +34,29 @@ class SimDriver : public Driver {
   unsigned paths(int) const override { return 1U << CKV_PATH_BATCH | 1U << CKV_PATH_LOOP; }
   int copy(int direction, int path, const Descriptor *descriptors, size_t n, size_t place) override;
   bool locks_pages() const override { return false; }
-  int host_register(void *, size_t) override { return 0; }
+  int host_register(void *base, size_t bytes) override;
   int host_unregister(void *) override { return 0; }
   std::string describe(int code) override;
   int numa_node() const override { return -1; }
 
   void hold(bool on);
-  void fail(uint64_t after, uint64_t count, int code);
+  void fail(int entry, uint64_t after, uint64_t count, int code);
+  void stop(uint64_t after);
   Stream create_stream();
   void compute(Stream stream, void *ptr, int value, uint64_t bytes, uint64_t delay_us);
   void block(Stream stream, bool on);
   ckv_sim_stats stats();
 
  private:
+  static constexpr uint64_t kNever = UINT64_MAX;
+
+  // After `after` calls, `count` calls fail.
+  struct Fault {
+    uint64_t after = 0;
+    uint64_t count = 0;
+    int code = 0;
+    int next();
+  };
   struct Op {
     std::vector<Descriptor> copies;
     uint64_t bytes = 0;  // of all copies, or to set
@@ -73,7 +84,9 @@ class SimDriver : public Driver {
   SimStream *find(Stream stream);
   void work(SimStream *stream);
   void execute(std::unique_lock<std::mutex> &lock, const Op &op);
-  int fault(std::unique_lock<std::mutex> &lock);
+  int fault(std::unique_lock<std::mutex> &lock, int entry);
+  void wait_stopped(std::unique_lock<std::mutex> &lock);
+  void end_context(std::unique_lock<std::mutex> &lock, int code);
   bool is_copying() const;
 
   const uint32_t mbps_;
@@ -83,9 +96,9 @@ class SimDriver : public Driver {
   bool is_held_ = false;
   bool is_quitting_ = false;
   int dead_code_ = 0;
-  uint64_t fail_after_ = 0;
-  uint64_t fail_count_ = 0;
-  int fail_code_ = 0;
+  std::array<Fault, CKV_SIM_HOST_REGISTER + 1> faults_;  // by entry point
+  uint64_t stop_after_ = kNever;
+  uint64_t stop_order_ = 0;
   ckv_sim_stats stats_{};
 };
 

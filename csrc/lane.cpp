@@ -20,8 +20,11 @@ constexpr int kMaxQueryErrors = 100;
 
 }  // namespace
 
-Lane::Lane(Engine &engine)
-    : engine_(engine), driver_(engine.driver()), counters_(engine.counters()) {
+Lane::Lane(Engine &engine, Driver &driver)
+    : engine_(engine), driver_(driver), counters_(engine.counters()) {}
+
+// On a lane that is built already: what fails here runs the destructor, which frees the events.
+Lane::Lane(Engine &engine) : Lane(engine, engine.driver()) {
   for (Channel &channel : channels_) {
     channel.descriptors.reserve(engine.config().max_descriptors);
     for (Event &event : channel.events) {

@@ -46,6 +46,7 @@ class Lane {
   void run();
 
  private:
+  Lane(Engine &engine, Driver &driver);
   bool has_work() const;
   bool step();
   std::chrono::microseconds patience(bool has_moved);

@@ -112,6 +112,7 @@ class SimStats(ctypes.Structure):
         ("num_descriptors", _u64 * 2),
         ("num_copy_calls", _u64 * 2),
         ("num_driver_calls", _u64),
+        ("num_stopped", _u64),
     )
 
 
@@ -130,6 +131,8 @@ _BLOCKING: dict[str, _Signature] = {
     "ckv_pool_unmap": (_i32, (_ptr, _ptr)),
     "ckv_sim_hold": (_i32, (_ptr, _i32)),
     "ckv_sim_fail": (_i32, (_ptr, _u64, _u64, _i32)),
+    "ckv_sim_fail_at": (_i32, (_ptr, _i32, _u64, _u64, _i32)),
+    "ckv_sim_stop": (_i32, (_ptr, _u64)),
     "ckv_sim_stream": (_i32, (_ptr, _ptr)),
     "ckv_sim_compute": (_i32, (_ptr, _ptr, _ptr, _i32, _u64, _u64)),
     "ckv_sim_block": (_i32, (_ptr, _ptr, _i32)),
