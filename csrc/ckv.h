@@ -7,6 +7,8 @@
  *   - Every accepted transfer is reported by ckv_poll exactly once.
  *   - Once it is reported, none of its memory is touched again. Only a ckv_close that returns
  *     CKV_TIMEOUT breaks this: the driver did not give the copies back in time.
+ *   - Completions of one direction come in the order of their last copies, except that a transfer
+ *     whose checksums are taken or compared is reported after that, and later ones may pass it.
  *   - Accepted transfers never conflict: a transfer that reads or writes what an unfinished one
  *     writes, or writes what an unfinished one reads, is refused with CKV_EINVAL.
  *   - No exception leaves the library. A call that fails returns a code below 0, and
@@ -60,9 +62,9 @@ typedef struct {
   uint64_t trunk_bytes;     /* per driver call; 4 MiB: small steps copies wait behind one trunk */
   uint64_t window_bytes[2]; /* in flight per direction, never exceeded; 16 MiB */
   uint32_t max_transfers;   /* outstanding or not yet polled; 65536 */
-  uint32_t
-      checksum_every; /* of stored blocks every n-th is summed, and checked when loaded; 0: none */
-  uint32_t sim_mbps;  /* simulated MB/s per direction; 0 is as fast as memcpy */
+  uint32_t checksum_every;  /* of stored blocks every n-th is summed, and compared when loaded: a
+                             * difference is FAILED, CKV_ECORRUPT; 0: none */
+  uint32_t sim_mbps;        /* simulated MB/s per direction; 0 is as fast as memcpy */
 } ckv_config;
 
 /* Block b is at dev_base + b * dev_stride, slot s at host_base + s * host_stride. */
@@ -127,9 +129,10 @@ int ckv_cancel(ckv_engine *engine, uint64_t tag);
 int ckv_wait(ckv_engine *engine, uint64_t tag, int64_t timeout_us);
 
 /* BLOCKS. Refuses new transfers, lets the queued ones finish for timeout_us, then fails what has
- * not begun with CKV_CLOSED and gives copies in flight one second more. CKV_TIMEOUT: the driver did
- * not return them; they are reported FAILED, the lane is left behind, pool and VRAM must stay
- * mapped. Idempotent: later calls return the first one's result. Poll afterwards, then ckv_free. */
+ * not begun or not been checked with CKV_CLOSED and gives copies in flight one second more.
+ * CKV_TIMEOUT: the driver did not return them; they are reported FAILED, the lane is left behind,
+ * pool and VRAM must stay mapped. Idempotent: later calls return the first one's result. Poll
+ * afterwards, then ckv_free. */
 int ckv_close(ckv_engine *engine, int64_t timeout_us);
 
 /* Closes with timeout 0 if need be, unmaps pools unless the lane was left behind, frees the handle.

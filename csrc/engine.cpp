@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "checker.h"
 #include "failure.h"
 #include "lane.h"
 
@@ -46,7 +47,10 @@ Engine::EventStore::~EventStore() {
 }
 
 Engine::Engine(const ckv_config &config, std::unique_ptr<Driver> driver)
-    : config_(config), pid_(getpid()), driver_(std::move(driver)) {
+    : config_(config),
+      pid_(getpid()),
+      driver_(std::move(driver)),
+      has_checker_ended_(config.checksum_every == 0) {
   events_.driver = driver_.get();
 }
 
@@ -55,6 +59,7 @@ void Engine::set_regions(const ckv_region *regions, size_t n, int32_t num_blocks
   Layout layout(regions, n, num_blocks, num_slots);
   Claims blocks(static_cast<size_t>(num_blocks));
   Claims slots(static_cast<size_t>(num_slots));
+  Sums sums(config_.checksum_every, static_cast<size_t>(num_slots));
   std::lock_guard<std::mutex> lock(mutex_);
   if (!layout_.empty()) {
     throw Failure(CKV_EINVAL, "regions are set once, and they already are");
@@ -62,6 +67,7 @@ void Engine::set_regions(const ckv_region *regions, size_t n, int32_t num_blocks
   layout_ = std::move(layout);
   block_claims_ = std::move(blocks);
   slot_claims_ = std::move(slots);
+  sums_ = std::move(sums);
 }
 
 void Engine::check_ids(const Transfer &transfer) const {
@@ -158,6 +164,7 @@ void Engine::submit(int direction, uint32_t flags, const int32_t *blocks, const 
   transfer->free_ns = transfer->submit_ns;
   check_ids(*transfer);
   claim(*transfer);
+  sums_.begin(transfer.get());
   try {
     if (after_stream != 0) {
       transfer->after = record_after(after_stream);
@@ -188,6 +195,7 @@ void Engine::enqueue(Transfer *transfer) {
       throw Failure(CKV_EINVAL,
                     "an unfinished transfer already has tag " + to_string(transfer->tag));
     }
+    sums_.number(transfer);
     inbox_[transfer->rank].push_back(transfer);
   }
   wake_lane_.notify_one();
@@ -253,13 +261,27 @@ void Engine::unmap_pool(void *base) {
 }
 
 void Engine::start(const std::shared_ptr<Engine> &engine) {
-  // The lane owns a share: a lane that is left behind keeps alive what it uses.
+  // Each thread owns a share: one that is left behind keeps alive what it uses.
   auto lane = std::make_unique<Lane>(*engine);
-  engine->lane_ = std::thread([engine, lane = std::move(lane)]() mutable {
-    lane->run();
-    lane.reset();
-    engine->lane_ended();
-  });
+  if (engine->config_.checksum_every > 0) {
+    engine->checker_ = std::thread([engine] {
+      Checker(*engine).run();
+      engine->checker_ended();
+    });
+  }
+  try {
+    engine->lane_ = std::thread([engine, lane = std::move(lane)]() mutable {
+      lane->run();
+      lane.reset();
+      engine->lane_ended();
+    });
+  } catch (...) {
+    engine->lane_ended();  // so that the checker ends too
+    if (engine->checker_.joinable()) {
+      engine->checker_.join();
+    }
+    throw;
+  }
 }
 
 int Engine::close(microseconds timeout) {
@@ -268,31 +290,37 @@ int Engine::close(microseconds timeout) {
   if (close_result_ != CKV_AGAIN) {
     return close_result_;
   }
-  auto ended = [this] { return has_lane_ended_; };
+  auto ended = [this] { return has_lane_ended_ && has_checker_ended_; };
   phase_ = Phase::DRAINING;
   wake_lane_.notify_one();
   if (!wake_waiters_.wait_for(lock, timeout, ended)) {
     phase_ = Phase::STOPPING;
     wake_lane_.notify_one();
     if (!wake_waiters_.wait_for(lock, kGrace, ended)) {
-      return leave_lane();
+      return leave_behind();
     }
   }
   close_result_ = CKV_OK;
   lock.unlock();
-  if (lane_.joinable()) {
-    lane_.join();
+  for (std::thread *thread : {&lane_, &checker_}) {
+    if (thread->joinable()) {
+      thread->join();
+    }
   }
   return CKV_OK;
 }
 
-int Engine::leave_lane() {
+int Engine::leave_behind() {
   phase_ = Phase::LEFT;
   for (auto &entry : unfinished_) {
     report(entry.second, CKV_FAILED, CKV_CLOSED);
   }
   unfinished_.clear();
-  lane_.detach();
+  for (std::thread *thread : {&lane_, &checker_}) {
+    if (thread->joinable()) {
+      thread->detach();
+    }
+  }
   close_result_ = CKV_TIMEOUT;
   wake_waiters_.notify_all();
   return CKV_TIMEOUT;
@@ -333,6 +361,39 @@ void Engine::stop(Transfer *transfer, Queues *queues) {
 }
 
 void Engine::settle(Transfer *transfer, int status, int error) {
+  if (status != CKV_DONE || !transfer->is_summed) {
+    finish(transfer, status, error);
+    return;
+  }
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    to_check_[static_cast<size_t>(transfer->rank)].push(transfer);
+  }
+  wake_checker_.notify_one();
+}
+
+// In the order of the ranks, as the lane: somebody waits for a load, nobody for a store.
+Transfer *Engine::take_check() {
+  std::unique_lock<std::mutex> lock(mutex_);
+  for (;;) {
+    for (CheckQueue &queue : to_check_) {
+      if (!queue.empty()) {
+        return queue.pop();
+      }
+    }
+    if (has_lane_ended_) {
+      return nullptr;
+    }
+    wake_checker_.wait(lock);
+  }
+}
+
+bool Engine::is_past_deadline() {
+  std::lock_guard<std::mutex> lock(mutex_);
+  return phase_ == Phase::STOPPING || phase_ == Phase::LEFT;
+}
+
+void Engine::finish(Transfer *transfer, int status, int error) {
   std::unique_ptr<Transfer> owned(transfer);
   unclaim(*transfer);
   if (transfer->after != nullptr) {
@@ -371,6 +432,13 @@ void Engine::poison(int code) {
 void Engine::lane_ended() {
   std::lock_guard<std::mutex> lock(mutex_);
   has_lane_ended_ = true;
+  wake_checker_.notify_one();
+  wake_waiters_.notify_all();
+}
+
+void Engine::checker_ended() {
+  std::lock_guard<std::mutex> lock(mutex_);
+  has_checker_ended_ = true;
   wake_waiters_.notify_all();
 }
 

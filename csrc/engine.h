@@ -3,6 +3,7 @@
 
 #include <sys/types.h>
 
+#include <array>
 #include <chrono>
 #include <condition_variable>
 #include <cstdint>
@@ -20,6 +21,7 @@
 #include "driver.h"
 #include "host_pool.h"
 #include "layout.h"
+#include "sums.h"
 #include "transfer.h"
 
 namespace ckv {
@@ -33,7 +35,7 @@ inline uint64_t now_ns() {
 }
 
 // OPEN -> DRAINING (close: no new ones) -> STOPPING (deadline: fail what has not begun) -> LEFT
-// (the driver keeps copies: the lane is on its own).
+// (the driver keeps copies: the threads are on their own).
 enum class Phase { OPEN, DRAINING, STOPPING, LEFT };
 
 constexpr std::chrono::microseconds kForEver = std::chrono::microseconds::max();
@@ -62,12 +64,21 @@ class Engine {
   // Waits up to `patience` for orders or a phase other than `*phase`, then takes all of them:
   // new transfers join `queues`, cancelled ones are marked and moved to the front.
   void take_orders(std::chrono::microseconds patience, Queues *queues, Phase *phase);
-  // Reports and frees a transfer that will touch no memory again.
+  // Takes back a transfer that no copy touches any more: reported, unless it is checked first.
   void settle(Transfer *transfer, int status, int error);
   void recycle(Event event);
   void poison(int code);
   int poison_code() const { return poison_code_.load(std::memory_order_acquire); }
   void lane_ended();
+
+  // ---- The checker; there is one only if blocks are summed.
+  // Waits for a transfer to check; null when the lane has ended and none is left.
+  Transfer *take_check();
+  // Reports and frees a transfer that will touch no memory again.
+  void finish(Transfer *transfer, int status, int error);
+  bool is_past_deadline();
+  void checker_ended();
+  Sums &sums() { return sums_; }
 
   Driver &driver() { return *driver_; }
   Counters &counters() { return counters_; }
@@ -85,7 +96,7 @@ class Engine {
   void report(Transfer *transfer, int status, int error);
   static void stop(Transfer *transfer, Queues *queues);
   bool has_orders(Phase seen) const;
-  int leave_lane();
+  int leave_behind();
 
   const ckv_config config_;
   const pid_t pid_;
@@ -100,6 +111,7 @@ class Engine {
   Layout layout_;  // constant once regions are set
   Claims block_claims_;
   Claims slot_claims_;
+  Sums sums_;
   ReportStack reports_;
   Counters counters_;
   std::atomic<int> poison_code_{0};
@@ -107,14 +119,18 @@ class Engine {
   std::mutex close_mutex_;  // before mutex_
   std::mutex mutex_;        // guards all below, events_ and pools_
   std::condition_variable wake_lane_;
+  std::condition_variable wake_checker_;
   std::condition_variable wake_waiters_;
   Phase phase_ = Phase::OPEN;
   Queues inbox_;
   std::vector<uint64_t> cancels_;
   std::unordered_map<uint64_t, Transfer *> unfinished_;
+  std::array<CheckQueue, kRanks.size()> to_check_;
   bool has_lane_ended_ = false;
+  bool has_checker_ended_;
   int close_result_ = CKV_AGAIN;  // until closed
   std::thread lane_;
+  std::thread checker_;
 };
 
 }  // namespace ckv

@@ -25,6 +25,7 @@ class Layout {
   bool empty() const { return regions_.empty(); }
   int32_t num_blocks() const { return num_blocks_; }
   int32_t num_slots() const { return num_slots_; }
+  const std::vector<ckv_region> &regions() const { return regions_; }
 
   // Fills `out` with the next trunk of `transfer` from `cursor` on, which it advances, and returns
   // its bytes. Needs no memory if `out` has room for limits.num_descriptors.

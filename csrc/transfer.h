@@ -38,6 +38,8 @@ struct Transfer {
   std::vector<int32_t> blocks;
   std::vector<int32_t> slots;
   Event after = nullptr;           // not yet seen fired; owned
+  uint64_t until_sampled = 0;      // a store's blocks before the first that is to be summed
+  bool is_summed = false;          // a slot of it is to be summed or compared; fixed once queued
   std::unique_ptr<Report> report;  // empty once reported; guarded by the engine's mutex
   bool is_cancelled = false;       // asked for; guarded by the engine's mutex
 
@@ -127,6 +129,28 @@ class Queues {
 
  private:
   std::array<TransferQueue, kRanks.size()> queues_;
+};
+
+// Transfers whose copies are over, through the same links; the lane does not see them as queued.
+class CheckQueue {
+ public:
+  bool empty() const { return head_ == nullptr; }
+
+  void push(Transfer *t) {
+    t->next = nullptr;
+    (head_ ? tail_->next : head_) = t;
+    tail_ = t;
+  }
+
+  Transfer *pop() {
+    Transfer *t = head_;
+    head_ = t ? t->next : nullptr;
+    return t;
+  }
+
+ private:
+  Transfer *head_ = nullptr;
+  Transfer *tail_ = nullptr;
 };
 
 // Many producers, one consumer, no lock: a consumer that holds the GIL never waits for the lane.

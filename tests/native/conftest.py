@@ -45,7 +45,13 @@ class Rig:
             for i in range(2)
         ]
         self.engine = NativeEngine(
-            "sim", 0, regions, self.NUM_BLOCKS, self.NUM_SLOTS, 2 * self.PIECE, **tuning
+            "sim",
+            0,
+            regions,
+            self.NUM_BLOCKS,
+            self.NUM_SLOTS,
+            2 * self.PIECE,
+            **{"checksum_every": 1, **tuning},
         )
 
     def slot(self, index: int) -> npt.NDArray[np.uint8]:

@@ -48,6 +48,7 @@ TEST(test_loaded_bytes_equal_stored_bytes_for_every_layout_and_trunk) {
       ckv_config config = sim_config();
       config.trunk_bytes = trunk;
       config.max_descriptors = trunk == 1500 ? 3 : 0;
+      config.checksum_every = 1;
       round_trip(shape, config);
     }
   }
@@ -235,8 +236,9 @@ TEST(test_a_late_cancel_does_not_hit_the_next_user_of_the_tag) {
   engine.settle(second, CKV_DONE, 0);
 }
 
-TEST(test_random_transfers_of_many_threads_are_each_reported_once) {
+void random_transfers(uint32_t checksum_every) {
   ckv_config config = sim_config();
+  config.checksum_every = checksum_every;
   config.trunk_bytes = 8 * kKiB;
   Rig rig(Shape(), config);
   constexpr int kThreads = 4;
@@ -281,6 +283,10 @@ TEST(test_random_transfers_of_many_threads_are_each_reported_once) {
     CHECK(completion.status != CKV_FAILED);
   }
 }
+
+TEST(test_random_transfers_of_many_threads_are_each_reported_once) { random_transfers(0); }
+
+TEST(test_random_transfers_of_many_threads_keep_to_their_sums) { random_transfers(1); }
 
 }  // namespace
 

@@ -14,6 +14,7 @@ void fault(uint64_t n, uint64_t count, int code) {
   ckv_config config = sim_config();
   config.trunk_bytes = 16 * kKiB;
   config.window_bytes[CKV_LOAD] = config.window_bytes[CKV_STORE] = 32 * kKiB;
+  config.checksum_every = n % 2;  // the checker reads slots, too
   Rig rig(Shape(), config);
   rig.fill(1);
   uintptr_t stream = 0;

@@ -44,6 +44,19 @@ def test_a_poisoned_slot_is_seen_by_the_load(rig: Rig) -> None:
     assert list(zip(*np.nonzero(rig.vram != before), strict=True)) == [(1, 0, 17)]
 
 
+def test_a_slot_that_changed_fails_its_load_if_it_is_summed() -> None:
+    for checksum_every, status, error in ((1, Status.FAILED, -10), (2, Status.DONE, 0)):
+        rig = Rig(checksum_every=checksum_every)
+        rig.finish(STORE, ids(0), ids(0), 1)
+        rig.slot(0)[1, 17] ^= 0xFF
+        loaded = rig.finish(LOAD, ids(0), ids(0), 2)
+        assert (loaded.status, loaded.error, loaded.num_bytes) == (status, error, 2 * Rig.PIECE)
+        stats = rig.engine.stats()
+        summed = 1 if checksum_every == 1 else 0
+        assert (stats.num_summed, stats.num_checked, stats.num_corrupt) == (summed,) * 3
+        rig.engine.close(5.0)
+
+
 def test_ids_are_copied_before_submit_returns(rig: Rig) -> None:
     rig.engine.sim_hold()
     blocks, slots = ids(1, 2), ids(1, 2)
