@@ -89,6 +89,9 @@ ckv_config complete(const ckv_config *given) {
     throw Failure(CKV_EINVAL, "the caller was built for another version of this library");
   }
   ckv_config config = *given;
+  if (config.path < CKV_PATH_AUTO || config.path > CKV_PATH_GATHER) {
+    throw Failure(CKV_EINVAL, "path " + std::to_string(config.path) + " is unknown");
+  }
   config.max_descriptors = config.max_descriptors == 0 ? 1024 : config.max_descriptors;
   config.max_transfers = config.max_transfers == 0 ? 65536 : config.max_transfers;
   config.trunk_bytes = config.trunk_bytes == 0 ? uint64_t{4} << 20 : config.trunk_bytes;
@@ -246,6 +249,14 @@ int ckv_sim_fail_at(ckv_engine *handle, int entry, uint64_t after, uint64_t coun
 
 int ckv_sim_stop(ckv_engine *handle, uint64_t after) {
   return with_sim(handle, [&](ckv::SimDriver &sim) { sim.stop(after); });
+}
+
+int ckv_sim_set_paths(ckv_engine *handle, uint32_t paths) {
+  return with_sim(handle, [&](ckv::SimDriver &sim) { sim.set_paths(paths); });
+}
+
+int ckv_sim_fail_path(ckv_engine *handle, int path, int code) {
+  return with_sim(handle, [&](ckv::SimDriver &sim) { sim.fail_path(path, code); });
 }
 
 int ckv_sim_stream(ckv_engine *handle, uintptr_t *out) {

@@ -30,7 +30,9 @@ extern "C" {
 
 enum { CKV_LOAD = 0, CKV_STORE = 1 };
 enum { CKV_DRIVER_CUDA = 1, CKV_DRIVER_SIM = 2 };
-/* How a trunk is given to the driver: one batch call, one call per descriptor, or one kernel. */
+/* How a trunk is given to the driver: one batch call, one call per descriptor, or one kernel that
+ * gathers (loads only). A path other than LOOP that the driver refuses is given up for good, and
+ * the trunk is issued again another way. */
 enum { CKV_PATH_AUTO = 0, CKV_PATH_BATCH = 1, CKV_PATH_LOOP = 2, CKV_PATH_GATHER = 3 };
 /* Flags of ckv_submit. SPECULATIVE: a load that nobody waits for yet. */
 enum { CKV_SPECULATIVE = 1 };
@@ -57,7 +59,7 @@ typedef struct {
   uint32_t abi;             /* CKV_ABI */
   int32_t driver;           /* CKV_DRIVER_*; there is no default and no fall-back */
   int32_t device;           /* CUDA ordinal */
-  int32_t path;             /* CKV_PATH_*; AUTO chooses per trunk among what the driver has */
+  int32_t path;             /* CKV_PATH_*; AUTO, or what cannot be had, chooses per trunk */
   uint32_t max_descriptors; /* per driver call; 1024, see the README on driver faults above it */
   uint64_t trunk_bytes;     /* per driver call; 4 MiB: small steps copies wait behind one trunk */
   uint64_t window_bytes[2]; /* in flight per direction, never exceeded; 16 MiB */
@@ -148,7 +150,7 @@ typedef struct {
   uint64_t num_bytes[2];       /* copied */
   uint64_t num_pieces[2];      /* (pair, region) pieces issued, before neighbours were merged */
   uint64_t num_descriptors[2]; /* after */
-  uint64_t num_trunks[2][4];   /* by CKV_PATH_; [.][0] is not used */
+  uint64_t num_trunks[2][4];   /* by the CKV_PATH_ that took them; [.][0] is not used */
   uint64_t bytes_in_flight[2]; /* just now */
   uint64_t issue_ns[2];        /* sum over transfers: from free to go (submitted, and the stream's
                                 * work seen done) to the first driver call */
@@ -233,6 +235,11 @@ int ckv_sim_fail_at(ckv_engine *engine, int entry, uint64_t after, uint64_t coun
 /* The driver call that `after` others precede waits until ckv_sim_stop is called again, and then
  * goes on as if nothing had been. UINT64_MAX: no call waits any more. */
 int ckv_sim_stop(ckv_engine *engine, uint64_t after);
+/* bit p: it has CKV_PATH_ p. At first all three, GATHER for loads only; LOOP cannot be taken away.
+ */
+int ckv_sim_set_paths(ckv_engine *engine, uint32_t paths);
+/* Every copy call on the path fails with `code`, having queued half of its descriptors; 0: none. */
+int ckv_sim_fail_path(ckv_engine *engine, int path, int code);
 /* A compute stream, to use as after_stream. Lives as long as the engine. */
 int ckv_sim_stream(ckv_engine *engine, uintptr_t *out);
 /* A kernel: after delay_us, sets bytes at ptr to value (bytes 0: only the delay). Does not block.

@@ -33,6 +33,7 @@ inline bool is_sticky(int code) {
     case 201:        // INVALID_CONTEXT
     case 400:        // INVALID_HANDLE
     case kNotReady:  // NOT_READY
+    case 500:        // NOT_FOUND
     case 712:        // HOST_MEMORY_ALREADY_REGISTERED
     case 713:        // HOST_MEMORY_NOT_REGISTERED
     case 801:        // NOT_SUPPORTED
@@ -61,11 +62,11 @@ class Driver {
   // 0 once all that preceded the record is done, kNotReady before.
   virtual int event_query(Event event) = 0;
   virtual int stream_query(Stream stream) = 0;
-  // Bit p: copy() takes CKV_PATH_ p in this direction.
+  // Bit p: copy() takes CKV_PATH_ p in this direction. LOOP is always there.
   virtual unsigned paths(int direction) const = 0;
   // Queues n copies on the direction's stream, by one of `paths`. On failure some of them may have
-  // been queued. `place` (below kMaxTrunks) is not used again before the trunk is over: what the
-  // device reads of this call can be kept there.
+  // been queued. `place` (below kMaxTrunks) is not used again on this path before the trunk is
+  // over: what the device reads of this call can be kept there.
   virtual int copy(int direction, int path, const Descriptor *descriptors, size_t n,
                    size_t place) = 0;
   // Whether host memory must be populated and page-locked for this driver.

@@ -203,10 +203,17 @@ int SimDriver::stream_query(Stream stream) {
   return known->num_done >= known->num_queued ? 0 : kNotReady;
 }
 
-int SimDriver::copy(int direction, int /*path*/, const Descriptor *descriptors, size_t n,
+unsigned SimDriver::paths(int direction) const {
+  unsigned possible = 1U << CKV_PATH_BATCH;
+  possible |= direction == CKV_LOAD ? 1U << CKV_PATH_GATHER : 0U;
+  return (possible & paths_) | 1U << CKV_PATH_LOOP;
+}
+
+int SimDriver::copy(int direction, int path, const Descriptor *descriptors, size_t n,
                     size_t /*place*/) {
   std::unique_lock<std::mutex> lock(mutex_);
   int code = fault(lock, CKV_SIM_COPY);
+  code = code != 0 ? code : path_codes_[path];
   if (code != 0) {
     n /= 2;
   }
@@ -258,6 +265,14 @@ void SimDriver::stop(uint64_t after) {
   stop_after_ = after;
   ++stop_order_;
   changed_.notify_all();
+}
+
+void SimDriver::fail_path(int path, int code) {
+  if (path <= CKV_PATH_AUTO || path > CKV_PATH_GATHER) {
+    throw Failure(CKV_EINVAL, "path " + std::to_string(path) + " is unknown");
+  }
+  std::lock_guard<std::mutex> lock(mutex_);
+  path_codes_[path] = code;
 }
 
 Stream SimDriver::create_stream() { return add_stream(-1); }

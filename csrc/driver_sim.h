@@ -2,6 +2,7 @@
 #pragma once
 
 #include <array>
+#include <atomic>
 #include <chrono>
 #include <condition_variable>
 #include <cstdint>
@@ -31,7 +32,7 @@ class SimDriver : public Driver {
   int event_record(Event event, Stream stream) override;
   int event_query(Event event) override;
   int stream_query(Stream stream) override;
-  unsigned paths(int) const override { return 1U << CKV_PATH_BATCH | 1U << CKV_PATH_LOOP; }
+  unsigned paths(int direction) const override;
   int copy(int direction, int path, const Descriptor *descriptors, size_t n, size_t place) override;
   bool locks_pages() const override { return false; }
   int host_register(void *base, size_t bytes) override;
@@ -42,6 +43,8 @@ class SimDriver : public Driver {
   void hold(bool on);
   void fail(int entry, uint64_t after, uint64_t count, int code);
   void stop(uint64_t after);
+  void set_paths(unsigned paths) { paths_ = paths; }
+  void fail_path(int path, int code);
   Stream create_stream();
   void compute(Stream stream, void *ptr, int value, uint64_t bytes, uint64_t delay_us);
   void block(Stream stream, bool on);
@@ -99,6 +102,8 @@ class SimDriver : public Driver {
   std::array<Fault, CKV_SIM_HOST_REGISTER + 1> faults_;  // by entry point
   uint64_t stop_after_ = kNever;
   uint64_t stop_order_ = 0;
+  std::atomic<unsigned> paths_{~0U};
+  int path_codes_[CKV_PATH_GATHER + 1] = {};  // what each path fails with
   ckv_sim_stats stats_{};
 };
 

@@ -6,6 +6,7 @@
 #include <exception>
 
 #include "failure.h"
+#include "path.h"
 
 namespace ckv {
 
@@ -208,12 +209,8 @@ void Lane::launch(int direction, Transfer *transfer) {
     count_start(transfer);
   }
   size_t at = (channel.oldest + channel.num_in_flight) % kMaxTrunks;
-  bool has_batch = (driver_.paths(direction) & (1U << CKV_PATH_BATCH)) != 0;
-  int path = has_batch ? CKV_PATH_BATCH : CKV_PATH_LOOP;
-  trunk.error =
-      driver_.copy(direction, path, channel.descriptors.data(), channel.descriptors.size(), at);
+  trunk.error = copy(direction, trunk, at);
   const Layout &layout = engine_.layout();
-  counters_.num_trunks[direction][path].add(1);
   counters_.num_descriptors[direction].add(channel.descriptors.size());
   counters_.num_pieces[direction].add(layout.num_pieces(cursor) -
                                       layout.num_pieces(transfer->cursor));
@@ -232,6 +229,21 @@ void Lane::launch(int direction, Transfer *transfer) {
   }
   if (transfer->is_stopping || transfer->is_expanded()) {
     finish_queued(transfer);
+  }
+}
+
+int Lane::copy(int direction, const Trunk &trunk, size_t at) {
+  const std::vector<Descriptor> &descriptors = channels_[direction].descriptors;
+  for (;;) {
+    uint32_t paths = driver_.paths(direction) & ~counters_.given_up.load(std::memory_order_relaxed);
+    int path =
+        choose_path(direction, descriptors.size(), trunk.bytes, paths, engine_.config().path);
+    int code = driver_.copy(direction, path, descriptors.data(), descriptors.size(), at);
+    if (!is_path_at_fault(path, code)) {
+      counters_.num_trunks[direction][path].add(1);
+      return code;
+    }
+    counters_.given_up.fetch_or(1U << path, std::memory_order_relaxed);
   }
 }
 

@@ -60,6 +60,8 @@ class Lane {
   int reason_to_fail() const;
   bool is_ready(Transfer *transfer);
   void launch(int direction, Transfer *transfer);
+  // Queues the trunk's descriptors, another way if the driver cannot do the first.
+  int copy(int direction, const Trunk &trunk, size_t at);
   void count_start(Transfer *transfer);
   void fail(Transfer *transfer, int code);
   void finish_queued(Transfer *transfer);

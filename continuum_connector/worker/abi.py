@@ -133,6 +133,8 @@ _BLOCKING: dict[str, _Signature] = {
     "ckv_sim_fail": (_i32, (_ptr, _u64, _u64, _i32)),
     "ckv_sim_fail_at": (_i32, (_ptr, _i32, _u64, _u64, _i32)),
     "ckv_sim_stop": (_i32, (_ptr, _u64)),
+    "ckv_sim_set_paths": (_i32, (_ptr, _u32)),
+    "ckv_sim_fail_path": (_i32, (_ptr, _i32, _i32)),
     "ckv_sim_stream": (_i32, (_ptr, _ptr)),
     "ckv_sim_compute": (_i32, (_ptr, _ptr, _ptr, _i32, _u64, _u64)),
     "ckv_sim_block": (_i32, (_ptr, _ptr, _i32)),

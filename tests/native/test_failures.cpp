@@ -56,11 +56,11 @@ TEST(test_a_failed_transfer_is_reported_only_after_its_copies_under_way) {
   for (uint64_t at : {0, 1}) {  // the copy call, of which half is queued; the record after it
     Rig rig;
     CHECK(ckv_sim_hold(rig.engine, 1) == CKV_OK);
-    CHECK(ckv_sim_fail(rig.engine, at, 1, 1) == CKV_OK);
+    CHECK(ckv_sim_fail(rig.engine, at, 1, 2) == CKV_OK);
     CHECK(rig.submit(CKV_STORE, {1, 3, 5, 7}, {1, 2, 3, 4}, 1) == CKV_OK);
     CHECK(ckv_wait(rig.engine, 1, 30000) == CKV_TIMEOUT);
     CHECK(ckv_sim_hold(rig.engine, 0) == CKV_OK);
-    CHECK(rig.finish(1).status == CKV_FAILED && rig.seen.at(1).error == 1);
+    CHECK(rig.finish(1).status == CKV_FAILED && rig.seen.at(1).error == 2);
     CHECK(rig.submit(CKV_STORE, {1}, {1}, 2) == CKV_OK);
     CHECK(rig.finish(2).status == CKV_DONE);
   }
@@ -189,6 +189,9 @@ TEST(test_bad_arguments_are_refused_and_touch_nothing) {
   CHECK(ckv_open(&config, &engine) == CKV_EINVAL && engine == nullptr);
   config.abi = CKV_ABI;
   config.driver = 0;
+  CHECK(ckv_open(&config, &engine) == CKV_EINVAL);
+  config.driver = CKV_DRIVER_SIM;
+  config.path = CKV_PATH_GATHER + 1;
   CHECK(ckv_open(&config, &engine) == CKV_EINVAL);
 }
 

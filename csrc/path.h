@@ -1,0 +1,46 @@
+// Which way a trunk is given to the driver.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "ckv.h"
+
+namespace ckv {
+
+// Where one kernel that gathers beats a batch of copies, on the H100 of vLLM PR 42212: loads of at
+// least so many pieces that are smaller than this on average. Above it a kernel only takes
+// processors from the step.
+constexpr size_t kMinGathered = 16;
+constexpr uint64_t kMaxGatheredBytes = 28 * 1024;
+
+// `paths`: bit p is set if CKV_PATH_ p can be used in this direction; LOOP always can. `wanted` is
+// taken if it can be used, AUTO leaves the choice to the rules.
+inline int choose_path(int direction, size_t num_descriptors, uint64_t bytes, uint32_t paths,
+                       int wanted) {
+  auto has = [paths](int path) { return (paths & 1U << path) != 0; };
+  if (wanted != CKV_PATH_AUTO && has(wanted)) {
+    return wanted;
+  }
+  if (num_descriptors <= 1) {
+    return CKV_PATH_LOOP;  // a plain copy: a batch of one costs more to set up
+  }
+  bool is_small = num_descriptors >= kMinGathered && bytes < kMaxGatheredBytes * num_descriptors;
+  if (direction == CKV_LOAD && is_small && has(CKV_PATH_GATHER)) {
+    return CKV_PATH_GATHER;
+  }
+  return has(CKV_PATH_BATCH) ? CKV_PATH_BATCH : CKV_PATH_LOOP;
+}
+
+// Whether a copy call's code may mean that this machine cannot do `path`. Then the trunk is issued
+// again another way: on the same stream, so after what may have been queued, and the same bytes to
+// the same places. LOOP has nothing behind it: it fails the transfer.
+inline bool is_path_at_fault(int path, int code) {
+  constexpr int kInvalidValue = 1;
+  constexpr int kNotFound = 500;
+  constexpr int kNotSupported = 801;
+  return path != CKV_PATH_LOOP &&
+         (code == kInvalidValue || code == kNotFound || code == kNotSupported);
+}
+
+}  // namespace ckv
