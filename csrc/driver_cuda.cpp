@@ -106,14 +106,14 @@ std::string text_of(const Library &l, int code) {
 class CudaDriver : public Driver {
  public:
   explicit CudaDriver(const ckv_config &config) : l_(open_library()) {
+    if (config.path == CKV_PATH_BATCH && l_.memcpy_batch == nullptr) {
+      throw Failure(CKV_EDRIVER, "this CUDA driver has no cuMemcpyBatchAsync (12.8)");
+    }
     check(l_.init(0), "starting CUDA");
     check(l_.device_get(&device_, config.device), "finding the device");
     // The primary context is torch's too; its streams and memory are the ones we copy between.
     check(l_.primary_retain(&context_, device_), "taking the primary context");
     is_retained_ = true;
-    if (config.path == CKV_PATH_BATCH && l_.memcpy_batch == nullptr) {
-      throw Failure(CKV_EDRIVER, "this CUDA driver has no cuMemcpyBatchAsync (12.8)");
-    }
     for (Batch &batch : batches_) {
       batch.dsts.resize(config.max_descriptors);
       batch.srcs.resize(config.max_descriptors);

@@ -208,20 +208,6 @@ TEST(test_too_many_transfers_are_refused_until_some_are_polled) {
   CHECK(rig.finish(3).status == CKV_DONE);
 }
 
-TEST(test_cuda_without_a_driver_is_refused_and_not_simulated) {
-  ckv_config config = sim_config();
-  config.driver = CKV_DRIVER_CUDA;
-  ckv_engine *engine = nullptr;
-  int code = ckv_open(&config, &engine);
-  if (code == CKV_OK) {
-    std::printf("  (this machine has a GPU)\n");
-    ckv_free(engine);
-    return;
-  }
-  CHECK(code == CKV_EDRIVER && engine == nullptr);
-  CHECK(std::string(ckv_last_error()).size() > 20);
-}
-
 TEST(test_pool_is_locked_in_chunks_or_not_at_all) {
   ckv_pool_config in_chunks = pool_config(10 * kMiB);
   in_chunks.chunk_bytes = 4 * kMiB;

@@ -1,0 +1,318 @@
+// driver_cuda.cpp over the fake libcuda: the calls it makes, what it does about their errors, and
+// that it leaves nothing behind.
+#include <sys/mman.h>
+
+#include <algorithm>
+#include <cstring>
+#include <string>
+#include <thread>
+
+#include "driver.h"
+#include "failure.h"
+#include "fake_cuda.h"
+#include "rig.h"
+
+namespace {
+
+constexpr size_t kPage = 4096;
+
+ckv_config cuda_config() {
+  ckv_config config = sim_config();
+  config.driver = CKV_DRIVER_CUDA;
+  config.max_descriptors = 64;
+  return config;
+}
+
+FakeCudaCounts counts() {
+  FakeCudaCounts out{};
+  fake_cuda_get_counts(&out);
+  return out;
+}
+
+void check_nothing_left() {
+  FakeCudaCounts left = counts();
+  CHECK(left.contexts == 0 && left.streams == 0 && left.events == 0);
+  CHECK(left.registrations == 0 && left.modules == 0 && left.is_context_current == 0);
+}
+
+std::string broken_rule() { return fake_cuda_broken_rule(); }
+
+// Whole pages that the kernel gives and takes back.
+struct Pages {
+  explicit Pages(size_t bytes) : num_bytes(bytes) {
+    void *got = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    CHECK(got != MAP_FAILED);
+    base = static_cast<uint8_t *>(got);
+  }
+  Pages(const Pages &) = delete;
+  Pages &operator=(const Pages &) = delete;
+  ~Pages() { munmap(base, num_bytes); }
+  uint64_t at(size_t offset) const { return reinterpret_cast<uint64_t>(base) + offset; }
+
+  uint8_t *base = nullptr;
+  size_t num_bytes;
+};
+
+// The driver alone, with 16 pages of VRAM and 16 of DRAM, registered 4 pages at a time.
+struct Bench {
+  static constexpr size_t kChunk = 4 * kPage;
+
+  explicit Bench(ckv_config config = cuda_config()) {
+    fake_cuda_add_vram(vram.base, vram.num_bytes);
+    driver = ckv::open_cuda_driver(config);
+    for (size_t offset = 0; offset < dram.num_bytes; offset += kChunk) {
+      CHECK(driver->host_register(dram.base + offset, kChunk) == 0);
+    }
+    CHECK(driver->attach_thread() == 0);
+    for (size_t i = 0; i < vram.num_bytes; ++i) {
+      vram.base[i] = static_cast<uint8_t>(i * 7 + i / 251);
+      dram.base[i] = static_cast<uint8_t>(i * 5 + i / 241 + 1);
+    }
+  }
+  Bench(const Bench &) = delete;
+  Bench &operator=(const Bench &) = delete;
+  ~Bench() {
+    for (size_t offset = 0; offset < dram.num_bytes; offset += kChunk) {
+      CHECK(driver->host_unregister(dram.base + offset) == 0);
+    }
+    driver.reset();
+    CHECK(broken_rule().empty());
+    fake_cuda_reset();
+  }
+
+  ckv::Descriptor load(size_t to, size_t from, size_t bytes) const {
+    return {vram.at(to), dram.at(from), bytes};
+  }
+  ckv::Descriptor store(size_t to, size_t from, size_t bytes) const {
+    return {dram.at(to), vram.at(from), bytes};
+  }
+  int copy(int direction, int path, const std::vector<ckv::Descriptor> &descriptors,
+           size_t place = 0) {
+    return driver->copy(direction, path, descriptors.data(), descriptors.size(), place);
+  }
+  void drain(int direction) {
+    int code = 0;
+    while ((code = driver->stream_query(driver->copy_stream(direction))) == ckv::kNotReady) {
+      std::this_thread::yield();
+    }
+    CHECK(code == 0);
+  }
+  bool has(int direction, int path) const { return (driver->paths(direction) >> path & 1U) != 0; }
+
+  Pages vram{16 * kPage};
+  Pages dram{16 * kPage};
+  std::unique_ptr<ckv::Driver> driver;
+};
+
+// Every test ends on a thread of its own: attach_thread leaves its context current.
+template <typename Body>
+void apart(const Body &body) {
+  std::thread([&] {
+    fake_cuda_reset();
+    body();
+  }).join();
+  check_nothing_left();
+}
+
+// An engine over the fake; `vram` of the rig is its VRAM.
+struct CudaRig : Rig {
+  explicit CudaRig(Shape s = Shape(), ckv_config config = cuda_config())
+      : Rig(std::move(s), config) {
+    for (auto &region : vram) {
+      fake_cuda_add_vram(region.data(), region.size());
+    }
+  }
+};
+
+void round_trip(CudaRig &rig) {
+  rig.fill(3);
+  auto original = rig.vram;
+  Ids blocks = range(0, rig.shape.num_blocks);
+  Ids slots = range(rig.shape.num_slots - rig.shape.num_blocks, rig.shape.num_slots);
+  std::reverse(slots.begin() + 10, slots.end());
+  CHECK(rig.submit(CKV_STORE, blocks, slots, 1) == CKV_OK);
+  CHECK(rig.finish(1).status == CKV_DONE);
+  for (auto &region : rig.vram) {
+    std::memset(region.data(), 0xEE, region.size());
+  }
+  CHECK(rig.submit(CKV_LOAD, blocks, slots, 2, 1) == CKV_OK);  // behind the legacy stream
+  CHECK(rig.finish(2).status == CKV_DONE);
+  CHECK(rig.vram == original);
+}
+
+TEST(test_cuda_round_trip_by_batch_leaves_nothing) {
+  apart([] {
+    {
+      CudaRig rig(Shape{64, 96, {4096, 1040}, 0});
+      round_trip(rig);
+      CHECK(fake_cuda_num_calls("cuMemcpyAsync") == 0);
+      CHECK(counts().contexts == 1 && counts().streams == 2);
+    }
+    CHECK(broken_rule().empty());
+  });
+}
+
+TEST(test_cuda_without_a_batch_call_loops) {
+  apart([] {
+    fake_cuda_set(FAKE_CUDA_BATCH, 0);
+    {
+      CudaRig rig;
+      round_trip(rig);
+      CHECK(fake_cuda_num_calls("cuMemcpyAsync") > 0);
+      CHECK(fake_cuda_num_calls("cuMemcpyBatchAsync") == 0);
+    }
+    ckv_config config = cuda_config();
+    config.path = CKV_PATH_BATCH;
+    ckv_engine *engine = nullptr;
+    CHECK(ckv_open(&config, &engine) == CKV_EDRIVER);
+    CHECK(std::string(ckv_last_error()) == "this CUDA driver has no cuMemcpyBatchAsync (12.8)");
+    CHECK(broken_rule().empty());
+  });
+}
+
+TEST(test_cuda_copies_by_every_path_it_offers) {
+  apart([] {
+    Bench bench;
+    for (int path : {CKV_PATH_BATCH, CKV_PATH_LOOP}) {
+      for (int direction : {CKV_LOAD, CKV_STORE}) {
+        CHECK(bench.has(direction, path));
+      }
+      CHECK(bench.copy(CKV_STORE, path, {bench.store(100, 3, 1000), bench.store(8192, 0, 1)}) == 0);
+      bench.drain(CKV_STORE);
+      CHECK(std::memcmp(bench.dram.base + 100, bench.vram.base + 3, 1000) == 0);
+      CHECK(bench.dram.base[8192] == bench.vram.base[0]);
+      CHECK(bench.copy(CKV_LOAD, path, {bench.load(7, 40, 4000)}) == 0);
+      bench.drain(CKV_LOAD);
+      CHECK(std::memcmp(bench.vram.base + 7, bench.dram.base + 40, 4000) == 0);
+    }
+  });
+}
+
+TEST(test_cuda_refused_calls_give_the_code_and_are_not_sticky) {
+  apart([] {
+    {
+      CudaRig rig;
+      rig.fill(1);
+      fake_cuda_fail("cuMemcpyBatchAsync", 0, 1, 2);
+      CHECK(rig.submit(CKV_STORE, {1}, {1}, 1) == CKV_OK);
+      CHECK(rig.finish(1).status == CKV_FAILED && rig.seen.at(1).error == 2);
+      CHECK(rig.submit(CKV_STORE, {1}, {1}, 2) == CKV_OK);
+      CHECK(rig.finish(2).status == CKV_DONE);
+      fake_cuda_fail("cuEventRecord", 0, 1, 2);  // the trunk's: the stream is asked instead
+      CHECK(rig.submit(CKV_STORE, {1}, {1}, 3) == CKV_OK);
+      CHECK(rig.finish(3).status == CKV_FAILED);
+      CHECK(rig.submit(CKV_LOAD, {1}, {1}, 4) == CKV_OK);
+      CHECK(rig.finish(4).status == CKV_DONE);
+    }
+    CHECK(broken_rule().empty());
+  });
+}
+
+TEST(test_cuda_a_dead_context_poisons_and_closes) {
+  apart([] {
+    {
+      CudaRig rig;
+      fake_cuda_fail("cuMemcpyBatchAsync", 0, 1, 700);
+      CHECK(rig.submit(CKV_STORE, {1}, {1}, 1) == CKV_OK);
+      CHECK(rig.finish(1).error == 700);
+      CHECK(rig.submit(CKV_STORE, {1}, {1}, 2) == CKV_EPOISONED);
+      CHECK(std::string(ckv_last_error()).find("CUDA_ERROR_ILLEGAL_ADDRESS (700)") !=
+            std::string::npos);
+      CHECK(ckv_close(rig.engine, 1000000) == CKV_OK);
+      fake_cuda_reset();  // as a new context would: what is left can be given back
+    }
+    CHECK(broken_rule().empty());
+  });
+}
+
+TEST(test_cuda_every_call_that_fails_while_opening_leaves_nothing) {
+  const char *entries[] = {"cuInit",
+                           "cuDeviceGet",
+                           "cuDevicePrimaryCtxRetain",
+                           "cuCtxGetStreamPriorityRange",
+                           "cuStreamCreateWithPriority",
+                           "cuEventCreate"};
+  for (const char *entry : entries) {
+    for (uint32_t after : {0U, 1U}) {
+      apart([&] {
+        fake_cuda_fail(entry, after, 1, 2);
+        ckv_config config = cuda_config();
+        ckv_engine *engine = nullptr;
+        int code = ckv_open(&config, &engine);
+        CHECK(code == CKV_EDRIVER || (after == 1 && code == CKV_OK));
+        CHECK(code == CKV_OK || std::string(ckv_last_error()).find("(2)") != std::string::npos);
+        ckv_free(engine);
+        CHECK(broken_rule().empty());
+      });
+    }
+  }
+}
+
+TEST(test_cuda_a_pool_is_registered_in_chunks_and_all_or_nothing) {
+  apart([] {
+    ckv_config config = cuda_config();
+    ckv_engine *engine = nullptr;
+    CHECK(ckv_open(&config, &engine) == CKV_OK);
+    int before = counts().registrations;
+    ckv_pool_config wanted = pool_config(10 * kPage);
+    wanted.chunk_bytes = 4 * kPage;
+    void *base = nullptr;
+    CHECK(ckv_pool_map(engine, &wanted, &base) == CKV_OK);
+    CHECK(counts().registrations == before + 3);
+    CHECK(ckv_pool_unmap(engine, base) == CKV_OK);
+    CHECK(counts().registrations == before);
+    fake_cuda_fail("cuMemHostRegister_v2", 2, 1, 2);
+    CHECK(ckv_pool_map(engine, &wanted, &base) == CKV_EDRIVER);
+    CHECK(counts().registrations == before);
+    ckv_free(engine);
+    CHECK(broken_rule().empty());
+  });
+}
+
+TEST(test_cuda_puts_back_the_context_of_the_callers_thread) {
+  apart([] {
+    CudaRig rig;
+    CHECK(rig.submit(CKV_STORE, {1}, {1}, 1, 1) == CKV_OK);
+    CHECK(rig.finish(1).status == CKV_DONE);
+    CHECK(counts().is_context_current == 0);
+  });
+}
+
+TEST(test_cuda_close_waits_for_copies_in_flight) {
+  apart([] {
+    {
+      CudaRig rig;
+      fake_cuda_hold(1);
+      CHECK(rig.submit(CKV_STORE, {1}, {1}, 1) == CKV_OK);
+      CHECK(ckv_wait(rig.engine, 1, 1000) == CKV_TIMEOUT);
+      std::thread closer([&] { CHECK(ckv_close(rig.engine, 20000000) == CKV_OK); });
+      fake_cuda_hold(0);
+      closer.join();
+      rig.poll();
+      CHECK(rig.seen.at(1).status == CKV_DONE);
+    }
+    CHECK(broken_rule().empty());
+  });
+}
+
+// The fake refuses what the documentation forbids; else its silence would prove nothing.
+TEST(test_cuda_fake_refuses_what_the_documentation_forbids) {
+  apart([] {
+    {
+      Bench bench;
+      CHECK(bench.copy(CKV_LOAD, CKV_PATH_BATCH, {bench.load(0, 0, 0)}) == 1);
+      CHECK(bench.copy(CKV_LOAD, CKV_PATH_BATCH, {}) == 1);
+      CHECK(bench.copy(CKV_LOAD, CKV_PATH_BATCH, {{bench.vram.at(0), 4096, 16}}) == 1);
+      CHECK(bench.driver->host_register(bench.dram.base + kPage, kPage) == 712);
+      CHECK(bench.driver->host_unregister(bench.dram.base + kPage) == 713);
+      CHECK(bench.driver->event_query(bench.vram.base) == 400);
+      std::thread([&] {
+        CHECK(bench.driver->stream_query(bench.driver->copy_stream(CKV_LOAD)) == 201);
+      }).join();
+      CHECK(!broken_rule().empty());
+      fake_cuda_reset();
+    }
+  });
+}
+
+}  // namespace
