@@ -120,6 +120,7 @@ def agents(
         "test-agents",
         num_blocks=129,
         connector={"ttl_s": 50, "dram_bytes": DRAM_BYTES, "trace_path": str(trace)},
+        env={"CONTINUUM_CHECKSUM_EVERY": "0"},  # a test overwrites DRAM, and must be believed
         args=(*MIDDLEWARE, "--kv-events-config", json.dumps(events)),
     ) as server:
         yield server

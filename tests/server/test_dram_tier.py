@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from bench.serve.server import VllmServer
-from tests.server.conftest import DRAM_BYTES, ServerFactory
+from tests.server.conftest import DRAM_BYTES, MIDDLEWARE, ServerFactory
 from tests.server.helpers import (
     dialogs,
     dram_hits,
@@ -65,6 +65,21 @@ def test_the_comparison_fails_when_dram_is_overwritten(
     assert answers != expected, "the last turns read the bytes we wrote"
     reset(agents)
     assert play(agents, PROGRAMS) == expected, "a reset forgets what is in DRAM"
+
+
+def test_overwritten_dram_is_noticed_and_computed_again(
+    server_factory: ServerFactory, agents: VllmServer, expected: Answers
+) -> None:
+    server_factory.stop()  # the stock server has answered
+    summed = server_factory(
+        "summed",
+        num_blocks=agents.options.num_blocks,
+        connector={"ttl_s": 50, "dram_bytes": DRAM_BYTES, "checksum_every": 1},
+        args=MIDDLEWARE,
+    )
+    answers = play(summed, PROGRAMS, before_last=lambda: overwrite_dram(summed))
+    assert answers == expected
+    assert summed.metric("continuum:transfer_failures_total", reason="corrupt") > 0
 
 
 def first_turns(answers: Answers) -> Answers:
