@@ -1,0 +1,162 @@
+"""The engine over a real driver: bytes, order, cancel, checksums, growth, and a lost context.
+
+python -m pytest tests/gpu -m gpu        # on a machine with a GPU
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+from continuum_connector.worker.engine import Direction, Status
+from tests.gpu.conftest import DEVICES, KIB, MIB, Cuda, GpuRig, StandIn, torch
+
+LOAD, STORE = Direction.LOAD, Direction.STORE
+PATHS = {"auto": 0, "batch": 1, "loop": 2, "gather": 3}
+LAYOUTS = {"1 region of 2 MiB": (1, 2 * MIB), "64 regions of 32 KiB": (64, 32 * KIB)}
+CORRUPT = -10
+DELAY_S = 0.05  # of a kernel that copies must wait for
+
+MakeRig = Callable[..., GpuRig]
+
+
+@pytest.mark.parametrize("path", PATHS)
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_loaded_bytes_equal_stored_bytes(make_rig: MakeRig, layout: str, path: str) -> None:
+    if path != "auto" and not make_rig().has_path(PATHS[path]):
+        pytest.skip(f"this driver has no path {path}")
+    rig = make_rig(*LAYOUTS[layout], path=path)
+    original = rig.vram.cpu().numpy().copy()
+    blocks, slots, others = [0, 3, 4, 5, 15], [9, 1, 2, 3, 0], [7, 2, 1, 12, 9]
+    torch_done(rig)
+    assert rig.finish(STORE, blocks, slots).status is Status.DONE
+    for block, slot in zip(blocks, slots, strict=True):
+        assert np.array_equal(rig.slots[slot], original[:, block])
+    assert rig.finish(LOAD, others, slots).status is Status.DONE
+    expected = original.copy()
+    expected[:, others] = original[:, blocks]
+    assert np.array_equal(rig.vram.cpu().numpy(), expected), "other blocks stay as they were"
+    if path != "auto" and rig.vram.is_cuda:  # the stand-in has one memcpy for all
+        trunks = rig.engine.stats().num_trunks
+        assert all(trunks[way.value][PATHS[path]] > 0 for way in Direction)
+
+
+def torch_done(rig: GpuRig) -> None:
+    """What torch queued so far is over."""
+    if rig.vram.is_cuda:
+        torch.cuda.synchronize()
+
+
+def test_a_store_takes_what_compute_leaves(make_rig: MakeRig, device: StandIn | Cuda) -> None:
+    rig = make_rig(1, MIB)
+    stream = device.slow_fill(rig, rig.vram[0, 3], 7, DELAY_S)
+    assert rig.finish(STORE, [3], [5], after=stream).status is Status.DONE
+    assert (rig.slots[5] == 7).all()
+
+
+def test_a_load_comes_after_block_zeroing(make_rig: MakeRig, device: StandIn | Cuda) -> None:
+    rig = make_rig(1, MIB)
+    rig.slots[5] = 9
+    stream = device.slow_fill(rig, rig.vram[0, 3], 0, DELAY_S)
+    assert rig.finish(LOAD, [3], [5], after=stream).status is Status.DONE
+    torch_done(rig)
+    assert (rig.bytes_of(3) == 9).all()
+
+
+def test_a_transfer_cancelled_before_its_stream_is_ready_copies_nothing(
+    make_rig: MakeRig, device: StandIn | Cuda
+) -> None:
+    rig = make_rig(1, MIB)
+    rig.slots[:] = 3
+    stream = device.slow_fill(rig, rig.vram[0, 0], 1, DELAY_S * 4)
+    tag = rig.submit(STORE, [1, 2], [1, 2], after=stream)
+    rig.engine.cancel(tag)
+    completion = rig.settle(tag)
+    assert (completion.status, completion.num_bytes) == (Status.CANCELLED, 0)
+    torch_done(rig)
+    assert (rig.slots == 3).all()
+
+
+def test_a_transfer_cancelled_under_way_says_how_much_it_copied(make_rig: MakeRig) -> None:
+    rig = make_rig(1, 2 * MIB, num_blocks=64, trunk_bytes=MIB, window_bytes=MIB)
+    rig.slots[:] = 0
+    torch_done(rig)
+    every = list(range(64))
+    tag = rig.submit(STORE, every, every)
+    rig.engine.cancel(tag)
+    completion = rig.settle(tag)
+    assert completion.status in (Status.CANCELLED, Status.DONE)
+    assert int((rig.slots != 0).sum()) == completion.num_bytes  # no byte of VRAM is 0
+
+
+def test_a_slot_that_changed_is_found_by_its_checksum(make_rig: MakeRig) -> None:
+    rig = make_rig(checksum_every=1)
+    torch_done(rig)
+    assert rig.finish(STORE, [1, 2], [1, 2]).status is Status.DONE
+    if not rig.engine.stats().num_summed:
+        pytest.skip("this library takes no checksums")
+    assert rig.finish(LOAD, [4], [1]).status is Status.DONE
+    rig.slots[2, 3, 100] ^= 1
+    completion = rig.finish(LOAD, [5], [2])
+    assert (completion.status, completion.error) == (Status.FAILED, CORRUPT)
+    assert rig.engine.stats().num_corrupt == 1
+
+
+def test_slots_of_a_growing_pool_can_be_used_once_they_are_ready(make_rig: MakeRig) -> None:
+    rig = make_rig(1, 2 * MIB, num_blocks=64, first_bytes=4 * MIB)
+    num_ready = rig.engine.num_ready_slots
+    assert num_ready >= 2
+    torch_done(rig)
+    rig.finish(STORE, [1], [1])
+    deadline = 10**7
+    while rig.engine.num_ready_slots < 64 and deadline:
+        deadline -= 1
+    assert not rig.engine.pool_state().why
+    rig.finish(STORE, [2], [63])
+    assert np.array_equal(rig.slots[63], rig.bytes_of(2))
+
+
+LOSE_CONTEXT = """
+import sys
+from continuum_connector.errors import TransferError
+from continuum_connector.worker.engine import Direction
+from tests.gpu.conftest import {name}, GpuRig, torch
+rig = GpuRig({name}(), 1, 4096)
+print(rig.finish(Direction.STORE, [1], [1]).status.name)
+if rig.vram.is_cuda:
+    index = torch.tensor([1 << 30], device="cuda")
+    try:
+        torch.zeros(4, device="cuda").index_select(0, index).cpu()
+    except RuntimeError:
+        pass
+else:
+    rig.engine.sim_fail_after(0, code=700)
+for _ in range(2):
+    try:
+        print(rig.finish(Direction.STORE, [2], [2]).status.name)
+    except TransferError as error:
+        print("refused", file=sys.stdout)
+        print(error, file=sys.stderr)
+rig.engine.close(1.0)
+print("left")
+"""
+
+
+@pytest.mark.parametrize("kind", DEVICES)
+def test_a_lost_context_fails_transfers_and_the_process_can_leave(kind: Any) -> None:
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", LOSE_CONTEXT.format(name=kind.__name__)],
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    lines = done.stdout.split()
+    assert lines[0] == "DONE", done.stderr
+    assert set(lines[1:-1]) <= {"FAILED", "refused"}, done.stderr
+    assert lines[-1] == "left", done.stderr
+    assert done.returncode == 0
