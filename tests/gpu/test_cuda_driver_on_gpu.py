@@ -64,7 +64,7 @@ def test_a_load_comes_after_block_zeroing(make_rig: MakeRig, device: StandIn | C
     rig.slots[5] = 9
     stream = device.slow_fill(rig, rig.vram[0, 3], 0, DELAY_S)
     assert rig.finish(LOAD, [3], [5], after=stream).status is Status.DONE
-    torch_done(rig)
+    rig.finish(STORE, [7], [7], after=stream)  # the zeroing is over now, whoever was first
     assert (rig.bytes_of(3) == 9).all()
 
 
@@ -98,8 +98,6 @@ def test_a_slot_that_changed_is_found_by_its_checksum(make_rig: MakeRig) -> None
     rig = make_rig(checksum_every=1)
     torch_done(rig)
     assert rig.finish(STORE, [1, 2], [1, 2]).status is Status.DONE
-    if not rig.engine.stats().num_summed:
-        pytest.skip("this library takes no checksums")
     assert rig.finish(LOAD, [4], [1]).status is Status.DONE
     rig.slots[2, 3, 100] ^= 1
     completion = rig.finish(LOAD, [5], [2])
