@@ -29,6 +29,13 @@ FakeCudaCounts counts() {
   return out;
 }
 
+// For faults of the batch call: a lone descriptor would go by the plain copy.
+ckv_config batch_config() {
+  ckv_config config = cuda_config();
+  config.path = CKV_PATH_BATCH;
+  return config;
+}
+
 void check_nothing_left() {
   FakeCudaCounts left = counts();
   CHECK(left.contexts == 0 && left.streams == 0 && left.events == 0);
@@ -161,8 +168,7 @@ TEST(test_cuda_without_a_batch_call_loops) {
       CHECK(fake_cuda_num_calls("cuMemcpyAsync") > 0);
       CHECK(fake_cuda_num_calls("cuMemcpyBatchAsync") == 0);
     }
-    ckv_config config = cuda_config();
-    config.path = CKV_PATH_BATCH;
+    ckv_config config = batch_config();
     ckv_engine *engine = nullptr;
     CHECK(ckv_open(&config, &engine) == CKV_EDRIVER);
     CHECK(std::string(ckv_last_error()) == "this CUDA driver has no cuMemcpyBatchAsync (12.8)");
@@ -191,7 +197,7 @@ TEST(test_cuda_copies_by_every_path_it_offers) {
 TEST(test_cuda_refused_calls_give_the_code_and_are_not_sticky) {
   apart([] {
     {
-      CudaRig rig;
+      CudaRig rig(Shape(), batch_config());
       rig.fill(1);
       fake_cuda_fail("cuMemcpyBatchAsync", 0, 1, 2);
       CHECK(rig.submit(CKV_STORE, {1}, {1}, 1) == CKV_OK);
@@ -208,10 +214,22 @@ TEST(test_cuda_refused_calls_give_the_code_and_are_not_sticky) {
   });
 }
 
-TEST(test_cuda_a_dead_context_poisons_and_closes) {
+TEST(test_cuda_a_batch_that_is_not_supported_is_looped_from_then_on) {
   apart([] {
     {
       CudaRig rig;
+      fake_cuda_fail("cuMemcpyBatchAsync", 0, 1, 801);
+      round_trip(rig);
+      CHECK(fake_cuda_num_calls("cuMemcpyBatchAsync") == 1);
+    }
+    CHECK(broken_rule().empty());
+  });
+}
+
+TEST(test_cuda_a_dead_context_poisons_and_closes) {
+  apart([] {
+    {
+      CudaRig rig(Shape(), batch_config());
       fake_cuda_fail("cuMemcpyBatchAsync", 0, 1, 700);
       CHECK(rig.submit(CKV_STORE, {1}, {1}, 1) == CKV_OK);
       CHECK(rig.finish(1).error == 700);
