@@ -51,6 +51,16 @@ def test_engine_is_clean_under_the_sanitizer(preset: str, sanitizers: str, tmp_p
 
 
 @needs_compiler
+@needs_cmake
+def test_random_calls_of_the_c_abi_are_clean_under_asan(tmp_path: Path) -> None:
+    if not _has_sanitizer("address,undefined", tmp_path):
+        pytest.skip("this compiler cannot link or start programs with AddressSanitizer")
+    _run("cmake", "--preset", "asan", "-B", tmp_path / "build")
+    _run("cmake", "--build", tmp_path / "build", "--target", "fuzz_abi")
+    assert "1500 runs passed" in _run(tmp_path / "build" / "fuzz_abi", "1500", "1")
+
+
+@needs_compiler
 def test_declarations_are_those_of_the_cuda_header() -> None:
     folder = next((f for f in CUDA_HEADERS if (f / "cudaTypedefs.h").is_file()), None)
     if folder is None:

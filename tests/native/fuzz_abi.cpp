@@ -1,0 +1,306 @@
+// Random sequences of ckv_ calls with random arguments: no crash, no hang, no transfer lost.
+//
+// With clang: -fsanitize=fuzzer -DCKV_LIBFUZZER. Otherwise the main below replays files, or runs
+// random inputs: fuzz_abi [runs [seed]] or fuzz_abi FILE...
+#include <algorithm>
+#include <array>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <fstream>
+#include <iterator>
+#include <random>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "ckv.h"
+
+namespace {
+
+constexpr int32_t kBlocks = 8;
+constexpr int32_t kSlots = 12;
+constexpr uint64_t kBytes = 64;
+constexpr size_t kMaxPairs = 64;
+
+size_t num_accepted = 0;  // of all runs: one that accepts none tests little
+
+#define REQUIRE(condition)                                                 \
+  do {                                                                     \
+    if (!(condition)) {                                                    \
+      std::fprintf(stderr, "%s:%d: %s\n", __FILE__, __LINE__, #condition); \
+      std::abort();                                                        \
+    }                                                                      \
+  } while (false)
+
+// The input as arguments; zeros when it is used up.
+class Bytes {
+ public:
+  Bytes(const uint8_t *data, size_t size) : data_(data), size_(size) {}
+  bool empty() const { return at_ >= size_; }
+  uint8_t byte() { return empty() ? 0 : data_[at_++]; }
+  bool once_in(int n) { return byte() % n == 0; }
+
+  // Often small, sometimes any 64 bits.
+  uint64_t number() {
+    uint8_t kind = byte();
+    if (kind < 224) {
+      return kind % 16;
+    }
+    uint64_t value = 0;
+    for (int i = 0; i < 8; ++i) {
+      value = value << 8 | byte();
+    }
+    return value;
+  }
+  int32_t id() { return static_cast<int32_t>(number()); }
+
+ private:
+  const uint8_t *data_;
+  size_t size_;
+  size_t at_ = 0;
+};
+
+class Session {
+ public:
+  explicit Session(Bytes &input) : input_(input) {
+    open();
+    if (engine_ != nullptr && !input_.once_in(8)) {
+      set_regions();
+    }
+  }
+
+  void run() {
+    for (int i = 0; i < 200 && !input_.empty(); ++i) {
+      call();
+    }
+    finish();
+  }
+
+ private:
+  // A null handle now and then: every call must refuse it.
+  ckv_engine *engine() { return input_.once_in(32) ? nullptr : engine_; }
+
+  void open() {
+    ckv_config config{};
+    config.size = input_.once_in(16) ? input_.byte() : sizeof config;
+    config.abi = input_.once_in(16) ? input_.byte() : CKV_ABI;
+    config.driver = input_.once_in(16) ? input_.id() % 8 : CKV_DRIVER_SIM;
+    config.driver = config.driver == CKV_DRIVER_CUDA ? 0 : config.driver;
+    config.path = static_cast<int32_t>(input_.number() % 5);
+    config.max_descriptors = input_.byte() % 8;
+    config.trunk_bytes = input_.number();
+    config.window_bytes[CKV_LOAD] = input_.number();
+    config.window_bytes[CKV_STORE] = input_.number();
+    config.max_transfers = input_.byte();
+    config.checksum_every = input_.byte() % 3;
+    int code = ckv_open(input_.once_in(32) ? nullptr : &config, &engine_);
+    REQUIRE((code == CKV_OK) == (engine_ != nullptr));
+    REQUIRE(ckv_open(&config, nullptr) == CKV_EINVAL);
+  }
+
+  void set_regions() {
+    ckv_region regions[2];
+    for (size_t i = 0; i < 2; ++i) {
+      regions[i] = {reinterpret_cast<uint64_t>(vram_.data()) + i * kBlocks * kBytes, kBytes,
+                    reinterpret_cast<uint64_t>(dram_.data()) + i * kBytes, 2 * kBytes, kBytes};
+    }
+    bool is_null = input_.once_in(16);
+    int32_t num_blocks = input_.once_in(16) ? -input_.byte() : kBlocks;
+    size_t n = input_.byte() % 3;
+    ckv_set_regions(engine(), is_null ? nullptr : regions, is_null ? 0 : n, num_blocks, kSlots);
+  }
+
+  void call() {
+    switch (input_.byte() % 16) {
+      case 0:
+        return set_regions();
+      case 1:
+        return poll();
+      case 2:
+        ckv_cancel(engine(), input_.number());
+        return;
+      case 3:
+        ckv_wait(engine(), input_.number(), static_cast<int64_t>(input_.byte()) - 64);
+        return;
+      case 4:
+        return map_pool();
+      case 5:
+        return unmap_pool();
+      case 6:
+        return read_stats();
+      case 7:
+        return fail();
+      case 8:
+        return compute();
+      case 9:
+        ckv_sim_hold(engine(), input_.byte() % 2);
+        return;
+      case 10:
+        return close_now_and_then();
+      default:
+        return submit();
+    }
+  }
+
+  void submit() {
+    std::array<int32_t, kMaxPairs> blocks;
+    std::array<int32_t, kMaxPairs> slots;
+    size_t n = input_.once_in(4) ? input_.byte() % kMaxPairs : input_.byte() % 4;
+    for (size_t i = 0; i < n; ++i) {
+      blocks[i] = input_.id();
+      slots[i] = input_.id();
+    }
+    bool is_null = input_.once_in(32);
+    uint64_t tag = input_.number();
+    int code = ckv_submit(engine(), input_.once_in(32) ? input_.id() : input_.byte() % 2,
+                          input_.once_in(8) ? input_.byte() % 4 : 0,
+                          is_null ? nullptr : blocks.data(), slots.data(), n, stream(), tag);
+    if (code == CKV_OK) {
+      unreported_.insert(tag);
+      ++num_accepted;
+    } else {
+      REQUIRE(code < 0 && code >= CKV_ECORRUPT && *ckv_last_error() != '\0');
+    }
+  }
+
+  // None, ours, or one that does not exist.
+  uintptr_t stream() {
+    uint8_t kind = input_.byte() % 8;
+    return kind < 4 ? 0 : kind < 7 ? stream_ : 12345;
+  }
+
+  void poll() {
+    std::array<ckv_completion, 8> batch;
+    size_t n = ckv_poll(engine(), batch.data(), input_.byte() % (batch.size() + 1));
+    take(batch.data(), n);
+  }
+
+  void take(const ckv_completion *batch, size_t n) {
+    for (size_t i = 0; i < n; ++i) {
+      auto found = unreported_.find(batch[i].tag);
+      REQUIRE(found != unreported_.end());
+      unreported_.erase(found);  // one: a finished transfer's tag may have been used again
+      REQUIRE(batch[i].status >= CKV_DONE && batch[i].status <= CKV_FAILED);
+      REQUIRE((batch[i].status == CKV_FAILED) == (batch[i].error != 0));
+    }
+  }
+
+  void map_pool() {
+    ckv_pool_config config{};
+    config.size = input_.once_in(16) ? input_.byte() : sizeof config;
+    config.huge = input_.byte() % 2;
+    config.numa_node = input_.once_in(8) ? input_.id() : CKV_NUMA_ANY;
+    config.num_threads = input_.byte() % 8;
+    config.bytes = input_.once_in(16) ? input_.number() : input_.byte() * 64;
+    config.first_bytes = input_.once_in(4) ? input_.number() : 0;
+    config.chunk_bytes = input_.number();
+    void *base = nullptr;
+    if (ckv_pool_map(engine(), input_.once_in(32) ? nullptr : &config,
+                     input_.once_in(32) ? nullptr : &base) == CKV_OK) {
+      pool_ = base;
+    }
+  }
+
+  void unmap_pool() {
+    ckv_pool_state state{};
+    state.size = input_.once_in(8) ? input_.byte() : sizeof state;
+    ckv_pool_get_state(engine(), pool_, input_.once_in(16) ? nullptr : &state);
+    ckv_pool_unmap(engine(), input_.once_in(4) ? nullptr : pool_);
+  }
+
+  void read_stats() {
+    ckv_stats stats{};
+    stats.size = input_.once_in(8) ? input_.byte() : sizeof stats;
+    ckv_get_stats(engine(), input_.once_in(16) ? nullptr : &stats);
+    ckv_sim_stats sim;
+    ckv_sim_get_stats(engine(), &sim);
+  }
+
+  // A sticky code ends the session's copies, so it comes seldom.
+  void fail() {
+    int code = input_.once_in(16) ? 700 : 1 + input_.byte() % 2;
+    int entry = input_.byte() % 9 - 1;
+    ckv_sim_fail_at(engine(), entry, input_.byte() % 16, input_.byte() % 3, code);
+  }
+
+  void compute() {
+    if (stream_ == 0 && ckv_sim_stream(engine(), &stream_) != CKV_OK) {
+      return;
+    }
+    ckv_sim_block(engine(), input_.once_in(8) ? 12345 : stream_, input_.byte() % 2);
+    ckv_sim_compute(engine(), stream(), nullptr, 0, 0, input_.byte());
+  }
+
+  void close_now_and_then() {
+    if (engine_ != nullptr && input_.once_in(8)) {
+      ckv_sim_hold(engine_, 0);  // else the close waits a second for what is held
+      ckv_close(engine_, input_.byte() - 64);
+    }
+  }
+
+  void finish() {
+    if (engine_ == nullptr) {
+      return;
+    }
+    REQUIRE(ckv_sim_hold(engine_, 0) == CKV_OK);
+    REQUIRE(ckv_close(engine_, 0) == CKV_OK);
+    std::array<ckv_completion, 16> batch;
+    while (size_t n = ckv_poll(engine_, batch.data(), batch.size())) {
+      take(batch.data(), n);
+    }
+    REQUIRE(unreported_.empty() && *ckv_pending_word(engine_) == 0);
+    ckv_free(engine_);
+  }
+
+  Bytes &input_;
+  ckv_engine *engine_ = nullptr;
+  std::vector<uint8_t> vram_ = std::vector<uint8_t>(2 * kBlocks * kBytes);
+  std::vector<uint8_t> dram_ = std::vector<uint8_t>(2 * kSlots * kBytes);
+  uintptr_t stream_ = 0;
+  void *pool_ = nullptr;
+  std::multiset<uint64_t> unreported_;
+};
+
+}  // namespace
+
+extern "C" int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
+  Bytes input(data, size);
+  Session(input).run();
+  return 0;
+}
+
+#ifndef CKV_LIBFUZZER
+namespace {
+
+bool replay(const char *path) {
+  std::ifstream file(path, std::ios::binary);
+  std::vector<char> data((std::istreambuf_iterator<char>(file)), std::istreambuf_iterator<char>());
+  LLVMFuzzerTestOneInput(reinterpret_cast<const uint8_t *>(data.data()), data.size());
+  return file.good() || file.eof();
+}
+
+void run_random(unsigned seed) {
+  std::mt19937 random(seed);
+  std::vector<uint8_t> data(200 + random() % 1200);
+  std::generate(data.begin(), data.end(), [&] { return static_cast<uint8_t>(random()); });
+  LLVMFuzzerTestOneInput(data.data(), data.size());
+}
+
+}  // namespace
+
+int main(int argc, char **argv) {
+  if (argc > 1 && std::strspn(argv[1], "0123456789") != std::strlen(argv[1])) {
+    return std::all_of(argv + 1, argv + argc, replay) ? 0 : 1;
+  }
+  int num_runs = argc > 1 ? std::atoi(argv[1]) : 1000;
+  unsigned seed = argc > 2 ? static_cast<unsigned>(std::atoi(argv[2])) : 1;
+  for (int i = 0; i < num_runs; ++i) {
+    std::fprintf(stderr, "\rseed %u", seed);  // the last one printed is to be run again
+    run_random(seed++);
+  }
+  std::fprintf(stderr, "\n");
+  std::printf("%d runs passed, %zu transfers accepted\n", num_runs, num_accepted);
+  return num_accepted > static_cast<size_t>(num_runs) ? 0 : 1;
+}
+#endif
