@@ -277,6 +277,10 @@ int ckv_sim_block(ckv_engine *handle, uintptr_t stream, int on) {
       handle, [&](ckv::SimDriver &sim) { sim.block(reinterpret_cast<void *>(stream), on != 0); });
 }
 
+int ckv_sim_watch(ckv_engine *handle, int on) {
+  return with_sim(handle, [&](ckv::SimDriver &sim) { sim.watch(on != 0); });
+}
+
 int ckv_sim_get_stats(ckv_engine *handle, ckv_sim_stats *out) {
   return with_sim(handle, [&](ckv::SimDriver &sim) { *out = sim.stats(); });
 }

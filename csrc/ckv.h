@@ -211,6 +211,8 @@ typedef struct {
   uint64_t num_copy_calls[2];
   uint64_t num_driver_calls; /* every entry point that sim_fail counts */
   uint64_t num_stopped;      /* calls that ckv_sim_stop keeps just now */
+  uint64_t num_copied[2];    /* copy calls that the device has done */
+  uint64_t num_violations;   /* of block lifetimes, seen by ckv_sim_watch */
 } ckv_sim_stats;
 
 /* The driver's entry points, for ckv_sim_fail_at. */
@@ -249,6 +251,10 @@ int ckv_sim_compute(ckv_engine *engine, uintptr_t stream, void *ptr, int value, 
 /* on: what was queued last on the stream, and all that follows, does not finish; off: it goes on.
  */
 int ckv_sim_block(ckv_engine *engine, uintptr_t stream, int on);
+/* on: counts the pieces that were written, by whom it may be, while they had to stay: a store's
+ * source from its copy call, a load's destination from its copy, to the query that finds it done.
+ * Also on from the start where the environment has CKV_SIM_WATCH. */
+int ckv_sim_watch(ckv_engine *engine, int on);
 int ckv_sim_get_stats(ckv_engine *engine, ckv_sim_stats *out);
 
 #pragma GCC visibility pop

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <cstdlib>
 #include <cstring>
 
 #include "failure.h"
@@ -77,11 +78,12 @@ void SimDriver::work(SimStream *stream) {
     stream->ops.pop_front();
     if (dead_code_ == 0) {
       stream->is_running = true;
-      execute(lock, op);
+      execute(lock, stream, op);
       stream->is_running = false;
     }
     if (stream->direction >= 0) {
       stream->bytes_in_flight -= op.bytes;
+      ++stats_.num_copied[stream->direction];
     }
     // A blocked kernel has begun and does not end.
     changed_.wait(lock, [&] { return !stream->is_blocked || is_quitting_; });
@@ -90,7 +92,7 @@ void SimDriver::work(SimStream *stream) {
   }
 }
 
-void SimDriver::execute(std::unique_lock<std::mutex> &lock, const Op &op) {
+void SimDriver::execute(std::unique_lock<std::mutex> &lock, SimStream *stream, const Op &op) {
   auto begin = std::chrono::steady_clock::now();
   auto until = begin + op.delay;
   changed_.wait_until(lock, until, [&] { return is_quitting_; });
@@ -102,6 +104,11 @@ void SimDriver::execute(std::unique_lock<std::mutex> &lock, const Op &op) {
     copy_bytes(d);
   }
   lock.lock();
+  if (is_watching_ && stream->direction == CKV_LOAD) {  // what was loaded must stay
+    for (const Descriptor &d : op.copies) {
+      stream->watch.note(stream->num_done + 1, reinterpret_cast<const void *>(d.dst), d.bytes);
+    }
+  }
   if (mbps_ > 0 && !op.copies.empty()) {
     until = begin + std::chrono::microseconds(op.bytes / mbps_);
     changed_.wait_until(lock, until, [&] { return is_quitting_ || dead_code_ != 0; });
@@ -187,7 +194,7 @@ int SimDriver::event_query(Event event) {
     return code;
   }
   const SimEvent &e = *static_cast<SimEvent *>(event);
-  return e.stream == nullptr || e.stream->num_done >= e.target ? 0 : kNotReady;
+  return e.stream == nullptr ? 0 : settle(e.stream, e.target);
 }
 
 int SimDriver::stream_query(Stream stream) {
@@ -200,7 +207,17 @@ int SimDriver::stream_query(Stream stream) {
   if (known == nullptr) {
     return kInvalidHandle;
   }
-  return known->num_done >= known->num_queued ? 0 : kNotReady;
+  return settle(known, known->num_queued);
+}
+
+// 0 if the stream has done that many, which is when the engine may report them.
+int SimDriver::settle(SimStream *stream, uint64_t target) {
+  if (stream->num_done < target) {
+    return kNotReady;
+  }
+  const char *what = stream->direction == CKV_LOAD ? "loaded" : "to be stored";
+  stats_.num_violations += stream->watch.settle(target, what);
+  return 0;
 }
 
 unsigned SimDriver::paths(int direction) const {
@@ -229,6 +246,11 @@ int SimDriver::copy(int direction, int path, const Descriptor *descriptors, size
   stats_.num_descriptors[direction] += n;
   ++stats_.num_copy_calls[direction];
   ++stream->num_queued;
+  if (is_watching_ && direction == CKV_STORE) {  // its compute is done: the engine waited for it
+    for (const Descriptor &d : op.copies) {
+      stream->watch.note(stream->num_queued, reinterpret_cast<const void *>(d.src), d.bytes);
+    }
+  }
   stream->ops.push_back(std::move(op));
   changed_.notify_all();
   return code;
@@ -303,14 +325,25 @@ void SimDriver::block(Stream stream, bool on) {
   changed_.notify_all();
 }
 
+void SimDriver::watch(bool on) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  is_watching_ = on;
+  for (int direction : {CKV_LOAD, CKV_STORE}) {
+    streams_[direction]->watch.forget();
+  }
+}
+
 ckv_sim_stats SimDriver::stats() {
   std::lock_guard<std::mutex> lock(mutex_);
   return stats_;
 }
 
 std::unique_ptr<Driver> open_sim_driver(const ckv_config &config) {
-  auto sim = std::make_unique<SimDriver>(config.sim_mbps);
+  const char *mbps = std::getenv("CKV_SIM_MBPS");
+  uint32_t wanted = mbps == nullptr ? 0 : static_cast<uint32_t>(std::atoi(mbps));
+  auto sim = std::make_unique<SimDriver>(wanted == 0 ? config.sim_mbps : wanted);
   sim->start();
+  sim->watch(std::getenv("CKV_SIM_WATCH") != nullptr);
   return sim;
 }
 

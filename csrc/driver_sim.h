@@ -15,6 +15,7 @@
 
 #include "ckv.h"
 #include "driver.h"
+#include "sim_watch.h"
 
 namespace ckv {
 
@@ -48,6 +49,7 @@ class SimDriver : public Driver {
   Stream create_stream();
   void compute(Stream stream, void *ptr, int value, uint64_t bytes, uint64_t delay_us);
   void block(Stream stream, bool on);
+  void watch(bool on);
   ckv_sim_stats stats();
 
  private:
@@ -75,6 +77,7 @@ class SimDriver : public Driver {
     bool is_running = false;
     bool is_blocked = false;
     uint64_t bytes_in_flight = 0;
+    SimWatch watch;
     std::thread thread;
   };
   // Fires when the stream has done what was queued at the record; never recorded: has fired.
@@ -86,7 +89,8 @@ class SimDriver : public Driver {
   SimStream *add_stream(int direction);
   SimStream *find(Stream stream);
   void work(SimStream *stream);
-  void execute(std::unique_lock<std::mutex> &lock, const Op &op);
+  void execute(std::unique_lock<std::mutex> &lock, SimStream *stream, const Op &op);
+  int settle(SimStream *stream, uint64_t target);
   int fault(std::unique_lock<std::mutex> &lock, int entry);
   void wait_stopped(std::unique_lock<std::mutex> &lock);
   void end_context(std::unique_lock<std::mutex> &lock, int code);
@@ -97,6 +101,7 @@ class SimDriver : public Driver {
   std::condition_variable changed_;
   std::vector<std::unique_ptr<SimStream>> streams_;  // the copy streams first
   bool is_held_ = false;
+  bool is_watching_ = false;
   bool is_quitting_ = false;
   int dead_code_ = 0;
   std::array<Fault, CKV_SIM_HOST_REGISTER + 1> faults_;  // by entry point

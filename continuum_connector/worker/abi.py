@@ -113,6 +113,8 @@ class SimStats(ctypes.Structure):
         ("num_copy_calls", _u64 * 2),
         ("num_driver_calls", _u64),
         ("num_stopped", _u64),
+        ("num_copied", _u64 * 2),
+        ("num_violations", _u64),
     )
 
 
@@ -138,6 +140,7 @@ _BLOCKING: dict[str, _Signature] = {
     "ckv_sim_stream": (_i32, (_ptr, _ptr)),
     "ckv_sim_compute": (_i32, (_ptr, _ptr, _ptr, _i32, _u64, _u64)),
     "ckv_sim_block": (_i32, (_ptr, _ptr, _i32)),
+    "ckv_sim_watch": (_i32, (_ptr, _i32)),
     "ckv_sim_get_stats": (_i32, (_ptr, _ptr)),
 }
 _QUICK: dict[str, _Signature] = {

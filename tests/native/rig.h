@@ -159,6 +159,13 @@ struct Rig {
     }
   }
 
+  // Until the device has done that many of them.
+  void until_copied(int direction, uint64_t num_calls) {
+    while (stats().num_copied[direction] < num_calls) {
+      usleep(100);
+    }
+  }
+
   Shape shape;
   uint64_t slot_bytes = 0;
   ckv_engine *engine = nullptr;

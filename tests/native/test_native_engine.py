@@ -289,7 +289,7 @@ def test_structs_are_as_long_as_the_library_says() -> None:
     assert ctypes.sizeof(abi.Config) == 64
     assert ctypes.sizeof(abi.RawRegion) == 40
     assert ctypes.sizeof(abi.RawCompletion) == 48
-    assert ctypes.sizeof(abi.SimStats) == 64
+    assert ctypes.sizeof(abi.SimStats) == 88
     assert ctypes.sizeof(abi.Stats) == 216
     assert ctypes.sizeof(abi.PoolConfig) == 40
     assert ctypes.sizeof(abi.PoolState) == 304

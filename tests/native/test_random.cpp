@@ -296,6 +296,7 @@ class Owner {
 class Run {
  public:
   explicit Run(unsigned seed) : random_(seed), rig_(shape(), config(random_)) {
+    CHECK(ckv_sim_watch(rig_.engine, 1) == CKV_OK);
     chaos_.has_faults = seed % 3 != 0;
     chaos_.has_end = seed % 3 == 2;
     for (int i = 0; i < kThreads; ++i) {
@@ -420,6 +421,7 @@ class Run {
     CHECK(stats.num_bytes[CKV_LOAD] == 0 && stats.num_bytes[CKV_STORE] == 0);
     CHECK(stats.bytes_in_flight[CKV_LOAD] == 0 && stats.bytes_in_flight[CKV_STORE] == 0);
     CHECK(stats.num_corrupt == 0);
+    CHECK(rig_.stats().num_violations == 0);
     return num_done;
   }
 
