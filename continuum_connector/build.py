@@ -27,6 +27,7 @@ from continuum_connector.worker.worker import ContinuumWorker, num_slots_for
 
 logger = logging.getLogger(f"vllm.{__name__}")
 
+FIRST_BYTES = 2**30  # of a rank's DRAM, before its worker is ready; the rest grows behind
 NO_UNATTACHED_TIER = (
     "ContinuumConnector: no DRAM tier under the priority policy of this vLLM, whose own scheduler "
     "can wait for ever between a turn that has loaded and one that comes before it; vLLM 0.32 can "
@@ -196,10 +197,13 @@ def worker(config: ContinuumConfig, vllm_config: Any) -> ContinuumWorker:
             window_bytes=config.window_bytes,
             huge_pages=config.huge_pages,
             numa=config.numa,
+            first_bytes=max(FIRST_BYTES, layout.slot_bytes),
             checksum_every=config.checksum_every,
         )
 
-    return ContinuumWorker(make_engine, config, node_ranks, current_stream)
+    return ContinuumWorker(
+        make_engine, config, node_ranks, current_stream, compat.rank(vllm_config)
+    )
 
 
 def register(worker: ContinuumWorker, kv_caches: Mapping[str, Any], kv_cache_config: Any) -> None:

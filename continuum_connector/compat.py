@@ -116,6 +116,11 @@ def num_ranks(vllm_config: Any) -> tuple[int, int]:
     return world_size, max(1, world_size * local_engines // num_nodes)
 
 
+def rank(vllm_config: Any) -> int:
+    """This worker's rank among those of its engine (v1/worker/worker_base.py sets it)."""
+    return int(getattr(vllm_config.parallel_config, "rank", 0))
+
+
 def wanted_layout(kv_layout: str, has_tier: bool) -> str | None:
     """The KV cache layout to ask for; None leaves the choice to vLLM.
 

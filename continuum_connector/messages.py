@@ -77,19 +77,23 @@ class Outcome:
 class WorkerReport:
     """What one rank (after `merge`: several ranks) saw settle since its last report.
 
+    `ready_slots`: per rank, how many host slots it can use, where that has changed.
     `tier_down` is the sentence that says why a rank has no DRAM tier, or "" if it has one.
     """
 
     outcomes: dict[int, Outcome] = field(default_factory=dict)
+    ready_slots: dict[int, int] = field(default_factory=dict)
     tier_down: str = ""
 
     @property
     def is_empty(self) -> bool:
-        return not (self.outcomes or self.tier_down)
+        return not (self.outcomes or self.ready_slots or self.tier_down)
 
     def merge(self, other: WorkerReport) -> WorkerReport:
         """Sum both reports into this one and return it."""
         for transfer_id, outcome in other.outcomes.items():
             self.outcomes.setdefault(transfer_id, Outcome()).add(outcome)
+        for rank, num_slots in other.ready_slots.items():
+            self.ready_slots[rank] = max(num_slots, self.ready_slots.get(rank, 0))
         self.tier_down = self.tier_down or other.tier_down
         return self

@@ -181,7 +181,16 @@ METRICS: tuple[Metric, ...] = (
         buckets=COPY_BUCKETS,
     ),
     Metric("tier_up", _G, "1 while the DRAM tier works; 0: off by config, or a rank has none"),
-    Metric("dram_capacity_blocks", _G, "Blocks the DRAM tier can hold; 0 without a tier"),
+    Metric(
+        "dram_capacity_blocks",
+        _G,
+        "Blocks the DRAM tier can hold by now; 0 without a tier",
+    ),
+    Metric(
+        "dram_wanted_blocks",
+        _G,
+        "Blocks that fit dram_bytes; minutes above dram_capacity_blocks: a rank is short of DRAM",
+    ),
     Metric(
         "dram_blocks",
         _G,

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from continuum_connector.errors import TransferError
 from continuum_connector.messages import BlockIds
-from continuum_connector.worker.engine import Completion, Direction, Status
+from continuum_connector.worker.engine import Completion, Direction, PoolState, Status
 
 BLOCK_BYTES = 1000
 BLOCK_SECONDS = 0.001
@@ -49,6 +49,9 @@ class FakeCopyEngine:
     """
 
     num_slots: int = 0
+    num_ready: int = 0
+    is_growing: bool = False
+    why: str = ""  # what stopped the pool early
     hold: bool = True
     log: list[Submitted] = field(default_factory=list)
     cancelled: list[int] = field(default_factory=list)
@@ -58,6 +61,16 @@ class FakeCopyEngine:
     in_flight: dict[int, Submitted] = field(default_factory=dict)
     stored: set[int] = field(default_factory=set)
     _done: list[Completion] = field(default_factory=list)
+
+    @property
+    def num_ready_slots(self) -> int:
+        assert not self.closed
+        return self.num_ready
+
+    def pool_state(self) -> PoolState:
+        assert not self.closed
+        ready = self.num_ready * BLOCK_BYTES
+        return PoolState(ready, ready, self.is_growing, self.why, 0, 2.0, 1.0)
 
     def submit(
         self,

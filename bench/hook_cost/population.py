@@ -30,4 +30,4 @@ def fill_dram(side: Any, num_blocks: int, num_programs: int) -> None:
             for block in range(per_program)
         ]
         index.settle(index.reserve(keys, f"job:pinned{number}"), stored=True)
-    index.evicted.clear()
+    index.gone.clear()

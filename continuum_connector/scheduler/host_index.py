@@ -41,16 +41,23 @@ class HostIndex:
     """Block hash -> slot, with least-recently-used program first, tail of the chain first."""
 
     def __init__(self, num_slots: int) -> None:
-        self.num_slots = num_slots
+        self.num_slots = num_slots  # that exist by now, see `grow`
         self.num_ready = 0
         self.num_writing = 0  # orphans under a store included
         self.num_orphans_read = 0
         self.version = 0  # grows whenever a lookup may answer differently
-        self.evicted: deque[Key] = deque()  # keys dropped since the caller last drained them
+        self.num_evicted = 0  # for room, ever
+        self.gone: deque[Key] = deque()  # keys forgotten, for any cause, since the caller took them
         self._free = list(range(num_slots - 1, -1, -1))
         self._slots: dict[Key, Slot] = {}
         # Programs in order of last use; each one's keys in chain order, head first.
         self._programs: OrderedDict[str, OrderedDict[Key, None]] = OrderedDict()
+
+    def grow(self, num_slots: int) -> None:
+        """Slots up to `num_slots` exist from now on; they are used after those that did."""
+        if num_slots > self.num_slots:
+            self._free[:0] = range(num_slots - 1, self.num_slots - 1, -1)
+            self.num_slots = num_slots
 
     @property
     def num_free(self) -> int:
@@ -174,6 +181,7 @@ class HostIndex:
             if slot.state is SlotState.READY and not slot.num_readers:
                 self._detach(slot)
                 self.num_ready -= 1
+                self.num_evicted += 1
                 self._free.append(slot.number)
                 return True
         return False
@@ -188,7 +196,7 @@ class HostIndex:
         """Nobody finds the slot any more."""
         del self._slots[slot.key]
         self._remove_key(slot)
-        self.evicted.append(slot.key)
+        self.gone.append(slot.key)
         self.version += 1
 
     def _remove_key(self, slot: Slot) -> None:

@@ -20,7 +20,10 @@ from continuum_connector.scheduler.transfers import Kind, Transfer, TransferLedg
 
 
 class DramTier:
-    """The scheduler's view of host memory. With no slots it holds nothing and finds nothing."""
+    """The scheduler's view of host memory. With no slots it holds nothing and finds nothing.
+
+    Each rank is to have `num_slots`; a slot can be used once every rank has reported it.
+    """
 
     def __init__(
         self,
@@ -33,9 +36,12 @@ class DramTier:
         load_timeout_s: float,
         events: TierEvents | None = None,
     ) -> None:
-        self.index = HostIndex(num_slots)
+        self.index = HostIndex(0)
         self.ledger = TransferLedger(world_size)
         self.is_up = num_slots > 0
+        self.num_wanted_slots = num_slots
+        self._world_size = world_size
+        self._ready_slots: dict[int, int] = {}  # rank -> host slots it can use
         self.down_reason = ""
         self._slot_bytes = slot_bytes
         self._groups = groups
@@ -46,7 +52,7 @@ class DramTier:
         self._found: dict[str, tuple[int, int, int]] = {}  # request -> version, start, hit
         self._by_age: deque[Transfer] = deque()
         self._num_stores = 0
-        account.gauge("dram_capacity_blocks", num_slots)
+        account.gauge("dram_wanted_blocks", num_slots)
         account.gauge("tier_up", float(self.is_up))
 
     # --- stores -----------------------------------------------------------------------
@@ -61,7 +67,9 @@ class DramTier:
         if not self.is_up:
             return 0
         keys = [block.block_hash for _, _, block in blocks]
+        evicted_before = self.index.num_evicted
         slots = self.index.reserve(keys, program)
+        self._account.count("dram_evicted_blocks", self.index.num_evicted - evicted_before)
         if not slots:
             return 0
         by_key = dict(zip(keys, blocks, strict=True))
@@ -147,6 +155,8 @@ class DramTier:
         """Take in what the workers report; returns the transfers that are over."""
         if report.tier_down and self.is_up:
             self._go_down(report.tier_down)
+        if report.ready_slots:
+            self._grow(report.ready_slots)
         settled = self.ledger.settle(report)
         for transfer in settled:
             if transfer.kind is Kind.STORE:
@@ -184,15 +194,15 @@ class DramTier:
 
     def take_events(self) -> list[Any]:
         """Return vLLM KV events for blocks that came to DRAM or left it."""
-        evicted, self.index.evicted = self.index.evicted, deque()
-        self._account.count("dram_evicted_blocks", len(evicted))
+        gone, self.index.gone = self.index.gone, deque()
         if self._events is None:
             return []
-        self._events.removed(evicted)
+        self._events.removed(gone)
         return self._events.take()
 
     def update_gauges(self) -> None:
         account, index = self._account, self.index
+        account.gauge("dram_capacity_blocks", index.num_slots if self.is_up else 0)
         account.gauge("dram_blocks", index.num_ready, "ready")
         account.gauge("dram_blocks", index.num_writing, "writing")
         account.gauge("dram_used_bytes", (index.num_slots - index.num_free) * self._slot_bytes)
@@ -200,6 +210,12 @@ class DramTier:
         account.gauge("transfers_in_flight", len(self.ledger) - self._num_stores, "load")
 
     # --- parts ------------------------------------------------------------------------
+    def _grow(self, ready_slots: dict[int, int]) -> None:
+        """A block lies in the same slot on every rank, so the slowest rank sets the pace."""
+        self._ready_slots |= ready_slots
+        if len(self._ready_slots) == self._world_size:
+            self.index.grow(min(self.num_wanted_slots, *self._ready_slots.values()))
+
     def _store_settled(self, transfer: Transfer) -> None:
         self.index.settle(transfer.slots, stored=transfer.state is TransferState.DONE)
         self._release(transfer)

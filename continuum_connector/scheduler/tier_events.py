@@ -13,7 +13,7 @@ from continuum_connector.scheduler.host_index import Key
 
 
 class EventFactory(Protocol):
-    """Builds vLLM's event objects (compat.KvEventFactory)."""
+    """Builds vLLM's event objects (kv_events.KvEventFactory)."""
 
     def stored(self, request: Any, index: int, group: int, key: Key, block_size: int) -> Any: ...
     def removed(self, key: Key) -> Any: ...

@@ -47,12 +47,34 @@ class Completion:
     seconds: float
 
 
+@dataclass(frozen=True)
+class PoolState:
+    """How far a pool has come. `why` says what stopped it early, or is empty."""
+
+    ready_bytes: int
+    mapped_bytes: int
+    is_growing: bool
+    why: str
+    numa_node: int
+    populate_s: float
+    lock_s: float
+
+
 class CopyEngine(Protocol):
     """Submits and polls in microseconds; only `wait` and `close` block.
 
     All methods are called from one thread. `submit` copies the id arrays (int32,
     contiguous, equal length) before it returns.
     """
+
+    @property
+    def num_ready_slots(self) -> int:
+        """Slots [0, n) exist and may be used; only ever grows. A few microseconds."""
+        ...
+
+    def pool_state(self) -> PoolState:
+        """Say how far the host pool has come, and what stopped it. A few microseconds."""
+        ...
 
     def submit(
         self,

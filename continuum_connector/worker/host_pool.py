@@ -3,26 +3,13 @@
 from __future__ import annotations
 
 import ctypes
-from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 
 from continuum_connector.errors import TransferError
 from continuum_connector.worker import abi
-
-
-@dataclass(frozen=True)
-class PoolState:
-    """How far a pool has come. `why` says what stopped it early, or is empty."""
-
-    ready_bytes: int
-    mapped_bytes: int
-    is_growing: bool
-    why: str
-    numa_node: int
-    populate_s: float
-    lock_s: float
+from continuum_connector.worker.engine import PoolState
 
 
 class HostPool:

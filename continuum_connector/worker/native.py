@@ -10,8 +10,8 @@ import numpy as np
 from continuum_connector.errors import ConfigError, TransferError
 from continuum_connector.messages import BlockIds
 from continuum_connector.worker import abi
-from continuum_connector.worker.engine import Completion, Direction, Region, Status
-from continuum_connector.worker.host_pool import HostPool, PoolState
+from continuum_connector.worker.engine import Completion, Direction, PoolState, Region, Status
+from continuum_connector.worker.host_pool import HostPool
 
 MIB = 1 << 20
 

@@ -26,9 +26,10 @@ from continuum_connector.messages import (
     WorkerReport,
 )
 from continuum_connector.worker.engine import CORRUPT, Completion, CopyEngine, Direction, Status
+from continuum_connector.worker.growth import PoolGrowth
 from continuum_connector.worker.layout import Layout
 
-logger = logging.getLogger(__name__)
+logger = logging.getLogger(f"vllm.{__name__}")
 
 EngineFactory = Callable[[Layout, int], CopyEngine]
 Polled = tuple[set[str], set[int], set[str]]
@@ -59,14 +60,17 @@ class ContinuumWorker:
         config: ContinuumConfig,
         num_ranks: int = 1,
         current_stream: Callable[[], int] = lambda: 0,
+        rank: int = 0,
     ) -> None:
         """`num_ranks` share the node's `dram_bytes`; `current_stream` names the stream that
-        copies are ordered behind (0: none)."""
+        copies are ordered behind (0: none); `rank` is this one's, among the engine's."""
         self._make_engine = make_engine
         self._config = config
         self._num_ranks = num_ranks
         self._current_stream = current_stream
+        self._rank = rank
         self._engine: CopyEngine | None = None
+        self._growth: PoolGrowth | None = None  # while the pool grows
         self._why_no_engine = "no_tier"
         self._plan: StepPlan | None = None
         self._cancels: tuple[int, ...] = ()
@@ -82,7 +86,8 @@ class ContinuumWorker:
     def register(self, layout: Layout) -> None:
         """Build the host pool and the engine; on failure there is no tier, and a report says why.
 
-        Costs seconds for a large pool (page-locking); called once, before the first step.
+        Costs seconds: page-locking the first part of the pool, or all of it unless `staged`.
+        Called once, before the first step.
         """
         if self._config.dram_bytes == 0:
             return
@@ -96,8 +101,15 @@ class ContinuumWorker:
             return
         try:
             self._engine = self._make_engine(layout, num_slots)
+            growth = PoolGrowth(self._engine, num_slots, layout.slot_bytes)
+            growth.start(self._config.staged)
         except TransferError as error:
             self.disable(str(error))
+            return
+        self._report.ready_slots[self._rank] = growth.num_ready
+        self._growth = growth
+        if growth.is_over:
+            self._end_growth(growth)
 
     def disable(self, sentence: str) -> None:
         """Run without a DRAM tier from here on: every order fails as "no_tier"; say why once."""
@@ -148,6 +160,8 @@ class ContinuumWorker:
         which still writes the blocks.
         """
         self.start_loads()
+        if self._growth is not None:
+            self._follow(self._growth)
         if self._in_flight:
             self._drain()
         polled = (self._finished, self._bad_blocks, self._failed)
@@ -168,8 +182,33 @@ class ContinuumWorker:
         self._close("closed")
         self.submit_stores()  # without an engine this settles what is queued
 
+    def _follow(self, growth: PoolGrowth) -> None:
+        """Report the slots that have become usable since the last look."""
+        try:
+            if growth.advance():
+                self._report.ready_slots[self._rank] = growth.num_ready
+        except TransferError as error:
+            self.disable(str(error))
+            return
+        if growth.is_over:
+            self._end_growth(growth)
+
+    def _end_growth(self, growth: PoolGrowth) -> None:
+        """The pool is as large as it gets: go on with that, or without a tier."""
+        self._growth = None
+        if not growth.shortage:
+            return
+        if self._config.dram_shortage == "off":
+            cure = "lower dram_bytes, or set dram_shortage = smaller to go on with less"
+            self.disable(f"{growth.shortage}. dram_shortage = off, so nothing is offloaded; {cure}")
+        elif growth.num_ready == 0:
+            self.disable(f"{growth.shortage}. Not one block fits, so nothing is offloaded")
+        else:
+            logger.warning("The DRAM tier stays smaller: %s", growth.shortage)
+
     def _close(self, reason: str) -> None:
         self._why_no_engine = reason
+        self._growth = None
         if self._engine is not None:
             try:
                 self._engine.close(_CLOSE_TIMEOUT_S)

@@ -185,7 +185,7 @@ TEST(test_a_store_that_was_stopped_leaves_no_old_sum) {
     rig.finish(1);
     rig.fill(2);
     CHECK(ckv_sim_hold(rig.engine, 1) == CKV_OK);
-    CHECK(is_cancelled || ckv_sim_fail(rig.engine, 0, 1, 1) == CKV_OK);  // after half a trunk
+    CHECK(is_cancelled || ckv_sim_fail(rig.engine, 0, 1, 2) == CKV_OK);  // after half a trunk
     uint64_t num_calls = rig.stats().num_copy_calls[CKV_STORE];
     CHECK(rig.submit(CKV_STORE, range(0, 4), slots, 2) == CKV_OK);
     rig.until_issued(CKV_STORE, num_calls + 1);

@@ -79,9 +79,34 @@ def test_the_least_recently_used_program_goes_first_and_its_tail_first() -> None
     index.touch("a")
     store(index, "d", keys("d", 2))
     assert [ready(index, keys(name, 3)) for name in "abcd"] == [3, 1, 3, 2]
-    assert list(index.evicted) == [b"b2", b"b1"]
+    assert list(index.gone) == [b"b2", b"b1"]
     store(index, "d", keys("d", 4))
     assert [ready(index, keys(name, 3)) for name in "abc"] == [3, 0, 2]
+
+
+def test_slots_that_come_later_are_used_last_and_nothing_leaves_before() -> None:
+    index = HostIndex(0)
+    assert index.reserve(keys("a", 2), "p") == []
+    index.grow(3)
+    assert [slot.number for slot in store(index, "p", keys("a", 2))] == [0, 1]
+    index.grow(6)
+    index.grow(2)  # never shrinks
+    assert [slot.number for slot in store(index, "q", keys("b", 4))] == [2, 3, 4, 5]
+    assert (index.num_slots, index.num_free, index.num_evicted) == (6, 0, 0)
+    assert ready(index, keys("a", 2)) == 2
+
+
+def test_only_what_leaves_for_room_is_evicted() -> None:
+    index = HostIndex(4)
+    index.settle(index.reserve(keys("a", 2), "p"), stored=False)
+    store(index, "p", keys("b", 4))
+    index.release(index.acquire(keys("b", 1)), corrupt=True)
+    assert (len(index.gone), index.num_evicted) == (3, 0)
+    store(index, "q", keys("c", 3))
+    assert index.num_evicted == 2
+    index.clear()
+    assert index.num_evicted == 2
+    assert len(index.gone) == 3 + 2 + 4
 
 
 def test_a_finished_programs_blocks_go_first() -> None:
@@ -114,7 +139,7 @@ def test_a_shared_prefix_is_adopted_before_anything_is_evicted() -> None:
     system = keys("system", 2)
     store(index, "a", system + keys("a", 2))
     assert [slot.key for slot in store(index, "b", [*keys("b", 1), *system])] == keys("b", 1)
-    assert list(index.evicted) == [b"a1"]
+    assert list(index.gone) == [b"a1"]
 
 
 def test_a_superseded_chain_goes_before_the_one_that_took_its_place() -> None:
@@ -190,7 +215,7 @@ def test_the_version_grows_whenever_a_lookup_may_answer_differently() -> None:
 class IndexMachine(RuleBasedStateMachine):
     """Against a model: a dict of what was stored and neither evicted nor forgotten since."""
 
-    @initialize(num_slots=st.integers(1, 12))
+    @initialize(num_slots=st.integers(0, 12))
     def start(self, num_slots: int) -> None:
         self.index = HostIndex(num_slots)
         self.writing: list[list[Slot]] = []
@@ -223,6 +248,10 @@ class IndexMachine(RuleBasedStateMachine):
     def release(self, which: int, corrupt: bool) -> None:
         self.index.release(self.reading.pop(which % len(self.reading)), corrupt)
 
+    @rule(num_slots=st.integers(0, 16))
+    def grow(self, num_slots: int) -> None:
+        self.index.grow(num_slots)
+
     @rule(program=st.sampled_from("abcz"), last=st.booleans())
     def use(self, program: str, last: bool) -> None:
         (self.index.demote if last else self.index.touch)(program)
@@ -234,9 +263,9 @@ class IndexMachine(RuleBasedStateMachine):
     @invariant()
     def slots_are_where_they_were_stored_and_busy_ones_are_nobody_elses(self) -> None:
         self.index.check()
-        for key in self.index.evicted:
+        for key in self.index.gone:
             self.stored.pop(key, None)
-        self.index.evicted.clear()
+        self.index.gone.clear()
         assert {key for key in self.stored if self.index.is_ready(key)} == set(self.stored)
         busy = [{slot.number for slot in slots} for slots in self.writing]
         busy.append({slot.number for slots in self.reading for slot in slots})

@@ -32,6 +32,13 @@ def test_merging_does_not_tie_two_reports_together() -> None:
     assert (first.outcomes[1].num_done, second.outcomes[1].num_done) == (2, 1)
 
 
+def test_ready_slots_are_kept_per_rank_and_never_shrink() -> None:
+    report = WorkerReport(ready_slots={0: 5, 1: 9})
+    report.merge(WorkerReport(ready_slots={0: 3, 1: 10, 2: 1}))
+    assert report.ready_slots == {0: 5, 1: 10, 2: 1}
+    assert not WorkerReport(ready_slots={0: 0}).is_empty
+
+
 def test_the_first_rank_without_a_tier_says_why() -> None:
     report = WorkerReport(tier_down="rank 0").merge(WorkerReport(tier_down="rank 1"))
     assert report.tier_down == "rank 0"

@@ -44,14 +44,17 @@ class Rig:
         self.made: list[tuple[Layout, int]] = []
         self.worker = ContinuumWorker(self._make, config, current_stream=lambda: STREAM)
         self.worker.register(LAYOUT)
+        self.ready_slots: list[dict[int, int]] = []
         self.finished: Counter[str] = Counter()
         self.failed: set[str] = set()
         self.bad: set[int] = set()
         self.outcomes: dict[int, Outcome] = {}
         self.tier_down: list[str] = []
+        self.take_report()
 
     def _make(self, layout: Layout, num_slots: int) -> FakeCopyEngine:
         self.made.append((layout, num_slots))
+        self.engine.num_ready = self.engine.num_ready or num_slots
         return self.engine
 
     def poll(self) -> None:
@@ -71,6 +74,8 @@ class Rig:
             assert transfer_id not in self.outcomes, "settled twice"
             assert outcome.num_ranks == 1
             self.outcomes[transfer_id] = outcome
+        if report.ready_slots:
+            self.ready_slots.append(report.ready_slots)
         if report.tier_down:
             self.tier_down.append(report.tier_down)
 
@@ -322,6 +327,7 @@ def test_a_tier_that_is_off_is_no_failure():
 
 
 def test_the_engine_gets_this_ranks_share_of_the_dram():
+    assert Rig().ready_slots == [{0: 64}]
     assert Rig().made == [(LAYOUT, 64)]
     assert num_slots_for(64_000, 4, 1000) == 16
     assert num_slots_for(3_999, 4, 1000) == 0

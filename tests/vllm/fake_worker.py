@@ -84,10 +84,13 @@ class FakeWorker:
         windows: tuple[int | None, ...],
         wrap_report: Callable[[WorkerReport], Any] | None = None,
         hold: bool = False,
+        rank: int = 0,
     ) -> None:
         self.block_size = block_size
         self.windows = windows
         self.hold = hold
+        self.rank = rank
+        self.num_ready_slots: int | None = None  # of host memory; None: nobody counts
         self.vram: dict[int, Content] = {}
         self.dram: dict[int, Content] = {}
         self.pending: dict[int, _Transfer] = {}
@@ -123,6 +126,11 @@ class FakeWorker:
     def poison(self, slot: int) -> None:
         """Corrupt a host slot silently, as a bad copy would."""
         self.dram[slot].values = [-1] * self.block_size
+
+    def report_ready(self, num_slots: int) -> None:
+        """Say, as a rank does whose pool has grown, that so many slots can be used by now."""
+        assert num_slots >= (self.num_ready_slots or 0), "a pool never shrinks"
+        self.num_ready_slots = self._report.ready_slots[self.rank] = num_slots
 
     def report_tier_down(self, why: str) -> None:
         """Say, as a rank does that could not page-lock its host memory, that it has no tier."""
@@ -198,6 +206,8 @@ class FakeWorker:
             if source is None or None in source.values:
                 raise OracleError(f"store {order.transfer_id}: block {block} is not full yet")
             sources.append(source)
+            if self.num_ready_slots is not None and slot >= self.num_ready_slots:
+                raise OracleError(f"store {order.transfer_id}: slot {slot} is not there yet")
             self.dram[int(slot)] = Content(-1, [None] * self.block_size)
         self._submit(order, _Transfer(order, sources, [c.copy() for c in sources]))
 

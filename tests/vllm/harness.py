@@ -52,7 +52,10 @@ def prompt(length: int, seed: int = 0) -> list[int]:
 
 
 class Engine:
-    """See the module. `scheduler`, `pool`, `workers`, `clock` are there to be used by tests."""
+    """See the module. `scheduler`, `pool`, `workers`, `clock` are there to be used by tests.
+
+    `ready_slots`: host slots that a rank has at start, None: all of them.
+    """
 
     def __init__(
         self,
@@ -73,6 +76,7 @@ class Engine:
         enable_prefix_caching: bool = True,
         world_size: int = 1,
         hold_transfers: bool = False,
+        ready_slots: int | None = None,
         wrap_report: Callable[[Any], Any] | None = None,
         clock: FakeClock | None = None,
         step_s: float = 0.01,
@@ -99,9 +103,10 @@ class Engine:
         self.vllm_config.scheduler_config.async_scheduling = async_scheduling
         self._build_scheduler(num_blocks, block_size)
         self.workers = [
-            FakeWorker(block_size, self.windows, wrap_report, hold_transfers)
-            for _ in range(world_size)
+            FakeWorker(block_size, self.windows, wrap_report, hold_transfers, rank)
+            for rank in range(world_size)
         ]
+        self._report_ready(ready_slots)
         self._start_records()
 
     def _build_scheduler(self, num_blocks: int, block_size: int) -> None:
@@ -128,6 +133,13 @@ class Engine:
             hash_fn = get_hash_fn_by_name(config.cache_config.prefix_caching_hash_algo)
             init_none_hash(hash_fn)
             self._hasher = get_request_block_hasher(hash_block_size, hash_fn)
+
+    def _report_ready(self, num_slots: int | None) -> None:
+        """Every rank has its host memory, or `num_slots` of it, before the first step."""
+        side = getattr(self.connector, "side", None)
+        if side is not None and side.tier.is_up:
+            for worker in self.workers:
+                worker.report_ready(side.tier.num_wanted_slots if num_slots is None else num_slots)
 
     def _start_records(self) -> None:
         self.requests: dict[str, Request] = {}

@@ -145,12 +145,12 @@ def test_a_tier_that_goes_down_takes_back_what_it_announced() -> None:
     assert {e.block_hashes[0] for e in removed} == {e.block_hashes[0] for e in stored}
 
 
-def test_no_events_without_a_subscriber_and_evicted_keys_do_not_pile_up() -> None:
+def test_no_events_without_a_subscriber_and_forgotten_keys_do_not_pile_up() -> None:
     engine = tiered(num_slots=8)
     for turn in range(5):
         run_turn(engine, f"{turn}", 134, seed=turn, program=f"{turn}")
         assert list(engine.connector.take_events()) == []
-        assert not engine.connector.side.tier.index.evicted
+        assert not engine.connector.side.tier.index.gone
     assert engine.connector.account.total("dram_evicted_blocks") > 8
     outlast_pins(engine)
 

@@ -256,7 +256,7 @@ def test_a_tier_without_room_for_one_block_is_refused_in_one_sentence(world_size
     with pytest.raises(ConfigError, match=sentence):
         Engine(100, world_size=world_size, extra_config={"dram_bytes": least - 1})
     engine = Engine(100, world_size=world_size, extra_config={"dram_bytes": least})
-    assert engine.connector.side.tier.index.num_slots == 1
+    assert engine.connector.side.tier.num_wanted_slots == 1
 
 
 @pytest.mark.skipif(versions.CAN_FAIL_REQUESTS, reason="this vLLM recomputes by request")

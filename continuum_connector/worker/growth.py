@@ -1,0 +1,74 @@
+"""PoolGrowth: how far the host pool has come, for the scheduler in slots and for the log in GiB.
+
+The pool grows on a native thread while the server serves; this only looks.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+
+from continuum_connector.worker.engine import CopyEngine, PoolState
+
+logger = logging.getLogger(f"vllm.{__name__}")
+
+_POLL_S = 0.01
+
+
+class PoolGrowth:
+    """Follows one engine's pool until it grows no more.
+
+    `num_ready` slots are usable; a pool that ends before `num_slots` has a `shortage`: a
+    sentence with both sizes and the cause.
+    """
+
+    def __init__(self, engine: CopyEngine, num_slots: int, slot_bytes: int) -> None:
+        self.num_ready = 0
+        self.is_over = False
+        self.shortage = ""
+        self._engine = engine
+        self._num_slots = num_slots
+        self._slot_bytes = slot_bytes
+        self._num_quarters = 0
+
+    def start(self, staged: bool) -> None:
+        """Take the first look; unless `staged`, BLOCKS until the pool is as large as it gets."""
+        self.advance()
+        if staged and not self.is_over:
+            logger.info("serving with %s of DRAM, the rest follows", self._progress())
+        while not staged and not self.is_over:
+            time.sleep(_POLL_S)
+            self.advance()
+
+    def advance(self) -> bool:
+        """Look again: a few microseconds. True if more slots are usable than before."""
+        state = self._engine.pool_state()  # first: a pool that is over here cannot grow below
+        before, self.num_ready = self.num_ready, self._engine.num_ready_slots
+        self.is_over = not state.is_growing
+        num_quarters = 4 * self.num_ready // self._num_slots
+        if self.is_over:
+            self._end(state)
+        elif num_quarters > self._num_quarters:
+            logger.info("%s of DRAM are ready", self._progress())
+        self._num_quarters = num_quarters
+        return self.num_ready > before
+
+    def _end(self, state: PoolState) -> None:
+        if self.num_ready < self._num_slots:
+            why = state.why.rstrip(".") or "the pool stopped growing and did not say why"
+            self.shortage = f"only {self._progress()} of DRAM could be had: {why}"
+            return
+        where = f" on NUMA node {state.numa_node}" if state.numa_node >= 0 else ""
+        logger.info(
+            "%s of DRAM are ready%s: %.1f s to populate, %.1f s to page-lock",
+            self._progress(),
+            where,
+            state.populate_s,
+            state.lock_s,
+        )
+
+    def _progress(self) -> str:
+        """What is usable of what was asked for, "1.0 of 64.0 GiB"."""
+        ready, wanted = (n * self._slot_bytes for n in (self.num_ready, self._num_slots))
+        unit, name = (2**30, "GiB") if wanted >= 2**30 else (2**20, "MiB")
+        return f"{ready / unit:.1f} of {wanted / unit:.1f} {name}"

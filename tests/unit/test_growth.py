@@ -1,0 +1,219 @@
+"""A pool that grows while the server serves: what is reported, what is logged, how it ends."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+
+import pytest
+
+from continuum_connector.config import ContinuumConfig
+from continuum_connector.errors import TransferError
+from continuum_connector.messages import StepPlan, WorkerReport
+from continuum_connector.worker import growth
+from continuum_connector.worker.engine import PoolState, Region
+from continuum_connector.worker.layout import Layout
+from continuum_connector.worker.worker import ContinuumWorker
+from tests.fakes import FakeCopyEngine
+from tests.unit.test_worker import load, store
+
+GIB = 2**30
+SLOT = GIB // 4
+LAYOUT = Layout((Region(4096, SLOT, 0, SLOT),), 100, SLOT, "cpu", 0)
+NUM_SLOTS = 64  # 16 GiB
+WHY = "the system lets this process page-lock 5 GiB; raise ulimit -l."
+
+
+class Lines(logging.Handler):
+    """Keeps what is logged, whoever configured the loggers above."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: list[tuple[str, str]] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.seen.append((record.levelname, record.getMessage()))
+
+    def take(self) -> list[tuple[str, str]]:
+        seen, self.seen = self.seen, []
+        return seen
+
+
+@pytest.fixture
+def lines() -> Iterator[Lines]:
+    logger, handler = logging.getLogger("vllm.continuum_connector.worker"), Lines()
+    level = logger.level
+    logger.addHandler(handler)
+    logger.setLevel(logging.INFO)
+    yield handler
+    logger.removeHandler(handler)
+    logger.setLevel(level)
+
+
+def started(engine: FakeCopyEngine, rank: int = 0, **config: object) -> ContinuumWorker:
+    keys = ContinuumConfig(dram_bytes=NUM_SLOTS * SLOT, **config)  # type: ignore[arg-type]
+    worker = ContinuumWorker(lambda _layout, _n: engine, keys, rank=rank)
+    worker.register(LAYOUT)
+    return worker
+
+
+def step(worker: ContinuumWorker, engine: FakeCopyEngine, num_ready: int) -> WorkerReport | None:
+    """One step after the pool has come to `num_ready` slots."""
+    engine.num_ready = num_ready
+    worker.poll()
+    return worker.take_report()
+
+
+def reported(worker: ContinuumWorker) -> dict[int, int]:
+    report = worker.take_report()
+    assert report is not None
+    return report.ready_slots
+
+
+def test_what_is_there_is_reported_at_start_and_whenever_there_is_more(lines: Lines) -> None:
+    engine = FakeCopyEngine(num_ready=4, is_growing=True)
+    worker = started(engine, rank=3)
+    assert reported(worker) == {3: 4}
+    assert step(worker, engine, 4) is None
+    report = step(worker, engine, 8)
+    assert report is not None
+    assert report.ready_slots == {3: 8}
+    engine.is_growing = False
+    report = step(worker, engine, 64)
+    assert report is not None
+    assert (report.ready_slots, report.tier_down) == ({3: 64}, "")
+    engine.num_ready = 100  # nobody looks any more
+    assert step(worker, engine, 100) is None
+
+
+def test_the_log_tells_the_start_each_quarter_and_the_end(lines: Lines) -> None:
+    engine = FakeCopyEngine(num_ready=4, is_growing=True)
+    worker = started(engine)
+    assert lines.take() == [
+        ("INFO", "serving with 1.0 of 16.0 GiB of DRAM, the rest follows"),
+    ]
+    for num_ready in range(4, 64):
+        step(worker, engine, num_ready)
+    assert [text for _, text in lines.take()] == [
+        f"{gib}.0 of 16.0 GiB of DRAM are ready" for gib in (4, 8, 12)
+    ]
+    engine.is_growing = False
+    step(worker, engine, 64)
+    step(worker, engine, 64)
+    end = "16.0 of 16.0 GiB of DRAM are ready on NUMA node 0: 2.0 s to populate, 1.0 s to page-lock"
+    assert lines.take() == [("INFO", end)]
+
+
+def test_a_pool_that_is_whole_at_start_is_told_in_one_line(lines: Lines) -> None:
+    worker = started(FakeCopyEngine(num_ready=64))
+    assert reported(worker) == {0: 64}
+    [(level, text)] = lines.take()
+    assert level == "INFO"
+    assert text.startswith("16.0 of 16.0 GiB of DRAM are ready")
+
+
+def test_a_pool_that_ends_early_stays_smaller_with_one_warning(lines: Lines) -> None:
+    engine = FakeCopyEngine(num_ready=4, is_growing=True)
+    worker = started(engine)
+    lines.take()
+    worker.take_report()
+    engine.is_growing, engine.why = False, WHY
+    report = step(worker, engine, 20)
+    assert report is not None
+    assert (report.ready_slots, report.tier_down) == ({0: 20}, "")
+    assert lines.take() == [
+        (
+            "WARNING",
+            "The DRAM tier stays smaller: only 5.0 of 16.0 GiB of DRAM could be had: "
+            "the system lets this process page-lock 5 GiB; raise ulimit -l",
+        )
+    ]
+    assert step(worker, engine, 20) is None
+    assert not engine.closed
+
+
+def test_a_pool_that_ends_early_is_no_tier_if_the_operator_says_so(lines: Lines) -> None:
+    engine = FakeCopyEngine(num_ready=4, is_growing=True)
+    worker = started(engine, dram_shortage="off")
+    worker.take_report()
+    worker.begin(StepPlan(loads=(load(1, "a", 3),), stores=(store(2, 5),)))
+    worker.submit_stores()
+    engine.is_growing, engine.why = False, WHY
+    finished, bad, failed = worker.poll()
+    assert (finished, bad, failed) == ({"a"}, {3}, {"a"})
+    report = worker.take_report()
+    assert report is not None
+    assert "only 1.0 of 16.0 GiB of DRAM could be had: the system lets" in report.tier_down
+    assert "raise ulimit -l. dram_shortage = off, so nothing is offloaded" in report.tier_down
+    assert "lower dram_bytes, or set dram_shortage = smaller" in report.tier_down
+    assert {outcome.reasons for outcome in report.outcomes.values()} == {("no_tier",)}
+    assert engine.closed
+    assert [level for level, _ in lines.take()] == ["INFO", "WARNING"]
+    worker.poll()
+    assert worker.take_report() is None
+
+
+def test_a_pool_without_one_whole_block_is_no_tier() -> None:
+    engine = FakeCopyEngine(num_ready=0, why=WHY)
+    report = started(engine).take_report()
+    assert report is not None
+    assert "only 0.0 of 16.0 GiB" in report.tier_down
+    assert "Not one block fits" in report.tier_down
+    assert engine.closed
+
+
+class SlowEngine(FakeCopyEngine):
+    """Its pool grows by 1 GiB per look, up to `end` slots."""
+
+    end = NUM_SLOTS
+
+    def pool_state(self) -> PoolState:
+        self.num_ready = min(self.end, self.num_ready + 4)
+        self.is_growing = self.num_ready < self.end
+        self.why = "" if self.end == NUM_SLOTS else WHY
+        return super().pool_state()
+
+
+def test_without_stages_the_worker_waits_for_all_of_it(
+    lines: Lines, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(growth, "_POLL_S", 0.0)
+    assert reported(started(SlowEngine(), staged=False)) == {0: 64}
+    texts = [text for _, text in lines.take()]
+    assert len(texts) == 4
+    assert texts[0] == "4.0 of 16.0 GiB of DRAM are ready"
+
+
+@pytest.mark.parametrize("shortage", ["smaller", "off"])
+def test_a_shortage_is_the_same_without_stages(
+    shortage: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(growth, "_POLL_S", 0.0)
+    engine = SlowEngine()
+    engine.end = 20
+    report = started(engine, staged=False, dram_shortage=shortage).take_report()
+    assert report is not None
+    assert bool(report.tier_down) == engine.closed == (shortage == "off")
+    assert report.ready_slots == {0: 20}
+
+
+def test_a_pool_that_cannot_be_asked_is_no_tier() -> None:
+    engine = FakeCopyEngine(num_ready=4, is_growing=True)
+    worker = started(engine)
+    worker.take_report()
+
+    def refuse() -> PoolState:
+        raise TransferError("this process is a fork")
+
+    engine.pool_state = refuse  # type: ignore[method-assign]
+    report = step(worker, engine, 4)
+    assert report is not None
+    assert report.tier_down == "this process is a fork"
+
+
+def test_a_shutdown_meanwhile_ends_the_looking() -> None:
+    engine = FakeCopyEngine(num_ready=4, is_growing=True)
+    worker = started(engine)
+    worker.shutdown()  # the fake fails whoever asks it after close
+    worker.poll()
+    assert reported(worker) == {0: 4}
