@@ -54,7 +54,7 @@ def measure_sweep(machine: Machine, sizes: Sizes, say: Say) -> Section:
         "sweep",
         f"Engine, GB/s of one transfer from submit to done, median of {sizes.repeats}",
         ("chunk", "blocks", "direction", *PATHS),
-        note="Shuffled blocks, one region; `-`: the driver has no such path.",
+        note="Shuffled blocks, one region; `-`: no such path here; gather is for loads.",
     )
     for chunk in sizes.chunks:
         counts = [n for n in sizes.counts if n * chunk <= sizes.sweep_bytes]
@@ -67,7 +67,7 @@ def measure_sweep(machine: Machine, sizes: Sizes, say: Say) -> Section:
                 continue
             with Rig(machine, max(counts), chunk, path=path) as rig:
                 for count in counts:
-                    for way in BOTH:
+                    for way in _ways(path):
                         rates = _rates(rig, way, count, sizes.repeats)
                         section.samples[f"{chunk}, {count}, {way.name.lower()}, {path}"] = rates
                         cell = f"{statistics.median(rates):.2f}"
@@ -76,6 +76,11 @@ def measure_sweep(machine: Machine, sizes: Sizes, say: Say) -> Section:
             row = [cells.get(path, "-") for path in PATHS]
             section.rows.append((size(chunk), str(count), way.name.lower(), *row))
     return section
+
+
+def _ways(path: str) -> tuple[Direction, ...]:
+    """Directions that this path is for: a store asked to gather goes by batch."""
+    return (Direction.LOAD,) if path == "gather" else BOTH
 
 
 def _has_path(machine: Machine, bit: int) -> bool:

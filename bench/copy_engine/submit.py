@@ -25,8 +25,8 @@ def measure_submit(machine: Machine, sizes: Sizes, say: Say) -> Section:
         "submit",
         "Submit, us of the caller",
         ("blocks", "regions", "lane", "median", "p99", "max"),
-        note="The lane runs on another core. Asleep, most of the cost is the system call that "
-        "wakes it.",
+        note="The lane runs on another core. Asleep: half a millisecond after the last transfer, "
+        "the lane has to be woken and caches are cold.",
     )
     for regions in sizes.regions:
         for blocks in sizes.blocks:
