@@ -172,7 +172,7 @@ typedef struct {
   uint32_t size;        /* sizeof(ckv_pool_config) */
   int32_t huge;         /* ask for huge pages */
   int32_t numa_node;    /* preferred; CKV_NUMA_* or a node */
-  uint32_t num_threads; /* that touch pages; up to 8 */
+  uint32_t num_threads; /* that touch pages; 0: up to 8 */
   uint64_t bytes;
   uint64_t first_bytes; /* ready when ckv_pool_map returns, the rest follows behind; 0: all */
   uint64_t chunk_bytes; /* page-locked per driver call; 1 GiB */
@@ -181,7 +181,7 @@ typedef struct {
 typedef struct {
   uint32_t size;         /* sizeof(ckv_pool_state), set by the caller */
   int32_t is_growing;    /* a thread still adds to ready_bytes */
-  int32_t error;         /* what stopped it early: 0, a CKV_ code or the driver's own */
+  int32_t error;         /* what stopped it early: 0 or a CKV_ code */
   int32_t numa_node;     /* where it was asked for, -1 if nowhere */
   uint64_t mapped_bytes; /* address space */
   uint64_t ready_bytes;  /* from the base on: populated, locked, usable; only ever grows */
@@ -191,16 +191,19 @@ typedef struct {
 } ckv_pool_state;
 
 /* BLOCKS until first_bytes are ready. Maps anonymous memory that a fork does not inherit. For CUDA
- * it is populated and page-locked chunk by chunk; under the simulator all of it is ready at once
- * and no page is touched. If not even first_bytes can be had, nothing stays mapped. The engine owns
- * the mapping until ckv_pool_unmap or ckv_free. A transfer may use ready bytes only. Thread-safe.
+ * a thread populates and page-locks it chunk by chunk, and leaves the machine and its cgroups a
+ * reserve; under the simulator all of it is ready at once and no page is touched. If not even
+ * first_bytes can be had, nothing stays mapped; a later failure ends the growth and what is ready
+ * stays. ckv_close ends it too (CKV_CLOSED). The engine owns the mapping until ckv_pool_unmap or
+ * ckv_free. A transfer may use ready bytes only; ckv_submit refuses the others. Thread-safe.
  */
 int ckv_pool_map(ckv_engine *engine, const ckv_pool_config *config, void **out);
 
 /* Thread-safe, does not block. */
 int ckv_pool_get_state(ckv_engine *engine, void *base, ckv_pool_state *out);
 
-/* BLOCKS. Refused with CKV_AGAIN while a transfer is unfinished or was left behind. Thread-safe. */
+/* BLOCKS, also for the chunk that is being locked. Refused with CKV_AGAIN while the engine may
+ * still copy or left copies behind. Thread-safe. */
 int ckv_pool_unmap(ckv_engine *engine, void *base);
 
 /* ---- Simulator only (CKV_EINVAL otherwise). Thread-safe. ---- */

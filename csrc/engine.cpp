@@ -38,6 +38,17 @@ Rank rank_of(int direction, uint32_t flags) {
   return flags == CKV_SPECULATIVE ? Rank::SPECULATIVE : Rank::AWAITED;
 }
 
+// Of the region's slots 0..max-1, how many have their piece within what is ready of the pool.
+int32_t slots_in(const ckv_region &region, const HostPool &pool, int32_t max) {
+  uint64_t offset = region.host_base - reinterpret_cast<uint64_t>(pool.base());
+  uint64_t ready = pool.ready_bytes();
+  if (ready < region.bytes || ready - region.bytes < offset) {
+    return 0;
+  }
+  uint64_t count = (ready - region.bytes - offset) / region.host_stride + 1;
+  return static_cast<int32_t>(std::min(count, static_cast<uint64_t>(max)));
+}
+
 }  // namespace
 
 Engine::EventStore::~EventStore() {
@@ -68,14 +79,50 @@ void Engine::set_regions(const ckv_region *regions, size_t n, int32_t num_blocks
   block_claims_ = std::move(blocks);
   slot_claims_ = std::move(slots);
   sums_ = std::move(sums);
+  count_ready_slots();
 }
 
-void Engine::check_ids(const Transfer &transfer) const {
+// With mutex_ held. Slots whose pieces of all regions are in memory that may be copied. What lies
+// in no pool of ours is the caller's business.
+int32_t Engine::count_ready_slots() {
+  int32_t num_ready = layout_.num_slots();
+  for (const ckv_region &region : layout_.regions()) {
+    for (const auto &[base, pool] : pools_) {
+      if (pool->contains(region.host_base)) {
+        num_ready = std::min(num_ready, slots_in(region, *pool, num_ready));
+      }
+    }
+  }
+  num_ready_slots_.store(num_ready, std::memory_order_release);
+  return num_ready;
+}
+
+// Looks at the pools only if a slot is beyond what was ready when one looked last.
+void Engine::check_ready(const std::vector<int32_t> &slots) {
+  int32_t num_ready = num_ready_slots_.load(std::memory_order_acquire);
+  for (int32_t slot : slots) {
+    if (slot < num_ready) {
+      continue;
+    }
+    {
+      std::lock_guard<std::mutex> lock(mutex_);
+      num_ready = count_ready_slots();
+    }
+    if (slot >= num_ready) {
+      throw Failure(CKV_EINVAL, "slot " + to_string(slot) +
+                                    " is not ready: the pool has grown to " + to_string(num_ready) +
+                                    " of " + to_string(layout_.num_slots()) + " slots");
+    }
+  }
+}
+
+void Engine::check_ids(const Transfer &transfer) {
   if (layout_.empty()) {
     throw Failure(CKV_EINVAL, "regions must be set before the first transfer");
   }
   check_range("block", transfer.blocks, layout_.num_blocks());
   check_range("slot", transfer.slots, layout_.num_slots());
+  check_ready(transfer.slots);
 }
 
 void Engine::claim(const Transfer &transfer) {
@@ -219,12 +266,36 @@ bool Engine::wait(uint64_t tag, microseconds timeout) {
   return wake_waiters_.wait_for(lock, timeout, [&] { return unfinished_.count(tag) == 0; });
 }
 
+// In pools_ before it grows, so that a close meanwhile stops it.
 void *Engine::map_pool(const ckv_pool_config &config) {
-  auto pool = std::make_unique<HostPool>(*driver_, config);
-  void *base = pool->base();
-  std::lock_guard<std::mutex> lock(mutex_);
-  pools_.emplace(base, std::move(pool));
+  auto owned = std::make_unique<HostPool>(*driver_, config);
+  HostPool &pool = *owned;
+  void *base = pool.base();
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    if (phase_ != Phase::OPEN) {
+      throw Failure(CKV_CLOSED, "the copy engine is closed");
+    }
+    pools_.emplace(base, std::move(owned));
+  }
+  try {
+    pool.grow();
+  } catch (...) {
+    drop_pool(base);
+    throw;
+  }
   return base;
+}
+
+// Its grower may have to be waited for: not under the mutex.
+void Engine::drop_pool(void *base) {
+  std::unique_ptr<HostPool> pool;
+  std::lock_guard<std::mutex> lock(mutex_);
+  auto found = pools_.find(base);
+  if (found != pools_.end()) {
+    pool = std::move(found->second);
+    pools_.erase(found);
+  }
 }
 
 void Engine::get_pool_state(void *base, ckv_pool_state *out) {
@@ -292,6 +363,9 @@ int Engine::close(microseconds timeout) {
   }
   auto ended = [this] { return has_lane_ended_ && has_checker_ended_; };
   phase_ = Phase::DRAINING;
+  for (auto &entry : pools_) {
+    entry.second->stop();
+  }
   wake_lane_.notify_one();
   if (!wake_waiters_.wait_for(lock, timeout, ended)) {
     phase_ = Phase::STOPPING;

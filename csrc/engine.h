@@ -87,12 +87,15 @@ class Engine {
   pid_t pid() const { return pid_; }
 
  private:
-  void check_ids(const Transfer &transfer) const;
+  void check_ids(const Transfer &transfer);
+  void check_ready(const std::vector<int32_t> &slots);
   void claim(const Transfer &transfer);
   void unclaim(const Transfer &transfer);
   Event record_after(uintptr_t stream);
   void enqueue(Transfer *transfer);
+  void drop_pool(void *base);
   // With mutex_ held:
+  int32_t count_ready_slots();
   void report(Transfer *transfer, int status, int error);
   static void stop(Transfer *transfer, Queues *queues);
   bool has_orders(Phase seen) const;
@@ -115,6 +118,7 @@ class Engine {
   ReportStack reports_;
   Counters counters_;
   std::atomic<int> poison_code_{0};
+  std::atomic<int32_t> num_ready_slots_{0};  // when one looked last; there may be more by now
 
   std::mutex close_mutex_;  // before mutex_
   std::mutex mutex_;        // guards all below, events_ and pools_

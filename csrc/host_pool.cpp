@@ -1,18 +1,21 @@
 #include "host_pool.h"
 
 #include <sys/mman.h>
+#include <sys/prctl.h>
+#include <sys/resource.h>
 #include <unistd.h>
 
 #include <algorithm>
-#include <atomic>
 #include <cerrno>
+#include <chrono>
+#include <cstdio>
 #include <cstring>
-#include <string>
-#include <system_error>
-#include <thread>
+#include <exception>
+#include <utility>
 #include <vector>
 
 #include "failure.h"
+#include "placement.h"
 
 #ifndef MADV_POPULATE_WRITE
 #define MADV_POPULATE_WRITE 23
@@ -22,11 +25,31 @@ namespace ckv {
 
 namespace {
 
-constexpr uint64_t kPopulateTask = uint64_t{64} << 20;
-constexpr unsigned kMaxPopulateThreads = 8;
+using Clock = std::chrono::steady_clock;
 
-std::string gib(uint64_t bytes) {
-  return std::to_string(bytes) + " bytes (" + std::to_string(bytes >> 30) + " GiB)";
+// Registering holds locks that other CUDA calls and other processes wait for; chunks let them
+// through (TensorRT-LLM issue 17429: 700 GB in one call stalled a host for minutes).
+constexpr uint64_t kChunk = uint64_t{1} << 30;
+constexpr uint64_t kPopulateTask = uint64_t{64} << 20;
+constexpr unsigned kPopulateThreads = 8;
+constexpr unsigned kMaxThreads = 64;
+constexpr int kStopped = -1;
+constexpr int kNoRoom = -2;
+
+uint64_t page_bytes() { return static_cast<uint64_t>(sysconf(_SC_PAGESIZE)); }
+
+uint64_t whole_pages(uint64_t bytes) {
+  uint64_t page = page_bytes();
+  return bytes > UINT64_MAX - page ? UINT64_MAX / page * page : (bytes + page - 1) / page * page;
+}
+
+int choose_node(const Driver &driver, int wanted) {
+  int node = wanted == CKV_NUMA_DEVICE ? driver.numa_node() : wanted;
+  return std::max(node, -1);
+}
+
+double seconds_since(Clock::time_point begin) {
+  return std::chrono::duration<double>(Clock::now() - begin).count();
 }
 
 // Kernels before 5.14 do not know MADV_POPULATE_WRITE; touching does the same, but cannot report
@@ -44,43 +67,54 @@ int populate_task(char *begin, uint64_t bytes, uint64_t page) {
   return 0;
 }
 
+std::string memlock_text() {
+  rlimit limit{};
+  if (getrlimit(RLIMIT_MEMLOCK, &limit) != 0 || limit.rlim_cur == RLIM_INFINITY) {
+    return "; lower dram_bytes if the machine locks no more";
+  }
+  return "; RLIMIT_MEMLOCK is " + size_text(limit.rlim_cur) +
+         " (`ulimit -l unlimited`, or --ulimit memlock=-1 for a container)";
+}
+
 }  // namespace
 
-HostPool::HostPool(Driver &driver, const ckv_pool_config &config)
-    : driver_(driver), lock_chunk_(config.chunk_bytes == 0 ? kLockChunk : config.chunk_bytes) {
+HostPool::HostPool(Driver &driver, const ckv_pool_config &config, MemoryRoots roots)
+    : driver_(driver),
+      roots_(std::move(roots)),
+      numa_node_(choose_node(driver, config.numa_node)),
+      chunk_bytes_(whole_pages(config.chunk_bytes == 0 ? kChunk : config.chunk_bytes)),
+      num_threads_(std::min(config.num_threads, kMaxThreads)) {
   try {
     map(config.bytes, config.huge != 0);
-    if (driver_.locks_pages()) {
-      populate();
-      lock_pages();
-    }
   } catch (...) {
     release();
     throw;
   }
+  first_bytes_ =
+      config.first_bytes == 0 ? mapped_bytes_ : std::min(config.first_bytes, mapped_bytes_);
+  if (!driver_.locks_pages()) {
+    ready_bytes_.store(mapped_bytes_, std::memory_order_release);
+  }
 }
 
-HostPool::~HostPool() { release(); }
-
-void HostPool::get_state(ckv_pool_state *out) const {
-  *out = ckv_pool_state{};
-  out->size = sizeof *out;
-  out->numa_node = -1;
-  out->mapped_bytes = mapped_bytes_;
-  out->ready_bytes = mapped_bytes_;
+HostPool::~HostPool() {
+  stop();
+  if (grower_.joinable()) {
+    grower_.join();
+  }
+  release();
 }
 
 void HostPool::map(uint64_t bytes, bool huge) {
-  uint64_t page = static_cast<uint64_t>(sysconf(_SC_PAGESIZE));
-  if (bytes == 0 || bytes > UINT64_MAX - page) {
-    throw Failure(CKV_EINVAL, "a host pool of " + gib(bytes) + " cannot be mapped");
+  if (bytes == 0 || bytes > UINT64_MAX - page_bytes()) {
+    throw Failure(CKV_EINVAL, "a host pool of " + size_text(bytes) + " cannot be mapped");
   }
-  uint64_t rounded = (bytes + page - 1) / page * page;
+  uint64_t rounded = whole_pages(bytes);
   void *got = mmap(nullptr, rounded, PROT_READ | PROT_WRITE,
                    MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
   if (got == MAP_FAILED) {
-    throw Failure(CKV_ENOMEM,
-                  "mapping a host pool of " + gib(bytes) + " failed: " + std::strerror(errno));
+    throw Failure(CKV_ENOMEM, "mapping a host pool of " + size_text(bytes) +
+                                  " failed: " + std::strerror(errno) + "; lower dram_bytes");
   }
   base_ = static_cast<char *>(got);
   mapped_bytes_ = rounded;
@@ -93,62 +127,209 @@ void HostPool::map(uint64_t bytes, bool huge) {
   if (huge) {
     madvise(base_, rounded, MADV_HUGEPAGE);  // a kernel without huge pages is only slower
   }
+  prefer_node(base_, rounded, numa_node_);
 }
 
-void HostPool::populate() {
-  uint64_t page = static_cast<uint64_t>(sysconf(_SC_PAGESIZE));
-  std::atomic<uint64_t> next{0};
-  std::atomic<int> failed{0};
-  auto work = [&] {
-    for (uint64_t at = 0; failed == 0 && (at = next.fetch_add(kPopulateTask)) < mapped_bytes_;) {
-      int code = populate_task(base_ + at, std::min(kPopulateTask, mapped_bytes_ - at), page);
-      if (code != 0) {
-        failed = code;
-      }
-    }
-  };
-  std::vector<std::thread> threads;
-  unsigned wanted = std::min(kMaxPopulateThreads, std::thread::hardware_concurrency());
-  threads.reserve(wanted);
+void HostPool::grow() {
+  if (ready_bytes() == mapped_bytes_) {
+    return;
+  }
+  check_room(first_bytes_);
+  std::unique_lock<std::mutex> lock(mutex_);
+  is_growing_ = true;
   try {
-    for (unsigned i = 1; i < wanted; ++i) {
+    grower_ = std::thread([this] { run(); });
+  } catch (...) {
+    is_growing_ = false;
+    throw;
+  }
+  changed_.wait(lock, [this] { return !is_growing_ || ready_bytes() >= first_bytes_; });
+  if (ready_bytes() < first_bytes_) {
+    throw Failure(error_, why_);
+  }
+}
+
+void HostPool::stop() { should_stop_ = true; }
+
+// The grower's thread.
+void HostPool::run() {
+  prctl(PR_SET_NAME, "ckv-pool");
+  try {
+    CpuSet cpus = near(process_cpus(), node_cpus(numa_node_));
+    run_on(cpus);  // the threads that touch pages inherit it
+    unsigned spread = std::max<unsigned>(1, static_cast<unsigned>(cpus.size()));
+    num_threads_ = num_threads_ == 0 ? std::min(kPopulateThreads, spread) : num_threads_;
+    add_chunks();
+    end_growth(0, "");
+  } catch (const Failure &failure) {
+    end_growth(failure.code(), failure.what());
+  } catch (const std::exception &error) {
+    end_growth(CKV_ENOMEM, error.what());
+  }
+}
+
+void HostPool::add_chunks() {
+  // Also because a call of an unattached thread would break a graph capture under way elsewhere.
+  int code = driver_.attach_thread();
+  if (code != 0) {
+    throw Failure(CKV_EDRIVER,
+                  "the pool's thread got no device context: " + driver_.describe(code));
+  }
+  for (uint64_t begin = 0; begin < mapped_bytes_; begin = ready_bytes()) {
+    uint64_t end = begin + std::min(chunk_bytes_, mapped_bytes_ - begin);
+    try {
+      check_not_stopped();
+      check_room(end - begin);
+      populate(begin, end);
+      check_not_stopped();
+      lock_pages(begin, end);
+    } catch (...) {
+      madvise(base_ + begin, end - begin, MADV_DONTNEED);  // what nobody can use goes back
+      throw;
+    }
+  }
+}
+
+void HostPool::populate(uint64_t begin, uint64_t end) {
+  Clock::time_point start = Clock::now();
+  std::atomic<uint64_t> next{begin};
+  std::atomic<int> failed{0};
+  touch_with_threads([&] {
+    int code = populate_tasks(&next, end);
+    if (code != 0) {
+      failed = code;
+      next = end;  // the others stop too
+    }
+  });
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    populate_s_ += seconds_since(start);
+  }
+  check_not_stopped();
+  if (failed == kNoRoom) {
+    check_room(kPopulateTask);
+  }
+  if (failed != 0) {
+    const char *text = failed > 0 ? std::strerror(failed) : "memory ran short for a moment";
+    throw Failure(CKV_ENOMEM, stopped_at("populating") + text + "; lower dram_bytes");
+  }
+}
+
+// 0, an errno, kStopped or kNoRoom. Looks at what is left before each task: the other ranks of a
+// node grow at the same time, and a whole chunk of each would be more than the reserve.
+int HostPool::populate_tasks(std::atomic<uint64_t> *next, uint64_t end) noexcept try {
+  const uint64_t page = page_bytes();
+  for (uint64_t at = 0; (at = next->fetch_add(kPopulateTask)) < end;) {
+    uint64_t bytes = std::min(kPopulateTask, end - at);
+    if (should_stop_) {
+      return kStopped;
+    }
+    if (!find_room(roots_).fits(bytes)) {
+      return kNoRoom;
+    }
+    int code = populate_task(base_ + at, bytes, page);
+    if (code != 0) {
+      return code;
+    }
+  }
+  return 0;
+} catch (const std::exception &) {  // no memory to look at what is left
+  return kNoRoom;
+}
+
+void HostPool::touch_with_threads(const std::function<void()> &work) {
+  std::vector<std::thread> threads;
+  threads.reserve(num_threads_);
+  try {
+    for (unsigned i = 1; i < num_threads_; ++i) {
       threads.emplace_back(work);
     }
-  } catch (const std::system_error &) {
+  } catch (const std::exception &) {
     // No more threads to be had; those there are do it.
   }
   work();
   for (std::thread &thread : threads) {
     thread.join();
   }
-  if (failed != 0) {
-    throw Failure(CKV_ENOMEM, "the machine has no " + gib(mapped_bytes_) +
-                                  " for the host pool: " + std::strerror(failed));
+}
+
+void HostPool::lock_pages(uint64_t begin, uint64_t end) {
+  Clock::time_point start = Clock::now();
+  int code = driver_.host_register(base_ + begin, end - begin);
+  double lock_s = seconds_since(start);
+  if (code != 0) {
+    throw Failure(CKV_EDRIVER,
+                  stopped_at("page-locking") + driver_.describe(code) + memlock_text());
+  }
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    lock_s_ += lock_s;
+    ready_bytes_.store(end, std::memory_order_release);
+  }
+  changed_.notify_all();
+}
+
+void HostPool::check_room(uint64_t bytes) const {
+  Room room = find_room(roots_);
+  if (room.fits(bytes)) {
+    return;
+  }
+  std::string so_far = ready_bytes() == 0 ? "" : stopped_at("growing");
+  throw Failure(CKV_ENOMEM, so_far + room.owner + " has " + size_text(room.available) +
+                                " available and keeps " + size_text(room.reserve) +
+                                " of it, the pool wants " + size_text(mapped_bytes_) +
+                                "; lower dram_bytes");
+}
+
+void HostPool::check_not_stopped() const {
+  if (should_stop_) {
+    throw Failure(CKV_CLOSED, stopped_at("growing") + "the engine is closed");
   }
 }
 
-void HostPool::lock_pages() {
-  while (locked_bytes_ < mapped_bytes_) {
-    uint64_t bytes = std::min(lock_chunk_, mapped_bytes_ - locked_bytes_);
-    int code = driver_.host_register(base_ + locked_bytes_, bytes);
-    if (code != 0) {
-      throw Failure(CKV_EDRIVER, "page-locking the host pool failed after " + gib(locked_bytes_) +
-                                     " of " + gib(mapped_bytes_) + ": " + driver_.describe(code));
-    }
-    locked_bytes_ += bytes;
+std::string HostPool::stopped_at(const char *what) const {
+  return std::string(what) + " stopped at " + size_text(ready_bytes()) + " of " +
+         size_text(mapped_bytes_) + ": ";
+}
+
+void HostPool::end_growth(int error, const char *why) noexcept {
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    is_growing_ = false;
+    error_ = error;
+    std::snprintf(why_, sizeof why_, "%s", why);
   }
+  changed_.notify_all();
+}
+
+bool HostPool::contains(uint64_t address) const {
+  uint64_t base = reinterpret_cast<uint64_t>(base_);
+  return address >= base && address - base < mapped_bytes_;
+}
+
+void HostPool::get_state(ckv_pool_state *out) const {
+  *out = ckv_pool_state{};
+  out->size = sizeof *out;
+  out->numa_node = numa_node_;
+  out->mapped_bytes = mapped_bytes_;
+  std::lock_guard<std::mutex> lock(mutex_);
+  out->ready_bytes = ready_bytes();
+  out->is_growing = is_growing_;
+  out->error = error_;
+  out->populate_s = populate_s_;
+  out->lock_s = lock_s_;
+  std::memcpy(out->why, why_, sizeof out->why);
 }
 
 void HostPool::release() {
-  for (uint64_t at = 0; at < locked_bytes_; at += lock_chunk_) {
-    driver_.host_unregister(base_ + at);
+  if (driver_.locks_pages()) {
+    for (uint64_t at = 0; at < ready_bytes(); at += chunk_bytes_) {
+      driver_.host_unregister(base_ + at);
+    }
   }
   if (base_ != nullptr) {
     munmap(base_, mapped_bytes_);
   }
-  base_ = nullptr;
-  mapped_bytes_ = 0;
-  locked_bytes_ = 0;
 }
 
 }  // namespace ckv

@@ -1,39 +1,75 @@
 // DRAM for the slots: anonymous, not inherited by forks, page-locked where the driver needs it.
+//
+// Locking takes seconds per 10 GiB, so a pool grows chunk by chunk on a thread of its own and is
+// used from its base on as far as it is ready. What cannot be had ends the growth, not the pool.
 #pragma once
 
+#include <atomic>
+#include <condition_variable>
 #include <cstdint>
+#include <functional>
+#include <mutex>
 #include <string>
+#include <thread>
 
+#include "available.h"
 #include "driver.h"
 
 namespace ckv {
 
 class HostPool {
  public:
-  // Registering holds locks that other CUDA calls and other processes wait for; chunks let them
-  // through (TensorRT-LLM issue 17429: 700 GB in one call stalled a host for minutes).
-  static constexpr uint64_t kLockChunk = uint64_t{1} << 30;
-
-  // Throws Failure; leaves nothing mapped or registered then.
-  HostPool(Driver &driver, const ckv_pool_config &config);
+  // Maps. For a driver that locks no pages all is ready then, and no page is touched. Throws
+  // Failure; leaves nothing mapped then.
+  HostPool(Driver &driver, const ckv_pool_config &config, MemoryRoots roots = MemoryRoots());
   HostPool(const HostPool &) = delete;
   HostPool &operator=(const HostPool &) = delete;
+  // Waits for the chunk under way.
   ~HostPool();
 
+  // Starts to grow and returns when first_bytes are ready; Failure if they will never be.
+  void grow();
+  // From any thread: the growth ends after what is under way.
+  void stop();
+
   void *base() const { return base_; }
+  uint64_t ready_bytes() const { return ready_bytes_.load(std::memory_order_acquire); }
+  bool contains(uint64_t address) const;
   void get_state(ckv_pool_state *out) const;
 
  private:
   void map(uint64_t bytes, bool huge);
-  void populate();
-  void lock_pages();
+  void run();
+  void add_chunks();
+  void populate(uint64_t begin, uint64_t end);
+  int populate_tasks(std::atomic<uint64_t> *next, uint64_t end) noexcept;
+  void touch_with_threads(const std::function<void()> &work);
+  void lock_pages(uint64_t begin, uint64_t end);
+  void check_room(uint64_t bytes) const;
+  void check_not_stopped() const;
+  std::string stopped_at(const char *what) const;
+  void end_growth(int error, const char *why) noexcept;
   void release();
 
   Driver &driver_;
-  const uint64_t lock_chunk_;
+  const MemoryRoots roots_;
+  const int numa_node_;
+  const uint64_t chunk_bytes_;
+  unsigned num_threads_;
   char *base_ = nullptr;
   uint64_t mapped_bytes_ = 0;
-  uint64_t locked_bytes_ = 0;
+  uint64_t first_bytes_ = 0;
+  std::atomic<uint64_t> ready_bytes_{0};  // populated and locked, whole chunks but for the last
+  std::atomic<bool> should_stop_{false};
+
+  mutable std::mutex mutex_;  // guards what follows
+  std::condition_variable changed_;
+  bool is_growing_ = false;
+  int error_ = 0;
+  char why_[sizeof ckv_pool_state::why] = "";
+  double populate_s_ = 0;
+  double lock_s_ = 0;
+  std::thread grower_;
 };
 
 }  // namespace ckv

@@ -196,6 +196,9 @@ class InstantDriver : public ckv::Driver {
   }
   bool locks_pages() const override { return true; }
   int host_register(void *base, size_t bytes) override {
+    if (before_register) {
+      before_register(registered.size());
+    }
     if (registered.size() == num_allowed_) {
       return 2;
     }
@@ -209,6 +212,7 @@ class InstantDriver : public ckv::Driver {
   std::vector<int> copies;
   std::function<void(const ckv::Descriptor &first)> on_copy;  // on the lane's thread
   std::map<void *, size_t> registered;
+  std::function<void(size_t num_before)> before_register;  // on the growing thread; may block
 
  private:
   const size_t num_allowed_;

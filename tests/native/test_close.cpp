@@ -205,7 +205,7 @@ TEST(test_a_pool_whose_registration_fails_leaves_nothing) {
       wanted.chunk_bytes = kMiB;
       bool has_failed = false;
       try {
-        ckv::HostPool pool(sim, wanted);
+        ckv::HostPool(sim, wanted).grow();
       } catch (const ckv::Failure &failure) {
         has_failed = failure.code() == CKV_EDRIVER;
       }

@@ -3,8 +3,6 @@
 #include <filesystem>
 #include <string>
 
-#include "failure.h"
-#include "host_pool.h"
 #include "rig.h"
 
 namespace {
@@ -208,24 +206,7 @@ TEST(test_too_many_transfers_are_refused_until_some_are_polled) {
   CHECK(rig.finish(3).status == CKV_DONE);
 }
 
-TEST(test_pool_is_locked_in_chunks_or_not_at_all) {
-  ckv_pool_config in_chunks = pool_config(10 * kMiB);
-  in_chunks.chunk_bytes = 4 * kMiB;
-  InstantDriver generous(100);
-  {
-    ckv::HostPool pool(generous, in_chunks);
-    CHECK(generous.registered.size() == 3);
-  }
-  CHECK(generous.registered.empty());
-  InstantDriver mean(2);
-  try {
-    ckv::HostPool pool(mean, in_chunks);
-    CHECK(false);
-  } catch (const ckv::Failure &failure) {
-    CHECK(failure.code() == CKV_EDRIVER &&
-          std::string(failure.what()).find("error 2") != std::string::npos);
-  }
-  CHECK(mean.registered.empty());
+TEST(test_a_pool_that_cannot_be_had_is_refused) {
   Rig rig;
   void *base = nullptr;
   ckv_pool_config wrong = pool_config(0);

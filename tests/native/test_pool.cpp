@@ -1,0 +1,425 @@
+// The host pool: it grows by chunks on its own thread, may end early, and is never a danger.
+#include <sched.h>
+#include <sys/prctl.h>
+#include <sys/wait.h>
+
+#include <atomic>
+#include <condition_variable>
+#include <filesystem>
+#include <fstream>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <thread>
+
+#include "available.h"
+#include "engine.h"
+#include "failure.h"
+#include "host_pool.h"
+#include "placement.h"
+#include "rig.h"
+
+namespace {
+
+using ckv::CpuSet;
+using ckv::HostPool;
+
+// Registrations from `num_free` on wait until they are let through.
+class Latch {
+ public:
+  void attach(InstantDriver &driver, size_t num_free) {
+    driver.before_register = [this, num_free](size_t num_before) {
+      std::unique_lock<std::mutex> lock(mutex_);
+      is_waiting_ = num_before >= num_free;
+      changed_.notify_all();
+      changed_.wait(lock, [&] { return num_before < num_free || is_open_; });
+    };
+  }
+  void until_waiting() {
+    std::unique_lock<std::mutex> lock(mutex_);
+    changed_.wait(lock, [&] { return is_waiting_; });
+  }
+  void open() {
+    std::lock_guard<std::mutex> lock(mutex_);
+    is_open_ = true;
+    changed_.notify_all();
+  }
+
+ private:
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  bool is_waiting_ = false;
+  bool is_open_ = false;
+};
+
+// 10 MiB in chunks of 4; returned from map when the first is ready.
+ckv_pool_config staged() {
+  ckv_pool_config config = pool_config(10 * kMiB);
+  config.chunk_bytes = 4 * kMiB;
+  config.first_bytes = 4 * kMiB;
+  return config;
+}
+
+ckv_pool_state state_of(const HostPool &pool) {
+  ckv_pool_state state;
+  pool.get_state(&state);
+  return state;
+}
+
+ckv_pool_state until_grown(const HostPool &pool) {
+  while (state_of(pool).is_growing) {
+    usleep(100);
+  }
+  return state_of(pool);
+}
+
+bool has(const std::string &text, const char *part) { return text.find(part) != text.npos; }
+
+template <typename Body>
+std::string failure_of(int code, const Body &body) {
+  try {
+    body();
+  } catch (const ckv::Failure &failure) {
+    CHECK(failure.code() == code);
+    return failure.what();
+  }
+  CHECK(false);
+  return "";
+}
+
+// An engine over an InstantDriver whose second registration waits, and its pool.
+struct GrowingEngine {
+  GrowingEngine() {
+    auto owned = std::make_unique<InstantDriver>(100);
+    driver = owned.get();
+    latch.attach(*driver, 1);
+    engine = std::make_shared<ckv::Engine>(full_config(), std::move(owned));
+    ckv::Engine::start(engine);
+    base = static_cast<char *>(engine->map_pool(staged()));
+    latch.until_waiting();
+  }
+  static ckv_config full_config() {
+    ckv_config config = sim_config();
+    config.max_transfers = 10;
+    config.max_descriptors = 4;
+    config.trunk_bytes = config.window_bytes[CKV_LOAD] = config.window_bytes[CKV_STORE] = 4 * kMiB;
+    return config;
+  }
+  ckv_pool_state state() {
+    ckv_pool_state state;
+    engine->get_pool_state(base, &state);
+    return state;
+  }
+  Latch latch;
+  std::shared_ptr<ckv::Engine> engine;
+  InstantDriver *driver;
+  char *base;
+};
+
+TEST(test_pool_is_ready_chunk_by_chunk) {
+  InstantDriver driver(100);
+  Latch latch;
+  latch.attach(driver, 1);
+  {
+    HostPool pool(driver, staged());
+    pool.grow();
+    latch.until_waiting();
+    ckv_pool_state state = state_of(pool);
+    CHECK(state.ready_bytes == 4 * kMiB && state.mapped_bytes == 10 * kMiB && state.is_growing);
+    latch.open();
+    state = until_grown(pool);
+    CHECK(state.ready_bytes == 10 * kMiB && state.error == 0 && state.why[0] == 0);
+    CHECK(state.populate_s > 0 && state.lock_s > 0);
+    CHECK(driver.registered.size() == 3);
+    for (uint64_t at = 0; at < 10 * kMiB; at += 4096) {
+      CHECK(static_cast<char *>(pool.base())[at] == 0);
+    }
+  }
+  CHECK(driver.registered.empty());
+}
+
+TEST(test_pool_of_one_stage_is_ready_when_mapped) {
+  InstantDriver driver(100);
+  ckv_pool_config config = staged();
+  config.first_bytes = 0;
+  config.chunk_bytes = 4 * kMiB - 1;  // rounded to pages
+  config.num_threads = 3;
+  HostPool pool(driver, config);
+  pool.grow();
+  CHECK(state_of(pool).ready_bytes == 10 * kMiB && driver.registered.size() == 3);
+}
+
+TEST(test_pool_that_cannot_be_locked_at_first_is_rolled_back) {
+  InstantDriver driver(1);
+  ckv_pool_config config = staged();
+  config.first_bytes = 8 * kMiB;
+  std::string why = failure_of(CKV_EDRIVER, [&] { HostPool(driver, config).grow(); });
+  CHECK(has(why, "page-locking stopped at 4.0 MiB of 10.0 MiB: error 2; "));
+  CHECK(driver.registered.empty());
+}
+
+TEST(test_pool_that_cannot_grow_stays_smaller_and_says_why) {
+  InstantDriver driver(2);
+  {
+    HostPool pool(driver, staged());
+    pool.grow();
+    ckv_pool_state state = until_grown(pool);
+    CHECK(state.ready_bytes == 8 * kMiB && state.error == CKV_EDRIVER);
+    CHECK(has(state.why, "page-locking stopped at 8.0 MiB of 10.0 MiB: error 2; "));
+    CHECK(pool.ready_bytes() == 8 * kMiB);
+    static_cast<char *>(pool.base())[8 * kMiB - 1] = 1;
+  }
+  CHECK(driver.registered.empty());
+}
+
+TEST(test_pool_may_go_while_a_chunk_is_being_locked) {
+  InstantDriver driver(100);
+  Latch latch;
+  latch.attach(driver, 1);
+  auto pool = std::make_unique<HostPool>(driver, staged());
+  pool->grow();
+  latch.until_waiting();
+  pool->stop();
+  latch.open();
+  pool.reset();  // waits for the chunk, which stays unused
+  CHECK(driver.registered.empty());
+}
+
+TEST(test_slots_beyond_what_is_ready_are_refused_until_it_is) {
+  GrowingEngine growing;
+  ckv::Engine &engine = *growing.engine;
+  static char vram[16 * 4096];
+  // 16 slots of 1 MiB: 10 in the pool, 4 of them ready; the second region ends with the slot.
+  uint64_t base = reinterpret_cast<uint64_t>(growing.base);
+  ckv_region regions[] = {{reinterpret_cast<uint64_t>(vram), 4096, base, kMiB, 4096},
+                          {reinterpret_cast<uint64_t>(vram), 4096, base + kMiB - 4096, kMiB, 4096}};
+  engine.set_regions(regions, 2, 16, 16);
+  auto submit = [&](int32_t slot, uint64_t tag) {
+    engine.submit(CKV_STORE, 0, &slot, &slot, 1, 0, tag);
+  };
+  submit(3, 1);
+  std::string why = failure_of(CKV_EINVAL, [&] { submit(4, 2); });
+  CHECK(why == "slot 4 is not ready: the pool has grown to 4 of 16 slots");
+  growing.latch.open();
+  while (growing.state().is_growing) {
+    usleep(100);
+  }
+  submit(9, 3);
+  CHECK(has(failure_of(CKV_EINVAL, [&] { submit(10, 4); }), "10 of 16"));
+  CHECK(engine.close(std::chrono::seconds(20)) == CKV_OK);
+}
+
+TEST(test_close_ends_growth_and_the_engine_waits_for_the_chunk) {
+  GrowingEngine growing;
+  CHECK(growing.engine->close(std::chrono::seconds(20)) == CKV_OK);  // the chunk still waits
+  CHECK(growing.state().is_growing);
+  growing.latch.open();
+  while (growing.state().is_growing) {
+    usleep(100);
+  }
+  CHECK(growing.state().error == CKV_CLOSED && growing.state().ready_bytes == 8 * kMiB);
+  growing.engine->unmap_pool(growing.base);
+  CHECK(growing.driver->registered.empty());
+}
+
+TEST(test_an_engine_may_go_while_its_pool_grows) {
+  GrowingEngine growing;
+  CHECK(growing.engine->close(std::chrono::seconds(20)) == CKV_OK);
+  std::thread opener([&] { growing.latch.open(); });
+  growing.engine.reset();
+  opener.join();
+}
+
+TEST(test_close_ends_a_map_that_waits) {
+  auto owned = std::make_unique<InstantDriver>(100);
+  Latch latch;
+  latch.attach(*owned, 1);
+  auto engine = std::make_shared<ckv::Engine>(GrowingEngine::full_config(), std::move(owned));
+  ckv::Engine::start(engine);
+  ckv_pool_config config = staged();
+  config.first_bytes = 0;
+  std::thread mapper([&] {
+    std::string why = failure_of(CKV_CLOSED, [&] { engine->map_pool(config); });
+    CHECK(why == "growing stopped at 8.0 MiB of 10.0 MiB: the engine is closed");
+  });
+  latch.until_waiting();
+  CHECK(engine->close(std::chrono::seconds(20)) == CKV_OK);
+  latch.open();
+  mapper.join();
+}
+
+TEST(test_a_fork_does_not_inherit_the_growing_pool) {
+  GrowingEngine growing;
+  pid_t child = fork();
+  if (child == 0) {
+    int ends[2];
+    bool is_there = pipe(ends) != 0 || write(ends[1], growing.base, 1) == 1;
+    _exit(is_there ? 1 : 0);
+  }
+  int status = -1;
+  CHECK(waitpid(child, &status, 0) == child && WIFEXITED(status) && WEXITSTATUS(status) == 0);
+  growing.latch.open();
+  CHECK(growing.engine->close(std::chrono::seconds(20)) == CKV_OK);
+}
+
+// ---- What memory there is.
+
+// A folder of kernel files.
+struct FakeKernel {
+  FakeKernel() {
+    char name[] = "/tmp/ckv-XXXXXX";
+    folder = mkdtemp(name);
+    roots.proc = folder + "/proc";
+    roots.cgroup = folder + "/cgroup";
+    meminfo(64);
+  }
+  ~FakeKernel() { std::filesystem::remove_all(folder); }
+  void put(const std::string &path, const std::string &text) const {
+    std::filesystem::create_directories(std::filesystem::path(folder + path).parent_path());
+    std::ofstream(folder + path) << text;
+  }
+  void meminfo(uint64_t available_gib) const {
+    put("/proc/meminfo", "MemTotal:       104857600 kB\nMemFree:  1 kB\nMemAvailable:   " +
+                             std::to_string(available_gib << 20) + " kB\n");
+  }
+  std::string folder;
+  ckv::MemoryRoots roots;
+};
+
+constexpr uint64_t kGiB = kMiB * kKiB;
+
+TEST(test_room_is_what_the_machine_has) {
+  FakeKernel kernel;
+  ckv::Room room = ckv::find_room(kernel.roots);
+  CHECK(room.available == 64 * kGiB && room.reserve == 2 * kGiB);  // 2 % of 100 GiB
+  CHECK(room.fits(62 * kGiB) && !room.fits(62 * kGiB + 1));
+  kernel.meminfo(1);
+  CHECK(!ckv::find_room(kernel.roots).fits(1));
+  CHECK(ckv::find_room({"/nowhere", "/nowhere"}).fits(kGiB));
+}
+
+TEST(test_room_is_bounded_by_each_cgroup_above) {
+  FakeKernel kernel;
+  kernel.put("/proc/self/cgroup", "0::/a/b\n");
+  kernel.put("/cgroup/a/b/memory.max", "max\n");
+  kernel.put("/cgroup/a/b/memory.current", "1\n");
+  CHECK(ckv::find_room(kernel.roots).available == 64 * kGiB);
+  kernel.put("/cgroup/a/memory.max", std::to_string(8 * kGiB));
+  kernel.put("/cgroup/a/memory.current", std::to_string(6 * kGiB));
+  ckv::Room room = ckv::find_room(kernel.roots);
+  CHECK(room.available == 2 * kGiB && room.reserve == kGiB);
+  CHECK(std::string(room.owner) == "the memory cgroup");
+  kernel.put("/cgroup/a/memory.stat", "anon 5\ninactive_file 1073741824\nactive_file 1\n");
+  CHECK(ckv::find_room(kernel.roots).available == 3 * kGiB + 1);  // the page cache can go
+}
+
+TEST(test_room_in_a_container_that_sees_its_cgroup_as_the_mount) {
+  FakeKernel kernel;
+  kernel.put("/proc/self/cgroup", "9:cpu:/x\n4:hugetlb,memory:/docker/1f\n");
+  kernel.put("/cgroup/memory/memory.limit_in_bytes", std::to_string(4 * kGiB));
+  kernel.put("/cgroup/memory/memory.usage_in_bytes", std::to_string(kGiB));
+  CHECK(ckv::find_room(kernel.roots).available == 3 * kGiB);
+}
+
+TEST(test_pool_is_refused_before_a_page_is_touched_if_memory_is_short) {
+  FakeKernel kernel;
+  kernel.meminfo(2);
+  InstantDriver driver(100);
+  std::string why =
+      failure_of(CKV_ENOMEM, [&] { HostPool(driver, staged(), kernel.roots).grow(); });
+  CHECK(why ==
+        "the machine has 2.0 GiB available and keeps 2.0 GiB of it, the pool wants 10.0 MiB; "
+        "lower dram_bytes");
+  CHECK(driver.registered.empty());
+}
+
+TEST(test_pool_stops_growing_where_memory_ends) {
+  FakeKernel kernel;
+  InstantDriver driver(100);
+  driver.before_register = [&](size_t num_before) {
+    if (num_before == 1) {
+      kernel.meminfo(2);
+    }
+  };
+  HostPool pool(driver, staged(), kernel.roots);
+  pool.grow();
+  ckv_pool_state state = until_grown(pool);
+  CHECK(state.ready_bytes == 8 * kMiB && state.error == CKV_ENOMEM);
+  CHECK(has(state.why, "growing stopped at 8.0 MiB of 10.0 MiB: the machine has 2.0 GiB"));
+}
+
+// ---- Where things run and lie.
+
+TEST(test_cpu_lists_are_read) {
+  CHECK((ckv::parse_cpus(" 0-2,7,10-11\n") == CpuSet{0, 1, 2, 7, 10, 11}));
+  CHECK((ckv::parse_cpus("3") == CpuSet{3}));
+  for (const char *bad : {"", "\n", "x", "3-1", "1-", "-1", "0-99999999"}) {
+    CHECK(ckv::parse_cpus(bad).empty());
+  }
+  CHECK(ckv::node_cpus(-1).empty() && !ckv::process_cpus().empty());
+}
+
+TEST(test_lane_runs_near_the_device_and_not_where_its_opener_is_pinned) {
+  const CpuSet all = {0, 1, 2, 3};
+  const CpuSet near = {0, 1};
+  CHECK(ckv::lane_cpus(all, near, {0}) == CpuSet{1});
+  CHECK((ckv::lane_cpus(all, {}, {0}) == CpuSet{1, 2, 3}));
+  CHECK(ckv::lane_cpus(all, near, all) == near);      // not pinned
+  CHECK(ckv::lane_cpus(all, {8, 9}, all) == all);     // nothing of the node is ours
+  CHECK(ckv::lane_cpus(all, {0}, {0}) == CpuSet{0});  // no other there
+  CHECK(ckv::lane_cpus({2}, near, {2}) == CpuSet{2});
+}
+
+// The mask of the thread of that name; not the main one, on which a test may have run a lane.
+CpuSet cpus_of(const std::string &name) {
+  for (const auto &task : std::filesystem::directory_iterator("/proc/self/task")) {
+    std::string comm;
+    std::getline(std::ifstream(task.path() / "comm"), comm);
+    bool is_main = std::stoi(task.path().filename()) == getpid();
+    if (comm == name && !is_main) {
+      cpu_set_t mask;
+      CHECK(sched_getaffinity(std::stoi(task.path().filename()), sizeof mask, &mask) == 0);
+      CpuSet cpus;
+      for (int cpu = 0; cpu < CPU_SETSIZE; ++cpu) {
+        if (CPU_ISSET(cpu, &mask)) {
+          cpus.insert(cpu);
+        }
+      }
+      return cpus;
+    }
+  }
+  return {};
+}
+
+TEST(test_lane_of_a_pinned_opener_runs_elsewhere) {
+  const CpuSet all = ckv::process_cpus();
+  if (all.size() < 2) {
+    std::printf("  (needs two CPUs)\n");
+    return;
+  }
+  const int pinned = *all.begin();
+  std::thread([&] {
+    prctl(PR_SET_NAME, "opener");  // not the main thread's name, which is inherited
+    ckv::run_on({pinned});
+    Rig rig;
+    CHECK(rig.submit(CKV_STORE, {1}, {1}, 1) == CKV_OK);
+    CHECK(rig.finish(1).status == CKV_DONE);  // the lane is past its placement
+    CpuSet lane = cpus_of("ckv-lane");
+    CHECK(lane.size() == all.size() - 1 && lane.count(pinned) == 0);
+  }).join();
+}
+
+TEST(test_a_node_that_is_not_there_is_no_error) {
+  InstantDriver driver(100);
+  ckv_pool_config config = staged();
+  config.first_bytes = 0;
+  for (int node : std::initializer_list<int>{CKV_NUMA_ANY, CKV_NUMA_DEVICE, 0, 1000, 1 << 30}) {
+    config.numa_node = node;
+    HostPool pool(driver, config);
+    pool.grow();
+    CHECK(state_of(pool).ready_bytes == 10 * kMiB);
+    CHECK(state_of(pool).numa_node == std::max(node, -1));
+  }
+}
+
+}  // namespace
