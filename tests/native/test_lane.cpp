@@ -33,11 +33,17 @@ struct ManualRig {
 
   void submit(int direction, const Ids &ids, uint64_t tag, uint32_t flags = 0) {
     engine->submit(direction, flags, ids.data(), ids.data(), ids.size(), 0, tag);
+    tags.push_back(tag);
   }
 
-  // Until all is done.
+  // Until all is done. Closes after what is there now, for after_copy may submit until then.
   void run() {
-    std::thread closer([&] { CHECK(engine->close(std::chrono::seconds(20)) == CKV_OK); });
+    std::thread closer([this, first = tags] {
+      for (uint64_t tag : first) {
+        CHECK(engine->wait(tag, std::chrono::seconds(20)));
+      }
+      CHECK(engine->close(std::chrono::seconds(20)) == CKV_OK);
+    });
     ckv::Lane(*engine).run();
     engine->lane_ended();
     closer.join();
@@ -46,6 +52,7 @@ struct ManualRig {
   InstantDriver *driver = nullptr;
   std::unique_ptr<ckv::Engine> engine;
   Ids blocks;  // of the trunks, in the order of issue
+  std::vector<uint64_t> tags;
   std::function<void()> after_copy;
 };
 
