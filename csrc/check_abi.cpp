@@ -36,6 +36,8 @@ constexpr bool is_same = std::is_same_v<Declared, typename Ours<Real>::type>;
 
 static_assert(is_same<Init, PFN_cuInit_v2000>);
 static_assert(is_same<DeviceGet, PFN_cuDeviceGet_v2000>);
+static_assert(is_same<DevicePciBusId, PFN_cuDeviceGetPCIBusId_v4010>);
+static_assert(is_same<DeviceAttribute, PFN_cuDeviceGetAttribute_v2000>);
 static_assert(is_same<PrimaryRetain, PFN_cuDevicePrimaryCtxRetain_v7000>);
 static_assert(is_same<PrimaryRelease, PFN_cuDevicePrimaryCtxRelease_v11000>);
 static_assert(is_same<CtxPush, PFN_cuCtxPushCurrent_v4000>);
@@ -72,6 +74,7 @@ static_assert(kStreamNonBlocking == CU_STREAM_NON_BLOCKING);
 static_assert(kEventDisableTiming == CU_EVENT_DISABLE_TIMING);
 static_assert(kHostRegisterPortable == CU_MEMHOSTREGISTER_PORTABLE);
 static_assert(kCaptureModeRelaxed == CU_STREAM_CAPTURE_MODE_RELAXED);
+static_assert(kCanUseHostPointer == CU_DEVICE_ATTRIBUTE_CAN_USE_HOST_POINTER_FOR_REGISTERED_MEM);
 static_assert(kNotReady == CUDA_ERROR_NOT_READY);
 
 }  // namespace

@@ -32,10 +32,13 @@ constexpr unsigned int kStreamNonBlocking = 1;
 constexpr unsigned int kEventDisableTiming = 2;
 constexpr unsigned int kHostRegisterPortable = 1;
 constexpr int kCaptureModeRelaxed = 2;
-constexpr int kBatchVersion = 12080;  // the last with fail_index; newer drivers still have it
+constexpr int kCanUseHostPointer = 91;  // of memory that was registered
+constexpr int kBatchVersion = 12080;    // the last with fail_index; newer drivers still have it
 
 using Init = Result (*)(unsigned int);
 using DeviceGet = Result (*)(Device *, int);
+using DeviceAttribute = Result (*)(int *, int, Device);
+using DevicePciBusId = Result (*)(char *, int, Device);
 using PrimaryRetain = Result (*)(Context *, Device);
 using PrimaryRelease = Result (*)(Device);
 using CtxPush = Result (*)(Context);

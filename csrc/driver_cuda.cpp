@@ -8,6 +8,7 @@
 #include "cuda_types.h"
 #include "driver.h"
 #include "failure.h"
+#include "placement.h"
 
 namespace ckv {
 
@@ -20,6 +21,8 @@ using cuda::StreamHandle;
 struct Library {
   cuda::Init init;
   cuda::DeviceGet device_get;
+  cuda::DeviceAttribute device_attribute;
+  cuda::DevicePciBusId device_pci_bus_id;
   cuda::PrimaryRetain primary_retain;
   cuda::PrimaryRelease primary_release;
   cuda::CtxPush ctx_push;
@@ -71,6 +74,8 @@ Library open_library() {
   Library l{};
   find(library, "cuInit", &l.init);
   find(library, "cuDeviceGet", &l.device_get);
+  find(library, "cuDeviceGetAttribute", &l.device_attribute);
+  find(library, "cuDeviceGetPCIBusId", &l.device_pci_bus_id);
   find(library, "cuDevicePrimaryCtxRetain", &l.primary_retain);
   find(library, "cuDevicePrimaryCtxRelease_v2", &l.primary_release);
   find(library, "cuCtxPushCurrent_v2", &l.ctx_push);
@@ -106,11 +111,18 @@ std::string text_of(const Library &l, int code) {
 class CudaDriver : public Driver {
  public:
   explicit CudaDriver(const ckv_config &config) : l_(open_library()) {
-    if (config.path == CKV_PATH_BATCH && l_.memcpy_batch == nullptr) {
-      throw Failure(CKV_EDRIVER, "this CUDA driver has no cuMemcpyBatchAsync (12.8)");
-    }
     check(l_.init(0), "starting CUDA");
     check(l_.device_get(&device_, config.device), "finding the device");
+    // Where host pointers are not the device's, a batch on them ends the context (sglang 40232).
+    int has_host_pointers = 0;
+    check(l_.device_attribute(&has_host_pointers, cuda::kCanUseHostPointer, device_),
+          "asking whether the device takes host pointers");
+    has_batch_ = l_.memcpy_batch != nullptr && has_host_pointers != 0;
+    if (config.path == CKV_PATH_BATCH && !has_batch_) {
+      throw Failure(CKV_EDRIVER,
+                    "no batch copies: this CUDA driver has no cuMemcpyBatchAsync (12.8), or the "
+                    "device does not take host pointers");
+    }
     // The primary context is torch's too; its streams and memory are the ones we copy between.
     check(l_.primary_retain(&context_, device_), "taking the primary context");
     is_retained_ = true;
@@ -161,7 +173,7 @@ class CudaDriver : public Driver {
   }
 
   unsigned paths(int) const override {
-    return 1U << CKV_PATH_LOOP | (l_.memcpy_batch ? 1U << CKV_PATH_BATCH : 0U);
+    return 1U << CKV_PATH_LOOP | (has_batch_ ? 1U << CKV_PATH_BATCH : 0U);
   }
 
   int copy(int direction, int path, const Descriptor *descriptors, size_t n, size_t) override {
@@ -182,7 +194,11 @@ class CudaDriver : public Driver {
   }
 
   std::string describe(int code) override { return text_of(l_, code); }
-  int numa_node() const override { return -1; }
+
+  int numa_node() const override {
+    char id[32] = "";
+    return l_.device_pci_bus_id(id, sizeof id, device_) == 0 ? numa_node_of(id) : -1;
+  }
 
  private:
   struct Batch {
@@ -276,6 +292,7 @@ class CudaDriver : public Driver {
   cuda::Device device_ = 0;
   cuda::Context context_ = nullptr;
   bool is_retained_ = false;
+  bool has_batch_ = false;
   StreamHandle streams_[2] = {nullptr, nullptr};
   Batch batches_[2];  // the lane's
 };

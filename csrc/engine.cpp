@@ -75,11 +75,21 @@ void Engine::set_regions(const ckv_region *regions, size_t n, int32_t num_blocks
   if (!layout_.empty()) {
     throw Failure(CKV_EINVAL, "regions are set once, and they already are");
   }
+  set_borders(&layout);
   layout_ = std::move(layout);
   block_claims_ = std::move(blocks);
   slot_claims_ = std::move(slots);
   sums_ = std::move(sums);
   count_ready_slots();
+}
+
+// With mutex_ held. All slots lie in one pool, if any.
+void Engine::set_borders(Layout *layout) const {
+  for (const auto &[base, pool] : pools_) {
+    if (driver_->locks_pages() && pool->contains(layout->regions().front().host_base)) {
+      layout->set_borders(reinterpret_cast<uint64_t>(base), pool->chunk_bytes());
+    }
+  }
 }
 
 // With mutex_ held. Slots whose pieces of all regions are in memory that may be copied. What lies

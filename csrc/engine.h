@@ -95,6 +95,7 @@ class Engine {
   void enqueue(Transfer *transfer);
   void drop_pool(void *base);
   // With mutex_ held:
+  void set_borders(Layout *layout) const;
   int32_t count_ready_slots();
   void report(Transfer *transfer, int status, int error);
   static void stop(Transfer *transfer, Queues *queues);

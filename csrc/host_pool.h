@@ -36,6 +36,7 @@ class HostPool {
   uint64_t ready_bytes() const { return ready_bytes_.load(std::memory_order_acquire); }
   bool contains(uint64_t address) const;
   void get_state(ckv_pool_state *out) const;
+  uint64_t chunk_bytes() const { return chunk_bytes_; }
 
  private:
   void map(uint64_t bytes, bool huge);

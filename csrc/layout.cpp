@@ -47,6 +47,15 @@ Layout::Layout(const ckv_region *regions, size_t num_regions, int32_t num_blocks
   }
 }
 
+void Layout::set_borders(uint64_t base, uint64_t bytes) {
+  border_base_ = base;
+  border_bytes_ = bytes;
+}
+
+uint64_t Layout::to_border(uint64_t host) const {
+  return border_bytes_ == 0 ? UINT64_MAX : border_bytes_ - (host - border_base_) % border_bytes_;
+}
+
 Descriptor Layout::piece(const Transfer &transfer, const Cursor &cursor) const {
   const ckv_region &r = regions_[cursor.region];
   uint64_t dev = r.dev_base + static_cast<uint64_t>(transfer.blocks[cursor.pair]) * r.dev_stride;
@@ -67,10 +76,15 @@ uint64_t Layout::expand(const Transfer &transfer, const TrunkLimits &limits, Cur
     if (total > 0 && next.bytes > limits.bytes - total) {
       break;  // cut only what no trunk could hold
     }
-    bool is_whole = next.bytes <= limits.bytes;
-    next.bytes = std::min(next.bytes, limits.bytes);
+    uint64_t host = transfer.direction == CKV_LOAD ? next.src : next.dst;
+    uint64_t until_border = to_border(host);
+    uint64_t most = std::min(limits.bytes, until_border);
+    bool is_whole = next.bytes <= most;
+    next.bytes = std::min(next.bytes, most);
     Descriptor *last = out->empty() ? nullptr : &out->back();
-    if (last && last->dst + last->bytes == next.dst && last->src + last->bytes == next.src) {
+    bool is_behind_border = until_border == border_bytes_;
+    if (last && !is_behind_border && last->dst + last->bytes == next.dst &&
+        last->src + last->bytes == next.src) {
       last->bytes += next.bytes;
     } else if (out->size() < limits.num_descriptors) {
       out->push_back(next);

@@ -22,6 +22,10 @@ class Layout {
   // Throws Failure with CKV_EINVAL.
   Layout(const ckv_region *regions, size_t num_regions, int32_t num_blocks, int32_t num_slots);
 
+  // Page-locked memory is many registrations, each `bytes` long from `base` on: a descriptor that
+  // crossed a border would name memory of two, which a driver may refuse.
+  void set_borders(uint64_t base, uint64_t bytes);
+
   bool empty() const { return regions_.empty(); }
   int32_t num_blocks() const { return num_blocks_; }
   int32_t num_slots() const { return num_slots_; }
@@ -38,10 +42,13 @@ class Layout {
 
  private:
   Descriptor piece(const Transfer &transfer, const Cursor &cursor) const;
+  uint64_t to_border(uint64_t host) const;
 
   std::vector<ckv_region> regions_;
   int32_t num_blocks_ = 0;
   int32_t num_slots_ = 0;
+  uint64_t border_base_ = 0;
+  uint64_t border_bytes_ = 0;  // 0: no borders
 };
 
 }  // namespace ckv

@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <array>
+#include <cctype>
 #include <exception>
 #include <filesystem>
 #include <fstream>
@@ -60,6 +61,15 @@ CpuSet parse_cpus(const std::string &list) {
     }
   }
   return cpus;
+}
+
+int numa_node_of(const std::string &pci_id, const std::string &root) {
+  std::string name = pci_id;
+  std::transform(name.begin(), name.end(), name.begin(),
+                 [](unsigned char c) { return static_cast<char>(std::tolower(c)); });
+  std::ifstream file(root + "/" + name + "/numa_node");
+  int node = -1;  // what the kernel says of a machine with one node, too
+  return file >> node && node >= 0 && node < kMaxNode ? node : -1;
 }
 
 CpuSet node_cpus(int node) {

@@ -15,6 +15,9 @@ CpuSet parse_cpus(const std::string &list);
 // The CPUs of a NUMA node; empty if there is no such node.
 CpuSet node_cpus(int node);
 
+// The NUMA node of a PCI device, named as CUDA does ("0000:4B:00.0"); -1 if that is not known.
+int numa_node_of(const std::string &pci_id, const std::string &root = "/sys/bus/pci/devices");
+
 // What any thread of this process may run on. A framework that pins its main thread narrows that
 // thread's mask, and a new thread inherits it; the other threads still show what there is.
 CpuSet process_cpus();

@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <condition_variable>
+#include <cstdio>
 #include <cstring>
 #include <deque>
 #include <functional>
@@ -300,6 +301,21 @@ Result cuDeviceGet(Device *out, int ordinal) {
   int code = enter("cuDeviceGet");
   *out = ordinal;
   return code ? code : ordinal == 0 ? 0 : kInvalidDevice;
+}
+
+Result cuDeviceGetAttribute(int *out, int attribute, Device) {
+  Fake &f = fake();
+  Lock lock(f.mutex);
+  int code = enter("cuDeviceGetAttribute");
+  *out = attribute == 91 ? f.switches[FAKE_CUDA_HOST_POINTERS] : 0;
+  return code;
+}
+
+Result cuDeviceGetPCIBusId(char *out, int length, Device) {
+  Lock lock(fake().mutex);
+  int code = enter("cuDeviceGetPCIBusId");
+  std::snprintf(out, static_cast<size_t>(length), "%s", "0000:FE:00.0");
+  return code;
 }
 
 Result cuDevicePrimaryCtxRetain(Context *out, Device) {

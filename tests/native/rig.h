@@ -62,6 +62,7 @@ struct Shape {
   int num_slots = 96;
   std::vector<uint64_t> pieces = {4096};  // bytes of each region's piece of a block
   uint64_t gap = 0;                       // between blocks in VRAM
+  uint64_t chunk_bytes = 0;               // of the pool; 0: as the library likes
 };
 
 inline ckv_config sim_config() {
@@ -87,6 +88,7 @@ struct Rig {
     slot_bytes = std::accumulate(shape.pieces.begin(), shape.pieces.end(), uint64_t{0});
     void *base = nullptr;
     ckv_pool_config wanted = pool_config(slot_bytes * static_cast<uint64_t>(shape.num_slots));
+    wanted.chunk_bytes = shape.chunk_bytes;
     CHECK(ckv_pool_map(engine, &wanted, &base) == CKV_OK);
     pool = static_cast<uint8_t *>(base);
     std::vector<ckv_region> regions;

@@ -359,6 +359,15 @@ TEST(test_cpu_lists_are_read) {
   CHECK(ckv::node_cpus(-1).empty() && !ckv::process_cpus().empty());
 }
 
+TEST(test_numa_node_of_a_device_is_read_where_the_kernel_says_it) {
+  FakeKernel kernel;
+  kernel.put("/0000:4b:00.0/numa_node", "1\n");
+  kernel.put("/0000:4c:00.0/numa_node", "-1\n");
+  CHECK(ckv::numa_node_of("0000:4B:00.0", kernel.folder) == 1);
+  CHECK(ckv::numa_node_of("0000:4C:00.0", kernel.folder) == -1);
+  CHECK(ckv::numa_node_of("0000:4D:00.0", kernel.folder) == -1);
+}
+
 TEST(test_lane_runs_near_the_device_and_not_where_its_opener_is_pinned) {
   const CpuSet all = {0, 1, 2, 3};
   const CpuSet near = {0, 1};
