@@ -50,6 +50,7 @@ class FakeCopyEngine:
 
     num_slots: int = 0
     num_ready: int = 0
+    slot_bytes: int = BLOCK_BYTES
     is_growing: bool = False
     why: str = ""  # what stopped the pool early
     hold: bool = True
@@ -62,14 +63,9 @@ class FakeCopyEngine:
     stored: set[int] = field(default_factory=set)
     _done: list[Completion] = field(default_factory=list)
 
-    @property
-    def num_ready_slots(self) -> int:
-        assert not self.closed
-        return self.num_ready
-
     def pool_state(self) -> PoolState:
         assert not self.closed
-        ready = self.num_ready * BLOCK_BYTES
+        ready = self.num_ready * self.slot_bytes
         return PoolState(ready, ready, self.is_growing, self.why, 0, 2.0, 1.0)
 
     def submit(

@@ -67,13 +67,11 @@ class CopyEngine(Protocol):
     contiguous, equal length) before it returns.
     """
 
-    @property
-    def num_ready_slots(self) -> int:
-        """Slots [0, n) exist and may be used; only ever grows. A few microseconds."""
-        ...
-
     def pool_state(self) -> PoolState:
-        """Say how far the host pool has come, and what stopped it. A few microseconds."""
+        """Say how far the host pool has come, and what stopped it. A few microseconds.
+
+        Slots within `ready_bytes` may be used; it only ever grows.
+        """
         ...
 
     def submit(

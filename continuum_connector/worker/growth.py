@@ -42,8 +42,9 @@ class PoolGrowth:
 
     def advance(self) -> bool:
         """Look again: a few microseconds. True if more slots are usable than before."""
-        state = self._engine.pool_state()  # first: a pool that is over here cannot grow below
-        before, self.num_ready = self.num_ready, self._engine.num_ready_slots
+        state = self._engine.pool_state()
+        num_ready = min(self._num_slots, state.ready_bytes // self._slot_bytes)
+        before, self.num_ready = self.num_ready, num_ready
         self.is_over = not state.is_growing
         num_quarters = 4 * self.num_ready // self._num_slots
         if self.is_over:

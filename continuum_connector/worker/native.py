@@ -70,8 +70,6 @@ class NativeEngine:
         self._handle = handle
         try:
             self.pool = HostPool(handle, num_slots * slot_bytes, huge_pages, numa, first_bytes)
-            self._num_slots, self._slot_bytes = num_slots, slot_bytes
-            self._num_ready_slots, self._is_growing = 0, True
             self._set_regions(regions, num_blocks, num_slots, slot_bytes)
             self._pending = ctypes.c_uint64.from_address(self._blocking.ckv_pending_word(handle))
         except BaseException:
@@ -94,15 +92,6 @@ class NativeEngine:
         self._check(
             self._blocking.ckv_set_regions(self._handle, array, len(regions), num_blocks, num_slots)
         )
-
-    @property
-    def num_ready_slots(self) -> int:
-        """Slots that transfers may use, from 0 on; only ever grows. Microseconds."""
-        if self._is_growing and self._handle is not None:
-            state = self.pool.state()
-            self._is_growing = state.is_growing
-            self._num_ready_slots = min(self._num_slots, state.ready_bytes // self._slot_bytes)
-        return self._num_ready_slots
 
     def pool_state(self) -> PoolState:
         """How far the host pool has come, and what stopped it."""

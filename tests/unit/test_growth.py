@@ -52,6 +52,7 @@ def lines() -> Iterator[Lines]:
 
 def started(engine: FakeCopyEngine, rank: int = 0, **config: object) -> ContinuumWorker:
     keys = ContinuumConfig(dram_bytes=NUM_SLOTS * SLOT, **config)  # type: ignore[arg-type]
+    engine.slot_bytes = LAYOUT.slot_bytes
     worker = ContinuumWorker(lambda _layout, _n: engine, keys, rank=rank)
     worker.register(LAYOUT)
     return worker
@@ -110,6 +111,10 @@ def test_a_pool_that_is_whole_at_start_is_told_in_one_line(lines: Lines) -> None
     [(level, text)] = lines.take()
     assert level == "INFO"
     assert text.startswith("16.0 of 16.0 GiB of DRAM are ready")
+
+
+def test_what_the_pool_is_rounded_up_by_is_no_slot() -> None:
+    assert reported(started(FakeCopyEngine(num_ready=NUM_SLOTS + 1))) == {0: NUM_SLOTS}
 
 
 def test_a_pool_that_ends_early_stays_smaller_with_one_warning(lines: Lines) -> None:

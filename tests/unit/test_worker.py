@@ -54,6 +54,7 @@ class Rig:
 
     def _make(self, layout: Layout, num_slots: int) -> FakeCopyEngine:
         self.made.append((layout, num_slots))
+        self.engine.slot_bytes = layout.slot_bytes
         self.engine.num_ready = self.engine.num_ready or num_slots
         return self.engine
 
