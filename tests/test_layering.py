@@ -36,8 +36,12 @@ MAY_IMPORT = {  # what each room may import besides itself and `errors`
     "account": {"metric_table"},
     "metrics": {"account", "metric_table"},
     "middleware": {"programs"},
-    "policy": {"programs"},
-    "scheduler": {"policy", "programs", "account", "messages", "config"},
+    "toolcalls": set(),
+    "costs": {"toolcalls"},
+    "policy": {"programs", "toolcalls", "costs"},
+    "scheduler": {
+        *("policy", "programs", "toolcalls", "costs", "account", "messages", "config"),
+    },
     "worker": {"messages", "config", ""},
     "compat": {"scheduler"},
     "build": {

@@ -3,10 +3,16 @@
 from __future__ import annotations
 
 import enum
-from dataclasses import dataclass
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Protocol
 
+from continuum_connector.costs.forecast import Forecast
 from continuum_connector.programs.program import Hints
+from continuum_connector.toolcalls.asked import UNREAD, Asked
+
+NO_FORECAST = Forecast.never()
 
 
 class After(enum.Enum):
@@ -43,11 +49,28 @@ Decision = Pin | Offload | Free
 
 
 @dataclass(frozen=True)
+class Choice:
+    """A decision, in a few words why, and what each alternative was worth.
+
+    `values`: net seconds that all programs together are expected to gain by "pin",
+    "pin_store", "offload" and "free"; empty where a policy does not price them.
+    """
+
+    decision: Decision
+    why: str
+    values: Mapping[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
 class FinishedTurn:
     """What is known of a turn at the moment it ends.
 
     `num_tokens` counts prompt and output; `num_blocks` the hashed blocks over all KV groups,
     which are what can be kept. `aborted` means the client went away, not that it got a stop string.
+    `asked`: the tool calls it ends with; `gap`: when its program's next turn is expected.
+    `tool_gaps` and `all_gaps` are recorded gaps in seconds, ascending: of this turn's tool, of
+    every tool (Continuum's S[f] and S). `prefill_s`: seconds to compute all of its tokens again;
+    `load_s`: seconds to bring them from DRAM, infinite without a tier.
     """
 
     program: str
@@ -56,11 +79,25 @@ class FinishedTurn:
     num_blocks: int
     hints: Hints
     aborted: bool = False
+    arrival: float = 0.0  # of the program, monotonic seconds
+    asked: Asked = UNREAD
+    gap: Forecast = NO_FORECAST
+    tool_gaps: Sequence[float] = ()
+    all_gaps: Sequence[float] = ()
+    prefill_s: float = 0.0
+    load_s: float = math.inf
 
 
 @dataclass(frozen=True)
 class Snapshot:
-    """The world at decision time. Blocks are VRAM blocks; `now` is monotonic seconds."""
+    """The world at decision time. Blocks are VRAM blocks; `now` is monotonic seconds.
+
+    `queueing_s`: how long turns wait that lost their blocks (Continuum's T). `eta`: how much
+    a program's age says about its end, -1 to 1 (its memoryfulness). `mean_blocks`: of a running
+    or waiting turn (its M). `price`: seconds of delay that one held block costs the others per
+    second; 0 while nobody waits for blocks. `residence_s`: how long a stored block
+    stays in DRAM before it is evicted; infinite while DRAM is not full.
+    """
 
     now: float
     num_blocks: int
@@ -68,13 +105,52 @@ class Snapshot:
     num_pinned_blocks: int
     num_waiting: int
     has_tier: bool
+    queueing_s: float = 0.0
+    eta: float = 1.0
+    mean_blocks: float = 1.0
+    price: float = 0.0
+    residence_s: float = math.inf
+
+
+@dataclass(frozen=True)
+class Resident:
+    """A program with blocks in DRAM, as the one who makes room there sees it.
+
+    `last_used`: when its blocks were last stored or loaded. `finished`: when its last turn ended,
+    None while one is under way. `is_waiting`: its next turn has arrived and is in the queue.
+    """
+
+    program: str
+    arrival: float
+    last_used: float
+    finished: float | None = None
+    gap: Forecast = NO_FORECAST
+    is_waiting: bool = False
 
 
 class RetentionPolicy(Protocol):
-    """Decides what becomes of a finished turn."""
+    """Decides what becomes of a finished turn, and whose blocks leave DRAM first.
+
+    `orders`: whether waiting turns are put into program order; if not, vLLM's own order stays.
+    """
 
     name: str
+    orders: bool
 
-    def decide(self, turn: FinishedTurn, snapshot: Snapshot) -> tuple[Decision, str]:
-        """Return the decision and, in a few words, why."""
+    def decide(self, turn: FinishedTurn, snapshot: Snapshot) -> Choice:
+        """Return the decision and why; a pure function of its arguments."""
         ...
+
+    def dram_rank(self, resident: Resident, now: float) -> float:
+        """Return the worth of a program's blocks in DRAM: the lowest leave first.
+
+        Programs that are done, and chains that a newer turn superseded, leave before all others.
+        """
+        ...
+
+
+class LeastRecentlyUsed:
+    """The order in which blocks leave DRAM when nothing is known of their programs."""
+
+    def dram_rank(self, resident: Resident, now: float) -> float:
+        return resident.last_used

@@ -8,35 +8,37 @@ from __future__ import annotations
 
 from continuum_connector.policy.base import (
     After,
-    Decision,
+    Choice,
     FinishedTurn,
     Free,
+    LeastRecentlyUsed,
     Offload,
     Pin,
     Snapshot,
 )
 
 
-class FixedTtl:
+class FixedTtl(LeastRecentlyUsed):
     """Pin for `ttl_s`, or for what the client asked for, but never above `max_ttl_s`."""
 
     name = "fixed_ttl"
+    orders = True
 
     def __init__(self, ttl_s: float, max_ttl_s: float) -> None:
         self._ttl_s = ttl_s
         self._max_ttl_s = max_ttl_s
 
-    def decide(self, turn: FinishedTurn, snapshot: Snapshot) -> tuple[Decision, str]:
+    def decide(self, turn: FinishedTurn, snapshot: Snapshot) -> Choice:
         if turn.aborted:
-            return Free(), "the client went away"
+            return Choice(Free(), "the client went away")
         if turn.hints.final:
-            return Free(), "last turn of its program"
+            return Choice(Free(), "last turn of its program")
         if not turn.num_blocks:
-            return Free(), "no full block to keep"
+            return Choice(Free(), "no full block to keep")
         asked = turn.hints.ttl_s
         ttl_s = min(self._ttl_s if asked is None else asked, self._max_ttl_s)
         if not ttl_s:
-            return (Offload() if snapshot.has_tier else Free()), "a TTL of 0 s"
+            return Choice(Offload() if snapshot.has_tier else Free(), "a TTL of 0 s")
         then = After.STORE if snapshot.has_tier else After.DROP
         why = "fixed TTL" if asked is None else f"client asked for {asked:g} s"
-        return Pin(ttl_s, then), why
+        return Choice(Pin(ttl_s, then), why)

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from continuum_connector.policy.base import Decision, FinishedTurn, Free, Snapshot
+from continuum_connector.policy.base import Choice, FinishedTurn, Free, LeastRecentlyUsed, Snapshot
 
 
-class Stock:
-    """Free every turn, so that only program order is left of us."""
+class Stock(LeastRecentlyUsed):
+    """Free every turn and leave vLLM's order: what a server without us does."""
 
     name = "stock"
+    orders = False
 
-    def decide(self, turn: FinishedTurn, snapshot: Snapshot) -> tuple[Decision, str]:
-        return Free(), "policy is stock"
+    def decide(self, turn: FinishedTurn, snapshot: Snapshot) -> Choice:
+        return Choice(Free(), "policy is stock")

@@ -229,7 +229,8 @@ class SchedulerSide:
             hints=turn.identity.hints,
             aborted=aborted,
         )
-        decision, why = self.policy.decide(finished, self._snapshot(now))
+        choice = self.policy.decide(finished, self._snapshot(now))
+        decision, why = choice.decision, choice.why
         if isinstance(decision, PinDecision) and len(blocks) > self.retention.budget:
             # It would push every other pin out before it gave way itself.
             decision = Offload() if decision.then is After.STORE else Free()

@@ -8,6 +8,7 @@ import pytest
 
 from continuum_connector.policy.base import (
     After,
+    Choice,
     Decision,
     FinishedTurn,
     Free,
@@ -41,7 +42,7 @@ def world(has_tier: bool = False) -> Snapshot:
 def test_a_turn_is_pinned_for_the_ttl_or_what_the_client_asks_within_the_bound(
     turn: FinishedTurn, ttl_s: float, why: str
 ) -> None:
-    assert FixedTtl(2.0, 60.0).decide(turn, world()) == (Pin(ttl_s, After.DROP), why)
+    assert FixedTtl(2.0, 60.0).decide(turn, world()) == Choice(Pin(ttl_s, After.DROP), why)
 
 
 @pytest.mark.parametrize(
@@ -54,24 +55,24 @@ def test_a_turn_is_pinned_for_the_ttl_or_what_the_client_asks_within_the_bound(
     ],
 )
 def test_what_will_not_be_read_again_is_freed(turn: FinishedTurn, why: str) -> None:
-    assert FixedTtl(2.0, 60.0).decide(turn, world()) == (Free(), why)
+    assert FixedTtl(2.0, 60.0).decide(turn, world()) == Choice(Free(), why)
 
 
 def test_with_a_tier_a_pinned_turn_is_stored_meanwhile() -> None:
-    decision, _ = FixedTtl(2.0, 60.0).decide(finished(), world(has_tier=True))
-    assert decision == Pin(2.0, After.STORE)
+    choice = FixedTtl(2.0, 60.0).decide(finished(), world(has_tier=True))
+    assert choice.decision == Pin(2.0, After.STORE)
 
 
 @pytest.mark.parametrize(
     ("has_tier", "decision"), [(True, Offload()), (False, Free())], ids=["tier", "no_tier"]
 )
 def test_a_ttl_of_nothing_is_no_pin(has_tier: bool, decision: Decision) -> None:
-    assert FixedTtl(0.0, 60.0).decide(finished(), world(has_tier)) == (decision, "a TTL of 0 s")
-    assert FixedTtl(2.0, 60.0).decide(finished(ttl_s=0.0), world(has_tier))[0] == decision
+    policy, asked = FixedTtl(0.0, 60.0), finished(ttl_s=0.0)
+    assert policy.decide(finished(), world(has_tier)) == Choice(decision, "a TTL of 0 s")
+    assert FixedTtl(2.0, 60.0).decide(asked, world(has_tier)).decision == decision
 
 
 def test_stock_keeps_nothing() -> None:
-    assert Stock().decide(finished(ttl_s=9.0), world(has_tier=True)) == (
-        Free(),
-        "policy is stock",
+    assert Stock().decide(finished(ttl_s=9.0), world(has_tier=True)) == Choice(
+        Free(), "policy is stock"
     )

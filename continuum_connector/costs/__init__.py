@@ -1,0 +1,1 @@
+"""WHAT IT COSTS, in seconds: tool calls, prefill, loads, queueing. Measured while serving."""
