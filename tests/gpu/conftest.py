@@ -12,10 +12,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from continuum_connector.errors import ConfigError
-from continuum_connector.worker.abi import find_library
 from continuum_connector.worker.engine import Completion, Direction, Region
 from continuum_connector.worker.native import NativeEngine
+from tests.native.conftest import _library as _library  # a fixture: skips all without the library
 
 torch = pytest.importorskip("torch")
 
@@ -131,11 +130,3 @@ def make_rig(device: StandIn | Cuda) -> Iterator[Callable[..., GpuRig]]:
     for rig in rigs:
         rig.engine.close(10.0)
         assert not rig.engine.is_left_behind
-
-
-@pytest.fixture(scope="session", autouse=True)
-def _library() -> None:
-    try:
-        find_library()
-    except ConfigError as error:
-        pytest.skip(str(error))

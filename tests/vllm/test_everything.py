@@ -8,8 +8,8 @@ import pytest
 
 from tests.vllm.agents import AgentEngine, model_output
 from tests.vllm.harness import Engine, prompt
+from tests.vllm.tiering import MODES
 
-MODES = pytest.mark.parametrize("async_scheduling", [False, True], ids=["sync", "async"])
 TIER = {"dram_bytes": "4MiB"}
 UNATTACHED = {"scheduler": "0"}
 

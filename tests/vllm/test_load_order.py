@@ -12,8 +12,8 @@ import pytest
 from continuum_connector.scheduler.transfers import Kind
 from tests.vllm import tiering
 from tests.vllm.harness import Engine
+from tests.vllm.tiering import MODES
 
-MODES = pytest.mark.parametrize("async_scheduling", [False, True], ids=["sync", "async"])
 POLICIES = pytest.mark.parametrize("policy", ["fcfs", "priority"])
 ORDERS = pytest.mark.parametrize("config", [{"order": "1"}, {"order": "0"}], ids=["ours", "vllms"])
 

@@ -9,6 +9,9 @@ from continuum_connector.scheduler.transfers import Kind
 from tests.vllm import versions
 from tests.vllm.harness import Engine, OracleError, prompt
 from tests.vllm.tiering import (
+    GROUPS,
+    MODES,
+    RANKS,
     SLOT_BYTES,
     answers_as_without_a_tier,
     assert_drained,
@@ -21,10 +24,6 @@ from tests.vllm.tiering import (
     tiered,
     total,
 )
-
-MODES = pytest.mark.parametrize("async_scheduling", [False, True], ids=["sync", "async"])
-GROUPS = pytest.mark.parametrize("groups", ["full", "hybrid"])
-RANKS = pytest.mark.parametrize("world_size", [1, 2])
 
 
 @MODES
@@ -249,7 +248,7 @@ def test_a_finished_programs_blocks_leave_the_tier_first() -> None:
     assert (engine.cached["p2"], engine.cached["q3"]) == ((0, 144), (0, 32))
 
 
-@pytest.mark.parametrize("world_size", [1, 2])
+@RANKS
 def test_a_tier_without_room_for_one_block_is_refused_in_one_sentence(world_size: int) -> None:
     least = SLOT_BYTES * world_size
     sentence = f"dram_bytes = {least - 1} over {world_size} ranks holds no block .* set {least} or"

@@ -9,6 +9,9 @@ import pytest
 from continuum_connector.scheduler.transfers import Kind, TransferState
 from tests.vllm.harness import Engine
 from tests.vllm.tiering import (
+    GROUPS,
+    MODES,
+    RANKS,
     answers_as_without_a_tier,
     assert_drained,
     check,
@@ -20,9 +23,6 @@ from tests.vllm.tiering import (
     tiered,
     total,
 )
-
-MODES = pytest.mark.parametrize("async_scheduling", [False, True], ids=["sync", "async"])
-GROUPS = pytest.mark.parametrize("groups", ["full", "hybrid"])
 
 
 def loading(**kwargs: Any) -> Engine:
@@ -217,7 +217,7 @@ def test_a_load_in_flight_outlives_a_reset(async_scheduling: bool) -> None:
 
 
 @MODES
-@pytest.mark.parametrize("world_size", [1, 2])
+@RANKS
 def test_a_rank_without_memory_turns_the_tier_off_for_good(
     async_scheduling: bool, world_size: int
 ) -> None:

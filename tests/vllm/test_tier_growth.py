@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-import pytest
-
 from tests.vllm.harness import Engine, prompt
 from tests.vllm.tiering import (
+    GROUPS,
+    MODES,
     answers_as_without_a_tier,
     assert_drained,
     check,
@@ -18,9 +18,6 @@ from tests.vllm.tiering import (
     tiered,
     total,
 )
-
-MODES = pytest.mark.parametrize("async_scheduling", [False, True], ids=["sync", "async"])
-GROUPS = pytest.mark.parametrize("groups", ["full", "hybrid"])
 
 
 def index(engine: Engine) -> Any:

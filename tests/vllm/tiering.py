@@ -14,6 +14,9 @@ from tests.vllm.harness import Engine
 
 SLOT_BYTES = 4096  # of the harness' model: two heads of 32, 16 tokens, K and V in bfloat16
 BLOCK = 16
+MODES = pytest.mark.parametrize("async_scheduling", [False, True], ids=["sync", "async"])
+GROUPS = pytest.mark.parametrize("groups", ["full", "hybrid"])
+RANKS = pytest.mark.parametrize("world_size", [1, 2])
 NO_HYBRID_TIER = "this vLLM fails loads by block only, so hybrid groups have no DRAM tier"
 
 
