@@ -228,6 +228,15 @@ int ckv_pool_get_state(ckv_engine *handle, void *base, ckv_pool_state *out) {
   });
 }
 
+int ckv_pool_wait(ckv_engine *handle, void *base, int64_t timeout_us) {
+  return with(handle, [&](ckv::Engine &engine) {
+    if (engine.wait_pool(base, bounded(timeout_us))) {
+      return static_cast<int>(CKV_OK);
+    }
+    return refuse(CKV_TIMEOUT, "the pool still grows");
+  });
+}
+
 int ckv_pool_unmap(ckv_engine *handle, void *base) {
   return with(handle, [&](ckv::Engine &engine) {
     engine.unmap_pool(base);

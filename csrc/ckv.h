@@ -202,6 +202,10 @@ int ckv_pool_map(ckv_engine *engine, const ckv_pool_config *config, void **out);
 /* Thread-safe, does not block. */
 int ckv_pool_get_state(ckv_engine *engine, void *base, ckv_pool_state *out);
 
+/* BLOCKS until the pool grows no more (CKV_OK, also where that came early: see its state) or the
+ * timeout. Thread-safe; nobody may unmap the pool meanwhile. */
+int ckv_pool_wait(ckv_engine *engine, void *base, int64_t timeout_us);
+
 /* BLOCKS, also for the chunk that is being locked. Refused with CKV_AGAIN while the engine may
  * still copy or left copies behind. Thread-safe. */
 int ckv_pool_unmap(ckv_engine *engine, void *base);

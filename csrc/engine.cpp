@@ -317,6 +317,18 @@ void Engine::get_pool_state(void *base, ckv_pool_state *out) {
   found->second->get_state(out);
 }
 
+// The caller keeps the pool mapped, so the mutex is held to find it and not while it grows.
+bool Engine::wait_pool(void *base, microseconds timeout) {
+  std::unique_lock<std::mutex> lock(mutex_);
+  auto found = pools_.find(base);
+  if (found == pools_.end()) {
+    throw Failure(CKV_EINVAL, "this engine has mapped no pool there");
+  }
+  HostPool &pool = *found->second;
+  lock.unlock();
+  return pool.wait_grown(timeout);
+}
+
 void Engine::get_stats(ckv_stats *out) const {
   *out = ckv_stats{};
   out->size = sizeof *out;

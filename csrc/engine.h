@@ -52,6 +52,7 @@ class Engine {
   bool wait(uint64_t tag, std::chrono::microseconds timeout);
   void *map_pool(const ckv_pool_config &config);
   void get_pool_state(void *base, ckv_pool_state *out);
+  bool wait_pool(void *base, std::chrono::microseconds timeout);
   void unmap_pool(void *base);
   void get_stats(ckv_stats *out) const;
   ReportStack &reports() { return reports_; }

@@ -149,6 +149,11 @@ void HostPool::grow() {
   }
 }
 
+bool HostPool::wait_grown(std::chrono::microseconds timeout) {
+  std::unique_lock<std::mutex> lock(mutex_);
+  return changed_.wait_for(lock, timeout, [this] { return !is_growing_; });
+}
+
 void HostPool::stop() { should_stop_ = true; }
 
 // The grower's thread.

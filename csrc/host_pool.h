@@ -5,6 +5,7 @@
 #pragma once
 
 #include <atomic>
+#include <chrono>
 #include <condition_variable>
 #include <cstdint>
 #include <functional>
@@ -29,6 +30,8 @@ class HostPool {
 
   // Starts to grow and returns when first_bytes are ready; Failure if they will never be.
   void grow();
+  // Until it grows no more; false if it still does at the end of `timeout`.
+  bool wait_grown(std::chrono::microseconds timeout);
   // From any thread: the growth ends after what is under way.
   void stop();
 

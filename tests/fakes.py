@@ -68,6 +68,11 @@ class FakeCopyEngine:
         ready = self.num_ready * self.slot_bytes
         return PoolState(ready, ready, self.is_growing, self.why, 0, 2.0, 1.0)
 
+    def wait_pool(self, timeout_s: float) -> bool:
+        assert not self.closed
+        assert timeout_s > 0
+        return not self.is_growing
+
     def submit(
         self,
         direction: Direction,

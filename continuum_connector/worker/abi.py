@@ -130,6 +130,7 @@ _BLOCKING: dict[str, _Signature] = {
     "ckv_free": (None, (_ptr,)),
     "ckv_get_stats": (_i32, (_ptr, _ptr)),
     "ckv_pool_map": (_i32, (_ptr, _ptr, _ptr)),
+    "ckv_pool_wait": (_i32, (_ptr, _ptr, _i64)),
     "ckv_pool_unmap": (_i32, (_ptr, _ptr)),
     "ckv_sim_hold": (_i32, (_ptr, _i32)),
     "ckv_sim_fail": (_i32, (_ptr, _u64, _u64, _i32)),

@@ -61,7 +61,7 @@ class PoolState:
 
 
 class CopyEngine(Protocol):
-    """Submits and polls in microseconds; only `wait` and `close` block.
+    """Submits and polls in microseconds; only `wait`, `wait_pool` and `close` block.
 
     All methods are called from one thread. `submit` copies the id arrays (int32,
     contiguous, equal length) before it returns.
@@ -72,6 +72,10 @@ class CopyEngine(Protocol):
 
         Slots within `ready_bytes` may be used; it only ever grows.
         """
+        ...
+
+    def wait_pool(self, timeout_s: float) -> bool:
+        """Block until the host pool grows no more. False: timeout."""
         ...
 
     def submit(

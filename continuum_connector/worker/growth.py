@@ -6,13 +6,12 @@ The pool grows on a native thread while the server serves; this only looks.
 from __future__ import annotations
 
 import logging
-import time
 
 from continuum_connector.worker.engine import CopyEngine, PoolState
 
 logger = logging.getLogger(f"vllm.{__name__}")
 
-_POLL_S = 0.01
+_LOOK_S = 1.0  # how often the log may tell of progress meanwhile
 
 
 class PoolGrowth:
@@ -37,7 +36,7 @@ class PoolGrowth:
         if staged and not self.is_over:
             logger.info("serving with %s of DRAM, the rest follows", self._progress())
         while not staged and not self.is_over:
-            time.sleep(_POLL_S)
+            self._engine.wait_pool(_LOOK_S)
             self.advance()
 
     def advance(self) -> bool:

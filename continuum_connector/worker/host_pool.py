@@ -11,6 +11,8 @@ from continuum_connector.errors import TransferError
 from continuum_connector.worker import abi
 from continuum_connector.worker.engine import PoolState
 
+_ETIMEOUT = -5  # CKV_TIMEOUT
+
 
 class HostPool:
     """`num_bytes` of zeroed memory at address `base`; belongs to one native engine.
@@ -62,6 +64,13 @@ class HostPool:
             populate_s=raw.populate_s,
             lock_s=raw.lock_s,
         )
+
+    def wait(self, timeout_s: float) -> bool:
+        """Block, without the GIL, until it grows no more. False: it still does."""
+        code = self._blocking.ckv_pool_wait(self._handle, self.base, int(timeout_s * 1e6))
+        if code not in (0, _ETIMEOUT):
+            raise TransferError(f"no pool to wait for: {self._blocking.ckv_last_error().decode()}.")
+        return bool(code == 0)
 
     def view(self) -> npt.NDArray[np.uint8]:
         """The pool as bytes, not a copy; must not be used after `close`."""

@@ -98,6 +98,11 @@ class NativeEngine:
         self._opened()
         return self.pool.state()
 
+    def wait_pool(self, timeout_s: float) -> bool:
+        """Block, without the GIL, until the host pool grows no more. False: timeout."""
+        self._opened()
+        return self.pool.wait(timeout_s)
+
     def submit(
         self,
         direction: Direction,

@@ -112,9 +112,7 @@ def test_slots_of_a_growing_pool_can_be_used_once_they_are_ready(make_rig: MakeR
     assert rig.engine.pool_state().ready_bytes >= 2 * 2 * MIB
     torch_done(rig)
     rig.finish(STORE, [1], [1])
-    deadline = 10**7
-    while rig.engine.pool_state().ready_bytes < 64 * 2 * MIB and deadline:
-        deadline -= 1
+    assert rig.engine.wait_pool(30.0)
     assert not rig.engine.pool_state().why
     rig.finish(STORE, [2], [63])
     assert np.array_equal(rig.slots[63], rig.bytes_of(2))

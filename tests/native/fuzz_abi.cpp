@@ -206,6 +206,7 @@ class Session {
     ckv_pool_state state{};
     state.size = input_.once_in(8) ? input_.byte() : sizeof state;
     ckv_pool_get_state(engine(), pool_, input_.once_in(16) ? nullptr : &state);
+    ckv_pool_wait(engine(), pool_, 100);
     ckv_pool_unmap(engine(), input_.once_in(4) ? nullptr : pool_);
   }
 

@@ -24,6 +24,8 @@ namespace {
 using ckv::CpuSet;
 using ckv::HostPool;
 
+constexpr std::chrono::seconds kPatience{20};
+
 // Registrations from `num_free` on wait until they are let through.
 class Latch {
  public:
@@ -66,10 +68,8 @@ ckv_pool_state state_of(const HostPool &pool) {
   return state;
 }
 
-ckv_pool_state until_grown(const HostPool &pool) {
-  while (state_of(pool).is_growing) {
-    usleep(100);
-  }
+ckv_pool_state until_grown(HostPool &pool) {
+  CHECK(pool.wait_grown(kPatience));
   return state_of(pool);
 }
 
@@ -201,9 +201,7 @@ TEST(test_slots_beyond_what_is_ready_are_refused_until_it_is) {
   std::string why = failure_of(CKV_EINVAL, [&] { submit(4, 2); });
   CHECK(why == "slot 4 is not ready: the pool has grown to 4 of 16 slots");
   growing.latch.open();
-  while (growing.state().is_growing) {
-    usleep(100);
-  }
+  CHECK(engine.wait_pool(growing.base, kPatience));
   submit(9, 3);
   CHECK(has(failure_of(CKV_EINVAL, [&] { submit(10, 4); }), "10 of 16"));
   CHECK(engine.close(std::chrono::seconds(20)) == CKV_OK);
@@ -214,12 +212,25 @@ TEST(test_close_ends_growth_and_the_engine_waits_for_the_chunk) {
   CHECK(growing.engine->close(std::chrono::seconds(20)) == CKV_OK);  // the chunk still waits
   CHECK(growing.state().is_growing);
   growing.latch.open();
-  while (growing.state().is_growing) {
-    usleep(100);
-  }
+  CHECK(growing.engine->wait_pool(growing.base, kPatience));
   CHECK(growing.state().error == CKV_CLOSED && growing.state().ready_bytes == 8 * kMiB);
   growing.engine->unmap_pool(growing.base);
   CHECK(growing.driver->registered.empty());
+}
+
+TEST(test_waiting_for_a_pool_ends_with_its_growth_or_with_the_time) {
+  GrowingEngine growing;
+  CHECK(!growing.engine->wait_pool(growing.base, std::chrono::microseconds(100)));
+  failure_of(CKV_EINVAL, [&] { growing.engine->wait_pool(&growing, kPatience); });
+  std::atomic<bool> was_whole{false};
+  std::thread waiter([&] {
+    was_whole = growing.engine->wait_pool(growing.base, kPatience) &&
+                growing.state().ready_bytes == 10 * kMiB;
+  });
+  growing.latch.open();
+  waiter.join();
+  CHECK(was_whole);
+  CHECK(growing.engine->close(kPatience) == CKV_OK);
 }
 
 TEST(test_an_engine_may_go_while_its_pool_grows) {

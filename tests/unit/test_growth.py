@@ -10,7 +10,6 @@ import pytest
 from continuum_connector.config import ContinuumConfig
 from continuum_connector.errors import TransferError
 from continuum_connector.messages import StepPlan, WorkerReport
-from continuum_connector.worker import growth
 from continuum_connector.worker.engine import PoolState, Region
 from continuum_connector.worker.layout import Layout
 from continuum_connector.worker.worker import ContinuumWorker
@@ -168,33 +167,34 @@ def test_a_pool_without_one_whole_block_is_no_tier() -> None:
 
 
 class SlowEngine(FakeCopyEngine):
-    """Its pool grows by 1 GiB per look, up to `end` slots."""
+    """Its pool grows by 1 GiB per wait, up to `end` slots; who looks again must have waited."""
 
     end = NUM_SLOTS
+    has_waited = True
 
     def pool_state(self) -> PoolState:
+        assert self.has_waited, "a look without a wait: a loop that spins"
+        self.has_waited = False
+        return super().pool_state()
+
+    def wait_pool(self, timeout_s: float) -> bool:
+        self.has_waited = True
         self.num_ready = min(self.end, self.num_ready + 4)
         self.is_growing = self.num_ready < self.end
         self.why = "" if self.end == NUM_SLOTS else WHY
-        return super().pool_state()
+        return super().wait_pool(timeout_s)
 
 
-def test_without_stages_the_worker_waits_for_all_of_it(
-    lines: Lines, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(growth, "_POLL_S", 0.0)
-    assert reported(started(SlowEngine(), staged=False)) == {0: 64}
+def test_without_stages_the_worker_waits_for_all_of_it(lines: Lines) -> None:
+    assert reported(started(SlowEngine(is_growing=True), staged=False)) == {0: 64}
     texts = [text for _, text in lines.take()]
     assert len(texts) == 4
     assert texts[0] == "4.0 of 16.0 GiB of DRAM are ready"
 
 
 @pytest.mark.parametrize("shortage", ["smaller", "off"])
-def test_a_shortage_is_the_same_without_stages(
-    shortage: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(growth, "_POLL_S", 0.0)
-    engine = SlowEngine()
+def test_a_shortage_is_the_same_without_stages(shortage: str) -> None:
+    engine = SlowEngine(is_growing=True)
     engine.end = 20
     report = started(engine, staged=False, dram_shortage=shortage).take_report()
     assert report is not None
