@@ -65,7 +65,6 @@ CLOCK_IN = {  # who may ask what time it is
     "trace.py",
     "scheduler/waker.py",
     "worker/native.py",
-    "worker/growth.py",  # waits for a pool that is not staged
 }
 
 
