@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
+from operator import methodcaller
 from typing import Any
 
 _MARK = "_continuum_wraps"
@@ -89,56 +90,69 @@ def _vllm_config(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     return kwargs["vllm_config"] if "vllm_config" in kwargs else args[0]
 
 
+def _hook_in(scheduler: Any, ours: Any) -> bool:
+    """Put our hooks into a scheduler that has just been built; whether victims are ranked by
+    what we write into their requests."""
+    from continuum_connector import compat
+
+    compat.recompute_failed_loads(scheduler)
+    compat.free_blocks_at_once(scheduler)
+    allocate = scheduler.kv_cache_manager.allocate_slots
+    scheduler.kv_cache_manager.allocate_slots = _with_room(allocate, ours)
+    return _order(scheduler, ours) if ours.config.order else False
+
+
+def _order(scheduler: Any, ours: Any) -> bool:
+    """Queue in program order; False where the user's own priorities stay in force."""
+    from continuum_connector import compat
+    from continuum_connector.scheduler.queue import ProgramQueue
+
+    ranks_victims = compat.rank_victims_by_request(scheduler)
+    rank = functools.partial(ours.rank, by_priority=not ranks_victims)
+    queues = []
+    for name in compat.queue_attributes(scheduler):
+        queues.append(ProgramQueue(rank, ours.side.program_of))
+        setattr(scheduler, name, queues[-1])
+    ours.side.retention.queues = tuple(queues)
+    return ranks_victims
+
+
+def _next_queue(scheduler: Any, ours: Any, own: Callable[[], Any]) -> Any:
+    """vLLM <= 0.30: which queue is asked next; `own` is its own answer.
+
+    Whoever holds KV goes first, or it could wait for ever behind a turn that needs the blocks
+    it holds; in vLLM's own order too, where a priority may rank that turn first.
+    """
+    if ours.config.order:
+        queues = [queue for queue in ours.side.retention.queues if queue]
+        return min(queues, key=methodcaller("peek_rank"), default=None)
+    from continuum_connector import compat
+    from continuum_connector.scheduler.queue import Front
+
+    holder = compat.waiting_with_kv(scheduler)
+    return own() if holder is None else Front(scheduler.skipped_waiting, holder)
+
+
 @functools.cache
 def subclass(base: Any) -> Any:
     """Return `base` with our hooks; one class per base."""
     from continuum_connector import compat
     from continuum_connector.connector import ContinuumConnector
-    from continuum_connector.scheduler.queue import Front, ProgramQueue
 
     class ContinuumScheduler(base):  # type: ignore[misc]
         """vLLM's scheduler with pins that yield and turns in program order."""
 
         def __init__(self, *args: Any, **kwargs: Any) -> None:
             super().__init__(*args, **kwargs)
-            self._continuum = compat.find_ours(self.connector, ContinuumConnector)
-            if self._continuum is None or self._continuum.side is None:
-                self._continuum = None
-                return
-            compat.recompute_failed_loads(self)
-            compat.free_blocks_at_once(self)
-            allocate = self.kv_cache_manager.allocate_slots
-            self.kv_cache_manager.allocate_slots = _with_room(allocate, self._continuum)
-            self._ranks_victims = False
-            if self._continuum.config.order:
-                self._order(self._continuum)
-            self._continuum.attached(f"{base.__name__}")
-
-        def _order(self, ours: Any) -> None:
-            by_priority = not compat.rank_victims_by_request(self)
-            self._ranks_victims = not by_priority
-            queues = []
-            for name in compat.queue_attributes(self):
-                queue = ProgramQueue(
-                    functools.partial(ours.rank, by_priority=by_priority), ours.side.program_of
-                )
-                setattr(self, name, queue)
-                queues.append(queue)
-            ours.side.retention.queues = tuple(queues)
+            ours = compat.find_ours(self.connector, ContinuumConnector)
+            self._continuum = ours if ours is not None and ours.side is not None else None
+            if self._continuum is not None:
+                self._ranks_victims = _hook_in(self, ours)
+                ours.attached(base.__name__)
 
         def _select_waiting_queue_for_scheduling(self) -> Any:
-            """vLLM <= 0.30: which queue is asked next. Whoever holds KV goes first, or it
-            could wait for ever behind a turn that needs the blocks it holds; in vLLM's own
-            order too, where a priority may rank that turn first."""
-            if self._continuum is None:
-                return super()._select_waiting_queue_for_scheduling()
-            if not self._continuum.config.order:
-                holder = compat.waiting_with_kv(self)
-                if holder is None:
-                    return super()._select_waiting_queue_for_scheduling()
-                return Front(self.skipped_waiting, holder)
-            queues = [queue for queue in self._continuum.side.retention.queues if queue]
-            return min(queues, key=ProgramQueue.peek_rank, default=None)
+            own = super()._select_waiting_queue_for_scheduling
+            return own() if self._continuum is None else _next_queue(self, self._continuum, own)
 
         def add_request(self, request: Any) -> None:
             if self._continuum is not None and request.request_id not in self.requests:
