@@ -202,8 +202,13 @@ def _check(config: ContinuumConfig) -> None:
 
 
 def _check_choices(config: ContinuumConfig) -> None:
-    choices = {"policy": POLICIES, "kv_layout": KV_LAYOUTS, "driver": DRIVERS}
-    for key, allowed in (choices | {"dram_shortage": SHORTAGES}).items():
+    choices = {
+        "policy": POLICIES,
+        "kv_layout": KV_LAYOUTS,
+        "driver": DRIVERS,
+        "dram_shortage": SHORTAGES,
+    }
+    for key, allowed in choices.items():
         value = getattr(config, key)
         if value not in allowed:
             by_lower = {choice.lower(): choice for choice in allowed}
