@@ -117,8 +117,11 @@ def num_ranks(vllm_config: Any) -> tuple[int, int]:
 
 
 def rank(vllm_config: Any) -> int:
-    """This worker's rank among those of its engine (v1/worker/worker_base.py sets it)."""
-    return int(getattr(vllm_config.parallel_config, "rank", 0))
+    """This worker's rank among those of its engine (v1/worker/worker_base.py sets it).
+
+    No default: slots that two ranks report under one number would never count as usable.
+    """
+    return int(vllm_config.parallel_config.rank)
 
 
 def wanted_layout(kv_layout: str, has_tier: bool) -> str | None:
