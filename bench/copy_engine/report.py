@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
-from pathlib import Path
 from typing import Any
 
 import numpy as np
-
-MARK = re.compile(r"(<!-- table -->\n).*?(<!-- /table -->)", re.S)
 
 
 @dataclass(frozen=True)
@@ -71,15 +67,6 @@ def size(num_bytes: int) -> str:
         if num_bytes >= factor:
             return f"{num_bytes / factor:g} {unit}"
     return f"{num_bytes} B"
-
-
-def write(readme: Path, text: str) -> None:
-    """Put `text` between the readme's table marks."""
-    before = readme.read_text()
-    after, found = MARK.subn(lambda mark: f"{mark[1]}{text}\n{mark[2]}", before)
-    if not found:
-        raise ValueError(f"{readme} has no <!-- table --> ... <!-- /table -->; nothing was written")
-    readme.write_text(after)
 
 
 def _row(cells: Sequence[str]) -> str:

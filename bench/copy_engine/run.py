@@ -13,7 +13,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from bench.copy_engine import report
+from bench.cli import teaching_parser
 from bench.copy_engine.bandwidth import measure_bandwidth
 from bench.copy_engine.delay import measure_delay
 from bench.copy_engine.device_pool import measure_pin
@@ -26,6 +26,7 @@ from bench.copy_engine.rig import same_cores_afterwards
 from bench.copy_engine.sizes import FULL, QUICK, Sizes
 from bench.copy_engine.submit import measure_calls, measure_submit
 from bench.copy_engine.torch_machine import find_machine
+from bench.markers import rewrite
 
 README = Path(__file__).with_name("README.md")
 
@@ -98,7 +99,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if options.json:
         options.json.write_text(json.dumps([each.as_json() for each in sections]))
     if options.write:
-        report.write(README, text)
+        rewrite(README, {"table": text})
     return 0
 
 
@@ -116,12 +117,7 @@ def measure(options: argparse.Namespace, device: Machine | str, say: Say) -> lis
 
 def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     """Read the command line."""
-    parser = argparse.ArgumentParser(
-        prog="python -m bench.copy_engine.run",
-        description=__doc__,
-        epilog=TEACH,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = teaching_parser("python -m bench.copy_engine.run", __doc__, TEACH)
     add = parser.add_argument
     names = ", ".join(ALL_SECTIONS)
     add("--only", type=_names, default=list(ALL_SECTIONS), help=f"any of: {names}")

@@ -19,6 +19,7 @@ from typing import Any
 
 from rich.console import Console
 
+from bench.cli import teaching_parser
 from bench.serve.agents import TurnRecord, run_agents
 from bench.serve.metrics import delta
 from bench.serve.progress import Progress
@@ -72,12 +73,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     """Read the command line; --quick only changes defaults."""
-    parser = argparse.ArgumentParser(
-        prog="make demo ARGS=...",
-        description=__doc__,
-        epilog=TEACH,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = teaching_parser("make demo ARGS=...", __doc__, TEACH)
     add = parser.add_argument
     add("--programs", type=_positive, help="agents (12; quick: 5)")
     add("--turns", type=_positive, help="turns of each agent (6; quick: 3)")

@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from bench.cli import teaching_parser
 from bench.serve.server import VllmServer
 from bench.serve.tiny_model import make_model
 from tests.server.helpers import Dialog, dialogs, dram_hits, eventually, in_flight, play
@@ -98,12 +99,7 @@ def same(a: Answers, b: Answers) -> int:
 
 def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     """Read the command line; what follows `--` goes to `vllm serve`."""
-    parser = argparse.ArgumentParser(
-        prog="python -m tests.gpu.serve_equal",
-        description=__doc__,
-        epilog=TEACH,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = teaching_parser("python -m tests.gpu.serve_equal", __doc__, TEACH)
     add = parser.add_argument
     add("--model", type=Path, help="folder of a model (the tiny Llama)")
     add("--dtype", default="float32", help="float32: batching hardly changes an answer (float32)")

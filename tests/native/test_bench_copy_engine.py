@@ -11,7 +11,7 @@ import pytest
 
 pytest.importorskip("rich")
 
-from bench.copy_engine import report, run
+from bench.copy_engine import run
 from bench.copy_engine.machine import CpuMachine
 from bench.copy_engine.report import Section, Target
 from bench.copy_engine.rig import another_core, same_cores_afterwards
@@ -64,17 +64,6 @@ def test_a_target_says_pass_or_fail_in_its_own_direction() -> None:
     assert str(Target("delay", 6.0, 5.0, "ms")).startswith("FAIL")
     assert str(Target("rate", 6.0, 5.0, "GB/s", at_most=False)).startswith("PASS")
     assert str(Target("rate", 4.0, 5.0, "GB/s", at_most=False)).startswith("FAIL")
-
-
-def test_write_replaces_what_is_between_the_marks_and_nothing_else(tmp_path: Path) -> None:
-    readme = tmp_path / "README.md"
-    readme.write_text("above\n<!-- table -->\nold\n<!-- /table -->\nbelow\n")
-    for text in ("new \\1", "newer"):
-        report.write(readme, text)
-        assert readme.read_text() == f"above\n<!-- table -->\n{text}\n<!-- /table -->\nbelow\n"
-    readme.write_text("no marks")
-    with pytest.raises(ValueError, match="nothing was written"):
-        report.write(readme, "text")
 
 
 @pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="one core")

@@ -10,6 +10,7 @@ from types import ModuleType
 
 import pytest
 
+from bench.markers import replace
 from continuum_connector.config import KNOBS
 from continuum_connector.metric_table import METRICS
 
@@ -39,7 +40,7 @@ def test_readme_agrees_with_the_code(tables: ModuleType, marker: str) -> None:
     if f"<!-- {marker} -->" not in readme:
         pytest.fail(f"README.md has no <!-- {marker} --> markers")
     table = tables.config_table() if marker == "config" else tables.metrics_table()
-    assert tables.replace(readme, marker, table) == readme, "run scripts/tables --write"
+    assert replace(readme, marker, table) == readme, "run scripts/tables --write"
 
 
 def test_the_config_table_has_each_key_with_its_default(tables: ModuleType) -> None:
@@ -62,12 +63,3 @@ def test_the_metrics_table_has_each_metric_as_it_is_scraped(tables: ModuleType) 
         "cause: returned, expired, pressure, superseded, program_done, reset, shutdown",
     ]
     assert found["`continuum:pin_seconds`"][:2] == ["histogram", ""]
-
-
-def test_a_table_is_replaced_between_its_markers_and_nowhere_else(tables: ModuleType) -> None:
-    readme = "a\n<!-- config -->\nold | \\1\n<!-- /config -->\nb\n"
-    new = tables.replace(readme, "config", r"| new \1 |")
-    assert new == "a\n<!-- config -->\n| new \\1 |\n<!-- /config -->\nb\n"
-    assert tables.replace(new, "config", r"| new \1 |") == new
-    with pytest.raises(ValueError, match="metrics"):
-        tables.replace(readme, "metrics", "")
