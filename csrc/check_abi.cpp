@@ -55,6 +55,10 @@ static_assert(is_same<MemcpyAsync, PFN_cuMemcpyAsync_v4000>);
 static_assert(is_same<MemcpyBatchAsync, PFN_cuMemcpyBatchAsync_v12080>);
 static_assert(is_same<HostRegister, PFN_cuMemHostRegister_v6050>);
 static_assert(is_same<HostUnregister, PFN_cuMemHostUnregister_v4000>);
+static_assert(is_same<ModuleLoadData, PFN_cuModuleLoadData_v2000>);
+static_assert(is_same<ModuleUnload, PFN_cuModuleUnload_v2000>);
+static_assert(is_same<ModuleGetFunction, PFN_cuModuleGetFunction_v2000>);
+static_assert(is_same<LaunchKernel, PFN_cuLaunchKernel_v4000>);
 static_assert(is_same<ErrorText, PFN_cuGetErrorName_v6000>);
 static_assert(is_same<ErrorText, PFN_cuGetErrorString_v6000>);
 static_assert(is_same<ExchangeCaptureMode, PFN_cuThreadExchangeStreamCaptureMode_v10010>);
@@ -73,9 +77,12 @@ static_assert(kSrcAccessOrderAny == CU_MEMCPY_SRC_ACCESS_ORDER_ANY);
 static_assert(kStreamNonBlocking == CU_STREAM_NON_BLOCKING);
 static_assert(kEventDisableTiming == CU_EVENT_DISABLE_TIMING);
 static_assert(kHostRegisterPortable == CU_MEMHOSTREGISTER_PORTABLE);
+static_assert(kHostRegisterDeviceMap == CU_MEMHOSTREGISTER_DEVICEMAP);
 static_assert(kCaptureModeRelaxed == CU_STREAM_CAPTURE_MODE_RELAXED);
 static_assert(kCanUseHostPointer == CU_DEVICE_ATTRIBUTE_CAN_USE_HOST_POINTER_FOR_REGISTERED_MEM);
 static_assert(kNotReady == CUDA_ERROR_NOT_READY);
+static_assert(kNoBinary == CUDA_ERROR_NO_BINARY_FOR_GPU);
+static_assert(kNoLaunchResources == CUDA_ERROR_LAUNCH_OUT_OF_RESOURCES);
 
 }  // namespace
 }  // namespace ckv::cuda

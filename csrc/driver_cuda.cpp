@@ -1,13 +1,12 @@
-// The driver table filled from libcuda, which is opened at run time. No logic here: what can be
-// wrong without a GPU to show it must not live in this file.
-#include <dlfcn.h>
-
+// The driver table filled from libcuda. No logic here: what can be wrong without a GPU to show it
+// must not live in this file.
 #include <string>
 #include <vector>
 
-#include "cuda_types.h"
+#include "cuda_library.h"
 #include "driver.h"
 #include "failure.h"
+#include "gather.h"
 #include "placement.h"
 
 namespace ckv {
@@ -18,99 +17,9 @@ using cuda::DevicePtr;
 using cuda::EventHandle;
 using cuda::StreamHandle;
 
-struct Library {
-  cuda::Init init;
-  cuda::DeviceGet device_get;
-  cuda::DeviceAttribute device_attribute;
-  cuda::DevicePciBusId device_pci_bus_id;
-  cuda::PrimaryRetain primary_retain;
-  cuda::PrimaryRelease primary_release;
-  cuda::CtxPush ctx_push;
-  cuda::CtxPop ctx_pop;
-  cuda::CtxSet ctx_set;
-  cuda::StreamCreate stream_create;
-  cuda::StreamDestroy stream_destroy;
-  cuda::StreamQuery stream_query;
-  cuda::PriorityRange priority_range;
-  cuda::EventCreate event_create;
-  cuda::EventDestroy event_destroy;
-  cuda::EventRecord event_record;
-  cuda::EventQuery event_query;
-  cuda::MemcpyAsync memcpy_async;
-  cuda::HostRegister host_register;
-  cuda::HostUnregister host_unregister;
-  cuda::ErrorText error_name;
-  cuda::ErrorText error_string;
-  cuda::ExchangeCaptureMode exchange_capture_mode;
-  cuda::MemcpyBatchAsync memcpy_batch;  // null before CUDA 12.8
-};
-
-template <typename Function>
-void find(void *library, const char *name, Function *out) {
-  void *symbol = dlsym(library, name);
-  if (symbol == nullptr) {
-    throw Failure(CKV_EDRIVER, std::string("the CUDA driver has no ") + name);
-  }
-  *out = reinterpret_cast<Function>(symbol);
-}
-
-cuda::MemcpyBatchAsync find_batch(void *library) {
-  cuda::GetProcAddress get = nullptr;
-  void *found = nullptr;
-  // cuGetProcAddress and not dlsym: only it hands out the signature of a given version.
-  get = reinterpret_cast<cuda::GetProcAddress>(dlsym(library, "cuGetProcAddress_v2"));
-  if (get == nullptr || get("cuMemcpyBatchAsync", &found, cuda::kBatchVersion, 0, nullptr) != 0) {
-    return nullptr;
-  }
-  return reinterpret_cast<cuda::MemcpyBatchAsync>(found);
-}
-
-// Never closed: libcuda keeps threads of its own, and the process has it loaded anyway.
-Library open_library() {
-  void *library = dlopen("libcuda.so.1", RTLD_NOW | RTLD_LOCAL);
-  if (library == nullptr) {
-    throw Failure(CKV_EDRIVER, std::string("the CUDA driver cannot be opened: ") + dlerror());
-  }
-  Library l{};
-  find(library, "cuInit", &l.init);
-  find(library, "cuDeviceGet", &l.device_get);
-  find(library, "cuDeviceGetAttribute", &l.device_attribute);
-  find(library, "cuDeviceGetPCIBusId", &l.device_pci_bus_id);
-  find(library, "cuDevicePrimaryCtxRetain", &l.primary_retain);
-  find(library, "cuDevicePrimaryCtxRelease_v2", &l.primary_release);
-  find(library, "cuCtxPushCurrent_v2", &l.ctx_push);
-  find(library, "cuCtxPopCurrent_v2", &l.ctx_pop);
-  find(library, "cuCtxSetCurrent", &l.ctx_set);
-  find(library, "cuStreamCreateWithPriority", &l.stream_create);
-  find(library, "cuStreamDestroy_v2", &l.stream_destroy);
-  find(library, "cuStreamQuery", &l.stream_query);
-  find(library, "cuCtxGetStreamPriorityRange", &l.priority_range);
-  find(library, "cuEventCreate", &l.event_create);
-  find(library, "cuEventDestroy_v2", &l.event_destroy);
-  find(library, "cuEventRecord", &l.event_record);
-  find(library, "cuEventQuery", &l.event_query);
-  find(library, "cuMemcpyAsync", &l.memcpy_async);
-  find(library, "cuMemHostRegister_v2", &l.host_register);
-  find(library, "cuMemHostUnregister", &l.host_unregister);
-  find(library, "cuGetErrorName", &l.error_name);
-  find(library, "cuGetErrorString", &l.error_string);
-  find(library, "cuThreadExchangeStreamCaptureMode", &l.exchange_capture_mode);
-  l.memcpy_batch = find_batch(library);
-  return l;
-}
-
-std::string text_of(const Library &l, int code) {
-  const char *name = nullptr;
-  const char *text = nullptr;
-  l.error_name(code, &name);
-  l.error_string(code, &text);
-  return std::string(name ? name : "unknown CUDA error") + " (" + std::to_string(code) + ")" +
-         (text ? std::string(": ") + text : "");
-}
-
 class CudaDriver : public Driver {
  public:
-  explicit CudaDriver(const ckv_config &config) : l_(open_library()) {
+  explicit CudaDriver(const ckv_config &config) : l_(cuda::open_library()) {
     check(l_.init(0), "starting CUDA");
     check(l_.device_get(&device_, config.device), "finding the device");
     // Where host pointers are not the device's, a batch on them ends the context (sglang 40232).
@@ -132,6 +41,10 @@ class CudaDriver : public Driver {
       batch.sizes.resize(config.max_descriptors);
     }
     create_streams();
+    if (has_host_pointers != 0) {
+      Current current(*this);
+      gather_ = Gather::open(l_, config.max_descriptors);
+    }
   }
 
   ~CudaDriver() override { release(); }
@@ -172,20 +85,29 @@ class CudaDriver : public Driver {
     return l_.stream_query(static_cast<StreamHandle>(stream));
   }
 
-  unsigned paths(int) const override {
-    return 1U << CKV_PATH_LOOP | (has_batch_ ? 1U << CKV_PATH_BATCH : 0U);
+  unsigned paths(int direction) const override {
+    bool has_gather = direction == CKV_LOAD && gather_ != nullptr;
+    return 1U << CKV_PATH_LOOP | (has_batch_ ? 1U << CKV_PATH_BATCH : 0U) |
+           (has_gather ? 1U << CKV_PATH_GATHER : 0U);
   }
 
-  int copy(int direction, int path, const Descriptor *descriptors, size_t n, size_t) override {
-    return path == CKV_PATH_BATCH ? copy_batch(direction, descriptors, n)
-                                  : copy_loop(direction, descriptors, n);
+  int copy(int direction, int path, const Descriptor *descriptors, size_t n,
+           size_t place) override {
+    switch (path) {
+      case CKV_PATH_BATCH:
+        return copy_batch(direction, descriptors, n);
+      case CKV_PATH_GATHER:
+        return gather_->launch(streams_[direction], descriptors, n, place);
+      default:
+        return copy_loop(direction, descriptors, n);
+    }
   }
 
   bool locks_pages() const override { return true; }
 
   int host_register(void *base, size_t bytes) override {
     Current current(*this);
-    return current.code ? current.code : l_.host_register(base, bytes, cuda::kHostRegisterPortable);
+    return current.code ? current.code : l_.host_register(base, bytes, cuda::kHostRegisterFlags);
   }
 
   int host_unregister(void *base) override {
@@ -193,7 +115,7 @@ class CudaDriver : public Driver {
     return current.code ? current.code : l_.host_unregister(base);
   }
 
-  std::string describe(int code) override { return text_of(l_, code); }
+  std::string describe(int code) override { return cuda::text_of(l_, code); }
 
   int numa_node() const override {
     char id[32] = "";
@@ -225,7 +147,7 @@ class CudaDriver : public Driver {
   void check(int code, const char *what) {
     if (code != 0) {
       release();
-      throw Failure(CKV_EDRIVER, std::string(what) + " failed: " + text_of(l_, code));
+      throw Failure(CKV_EDRIVER, std::string(what) + " failed: " + cuda::text_of(l_, code));
     }
   }
 
@@ -252,6 +174,7 @@ class CudaDriver : public Driver {
           l_.stream_destroy(stream);
         }
       }
+      gather_.reset();
     }
     if (is_retained_) {
       l_.primary_release(device_);
@@ -288,13 +211,14 @@ class CudaDriver : public Driver {
     return 0;
   }
 
-  Library l_;
+  cuda::Library l_;
   cuda::Device device_ = 0;
   cuda::Context context_ = nullptr;
   bool is_retained_ = false;
   bool has_batch_ = false;
   StreamHandle streams_[2] = {nullptr, nullptr};
-  Batch batches_[2];  // the lane's
+  Batch batches_[2];                // the lane's
+  std::unique_ptr<Gather> gather_;  // null: this driver or device cannot
 };
 
 }  // namespace

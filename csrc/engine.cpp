@@ -76,6 +76,9 @@ void Engine::set_regions(const ckv_region *regions, size_t n, int32_t num_blocks
     throw Failure(CKV_EINVAL, "regions are set once, and they already are");
   }
   set_borders(&layout);
+  const std::vector<ckv_region> &given = layout.regions();
+  is_host_foreign_ = !std::all_of(given.begin(), given.end(),
+                                  [this](const ckv_region &r) { return has_pool_of(r); });
   layout_ = std::move(layout);
   block_claims_ = std::move(blocks);
   slot_claims_ = std::move(slots);
@@ -90,6 +93,12 @@ void Engine::set_borders(Layout *layout) const {
       layout->set_borders(reinterpret_cast<uint64_t>(base), pool->chunk_bytes());
     }
   }
+}
+
+bool Engine::has_pool_of(const ckv_region &region) const {
+  return std::any_of(pools_.begin(), pools_.end(), [&region](const auto &entry) {
+    return entry.second->contains(region.host_base);
+  });
 }
 
 // With mutex_ held. Slots whose pieces of all regions are in memory that may be copied. What lies
@@ -297,24 +306,34 @@ void *Engine::map_pool(const ckv_pool_config &config) {
   return base;
 }
 
-// Its grower may have to be waited for: not under the mutex.
-void Engine::drop_pool(void *base) {
-  std::unique_ptr<HostPool> pool;
-  std::lock_guard<std::mutex> lock(mutex_);
-  auto found = pools_.find(base);
-  if (found != pools_.end()) {
-    pool = std::move(found->second);
-    pools_.erase(found);
-  }
-}
-
-void Engine::get_pool_state(void *base, ckv_pool_state *out) {
-  std::lock_guard<std::mutex> lock(mutex_);
+// With mutex_ held.
+Engine::Pools::iterator Engine::find_pool(void *base) {
   auto found = pools_.find(base);
   if (found == pools_.end()) {
     throw Failure(CKV_EINVAL, "this engine has mapped no pool there");
   }
-  found->second->get_state(out);
+  return found;
+}
+
+// Its grower may have to be waited for: after the mutex, as the order of the two locals says.
+void Engine::drop_pool(void *base) {
+  Pools::node_type pool;
+  std::lock_guard<std::mutex> lock(mutex_);
+  pool = pools_.extract(find_pool(base));
+}
+
+void Engine::get_pool_state(void *base, ckv_pool_state *out) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  find_pool(base)->second->get_state(out);
+}
+
+// A kernel that touches memory which is not page-locked ends the context; a copy call does not.
+uint32_t Engine::paths(int direction) const {
+  uint32_t usable = ~counters_.given_up.load(std::memory_order_relaxed);
+  if (is_host_foreign_.load(std::memory_order_relaxed)) {
+    usable &= ~(1U << CKV_PATH_GATHER);
+  }
+  return driver_->paths(direction) & usable;
 }
 
 // The caller keeps the pool mapped, so the mutex is held to find it and not while it grows.
@@ -334,23 +353,19 @@ void Engine::get_stats(ckv_stats *out) const {
   out->size = sizeof *out;
   out->poison = poison_code();
   uint32_t given_up = counters_.given_up.load(std::memory_order_relaxed);
-  out->paths = (driver_->paths(CKV_LOAD) | driver_->paths(CKV_STORE)) & ~given_up;
+  out->paths = paths(CKV_LOAD) | paths(CKV_STORE);
   out->num_given_up = static_cast<uint32_t>(__builtin_popcount(given_up));
   counters_.get(out);
 }
 
 void Engine::unmap_pool(void *base) {
-  std::unique_ptr<HostPool> pool;
+  Pools::node_type pool;
   std::lock_guard<std::mutex> lock(mutex_);
-  auto found = pools_.find(base);
-  if (found == pools_.end()) {
-    throw Failure(CKV_EINVAL, "this engine has mapped no pool there");
-  }
+  auto found = find_pool(base);
   if (!layout_.empty() && close_result_ != CKV_OK) {
     throw Failure(CKV_AGAIN, "the pool stays mapped while the engine may still copy");
   }
-  pool = std::move(found->second);
-  pools_.erase(found);
+  pool = pools_.extract(found);
 }
 
 void Engine::start(const std::shared_ptr<Engine> &engine) {

@@ -83,6 +83,8 @@ class Engine {
 
   Driver &driver() { return *driver_; }
   Counters &counters() { return counters_; }
+  // Bit p: CKV_PATH_ p can be used for transfers of the direction.
+  uint32_t paths(int direction) const;
   const Layout &layout() const { return layout_; }
   const ckv_config &config() const { return config_; }
   pid_t pid() const { return pid_; }
@@ -96,6 +98,9 @@ class Engine {
   void enqueue(Transfer *transfer);
   void drop_pool(void *base);
   // With mutex_ held:
+  using Pools = std::map<void *, std::unique_ptr<HostPool>>;
+  Pools::iterator find_pool(void *base);
+  bool has_pool_of(const ckv_region &region) const;
   void set_borders(Layout *layout) const;
   int32_t count_ready_slots();
   void report(Transfer *transfer, int status, int error);
@@ -112,7 +117,7 @@ class Engine {
     std::vector<Event> idle;
     ~EventStore();
   } events_;
-  std::map<void *, std::unique_ptr<HostPool>> pools_;
+  Pools pools_;
   Layout layout_;  // constant once regions are set
   Claims block_claims_;
   Claims slot_claims_;
@@ -120,7 +125,8 @@ class Engine {
   ReportStack reports_;
   Counters counters_;
   std::atomic<int> poison_code_{0};
-  std::atomic<int32_t> num_ready_slots_{0};  // when one looked last; there may be more by now
+  std::atomic<int32_t> num_ready_slots_{0};   // when one looked last; there may be more by now
+  std::atomic<bool> is_host_foreign_{false};  // some region's slots lie in no pool of ours
 
   std::mutex close_mutex_;  // before mutex_
   std::mutex mutex_;        // guards all below, events_ and pools_

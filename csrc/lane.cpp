@@ -237,9 +237,8 @@ void Lane::launch(int direction, Transfer *transfer) {
 int Lane::copy(int direction, const Trunk &trunk, size_t at) {
   const std::vector<Descriptor> &descriptors = channels_[direction].descriptors;
   for (;;) {
-    uint32_t paths = driver_.paths(direction) & ~counters_.given_up.load(std::memory_order_relaxed);
-    int path =
-        choose_path(direction, descriptors.size(), trunk.bytes, paths, engine_.config().path);
+    int path = choose_path(direction, descriptors.size(), trunk.bytes, engine_.paths(direction),
+                           engine_.config().path);
     int code = driver_.copy(direction, path, descriptors.data(), descriptors.size(), at);
     if (!is_path_at_fault(path, code)) {
       counters_.num_trunks[direction][path].add(1);

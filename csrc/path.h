@@ -5,6 +5,7 @@
 #include <cstdint>
 
 #include "ckv.h"
+#include "driver.h"
 
 namespace ckv {
 
@@ -39,6 +40,9 @@ inline bool is_path_at_fault(int path, int code) {
   constexpr int kInvalidValue = 1;
   constexpr int kNotFound = 500;
   constexpr int kNotSupported = 801;
+  if (path == CKV_PATH_GATHER && (code == kNoBinary || code == kNoLaunchResources)) {
+    return true;
+  }
   return path != CKV_PATH_LOOP &&
          (code == kInvalidValue || code == kNotFound || code == kNotSupported);
 }

@@ -1,6 +1,7 @@
 // A libcuda.so.1 over host memory: the entry points that driver_cuda.cpp looks up, and the rules
 // that the CUDA documentation states for them, enforced with the real error codes. Streams are
-// threads. It shows that our calls obey the rules, not that hardware does what they say.
+// threads, the kernel is gather.cu itself, thread after thread. It shows that our calls obey the
+// rules, not that hardware does what they say.
 #include "fake_cuda.h"
 
 #include <algorithm>
@@ -46,6 +47,24 @@ struct CUfunc_st {};
 
 }  // namespace ckv::cuda
 
+// What nvcc gives a kernel.
+namespace kernel {
+
+struct Index {
+  uint32_t x;
+};
+struct alignas(16) uint4 {
+  uint32_t x, y, z, w;
+};
+thread_local Index threadIdx, blockIdx, blockDim, gridDim;
+
+#define __device__
+#define __global__
+#define __launch_bounds__(max)
+#include "gather.cu"
+
+}  // namespace kernel
+
 namespace {
 
 constexpr int kInvalidValue = 1;
@@ -53,6 +72,7 @@ constexpr int kNotInitialized = 3;
 constexpr int kInvalidDevice = 101;
 constexpr int kInvalidImage = 200;
 constexpr int kInvalidContext = 201;
+constexpr int kNoBinary = 209;
 constexpr int kInvalidHandle = 400;
 constexpr int kNotFound = 500;
 constexpr int kNotReady = 600;
@@ -88,11 +108,13 @@ struct Fake {
   std::map<CUevent_st *, std::unique_ptr<CUevent_st>> events;
   std::set<CUmod_st *> modules;
   Ranges registered;
+  Ranges mapped;  // those of them that kernels may touch
   Ranges vram;
   std::map<std::string, Fault> faults;
   std::map<std::string, uint64_t> num_calls;
   std::string broken_rule;
-  int switches[3] = {1, 1, 1};
+  int switches[2] = {1, 1};
+  std::set<std::string> hidden;
   CUctx_st context;
   CUfunc_st gather;
   CUstream_st legacy;  // never holds work: what is queued on it has run
@@ -124,7 +146,7 @@ int enter(const char *entry) {
       --fault->second.after;
     } else if (fault->second.count > 0) {
       --fault->second.count;
-      if (fault->second.code >= kIllegalAddress && fault->second.code < kContextIsDestroyed) {
+      if (fault->second.code == kIllegalAddress) {
         f.sticky = fault->second.code;
       }
       return fault->second.code;
@@ -275,6 +297,129 @@ Result copy_batch(DevicePtr *dsts, DevicePtr *srcs, size_t *sizes, size_t count,
   }
   queue(stream, [copies] { std::for_each(copies.begin(), copies.end(), run); });
   return 0;
+}
+
+// The image's first words, as fatbinary.h of the toolkit has them.
+constexpr uint32_t kFatbinMagic = 0xba55ed50;
+
+Result load_module(Module *out, const void *image) {
+  Fake &f = fake();
+  Lock lock(f.mutex);
+  int code = enter_with_context("cuModuleLoadData");
+  uint32_t magic = 0;
+  std::memcpy(&magic, image, sizeof magic);
+  if (code == 0 && magic != kFatbinMagic) {
+    return broken(kInvalidImage, "a module that is no fatbin");
+  }
+  if (code != 0 || f.switches[FAKE_CUDA_BINARY] == 0) {
+    return code ? code : kNoBinary;
+  }
+  *out = new CUmod_st;
+  f.modules.insert(*out);
+  return 0;
+}
+
+Result unload_module(Module module) {
+  Fake &f = fake();
+  Lock lock(f.mutex);
+  int code = enter_with_context("cuModuleUnload");
+  if (f.modules.erase(module) == 0) {
+    return broken(kInvalidHandle, "a module unloaded that there is not");
+  }
+  delete module;
+  return code;
+}
+
+Result get_function(Function *out, Module module, const char *name) {
+  Fake &f = fake();
+  Lock lock(f.mutex);
+  int code = enter_with_context("cuModuleGetFunction");
+  if (code == 0 && f.modules.count(module) == 0) {
+    return broken(kInvalidHandle, "a function of no module");
+  }
+  *out = &f.gather;
+  return code ? code : std::string(name) == "ckv_gather" ? 0 : kNotFound;
+}
+
+bool is_kernels(uint64_t base, uint64_t bytes) {
+  return lies_in(fake().vram, base, bytes) || lies_in(fake().mapped, base, bytes);
+}
+
+// Whether a kernel may touch all that the table has it touch; if not, the context ends.
+bool check_table(const kernel::Descriptor *table, uint32_t n) {
+  Fake &f = fake();
+  Lock lock(f.mutex);
+  bool is_good = f.switches[FAKE_CUDA_HOST_POINTERS] != 0 &&
+                 is_kernels(reinterpret_cast<uint64_t>(table), n * sizeof *table);
+  for (uint32_t i = 0; is_good && i < n; ++i) {
+    is_good = is_kernels(table[i].dst, table[i].bytes) && is_kernels(table[i].src, table[i].bytes);
+  }
+  if (!is_good) {
+    f.sticky = broken(kIllegalAddress, "a kernel on memory that is not mapped for the device");
+  }
+  return is_good;
+}
+
+void run_gather(const kernel::Descriptor *table, uint32_t n, uint32_t num_blocks,
+                uint32_t num_threads) {
+  if (!check_table(table, n)) {
+    return;
+  }
+  kernel::gridDim.x = num_blocks;
+  kernel::blockDim.x = num_threads;
+  for (uint32_t block = 0; block < num_blocks; ++block) {
+    for (uint32_t thread = 0; thread < num_threads; ++thread) {
+      kernel::blockIdx.x = block;
+      kernel::threadIdx.x = thread;
+      kernel::ckv_gather(table, n);
+    }
+  }
+}
+
+Result launch(Function function, unsigned int grid_x, unsigned int grid_y, unsigned int grid_z,
+              unsigned int block_x, unsigned int block_y, unsigned int block_z,
+              unsigned int shared_bytes, StreamHandle handle, void **arguments, void **extra) {
+  Fake &f = fake();
+  Lock lock(f.mutex);
+  CUstream_st *stream = nullptr;
+  int code = enter_with_context("cuLaunchKernel");
+  code = code ? code : check_stream("cuLaunchKernel", handle, &stream);
+  if (code != 0) {
+    return code;
+  }
+  if (function != &f.gather || f.modules.empty()) {
+    return broken(kInvalidHandle, "a launch of no kernel");
+  }
+  bool is_flat = grid_y == 1 && grid_z == 1 && block_y == 1 && block_z == 1 && shared_bytes == 0;
+  if (!is_flat || grid_x == 0 || block_x == 0 || block_x > kernel::kMaxThreads ||
+      extra != nullptr) {
+    return broken(kInvalidValue, "a launch of a shape that this kernel is not made for");
+  }
+  DevicePtr table = 0;
+  uint32_t n = 0;
+  std::memcpy(&table, arguments[0], sizeof table);
+  std::memcpy(&n, arguments[1], sizeof n);
+  queue(stream, [=] {
+    run_gather(reinterpret_cast<const kernel::Descriptor *>(table), n, grid_x, block_x);
+  });
+  return 0;
+}
+
+// What cuGetProcAddress finds, at these versions and later; the batch call's signature changed.
+void *find_entry(const std::string &name, int version) {
+  if (fake().hidden.count(name) != 0) {
+    return nullptr;
+  }
+  if (name == "cuMemcpyBatchAsync" && version == kBatchVersion) {
+    return reinterpret_cast<void *>(&copy_batch);
+  }
+  static const std::map<std::string, void *> modules = {
+      {"cuModuleLoadData", reinterpret_cast<void *>(&load_module)},
+      {"cuModuleUnload", reinterpret_cast<void *>(&unload_module)},
+      {"cuModuleGetFunction", reinterpret_cast<void *>(&get_function)},
+      {"cuLaunchKernel", reinterpret_cast<void *>(&launch)}};
+  auto found = modules.find(name);
+  return found != modules.end() && version >= 4000 ? found->second : nullptr;
 }
 
 template <typename Map>
@@ -511,6 +656,9 @@ Result cuMemHostRegister_v2(void *base, size_t bytes, unsigned int flags) {
     return broken(kAlreadyRegistered, "memory registered twice");
   }
   f.registered[at] = bytes;
+  if ((flags & kHostRegisterDeviceMap) != 0) {
+    f.mapped[at] = bytes;
+  }
   return 0;
 }
 
@@ -521,6 +669,7 @@ Result cuMemHostUnregister(void *base) {
   if (code != 0) {
     return code;
   }
+  f.mapped.erase(reinterpret_cast<uint64_t>(base));
   return f.registered.erase(reinterpret_cast<uint64_t>(base)) == 0
              ? broken(kNotRegistered, "memory unregistered that was not registered")
              : 0;
@@ -549,11 +698,8 @@ Result cuThreadExchangeStreamCaptureMode(int *mode) {
 
 Result cuGetProcAddress_v2(const char *name, void **out, int version, uint64_t, int *) {
   Lock lock(fake().mutex);
-  *out = nullptr;
-  bool has = std::string(name) == "cuMemcpyBatchAsync" && fake().switches[FAKE_CUDA_BATCH] != 0 &&
-             version == kBatchVersion;
-  *out = has ? reinterpret_cast<void *>(&copy_batch) : nullptr;
-  return has ? 0 : kNotFound;
+  *out = find_entry(name, version);
+  return *out != nullptr ? 0 : kNotFound;
 }
 
 // ---- For tests.
@@ -595,6 +741,11 @@ void fake_cuda_set(int what, int value) {
   fake().switches[what] = value;
 }
 
+void fake_cuda_hide(const char *entry) {
+  Lock lock(fake().mutex);
+  fake().hidden.insert(entry);
+}
+
 uint64_t fake_cuda_num_calls(const char *entry) {
   Lock lock(fake().mutex);
   return fake().num_calls[entry];
@@ -612,6 +763,7 @@ void fake_cuda_reset(void) {
   f.sticky = 0;
   f.vram.clear();
   f.faults.clear();
+  f.hidden.clear();
   f.num_calls.clear();
   f.broken_rule.clear();
   std::fill(std::begin(f.switches), std::end(f.switches), 1);

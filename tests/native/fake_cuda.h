@@ -28,11 +28,13 @@ void fake_cuda_fail(const char *entry, uint32_t after, uint32_t count, int code)
 void fake_cuda_hold(int on);
 
 enum {
-  FAKE_CUDA_BATCH = 0,         // 1: the driver has cuMemcpyBatchAsync
-  FAKE_CUDA_MODULES = 1,       // 1: the driver takes the gather kernel
-  FAKE_CUDA_HOST_POINTERS = 2  // 1: the device uses host pointers of registered memory
+  FAKE_CUDA_BINARY = 0,        // 1: the gather kernel's module holds code for this device
+  FAKE_CUDA_HOST_POINTERS = 1  // 1: the device uses host pointers of registered memory
 };
 void fake_cuda_set(int what, int value);
+
+// The driver has no such entry point, for cuGetProcAddress.
+void fake_cuda_hide(const char *entry);
 
 // Calls of an entry point since the start, failed ones too.
 uint64_t fake_cuda_num_calls(const char *entry);

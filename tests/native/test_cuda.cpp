@@ -161,7 +161,7 @@ TEST(test_cuda_round_trip_by_batch_leaves_nothing) {
 
 TEST(test_cuda_without_a_batch_call_loops) {
   apart([] {
-    fake_cuda_set(FAKE_CUDA_BATCH, 0);
+    fake_cuda_hide("cuMemcpyBatchAsync");
     {
       CudaRig rig;
       round_trip(rig);
@@ -188,7 +188,7 @@ TEST(test_cuda_host_pointers_that_are_not_the_devices_are_never_given_to_a_batch
 
 // The fake refuses a copy that touches two registrations, as the documentation allows a driver to.
 TEST(test_cuda_no_descriptor_crosses_from_one_registration_into_the_next) {
-  for (int32_t path : {CKV_PATH_BATCH, CKV_PATH_LOOP}) {
+  for (int32_t path : {CKV_PATH_BATCH, CKV_PATH_LOOP, CKV_PATH_GATHER}) {
     apart([&] {  // each, for the fake takes what once was VRAM for VRAM
       ckv_config config = cuda_config();
       config.path = path;
@@ -200,7 +200,7 @@ TEST(test_cuda_no_descriptor_crosses_from_one_registration_into_the_next) {
   }
 }
 
-TEST(test_cuda_copies_by_every_path_it_offers) {
+TEST(test_cuda_copies_both_ways_by_batch_and_loop) {
   apart([] {
     Bench bench;
     for (int path : {CKV_PATH_BATCH, CKV_PATH_LOOP}) {
@@ -215,6 +215,161 @@ TEST(test_cuda_copies_by_every_path_it_offers) {
       bench.drain(CKV_LOAD);
       CHECK(std::memcmp(bench.vram.base + 7, bench.dram.base + 40, 4000) == 0);
     }
+  });
+}
+
+// A source of its own for each destination, so that no descriptor can be taken for another.
+TEST(test_cuda_gather_copies_every_size_and_alignment) {
+  apart([] {
+    Bench bench;
+    CHECK(bench.has(CKV_LOAD, CKV_PATH_GATHER) && !bench.has(CKV_STORE, CKV_PATH_GATHER));
+    CHECK(counts().modules == 1);
+    auto expected = std::vector<uint8_t>(bench.vram.base, bench.vram.base + 16 * kPage);
+    std::vector<ckv::Descriptor> loads;
+    size_t to = 0;
+    size_t chunk = 0;
+    for (size_t bytes : {1, 15, 16, 17, 31, 496, 512, 528, 4080, 4096, 4097, 8192, 9001}) {
+      for (size_t shift : {0, 3}) {
+        size_t from = chunk++ % 4 * Bench::kChunk + bytes / 16 * 16 % kPage + shift;
+        loads.push_back(bench.load(to, from, bytes));
+        std::memcpy(expected.data() + to, bench.dram.base + from, bytes);
+        to = (to + bytes) / 16 * 16 + 16;  // aligned: so half of them go by vectors
+        CHECK(to < bench.vram.num_bytes);
+      }
+    }
+    CHECK(bench.copy(CKV_LOAD, CKV_PATH_GATHER, loads) == 0);
+    bench.drain(CKV_LOAD);
+    CHECK(std::memcmp(bench.vram.base, expected.data(), expected.size()) == 0);
+  });
+}
+
+// All places are full and in flight before the first launch begins.
+TEST(test_cuda_gather_leaves_the_descriptors_of_launches_in_flight_alone) {
+  apart([] {
+    Bench bench;  // 64 places of 64 descriptors of 16 bytes are its whole VRAM
+    constexpr size_t kEach = 64;
+    auto source = [](size_t i) { return (i * 1787 + 5) % (ckv::kMaxTrunks * kEach) * 16; };
+    fake_cuda_hold(1);
+    for (size_t place = 0; place < ckv::kMaxTrunks; ++place) {
+      std::vector<ckv::Descriptor> loads;
+      for (size_t i = place * kEach; i < (place + 1) * kEach; ++i) {
+        loads.push_back(bench.load(i * 16, source(i), 16));
+      }
+      CHECK(bench.copy(CKV_LOAD, CKV_PATH_GATHER, loads, place) == 0);
+    }
+    fake_cuda_hold(0);
+    bench.drain(CKV_LOAD);
+    for (size_t i = 0; i < ckv::kMaxTrunks * kEach; ++i) {
+      CHECK(std::memcmp(bench.vram.base + i * 16, bench.dram.base + source(i), 16) == 0);
+    }
+  });
+}
+
+ckv_config gather_config() {
+  ckv_config config = cuda_config();
+  config.path = CKV_PATH_GATHER;
+  return config;
+}
+
+uint64_t num_loads_by(CudaRig &rig, int path) {
+  return rig.engine_stats().num_trunks[CKV_LOAD][path];
+}
+
+TEST(test_cuda_small_loads_are_gathered) {
+  for (const ckv_config &config : {cuda_config(), gather_config()}) {
+    apart([&] {
+      {
+        CudaRig rig(Shape{64, 96, {4096, 1040, 24}, 0, 5 * kPage}, config);
+        round_trip(rig);
+        CHECK(num_loads_by(rig, CKV_PATH_GATHER) > 0);
+        CHECK(num_loads_by(rig, CKV_PATH_GATHER) == fake_cuda_num_calls("cuLaunchKernel"));
+      }
+      CHECK(broken_rule().empty());
+    });
+  }
+}
+
+// Opens, copies and closes with everything but gather.
+void check_no_gather() {
+  {
+    CudaRig rig(Shape(), gather_config());
+    CHECK((rig.engine_stats().paths >> CKV_PATH_GATHER & 1U) == 0);
+    CHECK(rig.engine_stats().num_given_up == 0);
+    round_trip(rig);
+    CHECK(num_loads_by(rig, CKV_PATH_BATCH) + num_loads_by(rig, CKV_PATH_LOOP) > 0);
+    CHECK(fake_cuda_num_calls("cuLaunchKernel") == 0);
+  }
+  CHECK(broken_rule().empty());
+}
+
+TEST(test_cuda_without_a_kernel_opens_all_the_same) {
+  for (const char *entry :
+       {"cuModuleLoadData", "cuModuleUnload", "cuModuleGetFunction", "cuLaunchKernel"}) {
+    apart([&] {
+      fake_cuda_hide(entry);
+      check_no_gather();
+    });
+  }
+  for (const char *entry : {"cuModuleLoadData", "cuModuleGetFunction", "cuMemHostRegister_v2"}) {
+    apart([&] {
+      fake_cuda_fail(entry, 0, 1, 2);
+      check_no_gather();
+    });
+  }
+  apart([] {
+    fake_cuda_set(FAKE_CUDA_BINARY, 0);
+    check_no_gather();
+  });
+  apart([] {
+    fake_cuda_set(FAKE_CUDA_HOST_POINTERS, 0);
+    check_no_gather();
+    CHECK(fake_cuda_num_calls("cuModuleLoadData") == 0);
+  });
+}
+
+TEST(test_cuda_a_launch_that_is_refused_goes_by_batch_from_then_on) {
+  for (int code : {1, 209, 701}) {
+    apart([&] {
+      {
+        CudaRig rig(Shape(), gather_config());
+        fake_cuda_fail("cuLaunchKernel", 0, 1, code);
+        round_trip(rig);
+        CHECK(fake_cuda_num_calls("cuLaunchKernel") == 1);
+        CHECK(rig.engine_stats().num_given_up == 1 && rig.engine_stats().poison == 0);
+        CHECK(num_loads_by(rig, CKV_PATH_BATCH) > 0 && num_loads_by(rig, CKV_PATH_GATHER) == 0);
+      }
+      CHECK(broken_rule().empty());
+    });
+  }
+}
+
+TEST(test_cuda_a_launch_that_ends_the_context_poisons) {
+  apart([] {
+    {
+      CudaRig rig(Shape(), gather_config());
+      fake_cuda_fail("cuLaunchKernel", 0, 1, 2);
+      CHECK(rig.submit(CKV_LOAD, {1}, {1}, 1) == CKV_OK);
+      CHECK(rig.finish(1).error == 2 && rig.engine_stats().num_given_up == 0);
+      fake_cuda_fail("cuLaunchKernel", 0, 1, 700);
+      CHECK(rig.submit(CKV_LOAD, {1}, {1}, 2) == CKV_OK);
+      CHECK(rig.finish(2).error == 700);
+      CHECK(rig.submit(CKV_LOAD, {1}, {1}, 3) == CKV_EPOISONED);
+      CHECK(ckv_close(rig.engine, 1000000) == CKV_OK);
+      fake_cuda_reset();
+    }
+    CHECK(broken_rule().empty());
+  });
+}
+
+TEST(test_cuda_a_kernel_that_faults_poisons) {
+  apart([] {
+    Rig rig(Shape(), gather_config());  // whose vector is not known as VRAM
+    CHECK(rig.submit(CKV_LOAD, {1}, {1}, 1) == CKV_OK);
+    CHECK(rig.finish(1).error == 700);
+    CHECK(rig.submit(CKV_LOAD, {1}, {1}, 2) == CKV_EPOISONED);
+    CHECK(ckv_close(rig.engine, 1000000) == CKV_OK);
+    CHECK(broken_rule().find("not mapped for the device") != std::string::npos);
+    fake_cuda_reset();
   });
 }
 

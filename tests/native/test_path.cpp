@@ -121,6 +121,37 @@ TEST(test_other_errors_fail_the_transfer_and_keep_the_path) {
   CHECK(rig.engine_stats().num_given_up == 0 && rig.engine_stats().paths == kAll);
 }
 
+TEST(test_codes_that_only_a_launch_gives_are_a_fault_of_no_other_path) {
+  for (int code : {209, 701}) {
+    CHECK(ckv::is_path_at_fault(CKV_PATH_GATHER, code) && !ckv::is_sticky(code));
+    CHECK(!ckv::is_path_at_fault(CKV_PATH_BATCH, code));
+    CHECK(!ckv::is_path_at_fault(CKV_PATH_LOOP, code));
+  }
+}
+
+// A kernel that reads memory which nobody page-locked would end the context.
+TEST(test_no_kernel_touches_host_memory_that_is_not_of_the_pool) {
+  ckv_config config = sim_config();
+  config.path = CKV_PATH_GATHER;
+  std::vector<uint8_t> host(64 * 4096, 7);
+  std::vector<uint8_t> vram(64 * 4096);
+  ckv_engine *engine = nullptr;
+  CHECK(ckv_open(&config, &engine) == CKV_OK);
+  ckv_region region{reinterpret_cast<uint64_t>(vram.data()), 4096,
+                    reinterpret_cast<uint64_t>(host.data()), 4096, 4096};
+  CHECK(ckv_set_regions(engine, &region, 1, 64, 64) == CKV_OK);
+  Ids ids = scattered();
+  CHECK(ckv_submit(engine, CKV_LOAD, 0, ids.data(), ids.data(), ids.size(), 0, 1) == CKV_OK);
+  CHECK(ckv_wait(engine, 1, 20000000) == CKV_OK);
+  ckv_stats stats{};
+  stats.size = sizeof stats;
+  CHECK(ckv_get_stats(engine, &stats) == CKV_OK);
+  CHECK(stats.paths == kBatch && stats.num_given_up == 0);
+  CHECK(stats.num_trunks[CKV_LOAD][CKV_PATH_BATCH] == 1);
+  ckv_free(engine);
+  CHECK(vram[2 * 4096] == 7);
+}
+
 TEST(test_a_wanted_path_is_forced_through_the_engine) {
   for (int path : {CKV_PATH_BATCH, CKV_PATH_LOOP, CKV_PATH_GATHER}) {
     ckv_config config = sim_config();

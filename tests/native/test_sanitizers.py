@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import shutil
 import subprocess
 from pathlib import Path
@@ -9,6 +10,7 @@ from pathlib import Path
 import pytest
 
 REPO = Path(__file__).resolve().parents[2]
+FATBIN = REPO / "csrc/gather_fatbin.inc"
 CUDA_HEADERS = [Path("/usr/local/cuda/include"), Path("/usr/include")]
 
 needs_compiler = pytest.mark.skipif(shutil.which("g++") is None, reason="needs g++")
@@ -67,6 +69,22 @@ def test_declarations_are_those_of_the_cuda_header() -> None:
         pytest.skip("needs a CUDA toolkit's headers")
     _run("g++", "-std=c++17", "-Wall", "-Wextra", "-Werror", "-fsyntax-only", f"-I{folder}",
          "csrc/check_abi.cpp")  # fmt: skip
+
+
+def test_the_kernels_code_is_that_of_its_source() -> None:
+    source = (REPO / "csrc/gather.cu").read_bytes()
+    assert FATBIN.read_text().splitlines()[0].endswith(hashlib.sha256(source).hexdigest()), (
+        "csrc/gather.cu has changed; run scripts/gather"
+    )
+
+
+@pytest.mark.skipif(shutil.which("nvcc") is None, reason="needs nvcc")
+def test_the_kernels_code_is_what_nvcc_makes_of_it(tmp_path: Path) -> None:
+    _run("scripts/gather", tmp_path / "made.inc")
+    made, committed = (tmp_path / "made.inc").read_text(), FATBIN.read_text()
+    if made.splitlines()[1] != committed.splitlines()[1]:
+        pytest.skip(f"made by another {committed.splitlines()[1][3:]}")
+    assert made == committed
 
 
 @pytest.mark.skipif(shutil.which("nvcc") is None, reason="needs nvcc")
