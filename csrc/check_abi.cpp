@@ -81,8 +81,6 @@ static_assert(kHostRegisterDeviceMap == CU_MEMHOSTREGISTER_DEVICEMAP);
 static_assert(kCaptureModeRelaxed == CU_STREAM_CAPTURE_MODE_RELAXED);
 static_assert(kCanUseHostPointer == CU_DEVICE_ATTRIBUTE_CAN_USE_HOST_POINTER_FOR_REGISTERED_MEM);
 static_assert(kNotReady == CUDA_ERROR_NOT_READY);
-static_assert(kNoBinary == CUDA_ERROR_NO_BINARY_FOR_GPU);
-static_assert(kNoLaunchResources == CUDA_ERROR_LAUNCH_OUT_OF_RESOURCES);
 
 }  // namespace
 }  // namespace ckv::cuda

@@ -13,10 +13,7 @@ namespace ckv {
 using Stream = void *;
 using Event = void *;
 
-// As in cuda.h, also the simulator's.
-constexpr int kNoBinary = 209;
-constexpr int kNotReady = 600;
-constexpr int kNoLaunchResources = 701;
+constexpr int kNotReady = 600;  // CUDA_ERROR_NOT_READY, also the simulator's
 
 constexpr size_t kMaxTrunks = 64;  // in flight per direction
 
@@ -30,21 +27,21 @@ struct Descriptor {
 inline bool is_sticky(int code) {
   switch (code) {
     case 0:
-    case 1:                   // INVALID_VALUE
-    case 2:                   // OUT_OF_MEMORY
-    case 3:                   // NOT_INITIALIZED
-    case 201:                 // INVALID_CONTEXT
-    case kNoBinary:           // NO_BINARY_FOR_GPU
-    case 400:                 // INVALID_HANDLE
-    case kNotReady:           // NOT_READY
-    case 500:                 // NOT_FOUND
-    case kNoLaunchResources:  // LAUNCH_OUT_OF_RESOURCES: "a launch did not occur"
-    case 712:                 // HOST_MEMORY_ALREADY_REGISTERED
-    case 713:                 // HOST_MEMORY_NOT_REGISTERED
-    case 801:                 // NOT_SUPPORTED
-    case 900:                 // STREAM_CAPTURE_UNSUPPORTED
-    case 906:                 // STREAM_CAPTURE_IMPLICIT
-    case 907:                 // CAPTURED_EVENT
+    case 1:          // INVALID_VALUE
+    case 2:          // OUT_OF_MEMORY
+    case 3:          // NOT_INITIALIZED
+    case 201:        // INVALID_CONTEXT
+    case 209:        // NO_BINARY_FOR_GPU
+    case 400:        // INVALID_HANDLE
+    case kNotReady:  // NOT_READY
+    case 500:        // NOT_FOUND
+    case 701:        // LAUNCH_OUT_OF_RESOURCES: the launch did not occur
+    case 712:        // HOST_MEMORY_ALREADY_REGISTERED
+    case 713:        // HOST_MEMORY_NOT_REGISTERED
+    case 801:        // NOT_SUPPORTED
+    case 900:        // STREAM_CAPTURE_UNSUPPORTED
+    case 906:        // STREAM_CAPTURE_IMPLICIT
+    case 907:        // CAPTURED_EVENT
       return false;
     default:
       return true;

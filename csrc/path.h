@@ -5,7 +5,6 @@
 #include <cstdint>
 
 #include "ckv.h"
-#include "driver.h"
 
 namespace ckv {
 
@@ -38,7 +37,9 @@ inline int choose_path(int direction, size_t num_descriptors, uint64_t bytes, ui
 // the same places. LOOP has nothing behind it: it fails the transfer.
 inline bool is_path_at_fault(int path, int code) {
   constexpr int kInvalidValue = 1;
+  constexpr int kNoBinary = 209;  // of a kernel for this device
   constexpr int kNotFound = 500;
+  constexpr int kNoLaunchResources = 701;
   constexpr int kNotSupported = 801;
   if (path == CKV_PATH_GATHER && (code == kNoBinary || code == kNoLaunchResources)) {
     return true;

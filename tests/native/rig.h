@@ -154,6 +154,15 @@ struct Rig {
     return stats;
   }
 
+  // A compute stream with a kernel that ends once ckv_sim_block(engine, stream, 0) lets it.
+  uintptr_t blocked_stream() {
+    uintptr_t stream = 0;
+    CHECK(ckv_sim_stream(engine, &stream) == CKV_OK);
+    CHECK(ckv_sim_block(engine, stream, 1) == CKV_OK);
+    CHECK(ckv_sim_compute(engine, stream, nullptr, 0, 0, 0) == CKV_OK);
+    return stream;
+  }
+
   // Until the driver has that many copy calls of the direction.
   void until_issued(int direction, uint64_t num_calls) {
     while (stats().num_copy_calls[direction] < num_calls) {
@@ -176,8 +185,7 @@ struct Rig {
   std::map<uint64_t, ckv_completion> seen;
 };
 
-// Does everything at once. Remembers the directions of copies and the registrations, of which it
-// allows only some.
+// Does everything at once. Remembers the registrations, of which it allows only some.
 class InstantDriver : public ckv::Driver {
  public:
   explicit InstantDriver(size_t num_allowed) : num_allowed_(num_allowed) {}
@@ -189,8 +197,7 @@ class InstantDriver : public ckv::Driver {
   int event_query(ckv::Event) override { return 0; }
   int stream_query(ckv::Stream) override { return 0; }
   unsigned paths(int) const override { return 1U << CKV_PATH_LOOP; }
-  int copy(int direction, int, const ckv::Descriptor *descriptors, size_t, size_t) override {
-    copies.push_back(direction);
+  int copy(int, int, const ckv::Descriptor *descriptors, size_t, size_t) override {
     if (on_copy) {
       on_copy(descriptors[0]);
     }
@@ -211,7 +218,6 @@ class InstantDriver : public ckv::Driver {
   std::string describe(int code) override { return "error " + std::to_string(code); }
   int numa_node() const override { return -1; }
 
-  std::vector<int> copies;
   std::function<void(const ckv::Descriptor &first)> on_copy;  // on the lane's thread
   std::map<void *, size_t> registered;
   std::function<void(size_t num_before)> before_register;  // on the growing thread; may block

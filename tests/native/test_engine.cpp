@@ -6,7 +6,6 @@
 #include <thread>
 
 #include "engine.h"
-#include "lane.h"
 #include "rig.h"
 
 namespace {
@@ -131,30 +130,6 @@ TEST(test_window_is_never_exceeded_and_is_used) {
   }
 }
 
-// The test is the lane: all transfers are there before its first step.
-TEST(test_loads_leave_before_stores_that_were_first) {
-  ckv_config config = sim_config();
-  config.max_transfers = 10;
-  config.max_descriptors = 4;
-  config.trunk_bytes = 16;
-  config.window_bytes[CKV_LOAD] = config.window_bytes[CKV_STORE] = 1024;
-  auto owned = std::make_unique<InstantDriver>(0);
-  InstantDriver &driver = *owned;
-  ckv::Engine engine(config, std::move(owned));
-  ckv_region region{16, 16, 16, 16, 16};
-  engine.set_regions(&region, 1, 64, 64);
-  Ids first = range(0, 20);
-  Ids second = range(20, 50);
-  engine.submit(CKV_STORE, 0, first.data(), first.data(), first.size(), 0, 1);
-  engine.submit(CKV_LOAD, 0, second.data(), second.data(), second.size(), 0, 2);
-  std::thread closer([&] { CHECK(engine.close(std::chrono::seconds(20)) == CKV_OK); });
-  ckv::Lane(engine).run();
-  engine.lane_ended();
-  closer.join();
-  CHECK(driver.copies.size() == 50);
-  CHECK(std::is_sorted(driver.copies.begin(), driver.copies.end()));  // CKV_LOAD is 0
-}
-
 TEST(test_a_full_store_window_does_not_stop_loads) {
   ckv_config config = sim_config();
   config.trunk_bytes = 4096;
@@ -195,10 +170,7 @@ TEST(test_cancel_stops_at_the_next_trunk_and_reports_after_the_last) {
 
 TEST(test_cancel_of_a_queued_transfer_is_reported_at_once) {
   Rig rig;
-  uintptr_t stream = 0;
-  CHECK(ckv_sim_stream(rig.engine, &stream) == CKV_OK);
-  CHECK(ckv_sim_block(rig.engine, stream, 1) == CKV_OK);
-  CHECK(ckv_sim_compute(rig.engine, stream, nullptr, 0, 0, 0) == CKV_OK);
+  uintptr_t stream = rig.blocked_stream();
   CHECK(rig.submit(CKV_STORE, {1}, {1}, 1, stream) == CKV_OK);
   CHECK(rig.submit(CKV_STORE, {2}, {2}, 2) == CKV_OK);
   CHECK(rig.submit(CKV_STORE, {3}, {3}, 3) == CKV_OK);

@@ -116,10 +116,7 @@ TEST(test_close_with_copies_in_flight_reports_all) {
 
 TEST(test_close_does_not_wait_for_a_compute_event_that_never_fires) {
   Rig rig;
-  uintptr_t stream = 0;
-  CHECK(ckv_sim_stream(rig.engine, &stream) == CKV_OK);
-  CHECK(ckv_sim_block(rig.engine, stream, 1) == CKV_OK);
-  CHECK(ckv_sim_compute(rig.engine, stream, nullptr, 0, 0, 0) == CKV_OK);
+  uintptr_t stream = rig.blocked_stream();
   CHECK(rig.submit(CKV_STORE, {1}, {1}, 1, stream) == CKV_OK);
   CHECK(rig.submit(CKV_LOAD, {2}, {2}, 2, stream) == CKV_OK);
   CHECK(ckv_close(rig.engine, 20000) == CKV_OK);  // nothing was issued: nothing is left behind

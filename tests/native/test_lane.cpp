@@ -84,11 +84,16 @@ TEST(test_a_load_passes_a_speculative_one_that_has_begun_at_its_next_trunk) {
   CHECK(rig.blocks == Ids({20, 21, 22, 0, 1, 2, 3, 23}));
 }
 
-TEST(test_a_load_waits_for_no_more_of_a_speculative_one_than_is_in_flight) {
+// The window holds two trunks of the direction.
+ckv_config two_trunks(int direction, uint64_t trunk_bytes) {
   ckv_config config = sim_config();
-  config.trunk_bytes = 4096;
-  config.window_bytes[CKV_LOAD] = 8192;
-  Rig rig(Shape(), config);
+  config.trunk_bytes = trunk_bytes;
+  config.window_bytes[direction] = 2 * trunk_bytes;
+  return config;
+}
+
+TEST(test_a_load_waits_for_no_more_of_a_speculative_one_than_is_in_flight) {
+  Rig rig(Shape(), two_trunks(CKV_LOAD, 4096));
   CHECK(ckv_sim_hold(rig.engine, 1) == CKV_OK);
   CHECK(rig.submit(CKV_LOAD, range(0, 60), range(0, 60), 1, 0, CKV_SPECULATIVE) == CKV_OK);
   rig.until_issued(CKV_LOAD, 2);  // its window is full
@@ -102,10 +107,7 @@ TEST(test_a_load_waits_for_no_more_of_a_speculative_one_than_is_in_flight) {
 }
 
 TEST(test_a_speculative_load_is_cancelled_like_any_other) {
-  ckv_config config = sim_config();
-  config.trunk_bytes = 4096;
-  config.window_bytes[CKV_LOAD] = 8192;
-  Rig rig(Shape(), config);
+  Rig rig(Shape(), two_trunks(CKV_LOAD, 4096));
   CHECK(ckv_sim_hold(rig.engine, 1) == CKV_OK);
   CHECK(rig.submit(CKV_LOAD, range(0, 20), range(0, 20), 1, 0, CKV_SPECULATIVE) == CKV_OK);
   CHECK(rig.submit(CKV_LOAD, range(20, 40), range(20, 40), 2, 0, CKV_SPECULATIVE) == CKV_OK);
@@ -178,10 +180,7 @@ TEST(test_stats_count_a_piece_once_however_it_is_cut_and_merged) {
 }
 
 TEST(test_stats_show_bytes_in_flight_and_leave_out_what_was_not_copied) {
-  ckv_config config = sim_config();
-  config.trunk_bytes = 8192;
-  config.window_bytes[CKV_STORE] = 16384;
-  Rig rig(Shape(), config);
+  Rig rig(Shape(), two_trunks(CKV_STORE, 8192));
   CHECK(ckv_sim_hold(rig.engine, 1) == CKV_OK);
   CHECK(rig.submit(CKV_STORE, range(0, 64), range(0, 64), 1) == CKV_OK);
   rig.until_issued(CKV_STORE, 2);
@@ -200,10 +199,7 @@ TEST(test_stats_show_bytes_in_flight_and_leave_out_what_was_not_copied) {
 
 TEST(test_time_spent_waiting_for_compute_is_not_counted_as_delay_of_issue) {
   Rig rig;
-  uintptr_t stream = 0;
-  CHECK(ckv_sim_stream(rig.engine, &stream) == CKV_OK);
-  CHECK(ckv_sim_block(rig.engine, stream, 1) == CKV_OK);
-  CHECK(ckv_sim_compute(rig.engine, stream, nullptr, 0, 0, 0) == CKV_OK);
+  uintptr_t stream = rig.blocked_stream();
   CHECK(rig.submit(CKV_STORE, {1}, {1}, 1, stream) == CKV_OK);
   CHECK(ckv_wait(rig.engine, 1, 20000) == CKV_TIMEOUT);
   CHECK(ckv_sim_block(rig.engine, stream, 0) == CKV_OK);
