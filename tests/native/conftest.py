@@ -36,7 +36,7 @@ class Rig:
     NUM_SLOTS = 24
     PIECE = 4096
 
-    def __init__(self, **tuning: Any) -> None:
+    def __init__(self, driver: str = "sim", **tuning: Any) -> None:
         random = np.random.default_rng(7)
         shape = (2, self.NUM_BLOCKS, self.PIECE)
         self.vram: npt.NDArray[np.uint8] = random.integers(1, 256, shape, dtype=np.uint8)
@@ -45,7 +45,7 @@ class Rig:
             for i in range(2)
         ]
         self.engine = NativeEngine(
-            "sim",
+            driver,
             0,
             regions,
             self.NUM_BLOCKS,

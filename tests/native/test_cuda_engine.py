@@ -1,0 +1,125 @@
+"""The CUDA driver from Python, over a libcuda of our own: C++ tests see more, but not this side."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+REPO = Path(__file__).resolve().parents[2]
+
+pytestmark = pytest.mark.skipif(shutil.which("g++") is None, reason="needs g++")
+
+ROUND_TRIP = """
+import ctypes
+from tests.native.conftest import Rig, ids
+from continuum_connector.worker.engine import Direction, Status
+
+PATHS = {"batch": 1, "loop": 2, "gather": 3}
+fake = ctypes.CDLL("libcuda.so.1")
+if HIDDEN:
+    fake.fake_cuda_hide(HIDDEN)
+rig = Rig("cuda", path=PATH)
+fake.fake_cuda_add_vram(ctypes.c_void_p(rig.vram.ctypes.data), ctypes.c_uint64(rig.vram.nbytes))
+original, blocks = rig.vram.copy(), range(16)
+done = [rig.finish(Direction.STORE, ids(*blocks), ids(*reversed(blocks)), 1)]
+rig.vram[:] = 0
+done.append(rig.finish(Direction.LOAD, ids(*blocks), ids(*reversed(blocks)), 2))
+assert [d.status for d in done] == [Status.DONE] * 2, done
+assert (rig.vram == original).all()
+stats = rig.engine.stats()
+offered = [name for name, bit in PATHS.items() if stats.paths >> bit & 1]
+taken = [[name for name, bit in PATHS.items() if stats.num_trunks[way][bit]] for way in (1, 0)]
+rig.engine.close(5.0)
+fake.fake_cuda_broken_rule.restype = ctypes.c_char_p
+print(offered, *taken, fake.fake_cuda_broken_rule().decode())
+"""
+
+OPEN = """
+from tests.native.conftest import Rig
+from continuum_connector.errors import TransferError
+try:
+    Rig("cuda")
+except TransferError as error:
+    print(error)
+"""
+
+
+@pytest.fixture(scope="module")
+def fake_cuda(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a libcuda.so.1 that is tests/native/fake_cuda.cpp."""
+    folder = tmp_path_factory.mktemp("fake_cuda")
+    _compile(REPO / "tests/native/fake_cuda.cpp", folder)
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("path", "stored_by", "loaded_by"),
+    [
+        ("auto", "batch", "gather"),
+        ("batch", "batch", "batch"),
+        ("loop", "loop", "loop"),
+        ("gather", "batch", "gather"),
+    ],
+)
+def test_loaded_bytes_equal_stored_bytes_by_the_path_that_stats_name(
+    fake_cuda: Path, path: str, stored_by: str, loaded_by: str
+) -> None:
+    out = _python(f"PATH, HIDDEN = {path!r}, None" + ROUND_TRIP, fake_cuda)
+    assert out == f"['batch', 'loop', 'gather'] ['{stored_by}'] ['{loaded_by}']"
+
+
+@pytest.mark.parametrize(
+    ("hidden", "offered", "stored_by", "loaded_by"),
+    [
+        ("cuLaunchKernel", ["batch", "loop"], "batch", "batch"),
+        ("cuMemcpyBatchAsync", ["loop", "gather"], "loop", "gather"),
+    ],
+)
+def test_a_path_that_the_driver_lacks_is_not_offered(
+    fake_cuda: Path, hidden: str, offered: list[str], stored_by: str, loaded_by: str
+) -> None:
+    out = _python(f"PATH, HIDDEN = 'auto', {hidden.encode()!r}" + ROUND_TRIP, fake_cuda)
+    assert out == f"{offered} ['{stored_by}'] ['{loaded_by}']"
+
+
+def test_a_driver_that_cannot_be_opened_is_named(tmp_path: Path) -> None:
+    (tmp_path / "libcuda.so.1").write_bytes(b"no library" * 100)
+    out = _python(OPEN, tmp_path)
+    assert out.startswith("the CUDA driver cannot be opened: ")
+    assert "libcuda.so.1" in out
+
+
+def test_an_entry_point_that_is_missing_is_named(tmp_path: Path) -> None:
+    source = tmp_path / "old.cpp"
+    source.write_text('extern "C" int cuInit(unsigned) { return 0; }')
+    _compile(source, tmp_path)
+    assert _python(OPEN, tmp_path) == "the CUDA driver has no cuDeviceGet."
+
+
+def _compile(source: Path, folder: Path) -> None:
+    subprocess.run(
+        ["g++", "-std=c++17", "-O1", "-shared", "-fPIC", "-pthread", "-Wl,-soname,libcuda.so.1",
+         "-I", REPO / "csrc", source, "-o", folder / "libcuda.so.1"],
+        check=True,
+    )  # fmt: skip
+
+
+def _python(code: str, libraries: Path) -> str:
+    """What `code` prints, in a process of its own that finds this libcuda before any other."""
+    others = os.environ.get("LD_LIBRARY_PATH")
+    path = f"{libraries}:{others}" if others else str(libraries)
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", code],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        env={**os.environ, "LD_LIBRARY_PATH": path},
+        cwd=REPO,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout.strip()
