@@ -339,11 +339,7 @@ uint32_t Engine::paths(int direction) const {
 // The caller keeps the pool mapped, so the mutex is held to find it and not while it grows.
 bool Engine::wait_pool(void *base, microseconds timeout) {
   std::unique_lock<std::mutex> lock(mutex_);
-  auto found = pools_.find(base);
-  if (found == pools_.end()) {
-    throw Failure(CKV_EINVAL, "this engine has mapped no pool there");
-  }
-  HostPool &pool = *found->second;
+  HostPool &pool = *find_pool(base)->second;
   lock.unlock();
   return pool.wait_grown(timeout);
 }
