@@ -201,6 +201,11 @@ METRICS: tuple[Metric, ...] = (
     Metric("dram_used_bytes", _G, "Host bytes of the blocks in DRAM, over all ranks"),
     Metric("dram_evicted_blocks", _C, "Blocks dropped from DRAM for room; fast: raise dram_bytes"),
     Metric(
+        "dram_refused_blocks",
+        _C,
+        "Blocks not stored: what fills DRAM is worth more, or busy; above stored: raise dram_bytes",
+    ),
+    Metric(
         "hook_seconds",
         _H,
         "Time we spend inside vLLM's step, by hook; above 0.0001 it costs throughput",

@@ -29,5 +29,5 @@ def fill_dram(side: Any, num_blocks: int, num_programs: int) -> None:
             block_key(hashlib.sha256(seed + block.to_bytes(8, "big")).digest(), 0)
             for block in range(per_program)
         ]
-        index.settle(index.reserve(keys, f"job:pinned{number}"), stored=True)
+        index.settle(index.reserve(keys, f"job:pinned{number}", now=0.0), stored=True)
     index.gone.clear()

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from continuum_connector.scheduler.host_index import Key
+from continuum_connector.scheduler.slots import Key
 
 
 @dataclass(frozen=True)

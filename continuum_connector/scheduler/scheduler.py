@@ -192,7 +192,7 @@ class SchedulerSide:
 
         def store(pin: Pin) -> None:
             if pin.then is After.STORE:
-                self.tier.store(pin.program, pin.blocks, now)
+                self.tier.store(pin.program, pin.blocks, now, supersedes=False)
 
         self.retention.expire(now, before=store)
 
@@ -258,14 +258,14 @@ class SchedulerSide:
     def _carry_out(
         self, decision: Decision, turn: Turn, request: Any, blocks: list[Any], now: float
     ) -> None:
-        key = turn.program.key
+        key, supersedes = turn.program.key, not turn.program.active
         if isinstance(decision, PinDecision):
             self.retention.begin(decision, turn.program, request.block_hashes, blocks, now)
             if decision.then is After.STORE:
-                self.tier.store(key, blocks, now, request)
+                self.tier.store(key, blocks, now, request, supersedes)
             return
         if isinstance(decision, Offload):
-            self.tier.store(key, blocks, now, request)
+            self.tier.store(key, blocks, now, request, supersedes)
             self.retention.end_of(key, PinEnd.SUPERSEDED, now)
         if turn.identity.hints.final:
             self.retention.end_of(key, PinEnd.PROGRAM_DONE, now)

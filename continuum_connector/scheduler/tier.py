@@ -7,14 +7,15 @@ as a miss: the slots are forgotten and the tokens are computed again (law 4).
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from continuum_connector.account import Account
 from continuum_connector.messages import StepPlan, WorkerReport
 from continuum_connector.scheduler.holds import HoldTable
-from continuum_connector.scheduler.host_index import HostIndex, Slot, SlotState
+from continuum_connector.scheduler.host_index import HostIndex
 from continuum_connector.scheduler.kv_groups import KvGroups, block_key
+from continuum_connector.scheduler.slots import Slot, SlotState
 from continuum_connector.scheduler.tier_events import TierEvents
 from continuum_connector.scheduler.transfers import Kind, Transfer, TransferLedger, TransferState
 
@@ -23,6 +24,8 @@ class DramTier:
     """The scheduler's view of host memory. With no slots it holds nothing and finds nothing.
 
     Each rank is to have `num_slots`; a slot can be used once every rank has reported it.
+    `rank` (program, now) is the worth of a program's blocks in DRAM, the lowest leave first; with
+    None the least recently used do. It is asked for what is stored, too, which is used now.
     """
 
     def __init__(
@@ -35,6 +38,7 @@ class DramTier:
         account: Account,
         load_timeout_s: float,
         events: TierEvents | None = None,
+        rank: Callable[[str, float], float] | None = None,
     ) -> None:
         self.index = HostIndex(0)
         self.ledger = TransferLedger(world_size)
@@ -49,6 +53,7 @@ class DramTier:
         self._account = account
         self._load_timeout_s = load_timeout_s
         self._events = events
+        self.rank = rank
         self._found: dict[str, tuple[int, int, int]] = {}  # request -> version, start, hit
         self._by_age: deque[Transfer] = deque()
         self._num_stores = 0
@@ -57,19 +62,29 @@ class DramTier:
 
     # --- stores -----------------------------------------------------------------------
     def store(
-        self, program: str, blocks: Sequence[tuple[int, int, Any]], now: float, request: Any = None
+        self,
+        program: str,
+        blocks: Sequence[tuple[int, int, Any]],
+        now: float,
+        request: Any = None,
+        supersedes: bool = True,
     ) -> int:
         """Queue a store of those `blocks` (index, group, block) not in DRAM yet.
 
         Returns how many leave. They are held until the copy has settled, so the caller may
-        let go of them at once. Room is made by evicting least recently used programs.
+        let go of them at once. Room is made by evicting what is worth less; blocks for which
+        there is no such room are not stored. `supersedes`: whether this is all that the program
+        wants of what it stored, as when it has no other turn under way (HostIndex.reserve).
         """
         if not self.is_up:
             return 0
         keys = [block.block_hash for _, _, block in blocks]
-        evicted_before = self.index.num_evicted
-        slots = self.index.reserve(keys, program)
-        self._account.count("dram_evicted_blocks", self.index.num_evicted - evicted_before)
+        rank = self.rank
+        rank_now = None if rank is None else lambda program: rank(program, now)
+        evicted, refused = self.index.num_evicted, self.index.num_refused
+        slots = self.index.reserve(keys, program, now, rank_now, supersedes)
+        self._account.count("dram_evicted_blocks", self.index.num_evicted - evicted)
+        self._account.count("dram_refused_blocks", self.index.num_refused - refused)
         if not slots:
             return 0
         by_key = dict(zip(keys, blocks, strict=True))
@@ -133,7 +148,7 @@ class DramTier:
         transfer = self.ledger.load(
             program, request.request_id, blocks, slots or self._no_slots(len(blocks)), now
         )
-        self.index.touch(program)
+        self.index.touch(program, now)
         self._by_age.append(transfer)
         self._admitted(transfer)
         return transfer
@@ -170,6 +185,10 @@ class DramTier:
         """Seconds since the oldest store in flight was queued, or None if there is none."""
         ages = [now - t.admitted for t in self.ledger if t.kind is Kind.STORE and t.hold]
         return max(ages, default=None)
+
+    def residence_s(self, now: float) -> float:
+        """Seconds a stored block stays before it leaves for room; infinite while none has to."""
+        return self.index.residence.seconds(now)
 
     def reset(self, now: float) -> list[Transfer]:
         """Forget every block, as after a weight update. Stores in flight are abandoned:
@@ -244,7 +263,7 @@ class DramTier:
 
     @staticmethod
     def _no_slots(n: int) -> list[Slot]:
-        return [Slot(-1, b"", "")] * n
+        return [Slot(-1, b"")] * n
 
     def _admitted(self, transfer: Transfer) -> None:
         self._account.count("transfers_admitted", label=transfer.kind.value)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Container, Iterable, Sequence
 from typing import Any, Protocol
 
-from continuum_connector.scheduler.host_index import Key
+from continuum_connector.scheduler.slots import Key
 
 
 class EventFactory(Protocol):

@@ -23,7 +23,7 @@ from continuum_connector.messages import (
     WorkerReport,
 )
 from continuum_connector.scheduler.holds import Hold
-from continuum_connector.scheduler.host_index import Slot
+from continuum_connector.scheduler.slots import Slot
 
 
 class Kind(enum.Enum):

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -16,31 +14,14 @@ from hypothesis.stateful import (
 )
 
 from continuum_connector.errors import InvariantError
-from continuum_connector.scheduler.host_index import HostIndex, Key, Slot, SlotState
-
-
-def keys(name: str, end: int, start: int = 0) -> list[Key]:
-    """Return the keys of a chain's blocks."""
-    return [f"{name}{i}".encode() for i in range(start, end)]
-
-
-def store(index: HostIndex, program: str, chain: Sequence[Key]) -> list[Slot]:
-    slots = index.reserve(chain, program)
-    index.settle(slots, stored=True)
-    index.check()
-    return slots
-
-
-def ready(index: HostIndex, chain: Sequence[Key]) -> int:
-    """Return how many blocks of the chain can be found, and that they are its head."""
-    found = [index.is_ready(key) for key in chain]
-    assert found == sorted(found, reverse=True)
-    return sum(found)
+from continuum_connector.scheduler.host_index import HostIndex
+from continuum_connector.scheduler.slots import Key, Slot, SlotState
+from tests.unit.chains import NOW, keys, ready, store
 
 
 def test_a_block_is_found_only_once_its_store_has_settled() -> None:
     index = HostIndex(4)
-    slots = index.reserve(keys("a", 3), "p")
+    slots = index.reserve(keys("a", 3), "p", NOW)
     assert [slot.state for slot in slots] == [SlotState.WRITING] * 3
     assert keys("a", 1)[0] in index
     assert not any(index.is_ready(key) for key in keys("a", 3))
@@ -54,7 +35,7 @@ def test_a_block_is_found_only_once_its_store_has_settled() -> None:
 
 def test_a_failed_store_frees_its_slots() -> None:
     index = HostIndex(4)
-    index.settle(index.reserve(keys("a", 3), "p"), stored=False)
+    index.settle(index.reserve(keys("a", 3), "p", NOW), stored=False)
     assert (index.num_free, index.num_ready, index.num_writing) == (4, 0, 0)
     assert keys("a", 1)[0] not in index
     index.check()
@@ -63,7 +44,7 @@ def test_a_failed_store_frees_its_slots() -> None:
 def test_only_what_is_not_there_is_claimed() -> None:
     index = HostIndex(9)
     store(index, "p", keys("a", 3))
-    assert [slot.key for slot in index.reserve(keys("a", 5), "p")] == keys("a", 5, start=3)
+    assert [slot.key for slot in index.reserve(keys("a", 5), "p", NOW)] == keys("a", 5, start=3)
 
 
 def test_a_chain_that_does_not_fit_keeps_its_head() -> None:
@@ -76,17 +57,17 @@ def test_the_least_recently_used_program_goes_first_and_its_tail_first() -> None
     index = HostIndex(9)
     for name in "abc":
         store(index, name, keys(name, 3))
-    index.touch("a")
+    index.touch("a", NOW)
     store(index, "d", keys("d", 2))
     assert [ready(index, keys(name, 3)) for name in "abcd"] == [3, 1, 3, 2]
-    assert list(index.gone) == [b"b2", b"b1"]
+    assert list(index.gone) == keys("b", 3, start=1)[::-1]
     store(index, "d", keys("d", 4))
     assert [ready(index, keys(name, 3)) for name in "abc"] == [3, 0, 2]
 
 
 def test_slots_that_come_later_are_used_last_and_nothing_leaves_before() -> None:
     index = HostIndex(0)
-    assert index.reserve(keys("a", 2), "p") == []
+    assert index.reserve(keys("a", 2), "p", NOW) == []
     index.grow(3)
     assert [slot.number for slot in store(index, "p", keys("a", 2))] == [0, 1]
     index.grow(6)
@@ -98,7 +79,7 @@ def test_slots_that_come_later_are_used_last_and_nothing_leaves_before() -> None
 
 def test_only_what_leaves_for_room_is_evicted() -> None:
     index = HostIndex(4)
-    index.settle(index.reserve(keys("a", 2), "p"), stored=False)
+    index.settle(index.reserve(keys("a", 2), "p", NOW), stored=False)
     store(index, "p", keys("b", 4))
     index.release(index.acquire(keys("b", 1)), corrupt=True)
     assert (len(index.gone), index.num_evicted) == (3, 0)
@@ -139,7 +120,7 @@ def test_a_shared_prefix_is_adopted_before_anything_is_evicted() -> None:
     system = keys("system", 2)
     store(index, "a", system + keys("a", 2))
     assert [slot.key for slot in store(index, "b", [*keys("b", 1), *system])] == keys("b", 1)
-    assert list(index.gone) == [b"a1"]
+    assert list(index.gone) == keys("a", 2, start=1)
 
 
 def test_a_superseded_chain_goes_before_the_one_that_took_its_place() -> None:
@@ -161,11 +142,11 @@ def test_a_program_alone_replaces_its_superseded_chain() -> None:
 def test_what_is_read_or_written_is_not_evicted() -> None:
     index = HostIndex(4)
     store(index, "a", keys("a", 2))
-    index.reserve(keys("b", 2), "b")
+    index.reserve(keys("b", 2), "b", NOW)
     slots = index.acquire(keys("a", 1))
-    assert len(index.reserve(keys("c", 4), "c")) == 1  # a1 was free to go
+    assert len(index.reserve(keys("c", 4), "c", NOW)) == 1  # a1 was free to go
     index.release(slots)
-    assert len(index.reserve(keys("c", 4), "c")) == 1
+    assert len(index.reserve(keys("c", 4), "c", NOW)) == 1
     index.check()
 
 
@@ -176,7 +157,7 @@ def test_a_slot_forgotten_under_its_readers_is_free_after_the_last() -> None:
     index.release(first, corrupt=True)
     assert keys("a", 1)[0] not in index
     assert (index.num_orphans_read, index.num_free) == (1, 1)
-    again = index.reserve(keys("a", 1), "a")  # a new place while the old one is still read
+    again = index.reserve(keys("a", 1), "a", NOW)  # a new place while the old one is still read
     assert again[0].number != second[0].number
     index.release(second, corrupt=True)
     assert (index.num_orphans_read, index.num_free) == (0, 1)
@@ -187,7 +168,7 @@ def test_clear_forgets_all_and_busy_slots_are_free_when_they_are_done() -> None:
     index = HostIndex(6)
     store(index, "a", keys("a", 3))
     readers = index.acquire(keys("a", 2))
-    writers = index.reserve(keys("b", 2), "b")
+    writers = index.reserve(keys("b", 2), "b", NOW)
     index.clear()
     index.check()
     assert (index.num_free, index.num_ready) == (2, 0)
@@ -205,7 +186,7 @@ def test_the_version_grows_whenever_a_lookup_may_answer_differently() -> None:
     versions.append(index.version)
     index.release(index.acquire(keys("a", 1)), corrupt=True)
     versions.append(index.version)
-    index.reserve(keys("b", 2), "b")  # evicts
+    index.reserve(keys("b", 2), "b", NOW)  # evicts
     versions.append(index.version)
     index.clear()
     versions.append(index.version)
@@ -222,11 +203,22 @@ class IndexMachine(RuleBasedStateMachine):
         self.reading: list[list[Slot]] = []
         self.stored: dict[Key, int] = {}
 
-    @rule(program=st.sampled_from("abc"), cut=st.integers(0, 4), end=st.integers(0, 6))
-    def reserve(self, program: str, cut: int, end: int) -> None:
+    @rule(
+        program=st.sampled_from("abc"),
+        cut=st.integers(0, 4),
+        end=st.integers(0, 6),
+        worth=st.none() | st.fixed_dictionaries({each: st.integers(0, 2) for each in "abc"}),
+        supersedes=st.booleans(),
+    )
+    def reserve(
+        self, program: str, cut: int, end: int, worth: dict[str, int] | None, supersedes: bool
+    ) -> None:
         chain = keys("s", cut) + keys(program, end)
         before = {key for key in self.stored if self.index.is_ready(key)}
-        slots = self.index.reserve(chain, program)
+        rank = None if worth is None else worth.__getitem__
+        refused = self.index.num_refused + sum(key not in self.index for key in chain)
+        slots = self.index.reserve(chain, program, NOW, rank, supersedes)
+        assert self.index.num_refused == refused - len(slots)
         assert not before & {slot.key for slot in slots}
         assert before & set(chain) <= {key for key in chain if self.index.is_ready(key)}
         self.writing.append(slots)
@@ -235,7 +227,7 @@ class IndexMachine(RuleBasedStateMachine):
     @rule(which=st.integers(0, 9), stored=st.booleans())
     def settle(self, which: int, stored: bool) -> None:
         slots = self.writing.pop(which % len(self.writing))
-        self.stored |= {s.key: s.number for s in slots if stored and not s.is_orphan}
+        self.stored |= {s.key: s.number for s in slots if stored and not s.is_forgotten}
         self.index.settle(slots, stored)
 
     @rule(which=st.integers(0, 9))
@@ -254,7 +246,10 @@ class IndexMachine(RuleBasedStateMachine):
 
     @rule(program=st.sampled_from("abcz"), last=st.booleans())
     def use(self, program: str, last: bool) -> None:
-        (self.index.demote if last else self.index.touch)(program)
+        if last:
+            self.index.demote(program)
+        else:
+            self.index.touch(program, NOW)
 
     @rule()
     def clear(self) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import Any
 
-from continuum_connector.scheduler.host_index import Key
+from continuum_connector.scheduler.slots import Key
 from continuum_connector.scheduler.tier_events import TierEvents
 
 

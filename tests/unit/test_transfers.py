@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from continuum_connector.errors import InvariantError
 from continuum_connector.messages import Outcome, WorkerReport
-from continuum_connector.scheduler.host_index import Slot
+from continuum_connector.scheduler.slots import Slot
 from continuum_connector.scheduler.transfers import Transfer, TransferLedger, TransferState
 
 
@@ -23,7 +23,7 @@ class FakeHold:
 
 
 def slots(*numbers: int) -> list[Slot]:
-    return [Slot(number, b"%d" % number, "p") for number in numbers]
+    return [Slot(number, b"%d" % number) for number in numbers]
 
 
 def a_store(ledger: TransferLedger, now: float = 0.0) -> Transfer:

@@ -1,0 +1,116 @@
+"""EvictionOrder: which chains leave DRAM before which others.
+
+First what finished programs left, then what newer turns of their programs superseded (forks,
+compactions), each oldest first; then live chains, by worth. The worth comes from outside.
+"""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+import math
+from collections import OrderedDict
+from collections.abc import Callable, Iterator, Sequence
+
+from continuum_connector.scheduler.slots import Chain
+
+Rank = Callable[[str], float]  # program -> worth of its blocks in DRAM
+
+# How many live chains of either end of the least-recently-used order are compared at a time.
+# Both ends, for where programs return in turn, the one used last is needed last: with less DRAM
+# than KV the coldest-first order misses always, the other keeps what fits.
+NUM_CANDIDATES = 16
+
+
+class EvictionOrder:
+    """Every chain in DRAM, in exactly one of three queues, each least recently used first."""
+
+    def __init__(self) -> None:
+        self._done: OrderedDict[Chain, None] = OrderedDict()
+        self._superseded: OrderedDict[Chain, None] = OrderedDict()
+        self._live: OrderedDict[Chain, None] = OrderedDict()
+        # What a program has in the first and the last; more than one where its turns overlap.
+        self._current: dict[str, list[Chain]] = {}
+
+    def __iter__(self) -> Iterator[Chain]:
+        return itertools.chain(self._done, self._superseded, self._live)
+
+    def current(self, program: str) -> Sequence[Chain]:
+        """The program's chains that no newer turn superseded, oldest first."""
+        return tuple(self._current.get(program, ()))
+
+    def add(self, chain: Chain) -> None:
+        """A new live chain, the last to leave among equals."""
+        self._live[chain] = None
+        self._current.setdefault(chain.program, []).append(chain)
+
+    def touch(self, program: str, now: float) -> None:
+        """The program is active, so its chains are live and used now."""
+        for chain in self._current.get(program, ()):
+            chain.last_used = now
+            self._done.pop(chain, None)
+            self._live[chain] = None
+            self._live.move_to_end(chain)
+
+    def demote(self, program: str) -> None:
+        """The program is done."""
+        for chain in self._current.get(program, ()):
+            if self._live.pop(chain, self) is None:
+                self._done[chain] = None
+
+    def supersede(self, chain: Chain) -> None:
+        """A newer turn of its program took another way."""
+        self.remove(chain)
+        self._superseded[chain] = None
+
+    def remove(self, chain: Chain) -> None:
+        for queue in (self._done, self._superseded, self._live):
+            queue.pop(chain, None)
+        chains = self._current.get(chain.program, [])
+        if chain in chains:
+            chains.remove(chain)
+            if not chains:
+                del self._current[chain.program]
+
+    def victims(self, besides: Chain, rank: Rank | None) -> Iterator[tuple[float, Chain]]:
+        """Yield (worth, chain) in the order in which they leave; without `rank` live chains are
+        worth 0 and leave least recently used first, what leaves before them is worth -inf.
+
+        The caller takes what it can of each before it asks for the next, and changes the
+        order only when it asks no more. `rank` is asked for 2 * NUM_CANDIDATES programs, then
+        for one more per live chain yielded, however many there are.
+        """
+        for chain in itertools.chain(self._done, self._superseded):
+            yield -math.inf, chain
+        if rank is not None:
+            yield from self._by_rank(besides, rank)
+            return
+        for chain in self._live:
+            if chain is not besides:
+                yield 0.0, chain
+
+    def _by_rank(self, besides: Chain, rank: Rank) -> Iterator[tuple[float, Chain]]:
+        num_unseen = num_live = len(self._live)
+        coldest = iter(enumerate(self._live))
+        hottest = zip(range(num_live - 1, -1, -1), reversed(self._live), strict=True)
+        ends: tuple[Iterator[tuple[int, Chain]], ...] = (coldest, hottest)
+        window: list[tuple[float, int, Chain, int]] = []  # the place in the order breaks ties
+
+        def look(end: int) -> None:
+            """Let the next chain from that end in; the ends meet in the middle."""
+            nonlocal num_unseen
+            while num_unseen:
+                num_unseen -= 1
+                place, chain = next(ends[end])
+                if chain is not besides and not chain.is_stuck:
+                    heapq.heappush(window, (rank(chain.program), place, chain, end))
+                    return
+
+        for _ in range(NUM_CANDIDATES):
+            look(0)
+            look(1)
+        while window:
+            worth, _, chain, end = window[0]
+            yield worth, chain
+            heapq.heappop(window)
+            look(end)

@@ -1,0 +1,209 @@
+"""Which chains leave DRAM first: done, superseded, then live ones; shared blocks with the last."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from continuum_connector.scheduler import host_index
+from continuum_connector.scheduler.eviction import Rank
+from continuum_connector.scheduler.host_index import HostIndex
+from tests.unit.chains import NOW, keys, ready, store
+
+
+class PlainLru:
+    """The order without any worth: the coldest program's tail goes; nothing is shared."""
+
+    def __init__(self, num_slots: int) -> None:
+        self.num_free = num_slots
+        self.programs: dict[str, int] = {}  # least recently used first -> blocks there
+
+    def touch(self, program: str) -> None:
+        if program in self.programs:
+            self.programs[program] = self.programs.pop(program)
+
+    def store(self, program: str, length: int) -> None:
+        self.programs[program] = self.programs.pop(program, 0)
+        while self.programs[program] < length:
+            if self.num_free:
+                self.num_free -= 1
+            else:
+                others = (p for p, n in self.programs.items() if n and p != program)
+                coldest = next(others, None)
+                if coldest is None:
+                    return
+                self.programs[coldest] -= 1
+            self.programs[program] += 1
+
+
+@pytest.mark.parametrize("is_ranked", [False, True], ids=["no_rank", "last_used_as_rank"])
+@given(
+    uses=st.lists(
+        st.tuples(st.integers(0, 49), st.sampled_from([0, 1, 2, 2, 3, 7])),
+        min_size=40,
+        max_size=120,
+    )
+)
+@settings(max_examples=40, deadline=None)
+def test_without_a_worth_it_is_exactly_least_recently_used(
+    is_ranked: bool, uses: list[tuple[int, int]]
+) -> None:
+    index, model = HostIndex(70), PlainLru(70)
+    last_used: dict[str, float] = {}
+    rank: Rank | None = last_used.__getitem__ if is_ranked else None
+    longest: dict[str, int] = {}
+    for now, (number, length) in enumerate(uses):
+        program = f"p{number}."
+        last_used[program] = float(now)
+        if length == 0:
+            index.touch(program, now)
+            model.touch(program)
+            continue
+        longest[program] = max(length, longest.get(program, 0))
+        store(index, program, keys(program, longest[program]), now, rank)
+        model.store(program, longest[program])
+        found = {p: ready(index, keys(p, n)) for p, n in longest.items()}
+        assert found == {p: model.programs.get(p, 0) for p in longest}
+
+
+def test_done_leaves_before_superseded_before_live() -> None:
+    index = HostIndex(9)
+    store(index, "live", keys("live", 3))
+    store(index, "forked", keys("old", 2))
+    store(index, "forked", keys("new", 2))
+    store(index, "done", keys("done", 2))
+    index.demote("done")
+    left = []
+    for length in range(1, 10):
+        store(index, "next", keys("next", length))
+        left += [key.decode().rstrip("\0") for key in index.gone]
+        index.gone.clear()
+    assert left == ["done1", "done0", "old1", "old0", "live2", "live1", "live0", "new1", "new0"]
+
+
+def test_what_is_done_or_superseded_leaves_whatever_it_is_worth() -> None:
+    index = HostIndex(6)
+    worth = {"forked": 9.0, "done": 9.0, "live": 1.0, "next": 0.0}
+    store(index, "done", keys("done", 1))
+    store(index, "forked", keys("old", 2))
+    store(index, "forked", keys("new", 1))
+    store(index, "live", keys("live", 2))
+    index.demote("done")
+    store(index, "next", keys("next", 6), rank=worth.__getitem__)
+    assert [ready(index, keys(name, 2)) for name in ("done", "old", "new", "live")] == [0, 0, 1, 2]
+    assert ready(index, keys("next", 6)) == 3
+
+
+def test_a_superseded_tail_leaves_before_another_programs_live_chain() -> None:
+    index = HostIndex(9)
+    store(index, "other", keys("other", 3))  # colder than all of the fork's
+    store(index, "a", keys("x", 1) + keys("old", 3))
+    store(index, "a", keys("x", 1) + keys("new", 2))
+    store(index, "b", keys("b", 3))
+    assert ready(index, keys("other", 3)) == 3
+    assert ready(index, keys("x", 1) + keys("new", 2)) == 3  # the common prefix stays
+    assert not any(key in index for key in keys("old", 3))
+
+
+def test_a_program_that_goes_back_to_a_superseded_chain_has_it_again() -> None:
+    index = HostIndex(8)
+    old, new = keys("x", 1) + keys("old", 3), keys("x", 1) + keys("new", 3)
+    store(index, "a", old)
+    store(index, "a", new)
+    assert store(index, "a", old) == []
+    store(index, "b", keys("b", 4))
+    assert (ready(index, old), ready(index, new)) == (4, 1)
+
+
+def test_turns_under_way_at_once_keep_their_chains_until_the_program_is_alone() -> None:
+    index = HostIndex(12)
+    one, two = keys("s", 1) + keys("one", 3), keys("s", 1) + keys("two", 3)
+    store(index, "a", one, supersedes=False)
+    store(index, "a", two, supersedes=False)
+    store(index, "b", keys("b", 6))  # one of the others was used last
+    assert (ready(index, one), ready(index, two)) == (3, 4)
+    store(index, "a", one, supersedes=False)
+    assert (ready(index, one), ready(index, two)) == (4, 4)
+    store(index, "a", [*one, *keys("more", 1)])  # alone again: `two` makes room
+    store(index, "c", keys("c", 2))
+    assert (ready(index, one), ready(index, two), ready(index, keys("b", 6))) == (4, 1, 5)
+
+
+def test_a_turn_that_continues_a_chain_supersedes_it_while_others_are_under_way() -> None:
+    """Sliding windows move on: the chain does not contain all of the one it continues."""
+    index = HostIndex(12)
+
+    def chain(length: int) -> list[bytes]:
+        full = keys("a", length)
+        window = keys("a", length, start=length - 2, group=1)
+        return [key for key in sorted(full + window) if key in full or key in window]
+
+    store(index, "other", keys("other", 3))
+    store(index, "a", chain(3), supersedes=False)  # 3 + a window of 2
+    store(index, "a", chain(5), supersedes=False)  # 2 more + the next window
+    assert len(index._order.current("a")) == 1
+    store(index, "b", keys("b", 2))
+    assert ready(index, keys("other", 3)) == 3
+    assert not any(key in index for key in keys("a", 3, start=1, group=1))
+    assert ready(index, chain(5)) == 7
+
+
+def test_a_shared_prompt_stays_until_its_last_user_leaves() -> None:
+    index = HostIndex(8)
+    prompt = keys("system", 2)
+    for name in "abc":
+        store(index, name, prompt + keys(name, 2))
+    index.demote("c")  # it used the prompt last
+    store(index, "d", keys("d", 2))
+    assert [ready(index, prompt + keys(name, 2)) for name in "abc"] == [4, 4, 2]
+    index.demote("a")
+    index.demote("b")
+    store(index, "d", keys("d", 8))
+    assert ready(index, keys("d", 8)) == 8
+
+
+def test_a_program_that_comes_back_after_its_end_is_live_again() -> None:
+    index = HostIndex(6)
+    store(index, "a", keys("a", 3))
+    store(index, "b", keys("b", 3))
+    index.demote("a")
+    index.demote("a")
+    index.demote("unknown")
+    index.touch("a", NOW)
+    store(index, "c", keys("c", 2))
+    assert (ready(index, keys("a", 3)), ready(index, keys("b", 3))) == (3, 1)
+
+
+def test_a_chain_does_not_lose_its_head_while_its_tail_is_busy() -> None:
+    index = HostIndex(5)
+    store(index, "a", keys("a", 2))
+    writing = index.reserve(keys("a", 4), "a", NOW)
+    store(index, "b", keys("b", 1))
+    assert store(index, "c", keys("c", 3)) != []  # b's, though a is colder
+    assert (ready(index, keys("a", 4)), ready(index, keys("b", 1))) == (2, 0)
+    index.settle(writing, stored=False)  # what has failed stands in nobody's way
+    store(index, "c", keys("c", 5))
+    assert ready(index, keys("c", 5)) == 5
+
+
+def test_the_time_of_a_programs_last_use_is_known() -> None:
+    index = HostIndex(4)
+    assert index.last_used("a") is None
+    store(index, "a", keys("a", 2), now=3.0)
+    index.touch("a", 5.0)
+    assert index.last_used("a") == 5.0
+    index.clear()
+    assert index.last_used("a") is None
+
+
+def test_claims_on_shared_blocks_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(host_index, "MAX_CLAIMS_PER_SLOT", 3)
+    index = HostIndex(20)
+    prompt = keys("system", 15)
+    for number in range(30):
+        store(index, f"p{number}", [*prompt, *keys(f"p{number}.", 1)])
+        assert index._num_claims <= 60
+    # The latest three keep all of theirs.
+    found = [ready(index, [*prompt, *keys(f"p{n}.", 1)]) for n in range(30)]
+    assert found == [15] * 27 + [16] * 3

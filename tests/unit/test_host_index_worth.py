@@ -1,0 +1,151 @@
+"""Eviction by worth: the cheapest leaves, and nothing cheaper than it is stored in its place."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from continuum_connector.scheduler.eviction import NUM_CANDIDATES, Rank
+from continuum_connector.scheduler.host_index import HostIndex
+from tests.unit.chains import keys, ready, store
+
+Order = Callable[[HostIndex, float], Rank | None]
+
+
+def filled(num_programs: int, length: int = 1) -> HostIndex:
+    """Return a full index with so many programs, p0. the coldest."""
+    index = HostIndex(num_programs * length)
+    for number in range(num_programs):
+        store(index, f"p{number}.", keys(f"p{number}.", length), now=float(number))
+    return index
+
+
+@pytest.mark.parametrize("cheapest", [0, 7, NUM_CANDIDATES - 1, 84, 99])
+def test_the_cheapest_of_either_end_leaves_first(cheapest: int) -> None:
+    index = filled(100)
+    store(index, "next", keys("next", 1), rank=lambda program: program != f"p{cheapest}.")
+    assert list(index.gone) == keys(f"p{cheapest}.", 1)
+
+
+def test_few_are_ranked_however_many_there_are() -> None:
+    index, asked = filled(500, length=4), []
+
+    def rank(program: str) -> float:
+        asked.append(program)
+        return 0.0
+
+    store(index, "next", keys("next", 12), rank=rank)
+    assert list(index.gone)[::4] == [keys(f"p{n}.", 4)[-1] for n in range(3)]  # ties: coldest
+    assert len(asked) <= 1 + 2 * NUM_CANDIDATES + 3
+
+
+def test_all_can_leave_whichever_end_they_are_seen_from() -> None:
+    index = filled(60, length=2)
+    store(index, "next", keys("next", 120), rank=lambda program: 0.0)
+    assert ready(index, keys("next", 120)) == 120
+
+
+def test_what_is_worth_less_than_all_that_is_there_is_not_stored() -> None:
+    index = HostIndex(5)
+    worth = {"low": 1.0, "high": 3.0, "mid": 2.0}
+    store(index, "low", keys("low", 2))
+    store(index, "high", keys("high", 2))
+    store(index, "mid", keys("mid", 4), rank=worth.__getitem__)
+    found = [ready(index, keys(name, 4)) for name in ("low", "high", "mid")]
+    assert found == [0, 2, 3]  # one free slot, two of `low`, none of `high`
+    assert (index.num_evicted, index.num_refused) == (2, 1)
+    worth["mid"] = 3.0  # as much is enough
+    store(index, "mid", keys("mid", 4), rank=worth.__getitem__)
+    assert (ready(index, keys("mid", 4)), index.num_refused) == (4, 1)
+
+
+def test_nothing_is_refused_while_slots_are_free() -> None:
+    index = HostIndex(4)
+    store(index, "a", keys("a", 2))
+    store(index, "b", keys("b", 2), rank=lambda program: float(program == "a"))
+    assert (ready(index, keys("b", 2)), index.num_refused) == (2, 0)
+
+
+@given(
+    worth=st.lists(st.integers(0, 3), min_size=6, max_size=6),
+    uses=st.lists(
+        st.tuples(st.integers(0, 5), st.integers(0, 3), st.integers(1, 5), st.booleans()),
+        max_size=25,
+    ),
+    busy=st.integers(0, 5),
+)
+@settings(max_examples=80, deadline=None)
+def test_nobody_leaves_for_less_and_what_is_left_of_a_chain_is_its_head(
+    worth: list[int], uses: list[tuple[int, int, int, bool]], busy: int
+) -> None:
+    index = HostIndex(14)
+    newest: dict[str, list[bytes]] = {}
+
+    def rank(program: str) -> float:
+        return float(worth[int(program)])
+
+    for number, cut, length, is_read in uses:
+        program = str(number)
+        before = {p: ready(index, chain) for p, chain in newest.items()}
+        read = newest.get(str(busy), []) if is_read and str(busy) in before else []
+        held = index.acquire(read[: before.get(str(busy), 0)])
+        newest[program] = keys("s", cut) + keys(f"{program}.", length)
+        store(index, program, newest[program], rank=rank)
+        after = {p: ready(index, chain) for p, chain in newest.items()}
+        for loser in before.keys() - {program}:
+            if after[loser] == before[loser]:
+                continue
+            assert rank(loser) <= rank(program)
+            assert loser != str(busy) or not read
+            cheaper = [p for p in before if rank(p) < rank(loser) and p not in (program, str(busy))]
+            alone = [key for p in cheaper for key in newest[p] if key not in keys("s", 3)]
+            assert not any(key in index for key in alone)
+        index.release(held)
+        index.check()
+
+
+def in_turn(order: Order, num_programs: int = 40, length: int = 8, rounds: int = 10) -> float:
+    """Programs return one after the other, as from equal tools; DRAM holds half of them.
+    Return the share of blocks found when they return."""
+    index = HostIndex(num_programs * length // 2)
+    found = asked = 0
+    for now in range(num_programs * rounds):
+        program = f"p{now % num_programs}."
+        chain = keys(program, length)
+        hit = ready(index, chain)
+        if now >= num_programs:
+            found, asked = found + hit, asked + length
+        if hit:
+            index.touch(program, now)
+        store(index, program, chain, now, order(index, now))
+    return found / asked
+
+
+def test_in_cyclic_reuse_the_expected_return_keeps_half_where_last_use_keeps_nothing() -> None:
+    """Rank: minus the seconds until the program is expected, from gaps of one length."""
+
+    def by_return(index: HostIndex, now: float) -> Rank:
+        def rank(program: str) -> float:
+            used = index.last_used(program)
+            return -(40.0 - (now - used)) if used is not None else -40.0
+
+        return rank
+
+    assert in_turn(lambda index, now: None) == 0.0
+    assert in_turn(by_return) == pytest.approx(0.5, abs=0.02)
+
+
+def test_only_live_chains_that_leave_say_how_long_blocks_stay() -> None:
+    index = HostIndex(6)
+    store(index, "a", keys("old", 2), now=0.0)
+    store(index, "a", keys("new", 2), now=1.0)
+    store(index, "b", keys("b", 2), now=2.0)
+    store(index, "c", keys("c", 2), now=9.0)  # takes the superseded chain
+    assert index.residence.seconds(9.0) == float("inf")
+    store(index, "d", keys("d", 2), now=21.0)
+    assert index.residence.seconds(21.0) == 20.0  # of a's
+    index.clear()
+    assert index.residence.seconds(21.0) == float("inf")
