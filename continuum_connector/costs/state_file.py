@@ -1,0 +1,171 @@
+"""The state file: what was learned while serving outlives the process. Never in the way."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import re
+import threading
+from collections.abc import Callable, Mapping
+from math import inf
+from queue import SimpleQueue
+from typing import Any
+
+import msgspec
+
+logger = logging.getLogger(__name__)
+
+VERSION = 1  # of the format; a file of another is not read
+SAVE_EVERY_S = 60.0  # a crash loses a minute of learning
+MAX_BYTES = 64 << 20  # several times what the bounds of all who save here allow
+CLOSE_TIMEOUT_S = 5.0
+
+
+class StateFile:
+    """One JSON file, `{"version": 1, "state": {...}}`, replaced as a whole once a minute.
+
+    `path` "" means no file; a directory means one file in it, named after `tag` (model and
+    device). Read when made, which may raise nothing: what cannot be read is one warning
+    and a fresh start. `is_due`, `save` and `close` are for one thread; a thread of its own
+    encodes and writes, and while it is at it (a slow disk), nothing is due.
+    """
+
+    def __init__(
+        self, path: str, tag: str = "", write: Callable[[str, bytes], None] | None = None
+    ) -> None:
+        self.path = _file_in(path, tag) if path and os.path.isdir(path) else path
+        self._loaded = _read(self.path) if path else {}
+        self._write = write or replace
+        self._saved_at = -inf  # the first is due at once: a path that cannot be written shows early
+        self._idle = threading.Event()
+        self._idle.set()
+        self._failed = False
+        self._queue: SimpleQueue[Mapping[str, Any] | None] = SimpleQueue()  # None: stop
+        self._thread: threading.Thread | None = None
+        if path:
+            self._thread = threading.Thread(target=self._run, name="continuum-state", daemon=True)
+            self._thread.start()
+
+    def restore(self, name: str, load_state: Callable[[object], int]) -> None:
+        """Give part `name` of what was read to `load_state`, which returns how much did not fit."""
+        if name not in self._loaded:
+            return
+        num_dropped = load_state(self._loaded.pop(name))
+        if num_dropped:
+            logger.warning(
+                "state_path = %r: %d entries of %r are not what this version writes, so these "
+                "are learned again. Nothing to do, unless it recurs: then remove the file.",
+                self.path,
+                num_dropped,
+                name,
+            )
+
+    def is_due(self, now: float) -> bool:
+        """Whether to `save`: there is a file, a minute has passed, the last one is written."""
+        is_late = now - self._saved_at >= SAVE_EVERY_S
+        return is_late and self._thread is not None and self._idle.is_set()
+
+    def save(self, state: Mapping[str, Any], now: float) -> None:
+        """Have `state` written soon; it must not change afterwards. Costs microseconds."""
+        if self._thread is None:
+            return
+        self._saved_at = now
+        self._idle.clear()
+        self._queue.put(state)
+
+    def close(self, state: Mapping[str, Any]) -> None:
+        """Write `state` and stop; waits at most 5 s. Idempotent."""
+        if self._thread is None:
+            return
+        self._queue.put(state)
+        self._queue.put(None)
+        self._thread.join(CLOSE_TIMEOUT_S)
+        self._thread = None
+
+    def _run(self) -> None:
+        while (state := self._queue.get()) is not None:
+            try:
+                self._write(self.path, _encode(state))
+                self._failed = False
+            except Exception as error:  # the top of a thread; the file is a convenience
+                self._warn(error)
+            self._idle.set()
+
+    def _warn(self, error: Exception) -> None:
+        """Say it once until it works again."""
+        if not self._failed:
+            logger.warning(
+                "state_path = %r cannot be written (%s), so what is learned ends with this "
+                "process; serving goes on. Make room or name a file in a writable directory.",
+                self.path,
+                error,
+            )
+        self._failed = True
+
+
+def replace(path: str, content: bytes) -> None:
+    """Put `content` at `path` at once or not at all; leaves nothing else behind."""
+    temporary = f"{path}.{os.getpid()}.tmp"
+    try:
+        with open(temporary, "wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            os.unlink(temporary)
+        raise
+
+
+def _encode(state: Mapping[str, Any]) -> bytes:
+    """Part by part: encoding keeps the interpreter's lock, and a step may want it in between."""
+    encoder = msgspec.json.Encoder()
+    parts = [encoder.encode(name) + b":" + _encode_part(encoder, state[name]) for name in state]
+    return b'{"version":%d,"state":{%s}}\n' % (VERSION, b",".join(parts))
+
+
+def _encode_part(encoder: msgspec.json.Encoder, part: Any) -> bytes:
+    if not isinstance(part, dict):
+        return encoder.encode(part)
+    items = (encoder.encode(k) + b":" + _encode_part(encoder, v) for k, v in part.items())
+    return b"{%s}" % b",".join(items)
+
+
+def _read(path: str) -> dict[str, Any]:
+    """The state in `path`; empty if there is no file, or none that we wrote."""
+    try:
+        with open(path, "rb") as file:
+            content = file.read(MAX_BYTES + 1)
+    except FileNotFoundError:
+        return {}
+    except OSError as error:
+        return _unusable(path, error.strerror or str(error))
+    if len(content) > MAX_BYTES:
+        return _unusable(path, f"it is larger than {MAX_BYTES} bytes")
+    try:
+        found = msgspec.json.decode(content)
+    except (msgspec.MsgspecError, ValueError, RecursionError) as error:
+        return _unusable(path, str(error))
+    if not isinstance(found, dict) or not isinstance(found.get("state"), dict):
+        return _unusable(path, "it is not a state file")
+    if found.get("version") != VERSION:
+        return _unusable(path, f"its version is {found.get('version')!r}, not {VERSION}")
+    state: dict[str, Any] = found["state"]
+    return state
+
+
+def _unusable(path: str, reason: str) -> dict[str, Any]:
+    logger.warning(
+        "state_path = %r cannot be used (%s), so tool times and costs are learned from the start. "
+        "The file will be replaced; name another to keep it.",
+        path,
+        reason,
+    )
+    return {}
+
+
+def _file_in(directory: str, tag: str) -> str:
+    slug = re.sub(r"[^A-Za-z0-9._]+", "-", tag).strip("-.") or "state"
+    return os.path.join(directory, f"continuum-{slug[:100]}.json")
