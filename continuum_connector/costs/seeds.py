@@ -38,7 +38,7 @@ def mixture(*parts: tuple[float, Curve]) -> Curve:
 
 
 FAST = log_normal(0.5, 1.2)  # mean 1.0 s: a tool in a sandbox
-AGENT = mixture((0.75, log_normal(7.0, 0.7)), (0.25, log_normal(60.0, 1.5)))  # 4, 9, 72 s
+AGENT = mixture((0.7, log_normal(7.0, 0.5)), (0.3, log_normal(45.0, 1.2)))  # 4, 9, 84 s
 PERSON = log_normal(127.0, 1.8, never=0.1)  # one answer in ten is the last
 TOOLS = mixture((0.5, FAST), (0.5, AGENT))  # a tool of which nothing is known
 EVERYTHING = mixture((0.85, TOOLS), (0.15, PERSON))  # a turn of which nothing is known

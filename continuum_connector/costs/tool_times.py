@@ -31,7 +31,7 @@ _MAX_NAME = 100  # characters; longer ones are the client's business
 
 
 class _Key:
-    """One node of the tree. Its curve is made anew when something above was, or after 1 % more gaps.
+    """One node of the tree. Its curve is made anew after 1 % more gaps, or when its parent's was.
 
     So the curves at the top, which every gap changes a little, are not made for each of them.
     """
@@ -52,6 +52,9 @@ class _Key:
         self._num_new += 1
         if self._num_new > _TOLERANCE * self.counts.num_seen:
             self._curve = None
+
+    def restore(self, counts: Survival) -> None:
+        self.counts, self._curve = counts, None
 
     def curve(self, parent: seeds.Curve) -> seeds.Curve:
         """P(gap > EDGES[i]), given the curve one up in the tree."""
@@ -221,7 +224,7 @@ def _restore(key: _Key, state: object) -> bool:
     counts = Survival.from_state(state)
     if counts is None:
         return False
-    key.counts = counts
+    key.restore(counts)
     return True
 
 

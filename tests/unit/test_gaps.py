@@ -1,0 +1,259 @@
+"""Gaps: finish to arrival, the ones that stay open, the restart."""
+
+from __future__ import annotations
+
+import random
+from bisect import insort
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from continuum_connector.costs import recorded as recorded_module
+from continuum_connector.costs.gaps import MILESTONES, Gaps
+from continuum_connector.costs.recorded import MAX_RECORDS, MAX_SAVED, MAX_TOOLS, RecordedGaps
+from continuum_connector.toolcalls.asked import UNREAD, Asked, Ending, ToolCall
+
+RUN = Asked(Ending.CALLS, (ToolCall("run", "-q"),))
+ANSWER = Asked(Ending.ANSWER)
+
+
+def after_json(state: object) -> object:
+    return msgspec.json.decode(msgspec.json.encode(state))
+
+
+def test_a_gap_lasts_from_finish_to_arrival_and_is_learned_once() -> None:
+    gaps = Gaps(10)
+    gaps.finished("p", RUN, 100.0)
+    assert gaps.forecast(RUN).num_seen == 0.0
+    assert gaps.arrived("p", 103.5) == 3.5
+    assert gaps.forecast(RUN).num_seen == 1.0
+    assert gaps.recorded(RUN) == ([3.5], [3.5])
+    assert gaps.arrived("p", 104.0) is None
+    assert gaps.forecast(RUN).num_seen == 1.0
+
+
+def test_a_program_that_was_never_seen_has_no_gap() -> None:
+    gaps = Gaps(10)
+    assert gaps.arrived("p", 1.0) is None
+    assert gaps.forecast_of("p") is None
+    gaps.ended("p", 2.0)
+    assert len(gaps) == 0
+
+
+def test_the_forecast_of_a_program_is_that_of_what_it_asked_for() -> None:
+    gaps = Gaps(10)
+    gaps.finished("p", RUN, 0.0)
+    forecast = gaps.forecast_of("p")
+    assert forecast is not None
+    assert forecast.cdf == gaps.forecast(RUN).cdf
+
+
+def test_a_turn_that_finishes_while_a_gap_is_open_begins_it_anew() -> None:
+    gaps = Gaps(10)
+    gaps.finished("p", RUN, 0.0)
+    gaps.finished("p", ANSWER, 50.0)
+    assert gaps.arrived("p", 60.0) == 10.0
+    assert gaps.forecast(RUN).num_seen == 0.0
+    assert gaps.forecast(ANSWER).num_seen == 1.0
+
+
+def test_a_program_that_ends_says_that_its_gap_is_longer() -> None:
+    gaps = Gaps(100)
+    for i in range(40):
+        gaps.finished(f"p{i}", RUN, 0.0)
+    for i in range(20):
+        gaps.arrived(f"p{i}", 1.0)
+    for i in range(20, 40):
+        gaps.ended(f"p{i}", 60.0)
+    assert gaps.forecast(RUN).within(10.0) == pytest.approx(0.5, abs=0.08)
+    assert len(gaps) == 0
+
+
+def test_programs_beyond_the_bound_are_forgotten_oldest_first_as_not_back_yet() -> None:
+    gaps = Gaps(3)
+    for i in range(5):
+        gaps.finished(f"p{i}", RUN, float(i))
+    assert len(gaps) == 3
+    assert [gaps.arrived(f"p{i}", 10.0) for i in range(5)] == [None, None, 8.0, 7.0, 6.0]
+
+
+def test_the_oldest_goes_first_even_when_it_has_passed_a_milestone() -> None:
+    gaps = Gaps(2)
+    gaps.finished("old", RUN, 0.0)
+    gaps.finished("new", RUN, MILESTONES[0] + 1.0)
+    gaps.finished("newest", RUN, MILESTONES[0] + 2.0)
+    assert gaps.forecast_of("old") is None
+    assert gaps.forecast_of("new") is not None
+
+
+def test_programs_that_never_return_are_learned_of_while_they_are_out() -> None:
+    """Half return after a second, half never; nobody is ever declared done or forgotten."""
+    gaps, now = Gaps(100_000), 0.0
+    for i in range(400):
+        now += 1.0
+        gaps.finished(f"p{i}", RUN, now)
+        if i % 2:
+            gaps.arrived(f"p{i}", now + 1.0)
+    assert len(gaps) == 200
+    assert gaps.forecast(RUN).within(10.0) == pytest.approx(0.55, abs=0.06)
+
+
+def test_a_gap_that_passed_milestones_is_learned_at_its_length() -> None:
+    gaps = Gaps(10)
+    for i in range(60):
+        start = i * 1000.0
+        gaps.finished("p", RUN, start)
+        gaps.arrived("other", start + 90.0)  # any event lets time pass
+        gaps.arrived("other", start + 350.0)
+        assert gaps.arrived("p", start + 500.0) == 500.0
+    assert gaps.forecast(RUN).num_seen == pytest.approx(60, rel=0.12)
+    assert gaps.forecast(RUN).quantile(0.5) == pytest.approx(500.0, rel=0.2)
+
+
+def test_beyond_the_grid_a_gap_is_forgotten() -> None:
+    gaps = Gaps(10)
+    gaps.finished("p", RUN, 0.0)
+    for now in (1e3, 1e4, 1e5, 2e5, 2e5, 2e5):
+        gaps.arrived("other", now)
+    assert len(gaps) == 0
+
+
+def test_passing_milestones_is_spread_over_calls() -> None:
+    gaps = Gaps(1000)
+    for i in range(1000):
+        gaps.finished(f"p{i}", RUN, 0.0)
+    gaps.arrived("other", 100.0)
+    assert gaps.forecast(RUN).num_seen < 5.0
+
+
+@given(
+    st.lists(
+        st.tuples(
+            st.sampled_from(["finish", "arrive", "end"]),
+            st.integers(0, 6),
+            st.floats(0, 1e5),
+        ),
+        max_size=60,
+    ),
+    st.integers(1, 4),
+)
+def test_open_gaps_are_what_a_plain_model_says(
+    events: list[tuple[str, int, float]], bound: int
+) -> None:
+    """A dict of start times, oldest dropped: the same gaps come out."""
+    gaps, model, now = Gaps(bound), dict[str, float](), 0.0
+    for kind, which, wait in events:
+        now += wait
+        program = f"p{which}"
+        if kind == "finish":
+            gaps.finished(program, RUN, now)
+            model.pop(program, None)
+            model[program] = now
+            if len(model) > bound:
+                del model[next(iter(model))]
+        elif kind == "arrive":
+            since = model.pop(program, None)
+            seconds = gaps.arrived(program, now)
+            if seconds is not None:
+                assert since is not None
+                assert seconds == pytest.approx(now - since)
+            elif since is not None:
+                assert now - since > MILESTONES[-1]
+        else:
+            model.pop(program, None)
+            gaps.ended(program, now)
+        assert len(gaps) <= len(model)
+        assert sum(map(len, gaps._waiting)) == len(gaps)
+
+
+def test_recorded_gaps_are_by_name_and_without_people() -> None:
+    gaps = Gaps(10)
+    for asked, gap_s in ((RUN, 2.0), (UNREAD, 1.0), (ANSWER, 300.0)):
+        gaps.finished("p", asked, 0.0)
+        gaps.arrived("p", gap_s)
+    assert gaps.recorded(Asked(Ending.CALLS, (ToolCall("run", "other"),))) == ([2.0], [1.0, 2.0])
+    assert gaps.recorded(UNREAD) == ((), [1.0, 2.0])
+    assert gaps.recorded(ANSWER) == ((), [1.0, 2.0])
+
+
+@given(st.lists(st.floats(0, 100), min_size=1, max_size=60))
+def test_the_window_holds_the_most_recent_in_order(values: list[float]) -> None:
+    recorded = RecordedGaps()
+    limit = 20
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(recorded_module, "MAX_RECORDS", limit)
+        for value in values:
+            recorded.add("run", value)
+    expected: list[float] = []
+    for value in values[-limit:]:
+        insort(expected, value)
+    assert recorded.of("run") == (expected, expected)
+
+
+def test_recorded_tools_are_bounded() -> None:
+    recorded = RecordedGaps()
+    for i in range(10 * MAX_TOOLS):
+        recorded.add(f"tool {i}", 1.0)
+        recorded.add("steady", 1.0)
+    assert len(recorded._tools) == MAX_TOOLS
+    mine, all_gaps = recorded.of("steady")
+    assert len(mine) == len(all_gaps) == MAX_RECORDS
+
+
+def test_a_restart_forgets_open_gaps_and_nothing_else() -> None:
+    rng, gaps = random.Random(3), Gaps(10)
+    for _ in range(300):
+        for asked in (RUN, ANSWER, UNREAD, Asked(Ending.CALLS, (ToolCall("other"),))):
+            gaps.finished("p", asked, 0.0)
+            gaps.arrived("p", rng.expovariate(0.3))
+    gaps.finished("p", RUN, 0.0)
+    again = Gaps(10)
+    assert again.load_state(after_json(gaps.to_state())) == 0
+    assert len(again) == 0
+    for asked in (RUN, ANSWER, UNREAD):
+        assert again.forecast(asked).cdf == pytest.approx(gaps.forecast(asked).cdf, abs=0.01)
+        assert again.forecast(asked).num_seen == pytest.approx(
+            gaps.forecast(asked).num_seen, rel=0.02
+        )
+    mine, everyones = again.recorded(RUN)
+    assert len(mine) == len(everyones) == MAX_SAVED > 100
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner),
+    max_leaves=10,
+)
+
+
+@st.composite
+def broken_states(draw: st.DrawFn) -> object:
+    """A good state with one part, at any depth, replaced by anything."""
+    gaps = Gaps(10)
+    gaps.finished("p", RUN, 0.0)
+    gaps.arrived("p", 1.0)
+    gaps.finished("p", RUN, 0.0)
+    gaps.arrived("p", 1.0)
+    state = after_json(gaps.to_state())
+    parent, where = {"": state}, ""
+    root = parent
+    for _ in range(draw(st.integers(0, 6))):
+        inner = parent[where]
+        if not isinstance(inner, dict | list) or not inner:
+            break
+        parent = inner  # type: ignore[assignment]
+        where = draw(st.sampled_from(list(range(len(inner)) if isinstance(inner, list) else inner)))  # type: ignore[call-overload]
+    parent[where] = draw(JSON)
+    return root[""]
+
+
+@given(broken_states())
+def test_whatever_is_in_a_state_is_survived(state: object) -> None:
+    gaps = Gaps(10)
+    assert gaps.load_state(state) >= 0
+    forecast = gaps.forecast(RUN)
+    assert 0.0 <= forecast.within(1.0) <= forecast.within(100.0) <= 1.0
+    gaps.finished("p", RUN, 0.0)
+    assert gaps.arrived("p", 1.0) == 1.0
