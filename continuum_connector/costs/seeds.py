@@ -37,7 +37,7 @@ def mixture(*parts: tuple[float, Curve]) -> Curve:
     return tuple(sum(s * p for s, p in zip(shares, ps, strict=True)) for ps in curves)
 
 
-FAST = log_normal(0.5, 1.2)  # mean 1.0 s: a tool in a sandbox
+FAST = log_normal(0.45, 1.2)  # mean 0.92 s: a tool in a sandbox
 AGENT = mixture((0.7, log_normal(7.0, 0.5)), (0.3, log_normal(45.0, 1.2)))  # 4, 9, 84 s
 PERSON = log_normal(127.0, 1.8, never=0.1)  # one answer in ten is the last
 TOOLS = mixture((0.5, FAST), (0.5, AGENT))  # a tool of which nothing is known

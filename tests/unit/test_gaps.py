@@ -7,7 +7,7 @@ from bisect import insort
 
 import msgspec
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from continuum_connector.costs import recorded as recorded_module
@@ -128,6 +128,7 @@ def test_passing_milestones_is_spread_over_calls() -> None:
     assert gaps.forecast(RUN).num_seen < 5.0
 
 
+@settings(max_examples=60, deadline=None)
 @given(
     st.lists(
         st.tuples(
@@ -178,6 +179,7 @@ def test_recorded_gaps_are_by_name_and_without_people() -> None:
     assert gaps.recorded(ANSWER) == ((), [1.0, 2.0])
 
 
+@settings(max_examples=60, deadline=None)
 @given(st.lists(st.floats(0, 100), min_size=1, max_size=60))
 def test_the_window_holds_the_most_recent_in_order(values: list[float]) -> None:
     recorded = RecordedGaps()
@@ -249,6 +251,7 @@ def broken_states(draw: st.DrawFn) -> object:
     return root[""]
 
 
+@settings(max_examples=60, deadline=None)
 @given(broken_states())
 def test_whatever_is_in_a_state_is_survived(state: object) -> None:
     gaps = Gaps(10)

@@ -37,7 +37,7 @@ def spread(n: int, median: float, sigma: float) -> list[float]:
     return values
 
 
-@settings(max_examples=40)
+@settings(max_examples=40, deadline=None)
 @given(
     st.sampled_from(TOOL_NAMES),
     st.floats(0.03, 2000.0),
@@ -74,7 +74,7 @@ def test_the_seeds_are_what_was_published() -> None:
     assert quantiles(seeds.AGENT) == pytest.approx([4.0, 9.0, 72.0], rel=0.25)
     assert quantiles(seeds.PERSON)[1] == pytest.approx(127.0, rel=0.35)
     fast = Forecast([1.0 - p for p in seeds.FAST])
-    assert fast.held(20.0) == pytest.approx(0.925, abs=0.25)  # its mean, but for what never ends
+    assert fast.held(20.0) - 0.01 * 20.0 == pytest.approx(0.925, rel=0.1)  # 1 % never end
 
 
 def test_every_seed_is_a_curve_that_leaves_something_open() -> None:
@@ -202,7 +202,7 @@ def test_asking_about_a_name_leaves_nothing_behind() -> None:
         max_size=40,
     )
 )
-@settings(max_examples=40)
+@settings(max_examples=40, deadline=None)
 def test_every_forecast_is_a_distribution(observed: list[tuple[list[str], float, bool]]) -> None:
     times = ToolTimes()
     for names, gap_s, is_over in observed:
