@@ -1,4 +1,4 @@
-"""ContinuumConnector: vLLM's hooks as delegations, scheduler half first, worker half second.
+"""ContinuumConnector: vLLM's hooks as delegations; those of the worker half are inherited.
 
 The only file that reads the clock. Each half exists in its own process (or both in one, at
 tensor parallel size 1 on a GPU), so nothing is shared between them but messages.
@@ -11,28 +11,25 @@ from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
 from vllm.distributed.kv_transfer.kv_connector.v1.base import (
-    KVConnectorBase_V1,
-    KVConnectorMetadata,
     KVConnectorRole,
     SupportsHMA,
 )
 
 from continuum_connector import build, compat
-from continuum_connector.account import Account
 from continuum_connector.carriers import StepMetadata, WorkerMetadata
 from continuum_connector.config import load_config
 from continuum_connector.messages import StepPlan, WorkerReport
 from continuum_connector.metrics import ContinuumPromMetrics, ContinuumStats
 from continuum_connector.timed import timed
+from continuum_connector.worker_hooks import WorkerHooks
 
 if TYPE_CHECKING:
     from continuum_connector.scheduler.scheduler import SchedulerSide
-    from continuum_connector.worker.worker import ContinuumWorker
 
 logger = compat.logger(__name__)
 
 
-class ContinuumConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
+class ContinuumConnector(WorkerHooks, SupportsHMA):  # type: ignore[misc]
     """Pins finished turns in VRAM, tiers them to DRAM, and orders waiting turns by program.
 
     `side` is None on workers and where we step aside (no prefix caching, unproven model):
@@ -42,9 +39,7 @@ class ContinuumConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
     def __init__(self, vllm_config: Any, role: Any, kv_cache_config: Any) -> None:
         super().__init__(vllm_config, role, kv_cache_config)
         self.config = load_config(compat.our_extra_config(vllm_config.kv_transfer_config))
-        self.account = Account()
         self.side: SchedulerSide | None = None
-        self.worker: ContinuumWorker | None = None
         self._cache_hit_source = compat.cache_hit_source()
         self._clock: Callable[[], float] = time.monotonic
         self._aside = build.reason_to_step_aside(vllm_config, kv_cache_config)
@@ -56,7 +51,6 @@ class ContinuumConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
         elif not self._aside:
             self.worker = build.worker(self.config, vllm_config)
         self._is_attached = self._has_warned = False
-        self._bad_blocks: set[int] = set()
 
     def set_clock(self, clock: Callable[[], float]) -> None:
         """Take time from elsewhere, in monotonic seconds: tests and simulations."""
@@ -232,66 +226,3 @@ class ContinuumConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
         if self.side is not None:
             self.side.reset(self._clock())
         return True
-
-    # --- worker half ------------------------------------------------------------------
-    def register_kv_caches(self, kv_caches: dict[str, Any]) -> None:
-        if self.worker is not None:
-            build.register(self.worker, kv_caches, self._kv_cache_config)
-
-    def register_cross_layers_kv_cache(self, kv_cache: Any, attn_backend: Any) -> None:
-        """vLLM <= 0.28: one tensor for all layers, because of prefer_cross_layer_blocks."""
-        if self.worker is not None:
-            build.register_all_layers(self.worker, kv_cache, self._kv_cache_config)
-
-    @timed("start_load_kv")
-    def bind_connector_metadata(self, connector_metadata: KVConnectorMetadata) -> None:
-        super().bind_connector_metadata(connector_metadata)
-        if self.worker is not None and isinstance(connector_metadata, StepMetadata):
-            self.worker.begin(connector_metadata.plan)
-            # Here loads wait for block zeroing only; in start_load_kv, which vLLM >= 0.29
-            # calls after the forward pass is launched, they would wait for that too.
-            self.worker.start_loads()
-
-    def handle_preemptions(self, kv_connector_metadata: KVConnectorMetadata) -> None:
-        """Nothing to wait for: stores hold their blocks, and a loading request is not running."""
-
-    def start_load_kv(self, forward_context: Any, **kwargs: Any) -> None:
-        """The loads left when the metadata was bound."""
-
-    def wait_for_layer_load(self, layer_name: str) -> None:
-        """Loads are asynchronous: no request runs before its load has settled."""
-
-    def save_kv_layer(
-        self, layer_name: str, kv_layer: Any, attn_metadata: Any, **kwargs: Any
-    ) -> None:
-        """Stores copy whole blocks of finished turns, never a layer at a time."""
-
-    @timed("wait_for_save")
-    def wait_for_save(self) -> None:
-        """Submits and returns (law 3)."""
-        if self.worker is not None:
-            self.worker.submit_stores()
-
-    @timed("get_finished")
-    def get_finished(self, finished_req_ids: set[str]) -> tuple[set[str] | None, set[str] | None]:
-        finished, _ = self._poll()
-        return None, finished or None
-
-    def get_transfer_results(self, finished_req_ids: set[str]) -> Any:
-        return compat.transfer_results(*self._poll())
-
-    def _poll(self) -> tuple[set[str], set[str]]:
-        if self.worker is None:
-            return set(), set()
-        finished, bad_blocks, failed = self.worker.poll()
-        self._bad_blocks |= bad_blocks
-        return finished, failed
-
-    def get_block_ids_with_load_errors(self) -> set[int]:
-        """Per block where there is one KV group; with more, vLLM asks for requests instead."""
-        bad, self._bad_blocks = self._bad_blocks, set()
-        return bad if len(self._kv_cache_config.kv_cache_groups) == 1 else set()
-
-    def build_connector_worker_meta(self) -> WorkerMetadata | None:
-        report = self.worker.take_report() if self.worker is not None else None
-        return WorkerMetadata(report) if report is not None else None

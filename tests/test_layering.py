@@ -43,21 +43,22 @@ MAY_IMPORT = {  # what each room may import besides itself and `errors`
         *("policy", "programs", "toolcalls", "costs", "account", "messages", "config"),
     },
     "worker": {"messages", "config", ""},
-    "compat": {"scheduler"},
+    "compat": {"scheduler", "costs"},
     "build": {
         *("compat", "scheduler", "worker", "policy", "account", "config", "trace", "kv_events"),
     },
+    "worker_hooks": {"build", "compat", "account", "carriers", "timed", "worker"},
     "connector": {
-        *("build", "compat", "account", "metrics", "config", "messages", "carriers"),
-        *("scheduler", "worker", "timed"),
+        *("worker_hooks", "build", "compat", "account", "metrics", "config", "messages"),
+        *("carriers", "scheduler", "worker", "timed", "costs"),
     },
     "attach": {"connector", "build", "compat", "config", "scheduler"},
     "plugin": {"attach"},
     "cli": {"build", "compat", "config", "metric_table", "worker", "policy", "programs"},
     "": {"connector", "attach"},  # __init__: the public names
 }
-VLLM_IN = {"connector.py", "compat.py", "metrics.py", "plugin.py", "carriers.py", "kv_events.py"}
-VLLM_IN |= {"scheduler/scheduler.py", "worker/layout.py"}
+VLLM_IN = {"connector.py", "worker_hooks.py", "compat.py", "metrics.py", "plugin.py"}
+VLLM_IN |= {"carriers.py", "kv_events.py", "scheduler/scheduler.py", "worker/layout.py"}
 CLOCK_IN = {  # who may ask what time it is
     "connector.py",
     "build.py",  # the trace's start

@@ -1,0 +1,97 @@
+"""WorkerHooks: vLLM's hooks for the worker half, as delegations.
+
+What connector.py is for the scheduler half; the two share a class because vLLM makes one
+connector class play both roles, each in its own process.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from vllm.distributed.kv_transfer.kv_connector.v1.base import (
+    KVConnectorBase_V1,
+    KVConnectorMetadata,
+)
+
+from continuum_connector import build, compat
+from continuum_connector.account import Account
+from continuum_connector.carriers import StepMetadata, WorkerMetadata
+from continuum_connector.timed import timed
+
+if TYPE_CHECKING:
+    from continuum_connector.worker.worker import ContinuumWorker
+
+
+class WorkerHooks(KVConnectorBase_V1):  # type: ignore[misc]
+    """`worker` is None on the scheduler's side and where we step aside: nothing is moved then."""
+
+    account: Account
+    worker: ContinuumWorker | None
+
+    def __init__(self, vllm_config: Any, role: Any, kv_cache_config: Any) -> None:
+        super().__init__(vllm_config, role, kv_cache_config)
+        self.account = Account()
+        self.worker = None
+        self._bad_blocks: set[int] = set()
+
+    def register_kv_caches(self, kv_caches: dict[str, Any]) -> None:
+        if self.worker is not None:
+            build.register(self.worker, kv_caches, self._kv_cache_config)
+
+    def register_cross_layers_kv_cache(self, kv_cache: Any, attn_backend: Any) -> None:
+        """vLLM <= 0.28: one tensor for all layers, because of prefer_cross_layer_blocks."""
+        if self.worker is not None:
+            build.register_all_layers(self.worker, kv_cache, self._kv_cache_config)
+
+    @timed("start_load_kv")
+    def bind_connector_metadata(self, connector_metadata: KVConnectorMetadata) -> None:
+        super().bind_connector_metadata(connector_metadata)
+        if self.worker is not None and isinstance(connector_metadata, StepMetadata):
+            self.worker.begin(connector_metadata.plan)
+            # Here loads wait for block zeroing only; in start_load_kv, which vLLM >= 0.29
+            # calls after the forward pass is launched, they would wait for that too.
+            self.worker.start_loads()
+
+    def handle_preemptions(self, kv_connector_metadata: KVConnectorMetadata) -> None:
+        """Nothing to wait for: stores hold their blocks, and a loading request is not running."""
+
+    def start_load_kv(self, forward_context: Any, **kwargs: Any) -> None:
+        """The loads left when the metadata was bound."""
+
+    def wait_for_layer_load(self, layer_name: str) -> None:
+        """Loads are asynchronous: no request runs before its load has settled."""
+
+    def save_kv_layer(
+        self, layer_name: str, kv_layer: Any, attn_metadata: Any, **kwargs: Any
+    ) -> None:
+        """Stores copy whole blocks of finished turns, never a layer at a time."""
+
+    @timed("wait_for_save")
+    def wait_for_save(self) -> None:
+        """Submits and returns (law 3)."""
+        if self.worker is not None:
+            self.worker.submit_stores()
+
+    @timed("get_finished")
+    def get_finished(self, finished_req_ids: set[str]) -> tuple[set[str] | None, set[str] | None]:
+        finished, _ = self._poll()
+        return None, finished or None
+
+    def get_transfer_results(self, finished_req_ids: set[str]) -> Any:
+        return compat.transfer_results(*self._poll())
+
+    def _poll(self) -> tuple[set[str], set[str]]:
+        if self.worker is None:
+            return set(), set()
+        finished, bad_blocks, failed = self.worker.poll()
+        self._bad_blocks |= bad_blocks
+        return finished, failed
+
+    def get_block_ids_with_load_errors(self) -> set[int]:
+        """Per block where there is one KV group; with more, vLLM asks for requests instead."""
+        bad, self._bad_blocks = self._bad_blocks, set()
+        return bad if len(self._kv_cache_config.kv_cache_groups) == 1 else set()
+
+    def build_connector_worker_meta(self) -> WorkerMetadata | None:
+        report = self.worker.take_report() if self.worker is not None else None
+        return WorkerMetadata(report) if report is not None else None
