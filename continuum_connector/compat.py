@@ -14,6 +14,7 @@ from typing import Any
 from vllm.logger import init_logger
 from vllm.v1.request import RequestStatus
 
+from continuum_connector.costs.step_clock import Work
 from continuum_connector.errors import ConfigError
 from continuum_connector.scheduler.kv_groups import KvGroup, KvGroups
 
@@ -159,6 +160,22 @@ def cache_hit_source() -> Any:
     except ImportError:
         return None
     return getattr(CacheHitSource, "HOST", None) or CacheHitSource.EXTERNAL_UNSPECIFIED
+
+
+def step_work(scheduler_output: Any) -> Work:
+    """What a step computes (v1/core/sched/output.py). One that only decodes costs a sum."""
+    scheduled = scheduler_output.num_scheduled_tokens
+    drafts = scheduler_output.scheduled_spec_decode_tokens
+    known, new = scheduler_output.scheduled_cached_reqs, scheduler_output.scheduled_new_reqs
+    if not new and not drafts and scheduler_output.total_num_scheduled_tokens == len(scheduled):
+        return Work(num_decodes=len(scheduled), decode_context=sum(known.num_computed_tokens))
+    before = zip(known.req_ids, known.num_computed_tokens, strict=True)
+    found = [*before, *((each.req_id, each.num_computed_tokens) for each in new)]
+    return Work.of(
+        (scheduled[each], len(drafts.get(each, ())), computed)
+        for each, computed in found
+        if each in scheduled
+    )
 
 
 def preempted_ids(scheduler_output: Any) -> Collection[str]:

@@ -18,6 +18,8 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
 from continuum_connector import build, compat
 from continuum_connector.carriers import StepMetadata, WorkerMetadata
 from continuum_connector.config import load_config
+from continuum_connector.costs.costs import Costs
+from continuum_connector.costs.step_clock import StepClock
 from continuum_connector.messages import StepPlan, WorkerReport
 from continuum_connector.metrics import ContinuumPromMetrics, ContinuumStats
 from continuum_connector.timed import timed
@@ -40,6 +42,8 @@ class ContinuumConnector(WorkerHooks, SupportsHMA):  # type: ignore[misc]
         super().__init__(vllm_config, role, kv_cache_config)
         self.config = load_config(compat.our_extra_config(vllm_config.kv_transfer_config))
         self.side: SchedulerSide | None = None
+        self.costs = Costs(vllm_config.scheduler_config.max_num_batched_tokens)
+        self._step_clock = StepClock()
         self._cache_hit_source = compat.cache_hit_source()
         self._clock: Callable[[], float] = time.monotonic
         self._aside = build.reason_to_step_aside(vllm_config, kv_cache_config)
@@ -74,8 +78,18 @@ class ContinuumConnector(WorkerHooks, SupportsHMA):  # type: ignore[misc]
 
     def get_kv_connector_stats(self) -> ContinuumStats | None:
         if self.side is not None:
+            self._after_step(self._clock())
             self.side.update_gauges()
         return ContinuumStats.take(self.account)
+
+    def _after_step(self, now: float) -> None:
+        """Called through the stats hook: the one that update_from_output calls in every step,
+        whether or not a worker had something to say (v1/core/sched/scheduler.py)."""
+        step = self._step_clock.done(now)
+        if step is not None:
+            self.costs.step(*step)
+        for gauge in self.costs.gauges(now):
+            self.account.gauge(*gauge)
 
     @classmethod
     def build_kv_connector_stats(cls, data: dict[str, Any] | None = None) -> ContinuumStats:
@@ -192,6 +206,7 @@ class ContinuumConnector(WorkerHooks, SupportsHMA):  # type: ignore[misc]
             self.side.unattached.after_step(num_tokens, self.side.waits_for_room, now)
         for request_id in compat.preempted_ids(scheduler_output):
             self.side.note_preempted(request_id, now)
+        self._step_clock.scheduled(compat.step_work(scheduler_output), now)
         return StepMetadata(self.side.plan(now))
 
     @timed("update_connector_output")

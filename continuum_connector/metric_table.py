@@ -198,6 +198,40 @@ METRICS: tuple[Metric, ...] = (
         "state",
         ("ready", "writing"),
     ),
+    Metric(
+        "prefill_seconds_per_1k_tokens",
+        _G,
+        "Seconds to compute 1000 prompt tokens behind so many cached ones; 0: not known yet",
+        "cached_tokens",
+        ("0", "32768"),
+    ),
+    Metric(
+        "load_seconds_per_1k_blocks",
+        _G,
+        "Seconds to load 1000 blocks from DRAM; above the prefill of their tokens: DRAM is no use",
+    ),
+    Metric(
+        "queueing_seconds",
+        _G,
+        "Mean wait of turns that had lost their blocks, last 10 min; above 0: VRAM is short",
+    ),
+    Metric(
+        "memoryfulness",
+        _G,
+        "1: programs are equally long, keeping the oldest ends them soonest; 0: age says nothing",
+    ),
+    Metric(
+        "block_second_price",
+        _G,
+        "Seconds of delay that one VRAM block kept for 1 s costs others; 0: keeping is free",
+    ),
+    Metric(
+        "costs_known",
+        _G,
+        "1: measured, here or by `continuum calibrate`; long 0: too little traffic to learn from",
+        "cost",
+        ("prefill", "load", "memoryfulness"),
+    ),
     Metric("dram_used_bytes", _G, "Host bytes of the blocks in DRAM, over all ranks"),
     Metric("dram_evicted_blocks", _C, "Blocks dropped from DRAM for room; fast: raise dram_bytes"),
     Metric(

@@ -1,0 +1,156 @@
+"""Costs: what happened goes in, what it costs comes out. All in seconds; one per engine."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from continuum_connector.costs.loading import CopyModel
+from continuum_connector.costs.memory import Memoryfulness
+from continuum_connector.costs.prefill import PrefillModel
+from continuum_connector.costs.price import Price
+from continuum_connector.costs.queueing import Queueing
+from continuum_connector.costs.step_clock import Work
+from continuum_connector.errors import ConfigError
+
+LONG_PREFIX = 32768  # tokens; the second length at which the prefill metric is given
+# The parts of a state file: name -> numbers in it.
+PARTS = {"prefill": 5, "load": 2, "store": 2, "memoryfulness": 7}
+
+
+class Costs:
+    """Everything the policies pay with. `chunk`: max_num_batched_tokens.
+
+    Every event costs microseconds. Called on the scheduler's thread only. A cost that is not
+    known yet is 0, so nothing is kept for its sake.
+    """
+
+    def __init__(self, chunk: int) -> None:
+        self._prefill = PrefillModel(chunk)
+        self._load = CopyModel()
+        self._store = CopyModel()
+        self._queueing = Queueing()
+        self._memory = Memoryfulness()
+        self._price = Price()
+
+    # --- what happened ------------------------------------------------------------------
+    def step(self, work: Work, seconds: float) -> None:
+        """An engine step is done."""
+        self._prefill.add(work, seconds)
+
+    def loaded(self, num_blocks: int, seconds: float) -> None:
+        """A load of `num_blocks` is done, `seconds` after it was queued."""
+        self._load.add(num_blocks, seconds)
+
+    def stored(self, num_blocks: int, seconds: float) -> None:
+        """A store of `num_blocks` is done, `seconds` after it was queued."""
+        self._store.add(num_blocks, seconds)
+
+    def waited(self, seconds: float, was_evicted: bool, now: float) -> None:
+        """A turn was admitted; `was_evicted`: its program had blocks once and lost them."""
+        if was_evicted:
+            self._queueing.waited(seconds, now)
+
+    def program_over(self, num_turns: int) -> None:
+        """A program had its last turn."""
+        self._memory.program_over(num_turns)
+
+    def blocked(self, now: float) -> None:
+        """A waiting turn could not be admitted for lack of blocks."""
+        self._price.blocked(now)
+
+    def unblocked(self, now: float) -> None:
+        """No turn waits for blocks."""
+        self._price.unblocked(now)
+
+    def footprint(self, num_blocks: int) -> None:
+        """A turn was queued or admitted that takes `num_blocks`, over all KV groups."""
+        self._price.footprint(num_blocks)
+
+    # --- what it costs ------------------------------------------------------------------
+    def prefill_s(self, num_tokens: int, num_cached: int = 0) -> float:
+        """Seconds to compute `num_tokens` behind `num_cached` that are there."""
+        return self._prefill.seconds(num_tokens, num_cached)
+
+    def load_s(self, num_blocks: int) -> float:
+        """Seconds to bring `num_blocks` back from DRAM."""
+        return self._load.seconds(num_blocks)
+
+    def store_s(self, num_blocks: int) -> float:
+        """Seconds to copy `num_blocks` to DRAM."""
+        return self._store.seconds(num_blocks)
+
+    def queueing_s(self, now: float) -> float:
+        """Seconds that turns wait which had lost their blocks (the paper's T)."""
+        return self._queueing.mean(now)
+
+    @property
+    def eta(self) -> float:
+        """How much a program's age says about its end, -1 to 1 (memoryfulness)."""
+        return self._memory.eta
+
+    @property
+    def mean_blocks(self) -> float:
+        """Blocks of a running or waiting turn (the paper's M)."""
+        return self._price.mean_blocks
+
+    def price(self, now: float) -> float:
+        """Seconds of delay that one held block costs the others per second."""
+        return self._price.per_block_second(now)
+
+    def gauges(self, now: float) -> Iterator[tuple[str, float, str | None]]:
+        """Every number as (metric, value, label), as Account.gauge takes it."""
+        per_1k = "prefill_seconds_per_1k_tokens"
+        yield per_1k, self.prefill_s(1000), "0"
+        yield per_1k, self.prefill_s(1000, LONG_PREFIX), str(LONG_PREFIX)
+        yield "load_seconds_per_1k_blocks", self.load_s(1000), None
+        yield "queueing_seconds", self.queueing_s(now), None
+        yield "memoryfulness", self.eta, None
+        yield "block_second_price", self.price(now), None
+        yield "costs_known", float(self._prefill.is_known), "prefill"
+        yield "costs_known", float(self._load.is_known), "load"
+        yield "costs_known", float(self._memory.is_known), "memoryfulness"
+
+    # --- over restarts ------------------------------------------------------------------
+    def state(self) -> dict[str, list[float]]:
+        """What is known, as `restore` takes it and JSON bears it; what is not, is left out.
+
+        Queueing and price are of the moment and start anew.
+        """
+        state = {}
+        if self._prefill.is_known:
+            state["prefill"] = list(self._prefill.coefficients)
+        if self._load.is_known:
+            state["load"] = list(self._load.coefficients)
+        if self._store.is_known:
+            state["store"] = list(self._store.coefficients)
+        if self._memory.num_programs:
+            state["memoryfulness"] = self._memory.state()
+        return state
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Start from a `state`, all of it or nothing.
+
+        Raises ConfigError if it is not one. Parts of a later release are skipped.
+        """
+        found = {name: _numbers(name, state[name]) for name in PARTS if name in state}
+        models = {"prefill": self._prefill, "load": self._load, "store": self._store}
+        for name, model in models.items():
+            if name in found:
+                model.seed(found[name])  # type: ignore[attr-defined]
+        if "memoryfulness" in found:
+            self._memory.restore(found["memoryfulness"])
+
+
+def _numbers(name: str, value: Any) -> list[float]:
+    def is_number(each: Any) -> bool:
+        usable = isinstance(each, int | float) and not isinstance(each, bool)
+        return usable and 0.0 <= each < math.inf
+
+    if not isinstance(value, list) or not all(map(is_number, value)) or len(value) != PARTS[name]:
+        raise ConfigError(
+            f"costs: {name} = {value!r:.80} is not a list of {PARTS[name]} numbers from 0, so "
+            "nothing was restored; delete the file, or write it anew with `continuum calibrate`"
+        )
+    return [float(each) for each in value]

@@ -1,0 +1,119 @@
+"""RobustFit: seconds as a sum of non-negative costs times what was done, fitted online.
+
+What it has to bear, and how it does: a step that took ten times as long (a compile, a pause)
+counts by its absolute deviation, not its square; a thousand alike steps push out only steps of
+their own kind, so what longer ones taught is not forgotten; a seed fills the directions in
+which nothing was seen, and fades in those where something was.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import OrderedDict
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+Array = npt.NDArray[np.float64]
+
+NUM_KINDS = 64  # kinds differ by a factor of 4 in some feature; a server shows a dozen or two
+PER_KIND = 8  # latest samples of each; a median of 8 bears three outliers
+# After this many samples of others, a sample counts half: a clock that was throttled an hour
+# ago says little, but more than nothing, about lengths not seen since.
+HALF_LIFE = 2000
+SEED_DOUBT = 0.3  # another driver, clock or neighbour moves a calibrated cost by about this part
+FLAT = 0.05  # relative deviations below it are noise, not reason to weigh one sample less
+ROUNDS = 3  # of reweighting; it starts from the last fit, so it is nearly there
+
+
+class RobustFit:
+    """Least absolute relative deviations over the samples kept, with no cost below 0.
+
+    An `add` takes microseconds; every 64th, and a few of the first ones, also fits, which takes
+    some 0.2 ms. Memory is bounded by NUM_KINDS * PER_KIND samples.
+    """
+
+    def __init__(self, num_features: int) -> None:
+        self._x: Array = np.zeros((NUM_KINDS * PER_KIND, num_features))
+        self._seconds: Array = np.zeros(NUM_KINDS * PER_KIND)
+        self._serial: Array = np.zeros(NUM_KINDS * PER_KIND)
+        # kind -> (its row among kinds, samples seen), least recently seen first
+        self._kinds: OrderedDict[tuple[int, ...], tuple[int, int]] = OrderedDict()
+        self._seed: Array = np.zeros(num_features)
+        self._num_added = self._next_fit = 0
+        self.coefficients: tuple[float, ...] = (0.0,) * num_features
+
+    def seed(self, coefficients: Sequence[float]) -> None:
+        """Start from known costs, finite and not negative."""
+        self._seed = np.asarray(coefficients, dtype=np.float64)
+        self.coefficients = tuple(float(c) for c in coefficients)
+        if self._num_added:
+            self._fit()
+
+    def add(self, features: Sequence[float], seconds: float) -> None:
+        """One observation: `features` (all >= 0) took `seconds`. Nonsense is left out."""
+        if not 0.0 < seconds < math.inf:
+            return
+        kind = tuple((math.frexp(feature)[1] + 1) >> 1 for feature in features)
+        place, seen = self._kinds.pop(kind, (-1, 0))
+        if place < 0:
+            place = len(self._kinds)
+            if place == NUM_KINDS:
+                place = self._kinds.popitem(last=False)[1][0]
+                self._seconds[place * PER_KIND : (place + 1) * PER_KIND] = 0.0
+        self._kinds[kind] = (place, seen + 1)
+        row = place * PER_KIND + seen % PER_KIND
+        self._num_added += 1
+        self._x[row] = features
+        self._seconds[row] = seconds
+        self._serial[row] = self._num_added
+        if self._num_added >= self._next_fit:
+            self._fit()
+
+    def predict(self, features: Sequence[float]) -> float:
+        """Seconds that `features` are expected to take."""
+        return sum(c * f for c, f in zip(self.coefficients, features, strict=True))
+
+    def _fit(self) -> None:
+        self._next_fit = self._num_added + min(64, max(4, self._num_added // 2))
+        rows = np.flatnonzero(self._seconds)
+        x, seconds = self._x[rows], self._seconds[rows]
+        recent = 0.5 ** ((self._num_added - self._serial[rows]) / HALF_LIFE)
+        predicted = x @ np.asarray(self.coefficients)
+        weight = recent
+        if predicted.min() > 0.0:
+            weight = recent / np.maximum(np.abs(seconds / predicted - 1.0), FLAT)
+        else:
+            predicted = seconds
+        for _ in range(ROUNDS):
+            solution = self._solve(x / predicted[:, None], seconds / predicted, weight)
+            fitted = x @ solution
+            predicted = np.where(fitted > 0.0, fitted, seconds)
+            weight = recent / np.maximum(np.abs(seconds / predicted - 1.0), FLAT)
+        self.coefficients = tuple(solution.tolist())
+
+    def _solve(self, x: Array, y: Array, weight: Array) -> Array:
+        """Weighted least squares, drawn to the seed; what falls below 0 is 0."""
+        weight = weight / weight.sum() * len(weight)
+        weighted = x * weight[:, None]
+        a, b = x.T @ weighted, y @ weighted
+        # Just enough to be solvable where features rise and fall together; where there is a seed,
+        # as much as a sample with FLAT of noise weighs against a seed with SEED_DOUBT.
+        scale = a.diagonal() / len(weight)
+        pull = np.where(scale > 0.0, 1e-6 * scale, 1.0)
+        seeded = self._seed > 0.0
+        pull[seeded] = (FLAT / SEED_DOUBT / self._seed[seeded]) ** 2
+        a = a + np.diag(pull)
+        b = b + pull * self._seed
+        solution = np.zeros(len(b))
+        left = np.arange(len(b))
+        while len(left):
+            root = np.sqrt(a.diagonal()[left])  # to unit diagonal: features span ten decades
+            part = np.linalg.solve(a[np.ix_(left, left)] / np.outer(root, root), b[left] / root)
+            part = part / root
+            if part.min() >= 0.0:
+                solution[left] = part
+                break
+            left = np.delete(left, part.argmin())
+        return solution

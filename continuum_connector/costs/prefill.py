@@ -1,0 +1,60 @@
+"""PrefillModel: seconds to prefill, fitted over the engine's steps while it serves.
+
+A step takes base + per_token * new + per_pair * new * (cached + new / 2) + per_decode * decodes
++ per_context * decode context: linear layers, attention, the same for generating requests,
+and launch and weight reads in the base. The paper fits a parabola to one prompt's time
+(section 4.2); this is that parabola, with the cached prefix and a mixed batch told apart.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from continuum_connector.costs.fit import RobustFit
+from continuum_connector.costs.step_clock import Work
+
+# Five costs need five unlike steps; three times that, and no single step decides.
+MIN_STEPS = 16
+
+
+class PrefillModel:
+    """`chunk`: tokens that one step computes at most (max_num_batched_tokens)."""
+
+    def __init__(self, chunk: int) -> None:
+        self._chunk = max(1, chunk)
+        self._fit = RobustFit(5)
+        self._is_seeded = False
+        self.num_steps = 0  # with prompt tokens in them
+
+    @property
+    def is_known(self) -> bool:
+        """Whether `seconds` answers from a seed or from enough steps."""
+        return self._is_seeded or self.num_steps >= MIN_STEPS
+
+    @property
+    def coefficients(self) -> tuple[float, ...]:
+        """Seconds: base, per_token, per_pair, per_decode, per_context."""
+        return self._fit.coefficients
+
+    def seed(self, coefficients: Sequence[float]) -> None:
+        """Start from coefficients measured before, on this model and GPU."""
+        self._fit.seed(coefficients)
+        self._is_seeded = True
+
+    def add(self, work: Work, seconds: float) -> None:
+        """A step that computed `work` took `seconds`."""
+        self._fit.add((1.0, *work), seconds)
+        self.num_steps += work.num_new > 0
+
+    def seconds(self, num_new: int, num_cached: int = 0) -> float:
+        """Seconds to prefill `num_new` tokens behind `num_cached`, with the engine to itself.
+
+        Counts the base once per step it takes. 0.0 while nothing is known: then a kept block
+        is worth nothing and turns are served as without us.
+        """
+        if num_new <= 0 or not self.is_known:
+            return 0.0
+        base, per_token, per_pair, _, _ = self._fit.coefficients
+        num_steps = -(-num_new // self._chunk)
+        pairs = num_new * (num_cached + num_new / 2)
+        return num_steps * base + per_token * num_new + per_pair * pairs

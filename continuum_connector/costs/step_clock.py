@@ -1,0 +1,67 @@
+"""StepClock: how long each engine step took, seen from the scheduler alone."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable
+from typing import NamedTuple
+
+# Steps in flight at once: 2 under async scheduling, one per stage of a pipeline.
+MAX_IN_FLIGHT = 64
+
+
+class Work(NamedTuple):
+    """What one step computes.
+
+    `num_new`: prompt tokens. `pairs`: attention over them, the sum over prompts of new tokens
+    times the tokens in front of each on average, new * (cached + new / 2). `num_decodes`:
+    requests that generate. `decode_context`: tokens that those attend to, over all of them.
+    """
+
+    num_new: int = 0
+    pairs: float = 0.0
+    num_decodes: int = 0
+    decode_context: int = 0
+
+    @classmethod
+    def of(cls, requests: Iterable[tuple[int, int, int]]) -> Work:
+        """Add up requests, each as (tokens scheduled, drafts among them, tokens before them)."""
+        num_new = num_decodes = decode_context = 0
+        pairs = 0.0
+        for scheduled, drafts, cached in requests:
+            if scheduled - drafts == 1:
+                num_decodes += 1
+                decode_context += cached
+            else:
+                num_new += scheduled
+                pairs += scheduled * (cached + scheduled / 2)
+        return cls(num_new, pairs, num_decodes, decode_context)
+
+    def __bool__(self) -> bool:
+        return bool(self.num_new or self.num_decodes)
+
+
+class StepClock:
+    """Pairs each schedule() with its update_from_output(), which come in the same order.
+
+    A step took from when it was scheduled, or from when the step before it was done if that
+    was later (async scheduling, pipelines), until its own output arrived. Steps that compute
+    nothing have no time, but end the one before.
+    """
+
+    def __init__(self) -> None:
+        self._in_flight: deque[tuple[Work, float]] = deque(maxlen=MAX_IN_FLIGHT)
+        self._last_done = 0.0
+
+    def scheduled(self, work: Work, now: float) -> None:
+        """schedule() has put a step together."""
+        self._in_flight.append((work, now))
+
+    def done(self, now: float) -> tuple[Work, float] | None:
+        """A step's output is there: what it computed and the seconds it took, or None."""
+        if not self._in_flight:
+            return None
+        work, began = self._in_flight.popleft()
+        began = max(began, self._last_done)
+        self._last_done = now
+        return (work, now - began) if work and now > began else None
