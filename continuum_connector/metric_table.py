@@ -199,16 +199,16 @@ METRICS: tuple[Metric, ...] = (
         ("ready", "writing"),
     ),
     Metric(
-        "prefill_seconds_per_1k_tokens",
+        "prefill_seconds_per_token",
         _G,
-        "Seconds to compute 1000 prompt tokens behind so many cached ones; 0: not known yet",
+        "Seconds per token of a prompt of 1000 behind so many cached ones; 0: not known yet",
         "cached_tokens",
         ("0", "32768"),
     ),
     Metric(
-        "load_seconds_per_1k_blocks",
+        "load_seconds_per_block",
         _G,
-        "Seconds to load 1000 blocks from DRAM; above the prefill of their tokens: DRAM is no use",
+        "Seconds per block of a load of 1000 from DRAM; above its tokens' prefill: DRAM is no use",
     ),
     Metric(
         "queueing_seconds",

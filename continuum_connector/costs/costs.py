@@ -101,10 +101,10 @@ class Costs:
 
     def gauges(self, now: float) -> Iterator[tuple[str, float, str | None]]:
         """Every number as (metric, value, label), as Account.gauge takes it."""
-        per_1k = "prefill_seconds_per_1k_tokens"
-        yield per_1k, self.prefill_s(1000), "0"
-        yield per_1k, self.prefill_s(1000, LONG_PREFIX), str(LONG_PREFIX)
-        yield "load_seconds_per_1k_blocks", self.load_s(1000), None
+        per_token = "prefill_seconds_per_token"
+        yield per_token, self.prefill_s(1000) / 1000, "0"
+        yield per_token, self.prefill_s(1000, LONG_PREFIX) / 1000, str(LONG_PREFIX)
+        yield "load_seconds_per_block", self.load_s(1000) / 1000, None
         yield "queueing_seconds", self.queueing_s(now), None
         yield "memoryfulness", self.eta, None
         yield "block_second_price", self.price(now), None

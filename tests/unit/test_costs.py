@@ -1,0 +1,263 @@
+"""Queueing, memoryfulness, price, the step clock, and the facade over all costs."""
+
+from __future__ import annotations
+
+import json
+import math
+import random
+from typing import Any
+
+import numpy as np
+import pytest
+
+from continuum_connector.account import Account
+from continuum_connector.costs.costs import LONG_PREFIX, PARTS, Costs
+from continuum_connector.costs.memory import MIN_PROGRAMS, Memoryfulness
+from continuum_connector.costs.price import TIME_CONSTANT_S, Price
+from continuum_connector.costs.queueing import MAX_AGE_S, WINDOW, Queueing
+from continuum_connector.costs.step_clock import MAX_IN_FLIGHT, StepClock, Work
+from continuum_connector.errors import ConfigError
+
+
+# --- queueing -----------------------------------------------------------------------------
+def test_queueing_is_zero_until_an_evicted_turn_has_waited() -> None:
+    costs = Costs(512)
+    costs.waited(5.0, was_evicted=False, now=1.0)
+    assert costs.queueing_s(1.0) == 0.0
+    costs.waited(3.0, was_evicted=True, now=2.0)
+    costs.waited(1.0, was_evicted=True, now=3.0)
+    assert costs.queueing_s(3.0) == 2.0
+
+
+def test_queueing_is_the_mean_of_the_last_turns_and_of_the_last_minutes() -> None:
+    queueing = Queueing()
+    for number in range(3 * WINDOW):
+        queueing.waited(float(number), float(number))
+    assert queueing.mean(300.0) == pytest.approx(np.mean(range(2 * WINDOW, 3 * WINDOW)))
+    assert queueing.mean(250.0 + MAX_AGE_S) == pytest.approx(np.mean(range(250, 300)))
+    assert queueing.mean(300.0 + MAX_AGE_S) == 0.0
+
+
+# --- memoryfulness ------------------------------------------------------------------------
+def eta_of(lengths: list[int]) -> float:
+    memory = Memoryfulness()
+    for num_turns in lengths:
+        memory.program_over(num_turns)
+    return memory.eta
+
+
+def brute_force(lengths: list[int]) -> float:
+    served = [k for n in lengths for k in range(1, n + 1)]
+    left = [n - k for n in lengths for k in range(1, n + 1)]
+    return float(-np.corrcoef(served, left)[0, 1])
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_eta_is_the_correlation_over_every_turn(seed: int) -> None:
+    lengths = [random.Random(seed * 100 + i).randrange(1, 30) for i in range(MIN_PROGRAMS)]
+    assert eta_of(lengths) == pytest.approx(brute_force(lengths), abs=0.02)  # older ones fade
+
+
+def test_eta_of_equally_long_programs_is_one() -> None:
+    assert eta_of([12] * 50) == pytest.approx(1.0)
+    assert eta_of([1] * 50) == 1.0
+    assert eta_of([10**6] * 50) == pytest.approx(1.0)
+
+
+def test_eta_of_memoryless_programs_is_about_zero() -> None:
+    lengths = np.random.default_rng(0).geometric(0.1, 3000).tolist()
+    assert abs(eta_of(lengths)) < 0.1
+
+
+def test_eta_of_a_heavy_tail_is_negative() -> None:
+    """The longer a program has run, the more is still to come."""
+    lengths = [2] * 300 + [3] * 100 + [200] * 2
+    random.Random(1).shuffle(lengths)
+    mixed = [1 if n < 4 else n for n in lengths for _ in range(2)]
+    heavy = (np.random.default_rng(3).pareto(1.1, 2000) + 1).astype(int).clip(1, 3000).tolist()
+    assert eta_of(heavy) < -0.1
+    assert -1.0 <= eta_of(mixed) <= 1.0
+
+
+def test_eta_is_one_until_enough_programs_are_over() -> None:
+    memory = Memoryfulness()
+    for number in range(MIN_PROGRAMS - 1):
+        memory.program_over(number % 9 + 1)
+        memory.program_over(0)  # says nothing
+        assert (memory.is_known, memory.eta) == (False, 1.0)
+    memory.program_over(3)
+    assert memory.is_known
+    assert memory.eta < 1.0
+
+
+def test_eta_follows_a_new_kind_of_program() -> None:
+    assert eta_of(np.random.default_rng(0).geometric(0.1, 500).tolist() + [8] * 5000) > 0.9
+
+
+# --- price --------------------------------------------------------------------------------
+def test_price_is_zero_while_nobody_waits() -> None:
+    price = Price()
+    price.footprint(100)
+    assert price.per_block_second(1000.0) == 0.0
+    price.unblocked(1001.0)
+    assert price.per_block_second(1e6) == 0.0
+
+
+def test_price_is_the_share_of_time_somebody_waits_over_the_blocks_of_a_turn() -> None:
+    price = Price()
+    for _ in range(10):
+        price.footprint(50)
+    now = 0.0
+    while now < 20 * TIME_CONSTANT_S:  # waits 1 s of every 4
+        price.blocked(now)
+        price.blocked(now + 0.5)
+        price.unblocked(now + 1.0)
+        now += 4.0
+    assert price.per_block_second(now) == pytest.approx(0.25 / 50, rel=0.1)
+
+
+def test_price_rises_and_falls_with_its_time_constant() -> None:
+    price = Price()
+    price.blocked(0.0)
+    assert price.share(TIME_CONSTANT_S) == pytest.approx(1 - math.exp(-1))
+    assert price.share(100 * TIME_CONSTANT_S) == pytest.approx(1.0)
+    price.unblocked(100 * TIME_CONSTANT_S)
+    assert price.share(101 * TIME_CONSTANT_S) == pytest.approx(math.exp(-1))
+    assert price.share(106 * TIME_CONSTANT_S) == 0.0  # e^-6 is nobody
+
+
+def test_a_clock_that_stands_still_is_no_waiting_time() -> None:
+    price = Price()
+    for _ in range(100):
+        price.blocked(5.0)
+        price.unblocked(5.0)
+    assert price.share(5.0) == 0.0
+
+
+def test_mean_blocks_is_a_mean_first_and_follows_later() -> None:
+    price = Price()
+    assert price.mean_blocks == 1.0
+    for num_blocks in (10, 20, 30):
+        price.footprint(num_blocks)
+    assert price.mean_blocks == pytest.approx(20.0)
+    for _ in range(1000):
+        price.footprint(100)
+    assert price.mean_blocks == pytest.approx(100.0, rel=0.01)
+    price.footprint(0)
+    assert price.mean_blocks > 1.0
+
+
+# --- the step clock -----------------------------------------------------------------------
+def test_sync_steps_take_from_schedule_to_output() -> None:
+    clock = StepClock()
+    clock.scheduled(Work(num_new=10), 1.0)
+    assert clock.done(1.5) == (Work(num_new=10), 0.5)
+    clock.scheduled(Work(num_decodes=1), 2.0)  # idle in between does not count
+    assert clock.done(2.25) == (Work(num_decodes=1), 0.25)
+
+
+def test_async_steps_begin_when_the_one_before_is_done() -> None:
+    clock = StepClock()
+    clock.scheduled(Work(num_new=1), 1.0)
+    clock.scheduled(Work(num_new=2), 1.1)
+    assert clock.done(2.0) == (Work(num_new=1), 1.0)
+    clock.scheduled(Work(num_new=3), 2.1)
+    assert clock.done(2.5) == (Work(num_new=2), 0.5)
+    assert clock.done(2.9) == (Work(num_new=3), pytest.approx(0.4))
+
+
+def test_empty_steps_have_no_time() -> None:
+    clock = StepClock()
+    assert clock.done(0.5) is None  # nothing was scheduled
+    clock.scheduled(Work(), 1.0)
+    clock.scheduled(Work(num_new=5), 1.0)
+    assert clock.done(3.0) is None
+    assert clock.done(4.0) == (Work(num_new=5), 1.0)
+    clock.scheduled(Work(num_new=5), 4.0)
+    assert clock.done(4.0) is None  # a clock too coarse to see it
+
+
+def test_outputs_that_never_come_do_not_pile_up() -> None:
+    clock = StepClock()
+    for number in range(10 * MAX_IN_FLIGHT):
+        clock.scheduled(Work(num_new=1), float(number))
+    assert len(clock._in_flight) == MAX_IN_FLIGHT
+
+
+def test_work_tells_prompts_from_decodes_with_and_without_drafts() -> None:
+    requests = [(512, 0, 1000), (1, 0, 300), (4, 3, 700), (2, 0, 0)]
+    assert Work.of(requests) == Work(514, 512 * 1256.0 + 2 * 1.0, 2, 1000)
+    assert not Work.of([])
+
+
+# --- the facade ---------------------------------------------------------------------------
+def taught() -> Costs:
+    costs = Costs(512)
+    for number in range(1, 200):
+        work = Work(num_new=number * 7 % 500 + 2, num_decodes=number % 4)
+        costs.step(work, 0.01 + work.num_new * 1e-4)
+        costs.loaded(number, 0.002 + number * 1e-5)
+        costs.stored(number, 0.004 + number * 1e-5)
+        costs.program_over(number % 7 + 1)
+    return costs
+
+
+def test_with_nothing_known_everything_is_free_and_programs_are_equally_long() -> None:
+    costs = Costs(512)
+    assert costs.prefill_s(1000, 500) == costs.load_s(10) == costs.store_s(10) == 0.0
+    assert costs.queueing_s(0.0) == costs.price(0.0) == 0.0
+    assert (costs.eta, costs.mean_blocks) == (1.0, 1.0)
+    assert costs.state() == {}
+
+
+def test_every_number_is_a_metric() -> None:
+    costs, account = taught(), Account()
+    costs.blocked(0.0)
+    costs.footprint(4)
+    costs.waited(2.0, was_evicted=True, now=10.0)
+    for gauge in costs.gauges(10.0):
+        account.gauge(*gauge)
+    per_token = "prefill_seconds_per_token"
+    assert account.total(per_token, "0") == pytest.approx(1.2e-4, rel=0.02)
+    assert account.total(per_token, str(LONG_PREFIX)) >= 1.2e-4 * 0.98
+    assert account.total("load_seconds_per_block") == pytest.approx(1.2e-5, rel=0.02)
+    assert account.total("queueing_seconds") == 2.0
+    assert account.total("memoryfulness") == costs.eta < 1.0
+    assert account.total("block_second_price") == costs.price(10.0) > 0.0
+    assert account.total("costs_known") == 3
+
+
+def test_what_is_known_outlives_a_restart() -> None:
+    before, after = taught(), Costs(512)
+    after.restore(json.loads(json.dumps(before.state())))
+    assert set(before.state()) == set(PARTS)
+    assert after.prefill_s(3000, 1000) == before.prefill_s(3000, 1000)
+    assert after.load_s(77) == before.load_s(77)
+    assert after.store_s(77) == before.store_s(77)
+    assert after.eta == before.eta
+    assert after.state() == before.state()
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"prefill": [1.0, 2.0]},
+        {"prefill": "fast"},
+        {"load": [0.1, -1.0]},
+        {"load": [0.1, float("nan")]},
+        {"store": [0.1, float("inf")]},
+        {"store": [True, 1.0]},
+        {"memoryfulness": {}},
+    ],
+)
+def test_a_wrong_state_is_refused_whole(wrong: dict[str, Any]) -> None:
+    costs = Costs(512)
+    with pytest.raises(ConfigError, match=next(iter(wrong))):
+        costs.restore({**taught().state(), **wrong})
+    assert costs.state() == {}
+
+
+def test_a_state_of_a_later_release_and_a_nonsensical_one_do_no_harm() -> None:
+    costs = Costs(512)
+    costs.restore({"tomorrow": [1], "memoryfulness": [100.0] + [0.0] * 6})
+    assert costs.eta == 1.0
