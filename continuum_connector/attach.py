@@ -8,6 +8,7 @@ pins before the prefix cache is reset. Servers without our connector never see i
 from __future__ import annotations
 
 import functools
+import inspect
 from collections.abc import Callable
 from operator import methodcaller
 from typing import Any
@@ -69,7 +70,7 @@ def _with_room(allocate: Callable[..., Any], ours: Any) -> Callable[..., Any]:
     """
     from continuum_connector import build, compat
 
-    bind = compat.bound_arguments(allocate)
+    bind = _bound_arguments(allocate)
 
     def retry(request: Any, args: Any, kwargs: Any) -> Any:
         need = 0  # a running request needs a block or so, and is preempted if it gets none
@@ -84,6 +85,18 @@ def _with_room(allocate: Callable[..., Any], ours: Any) -> Callable[..., Any]:
         return retry(request, args, kwargs) if blocks is None else blocks
 
     return allocate_slots
+
+
+def _bound_arguments(function: Callable[..., Any]) -> Callable[..., dict[str, Any]]:
+    """Return a function that names the arguments of a call to `function`, defaults included."""
+    signature = inspect.signature(function)
+
+    def bind(*args: Any, **kwargs: Any) -> dict[str, Any]:
+        bound = signature.bind(*args, **kwargs)
+        bound.apply_defaults()
+        return bound.arguments
+
+    return bind
 
 
 def _vllm_config(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

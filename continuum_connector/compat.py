@@ -6,7 +6,6 @@ against the releases in SUPPORTED.
 
 from __future__ import annotations
 
-import inspect
 import sys
 from collections.abc import Callable, Collection, Sequence
 from typing import Any
@@ -277,18 +276,6 @@ def names_us(kv_transfer_config: Any) -> bool:
         return True
     inner = (kv_transfer_config.kv_connector_extra_config or {}).get("connectors", ())
     return any(c.get("kv_connector") == CONNECTOR_NAME for c in inner if isinstance(c, dict))
-
-
-def bound_arguments(function: Callable[..., Any]) -> Callable[..., dict[str, Any]]:
-    """Return a function that names the arguments of a call to `function`, defaults included."""
-    signature = inspect.signature(function)
-
-    def bind(*args: Any, **kwargs: Any) -> dict[str, Any]:
-        bound = signature.bind(*args, **kwargs)
-        bound.apply_defaults()
-        return bound.arguments
-
-    return bind
 
 
 def our_extra_config(kv_transfer_config: Any) -> dict[str, Any]:
