@@ -67,6 +67,16 @@ def test_ids_are_copied_before_submit_returns(rig: Rig) -> None:
     assert np.array_equal(rig.slot(2), rig.vram[:, 2])
 
 
+def test_ids_may_be_read_only_and_lie_apart(rig: Rig) -> None:
+    apart = np.array([[3, 9], [4, 9], [5, 9]], dtype=np.int32)[:, 0]
+    fixed = np.frombuffer(ids(7, 1, 2).tobytes(), dtype=np.int32)
+    assert rig.finish(STORE, apart, fixed, 1).status is Status.DONE
+    for block, slot in ((3, 7), (4, 1), (5, 2)):
+        assert np.array_equal(rig.slot(slot), rig.vram[:, block])
+    with pytest.raises(TransferError, match="int32"):
+        rig.engine.submit(STORE, apart.astype(np.int64), fixed.astype(np.int64), 2)
+
+
 def test_a_simulated_pool_is_ready_at_once(rig: Rig) -> None:
     state = rig.engine.pool_state()
     assert state.ready_bytes == state.mapped_bytes >= Rig.NUM_SLOTS * 2 * Rig.PIECE
