@@ -19,6 +19,7 @@ from continuum_connector.worker.engine import Direction, Region
 from continuum_connector.worker.native import NativeEngine
 
 WAIT_S = 120.0
+NAP_S = 0.0005  # after this long without work another thread sleeps, and so does its core
 
 
 class BenchError(RuntimeError):
@@ -98,8 +99,15 @@ class Rig:
 
     def submit(self, direction: Direction, first: int, count: int) -> int:
         """Queue `count` blocks from the `first` on; returns the tag."""
+        return self.give(direction, *self.ids(first, count))
+
+    def ids(self, first: int, count: int) -> tuple[BlockIds, BlockIds]:
+        """Blocks and slots of a transfer, as a plan would bring them."""
+        return self.blocks[first : first + count], self.slots[first : first + count]
+
+    def give(self, direction: Direction, blocks: BlockIds, slots: BlockIds) -> int:
+        """Queue these; returns the tag."""
         tag = next(self._tags)
-        blocks, slots = self.blocks[first : first + count], self.slots[first : first + count]
         self.engine.submit(direction, blocks, slots, tag)
         return tag
 

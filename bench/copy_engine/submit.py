@@ -7,8 +7,9 @@ from collections.abc import Callable
 
 from bench.copy_engine.machine import Machine
 from bench.copy_engine.report import Section, Target, spread
-from bench.copy_engine.rig import Rig, another_core
+from bench.copy_engine.rig import NAP_S, Rig, another_core
 from bench.copy_engine.sizes import Sizes
+from bench.copy_engine.wake import wake_ups
 from continuum_connector.worker.engine import Direction
 
 PIECE = 64  # bytes: what is copied does not matter here
@@ -26,7 +27,8 @@ def measure_submit(machine: Machine, sizes: Sizes, say: Say) -> Section:
         "Submit, us of the caller",
         ("blocks", "regions", "lane", "median", "p99", "max"),
         note="The lane runs on another core. Asleep: half a millisecond after the last transfer, "
-        "the lane has to be woken and caches are cold.",
+        "the lane has to be woken and caches are cold. The last row is what the system takes to "
+        "wake any sleeping thread there, by one sem_post.",
     )
     for regions in sizes.regions:
         for blocks in sizes.blocks:
@@ -38,6 +40,9 @@ def measure_submit(machine: Machine, sizes: Sizes, say: Say) -> Section:
                     samples = measure(rig, blocks, sizes.calls)
                     section.rows.append((str(blocks), str(regions), lane, *spread(samples)))
                     section.samples[f"{blocks} blocks, {regions} regions, {lane}"] = samples
+    say("a bare wake-up")
+    section.samples["wake-up"] = wake_ups(sizes.calls)
+    section.rows.append(("-", "-", "only woken", *spread(section.samples["wake-up"])))
     most = [f for k, f in section.samples.items() if k.startswith(f"{sizes.blocks[-1]} blocks")]
     worst = max(sorted(samples)[len(samples) // 2] for samples in most)
     text = f"submit of {sizes.blocks[-1]} blocks, worst median"
@@ -48,12 +53,13 @@ def measure_submit(machine: Machine, sizes: Sizes, say: Say) -> Section:
 def _asleep(rig: Rig, blocks: int, calls: int) -> list[float]:
     samples = []
     for _ in range(calls):
+        ids = rig.ids(0, blocks)
         began = time.perf_counter_ns()
-        tag = rig.submit(Direction.STORE, 0, blocks)
+        tag = rig.give(Direction.STORE, *ids)
         samples.append((time.perf_counter_ns() - began) / 1e3)
         rig.wait(tag)
         rig.engine.poll_timed()
-        time.sleep(0.0005)  # the lane goes to sleep
+        time.sleep(NAP_S)  # the lane goes to sleep
     return samples
 
 
@@ -62,8 +68,9 @@ def _awake(rig: Rig, blocks: int, calls: int) -> list[float]:
     while len(samples) < calls:
         tags = []
         for i in range(BURST):
+            ids = rig.ids(i * blocks, blocks)
             began = time.perf_counter_ns()
-            tags.append(rig.submit(Direction.STORE, i * blocks, blocks))
+            tags.append(rig.give(Direction.STORE, *ids))
             if i:
                 samples.append((time.perf_counter_ns() - began) / 1e3)
         for tag in tags:
