@@ -15,6 +15,7 @@ from rich.console import Console
 
 from bench.cli import teaching_parser
 from bench.copy_engine.bandwidth import measure_bandwidth
+from bench.copy_engine.checksums import measure_checksums
 from bench.copy_engine.delay import measure_delay
 from bench.copy_engine.device_pool import measure_pin
 from bench.copy_engine.device_rates import measure_duplex, measure_peak, measure_sweep
@@ -41,6 +42,8 @@ reading the tables
   delay      from the hand-over to the first copy, beside a thread that computes in Python:
              a Python copy thread needs the GIL for that, the engine does not
   bandwidth  against one large memmove in the same run; shuffled blocks, nothing merges
+  checksums  what it costs to sum stored blocks and to check loaded ones; a slower report,
+             for the copies themselves go on meanwhile
   with a GPU, also:
   device_submit  as submit, over the real driver
   peak       the bus alone: one large copy each way, both at once
@@ -65,6 +68,7 @@ CPU_SECTIONS: dict[str, Measure] = {
     "calls": measure_calls,
     "delay": measure_delay,
     "bandwidth": lambda _, sizes, say: measure_bandwidth(sizes, say),
+    "checksums": measure_checksums,
 }
 DEVICE_SECTIONS: dict[str, Measure] = {
     "device_submit": measure_submit,
