@@ -20,7 +20,8 @@ Say = Callable[[str], None]
 
 
 def measure_checksums(machine: Machine, sizes: Sizes, say: Say) -> Section:
-    """The same store and load with each setting in turn, many times, for copies vary more than a sum takes."""
+    """The same store and load with each setting in turn; many times, for copies vary more than
+    a sum takes."""
     chunk = min(CHUNK, sizes.copied_bytes // 4)
     num_blocks = sizes.copied_bytes // chunk
     section = Section(
