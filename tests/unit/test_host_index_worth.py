@@ -89,22 +89,24 @@ def test_nobody_leaves_for_less_and_what_is_left_of_a_chain_is_its_head(
 
     for number, cut, length, is_read in uses:
         program = str(number)
-        before = {p: ready(index, chain) for p, chain in newest.items()}
-        read = newest.get(str(busy), []) if is_read and str(busy) in before else []
-        held = index.acquire(read[: before.get(str(busy), 0)])
-        newest[program] = keys("s", cut) + keys(f"{program}.", length)
+        # A chain that was among the cheapest has let go of what others claim as well.
+        kept = {p: claims(index, p) for p in newest if p != program}
+        read = kept.get(str(busy), []) if is_read else []
+        held = index.acquire(read)
+        newest[program] = keys("s", cut) + keys(f"{program}.{cut}.", length)
         store(index, program, newest[program], rank=rank)
-        after = {p: ready(index, chain) for p, chain in newest.items()}
-        for loser in before.keys() - {program}:
-            if after[loser] == before[loser]:
-                continue
+        assert all(ready(index, chain) >= 0 for chain in newest.values())  # no holes
+        assert all(key in index for key in read)
+        for loser in (p for p, chain in kept.items() if not all(key in index for key in chain)):
             assert rank(loser) <= rank(program)
-            assert loser != str(busy) or not read
-            cheaper = [p for p in before if rank(p) < rank(loser) and p not in (program, str(busy))]
-            alone = [key for p in cheaper for key in newest[p] if key not in keys("s", 3)]
-            assert not any(key in index for key in alone)
+            idle = [p for p in kept if p != str(busy) and rank(p) < rank(loser)]
+            assert not any(key in index for p in idle for key in kept[p] if key not in keys("s", 3))
         index.release(held)
         index.check()
+
+
+def claims(index: HostIndex, program: str) -> list[bytes]:
+    return [slot.key for chain in index._order.current(program) for slot in chain.slots]
 
 
 def in_turn(order: Order, num_programs: int = 40, length: int = 8, rounds: int = 10) -> float:
