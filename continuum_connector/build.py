@@ -21,6 +21,7 @@ from continuum_connector.scheduler.scheduler import SchedulerSide
 from continuum_connector.scheduler.tier import DramTier
 from continuum_connector.scheduler.tier_events import TierEvents
 from continuum_connector.scheduler.waker import NoWaker, Waker
+from continuum_connector.toolcalls.tokenizer import BackgroundTokenizer
 from continuum_connector.trace import open_trace
 from continuum_connector.worker.stream import current_stream
 from continuum_connector.worker.worker import ContinuumWorker, num_slots_for
@@ -108,7 +109,7 @@ def scheduler_side(
         account,
         trace,
         Waker(wake) if wake is not None else NoWaker(),
-        Endings(lambda: compat.load_tokenizer(vllm_config)),
+        Endings(BackgroundTokenizer(lambda: compat.load_tokenizer(vllm_config))),
     )
 
 

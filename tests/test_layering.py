@@ -46,6 +46,7 @@ MAY_IMPORT = {  # what each room may import besides itself and `errors`
     "compat": {"scheduler", "costs"},
     "build": {
         *("compat", "scheduler", "worker", "policy", "account", "config", "trace", "kv_events"),
+        "toolcalls",
     },
     "worker_hooks": {"build", "compat", "account", "carriers", "timed", "worker"},
     "connector": {

@@ -3,7 +3,14 @@
 from __future__ import annotations
 
 import enum
+import re
+from collections.abc import Callable
 from dataclasses import dataclass
+
+MAX_CALLS = 8  # of one turn; the longest counts, and the ninth is hardly ever it
+MAX_NAME = 64  # characters
+MAX_ARGUMENTS = 64  # characters
+_NAME = re.compile(r"(?:functions?[.:])?([A-Za-z_./][\w.+\-/@:]*?)(?::\d+)?")  # functions.bash:0
 
 
 class Ending(enum.Enum):
@@ -40,3 +47,24 @@ class Asked:
 
 
 UNREAD = Asked(Ending.UNREAD)
+
+
+def asked_of(declared: tuple[str, ...], read: Callable[[], Asked]) -> Asked:
+    """What the client declared it will run (`hints.tools`), else what `read` finds.
+
+    A client knows better than any reading of its text, and costs no time: `read` is then
+    not called.
+    """
+    names = [name for tool in declared if (name := clean_name(tool))]
+    if not names:
+        return read()
+    calls = dict.fromkeys(ToolCall(name) for name in names)
+    return Asked(Ending.CALLS, tuple(calls)[:MAX_CALLS])
+
+
+def clean_name(name: object) -> str:
+    """A tool's name as statistics know it: no namespace, no index; "" if it is none."""
+    if not isinstance(name, str):
+        return ""
+    match = _NAME.fullmatch(name[: 2 * MAX_NAME].strip().strip("\"'`"))
+    return match[1][:MAX_NAME] if match else ""

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import logging
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from continuum_connector.scheduler.ending import TAIL_TOKENS, Endings
+from continuum_connector.toolcalls.tokenizer import BackgroundTokenizer
 
 
 class Words:
@@ -32,10 +32,10 @@ def aborted(num_outputs: int, stop: Any) -> Any:
 
 
 def loaded(tokenizer: Any) -> Endings:
-    endings = Endings(lambda: tokenizer)
+    background = BackgroundTokenizer(lambda: tokenizer)
+    endings = Endings(background)
     endings.expect(aborted(0, ["x"]))
-    assert endings._thread is not None
-    endings._thread.join()
+    background.join()
     return endings
 
 
@@ -82,27 +82,23 @@ def test_the_tokenizer_is_loaded_once_and_only_if_a_turn_has_stop_strings() -> N
         nonlocal num_loads
         num_loads += 1
 
-    endings = Endings(load)
+    background = BackgroundTokenizer(load)
+    endings = Endings(background)
     endings.expect(aborted(0, None))
-    assert endings._thread is None
+    background.join()
+    assert num_loads == 0
     for _ in range(3):
         endings.expect(aborted(0, ["x"]))
-        endings._thread.join()
+        background.join()
     assert num_loads == 1
 
 
-def test_a_tokenizer_that_cannot_be_loaded_is_one_sentence_and_no_error(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+def test_without_a_loadable_tokenizer_a_turn_with_stop_strings_counts_as_ended() -> None:
     def load() -> None:
         raise OSError("no such file")
 
-    endings = Endings(load)
-    with caplog.at_level(logging.WARNING):
-        endings.expect(aborted(0, ["x"]))
-        endings._thread.join()
+    background = BackgroundTokenizer(load)
+    endings = Endings(background)
+    endings.expect(aborted(0, ["x"]))
+    background.join()
     assert not endings.went_away(aborted(3, ["x"]))
-    assert [r.getMessage() for r in caplog.records] == [
-        "ContinuumConnector cannot load the tokenizer (no such file), so a client that "
-        "disconnects looks like a stop string: such turns are kept until their TTL"
-    ]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from continuum_connector.scheduler.ending import Endings
+from continuum_connector.toolcalls.tokenizer import BackgroundTokenizer
 from tests.vllm.agents import AgentEngine
 
 MODES = pytest.mark.parametrize("async_scheduling", [False, True], ids=["sync", "async"])
@@ -112,10 +113,10 @@ def test_a_stop_string_ends_a_turn_and_a_disconnect_frees_it(
 ) -> None:
     """Both finish as ABORTED: the API server matches stop strings and aborts the request."""
     engine = AgentEngine(async_scheduling=async_scheduling)
-    endings = Endings(lambda: FakeTokenizer(text) if text is not None else None)
-    engine.side._endings = endings
+    tokenizer = BackgroundTokenizer(lambda: FakeTokenizer(text) if text is not None else None)
+    engine.side._endings = Endings(tokenizer)
     engine.add("a", 200, max_tokens=500, program="p", stop=["Observation:", "END"])
-    endings._thread.join()
+    tokenizer.join()
     engine.steps(70)
     engine.abort("a")
     engine.run_until_idle()

@@ -1,0 +1,81 @@
+"""From a raw call to the calls that statistics know: a tool that runs a shell is read as one."""
+
+from __future__ import annotations
+
+import re
+
+from continuum_connector.toolcalls.asked import MAX_ARGUMENTS, ToolCall, clean_name
+from continuum_connector.toolcalls.raw_call import RawCall
+from continuum_connector.toolcalls.shell import calls_of as shell_calls
+from continuum_connector.toolcalls.shell_arguments import joined
+from continuum_connector.toolcalls.shell_names import SHELLS
+from continuum_connector.toolcalls.sizes import octave, seconds
+
+SCRIPT_KEYS = ("command", "cmd", "script", "keystrokes", "bash_command", "shell_command")
+NO_SHELL_KEYS = {"path", "file_path", "file_text", "old_str"}  # an editor has commands, too
+SECONDS_KEYS = ("timeout", "seconds", "duration", "sleep", "wait", "timeout_s")
+MAX_SIZED = 32  # members whose size is looked at
+_WORD = re.compile(r"[a-z][a-z_\-]{0,23}")
+_KEY = re.compile(r"\w{1,24}")
+
+
+def classified(raw: RawCall) -> list[ToolCall]:
+    """The calls of a raw call; none if it has no name yet."""
+    name = clean_name(raw.name)
+    arguments = raw.arguments
+    if not isinstance(arguments, dict):
+        size = len(arguments) if isinstance(arguments, str) else 0
+        return [ToolCall(name, octave(size) if size else "")] if name else []
+    script = _script(name, arguments)
+    if script is not None:
+        return shell_calls(script) or ([ToolCall(name)] if name else [])
+    return [ToolCall(name, _members(arguments))] if name else []
+
+
+def _script(name: str, arguments: dict[str, object]) -> str | None:
+    """The shell script among the arguments, if there is one."""
+    if "edit" in name or NO_SHELL_KEYS & arguments.keys():
+        return None
+    for key in SCRIPT_KEYS:
+        value = arguments.get(key)
+        if isinstance(value, str):
+            return value
+        if isinstance(value, list):  # argv, as Codex sends it: ["bash", "-lc", "pytest -q"]
+            words = [word for word in value[:64] if isinstance(word, str)]
+            if len(words) > 2 and words[0].rsplit("/", 1)[-1] in SHELLS and words[1][:1] == "-":
+                return words[2]
+            return " ".join(words)
+    return None
+
+
+def _members(arguments: dict[str, object]) -> str:
+    """Sorted keys, what an editor is told to do, time limits, and the octave of the size."""
+    keys = sorted(key for key in list(arguments)[:MAX_SIZED] if _KEY.fullmatch(key))
+    parts = [",".join(keys)[: MAX_ARGUMENTS - 24]] if keys else []
+    command = arguments.get("command")
+    if isinstance(command, str) and _WORD.fullmatch(command):
+        parts.append(command)
+    for key in SECONDS_KEYS:
+        limit = _limit(arguments.get(key))
+        if limit is not None:
+            parts.append(f"{key}{octave(limit)}")
+            break
+    if arguments:
+        parts.append(octave(_size(arguments)))
+    return joined(parts)
+
+
+def _limit(value: object) -> float | None:
+    if isinstance(value, bool):
+        return None
+    if isinstance(value, int | float):
+        return float(min(max(value, 0), 1e9))
+    return seconds(value) if isinstance(value, str) else None
+
+
+def _size(arguments: dict[str, object]) -> int:
+    """Characters of the values; of what nests, the number of its members."""
+    size = 0
+    for value in list(arguments.values())[:MAX_SIZED]:
+        size += len(value) if isinstance(value, str | list | dict) else 4
+    return size

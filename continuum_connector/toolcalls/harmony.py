@@ -1,0 +1,54 @@
+"""Harmony, gpt-oss' format: messages with a channel, and for a call a recipient.
+
+`<|channel|>analysis` is thinking, `final` is for a person; `to=functions.x` in a header makes
+the message a call, on whichever channel.
+"""
+
+from __future__ import annotations
+
+import re
+
+from continuum_connector.toolcalls.asked import MAX_CALLS
+from continuum_connector.toolcalls.json_text import read_value
+from continuum_connector.toolcalls.raw_call import RawCall
+
+MARKERS = ("<|channel|>", "<|message|>")
+_TOKEN = re.compile(r"<\|(start|end|call|return|message)\|>")
+_END = re.compile(r"<\|(?:end|call|return)\|>")
+_RECIPIENT = re.compile(r"\bto=([\w.\-]{1,128})")
+
+
+def read(text: str, start: int) -> list[RawCall]:
+    """Read the calls of every message from `start` on; the text before a header is one, too."""
+    calls: list[RawCall] = []
+    header_at, recipient, body_at = start, "", -1
+    for token in _TOKEN.finditer(text, start):
+        if token[1] == "message":
+            found = _RECIPIENT.search(text, header_at, token.start())
+            recipient, body_at = (found[1] if found else ""), token.end()
+            continue
+        if recipient and body_at >= 0:
+            calls.append(_call(recipient, text[body_at : token.start()], token[1] == "call"))
+        header_at, recipient, body_at = token.end(), "", -1
+        if len(calls) >= MAX_CALLS:
+            return calls
+    if recipient:
+        calls.append(_call(recipient, text[body_at:], False))
+    elif body_at < 0 and (found := _RECIPIENT.search(text, header_at, len(text))):
+        whole = found.end() < len(text)  # else the name itself may be cut
+        calls.append(RawCall(found[1] if whole else "", finished=False))
+    return calls
+
+
+def is_thinking(text: str) -> bool:
+    """Whether the text ends inside the analysis channel."""
+    last = text.rfind("<|channel|>")
+    return text.startswith("<|channel|>analysis", last) and not _END.search(text, last)
+
+
+def _call(recipient: str, body: str, finished: bool) -> RawCall:
+    start = body.find("{", 0, 64)
+    if start < 0:  # the built-in python tool takes plain code
+        return RawCall(recipient, {"code": body} if body else None, finished)
+    value = read_value(body, start)
+    return RawCall(recipient, value.value, finished or value.finished)

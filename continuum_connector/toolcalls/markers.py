@@ -1,0 +1,97 @@
+"""The token ids of the markers that a tokenizer has: where to begin reading, without decoding."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from continuum_connector.toolcalls import marked_json, mistral, sections, thinking, tool_call_tag
+
+CALLS = (
+    *tool_call_tag.MARKERS,
+    *mistral.MARKERS,
+    *sections.MARKERS,
+    *(marker for marker in marked_json.MARKERS if marker.startswith("<|")),
+)
+ENDS = (tool_call_tag.CLOSE, sections.DEEPSEEK.end, sections.KIMI.end)
+MESSAGE = "<|start|>"  # begins each of harmony's messages
+CHANNEL = "<|channel|>"  # and only harmony has both
+
+
+@dataclass(frozen=True)
+class Span:
+    """Which part of a tail to decode. `at_call`: it begins with a call's marker.
+
+    `is_thinking`: the tail ends inside the thinking. `is_late`: a call ends in the tail that
+    does not begin there.
+    """
+
+    begin: int = 0
+    at_call: bool = False
+    is_thinking: bool = False
+    is_late: bool = False
+
+
+@dataclass(frozen=True)
+class Markers:
+    """Ids of one tokenizer's markers; none where it spells them out in several tokens."""
+
+    calls: frozenset[int] = frozenset()
+    ends: frozenset[int] = frozenset()
+    thinks: frozenset[int] = frozenset()
+    speaks: frozenset[int] = frozenset()
+    messages: frozenset[int] = frozenset()
+
+    def span(self, tail: Sequence[int]) -> Span:
+        """Find what to decode of the tail: what follows the thinking, from its first call on."""
+        begin, is_thinking, is_late = 0, False, False
+        call = -1
+        for at, token in enumerate(tail):
+            if token in self.speaks or token in self.messages:
+                begin, call, is_thinking = at + (token in self.speaks), -1, False
+            elif token in self.thinks:
+                is_thinking = True
+            elif token in self.calls:
+                call = at if call < 0 else call
+            elif token in self.ends:
+                is_late = is_late or call < 0
+        if is_thinking:
+            return Span(is_thinking=True)
+        if call >= 0:
+            return Span(call, at_call=True)
+        return Span(begin, is_late=is_late)
+
+    def last_call(self, token_ids: Sequence[int]) -> int:
+        """Where the last call begins, or -1."""
+        for at in range(len(token_ids) - 1, -1, -1):
+            if token_ids[at] in self.calls:
+                return at
+        return -1
+
+
+def markers_of(tokenizer: Any) -> Markers:
+    """Look the markers up, one by one: the whole vocabulary would be a big copy."""
+    messages = _ids(tokenizer, [MESSAGE]) if _ids(tokenizer, [CHANNEL]) else frozenset()
+    return Markers(
+        _ids(tokenizer, CALLS),
+        _ids(tokenizer, ENDS),
+        _ids(tokenizer, thinking.OPENERS),
+        _ids(tokenizer, thinking.CLOSERS),
+        messages,
+    )
+
+
+def _ids(tokenizer: Any, markers: Iterable[str]) -> frozenset[int]:
+    """The ids of those markers that are one token; unknown ones become another token's id."""
+    found = (_id(tokenizer, marker) for marker in markers)
+    return frozenset(token_id for token_id in found if token_id is not None)
+
+
+def _id(tokenizer: Any, marker: str) -> int | None:
+    try:
+        token_id = tokenizer.convert_tokens_to_ids(marker)
+        known = isinstance(token_id, int) and tokenizer.decode([token_id]).strip() == marker
+    except Exception:  # whatever a tokenizer does with a word that it does not know
+        return None
+    return token_id if known else None

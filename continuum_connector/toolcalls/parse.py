@@ -1,0 +1,113 @@
+"""Parse: what a finished turn's text asks for, in whichever format it is written.
+
+The first marker outside a shell block decides the format: what stands inside a call, such as
+a file that is about calls, does not count. Without any marker the shell blocks are the calls,
+then a message that is nothing but JSON or Python calls. All of it is linear in the text.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+
+from continuum_connector.toolcalls import (
+    bare_json,
+    fenced,
+    harmony,
+    marked_json,
+    mistral,
+    python_calls,
+    sections,
+    tool_call_tag,
+    xml_calls,
+)
+from continuum_connector.toolcalls.arguments import classified
+from continuum_connector.toolcalls.asked import MAX_CALLS, Asked, Ending
+from continuum_connector.toolcalls.raw_call import RawCall
+from continuum_connector.toolcalls.thinking import without_thinking
+
+MAX_CHARS = 16_384  # of the end; 512 tokens are hardly ever more
+MAX_FALSE_MARKERS = 4  # a text may speak about markers
+CUT = Asked(Ending.CUT)
+ANSWER = Asked(Ending.ANSWER)
+
+_READERS: dict[str, Callable[[str, int], list[RawCall]]] = {
+    marker: reader
+    for markers, reader in (
+        (tool_call_tag.MARKERS, tool_call_tag.read),
+        (mistral.MARKERS, mistral.read),
+        (sections.MARKERS, sections.read),
+        (xml_calls.MARKERS, xml_calls.read),
+        (harmony.MARKERS, harmony.read),
+        (marked_json.MARKERS, marked_json.read),
+    )
+    for marker in markers
+}
+_MARKER = re.compile(
+    "|".join(re.escape(marker) for marker in sorted(_READERS, key=len, reverse=True))
+)
+# A call that began before the text does: its end, or a lone fence, is all that is there.
+_END_OF_CALL = re.compile(
+    r"</tool_call>|</[\w:｜]{0,24}?(?:invoke|function)>|<｜tool▁call▁end｜>|<\|tool_call_end\|>"
+    r"|<\|call\|>"
+)
+_LONE_FENCE = re.compile(r"(?:^|\n)```\s{0,64}(?:<[^>\n]{1,32}>\s{0,8})?\Z")
+
+
+def parse(text: str, *, truncated: bool = False, headless: bool = False) -> Asked:
+    """Say what a turn's output asks for.
+
+    `truncated`: it ended at a token limit, so an unfinished call will not be run: CUT, unless
+    finished ones come before it. Otherwise the engine says that it ended, so an unfinished
+    call whose name is there counts. `headless`: the text's beginning is missing; a call that
+    began there is CALLS without a name.
+    """
+    if len(text) > MAX_CHARS:
+        text, headless = text[-MAX_CHARS:], True
+    aloud, is_thinking = without_thinking(text)
+    if is_thinking or harmony.is_thinking(aloud) or not aloud.strip():
+        return CUT
+    raw = _raw_calls(aloud)
+    calls = [
+        call
+        for each in raw[:MAX_CALLS]
+        if each.finished or not truncated
+        for call in classified(each)
+    ]
+    if calls:
+        return Asked(Ending.CALLS, tuple(dict.fromkeys(calls))[:MAX_CALLS])
+    if truncated:
+        return CUT
+    if headless and (_END_OF_CALL.search(aloud) or _LONE_FENCE.search(aloud)):
+        return Asked(Ending.CALLS)
+    return CUT if raw else ANSWER
+
+
+def _raw_calls(text: str) -> list[RawCall]:
+    blocks: list[RawCall] = []
+    position = num_false = 0
+    marker = _MARKER.search(text)
+    block = fenced.OPEN.search(text)
+    while marker is not None or block is not None:
+        if block is not None and (marker is None or block.start() < marker.start()):
+            call, position = fenced.read_block(text, block)
+            if len(blocks) < MAX_CALLS:
+                blocks.append(call)
+            block = fenced.OPEN.search(text, position)
+            if marker is not None and marker.start() < position:
+                marker = _MARKER.search(text, position)
+            continue
+        assert marker is not None
+        calls = _READERS[marker[0]](text, marker.start())
+        if calls:
+            return calls
+        num_false += 1
+        marker = None if num_false == MAX_FALSE_MARKERS else _MARKER.search(text, marker.end())
+    return blocks or _unmarked(text)
+
+
+def _unmarked(text: str) -> list[RawCall]:
+    text = text.strip()
+    for end in ("<|eot_id|>", "<|eom_id|>", "<|im_end|>", "</s>"):
+        text = text.removesuffix(end).rstrip()
+    return bare_json.read(text) or python_calls.read(text, sure=False)

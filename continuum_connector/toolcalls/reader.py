@@ -1,0 +1,131 @@
+"""ToolReader: what a finished turn asks for, from its last output tokens, within a budget.
+
+Decoding and parsing happen in the scheduler's step, so each step has BUDGET_S for it. What it
+cannot buy is not read: fewer tokens, or Asked UNREAD, counted by reason.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from continuum_connector.toolcalls.asked import UNREAD, Asked, Ending
+from continuum_connector.toolcalls.markers import Markers, Span, markers_of
+from continuum_connector.toolcalls.parse import parse
+from continuum_connector.toolcalls.step_budget import StepBudget
+from continuum_connector.toolcalls.tokenizer import BackgroundTokenizer
+
+TAIL_TOKENS = 512  # calls are short
+HEAD_TOKENS = 128  # of a call that began before the tail: its name, and most of its keys
+LOOK_BACK_TOKENS = 4096  # how far its beginning is searched for, by id
+BUDGET_S = 1e-3  # of a step
+FIRST_SECONDS_PER_TOKEN = 2e-6  # until the warm-up has measured it
+CUT = Asked(Ending.CUT)
+
+
+class ToolReader:
+    """Reads tool calls. `unread` counts what was not read, by reason; `num_read` the rest."""
+
+    def __init__(
+        self,
+        tokenizer: BackgroundTokenizer,
+        timer: Callable[[], float],
+        budget_s: float = BUDGET_S,
+    ) -> None:
+        """`timer`: time.perf_counter, or a fake one."""
+        self._tokenizer = tokenizer
+        self._timer = timer
+        self._budget = StepBudget(budget_s, FIRST_SECONDS_PER_TOKEN)
+        self._markers = Markers()
+        self.unread: Counter[str] = Counter()
+        self.num_read = 0
+        tokenizer.when_loaded(self._warm_up)
+
+    @property
+    def seconds_per_token(self) -> float:
+        """What reading a token costs, as a running mean."""
+        return self._budget.seconds_per_token
+
+    def start(self) -> None:
+        """Begin to load the tokenizer; call it when the first turn arrives."""
+        self._tokenizer.start()
+
+    def new_step(self) -> None:
+        """A step of the engine begins."""
+        self._budget.new_step()
+
+    def read(self, output_token_ids: Sequence[int], *, truncated: bool = False) -> Asked:
+        """Say what the turn with this output asks for. It never raises.
+
+        `truncated`: the turn ended at its token limit or at the model's.
+        """
+        tokenizer = self._tokenizer.get()
+        if tokenizer is None:
+            return self._not_read("no_tokenizer")
+        if not output_token_ids:
+            return CUT
+        if not self._budget.affordable(min(len(output_token_ids), TAIL_TOKENS)):
+            return self._not_read("no_time")
+        begin_s = self._timer()
+        num_tokens = 0
+        try:
+            token_ids, is_cut, headless = self._choose(output_token_ids)
+            num_tokens = len(token_ids)
+            if not token_ids:
+                asked = CUT
+            else:
+                text = tokenizer.decode(token_ids, skip_special_tokens=False)
+                asked = parse(text, truncated=truncated and not is_cut, headless=headless)
+        except Exception:  # a tokenizer may raise on any id; the step must go on
+            asked = UNREAD
+        finally:
+            self._budget.spent(num_tokens, self._timer() - begin_s)
+        if asked is UNREAD:
+            return self._not_read("error")
+        self.num_read += 1
+        return asked
+
+    def _choose(self, output_token_ids: Sequence[int]) -> tuple[list[int], bool, bool]:
+        """Choose the tokens to decode: none if the turn ends in its thinking.
+
+        With them: whether we left out the end of a call, and whether the beginning is missing.
+        """
+        tail = list(output_token_ids[-TAIL_TOKENS:])
+        span = self._markers.span(tail)
+        if span.is_thinking:
+            return [], False, False
+        if span.is_late and len(output_token_ids) > TAIL_TOKENS:
+            earlier = list(output_token_ids[-LOOK_BACK_TOKENS:-TAIL_TOKENS])
+            begin = self._markers.last_call(earlier)
+            if begin >= 0:
+                return (earlier[begin:] + tail)[:HEAD_TOKENS], True, False
+        return self._within_budget(tail, span, len(output_token_ids) > TAIL_TOKENS)
+
+    def _within_budget(
+        self, tail: list[int], span: Span, is_longer: bool
+    ) -> tuple[list[int], bool, bool]:
+        """A call is read from its marker on, other text from its end."""
+        wanted = tail[span.begin :]
+        affordable = self._budget.affordable(len(wanted)) or len(wanted)
+        if span.at_call:
+            return wanted[:affordable], affordable < len(wanted), False
+        headless = affordable < len(wanted) or (is_longer and span.begin == 0)
+        return wanted[len(wanted) - affordable :], False, headless
+
+    def _not_read(self, reason: str) -> Asked:
+        self.unread[reason] += 1
+        return UNREAD
+
+    def _warm_up(self, tokenizer: Any) -> None:
+        """In the background: learn the markers, and what a token costs when all is warm."""
+        self._markers = markers_of(tokenizer)
+        token_ids = list(range(TAIL_TOKENS))
+        for _ in range(2):
+            begin_s = self._timer()
+            try:
+                parse(tokenizer.decode(token_ids, skip_special_tokens=False))
+            except Exception:  # a small vocabulary; the first reads will measure
+                return
+            duration_s = self._timer() - begin_s
+        self._budget.seconds_per_token = max(duration_s / TAIL_TOKENS, 1e-9)
