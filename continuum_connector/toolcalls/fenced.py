@@ -20,5 +20,5 @@ def read_block(text: str, opened: re.Match[str]) -> tuple[RawCall, int]:
     begin = opened.end() - 1 if text[opened.end() - 1 : opened.end()] == "\n" else opened.end()
     close = _CLOSE.search(text, begin)
     end = close.start() if close is not None else len(text)
-    call = RawCall("bash", {"command": text[begin:end]}, close is not None)
+    call = RawCall("", {"command": text[begin:end]}, close is not None)
     return call, close.end() if close is not None else len(text)

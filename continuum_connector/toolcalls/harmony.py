@@ -15,15 +15,17 @@ from continuum_connector.toolcalls.raw_call import RawCall
 MARKERS = ("<|channel|>", "<|message|>")
 _TOKEN = re.compile(r"<\|(start|end|call|return|message)\|>")
 _END = re.compile(r"<\|(?:end|call|return)\|>")
+MAX_HEADER = 256  # characters
 _RECIPIENT = re.compile(r"\bto=([\w.\-]{1,128})")
 
 
 def read(text: str, start: int) -> list[RawCall]:
-    """Read the calls of every message from `start` on; the text before a header is one, too."""
+    """Read the calls of every message; a recipient may stand before the marker at `start`."""
     calls: list[RawCall] = []
-    header_at, recipient, body_at = start, "", -1
-    for token in _TOKEN.finditer(text, start):
+    header_at, recipient, body_at = max(0, start - MAX_HEADER), "", -1
+    for token in _TOKEN.finditer(text, header_at):
         if token[1] == "message":
+            header_at = max(header_at, token.start() - MAX_HEADER)
             found = _RECIPIENT.search(text, header_at, token.start())
             recipient, body_at = (found[1] if found else ""), token.end()
             continue

@@ -42,7 +42,7 @@ def read_value(text: str, start: int) -> Value:
 def _mended(text: str, start: int) -> Value:
     """Walk the brackets: a value that never closes is closed, one that does is picked apart."""
     stack: list[str] = []
-    safe, safe_closers = start, ""
+    safe = start  # behind the last bracket or before the last comma: what came so far is whole
     tail = ""
     for token in _TOKEN.finditer(text, start):
         mark = token[0]
@@ -52,19 +52,17 @@ def _mended(text: str, start: int) -> Value:
             continue
         if mark in "{[":
             stack.append(_CLOSER[mark])
-            safe, safe_closers = token.end(), "".join(reversed(stack))
-        elif mark == ",":
-            safe, safe_closers = token.start(), "".join(reversed(stack))
-        elif stack:
+        elif mark != "," and stack:
             stack.pop()
             if not stack:
                 return Value(_picked(text[start : token.end()]), token.end())
+        safe = token.start() if mark == "," else token.end()
     if not stack:  # no bracket at all
         return Value(None, start + 1, False)
     closers = "".join(reversed(stack))
     closed = _decoded(text[start:] + tail + closers)
     if closed is None:
-        closed = _decoded(text[start:safe] + safe_closers)
+        closed = _decoded(text[start:safe] + closers)
     return Value(_picked(text[start:]) if closed is None else closed, len(text), False)
 
 

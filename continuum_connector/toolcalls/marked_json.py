@@ -30,6 +30,7 @@ def read(text: str, start: int) -> list[RawCall]:
     calls, _ = read_calls(text, start, sure=True)
     if not calls:
         calls = python_calls.read(text[start:], sure=True)
-    if not calls and marker == PYTHON_TAG and (code := text[start:].strip()):
-        return [RawCall("python", {"code": code})]  # Llama's code interpreter
+    if not calls and marker == PYTHON_TAG:  # Llama's code interpreter
+        code, end, _ = text[start:].partition("<|eo")
+        return [RawCall("python", {"code": code}, bool(end))]
     return calls

@@ -22,7 +22,7 @@ from continuum_connector.toolcalls import (
     xml_calls,
 )
 from continuum_connector.toolcalls.arguments import classified
-from continuum_connector.toolcalls.asked import MAX_CALLS, Asked, Ending
+from continuum_connector.toolcalls.asked import MAX_CALLS, Asked, Ending, clean_name
 from continuum_connector.toolcalls.raw_call import RawCall
 from continuum_connector.toolcalls.thinking import without_thinking
 
@@ -85,6 +85,7 @@ def parse(text: str, *, truncated: bool = False, headless: bool = False) -> Aske
 
 def _raw_calls(text: str) -> list[RawCall]:
     blocks: list[RawCall] = []
+    begun: list[RawCall] = []  # calls that the text ends in before it has named them
     position = num_false = 0
     marker = _MARKER.search(text)
     block = fenced.OPEN.search(text)
@@ -99,11 +100,12 @@ def _raw_calls(text: str) -> list[RawCall]:
             continue
         assert marker is not None
         calls = _READERS[marker[0]](text, marker.start())
-        if calls:
+        if any(clean_name(call.name) for call in calls):
             return calls
+        begun = begun or [call for call in calls if not call.finished]
         num_false += 1
         marker = None if num_false == MAX_FALSE_MARKERS else _MARKER.search(text, marker.end())
-    return blocks or _unmarked(text)
+    return blocks or _unmarked(text) or begun
 
 
 def _unmarked(text: str) -> list[RawCall]:

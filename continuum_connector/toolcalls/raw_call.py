@@ -9,6 +9,7 @@ from dataclasses import dataclass
 class RawCall:
     """A call in the text. `arguments`: a dict where the format has keys, else text or None.
 
+    `name` is "" where there is none: it is not there yet, or a format's only tool is a shell.
     `finished` is False if the text ends inside the call.
     """
 

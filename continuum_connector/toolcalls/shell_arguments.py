@@ -14,7 +14,7 @@ from continuum_connector.toolcalls.sizes import octave, seconds
 
 MAX_FLAGS = 6
 _SUBCOMMAND = re.compile(r"[a-z][a-z0-9:_\-]{0,23}")
-_FLAG = re.compile(r"-[A-Za-z]{1,4}|--[A-Za-z][\w\-]{0,23}")
+_FLAG = re.compile(r"(-[A-Za-z]{1,4}|--[A-Za-z][\w\-]{0,23}?)\d{0,4}")  # -j8 is -j
 _NUMBER_FLAG = re.compile(r"-\d+")
 _PATH = re.compile(r".*[/*].*|\.{1,2}|[^\s]*\.[A-Za-z]\w{0,7}", re.DOTALL)
 _SENTINEL = re.compile(r"[A-Z][A-Z_]{3,47}")
@@ -54,16 +54,18 @@ def _subcommand(name: str, words: list[str]) -> tuple[list[str], list[str]]:
     """The words that say what `name` does, and the rest. `git -C dir log` is `log`."""
     if name not in SUBCOMMANDS:
         return [], words
-    at = 0
+    at, before = 0, []
     while at < len(words) and words[at].startswith("-"):
-        at += 2 if words[at] in ("-C", "-c", "--context", "-n", "-f") else 1
+        has_value = words[at] in ("-C", "-c", "--context", "-n", "-f")
+        before += [] if has_value else [words[at]]
+        at += 2 if has_value else 1
     found: list[str] = []
     while at < len(words) and len(found) < 2 and _SUBCOMMAND.fullmatch(words[at]):
         found.append(words[at])
         at += 1
         if found[-1] not in TWO_DEEP:
             break
-    return found, words[at:] if found else words
+    return found, before + words[at:] if found else words
 
 
 def _options(words: list[str]) -> tuple[set[str], float | None, bool]:
@@ -76,8 +78,8 @@ def _options(words: list[str]) -> tuple[set[str], float | None, bool]:
         if flag in TIMEOUTS:
             given = seconds(value or (words[at + 1] if at + 1 < len(words) else ""))
             limit = max(limit or 0.0, given) if given is not None else limit
-        elif _FLAG.fullmatch(flag):
-            flags.add(flag)
+        elif known := _FLAG.fullmatch(flag):
+            flags.add(known[1])
         elif _NUMBER_FLAG.fullmatch(word):
             flags.add("-N")
         elif not word.startswith("-") and _PATH.fullmatch(word[:256]):

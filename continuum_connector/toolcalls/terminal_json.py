@@ -23,7 +23,7 @@ def calls_of(value: dict[str, object], finished: bool) -> list[RawCall]:
     assert isinstance(commands, list)
     items = [item for item in commands[:MAX_CALLS] if isinstance(item, dict)]
     keys = [item.get("keystrokes") for item in items]
-    calls = [RawCall("bash", {"command": key}, finished) for key in keys if isinstance(key, str)]
+    calls = [RawCall("", {"command": key}, finished) for key in keys if isinstance(key, str)]
     if not calls:
         done = value.get("task_complete") is True or not finished
         return [] if done else [_sleep(0.0, finished)]
@@ -33,4 +33,4 @@ def calls_of(value: dict[str, object], finished: bool) -> list[RawCall]:
 
 
 def _sleep(duration_s: float, finished: bool) -> RawCall:
-    return RawCall("bash", {"command": f"sleep {duration_s:.3f}"}, finished)
+    return RawCall("", {"command": f"sleep {duration_s:.3f}"}, finished)

@@ -1,0 +1,130 @@
+"""parse: the corpus, each sample cut everywhere, and anything at all."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from continuum_connector.toolcalls.asked import (
+    MAX_ARGUMENTS,
+    MAX_CALLS,
+    MAX_NAME,
+    Asked,
+    Ending,
+    ToolCall,
+    asked_of,
+)
+from continuum_connector.toolcalls.parse import MAX_CHARS, parse
+
+tomllib = pytest.importorskip("tomllib")  # Python 3.11
+
+FOLDER = Path(__file__).parent / "tool_outputs"
+
+
+def corpus() -> Iterator[Any]:
+    for path in sorted(FOLDER.glob("*.toml")):
+        for sample in tomllib.loads(path.read_text())["sample"]:
+            yield pytest.param(sample, id=f"{path.stem}: {sample['name']}")
+
+
+CORPUS = list(corpus())
+TEXTS = [param.values[0]["text"] for param in CORPUS]
+
+
+def check_bounds(asked: Asked) -> None:
+    assert len(asked.calls) <= MAX_CALLS
+    assert not asked.calls or asked.ending is Ending.CALLS
+    for call in asked.calls:
+        assert 0 < len(call.name) <= MAX_NAME
+        assert len(call.arguments) <= MAX_ARGUMENTS
+        assert (call.name + call.arguments).isprintable()
+
+
+@pytest.mark.parametrize("sample", CORPUS)
+def test_the_corpus(sample: dict[str, Any]) -> None:
+    flags = {flag: sample.get(flag, False) for flag in ("truncated", "headless")}
+    asked = parse(sample["text"], **flags)
+    assert [[call.name, call.arguments] for call in asked.calls] == sample.get("calls", [])
+    assert asked.ending.value == sample.get("ending", "calls")
+
+
+@pytest.mark.parametrize("sample", CORPUS)
+def test_a_sample_may_be_cut_at_every_position(sample: dict[str, Any]) -> None:
+    text = sample["text"]
+    for at in range(len(text) + 1):
+        check_bounds(parse(text[:at]))
+        check_bounds(parse(text[at:], headless=True))
+
+
+@pytest.mark.parametrize("sample", CORPUS)
+def test_at_a_token_limit_only_what_was_finished_counts(sample: dict[str, Any]) -> None:
+    """Half a name would be a tool of its own in the statistics."""
+    text = sample["text"]
+    names = {call.name for call in parse(text).calls}
+    for at in range(len(text)):
+        cut = parse(text[:at], truncated=True)
+        check_bounds(cut)
+        assert {call.name for call in cut.calls} <= names | {"a"}, text[:at]
+
+
+PIECES = [
+    *("<tool_call>", "</tool_call>", "<function=", "<parameter=", "</parameter>", "<invoke name="),
+    *("[TOOL_CALLS]", "[ARGS]", "<think>", "</think>", "<|channel|>", "<|message|>", "<|call|>"),
+    *("<｜tool▁call▁begin｜>", "<｜tool▁sep｜>", "<|tool_call_begin|>", "<|python_tag|>", " to=x"),
+    *("```bash\n", "\n```", "<<EOF", "\nEOF\n", "$(", ")", "'", '"', "\\", "`", "|", ";", "&&"),
+    *('{"name": "', '", "arguments": ', "{", "}", "[", "]", ":", ",", "\n", " ", "x", "=", "-"),
+    *('{"commands": [{"keystrokes": "', "f(a=", "timeout 5 ", "sudo ", "bash -c '", "\0", "\ud800"),
+]
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.one_of(st.text(), st.lists(st.sampled_from(PIECES), max_size=60).map("".join)))
+def test_anything_at_all_is_read(text: str) -> None:
+    for flag in (False, True):
+        check_bounds(parse(text, truncated=flag, headless=flag))
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.sampled_from(TEXTS), st.sampled_from(TEXTS), st.integers(0, 500), st.text(max_size=8))
+def test_samples_spliced_into_each_other_are_read(a: str, b: str, at: int, noise: str) -> None:
+    check_bounds(parse(a[:at] + noise + b + a[at:]))
+
+
+@pytest.mark.parametrize("piece", PIECES, ids=repr)
+def test_the_time_is_linear_in_the_text(piece: str) -> None:
+    """16 KB of one thing: a quadratic search would take seconds."""
+    text = piece * (MAX_CHARS // len(piece))
+    prefixes = ("", "```bash\n", "<tool_call>{", "<function=x>", "[f(a=", "<|python_tag|>", "{\n")
+    begin_s = time.process_time()
+    for prefix in prefixes:
+        parse(prefix + text[: MAX_CHARS - len(prefix)])
+    assert time.process_time() - begin_s < 0.15 * len(prefixes)
+
+
+def test_nesting_has_no_depth_that_hurts() -> None:
+    for opening in ("[", '{"function":', '{"tool_calls":[', '{"a":'):
+        text = "<tool_call>" + opening * (MAX_CHARS // len(opening))
+        assert parse(text[:MAX_CHARS]).ending is Ending.CUT
+
+
+def test_only_the_end_of_a_long_text_is_read() -> None:
+    call = '<tool_call>{"name": "a_tool", "arguments": {}}</tool_call>'
+    assert parse("x" * 10**6 + call).calls == (ToolCall("a_tool"),)
+    assert parse(call + "x" * 10**6).ending is Ending.ANSWER
+
+
+def test_what_the_client_declares_wins_and_costs_no_reading() -> None:
+    def never() -> Asked:
+        raise AssertionError("read although the client declared its tools")
+
+    asked = asked_of(("functions.pytest:0", " ", "pytest", "x" * 99), never)
+    assert asked.calls == (ToolCall("pytest"), ToolCall("x" * MAX_NAME))
+    read = Asked(Ending.ANSWER)
+    assert asked_of((), lambda: read) is read
+    assert asked_of(("\n",), lambda: read) is read

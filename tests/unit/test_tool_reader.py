@@ -1,0 +1,225 @@
+"""ToolReader: what it decodes, what that may cost, and what it does without a tokenizer."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+import pytest
+
+from continuum_connector.toolcalls.asked import UNREAD, Ending, ToolCall
+from continuum_connector.toolcalls.markers import Span, markers_of
+from continuum_connector.toolcalls.reader import HEAD_TOKENS, TAIL_TOKENS, ToolReader
+from continuum_connector.toolcalls.step_budget import StepBudget
+from continuum_connector.toolcalls.tokenizer import BackgroundTokenizer
+
+OPEN, CLOSE, THINK, SPEAK = 9001, 9002, 9003, 9004
+SPECIAL = {"<tool_call>": OPEN, "</tool_call>": CLOSE, "<think>": THINK, "</think>": SPEAK}
+HARMONY = {"<|start|>": 9005, "<|channel|>": 9006}
+
+
+class Letters:
+    """A tokenizer with one character per token, and some markers. Decoding takes its time."""
+
+    def __init__(self, special: dict[str, int], seconds_per_token: float = 1e-6) -> None:
+        self.special = special
+        self.seconds_per_token = seconds_per_token
+        self.now = 0.0
+        self.num_decoded: list[int] = []
+
+    def timer(self) -> float:
+        return self.now
+
+    def convert_tokens_to_ids(self, marker: str) -> int:
+        return self.special.get(marker, 0)
+
+    def decode(self, token_ids: list[int], skip_special_tokens: bool = True) -> str:
+        self.num_decoded.append(len(token_ids))
+        self.now += self.seconds_per_token * len(token_ids)
+        names = {i: name for name, i in self.special.items()}
+        return "".join(names.get(i) or chr(i) for i in token_ids)
+
+    def encode(self, text: str) -> list[int]:
+        found: list[int] = []
+        while text:
+            name = next((n for n in self.special if text.startswith(n)), text[0])
+            found.append(self.special.get(name, ord(text[0])))
+            text = text[len(name) :]
+        return found
+
+
+def loaded(tokenizer: Letters) -> ToolReader:
+    background = BackgroundTokenizer(lambda: tokenizer)
+    reader = ToolReader(background, tokenizer.timer)
+    reader.start()
+    background.join()
+    tokenizer.num_decoded.clear()
+    return reader
+
+
+CALL = '<tool_call>{"name": "get_weather", "arguments": {"city": "Rome"}}</tool_call>'
+ROME = (ToolCall("get_weather", "city <8"),)
+
+
+@pytest.mark.parametrize("special", [{}, SPECIAL])
+def test_a_call_is_read_with_or_without_ids_for_its_marker(special: dict[str, int]) -> None:
+    tokenizer = Letters(special)
+    reader = loaded(tokenizer)
+    asked = reader.read(tokenizer.encode(f"<think>{CALL}</think>Let me see. {CALL}"))
+    assert (asked.ending, asked.calls) == (Ending.CALLS, ROME)
+    assert (reader.num_read, reader.unread) == (1, {})
+
+
+def test_by_ids_only_the_call_is_decoded() -> None:
+    tokenizer = Letters(SPECIAL)
+    reader = loaded(tokenizer)
+    call = tokenizer.encode(CALL)
+    reader.read(tokenizer.encode("x" * 400) + call)
+    assert tokenizer.num_decoded == [len(call)]
+
+
+def test_a_turn_that_ends_in_its_thinking_is_not_decoded() -> None:
+    tokenizer = Letters(SPECIAL)
+    reader = loaded(tokenizer)
+    assert reader.read(tokenizer.encode(f"<think>so {CALL} or")).ending is Ending.CUT
+    assert tokenizer.num_decoded == []
+
+
+def test_only_the_tail_is_decoded() -> None:
+    tokenizer = Letters({})
+    reader = loaded(tokenizer)
+    assert reader.read(tokenizer.encode("x" * 10_000)).ending is Ending.ANSWER
+    assert tokenizer.num_decoded == [TAIL_TOKENS]
+
+
+def test_a_call_that_began_before_the_tail_is_found_by_its_id() -> None:
+    tokenizer = Letters(SPECIAL)
+    reader = loaded(tokenizer)
+    long = f'<tool_call>{{"name": "write", "arguments": {{"text": "{"x" * 3000}"}}}}</tool_call>'
+    asked = reader.read(tokenizer.encode("Let me write. " + long))
+    assert [call.name for call in asked.calls] == ["write"]
+    assert tokenizer.num_decoded == [HEAD_TOKENS]
+    endless = long.replace("x" * 3000, "x" * 9000)
+    assert reader.read(tokenizer.encode(endless)) == type(asked)(Ending.CALLS)
+
+
+def test_a_harmony_message_begins_at_its_start() -> None:
+    tokenizer = Letters(HARMONY)
+    reader = loaded(tokenizer)
+    call = "<|start|>assistant<|channel|>commentary to=functions.x <|message|>{}<|call|>"
+    asked = reader.read(tokenizer.encode("<|channel|>analysis<|message|>hm<|end|>" + call))
+    assert asked.calls == (ToolCall("x"),)
+    assert tokenizer.num_decoded == [len(tokenizer.encode(call))]
+
+
+def test_a_turn_at_its_token_limit_is_cut() -> None:
+    tokenizer = Letters(SPECIAL)
+    reader = loaded(tokenizer)
+    assert reader.read(tokenizer.encode(CALL[:-20]), truncated=True).ending is Ending.CUT
+    assert reader.read(tokenizer.encode(CALL[:-20])).calls[0].name == "get_weather"
+    assert reader.read([], truncated=True).ending is Ending.CUT
+
+
+def test_a_step_reads_no_longer_than_its_budget() -> None:
+    tokenizer = Letters({}, seconds_per_token=1e-6)
+    reader = loaded(tokenizer)
+    token_ids = tokenizer.encode("x" * TAIL_TOKENS)
+    begin_s = tokenizer.now
+    endings = [reader.read(token_ids).ending for _ in range(9)]
+    assert tokenizer.now - begin_s <= 1.01e-3
+    assert tokenizer.num_decoded[:2] == [TAIL_TOKENS, 488]  # the second for what is left
+    assert endings[2:] == [Ending.UNREAD] * 7
+    assert reader.unread["no_time"] == 7
+    reader.new_step()
+    assert reader.read(token_ids).ending is Ending.ANSWER
+
+
+def test_a_call_that_the_budget_cuts_short_keeps_its_name() -> None:
+    tokenizer = Letters(SPECIAL, seconds_per_token=1e-5)
+    reader = loaded(tokenizer)
+    text = f'<tool_call>{{"name": "write", "arguments": {{"text": "{"x" * 400}"}}}}</tool_call>'
+    asked = reader.read(tokenizer.encode(text), truncated=True)
+    assert [call.name for call in asked.calls] == ["write"]
+    assert tokenizer.num_decoded == [100]
+
+
+def test_a_slow_outlier_does_not_disable_reading_for_ever() -> None:
+    tokenizer = Letters({})
+    reader = loaded(tokenizer)
+    token_ids = tokenizer.encode("x" * TAIL_TOKENS)
+    tokenizer.seconds_per_token = 1.0
+    reader.read(token_ids)
+    tokenizer.seconds_per_token = 1e-6
+    for _ in range(3):
+        reader.new_step()
+        assert reader.read(token_ids).ending is Ending.ANSWER
+    tokenizer.seconds_per_token = 1.0
+    for _ in range(20):  # a slow minute, after which the estimate is far off
+        reader.new_step()
+        reader.read(token_ids)
+    tokenizer.seconds_per_token = 1e-6
+    num_steps = 0
+    while reader.read(token_ids).ending is Ending.UNREAD:
+        reader.new_step()
+        num_steps += 1
+        assert num_steps < 100
+
+
+def test_the_budget_forgets_only_what_a_whole_step_could_not_buy() -> None:
+    budget = StepBudget(1e-3, 1e-6)
+    budget.spent(900, 0.9e-3 + 50e-6)
+    mean = budget.seconds_per_token
+    assert budget.affordable(512) == 0
+    assert budget.seconds_per_token == mean
+    budget.seconds_per_token = 1.0
+    budget.new_step()
+    assert budget.affordable(512) == 0
+    assert budget.seconds_per_token < 1.0
+
+
+def test_a_tokenizer_that_raises_is_counted_and_no_more() -> None:
+    tokenizer = Letters({})
+    reader = loaded(tokenizer)
+    assert reader.read([-1]) is UNREAD  # chr(-1)
+    assert reader.unread == {"error": 1}
+
+
+def test_without_a_tokenizer_nothing_is_read_and_one_line_says_why(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    def load() -> Any:
+        raise OSError("no such file")
+
+    background = BackgroundTokenizer(load)
+    reader = ToolReader(background, lambda: 0.0)
+    assert reader.read([1]) is UNREAD
+    with caplog.at_level(logging.WARNING):
+        for _ in range(3):
+            reader.start()
+            background.join()
+    assert reader.read([1]) is UNREAD
+    assert reader.unread == {"no_tokenizer": 2}
+    assert [record.getMessage() for record in caplog.records] == [
+        "ContinuumConnector cannot load the tokenizer (no such file), so tool calls stay unread "
+        "and a client that disconnects looks like a stop string: such turns are kept until "
+        "their TTL; let --tokenizer name one that this process can read, or declare `tools` "
+        "in each request"
+    ]
+
+
+def test_a_server_without_a_tokenizer_is_no_error() -> None:
+    background = BackgroundTokenizer(lambda: None)
+    reader = ToolReader(background, lambda: 0.0)
+    reader.start()
+    background.join()
+    assert reader.read([1]) is UNREAD
+
+
+def test_markers_are_those_that_are_one_token() -> None:
+    markers = markers_of(Letters({**SPECIAL, **HARMONY}))
+    assert markers.calls == {OPEN}
+    assert markers.messages == {9005}
+    assert not markers_of(Letters({"<|start|>": 9005})).messages
+    assert markers.span([OPEN, SPEAK, 1, OPEN, 2, OPEN]) == Span(3, at_call=True)
+    assert markers.span([1, SPEAK, 2]) == Span(2)
+    assert markers.span([1, CLOSE]) == Span(0, is_late=True)
