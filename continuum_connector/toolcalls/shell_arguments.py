@@ -54,7 +54,8 @@ def _subcommand(name: str, words: list[str]) -> tuple[list[str], list[str]]:
     """The words that say what `name` does, and the rest. `git -C dir log` is `log`."""
     if name not in SUBCOMMANDS:
         return [], words
-    at, before = 0, []
+    before: list[str] = []
+    at = 0
     while at < len(words) and words[at].startswith("-"):
         has_value = words[at] in ("-C", "-c", "--context", "-n", "-f")
         before += [] if has_value else [words[at]]
