@@ -10,10 +10,11 @@ import math
 from bisect import bisect_right
 from collections.abc import Sequence
 from functools import cached_property
-from itertools import pairwise
+from itertools import accumulate, pairwise
 
 # Seconds: 20 ms, less than any tool call through HTTP takes, to a day and a half.
 EDGES: tuple[float, ...] = tuple(0.02 * 2 ** (k / 4) for k in range(91))
+_WIDTHS = tuple(high - low for low, high in pairwise(EDGES))
 
 
 class Forecast:
@@ -48,13 +49,25 @@ class Forecast:
 
     def within(self, t: float) -> float:
         """P(gap <= t)."""
-        return self.cdf[-1] if t >= EDGES[-1] else _between(t, self.cdf)
+        if t >= EDGES[-1]:
+            return self.cdf[-1]
+        if t <= 0.0:
+            return 0.0
+        index = bisect_right(EDGES, t)
+        low, p_low = (EDGES[index - 1], self.cdf[index - 1]) if index else (0.0, 0.0)
+        return p_low + (self.cdf[index] - p_low) * (t - low) / (EDGES[index] - low)
 
     def held(self, t: float) -> float:
         """Seconds for which a pin of TTL `t` is held on average: the integral of P(gap > u)."""
         if t >= EDGES[-1]:
-            return self._held[-1] + (t - EDGES[-1]) * (1.0 - self.cdf[-1])
-        return _between(t, self._held)
+            return self.held_at[-1] + (t - EDGES[-1]) * (1.0 - self.cdf[-1])
+        if t <= 0.0:
+            return 0.0
+        index = bisect_right(EDGES, t)
+        low, p_low, held = (0.0, 0.0, 0.0)
+        if index:
+            low, p_low, held = EDGES[index - 1], self.cdf[index - 1], self.held_at[index - 1]
+        return held + (t - low) * (1.0 - (p_low + self.within(t)) / 2)
 
     def within_after(self, age: float, t: float) -> float:
         """P(gap <= age + t), given that the program has not returned for `age` seconds."""
@@ -64,7 +77,8 @@ class Forecast:
     def held_after(self, age: float, t: float) -> float:
         """Seconds for which a pin that is `age` old is held on average within the next `t`."""
         left = 1.0 - self.within(age)
-        return (self.held(age + t) - self.held(age)) / left if left > 1e-9 else t
+        # The difference of two large numbers: with little left it may come out above t.
+        return min(t, (self.held(age + t) - self.held(age)) / left) if left > 1e-9 else t
 
     def quantile(self, q: float) -> float:
         """The time by which a share `q` of programs has returned; infinity if fewer ever do."""
@@ -77,19 +91,9 @@ class Forecast:
         return low + share * (EDGES[index] - low)
 
     @cached_property
-    def _held(self) -> tuple[float, ...]:
-        total = EDGES[0] * (1.0 - self.cdf[0] / 2)
-        held = [total]
-        for (low, high), (p_low, p_high) in zip(pairwise(EDGES), pairwise(self.cdf), strict=True):
-            total += (high - low) * (1.0 - (p_low + p_high) / 2)
-            held.append(total)
-        return tuple(held)
-
-
-def _between(t: float, values: Sequence[float]) -> float:
-    """`values`, which are 0 at 0 s and linear between EDGES, at `t` below the last edge."""
-    if t <= 0.0:
-        return 0.0
-    index = bisect_right(EDGES, t)
-    low, at_low = (EDGES[index - 1], values[index - 1]) if index else (0.0, 0.0)
-    return at_low + (values[index] - at_low) * (t - low) / (EDGES[index] - low)
+    def held_at(self) -> tuple[float, ...]:
+        """`held` at each of EDGES, as `cdf` is `within` there."""
+        first = EDGES[0] * (1.0 - self.cdf[0] / 2)
+        pairs = zip(_WIDTHS, pairwise(self.cdf), strict=True)
+        parts = (width * (1.0 - (low + high) / 2) for width, (low, high) in pairs)
+        return tuple(accumulate(parts, initial=first))
