@@ -13,8 +13,7 @@ from continuum_connector.config import ContinuumConfig
 from continuum_connector.errors import ConfigError, TransferError
 from continuum_connector.kv_events import KvEventFactory
 from continuum_connector.policy.base import RetentionPolicy
-from continuum_connector.policy.fixed_ttl import FixedTtl
-from continuum_connector.policy.stock import Stock
+from continuum_connector.policy.registry import make_policy
 from continuum_connector.scheduler.ending import Endings
 from continuum_connector.scheduler.holds import HoldTable
 from continuum_connector.scheduler.scheduler import SchedulerSide
@@ -67,9 +66,7 @@ def why_unattached(config: ContinuumConfig, vllm_config: Any) -> str:
 
 def policy(config: ContinuumConfig) -> RetentionPolicy:
     """Return the policy named in the config."""
-    if config.policy == "stock":
-        return Stock()
-    return FixedTtl(config.ttl_s, config.max_ttl_s)
+    return make_policy(config.policy, config.ttl_s, config.max_ttl_s)
 
 
 def scheduler_side(

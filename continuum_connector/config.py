@@ -31,7 +31,10 @@ CopyBytes = Annotated[int, msgspec.Meta(ge=4096, le=2**30)]
 Count = Annotated[int, msgspec.Meta(ge=1)]
 Every = Annotated[int, msgspec.Meta(ge=0, le=2**32 - 1)]
 
-POLICIES = ("fixed_ttl", "stock")
+POLICIES = (  # those of policy/registry.py
+    *("adaptive", "continuum", "fixed_ttl", "infercept", "contextserve", "lru_offload"),
+    *("program_order", "stock"),
+)
 KV_LAYOUTS = ("auto", "stock", "BLHNC", "BLNHC", "BHLNC")
 DRIVERS = ("auto", "cuda", "sim")
 SHORTAGES = ("smaller", "off")

@@ -118,6 +118,8 @@ class Resident:
 
     `last_used`: when its blocks were last stored or loaded. `finished`: when its last turn ended,
     None while one is under way. `is_waiting`: its next turn has arrived and is in the queue.
+    `queueing_s`: how long its turn will stand there still, or its next one once it is back: in
+    program order that is the work of the programs which came before it.
     """
 
     program: str
@@ -126,6 +128,7 @@ class Resident:
     finished: float | None = None
     gap: Forecast = NO_FORECAST
     is_waiting: bool = False
+    queueing_s: float = 0.0
 
 
 class RetentionPolicy(Protocol):
@@ -154,3 +157,14 @@ class LeastRecentlyUsed:
 
     def dram_rank(self, resident: Resident, now: float) -> float:
         return resident.last_used
+
+
+def let_go(turn: FinishedTurn) -> Choice | None:
+    """The choice for a turn that no policy keeps, None for all others."""
+    if turn.aborted:
+        return Choice(Free(), "the client went away")
+    if turn.hints.final:
+        return Choice(Free(), "last turn of its program")
+    if not turn.num_blocks:
+        return Choice(Free(), "no full block to keep")
+    return None

@@ -15,6 +15,7 @@ from continuum_connector.policy.base import (
     Offload,
     Pin,
     Snapshot,
+    let_go,
 )
 
 
@@ -29,12 +30,8 @@ class FixedTtl(LeastRecentlyUsed):
         self._max_ttl_s = max_ttl_s
 
     def decide(self, turn: FinishedTurn, snapshot: Snapshot) -> Choice:
-        if turn.aborted:
-            return Choice(Free(), "the client went away")
-        if turn.hints.final:
-            return Choice(Free(), "last turn of its program")
-        if not turn.num_blocks:
-            return Choice(Free(), "no full block to keep")
+        if (over := let_go(turn)) is not None:
+            return over
         asked = turn.hints.ttl_s
         ttl_s = min(self._ttl_s if asked is None else asked, self._max_ttl_s)
         if not ttl_s:

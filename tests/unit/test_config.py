@@ -218,7 +218,7 @@ def test_a_value_out_of_type_or_bounds_names_value_consequence_and_cure(
     ("key", "raw", "hint"),
     [
         ("policy", "fixed-ttl", "did you mean `fixed_ttl`?"),
-        ("policy", "zzz", "choose one of fixed_ttl, stock"),
+        ("policy", "zzz", "choose one of adaptive, continuum, "),
         ("kv_layout", "blhnc", "did you mean `BLHNC`?"),
         ("driver", "cuda12", "did you mean `cuda`?"),
         ("dram_shortage", "small", "did you mean `smaller`?"),

@@ -1,0 +1,151 @@
+"""Adaptive: each alternative is priced in seconds that all programs together gain; the best wins.
+
+    free       0
+    offload    k * P(residence) * max(0, prefill - load)
+    pin        max over tau of  k * P(tau) * (prefill + queueing) - price * blocks * H(tau)
+    pin_store  offload + the same, where a return that DRAM would have served saves only
+               min(prefill, load) + queueing
+
+P, H: see worth.py. k = blocks / mean_blocks, how many average turns' room this one takes;
+queueing = T * max(eta, 0). With price = 1 / mean_blocks and H(tau) = tau, `pin` is Continuum's
+Equation 1. docs/decisions.md has the reasons, and what follows for each kind of gap.
+"""
+
+from __future__ import annotations
+
+import math
+
+from continuum_connector.costs.forecast import EDGES
+from continuum_connector.policy.base import (
+    After,
+    Choice,
+    FinishedTurn,
+    Free,
+    Offload,
+    Pin,
+    Resident,
+    Snapshot,
+    let_go,
+)
+from continuum_connector.policy.worth import BestPin, Stake, best_pin, soonest
+
+# To take a hold on a block and to let go of it takes so long, and the step waits: 1.5 ms for
+# 6,500 blocks (field.md 0.7). A pin that saves less is not worth its own making.
+HOLD_S = 0.25e-6
+# A store into a full DRAM takes another program's place: more likely read than not, or none.
+MIN_P_READ = 0.5
+# Of two programs needed equally soon the older is worth more: 1 ms per 11 days of age.
+AGE_WEIGHT = 1e-9
+
+
+class Adaptive:
+    """What is needed soonest stays nearest, as far as its room is not worth more to others."""
+
+    name = "adaptive"
+    orders = True
+
+    def __init__(self, max_ttl_s: float) -> None:
+        self._max_ttl_s = max_ttl_s
+
+    def decide(self, turn: FinishedTurn, snapshot: Snapshot) -> Choice:
+        if (over := let_go(turn)) is not None:
+            return over
+        if turn.hints.compaction:
+            return Choice(Free(), "a compaction: what comes next extends an older prefix")
+        p_read = turn.gap.within(snapshot.residence_s) if snapshot.has_tier else 0.0
+        stored_s = _stored_s(turn, snapshot, p_read)
+        stake = _stake(turn, snapshot, stored_s, p_read)
+        pin = best_pin(turn.gap, stake, turn.num_blocks, self._max_ttl_s)
+        ttl_s, asked_for = self._with_hint(turn, stake, pin)
+        offload = stake.weight * p_read * stored_s
+        values = {"free": 0.0, "pin": pin.gain}
+        if snapshot.has_tier:
+            dropped = _stake(turn, snapshot, 0.0, 0.0) if stored_s else stake
+            alone = best_pin(turn.gap, dropped, turn.num_blocks, self._max_ttl_s)
+            values |= {"pin": alone.gain, "offload": offload, "pin_store": offload + pin.gain}
+        if ttl_s:
+            then = After.STORE if stored_s else After.DROP
+            return Choice(
+                Pin(ttl_s, then, pin.value), _why_pin(turn, stake, ttl_s, asked_for), values
+            )
+        if stored_s:
+            return Choice(Offload(), _why_offload(turn, p_read), values)
+        return Choice(Free(), _why_free(turn, snapshot, p_read), values)
+
+    def dram_rank(self, resident: Resident, now: float) -> float:
+        """Minus the seconds until the program's blocks are used next; older programs first."""
+        away_s = 0.0 if resident.is_waiting else _away_s(resident, now)
+        return AGE_WEIGHT * (now - resident.arrival) - away_s - resident.queueing_s
+
+    def _with_hint(self, turn: FinishedTurn, stake: Stake, pin: BestPin) -> tuple[float, bool]:
+        """The TTL, and whether the client's word made it longer.
+
+        A client gets what it asks for as long as that costs others no more than it saves;
+        0 s asked for is no pin.
+        """
+        ttl_s = pin.ttl_s if pin.gain > HOLD_S * turn.num_blocks else 0.0
+        hint = turn.hints.ttl_s
+        if hint is None:
+            return ttl_s, False
+        limit = min(hint, self._max_ttl_s)
+        for longer in (limit, *(edge for edge in reversed(EDGES) if edge < limit)):
+            if longer <= ttl_s:
+                break
+            if stake.gain(turn.gap, longer) >= 0.0:
+                return longer, True
+        return (ttl_s if hint else 0.0), False
+
+
+def _stored_s(turn: FinishedTurn, snapshot: Snapshot, p_read: float) -> float:
+    """Seconds that a return saves by finding the blocks in DRAM; 0 if they should not go there."""
+    is_full = snapshot.residence_s < math.inf
+    if not p_read or (is_full and p_read < MIN_P_READ):
+        return 0.0
+    return max(0.0, turn.prefill_s - turn.load_s)
+
+
+def _stake(turn: FinishedTurn, snapshot: Snapshot, stored_s: float, p_read: float) -> Stake:
+    # An anti-memoryful workload (eta < 0) is a reason to serve others first, which is the
+    # queue's business; it is none to compute the same prefix twice.
+    queueing_s = snapshot.queueing_s * max(snapshot.eta, 0.0)
+    return Stake(
+        pinned_s=turn.prefill_s + queueing_s,
+        stored_s=stored_s,
+        p_stored=p_read,
+        weight=turn.num_blocks / max(snapshot.mean_blocks, 1.0),
+        cost=snapshot.price * turn.num_blocks,
+    )
+
+
+def _away_s(resident: Resident, now: float) -> float:
+    """Seconds until the program is back, at best; as long as it was silent, if nobody knows."""
+    age = now - resident.finished if resident.finished is not None else 0.0
+    seconds = soonest(resident.gap, max(age, 0.0))
+    return seconds if seconds < math.inf else max(now - resident.last_used, age)
+
+
+def _why_pin(turn: FinishedTurn, stake: Stake, ttl_s: float, asked_for: bool) -> str:
+    p, held = turn.gap.within(ttl_s), turn.gap.held(ttl_s)
+    saved = stake.gain(turn.gap, ttl_s) + stake.cost * held
+    says = f"client asked for {turn.hints.ttl_s:g} s; " if asked_for else ""
+    return (
+        f"{says}{p:.0%} are back within {ttl_s:.3g} s, after {held:.3g} s of room on average: "
+        f"saves {saved:.3g} s, costs {stake.cost * held:.3g} s"
+    )
+
+
+def _why_offload(turn: FinishedTurn, p_read: float) -> str:
+    return (
+        f"no pin pays; {p_read:.0%} are back while it is in DRAM: "
+        f"{turn.load_s:.3g} s to load, {turn.prefill_s:.3g} s to compute"
+    )
+
+
+def _why_free(turn: FinishedTurn, snapshot: Snapshot, p_read: float) -> str:
+    if not turn.gap.cdf[-1]:
+        return "nobody expects it back"
+    if not snapshot.has_tier:
+        return f"no pin pays: {turn.prefill_s:.3g} s to compute again"
+    if turn.prefill_s <= turn.load_s:
+        return f"no pin pays; {turn.prefill_s:.3g} s to compute, {turn.load_s:.3g} s to load"
+    return f"no pin pays; only {p_read:.0%} are back within {snapshot.residence_s:.3g} s in DRAM"

@@ -1,0 +1,39 @@
+"""Oracle: adaptive with the forecast of one who knows. For the lab, not for servers.
+
+What adaptive loses against it is what better forecasts could still gain.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+from continuum_connector.costs.forecast import Forecast
+from continuum_connector.policy.adaptive import Adaptive
+from continuum_connector.policy.base import Choice, FinishedTurn, Resident, Snapshot
+
+# Program, now -> seconds until its next turn arrives, None if there is none. Asked when a turn
+# has ended or lies in the pause after it.
+Away = Callable[[str, float], float | None]
+
+
+class Oracle(Adaptive):
+    """Values everything as adaptive does, with the true gap in place of its forecast."""
+
+    name = "oracle"
+
+    def __init__(self, away: Away, max_ttl_s: float) -> None:
+        super().__init__(max_ttl_s)
+        self._away = away
+
+    def decide(self, turn: FinishedTurn, snapshot: Snapshot) -> Choice:
+        gap_s = self._away(turn.program, snapshot.now)
+        gap = Forecast.never() if gap_s is None else Forecast.known(gap_s)
+        return super().decide(replace(turn, gap=gap), snapshot)
+
+    def dram_rank(self, resident: Resident, now: float) -> float:
+        """As adaptive's; the blocks of a program that is not coming back are worth nothing."""
+        if resident.is_waiting:
+            return super().dram_rank(resident, now)
+        away_s = self._away(resident.program, now)
+        return float("-inf") if away_s is None else -away_s - resident.queueing_s

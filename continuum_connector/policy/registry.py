@@ -1,0 +1,32 @@
+"""Registry: the policies that a config can name, and how each is made from the config's values."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from continuum_connector.policy.adaptive import Adaptive
+from continuum_connector.policy.base import RetentionPolicy
+from continuum_connector.policy.contextserve import ContextServe
+from continuum_connector.policy.continuum import Continuum
+from continuum_connector.policy.fixed_ttl import FixedTtl
+from continuum_connector.policy.infercept import Infercept
+from continuum_connector.policy.lru_offload import LruOffload
+from continuum_connector.policy.program_order import ProgramOrder
+from continuum_connector.policy.stock import Stock
+
+# Name -> maker from (ttl_s, max_ttl_s). `oracle` is the lab's: no config can tell the future.
+MAKERS: dict[str, Callable[[float, float], RetentionPolicy]] = {
+    "adaptive": lambda _, max_ttl_s: Adaptive(max_ttl_s),
+    "continuum": lambda _, max_ttl_s: Continuum(max_ttl_s),
+    "fixed_ttl": FixedTtl,
+    "infercept": lambda _, max_ttl_s: Infercept(max_ttl_s),
+    "contextserve": lambda _, max_ttl_s: ContextServe(max_ttl_s),
+    "lru_offload": lambda *_: LruOffload(),
+    "program_order": lambda *_: ProgramOrder(),
+    "stock": lambda *_: Stock(),
+}
+
+
+def make_policy(name: str, ttl_s: float, max_ttl_s: float) -> RetentionPolicy:
+    """Return the policy of that name. Raises KeyError if there is none; the config checks that."""
+    return MAKERS[name](ttl_s, max_ttl_s)

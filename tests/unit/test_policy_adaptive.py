@@ -1,0 +1,259 @@
+"""Adaptive: the best alternative by brute force, what moves it, and what is never kept."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from continuum_connector.costs.forecast import EDGES, Forecast
+from continuum_connector.policy.adaptive import HOLD_S, MIN_P_READ, Adaptive
+from continuum_connector.policy.base import (
+    After,
+    Choice,
+    FinishedTurn,
+    Free,
+    Offload,
+    Pin,
+    Snapshot,
+)
+from continuum_connector.policy.oracle import Oracle
+from continuum_connector.programs.program import Hints
+from tests.unit.deciding import curve, finished, forecasts, world
+
+ADAPTIVE = Adaptive(60.0)
+BACK_IN_2_S = Forecast.known(2.0)
+SECONDS = st.one_of(st.just(0.0), st.floats(0.001, 100.0))
+
+
+def decide(turn: FinishedTurn, snapshot: Snapshot) -> Choice:
+    return ADAPTIVE.decide(turn, snapshot)
+
+
+def ttl(choice: Choice) -> float:
+    return choice.decision.ttl_s if isinstance(choice.decision, Pin) else 0.0
+
+
+@st.composite
+def situations(draw: st.DrawFn) -> tuple[dict[str, Any], dict[str, Any]]:
+    """What is known of a turn, and of the world."""
+    has_tier = draw(st.booleans())
+    turn = {
+        "num_blocks": draw(st.integers(1, 1000)),
+        "gap": draw(forecasts()),
+        "prefill_s": draw(SECONDS),
+        "load_s": draw(SECONDS) if has_tier else math.inf,
+    }
+    snapshot = {
+        "has_tier": has_tier,
+        "queueing_s": draw(SECONDS),
+        "eta": draw(st.floats(-1, 1)),
+        "mean_blocks": draw(st.floats(1, 1000)),
+        "price": draw(st.one_of(st.just(0.0), st.floats(1e-6, 10))),
+        "residence_s": draw(st.one_of(st.just(math.inf), st.floats(0.1, 1e4))),
+    }
+    return turn, snapshot
+
+
+def brute_force(turn: FinishedTurn, snapshot: Snapshot) -> dict[str, float]:
+    """Each alternative's best value, straight from the definitions: saved minus paid."""
+    k, gap = turn.num_blocks / snapshot.mean_blocks, turn.gap
+    queueing_s = snapshot.queueing_s * max(0.0, snapshot.eta)
+    ttls = [0.0, *(edge for edge in EDGES if edge <= 60.0)]
+    residence_s = min(snapshot.residence_s, EDGES[-1])
+
+    def pin(ttl_s: float, from_dram_s: float) -> float:
+        in_time = gap.within(ttl_s)
+        later = max(0.0, gap.within(residence_s) - in_time)
+        saved = in_time * (turn.prefill_s + queueing_s) + later * from_dram_s
+        return k * saved - snapshot.price * turn.num_blocks * gap.held(ttl_s)
+
+    values = {"free": 0.0, "pin": max(pin(ttl_s, 0.0) for ttl_s in ttls)}
+    if snapshot.has_tier:
+        is_refused = snapshot.residence_s < math.inf and gap.within(residence_s) < MIN_P_READ
+        from_dram_s = 0.0 if is_refused else max(0.0, turn.prefill_s - turn.load_s)
+        values["offload"] = k * gap.within(residence_s) * from_dram_s
+        values["pin_store"] = max(pin(ttl_s, from_dram_s) for ttl_s in ttls)
+    return values
+
+
+@given(situations())
+def test_the_best_alternative_by_brute_force_is_chosen(
+    situation: tuple[dict[str, Any], dict[str, Any]],
+) -> None:
+    turn, snapshot = finished(**situation[0]), world(**situation[1])
+    choice, expected = decide(turn, snapshot), brute_force(turn, snapshot)
+    assert choice.values == pytest.approx(expected, rel=1e-6, abs=1e-6)
+    match choice.decision:
+        case Pin(then=After.STORE):
+            name = "pin_store"
+        case Pin():
+            name = "pin"
+        case Offload():
+            name = "offload"
+        case _:
+            name = "free"
+    # What is left on the table is at most what the making of a pin costs.
+    lost = max(expected.values()) - expected[name]
+    assert lost <= HOLD_S * turn.num_blocks + 1e-6 * max(1.0, *expected.values())
+    assert name in choice.values
+    assert ttl(choice) <= 60.0
+
+
+@given(situations(), st.floats(0, 10))
+def test_a_higher_price_never_makes_a_pin_longer(
+    situation: tuple[dict[str, Any], dict[str, Any]], more: float
+) -> None:
+    turn, snapshot = finished(**situation[0]), situation[1]
+    dearer = world(**snapshot | {"price": snapshot["price"] + more})
+    assert ttl(decide(turn, dearer)) <= ttl(decide(turn, world(**snapshot)))
+
+
+@given(situations(), st.floats(0, 100))
+def test_more_queueing_saved_never_makes_a_pin_shorter(
+    situation: tuple[dict[str, Any], dict[str, Any]], more: float
+) -> None:
+    turn, snapshot = finished(**situation[0]), situation[1] | {"eta": 1.0}
+    longer = world(**snapshot | {"queueing_s": snapshot["queueing_s"] + more})
+    assert ttl(decide(turn, world(**snapshot))) <= ttl(decide(turn, longer))
+
+
+@given(situations(), st.floats(0, 100))
+def test_without_a_tier_more_prefill_saved_never_makes_a_pin_shorter(
+    situation: tuple[dict[str, Any], dict[str, Any]], more: float
+) -> None:
+    known, snapshot = situation[0] | {"load_s": math.inf}, situation[1] | {"has_tier": False}
+    dearer = finished(**known | {"prefill_s": known["prefill_s"] + more})
+    cheaper = finished(**known)
+    assert ttl(decide(cheaper, world(**snapshot))) <= ttl(decide(dearer, world(**snapshot)))
+
+
+@given(situations(), st.booleans())
+def test_a_pin_is_made_where_its_value_is_above_the_price(
+    situation: tuple[dict[str, Any], dict[str, Any]], is_above: bool
+) -> None:
+    """Pin.value is the break-even price: just below it a pin pays, just above none does."""
+    turn = finished(**situation[0])
+    free = decide(turn, world(**situation[1] | {"price": 0.0}))
+    if not isinstance(free.decision, Pin) or free.decision.value < 1e-6:
+        return
+    price = free.decision.value * (1.01 if is_above else 0.8)
+    snapshot = world(**situation[1] | {"price": price})
+    values = decide(turn, snapshot).values
+    gain = values.get("pin_store", values["pin"]) - values.get("offload", 0.0)
+    assert gain == 0.0 if is_above else gain > 0.0
+
+
+def test_with_the_price_of_one_waiting_turn_it_is_equation_2_but_for_the_time_held() -> None:
+    """60 % are back after 1 s, 30 % after 4 s; R = 5 s. Paper: 3 - 1 = 2 against 4.5 - 4 = 0.5.
+    A pin of 4 s is held 0.6 * 1 + 0.4 * 4 = 2.2 s only, so that its gain is 4.5 - 2.2 = 2.3."""
+    one, four = (next(i for i, e in enumerate(EDGES) if e >= t) for t in (1.0, 4.0))
+    cdf = [0.0] * one + [0.6] * (four - one) + [0.9] * (len(EDGES) - four)
+    turn = finished(gap=Forecast(cdf), prefill_s=3.0)
+    choice = decide(turn, world(price=1 / 10, queueing_s=4.0, eta=0.5))
+    assert ttl(choice) == EDGES[four] == pytest.approx(4.3, abs=0.5)
+    held = 0.6 * EDGES[one] + 0.4 * EDGES[four]
+    assert choice.values["pin"] == pytest.approx(4.5 - held, abs=0.2)
+
+
+@pytest.mark.parametrize("hints", [Hints(final=True), Hints(final=True, ttl_s=9.0)])
+def test_the_last_turn_is_freed_at_once(hints: Hints) -> None:
+    turn = finished(hints=hints, gap=BACK_IN_2_S, prefill_s=9.0)
+    assert decide(turn, world()) == Choice(Free(), "last turn of its program")
+
+
+def test_what_went_away_or_was_condensed_or_has_no_block_is_freed() -> None:
+    known = {"gap": BACK_IN_2_S, "prefill_s": 9.0, "load_s": 1.0}
+    assert decide(finished(aborted=True, **known), world(True)).decision == Free()
+    assert decide(finished(0, **known), world(True)).decision == Free()
+    condensed = decide(finished(hints=Hints(compaction=True), **known), world(True))
+    assert condensed.decision == Free()
+    assert "extends an older prefix" in condensed.why
+
+
+@given(situations())
+def test_where_nothing_is_saved_nothing_is_kept(
+    situation: tuple[dict[str, Any], dict[str, Any]],
+) -> None:
+    turn = finished(**situation[0] | {"prefill_s": 0.0})
+    choice = decide(turn, world(**situation[1] | {"queueing_s": 0.0}))
+    assert choice.decision == Free()
+    assert not any(choice.values.values())
+
+
+@given(situations())
+def test_nothing_goes_to_dram_without_a_tier(
+    situation: tuple[dict[str, Any], dict[str, Any]],
+) -> None:
+    choice = decide(finished(**situation[0]), world(**situation[1] | {"has_tier": False}))
+    assert set(choice.values) == {"free", "pin"}
+    decision = choice.decision
+    assert isinstance(decision, Free) or (isinstance(decision, Pin) and decision.then is After.DROP)
+
+
+def test_dram_that_loads_no_faster_than_prefill_is_not_written() -> None:
+    turn = finished(gap=BACK_IN_2_S, prefill_s=0.2, load_s=0.2)
+    assert decide(turn, world(True)).decision == Pin(
+        ttl(decide(turn, world(True))), After.DROP, pytest.approx(0.01, rel=0.2)
+    )
+    choice = decide(turn, world(True, price=1.0))
+    assert choice.decision == Free()
+    assert choice.why == "no pin pays; 0.2 s to compute, 0.2 s to load"
+
+
+def test_what_would_be_gone_before_it_is_read_is_not_written() -> None:
+    turn = finished(gap=curve([(100.0, 0.4), (1000.0, 1.0)]), prefill_s=5.0, load_s=0.5)
+    assert decide(turn, world(True, price=1.0)).decision == Offload()
+    assert decide(turn, world(True, price=1.0, residence_s=500.0)).decision == Offload()
+    choice = decide(turn, world(True, price=1.0, residence_s=100.0))
+    assert choice.decision == Free()
+    assert choice.why == "no pin pays; only 39% are back within 100 s in DRAM"
+
+
+def test_a_client_gets_the_ttl_it_asks_for_while_that_costs_nobody_anything() -> None:
+    turn = finished(hints=Hints(ttl_s=30.0), gap=BACK_IN_2_S, prefill_s=1.0)
+    choice = decide(turn, world())
+    assert ttl(choice) == 30.0
+    assert choice.why.startswith("client asked for 30 s; 100% are back within 30 s")
+    assert ttl(decide(finished(hints=Hints(ttl_s=1e6), gap=BACK_IN_2_S), world())) == 60.0
+    assert (
+        ttl(decide(finished(hints=Hints(ttl_s=0.5), gap=BACK_IN_2_S, prefill_s=1.0), world())) > 2
+    )
+
+
+def test_a_client_that_asks_for_more_than_its_turn_is_worth_gets_what_that_is() -> None:
+    """Half are back after 2 s, the rest never: up to T, 5 s are saved and 1 + T/2 s are held."""
+    two = next(i for i, e in enumerate(EDGES) if e >= 2.0)
+    gap = Forecast([0.0] * two + [0.5] * (len(EDGES) - two))
+    turn = finished(hints=Hints(ttl_s=50.0), gap=gap, prefill_s=10.0)
+    assert ttl(decide(finished(gap=gap, prefill_s=10.0), world(price=0.1))) == EDGES[two]
+    assert 6.0 < ttl(decide(turn, world(price=0.1))) < 8.0
+    assert ttl(decide(turn, world(price=1.0))) == 0.0
+
+
+@pytest.mark.parametrize("has_tier", [False, True])
+def test_a_client_that_asks_for_no_time_gets_no_pin(has_tier: bool) -> None:
+    turn = finished(hints=Hints(ttl_s=0.0), gap=BACK_IN_2_S, prefill_s=9.0, load_s=1.0)
+    decision = decide(turn, world(has_tier)).decision
+    assert decision == (Offload() if has_tier else Free())
+
+
+def test_the_oracle_pins_who_is_back_in_time_and_nobody_else() -> None:
+    away = {"p": 5.0}
+    oracle = Oracle(lambda program, now: away.get(program), 60.0)
+    turn, snapshot = finished(prefill_s=9.0), world(price=0.1)
+    assert 5.0 <= ttl(oracle.decide(turn, snapshot)) < 6.0
+    for never_in_time in (9.0, 61.0):
+        away["p"] = never_in_time
+        assert oracle.decide(turn, snapshot).decision == Free()
+    away.clear()
+    assert oracle.decide(turn, snapshot).why == "nobody expects it back"
+
+
+@given(st.floats(0.03, 1000))
+def test_no_pin_of_the_oracle_expires(gap_s: float) -> None:
+    choice = Oracle(lambda *_: gap_s, 60.0).decide(finished(prefill_s=9.0), world())
+    assert not isinstance(choice.decision, Pin) or choice.decision.ttl_s >= gap_s
