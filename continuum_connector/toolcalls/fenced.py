@@ -7,7 +7,7 @@ import re
 from continuum_connector.toolcalls.raw_call import RawCall
 
 LANGUAGES = ("bash", "sh", "shell", "zsh", "console", "mswea_bash_command")
-OPEN = re.compile(rf"(?:^|\n)[ \t]{{0,8}}```(?:{'|'.join(LANGUAGES)})[ \t]{{0,8}}(?:\n|$)")
+OPEN = re.compile(rf"```(?:{'|'.join(LANGUAGES)})[ \t]{{0,8}}(?:\n|$)")
 _CLOSE = re.compile(r"\n[ \t]{0,8}```")
 
 

@@ -16,7 +16,7 @@ MARKERS = ("<|channel|>", "<|message|>")
 _TOKEN = re.compile(r"<\|(start|end|call|return|message)\|>")
 _END = re.compile(r"<\|(?:end|call|return)\|>")
 MAX_HEADER = 256  # characters
-_RECIPIENT = re.compile(r"\bto=([\w.\-]{1,128})")
+_RECIPIENT = re.compile(r" to=([\w.\-]{1,128})")
 
 
 def read(text: str, start: int) -> list[RawCall]:
@@ -26,7 +26,7 @@ def read(text: str, start: int) -> list[RawCall]:
     for token in _TOKEN.finditer(text, header_at):
         if token[1] == "message":
             header_at = max(header_at, token.start() - MAX_HEADER)
-            found = _RECIPIENT.search(text, header_at, token.start())
+            found = _recipient(text, header_at, token.start())
             recipient, body_at = (found[1] if found else ""), token.end()
             continue
         if recipient and body_at >= 0:
@@ -36,7 +36,7 @@ def read(text: str, start: int) -> list[RawCall]:
             return calls
     if recipient:
         calls.append(_call(recipient, text[body_at:], False))
-    elif body_at < 0 and (found := _RECIPIENT.search(text, header_at, len(text))):
+    elif body_at < 0 and (found := _recipient(text, header_at, len(text))):
         whole = found.end() < len(text)  # else the name itself may be cut
         calls.append(RawCall(found[1] if whole else "", finished=False))
     return calls
@@ -46,6 +46,11 @@ def is_thinking(text: str) -> bool:
     """Whether the text ends inside the analysis channel."""
     last = text.rfind("<|channel|>")
     return text.startswith("<|channel|>analysis", last) and not _END.search(text, last)
+
+
+def _recipient(text: str, start: int, end: int) -> re.Match[str] | None:
+    at = text.find(" to=", start, end)
+    return _RECIPIENT.match(text, at, end) if at >= 0 else None
 
 
 def _call(recipient: str, body: str, finished: bool) -> RawCall:

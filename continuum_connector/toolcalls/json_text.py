@@ -15,6 +15,7 @@ _NAME_BEFORE = re.compile(r'"(?:name|function|tool_name)"\s{0,8}:\s{0,8}$')
 _PAIR = re.compile(
     r"""(["'])(\w{1,64})\1\s*:\s*(?:"((?:[^"\\]+|\\.)*)|'((?:[^'\\]+|\\.)*))""", re.DOTALL
 )
+MAX_DEPTH = 64  # no call nests deeper, and each level costs
 _CLOSER = {"{": "}", "[": "]"}
 
 
@@ -52,6 +53,8 @@ def _mended(text: str, start: int) -> Value:
             continue
         if mark in "{[":
             stack.append(_CLOSER[mark])
+            if len(stack) > MAX_DEPTH:
+                return Value(None, len(text), False)
         elif mark != "," and stack:
             stack.pop()
             if not stack:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 from continuum_connector.toolcalls import marked_json, mistral, sections, thinking, tool_call_tag
@@ -43,11 +44,17 @@ class Markers:
     speaks: frozenset[int] = frozenset()
     messages: frozenset[int] = frozenset()
 
+    @cached_property
+    def known(self) -> frozenset[int]:
+        """All of them: most tokens are none."""
+        return self.calls | self.ends | self.thinks | self.speaks | self.messages
+
     def span(self, tail: Sequence[int]) -> Span:
         """Find what to decode of the tail: what follows the thinking, from its first call on."""
         begin, is_thinking, is_late = 0, False, False
         call = -1
-        for at, token in enumerate(tail):
+        known = self.known
+        for at, token in [hit for hit in enumerate(tail) if hit[1] in known]:
             if token in self.speaks or token in self.messages:
                 begin, call, is_thinking = at + (token in self.speaks), -1, False
             elif token in self.thinks:

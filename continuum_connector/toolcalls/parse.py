@@ -26,7 +26,7 @@ from continuum_connector.toolcalls.asked import MAX_CALLS, Asked, Ending, clean_
 from continuum_connector.toolcalls.raw_call import RawCall
 from continuum_connector.toolcalls.thinking import without_thinking
 
-MAX_CHARS = 16_384  # of the end; 512 tokens are hardly ever more
+MAX_CHARS = 6_144  # of the end: 512 tokens of ordinary text are half of it
 MAX_FALSE_MARKERS = 4  # a text may speak about markers
 CUT = Asked(Ending.CUT)
 ANSWER = Asked(Ending.ANSWER)

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 
 MAX_COMMANDS = 32  # more than this many in one script are not read
 MAX_WORDS = 64  # of one command
+MAX_TOKENS = 800  # words, blanks and separators; each costs a microsecond
 _TOKEN = re.compile(
     r"""(?P<blank>[ \t\r]+|\\\n)
       | (?P<comment>\#[^\n]*)
@@ -38,7 +39,9 @@ def commands_of(script: str) -> list[Command]:
     """Split a script into its simple commands, in order, empty ones left out."""
     reader = _Reader(script)
     position = 0
-    while position < len(script) and len(reader.found) < MAX_COMMANDS:
+    for _ in range(MAX_TOKENS):
+        if position >= len(script) or len(reader.found) >= MAX_COMMANDS:
+            break
         token = _TOKEN.match(script, position)
         if token is None:  # unreachable: `other` matches anything
             break

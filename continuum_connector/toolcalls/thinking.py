@@ -6,9 +6,7 @@ import re
 
 OPENERS = ("<think>", "<thinking>", "[THINK]", "<seed:think>", "<|begin_of_thought|>")
 CLOSERS = ("</think>", "</thinking>", "[/THINK]", "</seed:think>", "<|end_of_thought|>")
-_OPEN = re.compile("|".join(map(re.escape, OPENERS)))
-_CLOSE = re.compile("|".join(map(re.escape, CLOSERS)))
-_EITHER = re.compile(f"({_OPEN.pattern})|{_CLOSE.pattern}")
+_TAG = re.compile("|".join(map(re.escape, (*OPENERS, *CLOSERS))))
 
 
 def without_thinking(text: str) -> tuple[str, bool]:
@@ -19,8 +17,8 @@ def without_thinking(text: str) -> tuple[str, bool]:
     """
     aloud: list[str] = []
     begin, depth = 0, 0
-    for tag in _EITHER.finditer(text):
-        if tag[1] is None:  # closes
+    for tag in _TAG.finditer(text):
+        if tag[0] in CLOSERS:
             if depth == 0:
                 aloud = []
             begin, depth = tag.end(), 0

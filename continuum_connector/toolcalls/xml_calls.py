@@ -13,12 +13,12 @@ MARKERS = ("<function=", "<invoke", ":invoke", "｜invoke", "<function name=", "
 _PREFIX = r"[\w:｜|]{0,24}?"
 _OPEN = re.compile(
     rf"<{_PREFIX}(?:function=|(?:invoke|function)\s{{1,8}}name\s{{0,8}}=\s{{0,8}})"
-    r"[\"']?([^\"'>\n]{1,128})[\"']?\s{0,8}>"
+    r"[\"']?([^\"'<>\n]{1,128})[\"']?\s{0,8}>"
 )
 _CLOSE = re.compile(rf"</{_PREFIX}(?:invoke|function)>")
 _PARAMETER = re.compile(
     rf"<{_PREFIX}param(?:eter)?(?:=|\s{{1,8}}name\s{{0,8}}=\s{{0,8}})"
-    r"[\"']?([^\"'>\n]{1,128})[\"']?[^>\n]{0,64}>"
+    r"[\"']?([^\"'<>\n]{1,128})(?:[\"'][^<>\n]{0,64})?>"
 )
 _PARAMETER_END = re.compile(rf"</{_PREFIX}param(?:eter)?>")
 _BASH = "<execute_bash>"  # OpenHands' CodeAct without function calling

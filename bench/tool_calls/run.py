@@ -1,0 +1,114 @@
+"""What reading a finished turn's tool calls costs the scheduler's step, in microseconds.
+
+    python -m bench.tool_calls.run [--rounds 200]
+
+The tokenizer is a byte-level BPE of Hugging Face's fast kind, trained here on this
+repository's own text (vLLM's 4 characters a token or so, and nothing to download), with the
+formats' markers as special tokens. Each tail is prose, thinking, then a call from the corpus
+of the unit tests, 512 tokens in all.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import tomllib
+from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
+from transformers import PreTrainedTokenizerFast
+
+from continuum_connector.toolcalls import markers, thinking
+from continuum_connector.toolcalls.parse import parse
+from continuum_connector.toolcalls.reader import TAIL_TOKENS, ToolReader
+from continuum_connector.toolcalls.tokenizer import BackgroundTokenizer
+
+ROOT = Path(__file__).resolve().parents[2]
+CORPUS = ROOT / "tests" / "unit" / "tool_outputs"
+PROSE = (
+    "The failing test compares two paths, and one of them has a trailing slash. I have read the "
+    "function that joins them; it keeps what it is given. So either the caller strips it or the "
+    "function does, and the second is the smaller change, for it has eleven callers. Before I "
+    "edit anything I want to see the test fail for this reason and no other one. "
+)
+VOCABULARY = 16_384
+
+
+def train() -> PreTrainedTokenizerFast:
+    """Train a fast tokenizer on the repository's text."""
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    files = [*ROOT.glob("*/**/*.py"), *ROOT.glob("*/**/*.md"), *CORPUS.glob("*.toml")]
+    trainer = trainers.BpeTrainer(
+        vocab_size=VOCABULARY,
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    tokenizer.train([str(path) for path in files], trainer)
+    known = [*markers.CALLS, *markers.ENDS, *thinking.OPENERS, *thinking.CLOSERS]
+    known += ["<|start|>", "<|channel|>", "<|message|>", "<|call|>", "<|end|>"]
+    tokenizer.add_tokens([AddedToken(marker, normalized=False) for marker in known])
+    return PreTrainedTokenizerFast(tokenizer_object=tokenizer)
+
+
+def tails(tokenizer: Any) -> dict[str, list[int]]:
+    """Per format a tail of 512 tokens that ends with the format's first sample."""
+    found = {}
+    for path in sorted(CORPUS.glob("*.toml")):
+        call = tokenizer.encode(tomllib.loads(path.read_text())["sample"][0]["text"])
+        prose = tokenizer.encode(PROSE * 20)
+        found[path.stem] = [*prose[: TAIL_TOKENS - len(call)], *call][-TAIL_TOKENS:]
+    script = "\n".join(
+        f"grep -rn 'name_{i}' src/ | head -n {i} && make test_{i}" for i in range(60)
+    )
+    fenced = tokenizer.encode(f"Now.\n\n```bash\n{script}")[: TAIL_TOKENS - 8]
+    found["a script of 500 tokens"] = [*fenced, *tokenizer.encode("\n```")]
+    write = '{"name": "write_file", "arguments": {"text": "' + PROSE * 20
+    found["a call of 500 tokens"] = tokenizer.encode("<tool_call>" + write)[:TAIL_TOKENS]
+    found["an answer"] = tokenizer.encode(PROSE * 20)[:TAIL_TOKENS]
+    return found
+
+
+def micros(what: Callable[[], Any], rounds: int) -> tuple[float, float]:
+    """The median and the 99th percentile of `what`, in microseconds of this thread's CPU time."""
+    samples = []
+    for _ in range(rounds):
+        begin_s = time.thread_time()
+        what()
+        samples.append((time.thread_time() - begin_s) * 1e6)
+    return statistics.median(samples), statistics.quantiles(samples, n=100)[98]
+
+
+def main() -> None:
+    """Print one line per format."""
+    options = argparse.ArgumentParser(description=__doc__)
+    options.add_argument("--rounds", type=int, default=200)
+    rounds = options.parse_args().rounds
+    tokenizer = train()
+    background = BackgroundTokenizer(lambda: tokenizer)
+    reader = ToolReader(background, time.perf_counter, budget_s=1.0)
+    reader.start()
+    background.join()
+    print("| tail of 512 tokens | characters | decode us | parse us | read us (p99) |")
+    print("|---|---:|---:|---:|---:|")
+    for name, token_ids in tails(tokenizer).items():
+        text = tokenizer.decode(token_ids)
+        decode, _ = micros(lambda ids=token_ids: tokenizer.decode(ids), rounds)
+        parsing, _ = micros(lambda text=text: parse(text), rounds)
+
+        def read(token_ids: list[int] = token_ids) -> None:
+            reader.new_step()
+            reader.read(token_ids)
+
+        whole, worst = micros(read, rounds)
+        numbers = f"{decode:.0f} | {parsing:.0f} | {whole:.0f} ({worst:.0f})"
+        print(f"| {name.replace('_', ' ')} | {len(text)} | {numbers} |")
+    assert reader.unread.total() == 0, reader.unread
+
+
+if __name__ == "__main__":
+    main()
