@@ -55,8 +55,8 @@ class EvictionOrder:
     def demote(self, program: str) -> None:
         """The program is done."""
         for chain in self._current.get(program, ()):
-            if self._live.pop(chain, self) is None:
-                self._done[chain] = None
+            self._live.pop(chain, None)
+            self._done[chain] = None
 
     def supersede(self, chain: Chain) -> None:
         """A newer turn of its program took another way."""

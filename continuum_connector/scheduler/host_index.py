@@ -252,7 +252,7 @@ class HostIndex:
         self.version += 1
 
     def check(self) -> None:
-        """Prove that every slot is in exactly one state; O(slots), for tests."""
+        """Prove that every slot is in exactly one state and claimed; O(slots), for tests."""
         states = [slot.state for slot in self._slots.values()]
         if self.num_ready != states.count(SlotState.READY):
             raise InvariantError(f"{self.num_ready} slots counted as READY, {states} found")
@@ -271,5 +271,9 @@ class HostIndex:
                 raise InvariantError(
                     f"slot {slot.number}: {slot.num_chains} claims counted, {claims[slot]} found"
                 )
+        if any(count > 1 for count in Counter(self._order).values()):
+            raise InvariantError("a chain is in two queues")
+        if not all(chain.slots for chain in self._order):
+            raise InvariantError("a chain without slots is still to be evicted")
         if self._num_claims != claims.total():
             raise InvariantError(f"{self._num_claims} claims counted, {claims.total()} found")

@@ -42,6 +42,14 @@ def test_few_are_ranked_however_many_there_are() -> None:
     assert len(asked) <= 1 + 2 * NUM_CANDIDATES + 3
 
 
+def test_busy_chains_do_not_hide_the_cheapest() -> None:
+    index = filled(80)
+    for number in range(40, 80):  # more than are compared, at the end that was used last
+        index.acquire(keys(f"p{number}.", 1))
+    store(index, "next", keys("next", 1), rank=lambda program: program != "p39.")
+    assert list(index.gone) == keys("p39.", 1)
+
+
 def test_all_can_leave_whichever_end_they_are_seen_from() -> None:
     index = filled(60, length=2)
     store(index, "next", keys("next", 120), rank=lambda program: 0.0)

@@ -1,0 +1,70 @@
+"""Who leaves DRAM first, as the scheduler side asks for it."""
+
+from __future__ import annotations
+
+import math
+
+from tests.vllm.harness import prompt
+from tests.vllm.tiering import (
+    answers_as_without_a_tier,
+    assert_drained,
+    outlast_pins,
+    park,
+    run_turn,
+    tiered,
+    total,
+)
+
+
+def test_a_fork_leaves_what_it_superseded_to_others_first() -> None:
+    engine = tiered(num_slots=7 + 13 + 9)
+    run_turn(engine, "z", 100, seed=5, program="z")  # 7 blocks, colder than the fork
+    run_turn(engine, "a", 200, program="p")  # 13
+    run_turn(engine, "fork", prompt(200)[:100] + prompt(120, seed=8), program="p")  # 6 + 8
+    run_turn(engine, "c", 110, seed=3, program="q")  # 7, one slot is free
+    park(engine)
+    run_turn(engine, "z2", engine.next_prompt("z", 20), program="z")
+    assert engine.cached["z2"][1] == 7 * 16
+    assert answers_as_without_a_tier(engine)
+    outlast_pins(engine)
+    assert_drained(engine)
+
+
+def test_turns_of_one_program_at_once_do_not_supersede_each_other() -> None:
+    engine = tiered(num_slots=7 + 13 + 13)
+    engine.add("long", 40, max_tokens=120, seed=9, program="p")  # under way all the time
+    run_turn(engine, "z", 100, seed=5, program="z", idle=False)  # 7
+    run_turn(engine, "one", 200, seed=1, program="p", idle=False)  # 13
+    run_turn(engine, "two", 200, seed=2, program="p", idle=False)  # 13
+    assert "long" not in engine.finish_reasons
+    order = engine.connector.side.tier.index._order
+    assert sorted(len(chain.slots) for chain in order.current("job:p")) == [13, 13]
+    engine.run_until_idle()  # `long` is the last of them, and the program is alone
+    assert len(order.current("job:p")) == 1
+    assert answers_as_without_a_tier(engine)
+    outlast_pins(engine)
+    assert_drained(engine)
+
+
+def test_what_is_worth_less_than_all_that_is_there_is_refused_and_counted() -> None:
+    engine = tiered(num_slots=15)
+    tier = engine.connector.side.tier
+    asked: list[float] = []
+
+    def rank(program: str, now: float) -> float:
+        asked.append(now)
+        return float(program == "job:p")
+
+    tier.rank = rank
+    run_turn(engine, "a", 200, program="p")  # 13
+    run_turn(engine, "b", 100, seed=2, program="q")  # 7 blocks, two free
+    assert (total(engine, "dram_refused_blocks"), total(engine, "dram_evicted_blocks")) == (5, 0)
+    assert 0 < max(asked) <= engine.clock.now
+    assert tier.residence_s(engine.clock.now) == math.inf
+    tier.rank = None
+    run_turn(engine, "c", 100, seed=3, program="r")
+    assert total(engine, "dram_evicted_blocks") == 7
+    assert tier.residence_s(engine.clock.now) < math.inf
+    assert answers_as_without_a_tier(engine)
+    outlast_pins(engine)
+    assert_drained(engine)
