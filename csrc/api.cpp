@@ -287,7 +287,7 @@ int ckv_sim_block(ckv_engine *handle, uintptr_t stream, int on) {
 }
 
 int ckv_sim_watch(ckv_engine *handle, int on) {
-  return with_sim(handle, [&](ckv::SimDriver &sim) { sim.watch(on != 0); });
+  return with_sim(handle, [&](ckv::SimDriver &sim) { sim.turn_watch(on != 0); });
 }
 
 int ckv_sim_get_stats(ckv_engine *handle, ckv_sim_stats *out) {

@@ -258,9 +258,9 @@ int ckv_sim_compute(ckv_engine *engine, uintptr_t stream, void *ptr, int value, 
 /* on: what was queued last on the stream, and all that follows, does not finish; off: it goes on.
  */
 int ckv_sim_block(ckv_engine *engine, uintptr_t stream, int on);
-/* on: counts the pieces that were written, by whom it may be, while they had to stay: a store's
- * source from its copy call, a load's destination from its copy, to the query that finds it done.
- * Also on from the start where the environment has CKV_SIM_WATCH. */
+/* on: counts the pieces of blocks (one per region) that somebody else wrote while a transfer stood
+ * on them, and names them on stderr: from its submit, or with after_stream from when the lane sees
+ * that fired, to its report. Also on from the start where the environment has CKV_SIM_WATCH. */
 int ckv_sim_watch(ckv_engine *engine, int on);
 int ckv_sim_get_stats(ckv_engine *engine, ckv_sim_stats *out);
 

@@ -10,6 +10,8 @@
 
 namespace ckv {
 
+class SimWatch;
+
 using Stream = void *;
 using Event = void *;
 
@@ -78,6 +80,8 @@ class Driver {
   virtual std::string describe(int code) = 0;
   // The NUMA node the device is attached to, -1 if that is not known.
   virtual int numa_node() const = 0;
+  // Wants to know of transfers what a device does not: only a simulator has one, if it is on.
+  virtual SimWatch *watch() { return nullptr; }
 };
 
 // Both throw Failure with CKV_EDRIVER.

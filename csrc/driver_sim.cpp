@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <cstdio>
 #include <cstdlib>
 #include <cstring>
 
@@ -36,6 +37,11 @@ SimDriver::~SimDriver() {
   changed_.notify_all();
   for (auto &stream : streams_) {
     stream->thread.join();
+  }
+  if (watch_.is_on()) {
+    std::fprintf(stderr, "ckv simulator: watched %llu pieces of blocks, %llu violations\n",
+                 static_cast<unsigned long long>(watch_.num_watched()),
+                 static_cast<unsigned long long>(watch_.num_violations()));
   }
 }
 
@@ -100,18 +106,24 @@ void SimDriver::execute(std::unique_lock<std::mutex> &lock, SimStream *stream, c
   if (op.set_at != nullptr) {
     std::memset(op.set_at, op.set_to, op.bytes);
   }
-  for (const Descriptor &d : op.copies) {
-    copy_bytes(d);
-  }
+  run_copies(stream->direction, op.copies);
   lock.lock();
-  if (is_watching_ && stream->direction == CKV_LOAD) {  // what was loaded must stay
-    for (const Descriptor &d : op.copies) {
-      stream->watch.note(stream->num_done + 1, reinterpret_cast<const void *>(d.dst), d.bytes);
-    }
-  }
   if (mbps_ > 0 && !op.copies.empty()) {
     until = begin + std::chrono::microseconds(op.bytes / mbps_);
     changed_.wait_until(lock, until, [&] { return is_quitting_ || dead_code_ != 0; });
+  }
+}
+
+void SimDriver::run_copies(int direction, const std::vector<Descriptor> &copies) {
+  SimWatch *watch = direction == CKV_LOAD ? this->watch() : nullptr;
+  if (watch != nullptr) {
+    watch->before_copies(copies);
+  }
+  for (const Descriptor &d : copies) {
+    copy_bytes(d);
+  }
+  if (watch != nullptr) {
+    watch->after_copies(copies);
   }
 }
 
@@ -194,7 +206,7 @@ int SimDriver::event_query(Event event) {
     return code;
   }
   const SimEvent &e = *static_cast<SimEvent *>(event);
-  return e.stream == nullptr ? 0 : settle(e.stream, e.target);
+  return e.stream == nullptr || e.stream->num_done >= e.target ? 0 : kNotReady;
 }
 
 int SimDriver::stream_query(Stream stream) {
@@ -207,17 +219,7 @@ int SimDriver::stream_query(Stream stream) {
   if (known == nullptr) {
     return kInvalidHandle;
   }
-  return settle(known, known->num_queued);
-}
-
-// 0 if the stream has done that many, which is when the engine may report them.
-int SimDriver::settle(SimStream *stream, uint64_t target) {
-  if (stream->num_done < target) {
-    return kNotReady;
-  }
-  const char *what = stream->direction == CKV_LOAD ? "loaded" : "to be stored";
-  stats_.num_violations += stream->watch.settle(target, what);
-  return 0;
+  return known->num_done == known->num_queued ? 0 : kNotReady;
 }
 
 unsigned SimDriver::paths(int direction) const {
@@ -246,11 +248,6 @@ int SimDriver::copy(int direction, int path, const Descriptor *descriptors, size
   stats_.num_descriptors[direction] += n;
   ++stats_.num_copy_calls[direction];
   ++stream->num_queued;
-  if (is_watching_ && direction == CKV_STORE) {  // its compute is done: the engine waited for it
-    for (const Descriptor &d : op.copies) {
-      stream->watch.note(stream->num_queued, reinterpret_cast<const void *>(d.src), d.bytes);
-    }
-  }
   stream->ops.push_back(std::move(op));
   changed_.notify_all();
   return code;
@@ -325,16 +322,9 @@ void SimDriver::block(Stream stream, bool on) {
   changed_.notify_all();
 }
 
-void SimDriver::watch(bool on) {
-  std::lock_guard<std::mutex> lock(mutex_);
-  is_watching_ = on;
-  for (int direction : {CKV_LOAD, CKV_STORE}) {
-    streams_[direction]->watch.forget();
-  }
-}
-
 ckv_sim_stats SimDriver::stats() {
   std::lock_guard<std::mutex> lock(mutex_);
+  stats_.num_violations = watch_.num_violations();
   return stats_;
 }
 
@@ -343,7 +333,7 @@ std::unique_ptr<Driver> open_sim_driver(const ckv_config &config) {
   uint32_t wanted = mbps == nullptr ? 0 : static_cast<uint32_t>(std::atoi(mbps));
   auto sim = std::make_unique<SimDriver>(wanted == 0 ? config.sim_mbps : wanted);
   sim->start();
-  sim->watch(std::getenv("CKV_SIM_WATCH") != nullptr);
+  sim->turn_watch(std::getenv("CKV_SIM_WATCH") != nullptr);
   return sim;
 }
 

@@ -40,6 +40,7 @@ class SimDriver : public Driver {
   int host_unregister(void *) override { return 0; }
   std::string describe(int code) override;
   int numa_node() const override { return -1; }
+  SimWatch *watch() override { return watch_.is_on() ? &watch_ : nullptr; }
 
   void hold(bool on);
   void fail(int entry, uint64_t after, uint64_t count, int code);
@@ -49,7 +50,7 @@ class SimDriver : public Driver {
   Stream create_stream();
   void compute(Stream stream, void *ptr, int value, uint64_t bytes, uint64_t delay_us);
   void block(Stream stream, bool on);
-  void watch(bool on);
+  void turn_watch(bool on) { watch_.turn(on); }
   ckv_sim_stats stats();
 
  private:
@@ -77,7 +78,6 @@ class SimDriver : public Driver {
     bool is_running = false;
     bool is_blocked = false;
     uint64_t bytes_in_flight = 0;
-    SimWatch watch;
     std::thread thread;
   };
   // Fires when the stream has done what was queued at the record; never recorded: has fired.
@@ -90,7 +90,7 @@ class SimDriver : public Driver {
   SimStream *find(Stream stream);
   void work(SimStream *stream);
   void execute(std::unique_lock<std::mutex> &lock, SimStream *stream, const Op &op);
-  int settle(SimStream *stream, uint64_t target);
+  void run_copies(int direction, const std::vector<Descriptor> &copies);
   int fault(std::unique_lock<std::mutex> &lock, int entry);
   void wait_stopped(std::unique_lock<std::mutex> &lock);
   void end_context(std::unique_lock<std::mutex> &lock, int code);
@@ -101,7 +101,6 @@ class SimDriver : public Driver {
   std::condition_variable changed_;
   std::vector<std::unique_ptr<SimStream>> streams_;  // the copy streams first
   bool is_held_ = false;
-  bool is_watching_ = false;
   bool is_quitting_ = false;
   int dead_code_ = 0;
   std::array<Fault, CKV_SIM_HOST_REGISTER + 1> faults_;  // by entry point
@@ -110,6 +109,7 @@ class SimDriver : public Driver {
   std::atomic<unsigned> paths_{~0U};
   int path_codes_[CKV_PATH_GATHER + 1] = {};  // what each path fails with
   ckv_sim_stats stats_{};
+  SimWatch watch_;
 };
 
 }  // namespace ckv

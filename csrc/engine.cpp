@@ -8,6 +8,7 @@
 #include "checker.h"
 #include "failure.h"
 #include "lane.h"
+#include "sim_watch.h"
 
 namespace ckv {
 
@@ -234,9 +235,14 @@ void Engine::submit(int direction, uint32_t flags, const int32_t *blocks, const 
   try {
     if (after_stream != 0) {
       transfer->after = record_after(after_stream);
+    } else {
+      begin_watch(*transfer);
     }
     enqueue(transfer.get());
   } catch (...) {
+    if (SimWatch *watch = driver_->watch()) {
+      watch->forget(*transfer);
+    }
     if (transfer->after != nullptr) {
       recycle(transfer->after);
     }
@@ -244,6 +250,12 @@ void Engine::submit(int direction, uint32_t flags, const int32_t *blocks, const 
     throw;
   }
   transfer.release();  // the lane's now
+}
+
+void Engine::begin_watch(const Transfer &transfer) {
+  if (SimWatch *watch = driver_->watch()) {
+    watch->begin(transfer, layout_);
+  }
 }
 
 // Takes the transfer, or throws and has changed nothing.
@@ -419,7 +431,11 @@ int Engine::close(microseconds timeout) {
 
 int Engine::leave_behind() {
   phase_ = Phase::LEFT;
+  SimWatch *watch = driver_->watch();
   for (auto &entry : unfinished_) {
+    if (watch != nullptr) {
+      watch->forget(*entry.second);
+    }
     report(entry.second, CKV_FAILED, CKV_CLOSED);
   }
   unfinished_.clear();
@@ -502,6 +518,9 @@ bool Engine::is_past_deadline() {
 
 void Engine::finish(Transfer *transfer, int status, int error) {
   std::unique_ptr<Transfer> owned(transfer);
+  if (SimWatch *watch = driver_->watch()) {
+    watch->end(*transfer);
+  }
   unclaim(*transfer);
   if (transfer->after != nullptr) {
     recycle(transfer->after);

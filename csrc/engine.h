@@ -68,6 +68,8 @@ class Engine {
   // Takes back a transfer that no copy touches any more: reported, unless it is checked first.
   void settle(Transfer *transfer, int status, int error);
   void recycle(Event event);
+  // From here on the transfer's blocks must stay as they are; for a driver that watches them.
+  void begin_watch(const Transfer &transfer);
   void poison(int code);
   int poison_code() const { return poison_code_.load(std::memory_order_acquire); }
   void lane_ended();

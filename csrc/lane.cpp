@@ -191,6 +191,7 @@ bool Lane::is_ready(Transfer *transfer) {
     engine_.recycle(transfer->after);
     transfer->after = nullptr;
     transfer->free_ns = now_ns();
+    engine_.begin_watch(*transfer);
     return true;
   }
   if (code != kNotReady) {

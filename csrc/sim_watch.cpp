@@ -1,47 +1,107 @@
 #include "sim_watch.h"
 
 #include <cstdio>
-#include <cstring>
+
+#include "checksum.h"
 
 namespace ckv {
 
 namespace {
 
-// FNV over words: any changed byte changes it, which is all that is asked.
-uint64_t hash_of(const void *at, uint64_t bytes) {
-  const char *next = static_cast<const char *>(at);
-  uint64_t hash = 14695981039346656037U;
-  for (; bytes > 0;) {
-    uint64_t word = 0;
-    uint64_t n = bytes < sizeof word ? bytes : sizeof word;
-    std::memcpy(&word, next, n);
-    hash = (hash ^ word) * 1099511628211U;
-    next += n;
-    bytes -= n;
-  }
-  return hash;
+uint32_t sum_of(uint64_t at, uint64_t bytes) {
+  return best_checksum().sum(0, reinterpret_cast<const void *>(at), bytes);
 }
 
 }  // namespace
 
-void SimWatch::note(uint64_t order, const void *at, uint64_t bytes) {
-  ranges_.push_back({order, at, bytes, hash_of(at, bytes)});
+void SimWatch::turn(bool on) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  pieces_.clear();
+  is_on_.store(on, std::memory_order_release);
 }
 
-uint64_t SimWatch::settle(uint64_t order, const char *what) {
-  uint64_t num_changed = 0;
-  while (!ranges_.empty() && ranges_.front().order <= order) {
-    const Range range = ranges_.front();
-    ranges_.pop_front();
-    if (hash_of(range.at, range.bytes) == range.hash) {
-      continue;
-    }
-    if (num_changed++ == 0) {
-      std::fprintf(stderr, "ckv simulator: %llu bytes at %p, %s, were written before its report\n",
-                   static_cast<unsigned long long>(range.bytes), range.at, what);
+void SimWatch::begin(const Transfer &transfer, const Layout &layout) {
+  std::vector<Piece> pieces;
+  for (int32_t block : transfer.blocks) {
+    for (const ckv_region &region : layout.regions()) {
+      uint64_t at = region.dev_base + static_cast<uint64_t>(block) * region.dev_stride;
+      pieces.push_back({block, at, region.bytes, sum_of(at, region.bytes)});
     }
   }
-  return num_changed;
+  std::lock_guard<std::mutex> lock(mutex_);
+  num_watched_ += pieces.size();
+  pieces_[&transfer] = std::move(pieces);
+}
+
+void SimWatch::before_copies(const std::vector<Descriptor> &copies) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  for_loaded(copies, [this](const Transfer &transfer, const Piece &piece) {
+    check(transfer, piece, "copy");
+  });
+}
+
+void SimWatch::after_copies(const std::vector<Descriptor> &copies) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  for_loaded(copies,
+             [](const Transfer &, Piece &piece) { piece.sum = sum_of(piece.at, piece.bytes); });
+}
+
+void SimWatch::end(const Transfer &transfer) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  auto found = pieces_.find(&transfer);
+  if (found == pieces_.end()) {
+    return;
+  }
+  for (const Piece &piece : found->second) {
+    check(transfer, piece, "report");
+  }
+  pieces_.erase(found);
+}
+
+void SimWatch::forget(const Transfer &transfer) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  pieces_.erase(&transfer);
+}
+
+uint64_t SimWatch::num_watched() {
+  std::lock_guard<std::mutex> lock(mutex_);
+  return num_watched_;
+}
+
+uint64_t SimWatch::num_violations() {
+  std::lock_guard<std::mutex> lock(mutex_);
+  return num_violations_;
+}
+
+// With mutex_ held. The engine's own copies are not who wrote it: claims keep transfers apart.
+void SimWatch::check(const Transfer &transfer, const Piece &piece, const char *when) {
+  if (sum_of(piece.at, piece.bytes) == piece.sum) {
+    return;
+  }
+  ++num_violations_;
+  std::fprintf(stderr,
+               "ckv simulator: block %d of %s %llu was written before its %s, not by the engine "
+               "(%llu bytes at %#llx)\n",
+               piece.block, transfer.direction == CKV_LOAD ? "load" : "store",
+               static_cast<unsigned long long>(transfer.tag), when,
+               static_cast<unsigned long long>(piece.bytes),
+               static_cast<unsigned long long>(piece.at));
+}
+
+// With mutex_ held. Every piece of a load that one of the copies writes to, once.
+template <typename Visit>
+void SimWatch::for_loaded(const std::vector<Descriptor> &copies, const Visit &visit) {
+  for (auto &[transfer, pieces] : pieces_) {
+    for (Piece &piece : pieces) {
+      for (const Descriptor &copy : copies) {
+        bool is_hit = copy.dst < piece.at + piece.bytes && piece.at < copy.dst + copy.bytes;
+        if (transfer->direction == CKV_LOAD && is_hit) {
+          visit(*transfer, piece);
+          break;
+        }
+      }
+    }
+  }
 }
 
 }  // namespace ckv
