@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import os
 from pathlib import Path
 from typing import Any
 
@@ -153,8 +154,14 @@ _QUICK: dict[str, _Signature] = {
 
 
 def find_library() -> Path:
-    """Where the native library is. An editable install puts it beside other package files than
-    these sources, so every folder of the package is searched."""
+    """Where the native library is: what CKV_LIBRARY names (for developers: one that was built
+    with a sanitizer), else the package's own. An editable install puts that beside other package
+    files than these sources, so every folder of the package is searched."""
+    named = os.environ.get("CKV_LIBRARY")
+    if named is not None:
+        if Path(named).is_file():
+            return Path(named)
+        raise ConfigError(f"CKV_LIBRARY = {named} is no file, so nothing is copied; unset it.")
     for folder in continuum_connector.__path__:
         path = Path(folder) / "_ckv" / "libckv.so"
         if path.is_file():

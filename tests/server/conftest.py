@@ -14,6 +14,7 @@ from __future__ import annotations
 import importlib.util
 import json
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -21,11 +22,23 @@ import pytest
 
 from bench.serve.server import ServerError, VllmServer, free_port
 from bench.serve.tiny_model import LLAMA, make_hybrid_model, make_model
+from tests.server.helpers import PROGRAMS, log_of, play
 
 HERE = Path(__file__).parent
 MIDDLEWARE = ("--middleware", "continuum_connector.middleware.ProgramMiddleware")
 # An odd size: the pool is the only mapping of its length in the worker.
 DRAM_BYTES = 397 * 32 * LLAMA.kv_bytes_per_token()
+NUM_BLOCKS = 129
+
+
+@dataclass(frozen=True)
+class Stock:
+    """What a server without our flag answered `helpers.PROGRAMS`, and what it said."""
+
+    num_blocks: int
+    answers: list[list[list[int]]]
+    metrics: str
+    log: str
 
 
 class ServerFactory:
@@ -98,6 +111,14 @@ def server_factory(tiny_model: Path) -> Iterator[ServerFactory]:
 
 
 @pytest.fixture(scope="session")
+def stock(tiny_model: Path) -> Stock:
+    """A stock server with as much VRAM as `agents`; it has answered and is gone."""
+    with VllmServer(tiny_model, "test-stock", num_blocks=NUM_BLOCKS) as server:
+        answers = play(server, PROGRAMS)
+        return Stock(NUM_BLOCKS, answers, server.get("/metrics"), log_of(server))
+
+
+@pytest.fixture(scope="session")
 def events_port() -> int:
     """Where `agents` publishes its KV events."""
     return free_port()
@@ -118,7 +139,7 @@ def agents(
     with VllmServer(
         tiny_model,
         "test-agents",
-        num_blocks=129,
+        num_blocks=NUM_BLOCKS,
         connector={"ttl_s": 50, "dram_bytes": DRAM_BYTES, "trace_path": str(trace)},
         env={"CONTINUUM_CHECKSUM_EVERY": "0"},  # a test overwrites DRAM, and must be believed
         args=(*MIDDLEWARE, "--kv-events-config", json.dumps(events)),

@@ -225,6 +225,10 @@ def dialogs(num: int, rounds: int, first: int, tool: int) -> list[Dialog]:
     ]
 
 
+# About 45 blocks each in the end: together more than 128 of VRAM, less than DRAM's 397.
+PROGRAMS = dialogs(4, rounds=3, first=700, tool=300)
+
+
 def play(
     server: VllmServer,
     programs: Sequence[Dialog],

@@ -10,36 +10,30 @@ import numpy as np
 import pytest
 
 from bench.serve.server import VllmServer
-from tests.server.conftest import DRAM_BYTES, MIDDLEWARE, ServerFactory
+from tests.server.conftest import DRAM_BYTES, MIDDLEWARE, ServerFactory, Stock
 from tests.server.helpers import (
+    PROGRAMS,
     dialogs,
     dram_hits,
     eventually,
     in_flight,
-    log_of,
     pids_of,
     play,
     reset,
 )
 
-# About 45 blocks each in the end: together more than the 128 of VRAM, less than DRAM's 397.
-PROGRAMS = dialogs(4, rounds=3, first=700, tool=300)
 Answers = list[list[list[int]]]
 
 
-@pytest.fixture(scope="module")
-def expected(server_factory: ServerFactory, agents: VllmServer) -> Answers:
+@pytest.fixture
+def expected(stock: Stock) -> Answers:
     """What a stock server answers, with the same VRAM."""
-    stock = server_factory("stock", num_blocks=agents.options.num_blocks)
-    return play(stock, PROGRAMS)
+    return stock.answers
 
 
-def test_a_server_without_our_flag_shows_no_trace_of_us(
-    server_factory: ServerFactory, agents: VllmServer, expected: Answers
-) -> None:
-    stock = server_factory("stock", num_blocks=agents.options.num_blocks)
-    assert "continuum" not in stock.get("/metrics").lower()
-    log = log_of(stock).split("\n", 1)[1]  # without the command line, which names a path
+def test_a_server_without_our_flag_shows_no_trace_of_us(stock: Stock) -> None:
+    assert "continuum" not in stock.metrics.lower()
+    log = stock.log.split("\n", 1)[1]  # without the command line, which names a path
     assert "continuum" not in re.sub(r"/\S*", "", log).lower()
 
 
@@ -70,7 +64,6 @@ def test_the_comparison_fails_when_dram_is_overwritten(
 def test_overwritten_dram_is_noticed_and_computed_again(
     server_factory: ServerFactory, agents: VllmServer, expected: Answers
 ) -> None:
-    server_factory.stop()  # the stock server has answered
     summed = server_factory(
         "summed",
         num_blocks=agents.options.num_blocks,
