@@ -80,7 +80,7 @@ def _refill(window: _Window, gaps: object) -> int:
     """Put `gaps` into `window`; 1 if some of them are no gaps."""
     if not isinstance(gaps, list):
         return 1
-    fitting = [float(g) for g in gaps if isinstance(g, int | float) and 0 <= g < inf]
+    fitting = [g for g in gaps if isinstance(g, float) and 0.0 <= g < inf]
     for gap_s in fitting[-MAX_RECORDS:]:
         window.add(gap_s)
     return int(len(fitting) < len(gaps))

@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from continuum_connector.costs import recorded as recorded_module
+from continuum_connector.costs.forecast import EDGES
 from continuum_connector.costs.gaps import MILESTONES, Gaps
 from continuum_connector.costs.recorded import MAX_RECORDS, MAX_SAVED, MAX_TOOLS, RecordedGaps
 from continuum_connector.toolcalls.asked import UNREAD, Asked, Ending, ToolCall
@@ -115,8 +116,10 @@ def test_a_gap_that_passed_milestones_is_learned_at_its_length() -> None:
 def test_beyond_the_grid_a_gap_is_forgotten() -> None:
     gaps = Gaps(10)
     gaps.finished("p", RUN, 0.0)
-    for now in (1e3, 1e4, 1e5, 2e5, 2e5, 2e5):
+    for now in (1e3, 1e4, 1e5):
         gaps.arrived("other", now)
+    assert len(gaps) == 1
+    gaps.arrived("other", EDGES[-1])
     assert len(gaps) == 0
 
 
@@ -180,7 +183,7 @@ def test_recorded_gaps_are_by_name_and_without_people() -> None:
 
 
 @settings(max_examples=60, deadline=None)
-@given(st.lists(st.floats(0, 100), min_size=1, max_size=60))
+@given(st.lists(st.floats(0, 100), min_size=25, max_size=60))
 def test_the_window_holds_the_most_recent_in_order(values: list[float]) -> None:
     recorded = RecordedGaps()
     limit = 20
@@ -192,6 +195,14 @@ def test_the_window_holds_the_most_recent_in_order(values: list[float]) -> None:
     for value in values[-limit:]:
         insort(expected, value)
     assert recorded.of("run") == (expected, expected)
+
+
+def test_what_is_no_gap_is_not_restored() -> None:
+    recorded = RecordedGaps()
+    saved = {"all": [1.0, -1.0, True, "2"], "tools": {"run": [2.0], "walk": [-3.0], "talk": 4}}
+    assert recorded.load_state(saved) == 3
+    assert recorded.of("run") == ([2.0], [1.0])
+    assert recorded.of("walk") == recorded.of("talk") == ((), [1.0])
 
 
 def test_recorded_tools_are_bounded() -> None:

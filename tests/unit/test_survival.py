@@ -113,6 +113,14 @@ def test_an_open_gap_says_only_that_it_is_longer() -> None:
     assert f.within(20.0) == 1.0
 
 
+def test_an_open_gap_says_nothing_about_the_bin_it_is_in() -> None:
+    within = (EDGES[30] + EDGES[31]) / 2
+    counts = Survival()
+    counts.add(within, is_over=False)
+    counts.add(within)
+    assert forecast(counts).within(EDGES[31]) == 1.0
+
+
 def test_if_half_never_return_the_curve_ends_at_one_half() -> None:
     """Whatever the ages at which they are given up, as long as others lasted less."""
     rng = random.Random(1)

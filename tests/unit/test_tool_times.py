@@ -172,6 +172,19 @@ def test_a_forecast_is_made_once_until_something_changes() -> None:
     assert times.forecast(asks("run")).within(2.0) < f.within(2.0)
 
 
+def test_a_forecast_follows_what_is_above_it() -> None:
+    times = taught(ToolTimes(), asks("run", arguments="a"), 1.0)
+    before = times.forecast(asks("run", arguments="a")).within(5.0)
+    taught(times, asks("run", arguments="b"), 30.0, 50)
+    assert times.forecast(asks("run", arguments="a")).within(5.0) < before - 0.2
+
+
+def test_a_seed_is_half_of_what_is_believed_of_a_known_name() -> None:
+    times = taught(ToolTimes(), asks("run"), 300.0, 200)
+    assert times.forecast(asks("grep")).within(30.0) == pytest.approx(0.5, abs=0.05)
+    assert times.forecast(asks("new")).within(30.0) < 0.05
+
+
 def test_hundred_thousand_names_stay_bounded() -> None:
     times = ToolTimes()
     for i in range(100_000):
