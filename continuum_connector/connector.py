@@ -44,6 +44,7 @@ class ContinuumConnector(WorkerHooks, SupportsHMA):  # type: ignore[misc]
         self.side: SchedulerSide | None = None
         self.costs = Costs(vllm_config.scheduler_config.max_num_batched_tokens)
         self._step_clock = StepClock()
+        self._gauges_due = 0.0
         self._cache_hit_source = compat.cache_hit_source()
         self._clock: Callable[[], float] = time.monotonic
         self._aside = build.reason_to_step_aside(vllm_config, kv_cache_config)
@@ -88,8 +89,10 @@ class ContinuumConnector(WorkerHooks, SupportsHMA):  # type: ignore[misc]
         step = self._step_clock.done(now)
         if step is not None:
             self.costs.step(*step)
-        for gauge in self.costs.gauges(now):
-            self.account.gauge(*gauge)
+        if now >= self._gauges_due:  # a scrape comes every few seconds, a step every few ms
+            self._gauges_due = now + 1.0
+            for gauge in self.costs.gauges(now):
+                self.account.gauge(*gauge)
 
     @classmethod
     def build_kv_connector_stats(cls, data: dict[str, Any] | None = None) -> ContinuumStats:

@@ -55,7 +55,7 @@ MAY_IMPORT = {  # what each room may import besides itself and `errors`
     },
     "attach": {"connector", "build", "compat", "config", "scheduler"},
     "plugin": {"attach"},
-    "cli": {"build", "compat", "config", "metric_table", "worker", "policy", "programs"},
+    "cli": {"build", "compat", "config", "metric_table", "worker", "policy", "programs", "costs"},
     "": {"connector", "attach"},  # __init__: the public names
 }
 VLLM_IN = {"connector.py", "worker_hooks.py", "compat.py", "metrics.py", "plugin.py"}
@@ -66,6 +66,7 @@ CLOCK_IN = {  # who may ask what time it is
     "timed.py",
     "trace.py",
     "scheduler/waker.py",
+    "cli/server.py",  # a client: it times what it asks for
     "worker/native.py",
 }
 

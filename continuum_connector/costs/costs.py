@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
-from typing import Any
+from collections.abc import Iterator
 
 from continuum_connector.costs.loading import CopyModel
 from continuum_connector.costs.memory import Memoryfulness
@@ -12,7 +11,6 @@ from continuum_connector.costs.prefill import PrefillModel
 from continuum_connector.costs.price import Price
 from continuum_connector.costs.queueing import Queueing
 from continuum_connector.costs.step_clock import Work
-from continuum_connector.errors import ConfigError
 
 LONG_PREFIX = 32768  # tokens; the second length at which the prefill metric is given
 # The parts of a state file: name -> numbers in it.
@@ -129,28 +127,24 @@ class Costs:
             state["memoryfulness"] = self._memory.state()
         return state
 
-    def restore(self, state: Mapping[str, Any]) -> None:
-        """Start from a `state`, all of it or nothing.
-
-        Raises ConfigError if it is not one. Parts of a later release are skipped.
-        """
-        found = {name: _numbers(name, state[name]) for name in PARTS if name in state}
-        models = {"prefill": self._prefill, "load": self._load, "store": self._store}
-        for name, model in models.items():
+    def restore(self, state: object) -> int:
+        """Start from a `state`; return how many parts of it were none, as StateFile asks it."""
+        if not isinstance(state, dict):
+            return 1
+        found = {name: numbers for name in PARTS if (numbers := _numbers(name, state.get(name)))}
+        models = (("prefill", self._prefill), ("load", self._load), ("store", self._store))
+        for name, model in models:
             if name in found:
-                model.seed(found[name])  # type: ignore[attr-defined]
+                model.seed(found[name])
         if "memoryfulness" in found:
             self._memory.restore(found["memoryfulness"])
+        return len(state.keys() - found.keys())
 
 
-def _numbers(name: str, value: Any) -> list[float]:
-    def is_number(each: Any) -> bool:
-        usable = isinstance(each, int | float) and not isinstance(each, bool)
-        return usable and 0.0 <= each < math.inf
-
-    if not isinstance(value, list) or not all(map(is_number, value)) or len(value) != PARTS[name]:
-        raise ConfigError(
-            f"costs: {name} = {value!r:.80} is not a list of {PARTS[name]} numbers from 0, so "
-            "nothing was restored; delete the file, or write it anew with `continuum calibrate`"
-        )
+def _numbers(name: str, value: object) -> list[float] | None:
+    """The numbers of a part, if there are as many as it has, finite and from 0."""
+    if not isinstance(value, list) or len(value) != PARTS[name]:
+        return None
+    if not all(type(each) in (int, float) and 0.0 <= each < math.inf for each in value):
+        return None
     return [float(each) for each in value]

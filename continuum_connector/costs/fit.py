@@ -49,7 +49,7 @@ class RobustFit:
         self._seed = np.asarray(coefficients, dtype=np.float64)
         self.coefficients = tuple(float(c) for c in coefficients)
         if self._num_added:
-            self._fit()
+            self.fit()
 
     def add(self, features: Sequence[float], seconds: float) -> None:
         """One observation: `features` (all >= 0) took `seconds`. Nonsense is left out."""
@@ -69,13 +69,14 @@ class RobustFit:
         self._seconds[row] = seconds
         self._serial[row] = self._num_added
         if self._num_added >= self._next_fit:
-            self._fit()
+            self.fit()
 
     def predict(self, features: Sequence[float]) -> float:
         """Seconds that `features` are expected to take."""
         return sum(c * f for c, f in zip(self.coefficients, features, strict=True))
 
-    def _fit(self) -> None:
+    def fit(self) -> None:
+        """Fit all samples kept; `add` does it by itself often enough while serving."""
         self._next_fit = self._num_added + min(64, max(4, self._num_added // 2))
         rows = np.flatnonzero(self._seconds)
         x, seconds = self._x[rows], self._seconds[rows]

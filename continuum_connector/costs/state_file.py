@@ -34,7 +34,7 @@ class StateFile:
     def __init__(
         self, path: str, tag: str = "", write: Callable[[str, bytes], None] | None = None
     ) -> None:
-        self.path = _file_in(path, tag) if path and os.path.isdir(path) else path
+        self.path = file_in(path, tag) if path and os.path.isdir(path) else path
         self._loaded = _read(self.path) if path else {}
         self._write = write or replace
         self._saved_at = -inf  # the first is due at once: a path that cannot be written shows early
@@ -166,6 +166,7 @@ def _unusable(path: str, reason: str) -> dict[str, Any]:
     return {}
 
 
-def _file_in(directory: str, tag: str) -> str:
+def file_in(directory: str, tag: str) -> str:
+    """The file in `directory` for `tag`: "MODEL GPU", as `continuum calibrate` writes it."""
     slug = re.sub(r"[^A-Za-z0-9._]+", "-", tag).strip("-.") or "state"
     return os.path.join(directory, f"continuum-{slug[:100]}.json")

@@ -16,7 +16,6 @@ from continuum_connector.costs.memory import MIN_PROGRAMS, Memoryfulness
 from continuum_connector.costs.price import TIME_CONSTANT_S, Price
 from continuum_connector.costs.queueing import MAX_AGE_S, WINDOW, Queueing
 from continuum_connector.costs.step_clock import MAX_IN_FLIGHT, StepClock, Work
-from continuum_connector.errors import ConfigError
 
 
 # --- queueing -----------------------------------------------------------------------------
@@ -229,7 +228,7 @@ def test_every_number_is_a_metric() -> None:
 
 def test_what_is_known_outlives_a_restart() -> None:
     before, after = taught(), Costs(512)
-    after.restore(json.loads(json.dumps(before.state())))
+    assert after.restore(json.loads(json.dumps(before.state()))) == 0
     assert set(before.state()) == set(PARTS)
     assert after.prefill_s(3000, 1000) == before.prefill_s(3000, 1000)
     assert after.load_s(77) == before.load_s(77)
@@ -248,16 +247,17 @@ def test_what_is_known_outlives_a_restart() -> None:
         {"store": [0.1, float("inf")]},
         {"store": [True, 1.0]},
         {"memoryfulness": {}},
+        {"tomorrow": [1]},
     ],
 )
-def test_a_wrong_state_is_refused_whole(wrong: dict[str, Any]) -> None:
-    costs = Costs(512)
-    with pytest.raises(ConfigError, match=next(iter(wrong))):
-        costs.restore({**taught().state(), **wrong})
-    assert costs.state() == {}
+def test_what_is_wrong_in_a_state_is_left_out_and_counted(wrong: dict[str, Any]) -> None:
+    costs, good = Costs(512), taught().state()
+    assert costs.restore({**good, **wrong}) == 1
+    assert costs.state() == {name: part for name, part in good.items() if name not in wrong}
+    assert Costs(512).restore([1]) == 1
 
 
-def test_a_state_of_a_later_release_and_a_nonsensical_one_do_no_harm() -> None:
+def test_a_state_written_by_hand_does_no_harm() -> None:
     costs = Costs(512)
-    costs.restore({"tomorrow": [1], "memoryfulness": [100.0] + [0.0] * 6})
+    assert costs.restore({"memoryfulness": [100.0] + [0.0] * 6}) == 0
     assert costs.eta == 1.0

@@ -1,0 +1,24 @@
+"""The commands of `continuum`. Each is imported here, and none imports vLLM or torch."""
+
+from __future__ import annotations
+
+import typer
+
+from continuum_connector.cli.calibrate import calibrate
+
+app = typer.Typer(
+    name="continuum",
+    help="Measure, and look into, a vLLM server that runs ContinuumConnector.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode="rich",
+)
+
+
+@app.callback()
+def _continuum() -> None:
+    """Commands stay commands, also while there is only one."""
+
+
+app.command()(calibrate)
