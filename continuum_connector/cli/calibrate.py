@@ -19,7 +19,7 @@ from rich.table import Table
 
 from continuum_connector.cli import measure
 from continuum_connector.cli.measure import Point, Prober
-from continuum_connector.cli.server import CommandError, Server
+from continuum_connector.cli.server import CommandError, Model, Server
 from continuum_connector.costs import state_file
 
 LOCAL = ("localhost", "127.0.0.1", "::1")
@@ -73,36 +73,35 @@ def _run(
     chunk: int,
     gpu: str,
 ) -> None:
-    name, max_model_len = choose_model(server, model)
-    points = measure.plan(read_lengths(lengths, max_model_len))
+    chosen = choose_model(server.models(), model)
+    points = measure.plan(read_lengths(lengths, chosen.max_model_len))
     if out.suffix and not out.parent.is_dir():
         raise CommandError(f"there is no folder {out.parent}; make it, or give another --out")
-    prober = Prober(server, name, repeats)
+    prober = Prober(server, chosen.name, repeats)
     if prober.num_others:
         others = f"{prober.num_others} requests of others are running"
         console.print(f"[yellow]{others}: the figures will be too high.")
     done, is_whole = _measure(console, prober, points, repeats)
     coefficients = measure.fit(done, chunk)
-    console.print(_table(name, done, coefficients, chunk))
+    console.print(_table(chosen.name, done, coefficients, chunk))
     load = measure.load_coefficients(server.metrics()) if prober.has_connector else None
     console.print(_said(prober, coefficients, load))
-    path = _write(out, name, gpu or find_gpu(server.host), done, coefficients, load)
+    gpu = gpu or find_gpu(server.host)
+    path = _write(out, chosen.root, gpu, done, coefficients, load)
     console.print(f"Written: {escape(str(path))}", soft_wrap=True)
     if not is_whole:
         raise typer.Exit(130)
 
 
-def choose_model(server: Server, wanted: str) -> tuple[str, int]:
-    """Return the model's name and its longest context."""
-    served = server.models()
-    if wanted and wanted not in served:
-        raise CommandError(f"no model {wanted!r} is served here; there is: {', '.join(served)}")
-    if not wanted and len(served) != 1:
-        raise CommandError(
-            f"{len(served)} models are served; choose by --model: {', '.join(served)}"
-        )
-    name = wanted or next(iter(served))
-    return name, served[name]
+def choose_model(served: list[Model], wanted: str) -> Model:
+    """Return the model that was asked for, or the only one."""
+    names = ", ".join(model.name for model in served)
+    found = [model for model in served if wanted in ("", model.name)]
+    if wanted and not found:
+        raise CommandError(f"no model {wanted!r} is served here; there is: {names}")
+    if len(found) != 1:
+        raise CommandError(f"{len(served)} models are served; choose by --model: {names}")
+    return found[0]
 
 
 def read_lengths(text: str, max_model_len: int) -> list[int]:

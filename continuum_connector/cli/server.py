@@ -8,7 +8,7 @@ import re
 import ssl
 import time
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 from urllib.parse import urlsplit
 
 TIMEOUT_S = 600.0  # of one request: a million tokens on a slow GPU
@@ -17,6 +17,15 @@ _SAMPLE = re.compile(r"^([a-zA-Z_:][\w:]*)(?:\{.*\})?\s+(\S+)", re.MULTILINE)
 
 class CommandError(Exception):
     """Something the user can mend; the message is all they see."""
+
+
+class Model(NamedTuple):
+    """A model by the name it is served under. `root`: the name or path it was loaded from;
+    `max_model_len`: its longest context in tokens, 0 if not said."""
+
+    name: str
+    root: str
+    max_model_len: int
 
 
 class Server:
@@ -48,11 +57,16 @@ class Server:
         """Close the connection."""
         self._connection.close()
 
-    def models(self) -> dict[str, int]:
-        """The served models, with the longest context of each in tokens (0: not said)."""
+    def models(self) -> list[Model]:
+        """The served models, adapters among them."""
         answer = self._json("GET", "/v1/models")
         try:
-            return {each["id"]: int(each.get("max_model_len") or 0) for each in answer["data"]}
+            return [
+                Model(
+                    each["id"], each.get("root") or each["id"], int(each.get("max_model_len") or 0)
+                )
+                for each in answer["data"]
+            ]
         except (KeyError, TypeError, ValueError):
             raise self._no_api("its list of models is none") from None
 

@@ -31,7 +31,7 @@ class FakeVllm(ThreadingHTTPServer):
 
     def __init__(self) -> None:
         super().__init__(("127.0.0.1", 0), Handler)
-        self.models: Any = {"data": [{"id": "m", "max_model_len": 8192}]}
+        self.models: Any = {"data": [{"id": "m", "root": "org/M", "max_model_len": 8192}]}
         self.key = ""
         self.caches = True
         self.prompts: list[list[int]] = []
@@ -119,7 +119,7 @@ def test_the_file_makes_the_connector_know_what_was_measured(
 ) -> None:
     result = run(server.url, "--out", str(tmp_path), "--chunk", str(CHUNK), "--gpu", "Some GPU")
     (path,) = tmp_path.iterdir()
-    assert path.name == "continuum-m-Some-GPU.json"
+    assert path.name == "continuum-org-M-Some-GPU.json"
     assert "m: medians" in result.stdout
     assert str(path) in result.stdout
     costs, file = Costs(CHUNK), StateFile(str(path))
