@@ -110,6 +110,7 @@ def test_prefill_seconds_come_out_of_served_steps_and_reach_the_metrics() -> Non
     for number in range(24):
         engine.add(f"r{number}", 20 + 20 * number, 2, seed=number)
         run(engine)
+        engine.clock.advance(0.1)  # levels are published once a second
     assert engine.connector.costs.prefill_s(512) == pytest.approx(STEP_S, rel=0.1)
     account = engine.connector.account
     assert account.total("costs_known", "prefill") == 1
