@@ -83,9 +83,10 @@ def test_the_oracle_drops_who_never_returns_then_the_furthest() -> None:
         resident("soon"),
         resident("never"),
         resident("late"),
+        resident("soon", queueing_s=100.0),
         resident("queueing", is_waiting=True, queueing_s=10.0),
         policy=oracle,
-    ) == ["never", "late", "queueing", "soon"]
+    ) == ["never", "late", "soon", "queueing", "soon"]
 
 
 @given(forecasts(), st.floats(0, 1e5))
