@@ -21,6 +21,7 @@ def test_a_fork_leaves_what_it_superseded_to_others_first() -> None:
     run_turn(engine, "z", 100, seed=5, program="z")  # 7 blocks, colder than the fork
     run_turn(engine, "a", 200, program="p")  # 13
     run_turn(engine, "fork", prompt(200)[:100] + prompt(120, seed=8), program="p")  # 6 + 8
+    park(engine)  # no pin is left that would store again what has left
     run_turn(engine, "c", 110, seed=3, program="q")  # 7, one slot is free
     park(engine)
     run_turn(engine, "z2", engine.next_prompt("z", 20), program="z")
