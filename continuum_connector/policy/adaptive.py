@@ -7,8 +7,9 @@
                min(prefill, load) + queueing
 
 P, H: see worth.py. k = blocks / mean_blocks, how many average turns' room this one takes;
-queueing = T * max(eta, 0). With price = 1 / mean_blocks and H(tau) = tau, `pin` is Continuum's
-Equation 1. docs/decisions.md has the reasons, and what follows for each kind of gap.
+queueing = T * max(eta, 0) / max(1, crowd), crowd = waiting turns for each that fits into VRAM.
+With price = 1 / mean_blocks, H(tau) = tau and no crowd, `pin` is Continuum's Equation 1, net.
+docs/decisions.md has the reasons, and what follows for each kind of gap.
 """
 
 from __future__ import annotations
@@ -107,7 +108,9 @@ def _stored_s(turn: FinishedTurn, snapshot: Snapshot, p_read: float) -> float:
 def _stake(turn: FinishedTurn, snapshot: Snapshot, stored_s: float, p_read: float) -> Stake:
     # An anti-memoryful workload (eta < 0) is a reason to serve others first, which is the
     # queue's business; it is none to compute the same prefix twice.
-    queueing_s = snapshot.queueing_s * max(snapshot.eta, 0.0)
+    # T grows with the queue without end; a pin passes by no more than its own share of it.
+    crowd = snapshot.num_waiting * snapshot.mean_blocks / max(snapshot.num_blocks, 1)
+    queueing_s = snapshot.queueing_s * max(snapshot.eta, 0.0) / max(crowd, 1.0)
     return Stake(
         pinned_s=turn.prefill_s + queueing_s,
         stored_s=stored_s,

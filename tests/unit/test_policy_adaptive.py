@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -62,6 +63,7 @@ def brute_force(turn: FinishedTurn, snapshot: Snapshot) -> dict[str, float]:
     """Each alternative's best value, straight from the definitions: saved minus paid."""
     k, gap = turn.num_blocks / snapshot.mean_blocks, turn.gap
     queueing_s = snapshot.queueing_s * max(0.0, snapshot.eta)
+    queueing_s /= max(1.0, snapshot.num_waiting / (snapshot.num_blocks / snapshot.mean_blocks))
     ttls = [0.0, *(edge for edge in EDGES if edge <= 60.0)]
     residence_s = min(snapshot.residence_s, EDGES[-1])
 
@@ -200,6 +202,19 @@ def test_nothing_goes_to_dram_without_a_tier(
     assert set(choice.values) == {"free", "pin"}
     decision = choice.decision
     assert isinstance(decision, Free) or (isinstance(decision, Pin) and decision.then is After.DROP)
+
+
+def test_queueing_counts_less_the_more_turns_wait_for_each_that_fits() -> None:
+    """100 turns of 10 blocks fit into 1,000. The gap is 5 s, T 30 s: with 100 waiting a pin
+    saves 30 s, with 400 it saves 7.5, with 1,000 it saves 3 and does not pay."""
+    turn = finished(gap=Forecast.known(5.0))
+    for num_waiting, saves in ((1, 30.0), (100, 30.0), (400, 7.5), (1000, None)):
+        snapshot = replace(world(price=0.1, queueing_s=30.0), num_waiting=num_waiting)
+        choice = decide(turn, snapshot)
+        if saves is None:
+            assert choice.decision == Free()
+        else:
+            assert choice.values["pin"] == pytest.approx(saves - turn.gap.held(9.0))
 
 
 def test_an_anti_memoryful_workload_is_no_reason_to_compute_twice() -> None:
