@@ -30,7 +30,7 @@ def read(text: str, start: int) -> list[RawCall]:
             recipient, body_at = (found[1] if found else ""), token.end()
             continue
         if recipient and body_at >= 0:
-            calls.append(_call(recipient, text[body_at : token.start()], token[1] == "call"))
+            calls.append(_call(recipient, text[body_at : token.start()], True))
         header_at, recipient, body_at = token.end(), "", -1
         if len(calls) >= MAX_CALLS:
             return calls

@@ -19,8 +19,6 @@ def without_thinking(text: str) -> tuple[str, bool]:
     begin, depth = 0, 0
     for tag in _TAG.finditer(text):
         if tag[0] in CLOSERS:
-            if depth == 0:
-                aloud = []
             begin, depth = tag.end(), 0
         else:
             if depth == 0:

@@ -1,0 +1,105 @@
+"""The corpus is what vLLM's own tool parsers read: same text, same names."""
+
+from __future__ import annotations
+
+import functools
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from continuum_connector.toolcalls import markers, thinking
+from continuum_connector.toolcalls.parse import parse
+
+tomllib = pytest.importorskip("tomllib")  # Python 3.11
+pytest.importorskip("vllm.tool_parsers")  # where newer vLLMs have them
+
+CORPUS = Path(__file__).parents[1] / "unit" / "tool_outputs"
+ENDS = ("<|im_end|>", "<|eot_id|>", "<|eom_id|>", "</s>", "<｜end▁of▁sentence｜>")
+MORE_MARKERS = (
+    *("<|tool_calls_section_begin|>", "<|tool_calls_section_end|>", "<｜tool▁calls▁begin｜>"),
+    *("<｜tool▁calls▁end｜>", "<｜tool▁sep｜>", "<|tool_call_argument_begin|>", "[ARGS]"),
+    *("<tool_calls>", "</tool_calls>", "<|action_start|>", "<|plugin|>", "<|action_end|>"),
+    *("<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>", "<|tool_call_end|>"),
+    *("<minimax:tool_call>", "</minimax:tool_call>", "｜DSML｜", "<|python_end|>"),
+)
+SAMPLES = [
+    ("hermes", "hermes_qwen", "one call"),
+    ("hermes", "hermes_qwen", "two calls after some words"),
+    ("hermes", "hermes_qwen", "only the end of the thinking"),
+    ("qwen3_coder", "qwen3_coder", "two parameters, no outer tag"),
+    ("qwen3_coder", "qwen3_coder", "two calls"),
+    ("llama3_json", "llama", "bare JSON"),
+    ("llama3_json", "llama", "with its tag"),
+    ("llama3_json", "llama", "two with a semicolon"),
+    ("llama3_json", "llama", "words, then JSON"),
+    ("llama3_json", "llama", "JSON for a person"),
+    ("pythonic", "llama", "python-style list"),
+    ("pythonic", "llama", "python-style with values that nest"),
+    ("pythonic", "llama", "a list for a person"),
+    ("llama4_pythonic", "llama", "python-style with Llama 4's tags"),
+    ("olmo3", "llama", "Olmo 3's lines"),
+    ("mistral", "mistral", "name, then arguments"),
+    ("deepseek_v31", "deepseek", "V3.1"),
+    ("deepseek_v32", "deepseek", "V3.2, after the thinking"),
+    ("glm45", "glm", "pairs"),
+    ("minimax_m2", "xml_invoke", "MiniMax"),
+    ("phi4_mini_json", "other_markers", "Phi-4-mini"),
+    ("granite", "other_markers", "Granite 3"),
+    ("jamba", "other_markers", "Jamba, Hunyuan"),
+    ("internlm", "other_markers", "InternLM 2"),
+    ("apertus", "other_markers", "Apertus"),
+    ("lfm2", "other_markers", "LFM2"),
+]
+
+
+@functools.cache
+def tokenizer() -> Any:
+    """Bytes, and the markers as tokens: some parsers look them up."""
+    from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
+    from transformers import PreTrainedTokenizerFast
+
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    bpe = Tokenizer(models.BPE(vocab={p: i for i, p in enumerate(alphabet)}, merges=[]))
+    bpe.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    bpe.decoder = decoders.ByteLevel()
+    known = (*markers.CALLS, *markers.ENDS, *thinking.OPENERS, *thinking.CLOSERS, *MORE_MARKERS)
+    bpe.add_tokens([AddedToken(m, normalized=False) for m in dict.fromkeys(known)])
+    return PreTrainedTokenizerFast(tokenizer_object=bpe)
+
+
+def names_of(parser: str, text: str) -> list[str]:
+    """The names that vLLM's parser finds."""
+    from vllm.entrypoints.openai.chat_completion.protocol import ChatCompletionRequest
+    from vllm.tool_parsers import ToolParserManager
+
+    try:
+        parser_class = ToolParserManager.get_tool_parser(parser)
+    except KeyError:
+        pytest.skip(f"this vLLM has no parser {parser}")
+    tools = [{"type": "function", "function": {"name": "get_weather", "parameters": {}}}]
+    request = ChatCompletionRequest(
+        model="m", messages=[{"role": "user", "content": "x"}], tools=tools
+    )
+    read = parser_class(tokenizer(), request.tools).extract_tool_calls(text, request)
+    return [call.function.name for call in read.tool_calls]
+
+
+@pytest.mark.vllm
+@pytest.mark.parametrize(("parser", "file", "name"), SAMPLES)
+def test_vllm_reads_the_same_calls(parser: str, file: str, name: str) -> None:
+    samples = tomllib.loads((CORPUS / f"{file}.toml").read_text())["sample"]
+    text = next(sample["text"] for sample in samples if sample["name"] == name)
+    for end in ENDS:
+        text = text.removesuffix(end)
+    theirs = names_of(parser, thinking.without_thinking(text)[0])
+    assert [call.name for call in parse(text).calls] == theirs
+
+
+def test_the_markers_of_a_real_tokenizer_are_found_by_their_ids() -> None:
+    known = tokenizer().get_added_vocab()
+    found = markers.markers_of(tokenizer())
+    assert found.calls == {known[m] for m in markers.CALLS if m in known}
+    assert len(found.calls) == len(markers.CALLS)
+    assert found.thinks
+    assert not found.messages
