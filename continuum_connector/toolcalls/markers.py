@@ -78,27 +78,19 @@ class Markers:
 
 
 def markers_of(tokenizer: Any) -> Markers:
-    """Look the markers up, one by one: the whole vocabulary would be a big copy."""
-    messages = _ids(tokenizer, [MESSAGE]) if _ids(tokenizer, [CHANNEL]) else frozenset()
-    return Markers(
-        _ids(tokenizer, CALLS),
-        _ids(tokenizer, ENDS),
-        _ids(tokenizer, thinking.OPENERS),
-        _ids(tokenizer, thinking.CLOSERS),
-        messages,
-    )
-
-
-def _ids(tokenizer: Any, markers: Iterable[str]) -> frozenset[int]:
-    """The ids of those markers that are one token; unknown ones become another token's id."""
-    found = (_id(tokenizer, marker) for marker in markers)
-    return frozenset(token_id for token_id in found if token_id is not None)
-
-
-def _id(tokenizer: Any, marker: str) -> int | None:
+    """Look the markers up in the vocabulary, of which vLLM's tokenizers keep a copy."""
     try:
-        token_id = tokenizer.convert_tokens_to_ids(marker)
-        known = isinstance(token_id, int) and tokenizer.decode([token_id]).strip() == marker
-    except Exception:  # whatever a tokenizer does with a word that it does not know
-        return None
-    return token_id if known else None
+        vocabulary = tokenizer.get_vocab()
+    except Exception:  # no tokenizer of vLLM's; its texts are then read from their end
+        return Markers()
+
+    def ids(markers: Iterable[str]) -> frozenset[int]:
+        return frozenset(vocabulary[marker] for marker in markers if marker in vocabulary)
+
+    return Markers(
+        ids(CALLS),
+        ids(ENDS),
+        ids(thinking.OPENERS),
+        ids(thinking.CLOSERS),
+        ids([MESSAGE]) if CHANNEL in vocabulary else frozenset(),
+    )

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from continuum_connector.toolcalls.asked import UNREAD, Ending, ToolCall
-from continuum_connector.toolcalls.markers import Span, markers_of
+from continuum_connector.toolcalls.markers import Markers, Span, markers_of
 from continuum_connector.toolcalls.reader import HEAD_TOKENS, TAIL_TOKENS, ToolReader
 from continuum_connector.toolcalls.step_budget import StepBudget
 from continuum_connector.toolcalls.tokenizer import BackgroundTokenizer
@@ -30,8 +30,8 @@ class Letters:
     def timer(self) -> float:
         return self.now
 
-    def convert_tokens_to_ids(self, marker: str) -> int:
-        return self.special.get(marker, 0)
+    def get_vocab(self) -> dict[str, int]:
+        return {**self.special, "a": 97}
 
     def decode(self, token_ids: list[int], skip_special_tokens: bool = True) -> str:
         self.num_decoded.append(len(token_ids))
@@ -216,6 +216,7 @@ def test_a_server_without_a_tokenizer_is_no_error() -> None:
 
 
 def test_markers_are_those_that_are_one_token() -> None:
+    assert markers_of(object()) == Markers()
     markers = markers_of(Letters({**SPECIAL, **HARMONY}))
     assert markers.calls == {OPEN}
     assert markers.messages == {9005}
