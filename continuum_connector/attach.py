@@ -112,7 +112,7 @@ def _hook_in(scheduler: Any, ours: Any) -> bool:
     compat.free_blocks_at_once(scheduler)
     allocate = scheduler.kv_cache_manager.allocate_slots
     scheduler.kv_cache_manager.allocate_slots = _with_room(allocate, ours)
-    return _order(scheduler, ours) if ours.config.order else False
+    return _order(scheduler, ours) if ours.orders else False
 
 
 def _order(scheduler: Any, ours: Any) -> bool:
@@ -136,7 +136,7 @@ def _next_queue(scheduler: Any, ours: Any, own: Callable[[], Any]) -> Any:
     Whoever holds KV goes first, or it could wait for ever behind a turn that needs the blocks
     it holds; in vLLM's own order too, where a priority may rank that turn first.
     """
-    if ours.config.order:
+    if ours.orders:
         queues = [queue for queue in ours.side.retention.queues if queue]
         return min(queues, key=methodcaller("peek_rank"), default=None)
     from continuum_connector import compat

@@ -10,16 +10,21 @@ from typing import Any
 from continuum_connector import compat
 from continuum_connector.account import Account
 from continuum_connector.config import ContinuumConfig
+from continuum_connector.costs.costs import Costs
+from continuum_connector.costs.gaps import Gaps
+from continuum_connector.costs.state_file import StateFile
 from continuum_connector.errors import ConfigError, TransferError
 from continuum_connector.kv_events import KvEventFactory
 from continuum_connector.policy.base import RetentionPolicy
 from continuum_connector.policy.registry import make_policy
+from continuum_connector.scheduler.decider import Decider
 from continuum_connector.scheduler.ending import Endings
 from continuum_connector.scheduler.holds import HoldTable
 from continuum_connector.scheduler.scheduler import SchedulerSide
 from continuum_connector.scheduler.tier import DramTier
 from continuum_connector.scheduler.tier_events import TierEvents
 from continuum_connector.scheduler.waker import NoWaker, Waker
+from continuum_connector.toolcalls.reader import ToolReader
 from continuum_connector.toolcalls.tokenizer import BackgroundTokenizer
 from continuum_connector.trace import open_trace
 from continuum_connector.worker.stream import current_stream
@@ -75,6 +80,7 @@ def scheduler_side(
     kv_cache_config: Any,
     pool: Any,
     account: Account,
+    costs: Costs,
     wake: Callable[[], None] | None,
 ) -> SchedulerSide:
     """Build the scheduler half around vLLM's block pool."""
@@ -95,18 +101,31 @@ def scheduler_side(
             _tier_events(vllm_config, groups.block_size),
         )
 
+    tokenizer = BackgroundTokenizer(lambda: compat.load_tokenizer(vllm_config))
     sizes = {"vram_blocks": pool.num_gpu_blocks - 1, "dram_blocks": num_slots}
     trace = _trace(config, vllm_config, block_size=groups.block_size, **sizes)
     return SchedulerSide(
         config,
-        policy(config),
+        _decider(config, vllm_config, costs, tokenizer),
         pool,
         groups,
         make_tier,
         account,
         trace,
         Waker(wake) if wake is not None else NoWaker(),
-        Endings(BackgroundTokenizer(lambda: compat.load_tokenizer(vllm_config))),
+        Endings(tokenizer),
+    )
+
+
+def _decider(
+    config: ContinuumConfig, vllm_config: Any, costs: Costs, tokenizer: BackgroundTokenizer
+) -> Decider:
+    return Decider(
+        policy(config),
+        Gaps(config.max_programs),
+        costs,
+        ToolReader(tokenizer, time.perf_counter),
+        StateFile(config.state_path, compat.model_tag(vllm_config)),
     )
 
 

@@ -16,6 +16,7 @@ from vllm.v1.request import RequestStatus
 from continuum_connector.costs.step_clock import Work
 from continuum_connector.errors import ConfigError
 from continuum_connector.scheduler.kv_groups import KvGroup, KvGroups
+from continuum_connector.scheduler.turn import TurnEnd
 
 # (release, what was run on it); tests/versions runs exactly these.
 SUPPORTED = (
@@ -50,9 +51,19 @@ def is_waiting(request: Any) -> bool:
     return bool(request.status != RequestStatus.RUNNING)
 
 
-def is_aborted(request: Any) -> bool:
-    """Finished as ABORTED: by a disconnect, or by a stop string, which the API server matches."""
-    return bool(request.status == RequestStatus.FINISHED_ABORTED)
+def turn_end(request: Any) -> TurnEnd:
+    """How a finished request ended; the API server aborts for its stop strings too."""
+    if request.status == RequestStatus.FINISHED_ABORTED:
+        return TurnEnd.ABORTED
+    is_cut = request.status == RequestStatus.FINISHED_LENGTH_CAPPED
+    return TurnEnd.LENGTH if is_cut else TurnEnd.STOP
+
+
+def model_tag(vllm_config: Any) -> str:
+    """Model and device, which learned costs are true for."""
+    from vllm.platforms import current_platform
+
+    return f"{vllm_config.model_config.model} {current_platform.get_device_name()}"
 
 
 def load_tokenizer(vllm_config: Any) -> Any:

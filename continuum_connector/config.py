@@ -54,6 +54,7 @@ class ContinuumConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, k
     ttl_s: Seconds = 2.0
     max_ttl_s: Seconds = 60.0
     max_pinned_fraction: Fraction = 0.9
+    max_wait_s: Seconds = 10.0
     scheduler: bool = True
     order: bool = True
     kv_layout: str = "auto"
@@ -64,6 +65,7 @@ class ContinuumConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, k
     load_timeout_s: Seconds = 30.0
     max_programs: Count = 10_000
     trace_path: str = ""
+    state_path: str = ""
     echo: bool = True
 
 
@@ -81,6 +83,8 @@ KNOBS: dict[str, str] = {
     "ttl_s": "how long `fixed_ttl` pins a finished turn, in seconds",
     "max_ttl_s": "no pin lives longer, whatever a policy or a client asks, in seconds",
     "max_pinned_fraction": "of VRAM blocks; above it the cheapest pin goes first",
+    "max_wait_s": "how long a waiting turn leaves pins alone that are worth more than its wait, in "
+    "seconds; only pins of programs that came before its own, and only while others run",
     "scheduler": "attach to vLLM's scheduler (pins yield inside the failing allocation, "
     "program order); 0 leaves it stock",
     "order": "waiting turns in program order; 0 keeps vLLM's order",
@@ -96,6 +100,8 @@ KNOBS: dict[str, str] = {
     "load_timeout_s": "a load that takes longer is cancelled and recomputed, in seconds",
     "max_programs": "programs remembered; the least recently seen is forgotten first",
     "trace_path": "file that gets one JSON line per decision and outcome; empty writes none",
+    "state_path": "file, or directory for one per model and device, in which learned tool times "
+    "and costs outlive a restart; `continuum calibrate` writes one; empty forgets",
     "echo": "answer the decision in non-streamed responses (kv_transfer_params.continuum)",
 }
 

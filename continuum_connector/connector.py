@@ -124,13 +124,19 @@ class ContinuumConnector(WorkerHooks, SupportsHMA):  # type: ignore[misc]
             self._kv_cache_config,
             gpu_block_pool,
             self.account,
+            self.costs,
             self._wake,
         )
+
+    @property
+    def orders(self) -> bool:
+        """Whether turns wait in program order: config and policy must both want it."""
+        return self.config.order and self.side is not None and self.side.decider.policy.orders
 
     def attached(self, base: str) -> None:
         """The scheduler subclass is in place: pins yield inside allocations."""
         self._is_attached = True
-        order = "in program order" if self.config.order else "in vLLM's order"
+        order = "in program order" if self.orders else "in vLLM's order"
         logger.info("ContinuumConnector attached to %s: pins yield, turns wait %s", base, order)
 
     @timed("on_new_request")
@@ -225,8 +231,7 @@ class ContinuumConnector(WorkerHooks, SupportsHMA):  # type: ignore[misc]
         """Never delays the free: our own references keep what we want (vllm-facts Q2)."""
         if self.side is None:
             return False, None
-        is_aborted = compat.is_aborted(request)
-        return False, self.side.finish(request, block_ids, is_aborted, self._clock())
+        return False, self.side.finish(request, block_ids, compat.turn_end(request), self._clock())
 
     def request_finished(
         self, request: Any, block_ids: list[int]

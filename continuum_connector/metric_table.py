@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from continuum_connector.programs.program import IdentitySource
+from continuum_connector.toolcalls.asked import Ending
 
 PREFIX = "continuum:"
 OTHER = "other"  # a label value that takes in every value the code did not foresee
@@ -95,6 +96,13 @@ METRICS: tuple[Metric, ...] = (
         "Finished turns, by what was decided; all `free` means the connector changes nothing",
         "decision",
         ("pin", "offload", "free"),
+    ),
+    Metric(
+        "endings",
+        _C,
+        "Finished turns, by how their output ends; mostly `unread` means tool calls are not seen",
+        "ending",
+        tuple(ending.value for ending in Ending),
     ),
     Metric(
         "pins_live",

@@ -32,7 +32,7 @@ MAY_IMPORT = {  # what each room may import besides itself and `errors`
     "carriers": {"messages"},
     "timed": set(),
     "programs": set(),
-    "metric_table": {"programs"},
+    "metric_table": {"programs", "toolcalls"},
     "account": {"metric_table"},
     "metrics": {"account", "metric_table"},
     "middleware": {"programs"},
@@ -46,7 +46,7 @@ MAY_IMPORT = {  # what each room may import besides itself and `errors`
     "compat": {"scheduler", "costs"},
     "build": {
         *("compat", "scheduler", "worker", "policy", "account", "config", "trace", "kv_events"),
-        "toolcalls",
+        *("toolcalls", "costs"),
     },
     "worker_hooks": {"build", "compat", "account", "carriers", "timed", "worker"},
     "connector": {

@@ -62,6 +62,7 @@ class Program:
     num_finished: int = 0
     last_seen: float = 0.0
     last_finish: float | None = None
+    num_kept_tokens: int = 0  # of its last finished turn, in full blocks
     parent: str | None = None
     final: bool = False
     active: set[str] = field(default_factory=set)

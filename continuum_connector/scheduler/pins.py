@@ -134,6 +134,11 @@ class PinTable:
         pin.waiting.discard(request_id)
         self._queue(pin)
 
+    def devalue(self, pin: Pin) -> None:
+        """Nobody is expected to come back for it: it gives way before every other."""
+        pin.rank = (-math.inf, pin.rank[1])
+        self._queue(pin)
+
     def due(self, now: float) -> list[Pin]:
         """The pins whose deadline has passed, earliest first. They stay registered.
 

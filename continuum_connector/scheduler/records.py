@@ -5,7 +5,14 @@ from __future__ import annotations
 from typing import Any
 
 from continuum_connector.account import Account
-from continuum_connector.policy.base import Decision, FinishedTurn, Offload, Pin
+from continuum_connector.policy.base import (
+    Choice,
+    Decision,
+    FinishedTurn,
+    Offload,
+    Pin,
+    Snapshot,
+)
 from continuum_connector.scheduler.pins import Pin as LivePin
 from continuum_connector.scheduler.transfers import Transfer
 from continuum_connector.scheduler.turn import Turn
@@ -26,7 +33,9 @@ class Records:
         self.trace = trace
         self._echo = echo
 
-    def arrived(self, request: Any, turn: Turn, returns: bool, now: float) -> None:
+    def arrived(
+        self, request: Any, turn: Turn, returns: bool, gap_s: float | None, now: float
+    ) -> None:
         self.account.count("turns", label=turn.identity.source.value)
         if not self.trace.enabled:
             return
@@ -38,6 +47,7 @@ class Records:
             turn=turn.number,
             request=request.request_id,
             tokens=request.num_tokens,
+            gap_s=gap_s,
         )
 
     def admitted(self, request: Any, turn: Turn, now: float) -> None:
@@ -55,22 +65,25 @@ class Records:
                 hit_tokens={"vram": turn.vram_tokens, "dram": turn.dram_tokens},
             )
 
-    def decided(
-        self, turn: Turn, finished: FinishedTurn, decision: Decision, why: str, now: float
-    ) -> None:
+    def decided(self, finished: FinishedTurn, world: Snapshot, choice: Choice, now: float) -> None:
+        decision = choice.decision
         self.account.count("decisions", label=name_of(decision))
+        self.account.count("endings", label=finished.asked.ending.value)
         if self.trace.enabled:
+            ttl_s = decision.ttl_s if isinstance(decision, Pin) else None
             self.trace.record(
                 "decision",
                 now,
-                program=turn.program.key,
-                turn=turn.number,
+                program=finished.program,
+                turn=finished.turn,
                 decision=name_of(decision),
-                why=why,
-                ttl_s=decision.ttl_s if isinstance(decision, Pin) else None,
+                why=choice.why,
+                ttl_s=ttl_s,
                 blocks=finished.num_blocks,
                 tokens=finished.num_tokens,
                 aborted=finished.aborted,
+                values=dict(choice.values),
+                known=_known(finished, world, ttl_s),
             )
 
     def preempted(self, turn: Turn, now: float) -> None:
@@ -125,3 +138,25 @@ class Records:
             "cached_tokens": {"vram": turn.vram_tokens, "dram": turn.dram_tokens},
         }
         return {"continuum": body}
+
+
+def _known(finished: FinishedTurn, world: Snapshot, ttl_s: float | None) -> dict[str, Any]:
+    """What the decision was based on, for the trace; seconds unless said otherwise."""
+    gap, asked = finished.gap, finished.asked
+    return {
+        "ending": asked.ending.value,
+        "tools": [f"{call.name} {call.arguments}".rstrip() for call in asked.calls],
+        "gap_p50": gap.quantile(0.5),
+        "gap_p90": gap.quantile(0.9),
+        "gaps_seen": gap.num_seen,
+        "p_in_time": gap.within(ttl_s) if ttl_s is not None else None,
+        "prefill": finished.prefill_s,
+        "load": finished.load_s,
+        "queueing": world.queueing_s,
+        "eta": world.eta,
+        "price": world.price,
+        "mean_blocks": world.mean_blocks,
+        "free_blocks": world.num_free_blocks,
+        "pinned_blocks": world.num_pinned_blocks,
+        "waiting": world.num_waiting,
+    }

@@ -11,6 +11,7 @@ from typing import Any
 
 from continuum_connector.policy.base import Pin as PinDecision
 from continuum_connector.programs.program import Program
+from continuum_connector.scheduler.claim import Claim
 from continuum_connector.scheduler.holds import BlockPool, HoldTable
 from continuum_connector.scheduler.pins import KeyedBlock, Pin, PinEnd, PinTable
 from continuum_connector.scheduler.records import Records
@@ -69,11 +70,19 @@ class Retention:
         self._changed(pin)
 
     # --- the next turn comes back -------------------------------------------------------
-    def expect(self, request: Any, program: str) -> Pin | None:
+    def expect(self, request: Any, program: Program) -> Pin | None:
         """A turn of `program` arrived. If it continues the pinned chain, the pin waits for it
-        and cannot expire meanwhile. Returns that pin, or None."""
-        pin = self.pins.get(program)
-        if pin is None or not _continues(request, pin):
+        and cannot expire meanwhile. Returns that pin, or None.
+
+        If it goes another way, a fork or a compaction, and the program has no other turn under
+        way, nobody is known to come back for the pin: it is the first to give way from now on.
+        """
+        pin = self.pins.get(program.key)
+        if pin is None:
+            return None
+        if not _continues(request, pin):
+            if len(program.active) == 1:
+                self.pins.devalue(pin)
             return None
         self.pins.expect(pin, request.request_id)
         self._waker.set(self.pins.next_deadline())
@@ -134,12 +143,12 @@ class Retention:
         return True
 
     def make_room(
-        self, attempt: Callable[[], Any], request_id: str, program: str, need: int, now: float
+        self, attempt: Callable[[], Any], request_id: str, need: int, claim: Claim, now: float
     ) -> Any:
         """Retry a failed allocation while pins give way; None if that cannot help."""
         self._now = now
-        own = self.awaited(program, request_id)
-        return self.room.make(attempt, request_id, need, own)
+        own = self.awaited(claim.program, request_id)
+        return self.room.make(attempt, request_id, need, own, claim.may_take)
 
     def _gave_way(self, pin: Pin) -> None:
         """Room let go of the pin's blocks; the rest of its end is ours."""

@@ -14,8 +14,13 @@ from continuum_connector.scheduler.holds import BlockPool, HoldTable
 from continuum_connector.scheduler.pins import Pin, PinTable
 
 T = TypeVar("T")
+MayTake = Callable[[Pin], bool]
 
 RETRY_STEPS = 8
+
+
+def _any(_pin: Pin) -> bool:
+    return True
 
 
 class Room:
@@ -44,9 +49,14 @@ class Room:
         self._hopeless = ()
 
     def make(
-        self, attempt: Callable[[], T | None], request_id: str, need: int, own: Pin | None
+        self,
+        attempt: Callable[[], T | None],
+        request_id: str,
+        need: int,
+        own: Pin | None,
+        may_take: MayTake = _any,
     ) -> T | None:
-        """Retry `attempt` without the cheapest pins; return its answer.
+        """Retry `attempt` without the cheapest pins it `may_take`; return its answer.
 
         `need`: a lower bound of the blocks the allocation takes from the pool, or 0 for a
         running request. `own`: the pin that this very request came back for, which goes
@@ -62,7 +72,7 @@ class Room:
         state = (request_id, need, free, len(self._pins), self._holds.num_blocks, retry)
         if need and state == self._hopeless:
             return None
-        tried, answer = self._try(attempt, max(need, free + 1), own)
+        tried, answer = self._try(attempt, max(need, free + 1), own, may_take)
         if answer is None:
             for pin in reversed(tried):
                 self._holds.restore(pin.hold)
@@ -73,13 +83,13 @@ class Room:
         return answer
 
     def _try(
-        self, attempt: Callable[[], T | None], need: int, own: Pin | None
+        self, attempt: Callable[[], T | None], need: int, own: Pin | None, may_take: MayTake
     ) -> tuple[list[Pin], T | None]:
         tried: list[Pin] = []
         pins = self._pins.cheapest_first()
         try:
             for pin in pins:
-                if pin is own:
+                if pin is own or not may_take(pin):
                     continue
                 answer = self._without(pin, tried, attempt, need)
                 if answer is not None:

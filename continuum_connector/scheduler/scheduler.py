@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 from continuum_connector.account import Account
@@ -16,24 +17,26 @@ from continuum_connector.messages import StepPlan, WorkerReport
 from continuum_connector.policy.base import (
     After,
     Decision,
-    FinishedTurn,
     Free,
+    LeastRecentlyUsed,
     Offload,
-    RetentionPolicy,
-    Snapshot,
 )
 from continuum_connector.policy.base import Pin as PinDecision
 from continuum_connector.programs.identify import identify, read_hints
 from continuum_connector.programs.program import Identity, Program
 from continuum_connector.programs.table import ProgramTable
+from continuum_connector.scheduler.claim import Claim
+from continuum_connector.scheduler.decider import Decider
+from continuum_connector.scheduler.dram_worth import DramWorth
 from continuum_connector.scheduler.ending import Endings
 from continuum_connector.scheduler.holds import BlockPool, HoldTable
 from continuum_connector.scheduler.kv_groups import KvGroups
+from continuum_connector.scheduler.levels import Levels
 from continuum_connector.scheduler.pins import Pin, PinEnd
 from continuum_connector.scheduler.records import Records
 from continuum_connector.scheduler.retention import Retention
 from continuum_connector.scheduler.tier import DramTier
-from continuum_connector.scheduler.turn import Turn
+from continuum_connector.scheduler.turn import Turn, TurnEnd
 from continuum_connector.scheduler.unattached import Unattached
 
 # A preemption costs a prefill; a store in flight ends within milliseconds. Beyond this
@@ -47,7 +50,7 @@ class SchedulerSide:
     def __init__(
         self,
         config: ContinuumConfig,
-        policy: RetentionPolicy,
+        decider: Decider,
         pool: BlockPool,
         groups: KvGroups,
         make_tier: Callable[[HoldTable], DramTier],
@@ -57,7 +60,7 @@ class SchedulerSide:
         endings: Endings,
     ) -> None:
         self.config = config
-        self.policy = policy
+        self.decider = decider
         self.records = Records(account, trace, config.echo)
         # One block of the pool is the null block, which holds nothing.
         budget = config.max_pinned_fraction * (pool.num_gpu_blocks - 1)
@@ -66,6 +69,10 @@ class SchedulerSide:
         self.programs = ProgramTable(config.max_programs, lambda key: not self.pins.has(key))
         self.store_holds = HoldTable(pool)
         self.tier = make_tier(self.store_holds)
+        self.levels = Levels(pool, self.retention, self.store_holds, self.tier, decider.costs)
+        self._worth = DramWorth(self.programs, decider)
+        if not isinstance(decider.policy, LeastRecentlyUsed):
+            self.tier.rank = self._worth.rank
         self.turns: dict[str, Turn] = {}
         self._pool = pool
         self.groups = groups
@@ -85,8 +92,9 @@ class SchedulerSide:
         program, identity = self._identify(request, now)
         turn = Turn(program, identity, program.num_turns, now)
         self.turns[request.request_id] = turn
-        pin = self.retention.expect(request, program.key)
-        self.records.arrived(request, turn, pin is not None, now)
+        gap_s = self.decider.arrived(turn, now)
+        pin = self.retention.expect(request, program)
+        self.records.arrived(request, turn, pin is not None, gap_s, now)
         return turn
 
     def _identify(self, request: Any, now: float) -> tuple[Program, Identity]:
@@ -131,15 +139,34 @@ class SchedulerSide:
             turn.is_admitted = True
             turn.dram_tokens = num_external
             self.records.admitted(request, turn, now)
+            self.decider.admitted(turn, now)
         elif turn.is_preempted:
             self.records.readmitted(turn, now)
         turn.is_preempted = False
         self.retention.hand_over(turn.program.key, request.request_id, now)
 
     def make_room(self, request: Any, attempt: Callable[[], Any], need: int, now: float) -> Any:
-        """Retry a failed allocation while pins give way; None if that cannot help."""
-        program = self.program_of(request)
-        return self.retention.make_room(attempt, request.request_id, program, need, now)
+        """Retry a failed allocation while pins give way; None if that cannot help.
+
+        `need`: at least so many blocks are wanted, 0 for a running request.
+        """
+        if need:
+            self.decider.blocked(now)
+        claim = self._claim(request, need, now)
+        return self.retention.make_room(attempt, request.request_id, need, claim, now)
+
+    def _claim(self, request: Any, need: int, now: float) -> Claim:
+        """Which pins this turn may take: all of them, unless it waits and others run."""
+        turn = self.turns.get(request.request_id)
+        if turn is None:
+            return Claim(request.request_id)
+        others_run = any(t.is_admitted and not t.is_preempted for t in self.turns.values())
+        return Claim(
+            program=turn.program.key,
+            arrival=turn.program.arrival,
+            is_patient=bool(need) and others_run and now - turn.arrival < self.config.max_wait_s,
+            price=self.decider.costs.price(now),
+        )
 
     def will_free_blocks(self, now: float) -> bool:
         """Whether a store in flight will let go of blocks soon enough to wait for it."""
@@ -164,6 +191,8 @@ class SchedulerSide:
     def plan(self, now: float) -> StepPlan:
         """One tick: expire what is due, then send everything queued to the workers."""
         self.expire(now)
+        self.decider.new_step(now)
+        self._worth.new_step(self.turns.values())
         self.retention.room.new_step()
         self._owes_step = False
         return self.tier.drain(now)
@@ -173,6 +202,7 @@ class SchedulerSide:
         was_up = self.tier.is_up
         for transfer in self.tier.settle(report, now):
             self.records.settled(transfer, now)
+            self.decider.settled(transfer, now)
             self.retention.room.references_dropped()
         if was_up and not self.tier.is_up:
             self.records.trace.record("tier_down", now, reason=self.tier.down_reason)
@@ -180,12 +210,8 @@ class SchedulerSide:
     def update_gauges(self) -> None:
         """Set what is a level, not an event; called when the metrics are collected."""
         self.records.count_lost()
-        account = self.records.account
-        account.gauge("pins_live", len(self.pins))
-        account.gauge("pinned_blocks", self.retention.holds.num_blocks)
-        account.gauge("held_blocks", self.retention.holds.num_blocks + self.store_holds.num_blocks)
-        account.gauge("programs", len(self.programs))
-        self.tier.update_gauges()
+        self.records.account.gauge("programs", len(self.programs))
+        self.levels.update_gauges(self.records.account)
 
     def expire(self, now: float) -> None:
         """End the pins that are due. What is not in DRAM yet and should be, goes there."""
@@ -204,7 +230,7 @@ class SchedulerSide:
 
     # --- end of a turn ----------------------------------------------------------------
     def finish(
-        self, request: Any, block_ids: Sequence[Sequence[int]], aborted: bool, now: float
+        self, request: Any, block_ids: Sequence[Sequence[int]], end: TurnEnd, now: float
     ) -> dict[str, Any] | None:
         """A turn is over: decide, hold, and return what the client is told."""
         turn = self.turns.pop(request.request_id, None)
@@ -214,29 +240,26 @@ class SchedulerSide:
         self.retention.room.references_dropped()
         self.retention.unexpect(turn.program.key, request.request_id)
         blocks = self.groups.hashed_blocks(self._pool.blocks, block_ids, request.block_hashes)
-        aborted = aborted and self._endings.went_away(request)
+        if end is TurnEnd.ABORTED and not self._endings.went_away(request):
+            end = TurnEnd.STOP
         self.programs.end_turn(
             request.request_id,
             now,
-            () if aborted else request.block_hashes,
+            () if end is TurnEnd.ABORTED else request.block_hashes,
             request.num_prompt_tokens // self.groups.block_size,
         )
-        finished = FinishedTurn(
-            program=turn.program.key,
-            turn=turn.number,
-            num_tokens=request.num_tokens,
-            num_blocks=len(blocks),
-            hints=turn.identity.hints,
-            aborted=aborted,
-        )
-        choice = self.policy.decide(finished, self._snapshot(now))
-        decision, why = choice.decision, choice.why
+        num_kept = blocks[-1][0] + 1 if blocks else 0  # the last token has no KV yet
+        turn.program.num_kept_tokens = num_kept * self.groups.block_size
+        world = self.levels.snapshot(now)
+        finished, choice = self.decider.decide(turn, request, len(blocks), end, world)
+        decision = choice.decision
         if isinstance(decision, PinDecision) and len(blocks) > self.retention.budget:
             # It would push every other pin out before it gave way itself.
             decision = Offload() if decision.then is After.STORE else Free()
             why = "larger than max_pinned_fraction of VRAM"
+            choice = replace(choice, decision=decision, why=why)
         self._carry_out(decision, turn, request, blocks, now)
-        self.records.decided(turn, finished, decision, why, now)
+        self.records.decided(finished, world, choice, now)
         return self.records.answer(turn, decision)
 
     def reset(self, now: float) -> None:
@@ -251,6 +274,7 @@ class SchedulerSide:
         """The server stops: end every pin, close what has threads. Idempotent."""
         self.retention.end_all(PinEnd.SHUTDOWN, now)
         self._waker.close()
+        self.decider.close()
         self.records.trace.record("stop", now)
         self.records.trace.close()
 
@@ -270,13 +294,3 @@ class SchedulerSide:
         if turn.identity.hints.final:
             self.retention.end_of(key, PinEnd.PROGRAM_DONE, now)
             self.tier.index.demote(key)
-
-    def _snapshot(self, now: float) -> Snapshot:
-        return Snapshot(
-            now=now,
-            num_blocks=self._pool.num_gpu_blocks - 1,  # one is the null block
-            num_free_blocks=self._pool.get_num_free_blocks(),
-            num_pinned_blocks=self.retention.holds.num_blocks,
-            num_waiting=sum(len(queue) for queue in self.retention.queues),
-            has_tier=self.tier.is_up,
-        )

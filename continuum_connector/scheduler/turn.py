@@ -2,9 +2,18 @@
 
 from __future__ import annotations
 
+import enum
 from dataclasses import dataclass
 
 from continuum_connector.programs.program import Identity, Program
+
+
+class TurnEnd(enum.Enum):
+    """How vLLM says that a request ended."""
+
+    STOP = "stop"  # it said all it had to say
+    LENGTH = "length"  # at a token limit
+    ABORTED = "aborted"  # by the API server: a stop string, or the client went away
 
 
 @dataclass(eq=False)

@@ -85,6 +85,7 @@ def test_dram_bytes_as_a_number() -> None:
         ("ttl_s", "3.5", 3.5),
         ("max_ttl_s", "120", 120.0),
         ("max_pinned_fraction", "0.25", 0.25),
+        ("max_wait_s", "3", 3.0),
         ("scheduler", "0", False),
         ("order", "off", False),
         ("kv_layout", "BLNHC", "BLNHC"),
@@ -95,6 +96,7 @@ def test_dram_bytes_as_a_number() -> None:
         ("load_timeout_s", "10", 10.0),
         ("max_programs", "12", 12),
         ("trace_path", "5", "5"),
+        ("state_path", "/tmp/learned", "/tmp/learned"),
         ("echo", " No ", False),
     ],
 )

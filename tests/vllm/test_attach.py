@@ -13,6 +13,7 @@ from vllm.v1.kv_cache_interface import KVCacheSpec
 from continuum_connector import build, plugin
 from continuum_connector.connector import ContinuumConnector
 from continuum_connector.errors import ConfigError
+from continuum_connector.worker_hooks import WorkerHooks
 from tests.vllm import versions
 from tests.vllm.agents import AgentEngine
 from tests.vllm.harness import Engine
@@ -189,10 +190,12 @@ def test_a_bad_config_stops_the_server_with_value_consequence_and_cure(
 def test_the_connectors_hooks_are_all_known_to_vllms_base_class() -> None:
     """A hook that vLLM renamed would silently never be called."""
     ours = {"set_clock", "attached", "before_queued", "rank", "make_room", "bind_gpu_block_pool"}
+    ours |= {"orders"}
     # vLLM 0.26-0.28 only, or 0.30+ only
     ours |= {"prefer_cross_layer_blocks", "register_cross_layers_kv_cache"}
     ours |= {"has_pending_block_frees", "get_transfer_results", "get_required_kvcache_layout"}
     ours |= {"requires_kv_delivery"}
-    for name in vars(ContinuumConnector):
+    theirs = [base for base in ContinuumConnector.__mro__ if base.__module__.startswith("vllm.")]
+    for name in {**vars(WorkerHooks), **vars(ContinuumConnector)}:
         if not name.startswith("_") and name not in ours:
-            assert any(hasattr(base, name) for base in ContinuumConnector.__mro__[1:]), name
+            assert any(hasattr(base, name) for base in theirs), name

@@ -1,0 +1,143 @@
+"""Decider: puts what is known of a finished turn before the policy, and learns what came of it.
+
+It owns what is learned while serving: how long tool calls take, what prefill, loads and
+queueing cost. All of it is told here, by the hook that saw it happen.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from typing import Any
+
+from continuum_connector.costs.costs import Costs
+from continuum_connector.costs.gaps import Gaps
+from continuum_connector.costs.state_file import StateFile
+from continuum_connector.policy.base import (
+    Choice,
+    FinishedTurn,
+    RetentionPolicy,
+    Snapshot,
+)
+from continuum_connector.programs.program import Program
+from continuum_connector.scheduler.transfers import Kind, Transfer, TransferState
+from continuum_connector.scheduler.turn import Turn, TurnEnd
+from continuum_connector.toolcalls.asked import Asked, asked_of
+from continuum_connector.toolcalls.reader import ToolReader
+
+# A program that is silent for longer counts as over: 99 % of the tool calls of real coding
+# sessions are done by then (field.md 3.3: P99 916 s), and what is learned must not wait for ever.
+OVER_S = 900.0
+MAX_SILENT = 100_000  # finished turns remembered until then; beyond, the oldest is not counted
+
+
+class Decider:
+    """Asks the policy. `now` is monotonic seconds."""
+
+    def __init__(
+        self,
+        policy: RetentionPolicy,
+        gaps: Gaps,
+        costs: Costs,
+        reader: ToolReader,
+        state_file: StateFile,
+    ) -> None:
+        self.policy = policy
+        self.gaps = gaps
+        self.costs = costs
+        self._reader = reader
+        self._state_file = state_file
+        state_file.restore("gaps", gaps.load_state)
+        state_file.restore("costs", costs.restore)
+        self._silent: deque[tuple[float, Program, int]] = deque(maxlen=MAX_SILENT)
+        self._is_blocked = False
+
+    # --- what happened ----------------------------------------------------------------
+    def arrived(self, turn: Turn, now: float) -> float | None:
+        """A turn arrived; return how long its program was away, None if it was not."""
+        if not turn.identity.hints.tools:
+            self._reader.start()
+        if len(turn.program.active) > 1:  # its other turns are under way: no tool was waited for
+            return None
+        return self.gaps.arrived(turn.program.key, now)
+
+    def admitted(self, turn: Turn, now: float) -> None:
+        """A turn runs for the first time: what it waited counts if its blocks had been lost."""
+        kept = turn.program.num_kept_tokens
+        was_evicted = kept > 0 and turn.vram_tokens < kept
+        self.costs.waited(now - turn.arrival, was_evicted, now)
+
+    def settled(self, transfer: Transfer, now: float) -> None:
+        """A transfer is over: if its bytes arrived, it says what such a copy takes."""
+        if transfer.state is TransferState.DONE:
+            learn = self.costs.loaded if transfer.kind is Kind.LOAD else self.costs.stored
+            learn(len(transfer), now - transfer.admitted)
+
+    def blocked(self, now: float) -> None:
+        """A waiting turn found no room."""
+        self._is_blocked = True
+        self.costs.blocked(now)
+
+    def new_step(self, now: float) -> None:
+        """The engine takes a step: whoever found no room in the last one says so again."""
+        self._reader.new_step()
+        if not self._is_blocked:
+            self.costs.unblocked(now)
+        self._is_blocked = False
+        while self._silent and self._silent[0][0] < now - OVER_S:
+            finished, program, num_turns = self._silent.popleft()
+            if program.last_finish == finished and not program.active:
+                self._over(program, num_turns, now)
+        if self._state_file.is_due(now):
+            self._state_file.save(self._learned(), now)
+
+    def close(self) -> None:
+        """The server stops: what was learned is written."""
+        self._state_file.close(self._learned())
+
+    # --- the decision -----------------------------------------------------------------
+    def decide(
+        self, turn: Turn, request: Any, num_blocks: int, end: TurnEnd, world: Snapshot
+    ) -> tuple[FinishedTurn, Choice]:
+        """Return what is known of a finished turn, and what the policy makes of it."""
+        hints, num_tokens = turn.identity.hints, request.num_tokens
+        is_cut = end is TurnEnd.LENGTH
+        asked = asked_of(
+            hints.tools, lambda: self._reader.read(request.output_token_ids, truncated=is_cut)
+        )
+        tool_gaps, all_gaps = self.gaps.recorded(asked)
+        finished = FinishedTurn(
+            program=turn.program.key,
+            turn=turn.number,
+            num_tokens=num_tokens,
+            num_blocks=num_blocks,
+            hints=hints,
+            aborted=end is TurnEnd.ABORTED,
+            arrival=turn.program.arrival,
+            asked=asked,
+            gap=self.gaps.forecast(asked),
+            tool_gaps=tool_gaps,
+            all_gaps=all_gaps,
+            prefill_s=self.costs.prefill_s(num_tokens),
+            load_s=self.costs.load_s(num_blocks) if world.has_tier else math.inf,
+        )
+        choice = self.policy.decide(finished, world)
+        self._finished(turn, asked, num_blocks, world.now)
+        return finished, choice
+
+    # --- parts ------------------------------------------------------------------------
+    def _learned(self) -> dict[str, Any]:
+        return {"gaps": self.gaps.to_state(), "costs": self.costs.state()}
+
+    def _finished(self, turn: Turn, asked: Asked, num_blocks: int, now: float) -> None:
+        program = turn.program
+        self.costs.footprint(num_blocks)
+        if turn.identity.hints.final:
+            self._over(program, program.num_turns, now)
+        elif not program.active:
+            self.gaps.finished(program.key, asked, now)
+            self._silent.append((now, program, program.num_turns))
+
+    def _over(self, program: Program, num_turns: int, now: float) -> None:
+        self.gaps.ended(program.key, now)
+        self.costs.program_over(num_turns)

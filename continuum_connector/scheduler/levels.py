@@ -1,0 +1,52 @@
+"""Levels: how things stand at this moment, for the policy and for the metrics."""
+
+from __future__ import annotations
+
+from continuum_connector.account import Account
+from continuum_connector.costs.costs import Costs
+from continuum_connector.policy.base import Snapshot
+from continuum_connector.scheduler.holds import BlockPool, HoldTable
+from continuum_connector.scheduler.retention import Retention
+from continuum_connector.scheduler.tier import DramTier
+
+
+class Levels:
+    """Reads the levels of those who own them; changes nothing but gauges."""
+
+    def __init__(
+        self,
+        pool: BlockPool,
+        retention: Retention,
+        store_holds: HoldTable,
+        tier: DramTier,
+        costs: Costs,
+    ) -> None:
+        self._pool = pool
+        self._retention = retention
+        self._store_holds = store_holds
+        self._tier = tier
+        self._costs = costs
+
+    def snapshot(self, now: float) -> Snapshot:
+        """The world as the policy sees it."""
+        return Snapshot(
+            now=now,
+            num_blocks=self._pool.num_gpu_blocks - 1,  # one is the null block
+            num_free_blocks=self._pool.get_num_free_blocks(),
+            num_pinned_blocks=self._retention.holds.num_blocks,
+            num_waiting=sum(len(queue) for queue in self._retention.queues),
+            has_tier=self._tier.is_up,
+            queueing_s=self._costs.queueing_s(now),
+            eta=self._costs.eta,
+            mean_blocks=self._costs.mean_blocks,
+            price=self._costs.price(now),
+            residence_s=self._tier.residence_s(now),
+        )
+
+    def update_gauges(self, account: Account) -> None:
+        """Set what is a level, not an event; called when the metrics are collected."""
+        pinned = self._retention.holds.num_blocks
+        account.gauge("pins_live", len(self._retention.pins))
+        account.gauge("pinned_blocks", pinned)
+        account.gauge("held_blocks", pinned + self._store_holds.num_blocks)
+        self._tier.update_gauges()

@@ -1,0 +1,208 @@
+"""Decider on the real scheduler: what is learned while serving, and what follows from it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from continuum_connector.policy.base import Choice, FinishedTurn, Pin, Snapshot
+from continuum_connector.policy.fixed_ttl import FixedTtl
+from continuum_connector.scheduler.decider import OVER_S
+from continuum_connector.toolcalls.asked import UNREAD, Asked, Ending, ToolCall
+from tests.vllm.agents import AgentEngine, live, pinned
+
+TOOLS = {"continuum": {"tools": ["pytest"]}}
+# base, per token, per token and context, per decode, per decode and context; seconds
+SLOW_PREFILL = {"prefill": [0.01, 1e-3, 0.0, 0.0, 0.0]}
+
+
+class Spy(FixedTtl):
+    """The fixed TTL, and what it was shown."""
+
+    def __init__(self, value: float = 0.0) -> None:
+        super().__init__(60.0, 60.0)
+        self.seen: list[tuple[FinishedTurn, Snapshot]] = []
+        self.value = value
+
+    def decide(self, turn: FinishedTurn, snapshot: Snapshot) -> Choice:
+        self.seen.append((turn, snapshot))
+        choice = super().decide(turn, snapshot)
+        if isinstance(choice.decision, Pin):
+            return Choice(Pin(60.0, choice.decision.then, self.value), choice.why)
+        return choice
+
+
+def spied(engine: AgentEngine, value: float = 0.0) -> Spy:
+    spy = Spy(value)
+    engine.side.decider.policy = spy
+    return spy
+
+
+# --- tool calls and gaps -------------------------------------------------------------------
+def test_a_gap_is_from_the_finish_to_the_next_arrival() -> None:
+    engine = AgentEngine(200)
+    spy = spied(engine)
+    ended = engine.run_turn("a", 100, program="p", kv_transfer_params=TOOLS)
+    engine.clock.now = ended + 7.0
+    engine.run_turn("b", engine.next_prompt("a", 20), program="p", kv_transfer_params=TOOLS)
+    turn, _ = spy.seen[-1]
+    assert turn.asked == Asked(Ending.CALLS, (ToolCall("pytest"),))
+    assert turn.tool_gaps == pytest.approx([7.0], abs=0.02)
+    assert turn.all_gaps == turn.tool_gaps
+
+
+def test_turns_side_by_side_are_no_gap() -> None:
+    engine = AgentEngine(200)
+    spy = spied(engine)
+    engine.add("a", 100, program="p", max_tokens=4)
+    engine.add("b", 100, program="p", seed=1, max_tokens=40)
+    engine.run_until_idle(until=lambda: "a" in engine.finish_reasons)
+    engine.add("c", 100, program="p", seed=2)
+    engine.run_until_idle()
+    assert all(not turn.all_gaps for turn, _ in spy.seen)
+
+
+def test_without_a_tokenizer_nothing_is_read_and_it_is_counted() -> None:
+    engine = AgentEngine(200)
+    spy = spied(engine)
+    engine.run_turn("a", 100, program="p")
+    assert spy.seen[0][0].asked == UNREAD
+    assert engine.total("endings", "unread") == 1
+
+
+# --- costs ---------------------------------------------------------------------------------
+def test_a_turn_that_lost_its_blocks_counts_for_the_queueing_delay_and_others_do_not() -> None:
+    engine = AgentEngine(60, max_num_seqs=1, extra_config={"policy": "program_order"})
+    costs = engine.connector.costs
+    engine.run_turn("a", 400, program="p")
+    engine.run_turn("b", engine.next_prompt("a", 20), program="p")  # found in VRAM
+    engine.run_turn("x", 800, program="q", seed=9)  # takes its place
+    assert costs.queueing_s(engine.clock()) == 0
+    engine.add("y", 700, program="r", seed=10, max_tokens=30)
+    engine.step()
+    engine.add("c", engine.next_prompt("b", 20), program="p")
+    arrived = engine.clock()
+    engine.run_until_idle(until=lambda: "c" in engine.admissions)
+    assert costs.queueing_s(engine.clock()) == pytest.approx(engine.clock() - arrived, abs=0.03)
+
+
+def test_a_program_is_over_with_its_last_turn_or_after_a_long_silence() -> None:
+    engine = AgentEngine(200)
+    over: list[int] = []
+    engine.connector.costs.program_over = over.append
+    engine.run_turn("a", 100, program="p")
+    engine.run_turn("b", engine.next_prompt("a", 20), program="p", final=True)
+    assert over == [2]
+    engine.run_turn("c", 100, program="q", seed=3)
+    engine.run_turn("d", engine.next_prompt("c", 20), program="q")
+    engine.clock.advance(OVER_S - 1)
+    engine.run_turn("e", 100, program="r", seed=4)
+    assert over == [2]
+    engine.clock.advance(2)
+    engine.run_turn("f", 100, program="s", seed=5)
+    assert over == [2, 2]
+
+
+def test_the_price_rises_while_somebody_finds_no_room_and_falls_after() -> None:
+    engine = AgentEngine(60)
+    costs = engine.connector.costs
+    engine.add("a", 400, program="p", max_tokens=100)
+    engine.run_until_idle(until=lambda: engine.num_steps == 10)
+    assert costs.price(engine.clock()) == 0
+    engine.add("b", 800, program="q", seed=1)
+    engine.steps(50)
+    high = costs.price(engine.clock())
+    assert high > 0
+    engine.run_until_idle()
+    engine.clock.advance(600)
+    assert costs.price(engine.clock()) < high / 2
+
+
+# --- which pins give way -------------------------------------------------------------------
+def crowded(value: float, **extra: Any) -> AgentEngine:
+    """p0 is pinned at `value`; `long` runs; `new`, of a younger program, wants the pin's room."""
+    engine = pinned(80, 0, extra_config=extra)
+    spied(engine, value)
+    engine.run_turn("a0", 400, program="p0")
+    engine.add("long", 300, program="q", seed=5, max_tokens=400)
+    engine.steps(5)
+    engine.add("new", 700, program="r", seed=6)
+    engine.steps(5)
+    return engine
+
+
+def test_a_pin_worth_more_than_the_wait_is_left_alone_until_the_wait_is_too_long() -> None:
+    engine = crowded(value=1e6, max_wait_s=2.0)
+    assert live(engine) == ["p0"]
+    assert "new" not in engine.admissions
+    engine.clock.advance(2.0)
+    engine.steps(10)
+    assert "new" in engine.admissions
+    assert engine.ends() == {"pressure": 1}
+
+
+def test_a_pin_that_nobody_priced_gives_way_at_once() -> None:
+    engine = crowded(value=0.0, max_wait_s=2.0)
+    assert "new" in engine.admissions
+    assert engine.ends() == {"pressure": 1}
+
+
+def test_a_pin_gives_way_to_a_program_that_came_first_and_where_nothing_runs() -> None:
+    engine = pinned(80, 0)
+    spied(engine, 1e6)
+    engine.run_turn("old", 100, program="q", seed=5)
+    engine.run_turn("a0", 400, program="p0")
+    engine.add("long", 200, program="s", seed=7, max_tokens=300)
+    engine.steps(5)
+    engine.add("old2", 800, program="q", seed=6)
+    engine.steps(10)
+    assert "old2" in engine.admissions
+    alone = pinned(80, 0)
+    spied(alone, 1e6)
+    alone.run_turn("a0", 400, program="p0")
+    alone.run_turn("new", 1000, program="r", seed=6)
+    assert alone.ends()["pressure"] == 1
+
+
+def test_a_fork_makes_the_old_chain_the_first_to_give_way() -> None:
+    engine = pinned(120, 2)
+    engine.add("fork", 200, program="p0", seed=77, max_tokens=2)
+    engine.step()
+    [gone, kept] = list(engine.side.pins.cheapest_first())
+    assert (gone.program, kept.program) == ("job:p0", "job:p1")
+
+
+# --- adaptive ------------------------------------------------------------------------------
+def test_where_nothing_is_known_to_cost_anything_nothing_is_kept() -> None:
+    engine = AgentEngine(200, extra_config={"policy": "adaptive", "dram_bytes": "64MiB"})
+    engine.run_turn("a", 400, program="p", kv_transfer_params=TOOLS)
+    assert engine.num_pins() == 0
+    assert engine.total("decisions", "free") == 1
+
+
+def test_where_prefill_costs_and_the_tool_is_short_the_turn_is_pinned() -> None:
+    engine = AgentEngine(200, extra_config={"policy": "adaptive"})
+    engine.connector.costs.restore(SLOW_PREFILL)
+    engine.run_turn("a", 400, program="p", kv_transfer_params=TOOLS)
+    assert engine.num_pins() == 1
+    assert engine.total("decisions", "pin") == 1
+
+
+def test_a_policy_without_order_leaves_vllms_own() -> None:
+    for policy, ordered in (("stock", False), ("program_order", True), ("adaptive", True)):
+        assert AgentEngine(extra_config={"policy": policy}).connector.orders is ordered
+
+
+def test_what_was_learned_outlives_the_server(tmp_path: Path) -> None:
+    extra = {"state_path": str(tmp_path / "learned.json")}
+    engine = AgentEngine(200, extra_config=extra)
+    engine.run_turn("a", 100, program="p", kv_transfer_params=TOOLS)
+    engine.clock.advance(3.0)
+    engine.run_turn("b", engine.next_prompt("a", 20), program="p", kv_transfer_params=TOOLS)
+    engine.connector.shutdown()
+    again = AgentEngine(200, extra_config=extra)
+    spy = spied(again)
+    again.run_turn("a", 100, program="p", kv_transfer_params=TOOLS)
+    assert spy.seen[0][0].tool_gaps == pytest.approx([3.0], abs=0.05)
