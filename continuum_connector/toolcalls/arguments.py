@@ -12,6 +12,7 @@ from continuum_connector.toolcalls.shell_names import SHELLS
 from continuum_connector.toolcalls.sizes import octave, seconds
 
 SCRIPT_KEYS = ("command", "cmd", "script", "keystrokes", "bash_command", "shell_command")
+SHELL_TOOLS = {*SHELLS, "shell", "terminal"}  # where the arguments are a text without keys
 NO_SHELL_KEYS = {"path", "file_path", "file_text", "old_str"}  # an editor has commands, too
 SECONDS_KEYS = ("timeout", "seconds", "duration", "sleep", "wait", "timeout_s")
 MAX_SIZED = 32  # members whose size is looked at
@@ -23,6 +24,8 @@ def classified(raw: RawCall) -> list[ToolCall]:
     """The calls of a raw call; none if it has no name yet."""
     name = clean_name(raw.name)
     arguments = raw.arguments
+    if isinstance(arguments, str) and name.lower() in SHELL_TOOLS:
+        arguments = {"command": arguments}
     if not isinstance(arguments, dict):
         size = len(arguments) if isinstance(arguments, str) else 0
         return [ToolCall(name, octave(size) if size else "")] if name else []

@@ -2,7 +2,7 @@
 
 The first marker outside a shell block decides the format: what stands inside a call, such as
 a file that is about calls, does not count. Without any marker the shell blocks are the calls,
-then a message that is nothing but JSON or Python calls. All of it is linear in the text.
+then JSON, ReAct's actions, or Python calls. All of it is linear in the text.
 """
 
 from __future__ import annotations
@@ -11,12 +11,15 @@ import re
 from collections.abc import Callable
 
 from continuum_connector.toolcalls import (
+    agent_xml,
     bare_json,
     fenced,
+    gemma,
     harmony,
     marked_json,
     mistral,
     python_calls,
+    react,
     sections,
     tool_call_tag,
     xml_calls,
@@ -40,6 +43,8 @@ _READERS: dict[str, Callable[[str, int], list[RawCall]]] = {
         (xml_calls.MARKERS, xml_calls.read),
         (harmony.MARKERS, harmony.read),
         (marked_json.MARKERS, marked_json.read),
+        (gemma.MARKERS, gemma.read),
+        (agent_xml.MARKERS, agent_xml.read),
     )
     for marker in markers
 }
@@ -112,4 +117,4 @@ def _unmarked(text: str) -> list[RawCall]:
     text = text.strip()
     for end in ("<|eot_id|>", "<|eom_id|>", "<|im_end|>", "</s>"):
         text = text.removesuffix(end).rstrip()
-    return bare_json.read(text) or python_calls.read(text, sure=False)
+    return bare_json.read(text) or react.read(text) or python_calls.read(text, sure=False)
