@@ -179,13 +179,9 @@ def step_work(scheduler_output: Any) -> Work:
     known, new = scheduler_output.scheduled_cached_reqs, scheduler_output.scheduled_new_reqs
     if not new and not drafts and scheduler_output.total_num_scheduled_tokens == len(scheduled):
         return Work(num_decodes=len(scheduled), decode_context=sum(known.num_computed_tokens))
-    found = [(each.req_id, each.num_computed_tokens) for each in new]
-    found += zip(known.req_ids, known.num_computed_tokens, strict=True)
-    return Work.of(
-        (scheduled[each], len(drafts.get(each, ())), computed)
-        for each, computed in found
-        if each in scheduled
-    )
+    computed = dict(zip(known.req_ids, known.num_computed_tokens, strict=True))
+    computed |= {each.req_id: each.num_computed_tokens for each in new}
+    return Work.of(scheduled, computed, drafts)
 
 
 def preempted_ids(scheduler_output: Any) -> Collection[str]:

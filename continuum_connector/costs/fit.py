@@ -30,7 +30,7 @@ ROUNDS = 3  # of reweighting; it starts from the last fit, so it is nearly there
 class RobustFit:
     """Least absolute relative deviations over the samples kept, with no cost below 0.
 
-    An `add` takes microseconds; every 64th, and a few of the first ones, also fits, which takes
+    An `add` takes microseconds; every 128th, and a few of the first ones, also fits, which takes
     some 0.2 ms. Memory is bounded by NUM_KINDS * PER_KIND samples.
     """
 
@@ -77,7 +77,7 @@ class RobustFit:
 
     def fit(self) -> None:
         """Fit all samples kept; `add` does it by itself often enough while serving."""
-        self._next_fit = self._num_added + min(64, max(4, self._num_added // 2))
+        self._next_fit = self._num_added + min(128, max(4, self._num_added // 2))
         rows = np.flatnonzero(self._seconds)
         x, seconds = self._x[rows], self._seconds[rows]
         recent = 0.5 ** ((self._num_added - self._serial[rows]) / HALF_LIFE)

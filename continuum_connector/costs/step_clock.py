@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 # Steps in flight at once: 2 under async scheduling, one per stage of a pipeline.
@@ -24,18 +24,27 @@ class Work(NamedTuple):
     decode_context: int = 0
 
     @classmethod
-    def of(cls, requests: Iterable[tuple[int, int, int]]) -> Work:
-        """Add up requests, each as (tokens scheduled, drafts among them, tokens before them)."""
-        num_new = num_decodes = decode_context = 0
-        pairs = 0.0
-        for scheduled, drafts, cached in requests:
-            if scheduled - drafts == 1:
-                num_decodes += 1
-                decode_context += cached
-            else:
-                num_new += scheduled
-                pairs += scheduled * (cached + scheduled / 2)
-        return cls(num_new, pairs, num_decodes, decode_context)
+    def of(
+        cls,
+        scheduled: Mapping[str, int],
+        computed: Mapping[str, int],
+        drafts: Mapping[str, Sequence[int]],
+    ) -> Work:
+        """Add up requests: tokens scheduled, tokens before them, drafts among them.
+
+        `scheduled` and `computed` name the same requests. Costs little per decode.
+        """
+        prompts = [
+            (num, computed[request])
+            for request, num in scheduled.items()
+            if num != 1 and num - len(drafts.get(request, ())) != 1
+        ]
+        return cls(
+            sum(num for num, _ in prompts),
+            sum(num * (cached + num / 2) for num, cached in prompts),
+            len(scheduled) - len(prompts),
+            sum(computed.values()) - sum(cached for _, cached in prompts),
+        )
 
     def __bool__(self) -> bool:
         return bool(self.num_new or self.num_decodes)

@@ -184,9 +184,11 @@ def test_outputs_that_never_come_do_not_pile_up() -> None:
 
 
 def test_work_tells_prompts_from_decodes_with_and_without_drafts() -> None:
-    requests = [(512, 0, 1000), (1, 0, 300), (4, 3, 700), (2, 0, 0)]
-    assert Work.of(requests) == Work(514, 512 * 1256.0 + 2 * 1.0, 2, 1000)
-    assert not Work.of([])
+    scheduled = {"prompt": 512, "decode": 1, "drafting": 4, "short": 2}
+    computed = {"short": 0, "prompt": 1000, "decode": 300, "drafting": 700}
+    drafts = {"drafting": [7, 8, 9]}
+    assert Work.of(scheduled, computed, drafts) == Work(514, 512 * 1256.0 + 2 * 1.0, 2, 1000)
+    assert not Work.of({}, {}, {})
 
 
 # --- the facade ---------------------------------------------------------------------------
