@@ -177,7 +177,7 @@ def step_work(scheduler_output: Any) -> Work:
     scheduled = scheduler_output.num_scheduled_tokens
     drafts = scheduler_output.scheduled_spec_decode_tokens
     known, new = scheduler_output.scheduled_cached_reqs, scheduler_output.scheduled_new_reqs
-    if not new and not drafts and scheduler_output.total_num_scheduled_tokens == len(scheduled):
+    if not new and scheduler_output.total_num_scheduled_tokens == len(scheduled):
         return Work(num_decodes=len(scheduled), decode_context=sum(known.num_computed_tokens))
     computed = dict(zip(known.req_ids, known.num_computed_tokens, strict=True))
     computed |= {each.req_id: each.num_computed_tokens for each in new}

@@ -37,6 +37,15 @@ def test_queueing_is_the_mean_of_the_last_turns_and_of_the_last_minutes() -> Non
     assert queueing.mean(300.0 + MAX_AGE_S) == 0.0
 
 
+def test_rounding_does_not_outlive_the_waits_it_came_from() -> None:
+    queueing = Queueing()
+    queueing.waited(1e16, 0.0)
+    queueing.waited(1.0, 0.0)
+    assert queueing.mean(2 * MAX_AGE_S) == 0.0
+    queueing.waited(5.0, 2 * MAX_AGE_S)
+    assert queueing.mean(2 * MAX_AGE_S) == 5.0
+
+
 # --- memoryfulness ------------------------------------------------------------------------
 def eta_of(lengths: list[int]) -> float:
     memory = Memoryfulness()

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from continuum_connector.costs.fit import NUM_KINDS, PER_KIND, RobustFit
+from continuum_connector.costs.fit import HALF_LIFE, NUM_KINDS, PER_KIND, RobustFit
 from continuum_connector.costs.loading import CopyModel
 from continuum_connector.costs.prefill import MIN_STEPS, PrefillModel
 from continuum_connector.costs.step_clock import Work
@@ -104,6 +104,18 @@ def test_a_faster_machine_is_followed() -> None:
     for step, seconds in steps(1500, 9):
         model.add(step, seconds / 2)
     assert model.seconds(8000) == pytest.approx(truth(Work(8000, 32e6, 0, 0)) / 2, rel=0.08)
+
+
+def test_what_was_seen_long_ago_gives_way_to_what_is_seen_now() -> None:
+    """The machine became twice as fast, and since then only short prompts have come, alone."""
+    model, source = fed(noise=0.02), random.Random(6)
+    for _ in range(10 * HALF_LIFE):
+        new = source.randrange(200, 1000)
+        step = Work(new, new * new / 2, 0, 0)
+        model.add(step, truth(step) / 2 * source.gauss(1.0, 0.02))
+    for new in (250, 500, 1000):
+        true = truth(Work(new, new * new / 2, 0, 0)) / 2
+        assert model.seconds(new) == pytest.approx(true, rel=0.05)
 
 
 def test_costs_are_never_negative_whatever_comes() -> None:

@@ -95,6 +95,15 @@ def test_a_cached_prefix_is_context_and_not_work() -> None:
     assert seen.steps[-1][0] == Work(40, 40 * (160 + 20.0), 0, 0)
 
 
+def test_the_last_token_of_a_cached_prompt_is_like_a_decode() -> None:
+    engine, seen = watched()
+    engine.add("a", 160, 1, seed=1)
+    run(engine)
+    engine.add("b", 161, 1, seed=1)
+    run(engine)
+    assert seen.steps[-1][0] == Work(0, 0.0, 1, 160)
+
+
 def test_a_mixed_step_keeps_prompts_and_decodes_apart() -> None:
     engine, seen = watched()
     engine.add("a", 64, 8, seed=1)
