@@ -14,6 +14,7 @@ from continuum_connector.costs import recorded as recorded_module
 from continuum_connector.costs.forecast import EDGES
 from continuum_connector.costs.gaps import MILESTONES, Gaps
 from continuum_connector.costs.recorded import MAX_RECORDS, MAX_SAVED, MAX_TOOLS, RecordedGaps
+from continuum_connector.costs.survival import HALF_LIFE
 from continuum_connector.toolcalls.asked import UNREAD, Asked, Ending, ToolCall
 
 RUN = Asked(Ending.CALLS, (ToolCall("run", "-q"),))
@@ -109,7 +110,8 @@ def test_a_gap_that_passed_milestones_is_learned_at_its_length() -> None:
         gaps.arrived("other", start + 90.0)  # any event lets time pass
         gaps.arrived("other", start + 350.0)
         assert gaps.arrived("p", start + 500.0) == 500.0
-    assert gaps.forecast(RUN).num_seen == pytest.approx(60, rel=0.12)
+    once_each = sum(2.0 ** (-age / HALF_LIFE) for age in range(60))
+    assert gaps.forecast(RUN).num_seen == pytest.approx(once_each, rel=0.01)
     assert gaps.forecast(RUN).quantile(0.5) == pytest.approx(500.0, rel=0.2)
 
 
