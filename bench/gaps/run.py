@@ -129,8 +129,8 @@ def sweep(trace: Sequence[Event]) -> None:
     readers = [name for name in READERS if not name.startswith("nothing")]
     print("\n| half-life, prior weight | " + " | ".join(readers) + " |")
     print("|---|" + "---|" * len(readers))
-    settings = [(h, 4.0) for h in (50, 100, 200, 400, 1600, 1e9)]
-    settings += [(100, w) for w in (1.0, 2.0, 8.0, 16.0)]
+    settings = [(h, 8.0) for h in (50, 100, 200, 400, 1600, 1e9)]
+    settings += [(100, w) for w in (1.0, 2.0, 4.0, 16.0)]
     for half_life, weight in settings:
         with tuned(half_life, weight):
             losses = [log_loss(scored(trace, READERS[name])) for name in readers]

@@ -18,10 +18,10 @@ from continuum_connector.costs.forecast import Forecast
 from continuum_connector.costs.survival import Curve, Row, Survival
 from continuum_connector.toolcalls.asked import Asked, Ending, ToolCall
 
-# Observations that a parent's curve counts as. Name and arguments rank gaps well (Spearman 0.89
-# over the public Claude Code traces): gaps of one class differ less than classes do, so a few of
-# its own soon say more. Not fewer, since one gap must not make a certainty.
-PRIOR_WEIGHT = 4.0
+# Observations that a parent's curve counts as. bench/gaps, where weak signs stand in for names,
+# would have it at 16 or more; names with arguments tell much (they rank gaps with a Spearman
+# correlation of 0.89 in public Claude Code traces), so a few of their own should soon count.
+PRIOR_WEIGHT = 8.0
 
 # Agents have tens of tools, a shell some hundred commands. What exceeds this is the least
 # recently seen; 30 MB if every key is asked about, 0.6 MB with 20 tools of 4 classes.
