@@ -27,7 +27,7 @@ Curve: TypeAlias = "Sequence[float] | Row"  # P(gap > EDGES[i])
 
 # Observations of the same key until one counts half. A key then stands on up to 145 of them,
 # which puts a share of one half within 4 points, and has turned to a new distribution after 100.
-# bench/gaps, on a trace: 50 to 200 forecast about equally well, longer memories worse.
+# bench/gaps, on a trace: 50 to 200 forecast about equally well, longer memories no better.
 HALF_LIFE = 100
 
 _GROWTH = 2.0 ** (1.0 / HALF_LIFE)  # instead of shrinking the old, the new weigh more
