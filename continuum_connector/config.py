@@ -50,7 +50,7 @@ class ContinuumConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, k
     dram_shortage: str = "smaller"
     huge_pages: bool = True
     numa: bool = True
-    policy: str = "fixed_ttl"
+    policy: str = "adaptive"
     ttl_s: Seconds = 2.0
     max_ttl_s: Seconds = 60.0
     max_pinned_fraction: Fraction = 0.9

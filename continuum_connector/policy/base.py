@@ -151,12 +151,19 @@ class RetentionPolicy(Protocol):
         """
         ...
 
+    def aged(self, value: float, gap: Forecast, age: float) -> float:
+        """Return what a pin made at `value` is worth after `age` seconds without a return."""
+        ...
 
-class LeastRecentlyUsed:
-    """The order in which blocks leave DRAM when nothing is known of their programs."""
+
+class Unpriced:
+    """What a policy does that prices nothing: no pin's value ages, DRAM goes by last use."""
 
     def dram_rank(self, resident: Resident, now: float) -> float:
         return resident.last_used
+
+    def aged(self, value: float, gap: Forecast, age: float) -> float:
+        return value
 
 
 def let_go(turn: FinishedTurn) -> Choice | None:

@@ -20,10 +20,10 @@ from continuum_connector.policy.base import (
     Choice,
     FinishedTurn,
     Free,
-    LeastRecentlyUsed,
     Offload,
     Pin,
     Snapshot,
+    Unpriced,
     let_go,
 )
 from continuum_connector.policy.continuum import Continuum
@@ -49,7 +49,7 @@ MEAN, CALLS, SHAPE, SCALE = (
 )  # the prior over ln(gap / 1 s): mu, kappa, alpha, beta
 
 
-class ContextServe(LeastRecentlyUsed):
+class ContextServe(Unpriced):
     """Pin fast tools, let slow ones go, ask the posterior about the rest."""
 
     name = "contextserve"

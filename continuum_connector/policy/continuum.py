@@ -29,17 +29,17 @@ from continuum_connector.policy.base import (
     Choice,
     FinishedTurn,
     Free,
-    LeastRecentlyUsed,
     Offload,
     Pin,
     Snapshot,
+    Unpriced,
     let_go,
 )
 
 K = 100  # calls; at most so many are too few for an empirical CDF (section 4.2)
 
 
-class Continuum(LeastRecentlyUsed):
+class Continuum(Unpriced):
     """Pin for the TTL of Equation 2; `max_ttl_s` bounds the candidates.
 
     The paper knows no hints but the last step, so a client's `ttl_s` has no effect here.

@@ -11,15 +11,15 @@ from continuum_connector.policy.base import (
     Choice,
     FinishedTurn,
     Free,
-    LeastRecentlyUsed,
     Offload,
     Pin,
     Snapshot,
+    Unpriced,
     let_go,
 )
 
 
-class FixedTtl(LeastRecentlyUsed):
+class FixedTtl(Unpriced):
     """Pin for `ttl_s`, or for what the client asked for, but never above `max_ttl_s`."""
 
     name = "fixed_ttl"

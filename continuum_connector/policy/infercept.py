@@ -20,15 +20,15 @@ from continuum_connector.policy.base import (
     Decision,
     FinishedTurn,
     Free,
-    LeastRecentlyUsed,
     Offload,
     Pin,
     Snapshot,
+    Unpriced,
     let_go,
 )
 
 
-class Infercept(LeastRecentlyUsed):
+class Infercept(Unpriced):
     """Take what wastes least; of two that waste the same, what keeps less."""
 
     name = "infercept"

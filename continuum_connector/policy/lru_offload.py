@@ -10,13 +10,13 @@ from continuum_connector.policy.base import (
     Choice,
     FinishedTurn,
     Free,
-    LeastRecentlyUsed,
     Offload,
     Snapshot,
+    Unpriced,
 )
 
 
-class LruOffload(LeastRecentlyUsed):
+class LruOffload(Unpriced):
     """Store every turn that has a full block; without a tier, free it."""
 
     name = "lru_offload"

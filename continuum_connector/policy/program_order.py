@@ -6,10 +6,10 @@ against this policy, not against stock vLLM.
 
 from __future__ import annotations
 
-from continuum_connector.policy.base import Choice, FinishedTurn, Free, LeastRecentlyUsed, Snapshot
+from continuum_connector.policy.base import Choice, FinishedTurn, Free, Snapshot, Unpriced
 
 
-class ProgramOrder(LeastRecentlyUsed):
+class ProgramOrder(Unpriced):
     """Free every turn; only the order of the waiting ones differs from stock vLLM."""
 
     name = "program_order"

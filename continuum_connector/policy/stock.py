@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from continuum_connector.policy.base import Choice, FinishedTurn, Free, LeastRecentlyUsed, Snapshot
+from continuum_connector.policy.base import Choice, FinishedTurn, Free, Snapshot, Unpriced
 
 
-class Stock(LeastRecentlyUsed):
+class Stock(Unpriced):
     """Free every turn and leave vLLM's order: what a server without us does."""
 
     name = "stock"

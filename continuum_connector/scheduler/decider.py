@@ -19,10 +19,11 @@ from continuum_connector.policy.base import (
     RetentionPolicy,
     Snapshot,
 )
-from continuum_connector.programs.program import Program
+from continuum_connector.programs.program import Hints, Program
+from continuum_connector.scheduler.pins import Pin
 from continuum_connector.scheduler.transfers import Kind, Transfer, TransferState
 from continuum_connector.scheduler.turn import Turn, TurnEnd
-from continuum_connector.toolcalls.asked import Asked, asked_of
+from continuum_connector.toolcalls.asked import UNREAD, Asked, Ending, asked_of
 from continuum_connector.toolcalls.reader import ToolReader
 
 # A program that is silent for longer counts as over: 99 % of the tool calls of real coding
@@ -101,10 +102,7 @@ class Decider:
     ) -> tuple[FinishedTurn, Choice]:
         """Return what is known of a finished turn, and what the policy makes of it."""
         hints, num_tokens = turn.identity.hints, request.num_tokens
-        is_cut = end is TurnEnd.LENGTH
-        asked = asked_of(
-            hints.tools, lambda: self._reader.read(request.output_token_ids, truncated=is_cut)
-        )
+        asked = self._asked(hints, request, end)
         tool_gaps, all_gaps = self.gaps.recorded(asked)
         finished = FinishedTurn(
             program=turn.program.key,
@@ -125,7 +123,24 @@ class Decider:
         self._finished(turn, asked, num_blocks, world.now)
         return finished, choice
 
+    def worth_now(self, pin: Pin, now: float) -> float:
+        """Return what a pin is worth by now, while its program has not returned."""
+        gap = self.gaps.forecast_of(pin.program)
+        if gap is None or not 0.0 < pin.rank[0] < math.inf:
+            return pin.rank[0]
+        return self.policy.aged(pin.value, gap, now - pin.started)
+
     # --- parts ------------------------------------------------------------------------
+    def _asked(self, hints: Hints, request: Any, end: TurnEnd) -> Asked:
+        """What the turn asks for: as the client declared, else as it reads."""
+        is_cut = end is TurnEnd.LENGTH
+        asked = asked_of(
+            hints.tools, lambda: self._reader.read(request.output_token_ids, truncated=is_cut)
+        )
+        # A client that declares that more will come is a program, whatever its text looks like.
+        is_program = asked.ending is Ending.ANSWER and hints.final is False
+        return UNREAD if is_program else asked
+
     def _learned(self) -> dict[str, Any]:
         return {"gaps": self.gaps.to_state(), "costs": self.costs.state()}
 

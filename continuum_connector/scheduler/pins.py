@@ -52,6 +52,10 @@ class Pin:
     probe_hash: bytes
     waiting: set[str] = field(default_factory=set)  # requests that came back for it
     ended: PinEnd | None = None
+    value: float = field(init=False)  # when it was made; `rank` may have aged since
+
+    def __post_init__(self) -> None:
+        self.value = self.rank[0]
 
     @property
     def is_returning(self) -> bool:
@@ -134,10 +138,17 @@ class PinTable:
         pin.waiting.discard(request_id)
         self._queue(pin)
 
-    def devalue(self, pin: Pin) -> None:
-        """Nobody is expected to come back for it: it gives way before every other."""
-        pin.rank = (-math.inf, pin.rank[1])
+    def revalue(self, pin: Pin, value: float) -> None:
+        """It is worth more or less by now; -inf: nobody is expected to come back for it."""
+        pin.rank = (value, pin.rank[1])
         self._queue(pin)
+
+    def least_recent(self, number: int) -> list[Pin]:
+        """Up to `number` pins in turn, so that each is returned as often as any other."""
+        pins = list(itertools.islice(self._pins.values(), number))
+        for pin in pins:
+            self._pins[pin.program] = self._pins.pop(pin.program)
+        return pins
 
     def due(self, now: float) -> list[Pin]:
         """The pins whose deadline has passed, earliest first. They stay registered.

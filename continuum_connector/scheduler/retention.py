@@ -6,6 +6,7 @@ that blocks, metrics, trace, queue order and the next wake-up always follow.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -16,6 +17,8 @@ from continuum_connector.scheduler.holds import BlockPool, HoldTable
 from continuum_connector.scheduler.pins import KeyedBlock, Pin, PinEnd, PinTable
 from continuum_connector.scheduler.records import Records
 from continuum_connector.scheduler.room import Room
+
+AGED_PER_STEP = 2  # pins; 10 us each
 
 
 class Retention:
@@ -82,7 +85,7 @@ class Retention:
             return None
         if not _continues(request, pin):
             if len(program.active) == 1:
-                self.pins.devalue(pin)
+                self.pins.revalue(pin, -math.inf)
             return None
         self.pins.expect(pin, request.request_id)
         self._waker.set(self.pins.next_deadline())
@@ -132,6 +135,12 @@ class Retention:
             self.end(pin, PinEnd.EXPIRED, now)
 
     # --- pressure ---------------------------------------------------------------------
+    def age(self, worth_now: Callable[[Pin], float]) -> None:
+        """Let what pins are worth follow the time that their programs are away; a few at a
+        time, each as often as any other, for a step has no time for all."""
+        for pin in self.pins.least_recent(AGED_PER_STEP):
+            self.pins.revalue(pin, worth_now(pin))
+
     def give_up_cheapest(self, now: float) -> bool:
         """End the pin that gives way first; False if there is none."""
         pins = self.pins.cheapest_first()

@@ -18,8 +18,8 @@ from continuum_connector.policy.base import (
     After,
     Decision,
     Free,
-    LeastRecentlyUsed,
     Offload,
+    Unpriced,
 )
 from continuum_connector.policy.base import Pin as PinDecision
 from continuum_connector.programs.identify import identify, read_hints
@@ -71,7 +71,7 @@ class SchedulerSide:
         self.tier = make_tier(self.store_holds)
         self.levels = Levels(pool, self.retention, self.store_holds, self.tier, decider.costs)
         self._worth = DramWorth(self.programs, decider)
-        if not isinstance(decider.policy, LeastRecentlyUsed):
+        if not isinstance(decider.policy, Unpriced):
             self.tier.rank = self._worth.rank
         self.turns: dict[str, Turn] = {}
         self._pool = pool
@@ -192,6 +192,8 @@ class SchedulerSide:
         """One tick: expire what is due, then send everything queued to the workers."""
         self.expire(now)
         self.decider.new_step(now)
+        if self.decider.costs.price(now):  # what pins are worth matters while others wait
+            self.retention.age(lambda pin: self.decider.worth_now(pin, now))
         self._worth.new_step(self.turns.values())
         self.retention.room.new_step()
         self._owes_step = False

@@ -1,7 +1,7 @@
 """Real servers for tests: one per name and module, stopped when the module is done.
 
     def test_x(server_factory):
-        server = server_factory("pins", num_blocks=100, connector={"ttl_s": 4})
+        server = server_factory("pins", num_blocks=100, connector={"order": False})
         server.post("/v1/completions", {...})
 
 The same name in the same module gives the running server back; other options under a name
@@ -140,7 +140,12 @@ def agents(
         tiny_model,
         "test-agents",
         num_blocks=NUM_BLOCKS,
-        connector={"ttl_s": 50, "dram_bytes": DRAM_BYTES, "trace_path": str(trace)},
+        connector={
+            "policy": "fixed_ttl",
+            "ttl_s": 50,
+            "dram_bytes": DRAM_BYTES,
+            "trace_path": str(trace),
+        },
         env={"CONTINUUM_CHECKSUM_EVERY": "0"},  # a test overwrites DRAM, and must be believed
         args=(*MIDDLEWARE, "--kv-events-config", json.dumps(events)),
     ) as server:

@@ -67,7 +67,12 @@ def test_overwritten_dram_is_noticed_and_computed_again(
     summed = server_factory(
         "summed",
         num_blocks=agents.options.num_blocks,
-        connector={"ttl_s": 50, "dram_bytes": DRAM_BYTES, "checksum_every": 1},
+        connector={
+            "policy": "fixed_ttl",
+            "ttl_s": 50,
+            "dram_bytes": DRAM_BYTES,
+            "checksum_every": 1,
+        },
         args=MIDDLEWARE,
     )
     answers = play(summed, PROGRAMS, before_last=lambda: overwrite_dram(summed))

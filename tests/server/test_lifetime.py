@@ -129,7 +129,7 @@ def fault(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def watched(tiny_model: Path, stock: Stock, tsan: Tsan, fault: Path) -> Iterator[VllmServer]:
     """Turns leave for DRAM at once, so only their stores hold their blocks."""
-    extra = {"ttl_s": 0, "dram_bytes": DRAM_BYTES}
+    extra = {"policy": "fixed_ttl", "ttl_s": 0, "dram_bytes": DRAM_BYTES}
     config = {
         "kv_connector": "ContinuumConnector",
         "kv_connector_module_path": "tests.server.unheld",

@@ -23,7 +23,7 @@ from tests.server.helpers import (
     terminate,
 )
 
-TIER = {"ttl_s": 50, "dram_bytes": "160MiB"}
+TIER = {"policy": "fixed_ttl", "ttl_s": 50, "dram_bytes": "160MiB"}
 PROGRAMS = dialogs(4, rounds=3, first=400, tool=200)
 BLOCKS = 81  # less than the programs need together
 

@@ -29,7 +29,7 @@ from tests.server.helpers import (
 BAD: dict[str, dict[str, Any]] = {
     "unknown-key": {"dram_byte": "1GiB"},
     "bad-size": {"dram_bytes": "lots"},
-    "ttl-above-max": {"ttl_s": 90, "max_ttl_s": 60},
+    "ttl-above-max": {"policy": "fixed_ttl", "ttl_s": 90, "max_ttl_s": 60},
 }
 
 
@@ -79,7 +79,7 @@ def unattached(server_factory: ServerFactory, trace_path: Path) -> VllmServer:
     return server_factory(
         "stock-scheduler",
         num_blocks=64,
-        connector={"ttl_s": 50, "trace_path": str(trace_path)},
+        connector={"policy": "fixed_ttl", "ttl_s": 50, "trace_path": str(trace_path)},
         args=("--shutdown-timeout", "60"),
         env={"CONTINUUM_SCHEDULER": "0"},
     )

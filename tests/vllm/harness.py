@@ -343,11 +343,13 @@ def _transfer(
 ) -> KVTransferConfig | None:
     if connector is None:
         return None
+    is_ours = connector == "ContinuumConnector" and module is None
     return KVTransferConfig(
         kv_connector=connector,
         kv_connector_module_path=module,
         kv_role="kv_both",
-        kv_connector_extra_config=extra or {},
+        # Pins of a known length, unless a test is about what decides them.
+        kv_connector_extra_config={"policy": "fixed_ttl", **(extra or {})} if is_ours else extra,
         kv_load_failure_policy=on_failure,
     )
 

@@ -72,6 +72,17 @@ def test_without_a_tokenizer_nothing_is_read_and_it_is_counted() -> None:
     assert engine.total("endings", "unread") == 1
 
 
+@pytest.mark.parametrize(
+    ("final", "seen"), [(None, Ending.ANSWER), (False, Ending.UNREAD), (True, Ending.ANSWER)]
+)
+def test_who_says_that_more_will_come_is_no_person(final: bool | None, seen: Ending) -> None:
+    engine = AgentEngine(200)
+    spy = spied(engine)
+    engine.side.decider._reader.read = lambda *_, **__: Asked(Ending.ANSWER)
+    engine.run_turn("a", 100, program="p", final=final)
+    assert spy.seen[0][0].asked.ending is seen
+
+
 # --- costs ---------------------------------------------------------------------------------
 def test_a_turn_that_lost_its_blocks_counts_for_the_queueing_delay_and_others_do_not() -> None:
     engine = AgentEngine(60, max_num_seqs=1, extra_config={"policy": "program_order"})
@@ -206,3 +217,17 @@ def test_what_was_learned_outlives_the_server(tmp_path: Path) -> None:
     spy = spied(again)
     again.run_turn("a", 100, program="p", kv_transfer_params=TOOLS)
     assert spy.seen[0][0].tool_gaps == pytest.approx([3.0], abs=0.05)
+
+
+def test_while_others_wait_a_pin_is_worth_less_the_longer_its_program_is_away() -> None:
+    engine = AgentEngine(80, extra_config={"policy": "adaptive"}, max_num_batched_tokens=2048)
+    engine.connector.costs.restore(SLOW_PREFILL)
+    engine.run_turn("a", 400, program="p", kv_transfer_params=TOOLS)
+    [pin] = engine.side.pins
+    engine.clock.advance(30.0)
+    engine.add("long", 300, program="q", seed=5, max_tokens=400)
+    engine.steps(5)
+    assert pin.rank[0] == pin.value  # nobody waits: it does not matter
+    engine.add("new", 1100, program="r", seed=6)  # finds no room, with or without the pin
+    engine.steps(50)  # for half a second
+    assert 0 < pin.rank[0] < pin.value / 3
