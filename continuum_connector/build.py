@@ -15,7 +15,7 @@ from continuum_connector.costs.gaps import Gaps
 from continuum_connector.costs.state_file import StateFile
 from continuum_connector.errors import ConfigError, TransferError
 from continuum_connector.kv_events import KvEventFactory
-from continuum_connector.policy.base import RetentionPolicy
+from continuum_connector.policy.hinted import Hinted
 from continuum_connector.policy.registry import make_policy
 from continuum_connector.scheduler.decider import Decider
 from continuum_connector.scheduler.ending import Endings
@@ -69,9 +69,10 @@ def why_unattached(config: ContinuumConfig, vllm_config: Any) -> str:
     )
 
 
-def policy(config: ContinuumConfig) -> RetentionPolicy:
-    """Return the policy named in the config."""
-    return make_policy(config.policy, config.ttl_s, config.max_ttl_s)
+def policy(config: ContinuumConfig) -> Hinted:
+    """Return the policy named in the config, with clients' hints answered on top of it."""
+    chosen = make_policy(config.policy, config.ttl_s, config.max_ttl_s)
+    return Hinted(chosen, config.max_ttl_s, config.max_hinted_fraction)
 
 
 def scheduler_side(

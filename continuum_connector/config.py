@@ -54,6 +54,7 @@ class ContinuumConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, k
     ttl_s: Seconds = 2.0
     max_ttl_s: Seconds = 60.0
     max_pinned_fraction: Fraction = 0.9
+    max_hinted_fraction: Fraction = 0.2
     max_wait_s: Seconds = 10.0
     scheduler: bool = True
     order: bool = True
@@ -83,6 +84,8 @@ KNOBS: dict[str, str] = {
     "ttl_s": "how long `fixed_ttl` pins a finished turn, in seconds",
     "max_ttl_s": "no pin lives longer, whatever a policy or a client asks, in seconds",
     "max_pinned_fraction": "of VRAM blocks; above it the cheapest pin goes first",
+    "max_hinted_fraction": "of VRAM blocks, for pins longer than the policy's because clients ask; "
+    "these give way first, so the rest loses only the idle cache in so much room",
     "max_wait_s": "how long a waiting turn leaves pins alone that are worth more than its wait, in "
     "seconds; only pins of programs that came before its own, and only while others run",
     "scheduler": "attach to vLLM's scheduler (pins yield inside the failing allocation, "

@@ -105,6 +105,13 @@ METRICS: tuple[Metric, ...] = (
         tuple(ending.value for ending in Ending),
     ),
     Metric(
+        "hints",
+        _C,
+        "Hints answered, by outcome; much `refused`: see `hints` of a response, or docs/hints.md",
+        "outcome",
+        ("accepted", "clipped", "refused"),
+    ),
+    Metric(
         "pins_live",
         _G,
         "Turns pinned in VRAM now; still above 0 after max_ttl_s without requests is a leak",

@@ -3,10 +3,11 @@
     vllm serve MODEL ... --middleware continuum_connector.middleware.ProgramMiddleware
 
 Optional. vLLM parses a request into its own fields and drops the rest before a connector can
-see it: top-level `job_id`, agents' headers, `prompt_cache_key`, `metadata`. On the four
-generating APIs this adds them as `kv_transfer_params.continuum`, which all four pass on (vLLM
-0.26-0.33; `vllm_xargs` does not survive /v1/messages before 0.29). What the client put there
-itself is never changed. Stateless: any number of API servers may run it.
+see it: top-level `job_id`, agents' headers, `prompt_cache_key`, `metadata`, `cache_control`,
+`prompt_cache_retention`. On the four generating APIs this adds them as
+`kv_transfer_params.continuum`, which all four pass on (vLLM 0.26-0.33; `vllm_xargs` does not
+survive /v1/messages before 0.29). What the client put there itself is never
+changed. Stateless: any number of API servers may run it.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ import msgspec
 from continuum_connector.programs.identify import as_flag, as_id, as_tools, read_agent_hint
 from continuum_connector.programs.program import IdentitySource
 from continuum_connector.programs.vendors import Fields, read_vendors
+from continuum_connector.programs.wishes import read_keep_s
 
 Scope = MutableMapping[str, Any]
 Message = MutableMapping[str, Any]
@@ -106,12 +108,25 @@ class _Body(msgspec.Struct):
     this_func_call: Any = None
     session_id: Any = None
     prompt_cache_key: Any = None
+    prompt_cache_retention: Any = None
     metadata: Any = None
     vllm_xargs: Any = None
     kv_transfer_params: Any = msgspec.UNSET
 
 
+class _Marked(msgspec.Struct):
+    """Where Anthropic's cache marks may be; the longest part of a body, so read only if needed."""
+
+    cache_control: Any = None
+    system: Any = None
+    messages: Any = None
+    tools: Any = None
+
+
+MARK = b'"cache_control"'  # a quote inside a text is escaped, so this is a member's name or value
+
 _decoder = msgspec.json.Decoder(_Body)
+_marked_decoder = msgspec.json.Decoder(_Marked)
 
 
 def rewrite(body: bytes, headers: Mapping[str, str], path: str) -> bytes | None:
@@ -130,6 +145,9 @@ def rewrite(body: bytes, headers: Mapping[str, str], path: str) -> bytes | None:
     if not isinstance(said, dict):
         return None  # the client's own mistake: vLLM answers it
     added = _additions(fields, params, said, headers, path)
+    keep_s = _keep_s(body, fields)
+    if keep_s is not None and "keep_s" not in said:
+        added["keep_s"] = keep_s
     if not added:
         return None
     if absent:
@@ -168,6 +186,17 @@ def _additions(
         found = _session_fields(body, headers) or read_vendors(headers, body)
     found |= {name: client[name] for name in ("final", "tools") if name in client}
     return {name: value for name, value in found.items() if name not in said}
+
+
+def _keep_s(body: bytes, fields: _Body) -> float | None:
+    marked: list[Any] = []
+    if MARK in body:
+        try:
+            found = _marked_decoder.decode(body)
+        except (msgspec.MsgspecError, RecursionError, ValueError):
+            return None
+        marked = [found.cache_control, found.system, found.messages, found.tools]
+    return read_keep_s(fields.prompt_cache_retention, *marked)
 
 
 def _client_fields(fields: Mapping[str, Any]) -> Fields:

@@ -6,7 +6,7 @@ import enum
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Any, Protocol
 
 from continuum_connector.costs.forecast import Forecast
 from continuum_connector.programs.program import Hints
@@ -28,16 +28,26 @@ class Pin:
 
     `value` ranks pins under pressure, lowest first; policies that cannot price a pin leave
     it 0 and the program that arrived last gives way first (Continuum, section 5.2).
+    `asked_from_s`: from here on the pin stands only because its client asked for it, so it
+    gives way before every other and moves nobody's place in the queue. `is_wish`: so does its
+    copy in DRAM.
     """
 
     ttl_s: float
     then: After = After.DROP
     value: float = 0.0
+    asked_from_s: float = math.inf
+    is_wish: bool = False
 
 
 @dataclass(frozen=True)
 class Offload:
-    """Store the turn's blocks to DRAM, then free them."""
+    """Store the turn's blocks to DRAM, then free them.
+
+    `is_wish`: only because its client asked for it, so they leave DRAM before all others.
+    """
+
+    is_wish: bool = False
 
 
 @dataclass(frozen=True)
@@ -48,17 +58,41 @@ class Free:
 Decision = Pin | Offload | Free
 
 
+class Outcome(enum.Enum):
+    """What became of a hint."""
+
+    ACCEPTED = "accepted"  # taken into account; a wish is granted in full
+    CLIPPED = "clipped"  # a wish is granted in part
+    REFUSED = "refused"  # it has no effect
+
+
+@dataclass(frozen=True)
+class Receipt:
+    """The answer to one hint. `until_s`: seconds from the turn's end for which a wish is
+    granted; `value`: what was understood of any other hint; `action`: id of the KvHints action.
+    """
+
+    hint: str
+    outcome: Outcome
+    why: str = ""
+    until_s: float | None = None
+    value: Any = None
+    action: str = ""
+
+
 @dataclass(frozen=True)
 class Choice:
     """A decision, in a few words why, and what each alternative was worth.
 
     `values`: net seconds that all programs together are expected to gain by "pin",
-    "pin_store", "offload" and "free"; empty where a policy does not price them.
+    "pin_store", "offload" and "free"; empty where a policy does not price them. `receipts`:
+    one answer for each hint of the turn.
     """
 
     decision: Decision
     why: str
     values: Mapping[str, float] = field(default_factory=dict)
+    receipts: tuple[Receipt, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -96,7 +130,9 @@ class Snapshot:
     a program's age says about its end, -1 to 1 (its memoryfulness). `mean_blocks`: of a running
     or waiting turn (its M). `price`: seconds of delay that one held block costs the others per
     second; 0 while nobody waits for blocks. `residence_s`: how long a stored block
-    stays in DRAM before it is evicted; infinite while DRAM is not full.
+    stays in DRAM before it is evicted; infinite while DRAM is not full. `num_hinted_blocks`: in
+    pins that are or will be longer than the policy made them, because a client asked. From
+    then on they count as free: whoever needs them has them.
     """
 
     now: float
@@ -110,6 +146,7 @@ class Snapshot:
     mean_blocks: float = 1.0
     price: float = 0.0
     residence_s: float = math.inf
+    num_hinted_blocks: int = 0
 
 
 @dataclass(frozen=True)

@@ -6,6 +6,8 @@ either understood or ignored. docs/identity.md tells clients what to send.
 A key is the client's id behind the namespace it was found in ("job:", "session:", ...), so
 equal ids from different places stay different programs. Ids a client puts into
 `kv_transfer_params.continuum` are keys as they stand; a client may name any program there.
+Behind a key stands a digest of the request's `cache_salt`, if it has one: whoever does not know
+the salt can neither read its KV (vLLM) nor name its programs (docs/hints.md).
 """
 
 from __future__ import annotations
@@ -17,6 +19,7 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import Any
 
+from continuum_connector.programs.kv_hints import NO_ACTIONS, Actions, read_actions
 from continuum_connector.programs.program import Hints, Identity, IdentitySource
 
 MAX_KEY_CHARS = 200
@@ -51,31 +54,48 @@ class _Claim:
     ttl_s: float | None = None
     tools: tuple[str, ...] = ()
     compaction: bool | None = None
+    keep_s: float | None = None
+    unread: tuple[str, ...] = ()
 
 
 def identify(
     kv_transfer_params: Mapping[str, Any] | None,
     extra_args: Mapping[str, Any] | None,
     session_id: str | None,
+    actions: Actions = NO_ACTIONS,
+    salt: str | None = None,
 ) -> Identity | None:
     """Return the program the request names, or None if it names none.
 
     The program comes from the strongest place that names one (architecture.md, client
     identity); each hint from the strongest place that gives it. Never raises.
     """
-    claims = _claims(kv_transfer_params, extra_args, session_id)
+    claims = _claims(kv_transfer_params, extra_args, session_id, actions)
     named = next((claim for claim in claims if claim.program is not None), None)
     if named is None or named.program is None:
         return None
-    key = bounded_key(named.namespace + named.program)
-    return Identity(key, named.source, _merge(claims, named, key))
+    key = _salted(named.namespace + named.program, salt)
+    return Identity(key, named.source, _merge(claims, named, actions, salt))
+
+
+def identify_request(request: Any) -> tuple[Identity | None, Hints]:
+    """Return what `identify` and `read_hints` make of a vLLM Request."""
+    params = request.sampling_params
+    extra = params.extra_args if params is not None else None
+    sent = request.kv_transfer_params
+    session = getattr(request, "session_id", None)  # vLLM >= 0.28
+    actions = read_actions(getattr(request, "kv_hints", None))  # vLLM >= 0.32
+    identity = identify(sent, extra, session, actions, request.cache_salt)
+    return identity, identity.hints if identity else read_hints(sent, extra, actions)
 
 
 def read_hints(
-    kv_transfer_params: Mapping[str, Any] | None, extra_args: Mapping[str, Any] | None
+    kv_transfer_params: Mapping[str, Any] | None,
+    extra_args: Mapping[str, Any] | None,
+    actions: Actions = NO_ACTIONS,
 ) -> Hints:
     """Return the hints of a request that names no program, as `is_last_step` alone."""
-    return _merge(_claims(kv_transfer_params, extra_args, None), None, "")
+    return _merge(_claims(kv_transfer_params, extra_args, None, actions), None, actions, None)
 
 
 def bounded_key(text: str) -> str:
@@ -112,11 +132,13 @@ def _claims(
     kv_transfer_params: Mapping[str, Any] | None,
     extra_args: Mapping[str, Any] | None,
     session_id: str | None,
+    actions: Actions,
 ) -> list[_Claim]:
     """Every place that may speak, strongest first; equal ranks keep the order given here."""
     params = kv_transfer_params if isinstance(kv_transfer_params, Mapping) else {}
     xargs = extra_args if isinstance(extra_args, Mapping) else {}
-    claims = [_continuum(_mapping(params, "continuum")), _agent_hint(params), _client(xargs)]
+    claims = [_continuum(_mapping(params, "continuum")), _agent_hint(params), _kv_hints(actions)]
+    claims += [_client(xargs)]
     claims += [_session(xargs.get("session_id")), _session(session_id)]
     return sorted(claims, key=lambda claim: _RANKS[claim.source])
 
@@ -128,23 +150,33 @@ def _continuum(fields: Mapping[str, Any]) -> _Claim:
     for candidate in (IdentitySource.CLIENT, IdentitySource.SESSION, IdentitySource.VENDOR):
         if mark == candidate.value:
             source = candidate
-    return _Claim(
-        source,
-        _NAMESPACES[source],
-        program=as_id(fields.get("program")),
-        parent=as_id(fields.get("parent")),
-        final=as_flag(fields.get("final")),
-        ttl_s=_as_ttl(fields.get("ttl_s")),
-        tools=as_tools(fields.get("tools")),
-        compaction=as_flag(fields.get("compaction")),
+    hints: dict[str, Any] = {
+        "parent": as_id(fields.get("parent")),
+        "final": as_flag(fields.get("final")),
+        "ttl_s": as_seconds(fields.get("ttl_s")),
+        "keep_s": as_seconds(fields.get("keep_s")),
+        "tools": as_tools(fields.get("tools")),
+        "compaction": as_flag(fields.get("compaction")),
+    }
+    unread = _unread(fields, hints)
+    program = as_id(fields.get("program"))
+    return _Claim(source, _NAMESPACES[source], program, **hints, unread=unread)
+
+
+def _unread(fields: Mapping[str, Any], hints: Mapping[str, Any]) -> tuple[str, ...]:
+    """Names of the hints that say something which nobody understands."""
+    nothing = (None, ())
+    return tuple(
+        name for name, read in hints.items() if read in nothing and fields.get(name) is not None
     )
 
 
 def _agent_hint(params: Mapping[str, Any]) -> _Claim:
     """`kv_transfer_params.agent_hint` (verl uni-agent; the session form of vLLM RFC 52113).
 
-    `lease_until` is a wall-clock time and `tools_available` what may run, not what will:
-    neither says when this program returns, so both are left alone.
+    `lease_until` is a wall-clock time, `tools_available` what may run, not what will, and
+    `kv_priority` a rank among the client's own: none says when this program returns, so they
+    have no effect. The first and the last are wishes, and answered as such.
     """
     fields = _mapping(params, "agent_hint")
     program, parent, final = read_agent_hint(fields)
@@ -154,8 +186,9 @@ def _agent_hint(params: Mapping[str, Any]) -> _Claim:
         program=program,
         parent=parent,
         final=final,
-        ttl_s=_as_ttl(fields.get("ttl_s")),
+        ttl_s=as_seconds(fields.get("ttl_s")),
         tools=as_tools(fields.get("tools")),
+        unread=tuple(n for n in ("lease_until", "kv_priority") if fields.get(n) is not None),
     )
 
 
@@ -166,6 +199,17 @@ def read_agent_hint(fields: Mapping[str, Any]) -> tuple[str | None, str | None, 
     resumes = as_flag(fields.get("expected_resume"))
     final = as_flag(fields.get("final"))
     return program, parent, (None if resumes is None else not resumes) if final is None else final
+
+
+def _kv_hints(actions: Actions) -> _Claim:
+    """vLLM's KvHints: no action of it names a program."""
+    return _Claim(
+        IdentitySource.CONTINUUM,
+        "",
+        final=as_flag(actions.said.get("final")),
+        ttl_s=as_seconds(actions.said.get("ttl_s")),
+        keep_s=as_seconds(actions.said.get("keep_s")),
+    )
 
 
 def _client(xargs: Mapping[str, Any]) -> _Claim:
@@ -184,7 +228,7 @@ def _session(value: object) -> _Claim:
     return _Claim(source, _NAMESPACES[source], program=as_id(value))
 
 
-def _merge(claims: list[_Claim], named: _Claim | None, key: str) -> Hints:
+def _merge(claims: list[_Claim], named: _Claim | None, actions: Actions, salt: str | None) -> Hints:
     """Take each hint from the strongest claim that gives it.
 
     A parent is read only beside the program it was given with, or where no program was
@@ -194,14 +238,26 @@ def _merge(claims: list[_Claim], named: _Claim | None, key: str) -> Hints:
     if named is not None:
         parents = (c.parent for c in (named, *claims) if c is named or c.program is None)
         found = next((parent for parent in parents if parent is not None), None)
-        parent = bounded_key(named.namespace + found) if found is not None else None
+        if found is not None and found != named.program:
+            parent = _salted(named.namespace + found, salt)
     return Hints(
         final=next((c.final for c in claims if c.final is not None), None),
         ttl_s=next((c.ttl_s for c in claims if c.ttl_s is not None), None),
         tools=next((c.tools for c in claims if c.tools), ()),
-        parent=None if parent == key else parent,
+        parent=parent,
         compaction=any(c.compaction for c in claims),
+        keep_s=next((c.keep_s for c in claims if c.keep_s is not None), None),
+        unread=tuple(name for c in claims for name in c.unread),
+        actions=actions.became,
     )
+
+
+def _salted(text: str, salt: str | None) -> str:
+    """Return the bounded key of programs that are told apart by their requests' salt too."""
+    if not salt:
+        return bounded_key(text)
+    raw = salt.encode("utf-8", "surrogatepass")
+    return bounded_key(f"{text}@{hashlib.blake2b(raw, digest_size=8).hexdigest()}")
 
 
 def _mapping(fields: Mapping[str, Any], name: str) -> Mapping[str, Any]:
@@ -209,7 +265,7 @@ def _mapping(fields: Mapping[str, Any], name: str) -> Mapping[str, Any]:
     return value if isinstance(value, Mapping) else {}
 
 
-def _as_ttl(value: object) -> float | None:
+def as_seconds(value: object) -> float | None:
     """Read seconds; longer than a day is a day, and what is no duration is nothing said."""
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         return None

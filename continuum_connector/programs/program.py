@@ -22,9 +22,13 @@ class Hints:
     """What the client declared about this turn; None means it did not say.
 
     `final`: this is the program's last turn. `ttl_s`: how long the client expects the tool
-    call to take, in seconds. `tools`: names of the tools it will run next. `parent`: the
+    call to take, in seconds. `keep_s`: for how long it would like to find this turn's KV
+    somewhere, be it in DRAM. `tools`: names of the tools it will run next. `parent`: the
     program that started this one. `compaction`: this turn condenses the program's history, so
     what comes next extends an old prefix and not this turn.
+
+    `unread`: names of the hints that were there and could not be read. `actions`: of vLLM's
+    KvHints, each action's id with the hint it became, "" if none.
     """
 
     final: bool | None = None
@@ -32,6 +36,9 @@ class Hints:
     tools: tuple[str, ...] = ()
     parent: str | None = None
     compaction: bool = False
+    keep_s: float | None = None
+    unread: tuple[str, ...] = ()
+    actions: tuple[tuple[str, str], ...] = ()
 
 
 @dataclass(frozen=True)

@@ -16,9 +16,9 @@ from continuum_connector.costs.state_file import StateFile
 from continuum_connector.policy.base import (
     Choice,
     FinishedTurn,
-    RetentionPolicy,
     Snapshot,
 )
+from continuum_connector.policy.hinted import Hinted
 from continuum_connector.programs.program import Hints, Program
 from continuum_connector.scheduler.pins import Pin
 from continuum_connector.scheduler.transfers import Kind, Transfer, TransferState
@@ -37,7 +37,7 @@ class Decider:
 
     def __init__(
         self,
-        policy: RetentionPolicy,
+        policy: Hinted,
         gaps: Gaps,
         costs: Costs,
         reader: ToolReader,

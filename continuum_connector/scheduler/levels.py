@@ -28,12 +28,13 @@ class Levels:
         self._costs = costs
 
     def snapshot(self, now: float) -> Snapshot:
-        """The world as the policy sees it."""
+        """The world as the policy sees it: what only a client's wish holds counts as free."""
+        wishes = self._retention.num_wish_blocks
         return Snapshot(
             now=now,
             num_blocks=self._pool.num_gpu_blocks - 1,  # one is the null block
-            num_free_blocks=self._pool.get_num_free_blocks(),
-            num_pinned_blocks=self._retention.holds.num_blocks,
+            num_free_blocks=self._pool.get_num_free_blocks() + wishes,
+            num_pinned_blocks=self._retention.holds.num_blocks - wishes,
             num_waiting=sum(len(queue) for queue in self._retention.queues),
             has_tier=self._tier.is_up,
             queueing_s=self._costs.queueing_s(now),
@@ -41,6 +42,7 @@ class Levels:
             mean_blocks=self._costs.mean_blocks,
             price=self._costs.price(now),
             residence_s=self._tier.residence_s(now),
+            num_hinted_blocks=self._retention.num_hinted_blocks,
         )
 
     def update_gauges(self, account: Account) -> None:

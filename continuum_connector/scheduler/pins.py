@@ -39,6 +39,7 @@ class Pin:
 
     `probe_index` and `probe_hash` identify the chain: a request whose block hash there is
     the same one shares at least half of the pinned blocks, and so is the turn we waited for.
+    From `asked_from` on only the client wants it: `is_wish` then, and it yields to everybody.
     """
 
     program: str
@@ -50,6 +51,8 @@ class Pin:
     rank: tuple[float, float]  # under pressure the lowest goes first
     probe_index: int
     probe_hash: bytes
+    asked_from: float = math.inf
+    is_wish: bool = False
     waiting: set[str] = field(default_factory=set)  # requests that came back for it
     ended: PinEnd | None = None
     value: float = field(init=False)  # when it was made; `rank` may have aged since
@@ -60,6 +63,15 @@ class Pin:
     @property
     def is_returning(self) -> bool:
         return bool(self.waiting)
+
+    @property
+    def is_hinted(self) -> bool:
+        """Whether it is to last longer than the policy wanted, now or later."""
+        return self.asked_from < self.deadline
+
+    @property
+    def next_change(self) -> float:
+        return self.deadline if self.is_wish else min(self.asked_from, self.deadline)
 
 
 class _Heap:
@@ -143,6 +155,11 @@ class PinTable:
         pin.rank = (value, pin.rank[1])
         self._queue(pin)
 
+    def make_wish(self, pin: Pin) -> None:
+        """The policy's own time for it is over: it gives way before all that is not a wish."""
+        pin.is_wish = True
+        self.revalue(pin, -math.inf)
+
     def least_recent(self, number: int) -> list[Pin]:
         """Up to `number` pins in turn, so that each is returned as often as any other."""
         pins = list(itertools.islice(self._pins.values(), number))
@@ -151,7 +168,8 @@ class PinTable:
         return pins
 
     def due(self, now: float) -> list[Pin]:
-        """The pins whose deadline has passed, earliest first. They stay registered.
+        """The pins whose deadline has passed, or the policy's own; earliest first. They stay
+        registered.
 
         An idle engine takes no steps, so deadlines pass unseen; call this before every
         lookup. Cost grows with the pins that are due, not with those held.
@@ -163,7 +181,7 @@ class PinTable:
         return found
 
     def next_deadline(self) -> float:
-        """The earliest deadline, or infinity."""
+        """The earliest time at which a pin is due, or infinity."""
         entry = self._by_deadline.first()
         return entry[0][0] if entry else math.inf
 
@@ -188,5 +206,6 @@ class PinTable:
         if pin.is_returning:
             self._by_deadline.discard(pin)
         else:
-            self._by_deadline.push((pin.deadline,), pin)
-        self._by_rank.push((float(pin.is_returning), *pin.rank), pin)
+            self._by_deadline.push((pin.next_change,), pin)
+        is_last = pin.is_returning and not pin.is_wish
+        self._by_rank.push((float(is_last), *pin.rank), pin)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from continuum_connector.account import Account
@@ -11,6 +12,7 @@ from continuum_connector.policy.base import (
     FinishedTurn,
     Offload,
     Pin,
+    Receipt,
     Snapshot,
 )
 from continuum_connector.scheduler.pins import Pin as LivePin
@@ -69,6 +71,9 @@ class Records:
         decision = choice.decision
         self.account.count("decisions", label=name_of(decision))
         self.account.count("endings", label=finished.asked.ending.value)
+        for receipt in choice.receipts:
+            if not receipt.action:  # what an action became is counted already
+                self.account.count("hints", label=receipt.outcome.value)
         if self.trace.enabled:
             ttl_s = decision.ttl_s if isinstance(decision, Pin) else None
             self.trace.record(
@@ -84,6 +89,7 @@ class Records:
                 aborted=finished.aborted,
                 values=dict(choice.values),
                 known=_known(finished, world, ttl_s),
+                hints=_told(choice.receipts),
             )
 
     def preempted(self, turn: Turn, now: float) -> None:
@@ -126,18 +132,37 @@ class Records:
         if dropped:
             self.account.count("trace_dropped", dropped)
 
-    def answer(self, turn: Turn, decision: Decision) -> dict[str, Any] | None:
+    def answer(self, turn: Turn, choice: Choice) -> dict[str, Any] | None:
         """What a non-streamed response carries in `kv_transfer_params`, if `echo` is on."""
         if not self._echo:
             return None
-        body = {
+        decision = choice.decision
+        body: dict[str, Any] = {
             "program": turn.program.key,
             "turn": turn.number,
             "decision": name_of(decision),
             "ttl_s": decision.ttl_s if isinstance(decision, Pin) else 0.0,
             "cached_tokens": {"vram": turn.vram_tokens, "dram": turn.dram_tokens},
         }
+        if choice.receipts:
+            body["hints"] = _told(choice.receipts)
         return {"continuum": body}
+
+
+def _told(receipts: Sequence[Receipt]) -> list[dict[str, Any]]:
+    """Receipts as JSON; what does not apply is left out."""
+    told = []
+    for receipt in receipts:
+        fields = {
+            "hint": receipt.hint,
+            "outcome": receipt.outcome.value,
+            "why": receipt.why or None,
+            "until_s": receipt.until_s,
+            "value": receipt.value,
+            "action_id": receipt.action or None,
+        }
+        told.append({name: value for name, value in fields.items() if value is not None})
+    return told
 
 
 def _known(finished: FinishedTurn, world: Snapshot, ttl_s: float | None) -> dict[str, Any]:

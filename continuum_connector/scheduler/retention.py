@@ -10,6 +10,7 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from continuum_connector.policy.base import After
 from continuum_connector.policy.base import Pin as PinDecision
 from continuum_connector.programs.program import Program
 from continuum_connector.scheduler.claim import Claim
@@ -31,6 +32,8 @@ class Retention:
         self.holds = HoldTable(pool)
         self.room = Room(pool, self.pins, self.holds, self._gave_way)
         self.budget = budget
+        self.num_hinted_blocks = 0  # in pins that last longer than the policy wanted, or will
+        self.num_wish_blocks = 0  # in those of them that do by now
         self.queues: Sequence[Any] = ()  # ProgramQueues, whose order depends on live pins
         self._max_ttl_s = max_ttl_s
         self._records = records
@@ -61,12 +64,16 @@ class Retention:
             blocks=tuple(blocks),
             started=now,
             deadline=now + min(decision.ttl_s, self._max_ttl_s),
-            then=decision.then,
+            then=After.DROP if decision.is_wish else decision.then,  # a wish is stored once
             rank=(decision.value, -program.arrival),
             probe_index=probe,
             probe_hash=hashes[probe],
+            asked_from=now + decision.asked_from_s,
         )
         self.pins.add(pin)
+        self.num_hinted_blocks += len(pin.blocks) if pin.is_hinted else 0
+        if pin.asked_from <= now:
+            self._make_wish(pin)
         self._records.pin_began()
         while self.holds.num_blocks > self.budget:
             self.give_up_cheapest(now)
@@ -121,16 +128,29 @@ class Retention:
         if pin is not None:
             self.end(pin, cause, now)
 
+    def is_foreign(self, request: Any, program: str) -> bool:
+        """Whether the program has a pin that the request does not continue: an id can be
+        guessed, the content behind it can not."""
+        pin = self.pins.get(program)
+        return pin is not None and not _continues(request, pin)
+
     def end_all(self, cause: PinEnd, now: float) -> None:
         for pin in self.pins:
             self.end(pin, cause, now)
 
     def expire(self, now: float, before: Callable[[Pin], None]) -> None:
-        """End the pins that are due; `before` is called with each while it still holds."""
+        """End the pins that are due; `before` is called with each while it still holds.
+
+        A pin that its client wants longer than the policy stays, on the client's account.
+        """
         self._now = now
         if self.pins.next_deadline() > now:
             return
         for pin in self.pins.due(now):
+            if pin.deadline > now:
+                self._make_wish(pin)
+                self._changed(pin)
+                continue
             before(pin)
             self.end(pin, PinEnd.EXPIRED, now)
 
@@ -164,8 +184,14 @@ class Retention:
         self.holds.settle_trial(pin.hold)
         self._note_end(pin, PinEnd.PRESSURE, self._now)
 
+    def _make_wish(self, pin: Pin) -> None:
+        self.pins.make_wish(pin)
+        self.num_wish_blocks += len(pin.blocks)
+
     def _note_end(self, pin: Pin, cause: PinEnd, now: float) -> None:
         self.pins.remove(pin, cause)
+        self.num_hinted_blocks -= len(pin.blocks) if pin.is_hinted else 0
+        self.num_wish_blocks -= len(pin.blocks) if pin.is_wish else 0
         self._records.pin_ended(pin, cause.value, now)
         self._changed(pin)
 

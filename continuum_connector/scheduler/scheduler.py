@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from typing import Any
 
 from continuum_connector.account import Account
@@ -22,7 +21,8 @@ from continuum_connector.policy.base import (
     Unpriced,
 )
 from continuum_connector.policy.base import Pin as PinDecision
-from continuum_connector.programs.identify import identify, read_hints
+from continuum_connector.policy.hinted import without_end, without_pin
+from continuum_connector.programs.identify import identify_request
 from continuum_connector.programs.program import Identity, Program
 from continuum_connector.programs.table import ProgramTable
 from continuum_connector.scheduler.claim import Claim
@@ -71,7 +71,7 @@ class SchedulerSide:
         self.tier = make_tier(self.store_holds)
         self.levels = Levels(pool, self.retention, self.store_holds, self.tier, decider.costs)
         self._worth = DramWorth(self.programs, decider)
-        if not isinstance(decider.policy, Unpriced):
+        if not isinstance(decider.policy.policy, Unpriced):
             self.tier.rank = self._worth.rank
         self.turns: dict[str, Turn] = {}
         self._pool = pool
@@ -98,11 +98,7 @@ class SchedulerSide:
         return turn
 
     def _identify(self, request: Any, now: float) -> tuple[Program, Identity]:
-        params = request.sampling_params
-        extra = params.extra_args if params is not None else None
-        session = getattr(request, "session_id", None)  # vLLM >= 0.28
-        identity = identify(request.kv_transfer_params, extra, session)
-        hints = None if identity else read_hints(request.kv_transfer_params, extra)
+        identity, hints = identify_request(request)
         return self.programs.begin_turn(
             identity, request.request_id, request.block_hashes, now, hints
         )
@@ -113,7 +109,8 @@ class SchedulerSide:
         if turn is None:
             return (True, True, math.inf, math.inf)
         pin = self.retention.awaited(turn.program.key, request.request_id)
-        return (not is_preempted, pin is None, turn.program.arrival, turn.arrival)
+        has_pin = pin is not None and not pin.is_wish  # a wish moves nobody's place
+        return (not is_preempted, not has_pin, turn.program.arrival, turn.arrival)
 
     def program_of(self, request: Any) -> str:
         turn = self.turns.get(request.request_id)
@@ -150,8 +147,9 @@ class SchedulerSide:
 
         `need`: at least so many blocks are wanted, 0 for a running request.
         """
-        if need:
-            self.decider.blocked(now)
+        wishes = self.retention.num_wish_blocks
+        if need and (not wishes or need > wishes + self._pool.get_num_free_blocks()):
+            self.decider.blocked(now)  # what only clients' wishes hold has no price
         claim = self._claim(request, need, now)
         return self.retention.make_room(attempt, request.request_id, need, claim, now)
 
@@ -254,15 +252,14 @@ class SchedulerSide:
         turn.program.num_kept_tokens = num_kept * self.groups.block_size
         world = self.levels.snapshot(now)
         finished, choice = self.decider.decide(turn, request, len(blocks), end, world)
-        decision = choice.decision
-        if isinstance(decision, PinDecision) and len(blocks) > self.retention.budget:
+        if isinstance(choice.decision, PinDecision) and len(blocks) > self.retention.budget:
             # It would push every other pin out before it gave way itself.
-            decision = Offload() if decision.then is After.STORE else Free()
-            why = "larger than max_pinned_fraction of VRAM"
-            choice = replace(choice, decision=decision, why=why)
-        self._carry_out(decision, turn, request, blocks, now)
+            choice = without_pin(choice, "larger than max_pinned_fraction of VRAM")
+        if finished.hints.final and self.retention.is_foreign(request, finished.program):
+            choice = without_end(choice)
+        self._carry_out(choice.decision, turn, request, blocks, now)
         self.records.decided(finished, world, choice, now)
-        return self.records.answer(turn, decision)
+        return self.records.answer(turn, choice)
 
     def reset(self, now: float) -> None:
         """The prefix cache is being reset: end every pin, forget every block in DRAM."""
@@ -284,15 +281,16 @@ class SchedulerSide:
     def _carry_out(
         self, decision: Decision, turn: Turn, request: Any, blocks: list[Any], now: float
     ) -> None:
-        key, supersedes = turn.program.key, not turn.program.active
+        key, is_stored = turn.program.key, isinstance(decision, Offload)
         if isinstance(decision, PinDecision):
             self.retention.begin(decision, turn.program, request.block_hashes, blocks, now)
-            if decision.then is After.STORE:
-                self.tier.store(key, blocks, now, request, supersedes)
-            return
+            is_stored = decision.then is After.STORE
+        if is_stored:
+            self.tier.store(key, blocks, now, request, supersedes=not turn.program.active)
+            if not isinstance(decision, Free) and decision.is_wish:
+                self.tier.index.demote(key)  # it takes only room that nobody else needs
         if isinstance(decision, Offload):
-            self.tier.store(key, blocks, now, request, supersedes)
             self.retention.end_of(key, PinEnd.SUPERSEDED, now)
-        if turn.identity.hints.final:
+        if turn.identity.hints.final and not self.retention.is_foreign(request, key):
             self.retention.end_of(key, PinEnd.PROGRAM_DONE, now)
             self.tier.index.demote(key)

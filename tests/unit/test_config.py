@@ -85,6 +85,7 @@ def test_dram_bytes_as_a_number() -> None:
         ("ttl_s", "3.5", 3.5),
         ("max_ttl_s", "120", 120.0),
         ("max_pinned_fraction", "0.25", 0.25),
+        ("max_hinted_fraction", "0.5", 0.5),
         ("max_wait_s", "3", 3.0),
         ("scheduler", "0", False),
         ("order", "off", False),

@@ -145,10 +145,11 @@ def test_a_job_id_may_be_used_again_after_the_last_step() -> None:
     assert (engine.usage(), engine.ends()) == (0, {"returned": 1})
 
 
-def test_a_last_step_with_another_context_ends_the_pin_as_program_done() -> None:
+def test_a_last_step_beside_the_pinned_turn_ends_the_pin_as_program_done() -> None:
     engine = AgentEngine()
-    engine.run_turn("a", 200, program="p")
-    engine.run_turn("b", 200, program="p", seed=4, final=True)
+    engine.add("a", 200, program="p")
+    engine.add("b", 200, program="p", max_tokens=30, final=True)
+    engine.run_until_idle()
     assert (engine.usage(), engine.ends()) == (0, {"program_done": 1})
 
 

@@ -1,0 +1,203 @@
+"""Hinted: what a client asks for, granted on top of a policy where it costs nobody else.
+
+The policy decides without the client's wishes first; that is what the turn gets in any case.
+What a wish adds to it lives on other terms (docs/hints.md): a longer pin gives way before
+every other, moves nobody's place in the queue, and comes out of a budget; a copy in DRAM is made
+only while there is room, and leaves before all others. So a hint never harms another client.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from typing import Any
+
+from continuum_connector.costs.forecast import Forecast
+from continuum_connector.policy.base import (
+    After,
+    Choice,
+    Decision,
+    FinishedTurn,
+    Free,
+    Offload,
+    Outcome,
+    Pin,
+    Receipt,
+    Resident,
+    RetentionPolicy,
+    Snapshot,
+)
+from continuum_connector.policy.stock import Stock
+from continuum_connector.programs.program import Hints
+
+NOT_READ = "not understood, so it has no effect"
+NOT_CONTINUED = "the prompt does not continue the turn this program has pinned"
+NO_HINTS = Hints()
+
+
+class Hinted:
+    """A policy that answers hints. `max_fraction`: of VRAM blocks, for what clients ask for."""
+
+    def __init__(self, policy: RetentionPolicy, max_ttl_s: float, max_fraction: float) -> None:
+        self.policy = policy
+        self.name = policy.name
+        self.orders = policy.orders
+        self._max_ttl_s = max_ttl_s
+        self._max_fraction = max_fraction
+
+    def decide(self, turn: FinishedTurn, snapshot: Snapshot) -> Choice:
+        """Return the policy's choice with the wishes granted that may be, and the receipts.
+
+        The policy is asked twice where the client gave a `ttl_s`, else once.
+        """
+        hints = turn.hints
+        if hints == NO_HINTS:
+            return self.policy.decide(turn, snapshot)
+        own = replace(turn, hints=replace(hints, ttl_s=None))
+        choice = self.policy.decide(own, snapshot)
+        receipts = _facts(hints)
+        if hints.ttl_s is not None:
+            choice, receipt = self._pin(turn, hints.ttl_s, choice, snapshot)
+            receipts.append(receipt)
+        if hints.keep_s is not None:
+            choice, receipt = self._keep(turn, hints.keep_s, choice, snapshot)
+            receipts.append(receipt)
+        receipts += [Receipt(name, Outcome.REFUSED, NOT_READ) for name in hints.unread]
+        return replace(choice, receipts=_by_action(receipts, hints))
+
+    def dram_rank(self, resident: Resident, now: float) -> float:
+        return self.policy.dram_rank(resident, now)
+
+    def aged(self, value: float, gap: Forecast, age: float) -> float:
+        return self.policy.aged(value, gap, age)
+
+    # --- ttl_s ------------------------------------------------------------------------
+    def _pin(
+        self, turn: FinishedTurn, wish_s: float, own: Choice, snapshot: Snapshot
+    ) -> tuple[Choice, Receipt]:
+        """Let the policy read the client's prediction; what makes the pin longer has a budget."""
+        asked = self.policy.decide(turn, snapshot)
+        own_s, why = _pinned_s(own.decision), asked.why
+        if _pinned_s(asked.decision) <= own_s:
+            chosen = asked
+        elif why := self._over_budget(turn, snapshot):
+            chosen = own
+        else:
+            chosen = replace(asked, decision=_longer(asked.decision, own.decision))
+            why = asked.why
+        got_s = _pinned_s(chosen.decision)
+        if got_s >= min(wish_s, self._max_ttl_s):
+            why = f"no pin lives longer than max_ttl_s = {self._max_ttl_s:g}"
+        return chosen, _granted("ttl_s", wish_s, got_s, why)
+
+    def _over_budget(self, turn: FinishedTurn, snapshot: Snapshot) -> str:
+        """Say why the turn does not fit what is left for hinted pins, "" if it does."""
+        budget = self._max_fraction * snapshot.num_blocks
+        if snapshot.num_hinted_blocks + turn.num_blocks <= budget:
+            return ""
+        return (
+            f"clients' hints hold {snapshot.num_hinted_blocks} of {math.floor(budget)} blocks "
+            f"(max_hinted_fraction), {turn.num_blocks} more do not fit"
+        )
+
+    # --- keep_s -----------------------------------------------------------------------
+    def _keep(
+        self, turn: FinishedTurn, wish_s: float, choice: Choice, snapshot: Snapshot
+    ) -> tuple[Choice, Receipt]:
+        """Store rather than drop, if there is a tier with room; a pin counts as kept too."""
+        decision, why, stays_s = choice.decision, "", 0.0
+        if not _is_stored(decision):
+            why = self._why_not_store(turn, choice, snapshot)
+            if not why and isinstance(decision, Pin):
+                decision = replace(decision, then=After.STORE, is_wish=True)
+            elif not why:
+                decision = Offload(is_wish=True)
+                choice = replace(choice, why=f"client asked to keep it for {wish_s:g} s")
+        if _is_stored(decision):
+            stays_s = snapshot.residence_s
+            why = f"what is stored now stays in DRAM for about {stays_s:.3g} s"
+        got_s = max(stays_s, _pinned_s(decision))
+        return replace(choice, decision=decision), _granted("keep_s", wish_s, got_s, why)
+
+    def _why_not_store(self, turn: FinishedTurn, choice: Choice, snapshot: Snapshot) -> str:
+        is_over = turn.aborted or turn.hints.final or turn.hints.compaction or not turn.num_blocks
+        if is_over or isinstance(self.policy, Stock):
+            return choice.why
+        if not snapshot.has_tier:
+            return "no DRAM tier to keep it in"
+        if snapshot.residence_s < math.inf:
+            return "DRAM is full of what others left"
+        if turn.load_s >= turn.prefill_s > 0.0:
+            return "to compute it again is faster than to load it"
+        return ""
+
+
+def without_pin(choice: Choice, why: str) -> Choice:
+    """Return the choice where the pin it makes cannot be: what the pin was to leave, without it."""
+    pin = choice.decision
+    assert isinstance(pin, Pin)
+    if pin.then is After.STORE:
+        receipts = _refuse(choice.receipts, "ttl_s", why)
+        return replace(choice, decision=Offload(pin.is_wish), why=why, receipts=receipts)
+    receipts = _refuse(_refuse(choice.receipts, "ttl_s", why), "keep_s", why)
+    return replace(choice, decision=Free(), why=why, receipts=receipts)
+
+
+def without_end(choice: Choice) -> Choice:
+    """Return the choice where the program's pin stays, since it is not shown to be the client's."""
+    return replace(choice, receipts=_refuse(choice.receipts, "final", NOT_CONTINUED))
+
+
+def _facts(hints: Hints) -> list[Receipt]:
+    """Answer what the client states; it is taken as it is."""
+    said: dict[str, Any] = {
+        "final": hints.final,
+        "tools": list(hints.tools) or None,
+        "parent": hints.parent,
+        "compaction": hints.compaction or None,
+    }
+    return [
+        Receipt(name, Outcome.ACCEPTED, value=value)
+        for name, value in said.items()
+        if value is not None
+    ]
+
+
+def _granted(hint: str, wish_s: float, got_s: float, why: str) -> Receipt:
+    if got_s >= wish_s:
+        return Receipt(hint, Outcome.ACCEPTED, until_s=wish_s)
+    outcome = Outcome.CLIPPED if got_s else Outcome.REFUSED
+    return Receipt(hint, outcome, why, until_s=got_s)
+
+
+def _by_action(receipts: list[Receipt], hints: Hints) -> tuple[Receipt, ...]:
+    """Answer each KvHints action too, by its id; what it became is answered above."""
+    by_hint = {receipt.hint: receipt for receipt in receipts}
+    unknown = Receipt("", Outcome.REFUSED, NOT_READ)
+    answers = [replace(by_hint.get(hint, unknown), action=name) for name, hint in hints.actions]
+    return (*receipts, *answers)
+
+
+def _refuse(receipts: tuple[Receipt, ...], hint: str, why: str) -> tuple[Receipt, ...]:
+    return tuple(
+        Receipt(hint, Outcome.REFUSED, why, action=each.action) if each.hint == hint else each
+        for each in receipts
+    )
+
+
+def _longer(asked: Decision, own: Decision) -> Pin:
+    """The pin that was asked for: until the policy's own would end it is the policy's own."""
+    assert isinstance(asked, Pin)
+    then = After.STORE if _is_stored(own) else After.DROP
+    value = own.value if isinstance(own, Pin) else 0.0
+    return Pin(asked.ttl_s, then, value, asked_from_s=_pinned_s(own))
+
+
+def _pinned_s(decision: Decision) -> float:
+    return decision.ttl_s if isinstance(decision, Pin) else 0.0
+
+
+def _is_stored(decision: Decision) -> bool:
+    return isinstance(decision, Offload) or (
+        isinstance(decision, Pin) and decision.then is After.STORE
+    )

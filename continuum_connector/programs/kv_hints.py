@@ -1,0 +1,66 @@
+"""vLLM's KvHints (0.32+): the actions of a request's envelope -> hints.
+
+vLLM carries the envelope from AsyncLLM.generate to Request.kv_hints and defines no action types
+(v1/kv_hints/protocol.py), so these are ours. Pure and total: what it does not know becomes
+an answer, never an error.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from itertools import islice
+from typing import Any
+
+MAX_ACTIONS = 16
+MAX_ACTION_ID_CHARS = 64
+
+# action_type -> (hint, field of the payload that holds its value; "" for plain yes)
+ACTION_TYPES = {
+    "pin": ("ttl_s", "ttl_s"),
+    "retain": ("keep_s", "ttl_s"),
+    "release": ("final", ""),
+}
+
+
+@dataclass(frozen=True)
+class Actions:
+    """`said`: values by hint, as sent. `became`: each action's id and its hint, "" if none."""
+
+    said: Mapping[str, Any] = field(default_factory=dict)
+    became: tuple[tuple[str, str], ...] = ()
+
+
+NO_ACTIONS = Actions()
+
+
+def read_actions(envelope: Any) -> Actions:
+    """Read a KvHintsEnvelope, or None. The first action of a kind counts. Never raises."""
+    actions = getattr(envelope, "actions", None)
+    if not isinstance(actions, (list, tuple)) or not actions:
+        return NO_ACTIONS
+    said: dict[str, Any] = {}
+    became = []
+    for action in islice(actions, MAX_ACTIONS):
+        hint, value = _read(action)
+        if value is not None:
+            said.setdefault(hint, value)
+        name = str(getattr(action, "action_id", ""))[:MAX_ACTION_ID_CHARS]
+        became.append((name, hint if value is not None else ""))
+    return Actions(said, tuple(became))
+
+
+def _read(action: Any) -> tuple[str, Any]:
+    """Return hint and value of an action, ("", None) if it says nothing we know."""
+    kind = getattr(action, "action_type", None)
+    payload = getattr(action, "payload", None)
+    hint, name = ACTION_TYPES.get(kind, ("", "")) if isinstance(kind, str) else ("", "")
+    if not hint:
+        return "", None
+    if not name:
+        return hint, True
+    value = payload.get(name) if isinstance(payload, Mapping) else None
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        return hint, None
+    return hint, value if 0 <= value < math.inf else None

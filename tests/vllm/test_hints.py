@@ -1,0 +1,268 @@
+"""Hints in vLLM's own loop: honoured on the client's own account, and never at another's cost."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from continuum_connector.policy.base import After, Choice, FinishedTurn, Pin, Snapshot
+from continuum_connector.policy.fixed_ttl import FixedTtl
+from continuum_connector.policy.hinted import Hinted
+from tests.vllm import tiering
+from tests.vllm.agents import AgentEngine, live
+
+TTL_S = 2.0  # the default of ttl_s
+GREEDY = {"ttl_s": 86_400, "keep_s": 86_400, "tools": ["sleep"]}
+
+
+def says(program: str, **hints: Any) -> dict[str, Any]:
+    return {"continuum": {"program": program, **hints}}
+
+
+def told(engine: AgentEngine, request_id: str) -> dict[str, dict[str, Any]]:
+    """The receipts of a turn, by hint."""
+    answers = engine.kv_transfer_params[request_id]["continuum"].get("hints", [])
+    return {answer["hint"]: answer for answer in answers}
+
+
+def watched(**kwargs: Any) -> AgentEngine:
+    """An engine that notes the pins that end: (program, cause, seconds held)."""
+    engine = AgentEngine(max_num_batched_tokens=4096, max_num_seqs=3, **kwargs)
+    engine.ended = []  # type: ignore[attr-defined]
+    plain = engine.side.records.pin_ended
+
+    def pin_ended(pin: Any, cause: str, now: float) -> None:
+        engine.ended.append((pin.program, cause, round(now - pin.started, 6)))  # type: ignore[attr-defined]
+        plain(pin, cause, now)
+
+    engine.side.records.pin_ended = pin_ended
+    return engine
+
+
+# --- nobody else pays -------------------------------------------------------------------
+Play = list[tuple[Any, ...]]
+EVENTS = st.one_of(
+    st.tuples(st.just("greedy"), st.integers(20, 500)),
+    st.tuples(st.just("modest"), st.integers(0, 1), st.integers(20, 200)),
+    st.tuples(st.just("steps"), st.integers(1, 12)),
+    st.tuples(st.just("idle"), st.sampled_from([0.3, 1.0, 2.1, 5.0])),
+)
+
+
+def played(events: Play, hints: dict[str, Any]) -> AgentEngine:
+    """Greedy programs come once and wish for everything in `hints`; modest ones come back."""
+    engine = watched(num_blocks=90, extra_config={"max_hinted_fraction": 0.6})
+    last: dict[str, str] = {}
+    for number, (kind, *rest) in enumerate(events):
+        name = f"{number}"
+        if kind == "greedy":
+            said = says(f"g{number}", **hints)
+            engine.add(name, rest[0], seed=number, max_tokens=8, kv_transfer_params=said)
+        elif kind == "modest":
+            program, num_new = f"m{rest[0]}", rest[1]
+            before = last.get(program)
+            if before is not None and before not in engine.finish_reasons:
+                continue
+            tokens = engine.next_prompt(before, 20) if before else num_new
+            if not isinstance(tokens, int) and len(tokens) > 900:
+                continue
+            engine.add(name, tokens, seed=number, max_tokens=8, kv_transfer_params=says(program))
+            last[program] = name
+        elif kind == "steps":
+            engine.steps(rest[0])
+        else:
+            engine.idle(rest[0])
+    engine.run_until_idle()
+    return engine
+
+
+WISHER_FIRST: Play = [
+    *[("greedy", 400), ("steps", 12), ("idle", 2.1), ("modest", 0, 150), ("steps", 12)],
+    *[("greedy", 500), ("greedy", 500), ("steps", 12)],
+]
+
+
+@settings(max_examples=40, deadline=None, derandomize=True)
+@example(WISHER_FIRST)
+@given(st.lists(EVENTS, min_size=4, max_size=24))
+def test_hints_take_nothing_from_programs_that_give_none(events: Play) -> None:
+    plain, greedy = played(events, {}), played(events, GREEDY)
+    assert greedy.admissions == plain.admissions
+    assert greedy.num_preemptions == plain.num_preemptions
+    assert greedy.clock() == plain.clock()
+    assert of_modest(greedy) == of_modest(plain)
+
+
+def of_modest(engine: AgentEngine) -> list[tuple[str, str, float]]:
+    return [end for end in engine.ended if end[0].startswith("m")]  # type: ignore[attr-defined]
+
+
+def test_a_hundred_greedy_programs_cost_a_modest_one_nothing() -> None:
+    """Pressed by running turns too: pins end, and hinted ones before the modest one's."""
+    events: Play = [("modest", 0, 150), ("steps", 12)]
+    for i in range(100):
+        events += [("greedy", 60 + 13 * (i % 9)), ("idle", 0.15)]
+        if i % 9 == 8:
+            events += [("modest", 0, 0), ("steps", 2)]
+    plain, greedy = played(events, {}), played(events, GREEDY)
+    hits = [
+        {i: n for i, n in each.cached.items() if events[int(i)][0] == "modest"}
+        for each in (plain, greedy)
+    ]
+    assert hits[0] == hits[1]
+    assert len(hits[0]) > 5
+    assert greedy.admissions == plain.admissions
+    assert of_modest(greedy) == of_modest(plain)
+    assert {cause for _, cause, _ in of_modest(greedy)} == {"returned"}
+    outcomes = {told(greedy, i)["ttl_s"]["outcome"] for i in greedy.kv_transfer_params
+                if events[int(i)][0] == "greedy"}  # fmt: skip
+    assert outcomes == {"clipped"}
+    most = max(told(greedy, i)["ttl_s"]["until_s"] for i in ("2", "4"))
+    assert most == 60.0
+
+
+def test_a_longer_pin_gives_way_before_a_shorter_one_of_the_policy() -> None:
+    """Also where its program came first and so would give way last."""
+    engine = watched(num_blocks=100)
+    engine.run_turn("a", 200, kv_transfer_params=says("greedy", ttl_s=50))
+    engine.idle(TTL_S + 0.1)
+    engine.run_turn("b", 200, seed=1, kv_transfer_params=says("modest"))
+    assert live(engine) == ["greedy", "modest"]
+    engine.run_turn("c", 75 * 16, seed=2, kv_transfer_params=says("c", final=True))
+    assert live(engine) == ["modest"]
+
+
+@pytest.mark.parametrize("wish", [{}, {"ttl_s": 50}])
+def test_a_longer_pin_moves_nobodys_place_in_the_queue(wish: dict[str, Any]) -> None:
+    engine = AgentEngine(200, max_num_seqs=1)
+    engine.run_turn("older", 100, kv_transfer_params=says("older"))
+    engine.run_turn("a", 100, seed=1, kv_transfer_params=says("a", **wish))
+    engine.idle(TTL_S + 0.1)
+    engine.add("busy", 100, seed=2, max_tokens=60)
+    engine.steps(3)
+    engine.add("a2", engine.next_prompt("a", 20), kv_transfer_params=says("a"))
+    engine.add("older2", engine.next_prompt("older", 20), kv_transfer_params=says("older"))
+    engine.run_until_idle()
+    assert engine.admissions[-2:] == ["older2", "a2"]
+
+
+def test_a_longer_pin_whose_program_is_back_gives_way_all_the_same() -> None:
+    engine = AgentEngine(60, max_num_seqs=1, extra_config={"max_hinted_fraction": 0.5})
+    engine.run_turn("a", 200, kv_transfer_params=says("greedy", ttl_s=50))
+    engine.idle(TTL_S + 0.1)
+    engine.run_turn("b", 200, seed=1, kv_transfer_params=says("modest"))
+    engine.add("busy", 500, seed=2, max_tokens=100)
+    engine.steps(2)
+    engine.add("a2", engine.next_prompt("a", 20), kv_transfer_params=says("greedy"))
+    engine.run_until_idle(until=lambda: bool(engine.ends()))
+    assert (live(engine), engine.ends()) == (["modest"], {"pressure": 1})
+    assert "busy" not in engine.finish_reasons
+
+
+# --- what the client gets ---------------------------------------------------------------
+def test_a_longer_pin_is_there_when_its_program_is_back_and_ends_when_promised() -> None:
+    engine = AgentEngine()
+    engine.run_turn("a", 200, kv_transfer_params=says("p", ttl_s=20))
+    assert told(engine, "a") == {"ttl_s": {"hint": "ttl_s", "outcome": "accepted", "until_s": 20.0}}
+    engine.idle(10)
+    engine.run_turn("b", engine.next_prompt("a", 20), kv_transfer_params=says("p", ttl_s=20))
+    assert engine.ends() == {"returned": 1}
+    engine.idle(19)
+    assert engine.num_pins() == 1
+    engine.idle(2)
+    assert engine.ends() == {"returned": 1, "expired": 1}
+    assert (engine.usage(), engine.side.retention.num_hinted_blocks) == (0, 0)
+    assert engine.side.retention.num_wish_blocks == 0
+
+
+def test_the_budget_of_hinted_pins_is_full_and_free_again() -> None:
+    engine = AgentEngine(extra_config={"max_hinted_fraction": 0.2})  # 19 blocks
+    for name in ("a", "b"):
+        said = says(name, ttl_s=20)
+        engine.run_turn(name, 200, seed=ord(name), kv_transfer_params=said)
+    assert told(engine, "a")["ttl_s"]["outcome"] == "accepted"
+    refused = told(engine, "b")["ttl_s"]
+    assert (refused["outcome"], refused["until_s"]) == ("clipped", TTL_S)
+    assert "13 of 19 blocks (max_hinted_fraction)" in refused["why"]
+    engine.idle(21)
+    engine.run_turn("c", 200, seed=7, kv_transfer_params=says("c", ttl_s=20))
+    assert told(engine, "c")["ttl_s"]["outcome"] == "accepted"
+    assert engine.total("hints", "accepted") == 2
+    assert engine.total("hints", "clipped") == 1
+
+
+def test_a_pin_larger_than_all_pins_may_be_is_refused() -> None:
+    engine = AgentEngine(extra_config={"max_pinned_fraction": 0.1, "max_hinted_fraction": 1})
+    engine.run_turn("a", 300, kv_transfer_params=says("p", ttl_s=20))
+    why = "larger than max_pinned_fraction of VRAM"
+    assert told(engine, "a")["ttl_s"] == {"hint": "ttl_s", "outcome": "refused", "why": why}
+
+
+def test_kv_hints_of_vllm_are_answered_by_their_ids() -> None:
+    engine = AgentEngine()
+    pin = SimpleNamespace(action_id="x", action_type="pin", payload={"ttl_s": 20})
+    odd = SimpleNamespace(action_id="y", action_type="teleport", payload={})
+    request = engine.add("a", 200, program="p")
+    request.kv_hints = SimpleNamespace(actions=[pin, odd])  # vLLM >= 0.32 sets it
+    del engine.side.turns["a"]  # vLLM sets it before add_request: let the turn begin again
+    engine.side.programs.end_turn("a", engine.clock())
+    engine.run_until_idle()
+    answers = engine.kv_transfer_params["a"]["continuum"]["hints"]
+    assert [(each.get("action_id"), each["hint"], each["outcome"]) for each in answers] == [
+        (None, "ttl_s", "accepted"), ("x", "ttl_s", "accepted"), ("y", "", "refused"),
+    ]  # fmt: skip
+
+
+# --- final ------------------------------------------------------------------------------
+def test_final_from_whoever_knows_only_the_id_ends_no_pin() -> None:
+    engine = AgentEngine()
+    engine.run_turn("a", 200, kv_transfer_params=says("p"))
+    engine.run_turn("b", 200, seed=4, kv_transfer_params=says("p", final=True))
+    assert told(engine, "b")["final"]["outcome"] == "refused"
+    assert engine.num_pins() == 1
+    engine.run_turn("c", engine.next_prompt("a", 20), kv_transfer_params=says("p", final=True))
+    assert told(engine, "c")["final"] == {"hint": "final", "outcome": "accepted", "value": True}
+    assert (engine.usage(), engine.ends()) == (0, {"returned": 1})
+
+
+def test_a_program_of_another_salt_is_out_of_reach() -> None:
+    engine = AgentEngine()
+    engine.run_turn("a", 200, program="p", cache_salt="ours")
+    engine.run_turn("b", 200, program="p", cache_salt="theirs")
+    engine.run_turn("c", 200, program="p", final=True)
+    assert engine.num_pins() == 2
+    keys = {engine.kv_transfer_params[i]["continuum"]["program"] for i in "abc"}
+    assert len(keys) == 3
+
+
+# --- keep_s -----------------------------------------------------------------------------
+class Drops(FixedTtl):
+    """Pins, then drops what it could store, unless the turn has more than 20 blocks."""
+
+    def decide(self, turn: FinishedTurn, snapshot: Snapshot) -> Choice:
+        choice = super().decide(turn, snapshot)
+        if turn.num_blocks > 20 or not isinstance(choice.decision, Pin):
+            return choice
+        return Choice(Pin(choice.decision.ttl_s, After.DROP), "small")
+
+
+def test_what_is_stored_as_a_wish_leaves_dram_before_all_others() -> None:
+    engine = tiering.tiered(120, 50)  # slots
+    side = engine.connector.side
+    side.decider.policy = Hinted(Drops(TTL_S, 60.0), 60.0, 0.2)
+    tiering.run_turn(engine, "old", 384, program="old")
+    tiering.run_turn(engine, "dropped", 200, seed=1, program="dropped")
+    assert side.tier.index.num_free == 26
+    said = says("wish", keep_s=300)
+    tiering.run_turn(engine, "wish", 200, seed=2, kv_transfer_params=said)
+    (kept,) = engine.kv_transfer_params["wish"]["continuum"]["hints"]
+    assert (kept["outcome"], kept["until_s"]) == ("accepted", 300.0)
+    assert side.tier.index.num_free == 13
+    tiering.run_turn(engine, "new", 384, seed=3, program="new")  # needs 24 slots
+    tiering.park(engine)
+    tiering.run_turn(engine, "old2", engine.next_prompt("old", 1), program="old")
+    assert engine.cached["old2"] == (0, 24 * 16)
