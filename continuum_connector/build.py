@@ -104,6 +104,7 @@ def scheduler_side(
 
     tokenizer = BackgroundTokenizer(lambda: compat.load_tokenizer(vllm_config))
     sizes = {"vram_blocks": pool.num_gpu_blocks - 1, "dram_blocks": num_slots}
+    sizes["block_bytes"] = slot_bytes * world_size
     trace = _trace(config, vllm_config, block_size=groups.block_size, **sizes)
     return SchedulerSide(
         config,

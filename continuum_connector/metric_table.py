@@ -61,6 +61,10 @@ PIN_CAUSES = (
     "reset",
     "shutdown",
 )
+_FOUND = ("in_vram", "in_dram", "recomputed", "superseded", "never")
+_OF_PIN = ("in_time", "expired", "pressure", "diverged", "superseded", "reset", "never")
+OUTCOMES = (*(f"pin_{each}" for each in _OF_PIN), *(f"offload_{each}" for each in _FOUND))
+OUTCOMES += (*(f"free_{each}" for each in _FOUND), "free_done")
 FAILURES = ("driver", "cancelled", "closed", "no_tier", "corrupt", "timeout", OTHER)
 HOOKS = (
     "on_new_request",
@@ -110,6 +114,14 @@ METRICS: tuple[Metric, ...] = (
         "Hints answered, by outcome; much `refused`: see `hints` of a response, or docs/hints.md",
         "outcome",
         ("accepted", "clipped", "refused"),
+    ),
+    Metric(
+        "outcomes",
+        _C,
+        "What came of decisions; much `pin_never`: VRAM kept for nobody, much `free_recomputed`: "
+        "what returned was gone",
+        "decision_outcome",
+        OUTCOMES,
     ),
     Metric(
         "pins_live",

@@ -32,6 +32,7 @@ EVENTS: dict[str, str] = {
     "preempt": "a running turn is put back",
     "readmit": "a turn that was put back goes from waiting to running again",
     "decision": "a turn is done and is pinned, offloaded or freed, and why",
+    "outcome": "what came of a decision, once its program's next turn is admitted or given up",
     "pin_end": "a pin ends, with its cause and age",
     "store": "a transfer VRAM -> DRAM settled, with its outcome",
     "load": "a transfer DRAM -> VRAM settled, with its outcome",

@@ -58,6 +58,13 @@ class Free:
 Decision = Pin | Offload | Free
 
 
+def name_of(decision: Decision) -> str:
+    """The decision's label in metrics, trace and response."""
+    if isinstance(decision, Pin):
+        return "pin"
+    return "offload" if isinstance(decision, Offload) else "free"
+
+
 class Outcome(enum.Enum):
     """What became of a hint."""
 

@@ -10,35 +10,32 @@ from continuum_connector.policy.base import (
     Choice,
     Decision,
     FinishedTurn,
-    Offload,
     Pin,
     Receipt,
     Snapshot,
+    name_of,
 )
+from continuum_connector.scheduler.outcomes import Outcomes
 from continuum_connector.scheduler.pins import Pin as LivePin
+from continuum_connector.scheduler.pins import PinEnd
 from continuum_connector.scheduler.transfers import Transfer
 from continuum_connector.scheduler.turn import Turn
-
-
-def name_of(decision: Decision) -> str:
-    """The decision's label in metrics, trace and response."""
-    if isinstance(decision, Pin):
-        return "pin"
-    return "offload" if isinstance(decision, Offload) else "free"
 
 
 class Records:
     """One method per thing worth knowing; `trace` gathers nothing while it is off."""
 
-    def __init__(self, account: Account, trace: Any, echo: bool) -> None:
+    def __init__(self, account: Account, trace: Any, echo: bool, max_programs: int) -> None:
         self.account = account
         self.trace = trace
+        self.outcomes = Outcomes(account, trace, max_programs)
         self._echo = echo
 
     def arrived(
         self, request: Any, turn: Turn, returns: bool, gap_s: float | None, now: float
     ) -> None:
         self.account.count("turns", label=turn.identity.source.value)
+        self.outcomes.arrived(turn, returns, now)
         if not self.trace.enabled:
             return
         self.trace.record(
@@ -66,8 +63,11 @@ class Records:
                 tokens=request.num_tokens,
                 hit_tokens={"vram": turn.vram_tokens, "dram": turn.dram_tokens},
             )
+        self.outcomes.admitted(turn, request.num_prompt_tokens, now)
 
-    def decided(self, finished: FinishedTurn, world: Snapshot, choice: Choice, now: float) -> None:
+    def decided(
+        self, turn: Turn, finished: FinishedTurn, world: Snapshot, choice: Choice, now: float
+    ) -> None:
         decision = choice.decision
         self.account.count("decisions", label=name_of(decision))
         self.account.count("endings", label=finished.asked.ending.value)
@@ -75,7 +75,9 @@ class Records:
             if not receipt.action:  # what an action became is counted already
                 self.account.count("hints", label=receipt.outcome.value)
         if self.trace.enabled:
-            ttl_s = decision.ttl_s if isinstance(decision, Pin) else None
+            ttl_s, then = None, None
+            if isinstance(decision, Pin):
+                ttl_s, then = decision.ttl_s, decision.then.value
             self.trace.record(
                 "decision",
                 now,
@@ -84,6 +86,7 @@ class Records:
                 decision=name_of(decision),
                 why=choice.why,
                 ttl_s=ttl_s,
+                then=then,
                 blocks=finished.num_blocks,
                 tokens=finished.num_tokens,
                 aborted=finished.aborted,
@@ -91,6 +94,7 @@ class Records:
                 known=_known(finished, world, ttl_s),
                 hints=_told(choice.receipts),
             )
+        self.outcomes.decided(turn, finished, world, choice, now)
 
     def preempted(self, turn: Turn, now: float) -> None:
         if self.trace.enabled:
@@ -103,12 +107,18 @@ class Records:
     def pin_began(self) -> None:
         self.account.count("pins_started")
 
-    def pin_ended(self, pin: LivePin, cause: str, now: float) -> None:
-        self.account.count("pins_ended", label=cause)
+    def pin_ended(self, pin: LivePin, cause: PinEnd, now: float) -> None:
+        self.outcomes.pin_ended(pin.program, pin.started, cause, now)
+        self.account.count("pins_ended", label=cause.value)
         self.account.observe("pin_seconds", now - pin.started)
         if self.trace.enabled:
             self.trace.record(
-                "pin_end", now, program=pin.program, cause=cause, held_s=now - pin.started
+                "pin_end",
+                now,
+                program=pin.program,
+                cause=cause.value,
+                held_s=now - pin.started,
+                blocks=len(pin.blocks),
             )
 
     def settled(self, transfer: Transfer, now: float) -> None:
@@ -131,6 +141,12 @@ class Records:
         dropped = self.trace.take_dropped()
         if dropped:
             self.account.count("trace_dropped", dropped)
+
+    def close(self, now: float) -> None:
+        """The server stops: whatever is still open is told, then nothing more. Idempotent."""
+        self.outcomes.close(now)
+        self.trace.record("stop", now)
+        self.trace.close()
 
     def answer(self, turn: Turn, choice: Choice) -> dict[str, Any] | None:
         """What a non-streamed response carries in `kv_transfer_params`, if `echo` is on."""
@@ -184,4 +200,6 @@ def _known(finished: FinishedTurn, world: Snapshot, ttl_s: float | None) -> dict
         "free_blocks": world.num_free_blocks,
         "pinned_blocks": world.num_pinned_blocks,
         "waiting": world.num_waiting,
+        "vram_blocks": world.num_blocks,
+        "residence": world.residence_s,
     }

@@ -192,7 +192,7 @@ class Retention:
         self.pins.remove(pin, cause)
         self.num_hinted_blocks -= len(pin.blocks) if pin.is_hinted else 0
         self.num_wish_blocks -= len(pin.blocks) if pin.is_wish else 0
-        self._records.pin_ended(pin, cause.value, now)
+        self._records.pin_ended(pin, cause, now)
         self._changed(pin)
 
     def _changed(self, pin: Pin) -> None:

@@ -61,7 +61,7 @@ class SchedulerSide:
     ) -> None:
         self.config = config
         self.decider = decider
-        self.records = Records(account, trace, config.echo)
+        self.records = Records(account, trace, config.echo, config.max_programs)
         # One block of the pool is the null block, which holds nothing.
         budget = config.max_pinned_fraction * (pool.num_gpu_blocks - 1)
         self.retention = Retention(pool, budget, config.max_ttl_s, self.records, waker)
@@ -192,6 +192,7 @@ class SchedulerSide:
         self.decider.new_step(now)
         if self.decider.costs.price(now):  # what pins are worth matters while others wait
             self.retention.age(lambda pin: self.decider.worth_now(pin, now))
+        self.records.outcomes.new_step(now)
         self._worth.new_step(self.turns.values())
         self.retention.room.new_step()
         self._owes_step = False
@@ -257,8 +258,8 @@ class SchedulerSide:
             choice = without_pin(choice, "larger than max_pinned_fraction of VRAM")
         if finished.hints.final and self.retention.is_foreign(request, finished.program):
             choice = without_end(choice)
+        self.records.decided(turn, finished, world, choice, now)
         self._carry_out(choice.decision, turn, request, blocks, now)
-        self.records.decided(finished, world, choice, now)
         return self.records.answer(turn, choice)
 
     def reset(self, now: float) -> None:
@@ -274,8 +275,7 @@ class SchedulerSide:
         self.retention.end_all(PinEnd.SHUTDOWN, now)
         self._waker.close()
         self.decider.close()
-        self.records.trace.record("stop", now)
-        self.records.trace.close()
+        self.records.close(now)
 
     # --- parts ------------------------------------------------------------------------
     def _carry_out(

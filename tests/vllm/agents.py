@@ -42,6 +42,8 @@ class AgentEngine(Engine):
         assert ours == self.foreign_refs(), "a reference that neither a request nor we own"
         started, ended = self.total("pins_started"), sum(self.ends().values())
         assert started == ended + len(self.side.pins), "a pin ended without a cause, or twice"
+        closed = self.total("outcomes") + len(self.side.records.outcomes)
+        assert self.total("decisions") == closed, "a decision has no outcome, or two"
 
     # --- what the metrics say -------------------------------------------------------------
     def total(self, name: str, label: str | None = None) -> int:

@@ -99,7 +99,7 @@ def test_the_trace_says_when_a_preempted_turn_is_admitted_again(tmp_path: Path) 
     engine.connector.shutdown()
     records = [json.loads(line) for line in path.read_text().splitlines()]
     life = [each["event"] for each in records if each.get("program", "").endswith("r1")]
-    assert life == ["arrive", "admit", "preempt", "readmit", "decision"]
+    assert life == ["arrive", "admit", "preempt", "readmit", "decision", "outcome"]
 
 
 @MODES

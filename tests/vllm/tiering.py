@@ -114,6 +114,8 @@ def check(engine: Engine) -> None:
         ours.update(transfer.hold.ids.tolist() if transfer.hold is not None else ())
     assert engine.foreign_refs() == dict(ours), "references that are neither pin nor store"
     assert total(engine, "pins_started") == total(engine, "pins_ended") + len(side.pins)
+    closed = total(engine, "outcomes") + len(side.records.outcomes)
+    assert total(engine, "decisions") == closed, "a decision has no outcome, or two"
     for kind, outcomes in ((Kind.STORE, "stores"), (Kind.LOAD, "loads")):
         settled = total(engine, outcomes) + len(in_flight(engine, kind))
         assert total(engine, "transfers_admitted", kind.value) == settled

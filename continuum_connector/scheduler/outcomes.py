@@ -1,0 +1,211 @@
+"""Outcomes: what came of each decision, once it is known. Decides nothing.
+
+A decision stays open until its program's next turn is admitted, which shows what was kept
+and what was lost, or until nobody expects that turn any more. Each closes exactly once.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from dataclasses import dataclass, field
+from typing import Any
+
+from continuum_connector.account import Account
+from continuum_connector.policy.base import Choice, FinishedTurn, Free, Pin, Snapshot, name_of
+from continuum_connector.scheduler.decider import OVER_S
+from continuum_connector.scheduler.pins import PinEnd
+from continuum_connector.scheduler.turn import Turn
+
+_NUM_LOOKS = 4  # open decisions looked at per step: more than a step can open on average
+
+# What a pin's end means for the turn that comes for it.
+_OF_PIN_END = {
+    PinEnd.EXPIRED: "expired",
+    PinEnd.PRESSURE: "pressure",
+    PinEnd.RESET: "reset",
+}
+
+
+@dataclass(frozen=True)
+class Found:
+    """Where the tokens of a finished turn were when its program's next turn was admitted."""
+
+    vram: int = 0
+    dram: int = 0
+    recomputed: int = 0
+
+    @classmethod
+    def of(cls, kept: int, turn: Turn, num_prompt_tokens: int) -> Found:
+        """Split what the prompt can have in common with the `kept` tokens."""
+        common = min(kept, num_prompt_tokens)
+        vram = min(turn.vram_tokens, common)
+        dram = min(turn.dram_tokens, common - vram)
+        return cls(vram, dram, common - vram - dram)
+
+    @property
+    def most(self) -> str:
+        """Where most of them were."""
+        if self.vram > max(self.dram, self.recomputed):
+            return "in_vram"
+        return "in_dram" if self.dram > self.recomputed else "recomputed"
+
+
+@dataclass(eq=False)
+class _Open:
+    """A decision whose outcome is not known. `back`: turns that arrived since and wait, and
+    whether each fits the pin; None if the pin was gone by then."""
+
+    finished: FinishedTurn
+    decision: str
+    kept_tokens: int
+    decided: float
+    horizon_s: float
+    pin_end: PinEnd | None = None
+    gap_s: float | None = None
+    back: dict[Turn, bool | None] = field(default_factory=dict)
+
+    @property
+    def has_pin(self) -> bool:
+        return self.decision == "pin" and self.pin_end is None
+
+    def of_admitted(self, turn: Turn, found: Found) -> str:
+        """The outcome, now that the next turn runs."""
+        if self.decision != "pin":
+            return found.most
+        fits = self.back[turn]
+        if fits is False:
+            return "diverged"
+        return "in_time" if self.pin_end is None else _OF_PIN_END.get(self.pin_end, "in_time")
+
+
+class Outcomes:
+    """At most one open decision per program, and `max_open` in all. Microseconds per call."""
+
+    def __init__(self, account: Account, trace: Any, max_open: int) -> None:
+        self._account = account
+        self._trace = trace
+        self._max_open = max_open
+        self._open: OrderedDict[str, _Open] = OrderedDict()
+
+    def __len__(self) -> int:
+        return len(self._open)
+
+    # --- what happened ----------------------------------------------------------------
+    def decided(
+        self, turn: Turn, finished: FinishedTurn, world: Snapshot, choice: Choice, now: float
+    ) -> None:
+        """A turn is done. Its program's turns overlap if an older decision is still
+        open; the newest is the one that a next turn is about."""
+        one = _opened(turn, finished, world, choice, now)
+        is_over = isinstance(choice.decision, Free) and (finished.aborted or finished.hints.final)
+        older = self._open.get(finished.program)
+        if older is not None:
+            older.back.pop(turn, None)  # it went away before it was admitted
+            if not is_over:
+                self._close(older, "superseded", now)
+            elif finished.hints.final and not older.has_pin:  # else its pin will tell
+                self._close(older, "never", now)
+        if is_over:
+            self._tell(one, "done", now)
+            return
+        self._open[finished.program] = one
+        if len(self._open) > self._max_open:
+            self._close(next(iter(self._open.values())), "never", now)
+
+    def arrived(self, turn: Turn, fits: bool, now: float) -> None:
+        """A turn arrived; `fits`: its program's pin waits for it."""
+        one = self._open.get(turn.program.key)
+        if one is None:
+            return
+        one.back[turn] = fits if one.has_pin else None
+        if one.gap_s is None:
+            one.gap_s = now - one.decided
+
+    def admitted(self, turn: Turn, num_prompt_tokens: int, now: float) -> None:
+        """A turn runs: if it came after an open decision, that one's outcome is known."""
+        one = self._open.get(turn.program.key)
+        if one is not None and turn in one.back:
+            found = Found.of(one.kept_tokens, turn, num_prompt_tokens)
+            self._close(one, one.of_admitted(turn, found), now, found, turn)
+
+    def pin_ended(self, program: str, started: float, cause: PinEnd, now: float) -> None:
+        """A pin ended; what that means shows when the next turn comes, if one will."""
+        one = self._open.get(program)
+        if one is None or cause is PinEnd.SUPERSEDED or one.decided != started or not one.has_pin:
+            return  # the pin of an older decision
+        one.pin_end = cause
+        if cause is PinEnd.PROGRAM_DONE:
+            self._close(one, "never", now)
+
+    def new_step(self, now: float) -> None:
+        """Close what nobody will come back for: the program is silent, and its pin is gone."""
+        for _ in range(min(_NUM_LOOKS, len(self._open))):
+            program, one = next(iter(self._open.items()))
+            if now - one.decided < OVER_S:
+                return
+            if one.back or one.has_pin:
+                self._open.move_to_end(program)
+            else:
+                self._close(one, "never", now)
+
+    def close(self, now: float) -> None:
+        """The server stops: whoever has not come back never will."""
+        for one in list(self._open.values()):
+            self._close(one, "never", now)
+
+    # --- parts ------------------------------------------------------------------------
+    def _close(
+        self, one: _Open, outcome: str, now: float, found: Found | None = None, to: Any = None
+    ) -> None:
+        del self._open[one.finished.program]
+        self._tell(one, outcome, now, found, to)
+
+    def _tell(
+        self,
+        one: _Open,
+        outcome: str,
+        now: float,
+        found: Found | None = None,
+        turn: Turn | None = None,
+    ) -> None:
+        self._account.count("outcomes", label=f"{one.decision}_{outcome}")
+        if not self._trace.enabled:
+            return
+        fields = {} if found is None else _found(one.finished, found)
+        self._trace.record(
+            "outcome",
+            now,
+            program=one.finished.program,
+            turn=one.finished.turn,
+            decision=one.decision,
+            outcome=outcome,
+            next_turn=None if turn is None else turn.number,
+            gap_s=one.gap_s,
+            open_s=now - one.decided,
+            horizon_s=one.horizon_s,
+            p=one.finished.gap.within(one.horizon_s),
+            kept_tokens=one.kept_tokens,
+            **fields,
+        )
+
+
+def _opened(
+    turn: Turn, finished: FinishedTurn, world: Snapshot, choice: Choice, now: float
+) -> _Open:
+    decision = choice.decision
+    # Within which time a return finds what was decided to keep; what is foretold of later
+    # returns shows too late to be held against it.
+    horizon_s = decision.ttl_s if isinstance(decision, Pin) else min(world.residence_s, OVER_S)
+    return _Open(finished, name_of(decision), turn.program.num_kept_tokens, now, horizon_s)
+
+
+def _found(finished: FinishedTurn, found: Found) -> dict[str, Any]:
+    """Tokens by tier, and seconds by the estimates of the decision: each token costs the same."""
+    prefill_s = finished.prefill_s / max(finished.num_tokens, 1)
+    load_s = finished.load_s / max(finished.num_tokens, 1) if found.dram else 0.0
+    return {
+        "hit_tokens": {"vram": found.vram, "dram": found.dram},
+        "recomputed_tokens": found.recomputed,
+        "saved_s": (found.vram + found.dram) * prefill_s - found.dram * load_s,
+        "lost_s": found.recomputed * prefill_s,
+    }

@@ -1,0 +1,266 @@
+"""Outcomes on the real scheduler: what came of each decision is told exactly once."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from continuum_connector.metric_table import OUTCOMES
+from continuum_connector.policy.base import Choice, FinishedTurn, Free, Offload, Pin, Snapshot
+from continuum_connector.policy.fixed_ttl import FixedTtl
+from continuum_connector.scheduler.decider import OVER_S
+from continuum_connector.trace import EVENTS
+from tests.vllm.agents import AgentEngine
+from tests.vllm.harness import prompt
+from tests.vllm.tiering import SLOT_BYTES
+
+SECOND = {"prefill": [0.0, 1e-3, 0.0, 0.0, 0.0]}  # a millisecond per token, whatever is cached
+
+
+class Says(FixedTtl):
+    """Always the same decision, except for what nobody keeps."""
+
+    def __init__(self, decision: Any) -> None:
+        super().__init__(60.0, 60.0)
+        self.decision = decision
+
+    def decide(self, turn: FinishedTurn, snapshot: Snapshot) -> Choice:
+        choice = super().decide(turn, snapshot)
+        return choice if isinstance(choice.decision, Free) else Choice(self.decision, "said")
+
+
+class Kept:
+    """A trace that keeps its records."""
+
+    enabled = True
+
+    def __init__(self) -> None:
+        self.records: list[dict[str, Any]] = []
+
+    def record(self, event: str, now: float, **fields: Any) -> None:
+        assert event in EVENTS
+        self.records.append({"event": event, "now": now, **fields})
+
+    def take_dropped(self) -> int:
+        return 0
+
+    def close(self) -> None:
+        pass
+
+
+class Agents(AgentEngine):
+    """An engine whose trace is kept here."""
+
+    def __init__(self, decision: Any, num_blocks: int = 200, **kwargs: Any) -> None:
+        config = {"dram_bytes": kwargs.pop("num_slots", 0) * SLOT_BYTES, "max_pinned_fraction": 0.5}
+        super().__init__(num_blocks, extra_config=config, **kwargs)
+        self.side.decider.policy = Says(decision)
+        self.side.decider.costs.restore(SECOND)
+        self.kept = Kept()
+        self.side.records.trace = self.side.records.outcomes._trace = self.kept
+
+    def outcomes(self) -> list[tuple[str, str]]:
+        """Decision and outcome, in the order in which they became known; as counted."""
+        told = [(r["decision"], r["outcome"]) for r in self.kept.records if r["event"] == "outcome"]
+        counts = {label: self.total("outcomes", label) for label in OUTCOMES}
+        assert {k: n for k, n in counts.items() if n} == {
+            f"{d}_{o}": told.count((d, o)) for d, o in told
+        }
+        return told
+
+    def last(self) -> dict[str, Any]:
+        return [r for r in self.kept.records if r["event"] == "outcome"][-1]
+
+    def back(self, request_id: str, before: str, away_s: float, **kwargs: Any) -> None:
+        """The program of `before` returns `away_s` seconds from now."""
+        self.clock.advance(away_s)
+        kwargs.setdefault("program", "p")
+        self.run_turn(request_id, self.next_prompt(before, 20), **kwargs)
+
+    def forget_vram(self) -> None:
+        """What nobody holds leaves VRAM."""
+        assert self.pool.reset_prefix_cache()
+
+
+def first_turn(engine: Agents, **kwargs: Any) -> None:
+    engine.run_turn("a", 100, program="p", **kwargs)  # 116 tokens: 7 full blocks, 112 tokens
+    assert engine.outcomes() == []
+    assert len(engine.side.records.outcomes) == 1
+
+
+def test_a_turn_that_returns_to_its_pin_is_in_time() -> None:
+    engine = Agents(Pin(5.0))
+    first_turn(engine)
+    engine.back("b", "a", 2.0)
+    assert engine.outcomes() == [("pin", "in_time")]
+    told = engine.last()
+    assert told["gap_s"] == pytest.approx(2.0, abs=0.02)
+    assert (told["turn"], told["next_turn"], told["horizon_s"]) == (1, 2, 5.0)
+    assert told["hit_tokens"] == {"vram": 112, "dram": 0}
+    assert told["recomputed_tokens"] == 0
+    assert told["saved_s"] == pytest.approx(0.112)
+    assert told["lost_s"] == 0.0
+    assert 0.0 < told["p"] < 1.0
+
+
+def test_a_turn_that_comes_after_the_ttl_finds_its_pin_expired() -> None:
+    engine = Agents(Pin(5.0))
+    first_turn(engine)
+    engine.clock.advance(6.0)
+    engine.side.expire(engine.clock())
+    engine.forget_vram()
+    engine.back("b", "a", 1.0)
+    assert engine.outcomes() == [("pin", "expired")]
+    assert engine.last()["recomputed_tokens"] == 112
+    assert engine.last()["lost_s"] == pytest.approx(0.112)
+
+
+def test_a_pin_given_up_for_others_ends_under_pressure() -> None:
+    engine = Agents(Pin(50.0), num_blocks=20)
+    first_turn(engine)
+    engine.run_turn("x", 250, program="x", seed=5, final=True)
+    assert engine.num_pins() == 0
+    assert engine.outcomes() == [("free", "done")]
+    engine.back("b", "a", 1.0)
+    assert engine.outcomes() == [("free", "done"), ("pin", "pressure")]
+
+
+def test_a_pin_over_the_budget_is_given_up_in_the_moment_it_is_made() -> None:
+    engine = Agents(Pin(50.0, value=2.0), num_blocks=20, max_num_batched_tokens=2048)
+    first_turn(engine)
+    engine.side.decider.policy.decision = Pin(50.0, value=1.0)  # 7 + 7 blocks of 19: over half
+    engine.run_turn("x", 100, program="x", seed=5)
+    assert engine.num_pins() == 1
+    engine.back("y", "x", 1.0, program="x")
+    assert engine.outcomes() == [("pin", "pressure")]
+    events = [(r["event"], r["program"]) for r in engine.kept.records if "program" in r]
+    assert events.index(("decision", "job:x")) < events.index(("pin_end", "job:x"))
+
+
+def test_a_turn_that_goes_another_way_is_no_return_to_the_pin() -> None:
+    engine = Agents(Pin(50.0))
+    first_turn(engine)
+    engine.clock.advance(1.0)
+    engine.run_turn("b", prompt(100, seed=9), program="p")
+    assert engine.outcomes() == [("pin", "diverged")]
+
+
+def test_a_reset_takes_what_was_pinned() -> None:
+    engine = Agents(Pin(50.0))
+    first_turn(engine)
+    engine.reset_prefix_cache()
+    engine.back("b", "a", 1.0)
+    assert engine.outcomes() == [("pin", "reset")]
+
+
+def test_of_turns_side_by_side_the_last_one_counts() -> None:
+    engine = Agents(Pin(50.0))
+    engine.add("a", 100, program="p", max_tokens=4)
+    engine.add("b", 120, program="p", max_tokens=9)
+    engine.run_until_idle()
+    assert engine.outcomes() == [("pin", "superseded")]
+    assert engine.last()["turn"] == 1
+    assert len(engine.side.records.outcomes) == 1
+
+
+def test_a_last_turn_is_done_at_once() -> None:
+    engine = Agents(Pin(50.0))
+    engine.run_turn("a", 100, program="p", final=True)
+    assert engine.outcomes() == [("free", "done")]
+    assert engine.last()["next_turn"] is None
+
+
+def test_a_last_turn_beside_an_open_decision_closes_it_too() -> None:
+    engine = Agents(Pin(50.0))
+    engine.add("a", 100, program="p", max_tokens=4)
+    engine.add("b", 120, program="p", max_tokens=9, final=True)
+    engine.run_until_idle()
+    assert engine.outcomes() == [("pin", "never"), ("free", "done")]
+
+
+def test_a_turn_that_goes_away_while_it_waits_leaves_the_decision_open() -> None:
+    engine = Agents(Pin(50.0))
+    first_turn(engine)
+    engine.clock.advance(1.0)
+    engine.add("b", engine.next_prompt("a", 20), program="p")
+    engine.abort("b")
+    assert engine.outcomes() == [("free", "done")]
+    engine.back("c", "a", 2.0)
+    assert engine.outcomes() == [("free", "done"), ("pin", "in_time")]
+    assert engine.last()["gap_s"] == pytest.approx(1.0, abs=0.02)  # it was back then
+
+
+def test_a_silent_program_never_returned() -> None:
+    engine = Agents(Pin(5.0))
+    first_turn(engine)
+    engine.clock.advance(OVER_S - 1.0)
+    engine.run_turn("x", 20, program="x", final=True)
+    assert engine.outcomes() == [("free", "done")]
+    engine.clock.advance(2.0)
+    engine.run_turn("y", 20, program="x", final=True)
+    assert engine.outcomes()[1:] == [("pin", "never"), ("free", "done")]
+
+
+def test_a_pin_outlasts_the_patience_with_silent_programs() -> None:
+    engine = Agents(Pin(5.0))
+    engine.side.retention._max_ttl_s = 2 * OVER_S
+    engine.side.decider.policy.decision = Pin(2 * OVER_S)
+    first_turn(engine)
+    engine.clock.advance(OVER_S + 1.0)
+    engine.run_turn("x", 20, program="x", final=True)
+    engine.back("b", "a", 1.0)
+    assert engine.outcomes() == [("free", "done"), ("pin", "in_time")]
+
+
+def test_whoever_is_away_when_the_server_stops_never_returned() -> None:
+    engine = Agents(Pin(50.0))
+    first_turn(engine)
+    engine.side.shutdown(engine.clock())
+    engine.side.shutdown(engine.clock())
+    assert engine.outcomes() == [("pin", "never")]
+    assert engine.kept.records[-1]["event"] == "stop"
+
+
+def test_no_more_decisions_are_open_than_programs_are_remembered() -> None:
+    engine = Agents(Offload(), num_blocks=400)
+    engine.side.records.outcomes._max_open = 3
+    for i in range(5):
+        engine.run_turn(f"a{i}", 40, program=f"p{i}", seed=i)
+    assert engine.outcomes() == [("offload", "never")] * 2
+    assert len(engine.side.records.outcomes) == 3
+
+
+@pytest.mark.parametrize("decision", [Offload(), Free()], ids=["offload", "free"])
+def test_what_is_let_go_may_still_be_in_vram(decision: Any) -> None:
+    engine = Agents(decision)
+    first_turn(engine)
+    engine.back("b", "a", 2.0)
+    assert engine.outcomes()[0][1] == "in_vram"
+    assert engine.last()["hit_tokens"] == {"vram": 112, "dram": 0}
+
+
+def test_what_is_offloaded_is_found_in_dram() -> None:
+    engine = Agents(Offload(), num_slots=50)
+    first_turn(engine)
+    engine.forget_vram()
+    engine.back("b", "a", 2.0)
+    assert engine.outcomes() == [("offload", "in_dram")]
+    assert engine.last()["hit_tokens"] == {"vram": 0, "dram": 112}
+
+
+def test_what_is_freed_and_overwritten_is_computed_again() -> None:
+    engine = Agents(Free())
+    engine.side.decider.policy.decide = lambda *_: Choice(Free(), "said")  # type: ignore
+    first_turn(engine)
+    engine.forget_vram()
+    engine.back("b", "a", 2.0)
+    assert engine.outcomes() == [("free", "recomputed")]
+    assert engine.last()["recomputed_tokens"] == 112
+
+
+def test_without_a_trace_outcomes_are_counted_all_the_same() -> None:
+    engine = AgentEngine(200)
+    engine.run_turn("a", 100, program="p")
+    engine.run_turn("b", engine.next_prompt("a", 20), program="p")
+    assert engine.total("outcomes", "pin_in_time") == 1
