@@ -104,8 +104,7 @@ def scheduler_side(
 
     tokenizer = BackgroundTokenizer(lambda: compat.load_tokenizer(vllm_config))
     sizes = {"vram_blocks": pool.num_gpu_blocks - 1, "dram_blocks": num_slots}
-    sizes["block_bytes"] = slot_bytes * world_size
-    trace = _trace(config, vllm_config, block_size=groups.block_size, **sizes)
+    trace = _trace(config, vllm_config, groups.block_size, slot_bytes * world_size, **sizes)
     return SchedulerSide(
         config,
         _decider(config, vllm_config, costs, tokenizer),
@@ -131,10 +130,16 @@ def _decider(
     )
 
 
-def _trace(config: ContinuumConfig, vllm_config: Any, **world: int) -> Any:
-    """Open the trace; its first record says what the rest happened in."""
+def _trace(
+    config: ContinuumConfig, vllm_config: Any, block_size: int, block_bytes: int, **world: int
+) -> Any:
+    """Open the trace; its first record says what the rest happened in.
+
+    `block_size`: tokens; `block_bytes`: on all ranks.
+    """
     trace = open_trace(config.trace_path)
     engine = vllm_config.parallel_config.data_parallel_index
+    world |= {"block_size": block_size, "block_bytes": block_bytes}
     trace.record("start", time.monotonic(), policy=config.policy, engine=engine, **world)
     return trace
 

@@ -8,7 +8,6 @@ from typing import Any
 from continuum_connector.account import Account
 from continuum_connector.policy.base import (
     Choice,
-    Decision,
     FinishedTurn,
     Pin,
     Receipt,

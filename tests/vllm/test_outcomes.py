@@ -176,7 +176,7 @@ def test_a_last_turn_beside_an_open_decision_closes_it_too() -> None:
     engine.add("a", 100, program="p", max_tokens=4)
     engine.add("b", 120, program="p", max_tokens=9, final=True)
     engine.run_until_idle()
-    assert engine.outcomes() == [("pin", "never"), ("free", "done")]
+    assert engine.outcomes() == [("free", "done"), ("pin", "never")]
 
 
 def test_a_turn_that_goes_away_while_it_waits_leaves_the_decision_open() -> None:
