@@ -16,7 +16,7 @@ from tests.vllm import tiering
 from tests.vllm.agents import AgentEngine, live
 
 TTL_S = 2.0  # the default of ttl_s
-GREEDY = {"ttl_s": 86_400, "keep_s": 86_400, "tools": ["sleep"]}
+GREEDY = {"ttl_s": 86_400, "keep_s": 86_400}  # the wishes; facts are no wishes
 
 
 def says(program: str, **hints: Any) -> dict[str, Any]:
@@ -53,9 +53,10 @@ EVENTS = st.one_of(
 )
 
 
-def played(events: Play, hints: dict[str, Any]) -> AgentEngine:
+def played(events: Play, hints: dict[str, Any], policy: str = "fixed_ttl") -> AgentEngine:
     """Greedy programs come once and wish for everything in `hints`; modest ones come back."""
-    engine = watched(num_blocks=90, extra_config={"max_hinted_fraction": 0.6})
+    extra = {"max_hinted_fraction": 0.6, "policy": policy}
+    engine = watched(num_blocks=90, extra_config=extra)
     last: dict[str, str] = {}
     for number, (kind, *rest) in enumerate(events):
         name = f"{number}"
@@ -87,10 +88,10 @@ WISHER_FIRST: Play = [
 
 
 @settings(max_examples=40, deadline=None, derandomize=True)
-@example(WISHER_FIRST)
-@given(st.lists(EVENTS, min_size=4, max_size=24))
-def test_hints_take_nothing_from_programs_that_give_none(events: Play) -> None:
-    plain, greedy = played(events, {}), played(events, GREEDY)
+@example(WISHER_FIRST, "fixed_ttl")
+@given(st.lists(EVENTS, min_size=4, max_size=24), st.sampled_from(["fixed_ttl", "adaptive"]))
+def test_hints_take_nothing_from_programs_that_give_none(events: Play, policy: str) -> None:
+    plain, greedy = played(events, {}, policy), played(events, GREEDY, policy)
     assert greedy.admissions == plain.admissions
     assert greedy.num_preemptions == plain.num_preemptions
     assert greedy.clock() == plain.clock()
