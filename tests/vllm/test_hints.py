@@ -35,8 +35,8 @@ def watched(**kwargs: Any) -> AgentEngine:
     engine.ended = []  # type: ignore[attr-defined]
     plain = engine.side.records.pin_ended
 
-    def pin_ended(pin: Any, cause: str, now: float) -> None:
-        engine.ended.append((pin.program, cause, round(now - pin.started, 6)))  # type: ignore[attr-defined]
+    def pin_ended(pin: Any, cause: Any, now: float) -> None:
+        engine.ended.append((pin.program, cause.value, round(now - pin.started, 6)))  # type: ignore[attr-defined]
         plain(pin, cause, now)
 
     engine.side.records.pin_ended = pin_ended
