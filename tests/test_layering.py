@@ -55,7 +55,11 @@ MAY_IMPORT = {  # what each room may import besides itself and `errors`
     },
     "attach": {"connector", "build", "compat", "config", "scheduler"},
     "plugin": {"attach"},
-    "cli": {"build", "compat", "config", "metric_table", "worker", "policy", "programs", "costs"},
+    "analysis": {"trace"},
+    "cli": {
+        *("build", "compat", "config", "metric_table", "worker", "policy", "programs", "costs"),
+        "analysis",
+    },
     "": {"connector", "attach"},  # __init__: the public names
 }
 VLLM_IN = {"connector.py", "worker_hooks.py", "compat.py", "metrics.py", "plugin.py"}

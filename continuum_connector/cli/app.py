@@ -5,6 +5,7 @@ from __future__ import annotations
 import typer
 
 from continuum_connector.cli.calibrate import calibrate
+from continuum_connector.cli.explain import explain
 
 app = typer.Typer(
     name="continuum",
@@ -15,10 +16,5 @@ app = typer.Typer(
     rich_markup_mode="rich",
 )
 
-
-@app.callback()
-def _continuum() -> None:
-    """Commands stay commands, also while there is only one."""
-
-
 app.command()(calibrate)
+app.command()(explain)

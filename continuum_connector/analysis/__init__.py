@@ -1,0 +1,1 @@
+"""What a trace says: programs' lives, and how well it was decided."""

@@ -1,0 +1,94 @@
+"""Hindsight: what a decision was worth once its program's return is known, and the best was.
+
+Worth is net seconds that all programs together gain, by the costs and prices that were known
+at the decision, with the formulas of policy/adaptive.py and certainty in place of chances:
+
+    free            0
+    offload         k * max(0, prefill - load)       if back while DRAM has it, else 0
+    pin of TTL t    k * (prefill + queueing) - price * blocks * gap        if back within t
+                    -price * blocks * t, plus the offload it was a part of, if not
+    the best pin    the one whose TTL is the gap
+
+k = blocks / mean blocks of a turn. Regret = worth of the best - worth of the chosen, never
+negative. What became of a pin under pressure is not the decision's regret.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from continuum_connector.analysis.source import Record, count, number, part, text
+
+
+@dataclass(frozen=True)
+class Regret:
+    """Seconds lost against the `best` alternative ("pin", "offload", "free")."""
+
+    decision: str
+    best: str
+    seconds: float
+
+
+@dataclass(frozen=True)
+class Stakes:
+    """What was at stake at a decision; seconds. `load_s` is None without a DRAM tier."""
+
+    decision: str
+    is_stored: bool
+    ttl_s: float
+    weight: float
+    cost: float
+    prefill_s: float
+    load_s: float | None
+    queueing_s: float
+    residence_s: float
+
+    @classmethod
+    def of(cls, record: Record) -> Stakes | None:
+        """Those of a `decision` record; None if it does not say what they were.
+
+        Neither does one with a prefill of 0 s: what prefills cost was not measured yet.
+        """
+        known, decision = part(record, "known"), text(record, "decision")
+        prefill_s = number(known, "prefill")
+        if not prefill_s or decision not in ("pin", "offload", "free"):
+            return None
+        blocks, mean = count(record, "blocks"), max(number(known, "mean_blocks") or 1.0, 1.0)
+        crowd = count(known, "waiting") * mean / max(count(known, "vram_blocks"), 1)
+        queueing_s = (number(known, "queueing") or 0.0) * max(number(known, "eta") or 0.0, 0.0)
+        residence_s = number(known, "residence")
+        return cls(
+            decision=decision,
+            is_stored=decision == "offload" or text(record, "then") == "store",
+            ttl_s=number(record, "ttl_s") or 0.0,
+            weight=blocks / mean,
+            cost=(number(known, "price") or 0.0) * blocks,
+            prefill_s=prefill_s,
+            load_s=number(known, "load"),
+            queueing_s=queueing_s / max(crowd, 1.0),
+            residence_s=math.inf if residence_s is None else residence_s,
+        )
+
+    def regret(self, gap_s: float | None) -> Regret:
+        """Against the best for a return after `gap_s` seconds; None: there was none."""
+        gap = math.inf if gap_s is None else gap_s
+        values = {"free": 0.0, "offload": self._stored(gap), "pin": self._pinned(gap, gap)}
+        best = max(values, key=lambda name: values[name])
+        chosen = {"free": 0.0, "offload": values["offload"]}.get(self.decision)
+        if chosen is None:
+            chosen = self._pinned(gap, self.ttl_s)
+        # Other figures in the record than the ones it was decided by cannot make it negative.
+        return Regret(self.decision, best, max(0.0, values[best] - chosen))
+
+    def _stored(self, gap: float) -> float:
+        if self.load_s is None or gap > self.residence_s or math.isinf(gap):
+            return 0.0
+        return self.weight * max(0.0, self.prefill_s - self.load_s)
+
+    def _pinned(self, gap: float, ttl_s: float) -> float:
+        if math.isinf(gap) and math.isinf(ttl_s):
+            return -math.inf  # for ever, for nobody
+        if gap <= ttl_s:
+            return self.weight * (self.prefill_s + self.queueing_s) - self.cost * gap
+        return (self._stored(gap) if self.is_stored else 0.0) - self.cost * ttl_s

@@ -1,0 +1,84 @@
+"""Life: everything a trace says about one program."""
+
+from __future__ import annotations
+
+import difflib
+from collections import Counter, deque
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from continuum_connector.analysis.source import Record, text
+
+MAX_NAMES = 200_000  # programs whose turns are counted, to name some if the one is not there
+EVERYBODY = ("start", "reset", "tier_down", "stop")  # what happens to every program
+
+
+@dataclass
+class Life:
+    """`key`: the program's name in the trace. `records`: its own and, from its first to its
+    last, what happened to everybody."""
+
+    key: str
+    records: list[Record] = field(default_factory=list)
+
+
+class Search:
+    """One pass over a trace for a program, by its key or the client's own id.
+
+    The connector puts a namespace before the ids that clients send (`job:x`): both name it.
+    """
+
+    def __init__(self, wanted: str) -> None:
+        self._wanted = wanted
+        self.turns: Counter[str] = Counter()
+        self.found: dict[str, Life] = {}
+        self._everybody: deque[Record] = deque(maxlen=1000)  # until now, as far as it may matter
+
+    def read(self, records: Iterable[Record]) -> None:
+        for record in records:
+            event, key = record["event"], text(record, "program")
+            if event in EVERYBODY:
+                self._everybody.append(record)
+            elif key:
+                if event == "decision" and (key in self.turns or len(self.turns) < MAX_NAMES):
+                    self.turns[key] += 1
+                if key == self._wanted or key.endswith(":" + self._wanted):
+                    self._note(key, record)
+
+    def life(self) -> Life | None:
+        """The program that was meant; None if there is none, or several."""
+        if self._wanted in self.found:
+            return self.found[self._wanted]
+        return next(iter(self.found.values())) if len(self.found) == 1 else None
+
+    def excuse(self) -> str:
+        """Why there is no life, and which names there are."""
+        if len(self.found) > 1:
+            return f"{self._wanted!r} may be any of {_list(self.found)}; give the whole name"
+        said = f"no program {self._wanted!r} is in the trace"
+        if not self.turns:
+            return f"{said}, nor any other whose turn ended"
+        close = self._close()
+        most = _list(key for key, _ in self.turns.most_common(5))
+        meant = f"; did you mean {_list(close)}?" if close else ""
+        return f"{said}{meant}{'' if meant else ';'} Those with most turns: {most}"
+
+    def _note(self, key: str, record: Record) -> None:
+        life = self.found.setdefault(key, Life(key))
+        if life.records:
+            since = life.records[-1]["now"]
+            life.records += [each for each in self._everybody if each["now"] >= since]
+        life.records.append(record)
+        if len(self.found) == 1:
+            self._everybody.clear()
+
+    def _close(self) -> list[str]:
+        wanted = self._wanted.lower()
+        close = [key for key in self.turns if wanted in key.lower()][:5]
+        by_id = {key.split(":", 1)[-1]: key for key in self.turns}
+        similar = difflib.get_close_matches(self._wanted, [*by_id], 5) if len(by_id) < 5000 else []
+        return list(dict.fromkeys([*close, *(by_id[each] for each in similar)]))[:5]
+
+
+def _list(names: Iterable[str]) -> str:
+    return ", ".join(names)

@@ -1,0 +1,124 @@
+"""Source: a trace's records, one after the other, whatever else is in the file."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import msgspec
+
+from continuum_connector.analysis import original
+
+Record = dict[str, Any]
+
+MAX_LINE = 1 << 20  # bytes; a record has a few hundred
+_LOOK = 1 << 16  # bytes of the beginning in which a trace has its first record
+_decode = msgspec.json.Decoder(Record).decode
+
+
+class SourceError(Exception):
+    """A file that is no trace; the message is a sentence for its user."""
+
+
+class Source:
+    """Reads our trace, or `scheduler_timestamps` of the original recorder as if it were one.
+
+    `num_bad` counts lines that are no record, cut short by a crash for instance; they are
+    skipped. Our format is streamed; the original is one JSON value and is read whole.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.num_records = 0
+        self.num_bad = 0
+        try:
+            self.num_bytes = path.stat().st_size
+            with path.open("rb") as file:
+                start = file.read(_LOOK)
+        except OSError as error:
+            raise SourceError(f"{path} cannot be read ({error.strerror})") from None
+        if not start.strip():
+            raise SourceError(f"{path} is empty; is trace_path set to it, and has a turn ended?")
+        self.is_original = not any(_record(line) for line in start.split(b"\n"))
+
+    def records(self, on_bytes: Callable[[int], object] = lambda _: None) -> Iterator[Record]:
+        """Every record in the order of the file; `on_bytes` hears of the bytes read."""
+        if self.is_original:
+            yield from self._of_original(on_bytes)
+            return
+        with self.path.open("rb") as file:
+            while line := _line(file):
+                on_bytes(len(line))
+                record = _record(line)
+                if record is not None:
+                    self.num_records += 1
+                    yield record
+                elif line.strip():
+                    self.num_bad += 1
+
+    def _of_original(self, on_bytes: Callable[[int], object]) -> Iterator[Record]:
+        try:
+            jobs = msgspec.json.decode(self.path.read_bytes())
+        except (OSError, ValueError):
+            jobs = None
+        if not isinstance(jobs, dict) or not any(isinstance(each, list) for each in jobs.values()):
+            raise SourceError(
+                f"{self.path} is neither a trace of ContinuumConnector nor the original "
+                "recorder's scheduler_timestamps; give the file that trace_path names"
+            )
+        on_bytes(self.num_bytes)
+        for record in original.read(jobs):
+            if record is None:
+                self.num_bad += 1
+            else:
+                self.num_records += 1
+                yield record
+
+
+def number(record: Record, key: str) -> float | None:
+    """The field as a finite number, else None."""
+    value = record.get(key)
+    is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
+    return float(value) if is_number and math.isfinite(value) else None  # type: ignore[arg-type]
+
+
+def count(record: Record, key: str) -> int:
+    """The field as a number from 0; 0 where there is none."""
+    return max(0, int(number(record, key) or 0))
+
+
+def text(record: Record, key: str) -> str:
+    value = record.get(key)
+    return value if isinstance(value, str) else ""
+
+
+def part(record: Record, key: str) -> Record:
+    """The field as a mapping, empty where it is none."""
+    value = record.get(key)
+    return value if isinstance(value, dict) else {}
+
+
+def tiers(record: Record) -> tuple[int, int]:
+    """Tokens found, in VRAM and in DRAM."""
+    hits = part(record, "hit_tokens")
+    return count(hits, "vram"), count(hits, "dram")
+
+
+def _line(file: BinaryIO) -> bytes:
+    """The next line; of one that is too long the beginning, which is no record."""
+    line = file.readline(MAX_LINE)
+    rest = line
+    while rest and not rest.endswith(b"\n"):
+        rest = file.readline(MAX_LINE)
+    return line
+
+
+def _record(line: bytes) -> Record | None:
+    try:
+        record = _decode(line)
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        return None
+    is_one = text(record, "event") and number(record, "now") is not None
+    return record if is_one else None

@@ -1,0 +1,56 @@
+"""Reading a trace in a command: a bar while it takes, one sentence if it fails."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from pathlib import Path
+
+import typer
+from rich import progress as bars
+from rich.console import Console
+from rich.markup import escape
+
+from continuum_connector.analysis.source import Record, Source, SourceError
+from continuum_connector.cli.server import CommandError
+
+SHOW_FROM = 8 << 20  # bytes; less is read before a bar could be seen
+
+
+def records(source: Source) -> Iterator[Record]:
+    """The source's records, with a bar on stderr for a large file."""
+    console = Console(stderr=True)
+    if source.num_bytes < SHOW_FROM or not console.is_terminal:
+        yield from source.records()
+        return
+    columns = (
+        bars.TextColumn("{task.description}"),
+        bars.BarColumn(),
+        bars.DownloadColumn(),
+        bars.TimeRemainingColumn(),
+    )
+    with bars.Progress(*columns, console=console, transient=True) as bar:
+        task = bar.add_task(escape(source.path.name), total=source.num_bytes)
+        yield from source.records(lambda num: bar.advance(task, num))
+
+
+def open_source(path: Path) -> Source:
+    """The trace at `path`; CommandError if there is none."""
+    try:
+        return Source(path)
+    except SourceError as error:
+        raise CommandError(str(error)) from None
+
+
+@contextlib.contextmanager
+def command(name: str) -> Iterator[None]:
+    """What goes wrong inside is told in one sentence, with status 1."""
+    try:
+        yield
+    except (CommandError, SourceError) as error:
+        Console(stderr=True).print(
+            f"[red]continuum {name}:[/] {escape(str(error))}", soft_wrap=True, highlight=False
+        )
+        raise typer.Exit(1) from None
+    except BrokenPipeError:  # `| head` has seen enough
+        raise typer.Exit(0) from None

@@ -1,0 +1,174 @@
+"""`continuum explain`: a small trace as text, and what happens when there is nothing to tell."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("typer")
+from typer.testing import CliRunner, Result
+
+from continuum_connector.cli.app import app
+
+KNOWN = {"ending": "calls", "tools": ["pytest -q"], "gap_p50": 2.5, "gap_p90": 9.0}
+KNOWN |= {"gaps_seen": 12.0, "p_in_time": 0.83, "prefill": 1.5, "load": 0.25, "queueing": 0.0}
+KNOWN |= {"eta": 1.0, "price": 0.001, "mean_blocks": 40.0, "waiting": 2}
+VALUES = {"free": 0.0, "pin": 0.9, "offload": 0.7, "pin_store": 1.2}
+
+
+def record(event: str, now: float, program: str = "job:p", **fields: Any) -> dict[str, Any]:
+    return {"t": 1.7e9 + now, "now": now, "event": event, "program": program, **fields}
+
+
+def small() -> list[dict[str, Any]]:
+    """A program of two turns: pinned, back in time, done; with a reset in between."""
+    pin = {"decision": "pin", "ttl_s": 4.0, "then": "store", "why": "worth it", "blocks": 50}
+    hits = {"vram": 800, "dram": 0}
+    return [
+        {"t": 1.7e9, "now": 5.0, "event": "start", "policy": "adaptive"},
+        record("arrive", 10.0, turn=1, tokens=790, gap_s=None),
+        record("admit", 10.25, turn=1, waited_s=0.25, tokens=790, hit_tokens={"vram": 96}),
+        record("decision", 12.0, turn=1, tokens=801, values=VALUES, known=KNOWN, **pin),
+        record("store", 12.1, blocks=50, outcome="done", seconds=0.1),
+        {"t": 1.7e9, "now": 12.5, "event": "reset"},
+        record("arrive", 13.0, "job:other", turn=1, tokens=10),
+        record("decision", 13.5, "job:other", turn=1, decision="free", why="x"),
+        record("return", 14.0, turn=2, tokens=900, gap_s=2.0),
+        record("admit", 14.003, turn=2, waited_s=0.003, tokens=900, hit_tokens=hits),
+        record(
+            "outcome",
+            14.003,
+            turn=1,
+            decision="pin",
+            outcome="in_time",
+            kept_tokens=800,
+            hit_tokens=hits,
+            recomputed_tokens=0,
+            saved_s=1.498,
+            lost_s=0.0,
+        ),
+        record("pin_end", 14.003, cause="returned", held_s=2.003, blocks=50),
+        record("decision", 15.5, turn=2, decision="free", why="last turn of its program"),
+        record("outcome", 15.5, turn=2, decision="free", outcome="done"),
+    ]
+
+
+def write(path: Path, records: list[dict[str, Any]]) -> Path:
+    path.write_text("".join(json.dumps(each) + "\n" for each in records))
+    return path
+
+
+@pytest.fixture
+def trace(tmp_path: Path) -> Path:
+    return write(tmp_path / "trace.jsonl", small())
+
+
+def run(*line: str, columns: int = 100) -> Result:
+    return CliRunner().invoke(app, list(line), env={"COLUMNS": str(columns)})
+
+
+GOLDEN = """\
+job:p  2 turns in 5.5 s · of 1,690 prompt tokens 896 in VRAM, 0 in DRAM · 1 in time · 1 done
+
+0.00 s  turn 1  arrived: 790 tokens
+0.25 s          ran after 0.25 s of waiting: 96 in VRAM, 694 to compute
+2.00 s          ended with a call of pytest -q; pinned for 4 s, with a copy in DRAM: worth it
+                worth to all programs: pin_store 1.2 s, pin 0.9 s, offload 0.7 s, free 0 s
+                back in time with 83 %; half of such pauses are over after 2.5 s (12 seen); 1.5 s to
+                compute, 0.25 s to load; 50 blocks cost the others 0.05 s per second; 2 waiting
+                50 blocks stored in DRAM in 0.1 s
+2.50 s          the prefix cache was reset: every pin ended
+
+4.00 s  turn 2  arrived: back after 2 s, 900 tokens, its pin waits for it
+4.00 s          ran after 3 ms of waiting: 800 in VRAM, 100 to compute
+4.00 s          turn 1's pin served: it was in time; of its tokens 800 were in VRAM, 0 in DRAM, 0
+                lost; about 1.5 s of prefill saved, 0 s repeated
+4.00 s          pin ended after 2 s: returned
+5.50 s          ended with 0 tokens; let go: last turn of its program
+5.50 s          turn 2: nothing more is needed of it
+"""
+
+
+def test_a_life_is_told_turn_by_turn(trace: Path) -> None:
+    result = run("explain", "p", "--trace", str(trace))
+    assert result.exit_code == 0, result.output
+    assert [line.rstrip() for line in result.output.splitlines()] == GOLDEN.splitlines()
+    assert "\x1b" not in result.output
+
+
+@pytest.mark.parametrize("columns", [40, 60, 200])
+def test_no_line_is_wider_than_the_terminal_and_no_word_is_lost(trace: Path, columns: int) -> None:
+    result = run("explain", "job:p", "--trace", str(trace), columns=columns)
+    assert max(map(len, result.output.splitlines())) <= columns
+    assert result.output.split() == GOLDEN.split()
+
+
+def test_programs_read_it_as_json(trace: Path) -> None:
+    told = json.loads(run("explain", "p", "--trace", str(trace), "--json").output)
+    assert told[0]["seconds"] == 0.0
+    assert told[-1]["seconds"] == pytest.approx(5.5)
+    assert told[-1]["text"] == "turn 2: nothing more is needed of it"
+    assert all(each["record"]["event"] for each in told)
+
+
+def test_who_is_not_there_is_answered_with_those_who_are(trace: Path) -> None:
+    result = run("explain", "othr", "--trace", str(trace))
+    assert result.exit_code == 1
+    said = " ".join(result.output.split())
+    assert "no program 'othr' is in the trace; did you mean job:other?" in said
+    assert "Those with most turns: job:p, job:other" in said
+
+
+def test_an_id_that_several_namespaces_have_is_asked_for_in_full(tmp_path: Path) -> None:
+    records = [*small(), record("arrive", 20.0, "session:p", turn=1, tokens=5)]
+    path = write(tmp_path / "trace.jsonl", records)
+    assert "any of job:p, session:p" in run("explain", "p", "--trace", str(path)).output
+    assert run("explain", "session:p", "--trace", str(path)).exit_code == 0
+
+
+def test_lines_that_are_no_records_are_skipped_and_counted(tmp_path: Path) -> None:
+    good = [json.dumps(each) for each in small()]
+    bad = ['{"event":"deci', "null", "[]", '{"event":"arrive"}', '{"now":1}', "\x00\xff", "NaN"]
+    bad += ['{"event":"admit","now":1e999}', '{"event":5,"now":1}', "x" * 3_000_000]
+    path = tmp_path / "trace.jsonl"
+    path.write_text("\n".join([good[0], *bad, "", *good[1:], good[2][:30]]))
+    result = run("explain", "p", "--trace", str(path))
+    assert result.exit_code == 0, result.output
+    assert f"{len(bad) + 1} lines of the trace are no records" in result.output
+    assert result.output.splitlines()[2:6] == run_lines(tmp_path)[2:6]
+
+
+def run_lines(folder: Path) -> list[str]:
+    path = write(folder / "good.jsonl", small())
+    return run("explain", "p", "--trace", str(path)).output.splitlines()
+
+
+def test_fields_of_other_types_than_ours_are_told_as_if_they_were_missing(tmp_path: Path) -> None:
+    odd: list[Any] = [None, "x", True, -1, [], {}, [1], {"vram": "x"}, 1e300]
+    records = [
+        {**each, **{key: value for key in each if key not in ("event", "now", "program")}}
+        for value in odd
+        for each in small()
+    ]
+    path = write(tmp_path / "trace.jsonl", records)
+    result = run("explain", "p", "--trace", str(path))
+    assert result.exit_code == 0, result.output
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [("", "is empty"), ("hello\n", "neither a trace"), ("{}", "neither a trace")],
+)
+def test_a_file_that_is_no_trace_is_refused_in_a_sentence(
+    tmp_path: Path, content: str, said: str
+) -> None:
+    path = tmp_path / "file"
+    path.write_text(content)
+    result = run("explain", "p", "--trace", str(path))
+    assert result.exit_code == 1
+    assert said in " ".join(result.output.split())
+    missing = run("explain", "p", "--trace", str(tmp_path / "none"))
+    assert "cannot be read (No such file or directory)" in " ".join(missing.output.split())
