@@ -107,7 +107,7 @@ def scheduler_side(
     trace = _trace(config, vllm_config, groups.block_size, slot_bytes * world_size, **sizes)
     return SchedulerSide(
         config,
-        _decider(config, vllm_config, costs, tokenizer),
+        _decider(config, vllm_config, costs, slot_bytes, tokenizer),
         pool,
         groups,
         make_tier,
@@ -119,8 +119,13 @@ def scheduler_side(
 
 
 def _decider(
-    config: ContinuumConfig, vllm_config: Any, costs: Costs, tokenizer: BackgroundTokenizer
+    config: ContinuumConfig,
+    vllm_config: Any,
+    costs: Costs,
+    block_bytes: int,
+    tokenizer: BackgroundTokenizer,
 ) -> Decider:
+    costs.blocks_are(block_bytes)
     return Decider(
         policy(config),
         Gaps(config.max_programs),

@@ -12,6 +12,7 @@ from continuum_connector.costs.price import Price
 from continuum_connector.costs.queueing import Queueing
 from continuum_connector.costs.step_clock import Work
 
+GUESSED_LATENCY_S, GUESSED_BUS = 1e-3, 12e9  # a step's, and bytes per second: half of PCIe 4.0 x16
 LONG_PREFIX = 32768  # tokens; the second length at which the prefill metric is given
 # The parts of a state file: name -> numbers in it.
 PARTS = {"prefill": 5, "load": 2, "store": 2, "memoryfulness": 7}
@@ -66,14 +67,20 @@ class Costs:
         """A turn was queued or admitted that takes `num_blocks`, over all KV groups."""
         self._price.footprint(num_blocks)
 
+    def blocks_are(self, num_bytes: int) -> None:
+        """A block has `num_bytes`: what copies are guessed by until some were seen. Without a
+        guess DRAM would look as near as VRAM, and nothing would be pinned for its sake."""
+        self._store.guess(GUESSED_LATENCY_S, num_bytes / GUESSED_BUS)
+
     # --- what it costs ------------------------------------------------------------------
     def prefill_s(self, num_tokens: int, num_cached: int = 0) -> float:
         """Seconds to compute `num_tokens` behind `num_cached` that are there."""
         return self._prefill.seconds(num_tokens, num_cached)
 
     def load_s(self, num_blocks: int) -> float:
-        """Seconds to bring `num_blocks` back from DRAM."""
-        return self._load.seconds(num_blocks)
+        """Seconds to bring `num_blocks` back from DRAM; until loads were seen, as for stores."""
+        model = self._load if self._load.is_known else self._store
+        return model.seconds(num_blocks)
 
     def store_s(self, num_blocks: int) -> float:
         """Seconds to copy `num_blocks` to DRAM."""

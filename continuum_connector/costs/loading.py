@@ -15,6 +15,7 @@ class CopyModel:
     def __init__(self) -> None:
         self._fit = RobustFit(2)
         self._is_seeded = False
+        self._guess = (0.0, 0.0)
         self.num_transfers = 0
 
     @property
@@ -32,13 +33,18 @@ class CopyModel:
         self._fit.seed(coefficients)
         self._is_seeded = True
 
+    def guess(self, latency: float, per_block: float) -> None:
+        """What to answer until something is known."""
+        self._guess = (latency, per_block)
+
     def add(self, num_blocks: int, seconds: float) -> None:
         """A transfer of `num_blocks` settled `seconds` after it was queued."""
         self._fit.add((1.0, num_blocks), seconds)
         self.num_transfers += 1
 
     def seconds(self, num_blocks: int) -> float:
-        """Seconds that `num_blocks` take; 0.0 for none, and while nothing is known."""
-        if num_blocks <= 0 or not self.is_known:
+        """Seconds that `num_blocks` take; 0.0 for none."""
+        if num_blocks <= 0:
             return 0.0
-        return self._fit.predict((1.0, num_blocks))
+        latency, per_block = self._fit.coefficients if self.is_known else self._guess
+        return latency + per_block * num_blocks

@@ -272,3 +272,25 @@ def test_a_state_written_by_hand_does_no_harm() -> None:
     costs = Costs(512)
     assert costs.restore({"memoryfulness": [100.0] + [0.0] * 6}) == 0
     assert costs.eta == 1.0
+
+
+def test_before_any_copy_was_seen_a_block_takes_what_its_bytes_take_on_a_slow_bus() -> None:
+    costs = Costs(512)
+    assert costs.load_s(10) == 0.0
+    costs.blocks_are(2 * 2**20)
+    assert 10 * 2 * 2**20 / 64e9 < costs.load_s(10) < 0.01
+    for number in (10, 20, 30, 40):
+        costs.stored(number, 0.1 * number)
+    assert costs.load_s(10) == pytest.approx(1.0, rel=0.05)  # as stores do
+    for number in (10, 20, 30, 40):
+        costs.loaded(number, 0.2 * number)
+    assert costs.load_s(10) == pytest.approx(2.0, rel=0.05)
+
+
+def test_two_steps_with_a_prompt_give_a_first_rate_that_errs_on_the_slow_side() -> None:
+    costs = Costs(512)
+    costs.step(Work(num_new=256, pairs=256 * 128.0), 5.0)  # the first one compiles
+    assert costs.prefill_s(1000) == 0.0
+    costs.step(Work(num_new=256, pairs=256 * 128.0, num_decodes=3), 0.3)
+    costs.step(Work(num_new=16, pairs=128.0), 0.001)  # too short to tell
+    assert costs.prefill_s(1000) == pytest.approx(1000 * 0.3 / 256)
