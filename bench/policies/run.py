@@ -1,0 +1,181 @@
+"""Which policy, for which gaps: real `vllm serve`, one table of tokens recomputed and JCT."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import itertools
+import json
+import math
+import os
+import sys
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from bench.cli import teaching_parser
+from bench.markers import rewrite
+from bench.policies import table
+from bench.policies.regimes import REGIMES, live_tokens, plans
+from bench.serve.agents import ProgramRecord, run_agents
+from bench.serve.metrics import by_label, delta, total
+from bench.serve.server import SERVED_NAME, VllmServer
+from bench.serve.tiny_model import make_model
+
+README = Path(__file__).with_name("README.md")
+POLICIES = ("stock", "program_order", "fixed_ttl", "continuum", "adaptive")
+PRESSURES = {"pressure": 0.5, "room": 2.5}  # VRAM pool, as a share of live contexts
+BLOCK_SIZE = 32
+DRAM_SHARE = 1.0  # DRAM, as a share of live contexts: not all fits there either
+KV_BYTES = 9216  # of a token, tiny Llama in float32
+WARM_UP = 0  # seed of the run before the counted ones: a server that learns is measured warm
+
+TEACH = """\
+what happens
+  For each policy, gap regime and pool size one server; on it a run that is not counted (seed 0),
+  then one per seed, the prefix cache reset between. `stock` is vLLM without the connector. What
+  was measured is appended to a file, one JSON line per run, so a call that was interrupted goes
+  on where it stopped, and several calls with --share and --core fill one file.
+
+examples
+  python -m bench.policies.run --write
+  python -m bench.policies.run --policies stock,adaptive --regimes coding --seeds 2
+  python -m bench.policies.run --share 0/2 --core 0      (and 1/2 on core 1 beside it)
+"""
+
+
+@dataclass(frozen=True)
+class Setting:
+    """One server."""
+
+    pressure: str
+    regime: str
+    policy: str
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    options = parse(argv)
+    if options.core is not None:
+        os.sched_setaffinity(0, {options.core})
+    done = table.load(options.out)
+    seeds = range(1, options.seeds + 1)
+    settings = [
+        Setting(*each) for each in itertools.product(PRESSURES, options.regimes, options.policies)
+    ]
+    index, number = options.share
+    for count, setting in enumerate(settings[index::number], start=1):
+        missing = [
+            s for s in seeds if (setting.pressure, setting.regime, setting.policy, s) not in done
+        ]
+        if missing:
+            print(f"{count}/{len(settings[index::number])} {setting}", flush=True)
+            for record in measure(setting, seeds, missing, options.core):
+                with options.out.open("a") as file:
+                    file.write(json.dumps(record) + "\n")
+    text = table.render(table.load(options.out))
+    print(text)
+    if options.write:
+        rewrite(README, {"policies": text})
+    return 0
+
+
+def parse(argv: Sequence[str] | None) -> argparse.Namespace:
+    parser = teaching_parser("python -m bench.policies.run", __doc__, TEACH)
+    add = parser.add_argument
+    add(
+        "--policies", type=_names(POLICIES), default=list(POLICIES), help="of " + ",".join(POLICIES)
+    )
+    add("--regimes", type=_names(REGIMES), default=list(REGIMES), help="of " + ",".join(REGIMES))
+    add("--seeds", type=int, default=5, help="counted runs per server (5)")
+    add("--out", type=Path, default=Path("runs/policies.jsonl"), help="where runs are kept")
+    add(
+        "--share",
+        type=_share,
+        default=(0, 1),
+        metavar="I/N",
+        help="every N-th server from the I-th",
+    )
+    add("--core", type=int, help="run server and agents on this one core")
+    add("--write", action="store_true", help="put the table into this folder's README")
+    options = parser.parse_args(argv)
+    options.out.parent.mkdir(parents=True, exist_ok=True)
+    return options
+
+
+def measure(
+    setting: Setting, seeds: Sequence[int], missing: Sequence[int], core: int | None
+) -> Iterator[Mapping[str, Any]]:
+    """Start the server, warm it up, yield a record per missing seed."""
+    live = live_tokens(seeds)
+    longest = max(p.final_tokens() for s in seeds for p in plans(REGIMES[setting.regime], s))
+    blocks = math.ceil(max(PRESSURES[setting.pressure] * live, 1.2 * longest) / BLOCK_SIZE) + 1
+    connector = None
+    if setting.policy != "stock":
+        connector = {"policy": setting.policy, "dram_bytes": int(DRAM_SHARE * live * KV_BYTES)}
+    env = {} if core is None else {"VLLM_CPU_OMP_THREADS_BIND": str(core)}
+    name = f"policies-{setting.pressure}-{setting.regime}-{setting.policy}"
+    with VllmServer(make_model(), name, num_blocks=blocks, connector=connector, env=env) as server:
+        for seed in (WARM_UP, *missing):
+            record = run_once(server, setting, seed)
+            if seed != WARM_UP:
+                yield record
+
+
+def run_once(server: VllmServer, setting: Setting, seed: int) -> dict[str, Any]:
+    """One workload on a running server, from an empty cache."""
+    server.post("/reset_prefix_cache")
+    _touch(server)
+    before, began = server.metrics(), time.monotonic()
+    programs = asyncio.run(run_agents(server.url, plans(REGIMES[setting.regime], seed)))
+    wall_s = time.monotonic() - began
+    _touch(server)
+    added = delta(server.metrics(), before)
+    source = by_label(added, "vllm:prompt_tokens_by_source_total", "source")
+    return {
+        "pressure": setting.pressure,
+        "regime": setting.regime,
+        "policy": setting.policy,
+        "seed": seed,
+        "jct_s": [program.jct_s for program in programs if not program.failed],
+        "ttft_s": [t.ttft_s for p in programs for t in p.turns if not t.error],
+        "failed": sum(program.failed for program in programs),
+        "answers": _answers(programs),
+        "prompt_tokens": sum(source.values()),
+        "computed": source.get("local_compute", 0.0),
+        "vram": source.get("local_cache_hit", 0.0),
+        "dram": source.get("external_kv_transfer", 0.0),
+        "preemptions": total(added, "vllm:num_preemptions_total"),
+        "decisions": by_label(added, "continuum:decisions_total", "decision"),
+        "pins_ended": by_label(added, "continuum:pins_ended_total", "cause"),
+        "wall_s": wall_s,
+    }
+
+
+def _answers(programs: Sequence[ProgramRecord]) -> dict[str, str]:
+    return {f"{p.program}/{t.index}": t.answer for p in programs for t in p.turns}
+
+
+def _touch(server: VllmServer) -> None:
+    server.post("/v1/completions", {"model": SERVED_NAME, "prompt": "hello", "max_tokens": 1})
+
+
+def _names(known: Sequence[str] | Mapping[str, Any]) -> Any:
+    def read(text: str) -> list[str]:
+        names = text.split(",")
+        for name in names:
+            if name not in known:
+                raise argparse.ArgumentTypeError(f"{name!r} is none of {', '.join(known)}")
+        return names
+
+    return read
+
+
+def _share(text: str) -> tuple[int, int]:
+    index, _, number = text.partition("/")
+    return int(index), int(number)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
