@@ -40,12 +40,13 @@ class Calibration:
         """Take in an `outcome` record."""
         p, horizon_s = number(outcome, "p"), number(outcome, "horizon_s")
         if text(outcome, "outcome") == "done" or p is None or horizon_s is None:
-            return
+            return  # a program that is over is expected by nobody
         is_true = came_true(outcome, horizon_s)
         if is_true is None:
             self.num_open += 1
             return
-        one = self.bins[min(int(max(p, 0.0) * NUM_BINS), NUM_BINS - 1)]
+        p = min(max(p, 0.0), 1.0)
+        one = self.bins[min(int(p * NUM_BINS), NUM_BINS - 1)]
         one.num += 1
         one.total += p
         one.num_true += is_true

@@ -75,28 +75,29 @@ def _what(summary: Summary, num_bad: int) -> Iterator[Row]:
     group = "trace"
     yield Row(group, "policy", policy_of(summary))
     yield Row(group, "programs", summary.num_programs)
+    yield Row(group, "requests of nobody", summary.num_single)
     yield Row(group, "turns", sum(summary.decisions.values()))
     wall = None
     if summary.first is not None and summary.last is not None:
         wall = summary.last - summary.first
-    yield Row(group, "first arrival to last departure", wall, "s")
+    yield Row(group, "wall time", wall, "s")
     yield Row(group, "preemptions", summary.num_preempted)
     yield Row(group, "lines skipped", num_bad)
 
 
 def _times(summary: Summary) -> Iterator[Row]:
-    yield Row("JCT", "programs with arrival and departure", summary.jct.num)
+    yield Row("JCT", "programs", summary.jct.num)
     yield from _spread("JCT", summary.jct)
-    yield from _spread("turn, arrival to departure", summary.latency)
-    yield from _spread("queueing, arrival to admission", summary.waited)
+    yield Row("JCT", "min", summary.jct.quantile(0.0), "s")
+    yield Row("JCT", "max", summary.jct.quantile(1.0), "s")
+    yield from _spread("turn", summary.latency)
+    yield from _spread("queueing", summary.waited)
 
 
 def _spread(group: str, sample: Sample) -> Iterator[Row]:
     yield Row(group, "mean", sample.mean, "s")
     for name, q in QUANTILES:
         yield Row(group, name, sample.quantile(q), "s")
-    yield Row(group, "min", sample.quantile(0.0), "s")
-    yield Row(group, "max", sample.quantile(1.0), "s")
 
 
 def _tokens(group: str, tokens: Tokens, saves: bool = False) -> Iterator[Row]:

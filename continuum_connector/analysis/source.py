@@ -14,6 +14,7 @@ from continuum_connector.analysis import original
 Record = dict[str, Any]
 
 MAX_LINE = 1 << 20  # bytes; a record has a few hundred
+MAX_COUNT = 1 << 53
 _LOOK = 1 << 16  # bytes of the beginning in which a trace has its first record
 _decode = msgspec.json.Decoder(Record).decode
 
@@ -85,8 +86,9 @@ def number(record: Record, key: str) -> float | None:
 
 
 def count(record: Record, key: str) -> int:
-    """The field as a number from 0; 0 where there is none."""
-    return max(0, int(number(record, key) or 0))
+    """The field as a whole number; 0 where there is none that counts something."""
+    value = number(record, key)
+    return int(value) if value is not None and 0 <= value < MAX_COUNT else 0
 
 
 def text(record: Record, key: str) -> str:

@@ -11,6 +11,7 @@ from continuum_connector.analysis.sample import Sample
 from continuum_connector.analysis.source import Record, count, number, text, tiers
 
 MAX_PROGRAMS = 200_000  # followed at a time; beyond, the one silent for longest counts as over
+NOBODY = "anonymous:"  # before the keys of programs that no client named
 _MAX_OPEN = 8  # decisions without outcome per program: turns side by side, or a trace without
 
 
@@ -41,6 +42,7 @@ class _Program:
     last_end: float | None = None
     arrivals: dict[int, float] = field(default_factory=dict)
     num_tokens: int = 0  # of its last turn, prompt and output where the trace says so
+    num_turns: int = 0
     num_ended: int = 0
     pinned_blocks: int = 0
     open: dict[int, Stakes | None] = field(default_factory=dict)
@@ -82,6 +84,7 @@ class Summary:
         self.first: float | None = None  # arrival, and the last departure
         self.last: float | None = None
         self.num_programs = 0
+        self.num_single = 0  # requests that nobody named and nothing followed: no programs
         self.jct, self.latency, self.waited = Sample(), Sample(), Sample()
         self.prompts, self.returning = Tokens(), Tokens()
         self.decisions: Counter[str] = Counter()
@@ -134,6 +137,7 @@ class Summary:
             program = self._programs[key] = _Program(now)
             if len(self._programs) > MAX_PROGRAMS:
                 self._retire(next(iter(self._programs)))
+        program.num_turns += 1
         program.arrivals[count(record, "turn")] = now
         self._programs.move_to_end(key)
 
@@ -206,6 +210,9 @@ class Summary:
 
     def _retire(self, key: str) -> None:
         program = self._programs.pop(key)
+        if key.startswith(NOBODY) and program.num_turns == 1:
+            self.num_single += 1
+            return
         self.num_programs += 1
         if program.last_end is not None:
             self.jct.add(program.last_end - program.first)
@@ -227,8 +234,3 @@ def policy_of(summary: Summary) -> str:
     """The policies that decided, in order; "unknown" where the trace does not say."""
     names = dict.fromkeys(text(start, "policy") or "unknown" for start in summary.starts)
     return ", ".join(names) or "unknown"
-
-
-def engines_of(summary: Summary) -> int:
-    """How many engines wrote into the trace."""
-    return len({str(start.get("engine")) for start in summary.starts})

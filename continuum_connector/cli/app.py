@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import typer
 
+from continuum_connector.cli.analyze import analyze
 from continuum_connector.cli.calibrate import calibrate
+from continuum_connector.cli.convert import convert
 from continuum_connector.cli.explain import explain
 
 app = typer.Typer(
@@ -18,3 +20,5 @@ app = typer.Typer(
 
 app.command()(calibrate)
 app.command()(explain)
+app.command()(analyze)
+app.command()(convert)

@@ -1,0 +1,317 @@
+"""`continuum analyze` and `convert`: numbers computed by hand, and both directions of a format."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("typer")
+from continuum_connector.analysis import original, sample, summary
+from continuum_connector.analysis.sample import Sample
+from continuum_connector.analysis.summary import Summary
+from continuum_connector.cli import plot
+from tests.unit.test_explain import record, run, small, write
+
+COSTS = {"prefill": 2.0, "queueing": 1.0, "eta": 1.0, "price": 0.01, "mean_blocks": 20.0}
+COSTS |= {"waiting": 0, "vram_blocks": 100}
+NO_TIER = {**COSTS, "load": None, "residence": None}  # infinite
+TIER = {**COSTS, "load": 0.5, "residence": 100.0}
+PIN = {"decision": "pin", "ttl_s": 4.0, "then": "drop", "blocks": 10, "known": NO_TIER}
+
+
+def admit(now: float, program: str, turn: int, waited: float, tokens: int, *hits: int) -> Any:
+    vram, dram = hits or (0, 0)
+    found = {"vram": vram, "dram": dram}
+    fields = {"turn": turn, "waited_s": waited, "tokens": tokens, "hit_tokens": found}
+    return record("admit", now, program, **fields)
+
+
+def outcome(now: float, program: str, turn: int, what: str, p: float, gap: float | None) -> Any:
+    decision, result = what.split()
+    fields: dict[str, Any] = {"turn": turn, "decision": decision, "outcome": result, "p": p}
+    horizon = 4.0 if decision == "pin" else 100.0
+    return record("outcome", now, program, **fields, gap_s=gap, horizon_s=horizon, open_s=900.0)
+
+
+def by_hand() -> list[dict[str, Any]]:
+    """A: a pin in time, a pin for nobody. B: freed and lost, offloaded and found, done."""
+    let_go = {"blocks": 10, "known": TIER}
+    return [
+        {"t": 1e9, "now": 0.0, "event": "start", "policy": "adaptive", "block_bytes": 1000},
+        record("arrive", 0.0, "A", turn=1),
+        admit(1.0, "A", 1, 1.0, 100),
+        record("arrive", 2.0, "B", turn=1),
+        admit(2.0, "B", 1, 0.0, 200),
+        record("decision", 5.0, "A", turn=1, tokens=120, **PIN),
+        record("decision", 6.0, "B", turn=1, tokens=220, decision="free", **let_go),
+        record("return", 7.0, "A", turn=2),
+        admit(7.5, "A", 2, 0.5, 150, 100, 20),
+        outcome(7.5, "A", 1, "pin in_time", 0.75, 2.0),
+        record("pin_end", 7.5, "A", cause="returned", held_s=2.5, blocks=10),
+        record("decision", 9.0, "A", turn=2, tokens=160, **PIN),
+        record("pin_end", 13.0, "A", cause="expired", held_s=4.0, blocks=10),
+        record("arrive", 16.0, "B", turn=2),
+        admit(17.0, "B", 2, 1.0, 300),
+        outcome(17.0, "B", 1, "free recomputed", 0.95, 10.0),
+        record("decision", 20.0, "B", turn=2, tokens=310, decision="offload", **let_go),
+        record("store", 20.5, "B", blocks=8, outcome="done"),
+        record("arrive", 23.0, "B", turn=3),
+        admit(23.0, "B", 3, 0.0, 400, 0, 300),
+        outcome(23.0, "B", 2, "offload in_dram", 0.95, 3.0),
+        record("load", 23.1, "B", blocks=6, outcome="done"),
+        record("load", 23.2, "B", blocks=3, outcome="failed"),
+        record("decision", 25.0, "B", turn=3, tokens=410, decision="free", **let_go),
+        outcome(25.0, "B", 3, "free done", 0.0, None),
+        record("arrive", 25.0, "anonymous:1", turn=1),
+        record("decision", 25.0, "anonymous:1", turn=1, decision="free"),
+        outcome(909.0, "A", 2, "pin never", 0.85, None),
+    ]
+
+
+@pytest.fixture
+def trace(tmp_path: Path) -> Path:
+    return write(tmp_path / "trace.jsonl", by_hand())
+
+
+def numbers(path: Path) -> dict[str, Any]:
+    result = run("analyze", str(path), "--json")
+    assert result.exit_code == 0, result.output
+    (found,) = json.loads(result.output)
+    return found  # type: ignore[no-any-return]
+
+
+def test_every_number_of_a_small_trace_is_the_one_computed_by_hand(trace: Path) -> None:
+    found = numbers(trace)
+    assert found["file"] == "trace.jsonl"
+    assert found["JCT"] == pytest.approx(
+        # A: 9 - 0, B: 25 - 2
+        {"programs": 2, "mean": 16, "p50": 16, "p90": 21.6, "p95": 22.3, "p99": 22.86}
+        | {"min": 9, "max": 23}
+    )
+    assert found["turn"]["mean"] == pytest.approx((5 + 2 + 4 + 4 + 2 + 0) / 6)
+    assert found["queueing"]["mean"] == pytest.approx((1 + 0.5 + 0 + 1 + 0) / 5)
+    assert found["all prompts"] == pytest.approx(
+        {"tokens": 1150, "hit ratio, VRAM": 100 / 1150, "hit ratio, DRAM": 320 / 1150}
+    )
+    assert found["returning turns"] == pytest.approx(
+        {"tokens": 850, "hit ratio, VRAM": 100 / 850, "hit ratio, DRAM": 320 / 850}
+        | {"save ratio": (120 + 0 + 300) / (120 + 220 + 310)}
+    )
+    assert found["decisions"] == {"pin": 2, "offload": 1, "free": 3}
+    assert found["pins ended"] == pytest.approx(
+        {"expired": 1, "returned": 1, "held, mean": 3.25, "block-seconds": 65}
+        | {"of them until a return": 25 / 65}
+    )
+    assert found["DRAM"] == pytest.approx(
+        {"blocks stored": 8, "blocks loaded": 6, "read back": 0.75, "transfers not done": 1}
+        | {"bytes out": 8000, "bytes in": 6000}
+    )
+
+
+def test_regret_and_calibration_are_the_ones_computed_by_hand(trace: Path) -> None:
+    found = numbers(trace)
+    # k = 10 / 20, a pin of these 10 blocks costs 0.1 s each second.
+    # A1 pin in time: the best. A2 pin for nobody: 4 s * 0.1. B1 free, back after 10 s:
+    # offload 0.5 * 1.5, pin 0.5 * 3 - 1.0. B2 offload, back after 3 s: pin 1.5 - 0.3, had 0.75.
+    assert found["regret"] == pytest.approx(
+        {"decisions judged": 4, "not judged": 0, "best kind chosen": 0.25, "per decision": 0.4}
+        | {"in all": 1.6, "per pin": 0.2, "per offload": 0.45, "per free": 0.75}
+    )
+    best = {"pin pin": 1, "pin free": 1, "free offload": 1, "offload pin": 1}
+    assert found["best in hindsight"] == best
+    assert found["calibration"] == pytest.approx(
+        # |0.75 - 1| + |0.85 - 0| + |0.95 + 0.95 - 2|
+        {"predictions judged": 4, "not judged": 0, "mean error": 1.2 / 4}
+    )
+    bins = [(each["num"], each["num_true"]) for each in found["calibration bins"]]
+    assert bins == [(0, 0)] * 7 + [(1, 1), (1, 0), (2, 2)]
+
+
+def test_what_nobody_can_judge_is_left_out(tmp_path: Path) -> None:
+    records = by_hand()
+    records[-1]["open_s"] = 3.0  # the server stopped before the pin's 4 s were over
+    found = numbers(write(tmp_path / "trace.jsonl", records))
+    for part in ("regret", "calibration"):
+        assert found[part]["not judged"] == 1
+    records[11]["known"]["prefill"] = 0.0  # not measured yet
+    records[-1]["open_s"] = 900.0
+    found = numbers(write(tmp_path / "trace.jsonl", records))
+    assert found["calibration"]["not judged"] == 0
+    assert found["regret"]["not judged"] == 2  # both pins share what was known
+
+
+def test_two_traces_are_two_columns(trace: Path, tmp_path: Path) -> None:
+    other = write(tmp_path / "other.jsonl", small())
+    result = run("analyze", str(trace), str(other))
+    assert result.exit_code == 0, result.output
+    lines = [[cell.strip() for cell in line.split("│")] for line in result.output.splitlines()]
+    assert ["trace", "policy", "adaptive", "adaptive"] in lines
+    assert ["", "programs", "2", "2"] in lines
+    assert ["JCT", "programs", "2", "2"] in lines
+    assert ["", "save ratio", "64.6 %", "99.9 %"] in lines
+    assert "Returns in time, foretold and observed: trace.jsonl" in result.output
+    assert " 70- 80 %     100 %        1  #####" in result.output
+    assert "\x1b" not in result.output
+
+
+def test_traces_of_one_name_are_told_apart_by_their_folders(tmp_path: Path) -> None:
+    paths = []
+    for name in ("a", "b"):
+        (tmp_path / name).mkdir()
+        paths.append(str(write(tmp_path / name / "trace.jsonl", small())))
+    found = json.loads(run("analyze", *paths, "--json").output)
+    assert [each["file"] for each in found] == ["a/trace.jsonl", "b/trace.jsonl"]
+
+
+def test_a_restart_ends_what_was_under_way(tmp_path: Path) -> None:
+    records = [*small(), *small()]  # the same clock again, as after a reboot
+    found = numbers(write(tmp_path / "trace.jsonl", records))
+    assert found["trace"]["programs"] == 4
+    assert found["JCT"]["max"] == 5.5
+
+
+@pytest.mark.parametrize("value", [None, "x", True, -1, [], {}, [1], 1e300])
+def test_odd_fields_and_half_a_trace_raise_nothing(tmp_path: Path, value: Any) -> None:
+    kept = ("event", "now", "program")
+    odd = [{k: v if k in kept else value for k, v in each.items()} for each in by_hand()]
+    nested = [{**each, "known": dict.fromkeys(TIER, value)} for each in by_hand()]
+    for records in (odd, nested, by_hand()[9:], by_hand()[::-1]):
+        path = write(tmp_path / "trace.jsonl", records)
+        assert run("analyze", str(path)).exit_code == 0
+        assert run("convert", str(path), "--out", str(tmp_path / "out")).exit_code == 0
+
+
+# --- bounded memory --------------------------------------------------------------------------
+def test_a_sample_is_exact_until_it_is_full_and_near_after_that(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(sample, "MAX_KEPT", 1000)
+    values = Sample()
+    for i in range(999, -1, -1):
+        values.add(i)
+    assert values.quantile(0.5) == 499.5
+    assert values.quantile(0.25) == 249.75
+    for i in range(1000, 20_000):
+        values.add(i)
+    assert len(values._kept) == 1000
+    assert values.mean == 9999.5
+    assert values.quantile(0.5) == pytest.approx(10_000, rel=0.1)
+    assert Sample().quantile(0.5) is None
+
+
+def test_programs_beyond_the_bound_count_as_over(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(summary, "MAX_PROGRAMS", 10)
+    one = Summary()
+    for i in range(100):
+        one.add(record("arrive", float(i), f"p{i}", turn=1))
+        one.add(record("decision", i + 0.5, f"p{i}", turn=1, decision="free", known=TIER))
+        assert len(one._programs) <= 10
+    one.finish()
+    assert one.num_programs == one.jct.num == 100
+
+
+# --- the original recorder's format --------------------------------------------------------------
+ORIGINAL: dict[str, list[dict[str, float]]] = {
+    "job_1": [
+        {"Request_arrival_time": 1000.0},
+        {"waiting_to_running": 1000.5, "prompt_length": 4096, "hit_length": 3800},
+        {"Request_evicted_from_running_queue_time": 1001.0},
+        {"evicted_to_running": 1002.0, "prompt_length": 4096, "hit_length": 4000},
+        {"Request_departure_time": 1007.0},
+        {"pinned_time": 1007.0},
+        {"Request_arrival_time": 1008.0},
+        {"waiting_to_running": 1008.25, "prompt_length": 4352, "hit_length": 4096},
+        {"unpinned_time": 1008.5},
+        {"Request_departure_time": 1010.0},
+    ],
+    "job_2": [
+        {"Request_arrival_time": 1001.0},
+        {"waiting_to_running": 1001.0, "prompt_length": 100, "hit_length": 0},
+        {"Request_departure_time": 1002.0},
+    ],
+}
+
+
+def test_the_original_format_is_analyzed_as_its_own_script_does(tmp_path: Path) -> None:
+    path = tmp_path / "scheduler_timestamps"
+    path.write_text(json.dumps(ORIGINAL, indent=2))
+    found = numbers(path)
+    assert found["JCT"] == pytest.approx(
+        {"programs": 2, "mean": 5.5, "p50": 5.5, "p90": 9.1, "p95": 9.55, "p99": 9.91}
+        | {"min": 1.0, "max": 10.0}
+    )
+    assert found["trace"]["wall time"] == 10.0  # max departure - min arrival, of all
+    assert found["trace"]["preemptions"] == 1
+    assert found["queueing"]["mean"] == pytest.approx(0.25)
+    assert found["all prompts"]["hit ratio, VRAM"] == pytest.approx(7896 / 8548)
+    assert found["pins ended"]["held, mean"] == 1.5
+    assert found["decisions"] == {"pin": 1, "offload": 0, "free": 2}
+
+
+def test_the_original_format_survives_being_read_and_written() -> None:
+    records = [each for each in original.read(ORIGINAL) if each is not None]
+    assert original.write(records) == ORIGINAL
+
+
+def test_a_converted_trace_has_the_same_times(trace: Path, tmp_path: Path) -> None:
+    out = tmp_path / "scheduler_timestamps"
+    result = run("convert", str(trace), "--to", "scheduler_timestamps", "--out", str(out))
+    assert result.exit_code == 0, result.output
+    assert list(json.loads(out.read_text())) == ["A", "B", "anonymous:1"]
+    ours, theirs = numbers(trace), numbers(out)
+    for group in ("JCT", "turn", "queueing"):
+        assert theirs[group] == pytest.approx(ours[group])
+    assert theirs["trace"]["wall time"] == ours["trace"]["wall time"]
+    assert theirs["returning turns"]["tokens"] == ours["returning turns"]["tokens"]
+    assert theirs["pins ended"]["held, mean"] == ours["pins ended"]["held, mean"]
+
+
+def test_pins_of_turns_side_by_side_stay_pairs() -> None:
+    pin = {"decision": "pin", "ttl_s": 4.0}
+    jobs = original.write(
+        [
+            record("decision", 1.0, turn=1, **pin),
+            record("decision", 2.0, turn=2, **pin),
+            record("pin_end", 2.0, cause="superseded", held_s=1.0),
+            record("pin_end", 3.0, cause="expired", held_s=1.0),
+        ]
+    )
+    keys = [next(iter(each)) for each in jobs["job:p"]]
+    assert [key for key in keys if "pinned" in key] == [
+        *("pinned_time", "unpinned_time", "pinned_time", "unpinned_time")
+    ]
+
+
+def test_entries_that_are_none_are_counted(tmp_path: Path) -> None:
+    jobs = {**ORIGINAL, "job_3": [5, {}, {"x": 1}, {"pinned_time": "x"}], "job_4": "x"}
+    path = tmp_path / "scheduler_timestamps"
+    path.write_text(json.dumps(jobs))
+    assert numbers(path)["trace"]["lines skipped"] == 5
+
+
+# --- the picture --------------------------------------------------------------------------------
+def test_a_picture_is_refused_before_the_traces_are_read(tmp_path: Path) -> None:
+    for name, said in (("x.gif", "should end in"), ("none/x.png", "there is no folder")):
+        result = run("analyze", "nowhere", "--plot", str(tmp_path / name))
+        assert said in " ".join(result.output.split())
+
+
+def test_without_matplotlib_a_picture_is_refused_with_its_extra(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(plot.importlib.util, "find_spec", lambda name: None)
+    result = run("analyze", "nowhere", "--plot", str(tmp_path / "x.png"))
+    assert "pip install 'continuum-connector[plot]'" in " ".join(result.output.split())
+
+
+@pytest.mark.parametrize("suffix", plot.KINDS)
+def test_with_matplotlib_the_picture_is_there(trace: Path, tmp_path: Path, suffix: str) -> None:
+    pytest.importorskip("matplotlib")
+    path = tmp_path / f"x{suffix}"
+    assert run("analyze", str(trace), "--plot", str(path)).exit_code == 0
+    assert path.stat().st_size > 1000
+    assert "matplotlib.pyplot" not in sys.modules  # it would look for a display
