@@ -98,7 +98,7 @@ class ToolTimes:
         `after_s`: what was observed of it before, as still open at that age. Costs microseconds.
         """
         keys = [self._everything]
-        if asked.calls:
+        if asked.ending is Ending.CALLS:
             calls = self._to_teach(asked)
             keys += [self._all_tools, *map(self._tool, {call.name: None for call in calls})]
             keys += map(self._class, calls)
@@ -113,6 +113,8 @@ class ToolTimes:
             parts = [self._of_call(call) for call in dict.fromkeys(asked.calls)]
             return Forecast.longest(parts) if len(parts) > 1 else parts[0]
         everything = self._everything.curve(seeds.EVERYTHING)
+        if asked.ending is Ending.CALLS:  # of which nobody could read the name
+            return self._all_tools.forecast(everything)
         if asked.ending is Ending.ANSWER:
             return self._people.forecast(everything)
         return self._everything.forecast(seeds.EVERYTHING)
