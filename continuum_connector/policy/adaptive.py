@@ -151,6 +151,8 @@ def _why_offload(turn: FinishedTurn, p_read: float) -> str:
 def _why_free(turn: FinishedTurn, snapshot: Snapshot, p_read: float) -> str:
     if not turn.gap.cdf[-1]:
         return "nobody expects it back"
+    if not turn.prefill_s:
+        return "what a prefill takes is not known yet"
     if not snapshot.has_tier:
         return f"no pin pays: {turn.prefill_s:.3g} s to compute again"
     if turn.prefill_s <= turn.load_s:

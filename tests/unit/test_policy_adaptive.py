@@ -241,6 +241,13 @@ def test_dram_that_loads_no_faster_than_prefill_is_not_written() -> None:
     assert choice.why == "no pin pays; 0.2 s to compute, 0.2 s to load"
 
 
+@pytest.mark.parametrize("has_tier", [False, True])
+def test_before_costs_are_known_nothing_is_kept_and_it_says_so(has_tier: bool) -> None:
+    choice = decide(finished(gap=BACK_IN_2_S, prefill_s=0.0, load_s=0.0), world(has_tier))
+    assert choice.decision == Free()
+    assert choice.why == "what a prefill takes is not known yet"
+
+
 def test_what_would_be_gone_before_it_is_read_is_not_written() -> None:
     turn = finished(gap=curve([(100.0, 0.4), (1000.0, 1.0)]), prefill_s=5.0, load_s=0.5)
     assert decide(turn, world(True, price=1.0)).decision == Offload()
