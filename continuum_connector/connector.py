@@ -89,7 +89,8 @@ class ContinuumConnector(WorkerHooks, SupportsHMA):  # type: ignore[misc]
         step = self._step_clock.done(now)
         if step is not None:
             self.costs.step(*step)
-        if now >= self._gauges_due:  # a scrape comes every few seconds, a step every few ms
+        # A scrape comes every few seconds, a step every few ms; after the last one, none.
+        if now >= self._gauges_due or (self.side is not None and not self.side.turns):
             self._gauges_due = now + 1.0
             for gauge in self.costs.gauges(now):
                 self.account.gauge(*gauge)

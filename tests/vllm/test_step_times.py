@@ -119,9 +119,21 @@ def test_prefill_seconds_come_out_of_served_steps_and_reach_the_metrics() -> Non
     for number in range(24):
         engine.add(f"r{number}", 20 + 20 * number, 2, seed=number)
         run(engine)
-        engine.clock.advance(0.1)  # levels are published once a second
     assert engine.connector.costs.prefill_s(512) == pytest.approx(STEP_S, rel=0.1)
     account = engine.connector.account
     assert account.total("costs_known", "prefill") == 1
     per_token = account.total("prefill_seconds_per_token", "0")
     assert per_token == pytest.approx(2 * STEP_S / 1000, rel=0.1)
+
+
+def test_costs_are_published_once_a_second_and_before_the_engine_falls_idle() -> None:
+    engine, _ = watched()
+    costs, published = engine.connector.costs, []
+    gauges = costs.gauges
+    costs.gauges = lambda now: published.append(now) or gauges(now)
+    engine.add("a", 40, 150, seed=1)  # 1.65 s
+    run(engine)
+    first, second, *last = published
+    assert second - first == pytest.approx(1.0, abs=0.02)
+    assert last
+    assert all(at > second + 0.5 for at in last)
