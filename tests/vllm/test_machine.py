@@ -32,6 +32,15 @@ PROGRAMS = st.sampled_from([None, "a", "b", "c", "d"])
 OUTPUTS = st.sampled_from([1, 5, 17, 33])
 STEPS = st.sampled_from([0, 1, 3, 40])
 RARELY = st.integers(0, 3).map(lambda dice: dice == 3)
+TOOLS = st.sampled_from([None, None, "fast", "slow"])
+# Prefill (base, per token, pair, decode, context) and load (latency, per block) in seconds, under
+# which `adaptive` pins and stores, pins without a store, stores without a pin, keeps nothing.
+COSTS: dict[str, Any] = {
+    "both": {"prefill": [0.01, 1e-2, 0.0, 0.0, 0.0], "load": [0.01, 1e-3]},
+    "pins": {"prefill": [0.01, 1e-2, 0.0, 0.0, 0.0], "load": [9.0, 1.0]},
+    "stores": {"prefill": [0.01, 1e-2, 0.0, 0.0, 0.0], "load": [0.0, 1e-9]},
+    "nothing": {"prefill": [0.0, 1e-12, 0.0, 0.0, 0.0], "load": [0.0, 1.0]},
+}
 
 
 class Machine(RuleBasedStateMachine):
@@ -53,11 +62,14 @@ class Machine(RuleBasedStateMachine):
         order=st.booleans(),
         fraction=st.sampled_from([0.3, 0.9]),
         policy=st.sampled_from(["fcfs", "priority"]),
+        costs=st.sampled_from([None, *COSTS]),
+        max_wait_s=st.sampled_from([0.0, 0.05, 1.0]),
     )
     def start(
         self, is_async: bool, groups: str, num_blocks: int, num_slots: int, held: bool, **kw: Any
     ) -> None:
         config = {"order": kw["order"], "max_pinned_fraction": kw["fraction"]}
+        config |= {"policy": "adaptive" if kw["costs"] else "fixed_ttl", "ttl_s": 0.5}
         self.engine = tiered(
             num_blocks,
             num_slots,
@@ -67,19 +79,25 @@ class Machine(RuleBasedStateMachine):
             policy=kw["policy"],
             world_size=kw["world_size"],
             max_num_batched_tokens=128,
-            config=config | {"ttl_s": 0.5, "load_timeout_s": 2.0},
+            config=config | {"max_wait_s": kw["max_wait_s"], "load_timeout_s": 2.0},
         )
+        if kw["costs"]:
+            assert self.engine.connector.costs.restore(COSTS[kw["costs"]]) == 0
         # What certainly fits when nothing else is there.
         self.capacity = (num_blocks - 4) // len(self.engine.windows) * BLOCK
 
     # -- clients -----------------------------------------------------------------------
     def add(
-        self, tokens: list[int], num_outputs: int, num_steps: int, *who: Any, final: Any = None
+        self, tokens: list[int], num_outputs: int, num_steps: int, *who: Any, **said: Any
     ) -> None:
         """Queue a request of `who` (a program or None), cut to what fits, and take some steps."""
         tokens = tokens[: self.capacity - num_outputs]
         request_id = f"r{len(self.engine.requests)}"
-        self.engine.add(request_id, tokens, num_outputs, program=who[0], final=final)
+        tool = said.pop("tool", None)
+        hints = {"continuum": {"tools": [tool]}} if tool else None
+        self.engine.add(
+            request_id, tokens, num_outputs, program=who[0], kv_transfer_params=hints, **said
+        )
         self.step(num_steps)
 
     @rule(
@@ -88,11 +106,10 @@ class Machine(RuleBasedStateMachine):
         seed=st.integers(0, 2),
         num_outputs=OUTPUTS,
         num_steps=STEPS,
+        tool=TOOLS,
     )
-    def arrive(
-        self, program: str | None, length: int, seed: int, num_outputs: int, num_steps: int
-    ) -> None:
-        self.add(prompt(length, seed), num_outputs, num_steps, program)
+    def arrive(self, program: str | None, length: int, seed: int, tool: Any, **then: int) -> None:
+        self.add(prompt(length, seed), then["num_outputs"], then["num_steps"], program, tool=tool)
 
     @precondition(lambda self: self.done)
     @rule(
@@ -101,15 +118,16 @@ class Machine(RuleBasedStateMachine):
         num_new=st.integers(0, 60),
         num_cut=st.sampled_from([0, 0, 0, 1, 20, 70]),
         final=st.sampled_from([None, None, False, True]),
+        tool=TOOLS,
         num_outputs=OUTPUTS,
         num_steps=STEPS,
     )
     def come_back(
-        self, data: Any, program: str | None, num_new: int, num_cut: int, final: Any, **then: int
+        self, data: Any, program: str | None, num_new: int, num_cut: int, **then: Any
     ) -> None:
         """The next turn of a program, a fork, or a turn that diverges before the end."""
         before = data.draw(st.sampled_from(self.done[-4:]))
-        self.return_from(before, program, num_new, num_cut, final=final, **then)
+        self.return_from(before, program, num_new, num_cut, **then)
 
     def return_from(
         self, before: str, program: str | None, num_new: int, num_cut: int, **then: Any
