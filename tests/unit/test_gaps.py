@@ -264,7 +264,7 @@ def broken_states(draw: st.DrawFn) -> object:
     return root[""]
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(broken_states())
 def test_whatever_is_in_a_state_is_survived(state: object) -> None:
     gaps = Gaps(10)

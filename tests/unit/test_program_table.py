@@ -170,10 +170,10 @@ def test_the_cost_of_a_turn_does_not_grow_with_the_programs_in_use() -> None:
     assert len(asked) <= 300 * 2 * 32
 
 
-def test_100k_anonymous_requests_take_bounded_memory() -> None:
+def test_20k_anonymous_requests_take_bounded_memory() -> None:
     lineage = LineageIndex(400)
     table = ProgramTable(max_programs=100, lineage=lineage)
-    for number in range(100_000):
+    for number in range(20_000):
         prompt: Sequence[bytes] = (b"%d" % number,)
         table.begin_turn(None, "r", prompt, 0.0)
         table.end_turn("r", 0.0, prompt, 1)
