@@ -1,0 +1,181 @@
+"""The default policy on a real server: it reads tool calls, learns gaps and costs, then pins.
+
+The tiny model speaks in made-up words; a regular expression makes it end with a tool call.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bench.serve.server import VllmServer
+from tests.server.conftest import DRAM_BYTES, MIDDLEWARE, NUM_BLOCKS, ServerFactory, Stock
+from tests.server.helpers import (
+    PROGRAMS,
+    ask,
+    count_by,
+    eventually,
+    ledger_closes,
+    play,
+    read_trace,
+    reset,
+    terminate,
+    text_of,
+    told,
+)
+
+WORDS = "( [a-z]{4}){3}\n"  # the model's own choice
+SHELL = "```bash\npytest -q\n```"
+JSON = '<tool_call>\n\\{"name": "grep", "arguments": \\{"pattern": "word"\\}\\}\n</tool_call>'
+SAYS = "Done\\."
+TURNS = (SHELL,) * 14 + (JSON,) * 3 + (SAYS,)  # more steps than a fit asks for
+
+
+def agent(server: VllmServer, name: str, endings: tuple[str, ...]) -> list[dict[str, Any]]:
+    """Play a program whose turns end as told; return what each answer says of it."""
+    history, said = [text_of(300, name)], []
+    for number, ending in enumerate(endings):
+        wanted = {"regex": WORDS + ending}
+        answer = ask(server, "chat", history, 200, job_id=name, structured_outputs=wanted)
+        choice = answer["choices"][0]
+        assert choice["finish_reason"] == "stop"
+        assert re.fullmatch(WORDS + ending, choice["message"]["content"])
+        history += [choice["message"]["content"], text_of(20 + 15 * number % 100, f"tool {number}")]
+        said.append(told(answer))
+    return said
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("decisions")
+
+
+def start(server_factory: ServerFactory, name: str, folder: Path) -> VllmServer:
+    """A server whose policy is the default one, and which is given time to shut down."""
+    files = {"trace_path": str(folder / f"{name}.jsonl"), "state_path": str(folder / "state.json")}
+    return server_factory(
+        name,
+        num_blocks=NUM_BLOCKS,
+        connector={"dram_bytes": DRAM_BYTES, **files},
+        args=(*MIDDLEWARE, "--shutdown-timeout", "60"),
+    )
+
+
+@dataclass(frozen=True)
+class Played:
+    """A server that has seen one program of many short turns, and some of many blocks."""
+
+    server: VllmServer
+    answers: list[list[list[int]]]
+
+
+@pytest.fixture(scope="module")
+def played(server_factory: ServerFactory, folder: Path) -> Played:
+    server = start(server_factory, "decides", folder)
+    agent(server, "learns", TURNS)
+    reset(server)
+    return Played(server, play(server, PROGRAMS))
+
+
+@pytest.fixture(scope="module")
+def server(played: Played) -> VllmServer:
+    return played.server
+
+
+def decisions(folder: Path, name: str, program: str, number: int) -> list[dict[str, Any]]:
+    """The program's decisions as traced, once there are `number`."""
+
+    def found() -> list[dict[str, Any]]:
+        records = read_trace(folder / f"{name}.jsonl")
+        return [r for r in records if r["event"] == "decision" and r["program"] == program]
+
+    eventually(lambda: len(found()) >= number)
+    return found()
+
+
+def test_how_turns_end_is_read_from_their_output(server: VllmServer, folder: Path) -> None:
+    seen = [each["known"] for each in decisions(folder, "decides", "job:learns", len(TURNS))]
+    # The tokenizer is loaded meanwhile, so the first turns may not be read.
+    unread = [known["ending"] for known in seen].count("unread")
+    assert unread < 5
+    assert [(known["ending"], known["tools"]) for known in seen[unread:]] == [
+        *[("calls", ["pytest -q"])] * (14 - unread),
+        *[("calls", ["grep pattern <8"])] * 3,
+        ("answer", []),
+    ]
+
+    endings = ("calls", "answer", "cut", "unread")
+
+    def traced() -> dict[str, float]:
+        records = [r for r in read_trace(folder / "decides.jsonl") if r["event"] == "decision"]
+        return {each: sum(r["known"]["ending"] == each for r in records) for each in endings}
+
+    shown = {each: server.metric("continuum:endings_total", ending=each) for each in endings}
+    eventually(lambda: traced() == shown)  # the trace is written behind
+
+
+def test_gaps_are_learned_by_tool(server: VllmServer, folder: Path) -> None:
+    made = decisions(folder, "decides", "job:learns", len(TURNS))
+    records = read_trace(folder / "decides.jsonl")
+    arrivals = [r for r in records if r["event"] in ("arrive", "return")]
+    gaps = [r["gap_s"] for r in arrivals if r["program"] == "job:learns"]
+    assert gaps[0] is None
+    assert all(0.0 < gap < 60.0 for gap in gaps[1:])
+    known = [each["known"] for each in made if each["known"]["tools"] == ["pytest -q"]]
+    assert known[0]["gaps_seen"] == 0
+    assert known[-1]["gaps_seen"] > 8
+    assert known[-1]["gap_p50"] < max(gaps[1:]) * 1.5
+
+
+def test_answers_are_those_of_a_stock_server(played: Played, stock: Stock) -> None:
+    assert played.answers == stock.answers
+
+
+def test_once_prefills_and_loads_are_measured_turns_are_pinned(
+    server: VllmServer, folder: Path
+) -> None:
+    for cost in ("prefill", "load"):  # not all programs fit into VRAM, so there were loads
+        assert server.metric("continuum:costs_known", cost=cost) == 1.0
+    returned = server.metric("continuum:pins_ended_total", cause="returned")
+    said = agent(server, "later", (SHELL,) * 5)
+    assert {each["decision"] for each in said} == {"pin"}
+    assert all(each["ttl_s"] > 0 for each in said)
+    assert server.metric("continuum:pins_ended_total", cause="returned") == returned + 4
+    for made in decisions(folder, "decides", "job:later", 5):
+        assert re.fullmatch(
+            r"\d+% are back within .* s, after .*: saves .* s, costs 0 s", made["why"]
+        )
+        values, known = made["values"], made["known"]
+        assert max(values, key=values.__getitem__) in ("pin", "pin_store")
+        assert known["prefill"] > known["load"] > 0
+        assert 0 < known["p_in_time"] <= 1
+
+
+def test_what_decisions_rest_on_is_shown(server: VllmServer, folder: Path) -> None:
+    shown = server.metrics()
+    names = {name for name, _ in shown}
+    assert {"continuum:queueing_seconds", "continuum:block_second_price"} <= names
+    assert server.metric("continuum:prefill_seconds_per_token", cached_tokens="0") > 0
+    assert server.metric("continuum:load_seconds_per_block") > 0
+    eventually(lambda: ledger_closes(server.metrics()))
+    counted = count_by(read_trace(folder / "decides.jsonl"), "decision", "decision")
+    assert counted["pin"] == server.metric("continuum:decisions_total", decision="pin")
+
+
+def test_a_restart_knows_what_was_learned(
+    server: VllmServer, server_factory: ServerFactory, folder: Path
+) -> None:
+    terminate(server)
+    again = start(server_factory, "again", folder)
+    (said,) = agent(again, "fresh", (SHELL,))
+    assert said["decision"] == "pin"
+    (made,) = decisions(folder, "again", "job:fresh", 1)
+    assert made["known"]["prefill"] > made["known"]["load"] > 0
+    # Without a name, when the tokenizer is not there yet, the gaps of all turns speak.
+    assert made["known"]["gaps_seen"] > 8
+    for cost in ("prefill", "load"):
+        assert again.metric("continuum:costs_known", cost=cost) == 1.0
