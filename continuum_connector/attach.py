@@ -63,7 +63,7 @@ def _build(base: type, *args: Any, **kwargs: Any) -> Any:
     return subclass(base)(*args, **kwargs)
 
 
-def _with_room(allocate: Callable[..., Any], ours: Any) -> Callable[..., Any]:
+def _with_room(allocate: Callable[..., Any], scheduler: Any, ours: Any) -> Callable[..., Any]:
     """Wrap KVCacheManager.allocate_slots: before it answers None, pins give way.
 
     It is called for every running request in every step, so success costs one comparison.
@@ -77,7 +77,7 @@ def _with_room(allocate: Callable[..., Any], ours: Any) -> Callable[..., Any]:
         if compat.is_waiting(request):
             need = build.blocks_needed(bind(request, *args, **kwargs), ours.side)
         attempt = functools.partial(allocate, request, *args, **kwargs)
-        return ours.make_room(request, attempt, need)
+        return ours.make_room(request, attempt, need, bool(scheduler.running))
 
     @functools.wraps(allocate)
     def allocate_slots(request: Any, *args: Any, **kwargs: Any) -> Any:
@@ -111,7 +111,7 @@ def _hook_in(scheduler: Any, ours: Any) -> bool:
     compat.recompute_failed_loads(scheduler)
     compat.free_blocks_at_once(scheduler)
     allocate = scheduler.kv_cache_manager.allocate_slots
-    scheduler.kv_cache_manager.allocate_slots = _with_room(allocate, ours)
+    scheduler.kv_cache_manager.allocate_slots = _with_room(allocate, scheduler, ours)
     return _order(scheduler, ours) if ours.orders else False
 
 

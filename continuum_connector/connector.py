@@ -184,11 +184,13 @@ class ContinuumConnector(WorkerHooks, SupportsHMA):  # type: ignore[misc]
             self.side.unattached.before_lookup(request, num_computed_tokens, now)
         return self.side.match(request, num_computed_tokens, now)
 
-    def make_room(self, request: Any, attempt: Callable[[], Any], need: int) -> Any:
+    def make_room(
+        self, request: Any, attempt: Callable[[], Any], need: int, others_run: bool
+    ) -> Any:
         """An allocation failed: ask again while pins give way (scheduler subclass only)."""
         assert self.side is not None
         began = time.perf_counter()
-        blocks = self.side.make_room(request, attempt, need, self._clock())
+        blocks = self.side.make_room(request, attempt, need, others_run, self._clock())
         self.account.observe("hook_seconds", time.perf_counter() - began, "allocate_slots")
         return blocks
 

@@ -142,29 +142,30 @@ class SchedulerSide:
         turn.is_preempted = False
         self.retention.hand_over(turn.program.key, request.request_id, now)
 
-    def make_room(self, request: Any, attempt: Callable[[], Any], need: int, now: float) -> Any:
+    def make_room(
+        self, request: Any, attempt: Callable[[], Any], need: int, others_run: bool, now: float
+    ) -> Any:
         """Retry a failed allocation while pins give way; None if that cannot help.
 
-        `need`: at least so many blocks are wanted, 0 for a running request.
+        `need`: at least so many blocks are wanted, 0 for a running request. `others_run`: some
+        request computes in this step, so that blocks may come free without any pin's end.
         """
         wishes = self.retention.num_wish_blocks
         if need and (not wishes or need > wishes + self._pool.get_num_free_blocks()):
             self.decider.blocked(now)  # what only clients' wishes hold has no price
-        claim = self._claim(request, need, now)
+        claim = self._claim(request, bool(need) and others_run, now)
         return self.retention.make_room(attempt, request.request_id, need, claim, now)
 
-    def _claim(self, request: Any, need: int, now: float) -> Claim:
-        """Which pins this turn may take: all of them, unless it waits and others run."""
+    def _claim(self, request: Any, can_wait: bool, now: float) -> Claim:
+        """Which pins this turn may take. One that was admitted before holds blocks itself, as
+        after a load: it does not wait, for others may be waiting for those."""
         turn = self.turns.get(request.request_id)
         if turn is None:
             return Claim(request.request_id)
-        others_run = any(t.is_admitted and not t.is_preempted for t in self.turns.values())
-        return Claim(
-            program=turn.program.key,
-            arrival=turn.program.arrival,
-            is_patient=bool(need) and others_run and now - turn.arrival < self.config.max_wait_s,
-            price=self.decider.costs.price(now),
-        )
+        is_early = now - turn.arrival < self.config.max_wait_s
+        is_patient = can_wait and is_early and not turn.is_admitted
+        price = self.decider.costs.price(now)
+        return Claim(turn.program.key, turn.program.arrival, is_patient, price)
 
     def will_free_blocks(self, now: float) -> bool:
         """Whether a store in flight will let go of blocks soon enough to wait for it."""

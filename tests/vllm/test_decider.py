@@ -10,6 +10,7 @@ import pytest
 from continuum_connector.policy.base import Choice, FinishedTurn, Pin, Snapshot
 from continuum_connector.policy.fixed_ttl import FixedTtl
 from continuum_connector.scheduler.decider import OVER_S
+from continuum_connector.scheduler.pins import PinEnd
 from continuum_connector.toolcalls.asked import UNREAD, Asked, Ending, ToolCall
 from tests.vllm.agents import AgentEngine, live, pinned
 
@@ -175,6 +176,26 @@ def test_a_pin_gives_way_to_a_program_that_came_first_and_where_nothing_runs() -
     alone.run_turn("a0", 400, program="p0")
     alone.run_turn("new", 1000, program="r", seed=6)
     assert alone.ends()["pressure"] == 1
+
+
+def test_a_turn_that_was_loaded_does_not_wait_for_pins_while_nothing_runs() -> None:
+    extra = {"dram_bytes": "64MiB", "max_wait_s": 1000}
+    engine = AgentEngine(80, extra_config=extra, scheduler_reserve_full_isl=False)
+    spied(engine, 1e6)
+    engine.run_turn("a", 32, program="p0", seed=1)
+    engine.run_turn("r", 32, program="p1", seed=2)
+    engine.run_turn("b", 240, program="p2", seed=3)
+    engine.run_turn("filler", 1100, program="p3", seed=4, final=True)  # all pins give way
+    engine.run_turn("a1", 620, program="p0", seed=5)
+    engine.add("r1", 290, program="p1", seed=6, max_tokens=10)
+    engine.steps(2)
+    engine.add("b1", engine.next_prompt("b", 200), program="p2")
+    engine.run_until_idle(until=lambda: "r1" in engine.finish_reasons)
+    # b1 was loaded and holds blocks; what it lacks is in pins of older programs.
+    assert engine.total("loads", "done") == 1
+    ended = engine.clock()
+    engine.run_until_idle(until=lambda: "b1" in engine.finish_reasons)
+    assert engine.clock() - ended < 2
 
 
 def test_a_fork_makes_the_old_chain_the_first_to_give_way() -> None:

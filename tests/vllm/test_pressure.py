@@ -105,7 +105,7 @@ def test_a_failed_trial_leaves_the_pool_exactly_as_it_was() -> None:
     engine = pinned(101, 3)
     engine.add("x", 10, seed=5)
     before = pool_state(engine)
-    answer = engine.side.make_room(engine.requests["x"], lambda: None, 30, engine.clock())
+    answer = engine.side.make_room(engine.requests["x"], lambda: None, 30, False, engine.clock())
     assert answer is None
     assert pool_state(engine) == before
     engine.check()
