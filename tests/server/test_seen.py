@@ -7,6 +7,7 @@ from typing import Any
 
 import msgspec
 import openai
+import pytest
 import zmq
 
 from bench.serve.metrics import by_label
@@ -84,6 +85,47 @@ def test_the_trace_has_one_line_for_each_decision_and_each_outcome(agents: VllmS
     for turn in (r for r in records if r["event"] == "decision"):
         assert turn["why"]
     assert [r["now"] for r in records] == sorted(r["now"] for r in records)
+
+
+def test_the_trace_is_analyzed_and_explained_without_loss(agents: VllmServer) -> None:
+    pytest.importorskip("typer")
+    from continuum_connector.analysis import words
+    from continuum_connector.cli import analyze, explain
+    from continuum_connector.cli.reading import open_source
+
+    play(agents, dialogs(2, rounds=3, first=200, tool=100))
+    reset(agents)
+    assert agents.options.connector is not None
+    path = Path(agents.options.connector["trace_path"])
+
+    def agrees() -> bool:
+        """Every turn and every block is in the sums, as /metrics has them."""
+        source, metric = open_source(path), agents.metric
+        summary = analyze.summarize(source)
+        return source.num_bad == 0 and all(
+            counted == metric(f"continuum:{name}_total", **labels)
+            for name, labels, counted in (
+                ("decisions", {}, sum(summary.decisions.values())),
+                ("outcomes", {}, sum(summary.outcomes.values())),
+                ("outcomes", {"decision_outcome": "pin_in_time"}, summary.outcomes["pin in_time"]),
+                ("prompt_tokens", {}, summary.prompts.num),
+                ("hit_tokens", {"tier": "vram"}, summary.prompts.vram),
+                ("hit_tokens", {"tier": "dram"}, summary.prompts.dram),
+                ("stored_blocks", {}, summary.blocks["store"]),
+                ("stored_bytes", {}, summary.bytes["store"]),
+                ("pins_ended", {}, sum(summary.pin_causes.values())),
+            )
+        )
+
+    eventually(agrees)
+    assert agents.metric("continuum:outcomes_total", decision_outcome="pin_in_time") > 0
+    records = trace_of(agents)
+    assert all(list(words.told(record)) for record in records)
+    program = next(r["program"] for r in records if r["event"] == "outcome")
+    life = explain.find(open_source(path), program)
+    own = [r for r in life.records if r.get("program") == program]
+    assert own == [r for r in records if r.get("program") == program]
+    assert {line.record["event"] for line in explain.lines(life)} >= {"admit", "outcome"}
 
 
 def test_blocks_that_come_to_dram_are_announced_as_kv_events(
