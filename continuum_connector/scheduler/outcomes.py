@@ -128,11 +128,14 @@ class Outcomes:
             found = Found.of(one.kept_tokens, turn, num_prompt_tokens)
             self._close(one, one.of_admitted(turn, found), now, found, turn)
 
-    def pin_ended(self, program: str, started: float, cause: PinEnd, now: float) -> None:
-        """A pin ended; what that means shows when the next turn comes, if one will."""
+    def pin_ended(self, program: str, cause: PinEnd, now: float) -> None:
+        """A pin ended; what that means shows when the next turn comes, if one will.
+
+        A superseded one is of an older decision, which is closed by now.
+        """
         one = self._open.get(program)
-        if one is None or cause is PinEnd.SUPERSEDED or one.decided != started or not one.has_pin:
-            return  # the pin of an older decision
+        if one is None or cause is PinEnd.SUPERSEDED or not one.has_pin:
+            return
         one.pin_end = cause
         if cause is PinEnd.PROGRAM_DONE:
             self._close(one, "never", now)

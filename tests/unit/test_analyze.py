@@ -137,11 +137,22 @@ def test_what_nobody_can_judge_is_left_out(tmp_path: Path) -> None:
     found = numbers(write(tmp_path / "trace.jsonl", records))
     for part in ("regret", "calibration"):
         assert found[part]["not judged"] == 1
-    records[11]["known"]["prefill"] = 0.0  # not measured yet
+    records[11]["known"] = {**NO_TIER, "prefill": 0.0}  # not measured yet
     records[-1]["open_s"] = 900.0
     found = numbers(write(tmp_path / "trace.jsonl", records))
     assert found["calibration"]["not judged"] == 0
-    assert found["regret"]["not judged"] == 2  # both pins share what was known
+    assert found["regret"]["not judged"] == 1
+
+
+def test_turns_side_by_side_and_turns_that_go_another_way_are_judged_as_what_they_are(
+    tmp_path: Path,
+) -> None:
+    records = by_hand()
+    records[9]["outcome"] = "diverged"  # a pin for a turn that could not use it: 4 s * 0.1
+    records[-1]["outcome"] = "superseded"
+    found = numbers(write(tmp_path / "trace.jsonl", records))
+    assert found["regret"]["per pin"] == pytest.approx(0.4)
+    assert found["regret"]["not judged"] == found["calibration"]["not judged"] == 1
 
 
 def test_two_traces_are_two_columns(trace: Path, tmp_path: Path) -> None:

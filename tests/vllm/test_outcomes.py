@@ -202,6 +202,37 @@ def test_a_silent_program_never_returned() -> None:
     assert engine.outcomes()[1:] == [("pin", "never"), ("free", "done")]
 
 
+def test_whoever_went_away_while_waiting_may_still_be_silent() -> None:
+    engine = Agents(Offload())
+    first_turn(engine)
+    engine.add("b", engine.next_prompt("a", 20), program="p")
+    engine.abort("b")
+    engine.clock.advance(OVER_S + 1.0)
+    engine.run_turn("x", 20, program="x", final=True)
+    assert ("offload", "never") in engine.outcomes()
+
+
+def test_a_turn_that_waits_for_long_is_not_silent() -> None:
+    engine = Agents(Offload(), max_num_seqs=1)
+    first_turn(engine)
+    engine.add("x", 20, program="x", final=True, max_tokens=20)
+    engine.step()
+    engine.add("b", engine.next_prompt("a", 20), program="p")
+    engine.clock.advance(OVER_S + 1.0)
+    engine.steps(5)
+    assert engine.outcomes() == []
+    engine.run_until_idle()
+    assert engine.outcomes() == [("free", "done"), ("offload", "in_vram")]
+
+
+def test_a_prompt_cut_short_did_not_lose_what_it_left_out() -> None:
+    engine = Agents(Offload())
+    first_turn(engine)
+    engine.run_turn("b", engine.next_prompt("a", 0)[:50], program="p")
+    assert engine.last()["hit_tokens"]["vram"] == 48
+    assert engine.last()["recomputed_tokens"] == 2
+
+
 def test_a_pin_outlasts_the_patience_with_silent_programs() -> None:
     engine = Agents(Pin(5.0))
     engine.side.retention._max_ttl_s = 2 * OVER_S
