@@ -12,11 +12,12 @@ from continuum_connector.scheduler.pins import Pin
 class Claim:
     """What a turn brings against pins. `arrival`: its program's, monotonic seconds.
 
-    A running turn takes any pin, and so does one that has waited for `max_wait_s` or with which
-    nothing runs: the engine always progresses (law 1). A patient one, which waits while others
-    run, leaves those alone whose program came before its own and whose `value` is above
-    `price`, the seconds that a held block costs the waiting per second: to break such a pin
-    loses more than it gains. Pins that no policy priced have the value 0 and always give way.
+    A turn that runs or holds blocks takes any pin, and so does one that has waited for
+    `max_wait_s`, and any while nothing computes: the engine always progresses (law 1). A patient
+    one, which waits while others compute, leaves those alone whose program came before its own
+    and whose `value` is above `price`, the seconds that a held block costs the waiting per
+    second: to break such a pin loses more than it gains. Pins that no policy priced have the
+    value 0 and always give way.
     """
 
     program: str
