@@ -20,9 +20,9 @@ def pin_programs(engine: Engine, num_programs: int, prompt_tokens: int) -> None:
 
 
 def fill_dram(side: Any, num_blocks: int, num_programs: int) -> None:
-    """Put made-up blocks into the DRAM index, spread over the programs."""
+    """Fill the rest of the DRAM index with made-up blocks, spread over the programs."""
     index = side.tier.index
-    per_program = num_blocks // num_programs
+    per_program = -(-(num_blocks - index.num_ready) // num_programs)
     for number in range(num_programs):
         seed = number.to_bytes(8, "big")
         keys = [

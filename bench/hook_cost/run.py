@@ -25,6 +25,7 @@ import numpy as np
 from bench.hook_cost.population import fill_dram, pin_programs
 from bench.hook_cost.worker_step import measure_worker
 from tests.vllm.harness import Engine
+from tests.vllm.tiering import SLOT_BYTES
 
 HOOKS = (
     "before_queued",
@@ -129,8 +130,8 @@ def our_arm(
     policy: str, args: argparse.Namespace, common: dict[str, Any], say: Callable[[str], None]
 ) -> Arm:
     say(f"building ours with {policy}: {args.pinned} pins, {args.dram_blocks} blocks in DRAM")
-    # The engine's fake KV is one byte per token and layer; this gives `dram_blocks` slots.
-    config = {"dram_bytes": "1GiB", "policy": policy, "ttl_s": 3600, "max_ttl_s": 3600}
+    config = {"dram_bytes": args.dram_blocks * SLOT_BYTES, "policy": policy}
+    config |= {"ttl_s": 3600, "max_ttl_s": 3600}
     engine = Engine(extra_config=config, **common)
     assert engine.connector.costs.restore(KNOWN_COSTS) == 0
     pin_programs(engine, args.pinned, args.prompt)
