@@ -15,6 +15,8 @@ from operator import truediv
 
 from continuum_connector.costs.forecast import EDGES, Forecast
 
+_NOBODY = 1e-6  # a share of programs
+
 
 @dataclass(frozen=True)
 class Stake:
@@ -80,10 +82,15 @@ def soonest(forecast: Forecast, age: float) -> float:
     index of the kept blocks, so a program that will likely be back in 1 s or else never is
     not confused with one that is away for an hour for sure.
     """
-    p_now, held_now = forecast.within(age), forecast.held(age)
-    first = bisect_right(EDGES, age)
-    pairs = zip(forecast.cdf[first:], forecast.held_at[first:], strict=True)
-    return min(
-        ((held - held_now) / (p - p_now) for p, held in pairs if p - p_now > 1e-6),
-        default=math.inf,
-    )
+    p_now, best = forecast.within(age), math.inf
+    most = forecast.cdf[-1] - p_now
+    if most <= _NOBODY:
+        return best
+    held_now, first = forecast.held(age), bisect_right(EDGES, age)
+    # A plain loop that stops early, for this is asked for dozens of programs at a time.
+    for p, held in zip(forecast.cdf[first:], forecast.held_at[first:], strict=True):
+        if held - held_now >= best * most:  # even if all of them were back by then
+            break
+        if p - p_now > _NOBODY and held - held_now < best * (p - p_now):
+            best = (held - held_now) / (p - p_now)
+    return best
