@@ -29,6 +29,7 @@ from continuum_connector.toolcalls.reader import ToolReader
 # A program that is silent for longer counts as over: 99 % of the tool calls of real coding
 # sessions are done by then (field.md 3.3: P99 916 s), and what is learned must not wait for ever.
 OVER_S = 900.0
+_NUM_LOOKS = 8  # of them per step: after a quiet night thousands may be over at once
 MAX_SILENT = 100_000  # finished turns remembered until then; beyond, the oldest is not counted
 
 
@@ -85,7 +86,9 @@ class Decider:
         if not self._is_blocked:
             self.costs.unblocked(now)
         self._is_blocked = False
-        while self._silent and self._silent[0][0] < now - OVER_S:
+        for _ in range(_NUM_LOOKS):
+            if not self._silent or self._silent[0][0] >= now - OVER_S:
+                break
             finished, program, num_turns = self._silent.popleft()
             if program.last_finish == finished and not program.active:
                 self._over(program, num_turns, now)

@@ -116,6 +116,20 @@ def test_a_program_is_over_with_its_last_turn_or_after_a_long_silence() -> None:
     assert over == [2, 2]
 
 
+def test_after_a_quiet_night_programs_are_over_a_few_per_step() -> None:
+    engine = AgentEngine(200)
+    over: list[int] = []
+    engine.connector.costs.program_over = over.append
+    for number in range(20):
+        engine.run_turn(f"a{number}", 20, max_tokens=1, program=f"p{number}", seed=number)
+    engine.clock.advance(OVER_S + 1)
+    engine.add("z", 100, max_tokens=30, program="z", seed=99)
+    engine.step()
+    assert 0 < len(over) < 10
+    engine.run_until_idle()
+    assert len(over) == 20
+
+
 def test_the_price_rises_while_somebody_finds_no_room_and_falls_after() -> None:
     engine = AgentEngine(60)
     costs = engine.connector.costs
