@@ -79,19 +79,19 @@ class ContinuumConnector(WorkerHooks, SupportsHMA):  # type: ignore[misc]
 
     def get_kv_connector_stats(self) -> ContinuumStats | None:
         if self.side is not None:
-            self._after_step(self._clock())
-            self.side.update_gauges()
+            self._after_step(self.side, self._clock())
         return ContinuumStats.take(self.account)
 
-    def _after_step(self, now: float) -> None:
+    def _after_step(self, side: SchedulerSide, now: float) -> None:
         """Called through the stats hook: the one that update_from_output calls in every step,
         whether or not a worker had something to say (v1/core/sched/scheduler.py)."""
         step = self._step_clock.done(now)
         if step is not None:
             self.costs.step(*step)
         # A scrape comes every few seconds, a step every few ms; after the last one, none.
-        if now >= self._gauges_due or (self.side is not None and not self.side.turns):
+        if now >= self._gauges_due or not side.turns:
             self._gauges_due = now + 1.0
+            side.update_gauges()
             for gauge in self.costs.gauges(now):
                 self.account.gauge(*gauge)
 
