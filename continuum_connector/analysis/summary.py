@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import heapq
 from collections import Counter, OrderedDict
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from continuum_connector.analysis.calibration import Calibration, came_true
 from continuum_connector.analysis.hindsight import Regret, Stakes
@@ -11,6 +13,7 @@ from continuum_connector.analysis.sample import Sample
 from continuum_connector.analysis.source import Record, count, number, text, tiers
 
 MAX_PROGRAMS = 200_000  # followed at a time; beyond, the one silent for longest counts as over
+NUM_WORST = 5  # decisions named, for `continuum explain`
 NOBODY = "anonymous:"  # before the keys of programs that no client named
 _MAX_OPEN = 8  # decisions without outcome per program: turns side by side, or a trace without
 
@@ -48,20 +51,36 @@ class _Program:
     open: dict[int, Stakes | None] = field(default_factory=dict)
 
 
+class Costly(NamedTuple):
+    """A decision that lost much. Ordered by the seconds."""
+
+    seconds: float
+    program: str
+    turn: int
+    decision: str
+    best: str
+
+
 class Regrets:
-    """Regret by decision, and which alternative would have been the best."""
+    """Regret by decision, which alternative would have been the best, and the worst few."""
 
     def __init__(self) -> None:
         self.by_decision: dict[str, Sample] = {}
         self.best: Counter[tuple[str, str]] = Counter()
+        self.worst: list[Costly] = []  # a heap
         self.num_open = 0  # the return came too late to be seen, or the record says too little
 
-    def add(self, regret: Regret | None) -> None:
+    def add(self, regret: Regret | None, program: str, turn: int) -> None:
         if regret is None:
             self.num_open += 1
             return
         self.by_decision.setdefault(regret.decision, Sample()).add(regret.seconds)
         self.best[regret.decision, regret.best] += 1
+        one = Costly(regret.seconds, program, turn, regret.decision, regret.best)
+        if len(self.worst) < NUM_WORST:
+            heapq.heappush(self.worst, one)
+        else:
+            heapq.heappushpop(self.worst, one)
 
     @property
     def num(self) -> int:
@@ -183,10 +202,11 @@ class Summary:
         self.calibration.add(record)
         self.saved_s += number(record, "saved_s") or 0.0
         self.lost_s += number(record, "lost_s") or 0.0
-        program = self._programs.get(text(record, "program"))
-        stakes = program.open.pop(count(record, "turn"), None) if program else None
+        key, turn = text(record, "program"), count(record, "turn")
+        program = self._programs.get(key)
+        stakes = program.open.pop(turn, None) if program else None
         if outcome != "done":  # nothing was chosen
-            self.regrets.add(_regret(record, stakes))
+            self.regrets.add(_regret(record, stakes), key, turn)
 
     def _pin_ended(self, record: Record) -> None:
         cause, held_s = text(record, "cause") or "unpinned", number(record, "held_s")

@@ -70,7 +70,10 @@ def _print(names: list[str], summaries: list[Summary], found: list[list[Row]]) -
     console.print(table(names, found))
     for name, summary in zip(names, summaries, strict=True):
         if summary.regrets.num:
+            console.print()
             console.print(_confusion(name, summary))
+            console.print()
+            console.print(_worst(name, summary))
         if summary.calibration.num:
             console.print(f"\n[bold]Returns in time, foretold and observed: {escape(name)}")
             console.print("\n".join(plot.as_text(summary.calibration)), markup=False)
@@ -121,12 +124,27 @@ def _confusion(name: str, summary: Summary) -> Table:
     return result
 
 
+def _worst(name: str, summary: Summary) -> Table:
+    """The decisions that lost most: `continuum explain` tells what was known then."""
+    title = f"Costliest decisions: {escape(name)}"
+    result = Table(title=title, title_justify="left", title_style="bold", show_edge=False)
+    for column in ("program", "turn", "chosen", "best", "regret"):
+        justify: Any = "right" if column in ("turn", "regret") else "left"
+        result.add_column(column, justify=justify, overflow="fold")
+    for one in sorted(summary.regrets.worst, reverse=True):
+        if one.seconds > 0.0:
+            cells = (str(one.turn), one.decision, one.best, seconds(one.seconds))
+            result.add_row(escape(one.program), *cells)
+    return result
+
+
 def _as_json(names: list[str], summaries: list[Summary], found: list[list[Row]]) -> list[Any]:
     return [
         {
             "file": name,
             **as_dict(each),
             "best in hindsight": {f"{c} {b}": n for (c, b), n in summary.regrets.best.items()},
+            "costliest": [each._asdict() for each in sorted(summary.regrets.worst, reverse=True)],
             "calibration bins": [vars(one) for one in summary.calibration.bins],
         }
         for name, summary, each in zip(names, summaries, found, strict=True)

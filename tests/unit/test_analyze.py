@@ -123,6 +123,8 @@ def test_regret_and_calibration_are_the_ones_computed_by_hand(trace: Path) -> No
     )
     best = {"pin pin": 1, "pin free": 1, "free offload": 1, "offload pin": 1}
     assert found["best in hindsight"] == best
+    costly = [(each["program"], each["turn"]) for each in found["costliest"]]
+    assert costly == [("B", 1), ("B", 2), ("A", 2), ("A", 1)]
     assert found["calibration"] == pytest.approx(
         # |0.75 - 1| + |0.85 - 0| + |0.95 + 0.95 - 2|
         {"predictions judged": 4, "not judged": 0, "mean error": 1.2 / 4}
@@ -219,10 +221,12 @@ def test_programs_beyond_the_bound_count_as_over(monkeypatch: pytest.MonkeyPatch
     one = Summary()
     for i in range(100):
         one.add(record("arrive", float(i), f"p{i}", turn=1))
-        one.add(record("decision", i + 0.5, f"p{i}", turn=1, decision="free", known=TIER))
+        one.add(record("decision", i + 0.5, f"p{i}", turn=1, **PIN))
+        one.add(outcome(i + 900.0, f"p{i}", 1, "pin never", 0.5, None))
         assert len(one._programs) <= 10
     one.finish()
-    assert one.num_programs == one.jct.num == 100
+    assert one.num_programs == one.jct.num == one.regrets.num == 100
+    assert len(one.regrets.worst) == summary.NUM_WORST
 
 
 # --- the original recorder's format --------------------------------------------------------------
