@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 from pathlib import Path
 from typing import Annotated, Any
@@ -16,6 +17,9 @@ from continuum_connector.analysis.source import Source
 from continuum_connector.analysis.summary import Summary
 from continuum_connector.cli import plot
 from continuum_connector.cli.reading import command, open_source, records
+from continuum_connector.cli.server import CommandError
+
+REPORT_WIDTH = 80  # characters, and 20 for each trace
 
 
 def analyze(
@@ -25,6 +29,9 @@ def analyze(
     as_json: Annotated[bool, typer.Option("--json", help="One JSON list, for programs.")] = False,
     plot_to: Annotated[
         Path | None, typer.Option("--plot", help="The calibration as .png, .svg or .pdf.")
+    ] = None,
+    report: Annotated[
+        Path | None, typer.Option(help="The same as one HTML file, to be sent around.")
     ] = None,
 ) -> None:
     """Put traces into numbers: JCT, queueing, hits, pins, copies, regret, calibration.
@@ -42,7 +49,9 @@ def analyze(
         if as_json:
             typer.echo(json.dumps(_as_json(names, summaries, found), indent=1))
         else:
-            _print(names, summaries, found)
+            _print(Console(highlight=False), names, summaries, found)
+        if report is not None:
+            _save(report, names, summaries, found)
         if plot_to is not None:
             plot.save(plot_to, {n: s.calibration for n, s in zip(names, summaries, strict=True)})
 
@@ -65,8 +74,20 @@ def _names(traces: list[Path]) -> list[str]:
     return [str(path) for path in traces]
 
 
-def _print(names: list[str], summaries: list[Summary], found: list[list[Row]]) -> None:
-    console = Console(highlight=False)
+def _save(path: Path, names: list[str], summaries: list[Summary], found: list[list[Row]]) -> None:
+    """What a wide terminal would show, as HTML that needs no other file."""
+    width = REPORT_WIDTH + 20 * len(names)
+    console = Console(record=True, file=io.StringIO(), width=width, highlight=False)
+    _print(console, names, summaries, found)
+    try:
+        path.write_text(console.export_html(), encoding="utf-8")
+    except OSError as error:
+        raise CommandError(f"{path} cannot be written ({error.strerror})") from None
+
+
+def _print(
+    console: Console, names: list[str], summaries: list[Summary], found: list[list[Row]]
+) -> None:
     console.print(table(names, found))
     for name, summary in zip(names, summaries, strict=True):
         if summary.regrets.num:

@@ -54,10 +54,11 @@ def save(path: Path, calibrations: dict[str, Calibration]) -> None:
         most = max((one.num for one in bins), default=1)
         xs, ys = [one.predicted for one in bins], [one.observed for one in bins]
         (line,) = axes.plot(xs, ys, label=f"{name}: {calibration.num:,} turns")
-        axes.scatter(xs, ys, [20 + 180 * one.num / most for one in bins], line.get_color())
+        sizes = [20 + 180 * one.num / most for one in bins]
+        axes.scatter(xs, ys, sizes, color=line.get_color())
     axes.set(xlim=(-0.02, 1.02), ylim=(-0.02, 1.02), aspect="equal")
     axes.set(xlabel="foretold P(back in time)", ylabel="share that was back in time")
-    axes.legend(loc="upper left")
+    axes.legend(loc="lower right")
     try:
         figure.savefig(path)
     except OSError as error:

@@ -198,6 +198,24 @@ def test_odd_fields_and_half_a_trace_raise_nothing(tmp_path: Path, value: Any) -
         assert run("convert", str(path), "--out", str(tmp_path / "out")).exit_code == 0
 
 
+def test_a_report_is_one_file_that_names_everything_as_text(trace: Path, tmp_path: Path) -> None:
+    odd = tmp_path / "<b>&[bold].jsonl"
+    odd.write_text(trace.read_text())
+    out = tmp_path / "report.html"
+    result = run("analyze", str(odd), "--report", str(out))
+    assert result.exit_code == 0, result.output
+    page = out.read_text()
+    assert page.startswith("<!DOCTYPE html>")
+    assert "&lt;b&gt;&amp;[bold].jsonl" in page
+    assert "<b>" not in page
+    for text in ("save ratio", "64.6 %", "best: offload", "Costliest decisions"):
+        assert text in page
+    assert "http" not in page
+    missing = run("analyze", str(odd), "--report", str(tmp_path / "none" / "x.html"))
+    assert missing.exit_code == 1
+    assert "cannot be written" in " ".join(missing.output.split())
+
+
 # --- bounded memory --------------------------------------------------------------------------
 def test_a_sample_is_exact_until_it_is_full_and_near_after_that(
     monkeypatch: pytest.MonkeyPatch,
@@ -327,6 +345,7 @@ def test_without_matplotlib_a_picture_is_refused_with_its_extra(
 def test_with_matplotlib_the_picture_is_there(trace: Path, tmp_path: Path, suffix: str) -> None:
     pytest.importorskip("matplotlib")
     path = tmp_path / f"x{suffix}"
-    assert run("analyze", str(trace), "--plot", str(path)).exit_code == 0
+    other = write(tmp_path / "other.jsonl", by_hand()[:-1])  # another number of points
+    assert run("analyze", str(trace), str(other), "--plot", str(path)).exit_code == 0
     assert path.stat().st_size > 1000
     assert "matplotlib.pyplot" not in sys.modules  # it would look for a display
