@@ -80,7 +80,8 @@ class Adaptive:
 
     def aged(self, value: float, gap: Forecast, age: float) -> float:
         """The same seconds saved, for the room that one return takes at best from now on."""
-        return value * soonest(gap, 0.0) / soonest(gap, age) if gap.cdf[-1] else 0.0
+        now_s = soonest(gap, age)
+        return value * soonest(gap, 0.0) / now_s if now_s < math.inf else 0.0
 
     def _with_hint(self, turn: FinishedTurn, stake: Stake, pin: BestPin) -> tuple[float, bool]:
         """The TTL, and whether the client's word made it longer.

@@ -101,3 +101,20 @@ def test_soonest_by_brute_force(forecast: Forecast, age: float) -> None:
         assert found == math.inf
     elif 1.0 - forecast.within(age) > 1e-3:  # else the differences above are mostly rounding
         assert found == pytest.approx(min(ratios), rel=1e-3)
+
+
+@given(forecasts(), st.floats(0, 1e5), st.floats(0, 1e3))
+def test_an_aged_value_is_a_number_and_where_it_began_it_is_the_same(
+    forecast: Forecast, age: float, value: float
+) -> None:
+    aged = Adaptive(60.0).aged(value, forecast, age)
+    assert 0.0 <= aged < math.inf
+    is_expected = forecast.cdf[-1] > 1e-6
+    assert Adaptive(60.0).aged(value, forecast, 0.0) == pytest.approx(value * is_expected)
+
+
+@pytest.mark.parametrize("share", [7e-33, 1e-6])
+def test_a_pin_of_tools_that_hardly_ever_return_is_worth_nothing(share: float) -> None:
+    """Eight tools in one turn that all but never return: 7e-33 that all of them do."""
+    hardly = Forecast([share * (edge >= 1.0) for edge in EDGES])
+    assert [Adaptive(60.0).aged(1.0, hardly, age) for age in (0.0, 5.0)] == [0.0, 0.0]
