@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import math
 
-from continuum_connector.costs.forecast import EDGES, Forecast
+from continuum_connector.costs.forecast import Forecast
 from continuum_connector.policy.base import (
     After,
     Choice,
@@ -28,7 +28,7 @@ from continuum_connector.policy.base import (
     Snapshot,
     let_go,
 )
-from continuum_connector.policy.worth import BestPin, Stake, best_pin, soonest
+from continuum_connector.policy.worth import BestPin, Stake, best_pin, longest_pin, soonest
 
 # To take a hold on a block and to let go of it takes so long, and the step waits: 1.5 ms for
 # 6,500 blocks (field.md 0.7). A pin that saves less is not worth its own making.
@@ -93,12 +93,9 @@ class Adaptive:
         hint = turn.hints.ttl_s
         if hint is None:
             return ttl_s, False
-        limit = min(hint, self._max_ttl_s)
-        for longer in (limit, *(edge for edge in reversed(EDGES) if edge < limit)):
-            if longer <= ttl_s:
-                break
-            if stake.gain(turn.gap, longer) >= 0.0:
-                return longer, True
+        longest = longest_pin(turn.gap, stake, min(hint, self._max_ttl_s))
+        if longest > ttl_s:
+            return longest, True
         return (ttl_s if hint else 0.0), False
 
 

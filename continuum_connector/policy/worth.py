@@ -8,7 +8,7 @@ charged H(t), where Continuum's paper charges the whole t.
 from __future__ import annotations
 
 import math
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
 from operator import truediv
@@ -72,6 +72,20 @@ def best_pin(forecast: Forecast, stake: Stake, num_blocks: int, max_ttl_s: float
     best = max(gains, default=0.0)
     value = max(map(truediv, saved, held), default=0.0) / num_blocks
     return BestPin(EDGES[gains.index(best)] if best > 0.0 else 0.0, max(best, 0.0), value)
+
+
+def longest_pin(forecast: Forecast, stake: Stake, limit_s: float) -> float:
+    """Return the longest TTL of `limit_s` and EDGES below it that costs no more than it saves.
+
+    0 if there is none.
+    """
+    if stake.gain(forecast, limit_s) >= 0.0:
+        return limit_s
+    num_edges = bisect_left(EDGES, limit_s)
+    # All gains in one pass: asking for one after the other takes ten times as long.
+    saved, held = stake.saved(forecast.cdf[:num_edges]), forecast.held_at
+    longest = (i for i in reversed(range(num_edges)) if saved[i] >= stake.cost * held[i])
+    return next((EDGES[index] for index in longest), 0.0)
 
 
 def soonest(forecast: Forecast, age: float) -> float:

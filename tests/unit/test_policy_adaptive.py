@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from continuum_connector.costs.forecast import EDGES, Forecast
+from continuum_connector.policy import adaptive
 from continuum_connector.policy.adaptive import HOLD_S, MIN_P_READ, Adaptive
 from continuum_connector.policy.base import (
     After,
@@ -22,6 +23,7 @@ from continuum_connector.policy.base import (
     Snapshot,
 )
 from continuum_connector.policy.oracle import Oracle
+from continuum_connector.policy.worth import Stake
 from continuum_connector.programs.program import Hints
 from tests.unit.deciding import curve, finished, forecasts, world
 
@@ -57,6 +59,11 @@ def situations(draw: st.DrawFn) -> tuple[dict[str, Any], dict[str, Any]]:
         "residence_s": draw(st.one_of(st.just(math.inf), st.floats(0.1, 1e4))),
     }
     return turn, snapshot
+
+
+def stake_of(turn: FinishedTurn, snapshot: Snapshot) -> Stake:
+    p_read = turn.gap.within(snapshot.residence_s) if snapshot.has_tier else 0.0
+    return adaptive._stake(turn, snapshot, adaptive._stored_s(turn, snapshot, p_read), p_read)
 
 
 def brute_force(turn: FinishedTurn, snapshot: Snapshot) -> dict[str, float]:
@@ -277,6 +284,31 @@ def test_a_client_that_asks_for_more_than_its_turn_is_worth_gets_what_that_is() 
     assert ttl(decide(finished(gap=gap, prefill_s=10.0), world(price=0.1))) == EDGES[two]
     assert 6.0 < ttl(decide(turn, world(price=0.1))) < 8.0
     assert ttl(decide(turn, world(price=1.0))) == 0.0
+
+
+@given(situations(), st.floats(0.01, 100))
+def test_a_client_gets_the_longest_ttl_that_costs_no_more_than_it_saves(
+    situation: tuple[dict[str, Any], dict[str, Any]], hint_s: float
+) -> None:
+    known, snapshot = situation[0], world(**situation[1])
+    own_s = ttl(decide(finished(**known), snapshot))
+    turn = finished(hints=Hints(ttl_s=hint_s), **known)
+    stake = stake_of(turn, snapshot)
+    limit = min(hint_s, 60.0)
+    pays = [t for t in (*EDGES, limit) if t <= limit and stake.gain(turn.gap, t) >= 0.0]
+    assert ttl(decide(turn, snapshot)) == pytest.approx(max([own_s, *pays]))
+
+
+def test_a_hint_asks_the_forecast_for_no_more_than_a_few_times(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Each costs microseconds, and the scheduler's step waits: not one for each of 47 edges."""
+    asked = []
+    within = Forecast.within
+    monkeypatch.setattr(Forecast, "within", lambda *args: asked.append(1) or within(*args))
+    never = finished(hints=Hints(ttl_s=60.0), gap=Forecast([1e-3] * len(EDGES)), prefill_s=1.0)
+    assert ttl(decide(never, world(price=1.0))) == 0.0
+    assert len(asked) < 6
 
 
 @pytest.mark.parametrize("has_tier", [False, True])
