@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
 
 from continuum_connector.costs.loading import CopyModel
@@ -14,8 +13,16 @@ from continuum_connector.costs.step_clock import Work
 
 GUESSED_LATENCY_S, GUESSED_BUS = 1e-3, 12e9  # a step's, and bytes per second: half of PCIe 4.0 x16
 LONG_PREFIX = 32768  # tokens; the second length at which the prefill metric is given
-# The parts of a state file: name -> numbers in it.
-PARTS = {"prefill": 5, "load": 2, "store": 2, "memoryfulness": 7}
+# The parts of a state file: name -> numbers in it, and what none of them exceeds. A unit of work
+# that took eleven days, a sum over programs of a million turns; squares of them are still finite.
+MAX_COST_S, MAX_SUM = 1e6, 1e18
+PARTS = {
+    "prefill": (5, MAX_COST_S),
+    "load": (2, MAX_COST_S),
+    "store": (2, MAX_COST_S),
+    "memoryfulness": (7, MAX_SUM),
+}
+NOTHING = 1e-15  # seconds; what is below it counts as 0, so that its inverse is finite
 
 
 class Costs:
@@ -149,9 +156,10 @@ class Costs:
 
 
 def _numbers(name: str, value: object) -> list[float] | None:
-    """The numbers of a part, if there are as many as it has, finite and from 0."""
-    if not isinstance(value, list) or len(value) != PARTS[name]:
+    """The numbers of a part, if there are as many as it has, from 0 to what can be."""
+    num, most = PARTS[name]
+    if not isinstance(value, list) or len(value) != num:
         return None
-    if not all(type(each) in (int, float) and 0.0 <= each < math.inf for each in value):
+    if not all(type(each) in (int, float) and 0.0 <= each <= most for each in value):
         return None
-    return [float(each) for each in value]
+    return [float(each) if each >= NOTHING else 0.0 for each in value]

@@ -88,7 +88,11 @@ class RobustFit:
         else:
             predicted = seconds
         for _ in range(ROUNDS):
-            solution = self._solve(x / predicted[:, None], seconds / predicted, weight)
+            try:
+                with np.errstate(all="raise", under="ignore"):
+                    solution = self._solve(x / predicted[:, None], seconds / predicted, weight)
+            except (np.linalg.LinAlgError, FloatingPointError):  # beyond what floats tell apart
+                return
             fitted = x @ solution
             predicted = np.where(fitted > 0.0, fitted, seconds)
             weight = recent / np.maximum(np.abs(seconds / predicted - 1.0), FLAT)

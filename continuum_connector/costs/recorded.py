@@ -6,8 +6,9 @@ from bisect import bisect_left, insort
 from collections import OrderedDict, deque
 from collections.abc import Mapping, Sequence
 from itertools import islice
-from math import inf
 from typing import Any
+
+from continuum_connector.costs.forecast import EDGES
 
 MAX_RECORDS = 1000  # of a tool, the most recent: ten times what the paper asks for (its K = 100)
 MAX_TOOLS = 256
@@ -36,7 +37,10 @@ class _Window:
 
 
 class RecordedGaps:
-    """Continuum's S[f] and S: gaps in seconds by tool name, and of all; bounded in both."""
+    """Continuum's S[f] and S: gaps in seconds by tool name, and of all; bounded in both.
+
+    A gap longer than EDGES[-1] counts as that long.
+    """
 
     def __init__(self) -> None:
         self._all = _Window()
@@ -44,6 +48,7 @@ class RecordedGaps:
 
     def add(self, tool: str | None, gap_s: float) -> None:
         """Record a gap after a call of `tool`, None if that is not known."""
+        gap_s = min(gap_s, EDGES[-1])
         self._all.add(gap_s)
         if tool is None:
             return
@@ -80,7 +85,7 @@ def _refill(window: _Window, gaps: object) -> int:
     """Put `gaps` into `window`; 1 if some of them are no gaps."""
     if not isinstance(gaps, list):
         return 1
-    fitting = [g for g in gaps if isinstance(g, float) and 0.0 <= g < inf]
+    fitting = [g for g in gaps if isinstance(g, float) and 0.0 <= g <= EDGES[-1]]
     for gap_s in fitting[-MAX_RECORDS:]:
         window.add(gap_s)
     return int(len(fitting) < len(gaps))

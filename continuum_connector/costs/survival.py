@@ -15,7 +15,6 @@ import binascii
 from array import array
 from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
-from math import isfinite
 from typing import TypeAlias
 
 import numpy as np
@@ -32,6 +31,7 @@ HALF_LIFE = 100
 
 _GROWTH = 2.0 ** (1.0 / HALF_LIFE)  # instead of shrinking the old, the new weigh more
 _TOO_HEAVY = 1e6  # then all is scaled down: once in 20 half-lives
+_MOST = 1e12  # and no count can be above it
 _ONE = np.ones(1)
 _NUM_BINS = len(EDGES)  # bin i ends at EDGES[i]; what lasts longer than the last has no bin
 
@@ -105,7 +105,7 @@ class Survival:
             counts = array("d", binascii.a2b_base64(encoded.encode()))
         except ValueError:
             return None
-        if len(counts) != len(self._counts) or not 0.0 < unit <= 2 * _TOO_HEAVY:
+        if len(counts) != len(self._counts) or not 1.0 <= unit <= 2 * _TOO_HEAVY:
             return None
         self._unit, self._total, self._counts = unit, total, counts
         return self if total >= 0.0 and self._is_sound() else None
@@ -116,7 +116,7 @@ class Survival:
 
     def _is_sound(self) -> bool:
         """Whether the numbers are counts of something: nobody returns who was not at risk."""
-        if not isfinite(sum(self._counts)) or not isfinite(self._total):
+        if not all(abs(number) <= _MOST for number in (self._total, *self._counts)):  # nor NaN
             return False
         returned, at_risk = self._returned_and_at_risk()
         slack = 1e-6 * max(self._total, self._unit)

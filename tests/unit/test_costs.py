@@ -9,6 +9,8 @@ from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from continuum_connector.account import Account
 from continuum_connector.costs.costs import LONG_PREFIX, PARTS, Costs
@@ -16,6 +18,9 @@ from continuum_connector.costs.memory import MIN_PROGRAMS, Memoryfulness
 from continuum_connector.costs.price import TIME_CONSTANT_S, Price
 from continuum_connector.costs.queueing import MAX_AGE_S, WINDOW, Queueing
 from continuum_connector.costs.step_clock import MAX_IN_FLIGHT, StepClock, Work
+from continuum_connector.policy.adaptive import Adaptive
+from continuum_connector.policy.base import FinishedTurn, Snapshot
+from continuum_connector.programs.program import Hints
 
 
 # --- queueing -----------------------------------------------------------------------------
@@ -259,6 +264,9 @@ def test_what_is_known_outlives_a_restart() -> None:
         {"store": [True, 1.0]},
         {"memoryfulness": {}},
         {"tomorrow": [1]},
+        {"load": [10**400, 1]},
+        {"prefill": [1e300] * 5},
+        {"memoryfulness": [30.0, 10.0, 1e200, 1.0, 1.0, 1.0, 1.0]},
     ],
 )
 def test_what_is_wrong_in_a_state_is_left_out_and_counted(wrong: dict[str, Any]) -> None:
@@ -272,6 +280,46 @@ def test_a_state_written_by_hand_does_no_harm() -> None:
     costs = Costs(512)
     assert costs.restore({"memoryfulness": [100.0] + [0.0] * 6}) == 0
     assert costs.eta == 1.0
+
+
+NUMBERS = st.one_of(
+    st.sampled_from([0, 1, -1, 5e-324, 1e-200, 1e-15, 1e6, 1e18, 1e200, 1e308, 10**30, 10**400]),
+    st.floats(),
+    st.floats(0, 1e18),
+)
+STATES = st.fixed_dictionaries(
+    {}, optional={name: st.lists(NUMBERS, min_size=n, max_size=n) for name, (n, _) in PARTS.items()}
+)
+
+
+@settings(max_examples=150, deadline=None)
+@given(STATES)
+def test_nothing_raises_whatever_was_restored(state: dict[str, list[float]]) -> None:
+    """No step, no decision and no gauge, and every number is one."""
+    costs = Costs(512)
+    costs.restore(state)
+    for number in range(40):
+        costs.step(Work(100 + number, 5e4, 3, 3000), 0.01 + number * 1e-5)
+        costs.loaded(number + 1, 0.01)
+        costs.stored(number + 1, 0.01)
+        costs.program_over(number % 7 + 1)
+    assert all(math.isfinite(value) for _, value, _ in costs.gauges(1.0))
+    turn = FinishedTurn(
+        "p", 1, 1000, 60, Hints(), prefill_s=costs.prefill_s(1000), load_s=costs.load_s(60)
+    )
+    world = Snapshot(
+        now=1.0,
+        num_blocks=1000,
+        num_free_blocks=0,
+        num_pinned_blocks=0,
+        num_waiting=3,
+        has_tier=True,
+        mean_blocks=60.0,
+        price=1e-3,
+        queueing_s=1.0,
+        eta=costs.eta,
+    )
+    assert Adaptive(60.0).decide(turn, world).decision
 
 
 def test_before_any_copy_was_seen_a_block_takes_what_its_bytes_take_on_a_slow_bus() -> None:

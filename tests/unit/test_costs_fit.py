@@ -127,6 +127,14 @@ def test_costs_are_never_negative_whatever_comes() -> None:
         assert all(0.0 <= c < float("inf") for c in fit.coefficients)
 
 
+def test_what_floats_cannot_tell_apart_changes_nothing() -> None:
+    fit = RobustFit(2)
+    fit.seed((1e300, 1e300))
+    for number in range(40):
+        fit.add((1.0, number), 0.01)
+    assert fit.coefficients == (1e300, 1e300)
+
+
 def test_a_seed_answers_at_once_and_fades_where_steps_are_seen() -> None:
     model = PrefillModel(CHUNK)
     model.seed([2 * c for c in TRUE])

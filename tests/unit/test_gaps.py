@@ -15,6 +15,7 @@ from continuum_connector.costs.forecast import EDGES
 from continuum_connector.costs.gaps import MILESTONES, Gaps
 from continuum_connector.costs.recorded import MAX_RECORDS, MAX_SAVED, MAX_TOOLS, RecordedGaps
 from continuum_connector.costs.survival import HALF_LIFE
+from continuum_connector.policy.contextserve import return_quantile
 from continuum_connector.toolcalls.asked import UNREAD, Asked, Ending, ToolCall
 
 RUN = Asked(Ending.CALLS, (ToolCall("run", "-q"),))
@@ -205,6 +206,15 @@ def test_what_is_no_gap_is_not_restored() -> None:
     assert recorded.load_state(saved) == 3
     assert recorded.of("run") == ([2.0], [1.0])
     assert recorded.of("walk") == recorded.of("talk") == ((), [1.0])
+
+
+def test_a_gap_beyond_the_grid_is_as_long_as_the_grid_and_none_longer_is_restored() -> None:
+    recorded = RecordedGaps()
+    recorded.add("run", 1e308)
+    assert recorded.of("run") == ([EDGES[-1]], [EDGES[-1]])
+    assert RecordedGaps().load_state(recorded.to_state()) == 0
+    assert recorded.load_state({"all": [], "tools": {"walk": [1e308, 1e-3, 1e308]}}) == 1
+    assert return_quantile(recorded.of("walk")[0], 0.9) < 100.0
 
 
 def test_recorded_tools_are_bounded() -> None:

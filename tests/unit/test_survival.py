@@ -190,6 +190,8 @@ SOUND = after_json(counted(1.0, 2.0))
         [float("nan"), 2.0, SOUND[2]],  # type: ignore[index]
         [1.0, float("inf"), SOUND[2]],  # type: ignore[index]
         [1.0, "2", SOUND[2]],  # type: ignore[index]
+        [1.0, 1e300, SOUND[2]],  # type: ignore[index]
+        [5e-324, 2.0, SOUND[2]],  # type: ignore[index]
     ],
 )
 def test_what_is_not_a_state_is_refused(state: object) -> None:
