@@ -8,6 +8,7 @@
 
 P, H: see worth.py. k = blocks / mean_blocks, how many average turns' room this one takes;
 queueing = T * max(eta, 0) / max(1, crowd), crowd = waiting turns for each that fits into VRAM.
+The price is charged as FORESEEN / mean_blocks where it is less.
 With price = 1 / mean_blocks, H(tau) = tau and no crowd, `pin` is Continuum's Equation 1, net.
 docs/decisions.md has the reasons, and what follows for each kind of gap.
 """
@@ -15,8 +16,10 @@ docs/decisions.md has the reasons, and what follows for each kind of gap.
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 from continuum_connector.costs.forecast import Forecast
+from continuum_connector.costs.price import QUIET
 from continuum_connector.policy.base import (
     After,
     Choice,
@@ -33,6 +36,13 @@ from continuum_connector.policy.worth import BestPin, Stake, best_pin, longest_p
 # To take a hold on a block and to let go of it takes so long, and the step waits: 1.5 ms for
 # 6,500 blocks (field.md 0.7). A pin that saves less is not worth its own making.
 HOLD_S = 0.25e-6
+# What keeping is charged at least: the share of time in which somebody will wait for the room
+# while the price still says that nobody does. A tenth of what the price itself takes for quiet;
+# at the price's own pace of forgetting, a server that has not seen anybody wait for 3.5 minutes.
+FORESEEN = QUIET / 10
+# Whoever is expected back within max_ttl_s with less is not pinned: of such pins nine in ten fill
+# VRAM for nobody, and what is freed lies in vLLM's own prefix cache anyway.
+MIN_P_BACK = 0.1
 # A store into a full DRAM takes another program's place: more likely read than not, or none.
 MIN_P_READ = 0.5
 # Of two programs needed equally soon the older is worth more: 1 ms per 11 days of age.
@@ -57,7 +67,7 @@ class Adaptive:
         stored_s = _stored_s(turn, snapshot, p_read)
         stake = _stake(turn, snapshot, stored_s, p_read)
         pin = best_pin(turn.gap, stake, turn.num_blocks, self._max_ttl_s)
-        ttl_s, asked_for = self._with_hint(turn, stake, pin)
+        ttl_s, asked_for = self._with_hint(turn, snapshot, stake, pin)
         offload = stake.weight * p_read * stored_s
         values = {"free": 0.0, "pin": pin.gain}
         if snapshot.has_tier:
@@ -71,7 +81,7 @@ class Adaptive:
             )
         if stored_s:
             return Choice(Offload(), _why_offload(turn, p_read), values)
-        return Choice(Free(), _why_free(turn, snapshot, p_read), values)
+        return Choice(Free(), self._why_free(turn, snapshot, p_read), values)
 
     def dram_rank(self, resident: Resident, now: float) -> float:
         """Minus the seconds until the program's blocks are used next; older programs first."""
@@ -83,20 +93,41 @@ class Adaptive:
         now_s = soonest(gap, age)
         return value * soonest(gap, 0.0) / now_s if now_s < math.inf else 0.0
 
-    def _with_hint(self, turn: FinishedTurn, stake: Stake, pin: BestPin) -> tuple[float, bool]:
+    def _p_back(self, gap: Forecast) -> float:
+        return gap.within(self._max_ttl_s)
+
+    def _with_hint(
+        self, turn: FinishedTurn, snapshot: Snapshot, stake: Stake, pin: BestPin
+    ) -> tuple[float, bool]:
         """The TTL, and whether the client's word made it longer.
 
-        A client gets what it asks for as long as that costs others no more than it saves;
-        0 s asked for is no pin.
+        A client gets what it asks for as long as that costs others no more than it saves, at
+        the price of now: what it adds gives way before every other pin. 0 s asked for is no pin.
         """
-        ttl_s = pin.ttl_s if pin.gain > HOLD_S * turn.num_blocks else 0.0
+        pays = pin.gain > HOLD_S * turn.num_blocks and self._p_back(turn.gap) >= MIN_P_BACK
+        ttl_s = pin.ttl_s if pays else 0.0
         hint = turn.hints.ttl_s
         if hint is None:
             return ttl_s, False
+        stake = replace(stake, cost=snapshot.price * turn.num_blocks)
         longest = longest_pin(turn.gap, stake, min(hint, self._max_ttl_s))
         if longest > ttl_s:
             return longest, True
         return (ttl_s if hint else 0.0), False
+
+    def _why_free(self, turn: FinishedTurn, snapshot: Snapshot, p_read: float) -> str:
+        if not turn.gap.cdf[-1]:
+            return "nobody expects it back"
+        if not turn.prefill_s:
+            return "what a prefill takes is not known yet"
+        if not snapshot.has_tier:
+            back = f"{self._p_back(turn.gap):.0%} are back within {self._max_ttl_s:g} s"
+            return f"no pin pays: {back}, {turn.prefill_s:.3g} s to compute again"
+        if turn.prefill_s <= turn.load_s:
+            return f"no pin pays; {turn.prefill_s:.3g} s to compute, {turn.load_s:.3g} s to load"
+        return (
+            f"no pin pays; only {p_read:.0%} are back within {snapshot.residence_s:.3g} s in DRAM"
+        )
 
 
 def _stored_s(turn: FinishedTurn, snapshot: Snapshot, p_read: float) -> float:
@@ -113,12 +144,13 @@ def _stake(turn: FinishedTurn, snapshot: Snapshot, stored_s: float, p_read: floa
     # T grows with the queue without end; a pin passes by no more than its own share of it.
     crowd = snapshot.num_waiting * snapshot.mean_blocks / max(snapshot.num_blocks, 1)
     queueing_s = snapshot.queueing_s * max(snapshot.eta, 0.0) / max(crowd, 1.0)
+    weight = turn.num_blocks / max(snapshot.mean_blocks, 1.0)
     return Stake(
         pinned_s=turn.prefill_s + queueing_s,
         stored_s=stored_s,
         p_stored=p_read,
-        weight=turn.num_blocks / max(snapshot.mean_blocks, 1.0),
-        cost=snapshot.price * turn.num_blocks,
+        weight=weight,
+        cost=max(snapshot.price * turn.num_blocks, FORESEEN * weight),
     )
 
 
@@ -144,15 +176,3 @@ def _why_offload(turn: FinishedTurn, p_read: float) -> str:
         f"no pin pays; {p_read:.0%} are back while it is in DRAM: "
         f"{turn.load_s:.3g} s to load, {turn.prefill_s:.3g} s to compute"
     )
-
-
-def _why_free(turn: FinishedTurn, snapshot: Snapshot, p_read: float) -> str:
-    if not turn.gap.cdf[-1]:
-        return "nobody expects it back"
-    if not turn.prefill_s:
-        return "what a prefill takes is not known yet"
-    if not snapshot.has_tier:
-        return f"no pin pays: {turn.prefill_s:.3g} s to compute again"
-    if turn.prefill_s <= turn.load_s:
-        return f"no pin pays; {turn.prefill_s:.3g} s to compute, {turn.load_s:.3g} s to load"
-    return f"no pin pays; only {p_read:.0%} are back within {snapshot.residence_s:.3g} s in DRAM"

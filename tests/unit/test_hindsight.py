@@ -7,7 +7,7 @@ import random
 import pytest
 
 from continuum_connector.analysis.hindsight import Stakes
-from continuum_connector.policy.adaptive import HOLD_S
+from continuum_connector.policy.adaptive import FORESEEN, HOLD_S
 from continuum_connector.policy.base import FinishedTurn, Pin, Snapshot, name_of
 from continuum_connector.policy.oracle import Oracle
 from continuum_connector.programs.program import Hints
@@ -71,5 +71,7 @@ def test_the_oracle_has_no_regret_beyond_its_grid(seed: int) -> None:
     assert stakes is not None
     regret = stakes.regret(gap_s)
     # Its forecast knows a gap to a fifth, and it holds nothing for less than holding takes.
+    # Nor does it keep what is not worth FORESEEN, where nobody came to wait in the end.
     grid = 0.2 * world.price * turn.num_blocks * (gap_s or 0.0)
-    assert 0.0 <= regret.seconds <= grid + HOLD_S * turn.num_blocks
+    foreseen = 1.2 * FORESEEN * stakes.weight * (gap_s or 0.0)
+    assert 0.0 <= regret.seconds <= grid + foreseen + HOLD_S * turn.num_blocks

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from continuum_connector.costs.forecast import EDGES, Forecast
 from continuum_connector.policy import adaptive
-from continuum_connector.policy.adaptive import HOLD_S, MIN_P_READ, Adaptive
+from continuum_connector.policy.adaptive import FORESEEN, HOLD_S, MIN_P_BACK, MIN_P_READ, Adaptive
 from continuum_connector.policy.base import (
     After,
     Choice,
@@ -72,13 +72,14 @@ def brute_force(turn: FinishedTurn, snapshot: Snapshot) -> dict[str, float]:
     queueing_s = snapshot.queueing_s * max(0.0, snapshot.eta)
     queueing_s /= max(1.0, snapshot.num_waiting / (snapshot.num_blocks / snapshot.mean_blocks))
     ttls = [0.0, *(edge for edge in EDGES if edge <= 60.0)]
+    cost = max(snapshot.price * turn.num_blocks, FORESEEN * k)
     residence_s = min(snapshot.residence_s, EDGES[-1])
 
     def pin(ttl_s: float, from_dram_s: float) -> float:
         in_time = gap.within(ttl_s)
         later = max(0.0, gap.within(residence_s) - in_time)
         saved = in_time * (turn.prefill_s + queueing_s) + later * from_dram_s
-        return k * saved - snapshot.price * turn.num_blocks * gap.held(ttl_s)
+        return k * saved - cost * gap.held(ttl_s)
 
     values = {"free": 0.0, "pin": max(pin(ttl_s, 0.0) for ttl_s in ttls)}
     if snapshot.has_tier:
@@ -106,6 +107,9 @@ def test_the_best_alternative_by_brute_force_is_chosen(
         case _:
             name = "free"
     # What is left on the table is at most what the making of a pin costs.
+    if turn.gap.within(60.0) < MIN_P_BACK:
+        assert "pin" not in name
+        expected = {n: value for n, value in expected.items() if "pin" not in n}
     lost = max(expected.values()) - expected[name]
     assert lost <= HOLD_S * turn.num_blocks + 1e-6 * max(1.0, *expected.values())
     assert name in choice.values
@@ -158,6 +162,8 @@ def test_a_pin_is_made_where_its_value_is_above_the_price(
     if not isinstance(free.decision, Pin) or free.decision.value < 1e-6:
         return
     price = free.decision.value * (1.01 if is_above else 0.8)
+    if price <= FORESEEN / situation[1]["mean_blocks"]:
+        return  # that much is charged in any case
     snapshot = world(**situation[1] | {"price": price})
     values = decide(turn, snapshot).values
     gain = values.get("pin_store", values["pin"]) - values.get("offload", 0.0)
@@ -233,9 +239,29 @@ def test_an_anti_memoryful_workload_is_no_reason_to_compute_twice() -> None:
 
 def test_a_pin_that_saves_less_than_its_making_takes_is_not_made() -> None:
     """1,000 blocks of an average turn of 1,000: 0.25 ms to hold them and to let them go."""
-    for prefill_s, is_kept in ((0.00024, False), (0.00026, True)):
-        turn = finished(1000, gap=BACK_IN_2_S, prefill_s=prefill_s)
+    for prefill_s, is_kept in ((0.00024, False), (0.00027, True)):
+        turn = finished(1000, gap=Forecast.known(0.01), prefill_s=prefill_s)
         assert isinstance(decide(turn, world(mean_blocks=1000.0)).decision, Pin) is is_kept
+
+
+def test_without_pressure_a_pin_must_still_be_worth_the_little_that_is_to_be_expected() -> None:
+    """1 s saved is worth 1,000 s of room that nobody waits for, and no more."""
+    for prefill_s, is_kept in ((0.0018, False), (0.0025, True)):  # the grid says 2 to 2.3 s
+        turn = finished(gap=BACK_IN_2_S, prefill_s=prefill_s)
+        assert isinstance(decide(turn, world()).decision, Pin) is is_kept
+
+
+@pytest.mark.parametrize("has_tier", [False, True])
+def test_nine_in_ten_pins_in_vain_are_too_many_whatever_the_tenth_saves(has_tier: bool) -> None:
+    for p_back, is_kept in ((0.01, False), (0.09, False), (0.11, True)):
+        turn = finished(gap=curve([(20.0, p_back)]), prefill_s=1e3, load_s=1.0)
+        choice = decide(turn, world(has_tier))
+        assert isinstance(choice.decision, Pin) is is_kept
+        assert isinstance(choice.decision, Offload) is (has_tier and not is_kept)
+        if not has_tier and not is_kept:
+            assert choice.why == (
+                f"no pin pays: {p_back:.0%} are back within 60 s, 1e+03 s to compute again"
+            )
 
 
 def test_dram_that_loads_no_faster_than_prefill_is_not_written() -> None:
@@ -293,7 +319,7 @@ def test_a_client_gets_the_longest_ttl_that_costs_no_more_than_it_saves(
     known, snapshot = situation[0], world(**situation[1])
     own_s = ttl(decide(finished(**known), snapshot))
     turn = finished(hints=Hints(ttl_s=hint_s), **known)
-    stake = stake_of(turn, snapshot)
+    stake = replace(stake_of(turn, snapshot), cost=snapshot.price * turn.num_blocks)
     limit = min(hint_s, 60.0)
     pays = [t for t in (*EDGES, limit) if t <= limit and stake.gain(turn.gap, t) >= 0.0]
     assert ttl(decide(turn, snapshot)) == pytest.approx(max([own_s, *pays]))
