@@ -8,8 +8,9 @@ from collections.abc import Sequence
 # A correlation over n programs is uncertain by about 1 / sqrt(n): 0.22 here. Below that the
 # paper's cold start holds: every program takes the same number of turns, eta = 1.
 MIN_PROGRAMS = 20
-HALF_LIFE = 500  # programs; a server's agents change with deployments, not by the minute
-_DECAY = 0.5 ** (1 / HALF_LIFE)
+# Turns, some 500 programs; a server's agents change with deployments, not by the minute. By
+# turns, so that a crowd of short programs does not drive out what a few long ones taught.
+HALF_LIFE = 5000
 
 
 class Memoryfulness:
@@ -42,7 +43,8 @@ class Memoryfulness:
             (n - 1) * n * (2 * n - 1) / 6,
             n * (n + 1) * (n - 1) / 6,
         )
-        self._sums = [s * _DECAY + t for s, t in zip(self._sums, terms, strict=True)]
+        decay = 0.5 ** (n / HALF_LIFE)
+        self._sums = [s * decay + t for s, t in zip(self._sums, terms, strict=True)]
 
     @property
     def eta(self) -> float:

@@ -59,7 +59,8 @@ class Program:
     """One agent run.
 
     `arrival` orders programs (first come, first served): monotonic seconds of its first
-    turn's arrival. `active` are the request ids of its turns not yet finished.
+    turn's arrival. `active` are the request ids of its turns not yet finished. `num_counted`:
+    turns up to its last long silence; those after it are a program of their own for statistics.
     """
 
     key: str
@@ -67,6 +68,7 @@ class Program:
     arrival: float
     num_turns: int = 0
     num_finished: int = 0
+    num_counted: int = 0
     last_seen: float = 0.0
     last_finish: float | None = None
     num_kept_tokens: int = 0  # of its last finished turn, in full blocks

@@ -138,6 +138,7 @@ class ProgramTable:
 def _start_over(program: Program, now: float) -> None:
     """Give a finished program's key a new life: it queues and counts as one that just came."""
     program.arrival = now
-    program.num_turns = program.num_finished = program.num_kept_tokens = 0
+    program.num_turns = program.num_finished = program.num_counted = 0
+    program.num_kept_tokens = 0
     program.last_finish = program.parent = None
     program.final = False

@@ -19,7 +19,7 @@ from continuum_connector.policy.base import (
     Snapshot,
 )
 from continuum_connector.policy.hinted import Hinted
-from continuum_connector.programs.program import Hints, Program
+from continuum_connector.programs.program import Hints, IdentitySource, Program
 from continuum_connector.scheduler.pins import Pin
 from continuum_connector.scheduler.transfers import Kind, Transfer, TransferState
 from continuum_connector.scheduler.turn import Turn, TurnEnd
@@ -158,4 +158,8 @@ class Decider:
 
     def _over(self, program: Program, num_turns: int, now: float) -> None:
         self.gaps.ended(program.key, now)
-        self.costs.program_over(num_turns)
+        num_new, program.num_counted = num_turns - program.num_counted, num_turns
+        # One request that nobody gave a name and nothing followed is a question, no program:
+        # a chat among agents would hide how long those are.
+        if num_turns > 1 or program.source is not IdentitySource.NONE:
+            self.costs.program_over(num_new)

@@ -107,6 +107,12 @@ def test_eta_follows_a_new_kind_of_program() -> None:
     assert eta_of(np.random.default_rng(0).geometric(0.1, 500).tolist() + [8] * 5000) > 0.9
 
 
+def test_short_programs_do_not_drive_out_what_long_ones_taught() -> None:
+    """A thousand single turns weigh as much as a hundred agents of ten."""
+    lengths = [10 + number % 5 for number in range(200)] + [1] * 1000
+    assert eta_of(lengths) == pytest.approx(brute_force(lengths), abs=0.1)
+
+
 # --- price --------------------------------------------------------------------------------
 def test_price_is_zero_while_nobody_waits() -> None:
     price = Price()

@@ -116,6 +116,34 @@ def test_a_program_is_over_with_its_last_turn_or_after_a_long_silence() -> None:
     assert over == [2, 2]
 
 
+def test_what_a_program_does_after_a_long_silence_is_a_program_of_its_own() -> None:
+    engine = AgentEngine(200)
+    over: list[int] = []
+    engine.connector.costs.program_over = over.append
+    engine.run_turn("a", 100, program="p")
+    for before, after in ("ab", "bc"):
+        engine.clock.advance(OVER_S + 1)
+        engine.run_turn("x" + after, 20, seed=9)
+        engine.run_turn(after, engine.next_prompt(before, 20), program="p")
+    engine.run_turn("d", engine.next_prompt("c", 20), program="p", final=True)
+    assert over == [1, 1, 2]
+    engine.run_turn("e", 100, program="p", final=True)  # a new life
+    assert over == [1, 1, 2, 1]
+
+
+def test_one_request_that_nobody_named_is_no_program() -> None:
+    engine = AgentEngine(200)
+    over: list[int] = []
+    engine.connector.costs.program_over = over.append
+    engine.run_turn("question", 100, seed=1)
+    engine.run_turn("a", 100, seed=2)
+    engine.run_turn("b", engine.next_prompt("a", 40))  # known by its lineage
+    engine.run_turn("named", 100, seed=3, program="p")
+    engine.clock.advance(OVER_S + 1)
+    engine.run_turn("z", 100, seed=4)
+    assert over == [2, 1]
+
+
 def test_after_a_quiet_night_programs_are_over_a_few_per_step() -> None:
     engine = AgentEngine(200)
     over: list[int] = []
