@@ -20,6 +20,7 @@ class Residence:
 
     def __init__(self) -> None:
         self._ages: deque[float] = deque(maxlen=NUM_AGES)
+        self._typical = math.inf  # their median
         self._last = -math.inf
 
     def evicted(self, age_s: float, now: float) -> None:
@@ -27,6 +28,7 @@ class Residence:
         if math.isinf(self.seconds(now)):
             self._ages.clear()
         self._ages.append(age_s)
+        self._typical = statistics.median(self._ages)
         self._last = now
 
     def seconds(self, now: float) -> float:
@@ -37,6 +39,5 @@ class Residence:
         """
         if not self._ages:
             return math.inf
-        typical = statistics.median(self._ages)
-        doublings = (now - self._last) / max(typical, MIN_QUIET_S)
-        return typical * 2.0**doublings if doublings < MAX_DOUBLINGS else math.inf
+        doublings = (now - self._last) / max(self._typical, MIN_QUIET_S)
+        return self._typical * 2.0**doublings if doublings < MAX_DOUBLINGS else math.inf
