@@ -23,6 +23,7 @@ PER_KIND = 8  # latest samples of each; a median of 8 bears three outliers
 # ago says little, but more than nothing, about lengths not seen since.
 HALF_LIFE = 2000
 SEED_DOUBT = 0.3  # another driver, clock or neighbour moves a calibrated cost by about this part
+REFUTED = 4.0  # standard errors between what samples say alone and a seed, and it was a wrong one
 FLAT = 0.05  # relative deviations below it are noise, not reason to weigh one sample less
 ROUNDS = 3  # of reweighting; it starts from the last fit, so it is nearly there
 
@@ -87,28 +88,45 @@ class RobustFit:
             weight = recent / np.maximum(np.abs(seconds / predicted - 1.0), FLAT)
         else:
             predicted = seconds
-        for _ in range(ROUNDS):
-            try:
-                with np.errstate(all="raise", under="ignore"):
-                    solution = self._solve(x / predicted[:, None], seconds / predicted, weight)
-            except (np.linalg.LinAlgError, FloatingPointError):  # beyond what floats tell apart
-                return
-            fitted = x @ solution
-            predicted = np.where(fitted > 0.0, fitted, seconds)
-            weight = recent / np.maximum(np.abs(seconds / predicted - 1.0), FLAT)
+        try:
+            with np.errstate(all="raise", under="ignore"):
+                doubt = self._doubt(x / predicted[:, None], seconds / predicted, weight)
+                for _ in range(ROUNDS):
+                    solution = self._solve(
+                        x / predicted[:, None], seconds / predicted, weight, doubt
+                    )
+                    fitted = x @ solution
+                    predicted = np.where(fitted > 0.0, fitted, seconds)
+                    weight = recent / np.maximum(np.abs(seconds / predicted - 1.0), FLAT)
+        except (np.linalg.LinAlgError, FloatingPointError):  # beyond what floats tell apart
+            return
         self.coefficients = tuple(solution.tolist())
 
-    def _solve(self, x: Array, y: Array, weight: Array) -> Array:
+    def _doubt(self, x: Array, y: Array, weight: Array) -> Array:
+        """By how much each seed may be wrong: a part of it, unless the samples alone refute it.
+
+        A seed that is a hundred times too low would otherwise be a hundred times too sure.
+        """
+        doubt = SEED_DOUBT * self._seed
+        num_spare = len(y) - len(doubt)
+        if num_spare < 1 or not doubt.any():
+            return doubt
+        a, b, ridge = _normal(x, y, weight)
+        root = np.sqrt(a.diagonal() + ridge)
+        inverse = np.linalg.inv((a + np.diag(ridge)) / np.outer(root, root)) / np.outer(root, root)
+        alone = inverse @ b
+        squares = float(weight @ (y - x @ alone) ** 2) / weight.sum() * len(y)
+        noise = max(FLAT, math.sqrt(squares / num_spare))
+        off = np.abs(alone - self._seed)
+        error = np.hypot(noise * np.sqrt(np.maximum(inverse.diagonal(), 0.0)), doubt)
+        return np.where(off > REFUTED * error, off, doubt)
+
+    def _solve(self, x: Array, y: Array, weight: Array, doubt: Array) -> Array:
         """Weighted least squares, drawn to the seed; what falls below 0 is 0."""
-        weight = weight / weight.sum() * len(weight)
-        weighted = x * weight[:, None]
-        a, b = x.T @ weighted, y @ weighted
-        # Just enough to be solvable where features rise and fall together; where there is a seed,
-        # as much as a sample with FLAT of noise weighs against a seed with SEED_DOUBT.
-        scale = a.diagonal() / len(weight)
-        pull = np.where(scale > 0.0, 1e-6 * scale, 1.0)
-        seeded = self._seed > 0.0
-        pull[seeded] = (FLAT / SEED_DOUBT / self._seed[seeded]) ** 2
+        a, b, pull = _normal(x, y, weight)
+        # As much as a sample with FLAT of noise weighs against a seed with its doubt.
+        seeded = doubt > 0.0
+        pull[seeded] = (FLAT / doubt[seeded]) ** 2
         a = a + np.diag(pull)
         b = b + pull * self._seed
         solution = np.zeros(len(b))
@@ -122,3 +140,13 @@ class RobustFit:
                 break
             left = np.delete(left, part.argmin())
         return solution
+
+
+def _normal(x: Array, y: Array, weight: Array) -> tuple[Array, Array, Array]:
+    """The normal equations, and a ridge just enough to solve them where features rise and fall
+    together. Weights come to 1 on average."""
+    weight = weight / weight.sum() * len(weight)
+    weighted = x * weight[:, None]
+    a, b = x.T @ weighted, y @ weighted
+    scale = a.diagonal() / len(weight)
+    return a, b, np.where(scale > 0.0, 1e-6 * scale, 1.0)

@@ -145,6 +145,18 @@ def test_a_seed_answers_at_once_and_fades_where_steps_are_seen() -> None:
     assert_close(model, 0.08)
 
 
+@pytest.mark.parametrize("factor", [1e-6, 1e-3, 0.01, 0.1, 10.0, 1000.0])
+def test_a_wrong_seed_is_corrected_by_some_hundred_steps(factor: float) -> None:
+    """Calibrated on another model or GPU, or written by hand."""
+    model = PrefillModel(CHUNK)
+    model.seed([factor * c for c in TRUE])
+    for step, seconds in steps(500, 1):
+        model.add(step, seconds)
+    assert_close(model, 0.1)
+    model.seed((TRUE[0], factor * TRUE[1], factor * TRUE[2], *TRUE[3:]))
+    assert_close(model, 0.1)
+
+
 def test_a_seed_stays_where_nothing_is_seen() -> None:
     """Only short prompts come; what a long prefix costs is still what calibration found."""
     model = PrefillModel(CHUNK)
