@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from itertools import islice
 from typing import Any
 
+from continuum_connector.costs.bounded import seen
 from continuum_connector.costs.forecast import EDGES
 
 MAX_RECORDS = 1000  # of a tool, the most recent: ten times what the paper asks for (its K = 100)
@@ -52,11 +53,8 @@ class RecordedGaps:
         self._all.add(gap_s)
         if tool is None:
             return
-        window = self._tools.setdefault(tool, _Window())
-        window.add(gap_s)
-        self._tools.move_to_end(tool)
-        if len(self._tools) > MAX_TOOLS:
-            self._tools.popitem(last=False)
+        self._tools.setdefault(tool, _Window()).add(gap_s)
+        seen(self._tools, tool, MAX_TOOLS, lambda window: len(window.recent))
 
     def of(self, tool: str | None) -> tuple[Sequence[float], Sequence[float]]:
         """Gaps of `tool` and of all, ascending; views that the next `add` changes."""

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from continuum_connector.costs import seeds
+from continuum_connector.costs.bounded import FEW, seen
 from continuum_connector.costs.forecast import Forecast
 from continuum_connector.costs.survival import Curve, Row, Survival
 from continuum_connector.toolcalls.asked import Asked, Ending, ToolCall
@@ -21,10 +22,10 @@ from continuum_connector.toolcalls.asked import Asked, Ending, ToolCall
 # Observations that a parent's curve counts as. bench/gaps, where weak signs stand in for names,
 # would have it at 16 or more; names with arguments tell much (they rank gaps with a Spearman
 # correlation of 0.89 in public Claude Code traces), so a few of their own should soon count.
-PRIOR_WEIGHT = 8.0
+PRIOR_WEIGHT = FEW
 
-# Agents have tens of tools, a shell some hundred commands. What exceeds this is the least
-# recently seen; 30 MB if every key is asked about, 0.6 MB with 20 tools of 4 classes.
+# Agents have tens of tools, a shell some hundred commands. What exceeds this is forgotten
+# (bounded.py); 30 MB if every key is asked about, 0.6 MB with 20 tools of 4 classes.
 MAX_TOOLS = 256
 MAX_CLASSES = 16  # of arguments, for each tool
 _WORTH_SAVING = 2.0  # observations; what was seen once says little, and a flood of names is that
@@ -181,7 +182,7 @@ class ToolTimes:
         tool = self._tools.get(name)
         if tool is None:
             tool = self._tools[name] = _Key(seeds.BY_TOOL.get(name))
-        _seen(self._tools, name, MAX_TOOLS)
+        seen(self._tools, name, MAX_TOOLS, _num_seen)
         return tool
 
     def _class(self, call: ToolCall) -> _Key:
@@ -190,7 +191,7 @@ class ToolTimes:
         key = classes.get(name)
         if key is None:
             key = classes[name] = _Key()
-        _seen(classes, name, MAX_CLASSES)
+        seen(classes, name, MAX_CLASSES, _num_seen)
         return key
 
 
@@ -211,11 +212,8 @@ def _short(name: str) -> str:
     return name[:_MAX_NAME]
 
 
-def _seen(keys: OrderedDict[str, _Key], name: str, limit: int) -> None:
-    """`name` was seen just now; beyond `limit` the least recently seen is forgotten."""
-    keys.move_to_end(name)
-    if len(keys) > limit:
-        keys.popitem(last=False)
+def _num_seen(key: _Key) -> float:
+    return key.counts.num_seen
 
 
 def _saved(keys: Mapping[str, _Key]) -> dict[str, Any]:

@@ -227,6 +227,15 @@ def test_recorded_tools_are_bounded() -> None:
     assert len(mine) == len(all_gaps) == MAX_RECORDS
 
 
+def test_recorded_gaps_of_a_tool_survive_a_flood_of_invented_names() -> None:
+    recorded = RecordedGaps()
+    for _ in range(20):
+        recorded.add("pytest", 30.0)
+    for i in range(3 * MAX_TOOLS):
+        recorded.add(f"junk {i}", 1.0)
+    assert recorded.of("pytest")[0] == [30.0] * 20
+
+
 def test_a_restart_forgets_open_gaps_and_nothing_else() -> None:
     rng, gaps = random.Random(3), Gaps(10)
     for _ in range(300):

@@ -214,6 +214,27 @@ def test_ten_thousand_names_stay_bounded() -> None:
     assert times.forecast(asks("steady")).quantile(0.5) == pytest.approx(7.0, rel=0.2)
 
 
+def test_a_flood_of_invented_names_pushes_out_itself() -> None:
+    times = taught(ToolTimes(), asks("pytest", arguments="-q"), 30.0, 20)
+    for i in range(3 * MAX_TOOLS):
+        taught(times, asks(f"junk {i}"), 1.0, 2)
+    f = times.forecast(asks("pytest", arguments="-q"))
+    assert f.quantile(0.5) == pytest.approx(30.0, rel=0.2)
+    assert f.num_seen > 15
+    for i in range(3 * MAX_CLASSES):
+        taught(times, asks("pytest", arguments=f"junk {i}"), 1.0)
+    assert times.forecast(asks("pytest", arguments="-q")).num_seen > 15
+
+
+def test_among_tools_that_are_all_known_a_new_one_takes_the_place_of_the_oldest() -> None:
+    times = ToolTimes()
+    for i in range(MAX_TOOLS):
+        taught(times, asks(f"tool {i}"), 1.0, 10)
+    taught(times, asks("new"), 30.0, 5)
+    assert next(iter(times._tools)) == "tool 1"
+    assert times._tools["new"].counts.num_seen == pytest.approx(5.0, rel=0.1)
+
+
 def test_asking_about_a_name_leaves_nothing_behind() -> None:
     times = ToolTimes()
     for i in range(100):
