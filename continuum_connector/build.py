@@ -107,7 +107,7 @@ def scheduler_side(
     trace = _trace(config, vllm_config, groups.block_size, slot_bytes * world_size, **sizes)
     return SchedulerSide(
         config,
-        _decider(config, vllm_config, costs, slot_bytes, tokenizer),
+        _decider(config, vllm_config, costs, slot_bytes, tokenizer, account),
         pool,
         groups,
         make_tier,
@@ -124,13 +124,14 @@ def _decider(
     costs: Costs,
     block_bytes: int,
     tokenizer: BackgroundTokenizer,
+    account: Account,
 ) -> Decider:
     costs.blocks_are(block_bytes)
     return Decider(
         policy(config),
         Gaps(config.max_programs),
         costs,
-        ToolReader(tokenizer, time.perf_counter),
+        ToolReader(tokenizer, time.perf_counter, lambda why: account.count("unread_turns", 1, why)),
         StateFile(config.state_path, compat.model_tag(vllm_config)),
     )
 

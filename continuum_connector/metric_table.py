@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from continuum_connector.programs.program import IdentitySource
-from continuum_connector.toolcalls.asked import Ending
+from continuum_connector.toolcalls.asked import WHY_UNREAD, Ending
 
 PREFIX = "continuum:"
 OTHER = "other"  # a label value that takes in every value the code did not foresee
@@ -53,13 +53,8 @@ class Metric:
 
 DIRECTIONS = ("store", "load")
 PIN_CAUSES = (
-    "returned",
-    "expired",
-    "pressure",
-    "superseded",
-    "program_done",
-    "reset",
-    "shutdown",
+    *("returned", "expired", "pressure", "superseded"),
+    *("program_done", "reset", "shutdown"),
 )
 _FOUND = ("in_vram", "in_dram", "recomputed", "superseded", "never")
 _OF_PIN = ("in_time", "expired", "pressure", "diverged", "superseded", "reset", "never")
@@ -107,6 +102,14 @@ METRICS: tuple[Metric, ...] = (
         "Finished turns, by how their output ends; mostly `unread` means tool calls are not seen",
         "ending",
         tuple(ending.value for ending in Ending),
+    ),
+    Metric(
+        "unread_turns",
+        _C,
+        "Turns whose tool calls were not read, by reason; `no_tokenizer` after the first minute: "
+        "see the log, `no_time`: more turns end at once than one step reads in 1 ms",
+        "reason",
+        WHY_UNREAD,
     ),
     Metric(
         "hints",

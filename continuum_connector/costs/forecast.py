@@ -69,17 +69,6 @@ class Forecast:
             low, p_low, held = EDGES[index - 1], self.cdf[index - 1], self.held_at[index - 1]
         return held + (t - low) * (1.0 - (p_low + self.within(t)) / 2)
 
-    def within_after(self, age: float, t: float) -> float:
-        """P(gap <= age + t), given that the program has not returned for `age` seconds."""
-        left = 1.0 - self.within(age)
-        return (self.within(age + t) - self.within(age)) / left if left > 1e-9 else 0.0
-
-    def held_after(self, age: float, t: float) -> float:
-        """Seconds for which a pin that is `age` old is held on average within the next `t`."""
-        left = 1.0 - self.within(age)
-        # The difference of two large numbers: with little left it may come out above t.
-        return min(t, (self.held(age + t) - self.held(age)) / left) if left > 1e-9 else t
-
     def quantile(self, q: float) -> float:
         """The time by which a share `q` of programs has returned; infinity if fewer ever do."""
         index = next((i for i, p in enumerate(self.cdf) if p >= q), None)

@@ -140,11 +140,6 @@ class HostIndex:
         """The program is done: what nobody else claims of it is the first to be evicted."""
         self._order.demote(program)
 
-    def last_used(self, program: str) -> float | None:
-        """When the program last stored or loaded, or None if it has nothing in DRAM."""
-        chains = self._order.current(program)
-        return chains[-1].last_used if chains else None
-
     def clear(self) -> None:
         """Forget everything, as after a weight update; used slots are freed when done."""
         for slot in list(self._slots.values()):

@@ -47,6 +47,7 @@ class Asked:
 
 
 UNREAD = Asked(Ending.UNREAD)
+WHY_UNREAD = ("no_tokenizer", "no_time", "error")  # the tokenizer raised
 
 
 def asked_of(declared: tuple[str, ...], read: Callable[[], Asked]) -> Asked:

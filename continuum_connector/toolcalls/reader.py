@@ -1,12 +1,11 @@
 """ToolReader: what a finished turn asks for, from its last output tokens, within a budget.
 
 Decoding and parsing happen in the scheduler's step, so each step has BUDGET_S for it. What it
-cannot buy is not read: fewer tokens, or Asked UNREAD, counted by reason.
+cannot buy is not read: fewer tokens, or Asked UNREAD, and the reason is told.
 """
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -25,21 +24,21 @@ CUT = Asked(Ending.CUT)
 
 
 class ToolReader:
-    """Reads tool calls. `unread` counts what was not read, by reason; `num_read` the rest."""
+    """Reads tool calls; says so, with the reason, of each turn that it does not read."""
 
     def __init__(
         self,
         tokenizer: BackgroundTokenizer,
         timer: Callable[[], float],
+        not_read: Callable[[str], None],
         budget_s: float = BUDGET_S,
     ) -> None:
-        """`timer`: time.perf_counter, or a fake one."""
+        """`timer`: time.perf_counter, or a fake one. `not_read`: is told why, of WHY_UNREAD."""
         self._tokenizer = tokenizer
         self._timer = timer
         self._budget = StepBudget(budget_s, FIRST_SECONDS_PER_TOKEN)
         self._markers = Markers()
-        self.unread: Counter[str] = Counter()
-        self.num_read = 0
+        self._told = not_read
         tokenizer.when_loaded(self._warm_up)
 
     @property
@@ -83,7 +82,6 @@ class ToolReader:
             self._budget.spent(num_tokens, self._timer() - begin_s)
         if asked is UNREAD:
             return self._not_read("error")
-        self.num_read += 1
         return asked
 
     def _choose(self, output_token_ids: Sequence[int]) -> tuple[list[int], bool, bool]:
@@ -114,7 +112,7 @@ class ToolReader:
         return wanted[len(wanted) - affordable :], False, headless
 
     def _not_read(self, reason: str) -> Asked:
-        self.unread[reason] += 1
+        self._told(reason)
         return UNREAD
 
     def _warm_up(self, tokenizer: Any) -> None:

@@ -34,14 +34,6 @@ def test_it_never_falls_and_held_is_its_integral(f: Forecast, a: float, b: float
     assert held <= (1 - f.within(low)) * (high - low) + 1e-6
 
 
-@given(forecasts(), st.floats(0, 1e4), st.floats(0, 1e4))
-def test_what_is_left_after_a_while_is_a_distribution_again(
-    f: Forecast, age: float, t: float
-) -> None:
-    assert -1e-9 <= f.within_after(age, t) <= 1 + 1e-9
-    assert -1e-6 <= f.held_after(age, t) <= t + 1e-6
-
-
 def test_who_knows_the_gap_is_sure_from_there_on() -> None:
     known = Forecast.known(3.0)
     assert known.within(2.3) == 0.0

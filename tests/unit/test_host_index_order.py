@@ -189,16 +189,6 @@ def test_a_chain_does_not_lose_its_head_while_its_tail_is_busy() -> None:
     assert ready(index, keys("c", 5)) == 5
 
 
-def test_the_time_of_a_programs_last_use_is_known() -> None:
-    index = HostIndex(4)
-    assert index.last_used("a") is None
-    store(index, "a", keys("a", 2), now=3.0)
-    index.touch("a", 5.0)
-    assert index.last_used("a") == 5.0
-    index.clear()
-    assert index.last_used("a") is None
-
-
 def test_claims_on_shared_blocks_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(host_index, "MAX_CLAIMS_PER_SLOT", 3)
     index = HostIndex(20)

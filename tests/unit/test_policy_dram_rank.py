@@ -91,10 +91,11 @@ def test_the_oracle_drops_who_never_returns_then_the_furthest() -> None:
 
 @given(forecasts(), st.floats(0, 1e5))
 def test_soonest_by_brute_force(forecast: Forecast, age: float) -> None:
+    p_now, held_now = forecast.within(age), forecast.held(age)
     ratios = [
-        forecast.held_after(age, edge - age) / forecast.within_after(age, edge - age)
+        (forecast.held(edge) - held_now) / (forecast.within(edge) - p_now)
         for edge in EDGES
-        if edge > age and forecast.within(edge) - forecast.within(age) > 1e-6
+        if edge > age and forecast.within(edge) - p_now > 1e-6
     ]
     found = soonest(forecast, age)
     if not ratios:

@@ -70,6 +70,7 @@ def test_without_a_tokenizer_nothing_is_read_and_it_is_counted() -> None:
     engine.run_turn("a", 100, program="p")
     assert spy.seen[0][0].asked == UNREAD
     assert engine.total("endings", "unread") == 1
+    assert engine.total("unread_turns", "no_tokenizer") == 1
 
 
 @pytest.mark.parametrize(
