@@ -179,10 +179,12 @@ class RetentionPolicy(Protocol):
     """Decides what becomes of a finished turn, and whose blocks leave DRAM first.
 
     `orders`: whether waiting turns are put into program order; if not, vLLM's own order stays.
+    `reads`: whether tool calls matter to it; if not, no output is read and no tokenizer loaded.
     """
 
     name: str
     orders: bool
+    reads: bool
 
     def decide(self, turn: FinishedTurn, snapshot: Snapshot) -> Choice:
         """Return the decision and why; a pure function of its arguments."""

@@ -54,6 +54,7 @@ class ContextServe(Unpriced):
 
     name = "contextserve"
     orders = True
+    reads = True
 
     def __init__(self, max_ttl_s: float) -> None:
         self._max_ttl_s = max_ttl_s

@@ -47,6 +47,7 @@ class Continuum(Unpriced):
 
     name = "continuum"
     orders = True
+    reads = True
 
     def __init__(self, max_ttl_s: float) -> None:
         self._max_ttl_s = max_ttl_s

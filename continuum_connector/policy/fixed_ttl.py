@@ -24,6 +24,7 @@ class FixedTtl(Unpriced):
 
     name = "fixed_ttl"
     orders = True
+    reads = False
 
     def __init__(self, ttl_s: float, max_ttl_s: float) -> None:
         self._ttl_s = ttl_s

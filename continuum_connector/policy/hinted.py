@@ -42,6 +42,7 @@ class Hinted:
         self.policy = policy
         self.name = policy.name
         self.orders = policy.orders
+        self.reads = policy.reads
         self._max_ttl_s = max_ttl_s
         self._max_fraction = max_fraction
 

@@ -33,6 +33,7 @@ class Infercept(Unpriced):
 
     name = "infercept"
     orders = False
+    reads = True
 
     def __init__(self, max_ttl_s: float) -> None:
         self._max_ttl_s = max_ttl_s

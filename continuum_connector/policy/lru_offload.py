@@ -21,6 +21,7 @@ class LruOffload(Unpriced):
 
     name = "lru_offload"
     orders = False
+    reads = False
 
     def decide(self, turn: FinishedTurn, snapshot: Snapshot) -> Choice:
         if not turn.num_blocks:

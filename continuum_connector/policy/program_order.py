@@ -14,6 +14,7 @@ class ProgramOrder(Unpriced):
 
     name = "program_order"
     orders = True
+    reads = False
 
     def decide(self, turn: FinishedTurn, snapshot: Snapshot) -> Choice:
         return Choice(Free(), "policy is program_order")

@@ -10,6 +10,7 @@ class Stock(Unpriced):
 
     name = "stock"
     orders = False
+    reads = False
 
     def decide(self, turn: FinishedTurn, snapshot: Snapshot) -> Choice:
         return Choice(Free(), "policy is stock")

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import enum
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+
+NUM_MARKS = 8  # of a chain
 
 
 class IdentitySource(enum.Enum):
@@ -54,6 +57,27 @@ class Identity:
         return self.source is IdentitySource.NONE
 
 
+@dataclass(frozen=True)
+class Kept:
+    """The chain of full blocks that a turn left: its tokens, and marks of (index, block hash)
+    along it, a few, for thousands of programs keep them."""
+
+    num_tokens: int = 0
+    marks: tuple[tuple[int, bytes], ...] = ()
+
+    @classmethod
+    def of(cls, hashes: Sequence[bytes], num_blocks: int, block_size: int) -> Kept:
+        """Mark the first `num_blocks` of `hashes`."""
+        ends = {num_blocks * i // NUM_MARKS for i in range(1, NUM_MARKS + 1)} - {0}
+        marks = tuple((end - 1, hashes[end - 1]) for end in sorted(ends))
+        return cls(num_blocks * block_size, marks)
+
+    def shared(self, hashes: Sequence[bytes]) -> int:
+        """How many blocks of the chain a prompt begins with: up to an eighth fewer than it does."""
+        found = (i + 1 for i, mark in self.marks if i < len(hashes) and hashes[i] == mark)
+        return max(found, default=0)
+
+
 @dataclass
 class Program:
     """One agent run.
@@ -71,7 +95,7 @@ class Program:
     num_counted: int = 0
     last_seen: float = 0.0
     last_finish: float | None = None
-    num_kept_tokens: int = 0  # of its last finished turn, in full blocks
+    kept: Kept = field(default_factory=lambda: Kept())  # of its last finished turn
     parent: str | None = None
     final: bool = False
     active: set[str] = field(default_factory=set)

@@ -6,7 +6,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Sequence
 
 from continuum_connector.programs.lineage import NUM_STRONG, LineageIndex
-from continuum_connector.programs.program import Hints, Identity, IdentitySource, Program
+from continuum_connector.programs.program import Hints, Identity, IdentitySource, Kept, Program
 
 _TRIES = 32  # programs in use looked at per turn before the table is left too full
 
@@ -139,6 +139,6 @@ def _start_over(program: Program, now: float) -> None:
     """Give a finished program's key a new life: it queues and counts as one that just came."""
     program.arrival = now
     program.num_turns = program.num_finished = program.num_counted = 0
-    program.num_kept_tokens = 0
+    program.kept = Kept()
     program.last_finish = program.parent = None
     program.final = False

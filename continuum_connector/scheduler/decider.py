@@ -30,6 +30,7 @@ from continuum_connector.toolcalls.reader import ToolReader
 # sessions are done by then (field.md 3.3: P99 916 s), and what is learned must not wait for ever.
 OVER_S = 900.0
 _NUM_LOOKS = 8  # of them per step: after a quiet night thousands may be over at once
+DONE = Asked(Ending.ANSWER)  # what a last turn asks for: nothing
 MAX_SILENT = 100_000  # finished turns remembered until then; beyond, the oldest is not counted
 
 
@@ -57,16 +58,14 @@ class Decider:
     # --- what happened ----------------------------------------------------------------
     def arrived(self, turn: Turn, now: float) -> float | None:
         """A turn arrived; return how long its program was away, None if it was not."""
-        if not turn.identity.hints.tools:
+        if self.policy.reads and not turn.identity.hints.tools:
             self._reader.start()
         if len(turn.program.active) > 1:  # its other turns are under way: no tool was waited for
             return None
         return self.gaps.arrived(turn.program.key, now)
 
-    def admitted(self, turn: Turn, now: float) -> None:
-        """A turn runs for the first time: what it waited counts if its blocks had been lost."""
-        kept = turn.program.num_kept_tokens
-        was_evicted = kept > 0 and turn.vram_tokens < kept
+    def admitted(self, turn: Turn, was_evicted: bool, now: float) -> None:
+        """A turn runs for the first time: what it waited counts if VRAM had lost its blocks."""
         self.costs.waited(now - turn.arrival, was_evicted, now)
 
     def settled(self, transfer: Transfer, now: float) -> None:
@@ -80,12 +79,13 @@ class Decider:
         self._is_blocked = True
         self.costs.blocked(now)
 
-    def new_step(self, now: float) -> None:
-        """The engine takes a step: whoever found no room in the last one says so again."""
+    def new_step(self, now: float) -> bool:
+        """The engine takes a step: whoever found no room in the last one says so again. Returns
+        whether somebody did."""
         self._reader.new_step()
-        if not self._is_blocked:
+        was_blocked, self._is_blocked = self._is_blocked, False
+        if not was_blocked:
             self.costs.unblocked(now)
-        self._is_blocked = False
         for _ in range(_NUM_LOOKS):
             if not self._silent or self._silent[0][0] >= now - OVER_S:
                 break
@@ -94,6 +94,7 @@ class Decider:
                 self._over(program, num_turns, now)
         if self._state_file.is_due(now):
             self._state_file.save(self._learned(), now)
+        return was_blocked
 
     def close(self) -> None:
         """The server stops: what was learned is written."""
@@ -123,7 +124,8 @@ class Decider:
             load_s=self.costs.load_s(num_blocks) if world.has_tier else math.inf,
         )
         choice = self.policy.decide(finished, world)
-        self._finished(turn, asked, num_blocks, world.now)
+        if end is not TurnEnd.ABORTED:
+            self._finished(turn, asked, num_blocks, world.now)
         return finished, choice
 
     def worth_now(self, pin: Pin, now: float) -> float:
@@ -136,10 +138,16 @@ class Decider:
     # --- parts ------------------------------------------------------------------------
     def _asked(self, hints: Hints, request: Any, end: TurnEnd) -> Asked:
         """What the turn asks for: as the client declared, else as it reads."""
-        is_cut = end is TurnEnd.LENGTH
-        asked = asked_of(
-            hints.tools, lambda: self._reader.read(request.output_token_ids, truncated=is_cut)
-        )
+        if hints.final:
+            return DONE
+
+        def read() -> Asked:
+            if end is TurnEnd.ABORTED or not self.policy.reads:
+                return UNREAD
+            is_cut = end is TurnEnd.LENGTH
+            return self._reader.read(request.output_token_ids, truncated=is_cut)
+
+        asked = asked_of(hints.tools, read)
         # A client that declares that more will come is a program, whatever its text looks like.
         is_program = asked.ending is Ending.ANSWER and hints.final is False
         return UNREAD if is_program else asked
@@ -149,7 +157,8 @@ class Decider:
 
     def _finished(self, turn: Turn, asked: Asked, num_blocks: int, now: float) -> None:
         program = turn.program
-        self.costs.footprint(num_blocks)
+        if turn.is_admitted:  # not if it went away while it waited: it never held a block
+            self.costs.footprint(num_blocks)
         if turn.identity.hints.final:
             self._over(program, program.num_turns, now)
         elif not program.active:

@@ -37,7 +37,10 @@ class Endings:
         tokenizer = self._tokenizer.get()
         if tokenizer is None:
             return False
-        text = tokenizer.decode(list(request.output_token_ids[-TAIL_TOKENS:]))
+        try:
+            text = tokenizer.decode(list(request.output_token_ids[-TAIL_TOKENS:]))
+        except Exception:  # a tokenizer may raise on any id; the step must go on
+            return False
         return not any(stop in text for stop in stops)
 
 

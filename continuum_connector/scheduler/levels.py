@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from continuum_connector.account import Account
 from continuum_connector.costs.costs import Costs
 from continuum_connector.policy.base import Snapshot
 from continuum_connector.scheduler.holds import BlockPool, HoldTable
 from continuum_connector.scheduler.retention import Retention
 from continuum_connector.scheduler.tier import DramTier
+from continuum_connector.scheduler.turn import Turn
 
 
 class Levels:
@@ -20,22 +23,26 @@ class Levels:
         store_holds: HoldTable,
         tier: DramTier,
         costs: Costs,
+        turns: Iterable[Turn],
     ) -> None:
+        """`turns`: those that are there, a view that stays true."""
         self._pool = pool
         self._retention = retention
         self._store_holds = store_holds
         self._tier = tier
         self._costs = costs
+        self._turns = turns
 
     def snapshot(self, now: float) -> Snapshot:
         """The world as the policy sees it: what only a client's wish holds counts as free."""
-        wishes = self._retention.num_wish_blocks
+        pinned = self._retention.holds.num_blocks
+        wishes = min(self._retention.num_wish_blocks, pinned)  # shared blocks count for each
         return Snapshot(
             now=now,
             num_blocks=self._pool.num_gpu_blocks - 1,  # one is the null block
             num_free_blocks=self._pool.get_num_free_blocks() + wishes,
-            num_pinned_blocks=self._retention.holds.num_blocks - wishes,
-            num_waiting=sum(len(queue) for queue in self._retention.queues),
+            num_pinned_blocks=pinned - wishes,
+            num_waiting=sum(not turn.is_admitted for turn in self._turns),
             has_tier=self._tier.is_up,
             queueing_s=self._costs.queueing_s(now),
             eta=self._costs.eta,

@@ -199,7 +199,7 @@ def _opened(
     # Within which time a return finds what was decided to keep; what is foretold of later
     # returns shows too late to be held against it.
     horizon_s = decision.ttl_s if isinstance(decision, Pin) else min(world.residence_s, OVER_S)
-    return _Open(finished, name_of(decision), turn.program.num_kept_tokens, now, horizon_s)
+    return _Open(finished, name_of(decision), turn.program.kept.num_tokens, now, horizon_s)
 
 
 def _found(finished: FinishedTurn, found: Found) -> dict[str, Any]:

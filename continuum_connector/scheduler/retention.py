@@ -34,6 +34,7 @@ class Retention:
         self.budget = budget
         self.num_hinted_blocks = 0  # in pins that last longer than the policy wanted, or will
         self.num_wish_blocks = 0  # in those of them that do by now
+        self.num_pressed = 0  # pins that gave way to an allocation, ever; wishes not counted
         self.queues: Sequence[Any] = ()  # ProgramQueues, whose order depends on live pins
         self._max_ttl_s = max_ttl_s
         self._records = records
@@ -177,11 +178,12 @@ class Retention:
         """Retry a failed allocation while pins give way; None if that cannot help."""
         self._now = now
         own = self.awaited(claim.program, request_id)
-        return self.room.make(attempt, request_id, need, own, claim.may_take)
+        return self.room.make(attempt, request_id, need, own, claim)
 
     def _gave_way(self, pin: Pin) -> None:
         """Room let go of the pin's blocks; the rest of its end is ours."""
         self.holds.settle_trial(pin.hold)
+        self.num_pressed += not pin.is_wish
         self._note_end(pin, PinEnd.PRESSURE, self._now)
 
     def _make_wish(self, pin: Pin) -> None:

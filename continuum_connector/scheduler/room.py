@@ -10,17 +10,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, TypeVar
 
+from continuum_connector.scheduler.claim import Claim
 from continuum_connector.scheduler.holds import BlockPool, HoldTable
 from continuum_connector.scheduler.pins import Pin, PinTable
 
 T = TypeVar("T")
-MayTake = Callable[[Pin], bool]
 
 RETRY_STEPS = 8
-
-
-def _any(_pin: Pin) -> bool:
-    return True
+MAX_SPARED = 32  # pins that a patient turn looks at and leaves alone, before it gives up
 
 
 class Room:
@@ -54,25 +51,28 @@ class Room:
         request_id: str,
         need: int,
         own: Pin | None,
-        may_take: MayTake = _any,
+        claim: Claim,
     ) -> T | None:
-        """Retry `attempt` without the cheapest pins it `may_take`; return its answer.
+        """Retry `attempt` without the cheapest pins that it may take; return its answer.
 
         `need`: a lower bound of the blocks the allocation takes from the pool, or 0 for a
         running request. `own`: the pin that this very request came back for, which goes
         last: the blocks it shares with the request gain nothing, they would only be counted
         as free instead of found. Costs O(blocks) per pin tried, so what failed for a waiting
-        request is not tried again until something changed, RETRY_STEPS at the latest. A
-        running request is preempted if this fails, so for it pins are tried every time.
+        request is not tried again until something changed, RETRY_STEPS at the latest; a patient
+        one only then, or when somebody let go of blocks. A running request is preempted if this
+        fails, so for it pins are tried every time.
         """
         free = self._pool.get_num_free_blocks()
         if not len(self._pins) or free + self._holds.num_blocks < need:
             return None
         retry = self._num_steps // RETRY_STEPS
-        state = (request_id, need, free, len(self._pins), self._holds.num_blocks, retry)
+        state: tuple[Any, ...] = (request_id, need, retry, claim.is_patient)
+        if not claim.is_patient:
+            state += (free, len(self._pins), self._holds.num_blocks)
         if need and state == self._hopeless:
             return None
-        tried, answer = self._try(attempt, max(need, free + 1), own, may_take)
+        tried, answer = self._try(attempt, max(need, free + 1), own, claim)
         if answer is None:
             for pin in reversed(tried):
                 self._holds.restore(pin.hold)
@@ -83,13 +83,19 @@ class Room:
         return answer
 
     def _try(
-        self, attempt: Callable[[], T | None], need: int, own: Pin | None, may_take: MayTake
+        self, attempt: Callable[[], T | None], need: int, own: Pin | None, claim: Claim
     ) -> tuple[list[Pin], T | None]:
         tried: list[Pin] = []
+        num_spared = 0
         pins = self._pins.cheapest_first()
         try:
             for pin in pins:
-                if pin is own or not may_take(pin):
+                if pin is own:
+                    continue
+                if not claim.may_take(pin):
+                    num_spared += 1
+                    if num_spared == MAX_SPARED:
+                        break
                     continue
                 answer = self._without(pin, tried, attempt, need)
                 if answer is not None:

@@ -23,9 +23,8 @@ from continuum_connector.policy.base import (
 from continuum_connector.policy.base import Pin as PinDecision
 from continuum_connector.policy.hinted import without_end, without_pin
 from continuum_connector.programs.identify import identify_request
-from continuum_connector.programs.program import Identity, Program
+from continuum_connector.programs.program import Identity, Kept, Program
 from continuum_connector.programs.table import ProgramTable
-from continuum_connector.scheduler.claim import Claim
 from continuum_connector.scheduler.decider import Decider
 from continuum_connector.scheduler.dram_worth import DramWorth
 from continuum_connector.scheduler.ending import Endings
@@ -33,6 +32,7 @@ from continuum_connector.scheduler.holds import BlockPool, HoldTable
 from continuum_connector.scheduler.kv_groups import KvGroups
 from continuum_connector.scheduler.levels import Levels
 from continuum_connector.scheduler.pins import Pin, PinEnd
+from continuum_connector.scheduler.pressure import Pressure
 from continuum_connector.scheduler.records import Records
 from continuum_connector.scheduler.retention import Retention
 from continuum_connector.scheduler.tier import DramTier
@@ -69,17 +69,20 @@ class SchedulerSide:
         self.programs = ProgramTable(config.max_programs, lambda key: not self.pins.has(key))
         self.store_holds = HoldTable(pool)
         self.tier = make_tier(self.store_holds)
-        self.levels = Levels(pool, self.retention, self.store_holds, self.tier, decider.costs)
+        self.turns: dict[str, Turn] = {}
+        self.levels = Levels(
+            pool, self.retention, self.store_holds, self.tier, decider.costs, self.turns.values()
+        )
         self._worth = DramWorth(self.programs, decider)
         if not isinstance(decider.policy.policy, Unpriced):
             self.tier.rank = self._worth.rank
-        self.turns: dict[str, Turn] = {}
         self._pool = pool
         self.groups = groups
         self._endings = endings
         self._waker = waker
         self._owes_step = False  # metrics show a reset only after a step
-        self.unattached = Unattached(pool, groups, self.retention.give_up_cheapest)
+        self.pressure = Pressure(self.retention, decider, config.max_wait_s)
+        self.unattached = Unattached(pool, groups, self.retention.give_up_cheapest, decider.blocked)
 
     # --- arrival ----------------------------------------------------------------------
     def begin_turn(self, request: Any, now: float) -> Turn:
@@ -136,7 +139,8 @@ class SchedulerSide:
             turn.is_admitted = True
             turn.dram_tokens = num_external
             self.records.admitted(request, turn, now)
-            self.decider.admitted(turn, now)
+            shared = turn.program.kept.shared(request.block_hashes) * self.groups.block_size
+            self.decider.admitted(turn, was_evicted=turn.vram_tokens < shared, now=now)
         elif turn.is_preempted:
             self.records.readmitted(turn, now)
         turn.is_preempted = False
@@ -150,22 +154,8 @@ class SchedulerSide:
         `need`: at least so many blocks are wanted, 0 for a running request. `others_run`: some
         request computes in this step, so that blocks may come free without any pin's end.
         """
-        wishes = self.retention.num_wish_blocks
-        if need and (not wishes or need > wishes + self._pool.get_num_free_blocks()):
-            self.decider.blocked(now)  # what only clients' wishes hold has no price
-        claim = self._claim(request, bool(need) and others_run, now)
-        return self.retention.make_room(attempt, request.request_id, need, claim, now)
-
-    def _claim(self, request: Any, can_wait: bool, now: float) -> Claim:
-        """Which pins this turn may take. One that was admitted before holds blocks itself, as
-        after a load: it does not wait, for others may be waiting for those."""
         turn = self.turns.get(request.request_id)
-        if turn is None:
-            return Claim(request.request_id)
-        is_early = now - turn.arrival < self.config.max_wait_s
-        is_patient = can_wait and is_early and not turn.is_admitted
-        price = self.decider.costs.price(now)
-        return Claim(turn.program.key, turn.program.arrival, is_patient, price)
+        return self.pressure.make_room(request.request_id, turn, attempt, need, others_run, now)
 
     def will_free_blocks(self, now: float) -> bool:
         """Whether a store in flight will let go of blocks soon enough to wait for it."""
@@ -190,8 +180,7 @@ class SchedulerSide:
     def plan(self, now: float) -> StepPlan:
         """One tick: expire what is due, then send everything queued to the workers."""
         self.expire(now)
-        self.decider.new_step(now)
-        if self.decider.costs.price(now):  # what pins are worth matters while others wait
+        if self.decider.new_step(now):  # what pins are worth matters while others wait
             self.retention.age(lambda pin: self.decider.worth_now(pin, now))
         self.records.outcomes.new_step(now)
         self._worth.new_step(self.turns.values())
@@ -251,7 +240,7 @@ class SchedulerSide:
             request.num_prompt_tokens // self.groups.block_size,
         )
         num_kept = blocks[-1][0] + 1 if blocks else 0  # the last token has no KV yet
-        turn.program.num_kept_tokens = num_kept * self.groups.block_size
+        turn.program.kept = Kept.of(request.block_hashes, num_kept, self.groups.block_size)
         world = self.levels.snapshot(now)
         finished, choice = self.decider.decide(turn, request, len(blocks), end, world)
         if isinstance(choice.decision, PinDecision) and len(blocks) > self.retention.budget:

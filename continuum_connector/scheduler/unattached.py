@@ -18,12 +18,20 @@ NUM_EMPTY_STEPS = 8
 
 
 class Unattached:
-    """`give_up(now)` ends the pin that gives way first; False if there is none."""
+    """`give_up(now)` ends the pin that gives way first; False if there is none. `blocked(now)` is
+    told that a waiting turn was refused."""
 
-    def __init__(self, pool: BlockPool, groups: KvGroups, give_up: Callable[[float], bool]) -> None:
+    def __init__(
+        self,
+        pool: BlockPool,
+        groups: KvGroups,
+        give_up: Callable[[float], bool],
+        blocked: Callable[[float], None],
+    ) -> None:
         self._pool = pool
         self._groups = groups
         self._give_up = give_up
+        self._blocked = blocked
         self._asked = ""
         self._num_empty = 0
 
@@ -37,6 +45,7 @@ class Unattached:
         need *= self._groups.num_full
         if self._asked == request.request_id:
             need = max(need, self._pool.get_num_free_blocks() + 1)
+            self._blocked(now)
         self._asked = request.request_id
         while self._pool.get_num_free_blocks() < need and self._give_up(now):
             pass

@@ -6,6 +6,7 @@ import pytest
 
 from continuum_connector.errors import InvariantError
 from continuum_connector.policy.base import After
+from continuum_connector.scheduler.claim import Claim
 from continuum_connector.scheduler.holds import HoldTable
 from continuum_connector.scheduler.kv_groups import KvGroup, KvGroups
 from continuum_connector.scheduler.pins import Pin, PinEnd, PinTable
@@ -58,7 +59,7 @@ class World:
             enough = self.pool.get_num_free_blocks() >= number + hits
             return self.pool.take(number) if enough else None
 
-        answer = self.room.make(attempt, "r", number if bound is None else bound, own)
+        answer = self.room.make(attempt, "r", number if bound is None else bound, own, Claim("r"))
         self.holds.check()
         return answer
 
@@ -191,7 +192,7 @@ def unattached(world: World) -> Unattached:
 
     for arrival, program in enumerate("abc"):
         world.pin_finished(program, 5, arrival)
-    return Unattached(world.pool, KvGroups([KvGroup(0, 16)]), give_up)
+    return Unattached(world.pool, KvGroups([KvGroup(0, 16)]), give_up, lambda now: None)
 
 
 def test_unattached_room_is_made_for_what_the_prompt_lacks(

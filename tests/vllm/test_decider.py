@@ -21,6 +21,8 @@ SLOW_PREFILL = {"prefill": [0.01, 1e-3, 0.0, 0.0, 0.0]}
 class Spy(FixedTtl):
     """The fixed TTL, and what it was shown."""
 
+    reads = True
+
     def __init__(self, value: float = 0.0) -> None:
         super().__init__(60.0, 60.0)
         self.seen: list[tuple[FinishedTurn, Snapshot]] = []
@@ -218,6 +220,81 @@ def test_a_pin_gives_way_to_a_program_that_came_first_and_where_nothing_runs() -
     alone.run_turn("a0", 400, program="p0")
     alone.run_turn("new", 1000, program="r", seed=6)
     assert alone.ends()["pressure"] == 1
+
+
+def test_a_new_user_waits_hardly_longer_than_on_a_stock_server_for_pins_of_other_people() -> None:
+    waits = {}
+    for policy in ("stock", "adaptive"):
+        engine = AgentEngine(
+            100, extra_config={"policy": policy}, max_num_batched_tokens=2048, max_num_seqs=4
+        )
+        engine.connector.costs.restore({"prefill": [0.01, 1e-4, 0.0, 0.0, 0.0]})
+        engine.side.decider._reader.read = lambda *_, **__: Asked(Ending.ANSWER)
+        for person in range(3):
+            engine.run_turn(f"a{person}", 350, seed=person)
+        engine.add("running", 100, seed=8, max_tokens=900)
+        engine.steps(3)
+        engine.add("new", 500, seed=9)
+        began = engine.clock()
+        engine.run_until_idle(until=lambda engine=engine: "new" in engine.admissions)
+        waits[policy] = engine.clock() - began
+    assert waits["adaptive"] <= waits["stock"] + 0.03
+
+
+def test_wishes_for_a_prefix_that_a_running_turn_uses_do_not_hide_the_pressure() -> None:
+    engine = AgentEngine(80, max_num_batched_tokens=2048)
+    engine.add("long", 300, program="q", seed=5, max_tokens=600)
+    engine.steps(3)
+    for number in range(4):
+        wish = {"continuum": {"program": f"w{number}", "ttl_s": 60}}
+        engine.add(f"w{number}", 300, seed=5, max_tokens=2, kv_transfer_params=wish)
+    engine.steps(10)
+    engine.clock.advance(3.0)  # the policy's own 2 s are over
+    engine.steps(3)
+    engine.add("new", 1000, program="r", seed=6)
+    engine.steps(60)
+    assert engine.connector.costs.price(engine.clock()) > 0
+
+
+def test_a_prompt_that_goes_another_way_has_lost_nothing() -> None:
+    engine = AgentEngine(200)
+    engine.run_turn("a", 320, program="p", seed=1)
+    kept = engine.side.programs.get("job:p").kept
+    assert kept.num_tokens == 320
+    hashes = engine.requests["a"].block_hashes
+    assert kept.shared(hashes) == 20
+    assert 8 <= kept.shared(hashes[:10]) <= 10
+    assert kept.shared([b"other"] * 20) == 0
+
+
+def test_turns_that_went_away_while_they_waited_have_no_footprint() -> None:
+    engine = AgentEngine(60)
+    engine.run_turn("a", 320, program="p")
+    mean = engine.connector.costs.mean_blocks
+    engine.add("big", 800, program="q", seed=2, max_tokens=60)
+    engine.steps(3)
+    for number in range(20):
+        engine.add(f"w{number}", 800, program="r", seed=3)
+        engine.step()
+        engine.abort(f"w{number}")
+    assert engine.connector.costs.mean_blocks == mean
+
+
+def test_a_policy_that_does_not_price_reads_nothing_and_loads_no_tokenizer() -> None:
+    engine = AgentEngine(200, extra_config={"policy": "program_order"})
+    engine.run_turn("a", 100, program="p")
+    assert engine.side.decider._reader._tokenizer._thread is None
+    assert not engine.side.decider._reader.unread
+
+
+def test_in_vllms_own_order_too_it_is_known_how_many_wait() -> None:
+    engine = AgentEngine(60, extra_config={"order": False})
+    spy = spied(engine)
+    engine.add("a", 700, program="p", max_tokens=5)
+    engine.step()
+    engine.add("b", 700, program="q", seed=1)
+    engine.run_until_idle(until=lambda: bool(spy.seen))
+    assert spy.seen[0][1].num_waiting == 1
 
 
 def test_a_turn_that_was_loaded_does_not_wait_for_pins_while_nothing_runs() -> None:
