@@ -242,7 +242,8 @@ def test_a_new_user_waits_hardly_longer_than_on_a_stock_server_for_pins_of_other
 
 
 def test_wishes_for_a_prefix_that_a_running_turn_uses_do_not_hide_the_pressure() -> None:
-    engine = AgentEngine(80, max_num_batched_tokens=2048)
+    extra = {"max_hinted_fraction": 0.9}
+    engine = AgentEngine(80, max_num_batched_tokens=2048, extra_config=extra)
     engine.add("long", 300, program="q", seed=5, max_tokens=600)
     engine.steps(3)
     for number in range(4):
@@ -251,6 +252,7 @@ def test_wishes_for_a_prefix_that_a_running_turn_uses_do_not_hide_the_pressure()
     engine.steps(10)
     engine.clock.advance(3.0)  # the policy's own 2 s are over
     engine.steps(3)
+    assert engine.side.retention.num_wish_blocks > 20
     engine.add("new", 1000, program="r", seed=6)
     engine.steps(60)
     assert engine.connector.costs.price(engine.clock()) > 0
