@@ -27,6 +27,7 @@ from bench.serve.report import ArmResult, make_table, same_outputs
 from bench.serve.server import SERVED_NAME, ServerError, VllmServer
 from bench.serve.tiny_model import LLAMA, make_model
 from bench.serve.workload import ProgramPlan, Workload
+from continuum_connector.config import POLICIES
 
 BLOCK_SIZE = 32
 POOL_SHARE = 0.5  # of what all programs hold when each is half way: live contexts are twice it
@@ -50,6 +51,7 @@ reading the table
 examples
   make demo ARGS="--quick"
   make demo ARGS="--programs 20 --turns 4 --seed 3 --json runs/demo.json"
+  make demo ARGS="--policy fixed_ttl"
   make demo ARGS="--arms continuum --dram 0"         pins only, no DRAM tier
   make demo ARGS="--arms stock,stock"                how much two equal runs differ
 """
@@ -82,6 +84,7 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     add("--arms", type=_arms, default="stock,continuum", help="any of: " + ", ".join(ARMS))
     add("--blocks", type=_positive, help=f"VRAM pool, blocks of {BLOCK_SIZE} tokens (half of need)")
     add("--dram", default="512MiB", help="the connector's dram_bytes (512MiB)")
+    add("--policy", choices=POLICIES, default="adaptive", help="what decides (adaptive)")
     add("--json", type=Path, metavar="FILE", help="write every turn and counter there")
     add("--quick", action="store_true", help="a small run; the server starts take most of it")
     options = parser.parse_args(argv)
@@ -112,7 +115,9 @@ def _run(options: argparse.Namespace, console: Console) -> int:
         console.print(f"this machine is busy (load {load:.1f} on {cores} cores): times will vary")
     arms: list[ArmResult] = []
     for name in options.arms:
-        connector = {"dram_bytes": options.dram} if name == "continuum" else None
+        connector = None
+        if name == "continuum":
+            connector = {"dram_bytes": options.dram, "policy": options.policy}
         server = VllmServer(
             model, f"demo-{len(arms)}-{name}", num_blocks=blocks, connector=connector
         )
