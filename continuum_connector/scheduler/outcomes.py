@@ -52,10 +52,17 @@ class Found:
 
 @dataclass(eq=False)
 class _Open:
-    """A decision whose outcome is not known. `back`: turns that arrived since and wait, and
-    whether each fits the pin; None if the pin was gone by then."""
+    """A decision whose outcome is not known. Of the finished turn, only what will be told: there
+    are thousands of them, and a forecast has 6 KB. `p`: the probability that its program is
+    back within `horizon_s`. `back`: turns that arrived since and wait, and whether each fits
+    the pin; None if the pin was gone by then."""
 
-    finished: FinishedTurn
+    program: str
+    turn: int
+    num_tokens: int
+    prefill_s: float
+    load_s: float
+    p: float
     decision: str
     kept_tokens: int
     decided: float
@@ -160,7 +167,7 @@ class Outcomes:
     def _close(
         self, one: _Open, outcome: str, now: float, found: Found | None = None, to: Any = None
     ) -> None:
-        del self._open[one.finished.program]
+        del self._open[one.program]
         self._tell(one, outcome, now, found, to)
 
     def _tell(
@@ -174,19 +181,19 @@ class Outcomes:
         self._account.count("outcomes", label=f"{one.decision}_{outcome}")
         if not self._trace.enabled:
             return
-        fields = {} if found is None else _found(one.finished, found)
+        fields = {} if found is None else _found(one, found)
         self._trace.record(
             "outcome",
             now,
-            program=one.finished.program,
-            turn=one.finished.turn,
+            program=one.program,
+            turn=one.turn,
             decision=one.decision,
             outcome=outcome,
             next_turn=None if turn is None else turn.number,
             gap_s=one.gap_s,
             open_s=now - one.decided,
             horizon_s=one.horizon_s,
-            p=one.finished.gap.within(one.horizon_s),
+            p=one.p,
             kept_tokens=one.kept_tokens,
             **fields,
         )
@@ -199,13 +206,24 @@ def _opened(
     # Within which time a return finds what was decided to keep; what is foretold of later
     # returns shows too late to be held against it.
     horizon_s = decision.ttl_s if isinstance(decision, Pin) else min(world.residence_s, OVER_S)
-    return _Open(finished, name_of(decision), turn.program.kept.num_tokens, now, horizon_s)
+    return _Open(
+        program=finished.program,
+        turn=finished.turn,
+        num_tokens=finished.num_tokens,
+        prefill_s=finished.prefill_s,
+        load_s=finished.load_s,
+        p=finished.gap.within(horizon_s),
+        decision=name_of(decision),
+        kept_tokens=turn.program.kept.num_tokens,
+        decided=now,
+        horizon_s=horizon_s,
+    )
 
 
-def _found(finished: FinishedTurn, found: Found) -> dict[str, Any]:
+def _found(one: _Open, found: Found) -> dict[str, Any]:
     """Tokens by tier, and seconds by the estimates of the decision: each token costs the same."""
-    prefill_s = finished.prefill_s / max(finished.num_tokens, 1)
-    load_s = finished.load_s / max(finished.num_tokens, 1) if found.dram else 0.0
+    prefill_s = one.prefill_s / max(one.num_tokens, 1)
+    load_s = one.load_s / max(one.num_tokens, 1) if found.dram else 0.0
     return {
         "hit_tokens": {"vram": found.vram, "dram": found.dram},
         "recomputed_tokens": found.recomputed,

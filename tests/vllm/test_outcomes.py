@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
 from typing import Any
 
 import pytest
@@ -260,6 +262,22 @@ def test_no_more_decisions_are_open_than_programs_are_remembered() -> None:
         engine.run_turn(f"a{i}", 40, program=f"p{i}", seed=i)
     assert engine.outcomes() == [("offload", "never")] * 2
     assert len(engine.side.records.outcomes) == 3
+
+
+def test_an_open_decision_does_not_keep_its_forecast() -> None:
+    """Ten thousand of them would be 60 MB."""
+    engine, seen = Agents(Offload()), []
+    decide = engine.side.decider.policy.decide
+
+    def look(turn: FinishedTurn, snapshot: Snapshot) -> Choice:
+        seen.append(weakref.ref(turn))
+        return decide(turn, snapshot)
+
+    engine.side.decider.policy.decide = look  # type: ignore[method-assign]
+    first_turn(engine)
+    gc.collect()
+    assert len(engine.side.records.outcomes) == 1
+    assert seen[0]() is None
 
 
 @pytest.mark.parametrize("decision", [Offload(), Free()], ids=["offload", "free"])
