@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from continuum_connector.costs.bites import Bites
 from continuum_connector.costs.forecast import EDGES, Forecast
 from continuum_connector.costs.recorded import RecordedGaps
 from continuum_connector.costs.tool_times import ToolTimes
@@ -102,12 +103,14 @@ class Gaps:
         """
         return self._recorded.of(self._tool(asked))
 
-    def to_state(self) -> dict[str, Any]:
-        """What was learned; open gaps end with the process."""
-        return {"times": self._times.to_state(), "recorded": self._recorded.to_state()}
+    def to_state(self) -> Bites[dict[str, Any]]:
+        """What was learned; open gaps end with the process. Between two bites more may be."""
+        times = yield from self._times.to_state()
+        recorded = yield from self._recorded.to_state()
+        return {"times": times, "recorded": recorded}
 
     def load_state(self, state: object) -> int:
-        """Take over what to_state returned; returns how many parts did not fit and were dropped."""
+        """Take over what to_state gave; returns how many parts did not fit and were dropped."""
         if not isinstance(state, Mapping):
             return 1
         dropped = self._times.load_state(state.get("times"))

@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from itertools import islice
 from typing import Any
 
+from continuum_connector.costs.bites import Bites
 from continuum_connector.costs.bounded import seen
 from continuum_connector.costs.forecast import EDGES
 
@@ -16,6 +17,7 @@ MAX_TOOLS = 256
 # Gaps of a tool that outlive a restart: more than K = 100, so that it does not start cold
 # again, and few enough to be copied and encoded at a stroke.
 MAX_SAVED = 128
+_BITE = 8  # tools
 
 
 class _Window:
@@ -61,13 +63,17 @@ class RecordedGaps:
         window = self._tools.get(tool) if tool is not None else None
         return (window.sorted if window else (), self._all.sorted)
 
-    def to_state(self) -> dict[str, Any]:
-        """The most recent of each."""
-        tools = {name: window.saved() for name, window in self._tools.items()}
+    def to_state(self) -> Bites[dict[str, Any]]:
+        """The most recent of each, some tools per bite."""
+        tools = {}
+        for number, (name, window) in enumerate(list(self._tools.items()), 1):
+            tools[name] = window.saved()
+            if number % _BITE == 0:
+                yield
         return {"all": self._all.saved(), "tools": tools}
 
     def load_state(self, state: object) -> int:
-        """Take over what to_state returned; returns how many parts did not fit and were dropped."""
+        """Take over what to_state gave; returns how many parts did not fit and were dropped."""
         if not isinstance(state, Mapping) or not isinstance(state.get("tools"), Mapping):
             return 1
         num_dropped = _refill(self._all, state.get("all"))

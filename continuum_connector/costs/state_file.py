@@ -14,6 +14,8 @@ from typing import Any
 
 import msgspec
 
+from continuum_connector.costs.bites import Bites
+
 logger = logging.getLogger(__name__)
 
 VERSION = 1  # of the format; a file of another is not read
@@ -27,7 +29,7 @@ class StateFile:
 
     `path` "" means no file; a directory means one file in it, named after `tag` (model and
     device). Read when made, which may raise nothing: what cannot be read is one warning
-    and a fresh start. `is_due`, `save` and `close` are for one thread; a thread of its own
+    and a fresh start. `new_step`, `save` and `close` are for one thread; a thread of its own
     encodes and writes, and while it is at it (a slow disk), nothing is due.
     """
 
@@ -41,6 +43,7 @@ class StateFile:
         self._idle = threading.Event()
         self._idle.set()
         self._failed = False
+        self._bites: Bites[Mapping[str, Any]] | None = None  # of the state that is being copied
         self._queue: SimpleQueue[Mapping[str, Any] | None] = SimpleQueue()  # None: stop
         self._thread: threading.Thread | None = None
         if path:
@@ -60,6 +63,18 @@ class StateFile:
                 num_dropped,
                 name,
             )
+
+    def new_step(self, begin: Callable[[], Bites[Mapping[str, Any]]], now: float) -> None:
+        """Take a bite of the state that `begin` starts to give; saved when it is whole."""
+        if self._bites is None:
+            if not self.is_due(now):
+                return
+            self._bites = begin()
+        try:
+            next(self._bites)
+        except StopIteration as end:
+            self._bites = None
+            self.save(end.value, now)
 
     def is_due(self, now: float) -> bool:
         """Whether to `save`: there is a file, a minute has passed, the last one is written."""

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from continuum_connector.costs import seeds
+from continuum_connector.costs.bites import Bites
 from continuum_connector.costs.bounded import FEW, seen
 from continuum_connector.costs.forecast import Forecast
 from continuum_connector.costs.survival import Curve, Row, Survival
@@ -126,18 +127,18 @@ class ToolTimes:
             return asked.calls[0] if asked.calls else None
         return max(asked.calls, key=lambda call: self._of_call(call).quantile(0.5))
 
-    def to_state(self) -> dict[str, Any]:
-        """What was learned; about 3 us for each key."""
-        tools = {
-            name: {"counts": tool.counts.to_state(), "classes": _saved(tool.classes)}
-            for name, tool in self._tools.items()
-            if tool.counts.num_seen >= _WORTH_SAVING
-        }
+    def to_state(self) -> Bites[dict[str, Any]]:
+        """What was learned, a tool per bite: about 3 us for each key."""
+        tools = {}
+        for name, tool in list(self._tools.items()):
+            if tool.counts.num_seen >= _WORTH_SAVING:
+                tools[name] = {"counts": tool.counts.to_state(), "classes": _saved(tool.classes)}
+                yield
         roots = {name: key.counts.to_state() for name, key in self._roots()}
         return {"roots": roots, "tools": tools}
 
     def load_state(self, state: object) -> int:
-        """Take over what to_state returned; returns how many parts did not fit and were dropped."""
+        """Take over what to_state gave; returns how many parts did not fit and were dropped."""
         num_dropped = 0
         roots, tools = (_mapping(_mapping(state).get(part)) for part in ("roots", "tools"))
         for name, key in self._roots():

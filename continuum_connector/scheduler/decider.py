@@ -10,6 +10,7 @@ import math
 from collections import deque
 from typing import Any
 
+from continuum_connector.costs.bites import Bites, whole
 from continuum_connector.costs.costs import Costs
 from continuum_connector.costs.gaps import Gaps
 from continuum_connector.costs.state_file import StateFile
@@ -92,13 +93,12 @@ class Decider:
             finished, program, num_turns = self._silent.popleft()
             if program.last_finish == finished and not program.active:
                 self._over(program, num_turns, now)
-        if self._state_file.is_due(now):
-            self._state_file.save(self._learned(), now)
+        self._state_file.new_step(self._learned, now)
         return was_blocked
 
     def close(self) -> None:
         """The server stops: what was learned is written."""
-        self._state_file.close(self._learned())
+        self._state_file.close(whole(self._learned()))
 
     # --- the decision -----------------------------------------------------------------
     def decide(
@@ -152,8 +152,9 @@ class Decider:
         is_program = asked.ending is Ending.ANSWER and hints.final is False
         return UNREAD if is_program else asked
 
-    def _learned(self) -> dict[str, Any]:
-        return {"gaps": self.gaps.to_state(), "costs": self.costs.state()}
+    def _learned(self) -> Bites[dict[str, Any]]:
+        gaps = yield from self.gaps.to_state()
+        return {"gaps": gaps, "costs": self.costs.state()}
 
     def _finished(self, turn: Turn, asked: Asked, num_blocks: int, now: float) -> None:
         program = turn.program

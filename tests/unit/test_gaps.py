@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 from bisect import insort
 
@@ -11,10 +12,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from continuum_connector.costs import recorded as recorded_module
+from continuum_connector.costs.bites import whole
 from continuum_connector.costs.forecast import EDGES
 from continuum_connector.costs.gaps import MILESTONES, Gaps
 from continuum_connector.costs.recorded import MAX_RECORDS, MAX_SAVED, MAX_TOOLS, RecordedGaps
-from continuum_connector.costs.survival import HALF_LIFE
+from continuum_connector.costs.survival import HALF_LIFE, Survival
+from continuum_connector.costs.tool_times import MAX_CLASSES
 from continuum_connector.policy.contextserve import return_quantile
 from continuum_connector.toolcalls.asked import UNREAD, Asked, Ending, ToolCall
 
@@ -212,7 +215,7 @@ def test_a_gap_beyond_the_grid_is_as_long_as_the_grid_and_none_longer_is_restore
     recorded = RecordedGaps()
     recorded.add("run", 1e308)
     assert recorded.of("run") == ([EDGES[-1]], [EDGES[-1]])
-    assert RecordedGaps().load_state(recorded.to_state()) == 0
+    assert RecordedGaps().load_state(whole(recorded.to_state())) == 0
     assert recorded.load_state({"all": [], "tools": {"walk": [1e308, 1e-3, 1e308]}}) == 1
     assert return_quantile(recorded.of("walk")[0], 0.9) < 100.0
 
@@ -244,7 +247,7 @@ def test_a_restart_forgets_open_gaps_and_nothing_else() -> None:
             gaps.arrived("p", rng.expovariate(0.3))
     gaps.finished("p", RUN, 0.0)
     again = Gaps(10)
-    assert again.load_state(after_json(gaps.to_state())) == 0
+    assert again.load_state(after_json(whole(gaps.to_state()))) == 0
     assert len(again) == 0
     for asked in (RUN, ANSWER, UNREAD):
         assert again.forecast(asked).cdf == pytest.approx(gaps.forecast(asked).cdf, abs=0.01)
@@ -253,6 +256,39 @@ def test_a_restart_forgets_open_gaps_and_nothing_else() -> None:
         )
     mine, everyones = again.recorded(RUN)
     assert len(mine) == len(everyones) == MAX_SAVED > 100
+
+
+def test_full_tables_are_copied_in_bites_and_may_change_in_between() -> None:
+    gaps = Gaps(10)
+    for tool in range(MAX_TOOLS):
+        for arguments in range(3 * MAX_CLASSES):
+            call = ToolCall(f"tool {tool}", str(arguments % MAX_CLASSES))
+            gaps.finished("p", Asked(Ending.CALLS, (call,)), 0.0)
+            gaps.arrived("p", 1.0)
+    num_copied, bites, longest = 0, gaps.to_state(), 0
+    with pytest.MonkeyPatch.context() as patch:
+        to_state = Survival.to_state
+
+        def counting(counts: Survival) -> tuple[float, float, bytes]:
+            nonlocal num_copied
+            num_copied += 1
+            return to_state(counts)
+
+        patch.setattr(Survival, "to_state", counting)
+        for number in itertools.count():
+            before = num_copied
+            try:
+                next(bites)
+            except StopIteration as end:
+                state = end.value
+                break
+            longest = max(longest, num_copied - before)
+            call = ToolCall(f"new {number}")
+            gaps.finished("p", Asked(Ending.CALLS, (call,)), 0.0)
+            gaps.arrived("p", 1.0)
+    assert longest <= MAX_CLASSES + 4
+    assert num_copied > MAX_TOOLS * MAX_CLASSES
+    assert Gaps(10).load_state(after_json(state)) == 0
 
 
 JSON = st.recursive(
@@ -270,7 +306,7 @@ def broken_states(draw: st.DrawFn) -> object:
     gaps.arrived("p", 1.0)
     gaps.finished("p", RUN, 0.0)
     gaps.arrived("p", 1.0)
-    state = after_json(gaps.to_state())
+    state = after_json(whole(gaps.to_state()))
     parent, where = {"": state}, ""
     root = parent
     for _ in range(draw(st.integers(0, 6))):

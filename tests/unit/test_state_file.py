@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from continuum_connector.costs import state_file
+from continuum_connector.costs.bites import Bites, whole
 from continuum_connector.costs.gaps import Gaps
 from continuum_connector.costs.state_file import SAVE_EVERY_S, StateFile
 from continuum_connector.toolcalls.asked import Asked, Ending, ToolCall
@@ -68,7 +69,7 @@ def test_tool_times_come_back(tmp_path: Path) -> None:
     for _ in range(20):
         gaps.finished("p", run, 0.0)
         gaps.arrived("p", 3.0)
-    StateFile(str(tmp_path), "m").close({"gaps": gaps.to_state()})
+    StateFile(str(tmp_path), "m").close({"gaps": whole(gaps.to_state())})
     file = StateFile(str(tmp_path), "m")
     file.restore("gaps", again.load_state)
     file.close({})
@@ -88,6 +89,30 @@ def test_it_is_due_at_once_and_then_once_a_minute() -> None:
         b'{"version":1,"state":{"a":1}}\n',
         b'{"version":1,"state":{"a":2}}\n',
     ]
+
+
+def test_a_large_state_is_copied_a_bite_per_step() -> None:
+    writer, begun = Writer(), []
+    file = StateFile("state.json", write=writer)
+
+    def copied() -> Bites[dict[str, int]]:
+        begun.append(len(begun))
+        for _ in range(3):
+            yield
+        return {"a": begun[-1]}
+
+    for step in range(3):
+        file.new_step(copied, 5.0 + step)
+    assert file._idle.is_set()  # nothing was handed over yet
+    file.new_step(copied, 8.0)
+    assert file._idle.wait(10)
+    for now in (8.0, 8.0 + SAVE_EVERY_S - 1):
+        file.new_step(copied, now)
+    assert begun == [0]
+    file.new_step(copied, 8.0 + SAVE_EVERY_S)
+    assert begun == [0, 1]
+    file.close({})
+    assert writer.written == [b'{"version":1,"state":{"a":0}}\n', b'{"version":1,"state":{}}\n']
 
 
 def test_nothing_is_due_while_the_disk_is_slow() -> None:
