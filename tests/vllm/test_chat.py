@@ -49,3 +49,18 @@ def test_where_there_is_room_for_all_no_pin_gives_way() -> None:
     engine = people(300)
     assert chatting(engine) == chatting(Engine(300, connector=None))
     assert engine.num_pins() == NUM_PEOPLE
+
+
+def test_a_server_of_one_shot_requests_soon_pins_none() -> None:
+    """Each is pinned at first, as if its person might be back; a hundred seconds later it is
+    known that it is not. Contexts are dear, but nobody returns to them."""
+    engine = people(300)
+    for number in range(40):
+        engine.run_turn(f"a{number}", 300, seed=number)
+        engine.clock.advance(100.0)
+    pinned = engine.total("decisions", "pin")
+    assert 0 < pinned < 20
+    for number in range(40, 50):
+        engine.run_turn(f"a{number}", 300, seed=number)
+    assert engine.total("decisions", "pin") == pinned
+    assert (engine.num_pins(), engine.usage()) == (0, 0)
