@@ -288,6 +288,17 @@ def test_a_state_written_by_hand_does_no_harm() -> None:
     assert costs.eta == 1.0
 
 
+@pytest.mark.parametrize("cost", [5e-324, 1e-200, 1e6])
+def test_costs_at_the_end_of_what_floats_can_tell_are_corrected(cost: float) -> None:
+    costs = Costs(512)
+    assert costs.restore({"prefill": [cost] * 5}) == 0
+    for number in range(200):
+        num_new = number * 7 % 500 + 2
+        work = Work(num_new, num_new * (number % 5 * 1000 + num_new / 2), number % 4)
+        costs.step(work, 0.01 + num_new * 1e-4)
+    assert costs.prefill_s(512) == pytest.approx(0.0612, rel=0.05)
+
+
 NUMBERS = st.one_of(
     st.sampled_from([0, 1, -1, 5e-324, 1e-200, 1e-15, 1e6, 1e18, 1e200, 1e308, 10**30, 10**400]),
     st.floats(),
