@@ -8,6 +8,11 @@ from pathlib import Path
 from statistics import mean, median
 from typing import Any
 
+ORDER = (
+    *("pressure", "room"),
+    *("fast", "coding", "person"),
+    *("stock", "program_order", "fixed_ttl", "continuum", "adaptive"),
+)
 Key = tuple[str, str, str, int]  # pressure, regime, policy, seed
 Runs = dict[Key, Mapping[str, Any]]
 
@@ -26,7 +31,8 @@ def render(runs: Runs) -> str:
         "| hit VRAM | hit DRAM | pins back / given up / expired | same answers |",
         "|---|---|---|---|---|---|---|---|---|---|---|---|",
     ]
-    rows += [_row(runs, *group) for group in dict.fromkeys(key[:3] for key in runs)]
+    groups = sorted({key[:3] for key in runs}, key=lambda group: [ORDER.index(w) for w in group])
+    rows += [_row(runs, *group) for group in groups]
     return "\n".join(rows)
 
 
@@ -58,7 +64,7 @@ def _row(runs: Runs, pressure: str, regime: str, policy: str) -> str:
         _spread(ratio(lambda r: r["computed"]), "{:.2f}x"),
         f"{median(each(lambda r: r['vram'] / r['prompt_tokens'])):.0%}",
         f"{median(each(lambda r: r['dram'] / r['prompt_tokens'])):.0%}",
-        pins if policy not in ("stock", "program_order") else "",
+        pins if policy not in ("stock", "program_order") else "-",
         f"{same}/{turns}",
     ]
     return "| " + " | ".join(cells) + " |"
