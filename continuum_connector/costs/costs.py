@@ -71,7 +71,7 @@ class Costs:
         self._price.unblocked(now)
 
     def footprint(self, num_blocks: int) -> None:
-        """A turn was queued or admitted that takes `num_blocks`, over all KV groups."""
+        """A turn that ran has ended with `num_blocks`, over all KV groups."""
         self._price.footprint(num_blocks)
 
     def blocks_are(self, num_bytes: int) -> None:
@@ -104,7 +104,7 @@ class Costs:
 
     @property
     def mean_blocks(self) -> float:
-        """Blocks of a running or waiting turn (the paper's M)."""
+        """Blocks of a turn at its end, on average (the paper's M, of those that ran)."""
         return self._price.mean_blocks
 
     def price(self, now: float) -> float:

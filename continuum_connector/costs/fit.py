@@ -44,9 +44,11 @@ class RobustFit:
         self._seed: Array = np.zeros(num_features)
         self._num_added = self._next_fit = 0
         self.coefficients: tuple[float, ...] = (0.0,) * num_features
+        self.is_seeded = False
 
     def seed(self, coefficients: Sequence[float]) -> None:
         """Start from known costs, finite and not negative."""
+        self.is_seeded = True
         self._seed = np.asarray(coefficients, dtype=np.float64)
         self.coefficients = tuple(float(c) for c in coefficients)
         if self._num_added:

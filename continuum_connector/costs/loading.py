@@ -14,14 +14,13 @@ class CopyModel:
 
     def __init__(self) -> None:
         self._fit = RobustFit(2)
-        self._is_seeded = False
         self._guess = (0.0, 0.0)
         self.num_transfers = 0
 
     @property
     def is_known(self) -> bool:
         """Whether `seconds` answers from a seed or from enough transfers."""
-        return self._is_seeded or self.num_transfers >= MIN_TRANSFERS
+        return self._fit.is_seeded or self.num_transfers >= MIN_TRANSFERS
 
     @property
     def coefficients(self) -> tuple[float, ...]:
@@ -31,7 +30,6 @@ class CopyModel:
     def seed(self, coefficients: Sequence[float]) -> None:
         """Start from coefficients measured before, on this machine."""
         self._fit.seed(coefficients)
-        self._is_seeded = True
 
     def guess(self, latency: float, per_block: float) -> None:
         """What to answer until something is known."""

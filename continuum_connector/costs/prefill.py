@@ -27,7 +27,6 @@ class PrefillModel:
     def __init__(self, chunk: int) -> None:
         self._chunk = max(1, chunk)
         self._fit = RobustFit(5)
-        self._is_seeded = False
         self.num_steps = 0  # with prompt tokens in them
         self._num_first_steps = 0
         self._first_rate = math.inf  # seconds per token
@@ -35,7 +34,7 @@ class PrefillModel:
     @property
     def is_known(self) -> bool:
         """Whether `seconds` answers from a seed or from enough steps."""
-        return self._is_seeded or self.num_steps >= MIN_STEPS
+        return self._fit.is_seeded or self.num_steps >= MIN_STEPS
 
     @property
     def is_roughly_known(self) -> bool:
@@ -50,7 +49,6 @@ class PrefillModel:
     def seed(self, coefficients: Sequence[float]) -> None:
         """Start from coefficients measured before, on this model and GPU."""
         self._fit.seed(coefficients)
-        self._is_seeded = True
 
     def add(self, work: Work, seconds: float) -> None:
         """A step that computed `work` took `seconds`."""
