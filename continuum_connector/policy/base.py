@@ -120,7 +120,6 @@ class FinishedTurn:
     num_blocks: int
     hints: Hints
     aborted: bool = False
-    arrival: float = 0.0  # of the program, monotonic seconds
     asked: Asked = UNREAD
     gap: Forecast = NO_FORECAST
     tool_gaps: Sequence[float] = ()

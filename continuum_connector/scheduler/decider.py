@@ -115,7 +115,6 @@ class Decider:
             num_blocks=num_blocks,
             hints=hints,
             aborted=end is TurnEnd.ABORTED,
-            arrival=turn.program.arrival,
             asked=asked,
             gap=self.gaps.forecast(asked),
             tool_gaps=tool_gaps,
