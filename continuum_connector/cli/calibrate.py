@@ -19,6 +19,7 @@ from rich.table import Table
 
 from continuum_connector.cli import measure
 from continuum_connector.cli.measure import Point, Prober
+from continuum_connector.cli.reading import command
 from continuum_connector.cli.server import CommandError, Model, Server
 from continuum_connector.costs import state_file
 
@@ -52,15 +53,8 @@ def calibrate(
 
     Run it while nobody else uses the server. Ctrl-C keeps what was measured so far.
     """
-    console = Console()
-    try:
-        with contextlib.closing(Server(url, api_key)) as server:
-            _run(console, server, model, lengths, out, repeats, chunk, gpu)
-    except CommandError as error:
-        Console(stderr=True).print(
-            f"[red]continuum calibrate:[/] {escape(str(error))}", soft_wrap=True
-        )
-        raise typer.Exit(1) from None
+    with command("calibrate"), contextlib.closing(Server(url, api_key)) as server:
+        _run(Console(), server, model, lengths, out, repeats, chunk, gpu)
 
 
 def _run(
@@ -125,10 +119,10 @@ def read_lengths(text: str, max_model_len: int) -> list[int]:
 
 def find_gpu(host: str) -> str:
     """The GPU's name where the server is on this machine and has one; else a plain word."""
-    command = shutil.which("nvidia-smi")
-    if host not in LOCAL or command is None:
+    smi = shutil.which("nvidia-smi")
+    if host not in LOCAL or smi is None:
         return "unknown"
-    line = [command, "--query-gpu=name", "--format=csv,noheader"]
+    line = [smi, "--query-gpu=name", "--format=csv,noheader"]
     with contextlib.suppress(OSError, subprocess.SubprocessError):
         told = subprocess.run(line, capture_output=True, text=True, timeout=10, check=True).stdout
         return told.partition("\n")[0].strip() or "unknown"
