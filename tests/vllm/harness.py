@@ -26,7 +26,7 @@ from vllm.v1.outputs import KVConnectorOutput, ModelRunnerOutput
 from vllm.v1.request import Request, RequestStatus
 from vllm.v1.structured_output import StructuredOutputManager
 
-from tests.vllm import versions
+from bench.sim import versions
 from tests.vllm.fake_worker import FakeWorker, OracleError
 
 __all__ = ["Engine", "FakeClock", "OracleError", "prompt"]

@@ -14,7 +14,7 @@ from continuum_connector import build, plugin
 from continuum_connector.connector import ContinuumConnector
 from continuum_connector.errors import ConfigError
 from continuum_connector.worker_hooks import WorkerHooks
-from tests.vllm import versions
+from bench.sim import versions
 from tests.vllm.agents import AgentEngine
 from tests.vllm.harness import Engine
 

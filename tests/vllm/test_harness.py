@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from tests.vllm import toy_connector, versions
+from bench.sim import versions
+from tests.vllm import toy_connector
 from tests.vllm.harness import Engine, FakeClock, OracleError, prompt
 from tests.vllm.tiering import reference
 

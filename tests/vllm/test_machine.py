@@ -22,7 +22,8 @@ from hypothesis.stateful import (
     rule,
 )
 
-from tests.vllm import tiering, versions
+from bench.sim import versions
+from tests.vllm import tiering
 from tests.vllm.harness import Engine, prompt
 from tests.vllm.tiering import BLOCK, reference, tiered
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from continuum_connector.scheduler.transfers import Kind, Transfer
-from tests.vllm import versions
+from bench.sim import versions
 from tests.vllm.fake_worker import extend_chain, next_token
 from tests.vllm.harness import Engine
 

@@ -1,4 +1,4 @@
-"""vLLM's config objects for the harness: the only place that asks which version this is."""
+"""vLLM's objects as the lab and the tests build them: the only place that asks which version."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from vllm.v1.kv_cache_interface import (
 from vllm.v1.outputs import KVConnectorOutput
 
 MAX_MODEL_LEN = 32_768
-_HEADS = {"num_kv_heads": 2, "head_size": 32, "dtype": torch.bfloat16}
+TINY_TOKEN_BYTES = 256  # K and V of a token, two heads of 32 in bfloat16
 _FIELDS = {field.name for field in dataclasses.fields(KVCacheTensor)}
 CAN_FAIL_REQUESTS = "failed_recving" in {f.name for f in dataclasses.fields(KVConnectorOutput)}
 
@@ -39,14 +39,20 @@ CAN_FAIL_REQUESTS = "failed_recving" in {f.name for f in dataclasses.fields(KVCo
 def vllm_config(
     *,
     block_size: int,
-    enable_prefix_caching: bool,
-    world_size: int,
-    transfer: KVTransferConfig | None,
+    enable_prefix_caching: bool = True,
+    world_size: int = 1,
+    transfer: KVTransferConfig | None = None,
+    max_model_len: int = MAX_MODEL_LEN,
     **scheduler_config: Any,
 ) -> VllmConfig:
-    """Return what `vllm serve` would build, for a model that is a config.json only."""
+    """Return what `vllm serve` would build, for a model that is a config.json only.
+
+    Scheduler options that this vLLM does not have are left out.
+    """
+    known = {field.name for field in dataclasses.fields(SchedulerConfig)}
+    options = {key: value for key, value in scheduler_config.items() if key in known}
     return VllmConfig(
-        model_config=_model_config(),
+        model_config=_model_config(max_model_len),
         cache_config=CacheConfig(
             block_size=block_size, enable_prefix_caching=enable_prefix_caching
         ),
@@ -55,7 +61,7 @@ def vllm_config(
             distributed_executor_backend="mp" if world_size > 1 else "uni",
         ),
         scheduler_config=SchedulerConfig(
-            max_model_len=MAX_MODEL_LEN, is_encoder_decoder=False, **scheduler_config
+            max_model_len=max_model_len, is_encoder_decoder=False, **options
         ),
         device_config=DeviceConfig("cpu"),  # 0.26 does not ask the platform
         kv_transfer_config=transfer,
@@ -63,7 +69,7 @@ def vllm_config(
 
 
 @functools.cache
-def _model_config() -> ModelConfig:
+def _model_config(max_model_len: int) -> ModelConfig:
     """Describe a two-layer Llama; one per process, for vLLM inspects the model class."""
     folder = Path(tempfile.mkdtemp(prefix="continuum-harness-"))
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
@@ -76,24 +82,31 @@ def _model_config() -> ModelConfig:
         "num_attention_heads": 2,
         "num_key_value_heads": 2,
         "vocab_size": 32_000,
-        "max_position_embeddings": MAX_MODEL_LEN,
+        "max_position_embeddings": max_model_len,
         "rms_norm_eps": 1e-5,
         "torch_dtype": "bfloat16",
     }
     (folder / "config.json").write_text(json.dumps(config))
-    return ModelConfig(model=str(folder), skip_tokenizer_init=True, max_model_len=MAX_MODEL_LEN)
+    return ModelConfig(model=str(folder), skip_tokenizer_init=True, max_model_len=max_model_len)
 
 
 def kv_cache_config(
-    num_blocks: int, block_size: int, windows: tuple[int | None, ...]
+    num_blocks: int,
+    block_size: int,
+    windows: tuple[int | None, ...] = (None,),
+    token_bytes: int = TINY_TOKEN_BYTES,
 ) -> KVCacheConfig:
-    """Lay out one layer per KV group, all groups on the same bytes, as vLLM does."""
+    """Lay out one layer per KV group, all groups on the same bytes, as vLLM does.
+
+    `token_bytes`: K and V of a token over all layers of a group, a multiple of 4.
+    """
+    heads = {"num_kv_heads": 1, "head_size": token_bytes // 4, "dtype": torch.bfloat16}
     groups = []
     for i, window in enumerate(windows):
         spec: Any = (
-            FullAttentionSpec(block_size=block_size, **_HEADS)
+            FullAttentionSpec(block_size=block_size, **heads)
             if window is None
-            else SlidingWindowSpec(block_size=block_size, sliding_window=window, **_HEADS)
+            else SlidingWindowSpec(block_size=block_size, sliding_window=window, **heads)
         )
         groups.append(KVCacheGroupSpec([f"model.layers.{i}.self_attn.attn"], spec))
     page = groups[0].kv_cache_spec.page_size_bytes

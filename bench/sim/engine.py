@@ -1,0 +1,195 @@
+"""Engine: vLLM's own scheduler, stepped in virtual time around a model that follows a script.
+
+Real: Scheduler with whatever connector and subclass the config chooses, both queues,
+KVCacheManager, BlockPool, Request with chained block hashes. Modelled: how long a step takes
+(step_time.py), how long copies take (workers.py), what the model says (plan.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from vllm.config import KVTransferConfig
+from vllm.sampling_params import SamplingParams
+from vllm.v1.core.kv_cache_utils import (
+    get_request_block_hasher,
+    init_none_hash,
+    resolve_kv_cache_block_sizes,
+)
+from vllm.v1.outputs import KVConnectorOutput, ModelRunnerOutput
+from vllm.v1.request import Request
+from vllm.v1.structured_output import StructuredOutputManager
+
+from bench.sim import versions
+from bench.sim.agenda import Clock
+from bench.sim.hardware import Machine
+from bench.sim.step_time import step_seconds
+from bench.sim.workers import Worker
+from continuum_connector import compat
+
+
+def hash_block(value: Any) -> bytes:
+    """Eight bytes for (parent hash, token ids, extra keys): the same in every process.
+
+    vLLM's SHA-256 of a pickle takes ten times as long, which is most of a simulated step.
+    """
+    if not isinstance(value, tuple):
+        return bytes(8)
+    parent, tokens, extra = value
+    number = hash((int.from_bytes(parent, "little"), tokens))
+    number = number if extra is None else hash((number, repr(extra)))
+    return (number & (2**64 - 1)).to_bytes(8, "little")
+
+
+@dataclass
+class Progress:
+    """One request as the engine sees it. `script`: the answer, token by token."""
+
+    request: Request
+    script: range
+    first_token: float = 0.0
+    num_local: int = 0  # prompt tokens found in VRAM
+    num_external: int = 0  # brought by the connector
+    num_said: int = 0
+
+
+@dataclass(frozen=True)
+class Finished:
+    """A turn that is answered, `at` virtual seconds."""
+
+    request_id: str
+    at: float
+    progress: Progress
+    num_preemptions: int
+
+
+class Engine:
+    """`step` runs one iteration of EngineCore's loop and moves the clock by what it takes."""
+
+    def __init__(
+        self,
+        machine: Machine,
+        clock: Clock,
+        max_model_len: int,
+        transfer: KVTransferConfig | None,
+        policy: str = "fcfs",
+    ) -> None:
+        self.machine, self.clock = machine, clock
+        self.vllm_config = versions.vllm_config(
+            block_size=machine.block_size,
+            transfer=transfer,
+            max_model_len=max_model_len,
+            max_num_seqs=machine.gpu.max_num_seqs,
+            max_num_batched_tokens=machine.gpu.chunk,
+            policy=policy,
+            scheduler_reserve_full_isl=machine.reserve_full_isl,
+        )
+        self.vllm_config.scheduler_config.async_scheduling = False
+        self.scheduler = self._build_scheduler()
+        self.connector = self.scheduler.connector
+        self.worker: Worker  # the arm's: it must know the connector
+        self.num_steps = self.num_preemptions = self.num_computed_tokens = 0
+        self.busy_s = 0.0
+        self._progress: dict[str, Progress] = {}
+
+    def _build_scheduler(self) -> Any:
+        """Do what EngineCore.__init__ does once the KV cache size is known."""
+        config, machine = self.vllm_config, self.machine
+        config.cache_config.num_gpu_blocks = machine.num_blocks
+        kv_cache_config = versions.kv_cache_config(
+            machine.num_blocks, machine.block_size, token_bytes=machine.model.token_bytes
+        )
+        block_size, hash_block_size = resolve_kv_cache_block_sizes(kv_cache_config, config)
+        init_none_hash(hash_block)
+        self._hasher = get_request_block_hasher(hash_block_size, hash_block)
+        return config.scheduler_config.get_scheduler_cls()(
+            vllm_config=config,
+            kv_cache_config=kv_cache_config,
+            structured_output_manager=StructuredOutputManager(config),
+            include_finished_set=False,
+            log_stats=True,
+            block_size=block_size,
+            hash_block_size=hash_block_size,
+        )
+
+    # -- requests ----------------------------------------------------------------------
+    def add(
+        self,
+        request_id: str,
+        tokens: list[int],
+        script: range,
+        arrived: float,
+        priority: int = 0,
+        extra_args: dict[str, Any] | None = None,
+    ) -> None:
+        """Queue a request that arrived at `arrived` and is answered with `script`."""
+        params = SamplingParams(max_tokens=len(script), ignore_eos=True, extra_args=extra_args)
+        request = Request(
+            request_id,
+            tokens,
+            params,
+            None,
+            arrival_time=arrived,
+            priority=priority,
+            block_hasher=self._hasher,
+        )
+        self._progress[request_id] = Progress(request, script)
+        self.scheduler.add_request(request)
+
+    @property
+    def has_requests(self) -> bool:
+        """Whether a step could do anything."""
+        return bool(self.scheduler.has_requests())
+
+    # -- steps -------------------------------------------------------------------------
+    def step(self, wake: Callable[[], float]) -> Iterator[Finished]:
+        """Schedule, compute, update. `wake` says when an idle engine has news at the latest."""
+        now = self.clock.now
+        step = self.scheduler.schedule()
+        work = compat.step_work(step)
+        seconds = step_seconds(self.machine, work) if work else 0.0
+        seconds += self.worker.start(step, now, now + seconds)
+        if seconds:
+            self.busy_s += seconds
+        else:  # nothing to compute: until a copy settles or a turn arrives
+            seconds = max(wake() - now, self.machine.gpu.step_s)
+        self.clock.now = now + seconds
+        self.num_steps += 1
+        self.num_preemptions += len(compat.preempted_ids(step))
+        self.num_computed_tokens += work.num_new
+        output = self._runner_output(step)
+        for batch in self.scheduler.update_from_output(step, output).values():
+            for each in batch.outputs:
+                yield from self._record(each)
+
+    def _runner_output(self, step: Any) -> ModelRunnerOutput:
+        """One token of its script for each request whose prompt is complete by this step."""
+        sampled: dict[str, list[int]] = {}
+        for request_id in step.num_scheduled_tokens:
+            progress = self._progress[request_id]
+            request = progress.request
+            # schedule() has counted this step's tokens as computed already
+            is_done = request.num_computed_tokens >= request.num_tokens
+            sampled[request_id] = [progress.script[progress.num_said]] if is_done else []
+        settled = self.worker.output(self.clock.now) if self.connector is not None else {}
+        return ModelRunnerOutput(
+            req_ids=list(sampled),
+            req_id_to_index={request_id: i for i, request_id in enumerate(sampled)},
+            sampled_token_ids=list(sampled.values()),
+            kv_connector_output=KVConnectorOutput(**settled) if settled else None,
+        )
+
+    def _record(self, output: Any) -> Iterator[Finished]:
+        progress = self._progress[output.request_id]
+        cached = versions.cached_tokens(output)
+        if cached is not None:
+            progress.num_local, progress.num_external = cached
+        if output.new_token_ids and not progress.num_said:
+            progress.first_token = self.clock.now
+        progress.num_said += len(output.new_token_ids)
+        if output.finish_reason is not None:
+            del self._progress[output.request_id]
+            preempted = progress.request.num_preemptions
+            yield Finished(output.request_id, self.clock.now, progress, preempted)

@@ -1,0 +1,183 @@
+"""Lab: plays a workload on an engine in virtual time and writes down what became of each turn."""
+
+from __future__ import annotations
+
+import functools
+import math
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from bench.sim.agenda import Agenda, Clock
+from bench.sim.arms import Arm, Asking
+from bench.sim.bus import Bus, Way
+from bench.sim.engine import Engine, Finished
+from bench.sim.hardware import Machine
+from bench.sim.plan import ProgramPlan, TurnPlan, Workload
+from bench.sim.result import RunRecord, TurnRecord
+
+STEP_CAP_S = 10e-3  # an engine that has requests but nothing to compute looks again so soon
+STUCK_S = 3600.0  # of virtual time in which nothing ends: the run is given up
+
+
+class StuckError(RuntimeError):
+    """No turn ended for an hour of virtual time."""
+
+
+@dataclass
+class _Running:
+    """A program under way. `open`: what its next turn still waits for."""
+
+    plan: ProgramPlan
+    next_turn: int = 0
+    began: float = 0.0
+    service_s: float = 0.0
+    open: set[str] = field(default_factory=set)
+    ended: float | None = None
+
+
+class Lab:
+    """One run. `play` may be called once."""
+
+    def __init__(self, machine: Machine, arm: Arm, workload: Workload) -> None:
+        self.clock = Clock()
+        self.agenda = Agenda()
+        self.bus = Bus(machine.pcie_rate, machine.pcie_both)
+        programs = {plan.name: plan for plan in workload.programs}
+        length = max(32_768, 1 << (workload.num_tokens + 256).bit_length())
+        self.engine = Engine(machine, self.clock, length, arm.transfer(machine), arm.scheduling)
+        self.engine.worker = arm.worker(self.engine, self.bus)
+        arm.prepare(self.engine, programs)
+        self._arm, self._workload = arm, workload
+        self._running = {name: _Running(plan) for name, plan in programs.items()}
+        self._children: dict[tuple[str, int], list[ProgramPlan]] = {}
+        self._sent: dict[str, tuple[_Running, int, float]] = {}
+        self.turns: list[TurnRecord] = []
+        for plan in workload.programs:
+            self._plan_start(plan)
+
+    # -- the clients -------------------------------------------------------------------
+    def _plan_start(self, plan: ProgramPlan) -> None:
+        if plan.after is None:
+            self.agenda.put(plan.arrival_s, functools.partial(self._send, plan.name))
+        else:
+            self._children.setdefault(plan.after, []).append(plan)
+
+    def _send(self, name: str) -> None:
+        """A program's next turn arrives; its due time is when the agenda was to run."""
+        running = self._running[name]
+        turn, index = running.plan.turns[running.next_turn], running.next_turn
+        arrived = self._due
+        if not index:
+            running.began = arrived
+        asking = Asking(running.plan, turn, index, running.began, running.service_s)
+        request_id = f"{name}/{index}"
+        self._sent[request_id] = (running, index, arrived)
+        running.next_turn += 1
+        self.engine.add(
+            request_id,
+            turn.tokens(),
+            turn.answer.tokens(),
+            arrived,
+            self._arm.priority(asking),
+            self._arm.args(asking),
+        )
+
+    def _answered(self, finished: Finished) -> None:
+        running, index, arrived = self._sent.pop(finished.request_id)
+        progress, plan = finished.progress, running.plan
+        running.service_s += finished.at - arrived
+        turn = plan.turns[index]
+        self.turns.append(
+            TurnRecord(
+                plan.name,
+                index,
+                arrived,
+                progress.first_token,
+                finished.at,
+                turn.num_prompt_tokens,
+                progress.num_local,
+                progress.num_external,
+            )
+        )
+        for child in self._children.pop((plan.name, index), ()):
+            self._later(finished.at + child.arrival_s, child.name)
+        if running.next_turn < len(plan.turns):
+            self._await(running, finished.at)
+        else:
+            running.ended = finished.at
+            self._release(plan.name, finished.at)
+
+    def _await(self, running: _Running, now: float) -> None:
+        """The program's next turn comes a gap after now, or after the programs it joins."""
+        turn = running.plan.turns[running.next_turn]
+        running.open = {name for name in turn.joins if self._running[name].ended is None}
+        if not running.open:
+            self._later(now + turn.gap_s, running.plan.name)
+
+    def _release(self, name: str, now: float) -> None:
+        for other in self._running.values():
+            if name in other.open:
+                other.open.discard(name)
+                if not other.open:
+                    gap_s = other.plan.turns[other.next_turn].gap_s
+                    self._later(now + gap_s, other.plan.name)
+
+    def _later(self, at: float, name: str) -> None:
+        self.agenda.put(at, functools.partial(self._send, name))
+
+    # -- the run -----------------------------------------------------------------------
+    def play(self, progress: Callable[[float], None] | None = None) -> RunRecord:
+        """Run until every program is answered. `progress` gets the share of turns done.
+
+        Raises StuckError, naming who waits, if nothing ends for an hour.
+        """
+        began, last_end = time.perf_counter(), 0.0
+        total = sum(len(plan.turns) for plan in self._workload.programs)
+        while len(self.turns) < total:
+            self._arrive()
+            if not self.engine.has_requests:
+                self.clock.now = max(self.clock.now, self.agenda.next_time)
+                continue
+            for finished in self.engine.step(self._wake):
+                last_end = finished.at
+                self._answered(finished)
+                if progress is not None:
+                    progress(len(self.turns) / total)
+            if self.clock.now > last_end + STUCK_S and self._sent:
+                raise StuckError(f"{self._arm.name}: nothing ends; waiting: {sorted(self._sent)}")
+        return self._record(time.perf_counter() - began)
+
+    def _arrive(self) -> None:
+        """Everything due by now happens, each at its own time; the engine was busy meanwhile."""
+        while (due := self.agenda.next_time) <= self.clock.now:
+            self._due = due
+            self.agenda.run_due(due)
+
+    def _wake(self) -> float:
+        """When an engine with nothing to compute has something to do again, at the latest."""
+        now = self.clock.now
+        soon = min(self.agenda.next_time, self.engine.worker.next_done(), now + STEP_CAP_S)
+        return max(soon, now)
+
+    def _record(self, wall_s: float) -> RunRecord:
+        jct = {n: (r.ended or math.nan) - r.began for n, r in self._running.items()}
+        return RunRecord(
+            arm=self._arm.name,
+            workload=self._workload.name,
+            machine=self.engine.machine.gpu.name,
+            seed=0,
+            jct_s=jct,
+            turns=self.turns,
+            num_prompt_tokens=sum(turn.num_prompt for turn in self.turns),
+            num_computed_tokens=self.engine.num_computed_tokens,
+            num_local_tokens=sum(turn.num_local for turn in self.turns),
+            num_external_tokens=sum(turn.num_external for turn in self.turns),
+            stored_bytes=self.bus.num_bytes[Way.STORE],
+            loaded_bytes=self.bus.num_bytes[Way.LOAD],
+            num_preemptions=self.engine.num_preemptions,
+            num_steps=self.engine.num_steps,
+            busy_s=self.engine.busy_s,
+            span_s=self.clock.now,
+            wall_s=wall_s,
+        )

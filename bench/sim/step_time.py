@@ -1,0 +1,24 @@
+"""How long a step takes: what it computes, reads and launches, added up or overlapped."""
+
+from __future__ import annotations
+
+from bench.sim.hardware import Machine
+from continuum_connector.costs.step_clock import Work
+
+SEQUENCE_S = 20e-6  # of a step for each of its requests: sampling, input preparation
+
+
+def step_seconds(machine: Machine, work: Work) -> float:
+    """Seconds of a step that computes `work`: a roofline with a fitted share of the peak.
+
+    Matrix products overlap with reading the weights; attention over prompts and the KV reads of
+    decodes come on top.
+    """
+    gpu, model = machine.gpu, machine.model
+    flops, memory = gpu.flops * gpu.mfu * machine.tp, gpu.memory_rate * machine.tp
+    num_tokens = work.num_new + work.num_decodes
+    products = max(num_tokens * model.token_flops / flops, model.weight_bytes / memory)
+    attention = (work.pairs + work.decode_context) * model.pair_flops / flops
+    reads = work.decode_context * model.token_bytes / memory
+    num_requests = work.num_decodes + (1 if work.num_new else 0)
+    return gpu.step_s + SEQUENCE_S * num_requests + products + attention + reads
