@@ -13,7 +13,7 @@ from bench.sim.arms import Arm, Asking
 from bench.sim.bus import Bus, Way
 from bench.sim.engine import Engine, Finished
 from bench.sim.hardware import Machine
-from bench.sim.plan import ProgramPlan, TurnPlan, Workload
+from bench.sim.plan import ProgramPlan, Workload
 from bench.sim.result import RunRecord, TurnRecord
 
 STEP_CAP_S = 10e-3  # an engine that has requests but nothing to compute looks again so soon

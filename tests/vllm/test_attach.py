@@ -10,11 +10,11 @@ from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.kv_cache_interface import KVCacheSpec
 
+from bench.sim import versions
 from continuum_connector import build, plugin
 from continuum_connector.connector import ContinuumConnector
 from continuum_connector.errors import ConfigError
 from continuum_connector.worker_hooks import WorkerHooks
-from bench.sim import versions
 from tests.vllm.agents import AgentEngine
 from tests.vllm.harness import Engine
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from bench.sim import versions
 from continuum_connector.errors import ConfigError
 from continuum_connector.scheduler.transfers import Kind
-from bench.sim import versions
 from tests.vllm.harness import Engine, OracleError, prompt
 from tests.vllm.tiering import (
     GROUPS,

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from continuum_connector.scheduler.transfers import Kind, Transfer
 from bench.sim import versions
+from continuum_connector.scheduler.transfers import Kind, Transfer
 from tests.vllm.fake_worker import extend_chain, next_token
 from tests.vllm.harness import Engine
 
