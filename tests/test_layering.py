@@ -71,6 +71,7 @@ CLOCK_IN = {  # who may ask what time it is
     "trace.py",
     "scheduler/waker.py",
     "cli/server.py",  # a client: it times what it asks for
+    "cli/top.py",
     "worker/native.py",
 }
 

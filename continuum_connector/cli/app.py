@@ -8,6 +8,7 @@ from continuum_connector.cli.analyze import analyze
 from continuum_connector.cli.calibrate import calibrate
 from continuum_connector.cli.convert import convert
 from continuum_connector.cli.explain import explain
+from continuum_connector.cli.top import top
 
 app = typer.Typer(
     name="continuum",
@@ -18,6 +19,7 @@ app = typer.Typer(
     rich_markup_mode="rich",
 )
 
+app.command()(top)
 app.command()(calibrate)
 app.command()(explain)
 app.command()(analyze)

@@ -6,6 +6,7 @@ from __future__ import annotations
 def main() -> None:
     """Run the command line; without its packages, say what to install."""
     try:
+        import prometheus_client  # noqa: F401
         import rich  # noqa: F401
         import typer  # noqa: F401
     except ImportError as error:

@@ -34,8 +34,8 @@ class Server:
     Every method raises CommandError with one sentence, and a cure where there is one.
     """
 
-    def __init__(self, url: str, api_key: str = "") -> None:
-        """`url`: http://HOST:PORT, with or without /v1."""
+    def __init__(self, url: str, api_key: str = "", timeout_s: float = TIMEOUT_S) -> None:
+        """`url`: http://HOST:PORT, with or without /v1. `timeout_s`: of one request."""
         parts = urlsplit(url if "//" in url else f"http://{url}")
         try:
             port = parts.port
@@ -50,7 +50,7 @@ class Server:
             self._headers["Authorization"] = f"Bearer {api_key}"
         secure = parts.scheme == "https"
         kind = http.client.HTTPSConnection if secure else http.client.HTTPConnection
-        self._connection = kind(parts.hostname, port, timeout=TIMEOUT_S)
+        self._connection = kind(parts.hostname, port, timeout=timeout_s)
         self.host = parts.hostname
 
     def close(self) -> None:
@@ -86,6 +86,13 @@ class Server:
             if status == 200 and not name.endswith("_bucket"):
                 sums[name] = sums.get(name, 0.0) + float(value)
         return sums
+
+    def exposition(self) -> str:
+        """What /metrics answers, as it is."""
+        status, body = self._request("GET", "/metrics")
+        if status != 200:
+            raise CommandError(f"{self.url}/metrics answers HTTP {status}; is this a vLLM server?")
+        return body.decode("utf-8", "replace")
 
     def _json(self, method: str, path: str, body: str | None = None) -> Any:
         status, content = self._request(method, path, body)
