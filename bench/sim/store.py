@@ -1,0 +1,94 @@
+"""Store: results in a JSON-lines file, a line per job, in the order in which they were done."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from types import TracebackType
+
+import msgspec
+
+from bench.sim.job import Line, Result, Start
+
+_DECODER = msgspec.json.Decoder(Line)
+
+
+class StoreError(Exception):
+    """The file cannot be used; the text says why, and what to do."""
+
+
+def read(path: Path) -> Iterator[Line]:
+    """Yield the file's lines; one that was cut off at the end is left out.
+
+    Raises StoreError if a line in between is no result.
+    """
+    with path.open("rb") as file:
+        for number, line in enumerate(file, start=1):
+            if not line.endswith(b"\n"):
+                return
+            try:
+                yield _DECODER.decode(line)
+            except msgspec.DecodeError as error:
+                raise StoreError(
+                    f"{path}, line {number} is no result of the lab ({error}); "
+                    "write to another file, or remove the line"
+                ) from None
+
+
+def results(path: Path) -> dict[str, Result]:
+    """By key, the last result of each job: a job that failed may have been tried again."""
+    return {line.job.key: line for line in read(path) if isinstance(line, Result)}
+
+
+def starts(path: Path) -> list[Start]:
+    """Each call that wrote to the file."""
+    return [line for line in read(path) if isinstance(line, Start)]
+
+
+class Store:
+    """The file, open for more. Each line is on its way to the disk when `append` returns.
+
+    Raises StoreError if another process has it open, or if it is something else.
+    """
+
+    def __init__(self, path: Path) -> None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with contextlib.ExitStack() as failed:
+            self._file = failed.enter_context(path.open("a+b"))
+            try:
+                fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                raise StoreError(
+                    f"{path} is being written by another run; wait for it, or name another file"
+                ) from None
+            self._drop_half_line()
+            self.known = results(path)
+            failed.pop_all()
+
+    def _drop_half_line(self) -> None:
+        """Whoever wrote it was stopped within a line: cut it off."""
+        self._file.seek(0)
+        rest, newline, _ = self._file.read().rpartition(b"\n")
+        self._file.truncate(len(rest) + len(newline))
+
+    def append(self, line: Line) -> None:
+        """Write one line; whole, unless the machine goes down."""
+        self._file.write(msgspec.json.encode(line) + b"\n")
+        self._file.flush()
+        if isinstance(line, Result):
+            self.known[line.job.key] = line
+
+    def __enter__(self) -> Store:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        os.fsync(self._file.fileno())
+        self._file.close()

@@ -1,0 +1,221 @@
+"""The lab's runner: what is done is kept, what is not is done once. Jobs here are fakes."""
+
+from __future__ import annotations
+
+import io
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import msgspec
+import pytest
+from rich.console import Console
+
+from bench.sim import runner
+from bench.sim.job import Job, Result, Start
+from bench.sim.pool import Tell
+from bench.sim.result import RunRecord, TurnRecord
+from bench.sim.runner import Outcome, compact
+from bench.sim.store import Store, StoreError, read, results, starts
+
+ROOT = Path(__file__).parents[2]
+
+
+def record(arm: str = "stock", value: float = 1.0) -> RunRecord:
+    turn = TurnRecord("p0", 0, 0.123456789, 0.5, value, 10, 0, 0)
+    totals = dict.fromkeys(
+        ("num_prompt_tokens", "num_computed_tokens", "num_local_tokens", "num_external_tokens"), 10
+    )
+    return RunRecord(
+        arm, "fake", "H100", 0, {"p0": value}, [turn], **totals,
+        stored_bytes=0.0, loaded_bytes=0.0, num_preemptions=0, num_steps=1,
+        busy_s=0.5, span_s=1.0, wall_s=0.1,
+    )  # fmt: skip
+
+
+# --- what the workers play ------------------------------------------------------------------
+def fake(job: Job, tell: Tell) -> RunRecord:
+    """Leaves a mark, so that a test sees who was played; some arms do not end well."""
+    marks = Path(str(job.params["marks"]))
+    with marks.open("a") as file:
+        file.write(f"{job.arm}\n")
+    if job.arm == "raises":
+        raise ValueError("no such thing")
+    if job.arm == "dies":
+        os.kill(os.getpid(), signal.SIGKILL)
+    if job.arm == "hangs":
+        signal.pause()
+    return record(job.arm)
+
+
+@pytest.fixture
+def marks(tmp_path: Path) -> Path:
+    return tmp_path / "marks"
+
+
+def jobs(marks: Path, *arms: str) -> list[Job]:
+    return [Job(arm, "fake", {"marks": str(marks)}) for arm in arms]
+
+
+def run(out: Path, todo: list[Job], num_workers: int = 1) -> tuple[Outcome, str]:
+    console = Console(file=io.StringIO(), width=200)
+    outcome = runner.run(todo, out, num_workers=num_workers, play=fake, console=console)
+    return outcome, console.file.getvalue()  # type: ignore[attr-defined]
+
+
+# --- keys -----------------------------------------------------------------------------------
+def test_a_key_is_the_same_in_every_process_and_version_of_ours() -> None:
+    job = Job("stock", "eight_turns", {"rate": 6.0}, {"gpu": "H100", "dram_gb": 400}, 42)
+    assert job.key == "6abf2ad9e07f4582"
+
+
+def test_a_key_does_not_depend_on_order_or_on_how_a_number_is_written() -> None:
+    one = Job("stock", "w", {"a": 1, "b": 2.5}, {"gpu": "H100", "dram_gb": 400})
+    other = Job("stock", "w", {"b": 2.5, "a": 1.0}, {"dram_gb": 400.0, "gpu": "H100"})
+    assert one.key == other.key
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        Job("b", "w", {"x": 1}, {"gpu": "H100"}, 1),
+        Job("a", "v", {"x": 1}, {"gpu": "H100"}, 1),
+        Job("a", "w", {"x": 2}, {"gpu": "H100"}, 1),
+        Job("a", "w", {"x": 1}, {"gpu": "H200"}, 1),
+        Job("a", "w", {"x": 1}, {"gpu": "H100"}, 2),
+        Job("a", "w", {}, {"x": 1, "gpu": "H100"}, 1),
+    ],
+)
+def test_whatever_differs_changes_the_key(other: Job) -> None:
+    assert Job("a", "w", {"x": 1}, {"gpu": "H100"}, 1).key != other.key
+
+
+# --- the file -------------------------------------------------------------------------------
+def test_a_half_written_last_line_is_dropped(tmp_path: Path) -> None:
+    out = tmp_path / "x.jsonl"
+    whole, half = Result(Job("a", "w"), record("a")), Result(Job("b", "w"), record("b"))
+    content = msgspec.json.encode(whole) + b"\n"
+    out.write_bytes(content + msgspec.json.encode(half)[:-9])
+    assert list(read(out)) == [whole]  # for who only reads
+    with Store(out) as store:
+        assert store.known == {whole.job.key: whole}
+        store.append(half)
+    assert list(read(out)) == [whole, half]
+
+
+def test_a_line_that_is_no_result_is_named(tmp_path: Path) -> None:
+    out = tmp_path / "x.jsonl"
+    out.write_text('{"some": "thing"}\n')
+    with pytest.raises(StoreError, match=r"line 1 is no result of the lab .*another file"):
+        Store(out)
+
+
+def test_two_runs_do_not_write_to_one_file(tmp_path: Path) -> None:
+    with Store(tmp_path / "x.jsonl"), pytest.raises(StoreError, match="another run"):
+        Store(tmp_path / "x.jsonl")
+
+
+def test_times_are_kept_to_a_tenth_of_a_millisecond() -> None:
+    kept = compact(record(value=1 / 3))
+    assert kept.turns[0].arrived == 0.1235
+    assert kept.jct_s == {"p0": 0.3333}
+
+
+# --- runs -----------------------------------------------------------------------------------
+def test_a_second_run_does_only_what_is_missing(tmp_path: Path, marks: Path) -> None:
+    out = tmp_path / "x.jsonl"
+    run(out, jobs(marks, "a", "b"))
+    outcome, _ = run(out, jobs(marks, "a", "b", "c"))
+    assert sorted(marks.read_text().split()) == ["a", "b", "c"]
+    assert outcome.num_found == 2
+    assert outcome.exit_code == 0
+    assert [result.job.arm for result in outcome.results] == ["a", "b", "c"]
+    assert len(starts(out)) == 2
+
+
+def test_a_job_given_twice_is_done_once(tmp_path: Path, marks: Path) -> None:
+    outcome, _ = run(tmp_path / "x.jsonl", jobs(marks, "a", "a"))
+    assert marks.read_text().split() == ["a"]
+    assert outcome.num_jobs == 1
+
+
+def test_a_file_that_has_it_all_is_left_as_it_is(tmp_path: Path, marks: Path) -> None:
+    out = tmp_path / "x.jsonl"
+    run(out, jobs(marks, "a"))
+    before = out.read_bytes()
+    outcome, said = run(out, jobs(marks, "a"))
+    assert out.read_bytes() == before
+    assert outcome.results[0].record is not None
+    assert said == ""
+
+
+@pytest.mark.parametrize(
+    ("arm", "reason"),
+    [("raises", "ValueError: no such thing"), ("dies", "its process ended with signal SIGKILL")],
+)
+def test_a_job_that_fails_costs_nobody_else(
+    arm: str, reason: str, tmp_path: Path, marks: Path
+) -> None:
+    out = tmp_path / "x.jsonl"
+    outcome, said = run(out, jobs(marks, arm, "a", "b"))
+    assert outcome.exit_code == 1
+    assert [result.error for result in outcome.failed] == [reason]
+    assert {result.job.arm for result in results(out).values() if result.record} == {"a", "b"}
+    assert f"failed: {arm} fake" in said
+    assert "tries the failed ones again" in str(outcome)
+    run(out, jobs(marks, arm, "a", "b"))
+    assert marks.read_text().split().count(arm) == 2
+    assert marks.read_text().split().count("a") == 1
+
+
+def test_every_worker_takes_many_jobs(tmp_path: Path, marks: Path) -> None:
+    arms = [f"arm{i}" for i in range(7)]
+    outcome, _ = run(tmp_path / "x.jsonl", jobs(marks, *arms), num_workers=2)
+    assert sorted(marks.read_text().split()) == arms
+    assert str(outcome) == "7 of 7 runs done."
+
+
+def test_off_a_terminal_progress_is_a_few_lines(tmp_path: Path, marks: Path) -> None:
+    _, said = run(tmp_path / "x.jsonl", jobs(marks, *(f"arm{i}" for i in range(40))))
+    assert len(said.splitlines()) == 10
+    assert said.splitlines()[-1].startswith("100 %  40 of 40 runs")
+
+
+SCRIPT = """
+import sys
+from pathlib import Path
+from bench.sim import runner
+from tests.unit.test_sim_runner import fake, jobs
+if __name__ == "__main__":
+    out, marks = map(Path, sys.argv[1:])
+    outcome = runner.run(jobs(marks, "a", "hangs"), out, num_workers=1, play=fake)
+    print(outcome)
+    sys.exit(outcome.exit_code)
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_stopped_run_keeps_what_is_done_and_says_how_to_go_on(
+    number: signal.Signals, tmp_path: Path, marks: Path
+) -> None:
+    out, script = tmp_path / "x.jsonl", tmp_path / "script.py"
+    script.write_text(SCRIPT)
+    os.mkfifo(marks)  # whoever plays "hangs" has opened it: no need to guess when
+    process = subprocess.Popen(
+        [sys.executable, script, out, marks],
+        cwd=ROOT,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        stdout=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    assert marks.read_text() == "a\n"
+    assert marks.read_text() == "hangs\n"
+    os.killpg(process.pid, number) if number == signal.SIGINT else process.send_signal(number)
+    said, _ = process.communicate(timeout=60)
+    assert process.returncode == 128 + number
+    assert said == "Stopped: 1 of 2 runs done and kept. The same command goes on from here.\n"
+    assert [line.job.arm for line in read(out) if isinstance(line, Result)] == ["a"]
+    assert isinstance(next(iter(read(out))), Start)
