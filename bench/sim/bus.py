@@ -5,7 +5,7 @@ from __future__ import annotations
 import enum
 import math
 from collections import deque
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 
 class Way(enum.Enum):
@@ -17,17 +17,15 @@ class Way(enum.Enum):
 
 @dataclass
 class Copy:
-    """One transfer. `left`: bytes still to go; `done`: when the last one arrived, or infinite."""
+    """One transfer. `left`: bytes still to go, its latency's worth included; `done`: when the last
+    one arrived, or infinite."""
 
     way: Way
     num_bytes: float
     not_before: float
     submitted: float
-    left: float = field(init=False)
+    left: float
     done: float = math.inf
-
-    def __post_init__(self) -> None:
-        self.left = self.num_bytes
 
 
 class Bus:
@@ -45,8 +43,8 @@ class Bus:
     def submit(self, way: Way, num_bytes: float, now: float, not_before: float = 0.0) -> Copy:
         """Queue a copy whose bytes may flow from `not_before` on."""
         self.advance(now)
-        cost = num_bytes + self._latency_s * self._one_way
-        copy = Copy(way, cost, max(now, not_before), now)
+        left = num_bytes + self._latency_s * self._one_way
+        copy = Copy(way, num_bytes, max(now, not_before), now, left)
         self._queues[way].append(copy)
         self.num_bytes[way] += num_bytes
         return copy

@@ -7,6 +7,8 @@ KVCacheManager, BlockPool, Request with chained block hashes. Modelled: how long
 
 from __future__ import annotations
 
+import math
+import zlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -39,7 +41,8 @@ def hash_block(value: Any) -> bytes:
         return bytes(8)
     parent, tokens, extra = value
     number = hash((int.from_bytes(parent, "little"), tokens))
-    number = number if extra is None else hash((number, repr(extra)))
+    if extra is not None:  # the hash of a string differs from process to process
+        number = hash((number, zlib.crc32(repr(extra).encode())))
     return (number & (2**64 - 1)).to_bytes(8, "little")
 
 
@@ -49,6 +52,7 @@ class Progress:
 
     request: Request
     script: range
+    admitted: float = math.inf  # when the step began that first computed for it
     first_token: float = 0.0
     num_local: int = 0  # prompt tokens found in VRAM
     num_external: int = 0  # brought by the connector
@@ -155,6 +159,9 @@ class Engine:
             self.busy_s += seconds
         else:  # nothing to compute: until a copy settles or a turn arrives
             seconds = max(wake() - now, self.machine.gpu.step_s)
+        for request_id in step.num_scheduled_tokens:
+            progress = self._progress[request_id]
+            progress.admitted = min(progress.admitted, now)
         self.clock.now = now + seconds
         self.num_steps += 1
         self.num_preemptions += len(compat.preempted_ids(step))

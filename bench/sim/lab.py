@@ -33,6 +33,7 @@ class _Running:
     began: float = 0.0
     service_s: float = 0.0
     open: set[str] = field(default_factory=set)
+    due: float | None = None  # when its next turn arrives, once that is known
     ended: float | None = None
 
 
@@ -42,12 +43,13 @@ class Lab:
     def __init__(self, machine: Machine, arm: Arm, workload: Workload) -> None:
         self.clock = Clock()
         self.agenda = Agenda()
+        machine = arm.machine(machine, workload)
         self.bus = Bus(machine.pcie_rate, machine.pcie_both)
         programs = {plan.name: plan for plan in workload.programs}
         length = max(32_768, 1 << (workload.num_tokens + 256).bit_length())
         self.engine = Engine(machine, self.clock, length, arm.transfer(machine), arm.scheduling)
         self.engine.worker = arm.worker(self.engine, self.bus)
-        arm.prepare(self.engine, programs)
+        arm.prepare(self.engine, self.away)
         self._arm, self._workload = arm, workload
         self._running = {name: _Running(plan) for name, plan in programs.items()}
         self._children: dict[tuple[str, int], list[ProgramPlan]] = {}
@@ -74,6 +76,7 @@ class Lab:
         request_id = f"{name}/{index}"
         self._sent[request_id] = (running, index, arrived)
         running.next_turn += 1
+        running.due = None
         self.engine.add(
             request_id,
             turn.tokens(),
@@ -86,7 +89,7 @@ class Lab:
     def _answered(self, finished: Finished) -> None:
         running, index, arrived = self._sent.pop(finished.request_id)
         progress, plan = finished.progress, running.plan
-        running.service_s += finished.at - arrived
+        running.service_s += finished.at - progress.admitted
         turn = plan.turns[index]
         self.turns.append(
             TurnRecord(
@@ -124,7 +127,21 @@ class Lab:
                     self._later(now + gap_s, other.plan.name)
 
     def _later(self, at: float, name: str) -> None:
+        self._running[name].due = at
         self.agenda.put(at, functools.partial(self._send, name))
+
+    def away(self, name: str, now: float) -> float | None:
+        """Seconds until a program's next turn arrives, None if none will: an oracle's knowledge.
+
+        Of a turn that ends at this moment the client does not know yet, and nobody when those
+        that a turn joins will be done: then it is the gap that follows.
+        """
+        running = self._running[name]
+        if running.next_turn >= len(running.plan.turns):
+            return None
+        if running.due is not None:
+            return running.due - now
+        return running.plan.turns[running.next_turn].gap_s
 
     # -- the run -----------------------------------------------------------------------
     def play(self, progress: Callable[[float], None] | None = None) -> RunRecord:

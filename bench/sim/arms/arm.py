@@ -1,0 +1,71 @@
+"""Arm: what is compared. A config of vLLM's, an order, and how its copies travel."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from vllm.config import KVTransferConfig
+
+from bench.sim.bus import Bus
+from bench.sim.engine import Engine
+from bench.sim.hardware import Machine
+from bench.sim.plan import ProgramPlan, TurnPlan, Workload
+from bench.sim.workers import NoWorker, Worker
+
+# Program's name, now -> seconds until its next turn arrives; None if there is none.
+Away = Callable[[str, float], float | None]
+
+
+@dataclass(frozen=True)
+class Asking:
+    """What an arm may know when a turn is sent: the plan is the client's own knowledge."""
+
+    program: ProgramPlan
+    turn: TurnPlan
+    index: int
+    program_arrival: float  # when the program's first turn arrived
+    service_s: float  # seconds that its turns have run so far, their waits left out
+
+
+def no_priority(asking: Asking) -> int:
+    """Everyone is equal: vLLM's order of arrival."""
+    return 0
+
+
+def by_program(asking: Asking) -> int:
+    """Older programs first: microseconds since the run began."""
+    return round(asking.program_arrival * 1e6)
+
+
+def by_service(asking: Asking) -> int:
+    """Programs that have run for less go first: microseconds of service so far."""
+    return round(asking.service_s * 1e6)
+
+
+@dataclass(frozen=True)
+class Arm:
+    """`transfer` builds vLLM's KV transfer config; `worker` what copies; `prepare` may set the
+    engine up further: our clock, an oracle's knowledge. `args` are the fields a client sends along;
+    `machine` replaces the machine, for arms that no machine could run."""
+
+    name: str
+    what: str
+    transfer: Callable[[Machine], KVTransferConfig | None] = lambda machine: None
+    worker: Callable[[Engine, Bus], Worker] = lambda engine, bus: NoWorker(bus)
+    priority: Callable[[Asking], int] = no_priority
+    args: Callable[[Asking], dict[str, Any] | None] = lambda asking: None
+    prepare: Callable[[Engine, Away], None] = lambda engine, away: None
+    machine: Callable[[Machine, Workload], Machine] = lambda machine, workload: machine
+    scheduling: str = "fcfs"
+
+
+def connector(name: str, module: str | None = None, **options: Any) -> KVTransferConfig:
+    """A KV transfer config; `options` are its extra config."""
+    return KVTransferConfig(
+        kv_connector=name,
+        kv_role="kv_both",
+        kv_connector_module_path=module,
+        kv_connector_extra_config=options,
+    )

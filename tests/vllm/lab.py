@@ -1,0 +1,29 @@
+"""What the tests of bench/sim share: a server that is too small, and programs that overflow it."""
+
+from __future__ import annotations
+
+from bench.sim.arms import ARMS
+from bench.sim.hardware import Machine, machine
+from bench.sim.lab import Lab
+from bench.sim.plan import Workload
+from bench.sim.result import RunRecord
+from bench.sim.workloads.eight_turns import eight_turns
+
+
+def small_machine() -> Machine:
+    """VRAM for four programs' last turns, DRAM for as many again."""
+    return machine("A100-40", kv_tokens=60_000, dram_gb=8)
+
+
+def small_workload(num_programs: int = 10) -> Workload:
+    """The first programs of the published workload at two per second."""
+    whole = eight_turns(2)
+    return Workload(whole.name, whole.programs[:num_programs])
+
+
+def play(arm: str, workload: Workload, on: Machine) -> RunRecord:
+    return Lab(on, ARMS[arm], workload).play()
+
+
+def mean_jct_s(record: RunRecord) -> float:
+    return sum(record.jct_s.values()) / len(record.jct_s)
