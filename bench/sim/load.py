@@ -1,0 +1,136 @@
+"""How much a workload asks of a machine: what makes the cells of the matrix comparable.
+
+All of it is arithmetic on the plan, as if the machine forgot nothing and each turn were alone.
+"""
+
+from __future__ import annotations
+
+import heapq
+import math
+from dataclasses import dataclass, field, replace
+
+from bench.sim.hardware import Machine
+from bench.sim.plan import ProgramPlan, TurnPlan, Workload
+from bench.sim.seen import Seen
+from bench.sim.step_time import step_seconds
+from continuum_connector.costs.step_clock import Work
+
+
+@dataclass(frozen=True)
+class Demand:
+    """`work_s`: GPU seconds of all turns with a perfect memory; `forgetful_s`: with none at all;
+    `live_tokens`: the most KV that programs under way have at once, from a program's first turn
+    to the end of its last, with a perfect memory and no queue."""
+
+    work_s: float
+    forgetful_s: float
+    live_tokens: int
+
+
+def prefill_seconds(machine: Machine, turn: TurnPlan, num_known: int) -> float:
+    """Seconds to compute a turn's prompt alone, `num_known` tokens of it being cached."""
+    num_new = turn.num_prompt_tokens - num_known
+    work = Work(num_new=num_new, pairs=num_new * (num_known + num_new / 2))
+    more_steps = math.ceil(num_new / machine.gpu.chunk) - 1
+    return step_seconds(machine, work) + more_steps * machine.gpu.step_s
+
+
+def answer_seconds(machine: Machine, turn: TurnPlan) -> tuple[float, float]:
+    """Seconds to say a turn's answer: added to the steps of others, and alone."""
+    decode = Work(num_decodes=1, decode_context=turn.num_prompt_tokens)
+    step_s = step_seconds(machine, decode)
+    num_steps = turn.answer.length - 1  # the first token comes with the prefill
+    return num_steps * (step_s - step_seconds(machine, Work())), num_steps * step_s
+
+
+@dataclass
+class _OnPaper:
+    """Plays a workload without an engine: no turn waits for another program's."""
+
+    machine: Machine
+    programs: dict[str, ProgramPlan]
+    seen: Seen = field(default_factory=Seen)
+    work_s: float = 0.0
+    forgetful_s: float = 0.0
+    changes: list[tuple[float, int]] = field(default_factory=list)  # when, tokens of KV
+    _due: list[tuple[float, str, int]] = field(default_factory=list)
+    _ended: dict[str, float] = field(default_factory=dict)
+    _waiting: dict[str, tuple[float, int]] = field(default_factory=dict)  # the turn before's end
+    _held: dict[str, int] = field(default_factory=dict)
+
+    def play(self) -> None:
+        for plan in self.programs.values():
+            if plan.after is None:
+                heapq.heappush(self._due, (plan.arrival_s, plan.name, 0))
+        while self._due:
+            self._turn(*heapq.heappop(self._due))
+
+    def _turn(self, now: float, name: str, index: int) -> None:
+        plan = self.programs[name]
+        turn = plan.turns[index]
+        known = self.seen.known(turn)
+        self.seen.add(turn)
+        prefill_s = prefill_seconds(self.machine, turn, known)
+        added_s, alone_s = answer_seconds(self.machine, turn)
+        self.work_s += prefill_s + added_s
+        self.forgetful_s += prefill_seconds(self.machine, turn, 0) + added_s
+        self._hold(now, name, turn.num_prompt_tokens + turn.answer.length)
+        self._answered(now + prefill_s + alone_s, plan, index)
+
+    def _answered(self, now: float, plan: ProgramPlan, index: int) -> None:
+        for child in self.programs.values():
+            if child.after == (plan.name, index):
+                heapq.heappush(self._due, (now + child.arrival_s, child.name, 0))
+        if index + 1 < len(plan.turns):
+            self._waiting[plan.name] = now, index + 1
+        else:
+            self._ended[plan.name] = now
+            self._hold(now, plan.name, 0)
+        for name, (before, next_index) in list(self._waiting.items()):
+            turn = self.programs[name].turns[next_index]
+            if all(other in self._ended for other in turn.joins):
+                begin = max([before, *(self._ended[other] for other in turn.joins)])
+                heapq.heappush(self._due, (begin + turn.gap_s, name, next_index))
+                del self._waiting[name]
+
+    def _hold(self, now: float, name: str, num_tokens: int) -> None:
+        self.changes.append((now, num_tokens - self._held.get(name, 0)))
+        self._held[name] = num_tokens
+
+
+def demand(workload: Workload, machine: Machine) -> Demand:
+    """Play the workload on paper and say what it asks."""
+    paper = _OnPaper(machine, {plan.name: plan for plan in workload.programs})
+    paper.play()
+    held = most = 0
+    for _, change in sorted(paper.changes):
+        held += change
+        most = max(most, held)
+    return Demand(paper.work_s, paper.forgetful_s, most)
+
+
+def stretched(workload: Workload, window_s: float) -> Workload:
+    """The same programs, arriving within `window_s` instead of a second."""
+    programs = (
+        plan if plan.after else replace(plan, arrival_s=plan.arrival_s * window_s)
+        for plan in workload.programs
+    )
+    return replace(workload, programs=tuple(programs))
+
+
+def closed_loop(workload: Workload, concurrency: int) -> Workload:
+    """The same programs, so many at a time: each begins as soon as an earlier one has ended.
+
+    Programs that wait for others, as sub-agents do, stay as they are.
+    """
+    heads = [plan for plan in workload.programs if plan.after is None]
+    ends = {
+        plan.name: (heads[i - concurrency].name, len(heads[i - concurrency].turns) - 1)
+        for i, plan in enumerate(heads)
+        if i >= concurrency
+    }
+    programs = (
+        plan if plan.after else replace(plan, arrival_s=0.0, after=ends.get(plan.name))
+        for plan in workload.programs
+    )
+    return replace(workload, programs=tuple(programs))

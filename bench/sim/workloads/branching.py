@@ -1,0 +1,82 @@
+"""Branching: programs that share a long beginning, summarise themselves, or send out others."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+
+from bench.sim.plan import ProgramPlan, Span, Streams, Workload
+from bench.sim.workloads.shape import Shape
+from bench.sim.workloads.talk import Talk
+
+FORKS = 4  # programs that share a beginning
+FORKED = 0.5  # share of the context that they have in common
+SUMMARY = 0.15  # of the context is what a compaction leaves
+SUBAGENTS = 3  # sent out at once
+SUB_CONTEXT = 0.4  # of the parent's context is a sub-agent's
+
+
+def forks(shape: Shape) -> Workload:
+    """Groups of programs that try the same task: they share half of their context."""
+    rng, streams = shape.rng("forks"), Streams()
+    system = Span(streams.new(), shape.shared)
+    programs = []
+    groups = shape.arrivals(rng, max(1, shape.programs // FORKS))
+    for group, arrival_s in enumerate(groups):
+        common = (system, Span(streams.new(), round(shape.context * FORKED)))
+        for index in range(FORKS):
+            talk = Talk(streams, common)
+            shape.grow(talk, rng, shape.about(rng, shape.turns), shape.about(rng, shape.context))
+            programs.append(shape.program(f"fork{group}.{index}", talk.turns(), arrival_s))
+    return Workload("forks", tuple(programs), shape.gap.note)
+
+
+def compactions(shape: Shape) -> Workload:
+    """Agents that, half way, replace what was said by a summary and go on."""
+    rng, streams = shape.rng("compactions"), Streams()
+    system = Span(streams.new(), shape.shared)
+    programs = []
+    for index, arrival_s in enumerate(shape.arrivals(rng)):
+        talk = Talk(streams, (system,))
+        context, num_turns = shape.about(rng, shape.context), shape.about(rng, shape.turns)
+        before = max(1, num_turns // 2)
+        gap_s = shape.grow(talk, rng, before, context)
+        talk.forget(keep=shape.shared)
+        after = replace(shape, first=SUMMARY)
+        after.grow(talk, rng, max(1, num_turns - before), context, gap_s)
+        programs.append(shape.program(f"agent{index}", talk.turns(), arrival_s))
+    return Workload("compactions", tuple(programs), shape.gap.note)
+
+
+def subagents(shape: Shape) -> Workload:
+    """Agents of which each sends out sub-agents once and waits for all of them."""
+    rng, streams = shape.rng("subagents"), Streams()
+    systems = Span(streams.new(), shape.shared), Span(streams.new(), shape.shared)
+    programs: list[ProgramPlan] = []
+    for index, arrival_s in enumerate(shape.arrivals(rng)):
+        name = f"agent{index}"
+        talk = Talk(streams, systems[:1])
+        num_turns = max(2, shape.about(rng, shape.turns))
+        shape.grow(talk, rng, num_turns, shape.about(rng, shape.context))
+        asks = rng.randrange(num_turns - 1)  # the turn whose answer sends them out
+        children = [f"{name}.{number}" for number in range(SUBAGENTS)]
+        turns = list(talk.turns())
+        turns[asks] = replace(turns[asks], tool="subagents")
+        turns[asks + 1] = replace(turns[asks + 1], joins=tuple(children), gap_s=0.0)
+        programs.append(shape.program(name, tuple(turns), arrival_s))
+        programs += [_child(shape, rng, streams, systems[1], c, (name, asks)) for c in children]
+    return Workload("subagents", tuple(programs), shape.gap.note)
+
+
+def _child(
+    shape: Shape,
+    rng: random.Random,
+    streams: Streams,
+    system: Span,
+    name: str,
+    after: tuple[str, int],
+) -> ProgramPlan:
+    talk = Talk(streams, (system,))
+    context = shape.about(rng, shape.context * SUB_CONTEXT)
+    shape.grow(talk, rng, max(1, shape.about(rng, shape.turns) // 2), context)
+    return replace(shape.program(name, talk.turns(), 0.0), after=after, parent=after[0])

@@ -1,0 +1,112 @@
+"""Claude Code: recorded coding sessions, sub-agents included, replayed turn by turn.
+
+A record is one request: `inp`, `out` tokens, `common_blocks`: blocks of 64 tokens it has in common
+with the lane's request before (fewer than that had: a compaction or a fork), `think`: seconds
+since that answer, `itypes`: what was added, a tool's result or a person's words.
+"""
+
+from __future__ import annotations
+
+import random
+from collections import defaultdict
+from dataclasses import dataclass, replace
+from typing import Any
+
+from bench.sim.plan import ProgramPlan, Streams, TurnPlan, Workload
+from bench.sim.workloads.talk import Talk
+from bench.sim.workloads.trace_files import records
+
+NAME = "claude-code.jsonl.gz"
+SOURCE = "https://github.com/callanjfox/kv-cache-tester (Apache-2.0)"
+BLOCK = 64
+Lane = list[dict[str, Any]]
+
+
+@dataclass(frozen=True)
+class Replay:
+    """`programs`: sessions, picked by `seed`; `turns`: of each, at most, from one that `seed`
+    picks on; `scale`: tokens here per token there; `gap_scale`, `longest_s`: as in gaps.py."""
+
+    programs: int = 30
+    turns: int = 10
+    scale: float = 1 / 8
+    gap_scale: float = 1.0
+    longest_s: float = 300.0
+    says_final: bool = True
+    says_tools: bool = True
+    says_program: bool = True
+    seed: int = 1
+
+    @property
+    def note(self) -> str:
+        return (
+            f"tokens times {self.scale:.3g}, gaps times {self.gap_scale:g} and at most "
+            f"{self.longest_s:g} s, {self.turns} turns of a session at most; arrivals made up"
+        )
+
+
+def claude_code(replay: Replay) -> Workload:
+    """Sessions of the trace. Which turn sent out a sub-agent is not recorded: it is the first
+    whose gap is as long as the sub-agent took, else the one with the longest gap."""
+    rng, streams = random.Random(f"claude code {replay.seed}"), Streams()
+    sessions = _sessions()
+    names = rng.sample(sorted(sessions), min(replay.programs, len(sessions)))
+    programs: list[ProgramPlan] = []
+    for name in names:
+        programs += _session(name, sessions[name], replay, rng, streams)
+    return Workload("claude_code", tuple(programs), replay.note)
+
+
+def _sessions() -> dict[str, dict[str, Lane]]:
+    sessions: dict[str, dict[str, Lane]] = defaultdict(lambda: defaultdict(list))
+    for record in records(NAME, SOURCE):
+        sessions[record["trace"]][record["lane"]].append(record)
+    return sessions
+
+
+def _session(
+    name: str, lanes: dict[str, Lane], replay: Replay, rng: random.Random, streams: Streams
+) -> list[ProgramPlan]:
+    lane = lanes["main"]
+    begin = rng.randrange(max(1, len(lane) - replay.turns + 1))
+    begin = 0 if len(lanes) > 1 else begin  # sub-agents are sent out early
+    main = _lane(lane[begin : begin + replay.turns], replay, streams)
+    programs = []
+    for other in sorted(set(lanes) - {"main"}):
+        child = _lane(lanes[other][: replay.turns], replay, streams)
+        asks = _asks(main, sum(turn.gap_s for turn in child))
+        if asks is None:
+            break
+        child_name = f"{name}/{other}"
+        joins = (*main[asks + 1].joins, child_name)
+        main[asks + 1] = replace(main[asks + 1], joins=joins, gap_s=0.0)
+        plan = _program(child_name, child, replay, 0.0)
+        programs.append(replace(plan, after=(name, asks), parent=name))
+    return [_program(name, main, replay, rng.random()), *programs]
+
+
+def _asks(main: list[TurnPlan], seconds: float) -> int | None:
+    """The turn that sent out a sub-agent that took `seconds` at least; None if there is none."""
+    if len(main) < 2:
+        return None
+    long = [i for i, turn in enumerate(main[1:]) if turn.gap_s >= seconds]
+    return long[0] if long else max(range(len(main) - 1), key=lambda i: main[i + 1].gap_s)
+
+
+def _program(name: str, turns: list[TurnPlan], replay: Replay, arrival_s: float) -> ProgramPlan:
+    says = {"says_final": replay.says_final, "says_tools": replay.says_tools}
+    return ProgramPlan(name, tuple(turns), arrival_s, says_program=replay.says_program, **says)
+
+
+def _lane(lane: Lane, replay: Replay, streams: Streams) -> list[TurnPlan]:
+    """Turns of a lane; what a later one has in common with its predecessor is equal text."""
+    talk, blocks = Talk(streams), 0
+    for index, record in enumerate(lane):
+        if index and record["common_blocks"] < blocks:
+            talk.forget(keep=round(record["common_blocks"] * BLOCK * replay.scale))
+        num_new = round(record["inp"] * replay.scale) - talk.num_tokens
+        gap_s = min(record["think"] * replay.gap_scale, replay.longest_s) if index else 0.0
+        is_tool = index + 1 < len(lane) and "tool_result" in lane[index + 1]["itypes"]
+        talk.turn(num_new, round(record["out"] * replay.scale), gap_s, "tool" if is_tool else "")
+        blocks = record["inp"] // BLOCK
+    return list(talk.turns())

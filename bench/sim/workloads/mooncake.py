@@ -1,0 +1,86 @@
+"""Mooncake: an hour of a chat service's requests; equal hash ids are equal text.
+
+A record is one request: `timestamp` (ms), `input_length`, `output_length`, `hash_ids`: one per 512
+tokens of prompt. Who asked is not recorded: a request that goes on where another's prompt ended
+is taken for the next turn of its conversation.
+"""
+
+from __future__ import annotations
+
+import itertools
+import random
+from collections.abc import Iterator
+from typing import Any
+
+from bench.sim.plan import ProgramPlan, Span, TurnPlan, Workload
+from bench.sim.workloads.claude_code import Replay
+from bench.sim.workloads.trace_files import records
+
+NAME = "mooncake.jsonl.gz"
+SOURCE = "https://github.com/kvcache-ai/Mooncake (FAST25-release/traces, Apache-2.0)"
+BLOCK = 512
+TOKEN_S = 0.03  # made up: what an answer's token took there; gaps are from arrival to arrival
+ANSWERS = 1 << 40  # streams of answers, which no prompt repeats token by token
+Conversation = list[dict[str, Any]]
+
+
+def mooncake(replay: Replay) -> Workload:
+    """`replay.programs` conversations, one after the other from one that its seed picks."""
+    rng = random.Random(f"mooncake {replay.seed}")
+    every = conversations(records(NAME, SOURCE))
+    begin = rng.randrange(max(1, len(every) - replay.programs + 1))
+    taken = every[begin : begin + replay.programs]
+    first_ms, last_ms = taken[0][0]["timestamp"], taken[-1][0]["timestamp"] + 1
+    numbers = itertools.count(ANSWERS)
+    programs = []
+    for index, talk in enumerate(taken):
+        arrival_s = (talk[0]["timestamp"] - first_ms) / (last_ms - first_ms)
+        turns = tuple(_turns(talk[: replay.turns], replay, numbers))
+        programs.append(_program(f"chat{index}", turns, replay, arrival_s))
+    return Workload("mooncake", tuple(programs), replay.note)
+
+
+def conversations(requests: list[dict[str, Any]]) -> list[Conversation]:
+    """Chains of requests of which each begins with the one before, but for its last block; in
+    the order of their first."""
+    open_ends: dict[tuple[int, int], Conversation] = {}  # (blocks, last of them) -> conversation
+    found = []
+    for request in requests:
+        ids = request["hash_ids"]
+        ends = ((count, ids[count - 1]) for count in range(len(ids), 1, -1))
+        talk = next((open_ends.pop(end) for end in ends if end in open_ends), None)
+        if talk is None:
+            talk = []
+            found.append(talk)
+        talk.append(request)
+        if len(ids) > 2:  # the last block is not full: its id is that of its text so far
+            open_ends[len(ids) - 1, ids[-2]] = talk
+    return found
+
+
+def _turns(talk: Conversation, replay: Replay, numbers: Iterator[int]) -> Iterator[TurnPlan]:
+    for index, request in enumerate(talk):
+        gap_s = 0.0
+        if index:
+            before = talk[index - 1]
+            away_s = (request["timestamp"] - before["timestamp"]) / 1e3
+            gap_s = max(0.0, away_s - before["output_length"] * TOKEN_S) * replay.gap_scale
+        answer = Span(next(numbers), max(1, round(request["output_length"] * replay.scale)))
+        is_final = index == len(talk) - 1
+        prompt = tuple(_prompt(request, replay.scale))
+        yield TurnPlan(prompt, answer, min(gap_s, replay.longest_s), is_final=is_final)
+
+
+def _prompt(request: dict[str, Any], scale: float) -> Iterator[Span]:
+    size, left = round(BLOCK * scale), max(1, round(request["input_length"] * scale))
+    for number in request["hash_ids"]:
+        if left > 0:
+            yield Span(number + 1, min(size, left))
+            left -= size
+
+
+def _program(
+    name: str, turns: tuple[TurnPlan, ...], replay: Replay, arrival_s: float
+) -> ProgramPlan:
+    says = {"says_final": replay.says_final, "says_tools": replay.says_tools}
+    return ProgramPlan(name, turns, arrival_s, says_program=replay.says_program, **says)
