@@ -6,40 +6,45 @@ follows from `load`, the pools from `live_vram` and `live_dram` and what the wor
 
 from __future__ import annotations
 
-import tomllib
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import tomllib
+
 from bench.sim.hardware import GB, Machine, machine
+from bench.sim.job import Plain
 from bench.sim.load import Demand, demand, stretched
 from bench.sim.plan import Workload
 from bench.sim.workloads import registry
 
 PATH = Path(__file__).with_name("matrix.toml")
+ON_MACHINE = ("gpu", "model", "block_size", "pcie_gb_s")
 LEAST_TURNS = 2  # so many of the longest turn fit into VRAM at least
 
 
 @dataclass(frozen=True)
 class Cell:
-    """One cell. `load`: GPU seconds of all turns with a perfect memory, per second of the window
-    in which programs arrive. `live_vram`, `live_dram`: KV of the programs under way at once, over
-    the pool. `aim`: "best", or "stock" where nothing is to be won. `fast`: tests run it.
-    `reason`: why ours is not within 2 % of the best arm there, "" if it is."""
+    """One cell. `said`: what its runs depend on: the workload's name and parameters, and
+
+    `load`: GPU seconds of all turns with a perfect memory, per second of the window in which
+    programs arrive; `live_vram`, `live_dram`: KV of the programs under way at once, over the
+    pool; `gpu`, `model`, `block_size`, `pcie_gb_s`: as in hardware.machine.
+
+    `aim`: "best", or "stock" where nothing is to be won. `fast`: tests run it. `reason`: why ours
+    is not within the aim there, "" if it is.
+    """
 
     name: str
-    workload: str
-    parameters: dict[str, Any]
-    load: float
-    live_vram: float
-    live_dram: float
-    gpu: str
-    model: str
-    block_size: int
-    pcie_gb_s: float | None = None
+    said: dict[str, Plain]
     aim: str = "best"
     fast: bool = False
     reason: str = ""
+
+    @property
+    def workload(self) -> str:
+        return str(self.said["workload"])
 
 
 @dataclass(frozen=True)
@@ -63,31 +68,38 @@ class Matrix:
 
 
 def load_matrix(path: Path = PATH) -> Matrix:
-    """Read the matrix. A cell's fields are those of its `base` and its own; what is no field of
-    Cell goes to the workload. Raises TypeError or KeyError that names what is missing."""
+    """Read the matrix. What a cell says is what its `base` says, and its own on top."""
     with path.open("rb") as file:
         text = tomllib.load(file)
-    bases = text["base"]
-    cells = [_cell(name, {**bases[own["base"]], **own}) for name, own in text["cell"].items()]
+    cells = [
+        cell_of({**text["base"][own["base"]], **own, "cell": name})
+        for name, own in text["cell"].items()
+    ]
     return Matrix(tuple(cells), {what: tuple(seeds) for what, seeds in text["seeds"].items()})
 
 
-def _cell(name: str, said: dict[str, Any]) -> Cell:
-    fields = {key: value for key, value in said.items() if key in Cell.__dataclass_fields__}
-    parameters = {k: v for k, v in said.items() if k not in fields and k != "base"}
-    return Cell(name=name, parameters=parameters, **fields)
+def cell_of(fields: Mapping[str, Any]) -> Cell:
+    """The cell that these say; `cell` is its name."""
+    about = {key: fields[key] for key in ("aim", "fast", "reason") if key in fields}
+    said = {k: v for k, v in fields.items() if k not in about and k not in ("base", "cell")}
+    return Cell(fields["cell"], said, **about)
 
 
 def scene(cell: Cell, seed: int) -> Scene:
-    """Lay out the cell's workload and size the machine for it."""
-    workload = registry.build(cell.workload, {**cell.parameters, "seed": seed})
-    on = {"pcie_gb_s": cell.pcie_gb_s, "block_size": cell.block_size}
-    unlimited = machine(cell.gpu, cell.model, kv_tokens=1 << 40, **on)
-    window_s = demand(workload, unlimited).work_s / cell.load
+    """Lay out the cell's workload and size the machine for it.
+
+    Raises KeyError if the cell does not say how hard it is or on what it runs, ValueError if it
+    says something that its workload does not know.
+    """
+    said: dict[str, Any] = dict(cell.said)
+    load, live_vram, live_dram = (said.pop(key) for key in ("load", "live_vram", "live_dram"))
+    hardware = {key: said.pop(key) for key in ON_MACHINE if key in said}
+    workload = registry.build(said.pop("workload"), {**said, "seed": seed})
+    unlimited = machine(kv_tokens=1 << 40, **hardware)
+    window_s = demand(workload, unlimited).work_s / load
     workload = stretched(workload, window_s)
     asked = demand(workload, unlimited)
-    least = LEAST_TURNS * workload.num_tokens
-    kv_tokens = max(round(asked.live_tokens / cell.live_vram), least)
-    dram_gb = asked.live_tokens / cell.live_dram * unlimited.model.token_bytes / GB
-    sized = machine(cell.gpu, cell.model, kv_tokens=kv_tokens, dram_gb=dram_gb, **on)
+    kv_tokens = max(round(asked.live_tokens / live_vram), LEAST_TURNS * workload.num_tokens)
+    dram_gb = asked.live_tokens / live_dram * unlimited.model.token_bytes / GB
+    sized = machine(kv_tokens=kv_tokens, dram_gb=dram_gb, **hardware)
     return Scene(cell, seed, sized, workload, asked, window_s)

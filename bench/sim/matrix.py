@@ -4,31 +4,36 @@
     python -m bench.sim.matrix --cells 'fast/*' --arms adaptive,lru_offload,stock
     python -m bench.sim.matrix --seeds report --out runs/report.jsonl --write
 
-A run that is in `--out` is not repeated: give a new file after a change of the code.
+A run that is in `--out` is not repeated: name a new file after a change of the code.
 """
 
 from __future__ import annotations
 
 import argparse
 import fnmatch
-import itertools
 import os
+import shlex
 import sys
-from collections.abc import Iterator, Sequence
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")  # vLLM reads it when it is imported
 
-from bench.sim.cells import PATH, Cell, load_matrix
-from bench.sim.matrix_page import page
-from bench.sim.outcome import Outcome, mark, read
-from bench.sim.verdict import verdicts
+import msgspec
 
-Job = tuple[Cell, str, int]
+from bench.sim import runner
+from bench.sim.cells import PATH, Cell, cell_of, load_matrix, scene
+from bench.sim.job import Job, Result
+from bench.sim.matrix_page import page
+from bench.sim.pool import Tell
+from bench.sim.result import RunRecord
+from bench.sim.verdict import Verdict, verdict
+
 PAGE = PATH.with_name("MATRIX.md")
 
 
-def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
+def parse(arguments: Sequence[str]) -> argparse.Namespace:
     """Read the command line."""
     parser = argparse.ArgumentParser(prog="python -m bench.sim.matrix", description=__doc__)
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
@@ -37,53 +42,70 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--seeds", default="dev", help="dev, report, or numbers by commas")
     parser.add_argument("--fast", action="store_true", help="only the cells that a test runs")
     parser.add_argument("--out", type=Path, default=Path("runs/matrix.jsonl"))
-    parser.add_argument("--workers", type=int, default=os.cpu_count() or 1)
+    parser.add_argument("--workers", type=int, default=0, help="processes; one per core if 0")
     parser.add_argument("--write", action="store_true", help=f"write {PAGE.name}")
     return parser.parse_args(arguments)
 
 
-def main(arguments: Sequence[str] | None = None) -> None:
-    """Run what is missing, then print or write the page."""
+def main(arguments: Sequence[str]) -> int:
+    """Run what is missing, then print or write the page; returns the exit code."""
     said = parse(arguments)
     matrix = load_matrix()
-    names = said.seeds
-    seeds = matrix.seeds.get(names) or tuple(int(each) for each in names.split(","))
+    seeds = matrix.seeds.get(said.seeds) or tuple(map(int, said.seeds.split(",")))
     cells = [c for c in matrix.cells if _is_meant(c, said.cells) and (c.fast or not said.fast)]
-    jobs = list(_jobs(cells, said.arms, seeds))
-    done = {each.key: each for each in read(said.out)}
-    missing = [job for job in jobs if key(job) not in done]
-    done |= {each.key: each for each in run(missing, said.out, said.workers)}
-    command = " ".join(["python -m bench.sim.matrix", *(arguments or sys.argv[1:])])
-    text = page(verdicts(cells, [done[key(job)] for job in jobs]), command, seeds)
+    jobs = [job(c, arm, seed) for c in cells for arm in _arms(said.arms) for seed in seeds]
+    command = shlex.join(["python", "-m", "bench.sim.matrix", *arguments])
+    done = runner.run(jobs, said.out, num_workers=said.workers, play=play, command=command)
+    text = page(judge(cells, done.results), command, seeds)
     if said.write:
         PAGE.write_text(text)
     else:
         print(text)
+    print(done, file=sys.stderr)
+    return done.exit_code
 
 
 def _is_meant(cell: Cell, patterns: str) -> bool:
     return any(fnmatch.fnmatchcase(cell.name, each) for each in patterns.split(","))
 
 
-def _jobs(cells: Sequence[Cell], arms: str, seeds: Sequence[int]) -> Iterator[Job]:
+def _arms(names: str) -> list[str]:
     from bench.sim.arms import ARMS
 
-    names = arms.split(",") if arms else list(ARMS)
-    unknown = [name for name in names if name not in ARMS]
+    chosen = names.split(",") if names else list(ARMS)
+    unknown = [name for name in chosen if name not in ARMS]
     if unknown:
         raise SystemExit(f"no arm {', '.join(unknown)}; there are {', '.join(ARMS)}")
-    return itertools.product(cells, names, seeds)
+    return chosen
 
 
-def key(job: Job) -> tuple[str, str, str, int]:
-    """What a job's outcome is found by."""
-    cell, arm, seed = job
-    return cell.name, mark(cell), arm, seed
+def job(cell: Cell, arm: str, seed: int) -> Job:
+    """One run; the cell is in it whole, so that a changed one is run again."""
+    return Job(arm, cell.workload, {"cell": cell.name, **cell.said}, seed=seed)
 
 
-def run(jobs: Sequence[Job], out: Path, workers: int) -> Iterator[Outcome]:
-    raise NotImplementedError
+def play(one: Job, tell: Tell) -> RunRecord:
+    """Play a job of the matrix."""
+    from bench.sim.arms import ARMS
+    from bench.sim.lab import Lab
+
+    made = scene(cell_of(one.params), one.seed)
+    record = Lab(made.machine, ARMS[one.arm], made.workload).play(tell)
+    in_engine = sum(turn.finished - turn.arrived for turn in record.turns)
+    extra = {**record.extra, "served_s": in_engine / len(record.jct_s)}
+    record = msgspec.structs.replace(runner.compact(record), extra=extra)
+    return msgspec.structs.replace(record, turns=[], seed=one.seed, note=made.workload.note)
+
+
+def judge(cells: Iterable[Cell], results: Iterable[Result]) -> list[Verdict]:
+    """One verdict per cell that has runs to judge by."""
+    runs: dict[str, dict[str, dict[int, RunRecord]]] = defaultdict(lambda: defaultdict(dict))
+    for each in results:
+        if each.record is not None:
+            runs[str(each.job.params["cell"])][each.job.arm][each.job.seed] = each.record
+    found = (verdict(cell, runs[cell.name]) for cell in cells if cell.name in runs)
+    return [each for each in found if each is not None]
 
 
 if __name__ == "__main__":
-    main()
+    raise SystemExit(main(sys.argv[1:]))

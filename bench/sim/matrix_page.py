@@ -63,7 +63,10 @@ def _ratio(value: float | None, best: float, is_best: bool) -> str:
 
 def _lost(verdicts: Sequence[Verdict]) -> str:
     lost = sorted((v for v in verdicts if not v.holds), key=lambda v: -v.to_best)
-    lines = [f"| cell | {OURS} to best | P99 | to stock | best | reason |", "|---|---|---|---|---|---|"]
+    lines = [
+        f"| cell | {OURS} to best | P99 | to stock | best | reason |",
+        "|---|---|---|---|---|---|",
+    ]
     for v in lost:
         ratios = f"{v.to_best:.3f} | {v.to_best_p99:.3f} | {v.to_stock:.3f}"
         lines.append(f"| {v.cell.name} | {ratios} | {v.winner} | {v.cell.reason or 'not known'} |")

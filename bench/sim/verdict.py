@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from statistics import fmean
 
 from bench.sim.cells import Cell
-from bench.sim.outcome import Outcome
+from bench.sim.result import RunRecord
 
 OURS, STOCK = "adaptive", "stock"
 # Other policies on our connector: judged against, but no rivals.
@@ -62,25 +61,24 @@ class Verdict:
         return {arm: value for arm, value in values.items() if not arm.startswith("oracle")}
 
 
-def verdicts(cells: Iterable[Cell], outcomes: Iterable[Outcome]) -> list[Verdict]:
-    """One per cell that ours and stock were run in, in the order of the cells. An arm counts in a
-    cell with the seeds that every arm of the cell was run with."""
-    by_cell: dict[str, dict[str, dict[int, Outcome]]] = defaultdict(lambda: defaultdict(dict))
-    for each in outcomes:
-        by_cell[each.cell][each.arm][each.seed] = each
-    found = []
-    for cell in cells:
-        arms = by_cell.get(cell.name, {})
-        if OURS in arms and STOCK in arms:
-            seeds = set.intersection(*(set(runs) for runs in arms.values()))
-            found.append(_verdict(cell, arms, seeds))
-    return found
+def percentile(values: Iterable[float], percent: int) -> float:
+    """Nearest rank: P99 of fewer than a hundred values is the largest."""
+    ordered = sorted(values)
+    return ordered[-(-percent * len(ordered) // 100) - 1]
 
 
-def _verdict(cell: Cell, arms: Mapping[str, Mapping[int, Outcome]], seeds: set[int]) -> Verdict:
-    chosen = {arm: [runs[seed] for seed in sorted(seeds)] for arm, runs in arms.items()}
+def verdict(cell: Cell, runs: Mapping[str, Mapping[int, RunRecord]]) -> Verdict | None:
+    """Judge a cell by its runs, by arm and seed. An arm counts with the seeds that all arms were
+    run with; None if there is none, or ours or stock was not run."""
+    seeds = set.intersection(*(set(by_seed) for by_seed in runs.values())) if runs else set()
+    if not seeds or OURS not in runs or STOCK not in runs:
+        return None
+    jct = {
+        arm: [list(by_seed[seed].jct_s.values()) for seed in sorted(seeds)]
+        for arm, by_seed in runs.items()
+    }
     return Verdict(
         cell,
-        {arm: fmean(run.mean_s for run in runs) for arm, runs in chosen.items()},
-        {arm: fmean(run.p99_s for run in runs) for arm, runs in chosen.items()},
+        {arm: fmean(map(fmean, each)) for arm, each in jct.items()},
+        {arm: fmean(percentile(values, 99) for values in each) for arm, each in jct.items()},
     )

@@ -1,4 +1,4 @@
-"""Agents: programs of several turns, a tool between two of them. One of them is one-turn traffic."""
+"""Agents: programs of several turns, a tool between two; and traffic of single requests."""
 
 from __future__ import annotations
 

@@ -105,7 +105,8 @@ def _lane(lane: Lane, replay: Replay, streams: Streams) -> list[TurnPlan]:
         if index and record["common_blocks"] < blocks:
             talk.forget(keep=round(record["common_blocks"] * BLOCK * replay.scale))
         num_new = round(record["inp"] * replay.scale) - talk.num_tokens
-        gap_s = min(record["think"] * replay.gap_scale, replay.longest_s) if index else 0.0
+        away_s = record["think"] or 0.0 if index else 0.0  # None: it did not wait for the answer
+        gap_s = min(away_s * replay.gap_scale, replay.longest_s)
         is_tool = index + 1 < len(lane) and "tool_result" in lane[index + 1]["itypes"]
         talk.turn(num_new, round(record["out"] * replay.scale), gap_s, "tool" if is_tool else "")
         blocks = record["inp"] // BLOCK

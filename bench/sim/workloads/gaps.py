@@ -67,12 +67,9 @@ class Gaps:
     @property
     def note(self) -> str:
         """What is not as in reality, "" if nothing."""
-        scaled = f"gaps times {self.scale:g}" if self.scale != 1.0 else ""
-        return scaled
+        return f"gaps times {self.scale:g}" if self.scale != 1.0 else ""
 
 
-def gaps(
-    name: str, scale: float = 1.0, longest_s: float = 300.0, parallel: int = 1
-) -> Gaps:
+def gaps(name: str, scale: float = 1.0, longest_s: float = 300.0, parallel: int = 1) -> Gaps:
     """Return the gaps of a regime by its name; raises KeyError for an unknown one."""
     return Gaps(CURVES[name], scale, longest_s, parallel)

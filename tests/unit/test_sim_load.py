@@ -1,0 +1,77 @@
+"""What a workload asks of a machine, and the cells that are sized by it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from bench.sim.hardware import machine
+from bench.sim.load import closed_loop, demand, prefill_seconds, stretched
+from bench.sim.plan import ProgramPlan, Span, TurnPlan, Workload
+from bench.sim.seen import Seen
+from bench.sim.workloads.registry import build
+
+H100 = machine("H100")
+
+
+def turn(*prompt: Span, gap_s: float = 0.0, joins: tuple[str, ...] = ()) -> TurnPlan:
+    """A turn of one token of answer, which goes on with the last span."""
+    last = prompt[-1]
+    return TurnPlan(prompt, Span(last.stream, 1, last.start + last.length), gap_s, joins=joins)
+
+
+def test_text_is_known_where_all_before_it_is_known() -> None:
+    seen = Seen()
+    seen.add(turn(Span(1, 100), Span(2, 50)))
+    assert seen.known(turn(Span(1, 100), Span(2, 80))) == 151  # the answer too
+    assert seen.known(turn(Span(1, 60), Span(2, 50))) == 60
+    assert seen.known(turn(Span(2, 50))) == 0
+    assert seen.known(turn(Span(1, 100), Span(2, 30))) == 129  # the last is computed again
+
+
+def test_a_second_turn_costs_only_what_is_new() -> None:
+    first = turn(Span(1, 4_000))
+    second = turn(Span(1, 5_000), gap_s=3.0)
+    asked = demand(Workload("w", (ProgramPlan("p", (first, second)),)), H100)
+    assert asked.work_s == pytest.approx(
+        prefill_seconds(H100, first, 0) + prefill_seconds(H100, second, 4_001)
+    )
+    assert asked.forgetful_s == pytest.approx(
+        prefill_seconds(H100, first, 0) + prefill_seconds(H100, second, 0)
+    )
+
+
+def test_kv_is_live_from_a_program_s_first_turn_to_its_last_answer() -> None:
+    away = turn(Span(1, 1_000)), turn(Span(1, 2_000), gap_s=60.0)
+    other = (turn(Span(2, 500)),)
+    plans = ProgramPlan("p", away), ProgramPlan("q", other, arrival_s=30.0)
+    assert demand(Workload("w", plans), H100).live_tokens == 2_001
+    later = plans[0], replace(plans[1], arrival_s=60.05)
+    assert demand(Workload("w", later), H100).live_tokens == 2_001 + 501
+
+
+def test_a_parent_s_kv_is_live_while_its_sub_agents_work() -> None:
+    parent = ProgramPlan("p", (turn(Span(1, 1_000)), turn(Span(1, 1_200), joins=("c",))))
+    child = ProgramPlan(
+        "c",
+        (turn(Span(2, 700)), turn(Span(2, 800), gap_s=9.0)),
+        after=("p", 0),
+        parent="p",
+    )
+    assert demand(Workload("w", (parent, child)), H100).live_tokens == 1_001 + 801
+
+
+def test_a_window_half_as_long_doubles_what_is_live_and_not_the_work() -> None:
+    workload = build("agents", {"programs": 200, "gaps": "coding"})
+    slow, fast = (demand(stretched(workload, s), H100) for s in (2_000.0, 1_000.0))
+    assert slow.work_s == pytest.approx(fast.work_s, rel=0.01)
+    assert fast.live_tokens == pytest.approx(2 * slow.live_tokens, rel=0.35)
+
+
+def test_in_a_closed_loop_each_program_follows_one_that_ended() -> None:
+    workload = closed_loop(build("agents", {"programs": 7}), concurrency=3)
+    heads = [plan.after for plan in workload.programs]
+    assert heads[:3] == [None, None, None]
+    ends = {plan.name: len(plan.turns) - 1 for plan in workload.programs}
+    assert heads[3:] == [(f"agent{i}", ends[f"agent{i}"]) for i in range(4)]

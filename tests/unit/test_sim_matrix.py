@@ -1,0 +1,99 @@
+"""The scenario matrix: its cells, and how they are judged."""
+
+from __future__ import annotations
+
+import pytest
+
+pytest.importorskip("tomllib")  # Python 3.11
+
+from bench.sim.cells import Cell, cell_of, load_matrix, scene
+from bench.sim.load import demand
+from bench.sim.matrix_page import page
+from bench.sim.result import RunRecord
+from bench.sim.verdict import Verdict, verdict
+
+MATRIX = load_matrix()
+CELLS = {cell.name: cell for cell in MATRIX.cells}
+
+
+def record(arm: str, jct_s: list[float]) -> RunRecord:
+    named = {f"p{i}": seconds for i, seconds in enumerate(jct_s)}
+    return RunRecord(arm, "w", "H100", 1, named, [], *(0,) * 4, 0.0, 0.0, 0, 0, 0.0, 0.0, 0.0)
+
+
+def judged(aim: str = "best", **means: float) -> Verdict:
+    """A verdict on arms that took so long."""
+    named = {name.replace("_", "+"): {1: record(name, [s])} for name, s in means.items()}
+    found = verdict(Cell("a cell", {}, aim=aim), named)
+    assert found is not None
+    return found
+
+
+def test_the_matrix_has_every_factor() -> None:
+    assert len(CELLS) >= 40
+    for factor, values in {
+        "load": {0.1, 0.5, 0.9, 1.5},
+        "live_dram": {0.5, 1.0, 2.0, 4.0},
+        "gaps": {"fast", "coding", "person"},
+    }.items():
+        assert values <= {cell.said.get(factor) for cell in CELLS.values()}
+    assert {6.0, 12.0, 25.0} <= {cell.said.get("pcie_gb_s") for cell in CELLS.values()}
+    assert {"claude_code", "mooncake", "no_reuse", "forks"} <= {c.workload for c in CELLS.values()}
+    assert not set(MATRIX.seeds["dev"]) & set(MATRIX.seeds["report"])
+    assert all(len(seeds) >= 2 for seeds in MATRIX.seeds.values())
+
+
+KINDS = {cell.workload: cell.name for cell in CELLS.values()}  # one of each
+
+
+@pytest.mark.parametrize("name", ["fast/none", "fast/over", "person/dram 2", *KINDS.values()])
+def test_a_cell_asks_what_it_says(name: str) -> None:
+    made = scene(CELLS[name], seed=1)
+    said = CELLS[name].said
+    asked = demand(made.workload, made.machine)
+    assert asked.work_s / made.window_s == pytest.approx(said["load"], rel=0.05)
+    dram_tokens = made.machine.dram_bytes / made.machine.model.token_bytes
+    assert asked.live_tokens / dram_tokens == pytest.approx(said["live_dram"], rel=0.01)
+    at_most = asked.live_tokens / made.machine.kv_tokens
+    assert at_most <= said["live_vram"] * 1.01
+    assert made.machine.kv_tokens >= 2 * made.workload.num_tokens
+
+
+def test_a_cell_survives_being_a_job() -> None:
+    cell = CELLS["coding/near"]
+    again = cell_of({"cell": cell.name, **cell.said})
+    assert again.said == cell.said
+    assert scene(again, 3) == scene(Cell(cell.name, cell.said), 3)
+
+
+def test_the_best_arm_is_never_one_that_knows_the_future() -> None:
+    found = judged(stock=4.0, adaptive=2.0, oracle=1.0)
+    assert found.winner == "adaptive"
+    assert found.to_best == 1.0
+
+
+def test_related_policies_are_arms_to_beat_but_no_rivals() -> None:
+    found = judged(stock=4.0, adaptive=2.0, continuum=1.6, paper=2.5)
+    assert found.to_best == pytest.approx(1.25)
+    assert found.to_rival == pytest.approx(0.8)
+    assert not found.holds
+
+
+@pytest.mark.parametrize(("ours", "holds"), [(1.005, True), (1.02, False), (0.5, True)])
+def test_where_nothing_is_to_be_won_ours_is_held_against_stock(ours: float, holds: bool) -> None:
+    assert judged("stock", stock=1.0, adaptive=ours, paper=0.2).holds == holds
+
+
+def test_an_arm_counts_with_the_seeds_that_all_were_run_with() -> None:
+    runs = {"stock": {1: record("stock", [1.0]), 2: record("stock", [9.0])}}
+    runs["adaptive"] = {1: record("adaptive", [1.0])}
+    found = verdict(Cell("c", {}), runs)
+    assert found is not None
+    assert found.mean_s == {"stock": 1.0, "adaptive": 1.0}
+
+
+def test_a_cell_that_is_lost_stands_on_the_page_with_its_reason() -> None:
+    lost = judged(stock=1.0, adaptive=1.5)
+    text = page([lost, judged(stock=2.0, adaptive=1.0)], "command", (1, 2))
+    assert "| a cell | 1.500 | 1.500 | 1.500 | stock | not known |" in text
+    assert "| mean JCT at most 1.02x the best arm's | 1 of 2 |" in text

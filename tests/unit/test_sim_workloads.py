@@ -1,0 +1,200 @@
+"""The lab's workloads: lengths, what prompts have in common, gaps, who waits for whom."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+
+import pytest
+
+from bench.sim.plan import Span, Streams, Workload
+from bench.sim.workloads import trace_files
+from bench.sim.workloads.claude_code import NAME
+from bench.sim.workloads.gaps import CURVES, gaps
+from bench.sim.workloads.mooncake import conversations
+from bench.sim.workloads.registry import NAMES, build
+from bench.sim.workloads.talk import Talk
+
+
+def common(first: list[int], second: list[int]) -> int:
+    """Tokens that two prompts have in common from their beginning."""
+    pairs = zip(first, second, strict=False)
+    return next((i for i, (a, b) in enumerate(pairs) if a != b), min(len(first), len(second)))
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_seed_gives_the_same_workload_and_another_seed_another(name: str) -> None:
+    assert build(name, {"seed": 5}) == build(name, {"seed": 5})
+    assert build(name, {"seed": 5}).programs != build(name, {"seed": 6}).programs
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_programs_have_names_of_their_own_and_end_with_a_final_turn(name: str) -> None:
+    programs = build(name, {"programs": 12}).programs
+    assert len({plan.name for plan in programs}) == len(programs)
+    for plan in programs:
+        assert [turn.is_final for turn in plan.turns].index(True) == len(plan.turns) - 1
+        assert all(turn.num_prompt_tokens and turn.answer.length for turn in plan.turns)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_whoever_is_waited_for_exists_and_does_not_wait_for_whoever_waits(name: str) -> None:
+    programs = {plan.name: plan for plan in build(name, {"programs": 12}).programs}
+    for plan in programs.values():
+        if plan.after is not None:
+            parent, index = plan.after
+            assert plan.parent == parent
+            assert plan.name in programs[parent].turns[index + 1].joins
+        for turn in plan.turns:
+            assert all(programs[other].after for other in turn.joins)
+
+
+def test_a_prompt_of_an_agent_begins_with_the_one_before_and_its_answer() -> None:
+    for plan in build("agents", {"programs": 5}).programs:
+        for before, turn in zip(plan.turns, plan.turns[1:], strict=False):
+            said = before.tokens() + list(before.answer.tokens())
+            assert turn.tokens()[: len(said)] == said
+
+
+def test_agents_share_the_system_prompt_and_nothing_else() -> None:
+    first, second = build("agents", {"programs": 2, "shared": 700}).programs
+    assert common(first.turns[-1].tokens(), second.turns[-1].tokens()) == 700
+
+
+def test_sizes_are_what_the_shape_says_on_average() -> None:
+    programs = build("agents", {"programs": 800, "turns": 8, "context": 9_000}).programs
+    turns = [len(plan.turns) for plan in programs]
+    contexts = [plan.turns[-1].num_prompt_tokens for plan in programs]
+    assert sum(turns) / len(turns) == pytest.approx(8, rel=0.05)
+    assert sum(contexts) / len(contexts) == pytest.approx(9_000, rel=0.05)
+
+
+def test_single_requests_have_not_a_token_in_common() -> None:
+    prompts = [plan.turns[0].tokens() for plan in build("no_reuse", {"programs": 20}).programs]
+    assert len({token for prompt in prompts for token in prompt}) == sum(map(len, prompts))
+
+
+def test_forks_of_a_task_share_half_of_the_context() -> None:
+    programs = build("forks", {"programs": 8, "context": 8_000, "shared": 500}).programs
+    prompts = {plan.name: plan.turns[-1].tokens() for plan in programs}
+    assert common(prompts["fork0.0"], prompts["fork0.3"]) == 4_500
+    assert common(prompts["fork0.0"], prompts["fork1.0"]) == 500
+
+
+def test_a_compaction_keeps_the_system_prompt_and_is_shorter() -> None:
+    for plan in build("compactions", {"programs": 5, "shared": 300}).programs:
+        pairs = zip(plan.turns, plan.turns[1:], strict=False)
+        breaks = [
+            (before, turn)
+            for before, turn in pairs
+            if common(before.tokens(), turn.tokens()) < before.num_prompt_tokens
+        ]
+        assert len(breaks) == 1
+        before, turn = breaks[0]
+        assert common(before.tokens(), turn.tokens()) == 300
+        assert turn.num_prompt_tokens < before.num_prompt_tokens
+
+
+@pytest.mark.parametrize(("name", "median", "p90"), [("coding", 9, 72), ("person", 127, 1543)])
+def test_gaps_have_the_quantiles_of_their_curve(name: str, median: float, p90: float) -> None:
+    rng, drawn = random.Random(1), gaps(name, longest_s=1e9)
+    seconds = sorted(drawn.draw(rng)[0] for _ in range(20_000))
+    assert seconds[10_000] == pytest.approx(median, rel=0.05)
+    assert seconds[18_000] == pytest.approx(p90, rel=0.1)
+
+
+def test_gaps_are_scaled_and_end_at_the_longest() -> None:
+    rng, drawn = random.Random(1), gaps("person", scale=0.1, longest_s=20.0)
+    seconds = sorted(drawn.draw(rng)[0] for _ in range(5_000))
+    assert seconds[2_500] == pytest.approx(12.7, rel=0.1)
+    assert seconds[-1] == 20.0
+
+
+def test_of_parallel_tools_the_slowest_is_waited_for() -> None:
+    one, many = random.Random(1), random.Random(1)
+    alone = sorted(gaps("coding").draw(one)[0] for _ in range(4_000))
+    together = sorted(gaps("coding", parallel=4).draw(many)[0] for _ in range(4_000))
+    # the median of the longest of one to four: where q + q^2 + q^3 + q^4 = 2
+    assert together[2_000] == pytest.approx(CURVES["coding"].at(0.713), rel=0.1)
+    assert together[2_000] > alone[2_000]
+
+
+def test_a_tool_s_name_tells_how_long_it_takes() -> None:
+    rng = random.Random(1)
+    drawn = [gaps("coding").draw(rng) for _ in range(5_000)]
+    fast = [seconds for seconds, tool in drawn if tool == "read"]
+    slow = [seconds for seconds, tool in drawn if tool == "test"]
+    assert sum(fast) / len(fast) < sum(slow) / len(slow) / 4
+
+
+def test_forgetting_keeps_the_beginning_of_what_was_said() -> None:
+    streams = Streams()
+    talk = Talk(streams, (Span(streams.new(), 10),))
+    talk.turn(20, 5)
+    talk.forget(keep=18)
+    talk.turn(4, 5)
+    talk.forget(keep=3)
+    talk.turn(1, 5)
+    first, second, third = talk.turns()
+    assert common(first.tokens(), second.tokens()) == 18
+    assert second.num_prompt_tokens == 22
+    assert common(second.tokens(), third.tokens()) == 3
+
+
+# --- traces ---------------------------------------------------------------------------------
+def turns_of(workload: Workload) -> int:
+    return sum(len(plan.turns) for plan in workload.programs)
+
+
+def test_recorded_sessions_are_as_long_as_recorded_but_for_the_scale() -> None:
+    whole = build("claude_code", {"programs": 20, "scale": 1.0})
+    scaled = build("claude_code", {"programs": 20, "scale": 0.125})
+    assert turns_of(whole) == turns_of(scaled)
+    for one, other in zip(whole.programs, scaled.programs, strict=True):
+        a, b = one.turns[-1].num_prompt_tokens, other.turns[-1].num_prompt_tokens
+        assert b == pytest.approx(a / 8, abs=20)
+
+
+def test_a_break_in_a_recorded_session_keeps_what_the_record_says() -> None:
+    records = trace_files.records(NAME, "")
+    plans = {p.name: p for p in build("claude_code", {"programs": 400, "scale": 1 / 64}).programs}
+    breaks = 0
+    for plan in plans.values():
+        for before, turn in zip(plan.turns, plan.turns[1:], strict=False):
+            breaks += common(before.tokens(), turn.tokens()) < before.num_prompt_tokens - 1
+    assert 0 < breaks < 0.1 * len(records)
+    assert len([p for p in plans.values() if p.parent]) >= 12
+
+
+def test_requests_that_go_on_with_another_are_one_conversation() -> None:
+    first = {"hash_ids": [0, 1, 2, 3]}  # 3 is the part of a block
+    other = {"hash_ids": [0, 7, 8, 9]}
+    second = {"hash_ids": [0, 1, 2, 4, 5]}
+    third = {"hash_ids": [0, 1, 2, 4, 6]}
+    assert conversations([first, other, second, third]) == [[first, second, third], [other]]
+
+
+def test_equal_hash_ids_are_equal_text() -> None:
+    workload = build("mooncake", {"programs": 300, "scale": 0.25})
+    prompts = [plan.turns[0].tokens() for plan in workload.programs]
+    assert len({tuple(prompt[:128]) for prompt in prompts}) == 1  # a system prompt, as recorded
+    longer = [plan for plan in workload.programs if len(plan.turns) > 1]
+    assert longer
+    for plan in longer:
+        before, turn = plan.turns[0].tokens(), plan.turns[1].tokens()
+        assert common(before, turn) >= len(before) - 2 * 128
+
+
+def test_a_missing_trace_says_where_to_get_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(trace_files.FOLDER_VARIABLE, str(tmp_path))
+    with pytest.raises(FileNotFoundError, match=r"kv-cache-tester.*CONTINUUM_TRACES"):
+        build("claude_code", {})
+
+
+def test_what_a_workload_does_not_know_is_named() -> None:
+    with pytest.raises(ValueError, match="agents has no turn; it has programs, turns"):
+        build("agents", {"turn": 3})
+    with pytest.raises(ValueError, match="no workload 'agent'; there are agents"):
+        build("agent", {})
