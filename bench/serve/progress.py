@@ -10,7 +10,7 @@ from rich.console import Console
 
 
 class Progress:
-    """Turns done, of one arm. Off a terminal it prints a line every quarter of the way."""
+    """Turns done, of how many (0: not known). Off a terminal a line every quarter of the way."""
 
     def __init__(self, console: Console, label: str, num_turns: int) -> None:
         self._console = console
@@ -33,7 +33,7 @@ class Progress:
                 console=self._console,
             )
             self._bar.start()
-            self._task = self._bar.add_task(self._label, total=self._num_turns, state="")
+            self._task = self._bar.add_task(self._label, total=self._num_turns or None, state="")
         return self
 
     def __exit__(
@@ -54,13 +54,15 @@ class Progress:
 
     def turn(self, failed: bool) -> None:
         """One more turn ended."""
+        quarter = self._num_turns / 4 or 500
         self._done += 1
         self._failed += failed
         if self._bar:
             state = f"{self._failed} failed" if self._failed else "agents at work"
             self._bar.update(self._task, completed=self._done, state=state)
-        elif self._done * 4 // self._num_turns > (self._done - 1) * 4 // self._num_turns:
-            self._line(f"{self._done} of {self._num_turns} turns, {self._failed} failed")
+        elif self._done // quarter > (self._done - 1) // quarter:
+            of = f" of {self._num_turns}" if self._num_turns else ""
+            self._line(f"{self._done}{of} turns, {self._failed} failed")
 
     def _line(self, text: str) -> None:
         elapsed = time.monotonic() - self._began

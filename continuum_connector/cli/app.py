@@ -5,6 +5,7 @@ from __future__ import annotations
 import typer
 
 from continuum_connector.cli.analyze import analyze
+from continuum_connector.cli.bench import PASSED_ON, bench
 from continuum_connector.cli.calibrate import calibrate
 from continuum_connector.cli.convert import convert
 from continuum_connector.cli.explain import explain
@@ -24,3 +25,4 @@ app.command()(calibrate)
 app.command()(explain)
 app.command()(analyze)
 app.command()(convert)
+app.command(context_settings=PASSED_ON)(bench)

@@ -1,0 +1,205 @@
+"""One streamed completion over HTTP, tried again where that may help, with every failure told.
+
+aiohttp and not the `openai` client: that one builds pydantic objects for every streamed token and
+takes several times the CPU per turn (`python -m bench.serve.capacity` measures both), so a client
+on one core would be what is measured. The API is the same, /v1/completions with token ids.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from dataclasses import dataclass, field
+from types import TracebackType
+from typing import Any
+
+import aiohttp
+import msgspec
+
+RETRIED = frozenset({408, 425, 429, 500, 502, 503, 504})  # statuses that may pass
+CONNECT_S = 30.0
+
+
+class ApiError(Exception):
+    """A try that failed. `again`: it may go well next time."""
+
+    def __init__(self, what: str, again: bool) -> None:
+        super().__init__(what)
+        self.again = again
+
+
+class _Details(msgspec.Struct):
+    cached_tokens: int | None = None
+
+
+class _Usage(msgspec.Struct):
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+    prompt_tokens_details: _Details | None = None
+
+
+class _Choice(msgspec.Struct):
+    text: str = ""
+    token_ids: list[int] | None = None
+
+
+class _Chunk(msgspec.Struct):
+    choices: list[_Choice] = []
+    usage: _Usage | None = None
+    error: Any = None
+
+
+@dataclass
+class Answer:
+    """What came back. Times are `time.perf_counter()`; 0.0 if there was no such moment."""
+
+    sent: float
+    first: float = 0.0
+    last: float = 0.0
+    ended: float = 0.0
+    tokens: list[int] = field(default_factory=list)  # ids; empty if the server does not say
+    num_prompt: int = 0
+    num_cached: int = 0
+    num_answered: int = 0
+    failures: list[str] = field(default_factory=list)
+    error: str = ""
+
+    @property
+    def tpot_s(self) -> float:
+        """Seconds per token after the first."""
+        return (self.last - self.first) / (self.num_answered - 1) if self.num_answered > 1 else 0.0
+
+
+@dataclass(frozen=True)
+class Patience:
+    """How long a try may take, and how often one more is made."""
+
+    timeout_s: float = 600.0
+    retries: int = 2
+    backoff_s: float = 0.5  # before the first retry; doubled each time
+
+
+class Api:
+    """A server's completions API, as an async context manager. Any number of requests at a time."""
+
+    def __init__(self, url: str, api_key: str = "", patience: Patience | None = None) -> None:
+        self.url = url
+        self.patience = patience or Patience()
+        self._headers = {"Content-Type": "application/json"}
+        if api_key:
+            self._headers["Authorization"] = f"Bearer {api_key}"
+        self._session: aiohttp.ClientSession | None = None
+        self._decode = msgspec.json.Decoder(_Chunk).decode
+
+    async def __aenter__(self) -> Api:
+        timeout = aiohttp.ClientTimeout(total=self.patience.timeout_s, sock_connect=CONNECT_S)
+        self._session = aiohttp.ClientSession(
+            headers=self._headers,
+            timeout=timeout,
+            connector=aiohttp.TCPConnector(limit=0),
+            read_bufsize=2**18,
+        )
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if self._session is not None:
+            await self._session.close()
+
+    async def complete(self, body: dict[str, Any]) -> Answer:
+        """Send a request until it is answered or out of retries; never raises for the server.
+
+        All times count from the first try: what a retry costs is seen, not hidden.
+        """
+        payload = msgspec.json.encode({**body, **STREAM})
+        answer = Answer(time.perf_counter())
+        wait_s = self.patience.backoff_s
+        for left in range(self.patience.retries, -1, -1):
+            try:
+                await self._try(payload, answer)
+                answer.error = ""
+                break
+            except ApiError as failure:
+                answer.error = str(failure)
+                answer.failures.append(answer.error)
+                answer.first = answer.last = 0.0
+                answer.tokens.clear()
+                if not failure.again or not left:
+                    break
+            await asyncio.sleep(wait_s)
+            wait_s *= 2
+        answer.ended = time.perf_counter()
+        return answer
+
+    async def text(self, method: str, path: str, body: Any = None) -> str:
+        """A plain request's answer; ApiError if it is none."""
+        assert self._session is not None
+        data = None if body is None else msgspec.json.encode(body)
+        try:
+            async with self._session.request(method, self.url + path, data=data) as response:
+                content = await response.text()
+                if response.status != 200:
+                    raise ApiError(_said(response.status, content), response.status in RETRIED)
+                return content
+        except (aiohttp.ClientError, asyncio.TimeoutError, OSError) as error:
+            raise ApiError(_name(error), again=True) from None
+
+    async def _try(self, payload: bytes, answer: Answer) -> None:
+        assert self._session is not None
+        try:
+            async with self._session.post(self.url + "/v1/completions", data=payload) as response:
+                if response.status != 200:
+                    said = _said(response.status, await response.text())
+                    raise ApiError(said, response.status in RETRIED)
+                await self._read(response.content, answer)
+        except asyncio.TimeoutError:
+            raise ApiError(f"timeout after {self.patience.timeout_s:g} s", again=True) from None
+        except (aiohttp.ClientError, OSError) as error:
+            raise ApiError(_name(error), again=True) from None
+
+    async def _read(self, content: aiohttp.StreamReader, answer: Answer) -> None:
+        """Read server-sent events to their end."""
+        whole = False
+        async for line in content:
+            if not line.startswith(b"data: "):
+                continue
+            data = line[6:].strip()
+            if data == b"[DONE]":
+                whole = True
+                continue
+            self._note(data, answer)
+        if not whole:
+            raise ApiError("the answer broke off", again=True)
+
+    def _note(self, data: bytes, answer: Answer) -> None:
+        try:
+            chunk = self._decode(data)
+        except msgspec.MsgspecError as error:
+            raise ApiError(f"not an answer of this API: {error}", again=False) from None
+        if chunk.error is not None:
+            raise ApiError(f"server error: {chunk.error}"[:300], again=True)
+        for choice in chunk.choices:
+            if choice.token_ids or choice.text:
+                answer.last = time.perf_counter()
+                answer.first = answer.first or answer.last
+                answer.tokens.extend(choice.token_ids or ())
+        if chunk.usage is not None:
+            details = chunk.usage.prompt_tokens_details
+            answer.num_prompt = chunk.usage.prompt_tokens
+            answer.num_answered = chunk.usage.completion_tokens
+            answer.num_cached = (details.cached_tokens or 0) if details else 0
+
+
+STREAM = {"stream": True, "stream_options": {"include_usage": True}, "return_token_ids": True}
+
+
+def _said(status: int, content: str) -> str:
+    return f"HTTP {status}: {' '.join(content.split())[:300]}"
+
+
+def _name(error: BaseException) -> str:
+    return f"{type(error).__name__}: {error}" if str(error) else type(error).__name__

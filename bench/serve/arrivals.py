@@ -1,0 +1,95 @@
+"""When programs begin: a Poisson process, a recorded trace, a closed loop, or turn by turn.
+
+poisson:3        3 programs per second on average, for --duration seconds
+trace:FILE       the times in a file: a number of seconds per line, or JSON lines with a
+                 `timestamp` in milliseconds (as in Mooncake's traces); .gz is read too
+closed:64        always 64 programs at work: one begins when one has ended
+turns            one request at a time: every program's first turn, then every second turn
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+import random
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+
+
+class ArrivalError(Exception):
+    """A wish that cannot be read; the message says how to write it."""
+
+
+@dataclass(frozen=True)
+class Arrivals:
+    """Open loop: `times_s`, ascending. Closed loop: `at_once` programs. Neither: turn by turn."""
+
+    text: str
+    times_s: tuple[float, ...] = ()
+    at_once: int = 0
+
+    @property
+    def open_loop(self) -> bool:
+        """Whether programs begin whatever the server does."""
+        return bool(self.times_s)
+
+
+def read_arrivals(text: str, seed: int, duration_s: float, most: int) -> Arrivals:
+    """Read one of the forms above; at most `most` programs (0: no bound) in an open loop."""
+    kind, _, value = text.partition(":")
+    if text == "turns":
+        return Arrivals(text)
+    if kind == "closed":
+        return Arrivals(text, at_once=int(_positive(text, value, whole=True)))
+    if kind == "poisson":
+        times = poisson(_positive(text, value), duration_s, seed)
+    elif kind == "trace" and value:
+        times = trace(Path(value), duration_s)
+    else:
+        raise ArrivalError(
+            f"--arrivals {text}: write poisson:RATE, closed:PROGRAMS, trace:FILE or turns"
+        )
+    chosen = tuple(islice(times, most or None))
+    if not chosen:
+        raise ArrivalError(
+            f"--arrivals {text}: nothing arrives within {duration_s:g} s; give a longer --duration"
+        )
+    return Arrivals(text, times_s=chosen)
+
+
+def poisson(rate: float, duration_s: float, seed: int) -> Iterator[float]:
+    """Times until `duration_s`; with seed 42 and 45 s exactly those of the four-GPU sweep."""
+    rng = random.Random(seed)
+    now = rng.expovariate(rate)
+    while now < duration_s:
+        yield now
+        now += rng.expovariate(rate)
+
+
+def trace(path: Path, duration_s: float) -> Iterator[float]:
+    """The recorded times below `duration_s`, the first one taken as 0."""
+    opener = gzip.open if path.suffix == ".gz" else open
+    try:
+        with opener(path, "rt") as file:
+            times = sorted(_time(line) for line in file if line.strip())
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise ArrivalError(f"--arrivals trace:{path}: {error or type(error).__name__}") from None
+    return (t - times[0] for t in times if t - times[0] < duration_s)
+
+
+def _time(line: str) -> float:
+    if line.lstrip().startswith("{"):
+        return float(json.loads(line)["timestamp"]) / 1e3
+    return float(line)
+
+
+def _positive(text: str, value: str, whole: bool = False) -> float:
+    try:
+        number = float(int(value) if whole else float(value))
+    except ValueError:
+        number = 0.0
+    if not 0 < number < float("inf"):
+        raise ArrivalError(f"--arrivals {text}: {value!r} is no {'count' if whole else 'rate'}")
+    return number

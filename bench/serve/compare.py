@@ -1,0 +1,159 @@
+"""Runs side by side: one column per arm, its ratio to the first, and whether the answers agree."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+
+from rich.table import Table
+
+from bench.serve import stats
+from bench.serve.report import mean
+from bench.serve.results import Loaded, ResultError
+from bench.serve.stats import Ratio, Sampled, Statistic
+from bench.serve.summary import BY_KEY
+
+
+@dataclass(frozen=True)
+class Compared:
+    """A figure whose ratio is worth an interval: what is paired, and what is made of it."""
+
+    key: str
+    sample: Callable[[Loaded], Sampled]
+    statistic: Statistic
+
+
+def _jct(run: Loaded) -> Sampled:
+    return {program.program: [program.jct_s] for program in run.finished}
+
+
+def _turns(field: str) -> Callable[[Loaded], Sampled]:
+    def sample(run: Loaded) -> Sampled:
+        found: dict[str, list[float]] = {}
+        for turn in run.turns:
+            if not turn.error:
+                found.setdefault(turn.program, []).append(getattr(turn, field))
+        return found
+
+    return sample
+
+
+def _whole(key: str) -> Callable[[Loaded], Sampled]:
+    return lambda run: {"": [BY_KEY[key].value(run)]}
+
+
+COMPARED = (
+    Compared("jct_mean_s", _jct, stats.mean),
+    Compared("jct_p95_s", _jct, stats.p95),
+    Compared("ttft_mean_s", _turns("ttft_s"), stats.mean),
+    Compared("ttft_p95_s", _turns("ttft_s"), stats.p95),
+    Compared("turn_mean_s", _turns("latency_s"), stats.mean),
+    Compared("tpot_mean_s", _turns("tpot_s"), stats.mean),
+    Compared("computed_tokens", _whole("computed_tokens"), stats.mean),
+)
+PLAIN = ("hit_vram_tokens", "hit_dram_tokens", "saved_tokens", "preemptions", "failed_programs")
+
+
+@dataclass(frozen=True)
+class Column:
+    """All repeats of one arm under one pressure, by repeat."""
+
+    key: tuple[str, float]  # arm, pressure
+    title: str
+    runs: dict[int, Loaded]
+
+    def figure(self, key: str) -> float:
+        """Mean over the repeats."""
+        return mean([BY_KEY[key].value(run) for run in self.runs.values()])
+
+
+def columns(runs: Iterable[Loaded]) -> list[Column]:
+    """Runs that told something, grouped by arm and pressure, in the order of their arms."""
+    found: dict[tuple[str, float], Column] = {}
+    for run in runs:
+        if run.run.state in ("done", "interrupted") and run.turns:
+            pressure = run.run.dram.pressure if run.run.dram else 0.0
+            title = run.run.title or run.run.arm or run.run.url
+            key = (run.run.arm, round(pressure, 3))
+            column = found.setdefault(key, Column(key, title, {}))
+            column.runs[run.run.repeat] = run
+    return list(found.values())
+
+
+def matching(first: list[Column], second: list[Column]) -> list[tuple[Column, Column]]:
+    """Columns of two results that belong together: the same arm, or the only one of each."""
+    if len(first) == len(second) == 1:
+        return [(first[0], second[0])]
+    theirs = {column.key: column for column in second}
+    pairs = [(column, theirs[column.key]) for column in first if column.key in theirs]
+    if not pairs:
+        raise ResultError("nothing to compare: the two results have no arm in common")
+    return pairs
+
+
+def ratio(base: Column, other: Column, what: Compared) -> Ratio:
+    """Over the repeats that both have."""
+    both = [repeat for repeat in base.runs if repeat in other.runs]
+    return stats.paired_ratio(
+        [what.sample(base.runs[repeat]) for repeat in both],
+        [what.sample(other.runs[repeat]) for repeat in both],
+        what.statistic,
+    )
+
+
+@dataclass(frozen=True)
+class Sameness:
+    """How many turns, of those that both answered, had the same token ids (0 of 0: not told)."""
+
+    same: int
+    of: int
+    first: str = ""  # where they first differ
+
+    def __str__(self) -> str:
+        if not self.of:
+            return "-"
+        where = f"; first {self.first}" if self.first else ""
+        return f"{'yes' if self.same == self.of else 'NO'} ({self.same}/{self.of}{where})"
+
+
+def sameness(base: Column, other: Column) -> Sameness:
+    """Compare every answer. After one that differs a program's later prompts differ as well."""
+    same = of = 0
+    first = ""
+    for repeat, run in base.runs.items():
+        mine = {(t.program, t.turn): t.answer for t in run.turns if t.answer and not t.error}
+        theirs = other.runs[repeat].turns if repeat in other.runs else []
+        for turn in theirs:
+            wanted = mine.get((turn.program, turn.turn))
+            if wanted is None or turn.error or not turn.answer:
+                continue
+            of += 1
+            same += turn.answer == wanted
+            if turn.answer != wanted and not first:
+                first = f"{turn.program} turn {turn.turn + 1} repeat {repeat + 1}"
+    return Sameness(same, of, first)
+
+
+def table(title: str, arms: Sequence[Column]) -> Table:
+    """An arm per row: a terminal is wide enough for the figures, not for a dozen arms."""
+    if not arms:
+        raise ResultError("nothing to compare: no run got as far as its first answer")
+    made = Table(title=title, title_justify="left")
+    made.add_column("")
+    for what in COMPARED:
+        made.add_column(BY_KEY[what.key].title.strip().removeprefix("server: "), justify="right")
+    for key in PLAIN:
+        made.add_column(BY_KEY[key].title.strip().removeprefix("server: "), justify="right")
+    made.add_column("same answers")
+    base = arms[0]
+    for arm in arms:
+        cells = [_cell(base, arm, what) for what in COMPARED]
+        cells += [BY_KEY[key].show(arm.figure(key)) for key in PLAIN]
+        same = "-" if arm is base else str(sameness(base, arm))
+        made.add_row(f"{arm.title} ({len(arm.runs)})", *cells, same)
+    return made
+
+
+def _cell(base: Column, arm: Column, what: Compared) -> str:
+    shown = BY_KEY[what.key].show(arm.figure(what.key))
+    return shown if arm is base else f"{shown}\n{ratio(base, arm, what)}"

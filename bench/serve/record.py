@@ -1,0 +1,121 @@
+"""RunFolder: writes a run's folder while the run goes on, a line as soon as there is one."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import platform
+import time
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from types import TracebackType
+from typing import BinaryIO
+
+import msgspec
+
+from bench.serve import results
+from bench.serve.metrics import parse_metrics, total
+from bench.serve.results import Program, Run, Sample, State, Turn
+
+PACKAGES = ("continuum-connector", "vllm", "torch", "lmcache")
+
+
+class RunFolder:
+    """One run's folder, open for writing. Lines are whole on disk when a method returns."""
+
+    def __init__(self, folder: Path, run: Run) -> None:
+        """Begin the run: its record says `running` until `close`."""
+        self.folder = folder
+        self.run = run
+        run.started = run.started or time.strftime("%Y-%m-%dT%H:%M:%S")
+        results.write_run(folder, run)
+        self._turns = _open(folder / results.TURNS)
+        self._programs = _open(folder / results.PROGRAMS)
+        self._samples = _open(folder / results.SAMPLES)
+        self._base: dict[str, float] = {}
+        self.num_turns = 0
+        self.num_failed = 0
+
+    def __enter__(self) -> RunFolder:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if self.run.state == "running":
+            self.close("interrupted", f"{kind.__name__}: {error}" if kind else "")
+
+    def turn(self, turn: Turn) -> None:
+        """A turn ended."""
+        self.num_turns += 1
+        self.num_failed += bool(turn.error)
+        _append(self._turns, turn)
+
+    def program(self, program: Program) -> None:
+        """A program ended."""
+        _append(self._programs, program)
+
+    def before(self, metrics: str) -> None:
+        """The server's /metrics before the first program; empty if it has none."""
+        self._keep(results.BEFORE, metrics)
+        self._base = _sampled(metrics)
+
+    def after(self, metrics: str) -> None:
+        """The same after the last one."""
+        self._keep(results.AFTER, metrics)
+
+    def sample(self, t_s: float, metrics: str) -> None:
+        """The server at a moment in between."""
+        values = _sampled(metrics)
+        for name in results.COUNTERS:
+            values[name] -= self._base.get(name, 0.0)
+        _append(self._samples, Sample(t_s=t_s, values=values))
+
+    def close(self, state: State, reason: str = "") -> None:
+        """End the run and say how it ended."""
+        for file in (self._turns, self._programs, self._samples):
+            file.close()
+        self.run.state = state
+        self.run.reason = reason
+        results.write_run(self.folder, self.run)
+
+    def _keep(self, name: str, text: str) -> None:
+        if text:
+            (self.folder / name).write_text(text)
+
+
+def versions() -> dict[str, str]:
+    """Of the packages that matter and are there."""
+    found = {"python": platform.python_version()}
+    for name in PACKAGES:
+        with contextlib.suppress(PackageNotFoundError):
+            found[name] = version(name)
+    return found
+
+
+def machine() -> dict[str, str]:
+    """What a reader must know of this machine; its name is none of their business."""
+    return {
+        "system": f"{platform.system()} {platform.machine()}",
+        "cores": str(os.cpu_count() or 1),
+        "cores_used": str(len(os.sched_getaffinity(0))) if hasattr(os, "sched_getaffinity") else "",
+        "load_before": f"{os.getloadavg()[0]:.1f}",
+    }
+
+
+def _sampled(metrics: str) -> dict[str, float]:
+    samples = parse_metrics(metrics)
+    return {
+        name: total(samples, metric, **labels) for name, (metric, labels) in results.SAMPLED.items()
+    }
+
+
+def _open(path: Path) -> BinaryIO:
+    return path.open("wb", buffering=0)
+
+
+def _append(file: BinaryIO, line: msgspec.Struct) -> None:
+    file.write(msgspec.json.encode(line) + b"\n")

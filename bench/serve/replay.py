@@ -1,0 +1,120 @@
+"""Recorded coding sessions, played again: their lengths, their cuts, their pauses.
+
+    claude-code:FILE[,scale=8][,pauses=8][,longest=32768][,skip=0]
+
+FILE holds JSON lines (.gz or not), one per request: `trace`, `lane`, `turn`, `inp`, `out` (tokens),
+`common_blocks` (64-token blocks shared with the lane's previous prompt), `think` (seconds between
+the previous answer and this request). A lane is one program. `scale` divides every length and
+`pauses` every pause, for small pools; `longest` ends a lane before its context grows beyond that
+many tokens (after scaling); `skip` leaves lanes out at the beginning.
+"""
+
+from __future__ import annotations
+
+import gzip
+from collections import defaultdict
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+
+from bench.serve.plans import ProgramPlan, TurnPlan
+from bench.serve.workloads import Defaults, WorkloadError
+
+BLOCK = 64
+
+
+class Request(msgspec.Struct):
+    """One recorded request."""
+
+    trace: str
+    lane: str
+    turn: int
+    inp: int
+    out: int
+    common_blocks: int = 0
+    think: float = 0.0
+
+
+class Options(msgspec.Struct, forbid_unknown_fields=True):
+    """What may follow the file's name."""
+
+    scale: float = 1.0
+    pauses: float = 1.0
+    longest: int = 32_768
+    skip: int = 0
+
+
+@dataclass(frozen=True)
+class Replay:
+    """Lanes as programs, in the file's order."""
+
+    name: str
+    lanes: list[ProgramPlan]
+
+    @property
+    def defaults(self) -> Defaults:
+        """Sessions have no arrivals of their own: a number of them at a time."""
+        return Defaults("closed:16", duration_s=600.0)
+
+    @property
+    def size(self) -> int:
+        """How many lanes there are."""
+        return len(self.lanes)
+
+    def program(self, number: int, seed: int) -> ProgramPlan:
+        """Lane `number`: recorded, so the seed changes its token ids only."""
+        return self.lanes[number]
+
+
+def read(text: str) -> Replay:
+    """Read `FILE[,OPTION=VALUE...]`."""
+    path, *pairs = text.split(",")
+    options = _options(pairs)
+    lanes: dict[str, list[Request]] = defaultdict(list)
+    decoder = msgspec.json.Decoder(Request)
+    opener = gzip.open if path.endswith(".gz") else open
+    try:
+        with opener(Path(path), "rb") as file:
+            for line in file:
+                request = decoder.decode(line)
+                lanes[f"{request.trace}/{request.lane}"].append(request)
+    except (OSError, msgspec.MsgspecError) as error:
+        raise WorkloadError(f"--workload claude-code:{path}: {error}") from None
+    plans = [_plan(name, lanes[name], options) for name in list(lanes)[options.skip :]]
+    plans = [plan for plan in plans if plan.turns]
+    if not plans:
+        raise WorkloadError(
+            f"--workload claude-code:{path}: no lane begins with {options.longest} tokens or "
+            "less; give a larger longest= or scale="
+        )
+    return Replay("claude-code", plans)
+
+
+def _plan(name: str, requests: list[Request], options: Options) -> ProgramPlan:
+    turns: list[TurnPlan] = []
+    context = 0
+    for request in sorted(requests, key=lambda each: each.turn):
+        length = max(int(request.inp / options.scale), 2)
+        answer = max(int(request.out / options.scale), 1)
+        if length + answer > options.longest:
+            break
+        # The prompt began as the one before, up to here; a cut takes the answer off as well.
+        kept = min(int(request.common_blocks * BLOCK / options.scale), context)
+        is_whole = turns and kept + BLOCK / options.scale >= context - turns[-1].answer_tokens
+        kept = min(context if is_whole else kept, length - 1)
+        pause_s = request.think / options.pauses if turns else 0.0
+        turns.append(TurnPlan(length - kept, answer, pause_s, kept))
+        context = length + answer
+    return ProgramPlan(name, tuple(turns))
+
+
+def _options(pairs: list[str]) -> Options:
+    values = dict(pair.partition("=")[::2] for pair in pairs)
+    try:
+        options = msgspec.convert(values, Options, strict=False)
+    except msgspec.MsgspecError as error:
+        raise WorkloadError(f"--workload claude-code: {error}") from None
+    if min(options.scale, options.pauses) <= 0 or options.skip < 0:
+        raise WorkloadError("--workload claude-code: scale and pauses must be above 0")
+    return options

@@ -1,0 +1,200 @@
+"""The format of a result folder: what every run leaves behind, and how to read it back.
+
+    RESULTS/
+      runs/NAME/
+        run.json             one Run: what was measured, how, and how it ended
+        turns.jsonl          a Turn per line, in the order they ended
+        programs.jsonl       a Program per line, in the order they ended
+        samples.jsonl        a Sample per line: the server's metrics while it worked
+        before.prom          the server's /metrics before the first program, as it sent them
+        after.prom           and after the last one
+        server.log           of the server, where the runner started it
+
+Lines are appended as things end, so a run that was interrupted has all that was measured until
+then. Seconds are floats since the run began; a field that is not known is left out or 0.
+`load` reads a folder; unknown fields are skipped, so that older readers read newer folders.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Literal, TypeVar
+
+import msgspec
+
+from bench.serve.metrics import Metrics, delta, parse_metrics
+
+RUNS = "runs"
+RUN, TURNS, PROGRAMS, SAMPLES = "run.json", "turns.jsonl", "programs.jsonl", "samples.jsonl"
+BEFORE, AFTER, LOG = "before.prom", "after.prom", "server.log"
+
+State = Literal["running", "done", "interrupted", "cannot_run"]
+
+
+class ResultError(Exception):
+    """A folder that holds no results, or broken ones; the message says what to do."""
+
+
+class Turn(msgspec.Struct, kw_only=True):
+    """One request as its client saw it, all its tries together."""
+
+    program: str
+    turn: int  # from 0
+    start_s: float  # when it was first sent
+    latency_s: float  # from then to the end of the answer, retries included
+    ttft_s: float = 0.0  # from then to the first token; 0 if there was none
+    tpot_s: float = 0.0  # per token after the first; 0 with fewer than two
+    prompt_tokens: int = 0  # as the server counted
+    cached_tokens: int = 0  # of them not computed, as the server said
+    answer_tokens: int = 0
+    tries: int = 1
+    failures: list[str] = []  # what went wrong with each try that failed, the last one too
+    error: str = ""  # why the turn failed for good; empty when it did not
+    answer: list[int] = []  # token ids; empty where the server does not say them
+
+
+class Program(msgspec.Struct, kw_only=True):
+    """One agent run. It ends at its first failed turn; its JCT says nothing then."""
+
+    program: str
+    arrival_s: float  # when it should have begun
+    start_s: float  # when it did: the difference is the client's own lateness
+    jct_s: float  # from `arrival_s` to the end of its last turn, tools included
+    turns: int  # that ended well
+    planned_turns: int
+    tool_s: float = 0.0  # of `jct_s`: pauses between turns
+    error: str = ""
+
+
+class Sample(msgspec.Struct, kw_only=True):
+    """The server at one moment: `values` by the names in `SAMPLED`, counters from the start."""
+
+    t_s: float
+    values: dict[str, float]
+
+
+class Dram(msgspec.Struct, kw_only=True):
+    """How much DRAM an arm had, and what all programs keep alive, in bytes."""
+
+    bytes: int
+    live_bytes: int
+
+    @property
+    def pressure(self) -> float:
+        """Live KV / DRAM: above 1 not everything can be kept."""
+        return self.live_bytes / self.bytes if self.bytes else 0.0
+
+
+class Run(msgspec.Struct, kw_only=True):
+    """One server under one load, once."""
+
+    name: str  # of the folder
+    arm: str = ""  # which way to serve; empty: a server that was already there
+    title: str = ""  # of the arm, for people
+    repeat: int = 0  # from 0; runs of all arms with the same number got the same requests
+    order: int = 0  # how many runs came before it
+    state: State = "running"
+    reason: str = ""  # why it cannot run, or what went wrong
+    workload: str = ""  # its name
+    settings: dict[str, Any] = {}  # all that defines the load
+    seed: int = 0
+    dram: Dram | None = None
+    url: str = ""
+    model: str = ""
+    command: list[str] = []  # of the server, where the runner started it
+    versions: dict[str, str] = {}
+    machine: dict[str, str] = {}
+    started: str = ""  # local time, ISO 8601
+    server_start_s: float = 0.0
+    wall_s: float = 0.0  # from the first arrival to the last answer
+    planned_programs: int = 0
+    max_lag_s: float = 0.0  # the longest that the client's own event loop was late
+
+
+# What a sample holds: name in the file -> metric of the server, labels that select.
+SAMPLED: dict[str, tuple[str, dict[str, str]]] = {
+    "running": ("vllm:num_requests_running", {}),
+    "waiting": ("vllm:num_requests_waiting", {}),
+    "kv_used": ("vllm:kv_cache_usage_perc", {}),  # share of the VRAM pool, 0 to 1
+    "computed": ("vllm:prompt_tokens_by_source_total", {"source": "local_compute"}),
+    "hit_vram": ("vllm:prompt_tokens_by_source_total", {"source": "local_cache_hit"}),
+    "hit_dram": ("vllm:prompt_tokens_by_source_total", {"source": "external_kv_transfer"}),
+    "answered": ("vllm:generation_tokens_total", {}),
+    "preemptions": ("vllm:num_preemptions_total", {}),
+}
+COUNTERS = ("computed", "hit_vram", "hit_dram", "answered", "preemptions")
+
+
+class Loaded(msgspec.Struct):
+    """A run as it lies in its folder."""
+
+    folder: Path
+    run: Run
+    turns: list[Turn]
+    programs: list[Program]
+    samples: list[Sample]
+    added: Metrics  # what the run added to the server's counters; empty if it was not read
+
+    @property
+    def finished(self) -> list[Program]:
+        """Programs that came to their end."""
+        return [each for each in self.programs if not each.error]
+
+
+Line = TypeVar("Line", bound=msgspec.Struct)
+
+
+def load(folder: Path) -> list[Loaded]:
+    """Every run below a result folder, in the order they were started."""
+    if not (folder / RUNS).is_dir():
+        raise ResultError(
+            f"{folder} holds no results (no folder {RUNS}/ in it); "
+            "give one that `continuum bench agents` or `continuum bench ab` wrote"
+        )
+    found = [load_run(each.parent) for each in sorted((folder / RUNS).glob(f"*/{RUN}"))]
+    return sorted(found, key=lambda each: each.run.order)
+
+
+def load_run(folder: Path) -> Loaded:
+    """One run's folder; a last line that was cut off is left out."""
+    return Loaded(
+        folder=folder,
+        run=read_run(folder),
+        turns=list(_lines(folder / TURNS, Turn)),
+        programs=list(_lines(folder / PROGRAMS, Program)),
+        samples=list(_lines(folder / SAMPLES, Sample)),
+        added=added(folder),
+    )
+
+
+def read_run(folder: Path) -> Run:
+    """Only the run's own record."""
+    try:
+        return msgspec.json.decode((folder / RUN).read_bytes(), type=Run)
+    except (OSError, msgspec.MsgspecError) as error:
+        raise ResultError(f"{folder / RUN} cannot be read: {error}") from None
+
+
+def write_run(folder: Path, run: Run) -> None:
+    """Write the run's record whole, or not at all."""
+    folder.mkdir(parents=True, exist_ok=True)
+    draft = folder / f".{RUN}"
+    draft.write_bytes(msgspec.json.format(msgspec.json.encode(run), indent=1) + b"\n")
+    draft.replace(folder / RUN)
+
+
+def added(folder: Path) -> Metrics:
+    """What a run added to the server's metrics; empty if one of the readings is missing."""
+    before, after = folder / BEFORE, folder / AFTER
+    if not before.exists() or not after.exists():
+        return {}
+    return delta(parse_metrics(after.read_text()), parse_metrics(before.read_text()))
+
+
+def _lines(path: Path, kind: type[Line]) -> Iterator[Line]:
+    whole, _, _ = (path.read_bytes() if path.exists() else b"").rpartition(b"\n")
+    try:
+        yield from msgspec.json.Decoder(kind).decode_lines(whole)
+    except msgspec.MsgspecError as error:
+        raise ResultError(f"{path}: {error}; it was not written by `continuum bench`") from None

@@ -1,0 +1,126 @@
+"""measure: one load on one server, from the warm-up to the last line in its folder."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import resource
+import signal
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+
+from bench.serve.api import Api, ApiError, Patience
+from bench.serve.load import Driver, Load, warm_up
+from bench.serve.record import RunFolder
+from bench.serve.results import State, Turn
+
+OnTurn = Callable[[Turn], None]
+
+
+@dataclass(frozen=True)
+class Manner:
+    """How a load is put on a server, whatever the load is."""
+
+    patience: Patience = field(default_factory=Patience)
+    warm_up: int = 4  # programs whose first turn is sent before anything counts
+    sample_s: float = 1.0  # between readings of /metrics; 0: none
+    settle_s: float = 0.3  # before the last reading: counters travel with steps
+    reset: bool = False  # empty the server's prefix cache after the warm-up
+    api_key: str = ""
+
+
+def measure(
+    url: str, load: Load, folder: RunFolder, manner: Manner, on_turn: OnTurn | None = None
+) -> State:
+    """Put the load on the server and close the folder; Ctrl-C keeps what was measured.
+
+    Raises ApiError when the server cannot be reached or refuses the warm-up; the folder is
+    then closed too, and says so.
+    """
+    raise_file_limit()
+    try:
+        state = asyncio.run(_measure(url, load, folder, manner, on_turn))
+    except ApiError as error:
+        folder.close("cannot_run", str(error))
+        raise
+    folder.close(state, f"{folder.num_failed} turns failed" if folder.num_failed else "")
+    return state
+
+
+async def _measure(
+    url: str, load: Load, folder: RunFolder, manner: Manner, on_turn: OnTurn | None
+) -> State:
+    async with Api(url, manner.api_key, manner.patience) as api:
+        with _stopping(asyncio.current_task()) as was_stopped:
+            with contextlib.suppress(asyncio.CancelledError):
+                await _prepare(api, load, folder, manner)
+                await _drive(api, load, folder, manner, on_turn)
+            stopped = was_stopped()
+        with contextlib.suppress(ApiError):
+            await asyncio.sleep(manner.settle_s)
+            await _one_more_step(api, load)
+            folder.after(await api.text("GET", "/metrics"))
+    return "interrupted" if stopped else "done"
+
+
+async def _prepare(api: Api, load: Load, folder: RunFolder, manner: Manner) -> None:
+    await warm_up(api, load, manner.warm_up)
+    if manner.reset:
+        await api.text("POST", "/reset_prefix_cache")
+    with contextlib.suppress(ApiError):  # not every server has metrics
+        folder.before(await api.text("GET", "/metrics"))
+
+
+async def _drive(
+    api: Api, load: Load, folder: RunFolder, manner: Manner, on_turn: OnTurn | None
+) -> None:
+    sampler = asyncio.create_task(_sample(api, folder, manner.sample_s))
+    try:
+        await Driver(api, load, folder, on_turn).run()
+    finally:
+        sampler.cancel()
+
+
+async def _sample(api: Api, folder: RunFolder, every_s: float) -> None:
+    began = time.perf_counter()
+    while every_s:
+        await asyncio.sleep(every_s)
+        with contextlib.suppress(ApiError):
+            metrics = await api.text("GET", "/metrics")
+            folder.sample(time.perf_counter() - began, metrics)
+
+
+async def _one_more_step(api: Api, load: Load) -> None:
+    """A connector's last counters come with it."""
+    body = {"model": load.model, "prompt": [load.tokens.low], "max_tokens": 1, "temperature": 0.0}
+    await api.complete(body | load.extra)
+
+
+@contextlib.contextmanager
+def _stopping(task: asyncio.Task[None] | None) -> Iterator[Callable[[], bool]]:
+    """The first Ctrl-C cancels the task and is remembered; the second is an ordinary one."""
+    loop, asked = asyncio.get_running_loop(), []
+
+    def stop() -> None:
+        asked.append(True)
+        loop.remove_signal_handler(signal.SIGINT)
+        if task is not None:
+            task.cancel()
+
+    try:
+        loop.add_signal_handler(signal.SIGINT, stop)
+    except (ValueError, RuntimeError, NotImplementedError):  # not the main thread
+        yield lambda: False
+        return
+    try:
+        yield lambda: bool(asked)
+    finally:
+        loop.remove_signal_handler(signal.SIGINT)
+
+
+def raise_file_limit() -> None:
+    """As many open connections as this process may have: a program at work holds one."""
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with contextlib.suppress(ValueError, OSError):
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))

@@ -1,0 +1,177 @@
+"""A run in numbers: what its clients saw and what its server counted."""
+
+from __future__ import annotations
+
+import csv
+import math
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import msgspec
+from rich.table import Table
+
+from bench.serve.metrics import by_label, total
+from bench.serve.report import mean, p95
+from bench.serve.results import Loaded, Turn
+
+PROMPT = "vllm:prompt_tokens_by_source_total"
+
+
+@dataclass(frozen=True)
+class Figure:
+    """One number of a run. `better` is the direction that is good, 0 where neither is."""
+
+    key: str
+    title: str
+    value: Callable[[Loaded], float]
+    unit: str = ""
+    better: int = 0
+
+    def show(self, value: float) -> str:
+        """The value with its unit; a dash where there is none."""
+        if math.isnan(value):
+            return "-"
+        return f"{value:.3g} s" if self.unit == "s" else f"{value:,.0f}"
+
+
+def _jct(run: Loaded) -> list[float]:
+    return [program.jct_s for program in run.finished]
+
+
+def _good(run: Loaded) -> list[Turn]:
+    return [turn for turn in run.turns if not turn.error]
+
+
+def _source(name: str) -> Callable[[Loaded], float]:
+    return lambda run: total(run.added, PROMPT, source=name) if run.added else math.nan
+
+
+def _saved(run: Loaded) -> float:
+    return _source("local_cache_hit")(run) + _source("external_kv_transfer")(run)
+
+
+def _metric(name: str) -> Callable[[Loaded], float]:
+    return lambda run: total(run.added, name) if run.added else math.nan
+
+
+FIGURES = (
+    Figure("jct_mean_s", "JCT mean", lambda r: mean(_jct(r)), "s", -1),
+    Figure("jct_p50_s", "JCT P50", lambda r: quantile(_jct(r), 0.5), "s", -1),
+    Figure("jct_p95_s", "JCT P95", lambda r: p95(_jct(r)), "s", -1),
+    Figure("jct_p99_s", "JCT P99", lambda r: quantile(_jct(r), 0.99), "s", -1),
+    Figure("ttft_mean_s", "TTFT mean", lambda r: mean([t.ttft_s for t in _good(r)]), "s", -1),
+    Figure("ttft_p95_s", "TTFT P95", lambda r: p95([t.ttft_s for t in _good(r)]), "s", -1),
+    Figure(
+        "tpot_mean_s",
+        "TPOT mean",
+        lambda r: mean([t.tpot_s for t in _good(r) if t.tpot_s]),
+        "s",
+        -1,
+    ),
+    Figure("turn_mean_s", "turn mean", lambda r: mean([t.latency_s for t in _good(r)]), "s", -1),
+    Figure("prompt_tokens", "prompt tokens", lambda r: sum(t.prompt_tokens for t in _good(r))),
+    Figure("cached_tokens", "  cached", lambda r: sum(t.cached_tokens for t in _good(r)), "", 1),
+    Figure("computed_tokens", "  server: computed", _source("local_compute"), "", -1),
+    Figure("hit_vram_tokens", "  server: hit in VRAM", _source("local_cache_hit")),
+    Figure("hit_dram_tokens", "  server: hit in DRAM", _source("external_kv_transfer")),
+    Figure("saved_tokens", "  server: saved by both", _saved, "", 1),
+    Figure("preemptions", "preemptions", _metric("vllm:num_preemptions_total"), "", -1),
+    Figure("programs", "programs done", lambda r: len(r.finished)),
+    Figure(
+        "failed_programs", "programs failed", lambda r: len(r.programs) - len(r.finished), "", -1
+    ),
+    Figure("failed_turns", "turns failed", lambda r: sum(bool(t.error) for t in r.turns), "", -1),
+    Figure("retries", "retries", lambda r: sum(max(t.tries - 1, 0) for t in r.turns), "", -1),
+    Figure("timeouts", "timeouts", lambda r: _timeouts(r.turns), "", -1),
+    Figure("wall_s", "wall", lambda r: r.run.wall_s, "s"),
+    Figure("late_s", "client late, most", lambda r: _late(r), "s", -1),
+)
+BY_KEY = {figure.key: figure for figure in FIGURES}
+
+
+def quantile(values: Sequence[float], share: float) -> float:
+    """The smallest value that at least this share of the values does not exceed; nan of nothing."""
+    return sorted(values)[max(math.ceil(share * len(values)), 1) - 1] if values else math.nan
+
+
+def summarize(run: Loaded) -> dict[str, float]:
+    """Every figure by its key; nan where the run does not tell."""
+    return {figure.key: figure.value(run) for figure in FIGURES}
+
+
+def per_turn(run: Loaded) -> dict[int, list[Turn]]:
+    """The turns that were answered, by their number in their program."""
+    grouped: dict[int, list[Turn]] = {}
+    for turn in sorted(_good(run), key=lambda each: each.turn):
+        grouped.setdefault(turn.turn, []).append(turn)
+    return grouped
+
+
+def pins_ended(run: Loaded) -> dict[str, float]:
+    """The connector's pins by how they ended."""
+    return by_label(run.added, "continuum:pins_ended_total", "cause")
+
+
+def table_of(run: Loaded) -> Table:
+    """One run: its figures, then a line per turn."""
+    table = Table(title=f"{run.run.workload}: {run.run.state}", title_justify="left")
+    table.add_column("")
+    table.add_column(run.run.title or run.run.url, justify="right")
+    for figure in FIGURES:
+        table.add_row(figure.title, figure.show(figure.value(run)))
+    for index, turns in per_turn(run).items():
+        seconds, tokens = mean([t.latency_s for t in turns]), mean([t.prompt_tokens for t in turns])
+        cached = mean([t.cached_tokens for t in turns])
+        table.add_row(
+            f"turn {index + 1}: {tokens:,.0f} tokens, {cached:,.0f} cached", f"{seconds:.3g} s"
+        )
+    return table
+
+
+def write_csv(folder: Path, runs: Iterable[Loaded]) -> None:
+    """summary.csv, programs.csv and turns.csv beside runs/: the same numbers for spreadsheets."""
+    runs = list(runs)
+    _csv(folder / "summary.csv", (_head(run) | summarize(run) for run in runs))
+    _csv(
+        folder / "programs.csv",
+        (_head(run) | msgspec.to_builtins(each) for run in runs for each in run.programs),
+    )
+    _csv(
+        folder / "turns.csv",
+        (_head(run) | _without_answer(each) for run in runs for each in run.turns),
+    )
+
+
+def _head(run: Loaded) -> dict[str, Any]:
+    return {
+        "run": run.run.name,
+        "arm": run.run.arm,
+        "repeat": run.run.repeat,
+        "state": run.run.state,
+        "pressure": run.run.dram.pressure if run.run.dram else "",
+    }
+
+
+def _without_answer(turn: Turn) -> dict[str, Any]:
+    row: dict[str, Any] = msgspec.to_builtins(turn)
+    del row["answer"]
+    return row | {"failures": "; ".join(turn.failures)}
+
+
+def _csv(path: Path, rows: Iterable[dict[str, Any]]) -> None:
+    rows = list(rows)
+    with path.open("w", newline="") as file:
+        writer = csv.DictWriter(file, list(rows[0]) if rows else ["run"])
+        writer.writeheader()
+        writer.writerows(rows)
+
+
+def _timeouts(turns: Iterable[Turn]) -> int:
+    return sum(failure.startswith("timeout") for turn in turns for failure in turn.failures)
+
+
+def _late(run: Loaded) -> float:
+    """How late the client itself was: a program begun too late, or its event loop held up."""
+    return max([run.run.max_lag_s, *(p.start_s - p.arrival_s for p in run.programs)])

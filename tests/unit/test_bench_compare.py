@@ -1,0 +1,223 @@
+"""From result folders to tables: reading back, pairing, intervals, equality, the commands."""
+
+from __future__ import annotations
+
+import csv
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+from bench.serve import compare, results, stats, summary
+from bench.serve.commands import app
+from bench.serve.record import RunFolder
+from bench.serve.results import Dram, Program, ResultError, Run, Turn
+from continuum_connector.cli.app import app as continuum
+from tests.unit.fake_server import fake_server
+
+PROM = 'vllm:prompt_tokens_by_source_total{{source="local_compute",engine="0"}} {}\n'
+
+
+def write(
+    root: Path, arm: str, repeat: int, slower: float = 1.0, answer: int = 7, **run: Any
+) -> Path:
+    """A run of four programs of two turns, `slower` times as long as in the first arm."""
+    folder = root / results.RUNS / f"{arm}-{repeat}"
+    with RunFolder(folder, Run(name=folder.name, arm=arm, title=arm, repeat=repeat, **run)) as out:
+        out.before(PROM.format(100))
+        for number in range(4):
+            name = f"p{number}"
+            seconds = (1 + number + 10 * repeat) * slower
+            for index in range(2):
+                out.turn(
+                    Turn(
+                        program=name,
+                        turn=index,
+                        start_s=0.0,
+                        latency_s=seconds,
+                        ttft_s=seconds / 2,
+                        tpot_s=0.1 * slower,
+                        answer=[answer],
+                    )
+                )
+            program = {"arrival_s": 0.0, "start_s": 0.0, "turns": 2, "planned_turns": 2}
+            out.program(Program(program=name, jct_s=seconds, **program))
+        out.after(PROM.format(100 + 50 * slower))
+        out.close("done")
+    return folder
+
+
+def test_what_was_written_is_read_back(tmp_path: Path) -> None:
+    write(tmp_path, "none", 0, dram=Dram(bytes=10, live_bytes=20))
+    (run,) = results.load(tmp_path)
+    assert run.run.state == "done"
+    assert run.run.dram is not None
+    assert run.run.dram.pressure == 2.0
+    assert (len(run.turns), len(run.programs)) == (8, 4)
+    figures = summary.summarize(run)
+    assert figures["jct_mean_s"] == 2.5
+    assert figures["jct_p95_s"] == 4.0
+    assert figures["computed_tokens"] == 50
+    assert figures["programs"] == 4
+
+
+def test_a_line_that_was_cut_off_is_left_out(tmp_path: Path) -> None:
+    folder = write(tmp_path, "none", 0)
+    path = folder / results.TURNS
+    path.write_bytes(path.read_bytes()[:-9])
+    assert len(results.load_run(folder).turns) == 7
+
+
+def test_a_broken_line_in_the_middle_is_an_error(tmp_path: Path) -> None:
+    path = write(tmp_path, "none", 0) / results.TURNS
+    path.write_bytes(b"x\n" + path.read_bytes())
+    with pytest.raises(ResultError, match=r"turns\.jsonl"):
+        results.load(tmp_path)
+
+
+def test_a_run_that_fails_in_between_says_how_it_ended(tmp_path: Path) -> None:
+    def fail() -> None:
+        with RunFolder(tmp_path, Run(name="r")) as out:
+            out.turn(Turn(program="p", turn=0, start_s=0.0, latency_s=1.0))
+            raise RuntimeError("power")
+
+    with pytest.raises(RuntimeError):
+        fail()
+    run = results.load_run(tmp_path)
+    assert (run.run.state, run.run.reason) == ("interrupted", "RuntimeError: power")
+    assert len(run.turns) == 1
+
+
+def samples(*values: float) -> list[dict[str, list[float]]]:
+    return [{f"p{i}": [value] for i, value in enumerate(values)}]
+
+
+def test_the_ratio_of_programs_that_are_all_twice_as_slow_is_certain() -> None:
+    ratio = stats.paired_ratio(samples(1, 5, 9), samples(2, 10, 18), stats.mean)
+    assert (ratio.value, ratio.low, ratio.high) == (2.0, 2.0, 2.0)
+    assert ratio.is_clear
+    assert str(ratio) == "2.00x [2.00..2.00]"
+
+
+def test_only_programs_that_both_have_are_compared() -> None:
+    ratio = stats.paired_ratio([{"a": [1.0], "b": [50.0]}], [{"a": [3.0]}], stats.mean)
+    assert (ratio.value, ratio.num_programs) == (3.0, 1)
+    assert math.isnan(ratio.low)  # one program tells nothing of how programs differ
+    assert math.isnan(stats.paired_ratio([{"a": [1.0]}], [{}], stats.mean).value)
+
+
+def test_the_interval_holds_the_true_ratio_about_as_often_as_it_says() -> None:
+    rng = np.random.default_rng(1)
+    hits = 0
+    for _ in range(60):
+        base = [rng.lognormal(0, 1, 30) for _ in range(5)]
+        other = [values * rng.lognormal(math.log(0.8), 0.3, 30) for values in base]
+        true = 0.8 * math.exp(0.3**2 / 2)
+        ratio = stats.paired_ratio(
+            [dict(zip(map(str, range(30)), ([v] for v in b), strict=True)) for b in base],
+            [dict(zip(map(str, range(30)), ([v] for v in o), strict=True)) for o in other],
+            stats.mean,
+            draws=200,
+        )
+        hits += ratio.low <= true <= ratio.high
+    assert 48 <= hits <= 60
+
+
+def test_repeats_vary_more_than_programs_when_machines_do() -> None:
+    """Two repeats that disagree make the interval wide, however many programs each has."""
+    base = samples(*[1.0] * 50) * 2
+    other = [*samples(*[1.0] * 50), *samples(*[3.0] * 50)]
+    ratio = stats.paired_ratio(base, other, stats.mean)
+    assert (ratio.value, ratio.low, ratio.high) == (2.0, 1.0, 3.0)
+    assert not ratio.is_clear
+
+
+def test_columns_group_repeats_and_keep_pressures_apart(tmp_path: Path) -> None:
+    for repeat in range(2):
+        for pressure in (1, 2):
+            dram = Dram(bytes=10, live_bytes=10 * pressure)
+            write(tmp_path / str(pressure), "none", repeat, dram=dram)
+    runs = [*results.load(tmp_path / "1"), *results.load(tmp_path / "2")]
+    assert [sorted(column.runs) for column in compare.columns(runs)] == [[0, 1], [0, 1]]
+
+
+def test_arms_are_compared_and_their_answers_checked(tmp_path: Path) -> None:
+    for repeat in range(2):
+        write(tmp_path, "none", repeat)
+        write(tmp_path, "ours", repeat, slower=0.5, answer=8 if repeat else 7)
+    base, ours = compare.columns(results.load(tmp_path))
+    by_key = {what.key: compare.ratio(base, ours, what) for what in compare.COMPARED}
+    assert {ratio.value for ratio in by_key.values()} == {0.5}
+    assert by_key["jct_mean_s"].num_programs == 8
+    same = compare.sameness(base, ours)
+    assert (same.same, same.of) == (8, 16)
+    assert str(same) == "NO (8/16; first p0 turn 1 repeat 2)"
+    assert str(compare.sameness(base, base)) == "yes (16/16)"
+
+
+def test_csv_files_hold_every_run_program_and_turn(tmp_path: Path) -> None:
+    write(tmp_path, "none", 0)
+    summary.write_csv(tmp_path, results.load(tmp_path))
+    names = ("summary", "programs", "turns")
+    texts = [(tmp_path / f"{name}.csv").read_text() for name in names]
+    rows = {n: list(csv.DictReader(t.splitlines())) for n, t in zip(names, texts, strict=True)}
+    assert [len(rows[name]) for name in names] == [1, 4, 8]
+    assert float(rows["summary"][0]["jct_mean_s"]) == 2.5
+
+
+def test_agents_and_compare_from_the_command_line(tmp_path: Path) -> None:
+    runner = CliRunner()
+    with fake_server() as server:
+        for name in "ab":
+            line = ["agents", f"{server.url}/v1", "--workload", "pressure", "--warm-up", "0"]
+            done = runner.invoke(app, [*line, "--out", str(tmp_path / name)])
+            assert done.exit_code == 0, done.output
+        again = runner.invoke(app, [*line, "--out", str(tmp_path / "a")])
+    assert again.exit_code == 1
+    assert "holds results already" in again.output
+    compared = runner.invoke(app, ["compare", str(tmp_path / "a"), str(tmp_path / "b")])
+    assert compared.exit_code == 0
+    assert "yes (24/24)" in compared.output
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["--workload", "nothing"], "not known"),
+        (["--arrivals", "often"], "poisson:RATE"),
+        (["--vocab", "9"], "LOW:HIGH"),
+        (["--extra", "[]"], "JSON object"),
+        ([], "is the server up"),
+    ],
+)
+def test_a_wrong_wish_is_told_in_one_sentence(arguments: list[str], says: str) -> None:
+    done = CliRunner().invoke(app, ["agents", "http://127.0.0.1:9", *arguments])
+    assert done.exit_code == 1
+    assert says in " ".join(done.output.split())
+
+
+def test_no_results_in_a_folder_is_told(tmp_path: Path) -> None:
+    done = CliRunner().invoke(app, ["compare", str(tmp_path), str(tmp_path)])
+    assert done.exit_code == 1
+    assert "holds no results" in " ".join(done.output.split())
+
+
+def test_continuum_bench_hands_over() -> None:
+    done = CliRunner().invoke(continuum, ["bench", "agents", "--help"])
+    assert done.exit_code == 0
+    assert "--arrivals" in done.output
+
+
+def test_continuum_bench_without_the_source_says_what_to_do(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def missing(name: str) -> Any:
+        raise ModuleNotFoundError(f"No module named {name!r}", name="bench")
+
+    monkeypatch.setattr("importlib.import_module", missing)
+    done = CliRunner().invoke(continuum, ["bench", "agents"])
+    assert done.exit_code == 1
+    assert "from a checkout" in " ".join(done.output.split())

@@ -1,0 +1,175 @@
+"""What the load generator will send: arrivals, lengths, ids, before any server."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from pathlib import Path
+
+import pytest
+
+from bench.serve.arrivals import ArrivalError, poisson, read_arrivals
+from bench.serve.plans import Tokens
+from bench.serve.workloads import PRESSURE, SWEEP, WorkloadError, find_workload, live_tokens
+
+
+@pytest.mark.parametrize(("rate", "jobs"), [(1, 54), (3, 133), (6, 255), (10, 433), (15, 665)])
+def test_poisson_arrivals_are_those_of_the_sweep(rate: float, jobs: int) -> None:
+    times = list(poisson(rate, 45.0, seed=42))
+    assert len(times) == jobs
+    assert times == sorted(times)
+    assert times[-1] < 45
+
+
+def test_the_sweeps_prompts_have_the_documented_lengths() -> None:
+    program = SWEEP.program(0, seed=42)
+    assert program.prompt_lengths() == [92, 1840, 3449, 6025, 7454, 10299, 12333, 13193]
+    assert {turn.answer_tokens for turn in program.turns} == {20}
+    assert [turn.pause_s for turn in program.turns] == [0.0] + [0.5] * 7
+
+
+def test_the_pressure_workload_is_six_programs_of_four_turns() -> None:
+    assert PRESSURE.size == 6
+    assert PRESSURE.program(5, seed=1).prompt_lengths() == [700, 908, 1116, 1324]
+    assert live_tokens(PRESSURE, 6, seed=1) == 6 * 1332
+
+
+def test_tokens_are_the_same_each_time_and_shared_only_where_the_plan_says() -> None:
+    first, second = SWEEP.program(0, 42), SWEEP.program(1, 42)
+    tokens = Tokens(42)
+    assert tokens.of_turn(first, 0) == Tokens(42).of_turn(first, 0)
+    assert tokens.of_turn(first, 0)[:80] == tokens.of_turn(second, 0)[:80]
+    assert tokens.of_turn(first, 0)[80:] != tokens.of_turn(second, 0)[80:]
+    assert tokens.of_turn(first, 1)[:16] != tokens.of_turn(second, 1)[:16]
+    assert tokens.of_turn(first, 1)[:16] != tokens.of_turn(first, 2)[:16]
+    assert Tokens(43).of_turn(first, 1) != tokens.of_turn(first, 1)
+    assert all(1000 <= token < 30_000 for token in tokens.of_turn(first, 1))
+
+
+@pytest.mark.parametrize("suffix", ["", ".gz"])
+def test_recorded_arrivals_begin_at_zero(tmp_path: Path, suffix: str) -> None:
+    path = tmp_path / f"times{suffix}"
+    text = "".join(json.dumps({"timestamp": ms}) + "\n" for ms in (7000, 5000, 9500))
+    path.write_bytes(gzip.compress(text.encode()) if suffix else text.encode())
+    assert read_arrivals(f"trace:{path}", 1, 45.0, 0).times_s == (0.0, 2.0, 4.5)
+    assert read_arrivals(f"trace:{path}", 1, 3.0, 0).times_s == (0.0, 2.0)
+    assert read_arrivals(f"trace:{path}", 1, 45.0, 1).times_s == (0.0,)
+    plain = tmp_path / "plain"
+    plain.write_text("1.5\n\n2.5\n")
+    assert read_arrivals(f"trace:{plain}", 1, 45.0, 0).times_s == (0.0, 1.0)
+
+
+@pytest.mark.parametrize(
+    "text", ["", "poisson", "poisson:0", "poisson:nan", "closed:1.5", "closed:0", "trace:/no/file"]
+)
+def test_arrivals_that_cannot_be_read_are_refused(text: str) -> None:
+    with pytest.raises(ArrivalError, match="--arrivals"):
+        read_arrivals(text, 1, 45.0, 0)
+
+
+def test_nothing_arriving_is_refused() -> None:
+    with pytest.raises(ArrivalError, match="longer --duration"):
+        read_arrivals("poisson:0.001", 1, 1.0, 0)
+
+
+OWN = """
+name = "mine"
+shared_tokens = 20
+turns = [2, 4]
+first_tokens = [50, 60]
+tool_tokens = 30
+answer_tokens = 5
+pause_s = { median = 0.9, sigma = 0.4, most = 1.0 }
+"""
+
+
+def test_an_own_workload_is_drawn_within_its_ranges(tmp_path: Path) -> None:
+    path = tmp_path / "mine.toml"
+    path.write_text(OWN)
+    workload = find_workload(str(path))
+    plans = [workload.program(number, seed=1) for number in range(50)]
+    assert {len(plan.turns) for plan in plans} == {2, 3, 4}
+    assert all(50 <= plan.turns[0].new_tokens <= 60 for plan in plans)
+    later = [turn for plan in plans for turn in plan.turns[1:]]
+    assert {turn.new_tokens for turn in later} == {30}
+    assert all(0 < turn.pause_s <= 1.0 for turn in later)
+    assert plans[3] == workload.program(3, seed=1) != workload.program(3, seed=2)
+
+
+def test_an_own_workload_may_spell_its_turns_out(tmp_path: Path) -> None:
+    path = tmp_path / "three.toml"
+    turns = "[[turn]]\nnew_tokens = 9\nanswer_tokens = 2\n" * 2 + "pause_s = 1.5\n"
+    path.write_text(f'name = "three"\n{turns}')
+    plan = find_workload(str(path)).program(0, seed=1)
+    assert plan.prompt_lengths() == [9, 20]
+    assert plan.turns[1].pause_s == 1.5
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ('name = "x"\nturn_count = 3', "turn_count"),
+        ('name = "x"\nturns = 0', "turns"),
+        ("turns = 3", "name"),
+        ("name = ", "value"),
+    ],
+)
+def test_a_wrong_own_workload_says_where(tmp_path: Path, text: str, says: str) -> None:
+    path = tmp_path / "wrong.toml"
+    path.write_text(text)
+    with pytest.raises(WorkloadError, match=says):
+        find_workload(str(path))
+
+
+def test_an_unknown_workload_lists_the_known_ones() -> None:
+    with pytest.raises(WorkloadError, match="sweep, pressure"):
+        find_workload("swep")
+
+
+def record(turn: int, inp: int, out: int, common: int, think: float = 0.0) -> str:
+    return json.dumps(
+        {
+            "trace": "t",
+            "lane": "main",
+            "turn": turn,
+            "inp": inp,
+            "out": out,
+            "common_blocks": common,
+            "think": think,
+            "model": "m",
+        }
+    )
+
+
+def test_a_replayed_session_grows_is_cut_and_ends_where_the_record_does(tmp_path: Path) -> None:
+    path = tmp_path / "requests.jsonl.gz"
+    lines = [
+        record(0, 650, 40, 0),
+        record(1, 1000, 30, 10, think=8.0),  # the whole prompt before: 10 blocks of 64
+        record(2, 900, 30, 5, think=4.0),  # compacted: only 320 tokens are the same
+        record(3, 9000, 30, 14),  # longer than we want
+    ]
+    path.write_bytes(gzip.compress("\n".join(lines).encode()))
+    workload = find_workload(f"claude-code:{path},pauses=4,longest=2000")
+    plan = workload.program(0, seed=1)
+    assert workload.size == 1
+    assert plan.name == "t/main"
+    assert plan.prompt_lengths() == [650, 1000, 900]
+    assert [turn.new_tokens for turn in plan.turns] == [650, 1000 - 690, 900 - 320]
+    assert [turn.pause_s for turn in plan.turns] == [0.0, 2.0, 1.0]
+
+
+def test_a_replay_is_scaled_down(tmp_path: Path) -> None:
+    path = tmp_path / "requests.jsonl"
+    path.write_text(record(0, 6500, 400, 0) + "\n" + record(1, 10000, 300, 101))
+    plan = find_workload(f"claude-code:{path},scale=10").program(0, seed=1)
+    assert plan.prompt_lengths() == [650, 1000]
+    assert plan.turns[1].new_tokens == 1000 - 690
+
+
+@pytest.mark.parametrize("options", ["scale=0", "size=3", "longest=10", "skip=-1"])
+def test_a_replay_that_cannot_be_is_refused(tmp_path: Path, options: str) -> None:
+    path = tmp_path / "requests.jsonl"
+    path.write_text(record(0, 6500, 400, 0))
+    with pytest.raises(WorkloadError):
+        find_workload(f"claude-code:{path},{options}")
