@@ -62,18 +62,11 @@ OUTCOMES = (*(f"pin_{each}" for each in _OF_PIN), *(f"offload_{each}" for each i
 OUTCOMES += (*(f"free_{each}" for each in _FOUND), "free_done")
 FAILURES = ("driver", "cancelled", "closed", "no_tier", "corrupt", "timeout", OTHER)
 HOOKS = (
-    "on_new_request",
-    "get_num_new_matched_tokens",
-    "update_state_after_alloc",
-    "build_connector_meta",
-    "update_connector_output",
-    "request_finished",
-    "allocate_slots",
-    "start_load_kv",
-    "wait_for_save",
-    "get_finished",
-    OTHER,
+    *("on_new_request", "get_num_new_matched_tokens", "update_state_after_alloc"),
+    *("build_connector_meta", "update_connector_output", "request_finished", "allocate_slots"),
+    *("start_load_kv", "wait_for_save", "get_finished", OTHER),
 )
+CHANCES = tuple(f"{low}-{low + 10}" for low in range(0, 100, 10))  # percent
 PIN_BUCKETS = (0.05, 0.1, 0.25, 0.5, 1.0, 2.0, 5.0, 10.0, 20.0, 30.0, 60.0, 120.0, 300.0)
 COPY_BUCKETS = (5e-4, 1e-3, 2e-3, 5e-3, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 30.0)
 HOOK_BUCKETS = (1e-6, 2e-6, 5e-6, 1e-5, 2e-5, 5e-5, 1e-4, 2e-4, 5e-4, 1e-3, 0.01, 0.1)
@@ -127,10 +120,21 @@ METRICS: tuple[Metric, ...] = (
         OUTCOMES,
     ),
     Metric(
-        "pins_live",
-        _G,
-        "Turns pinned in VRAM now; still above 0 after max_ttl_s without requests is a leak",
+        "forecasts",
+        _C,
+        "Returns foretold, by their chance in percent, once it shows; without traffic none",
+        "chance",
+        CHANCES,
     ),
+    Metric(
+        "forecasts_true",
+        _C,
+        "Those that came in time; a share of forecasts far from its chance: gaps are not learned",
+        "chance",
+        CHANCES,
+    ),
+    Metric("pins_live", _G, "Turns pinned now; still above 0 after an idle max_ttl_s: a leak"),
+    Metric("vram_blocks", _G, "VRAM blocks that requests and pins share: the whole KV cache"),
     Metric("pinned_blocks", _G, "VRAM blocks kept by pins; near the budget, pins end by pressure"),
     Metric(
         "held_blocks",
@@ -211,11 +215,7 @@ METRICS: tuple[Metric, ...] = (
         buckets=COPY_BUCKETS,
     ),
     Metric("tier_up", _G, "1 while the DRAM tier works; 0: off by config, or a rank has none"),
-    Metric(
-        "dram_capacity_blocks",
-        _G,
-        "Blocks the DRAM tier can hold by now; 0 without a tier",
-    ),
+    Metric("dram_capacity_blocks", _G, "Blocks the DRAM tier can hold by now; 0 without a tier"),
     Metric(
         "dram_wanted_blocks",
         _G,

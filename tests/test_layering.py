@@ -41,6 +41,7 @@ MAY_IMPORT = {  # what each room may import besides itself and `errors`
     "policy": {"programs", "toolcalls", "costs"},
     "scheduler": {
         *("policy", "programs", "toolcalls", "costs", "account", "messages", "config"),
+        "metric_table",
     },
     "worker": {"messages", "config", ""},
     "compat": {"scheduler", "costs"},
@@ -55,7 +56,7 @@ MAY_IMPORT = {  # what each room may import besides itself and `errors`
     },
     "attach": {"connector", "build", "compat", "config", "scheduler"},
     "plugin": {"attach"},
-    "analysis": {"trace"},
+    "analysis": {"trace", "costs"},
     "cli": {
         *("build", "compat", "config", "metric_table", "worker", "policy", "programs", "costs"),
         "analysis",

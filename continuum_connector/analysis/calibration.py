@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from continuum_connector.analysis.source import Record, number, text
+from continuum_connector.costs import forecast
 
 NUM_BINS = 10
 
@@ -65,8 +66,6 @@ class Calibration:
 
 def came_true(outcome: Record, horizon_s: float) -> bool | None:
     """Whether the program was back in time; None if it was not watched for so long."""
-    gap_s = number(outcome, "gap_s")
-    if gap_s is not None:
-        return gap_s <= horizon_s
-    is_watched = (number(outcome, "open_s") or 0.0) >= horizon_s
-    return False if is_watched and text(outcome, "outcome") != "superseded" else None
+    is_watched = text(outcome, "outcome") != "superseded"
+    watched_s = (number(outcome, "open_s") or 0.0) if is_watched else 0.0
+    return forecast.came_true(number(outcome, "gap_s"), watched_s, horizon_s)

@@ -86,3 +86,13 @@ class Forecast:
         pairs = zip(_WIDTHS, pairwise(self.cdf), strict=True)
         parts = (width * (1.0 - (low + high) / 2) for width, (low, high) in pairs)
         return tuple(accumulate(parts, initial=first))
+
+
+def came_true(gap_s: float | None, watched_s: float, horizon_s: float) -> bool | None:
+    """Whether a return within `horizon_s` came, by its gap; None while nobody can know.
+
+    `watched_s`: how long a return was waited for where none came, 0 if nobody could say.
+    """
+    if gap_s is not None:
+        return gap_s <= horizon_s
+    return False if watched_s >= horizon_s else None

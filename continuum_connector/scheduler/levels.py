@@ -55,6 +55,7 @@ class Levels:
     def update_gauges(self, account: Account) -> None:
         """Set what is a level, not an event; called when the metrics are collected."""
         pinned = self._retention.holds.num_blocks
+        account.gauge("vram_blocks", self._pool.num_gpu_blocks - 1)  # one is the null block
         account.gauge("pins_live", len(self._retention.pins))
         account.gauge("pinned_blocks", pinned)
         account.gauge("held_blocks", pinned + self._store_holds.num_blocks)

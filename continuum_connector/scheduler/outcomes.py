@@ -11,6 +11,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from continuum_connector.account import Account
+from continuum_connector.costs.forecast import came_true
+from continuum_connector.metric_table import CHANCES
 from continuum_connector.policy.base import Choice, FinishedTurn, Free, Pin, Snapshot, name_of
 from continuum_connector.scheduler.decider import OVER_S
 from continuum_connector.scheduler.pins import PinEnd
@@ -179,6 +181,7 @@ class Outcomes:
         turn: Turn | None = None,
     ) -> None:
         self._account.count("outcomes", label=f"{one.decision}_{outcome}")
+        self._judge(one, outcome, now)
         if not self._trace.enabled:
             return
         fields = {} if found is None else _found(one, found)
@@ -197,6 +200,18 @@ class Outcomes:
             kept_tokens=one.kept_tokens,
             **fields,
         )
+
+    def _judge(self, one: _Open, outcome: str, now: float) -> None:
+        """Count what was foretold, if it shows; a program that is over is expected by nobody."""
+        if outcome == "done":
+            return
+        watched_s = 0.0 if outcome == "superseded" else now - one.decided
+        is_true = came_true(one.gap_s, watched_s, one.horizon_s)
+        if is_true is None:
+            return
+        chance = CHANCES[min(int(one.p * len(CHANCES)), len(CHANCES) - 1)]
+        self._account.count("forecasts", label=chance)
+        self._account.count("forecasts_true", int(is_true), label=chance)
 
 
 def _opened(

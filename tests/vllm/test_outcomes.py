@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from continuum_connector.metric_table import OUTCOMES
+from continuum_connector.metric_table import CHANCES, OUTCOMES
 from continuum_connector.policy.base import Choice, FinishedTurn, Free, Offload, Pin, Snapshot
 from continuum_connector.policy.fixed_ttl import FixedTtl
 from continuum_connector.scheduler.decider import OVER_S
@@ -104,6 +104,30 @@ def test_a_turn_that_returns_to_its_pin_is_in_time() -> None:
     assert told["saved_s"] == pytest.approx(0.112)
     assert told["lost_s"] == 0.0
     assert 0.0 < told["p"] < 1.0
+
+
+def test_what_was_foretold_is_counted_by_its_chance_once_it_shows() -> None:
+    engine = Agents(Pin(5.0))
+    first_turn(engine)
+    assert engine.total("forecasts") == 0  # nobody can know yet
+    engine.back("b", "a", 2.0)
+    chance = label_of(engine.last()["p"])
+    assert (engine.total("forecasts", chance), engine.total("forecasts_true", chance)) == (1, 1)
+    assert (engine.total("forecasts"), engine.total("forecasts_true")) == (1, 1)
+    engine.back("c", "b", 7.0)  # it came, but not in time
+    assert (engine.total("forecasts"), engine.total("forecasts_true")) == (2, 1)
+
+
+def test_a_program_that_is_over_was_foretold_nothing() -> None:
+    engine = Agents(Pin(5.0))
+    engine.run_turn("a", 100, program="p", final=True)
+    assert engine.outcomes() == [("free", "done")]
+    assert engine.total("forecasts") == 0
+
+
+def label_of(p: float) -> str:
+    """The tenth that `p` is in, as the metrics name it."""
+    return CHANCES[min(int(p * 10), 9)]
 
 
 def test_a_turn_that_comes_after_the_ttl_finds_its_pin_expired() -> None:
