@@ -88,6 +88,7 @@ class ContinuumConnector(WorkerHooks, SupportsHMA):  # type: ignore[misc]
         step = self._step_clock.done(now)
         if step is not None:
             self.costs.step(*step)
+        side.levels.update_ledger(self.account)
         # A scrape comes every few seconds, a step every few ms; after the last one, none.
         if now >= self._gauges_due or not side.turns:
             self._gauges_due = now + 1.0

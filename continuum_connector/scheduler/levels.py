@@ -52,11 +52,16 @@ class Levels:
             num_hinted_blocks=self._retention.num_hinted_blocks,
         )
 
-    def update_gauges(self, account: Account) -> None:
-        """Set what is a level, not an event; called when the metrics are collected."""
+    def update_ledger(self, account: Account) -> None:
+        """Set what counters are balanced with; in every step, or a scrape between a counter's
+        step and its gauge's finds the ledger open. A microsecond."""
         pinned = self._retention.holds.num_blocks
-        account.gauge("vram_blocks", self._pool.num_gpu_blocks - 1)  # one is the null block
         account.gauge("pins_live", len(self._retention.pins))
-        account.gauge("pinned_blocks", pinned)
         account.gauge("held_blocks", pinned + self._store_holds.num_blocks)
+        self._tier.update_ledger()
+
+    def update_gauges(self, account: Account) -> None:
+        """Set what else is a level, not an event; called about once a second."""
+        account.gauge("vram_blocks", self._pool.num_gpu_blocks - 1)  # one is the null block
+        account.gauge("pinned_blocks", self._retention.holds.num_blocks)
         self._tier.update_gauges()

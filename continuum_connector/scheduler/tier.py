@@ -219,14 +219,16 @@ class DramTier:
         self._events.removed(gone)
         return self._events.take()
 
+    def update_ledger(self) -> None:
+        self._account.gauge("transfers_in_flight", self._num_stores, "store")
+        self._account.gauge("transfers_in_flight", len(self.ledger) - self._num_stores, "load")
+
     def update_gauges(self) -> None:
         account, index = self._account, self.index
         account.gauge("dram_capacity_blocks", index.num_slots if self.is_up else 0)
         account.gauge("dram_blocks", index.num_ready, "ready")
         account.gauge("dram_blocks", index.num_writing, "writing")
         account.gauge("dram_used_bytes", (index.num_slots - index.num_free) * self._slot_bytes)
-        account.gauge("transfers_in_flight", self._num_stores, "store")
-        account.gauge("transfers_in_flight", len(self.ledger) - self._num_stores, "load")
 
     # --- parts ------------------------------------------------------------------------
     def _grow(self, ready_slots: dict[int, int]) -> None:
