@@ -170,7 +170,7 @@ class VllmServer:
                 stderr=subprocess.STDOUT,
                 env=self.options.environment(),
                 start_new_session=True,
-                preexec_fn=_die_with_parent,
+                preexec_fn=die_with_parent,
             )
         self._wait(began + self.options.start_timeout_s)
         self.start_s = time.monotonic() - began
@@ -272,7 +272,7 @@ def _signal_group(group: int, number: int) -> None:
         os.killpg(group, number)
 
 
-def _die_with_parent() -> None:
+def die_with_parent() -> None:
     """Linux: end the server when its starter is killed, even by SIGKILL."""
     if sys.platform == "linux":
         pr_set_pdeathsig = 1
