@@ -4,7 +4,7 @@ PYTHON_IN_VENV := .venv/bin/python
 # Passed on: make demo ARGS="--quick", make test ARGS="-k pins"
 ARGS ?=
 
-.PHONY: help setup demo test check clean
+.PHONY: help setup demo test check prometheus dashboard clean
 
 help:  ## this list
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## (.*)/  make \1\t\2/'
@@ -20,6 +20,13 @@ test: setup  ## every test: unit, native, vllm, server
 
 check: setup  ## format, lint, types, unit tests: what CI checks first
 	@scripts/check
+
+prometheus:  ## unpack Debian's Prometheus below .cache, for the tests that need one
+	@scripts/prometheus
+
+dashboard: setup prometheus  ## agents on a real vLLM, watched: docs/images/dashboard.png
+	@$(PYTHON_IN_VENV) -m pip install --quiet matplotlib
+	@$(PYTHON_IN_VENV) -m deploy.grafana.watch $(ARGS)
 
 clean:  ## remove the environment, builds and caches
 	rm -rf .venv build dist .cache .pytest_cache .mypy_cache .ruff_cache .hypothesis

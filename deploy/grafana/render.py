@@ -27,6 +27,8 @@ from deploy.grafana.dashboard import Query, load, panels, queries
 COLUMNS = 24  # of Grafana's grid
 INCH_PER_COLUMN, INCH_PER_ROW = 0.66, 0.34
 COLORS = {"red": "#c4162a", "orange": "#e0752d", "green": "#37872d", "blue": "#1f60c4"}
+SUFFIX = {"Bps": " B/s", "bytes": " B", "ops": "/s"}
+NOTE = "drawn by deploy/grafana/render.py, not by Grafana"
 STEPS = 240  # points per line
 
 Ask = Callable[[Query], list[tuple[str, list[float], list[float]]]]  # name, times, values
@@ -66,7 +68,7 @@ def draw(url: str, png: Path, start: float, end: float, rate: str) -> None:
         axes.set_title(_wrapped(panel["title"], panel["gridPos"]["w"]), loc="left")
         asked = queries(panel, rate, f"{max(end - start, 1.0):.0f}s")
         PAINTERS[panel["type"]](axes, panel, asked, ask)
-    figure.text(0.995, 0.002, "drawn by deploy/grafana/render.py, not by Grafana", ha="right")
+    figure.text(0.99, 0.994, NOTE, ha="right", va="top", color="#888888")
     figure.savefig(drawn := io.BytesIO(), dpi=80)
     # few colors, so that the picture can live in a repository
     Image.open(drawn).convert("RGB").quantize(64, dither=Image.Dither.NONE).save(png, optimize=True)
@@ -93,10 +95,22 @@ def _lines(axes: Axes, panel: dict[str, Any], asked: list[Query], ask: Ask) -> N
     axes.xaxis.set_major_formatter(lambda value, _: f"{value:.0f} s")
     axes.grid(alpha=0.25)
     axes.spines[["top", "right"]].set_visible(False)
-    if found:
-        few = len(found) < 7
+    _legend(axes, [name for name, _, values in found if any(values)])
+
+
+def _legend(axes: Axes, names: Sequence[str]) -> None:
+    """Below the axes, where Grafana has it; lines that are 0 throughout are not named."""
+    handles, labels = axes.get_legend_handles_labels()
+    shown = [(h, label) for h, label in zip(handles, labels, strict=True) if label in names]
+    if shown:
+        small = len(shown) > 6
         axes.legend(
-            loc="upper left", fontsize=6 if few else 4.5, ncols=2 if few else 3, framealpha=0.6
+            *zip(*shown, strict=True),
+            loc="upper center",
+            bbox_to_anchor=(0.5, -0.1),
+            fontsize=5 if small else 6.5,
+            ncols=4 if small else 3,
+            frameon=False,
         )
 
 
@@ -143,10 +157,11 @@ def _line(
 
 def _place(grid: dict[str, int], height: int) -> tuple[float, float, float, float]:
     """Where a panel's axes go: its cell, less room for the title and the labels around them."""
-    left, right, top, bottom = (1.1, 0.3, 1.1, 0.7)
+    left, right, top, bottom = (1.1, 0.3, 1.0, 1.9)
     small = grid["h"] < 6
+    bottom = 0.7 if small else bottom
     x, w = grid["x"] + (0.2 if small else left), grid["w"] - (0.4 if small else left + right)
-    y = height - grid["y"] - grid["h"] + (0.3 if small else bottom)
+    y = height - grid["y"] - grid["h"] + bottom
     return x / COLUMNS, y / height, w / COLUMNS, (grid["h"] - top - bottom) / height
 
 
@@ -176,8 +191,8 @@ def text_of(value: float, unit: str) -> str:
         return f"{value / size:.3g} {name}"
     for size, letter in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
         if abs(value) >= size:
-            return f"{value / size:.3g} {letter}{'B/s' if unit == 'Bps' else ''}"
-    return f"{value:.3g}{' B/s' if unit == 'Bps' else '/s' if unit == 'ops' else ''}"
+            return f"{value / size:.3g} {letter}{SUFFIX.get(unit, '').strip()}"
+    return f"{value:.3g}{SUFFIX.get(unit, '')}"
 
 
 if __name__ == "__main__":
