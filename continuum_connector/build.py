@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from continuum_connector import compat
+from continuum_connector import compat, proven
 from continuum_connector.account import Account
 from continuum_connector.config import ContinuumConfig
 from continuum_connector.costs.costs import Costs
@@ -33,40 +33,16 @@ from continuum_connector.worker.worker import ContinuumWorker, num_slots_for
 logger = logging.getLogger(f"vllm.{__name__}")
 
 FIRST_BYTES = 2**30  # of a rank's DRAM, before its worker is ready; the rest grows behind
-NO_UNATTACHED_TIER = (
-    "ContinuumConnector: no DRAM tier under the priority policy of this vLLM, whose own scheduler "
-    "can wait for ever between a turn that has loaded and one that comes before it; vLLM 0.32 can "
-    "not, nor can this one with ContinuumConnector attached"
-)
 
 
 def reason_to_step_aside(vllm_config: Any, kv_cache_config: Any) -> str:
     """Say in one sentence why this server cannot use us, or return ""."""
-    if not vllm_config.cache_config.enable_prefix_caching:
-        return (
-            "prefix caching is off, so a kept block could never be found again; "
-            "serve with --enable-prefix-caching"
-        )
+    unproven = ""
     try:
         compat.kv_groups(vllm_config, kv_cache_config)
     except ConfigError as error:
-        return f"{error}, so turns of this model are served as stock vLLM serves them"
-    return ""
-
-
-def why_unattached(config: ContinuumConfig, vllm_config: Any) -> str:
-    """Say what it means that vLLM's scheduler is not our subclass, and how it would be."""
-    named = vllm_config.scheduler_config.scheduler_cls
-    why, cure = "the plugin did not attach it", "let VLLM_PLUGINS load `continuum`"
-    if not config.scheduler:
-        why, cure = "scheduler = 0", "set scheduler = 1"
-    elif named is not None:
-        why, cure = f"--scheduler-cls {named}", "leave --scheduler-cls out"
-    return (
-        f"ContinuumConnector is not attached to the scheduler ({why}): turns wait in vLLM's own "
-        "order, pins give way through the connector API only, and /reset_prefix_cache fails "
-        f"while a pin lives; {cure} to change that"
-    )
+        unproven = str(error)
+    return proven.why_aside(vllm_config.cache_config.enable_prefix_caching, unproven)
 
 
 def policy(config: ContinuumConfig) -> Hinted:
@@ -165,14 +141,9 @@ def _num_slots(
     if config.dram_bytes == 0:
         logger.info("ContinuumConnector: no DRAM tier; CONTINUUM_DRAM_BYTES=64GiB would add one")
         return 0
-    if vllm_config.parallel_config.pipeline_parallel_size > 1:
-        logger.warning("ContinuumConnector: no DRAM tier with pipeline parallelism, not proven yet")
-        return 0
-    if num_groups > 1 and not compat.can_fail_by_request():
-        logger.warning(
-            "ContinuumConnector: no DRAM tier for hybrid KV groups on this vLLM, which cannot "
-            "recompute a failed load there; vLLM 0.30 can"
-        )
+    pipeline = vllm_config.parallel_config.pipeline_parallel_size
+    if why := proven.why_no_tier(pipeline, num_groups, compat.can_fail_by_request()):
+        logger.warning("ContinuumConnector: %s", why)
         return 0
     num_slots = num_slots_for(config.dram_bytes, node_ranks, slot_bytes)
     if num_slots == 0:

@@ -14,7 +14,7 @@ from vllm.logger import init_logger
 from vllm.v1.request import RequestStatus
 
 from continuum_connector.costs.step_clock import Work
-from continuum_connector.errors import ConfigError
+from continuum_connector.proven import Group, check_groups
 from continuum_connector.scheduler.kv_groups import KvGroup, KvGroups
 from continuum_connector.scheduler.turn import TurnEnd
 
@@ -84,27 +84,21 @@ def kv_groups(vllm_config: Any, kv_cache_config: Any) -> KvGroups:
     from vllm.v1.kv_cache_interface import FullAttentionSpec, SlidingWindowSpec
 
     groups = []
-    for index, group in enumerate(kv_cache_config.kv_cache_groups):
+    for group in kv_cache_config.kv_cache_groups:
         spec = group.kv_cache_spec
         window = getattr(spec, "sliding_window", None)
-        if isinstance(spec, SlidingWindowSpec):
-            groups.append(KvGroup(index, spec.block_size, window))
-        elif isinstance(spec, FullAttentionSpec) and not getattr(spec, "prefix_replay_tokens", 0):
-            groups.append(KvGroup(index, spec.block_size))
-        else:
-            raise ConfigError(f"KV group {index} is {type(spec).__name__}, which is not proven yet")
-    if not groups:
-        raise ConfigError("the model has no KV cache")
-    sizes = {group.block_size for group in groups}
-    hash_size = getattr(kv_cache_config, "hash_block_size", None) or groups[0].block_size
-    if sizes != {hash_size}:
-        raise ConfigError(
-            f"block sizes {sorted(sizes)} with hashes of {hash_size} are not proven yet"
-        )
+        is_window = isinstance(spec, SlidingWindowSpec)
+        is_known = is_window or isinstance(spec, FullAttentionSpec)
+        is_known = is_known and not getattr(spec, "prefix_replay_tokens", 0)
+        kind = type(spec).__name__
+        groups.append(Group(kind, spec.block_size, window if is_window else None, is_known))
+    hash_size = getattr(kv_cache_config, "hash_block_size", None)
+    hash_size = hash_size or (groups[0].block_size if groups else 0)
     parallel = vllm_config.parallel_config
-    if getattr(parallel, "decode_context_parallel_size", 1) > 1:
-        raise ConfigError("decode context parallelism is not proven yet")
-    return KvGroups(groups)
+    check_groups(groups, hash_size, getattr(parallel, "decode_context_parallel_size", 1))
+    return KvGroups(
+        [KvGroup(index, group.block_size, group.window) for index, group in enumerate(groups)]
+    )
 
 
 def bytes_per_block(kv_cache_config: Any) -> int:

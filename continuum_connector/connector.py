@@ -15,7 +15,7 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
     SupportsHMA,
 )
 
-from continuum_connector import build, compat
+from continuum_connector import build, compat, proven
 from continuum_connector.carriers import StepMetadata, WorkerMetadata
 from continuum_connector.config import load_config
 from continuum_connector.costs.costs import Costs
@@ -161,10 +161,12 @@ class ContinuumConnector(WorkerHooks, SupportsHMA):  # type: ignore[misc]
         assert self.side is not None
         if not self._has_warned:
             self._has_warned = True
-            logger.warning(build.why_unattached(self.config, self._vllm_config))
+            logger.warning(
+                proven.why_unattached(self.config, self._vllm_config.scheduler_config.scheduler_cls)
+            )
             if compat.starves_loaded(self._vllm_config):
-                logger.warning(build.NO_UNATTACHED_TIER)
-                self.side.settle(WorkerReport(tier_down=build.NO_UNATTACHED_TIER), self._clock())
+                logger.warning(proven.NO_UNATTACHED_TIER)
+                self.side.settle(WorkerReport(tier_down=proven.NO_UNATTACHED_TIER), self._clock())
         self.side.begin_turn(request, self._clock())
 
     def rank(self, request: Any, by_priority: bool) -> tuple[Any, ...]:
