@@ -9,7 +9,7 @@ from typing import Any
 
 from continuum_connector import compat, proven
 from continuum_connector.account import Account
-from continuum_connector.config import ContinuumConfig
+from continuum_connector.config import FIRST_BYTES, ContinuumConfig
 from continuum_connector.costs.costs import Costs
 from continuum_connector.costs.gaps import Gaps
 from continuum_connector.costs.state_file import StateFile
@@ -31,8 +31,6 @@ from continuum_connector.worker.stream import current_stream
 from continuum_connector.worker.worker import ContinuumWorker, num_slots_for
 
 logger = logging.getLogger(f"vllm.{__name__}")
-
-FIRST_BYTES = 2**30  # of a rank's DRAM, before its worker is ready; the rest grows behind
 
 
 def reason_to_step_aside(vllm_config: Any, kv_cache_config: Any) -> str:

@@ -13,6 +13,7 @@ from typing import Any
 from vllm.logger import init_logger
 from vllm.v1.request import RequestStatus
 
+from continuum_connector.config import our_part
 from continuum_connector.costs.step_clock import Work
 from continuum_connector.proven import Group, check_groups
 from continuum_connector.scheduler.kv_groups import KvGroup, KvGroups
@@ -26,8 +27,6 @@ SUPPORTED = (
     ("0.32.0", "scheduler side, worker side and server on CPU"),
     ("0.33.0", "scheduler side"),
 )
-
-CONNECTOR_NAME = "ContinuumConnector"
 
 
 def logger(name: str) -> Any:
@@ -198,10 +197,13 @@ def waiting_with_kv(scheduler: Any) -> Any:
 def starves_loaded(vllm_config: Any) -> bool:
     """Whether vLLM's own scheduler may ask a turn that does not fit before one that has loaded,
     in every step: it asks by priority, whoever holds KV (vLLM <= 0.30)."""
+    return vllm_config.scheduler_config.policy == "priority" and _asks_by_priority()
+
+
+def _asks_by_priority() -> bool:
     from vllm.v1.core.sched.scheduler import Scheduler
 
-    by_priority = vllm_config.scheduler_config.policy == "priority"
-    return by_priority and hasattr(Scheduler, "_select_waiting_queue_for_scheduling")
+    return hasattr(Scheduler, "_select_waiting_queue_for_scheduling")
 
 
 def rank_victims_by_request(scheduler: Any) -> bool:
@@ -269,22 +271,30 @@ def find_ours(connector: Any, kind: type) -> Any:
     return next((child for child in children if isinstance(child, kind)), None)
 
 
-def names_us(kv_transfer_config: Any) -> bool:
+def names_us(transfer: Any) -> bool:
     """Whether the configured connector is ours, alone or inside a MultiConnector."""
-    if kv_transfer_config is None:
-        return False
-    if kv_transfer_config.kv_connector == CONNECTOR_NAME:
-        return True
-    inner = (kv_transfer_config.kv_connector_extra_config or {}).get("connectors", ())
-    return any(c.get("kv_connector") == CONNECTOR_NAME for c in inner if isinstance(c, dict))
+    return (
+        transfer is not None
+        and our_part(transfer.kv_connector, transfer.kv_connector_extra_config) is not None
+    )
 
 
-def our_extra_config(kv_transfer_config: Any) -> dict[str, Any]:
+def our_extra_config(transfer: Any) -> dict[str, Any]:
     """Return our part of the extra config, also when we are inside a MultiConnector."""
-    extra = kv_transfer_config.kv_connector_extra_config or {}
-    if kv_transfer_config.kv_connector == CONNECTOR_NAME:
-        return dict(extra)
-    for child in extra.get("connectors", ()):
-        if child.get("kv_connector") == CONNECTOR_NAME:
-            return dict(child.get("kv_connector_extra_config") or {})
-    return {}
+    return our_part(transfer.kv_connector, transfer.kv_connector_extra_config) or {}
+
+
+# --- for `continuum check` ----------------------------------------------------------------
+def about_vllm() -> dict[str, Any]:
+    """What this vLLM is and can do, as the fields of checks/seen.py VllmSeen."""
+    import vllm
+    from vllm.platforms import current_platform
+
+    return {
+        "version": vllm.__version__,
+        "tested": [release for release, _ in SUPPORTED],
+        "platform": str(getattr(current_platform, "device_name", "")),
+        "has_layouts": wanted_layout("auto", True) is not None,
+        "fails_by_request": can_fail_by_request(),
+        "may_starve": _asks_by_priority(),
+    }

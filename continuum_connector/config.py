@@ -17,7 +17,10 @@ import msgspec
 
 from continuum_connector.errors import ConfigError
 
+CONNECTOR_NAME = "ContinuumConnector"
 ENV_PREFIX = "CONTINUUM_"
+
+FIRST_BYTES = 2**30  # of a rank's DRAM, before its worker is ready; the rest grows behind
 
 # Kubernetes sets these in every pod beside a service called `continuum` or `continuum-...`
 _SERVICE_LINK = re.compile(
@@ -122,6 +125,19 @@ def parse_bytes(text: str) -> int:
     if unit == 1 and "." in match[1]:
         raise ValueError(f"{text!r} is less than whole bytes")
     return int(Decimal(match[1]) * unit)
+
+
+def our_part(connector: str | None, extra: Mapping[str, Any] | None) -> dict[str, Any] | None:
+    """Our extra config, also inside a MultiConnector's; None where we are not named.
+
+    `connector`, `extra`: `kv_connector` and `kv_connector_extra_config` of vLLM's config.
+    """
+    if connector == CONNECTOR_NAME:
+        return dict(extra or {})
+    for child in (extra or {}).get("connectors", ()):
+        if isinstance(child, dict) and child.get("kv_connector") == CONNECTOR_NAME:
+            return dict(child.get("kv_connector_extra_config") or {})
+    return None
 
 
 def load_config(

@@ -45,7 +45,8 @@ MAY_IMPORT = {  # what each room may import besides itself and `errors`
     },
     "worker": {"messages", "config", ""},
     "proven": {"config"},
-    "compat": {"scheduler", "costs", "proven"},
+    "compat": {"scheduler", "costs", "proven", "config"},
+    "checks": {"compat", "plugin", "config", "proven", "worker"},
     "build": {
         *("compat", "scheduler", "worker", "policy", "account", "config", "trace", "kv_events"),
         *("toolcalls", "costs", "proven"),
@@ -60,7 +61,7 @@ MAY_IMPORT = {  # what each room may import besides itself and `errors`
     "analysis": {"trace", "costs"},
     "cli": {
         *("build", "compat", "config", "metric_table", "worker", "policy", "programs", "costs"),
-        "analysis",
+        *("analysis", "checks"),
     },
     "": {"connector", "attach"},  # __init__: the public names
 }

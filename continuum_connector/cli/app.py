@@ -7,6 +7,7 @@ import typer
 from continuum_connector.cli.analyze import analyze
 from continuum_connector.cli.bench import PASSED_ON, bench
 from continuum_connector.cli.calibrate import calibrate
+from continuum_connector.cli.check import check
 from continuum_connector.cli.convert import convert
 from continuum_connector.cli.explain import explain
 from continuum_connector.cli.top import top
@@ -20,6 +21,7 @@ app = typer.Typer(
     rich_markup_mode="rich",
 )
 
+app.command()(check)
 app.command()(top)
 app.command()(calibrate)
 app.command()(explain)

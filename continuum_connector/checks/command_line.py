@@ -1,0 +1,154 @@
+"""The command line of `vllm serve` -> Plan. What does not matter here is passed over."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any, NoReturn
+
+from continuum_connector.checks.plan import DEFAULT_TRANSFER, Plan, read_config
+
+_ASSIGNMENT = re.compile(r"([A-Za-z_]\w*)=(.*)", re.DOTALL)
+_DOTTED = re.compile(r"--kv-transfer-config\.([\w.]+)")
+
+
+class UsageError(ValueError):
+    """An option that `vllm serve` would refuse as well."""
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        raise UsageError(message)
+
+
+def split_environment(words: Sequence[str]) -> tuple[dict[str, str], list[str]]:
+    """Cut `NAME=value ...` off the front of a command, as a shell (or `env`) would."""
+    found: dict[str, str] = {}
+    rest = list(words)
+    while rest and (rest[0] == "env" or _ASSIGNMENT.fullmatch(rest[0])):
+        if match := _ASSIGNMENT.fullmatch(rest.pop(0)):
+            found[match[1]] = match[2]
+    return found, rest
+
+
+def read_plan(words: Sequence[str], environ: Mapping[str, str]) -> Plan:
+    """Read `[vllm] [serve] [MODEL] [options]`, or the options alone. Raises UsageError."""
+    flags, dotted = _normal(_after_serve(words))
+    known, rest = _parser().parse_known_args(flags)
+    model = known.model or known.model_tag or _first_word(rest)
+    transfer: Mapping[str, Any] = DEFAULT_TRANSFER
+    trouble = ""
+    try:
+        transfer = _transfer(known.kv_transfer_config, dotted)
+    except ValueError as error:
+        trouble = f"--kv-transfer-config cannot be read ({error}), so the server would not start"
+    config, why = read_config(transfer, environ)
+    return Plan(
+        model=model,
+        transfer=transfer,
+        config=config,
+        why_no_config=trouble or why,
+        options_file=known.config,
+        prefix_caching=known.enable_prefix_caching,
+        scheduler_cls=known.scheduler_cls,
+        scheduling_policy=known.scheduling_policy,
+        hybrid_manager=not known.disable_hybrid_kv_cache_manager,
+        kv_cache_dtype=known.kv_cache_dtype,
+        dtype=known.dtype,
+        tensor_parallel=known.tensor_parallel_size,
+        pipeline_parallel=known.pipeline_parallel_size,
+        data_parallel=known.data_parallel_size_local or known.data_parallel_size,
+        context_parallel=known.decode_context_parallel_size,
+        num_nodes=known.nnodes,
+    )
+
+
+def _parser() -> _Parser:
+    parser = _Parser(add_help=False, allow_abbrev=False)
+    parser.add_argument("--model", default="")
+    parser.add_argument("--model-tag", default="")
+    parser.add_argument("--config", default="")
+    parser.add_argument("--kv-transfer-config")
+    both = argparse.BooleanOptionalAction
+    parser.add_argument("--enable-prefix-caching", action=both, default=True)
+    parser.add_argument("--disable-hybrid-kv-cache-manager", action=both, default=False)
+    parser.add_argument("--scheduler-cls")
+    parser.add_argument("--scheduling-policy", default="fcfs")
+    parser.add_argument("--kv-cache-dtype", default="auto")
+    parser.add_argument("--dtype", default="auto")
+    for long, short in (
+        ("tensor-parallel-size", "tp"),
+        ("pipeline-parallel-size", "pp"),
+        ("data-parallel-size", "dp"),
+        ("decode-context-parallel-size", "dcp"),
+    ):
+        parser.add_argument(f"--{long}", f"-{short}", type=_count, default=1)
+    parser.add_argument("--data-parallel-size-local", "-dpl", type=int, default=0)
+    parser.add_argument("--nnodes", type=_count, default=1)
+    return parser
+
+
+def _count(word: str) -> int:
+    if not word.isdecimal() or int(word) == 0:
+        raise argparse.ArgumentTypeError(f"{word!r} is no number of ranks; write 1 or more")
+    return int(word)
+
+
+def _after_serve(words: Sequence[str]) -> list[str]:
+    """What follows `vllm serve`, or a module of vLLM; all of it where there is neither."""
+    for index, word in enumerate(words):
+        if word == "serve" or (word.startswith("vllm.entrypoints") and word != _CLI):
+            return list(words[index + 1 :])
+    return list(words)
+
+
+_CLI = "vllm.entrypoints.cli.main"  # `serve` still follows
+
+
+def _normal(words: Sequence[str]) -> tuple[list[str], dict[str, str]]:
+    """Dashes in names, as vLLM takes both; and `--kv-transfer-config.KEY VALUE` set apart."""
+    flags: list[str] = []
+    dotted: dict[str, str] = {}
+    rest = iter(words)
+    for word in rest:
+        name, equals, value = word.partition("=")
+        if not name.startswith("--"):
+            flags.append(word)
+            continue
+        head, dot, tail = name.partition(".")
+        name = head.replace("_", "-") + dot + tail
+        if match := _DOTTED.fullmatch(name):
+            dotted[match[1]] = value if equals else next(rest, "")
+        else:
+            flags.append(name + equals + value)
+    return flags, dotted
+
+
+def _first_word(rest: Sequence[str]) -> str:
+    """The model, where it is the first word of what is left: options of no matter follow it."""
+    return rest[0] if rest and not rest[0].startswith("-") else ""
+
+
+def _transfer(text: str | None, dotted: Mapping[str, str]) -> Mapping[str, Any]:
+    """The JSON of --kv-transfer-config with its dotted parts; ours where neither is given."""
+    if text is None and not dotted:
+        return DEFAULT_TRANSFER
+    found = json.loads(text or "{}")
+    if not isinstance(found, dict):
+        raise ValueError(f"{text} is no JSON object")
+    for path, word in dotted.items():
+        *folders, key = path.split(".")
+        at = found
+        for folder in folders:
+            at = at.setdefault(folder, {})
+        at[key] = _value(word)
+    return found
+
+
+def _value(word: str) -> Any:
+    try:
+        return json.loads(word)
+    except ValueError:
+        return word

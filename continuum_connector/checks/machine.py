@@ -1,0 +1,119 @@
+"""Machine: all that a check may look at, so that a test can be any machine."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import json
+import os
+import resource
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+ASK_TIMEOUT_S = 180.0  # importing vLLM from a cold network disk
+
+
+@dataclass(frozen=True)
+class Machine:
+    """`root` is where /proc and /sys are; `environ`, what the server would inherit; `ask`, a module
+    of this room run in a process of its own; `run`, a program's output, None if it failed."""
+
+    root: Path
+    environ: Mapping[str, str]
+    ask: Callable[[str], dict[str, Any]]
+    run: Callable[[list[str]], str | None]
+    plugins: Mapping[str, str]  # entry points of vllm.general_plugins: name to object
+    memlock: int | None  # bytes; None: no limit
+
+    def text(self, path: str) -> str | None:
+        """What a file says, without the newline at its end; None if it cannot be read."""
+        try:
+            return (self.root / path).read_text(errors="replace").strip()
+        except OSError:
+            return None
+
+    def number(self, path: str) -> int | None:
+        """A file that holds one number, or None."""
+        word = self.text(path) or ""
+        return int(word) if word.lstrip("-").isdecimal() else None
+
+    def real(self, path: str) -> str:
+        """The path that a link stands for, as `text` takes it."""
+        return str((self.root / path).resolve())
+
+    def can_write(self, path: str) -> bool:
+        """Whether a file of this name may be written or made: the folder has to exist."""
+        found = self.root / path.lstrip("/") if path.startswith("/") else Path(path)
+        place = found if found.exists() else found.parent
+        return place.exists() and os.access(place, os.W_OK)
+
+    def is_folder(self, path: str) -> bool:
+        """Whether there is a folder of this name."""
+        return (self.root / path.lstrip("/") if path.startswith("/") else Path(path)).is_dir()
+
+    def names(self, path: str) -> list[str]:
+        """What is in a folder, in order; [] if there is none."""
+        try:
+            return sorted(each.name for each in (self.root / path).iterdir())
+        except OSError:
+            return []
+
+    def keys(self, path: str) -> dict[str, int]:
+        """A file of lines `key number`, such as /proc/meminfo; the colon is left out."""
+        found = {}
+        for line in (self.text(path) or "").splitlines():
+            words = line.replace(":", " ").split()
+            if len(words) >= 2 and words[1].isdecimal():
+                found[words[0]] = int(words[1])
+        return found
+
+
+def this_machine(environ: Mapping[str, str]) -> Machine:
+    """The one we run on, for a server that is started with `environ`."""
+    limit = resource.getrlimit(resource.RLIMIT_MEMLOCK)[0]
+    found = importlib.metadata.entry_points(group="vllm.general_plugins")
+    return Machine(
+        Path("/"),
+        environ,
+        lambda module: _ask(module, environ),
+        lambda words: _run(words, environ),
+        {each.name: each.value for each in found},
+        None if limit == resource.RLIM_INFINITY else limit,
+    )
+
+
+def _ask(module: str, environ: Mapping[str, str]) -> dict[str, Any]:
+    """The JSON object that the module prints last; {"trouble": ...} if it comes to no such thing.
+
+    A process of its own: vLLM prints, a driver may crash, and neither takes the check along.
+    """
+    words = [sys.executable, "-m", f"continuum_connector.checks.{module}"]
+    try:
+        done = subprocess.run(
+            words, capture_output=True, text=True, timeout=ASK_TIMEOUT_S, env=dict(environ)
+        )
+    except subprocess.TimeoutExpired:
+        return {"trouble": f"no answer within {ASK_TIMEOUT_S:.0f} s"}
+    try:
+        found = json.loads((done.stdout.splitlines() or [""])[-1])
+    except ValueError:
+        said = (done.stderr.strip().splitlines() or [f"exit status {done.returncode}"])[-1]
+        return {"trouble": said}
+    return dict(found)
+
+
+def _run(words: list[str], environ: Mapping[str, str]) -> str | None:
+    path = shutil.which(words[0])
+    if path is None:
+        return None
+    try:
+        done = subprocess.run(
+            [path, *words[1:]], capture_output=True, text=True, timeout=30, env=dict(environ)
+        )
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return done.stdout if done.returncode == 0 else None

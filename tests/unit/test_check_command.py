@@ -1,0 +1,176 @@
+"""`continuum check` as it is typed: output, JSON, exit codes, and a Python without vLLM."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.metadata
+import io
+import json
+import os
+import re
+import subprocess
+import venv
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("typer")
+from rich.console import Console
+from typer.testing import CliRunner, Result
+
+from continuum_connector.checks import machine as machines
+from continuum_connector.checks.line import error, ok, unseen, warning
+from continuum_connector.cli import check as command
+from continuum_connector.cli.app import app
+from tests.unit import fake_machine as fake
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[dict[str, str]]:
+    """Make this a machine where all is well; the environments it was asked with."""
+    environs: list[dict[str, str]] = []
+
+    def this_machine(environ: dict[str, str]) -> Any:
+        environs.append(environ)
+        return fake.make(tmp_path / str(len(environs)), environ=environ)
+
+    monkeypatch.setattr(command, "this_machine", this_machine)
+    return environs
+
+
+def run(*words: str) -> Result:
+    return CliRunner().invoke(app, ["check", *words])
+
+
+@pytest.mark.usefixtures("here")
+def test_a_pipe_gets_one_line_each() -> None:
+    result = run("--no-enable-prefix-caching")
+    assert result.exit_code == 1
+    lines = result.stdout.splitlines()
+    assert lines[0] == "ok       vLLM            0.32.0, within what is tested, 0.26.0 to 0.33.0"
+    assert lines[3].endswith("never be found again -> serve with --enable-prefix-caching")
+    assert lines[-1] == (
+        "ContinuumConnector will not do here what was asked of it (1 error, 1 not seen)."
+    )
+
+
+@pytest.mark.usefixtures("here")
+def test_warnings_are_no_failure() -> None:
+    result = run("--scheduler-cls", "my.Own")
+    assert result.exit_code == 0
+    assert "could work better (1 warning, 1 not seen)" in result.stdout
+
+
+@pytest.mark.usefixtures("here")
+def test_json() -> None:
+    result = run("--json", "--tensor-parallel-size", "2")
+    found = json.loads(result.stdout)
+    assert (result.exit_code, found["verdict"]) == (1, "error")
+    assert found["lines"][0] == {
+        "subject": "vLLM",
+        "verdict": "ok",
+        "text": "0.32.0, within what is tested, 0.26.0 to 0.33.0",
+        "cure": "",
+    }
+
+
+@pytest.mark.parametrize("as_one_word", [False, True])
+def test_a_pasted_command_with_its_environment(
+    here: list[dict[str, str]], as_one_word: bool
+) -> None:
+    pasted = ["CONTINUUM_DRAM_BYTES=2GiB", "vllm", "serve", "nobody/none", "--port", "80"]
+    result = run("--", *([" ".join(pasted)] if as_one_word else pasted))
+    assert "a DRAM tier of 2.0 GiB" in result.stdout
+    assert "nobody/none is no folder" in result.stdout
+    assert here[0]["CONTINUUM_DRAM_BYTES"] == "2GiB"
+    assert here[0]["PATH"] == os.environ["PATH"]
+
+
+@pytest.mark.usefixtures("here")
+def test_options_beside_a_pasted_command_win() -> None:
+    result = run("--model", "given", "--", "vllm", "serve", "pasted")
+    assert "given is no folder" in result.stdout
+
+
+@pytest.mark.parametrize("words", [["--tensor-parallel-size", "0"], ["--", "serve", "-tp", "x"]])
+def test_usage_errors_have_status_2(words: list[str]) -> None:
+    assert run(*words).exit_code == 2
+
+
+def test_a_terminal_gets_a_table_with_the_cure_below() -> None:
+    console = Console(file=io.StringIO(), force_terminal=True, width=60, color_system=None)
+    command.show(
+        console, [ok("a", "fine [sic]"), warning("b", "slow", "do x"), unseen("c", "dark")]
+    )
+    assert isinstance(console.file, io.StringIO)
+    lines = [line.rstrip() for line in console.file.getvalue().splitlines()]
+    assert lines == [
+        "ok        a  fine [sic]",
+        "warning   b  slow",
+        "             do x",
+        "not seen  c  dark",
+        "",
+        "ContinuumConnector works, and could work better (1 warning,",
+        "1 not seen).",
+    ]
+
+
+def test_the_last_line_counts() -> None:
+    assert command.verdict([ok("a", "x")]) == "Nothing in the way of ContinuumConnector."
+    lines = [error("a", "x", "y"), error("b", "x", "y"), warning("c", "x", "y")]
+    assert command.verdict(lines).endswith("(2 errors, 1 warning).")
+
+
+# --- this machine -------------------------------------------------------------------------
+def test_a_module_that_fails_is_an_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    machine = machines.this_machine(os.environ)
+    assert "No module named" in machine.ask("no_such_module")["trouble"]
+    monkeypatch.setattr(machines, "ASK_TIMEOUT_S", 0.0)
+    assert machines.this_machine(os.environ).ask("ask_cuda") == {"trouble": "no answer within 0 s"}
+
+
+def test_a_program_that_is_not_there_or_fails_says_nothing() -> None:
+    machine = machines.this_machine(os.environ)
+    assert machine.run(["no-such-program"]) is None
+    assert machine.run(["false"]) is None
+    assert machine.run(["echo", "x"]) == "x\n"
+
+
+def test_a_python_without_vllm_and_torch(tmp_path: Path) -> None:
+    """An environment with nothing in it but what the package and its command line need."""
+    venv.create(tmp_path, symlinks=True)
+    (site,) = tmp_path.glob("lib/python*/site-packages")
+    for name in _needed(["typer", "rich", "msgspec", "numpy"]):
+        for path in importlib.metadata.files(name) or ():
+            top = Path(str(path.locate()).removesuffix(str(path))) / path.parts[0]
+            if ".." not in path.parts and not (site / top.name).exists():
+                (site / top.name).symlink_to(top)
+    code = "from continuum_connector.cli.entry import main; main()"
+    done = subprocess.run(
+        [tmp_path / "bin/python", "-c", code, "check", "--json"],
+        capture_output=True,
+        text=True,
+        env={"PYTHONPATH": str(ROOT), "PATH": os.environ["PATH"]},
+    )
+    assert done.stdout, done.stderr
+    found = {line["subject"]: line for line in json.loads(done.stdout)["lines"]}
+    assert found["vLLM"]["verdict"] == "not seen"
+    assert found["plugin"]["verdict"] == "error", "nor is our entry point there"
+    assert done.returncode == 1
+    assert {"config", "scheduler", "NUMA", "DRAM", "native library"} <= set(found)
+
+
+def _needed(names: list[str]) -> set[str]:
+    """Those distributions and what they require, among what is installed."""
+    found: set[str] = set()
+    while names:
+        name = names.pop()
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+            if name not in found:
+                wanted = importlib.metadata.requires(name) or []
+                names += [re.match(r"[\w.-]+", each)[0] for each in wanted if "extra" not in each]
+                found.add(name)
+    return found

@@ -1,0 +1,80 @@
+"""A pasted command line -> Plan."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from continuum_connector.checks.command_line import UsageError, read_plan, split_environment
+from continuum_connector.checks.plan import Plan
+
+
+def plan(*words: str) -> Plan:
+    return read_plan(words, {})
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["vllm", "serve", "m", "-tp", "2"],
+        ["vllm", "serve", "--tensor-parallel-size", "2", "m", "--port", "8000"],
+        ["serve", "m", "--tensor_parallel_size=2"],
+        ["python3", "-m", "vllm.entrypoints.openai.api_server", "--model", "m", "-tp", "2"],
+        ["python", "-m", "vllm.entrypoints.cli.main", "serve", "m", "-tp=2", "--enforce-eager"],
+        ["--model", "m", "-tp", "2"],
+        ["serve", "wrong", "-tp", "8", "--model", "m", "-tp", "2"],  # the last one counts
+    ],
+)
+def test_ways_to_say_the_same(words: list[str]) -> None:
+    assert plan(*words) == Plan(model="m", tensor_parallel=2)
+
+
+def test_nothing_said_is_our_connector_with_its_defaults() -> None:
+    assert plan() == Plan()
+    assert plan().names_us
+
+
+def test_dotted_parts_of_the_config() -> None:
+    words = ["--kv-transfer-config.kv_connector", "ContinuumConnector"]
+    words += ["--kv-transfer-config.kv_role=kv_both"]
+    words += ["--kv_transfer_config.kv_connector_extra_config.dram_bytes", "1GiB"]
+    words += ["--kv-transfer-config.kv_connector_extra_config.echo", "false"]
+    found = plan(*words)
+    assert found.names_us
+    assert (found.config.dram_bytes, found.config.echo) == (2**30, False)
+
+
+def test_json_of_the_config_and_the_environment_under_it() -> None:
+    text = json.dumps(
+        {"kv_connector": "ContinuumConnector", "kv_connector_extra_config": {"ttl_s": 3}}
+    )
+    environ = {"CONTINUUM_TTL_S": "4", "CONTINUUM_MAX_TTL_S": "5"}
+    config = read_plan([f"--kv-transfer-config={text}"], environ).config
+    assert (config.ttl_s, config.max_ttl_s) == (3.0, 5.0)
+
+
+def test_ranks_of_this_node_are_counted_as_vllm_does() -> None:
+    assert plan("-tp", "4", "-pp", "2", "-dp", "2").num_ranks == 16
+    assert plan("-tp", "4", "-dp", "8", "-dpl", "2").num_ranks == 8
+    assert plan("-tp", "16", "--nnodes", "2").num_ranks == 8
+
+
+def test_flags_that_turn_things_off() -> None:
+    found = plan("--no-enable-prefix-caching", "--disable-hybrid-kv-cache-manager")
+    assert (found.prefix_caching, found.hybrid_manager) == (False, False)
+    assert plan("--no-enable-prefix-caching", "--enable-prefix-caching").prefix_caching
+
+
+@pytest.mark.parametrize("words", [["-tp", "two"], ["-tp", "0"], ["--tensor-parallel-size"]])
+def test_what_vllm_would_refuse(words: list[str]) -> None:
+    with pytest.raises(UsageError, match="tensor-parallel-size"):
+        plan(*words)
+
+
+def test_variables_in_front_of_a_command_are_its_environment() -> None:
+    words = ["env", "CUDA_VISIBLE_DEVICES=1", "A=b=c", "vllm", "serve", "m", "X=1"]
+    assert split_environment(words) == (
+        {"CUDA_VISIBLE_DEVICES": "1", "A": "b=c"},
+        ["vllm", "serve", "m", "X=1"],
+    )

@@ -1,0 +1,627 @@
+"""Every line of `continuum check`, where all is well and where it is not."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from continuum_connector.checks.command_line import read_plan
+from continuum_connector.checks.line import Line, Verdict, worst
+from continuum_connector.checks.plan import Plan
+from continuum_connector.checks.run import check
+from tests.unit import fake_machine as fake
+from tests.unit.fake_machine import BRIDGE, CUDA, GIB, H100, PCI, VLLM
+
+LLAMA = {
+    "architectures": ["LlamaForCausalLM"],
+    "num_hidden_layers": 32,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 8,
+    "hidden_size": 4096,
+    "dtype": "bfloat16",
+}
+OK, WARNING, ERROR, UNSEEN = Verdict.OK, Verdict.WARNING, Verdict.ERROR, Verdict.UNSEEN
+
+
+def plan(*words: str, model: dict[str, Any] | None = None, root: Path | None = None, **extra: Any):
+    """A plan for a Llama with a DRAM tier of 64 GiB."""
+    given = [*words]
+    if root is not None:
+        (root / "model").mkdir(exist_ok=True)
+        (root / "model/config.json").write_text(json.dumps(model or LLAMA))
+        given += ["--model", str(root / "model")]
+    config = {"dram_bytes": "64GiB", **extra}
+    transfer = {"kv_connector": "ContinuumConnector", "kv_role": "kv_both"}
+    transfer["kv_connector_extra_config"] = config
+    return read_plan([*given, "--kv-transfer-config", json.dumps(transfer)], {})
+
+
+def one(machine: Any, served: Plan, subject: str) -> Line:
+    return fake.one(machine, served, subject)
+
+
+def test_a_server_where_all_is_well_has_only_ok_lines(tmp_path: Path) -> None:
+    lines = list(check(fake.make(tmp_path), plan(root=tmp_path, trace_path="/proc/trace")))
+    fake.none_but_ok(lines)
+    assert worst(lines) is OK
+    said = {line.subject: line.text for line in lines}
+    assert said["model"] == (
+        "LlamaForCausalLM: layers with KV: 32 of full attention; 128.0 KiB per token"
+    )
+    assert said["config"] == "policy adaptive, a DRAM tier of 64.0 GiB"
+    assert said["KV layout"].startswith("BLHNC is asked for")
+    assert said["GPU"] == "1 GPU: NVIDIA H100 80GB HBM3 (80.0 GiB)"
+    assert said["PCIe link"] == "GPU 0: x16 at 32 GT/s, 63 GB/s a way"
+    assert said["driver"] == "driver 570.86.15, CUDA 12.8: many copies in one call"
+    assert said["DRAM"] == (
+        "the machine has 200.0 GiB available and keeps 5.1 GiB; 64.0 GiB wanted"
+    )
+    assert said["native library"] == "loads (ABI 2) and copies over CUDA"
+    assert all(not line.cure for line in lines)
+
+
+def test_a_bare_machine_says_what_it_could_not_see_and_finds_no_fault(tmp_path: Path) -> None:
+    machine = fake.make(
+        tmp_path,
+        dict.fromkeys(fake.FILES),
+        vllm={},
+        cuda={"trouble": "libcuda.so.1: cannot open shared object file"},
+        plugins={"continuum": "x"},
+    )
+    lines = list(check(machine, plan()))
+    unseen = {line.subject for line in lines if line.verdict is UNSEEN}
+    assert unseen == {
+        *("vLLM", "plugin", "KV layout", "model", "GPU", "NUMA", "DRAM", "huge pages"),
+        "native library",
+    }
+    assert worst(lines) is OK
+
+
+# --- vLLM and plugin ----------------------------------------------------------------------
+@pytest.mark.parametrize(
+    ("vllm", "verdict", "part"),
+    [
+        ({"version": "0.26.0"}, OK, "within"),
+        ({"version": "0.29.1.dev3+g12"}, OK, "within"),
+        ({"version": "0.33.0+cpu"}, OK, "within"),
+        ({"version": "0.25.1"}, ERROR, "older"),
+        ({"version": "0.34.0"}, WARNING, "newer"),
+        ({"version": "1.0.0"}, WARNING, "newer"),
+        ({"trouble": "ImportError: libtorch.so"}, ERROR, "libtorch.so"),
+    ],
+)
+def test_vllm(tmp_path: Path, vllm: dict[str, Any], verdict: Verdict, part: str) -> None:
+    line = one(fake.make(tmp_path, vllm={**VLLM, **vllm}), plan(), "vLLM")
+    assert line.verdict is verdict
+    assert part in line.text
+    assert bool(line.cure) is (verdict is not OK)
+
+
+def test_vllm_that_is_not_installed_is_not_seen(tmp_path: Path) -> None:
+    line = one(fake.make(tmp_path, vllm={}), plan(), "vLLM")
+    assert line.verdict is UNSEEN
+    assert "the Python that runs the server" in line.cure
+
+
+@pytest.mark.parametrize(
+    ("fields", "part", "cure"),
+    [
+        ({"plugins": {}}, "entry point is not installed", "pip install"),
+        ({"environ": {"VLLM_PLUGINS": "a,b"}}, "VLLM_PLUGINS=a,b", "VLLM_PLUGINS=a,b,continuum"),
+        ({"environ": {"VLLM_PLUGINS": ""}}, "keeps ours", "VLLM_PLUGINS=continuum"),
+        ({"vllm": {**VLLM, "plugin_trouble": "KeyError: x"}}, "KeyError: x", "report"),
+    ],
+)
+def test_a_plugin_that_would_not_load(
+    tmp_path: Path, fields: dict[str, Any], part: str, cure: str
+) -> None:
+    line = one(fake.make(tmp_path, **fields), plan(), "plugin")
+    assert line.verdict is ERROR
+    assert part in line.text
+    assert cure in line.cure
+
+
+def test_vllm_plugins_that_names_us_loads_us(tmp_path: Path) -> None:
+    machine = fake.make(tmp_path, environ={"VLLM_PLUGINS": "other,continuum"})
+    assert one(machine, plan(), "plugin").verdict is OK
+
+
+# --- config -------------------------------------------------------------------------------
+def transfer(**fields: Any) -> list[str]:
+    return ["--kv-transfer-config", json.dumps(fields)]
+
+
+@pytest.mark.parametrize(
+    ("words", "environ", "verdict", "part"),
+    [
+        ([], {}, OK, "no DRAM tier (dram_bytes = 0); `continuum size`"),
+        ([], {"CONTINUUM_DRAM_BYTES": "1GiB"}, OK, "a DRAM tier of 1.0 GiB"),
+        ([], {"CONTINUUM_DRAM_BYTE": "1GiB"}, ERROR, "did you mean `CONTINUUM_DRAM_BYTES`?"),
+        (transfer(kv_connector="LMCacheConnectorV1"), {}, ERROR, "'LMCacheConnectorV1'"),
+        (transfer(kv_connector="ContinuumConnector"), {}, ERROR, "kv_role is missing"),
+        (
+            transfer(kv_connector="ContinuumConnector", kv_role="kv_producer"),
+            {},
+            WARNING,
+            "'kv_producer'",
+        ),
+        (["--kv-transfer-config", "{"], {}, ERROR, "--kv-transfer-config cannot be read"),
+        (["--kv-transfer-config", "[]"], {}, ERROR, "no JSON object"),
+        (
+            transfer(
+                kv_connector="ContinuumConnector",
+                kv_role="kv_both",
+                kv_connector_extra_config={"dram_bytes": "64 gigs"},
+            ),
+            {},
+            ERROR,
+            "'64 gigs' is not a size",
+        ),
+    ],
+)
+def test_config(
+    tmp_path: Path, words: list[str], environ: dict[str, str], verdict: Verdict, part: str
+) -> None:
+    line = one(fake.make(tmp_path), read_plan(words, environ), "config")
+    assert line.verdict is verdict, line
+    assert part in line.text
+    assert bool(line.cure) is (verdict is not OK)
+
+
+def test_we_are_found_inside_a_multi_connector(tmp_path: Path) -> None:
+    ours = {
+        "kv_connector": "ContinuumConnector",
+        "kv_connector_extra_config": {"dram_bytes": "2GiB"},
+    }
+    words = transfer(
+        kv_connector="MultiConnector",
+        kv_role="kv_both",
+        kv_connector_extra_config={"connectors": [ours, {"kv_connector": "Other"}]},
+    )
+    line = one(fake.make(tmp_path), read_plan(words, {}), "config")
+    assert line == ("config", OK, "policy adaptive, a DRAM tier of 2.0 GiB", "")
+
+
+def test_options_in_a_file_are_not_seen(tmp_path: Path) -> None:
+    line = one(fake.make(tmp_path), plan("--config", "serve.yaml"), "options")
+    assert line.verdict is UNSEEN
+    assert "serve.yaml is not read" in line.text
+
+
+# --- how it is served ---------------------------------------------------------------------
+def test_prefix_caching(tmp_path: Path) -> None:
+    machine = fake.make(tmp_path)
+    assert one(machine, plan("--enable-prefix-caching"), "prefix caching").verdict is OK
+    line = one(machine, plan("--no-enable-prefix-caching"), "prefix caching")
+    assert line.verdict is ERROR
+    assert "steps aside: prefix caching is off" in line.text
+    assert line.cure == "serve with --enable-prefix-caching"
+
+
+@pytest.mark.parametrize(
+    ("words", "extra", "verdict", "part", "cure"),
+    [
+        ([], {}, OK, "program order", ""),
+        ([], {"order": False}, OK, "order = 0", ""),
+        (["--scheduler-cls", "continuum_connector.scheduler_cls"], {}, OK, "ours", ""),
+        ([], {"scheduler": False}, WARNING, "(scheduler = 0)", "set scheduler = 1"),
+        (
+            ["--scheduler-cls", "mine.Own"],
+            {},
+            WARNING,
+            "(--scheduler-cls mine.Own)",
+            "leave --scheduler-cls out",
+        ),
+    ],
+)
+def test_scheduler(
+    tmp_path: Path, words: list[str], extra: dict[str, Any], verdict: Verdict, part: str, cure: str
+) -> None:
+    line = one(fake.make(tmp_path), plan(*words, **extra), "scheduler")
+    assert (line.verdict, line.cure) == (verdict, cure)
+    assert part in line.text
+
+
+def test_the_tier_that_an_unattached_scheduler_by_priority_cannot_have(tmp_path: Path) -> None:
+    served = plan("--scheduling-policy", "priority", scheduler=False)
+    machine = fake.make(tmp_path, vllm={**VLLM, "may_starve": True})
+    line = one(machine, served, "DRAM tier")
+    assert line.verdict is ERROR
+    assert line.text.startswith("no DRAM tier under the priority policy")
+    assert "vLLM 0.32 can not" in line.cure
+
+
+def test_a_later_vllm_has_that_tier(tmp_path: Path) -> None:
+    served = plan("--scheduling-policy", "priority", scheduler=False)
+    assert "DRAM tier" not in {line.subject for line in check(fake.make(tmp_path), served)}
+
+
+@pytest.mark.parametrize(
+    ("extra", "fields", "verdict", "part"),
+    [
+        ({"dram_bytes": 0}, {}, OK, "nothing is copied"),
+        ({"kv_layout": "stock"}, {}, OK, "kv_layout = stock"),
+        ({"kv_layout": "BLNHC"}, {}, OK, "BLNHC is asked for"),
+        ({}, {"vllm": {**VLLM, "platform": "cpu"}}, OK, "CPU attention"),
+        ({}, {"vllm": {**VLLM, "has_layouts": False}}, WARNING, "before 0.29"),
+        ({}, {"environ": {"VLLM_KV_CACHE_LAYOUT": "LBNHC"}}, WARNING, "wins over BLHNC"),
+        ({}, {"environ": {"VLLM_KV_CACHE_LAYOUT": "BLHNC"}}, OK, "is asked for"),
+    ],
+)
+def test_kv_layout(
+    tmp_path: Path, extra: dict[str, Any], fields: dict[str, Any], verdict: Verdict, part: str
+) -> None:
+    line = one(fake.make(tmp_path, **fields), plan(**extra), "KV layout")
+    assert line.verdict is verdict
+    assert part in line.text
+
+
+# --- the model ----------------------------------------------------------------------------
+def test_a_model_the_connector_steps_aside_for(tmp_path: Path) -> None:
+    model = {**LLAMA, "layer_types": ["mamba", "attention"] * 16}
+    line = one(fake.make(tmp_path), plan(root=tmp_path, model=model), "model")
+    assert line.verdict is ERROR
+    assert "steps aside: KV group 0 is MambaSpec, which is not proven yet" in line.text
+
+
+def test_context_parallelism_is_stepped_aside_for(tmp_path: Path) -> None:
+    served = plan("--decode-context-parallel-size", "2", root=tmp_path)
+    line = one(fake.make(tmp_path), served, "model")
+    assert line.verdict is ERROR
+    assert "decode context parallelism" in line.text
+
+
+def test_a_hybrid_model(tmp_path: Path) -> None:
+    model = {**LLAMA, "sliding_window": 1024, "sliding_window_pattern": 4}
+    served = plan(root=tmp_path, model=model)
+    line = one(fake.make(tmp_path), served, "model")
+    assert line.verdict is OK
+    assert "24 with a window of 1,024, 8 of full attention" in line.text
+
+
+def test_a_hybrid_model_on_an_old_vllm_has_no_tier(tmp_path: Path) -> None:
+    model = {**LLAMA, "sliding_window": 1024, "sliding_window_pattern": 4}
+    machine = fake.make(tmp_path, vllm={**VLLM, "fails_by_request": False})
+    line = one(machine, plan(root=tmp_path, model=model), "DRAM tier")
+    assert line.verdict is ERROR
+    assert "hybrid KV groups" in line.text
+
+
+def test_pipeline_parallelism_has_no_tier(tmp_path: Path) -> None:
+    machine = fake.make(tmp_path, cuda={**CUDA, "gpus": [H100, H100]})
+    line = one(machine, plan("-pp", "2", root=tmp_path), "DRAM tier")
+    assert line.verdict is ERROR
+    assert "pipeline parallelism" in line.text
+
+
+@pytest.mark.parametrize(
+    ("model", "part"),
+    [
+        ({"global_head_dim": 512}, "global_head_dim is set"),
+        ({"layer_types": ["novel"] * 32}, "'novel'"),
+        ({"num_hidden_layers": None}, "num_hidden_layers is missing"),
+        ({"num_key_value_heads": [8, 4]}, "differs from layer to layer"),
+        ({"dtype": "int3"}, "int3"),
+    ],
+)
+def test_a_model_that_config_json_does_not_tell_is_not_judged(
+    tmp_path: Path, model: dict[str, Any], part: str
+) -> None:
+    line = one(fake.make(tmp_path), plan(root=tmp_path, model={**LLAMA, **model}), "model")
+    assert line.verdict is UNSEEN
+    assert part in line.text
+
+
+@pytest.mark.parametrize("name", ["", "/nowhere", "nobody/nothing", "a b?"])
+def test_a_model_that_is_not_here_is_not_seen(tmp_path: Path, name: str) -> None:
+    machine = fake.make(tmp_path, environ={"HF_HUB_CACHE": str(tmp_path)})
+    line = one(machine, plan("--model", name), "model")
+    assert line.verdict is UNSEEN
+    assert "--model FOLDER" in line.cure
+
+
+def test_a_broken_config_json_is_not_seen(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text("{")
+    line = one(fake.make(tmp_path), plan("--model", str(tmp_path)), "model")
+    assert line.verdict is UNSEEN
+    assert "cannot be read" in line.text
+
+
+# --- GPU, driver, link --------------------------------------------------------------------
+def test_too_few_gpus(tmp_path: Path) -> None:
+    line = one(fake.make(tmp_path), plan("-tp", "2"), "GPU")
+    assert line.verdict is ERROR
+    assert "needs 2 on this node, CUDA shows 1 GPU" in line.text
+    assert "CUDA_VISIBLE_DEVICES" in line.cure
+
+
+@pytest.mark.parametrize(
+    ("code", "cure"),
+    [
+        (100, "nvidia-smi"),
+        (802, "fabricmanager"),
+        (803, "reboot"),
+        (804, "cuda-compat"),
+        (999, "dmesg"),
+    ],
+)
+def test_a_driver_that_does_not_start(tmp_path: Path, code: int, cure: str) -> None:
+    cuda = {"has_library": True, "code": code, "trouble": "CUDA_ERROR_X"}
+    line = one(fake.make(tmp_path, cuda=cuda), plan(), "GPU")
+    assert line.verdict is ERROR
+    assert f"CUDA_ERROR_X ({code})" in line.text
+    assert cure in line.cure
+
+
+@pytest.mark.parametrize(
+    ("platform", "dram", "verdict", "part"),
+    [
+        ("cpu", "1GiB", OK, "CPU build"),
+        ("rocm", "1GiB", ERROR, "rocm"),
+        ("rocm", 0, UNSEEN, "no CUDA driver"),
+        ("cuda", 0, UNSEEN, "no CUDA driver"),
+        ("", 0, UNSEEN, "no CUDA driver"),
+    ],
+)
+def test_no_cuda_driver(
+    tmp_path: Path, platform: str, dram: Any, verdict: Verdict, part: str
+) -> None:
+    machine = fake.make(tmp_path, cuda={}, vllm={**VLLM, "platform": platform})
+    line = one(machine, plan(dram_bytes=dram), "GPU")
+    assert line.verdict is verdict
+    assert part in line.text
+
+
+def test_a_gpu_that_vllm_does_not_use(tmp_path: Path) -> None:
+    machine = fake.make(tmp_path, vllm={**VLLM, "platform": "cpu"})
+    line = one(machine, plan(), "platform")
+    assert line.verdict is WARNING
+    assert "CUDA build" in line.cure
+
+
+def test_libcuda_and_the_kernel_module_must_be_of_one_release(tmp_path: Path) -> None:
+    machine = fake.make(tmp_path, {"sys/module/nvidia/version": "550.54.15"})
+    line = one(machine, plan(), "driver")
+    assert line.verdict is ERROR
+    assert "libcuda is 570.86.15, the kernel's module 550.54.15" in line.text
+
+
+def test_the_kernel_module_names_its_release_in_proc_too(tmp_path: Path) -> None:
+    text = "NVRM version: NVIDIA UNIX x86_64 Kernel Module  535.1.2  Wed\nGCC version: 12.2"
+    files = {"sys/module/nvidia/version": None, "proc/driver/nvidia/version": text}
+    line = one(fake.make(tmp_path, files), plan(), "driver")
+    assert "module 535.1.2" in line.text
+
+
+def test_an_old_driver_copies_call_by_call(tmp_path: Path) -> None:
+    line = one(fake.make(tmp_path, cuda={**CUDA, "version": 12040}), plan(), "driver")
+    assert line.verdict is WARNING
+    assert "CUDA 12.4" in line.text
+
+
+@pytest.mark.parametrize(
+    ("files", "verdict", "part"),
+    [
+        (
+            {f"{PCI}/current_link_width": "8"},
+            WARNING,
+            "x8 at 32 GT/s, 32 GB/s a way, of the GPU's x16",
+        ),
+        ({f"{PCI}/current_link_width": "8"}, WARNING, "loads take 2 times as long"),
+        ({f"{BRIDGE}/max_link_speed": "16.0 GT/s PCIe"}, WARNING, "its slot cannot"),
+        ({f"{BRIDGE}/max_link_speed": None}, OK, "63 GB/s"),
+        ({f"{PCI}/max_link_speed": "Unknown"}, UNSEEN, "virtual machine?"),
+    ],
+)
+def test_pcie_link(
+    tmp_path: Path, files: dict[str, str | None], verdict: Verdict, part: str
+) -> None:
+    line = one(fake.make(tmp_path, files), plan(), "PCIe link")
+    assert line.verdict is verdict, line
+    assert part in line.text
+
+
+@pytest.mark.parametrize(
+    ("smi", "part"),
+    [
+        ("8, 16, 4, 4\n", "x8 at 16 GT/s, 16 GB/s a way"),
+        ("16, 16, 5, 5\n", "x16 at 32 GT/s"),
+        ("[N/A], [N/A], [N/A], [N/A]\n", "neither the kernel nor nvidia-smi"),
+        ("16, 16, 9, 9\n", "neither the kernel nor nvidia-smi"),
+    ],
+)
+def test_nvidia_smi_is_asked_where_the_kernel_does_not_say(
+    tmp_path: Path, smi: str, part: str
+) -> None:
+    machine = fake.make(tmp_path, {f"{PCI}/max_link_speed": "Unknown"}, smi=smi)
+    assert part in one(machine, plan(), "PCIe link").text
+
+
+def test_a_gpu_behind_nvlink_has_no_pcie_to_judge(tmp_path: Path) -> None:
+    cuda = {**CUDA, "gpus": [{**H100, "name": "NVIDIA GH200 480GB"}]}
+    machine = fake.make(tmp_path, {f"{PCI}/current_link_width": "1"}, cuda=cuda)
+    assert one(machine, plan(), "PCIe link").verdict is OK
+
+
+def test_links_that_are_alike_share_a_line(tmp_path: Path) -> None:
+    machine = fake.make(tmp_path, cuda={**CUDA, "gpus": [H100, H100]})
+    assert one(machine, plan("-tp", "2"), "PCIe link").text.startswith("GPU 0, 1: x16")
+
+
+# --- memory -------------------------------------------------------------------------------
+NODE1 = {"sys/devices/system/node/node1/cpulist": "8-15"}
+
+
+@pytest.mark.parametrize(
+    ("files", "extra", "verdict", "part"),
+    [
+        ({}, {}, OK, "one node"),
+        (NODE1, {}, OK, "node 0, of 1 GPU, has 95.4 GiB free"),
+        (NODE1, {"numa": False}, WARNING, "numa = 0"),
+        (NODE1, {"dram_bytes": "100GiB"}, WARNING, "95.4 GiB free of the 100.0 GiB wanted"),
+        ({**NODE1, f"{PCI}/numa_node": "-1"}, {}, UNSEEN, "is not said"),
+        ({**NODE1, "proc/self/status": "Mems_allowed_list:\t1\n"}, {}, WARNING, "the memory of"),
+        ({**NODE1, "proc/self/status": "Cpus_allowed_list:\t8-15\n"}, {}, WARNING, "the cores of"),
+        ({"sys/devices/system/node/node0/cpulist": None}, {}, OK, "one node"),
+    ],
+)
+def test_numa(
+    tmp_path: Path, files: dict[str, Any], extra: dict[str, Any], verdict: Verdict, part: str
+) -> None:
+    line = one(fake.make(tmp_path, files), plan(**extra), "NUMA")
+    assert line.verdict is verdict, line
+    assert part in line.text
+
+
+def test_numa_without_a_gpu_is_not_seen(tmp_path: Path) -> None:
+    assert one(fake.make(tmp_path, NODE1, cuda={}), plan(), "NUMA").verdict is UNSEEN
+
+
+def test_file_cache_counts_as_free_on_a_node(tmp_path: Path) -> None:
+    text = "Node 0 MemFree: 1048576 kB\nNode 0 Active(file): 1048576 kB\nNode 0 AnonPages: 9 kB"
+    files = {**NODE1, "sys/devices/system/node/node0/meminfo": text}
+    assert "has 2.0 GiB free" in one(fake.make(tmp_path, files), plan(), "NUMA").text
+
+
+@pytest.mark.parametrize(
+    ("available_gib", "extra", "verdict", "part"),
+    [
+        (70, {}, OK, "64.0 GiB wanted"),
+        (70, {"dram_bytes": 0}, OK, "none wanted"),
+        (69, {}, WARNING, "64.0 GiB are wanted: the tier stops growing there"),
+        (69, {"dram_shortage": "off"}, ERROR, "dram_shortage = off"),
+        (6, {}, ERROR, "no DRAM tier"),
+    ],
+)
+def test_room(
+    tmp_path: Path, available_gib: int, extra: dict[str, Any], verdict: Verdict, part: str
+) -> None:
+    text = f"MemTotal: {256 * 2**20} kB\nMemAvailable: {available_gib * 2**20} kB"
+    line = one(fake.make(tmp_path, {"proc/meminfo": text}), plan(**extra), "DRAM")
+    assert line.verdict is verdict, line
+    assert part in line.text
+
+
+@pytest.mark.parametrize(
+    "files",
+    [
+        {
+            "proc/self/cgroup": "0::/pod/box\n",
+            "sys/fs/cgroup/pod/memory.max": str(33 * GIB),
+            "sys/fs/cgroup/pod/memory.current": str(9 * GIB),
+            "sys/fs/cgroup/pod/memory.stat": f"inactive_file {5 * GIB}\nactive_file {3 * GIB}",
+            "sys/fs/cgroup/pod/box/memory.max": "max",
+            "sys/fs/cgroup/pod/box/memory.current": str(GIB),
+        },
+        {  # a container sees its own cgroup as the mount
+            "proc/self/cgroup": "0::/../../elsewhere\n",
+            "sys/fs/cgroup/memory.max": str(33 * GIB),
+            "sys/fs/cgroup/memory.current": str(GIB),
+        },
+        {
+            "proc/self/cgroup": "4:cpu,memory:/box\n",
+            "sys/fs/cgroup/memory/box/memory.limit_in_bytes": str(33 * GIB),
+            "sys/fs/cgroup/memory/box/memory.usage_in_bytes": str(2 * GIB),
+            "sys/fs/cgroup/memory/box/memory.stat": f"total_inactive_file {GIB}",
+        },
+    ],
+    ids=["v2", "v2 in a container", "v1"],
+)
+def test_a_container_has_the_room_of_its_cgroup(tmp_path: Path, files: dict[str, str]) -> None:
+    line = one(fake.make(tmp_path, files), plan(), "DRAM")
+    assert line.verdict is WARNING
+    assert "the memory cgroup has 32.0 GiB available and keeps 1.0 GiB" in line.text
+
+
+def test_a_simulated_tier_is_stopped_by_nobody(tmp_path: Path) -> None:
+    files = {"proc/meminfo": f"MemTotal: {8 * 2**20} kB\nMemAvailable: {8 * 2**20} kB"}
+    machine = fake.make(tmp_path, files, vllm={**VLLM, "platform": "cpu"}, cuda={})
+    line = one(machine, plan(), "DRAM")
+    assert line.verdict is WARNING
+    assert "the kernel kills the server" in line.text
+    assert not {"memlock", "huge pages"} & {each.subject for each in check(machine, plan())}
+
+
+@pytest.mark.parametrize(
+    ("memlock", "verdict", "part"),
+    [(None, OK, "no limit"), (64 * GIB, OK, "64.0 GiB"), (8 << 20, WARNING, "8.0 MiB, where")],
+)
+def test_memlock(tmp_path: Path, memlock: int | None, verdict: Verdict, part: str) -> None:
+    line = one(fake.make(tmp_path, memlock=memlock), plan(), "memlock")
+    assert line.verdict is verdict
+    assert part in line.text
+
+
+THP = "sys/kernel/mm/transparent_hugepage/"
+
+
+@pytest.mark.parametrize(
+    ("files", "extra", "verdict", "part"),
+    [
+        ({}, {}, OK, "(madvise)"),
+        ({f"{THP}enabled": "[always] madvise never"}, {}, OK, "(always)"),
+        ({f"{THP}enabled": "always madvise [never]"}, {}, WARNING, "off in the kernel"),
+        (
+            {f"{THP}hugepages-2048kB/enabled": "always inherit madvise [never]"},
+            {},
+            WARNING,
+            "off in the kernel",
+        ),
+        (
+            {f"{THP}hugepages-2048kB/enabled": "always [inherit] madvise never"},
+            {},
+            OK,
+            "(madvise)",
+        ),
+        ({f"{THP}enabled": None}, {}, UNSEEN, "does not say"),
+        ({}, {"huge_pages": False}, WARNING, "huge_pages = 0"),
+    ],
+)
+def test_huge_pages(
+    tmp_path: Path, files: dict[str, Any], extra: dict[str, Any], verdict: Verdict, part: str
+) -> None:
+    line = one(fake.make(tmp_path, files), plan(**extra), "huge pages")
+    assert line.verdict is verdict
+    assert part in line.text
+
+
+# --- native library, files ----------------------------------------------------------------
+@pytest.mark.parametrize(
+    ("fields", "extra", "verdict", "part"),
+    [
+        ({}, {}, OK, "over CUDA"),
+        ({"vllm": {**VLLM, "platform": "cpu"}, "cuda": {}}, {}, OK, "the simulated driver"),
+        ({"native": {"trouble": "not built."}}, {}, ERROR, "not built"),
+        ({"native": {"trouble": "not built."}}, {"dram_bytes": 0}, WARNING, "No matter"),
+        ({}, {"driver": "sim"}, ERROR, "cannot copy from a GPU"),
+        ({"cuda": {}}, {}, UNSEEN, "without a GPU here"),
+        ({"cuda": {}, "vllm": {}}, {}, UNSEEN, "who copies depends"),
+    ],
+)
+def test_native_library(
+    tmp_path: Path, fields: dict[str, Any], extra: dict[str, Any], verdict: Verdict, part: str
+) -> None:
+    line = one(fake.make(tmp_path, **fields), plan(**extra), "native library")
+    assert line.verdict is verdict
+    assert part in line.text
+
+
+@pytest.mark.parametrize(
+    ("key", "path", "verdict"),
+    [
+        ("state_path", "state.json", OK),
+        ("state_path", "", OK),
+        ("state_path", "no/folder/state.json", WARNING),
+        ("trace_path", "trace.jsonl", OK),
+        ("trace_path", "", ERROR),  # a folder
+        ("trace_path", "no/folder/trace.jsonl", ERROR),
+    ],
+)
+def test_files_that_are_written(tmp_path: Path, key: str, path: str, verdict: Verdict) -> None:
+    machine = fake.make(tmp_path, {"var/here": "x"})
+    line = one(machine, plan(**{key: f"/var/{path}"}), key)
+    assert line.verdict is verdict
+    assert f"/var/{path}" in line.text or "per model and device" in line.text
