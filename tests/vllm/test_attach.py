@@ -11,9 +11,10 @@ from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.kv_cache_interface import KVCacheSpec
 
 from bench.sim import versions
-from continuum_connector import build, plugin
+from continuum_connector import build, compat, plugin
 from continuum_connector.connector import ContinuumConnector
 from continuum_connector.errors import ConfigError
+from continuum_connector.scheduler.queue import ProgramQueue
 from continuum_connector.worker_hooks import WorkerHooks
 from tests.vllm.agents import AgentEngine
 from tests.vllm.harness import Engine
@@ -199,3 +200,28 @@ def test_the_connectors_hooks_are_all_known_to_vllms_base_class() -> None:
     for name in {**vars(WorkerHooks), **vars(ContinuumConnector)}:
         if not name.startswith("_") and name not in ours:
             assert any(hasattr(base, name) for base in theirs), name
+
+
+@MODES
+def test_inside_a_multi_connector_we_are_attached_as_alone(
+    async_scheduling: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    plugin.register()
+    toy = {
+        "kv_connector": "ToyConnector",
+        "kv_connector_module_path": "tests.vllm.toy_connector",
+        "kv_role": "kv_both",
+        "kv_connector_extra_config": {"world_size": 1},
+    }
+    ours = {"kv_connector": "ContinuumConnector", "kv_role": "kv_both"}
+    with caplog.at_level("INFO", logger="vllm"):
+        engine = Engine(
+            connector="MultiConnector",
+            extra_config={"connectors": [ours, toy]},
+            async_scheduling=async_scheduling,
+        )
+    assert type(engine.scheduler).__name__ == f"Continuum{BASES[async_scheduling].__name__}"
+    assert len([s for s in sentences(caplog, "INFO") if "attached" in s]) == 1
+    found = compat.find_ours(engine.connector, ContinuumConnector)
+    assert found.side is not None
+    assert isinstance(engine.scheduler.waiting, ProgramQueue)

@@ -1,0 +1,114 @@
+"""Two replicas behind vLLM's router: a program that returns to its replica finds its KV there.
+
+The router hashes what the connector names programs by, the header `X-Session-ID`.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Sequence
+
+import pytest
+
+from bench.serve.metrics import Metrics, total
+from bench.serve.server import SERVED_NAME, VllmServer
+from tests.server.companion import router
+from tests.server.conftest import MIDDLEWARE, ServerFactory
+from tests.server.helpers import Dialog, dialogs, reset, told
+
+pytestmark = pytest.mark.skipif(
+    importlib.util.find_spec("vllm_router") is None,
+    reason="vLLM's router is not installed; its wheel is for Linux on x86-64",
+)
+
+# An odd number, so that round robin takes each program elsewhere with every turn; and so many
+# that a hash of them hardly ever picks one replica for all.
+PROGRAMS = dialogs(11, rounds=3, first=200, tool=150)
+NUM_BLOCKS = 401  # all programs fit: nothing is lost but by going elsewhere
+NUM_ANSWER = 24
+
+Answers = list[list[list[int]]]
+
+
+@pytest.fixture(scope="module")
+def replicas(server_factory: ServerFactory) -> list[VllmServer]:
+    """Two equal servers that know nothing of each other."""
+    options = {
+        "num_blocks": NUM_BLOCKS,
+        "connector": {"policy": "fixed_ttl", "ttl_s": 50},
+        "args": MIDDLEWARE,
+    }
+    return [server_factory(name, **options) for name in ("left", "right")]
+
+
+def converse(server: VllmServer) -> Answers:
+    """Run PROGRAMS, turn about."""
+    contexts = [list(dialog.prompt) for dialog in PROGRAMS]
+    answers: Answers = [[] for _ in PROGRAMS]
+    for turn in range(len(PROGRAMS[0].tools) + 1):
+        for i, dialog in enumerate(PROGRAMS):
+            contexts[i] += dialog.tools[turn - 1] if turn else []
+            answers[i].append(ask_turn(server, dialog, contexts[i]))
+            contexts[i] += answers[i][-1]
+    return answers
+
+
+def ask_turn(server: VllmServer, dialog: Dialog, context: list[int]) -> list[int]:
+    body = {
+        "model": SERVED_NAME,
+        "prompt": context,
+        "max_tokens": NUM_ANSWER,
+        "temperature": 0,
+        "return_token_ids": True,
+    }
+    answer = server.post("/v1/completions", body, {"X-Session-ID": dialog.name})
+    assert told(answer)["program"] == f"session:{dialog.name}"
+    return list(answer["choices"][0]["token_ids"])
+
+
+def work(servers: Sequence[VllmServer], before: Sequence[Metrics]) -> tuple[float, list[float]]:
+    """Prompt tokens found, on all servers together, and turns served, on each."""
+    hits, turns = 0.0, []
+    for server, known in zip(servers, before, strict=True):
+        now = server.metrics()
+        hits += total(now, "continuum:hit_tokens_total") - total(
+            known, "continuum:hit_tokens_total"
+        )
+        turns.append(total(now, "continuum:turns_total") - total(known, "continuum:turns_total"))
+    return hits, turns
+
+
+def through(policy: str, replicas: list[VllmServer]) -> tuple[Answers, float]:
+    """Run PROGRAMS through the router, on empty caches; the answers, and the tokens found."""
+    for replica in replicas:
+        reset(replica)
+    before = [replica.metrics() for replica in replicas]
+    with router(policy, [replica.url for replica in replicas]) as front:
+        answers = converse(front)
+    hits, turns = work(replicas, before)
+    print(f"\n{policy}: {hits:.0f} tokens found; turns on each replica: {turns}")
+    assert min(turns) > 0, "both replicas must serve"
+    return answers, hits
+
+
+@pytest.fixture(scope="module")
+def alone(replicas: list[VllmServer]) -> tuple[Answers, float]:
+    """What one server answers and finds when it serves every program."""
+    reset(replicas[0])
+    before = replicas[0].metrics()
+    answers = converse(replicas[0])
+    return answers, work(replicas[:1], [before])[0]
+
+
+def test_with_affinity_two_replicas_find_what_one_server_finds(
+    replicas: list[VllmServer], alone: tuple[Answers, float]
+) -> None:
+    assert through("consistent_hash", replicas) == alone
+
+
+def test_without_affinity_hits_collapse(
+    replicas: list[VllmServer], alone: tuple[Answers, float]
+) -> None:
+    answers, hits = through("round_robin", replicas)
+    assert answers == alone[0], "a miss costs time, never an answer"
+    assert hits < 0.5 * alone[1]
