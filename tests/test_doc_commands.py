@@ -149,7 +149,7 @@ def _wrong(words: list[str]) -> Iterator[str]:
         return
     known: set[str] | None = None
     if command[0] == "continuum":
-        known = _cli_options(command[1]) if len(command) > 1 else set()
+        known = _cli_options(*command[1:3])
     elif command[0] == "make":
         yield from (f"no target {word}" for word in _targets(command) if word not in _makefile())
     elif command[0].startswith("scripts/") and not (ROOT / command[0]).exists():
@@ -167,13 +167,21 @@ def _wrong(words: list[str]) -> Iterator[str]:
 
 
 @cache
-def _cli_options(name: str) -> set[str]:
-    group: Any = typer.main.get_command(app)
+def _cli_options(name: str, nested: str = "") -> set[str]:
     if name.startswith("-"):
-        return {name} & {"--help"}
-    command = group.commands.get(name)
-    assert command is not None, f"no command continuum {name}"
-    return {"--help", *(o for p in command.params for o in (*p.opts, *p.secondary_opts))}
+        return {"--help"}
+    if name == "bench":  # hands over to the commands of bench/serve
+        from bench.serve import commands
+
+        return _options_of(commands.app, nested)
+    return _options_of(app, name)
+
+
+def _options_of(application: typer.Typer, name: str) -> set[str]:
+    group: Any = typer.main.get_command(application)
+    assert name in group.commands, f"no command {name}"
+    params = group.commands[name].params
+    return {"--help", *(o for p in params for o in (*p.opts, *p.secondary_opts))}
 
 
 @cache
