@@ -4,12 +4,12 @@ Worth is net seconds that all programs together gain, by the costs and prices th
 at the decision, with the formulas of policy/adaptive.py and certainty in place of chances:
 
     free            0
-    offload         k * max(0, prefill - load)       if back while DRAM has it, else 0
-    pin of TTL t    k * (prefill + queueing) - price * blocks * gap        if back within t
+    offload         k * max(0, N * prefill - load)   if back while DRAM has it, else 0
+    pin of TTL t    k * N * prefill - price * blocks * gap                 if back within t
                     -price * blocks * t, plus the offload it was a part of, if not
     the best pin    the one whose TTL is the gap
 
-k = blocks / mean blocks of a turn. Regret = worth of the best - worth of the chosen, never
+k = blocks / mean blocks of a turn, N = turns that a prefill delays. Regret = worth of the best - worth of the chosen, never
 negative. What became of a pin under pressure is not the decision's regret.
 """
 
@@ -32,7 +32,8 @@ class Regret:
 
 @dataclass(frozen=True)
 class Stakes:
-    """What was at stake at a decision; seconds. `load_s` is None without a DRAM tier."""
+    """What was at stake at a decision; seconds. `prefill_s`: what computing it again takes from
+    all turns together. `load_s` is None without a DRAM tier."""
 
     decision: str
     is_stored: bool
@@ -41,7 +42,6 @@ class Stakes:
     cost: float
     prefill_s: float
     load_s: float | None
-    queueing_s: float
     residence_s: float
 
     @classmethod
@@ -55,8 +55,7 @@ class Stakes:
         if not prefill_s or decision not in ("pin", "offload", "free"):
             return None
         blocks, mean = count(record, "blocks"), max(number(known, "mean_blocks") or 1.0, 1.0)
-        crowd = count(known, "waiting") * mean / max(count(known, "vram_blocks"), 1)
-        queueing_s = (number(known, "queueing") or 0.0) * max(number(known, "eta") or 0.0, 0.0)
+        num_delayed = 1 + count(known, "waiting") + count(known, "running")
         residence_s = number(known, "residence")
         return cls(
             decision=decision,
@@ -64,9 +63,8 @@ class Stakes:
             ttl_s=number(record, "ttl_s") or 0.0,
             weight=blocks / mean,
             cost=(number(known, "price") or 0.0) * blocks,
-            prefill_s=prefill_s,
+            prefill_s=num_delayed * prefill_s,
             load_s=number(known, "load"),
-            queueing_s=queueing_s / max(crowd, 1.0),
             residence_s=math.inf if residence_s is None else residence_s,
         )
 
@@ -90,5 +88,5 @@ class Stakes:
         if math.isinf(gap) and math.isinf(ttl_s):
             return -math.inf  # for ever, for nobody
         if gap <= ttl_s:
-            return self.weight * (self.prefill_s + self.queueing_s) - self.cost * gap
+            return self.weight * self.prefill_s - self.cost * gap
         return (self._stored(gap) if self.is_stored else 0.0) - self.cost * ttl_s

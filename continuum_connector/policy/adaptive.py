@@ -1,15 +1,15 @@
 """Adaptive: each alternative is priced in seconds that all programs together gain; the best wins.
 
     free       0
-    offload    k * P(residence) * max(0, prefill - load)
-    pin        max over tau of  k * P(tau) * (prefill + queueing) - price * blocks * H(tau)
+    offload    k * P(residence) * max(0, N * prefill - load)
+    pin        max over tau of  k * P(tau) * N * prefill - price * blocks * H(tau)
     pin_store  offload + the same, where a return that DRAM would have served saves only
-               min(prefill, load) + queueing
+               min(N * prefill, load)
 
-P, H: see worth.py. k = blocks / mean_blocks, how many average turns' room this one takes;
-queueing = T * max(eta, 0) / max(1, crowd), crowd = waiting turns for each that fits into VRAM.
-The price is charged as FORESEEN / mean_blocks where it is less.
-With price = 1 / mean_blocks, H(tau) = tau and no crowd, `pin` is Continuum's Equation 1, net.
+P, H: see worth.py. k = blocks / mean_blocks, how many average turns' room this one takes.
+N = turns that run or wait, and the returning one: a prefill takes the GPU's time from all of
+them, a load only its own turn's. A place in the queue is worth nothing here: what one program
+gains by it, another loses. The price is charged as FORESEEN / mean_blocks where it is less.
 docs/decisions.md has the reasons, and what follows for each kind of gap.
 """
 
@@ -124,7 +124,7 @@ class Adaptive:
         if not snapshot.has_tier:
             back = f"{self._p_back(turn.gap):.0%} are back within {self._max_ttl_s:g} s"
             return f"no pin pays: {back}, {turn.prefill_s:.3g} s to compute again"
-        if turn.prefill_s <= turn.load_s:
+        if snapshot.num_delayed * turn.prefill_s <= turn.load_s:
             return f"no pin pays; {turn.prefill_s:.3g} s to compute, {turn.load_s:.3g} s to load"
         return (
             f"no pin pays; only {p_read:.0%} are back within {snapshot.residence_s:.3g} s in DRAM"
@@ -136,18 +136,13 @@ def _stored_s(turn: FinishedTurn, snapshot: Snapshot, p_read: float) -> float:
     is_full = snapshot.residence_s < math.inf
     if not p_read or (is_full and p_read < MIN_P_READ):
         return 0.0
-    return max(0.0, turn.prefill_s - turn.load_s)
+    return max(0.0, snapshot.num_delayed * turn.prefill_s - turn.load_s)
 
 
 def _stake(turn: FinishedTurn, snapshot: Snapshot, stored_s: float, p_read: float) -> Stake:
-    # An anti-memoryful workload (eta < 0) is a reason to serve others first, which is the
-    # queue's business; it is none to compute the same prefix twice.
-    # T grows with the queue without end; a pin passes by no more than its own share of it.
-    crowd = snapshot.num_waiting * snapshot.mean_blocks / max(snapshot.num_blocks, 1)
-    queueing_s = snapshot.queueing_s * max(snapshot.eta, 0.0) / max(crowd, 1.0)
     weight = turn.num_blocks / max(snapshot.mean_blocks, 1.0)
     return Stake(
-        pinned_s=turn.prefill_s + queueing_s,
+        pinned_s=snapshot.num_delayed * turn.prefill_s,
         stored_s=stored_s,
         p_stored=p_read,
         weight=weight,

@@ -131,6 +131,7 @@ class FinishedTurn:
 @dataclass(frozen=True)
 class Snapshot:
     """The world at decision time. Blocks are VRAM blocks; `now` is monotonic seconds.
+    `num_waiting`, `num_running`: turns beside the one that ends.
 
     `queueing_s`: how long turns wait that lost their blocks (Continuum's T). `eta`: how much
     a program's age says about its end, -1 to 1 (its memoryfulness). `mean_blocks`: of a running
@@ -147,12 +148,18 @@ class Snapshot:
     num_pinned_blocks: int
     num_waiting: int
     has_tier: bool
+    num_running: int = 0
     queueing_s: float = 0.0
     eta: float = 1.0
     mean_blocks: float = 1.0
     price: float = 0.0
     residence_s: float = math.inf
     num_hinted_blocks: int = 0
+
+    @property
+    def num_delayed(self) -> int:
+        """Turns that a prefill delays: all that run or wait, and the one it is made for."""
+        return 1 + self.num_running + self.num_waiting
 
 
 @dataclass(frozen=True)

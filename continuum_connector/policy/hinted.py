@@ -128,7 +128,7 @@ class Hinted:
             return "no DRAM tier to keep it in"
         if snapshot.residence_s < math.inf:
             return "DRAM is full of what others left"
-        if turn.load_s >= turn.prefill_s > 0.0:
+        if turn.load_s >= snapshot.num_delayed * turn.prefill_s > 0.0:
             return "to compute it again is faster than to load it"
         return ""
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection
 
 from continuum_connector.account import Account
 from continuum_connector.costs.costs import Costs
@@ -23,7 +23,7 @@ class Levels:
         store_holds: HoldTable,
         tier: DramTier,
         costs: Costs,
-        turns: Iterable[Turn],
+        turns: Collection[Turn],
     ) -> None:
         """`turns`: those that are there, a view that stays true."""
         self._pool = pool
@@ -37,12 +37,14 @@ class Levels:
         """The world as the policy sees it: what only a client's wish holds counts as free."""
         pinned = self._retention.holds.num_blocks
         wishes = min(self._retention.num_wish_blocks, pinned)  # shared blocks count for each
+        num_waiting = sum(not turn.is_admitted for turn in self._turns)
         return Snapshot(
             now=now,
             num_blocks=self._pool.num_gpu_blocks - 1,  # one is the null block
             num_free_blocks=self._pool.get_num_free_blocks() + wishes,
             num_pinned_blocks=pinned - wishes,
-            num_waiting=sum(not turn.is_admitted for turn in self._turns),
+            num_waiting=num_waiting,
+            num_running=len(self._turns) - num_waiting,
             has_tier=self._tier.is_up,
             queueing_s=self._costs.queueing_s(now),
             eta=self._costs.eta,

@@ -199,6 +199,7 @@ def _known(finished: FinishedTurn, world: Snapshot, ttl_s: float | None) -> dict
         "free_blocks": world.num_free_blocks,
         "pinned_blocks": world.num_pinned_blocks,
         "waiting": world.num_waiting,
+        "running": world.num_running,
         "vram_blocks": world.num_blocks,
         "residence": world.residence_s,
     }

@@ -17,8 +17,16 @@ def finished(num_blocks: int = 10, hints: Hints | None = None, **known: Any) -> 
 
 
 def world(has_tier: bool = False, **known: Any) -> Snapshot:
-    known = {"mean_blocks": 10.0} | known
-    return Snapshot(100.0, 1000, 500, 100, 3, has_tier, **known)
+    """An otherwise idle server with room, unless said otherwise."""
+    known = {"mean_blocks": 10.0, "num_waiting": 0} | known
+    return Snapshot(
+        100.0,
+        num_blocks=1000,
+        num_free_blocks=500,
+        num_pinned_blocks=100,
+        has_tier=has_tier,
+        **known,
+    )
 
 
 def curve(points: Sequence[tuple[float, float]]) -> Forecast:

@@ -16,10 +16,10 @@ from continuum_connector.analysis.summary import Summary
 from continuum_connector.cli import plot
 from tests.unit.test_explain import record, run, small, write
 
-COSTS = {"prefill": 2.0, "queueing": 1.0, "eta": 1.0, "price": 0.01, "mean_blocks": 20.0}
-COSTS |= {"waiting": 0, "vram_blocks": 100}
+COSTS = {"prefill": 1.0, "price": 0.01, "mean_blocks": 20.0}
+COSTS |= {"waiting": 1, "running": 1, "vram_blocks": 100}  # a prefill delays three turns
 NO_TIER = {**COSTS, "load": None, "residence": None}  # infinite
-TIER = {**COSTS, "load": 0.5, "residence": 100.0}
+TIER = {**COSTS, "load": 1.5, "residence": 100.0}
 PIN = {"decision": "pin", "ttl_s": 4.0, "then": "drop", "blocks": 10, "known": NO_TIER}
 
 
@@ -114,7 +114,7 @@ def test_every_number_of_a_small_trace_is_the_one_computed_by_hand(trace: Path) 
 
 def test_regret_and_calibration_are_the_ones_computed_by_hand(trace: Path) -> None:
     found = numbers(trace)
-    # k = 10 / 20, a pin of these 10 blocks costs 0.1 s each second.
+    # k = 10 / 20, 3 s to compute over all turns, 1.5 s to load, a pin of these 10 blocks costs 0.1 s each second.
     # A1 pin in time: the best. A2 pin for nobody: 4 s * 0.1. B1 free, back after 10 s:
     # offload 0.5 * 1.5, pin 0.5 * 3 - 1.0. B2 offload, back after 3 s: pin 1.5 - 0.3, had 0.75.
     assert found["regret"] == pytest.approx(

@@ -52,8 +52,8 @@ def situations(draw: st.DrawFn) -> tuple[dict[str, Any], dict[str, Any]]:
     }
     snapshot = {
         "has_tier": has_tier,
-        "queueing_s": draw(SECONDS),
-        "eta": draw(st.floats(-1, 1)),
+        "num_waiting": draw(st.integers(0, 30)),
+        "num_running": draw(st.integers(0, 30)),
         "mean_blocks": draw(st.floats(1, 1000)),
         "price": draw(st.one_of(st.just(0.0), st.floats(1e-6, 10))),
         "residence_s": draw(st.one_of(st.just(math.inf), st.floats(0.1, 1e4))),
@@ -69,8 +69,7 @@ def stake_of(turn: FinishedTurn, snapshot: Snapshot) -> Stake:
 def brute_force(turn: FinishedTurn, snapshot: Snapshot) -> dict[str, float]:
     """Each alternative's best value, straight from the definitions: saved minus paid."""
     k, gap = turn.num_blocks / snapshot.mean_blocks, turn.gap
-    queueing_s = snapshot.queueing_s * max(0.0, snapshot.eta)
-    queueing_s /= max(1.0, snapshot.num_waiting / (snapshot.num_blocks / snapshot.mean_blocks))
+    prefill_s = (1 + snapshot.num_waiting + snapshot.num_running) * turn.prefill_s
     ttls = [0.0, *(edge for edge in EDGES if edge <= 60.0)]
     cost = max(snapshot.price * turn.num_blocks, FORESEEN * k)
     residence_s = min(snapshot.residence_s, EDGES[-1])
@@ -78,13 +77,13 @@ def brute_force(turn: FinishedTurn, snapshot: Snapshot) -> dict[str, float]:
     def pin(ttl_s: float, from_dram_s: float) -> float:
         in_time = gap.within(ttl_s)
         later = max(0.0, gap.within(residence_s) - in_time)
-        saved = in_time * (turn.prefill_s + queueing_s) + later * from_dram_s
+        saved = in_time * prefill_s + later * from_dram_s
         return k * saved - cost * gap.held(ttl_s)
 
     values = {"free": 0.0, "pin": max(pin(ttl_s, 0.0) for ttl_s in ttls)}
     if snapshot.has_tier:
         is_refused = snapshot.residence_s < math.inf and gap.within(residence_s) < MIN_P_READ
-        from_dram_s = 0.0 if is_refused else max(0.0, turn.prefill_s - turn.load_s)
+        from_dram_s = 0.0 if is_refused else max(0.0, prefill_s - turn.load_s)
         values["offload"] = k * gap.within(residence_s) * from_dram_s
         values["pin_store"] = max(pin(ttl_s, from_dram_s) for ttl_s in ttls)
     return values
@@ -125,13 +124,13 @@ def test_a_higher_price_never_makes_a_pin_longer(
     assert ttl(decide(turn, dearer)) <= ttl(decide(turn, world(**snapshot)))
 
 
-@given(situations(), st.floats(0, 100))
-def test_more_queueing_saved_never_makes_a_pin_shorter(
-    situation: tuple[dict[str, Any], dict[str, Any]], more: float
+@given(situations(), st.integers(0, 100), st.sampled_from(["num_waiting", "num_running"]))
+def test_more_turns_that_a_prefill_would_delay_never_make_a_pin_shorter(
+    situation: tuple[dict[str, Any], dict[str, Any]], more: int, which: str
 ) -> None:
-    turn, snapshot = finished(**situation[0]), situation[1] | {"eta": 1.0}
-    longer = world(**snapshot | {"queueing_s": snapshot["queueing_s"] + more})
-    assert ttl(decide(turn, world(**snapshot))) <= ttl(decide(turn, longer))
+    turn, snapshot = finished(**situation[0]), situation[1]
+    busier = world(**snapshot | {which: snapshot[which] + more})
+    assert ttl(decide(turn, world(**snapshot))) <= ttl(decide(turn, busier))
 
 
 @given(situations(), st.floats(0, 100))
@@ -171,12 +170,12 @@ def test_a_pin_is_made_where_its_value_is_above_the_price(
 
 
 def test_with_the_price_of_one_waiting_turn_it_is_equation_2_but_for_the_time_held() -> None:
-    """60 % are back after 1 s, 30 % after 4 s; R = 5 s. Paper: 3 - 1 = 2 against 4.5 - 4 = 0.5.
+    """60 % are back after 1 s, 30 % after 4 s; R = 5 s, T = 0. Paper: 3 - 1 = 2 against 4.5 - 4 = 0.5.
     A pin of 4 s is held 0.6 * 1 + 0.4 * 4 = 2.2 s only, so that its gain is 4.5 - 2.2 = 2.3."""
     one, four = (next(i for i, e in enumerate(EDGES) if e >= t) for t in (1.0, 4.0))
     cdf = [0.0] * one + [0.6] * (four - one) + [0.9] * (len(EDGES) - four)
-    turn = finished(gap=Forecast(cdf), prefill_s=3.0)
-    choice = decide(turn, world(price=1 / 10, queueing_s=4.0, eta=0.5))
+    turn = finished(gap=Forecast(cdf), prefill_s=5.0)
+    choice = decide(turn, world(price=1 / 10))
     assert ttl(choice) == EDGES[four] == pytest.approx(4.3, abs=0.5)
     held = 0.6 * EDGES[one] + 0.4 * EDGES[four]
     assert choice.values["pin"] == pytest.approx(4.5 - held, abs=0.2)
@@ -202,7 +201,7 @@ def test_where_nothing_is_saved_nothing_is_kept(
     situation: tuple[dict[str, Any], dict[str, Any]],
 ) -> None:
     turn = finished(**situation[0] | {"prefill_s": 0.0})
-    choice = decide(turn, world(**situation[1] | {"queueing_s": 0.0}))
+    choice = decide(turn, world(**situation[1]))
     assert choice.decision == Free()
     assert not any(choice.values.values())
 
@@ -217,24 +216,21 @@ def test_nothing_goes_to_dram_without_a_tier(
     assert isinstance(decision, Free) or (isinstance(decision, Pin) and decision.then is After.DROP)
 
 
-def test_queueing_counts_less_the_more_turns_wait_for_each_that_fits() -> None:
-    """100 turns of 10 blocks fit into 1,000. The gap is 5 s, T 30 s: with 100 waiting a pin
-    saves 30 s, with 400 it saves 7.5, with 1,000 it saves 3 and does not pay."""
-    turn = finished(gap=Forecast.known(5.0))
-    for num_waiting, saves in ((1, 30.0), (100, 30.0), (400, 7.5), (1000, None)):
-        snapshot = replace(world(price=0.1, queueing_s=30.0), num_waiting=num_waiting)
-        choice = decide(turn, snapshot)
-        if saves is None:
-            assert choice.decision == Free()
-        else:
-            assert choice.values["pin"] == pytest.approx(saves - turn.gap.held(9.0))
-
-
-def test_an_anti_memoryful_workload_is_no_reason_to_compute_twice() -> None:
+def test_a_place_in_the_queue_is_worth_nothing_for_another_loses_it() -> None:
     turn = finished(gap=BACK_IN_2_S, prefill_s=5.0)
-    without, against = (world(price=0.1, queueing_s=q, eta=-1.0) for q in (0.0, 9.0))
-    assert isinstance(decide(turn, without).decision, Pin)
-    assert decide(turn, against) == decide(turn, without)
+    short, long = (world(price=0.1, queueing_s=q, eta=1.0) for q in (0.0, 900.0))
+    assert isinstance(decide(turn, short).decision, Pin)
+    assert decide(turn, long) == decide(turn, short)
+
+
+def test_a_prefill_delays_everybody_and_a_load_only_its_own_turn() -> None:
+    """0.2 s to compute, 1 s to load: alone it is computed again, beside five others stored."""
+    turn = finished(gap=BACK_IN_2_S, prefill_s=0.2, load_s=1.0)
+    assert decide(turn, world(True, price=1.0)).decision == Free()
+    busy = world(True, price=1.0, num_running=3, num_waiting=2)
+    choice = decide(turn, busy)
+    assert choice.decision == Offload()
+    assert choice.values["offload"] == pytest.approx(6 * 0.2 - 1.0)
 
 
 def test_a_pin_that_saves_less_than_its_making_takes_is_not_made() -> None:

@@ -3,8 +3,7 @@
 Gaps: fast tools as in the paper's Table 2 (mean 0.9 s, a long tail), coding sessions and people
 as measured on Claude Code (field.md 3.3). A third of the people never come back, and of one-shot
 requests all but 1 %. Contexts: 4K tokens of a small model, 104K of an 8B model; buses of 50 and
-6 GB/s. Under pressure one average turn waits for the room, and lost blocks cost 1 s of queueing
-with eta = 0.5. Without pressure agents stay where they are and nobody is pinned in vain: neither
+6 GB/s. Under pressure one average turn waits for the room and two run. Without pressure agents stay where they are and nobody is pinned in vain: neither
 one-shot requests, whatever they cost to compute, nor people whose contexts cost next to nothing.
 """
 
@@ -26,24 +25,24 @@ GAPS = {
 # Seconds to compute, to load at 50 and at 6 GB/s
 CONTEXTS = {"4K, small": (0.05, 0.011, 0.09), "104K, 8B": (7.0, 0.27, 2.3)}
 NO_PRESSURE: dict[str, float] = {}
-PRESSURE = {"price": 1 / 500, "queueing_s": 1.0, "eta": 0.5}
+PRESSURE = {"price": 1 / 500, "num_waiting": 1, "num_running": 2}
 
 TABLE = """
 gap        context    bus       no pressure       ... no DRAM       pressure          ... no DRAM
 fast tool  4K, small  50 GB/s   pin 10 s, store   pin 58 s          offload           free
-fast tool  4K, small  6 GB/s    pin 58 s          pin 58 s          free              free
-fast tool  104K, 8B   50 GB/s   pin 58 s, store   pin 58 s          pin 0.64 s, store pin 10 s
-fast tool  104K, 8B   6 GB/s    pin 58 s, store   pin 58 s          pin 2.2 s, store  pin 10 s
+fast tool  4K, small  6 GB/s    pin 58 s          pin 58 s          offload           free
+fast tool  104K, 8B   50 GB/s   pin 58 s, store   pin 58 s          offload           pin 58 s
+fast tool  104K, 8B   6 GB/s    pin 58 s, store   pin 58 s          pin 2.2 s, store  pin 58 s
 coding     4K, small  50 GB/s   offload           pin 29 s          offload           free
-coding     4K, small  6 GB/s    pin 29 s          pin 29 s          free              free
-coding     104K, 8B   50 GB/s   pin 58 s, store   pin 58 s          offload           free
-coding     104K, 8B   6 GB/s    pin 58 s, store   pin 58 s          offload           free
+coding     4K, small  6 GB/s    pin 29 s          pin 29 s          offload           free
+coding     104K, 8B   50 GB/s   pin 58 s, store   pin 58 s          offload           pin 17 s
+coding     104K, 8B   6 GB/s    pin 58 s, store   pin 58 s          offload           pin 17 s
 person     4K, small  50 GB/s   offload           free              offload           free
-person     4K, small  6 GB/s    free              free              free              free
+person     4K, small  6 GB/s    free              free              offload           free
 person     104K, 8B   50 GB/s   pin 41 s, store   pin 58 s          offload           free
 person     104K, 8B   6 GB/s    pin 58 s, store   pin 58 s          offload           free
 one-shot   4K, small  50 GB/s   offload           free              offload           free
-one-shot   4K, small  6 GB/s    free              free              free              free
+one-shot   4K, small  6 GB/s    free              free              offload           free
 one-shot   104K, 8B   50 GB/s   offload           free              offload           free
 one-shot   104K, 8B   6 GB/s    offload           free              offload           free
 """
