@@ -9,8 +9,8 @@ at the decision, with the formulas of policy/adaptive.py and certainty in place 
                     -price * blocks * t, plus the offload it was a part of, if not
     the best pin    the one whose TTL is the gap
 
-k = blocks / mean blocks of a turn, N = turns that a prefill delays. Regret = worth of the best - worth of the chosen, never
-negative. What became of a pin under pressure is not the decision's regret.
+k = blocks / mean blocks of a turn, N = turns that a prefill delays. Regret = worth of the best -
+worth of the chosen, never negative. What became of a pin under pressure is not the decision's.
 """
 
 from __future__ import annotations

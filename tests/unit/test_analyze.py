@@ -114,7 +114,7 @@ def test_every_number_of_a_small_trace_is_the_one_computed_by_hand(trace: Path) 
 
 def test_regret_and_calibration_are_the_ones_computed_by_hand(trace: Path) -> None:
     found = numbers(trace)
-    # k = 10 / 20, 3 s to compute over all turns, 1.5 s to load, a pin of these 10 blocks costs 0.1 s each second.
+    # k = 10 / 20, 3 s to compute over all turns, 1.5 s to load; a pin costs 0.1 s a second.
     # A1 pin in time: the best. A2 pin for nobody: 4 s * 0.1. B1 free, back after 10 s:
     # offload 0.5 * 1.5, pin 0.5 * 3 - 1.0. B2 offload, back after 3 s: pin 1.5 - 0.3, had 0.75.
     assert found["regret"] == pytest.approx(

@@ -170,8 +170,8 @@ def test_a_pin_is_made_where_its_value_is_above_the_price(
 
 
 def test_with_the_price_of_one_waiting_turn_it_is_equation_2_but_for_the_time_held() -> None:
-    """60 % are back after 1 s, 30 % after 4 s; R = 5 s, T = 0. Paper: 3 - 1 = 2 against 4.5 - 4 = 0.5.
-    A pin of 4 s is held 0.6 * 1 + 0.4 * 4 = 2.2 s only, so that its gain is 4.5 - 2.2 = 2.3."""
+    """60 % are back after 1 s, 30 % after 4 s; R = 5 s, T = 0. Paper: 3 - 1 = 2 against
+    4.5 - 4 = 0.5. A pin of 4 s is held 0.6 * 1 + 0.4 * 4 = 2.2 s only: its gain is 2.3."""
     one, four = (next(i for i, e in enumerate(EDGES) if e >= t) for t in (1.0, 4.0))
     cdf = [0.0] * one + [0.6] * (four - one) + [0.9] * (len(EDGES) - four)
     turn = finished(gap=Forecast(cdf), prefill_s=5.0)
