@@ -11,7 +11,10 @@ import functools
 import inspect
 from collections.abc import Callable
 from operator import methodcaller
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from continuum_connector.order import Order
 
 _MARK = "_continuum_wraps"
 _NAMED = "continuum_connector.scheduler_cls"
@@ -82,7 +85,9 @@ def _with_room(allocate: Callable[..., Any], scheduler: Any, ours: Any) -> Calla
     @functools.wraps(allocate)
     def allocate_slots(request: Any, *args: Any, **kwargs: Any) -> Any:
         blocks = allocate(request, *args, **kwargs)
-        return retry(request, args, kwargs) if blocks is None else blocks
+        if blocks is not None or ours.acting is None:
+            return blocks
+        return retry(request, args, kwargs)
 
     return allocate_slots
 
@@ -103,31 +108,20 @@ def _vllm_config(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     return kwargs["vllm_config"] if "vllm_config" in kwargs else args[0]
 
 
-def _hook_in(scheduler: Any, ours: Any) -> bool:
-    """Put our hooks into a scheduler that has just been built; whether victims are ranked by
-    what we write into their requests."""
+def _hook_in(scheduler: Any, ours: Any) -> Order | None:
+    """Put our hooks into a scheduler that has just been built; its order, if that is ours."""
     from continuum_connector import compat
+    from continuum_connector.order import Order
 
     compat.recompute_failed_loads(scheduler)
     compat.free_blocks_at_once(scheduler)
     allocate = scheduler.kv_cache_manager.allocate_slots
     scheduler.kv_cache_manager.allocate_slots = _with_room(allocate, scheduler, ours)
-    return _order(scheduler, ours) if ours.orders else False
-
-
-def _order(scheduler: Any, ours: Any) -> bool:
-    """Queue in program order; False where the user's own priorities stay in force."""
-    from continuum_connector import compat
-    from continuum_connector.scheduler.queue import ProgramQueue
-
-    ranks_victims = compat.rank_victims_by_request(scheduler)
-    rank = functools.partial(ours.rank, by_priority=not ranks_victims)
-    queues = []
-    for name in compat.queue_attributes(scheduler):
-        queues.append(ProgramQueue(rank, ours.side.program_of))
-        setattr(scheduler, name, queues[-1])
-    ours.side.retention.queues = tuple(queues)
-    return ranks_victims
+    if not ours.orders:
+        return None
+    order = Order(scheduler, ours)
+    ours.on_switch = order.switch
+    return order
 
 
 def _next_queue(scheduler: Any, ours: Any, own: Callable[[], Any]) -> Any:
@@ -160,16 +154,23 @@ def subclass(base: Any) -> Any:
             ours = compat.find_ours(self.connector, ContinuumConnector)
             self._continuum = ours if ours is not None and ours.side is not None else None
             if self._continuum is not None:
-                self._ranks_victims = _hook_in(self, ours)
+                self._order = _hook_in(self, ours)
                 ours.attached(base.__name__)
+
+        @property
+        def _acting(self) -> Any:
+            """Our connector, or None without one and while it is switched off."""
+            ours = self._continuum
+            return None if ours is None or ours.acting is None else ours
 
         def _select_waiting_queue_for_scheduling(self) -> Any:
             own = super()._select_waiting_queue_for_scheduling
-            return own() if self._continuum is None else _next_queue(self, self._continuum, own)
+            return own() if self._acting is None else _next_queue(self, self._acting, own)
 
         def add_request(self, request: Any) -> None:
-            if self._continuum is not None and request.request_id not in self.requests:
-                self._continuum.before_queued(request, self._ranks_victims)
+            if self._acting is not None and request.request_id not in self.requests:
+                ranks_victims = self._order is not None and self._order.ranks_victims
+                self._acting.before_queued(request, ranks_victims)
             super().add_request(request)
 
         def reset_prefix_cache(self, *args: Any, **kwargs: Any) -> bool:

@@ -32,6 +32,12 @@ from continuum_connector.worker.worker import ContinuumWorker, num_slots_for
 
 logger = logging.getLogger(f"vllm.{__name__}")
 
+SWITCHED_OFF = (
+    "ContinuumConnector is switched off by switch_path: every pin has ended, no block is kept in "
+    "DRAM, turns wait in vLLM's own order; the DRAM itself is given back when the server stops"
+)
+SWITCHED_ON = "ContinuumConnector is switched on again by switch_path; it begins with nothing kept"
+
 
 def reason_to_step_aside(vllm_config: Any, kv_cache_config: Any) -> str:
     """Say in one sentence why this server cannot use us, or return ""."""

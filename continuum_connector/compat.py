@@ -217,10 +217,13 @@ def rank_victims_by_request(scheduler: Any) -> bool:
     """
     from vllm.v1.core.sched.request_queue import SchedulingPolicy
 
-    if scheduler.policy == SchedulingPolicy.PRIORITY:
-        return False
-    scheduler.policy = SchedulingPolicy.PRIORITY
-    return True
+    own, scheduler.policy = scheduler.policy, SchedulingPolicy.PRIORITY
+    return bool(own != SchedulingPolicy.PRIORITY)
+
+
+def rank_victims_as_configured(scheduler: Any) -> None:
+    """Undo that: the choice is vLLM's own, and before 0.31 that of the queue."""
+    scheduler.policy = type(scheduler.policy)(scheduler.scheduler_config.policy)
 
 
 def ask_to_recompute(vllm_config: Any) -> None:
@@ -265,18 +268,15 @@ def find_wake() -> Callable[[], None] | None:
 
 def find_ours(connector: Any, kind: type) -> Any:
     """Return our connector: the engine's own, or one inside a MultiConnector, or None."""
-    if isinstance(connector, kind):
-        return connector
-    children: Sequence[Any] = getattr(connector, "_connectors", ())
-    return next((child for child in children if isinstance(child, kind)), None)
+    found: Sequence[Any] = (connector, *getattr(connector, "_connectors", ()))
+    return next((each for each in found if isinstance(each, kind)), None)
 
 
 def names_us(transfer: Any) -> bool:
     """Whether the configured connector is ours, alone or inside a MultiConnector."""
-    return (
-        transfer is not None
-        and our_part(transfer.kv_connector, transfer.kv_connector_extra_config) is not None
-    )
+    if transfer is None:
+        return False
+    return our_part(transfer.kv_connector, transfer.kv_connector_extra_config) is not None
 
 
 def our_extra_config(transfer: Any) -> dict[str, Any]:

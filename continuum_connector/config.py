@@ -70,6 +70,7 @@ class ContinuumConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, k
     max_programs: Count = 10_000
     trace_path: str = ""
     state_path: str = ""
+    switch_path: str = ""
     echo: bool = True
 
 
@@ -108,6 +109,8 @@ KNOBS: dict[str, str] = {
     "trace_path": "file that gets one JSON line per decision and outcome; empty writes none",
     "state_path": "file, or directory for one per model and device, in which learned tool times "
     "and costs outlive a restart; `continuum calibrate` writes one; empty forgets",
+    "switch_path": "file that switches the connector off and on while the server runs: write off "
+    "into it, and within about a second every engine that reads it serves as stock; empty: none",
     "echo": "answer the decision in non-streamed responses (kv_transfer_params.continuum)",
 }
 

@@ -22,6 +22,7 @@ from continuum_connector.costs.costs import Costs
 from continuum_connector.costs.step_clock import StepClock
 from continuum_connector.messages import StepPlan, WorkerReport
 from continuum_connector.metrics import ContinuumPromMetrics, ContinuumStats
+from continuum_connector.switch import AlwaysOn, SwitchFile, open_switch
 from continuum_connector.timed import timed
 from continuum_connector.worker_hooks import WorkerHooks
 
@@ -34,14 +35,18 @@ logger = compat.logger(__name__)
 class ContinuumConnector(WorkerHooks, SupportsHMA):  # type: ignore[misc]
     """Pins finished turns in VRAM, tiers them to DRAM, and orders waiting turns by program.
 
-    `side` is None on workers and where we step aside (no prefix caching, unproven model):
-    then every hook answers what a connector that does nothing would.
+    `side` is None on workers and where we step aside (no prefix caching, unproven model).
+    `acting` is the same, and None while an operator has switched us off (`switch_path`): then
+    every hook answers what a connector that does nothing would.
     """
 
     def __init__(self, vllm_config: Any, role: Any, kv_cache_config: Any) -> None:
         super().__init__(vllm_config, role, kv_cache_config)
         self.config = load_config(compat.our_extra_config(vllm_config.kv_transfer_config))
         self.side: SchedulerSide | None = None
+        self.acting: SchedulerSide | None = None
+        self.on_switch: Callable[[bool], None] = lambda is_on: None  # attach.py has more to do
+        self.switch: SwitchFile | AlwaysOn = AlwaysOn()
         self.costs = Costs(vllm_config.scheduler_config.max_num_batched_tokens)
         self._step_clock = StepClock()
         self._gauges_due = 0.0
@@ -90,7 +95,8 @@ class ContinuumConnector(WorkerHooks, SupportsHMA):  # type: ignore[misc]
             self.costs.step(*step)
         side.levels.update_ledger(self.account)
         # A scrape comes every few seconds, a step every few ms; after the last one, none.
-        if now >= self._gauges_due or not side.turns:
+        is_last = self.acting is not None and not side.turns
+        if now >= self._gauges_due or is_last:
             self._gauges_due = now + 1.0
             side.update_gauges()
             for gauge in self.costs.gauges(now):
@@ -112,6 +118,7 @@ class ContinuumConnector(WorkerHooks, SupportsHMA):  # type: ignore[misc]
 
     def shutdown(self) -> None:
         if self.side is not None:
+            self.switch.close()
             self.side.shutdown(self._clock())
         if self.worker is not None:
             self.worker.shutdown()
@@ -120,7 +127,7 @@ class ContinuumConnector(WorkerHooks, SupportsHMA):  # type: ignore[misc]
     def bind_gpu_block_pool(self, gpu_block_pool: Any) -> None:
         if self._aside or self._role is not KVConnectorRole.SCHEDULER:
             return
-        self.side = build.scheduler_side(
+        self.side = self.acting = build.scheduler_side(
             self.config,
             self._vllm_config,
             self._kv_cache_config,
@@ -129,6 +136,7 @@ class ContinuumConnector(WorkerHooks, SupportsHMA):  # type: ignore[misc]
             self.costs,
             self._wake,
         )
+        self.switch = open_switch(self.config.switch_path, self._wake)
 
     @property
     def orders(self) -> bool:
@@ -153,7 +161,7 @@ class ContinuumConnector(WorkerHooks, SupportsHMA):  # type: ignore[misc]
             request.arrival_time = turn.program.arrival
 
     def on_new_request(self, request: Any) -> None:
-        if self.side is not None and not self._is_attached:  # else `before_queued` did it
+        if self.acting is not None and not self._is_attached:  # else `before_queued` did it
             self._begin_unattached(request)
 
     @timed("on_new_request")
@@ -180,12 +188,12 @@ class ContinuumConnector(WorkerHooks, SupportsHMA):  # type: ignore[misc]
     def get_num_new_matched_tokens(
         self, request: Any, num_computed_tokens: int
     ) -> tuple[int | None, bool]:
-        if self.side is None:
+        if self.acting is None:
             return 0, False
         now = self._clock()
         if not self._is_attached:
-            self.side.unattached.before_lookup(request, num_computed_tokens, now)
-        return self.side.match(request, num_computed_tokens, now)
+            self.acting.unattached.before_lookup(request, num_computed_tokens, now)
+        return self.acting.match(request, num_computed_tokens, now)
 
     def make_room(
         self, request: Any, attempt: Callable[[], Any], need: int, others_run: bool
@@ -207,15 +215,20 @@ class ContinuumConnector(WorkerHooks, SupportsHMA):  # type: ignore[misc]
 
     @timed("update_state_after_alloc")
     def update_state_after_alloc(self, request: Any, blocks: Any, num_external_tokens: int) -> None:
-        if self.side is not None:
-            block_ids = blocks.get_block_ids() if num_external_tokens else ()
-            self.side.after_alloc(request, block_ids, num_external_tokens, self._clock())
+        if self.side is None:
+            return
+        block_ids = blocks.get_block_ids() if num_external_tokens else ()
+        if self.acting is not None:
+            self.acting.after_alloc(request, block_ids, num_external_tokens, self._clock())
+        elif num_external_tokens:  # promised before the switch (vLLM >= 0.33 starts loads late)
+            self.side.tier.load("", request, block_ids, num_external_tokens, self._clock())
 
     @timed("build_connector_meta")
     def build_connector_meta(self, scheduler_output: Any) -> StepMetadata:
         if self.side is None:
             return StepMetadata(StepPlan())
         now = self._clock()
+        self._follow_switch(self.side, now)
         if not self._is_attached:
             num_tokens = scheduler_output.total_num_scheduled_tokens
             self.side.unattached.after_step(num_tokens, self.side.waits_for_room, now)
@@ -229,6 +242,8 @@ class ContinuumConnector(WorkerHooks, SupportsHMA):  # type: ignore[misc]
         meta = connector_output.kv_connector_worker_meta
         if self.side is not None and isinstance(meta, WorkerMetadata):
             self.side.settle(meta.report, self._clock())
+            if self.acting is None:
+                self._gauges_due = 0.0  # nothing of ours may follow that would show it
 
     @timed("request_finished")
     def request_finished_all_groups(
@@ -237,7 +252,11 @@ class ContinuumConnector(WorkerHooks, SupportsHMA):  # type: ignore[misc]
         """Never delays the free: our own references keep what we want (vllm-facts Q2)."""
         if self.side is None:
             return False, None
-        return False, self.side.finish(request, block_ids, compat.turn_end(request), self._clock())
+        if self.acting is None:
+            self.side.tier.forget_request(request.request_id)
+            return False, None
+        end = compat.turn_end(request)
+        return False, self.acting.finish(request, block_ids, end, self._clock())
 
     def request_finished(
         self, request: Any, block_ids: list[int]
@@ -245,8 +264,26 @@ class ContinuumConnector(WorkerHooks, SupportsHMA):  # type: ignore[misc]
         return self.request_finished_all_groups(request, (block_ids,))
 
     def has_pending_push_work(self) -> bool:
-        """True only while copies are to settle or a pin is due: anything more burns a core."""
-        return self.side is not None and self.side.has_work(self._clock())
+        """True only while copies are to settle, a pin is due or the switch was turned: anything
+        more burns a core."""
+        if self.side is None:
+            return False
+        return self._is_switch_due or self.side.has_work(self._clock())
+
+    @property
+    def _is_switch_due(self) -> bool:
+        return self.switch.is_on is not (self.acting is not None)
+
+    def _follow_switch(self, side: SchedulerSide, now: float) -> None:
+        """Do as the switch says, once a step is put together: no admission is half done then."""
+        if not self._is_switch_due:
+            return
+        is_on = self.acting is None
+        self.acting = side if is_on else None
+        self.on_switch(is_on)
+        side.switch(is_on, now)
+        self._gauges_due = 0.0
+        logger.warning(build.SWITCHED_ON if is_on else build.SWITCHED_OFF)
 
     def take_events(self) -> Iterable[Any]:
         return self.side.tier.take_events() if self.side is not None else ()

@@ -54,10 +54,11 @@ class Metric:
 DIRECTIONS = ("store", "load")
 PIN_CAUSES = (
     *("returned", "expired", "pressure", "superseded"),
-    *("program_done", "reset", "shutdown"),
+    *("program_done", "reset", "switched_off", "shutdown"),
 )
-_FOUND = ("in_vram", "in_dram", "recomputed", "superseded", "never")
-_OF_PIN = ("in_time", "expired", "pressure", "diverged", "superseded", "reset", "never")
+_ANY = ("superseded", "never", "switched_off")
+_FOUND = ("in_vram", "in_dram", "recomputed", *_ANY)
+_OF_PIN = ("in_time", "expired", "pressure", "diverged", "reset", *_ANY)
 OUTCOMES = (*(f"pin_{each}" for each in _OF_PIN), *(f"offload_{each}" for each in _FOUND))
 OUTCOMES += (*(f"free_{each}" for each in _FOUND), "free_done")
 FAILURES = ("driver", "cancelled", "closed", "no_tier", "corrupt", "timeout", OTHER)
@@ -74,6 +75,7 @@ HOOK_BUCKETS = (1e-6, 2e-6, 5e-6, 1e-5, 2e-5, 5e-5, 1e-4, 2e-4, 5e-4, 1e-3, 0.01
 _C, _G, _H = Kind.COUNTER, Kind.GAUGE, Kind.HISTOGRAM
 
 METRICS: tuple[Metric, ...] = (
+    Metric("switched_on", _G, "1: on; 0: switched off by switch_path, vLLM serves as without us"),
     Metric("programs", _G, "Programs remembered; at max_programs the quiet ones are forgotten"),
     Metric(
         "turns",

@@ -38,6 +38,7 @@ EVENTS: dict[str, str] = {
     "load": "a transfer DRAM -> VRAM settled, with its outcome",
     "tier_down": "a rank has no DRAM tier, and why",
     "reset": "the prefix cache was reset: every hold ended",
+    "switch": "an operator switched the connector on or off",
     "stop": "the scheduler half shuts down",
 }
 

@@ -31,6 +31,8 @@ MAY_IMPORT = {  # what each room may import besides itself and `errors`
     "kv_events": set(),
     "carriers": {"messages"},
     "timed": set(),
+    "switch": set(),
+    "order": {"compat", "scheduler"},
     "programs": set(),
     "metric_table": {"programs", "toolcalls"},
     "account": {"metric_table"},
@@ -54,9 +56,9 @@ MAY_IMPORT = {  # what each room may import besides itself and `errors`
     "worker_hooks": {"build", "compat", "account", "carriers", "timed", "worker"},
     "connector": {
         *("worker_hooks", "build", "compat", "account", "metrics", "config", "messages"),
-        *("carriers", "scheduler", "worker", "timed", "costs", "proven"),
+        *("carriers", "scheduler", "worker", "timed", "costs", "proven", "switch"),
     },
-    "attach": {"connector", "build", "compat", "config", "scheduler"},
+    "attach": {"connector", "build", "compat", "config", "scheduler", "order"},
     "plugin": {"attach"},
     "analysis": {"trace", "costs"},
     "cli": {

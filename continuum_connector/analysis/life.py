@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from continuum_connector.analysis.source import Record, text
 
 MAX_NAMES = 200_000  # programs whose turns are counted, to name some if the one is not there
-EVERYBODY = ("start", "reset", "tier_down", "stop")  # what happens to every program
+EVERYBODY = ("start", "reset", "tier_down", "switch", "stop")  # what happens to every program
 
 
 @dataclass

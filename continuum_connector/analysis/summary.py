@@ -239,9 +239,14 @@ class Summary:
 
 
 def _regret(outcome: Record, stakes: Stakes | None) -> Regret | None:
-    """None where the gap is not known, and where it says nothing: turns side by side."""
+    """None where the gap is not known, and where it says nothing: turns side by side, or nobody
+    there to see the next one."""
     horizon_s = number(outcome, "horizon_s")
-    if stakes is None or horizon_s is None or text(outcome, "outcome") == "superseded":
+    if (
+        stakes is None
+        or horizon_s is None
+        or text(outcome, "outcome") in ("superseded", "switched_off")
+    ):
         return None
     if came_true(outcome, horizon_s) is None:
         return None

@@ -115,6 +115,7 @@ _OUTCOMES = {
     "diverged": ("'s pin was of no use: the next turn went another way", "bad"),
     "superseded": (" was overtaken by a newer turn of the program", ""),
     "reset": ("'s pin had ended with a reset of the prefix cache", "bad"),
+    "switched_off": (": the connector was switched off before it was known", ""),
     "never": (": nobody came back for it", "bad"),
     "done": (": nothing more is needed of it", ""),
     "in_vram": (" was still in VRAM", "good"),
@@ -162,6 +163,12 @@ def _everybody(words: str) -> Callable[[Record], Iterator[Line]]:
     return tell
 
 
+def _switch(record: Record) -> Iterator[Line]:
+    on = "the connector was switched on"
+    off = "the connector was switched off: every pin ended, DRAM was emptied"
+    yield Line(record, on if record.get("on") else off, "bad")
+
+
 def _tokens(record: Record) -> str:
     return f"{count(record, 'tokens'):,} tokens"
 
@@ -186,5 +193,6 @@ _TELL: dict[str, Callable[[Any], Iterator[Line]]] = {
     "load": _copy,
     "reset": _everybody("the prefix cache was reset: every pin ended"),
     "tier_down": _everybody("the DRAM tier went down"),
+    "switch": _switch,
     "stop": _everybody("the server stopped"),
 }

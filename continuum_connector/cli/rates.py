@@ -62,6 +62,7 @@ class Served:
 class Kept:
     """The connector's part. Shares are of VRAM blocks; `pins_ended` and `worst` since the start."""
 
+    num_switched_off: int  # of the engines
     num_programs: int
     pinned: float | None  # None where vLLM does not say how many blocks it has
     held_for_stores: float | None
@@ -126,9 +127,11 @@ def _kept(now: Scrape, added: Scrape) -> Kept:
     capacity = now.total("continuum:dram_capacity_blocks")
     ready = now.total("continuum:dram_blocks", state="ready")
     writing = now.total("continuum:dram_blocks", state="writing")
+    switches = now.samples.get("continuum:switched_on", {})
     outcomes = now.by("continuum:outcomes_total", "decision_outcome")
     decisions = added.by("continuum:decisions_total", "decision")
     return Kept(
+        num_switched_off=list(switches.values()).count(0.0),
         num_programs=int(now.total("continuum:programs")),
         pinned=_share(pinned, vram),
         held_for_stores=_share(now.total("continuum:held_blocks") - pinned, vram),

@@ -36,11 +36,22 @@ def _head(url: str, shown: Numbers | None) -> Text:
     head = Text.assemble(("continuum top  ", "bold"), url, no_wrap=True, overflow="ellipsis")
     if shown is None:
         return head
-    served = shown.served
+    served, kept = shown.served, shown.kept
     head.append(f"  {', '.join(served.models)}", "bold")
     if served.num_engines > 1:
         head.append(f"  {served.num_engines} engines")
+    if kept is not None:
+        head.append("  ")
+        head.append(*_state(kept, served.num_engines))
     return head
+
+
+def _state(kept: Kept, num_engines: int) -> tuple[str, str]:
+    if not kept.num_switched_off:
+        return "on", "bold green"
+    if kept.num_switched_off == num_engines:
+        return "switched off", "bold yellow"
+    return f"switched off on {kept.num_switched_off}", "bold yellow"
 
 
 def _served(served: Served, kept: Kept | None) -> Table:

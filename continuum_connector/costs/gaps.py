@@ -86,6 +86,12 @@ class Gaps:
         if gap is not None:
             self._times.observe(gap.asked, now - gap.since, is_over=False, after_s=gap.observed_s)
 
+    def forget_open(self) -> None:
+        """Drop every open gap, as neither ended nor lasting: nobody watches programs any more."""
+        self._open.clear()
+        for programs in self._waiting:
+            programs.clear()
+
     def forecast(self, asked: Asked) -> Forecast:
         """When a program will be back whose turn ends with `asked`."""
         return self._times.forecast(asked)

@@ -96,6 +96,13 @@ class Decider:
         self._state_file.new_step(self._learned, now)
         return was_blocked
 
+    def forget_open(self, now: float) -> None:
+        """Nobody will see programs come back: what is open is neither over nor lasting."""
+        self.gaps.forget_open()
+        self._silent.clear()
+        self._is_blocked = False
+        self.costs.unblocked(now)
+
     def close(self) -> None:
         """The server stops: what was learned is written."""
         self._state_file.close(whole(self._learned()))

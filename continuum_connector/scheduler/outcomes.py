@@ -160,10 +160,11 @@ class Outcomes:
             else:
                 self._close(one, "never", now)
 
-    def close(self, now: float) -> None:
-        """The server stops: whoever has not come back never will."""
+    def close(self, now: float, outcome: str = "never") -> None:
+        """Close all that are open. The server stops: whoever has not come back never will; or the
+        connector is switched off, and nobody sees who does."""
         for one in list(self._open.values()):
-            self._close(one, "never", now)
+            self._close(one, outcome, now)
 
     # --- parts ------------------------------------------------------------------------
     def _close(

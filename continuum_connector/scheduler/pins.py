@@ -30,6 +30,7 @@ class PinEnd(enum.Enum):
     SUPERSEDED = "superseded"  # a newer turn of the program was pinned or ended
     PROGRAM_DONE = "program_done"  # the program's last turn ended
     RESET = "reset"  # the prefix cache was reset
+    SWITCHED_OFF = "switched_off"  # an operator switched the connector off
     SHUTDOWN = "shutdown"  # the server stopped
 
 

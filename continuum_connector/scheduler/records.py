@@ -29,6 +29,7 @@ class Records:
         self.trace = trace
         self.outcomes = Outcomes(account, trace, max_programs)
         self._echo = echo
+        account.gauge("switched_on", 1.0)
 
     def arrived(
         self, request: Any, turn: Turn, returns: bool, gap_s: float | None, now: float
@@ -140,6 +141,13 @@ class Records:
         dropped = self.trace.take_dropped()
         if dropped:
             self.account.count("trace_dropped", dropped)
+
+    def switched(self, is_on: bool, now: float) -> None:
+        """An operator switched us on or off."""
+        if not is_on:
+            self.outcomes.close(now, "switched_off")
+        self.account.gauge("switched_on", float(is_on))
+        self.trace.record("switch", now, on=is_on)
 
     def close(self, now: float) -> None:
         """The server stops: whatever is still open is told, then nothing more. Idempotent."""

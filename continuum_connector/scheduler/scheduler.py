@@ -13,13 +13,7 @@ from typing import Any
 from continuum_connector.account import Account
 from continuum_connector.config import ContinuumConfig
 from continuum_connector.messages import StepPlan, WorkerReport
-from continuum_connector.policy.base import (
-    After,
-    Decision,
-    Free,
-    Offload,
-    Unpriced,
-)
+from continuum_connector.policy.base import After, Decision, Free, Offload, Unpriced
 from continuum_connector.policy.base import Pin as PinDecision
 from continuum_connector.policy.hinted import without_end, without_pin
 from continuum_connector.programs.identify import identify_request
@@ -254,11 +248,19 @@ class SchedulerSide:
 
     def reset(self, now: float) -> None:
         """The prefix cache is being reset: end every pin, forget every block in DRAM."""
-        self.retention.end_all(PinEnd.RESET, now)
-        for transfer in self.tier.reset(now):
-            self.records.settled(transfer, now)
-        self._owes_step = True
+        self._let_go(PinEnd.RESET, now)
         self.records.trace.record("reset", now)
+
+    def switch(self, is_on: bool, now: float) -> None:
+        """Begin to act, or stop: then nothing is kept but what was learned, no turn is known any
+        more, and of the copies only loads that requests wait for go on."""
+        if not is_on:
+            self._let_go(PinEnd.SWITCHED_OFF, now)
+            for request_id in self.turns:
+                self.programs.end_turn(request_id, now)
+            self.turns.clear()
+            self.decider.forget_open(now)
+        self.records.switched(is_on, now)
 
     def shutdown(self, now: float) -> None:
         """The server stops: end every pin, close what has threads. Idempotent."""
@@ -268,6 +270,12 @@ class SchedulerSide:
         self.records.close(now)
 
     # --- parts ------------------------------------------------------------------------
+    def _let_go(self, cause: PinEnd, now: float) -> None:
+        self.retention.end_all(cause, now)
+        for transfer in self.tier.reset(now):
+            self.records.settled(transfer, now)
+        self._owes_step = True
+
     def _carry_out(
         self, decision: Decision, turn: Turn, request: Any, blocks: list[Any], now: float
     ) -> None:

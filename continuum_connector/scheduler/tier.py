@@ -205,8 +205,7 @@ class DramTier:
                 self._store_settled(transfer)
                 self._count(transfer, now)
                 settled.append(transfer)
-        self.index.clear()
-        self._found.clear()
+        self.index.clear()  # what `find` remembers is then of an older version of it
         if self._events is not None:
             self._events.cleared()
         return settled

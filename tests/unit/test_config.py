@@ -98,6 +98,7 @@ def test_dram_bytes_as_a_number() -> None:
         ("max_programs", "12", 12),
         ("trace_path", "5", "5"),
         ("state_path", "/tmp/learned", "/tmp/learned"),
+        ("switch_path", "/run/continuum/switch", "/run/continuum/switch"),
         ("echo", " No ", False),
     ],
 )

@@ -201,6 +201,11 @@ class Machine(RuleBasedStateMachine):
         assert not self.engine.foreign_refs()
         assert done == (self.engine.usage() == 0)
 
+    @rule(is_on=st.booleans(), really=RARELY)
+    def switch(self, is_on: bool, really: bool) -> None:
+        if really:
+            self.engine.connector.switch.is_on = is_on
+
     @precondition(lambda self: not self.engine.worker._report.tier_down)
     @rule(dice=st.integers(0, 40))
     def lose_tier(self, dice: int) -> None:

@@ -119,6 +119,11 @@ def check(engine: Engine) -> None:
     for kind, outcomes in ((Kind.STORE, "stores"), (Kind.LOAD, "loads")):
         settled = total(engine, outcomes) + len(in_flight(engine, kind))
         assert total(engine, "transfers_admitted", kind.value) == settled
+    if engine.connector.acting is None:
+        assert not ours, "switched off, and holding blocks"
+        assert not side.turns
+        assert not side.tier.index.num_ready
+        assert not len(side.records.outcomes)
     assert set(side.tier._found) <= set(engine.scheduler.requests)
     assert set(side.turns) <= set(engine.scheduler.requests)
 

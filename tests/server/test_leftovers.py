@@ -1,0 +1,63 @@
+"""After a server with everything on has stopped, or was killed, nothing of ours is left."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from bench.serve.server import VllmServer
+from tests.server.conftest import DRAM_BYTES, MIDDLEWARE
+from tests.server.helpers import ask, eventually, pids_of, pins_live, terminate, text_of
+
+SHARED_MEMORY = Path("/dev/shm")
+
+
+def killed(server: VllmServer) -> None:
+    """kill -9 of the API server alone: vLLM's other processes follow it by themselves."""
+    pids = [*pids_of(server, "EngineCore"), *pids_of(server, "Worker")]
+    assert len(pids) >= 2
+    os.kill(server.pid, signal.SIGKILL)
+    eventually(lambda: not any(Path(f"/proc/{pid}").exists() for pid in pids))
+
+
+@pytest.mark.parametrize("ends", [terminate, killed])
+def test_no_file_no_shared_memory_and_no_process_is_left(
+    tiny_model: Path, tmp_path: Path, ends: Callable[[VllmServer], None]
+) -> None:
+    before = set(os.listdir(SHARED_MEMORY))
+    asked_for = {name: tmp_path / name for name in ("trace.jsonl", "costs.json", "switch")}
+    scratch = tmp_path / "scratch"
+    scratch.mkdir()
+    with VllmServer(
+        tiny_model,
+        f"test-leftovers-{ends.__name__}",
+        num_blocks=129,
+        connector={
+            "policy": "fixed_ttl",
+            "ttl_s": 50,
+            "dram_bytes": DRAM_BYTES,
+            "trace_path": str(asked_for["trace.jsonl"]),
+            "state_path": str(asked_for["costs.json"]),
+            "switch_path": str(asked_for["switch"]),
+        },
+        env={"TMPDIR": str(scratch)},
+        args=MIDDLEWARE,
+    ) as server:
+        ask(server, "completions", [text_of(300, "left")], vllm_xargs={"job_id": "left"})
+        eventually(lambda: pins_live(server) == 1)
+        eventually(lambda: server.metric("continuum:dram_blocks", state="ready") > 0)
+        ends(server)
+        # vLLM's own, if it left some, are named psm_... and sem.mp-...
+        eventually(lambda: not ours(set(os.listdir(SHARED_MEMORY)) - before))
+        assert not ours({path.name for path in scratch.rglob("*")})
+    found = {path.name for path in tmp_path.iterdir()} - {"scratch"}
+    assert found <= set(asked_for)  # only what the config names
+    assert "switch" not in found
+
+
+def ours(names: set[str]) -> set[str]:
+    return {name for name in names if "continuum" in name.lower() or "ckv" in name.lower()}

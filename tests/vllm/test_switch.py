@@ -1,0 +1,289 @@
+"""Switched off by an operator: vLLM's own order, nothing kept; what was under way ends well.
+
+The switch's file is read by the test, `look`, instead of once a second by its thread.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bench.sim import versions
+from continuum_connector.scheduler.queue import ProgramQueue
+from continuum_connector.scheduler.transfers import Kind
+from tests.vllm import tiering
+from tests.vllm.harness import Engine
+from tests.vllm.tiering import (
+    GROUPS,
+    MODES,
+    answers_as_without_a_tier,
+    assert_drained,
+    hold,
+    in_flight,
+    outlast_pins,
+    park,
+    run_turn,
+    tiered,
+    total,
+)
+
+OFF_STEPS = 3  # a step to do as the switch says, one or two in flight before it
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "switch"
+
+
+def switched(path: Path, **kwargs: Any) -> Engine:
+    config = {"switch_path": str(path), "ttl_s": 50, **kwargs.pop("config", {})}
+    return tiered(config=config, **kwargs)
+
+
+def turn_switch(engine: Engine, path: Path, text: str) -> None:
+    """What an operator does, and what the switch's thread makes of it."""
+    path.write_text(f"{text}\n")
+    engine.connector.switch.look()
+
+
+def is_off(engine: Engine) -> bool:
+    return engine.connector.acting is None
+
+
+def neutral(engine: Engine) -> bool:
+    """Whether nothing is held, known or waited for by us."""
+    side = engine.connector.side
+    return (
+        is_off(engine)
+        and not engine.foreign_refs()
+        and not len(side.pins)
+        and not side.turns
+        and not side.tier.index.num_ready
+        and not len(side.records.outcomes)
+        and not isinstance(engine.scheduler.waiting, ProgramQueue)
+    )
+
+
+@MODES
+def test_an_idle_engine_lets_go_of_everything_and_says_so(
+    path: Path, async_scheduling: bool
+) -> None:
+    trace = path.with_name("trace.jsonl")
+    engine = switched(
+        path,
+        async_scheduling=async_scheduling,
+        policy="fcfs",
+        config={"trace_path": str(trace), "policy": "fixed_ttl"},
+    )
+    run_turn(engine, "a", 200, program="a")
+    assert len(engine.connector.side.pins) == 1
+    assert engine.connector.side.tier.index.num_ready
+    assert not engine.scheduler.has_requests()
+    turn_switch(engine, path, "off")
+    assert engine.scheduler.has_requests(), "an idle engine must step to be switched off"
+    engine.run_until_idle()
+    assert neutral(engine)
+    assert_drained(engine)
+    assert total(engine, "pins_ended", "switched_off") == 1
+    assert total(engine, "outcomes", "pin_switched_off") == 1
+    assert total(engine, "switched_on") == 0
+    assert total(engine, "pins_live") == total(engine, "held_blocks") == 0
+    assert total(engine, "dram_blocks") == 0
+    engine.connector.shutdown()
+    events = [line.split('"event":"')[1].split('"')[0] for line in trace.read_text().splitlines()]
+    assert events.count("switch") == 1
+
+
+@MODES
+def test_while_off_nothing_is_kept_and_the_client_is_told_nothing(
+    path: Path, async_scheduling: bool
+) -> None:
+    path.write_text("off")  # from the start
+    engine = switched(path, async_scheduling=async_scheduling)
+    run_turn(engine, "first", 100)  # the step in which it notices
+    decided = total(engine, "decisions")
+    for number in range(3):
+        run_turn(engine, f"t{number}", 200, program="a", final=False)
+        assert neutral(engine)
+        assert f"t{number}" not in engine.kv_transfer_params
+    assert total(engine, "decisions") == decided
+    assert total(engine, "transfers_admitted") <= decided
+    assert_drained(engine)
+    assert answers_as_without_a_tier(engine)
+
+
+@MODES
+@GROUPS
+def test_loads_that_requests_wait_for_finish_and_stores_let_go(
+    path: Path, async_scheduling: bool, groups: str
+) -> None:
+    engine = switched(path, async_scheduling=async_scheduling, groups=groups)
+    run_turn(engine, "a", 300, program="a")
+    park(engine)
+    hold(engine)
+    engine.add("b", engine.next_prompt("a", 20), program="a")
+    run_turn(engine, "c", 250, idle=False, program="c", seed=3)
+    loads, stores = in_flight(engine, Kind.LOAD), in_flight(engine, Kind.STORE)
+    assert loads
+    assert stores
+    turn_switch(engine, path, "off")
+    for _ in range(OFF_STEPS):
+        engine.step()
+    assert neutral(engine)
+    assert total(engine, "stores", "abandoned") + len(in_flight(engine, Kind.STORE)) >= len(stores)
+    tiering.check(engine)
+    hold(engine, False)
+    engine.run_until_idle()
+    assert_drained(engine)
+    assert total(engine, "loads", "done") == 1
+    assert total(engine, "transfers_in_flight") == 0
+    assert answers_as_without_a_tier(engine)
+
+
+@MODES
+def test_a_load_that_fails_while_off_is_recomputed(path: Path, async_scheduling: bool) -> None:
+    engine = switched(path, async_scheduling=async_scheduling)
+    run_turn(engine, "a", 300, program="a")
+    park(engine)
+    hold(engine)
+    engine.add("b", engine.next_prompt("a", 20), program="a")
+    engine.step()
+    engine.step()
+    assert in_flight(engine, Kind.LOAD)
+    turn_switch(engine, path, "off")
+    for _ in range(OFF_STEPS):
+        engine.step()
+    engine.fail()
+    hold(engine, False)
+    engine.run_until_idle()
+    assert_drained(engine)
+    assert answers_as_without_a_tier(engine)
+
+
+def admitted(path: Path | None, policy: str, async_scheduling: bool, off: bool) -> list[str]:
+    """Who is admitted in which order where one fits at a time: a second turn of the first program
+    comes last, which program order would put before the others."""
+    engine = (
+        switched(path, max_num_seqs=1, policy=policy, async_scheduling=async_scheduling)
+        if path is not None
+        else Engine(
+            200,
+            connector=None,
+            max_num_seqs=1,
+            policy=policy,
+            async_scheduling=async_scheduling,
+        )
+    )
+    engine.add("warm", 100, program="p")
+    engine.run_until_idle(until=lambda: "warm" in engine.finish_reasons)
+    if off:
+        assert path is not None
+        turn_switch(engine, path, "off")
+        engine.run_until_idle()
+    engine.add("long", 200, program="long", seed=9)
+    engine.step()
+    for number, priority in enumerate((5, 1, 3)):
+        engine.add(f"new{number}", 100, program=f"n{number}", seed=20 + number, priority=priority)
+        engine.clock.advance(0.001)
+    engine.add("back", engine.next_prompt("warm", 10), program="p", priority=4)
+    engine.run_until_idle()
+    return engine.admissions
+
+
+@MODES
+@pytest.mark.parametrize("policy", ["fcfs", "priority"])
+def test_turns_queued_while_off_wait_in_vllms_own_order(
+    path: Path, policy: str, async_scheduling: bool
+) -> None:
+    stock = admitted(None, policy, async_scheduling, off=False)
+    assert admitted(path, policy, async_scheduling, off=True) == stock
+    if policy == "fcfs":
+        path.unlink()
+        assert admitted(path, policy, async_scheduling, off=False) != stock
+
+
+@MODES
+def test_those_that_wait_already_keep_their_places_and_new_ones_queue_behind(
+    path: Path, async_scheduling: bool
+) -> None:
+    engine = switched(path, max_num_seqs=1, async_scheduling=async_scheduling)
+    engine.add("warm", 100, program="p")
+    engine.run_until_idle(until=lambda: "warm" in engine.finish_reasons)
+    engine.add("long", 200, program="long", seed=9)
+    engine.step()
+    engine.add("new", 100, program="n", seed=20)
+    engine.add("back", engine.next_prompt("warm", 10), program="p")
+    turn_switch(engine, path, "off")
+    for _ in range(OFF_STEPS):
+        engine.step()
+    engine.add("late", engine.next_prompt("warm", 12), program="p")
+    engine.run_until_idle()
+    assert engine.admissions == ["warm", "long", "back", "new", "late"]
+    assert_drained(engine)
+
+
+@MODES
+def test_switched_on_again_it_pins_and_orders_those_that_came_meanwhile(
+    path: Path, async_scheduling: bool
+) -> None:
+    engine = switched(path, max_num_seqs=1, async_scheduling=async_scheduling)
+    run_turn(engine, "old", 100, program="old")
+    turn_switch(engine, path, "off")
+    engine.run_until_idle()
+    engine.add("long", 300, program="long", seed=9)
+    engine.step()
+    engine.add("new", 100, program="n", seed=20)
+    engine.add("again", engine.next_prompt("old", 10), program="old")
+    turn_switch(engine, path, "on")
+    engine.run_until_idle()
+    assert engine.admissions == ["old", "long", "again", "new"]  # its program came first
+    assert total(engine, "switched_on") == 1
+    pins = {pin.program for pin in engine.connector.side.pins}
+    assert pins == {"job:old", "job:n"}  # `long` ran when nobody knew of it
+    outlast_pins(engine)
+    assert_drained(engine)
+    assert answers_as_without_a_tier(engine)
+
+
+@MODES
+def test_pauses_that_nobody_watched_teach_nothing(path: Path, async_scheduling: bool) -> None:
+    engine = switched(path, async_scheduling=async_scheduling)
+    run_turn(engine, "a", 100, program="a")
+    gaps = engine.connector.side.decider.gaps
+    assert len(gaps) == 1
+    turn_switch(engine, path, "off")
+    engine.run_until_idle()
+    assert len(gaps) == 0
+
+
+@MODES
+def test_without_our_scheduler_it_switches_too(
+    path: Path, async_scheduling: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = switched(path, async_scheduling=async_scheduling, config={"scheduler": False})
+    run_turn(engine, "a", 200, program="a")
+    assert len(engine.connector.side.pins) == 1
+    turn_switch(engine, path, "off")
+    engine.run_until_idle()
+    assert neutral(engine)
+    run_turn(engine, "b", engine.next_prompt("a", 30), program="a")
+    assert neutral(engine)
+    assert_drained(engine)
+    assert answers_as_without_a_tier(engine)
+
+
+@pytest.mark.skipif(not versions.CAN_FAIL_REQUESTS, reason="vLLM < 0.30 tells no request to wait")
+def test_a_load_promised_before_a_reset_is_refused_and_recomputed() -> None:
+    """vLLM >= 0.33 may start a load a step after it was promised; a reset may come between."""
+    engine = tiered()
+    run_turn(engine, "a", 300, program="a")
+    park(engine)
+    side = engine.connector.side
+    request = engine.add("b", engine.next_prompt("a", 20), program="a")
+    num_tokens = side.tier.find(request, 0)
+    assert num_tokens
+    side.reset(engine.clock())
+    transfer = side.tier.load("a", request, [list(range(1, 40))], num_tokens, engine.clock())
+    assert {slot.number for slot in transfer.slots} == {-1}  # which every rank refuses
