@@ -11,13 +11,15 @@ from rich.text import Text
 from continuum_connector.analysis.report import seconds, size
 from continuum_connector.cli.rates import Copies, Kept, Numbers, Served
 
-BAR = 24  # characters
-PINS, STORES, REQUESTS, DRAM, VRAM, COMPUTED = "cyan", "blue", "green", "magenta", "cyan", "yellow"
+BAR = 20  # characters
+PINS, STORES, REQUESTS = "cyan", "blue", "green"
+VRAM, DRAM, COMPUTED = "cyan", "magenta", "yellow"
 NO_CONNECTOR = (
     "ContinuumConnector does not run there, so there is nothing of it to show. To run it, serve "
     'with: --kv-transfer-config \'{"kv_connector":"ContinuumConnector","kv_role":"kv_both"}\''
 )
-NUM_WORST, NUM_HOOKS = 3, 2
+NUM_WORST = 3
+GAP = "  "  # between two facts of a row
 
 
 def screen(url: str, shown: Numbers | None, trouble: str) -> RenderableType:
@@ -26,10 +28,15 @@ def screen(url: str, shown: Numbers | None, trouble: str) -> RenderableType:
     if trouble:
         parts.append(Text(trouble, "bold red"))
     if shown is not None:
-        parts += [Text(), _served(shown.served, shown.kept)]
-        parts += [_kept(shown.kept)] if shown.kept is not None else [Text(), Text(NO_CONNECTOR)]
-    parts.append(Text("Ctrl-C ends. Rates are of the last seconds, shares of the whole.", "dim"))
+        parts += [Text(), _shares(shown.served, shown.kept), Text(), _rates(shown)]
+        if shown.kept is None:
+            parts += [Text(), Text(NO_CONNECTOR)]
+    parts += [Text(), Text(f"Rates are of the last {_last(shown)}. Ctrl-C ends.", "dim")]
     return Group(*parts)
+
+
+def _last(shown: Numbers | None) -> str:
+    return "seconds" if shown is None else f"{shown.interval_s:.0f} s"
 
 
 def _head(url: str, shown: Numbers | None) -> Text:
@@ -54,55 +61,32 @@ def _state(kept: Kept, num_engines: int) -> tuple[str, str]:
     return f"switched off on {kept.num_switched_off}", "bold yellow"
 
 
-def _served(served: Served, kept: Kept | None) -> Table:
+def _shares(served: Served, kept: Kept | None) -> Table:
     table = _rows()
-    used = [(served.vram_used, REQUESTS)]
-    words = f"{_percent(served.vram_used)} of VRAM used"
-    if kept is not None and kept.pinned is not None and kept.held_for_stores is not None:
-        rest = max(0.0, served.vram_used - kept.pinned - kept.held_for_stores)
-        used = [(rest, REQUESTS), (kept.held_for_stores, STORES), (kept.pinned, PINS)]
-        pins, stores = _percent(kept.pinned), _percent(kept.held_for_stores)
-        words = f"{_percent(served.vram_used)} used: requests {_percent(rest)}, "
-        words += f"stores {stores}, pins {pins}"
-    table.add_row("VRAM", Text.assemble(_bar(used), f" {words}"))
+    table.add_row("VRAM", _vram(served, kept))
     if kept is not None:
         table.add_row("DRAM", _dram(kept))
-    waiting = ("yellow", "bold")[served.num_waiting > served.num_running]
-    table.add_row(
-        "requests",
-        Text.assemble(
-            f"{served.num_running:,} running, ",
-            (f"{served.num_waiting:,} waiting", waiting if served.num_waiting else ""),
-            f"; {served.finished_per_s:.3g} done/s, {served.preempted_per_s:.3g} preempted/s",
-        ),
-    )
-    tokens = f"{served.prompt_per_s:,.0f} of prompts, {served.output_per_s:,.0f} generated"
-    if kept is None:
-        tokens += f"; {_percent(served.vram_hit)} of prompts found in VRAM"
-    table.add_row("tokens/s", tokens)
+        table.add_row("prompts", _hits(kept))
+    elif served.vram_hit is not None:
+        bar = _bar([(served.vram_hit, VRAM)])
+        table.add_row("prompts", _facts(bar, f"{_percent(served.vram_hit)} found in VRAM"))
     return table
 
 
-def _dram(kept: Kept) -> Text:
-    if not kept.tier_up:
-        return Text("no tier; dram_bytes would add one, or the log says why it went", "dim")
-    bar = _bar([(kept.dram_used or 0.0, DRAM)])
-    text = f" {_percent(kept.dram_used)} of {kept.dram_capacity_blocks:,} blocks, "
-    text += size(kept.dram_used_bytes)
-    if kept.dram_writing_blocks:
-        text += f", {kept.dram_writing_blocks:,} being written"
-    if kept.dram_capacity_blocks < kept.dram_wanted_blocks:
-        text += f"; growing to {kept.dram_wanted_blocks:,}"
-    return Text.assemble(bar, text)
-
-
-def _kept(kept: Kept) -> Table:
+def _rates(shown: Numbers) -> Table:
+    served, kept = shown.served, shown.kept
     table = _rows()
-    table.add_row("prompts", _hits(kept))
-    decisions = ", ".join(f"{name} {num:.3g}" for name, num in kept.decisions_per_s.items())
+    table.add_row("requests", _requests(served))
+    tokens = (f"{served.prompt_per_s:,.0f} of prompts", f"{served.output_per_s:,.0f} generated")
+    table.add_row("tokens/s", _facts(*tokens))
+    if kept is None:
+        return table
     total = sum(kept.decisions_per_s.values())
-    table.add_row("decisions/s", f"{total:.3g}: {decisions}")
-    table.add_row("pins", _pins(kept))
+    decisions = (f"{name} {num:.3g}" for name, num in kept.decisions_per_s.items())
+    table.add_row("decisions/s", _facts(f"{total:.3g}:", *decisions))
+    pins = (f"{kept.num_pins:,} live", f"{kept.num_pinned_blocks:,} blocks")
+    table.add_row("pins", _facts(*pins, f"{kept.pins_per_s:.3g} new/s"))
+    table.add_row("ended by", _ends(kept))
     table.add_row("stores", _copies(kept.stores))
     table.add_row("loads", _copies(kept.loads))
     table.add_row("worst", _worst(kept))
@@ -110,47 +94,91 @@ def _kept(kept: Kept) -> Table:
     return table
 
 
+def _vram(served: Served, kept: Kept | None) -> Text:
+    used = _percent(served.vram_used)
+    if kept is None or kept.pinned is None or kept.held_for_stores is None:
+        return _facts(_bar([(served.vram_used, REQUESTS)]), used)
+    rest = max(0.0, served.vram_used - kept.pinned - kept.held_for_stores)
+    parts = [(rest, REQUESTS), (kept.held_for_stores, STORES), (kept.pinned, PINS)]
+    names = ("requests", "stores", "pins")
+    said = [
+        Text(f"{name} {_percent(share)}", color)
+        for name, (share, color) in zip(names, parts, strict=True)
+    ]
+    return _facts(_bar(parts), f"{used}:", *said)
+
+
+def _dram(kept: Kept) -> Text:
+    if not kept.tier_up:
+        return Text("no tier: dram_bytes would add one, or the log says why it went", "dim")
+    facts = [f"{kept.dram_capacity_blocks:,} blocks", size(kept.dram_used_bytes)]
+    if kept.dram_writing_blocks:
+        facts.append(f"{kept.dram_writing_blocks:,} being written")
+    if kept.dram_evicted_per_s:
+        facts.append(f"{kept.dram_evicted_per_s:.3g} evicted/s")
+    if kept.dram_capacity_blocks < kept.dram_wanted_blocks:
+        facts.append(f"growing to {kept.dram_wanted_blocks:,}")
+    return _facts(_bar([(kept.dram_used or 0.0, DRAM)]), _percent(kept.dram_used), *facts)
+
+
 def _hits(kept: Kept) -> Text:
     vram, dram, computed = (kept.hit[name] for name in ("vram", "dram", "computed"))
     if computed is None:
-        return Text("none admitted in the last seconds", "dim")
-    bar = _bar([(vram or 0.0, VRAM), (dram or 0.0, DRAM), (computed, COMPUTED)])
-    words = f" found in VRAM {_percent(vram)}, in DRAM {_percent(dram)}; "
-    return Text.assemble(bar, words, f"{_percent(computed)} computed")
+        return _facts(_bar([]), Text("none admitted", "dim"))
+    parts = [(vram or 0.0, VRAM), (dram or 0.0, DRAM), (computed, COMPUTED)]
+    names = ("in VRAM", "in DRAM", "computed")
+    said = [
+        Text(f"{name} {_percent(share)}", color)
+        for name, (share, color) in zip(names, parts, strict=True)
+    ]
+    return _facts(_bar(parts), *said)
 
 
-def _pins(kept: Kept) -> Text:
-    text = f"{kept.num_pins:,} live, {kept.num_pinned_blocks:,} blocks, {kept.pins_per_s:.3g} new/s"
+def _requests(served: Served) -> Text:
+    waits = Text(f"{served.num_waiting:,} waiting", "yellow" if served.num_waiting else "")
+    done = f"{served.finished_per_s:.3g} done/s"
+    return _facts(f"{served.num_running:,} running", waits, done, _preempted(served))
+
+
+def _preempted(served: Served) -> Text:
+    style = "red" if served.preempted_per_s else ""
+    return Text(f"{served.preempted_per_s:.3g} preempted/s", style)
+
+
+def _ends(kept: Kept) -> Text:
     ended = {cause: num for cause, num in kept.pins_ended.items() if num}
-    if ended:
-        total = sum(ended.values())
-        by_number = sorted(ended.items(), key=lambda each: -each[1])
-        text += "; ended: " + ", ".join(f"{c} {_percent(n / total)}" for c, n in by_number)
-    return Text(text)
+    total = sum(ended.values())
+    by_number = sorted(ended.items(), key=lambda each: -each[1])
+    said = (f"{cause} {_percent(num / total)}" for cause, num in by_number)
+    return _facts(*said) if ended else Text("none has ended", "dim")
 
 
 def _copies(copies: Copies) -> Text:
-    mean = "" if copies.mean_s is None else f", {seconds(copies.mean_s)} each"
-    text = f"{copies.in_flight:,} in flight, {copies.per_s:.3g}/s, "
-    text += f"{copies.bytes_per_s / 1e9:.3g} GB/s{mean}"
-    bad = (f", {copies.num_bad:,} not done", "red") if copies.num_bad else ""
-    return Text.assemble(text, bad)
+    facts: list[str | Text] = [f"{copies.in_flight:,} in flight", f"{copies.per_s:.3g}/s"]
+    facts.append(f"{copies.bytes_per_s / 1e9:.3g} GB/s")
+    if copies.mean_s is not None:
+        facts.append(f"{seconds(copies.mean_s)} each")
+    if copies.num_bad:
+        facts.append(Text(f"{copies.num_bad:,} not done", "red"))
+    return _facts(*facts)
 
 
 def _worst(kept: Kept) -> Text:
     if not kept.outcomes:
         return Text("no decision has shown yet what it was worth", "dim")
     if not kept.worst:
-        return Text(f"nothing lost by {kept.outcomes:,} decisions", "green")
-    parts = [f"{one.name} {_percent(one.share)}" for one in kept.worst[:NUM_WORST]]
-    return Text(f"{', '.join(parts)} of {kept.outcomes:,} decisions")
+        return Text(f"nothing was lost by {kept.outcomes:,} decisions", "green")
+    said = (f"{one.name} {_percent(one.share)}" for one in kept.worst[:NUM_WORST])
+    return _facts(*said, f"of {kept.outcomes:,} decisions")
 
 
 def _hooks(kept: Kept) -> Text:
     busy = sum(hook.busy for hook in kept.hooks)
-    parts = [f"{hook.name} {seconds(hook.mean_s)}" for hook in kept.hooks[:NUM_HOOKS]]
-    most = f"; most in {', '.join(parts)} a call" if parts else ""
-    return Text(f"{100 * busy:.2g} % of the time{most}", "red" if busy > 0.05 else "")
+    share = Text(f"{100 * busy:.2g} % of the time", "red" if busy > 0.05 else "")
+    if not kept.hooks:
+        return share
+    most = kept.hooks[0]
+    return _facts(share, f"most in {most.name}", f"{seconds(most.mean_s)} a call")
 
 
 def _rows() -> Table:
@@ -158,6 +186,10 @@ def _rows() -> Table:
     table.add_column(width=11, style="bold", no_wrap=True)
     table.add_column(ratio=1, overflow="fold")
     return table
+
+
+def _facts(*facts: str | Text) -> Text:
+    return Text(GAP).join(Text(each) if isinstance(each, str) else each for each in facts)
 
 
 def _bar(parts: Sequence[tuple[float, str]]) -> Text:
