@@ -49,7 +49,8 @@ def test_a_block_of_commands_is_fenced_and_marked(block: Block) -> None:
 
 @pytest.mark.parametrize("block", [b for b in BLOCKS if b.mark == "run"], ids=str)
 def test_a_cheap_block_runs(block: Block, tmp_path: Path) -> None:
-    _command(tmp_path / "continuum", "-m continuum_connector.cli.entry")
+    entry = shlex.quote("from continuum_connector.cli.entry import main; main()")
+    _command(tmp_path / "continuum", f"-c {entry}")
     for name in ("python", "python3"):
         _command(tmp_path / name, "")
     env = {**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}", "NO_COLOR": "1"}
