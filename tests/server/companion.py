@@ -59,13 +59,13 @@ def companion(
 
 
 @contextlib.contextmanager
-def router(policy: str, worker_urls: Sequence[str]) -> Iterator[VllmServer]:
+def router(policy: str, worker_urls: Sequence[str], *args: str) -> Iterator[VllmServer]:
     """vLLM's router in front of these servers; asked as if it were one of them."""
     front = VllmServer(Path(), f"router-{policy}")
     front.port = free_port()
     command = [sys.executable, "-m", "vllm_router.launch_router", "--policy", policy]
     command += ["--host", "127.0.0.1", "--port", str(front.port)]
-    command += ["--prometheus-port", str(free_port()), "--worker-urls", *worker_urls]
+    command += ["--prometheus-port", str(free_port()), *args, "--worker-urls", *worker_urls]
     with companion(front.name, command, f"{front.url}/health"):
         yield front
 

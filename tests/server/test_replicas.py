@@ -7,10 +7,11 @@ from __future__ import annotations
 
 import importlib.util
 from collections.abc import Sequence
+from typing import Any
 
 import pytest
 
-from bench.serve.metrics import Metrics, total
+from bench.serve.metrics import Metrics, by_label, delta, total
 from bench.serve.server import SERVED_NAME, VllmServer
 from tests.server.companion import router
 from tests.server.conftest import MIDDLEWARE, ServerFactory
@@ -30,15 +31,16 @@ NUM_ANSWER = 24
 Answers = list[list[list[int]]]
 
 
+OPTIONS: dict[str, Any] = {
+    "num_blocks": NUM_BLOCKS,
+    "connector": {"policy": "fixed_ttl", "ttl_s": 50},
+}
+
+
 @pytest.fixture(scope="module")
 def replicas(server_factory: ServerFactory) -> list[VllmServer]:
     """Two equal servers that know nothing of each other."""
-    options = {
-        "num_blocks": NUM_BLOCKS,
-        "connector": {"policy": "fixed_ttl", "ttl_s": 50},
-        "args": MIDDLEWARE,
-    }
-    return [server_factory(name, **options) for name in ("left", "right")]
+    return [server_factory(name, args=MIDDLEWARE, **OPTIONS) for name in ("left", "right")]
 
 
 def converse(server: VllmServer) -> Answers:
@@ -112,3 +114,19 @@ def test_without_affinity_hits_collapse(
     answers, hits = through("round_robin", replicas)
     assert answers == alone[0], "a miss costs time, never an answer"
     assert hits < 0.5 * alone[1]
+
+
+def test_engines_of_one_data_parallel_server_are_replicas_too(
+    server_factory: ServerFactory, alone: tuple[Answers, float]
+) -> None:
+    server_factory.stop()  # two cores are for two engines
+    pair = server_factory("pair", args=(*MIDDLEWARE, "--data-parallel-size", "2"), **OPTIONS)
+    before = pair.metrics()
+    with router("consistent_hash", [pair.url], "--intra-node-data-parallel-size", "2") as front:
+        assert converse(front) == alone[0]
+    did = delta(pair.metrics(), before)
+    turns = by_label(did, "continuum:turns_total", "engine")
+    print(f"\ntwo engines: {total(did, 'continuum:hit_tokens_total'):.0f} tokens found; {turns}")
+    assert total(did, "continuum:hit_tokens_total") == alone[1]
+    assert min(turns.values()) > 0
+    assert len(turns) == 2
