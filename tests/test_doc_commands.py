@@ -30,6 +30,7 @@ import typer
 
 from continuum_connector.cli.app import app
 from continuum_connector.config import ENV_PREFIX, KNOBS, load_config
+from continuum_connector.metric_table import METRICS
 from tests.markdown import ROOT, Block, blocks, documents
 
 BLOCKS = [block for path in documents() for block in blocks(path)]
@@ -37,6 +38,8 @@ CURE = "put <!-- run -->, <!-- test: FILE -->, <!-- gpu --> or <!-- long: WHY --
 # Beside the named test, the place where tests start servers.
 STARTER = ROOT / "bench" / "serve" / "server.py"
 OURS = "ContinuumConnector"
+FOR_OPERATORS = ("README.md", "docs/", "deploy/")
+METRIC = r"\bcontinuum:[a-z]\w+"
 
 
 # --- marks ------------------------------------------------------------------------------
@@ -238,3 +241,11 @@ def _said_options(line: list[str]) -> set[str]:
     done = subprocess.run(line, cwd=ROOT, capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode == 0, f"{shlex.join(line)}\n{done.stderr[-2000:]}"
     return {"--help", *re.findall(r"(?<![\w-])--?[a-z][\w-]*", done.stdout)}
+
+
+@pytest.mark.parametrize("path", [p for p in documents() if p.startswith(FOR_OPERATORS)])
+def test_metrics_and_keys_that_a_document_names_exist(path: str) -> None:
+    text = (ROOT / path).read_text()
+    metrics = {re.sub(r"_(total|bucket|sum|count)$", "", n) for n in re.findall(METRIC, text)}
+    assert metrics <= {metric.full_name for metric in METRICS}
+    assert {key.lower() for key in re.findall(rf"{ENV_PREFIX}([A-Z]\w+)", text)} <= set(KNOBS)
