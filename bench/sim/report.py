@@ -1,0 +1,256 @@
+"""One page about a results file: python -m bench.sim.report RESULTS.jsonl -o report.html
+
+Everything is in the one file: no script, no font, no picture from anywhere else.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import sys
+from collections.abc import Iterator, Sequence
+from html import escape
+from itertools import groupby
+from pathlib import Path
+
+from bench.cli import teaching_parser
+from bench.sim import plots, store
+from bench.sim.columns import COLUMNS, cells, seconds, times
+from bench.sim.job import Result, Start
+from bench.sim.palette import OURS, Look, css, looks
+from bench.sim.store import StoreError
+from bench.sim.summary import ORACLES, Figures, Table, arm_names, mean, table
+
+STYLE = Path(__file__).with_name("report.css")
+HONEST = (
+    "Every number is simulated: vLLM's own scheduler, KV cache manager and block pool with the "
+    "real connectors, around a model of how long steps and copies take. Good for comparing arms; "
+    "differences below some 20 % in absolute seconds, and near critical load, say nothing about a "
+    "real GPU."
+)
+TEACH = """\
+what happens
+  Reads what `continuum simulate` (or bench.sim.runner) wrote, failed and missing runs included,
+  and writes one HTML file. Reading it: bench/sim/README.md.
+
+examples
+  python -m bench.sim.report runs/x.jsonl
+  python -m bench.sim.report runs/x.jsonl -o /tmp/x.html --title "before"
+"""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    parser = teaching_parser("python -m bench.sim.report", __doc__, TEACH)
+    parser.add_argument("results", type=Path, help="a JSON-lines file")
+    parser.add_argument("-o", "--out", type=Path, help="the page (beside the results)")
+    parser.add_argument("--title", default="", help="of the page")
+    options: argparse.Namespace = parser.parse_args(argv)
+    out = options.out or options.results.with_suffix(".html")
+    try:
+        found = in_order(store.results(options.results).values())
+        text = page(found, store.starts(options.results), options.title)
+    except (OSError, StoreError) as error:
+        print(f"report: {error}", file=sys.stderr)
+        return 1
+    out.write_text(text)
+    print(f"{out}: {len(found)} runs, {len(text) / 1e6:.1f} MB")
+    return 0
+
+
+def in_order(results: Sequence[Result] | object) -> list[Result]:
+    """Plain vLLM first, oracles last, the rest as they lie in the file."""
+
+    def place(result: Result) -> int:
+        return 0 if result.job.arm == "stock" else 2 if result.job.arm in ORACLES else 1
+
+    return sorted(results, key=place)  # type: ignore[call-overload,no-any-return]
+
+
+def page(results: Sequence[Result], starts: Sequence[Start], title: str = "") -> str:
+    """The whole page. The first arm is what the others are compared with."""
+    found = table(results)
+    scenes = {
+        scene: {point: found[point] for point in points}
+        for scene, points in groupby(found, key=lambda point: point.scene)
+    }
+    arms = arm_names(found)
+    heading = title or f"{' · '.join(arms)}, simulated"
+    body = [f"<h1>{escape(heading)}</h1>", f"<p>{_verdict(found, arms)}</p>"]
+    body += [f'<p class="soft">{HONEST}</p>', _facts(results, starts), *_failed(results)]
+    if len(found) > 1:
+        body += ["<h3>Mean JCT, in seconds, everywhere</h3>", _legend(arms), _overview(found, arms)]
+    if len(scenes) > 1:
+        links = (f'<a href="#s{i}">{escape(scene)}</a>' for i, scene in enumerate(scenes))
+        body.append(f"<nav>{''.join(links)}</nav>")
+    for i, (scene, part) in enumerate(scenes.items()):
+        body += [f'<h2 id="s{i}">{escape(scene)}</h2>', *_scene(part)]
+    return (
+        f'<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
+        f'<meta name="viewport" content="width=device-width"><title>{escape(heading)}</title>'
+        f"<style>\n{css()}{STYLE.read_text()}</style></head>\n<body>\n"
+        + "\n".join(body)
+        + "\n</body></html>\n"
+    )
+
+
+# --- what was run ---------------------------------------------------------------------------
+def _verdict(found: Table, arms: Sequence[str]) -> str:
+    """The one sentence to take away: ours against the first arm and the best other one."""
+    both = [each for each in found.values() if OURS in each and arms[0] in each]
+    if not both or arms[0] == OURS:
+        return ""
+    ratios = [mean(each[OURS].jct_s) / mean(each[arms[0]].jct_s) for each in both]
+    middle = math.exp(mean([math.log(ratio) for ratio in ratios]))
+    rivals = [
+        min((mean(f.jct_s) for arm, f in each.items() if arm not in (OURS, *ORACLES)))
+        for each in both
+    ]
+    ours = [mean(each[OURS].jct_s) for each in both]
+    wins = sum(mine <= 1.02 * best for mine, best in zip(ours, rivals, strict=True))
+    where = "at the one point" if len(both) == 1 else f"over {len(both)} points (geometric mean)"
+    return (
+        f"Programs take <b>{times(middle)}</b> as long with <b>{OURS}</b> as with "
+        f"<b>{escape(arms[0])}</b> {where}; it is within 2 % of the best other arm, or better, "
+        f"at {wins} of {len(both)}."
+    )
+
+
+def _facts(results: Sequence[Result], starts: Sequence[Start]) -> str:
+    records = [result.record for result in results if result.record is not None]
+    wall_s = sum(record.wall_s for record in records)
+    seeds = sorted({record.seed for record in records})
+    notes = list(dict.fromkeys(record.note for record in records if record.note))
+    versions = list(
+        dict.fromkeys(", ".join(f"{k} {v}" for k, v in s.versions.items()) for s in starts)
+    )
+    facts = {
+        "Runs": f"{len(records)}, {wall_s:,.0f} s of computing",
+        "Seeds": ", ".join(map(str, seeds)),
+        "Workload": "<br>".join(map(escape, notes)),
+        "Versions": "<br>".join(map(escape, versions)),
+        "Command": "".join(
+            f"<pre>{escape(command)}</pre>" for command in dict.fromkeys(s.command for s in starts)
+        ),
+    }
+    return f"<dl>{''.join(f'<dt>{k}</dt><dd>{v}</dd>' for k, v in facts.items() if v)}</dl>"
+
+
+def _failed(results: Sequence[Result]) -> Iterator[str]:
+    failed = [result for result in results if result.error]
+    if failed:
+        lines = (f"<li><code>{escape(str(r.job))}</code>: {escape(r.error)}</li>" for r in failed)
+        yield f'<div class="failed"><b>{len(failed)} failed</b><ul>{"".join(lines)}</ul></div>'
+
+
+def _legend(arms: Sequence[str]) -> str:
+    items = (f"<span>{_stroke(look)}{escape(arm)}</span>" for arm, look in looks(arms).items())
+    return f'<div class="arms">{"".join(items)}</div>'
+
+
+def _stroke(look: Look) -> str:
+    dash = "" if isinstance(look.line, str) else " ".join(f"{3 * d / 2:g}" for d in look.line[1])
+    return (
+        f'<svg viewBox="0 0 26 10"><path d="M1 5H25" style="stroke:var({look.variable});'
+        f'stroke-width:{1.3 * look.width:g};stroke-dasharray:{dash or "none"}"/></svg>'
+    )
+
+
+# --- tables ---------------------------------------------------------------------------------
+def _overview(found: Table, arms: Sequence[str]) -> str:
+    """A row per point, an arm per column; the best that a server could run is marked."""
+    head = "".join(f"<th>{escape(arm)}</th>" for arm in arms)
+    rows = [f"<tr><th></th>{head}</tr>"]
+    for point, here in found.items():
+        values = {arm: mean(figures.jct_s) for arm, figures in here.items()}
+        best = min((v for arm, v in values.items() if arm not in ORACLES), default=math.nan)
+        row = "".join(_best_cell(values.get(arm), best, arm) for arm in arms)
+        rows.append(f"<tr><td>{escape(point.title)}</td>{row}</tr>")
+    return f'<div class="wide"><table>{"".join(rows)}</table></div>'
+
+
+def _best_cell(value: float | None, best: float, arm: str) -> str:
+    if value is None:
+        return '<td class="other">-</td>'
+    kind = "best" if value == best and arm not in ORACLES else "other"
+    return f'<td class="{kind}">{seconds(value)}</td>'
+
+
+def _point_table(here: dict[str, Figures]) -> str:
+    head = "".join(f"<th>{column.name}</th>" for column in COLUMNS)
+    rows = [f"<tr><th>arm</th>{head}</tr>"]
+    for arm in here:
+        row = "".join(
+            f"<td>{text}{f'<small>{ratio}</small>' if ratio else ''}</td>"
+            for text, ratio in cells(here, arm)
+        )
+        kind = ' class="ours"' if arm == OURS else ""
+        rows.append(f"<tr{kind}><td>{escape(arm)}</td>{row}</tr>")
+    return f'<div class="wide"><table>{"".join(rows)}</table></div>'
+
+
+# --- one scene ------------------------------------------------------------------------------
+SECTIONS = (
+    (
+        "Latency of each turn",
+        "Mean seconds from a turn's arrival to its answer. A hump at the second turn is the queue "
+        "that programs wait in once; a climb to the right is context computed again.",
+        plots.turn_latency,
+    ),
+    (
+        "Where prompts were found",
+        "Of all prompt tokens: in <b>VRAM</b> (dark blue), brought back from <b>DRAM</b> (light "
+        "blue), computed (grey). Text that is new must be computed by everyone.",
+        plots.tiers,
+    ),
+    (
+        "Bytes over PCIe",
+        "Stored to the left, loaded to the right; beside it how often a stored byte came back.",
+        plots.bus,
+    ),
+    (
+        "Waiting",
+        "Share of turns that waited longer than that for their first token. Lower left is better; "
+        "the right end is what the unluckiest see.",
+        plots.waiting_tail,
+    ),
+    (
+        "Programs done",
+        "Share of programs that took no longer than that. Upper left is better.",
+        plots.jct_shares,
+    ),
+)
+
+
+def _scene(part: Table) -> Iterator[str]:
+    arms = arm_names(part)
+    yield _legend(arms)
+    if len(part) > 1:
+        yield "<h3>JCT against load</h3>"
+        yield '<p class="how">Lower is better; bars span the seeds.</p>'
+        yield plots.against_load(part)
+    for heading, how, draw in SECTIONS:
+        if draw is plots.bus and not _uses_bus(part):
+            continue
+        if draw is not plots.jct_shares and draw is not plots.tiers and not _has_turns(part):
+            continue
+        yield f'<h3>{heading}</h3>\n<p class="how">{how}</p>\n{draw(part)}'
+    for index, (point, here) in enumerate(part.items()):
+        is_open = " open" if index == len(part) - 1 else ""
+        name = f"{point.load:g} programs/s" if point.load is not None else "Numbers"
+        yield f"<details{is_open}><summary>{name}</summary>{_point_table(here)}</details>"
+
+
+def _uses_bus(part: Table) -> bool:
+    return any(
+        f.total("stored_bytes") or f.total("loaded_bytes")
+        for arms in part.values()
+        for f in arms.values()
+    )
+
+
+def _has_turns(part: Table) -> bool:
+    return any(f.turns for arms in part.values() for f in arms.values())
+
+
+if __name__ == "__main__":
+    sys.exit(main())
