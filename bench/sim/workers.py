@@ -11,7 +11,6 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from bench.sim.bus import Bus, Copy, Way
-from continuum_connector.carriers import WorkerMetadata
 from continuum_connector.messages import Outcome, WorkerReport
 
 
@@ -88,6 +87,8 @@ class OurWorker:
         self._pending.append(_Transfer(order.transfer_id, copy, request_id))
 
     def output(self, now: float) -> dict[str, Any]:
+        from continuum_connector.carriers import WorkerMetadata  # which imports vLLM
+
         self.bus.advance(now)
         settled = [each for each in self._pending if each.copy.done <= now]
         if settled:

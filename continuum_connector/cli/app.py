@@ -10,6 +10,7 @@ from continuum_connector.cli.calibrate import calibrate
 from continuum_connector.cli.check import check
 from continuum_connector.cli.convert import convert
 from continuum_connector.cli.explain import explain
+from continuum_connector.cli.simulate import simulate
 from continuum_connector.cli.top import top
 
 app = typer.Typer(
@@ -28,3 +29,4 @@ app.command()(explain)
 app.command()(analyze)
 app.command()(convert)
 app.command(context_settings=PASSED_ON)(bench)
+app.command()(simulate)

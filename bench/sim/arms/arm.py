@@ -1,18 +1,23 @@
-"""Arm: what is compared. A config of vLLM's, an order, and how its copies travel."""
+"""Arm: what is compared. A config of vLLM's, an order, and how its copies travel.
+
+Arms can be read without vLLM, which takes seconds to import; they cannot be played.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
-
-from vllm.config import KVTransferConfig
+from typing import TYPE_CHECKING, Any
 
 from bench.sim.bus import Bus
-from bench.sim.engine import Engine
 from bench.sim.hardware import Machine
 from bench.sim.plan import ProgramPlan, TurnPlan, Workload
 from bench.sim.workers import NoWorker, Worker
+
+if TYPE_CHECKING:
+    from vllm.config import KVTransferConfig
+
+    from bench.sim.engine import Engine
 
 # Program's name, now -> seconds until its next turn arrives; None if there is none.
 Away = Callable[[str, float], float | None]
@@ -63,6 +68,8 @@ class Arm:
 
 def connector(name: str, module: str | None = None, **options: Any) -> KVTransferConfig:
     """A KV transfer config; `options` are its extra config."""
+    from vllm.config import KVTransferConfig
+
     return KVTransferConfig(
         kv_connector=name,
         kv_role="kv_both",

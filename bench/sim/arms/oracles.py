@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 from bench.sim.arms.arm import Arm, Away, by_program
 from bench.sim.arms.ours import ours, use_clock
-from bench.sim.engine import Engine
 from bench.sim.hardware import Machine
 from bench.sim.plan import Workload
 from continuum_connector.policy.oracle import Oracle
+
+if TYPE_CHECKING:
+    from bench.sim.engine import Engine
 
 
 def _know(engine: Engine, away: Away) -> None:

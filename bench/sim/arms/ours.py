@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from bench.sim.arms.arm import Arm, Asking, Away, connector
 from bench.sim.bus import Bus
-from bench.sim.engine import Engine
 from bench.sim.hardware import Machine
 from bench.sim.workers import OurWorker, Worker
+
+if TYPE_CHECKING:
+    from bench.sim.engine import Engine
 
 
 def our_transfer(policy: str, has_tier: bool, **options: Any) -> Callable[[Machine], Any]:

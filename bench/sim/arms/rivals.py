@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from bench.sim.arms.arm import Arm, by_program, by_service, connector
 from bench.sim.bus import Bus
-from bench.sim.engine import Engine
 from bench.sim.hardware import Machine
 from bench.sim.rival_workers import LmcacheWorker, OffloadingWorker, SimpleWorker
 from bench.sim.workers import Worker
+
+if TYPE_CHECKING:
+    from bench.sim.engine import Engine
 
 
 def in_order(arm: Arm) -> Arm:

@@ -6,19 +6,21 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from bench.sim.summary import Figures, mean, quantile
+from bench.sim.report.summary import Figures, mean, quantile
 
 GB = 1e9
 
 
 @dataclass(frozen=True)
 class Column:
-    """`value`: what is shown, by `text`; `is_compared`: with its ratio to the first arm."""
+    """`value`: what is shown, by `text`; `is_compared`: with its ratio to the first arm;
+    `is_brief`: on a terminal too."""
 
     name: str
     value: Callable[[Figures], float]
     text: Callable[[float], str]
     is_compared: bool = False
+    is_brief: bool = True
 
 
 def seconds(value: float) -> str:
@@ -46,13 +48,13 @@ COLUMNS = (
     Column("P95", lambda f: quantile(f.jct_s, 0.95), seconds),
     Column("P99", lambda f: quantile(f.jct_s, 0.99), seconds, is_compared=True),
     Column("TTFT mean s", lambda f: mean(f.ttft_s), seconds),
-    Column("P99", lambda f: quantile(f.ttft_s, 0.99), seconds),
+    Column("P99", lambda f: quantile(f.ttft_s, 0.99), seconds, is_brief=False),
     Column("computed", lambda f: f.total("num_computed_tokens"), _count, is_compared=True),
     Column("VRAM hits", lambda f: f.share("num_local_tokens"), percent),
     Column("DRAM hits", lambda f: f.share("num_external_tokens"), percent),
     Column("stored GB", lambda f: f.total("stored_bytes"), _gb),
     Column("loaded GB", lambda f: f.total("loaded_bytes"), _gb),
-    Column("GPU busy", lambda f: f.busy, percent),
+    Column("GPU busy", lambda f: f.busy, percent, is_brief=False),
 )
 
 

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import io
 import math
+import re
 from collections.abc import Iterator, Sequence
 from typing import Any
 
 import matplotlib
 from matplotlib.figure import Figure
-from matplotlib.ticker import FuncFormatter, NullFormatter, NullLocator
+from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter, NullLocator
 
-from bench.sim.palette import GRID, INK, OURS, PAPER, SOFT, TIERS, Look, looks, themed
-from bench.sim.summary import Figures, Table, arm_names, mean, oracle_of
+from bench.sim.report.palette import GRID, INK, OURS, PAPER, SOFT, TIERS, Look, looks, themed
+from bench.sim.report.summary import Figures, Table, arm_names, mean, oracle_of
 
 matplotlib.use("svg")
 STYLE = {
@@ -26,7 +27,7 @@ STYLE = {
     "axes.labelcolor": SOFT,
     "axes.titlecolor": INK,
     "axes.titlesize": 10,
-    "axes.titleweight": "semibold",
+    "axes.titleweight": "bold",
     "axes.facecolor": "none",
     "axes.spines.top": False,
     "axes.spines.right": False,
@@ -54,7 +55,7 @@ def svg(figure: Figure) -> str:
     with matplotlib.rc_context(STYLE), io.StringIO() as text:
         figure.savefig(text, format="svg", metadata={"Date": None, "Creator": None})
         drawn = text.getvalue()
-    drawn = drawn[drawn.index("<svg") :]
+    drawn = re.sub(r"<metadata>.*?</metadata>", "", drawn[drawn.index("<svg") :], flags=re.DOTALL)
     drawn = drawn.replace("font-family: 'DejaVu Sans', sans-serif", "font-family: inherit")
     return themed(drawn.replace("'DejaVu Sans', ", ""))
 
@@ -92,8 +93,11 @@ def _seconds(value: float, _: object = None) -> str:
 
 
 def _log_seconds(axis: Any) -> None:
+    """Ticks at 1, 2, 5 of each decade; of many decades, at each."""
+    low, high = axis.get_view_interval()
+    digits = (1.0,) if high > 300 * low else (1.0, 2.0, 5.0) if high > 5 * low else range(1, 10)
+    axis.set_major_locator(LogLocator(subs=digits))
     axis.set_major_formatter(FuncFormatter(_seconds))
-    axis.set_minor_formatter(NullFormatter())
     axis.set_minor_locator(NullLocator())
 
 

