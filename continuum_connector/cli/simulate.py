@@ -13,37 +13,45 @@ from rich.console import Console
 from continuum_connector.cli.reading import command
 from continuum_connector.cli.server import CommandError
 
-ARMS = "stock,stock+order,adaptive"
+Arms = Annotated[str, typer.Option(help="What is compared; ratios are to the first.")]
+Workload = Annotated[
+    str, typer.Option(help="A name of --list, or a TOML file: workload = NAME, its options.")
+]
+Settings = Annotated[
+    list[str] | None, typer.Option("--set", help="An option of the workload: NAME=VALUE.")
+]
+Rates = Annotated[str, typer.Option(help="Programs that arrive per second.")]
+Gpu = Annotated[str, typer.Option(help="One or more of --list.")]
+Model = Annotated[str, typer.Option(help="One or more of --list.")]
+Dram = Annotated[float, typer.Option(min=0, help="DRAM for offloaded blocks.")]
+Pcie = Annotated[float | None, typer.Option(min=0.1, help="PCIe instead of the GPU's own.")]
+Tp = Annotated[int, typer.Option(min=1, help="GPUs that share the model.")]
+Seeds = Annotated[str, typer.Option(help="A run for each; figures are of all together.")]
+Sweep = Annotated[str, typer.Option(help="A sweep of --list, instead of all options above.")]
+Out = Annotated[Path, typer.Option(help="Results, a line per run; what it has is not run again.")]
+Report = Annotated[Path | None, typer.Option(help="Write a page with plots here.")]
+Workers = Annotated[int, typer.Option(min=0, help="Processes; 0: one per core.")]
+ShowList = Annotated[
+    bool, typer.Option("--list", help="Arms, workloads, GPUs, models, sweeps; then end.")
+]
 
 
 def simulate(
-    arms: Annotated[str, typer.Option(help="What is compared; ratios are to the first.")] = ARMS,
-    workload: Annotated[
-        str, typer.Option(help="A name of --list, or a TOML file: workload = NAME, its options.")
-    ] = "eight_turns",
-    rates: Annotated[str, typer.Option(help="Programs that arrive per second.")] = "3",
-    gpu: Annotated[str, typer.Option(help="One or more of --list.")] = "H100",
-    model: Annotated[str, typer.Option(help="One or more of --list.")] = "llama-8b",
-    dram_gb: Annotated[float, typer.Option(min=0, help="DRAM for offloaded blocks.")] = 400.0,
-    pcie_gb_s: Annotated[
-        float | None, typer.Option(min=0.1, help="PCIe instead of the GPU's own.")
-    ] = None,
-    tp: Annotated[int, typer.Option(min=1, help="GPUs that share the model.")] = 1,
-    seeds: Annotated[str, typer.Option(help="A run for each; figures are of all together.")] = "42",
-    settings: Annotated[
-        list[str] | None, typer.Option("--set", help="An option of the workload: NAME=VALUE.")
-    ] = None,
-    sweep: Annotated[
-        str, typer.Option(help="A named sweep of --list, instead of all options above.")
-    ] = "",
-    out: Annotated[
-        Path, typer.Option(help="Results, a line per run; what it has is not run again.")
-    ] = Path("runs/simulate.jsonl"),
-    report: Annotated[Path | None, typer.Option(help="Write a page with plots here.")] = None,
-    workers: Annotated[int, typer.Option(min=0, help="Processes; 0: one per core.")] = 0,
-    show_list: Annotated[
-        bool, typer.Option("--list", help="Arms, workloads, GPUs, models, sweeps; then end.")
-    ] = False,
+    arms: Arms = "stock,stock+order,adaptive",
+    workload: Workload = "eight_turns",
+    settings: Settings = None,
+    rates: Rates = "3",
+    gpu: Gpu = "H100",
+    model: Model = "llama-8b",
+    dram_gb: Dram = 400.0,
+    pcie_gb_s: Pcie = None,
+    tp: Tp = 1,
+    seeds: Seeds = "42",
+    sweep: Sweep = "",
+    out: Out = Path("runs/simulate.jsonl"),
+    report: Report = None,
+    workers: Workers = 0,
+    show_list: ShowList = False,
 ) -> None:
     """What would a policy do, on a GPU and a load that are not here?
 
@@ -62,7 +70,7 @@ def simulate(
 
     [bold]continuum simulate --gpu L40S,H100 --dram-gb 100 --pcie-gb-s 12 --seeds 42,43,44[/]
 
-    [bold]continuum simulate --workload eight_turns --set tool_s=5[/]  slow tools
+    [bold]continuum simulate --workload agents --set gaps=coding --set turns=12[/]
 
     [bold]continuum simulate --sweep published --report published.html[/]
     """
@@ -71,22 +79,9 @@ def simulate(
         if show_list:
             lab.listing(Console())
             return
-        given = lab.Options(
-            arms=arms,
-            workload=workload,
-            rates=rates,
-            gpus=gpu,
-            models=model,
-            dram_gb=dram_gb,
-            pcie_gb_s=pcie_gb_s,
-            tp=tp,
-            seeds=seeds,
-            settings=settings or (),
-            sweep=sweep,
-            out=out,
-            report=report,
-            workers=workers,
-        )
+        machine = (gpu, model, dram_gb, pcie_gb_s, tp)
+        files = (out, report, workers)
+        given = lab.Options(arms, workload, settings, rates, *machine, seeds, sweep, *files)
         try:
             status = lab.simulate(given, Console())
         except lab.UserError as error:

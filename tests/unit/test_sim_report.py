@@ -180,6 +180,10 @@ def test_a_scene_reads_as_people_say_it() -> None:
     assert point(job).title == "H100, TP 2, 400 GB DRAM, PCIe 25 GB/s, w"
 
 
+def test_a_cell_of_the_matrix_is_called_by_its_name() -> None:
+    assert point(Job("a", "w", {"cell": "fast/overload", "load": 1.5})).title == "fast/overload"
+
+
 def test_figures() -> None:
     figures = Figures("a", [record("a")])
     assert figures.turn_latency_s() == [3.0, 3.0, 3.0]

@@ -16,6 +16,7 @@ from rich.console import Console
 from bench.sim import runner
 from bench.sim.job import Job, Result, Start
 from bench.sim.pool import Tell
+from bench.sim.provenance import sources
 from bench.sim.result import RunRecord, TurnRecord
 from bench.sim.runner import Outcome, compact
 from bench.sim.store import Store, StoreError, read, results, starts
@@ -90,6 +91,12 @@ def test_a_key_does_not_depend_on_order_or_on_how_a_number_is_written() -> None:
 )
 def test_whatever_differs_changes_the_key(other: Job) -> None:
     assert Job("a", "w", {"x": 1}, {"gpu": "H100"}, 1).key != other.key
+
+
+def test_what_only_shows_results_is_not_the_code_that_made_them() -> None:
+    names = {path.name for path in sources()}
+    assert {"engine.py", "adaptive.py", "registry.py"} <= names
+    assert not {"plots.py", "palette.py", "command.py", "meter.py"} & names
 
 
 # --- the file -------------------------------------------------------------------------------

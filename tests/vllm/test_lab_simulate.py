@@ -50,6 +50,8 @@ def test_a_job_is_the_same_run_in_whatever_process_and_order(tmp_path: Path) -> 
     [
         (["--arms", "stock,nope"], "there is no arm 'nope'; there is stock, "),
         (["--workload", "nope"], "there is no workload 'nope'; there is eight_turns"),
+        (["--workload", "agents", "--set", "wings=2"], "agents has no wings; it has programs, "),
+        (["--set", "wings=2"], "workload eight_turns: eight_turns() got an unexpected keyword"),
         (["--gpu", "H900"], "there is no GPU 'H900'; there is L40S, "),
         (["--sweep", "nope"], "there is no sweep 'nope'; there is published"),
         (["--model", "llama-70b-fp8", "--gpu", "A100-40"], "raise tp"),
@@ -83,7 +85,7 @@ def test_options_of_a_workload_come_from_a_file_and_from_the_line(tmp_path: Path
     file = tmp_path / "slow.toml"
     file.write_text('workload = "eight_turns"\ntool_s = 5.0\n')
     given = Options(
-        arms="stock", workload=str(file), rates="1,2", gpus="H100", models="llama-8b",
+        arms="stock", workload=str(file), rates="1,2", gpu="H100", model="llama-8b",
         dram_gb=100.0, pcie_gb_s=12.0, tp=1, seeds="1", settings=("window_s=9",), sweep="",
         out=tmp_path / "x", report=None, workers=1,
     )  # fmt: skip

@@ -111,6 +111,8 @@ def table(results: Iterable[Result]) -> Table:
 
 def point(job: Job) -> Point:
     """Where a job belongs: its seed and its arm do not matter."""
+    if isinstance(cell := job.params.get("cell"), str):  # of the matrix: its name says it all
+        return Point(cell, None)
     load = job.params.get(LOAD)
     told = {key: value for key, value in job.params.items() if key != LOAD}
     parts = [
