@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 GB, GIB = 10**9, 2**30
 
@@ -118,17 +118,23 @@ def machine(
     utilization: float = 0.9,
     block_size: int = 64,
     reserve_full_isl: bool = True,
+    mfu: float | None = None,
+    step_s: float | None = None,
 ) -> Machine:
     """Return a server by names. Raises KeyError for unknown ones, ValueError if nothing fits.
 
     Without `kv_tokens`: what the published sweep counted, else what `utilization` of the memory
-    leaves beside the weights and 4 GB of activations. `pcie_gb_s` replaces the GPU's own rate.
+    leaves beside the weights and 4 GB of activations. `pcie_gb_s`, `mfu` and `step_s` replace the
+    GPU's own.
     """
-    from dataclasses import replace
-
     one, what = GPUS[gpu], MODELS[model]
     if pcie_gb_s is not None:
         one = replace(one, pcie_rate=pcie_gb_s * GB, pcie_both=pcie_gb_s * GB)
+    one = replace(
+        one,
+        mfu=one.mfu if mfu is None else mfu,
+        step_s=one.step_s if step_s is None else step_s,
+    )
     if kv_tokens is None and tp == 1 and model == "llama-8b":
         kv_tokens = PUBLISHED_KV_TOKENS.get(gpu)
     if kv_tokens is None:

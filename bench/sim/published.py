@@ -1,0 +1,27 @@
+"""The published sweep's tables: mean completion time of eight-turn programs, in seconds.
+
+Llama 3.1 8B in bf16, vLLM 0.10 and forks of its time, seed 42, programs per second (JPS) 1 to 15;
+`large DRAM` runs of 2026-04-12. What was not published is left out.
+"""
+
+from __future__ import annotations
+
+Table = dict[str, dict[int, float]]  # GPU -> JPS -> seconds
+
+FCFS: Table = {
+    "H200": {1: 8.55, 3: 28.11, 6: 192.15, 10: 416.92, 15: 702.50},
+    "H100": {1: 9.01, 3: 68.85, 6: 244.07, 10: 456.30, 15: 739.24},
+    "A100-40": {1: 45.00, 3: 415.14, 6: 943.54},
+    "L40S": {1: 134.55, 3: 501.28, 6: 1045.63, 10: 1834.86, 15: 3374.62},
+}
+CONTINUUM: Table = {
+    "H200": {1: 8.67, 3: 20.67, 6: 66.00, 10: 119.39, 15: 185.08},
+    "H100": {1: 8.75, 3: 39.75, 6: 100.38, 10: 172.89, 15: 259.52},
+    "L40S": {1: 68.55},
+}
+LMCACHE: Table = {
+    "H200": {1: 9.75, 3: 24.29, 6: 63.22, 10: 158.69, 15: 684.80},
+    "H100": {1: 10.21, 3: 27.51, 6: 65.85, 10: 165.19, 15: 689.47},
+    "A100-40": {1: 70.52, 3: 223.40, 6: 1034.36, 10: 2009.26},
+}
+DRAM_GB = {"H200": 400, "H100": 400, "A100-40": 200, "L40S": 100}

@@ -1,0 +1,172 @@
+"""Does the lab tell what was measured? Every published cell beside what the lab makes of it.
+
+Only the FCFS column was fitted to (`mfu` and `step_s` in hardware.py); Continuum's and LMCache's
+are held out. `--fit` shows how well neighbouring values would do, on the FCFS column alone.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import sys
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from bench import markers
+from bench.cli import teaching_parser
+from bench.sim.hardware import GPUS
+from bench.sim.job import Job, Plain, Result
+from bench.sim.published import CONTINUUM, DRAM_GB, FCFS, LMCACHE, Table
+from bench.sim.runner import play_without_turns, run
+
+README = Path(__file__).with_name("README.md")
+TEACH = """
+Each cell is  measured / simulated / ratio  (simulated by measured), seconds of mean JCT; `-` was
+not published. The last line of a column is its rms log error: 0.10 is off by 10 % either way.
+
+  python -m bench.sim.validate                  all cells; what is in the file is not run again
+  python -m bench.sim.validate --gpu H100       one GPU
+  python -m bench.sim.validate --write          and put the table into README.md
+  python -m bench.sim.validate --fit            neighbours of mfu and step_s, FCFS only
+"""
+
+
+@dataclass(frozen=True)
+class Column:
+    """An arm of the lab held against a published table."""
+
+    title: str
+    arm: str
+    table: Table
+
+
+COLUMNS = (
+    Column("FCFS: `stock` (fitted)", "stock", FCFS),
+    Column("Continuum: `paper`", "paper", CONTINUUM),
+    Column("Continuum: `cont-pin`", "cont-pin", CONTINUUM),
+    Column("Continuum: `stock+order`, no pins", "stock+order", CONTINUUM),
+    Column("LMCache: `lmcache`", "lmcache", LMCACHE),
+)
+MFU_STEPS = (0.92, 1.0, 1.08)  # of the fitted value
+STEP_S_STEPS = (0.5, 1.0, 1.5)
+
+
+def job(arm: str, gpu: str, rate: int, **machine: Plain) -> Job:
+    """One published cell: vLLM 0.10 admitted a turn before all of its prompt had room."""
+    told: dict[str, Plain] = {"gpu": gpu, "dram_gb": DRAM_GB[gpu], "reserve_full_isl": False}
+    return Job(arm, "eight_turns", {"rate": rate}, told | machine)
+
+
+def cells(columns: Iterable[Column], gpus: Sequence[str]) -> Iterator[tuple[Column, str, int]]:
+    """All that was published of these."""
+    for column in columns:
+        for gpu, rates in column.table.items():
+            if gpu in gpus:
+                yield from ((column, gpu, rate) for rate in rates)
+
+
+def log_error(pairs: Iterable[tuple[float, float]]) -> float:
+    """Root of the mean square of log(simulated / measured)."""
+    squares = [math.log(simulated / measured) ** 2 for measured, simulated in pairs]
+    return math.sqrt(sum(squares) / len(squares)) if squares else math.nan
+
+
+def mean_jct_s(results: Iterable[Result]) -> dict[str, float]:
+    """Key of each job that was run -> seconds."""
+    return {
+        result.job.key: sum(result.record.jct_s.values()) / len(result.record.jct_s)
+        for result in results
+        if result.record is not None
+    }
+
+
+def validation(jct_s: dict[str, float], gpus: Sequence[str]) -> str:
+    """The table, in Markdown."""
+    lines = [
+        "| GPU, JPS | " + " | ".join(column.title for column in COLUMNS) + " |",
+        "|---" * (len(COLUMNS) + 1) + "|",
+    ]
+    for gpu in gpus:
+        for rate in sorted({rate for column in COLUMNS for rate in column.table.get(gpu, {})}):
+            row = [_cell(column, gpu, rate, jct_s) for column in COLUMNS]
+            lines.append(f"| {gpu} {rate} | " + " | ".join(row) + " |")
+    errors = [f"{log_error(_pairs(column, gpus, jct_s)):.2f}" for column in COLUMNS]
+    lines.append("| rms log error | " + " | ".join(errors) + " |")
+    return "\n".join(lines)
+
+
+def _pairs(
+    column: Column, gpus: Sequence[str], jct_s: dict[str, float], **machine: Plain
+) -> Iterator[tuple[float, float]]:
+    for _, gpu, rate in cells([column], gpus):
+        simulated = jct_s.get(job(column.arm, gpu, rate, **machine).key)
+        if simulated is not None:
+            yield column.table[gpu][rate], simulated
+
+
+def _cell(column: Column, gpu: str, rate: int, jct_s: dict[str, float]) -> str:
+    measured = column.table.get(gpu, {}).get(rate)
+    simulated = jct_s.get(job(column.arm, gpu, rate).key)
+    if measured is None or simulated is None:
+        return "-"
+    return f"{_short(measured)} / {_short(simulated)} / {simulated / measured:.2f}"
+
+
+def _short(seconds: float) -> str:
+    return f"{seconds:.0f}" if seconds >= 100 else f"{seconds:.3g}"
+
+
+# --- the fit ----------------------------------------------------------------------------
+def grid(gpu: str) -> list[dict[str, Plain]]:
+    """The fitted values and their neighbours, as arguments of `hardware.machine`."""
+    mfu, step_s = GPUS[gpu].mfu, GPUS[gpu].step_s
+    return [
+        {"mfu": round(mfu * more, 4), "step_s": round(step_s * longer, 5)}
+        for longer in STEP_S_STEPS
+        for more in MFU_STEPS
+    ]
+
+
+def fit_table(jct_s: dict[str, float], gpus: Sequence[str]) -> str:
+    """Error of the FCFS column with each of the grid's values, in Markdown."""
+    lines = ["| GPU | mfu | step_s | rms log error |", "|---|---|---|---|"]
+    for gpu in gpus:
+        for point in grid(gpu):
+            error = log_error(_pairs(COLUMNS[0], [gpu], jct_s, **point))
+            is_ours = point == {"mfu": GPUS[gpu].mfu, "step_s": GPUS[gpu].step_s}
+            star = " (in use)" if is_ours else ""
+            lines.append(f"| {gpu} | {point['mfu']}{star} | {point['step_s']} | {error:.3f} |")
+    return "\n".join(lines)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run what is missing, print the table. Returns 0, or what the runner returns."""
+    parser = teaching_parser("python -m bench.sim.validate", __doc__, TEACH)
+    parser.add_argument("--gpu", action="append", choices=list(DRAM_GB), help="default: all")
+    parser.add_argument("--out", type=Path, default=Path("runs/validation.jsonl"))
+    parser.add_argument("--workers", type=int, default=0, help="processes; default: one per core")
+    parser.add_argument("--fit", action="store_true", help="neighbours of the fitted values")
+    parser.add_argument("--write", action="store_true", help="put the table into README.md")
+    args = parser.parse_args(argv)
+    gpus = args.gpu or list(DRAM_GB)
+    args.out.parent.mkdir(parents=True, exist_ok=True)
+    outcome = run(_jobs(args, gpus), args.out, num_workers=args.workers, play=play_without_turns)
+    jct_s = mean_jct_s(outcome.results)
+    table = fit_table(jct_s, gpus) if args.fit else validation(jct_s, gpus)
+    print(table)
+    print(outcome, file=sys.stderr)
+    if args.write:
+        markers.rewrite(README, {"fit" if args.fit else "validation": table})
+    return outcome.exit_code
+
+
+def _jobs(args: argparse.Namespace, gpus: Sequence[str]) -> list[Job]:
+    if args.fit:
+        fitted = [(gpu, rate) for _, gpu, rate in cells([COLUMNS[0]], gpus)]
+        return [job("stock", gpu, rate, **point) for gpu, rate in fitted for point in grid(gpu)]
+    return [job(column.arm, gpu, rate) for column, gpu, rate in cells(COLUMNS, gpus)]
+
+
+if __name__ == "__main__":
+    sys.exit(main())

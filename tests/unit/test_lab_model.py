@@ -1,0 +1,98 @@
+"""What the lab models, against numbers computed by hand: steps, time, the published workload."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from bench.sim.agenda import Agenda, Clock
+from bench.sim.hardware import machine
+from bench.sim.published import CONTINUUM, DRAM_GB, FCFS, LMCACHE
+from bench.sim.step_time import step_seconds
+from bench.sim.workloads.eight_turns import PROMPTS, arrivals, eight_turns
+from continuum_connector.costs.step_clock import Work
+
+H100 = machine("H100")
+FLOPS = 989e12 * 0.63  # per second that a prefill reaches
+
+
+# --- steps ------------------------------------------------------------------------------
+def test_a_long_prompt_takes_its_products_and_its_attention() -> None:
+    """8192 tokens behind nothing: 8192 * 4096 pairs of 4 * 32 * 32 * 128 operations."""
+    work = Work(num_new=8192, pairs=8192 * 4096)
+    products, attention = 8192 * 13.96e9 / FLOPS, 8192 * 4096 * 524_288 / FLOPS
+    assert products == pytest.approx(0.1835, rel=1e-3)
+    assert attention == pytest.approx(0.0282, rel=1e-2)
+    assert step_seconds(H100, work) == pytest.approx(0.004 + 20e-6 + products + attention)
+
+
+def test_a_decode_takes_the_reading_of_the_weights_and_of_its_context() -> None:
+    work = Work(num_decodes=10, decode_context=100_000)
+    weights, context = 16.06e9 / 3350e9, 100_000 * 131_072 / 3350e9
+    attention = 100_000 * 524_288 / FLOPS
+    expected = 0.004 + 10 * 20e-6 + weights + attention + context
+    assert step_seconds(H100, work) == pytest.approx(expected)
+
+
+def test_two_gpus_halve_all_but_what_a_step_costs_anyway() -> None:
+    work = Work(num_new=4096, pairs=4096 * 2048)
+    one, two = step_seconds(H100, work), step_seconds(machine("H100", tp=2), work)
+    fixed = 0.004 + 20e-6
+    assert two - fixed == pytest.approx((one - fixed) / 2)
+
+
+# --- machines ---------------------------------------------------------------------------
+def test_the_published_gpus_have_the_published_room() -> None:
+    assert H100.num_blocks == 434_000 // 64 + 1
+    assert H100.block_bytes == 64 * 131_072
+
+
+def test_a_model_without_a_published_count_gets_what_its_weights_leave() -> None:
+    """0.9 * 2 * 80 GB less 8 GB of activations and the weights."""
+    found = machine("H100", "llama-70b-fp8", tp=2)
+    assert found.kv_tokens == pytest.approx((2 * (72e9 - 4e9) - 70.6e9) / 327_680, abs=1)
+
+
+def test_a_model_that_does_not_fit_is_refused_with_the_cure() -> None:
+    with pytest.raises(ValueError, match="raise tp"):
+        machine("L40S", "llama-70b-fp8")
+
+
+# --- time -------------------------------------------------------------------------------
+def test_calls_come_in_the_order_of_time_and_then_of_asking() -> None:
+    agenda, clock, seen = Agenda(), Clock(), list[str]()
+    assert clock() == 0.0
+    assert agenda.next_time == math.inf
+    agenda.put(2.0, lambda: seen.append("late"))
+    agenda.put(1.0, lambda: seen.append("first"))
+    agenda.put(1.0, lambda: agenda.put(1.0, lambda: seen.append("third")))
+    agenda.put(1.0, lambda: seen.append("second"))
+    agenda.run_due(0.9)
+    assert not seen
+    agenda.run_due(1.0)
+    assert seen == ["first", "second", "third"]
+    assert agenda.next_time == 2.0
+
+
+# --- the published sweep ----------------------------------------------------------------
+@pytest.mark.parametrize(("rate", "count"), [(1, 54), (3, 133), (6, 255), (10, 433), (15, 665)])
+def test_as_many_programs_arrive_as_in_the_published_sweep(rate: int, count: int) -> None:
+    assert len(arrivals(rate)) == count == len(eight_turns(rate).programs)
+
+
+def test_each_turn_continues_the_one_before_it_with_its_own_text() -> None:
+    one, other = eight_turns(1).programs[:2]
+    assert tuple(turn.num_prompt_tokens for turn in one.turns) == PROMPTS
+    for before, after in zip(one.turns, one.turns[1:], strict=False):
+        said = before.tokens() + list(before.answer.tokens())
+        assert after.tokens()[: len(said)] == said
+    shared = [a == b for a, b in zip(one.turns[-1].tokens(), other.turns[-1].tokens(), strict=True)]
+    assert sum(shared) == 80 == shared.index(False)
+    assert [turn.is_final for turn in one.turns] == [False] * 7 + [True]
+
+
+def test_every_published_cell_has_its_dram() -> None:
+    for table in (FCFS, CONTINUUM, LMCACHE):
+        assert set(table) <= set(DRAM_GB)
+        assert all(seconds > 0 for rates in table.values() for seconds in rates.values())
