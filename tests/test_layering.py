@@ -61,9 +61,10 @@ MAY_IMPORT = {  # what each room may import besides itself and `errors`
     "attach": {"connector", "build", "compat", "config", "scheduler", "order"},
     "plugin": {"attach"},
     "analysis": {"trace", "costs"},
+    "sizing": set(),
     "cli": {
         *("build", "compat", "config", "metric_table", "worker", "policy", "programs", "costs"),
-        *("analysis", "checks"),
+        *("analysis", "checks", "sizing"),
     },
     "": {"connector", "attach"},  # __init__: the public names
 }

@@ -11,6 +11,7 @@ from continuum_connector.cli.check import check
 from continuum_connector.cli.convert import convert
 from continuum_connector.cli.explain import explain
 from continuum_connector.cli.simulate import simulate
+from continuum_connector.cli.size import size
 from continuum_connector.cli.top import top
 
 app = typer.Typer(
@@ -23,6 +24,7 @@ app = typer.Typer(
 )
 
 app.command()(check)
+app.command()(size)
 app.command()(top)
 app.command()(calibrate)
 app.command()(explain)

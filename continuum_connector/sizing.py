@@ -1,0 +1,99 @@
+"""Sizing: how much DRAM a server's agents need, from what they do. Arithmetic only.
+
+    live programs = given, or arrivals/s x turns x (gap + turn)     (Little)
+    live KV       = live programs x KV of a context
+    DRAM          = live KV / 0.8, unless 0.8 of VRAM's KV space holds it
+
+DRAM is sized for all of the live KV: a pinned turn is in DRAM as well by the time its pin ends.
+The 0.8 is where hits collapse in measurements of full tiers: 0.75 to 0.87 of their reach.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+FILL = 0.8  # of a tier; fuller, what leaves is needed again
+_P90 = 1.2815515655446004  # of the standard normal distribution
+
+
+@dataclass(frozen=True)
+class Load:
+    """What agents do. Seconds and tokens; `arrivals` are programs per second.
+
+    `programs` counts those alive at once; 0 derives it from `arrivals`.
+    """
+
+    context: int
+    new_tokens: int
+    gap_s: float  # between two turns: mean
+    turn_s: float  # one turn, from its arrival to its last token: mean
+    programs: float = 0.0
+    arrivals: float = 0.0
+    turns: float = 0.0
+
+    @property
+    def live(self) -> float:
+        """Programs alive at once."""
+        return self.programs or self.arrivals * self.turns * (self.gap_s + self.turn_s)
+
+    @property
+    def turns_per_s(self) -> float:
+        """Turns that begin per second, over all programs."""
+        return self.live / (self.gap_s + self.turn_s)
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where it runs. `context_bytes`: KV of one context, over all GPUs; `new_bytes`: of the tokens
+    that a turn adds; `vram_bytes`: KV space, `pcie`: bytes per second, of one of `num_gpus`."""
+
+    context_bytes: float
+    new_bytes: float
+    vram_bytes: float
+    num_gpus: int
+    pcie: float
+
+
+@dataclass(frozen=True)
+class Need:
+    """What follows. Bytes, and bytes per second of one GPU; `share_vram`: of the live KV."""
+
+    live_bytes: float
+    num_in_vram: int
+    share_vram: float
+    dram_bytes: float
+    loads: float
+    stores: float
+    load_s: float
+    is_too_fast: bool
+
+
+def mean_gap(median_s: float, p90_s: float) -> float:
+    """The mean of a log-normal gap with this median and 90th percentile.
+
+    Real gaps have a heavier tail: those of people who went away. Their KV may leave.
+    """
+    sigma = math.log(max(p90_s / median_s, 1.0)) / _P90
+    return median_s * math.exp(sigma * sigma / 2)
+
+
+def need(load: Load, place: Place) -> Need:
+    """The DRAM for this load, and the rates on each GPU's link with it."""
+    live = load.live * place.context_bytes
+    vram = place.vram_bytes * place.num_gpus
+    share = min(1.0, vram / live) if live else 1.0
+    dram = 0.0 if live <= FILL * vram else live / FILL
+    away = load.turns_per_s * (1.0 - share) if dram else 0.0  # turns per second that load
+    loads = away * place.context_bytes / place.num_gpus
+    stores = load.turns_per_s * place.new_bytes / place.num_gpus if dram else 0.0
+    return Need(
+        live_bytes=live,
+        num_in_vram=int(vram // place.context_bytes),
+        share_vram=share,
+        dram_bytes=dram,
+        loads=loads,
+        stores=stores,
+        load_s=place.context_bytes / place.num_gpus / place.pcie,
+        is_too_fast=loads > FILL * place.pcie,
+    )

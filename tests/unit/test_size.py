@@ -1,0 +1,157 @@
+"""`continuum size`: the formula, what it advises, and the table of deploy/sizing.md."""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("typer")
+from typer.testing import CliRunner, Result
+
+from continuum_connector.cli.app import app
+from continuum_connector.sizing import Load, Need, Place, mean_gap, need
+
+GIB = 2**30
+SIZING = Path(__file__).resolve().parents[2] / "deploy" / "sizing.md"
+
+
+def run(*words: str) -> Result:
+    return CliRunner().invoke(app, ["size", *words])
+
+
+def load(programs: float) -> Load:
+    return Load(context=1000, new_tokens=10, gap_s=8.0, turn_s=2.0, programs=programs)
+
+
+def place(num_gpus: int = 1) -> Place:
+    return Place(GIB, GIB / 100, vram_bytes=10 * GIB, num_gpus=num_gpus, pcie=10 * GIB)
+
+
+def test_live_programs_by_littles_law() -> None:
+    found = Load(1000, 10, gap_s=8.0, turn_s=2.0, arrivals=0.5, turns=20.0)
+    assert found.live == 0.5 * 20 * 10
+    assert found.turns_per_s == pytest.approx(10.0)  # arrivals x turns
+
+
+def test_what_fits_in_vram_needs_no_dram() -> None:
+    found = need(load(8), place())
+    assert (found.dram_bytes, found.loads, found.stores, found.share_vram) == (0, 0, 0, 1)
+
+
+def test_dram_holds_all_live_kv_and_a_quarter_more() -> None:
+    found = need(load(40), place())
+    assert found == Need(
+        live_bytes=40 * GIB,
+        num_in_vram=10,
+        share_vram=0.25,
+        dram_bytes=50 * GIB,
+        loads=4.0 * 0.75 * GIB,  # 4 turns per second, 3 of 4 from DRAM
+        stores=4.0 * GIB / 100,
+        load_s=0.1,
+        is_too_fast=False,
+    )
+
+
+def test_gpus_share_vram_and_links() -> None:
+    one, two = need(load(40), place()), need(load(40), place(2))
+    assert two.share_vram == 2 * one.share_vram
+    assert two.load_s == one.load_s / 2
+    assert two.stores == one.stores / 2
+    assert two.dram_bytes == one.dram_bytes, "per node, not per GPU"
+
+
+def test_loads_beyond_the_link_are_said() -> None:
+    assert need(load(200), place()).is_too_fast
+
+
+def test_the_mean_of_a_gap() -> None:
+    assert mean_gap(9.0, 9.0) == 9.0
+    assert mean_gap(9.0, 72.0) == pytest.approx(33.6, abs=0.1)
+    assert mean_gap(9.0, 1.0) == 9.0, "a P90 below the median is none"
+
+
+# --- the command --------------------------------------------------------------------------
+def test_pins_are_enough_for_few() -> None:
+    result = run("--bytes-per-token", "128KiB", "--context", "13000", "--programs", "10")
+    assert result.exit_code == 0
+    assert "Pins in VRAM are enough" in result.stdout
+    assert "loads per GPU" not in result.stdout
+
+
+def test_json() -> None:
+    found = json.loads(run("--bytes-per-token", "1KiB", "--programs", "4000", "--json").stdout)
+    assert found["dram_bytes"] == 4000 * 1024 * 122_000 / 0.8
+    assert found["live_programs"] == 4000
+
+
+def test_a_model_is_read(tmp_path: Path) -> None:
+    config = {"num_hidden_layers": 4, "num_attention_heads": 2, "hidden_size": 64}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    words = ["--programs", "1", "--context", "1024", "--json"]
+    for dtype, num_bytes in (("auto", 1024), ("fp8", 512)):
+        more = ["--model", str(tmp_path), "--kv-cache-dtype", dtype]
+        assert json.loads(run(*words, *more).stdout)["context_bytes"] == 1024 * num_bytes
+
+
+@pytest.mark.parametrize(
+    ("words", "part"),
+    [
+        (["--bytes-per-token", "1KiB"], "how many agents?"),
+        (["--programs", "1"], "give --model or --bytes-per-token"),
+        (["--programs", "1", "--model", "m", "--bytes-per-token", "1"], "one of them"),
+        (["--programs", "1", "--bytes-per-token", "big"], "'big' is not a size"),
+        (["--programs", "1", "--bytes-per-token", "0"], "holds nothing"),
+        (["--programs", "1", "--model", "/nowhere"], "give --bytes-per-token instead"),
+    ],
+)
+def test_what_cannot_be_reckoned_is_said(words: list[str], part: str) -> None:
+    result = run(*words)
+    assert result.exit_code == 1
+    assert part in result.stderr
+
+
+# --- deploy/sizing.md ---------------------------------------------------------------------
+def commands() -> list[list[str]]:
+    """The `continuum size` of every fenced block: first the one whose output is shown, then one
+    for each row of the table."""
+    blocks = re.findall(r"```bash\n(.*?)```", SIZING.read_text(), re.DOTALL)
+    lines = [line for block in blocks for line in block.replace("\\\n", " ").splitlines()]
+    return [shlex.split(line)[1:] for line in lines if line.startswith("continuum size")]
+
+
+def test_the_rows_of_the_table_are_what_the_commands_print() -> None:
+    rows = re.findall(r"^\| \d.*\|$", SIZING.read_text(), re.MULTILINE)
+    found = []
+    for number, words in enumerate(commands()[1:], start=1):
+        result = CliRunner().invoke(app, [*words, "--json"])
+        assert result.exit_code == 0, words
+        found.append(row(number, json.loads(result.stdout)))
+    cells = [[cell.strip() for cell in line.strip("|").split("|")] for line in rows]
+    assert [[line[0], *line[2:]] for line in cells] == found
+
+
+def row(number: int, found: dict[str, float]) -> list[str]:
+    """A row of the table, without its second cell, which says who they are."""
+    dram = -(-found["dram_bytes"] // GIB)
+    return [
+        str(number),
+        f"{found['context_bytes'] / GIB:.1f} GiB",
+        f"{found['live_programs']:.0f}",
+        f"{found['live_bytes'] / GIB:.0f} GiB",
+        f"{found['share_vram']:.0%}",
+        f"{dram:.0f} GiB",
+        f"{found['loads'] / 1e9:.2f}",
+        f"{found['load_s']:.2f} s",
+    ]
+
+
+def test_the_output_that_is_shown_is_what_is_printed() -> None:
+    text = SIZING.read_text()
+    shown = re.search(r"```text\n(.*?)```", text, re.DOTALL)
+    assert shown
+    printed = CliRunner().invoke(app, commands()[0]).stdout
+    assert [line.rstrip() for line in printed.splitlines()] == shown[1].rstrip().splitlines()
