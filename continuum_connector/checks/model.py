@@ -20,7 +20,7 @@ from continuum_connector.checks.shape import (
     count_kinds,
     read_shape,
 )
-from continuum_connector.checks.words import size
+from continuum_connector.checks.words import several, size
 from continuum_connector.errors import ConfigError
 from continuum_connector.proven import Group, check_groups, why_aside, why_no_tier
 
@@ -75,12 +75,12 @@ def _served(plan: Plan, shape: Shape) -> Line:
     if why := aside(plan, shape):
         cure = "none yet: it works, as without the connector"
         return error("model", f"the connector steps aside: {why}", cure)
-    kinds = ", ".join(f"{number} {_layers(layer)}" for layer, number in count_kinds(shape))
-    token = size(sum(1 for _ in shape.layers) * shape.token_bytes(plan.tensor_parallel))
-    return ok("model", f"{shape.architecture}: layers with KV: {kinds}; {token} per token")
+    kinds = ", ".join(_layers(layer, number) for layer, number in count_kinds(shape))
+    token = size(len(shape.layers) * shape.token_bytes(plan.tensor_parallel))
+    return ok("model", f"{shape.architecture} is served: {kinds}; {token} per token")
 
 
-def _layers(layer: Layer) -> str:
+def _layers(layer: Layer, number: int) -> str:
     if layer.kind == SLIDING:
-        return f"with a window of {layer.window:,}"
-    return f"of {_WORDS.get(layer.kind, layer.kind)}"
+        return f"{several('layer', number)} with a window of {layer.window:,}"
+    return f"{several('layer', number)} of {_WORDS.get(layer.kind, layer.kind)}"

@@ -49,7 +49,7 @@ def test_a_server_where_all_is_well_has_only_ok_lines(tmp_path: Path) -> None:
     assert worst(lines) is OK
     said = {line.subject: line.text for line in lines}
     assert said["model"] == (
-        "LlamaForCausalLM: layers with KV: 32 of full attention; 128.0 KiB per token"
+        "LlamaForCausalLM is served: 32 layers of full attention; 128.0 KiB per token"
     )
     assert said["config"] == "policy adaptive, a DRAM tier of 64.0 GiB"
     assert said["KV layout"].startswith("BLHNC is asked for")
@@ -279,7 +279,7 @@ def test_a_hybrid_model(tmp_path: Path) -> None:
     served = plan(root=tmp_path, model=model)
     line = one(fake.make(tmp_path), served, "model")
     assert line.verdict is OK
-    assert "24 with a window of 1,024, 8 of full attention" in line.text
+    assert "24 layers with a window of 1,024, 8 layers of full attention" in line.text
 
 
 def test_a_hybrid_model_on_an_old_vllm_has_no_tier(tmp_path: Path) -> None:

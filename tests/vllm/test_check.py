@@ -129,5 +129,5 @@ def test_the_command_beside_a_real_vllm(tmp_path: Path) -> None:
     found = {line["subject"]: line for line in json.loads(result.stdout)["lines"]}
     assert found["vLLM"]["verdict"] == "ok"
     assert found["model"]["text"] == (
-        "LlamaForCausalLM: layers with KV: 4 of full attention; 1.0 KiB per token"
+        "LlamaForCausalLM is served: 4 layers of full attention; 1.0 KiB per token"
     )
