@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import shlex
 import sys
 import time
 from collections.abc import Iterator
@@ -20,12 +21,14 @@ from rich.markup import escape
 from bench.serve import compare as comparison
 from bench.serve import results, summary
 from bench.serve.api import ApiError, Patience
+from bench.serve.arms import DEFAULT
 from bench.serve.arrivals import ArrivalError, read_arrivals
 from bench.serve.load import Load
 from bench.serve.plans import Tokens
 from bench.serve.progress import Progress
 from bench.serve.record import RunFolder, machine, versions
 from bench.serve.results import ResultError, Run
+from bench.serve.server import ServerOptions
 from bench.serve.session import Manner, measure
 from bench.serve.workloads import WorkloadError, find_workload
 from continuum_connector.cli.server import CommandError, Server
@@ -118,6 +121,92 @@ def agents(
         manner = Manner(Patience(timeout, retries), warm_up, sample, reset=reset, api_key=api_key)
         folder = out or Path("runs") / time.strftime("agents-%Y%m%d-%H%M%S")
         state = _measure_agents(console, url, load, manner, folder)
+    if state == "interrupted":
+        raise typer.Exit(130)
+
+
+@app.command()
+def ab(
+    arms: Annotated[
+        str,
+        typer.Option(help="Comma-separated; the first is what the others are compared with."),
+    ] = ",".join(DEFAULT),
+    workload: WorkloadOption = "pressure",
+    arrivals: ArrivalsOption = "",
+    duration: Annotated[float, typer.Option(min=0, help="As for agents.")] = 0,
+    programs: Annotated[int, typer.Option(min=0, help="As for agents.")] = 0,
+    dram: Annotated[
+        str, typer.Option(help="Live KV / DRAM, like 0.5,1,2,4; or a size, like 64GiB.")
+    ] = "2",
+    repeats: Annotated[int, typer.Option(min=1, help="Of everything, each with its own seed.")] = 1,
+    seed: Annotated[int, typer.Option(help="Of the first repeat.")] = 42,
+    out: Annotated[
+        Path | None, typer.Option(help="Result folder; one that is there is gone on with.")
+    ] = None,
+    model: Annotated[
+        Path | None, typer.Option(help="A model's folder. Empty: a tiny random Llama.")
+    ] = None,
+    dtype: Annotated[str, typer.Option(help="float32, bfloat16 or float16.")] = "float32",
+    vocab: Annotated[str, typer.Option(help="Token ids, LOW:HIGH. Empty: the model's.")] = "",
+    blocks: Annotated[int, typer.Option(min=0, help="VRAM pool, in blocks. 0: all there is.")] = 17,
+    block_size: Annotated[int, typer.Option(help="Tokens in a block.")] = 128,
+    batch_tokens: Annotated[int, typer.Option(help="vLLM's --max-num-batched-tokens.")] = 1024,
+    seqs: Annotated[int, typer.Option(help="vLLM's --max-num-seqs.")] = 16,
+    max_len: Annotated[int, typer.Option(help="vLLM's --max-model-len. 0: what fits.")] = 0,
+    eager: Annotated[bool, typer.Option(help="Without CUDA graphs.")] = True,
+    server_args: Annotated[str, typer.Option(help="More for every vllm serve.")] = "",
+    shims: Annotated[
+        Path | None,
+        typer.Option(envvar="CONTINUUM_BENCH_SHIMS", help="CPU shims of rivals (arms.py)."),
+    ] = None,
+    timeout: Annotated[float, typer.Option(min=0.1, help="Seconds for one try.")] = 600.0,
+) -> None:
+    """Start a server for each way to serve, put the same agents on each, and compare.
+
+    The same model, VRAM pool, DRAM and requests for all arms; arms in alternating order; ratios in
+    pairs with their 95 % interval; every answer compared token for token; server logs kept. An
+    arm that cannot run here is listed with its reason.
+
+    Ctrl-C stops the server and keeps what was measured; the same command goes on from there.
+
+    [bold]Examples[/]
+
+      continuum bench ab --arms none,continuum,lmcache-mp --repeats 5 --out runs/ab
+      continuum bench ab --dram 0.5,1,2,4 --out runs/sweep
+    """
+    from bench.serve.cli_ab import Options, run
+
+    with _told("ab"):
+        options = Options(
+            arms=arms.split(","),
+            workload=find_workload(workload),
+            dram=dram,
+            model=model,
+            vocab=vocab,
+            server=ServerOptions(
+                num_blocks=blocks,
+                block_size=block_size,
+                max_model_len=max_len,
+                max_num_seqs=seqs,
+                max_num_batched_tokens=batch_tokens,
+                dtype=dtype,
+                eager=eager,
+                args=tuple(shlex.split(server_args)),
+            ),
+            patience=Patience(timeout),
+        )
+        folder = out or Path("runs") / time.strftime("ab-%Y%m%d-%H%M%S")
+        state = run(
+            options.experiment(
+                arrivals=arrivals,
+                duration_s=duration,
+                programs=programs,
+                repeats=repeats,
+                seed=seed,
+                shims=shims,
+            ),
+            folder,
+        )
     if state == "interrupted":
         raise typer.Exit(130)
 

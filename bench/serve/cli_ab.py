@@ -1,0 +1,132 @@
+"""`continuum bench ab`: from its options to an experiment, and from its runs to tables."""
+
+from __future__ import annotations
+
+import signal
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.markup import escape
+
+from bench.serve import compare, results, summary
+from bench.serve.ab import Cell, Experiment, Watcher, run_all
+from bench.serve.api import Patience
+from bench.serve.arms import ARMS, Arm, find_arm
+from bench.serve.results import Loaded, Run, State
+from bench.serve.server import ServerOptions
+from bench.serve.tiny_model import LLAMA, make_model
+from bench.serve.tokenizer import FIRST_WORD
+from bench.serve.workloads import Workload
+from continuum_connector.cli.server import CommandError
+from continuum_connector.config import POLICIES
+
+UNITS = {"KiB": 2**10, "MiB": 2**20, "GiB": 2**30}
+
+
+@dataclass(frozen=True)
+class Options:
+    """What was asked for, as it was written."""
+
+    arms: Sequence[str]
+    workload: Workload
+    dram: str
+    model: Path | None
+    vocab: str
+    server: ServerOptions
+    patience: Patience
+
+    def experiment(self, **fields: Any) -> Experiment:
+        """The experiment, with a tiny model made where none was given."""
+        pressures, dram_bytes = read_dram(self.dram)
+        return Experiment(
+            arms=tuple(_arm(name) for name in self.arms),
+            workload=self.workload,
+            model=self.model or make_model(),
+            pressures=pressures,
+            dram_bytes=dram_bytes,
+            vocab=self._vocab(),
+            server=self.server,
+            patience=self.patience,
+            **fields,
+        )
+
+    def _vocab(self) -> tuple[int, int]:
+        from bench.serve.commands import read_vocab
+
+        if not self.vocab and self.model is None:
+            return FIRST_WORD, LLAMA.vocab
+        tokens = read_vocab(self.vocab or "1000:30000", 0)
+        return tokens.low, tokens.high
+
+
+def read_dram(text: str) -> tuple[tuple[float, ...], int]:
+    """Pressures, and a size in bytes (0 if pressures were given)."""
+    number, unit = text[:-3], UNITS.get(text[-3:])
+    try:
+        if unit:
+            return (1.0,), int(float(number) * unit)
+        pressures = tuple(float(each) for each in text.split(","))
+    except ValueError:
+        pressures = ()
+    if not pressures or min(pressures) <= 0:
+        raise CommandError(
+            f"--dram {text}: write live KV / DRAM, like 2 or 0.5,1,2,4, or a size, like 64GiB"
+        )
+    return pressures, 0
+
+
+def run(experiment: Experiment, out: Path) -> State:
+    """Make the runs, tell what happens, print a table per pressure, write the CSV files."""
+    console = Console(highlight=False, width=None if sys.stdout.isatty() else 160)
+    # A `kill` stops the servers as Ctrl-C does.
+    signal.signal(signal.SIGTERM, lambda *_: signal.raise_signal(signal.SIGINT))
+    state = run_all(experiment, out, Watcher(_began(console), _ended(console)))
+    show(console, results.load(out), out)
+    return state
+
+
+def show(console: Console, runs: list[Loaded], out: Path) -> None:
+    """A table per pressure, what could not run, and where everything is."""
+    summary.write_csv(out, runs)
+    arms = compare.columns(runs)
+    if arms:
+        compare.write_csv(out, arms)
+    for pressure, group in compare.by_pressure(arms).items():
+        if group:
+            title = f"live KV / DRAM = {pressure:.3g}" if pressure else ""
+            console.print(compare.table(title, group))
+    for each in runs:
+        if each.run.state == "cannot_run":
+            line = f"{each.run.title} cannot run: {each.run.reason}"
+            console.print(line, style="yellow", markup=False, soft_wrap=True)
+    console.print(f"Written: {escape(str(out))}", soft_wrap=True)
+
+
+def _began(console: Console) -> Any:
+    def tell(cell: Cell, number: int, of: int) -> None:
+        dram = f", {cell.dram.bytes / 2**20:,.0f} MiB DRAM" if cell.dram else ""
+        line = f"{number + 1}/{of} {cell.arm.title}, repeat {cell.repeat + 1}{dram}"
+        console.print(line, markup=False)
+
+    return tell
+
+
+def _ended(console: Console) -> Any:
+    def tell(run: Run) -> None:
+        told = f": {run.reason}" if run.reason else ""
+        seconds = f" in {run.wall_s:.1f} s, start {run.server_start_s:.0f} s"
+        console.print(f"    {run.state}{seconds if run.wall_s else ''}{told}", markup=False)
+
+    return tell
+
+
+def _arm(name: str) -> Arm:
+    try:
+        return find_arm(name)
+    except KeyError:
+        known = ", ".join((*ARMS, *(f"continuum:{policy}" for policy in POLICIES)))
+        raise CommandError(f"--arms: {name!r} is none of {known}") from None

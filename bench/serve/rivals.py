@@ -1,0 +1,119 @@
+"""LMCache beside vLLM: its packages in a folder of their own, its server while an arm runs.
+
+    python -m bench.serve.rivals        # installs it there (pip, three packages, no dependencies)
+
+`--no-deps` on purpose: LMCache's metadata pins older versions of packages that vLLM brings, and
+none of those pins is needed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from pathlib import Path
+from types import TracebackType
+
+from bench.serve.server import ServerError, die_with_parent, end_group, free_port
+
+FOLDER = Path(__file__).resolve().parents[2] / ".cache" / "rivals"
+PACKAGES = (
+    "lmcache==0.5.6",
+    "sortedcontainers==2.4.0",
+    "opentelemetry-exporter-prometheus==0.66b2",
+)
+LMCACHE_ENV = {
+    "LMCACHE_TRACK_USAGE": "false",
+    "LMCACHE_DISABLE_BANNER": "1",
+    "PYTHONHASHSEED": "0",  # engine and server must hash alike
+}
+START_S = 180.0
+SHM = Path("/dev/shm")
+
+
+def has_lmcache(folder: Path) -> bool:
+    """Whether it is installed there."""
+    return (folder / "lmcache").is_dir()
+
+
+def install(folder: Path = FOLDER) -> None:
+    """Install the pinned packages into `folder`; raises if pip fails."""
+    command = [sys.executable, "-m", "pip", "install", "--no-deps", "--target", str(folder)]
+    subprocess.run([*command, *PACKAGES], check=True)
+
+
+class LmcacheServer:
+    """LMCache's server process, as a context manager. Entering waits until it answers."""
+
+    def __init__(self, dram_bytes: int, chunk: int, on_cpu: bool, env: dict[str, str]) -> None:
+        self.port = free_port()
+        self._http_port = free_port()
+        self._shm = f"lmcache_bench_{os.getpid()}_{self.port}"
+        self._env = env
+        self._process: subprocess.Popen[bytes] | None = None
+        self.log = Path(os.devnull)  # where to keep what it says; set before entering
+        self.command = [
+            *(sys.executable, "-m", "lmcache.v1.multiprocess.http_server"),
+            *("--host", "localhost", "--port", str(self.port)),
+            *("--http-host", "127.0.0.1", "--http-port", str(self._http_port)),
+            *("--l1-size-gb", f"{dram_bytes / 2**30:.9f}", "--eviction-policy", "LRU"),
+            *("--chunk-size", str(chunk), "--supported-transfer-mode", "auto"),
+        ]
+        if on_cpu:  # else bytes go through a socket
+            self.command += ["--shm-name", self._shm]
+
+    def __enter__(self) -> LmcacheServer:
+        with self.log.open("wb") as log:
+            self._process = subprocess.Popen(
+                self.command,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                env={**os.environ, **self._env},
+                start_new_session=True,
+                preexec_fn=die_with_parent,
+            )
+        try:
+            self._wait(time.monotonic() + START_S)
+        except BaseException:
+            self.stop()
+            raise
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.stop()
+
+    def stop(self) -> None:
+        """End it and take its shared memory away: a killed server leaves it behind."""
+        process, self._process = self._process, None
+        if process is not None:
+            end_group(process, grace_s=10.0)
+        (SHM / self._shm).unlink(missing_ok=True)
+
+    def _wait(self, deadline: float) -> None:
+        assert self._process is not None
+        while time.monotonic() < deadline:
+            if self._process.poll() is not None:
+                last = self.log.read_text(errors="replace").splitlines()[-1:]
+                raise ServerError(
+                    f"LMCache's server ended with status {self._process.returncode}: "
+                    f"{''.join(last)} (log: {self.log})"
+                )
+            with contextlib.suppress(OSError, urllib.error.URLError):
+                urllib.request.urlopen(f"http://127.0.0.1:{self._http_port}/metrics", timeout=2.0)
+                return
+            time.sleep(0.2)
+        raise ServerError(f"LMCache's server did not answer within {START_S:.0f} s ({self.log})")
+
+
+if __name__ == "__main__":
+    install()
