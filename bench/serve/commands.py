@@ -160,6 +160,7 @@ def ab(
         typer.Option(envvar="CONTINUUM_BENCH_SHIMS", help="CPU shims of rivals (arms.py)."),
     ] = None,
     timeout: Annotated[float, typer.Option(min=0.1, help="Seconds for one try.")] = 600.0,
+    sample: Annotated[float, typer.Option(min=0, help="As for agents.")] = 1.0,
 ) -> None:
     """Start a server for each way to serve, put the same agents on each, and compare.
 
@@ -204,6 +205,7 @@ def ab(
                 repeats=repeats,
                 seed=seed,
                 shims=shims,
+                sample_s=sample,
             ),
             folder,
         )

@@ -27,8 +27,9 @@ MAX_BODY = 2**26
 class Trouble:
     """What a request meets instead of an answer."""
 
-    status: int = 0  # an HTTP error; 0: the connection breaks off after `tokens`
+    status: int = 0  # an HTTP error; 0: the answer ends after `tokens`
     tokens: int = 0
+    politely: bool = False  # the stream is closed in order, only too early
 
 
 Gate = Callable[[dict[str, Any]], Awaitable["Trouble | None"]]
@@ -37,14 +38,15 @@ Gate = Callable[[dict[str, Any]], Awaitable["Trouble | None"]]
 class FakeApi:
     """A server in this event loop, as an async context manager; `url` is where it listens."""
 
-    def __init__(self, gate: Gate | None = None, port: int = 0) -> None:
+    def __init__(self, gate: Gate | None = None, port: int = 0, remember: bool = True) -> None:
         self.url = ""
         self.requests: list[dict[str, Any]] = []  # without their prompts
-        self.prompts: list[int] = []  # lengths
+        self.prompts: list[list[int]] = []
         self.at_once = 0
         self.most_at_once = 0
         self._gate = gate
         self._port = port
+        self._remember = remember
         self._answered = 0
         self._resets = 0
         self._runner: web.AppRunner | None = None
@@ -76,8 +78,9 @@ class FakeApi:
     async def _complete(self, request: web.Request) -> web.StreamResponse:
         body = json.loads(await request.read())
         prompt = body.pop("prompt")
-        self.requests.append(body)
-        self.prompts.append(len(prompt))
+        if self._remember:
+            self.requests.append(body)
+            self.prompts.append(prompt)
         self.at_once += 1
         self.most_at_once = max(self.most_at_once, self.at_once)
         try:
@@ -98,8 +101,8 @@ class FakeApi:
             choice = {"index": 0, "text": "a", "token_ids": [token]}
             await response.write(_event({"choices": [choice]}))
         if trouble:
-            assert request.transport is not None
-            request.transport.close()
+            if not trouble.politely and request.transport is not None:
+                request.transport.close()
             return response
         self._answered += num_tokens
         details = {"cached_tokens": len(prompt) // 2}
@@ -126,7 +129,7 @@ def _event(data: dict[str, Any]) -> bytes:
 
 
 async def _serve(port: int) -> None:
-    async with FakeApi(port=port) as server:
+    async with FakeApi(port=port, remember=False) as server:
         print(server.url, flush=True)
         await asyncio.Event().wait()
 

@@ -1,6 +1,9 @@
 """The format of a result folder: what every run leaves behind, and how to read it back.
 
     RESULTS/
+      experiment.json        what all runs have in common, where there are several (`bench ab`)
+      ratios.csv             every figure of every arm against the first arm's, with its interval
+      summary.csv            every figure of every run; programs.csv and turns.csv: their lines
       runs/NAME/
         run.json             one Run: what was measured, how, and how it ended
         turns.jsonl          a Turn per line, in the order they ended
@@ -8,7 +11,7 @@
         samples.jsonl        a Sample per line: the server's metrics while it worked
         before.prom          the server's /metrics before the first program, as it sent them
         after.prom           and after the last one
-        server.log           of the server, where the runner started it
+        server.log           of the server, where the runner started it (lmcache.log: LMCache's)
 
 Lines are appended as things end, so a run that was interrupted has all that was measured until
 then. Seconds are floats since the run began; a field that is not known is left out or 0.

@@ -54,6 +54,8 @@ def test_a_context_grows_by_what_was_answered_and_returned(tmp_path: Path) -> No
     with fake_server() as server:
         run = run_load(server, tmp_path)
     assert [turn.prompt_tokens for turn in run.turns] == [10, 10, 24, 24, 38, 38]
+    assert server.prompts[2][10:14] == run.turns[0].answer
+    assert server.prompts[4][:24] == server.prompts[2]
     assert [(t.program, t.turn) for t in run.turns[:3]] == [
         ("p0000", 0),
         ("p0001", 0),
@@ -83,7 +85,8 @@ def test_one_request_at_a_time_means_one(tmp_path: Path) -> None:
     with fake_server() as server:
         run_load(server, tmp_path, PRESSURE, programs=6)
     assert server.most_at_once == 1
-    assert server.prompts[:24] == [n for n in (700, 908, 1116, 1324) for _ in range(6)]
+    lengths = [len(prompt) for prompt in server.prompts[:24]]
+    assert lengths == [n for n in (700, 908, 1116, 1324) for _ in range(6)]
 
 
 def test_a_failed_try_is_made_again_and_counted(tmp_path: Path) -> None:
@@ -95,8 +98,11 @@ def test_a_failed_try_is_made_again_and_counted(tmp_path: Path) -> None:
     assert run.programs[0].error == ""
 
 
-def test_an_answer_that_breaks_off_is_asked_for_again_and_not_mixed_up(tmp_path: Path) -> None:
-    with fake_server(refuse(Counter(), Trouble(tokens=2), most=1)) as server:
+@pytest.mark.parametrize("politely", [False, True])
+def test_an_answer_that_breaks_off_is_asked_for_again_and_not_mixed_up(
+    tmp_path: Path, politely: bool
+) -> None:
+    with fake_server(refuse(Counter(), Trouble(tokens=2, politely=politely), most=1)) as server:
         run = run_load(server, tmp_path, programs=1)
     assert run.turns[0].tries == 2
     assert len(run.turns[0].answer) == 4
@@ -190,7 +196,8 @@ def test_warm_up_is_not_written_down_and_shares_no_tokens(tmp_path: Path) -> Non
     with fake_server() as server, RunFolder(tmp_path, Run(name="r")) as out:
         measure(server.url, load, out, Manner(AT_ONCE, warm_up=3, sample_s=0.0, settle_s=0.0))
     assert len(results.load_run(tmp_path).turns) == 3
-    assert server.prompts == [10, 10, 10, 10, 24, 38, 1]
+    assert [len(prompt) for prompt in server.prompts] == [10, 10, 10, 10, 24, 38, 1]
+    assert not any(prompt[:5] == server.prompts[3][:5] for prompt in server.prompts[:3])
 
 
 def test_a_server_that_refuses_the_warm_up_says_why(tmp_path: Path) -> None:

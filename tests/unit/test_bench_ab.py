@@ -1,0 +1,291 @@
+"""The runner of arms: order, resuming, arms that cannot run; servers are a small API here."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import select
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bench.serve import ab, cli_ab, compare, results
+from bench.serve.ab import Experiment, Watcher, cells, run_all
+from bench.serve.arms import ARMS, Arm, CannotRunError, Place, Setup, find_arm
+from bench.serve.cli_ab import read_dram
+from bench.serve.fake_api import FakeApi
+from bench.serve.plans import TurnPlan
+from bench.serve.results import ResultError, Run
+from bench.serve.rivals import LmcacheServer
+from bench.serve.server import ServerError, ServerOptions, end_group
+from bench.serve.workloads import Defaults, Uniform
+from continuum_connector.cli.server import CommandError
+from tests.unit.fake_server import fake_server
+
+SMALL = Uniform("small", "p", (TurnPlan(60, 4), TurnPlan(40, 4)), 0, Defaults("turns", programs=3))
+KV_BYTES = 2 * 2 * 4 * 8 * 4
+
+
+class FakeVllm:
+    """Stands for VllmServer: every server is the one API, and starts are noted."""
+
+    url = ""
+    start_s = 1.0
+    port = 1
+    started: list[tuple[str, ServerOptions]]
+    broken: set[str]
+
+    def __init__(self, model: Path, name: str, options: ServerOptions, log: Path) -> None:
+        self.name = name
+        self.options = options
+        self.log = log
+
+    def __enter__(self) -> FakeVllm:
+        if any(self.name.startswith(each) for each in FakeVllm.broken):
+            raise ServerError("ended with status 1\nValueError: no room\nLog: x")
+        self.log.write_text("started")
+        FakeVllm.started.append((self.name, self.options))
+        return self
+
+    def __exit__(self, *_: object) -> None: ...
+
+    def alive(self) -> bool:
+        return True
+
+
+@pytest.fixture
+def api(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeApi]:
+    """Every server an arm starts."""
+    with fake_server() as server:
+        monkeypatch.setattr(FakeVllm, "url", server.url)
+        monkeypatch.setattr(FakeVllm, "started", [], raising=False)
+        monkeypatch.setattr(FakeVllm, "broken", set(), raising=False)
+        monkeypatch.setattr(ab, "VllmServer", FakeVllm)
+        yield server
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    """A folder with nothing but what sizes KV."""
+    folder = tmp_path / "model"
+    folder.mkdir()
+    config = {"num_hidden_layers": 2, "num_attention_heads": 8, "num_key_value_heads": 4}
+    (folder / "config.json").write_text(json.dumps({**config, "hidden_size": 64}))
+    return folder
+
+
+def experiment(model: Path, *arms: str, **fields: Any) -> Experiment:
+    chosen = tuple(find_arm(arm) for arm in arms)
+    return Experiment(chosen, SMALL, model, sample_s=0.0, **fields)
+
+
+def test_arms_alternate_and_those_without_dram_run_once_per_repeat(model: Path) -> None:
+    planned = cells(experiment(model, "none", "continuum", pressures=(1.0, 2.0), repeats=3))
+    assert [cell.name for cell in planned] == [
+        "01-none",
+        "01-continuum-adaptive-1x",
+        "01-continuum-adaptive-2x",
+        "02-continuum-adaptive-1x",
+        "02-none",
+        "02-continuum-adaptive-2x",
+        "03-none",
+        "03-continuum-adaptive-1x",
+        "03-continuum-adaptive-2x",
+    ]
+
+
+def test_dram_is_what_all_programs_keep_alive_divided_by_the_pressure(model: Path) -> None:
+    live = 3 * (60 + 4 + 40 + 4) * KV_BYTES
+    (cell,) = cells(experiment(model, "continuum", pressures=(0.5,)))
+    assert cell.dram is not None
+    assert (cell.dram.live_bytes, cell.dram.bytes, cell.dram.pressure) == (live, 2 * live, 0.5)
+    (cell,) = cells(experiment(model, "continuum", pressures=(1.0,), dram_bytes=live // 4))
+    assert cell.dram is not None
+    assert cell.dram.pressure == 4.0
+
+
+def test_every_arm_gets_the_same_requests_and_each_repeat_its_own(
+    api: FakeApi, model: Path, tmp_path: Path
+) -> None:
+    wanted = experiment(model, "none", "none-priority", repeats=2)
+    assert run_all(wanted, tmp_path / "out", Watcher()) == "done"
+    runs = {run.run.name: run for run in results.load(tmp_path / "out")}
+    assert [run.run.order for run in runs.values()] == [0, 1, 2, 3]
+    answers = {name: [turn.answer for turn in run.turns] for name, run in runs.items()}
+    assert answers["01-none"] == answers["01-none-priority"] != answers["02-none"]
+    assert all((run.folder / results.LOG).read_text() == "started" for run in runs.values())
+    base, other = compare.columns(runs.values())
+    assert str(compare.sameness(base, other)) == "yes (12/12)"
+    with_priority = [request for request in api.requests if "priority" in request]
+    assert [request["priority"] for request in with_priority[:3]] == [0, 1, 2]
+
+
+def test_what_is_done_is_not_made_again(api: FakeApi, model: Path, tmp_path: Path) -> None:
+    wanted = experiment(model, "none", "none-priority")
+    run_all(wanted, tmp_path / "out", Watcher())
+    before = (tmp_path / "out/runs/01-none/turns.jsonl").read_bytes()
+    half = tmp_path / "out/runs/01-none-priority"
+    run = results.read_run(half)
+    run.state = "interrupted"
+    results.write_run(half, run)
+    run_all(wanted, tmp_path / "out", Watcher())
+    assert [name for name, _ in FakeVllm.started] == [
+        "01-none",
+        "01-none-priority",
+        "01-none-priority",
+    ]
+    assert (tmp_path / "out/runs/01-none/turns.jsonl").read_bytes() == before
+    assert len(results.load_run(half).turns) == 6
+
+
+def test_another_experiment_is_refused_in_the_same_folder(
+    api: FakeApi, model: Path, tmp_path: Path
+) -> None:
+    run_all(experiment(model, "none"), tmp_path / "out", Watcher())
+    with pytest.raises(ResultError, match=r"\(seed differ\)"):
+        run_all(experiment(model, "none", seed=1), tmp_path / "out", Watcher())
+
+
+def test_an_arm_that_cannot_run_says_why_and_the_others_go_on(
+    api: FakeApi, model: Path, tmp_path: Path
+) -> None:
+    FakeVllm.broken.add("01-none-priority")
+    told: list[Run] = []
+    wanted = experiment(model, "simple", "lmcache-mp", "none-priority", "none", rivals=tmp_path)
+    assert run_all(wanted, tmp_path / "out", Watcher(ended=told.append)) == "done"
+    assert [run.state for run in told] == ["cannot_run"] * 3 + ["done"]
+    assert "--shims" in told[0].reason
+    assert "bench.serve.rivals" in told[1].reason
+    assert told[2].reason == "ended with status 1 ValueError: no room"
+    cli_ab.show(cli_ab.Console(), results.load(tmp_path / "out"), tmp_path / "out")
+    assert (tmp_path / "out" / "ratios.csv").exists()
+
+
+def test_a_server_that_dies_is_told(
+    api: FakeApi, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(FakeVllm, "alive", lambda self: False)
+    monkeypatch.setattr(FakeVllm, "cause", lambda self: "EngineDeadError", raising=False)
+    run_all(experiment(model, "none"), tmp_path / "out", Watcher())
+    (run,) = results.load(tmp_path / "out")
+    assert run.run.reason == "the server died: EngineDeadError"
+
+
+def test_ctrl_c_ends_the_experiment_and_the_next_call_goes_on(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[int] = []
+
+    async def gate(body: dict[str, Any]) -> None:
+        seen.append(1)
+        if len(seen) == 4:
+            os.kill(os.getpid(), signal.SIGINT)
+            await asyncio.Event().wait()
+
+    with fake_server(gate) as server:
+        monkeypatch.setattr(FakeVllm, "url", server.url)
+        monkeypatch.setattr(FakeVllm, "started", [], raising=False)
+        monkeypatch.setattr(FakeVllm, "broken", set(), raising=False)
+        monkeypatch.setattr(ab, "VllmServer", FakeVllm)
+        wanted = experiment(model, "none", "none-priority")
+        assert run_all(wanted, tmp_path / "out", Watcher()) == "interrupted"
+        (run,) = results.load(tmp_path / "out")
+        assert (run.run.state, len(run.turns)) == ("interrupted", 2)
+        assert run_all(wanted, tmp_path / "out", Watcher()) == "done"
+    assert {r.run.state for r in results.load(tmp_path / "out")} == {"done"}
+
+
+def setup_of(arm: str, tmp_path: Path, **place: Any) -> Setup:
+    (tmp_path / "lmcache").mkdir(exist_ok=True)
+    for name in ("cpu_lmcache_v1", "cpu_native_shim"):
+        (tmp_path / f"{name}.py").touch()
+    fields = {"on_cpu": True, "rivals": tmp_path, "shims": tmp_path, **place}
+    return find_arm(arm).setup(Place(dram_bytes=2**30, block_size=128, **fields))
+
+
+@pytest.mark.parametrize("name", [*ARMS, "continuum", "continuum:fixed_ttl"])
+def test_every_arm_can_be_set_up(name: str, tmp_path: Path) -> None:
+    on_cpu, on_gpu = setup_of(name, tmp_path), setup_of(name, tmp_path, on_cpu=False, shims=None)
+    for setup in (on_cpu, on_gpu):
+        config = setup.kv_transfer_config or {"kv_connector": "", "kv_connector_extra_config": {}}
+        shimmed = "kv_connector_module_path" in config
+        assert shimmed == config["kv_connector"].endswith("Cpu")
+        assert not (setup is on_gpu and shimmed)
+        if name.startswith("lmcache"):
+            assert setup.env["LMCACHE_TRACK_USAGE"] == "false"
+            assert str(tmp_path) in setup.env["PYTHONPATH"]
+
+
+def test_each_arm_gets_the_same_bytes_of_dram(tmp_path: Path) -> None:
+    def extra(arm: str) -> Any:
+        return (setup_of(arm, tmp_path).kv_transfer_config or {})["kv_connector_extra_config"]
+
+    assert setup_of("continuum", tmp_path).connector == {
+        "policy": "adaptive",
+        "dram_bytes": 2**30,
+    }
+    for arm in ("simple", "simple-lazy", "offloading-lru", "offloading-arc"):
+        assert extra(arm)["cpu_bytes_to_use"] == 2**30
+    assert extra("simple-lazy")["lazy_offload"] is True
+    assert extra("offloading-arc")["eviction_policy"] == "arc"
+    assert extra("lmcache-mp-lazy")["lmcache.mp.lazy_offload"] is True
+    side = setup_of("lmcache-mp", tmp_path).side
+    assert side is not None
+    assert side.command[side.command.index("--l1-size-gb") + 1] == "1.000000000"
+    assert extra("lmcache-mp")["lmcache.mp.port"] != side.port  # each setup has its own server
+    assert setup_of("lmcache-v1", tmp_path).env["LMCACHE_MAX_LOCAL_CPU_SIZE"] == "1.000000000"
+
+
+def test_blocks_that_do_not_divide_a_chunk_are_refused() -> None:
+    with pytest.raises(CannotRunError, match="no multiple of --block-size 96"):
+        Place(1, 96, on_cpu=True, rivals=Path()).chunk()
+
+
+def test_an_lmcache_server_that_ends_at_once_is_told_and_leaves_nothing(tmp_path: Path) -> None:
+    server = LmcacheServer(2**20, 128, on_cpu=True, env={})
+    server.command = [sys.executable, "-c", "raise SystemExit('no eviction policy')"]
+    server.log = tmp_path / "log"
+    with pytest.raises(ServerError, match="status 1: no eviction policy"):
+        server.__enter__()
+
+
+def test_a_side_process_is_gone_with_its_children(tmp_path: Path) -> None:
+    grandchild = "trap '' INT; echo $$; exec sleep 600"
+    child = f"import subprocess; subprocess.Popen(['sh', '-c', {grandchild!r}]).wait()"
+    process = subprocess.Popen(
+        [sys.executable, "-c", child], stdout=subprocess.PIPE, text=True, start_new_session=True
+    )
+    assert process.stdout is not None
+    assert process.stdout.readline().strip().isdecimal()
+    end_group(process, grace_s=5.0)
+    # The pipe ends when the last process that holds it does.
+    assert select.select([process.stdout], [], [], 60.0)[0]
+    assert process.stdout.read() == ""
+    process.stdout.close()
+
+
+@pytest.mark.parametrize(
+    ("text", "means"),
+    [("2", ((2.0,), 0)), ("0.5,1,4", ((0.5, 1.0, 4.0), 0)), ("64GiB", ((1.0,), 64 * 2**30))],
+)
+def test_dram_is_a_pressure_or_a_size(text: str, means: Any) -> None:
+    assert read_dram(text) == means
+
+
+@pytest.mark.parametrize("text", ["", "0", "-1", "much", "64GB", "1,x"])
+def test_other_drams_are_refused(text: str) -> None:
+    with pytest.raises(CommandError, match="--dram"):
+        read_dram(text)
+
+
+@pytest.mark.parametrize("name", ["lmcache", "continuum:best", ""])
+def test_unknown_arms_are_refused(name: str) -> None:
+    with pytest.raises(KeyError):
+        find_arm(name)
+    assert isinstance(find_arm("none"), Arm)
