@@ -97,7 +97,7 @@ class LmcacheServer:
         process, self._process = self._process, None
         if process is not None:
             end_group(process, grace_s=10.0)
-        (SHM / self._shm).unlink(missing_ok=True)
+        (SHM / f"lmcache_l1_pool_{self._shm}").unlink(missing_ok=True)
 
     def _wait(self, deadline: float) -> None:
         assert self._process is not None

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from bench.serve import ab, cli_ab, compare, results
+from bench.serve import ab, cli_ab, compare, results, rivals
 from bench.serve.ab import Experiment, Watcher, cells, run_all
 from bench.serve.arms import ARMS, Arm, CannotRunError, Place, Setup, find_arm
 from bench.serve.cli_ab import read_dram
@@ -247,12 +247,19 @@ def test_blocks_that_do_not_divide_a_chunk_are_refused() -> None:
         Place(1, 96, on_cpu=True, rivals=Path()).chunk()
 
 
-def test_an_lmcache_server_that_ends_at_once_is_told_and_leaves_nothing(tmp_path: Path) -> None:
+def test_an_lmcache_server_that_ends_at_once_is_told_and_leaves_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     server = LmcacheServer(2**20, 128, on_cpu=True, env={})
+    name = server.command[server.command.index("--shm-name") + 1]
+    left = tmp_path / f"lmcache_l1_pool_{name}"
+    left.touch()
+    monkeypatch.setattr(rivals, "SHM", tmp_path)
     server.command = [sys.executable, "-c", "raise SystemExit('no eviction policy')"]
     server.log = tmp_path / "log"
     with pytest.raises(ServerError, match="status 1: no eviction policy"):
         server.__enter__()
+    assert not left.exists()
 
 
 def test_a_side_process_is_gone_with_its_children(tmp_path: Path) -> None:
