@@ -1,0 +1,43 @@
+"""The matrix's fast cells: what holds today, with margins. MATRIX.md has all cells and arms.
+
+A bound that is far from its aim belongs to a cell whose `reason` in matrix.toml says why.
+"""
+
+from __future__ import annotations
+
+import pytest
+
+pytest.importorskip("tomllib")  # Python 3.11
+
+from bench.sim.arms import ARMS
+from bench.sim.cells import load_matrix
+from bench.sim.matrix import job, judge, play
+from bench.sim.job import Result
+from bench.sim.verdict import ORACLES, OURS, RELATED, STOCK
+
+CELLS = {cell.name: cell for cell in load_matrix().cells if cell.fast}
+SEED = 1
+RIVALS = (STOCK, "stock+order", "lru_offload")
+# Ours over stock, and over the best of RIVALS, at most.
+BOUNDS = {
+    "fast/none": (1.01, 1.01),
+    "fast/near": (0.40, 1.08),
+    "fast/dram 2": (0.60, 1.10),
+    "coding/near": (0.60, 1.45),
+    "single/near": (1.01, 1.01),
+}
+
+
+@pytest.mark.parametrize("name", CELLS)
+def test_what_holds_today(name: str) -> None:
+    cell = CELLS[name]
+    jobs = [job(cell, arm, SEED) for arm in (OURS, *RIVALS)]
+    results = [Result(each, play(each, lambda share: None)) for each in jobs]
+    (found,) = judge([cell], results)
+    to_stock, to_best = BOUNDS[name]
+    assert found.to_stock <= to_stock, found.mean_s
+    assert found.to_best <= to_best, found.mean_s
+
+
+def test_the_matrix_knows_which_arms_are_no_rivals() -> None:
+    assert {OURS, STOCK, *RELATED, *ORACLES} <= set(ARMS)
