@@ -11,8 +11,8 @@ pytest.importorskip("tomllib")  # Python 3.11
 
 from bench.sim.arms import ARMS
 from bench.sim.cells import load_matrix
-from bench.sim.matrix import job, judge, play
 from bench.sim.job import Result
+from bench.sim.matrix import job, judge, play
 from bench.sim.verdict import ORACLES, OURS, RELATED, STOCK
 
 CELLS = {cell.name: cell for cell in load_matrix().cells if cell.fast}
