@@ -18,7 +18,8 @@ def lines(plan: Plan) -> Iterator[Line]:
         cure = "give the options that matter on the command line as well"
         yield unseen("options", f"{plan.options_file} is not read here", cure)
     if plan.why_no_config:
-        yield error("config", plan.why_no_config, "the server stops at start until it is mended")
+        cure = "mend it, or the server stops at start; what follows takes the defaults"
+        yield error("config", plan.why_no_config, cure)
     elif not plan.names_us:
         named = plan.transfer.get("kv_connector")
         yield error(

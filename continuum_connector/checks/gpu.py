@@ -25,7 +25,7 @@ def lines(machine: Machine, plan: Plan, seen: Seen) -> Iterator[Line]:
     """Which GPUs, how many, which driver?"""
     cuda, platform = seen.cuda, seen.vllm.platform
     if not cuda.has_library:
-        yield _none(plan, platform)
+        yield _none(plan, platform, cuda.trouble)
         return
     if cuda.trouble:
         text = f"the CUDA driver does not start: {cuda.trouble} ({cuda.code})"
@@ -38,13 +38,13 @@ def lines(machine: Machine, plan: Plan, seen: Seen) -> Iterator[Line]:
         yield warning("platform", text, "install the CUDA build of vLLM")
 
 
-def _none(plan: Plan, platform: str) -> Line:
+def _none(plan: Plan, platform: str, trouble: str) -> Line:
     if platform == "cpu":
         return ok("GPU", "none, and vLLM's CPU build needs none; copies run in the simulator")
     if platform not in ("", "cuda") and plan.config.dram_bytes:
         text = f"vLLM serves on {platform}, which the copy engine cannot copy from: no DRAM tier"
         return error("GPU", text, "leave dram_bytes at 0: pins work without it")
-    return unseen("GPU", "no CUDA driver here", "run this where the server runs")
+    return unseen("GPU", f"no CUDA driver here ({trouble})", "run this where the server runs")
 
 
 def _gpus(plan: Plan, cuda: CudaSeen) -> Line:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -10,6 +11,10 @@ from typing import Any
 import pytest
 
 from bench.serve.server import ServerError, VllmServer
+from continuum_connector.checks.command_line import read_plan
+from continuum_connector.checks.line import Verdict
+from continuum_connector.checks.machine import this_machine
+from continuum_connector.checks.run import check
 from continuum_connector.config import load_config
 from continuum_connector.errors import ConfigError
 from tests.server.conftest import ServerFactory
@@ -47,6 +52,8 @@ def test_a_bad_config_stops_the_server_with_one_sentence(tiny_model: Path) -> No
             load_config(BAD[name])
         said = re.findall(r"ConfigError: (.*)", log_of(server))
         assert set(said) == {str(expected.value)}, name
+        foretold = read_plan(server.options.command(server.model, 8000), os.environ)
+        assert foretold.why_no_config == str(expected.value), "continuum check says the same"
 
 
 def test_without_prefix_caching_the_connector_steps_aside(server_factory: ServerFactory) -> None:
@@ -59,6 +66,11 @@ def test_without_prefix_caching_the_connector_steps_aside(server_factory: Server
             "prefix caching is off, so a kept block could never be found again; "
             "serve with --enable-prefix-caching"
         ]
+        command = server.options.command(server.model, server.port)
+        checked = list(check(this_machine(os.environ), read_plan(command, os.environ)))
+        foretold = next(line for line in checked if line.subject == "prefix caching")
+        assert f"{foretold.text}; {foretold.cure}" == f"the connector steps aside: {said[0]}"
+        assert [line for line in checked if line.verdict is Verdict.ERROR] == [foretold]
         answer = ask(server, "completions", [text_of(200, "aside")], 8)
         assert answer["usage"]["completion_tokens"] == 8
         assert not answer.get("kv_transfer_params")

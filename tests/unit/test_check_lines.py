@@ -362,14 +362,15 @@ def test_a_driver_that_does_not_start(tmp_path: Path, code: int, cure: str) -> N
         ("cpu", "1GiB", OK, "CPU build"),
         ("rocm", "1GiB", ERROR, "rocm"),
         ("rocm", 0, UNSEEN, "no CUDA driver"),
-        ("cuda", 0, UNSEEN, "no CUDA driver"),
+        ("cuda", 0, UNSEEN, "no CUDA driver here (no libcuda.so.1)"),
         ("", 0, UNSEEN, "no CUDA driver"),
     ],
 )
 def test_no_cuda_driver(
     tmp_path: Path, platform: str, dram: Any, verdict: Verdict, part: str
 ) -> None:
-    machine = fake.make(tmp_path, cuda={}, vllm={**VLLM, "platform": platform})
+    cuda = {"trouble": "no libcuda.so.1"}
+    machine = fake.make(tmp_path, cuda=cuda, vllm={**VLLM, "platform": platform})
     line = one(machine, plan(dram_bytes=dram), "GPU")
     assert line.verdict is verdict
     assert part in line.text
