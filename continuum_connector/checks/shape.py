@@ -32,6 +32,11 @@ _UNEVEN = (  # keys of models whose layers have KV of different sizes
     *("global_head_dim", "num_global_key_value_heads", "swa_num_key_value_heads", "swa_head_dim"),
     *("block_configs", "compress_ratios", "num_key_value_heads_per_layer"),
 )
+# What vLLM serves with MLA: transformers_utils/model_arch_config_convertor.py, is_deepseek_mla.
+_MLA = (
+    *("axk1", "deepseek_v2", "deepseek_v3", "deepseek_v32", "glm_moe_dsa", "glm4_moe_lite"),
+    *("kimi_k2", "kimi_linear", "longcat_flash", "pangu_ultra_moe", "bailing_hybrid"),
+)
 _KV_HEADS = ("num_key_value_heads", "num_kv_heads", "n_head_kv", "multi_query_group_num")
 DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2, "half": 2, "float": 4}
 
@@ -79,9 +84,7 @@ def read_shape(
 ) -> Shape:
     """Read config.json as vLLM would with these flags. Raises ShapeError."""
     text = {**config, **config.get("text_config", {})}
-    for key in _UNEVEN:
-        if text.get(key) is not None:
-            raise ShapeError(f"{key} is set: its layers keep KV of different sizes")
+    _refuse(text)
     layers = _layers(text)
     if not hybrid_manager or any(layer.kind == CHUNKED for layer in layers):
         # vLLM turns its hybrid manager off for chunked attention, and all that is left is full.
@@ -95,6 +98,14 @@ def read_shape(
         value_bytes=_value_bytes(text, dtype, kv_cache_dtype),
         max_context=int(text.get("max_position_embeddings") or 0),
     )
+
+
+def _refuse(text: Mapping[str, Any]) -> None:
+    for key in _UNEVEN:
+        if text.get(key) is not None:
+            raise ShapeError(f"{key} is set: its layers keep KV of different sizes")
+    if text.get("kv_lora_rank") is not None and text.get("model_type") not in _MLA:
+        raise ShapeError(f"whether vLLM serves {text.get('model_type')} with MLA is not known here")
 
 
 def _number(text: Mapping[str, Any], *names: str) -> int:

@@ -305,6 +305,7 @@ def test_pipeline_parallelism_has_no_tier(tmp_path: Path) -> None:
         ({"num_hidden_layers": None}, "num_hidden_layers is missing"),
         ({"num_key_value_heads": [8, 4]}, "differs from layer to layer"),
         ({"dtype": "int3"}, "int3"),
+        ({"model_type": "minicpm3", "kv_lora_rank": 256}, "minicpm3 with MLA is not known"),
     ],
 )
 def test_a_model_that_config_json_does_not_tell_is_not_judged(

@@ -29,7 +29,8 @@ LLAMA_8B = {
     "max_position_embeddings": 131072,
     "torch_dtype": "bfloat16",
 }
-DEEPSEEK = {**LLAMA_8B, "num_hidden_layers": 61, "kv_lora_rank": 512, "qk_rope_head_dim": 64}
+MLA_KEYS = {"model_type": "deepseek_v3", "kv_lora_rank": 512, "qk_rope_head_dim": 64}
+DEEPSEEK = {**LLAMA_8B, **MLA_KEYS, "num_hidden_layers": 61}
 
 
 def kinds(config: dict[str, Any], **flags: Any) -> list[tuple[Layer, int]]:

@@ -13,6 +13,7 @@ pytest.importorskip("typer")
 from typer.testing import CliRunner, Result
 
 from continuum_connector.cli.app import app
+from continuum_connector.cli.size import size
 from continuum_connector.sizing import Load, Need, Place, mean_gap, need
 
 GIB = 2**30
@@ -40,6 +41,11 @@ def test_live_programs_by_littles_law() -> None:
 def test_what_fits_in_vram_needs_no_dram() -> None:
     found = need(load(8), place())
     assert (found.dram_bytes, found.loads, found.stores, found.share_vram) == (0, 0, 0, 1)
+
+
+def test_vram_that_is_nearly_full_needs_dram_beside_it() -> None:
+    found = need(load(9), place())
+    assert (found.dram_bytes, found.share_vram, found.loads) == (9 * GIB / 0.8, 1, 0)
 
 
 def test_dram_holds_all_live_kv_and_a_quarter_more() -> None:
@@ -155,3 +161,12 @@ def test_the_output_that_is_shown_is_what_is_printed() -> None:
     assert shown
     printed = CliRunner().invoke(app, commands()[0]).stdout
     assert [line.rstrip() for line in printed.splitlines()] == shown[1].rstrip().splitlines()
+
+
+@pytest.mark.parametrize("line", re.findall(r"continuum size (.*)", size.__doc__ or ""))
+def test_the_examples_in_its_help_run(line: str, tmp_path: Path) -> None:
+    config = {"num_hidden_layers": 4, "num_attention_heads": 2, "hidden_size": 64}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    result = run(*shlex.split(line.replace("MODEL", str(tmp_path))))
+    assert result.exit_code == 0
+    assert "live programs" in result.stdout

@@ -58,7 +58,7 @@ STATE = MambaSpec(
     dtypes=(torch.bfloat16,),
     page_size_padded=FULL.page_size_bytes,
 )
-MLA_MODEL = {**MODEL, "kv_lora_rank": 512, "qk_rope_head_dim": 64}
+MLA_MODEL = {**MODEL, "model_type": "deepseek_v3", "kv_lora_rank": 512, "qk_rope_head_dim": 64}
 
 
 def config_of(enable_prefix_caching: bool = True) -> Any:
