@@ -7,7 +7,9 @@ A tool that is not here skips its test: promtool comes with `make prometheus`, t
 from __future__ import annotations
 
 import itertools
+import json
 import re
+import shutil
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,6 +18,7 @@ from typing import Any
 import pytest
 
 from bench.serve.prometheus import find
+from continuum_connector.config import KNOBS, parse_bytes
 from continuum_connector.metric_table import METRICS, Kind
 from deploy.grafana.dashboard import load, panels
 
@@ -110,6 +113,87 @@ def test_every_alert_is_tested_firing_and_not_firing() -> None:
         assert set(of_rule) == {True, False}, rule["alert"]
 
 
+# --- targets --------------------------------------------------------------------------------
+MANIFESTS = sorted(path for path in DEPLOY.rglob("*.y*ml") if path.name != "rules_test.yml")
+SERVERS = [path for path in MANIFESTS if "\"kv_connector\":" in path.read_text()]
+UNIT = DEPLOY / "systemd" / "vllm-continuum.service"
+
+
+def words_of(value: Any) -> Iterator[str]:
+    """Every string in a YAML document, keys too."""
+    if isinstance(value, dict):
+        for key, inside in value.items():
+            yield from (*words_of(key), *words_of(inside))
+    elif isinstance(value, list):
+        for inside in value:
+            yield from words_of(inside)
+    elif isinstance(value, str):
+        yield value
+
+
+@pytest.mark.parametrize("path", MANIFESTS, ids=lambda path: path.name)
+def test_every_manifest_is_yaml_and_says_why(path: Path) -> None:
+    assert all(yaml.safe_load_all(path.read_text()))
+    assert path.read_text().startswith("# "), "it begins with what it is for"
+
+
+@pytest.mark.parametrize("path", [*SERVERS, UNIT], ids=lambda path: path.name)
+def test_every_server_is_started_with_our_flag_and_with_knobs_that_exist(path: Path) -> None:
+    text = path.read_text()
+    flags = [json.loads(found) for found in re.findall(r"'({\"kv_connector.*?})'", text)]
+    assert flags == [{"kv_connector": "ContinuumConnector", "kv_role": "kv_both"}]
+    assert "continuum_connector.middleware.ProgramMiddleware" in text
+    text += (DEPLOY / "systemd" / "vllm.env").read_text() if path == UNIT else ""
+    knobs = set(re.findall(r"CONTINUUM_([A-Z_]+)", text)) - {"NUMA"}  # named in comments only
+    assert knobs >= {"DRAM_BYTES"}
+    assert {knob.lower() for knob in knobs} <= set(KNOBS)
+    dram = re.search(r"DRAM_BYTES(?:=|:|\n\s+value:) ?(?:\$\{DRAM:-)?(\w+)", text)
+    assert dram
+    assert parse_bytes(dram[1]) > 0
+
+
+@pytest.mark.parametrize("path", SERVERS, ids=lambda path: path.name)
+def test_kv_events_are_what_vllm_parses(path: Path) -> None:
+    words = [word for each in yaml.safe_load_all(path.read_text()) for word in words_of(each)]
+    for event in (json.loads(word) for word in words if word.startswith('{"enable_kv')):
+        assert event["enable_kv_cache_events"] is True
+        assert event["publisher"] == "zmq"
+        assert event["endpoint"].startswith("tcp://*:"), "vLLM binds only to a wildcard"
+        assert event["topic"].split("@")[0] == "kv"
+
+
+def test_the_helm_values_route_by_what_the_connector_reads() -> None:
+    stack = yaml.safe_load((DEPLOY / "helm" / "production-stack.yaml").read_text())
+    router = stack["routerSpec"]
+    assert (router["routingLogic"], router["sessionKey"]) == ("session", "x-session-id")
+    assert "X-Session-ID" in (ROOT / "docs" / "identity.md").read_text()
+    assert stack["servingEngineSpec"]["modelSpec"][0]["vllmConfig"]["enablePrefixCaching"] is True
+
+
+def test_llm_d_router_and_servers_agree() -> None:
+    pool = yaml.safe_load((DEPLOY / "helm" / "llm-d" / "inferencepool.yaml").read_text())
+    servers = yaml.safe_load((DEPLOY / "helm" / "llm-d" / "modelservice.yaml").read_text())
+    config = pool["inferenceExtension"]["pluginsCustomConfig"]
+    picker = yaml.safe_load(config[pool["inferenceExtension"]["pluginsConfigFile"]])
+    scorer = {p["type"]: p.get("parameters") for p in picker["plugins"]}
+    prefix = scorer["precise-prefix-cache-scorer"]
+    args = servers["decode"]["containers"][0]["args"]
+    events = json.loads(args[args.index("--kv-events-config") + 1])
+    assert args[args.index("--block-size") + 1] == str(prefix["tokenProcessorConfig"]["blockSize"])
+    port = prefix["kvEventsConfig"]["podDiscoveryConfig"]["socketPort"]
+    assert events["endpoint"] == f"tcp://*:{port}"
+    assert events["topic"].startswith(prefix["kvEventsConfig"]["topicFilter"])
+    model = servers["modelArtifacts"]["name"]
+    assert events["topic"].endswith(f"@{model}")
+    assert scorer["token-producer"]["modelName"] == model
+    labels = pool["inferencePool"]["modelServers"]["matchLabels"]
+    assert labels.items() <= servers["modelArtifacts"]["labels"].items()
+    media = {one["name"] for one in prefix["indexerConfig"]["kvCacheBackendConfigs"]}
+    assert {"gpu", "cpu"} == media  # vLLM's own medium and ours, in lower case
+    used = {p["pluginRef"] for profile in picker["schedulingProfiles"] for p in profile["plugins"]}
+    assert used <= set(scorer)
+
+
 # --- agreement with the tools ---------------------------------------------------------------
 def promtool(*arguments: str) -> str:
     tool = find("promtool")
@@ -130,3 +214,30 @@ def test_promtool_takes_configuration_and_rules() -> None:
 
 def test_each_alert_fires_when_it_should_and_only_then() -> None:
     assert "SUCCESS" in promtool("test", "rules", "rules_test.yml")
+
+
+def tool(name: str, *arguments: str) -> str:
+    if shutil.which(name) is None:
+        pytest.skip(f"no {name} on PATH")
+    return run(name, *arguments)
+
+
+def test_hadolint_takes_the_dockerfile() -> None:
+    tool("hadolint", str(DEPLOY / "Dockerfile"))
+
+
+def test_the_compose_file_fits_the_compose_specification() -> None:
+    compose = str(DEPLOY / "compose" / "compose.yaml")
+    tool("check-jsonschema", "--builtin-schema", "vendor.compose-spec", compose)
+
+
+@pytest.mark.parametrize("name", ["deployment", "service", "storage", "pdb"])
+def test_kubernetes_takes_the_manifests(name: str) -> None:
+    tool("kubernetes-validate", "--strict", str(DEPLOY / "kubernetes" / f"{name}.yaml"))
+
+
+def test_systemd_takes_the_unit(tmp_path: Path) -> None:
+    here = tmp_path / UNIT.name  # with a program and a user that are there
+    text = UNIT.read_text().replace("/opt/vllm/bin/vllm", "/bin/true")
+    here.write_text(text.replace("User=vllm", "User=root"))
+    tool("systemd-analyze", "verify", "--man=no", str(here))
