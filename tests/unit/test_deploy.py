@@ -115,7 +115,7 @@ def test_every_alert_is_tested_firing_and_not_firing() -> None:
 
 # --- targets --------------------------------------------------------------------------------
 MANIFESTS = sorted(path for path in DEPLOY.rglob("*.y*ml") if path.name != "rules_test.yml")
-SERVERS = [path for path in MANIFESTS if "\"kv_connector\":" in path.read_text()]
+SERVERS = [path for path in MANIFESTS if '"kv_connector":' in path.read_text()]
 UNIT = DEPLOY / "systemd" / "vllm-continuum.service"
 
 
