@@ -27,6 +27,7 @@ except ImportError:
 pytest.importorskip("typer")
 from typer.testing import CliRunner
 
+from bench.sim import versions
 from continuum_connector import build, compat
 from continuum_connector.checks.line import Verdict
 from continuum_connector.checks.machine import this_machine
@@ -36,7 +37,6 @@ from continuum_connector.checks.seen import Seen, VllmSeen
 from continuum_connector.checks.serving import lines
 from continuum_connector.checks.shape import read_shape
 from continuum_connector.cli.app import app
-from tests.vllm import versions
 
 MODEL: dict[str, Any] = {
     "architectures": ["LlamaForCausalLM"],
