@@ -48,8 +48,8 @@ COLUMNS = (
     Column("Continuum: `stock+order`, no pins", "stock+order", CONTINUUM),
     Column("LMCache: `lmcache`", "lmcache", LMCACHE),
 )
-MFU_STEPS = (0.92, 1.0, 1.08)  # of the fitted value
-STEP_S_STEPS = (0.5, 1.0, 1.5)
+MFU_STEPS = (0.92, 1.08)  # of the value in use
+STEP_S_STEPS = (0.5, 1.5)
 
 
 def job(arm: str, gpu: str, rate: int, **machine: Plain) -> Job:
@@ -118,25 +118,28 @@ def _short(seconds: float) -> str:
 
 
 # --- the fit ----------------------------------------------------------------------------
-def grid(gpu: str) -> list[dict[str, Plain]]:
-    """The fitted values and their neighbours, as arguments of `hardware.machine`."""
+def grid(gpu: str) -> dict[str, dict[str, Plain]]:
+    """What is tried: the values in use, and each of the two moved either way."""
     mfu, step_s = GPUS[gpu].mfu, GPUS[gpu].step_s
-    return [
-        {"mfu": round(mfu * more, 4), "step_s": round(step_s * longer, 5)}
-        for longer in STEP_S_STEPS
-        for more in MFU_STEPS
-    ]
+    points: dict[str, dict[str, Plain]] = {"in use": {}}
+    for more in MFU_STEPS:
+        points[f"mfu {mfu * more:.3g}"] = {"mfu": round(mfu * more, 4)}
+    for longer in STEP_S_STEPS:
+        points[f"step {1e3 * step_s * longer:.2g} ms"] = {"step_s": round(step_s * longer, 5)}
+    return points
 
 
 def fit_table(jct_s: dict[str, float], gpus: Sequence[str]) -> str:
-    """Error of the FCFS column with each of the grid's values, in Markdown."""
-    lines = ["| GPU | mfu | step_s | rms log error |", "|---|---|---|---|"]
+    """rms log error of the FCFS column with each of the grid's values, in Markdown."""
+    lines = ["| GPU | in use | lower mfu | higher mfu | shorter step | longer step |"]
+    lines.append("|---" * 6 + "|")
     for gpu in gpus:
-        for point in grid(gpu):
+        used = f"mfu {GPUS[gpu].mfu}, step {1e3 * GPUS[gpu].step_s:.2g} ms"
+        row = []
+        for name, point in grid(gpu).items():
             error = log_error(_pairs(COLUMNS[0], [gpu], jct_s, **point))
-            is_ours = point == {"mfu": GPUS[gpu].mfu, "step_s": GPUS[gpu].step_s}
-            star = " (in use)" if is_ours else ""
-            lines.append(f"| {gpu} | {point['mfu']}{star} | {point['step_s']} | {error:.3f} |")
+            row.append(f"{used if not point else name}: {error:.3f}")
+        lines.append(f"| {gpu} | " + " | ".join(row) + " |")
     return "\n".join(lines)
 
 
@@ -164,7 +167,9 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _jobs(args: argparse.Namespace, gpus: Sequence[str]) -> list[Job]:
     if args.fit:
         fitted = [(gpu, rate) for _, gpu, rate in cells([COLUMNS[0]], gpus)]
-        return [job("stock", gpu, rate, **point) for gpu, rate in fitted for point in grid(gpu)]
+        return [
+            job("stock", gpu, rate, **point) for gpu, rate in fitted for point in grid(gpu).values()
+        ]
     return [job(column.arm, gpu, rate) for column, gpu, rate in cells(COLUMNS, gpus)]
 
 

@@ -20,10 +20,11 @@ from tests.vllm.lab import mean_jct_s, play, small_machine, small_workload
 
 ROOT = Path(__file__).resolve().parents[2]
 AGAIN = """
-import sys, msgspec
+import pathlib, sys, msgspec
 from tests.vllm.lab import play, small_machine, small_workload
 record = play(sys.argv[1], small_workload(), small_machine())
-sys.stdout.buffer.write(msgspec.json.encode(msgspec.structs.replace(record, wall_s=0.0)))
+plain = msgspec.json.encode(msgspec.structs.replace(record, wall_s=0.0))
+pathlib.Path(sys.argv[2]).write_bytes(plain)
 """
 
 
@@ -31,19 +32,20 @@ def without_wall(record: RunRecord) -> RunRecord:
     return msgspec.structs.replace(record, wall_s=0.0)
 
 
-def test_a_run_repeats_exactly_in_another_process() -> None:
+def test_a_run_repeats_exactly_in_another_process(tmp_path: Path) -> None:
     """With another seed of Python's string hashes, which order sets."""
     here = without_wall(play("adaptive", small_workload(), small_machine()))
     environ = os.environ | {"PYTHONHASHSEED": "4711"}
-    there = subprocess.run(
-        [sys.executable, "-c", AGAIN, "adaptive"],
+    written = tmp_path / "record.json"
+    subprocess.run(
+        [sys.executable, "-c", AGAIN, "adaptive", str(written)],
         cwd=ROOT,
         env=environ,
         capture_output=True,
         timeout=300,
         check=True,
     )
-    assert msgspec.json.decode(there.stdout, type=RunRecord) == here
+    assert msgspec.json.decode(written.read_bytes(), type=RunRecord) == here
 
 
 @pytest.mark.parametrize("arm", ["stock", "simple", "offloading", "lmcache", "oracle"])
