@@ -152,6 +152,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--fit", action="store_true", help="neighbours of the fitted values")
     parser.add_argument("--write", action="store_true", help="put the table into README.md")
     args = parser.parse_args(argv)
+    if args.fit and args.write:
+        parser.error("--fit only prints: README.md has no table of it; leave --write out")
     gpus = args.gpu or list(DRAM_GB)
     args.out.parent.mkdir(parents=True, exist_ok=True)
     outcome = run(_jobs(args, gpus), args.out, num_workers=args.workers, play=play_without_turns)
@@ -160,7 +162,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     print(table)
     print(outcome, file=sys.stderr)
     if args.write:
-        markers.rewrite(README, {"fit" if args.fit else "validation": table})
+        markers.rewrite(README, {"validation": table})
     return outcome.exit_code
 
 
