@@ -53,10 +53,12 @@ def main(arguments: Sequence[str]) -> int:
     matrix = load_matrix()
     seeds = matrix.seeds.get(said.seeds) or tuple(map(int, said.seeds.split(",")))
     cells = [c for c in matrix.cells if _is_meant(c, said.cells) and (c.fast or not said.fast)]
-    jobs = [job(c, arm, seed) for c in cells for arm in _arms(said.arms) for seed in seeds]
+    arms = _arms(said.arms)
+    jobs = [job(c, arm, seed) for c in cells for arm in arms for seed in seeds]
     command = shlex.join(["python", "-m", "bench.sim.matrix", *arguments])
     done = runner.run(jobs, said.out, num_workers=said.workers, play=play, command=command)
-    text = page(judge(cells, done.results), command, seeds)
+    found = judge(cells, done.results, len(arms) * len(seeds))
+    text = page(found, command, seeds, len(cells) - len(found))
     if said.write:
         PAGE.write_text(text)
     else:
@@ -97,13 +99,14 @@ def play(one: Job, tell: Tell) -> RunRecord:
     return msgspec.structs.replace(record, turns=[], seed=one.seed, note=made.workload.note)
 
 
-def judge(cells: Iterable[Cell], results: Iterable[Result]) -> list[Verdict]:
-    """One verdict per cell that has runs to judge by."""
+def judge(cells: Iterable[Cell], results: Iterable[Result], num_runs: int) -> list[Verdict]:
+    """One verdict per cell that has all of its `num_runs` runs."""
     runs: dict[str, dict[str, dict[int, RunRecord]]] = defaultdict(lambda: defaultdict(dict))
     for each in results:
         if each.record is not None:
             runs[str(each.job.params["cell"])][each.job.arm][each.job.seed] = each.record
-    found = (verdict(cell, runs[cell.name]) for cell in cells if cell.name in runs)
+    whole = [c for c in cells if sum(map(len, runs[c.name].values())) == num_runs]
+    found = (verdict(cell, runs[cell.name]) for cell in whole)
     return [each for each in found if each is not None]
 
 

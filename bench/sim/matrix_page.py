@@ -7,13 +7,17 @@ from collections.abc import Sequence
 from bench.sim.verdict import GAIN_AIM, MEAN_AIM, OURS, P99_AIM, STOCK_AIM, Verdict
 
 
-def page(verdicts: Sequence[Verdict], command: str, seeds: Sequence[int]) -> str:
-    """Return MATRIX.md: what `command` found with these seeds."""
+def page(
+    verdicts: Sequence[Verdict], command: str, seeds: Sequence[int], num_missing: int = 0
+) -> str:
+    """Return MATRIX.md: what `command` found with these seeds; `num_missing`: cells that were
+    stopped before all of their runs were done."""
+    missing = f" **{num_missing} cells are not here: the run was stopped.**" if num_missing else ""
     parts = [
         "# The scenario matrix",
         f"`{command}`, seeds {', '.join(map(str, seeds))}. What the cells are: `matrix.toml`.",
         "Mean JCT in seconds, of an arm over the best one; **bold**: the best. Simulated: see "
-        "README.md for what that can and cannot say.",
+        f"README.md for what that can and cannot say.{missing}",
         _aims(verdicts),
         "## Mean JCT",
         _table(verdicts),

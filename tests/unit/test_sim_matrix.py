@@ -7,7 +7,9 @@ import pytest
 pytest.importorskip("tomllib")  # Python 3.11
 
 from bench.sim.cells import Cell, cell_of, load_matrix, scene
+from bench.sim.job import Result
 from bench.sim.load import demand
+from bench.sim.matrix import PAGE, job, judge
 from bench.sim.matrix_page import page
 from bench.sim.result import RunRecord
 from bench.sim.verdict import Verdict, verdict
@@ -90,6 +92,22 @@ def test_an_arm_counts_with_the_seeds_that_all_were_run_with() -> None:
     found = verdict(Cell("c", {}), runs)
     assert found is not None
     assert found.mean_s == {"stock": 1.0, "adaptive": 1.0}
+
+
+def test_a_cell_that_was_not_run_with_every_arm_is_not_judged() -> None:
+    cells = [Cell("whole", {"workload": "agents"}), Cell("part", {"workload": "agents"})]
+    results = [
+        Result(job(cell, arm, 1), record(arm, [1.0]))
+        for cell, arm in [(cells[0], "stock"), (cells[0], "adaptive"), (cells[1], "stock")]
+    ]
+    assert [each.cell.name for each in judge(cells, results, num_runs=2)] == ["whole"]
+    assert "**1 cells are not here" in page([], "command", (1,), num_missing=1)
+
+
+def test_where_the_page_says_that_we_lose_the_matrix_says_why() -> None:
+    lines = PAGE.read_text().split("## Where ours")[1].splitlines()
+    lost = [line.split("|")[1].strip() for line in lines if line.count("|") == 7][2:]
+    assert lost == [name for name in lost if CELLS[name].reason], "no reason in matrix.toml"
 
 
 def test_a_cell_that_is_lost_stands_on_the_page_with_its_reason() -> None:
