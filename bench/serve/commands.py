@@ -157,7 +157,7 @@ def ab(
     server_args: Annotated[str, typer.Option(help="More for every vllm serve.")] = "",
     shims: Annotated[
         Path | None,
-        typer.Option(envvar="CONTINUUM_BENCH_SHIMS", help="CPU shims of rivals (arms.py)."),
+        typer.Option(envvar="BENCH_SHIMS", help="CPU shims of rivals (arms.py)."),
     ] = None,
     timeout: Annotated[float, typer.Option(min=0.1, help="Seconds for one try.")] = 600.0,
     sample: Annotated[float, typer.Option(min=0, help="As for agents.")] = 1.0,

@@ -33,7 +33,7 @@ class Request(msgspec.Struct):
     inp: int
     out: int
     common_blocks: int = 0
-    think: float = 0.0
+    think: float | None = None  # not known for some
 
 
 class Options(msgspec.Struct, forbid_unknown_fields=True):
@@ -103,7 +103,7 @@ def _plan(name: str, requests: list[Request], options: Options) -> ProgramPlan:
         kept = min(int(request.common_blocks * BLOCK / options.scale), context)
         is_whole = turns and kept + BLOCK / options.scale >= context - turns[-1].answer_tokens
         kept = min(context if is_whole else kept, length - 1)
-        pause_s = request.think / options.pauses if turns else 0.0
+        pause_s = (request.think or 0.0) / options.pauses if turns else 0.0
         turns.append(TurnPlan(length - kept, answer, pause_s, kept))
         context = length + answer
     return ProgramPlan(name, tuple(turns))

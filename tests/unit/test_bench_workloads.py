@@ -126,7 +126,7 @@ def test_an_unknown_workload_lists_the_known_ones() -> None:
         find_workload("swep")
 
 
-def record(turn: int, inp: int, out: int, common: int, think: float = 0.0) -> str:
+def record(turn: int, inp: int, out: int, common: int, think: float | None = None) -> str:
     return json.dumps(
         {
             "trace": "t",
