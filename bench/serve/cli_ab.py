@@ -119,7 +119,8 @@ def _ended(console: Console) -> Any:
     def tell(run: Run) -> None:
         told = f": {run.reason}" if run.reason else ""
         seconds = f" in {run.wall_s:.1f} s, start {run.server_start_s:.0f} s"
-        console.print(f"    {run.state}{seconds if run.wall_s else ''}{told}", markup=False)
+        line = f"    {run.state}{seconds if run.wall_s else ''}{told}"
+        console.print(line, markup=False, soft_wrap=True)
 
     return tell
 
