@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from bench.sim.agenda import Agenda, Clock
@@ -35,6 +35,7 @@ class _Running:
     open: set[str] = field(default_factory=set)
     due: float | None = None  # when its next turn arrives, once that is known
     ended: float | None = None
+    tokens: Sequence[int] = ()  # of its last prompt
 
 
 class Lab:
@@ -77,9 +78,11 @@ class Lab:
         self._sent[request_id] = (running, index, arrived)
         running.next_turn += 1
         running.due = None
+        before = running.plan.turns[index - 1] if index else None
+        running.tokens = turn.tokens(before, running.tokens)
         self.engine.add(
             request_id,
-            turn.tokens(),
+            running.tokens,
             turn.answer.tokens(),
             arrived,
             self._arm.priority(asking),
@@ -108,7 +111,7 @@ class Lab:
         if running.next_turn < len(plan.turns):
             self._await(running, finished.at)
         else:
-            running.ended = finished.at
+            running.ended, running.tokens = finished.at, ()
             self._release(plan.name, finished.at)
 
     def _await(self, running: _Running, now: float) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 STREAM = 1 << 24  # token ids of one stream; streams never overlap
@@ -41,9 +42,25 @@ class TurnPlan:
     def num_prompt_tokens(self) -> int:
         return sum(span.length for span in self.prompt)
 
-    def tokens(self) -> list[int]:
-        """The prompt's token ids."""
-        return list(itertools.chain.from_iterable(span.tokens() for span in self.prompt))
+    def tokens(self, before: TurnPlan | None = None, known: Sequence[int] = ()) -> list[int]:
+        """The prompt's token ids; `known` are those of the turn `before`, which cost nothing."""
+        num_known = self._num_common(before) if before is not None else 0
+        found, position = list(known[:num_known]), 0
+        for span in self.prompt:
+            found += span.tokens()[max(0, num_known - position) :]
+            position += span.length
+        return found
+
+    def _num_common(self, other: TurnPlan) -> int:
+        """How many tokens both prompts begin with, at least."""
+        number = 0
+        for mine, its in zip(self.prompt, other.prompt, strict=False):
+            if (mine.stream, mine.start) != (its.stream, its.start):
+                break
+            number += min(mine.length, its.length)
+            if mine.length != its.length:
+                break
+        return number
 
 
 @dataclass(frozen=True)
