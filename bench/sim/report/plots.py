@@ -2,69 +2,20 @@
 
 from __future__ import annotations
 
-import io
 import math
-import re
 from collections.abc import Iterator, Sequence
 from typing import Any
 
 import matplotlib
-from matplotlib.figure import Figure
-from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter, NullLocator
+from matplotlib.ticker import FuncFormatter, NullFormatter
 
-from bench.sim.report.palette import GRID, INK, OURS, PAPER, SOFT, TIERS, Look, looks, themed
+from bench.sim.report.drawing import STYLE, log_seconds, panels, svg
+from bench.sim.report.palette import OURS, PAPER, SOFT, TIERS, Look, looks
 from bench.sim.report.summary import Figures, Table, arm_names, mean, oracle_of
 
-matplotlib.use("svg")
-STYLE = {
-    "svg.fonttype": "none",
-    "svg.hashsalt": "continuum",
-    "font.family": "sans-serif",
-    "font.sans-serif": ["DejaVu Sans"],
-    "font.size": 9.5,
-    "text.color": INK,
-    "axes.edgecolor": GRID,
-    "axes.labelcolor": SOFT,
-    "axes.titlecolor": INK,
-    "axes.titlesize": 10,
-    "axes.titleweight": "bold",
-    "axes.facecolor": "none",
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "axes.grid": True,
-    "axes.axisbelow": True,
-    "grid.color": GRID,
-    "grid.linewidth": 0.6,
-    "xtick.color": GRID,
-    "ytick.color": GRID,
-    "xtick.labelcolor": SOFT,
-    "ytick.labelcolor": SOFT,
-    "xtick.major.size": 0,
-    "ytick.major.size": 0,
-    "figure.facecolor": "none",
-    "lines.solid_capstyle": "round",
-}
-WIDTH = 10.4  # inches; the page scales
 MOST_PANELS = 5
 MOST_STEPS = 160  # of a distribution's curve
 Arms = dict[str, Figures]
-
-
-def svg(figure: Figure) -> str:
-    """The figure as an element of the page."""
-    with matplotlib.rc_context(STYLE), io.StringIO() as text:
-        figure.savefig(text, format="svg", metadata={"Date": None, "Creator": None})
-        drawn = text.getvalue()
-    drawn = re.sub(r"<metadata>.*?</metadata>", "", drawn[drawn.index("<svg") :], flags=re.DOTALL)
-    drawn = drawn.replace("font-family: 'DejaVu Sans', sans-serif", "font-family: inherit")
-    return themed(drawn.replace("'DejaVu Sans', ", ""))
-
-
-def _panels(number: int, height: float, **options: Any) -> tuple[Figure, list[Any]]:
-    figure = Figure(figsize=(WIDTH, height), layout="constrained")
-    figure.get_layout_engine().set(w_pad=0.08, wspace=0.03)  # type: ignore[union-attr]
-    grid = figure.subplots(1, number, squeeze=False, **options)
-    return figure, list(grid[0])
 
 
 def _some(table: Table) -> dict[Any, Arms]:
@@ -86,27 +37,12 @@ def _back_to_front(arms: Arms, all_looks: dict[str, Look]) -> Iterator[tuple[str
         yield arm, arms[arm], all_looks[arm]
 
 
-def _seconds(value: float, _: object = None) -> str:
-    if value <= 0:
-        return "0"
-    return f"{value:g} s" if value < 1000 else f"{value:,.0f} s"
-
-
-def _log_seconds(axis: Any) -> None:
-    """Ticks at 1, 2, 5 of each decade; of many decades, at each."""
-    low, high = axis.get_view_interval()
-    digits = (1.0,) if high > 300 * low else (1.0, 2.0, 5.0) if high > 5 * low else range(1, 10)
-    axis.set_major_locator(LogLocator(subs=digits))
-    axis.set_major_formatter(FuncFormatter(_seconds))
-    axis.set_minor_locator(NullLocator())
-
-
 # --- against load ---------------------------------------------------------------------------
 def against_load(table: Table) -> str:
     """JCT of each arm against load and, where an oracle ran, its regret."""
     with matplotlib.rc_context(STYLE):
         oracle = oracle_of(arm_names(table))
-        figure, axes = _panels(2 if oracle else 1, 4.2)
+        figure, axes = panels(2 if oracle else 1, 4.2)
         _jct(axes[0], table)
         if oracle:
             _regret(axes[1], table, oracle)
@@ -130,7 +66,7 @@ def _jct(axes: Any, table: Table) -> None:
         ends.append((ys[-1], arm, look))
     axes.set(yscale="log", xlabel="programs that arrive per second")
     axes.set_title("Mean JCT", loc="left")
-    _log_seconds(axes.yaxis)
+    log_seconds(axes.yaxis)
     _ticks(axes, table)
     _label_ends(axes, ends)
 
@@ -191,7 +127,7 @@ def turn_latency(table: Table) -> str:
     """Mean latency of a program's first, second, ... turn."""
     with matplotlib.rc_context(STYLE):
         points = _some(table)
-        figure, axes = _panels(len(points), 2.9)
+        figure, axes = panels(len(points), 2.9)
         all_looks = looks(arm_names(table))
         for panel, (point, arms) in zip(axes, points.items(), strict=True):
             for _, figures, look in _back_to_front(arms, all_looks):
@@ -201,7 +137,7 @@ def turn_latency(table: Table) -> str:
             panel.set_title(_title(point), loc="left")
             panel.set(yscale="log", xlabel="turn")
             panel.xaxis.get_major_locator().set_params(integer=True)
-            _log_seconds(panel.yaxis)
+            log_seconds(panel.yaxis)
         return svg(figure)
 
 
@@ -209,7 +145,7 @@ def waiting_tail(table: Table) -> str:
     """Share of turns whose first token took longer than that."""
     with matplotlib.rc_context(STYLE):
         points = _some(table)
-        figure, axes = _panels(len(points), 2.9, sharey=True)
+        figure, axes = panels(len(points), 2.9, sharey=True)
         all_looks = looks(arm_names(table))
         for panel, (point, arms) in zip(axes, points.items(), strict=True):
             for _, figures, look in _back_to_front(arms, all_looks):
@@ -221,7 +157,7 @@ def waiting_tail(table: Table) -> str:
             panel.set(xscale="log", yscale="log", xlabel="TTFT", ylim=(9e-4, 1.1))
             panel.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{100 * value:g} %"))
             panel.yaxis.set_minor_formatter(NullFormatter())
-            _log_seconds(panel.xaxis)
+            log_seconds(panel.xaxis)
         axes[0].set_ylabel("turns that wait longer")
         return svg(figure)
 
@@ -230,7 +166,7 @@ def jct_shares(table: Table) -> str:
     """Share of programs that were done by then."""
     with matplotlib.rc_context(STYLE):
         points = _some(table)
-        figure, axes = _panels(len(points), 2.9, sharey=True)
+        figure, axes = panels(len(points), 2.9, sharey=True)
         all_looks = looks(arm_names(table))
         for panel, (point, arms) in zip(axes, points.items(), strict=True):
             for _, figures, look in _back_to_front(arms, all_looks):
@@ -240,7 +176,7 @@ def jct_shares(table: Table) -> str:
             panel.set_title(_title(point), loc="left")
             panel.set(xscale="log", xlabel="JCT", ylim=(0, 1.02))
             panel.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{100 * value:.0f} %"))
-            _log_seconds(panel.xaxis)
+            log_seconds(panel.xaxis)
         axes[0].set_ylabel("programs done")
         return svg(figure)
 
@@ -258,7 +194,7 @@ def tiers(table: Table) -> str:
     """Where each arm found its prompts, a bar per arm."""
     with matplotlib.rc_context(STYLE):
         points, names = _some(table), arm_names(table)
-        figure, axes = _panels(len(points), 0.9 + 0.27 * len(names), sharey=True)
+        figure, axes = panels(len(points), 0.9 + 0.27 * len(names), sharey=True)
         for panel, (point, arms) in zip(axes, points.items(), strict=True):
             for place, arm in enumerate(reversed(names)):
                 if arm in arms:
@@ -290,7 +226,7 @@ def bus(table: Table) -> str:
     """Bytes over PCIe: stored to the left, loaded to the right, and how much came back."""
     with matplotlib.rc_context(STYLE):
         points, names = _some(table), arm_names(table)
-        figure, axes = _panels(len(points), 0.9 + 0.27 * len(names), sharey=True)
+        figure, axes = panels(len(points), 0.9 + 0.27 * len(names), sharey=True)
         all_looks = looks(names)
         for panel, (point, arms) in zip(axes, points.items(), strict=True):
             most = max(
