@@ -56,7 +56,7 @@ class Levels:
 
     def update_ledger(self, account: Account) -> None:
         """Set what counters are balanced with; in every step, or a scrape between a counter's
-        step and its gauge's finds the ledger open. A microsecond."""
+        step and its gauge's finds the ledger open. About 2 us."""
         pinned = self._retention.holds.num_blocks
         account.gauge("pins_live", len(self._retention.pins))
         account.gauge("held_blocks", pinned + self._store_holds.num_blocks)
