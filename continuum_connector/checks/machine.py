@@ -87,7 +87,7 @@ def this_machine(environ: Mapping[str, str]) -> Machine:
 
 
 def _ask(module: str, environ: Mapping[str, str]) -> dict[str, Any]:
-    """The JSON object that the module prints last; {"trouble": ...} if it comes to no such thing.
+    """The last JSON object that the module prints; {"trouble": ...} if it comes to no such thing.
 
     A process of its own: vLLM prints, a driver may crash, and neither takes the check along.
     """
@@ -98,12 +98,11 @@ def _ask(module: str, environ: Mapping[str, str]) -> dict[str, Any]:
         )
     except subprocess.TimeoutExpired:
         return {"trouble": f"no answer within {ASK_TIMEOUT_S:.0f} s"}
-    try:
-        found = json.loads((done.stdout.splitlines() or [""])[-1])
-    except ValueError:
-        said = (done.stderr.strip().splitlines() or [f"exit status {done.returncode}"])[-1]
-        return {"trouble": said}
-    return dict(found)
+    for line in reversed(done.stdout.splitlines()):
+        if line.startswith("{"):  # what others print at exit comes behind it
+            return dict(json.loads(line))
+    said = (done.stderr.strip().splitlines() or [f"exit status {done.returncode}"])[-1]
+    return {"trouble": said}
 
 
 def _run(words: list[str], environ: Mapping[str, str]) -> str | None:

@@ -132,6 +132,16 @@ def test_a_module_that_fails_is_an_answer(monkeypatch: pytest.MonkeyPatch) -> No
     assert machines.this_machine(os.environ).ask("ask_cuda") == {"trouble": "no answer within 0 s"}
 
 
+def test_what_others_print_around_the_answer_is_passed_over(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def run(words: list[str], **_: Any) -> subprocess.CompletedProcess[str]:
+        return subprocess.CompletedProcess(words, 0, 'hello\n{"version": "1"}\nbye\n', "")
+
+    monkeypatch.setattr(machines.subprocess, "run", run)
+    assert machines.this_machine({}).ask("ask_vllm") == {"version": "1"}
+
+
 def test_a_program_that_is_not_there_or_fails_says_nothing() -> None:
     machine = machines.this_machine(os.environ)
     assert machine.run(["no-such-program"]) is None
