@@ -6,7 +6,6 @@ from dataclasses import dataclass
 
 from continuum_connector.cli.scrape import Scrape
 
-BLOCKS_INFO = "vllm:cache_config_info"
 # Decisions that something was lost by: kept for nobody, or gone when it was wanted.
 BAD_OUTCOMES = ("expired", "pressure", "diverged", "never", "recomputed")
 
@@ -42,6 +41,19 @@ class Outcome:
 
 
 @dataclass(frozen=True)
+class Forecasts:
+    """Returns that were foretold, since the start: `error` is the mean distance between their
+    chance and the share that came; `worst` the chance, "70-80" percent, that adds most to it, with
+    that share, `came`, of so many, `num_worst`."""
+
+    num: int
+    error: float
+    worst: str
+    came: float
+    num_worst: int
+
+
+@dataclass(frozen=True)
 class Served:
     """vLLM's part. Tokens per second; `vram_used`: share of VRAM blocks, pins among them.
     `vram_hit`: share of prompt tokens looked up that were found in VRAM; None without any."""
@@ -60,11 +72,12 @@ class Served:
 
 @dataclass(frozen=True)
 class Kept:
-    """The connector's part. Shares are of VRAM blocks; `pins_ended` and `worst` since the start."""
+    """The connector's part. Shares are of VRAM blocks; `pins_ended`, `worst` and `forecasts` count
+    from the server's start."""
 
     num_switched_off: int  # of the engines
     num_programs: int
-    pinned: float | None  # None where vLLM does not say how many blocks it has
+    pinned: float | None  # None before the engine's first step
     held_for_stores: float | None
     num_pinned_blocks: int
     num_pins: int
@@ -84,6 +97,7 @@ class Kept:
     decisions_per_s: dict[str, float]
     outcomes: int
     worst: list[Outcome]
+    forecasts: Forecasts | None  # None before the first of them shows
     hooks: list[Hook]  # the busiest first
 
 
@@ -123,7 +137,7 @@ def _served(now: Scrape, added: Scrape) -> Served:
 
 def _kept(now: Scrape, added: Scrape) -> Kept:
     pinned = now.total("continuum:pinned_blocks")
-    vram = _num_vram_blocks(now)
+    vram = now.total("continuum:vram_blocks")
     capacity = now.total("continuum:dram_capacity_blocks")
     ready = now.total("continuum:dram_blocks", state="ready")
     writing = now.total("continuum:dram_blocks", state="writing")
@@ -153,6 +167,7 @@ def _kept(now: Scrape, added: Scrape) -> Kept:
         decisions_per_s={name: num / added.at for name, num in decisions.items()},
         outcomes=int(sum(outcomes.values())),
         worst=_worst(outcomes),
+        forecasts=_forecasts(now),
         hooks=_hooks(added),
     )
 
@@ -189,6 +204,24 @@ def _worst(outcomes: dict[str, float]) -> list[Outcome]:
     return sorted(bad, key=lambda each: -each.num)
 
 
+def _forecasts(now: Scrape) -> Forecasts | None:
+    came = now.by("continuum:forecasts_true_total", "chance")
+    nums = {c: n for c, n in now.by("continuum:forecasts_total", "chance").items() if n}
+    if not nums:
+        return None
+    # Of a chance only its tenth is known: its middle stands for it.
+    off = {c: abs(came.get(c, 0.0) - n * _middle(c)) for c, n in nums.items()}
+    worst = max(off, key=off.__getitem__)
+    total = sum(nums.values())
+    share = came.get(worst, 0.0) / nums[worst]
+    return Forecasts(int(total), sum(off.values()) / total, worst, share, int(nums[worst]))
+
+
+def _middle(chance: str) -> float:
+    low, _, high = chance.partition("-")
+    return (float(low) + float(high)) / 200
+
+
 def _hooks(added: Scrape) -> list[Hook]:
     seconds = added.by("continuum:hook_seconds_sum", "hook")
     calls = added.by("continuum:hook_seconds_count", "hook")
@@ -198,13 +231,6 @@ def _hooks(added: Scrape) -> list[Hook]:
         if calls.get(name)
     ]
     return sorted(hooks, key=lambda each: -each.busy)
-
-
-def _num_vram_blocks(now: Scrape) -> float:
-    """VRAM blocks of all engines; each has a null block, which holds nothing."""
-    found = [dict(labels) for labels in now.samples.get(BLOCKS_INFO, {})]
-    sizes = [each.get("num_gpu_blocks", "") for each in found]
-    return float(sum(int(size) - 1 for size in sizes if size.isdecimal()))
 
 
 def _counts(values: dict[str, float]) -> dict[str, int]:

@@ -39,11 +39,12 @@ def top(
 ) -> None:
     """Watch a running server.
 
-    VRAM     how much of the KV cache requests, copies to DRAM and pins use
-    prompts  where the tokens of the prompts admitted lately were found
-    pins     how many there are, and what ended those that were
-    worst    what was lost most often: `pin never` kept VRAM for nobody,
-             `free recomputed` let go of what came back
+    VRAM       how much of the KV cache requests, copies to DRAM and pins use
+    prompts    where the tokens of the prompts admitted lately were found
+    pins       how many there are, and what ended those that were
+    lost by    decisions that cost something: `pin never` kept VRAM for nobody,
+               `free recomputed` let go of what came back
+    forecasts  how far the chances of a return were off, and which ones most
 
     It reads /metrics, needs nothing on the server and changes nothing there.
     A server that goes away is waited for. Ctrl-C ends.

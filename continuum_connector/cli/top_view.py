@@ -89,7 +89,8 @@ def _rates(shown: Numbers) -> Table:
     table.add_row("ended by", _ends(kept))
     table.add_row("stores", _copies(kept.stores))
     table.add_row("loads", _copies(kept.loads))
-    table.add_row("worst", _worst(kept))
+    table.add_row("lost by", _worst(kept))
+    table.add_row("forecasts", _forecasts(kept))
     table.add_row("our hooks", _hooks(kept))
     return table
 
@@ -170,6 +171,14 @@ def _worst(kept: Kept) -> Text:
         return Text(f"nothing was lost by {kept.outcomes:,} decisions", "green")
     said = (f"{one.name} {_percent(one.share)}" for one in kept.worst[:NUM_WORST])
     return _facts(*said, f"of {kept.outcomes:,} decisions")
+
+
+def _forecasts(kept: Kept) -> Text:
+    found = kept.forecasts
+    if found is None:
+        return Text("none has shown yet whether it was right", "dim")
+    worst = f"worst: of {found.num_worst:,} with {found.worst} % {_percent(found.came)} came"
+    return _facts(f"{_percent(found.error)} off", worst)
 
 
 def _hooks(kept: Kept) -> Text:

@@ -26,7 +26,7 @@ from rich.console import Console
 from typer.testing import CliRunner, Result
 
 from continuum_connector.cli.app import app
-from continuum_connector.cli.rates import Numbers, numbers
+from continuum_connector.cli.rates import Forecasts, Numbers, numbers
 from continuum_connector.cli.scrape import Scrape
 from continuum_connector.cli.server import CommandError, Server
 from continuum_connector.cli.top import WINDOW_S, Watch
@@ -36,7 +36,6 @@ from continuum_connector.metric_table import METRICS, WIRE_KEYS, Kind
 ROOT = Path(__file__).resolve().parents[2]
 HOST = 'engine="0",model_name="tiny"'
 VLLM = {
-    'vllm:cache_config_info{engine="0",num_gpu_blocks="101",block_size="32"}': 1.0,
     f"vllm:num_requests_running{{{HOST}}}": 3.0,
     f"vllm:num_requests_waiting{{{HOST}}}": 2.0,
     f"vllm:kv_cache_usage_perc{{{HOST}}}": 0.6,
@@ -45,7 +44,7 @@ VLLM = {
     f"vllm:prefix_cache_queries_total{{{HOST}}}": 0.0,
     f"vllm:prefix_cache_hits_total{{{HOST}}}": 0.0,
 }
-LATER = {  # two seconds after zero
+LATER: dict[str, float] = {  # two seconds after zero
     "prompt_tokens": 1000,
     "hit_tokens{vram}": 500,
     "hit_tokens{dram}": 250,
@@ -53,6 +52,8 @@ LATER = {  # two seconds after zero
     "decisions{free}": 1,
     "pins_started": 3,
     "pins_live": 2,
+    "switched_on": 1,
+    "vram_blocks": 100,
     "pinned_blocks": 20,
     "held_blocks": 30,
     "pins_ended{returned}": 3,
@@ -70,6 +71,10 @@ LATER = {  # two seconds after zero
     "outcomes{pin_in_time}": 6,
     "outcomes{pin_never}": 3,
     "outcomes{free_recomputed}": 1,
+    "forecasts{90-100}": 100,
+    "forecasts_true{90-100}": 93,
+    "forecasts{40-50}": 20,
+    "forecasts_true{40-50}": 15,
 }
 
 
@@ -122,6 +127,25 @@ def test_two_scrapes_become_rates_and_shares() -> None:
     ]
 
 
+def test_the_worst_forecasts_are_those_that_add_most_to_the_error() -> None:
+    """By hand: |93 - 95| of 100 and |15 - 9| of 20; so 8 of 120, and 75 % came instead of 45."""
+    kept = two(LATER).kept
+    assert kept is not None
+    assert kept.forecasts == Forecasts(120, pytest.approx(8 / 120), "40-50", 0.75, 20)
+    none = two({}).kept
+    assert none is not None
+    assert none.forecasts is None
+
+
+def test_whether_it_is_switched_off_is_counted_by_engine() -> None:
+    for on, off in ((1, 0), (0, 1)):
+        kept = two({"switched_on": on}).kept
+        assert kept is not None
+        assert kept.num_switched_off == off
+    assert "tiny  switched off" in drawn(two({}))[0]
+    assert "tiny  on" in drawn(two({"switched_on": 1}))[0]
+
+
 def test_a_counter_that_fell_began_anew() -> None:
     before = Scrape.parse(text_of(VLLM, ours({"decisions{pin}": 100})), 0.0)
     after = Scrape.parse(text_of(VLLM, ours({"decisions{pin}": 6})), 2.0)
@@ -172,6 +196,7 @@ def test_the_screen_fits_a_narrow_terminal_at_its_fullest(width: int) -> None:
     assert max(map(len, lines)) <= width
     text = "\n".join(lines)
     assert "VRAM        ████████████░░░░░░░░  60 %:  requests 30 %  stores 10 %  pins 20 %" in text
+    assert "6.7 % off  worst: of 20 with 40-50 % 75 % came" in text
     assert "pin never" in text
     assert "growing to 100" in text
 
