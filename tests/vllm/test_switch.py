@@ -204,6 +204,47 @@ def test_turns_queued_while_off_wait_in_vllms_own_order(
         assert admitted(path, policy, async_scheduling, off=False) != stock
 
 
+def victims(path: Path | None, async_scheduling: bool) -> list[str]:
+    """Who is put back when two turns outgrow VRAM: `first`, whose program came second, or `back`,
+    a turn of the program that came first, which was admitted last."""
+    sizes: dict[str, Any] = {"num_blocks": 24, "async_scheduling": async_scheduling}
+    if path is None:
+        engine = Engine(connector=None, **sizes)
+    else:
+        engine = switched(path, num_slots=0, **sizes)
+    run_turn(engine, "warm", 20, max_tokens=2, program="p")
+    if path is not None and path.exists():
+        engine.connector.switch.look()
+        engine.run_until_idle()
+    engine.add("first", 100, 150, program="q", seed=5, priority=5)  # which fcfs does not look at
+    engine.step()
+    engine.add("back", 100, 150, program="p", seed=6)
+    engine.run_until_idle()
+    return [i for i, request in engine.requests.items() if request.num_preemptions]
+
+
+@MODES
+def test_while_off_vllm_chooses_whom_to_put_back(path: Path, async_scheduling: bool) -> None:
+    assert victims(path, async_scheduling) == ["first"]  # the program that came later
+    path.write_text("off")
+    assert victims(path, async_scheduling) == victims(None, async_scheduling) == ["back"]
+
+
+@MODES
+def test_the_last_copy_that_settles_while_off_is_seen_in_the_metrics(
+    path: Path, async_scheduling: bool
+) -> None:
+    engine = switched(path, async_scheduling=async_scheduling)
+    hold(engine)
+    run_turn(engine, "a", 200, idle=False, program="a")
+    assert in_flight(engine, Kind.STORE)
+    turn_switch(engine, path, "off")  # which cancels it
+    engine.run_until_idle()
+    assert total(engine, "transfers_in_flight") == 0
+    assert total(engine, "dram_blocks") == total(engine, "dram_used_bytes") == 0
+    assert_drained(engine)
+
+
 @MODES
 def test_those_that_wait_already_keep_their_places_and_new_ones_queue_behind(
     path: Path, async_scheduling: bool
