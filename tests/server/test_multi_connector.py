@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
+import os
 import re
+import subprocess
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
+from bench.serve.rivals import FOLDER, LMCACHE_ENV, LmcacheServer, has_lmcache, install
 from bench.serve.server import VllmServer
-from tests.server.companion import (
-    UnavailableError,
-    install_lmcache,
-    lmcache_env,
-    lmcache_server,
-)
 from tests.server.conftest import DRAM_BYTES, NUM_BLOCKS, ServerFactory, Stock
 from tests.server.helpers import (
     PROGRAMS,
@@ -30,16 +27,20 @@ from tests.server.helpers import (
     told,
 )
 
+# The server and vLLM alike; LMCache's packages lie in a folder of their own.
+ENV = {**LMCACHE_ENV, "PYTHONPATH": f"{FOLDER}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"}
+
 
 @pytest.fixture(scope="module")
 def store() -> Iterator[int]:
     """LMCache's server; it outlives the vLLM servers of this module."""
-    try:
-        install_lmcache()
-    except UnavailableError as error:
-        pytest.skip(str(error))
-    with lmcache_server() as port:
-        yield port
+    if not has_lmcache(FOLDER):
+        try:
+            install()
+        except subprocess.CalledProcessError as error:
+            pytest.skip(f"LMCache cannot be installed: {error}")
+    with LmcacheServer(2**30, chunk=32, on_cpu=True, env=ENV) as server:
+        yield server.port
 
 
 def both(port: int, **ours: Any) -> dict[str, Any]:
@@ -65,7 +66,7 @@ def both(port: int, **ours: Any) -> dict[str, Any]:
 def attach(server_factory: ServerFactory, name: str, port: int) -> VllmServer:
     """A replica: its own VRAM and DRAM, and the store that all replicas share."""
     config = both(port, policy="fixed_ttl", ttl_s=50, dram_bytes=DRAM_BYTES)
-    return server_factory(name, num_blocks=NUM_BLOCKS, kv_transfer_config=config, env=lmcache_env())
+    return server_factory(name, num_blocks=NUM_BLOCKS, kv_transfer_config=config, env=ENV)
 
 
 def remote_hits(server: VllmServer) -> float:

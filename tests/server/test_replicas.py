@@ -13,9 +13,9 @@ import pytest
 
 from bench.serve.metrics import Metrics, by_label, delta, total
 from bench.serve.server import SERVED_NAME, VllmServer
-from tests.server.companion import router
 from tests.server.conftest import MIDDLEWARE, ServerFactory
 from tests.server.helpers import Dialog, dialogs, reset, told
+from tests.server.router import router
 
 pytestmark = pytest.mark.skipif(
     importlib.util.find_spec("vllm_router") is None,

@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 from bench.serve.server import VllmServer
-from tests.server.companion import router
 from tests.server.helpers import APIS, text_of
+from tests.server.router import router
 
 pytestmark = pytest.mark.skipif(
     importlib.util.find_spec("vllm_router") is None,
