@@ -16,6 +16,7 @@ from bench.serve import compare, results, summary
 from bench.serve.ab import Cell, Experiment, Watcher, run_all
 from bench.serve.api import Patience
 from bench.serve.arms import ARMS, Arm, find_arm
+from bench.serve.cli_agents import read_vocab
 from bench.serve.results import Loaded, Run, State
 from bench.serve.server import ServerOptions
 from bench.serve.tiny_model import LLAMA, make_model
@@ -55,8 +56,6 @@ class Options:
         )
 
     def _vocab(self) -> tuple[int, int]:
-        from bench.serve.commands import read_vocab
-
         if not self.vocab and self.model is None:
             return FIRST_WORD, LLAMA.vocab
         tokens = read_vocab(self.vocab or "1000:30000", 0)

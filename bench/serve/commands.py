@@ -6,32 +6,28 @@ Also `python -m bench.serve.commands`, where the package is not installed.
 from __future__ import annotations
 
 import contextlib
-import json
 import shlex
 import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Annotated, Any
 
 import typer
 from rich.console import Console
 from rich.markup import escape
 
+from bench.serve import cli_ab, cli_agents, results
 from bench.serve import compare as comparison
-from bench.serve import results, summary
+from bench.serve import options as o
 from bench.serve.api import ApiError, Patience
 from bench.serve.arms import DEFAULT
 from bench.serve.arrivals import ArrivalError, read_arrivals
 from bench.serve.load import Load
-from bench.serve.plans import Tokens
-from bench.serve.progress import Progress
-from bench.serve.record import RunFolder, machine, versions
-from bench.serve.results import ResultError, Run
+from bench.serve.results import ResultError
 from bench.serve.server import ServerOptions
-from bench.serve.session import Manner, measure
+from bench.serve.session import Manner
 from bench.serve.workloads import WorkloadError, find_workload
-from continuum_connector.cli.server import CommandError, Server
+from continuum_connector.cli.server import CommandError
 
 app = typer.Typer(
     help=__doc__.splitlines()[0],
@@ -40,58 +36,36 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode="rich",
 )
+EVERY_ARM = ",".join(DEFAULT)
 ERRORS = (CommandError, ApiError, ArrivalError, WorkloadError, ResultError)
-
-WorkloadOption = Annotated[
-    str,
-    typer.Option(
-        help="sweep (8 turns to 13K tokens), pressure (6 x 4, one at a time), "
-        "claude-code:FILE[,scale=8,pauses=8,longest=32768], or your own FILE.toml."
-    ),
-]
-ArrivalsOption = Annotated[
-    str,
-    typer.Option(
-        help="poisson:RATE, closed:PROGRAMS, trace:FILE or turns (one request at a time). "
-        "Empty: what the workload says."
-    ),
-]
 
 
 @app.command()
 def agents(
-    url: Annotated[str, typer.Argument(help="The server's address, like http://localhost:8000.")],
-    workload: WorkloadOption = "sweep",
-    arrivals: ArrivalsOption = "",
-    duration: Annotated[
-        float, typer.Option(min=0, help="Seconds in which programs begin. 0: the workload's.")
-    ] = 0,
-    programs: Annotated[int, typer.Option(min=0, help="At most so many. 0: no bound.")] = 0,
-    seed: Annotated[int, typer.Option(help="Of arrivals, sizes, pauses and token ids.")] = 42,
-    out: Annotated[
-        Path | None, typer.Option(help="Result folder. Default: runs/agents-TIME")
-    ] = None,
-    model: Annotated[str, typer.Option(help="Which model, if it serves several.")] = "",
-    vocab: Annotated[str, typer.Option(help="Token ids to draw from, LOW:HIGH.")] = "1000:30000",
-    timeout: Annotated[float, typer.Option(min=0.1, help="Seconds for one try.")] = 600.0,
-    retries: Annotated[int, typer.Option(min=0, help="More tries after one that failed.")] = 2,
-    warm_up: Annotated[int, typer.Option(min=0, help="Requests before anything counts.")] = 4,
-    sample: Annotated[float, typer.Option(min=0, help="Seconds between /metrics. 0: none.")] = 1.0,
-    hints: Annotated[bool, typer.Option(help="Say program and last turn in vllm_xargs.")] = True,
-    priority: Annotated[
-        bool, typer.Option(help="Send the program's number as the request's priority.")
-    ] = False,
-    reset: Annotated[
-        bool, typer.Option(help="Empty the prefix cache first (VLLM_SERVER_DEV_MODE=1).")
-    ] = False,
-    extra: Annotated[str, typer.Option(help="JSON to put into every request.")] = "",
-    api_key: Annotated[str, typer.Option(envvar="VLLM_API_KEY", help="If it wants one.")] = "",
+    url: o.Url,
+    workload: o.Workload = "sweep",
+    arrivals: o.ArrivalsText = "",
+    duration: o.Duration = 0,
+    programs: o.Programs = 0,
+    seed: o.Seed = 42,
+    out: o.Out = None,
+    model: o.ModelName = "",
+    vocab: o.Vocab = "1000:30000",
+    timeout: o.Timeout = 600.0,
+    retries: o.Retries = 2,
+    warm_up: o.WarmUp = 4,
+    sample: o.Sample = 1.0,
+    hints: o.Hints = True,
+    priority: o.Priority = False,
+    reset: o.Reset = False,
+    extra: o.Extra = "",
+    api_key: o.ApiKey = "",
 ) -> None:
     """Put multi-turn agents on a running server and measure what they see.
 
-    Each program sends its context as token ids, reads the streamed answer, runs its tool (a real
-    pause) and sends the longer context again. JCT counts from the moment a program should have
-    begun, so a client or server that is late cannot hide it; retries and timeouts count too.
+    Each program sends its context as token ids, reads the streamed answer, runs its tool (a
+    real pause) and sends the longer context again. JCT counts from the moment a program should
+    have begun, so a client or server that is late cannot hide it; retries and timeouts count.
 
     Ctrl-C stops the programs and keeps what was measured.
 
@@ -101,72 +75,49 @@ def agents(
       continuum bench agents http://localhost:8000 --workload mine.toml --arrivals closed:64
       continuum bench agents http://localhost:8000 --workload claude-code:requests.jsonl.gz
     """
-    console = Console(highlight=False)
     with _told("agents"):
-        chosen = find_workload(workload)
-        added = _object(extra)
+        chosen, added = find_workload(workload), cli_agents.read_object(extra)
+        tokens = cli_agents.read_vocab(vocab, seed)
         seconds = duration or chosen.defaults.duration_s
         most = programs or chosen.defaults.programs
-        load = Load(
-            workload=chosen,
-            arrivals=read_arrivals(arrivals or chosen.defaults.arrivals, seed, seconds, most),
-            tokens=read_vocab(vocab, seed),
-            model=_model(url, api_key, model),
-            duration_s=seconds,
-            programs=most,
-            hints=hints,
-            priority=priority,
-            extra=added,
-        )
-        manner = Manner(Patience(timeout, retries), warm_up, sample, reset=reset, api_key=api_key)
-        folder = out or Path("runs") / time.strftime("agents-%Y%m%d-%H%M%S")
-        state = _measure_agents(console, url, load, manner, folder)
-    if state == "interrupted":
-        raise typer.Exit(130)
+        times = read_arrivals(arrivals or chosen.defaults.arrivals, seed, seconds, most)
+        name = cli_agents.find_model(url, api_key, model)
+        load = Load(chosen, times, tokens, name, seconds, most, hints, priority, added)
+        patience = Patience(timeout, retries)
+        manner = Manner(patience, warm_up, sample, reset=reset, api_key=api_key)
+        _end(cli_agents.run(url, load, manner, out or _folder("agents")))
 
 
 @app.command()
 def ab(
-    arms: Annotated[
-        str,
-        typer.Option(help="Comma-separated; the first is what the others are compared with."),
-    ] = ",".join(DEFAULT),
-    workload: WorkloadOption = "pressure",
-    arrivals: ArrivalsOption = "",
-    duration: Annotated[float, typer.Option(min=0, help="As for agents.")] = 0,
-    programs: Annotated[int, typer.Option(min=0, help="As for agents.")] = 0,
-    dram: Annotated[
-        str, typer.Option(help="Live KV / DRAM, like 0.5,1,2,4; or a size, like 64GiB.")
-    ] = "2",
-    repeats: Annotated[int, typer.Option(min=1, help="Of everything, each with its own seed.")] = 1,
-    seed: Annotated[int, typer.Option(help="Of the first repeat.")] = 42,
-    out: Annotated[
-        Path | None, typer.Option(help="Result folder; one that is there is gone on with.")
-    ] = None,
-    model: Annotated[
-        Path | None, typer.Option(help="A model's folder. Empty: a tiny random Llama.")
-    ] = None,
-    dtype: Annotated[str, typer.Option(help="float32, bfloat16 or float16.")] = "float32",
-    vocab: Annotated[str, typer.Option(help="Token ids, LOW:HIGH. Empty: the model's.")] = "",
-    blocks: Annotated[int, typer.Option(min=0, help="VRAM pool, in blocks. 0: all there is.")] = 17,
-    block_size: Annotated[int, typer.Option(help="Tokens in a block.")] = 128,
-    batch_tokens: Annotated[int, typer.Option(help="vLLM's --max-num-batched-tokens.")] = 1024,
-    seqs: Annotated[int, typer.Option(help="vLLM's --max-num-seqs.")] = 16,
-    max_len: Annotated[int, typer.Option(help="vLLM's --max-model-len. 0: what fits.")] = 0,
-    eager: Annotated[bool, typer.Option(help="Without CUDA graphs.")] = True,
-    server_args: Annotated[str, typer.Option(help="More for every vllm serve.")] = "",
-    shims: Annotated[
-        Path | None,
-        typer.Option(envvar="BENCH_SHIMS", help="CPU shims of rivals (arms.py)."),
-    ] = None,
-    timeout: Annotated[float, typer.Option(min=0.1, help="Seconds for one try.")] = 600.0,
-    sample: Annotated[float, typer.Option(min=0, help="As for agents.")] = 1.0,
+    arms: o.ArmNames = EVERY_ARM,
+    workload: o.Workload = "pressure",
+    arrivals: o.ArrivalsText = "",
+    duration: o.Duration = 0,
+    programs: o.Programs = 0,
+    dram: o.DramText = "2",
+    repeats: o.Repeats = 1,
+    seed: o.Seed = 42,
+    out: o.Out = None,
+    model: o.ModelFolder = None,
+    dtype: o.Dtype = "float32",
+    vocab: o.Vocab = "",
+    blocks: o.Blocks = 17,
+    block_size: o.BlockSize = 128,
+    batch_tokens: o.BatchTokens = 1024,
+    seqs: o.Seqs = 16,
+    max_len: o.MaxLen = 0,
+    eager: o.Eager = True,
+    server_args: o.ServerArgs = "",
+    shims: o.Shims = None,
+    timeout: o.Timeout = 600.0,
+    sample: o.Sample = 1.0,
 ) -> None:
     """Start a server for each way to serve, put the same agents on each, and compare.
 
-    The same model, VRAM pool, DRAM and requests for all arms; arms in alternating order; ratios in
-    pairs with their 95 % interval; every answer compared token for token; server logs kept. An
-    arm that cannot run here is listed with its reason.
+    The same model, VRAM pool, DRAM and requests for all arms; arms in alternating order; ratios
+    in pairs with their 95 % interval; every answer compared token for token; server logs kept.
+    An arm that cannot run here is listed with its reason.
 
     Ctrl-C stops the server and keeps what was measured; the same command goes on from there.
 
@@ -175,51 +126,25 @@ def ab(
       continuum bench ab --arms none,continuum,lmcache-mp --repeats 5 --out runs/ab
       continuum bench ab --dram 0.5,1,2,4 --out runs/sweep
     """
-    from bench.serve.cli_ab import Options, run
-
     with _told("ab"):
-        options = Options(
-            arms=arms.split(","),
-            workload=find_workload(workload),
-            dram=dram,
-            model=model,
-            vocab=vocab,
-            server=ServerOptions(
-                num_blocks=blocks,
-                block_size=block_size,
-                max_model_len=max_len,
-                max_num_seqs=seqs,
-                max_num_batched_tokens=batch_tokens,
-                dtype=dtype,
-                eager=eager,
-                args=tuple(shlex.split(server_args)),
-            ),
-            patience=Patience(timeout),
+        server = ServerOptions(blocks, block_size, max_len, seqs, batch_tokens, dtype, eager)
+        server.args = shlex.split(server_args)
+        chosen = cli_ab.Options(
+            arms.split(","), find_workload(workload), dram, model, vocab, server, Patience(timeout)
+        ).experiment(
+            arrivals=arrivals,
+            duration_s=duration,
+            programs=programs,
+            repeats=repeats,
+            seed=seed,
+            shims=shims,
+            sample_s=sample,
         )
-        folder = out or Path("runs") / time.strftime("ab-%Y%m%d-%H%M%S")
-        state = run(
-            options.experiment(
-                arrivals=arrivals,
-                duration_s=duration,
-                programs=programs,
-                repeats=repeats,
-                seed=seed,
-                shims=shims,
-                sample_s=sample,
-            ),
-            folder,
-        )
-    if state == "interrupted":
-        raise typer.Exit(130)
+        _end(cli_ab.run(chosen, out or _folder("ab")))
 
 
 @app.command()
-def compare(
-    first: Annotated[
-        Path, typer.Argument(help="A result folder: what the other is compared with.")
-    ],
-    second: Annotated[Path, typer.Argument(help="Another.")],
-) -> None:
+def compare(first: o.Result, second: o.Result) -> None:
     """Compare two result folders, in pairs where they got the same requests.
 
     Ratios are second / first: below 1 the second is faster. In brackets the 95 % interval over
@@ -229,7 +154,7 @@ def compare(
         made = [comparison.columns(results.load(each)) for each in (first, second)]
         for base, other in comparison.matching(*made):
             title = base.title if base.title == other.title else f"{base.title}, {other.title}"
-            console = Console(highlight=False, width=None if sys.stdout.isatty() else 200)
+            console = Console(highlight=False, width=None if sys.stdout.isatty() else 160)
             console.print(comparison.table(title, [base, other]))
 
 
@@ -245,85 +170,13 @@ def _told(name: str) -> Iterator[None]:
         raise typer.Exit(1) from None
 
 
-def _measure_agents(
-    console: Console, url: str, load: Load, manner: Manner, out: Path
-) -> results.State:
-    """Run the load, show the table, leave the folder."""
-    if (out / results.RUNS).exists():
-        raise ResultError(f"{out} holds results already; give another --out")
-    run = Run(
-        name="agents",
-        workload=load.workload.name,
-        settings=settings_of(load),
-        seed=load.tokens.seed,
-        url=url,
-        model=load.model,
-        versions=versions(),
-        machine=machine(),
-        planned_programs=load.most_programs() or 0,
-    )
-    folder = RunFolder(out / results.RUNS / run.name, run)
-    with folder, Progress(console, load.workload.name, planned_turns(load)) as progress:
-        state = measure(
-            server_url(url), load, folder, manner, lambda turn: progress.turn(bool(turn.error))
-        )
-    loaded = results.load(out)
-    console.print(summary.table_of(loaded[0]))
-    summary.write_csv(out, loaded)
-    for each in [turn for turn in loaded[0].turns if turn.error][:3]:
-        console.print(
-            f"{each.program} turn {each.turn + 1}: {each.error}", style="red", markup=False
-        )
-    console.print(f"Written: {escape(str(out))}", soft_wrap=True)
-    return state
+def _end(state: results.State) -> None:
+    if state == "interrupted":
+        raise typer.Exit(130)
 
 
-def settings_of(load: Load) -> dict[str, Any]:
-    """What makes two loads the same."""
-    return {
-        "arrivals": load.arrivals.text,
-        "duration_s": load.duration_s,
-        "programs": load.programs,
-        "vocab": f"{load.tokens.low}:{load.tokens.high}",
-        "hints": load.hints,
-        "priority": load.priority,
-        "extra": load.extra,
-    }
-
-
-def planned_turns(load: Load) -> int:
-    """Of all programs; 0 if only time ends them."""
-    return sum(len(load.plan(number).turns) for number in range(load.most_programs() or 0))
-
-
-def read_vocab(text: str, seed: int) -> Tokens:
-    """Read LOW:HIGH."""
-    low, _, high = text.partition(":")
-    if not (low.isdecimal() and high.isdecimal() and int(low) < int(high)):
-        raise CommandError(f"--vocab {text}: write LOW:HIGH, like 1000:30000")
-    return Tokens(seed, int(low), int(high))
-
-
-def server_url(url: str) -> str:
-    """The address without /v1, with its scheme."""
-    return (url if "//" in url else f"http://{url}").rstrip("/").removesuffix("/v1")
-
-
-def _model(url: str, api_key: str, wanted: str) -> str:
-    from continuum_connector.cli.calibrate import choose_model
-
-    with contextlib.closing(Server(url, api_key)) as server:
-        return choose_model(server.models(), wanted).name
-
-
-def _object(text: str) -> dict[str, Any]:
-    try:
-        value = json.loads(text or "{}")
-    except ValueError as error:
-        raise CommandError(f"--extra: {error}") from None
-    if not isinstance(value, dict):
-        raise CommandError("--extra: write a JSON object, like '{\"top_k\": 1}'")
-    return value
+def _folder(kind: str) -> Path:
+    return Path("runs") / time.strftime(f"{kind}-%Y%m%d-%H%M%S")
 
 
 if __name__ == "__main__":

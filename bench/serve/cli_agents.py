@@ -1,0 +1,100 @@
+"""`continuum bench agents`: from its options to a load, and from its run to a table."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.markup import escape
+
+from bench.serve import results, summary
+from bench.serve.load import Load
+from bench.serve.plans import Tokens
+from bench.serve.progress import Progress
+from bench.serve.record import RunFolder, machine, versions
+from bench.serve.results import ResultError, Run, State
+from bench.serve.session import Manner, measure
+from continuum_connector.cli.calibrate import choose_model
+from continuum_connector.cli.server import CommandError, Server
+
+
+def run(url: str, load: Load, manner: Manner, out: Path) -> State:
+    """Run the load, show the table, leave the folder."""
+    if (out / results.RUNS).exists():
+        raise ResultError(f"{out} holds results already; give another --out")
+    console = Console(highlight=False)
+    record = Run(
+        name="agents",
+        workload=load.workload.name,
+        settings=settings_of(load),
+        seed=load.tokens.seed,
+        url=url,
+        model=load.model,
+        versions=versions(),
+        machine=machine(),
+        planned_programs=load.most_programs() or 0,
+    )
+    folder = RunFolder(out / results.RUNS / record.name, record)
+    with folder, Progress(console, load.workload.name, planned_turns(load)) as progress:
+        state = measure(
+            server_url(url), load, folder, manner, lambda turn: progress.turn(bool(turn.error))
+        )
+    loaded = results.load(out)
+    console.print(summary.table_of(loaded[0]))
+    summary.write_csv(out, loaded)
+    for each in [turn for turn in loaded[0].turns if turn.error][:3]:
+        line = f"{each.program} turn {each.turn + 1}: {each.error}"
+        console.print(line, style="red", markup=False)
+    console.print(f"Written: {escape(str(out))}", soft_wrap=True)
+    return state
+
+
+def settings_of(load: Load) -> dict[str, Any]:
+    """What makes two loads the same."""
+    return {
+        "arrivals": load.arrivals.text,
+        "duration_s": load.duration_s,
+        "programs": load.programs,
+        "vocab": f"{load.tokens.low}:{load.tokens.high}",
+        "hints": load.hints,
+        "priority": load.priority,
+        "extra": load.extra,
+    }
+
+
+def planned_turns(load: Load) -> int:
+    """Of all programs; 0 if only time ends them."""
+    return sum(len(load.plan(number).turns) for number in range(load.most_programs() or 0))
+
+
+def read_vocab(text: str, seed: int) -> Tokens:
+    """Read LOW:HIGH."""
+    low, _, high = text.partition(":")
+    if not (low.isdecimal() and high.isdecimal() and int(low) < int(high)):
+        raise CommandError(f"--vocab {text}: write LOW:HIGH, like 1000:30000")
+    return Tokens(seed, int(low), int(high))
+
+
+def read_object(text: str) -> dict[str, Any]:
+    """Read --extra."""
+    try:
+        value = json.loads(text or "{}")
+    except ValueError as error:
+        raise CommandError(f"--extra: {error}") from None
+    if not isinstance(value, dict):
+        raise CommandError("--extra: write a JSON object, like '{\"top_k\": 1}'")
+    return value
+
+
+def find_model(url: str, api_key: str, wanted: str) -> str:
+    """The served model's name."""
+    with contextlib.closing(Server(url, api_key)) as server:
+        return choose_model(server.models(), wanted).name
+
+
+def server_url(url: str) -> str:
+    """The address without /v1, with its scheme."""
+    return (url if "//" in url else f"http://{url}").rstrip("/").removesuffix("/v1")

@@ -1,0 +1,70 @@
+"""The options of `continuum bench`, each with its help; commands.py says who has which."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+Workload = Annotated[
+    str,
+    typer.Option(
+        help="sweep (8 turns to 13K tokens), pressure (6 x 4, one at a time), "
+        "claude-code:FILE[,scale=8,pauses=8,longest=32768], or your own FILE.toml."
+    ),
+]
+ArrivalsText = Annotated[
+    str,
+    typer.Option(
+        help="poisson:RATE, closed:PROGRAMS, trace:FILE or turns (one request at a time). "
+        "Empty: what the workload says."
+    ),
+]
+Duration = Annotated[
+    float, typer.Option(min=0, help="Seconds in which programs begin. 0: the workload's.")
+]
+Programs = Annotated[int, typer.Option(min=0, help="At most so many. 0: the workload's.")]
+Seed = Annotated[int, typer.Option(help="Of arrivals, sizes, pauses and token ids.")]
+Out = Annotated[
+    Path | None, typer.Option(help="Result folder. Default: below runs/, named by the time.")
+]
+Vocab = Annotated[str, typer.Option(help="Token ids to draw from, LOW:HIGH.")]
+Timeout = Annotated[float, typer.Option(min=0.1, help="Seconds for one try.")]
+Retries = Annotated[int, typer.Option(min=0, help="More tries after one that failed.")]
+Sample = Annotated[float, typer.Option(min=0, help="Seconds between /metrics. 0: none.")]
+
+Url = Annotated[str, typer.Argument(help="The server's address, like http://localhost:8000.")]
+ModelName = Annotated[str, typer.Option(help="Which model, if it serves several.")]
+WarmUp = Annotated[int, typer.Option(min=0, help="Requests before anything counts.")]
+Hints = Annotated[bool, typer.Option(help="Say program and last turn in vllm_xargs.")]
+Priority = Annotated[
+    bool, typer.Option(help="Send the program's number as the request's priority.")
+]
+Reset = Annotated[bool, typer.Option(help="Empty the prefix cache first (VLLM_SERVER_DEV_MODE=1).")]
+Extra = Annotated[str, typer.Option(help="JSON to put into every request.")]
+ApiKey = Annotated[str, typer.Option(envvar="VLLM_API_KEY", help="If it wants one.")]
+
+ArmNames = Annotated[
+    str, typer.Option(help="Comma-separated; the first is what the others are compared with.")
+]
+DramText = Annotated[
+    str, typer.Option(help="Live KV / DRAM, like 0.5,1,2,4; or a size, like 64GiB.")
+]
+Repeats = Annotated[int, typer.Option(min=1, help="Of everything, each with its own seed.")]
+ModelFolder = Annotated[
+    Path | None, typer.Option(help="A model's folder. Empty: a tiny random Llama.")
+]
+Dtype = Annotated[str, typer.Option(help="float32, bfloat16 or float16.")]
+Blocks = Annotated[int, typer.Option(min=0, help="VRAM pool, in blocks. 0: all there is.")]
+BlockSize = Annotated[int, typer.Option(min=1, help="Tokens in a block.")]
+BatchTokens = Annotated[int, typer.Option(min=1, help="vLLM's --max-num-batched-tokens.")]
+Seqs = Annotated[int, typer.Option(min=1, help="vLLM's --max-num-seqs.")]
+MaxLen = Annotated[int, typer.Option(min=0, help="vLLM's --max-model-len. 0: what fits.")]
+Eager = Annotated[bool, typer.Option(help="Without CUDA graphs.")]
+ServerArgs = Annotated[str, typer.Option(help="More for every vllm serve.")]
+Shims = Annotated[
+    Path | None, typer.Option(envvar="BENCH_SHIMS", help="CPU shims of rivals (arms.py).")
+]
+
+Result = Annotated[Path, typer.Argument(help="A result folder.")]
