@@ -18,6 +18,8 @@ def test_links_lead_somewhere(path: str) -> None:
         target = os.path.normpath(os.path.join(os.path.dirname(path), name)) if name else path
         if not (ROOT / target).exists():
             broken.append(f"{link}: no such file")
+        elif (ROOT / target).is_dir():
+            broken.append(f"{link}: a folder, which a site cannot show; link a file in it")
         elif anchor and target.endswith(".md") and anchor not in anchors(target):
             broken.append(f"{link}: no such heading")
     assert not broken, "\n".join(broken)
