@@ -31,7 +31,8 @@ class Kind(enum.Enum):
 
 @dataclass(frozen=True)
 class Metric:
-    """One published number. `label` takes the `values` of a closed set, never a request's."""
+    """One published number. `label` takes the `values` of a closed set, never a request's.
+    `first`: a gauge's value before the engine's first step."""
 
     name: str
     kind: Kind
@@ -39,6 +40,7 @@ class Metric:
     label: str = ""
     values: tuple[str, ...] = ()
     buckets: tuple[float, ...] = ()
+    first: float = 0.0
 
     @property
     def full_name(self) -> str:
@@ -52,10 +54,8 @@ class Metric:
 
 
 DIRECTIONS = ("store", "load")
-PIN_CAUSES = (
-    *("returned", "expired", "pressure", "superseded"),
-    *("program_done", "reset", "switched_off", "shutdown"),
-)
+PIN_CAUSES: tuple[str, ...] = ("returned", "expired", "pressure", "superseded", "program_done")
+PIN_CAUSES += ("reset", "switched_off", "shutdown")
 _ANY = ("superseded", "never", "switched_off")
 _FOUND = ("in_vram", "in_dram", "recomputed", *_ANY)
 _OF_PIN = ("in_time", "expired", "pressure", "diverged", "reset", *_ANY)
@@ -75,7 +75,7 @@ HOOK_BUCKETS = (1e-6, 2e-6, 5e-6, 1e-5, 2e-5, 5e-5, 1e-4, 2e-4, 5e-4, 1e-3, 0.01
 _C, _G, _H = Kind.COUNTER, Kind.GAUGE, Kind.HISTOGRAM
 
 METRICS: tuple[Metric, ...] = (
-    Metric("switched_on", _G, "1: on; 0: switched off by switch_path, vLLM serves as without us"),
+    Metric("switched_on", _G, "1: on; 0: switched off by switch_path, served as stock", first=1.0),
     Metric("programs", _G, "Programs remembered; at max_programs the quiet ones are forgotten"),
     Metric(
         "turns",

@@ -126,6 +126,8 @@ class ContinuumPromMetrics(KVConnectorPromMetrics):  # type: ignore[misc]
                     own = [] if key.label is None else [key.label]
                     child = family.labels(*values, *own)
                     self._updates[engine][text] = _update(metric, child)
+                    if metric.first:
+                        child.set(metric.first)
 
     def observe(self, transfer_stats_data: Payload, engine_idx: int = 0) -> None:
         """Publish one payload of one engine. Keys of another release are skipped."""

@@ -69,6 +69,7 @@ def is_neutral(server: VllmServer) -> bool:
 def test_an_idle_server_is_switched_off_with_nobody_asking_anything(
     server: VllmServer, folder: Path
 ) -> None:
+    assert server.metric("continuum:switched_on") == 1  # before its first step, too
     first = ask(server, "completions", [text_of(300, "idle")], vllm_xargs={"job_id": "idle"})
     assert told(first)["decision"] == "pin"
     eventually(lambda: pins_live(server) == 1)

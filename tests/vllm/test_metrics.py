@@ -91,7 +91,11 @@ def sent(account: Account) -> dict[str, Any]:
     return msgspec.msgpack.decode(msgspec.msgpack.encode(stats.data))
 
 
-def test_every_metric_is_on_the_page_at_zero_with_its_type_help_and_labels(server: Server) -> None:
+def test_every_metric_is_on_the_page_from_the_start_with_its_type_help_and_labels(
+    server: Server,
+) -> None:
+    firsts = {metric.name: metric.first for metric in METRICS if metric.first}
+    assert firsts == {"switched_on": 1.0}, "any other would be a claim before the first step"
     page = generate_latest(server.registry).decode()
     for metric in METRICS:
         name = metric.full_name
@@ -102,7 +106,8 @@ def test_every_metric_is_on_the_page_at_zero_with_its_type_help_and_labels(serve
         for engine in (0, 1):
             for value in metric.labels:
                 own = {} if value is None else {metric.label: value}
-                assert server.value(metric.name + sample, engine, **own) == 0.0, (name, own)
+                value_now = server.value(metric.name + sample, engine, **own)
+                assert value_now == metric.first, (name, own)
     assert "_total_total" not in page
 
 
