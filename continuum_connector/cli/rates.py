@@ -42,9 +42,9 @@ class Outcome:
 
 @dataclass(frozen=True)
 class Forecasts:
-    """Returns that were foretold, since the start: `error` is the mean distance between their
-    chance and the share that came; `worst` the chance, "70-80" percent, that adds most to it, with
-    that share, `came`, of so many, `num_worst`."""
+    """Returns that were foretold, since the start. `error`: the share by which too many or too few
+    came; of a chance only its tenth is known, so what lies within counts as right. `worst`: the
+    chance, "70-80" percent, that adds most, with the share that `came` of so many, `num_worst`."""
 
     num: int
     error: float
@@ -209,17 +209,17 @@ def _forecasts(now: Scrape) -> Forecasts | None:
     nums = {c: n for c, n in now.by("continuum:forecasts_total", "chance").items() if n}
     if not nums:
         return None
-    # Of a chance only its tenth is known: its middle stands for it.
-    off = {c: abs(came.get(c, 0.0) - n * _middle(c)) for c, n in nums.items()}
+    off = {chance: _outside(chance, came.get(chance, 0.0), num) for chance, num in nums.items()}
     worst = max(off, key=off.__getitem__)
     total = sum(nums.values())
     share = came.get(worst, 0.0) / nums[worst]
     return Forecasts(int(total), sum(off.values()) / total, worst, share, int(nums[worst]))
 
 
-def _middle(chance: str) -> float:
-    low, _, high = chance.partition("-")
-    return (float(low) + float(high)) / 200
+def _outside(chance: str, came: float, num: float) -> float:
+    """By how many more or fewer came than a chance of "70-80" percent allows."""
+    low, high = (num * float(edge) / 100 for edge in chance.split("-"))
+    return max(0.0, low - came, came - high)
 
 
 def _hooks(added: Scrape) -> list[Hook]:
