@@ -197,9 +197,9 @@ class HostIndex:
             if worth > own:
                 return
             victims.append(victim)
-            if worth > -math.inf and not victim.is_stuck:
-                self.residence.evicted(now - victim.last_used, now)
             while (number := self._free_tail(victim)) is not None:
+                if worth > -math.inf:
+                    self.residence.evicted(self.num_slots, now)
                 yield number
 
     def _bound_claims(self, chain: Chain) -> None:

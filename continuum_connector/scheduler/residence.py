@@ -3,41 +3,53 @@
 from __future__ import annotations
 
 import math
-import statistics
 from collections import deque
 
-NUM_AGES = 33  # the median of so many moves with the load and not with one odd chain
-MIN_QUIET_S = 10.0  # turns end in bursts: a pause shorter than this says little
-MAX_DOUBLINGS = 7  # 128 times the last estimate: the pressure it came from is over
+NUM_PARTS = 32  # of the window; each is forgotten at once
+# Turns end in bursts, so what left within less says little of the rate; a lull as long as that,
+# and as long as a block stays, is the end of the pressure.
+LEAST_S = 10.0
 
 
 class Residence:
-    """The median time from last use to eviction of the chains that left last.
+    """Slots / rate at which live blocks leave: the mean stay, by Little's law.
 
-    Only live chains count: what finished programs and superseded turns leave behind goes
-    first and makes room without shortening anybody's stay.
+    The age of those that leave would not do: where what is needed last leaves first, they are
+    the ones just stored, and all that stay are not seen. Only live chains count: what finished
+    programs and superseded turns leave behind goes first and shortens nobody's stay. The window
+    is one turnover: the time in which as many blocks left as there are slots.
     """
 
     def __init__(self) -> None:
-        self._ages: deque[float] = deque(maxlen=NUM_AGES)
-        self._typical = math.inf  # their median
+        self._parts: deque[tuple[float, int]] = deque()  # since when, blocks that left from then
+        self._num_left = 0
         self._last = -math.inf
+        self._num_slots = 0
 
-    def evicted(self, age_s: float, now: float) -> None:
-        """A chain last used `age_s` seconds ago left, or a part of it."""
+    def evicted(self, num_slots: int, now: float) -> None:
+        """A live block left, of the blocks in `num_slots`."""
         if math.isinf(self.seconds(now)):
-            self._ages.clear()
-        self._ages.append(age_s)
-        self._typical = statistics.median(self._ages)
-        self._last = now
+            self._parts = deque([(now - LEAST_S, 0)])
+            self._num_left = 0
+        since, number = self._parts[-1]
+        if number * NUM_PARTS < num_slots:
+            self._parts[-1] = since, number + 1
+        else:
+            self._parts.append((now, 1))
+        self._num_left += 1
+        self._last, self._num_slots = now, num_slots
+        while self._num_left - self._parts[0][1] >= num_slots:
+            self._num_left -= self._parts.popleft()[1]
 
     def seconds(self, now: float) -> float:
-        """Return the estimate; infinite while nothing had to leave.
-
-        For as long as nothing leaves it doubles with every such time that passes, for a store
-        made at its start would still be there, and after a while it is infinite again.
-        """
-        if not self._ages:
+        """Return the estimate; infinite while nothing had to leave, and again once nothing has
+        left for as long as that."""
+        if not self._num_left:
             return math.inf
-        doublings = (now - self._last) / max(self._typical, MIN_QUIET_S)
-        return self._typical * 2.0**doublings if doublings < MAX_DOUBLINGS else math.inf
+        if now - self._last >= max(self._until(self._last), LEAST_S):
+            return math.inf
+        return self._until(now)
+
+    def _until(self, now: float) -> float:
+        span_s = max(now - self._parts[0][0], LEAST_S)
+        return self._num_slots * span_s / self._num_left
