@@ -33,7 +33,7 @@ class Regret:
 @dataclass(frozen=True)
 class Stakes:
     """What was at stake at a decision; seconds. `prefill_s`: what computing it again takes from
-    all turns together. `load_s` is None without a DRAM tier."""
+    all turns together. `load_s` is None without a DRAM tier, or if it refused."""
 
     decision: str
     is_stored: bool
@@ -64,7 +64,7 @@ class Stakes:
             weight=blocks / mean,
             cost=(number(known, "price") or 0.0) * blocks,
             prefill_s=num_delayed * prefill_s,
-            load_s=number(known, "load"),
+            load_s=None if known.get("dram_refused") else number(known, "load"),
             residence_s=math.inf if residence_s is None else residence_s,
         )
 

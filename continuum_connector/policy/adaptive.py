@@ -64,7 +64,8 @@ class Adaptive:
             return over
         if turn.hints.compaction:
             return Choice(Free(), "a compaction: what comes next extends an older prefix")
-        p_read = turn.gap.within(snapshot.residence_s) if snapshot.has_tier else 0.0
+        can_store = snapshot.has_tier and snapshot.takes_store
+        p_read = turn.gap.within(snapshot.residence_s) if can_store else 0.0
         stored_s = _stored_s(turn, snapshot, p_read)
         stake = _stake(turn, snapshot, stored_s, p_read)
         pin = best_pin(turn.gap, stake, turn.num_blocks, self._max_ttl_s)
@@ -126,6 +127,8 @@ class Adaptive:
             return f"no pin pays: {back}, {turn.prefill_s:.3g} s to compute again"
         if snapshot.num_delayed * turn.prefill_s <= turn.load_s:
             return f"no pin pays; {turn.prefill_s:.3g} s to compute, {turn.load_s:.3g} s to load"
+        if not snapshot.takes_store:
+            return "no pin pays; all that is in DRAM is needed sooner"
         return (
             f"no pin pays; only {p_read:.0%} are back within {snapshot.residence_s:.3g} s in DRAM"
         )

@@ -139,7 +139,8 @@ class Snapshot:
     second; 0 while nobody waits for blocks. `residence_s`: how long a stored block
     stays in DRAM before it is evicted; infinite while DRAM is not full. `num_hinted_blocks`: in
     pins that are or will be longer than the policy made them, because a client asked. From
-    then on they count as free: whoever needs them has them.
+    then on they count as free: whoever needs them has them. `takes_store`: False when DRAM has
+    just refused this turn's blocks, since all that is there is needed sooner.
     """
 
     now: float
@@ -155,6 +156,7 @@ class Snapshot:
     price: float = 0.0
     residence_s: float = math.inf
     num_hinted_blocks: int = 0
+    takes_store: bool = True
 
     @property
     def num_delayed(self) -> int:

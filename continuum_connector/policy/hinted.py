@@ -126,7 +126,7 @@ class Hinted:
             return choice.why
         if not snapshot.has_tier:
             return "no DRAM tier to keep it in"
-        if snapshot.residence_s < math.inf:
+        if snapshot.residence_s < math.inf or not snapshot.takes_store:
             return "DRAM is full of what others left"
         if turn.load_s >= snapshot.num_delayed * turn.prefill_s > 0.0:
             return "to compute it again is faster than to load it"

@@ -210,4 +210,5 @@ def _known(finished: FinishedTurn, world: Snapshot, ttl_s: float | None) -> dict
         "running": world.num_running,
         "vram_blocks": world.num_blocks,
         "residence": world.residence_s,
+        "dram_refused": not world.takes_store,
     }

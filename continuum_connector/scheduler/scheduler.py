@@ -13,9 +13,7 @@ from typing import Any
 from continuum_connector.account import Account
 from continuum_connector.config import ContinuumConfig
 from continuum_connector.messages import StepPlan, WorkerReport
-from continuum_connector.policy.base import After, Decision, Free, Offload, Unpriced
-from continuum_connector.policy.base import Pin as PinDecision
-from continuum_connector.policy.hinted import without_end, without_pin
+from continuum_connector.policy.base import After, Unpriced
 from continuum_connector.programs.identify import identify_request
 from continuum_connector.programs.program import Identity, Kept, Program
 from continuum_connector.programs.table import ProgramTable
@@ -23,6 +21,7 @@ from continuum_connector.scheduler.decider import Decider
 from continuum_connector.scheduler.dram_worth import DramWorth
 from continuum_connector.scheduler.ending import Endings
 from continuum_connector.scheduler.holds import BlockPool, HoldTable
+from continuum_connector.scheduler.keeping import Keeping
 from continuum_connector.scheduler.kv_groups import KvGroups
 from continuum_connector.scheduler.levels import Levels
 from continuum_connector.scheduler.pins import Pin, PinEnd
@@ -67,6 +66,7 @@ class SchedulerSide:
         self.levels = Levels(
             pool, self.retention, self.store_holds, self.tier, decider.costs, self.turns.values()
         )
+        self._keeping = Keeping(decider, self.levels, self.retention, self.tier, self.records)
         self._worth = DramWorth(self.programs, decider)
         if not isinstance(decider.policy.policy, Unpriced):
             self.tier.rank = self._worth.rank
@@ -235,16 +235,7 @@ class SchedulerSide:
         )
         num_kept = blocks[-1][0] + 1 if blocks else 0  # the last token has no KV yet
         turn.program.kept = Kept.of(request.block_hashes, num_kept, self.groups.block_size)
-        world = self.levels.snapshot(now)
-        finished, choice = self.decider.decide(turn, request, len(blocks), end, world)
-        if isinstance(choice.decision, PinDecision) and len(blocks) > self.retention.budget:
-            # It would push every other pin out before it gave way itself.
-            choice = without_pin(choice, "larger than max_pinned_fraction of VRAM")
-        if finished.hints.final and self.retention.is_foreign(request, finished.program):
-            choice = without_end(choice)
-        self.records.decided(turn, finished, world, choice, now)
-        self._carry_out(choice.decision, turn, request, blocks, now)
-        return self.records.answer(turn, choice)
+        return self.records.answer(turn, self._keeping.keep(turn, request, blocks, end, now))
 
     def reset(self, now: float) -> None:
         """The prefix cache is being reset: end every pin, forget every block in DRAM."""
@@ -275,20 +266,3 @@ class SchedulerSide:
         for transfer in self.tier.reset(now):
             self.records.settled(transfer, now)
         self._owes_step = True
-
-    def _carry_out(
-        self, decision: Decision, turn: Turn, request: Any, blocks: list[Any], now: float
-    ) -> None:
-        key, is_stored = turn.program.key, isinstance(decision, Offload)
-        if isinstance(decision, PinDecision):
-            self.retention.begin(decision, turn.program, request.block_hashes, blocks, now)
-            is_stored = decision.then is After.STORE
-        if is_stored:
-            self.tier.store(key, blocks, now, request, supersedes=not turn.program.active)
-            if not isinstance(decision, Free) and decision.is_wish:
-                self.tier.index.demote(key)  # it takes only room that nobody else needs
-        if isinstance(decision, Offload):
-            self.retention.end_of(key, PinEnd.SUPERSEDED, now)
-        if turn.identity.hints.final and not self.retention.is_foreign(request, key):
-            self.retention.end_of(key, PinEnd.PROGRAM_DONE, now)
-            self.tier.index.demote(key)

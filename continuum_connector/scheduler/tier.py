@@ -68,25 +68,27 @@ class DramTier:
         now: float,
         request: Any = None,
         supersedes: bool = True,
-    ) -> int:
+    ) -> bool:
         """Queue a store of those `blocks` (index, group, block) not in DRAM yet.
 
-        Returns how many leave. They are held until the copy has settled, so the caller may
-        let go of them at once. Room is made by evicting what is worth less; blocks for which
-        there is no such room are not stored. `supersedes`: whether this is all that the program
-        wants of what it stored, as when it has no other turn under way (HostIndex.reserve).
+        Returns False if DRAM takes less than half of them. They are held until the copy has
+        settled, so the caller may let go of them at once. Room is made by evicting what is worth
+        less; blocks for which there is no such room are not stored. `supersedes`: whether this is
+        all that the program wants of what it stored, as when it has no other turn under way
+        (HostIndex.reserve).
         """
         if not self.is_up:
-            return 0
+            return False
         keys = [block.block_hash for _, _, block in blocks]
         rank = self.rank
         rank_now = None if rank is None else lambda program: rank(program, now)
         evicted, refused = self.index.num_evicted, self.index.num_refused
         slots = self.index.reserve(keys, program, now, rank_now, supersedes)
         self._account.count("dram_evicted_blocks", self.index.num_evicted - evicted)
-        self._account.count("dram_refused_blocks", self.index.num_refused - refused)
+        refused = self.index.num_refused - refused
+        self._account.count("dram_refused_blocks", refused)
         if not slots:
-            return 0
+            return not refused
         by_key = dict(zip(keys, blocks, strict=True))
         chosen = [by_key[slot.key] for slot in slots]
         hold = self._holds.take([block for _, _, block in chosen])
@@ -96,7 +98,7 @@ class DramTier:
         if self._events is not None and request is not None:
             self._events.describe(transfer.id, request, chosen)
         self._admitted(transfer)
-        return len(slots)
+        return refused <= len(slots)
 
     # --- loads ------------------------------------------------------------------------
     def find(self, request: Any, num_vram_tokens: int) -> int:

@@ -287,6 +287,16 @@ def test_what_would_be_gone_before_it_is_read_is_not_written() -> None:
     assert choice.why == "no pin pays; only 39% are back within 100 s in DRAM"
 
 
+def test_what_dram_has_refused_is_pinned_or_let_go() -> None:
+    """Beside its copy a pin saves the load only; without it, the prefill."""
+    turn = finished(gap=BACK_IN_2_S, prefill_s=5.0, load_s=0.5)
+    assert decide(turn, world(True, price=0.1)).decision == Offload()
+    assert isinstance(decide(turn, world(True, price=0.1, takes_store=False)).decision, Pin)
+    choice = decide(turn, world(True, price=1.0, takes_store=False))
+    assert choice.decision == Free()
+    assert choice.why == "no pin pays; all that is in DRAM is needed sooner"
+
+
 def test_a_client_gets_the_ttl_it_asks_for_while_that_costs_nobody_anything() -> None:
     turn = finished(hints=Hints(ttl_s=30.0), gap=BACK_IN_2_S, prefill_s=1.0)
     choice = decide(turn, world())
