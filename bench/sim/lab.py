@@ -119,7 +119,7 @@ class Lab:
         turn = running.plan.turns[running.next_turn]
         running.open = {name for name in turn.joins if self._running[name].ended is None}
         if not running.open:
-            self._later(now + turn.gap_s, running.plan.name)
+            self._later(max(now + turn.gap_s, turn.at_s), running.plan.name)
 
     def _release(self, name: str, now: float) -> None:
         for other in self._running.values():

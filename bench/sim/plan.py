@@ -27,8 +27,8 @@ class TurnPlan:
     """One request and its answer.
 
     `gap_s`: from the end of what it waits for (the program's turn before, and the programs named
-    in `joins`) to its arrival. `tool`: what its answer calls, "" if it calls none; a program's
-    next turn then comes after that tool. `is_final`: the program's last.
+    in `joins`) to its arrival, which is not before `at_s`. `tool`: what its answer calls, "" if it
+    calls none; a program's next turn then comes after that tool. `is_final`: the program's last.
     """
 
     prompt: tuple[Span, ...]
@@ -37,6 +37,7 @@ class TurnPlan:
     tool: str = ""
     is_final: bool = False
     joins: tuple[str, ...] = ()
+    at_s: float = 0.0
 
     @property
     def num_prompt_tokens(self) -> int:
