@@ -1,6 +1,6 @@
 """LMCache beside vLLM: its packages in a folder of their own, its server while an arm runs.
 
-    python -m bench.serve.rivals        # installs it there (pip, three packages, no dependencies)
+    python -m bench.serve.rivals        # installs it there (pip, five packages, no dependencies)
 
 `--no-deps` on purpose: LMCache's metadata pins older versions of packages that vLLM brings, and
 none of those pins is needed.
@@ -25,6 +25,7 @@ PACKAGES = (
     "lmcache==0.5.6",
     "sortedcontainers==2.4.0",
     "opentelemetry-exporter-prometheus==0.66b2",
+    *("aiofile==3.12.3", "caio==0.12.10"),  # of the connector in process
 )
 LMCACHE_ENV = {
     "LMCACHE_TRACK_USAGE": "false",
@@ -36,14 +37,15 @@ SHM = Path("/dev/shm")
 
 
 def has_lmcache(folder: Path) -> bool:
-    """Whether it is installed there."""
-    return (folder / "lmcache").is_dir()
+    """Whether all of it is installed there, in these versions."""
+    names = (package.replace("-", "_").replace("==", "-") for package in PACKAGES)
+    return all((folder / f"{name}.dist-info").is_dir() for name in names)
 
 
 def install(folder: Path = FOLDER) -> None:
     """Install the pinned packages into `folder`; raises if pip fails."""
-    command = [sys.executable, "-m", "pip", "install", "--no-deps", "--target", str(folder)]
-    subprocess.run([*command, *PACKAGES], check=True)
+    command = [sys.executable, "-m", "pip", "install", "--no-deps", "--upgrade"]
+    subprocess.run([*command, "--target", str(folder), *PACKAGES], check=True)
 
 
 class LmcacheServer:

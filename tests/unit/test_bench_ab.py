@@ -202,7 +202,9 @@ def test_ctrl_c_ends_the_experiment_and_the_next_call_goes_on(
 
 
 def setup_of(arm: str, tmp_path: Path, **place: Any) -> Setup:
-    (tmp_path / "lmcache").mkdir(exist_ok=True)
+    for package in rivals.PACKAGES:
+        name = package.replace("-", "_").replace("==", "-")
+        (tmp_path / f"{name}.dist-info").mkdir(exist_ok=True)
     for name in ("cpu_lmcache_v1", "cpu_native_shim"):
         (tmp_path / f"{name}.py").touch()
     fields = {"on_cpu": True, "rivals": tmp_path, "shims": tmp_path, **place}
