@@ -151,11 +151,17 @@ def run_all(experiment: Experiment, out: Path, watcher: Watcher) -> State:
             continue
         shutil.rmtree(folder, ignore_errors=True)
         watcher.began(cell, number, len(planned))
-        run = _run(experiment, cell, number, folder, watcher)
+        run = _run(experiment, cell, _next_order(out), folder, watcher)
         watcher.ended(run)
         if run.state == "interrupted":
             return "interrupted"
     return "done"
+
+
+def _next_order(out: Path) -> int:
+    """After all runs that are there, also those of a call with other arms."""
+    folders = (path.parent for path in (out / results.RUNS).glob(f"*/{results.RUN}"))
+    return 1 + max((results.read_run(folder).order for folder in folders), default=-1)
 
 
 def is_done(folder: Path) -> bool:

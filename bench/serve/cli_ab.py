@@ -84,19 +84,19 @@ def run(experiment: Experiment, out: Path) -> State:
     # A `kill` stops the servers as Ctrl-C does.
     signal.signal(signal.SIGTERM, lambda *_: signal.raise_signal(signal.SIGINT))
     state = run_all(experiment, out, Watcher(_began(console), _ended(console)))
-    show(console, results.load(out), out)
+    show(console, results.load(out), out, experiment.arms[0])
     return state
 
 
-def show(console: Console, runs: list[Loaded], out: Path) -> None:
+def show(console: Console, runs: list[Loaded], out: Path, base: Arm) -> None:
     """A table per pressure, what could not run, and where everything is."""
     summary.write_csv(out, runs)
-    arms = compare.columns(runs)
+    arms = compare.columns(runs, base.name)
     if arms:
         compare.write_csv(out, arms)
     for pressure, group in compare.by_pressure(arms).items():
         if group:
-            title = f"live KV / DRAM = {pressure:.3g}" if pressure else ""
+            title = f"live KV / DRAM = {pressure:.3g}; ratios are to {group[0].title}"
             console.print(compare.table(title, group))
     for each in runs:
         if each.run.state == "cannot_run":

@@ -69,8 +69,8 @@ class Column:
         return mean([BY_KEY[key].value(run) for run in self.runs.values()])
 
 
-def columns(runs: Iterable[Loaded]) -> list[Column]:
-    """Runs that told something, grouped by arm and pressure, in the order of their arms."""
+def columns(runs: Iterable[Loaded], base: str = "") -> list[Column]:
+    """Runs that told something, grouped by arm and pressure, as they began; arm `base` first."""
     found: dict[tuple[str, float], Column] = {}
     for run in runs:
         if run.run.state in ("done", "interrupted") and run.turns:
@@ -79,7 +79,7 @@ def columns(runs: Iterable[Loaded]) -> list[Column]:
             key = (run.run.arm, round(pressure, 3))
             column = found.setdefault(key, Column(key, title, {}))
             column.runs[run.run.repeat] = run
-    return list(found.values())
+    return sorted(found.values(), key=lambda column: column.key[0] != base)
 
 
 def matching(first: list[Column], second: list[Column]) -> list[tuple[Column, Column]]:

@@ -144,6 +144,16 @@ def test_what_is_done_is_not_made_again(api: FakeApi, model: Path, tmp_path: Pat
     assert len(results.load_run(half).turns) == 6
 
 
+def test_arms_that_come_later_are_compared_with_the_same_base(
+    api: FakeApi, model: Path, tmp_path: Path
+) -> None:
+    run_all(experiment(model, "none-priority"), tmp_path / "out", Watcher())
+    run_all(experiment(model, "none"), tmp_path / "out", Watcher())
+    runs = results.load(tmp_path / "out")
+    assert [(run.run.arm, run.run.order) for run in runs] == [("none-priority", 0), ("none", 1)]
+    assert [column.key[0] for column in compare.columns(runs, "none")] == ["none", "none-priority"]
+
+
 def test_another_experiment_is_refused_in_the_same_folder(
     api: FakeApi, model: Path, tmp_path: Path
 ) -> None:
@@ -163,7 +173,9 @@ def test_an_arm_that_cannot_run_says_why_and_the_others_go_on(
     assert "--shims" in told[0].reason
     assert "bench.serve.rivals" in told[1].reason
     assert told[2].reason == "ended with status 1 ValueError: no room"
-    cli_ab.show(cli_ab.Console(), results.load(tmp_path / "out"), tmp_path / "out")
+    cli_ab.show(
+        cli_ab.Console(), results.load(tmp_path / "out"), tmp_path / "out", find_arm("none")
+    )
     assert (tmp_path / "out" / "ratios.csv").exists()
 
 
