@@ -128,9 +128,10 @@ def _next_queue(scheduler: Any, ours: Any, own: Callable[[], Any]) -> Any:
     """vLLM <= 0.30: which queue is asked next; `own` is its own answer.
 
     Whoever holds KV goes first, or it could wait for ever behind a turn that needs the blocks
-    it holds; in vLLM's own order too, where a priority may rank that turn first.
+    it holds; in vLLM's own order too, where a priority may rank that turn first, and while we
+    are switched off, when loads that were under way still settle.
     """
-    if ours.orders:
+    if ours.orders and ours.acting is not None:
         queues = [queue for queue in ours.side.retention.queues if queue]
         return min(queues, key=methodcaller("peek_rank"), default=None)
     from continuum_connector import compat
@@ -165,7 +166,7 @@ def subclass(base: Any) -> Any:
 
         def _select_waiting_queue_for_scheduling(self) -> Any:
             own = super()._select_waiting_queue_for_scheduling
-            return own() if self._acting is None else _next_queue(self, self._acting, own)
+            return own() if self._continuum is None else _next_queue(self, self._continuum, own)
 
         def add_request(self, request: Any) -> None:
             if self._acting is not None and request.request_id not in self.requests:

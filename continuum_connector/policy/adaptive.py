@@ -128,7 +128,7 @@ class Adaptive:
         if snapshot.num_delayed * turn.prefill_s <= turn.load_s:
             return f"no pin pays; {turn.prefill_s:.3g} s to compute, {turn.load_s:.3g} s to load"
         if not snapshot.takes_store:
-            return "no pin pays; all that is in DRAM is needed sooner"
+            return "no pin pays, and DRAM has no room for it now"
         return (
             f"no pin pays; only {p_read:.0%} are back within {snapshot.residence_s:.3g} s in DRAM"
         )

@@ -140,7 +140,7 @@ class Snapshot:
     stays in DRAM before it is evicted; infinite while DRAM is not full. `num_hinted_blocks`: in
     pins that are or will be longer than the policy made them, because a client asked. From
     then on they count as free: whoever needs them has them. `takes_store`: False when DRAM has
-    just refused this turn's blocks, since all that is there is needed sooner.
+    just refused most of this turn's blocks: what is there is needed sooner, or busy.
     """
 
     now: float

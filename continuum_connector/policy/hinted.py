@@ -32,6 +32,7 @@ from continuum_connector.programs.program import Hints
 
 NOT_READ = "not understood, so it has no effect"
 NOT_CONTINUED = "the prompt does not continue the turn this program has pinned"
+NO_ROOM = "DRAM has no room for it now"
 NO_HINTS = Hints()
 
 
@@ -115,8 +116,9 @@ class Hinted:
                 decision = Offload(is_wish=True)
                 choice = replace(choice, why=f"client asked to keep it for {wish_s:g} s")
         if _is_stored(decision):
-            stays_s = snapshot.residence_s
+            stays_s = snapshot.residence_s if snapshot.takes_store else 0.0
             why = f"what is stored now stays in DRAM for about {stays_s:.3g} s"
+            why = why if snapshot.takes_store else NO_ROOM
         got_s = max(stays_s, _pinned_s(decision))
         return replace(choice, decision=decision), _granted("keep_s", wish_s, got_s, why)
 
@@ -126,7 +128,9 @@ class Hinted:
             return choice.why
         if not snapshot.has_tier:
             return "no DRAM tier to keep it in"
-        if snapshot.residence_s < math.inf or not snapshot.takes_store:
+        if not snapshot.takes_store:
+            return NO_ROOM
+        if snapshot.residence_s < math.inf:
             return "DRAM is full of what others left"
         if turn.load_s >= snapshot.num_delayed * turn.prefill_s > 0.0:
             return "to compute it again is faster than to load it"

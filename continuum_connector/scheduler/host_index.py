@@ -47,6 +47,7 @@ class HostIndex:
         if num_slots > self.num_slots:
             self._free[:0] = range(num_slots - 1, self.num_slots - 1, -1)
             self.num_slots = num_slots
+            self.residence = Residence()  # of a smaller DRAM; nothing has to leave this one
 
     @property
     def num_free(self) -> int:

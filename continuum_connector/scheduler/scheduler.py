@@ -103,8 +103,8 @@ class SchedulerSide:
     def rank(self, request: Any, is_preempted: bool) -> tuple[Any, ...]:
         """The place of a waiting request (Continuum, section 4.3); lower is earlier."""
         turn = self.turns.get(request.request_id)
-        if turn is None:
-            return (True, True, math.inf, math.inf)
+        if turn is None:  # it ran already when we were switched on
+            return (not is_preempted, True, math.inf, math.inf)
         pin = self.retention.awaited(turn.program.key, request.request_id)
         has_pin = pin is not None and not pin.is_wish  # a wish moves nobody's place
         return (not is_preempted, not has_pin, turn.program.arrival, turn.arrival)

@@ -71,7 +71,7 @@ class DramTier:
     ) -> bool:
         """Queue a store of those `blocks` (index, group, block) not in DRAM yet.
 
-        Returns False if DRAM takes less than half of them. They are held until the copy has
+        Returns whether DRAM has most of them now, or will. They are held until the copy has
         settled, so the caller may let go of them at once. Room is made by evicting what is worth
         less; blocks for which there is no such room are not stored. `supersedes`: whether this is
         all that the program wants of what it stored, as when it has no other turn under way
@@ -88,7 +88,7 @@ class DramTier:
         refused = self.index.num_refused - refused
         self._account.count("dram_refused_blocks", refused)
         if not slots:
-            return not refused
+            return 2 * refused <= len(blocks)
         by_key = dict(zip(keys, blocks, strict=True))
         chosen = [by_key[slot.key] for slot in slots]
         hold = self._holds.take([block for _, _, block in chosen])
@@ -98,7 +98,7 @@ class DramTier:
         if self._events is not None and request is not None:
             self._events.describe(transfer.id, request, chosen)
         self._admitted(transfer)
-        return refused <= len(slots)
+        return 2 * refused <= len(blocks)
 
     # --- loads ------------------------------------------------------------------------
     def find(self, request: Any, num_vram_tokens: int) -> int:

@@ -22,7 +22,7 @@ from continuum_connector.policy.base import (
     Snapshot,
 )
 from continuum_connector.policy.fixed_ttl import FixedTtl
-from continuum_connector.policy.hinted import NOT_READ, Hinted, without_end, without_pin
+from continuum_connector.policy.hinted import NO_ROOM, NOT_READ, Hinted, without_end, without_pin
 from continuum_connector.policy.stock import Stock
 from continuum_connector.programs.program import Hints
 
@@ -125,6 +125,13 @@ def test_a_wish_to_keep_pushes_nobody_out_and_stores_nothing_that_is_slower_to_l
     policy = Drops(0.0, 60.0)
     assert answered(finished(keep_s=9.0), policy, full) == (Free(), [("keep_s", NO, 0.0)])
     assert answered(slow, policy, world(True)) == (Free(), [("keep_s", NO, 0.0)])
+
+
+@pytest.mark.parametrize("policy", [Drops(0.0, 60.0), FixedTtl(0.0, 60.0)], ids=["drops", "stores"])
+def test_a_wish_to_keep_what_dram_has_refused_is_not_granted(policy: Any) -> None:
+    refused = world(True, takes_store=False)
+    receipts = Hinted(policy, MAX_TTL_S, 0.1).decide(finished(keep_s=9.0), refused).receipts
+    assert receipts == (Receipt("keep_s", NO, NO_ROOM, 0.0),)
 
 
 def test_every_action_of_an_envelope_is_answered_by_its_id() -> None:

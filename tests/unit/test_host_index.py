@@ -77,6 +77,15 @@ def test_slots_that_come_later_are_used_last_and_nothing_leaves_before() -> None
     assert ready(index, keys("a", 2)) == 2
 
 
+def test_how_long_blocks_stay_is_forgotten_when_there_is_more_room() -> None:
+    index = HostIndex(2)
+    store(index, "p", keys("a", 2))
+    store(index, "q", keys("b", 2), now=NOW + 1)
+    assert index.residence.seconds(NOW + 1) < float("inf")
+    index.grow(100)
+    assert index.residence.seconds(NOW + 1) == float("inf")
+
+
 def test_only_what_leaves_for_room_is_evicted() -> None:
     index = HostIndex(4)
     index.settle(index.reserve(keys("a", 2), "p", NOW), stored=False)

@@ -294,7 +294,7 @@ def test_what_dram_has_refused_is_pinned_or_let_go() -> None:
     assert isinstance(decide(turn, world(True, price=0.1, takes_store=False)).decision, Pin)
     choice = decide(turn, world(True, price=1.0, takes_store=False))
     assert choice.decision == Free()
-    assert choice.why == "no pin pays; all that is in DRAM is needed sooner"
+    assert choice.why == "no pin pays, and DRAM has no room for it now"
 
 
 def test_a_client_gets_the_ttl_it_asks_for_while_that_costs_nobody_anything() -> None:

@@ -15,6 +15,7 @@ from continuum_connector.scheduler.queue import ProgramQueue
 from continuum_connector.scheduler.transfers import Kind
 from tests.vllm import tiering
 from tests.vllm.harness import Engine
+from tests.vllm.test_load_order import loading
 from tests.vllm.tiering import (
     GROUPS,
     MODES,
@@ -328,3 +329,51 @@ def test_a_load_promised_before_a_reset_is_refused_and_recomputed() -> None:
     side.reset(engine.clock())
     transfer = side.tier.load("a", request, [list(range(1, 40))], num_tokens, engine.clock())
     assert {slot.number for slot in transfer.slots} == {-1}  # which every rank refuses
+
+
+@MODES
+@pytest.mark.parametrize("policy", ["fcfs", "priority"])
+def test_a_turn_that_has_loaded_is_not_starved_while_off(
+    path: Path, async_scheduling: bool, policy: str
+) -> None:
+    """vLLM <= 0.30 has no loads of its own, and would ask the better priority first for ever."""
+    engine = loading(
+        async_scheduling=async_scheduling, policy=policy, config={"switch_path": str(path)}
+    )
+    turn_switch(engine, path, "off")
+    engine.step()
+    engine.add("whole", 98 * tiering.BLOCK, 2, seed=9, priority=0, final=True)
+    engine.step()
+    engine.settle()
+    hold(engine, False)
+    engine.run_until_idle(max_steps=60)
+    assert is_off(engine)
+    assert answers_as_without_a_tier(engine)
+
+
+@MODES
+def test_who_ran_already_when_it_is_switched_on_comes_first_if_put_back(
+    path: Path, async_scheduling: bool
+) -> None:
+    path.write_text("off")
+    engine = switched(
+        path,
+        num_slots=0,
+        num_blocks=24,
+        async_scheduling=async_scheduling,
+        config={"policy": "program_order"},
+    )
+    run_turn(engine, "warm", 20, program="p")
+    for number in range(2):
+        engine.add(f"old{number}", 100, 150, program=f"old{number}", seed=5 + number)
+        engine.step()
+    turn_switch(engine, path, "on")
+    engine.step()
+    engine.step()
+    for number in range(12):
+        engine.add(f"new{number}", 60, 20, program=f"new{number}", seed=30 + number)
+    engine.run_until_idle()
+    assert not is_off(engine)
+    assert engine.requests["old1"].num_preemptions
+    ended = list(engine.finish_reasons)
+    assert ended.index("old1") < ended.index("new11")

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
-from tests.vllm.harness import prompt
+from tests.vllm.harness import Engine, prompt
 from tests.vllm.tiering import (
     answers_as_without_a_tier,
     assert_drained,
@@ -66,6 +67,35 @@ def test_what_is_worth_less_than_all_that_is_there_is_refused_and_counted() -> N
     run_turn(engine, "c", 100, seed=3, program="r")
     assert total(engine, "dram_evicted_blocks") == 7
     assert tier.residence_s(engine.clock.now) < math.inf
+    assert answers_as_without_a_tier(engine)
+    outlast_pins(engine)
+    assert_drained(engine)
+
+
+def asked_with(engine: Engine) -> list[bool]:
+    """Whether DRAM took stores, as the policy is told each time it is asked from now on."""
+    asked: list[bool] = []
+    policy = engine.connector.side.decider.policy
+    decide = policy.decide
+
+    def told(turn: Any, snapshot: Any) -> Any:
+        asked.append(snapshot.takes_store)
+        return decide(turn, snapshot)
+
+    policy.decide = told
+    return asked
+
+
+def test_a_turn_that_dram_refuses_is_decided_again_and_one_whose_tail_it_refuses_is_not() -> None:
+    engine = tiered(num_slots=15)
+    engine.connector.side.tier.rank = lambda program, now: float(program == "job:p")
+    asked = asked_with(engine)
+    run_turn(engine, "a", 200, program="p")  # 13 of 15 slots
+    assert asked == [True]
+    run_turn(engine, "b", 100, seed=2, program="q")  # 7 blocks, room for two
+    assert asked == [True, True, False]
+    run_turn(engine, "a2", engine.next_prompt("a", 60), program="p")  # 5 more blocks
+    assert asked == [True, True, False, True]
     assert answers_as_without_a_tier(engine)
     outlast_pins(engine)
     assert_drained(engine)
