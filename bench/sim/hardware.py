@@ -46,13 +46,18 @@ GPUS = {
 @dataclass(frozen=True)
 class Model:
     """One model. `token_flops`: of the matrix products of a token; `pair_flops`: of attention
-    for one token and one before it; `token_bytes`: K and V of a token, all layers and ranks."""
+    for one token and one before it; `token_bytes`: K and V of a token, all layers and ranks.
+
+    `flops_factor`: how much faster than in bf16 its matrix products are; attention is bf16. The
+    two of fp8 are for GPUs with fp8 units, which an A100 has not.
+    """
 
     name: str
     weight_bytes: float
     token_flops: float
     pair_flops: float
     token_bytes: int
+    flops_factor: float = 1.0
 
 
 MODELS = {
@@ -60,7 +65,7 @@ MODELS = {
     for model in (
         # 2 * (8.03e9 - embedding - LM head); 4 * layers * heads * head size
         Model("llama-8b", 16.06e9, 13.96e9, 4 * 32 * 32 * 128, 131_072),
-        Model("llama-70b-fp8", 70.6e9, 2 * 68.5e9, 4 * 80 * 64 * 128, 327_680),
+        Model("llama-70b-fp8", 70.6e9, 2 * 68.5e9, 4 * 80 * 64 * 128, 327_680, 2.0),
         # DeepSeek-V2-Lite: 2.4e9 active parameters, latent of 512 + 64 in bf16 per layer
         Model("mla-16b", 31.4e9, 2 * 2.2e9, 4 * 27 * 16 * 192, 27 * 576 * 2),
     )

@@ -136,15 +136,19 @@ class Lab:
     def away(self, name: str, now: float) -> float | None:
         """Seconds until a program's next turn arrives, None if none will: an oracle's knowledge.
 
-        Of a turn that ends at this moment the client does not know yet, and nobody when those
-        that a turn joins will be done: then it is the gap that follows.
+        Of a turn that ends at this moment the client does not know yet: then the plan tells.
+        Raises LookupError if nobody knows: of a program that did not name itself, and of a turn
+        that waits for others which still run.
         """
         running = self._running[name]
         if running.next_turn >= len(running.plan.turns):
             return None
         if running.due is not None:
             return running.due - now
-        return running.plan.turns[running.next_turn].gap_s
+        turn = running.plan.turns[running.next_turn]
+        if any(self._running[other].ended is None for other in turn.joins):
+            raise LookupError(f"{name} waits for {', '.join(turn.joins)}, which still run")
+        return max(turn.gap_s, turn.at_s - now)
 
     # -- the run -----------------------------------------------------------------------
     def play(self, progress: Callable[[float], None] | None = None) -> RunRecord:

@@ -23,10 +23,11 @@ os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")  # vLLM reads it when it is
 import msgspec
 
 from bench.sim import runner
-from bench.sim.cells import PATH, Cell, cell_of, load_matrix, scene
+from bench.sim.cells import PATH, Cell, Matrix, cell_of, load_matrix, scene
 from bench.sim.job import Job, Result
-from bench.sim.matrix_page import page
+from bench.sim.matrix_page import Origin, page
 from bench.sim.pool import Tell
+from bench.sim.provenance import code_mark, versions
 from bench.sim.result import RunRecord
 from bench.sim.verdict import Verdict, verdict
 
@@ -57,8 +58,11 @@ def main(arguments: Sequence[str]) -> int:
     jobs = [job(c, arm, seed) for c in cells for arm in arms for seed in seeds]
     command = shlex.join(["python", "-m", "bench.sim.matrix", *arguments])
     done = runner.run(jobs, said.out, num_workers=said.workers, play=play, command=command)
-    found = judge(cells, done.results, len(arms) * len(seeds))
-    text = page(found, command, seeds, len(cells) - len(found))
+    # What other code did, and this call did not come to, is left out.
+    results = [each for each in done.results if each.code == code_mark()]
+    found = judge(cells, results, len(arms) * len(seeds))
+    origin = Origin(command, _seed_words(matrix, seeds), tuple(arms), code_mark(), versions())
+    text = page(found, origin, len(cells) - len(found))
     if said.write:
         PAGE.write_text(text)
     else:
@@ -69,6 +73,12 @@ def main(arguments: Sequence[str]) -> int:
 
 def _is_meant(cell: Cell, patterns: str) -> bool:
     return any(fnmatch.fnmatchcase(cell.name, each) for each in patterns.split(","))
+
+
+def _seed_words(matrix: Matrix, seeds: Sequence[int]) -> str:
+    """The seeds, and which of them are for what."""
+    use = {seed: what for what, its in matrix.seeds.items() for seed in its}
+    return ", ".join(f"{seed} ({use.get(seed, 'neither dev nor report')})" for seed in seeds)
 
 
 def _arms(names: str) -> list[str]:
@@ -100,13 +110,19 @@ def play(one: Job, tell: Tell) -> RunRecord:
 
 
 def judge(cells: Iterable[Cell], results: Iterable[Result], num_runs: int) -> list[Verdict]:
-    """One verdict per cell that has all of its `num_runs` runs."""
+    """One verdict per cell of which all `num_runs` runs were tried, whether or not they failed."""
     runs: dict[str, dict[str, dict[int, RunRecord]]] = defaultdict(lambda: defaultdict(dict))
+    failed: dict[str, dict[str, str]] = defaultdict(dict)
+    num_tried: dict[str, int] = defaultdict(int)
     for each in results:
+        name, arm = str(each.job.params["cell"]), each.job.arm
+        num_tried[name] += 1
         if each.record is not None:
-            runs[str(each.job.params["cell"])][each.job.arm][each.job.seed] = each.record
-    whole = [c for c in cells if sum(map(len, runs[c.name].values())) == num_runs]
-    found = (verdict(cell, runs[cell.name]) for cell in whole)
+            runs[name][arm][each.job.seed] = each.record
+        else:
+            failed[name][arm] = f"seed {each.job.seed}: {each.error}"
+    whole = [cell for cell in cells if num_tried[cell.name] == num_runs]
+    found = (verdict(cell, runs[cell.name], failed[cell.name]) for cell in whole)
     return [each for each in found if each is not None]
 
 

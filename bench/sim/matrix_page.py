@@ -2,25 +2,58 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 
-from bench.sim.verdict import GAIN_AIM, MEAN_AIM, OURS, P99_AIM, STOCK_AIM, Verdict
+from bench.sim.verdict import (
+    GAIN_AIM,
+    MEAN_AIM,
+    OURS,
+    P99_AIM,
+    P99_PROGRAMS,
+    STOCK_AIM,
+    Verdict,
+    is_rival,
+)
 
 
-def page(
-    verdicts: Sequence[Verdict], command: str, seeds: Sequence[int], num_missing: int = 0
-) -> str:
-    """Return MATRIX.md: what `command` found with these seeds; `num_missing`: cells that were
-    stopped before all of their runs were done."""
+@dataclass(frozen=True)
+class Origin:
+    """Where the numbers come from. `seeds`: in words; `code`, `versions`: as in provenance.py."""
+
+    command: str
+    seeds: str
+    arms: tuple[str, ...]
+    code: str = ""
+    versions: dict[str, str] = field(default_factory=dict)
+
+    def __str__(self) -> str:
+        versions = ", ".join(f"{name} {version}" for name, version in self.versions.items())
+        rivals = ", ".join(filter(is_rival, self.arms)) or "none"
+        return (
+            f"`{self.command}`; seeds {self.seeds}; code {self.code}; {versions}. Arms: "
+            f"{', '.join(self.arms)}. Rivals, which are not ours: {rivals}. What the cells are: "
+            "`matrix.toml`."
+        )
+
+
+def page(verdicts: Sequence[Verdict], origin: Origin, num_missing: int = 0) -> str:
+    """Return MATRIX.md; `num_missing`: cells that were stopped before all of their runs were
+    tried."""
     missing = f" **{num_missing} cells are not here: the run was stopped.**" if num_missing else ""
     parts = [
         "# The scenario matrix",
-        f"`{command}`, seeds {', '.join(map(str, seeds))}. What the cells are: `matrix.toml`.",
-        "Mean JCT in seconds, of an arm over the best one; **bold**: the best. Simulated: see "
+        str(origin),
+        "Mean JCT in seconds, of an arm over the best one; **bold**: the best; -: a run of it "
+        f"failed. P99 in brackets: fewer than {P99_PROGRAMS} programs, so it is the slowest one "
+        f"and not judged. Busy: share of {OURS}'s time in which the GPU computes. Simulated: see "
         f"README.md for what that can and cannot say.{missing}",
         _aims(verdicts),
         "## Mean JCT",
         _table(verdicts),
+        "## Runs that failed",
+        _failed(verdicts),
         "## Where ours is not within the aim",
         _lost(verdicts),
     ]
@@ -30,10 +63,11 @@ def page(
 def _aims(verdicts: Sequence[Verdict]) -> str:
     best = [v for v in verdicts if v.cell.aim == "best"]
     stock = [v for v in verdicts if v.cell.aim == "stock"]
+    tails = [v for v in best if v.judges_p99 or v.failed.get(OURS)]
     gains = [v for v in best if v.to_rival is not None and v.to_rival <= GAIN_AIM]
     rows = [
         (f"mean JCT at most {MEAN_AIM:g}x the best arm's", best, lambda v: v.to_best <= MEAN_AIM),
-        (f"P99 at most {P99_AIM:g}x the best arm's", best, lambda v: v.to_best_p99 <= P99_AIM),
+        (f"P99 at most {P99_AIM:g}x the best arm's", tails, lambda v: v.holds_p99),
         (f"nothing to be won: at most {STOCK_AIM:g}x stock", stock, lambda v: v.holds),
     ]
     lines = ["| aim | holds in |", "|---|---|"]
@@ -46,32 +80,51 @@ def _aims(verdicts: Sequence[Verdict]) -> str:
 
 
 def _table(verdicts: Sequence[Verdict]) -> str:
-    arms = list(dict.fromkeys(arm for v in verdicts for arm in v.mean_s))
-    head = ["cell", "best, s", *arms, "P99 to best", "to stock", "to best rival"]
+    arms = list(dict.fromkeys(arm for v in verdicts for arm in (*v.mean_s, *v.failed)))
+    head = ["cell", "busy", "best, s", *arms, "P99 to best", "to stock", "to best rival"]
     lines = ["| " + " | ".join(head) + " |", "|" + "---|" * len(head)]
     for v in verdicts:
-        best = v.mean_s[v.winner]
-        ratios = [_ratio(v.mean_s.get(arm), best, arm == v.winner) for arm in arms]
-        rival = "" if v.to_rival is None else f"{v.to_rival:.2f}"
-        tail = [f"{v.to_best_p99:.2f}", f"{v.to_stock:.2f}", rival]
-        lines.append("| " + " | ".join([v.cell.name, f"{best:.2f}", *ratios, *tail]) + " |")
+        best = v.mean_s.get(v.winner, math.nan)
+        ratios = [_ratio(v.mean_s.get(arm, math.nan), best, arm == v.winner) for arm in arms]
+        rival = "" if v.to_rival is None else _number(v.to_rival)
+        busy = "-" if math.isnan(v.busy) else f"{v.busy:.0%}"
+        tail = [_p99(v), _number(v.to_stock), rival]
+        lines.append("| " + " | ".join([v.cell.name, busy, _number(best), *ratios, *tail]) + " |")
     return "\n".join(lines)
 
 
-def _ratio(value: float | None, best: float, is_best: bool) -> str:
-    if value is None:
-        return ""
-    text = f"{value / best:.2f}"
+def _ratio(value: float, best: float, is_best: bool) -> str:
+    text = _number(value / best)
     return f"**{text}**" if is_best else text
 
 
+def _number(value: float, digits: int = 2) -> str:
+    return "-" if math.isnan(value) else f"{value:.{digits}f}"
+
+
+def _p99(v: Verdict, digits: int = 2) -> str:
+    text = _number(v.to_best_p99, digits)
+    return text if v.judges_p99 or text == "-" else f"({text})"
+
+
+def _failed(verdicts: Sequence[Verdict]) -> str:
+    lines = ["| cell | arm | reason |", "|---|---|---|"]
+    for v in verdicts:
+        for arm, why in v.failed.items():
+            plain = " ".join(why.split()).replace("|", "/")
+            lines.append(f"| {v.cell.name} | {arm} | {plain} |")
+    return "\n".join(lines) if any(v.failed for v in verdicts) else "None."
+
+
 def _lost(verdicts: Sequence[Verdict]) -> str:
-    lost = sorted((v for v in verdicts if not v.holds), key=lambda v: -v.to_best)
+    lost = [v for v in verdicts if not v.holds]
+    lost.sort(key=lambda v: -math.inf if math.isnan(v.to_best) else -v.to_best)
     lines = [
         f"| cell | {OURS} to best | P99 | to stock | best | reason |",
         "|---|---|---|---|---|---|",
     ]
     for v in lost:
-        ratios = f"{v.to_best:.3f} | {v.to_best_p99:.3f} | {v.to_stock:.3f}"
-        lines.append(f"| {v.cell.name} | {ratios} | {v.winner} | {v.cell.reason or 'not known'} |")
+        ratios = f"{_number(v.to_best, 3)} | {_p99(v, 3)} | {_number(v.to_stock, 3)}"
+        why = "a run of ours failed, see above" if OURS in v.failed else v.cell.reason
+        lines.append(f"| {v.cell.name} | {ratios} | {v.winner} | {why or 'not known'} |")
     return "\n".join(lines) if lost else "Nowhere."

@@ -17,7 +17,8 @@ def step_seconds(machine: Machine, work: Work) -> float:
     gpu, model = machine.gpu, machine.model
     flops, memory = gpu.flops * gpu.mfu * machine.tp, gpu.memory_rate * machine.tp
     num_tokens = work.num_new + work.num_decodes
-    products = max(num_tokens * model.token_flops / flops, model.weight_bytes / memory)
+    product_s = num_tokens * model.token_flops / (flops * model.flops_factor)
+    products = max(product_s, model.weight_bytes / memory)
     attention = (work.pairs + work.decode_context) * model.pair_flops / flops
     reads = work.decode_context * model.token_bytes / memory
     num_requests = work.num_decodes + (1 if work.num_new else 0)

@@ -13,12 +13,15 @@ from continuum_connector.policy.adaptive import Adaptive
 from continuum_connector.policy.base import Choice, FinishedTurn, Resident, Snapshot
 
 # Program, now -> seconds until its next turn arrives, None if there is none. Asked when a turn
-# has ended or lies in the pause after it.
+# has ended or lies in the pause after it. Raises LookupError if nobody knows.
 Away = Callable[[str, float], float | None]
 
 
 class Oracle(Adaptive):
-    """Values everything as adaptive does, with the true gap in place of its forecast."""
+    """Values everything as adaptive does, with the true gap in place of its forecast.
+
+    Where nobody knows the true gap, as of a program that does not name itself, it is adaptive.
+    """
 
     name = "oracle"
 
@@ -27,7 +30,10 @@ class Oracle(Adaptive):
         self._away = away
 
     def decide(self, turn: FinishedTurn, snapshot: Snapshot) -> Choice:
-        gap_s = self._away(turn.program, snapshot.now)
+        try:
+            gap_s = self._away(turn.program, snapshot.now)
+        except LookupError:
+            return super().decide(turn, snapshot)
         gap = Forecast.never() if gap_s is None else Forecast.known(gap_s)
         return super().decide(replace(turn, gap=gap), snapshot)
 
@@ -35,5 +41,8 @@ class Oracle(Adaptive):
         """As adaptive's; the blocks of a program that is not coming back are worth nothing."""
         if resident.is_waiting:
             return super().dram_rank(resident, now)
-        away_s = self._away(resident.program, now)
+        try:
+            away_s = self._away(resident.program, now)
+        except LookupError:
+            return super().dram_rank(resident, now)
         return float("-inf") if away_s is None else -away_s - resident.queueing_s

@@ -42,6 +42,13 @@ def test_two_gpus_halve_all_but_what_a_step_costs_anyway() -> None:
     assert two - fixed == pytest.approx((one - fixed) / 2)
 
 
+def test_fp8_doubles_the_rate_of_the_products_and_not_of_attention() -> None:
+    work = Work(num_new=8192, pairs=8192 * 4096)
+    products, attention = 8192 * 2 * 68.5e9 / (2 * FLOPS), 8192 * 4096 * 4 * 80 * 64 * 128 / FLOPS
+    on = machine("H100", "llama-70b-fp8", tp=1, kv_tokens=4096)
+    assert step_seconds(on, work) == pytest.approx(0.004 + 20e-6 + products + attention)
+
+
 # --- machines ---------------------------------------------------------------------------
 def test_the_published_gpus_have_the_published_room() -> None:
     assert H100.num_blocks == 434_000 // 64 + 1

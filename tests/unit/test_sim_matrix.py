@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 
 pytest.importorskip("tomllib")  # Python 3.11
@@ -10,17 +12,18 @@ from bench.sim.cells import Cell, cell_of, load_matrix, scene
 from bench.sim.job import Result
 from bench.sim.load import demand
 from bench.sim.matrix import PAGE, job, judge
-from bench.sim.matrix_page import page
+from bench.sim.matrix_page import Origin, page
 from bench.sim.result import RunRecord
 from bench.sim.verdict import Verdict, verdict
 
 MATRIX = load_matrix()
 CELLS = {cell.name: cell for cell in MATRIX.cells}
+ORIGIN = Origin("command", "1 (dev), 2 (dev)", ("stock", "adaptive", "lru_offload"), "c0de", {})
 
 
 def record(arm: str, jct_s: list[float]) -> RunRecord:
     named = {f"p{i}": seconds for i, seconds in enumerate(jct_s)}
-    return RunRecord(arm, "w", "H100", 1, named, [], *(0,) * 4, 0.0, 0.0, 0, 0, 0.0, 0.0, 0.0)
+    return RunRecord(arm, "w", "H100", 1, named, [], *(0,) * 4, 0.0, 0.0, 0, 0, 0.9, 1.0, 0.0)
 
 
 def judged(aim: str = "best", **means: float) -> Verdict:
@@ -101,7 +104,7 @@ def test_a_cell_that_was_not_run_with_every_arm_is_not_judged() -> None:
         for cell, arm in [(cells[0], "stock"), (cells[0], "adaptive"), (cells[1], "stock")]
     ]
     assert [each.cell.name for each in judge(cells, results, num_runs=2)] == ["whole"]
-    assert "**1 cells are not here" in page([], "command", (1,), num_missing=1)
+    assert "**1 cells are not here" in page([], ORIGIN, num_missing=1)
 
 
 def test_where_the_page_says_that_we_lose_the_matrix_says_why() -> None:
@@ -112,6 +115,68 @@ def test_where_the_page_says_that_we_lose_the_matrix_says_why() -> None:
 
 def test_a_cell_that_is_lost_stands_on_the_page_with_its_reason() -> None:
     lost = judged(stock=1.0, adaptive=1.5)
-    text = page([lost, judged(stock=2.0, adaptive=1.0)], "command", (1, 2))
-    assert "| a cell | 1.500 | 1.500 | 1.500 | stock | not known |" in text
+    text = page([lost, judged(stock=2.0, adaptive=1.0)], ORIGIN)
+    assert "| a cell | 1.500 | (1.500) | 1.500 | stock | not known |" in text
     assert "| mean JCT at most 1.02x the best arm's | 1 of 2 |" in text
+    assert "| a cell | 90% | 1.00 |" in text
+
+
+def test_the_page_says_where_its_numbers_come_from() -> None:
+    text = page([], ORIGIN)
+    assert "`command`; seeds 1 (dev), 2 (dev); code c0de" in text
+    assert "Arms: stock, adaptive, lru_offload. Rivals, which are not ours: stock." in text
+
+
+def failing(*names: str) -> Verdict:
+    """A cell in which these arms raised and the others did not."""
+    cell = Cell("a cell", {"workload": "agents"})
+    results = [
+        Result(job(cell, arm, 1), error="KeyError: 'a|b'")
+        if arm in names
+        else Result(job(cell, arm, 1), record(arm, [seconds]))
+        for arm, seconds in {"stock": 4.0, "adaptive": 2.0, "paper": 1.0}.items()
+    ]
+    (found,) = judge([cell], results, num_runs=3)
+    return found
+
+
+def test_an_arm_that_fails_is_named_and_does_not_remove_its_cell() -> None:
+    found = failing("paper")
+    assert found.holds
+    text = page([found], ORIGIN)
+    assert "| a cell | paper | seed 1: KeyError: 'a/b' |" in text
+    assert "the run was stopped" not in text
+    assert "| 2.00 | **1.00** | - | (1.00) |" in text
+
+
+@pytest.mark.parametrize("names", [("adaptive",), ("stock", "adaptive", "paper")])
+def test_a_failure_of_ours_is_no_success(names: tuple[str, ...]) -> None:
+    found = failing(*names)
+    assert not found.holds
+    text = page([found], ORIGIN)
+    assert "| mean JCT at most 1.02x the best arm's | 0 of 1 |" in text
+    assert "| P99 at most 1.05x the best arm's | 0 of 1 |" in text
+    assert "a run of ours failed, see above |" in text
+
+
+def test_without_stock_a_cell_where_nothing_is_to_be_won_is_not_held() -> None:
+    found = failing("stock")
+    assert math.isnan(found.to_stock)
+
+
+@pytest.mark.parametrize(("num_seeds", "is_judged"), [(1, False), (2, True)])
+def test_a_p99_is_judged_over_the_programs_of_all_seeds(num_seeds: int, is_judged: bool) -> None:
+    """Sixty programs a seed, the slowest two of them twice as slow with ours."""
+    seeds = range(num_seeds)
+    runs = {
+        "stock": {seed: record("stock", [1.0] * 60) for seed in seeds},
+        "adaptive": {seed: record("adaptive", [0.9] * 58 + [2.0, 2.0]) for seed in seeds},
+    }
+    found = verdict(Cell("c", {}), runs)
+    assert found is not None
+    assert found.to_best_p99 == 2.0
+    assert found.judges_p99 == is_judged
+    assert found.holds != is_judged
+    text = page([found], ORIGIN)
+    assert ("| 2.00 |" if is_judged else "| (2.00) |") in text
+    assert f"| P99 at most 1.05x the best arm's | 0 of {num_seeds - 1} |" in text

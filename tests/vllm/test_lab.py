@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import msgspec
@@ -134,3 +135,39 @@ def test_an_oracle_knows_when_a_program_comes_back() -> None:
     lab.play()
     assert seen == [pytest.approx(lab.turns[1].arrived - 6.0, abs=0.1)]
     assert lab.away("p", lab.clock.now) is None
+
+
+def test_an_oracle_knows_that_a_turn_does_not_come_before_its_time() -> None:
+    late = TurnPlan((Span(2, 300),), Span(2, 10, start=300), gap_s=1.0, at_s=9.0)
+    lab = Lab(machine("H100"), ARMS["stock"], Workload("one", (ProgramPlan("p", (turn(1), late)),)))
+    lab._running["p"].next_turn = 1
+    assert lab.away("p", 4.0) == 5.0
+    assert lab.away("p", 8.5) == 1.0
+
+
+def test_nobody_knows_when_those_that_a_turn_joins_will_be_done() -> None:
+    parent = ProgramPlan("parent", (turn(1), turn(2, gap_s=0.25, joins=("child",))))
+    child = ProgramPlan("child", (turn(3), turn(4, gap_s=2.0)), 1.0, ("parent", 0), "parent")
+    lab = Lab(machine("H100"), ARMS["stock"], Workload("family", (parent, child)))
+    asked: list[object] = []
+
+    def ask() -> None:
+        try:
+            asked.append(lab.away("parent", lab.clock.now))
+        except LookupError as error:
+            asked.append(error)
+
+    lab.agenda.put(1.0, ask)  # the child has begun, or is about to
+    lab.play()
+    assert [type(each) for each in asked] == [LookupError]
+    lab._running["parent"].next_turn = 1
+    assert lab.away("parent", 9.0) == 0.25
+
+
+def test_an_oracle_plays_programs_that_do_not_name_themselves() -> None:
+    """Nobody knows of whom the server speaks, so it forecasts as adaptive does."""
+    whole = small_workload()
+    silent = tuple(replace(p, says_program=False, says_final=False) for p in whole.programs)
+    workload = Workload(whole.name, silent)
+    records = [play(arm, workload, small_machine()) for arm in ("oracle", "adaptive")]
+    assert records[0].jct_s == records[1].jct_s

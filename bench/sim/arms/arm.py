@@ -19,7 +19,8 @@ if TYPE_CHECKING:
 
     from bench.sim.engine import Engine
 
-# Program's name, now -> seconds until its next turn arrives; None if there is none.
+# Program's name, now -> seconds until its next turn arrives; None if there is none. Raises
+# LookupError if nobody knows.
 Away = Callable[[str, float], float | None]
 
 
