@@ -30,7 +30,8 @@ class Cell:
 
     `load`: GPU seconds of all turns with a perfect memory, per second of the window in which
     programs arrive, so nominal where they outlast it; `live_vram`, `live_dram`: KV of the
-    programs under way at once, over the pool; `gpu`, `model`, `block_size`, `pcie_gb_s`: as in hardware.machine.
+    programs under way at once, over the pool; `gpu`, `model`, `block_size`, `pcie_gb_s`: as in
+    hardware.machine.
 
     `aim`: "best", or "stock" where nothing is to be won. `fast`: tests run it. `reason`: why ours
     is not within the aim there, "" if it is.
