@@ -20,8 +20,8 @@ from bench.sim.arms import ARMS
 from bench.sim.catalogue import WORKLOADS, build
 from bench.sim.hardware import GB, GPUS, MODELS, Gpu, Model, machine
 from bench.sim.job import Job, Plain
+from bench.sim.report.cast import OURS
 from bench.sim.report.columns import COLUMNS, cells
-from bench.sim.report.palette import OURS
 from bench.sim.report.summary import Figures, Point, table
 from bench.sim.sweeps import SWEEPS
 

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-import html.parser
 import re
 from pathlib import Path
 
 import msgspec
 import pytest
 
+from bench.page.palette import VARIABLES
 from bench.sim.job import Job, Result, Start
+from bench.sim.report.cast import OURS
 from bench.sim.report.columns import cells, seconds
-from bench.sim.report.palette import CODES, OURS, VARIABLES, looks
 from bench.sim.report.summary import Figures, point, quantile, table
 from tests.unit.lab_results import record, result
+from tests.unit.pages import elsewhere, read
 
 pytest.importorskip("matplotlib")
 
@@ -22,44 +23,6 @@ from bench.sim.report.page import in_order, page
 
 ARMS = ("stock", "paper", OURS, "infinite")
 STARTS = [Start("continuum simulate --arms <x>", {"vllm": "0.32.0"})]
-VOID = {"meta", "br", "path", "use"}
-
-
-class Reader(html.parser.HTMLParser):
-    """Every element closed where it should be; what the page asks of elsewhere."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.open: list[str] = []
-        self.words: list[str] = []
-        self.sources: list[str] = []
-        self.num_plots = 0
-
-    def handle_starttag(self, tag: str, attributes: list[tuple[str, str | None]]) -> None:
-        if tag not in VOID:
-            self.open.append(tag)
-        self.num_plots += tag == "svg"
-        self.sources += [v or "" for k, v in attributes if k in ("src", "href", "xlink:href")]
-
-    def handle_startendtag(self, tag: str, attributes: list[tuple[str, str | None]]) -> None:
-        self.handle_starttag(tag, attributes)
-        if tag not in VOID:
-            self.open.pop()
-
-    def handle_endtag(self, tag: str) -> None:
-        if tag not in VOID:
-            assert self.open.pop() == tag
-
-    def handle_data(self, data: str) -> None:
-        self.words.append(data.strip())
-
-
-def read(text: str) -> Reader:
-    reader = Reader()
-    reader.feed(text)
-    reader.close()
-    assert reader.open == []
-    return reader
 
 
 @pytest.fixture(scope="module")
@@ -83,10 +46,7 @@ def test_the_page_is_whole_and_names_every_arm_wherever_arms_are_compared(text: 
 
 
 def test_the_page_needs_nothing_from_elsewhere(text: str) -> None:
-    assert all(source.startswith("#") for source in read(text).sources)
-    names = {"http://www.w3.org/2000/svg", "http://www.w3.org/1999/xlink"}
-    assert set(re.findall(r"https?://[^\"'\s)<>]+", text)) <= names
-    assert not re.search(r"<script|<link|<img|@import|url\((?!#)", text)
+    assert elsewhere(text) == set()
 
 
 def test_the_page_says_what_was_run_and_what_failed(text: str) -> None:
@@ -142,18 +102,6 @@ def test_the_command_says_why_there_is_no_page(
 def test_plain_vllm_comes_first_and_oracles_last() -> None:
     found = in_order([result("infinite"), result(OURS), result("stock")])
     assert [each.job.arm for each in found] == ["stock", OURS, "infinite"]
-
-
-# --- looks ----------------------------------------------------------------------------------
-def test_ours_alone_is_thick_and_has_its_colour() -> None:
-    found = looks(["stock", *(f"arm{i}" for i in range(20)), OURS])
-    assert max(found, key=lambda arm: found[arm].width) == OURS
-    assert [arm for arm, look in found.items() if look.code == CODES["ours"]] == [OURS]
-
-
-def test_eighteen_other_arms_are_told_apart() -> None:
-    found = looks([f"arm{i}" for i in range(18)])
-    assert len({(look.code, look.line) for look in found.values()}) == 18
 
 
 # --- numbers --------------------------------------------------------------------------------

@@ -1,7 +1,4 @@
-"""The page: what was run, and what came of it, in tables and plots.
-
-Everything is in the one file: no script, no font, no picture from anywhere else.
-"""
+"""The page: what was run, and what came of it, in tables and plots."""
 
 from __future__ import annotations
 
@@ -9,15 +6,14 @@ import math
 from collections.abc import Iterable, Iterator, Sequence
 from html import escape
 from itertools import groupby
-from pathlib import Path
 
+from bench.page import document
 from bench.sim.job import Result, Start
 from bench.sim.report import plots
+from bench.sim.report.cast import OURS, looks
 from bench.sim.report.columns import COLUMNS, cells, seconds, times
-from bench.sim.report.palette import OURS, Look, css, looks
 from bench.sim.report.summary import ORACLES, Figures, Table, arm_names, mean, table
 
-STYLE = Path(__file__).with_name("page.css")
 CLOSE = 1.02  # times the best: as good as the best
 HONEST = (
     "Every number is simulated: vLLM's own scheduler, KV cache manager and block pool with the "
@@ -51,7 +47,7 @@ def page(results: Sequence[Result], starts: Sequence[Start], title: str = "") ->
         body += [
             "<h3>Mean JCT, in seconds, everywhere</h3>",
             '<p class="how">A dot: within 2 % of the best that a server could run.</p>',
-            _legend(arms),
+            document.legend(looks(arms)),
             _overview(found, arms),
         ]
     if len(scenes) > 1:
@@ -59,13 +55,7 @@ def page(results: Sequence[Result], starts: Sequence[Start], title: str = "") ->
         body.append(f"<nav>{''.join(links)}</nav>")
     for i, (scene, part) in enumerate(scenes.items()):
         body += [f'<h2 id="s{i}">{escape(scene)}</h2>', *_scene(part)]
-    return (
-        f'<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
-        f'<meta name="viewport" content="width=device-width"><title>{escape(heading)}</title>'
-        f"<style>\n{css()}{STYLE.read_text()}</style></head>\n<body>\n"
-        + "\n".join(body)
-        + "\n</body></html>\n"
-    )
+    return document.document(heading, body)
 
 
 # --- what was run ---------------------------------------------------------------------------
@@ -107,7 +97,7 @@ def _facts(results: Sequence[Result], starts: Sequence[Start]) -> str:
             f"<pre>{escape(command)}</pre>" for command in dict.fromkeys(s.command for s in starts)
         ),
     }
-    return f"<dl>{''.join(f'<dt>{k}</dt><dd>{v}</dd>' for k, v in facts.items() if v)}</dl>"
+    return document.facts(facts)
 
 
 def _failed(results: Sequence[Result]) -> Iterator[str]:
@@ -115,19 +105,6 @@ def _failed(results: Sequence[Result]) -> Iterator[str]:
     if failed:
         lines = (f"<li><code>{escape(str(r.job))}</code>: {escape(r.error)}</li>" for r in failed)
         yield f'<div class="failed"><b>{len(failed)} failed</b><ul>{"".join(lines)}</ul></div>'
-
-
-def _legend(arms: Sequence[str]) -> str:
-    items = (f"<span>{_stroke(look)}{escape(arm)}</span>" for arm, look in looks(arms).items())
-    return f'<div class="arms">{"".join(items)}</div>'
-
-
-def _stroke(look: Look) -> str:
-    dash = "" if isinstance(look.line, str) else " ".join(f"{3 * d / 2:g}" for d in look.line[1])
-    return (
-        f'<svg viewBox="0 0 26 10"><path d="M1 5H25" style="stroke:var({look.variable});'
-        f'stroke-width:{1.3 * look.width:g};stroke-dasharray:{dash or "none"}"/></svg>'
-    )
 
 
 # --- tables ---------------------------------------------------------------------------------
@@ -140,7 +117,7 @@ def _overview(found: Table, arms: Sequence[str]) -> str:
         best = min((v for arm, v in values.items() if arm not in ORACLES), default=math.nan)
         row = "".join(_best_cell(values.get(arm), best, arm) for arm in arms)
         rows.append(f"<tr><td>{escape(point.title)}</td>{row}</tr>")
-    return f'<div class="wide"><table>{"".join(rows)}</table></div>'
+    return document.table(rows)
 
 
 def _best_cell(value: float | None, best: float, arm: str) -> str:
@@ -160,7 +137,7 @@ def _point_table(here: dict[str, Figures]) -> str:
         )
         kind = ' class="ours"' if arm == OURS else ""
         rows.append(f"<tr{kind}><td>{escape(arm)}</td>{row}</tr>")
-    return f'<div class="wide"><table>{"".join(rows)}</table></div>'
+    return document.table(rows)
 
 
 # --- one scene ------------------------------------------------------------------------------
@@ -198,7 +175,7 @@ SECTIONS = (
 
 def _scene(part: Table) -> Iterator[str]:
     arms = arm_names(part)
-    yield _legend(arms)
+    yield document.legend(looks(arms))
     if len(part) > 1:
         yield "<h3>JCT against load</h3>"
         yield '<p class="how">Lower is better; bars span the seeds.</p>'
@@ -208,7 +185,7 @@ def _scene(part: Table) -> Iterator[str]:
             continue
         if draw is not plots.jct_shares and draw is not plots.tiers and not _has_turns(part):
             continue
-        yield f'<h3>{heading}</h3>\n<p class="how">{how}</p>\n{draw(part)}'
+        yield document.section(heading, how, draw(part))
     for index, (point, here) in enumerate(part.items()):
         is_open = " open" if index == len(part) - 1 else ""
         name = f"{point.load:g} programs/s" if point.load is not None else "Numbers"

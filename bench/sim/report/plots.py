@@ -3,28 +3,25 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import Any
 
 import matplotlib
 from matplotlib.ticker import FuncFormatter, NullFormatter
 
-from bench.sim.report.drawing import STYLE, log_seconds, panels, svg
-from bench.sim.report.palette import OURS, PAPER, SOFT, TIERS, Look, looks
+from bench.page import marks
+from bench.page.drawing import STYLE, log_seconds, panels, svg
+from bench.page.palette import SOFT, Look
+from bench.sim.report.cast import looks
 from bench.sim.report.summary import Figures, Table, arm_names, mean, oracle_of
 
 MOST_PANELS = 5
-MOST_STEPS = 160  # of a distribution's curve
 Arms = dict[str, Figures]
 
 
 def _some(table: Table) -> dict[Any, Arms]:
     """At most five points: the ends and what lies evenly between."""
-    points = list(table)
-    if len(points) > MOST_PANELS:
-        last = len(points) - 1
-        points = [points[round(i * last / (MOST_PANELS - 1))] for i in range(MOST_PANELS)]
-    return {point: table[point] for point in points}
+    return {point: table[point] for point in marks.some(list(table), MOST_PANELS)}
 
 
 def _title(point: Any) -> str:
@@ -33,7 +30,7 @@ def _title(point: Any) -> str:
 
 def _back_to_front(arms: Arms, all_looks: dict[str, Look]) -> Iterator[tuple[str, Figures, Look]]:
     """Ours is drawn last, so that nothing lies on it."""
-    for arm in sorted(arms, key=lambda name: name == OURS):
+    for arm in marks.ours_last(arms, all_looks):
         yield arm, arms[arm], all_looks[arm]
 
 
@@ -55,32 +52,30 @@ def _jct(axes: Any, table: Table) -> None:
         for arm in arm_names(table)
     }
     all_looks, ends = looks(list(lines)), []
-    for arm in sorted(lines, key=lambda name: name == OURS):
+    for arm in marks.ours_last(lines, all_looks):
         look, xs = all_looks[arm], [x for x, _ in lines[arm]]
         ys = [mean(each.jct_s) for _, each in lines[arm]]
-        _line(axes, xs, ys, look)
+        marks.line(axes, xs, ys, look)
         for x, each in lines[arm]:
-            if len(each.records) > 1:
-                low, high = min(each.jct_of_seeds), max(each.jct_of_seeds)
-                axes.plot([x, x], [low, high], color=look.code, linewidth=look.width, alpha=0.45)
+            marks.span(axes, x, each.jct_of_seeds, look)
         ends.append((ys[-1], arm, look))
     axes.set(yscale="log", xlabel="programs that arrive per second")
     axes.set_title("Mean JCT", loc="left")
     log_seconds(axes.yaxis)
     _ticks(axes, table)
-    _label_ends(axes, ends)
+    marks.name_ends(axes, ends)
 
 
 def _regret(axes: Any, table: Table, oracle: str) -> None:
     ends = []
     names = [arm for arm in arm_names(table) if arm != oracle]
     all_looks = looks(arm_names(table))
-    for arm in sorted(names, key=lambda name: name == OURS):
+    for arm in marks.ours_last(names, all_looks):
         points = [(p.load or 0.0, a) for p, a in table.items() if arm in a and oracle in a]
         if not points:
             continue
         ys = [mean(arms[arm].jct_s) / mean(arms[oracle].jct_s) for _, arms in points]
-        _line(axes, [x for x, _ in points], ys, all_looks[arm])
+        marks.line(axes, [x for x, _ in points], ys, all_looks[arm])
         ends.append((ys[-1], arm, all_looks[arm]))
     axes.axhline(1.0, color=all_looks[oracle].code, linewidth=1.2, linestyle=(0, (2, 2)))
     axes.set(yscale="log", xlabel="programs that arrive per second")
@@ -88,38 +83,13 @@ def _regret(axes: Any, table: Table, oracle: str) -> None:
     axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}x"))
     axes.yaxis.set_minor_formatter(FuncFormatter(lambda value, _: f"{value:g}x"))
     _ticks(axes, table)
-    _label_ends(axes, ends)
-
-
-def _line(axes: Any, xs: Sequence[float], ys: Sequence[float], look: Look) -> None:
-    axes.plot(
-        xs, ys, color=look.code, linestyle=look.line, linewidth=look.width,
-        marker=look.mark or None, markersize=look.width + 3, markeredgecolor=PAPER,
-        markeredgewidth=0.8, clip_on=False,
-    )  # fmt: skip
+    marks.name_ends(axes, ends)
 
 
 def _ticks(axes: Any, table: Table) -> None:
     loads = sorted({point.load or 0.0 for point in table})
     axes.set_xticks(loads, [f"{load:g}" for load in loads])
     axes.grid(axis="x", visible=False)
-
-
-def _label_ends(axes: Any, ends: list[tuple[float, str, Look]]) -> None:
-    """Names beside the lines' ends, moved apart where they would overlap."""
-    low, high = axes.get_ylim()
-    height = axes.figure.get_size_inches()[1] * 72 * 0.8 / 12.5  # lines of text that fit
-    step = math.log(high / low) / height
-    places: list[float] = []
-    for value, arm, look in sorted(ends, key=lambda end: end[0]):
-        place = math.log(value / low)
-        place = max(place, places[-1] + step) if places else place
-        places.append(place)
-        axes.annotate(
-            arm, (1.0, low * math.exp(place)), xycoords=("axes fraction", "data"),
-            xytext=(9, 0), textcoords="offset points", va="center", color=look.code,
-            fontweight="bold" if arm == OURS else "normal", annotation_clip=False,
-        )  # fmt: skip
 
 
 # --- at some loads --------------------------------------------------------------------------
@@ -149,10 +119,7 @@ def waiting_tail(table: Table) -> str:
         all_looks = looks(arm_names(table))
         for panel, (point, arms) in zip(axes, points.items(), strict=True):
             for _, figures, look in _back_to_front(arms, all_looks):
-                xs, shares = _curve(figures.ttft_s)
-                panel.step(xs, [1 - share + 1 / len(figures.ttft_s) for share in shares],
-                           color=look.code, linestyle=look.line, linewidth=look.width,
-                           where="post")  # fmt: skip
+                marks.shares(panel, figures.ttft_s, look, is_tail=True)
             panel.set_title(_title(point), loc="left")
             panel.set(xscale="log", yscale="log", xlabel="TTFT", ylim=(9e-4, 1.1))
             panel.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{100 * value:g} %"))
@@ -170,24 +137,13 @@ def jct_shares(table: Table) -> str:
         all_looks = looks(arm_names(table))
         for panel, (point, arms) in zip(axes, points.items(), strict=True):
             for _, figures, look in _back_to_front(arms, all_looks):
-                xs, shares = _curve(figures.jct_s)
-                panel.step(xs, shares, color=look.code, linestyle=look.line,
-                           linewidth=look.width, where="post")  # fmt: skip
+                marks.shares(panel, figures.jct_s, look)
             panel.set_title(_title(point), loc="left")
             panel.set(xscale="log", xlabel="JCT", ylim=(0, 1.02))
             panel.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{100 * value:.0f} %"))
             log_seconds(panel.xaxis)
         axes[0].set_ylabel("programs done")
         return svg(figure)
-
-
-def _curve(ordered: Sequence[float]) -> tuple[list[float], list[float]]:
-    """Values and the share that does not exceed each, at most MOST_STEPS, the tail whole."""
-    number = len(ordered)
-    ranks = {round(number * i / MOST_STEPS) for i in range(1, MOST_STEPS + 1)}
-    ranks |= {number - round(number ** (i / 40)) + 1 for i in range(41)}
-    chosen = sorted(rank for rank in ranks if 1 <= rank <= number)
-    return [max(ordered[rank - 1], 1e-3) for rank in chosen], [rank / number for rank in chosen]
 
 
 def tiers(table: Table) -> str:
@@ -204,7 +160,7 @@ def tiers(table: Table) -> str:
             panel.set_xticks([0, 0.5, 1], ["0", "50 %", "100 %"])
             panel.grid(visible=False)
             panel.spines[["left", "bottom"]].set_visible(False)
-        _arm_ticks(axes[0], names)
+        marks.arm_ticks(axes[0], names, looks(names))
         return svg(figure)
 
 
@@ -214,12 +170,7 @@ def _tier_bar(panel: Any, place: int, figures: Figures) -> None:
         "DRAM": figures.share("num_external_tokens"),
         "computed": figures.miss_share,
     }
-    left = 0.0
-    for tier, share in shares.items():
-        alpha = 0.45 if tier == "computed" else 1.0
-        panel.barh(place, share, left=left, height=0.72, color=TIERS[tier], alpha=alpha,
-                   edgecolor=PAPER, linewidth=0.8)  # fmt: skip
-        left += share
+    marks.tier_bar(panel, place, shares)
 
 
 def bus(table: Table) -> str:
@@ -242,7 +193,7 @@ def bus(table: Table) -> str:
             panel.set_xticks([-most, 0, most], [f"{most:,.0f}", "0", f"{most:,.0f}"])
             panel.grid(visible=False)
             panel.spines[["left", "bottom"]].set_visible(False)
-        _arm_ticks(axes[0], names)
+        marks.arm_ticks(axes[0], names, looks(names))
         return svg(figure)
 
 
@@ -253,11 +204,3 @@ def _bus_bar(panel: Any, place: int, figures: Figures, look: Look, most: float) 
     if stored or loaded:
         text = "" if math.isnan(figures.read_back) else f"{figures.read_back:.1f}x"
         panel.text(loaded + 0.05 * most, place, text, va="center", fontsize=8, color=SOFT)
-
-
-def _arm_ticks(axes: Any, names: Sequence[str]) -> None:
-    all_looks = looks(names)
-    axes.set_yticks(range(len(names)), list(reversed(names)))
-    for label in axes.get_yticklabels():
-        label.set_color(all_looks[label.get_text()].code)
-        label.set_fontweight("bold" if label.get_text() == OURS else "normal")

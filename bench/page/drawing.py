@@ -10,7 +10,7 @@ import matplotlib
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
 
-from bench.sim.report.palette import GRID, INK, SOFT, themed
+from bench.page.palette import GRID, INK, SOFT, themed
 
 matplotlib.use("svg")
 STYLE = {

@@ -1,4 +1,4 @@
-"""Which arm looks how: the same in every report, told apart by the colour-blind too.
+"""How a line looks: the same in every report, told apart by the colour-blind too.
 
 The hues are Okabe and Ito's (2008), a shade darker on white and lighter on black. Ours is the one
 warm, thick line; plain vLLM is grey; what no server can run is dashed. Plots are drawn in the
@@ -7,14 +7,14 @@ codes below, which the page replaces by CSS variables: so one drawing serves lig
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import cycle
 
 INK, SOFT, GRID, PAPER = "#010203", "#040506", "#070809", "#0a0b0c"
 PLAIN = {INK: "--ink", SOFT: "--soft", GRID: "--grid", PAPER: "--paper"}
 
-OURS, STOCK, ORACLE = "adaptive", "stock", "infinite"
-_FIXED = {OURS: "ours", STOCK: "stock", ORACLE: "oracle", "oracle": "oracle2"}
 _HUES = ("blue", "green", "purple", "sky", "yellow", "brown")
 _LIGHT = {
     "ours": "#d1480f",
@@ -41,9 +41,9 @@ _DARK = {
     "brown": "#c79a72",
 }
 _DASHES = ("-", (0, (5, 1.5)), (0, (1.5, 1.2)))
-_MARKS = ("s", "^", "v", "D", "P", "X")
 CODES = {hue: f"#{0x10 + i:02x}0d0e" for i, hue in enumerate(_LIGHT)}
 TIERS = {"VRAM": CODES["blue"], "DRAM": CODES["sky"], "computed": CODES["stock"]}
+FADED = 0.45  # opacity of what was computed, among tiers
 
 
 @dataclass(frozen=True)
@@ -59,26 +59,35 @@ class Look:
     def variable(self) -> str:
         return VARIABLES[self.code]
 
+    @property
+    def is_ours(self) -> bool:
+        return self.code == CODES["ours"]
+
 
 VARIABLES = {**PLAIN, **{code: f"--{hue}" for hue, code in CODES.items()}}
+_LOOKS = {
+    "ours": Look(CODES["ours"], width=3.0),
+    "stock": Look(CODES["stock"], width=2.0),
+    "oracle": Look(CODES["oracle"], (0, (2, 2)), 1.3, ""),
+    "oracle2": Look(CODES["oracle2"], (0, (6, 2)), 1.3, ""),
+    **{hue: Look(CODES[hue], mark=mark) for hue, mark in zip(_HUES, "s^vDPX", strict=True)},
+}
 
 
-def looks(arms: Sequence[str]) -> dict[str, Look]:
-    """Each arm's look; of the arms without one of their own in the order in which they come."""
-    found, number = {}, 0
+def looks(arms: Sequence[str], hues: Mapping[str, str]) -> dict[str, Look]:
+    """Each arm's look. `hues`: of the arms that have one of their own.
+
+    The others get what is left, in the order in which they come; arms of one hue differ in dashes.
+    """
+    spare = cycle([hue for hue in _HUES if hue not in hues.values()] or _HUES)
+    found, taken = {}, Counter[str]()
     for arm in arms:
-        if arm == OURS:
-            found[arm] = Look(CODES["ours"], width=3.0)
-        elif arm in _FIXED:
-            is_real = arm == STOCK
-            line = "-" if is_real else (0, (2, 2) if arm == ORACLE else (6, 2))
-            found[arm] = Look(
-                CODES[_FIXED[arm]], line, 2.0 if is_real else 1.3, "o" if is_real else ""
-            )
-        else:
-            turn, hue = divmod(number, len(_HUES))
-            found[arm] = Look(CODES[_HUES[hue]], _DASHES[turn % 3], 1.5, _MARKS[hue])
-            number += 1
+        hue = hues.get(arm) or next(spare)
+        look = _LOOKS[hue]
+        if taken[hue]:
+            look = replace(look, line=_DASHES[taken[hue] % 3], width=min(look.width, 1.5))
+        found[arm] = look
+        taken[hue] += 1
     return found
 
 

@@ -1,0 +1,1 @@
+"""Page: one HTML file of tables and plots. It knows no results, only how arms look."""
