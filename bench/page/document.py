@@ -33,9 +33,10 @@ def legend(looks: Mapping[str, Look]) -> str:
     return f'<div class="arms">{"".join(items)}</div>'
 
 
-def table(rows: Iterable[str]) -> str:
-    """Rows of HTML; on a narrow screen they scroll."""
-    return f'<div class="wide"><table>{"".join(rows)}</table></div>'
+def table(rows: Iterable[str], kind: str = "") -> str:
+    """Rows of HTML; on a narrow screen they scroll. `kind`: dense, for many columns."""
+    opening = f'<table class="{kind}">' if kind else "<table>"
+    return f'<div class="wide">{opening}{"".join(rows)}</table></div>'
 
 
 def section(heading: str, how: str, drawn: str) -> str:

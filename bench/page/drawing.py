@@ -61,6 +61,20 @@ def panels(number: int, height: float, **options: Any) -> tuple[Figure, list[Any
     return figure, list(grid[0])
 
 
+def grid(number: int, per_row: int, height: float) -> tuple[Figure, list[Any]]:
+    """So many panels with equal axes, in rows of `height` inches; places left over stay empty."""
+    rows = -(-number // per_row)
+    columns = min(number, per_row)
+    figure = Figure(figsize=(WIDTH, rows * height), layout="constrained")
+    made = figure.subplots(rows, columns, squeeze=False, sharex=True, sharey=True)
+    axes = list(made.flat)
+    for spare in axes[number:]:
+        spare.remove()
+    for lowest in axes[max(0, number - columns) : number]:
+        lowest.tick_params(labelbottom=True)
+    return figure, axes[:number]
+
+
 def _seconds(value: float, _: object = None) -> str:
     if value <= 0:
         return "0"
@@ -69,8 +83,26 @@ def _seconds(value: float, _: object = None) -> str:
 
 def log_seconds(axis: Any) -> None:
     """Ticks at 1, 2, 5 of each decade; of many decades, at each."""
+    _log_ticks(axis)
+    axis.set_major_formatter(FuncFormatter(_seconds))
+
+
+def counts(axis: Any) -> None:
+    """Numbers of tokens: 500, 12 k, 3.5 M; of a log axis as above."""
+    if axis.get_scale() == "log":
+        _log_ticks(axis)
+    axis.set_major_formatter(FuncFormatter(_count))
+
+
+def _log_ticks(axis: Any) -> None:
     low, high = axis.get_view_interval()
     digits = (1.0,) if high > 300 * low else (1.0, 2.0, 5.0) if high > 5 * low else range(1, 10)
     axis.set_major_locator(LogLocator(subs=digits))
-    axis.set_major_formatter(FuncFormatter(_seconds))
     axis.set_minor_locator(NullLocator())
+
+
+def _count(value: float, _: object = None) -> str:
+    for size, unit in ((1e6, " M"), (1e3, " k")):
+        if abs(value) >= size:
+            return f"{value / size:g}{unit}"
+    return f"{value:g}"

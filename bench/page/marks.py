@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, TypeVar
 
@@ -36,20 +35,30 @@ def span(axes: Any, x: float, values: Sequence[float], look: Look) -> None:
 
 
 def name_ends(axes: Any, ends: Ends) -> None:
-    """Names beside the lines' ends, moved apart where they would overlap; of a log axis."""
-    low, high = axes.get_ylim()
-    height = axes.figure.get_size_inches()[1] * 72 * 0.8 / 12.5  # lines of text that fit
-    step = math.log(high / low) / height
-    places: list[float] = []
-    for value, arm, look in sorted(ends, key=lambda end: end[0]):
-        place = math.log(value / low)
-        place = max(place, places[-1] + step) if places else place
-        places.append(place)
+    """Names beside the lines' ends, moved apart where they would overlap."""
+    step = 12.5 / (axes.figure.get_size_inches()[1] * 72 * 0.8)  # a line of text, of the height
+    to_share = axes.transScale + axes.transLimits
+    x = axes.get_xlim()[1]
+    ordered = sorted(ends, key=lambda end: end[0])
+    wanted = [float(to_share.transform((x, value))[1]) for value, _, _ in ordered]
+    for place, (_, arm, look) in zip(_apart(wanted, step), ordered, strict=True):
         axes.annotate(
-            arm, (1.0, low * math.exp(place)), xycoords=("axes fraction", "data"),
+            arm, (1.0, place), xycoords="axes fraction",
             xytext=(9, 0), textcoords="offset points", va="center", color=look.code,
             fontweight="bold" if look.is_ours else "normal", annotation_clip=False,
         )  # fmt: skip
+
+
+def _apart(wanted: Sequence[float], step: float) -> list[float]:
+    """Ascending places at least a step apart, as near to what is wanted as they fit below 1."""
+    places: list[float] = []
+    for place in wanted:
+        places.append(max(place, places[-1] + step) if places else place)
+    top = 1.0
+    for i in reversed(range(len(places))):
+        places[i] = min(places[i], top)
+        top = places[i] - step
+    return places
 
 
 def shares(panel: Any, ordered: Sequence[float], look: Look, is_tail: bool = False) -> None:

@@ -12,7 +12,7 @@ from typing import Any
 from rich.console import Console
 from rich.markup import escape
 
-from bench.serve import compare, results, summary
+from bench.serve import cli_report, compare, results, summary
 from bench.serve.ab import Cell, Experiment, Watcher, run_all
 from bench.serve.api import Patience
 from bench.serve.arms import ARMS, Arm, find_arm
@@ -79,7 +79,7 @@ def read_dram(text: str) -> tuple[tuple[float, ...], int]:
 
 
 def run(experiment: Experiment, out: Path) -> State:
-    """Make the runs, tell what happens, print a table per pressure, write the CSV files."""
+    """Make the runs, tell what happens, print a table per pressure, write CSV files and page."""
     console = Console(highlight=False, width=None if sys.stdout.isatty() else 160)
     # A `kill` stops the servers as Ctrl-C does.
     signal.signal(signal.SIGTERM, lambda *_: signal.raise_signal(signal.SIGINT))
@@ -103,6 +103,12 @@ def show(console: Console, runs: list[Loaded], out: Path, base: Arm) -> None:
             line = f"{each.run.title} cannot run: {each.run.reason}"
             console.print(line, style="yellow", markup=False, soft_wrap=True)
     console.print(f"Written: {escape(str(out))}", soft_wrap=True)
+    try:
+        page = cli_report.write([out], base=base.name)
+    except CommandError as error:  # the runs are there all the same
+        console.print(f"no report: {error}", style="yellow", markup=False, soft_wrap=True)
+    else:
+        console.print(f"Report: {escape(str(page))}", soft_wrap=True)
 
 
 def _began(console: Console) -> Any:

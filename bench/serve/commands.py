@@ -1,4 +1,4 @@
-"""`continuum bench`: agents on a server, several ways to serve side by side, two results compared.
+"""`continuum bench`: agents on a server, several ways to serve side by side, results compared.
 
 Also `python -m bench.serve.commands`, where the package is not installed.
 """
@@ -16,7 +16,7 @@ import typer
 from rich.console import Console
 from rich.markup import escape
 
-from bench.serve import cli_ab, cli_agents, results
+from bench.serve import cli_ab, cli_agents, cli_report, results
 from bench.serve import compare as comparison
 from bench.serve import options as o
 from bench.serve.api import ApiError, Patience
@@ -156,6 +156,24 @@ def compare(first: o.Result, second: o.Result) -> None:
             title = base.title if base.title == other.title else f"{base.title}, {other.title}"
             console = Console(highlight=False, width=None if sys.stdout.isatty() else 160)
             console.print(comparison.table(title, [base, other]))
+
+
+@app.command()
+def report(folders: o.Results, out: o.Page = None, title: o.Title = "", base: o.Base = "") -> None:
+    """Write one HTML file about a result folder: tables, plots, what could not run.
+
+    `bench ab` does it by itself at its end. Several folders that differ in nothing but their
+    load become one page, with JCT against load. The file needs nothing else, and follows the
+    reader's light or dark.
+
+    [bold]Examples[/]
+
+      continuum bench report runs/ab
+      continuum bench report runs/jps-1 runs/jps-3 runs/jps-6 -o jps.html
+    """
+    with _told("report"):
+        path = cli_report.write(folders, out, title, base)
+        typer.echo(f"{path}: {path.stat().st_size / 1e6:.1f} MB")
 
 
 @contextlib.contextmanager

@@ -68,3 +68,12 @@ Shims = Annotated[
 ]
 
 Result = Annotated[Path, typer.Argument(help="A result folder.")]
+Results = Annotated[list[Path], typer.Argument(help="Result folders, of one load each.")]
+Page = Annotated[
+    Path | None,
+    typer.Option("-o", "--out", help="The page. Default: report.html in the first folder."),
+]
+Title = Annotated[str, typer.Option(help="Of the page. Empty: the arms.")]
+Base = Annotated[
+    str, typer.Option(help="The arm to compare with. Empty: none, or the one that ran first.")
+]

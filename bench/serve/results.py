@@ -2,6 +2,7 @@
 
     RESULTS/
       experiment.json        what all runs have in common, where there are several (`bench ab`)
+      report.html            all of it as one page (`bench report`)
       ratios.csv             every figure of every arm against the first arm's, with its interval
       summary.csv            every figure of every run; programs.csv and turns.csv: their lines
       runs/NAME/

@@ -1,0 +1,1 @@
+"""Page: a result folder as one HTML file. Numbers come from summary.py and compare.py."""

@@ -1,0 +1,152 @@
+"""Points: what arms are compared at. A load and how full DRAM is, with every arm's runs there."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+from bench.page.palette import Look
+from bench.serve import compare, results
+from bench.serve.arms import DEFAULT
+from bench.serve.compare import COMPARED, Column
+from bench.serve.page.cast import looks
+from bench.serve.results import Loaded, ResultError
+from bench.serve.stats import Ratio
+
+PLAIN = "none"  # the arm that others are compared with, unless another is named
+VARIED = {"arrivals", "duration_s", "programs"}  # a load may differ from the next in these
+
+
+@dataclass(frozen=True)
+class Point:
+    """Arms under one load and one pressure; the first is what the others are compared with."""
+
+    arrivals: str
+    pressure: float  # live KV / DRAM; 0 where no arm has DRAM
+    arms: dict[str, Column]
+
+    @property
+    def title(self) -> str:
+        """The point in words."""
+        dram = f"live KV / DRAM = {self.pressure:.3g}" if self.pressure else ""
+        return ", ".join(filter(None, (self.load_title, dram))) or "One server"
+
+    @property
+    def load_title(self) -> str:
+        """How programs come."""
+        kind, _, number = self.arrivals.partition(":")
+        known = {
+            "poisson": f"{number} programs per second",
+            "closed": f"{number} programs at a time",
+            "turns": "one request at a time",
+        }
+        return known.get(kind, self.arrivals)
+
+    @property
+    def load(self) -> float | None:
+        """The number in `poisson:3` or `closed:16`; None where there is none."""
+        try:
+            return float(self.arrivals.partition(":")[2])
+        except ValueError:
+            return None
+
+    @property
+    def base(self) -> str:
+        """The first arm."""
+        return next(iter(self.arms))
+
+    @property
+    def ours(self) -> str:
+        """The arm that stands out; "" if there is none."""
+        return next((arm for arm, look in self.looks.items() if look.is_ours), "")
+
+    @cached_property
+    def looks(self) -> dict[str, Look]:
+        """How each arm is drawn, the same at every point of equal arms."""
+        return looks(list(self.arms))
+
+    @cached_property
+    def ratios(self) -> dict[tuple[str, str], Ratio]:
+        """By arm and figure, to the first arm's; the first arm itself is left out."""
+        first = self.arms[self.base]
+        return {
+            (arm, what.key): compare.ratio(first, column, what)
+            for arm, column in self.arms.items()
+            for what in COMPARED
+            if arm != self.base
+        }
+
+
+@dataclass(frozen=True)
+class Reported:
+    """What one page tells of: all runs as they were started, and the points to compare at."""
+
+    runs: list[Loaded]
+    points: list[Point]
+
+    @property
+    def loads(self) -> dict[str, list[Point]]:
+        """Points by load, and within it by pressure."""
+        found: dict[str, list[Point]] = {}
+        for point in self.points:
+            found.setdefault(point.arrivals, []).append(point)
+        return found
+
+
+def read(folders: Sequence[Path], base: str = "") -> Reported:
+    """Result folders that differ in nothing but their load, loads ascending."""
+    runs = [run for folder in folders for run in _runs(folder)]
+    _same(runs)
+    by_load: dict[str, list[Loaded]] = {}
+    for run in runs:
+        by_load.setdefault(_arrivals(run), []).append(run)
+    if len(by_load) < len(folders):
+        raise ResultError(
+            "two of the folders hold the same load, so their runs would mix; "
+            "compare them with: continuum bench compare FIRST SECOND"
+        )
+    points = [
+        Point(arrivals, pressure, {_name(column): column for column in _in_order(arms)})
+        for arrivals, here in by_load.items()
+        for pressure, arms in compare.by_pressure(compare.columns(here, base or PLAIN)).items()
+        if arms
+    ]
+    return Reported(runs, sorted(points, key=lambda point: (point.load or 0.0, point.pressure)))
+
+
+def _runs(folder: Path) -> list[Loaded]:
+    found = results.load(folder)
+    if not found:
+        raise ResultError(
+            f"{folder} holds no run yet: `continuum bench ab` writes one as soon as a server starts"
+        )
+    return found
+
+
+def _same(runs: Sequence[Loaded]) -> None:
+    first = runs[0].run.settings
+    for each in runs:
+        settings = each.run.settings
+        other = [key for key in first if key not in VARIED and settings.get(key) != first[key]]
+        if other:
+            raise ResultError(
+                f"{runs[0].folder} and {each.folder} differ in {', '.join(other)}, not only in "
+                "their load; write a report of each"
+            )
+
+
+def _arrivals(run: Loaded) -> str:
+    return str(run.run.settings.get("arrivals", ""))
+
+
+def _in_order(arms: Sequence[Column]) -> list[Column]:
+    """The first one first, the others as the runner lists them, whenever they ran."""
+    known = {arm: place for place, arm in enumerate(DEFAULT)}
+    rest = sorted(arms[1:], key=lambda column: known.get(column.key[0], len(known)))
+    return [*arms[:1], *rest]
+
+
+def _name(column: Column) -> str:
+    return column.key[0] or column.title

@@ -1,0 +1,72 @@
+"""Tables: every arm at a point in numbers, and one number of every arm at all points."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from html import escape
+
+from bench.page import document
+from bench.serve.compare import COMPARED, sameness
+from bench.serve.page.points import Point
+from bench.serve.page.words import interval
+from bench.serve.summary import BY_KEY
+
+CLOSE = 1.02  # times the best: as good as the best
+FAILED = "failed_programs"  # shown where there are any
+SHOWN = {
+    "jct_mean_s": "JCT mean",
+    "jct_p95_s": "JCT P95",
+    "ttft_mean_s": "TTFT mean",
+    "ttft_p95_s": "TTFT P95",
+    "tpot_mean_s": "TPOT",
+    "computed_tokens": "computed",
+    "hit_vram_tokens": "hit in VRAM",
+    "hit_dram_tokens": "hit in DRAM",
+    FAILED: "failed",
+}
+RATIOS = {each.key for each in COMPARED}
+
+
+def point_table(point: Point) -> str:
+    """A row per arm; below a figure its ratio to the first arm's, with its interval."""
+    failed = any(column.figure(FAILED) for column in point.arms.values())
+    keys = [key for key in SHOWN if key != FAILED or failed]
+    head = "".join(f"<th>{SHOWN[key]}</th>" for key in keys)
+    rows = [f"<tr><th>arm</th>{head}<th>same answers</th></tr>"]
+    for arm, column in point.arms.items():
+        cells = "".join(f"<td>{_cell(point, arm, key)}</td>" for key in keys)
+        same = "-" if arm == point.base else escape(str(sameness(point.arms[point.base], column)))
+        kind = ' class="ours"' if point.looks[arm].is_ours else ""
+        runs = f"{len(column.runs)} run{'s' if len(column.runs) > 1 else ''}"
+        name = f'{escape(arm)}<small class="below">{runs}</small>'
+        rows.append(f"<tr{kind}><td>{name}</td>{cells}<td>{same}</td></tr>")
+    return document.table(rows, "dense")
+
+
+def _cell(point: Point, arm: str, key: str) -> str:
+    shown = escape(BY_KEY[key].show(point.arms[arm].figure(key)))
+    if arm == point.base or key not in RATIOS:
+        return shown
+    ratio = point.ratios[arm, key]
+    if math.isnan(ratio.value):
+        return shown
+    return f'{shown}<small class="below">{interval(ratio)}</small>'
+
+
+def overview(points: Sequence[Point], key: str) -> str:
+    """A row per point, an arm per column; what comes within 2 % of the best has a dot."""
+    arms = list(dict.fromkeys(arm for point in points for arm in point.arms))
+    show = BY_KEY[key].show
+    rows = [f"<tr><th></th>{''.join(f'<th>{escape(arm)}</th>' for arm in arms)}</tr>"]
+    for point in points:
+        values = {arm: column.figure(key) for arm, column in point.arms.items()}
+        best = min((v for v in values.values() if not math.isnan(v)), default=math.nan)
+        cells = "".join(_best_cell(values.get(arm, math.nan), best, show) for arm in arms)
+        rows.append(f"<tr><td>{escape(point.title)}</td>{cells}</tr>")
+    return document.table(rows)
+
+
+def _best_cell(value: float, best: float, show: Callable[[float], str]) -> str:
+    kind = "best" if value <= CLOSE * best else "other"
+    return f'<td class="{kind}">{escape(show(value))}</td>'

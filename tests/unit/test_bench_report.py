@@ -1,0 +1,250 @@
+"""The page about a result folder: it tells all, needs nothing, and lives with what is missing."""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from bench.page.palette import VARIABLES
+from bench.serve import results, stats
+from bench.serve.commands import app
+from bench.serve.record import RunFolder
+from bench.serve.results import ResultError
+from tests.unit.ab_results import FACTORS, cannot_run, experiment, measured, run_of, settings
+from tests.unit.pages import elsewhere, read
+
+pytest.importorskip("matplotlib")
+
+from bench.serve.page import words
+from bench.serve.page.page import NOTHING, page
+from bench.serve.page.points import read as read_points
+
+BUSY = "Times of this result say little"
+
+
+@pytest.fixture(autouse=True, scope="module")
+def few_draws() -> Iterator[None]:
+    """How wide an interval is matters in test_bench_compare.py; here it only takes time."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(stats, "paired_ratio", partial(stats.paired_ratio, draws=20))
+        yield
+
+
+@pytest.fixture(scope="module")
+def text(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return page([experiment(tmp_path_factory.mktemp("ab"), (0.5, 2.0, 4.0))])
+
+
+def seen(text: str) -> str:
+    return " ".join(filter(None, read(text).words))
+
+
+def told(folder: Path) -> str:
+    """The words at the top of a page: it has no plots, which take their time."""
+    reported = read_points([folder])
+    made = (words.cautions, words.facts)
+    return seen("".join([*words.verdicts(reported), *(each(reported) for each in made)]))
+
+
+def test_the_page_is_whole_and_names_every_arm_wherever_arms_are_compared(text: str) -> None:
+    reader = read(text)
+    for arm in FACTORS:
+        assert reader.words.count(arm) >= 10, arm
+
+
+def test_the_page_needs_nothing_from_elsewhere(text: str) -> None:
+    assert elsewhere(text) == set()
+
+
+def test_every_colour_is_a_variable_with_a_value_for_light_and_for_dark(text: str) -> None:
+    assert not [code for code in VARIABLES if code in text]
+    for variable in set(re.findall(r"var\((--\w+)\)", text)):
+        assert text.count(f"{variable}:#") == 2, variable
+
+
+def test_the_page_says_what_was_run_and_what_could_not(text: str) -> None:
+    said = seen(text)
+    for each in (
+        "20 done, 1 could not run; 2 repeats",
+        "pressure, turns, 5 programs, seed 42",
+        "float32, VRAM for 2,048 tokens",
+        "128 MiB, live KV / DRAM = 0.5",
+        "vllm 0.32.0, torch 2.13.0",
+        "Linux <x86>, 2 cores",
+        "vllm serve 'a model' continuum:adaptive",
+        "it copies with <CUDA>, and there is none here",
+    ):
+        assert each in said, each
+
+
+def test_the_page_begins_with_ours_against_plain_vllm_and_the_best_of_the_others(
+    tmp_path: Path,
+) -> None:
+    said = told(experiment(tmp_path))
+    ours, rival = (f"{factor ** (1 / 3):.2f}x" for factor in (0.5, 0.7))
+    sentence = said[said.index("One request at a time") :][:260]
+    assert f"continuum:adaptive computes {ours}" in sentence
+    assert f"(the best other, lmcache-mp-lazy: {rival})" in sentence
+    assert "All 90 answers are those of none" in said  # 3 arms, 2 repeats, 5 programs, 3 turns
+
+
+def test_an_answer_that_differs_is_said_where_all_look_first(tmp_path: Path) -> None:
+    measured(tmp_path, run_of("none"), 1.0)
+    measured(tmp_path, run_of("continuum:adaptive", 2.0), 0.5, answer=8)
+    said = told(tmp_path)
+    assert "Answers that differ from those of none: continuum:adaptive : NO (0/15" in said
+    assert "answers are those of" not in said
+
+
+def test_a_busy_machines_times_are_not_in_the_sentence_to_take_away(tmp_path: Path) -> None:
+    quiet, busy = tmp_path / "quiet", tmp_path / "busy"
+    machine = {"cores": "2", "load_before": "4.5"}
+    experiment(quiet)
+    experiment(busy, machine=machine)
+    assert "its programs take" in told(quiet)
+    assert BUSY not in told(quiet)
+    assert "its programs take" not in told(busy)
+    assert BUSY in told(busy)
+
+
+def test_one_repeat_and_a_cpu_are_warned_of(tmp_path: Path) -> None:
+    one, cpu = tmp_path / "one", tmp_path / "cpu"
+    assert "One repeat: " in told(experiment(one, repeats=1))
+    assert "On a CPU" not in told(one)
+    assert "On a CPU" in told(experiment(cpu, versions={"vllm": "0.32.0+cpu"}))
+    assert "One repeat: " not in told(cpu)
+
+
+def test_a_pressure_sweep_has_its_plot_and_a_page_of_one_pressure_has_not(
+    text: str, tmp_path: Path
+) -> None:
+    assert "The less DRAM there is" in seen(text)
+    assert "The less DRAM there is" not in seen(page([experiment(tmp_path, repeats=1)]))
+
+
+def test_folders_of_several_loads_make_one_page_with_jct_against_load(tmp_path: Path) -> None:
+    folders = [
+        experiment(tmp_path / rate, repeats=1, settings=settings(f"poisson:{rate}"))
+        for rate in ("6", "1", "3")
+    ]
+    said = seen(page(folders))
+    assert "JCT against load" in said
+    assert "programs that arrive per second" in said
+    assert [point.load for point in read_points(folders).points] == [1.0, 3.0, 6.0]
+
+
+def test_folders_that_do_not_belong_together_are_told_apart(tmp_path: Path) -> None:
+    first = experiment(tmp_path / "a", repeats=1)
+    with pytest.raises(ResultError, match="the same load"):
+        page([first, experiment(tmp_path / "b", repeats=1)])
+    other = experiment(tmp_path / "c", settings=settings("poisson:3") | {"dtype": "bfloat16"})
+    with pytest.raises(ResultError, match="differ in dtype"):
+        page([first, other])
+
+
+def test_plain_vllm_is_the_base_whenever_it_ran_unless_another_is_named(tmp_path: Path) -> None:
+    measured(tmp_path, run_of("lmcache-mp", 2.0, order=0), 0.8)
+    measured(tmp_path, run_of("none", order=1), 1.0)
+    assert [point.base for point in read_points([tmp_path]).points] == ["none"]
+    assert [point.base for point in read_points([tmp_path], "lmcache-mp").points] == ["lmcache-mp"]
+
+
+def test_pages_of_the_same_folder_are_the_same(tmp_path: Path) -> None:
+    assert page([experiment(tmp_path, repeats=1)]) == page([tmp_path])
+
+
+# --- what is missing ------------------------------------------------------------------------
+def test_a_server_that_tells_nothing_of_its_tiers_has_a_page_without_their_plots(
+    tmp_path: Path,
+) -> None:
+    folder = measured(tmp_path, run_of("none"), 1.0)
+    whole = page([tmp_path])
+    for name in (results.SAMPLES, results.BEFORE):
+        (folder / name).unlink()
+    bare = page([tmp_path])
+    for plot in ("Where prompts were found", "The same over time"):
+        assert plot in seen(whole)
+        assert plot not in seen(bare)
+    assert "Turn by turn" in seen(bare)
+
+
+def test_a_run_that_was_cut_off_is_listed_and_the_others_are_compared(tmp_path: Path) -> None:
+    experiment(tmp_path)
+    run = run_of("continuum:lru", 2.0, state="running")
+    results.write_run(tmp_path / results.RUNS / run.name, run)
+    said = seen(page([tmp_path]))
+    assert "continuum:lru : never ended" in said
+    assert "continuum:adaptive computes" in said
+
+
+def test_an_interrupted_run_is_in_the_page_and_warned_of(tmp_path: Path) -> None:
+    measured(tmp_path, run_of("none"), 1.0)
+    run = run_of("continuum:adaptive", 2.0)
+    folder = measured(tmp_path, run, 0.5)
+    run.state, run.reason = "interrupted", "Ctrl-C"
+    results.write_run(folder, run)
+    assert "its mean JCT is too low" in told(tmp_path)
+
+
+def test_where_no_arm_could_run_the_page_says_why(tmp_path: Path) -> None:
+    cannot_run(tmp_path, "simple", "no CUDA")
+    said = seen(page([tmp_path]))
+    assert NOTHING in said
+    assert "simple : no CUDA" in said
+
+
+def test_a_run_without_an_answer_is_no_column(tmp_path: Path) -> None:
+    with RunFolder(tmp_path / results.RUNS / "x", run_of("none")) as out:
+        out.close("interrupted", "stopped while the server was starting")
+    assert NOTHING in seen(page([tmp_path]))
+
+
+# --- the command ----------------------------------------------------------------------------
+def test_the_command_writes_the_page_beside_the_runs_or_where_it_is_told(tmp_path: Path) -> None:
+    folder = measured(tmp_path, run_of("none"), 1.0).parents[1]
+    done = CliRunner().invoke(app, ["report", str(folder)])
+    assert done.exit_code == 0, done.output
+    assert "report.html: 0." in done.output
+    other = tmp_path / "x.html"
+    done = CliRunner().invoke(app, ["report", str(folder), "-o", str(other), "--title", "a < b"])
+    assert done.exit_code == 0, done.output
+    assert "<h1>a &lt; b</h1>" in other.read_text()
+    assert (folder / "report.html").exists()
+
+
+@pytest.mark.parametrize(
+    ("made", "said"),
+    [("", "holds no results"), ("runs", "holds no run yet"), ("runs/x/run.json", "cannot be read")],
+)
+def test_the_command_says_in_a_sentence_why_there_is_no_page(
+    tmp_path: Path, made: str, said: str
+) -> None:
+    path = tmp_path / made
+    if path.suffix:
+        path.parent.mkdir(parents=True)
+        path.write_text("{")
+    else:
+        path.mkdir(exist_ok=True)
+    done = CliRunner().invoke(app, ["report", str(tmp_path)])
+    assert done.exit_code == 1
+    assert said in done.output
+    assert "Traceback" not in done.output
+
+
+def test_without_matplotlib_the_command_says_what_to_install(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    for name in [
+        name for name in sys.modules if name.startswith(("bench.serve.page", "bench.page"))
+    ]:
+        monkeypatch.delitem(sys.modules, name)
+    done = CliRunner().invoke(app, ["report", str(experiment(tmp_path))])
+    assert done.exit_code == 1
+    assert "continuum-connector[bench]" in done.output
