@@ -117,6 +117,9 @@ def test_every_alert_is_tested_firing_and_not_firing() -> None:
 MANIFESTS = sorted(path for path in DEPLOY.rglob("*.y*ml") if path.name != "rules_test.yml")
 SERVERS = [path for path in MANIFESTS if '"kv_connector":' in path.read_text()]
 UNIT = DEPLOY / "systemd" / "vllm-continuum.service"
+IMAGE = DEPLOY / "Dockerfile"
+LEARNED = "/var/lib/continuum"
+SWITCH = f"{LEARNED}/switch"
 
 
 def words_of(value: Any) -> Iterator[str]:
@@ -129,6 +132,16 @@ def words_of(value: Any) -> Iterator[str]:
             yield from words_of(inside)
     elif isinstance(value, str):
         yield value
+
+
+def pairs_of(value: Any) -> Iterator[tuple[str, Any]]:
+    """Every key in a YAML document with what it stands for."""
+    if isinstance(value, dict):
+        yield from value.items()
+        value = list(value.values())
+    if isinstance(value, list):
+        for inside in value:
+            yield from pairs_of(inside)
 
 
 @pytest.mark.parametrize("path", MANIFESTS, ids=lambda path: path.name)
@@ -150,6 +163,65 @@ def test_every_server_is_started_with_our_flag_and_with_knobs_that_exist(path: P
     dram = re.search(r"DRAM_BYTES(?:=|:|\n\s+value:) ?(?:\$\{DRAM:-)?(\w+)", text)
     assert dram
     assert parse_bytes(dram[1]) > 0
+
+
+def environments(document: Any) -> Iterator[dict[str, str]]:
+    """Every `environment` mapping (compose) and `env` list (Kubernetes) in a YAML document."""
+    for name, value in pairs_of(document):
+        if name == "environment":
+            yield value
+        elif name == "env":
+            yield {one["name"]: one.get("value", "") for one in value}
+
+
+def variables(path: Path) -> dict[str, str]:
+    """What a target puts into its server's environment."""
+    text = path.read_text()
+    if path in SERVERS:
+        found = [each for whole in yaml.safe_load_all(text) for each in environments(whole)]
+        return {name: value for each in found for name, value in each.items()}
+    code = "\n".join(line for line in text.splitlines() if not line.startswith("#"))
+    return dict(re.findall(r"(?<=[ =])([A-Z_]+)=(/\S+)", code))
+
+
+@pytest.mark.parametrize("path", [*SERVERS, UNIT, IMAGE], ids=lambda path: path.name)
+def test_every_target_has_the_switch_that_the_documents_write_into(path: Path) -> None:
+    assert variables(path)["CONTINUUM_SWITCH_PATH"] == SWITCH
+
+
+def test_the_switch_lies_in_a_directory_that_is_made_and_may_be_written() -> None:
+    assert f"mkdir -p {LEARNED}\n" in IMAGE.read_text()
+    assert f"StateDirectory={Path(LEARNED).name}\n" in UNIT.read_text()  # made below /var/lib
+
+
+@pytest.mark.parametrize("name", ["runbook", "switch-off"])
+def test_the_documents_say_how_to_switch_off_on_every_target(name: str) -> None:
+    text = (ROOT / "docs" / f"{name}.md").read_text()
+    project = yaml.safe_load((DEPLOY / "compose" / "compose.yaml").read_text())["name"]
+    deployment = yaml.safe_load((DEPLOY / "kubernetes" / "deployment.yaml").read_text())
+    off = f"sh -c 'echo off > {SWITCH}'"
+    assert f"docker compose -p {project} exec vllm {off}" in text
+    assert f"kubectl exec deploy/{deployment['metadata']['name']} -- {off}" in text
+    assert f"kubectl exec {{}} -c vllm -- {off}" in text  # each pod of a chart
+    assert f"\necho off > {SWITCH} " in text  # systemd
+
+
+@pytest.mark.parametrize("path", SERVERS, ids=lambda path: path.name)
+def test_a_probe_waits_longer_than_a_busy_server_takes(path: Path) -> None:
+    probes = [
+        probe
+        for document in yaml.safe_load_all(path.read_text())
+        for name, probe in pairs_of(document)
+        if name in ("readinessProbe", "livenessProbe")
+    ]
+    assert all(probe.get("timeoutSeconds", 1) >= 5 for probe in probes)
+
+
+def test_compose_splits_the_model_over_the_gpus_it_reserves() -> None:
+    server = yaml.safe_load((DEPLOY / "compose" / "compose.yaml").read_text())["services"]["vllm"]
+    (device,) = server["deploy"]["resources"]["reservations"]["devices"]
+    command = server["command"]
+    assert command[command.index("--tensor-parallel-size") + 1] == device["count"] == "${GPUS:-1}"
 
 
 @pytest.mark.parametrize("path", SERVERS, ids=lambda path: path.name)
