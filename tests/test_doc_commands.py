@@ -1,9 +1,10 @@
-"""Every command in the docs is one that exists, and is run: here, by a named test, or on a GPU.
+"""Every command in the docs is one that exists, and says who runs it.
 
 In front of each block of commands stands one of
 
     <!-- run -->                        cheap: this test runs it, and it must succeed
-    <!-- test: tests/x.py, ... -->      these tests run it; they must name what the block uses
+    <!-- test: tests/x.py, ... -->      these tests run it, says its author; checked is only
+                                        that the words it uses occur in those files
     <!-- gpu -->                        needs a GPU, a real model or somebody's cluster
     <!-- long: why -->                  takes too long for a test, or needs what no test has
 
@@ -71,7 +72,9 @@ def test_a_cheap_block_runs(block: Block, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("block", [b for b in BLOCKS if b.mark == "test"], ids=str)
-def test_the_test_that_runs_a_block_exists_and_names_what_it_uses(block: Block) -> None:
+def test_the_file_that_a_test_mark_names_exists_and_holds_the_words_of_the_block(
+    block: Block,
+) -> None:
     text = STARTER.read_text()
     for name in re.split(r",\s*", block.argument):
         assert (ROOT / name).is_file(), f"{block}: no test {name}"

@@ -163,7 +163,7 @@ def check(jobs: Sequence[Job], report: Path | None) -> None:
     if importlib.util.find_spec("vllm") is None:
         raise UserError(
             "the lab drives vLLM's own scheduler, and vLLM is not installed here; without a GPU: "
-            "pip install 'continuum-connector[cpu]'"
+            "pip install '.[cpu]' in the clone"
         )
     if not jobs:
         raise UserError("nothing to do: name at least one arm, rate, GPU, model and seed")
@@ -182,8 +182,8 @@ def check(jobs: Sequence[Job], report: Path | None) -> None:
         raise UserError(f"workload {jobs[0].workload}: {error}") from None
     if report is not None and importlib.util.find_spec("matplotlib") is None:
         raise UserError(
-            "--report needs matplotlib; install it with: pip install 'continuum-connector[plot]', "
-            "or leave --report out: the tables say the same"
+            "--report needs matplotlib; install it with: pip install '.[plot]' in the "
+            "clone, or leave --report out: the tables say the same"
         )
     if report is not None and not report.parent.is_dir():
         raise UserError(f"there is no folder {report.parent}; make it, or give another --report")

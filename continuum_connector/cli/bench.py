@@ -36,5 +36,5 @@ def _find() -> Any:
             ) from None
         raise CommandError(
             f"the benchmarks need the package {error.name}; "
-            "install it with: pip install 'continuum-connector[bench]'"
+            "install it with: pip install '.[bench]' in the clone"
         ) from None

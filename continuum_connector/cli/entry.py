@@ -12,7 +12,7 @@ def main() -> None:
     except ImportError as error:
         raise SystemExit(
             f"continuum: the command line needs the package {error.name}, which the server does "
-            "not; install it with: pip install 'continuum-connector[cli]'"
+            "not; install it with: pip install '.[cli]' in a clone"
         ) from None
     from continuum_connector.cli.app import app
 

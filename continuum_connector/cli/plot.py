@@ -37,7 +37,7 @@ def check(path: Path | None) -> None:
         raise CommandError(f"there is no folder {path.parent}; make it, or give another --plot")
     if importlib.util.find_spec("matplotlib") is None:
         raise CommandError(
-            "--plot needs matplotlib; install it with: pip install 'continuum-connector[plot]', "
+            "--plot needs matplotlib; install it with: pip install '.[plot]' in a clone, "
             "or leave --plot out: the same is in the text"
         )
 

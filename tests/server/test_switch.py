@@ -95,18 +95,18 @@ def test_under_load_no_request_is_lost_and_every_answer_is_stocks(
 ) -> None:
     num_changes = 0
     with ThreadPoolExecutor(len(PROGRAMS)) as threads:
-        for last in ("on", "off"):
-            switch(server, folder, "on")
-            plays = [threads.submit(play, server, [dialog]) for dialog in PROGRAMS]
-            for text in itertools.cycle(("off", "on")):
-                if all(each.done() for each in plays):
-                    break
-                switch(server, folder, text)
-                num_changes += 1
-            assert [each.result()[0] for each in plays] == stock.answers
+        for last, enough in (("on", 2), ("off", 4)):
+            while num_changes < enough:  # a fast machine answers before it is switched twice
+                switch(server, folder, "on")
+                plays = [threads.submit(play, server, [dialog]) for dialog in PROGRAMS]
+                for text in itertools.cycle(("off", "on")):
+                    if all(each.done() for each in plays):
+                        break
+                    switch(server, folder, text)
+                    num_changes += 1
+                assert [each.result()[0] for each in plays] == stock.answers
             switch(server, folder, last)
     print(f"\nswitched {num_changes} times meanwhile")
-    assert num_changes >= 4
     eventually(lambda: is_neutral(server))
     eventually(lambda: usage(server) == 0)
     assert ledger_closes(server.metrics())

@@ -338,7 +338,7 @@ def test_without_matplotlib_a_picture_is_refused_with_its_extra(
 ) -> None:
     monkeypatch.setattr(plot.importlib.util, "find_spec", lambda name: None)
     result = run("analyze", "nowhere", "--plot", str(tmp_path / "x.png"))
-    assert "pip install 'continuum-connector[plot]'" in " ".join(result.output.split())
+    assert "pip install '.[plot]'" in " ".join(result.output.split())
 
 
 @pytest.mark.parametrize("suffix", plot.KINDS)

@@ -302,7 +302,7 @@ def test_without_the_extra_the_command_says_what_to_install() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.returncode == 1
-    assert "pip install 'continuum-connector[cli]'" in done.stderr
+    assert "pip install '.[cli]'" in done.stderr
     assert "Traceback" not in done.stderr
 
 
