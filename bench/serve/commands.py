@@ -116,8 +116,8 @@ def ab(
     """Start a server for each way to serve, put the same agents on each, and compare.
 
     The same model, VRAM pool, DRAM and requests for all arms; arms in alternating order; ratios
-    in pairs with their 95 % interval; every answer compared token for token; server logs kept.
-    An arm that cannot run here is listed with its reason.
+    in pairs, from 5 repeats on with a 95 % interval; every answer compared token for token;
+    server logs kept. An arm that cannot run here is listed with its reason.
 
     Ctrl-C stops the server and keeps what was measured; the same command goes on from there.
 
@@ -147,8 +147,8 @@ def ab(
 def compare(first: o.Result, second: o.Result) -> None:
     """Compare two result folders, in pairs where they got the same requests.
 
-    Ratios are second / first: below 1 the second is faster. In brackets the 95 % interval over
-    repeats and programs. Arms that only one of them has are left out.
+    Ratios are second / first: below 1 the second is faster. In brackets the 95 % interval, from
+    5 repeats on. Arms that only one of them has are left out.
     """
     with _told("compare"):
         made = [comparison.columns(results.load(each)) for each in (first, second)]

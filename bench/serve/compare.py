@@ -24,6 +24,8 @@ class Compared:
     key: str
     sample: Callable[[Loaded], Sampled]
     statistic: Statistic
+    min_programs: int = 0  # with fewer there is no interval
+    of_finished: bool = False  # programs that failed are in no such figure
 
 
 def _jct(run: Loaded) -> Sampled:
@@ -46,10 +48,10 @@ def _whole(key: str) -> Callable[[Loaded], Sampled]:
 
 
 COMPARED = (
-    Compared("jct_mean_s", _jct, stats.mean),
-    Compared("jct_p95_s", _jct, stats.p95),
+    Compared("jct_mean_s", _jct, stats.mean, of_finished=True),
+    Compared("jct_p95_s", _jct, stats.p95, stats.MIN_PROGRAMS_P95, of_finished=True),
     Compared("ttft_mean_s", _turns("ttft_s"), stats.mean),
-    Compared("ttft_p95_s", _turns("ttft_s"), stats.p95),
+    Compared("ttft_p95_s", _turns("ttft_s"), stats.p95, stats.MIN_PROGRAMS_P95),
     Compared("turn_mean_s", _turns("latency_s"), stats.mean),
     Compared("tpot_mean_s", _turns("tpot_s"), stats.mean),
     Compared("computed_tokens", _whole("computed_tokens"), stats.mean),
@@ -94,13 +96,20 @@ def matching(first: list[Column], second: list[Column]) -> list[tuple[Column, Co
 
 
 def ratio(base: Column, other: Column, what: Compared) -> Ratio:
-    """Over the repeats that both have."""
+    """Over the repeats that both have; no JCT where one arm lost more programs than the other.
+
+    Those that failed worked for nothing, or left room for the rest: what remains is no fair pair.
+    """
     both = [repeat for repeat in base.runs if repeat in other.runs]
-    return stats.paired_ratio(
-        [what.sample(base.runs[repeat]) for repeat in both],
-        [what.sample(other.runs[repeat]) for repeat in both],
-        what.statistic,
-    )
+    first, second = ([column.runs[repeat] for repeat in both] for column in (base, other))
+    if what.of_finished and _num_failed(first) != _num_failed(second):
+        return stats.NO_RATIO
+    samples = ([what.sample(run) for run in runs] for runs in (first, second))
+    return stats.paired_ratio(*samples, what.statistic, what.min_programs)
+
+
+def _num_failed(runs: Iterable[Loaded]) -> int:
+    return sum(len(run.programs) - len(run.finished) for run in runs)
 
 
 @dataclass(frozen=True)
