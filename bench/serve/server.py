@@ -30,6 +30,7 @@ from types import TracebackType
 from typing import Any
 
 from bench.serve.metrics import Metrics, parse_metrics, total
+from bench.serve.package import python_path
 
 LOGS = Path(__file__).resolve().parents[2] / ".cache" / "logs"
 SERVED_NAME = "tiny"
@@ -70,6 +71,7 @@ class ServerOptions:
 
     def command(self, model: Path, port: int) -> list[str]:
         """The command line; flags that only cost start-up time are turned off."""
+        model = model.absolute() if model.exists() else model  # the server runs elsewhere
         line = [sys.executable, "-m", "vllm.entrypoints.cli.main", "serve", str(model)]
         line += ["--host", "127.0.0.1", "--port", str(port), "--served-model-name", SERVED_NAME]
         line += ["--dtype", self.dtype, "--disable-uvicorn-access-log"]
@@ -89,7 +91,7 @@ class ServerOptions:
         return [*line, *self.args]
 
     def environment(self) -> dict[str, str]:
-        """The caller's environment, offline and quiet; `env` wins."""
+        """The caller's environment, offline and quiet; `env` wins. See package.py for its path."""
         quiet = {
             "HF_HUB_OFFLINE": "1",
             "TRANSFORMERS_OFFLINE": "1",
@@ -101,7 +103,8 @@ class ServerOptions:
             "VLLM_SERVER_DEV_MODE": "1",  # /reset_prefix_cache
             "TOKENIZERS_PARALLELISM": "false",
         }
-        return {**os.environ, **quiet, **self.env}
+        found = {**os.environ, **quiet, **self.env}
+        return {**found, "PYTHONPATH": python_path(found.get("PYTHONPATH", ""))}
 
 
 class VllmServer:
@@ -173,6 +176,7 @@ class VllmServer:
                 stdout=log,
                 stderr=subprocess.STDOUT,
                 env=self.options.environment(),
+                cwd=self.log.parent,  # not in a checkout: `-m` imports from there first
                 start_new_session=True,
                 preexec_fn=die_with_parent,
             )
@@ -191,6 +195,12 @@ class VllmServer:
     def alive(self) -> bool:
         """Whether the API server process still runs."""
         return self._process is not None and self._process.poll() is None
+
+    def healthy(self) -> bool:
+        """Whether it runs and its engine does: the API outlives a dead engine for a moment."""
+        with contextlib.suppress(OSError):
+            return self.alive() and self.get("/health", timeout_s=30.0) is not None
+        return False
 
     def get(self, path: str, timeout_s: float = 10.0) -> str:
         """GET a path and return its body."""
