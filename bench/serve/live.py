@@ -1,0 +1,72 @@
+"""How much KV a load keeps alive at a time: what DRAM is measured by.
+
+A program counts with its longest context. Which programs live at the same time follows from how
+they arrive:
+
+turn by turn    all of them
+closed loop     as many as work at once; the largest ones, wherever they come
+open loop       those whose arrivals and planned pauses overlap. What the server takes comes on
+                top, so a slow one has more alive than that
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+
+from bench.serve.load import Load
+from bench.serve.results import ResultError
+from bench.serve.server import DTYPE_BYTES
+
+
+@dataclass(frozen=True)
+class Live:
+    """Tokens alive at a time, and whose they are, in words."""
+
+    tokens: int
+    whose: str
+
+
+def live(load: Load) -> Live | None:
+    """The most that is alive at a time; None where nothing says how many programs there are."""
+    most = load.most_programs()
+    if most is None:
+        return None
+    if load.arrivals.open_loop:
+        return _overlap(load, most)
+    sizes = sorted((load.plan(number).live_tokens() for number in range(most)), reverse=True)
+    at_once = load.arrivals.at_once or most
+    if at_once >= most:
+        return Live(sum(sizes), f"all {most} programs")
+    return Live(sum(sizes[:at_once]), f"the {at_once} largest of {most} programs")
+
+
+def _overlap(load: Load, most: int) -> Live:
+    """The largest sum over programs at work at one moment, were the server to take no time."""
+    changes: list[tuple[float, int, int]] = []  # when; 0 comes, 1 goes: who goes is still there
+    for number, arrival_s in enumerate(load.arrivals.times_s[:most]):
+        plan = load.plan(number)
+        end_s = arrival_s + sum(turn.pause_s for turn in plan.turns)
+        changes += [(arrival_s, 0, plan.live_tokens()), (end_s, 1, plan.live_tokens())]
+    alive = programs = 0
+    peak = (0, 0)
+    for _, goes, tokens in sorted(changes):
+        sign = -1 if goes else 1
+        alive, programs = alive + sign * tokens, programs + sign
+        peak = max(peak, (alive, programs))
+    return Live(peak[0], f"the {peak[1]} of {most} programs that overlap by arrival and pauses")
+
+
+def kv_bytes_per_token(model: Path, dtype: str) -> int:
+    """Of a model with full attention in every layer, from its config.json."""
+    try:
+        config = json.loads((model / "config.json").read_text())
+        heads = config.get("num_key_value_heads") or config["num_attention_heads"]
+        head_dim = config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"]
+        return int(2 * config["num_hidden_layers"] * heads * head_dim * DTYPE_BYTES[dtype])
+    except (OSError, ValueError, KeyError) as error:
+        raise ResultError(
+            f"{model / 'config.json'} does not say how much KV a token needs ({error!r}); "
+            "give --model a local folder"
+        ) from None

@@ -1,0 +1,76 @@
+"""How much KV is alive at a time, whichever way programs arrive."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import pytest
+
+from bench.serve.arrivals import Arrivals, read_arrivals
+from bench.serve.live import Live, live
+from bench.serve.load import Load
+from bench.serve.plans import ProgramPlan, Tokens, TurnPlan
+from bench.serve.workloads import PRESSURE, SWEEP, Defaults, Workload
+
+TURNS = Defaults("turns")
+
+
+@dataclass(frozen=True)
+class Growing:
+    """Program n holds 100 (n + 1) tokens, and its tool takes two seconds."""
+
+    name: str = "growing"
+    defaults: Defaults = TURNS
+    size: int | None = None
+
+    def program(self, number: int, seed: int) -> ProgramPlan:
+        tokens = 50 * (number + 1)
+        return ProgramPlan(f"p{number}", (TurnPlan(tokens - 5, 5), TurnPlan(tokens - 5, 5, 2.0)))
+
+
+def load(arrivals: Arrivals | str, programs: int = 5, workload: Workload | None = None) -> Load:
+    if isinstance(arrivals, str):
+        arrivals = read_arrivals(arrivals, 42, 45.0, programs)
+    return Load(workload or Growing(), arrivals, Tokens(42), "m", programs=programs)
+
+
+def test_turn_by_turn_all_programs_are_alive() -> None:
+    assert live(load("turns")) == Live(1500, "all 5 programs")
+    assert live(load("turns", 6, PRESSURE)) == Live(6 * 1332, "all 6 programs")
+
+
+def test_a_closed_loop_has_as_many_alive_as_work_at_once_at_worst_the_largest() -> None:
+    assert live(load("closed:2")) == Live(900, "the 2 largest of 5 programs")
+    assert live(load("closed:9")) == Live(1500, "all 5 programs")
+
+
+@pytest.mark.parametrize(
+    ("times_s", "tokens", "programs"),
+    [
+        ((0.0, 10.0, 20.0), 300, 1),  # one after the other: the largest
+        ((0.0, 1.0, 10.0), 300, 1),  # the third alone is as large as the first two
+        ((0.0, 1.0, 1.5), 600, 3),
+        ((0.0, 1.0, 2.5), 500, 2),  # the first has gone when the third comes
+        ((0.0, 2.0, 2.0), 600, 3),  # at that very moment it is still there
+    ],
+)
+def test_in_an_open_loop_those_are_alive_that_overlap(
+    times_s: tuple[float, ...], tokens: int, programs: int
+) -> None:
+    found = live(load(Arrivals("trace", times_s=times_s), 0))
+    assert found is not None
+    assert found.tokens == tokens
+    if tokens != 300:
+        assert found.whose == f"the {programs} of 3 programs that overlap by arrival and pauses"
+
+
+def test_the_sweep_has_a_few_of_its_programs_alive_not_all() -> None:
+    found = live(load("poisson:3", 0, SWEEP))
+    assert found is not None
+    num_alive = found.tokens // (13193 + 20)
+    assert 10 < num_alive < 30  # 3 a second, 3.5 s of tools each; 133 in all
+    assert found.whose == f"the {num_alive} of 133 programs that overlap by arrival and pauses"
+
+
+def test_nobody_knows_where_only_time_ends_a_closed_loop() -> None:
+    assert live(load("closed:2", 0)) is None
