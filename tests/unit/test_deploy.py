@@ -19,7 +19,7 @@ import pytest
 
 from bench.serve.prometheus import find
 from continuum_connector.config import KNOBS, parse_bytes
-from continuum_connector.metric_table import METRICS, Kind
+from continuum_connector.metric_table import HOOKS, METRICS, OTHER, Kind
 from deploy.grafana.dashboard import load, panels
 
 yaml = pytest.importorskip("yaml", reason="needs PyYAML, which vLLM brings")
@@ -67,6 +67,16 @@ def test_every_query_asks_for_what_we_publish(expr: str) -> None:
     for labels in re.findall(r"(?:by|without) \(([^)]*)\)", expr):
         known = {m.label for m in METRICS} | {"le", "instance"}
         assert {label.strip() for label in labels.split(",")} <= known
+
+
+def test_the_time_in_our_hooks_is_that_of_the_scheduler_which_no_rank_multiplies() -> None:
+    worker = (ROOT / "continuum_connector" / "worker_hooks.py").read_text()
+    of_scheduler = set(HOOKS) - set(re.findall(r'@timed\("(\w+)"\)', worker)) - {OTHER}
+    (alert,) = (rule["expr"] for rule in alerts() if rule["alert"] == "ContinuumHooksSlow")
+    (panel,) = (p for p in panels(load()) if p["title"] == "Time in our hooks")
+    for expr in (alert, panel["targets"][0]["expr"]):
+        ((_, matchers),) = selectors(expr)
+        assert set(matchers["hook"].split("|")) == of_scheduler
 
 
 def test_the_dashboard_shows_every_metric() -> None:
