@@ -41,7 +41,8 @@ class Account:
         kinds = {(k.metric.name, k.label): k.metric for k in WIRE_KEYS.values()}
         self._counts = {k: 0 for k, m in kinds.items() if m.kind is Kind.COUNTER}
         self._taken = dict(self._counts)
-        self._gauges: dict[Key, float] = {k: 0 for k, m in kinds.items() if m.kind is Kind.GAUGE}
+        gauges = {k: m.first for k, m in kinds.items() if m.kind is Kind.GAUGE}
+        self._gauges: dict[Key, float] = gauges
         self._histograms = {
             k: _Histogram(m.buckets) for k, m in kinds.items() if m.kind is Kind.HISTOGRAM
         }

@@ -56,6 +56,7 @@ class ContinuumConnector(WorkerHooks, SupportsHMA):  # type: ignore[misc]
         if role is KVConnectorRole.SCHEDULER:
             if self._aside:
                 logger.warning("ContinuumConnector steps aside: %s", self._aside)
+                self.account.gauge("switched_on", 0.0)
             compat.ask_to_recompute(vllm_config)
             self._wake = compat.find_wake()
         elif not self._aside:

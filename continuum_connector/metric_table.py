@@ -32,7 +32,7 @@ class Kind(enum.Enum):
 @dataclass(frozen=True)
 class Metric:
     """One published number. `label` takes the `values` of a closed set, never a request's.
-    `first`: a gauge's value before the engine's first step."""
+    `first`: a gauge's value before anything sets it."""
 
     name: str
     kind: Kind
@@ -75,7 +75,7 @@ HOOK_BUCKETS = (1e-6, 2e-6, 5e-6, 1e-5, 2e-5, 5e-5, 1e-4, 2e-4, 5e-4, 1e-3, 0.01
 _C, _G, _H = Kind.COUNTER, Kind.GAUGE, Kind.HISTOGRAM
 
 METRICS: tuple[Metric, ...] = (
-    Metric("switched_on", _G, "1: on; 0: switched off by switch_path, served as stock", first=1.0),
+    Metric("switched_on", _G, "1: on; 0: switched off, or stepped aside", first=1.0),
     Metric("programs", _G, "Programs remembered; at max_programs the quiet ones are forgotten"),
     Metric(
         "turns",

@@ -29,7 +29,6 @@ class Records:
         self.trace = trace
         self.outcomes = Outcomes(account, trace, max_programs)
         self._echo = echo
-        account.gauge("switched_on", 1.0)
 
     def arrived(
         self, request: Any, turn: Turn, returns: bool, gap_s: float | None, now: float

@@ -35,6 +35,13 @@ def test_nothing_happened_is_nothing_to_send(account: Account) -> None:
     assert account.take() is None
 
 
+def test_a_gauge_begins_at_what_the_page_shows_first(account: Account) -> None:
+    account.gauge("switched_on", 1.0)
+    assert account.take() is None
+    account.gauge("switched_on", 0.0)
+    assert taken(account) == {"gauges": {"switched_on": 0.0}}
+
+
 def test_counters_are_sent_as_increments_and_kept_as_totals(account: Account) -> None:
     account.count("pins_started")
     account.count("pins_started", 2)
