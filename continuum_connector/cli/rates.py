@@ -75,7 +75,7 @@ class Kept:
     """The connector's part. Shares are of VRAM blocks; `pins_ended`, `worst` and `forecasts` count
     from the server's start."""
 
-    num_switched_off: int  # of the engines
+    num_switched_off: int  # of the engines; or stepped aside
     num_programs: int
     pinned: float | None  # None before the engine's first step
     held_for_stores: float | None
@@ -83,7 +83,8 @@ class Kept:
     num_pins: int
     pins_per_s: float
     pins_ended: dict[str, int]
-    tier_up: bool
+    tier_up: bool  # on one engine at least
+    num_without_tier: int  # of the engines
     dram_used: float | None  # share of the blocks that DRAM holds by now; None without a tier
     dram_used_bytes: int
     dram_ready_blocks: int
@@ -141,11 +142,10 @@ def _kept(now: Scrape, added: Scrape) -> Kept:
     capacity = now.total("continuum:dram_capacity_blocks")
     ready = now.total("continuum:dram_blocks", state="ready")
     writing = now.total("continuum:dram_blocks", state="writing")
-    switches = now.samples.get("continuum:switched_on", {})
     outcomes = now.by("continuum:outcomes_total", "decision_outcome")
     decisions = added.by("continuum:decisions_total", "decision")
     return Kept(
-        num_switched_off=list(switches.values()).count(0.0),
+        num_switched_off=_num_at_0(now, "continuum:switched_on"),
         num_programs=int(now.total("continuum:programs")),
         pinned=_share(pinned, vram),
         held_for_stores=_share(now.total("continuum:held_blocks") - pinned, vram),
@@ -154,6 +154,7 @@ def _kept(now: Scrape, added: Scrape) -> Kept:
         pins_per_s=_rate(added, "continuum:pins_started_total"),
         pins_ended=_counts(now.by("continuum:pins_ended_total", "cause")),
         tier_up=bool(now.total("continuum:tier_up")),
+        num_without_tier=_num_at_0(now, "continuum:tier_up"),
         dram_used=_share(ready + writing, capacity),
         dram_used_bytes=int(now.total("continuum:dram_used_bytes")),
         dram_ready_blocks=int(ready),
@@ -235,6 +236,11 @@ def _hooks(added: Scrape) -> list[Hook]:
 
 def _counts(values: dict[str, float]) -> dict[str, int]:
     return {name: int(num) for name, num in values.items()}
+
+
+def _num_at_0(now: Scrape, name: str) -> int:
+    """Of how many engines this gauge is 0."""
+    return list(now.samples.get(name, {}).values()).count(0.0)
 
 
 def _rate(added: Scrape, name: str) -> float:

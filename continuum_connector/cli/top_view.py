@@ -56,16 +56,15 @@ def _head(url: str, shown: Numbers | None) -> Text:
 def _state(kept: Kept, num_engines: int) -> tuple[str, str]:
     if not kept.num_switched_off:
         return "on", "bold green"
-    if kept.num_switched_off == num_engines:
-        return "switched off", "bold yellow"
-    return f"switched off on {kept.num_switched_off}", "bold yellow"
+    where = "" if kept.num_switched_off == num_engines else f" on {kept.num_switched_off}"
+    return f"off{where}: the server's log says why", "bold yellow"
 
 
 def _shares(served: Served, kept: Kept | None) -> Table:
     table = _rows()
     table.add_row("VRAM", _vram(served, kept))
     if kept is not None:
-        table.add_row("DRAM", _dram(kept))
+        table.add_row("DRAM", _dram(kept, served.num_engines))
         table.add_row("prompts", _hits(kept))
     elif served.vram_hit is not None:
         bar = _bar([(served.vram_hit, VRAM)])
@@ -109,16 +108,18 @@ def _vram(served: Served, kept: Kept | None) -> Text:
     return _facts(_bar(parts), f"{used}:", *said)
 
 
-def _dram(kept: Kept) -> Text:
+def _dram(kept: Kept, num_engines: int) -> Text:
     if not kept.tier_up:
         return Text("no tier: dram_bytes would add one, or the log says why it went", "dim")
-    facts = [f"{kept.dram_capacity_blocks:,} blocks", size(kept.dram_used_bytes)]
+    short = kept.dram_capacity_blocks < kept.dram_wanted_blocks
+    wanted = f" of {kept.dram_wanted_blocks:,} blocks wanted" if short else " blocks"
+    facts: list[str | Text] = [f"{kept.dram_capacity_blocks:,}{wanted}", size(kept.dram_used_bytes)]
     if kept.dram_writing_blocks:
         facts.append(f"{kept.dram_writing_blocks:,} being written")
     if kept.dram_evicted_per_s:
         facts.append(f"{kept.dram_evicted_per_s:.3g} evicted/s")
-    if kept.dram_capacity_blocks < kept.dram_wanted_blocks:
-        facts.append(f"growing to {kept.dram_wanted_blocks:,}")
+    if kept.num_without_tier:
+        facts.append(Text(f"no tier on {kept.num_without_tier} of {num_engines} engines", "yellow"))
     return _facts(_bar([(kept.dram_used or 0.0, DRAM)]), _percent(kept.dram_used), *facts)
 
 

@@ -144,7 +144,7 @@ def test_whether_it_is_switched_off_is_counted_by_engine() -> None:
         kept = two({"switched_on": on}).kept
         assert kept is not None
         assert kept.num_switched_off == off
-    assert "tiny  switched off" in drawn(two({}))[0]
+    assert "tiny  off: the server's log says why" in drawn(two({}))[0]
     assert "tiny  on" in drawn(two({"switched_on": 1}))[0]
 
 
@@ -166,6 +166,21 @@ def test_engines_are_summed_and_their_usage_is_a_mean() -> None:
     assert (shown.served.num_engines, shown.served.num_running) == (2, 6)
     assert shown.served.vram_used == pytest.approx(0.4)
     assert shown.kept.pinned == 0.2
+
+
+def test_an_engine_without_its_tier_is_counted_and_is_not_a_tier_that_grows() -> None:
+    other = HOST.replace('"0"', '"1"')
+    vllm = {name.replace('engine="0"', 'engine="1"'): value for name, value in VLLM.items()}
+    up = LATER | {"dram_capacity_blocks": 100}
+    down = up | {"tier_up": 0, "dram_capacity_blocks": 0}
+    scrape = Scrape.parse(text_of(VLLM, vllm, ours(up), ours(down, other)), 0.0)
+    shown = numbers(Scrape(-1.0, {}), scrape)
+    assert shown.kept is not None
+    assert shown.kept.num_without_tier == 1
+    text = " ".join(" ".join(drawn(shown)).split())
+    assert "100 of 200 blocks wanted" in text
+    assert "no tier on 1 of 2 engines" in text
+    assert "no tier on" not in " ".join(drawn(two(LATER)))
 
 
 def test_every_metric_that_is_read_is_one_that_is_published() -> None:
@@ -200,7 +215,7 @@ def test_the_screen_fits_a_narrow_terminal_at_its_fullest(width: int) -> None:
     assert "VRAM        ████████████░░░░░░░░  60 %:  requests 30 %  stores 10 %  pins 20 %" in text
     assert "4.2 % off  worst: of 20 with 40-50 % 75 % came" in text
     assert "pin never" in text
-    assert "growing to 100" in text
+    assert "50 of 100 blocks wanted" in text
 
 
 def test_without_the_connector_vllms_part_is_shown_and_how_to_get_ours() -> None:
