@@ -12,7 +12,9 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from continuum_connector.checks.model import aside
 from continuum_connector.checks.model_file import NoModelError, read_model_config
+from continuum_connector.checks.plan import Plan
 from continuum_connector.checks.shape import Shape, ShapeError, read_shape
 from continuum_connector.checks.words import size as text_of
 from continuum_connector.cli.reading import command
@@ -97,9 +99,12 @@ def _place(
 
 def _shape(model: str, dtype: str) -> Shape:
     try:
-        return read_shape(read_model_config(model, os.environ), kv_cache_dtype=dtype)
+        shape = read_shape(read_model_config(model, os.environ), kv_cache_dtype=dtype)
     except (NoModelError, ShapeError) as why:
         raise CommandError(f"{why}; give --bytes-per-token instead of --model") from None
+    if why_aside := aside(Plan(), shape):
+        raise CommandError(f"{why_aside}; no DRAM would be used")
+    return shape
 
 
 def _bytes(option: str, text: str) -> int:

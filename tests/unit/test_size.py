@@ -103,6 +103,16 @@ def test_a_model_is_read(tmp_path: Path) -> None:
         assert json.loads(run(*words, *more).stdout)["context_bytes"] == 1024 * num_bytes
 
 
+def test_a_model_that_is_not_served_is_not_reckoned(tmp_path: Path) -> None:
+    types = ["linear_attention"] * 3 + ["full_attention"]
+    config = {"num_hidden_layers": 4, "num_attention_heads": 2, "hidden_size": 64}
+    (tmp_path / "config.json").write_text(json.dumps(config | {"layer_types": types}))
+    result = run("--programs", "1", "--model", str(tmp_path))
+    assert result.exit_code == 1
+    said = " ".join(result.stderr.split())
+    assert "KV group 0 is MambaSpec, which is not proven yet, so turns of this model are" in said
+
+
 @pytest.mark.parametrize(
     ("words", "part"),
     [
