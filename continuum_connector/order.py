@@ -23,8 +23,9 @@ class Order:
         self.switch(True)
 
     def switch(self, is_on: bool) -> None:
-        """Turns wait in program order, or in vLLM's. Those that wait already keep their places as
-        they are when it becomes vLLM's. For between two admissions, not within one."""
+        """Turns wait in program order, or in vLLM's. When it becomes vLLM's, those that wait
+        already keep their places under fcfs, and stand by their priority otherwise. For between
+        two admissions, not within one."""
         if is_on:
             self._take_over()
         else:

@@ -6,6 +6,7 @@ change. Every engine of every replica reads it: one file on a shared mount switc
 
 from __future__ import annotations
 
+import errno
 import logging
 import threading
 from collections.abc import Callable
@@ -20,13 +21,22 @@ MEANINGS = {"on": True, "off": False}
 _MAX_BYTES = 64
 
 
+def read_switch(path: Path) -> str:
+    """What the file says, in lower case; "on" where there is none. OSError if it cannot be read,
+    or its folder is gone: a mount that went away is no operator."""
+    try:
+        with path.open("rb") as file:
+            return file.read(_MAX_BYTES).decode("utf-8", "replace").strip().lower()
+    except FileNotFoundError:
+        if not path.parent.is_dir():
+            raise FileNotFoundError(errno.ENOENT, "its folder is gone") from None
+        return "on"
+
+
 class AlwaysOn:
     """No switch: the same interface, no thread, no file."""
 
     is_on = True
-
-    def look(self) -> None:
-        """Do nothing."""
 
     def close(self) -> None:
         """Do nothing."""
@@ -35,8 +45,9 @@ class AlwaysOn:
 class SwitchFile:
     """`is_on` is what the file said last; it may be read from any thread.
 
-    A file that is not there means on. One that is empty (it is being written), unreadable or says
-    something else changes nothing; the log says so once. `wake` makes an idle engine step.
+    A file that is not there means on, if its folder is. One that is empty (it is being written),
+    unreadable or says something else changes nothing; the log says so once. `wake` makes an idle
+    engine step.
     """
 
     def __init__(self, path: str, wake: Callable[[], None] | None) -> None:
@@ -55,10 +66,7 @@ class SwitchFile:
     def look(self) -> None:
         """Read the file now."""
         try:
-            with self._path.open("rb") as file:
-                said = file.read(_MAX_BYTES).decode("utf-8", "replace").strip().lower()
-        except FileNotFoundError:
-            said = "on"
+            said = read_switch(self._path)
         except OSError as error:
             self._complain(f"cannot be read ({error.strerror})")
             return
@@ -80,7 +88,14 @@ class SwitchFile:
 
     def _run(self) -> None:
         while not self._closing.wait(PERIOD_S):
+            self._look_again()
+
+    def _look_again(self) -> None:
+        """Look, whatever comes of it: the top of a thread, and no other reads the file."""
+        try:
             self.look()
+        except Exception as error:
+            self._complain(f"failed ({error!r})")
 
     def _complain(self, what: str) -> None:
         if what != self._complaint:

@@ -69,6 +69,49 @@ def test_what_cannot_be_read_is_said_once(path: Path, caplog: pytest.LogCaptureF
     assert [record.message for record in caplog.records][1:] == [f"{said} on", f"{said} off"]
 
 
+def test_a_folder_that_is_gone_changes_nothing(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A mount that went away is no operator who switches on."""
+    folder = tmp_path / "mounted"
+    folder.mkdir()
+    path = folder / "switch"
+    path.write_text("off")
+    switch = SwitchFile(str(path), None)
+    path.unlink()
+    folder.rmdir()
+    with caplog.at_level(logging.WARNING):
+        switch.look()
+    assert not switch.is_on
+    assert [record.message for record in caplog.records] == [
+        f"switch_path = {path} cannot be read (its folder is gone); ContinuumConnector stays off"
+    ]
+    folder.mkdir()
+    switch.look()
+    assert switch.is_on
+
+
+def test_the_thread_outlives_whatever_one_look_raises(
+    path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    failed, worked = threading.Event(), threading.Event()
+
+    def wake() -> None:
+        if switch.is_on:
+            worked.set()
+        else:
+            failed.set()
+            raise RuntimeError("no engine there")
+
+    switch = open_switch(str(path), wake)
+    path.write_text("off")
+    assert failed.wait(30)
+    path.write_text("on")
+    assert worked.wait(30)
+    switch.close()
+    assert "failed (RuntimeError('no engine there'))" in caplog.text
+
+
 def test_a_change_wakes_an_idle_engine_and_nothing_else_does(path: Path) -> None:
     woken: list[bool] = []
     switch = SwitchFile(str(path), lambda: woken.append(switch.is_on))
