@@ -1,20 +1,24 @@
-"""Lines on the files that the connector writes."""
+"""Lines on the files that the connector writes, and the one that it obeys."""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 
 from continuum_connector.checks.line import Line, error, ok, warning
 from continuum_connector.checks.machine import Machine
 from continuum_connector.checks.plan import Plan
+from continuum_connector.switch import MEANINGS, read_switch
 
 
 def lines(machine: Machine, plan: Plan) -> Iterator[Line]:
-    """Can they be written? Nothing is said of those that are not asked for."""
+    """Can they be written, or read? Nothing is said of those that are not asked for."""
     if path := plan.config.state_path:
         yield _state(machine, path)
     if path := plan.config.trace_path:
         yield _trace(machine, path)
+    if path := plan.config.switch_path:
+        yield _switch(machine, path)
 
 
 def _state(machine: Machine, path: str) -> Line:
@@ -31,3 +35,24 @@ def _trace(machine: Machine, path: str) -> Line:
         cure = "name a file in a folder that exists and is writable, or leave it empty"
         return error("trace_path", text, cure)
     return ok("trace_path", f"one line per decision and outcome: {path}")
+
+
+def _switch(machine: Machine, path: str) -> Line:
+    folder = os.path.dirname(path) or "."
+    if not machine.is_folder(folder):
+        text = f"{folder} is no folder, so the server stops at start"
+        return error("switch_path", text, "make the folder, or leave switch_path empty")
+    place = machine.place(path)
+    try:
+        said = read_switch(place)
+    except OSError as why:
+        text = f"{path} cannot be read ({why.strerror}), so it would switch nothing"
+        return warning("switch_path", text, "name a file that the server may read")
+    if said not in MEANINGS:
+        text = f"{path} says {said!r}, which is neither on nor off: the server starts switched on"
+        return warning("switch_path", text, "write on or off into it")
+    if not MEANINGS[said]:
+        text = f"{path} says off, so the server starts switched off"
+        return warning("switch_path", text, "write on into it, or remove it")
+    why_on = "says so" if place.exists() else "is not there, which means on"
+    return ok("switch_path", f"on: {path} {why_on}")

@@ -47,13 +47,17 @@ class Machine:
 
     def can_write(self, path: str) -> bool:
         """Whether a file of this name may be written or made: the folder has to exist."""
-        found = self.root / path.lstrip("/") if path.startswith("/") else Path(path)
+        found = self.place(path)
         place = found if found.exists() else found.parent
         return place.exists() and os.access(place, os.W_OK)
 
     def is_folder(self, path: str) -> bool:
         """Whether there is a folder of this name."""
-        return (self.root / path.lstrip("/") if path.startswith("/") else Path(path)).is_dir()
+        return self.place(path).is_dir()
+
+    def place(self, path: str) -> Path:
+        """Where a path lies that the server would be given."""
+        return self.root / path.lstrip("/") if path.startswith("/") else Path(path)
 
     def names(self, path: str) -> list[str]:
         """What is in a folder, in order; [] if there is none."""

@@ -627,3 +627,24 @@ def test_files_that_are_written(tmp_path: Path, key: str, path: str, verdict: Ve
     line = one(machine, plan(**{key: f"/var/{path}"}), key)
     assert line.verdict is verdict
     assert f"/var/{path}" in line.text or "per model and device" in line.text
+
+
+@pytest.mark.parametrize(
+    ("path", "said", "verdict", "part"),
+    [
+        ("switch", None, OK, "on: /var/switch is not there"),
+        ("switch", "on", OK, "on: /var/switch says so"),
+        ("switch", "OFF", WARNING, "/var/switch says off, so the server starts switched off"),
+        ("switch", "aus", WARNING, "/var/switch says 'aus', which is neither"),
+        ("switch/below", "on", ERROR, "/var/switch is no folder, so the server stops at start"),
+        ("no/folder/switch", None, ERROR, "/var/no/folder is no folder"),
+        ("", None, WARNING, "/var/ cannot be read (Is a directory)"),
+    ],
+)
+def test_the_switch(
+    tmp_path: Path, path: str, said: str | None, verdict: Verdict, part: str
+) -> None:
+    machine = fake.make(tmp_path, {"var/here": "x", "var/switch": said})
+    line = one(machine, plan(switch_path=f"/var/{path}"), "switch_path")
+    assert line.verdict is verdict, line
+    assert part in line.text
