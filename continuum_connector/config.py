@@ -130,17 +130,28 @@ def parse_bytes(text: str) -> int:
     return int(Decimal(match[1]) * unit)
 
 
-def our_part(connector: str | None, extra: Mapping[str, Any] | None) -> dict[str, Any] | None:
+def our_part(connector: Any, extra: Any) -> dict[str, Any] | None:
     """Our extra config, also inside a MultiConnector's; None where we are not named.
 
-    `connector`, `extra`: `kv_connector` and `kv_connector_extra_config` of vLLM's config.
+    `connector`, `extra`: `kv_connector` and `kv_connector_extra_config` of vLLM's config. What is
+    no object of ours is the business of whose it is; ConfigError if ours is none.
     """
     if connector == CONNECTOR_NAME:
-        return dict(extra or {})
-    for child in (extra or {}).get("connectors", ()):
+        return _object(extra)
+    children = extra.get("connectors") if isinstance(extra, Mapping) else None
+    for child in children if isinstance(children, list) else ():
         if isinstance(child, dict) and child.get("kv_connector") == CONNECTOR_NAME:
-            return dict(child.get("kv_connector_extra_config") or {})
+            return _object(child.get("kv_connector_extra_config"))
     return None
+
+
+def _object(extra: Any) -> dict[str, Any]:
+    if extra is None or isinstance(extra, Mapping):
+        return dict(extra or {})
+    raise ConfigError(
+        f"kv_connector_extra_config = {extra!r} is no JSON object, so no key of it could be read; "
+        'write one, without quotes around it, such as {"dram_bytes": "64GiB"}'
+    )
 
 
 def load_config(
@@ -215,6 +226,7 @@ def _convert(values: dict[str, Any]) -> ContinuumConfig:
 
 def _check(config: ContinuumConfig) -> None:
     _check_choices(config)
+    _check_paths(config)
     if config.ttl_s > config.max_ttl_s:
         raise ConfigError(
             f"ttl_s = {config.ttl_s:g} is above max_ttl_s = {config.max_ttl_s:g}, "
@@ -248,4 +260,14 @@ def _check_choices(config: ContinuumConfig) -> None:
             raise ConfigError(
                 f"{key} = {value!r} does not exist, so the server stops; "
                 f"{hint}choose one of {', '.join(allowed)}"
+            )
+
+
+def _check_paths(config: ContinuumConfig) -> None:
+    for key in ("trace_path", "state_path", "switch_path"):
+        path = getattr(config, key)
+        if "\0" in path:
+            raise ConfigError(
+                f"{key} = {path!r} has a NUL in it, which no file's name may have, so the server "
+                "stops; write the path without it"
             )

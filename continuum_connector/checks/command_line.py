@@ -143,6 +143,8 @@ def _transfer(text: str | None, dotted: Mapping[str, str]) -> Mapping[str, Any]:
         at = found
         for folder in folders:
             at = at.setdefault(folder, {})
+            if not isinstance(at, dict):
+                raise ValueError(f"{folder} is no JSON object, so it cannot have {path}")
         at[key] = _value(word)
     return found
 

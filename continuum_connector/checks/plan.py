@@ -45,7 +45,10 @@ class Plan:
     @property
     def names_us(self) -> bool:
         """Whether --kv-transfer-config has our connector in it."""
-        return _our_part(self.transfer) is not None
+        try:
+            return _our_part(self.transfer) is not None
+        except ConfigError:  # named, and then given what is no config: `why_no_config` says it
+            return True
 
 
 def read_config(

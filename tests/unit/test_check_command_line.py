@@ -9,6 +9,15 @@ import pytest
 from continuum_connector.checks.command_line import UsageError, read_plan, split_environment
 from continuum_connector.checks.plan import Plan
 
+OURS = (
+    '--kv-transfer-config {"kv_connector":"ContinuumConnector","kv_role":"kv_both",'
+    '"kv_connector_extra_config":%s}'
+)
+IN_MULTI = (
+    '--kv-transfer-config {"kv_connector":"MultiConnector",'
+    '"kv_connector_extra_config":{"connectors":%s}}'
+)
+
 
 def plan(*words: str) -> Plan:
     return read_plan(words, {})
@@ -70,6 +79,36 @@ def test_flags_that_turn_things_off() -> None:
 def test_what_vllm_would_refuse(words: list[str]) -> None:
     with pytest.raises(UsageError, match="tensor-parallel-size"):
         plan(*words)
+
+
+@pytest.mark.parametrize(
+    ("words", "part"),
+    [
+        ([OURS % '"{}"'], "kv_connector_extra_config = '{}' is no JSON object"),
+        ([OURS % "[1]"], "kv_connector_extra_config = [1] is no JSON object"),
+        ([IN_MULTI % '[{"kv_connector":"ContinuumConnector","kv_connector_extra_config":"{}"}]'],
+         "kv_connector_extra_config = '{}' is no JSON object"),
+        (["--kv-transfer-config", "null"], "null is no JSON object"),
+        ([OURS % "{}", "--kv-transfer-config.kv_role.x", "1"], "kv_role is no JSON object"),
+        ([OURS % '{"trace_path":"a\\u0000b"}'], "trace_path = 'a\\x00b' has a NUL"),
+    ],
+)  # fmt: skip
+def test_a_config_of_another_shape_is_one_sentence(words: list[str], part: str) -> None:
+    found = plan(*(word for each in words for word in each.split(" ", 1)))
+    assert part in found.why_no_config
+    assert found.config == Plan().config
+
+
+@pytest.mark.parametrize("connectors", ["null", '"ContinuumConnector"', "[null, 3]", "{}"])
+def test_a_list_of_connectors_that_is_none_does_not_name_us(connectors: str) -> None:
+    found = plan(*(IN_MULTI % connectors).split(" ", 1))
+    assert not found.why_no_config
+    assert not found.names_us
+
+
+def test_an_extra_config_that_is_none_does_not_name_us() -> None:
+    found = plan("--kv-transfer-config", '{"kv_connector":"X","kv_connector_extra_config":"x"}')
+    assert not found.names_us
 
 
 def test_variables_in_front_of_a_command_are_its_environment() -> None:
