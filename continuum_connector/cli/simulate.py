@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import importlib
-import sys
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 from rich.console import Console
 
+from continuum_connector.cli.checkout import find_checkout
 from continuum_connector.cli.reading import command
 from continuum_connector.cli.server import CommandError
 
@@ -75,7 +74,7 @@ def simulate(
     [bold]continuum simulate --sweep published --report published.html[/]
     """
     with command("simulate"):
-        lab = find_lab()
+        lab = find_checkout("bench.sim.command", "simulate")
         if show_list:
             lab.listing(Console())
             return
@@ -87,15 +86,3 @@ def simulate(
         except lab.UserError as error:
             raise CommandError(str(error)) from None
         raise typer.Exit(status)
-
-
-def find_lab() -> Any:
-    """bench.sim.command: of the source tree this package lies in, or of the current folder."""
-    for root in (Path(__file__).parents[2], Path.cwd()):
-        if (root / "bench" / "sim" / "command.py").is_file():
-            sys.path.insert(0, str(root))
-            return importlib.import_module("bench.sim.command")
-    raise CommandError(
-        "the lab is not part of the installed package; run this in a clone of the source tree "
-        "(git clone, cd, continuum simulate)"
-    )

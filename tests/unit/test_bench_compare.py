@@ -15,6 +15,7 @@ from bench.serve import compare, results, stats, summary
 from bench.serve.commands import app
 from bench.serve.record import RunFolder
 from bench.serve.results import Dram, Program, ResultError, Run, Turn
+from continuum_connector.cli import checkout
 from continuum_connector.cli.app import app as continuum
 from tests.unit.fake_server import fake_server
 
@@ -254,13 +255,26 @@ def test_continuum_bench_hands_over() -> None:
     assert "--arrivals" in done.output
 
 
-def test_continuum_bench_without_the_source_says_what_to_do(
-    monkeypatch: pytest.MonkeyPatch,
+def test_without_the_source_both_commands_say_what_to_do(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(checkout, "__file__", str(tmp_path / "site-packages" / "a" / "b.py"))
+    monkeypatch.chdir(tmp_path)
+    for command in ("bench", "simulate"):
+        done = CliRunner().invoke(continuum, [command])
+        assert done.exit_code == 1
+        said = " ".join(done.output.split())
+        assert f"in a checkout of the source: git clone, cd, continuum {command}" in said
+    monkeypatch.chdir(Path(__file__).parents[2])
+    assert CliRunner().invoke(continuum, ["bench", "agents", "--help"]).exit_code == 0
+
+
+def test_what_a_checkout_needs_and_is_not_here_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     def missing(name: str) -> Any:
-        raise ModuleNotFoundError(f"No module named {name!r}", name="bench")
+        raise ModuleNotFoundError(f"No module named {name!r}", name="openai")
 
     monkeypatch.setattr("importlib.import_module", missing)
-    done = CliRunner().invoke(continuum, ["bench", "agents"])
-    assert done.exit_code == 1
-    assert "from a checkout" in " ".join(done.output.split())
+    for command in ("bench", "simulate"):
+        done = CliRunner().invoke(continuum, [command])
+        assert done.exit_code == 1
+        assert "needs the package openai" in " ".join(done.output.split())
