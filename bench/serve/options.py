@@ -62,7 +62,9 @@ BatchTokens = Annotated[int, typer.Option(min=1, help="vLLM's --max-num-batched-
 Seqs = Annotated[int, typer.Option(min=1, help="vLLM's --max-num-seqs.")]
 MaxLen = Annotated[int, typer.Option(min=0, help="vLLM's --max-model-len. 0: what fits.")]
 Eager = Annotated[bool, typer.Option(help="Without CUDA graphs.")]
-ServerArgs = Annotated[str, typer.Option(help="More for every vllm serve.")]
+ServerArgs = Annotated[
+    str, typer.Option(help="More for every vllm serve; files with their whole path.")
+]
 Shims = Annotated[
     Path | None, typer.Option(envvar="BENCH_SHIMS", help="CPU shims of rivals (arms.py).")
 ]
