@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Iterator
-from functools import partial
 from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
 
 from bench.page.palette import VARIABLES
-from bench.serve import results, stats
+from bench.serve import results
 from bench.serve.commands import app
 from bench.serve.record import RunFolder
 from bench.serve.results import ResultError
@@ -26,14 +24,6 @@ from bench.serve.page.page import NOTHING, page
 from bench.serve.page.points import read as read_points
 
 BUSY = "Times of this result say little"
-
-
-@pytest.fixture(autouse=True, scope="module")
-def few_draws() -> Iterator[None]:
-    """How wide an interval is matters in test_bench_compare.py; here it only takes time."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(stats, "paired_ratio", partial(stats.paired_ratio, draws=20))
-        yield
 
 
 @pytest.fixture(scope="module")
