@@ -23,7 +23,7 @@ def write(
         if error.name != "matplotlib":
             raise
         raise CommandError(
-            "a report needs matplotlib; install it with: pip install 'continuum-connector[bench]'"
+            "a report needs matplotlib; install it with: pip install '.[bench]' in the clone"
         ) from None
     text, path = page(folders, title, base), out or folders[0] / REPORT
     try:

@@ -237,4 +237,4 @@ def test_without_matplotlib_the_command_says_what_to_install(
         monkeypatch.delitem(sys.modules, name)
     done = CliRunner().invoke(app, ["report", str(experiment(tmp_path))])
     assert done.exit_code == 1
-    assert "continuum-connector[bench]" in done.output
+    assert ".[bench]" in done.output
