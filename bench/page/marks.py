@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from statistics import mean
 from typing import Any, TypeVar
 
 from bench.page.palette import FADED, PAPER, TIERS, Look
@@ -41,7 +42,7 @@ def name_ends(axes: Any, ends: Ends) -> None:
     x = axes.get_xlim()[1]
     ordered = sorted(ends, key=lambda end: end[0])
     wanted = [float(to_share.transform((x, value))[1]) for value, _, _ in ordered]
-    for place, (_, arm, look) in zip(_apart(wanted, step), ordered, strict=True):
+    for place, (_, arm, look) in zip(apart(wanted, step), ordered, strict=True):
         axes.annotate(
             arm, (1.0, place), xycoords="axes fraction",
             xytext=(9, 0), textcoords="offset points", va="center", color=look.code,
@@ -49,16 +50,19 @@ def name_ends(axes: Any, ends: Ends) -> None:
         )  # fmt: skip
 
 
-def _apart(wanted: Sequence[float], step: float) -> list[float]:
-    """Ascending places at least a step apart, as near to what is wanted as they fit below 1."""
-    places: list[float] = []
-    for place in wanted:
-        places.append(max(place, places[-1] + step) if places else place)
-    top = 1.0
-    for i in reversed(range(len(places))):
-        places[i] = min(places[i], top)
-        top = places[i] - step
-    return places
+def apart(wanted: Sequence[float], step: float) -> list[float]:
+    """Ascending places at least a step apart and not above 1, as near as can be to what is wanted.
+
+    Isotonic regression: what would overlap becomes a group around its own middle.
+    """
+    groups: list[list[float]] = []
+    for i, place in enumerate(wanted):
+        groups.append([place - i * step])
+        while len(groups) > 1 and mean(groups[-2]) > mean(groups[-1]):
+            groups[-2:] = [groups[-2] + groups[-1]]
+    highest = 1.0 - (len(wanted) - 1) * step
+    found = [min(mean(group), highest) for group in groups for _ in group]
+    return [place + i * step for i, place in enumerate(found)]
 
 
 def shares(panel: Any, ordered: Sequence[float], look: Look, is_tail: bool = False) -> None:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import pytest
+
 from bench.page.document import legend
+from bench.page.marks import apart
 from bench.page.palette import CODES, looks
 
 HUES = {"mine": "ours", "plain": "stock", "other": "blue", "other-lazy": "blue"}
@@ -37,3 +40,10 @@ def test_the_legend_names_every_arm_as_text() -> None:
     drawn = legend(looks(["a<b"], {}))
     assert "a&lt;b" in drawn
     assert "<b" not in drawn
+
+
+def test_names_beside_lines_stay_in_order_a_step_apart_and_near_their_lines() -> None:
+    assert apart([0.1, 0.5, 0.9], 0.1) == pytest.approx([0.1, 0.5, 0.9])
+    assert apart([0.5, 0.5, 0.5], 0.1) == pytest.approx([0.4, 0.5, 0.6])
+    assert apart([0.2, 0.98, 0.99], 0.1) == pytest.approx([0.2, 0.9, 1.0])
+    assert apart([], 0.1) == []

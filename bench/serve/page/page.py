@@ -64,7 +64,7 @@ def page(folders: Sequence[Path], title: str = "", base: str = "") -> str:
     body.append(words.commands(reported.runs))
     body += _sweeps(reported, arms)
     for number, point in enumerate(reported.points):
-        body += [f'<h2 id="p{number}">{_title(point)}</h2>', *_point(point)]
+        body += [f'<h2 id="p{number}">{words.capital(point.title)}</h2>', *_point(point)]
     return document.document(heading, filter(None, body))
 
 
@@ -81,12 +81,12 @@ def _sweeps(reported: Reported, arms: Sequence[str]) -> Iterator[str]:
     """What only several points can tell."""
     if len(reported.points) < 2:
         return
-    links = (f'<a href="#p{i}">{_title(p)}</a>' for i, p in enumerate(reported.points))
+    links = (f'<a href="#p{i}">{words.capital(p.title)}</a>' for i, p in enumerate(reported.points))
     yield f"<h2>All points</h2><nav>{''.join(links)}</nav>{document.legend(looks(arms))}"
     for points in sweeps.levels(reported):
         yield document.section(
             f"JCT against load {_where(sweeps.level_title(points))}",
-            "Lower is better; bars span the repeats.",
+            "Lower is better; bars span the repeats of the first arm and ours.",
             sweeps.against_load(points),
         )
     for points in reported.loads.values():
@@ -95,16 +95,13 @@ def _sweeps(reported: Reported, arms: Sequence[str]) -> Iterator[str]:
             yield document.section(
                 f"The less DRAM there is {_where(which)}",
                 "To the right all programs' KV together is more than DRAM holds. An arm without "
-                "DRAM was run once. Lower is better; bars span the repeats.",
+                "DRAM is the same everywhere. Lower is better; bars span the repeats of the first "
+                "arm and ours.",
                 sweeps.against_pressure(points),
             )
     how = '<p class="how">A dot: within 2 % of the best.</p>'
     for key, name in (("jct_mean_s", "Mean JCT"), ("computed_tokens", "Prompt tokens computed")):
         yield f"<h3>{name}</h3>{how}{tables.overview(reported.points, key)}"
-
-
-def _title(point: Point) -> str:
-    return escape(point.title[0].upper() + point.title[1:])
 
 
 def _where(text: str) -> str:

@@ -37,9 +37,10 @@ class Point:
     def load_title(self) -> str:
         """How programs come."""
         kind, _, number = self.arrivals.partition(":")
+        programs = f"{number} program{'s' if number != '1' else ''}"
         known = {
-            "poisson": f"{number} programs per second",
-            "closed": f"{number} programs at a time",
+            "poisson": f"{programs} per second",
+            "closed": f"{programs} at a time",
             "turns": "one request at a time",
         }
         return known.get(kind, self.arrivals)

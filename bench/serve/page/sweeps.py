@@ -70,7 +70,8 @@ def _draw(panel: Any, points: Sequence[Point], xs: Sequence[float], key: str, ti
         if told:
             marks.line(panel, [x for x, _ in told], [y for _, y in told], all_looks[arm])
             ends.append((told[-1][1], arm, all_looks[arm]))
-            _spans(panel, points, xs, key, arm, all_looks[arm])
+            if arm == arms[0] or all_looks[arm].is_ours:  # of ten arms they would hide the lines
+                _spans(panel, points, xs, key, arm, all_looks[arm])
     panel.set_yscale("log")
     (log_seconds if BY_KEY[key].unit == "s" else counts)(panel.yaxis)
     panel.set_title(title, loc="left")

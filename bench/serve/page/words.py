@@ -20,19 +20,39 @@ STATES = {"done": "done", "interrupted": "interrupted", "running": "never ended"
 
 # --- what to take away ----------------------------------------------------------------------
 def verdicts(reported: Reported) -> Iterator[str]:
-    """A sentence per point: ours against the first arm, and against the best of the others."""
-    for point in reported.points:
-        if point.ours and point.ours != point.base:
-            yield f"<p>{_verdict(point, with_times=not is_busy(reported.runs))}</p>"
+    """Ours against the first arm and the best of the others: a sentence, or a row per point."""
+    told = [point for point in reported.points if point.ours and point.ours != point.base]
+    with_times = not is_busy(reported.runs)
+    if len(told) == 1:
+        yield f"<p>{_sentence(told[0], with_times)}</p>"
+    elif told:
+        yield _rows(told, with_times)
 
 
-def _verdict(point: Point, with_times: bool) -> str:
-    where, base = escape(point.title), f"<b>{escape(point.base)}</b>"
+def _sentence(point: Point, with_times: bool) -> str:
+    base = f"<b>{escape(point.base)}</b>"
     said = [f"computes {_of(point, 'computed_tokens')} the prompt tokens of {base}"]
     if with_times:
         said.append(f"its programs take {_of(point, 'jct_mean_s')} as long")
-    told = f"<b>{escape(point.ours)}</b> {'; '.join(said)}. {_answers(point)}"
-    return f"{where[0].upper()}{where[1:]}: {told}"
+    ours = f"<b>{escape(point.ours)}</b>"
+    return f"{capital(point.title)}: {ours} {'; '.join(said)}. {_answers(point)}"
+
+
+def _rows(points: Sequence[Point], with_times: bool) -> str:
+    figures = {"computed_tokens": "prompt tokens computed", "jct_mean_s": "mean JCT"}
+    keys = list(figures)[: 2 if with_times else 1]
+    head = "".join(f"<th>{figures[key]}</th>" for key in keys)
+    first = f"{points[0].ours}, times {points[0].base}"
+    rows = [f"<tr><th>{escape(first)}</th>{head}<th>answers</th></tr>"]
+    for point in points:
+        cells = "".join(f"<td>{_of(point, key)}</td>" for key in keys)
+        rows.append(f"<tr><td>{capital(point.title)}</td>{cells}<td>{_answers(point)}</td></tr>")
+    return document.table(rows, "dense")
+
+
+def capital(text: str) -> str:
+    """Text that begins a line, in HTML."""
+    return escape(text[:1].upper() + text[1:])
 
 
 def _of(point: Point, key: str) -> str:
