@@ -92,6 +92,17 @@ def test_an_answer_that_differs_is_said_where_all_look_first(tmp_path: Path) -> 
     assert "answers are those of" not in said
 
 
+def test_of_several_points_each_is_a_row(text: str) -> None:
+    said = seen(text)
+    rows = said[said.index("continuum:adaptive, times none") :]
+    for pressure in (0.5, 2.0, 4.0):
+        ours, rival = (f"{factor ** (1 / (1 + pressure)):.2f}x" for factor in (0.5, 0.7))
+        row = rows[rows.index(f"live KV / DRAM = {pressure:g} ") :][:160]
+        assert f" {ours} " in row
+        assert f"lmcache-mp-lazy: {rival}" in row
+        assert "yes (30/30)" in row
+
+
 def test_a_busy_machines_times_are_not_in_the_sentence_to_take_away(tmp_path: Path) -> None:
     quiet, busy = tmp_path / "quiet", tmp_path / "busy"
     machine = {"cores": "2", "load_before": "4.5"}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import shlex
 from collections.abc import Iterable, Iterator, Sequence
 from html import escape
@@ -39,14 +40,15 @@ def _sentence(point: Point, with_times: bool) -> str:
 
 
 def _rows(points: Sequence[Point], with_times: bool) -> str:
-    figures = {"computed_tokens": "prompt tokens computed", "jct_mean_s": "mean JCT"}
+    figures = {"computed_tokens": "tokens computed", "jct_mean_s": "JCT mean"}
     keys = list(figures)[: 2 if with_times else 1]
-    head = "".join(f"<th>{figures[key]}</th>" for key in keys)
+    head = "".join(f"<th>{figures[key]}</th><th>the best other</th>" for key in keys)
     first = f"{points[0].ours}, times {points[0].base}"
-    rows = [f"<tr><th>{escape(first)}</th>{head}<th>answers</th></tr>"]
+    rows = [f"<tr><th>{escape(first)}</th>{head}<th>same answers</th></tr>"]
     for point in points:
-        cells = "".join(f"<td>{_of(point, key)}</td>" for key in keys)
-        rows.append(f"<tr><td>{capital(point.title)}</td>{cells}<td>{_answers(point)}</td></tr>")
+        cells = "".join(f"<td>{_mine(point, key)}</td><td>{_best(point, key)}</td>" for key in keys)
+        same = escape(str(sameness(point.arms[point.base], point.arms[point.ours])))
+        rows.append(f"<tr><td>{capital(point.title)}</td>{cells}<td>{same}</td></tr>")
     return document.table(rows, "dense")
 
 
@@ -57,15 +59,22 @@ def capital(text: str) -> str:
 
 def _of(point: Point, key: str) -> str:
     """Ours, with its interval, and the best of the others."""
-    mine = point.ratios[point.ours, key]
+    best = _best(point, key)
+    return f"{_mine(point, key)}{f' (the best other, {best})' if best else ''}"
+
+
+def _mine(point: Point, key: str) -> str:
+    return f"<b>{interval(point.ratios[point.ours, key])}</b>"
+
+
+def _best(point: Point, key: str) -> str:
     others = {
         arm: ratio.value
         for (arm, what), ratio in point.ratios.items()
-        if what == key and not point.looks[arm].is_ours and ratio.value == ratio.value
+        if what == key and not point.looks[arm].is_ours and not math.isnan(ratio.value)
     }
     best = min(others, key=lambda arm: others[arm], default="")
-    rival = f" (the best other, {escape(best)}: {others[best]:.2f}x)" if best else ""
-    return f"<b>{interval(mine)}</b>{rival}"
+    return f"{escape(best)}: {others[best]:.2f}x" if best else ""
 
 
 def interval(ratio: Ratio) -> str:
