@@ -114,12 +114,12 @@ def test_a_busy_machines_times_are_not_in_the_sentence_to_take_away(tmp_path: Pa
     assert BUSY in told(busy)
 
 
-def test_one_repeat_and_a_cpu_are_warned_of(tmp_path: Path) -> None:
+def test_few_repeats_and_a_cpu_are_warned_of(tmp_path: Path) -> None:
     one, cpu = tmp_path / "one", tmp_path / "cpu"
-    assert "One repeat: " in told(experiment(one, repeats=1))
+    assert "Fewer than 5 repeats: " in told(experiment(one, repeats=1))
     assert "On a CPU" not in told(one)
-    assert "On a CPU" in told(experiment(cpu, versions={"vllm": "0.32.0+cpu"}))
-    assert "One repeat: " not in told(cpu)
+    assert "On a CPU" in told(experiment(cpu, repeats=5, versions={"vllm": "0.32.0+cpu"}))
+    assert "Fewer than 5 repeats: " not in told(cpu)
 
 
 def test_a_pressure_sweep_has_its_plot_and_a_page_of_one_pressure_has_not(

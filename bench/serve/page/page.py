@@ -16,7 +16,7 @@ NOTHING = "No run got as far as its first answer, so there is nothing to compare
 SECTIONS: tuple[tuple[str, str, Callable[[Point], str], Callable[[Point], bool]], ...] = (
     (
         "Against {base}",
-        "A dot is the ratio, its line the 95 % interval over repeats and programs; left of the "
+        "A dot is the ratio, its line the 95 % interval over repeats; left of the "
         "upright line is better.",
         plots.ratios,
         lambda point: len(point.arms) > 1,

@@ -12,7 +12,7 @@ from bench.page import document
 from bench.serve.compare import sameness
 from bench.serve.page.points import Point, Reported
 from bench.serve.results import Loaded
-from bench.serve.stats import Ratio
+from bench.serve.stats import MIN_REPEATS, Ratio
 
 BUSY = 2.0  # processes that want to run, per core: more is someone else's work
 STATES = {"done": "done", "interrupted": "interrupted", "running": "never ended",
@@ -33,7 +33,7 @@ def verdicts(reported: Reported) -> Iterator[str]:
 def _sentence(point: Point, with_times: bool) -> str:
     base = f"<b>{escape(point.base)}</b>"
     said = [f"computes {_of(point, 'computed_tokens')} the prompt tokens of {base}"]
-    if with_times:
+    if with_times and not math.isnan(point.ratios[point.ours, "jct_mean_s"].value):
         said.append(f"its programs take {_of(point, 'jct_mean_s')} as long")
     ours = f"<b>{escape(point.ours)}</b>"
     return f"{capital(point.title)}: {ours} {'; '.join(said)}. {_answers(point)}"
@@ -113,10 +113,10 @@ def _cautions(runs: Sequence[Loaded]) -> Iterator[str]:
             f"The machine was busy: before a run up to {_most(runs, 'load_before'):.0f} processes "
             f"wanted its {_most(runs, 'cores'):.0f} cores. Times of this result say little."
         )
-    if runs and max(run.run.repeat for run in runs) == 0:
+    if runs and max(run.run.repeat for run in runs) + 1 < MIN_REPEATS:
         yield (
-            "One repeat: the intervals tell how programs differ, not how one run differs from the "
-            "next."
+            f"Fewer than {MIN_REPEATS} repeats: too few to say how one run differs from the next, "
+            "so ratios have no interval."
         )
     if any(run.run.state == "interrupted" for run in runs):
         yield "A run was interrupted: its mean JCT is too low, for the slow programs are missing."
