@@ -102,6 +102,13 @@ class Choice:
     receipts: tuple[Receipt, ...] = ()
 
 
+def stores(decision: Decision) -> bool:
+    """Whether the turn's blocks are to be in DRAM."""
+    return isinstance(decision, Offload) or (
+        isinstance(decision, Pin) and decision.then is After.STORE
+    )
+
+
 @dataclass(frozen=True)
 class FinishedTurn:
     """What is known of a turn at the moment it ends.

@@ -26,6 +26,7 @@ from continuum_connector.policy.base import (
     Resident,
     RetentionPolicy,
     Snapshot,
+    stores,
 )
 from continuum_connector.policy.stock import Stock
 from continuum_connector.programs.program import Hints
@@ -108,17 +109,18 @@ class Hinted:
     ) -> tuple[Choice, Receipt]:
         """Store rather than drop, if there is a tier with room; a pin counts as kept too."""
         decision, why, stays_s = choice.decision, "", 0.0
-        if not _is_stored(decision):
+        if not stores(decision):
             why = self._why_not_store(turn, choice, snapshot)
             if not why and isinstance(decision, Pin):
                 decision = replace(decision, then=After.STORE, is_wish=True)
             elif not why:
                 decision = Offload(is_wish=True)
                 choice = replace(choice, why=f"client asked to keep it for {wish_s:g} s")
-        if _is_stored(decision):
-            stays_s = snapshot.residence_s if snapshot.takes_store else 0.0
-            why = f"what is stored now stays in DRAM for about {stays_s:.3g} s"
-            why = why if snapshot.takes_store else NO_ROOM
+        if stores(decision):
+            why = NO_ROOM
+            if snapshot.takes_store:
+                stays_s = snapshot.residence_s
+                why = f"what is stored now stays in DRAM for about {stays_s:.3g} s"
         got_s = max(stays_s, _pinned_s(decision))
         return replace(choice, decision=decision), _granted("keep_s", wish_s, got_s, why)
 
@@ -193,16 +195,10 @@ def _refuse(receipts: tuple[Receipt, ...], hint: str, why: str) -> tuple[Receipt
 def _longer(asked: Decision, own: Decision) -> Pin:
     """The pin that was asked for: until the policy's own would end it is the policy's own."""
     assert isinstance(asked, Pin)
-    then = After.STORE if _is_stored(own) else After.DROP
+    then = After.STORE if stores(own) else After.DROP
     value = own.value if isinstance(own, Pin) else 0.0
     return Pin(asked.ttl_s, then, value, asked_from_s=_pinned_s(own))
 
 
 def _pinned_s(decision: Decision) -> float:
     return decision.ttl_s if isinstance(decision, Pin) else 0.0
-
-
-def _is_stored(decision: Decision) -> bool:
-    return isinstance(decision, Offload) or (
-        isinstance(decision, Pin) and decision.then is After.STORE
-    )

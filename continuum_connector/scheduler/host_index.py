@@ -41,6 +41,7 @@ class HostIndex:
         self._slots: dict[Key, Slot] = {}
         self._order = EvictionOrder()
         self._num_claims = 0
+        self._num_displaced = 0  # live blocks that left for the store being made
 
     def grow(self, num_slots: int) -> None:
         """Slots up to `num_slots` exist from now on; they are used after those that did."""
@@ -86,6 +87,9 @@ class HostIndex:
             slot = Slot(number, key, num_chains=1)
             self._slots[key] = slot
             claimed.append(slot)
+        if self._num_displaced:
+            self.residence.evicted(self._num_displaced, self.num_slots, now)
+            self._num_displaced = 0
         self.num_writing += len(claimed)
         self.num_refused += len(missing) - len(claimed)
         if claimed:
@@ -199,8 +203,7 @@ class HostIndex:
                 return
             victims.append(victim)
             while (number := self._free_tail(victim)) is not None:
-                if worth > -math.inf:
-                    self.residence.evicted(self.num_slots, now)
+                self._num_displaced += worth > -math.inf
                 yield number
 
     def _bound_claims(self, chain: Chain) -> None:

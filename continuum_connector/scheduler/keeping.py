@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from continuum_connector.policy.base import After, Choice, Decision, FinishedTurn, Free, Offload
+from continuum_connector.policy.base import Choice, Decision, FinishedTurn, Free, Offload, stores
 from continuum_connector.policy.base import Pin as PinDecision
 from continuum_connector.policy.hinted import without_end, without_pin
 from continuum_connector.scheduler.decider import Decider
@@ -46,9 +46,7 @@ class Keeping:
         world = self._levels.snapshot(now)
         finished, choice = self._decider.decide(turn, request, len(blocks), end, world)
         choice = self._fitting(choice, finished)
-        if _stores(choice.decision) and not self._store(
-            choice.decision, turn, request, blocks, now
-        ):
+        if stores(choice.decision) and not self._store(choice.decision, turn, request, blocks, now):
             world = replace(world, takes_store=False)
             choice = self._fitting(self._decider.policy.decide(finished, world), finished)
         if finished.hints.final and self._retention.is_foreign(request, finished.program):
@@ -85,9 +83,3 @@ class Keeping:
         if turn.identity.hints.final and not self._retention.is_foreign(request, key):
             self._retention.end_of(key, PinEnd.PROGRAM_DONE, now)
             self._tier.index.demote(key)
-
-
-def _stores(decision: Decision) -> bool:
-    return isinstance(decision, Offload) or (
-        isinstance(decision, PinDecision) and decision.then is After.STORE
-    )

@@ -26,17 +26,17 @@ class Residence:
         self._last = -math.inf
         self._num_slots = 0
 
-    def evicted(self, num_slots: int, now: float) -> None:
-        """A live block left, of the blocks in `num_slots`."""
+    def evicted(self, num_blocks: int, num_slots: int, now: float) -> None:
+        """Live blocks left, of those in `num_slots`; once per store that needed their room."""
         if math.isinf(self.seconds(now)):
             self._parts = deque([(now - LEAST_S, 0)])
             self._num_left = 0
         since, number = self._parts[-1]
         if number * NUM_PARTS < num_slots:
-            self._parts[-1] = since, number + 1
+            self._parts[-1] = since, number + num_blocks
         else:
-            self._parts.append((now, 1))
-        self._num_left += 1
+            self._parts.append((now, num_blocks))
+        self._num_left += num_blocks
         self._last, self._num_slots = now, num_slots
         while self._num_left - self._parts[0][1] >= num_slots:
             self._num_left -= self._parts.popleft()[1]

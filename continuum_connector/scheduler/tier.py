@@ -87,8 +87,9 @@ class DramTier:
         self._account.count("dram_evicted_blocks", self.index.num_evicted - evicted)
         refused = self.index.num_refused - refused
         self._account.count("dram_refused_blocks", refused)
+        has_most = 2 * refused <= len(blocks)
         if not slots:
-            return 2 * refused <= len(blocks)
+            return has_most
         by_key = dict(zip(keys, blocks, strict=True))
         chosen = [by_key[slot.key] for slot in slots]
         hold = self._holds.take([block for _, _, block in chosen])
@@ -98,7 +99,7 @@ class DramTier:
         if self._events is not None and request is not None:
             self._events.describe(transfer.id, request, chosen)
         self._admitted(transfer)
-        return 2 * refused <= len(blocks)
+        return has_most
 
     # --- loads ------------------------------------------------------------------------
     def find(self, request: Any, num_vram_tokens: int) -> int:

@@ -14,7 +14,7 @@ SLOTS = 1000
 def leaving(residence: Residence, rate: float, since: float, until: float) -> None:
     """Blocks leave, `rate` of them per second."""
     for n in range(round((until - since) * rate)):
-        residence.evicted(SLOTS, since + n / rate)
+        residence.evicted(1, SLOTS, since + n / rate)
 
 
 def test_it_is_infinite_until_something_leaves() -> None:
@@ -51,8 +51,8 @@ def test_when_nothing_leaves_for_as_long_as_a_block_stays_the_pressure_is_over()
 
 def test_a_pause_between_bursts_is_no_end_of_pressure() -> None:
     residence = Residence()
-    for n in range(SLOTS * 10):  # a thousand blocks in a tenth of a second
-        residence.evicted(SLOTS, n / SLOTS / 10)
+    for n in range(10):  # a tenth of a second each
+        residence.evicted(SLOTS, SLOTS, n / 10)
     assert residence.seconds(1.0 + LEAST_S / 2) < math.inf
 
 
