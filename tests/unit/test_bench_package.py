@@ -76,7 +76,8 @@ def test_a_server_imports_neither_from_the_folder_that_it_is_started_in(
     monkeypatch.setattr(
         server.ServerOptions,
         "command",
-        lambda *_: [sys.executable, "-c", "import continuum_connector"],
+        # -S: an editable install of this package would be found before any path.
+        lambda *_: [sys.executable, "-S", "-c", "import continuum_connector"],
     )
     monkeypatch.setattr(server, "python_path", lambda given: str(site))
     started = VllmServer(Path("model"), log=tmp_path / "logs" / "log")
