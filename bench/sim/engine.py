@@ -15,14 +15,9 @@ from typing import Any
 
 from vllm.config import KVTransferConfig
 from vllm.sampling_params import SamplingParams
-from vllm.v1.core.kv_cache_utils import (
-    get_request_block_hasher,
-    init_none_hash,
-    resolve_kv_cache_block_sizes,
-)
+from vllm.v1.core.kv_cache_utils import get_request_block_hasher, init_none_hash
 from vllm.v1.outputs import KVConnectorOutput, ModelRunnerOutput
 from vllm.v1.request import Request
-from vllm.v1.structured_output import StructuredOutputManager
 
 from bench.sim import versions
 from bench.sim.agenda import Clock
@@ -123,24 +118,14 @@ class Engine:
         self._progress: dict[str, Progress] = {}
 
     def _build_scheduler(self) -> Any:
-        """Do what EngineCore.__init__ does once the KV cache size is known."""
-        config, machine = self.vllm_config, self.machine
-        config.cache_config.num_gpu_blocks = machine.num_blocks
+        machine = self.machine
         kv_cache_config = versions.kv_cache_config(
             machine.num_blocks, machine.block_size, token_bytes=machine.model.token_bytes
         )
-        block_size, hash_block_size = resolve_kv_cache_block_sizes(kv_cache_config, config)
+        scheduler, hash_block_size = versions.scheduler(self.vllm_config, kv_cache_config)
         init_none_hash(hash_block)
         self._hasher = chain_hasher(hash_block_size)
-        return config.scheduler_config.get_scheduler_cls()(
-            vllm_config=config,
-            kv_cache_config=kv_cache_config,
-            structured_output_manager=StructuredOutputManager(config),
-            include_finished_set=False,
-            log_stats=True,
-            block_size=block_size,
-            hash_block_size=hash_block_size,
-        )
+        return scheduler
 
     # -- requests ----------------------------------------------------------------------
     def add(

@@ -21,6 +21,7 @@ from vllm.config import (
     SchedulerConfig,
     VllmConfig,
 )
+from vllm.v1.core.kv_cache_utils import resolve_kv_cache_block_sizes
 from vllm.v1.kv_cache_interface import (
     FullAttentionSpec,
     KVCacheConfig,
@@ -29,6 +30,7 @@ from vllm.v1.kv_cache_interface import (
     SlidingWindowSpec,
 )
 from vllm.v1.outputs import KVConnectorOutput
+from vllm.v1.structured_output import StructuredOutputManager
 
 MAX_MODEL_LEN = 32_768
 TINY_TOKEN_BYTES = 256  # K and V of a token, two heads of 32 in bfloat16
@@ -88,6 +90,23 @@ def _model_config(max_model_len: int) -> ModelConfig:
     }
     (folder / "config.json").write_text(json.dumps(config))
     return ModelConfig(model=str(folder), skip_tokenizer_init=True, max_model_len=max_model_len)
+
+
+def scheduler(config: VllmConfig, kv_cache_config: KVCacheConfig) -> tuple[Any, int]:
+    """Do what EngineCore.__init__ does once the KV cache size is known; return the scheduler that
+    the config chooses, and how many tokens a block hash stands for."""
+    config.cache_config.num_gpu_blocks = kv_cache_config.num_blocks
+    block_size, hash_block_size = resolve_kv_cache_block_sizes(kv_cache_config, config)
+    built = config.scheduler_config.get_scheduler_cls()(
+        vllm_config=config,
+        kv_cache_config=kv_cache_config,
+        structured_output_manager=StructuredOutputManager(config),
+        include_finished_set=False,
+        log_stats=True,
+        block_size=block_size,
+        hash_block_size=hash_block_size,
+    )
+    return built, hash_block_size
 
 
 def kv_cache_config(

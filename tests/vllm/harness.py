@@ -17,14 +17,9 @@ from vllm.config import KVTransferConfig
 from vllm.distributed.kv_transfer.kv_connector.utils import KVOutputAggregator
 from vllm.sampling_params import SamplingParams
 from vllm.utils.hashing import get_hash_fn_by_name
-from vllm.v1.core.kv_cache_utils import (
-    get_request_block_hasher,
-    init_none_hash,
-    resolve_kv_cache_block_sizes,
-)
+from vllm.v1.core.kv_cache_utils import get_request_block_hasher, init_none_hash
 from vllm.v1.outputs import KVConnectorOutput, ModelRunnerOutput
 from vllm.v1.request import Request, RequestStatus
-from vllm.v1.structured_output import StructuredOutputManager
 
 from bench.sim import versions
 from tests.vllm.fake_worker import FakeWorker, OracleError
@@ -110,19 +105,10 @@ class Engine:
         self._start_records()
 
     def _build_scheduler(self, num_blocks: int, block_size: int) -> None:
-        """Do what EngineCore.__init__ does once the KV cache size is known."""
         config = self.vllm_config
-        config.cache_config.num_gpu_blocks = num_blocks
-        kv_cache_config = versions.kv_cache_config(num_blocks, block_size, self.windows)
-        block_size, hash_block_size = resolve_kv_cache_block_sizes(kv_cache_config, config)
-        self.scheduler: Any = config.scheduler_config.get_scheduler_cls()(
-            vllm_config=config,
-            kv_cache_config=kv_cache_config,
-            structured_output_manager=StructuredOutputManager(config),
-            include_finished_set=False,
-            log_stats=True,
-            block_size=block_size,
-            hash_block_size=hash_block_size,
+        self.scheduler: Any
+        self.scheduler, hash_block_size = versions.scheduler(
+            config, versions.kv_cache_config(num_blocks, block_size, self.windows)
         )
         self.connector = self.scheduler.connector
         if hasattr(self.connector, "set_clock"):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import matplotlib
@@ -14,6 +14,8 @@ from bench.page.drawing import STYLE, log_seconds, panels, svg
 from bench.page.palette import SOFT, Look
 from bench.sim.report.cast import looks
 from bench.sim.report.summary import Figures, Table, arm_names, mean, oracle_of
+
+Draw = Callable[[Any, Figures, Look], None]
 
 MOST_PANELS = 5
 Arms = dict[str, Figures]
@@ -93,18 +95,28 @@ def _ticks(axes: Any, table: Table) -> None:
 
 
 # --- at some loads --------------------------------------------------------------------------
+def _panel_per_point(table: Table, draw: Draw, **options: Any) -> tuple[Any, Sequence[Any]]:
+    """A panel for each load shown, in it each arm as `draw` puts it, ours on top."""
+    points, all_looks = _some(table), looks(arm_names(table))
+    figure, axes = panels(len(points), 2.9, **options)
+    for panel, (point, arms) in zip(axes, points.items(), strict=True):
+        for _, figures, look in _back_to_front(arms, all_looks):
+            draw(panel, figures, look)
+        panel.set_title(_title(point), loc="left")
+    return figure, axes
+
+
 def turn_latency(table: Table) -> str:
     """Mean latency of a program's first, second, ... turn."""
+
+    def draw(panel: Any, figures: Figures, look: Look) -> None:
+        ys = figures.turn_latency_s()
+        panel.plot(range(1, len(ys) + 1), ys, color=look.code, linestyle=look.line,
+                   linewidth=look.width)  # fmt: skip
+
     with matplotlib.rc_context(STYLE):
-        points = _some(table)
-        figure, axes = panels(len(points), 2.9)
-        all_looks = looks(arm_names(table))
-        for panel, (point, arms) in zip(axes, points.items(), strict=True):
-            for _, figures, look in _back_to_front(arms, all_looks):
-                ys = figures.turn_latency_s()
-                panel.plot(range(1, len(ys) + 1), ys, color=look.code, linestyle=look.line,
-                           linewidth=look.width)  # fmt: skip
-            panel.set_title(_title(point), loc="left")
+        figure, axes = _panel_per_point(table, draw)
+        for panel in axes:
             panel.set(yscale="log", xlabel="turn")
             panel.xaxis.get_major_locator().set_params(integer=True)
             log_seconds(panel.yaxis)
@@ -113,14 +125,13 @@ def turn_latency(table: Table) -> str:
 
 def waiting_tail(table: Table) -> str:
     """Share of turns whose first token took longer than that."""
+
+    def draw(panel: Any, figures: Figures, look: Look) -> None:
+        marks.shares(panel, figures.ttft_s, look, is_tail=True)
+
     with matplotlib.rc_context(STYLE):
-        points = _some(table)
-        figure, axes = panels(len(points), 2.9, sharey=True)
-        all_looks = looks(arm_names(table))
-        for panel, (point, arms) in zip(axes, points.items(), strict=True):
-            for _, figures, look in _back_to_front(arms, all_looks):
-                marks.shares(panel, figures.ttft_s, look, is_tail=True)
-            panel.set_title(_title(point), loc="left")
+        figure, axes = _panel_per_point(table, draw, sharey=True)
+        for panel in axes:
             panel.set(xscale="log", yscale="log", xlabel="TTFT", ylim=(9e-4, 1.1))
             panel.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{100 * value:g} %"))
             panel.yaxis.set_minor_formatter(NullFormatter())
@@ -131,14 +142,13 @@ def waiting_tail(table: Table) -> str:
 
 def jct_shares(table: Table) -> str:
     """Share of programs that were done by then."""
+
+    def draw(panel: Any, figures: Figures, look: Look) -> None:
+        marks.shares(panel, figures.jct_s, look)
+
     with matplotlib.rc_context(STYLE):
-        points = _some(table)
-        figure, axes = panels(len(points), 2.9, sharey=True)
-        all_looks = looks(arm_names(table))
-        for panel, (point, arms) in zip(axes, points.items(), strict=True):
-            for _, figures, look in _back_to_front(arms, all_looks):
-                marks.shares(panel, figures.jct_s, look)
-            panel.set_title(_title(point), loc="left")
+        figure, axes = _panel_per_point(table, draw, sharey=True)
+        for panel in axes:
             panel.set(xscale="log", xlabel="JCT", ylim=(0, 1.02))
             panel.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{100 * value:.0f} %"))
             log_seconds(panel.xaxis)
