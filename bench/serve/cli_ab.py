@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import signal
 import sys
 from collections.abc import Sequence
@@ -60,8 +61,18 @@ class Options:
     def _vocab(self) -> tuple[int, int]:
         if not self.vocab and self.model is None:
             return FIRST_WORD, LLAMA.vocab
-        tokens = read_vocab(self.vocab or "1000:30000", 0)
+        tokens = read_vocab(self.vocab or known_ids(self.model), 0)
         return tokens.low, tokens.high
+
+
+def known_ids(model: Path) -> str:
+    """LOW:HIGH of token ids that a model knows: 1000:30000, less where it has fewer."""
+    try:
+        size = int(json.loads((model / "config.json").read_text())["vocab_size"])
+    except (OSError, ValueError, KeyError, TypeError):
+        size = 30_000
+    high = min(30_000, size)
+    return f"{min(1000, high // 2)}:{high}"
 
 
 def read_dram(text: str) -> tuple[tuple[float, ...], int]:

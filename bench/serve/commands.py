@@ -101,7 +101,7 @@ def ab(
     out: o.Out = None,
     model: o.ModelFolder = None,
     dtype: o.Dtype = "float32",
-    vocab: o.Vocab = "",
+    vocab: o.VocabOfModel = "",
     blocks: o.Blocks = 17,
     block_size: o.BlockSize = 128,
     batch_tokens: o.BatchTokens = 1024,

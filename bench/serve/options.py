@@ -30,6 +30,9 @@ Out = Annotated[
     Path | None, typer.Option(help="Result folder. Default: below runs/, named by the time.")
 ]
 Vocab = Annotated[str, typer.Option(help="Token ids to draw from, LOW:HIGH.")]
+VocabOfModel = Annotated[
+    str, typer.Option(help="Token ids to draw from, LOW:HIGH. Empty: what the model knows.")
+]
 Timeout = Annotated[float, typer.Option(min=0.1, help="Seconds for one try.")]
 Retries = Annotated[int, typer.Option(min=0, help="More tries after one that failed.")]
 Sample = Annotated[float, typer.Option(min=0, help="Seconds between /metrics. 0: none.")]

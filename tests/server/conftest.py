@@ -21,7 +21,7 @@ from typing import Any
 import pytest
 
 from bench.serve.server import ServerError, VllmServer, free_port
-from bench.serve.tiny_model import LLAMA, make_hybrid_model, make_model
+from bench.serve.tiny_model import HYBRID, LLAMA, make_model
 from tests.server.helpers import PROGRAMS, log_of, play
 
 HERE = Path(__file__).parent
@@ -97,7 +97,7 @@ def tiny_model() -> Path:
 @pytest.fixture(scope="session")
 def hybrid_model() -> Path:
     """Folder of the tiny Gemma-3-like model: sliding windows and full attention."""
-    return make_hybrid_model()
+    return make_model(HYBRID)
 
 
 @pytest.fixture(scope="module")

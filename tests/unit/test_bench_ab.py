@@ -368,6 +368,22 @@ def test_other_drams_are_refused(text: str) -> None:
         read_dram(text)
 
 
+@pytest.mark.parametrize(
+    ("config", "ids"),
+    [
+        ({"vocab_size": 128_256}, "1000:30000"),
+        ({"vocab_size": 2048}, "1000:2048"),
+        ({"vocab_size": 500}, "250:500"),
+        ({}, "1000:30000"),
+    ],
+)
+def test_only_ids_that_the_model_knows_are_sent(
+    tmp_path: Path, config: dict[str, int], ids: str
+) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    assert cli_ab.known_ids(tmp_path) == ids
+
+
 @pytest.mark.parametrize("name", ["lmcache", "continuum:best", ""])
 def test_unknown_arms_are_refused(name: str) -> None:
     with pytest.raises(KeyError):

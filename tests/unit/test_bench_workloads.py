@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from bench.serve import own
 from bench.serve.arrivals import ArrivalError, poisson, read_arrivals
 from bench.serve.plans import Tokens
 from bench.serve.workloads import PRESSURE, SWEEP, WorkloadError, find_workload
@@ -102,6 +103,12 @@ def test_an_own_workload_may_spell_its_turns_out(tmp_path: Path) -> None:
     plan = find_workload(str(path)).program(0, seed=1)
     assert plan.prompt_lengths() == [9, 20]
     assert plan.turns[1].pause_s == 1.5
+
+
+def test_the_long_prompts_are_what_their_file_says() -> None:
+    found = own.read(Path(own.__file__).with_name("long_prompts.toml"))
+    assert found.program(0, 1).prompt_lengths() == [1500, 2012, 2524, 3036, 3548]
+    assert found.defaults.programs == 6
 
 
 @pytest.mark.parametrize(
