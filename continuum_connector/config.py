@@ -19,6 +19,10 @@ from continuum_connector.errors import ConfigError
 
 CONNECTOR_NAME = "ContinuumConnector"
 ENV_PREFIX = "CONTINUUM_"
+SWITCH_PATH = ENV_PREFIX + "SWITCH_PATH"
+ADMIN_KEY = (
+    ENV_PREFIX + "ADMIN_KEY"
+)  # switch_endpoint.py's; no knob, for vLLM logs the extra config
 
 FIRST_BYTES = 2**30  # of a rank's DRAM, before its worker is ready; the rest grows behind
 
@@ -164,7 +168,7 @@ def load_config(
     environ = os.environ if environ is None else environ
     values: dict[str, Any] = {}
     for name, raw in environ.items():
-        if name.startswith(ENV_PREFIX) and not _SERVICE_LINK.fullmatch(name):
+        if name.startswith(ENV_PREFIX) and name != ADMIN_KEY and not _SERVICE_LINK.fullmatch(name):
             key = name.removeprefix(ENV_PREFIX).lower()
             _known(key, f"environment variable {name}", environment=True)
             values[key] = _read(key, raw, name)
@@ -173,6 +177,7 @@ def load_config(
         values[key] = _read(key, raw, f"kv_connector_extra_config.{key}")
     config = _convert(values)
     _check(config)
+    _check_endpoint(config, environ)
     return config
 
 
@@ -241,6 +246,17 @@ def _check(config: ContinuumConfig) -> None:
         raise ConfigError(
             f"window_bytes = {config.window_bytes} is below trunk_bytes = {config.trunk_bytes}, "
             "so not one trunk could be under way; raise window_bytes or lower trunk_bytes"
+        )
+
+
+def _check_endpoint(config: ContinuumConfig, environ: Mapping[str, str]) -> None:
+    """The switch endpoint sees the environment alone, so it must name the file that we read."""
+    written = environ.get(SWITCH_PATH, "")
+    if environ.get(ADMIN_KEY) and written and written != config.switch_path:
+        raise ConfigError(
+            f"switch_path = {config.switch_path!r}, but /continuum/switch writes "
+            f"{SWITCH_PATH} = {written!r}, so it would switch nothing; leave switch_path out of "
+            f"kv_connector_extra_config, or unset {ADMIN_KEY}"
         )
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import errno
 import logging
 import threading
+import uuid
 from collections.abc import Callable
 from pathlib import Path
 
@@ -31,6 +32,21 @@ def read_switch(path: Path) -> str:
         if not path.parent.is_dir():
             raise FileNotFoundError(errno.ENOENT, "its folder is gone") from None
         return "on"
+
+
+def write_switch(path: Path, said: str) -> None:
+    """Make the file say it, at once and as a whole; OSError leaves it as it was.
+
+    A symbolic link stays one: other replicas may read what it points to.
+    """
+    path = path.resolve()
+    beside = path.with_name(f".{path.name}.{uuid.uuid4().hex}")
+    try:
+        beside.write_text(f"{said}\n")
+        beside.replace(path)
+    except OSError:
+        beside.unlink(missing_ok=True)
+        raise
 
 
 class AlwaysOn:

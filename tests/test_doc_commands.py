@@ -30,7 +30,7 @@ import pytest
 import typer
 
 from continuum_connector.cli.app import app
-from continuum_connector.config import ENV_PREFIX, KNOBS, load_config
+from continuum_connector.config import ADMIN_KEY, ENV_PREFIX, KNOBS, load_config
 from continuum_connector.metric_table import METRICS
 from tests.markdown import ROOT, Block, blocks, documents
 
@@ -40,6 +40,7 @@ CURE = "put <!-- run -->, <!-- test: FILE -->, <!-- gpu --> or <!-- long: WHY --
 STARTER = ROOT / "bench" / "serve" / "server.py"
 OURS = "ContinuumConnector"
 FOR_OPERATORS = ("README.md", "docs/", "deploy/")
+VARIABLES = {ADMIN_KEY, *(ENV_PREFIX + key.upper() for key in KNOBS)}
 METRIC = r"\bcontinuum:[a-z]\w+"
 
 
@@ -150,7 +151,7 @@ def test_what_a_block_uses_exists(block: Block) -> None:
 def _wrong(words: list[str]) -> Iterator[str]:
     variables, command = _split(words)
     for name in variables:
-        if name.startswith(ENV_PREFIX) and name[len(ENV_PREFIX) :].lower() not in KNOBS:
+        if name.startswith(ENV_PREFIX) and name not in VARIABLES:
             yield f"no key {name}"
     if not command:
         return
@@ -251,4 +252,4 @@ def test_metrics_and_keys_that_a_document_names_exist(path: str) -> None:
     text = (ROOT / path).read_text()
     metrics = {re.sub(r"_(total|bucket|sum|count)$", "", n) for n in re.findall(METRIC, text)}
     assert metrics <= {metric.full_name for metric in METRICS}
-    assert {key.lower() for key in re.findall(rf"{ENV_PREFIX}([A-Z]\w+)", text)} <= set(KNOBS)
+    assert set(re.findall(rf"{ENV_PREFIX}[A-Z]\w+", text)) <= VARIABLES

@@ -38,6 +38,7 @@ MAY_IMPORT = {  # what each room may import besides itself and `errors`
     "account": {"metric_table"},
     "metrics": {"account", "metric_table"},
     "middleware": {"programs"},
+    "switch_endpoint": {"switch", "config", "middleware"},
     "toolcalls": set(),
     "costs": {"toolcalls"},
     "policy": {"programs", "toolcalls", "costs"},

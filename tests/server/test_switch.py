@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import itertools
+import json
+import urllib.error
+import urllib.request
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -29,6 +32,9 @@ from tests.server.helpers import (
     usage,
 )
 
+KEY = "the-operators-own"
+ENDPOINT = ("--middleware", "continuum_connector.switch_endpoint.SwitchEndpoint")
+
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
@@ -41,7 +47,6 @@ def server(tiny_model: Path, stock: Stock, folder: Path) -> Iterator[VllmServer]
         "policy": "fixed_ttl",
         "ttl_s": 50,
         "dram_bytes": DRAM_BYTES,
-        "switch_path": str(folder / "switch"),
         "trace_path": str(folder / "trace.jsonl"),
     }
     with VllmServer(
@@ -49,7 +54,8 @@ def server(tiny_model: Path, stock: Stock, folder: Path) -> Iterator[VllmServer]
         "test-switch",
         num_blocks=stock.num_blocks,
         connector=connector,
-        args=("--shutdown-timeout", "60"),
+        env={"CONTINUUM_SWITCH_PATH": str(folder / "switch"), "CONTINUUM_ADMIN_KEY": KEY},
+        args=(*("--shutdown-timeout", "60"), *ENDPOINT),
     ) as server:
         yield server
 
@@ -59,6 +65,20 @@ def switch(server: VllmServer, folder: Path, text: str) -> None:
     (folder / "switch").write_text(f"{text}\n")
     wanted = float(text == "on")
     eventually(lambda: server.metric("continuum:switched_on") == wanted)
+
+
+def at_endpoint(server: VllmServer, text: str = "", key: str = KEY) -> dict[str, str]:
+    """PUT the text, GET without one, as curl does in docs/switch-off.md; the answer's JSON."""
+    request = urllib.request.Request(
+        f"{server.url}/continuum/switch",
+        method="PUT" if text else "GET",
+        data=text.encode() or None,
+        headers={"Authorization": f"Bearer {key}"},
+    )
+    with urllib.request.urlopen(request, timeout=10) as answer:
+        found = json.loads(answer.read())
+    assert isinstance(found, dict)
+    return found
 
 
 def is_neutral(server: VllmServer) -> bool:
@@ -123,6 +143,16 @@ def test_switched_on_again_it_pins_and_tiers(server: VllmServer, folder: Path) -
         history += [answer["choices"][0]["text"], text_of(40, "tool")]
     assert told(answer)["cached_tokens"]["vram"] == 288
     eventually(lambda: server.metric("continuum:dram_blocks", state="ready") > 0)
+
+
+def test_who_has_the_key_switches_over_http(server: VllmServer, folder: Path) -> None:
+    with pytest.raises(urllib.error.HTTPError, match="401"):
+        at_endpoint(server, "off", key="a guess")
+    assert at_endpoint(server) == {"switch": "on"}
+    for text, switched_on in (("off", 0), ("on", 1)):
+        assert at_endpoint(server, text) == at_endpoint(server) == {"switch": text}
+        assert (folder / "switch").read_text() == f"{text}\n"
+        eventually(lambda on=switched_on: server.metric("continuum:switched_on") == on)
 
 
 def test_each_change_is_one_line_in_the_log_and_one_record(

@@ -159,6 +159,22 @@ def test_other_programs_variables_are_none_of_our_business() -> None:
     assert load(PATH="/bin", VLLM_PLUGINS="x", MY_CONTINUUM_TTL_S="9") == ContinuumConfig()
 
 
+def test_the_endpoints_key_is_no_knob() -> None:
+    assert load(CONTINUUM_ADMIN_KEY="s") == ContinuumConfig()
+    assert "admin_key` is unknown" in refusal({"admin_key": "s"})
+
+
+def test_the_endpoint_must_write_the_file_that_is_read() -> None:
+    ours, other = {"switch_path": "/a/switch"}, {"switch_path": "/b/switch"}
+    both = {"CONTINUUM_SWITCH_PATH": "/a/switch", "CONTINUUM_ADMIN_KEY": "s"}
+    assert load(**both) == load(ours, **both) == ContinuumConfig(switch_path="/a/switch")
+    message = refusal(other, **both)
+    assert "switch_path = '/b/switch', but /continuum/switch writes" in message
+    assert "leave switch_path out of kv_connector_extra_config" in message
+    del both["CONTINUUM_ADMIN_KEY"]  # no endpoint, no quarrel: the extra config wins
+    assert load(other, **both).switch_path == "/b/switch"
+
+
 @pytest.mark.parametrize(
     "name",
     [

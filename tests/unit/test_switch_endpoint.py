@@ -1,0 +1,274 @@
+"""SwitchEndpoint: who may switch, what is written, what each mistake is answered."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from continuum_connector.config import ADMIN_KEY, SWITCH_PATH
+from continuum_connector.errors import ConfigError
+from continuum_connector.switch import SwitchFile
+from continuum_connector.switch_endpoint import PATH, SwitchEndpoint, read_settings
+
+KEY = "s3cret-\u00e9"
+Message = dict[str, Any]
+
+
+@dataclass
+class Answer:
+    """What came back; `passed` holds what reached vLLM instead."""
+
+    sent: list[Message] = field(default_factory=list)
+    passed: list[tuple[Any, Any, Any]] = field(default_factory=list)
+
+    @property
+    def status(self) -> int:
+        return int(self.sent[0]["status"])
+
+    @property
+    def json(self) -> dict[str, str]:
+        found = json.loads(self.sent[1]["body"])
+        assert self.headers["content-length"] == str(len(self.sent[1]["body"]))
+        assert isinstance(found, dict)
+        return found
+
+    @property
+    def headers(self) -> dict[str, str]:
+        return {name.decode(): value.decode() for name, value in self.sent[0]["headers"]}
+
+
+def messages(*parts: bytes) -> list[Message]:
+    return [
+        {"type": "http.request", "body": part, "more_body": number < len(parts)}
+        for number, part in enumerate(parts, start=1)
+    ]
+
+
+def call(
+    method: str, queue: list[Message] | None = None, auth: str = f"Bearer {KEY}", **scope: Any
+) -> Answer:
+    """One request; `queue` is what the client sends, and reading beyond its end fails."""
+    answer = Answer()
+
+    async def app(*given: Any) -> None:
+        answer.passed.append(given)
+
+    async def receive() -> Message:
+        assert queue, "read more than was sent"
+        return queue.pop(0)
+
+    async def send(message: Message) -> None:
+        answer.sent.append(message)
+
+    headers = [(b"Authorization", auth.encode())] if auth else []
+    whole = {"type": "http", "method": method, "path": PATH, "headers": headers, **scope}
+    asyncio.run(SwitchEndpoint(app)(whole, receive, send))
+    if answer.passed:
+        assert answer.passed == [(whole, receive, send)]
+    return answer
+
+
+def put(*parts: bytes, **more: Any) -> Answer:
+    return call("PUT", messages(*parts), **more)
+
+
+@pytest.fixture
+def path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The switch's file, alone in its folder; both variables are set."""
+    folder = tmp_path / "run"
+    folder.mkdir()
+    monkeypatch.setenv(SWITCH_PATH, str(folder / "switch"))
+    monkeypatch.setenv(ADMIN_KEY, KEY)
+    return folder / "switch"
+
+
+# --- what it is for ---------------------------------------------------------------------
+def test_an_engine_does_what_was_put(path: Path) -> None:
+    engine = SwitchFile(str(path), None)
+    for said in ("off", "on", "off"):
+        answer = put(said.encode())
+        assert (answer.status, answer.json) == (200, {"switch": said})
+        engine.look()
+        assert engine.is_on is (said == "on")
+    assert [each.name for each in path.parent.iterdir()] == ["switch"]
+
+
+@pytest.mark.parametrize("parts", [[b"off"], [b" OFF \r\n"], [b"o", b"f", b"f"], [b"off", b""]])
+def test_off_is_read_however_it_was_sent(path: Path, parts: list[bytes]) -> None:
+    assert put(*parts).status == 200
+    assert path.read_text() == "off\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "said"), [(None, "on"), ("off\n", "off"), ("", ""), ("aus", "aus")]
+)
+def test_get_answers_what_the_file_says(path: Path, text: str | None, said: str) -> None:
+    if text is not None:
+        path.write_text(text)
+    answer = call("GET")
+    assert (answer.status, answer.json) == (200, {"switch": said})
+    assert answer.headers["content-type"] == "application/json"
+
+
+def test_below_a_root_path_it_is_the_same_path(path: Path) -> None:
+    assert call("GET", path=f"/proxy{PATH}", root_path="/proxy").status == 200
+
+
+# --- who may ----------------------------------------------------------------------------
+@pytest.mark.parametrize("method", ["GET", "PUT", "POST", "OPTIONS"])
+@pytest.mark.parametrize(
+    "auth",
+    [
+        *("", "Bearer", "Bearer ", "Bearer x", KEY, f"Basic {KEY}"),
+        *(f"Bearer {wrong}" for wrong in (f"{KEY}x", KEY[:-1], KEY.upper(), f"x {KEY}")),
+    ],
+)
+def test_without_the_key_nothing_is_read_or_written(path: Path, method: str, auth: str) -> None:
+    answer = call(method, auth=auth)  # and its body stays unread
+    assert answer.status == 401
+    assert answer.headers["www-authenticate"] == "Bearer"
+    assert "Authorization: Bearer KEY" in answer.json["error"]
+    assert KEY not in answer.json["error"]
+    assert not path.exists()
+
+
+def test_the_schemes_case_does_not_matter(path: Path) -> None:
+    assert call("GET", auth=f"bearer  {KEY}").status == 200
+
+
+# --- mistakes ---------------------------------------------------------------------------
+@pytest.mark.parametrize(
+    "body",
+    [b"", b"of", b"0", b"on off", b'"off"', b'{"switch": "off"}', b"\xff", b"off" + b" " * 62],
+)
+def test_another_body_switches_nothing(path: Path, body: bytes) -> None:
+    path.write_text("on\n")
+    answer = put(body)
+    assert answer.status == 400
+    assert "neither on nor off" in answer.json["error"]
+    assert path.read_text() == "on\n"
+
+
+def test_a_long_body_is_not_read_to_its_end(path: Path) -> None:
+    part = {"type": "http.request", "body": b"x" * 60, "more_body": True}
+    assert call("PUT", [part, part]).status == 400
+
+
+def test_a_client_that_leaves_amid_its_body_switches_nothing(path: Path) -> None:
+    answer = call("PUT", [*messages(b"off", b"")[:1], {"type": "http.disconnect"}])
+    assert not answer.sent
+    assert not path.exists()
+
+
+@pytest.mark.parametrize("method", ["POST", "DELETE", "HEAD", "OPTIONS", "PATCH"])
+def test_other_methods_are_told_which_there_are(path: Path, method: str) -> None:
+    answer = call(method)
+    assert answer.status == 405
+    assert answer.headers["allow"] == "GET, PUT"
+    assert "PUT to set it" in answer.json["error"]
+    assert not path.exists()
+
+
+@pytest.mark.parametrize("method", ["GET", "PUT"])
+def test_a_folder_that_is_gone_is_said(path: Path, method: str) -> None:
+    path.parent.rmdir()
+    answer = call(method, messages(b"off"))
+    assert answer.status == 503
+    verb, cost = {"PUT": ("written", "nothing was"), "GET": ("read", "nobody knows")}[method]
+    assert f"{path} cannot be {verb} (" in answer.json["error"]
+    assert cost in answer.json["error"]
+    assert "right to its folder" in answer.json["error"]
+
+
+def test_a_write_that_fails_leaves_nothing_behind(path: Path) -> None:
+    path.mkdir()
+    assert put(b"off").status == 503
+    assert [each.name for each in path.parent.iterdir()] == ["switch"]
+
+
+def test_a_link_stays_a_link_because_others_read_what_it_points_to(
+    path: Path, tmp_path: Path
+) -> None:
+    shared = tmp_path / "shared"
+    path.symlink_to(shared)
+    assert put(b"off").status == 200
+    assert path.is_symlink()
+    assert shared.read_text() == "off\n"
+
+
+def test_the_file_is_never_seen_half_written(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path.write_text("on\n")
+    seen = []
+    replace = Path.replace
+
+    def look(source: Path, target: Path) -> Path:
+        seen.append((path.read_text(), source.read_text(), source.parent))
+        return replace(source, target)
+
+    monkeypatch.setattr(Path, "replace", look)
+    assert put(b"off").status == 200
+    assert seen == [("on\n", "off\n", path.parent)]
+
+
+# --- everything else --------------------------------------------------------------------
+@pytest.mark.parametrize(
+    "scope",
+    [
+        {"path": "/v1/completions"},
+        {"path": "/"},
+        {"path": f"{PATH}/"},
+        {"path": f"/v1{PATH}"},
+        {"type": "websocket"},
+        {"type": "lifespan"},
+    ],
+)
+def test_everything_else_passes_untouched(path: Path, scope: dict[str, str]) -> None:
+    answer = put(b"off", auth="", **scope)
+    assert answer.passed
+    assert not answer.sent
+    assert not path.exists()
+
+
+# --- a server that would be open does not start -----------------------------------------
+@pytest.mark.parametrize(
+    ("environ", "value", "cure"),
+    [
+        ({}, f"{ADMIN_KEY} is empty", "set a secret"),
+        ({SWITCH_PATH: "s"}, f"{ADMIN_KEY} is empty", "set a secret"),
+        ({SWITCH_PATH: "s", ADMIN_KEY: " \n"}, f"{ADMIN_KEY} is empty", "set a secret"),
+        ({ADMIN_KEY: "k"}, f"{SWITCH_PATH} is empty", "name the file there"),
+        ({SWITCH_PATH: "", ADMIN_KEY: "k"}, f"{SWITCH_PATH} is empty", "name the file there"),
+    ],
+)
+def test_what_is_missing_stops_the_server(
+    environ: dict[str, str], value: str, cure: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in (SWITCH_PATH, ADMIN_KEY):
+        monkeypatch.delenv(name, raising=False)
+        if name in environ:
+            monkeypatch.setenv(name, environ[name])
+    with pytest.raises(ConfigError) as error:
+        read_settings(environ)
+    assert str(error.value).startswith(value)
+    assert "the server stops" in str(error.value)
+    assert cure in str(error.value)
+    start = call("GET", type="lifespan")
+    assert start.sent == [
+        {"type": "lifespan.startup.failed", "message": f"ConfigError: {error.value}"}
+    ]
+    assert not start.passed
+    for where in (PATH, "/v1/completions"):  # where nobody asks for the lifespan
+        with pytest.raises(ConfigError):
+            call("GET", path=where)
+
+
+def test_a_key_from_a_file_may_end_in_a_newline(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(ADMIN_KEY, f"{KEY}\n")
+    assert call("GET").status == 200
