@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import errno
 import logging
+import os
 import threading
 import uuid
 from collections.abc import Callable
@@ -39,7 +40,7 @@ def write_switch(path: Path, said: str) -> None:
 
     A symbolic link stays one: other replicas may read what it points to.
     """
-    path = path.resolve()
+    path = Path(os.path.realpath(path))
     beside = path.with_name(f".{path.name}.{uuid.uuid4().hex}")
     try:
         beside.write_text(f"{said}\n")
