@@ -90,8 +90,8 @@ class SwitchEndpoint:
             raise _RequestError(
                 503,
                 f"{self._file} cannot be {'written' if wanted else 'read'} ({error.strerror}), so "
-                f"{'nothing was switched' if wanted else 'nobody knows what it says'}; give the "
-                "server's user the right to its folder, or write the file by hand",
+                f"{'nothing was switched' if wanted else 'nobody knows what it says'}; see that "
+                "its folder exists and the server's user may use it, or write the file by hand",
             ) from error
 
 

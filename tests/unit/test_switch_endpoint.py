@@ -182,7 +182,7 @@ def test_a_folder_that_is_gone_is_said(path: Path, method: str) -> None:
     verb, cost = {"PUT": ("written", "nothing was"), "GET": ("read", "nobody knows")}[method]
     assert f"{path} cannot be {verb} (" in answer.json["error"]
     assert cost in answer.json["error"]
-    assert "right to its folder" in answer.json["error"]
+    assert "see that its folder exists" in answer.json["error"]
 
 
 def test_a_write_that_fails_leaves_nothing_behind(path: Path) -> None:
