@@ -7,7 +7,7 @@
     GET /continuum/switch     what the file says: {"switch": "off"}
 
 The state stays in the file, which every engine reads (switch.py): any number of API servers may
-answer, and all agree. vLLM's --api-key guards /v1 alone, and behind this; hence a key of our own.
+answer, and all agree. vLLM's --api-key guards other paths, and behind us: hence a key of our own.
 """
 
 from __future__ import annotations
