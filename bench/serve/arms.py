@@ -148,7 +148,8 @@ def _shimmed(
 def _lmcache(place: Place) -> dict[str, str]:
     if not has_lmcache(place.rivals):
         raise CannotRunError(
-            f"LMCache is not in {place.rivals}; install it with: python -m bench.serve.rivals"
+            f"LMCache is not in {place.rivals}; install it with: python -m bench.serve.rivals, "
+            "or say with --rivals in which folder you have it"
         )
     return {**LMCACHE_ENV, "PYTHONPATH": _path(place.rivals, {})}
 

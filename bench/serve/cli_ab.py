@@ -19,6 +19,7 @@ from bench.serve.api import Patience
 from bench.serve.arms import ARMS, Arm, find_arm
 from bench.serve.cli_agents import read_vocab
 from bench.serve.compare import Column
+from bench.serve.preview import preview
 from bench.serve.results import Loaded, Run, State
 from bench.serve.server import ServerOptions
 from bench.serve.tiny_model import LLAMA, make_model
@@ -99,6 +100,13 @@ def run(experiment: Experiment, out: Path) -> State:
     state = run_all(experiment, out, Watcher(_began(console), _ended(console)))
     show(console, results.load(out), out, experiment.arms[0])
     return state
+
+
+def dry_run(experiment: Experiment, out: Path) -> State:
+    """Print what `run` would start, and for how long."""
+    for line in preview(experiment, out):
+        print(line)
+    return "done"
 
 
 def show(console: Console, runs: list[Loaded], out: Path, base: Arm) -> None:

@@ -24,6 +24,7 @@ from bench.serve.arms import DEFAULT
 from bench.serve.arrivals import ArrivalError, read_arrivals
 from bench.serve.load import Load
 from bench.serve.results import ResultError
+from bench.serve.rivals import FOLDER
 from bench.serve.server import ServerOptions
 from bench.serve.session import Manner
 from bench.serve.workloads import WorkloadError, find_workload
@@ -110,8 +111,11 @@ def ab(
     eager: o.Eager = True,
     server_args: o.ServerArgs = "",
     shims: o.Shims = None,
+    rivals: o.Rivals = None,
     timeout: o.Timeout = 600.0,
+    start_timeout: o.StartTimeout = ServerOptions.start_timeout_s,
     sample: o.Sample = 1.0,
+    dry_run: o.DryRun = False,
 ) -> None:
     """Start a server for each way to serve, put the same agents on each, and compare.
 
@@ -124,11 +128,11 @@ def ab(
     [bold]Examples[/]
 
       continuum bench ab --arms none,continuum,lmcache-mp --repeats 5 --out runs/ab
-      continuum bench ab --dram 0.5,1,2,4 --out runs/sweep
+      continuum bench ab --dram 0.5,1,2,4 --out runs/sweep --dry-run
     """
     with _told("ab"):
         server = ServerOptions(blocks, block_size, max_len, seqs, batch_tokens, dtype, eager)
-        server.args = shlex.split(server_args)
+        server.args, server.start_timeout_s = shlex.split(server_args), start_timeout
         chosen = cli_ab.Options(
             arms.split(","), find_workload(workload), dram, model, vocab, server, Patience(timeout)
         ).experiment(
@@ -138,9 +142,10 @@ def ab(
             repeats=repeats,
             seed=seed,
             shims=shims,
+            rivals=rivals or FOLDER,
             sample_s=sample,
         )
-        _end(cli_ab.run(chosen, out or _folder("ab")))
+        _end((cli_ab.dry_run if dry_run else cli_ab.run)(chosen, out or _folder("ab")))
 
 
 @app.command()

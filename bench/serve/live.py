@@ -42,6 +42,11 @@ def live(load: Load) -> Live | None:
     return Live(sum(sizes[:at_once]), f"the {at_once} largest of {most} programs")
 
 
+def longest_context(load: Load) -> int:
+    """Tokens of the longest context of any program, its last answer included."""
+    return max(load.plan(number).live_tokens() for number in range(load.most_programs() or 0))
+
+
 def _overlap(load: Load, most: int) -> Live:
     """The largest sum over programs at work at one moment, were the server to take no time."""
     changes: list[tuple[float, int, int]] = []  # when; 0 comes, 1 goes: who goes is still there

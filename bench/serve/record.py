@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import platform
+import sys
 import time
-from importlib.metadata import PackageNotFoundError, version
+from importlib.metadata import Distribution
 from pathlib import Path
 from types import TracebackType
 from typing import BinaryIO
@@ -87,12 +87,13 @@ class RunFolder:
             (self.folder / name).write_text(text)
 
 
-def versions() -> dict[str, str]:
-    """Of the packages that matter and are there."""
+def versions(path: str = "") -> dict[str, str]:
+    """Of the packages that matter and are there, those in `path` (a PYTHONPATH) first."""
     found = {"python": platform.python_version()}
+    where = [*filter(None, path.split(os.pathsep)), *sys.path]
     for name in PACKAGES:
-        with contextlib.suppress(PackageNotFoundError):
-            found[name] = version(name)
+        if package := next(iter(Distribution.discover(name=name, path=where)), None):
+            found[name] = package.version
     return found
 
 

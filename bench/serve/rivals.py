@@ -1,9 +1,9 @@
 """LMCache beside vLLM: its packages in a folder of their own, its server while an arm runs.
 
-    python -m bench.serve.rivals        # installs it there (pip, five packages, no dependencies)
+    python -m bench.serve.rivals        # installs it there (pip, a few packages, no dependencies)
 
 `--no-deps` on purpose: LMCache's metadata pins older versions of packages that vLLM brings, and
-none of those pins is needed.
+none of those pins is needed. Another LMCache may be used from another folder (`--rivals`).
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ import urllib.request
 from pathlib import Path
 from types import TracebackType
 
+from bench.serve import package
 from bench.serve.server import ServerError, die_with_parent, end_group, free_port
 
 FOLDER = Path(__file__).resolve().parents[2] / ".cache" / "rivals"
@@ -27,25 +28,32 @@ PACKAGES = (
     "opentelemetry-exporter-prometheus==0.66b2",
     *("aiofile==3.12.3", "caio==0.12.10"),  # of the connector in process
 )
+ON_GPU = ("cupy-cuda13x==14.2.0",)  # maps the engine's KV cache into LMCache's server
 LMCACHE_ENV = {
     "LMCACHE_TRACK_USAGE": "false",
     "LMCACHE_DISABLE_BANNER": "1",
     "PYTHONHASHSEED": "0",  # engine and server must hash alike
 }
-START_S = 180.0
 SHM = Path("/dev/shm")
 
 
+def packages() -> tuple[str, ...]:
+    """What LMCache needs beside this vLLM."""
+    return PACKAGES if package.on_cpu() else (*PACKAGES, *ON_GPU)
+
+
 def has_lmcache(folder: Path) -> bool:
-    """Whether all of it is installed there, in these versions."""
-    names = (package.replace("-", "_").replace("==", "-") for package in PACKAGES)
+    """Whether all of it is there: in our folder in these versions, elsewhere in any."""
+    if folder != FOLDER:
+        return any(folder.glob("lmcache-*.dist-info"))
+    names = (each.replace("-", "_").replace("==", "-") for each in packages())
     return all((folder / f"{name}.dist-info").is_dir() for name in names)
 
 
 def install(folder: Path = FOLDER) -> None:
     """Install the pinned packages into `folder`; raises if pip fails."""
     command = [sys.executable, "-m", "pip", "install", "--no-deps", "--upgrade"]
-    subprocess.run([*command, "--target", str(folder), *PACKAGES], check=True)
+    subprocess.run([*command, "--target", str(folder), *packages()], check=True)
 
 
 class LmcacheServer:
@@ -55,9 +63,10 @@ class LmcacheServer:
         self.port = free_port()
         self._http_port = free_port()
         self._shm = f"lmcache_bench_{os.getpid()}_{self.port}"
-        self._env = env
+        self.env = env  # beside the caller's
         self._process: subprocess.Popen[bytes] | None = None
         self.log = Path(os.devnull)  # where to keep what it says; set before entering
+        self.start_timeout_s = 180.0  # page-locking much memory takes a while
         self.command = [
             *(sys.executable, "-m", "lmcache.v1.multiprocess.http_server"),
             *("--host", "localhost", "--port", str(self.port)),
@@ -75,12 +84,12 @@ class LmcacheServer:
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,
-                env={**os.environ, **self._env},
+                env={**os.environ, **self.env},
                 start_new_session=True,
                 preexec_fn=die_with_parent,
             )
         try:
-            self._wait(time.monotonic() + START_S)
+            self._wait(time.monotonic() + self.start_timeout_s)
         except BaseException:
             self.stop()
             raise
@@ -114,7 +123,8 @@ class LmcacheServer:
                 urllib.request.urlopen(f"http://127.0.0.1:{self._http_port}/metrics", timeout=2.0)
                 return
             time.sleep(0.2)
-        raise ServerError(f"LMCache's server did not answer within {START_S:.0f} s ({self.log})")
+        seconds = f"{self.start_timeout_s:.0f} s"
+        raise ServerError(f"LMCache's server did not answer within {seconds} ({self.log})")
 
 
 if __name__ == "__main__":

@@ -56,7 +56,13 @@ class ServerOptions:
     kv_transfer_config: Mapping[str, Any] | None = None  # the whole JSON, instead of `connector`
     args: Sequence[str] = ()
     env: Mapping[str, str] = field(default_factory=dict)
-    start_timeout_s: float = 420.0  # 25 s alone; minutes when every core is taken
+    start_timeout_s: float = 420.0  # a tiny model: 25 s alone; minutes when every core is taken
+
+    @property
+    def context_tokens(self) -> int:
+        """The longest context. vLLM refuses one that the pool, less its null block, cannot hold."""
+        fits = min(8192, (self.num_blocks - 1) * self.block_size) if self.num_blocks else 8192
+        return self.max_model_len or fits
 
     def transfer_config(self) -> dict[str, Any] | None:
         """The value of --kv-transfer-config, or None for stock vLLM."""
@@ -75,16 +81,12 @@ class ServerOptions:
         line = [sys.executable, "-m", "vllm.entrypoints.cli.main", "serve", str(model)]
         line += ["--host", "127.0.0.1", "--port", str(port), "--served-model-name", SERVED_NAME]
         line += ["--dtype", self.dtype, "--disable-uvicorn-access-log"]
-        line += ["--enforce-eager"] * self.eager
-        line += ["--block-size", str(self.block_size)]
+        line += ["--block-size", str(self.block_size), *["--enforce-eager"] * self.eager]
         if self.num_blocks:
             line += ["--num-gpu-blocks-override", str(self.num_blocks)]
-        # vLLM refuses a length that the pool cannot hold; one block is its null block.
-        fits = min(8192, (self.num_blocks - 1) * self.block_size) if self.num_blocks else 8192
-        line += ["--max-model-len", str(self.max_model_len or fits)]
-        line += ["--max-num-seqs", str(self.max_num_seqs)]
+        line += ["--max-model-len", str(self.context_tokens)]
         line += ["--max-num-batched-tokens", str(self.max_num_batched_tokens)]
-        line += ["--enable-prompt-tokens-details"]
+        line += ["--max-num-seqs", str(self.max_num_seqs), "--enable-prompt-tokens-details"]
         config = self.transfer_config()
         if config is not None:
             line += ["--kv-transfer-config", json.dumps(config)]

@@ -89,11 +89,16 @@ def _write(folder: Path, shape: ModelShape) -> None:
     from safetensors.numpy import save_file
 
     folder.chmod(0o755)
+    write_shape(folder, shape)
+    save_file(dict(_weights(shape)), folder / "model.safetensors", metadata={"format": "pt"})
+
+
+def write_shape(folder: Path, shape: ModelShape) -> None:
+    """A model but for its weights; vLLM makes some up with `--load-format dummy`."""
     config = _gemma_config(shape) if shape.window else _llama_config(shape)
     (folder / "config.json").write_text(json.dumps(config, indent=1))
     generation = {"bos_token_id": BOS, "eos_token_id": EOS, "pad_token_id": PAD}
     (folder / "generation_config.json").write_text(json.dumps(generation))
-    save_file(dict(_weights(shape)), folder / "model.safetensors", metadata={"format": "pt"})
     write_tokenizer(folder, shape.vocab, shape.max_position)
 
 

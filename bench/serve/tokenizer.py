@@ -31,8 +31,9 @@ CHAT_TEMPLATE = (
 def words(vocab_size: int) -> list[str]:
     """The made-up words, in id order: token FIRST_WORD + i is " " + words(...)[i]."""
     syllables = [c + v for c in "bdfghjklmnprstvz" for v in "aeiou"]
-    pairs = ("".join(p) for p in itertools.product(syllables, repeat=2))
-    return list(itertools.islice(pairs, vocab_size - FIRST_WORD))
+    made = (itertools.product(syllables, repeat=length) for length in (2, 3))
+    joined = map("".join, itertools.chain.from_iterable(made))
+    return list(itertools.islice(joined, vocab_size - FIRST_WORD))
 
 
 def write_tokenizer(folder: Path, vocab_size: int, max_position: int) -> None:

@@ -1,0 +1,1 @@
+"""Gpu: the A/B on a machine with a GPU. How to run it: README.md."""
