@@ -1,9 +1,6 @@
 """LMCache beside vLLM: its packages in a folder of their own, its server while an arm runs.
 
-    python -m bench.serve.rivals        # installs it there (pip, a few packages, no dependencies)
-
-`--no-deps` on purpose: LMCache's metadata pins older versions of packages that vLLM brings, and
-none of those pins is needed. Another LMCache may be used from another folder (`--rivals`).
+python -m bench.serve.rivals        # installs it there (pip, a few packages, no dependencies)
 """
 
 from __future__ import annotations
@@ -18,6 +15,7 @@ import urllib.request
 from pathlib import Path
 from types import TracebackType
 
+from bench.cli import teaching_parser
 from bench.serve import package
 from bench.serve.server import ServerError, die_with_parent, end_group, free_port
 
@@ -35,6 +33,10 @@ LMCACHE_ENV = {
     "PYTHONHASHSEED": "0",  # engine and server must hash alike
 }
 SHM = Path("/dev/shm")
+TEACH = f"""It goes into {FOLDER},
+without dependencies: LMCache's metadata pins older versions of packages that vLLM brings, and none
+of those pins is needed. Where vLLM is built for GPUs, cupy comes with it. Another LMCache may be
+used from another folder: continuum bench ab --rivals."""
 
 
 def packages() -> tuple[str, ...]:
@@ -127,5 +129,13 @@ class LmcacheServer:
         raise ServerError(f"LMCache's server did not answer within {seconds} ({self.log})")
 
 
-if __name__ == "__main__":
+def main() -> None:
+    """Install; `--help` only tells."""
+    teaching_parser(
+        "python -m bench.serve.rivals", "Install LMCache for its arms.", TEACH
+    ).parse_args()
     install()
+
+
+if __name__ == "__main__":
+    main()

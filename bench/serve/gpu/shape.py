@@ -1,18 +1,18 @@
 """A model folder of Llama-3.1-8B's shape without its weights: nothing is downloaded.
 
-    python -m bench.serve.gpu.shape FOLDER      # a few MB; serve it with --load-format dummy
-
-Steps and KV cost what the real model's cost (128 KiB of KV per token in bfloat16); its text is
-noise.
+python -m bench.serve.gpu.shape FOLDER
 """
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 
+from bench.cli import teaching_parser
 from bench.serve.tiny_model import ModelShape, write_shape
 
+WHAT = "Write a model folder of Llama-3.1-8B's shape, without weights: 3 MB, nothing downloaded."
+TEACH = """Serve it with --load-format dummy. Steps and KV cost what the real model's cost, 128 KiB
+of KV per token in bfloat16; its text is noise."""
 LLAMA_8B = ModelShape(
     layers=32,
     hidden=4096,
@@ -27,9 +27,9 @@ LLAMA_8B = ModelShape(
 
 def main() -> None:
     """Write the folder that was named."""
-    if len(sys.argv) != 2 or sys.argv[1].startswith("-"):
-        sys.exit(__doc__)
-    folder = Path(sys.argv[1])
+    parser = teaching_parser("python -m bench.serve.gpu.shape", WHAT, TEACH)
+    parser.add_argument("folder", type=Path, help="where the model goes")
+    folder: Path = parser.parse_args().folder
     folder.mkdir(parents=True, exist_ok=True)
     write_shape(folder, LLAMA_8B)
     print(folder)

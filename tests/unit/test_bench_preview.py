@@ -1,0 +1,131 @@
+"""A dry run shows what the runner would start, for how long, and refuses what it would refuse."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bench.serve import package, results
+from bench.serve.ab import Experiment, Watcher, run_all
+from bench.serve.arms import find_arm
+from bench.serve.plans import TurnPlan
+from bench.serve.preview import START_STOP_S, preview
+from bench.serve.record import versions
+from bench.serve.results import ResultError, Run
+from bench.serve.server import ServerOptions
+from bench.serve.workloads import Defaults, Uniform
+from tests.unit.fake_server import fake_server
+from tests.unit.test_bench_ab import use
+
+TURNS = (TurnPlan(60, 4), TurnPlan(40, 4, pause_s=2.0))
+SMALL = Uniform("small", "p", TURNS, 0, Defaults("turns", programs=3))
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    folder = tmp_path / "model"
+    folder.mkdir()
+    config = {"num_hidden_layers": 2, "num_attention_heads": 8, "hidden_size": 64}
+    (folder / "config.json").write_text(json.dumps(config))
+    return folder
+
+
+def experiment(model: Path, *arms: str, **fields: Any) -> Experiment:
+    return Experiment(tuple(map(find_arm, arms)), SMALL, model, sample_s=0.0, **fields)
+
+
+def shown(wanted: Experiment, out: Path) -> str:
+    return "\n".join(preview(wanted, out))
+
+
+def part(text: str, arm: str) -> str:
+    return next(each for each in text.split("\n# ") if each.startswith(arm))
+
+
+def test_it_shows_the_command_that_the_runner_then_starts(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wanted = experiment(model, "none-priority", server=ServerOptions(args=["--seed", "1"]))
+    told = shown(wanted, tmp_path / "out")
+    with fake_server() as server:
+        use(monkeypatch, server)
+        run_all(wanted, tmp_path / "out", Watcher())
+    (run,) = results.load(tmp_path / "out")
+    line = shlex.split(part(told, "none-priority").splitlines()[-1])
+    port = line.index("--port") + 1
+    assert [*line[:port], "1", *line[port + 1 :]] == run.run.command
+
+
+def test_each_pressure_is_shown_and_an_arm_that_cannot_run_is_not_counted(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(package, "on_cpu", lambda: True)
+    arms = ("none", "continuum", "simple")
+    told = shown(experiment(model, *arms, pressures=(1.0, 4.0), repeats=2), tmp_path / "out")
+    assert "Runs: 6, 0 of them done" in told
+    live = 3 * (60 + 4 + 40 + 4) * 2 * 2 * 8 * 8 * 4
+    assert f'"dram_bytes": {live}' in told
+    assert f'"dram_bytes": {live // 4}' in told
+    assert "simple cannot run: SimpleCPUOffloadConnector copies with CUDA" in told
+
+
+def test_an_arms_own_environment_is_on_its_line_and_the_others_are_named_once(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "rivals" / "lmcache-1.dist-info").mkdir(parents=True)
+    monkeypatch.setattr(package, "on_cpu", lambda: False)
+    monkeypatch.setenv("VLLM_USE_V2_MODEL_RUNNER", "0")
+    wanted = experiment(model, "none", "lmcache-mp", rivals=tmp_path / "rivals")
+    wanted.server.block_size = 16
+    told = shown(wanted, tmp_path / "out")
+    assert told.count("HF_HUB_OFFLINE=1") == 1
+    assert "Of yours it sees: VLLM_USE_V2_MODEL_RUNNER=0" in told
+    side, server = part(told, "lmcache-mp").splitlines()[1:]
+    assert side.endswith(" &")
+    assert str(tmp_path / "rivals") in server.partition("PYTHONPATH=")[2].split()[0]
+    assert server.startswith("LMCACHE_DISABLE_BANNER=1 ")
+
+
+def test_time_is_at_least_what_arrivals_and_tools_take(model: Path, tmp_path: Path) -> None:
+    wanted = experiment(model, "none", arrivals="poisson:1", duration_s=58.0, programs=100)
+    last = max(wanted.load(find_arm("none"), 0).arrivals.times_s)
+    told = shown(wanted, tmp_path / "out")
+    assert f"each run {last + 2.0:.0f} s of arrivals and tools" in told
+    assert f"at least {(last + 2.0 + START_STOP_S) / 60:.0f} minutes" in told
+
+
+def test_runs_that_are_done_say_how_long_the_others_take(model: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "out" / "runs" / "01-none"
+    results.write_run(folder, Run(name="01-none", state="done", server_start_s=100, wall_s=200))
+    told = shown(experiment(model, "none", repeats=3), tmp_path / "out")
+    assert "Runs: 3, 1 of them done" in told
+    assert "Time: 10 minutes more" in told
+
+
+def test_it_refuses_what_the_run_would_refuse(model: Path, tmp_path: Path) -> None:
+    (tmp_path / "experiment.json").write_text('{"seed": 7}')
+    with pytest.raises(ResultError, match="another experiment"):
+        shown(experiment(model, "none"), tmp_path)
+    short = experiment(model, "none", server=ServerOptions(max_model_len=107))
+    for begin in (
+        lambda: shown(short, tmp_path / "out"),
+        lambda: run_all(short, tmp_path / "out", Watcher()),
+    ):
+        with pytest.raises(ResultError, match=r"has 108 tokens .* takes 107; give --max-len 108"):
+            begin()
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_context_that_just_fits_is_taken(model: Path) -> None:
+    experiment(model, "none", server=ServerOptions(max_model_len=108)).check_length()
+
+
+def test_versions_are_those_that_the_server_finds(tmp_path: Path) -> None:
+    info = tmp_path / "lmcache-7.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: lmcache\nVersion: 7\n")
+    assert versions(str(tmp_path))["lmcache"] == "7"
