@@ -23,7 +23,7 @@ from bench.serve.arms import DEFAULT, find_arm
 from bench.serve.gpu.shape import LLAMA_8B
 from bench.serve.live import kv_bytes_per_token
 from bench.serve.tiny_model import write_shape
-from tests.markdown import blocks
+from tests.markdown import blocks, tokens
 from tests.unit import ab_results
 
 README = "bench/serve/gpu/README.md"
@@ -36,10 +36,14 @@ import json, sys
 from vllm.distributed.kv_transfer.kv_connector.factory import KVConnectorFactory
 from vllm.entrypoints.cli.serve import ServeSubcommand
 from vllm.utils.argparse_utils import FlexibleArgumentParser
+from vllm.v1.attention.backends.registry import AttentionBackendEnum
 parser = FlexibleArgumentParser()
-ServeSubcommand().subparser_init(parser.add_subparsers())
+ServeSubcommand().subparser_init(parser.add_subparsers()).allow_abbrev = False
 for words in json.load(sys.stdin):
-    transfer = parser.parse_args(words).kv_transfer_config
+    args = parser.parse_args(words)
+    if backend := args.attention_backend:
+        AttentionBackendEnum[getattr(backend, "name", backend)]
+    transfer = args.kv_transfer_config
     known = [*KVConnectorFactory._registry, "ContinuumConnector", None]
     assert getattr(transfer, "kv_connector", None) in known, transfer
 """
@@ -131,6 +135,11 @@ def test_every_arm_would_be_started_on_a_gpu(called: list[list[str]], host: Path
             assert "DRAM: 64 GiB for every arm" in shown
             assert "Runs: 50, 0 of them done" in shown
     assert not (host / "runs").exists()
+
+
+def test_what_the_readme_shows_is_what_is_printed(called: list[list[str]], host: Path) -> None:
+    (told,) = (each.content for each in tokens(README) if each.info == "text")
+    assert told in bench(abs_of(called)[0])
 
 
 def test_an_arm_that_lacks_something_says_what(called: list[list[str]], host: Path) -> None:

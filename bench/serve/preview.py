@@ -49,7 +49,7 @@ def _load(experiment: Experiment, load: Load) -> Iterator[str]:
     for dram in experiment.drams():
         yield (
             f"DRAM: {_size(dram.bytes)} for every arm that uses it; live KV of {dram.whose}: "
-            f"{_size(dram.live_bytes)}, {dram.pressure:.3g} times that"
+            f"{_size(dram.live_bytes)}; live KV / DRAM = {dram.pressure:.3g}"
         )
 
 
