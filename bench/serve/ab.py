@@ -92,8 +92,8 @@ class Experiment:
         if longest > fits:
             raise ResultError(
                 f"the longest context of this load has {longest:,} tokens and the server takes "
-                f"{fits:,}; give --max-len {longest} or more (0 is what --blocks hold, 8,192 at "
-                "most), or cut a recorded load with ,longest="
+                f"{fits:,}; give --max-len {longest} or more, and --blocks that hold it or 0 for "
+                "all there are; a recorded load can be cut with ,longest="
             )
 
     def settings(self) -> dict[str, Any]:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import platform
+import subprocess
 import sys
 import time
 from importlib.metadata import Distribution
@@ -99,12 +101,22 @@ def versions(path: str = "") -> dict[str, str]:
 
 def machine() -> dict[str, str]:
     """What a reader must know of this machine; its name is none of their business."""
-    return {
+    found = {
         "system": f"{platform.system()} {platform.machine()}",
         "cores": str(os.cpu_count() or 1),
         "cores_used": str(len(os.sched_getaffinity(0))) if hasattr(os, "sched_getaffinity") else "",
         "load_before": f"{os.getloadavg()[0]:.1f}",
     }
+    return found | ({"gpu": gpu} if (gpu := _gpus()) else {})
+
+
+def _gpus() -> str:
+    """Name, driver and memory of each GPU, as nvidia-smi says; empty where it does not."""
+    line = ["nvidia-smi", "--query-gpu=name,driver_version,memory.total", "--format=csv,noheader"]
+    with contextlib.suppress(OSError, subprocess.SubprocessError):
+        told = subprocess.run(line, capture_output=True, text=True, timeout=10, check=True).stdout
+        return "; ".join(told.splitlines())
+    return ""
 
 
 def _sampled(metrics: str) -> dict[str, float]:

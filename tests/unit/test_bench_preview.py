@@ -14,7 +14,6 @@ from bench.serve.ab import Experiment, Watcher, run_all
 from bench.serve.arms import find_arm
 from bench.serve.plans import TurnPlan
 from bench.serve.preview import START_STOP_S, preview
-from bench.serve.record import versions
 from bench.serve.results import ResultError, Run
 from bench.serve.server import ServerOptions
 from bench.serve.workloads import Defaults, Uniform
@@ -122,10 +121,3 @@ def test_it_refuses_what_the_run_would_refuse(model: Path, tmp_path: Path) -> No
 
 def test_a_context_that_just_fits_is_taken(model: Path) -> None:
     experiment(model, "none", server=ServerOptions(max_model_len=108)).check_length()
-
-
-def test_versions_are_those_that_the_server_finds(tmp_path: Path) -> None:
-    info = tmp_path / "lmcache-7.dist-info"
-    info.mkdir()
-    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: lmcache\nVersion: 7\n")
-    assert versions(str(tmp_path))["lmcache"] == "7"

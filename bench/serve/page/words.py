@@ -195,7 +195,7 @@ def _dram(run: Loaded) -> str:
 def _machine(run: Loaded) -> str:
     machine = run.run.machine
     cores = f"{machine['cores']} cores" if machine.get("cores") else ""
-    return ", ".join(filter(None, (machine.get("system"), cores)))
+    return ", ".join(filter(None, (machine.get("system"), cores, machine.get("gpu"))))
 
 
 def _pairs(told: dict[str, str]) -> str:
