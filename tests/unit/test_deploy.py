@@ -20,6 +20,7 @@ import pytest
 from bench.serve.prometheus import find
 from continuum_connector.config import KNOBS, parse_bytes
 from continuum_connector.metric_table import HOOKS, METRICS, OTHER, Kind
+from continuum_connector.programs.vendors import read_vendors
 from deploy.grafana.dashboard import load, panels
 
 yaml = pytest.importorskip("yaml", reason="needs PyYAML, which vLLM brings")
@@ -253,27 +254,45 @@ def test_the_helm_values_route_by_what_the_connector_reads() -> None:
 
 
 def test_llm_d_router_and_servers_agree() -> None:
-    pool = yaml.safe_load((DEPLOY / "helm" / "llm-d" / "inferencepool.yaml").read_text())
+    router = yaml.safe_load((DEPLOY / "helm" / "llm-d" / "router.yaml").read_text())["router"]
     servers = yaml.safe_load((DEPLOY / "helm" / "llm-d" / "modelservice.yaml").read_text())
-    config = pool["inferenceExtension"]["pluginsCustomConfig"]
-    picker = yaml.safe_load(config[pool["inferenceExtension"]["pluginsConfigFile"]])
+    config = router["epp"]["pluginsCustomConfig"]
+    picker = yaml.safe_load(config[router["epp"]["pluginsConfigFile"]])
     scorer = {p["type"]: p.get("parameters") for p in picker["plugins"]}
-    prefix = scorer["precise-prefix-cache-scorer"]
+    prefix = scorer["precise-prefix-cache-producer"]
+    follows = scorer["prefix-cache-scorer"]["prefixMatchInfoProducerName"]
+    assert follows == "precise-prefix-cache-producer"
     args = servers["decode"]["containers"][0]["args"]
     events = json.loads(args[args.index("--kv-events-config") + 1])
-    assert args[args.index("--block-size") + 1] == str(prefix["tokenProcessorConfig"]["blockSize"])
+    assert args[args.index("--block-size") + 1] == str(
+        prefix["tokenProcessorConfig"]["blockSizeTokens"]
+    )
     port = prefix["kvEventsConfig"]["podDiscoveryConfig"]["socketPort"]
     assert events["endpoint"] == f"tcp://*:{port}"
     assert events["topic"].startswith(prefix["kvEventsConfig"]["topicFilter"])
     model = servers["modelArtifacts"]["name"]
     assert events["topic"].endswith(f"@{model}")
-    assert scorer["token-producer"]["modelName"] == model
-    labels = pool["inferencePool"]["modelServers"]["matchLabels"]
+    assert scorer["token-producer"]["modelName"] == model == router["tokenizer"]["modelName"]
+    image = servers["decode"]["containers"][0]["image"]
+    assert router["tokenizer"]["image"]["tag"] == f"v{image.split(':')[1]}"
+    labels = router["modelServers"]["matchLabels"]
     assert labels.items() <= servers["modelArtifacts"]["labels"].items()
     media = {one["name"] for one in prefix["indexerConfig"]["kvCacheBackendConfigs"]}
     assert {"gpu", "cpu"} == media  # vLLM's own medium and ours, in lower case
     used = {p["pluginRef"] for profile in picker["schedulingProfiles"] for p in profile["plugins"]}
     assert used <= set(scorer)
+
+
+def test_llm_d_binds_a_session_by_headers_that_name_a_program_to_the_connector() -> None:
+    router = yaml.safe_load((DEPLOY / "helm" / "llm-d" / "router.yaml").read_text())["router"]
+    picker = yaml.safe_load(router["epp"]["pluginsCustomConfig"]["continuum.yaml"])
+    (affinity,) = (p for p in picker["plugins"] if p["type"] == "session-affinity-scorer")
+    assert affinity["parameters"]["strategy"] == "session_id"
+    first, *others = (one["header"] for one in affinity["parameters"]["sessionIdConfig"]["sources"])
+    assert first == "x-session-id"  # read by the connector itself
+    for header in others:
+        assert read_vendors({header: "run-17"}, {}).get("program"), header
+        assert "_" not in header, "the Envoy of the chart refuses a request with such a header"
 
 
 # --- agreement with the tools ---------------------------------------------------------------
