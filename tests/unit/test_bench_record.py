@@ -6,10 +6,16 @@ from pathlib import Path
 
 import pytest
 
+from bench.serve import package, results
+from bench.serve.ab import Experiment, Watcher, run_all
+from bench.serve.arms import find_arm
 from bench.serve.page import words
 from bench.serve.record import machine, versions
 from bench.serve.results import load_run
+from bench.serve.server import ServerOptions
 from tests.unit.ab_results import measured, run_of
+from tests.unit.fake_server import fake_server
+from tests.unit.test_bench_ab import SMALL, use
 
 
 def smi(folder: Path, script: str) -> None:
@@ -19,11 +25,38 @@ def smi(folder: Path, script: str) -> None:
     path.chmod(0o755)
 
 
-def test_versions_are_those_that_the_server_finds(tmp_path: Path) -> None:
-    info = tmp_path / "lmcache-7.dist-info"
-    info.mkdir()
-    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: lmcache\nVersion: 7\n")
-    assert versions(str(tmp_path))["lmcache"] == "7"
+def lmcache(folder: Path, number: str) -> str:
+    """A folder that holds nothing but the record of an LMCache of this version."""
+    info = folder / f"lmcache-{number}.dist-info"
+    info.mkdir(parents=True)
+    (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: lmcache\nVersion: {number}\n")
+    return str(folder)
+
+
+def test_versions_are_those_that_the_server_finds(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(lmcache(tmp_path / "site", "6"))
+    assert versions()["lmcache"] == "6"
+    assert versions(lmcache(tmp_path / "rivals", "7"))["lmcache"] == "7"
+
+
+def test_a_run_names_the_lmcache_that_its_server_had(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rivals = Path(lmcache(tmp_path / "rivals", "7"))
+    (tmp_path / "config.json").write_text(
+        '{"num_hidden_layers": 2, "num_attention_heads": 8, "hidden_size": 64}'
+    )
+    monkeypatch.setattr(package, "on_cpu", lambda: False)
+    arm = find_arm("lmcache-v1")
+    server = ServerOptions(block_size=16)
+    wanted = Experiment((arm,), SMALL, tmp_path, server=server, rivals=rivals, sample_s=0.0)
+    with fake_server() as api:
+        use(monkeypatch, api)
+        run_all(wanted, tmp_path / "out", Watcher())
+    (run,) = results.load(tmp_path / "out")
+    assert run.run.versions["lmcache"] == "7"
 
 
 def test_the_gpu_is_named_and_shown_on_the_page(
