@@ -12,23 +12,29 @@ class KvEventFactory:
 
     def __init__(self) -> None:
         from vllm.distributed import kv_events
-        from vllm.v1.core.kv_cache_utils import maybe_convert_block_hash
+        from vllm.v1.core import kv_cache_utils
 
         self._events = kv_events
-        self._convert = maybe_convert_block_hash
+        self._convert = kv_cache_utils.maybe_convert_block_hash
+        self._extra_keys = kv_cache_utils.generate_block_hash_extra_keys
+        # Since 0.32 the keys of hashes are tagged, and those of events still are not.
+        self._untag = getattr(kv_cache_utils, "to_event_extra_keys", list)
 
     def stored(self, request: Any, index: int, group: int, key: bytes, block_size: int) -> Any:
         """One block came to DRAM; its tokens and parent are those of the request's chain."""
         hashes = request.block_hashes
         lora = request.lora_request
+        start, end = index * block_size, (index + 1) * block_size
         fields = {
             "block_hashes": [self._convert(key[:-4])],
             "parent_block_hash": self._convert(hashes[index - 1]) if index else None,
-            "token_ids": list(request.all_token_ids[index * block_size : (index + 1) * block_size]),
+            "token_ids": list(request.all_token_ids[start:end]),
             "block_size": block_size,
             "lora_id": lora.adapter_id if lora else None,
             "medium": self.medium,
             "lora_name": lora.name if lora else None,
+            # Salt and images; without them a router that hashes tokens takes it for another block.
+            "extra_keys": self._untag([self._extra_keys(request, start, end, 0)[0]]),
             "group_idx": group,
             "session_id": getattr(request, "session_id", None),
         }

@@ -76,6 +76,25 @@ def test_a_stored_block_is_announced_with_its_parent_and_tokens_once_it_is_there
     assert {event.group_idx for event in events} == set(range(len(engine.windows)))
 
 
+def test_a_block_is_announced_with_all_that_vllm_announces_it_with() -> None:
+    """A router that hashes tokens itself needs the salt too, or takes it for another block."""
+    engine = EventEngine()
+    published: list[Any] = []
+    engine.scheduler.kv_event_publisher.publish = lambda batch: published.extend(batch.events)
+    run_turn(engine, "a", 40, program="p", cache_salt="tenant")
+    stored = [event for event in published if isinstance(event, BlockStored)]
+    in_vram = {
+        block: keys
+        for event in stored
+        if event.medium == "GPU"
+        for block, keys in zip(event.block_hashes, event.extra_keys, strict=True)
+    }
+    in_dram = {e.block_hashes[0]: e.extra_keys[0] for e in stored if e.medium == "CPU"}
+    assert len(in_dram) == 3
+    assert in_dram == {block: in_vram[block] for block in in_dram}
+    assert in_dram[engine.hashes("a")[0]] == ("tenant",)
+
+
 def test_a_second_turn_announces_only_what_is_new() -> None:
     engine = EventEngine()
     run_turn(engine, "a", 200, program="p")
