@@ -27,8 +27,9 @@ def measure_submit(machine: Machine, sizes: Sizes, say: Say) -> Section:
         "Submit, us of the caller",
         ("blocks", "regions", "lane", "median", "p99", "max"),
         note="The lane runs on another core. Asleep: half a millisecond after the last transfer, "
-        "the lane has to be woken and caches are cold. The last row is what the system takes to "
-        "wake any sleeping thread there, by one sem_post.",
+        "in which the caller computed, as a step does; the lane has to be woken. Both asleep: the "
+        "caller slept for that long too, so its core and caches are cold. The last row is what the "
+        "system takes to wake any sleeping thread there, by one sem_post.",
     )
     for regions in sizes.regions:
         for blocks in sizes.blocks:
@@ -36,7 +37,7 @@ def measure_submit(machine: Machine, sizes: Sizes, say: Say) -> Section:
             with another_core():
                 rig = Rig(machine, BURST * blocks, PIECE, regions)
             with rig:
-                for lane, measure in (("asleep", _asleep), ("awake", _awake)):
+                for lane, measure in LANES.items():
                     samples = measure(rig, blocks, sizes.calls)
                     section.rows.append((str(blocks), str(regions), lane, *spread(samples)))
                     section.samples[f"{blocks} blocks, {regions} regions, {lane}"] = samples
@@ -50,7 +51,16 @@ def measure_submit(machine: Machine, sizes: Sizes, say: Say) -> Section:
     return section
 
 
-def _asleep(rig: Rig, blocks: int, calls: int) -> list[float]:
+def compute(seconds: float) -> None:
+    """Keep the calling thread at work for so long."""
+    end = time.perf_counter() + seconds
+    while time.perf_counter() < end:
+        pass
+
+
+def _asleep(
+    rig: Rig, blocks: int, calls: int, pause: Callable[[float], None] = compute
+) -> list[float]:
     samples = []
     for _ in range(calls):
         ids = rig.ids(0, blocks)
@@ -59,8 +69,12 @@ def _asleep(rig: Rig, blocks: int, calls: int) -> list[float]:
         samples.append((time.perf_counter_ns() - began) / 1e3)
         rig.wait(tag)
         rig.engine.poll_timed()
-        time.sleep(NAP_S)  # the lane goes to sleep
+        pause(NAP_S)  # the lane goes to sleep
     return samples
+
+
+def _both_asleep(rig: Rig, blocks: int, calls: int) -> list[float]:
+    return _asleep(rig, blocks, calls, time.sleep)
 
 
 def _awake(rig: Rig, blocks: int, calls: int) -> list[float]:
@@ -77,6 +91,9 @@ def _awake(rig: Rig, blocks: int, calls: int) -> list[float]:
             rig.wait(tag)
         rig.engine.poll_timed()
     return samples
+
+
+LANES = {"both asleep": _both_asleep, "asleep": _asleep, "awake": _awake}
 
 
 def measure_calls(machine: Machine, sizes: Sizes, say: Say) -> Section:
