@@ -20,9 +20,7 @@ from continuum_connector.errors import ConfigError
 CONNECTOR_NAME = "ContinuumConnector"
 ENV_PREFIX = "CONTINUUM_"
 SWITCH_PATH = ENV_PREFIX + "SWITCH_PATH"
-ADMIN_KEY = (
-    ENV_PREFIX + "ADMIN_KEY"
-)  # switch_endpoint.py's; no knob, for vLLM logs the extra config
+ADMIN_KEY = ENV_PREFIX + "ADMIN_KEY"  # for switch_endpoint.py; no knob: vLLM logs those
 
 FIRST_BYTES = 2**30  # of a rank's DRAM, before its worker is ready; the rest grows behind
 
