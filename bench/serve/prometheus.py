@@ -22,11 +22,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from bench.cache import CACHE
 from bench.serve.server import LOGS, ServerError, die_with_parent, free_port
 
 ROOT = Path(__file__).resolve().parents[2]
 RULES = ROOT / "deploy" / "prometheus" / "rules.yml"
-UNPACKED = ROOT / ".cache" / "prometheus" / "usr" / "bin"  # where `make prometheus` puts it
+UNPACKED = CACHE / "prometheus" / "usr" / "bin"  # where `make prometheus` puts it
 START_S = 30.0
 
 Series = list[dict[str, Any]]  # {"metric": labels, "value": [time, text]} or "values"

@@ -15,11 +15,12 @@ import urllib.request
 from pathlib import Path
 from types import TracebackType
 
+from bench.cache import CACHE
 from bench.cli import teaching_parser
 from bench.serve import package
 from bench.serve.server import ServerError, die_with_parent, end_group, free_port
 
-FOLDER = Path(__file__).resolve().parents[2] / ".cache" / "rivals"
+FOLDER = CACHE / "rivals"
 PACKAGES = (
     "lmcache==0.5.6",
     "sortedcontainers==2.4.0",

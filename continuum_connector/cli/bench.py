@@ -1,4 +1,4 @@
-"""`continuum bench`: hands over to bench/serve, which the source has and the wheel does not."""
+"""`continuum bench`: hands over to bench/serve."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Any
 
 import typer
 
-from continuum_connector.cli.checkout import find_checkout
+from continuum_connector.cli.find_bench import find_bench
 from continuum_connector.cli.reading import command
 
 # Options and help are those of bench/serve.
@@ -20,5 +20,5 @@ PASSED_ON: dict[str, Any] = {
 def bench(context: typer.Context) -> None:
     """Put agents on a server, compare ways to serve, compare two results."""
     with command("bench"):
-        commands = find_checkout("bench.serve.commands", "bench")
+        commands = find_bench("bench.serve.commands")
     commands.app(args=context.args, prog_name="continuum bench")

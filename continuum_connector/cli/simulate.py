@@ -1,4 +1,4 @@
-"""`continuum simulate`: its options. The lab itself is bench/sim, in the source tree only."""
+"""`continuum simulate`: its options. The lab itself is bench/sim."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from continuum_connector.cli.checkout import find_checkout
+from continuum_connector.cli.find_bench import find_bench
 from continuum_connector.cli.reading import command
 from continuum_connector.cli.server import CommandError
 
@@ -74,7 +74,7 @@ def simulate(
     [bold]continuum simulate --sweep published --report published.html[/]
     """
     with command("simulate"):
-        lab = find_checkout("bench.sim.command", "simulate")
+        lab = find_bench("bench.sim.command")
         if show_list:
             lab.listing(Console())
             return

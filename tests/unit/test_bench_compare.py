@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import math
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ from bench.serve import compare, results, stats, summary
 from bench.serve.commands import app
 from bench.serve.record import RunFolder
 from bench.serve.results import Dram, Program, ResultError, Run, Turn
-from continuum_connector.cli import checkout
+from continuum_connector.cli import find_bench
 from continuum_connector.cli.app import app as continuum
 from tests.unit.fake_server import fake_server
 
@@ -255,21 +256,22 @@ def test_continuum_bench_hands_over() -> None:
     assert "--arrivals" in done.output
 
 
-def test_without_the_source_both_commands_say_what_to_do(
+def test_in_a_wheel_the_benchmarks_lie_inside_of_the_package(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(checkout, "__file__", str(tmp_path / "site-packages" / "a" / "b.py"))
-    monkeypatch.chdir(tmp_path)
-    for command in ("bench", "simulate"):
+    package = tmp_path / "site-packages" / "continuum_connector"
+    (package / "_bench" / "bench_of_wheel").mkdir(parents=True)
+    (package / "_bench" / "bench_of_wheel" / "there.py").write_text("found = 'inside'")
+    monkeypatch.setattr(find_bench, "PACKAGE", package)
+    monkeypatch.setattr("sys.path", list(sys.path))
+    assert find_bench.find_bench("bench_of_wheel.there").found == "inside"
+    for command in ("bench", "simulate"):  # of which nothing is there
         done = CliRunner().invoke(continuum, [command])
         assert done.exit_code == 1
-        said = " ".join(done.output.split())
-        assert f"in a checkout of the source: git clone, cd, continuum {command}" in said
-    monkeypatch.chdir(Path(__file__).parents[2])
-    assert CliRunner().invoke(continuum, ["bench", "agents", "--help"]).exit_code == 0
+        assert "install it again" in " ".join(done.output.split())
 
 
-def test_what_a_checkout_needs_and_is_not_here_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_package_that_is_not_installed_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     def missing(name: str) -> Any:
         raise ModuleNotFoundError(f"No module named {name!r}", name="openai")
 
