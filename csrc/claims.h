@@ -5,9 +5,9 @@
 // refused.
 #pragma once
 
+#include <atomic>
 #include <cstdint>
-#include <mutex>
-#include <utility>
+#include <memory>
 #include <vector>
 
 namespace ckv {
@@ -15,53 +15,53 @@ namespace ckv {
 class Claims {
  public:
   static constexpr size_t kAll = SIZE_MAX;
-  using Users = std::vector<int16_t>;  // by id: how many read it, or kWriter
 
-  // Before the first take.
-  void reset(Users nobody) noexcept { users_ = std::move(nobody); }
+  Claims() = default;
+  explicit Claims(size_t size) : users_(new std::atomic<int32_t>[size]()) {}
 
   // All ids or none; returns the index of the first id in conflict, kAll if there is none.
   size_t take(const std::vector<int32_t> &ids, bool writes) {
-    std::lock_guard<std::mutex> lock(mutex_);
     for (size_t i = 0; i < ids.size(); ++i) {
       fetch_ahead(ids.data(), ids.size(), i);
-      int16_t &users = users_[ids[i]];
-      if (writes ? users != 0 : users < 0 || users == INT16_MAX) {
-        give_back(ids.data(), i, writes);
+      if (!take_one(users_[ids[i]], writes)) {
+        drop(ids.data(), i, writes);
         return i;
       }
-      users = static_cast<int16_t>(writes ? kWriter : users + 1);
     }
     return kAll;
   }
 
   void drop(const int32_t *ids, size_t n, bool writes) {
-    std::lock_guard<std::mutex> lock(mutex_);
-    give_back(ids, n, writes);
-  }
-
- private:
-  static constexpr int16_t kWriter = -1;
-  static constexpr size_t kAhead = 32;
-
-  // With mutex_ held.
-  void give_back(const int32_t *ids, size_t n, bool writes) {
     for (size_t i = 0; i < n; ++i) {
       fetch_ahead(ids, n, i);
-      users_[ids[i]] = static_cast<int16_t>(writes ? 0 : users_[ids[i]] - 1);
+      users_[ids[i]].fetch_sub(writes ? kWriter : 1, std::memory_order_release);
     }
   }
 
-  // The caller takes and the lane drops, so the lines are in the other core's cache or in none.
+ private:
+  static constexpr int32_t kWriter = -1;
+  static constexpr size_t kAhead = 32;
+
+  // The caller takes and the lane drops, so the lines are in the other core's cache or in none,
+  // and locked operations wait for one after the other unless all are asked for early.
   void fetch_ahead(const int32_t *ids, size_t n, size_t at) const {
     if (at + kAhead < n) {
       __builtin_prefetch(&users_[ids[at + kAhead]], 1);
     }
   }
 
-  // One lock for all ids of a transfer: a locked operation for each cost ten microseconds of 1,024.
-  std::mutex mutex_;
-  Users users_;
+  static bool take_one(std::atomic<int32_t> &users, bool writes) {
+    int32_t seen = users.load(std::memory_order_acquire);
+    while (writes ? seen == 0 : seen >= 0) {
+      int32_t wanted = writes ? kWriter : seen + 1;
+      if (users.compare_exchange_weak(seen, wanted, std::memory_order_acquire)) {
+        return true;
+      }
+    }
+    return false;
+  }
+
+  std::unique_ptr<std::atomic<int32_t>[]> users_;
 };
 
 }  // namespace ckv

@@ -69,8 +69,8 @@ Engine::Engine(const ckv_config &config, std::unique_ptr<Driver> driver)
 void Engine::set_regions(const ckv_region *regions, size_t n, int32_t num_blocks,
                          int32_t num_slots) {
   Layout layout(regions, n, num_blocks, num_slots);
-  Claims::Users blocks(static_cast<size_t>(num_blocks));
-  Claims::Users slots(static_cast<size_t>(num_slots));
+  Claims blocks(static_cast<size_t>(num_blocks));
+  Claims slots(static_cast<size_t>(num_slots));
   Sums sums(config_.checksum_every, static_cast<size_t>(num_slots));
   std::lock_guard<std::mutex> lock(mutex_);
   if (!layout_.empty()) {
@@ -81,8 +81,8 @@ void Engine::set_regions(const ckv_region *regions, size_t n, int32_t num_blocks
   is_host_foreign_ = !std::all_of(given.begin(), given.end(),
                                   [this](const ckv_region &r) { return has_pool_of(r); });
   layout_ = std::move(layout);
-  block_claims_.reset(std::move(blocks));
-  slot_claims_.reset(std::move(slots));
+  block_claims_ = std::move(blocks);
+  slot_claims_ = std::move(slots);
   sums_ = std::move(sums);
   count_ready_slots();
 }
