@@ -44,10 +44,14 @@ def measure_submit(machine: Machine, sizes: Sizes, say: Say) -> Section:
     say("a bare wake-up")
     section.samples["wake-up"] = wake_ups(sizes.calls)
     section.rows.append(("-", "-", "only woken", *spread(section.samples["wake-up"])))
-    most = [f for k, f in section.samples.items() if k.startswith(f"{sizes.blocks[-1]} blocks")]
-    worst = max(sorted(samples)[len(samples) // 2] for samples in most)
-    text = f"submit of {sizes.blocks[-1]} blocks, worst median"
-    section.targets.append(Target(text, worst, AIM_US, "us"))
+    for lane in ("awake", "asleep"):
+        most = [
+            section.samples[f"{sizes.blocks[-1]} blocks, {regions} regions, {lane}"]
+            for regions in sizes.regions
+        ]
+        worst = max(sorted(samples)[len(samples) // 2] for samples in most)
+        text = f"submit of {sizes.blocks[-1]} blocks, lane {lane}, worst median"
+        section.targets.append(Target(text, worst, AIM_US, "us"))
     return section
 
 
