@@ -21,6 +21,7 @@ from bench.serve.server import free_port
 
 START_STOP_S = 60.0  # assumed where no run is done yet; 24 s were measured with the tiny model
 STEERING = ("VLLM_", "CONTINUUM_", "LMCACHE_", "CUDA_", "NCCL_", "TORCH", "PYTORCH_")
+SECRET = ("_KEY", "_TOKEN", "_SECRET", "_PASSWORD")  # names that end so: what is shown gets pasted
 
 
 def preview(experiment: Experiment, out: Path) -> Iterator[str]:
@@ -130,7 +131,11 @@ def _line(env: dict[str, str], command: Sequence[str]) -> str:
 
 
 def _assigned(env: dict[str, str]) -> str:
-    return " ".join(f"{name}={shlex.quote(text)}" for name, text in sorted(env.items()))
+    return " ".join(f"{name}={_shown(name, text)}" for name, text in sorted(env.items()))
+
+
+def _shown(name: str, text: str) -> str:
+    return "..." if name.endswith(SECRET) else shlex.quote(text)
 
 
 def _size(num_bytes: int) -> str:

@@ -89,6 +89,20 @@ def test_an_arms_own_environment_is_on_its_line_and_the_others_are_named_once(
     assert server.startswith("LMCACHE_DISABLE_BANNER=1 ")
 
 
+@pytest.mark.parametrize(
+    "name", ["CONTINUUM_ADMIN_KEY", "VLLM_API_KEY", "LMCACHE_TOKEN", "VLLM_SECRET", "CUDA_PASSWORD"]
+)
+def test_a_secret_is_not_shown(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    monkeypatch.setenv(name, "hunter2")  # the caller's
+    added = ServerOptions(env={f"ANOTHER_{name}": "hunter2"})
+    told = shown(experiment(model, "none", server=added), tmp_path / "out")
+    assert "hunter2" not in told
+    assert f" {name}=..." in told
+    assert f"ANOTHER_{name}=..." in told
+
+
 def test_time_is_at_least_what_arrivals_and_tools_take(model: Path, tmp_path: Path) -> None:
     wanted = experiment(model, "none", arrivals="poisson:1", duration_s=58.0, programs=100)
     last = max(wanted.load(find_arm("none"), 0).arrivals.times_s)
