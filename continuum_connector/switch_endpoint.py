@@ -16,7 +16,9 @@ import asyncio
 import json
 import os
 import secrets
+import threading
 from collections.abc import Mapping
+from concurrent.futures import Future
 from pathlib import Path
 
 from continuum_connector.config import ADMIN_KEY, SWITCH_PATH
@@ -27,6 +29,8 @@ from continuum_connector.switch import MEANINGS, read_switch, write_switch
 PATH = "/continuum/switch"
 METHODS = ("GET", "PUT")
 MAX_BODY_BYTES = 64
+TIMEOUT_S = 5.0  # a local file answers in less than a millisecond, a hung mount never
+MIDDLEWARE = f"{__name__}.SwitchEndpoint"  # what --middleware is given
 
 
 class _RequestError(Exception):
@@ -39,10 +43,16 @@ class _RequestError(Exception):
 
 
 class SwitchEndpoint:
-    """Answers PATH; everything else passes untouched. Without key or path no server starts."""
+    """Answers PATH; everything else passes untouched. Without key or path no server starts.
+
+    One request at a time is at the file, on a daemon thread of its own. Not asyncio.to_thread: vLLM
+    shuts its engine down on the loop's executor, and Python waits for its threads at exit.
+    """
 
     def __init__(self, app: App) -> None:
         self.app = app
+        self._turn = asyncio.Lock()
+        self._at_file: Future[str] | None = None
         self._refusal: ConfigError | None = None
         try:
             self._file, self._key = read_settings(os.environ)
@@ -65,7 +75,7 @@ class SwitchEndpoint:
                     405, "use GET to read the switch, PUT to set it", allow="GET, PUT"
                 )
             wanted = await _read_body(receive) if scope["method"] == "PUT" else ""
-            said = await asyncio.to_thread(self._use_file, wanted)  # a mount may hang
+            said = await self._ask_file(wanted)
         except _RequestError as error:
             await _send(send, error.status, {"error": str(error)}, error.headers)
         except ConnectionError:  # the client left before its body was complete
@@ -80,19 +90,54 @@ class SwitchEndpoint:
             sentence = f"send the key of {ADMIN_KEY}: `Authorization: Bearer KEY`"
             raise _RequestError(401, sentence, **{"www-authenticate": "Bearer"})
 
+    async def _ask_file(self, wanted: str) -> str:
+        """What the file says, once it says what is wanted; 503 if it does not answer, as a mount
+        that hangs, and from then on at once until it does."""
+        async with self._turn:
+            if self._at_file is not None and not self._at_file.done():
+                raise _RequestError(
+                    503,
+                    f"{self._file} has not answered an earlier request yet, so "
+                    f"{_cost(wanted)}; see whether its mount hangs",
+                )
+            self._at_file = self._begin(wanted)
+            try:
+                return await asyncio.wait_for(asyncio.wrap_future(self._at_file), TIMEOUT_S)
+            except asyncio.TimeoutError:
+                cost = "it is not known whether it was switched" if wanted else _cost(wanted)
+                raise _RequestError(
+                    503,
+                    f"{self._file} did not answer within {TIMEOUT_S:g} s, so {cost}; see whether "
+                    "its mount hangs, then ask again",
+                ) from None
+
+    def _begin(self, wanted: str) -> Future[str]:
+        answer: Future[str] = Future()
+        answer.set_running_or_notify_cancel()  # who waits may give up, the call goes on
+
+        def work() -> None:
+            try:
+                answer.set_result(self._use_file(wanted))
+            except BaseException as error:
+                answer.set_exception(error)
+
+        threading.Thread(target=work, name="continuum-switch-endpoint", daemon=True).start()
+        return answer
+
     def _use_file(self, wanted: str) -> str:
-        """Write what is wanted, if anything; return what the file says then."""
+        """Write what is wanted, or return what the file says."""
         try:
-            if wanted:
-                write_switch(self._file, wanted)
-            return read_switch(self._file)
+            if not wanted:
+                return read_switch(self._file)
+            write_switch(self._file, wanted)
         except OSError as error:
             raise _RequestError(
                 503,
                 f"{self._file} cannot be {'written' if wanted else 'read'} ({error.strerror}), so "
-                f"{'nothing was switched' if wanted else 'nobody knows what it says'}; see that "
-                "its folder exists and the server's user may use it, or write the file by hand",
+                f"{_cost(wanted)}; see that its folder exists and the server's user may use it, "
+                "or write the file by hand",
             ) from error
+        return wanted  # not read back: that may fail, and it was switched
 
 
 def read_settings(environ: Mapping[str, str]) -> tuple[Path, bytes]:
@@ -101,7 +146,7 @@ def read_settings(environ: Mapping[str, str]) -> tuple[Path, bytes]:
     if not key:
         raise ConfigError(
             f"{ADMIN_KEY} is empty, so anybody could use {PATH}, and the server stops; set a "
-            "secret, or leave out `--middleware continuum_connector.switch_endpoint.SwitchEndpoint`"
+            f"secret, or leave out `--middleware {MIDDLEWARE}`"
         )
     if not path:
         raise ConfigError(
@@ -109,7 +154,7 @@ def read_settings(environ: Mapping[str, str]) -> tuple[Path, bytes]:
             "name the file there, and not in kv_connector_extra_config, which the endpoint cannot "
             "see"
         )
-    return Path(path), key.encode()
+    return Path(path), os.fsencode(key)  # as its bytes were, UTF-8 or not
 
 
 async def _refuse(refusal: ConfigError, scope: Scope, send: Send) -> None:
@@ -117,6 +162,10 @@ async def _refuse(refusal: ConfigError, scope: Scope, send: Send) -> None:
     if scope["type"] != "lifespan":
         raise refusal
     await send({"type": "lifespan.startup.failed", "message": f"ConfigError: {refusal}"})
+
+
+def _cost(wanted: str) -> str:
+    return "nothing was switched" if wanted else "nobody knows what it says"
 
 
 def _path(scope: Scope) -> str:

@@ -4,17 +4,23 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
+import subprocess
+import sys
+import threading
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from continuum_connector import switch_endpoint
 from continuum_connector.config import ADMIN_KEY, SWITCH_PATH
 from continuum_connector.errors import ConfigError
 from continuum_connector.switch import SwitchFile
 from continuum_connector.switch_endpoint import PATH, SwitchEndpoint, read_settings
 
+ROOT = Path(__file__).resolve().parents[2]
 KEY = "s3cret-\u00e9"
 Message = dict[str, Any]
 
@@ -65,7 +71,7 @@ def call(
     async def send(message: Message) -> None:
         answer.sent.append(message)
 
-    headers = [(b"Authorization", auth.encode())] if auth else []
+    headers = [(b"Authorization", os.fsencode(auth))] if auth else []
     whole = {"type": "http", "method": method, "path": PATH, "headers": headers, **scope}
     asyncio.run(SwitchEndpoint(app)(whole, receive, send))
     if answer.passed:
@@ -75,6 +81,30 @@ def call(
 
 def put(*parts: bytes, **more: Any) -> Answer:
     return call("PUT", messages(*parts), **more)
+
+
+async def at(endpoint: SwitchEndpoint, method: str, body: bytes = b"") -> Answer:
+    """One of several requests to the same server."""
+    answer = Answer()
+
+    async def receive() -> Message:
+        return {"type": "http.request", "body": body}
+
+    async def send(message: Message) -> None:
+        answer.sent.append(message)
+
+    headers = [(b"authorization", os.fsencode(f"Bearer {KEY}"))]
+    scope = {"type": "http", "method": method, "path": PATH, "headers": headers}
+    await endpoint(scope, receive, send)
+    return answer
+
+
+async def nobody(*_: Any) -> None:
+    raise AssertionError("passed on")
+
+
+async def many(endpoint: SwitchEndpoint, count: int) -> list[Answer]:
+    return await asyncio.gather(*(at(endpoint, "GET") for _ in range(count)))
 
 
 @pytest.fixture
@@ -191,6 +221,41 @@ def test_a_write_that_fails_leaves_nothing_behind(path: Path) -> None:
     assert [each.name for each in path.parent.iterdir()] == ["switch"]
 
 
+def test_a_file_that_cannot_be_read_back_was_switched_all_the_same(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(_: Path) -> str:
+        raise OSError(5, "Input/output error")
+
+    monkeypatch.setattr(switch_endpoint, "read_switch", fail)
+    answer = put(b"off")
+    assert (answer.status, answer.json) == (200, {"switch": "off"})
+    assert path.read_text() == "off\n"
+
+
+def test_who_may_write_the_file_still_may(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path.write_text("on\n")
+    path.chmod(0o664)
+    had, given = path.stat(), []
+    monkeypatch.setattr(os, "chown", lambda _, *ids: given.append(ids))
+    assert put(b"off").status == 200
+    assert path.stat().st_mode & 0o777 == 0o664
+    assert given == [(-1, had.st_gid), (had.st_uid, -1)]
+
+
+def test_it_switches_where_the_rights_cannot_be_kept(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: Any) -> None:
+        raise PermissionError(1, "Operation not permitted")
+
+    path.write_text("on\n")
+    monkeypatch.setattr(os, "chown", fail)
+    monkeypatch.setattr(os, "chmod", fail)
+    assert put(b"off").status == 200
+    assert path.read_text() == "off\n"
+
+
 def test_a_link_stays_a_link_because_others_read_what_it_points_to(
     path: Path, tmp_path: Path
 ) -> None:
@@ -213,6 +278,54 @@ def test_the_file_is_never_seen_half_written(path: Path, monkeypatch: pytest.Mon
     monkeypatch.setattr(Path, "replace", look)
     assert put(b"off").status == 200
     assert seen == [("on\n", "off\n", path.parent)]
+
+
+# --- a mount that hangs -----------------------------------------------------------------
+def gets_at_a_file_that_hangs() -> None:
+    """In a process of its own: a thread that Python waits for would keep it from ending."""
+    switch_endpoint.TIMEOUT_S = 0.01
+    for answer in asyncio.run(many(SwitchEndpoint(nobody), 40)):
+        print(answer.status, answer.json["error"])
+
+
+def test_a_mount_that_hangs_is_answered_and_the_server_can_end(path: Path) -> None:
+    os.mkfifo(path)  # nobody ever writes it
+    script = "import tests.unit.test_switch_endpoint as it; it.gets_at_a_file_that_hangs()"
+    done = subprocess.run(
+        [sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, timeout=30
+    )
+    first, *others = done.stdout.splitlines()
+    assert first.startswith(f"503 {path} did not answer within 0.01 s, so nobody knows what it")
+    assert len(others) == 39
+    assert all(f"503 {path} has not answered an earlier" in line for line in others)
+    assert done.stderr == ""
+
+
+def test_a_write_that_hangs_may_have_switched(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    mended = threading.Event()
+    monkeypatch.setattr(switch_endpoint, "TIMEOUT_S", 0.01)
+    monkeypatch.setattr(switch_endpoint, "write_switch", lambda *_: mended.wait())
+
+    async def ask() -> None:
+        endpoint = SwitchEndpoint(nobody)
+        said = (await at(endpoint, "PUT", b"off")).json["error"]
+        assert "did not answer" in said
+        assert "it is not known whether it was switched" in said
+        later = await at(endpoint, "PUT", b"on")
+        assert later.status == 503
+        assert "nothing was switched" in later.json["error"]
+        mended.set()
+        for thread in threading.enumerate():
+            if thread.name == "continuum-switch-endpoint":
+                thread.join()
+        monkeypatch.setattr(switch_endpoint, "TIMEOUT_S", 30)
+        assert (await at(endpoint, "GET")).status == 200
+
+    asyncio.run(ask())
+
+
+def test_requests_at_once_do_not_refuse_each_other(path: Path) -> None:
+    assert {answer.status for answer in asyncio.run(many(SwitchEndpoint(nobody), 40))} == {200}
 
 
 # --- everything else --------------------------------------------------------------------
@@ -272,3 +385,10 @@ def test_a_key_from_a_file_may_end_in_a_newline(
 ) -> None:
     monkeypatch.setenv(ADMIN_KEY, f"{KEY}\n")
     assert call("GET").status == 200
+
+
+def test_a_key_may_be_any_bytes(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(ADMIN_KEY, "k\udcff")  # as Python reads the byte ff
+    assert call("GET", auth="Bearer k\udcff").status == 200
+    assert call("GET", auth="Bearer k").status == 401
+    assert call("GET", path="/v1/completions").passed
