@@ -49,7 +49,7 @@ MAY_IMPORT = {  # what each room may import besides itself and `errors`
     "worker": {"messages", "config", ""},
     "proven": {"config"},
     "compat": {"scheduler", "costs", "proven", "config"},
-    "checks": {"compat", "plugin", "config", "proven", "worker", "switch"},
+    "checks": {"compat", "plugin", "config", "proven", "worker", "switch", "switch_endpoint"},
     "build": {
         *("compat", "scheduler", "worker", "policy", "account", "config", "trace", "kv_events"),
         *("toolcalls", "costs", "proven"),

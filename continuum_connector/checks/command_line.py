@@ -51,6 +51,7 @@ def read_plan(words: Sequence[str], environ: Mapping[str, str]) -> Plan:
         config=config,
         why_no_config=trouble or why,
         options_file=known.config,
+        middleware=tuple(known.middleware),
         prefix_caching=known.enable_prefix_caching,
         scheduler_cls=known.scheduler_cls,
         scheduling_policy=known.scheduling_policy,
@@ -71,6 +72,7 @@ def _parser() -> _Parser:
     parser.add_argument("--model-tag", default="")
     parser.add_argument("--config", default="")
     parser.add_argument("--kv-transfer-config")
+    parser.add_argument("--middleware", action="append", default=[])
     both = argparse.BooleanOptionalAction
     parser.add_argument("--enable-prefix-caching", action=both, default=True)
     parser.add_argument("--disable-hybrid-kv-cache-manager", action=both, default=False)

@@ -8,7 +8,9 @@ from collections.abc import Iterator
 from continuum_connector.checks.line import Line, error, ok, warning
 from continuum_connector.checks.machine import Machine
 from continuum_connector.checks.plan import Plan
+from continuum_connector.errors import ConfigError
 from continuum_connector.switch import MEANINGS, read_switch
+from continuum_connector.switch_endpoint import MIDDLEWARE, PATH, read_settings
 
 
 def lines(machine: Machine, plan: Plan) -> Iterator[Line]:
@@ -19,6 +21,8 @@ def lines(machine: Machine, plan: Plan) -> Iterator[Line]:
         yield _trace(machine, path)
     if path := plan.config.switch_path:
         yield _switch(machine, path)
+    if MIDDLEWARE in plan.middleware:
+        yield _endpoint(machine)
 
 
 def _state(machine: Machine, path: str) -> Line:
@@ -56,3 +60,12 @@ def _switch(machine: Machine, path: str) -> Line:
         return warning("switch_path", text, "write on into it, or remove it")
     why_on = "says so" if place.exists() else "is not there, which means on"
     return ok("switch_path", f"on: {path} {why_on}")
+
+
+def _endpoint(machine: Machine) -> Line:
+    try:
+        path, _ = read_settings(machine.environ)
+    except ConfigError as why:
+        text, _, cure = str(why).partition("; ")
+        return error("switch endpoint", text, cure)
+    return ok("switch endpoint", f"{PATH} reads and writes {path}, for who has the key")

@@ -24,6 +24,7 @@ class Plan:
     config: ContinuumConfig = field(default_factory=ContinuumConfig)
     why_no_config: str = ""
     options_file: str = ""  # of --config, which is not read here
+    middleware: tuple[str, ...] = ()
     prefix_caching: bool = True
     scheduler_cls: str | None = None
     scheduling_policy: str = "fcfs"

@@ -648,3 +648,32 @@ def test_the_switch(
     line = one(machine, plan(switch_path=f"/var/{path}"), "switch_path")
     assert line.verdict is verdict, line
     assert part in line.text
+
+
+# --- the switch's endpoint ----------------------------------------------------------------
+ENDPOINT = ("--middleware", "continuum_connector.switch_endpoint.SwitchEndpoint")
+SWITCH, KEY = {"CONTINUUM_SWITCH_PATH": "/var/switch"}, {"CONTINUUM_ADMIN_KEY": "k"}
+
+
+@pytest.mark.parametrize(
+    ("environ", "verdict", "part", "cure"),
+    [
+        (SWITCH | KEY, OK, "/continuum/switch reads and writes /var/switch", ""),
+        (SWITCH, ERROR, "CONTINUUM_ADMIN_KEY is empty", "set a secret"),
+        (KEY, ERROR, "CONTINUUM_SWITCH_PATH is empty", "name the file there"),
+    ],
+)
+def test_an_endpoint_that_would_stop_the_server(
+    tmp_path: Path, environ: dict[str, str], verdict: Verdict, part: str, cure: str
+) -> None:
+    machine = fake.make(tmp_path, environ=environ)
+    line = one(machine, plan("--middleware", "my.Own", *ENDPOINT), "switch endpoint")
+    assert line.verdict is verdict
+    assert part in line.text
+    assert line.cure.startswith(cure)
+    assert bool(line.cure) is bool(cure)
+
+
+def test_nothing_is_said_of_an_endpoint_that_is_not_there(tmp_path: Path) -> None:
+    lines = check(fake.make(tmp_path), plan("--middleware", "my.Own"))
+    assert "switch endpoint" not in {line.subject for line in lines}
