@@ -127,6 +127,7 @@ def test_every_alert_is_tested_firing_and_not_firing() -> None:
 # --- targets --------------------------------------------------------------------------------
 MANIFESTS = sorted(path for path in DEPLOY.rglob("*.y*ml") if path.name != "rules_test.yml")
 SERVERS = [path for path in MANIFESTS if '"kv_connector":' in path.read_text()]
+HELM = [path for path in SERVERS if "helm" in path.parts]
 UNIT = DEPLOY / "systemd" / "vllm-continuum.service"
 IMAGE = DEPLOY / "Dockerfile"
 LEARNED = "/var/lib/continuum"
@@ -203,6 +204,23 @@ def test_every_target_has_the_switch_that_the_documents_write_into(path: Path) -
 def test_the_switch_lies_in_a_directory_that_is_made_and_may_be_written() -> None:
     assert f"mkdir -p {LEARNED}\n" in IMAGE.read_text()
     assert f"StateDirectory={Path(LEARNED).name}\n" in UNIT.read_text()  # made below /var/lib
+
+
+@pytest.mark.parametrize("path", HELM, ids=lambda path: path.name)
+def test_under_the_helm_values_the_switch_lives_as_long_as_its_pod(path: Path) -> None:
+    pairs = list(pairs_of(yaml.safe_load(path.read_text())))
+    each = [one for _, value in pairs if isinstance(value, list) for one in value]
+    mounts = [one for one in each if isinstance(one, dict) and one.get("mountPath") == LEARNED]
+    (volume,) = {one["name"] for one in mounts}
+    assert any(
+        isinstance(one, dict) and one.get("name") == volume and "emptyDir" in one for one in each
+    )
+    runbook, switch_off = (
+        " ".join((ROOT / "docs" / f"{name}.md").read_text().split())
+        for name in ("runbook", "switch-off")
+    )
+    assert "under the Helm values over a container's; a new pod there begins with on" in runbook
+    assert "it outlives a container that crashed, and ends with its pod" in switch_off
 
 
 @pytest.mark.parametrize("name", ["runbook", "switch-off"])
