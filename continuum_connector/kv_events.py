@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 
@@ -20,25 +21,49 @@ class KvEventFactory:
         # Since 0.32 the keys of hashes are tagged, and those of events still are not.
         self._untag = getattr(kv_cache_utils, "to_event_extra_keys", list)
 
-    def stored(self, request: Any, index: int, group: int, key: bytes, block_size: int) -> Any:
-        """One block came to DRAM; its tokens and parent are those of the request's chain."""
+    def stored(
+        self, request: Any, blocks: Sequence[tuple[int, int, bytes]], block_size: int
+    ) -> list[Any]:
+        """One event for each of `blocks` (index, group, key) of `request` that come to DRAM."""
+        extra_keys = self._extra_keys_at({index for index, _, _ in blocks}, request, block_size)
+        return [
+            self._stored(request, index, group, key, block_size, extra_keys[index])
+            for index, group, key in blocks
+        ]
+
+    def _stored(
+        self, request: Any, index: int, group: int, key: bytes, size: int, extra_keys: Any
+    ) -> Any:
+        """One block's event; its tokens and parent are those of the request's chain."""
         hashes = request.block_hashes
         lora = request.lora_request
-        start, end = index * block_size, (index + 1) * block_size
         fields = {
             "block_hashes": [self._convert(key[:-4])],
             "parent_block_hash": self._convert(hashes[index - 1]) if index else None,
-            "token_ids": list(request.all_token_ids[start:end]),
-            "block_size": block_size,
+            "token_ids": list(request.all_token_ids[index * size : (index + 1) * size]),
+            "block_size": size,
             "lora_id": lora.adapter_id if lora else None,
             "medium": self.medium,
             "lora_name": lora.name if lora else None,
             # Salt and images; without them a router that hashes tokens takes it for another block.
-            "extra_keys": self._untag([self._extra_keys(request, start, end, 0)[0]]),
+            "extra_keys": self._untag([extra_keys]),
             "group_idx": group,
             "session_id": getattr(request, "session_id", None),
         }
         return self._build(self._events.BlockStored, fields)
+
+    def _extra_keys_at(self, indices: Iterable[int], request: Any, size: int) -> dict[int, Any]:
+        """What the hash of each of these blocks has beside its tokens.
+
+        Upwards, from the image where the last block ended (block_pool.py, `curr_mm_idx`): the
+        cost grows with blocks plus images, not with their product.
+        """
+        keys: dict[int, Any] = {}
+        image = 0
+        for index in sorted(indices):
+            start = index * size
+            keys[index], image = self._extra_keys(request, start, start + size, image)
+        return keys
 
     def removed(self, key: bytes) -> Any:
         """One block left DRAM."""

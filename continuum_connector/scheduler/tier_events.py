@@ -15,7 +15,9 @@ from continuum_connector.scheduler.slots import Key
 class EventFactory(Protocol):
     """Builds vLLM's event objects (kv_events.KvEventFactory)."""
 
-    def stored(self, request: Any, index: int, group: int, key: Key, block_size: int) -> Any: ...
+    def stored(
+        self, request: Any, blocks: Sequence[tuple[int, int, Key]], block_size: int
+    ) -> list[Any]: ...
     def removed(self, key: Key) -> Any: ...
     def cleared(self) -> Any: ...
 
@@ -34,12 +36,10 @@ class TierEvents:
         self, transfer_id: int, request: Any, blocks: Sequence[tuple[int, int, Any]]
     ) -> None:
         """Prepare the events of a store while its request still has its tokens."""
+        named = [(index, group, block.block_hash) for index, group, block in blocks]
+        events = self._factory.stored(request, named, self._block_size)
         self._pending[transfer_id] = [
-            (
-                block.block_hash,
-                self._factory.stored(request, index, group, block.block_hash, self._block_size),
-            )
-            for index, group, block in blocks
+            (key, event) for (_, _, key), event in zip(named, events, strict=True)
         ]
 
     def stored(self, transfer_id: int, kept: Container[Key]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from types import SimpleNamespace
 from typing import Any
 
@@ -12,8 +13,10 @@ from continuum_connector.scheduler.tier_events import TierEvents
 class FakeFactory:
     """Events as tuples."""
 
-    def stored(self, request: Any, index: int, group: int, key: Key, block_size: int) -> Any:
-        return ("stored", key, request, index, group, block_size)
+    def stored(
+        self, request: Any, blocks: Sequence[tuple[int, int, Key]], block_size: int
+    ) -> list[Any]:
+        return [("stored", key, request, index, group, block_size) for index, group, key in blocks]
 
     def removed(self, key: Key) -> Any:
         return ("removed", key)

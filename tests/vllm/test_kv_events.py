@@ -7,8 +7,12 @@ from typing import Any
 import pytest
 from vllm.config import KVEventsConfig
 from vllm.distributed.kv_events import AllBlocksCleared, BlockRemoved, BlockStored
+from vllm.lora.request import LoRARequest
+from vllm.multimodal.inputs import MultiModalFeatureSpec, PlaceholderRange
+from vllm.v1.core.encoder_cache_manager import EncoderCacheManager
 from vllm.v1.core.kv_cache_utils import make_block_hash_with_group_id, maybe_convert_block_hash
 
+from continuum_connector.kv_events import KvEventFactory
 from continuum_connector.scheduler.kv_groups import block_key
 from tests.vllm.harness import Engine
 from tests.vllm.tiering import (
@@ -76,23 +80,87 @@ def test_a_stored_block_is_announced_with_its_parent_and_tokens_once_it_is_there
     assert {event.group_idx for event in events} == set(range(len(engine.windows)))
 
 
-def test_a_block_is_announced_with_all_that_vllm_announces_it_with() -> None:
-    """A router that hashes tokens itself needs the salt too, or takes it for another block."""
-    engine = EventEngine()
+def images(*places: tuple[int, int]) -> list[MultiModalFeatureSpec]:
+    """Images `0`, `1`, ... at these offsets, so many tokens long."""
+    return [
+        MultiModalFeatureSpec(None, "image", str(number), PlaceholderRange(*place))
+        for number, place in enumerate(places)
+    ]
+
+
+def takes_images(engine: Engine) -> None:
+    """Give the scheduler the room for images that it would have with a model that sees them."""
+    engine.scheduler.max_num_encoder_input_tokens = 1000
+    engine.scheduler.encoder_cache_manager = EncoderCacheManager(cache_size=1000)
+
+
+@GROUPS
+def test_a_block_is_announced_with_all_that_vllm_announces_it_with(groups: str) -> None:
+    """A router that hashes tokens itself needs salt and images too, or takes it for another."""
+    skip_without_tier(groups)
+    engine = EventEngine(groups=groups)
+    takes_images(engine)
     published: list[Any] = []
     engine.scheduler.kv_event_publisher.publish = lambda batch: published.extend(batch.events)
-    run_turn(engine, "a", 40, program="p", cache_salt="tenant")
+    run_turn(
+        engine,
+        "a",
+        120,
+        program="p",
+        cache_salt="tenant",
+        lora_request=LoRARequest("sql", 3, "/adapters/sql"),
+        mm_features=images((4, 6), (10, 30), (41, 3), (80, 16)),
+    )
     stored = [event for event in published if isinstance(event, BlockStored)]
     in_vram = {
-        block: keys
+        (block, event.group_idx): (keys, event.lora_id, event.lora_name)
         for event in stored
         if event.medium == "GPU"
         for block, keys in zip(event.block_hashes, event.extra_keys, strict=True)
     }
-    in_dram = {e.block_hashes[0]: e.extra_keys[0] for e in stored if e.medium == "CPU"}
-    assert len(in_dram) == 3
+    in_dram = {
+        (event.block_hashes[0], event.group_idx): (
+            *event.extra_keys,
+            event.lora_id,
+            event.lora_name,
+        )
+        for event in stored
+        if event.medium == "CPU"
+    }
+    assert {group for _, group in in_dram} == set(range(len(engine.windows)))
     assert in_dram == {block: in_vram[block] for block in in_dram}
-    assert in_dram[engine.hashes("a")[0]] == ("tenant",)
+    assert [in_dram[block, 0][0] for block in engine.hashes("a")[:8]] == [
+        ("sql", ("0", 4), ("1", 10), "tenant"),
+        ("sql", ("1", -6)),
+        ("sql", ("1", -22), ("2", 9)),
+        ("sql",),
+        ("sql",),
+        ("sql", ("3", 0)),
+        ("sql",),
+        ("sql",),
+    ]
+
+
+class Looks(list[Any]):
+    """A list that counts how often one of its entries is looked at."""
+
+    count = 0
+
+    def __getitem__(self, index: Any) -> Any:
+        self.count += 1
+        return super().__getitem__(index)
+
+
+def test_images_are_gone_through_once_per_store_whatever_the_groups_and_the_order() -> None:
+    engine = EventEngine()
+    request = engine.add("a", 1600, cache_salt="tenant")
+    request.mm_features = Looks(images(*((16 * index, 16) for index in range(100))))
+    blocks = [(i, group, bytes(36)) for group in (1, 0) for i in reversed(range(100))]
+    events = KvEventFactory().stored(request, blocks, 16)
+    assert [event.extra_keys[0][0] for event in events] == 2 * [
+        (str(index), 0) for index in reversed(range(100))
+    ]
+    assert request.mm_features.count <= 3 * 100  # last, own, and where the block before ended
 
 
 def test_a_second_turn_announces_only_what_is_new() -> None:
