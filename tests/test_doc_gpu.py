@@ -18,13 +18,14 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from bench.serve import commands, package
+from bench.serve import commands, package, rivals
 from bench.serve.arms import DEFAULT, find_arm
 from bench.serve.gpu.shape import LLAMA_8B
 from bench.serve.live import kv_bytes_per_token
 from bench.serve.tiny_model import write_shape
 from tests.markdown import blocks, tokens
 from tests.unit import ab_results
+from tests.unit.test_bench_ab import install
 
 README = "bench/serve/gpu/README.md"
 STAND_INS = ("continuum", "python", "pip", "grep")
@@ -71,9 +72,10 @@ def host(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     model = tmp_path / ".cache" / "models" / "llama-3.1-8b-shape"
     model.mkdir(parents=True)
     write_shape(model, LLAMA_8B)
-    rivals = tmp_path / ".cache" / "rivals"
-    (rivals / "lmcache-0.5.6.dist-info").mkdir(parents=True)
-    monkeypatch.setattr(commands, "FOLDER", rivals)
+    folder = tmp_path / ".cache" / "rivals"
+    folder.mkdir()
+    install(folder, *rivals.packages(on_cpu=False))
+    monkeypatch.setattr(commands, "FOLDER", folder)
     monkeypatch.setattr(package, "on_cpu", lambda: False)
     monkeypatch.chdir(tmp_path)
     return tmp_path

@@ -22,7 +22,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from bench.serve.rivals import LMCACHE_ENV, LmcacheServer, has_lmcache
+from bench.serve.rivals import LMCACHE_ENV, LmcacheServer, missing
 from continuum_connector.config import POLICIES
 
 CHUNK = 256  # tokens; LMCache's default. On a CPU it must be a multiple of 128.
@@ -146,10 +146,11 @@ def _shimmed(
 
 
 def _lmcache(place: Place) -> dict[str, str]:
-    if not has_lmcache(place.rivals):
+    if lacking := missing(place.rivals, place.on_cpu):
         raise CannotRunError(
-            f"LMCache is not in {place.rivals}; install it with: python -m bench.serve.rivals, "
-            "or say with --rivals in which folder you have it"
+            f"LMCache is not ready in {place.rivals}, which lacks {', '.join(lacking)}; install "
+            "it with: python -m bench.serve.rivals, or say with --rivals in which folder you "
+            "have it"
         )
     return {**LMCACHE_ENV, "PYTHONPATH": _path(place.rivals, {})}
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 import signal
 import sys
 from collections.abc import Sequence
@@ -29,6 +30,8 @@ from continuum_connector.cli.server import CommandError
 from continuum_connector.config import POLICIES
 
 NOT_MEASURED = {"cannot_run": "cannot run", "died": "died, and is run again by the same command"}
+# Here the experiment must know them too: whether contexts fit, how large a chunk may be.
+OWN = {"--max-model-len": "--max-len", "--num-gpu-blocks-override": "--blocks"}
 UNITS = {"KiB": 2**10, "MiB": 2**20, "GiB": 2**30}
 
 
@@ -90,6 +93,19 @@ def read_dram(text: str) -> tuple[tuple[float, ...], int]:
             f"--dram {text}: write live KV / DRAM, like 2 or 0.5,1,2,4, or a size, like 64GiB"
         )
     return pressures, 0
+
+
+def read_server_args(text: str) -> list[str]:
+    """More for every `vllm serve`; CommandError for what `bench ab` has an option of its own for.
+
+    vLLM would take the last of two, and contexts would be checked against the first.
+    """
+    args = shlex.split(text)
+    for arg in args:
+        name = arg.partition("=")[0].replace("_", "-")
+        if name in OWN:
+            raise CommandError(f"--server-args: {name} is not taken here; use {OWN[name]}")
+    return args
 
 
 def run(experiment: Experiment, out: Path) -> State:

@@ -6,7 +6,6 @@ Also `python -m bench.serve.commands`, where the package is not installed.
 from __future__ import annotations
 
 import contextlib
-import shlex
 import sys
 import time
 from collections.abc import Iterator
@@ -132,7 +131,7 @@ def ab(
     """
     with _told("ab"):
         server = ServerOptions(blocks, block_size, max_len, seqs, batch_tokens, dtype, eager)
-        server.args, server.start_timeout_s = shlex.split(server_args), start_timeout
+        server.args, server.start_timeout_s = cli_ab.read_server_args(server_args), start_timeout
         chosen = cli_ab.Options(
             arms.split(","), find_workload(workload), dram, model, vocab, server, Patience(timeout)
         ).experiment(

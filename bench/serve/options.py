@@ -31,7 +31,11 @@ Out = Annotated[
 ]
 Vocab = Annotated[str, typer.Option(help="Token ids to draw from, LOW:HIGH.")]
 VocabOfModel = Annotated[
-    str, typer.Option(help="Token ids to draw from, LOW:HIGH. Empty: what the model knows.")
+    str,
+    typer.Option(
+        help="Token ids to draw from, LOW:HIGH. Empty: 1000:30000, less where the model knows "
+        "fewer."
+    ),
 ]
 Timeout = Annotated[float, typer.Option(min=0.1, help="Seconds for one try.")]
 Retries = Annotated[int, typer.Option(min=0, help="More tries after one that failed.")]
@@ -66,7 +70,11 @@ Seqs = Annotated[int, typer.Option(min=1, help="vLLM's --max-num-seqs.")]
 MaxLen = Annotated[int, typer.Option(min=0, help="vLLM's --max-model-len. 0: what fits.")]
 Eager = Annotated[bool, typer.Option(help="Without CUDA graphs.")]
 ServerArgs = Annotated[
-    str, typer.Option(help="More for every vllm serve; files with their whole path.")
+    str,
+    typer.Option(
+        help="More for every vllm serve; files with their whole path. Not --max-model-len: "
+        "--max-len says it."
+    ),
 ]
 Shims = Annotated[
     Path | None, typer.Option(envvar="BENCH_SHIMS", help="CPU shims of rivals (arms.py).")

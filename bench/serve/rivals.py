@@ -27,7 +27,8 @@ PACKAGES = (
     "opentelemetry-exporter-prometheus==0.66b2",
     *("aiofile==3.12.3", "caio==0.12.10"),  # of the connector in process
 )
-ON_GPU = ("cupy-cuda13x==14.2.0",)  # maps the engine's KV cache into LMCache's server
+CUDA = "13x"
+ON_GPU = (f"cupy-cuda{CUDA}==14.2.0",)  # maps the engine's KV cache into LMCache's server
 LMCACHE_ENV = {
     "LMCACHE_TRACK_USAGE": "false",
     "LMCACHE_DISABLE_BANNER": "1",
@@ -40,23 +41,32 @@ of those pins is needed. Where vLLM is built for GPUs, cupy comes with it. Anoth
 used from another folder: continuum bench ab --rivals."""
 
 
-def packages() -> tuple[str, ...]:
+def packages(on_cpu: bool) -> tuple[str, ...]:
     """What LMCache needs beside this vLLM."""
-    return PACKAGES if package.on_cpu() else (*PACKAGES, *ON_GPU)
+    return PACKAGES if on_cpu else (*PACKAGES, *ON_GPU)
 
 
-def has_lmcache(folder: Path) -> bool:
-    """Whether all of it is there: in our folder in these versions, elsewhere in any."""
-    if folder != FOLDER:
-        return any(folder.glob("lmcache-*.dist-info"))
-    names = (each.replace("-", "_").replace("==", "-") for each in packages())
-    return all((folder / f"{name}.dist-info").is_dir() for name in names)
+def missing(folder: Path, on_cpu: bool) -> list[str]:
+    """What of it is not there: in our folder in these versions, elsewhere in any.
+
+    Elsewhere cupy may be of another CUDA too, as that LMCache is.
+    """
+    wanted = list(packages(on_cpu))
+    if folder.resolve() != FOLDER.resolve():
+        wanted = [each.partition("==")[0].replace(CUDA, "*") for each in wanted]
+    return [each for each in wanted if not any(folder.glob(_dist_info(each)))]
+
+
+def _dist_info(requirement: str) -> str:
+    """A pattern for the folder that pip leaves behind."""
+    name, _, version = requirement.replace("-", "_").partition("==")
+    return f"{name}-{version or '*'}.dist-info"
 
 
 def install(folder: Path = FOLDER) -> None:
     """Install the pinned packages into `folder`; raises if pip fails."""
     command = [sys.executable, "-m", "pip", "install", "--no-deps", "--upgrade"]
-    subprocess.run([*command, "--target", str(folder), *packages()], check=True)
+    subprocess.run([*command, "--target", str(folder), *packages(package.on_cpu())], check=True)
 
 
 class LmcacheServer:

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from bench.serve.rivals import FOLDER, LMCACHE_ENV, LmcacheServer, has_lmcache, install
+from bench.serve.rivals import FOLDER, LMCACHE_ENV, LmcacheServer, install, missing
 from bench.serve.server import VllmServer
 from tests.server.conftest import DRAM_BYTES, NUM_BLOCKS, ServerFactory, Stock
 from tests.server.helpers import (
@@ -34,7 +34,7 @@ ENV = {**LMCACHE_ENV, "PYTHONPATH": f"{FOLDER}{os.pathsep}{os.environ.get('PYTHO
 @pytest.fixture(scope="module")
 def store() -> Iterator[int]:
     """LMCache's server; it outlives the vLLM servers of this module."""
-    if not has_lmcache(FOLDER):
+    if missing(FOLDER, on_cpu=True):
         try:
             install()
         except subprocess.CalledProcessError as error:

@@ -6,6 +6,7 @@ import asyncio
 import io
 import json
 import os
+import re
 import select
 import signal
 import subprocess
@@ -15,11 +16,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from typer.testing import CliRunner
 
 from bench.serve import ab, cli_ab, compare, results, rivals
 from bench.serve.ab import Experiment, Watcher, cells, run_all
 from bench.serve.arms import ARMS, Arm, CannotRunError, Place, Setup, find_arm
-from bench.serve.cli_ab import read_dram
+from bench.serve.cli_ab import read_dram, read_server_args
+from bench.serve.commands import app
 from bench.serve.fake_api import FakeApi, Trouble
 from bench.serve.plans import TurnPlan
 from bench.serve.results import ResultError, Run
@@ -276,10 +279,15 @@ def test_ctrl_c_ends_the_experiment_and_the_next_call_goes_on(
     assert {r.run.state for r in results.load(tmp_path / "out")} == {"done"}
 
 
+def install(folder: Path, *requirements: str) -> None:
+    """What pip leaves behind of them."""
+    for each in requirements:
+        name = each.replace("-", "_").replace("==", "-")
+        (folder / f"{name}.dist-info").mkdir(exist_ok=True)
+
+
 def setup_of(arm: str, tmp_path: Path, **place: Any) -> Setup:
-    for package in rivals.PACKAGES:
-        name = package.replace("-", "_").replace("==", "-")
-        (tmp_path / f"{name}.dist-info").mkdir(exist_ok=True)
+    install(tmp_path, *rivals.packages(place.get("on_cpu", True)))
     for name in ("cpu_lmcache_v1", "cpu_native_shim"):
         (tmp_path / f"{name}.py").touch()
     fields = {"on_cpu": True, "rivals": tmp_path, "shims": tmp_path, **place}
@@ -297,6 +305,34 @@ def test_every_arm_can_be_set_up(name: str, tmp_path: Path) -> None:
         if name.startswith("lmcache"):
             assert setup.env["LMCACHE_TRACK_USAGE"] == "false"
             assert str(tmp_path) in setup.env["PYTHONPATH"]
+
+
+@pytest.mark.parametrize("cupy", ["cupy-cuda13x==14.2.0", "cupy-cuda12x==13.6.0"])
+def test_elsewhere_any_versions_will_do_but_all_packages_must_be_there(
+    tmp_path: Path, cupy: str
+) -> None:
+    on_gpu = Place(2**30, 128, on_cpu=False, rivals=tmp_path)
+    others = [f"{each.partition('==')[0]}==1.0" for each in rivals.PACKAGES]
+    install(tmp_path, "lmcache-cli==1.0", *others[1:])
+    assert rivals.missing(tmp_path, on_cpu=True) == ["lmcache"]
+    install(tmp_path, *others)
+    assert not rivals.missing(tmp_path, on_cpu=True)
+    with pytest.raises(CannotRunError, match=r"which lacks cupy-cuda\*; install it with"):
+        find_arm("lmcache-mp").setup(on_gpu)
+    install(tmp_path, cupy)
+    assert find_arm("lmcache-mp").setup(on_gpu).side is not None
+
+
+def test_our_folder_is_ours_by_whatever_path_and_must_have_our_versions(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "rivals").mkdir()
+    (tmp_path / "link").symlink_to(tmp_path / "rivals")
+    monkeypatch.setattr(rivals, "FOLDER", tmp_path / "rivals")
+    monkeypatch.chdir(tmp_path)
+    install(tmp_path / "rivals", "lmcache==0.5.5", *rivals.packages(on_cpu=False)[1:])
+    for folder in (tmp_path / "rivals", tmp_path / "link", Path("rivals")):
+        assert rivals.missing(folder, on_cpu=False) == ["lmcache==0.5.6"]
 
 
 def test_each_arm_gets_the_same_bytes_of_dram(tmp_path: Path) -> None:
@@ -366,6 +402,31 @@ def test_dram_is_a_pressure_or_a_size(text: str, means: Any) -> None:
 def test_other_drams_are_refused(text: str) -> None:
     with pytest.raises(CommandError, match="--dram"):
         read_dram(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("--max-model-len 16384", "--max-model-len is not taken here; use --max-len"),
+        ("--seed 1 --max_model_len=16384", "--max-model-len is not taken here; use --max-len"),
+        ("--num-gpu-blocks-override 9", "--num-gpu-blocks-override is not .* use --blocks"),
+    ],
+)
+def test_what_decides_whether_contexts_fit_is_not_said_to_the_server_alone(
+    text: str, said: str
+) -> None:
+    done = CliRunner().invoke(app, ["ab", "--dry-run", "--server-args", text])
+    assert done.exit_code == 1
+    assert re.search(said, done.stderr)
+
+
+def test_other_server_args_are_taken_as_a_shell_takes_them() -> None:
+    assert read_server_args("--load-format dummy --x 'a b'") == [
+        "--load-format",
+        "dummy",
+        "--x",
+        "a b",
+    ]
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from bench.serve import package, results
+from bench.serve import package, results, rivals
 from bench.serve.ab import Experiment, Watcher, run_all
 from bench.serve.arms import find_arm
 from bench.serve.page import words
@@ -15,7 +15,7 @@ from bench.serve.results import load_run
 from bench.serve.server import ServerOptions
 from tests.unit.ab_results import measured, run_of
 from tests.unit.fake_server import fake_server
-from tests.unit.test_bench_ab import SMALL, use
+from tests.unit.test_bench_ab import SMALL, install, use
 
 
 def smi(folder: Path, script: str) -> None:
@@ -44,14 +44,15 @@ def test_versions_are_those_that_the_server_finds(
 def test_a_run_names_the_lmcache_that_its_server_had(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    rivals = Path(lmcache(tmp_path / "rivals", "7"))
+    folder = Path(lmcache(tmp_path / "rivals", "7"))
+    install(folder, *rivals.packages(on_cpu=False)[1:])
     (tmp_path / "config.json").write_text(
         '{"num_hidden_layers": 2, "num_attention_heads": 8, "hidden_size": 64}'
     )
     monkeypatch.setattr(package, "on_cpu", lambda: False)
     arm = find_arm("lmcache-v1")
     server = ServerOptions(block_size=16)
-    wanted = Experiment((arm,), SMALL, tmp_path, server=server, rivals=rivals, sample_s=0.0)
+    wanted = Experiment((arm,), SMALL, tmp_path, server=server, rivals=folder, sample_s=0.0)
     with fake_server() as api:
         use(monkeypatch, api)
         run_all(wanted, tmp_path / "out", Watcher())
