@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from bench.serve import package, results
@@ -30,13 +31,13 @@ def preview(experiment: Experiment, out: Path) -> Iterator[str]:
     check_folder(experiment, out)
     load = experiment.load(experiment.arms[0], 0)
     yield from _load(experiment, load)
-    able = {cell.arm.name: _try(experiment, cell) for cell in planned if not cell.repeat}
-    runs = [cell for cell in planned if isinstance(able[cell.arm.name], Prepared)]
+    prepared = {cell: _try(experiment, cell) for cell in planned if not cell.repeat}
+    # All repeats of a cell start the same.
+    runs = [cell for cell in planned if isinstance(prepared[replace(cell, repeat=0)], Prepared)]
     yield from _time(experiment, load, runs, out)
     yield from _shared(experiment)
-    for cell in planned:
-        if not cell.repeat:
-            yield from _arm(experiment, cell, _try(experiment, cell))
+    for cell, what in prepared.items():
+        yield from _arm(experiment, cell, what)
 
 
 # --- the load, and how long -----------------------------------------------------------------

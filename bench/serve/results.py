@@ -78,7 +78,7 @@ class Sample(msgspec.Struct, kw_only=True):
     values: dict[str, float]
 
 
-class Dram(msgspec.Struct, kw_only=True):
+class Dram(msgspec.Struct, kw_only=True, frozen=True):
     """How much DRAM an arm had, and how much KV is alive at a time, in bytes."""
 
     bytes: int

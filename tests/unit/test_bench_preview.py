@@ -9,16 +9,16 @@ from typing import Any
 
 import pytest
 
-from bench.serve import package, results
+from bench.serve import package, results, rivals
 from bench.serve.ab import Experiment, Watcher, run_all
-from bench.serve.arms import find_arm
+from bench.serve.arms import Arm, CannotRunError, Place, Setup, find_arm
 from bench.serve.plans import TurnPlan
 from bench.serve.preview import START_STOP_S, preview
 from bench.serve.results import ResultError, Run
 from bench.serve.server import ServerOptions
 from bench.serve.workloads import Defaults, Uniform
 from tests.unit.fake_server import fake_server
-from tests.unit.test_bench_ab import use
+from tests.unit.test_bench_ab import install, use
 
 TURNS = (TurnPlan(60, 4), TurnPlan(40, 4, pause_s=2.0))
 SMALL = Uniform("small", "p", TURNS, 0, Defaults("turns", programs=3))
@@ -72,10 +72,33 @@ def test_each_pressure_is_shown_and_an_arm_that_cannot_run_is_not_counted(
     assert "simple cannot run: SimpleCPUOffloadConnector copies with CUDA" in told
 
 
+@pytest.mark.parametrize("pressures", [(1.0, 4.0), (4.0, 1.0)])
+def test_an_arm_that_runs_at_one_pressure_only_is_asked_once_and_counted_for_that(
+    model: Path, tmp_path: Path, pressures: tuple[float, ...]
+) -> None:
+    asked: list[int] = []
+
+    def setup(place: Place) -> Setup:
+        asked.append(place.dram_bytes)
+        if place.dram_bytes == max(live):
+            raise CannotRunError("too much DRAM")
+        return Setup()
+
+    wanted = Experiment(
+        (Arm("picky", "Picky", setup),), SMALL, model, pressures=pressures, repeats=3
+    )
+    live = [dram.bytes for dram in wanted.drams()]
+    told = shown(wanted, tmp_path / "out")
+    assert "Runs: 3, 0 of them done" in told
+    assert told.count("# picky cannot run: too much DRAM") == 1
+    assert asked == live
+
+
 def test_an_arms_own_environment_is_on_its_line_and_the_others_are_named_once(
     model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (tmp_path / "rivals" / "lmcache-1.dist-info").mkdir(parents=True)
+    (tmp_path / "rivals").mkdir()
+    install(tmp_path / "rivals", *rivals.packages(on_cpu=False))
     monkeypatch.setattr(package, "on_cpu", lambda: False)
     monkeypatch.setenv("VLLM_USE_V2_MODEL_RUNNER", "0")
     wanted = experiment(model, "none", "lmcache-mp", rivals=tmp_path / "rivals")
