@@ -1,6 +1,6 @@
 """Which packages a server gets: vLLM for CPUs or not, and which continuum_connector it imports.
 
-Of continuum_connector the checkout's where that can run, else what pip put.
+A server imports continuum_connector from the checkout if that can run, else what pip installed.
 
 A checkout holds no native library after `pip install .`, and would hide the installed package
 that has one: the server would run without its DRAM tier and only its log would say so.
