@@ -87,8 +87,8 @@ def kv_groups(vllm_config: Any, kv_cache_config: Any) -> KvGroups:
         spec = group.kv_cache_spec
         window = getattr(spec, "sliding_window", None)
         is_window = isinstance(spec, SlidingWindowSpec)
-        is_known = is_window or isinstance(spec, FullAttentionSpec)
-        is_known = is_known and not getattr(spec, "prefix_replay_tokens", 0)
+        odd = getattr(spec, "prefix_replay_tokens", 0) or getattr(spec, "rswa_window", 0)
+        is_known = not odd and (is_window or isinstance(spec, FullAttentionSpec))  # so is MLA's
         kind = type(spec).__name__
         groups.append(Group(kind, spec.block_size, window if is_window else None, is_known))
     hash_size = getattr(kv_cache_config, "hash_block_size", None)

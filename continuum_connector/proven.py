@@ -21,7 +21,7 @@ NO_UNATTACHED_TIER = (
 
 class Group(NamedTuple):
     """A KV group as vLLM describes it. `kind`: its spec's class; `block_size`: tokens;
-    `window`: attention span in tokens, None for all; `is_known`: of a kind that was tested."""
+    `window`: attention span in tokens, None for all; `is_known`: full attention, MLA, a window."""
 
     kind: str
     block_size: int

@@ -47,7 +47,7 @@ def plugin(machine: Machine, vllm: VllmSeen) -> Line:
     """Whether a server started here registers the connector."""
     if ENTRY_POINT not in machine.plugins:
         text = "our entry point is not installed, so vLLM would not know the connector's name"
-        return error("plugin", text, "pip install continuum-connector, beside vLLM")
+        return error("plugin", text, "pip install . in a clone of ContinuumConnector, beside vLLM")
     allowed = machine.environ.get("VLLM_PLUGINS")
     if allowed is not None and ENTRY_POINT not in allowed.split(","):
         text = f"VLLM_PLUGINS={allowed} keeps ours from being loaded"

@@ -111,3 +111,6 @@ def test_what_is_run_is_what_is_promised() -> None:
     from continuum_connector.compat import SUPPORTED
 
     assert tuple(release for release, _ in SUPPORTED) == sources.VERSIONS
+    for name in ("README.md", "docs/limits.md"):
+        text = (sources.ROOT / name).read_text()
+        assert all(release in text for release in sources.VERSIONS), name

@@ -16,6 +16,7 @@ from vllm.v1.kv_cache_interface import (
     KVCacheSpec,
     MambaSpec,
     MLAAttentionSpec,
+    RSWASpec,
     SlidingWindowSpec,
 )
 
@@ -99,6 +100,12 @@ def test_the_server_and_the_check_step_aside_for_the_same_models(
     assert bool(before) is bool(at_start), (before, at_start)
     if before:  # the same sentence, but for the number of the group
         assert before.split(" is ")[1] == at_start.split(" is ")[1]
+
+
+def test_attention_that_drops_blocks_amid_a_turn_is_not_served_though_vllm_calls_it_full() -> None:
+    groups = get_kv_cache_groups(config_of(), {"layer": RSWASpec(**HEADS, rswa_window=64)})
+    why = build.reason_to_step_aside(config_of(), SimpleNamespace(kv_cache_groups=groups))
+    assert "RSWASpec, which is not proven" in why
 
 
 def test_the_server_and_the_check_say_the_same_of_prefix_caching() -> None:
