@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from continuum_connector.errors import TransferError
 from continuum_connector.messages import BlockIds
-from continuum_connector.worker.engine import Completion, Direction, PoolState, Status
+from continuum_connector.worker.engine import Completion, Direction, Health, PoolState, Status
 
 BLOCK_BYTES = 1000
 BLOCK_SECONDS = 0.001
@@ -58,7 +58,8 @@ class FakeCopyEngine:
     cancelled: list[int] = field(default_factory=list)
     waited: list[tuple[int, float]] = field(default_factory=list)
     closed: bool = False
-    poisoned: bool = False
+    poisoned: bool = False  # every submit is refused
+    given_up: tuple[str, ...] = ()
     in_flight: dict[int, Submitted] = field(default_factory=dict)
     stored: set[int] = field(default_factory=set)
     _done: list[Completion] = field(default_factory=list)
@@ -124,6 +125,10 @@ class FakeCopyEngine:
     def poll(self) -> list[Completion]:
         done, self._done = self._done, []
         return done
+
+    def health(self) -> Health:
+        assert not self.closed
+        return Health(700 if self.poisoned else 0, self.given_up)
 
     def cancel(self, tag: int) -> None:
         assert not self.closed

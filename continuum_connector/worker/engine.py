@@ -60,6 +60,15 @@ class PoolState:
     lock_s: float
 
 
+@dataclass(frozen=True)
+class Health:
+    """`poison`: what ended the engine for good, the driver's own code or a CKV_ code (below 0);
+    0 while it can copy. `given_up`: ways of copying that failed and are not used any more."""
+
+    poison: int = 0
+    given_up: tuple[str, ...] = ()
+
+
 class CopyEngine(Protocol):
     """Submits and polls in microseconds; only `wait`, `wait_pool` and `close` block.
 
@@ -99,6 +108,10 @@ class CopyEngine(Protocol):
 
     def poll(self) -> list[Completion]:
         """Return what settled since the last poll, oldest first; [] costs well under 1 us."""
+        ...
+
+    def health(self) -> Health:
+        """Say what has failed for good so far. A few microseconds; also of a poisoned engine."""
         ...
 
     def cancel(self, tag: int) -> None:

@@ -10,7 +10,14 @@ import numpy as np
 from continuum_connector.errors import ConfigError, TransferError
 from continuum_connector.messages import BlockIds
 from continuum_connector.worker import abi
-from continuum_connector.worker.engine import Completion, Direction, PoolState, Region, Status
+from continuum_connector.worker.engine import (
+    Completion,
+    Direction,
+    Health,
+    PoolState,
+    Region,
+    Status,
+)
 from continuum_connector.worker.host_pool import HostPool
 
 MIB = 1 << 20
@@ -72,6 +79,7 @@ class NativeEngine:
         try:
             self.pool = HostPool(handle, num_slots * slot_bytes, huge_pages, numa, first_bytes)
             self._set_regions(regions, num_blocks, num_slots, slot_bytes)
+            self._paths: int = self.stats().paths
             self._pending = ctypes.c_uint64.from_address(self._blocking.ckv_pending_word(handle))
         except BaseException:
             self._blocking.ckv_free(handle)
@@ -139,6 +147,12 @@ class NativeEngine:
             return self._drain() if self._pending.value else []
         settled, self._settled = self._settled, []
         return settled
+
+    def health(self) -> Health:
+        """Say what has failed for good; a path is given up when the driver refuses it at work."""
+        stats = self.stats()
+        lost = self._paths & ~stats.paths
+        return Health(stats.poison, tuple(name for name, bit in _PATHS.items() if lost >> bit & 1))
 
     def cancel(self, tag: int) -> None:
         """Stop a transfer before its next trunk; nothing happens if it settled."""

@@ -13,7 +13,7 @@ and runner, so every hook submits whatever is due by then, and each order leaves
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from continuum_connector.config import ContinuumConfig
@@ -25,6 +25,7 @@ from continuum_connector.messages import (
     StoreOrder,
     WorkerReport,
 )
+from continuum_connector.worker.condition import Condition
 from continuum_connector.worker.engine import CORRUPT, Completion, CopyEngine, Direction, Status
 from continuum_connector.worker.growth import PoolGrowth
 from continuum_connector.worker.layout import Layout
@@ -72,6 +73,7 @@ class ContinuumWorker:
         self._engine: CopyEngine | None = None
         self._growth: PoolGrowth | None = None  # while the pool grows
         self._why_no_engine = "no_tier"
+        self._condition = Condition()
         self._plan: StepPlan | None = None
         self._cancels: tuple[int, ...] = ()
         self._loads: tuple[LoadOrder, ...] = ()
@@ -113,8 +115,7 @@ class ContinuumWorker:
 
     def disable(self, sentence: str) -> None:
         """Run without a DRAM tier from here on: every order fails as "no_tier"; say why once."""
-        logger.warning("No DRAM tier on this rank: %s", sentence)
-        self._report.tier_down = sentence
+        self._go_without(sentence)
         self._close("no_tier")
 
     def begin(self, plan: StepPlan) -> None:
@@ -206,6 +207,10 @@ class ContinuumWorker:
         else:
             logger.warning("The DRAM tier stays smaller: %s", growth.shortage)
 
+    def _go_without(self, sentence: str) -> None:
+        logger.warning("No DRAM tier on this rank: %s", sentence)
+        self._report.tier_down = sentence
+
     def _close(self, reason: str) -> None:
         self._why_no_engine = reason
         self._growth = None
@@ -222,7 +227,7 @@ class ContinuumWorker:
 
     def _submit(self, direction: Direction, order: LoadOrder | StoreOrder) -> None:
         """Give one order to the engine; what cannot be given settles here, and never raises."""
-        if self._engine is None:
+        if self._engine is None or self._condition.has_ended:
             self._settle(order, Outcome(num_failed=1, reasons=(self._why_no_engine,)))
             return
         if len(order.blocks) == 0:
@@ -233,8 +238,9 @@ class ContinuumWorker:
                 direction, order.blocks, order.slots, order.transfer_id, self._current_stream()
             )
         except TransferError as error:
-            logger.debug("transfer %d was refused: %s", order.transfer_id, error)
-            self._settle(order, Outcome(num_failed=1, reasons=("driver",)))
+            self._look_at(self._engine, refusal=str(error))
+            reason = "driver" if self._condition.has_ended else "refused"
+            self._settle(order, Outcome(num_failed=1, reasons=(reason,)))
         else:
             self._in_flight[order.transfer_id] = order
 
@@ -250,10 +256,22 @@ class ContinuumWorker:
     def _drain(self, reason: str = "") -> None:
         """Settle what the engine has completed; `reason`, if given, is why it did not."""
         assert self._engine is not None
-        for completion in self._engine.poll():
+        completions = self._engine.poll()
+        for completion in completions:
             order = self._in_flight.pop(completion.tag, None)
             if order is not None:
                 self._settle(order, _outcome(completion, reason))
+        if completions and not reason:
+            self._look_at(self._engine, completions)
+
+    def _look_at(
+        self, engine: CopyEngine, completions: Sequence[Completion] = (), refusal: str = ""
+    ) -> None:
+        """If the engine copies no more, go without a tier. It is not closed here, which may wait,
+        and settles what it has: a load that is not over may still write to its blocks."""
+        if why := self._condition.look(engine, completions, refusal):
+            self._growth = None
+            self._go_without(why)
 
     def _settle(self, order: LoadOrder | StoreOrder, outcome: Outcome) -> None:
         """Note the end of one order for the report and, if it is a load, for its request."""
