@@ -1,0 +1,51 @@
+"""Condition: what of the copy engine has failed, for the worker to act on and for the log."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+
+from continuum_connector.worker.engine import CORRUPT, Completion, CopyEngine, Status
+
+logger = logging.getLogger(f"vllm.{__name__}")
+
+
+class Condition:
+    """Of one rank's engine. What fails once may fail for every block of every transfer, so each
+    cause is told once; how often it came, the metrics say."""
+
+    def __init__(self) -> None:
+        self.has_ended = False  # it copies no more
+        self._told: set[str] = set()
+
+    def look(
+        self, engine: CopyEngine, completions: Sequence[Completion] = (), refusal: str = ""
+    ) -> str:
+        """Ask the engine how it is, now that it completed or refused something.
+
+        Returns, once, why it copies no more: in its own words if it has refused, else by number.
+        """
+        if self.has_ended:
+            return ""
+        for completion in completions:
+            if completion.status is Status.FAILED and completion.error != CORRUPT:
+                self._tell(_name(completion.error), "A copy failed: %s")
+        health = engine.health()
+        for path in health.given_up:
+            self._tell(path, "The driver fails at the %s path, so copies go another way from here")
+        if health.poison:
+            self.has_ended = True
+            return f"the copy engine failed: {refusal.rstrip('.') or _name(health.poison)}"
+        if refusal:
+            self._tell(refusal.rstrip("."), "A copy was refused: %s", key="refused")
+        return ""
+
+    def _tell(self, what: str, sentence: str, key: str = "") -> None:
+        if (key or what) not in self._told:
+            self._told.add(key or what)
+            logger.warning(f"{sentence}. This is said once", what)
+
+
+def _name(error: int) -> str:
+    """A completion's code in words: the driver's own are above 0."""
+    return f"CUDA error {error}" if error > 0 else f"error {error} of the native library"
