@@ -50,8 +50,9 @@ class StepPlan:
 class Outcome:
     """How many ranks finished one transfer, and how.
 
-    `reasons` holds each failing rank's one-word cause ("driver", "cancelled", "closed",
-    "no_tier", "corrupt"). `num_bytes` and `seconds` are summed over the ranks that are done.
+    `reasons` holds each failing rank's one-word cause ("driver", "refused", "cancelled",
+    "closed", "no_tier", "corrupt"). `num_bytes` and `seconds` are summed over the ranks that are
+    done.
     """
 
     num_done: int = 0

@@ -277,11 +277,12 @@ class DramTier:
         assert outcome is not None
         name = "stores" if transfer.kind is Kind.STORE else "loads"
         verb = "stored" if transfer.kind is Kind.STORE else "loaded"
-        is_late = transfer.kind is Kind.LOAD and transfer.cancelled
-        failed = transfer.state is TransferState.FAILED
-        account.count(name, label="cancelled" if failed and is_late else transfer.state.value)
+        is_late = transfer.cancelled and transfer.state is TransferState.FAILED
+        is_cancelled = is_late and transfer.kind is Kind.LOAD
+        account.count(name, label="cancelled" if is_cancelled else transfer.state.value)
         for reason in set(outcome.reasons):
-            account.count("transfer_failures", label=reason)
+            is_timeout = is_late and reason == "cancelled"
+            account.count("transfer_failures", label="timeout" if is_timeout else reason)
         if transfer.state is TransferState.DONE:
             account.count(f"{verb}_blocks", len(transfer))
             account.count(f"{verb}_bytes", outcome.num_bytes)

@@ -43,7 +43,7 @@ class Condition:
     def _tell(self, what: str, sentence: str, key: str = "") -> None:
         if (key or what) not in self._told:
             self._told.add(key or what)
-            logger.warning(f"{sentence}. This is said once", what)
+            logger.warning(sentence + ". This is said once", what)
 
 
 def _name(error: int) -> str:

@@ -218,6 +218,10 @@ class NativeEngine:
         """After `num_calls` driver calls, fail `count`; code 700 ends the device context."""
         self._check(self._blocking.ckv_sim_fail(self._opened(), num_calls, count, code))
 
+    def sim_fail_path(self, path: str, code: int = 1) -> None:
+        """From here on every copy call on the path fails with `code`; 0: no more."""
+        self._check(self._blocking.ckv_sim_fail_path(self._opened(), _PATHS[path], code))
+
     def sim_stream(self) -> int:
         """A compute stream, for `after_stream`; lives as long as the engine."""
         stream = ctypes.c_void_p()

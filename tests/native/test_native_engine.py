@@ -14,7 +14,7 @@ import pytest
 
 from continuum_connector.errors import ConfigError, TransferError
 from continuum_connector.worker import abi
-from continuum_connector.worker.engine import Direction, Region, Status
+from continuum_connector.worker.engine import Direction, Health, Region, Status
 from continuum_connector.worker.native import NativeEngine
 from tests.native.conftest import Rig, ids
 
@@ -161,6 +161,23 @@ def test_a_driver_error_fails_one_transfer_and_a_sticky_one_all(rig: Rig) -> Non
     assert rig.finish(STORE, ids(1), ids(1), 3).error == 700
     with pytest.raises(TransferError, match=r"copies no more since a driver error: .*700\.$"):
         rig.engine.submit(STORE, ids(1), ids(1), 4)
+
+
+def test_health_names_what_ended_the_engine(rig: Rig) -> None:
+    assert rig.engine.health() == Health()
+    rig.engine.sim_fail_after(0, code=2)
+    rig.finish(STORE, ids(1), ids(1), 1)
+    assert rig.engine.health() == Health()
+    rig.engine.sim_fail_after(0, code=700)
+    rig.finish(STORE, ids(1), ids(1), 2)
+    assert rig.engine.health().poison == 700
+
+
+def test_health_names_the_path_that_was_given_up(rig: Rig) -> None:
+    rig.engine.sim_fail_path("batch")
+    blocks = ids(*range(0, 16, 2))
+    assert rig.finish(STORE, blocks, blocks, 1).status is Status.DONE
+    assert rig.engine.health() == Health(given_up=("batch",))
 
 
 @pytest.mark.parametrize(

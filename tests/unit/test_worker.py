@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from continuum_connector.config import ContinuumConfig
 from continuum_connector.errors import TransferError
 from continuum_connector.messages import LoadOrder, Outcome, StepPlan, StoreOrder
+from continuum_connector.worker import condition
 from continuum_connector.worker.engine import CORRUPT, Direction, Region, Status
 from continuum_connector.worker.layout import Layout
 from continuum_connector.worker.worker import ContinuumWorker, num_slots_for
@@ -274,6 +275,77 @@ def test_a_completion_of_a_transfer_that_is_not_ours_is_ignored():
     rig.engine.settle(99)
     rig.tell()
     assert (rig.outcomes, rig.finished) == ({}, {})
+
+
+# An engine that fails for good.
+
+
+def test_five_stores_to_a_poisoned_engine_are_one_tier_down():
+    rig = Rig()
+    rig.engine.poisoned = True
+    for transfer_id in range(5):
+        rig.worker.begin(StepPlan(stores=(store(transfer_id, transfer_id),)))
+        rig.worker.submit_stores()
+        rig.tell()
+    assert rig.tier_down == ["the copy engine failed: the driver failed"]
+    reasons = [rig.outcomes[transfer_id].reasons for transfer_id in range(5)]
+    assert reasons == [("driver",), *[("no_tier",)] * 4]
+
+
+def test_an_engine_that_dies_of_a_copy_takes_no_more_and_settles_what_it_has():
+    rig = in_flight()
+    rig.engine.fail(1, 700)
+    rig.engine.poisoned = True
+    rig.tell()
+    assert rig.tier_down == ["the copy engine failed: CUDA error 700"]
+    assert (rig.finished, rig.bad) == ({"a": 1}, {3, 4})
+    rig.worker.begin(StepPlan(loads=(load(4, "d", 9),)))
+    rig.worker.start_loads()
+    rig.tell()
+    assert rig.outcomes[4].reasons == ("no_tier",)
+    assert 2 not in rig.outcomes  # it may still write to the block that b would be computed in
+    assert not rig.engine.closed
+    rig.engine.settle(2)
+    rig.engine.fail(3, 700)
+    rig.tell()
+    assert (rig.finished, rig.failed) == ({"a": 1, "b": 1, "d": 1}, {"a", "d"})
+    assert len(rig.tier_down) == 1
+    rig.worker.shutdown()
+    assert rig.engine.closed
+
+
+def test_each_cause_is_told_once(monkeypatch):
+    rig, told = Rig(), []
+    monkeypatch.setattr(condition.logger, "warning", lambda text, *parts: told.append(text % parts))
+    rig.worker.begin(StepPlan(loads=tuple(load(n, "a", n) for n in range(6))))
+    rig.worker.start_loads()
+    for n, error in enumerate((2, 2, 719, -9, CORRUPT)):
+        rig.engine.fail(n, error)
+        rig.tell()
+    rig.engine.given_up = ("batch",)
+    rig.engine.settle(5)
+    rig.tell()
+    assert told == [
+        "A copy failed: CUDA error 2. This is said once",
+        "A copy failed: CUDA error 719. This is said once",
+        "A copy failed: error -9 of the native library. This is said once",
+        "The driver fails at the batch path, so copies go another way from here. This is said once",
+    ]
+    assert rig.tier_down == []
+
+
+def test_a_refusal_of_an_engine_that_lives_is_no_driver_error():
+    rig = Rig()
+
+    def refuse(*_args: object, **_kwargs: object) -> None:
+        raise TransferError("slot -1 is not in 0..63.")
+
+    rig.engine.submit = refuse  # type: ignore[method-assign]
+    rig.worker.begin(StepPlan(loads=(load(1, "a", 1),)))
+    rig.worker.start_loads()
+    rig.tell()
+    assert rig.outcomes[1].reasons == ("refused",)
+    assert (rig.failed, rig.tier_down) == ({"a"}, [])
 
 
 # No tier.

@@ -146,8 +146,7 @@ class FakeWorker:
         for block in step.new_block_ids_to_zero or ():
             self.vram.pop(block, None)
         for transfer_id in plan.cancels:
-            if transfer_id in self.pending:
-                self.fail(transfer_id, "cancelled")
+            self._cancel(transfer_id)
         for load in plan.loads:
             self._start_load(load)
         self._update_requests(step)
@@ -177,6 +176,10 @@ class FakeWorker:
         return output
 
     # -- copies ----------------------------------------------------------------------------
+
+    def _cancel(self, transfer_id: int) -> None:
+        if transfer_id in self.pending:
+            self.fail(transfer_id, "cancelled")
 
     def _start_load(self, order: LoadOrder) -> None:
         if (order.slots < 0).any():  # the copy engine refuses what is outside its pool

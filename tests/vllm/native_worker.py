@@ -1,0 +1,87 @@
+"""NativeWorker: the oracle's rank with our real worker half and copy engine in it.
+
+What is copied are bytes of no meaning, by csrc/ over its simulated driver; when and how each
+transfer ends, and what vLLM hears of it, is what `ContinuumWorker` says. The oracle follows that,
+so a request that is told of a load too early, or computed while a copy may still write, is found.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import numpy as np
+
+from continuum_connector.config import ContinuumConfig
+from continuum_connector.messages import Outcome, StepPlan, WorkerReport
+from continuum_connector.worker.engine import Region
+from continuum_connector.worker.layout import Layout
+from continuum_connector.worker.native import NativeEngine
+from continuum_connector.worker.worker import ContinuumWorker
+from tests.vllm.fake_worker import FakeWorker
+from tests.vllm.harness import Engine
+
+_PIECE = 64  # bytes of a block
+
+
+class NativeWorker(FakeWorker):
+    """A rank of `num_blocks` and `num_slots`. `patient`: each step waits for the copies under way,
+    so that a test does not depend on how fast they are; not while they are held."""
+
+    def __init__(self, fake: FakeWorker, num_blocks: int, num_slots: int) -> None:
+        super().__init__(fake.block_size, fake.windows, hold=True, rank=fake.rank)
+        self.patient = True
+        self.worker = ContinuumWorker(
+            self._make, ContinuumConfig(dram_bytes=num_slots * _PIECE), rank=fake.rank
+        )
+        self._vram = np.zeros(num_blocks * _PIECE, np.uint8)
+        region = Region(self._vram.ctypes.data, _PIECE, 0, _PIECE)
+        self.worker.register(Layout((region,), num_blocks, _PIECE, "cpu", 0))
+
+    def _make(self, layout: Layout, num_slots: int) -> NativeEngine:
+        self.engine = NativeEngine(
+            "sim", 0, layout.regions, layout.num_blocks, num_slots, layout.slot_bytes
+        )
+        return self.engine
+
+    def execute(self, step: Any) -> dict[str, list[int]]:
+        self.worker.begin(getattr(step.kv_connector_metadata, "plan", None) or StepPlan())
+        self.worker.start_loads()
+        sampled = super().execute(step)
+        self.worker.submit_stores()
+        return sampled
+
+    def take_connector_output(self) -> dict[str, Any]:
+        for tag in self.worker._in_flight if self.patient else ():
+            assert self.engine.wait(tag, 20.0)
+        finished, bad_blocks, failed = self.worker.poll()
+        report = self.worker.take_report() or WorkerReport()
+        for transfer_id, outcome in report.outcomes.items():
+            if transfer_id in self.pending:
+                self.settle(transfer_id) if outcome.num_done else self.fail(transfer_id)
+        self._received, self._failed_loads, self._invalid_blocks = finished, failed, bad_blocks
+        self._report = report
+        return super().take_connector_output()
+
+    def wait_until_issued(self, direction: int) -> None:
+        """Until the driver has a copy of that direction (0: load), which no cancel takes back."""
+        before = self._num_calls(direction)
+        while self._num_calls(direction) == before == 0:
+            os.sched_yield()
+
+    def _num_calls(self, direction: int) -> int:
+        return int(self.engine.sim_stats().num_copy_calls[direction])
+
+    def _cancel(self, transfer_id: int) -> None:
+        """The real worker does."""
+
+    def _note(self, transfer: Any, outcome: Outcome) -> None:
+        """The real worker does."""
+
+
+def with_native_workers(engine: Engine, num_slots: int) -> list[NativeWorker]:
+    """Put the real worker half in each rank's place, before the first step."""
+    num_blocks = engine.pool.num_gpu_blocks
+    workers = [NativeWorker(each, num_blocks, num_slots) for each in engine.workers]
+    engine.workers[:] = workers
+    return workers

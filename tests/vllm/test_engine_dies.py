@@ -1,0 +1,160 @@
+"""A copy engine that fails while the server serves: no tier from there on, and everybody's answer.
+
+Real are the scheduler, both our halves and the copy engine; the driver is simulated."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from continuum_connector.errors import ConfigError
+from continuum_connector.scheduler.transfers import Kind
+from continuum_connector.worker.abi import find_library
+from tests.vllm.harness import Engine
+from tests.vllm.native_worker import NativeWorker, with_native_workers
+from tests.vllm.tiering import (
+    GROUPS,
+    MODES,
+    RANKS,
+    answers_as_without_a_tier,
+    assert_drained,
+    check,
+    in_flight,
+    outlast_pins,
+    park,
+    run_turn,
+    tiered,
+    total,
+)
+
+NUM_SLOTS = 400
+DEAD_CONTEXT = 700
+
+
+@pytest.fixture
+def served() -> Iterator[Any]:
+    """Builds engines with real workers, and closes them."""
+    try:
+        find_library()
+    except ConfigError as error:
+        pytest.skip(str(error))
+    made: list[NativeWorker] = []
+
+    def build(**kwargs: Any) -> Engine:
+        engine = tiered(num_slots=NUM_SLOTS, **kwargs)
+        made.extend(with_native_workers(engine, NUM_SLOTS))
+        return engine
+
+    yield build
+    for worker in made:
+        worker.engine.sim_release()
+        worker.worker.shutdown()
+
+
+def stored(engine: Engine) -> None:
+    """One turn of program p is in DRAM and nowhere else."""
+    run_turn(engine, "a", 200, program="p")
+    park(engine)
+    assert engine.connector.side.tier.index.num_ready == 13
+
+
+def assert_no_tier(engine: Engine, why: str) -> None:
+    """It is down for all ranks, nothing is promised, and everybody gets an answer."""
+    tier = engine.connector.side.tier
+    assert not tier.is_up
+    assert why in tier.down_reason
+    assert total(engine, "tier_up") == 0
+    admitted = total(engine, "transfers_admitted")
+    park(engine)
+    run_turn(engine, "y", engine.next_prompt("a", 20), program="p")
+    park(engine)
+    run_turn(engine, "z", engine.next_prompt("y", 20), program="p")
+    assert engine.cached["y"] == engine.cached["z"] == (0, 0)
+    assert total(engine, "transfers_admitted") == admitted
+    assert set(engine.finish_reasons.values()) == {"length"}
+    assert answers_as_without_a_tier(engine)
+    outlast_pins(engine)
+    assert_drained(engine)
+
+
+@MODES
+@GROUPS
+@RANKS
+def test_what_is_stored_comes_back_through_the_real_worker(
+    served: Any, async_scheduling: bool, groups: str, world_size: int
+) -> None:
+    engine = served(async_scheduling=async_scheduling, groups=groups, world_size=world_size)
+    run_turn(engine, "a", 200, program="p")
+    park(engine)
+    run_turn(engine, "b", engine.next_prompt("a", 20), program="p")
+    assert engine.cached["b"][1] > 0
+    assert answers_as_without_a_tier(engine)
+    outlast_pins(engine)
+    assert_drained(engine)
+
+
+@MODES
+@RANKS
+def test_a_dead_context_takes_the_tier_down_and_its_load_is_recomputed(
+    served: Any, async_scheduling: bool, world_size: int
+) -> None:
+    engine = served(async_scheduling=async_scheduling, world_size=world_size)
+    stored(engine)
+    engine.workers[-1].engine.sim_fail_after(0, code=DEAD_CONTEXT)
+    run_turn(engine, "b", engine.next_prompt("a", 20), program="p")
+    assert engine.cached["b"] == (0, 0)
+    assert total(engine, "loads", "failed") == 1
+    assert total(engine, "transfer_failures", "driver") == 1
+    assert_no_tier(engine, "the copy engine failed: CUDA error 700")
+
+
+@MODES
+def test_a_dead_context_takes_the_tier_down_by_a_store(served: Any, async_scheduling: bool) -> None:
+    engine = served(async_scheduling=async_scheduling)
+    engine.worker.engine.sim_fail_after(0, code=DEAD_CONTEXT)
+    run_turn(engine, "a", 200, program="p")
+    assert total(engine, "transfer_failures", "driver") == 1
+    assert_no_tier(engine, "the copy engine failed: CUDA error 700")
+
+
+@MODES
+@RANKS
+def test_loads_that_wait_when_the_context_dies_are_all_recomputed(
+    served: Any, async_scheduling: bool, world_size: int
+) -> None:
+    """One is with the driver, others are queued, and none of them may be told of twice."""
+    engine = served(async_scheduling=async_scheduling, world_size=world_size)
+    for i in range(3):
+        run_turn(engine, f"a{i}", 200, seed=i + 5, program=f"p{i}")
+    run_turn(engine, "a", 100, program="p")
+    park(engine)
+    for worker in engine.workers:
+        worker.engine.sim_hold()
+        worker.patient = False
+    for i in range(3):
+        engine.add(f"b{i}", engine.next_prompt(f"a{i}", 20), program=f"p{i}")
+    engine.run_until_idle(until=lambda: len(in_flight(engine, Kind.LOAD)) == 3)
+    engine.step()
+    engine.workers[-1].engine.sim_fail_after(0, count=1, code=DEAD_CONTEXT)
+    for worker in engine.workers:
+        worker.engine.sim_release()
+        worker.patient = True
+    engine.run_until_idle(until=lambda: not in_flight(engine, Kind.LOAD))
+    check(engine)
+    engine.run_until_idle()
+    assert total(engine, "loads", "failed") == 3
+    assert_no_tier(engine, "the copy engine failed: CUDA error 700")
+
+
+def test_an_error_that_the_context_survives_costs_one_load_and_no_tier(served: Any) -> None:
+    engine = served()
+    stored(engine)
+    engine.worker.engine.sim_fail_after(0, code=2)
+    run_turn(engine, "b", engine.next_prompt("a", 20), program="p")
+    assert total(engine, "loads", "failed") == 1
+    assert total(engine, "tier_up") == 1
+    assert answers_as_without_a_tier(engine)
+    outlast_pins(engine)
+    assert_drained(engine)
