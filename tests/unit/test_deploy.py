@@ -255,6 +255,21 @@ def test_the_documents_say_how_to_switch_off_on_every_target(name: str) -> None:
     assert f"\necho off > {SWITCH} " in text  # systemd
 
 
+def test_the_runbook_says_how_to_change_a_setting_on_every_target() -> None:
+    runbook = (ROOT / "docs" / "runbook.md").read_text()
+    section = runbook.split("## Change a setting and restart")[1].split("\n## ")[0]
+    deployment = yaml.safe_load((DEPLOY / "kubernetes" / "deployment.yaml").read_text())
+    assert "docker compose -f deploy/compose/compose.yaml up -d vllm\n" in section
+    assert f"kubectl set env deploy/{deployment['metadata']['name']} " in section
+    (settings,) = re.findall(r"^EnvironmentFile=(\S+)$", UNIT.read_text(), re.MULTILINE)
+    assert settings in section
+    assert f"systemctl restart {UNIT.stem}\n" in section
+    release = r"helm (?:install|upgrade) (\S+ \S+ --version \S+ -f deploy/helm/\S+)"
+    installed = set(re.findall(release, (DEPLOY / "README.md").read_text()))
+    assert set(re.findall(release, section)) == installed
+    assert len(installed) == 2
+
+
 @pytest.mark.parametrize("path", SERVERS, ids=lambda path: path.name)
 def test_a_probe_waits_longer_than_a_busy_server_takes(path: Path) -> None:
     probes = [
