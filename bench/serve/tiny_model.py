@@ -4,7 +4,7 @@ The weights have enough spread that greedy output depends on every part of the p
 cache that hands back wrong bytes changes the answer. They are stored as float32; serve them
 with `--dtype float32`, where an answer hardly depends on how a prompt was split into batches.
 
-    python -m bench.serve.tiny_model [llama|hybrid|large]     # prints the folder
+    python -m bench.serve.tiny_model large     # writes it if need be; prints its folder
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ import hashlib
 import json
 import os
 import shutil
-import sys
 import tempfile
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
@@ -24,6 +23,7 @@ import numpy as np
 import numpy.typing as npt
 
 from bench.cache import CACHE
+from bench.cli import teaching_parser
 from bench.serve.tokenizer import BOS, EOS, FIRST_WORD, PAD, write_tokenizer
 
 MODELS = CACHE / "models"
@@ -191,7 +191,6 @@ def _weights(shape: ModelShape) -> Iterator[tuple[str, Array]]:
 
 
 if __name__ == "__main__":
-    _name = sys.argv[1] if len(sys.argv) > 1 else "llama"
-    if _name not in SHAPES:
-        sys.exit(f"{_name}: not a model of ours; there is {', '.join(SHAPES)}")
-    print(make_model(SHAPES[_name]))
+    _parser = teaching_parser("python -m bench.serve.tiny_model", __doc__, "")
+    _parser.add_argument("name", nargs="?", default="llama", choices=SHAPES)
+    print(make_model(SHAPES[_parser.parse_args().name]))
