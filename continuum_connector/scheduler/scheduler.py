@@ -180,7 +180,10 @@ class SchedulerSide:
         self._worth.new_step(self.turns.values())
         self.retention.room.new_step()
         self._owes_step = False
-        return self.tier.drain(now)
+        was_up = self.tier.is_up
+        plan = self.tier.drain(now)
+        self._record_tier(was_up, now)
+        return plan
 
     def settle(self, report: WorkerReport, now: float) -> None:
         """Take in what the workers saw settle since their last report."""
@@ -189,8 +192,7 @@ class SchedulerSide:
             self.records.settled(transfer, now)
             self.decider.settled(transfer, now)
             self.retention.room.references_dropped()
-        if was_up and not self.tier.is_up:
-            self.records.trace.record("tier_down", now, reason=self.tier.down_reason)
+        self._record_tier(was_up, now)
 
     def update_gauges(self) -> None:
         """Set what is a level, not an event; called when the metrics are collected."""
@@ -261,6 +263,10 @@ class SchedulerSide:
         self.records.close(now)
 
     # --- parts ------------------------------------------------------------------------
+    def _record_tier(self, was_up: bool, now: float) -> None:
+        if was_up and not self.tier.is_up:
+            self.records.trace.record("tier_down", now, reason=self.tier.down_reason)
+
     def _let_go(self, cause: PinEnd, now: float) -> None:
         self.retention.end_all(cause, now)
         for transfer in self.tier.reset(now):

@@ -6,18 +6,22 @@ as a miss: the slots are forgotten and the tokens are computed again (law 4).
 
 from __future__ import annotations
 
+import logging
 from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any
 
 from continuum_connector.account import Account
 from continuum_connector.messages import StepPlan, WorkerReport
+from continuum_connector.scheduler.deadlines import Deadlines
 from continuum_connector.scheduler.holds import HoldTable
 from continuum_connector.scheduler.host_index import HostIndex
 from continuum_connector.scheduler.kv_groups import KvGroups, block_key
 from continuum_connector.scheduler.slots import Slot, SlotState
 from continuum_connector.scheduler.tier_events import TierEvents
 from continuum_connector.scheduler.transfers import Kind, Transfer, TransferLedger, TransferState
+
+logger = logging.getLogger(f"vllm.{__name__}")
 
 
 class DramTier:
@@ -51,11 +55,10 @@ class DramTier:
         self._groups = groups
         self._holds = holds
         self._account = account
-        self._load_timeout_s = load_timeout_s
         self._events = events
         self.rank = rank
         self._found: dict[str, tuple[int, int, int]] = {}  # request -> version, start, hit
-        self._by_age: deque[Transfer] = deque()
+        self._deadlines = Deadlines(self.ledger, load_timeout_s)
         self._num_stores = 0
         account.gauge("dram_wanted_blocks", num_slots)
         account.gauge("tier_up", float(self.is_up))
@@ -94,7 +97,7 @@ class DramTier:
         chosen = [by_key[slot.key] for slot in slots]
         hold = self._holds.take([block for _, _, block in chosen])
         transfer = self.ledger.store(program, hold, slots, now)
-        self._by_age.append(transfer)
+        self._deadlines.add(transfer)
         self._num_stores += 1
         if self._events is not None and request is not None:
             self._events.describe(transfer.id, request, chosen)
@@ -152,7 +155,7 @@ class DramTier:
             program, request.request_id, blocks, slots or self._no_slots(len(blocks)), now
         )
         self.index.touch(program, now)
-        self._by_age.append(transfer)
+        self._deadlines.add(transfer)
         self._admitted(transfer)
         return transfer
 
@@ -162,11 +165,19 @@ class DramTier:
 
     # --- every step -------------------------------------------------------------------
     def drain(self, now: float) -> StepPlan:
-        """Return this step's orders for the workers; cancels what takes too long."""
-        while self._by_age and self._is_over(self._by_age[0], now):
-            transfer = self._by_age.popleft()
-            if transfer.id in self.ledger:
-                self.ledger.cancel(transfer)
+        """Return this step's orders for the workers; cancels what takes too long.
+
+        Where even that does not end a copy, later ones would wait behind it, so nothing more is
+        promised. Its request goes on waiting: it would be computed in the blocks that the copy
+        may yet write to (vLLM keeps those behind a prefix hit for it).
+        """
+        hung = self._deadlines.step(now)
+        if hung is not None and self.is_up:
+            self._go_down(
+                f"{hung.kind.value} {hung.id} hangs: begun {now - hung.admitted:.0f} s ago, "
+                "cancelled, and the driver has not ended it"
+            )
+            logger.warning("No DRAM tier: %s; restart the server", self.down_reason)
         return self.ledger.drain()
 
     def settle(self, report: WorkerReport, now: float) -> list[Transfer]:
@@ -261,9 +272,6 @@ class DramTier:
         self.down_reason = reason
         self.index.clear()
         self._account.gauge("tier_up", 0.0)
-
-    def _is_over(self, transfer: Transfer, now: float) -> bool:
-        return transfer.id not in self.ledger or now - transfer.admitted > self._load_timeout_s
 
     @staticmethod
     def _no_slots(n: int) -> list[Slot]:

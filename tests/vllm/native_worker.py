@@ -14,7 +14,7 @@ import numpy as np
 
 from continuum_connector.config import ContinuumConfig
 from continuum_connector.messages import Outcome, StepPlan, WorkerReport
-from continuum_connector.worker.engine import Region
+from continuum_connector.worker.engine import Direction, Region
 from continuum_connector.worker.layout import Layout
 from continuum_connector.worker.native import NativeEngine
 from continuum_connector.worker.worker import ContinuumWorker
@@ -63,14 +63,14 @@ class NativeWorker(FakeWorker):
         self._report = report
         return super().take_connector_output()
 
-    def wait_until_issued(self, direction: int) -> None:
-        """Until the driver has a copy of that direction (0: load), which no cancel takes back."""
-        before = self._num_calls(direction)
-        while self._num_calls(direction) == before == 0:
-            os.sched_yield()
+    def num_calls(self, direction: Direction) -> int:
+        """Copy calls that the driver got so far."""
+        return int(self.engine.sim_stats().num_copy_calls[direction.value])
 
-    def _num_calls(self, direction: int) -> int:
-        return int(self.engine.sim_stats().num_copy_calls[direction])
+    def wait_until_issued(self, direction: Direction, before: int) -> None:
+        """Until the driver has more than `before`: that copy no cancel takes back."""
+        while self.num_calls(direction) == before:
+            os.sched_yield()
 
     def _cancel(self, transfer_id: int) -> None:
         """The real worker does."""

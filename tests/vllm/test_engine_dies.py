@@ -10,8 +10,10 @@ from typing import Any
 import pytest
 
 from continuum_connector.errors import ConfigError
+from continuum_connector.scheduler.deadlines import HANGS_AFTER_S
 from continuum_connector.scheduler.transfers import Kind
 from continuum_connector.worker.abi import find_library
+from continuum_connector.worker.engine import Direction
 from tests.vllm.harness import Engine
 from tests.vllm.native_worker import NativeWorker, with_native_workers
 from tests.vllm.tiering import (
@@ -154,6 +156,106 @@ def test_an_error_that_the_context_survives_costs_one_load_and_no_tier(served: A
     engine.worker.engine.sim_fail_after(0, code=2)
     run_turn(engine, "b", engine.next_prompt("a", 20), program="p")
     assert total(engine, "loads", "failed") == 1
+    assert total(engine, "tier_up") == 1
+    assert answers_as_without_a_tier(engine)
+    outlast_pins(engine)
+    assert_drained(engine)
+
+
+def hung(engine: Engine) -> None:
+    """Request b waits for a load that the driver has and does not end; 200 tokens are in VRAM."""
+    stored(engine)
+    worker = engine.worker
+    worker.engine.sim_hold()
+    worker.patient = False
+    before = worker.num_calls(Direction.LOAD)
+    engine.add("b", engine.next_prompt("a", 20), program="p")
+    engine.run_until_idle(until=lambda: bool(in_flight(engine, Kind.LOAD)))
+    engine.step()
+    worker.wait_until_issued(Direction.LOAD, before)
+
+
+@MODES
+def test_a_load_that_hangs_keeps_its_request_and_its_blocks_and_costs_the_tier(
+    served: Any, async_scheduling: bool
+) -> None:
+    engine = served(async_scheduling=async_scheduling, config={"load_timeout_s": 5.0})
+    hung(engine)
+    held = engine.usage()
+    assert held > 0
+    engine.clock.advance(5.0)
+    for _ in range(20):
+        engine.step()
+    assert total(engine, "tier_up") == 1  # cancelled, and may yet end
+    engine.clock.advance(HANGS_AFTER_S)
+    engine.step()
+    assert total(engine, "tier_up") == 0
+    assert "hangs: begun 6" in engine.connector.side.tier.down_reason
+    run_turn(engine, "c", 300, seed=9, idle=False)  # others go on, in other blocks
+    engine.clock.advance(3600.0)
+    for _ in range(50):
+        engine.step()
+    assert engine.requests["b"].status.name == "WAITING_FOR_REMOTE_KVS"
+    assert total(engine, "transfers_admitted", "load") == len(in_flight(engine, Kind.LOAD)) == 1
+    assert engine.usage() == held  # no block of the copy is anybody else's
+    engine.worker.engine.sim_release()
+    engine.worker.patient = True
+    engine.run_until_idle()
+    assert_no_tier(engine, "hangs")
+
+
+def test_a_store_that_hangs_keeps_its_blocks_and_nobody_waits_for_it(served: Any) -> None:
+    engine = served(config={"load_timeout_s": 5.0})
+    engine.worker.engine.sim_hold()
+    engine.worker.patient = False
+    run_turn(engine, "a", 200, program="p", idle=False)
+    engine.worker.wait_until_issued(Direction.STORE, 0)
+    for _ in range(3):
+        engine.clock.advance(HANGS_AFTER_S)
+        for _ in range(20):
+            engine.step()
+    assert "store 1 hangs" in engine.connector.side.tier.down_reason
+    (store,) = in_flight(engine, Kind.STORE)
+    assert store.hold is not None
+    assert engine.connector.side.store_holds.num_blocks == 13
+    run_turn(engine, "b", 2000, seed=9, idle=False)
+    assert engine.finish_reasons["b"] == "length"
+    check(engine)
+    engine.worker.engine.sim_release()
+    engine.worker.patient = True
+    engine.run_until_idle()
+    assert_no_tier(engine, "hangs")
+
+
+def test_a_request_that_gives_up_on_a_load_that_hangs_leaves_its_blocks_to_it(served: Any) -> None:
+    engine = served(config={"load_timeout_s": 5.0})
+    hung(engine)
+    held = engine.usage()
+    engine.abort("b")
+    engine.clock.advance(3600.0)
+    for _ in range(50):
+        engine.step()
+        check(engine)
+    assert engine.usage() == held
+    assert total(engine, "transfers_in_flight", "load") == 1
+    engine.worker.engine.sim_release()
+    engine.worker.patient = True
+    engine.run_until_idle()
+    assert_drained(engine)
+
+
+def test_a_server_that_did_not_step_finds_no_copy_hung(served: Any) -> None:
+    engine = served(config={"load_timeout_s": 5.0})
+    hung(engine)
+    engine.clock.advance(6.0)
+    engine.step()  # cancelled
+    engine.clock.advance(2 * HANGS_AFTER_S)  # the process was stopped
+    engine.step()
+    assert total(engine, "tier_up") == 1
+    engine.worker.engine.sim_release()
+    engine.worker.patient = True
+    engine.run_until_idle()
+    assert total(engine, "transfer_failures", "timeout") <= 1
     assert total(engine, "tier_up") == 1
     assert answers_as_without_a_tier(engine)
     outlast_pins(engine)
