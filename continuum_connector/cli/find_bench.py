@@ -22,7 +22,7 @@ def find_bench(module: str) -> Any:
             return _import(module)
     raise CommandError(
         f"{module} is not there, so this installation is not whole; install it again: "
-        "pip install --force-reinstall --no-deps continuum-connector"
+        "pip install --force-reinstall --no-deps . in a clone"
     )
 
 
@@ -32,5 +32,5 @@ def _import(module: str) -> Any:
     except ModuleNotFoundError as error:
         raise CommandError(
             f"this needs the package {error.name}, which is not installed; all but vLLM comes "
-            "with: pip install 'continuum-connector[bench]' (in a checkout: '.[bench]')"
+            "with: pip install '.[bench]' in a clone"
         ) from None
