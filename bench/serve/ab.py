@@ -110,6 +110,10 @@ class Experiment:
             "blocks": self.server.num_blocks,
             "block_size": self.server.block_size,
             "dtype": self.server.dtype,
+            "max_len": self.server.context_tokens,
+            "batch_tokens": self.server.max_num_batched_tokens,
+            "seqs": self.server.max_num_seqs,
+            "eager": self.server.eager,
             "server_args": list(self.server.args),
         }
 

@@ -12,6 +12,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -173,6 +174,9 @@ def test_another_experiment_is_refused_in_the_same_folder(
     run_all(experiment(model, "none"), tmp_path / "out", Watcher())
     with pytest.raises(ResultError, match=r"\(seed differ\)"):
         run_all(experiment(model, "none", seed=1), tmp_path / "out", Watcher())
+    other = replace(experiment(model, "none").server, eager=False, max_num_seqs=7)
+    with pytest.raises(ResultError, match=r"\(seqs, eager differ\)"):
+        run_all(experiment(model, "none", server=other), tmp_path / "out", Watcher())
 
 
 def test_an_arm_that_cannot_run_says_why_and_the_others_go_on(
