@@ -193,6 +193,16 @@ def test_an_interrupted_run_is_in_the_page_and_warned_of(tmp_path: Path) -> None
     assert "its mean JCT is too low" in told(tmp_path)
 
 
+def test_a_server_that_died_is_counted_and_named(tmp_path: Path) -> None:
+    measured(tmp_path, run_of("none"), 1.0)
+    run = run_of("simple", 2.0)
+    with RunFolder(tmp_path / results.RUNS / run.name, run) as out:
+        out.close("died", "")
+    said = seen(page([tmp_path]))
+    assert "1 done, 1 died" in said
+    assert "simple : died" in said
+
+
 def test_where_no_arm_could_run_the_page_says_why(tmp_path: Path) -> None:
     cannot_run(tmp_path, "simple", "no CUDA")
     said = seen(page([tmp_path]))

@@ -16,7 +16,7 @@ from bench.serve.stats import MIN_REPEATS, Ratio
 
 BUSY = 2.0  # processes that want to run, per core: more is someone else's work
 STATES = {"done": "done", "interrupted": "interrupted", "running": "never ended",
-          "cannot_run": "could not run"}  # fmt: skip
+          "cannot_run": "could not run", "died": "died"}  # fmt: skip
 
 
 # --- what to take away ----------------------------------------------------------------------
