@@ -63,6 +63,16 @@ class NativeWorker(FakeWorker):
         self._report = report
         return super().take_connector_output()
 
+    def hold_copies(self) -> None:
+        """Copies that the driver gets from here on do not end."""
+        self.engine.sim_hold()
+        self.patient = False
+
+    def end_copies(self) -> None:
+        """They end, and each step waits for its own again."""
+        self.engine.sim_release()
+        self.patient = True
+
     def num_calls(self, direction: Direction) -> int:
         """Copy calls that the driver got so far."""
         return int(self.engine.sim_stats().num_copy_calls[direction.value])

@@ -62,6 +62,13 @@ def stored(engine: Engine) -> None:
     assert engine.connector.side.tier.index.num_ready == 13
 
 
+def assert_all_answered(engine: Engine) -> None:
+    """As without a tier, and nothing is left of it."""
+    assert answers_as_without_a_tier(engine)
+    outlast_pins(engine)
+    assert_drained(engine)
+
+
 def assert_no_tier(engine: Engine, why: str) -> None:
     """It is down for all ranks, nothing is promised, and everybody gets an answer."""
     tier = engine.connector.side.tier
@@ -76,9 +83,7 @@ def assert_no_tier(engine: Engine, why: str) -> None:
     assert engine.cached["y"] == engine.cached["z"] == (0, 0)
     assert total(engine, "transfers_admitted") == admitted
     assert set(engine.finish_reasons.values()) == {"length"}
-    assert answers_as_without_a_tier(engine)
-    outlast_pins(engine)
-    assert_drained(engine)
+    assert_all_answered(engine)
 
 
 @MODES
@@ -92,9 +97,7 @@ def test_what_is_stored_comes_back_through_the_real_worker(
     park(engine)
     run_turn(engine, "b", engine.next_prompt("a", 20), program="p")
     assert engine.cached["b"][1] > 0
-    assert answers_as_without_a_tier(engine)
-    outlast_pins(engine)
-    assert_drained(engine)
+    assert_all_answered(engine)
 
 
 @MODES
@@ -133,16 +136,14 @@ def test_loads_that_wait_when_the_context_dies_are_all_recomputed(
     run_turn(engine, "a", 100, program="p")
     park(engine)
     for worker in engine.workers:
-        worker.engine.sim_hold()
-        worker.patient = False
+        worker.hold_copies()
     for i in range(3):
         engine.add(f"b{i}", engine.next_prompt(f"a{i}", 20), program=f"p{i}")
     engine.run_until_idle(until=lambda: len(in_flight(engine, Kind.LOAD)) == 3)
     engine.step()
     engine.workers[-1].engine.sim_fail_after(0, count=1, code=DEAD_CONTEXT)
     for worker in engine.workers:
-        worker.engine.sim_release()
-        worker.patient = True
+        worker.end_copies()
     engine.run_until_idle(until=lambda: not in_flight(engine, Kind.LOAD))
     check(engine)
     engine.run_until_idle()
@@ -157,17 +158,14 @@ def test_an_error_that_the_context_survives_costs_one_load_and_no_tier(served: A
     run_turn(engine, "b", engine.next_prompt("a", 20), program="p")
     assert total(engine, "loads", "failed") == 1
     assert total(engine, "tier_up") == 1
-    assert answers_as_without_a_tier(engine)
-    outlast_pins(engine)
-    assert_drained(engine)
+    assert_all_answered(engine)
 
 
 def hung(engine: Engine) -> None:
     """Request b waits for a load that the driver has and does not end; 200 tokens are in VRAM."""
     stored(engine)
     worker = engine.worker
-    worker.engine.sim_hold()
-    worker.patient = False
+    worker.hold_copies()
     before = worker.num_calls(Direction.LOAD)
     engine.add("b", engine.next_prompt("a", 20), program="p")
     engine.run_until_idle(until=lambda: bool(in_flight(engine, Kind.LOAD)))
@@ -198,16 +196,14 @@ def test_a_load_that_hangs_keeps_its_request_and_its_blocks_and_costs_the_tier(
     assert engine.requests["b"].status.name == "WAITING_FOR_REMOTE_KVS"
     assert total(engine, "transfers_admitted", "load") == len(in_flight(engine, Kind.LOAD)) == 1
     assert engine.usage() == held  # no block of the copy is anybody else's
-    engine.worker.engine.sim_release()
-    engine.worker.patient = True
+    engine.worker.end_copies()
     engine.run_until_idle()
     assert_no_tier(engine, "hangs")
 
 
 def test_a_store_that_hangs_keeps_its_blocks_and_nobody_waits_for_it(served: Any) -> None:
     engine = served(config={"load_timeout_s": 5.0})
-    engine.worker.engine.sim_hold()
-    engine.worker.patient = False
+    engine.worker.hold_copies()
     run_turn(engine, "a", 200, program="p", idle=False)
     engine.worker.wait_until_issued(Direction.STORE, 0)
     for _ in range(3):
@@ -221,8 +217,7 @@ def test_a_store_that_hangs_keeps_its_blocks_and_nobody_waits_for_it(served: Any
     run_turn(engine, "b", 2000, seed=9, idle=False)
     assert engine.finish_reasons["b"] == "length"
     check(engine)
-    engine.worker.engine.sim_release()
-    engine.worker.patient = True
+    engine.worker.end_copies()
     engine.run_until_idle()
     assert_no_tier(engine, "hangs")
 
@@ -238,8 +233,7 @@ def test_a_request_that_gives_up_on_a_load_that_hangs_leaves_its_blocks_to_it(se
         check(engine)
     assert engine.usage() == held
     assert total(engine, "transfers_in_flight", "load") == 1
-    engine.worker.engine.sim_release()
-    engine.worker.patient = True
+    engine.worker.end_copies()
     engine.run_until_idle()
     assert_drained(engine)
 
@@ -252,11 +246,8 @@ def test_a_server_that_did_not_step_finds_no_copy_hung(served: Any) -> None:
     engine.clock.advance(2 * HANGS_AFTER_S)  # the process was stopped
     engine.step()
     assert total(engine, "tier_up") == 1
-    engine.worker.engine.sim_release()
-    engine.worker.patient = True
+    engine.worker.end_copies()
     engine.run_until_idle()
     assert total(engine, "transfer_failures", "timeout") <= 1
     assert total(engine, "tier_up") == 1
-    assert answers_as_without_a_tier(engine)
-    outlast_pins(engine)
-    assert_drained(engine)
+    assert_all_answered(engine)
