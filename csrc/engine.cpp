@@ -275,6 +275,9 @@ void Engine::enqueue(Transfer *transfer) {
     }
     sums_.number(transfer);
     inbox_[transfer->rank].push_back(transfer);
+    if (!std::exchange(is_lane_asleep_, false)) {
+      return;
+    }
   }
   wake_lane_.notify_one();
 }
@@ -288,6 +291,9 @@ void Engine::cancel(uint64_t tag) {
     }
     cancels_.push_back(tag);
     found->second->is_cancelled = true;
+    if (!std::exchange(is_lane_asleep_, false)) {
+      return;
+    }
   }
   wake_lane_.notify_one();
 }
@@ -457,7 +463,9 @@ void Engine::take_orders(microseconds patience, Queues *queues, Phase *phase) {
   std::unique_lock<std::mutex> lock(mutex_);
   auto has_some = [&] { return has_orders(*phase); };
   if (patience == kForEver) {
+    is_lane_asleep_ = !has_some();
     wake_lane_.wait(lock, has_some);
+    is_lane_asleep_ = false;
   } else if (patience.count() > 0) {
     wake_lane_.wait_for(lock, patience, has_some);
   }

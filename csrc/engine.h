@@ -62,8 +62,9 @@ class Engine {
   int close(std::chrono::microseconds timeout);
 
   // ---- The lane.
-  // Waits up to `patience` for orders or a phase other than `*phase`, then takes all of them:
-  // new transfers join `queues`, cancelled ones are marked and moved to the front.
+  // Waits up to `patience` for a phase other than `*phase` or, where that is for ever, for orders;
+  // then takes all orders: new transfers join `queues`, cancelled ones are marked and moved to the
+  // front.
   void take_orders(std::chrono::microseconds patience, Queues *queues, Phase *phase);
   // Takes back a transfer that no copy touches any more: reported, unless it is checked first.
   void settle(Transfer *transfer, int status, int error);
@@ -133,6 +134,7 @@ class Engine {
   std::mutex close_mutex_;  // before mutex_
   std::mutex mutex_;        // guards all below, events_ and pools_
   std::condition_variable wake_lane_;
+  bool is_lane_asleep_ = false;  // it waits for ever: whoever has an order clears this and wakes it
   std::condition_variable wake_checker_;
   std::condition_variable wake_waiters_;
   Phase phase_ = Phase::OPEN;

@@ -14,10 +14,13 @@ namespace ckv {
 namespace {
 
 using std::chrono::microseconds;
+using std::chrono::nanoseconds;
 
 constexpr microseconds kFirstNap{10};
 constexpr microseconds kCopyNap{50};    // a 4 MiB trunk takes 80 us at 50 GB/s
 constexpr microseconds kEventNap{200};  // a step takes milliseconds
+constexpr microseconds kIdleNap{500};   // under 1 % of a core, and a load is not much later
+constexpr std::chrono::milliseconds kLinger{50};  // without work: longer than most steps
 constexpr int kMaxQueryErrors = 100;
 
 }  // namespace
@@ -90,12 +93,27 @@ bool Lane::has_work() const {
 
 microseconds Lane::patience(bool has_moved) {
   if (!has_work()) {
-    nap_ = microseconds::zero();
-    return kForEver;
+    return idle_patience(has_moved);
   }
+  idle_since_ns_ = 0;
   bool is_copying = channels_[CKV_LOAD].num_in_flight + channels_[CKV_STORE].num_in_flight > 0;
   nap_ = has_moved ? microseconds::zero()
                    : std::min(std::max(nap_ * 2, kFirstNap), is_copying ? kCopyNap : kEventNap);
+  return nap_;
+}
+
+// To wake a sleeping thread takes the waker microseconds, in a virtual machine some tens. So while
+// steps come with transfers the lane naps between them, and they need not wake it.
+microseconds Lane::idle_patience(bool has_moved) {
+  uint64_t now = now_ns();
+  if (has_moved || idle_since_ns_ == 0) {
+    idle_since_ns_ = now;
+    nap_ = microseconds::zero();
+  }
+  if (now - idle_since_ns_ >= static_cast<uint64_t>(nanoseconds(kLinger).count())) {
+    return kForEver;
+  }
+  nap_ = std::min(std::max(nap_ * 2, kFirstNap), kIdleNap);
   return nap_;
 }
 

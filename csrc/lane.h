@@ -50,6 +50,7 @@ class Lane {
   bool has_work() const;
   bool step();
   std::chrono::microseconds patience(bool has_moved);
+  std::chrono::microseconds idle_patience(bool has_moved);
   // Takes in what the driver finished; whether anything was.
   bool reap(int direction);
   int query(int direction, Trunk *trunk);
@@ -74,6 +75,7 @@ class Lane {
   Queues queues_;
   Channel channels_[2];
   std::chrono::microseconds nap_{0};
+  uint64_t idle_since_ns_ = 0;  // 0: it has work, or never had any
 };
 
 }  // namespace ckv

@@ -122,6 +122,30 @@ TEST(test_a_speculative_load_is_cancelled_like_any_other) {
   CHECK(rig.stats().num_copy_calls[CKV_LOAD] == 2);
 }
 
+// A wake-up that is lost leaves a transfer unfinished; which side is faster changes by the round.
+TEST(test_a_lane_that_sleeps_is_woken_by_every_order) {
+  ManualRig rig;
+  std::thread lane([&] {
+    ckv::Queues queues;
+    ckv::Phase phase = ckv::Phase::OPEN;
+    while (phase == ckv::Phase::OPEN) {
+      rig.engine->take_orders(ckv::kForEver, &queues, &phase);
+      while (ckv::Transfer *transfer = queues[ckv::Rank::STORE].front()) {
+        queues[ckv::Rank::STORE].remove(transfer);
+        rig.engine->settle(transfer, CKV_CANCELLED, 0);
+      }
+    }
+    rig.engine->lane_ended();
+  });
+  for (uint64_t tag = 1; tag <= 3000; ++tag) {
+    rig.submit(CKV_STORE, {1}, tag);
+    CHECK(rig.engine->wait(tag, std::chrono::seconds(20)));
+    CHECK(rig.engine->reports().pop() != nullptr);
+  }
+  CHECK(rig.engine->close(std::chrono::seconds(20)) == CKV_OK);
+  lane.join();
+}
+
 uint64_t num_trunks(const ckv_stats &stats, int direction) {
   uint64_t sum = 0;
   for (uint64_t n : stats.num_trunks[direction]) {
