@@ -127,11 +127,12 @@ class NativeEngine:
             raise TransferError(f"transfer {tag}: ids must be int32, as many blocks as slots.")
         if self._is_cuda and after_stream == 0:
             after_stream = _LEGACY_STREAM
-        # Ids go as bytes: numpy's way to an address runs far more code, most of it not in a cache.
+        # Between steps caches are cold and each line of Python counts. So ids go as bytes, for
+        # numpy's way to an address runs far more code, and `_value_` saves Enum's property.
         self._check(
             self._quick.ckv_submit(
                 self._opened(),
-                direction.value,
+                direction._value_,
                 abi.SPECULATIVE if speculative else 0,
                 blocks.tobytes(),
                 slots.tobytes(),
