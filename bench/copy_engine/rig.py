@@ -6,6 +6,7 @@ import contextlib
 import ctypes
 import itertools
 import os
+import time
 from collections.abc import Iterator
 from types import TracebackType
 from typing import Any
@@ -20,6 +21,13 @@ from continuum_connector.worker.native import NativeEngine
 
 WAIT_S = 120.0
 NAP_S = 0.0005  # after this long without work another thread sleeps, and so does its core
+
+
+def compute(seconds: float) -> None:
+    """Keep the calling thread at work for so long."""
+    end = time.perf_counter() + seconds
+    while time.perf_counter() < end:
+        pass
 
 
 class BenchError(RuntimeError):

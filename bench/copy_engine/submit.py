@@ -7,13 +7,17 @@ from collections.abc import Callable
 
 from bench.copy_engine.machine import Machine
 from bench.copy_engine.report import Section, Target, spread
-from bench.copy_engine.rig import NAP_S, Rig, another_core
+from bench.copy_engine.rig import Rig, another_core, compute
 from bench.copy_engine.sizes import Sizes
 from bench.copy_engine.wake import wake_ups
 from continuum_connector.worker.engine import Direction
 
 PIECE = 64  # bytes: what is copied does not matter here
 BURST = 8  # transfers in a row: after the first the lane is awake
+STEP_S = 0.005  # of compute between two transfers: the lane naps
+PAUSE_S = 0.06  # longer than the lane naps: it sleeps, and must be woken
+NO_TAG = 1 << 40
+RARE = 5  # one in so many samples, where each takes a pause
 LOOP = 100  # calls under one clock reading, where a call is as short as the reading
 AIM_US = 20.0
 
@@ -21,15 +25,17 @@ Say = Callable[[str], None]
 
 
 def measure_submit(machine: Machine, sizes: Sizes, say: Say) -> Section:
-    """Submit to a lane that sleeps, and to one that is at work."""
+    """Submit to a lane that is at work, that naps between steps, and that sleeps."""
     section = Section(
         "submit",
         "Submit, us of the caller",
         ("blocks", "regions", "lane", "median", "p99", "max"),
-        note="The lane runs on another core. Asleep: half a millisecond after the last transfer, "
-        "in which the caller computed, as a step does; the lane has to be woken. Both asleep: the "
-        "caller slept for that long too, so its core and caches are cold. The last row is what the "
-        "system takes to wake any sleeping thread there, by one sem_post.",
+        note="The lane runs on another core. At work: one of a burst. Between steps: the caller "
+        "computed for 5 ms since the last transfer, as a step does, and the lane naps. Nothing "
+        "submitted: at such a moment, only the ids made bytes and an empty call of the library: "
+        "what cold caches leave of any call. Asleep: the caller computed for 60 ms, and the lane "
+        "has to be woken. The last row is what the system takes to wake any sleeping thread there, "
+        "by one sem_post.",
     )
     for regions in sizes.regions:
         for blocks in sizes.blocks:
@@ -44,7 +50,7 @@ def measure_submit(machine: Machine, sizes: Sizes, say: Say) -> Section:
     say("a bare wake-up")
     section.samples["wake-up"] = wake_ups(sizes.calls)
     section.rows.append(("-", "-", "only woken", *spread(section.samples["wake-up"])))
-    for lane in ("awake", "asleep"):
+    for lane in ("at work", "between steps"):
         most = [
             section.samples[f"{sizes.blocks[-1]} blocks, {regions} regions, {lane}"]
             for regions in sizes.regions
@@ -55,33 +61,46 @@ def measure_submit(machine: Machine, sizes: Sizes, say: Say) -> Section:
     return section
 
 
-def compute(seconds: float) -> None:
-    """Keep the calling thread at work for so long."""
-    end = time.perf_counter() + seconds
-    while time.perf_counter() < end:
-        pass
-
-
-def _asleep(
-    rig: Rig, blocks: int, calls: int, pause: Callable[[float], None] = compute
-) -> list[float]:
+def _after(pause_s: float, rig: Rig, blocks: int, calls: int) -> list[float]:
     samples = []
     for _ in range(calls):
         ids = rig.ids(0, blocks)
         began = time.perf_counter_ns()
-        tag = rig.give(Direction.STORE, *ids)
+        rig.give(Direction.STORE, *ids)
         samples.append((time.perf_counter_ns() - began) / 1e3)
-        rig.wait(tag)
-        rig.engine.poll_timed()
-        pause(NAP_S)  # the lane goes to sleep
+        _finish(rig)
+        compute(pause_s)
     return samples
 
 
-def _both_asleep(rig: Rig, blocks: int, calls: int) -> list[float]:
-    return _asleep(rig, blocks, calls, time.sleep)
+def _finish(rig: Rig) -> None:
+    while not rig.engine.poll_timed():  # a worker polls; in a wait its core would sleep
+        compute(STEP_S / 10)
 
 
-def _awake(rig: Rig, blocks: int, calls: int) -> list[float]:
+def _nothing_submitted(rig: Rig, blocks: int, calls: int) -> list[float]:
+    """The same ids, as bytes, and a call into the library that finds nothing to do."""
+    samples = []
+    for _ in range(calls):
+        ids = rig.ids(0, blocks)
+        compute(STEP_S)
+        began = time.perf_counter_ns()
+        for each in ids:
+            each.tobytes()
+        rig.engine.cancel(NO_TAG)
+        samples.append((time.perf_counter_ns() - began) / 1e3)
+    return samples
+
+
+def _between_steps(rig: Rig, blocks: int, calls: int) -> list[float]:
+    return _after(STEP_S, rig, blocks, calls)
+
+
+def _asleep(rig: Rig, blocks: int, calls: int) -> list[float]:
+    return _after(PAUSE_S, rig, blocks, -(-calls // RARE))
+
+
+def _at_work(rig: Rig, blocks: int, calls: int) -> list[float]:
     samples: list[float] = []
     while len(samples) < calls:
         tags = []
@@ -97,7 +116,12 @@ def _awake(rig: Rig, blocks: int, calls: int) -> list[float]:
     return samples
 
 
-LANES = {"both asleep": _both_asleep, "asleep": _asleep, "awake": _awake}
+LANES = {
+    "at work": _at_work,
+    "between steps": _between_steps,
+    "(nothing submitted)": _nothing_submitted,
+    "asleep": _asleep,
+}
 
 
 def measure_calls(machine: Machine, sizes: Sizes, say: Say) -> Section:
@@ -111,7 +135,7 @@ def measure_calls(machine: Machine, sizes: Sizes, say: Say) -> Section:
             f"poll, nothing pending (mean of {LOOP})": _many(rig.engine.poll, sizes.calls),
             "poll, one pending": _poll_one(rig, sizes.calls),
             f"cancel, no such transfer (mean of {LOOP})": _many(
-                lambda: rig.engine.cancel(1 << 40), sizes.calls
+                lambda: rig.engine.cancel(NO_TAG), sizes.calls
             ),
             "cancel, transfer queued or under way": _cancel(rig, sizes.calls),
         }

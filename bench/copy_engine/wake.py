@@ -6,7 +6,7 @@ import ctypes
 import threading
 import time
 
-from bench.copy_engine.rig import NAP_S, another_core
+from bench.copy_engine.rig import NAP_S, another_core, compute
 
 _SEM_BYTES = 64  # sem_t has 32 where it is largest
 
@@ -27,7 +27,8 @@ def wake_ups(calls: int) -> list[float]:
         sleeper.start()
     samples = []
     for _ in range(calls):
-        time.sleep(NAP_S)  # it is in sem_wait again
+        time.sleep(NAP_S)  # it has the GIL, and is in sem_wait again
+        compute(NAP_S)
         began = time.perf_counter_ns()
         quick.sem_post(sem)
         samples.append((time.perf_counter_ns() - began) / 1e3)
