@@ -13,7 +13,7 @@ setup:  ## .venv with CPU vLLM and this package (done once, checked in no time)
 	@scripts/setup
 
 demo: setup  ## agents on a real vLLM, without and with the connector: one table
-	@$(PYTHON_IN_VENV) -m bench.serve.demo $(ARGS)
+	@$(PYTHON_IN_VENV) -m bench.chat.demo $(ARGS)
 
 test: setup  ## every test: unit, native, vllm, server
 	@scripts/test $(ARGS)

@@ -12,8 +12,8 @@ from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from bench.chat.plan import ProgramPlan, Workload
 from bench.serve.tiny_model import LLAMA
-from bench.serve.workload import ProgramPlan, Workload
 
 PROGRAMS, TURNS, RATE = 8, 4, 2.0
 TASK, TOOL, ANSWER = (400, 700), (200, 350), (8, 20)  # tokens

@@ -15,11 +15,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from bench.chat.agents import ProgramRecord, run_agents
 from bench.cli import teaching_parser
 from bench.markers import rewrite
 from bench.policies import table
 from bench.policies.regimes import REGIMES, live_tokens, plans
-from bench.serve.agents import ProgramRecord, run_agents
 from bench.serve.metrics import by_label, delta, total
 from bench.serve.server import SERVED_NAME, VllmServer
 from bench.serve.tiny_model import make_model

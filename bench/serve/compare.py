@@ -11,7 +11,7 @@ from rich import box
 from rich.table import Table
 
 from bench.serve import stats
-from bench.serve.report import mean
+from bench.serve.averages import mean
 from bench.serve.results import Loaded, ResultError
 from bench.serve.stats import Ratio, Sampled, Statistic
 from bench.serve.summary import BY_KEY

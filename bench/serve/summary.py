@@ -12,8 +12,8 @@ from typing import Any
 import msgspec
 from rich.table import Table
 
+from bench.serve.averages import mean, p95
 from bench.serve.metrics import by_label, total
-from bench.serve.report import mean, p95
 from bench.serve.results import Loaded, Turn
 
 PROMPT = "vllm:prompt_tokens_by_source_total"

@@ -14,11 +14,11 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from bench.serve.agents import run_agents
+from bench.chat.agents import run_agents
+from bench.chat.plan import Workload
 from bench.serve.prometheus import Prometheus
 from bench.serve.server import VllmServer
 from bench.serve.tiny_model import make_model
-from bench.serve.workload import Workload
 from deploy.grafana.render import draw
 
 PNG = Path(__file__).resolve().parents[2] / "docs" / "images" / "dashboard.png"

@@ -12,10 +12,10 @@ from typing import Any
 
 import pytest
 
-from bench.serve.agents import run_agents
+from bench.chat.agents import run_agents
+from bench.chat.plan import Workload
 from bench.serve.prometheus import RULES, Prometheus, find
 from bench.serve.server import VllmServer
-from bench.serve.workload import Workload
 from deploy.grafana.dashboard import load, panels, queries
 from tests.server.conftest import ServerFactory
 from tests.server.helpers import eventually

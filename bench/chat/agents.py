@@ -1,4 +1,7 @@
-"""Agents that talk to a server through the OpenAI client, all at once, and take notes.
+"""Agents that chat through the OpenAI client, messages in and words out, all at once, with notes.
+
+What an agent framework does, template and streaming included; `bench/serve` sends token ids, so
+that every way to serve computes exactly the same.
 
 Each one sends its context, streams the answer, runs its tool (a real pause), and sends the
 longer context again. `job_id` and `is_last_step` travel in `vllm_xargs`; stock vLLM takes no
@@ -15,8 +18,8 @@ from typing import Any
 
 from openai import AsyncOpenAI, OpenAIError
 
+from bench.chat.plan import ProgramPlan, TurnPlan
 from bench.serve.server import SERVED_NAME
-from bench.serve.workload import ProgramPlan, TurnPlan
 
 REQUEST_TIMEOUT_S = 300.0
 

@@ -19,14 +19,14 @@ from typing import Any
 
 from rich.console import Console
 
+from bench.chat.agents import TurnRecord, run_agents
+from bench.chat.plan import ProgramPlan, Workload
+from bench.chat.table import ArmResult, make_table, same_outputs
 from bench.cli import teaching_parser
-from bench.serve.agents import TurnRecord, run_agents
 from bench.serve.metrics import delta
 from bench.serve.progress import Progress
-from bench.serve.report import ArmResult, make_table, same_outputs
 from bench.serve.server import SERVED_NAME, ServerError, VllmServer
 from bench.serve.tiny_model import LLAMA, make_model
-from bench.serve.workload import ProgramPlan, Workload
 from continuum_connector.config import POLICIES
 
 BLOCK_SIZE = 32

@@ -9,7 +9,8 @@ from typing import Any
 
 from rich.table import Table
 
-from bench.serve.agents import ProgramRecord, TurnRecord
+from bench.chat.agents import ProgramRecord, TurnRecord
+from bench.serve.averages import mean, p95
 from bench.serve.metrics import Metrics, by_label, total
 
 NONE = "-"
@@ -74,16 +75,6 @@ class ArmResult:
                 if value and not name.endswith(("_created", "_bucket"))
             ],
         }
-
-
-def mean(values: Sequence[float]) -> float:
-    """Arithmetic mean; nan of nothing."""
-    return sum(values) / len(values) if values else math.nan
-
-
-def p95(values: Sequence[float]) -> float:
-    """The smallest value that at least 95 % of the values do not exceed; nan of nothing."""
-    return sorted(values)[math.ceil(0.95 * len(values)) - 1] if values else math.nan
 
 
 @dataclass(frozen=True)
