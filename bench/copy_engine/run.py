@@ -38,7 +38,8 @@ what happens
   copy engines. So these numbers say what OUR code costs, not what a device does.
 
 reading the tables
-  submit     time of the calling thread; a lane that sleeps has to be woken (a system call)
+  submit     time of the calling thread; a lane that sleeps, 50 ms after its last work, has to be
+             woken (a system call)
   delay      from the hand-over to the first copy, beside a thread that computes in Python:
              a Python copy thread needs the GIL for that, the engine does not
   bandwidth  against one large memmove in the same run; shuffled blocks, nothing merges
@@ -57,7 +58,8 @@ reading the tables
 examples
   python -m bench.copy_engine.run --quick
   python -m bench.copy_engine.run --only delay,submit --json delay.json
-  python -m bench.copy_engine.run --write            refresh the table in README.md
+  python -m bench.copy_engine.run --write --plot docs/images/copy_engine.png
+                                                     refresh the table in README.md, and its picture
 """
 
 Say = Callable[[str], None]
@@ -102,6 +104,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     print(text)
     if options.json:
         options.json.write_text(json.dumps([each.as_json() for each in sections]))
+    if options.plot:
+        from bench.copy_engine.plot import draw  # matplotlib is needed for nothing else
+
+        console.print(f"{options.plot}: {', '.join(draw(sections, options.plot)) or 'nothing'}")
     if options.write:
         rewrite(README, {"table": text})
     return 0
@@ -129,6 +135,7 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     add("--device", type=int, default=0, help="which GPU (0)")
     add("--quick", action="store_true", help="fewer samples, less memory (half a minute)")
     add("--json", type=Path, metavar="FILE", help="write every sample there")
+    add("--plot", type=Path, metavar="PNG", help="draw submit, delay and bandwidth (matplotlib)")
     add("--write", action="store_true", help="put the tables into this bench's README.md")
     add("--note", default="", help="said of the machine above the tables")
     return parser.parse_args(argv)
