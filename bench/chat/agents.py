@@ -4,8 +4,8 @@ What an agent framework does, template and streaming included; `bench/serve` sen
 that every way to serve computes exactly the same.
 
 Each one sends its context, streams the answer, runs its tool (a real pause), and sends the
-longer context again. `job_id` and `is_last_step` travel in `vllm_xargs`; stock vLLM takes no
-notice of them, so both arms get the same requests.
+longer context again. `job_id`, `is_last_step` and, where it is told, the tool that runs next travel
+in `vllm_xargs`; stock vLLM takes no notice of them, so both arms get the same requests.
 """
 
 from __future__ import annotations
@@ -59,19 +59,22 @@ OnTurn = Callable[[TurnRecord], None]
 
 
 async def run_agents(
-    url: str, plans: Sequence[ProgramPlan], on_turn: OnTurn | None = None
+    url: str, plans: Sequence[ProgramPlan], on_turn: OnTurn | None = None, tool: str = ""
 ) -> list[ProgramRecord]:
-    """Run every program at its time; return their records when the last one is done."""
+    """Run every program at its time; return their records when the last one is done.
+
+    `tool`: said to run after each turn; a random model writes no tool calls that could be read.
+    """
     async with AsyncOpenAI(
         base_url=f"{url}/v1", api_key="none", max_retries=0, timeout=REQUEST_TIMEOUT_S
     ) as client:
         began = time.monotonic()
-        runs = (_run_program(client, plan, began, on_turn) for plan in plans)
+        runs = (_run_program(client, plan, began, on_turn, tool) for plan in plans)
         return list(await asyncio.gather(*runs))
 
 
 async def _run_program(
-    client: AsyncOpenAI, plan: ProgramPlan, began: float, on_turn: OnTurn | None
+    client: AsyncOpenAI, plan: ProgramPlan, began: float, on_turn: OnTurn | None, tool: str
 ) -> ProgramRecord:
     await asyncio.sleep(began + plan.arrival_s - time.monotonic())
     arrived = time.monotonic()
@@ -81,7 +84,10 @@ async def _run_program(
         await asyncio.sleep(turn.pause_s)
         messages.append({"role": turn.role, "content": turn.text})
         done = TurnRecord(plan.name, index, time.monotonic() - began)
-        hints = {"job_id": plan.name, "is_last_step": int(index == len(plan.turns) - 1)}
+        is_last = index == len(plan.turns) - 1
+        hints = {"job_id": plan.name, "is_last_step": int(is_last)}
+        if tool and not is_last:
+            hints["this_func_call"] = tool
         await _run_turn(client, messages, turn, hints, done)
         record.turns.append(done)
         if on_turn:

@@ -19,7 +19,7 @@ from bench.chat.agents import ProgramRecord, run_agents
 from bench.cli import teaching_parser
 from bench.markers import rewrite
 from bench.policies import table
-from bench.policies.regimes import REGIMES, live_tokens, plans
+from bench.policies.regimes import REGIMES, SEEDS, WARM_UP, live_tokens, plans
 from bench.serve.metrics import by_label, delta, total
 from bench.serve.server import SERVED_NAME, VllmServer
 from bench.serve.tiny_model import make_model
@@ -30,12 +30,13 @@ PRESSURES = {"pressure": 0.5, "room": 2.5}  # VRAM pool, as a share of live cont
 BLOCK_SIZE = 32
 DRAM_SHARE = 1.0  # DRAM, as a share of live contexts: not all fits there either
 KV_BYTES = 9216  # of a token, tiny Llama in float32
-WARM_UP = 0  # seed of the run before the counted ones: a server that learns is measured warm
+TOOL = "bash"  # what the agents say they run; its gaps are what is learned
 
 TEACH = """\
 what happens
-  For each policy, gap regime and pool size one server; on it a run that is not counted (seed 0),
-  then one per seed, the prefix cache reset between. `stock` is vLLM without the connector. What
+  For each policy, gap regime and pool size one server; on it a longer run that is not counted
+  (seed 0: compilation, and 108 gaps for the policies that learn), then one per seed, the prefix
+  cache reset between. `stock` is vLLM without the connector. What
   was measured is appended to a file, one JSON line per run, so a call that was interrupted goes
   on where it stopped, and several calls with --share and --core fill one file.
 
@@ -60,7 +61,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if options.core is not None:
         os.sched_setaffinity(0, {options.core})
     done = table.load(options.out)
-    seeds = range(1, options.seeds + 1)
+    seeds = SEEDS[: options.seeds]
     settings = [
         Setting(*each) for each in itertools.product(PRESSURES, options.regimes, options.policies)
     ]
@@ -71,7 +72,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         ]
         if missing:
             print(f"{count}/{len(settings[index::number])} {setting}", flush=True)
-            for record in measure(setting, seeds, missing, options.core):
+            for record in measure(setting, missing, options.core):
                 with options.out.open("a") as file:
                     file.write(json.dumps(record) + "\n")
     text = table.render(table.load(options.out))
@@ -88,7 +89,7 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
         "--policies", type=_names(POLICIES), default=list(POLICIES), help="of " + ",".join(POLICIES)
     )
     add("--regimes", type=_names(REGIMES), default=list(REGIMES), help="of " + ",".join(REGIMES))
-    add("--seeds", type=int, default=5, help="counted runs per server (5)")
+    add("--seeds", type=int, choices=SEEDS, default=SEEDS[-1], help="counted runs per server (5)")
     add("--out", type=Path, default=Path("runs/policies.jsonl"), help="where runs are kept")
     add(
         "--share",
@@ -105,10 +106,11 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
 
 
 def measure(
-    setting: Setting, seeds: Sequence[int], missing: Sequence[int], core: int | None
+    setting: Setting, missing: Sequence[int], core: int | None
 ) -> Iterator[Mapping[str, Any]]:
     """Start the server, warm it up, yield a record per missing seed."""
-    live = live_tokens(seeds)
+    live = live_tokens()
+    seeds = (WARM_UP, *SEEDS)
     longest = max(p.final_tokens() for s in seeds for p in plans(REGIMES[setting.regime], s))
     blocks = math.ceil(max(PRESSURES[setting.pressure] * live, 1.2 * longest) / BLOCK_SIZE) + 1
     connector = None
@@ -128,7 +130,7 @@ def run_once(server: VllmServer, setting: Setting, seed: int) -> dict[str, Any]:
     server.post("/reset_prefix_cache")
     _touch(server)
     before, began = server.metrics(), time.monotonic()
-    programs = asyncio.run(run_agents(server.url, plans(REGIMES[setting.regime], seed)))
+    programs = asyncio.run(run_agents(server.url, plans(REGIMES[setting.regime], seed), tool=TOOL))
     wall_s = time.monotonic() - began
     _touch(server)
     added = delta(server.metrics(), before)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping
+from math import isnan, nan
 from pathlib import Path
 from statistics import mean, median
 from typing import Any
@@ -27,9 +28,10 @@ def load(path: Path) -> Runs:
 def render(runs: Runs) -> str:
     """Per pool and regime one block of rows; ratios are to `stock` with the same seed."""
     rows = [
-        "| pool | gaps | policy | JCT mean s | of stock | P95 s | tokens computed | of stock "
-        "| hit VRAM | hit DRAM | pins back / given up / expired | same answers |",
-        "|---|---|---|---|---|---|---|---|---|---|---|---|",
+        "| pool | gaps | policy | JCT mean s | of stock | slowest s | tokens computed | of stock "
+        "| recomputed | hit VRAM | hit DRAM | pins back / given up / expired | same answers "
+        "| failed, preempted |",
+        "|---" * 14 + "|",
     ]
     groups = sorted({key[:3] for key in runs}, key=lambda group: [ORDER.index(w) for w in group])
     rows += [_row(runs, *group) for group in groups]
@@ -59,13 +61,15 @@ def _row(runs: Runs, pressure: str, regime: str, policy: str) -> str:
         policy,
         _spread(each(_jct), "{:.2f}"),
         _spread(ratio(_jct), "{:.2f}x"),
-        _spread(each(_p95), "{:.1f}"),
+        _spread(each(lambda r: max(r["jct_s"], default=nan)), "{:.1f}"),
         _spread(each(lambda r: r["computed"]), "{:,.0f}"),
         _spread(ratio(lambda r: r["computed"]), "{:.2f}x"),
+        _spread(_recomputed(runs, mine, regime), "{:,.0f}"),
         f"{median(each(lambda r: r['vram'] / r['prompt_tokens'])):.0%}",
         f"{median(each(lambda r: r['dram'] / r['prompt_tokens'])):.0%}",
         pins if policy not in ("stock", "program_order") else "-",
         f"{same}/{turns}",
+        f"{sum(each(lambda r: r['failed'])):.0f}, {sum(each(lambda r: r['preemptions'])):.0f}",
     ]
     return "| " + " | ".join(cells) + " |"
 
@@ -83,18 +87,20 @@ def _same_answers(
     return same, turns
 
 
+def _recomputed(runs: Runs, mine: Mapping[int, Mapping[str, Any]], regime: str) -> list[float]:
+    """Prompt tokens computed beyond what stock vLLM computes of the same words where all fits."""
+    bases = {seed: runs.get(("room", regime, "stock", seed)) for seed in mine}
+    return [run["computed"] - base["computed"] for s, run in mine.items() if (base := bases[s])]
+
+
 def _jct(run: Mapping[str, Any]) -> float:
-    return mean(run["jct_s"])
-
-
-def _p95(run: Mapping[str, Any]) -> float:
-    values = sorted(run["jct_s"])
-    return float(values[min(len(values) - 1, int(0.95 * len(values)))])
+    """Mean over the programs; nan where one failed, for its time says nothing."""
+    return nan if run["failed"] else mean(run["jct_s"])
 
 
 def _spread(values: list[float], form: str) -> str:
-    """Median, and the range in brackets."""
-    if not values:
-        return ""
+    """Median, and the range in brackets; "-" where a value is missing."""
+    if not values or any(isnan(value) for value in values):
+        return "-"
     low, high = (form.format(value) for value in (min(values), max(values)))
     return f"{form.format(median(values))} [{low}..{high}]"
