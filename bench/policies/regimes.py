@@ -16,7 +16,8 @@ from bench.serve.tiny_model import LLAMA
 
 PROGRAMS, TURNS, RATE = 8, 4, 2.0
 SEEDS = range(1, 6)  # of the counted runs
-WARM_UP, WARM_PROGRAMS = 0, 36  # seed and size of the first run: 108 gaps to learn from
+WARM_UP = 0  # seed of the first run
+LEARN = 36  # programs of the first run where the policy learns: 108 gaps
 TASK, TOOL, ANSWER = (400, 700), (200, 350), (8, 20)  # tokens
 
 
@@ -65,9 +66,8 @@ REGIMES = {
 }
 
 
-def plans(regime: Regime, seed: int) -> list[ProgramPlan]:
+def plans(regime: Regime, seed: int, programs: int = PROGRAMS) -> list[ProgramPlan]:
     """The programs of one run: same words and arrivals in every regime, its own gaps."""
-    programs = WARM_PROGRAMS if seed == WARM_UP else PROGRAMS
     work = Workload(programs, TURNS, seed, RATE, vocab=LLAMA.vocab)
     work = replace(work, task_tokens=TASK, tool_tokens=TOOL, answer_tokens=ANSWER)
     rng = random.Random(f"{regime.name} {seed}")

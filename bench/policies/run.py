@@ -16,16 +16,18 @@ from pathlib import Path
 from typing import Any
 
 from bench.chat.agents import ProgramRecord, run_agents
+from bench.chat.plan import ProgramPlan
 from bench.cli import teaching_parser
 from bench.markers import rewrite
 from bench.policies import table
-from bench.policies.regimes import REGIMES, SEEDS, WARM_UP, live_tokens, plans
+from bench.policies.regimes import LEARN, PROGRAMS, REGIMES, SEEDS, WARM_UP, live_tokens, plans
 from bench.serve.metrics import by_label, delta, total
 from bench.serve.server import SERVED_NAME, VllmServer
 from bench.serve.tiny_model import make_model
 
 README = Path(__file__).with_name("README.md")
 POLICIES = ("stock", "program_order", "fixed_ttl", "continuum", "adaptive")
+LEARNERS = ("continuum", "adaptive")
 PRESSURES = {"pressure": 0.5, "room": 2.5}  # VRAM pool, as a share of live contexts
 BLOCK_SIZE = 32
 DRAM_SHARE = 1.0  # DRAM, as a share of live contexts: not all fits there either
@@ -34,9 +36,9 @@ TOOL = "bash"  # what the agents say they run; its gaps are what is learned
 
 TEACH = """\
 what happens
-  For each policy, gap regime and pool size one server; on it a longer run that is not counted
-  (seed 0: compilation, and 108 gaps for the policies that learn), then one per seed, the prefix
-  cache reset between. `stock` is vLLM without the connector. What
+  For each policy, gap regime and pool size one server; on it a run that is not counted (seed 0;
+  longer, 108 gaps, where the policy learns), then one per seed, the prefix cache reset between.
+  `stock` is vLLM without the connector. What
   was measured is appended to a file, one JSON line per run, so a call that was interrupted goes
   on where it stopped, and several calls with --share and --core fill one file.
 
@@ -110,8 +112,9 @@ def measure(
 ) -> Iterator[Mapping[str, Any]]:
     """Start the server, warm it up, yield a record per missing seed."""
     live = live_tokens()
-    seeds = (WARM_UP, *SEEDS)
-    longest = max(p.final_tokens() for s in seeds for p in plans(REGIMES[setting.regime], s))
+    regime = REGIMES[setting.regime]
+    works = [plans(regime, WARM_UP, LEARN), *(plans(regime, seed) for seed in SEEDS)]
+    longest = max(program.final_tokens() for work in works for program in work)
     blocks = math.ceil(max(PRESSURES[setting.pressure] * live, 1.2 * longest) / BLOCK_SIZE) + 1
     connector = None
     if setting.policy != "stock":
@@ -119,18 +122,25 @@ def measure(
     env = {} if core is None else {"VLLM_CPU_OMP_THREADS_BIND": str(core)}
     name = f"policies-{setting.pressure}-{setting.regime}-{setting.policy}"
     with VllmServer(make_model(), name, num_blocks=blocks, connector=connector, env=env) as server:
-        for seed in (WARM_UP, *missing):
-            record = run_once(server, setting, seed)
-            if seed != WARM_UP:
-                yield record
+        run_once(server, setting, WARM_UP, _first(setting))
+        for seed in missing:
+            yield run_once(server, setting, seed, plans(regime, seed))
 
 
-def run_once(server: VllmServer, setting: Setting, seed: int) -> dict[str, Any]:
+def _first(setting: Setting) -> list[ProgramPlan]:
+    """The programs of the run that is not counted."""
+    number = LEARN if setting.policy in LEARNERS else PROGRAMS
+    return plans(REGIMES[setting.regime], WARM_UP, number)
+
+
+def run_once(
+    server: VllmServer, setting: Setting, seed: int, work: Sequence[ProgramPlan]
+) -> dict[str, Any]:
     """One workload on a running server, from an empty cache."""
     server.post("/reset_prefix_cache")
     _touch(server)
     before, began = server.metrics(), time.monotonic()
-    programs = asyncio.run(run_agents(server.url, plans(REGIMES[setting.regime], seed), tool=TOOL))
+    programs = asyncio.run(run_agents(server.url, work, tool=TOOL))
     wall_s = time.monotonic() - began
     _touch(server)
     added = delta(server.metrics(), before)

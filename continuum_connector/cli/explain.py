@@ -1,4 +1,4 @@
-"""`continuum explain`: one program's life, turn by turn, with what was decided and why."""
+"""`continuum explain`: one program's life, turn by turn; or every decision, a line each."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from continuum_connector.analysis.life import EVERYBODY, Life, Search
+from continuum_connector.analysis.log import HEAD, as_line, decisions
 from continuum_connector.analysis.report import seconds
 from continuum_connector.analysis.source import Source, count, text, tiers
 from continuum_connector.analysis.words import Line, told
@@ -23,17 +24,24 @@ STYLES = {"good": "green", "bad": "yellow", "detail": "dim"}
 
 
 def explain(
-    program: Annotated[str, typer.Argument(help="Its name in the trace, or the id you sent.")],
     trace: Annotated[Path, typer.Option(help="The file that trace_path names.")],
-    as_json: Annotated[bool, typer.Option("--json", help="One JSON list, for programs.")] = False,
+    program: Annotated[
+        str,
+        typer.Argument(help="Its name in the trace, or the id you sent. None: all, a line each."),
+    ] = "",
+    as_json: Annotated[bool, typer.Option("--json", help="JSON, for programs.")] = False,
 ) -> None:
     """Tell a program's life: when its turns came, what was found, what was decided and why.
 
     Times are seconds since its first arrival. Under each decision is what every alternative
     was worth and what was known; under the next turn's admission, what came of it.
+    Without a program: every decision of all of them on one line, with what came of it.
     """
     with command("explain"):
         source = open_source(trace)
+        if not program:
+            log(source, as_json)
+            return
         life = find(source, program)
         if as_json:
             typer.echo(json.dumps(as_list(life), indent=1))
@@ -44,6 +52,21 @@ def explain(
         console.print(timeline(life))
         if source.num_bad:
             console.print(f"{source.num_bad:,} lines of the trace are no records: skipped.")
+
+
+def log(source: Source, as_json: bool) -> None:
+    """Print every decision with its outcome, in the order of the decisions."""
+    since: float | None = None
+    for decision, outcome in decisions(records(source)):
+        if as_json:
+            typer.echo(json.dumps({"decision": decision, "outcome": outcome}))
+            continue
+        if since is None:
+            since = decision["now"]
+            typer.echo(HEAD)
+        typer.echo(as_line(decision, outcome, since))
+    if since is None and not as_json:
+        raise CommandError("no turn has ended in this trace, so nothing was decided")
 
 
 def find(source: Source, program: str) -> Life:

@@ -11,6 +11,7 @@ import pytest
 pytest.importorskip("typer")
 from typer.testing import CliRunner, Result
 
+from continuum_connector.analysis import log
 from continuum_connector.cli.app import app
 
 KNOWN = {"ending": "calls", "tools": ["pytest -q"], "gap_p50": 2.5, "gap_p90": 9.0}
@@ -172,3 +173,41 @@ def test_a_file_that_is_no_trace_is_refused_in_a_sentence(
     assert said in " ".join(result.output.split())
     missing = run("explain", "p", "--trace", str(tmp_path / "none"))
     assert "cannot be read (No such file or directory)" in " ".join(missing.output.split())
+
+
+def test_without_a_program_every_decision_is_a_line_with_what_came_of_it(tmp_path: Path) -> None:
+    result = run("explain", "--trace", str(write(tmp_path / "trace.jsonl", small())))
+    assert result.exit_code == 0
+    head, *told = [" ".join(each.split()) for each in result.output.splitlines()]
+    assert head.startswith("time program turn tokens decided worth, next best outcome")
+    assert told == [
+        "0.00s job:p 1 801 pin 4 s, copy 1.2 s, 0.9 s in time 800, 0, 0 1.5 s",
+        "1.50s job:other 1 0 free (open)",
+        "3.50s job:p 2 0 free done",
+    ]
+
+
+def test_the_log_as_json_pairs_records(tmp_path: Path) -> None:
+    result = run("explain", "--json", "--trace", str(write(tmp_path / "trace.jsonl", small())))
+    pairs = [json.loads(each) for each in result.output.splitlines()]
+    assert [pair["outcome"] and pair["outcome"]["outcome"] for pair in pairs] == [
+        *("in_time", None, "done")
+    ]
+    assert all(pair["decision"]["event"] == "decision" for pair in pairs)
+
+
+def test_a_trace_in_which_nothing_was_decided_says_so(tmp_path: Path) -> None:
+    result = run("explain", "--trace", str(write(tmp_path / "trace.jsonl", small()[:3])))
+    assert result.exit_code == 1
+    assert "no turn has ended in this trace" in result.output
+
+
+def test_the_log_waits_for_no_more_outcomes_than_it_may(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(log, "MAX_OPEN", 2)
+    turns = [record("decision", 1.0 + n, turn=n, decision="free") for n in range(1, 6)]
+    late = record("outcome", 9.0, turn=5, decision="free", outcome="never")
+    told = list(log.decisions([*turns, late]))
+    assert [decision["turn"] for decision, _ in told] == [1, 2, 3, 4, 5]
+    assert [bool(outcome) for _, outcome in told] == [False] * 4 + [True]
