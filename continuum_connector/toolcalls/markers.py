@@ -24,13 +24,11 @@ CHANNEL = "<|channel|>"  # and only harmony has both
 class Span:
     """Which part of a tail to decode. `at_call`: it begins with a call's marker.
 
-    `is_thinking`: the tail ends inside the thinking. `is_late`: a call ends in the tail that
-    does not begin there.
+    `is_late`: a call ends in the tail that does not begin there.
     """
 
     begin: int = 0
     at_call: bool = False
-    is_thinking: bool = False
     is_late: bool = False
 
 
@@ -50,7 +48,10 @@ class Markers:
         return self.calls | self.ends | self.thinks | self.speaks | self.messages
 
     def span(self, tail: Sequence[int]) -> Span:
-        """Find what to decode of the tail: what follows the thinking, from its first call on."""
+        """Find what to decode of the tail: what follows the thinking, from its first call on.
+
+        Thinking that does not end is decoded with its opening tag: a call may have ended it.
+        """
         begin, is_thinking, is_late = 0, False, False
         call = -1
         known = self.known
@@ -58,16 +59,14 @@ class Markers:
             if token in self.speaks or token in self.messages:
                 begin, call, is_thinking = at + (token in self.speaks), -1, False
             elif token in self.thinks:
-                is_thinking = True
+                begin, is_thinking = begin if is_thinking else at, True
             elif token in self.calls:
                 call = at if call < 0 else call
             elif token in self.ends:
                 is_late = is_late or call < 0
-        if is_thinking:
-            return Span(is_thinking=True)
-        if call >= 0:
+        if call >= 0 and not is_thinking:
             return Span(call, at_call=True)
-        return Span(begin, is_late=is_late)
+        return Span(begin, is_late=is_late and not is_thinking)
 
     def last_call(self, token_ids: Sequence[int]) -> int:
         """Where the last call begins, or -1."""

@@ -27,7 +27,7 @@ from continuum_connector.toolcalls import (
 from continuum_connector.toolcalls.arguments import classified
 from continuum_connector.toolcalls.asked import MAX_CALLS, Asked, Ending, clean_name
 from continuum_connector.toolcalls.raw_call import RawCall
-from continuum_connector.toolcalls.thinking import without_thinking
+from continuum_connector.toolcalls.thinking import spoken
 
 MAX_CHARS = 6_144  # of the end: 512 tokens of ordinary text are half of it
 MAX_FALSE_MARKERS = 4  # a text may speak about markers
@@ -69,8 +69,9 @@ def parse(text: str, *, truncated: bool = False, headless: bool = False) -> Aske
     """
     if len(text) > MAX_CHARS:
         text, headless = text[-MAX_CHARS:], True
-    aloud, is_thinking = without_thinking(text)
-    if is_thinking or harmony.is_thinking(aloud) or not aloud.strip():
+    said = spoken(text)
+    aloud, truncated = said.aloud, truncated or said.in_thinking
+    if harmony.is_thinking(aloud) or not aloud.strip():
         return CUT
     raw = _raw_calls(aloud)
     calls = [

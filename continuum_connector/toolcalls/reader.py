@@ -71,11 +71,8 @@ class ToolReader:
         try:
             token_ids, is_cut, headless = self._choose(output_token_ids)
             num_tokens = len(token_ids)
-            if not token_ids:
-                asked = CUT
-            else:
-                text = tokenizer.decode(token_ids, skip_special_tokens=False)
-                asked = parse(text, truncated=truncated and not is_cut, headless=headless)
+            text = tokenizer.decode(token_ids, skip_special_tokens=False)
+            asked = parse(text, truncated=truncated and not is_cut, headless=headless)
         except Exception:  # a tokenizer may raise on any id; the step must go on
             asked = UNREAD
         finally:
@@ -85,14 +82,12 @@ class ToolReader:
         return asked
 
     def _choose(self, output_token_ids: Sequence[int]) -> tuple[list[int], bool, bool]:
-        """Choose the tokens to decode: none if the turn ends in its thinking.
+        """Choose the tokens to decode.
 
         With them: whether we left out the end of a call, and whether the beginning is missing.
         """
         tail = list(output_token_ids[-TAIL_TOKENS:])
         span = self._markers.span(tail)
-        if span.is_thinking:
-            return [], False, False
         if span.is_late and len(output_token_ids) > TAIL_TOKENS:
             earlier = list(output_token_ids[-LOOK_BACK_TOKENS:-TAIL_TOKENS])
             begin = self._markers.last_call(earlier)

@@ -1,29 +1,52 @@
-"""Thinking: what a model says to itself before it acts; calls in there do not count."""
+"""Thinking: what a model says to itself before it acts; calls in there do not count.
+
+In some formats a call ends the thinking without a closing tag: there vLLM's parsers hand the
+call to the client (vllm/parser/qwen3.py, glm47_moe.py, mistral.py, minimax_m2.py, kimi_k2.py,
+seed_oss.py, deepseek_v4.py), while the rest take all of it for thinking.
+"""
 
 from __future__ import annotations
 
 import re
+from dataclasses import dataclass
 
 OPENERS = ("<think>", "<thinking>", "[THINK]", "<seed:think>", "<|begin_of_thought|>")
 CLOSERS = ("</think>", "</thinking>", "[/THINK]", "</seed:think>", "<|end_of_thought|>")
+ENDING_CALLS = (
+    *("<tool_call>", "[TOOL_CALLS]", "<minimax:tool_call>", "<|tool_calls_section_begin|>"),
+    *("<seed:tool_call>", "<｜DSML｜tool_calls>"),
+)
 _TAG = re.compile("|".join(map(re.escape, (*OPENERS, *CLOSERS))))
+_ENDING_CALL = re.compile("|".join(map(re.escape, ENDING_CALLS)))
 
 
-def without_thinking(text: str) -> tuple[str, bool]:
-    """Return what is said aloud, and whether the text ends inside the thinking.
+@dataclass(frozen=True)
+class Spoken:
+    """What of a text counts. `in_thinking`: the text ends inside the thinking.
+
+    `aloud` is then what begins with the first call that may have ended it: nothing, if there
+    is none, and no call before the model has finished it, for it may only be thought about.
+    """
+
+    aloud: str
+    in_thinking: bool = False
+
+
+def spoken(text: str) -> Spoken:
+    """Leave the thinking out.
 
     A closing tag without an opening one ends thinking too: chat templates often put the
     opening tag into the prompt.
     """
     aloud: list[str] = []
-    begin, depth = 0, 0
+    begin, is_open = 0, False
     for tag in _TAG.finditer(text):
         if tag[0] in CLOSERS:
-            begin, depth = tag.end(), 0
-        else:
-            if depth == 0:
-                aloud.append(text[begin : tag.start()])
-            depth = 1
-    if depth:
-        return "".join(aloud), True
-    return "".join([*aloud, text[begin:]]), False
+            begin, is_open = tag.end(), False
+        elif not is_open:
+            aloud.append(text[begin : tag.start()])
+            begin, is_open = tag.end(), True
+    if not is_open:
+        return Spoken("".join([*aloud, text[begin:]]))
+    call = _ENDING_CALL.search(text, begin)
+    return Spoken(text[call.start() :] if call else "", in_thinking=True)

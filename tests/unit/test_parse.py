@@ -64,7 +64,7 @@ def test_a_sample_may_be_cut_at_every_position(sample: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize("sample", CORPUS)
 def test_at_a_token_limit_only_what_was_finished_counts(sample: dict[str, Any]) -> None:
-    """Half a name would be a tool of its own in the statistics."""
+    """Half a name would be a tool of its own in the statistics. Samples think about calling "a"."""
     text = sample["text"]
     names = {call.name for call in parse(text).calls}
     for at in range(len(text)):

@@ -79,11 +79,22 @@ def test_by_ids_only_the_call_is_decoded() -> None:
     assert tokenizer.num_decoded == [len(call)]
 
 
-def test_a_turn_that_ends_in_its_thinking_is_not_decoded() -> None:
+@pytest.mark.parametrize("special", [{}, SPECIAL])
+def test_a_call_that_ends_the_thinking_is_read(special: dict[str, int]) -> None:
+    tokenizer = Letters(special)
+    reader = loaded(tokenizer)
+    said = f"I think. <think>{CALL}</think>No: <think>so {CALL[:-20]}"
+    assert reader.read(tokenizer.encode(said)).ending is Ending.CUT
+    asked = reader.read(tokenizer.encode(said + CALL[-20:]))
+    assert (asked.ending, asked.calls) == (Ending.CALLS, ROME)
+
+
+def test_by_ids_only_the_thinking_that_does_not_end_is_decoded() -> None:
     tokenizer = Letters(SPECIAL)
     reader = loaded(tokenizer)
-    assert reader.read(tokenizer.encode(f"<think>so {CALL} or")).ending is Ending.CUT
-    assert tokenizer.num_decoded == []
+    thought = tokenizer.encode("<think>so <think>or")
+    assert reader.read(tokenizer.encode("x" * 400) + thought).ending is Ending.CUT
+    assert tokenizer.num_decoded == [len(thought)]
 
 
 def test_only_the_tail_is_decoded() -> None:
@@ -229,3 +240,4 @@ def test_markers_are_those_that_are_one_token() -> None:
     assert markers.span([OPEN, SPEAK, 1, OPEN, 2, OPEN]) == Span(3, at_call=True)
     assert markers.span([1, SPEAK, 2]) == Span(2)
     assert markers.span([1, CLOSE]) == Span(0, is_late=True)
+    assert markers.span([1, CLOSE, THINK, OPEN, THINK]) == Span(2)

@@ -85,6 +85,19 @@ def names_of(parser: str, text: str) -> list[str]:
     return [call.function.name for call in read.tool_calls]
 
 
+def reasoning_of(parser: str, text: str) -> tuple[str | None, str | None]:
+    """What vLLM's parser takes for the thinking, and what for the rest."""
+    from vllm.entrypoints.openai.chat_completion.protocol import ChatCompletionRequest
+    from vllm.reasoning import ReasoningParserManager
+
+    try:
+        parser_class = ReasoningParserManager.get_reasoning_parser(parser)
+    except KeyError:
+        pytest.skip(f"this vLLM has no reasoning parser {parser}")
+    request = ChatCompletionRequest(model="m", messages=[{"role": "user", "content": "x"}])
+    return parser_class(tokenizer()).extract_reasoning(text, request)
+
+
 @pytest.mark.vllm
 @pytest.mark.parametrize(("parser", "file", "name"), SAMPLES)
 def test_vllm_reads_the_same_calls(parser: str, file: str, name: str) -> None:
@@ -92,8 +105,31 @@ def test_vllm_reads_the_same_calls(parser: str, file: str, name: str) -> None:
     text = next(sample["text"] for sample in samples if sample["name"] == name)
     for end in ENDS:
         text = text.removesuffix(end)
-    theirs = names_of(parser, thinking.without_thinking(text)[0])
+    theirs = names_of(parser, thinking.spoken(text).aloud)
     assert [call.name for call in parse(text).calls] == theirs
+
+
+THINKERS = [  # a reasoning parser, what opens its thinking, what begins its calls
+    ("qwen3", "<think>", "<tool_call>"),
+    ("glm45", "<think>", "<tool_call>"),
+    ("nemotron_v3", "<think>", "<tool_call>"),
+    ("kimi_k2", "<think>", "<|tool_calls_section_begin|>"),
+    ("minimax_m2", "<think>", "<minimax:tool_call>"),
+    ("mistral", "[THINK]", "[TOOL_CALLS]"),
+    ("seed_oss", "<seed:think>", "<seed:tool_call>"),
+    ("deepseek_v4", "<think>", "<｜DSML｜tool_calls>"),
+    ("deepseek_r1", "<think>", "<｜tool▁calls▁begin｜>"),
+    ("step3", "<think>", "<｜tool_calls_begin｜>"),
+    ("qwen3", "<think>", "<function="),
+]
+
+
+@pytest.mark.vllm
+@pytest.mark.parametrize(("parser", "opener", "call"), THINKERS)
+def test_a_call_ends_the_thinking_where_vllm_ends_it(parser: str, opener: str, call: str) -> None:
+    thought, said = reasoning_of(parser, f"{opener}Let me see. {call}")
+    assert thought
+    assert thinking.spoken(f"{opener}Let me see. {call}").aloud == (call if said else "")
 
 
 def test_the_markers_of_a_real_tokenizer_are_found_by_their_ids() -> None:
