@@ -7,6 +7,7 @@ the message a call, on whichever channel.
 from __future__ import annotations
 
 import re
+from itertools import islice
 
 from continuum_connector.toolcalls.asked import MAX_CALLS
 from continuum_connector.toolcalls.json_text import read_value
@@ -16,6 +17,7 @@ MARKERS = ("<|channel|>", "<|message|>")
 _TOKEN = re.compile(r"<\|(start|end|call|return|message)\|>")
 _END = re.compile(r"<\|(?:end|call|return)\|>")
 MAX_HEADER = 256  # characters
+MAX_TOKENS = 8 * MAX_CALLS  # of harmony's; a message has three
 _RECIPIENT = re.compile(r" to=([\w.\-]{1,128})")
 
 
@@ -23,7 +25,7 @@ def read(text: str, start: int) -> list[RawCall]:
     """Read the calls of every message; a recipient may stand before the marker at `start`."""
     calls: list[RawCall] = []
     header_at, recipient, body_at = max(0, start - MAX_HEADER), "", -1
-    for token in _TOKEN.finditer(text, header_at):
+    for token in islice(_TOKEN.finditer(text, header_at), MAX_TOKENS):
         if token[1] == "message":
             header_at = max(header_at, token.start() - MAX_HEADER)
             found = _recipient(text, header_at, token.start())

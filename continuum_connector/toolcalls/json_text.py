@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import re
 from dataclasses import dataclass
+from itertools import islice
 
 _DECODER = json.JSONDecoder(strict=False)  # raw newlines in strings are common
 _TOKEN = re.compile(r'"(?:[^"\\]+|\\.)*(")?|[{}\[\],]', re.DOTALL)
@@ -15,6 +16,7 @@ _NAME_BEFORE = re.compile(r'"(?:name|function|tool_name)"\s{0,8}:\s{0,8}$')
 _PAIR = re.compile(
     r"""(["'])(\w{1,64})\1\s*:\s*(?:"((?:[^"\\]+|\\.)*)|'((?:[^'\\]+|\\.)*))""", re.DOTALL
 )
+MAX_TOKENS = 1024  # strings, brackets and commas of a value that is not whole
 MAX_DEPTH = 64  # no call nests deeper, and each level costs
 _CLOSER = {"{": "}", "[": "]"}
 
@@ -45,7 +47,7 @@ def _mended(text: str, start: int) -> Value:
     stack: list[str] = []
     safe = start  # behind the last bracket or before the last comma: what came so far is whole
     tail = ""
-    for token in _TOKEN.finditer(text, start):
+    for token in islice(_TOKEN.finditer(text, start), MAX_TOKENS):
         mark = token[0]
         if mark[0] == '"':
             if token[1] is None:

@@ -26,10 +26,11 @@ from continuum_connector.toolcalls import (
 )
 from continuum_connector.toolcalls.arguments import classified
 from continuum_connector.toolcalls.asked import MAX_CALLS, Asked, Ending, clean_name
+from continuum_connector.toolcalls.literals import one_of
 from continuum_connector.toolcalls.raw_call import RawCall
 from continuum_connector.toolcalls.thinking import spoken
 
-MAX_CHARS = 6_144  # of the end: 512 tokens of ordinary text are half of it
+MAX_CHARS = 4_096  # of the end: 512 tokens of ordinary text are half of it
 MAX_FALSE_MARKERS = 4  # a text may speak about markers
 CUT = Asked(Ending.CUT)
 ANSWER = Asked(Ending.ANSWER)
@@ -48,9 +49,7 @@ _READERS: dict[str, Callable[[str, int], list[RawCall]]] = {
     )
     for marker in markers
 }
-_MARKER = re.compile(
-    "|".join(re.escape(marker) for marker in sorted(_READERS, key=len, reverse=True))
-)
+_MARKER = one_of(_READERS)
 # A call that began before the text does: its end, or a lone fence, is all that is there.
 _END_OF_CALL = re.compile(
     r"</tool_call>|</[\w:｜]{0,24}?(?:invoke|function)>|<｜tool▁call▁end｜>|<\|tool_call_end\|>"

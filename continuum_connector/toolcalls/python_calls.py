@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from itertools import islice
 
 from continuum_connector.toolcalls.asked import MAX_CALLS
 from continuum_connector.toolcalls.raw_call import RawCall
@@ -11,6 +12,7 @@ _HEAD = re.compile(r"[\s,;]{0,64}([A-Za-z_][\w.]{0,127})\(")
 _TOKEN = re.compile(r"\"(?:[^\"\\]+|\\.)*(\")?|'(?:[^'\\]+|\\.)*(')?|([()\[\]{},])", re.DOTALL)
 _KEY = re.compile(r"\s{0,16}([A-Za-z_]\w{0,63})\s{0,16}=(?!=)\s{0,16}")
 _OPENING = "([{"
+MAX_TOKENS = 512  # strings, brackets and commas of one call
 
 
 def read(text: str, sure: bool) -> list[RawCall]:
@@ -38,7 +40,7 @@ def _read_one(text: str, head: re.Match[str]) -> tuple[RawCall, int]:
     """Read one call up to its `)`. Positional arguments make `arguments` a text, no dict."""
     depth, begin = 1, head.end()
     parts: list[str] = []
-    for token in _TOKEN.finditer(text, head.end()):
+    for token in islice(_TOKEN.finditer(text, head.end()), MAX_TOKENS):
         mark = token[3]
         if mark is None:
             continue

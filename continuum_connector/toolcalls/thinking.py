@@ -7,8 +7,9 @@ seed_oss.py, deepseek_v4.py), while the rest take all of it for thinking.
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass
+
+from continuum_connector.toolcalls.literals import one_of
 
 OPENERS = ("<think>", "<thinking>", "[THINK]", "<seed:think>", "<|begin_of_thought|>")
 CLOSERS = ("</think>", "</thinking>", "[/THINK]", "</seed:think>", "<|end_of_thought|>")
@@ -16,8 +17,8 @@ ENDING_CALLS = (
     *("<tool_call>", "[TOOL_CALLS]", "<minimax:tool_call>", "<|tool_calls_section_begin|>"),
     *("<seed:tool_call>", "<｜DSML｜tool_calls>"),
 )
-_TAG = re.compile("|".join(map(re.escape, (*OPENERS, *CLOSERS))))
-_ENDING_CALL = re.compile("|".join(map(re.escape, ENDING_CALLS)))
+_TAG = one_of((*OPENERS, *CLOSERS))
+_ENDING_CALL = one_of(ENDING_CALLS)
 
 
 @dataclass(frozen=True)

@@ -11,6 +11,7 @@ from continuum_connector.toolcalls.xml_calls import read as read_xml
 
 OPEN, CLOSE = "<tool_call>", "</tool_call>"
 MARKERS = (OPEN,)
+MAX_TAGS = 2 * MAX_CALLS  # looked into: a text about the tag may hold hundreds that are no calls
 _NAME_END = re.compile(r"[\n<{]")
 _PAIR = re.compile(r"<arg_key>([^<]{1,128})</arg_key>\s{0,8}<arg_value>")
 _VALUE_END = "</arg_value>"
@@ -19,7 +20,9 @@ _VALUE_END = "</arg_value>"
 def read(text: str, start: int) -> list[RawCall]:
     """Read the calls from `start` on."""
     calls: list[RawCall] = []
-    while len(calls) < MAX_CALLS and (start := text.find(OPEN, start)) >= 0:
+    for _ in range(MAX_TAGS):
+        if len(calls) >= MAX_CALLS or (start := text.find(OPEN, start)) < 0:
+            break
         start += len(OPEN)
         while start < len(text) and text[start] in " \t\r\n":
             start += 1

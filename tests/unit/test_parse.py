@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -89,6 +90,10 @@ PIECES = [
     *('{"name": "', '", "arguments": ', "{", "}", "[", "]", ":", ",", "\n", " ", "x", "=", "-"),
     *('{"commands": [{"keystrokes": "', "f(a=", "timeout 5 ", "sudo ", "bash -c '", "\0", "\ud800"),
 ]
+PREFIXES = (
+    *("", "```bash\n", "<tool_call>{", "<function=x>", "[f(a=", "<|python_tag|>", "{\n"),
+    *("<think>", "[TOOL_CALLS]"),
+)
 
 
 @settings(max_examples=300, deadline=None)
@@ -106,13 +111,38 @@ def test_samples_spliced_into_each_other_are_read(a: str, b: str, at: int, noise
 
 @pytest.mark.parametrize("piece", PIECES, ids=repr)
 def test_the_time_is_linear_in_the_text(piece: str) -> None:
-    """6 KB of one thing: a quadratic search would take a second."""
+    """4 KB of one thing: a quadratic search would take a second."""
     text = piece * (MAX_CHARS // len(piece))
-    prefixes = ("", "```bash\n", "<tool_call>{", "<function=x>", "[f(a=", "<|python_tag|>", "{\n")
     begin_s = time.thread_time()
-    for prefix in prefixes:
+    for prefix in PREFIXES:
         parse(prefix + text[: MAX_CHARS - len(prefix)])
-    assert time.thread_time() - begin_s < 0.04 * len(prefixes)
+    assert time.thread_time() - begin_s < 0.04 * len(PREFIXES)
+
+
+def num_python_steps(text: str) -> int:
+    """How many functions `parse` calls, Python's and C's: its work, on however busy a machine."""
+    num_steps = 0
+
+    def count(frame: Any, event: str, argument: Any) -> None:
+        nonlocal num_steps
+        num_steps += event in ("call", "c_call")
+
+    before = sys.getprofile()
+    sys.setprofile(count)
+    try:
+        parse(text)
+    finally:
+        sys.setprofile(before)
+    return num_steps
+
+
+@pytest.mark.parametrize("piece", [*PIECES, "{}", "<tool_call>{}", "[ARGS]<tool_call>"], ids=repr)
+def test_the_work_has_a_bound_whatever_the_text_repeats(piece: str) -> None:
+    """A call costs a tenth of a microsecond or so: 8,000 are about a millisecond."""
+    for prefix in PREFIXES:
+        for filler in ("", "{}", "x=", "\n"):
+            text = prefix + (piece + filler) * MAX_CHARS
+            assert num_python_steps(text[:MAX_CHARS]) < 8_000, (prefix, filler)
 
 
 def test_nesting_has_no_depth_that_hurts() -> None:
