@@ -69,6 +69,9 @@ def tails(tokenizer: Any) -> dict[str, list[int]]:
     found["a script of 500 tokens"] = [*fenced, *tokenizer.encode("\n```")]
     write = '{"name": "write_file", "arguments": {"text": "' + PROSE * 20
     found["a call of 500 tokens"] = tokenizer.encode("<tool_call>" + write)[:TAIL_TOKENS]
+    repeated = {"tags": "<tool_call>{}", "commas": "[f(a=,", "brackets": "{\n[ARGS]<tool_call>"}
+    for name, piece in repeated.items():
+        found[f"{name} again and again"] = tokenizer.encode(piece * TAIL_TOKENS)[:TAIL_TOKENS]
     found["an answer"] = tokenizer.encode(PROSE * 20)[:TAIL_TOKENS]
     return found
 

@@ -16,7 +16,7 @@ _NAME_BEFORE = re.compile(r'"(?:name|function|tool_name)"\s{0,8}:\s{0,8}$')
 _PAIR = re.compile(
     r"""(["'])(\w{1,64})\1\s*:\s*(?:"((?:[^"\\]+|\\.)*)|'((?:[^'\\]+|\\.)*))""", re.DOTALL
 )
-MAX_TOKENS = 1024  # strings, brackets and commas of a value that is not whole
+MAX_TOKENS = 512  # strings, brackets and commas of a value that is not whole
 MAX_DEPTH = 64  # no call nests deeper, and each level costs
 _CLOSER = {"{": "}", "[": "]"}
 

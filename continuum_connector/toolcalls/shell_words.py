@@ -10,7 +10,6 @@ from dataclasses import dataclass, field
 
 MAX_COMMANDS = 32  # more than this many in one script are not read
 MAX_WORDS = 64  # of one command
-MAX_QUOTES = 256  # of one word
 MAX_TOKENS = 512  # words, blanks and separators; each costs a microsecond
 _TOKEN = re.compile(
     r"""(?P<blank>[ \t\r]+|\\\n)
@@ -107,4 +106,4 @@ def unquoted(word: str) -> str:
     """A word without its quotes."""
     if "'" not in word and '"' not in word and "\\" not in word:
         return word
-    return _QUOTES.sub(lambda part: part[1] or part[2] or part[3] or "", word, MAX_QUOTES)
+    return _QUOTES.sub(lambda part: part[1] or part[2] or part[3] or "", word)
