@@ -1,7 +1,8 @@
 """The C boundary of csrc/ckv.h in ctypes: structs, signatures, and where the library is.
 
-Calls that take microseconds keep the GIL (PyDLL): giving it up costs up to a switch interval
-when another thread wants it. Calls that block release it (CDLL).
+What a step calls takes microseconds and keeps the GIL (PyDLL): giving it up costs up to a switch
+interval when another thread wants it. Calls that block release it (CDLL), and so do the rest:
+those of start, end and tests.
 """
 
 from __future__ import annotations
@@ -122,14 +123,12 @@ class SimStats(ctypes.Structure):
 _Signature = tuple[type[Any] | None, tuple[type[Any], ...]]
 _BLOCKING: dict[str, _Signature] = {
     "ckv_abi_version": (_i32, ()),
-    "ckv_last_error": (ctypes.c_char_p, ()),
     "ckv_open": (_i32, (_ptr, _ptr)),
     "ckv_set_regions": (_i32, (_ptr, _ptr, _size, _i32, _i32)),
     "ckv_pending_word": (_ptr, (_ptr,)),
     "ckv_wait": (_i32, (_ptr, _u64, _i64)),
     "ckv_close": (_i32, (_ptr, _i64)),
     "ckv_free": (None, (_ptr,)),
-    "ckv_get_stats": (_i32, (_ptr, _ptr)),
     "ckv_pool_map": (_i32, (_ptr, _ptr, _ptr)),
     "ckv_pool_wait": (_i32, (_ptr, _ptr, _i64)),
     "ckv_pool_unmap": (_i32, (_ptr, _ptr)),
@@ -150,6 +149,8 @@ _QUICK: dict[str, _Signature] = {
     "ckv_poll": (_size, (_ptr, _ptr, _size)),
     "ckv_cancel": (_i32, (_ptr, _u64)),
     "ckv_pool_get_state": (_i32, (_ptr, _ptr, _ptr)),
+    "ckv_get_stats": (_i32, (_ptr, _ptr)),
+    "ckv_last_error": (ctypes.c_char_p, ()),
 }
 
 

@@ -42,7 +42,7 @@ class HostPool:
         )
         code = self._blocking.ckv_pool_map(handle, ctypes.byref(config), ctypes.byref(base))
         if code != 0 or not base.value:
-            raise TransferError(f"no host pool: {self._blocking.ckv_last_error().decode()}.")
+            raise TransferError(f"no host pool: {self._quick.ckv_last_error().decode()}.")
         self._handle = handle
         self.num_bytes = num_bytes
         self.base: int = base.value
@@ -54,7 +54,7 @@ class HostPool:
         raw = abi.PoolState(size=ctypes.sizeof(abi.PoolState))
         code = self._quick.ckv_pool_get_state(self._handle, self.base, ctypes.byref(raw))
         if code != 0:
-            raise TransferError(f"no pool state: {self._blocking.ckv_last_error().decode()}.")
+            raise TransferError(f"no pool state: {self._quick.ckv_last_error().decode()}.")
         return PoolState(
             ready_bytes=raw.ready_bytes,
             mapped_bytes=raw.mapped_bytes,
@@ -69,7 +69,7 @@ class HostPool:
         """Block, without the GIL, until it grows no more. False: it still does."""
         code = self._blocking.ckv_pool_wait(self._handle, self.base, int(timeout_s * 1e6))
         if code not in (0, _ETIMEOUT):
-            raise TransferError(f"no pool to wait for: {self._blocking.ckv_last_error().decode()}.")
+            raise TransferError(f"no pool to wait for: {self._quick.ckv_last_error().decode()}.")
         return bool(code == 0)
 
     def view(self) -> npt.NDArray[np.uint8]:
@@ -85,5 +85,5 @@ class HostPool:
             return
         code = self._blocking.ckv_pool_unmap(self._handle, ctypes.c_void_p(self.base))
         if code != 0:
-            raise TransferError(f"the host pool stays: {self._blocking.ckv_last_error().decode()}.")
+            raise TransferError(f"the host pool stays: {self._quick.ckv_last_error().decode()}.")
         self.base = 0

@@ -197,12 +197,12 @@ class NativeEngine:
 
     def _check(self, code: int) -> None:
         if code < 0:
-            raise TransferError(f"{self._blocking.ckv_last_error().decode()}.")
+            raise TransferError(f"{self._quick.ckv_last_error().decode()}.")
 
     def stats(self) -> abi.Stats:
         """What the engine did since it was opened; the pairs are (load, store)."""
         stats = abi.Stats(size=ctypes.sizeof(abi.Stats))
-        self._check(self._blocking.ckv_get_stats(self._opened(), ctypes.byref(stats)))
+        self._check(self._quick.ckv_get_stats(self._opened(), ctypes.byref(stats)))
         return stats
 
     # Hooks for tests; the CUDA driver refuses them.
