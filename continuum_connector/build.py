@@ -188,11 +188,8 @@ def worker(config: ContinuumConfig, vllm_config: Any) -> ContinuumWorker:
     def make_engine(layout: Any, num_slots: int) -> Any:
         from continuum_connector.worker.native import NativeEngine
 
-        driver = config.driver
-        if driver == "auto":
-            driver = "cuda" if layout.device == "cuda" else "sim"
         return NativeEngine(
-            driver=driver,
+            driver=_driver(config.driver, layout.device),
             device=layout.device_index,
             regions=layout.regions,
             num_blocks=layout.num_blocks,
@@ -209,6 +206,18 @@ def worker(config: ContinuumConfig, vllm_config: Any) -> ContinuumWorker:
     return ContinuumWorker(
         make_engine, config, node_ranks, current_stream, compat.rank(vllm_config)
     )
+
+
+def _driver(named: str, device: str) -> str:
+    """The driver that copies from `device`. The simulator would end the process at the first copy
+    from a GPU's address, and CUDA refuses memory that is not its own."""
+    fits = "cuda" if device == "cuda" else "sim"
+    if named not in ("auto", fits):
+        raise ConfigError(
+            f"driver = {named} cannot copy from the KV cache, which lies on {device}, so no block "
+            "could be offloaded; leave driver at auto"
+        )
+    return fits
 
 
 def register(worker: ContinuumWorker, kv_caches: Mapping[str, Any], kv_cache_config: Any) -> None:

@@ -1,0 +1,59 @@
+"""KV caches as vLLM's own code groups, places and allocates them, in the terms of each version."""
+
+from __future__ import annotations
+
+import warnings
+from typing import Any
+
+import torch
+from vllm.v1.kv_cache_interface import KVCacheGroupSpec
+
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore")  # vLLM uses what is deprecated as it is imported
+    try:
+        from vllm.v1.core.kv_cache_planning import (  # vLLM >= 0.33
+            get_kv_cache_config_from_groups,
+            get_kv_cache_groups,
+        )
+    except ImportError:
+        from vllm.v1.core.kv_cache_utils import (
+            get_kv_cache_config_from_groups,
+            get_kv_cache_groups,
+        )
+    try:
+        from vllm.v1.kv_cache_layout import KVCacheLayout  # vLLM >= 0.29
+        from vllm.v1.worker.utils import allocate_kv_cache
+
+        LAYOUTS = tuple(member.name for member in KVCacheLayout)
+    except ImportError:
+        LAYOUTS = ()
+
+NUM_BLOCKS = 7
+
+
+def describe(
+    vllm_config: Any,
+    specs: dict[str, Any] | None = None,
+    num_blocks: int = NUM_BLOCKS,
+    groups: list[KVCacheGroupSpec] | None = None,
+) -> Any:
+    """Return the KVCacheConfig of a model with these layers; on 0.29 and later the layout that
+    `vllm_config` has by then says where they lie."""
+    vllm_config.cache_config.num_gpu_blocks_override = num_blocks
+    groups = groups or get_kv_cache_groups(vllm_config, specs)
+    return get_kv_cache_config_from_groups(vllm_config, groups, 1 << 30)
+
+
+def build(
+    vllm_config: Any,
+    layout: str,
+    specs: dict[str, Any] | None = None,
+    kernel_block_size: int | None = None,
+    num_blocks: int = NUM_BLOCKS,
+    groups: list[KVCacheGroupSpec] | None = None,
+) -> tuple[dict[str, Any], Any]:
+    """Make the KV tensors of a model (vLLM >= 0.29)."""
+    vllm_config.cache_config.kv_cache_layout = layout
+    config = describe(vllm_config, specs, num_blocks, groups)
+    sizes = [kernel_block_size] * len(config.kv_cache_groups) if kernel_block_size else None
+    return allocate_kv_cache(config, torch.device("cpu"), KVCacheLayout[layout], sizes), config

@@ -1,0 +1,188 @@
+"""The worker half at start: the KV cache it asks vLLM for, what it makes of it, who copies."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from vllm.config import KVTransferConfig, set_current_vllm_config
+from vllm.distributed.kv_transfer.kv_connector.factory import KVConnectorFactory
+from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorRole
+from vllm.v1.kv_cache_interface import FullAttentionSpec
+
+from bench.sim import versions
+from continuum_connector import build, plugin
+from continuum_connector.config import ContinuumConfig
+from continuum_connector.errors import ConfigError
+from continuum_connector.worker import native
+from continuum_connector.worker.engine import Region
+from continuum_connector.worker.layout import Layout
+from tests.fakes import FakeCopyEngine
+from tests.vllm import kv_caches
+
+FULL = FullAttentionSpec(block_size=16, num_kv_heads=2, head_size=32, dtype=torch.bfloat16)
+NUM_LAYERS = 3
+BLOCK_BYTES = NUM_LAYERS * FULL.page_size_bytes
+ASKS_FOR_A_NAME = pytest.mark.skipif(not kv_caches.LAYOUTS, reason="vLLM <= 0.28")
+ASKS_FOR_ONE_TENSOR = pytest.mark.skipif(bool(kv_caches.LAYOUTS), reason="vLLM >= 0.29")
+NOT_ASKED = pytest.mark.parametrize(
+    "extra", [{"dram_bytes": 0}, {"dram_bytes": "1MiB", "kv_layout": "stock"}]
+)
+
+
+def server(**extra: Any) -> Any:
+    """Return what vLLM makes of `--kv-transfer-config` with our connector in it."""
+    plugin.register()
+    transfer = KVTransferConfig(
+        kv_connector="ContinuumConnector",
+        kv_role="kv_both",
+        kv_connector_extra_config={"dram_bytes": "1MiB", **extra},
+    )
+    return versions.vllm_config(block_size=16, transfer=transfer)
+
+
+def layers(spec: Any = FULL) -> dict[str, Any]:
+    return {f"layers.{i}": spec for i in range(NUM_LAYERS)}
+
+
+def a_worker(config: Any, kv_cache_config: Any) -> Any:
+    """Return the connector as vLLM makes it in a worker."""
+    return KVConnectorFactory.create_connector(config, KVConnectorRole.WORKER, kv_cache_config)
+
+
+@dataclass
+class Made(FakeCopyEngine):
+    """What the native engine would have been made with."""
+
+    def __call__(self, **kwargs: Any) -> Made:
+        self.kwargs = kwargs
+        self.slot_bytes, self.num_ready = kwargs["slot_bytes"], kwargs["num_slots"]
+        return self
+
+
+@pytest.fixture
+def made(monkeypatch: pytest.MonkeyPatch) -> Made:
+    engine = Made()
+    monkeypatch.setattr(native, "NativeEngine", engine)
+    return engine
+
+
+# vLLM >= 0.29 asks the connector's class for the name of a layout.
+
+
+def resolve(config: Any) -> str:
+    """The engine core's choice, where the attention backend can do with all layouts."""
+    from vllm.v1.attention.backends.utils import resolve_kv_cache_layout
+
+    return str(resolve_kv_cache_layout(config, [list(kv_caches.LAYOUTS)], [FULL]).name)
+
+
+@ASKS_FOR_A_NAME
+def test_with_a_tier_vllm_puts_the_block_outermost_and_a_block_is_one_region(made: Made) -> None:
+    config = server()
+    layout = resolve(config)
+    assert layout == "BLHNC" != kv_caches.LAYOUTS[0]
+    caches, kv_cache_config = kv_caches.build(config, layout, layers())
+    a_worker(config, kv_cache_config).register_kv_caches(caches)
+    [region] = made.kwargs["regions"]
+    assert (region.dev_stride, region.num_bytes) == (BLOCK_BYTES, BLOCK_BYTES)
+
+
+@ASKS_FOR_A_NAME
+def test_a_layout_named_by_the_operator_is_asked_for() -> None:
+    assert resolve(server(kv_layout="BHLNC")) == "BHLNC"
+
+
+@ASKS_FOR_A_NAME
+@NOT_ASKED
+def test_without_a_tier_or_as_stock_the_choice_is_vllms(extra: dict[str, Any]) -> None:
+    assert resolve(server(**extra)) == kv_caches.LAYOUTS[0]
+
+
+# vLLM <= 0.28 asks the connector whether it would have one tensor for all layers.
+
+
+@pytest.fixture
+def one_tensor(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Do what GPUModelRunner.initialize_kv_cache does with the worker's connector; returns that
+    tensor, or None where the layers get one each."""
+    from vllm.distributed.kv_transfer import kv_transfer_state
+    from vllm.v1.attention.backends.flash_attn import FlashAttentionBackend
+    from vllm.v1.worker.kv_connector_model_runner_mixin import KVConnectorModelRunnerMixin
+    from vllm.v1.worker.utils import AttentionGroup
+
+    def initialize(config: Any) -> torch.Tensor | None:
+        spec = replace(FULL, indexes_kv_by_block_stride=True)  # so it does on a GPU
+        with set_current_vllm_config(config):
+            kv_cache_config = kv_caches.describe(config, layers(spec))
+            connector = a_worker(config, kv_cache_config)
+            monkeypatch.setattr(kv_transfer_state, "_KV_CONNECTOR_AGENT", connector)
+            groups = [[AttentionGroup(FlashAttentionBackend, list(layers()), spec, 0)]]
+            if not KVConnectorModelRunnerMixin.use_uniform_kv_cache(groups):
+                return None
+            _, tensor, backend = KVConnectorModelRunnerMixin.allocate_uniform_kv_caches(
+                kv_cache_config, groups, "auto", torch.device("cpu"), [16]
+            )
+            connector.register_cross_layers_kv_cache(tensor, backend)
+            return tensor
+
+    return initialize
+
+
+@ASKS_FOR_ONE_TENSOR
+def test_with_a_tier_all_layers_share_a_tensor_and_a_block_is_one_region(
+    one_tensor: Any, made: Made
+) -> None:
+    tensor = one_tensor(server())
+    assert tensor is not None
+    region = Region(tensor.data_ptr(), BLOCK_BYTES, 0, BLOCK_BYTES)
+    assert made.kwargs["regions"] == (region,)
+    assert made.kwargs["num_blocks"] == kv_caches.NUM_BLOCKS
+
+
+@ASKS_FOR_ONE_TENSOR
+@NOT_ASKED
+def test_without_a_tier_or_as_stock_each_layer_has_its_tensor(
+    one_tensor: Any, extra: dict[str, Any]
+) -> None:
+    assert one_tensor(server(**extra)) is None
+
+
+# Who copies.
+
+
+def start(driver: str, device: str) -> None:
+    parallel = SimpleNamespace(world_size=1, rank=0)
+    worker = build.worker(
+        ContinuumConfig(dram_bytes=2**20, driver=driver), SimpleNamespace(parallel_config=parallel)
+    )
+    worker.register(Layout((Region(4096, 4096, 0, 4096),), 7, 4096, device, 0))
+
+
+@pytest.mark.parametrize(
+    ("driver", "device", "copies"),
+    [
+        ("auto", "cpu", "sim"),
+        ("sim", "cpu", "sim"),
+        ("auto", "cuda", "cuda"),
+        ("cuda", "cuda", "cuda"),
+    ],
+)
+def test_the_driver_is_that_of_the_kv_caches_device(
+    driver: str, device: str, copies: str, made: Made
+) -> None:
+    start(driver, device)
+    assert made.kwargs["driver"] == copies
+
+
+@pytest.mark.parametrize(("driver", "device"), [("sim", "cuda"), ("cuda", "cpu")])
+def test_a_driver_that_cannot_copy_from_the_device_stops_the_server(
+    driver: str, device: str, made: Made
+) -> None:
+    said = f"^driver = {driver} cannot copy from the KV cache, which lies on {device}.*at auto$"
+    with pytest.raises(ConfigError, match=said):
+        start(driver, device)
+    assert not hasattr(made, "kwargs")
