@@ -19,24 +19,19 @@ with warnings.catch_warnings():
     torch = pytest.importorskip("torch")
     pytest.importorskip("vllm")
     from vllm.config import VllmConfig
-    from vllm.v1.core.kv_cache_utils import (
-        get_kv_cache_config_from_groups,
-        get_kv_cache_groups,
-    )
     from vllm.v1.kv_cache_interface import (
         FullAttentionSpec,
         KVCacheGroupSpec,
-        KVCacheLayout,
         KVQuantMode,
         MambaSpec,
         MLAAttentionSpec,
         SlidingWindowSpec,
     )
-    from vllm.v1.worker.utils import allocate_kv_cache
+
+    from tests.vllm.kv_caches import LAYOUTS, NUM_BLOCKS, build
 
 pytestmark = pytest.mark.vllm
 
-NUM_BLOCKS = 7
 Block = Callable[[Any, int], Any]
 FULL = FullAttentionSpec(block_size=16, num_kv_heads=4, head_size=8, dtype=torch.bfloat16)
 WINDOW = SlidingWindowSpec(
@@ -47,6 +42,8 @@ GEMMA = {f"layers.{i}": FULL if i % 6 == 5 else WINDOW for i in range(12)}
 
 @pytest.fixture(scope="module")
 def vllm_config() -> VllmConfig:
+    if not LAYOUTS:
+        pytest.skip("vLLM <= 0.28 has no layouts to choose from")
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         return VllmConfig()
@@ -55,24 +52,6 @@ def vllm_config() -> VllmConfig:
 @pytest.fixture(autouse=True)
 def _seed() -> None:
     torch.manual_seed(1)
-
-
-def build(
-    vllm_config: VllmConfig,
-    layout: str,
-    specs: dict[str, Any] | None = None,
-    kernel_block_size: int | None = None,
-    num_blocks: int = NUM_BLOCKS,
-    groups: list[KVCacheGroupSpec] | None = None,
-) -> tuple[dict[str, Any], Any]:
-    """Make the KV tensors of a model with vLLM's own code."""
-    vllm_config.cache_config.kv_cache_layout = layout
-    vllm_config.cache_config.num_gpu_blocks_override = num_blocks
-    groups = groups or get_kv_cache_groups(vllm_config, specs)
-    config = get_kv_cache_config_from_groups(vllm_config, groups, 1 << 30)
-    sizes = [kernel_block_size] * len(groups) if kernel_block_size else None
-    caches = allocate_kv_cache(config, torch.device("cpu"), KVCacheLayout[layout], sizes)
-    return caches, config
 
 
 def first_dim(num_blocks: int = NUM_BLOCKS) -> Block:
@@ -150,7 +129,7 @@ def test_groups_of_a_hybrid_model_share_one_set_of_regions(vllm_config, layout, 
 
 
 @pytest.mark.parametrize("num_kv_heads", [1, 2])
-@pytest.mark.parametrize("layout", [member.name for member in KVCacheLayout])
+@pytest.mark.parametrize("layout", LAYOUTS)
 def test_tensor_parallel_shards_have_regions_of_their_own_heads(vllm_config, layout, num_kv_heads):
     spec = replace(FULL, num_kv_heads=num_kv_heads)
     specs = {f"layers.{i}": spec for i in range(4)}
@@ -202,7 +181,7 @@ def test_latent_attention_with_one_head(vllm_config):
 
 
 @pytest.mark.parametrize("num_blocks", [2, 4, 8, 16, 32])
-@pytest.mark.parametrize("layout", [member.name for member in KVCacheLayout])
+@pytest.mark.parametrize("layout", LAYOUTS)
 def test_block_dimension_is_found_where_other_dimensions_have_its_size(
     vllm_config, layout, num_blocks
 ):
