@@ -1,0 +1,23 @@
+"""The wheel: one per platform, for every Python; what the build backend itself says it would be."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+build = pytest.importorskip("scikit_build_core.build")
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="names Linux")
+def test_the_wheel_fits_every_python_and_this_platform(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(ROOT)
+    name = build.prepare_metadata_for_build_wheel(str(tmp_path))  # asks for no compiler
+    lines = (tmp_path / name / "WHEEL").read_text().splitlines()
+    assert "Root-Is-Purelib: false" in lines
+    [tag] = [line.removeprefix("Tag: ") for line in lines if line.startswith("Tag: ")]
+    assert tag.startswith("py3-none-linux_")
