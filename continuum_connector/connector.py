@@ -158,7 +158,8 @@ class ContinuumConnector(WorkerHooks, SupportsHMA):  # type: ignore[misc]
         if ranks_victims:
             # vLLM preempts the largest (priority, arrival_time): not a last turn, then the
             # program that came last (Continuum's rule; policy.md, section 2).
-            request.priority = 0 if turn.identity.hints.final else 1
+            is_last = turn.identity.hints.final and not turn.is_stray
+            request.priority = 0 if is_last else 1
             request.arrival_time = turn.program.arrival
 
     def on_new_request(self, request: Any) -> None:

@@ -3,7 +3,7 @@
 The policy decides without the client's wishes first; that is what the turn gets in any case.
 What a wish adds to it lives on other terms (docs/hints.md): a longer pin gives way before
 every other, moves nobody's place in the queue, and comes out of a budget; a copy in DRAM is made
-only while there is room, and leaves before all others. So a hint never harms another client.
+only while there is room, and leaves before all others. So a wish never harms another client.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from continuum_connector.policy.stock import Stock
 from continuum_connector.programs.program import Hints
 
 NOT_READ = "not understood, so it has no effect"
-NOT_CONTINUED = "the prompt does not continue the turn this program has pinned"
+NOT_CONTINUED = "the prompt does not continue the program's last turn"
 NO_ROOM = "DRAM has no room for it now"
 NO_HINTS = Hints()
 
@@ -151,8 +151,10 @@ def without_pin(choice: Choice, why: str) -> Choice:
 
 
 def without_end(choice: Choice) -> Choice:
-    """Return the choice where the program's pin stays, since it is not shown to be the client's."""
-    return replace(choice, receipts=_refuse(choice.receipts, "final", NOT_CONTINUED))
+    """Return the choice for a turn that says to be the last of a program not shown to be its own:
+    nothing of it is kept, for that would supersede what the program has."""
+    receipts = _refuse(choice.receipts, "final", NOT_CONTINUED)
+    return replace(choice, decision=Free(), why=NOT_CONTINUED, receipts=receipts)
 
 
 def _facts(hints: Hints) -> list[Receipt]:

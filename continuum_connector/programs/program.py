@@ -77,6 +77,11 @@ class Kept:
         found = (i + 1 for i, mark in self.marks if i < len(hashes) and hashes[i] == mark)
         return max(found, default=0)
 
+    def goes_on_in(self, hashes: Sequence[bytes]) -> bool:
+        """Whether a turn of those hashes continues the chain, to its middle at least: what a turn
+        answered may look different in the next prompt, without its thoughts."""
+        return 2 * self.shared(hashes) > self.marks[-1][0] if self.marks else False
+
 
 @dataclass
 class Program:

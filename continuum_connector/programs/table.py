@@ -64,7 +64,7 @@ class ProgramTable:
             self._programs[program.key] = program
         elif program.final and not program.active:
             _start_over(program, now)
-        self._note(program, identity.hints)
+        program.final &= identity.hints.final is not False  # it says that there is more to come
         program.num_turns += 1
         program.active.add(request_id)
         program.last_seen = now
@@ -79,22 +79,26 @@ class ProgramTable:
         now: float,
         block_hashes: Sequence[bytes] = (),
         num_prompt_blocks: int = 0,
+        is_stray: bool = False,
     ) -> Program | None:
         """Take the turn off its program's active ones; return the program, None if unknown.
 
         With the turn's `block_hashes` (of prompt and output; the first `num_prompt_blocks` are
         the prompt's own) the program can be recognised without an id from now on. A turn whose
-        output is lost is ended without them.
+        output is lost is ended without them. A stray turn leaves no trace (Turn.strays).
         """
         program, identity = self._turns.pop(request_id, (None, None))
         if program is None or identity is None:
             return None
         program.active.discard(request_id)
-        program.num_finished += 1
-        program.last_finish = program.last_seen = now
         self._programs.move_to_end(program.key)
-        if block_hashes and not identity.hints.compaction:
-            self._lineage.register(program.key, block_hashes, num_prompt_blocks, program.parent)
+        if not is_stray:
+            program.num_finished += 1
+            program.last_finish = program.last_seen = now
+            program.final |= bool(identity.hints.final)
+            program.parent = program.parent or identity.hints.parent
+            if block_hashes and not identity.hints.compaction:
+                self._lineage.register(program.key, block_hashes, num_prompt_blocks, program.parent)
         self._shrink()
         return program
 
@@ -114,13 +118,6 @@ class ProgramTable:
         while f"anonymous:{self._num_anonymous}" in self._programs:  # a client may use the name
             self._num_anonymous += 1
         return Identity(f"anonymous:{self._num_anonymous}", IdentitySource.NONE, hints)
-
-    @staticmethod
-    def _note(program: Program, hints: Hints) -> None:
-        if hints.final is not None:
-            program.final = hints.final
-        if program.parent is None:
-            program.parent = hints.parent
 
     def _shrink(self) -> None:
         """Forget the least recently seen programs until the bound holds or all are in use."""

@@ -61,7 +61,8 @@ class Decider:
         """A turn arrived; return how long its program was away, None if it was not."""
         if self.policy.reads and not turn.identity.hints.tools:
             self._reader.start()
-        if len(turn.program.active) > 1:  # its other turns are under way: no tool was waited for
+        is_beside = len(turn.program.active) > 1  # its other turns are under way: no tool's gap
+        if turn.is_stray or is_beside:
             return None
         return self.gaps.arrived(turn.program.key, now)
 
@@ -166,6 +167,8 @@ class Decider:
         program = turn.program
         if turn.is_admitted:  # not if it went away while it waited: it never held a block
             self.costs.footprint(num_blocks)
+        if turn.is_stray:
+            return
         if turn.identity.hints.final:
             self._over(program, program.num_turns, now)
         elif not program.active:

@@ -45,12 +45,10 @@ class Keeping:
         """
         world = self._levels.snapshot(now)
         finished, choice = self._decider.decide(turn, request, len(blocks), end, world)
-        choice = self._fitting(choice, finished)
+        choice = without_end(choice) if turn.is_stray else self._fitting(choice, finished)
         if stores(choice.decision) and not self._store(choice.decision, turn, request, blocks, now):
             world = replace(world, takes_store=False)
             choice = self._fitting(self._decider.policy.decide(finished, world), finished)
-        if finished.hints.final and self._retention.is_foreign(request, finished.program):
-            choice = without_end(choice)
         self._records.decided(turn, finished, world, choice, now)
         self._hold(choice.decision, turn, request, blocks, now)
         return choice
@@ -80,6 +78,6 @@ class Keeping:
             self._retention.begin(decision, turn.program, request.block_hashes, blocks, now)
         if isinstance(decision, Offload):
             self._retention.end_of(key, PinEnd.SUPERSEDED, now)
-        if turn.identity.hints.final and not self._retention.is_foreign(request, key):
+        if turn.identity.hints.final and not turn.is_stray:
             self._retention.end_of(key, PinEnd.PROGRAM_DONE, now)
             self._tier.index.demote(key)

@@ -112,7 +112,8 @@ class Outcomes:
             older.back.pop(turn, None)  # it went away before it was admitted
             if not is_over:
                 self._close(older, "superseded", now)
-            elif finished.hints.final and not older.has_pin:  # else its pin will tell
+            elif finished.hints.final and not (turn.is_stray or older.has_pin):
+                # Else its pin will tell, or its program's next turn.
                 self._close(older, "never", now)
         if is_over:
             self._tell(one, "done", now)
@@ -124,7 +125,7 @@ class Outcomes:
     def arrived(self, turn: Turn, fits: bool, now: float) -> None:
         """A turn arrived; `fits`: its program's pin waits for it."""
         one = self._open.get(turn.program.key)
-        if one is None:
+        if one is None or turn.is_stray:
             return
         one.back[turn] = fits if one.has_pin else None
         if one.gap_s is None:

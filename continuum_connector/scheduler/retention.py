@@ -129,12 +129,6 @@ class Retention:
         if pin is not None:
             self.end(pin, cause, now)
 
-    def is_foreign(self, request: Any, program: str) -> bool:
-        """Whether the program has a pin that the request does not continue: an id can be
-        guessed, the content behind it can not."""
-        pin = self.pins.get(program)
-        return pin is not None and not _continues(request, pin)
-
     def end_all(self, cause: PinEnd, now: float) -> None:
         for pin in self.pins:
             self.end(pin, cause, now)

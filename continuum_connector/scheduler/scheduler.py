@@ -88,9 +88,10 @@ class SchedulerSide:
         self._endings.expect(request)
         program, identity = self._identify(request, now)
         turn = Turn(program, identity, program.num_turns, now)
+        turn.is_stray = turn.strays(request.block_hashes)
         self.turns[request.request_id] = turn
         gap_s = self.decider.arrived(turn, now)
-        pin = self.retention.expect(request, program)
+        pin = None if turn.is_stray else self.retention.expect(request, program)
         self.records.arrived(request, turn, pin is not None, gap_s, now)
         return turn
 
@@ -229,14 +230,17 @@ class SchedulerSide:
         blocks = self.groups.hashed_blocks(self._pool.blocks, block_ids, request.block_hashes)
         if end is TurnEnd.ABORTED and not self._endings.went_away(request):
             end = TurnEnd.STOP
+        turn.is_stray = turn.strays(request.block_hashes)  # others may have ended since it arrived
         self.programs.end_turn(
             request.request_id,
             now,
             () if end is TurnEnd.ABORTED else request.block_hashes,
             request.num_prompt_tokens // self.groups.block_size,
+            turn.is_stray,
         )
-        num_kept = blocks[-1][0] + 1 if blocks else 0  # the last token has no KV yet
-        turn.program.kept = Kept.of(request.block_hashes, num_kept, self.groups.block_size)
+        if not turn.is_stray and (blocks or end is not TurnEnd.ABORTED):
+            num_kept = blocks[-1][0] + 1 if blocks else 0  # the last token has no KV yet
+            turn.program.kept = Kept.of(request.block_hashes, num_kept, self.groups.block_size)
         return self.records.answer(turn, self._keeping.keep(turn, request, blocks, end, now))
 
     def reset(self, now: float) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from continuum_connector.programs.program import Identity, Program
@@ -21,6 +22,7 @@ class Turn:
     """`number` counts the program's turns from 1; `arrival` is monotonic seconds.
 
     `vram_tokens` and `dram_tokens` are what was found for it when it was first admitted.
+    `is_stray`: as `strays` said last, when it arrived or when it ended.
     """
 
     program: Program
@@ -31,3 +33,16 @@ class Turn:
     is_preempted: bool = False  # and not admitted again yet
     vram_tokens: int = 0
     dram_tokens: int = 0
+    is_stray: bool = False
+
+    def strays(self, hashes: Sequence[bytes]) -> bool:
+        """Whether it says `final` without continuing what its program's last turn left: an id can
+        be guessed, and a call beside the program may carry it; the content shows who ends it.
+
+        Where no turn of it has left anything yet, another that is under way shows that there is
+        more to come. A stray turn has its place in the queue, and takes nothing of the program.
+        """
+        if not self.identity.hints.final:
+            return False
+        kept = self.program.kept
+        return not kept.goes_on_in(hashes) if kept.marks else len(self.program.active) > 1

@@ -89,9 +89,20 @@ def test_a_finished_programs_key_may_be_used_again(table: ProgramTable) -> None:
 def test_a_turn_beside_the_final_one_belongs_to_the_same_life(table: ProgramTable) -> None:
     program, _ = table.begin_turn(named("a", final=True), "last", [], 1.0)
     table.begin_turn(named("a"), "beside", [], 2.0)
+    table.end_turn("last", 3.0)
     assert (program.arrival, program.num_turns, program.final) == (1.0, 2, True)
-    table.begin_turn(named("a", final=False), "no", [], 3.0)
+    table.begin_turn(named("a", final=False), "no", [], 4.0)
     assert not program.final
+
+
+def test_a_stray_turn_takes_nothing_of_the_program(table: ProgramTable) -> None:
+    program, _ = turn(table, named("a"), 1.0, "Sab", "ooo")
+    table.begin_turn(named("a", final=True), "stray", blocks("Xyz"), 5.0)
+    table.end_turn("stray", 6.0, blocks("Xyzpp"), 3, is_stray=True)
+    assert (program.final, program.last_finish, program.active) == (False, 2.0, set())
+    assert turn(table, None, 7.0, "Xyzppq")[0] is not program
+    assert turn(table, None, 9.0, "Saboooq")[0] is program
+    assert program.arrival == 1.0
 
 
 def test_a_subagent_keeps_its_own_program(table: ProgramTable) -> None:

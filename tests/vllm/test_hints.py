@@ -12,11 +12,14 @@ from hypothesis import strategies as st
 from continuum_connector.policy.base import After, Choice, FinishedTurn, Pin, Snapshot
 from continuum_connector.policy.fixed_ttl import FixedTtl
 from continuum_connector.policy.hinted import Hinted
+from continuum_connector.toolcalls.asked import UNREAD
 from tests.vllm import tiering
 from tests.vllm.agents import AgentEngine, live
 
 TTL_S = 2.0  # the default of ttl_s
-GREEDY = {"ttl_s": 86_400, "keep_s": 86_400}  # the wishes; facts are no wishes
+GREEDY = {"ttl_s": 86_400, "keep_s": 86_400}  # the wishes
+CLAIMS = {"parent": "m0", "tools": ["pytest"]}  # facts that take nothing where nobody reads them
+FACTS = {"final": True, "compaction": True, "parent": "g0", "tools": ["pytest"]}
 
 
 def says(program: str, **hints: Any) -> dict[str, Any]:
@@ -53,8 +56,12 @@ EVENTS = st.one_of(
 )
 
 
+STRANGERS = st.tuples(st.just("stranger"), st.integers(0, 1), st.integers(20, 200))
+
+
 def played(events: Play, hints: dict[str, Any], policy: str = "fixed_ttl") -> AgentEngine:
-    """Greedy programs come once and wish for everything in `hints`; modest ones come back."""
+    """Greedy programs come once and say everything in `hints`; modest ones come back. Strangers
+    send prompts of their own under a modest one's id, and state FACTS."""
     extra = {"max_hinted_fraction": 0.6, "policy": policy}
     engine = watched(num_blocks=90, extra_config=extra)
     last: dict[str, str] = {}
@@ -73,6 +80,10 @@ def played(events: Play, hints: dict[str, Any], policy: str = "fixed_ttl") -> Ag
                 continue
             engine.add(name, tokens, seed=number, max_tokens=8, kv_transfer_params=says(program))
             last[program] = name
+        elif kind == "stranger":
+            said = says(f"m{rest[0]}", **FACTS)
+            if f"m{rest[0]}" in last:
+                engine.add(name, rest[1], seed=number, max_tokens=8, kv_transfer_params=said)
         elif kind == "steps":
             engine.steps(rest[0])
         else:
@@ -91,11 +102,42 @@ WISHER_FIRST: Play = [
 @example(WISHER_FIRST, "fixed_ttl")
 @given(st.lists(EVENTS, min_size=4, max_size=24), st.sampled_from(["fixed_ttl", "adaptive"]))
 def test_hints_take_nothing_from_programs_that_give_none(events: Play, policy: str) -> None:
-    plain, greedy = played(events, {}, policy), played(events, GREEDY, policy)
+    said = GREEDY | CLAIMS
+    if policy == "adaptive":  # it would learn from what is claimed of tools
+        del said["tools"]
+    plain, greedy = played(events, {}, policy), played(events, said, policy)
     assert greedy.admissions == plain.admissions
     assert greedy.num_preemptions == plain.num_preemptions
     assert greedy.clock() == plain.clock()
     assert of_modest(greedy) == of_modest(plain)
+
+
+COMES_AND_GOES: Play = [
+    *[("modest", 0, 150), ("stranger", 0, 100), ("steps", 12), ("stranger", 0, 100)],
+    *[("steps", 12), ("idle", 5.0), ("stranger", 0, 100), ("steps", 12), ("modest", 0, 50)],
+]
+
+
+@settings(max_examples=40, deadline=None, derandomize=True)
+@example(COMES_AND_GOES, "fixed_ttl")
+@given(
+    st.lists(EVENTS | STRANGERS, min_size=6, max_size=24),
+    st.sampled_from(["fixed_ttl", "adaptive"]),
+)
+def test_whoever_knows_only_the_ids_ends_nothing_by_what_he_states(
+    events: Play, policy: str
+) -> None:
+    engine = played(events, {}, policy)
+    for number, (kind, *_) in enumerate(events):
+        if kind == "stranger" and f"{number}" in engine.requests:
+            assert told(engine, f"{number}")["final"]["outcome"] == "refused"
+    assert "program_done" not in {cause for _, cause, _ in of_modest(engine)}
+    assert "memoryfulness" not in engine.connector.costs.state()
+    for number, name in ((i, f"m{e[1]}") for i, e in enumerate(events) if e[0] == "modest"):
+        program = engine.side.programs.get(name)
+        assert (program.final, program.parent) == (False, None)
+        if f"{number}" in engine.requests:
+            assert program.arrival <= engine.requests[f"{number}"].arrival_time
 
 
 def of_modest(engine: AgentEngine) -> list[tuple[str, str, float]]:
@@ -219,15 +261,102 @@ def test_kv_hints_of_vllm_are_answered_by_their_ids() -> None:
 
 
 # --- final ------------------------------------------------------------------------------
-def test_final_from_whoever_knows_only_the_id_ends_no_pin() -> None:
-    engine = AgentEngine()
+# Where the KV of a program is when a stranger comes.
+VICTIMS = {
+    "pinned": {"policy": "fixed_ttl", "ttl_s": 60},
+    "offloaded": {"policy": "fixed_ttl", "ttl_s": 0.1, "dram_bytes": "64MiB"},
+    "freed": {"policy": "program_order"},
+}
+
+
+def facts_of(engine: AgentEngine) -> tuple[Any, ...]:
+    """What a program has that a stranger could take: its place, its life, what it left."""
+    program = engine.side.programs.get("p")
+    assert program is not None
+    return (
+        program.arrival,
+        program.kept,
+        program.final,
+        program.last_finish,
+        program.num_counted,
+        engine.num_pins(),
+        len(engine.side.tier.index._order._live),
+        engine.side.decider.gaps.forecast_of("p") is not None,
+        engine.connector.costs.state().get("memoryfulness"),
+        engine.ends(),
+    )
+
+
+@pytest.mark.parametrize("victim", VICTIMS)
+def test_final_from_whoever_knows_only_the_id_takes_nothing(victim: str) -> None:
+    engine = AgentEngine(200, max_num_seqs=1, extra_config=VICTIMS[victim])
+    engine.run_turn("a", 200, kv_transfer_params=says("p", tools=["pytest"]))
+    engine.run_turn("younger", 100, seed=7, kv_transfer_params=says("q"))
+    engine.idle(1)
+    before = facts_of(engine)
+    for number in "12":  # his first turn does not make him known
+        name = f"stranger{number}"
+        engine.run_turn(name, 200, seed=4, kv_transfer_params=says("p", final=True))
+        assert told(engine, name)["final"]["outcome"] == "refused"
+        assert facts_of(engine) == before
+    engine.idle(5)
+    engine.add("busy", 100, seed=9, max_tokens=30)
+    engine.steps(3)
+    for name, program, last in (("q2", "q", "younger"), ("a2", "p", "a")):
+        engine.add(name, engine.next_prompt(last, 20), kv_transfer_params=says(program))
+    assert engine.side.turns["a2"].number == 4
+    engine.run_until_idle()
+    assert engine.admissions[-2:] == ["a2", "q2"]
+    _, gaps = engine.side.decider.gaps.recorded(UNREAD)
+    assert min(gaps) > 5
+    engine.run_turn("z", engine.next_prompt("a2", 20), kv_transfer_params=says("p", final=True))
+    assert told(engine, "z")["final"] == {"hint": "final", "outcome": "accepted", "value": True}
+    assert engine.side.programs.get("p").final
+    assert engine.connector.costs.state()["memoryfulness"][0] == 1  # p; q may come back
+
+
+def test_where_last_turns_are_stored_too_a_strangers_supersedes_nothing() -> None:
+    extra = {"policy": "lru_offload", "dram_bytes": "64MiB"}
+    engine = AgentEngine(200, extra_config=extra)
     engine.run_turn("a", 200, kv_transfer_params=says("p"))
+    before = facts_of(engine)
     engine.run_turn("b", 200, seed=4, kv_transfer_params=says("p", final=True))
-    assert told(engine, "b")["final"]["outcome"] == "refused"
-    assert engine.num_pins() == 1
-    engine.run_turn("c", engine.next_prompt("a", 20), kv_transfer_params=says("p", final=True))
-    assert told(engine, "c")["final"] == {"hint": "final", "outcome": "accepted", "value": True}
-    assert (engine.usage(), engine.ends()) == (0, {"returned": 1})
+    assert facts_of(engine) == before
+    assert len(engine.side.tier.index._order._superseded) == 0
+
+
+@pytest.mark.parametrize("victim", VICTIMS)
+def test_a_side_call_with_final_beside_the_first_turn_ends_nothing(victim: str) -> None:
+    engine = AgentEngine(200, extra_config=VICTIMS[victim])
+    engine.add("a", 200, max_tokens=40, kv_transfer_params=says("p"))
+    engine.run_turn("title", 50, seed=4, kv_transfer_params=says("p", final=True))
+    assert told(engine, "title")["final"]["outcome"] == "refused"
+    engine.run_turn("b", engine.next_prompt("a", 20), kv_transfer_params=says("p"))
+    assert engine.side.programs.get("p").arrival == 1000.0
+    assert "program_done" not in engine.ends()
+    assert engine.kv_transfer_params["b"]["continuum"]["turn"] == 3
+
+
+def test_a_first_turn_may_be_the_last() -> None:
+    engine = AgentEngine()
+    for name in "ab":  # and the id used again is another program
+        arrived = engine.clock()
+        engine.run_turn(name, 200, seed=ord(name), kv_transfer_params=says("p", final=True))
+        assert told(engine, name)["final"]["outcome"] == "accepted"
+        assert engine.side.programs.get("p").arrival == arrived
+    assert (engine.usage(), engine.num_pins()) == (0, 0)
+
+
+def test_a_turn_that_went_away_while_it_waited_leaves_its_program_to_nobody() -> None:
+    engine = AgentEngine(60, max_num_seqs=1)
+    engine.run_turn("a", 200, kv_transfer_params=says("p"))
+    engine.add("busy", 100, seed=9, max_tokens=30)
+    engine.steps(3)
+    engine.add("b", engine.next_prompt("a", 20), kv_transfer_params=says("p"))
+    engine.step()
+    engine.abort("b")
+    engine.run_turn("c", 200, seed=4, kv_transfer_params=says("p", final=True))
+    assert told(engine, "c")["final"]["outcome"] == "refused"
 
 
 def test_a_program_of_another_salt_is_out_of_reach() -> None:
