@@ -459,16 +459,17 @@ bool Engine::has_orders(Phase seen) const {
   return phase_ != seen || !cancels_.empty() || !inbox_.empty();
 }
 
-void Engine::take_orders(microseconds patience, Queues *queues, Phase *phase) {
+bool Engine::take_orders(microseconds patience, Queues *queues, Phase *phase) {
   std::unique_lock<std::mutex> lock(mutex_);
   auto has_some = [&] { return has_orders(*phase); };
+  is_lane_asleep_ = patience > kDeafNap && !has_some();
   if (patience == kForEver) {
-    is_lane_asleep_ = !has_some();
     wake_lane_.wait(lock, has_some);
-    is_lane_asleep_ = false;
   } else if (patience.count() > 0) {
     wake_lane_.wait_for(lock, patience, has_some);
   }
+  is_lane_asleep_ = false;
+  bool has_taken = has_some();
   *phase = phase_;
   queues->take_all(inbox_);
   for (uint64_t tag : cancels_) {
@@ -479,9 +480,11 @@ void Engine::take_orders(microseconds patience, Queues *queues, Phase *phase) {
     }
   }
   cancels_.clear();
+  return has_taken;
 }
 
-// To the front: a cancelled transfer is settled at once, not after all that was queued before it.
+// To the front: a cancelled transfer is settled when the lane looks next, not after all that was
+// queued before it.
 void Engine::stop(Transfer *transfer, Queues *queues) {
   transfer->is_stopping = true;
   if (transfer->is_queued) {
@@ -568,6 +571,11 @@ void Engine::lane_ended() {
   has_lane_ended_ = true;
   wake_checker_.notify_one();
   wake_waiters_.notify_all();
+}
+
+bool Engine::is_lane_asleep() {
+  std::lock_guard<std::mutex> lock(mutex_);
+  return is_lane_asleep_;
 }
 
 void Engine::checker_ended() {

@@ -40,6 +40,10 @@ enum class Phase { OPEN, DRAINING, STOPPING, LEFT };
 
 constexpr std::chrono::microseconds kForEver = std::chrono::microseconds::max();
 
+// An order ends the lane's waits that are longer than this, and no shorter ones: to wake a thread
+// costs the step more than so short a wait costs the copy.
+constexpr std::chrono::microseconds kDeafNap{500};
+
 class Engine {
  public:
   Engine(const ckv_config &config, std::unique_ptr<Driver> driver);
@@ -62,10 +66,10 @@ class Engine {
   int close(std::chrono::microseconds timeout);
 
   // ---- The lane.
-  // Waits up to `patience` for a phase other than `*phase` or, where that is for ever, for orders;
-  // then takes all orders: new transfers join `queues`, cancelled ones are marked and moved to the
-  // front.
-  void take_orders(std::chrono::microseconds patience, Queues *queues, Phase *phase);
+  // Waits up to `patience` for a phase other than `*phase` or, where that is longer than kDeafNap,
+  // for orders; then takes all orders: new transfers join `queues`, cancelled ones are marked and
+  // moved to the front. Whether there were any.
+  bool take_orders(std::chrono::microseconds patience, Queues *queues, Phase *phase);
   // Takes back a transfer that no copy touches any more: reported, unless it is checked first.
   void settle(Transfer *transfer, int status, int error);
   void recycle(Event event);
@@ -74,6 +78,7 @@ class Engine {
   void poison(int code);
   int poison_code() const { return poison_code_.load(std::memory_order_acquire); }
   void lane_ended();
+  bool is_lane_asleep();
 
   // ---- The checker; there is one only if blocks are summed.
   // Waits for a transfer to check; null when the lane has ended and none is left.
@@ -134,7 +139,7 @@ class Engine {
   std::mutex close_mutex_;  // before mutex_
   std::mutex mutex_;        // guards all below, events_ and pools_
   std::condition_variable wake_lane_;
-  bool is_lane_asleep_ = false;  // it waits for ever: whoever has an order clears this and wakes it
+  bool is_lane_asleep_ = false;  // whoever has an order clears this and wakes it
   std::condition_variable wake_checker_;
   std::condition_variable wake_waiters_;
   Phase phase_ = Phase::OPEN;

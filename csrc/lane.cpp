@@ -13,14 +13,6 @@ namespace ckv {
 
 namespace {
 
-using std::chrono::microseconds;
-using std::chrono::nanoseconds;
-
-constexpr microseconds kFirstNap{10};
-constexpr microseconds kCopyNap{50};    // a 4 MiB trunk takes 80 us at 50 GB/s
-constexpr microseconds kEventNap{200};  // a step takes milliseconds
-constexpr microseconds kIdleNap{500};   // under 1 % of a core, and a load is not much later
-constexpr std::chrono::milliseconds kLinger{50};  // without work: longer than most steps
 constexpr int kMaxQueryErrors = 100;
 
 }  // namespace
@@ -59,62 +51,36 @@ void Lane::run() {
   if (code != 0) {
     engine_.poison(code);
   }
-  microseconds nap = microseconds::zero();
+  std::chrono::microseconds nap{0};
   for (;;) {
-    engine_.take_orders(nap, &queues_, &phase_);
-    bool has_moved = true;
+    bool has_moved = engine_.take_orders(nap, &queues_, &phase_);
     try {
-      has_moved = step();
+      has_moved |= step();
     } catch (const std::exception &) {
       // Must not happen. The engine fails and says so instead of taking the process with it.
       engine_.poison(CKV_EINTERNAL);
+      has_moved = true;
     }
-    if (!has_work() && phase_ != Phase::OPEN) {
+    if (work() == Naps::Work::NONE && phase_ != Phase::OPEN) {
       return;
     }
-    nap = patience(has_moved);
+    nap = naps_.next(now_ns(), has_moved, work());
   }
 }
 
+// One trunk at a time, and then new orders: a load that is waited for is next, a cancelled transfer
+// has no further trunk.
 bool Lane::step() {
   bool has_moved = reap(CKV_LOAD);
   has_moved |= reap(CKV_STORE);
-  while (issue(Rank::AWAITED)) {
-    has_moved = true;
-  }
-  // One trunk at a time, and then new orders: a load that is waited for is next.
-  return issue(Rank::SPECULATIVE) || issue(Rank::STORE) || has_moved;
+  return issue(Rank::AWAITED) || issue(Rank::SPECULATIVE) || issue(Rank::STORE) || has_moved;
 }
 
-bool Lane::has_work() const {
-  return !queues_.empty() ||
-         channels_[CKV_LOAD].num_in_flight + channels_[CKV_STORE].num_in_flight > 0;
-}
-
-microseconds Lane::patience(bool has_moved) {
-  if (!has_work()) {
-    return idle_patience(has_moved);
+Naps::Work Lane::work() const {
+  if (channels_[CKV_LOAD].num_in_flight + channels_[CKV_STORE].num_in_flight > 0) {
+    return Naps::Work::COPIES;
   }
-  idle_since_ns_ = 0;
-  bool is_copying = channels_[CKV_LOAD].num_in_flight + channels_[CKV_STORE].num_in_flight > 0;
-  nap_ = has_moved ? microseconds::zero()
-                   : std::min(std::max(nap_ * 2, kFirstNap), is_copying ? kCopyNap : kEventNap);
-  return nap_;
-}
-
-// To wake a sleeping thread takes the waker microseconds, in a virtual machine some tens. So while
-// steps come with transfers the lane naps between them, and they need not wake it.
-microseconds Lane::idle_patience(bool has_moved) {
-  uint64_t now = now_ns();
-  if (has_moved || idle_since_ns_ == 0) {
-    idle_since_ns_ = now;
-    nap_ = microseconds::zero();
-  }
-  if (now - idle_since_ns_ >= static_cast<uint64_t>(nanoseconds(kLinger).count())) {
-    return kForEver;
-  }
-  nap_ = std::min(std::max(nap_ * 2, kFirstNap), kIdleNap);
-  return nap_;
+  return queues_.empty() ? Naps::Work::NONE : Naps::Work::EVENTS;
 }
 
 bool Lane::reap(int direction) {

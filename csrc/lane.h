@@ -2,16 +2,16 @@
 // reports.
 //
 // It waits for the caller's event itself instead of queueing the wait on the copy stream. So
-// nothing is in the driver's hands that cannot start, a cancelled transfer is settled at once, and
-// a compute event that never fires leaves nothing behind.
+// nothing is in the driver's hands that cannot start, a cancelled transfer is settled when the lane
+// looks next, at most one nap later, and a compute event that never fires leaves nothing behind.
 #pragma once
 
 #include <array>
-#include <chrono>
 #include <cstdint>
 #include <vector>
 
 #include "engine.h"
+#include "naps.h"
 
 namespace ckv {
 
@@ -47,10 +47,8 @@ class Lane {
 
  private:
   Lane(Engine &engine, Driver &driver);
-  bool has_work() const;
+  Naps::Work work() const;
   bool step();
-  std::chrono::microseconds patience(bool has_moved);
-  std::chrono::microseconds idle_patience(bool has_moved);
   // Takes in what the driver finished; whether anything was.
   bool reap(int direction);
   int query(int direction, Trunk *trunk);
@@ -74,8 +72,7 @@ class Lane {
   Phase phase_ = Phase::OPEN;
   Queues queues_;
   Channel channels_[2];
-  std::chrono::microseconds nap_{0};
-  uint64_t idle_since_ns_ = 0;  // 0: it has work, or never had any
+  Naps naps_;
 };
 
 }  // namespace ckv

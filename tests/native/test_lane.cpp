@@ -1,10 +1,14 @@
 // What the lane does with what it is given, and the numbers it keeps of that.
 #include <algorithm>
+#include <filesystem>
+#include <fstream>
 #include <memory>
+#include <string>
 #include <thread>
 
 #include "engine.h"
 #include "lane.h"
+#include "naps.h"
 #include "rig.h"
 
 namespace {
@@ -84,6 +88,22 @@ TEST(test_a_load_passes_a_speculative_one_that_has_begun_at_its_next_trunk) {
   CHECK(rig.blocks == Ids({20, 21, 22, 0, 1, 2, 3, 23}));
 }
 
+TEST(test_a_cancel_takes_effect_at_the_next_trunk_of_any_rank) {
+  for (int rank = 0; rank < 3; ++rank) {
+    ManualRig rig;
+    rig.submit(rank == 2 ? CKV_STORE : CKV_LOAD, range(0, 20), 1, rank == 1 ? CKV_SPECULATIVE : 0);
+    rig.after_copy = [&] {
+      if (rig.blocks.size() == 3) {
+        rig.engine->cancel(1);
+      }
+    };
+    rig.run();
+    CHECK(rig.blocks == range(0, 3));
+    auto report = rig.engine->reports().pop();
+    CHECK(report->completion.status == CKV_CANCELLED && report->completion.bytes == 48);
+  }
+}
+
 // The window holds two trunks of the direction.
 ckv_config two_trunks(int direction, uint64_t trunk_bytes) {
   ckv_config config = sim_config();
@@ -123,13 +143,13 @@ TEST(test_a_speculative_load_is_cancelled_like_any_other) {
 }
 
 // A wake-up that is lost leaves a transfer unfinished; which side is faster changes by the round.
-TEST(test_a_lane_that_sleeps_is_woken_by_every_order) {
+void wake_by_every_order(std::chrono::microseconds patience) {
   ManualRig rig;
   std::thread lane([&] {
     ckv::Queues queues;
     ckv::Phase phase = ckv::Phase::OPEN;
     while (phase == ckv::Phase::OPEN) {
-      rig.engine->take_orders(ckv::kForEver, &queues, &phase);
+      rig.engine->take_orders(patience, &queues, &phase);
       while (ckv::Transfer *transfer = queues[ckv::Rank::STORE].front()) {
         queues[ckv::Rank::STORE].remove(transfer);
         rig.engine->settle(transfer, CKV_CANCELLED, 0);
@@ -144,6 +164,127 @@ TEST(test_a_lane_that_sleeps_is_woken_by_every_order) {
   }
   CHECK(rig.engine->close(std::chrono::seconds(20)) == CKV_OK);
   lane.join();
+}
+
+TEST(test_a_lane_that_sleeps_or_takes_a_long_nap_is_woken_by_every_order) {
+  wake_by_every_order(ckv::kForEver);
+  wake_by_every_order(std::chrono::hours(1));
+}
+
+// ---- How long it naps, on a clock of the test's.
+
+using ckv::Naps;
+using std::chrono::microseconds;
+
+struct Clock {
+  // The nap after something has moved, then those after it while nothing does.
+  microseconds first(Naps::Work work) { return naps.next(now_ns, true, work); }
+  microseconds then(Naps::Work work) {
+    microseconds nap = naps.next(now_ns, false, work);
+    sleep(nap == ckv::kForEver ? microseconds::zero() : nap);
+    ++num_naps;
+    return nap;
+  }
+  void sleep(microseconds time) { now_ns += static_cast<uint64_t>(time.count()) * 1000; }
+  Naps naps;
+  uint64_t now_ns = 1000000000;
+  int num_naps = 0;
+};
+
+TEST(test_naps_are_short_after_each_move_and_grow_to_their_bound) {
+  for (auto [work, bound] : {std::pair{Naps::Work::NONE, 500}, std::pair{Naps::Work::EVENTS, 200},
+                             std::pair{Naps::Work::COPIES, 50}}) {
+    Clock clock;
+    for (int round = 0; round < 2; ++round) {
+      CHECK(clock.first(work) == microseconds(work == Naps::Work::NONE ? 10 : 0));
+      int64_t expected = work == Naps::Work::NONE ? 20 : 10;
+      for (int i = 0; i < 20; ++i) {
+        CHECK(clock.then(work) == microseconds(std::min<int64_t>(expected, bound)));
+        expected *= 2;
+      }
+    }
+  }
+}
+
+TEST(test_a_first_order_after_a_rest_is_followed_by_short_naps) {
+  Clock clock;
+  clock.first(Naps::Work::NONE);
+  for (int i = 0; i < 20; ++i) {
+    clock.then(Naps::Work::NONE);
+  }
+  CHECK(clock.first(Naps::Work::EVENTS) == microseconds(0));  // the order is what moved
+  CHECK(clock.then(Naps::Work::EVENTS) == microseconds(10));
+}
+
+TEST(test_naps_grow_long_where_nothing_moves_for_long) {
+  for (Naps::Work work : {Naps::Work::EVENTS, Naps::Work::COPIES}) {
+    Clock clock;
+    clock.first(work);
+    uint64_t began_ns = clock.now_ns;
+    while (clock.then(work) <= ckv::kDeafNap) {
+    }
+    CHECK(clock.now_ns - began_ns >= 100000000 && clock.now_ns - began_ns < 110000000);
+    clock.num_naps = 0;
+    for (uint64_t until = clock.now_ns + 1000000000; clock.now_ns < until;) {
+      CHECK(clock.then(work) <= microseconds(5000));
+    }
+    CHECK(clock.num_naps < 210);  // of a second
+    clock.first(work);
+    CHECK(clock.then(work) == microseconds(10));
+  }
+}
+
+TEST(test_a_lane_without_work_sleeps_after_its_linger_and_at_first) {
+  Clock clock;
+  CHECK(clock.then(Naps::Work::NONE) == ckv::kForEver);
+  clock.first(Naps::Work::NONE);
+  uint64_t began_ns = clock.now_ns;
+  while (clock.then(Naps::Work::NONE) != ckv::kForEver) {
+  }
+  CHECK(clock.now_ns - began_ns >= 50000000 && clock.now_ns - began_ns < 51000000);
+  CHECK(clock.first(Naps::Work::NONE) == microseconds(10));
+}
+
+// Of the process' only lane, that the test's thread is not.
+uint64_t num_sleeps_of_lane() {
+  for (const auto &task : std::filesystem::directory_iterator("/proc/self/task")) {
+    std::string line;
+    std::getline(std::ifstream(task.path() / "comm"), line);
+    if (line != "ckv-lane" || std::stoi(task.path().filename()) == getpid()) {
+      continue;
+    }
+    for (std::ifstream status(task.path() / "status"); std::getline(status, line);) {
+      if (line.rfind("voluntary_ctxt_switches:", 0) == 0) {
+        return std::stoull(line.substr(line.find(':') + 1));
+      }
+    }
+  }
+  CHECK(false);
+  return 0;
+}
+
+TEST(test_a_lane_goes_to_sleep_stays_asleep_and_is_woken_by_the_next_order) {
+  ckv_config config = sim_config();
+  config.max_transfers = 10;
+  config.max_descriptors = 4;
+  config.trunk_bytes = config.window_bytes[CKV_LOAD] = config.window_bytes[CKV_STORE] = 16;
+  auto engine = std::make_shared<ckv::Engine>(config, std::make_unique<InstantDriver>(0));
+  ckv::Engine::start(engine);
+  ckv_region region{16, 16, 1 << 20, 16, 16};
+  engine->set_regions(&region, 1, 1, 1);
+  for (uint64_t tag = 1; tag <= 3; ++tag) {
+    for (int i = 0; !engine->is_lane_asleep(); ++i) {
+      CHECK(i < 200000);
+      usleep(100);
+    }
+    uint64_t num_sleeps = num_sleeps_of_lane();
+    usleep(20000);  // forty naps
+    CHECK(num_sleeps_of_lane() == num_sleeps);
+    int32_t id = 0;
+    engine->submit(CKV_STORE, 0, &id, &id, 1, 0, tag);
+    CHECK(engine->wait(tag, std::chrono::seconds(20)));
+  }
+  CHECK(engine->close(std::chrono::seconds(20)) == CKV_OK);
 }
 
 uint64_t num_trunks(const ckv_stats &stats, int direction) {
