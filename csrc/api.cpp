@@ -84,6 +84,13 @@ void check_size(const Struct *given, const char *name) {
   }
 }
 
+// Where a result goes.
+void check_place(const void *out, const char *what) {
+  if (out == nullptr) {
+    throw Failure(CKV_EINVAL, std::string("there is no place for ") + what);
+  }
+}
+
 ckv_config complete(const ckv_config *given) {
   if (given == nullptr || given->size != sizeof(ckv_config) || given->abi != CKV_ABI) {
     throw Failure(CKV_EINVAL, "the caller was built for another version of this library");
@@ -122,9 +129,7 @@ const char *ckv_last_error(void) { return last_error; }
 
 int ckv_open(const ckv_config *config, ckv_engine **out) {
   return guarded([&] {
-    if (out == nullptr) {
-      throw Failure(CKV_EINVAL, "there is no place for the engine");
-    }
+    check_place(out, "the engine");
     ckv_config full = complete(config);
     auto handle = std::make_unique<ckv_engine>();
     handle->engine = std::make_shared<ckv::Engine>(full, open_driver(full));
@@ -212,9 +217,7 @@ int ckv_get_stats(ckv_engine *handle, ckv_stats *out) {
 int ckv_pool_map(ckv_engine *handle, const ckv_pool_config *config, void **out) {
   return with(handle, [&](ckv::Engine &engine) {
     check_size(config, "ckv_pool_config");
-    if (out == nullptr) {
-      throw Failure(CKV_EINVAL, "there is no place for the pool's address");
-    }
+    check_place(out, "the pool's address");
     *out = engine.map_pool(*config);
     return CKV_OK;
   });
@@ -270,6 +273,7 @@ int ckv_sim_fail_path(ckv_engine *handle, int path, int code) {
 
 int ckv_sim_stream(ckv_engine *handle, uintptr_t *out) {
   return with_sim(handle, [&](ckv::SimDriver &sim) {
+    check_place(out, "the stream");
     *out = reinterpret_cast<uintptr_t>(sim.create_stream());
   });
 }
@@ -291,7 +295,10 @@ int ckv_sim_watch(ckv_engine *handle, int on) {
 }
 
 int ckv_sim_get_stats(ckv_engine *handle, ckv_sim_stats *out) {
-  return with_sim(handle, [&](ckv::SimDriver &sim) { *out = sim.stats(); });
+  return with_sim(handle, [&](ckv::SimDriver &sim) {
+    check_place(out, "the counters");
+    *out = sim.stats();
+  });
 }
 
 }  // extern "C"

@@ -1,7 +1,8 @@
 // How long the lane naps before it looks at the driver again.
 //
-// A nap costs a few wakes a millisecond, so it is short only while things move: it starts short
-// after each move and doubles up to a bound, and the bound rises where nothing has moved for long.
+// Each look costs a wake, 20 us of a core in a virtual machine: 2000 naps of 500 us are 4 % of it.
+// So a nap is short only while things move: it starts short after each move and doubles up to a
+// bound, and the bound rises where nothing has moved for long.
 #pragma once
 
 #include <algorithm>

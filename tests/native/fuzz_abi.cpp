@@ -24,6 +24,7 @@ constexpr uint64_t kBytes = 64;
 constexpr size_t kMaxPairs = 64;
 
 size_t num_accepted = 0;  // of all runs: one that accepts none tests little
+size_t num_layouts = 0;
 
 #define REQUIRE(condition)                                                 \
   do {                                                                     \
@@ -102,17 +103,47 @@ class Session {
   void set_regions() {
     ckv_region regions[2];
     for (size_t i = 0; i < 2; ++i) {
-      regions[i] = {reinterpret_cast<uint64_t>(vram_.data()) + i * kBlocks * kBytes, kBytes,
-                    reinterpret_cast<uint64_t>(dram_.data()) + i * kBytes, 2 * kBytes, kBytes};
+      regions[i] = {address(vram_) + i * kBlocks * kBytes, kBytes, address(dram_) + i * kBytes,
+                    2 * kBytes, kBytes};
+    }
+    for (int i = input_.once_in(2) ? input_.byte() % 4 : 0; i > 0; --i) {
+      change(&regions[input_.byte() % 2]);
     }
     bool is_null = input_.once_in(16);
     int32_t num_blocks = input_.once_in(16) ? -input_.byte() : kBlocks;
+    int32_t num_slots = input_.once_in(16) ? input_.byte() - 16 : kSlots;
     size_t n = input_.byte() % 3;
-    ckv_set_regions(engine(), is_null ? nullptr : regions, is_null ? 0 : n, num_blocks, kSlots);
+    if (ckv_set_regions(engine(), is_null ? nullptr : regions, is_null ? 0 : n, num_blocks,
+                        num_slots) == CKV_OK) {
+      ++num_layouts;
+      may_copy_ = std::all_of(regions, regions + n, [&](const ckv_region &r) {
+        return lies_in(vram_, r.dev_base, r.dev_stride, num_blocks, r.bytes) &&
+               lies_in(dram_, r.host_base, r.host_stride, num_slots, r.bytes);
+      });
+    }
+  }
+
+  static uint64_t address(const std::vector<uint8_t> &memory) {
+    return reinterpret_cast<uint64_t>(memory.data());
+  }
+
+  // One of its numbers, a little or altogether.
+  void change(ckv_region *region) {
+    uint64_t *numbers[] = {&region->dev_base, &region->dev_stride, &region->host_base,
+                           &region->host_stride, &region->bytes};
+    uint64_t *number = numbers[input_.byte() % 5];
+    *number = input_.once_in(4) ? input_.number() : *number + input_.byte() % 32 - 16;
+  }
+
+  // The engine cannot know what memory there is; it has refused what overflows.
+  static bool lies_in(const std::vector<uint8_t> &memory, uint64_t base, uint64_t stride,
+                      int32_t count, uint64_t bytes) {
+    uint64_t end = base + stride * static_cast<uint64_t>(count - 1) + bytes;
+    return base >= address(memory) && end <= address(memory) + memory.size();
   }
 
   void call() {
-    switch (input_.byte() % 16) {
+    switch (input_.byte() % 20) {
       case 0:
         return set_regions();
       case 1:
@@ -138,15 +169,28 @@ class Session {
         return;
       case 10:
         return close_now_and_then();
+      case 11:
+        return stop_for_a_while();
+      case 12:
+        ckv_sim_set_paths(engine(), static_cast<uint32_t>(input_.number()));
+        return;
+      case 13:
+        return fail_path();
+      case 14:
+        ckv_sim_watch(engine(), input_.byte() % 2);
+        return;
       default:
         return submit();
     }
   }
 
-  void submit() {
+  void submit() { submit(stream()); }
+
+  void submit(uintptr_t stream) {
     std::array<int32_t, kMaxPairs> blocks;
     std::array<int32_t, kMaxPairs> slots;
     size_t n = input_.once_in(4) ? input_.byte() % kMaxPairs : input_.byte() % 4;
+    n = may_copy_ ? n : 0;
     for (size_t i = 0; i < n; ++i) {
       blocks[i] = input_.id();
       slots[i] = input_.id();
@@ -155,7 +199,7 @@ class Session {
     uint64_t tag = input_.number();
     int code = ckv_submit(engine(), input_.once_in(32) ? input_.id() : input_.byte() % 2,
                           input_.once_in(8) ? input_.byte() % 4 : 0,
-                          is_null ? nullptr : blocks.data(), slots.data(), n, stream(), tag);
+                          is_null ? nullptr : blocks.data(), slots.data(), n, stream, tag);
     if (code == CKV_OK) {
       unreported_.insert(tag);
       ++num_accepted;
@@ -215,7 +259,7 @@ class Session {
     stats.size = input_.once_in(8) ? input_.byte() : sizeof stats;
     ckv_get_stats(engine(), input_.once_in(16) ? nullptr : &stats);
     ckv_sim_stats sim;
-    ckv_sim_get_stats(engine(), &sim);
+    ckv_sim_get_stats(engine(), input_.once_in(16) ? nullptr : &sim);
   }
 
   // A sticky code ends the session's copies, so it comes seldom.
@@ -225,7 +269,24 @@ class Session {
     ckv_sim_fail_at(engine(), entry, input_.byte() % 16, input_.byte() % 3, code);
   }
 
+  // Of the lane's driver calls. A call of our own would wait for ever: so none has a stream.
+  void stop_for_a_while() {
+    ckv_sim_stop(engine(), input_.byte() % 8);
+    submit(0);
+    submit(0);
+    ckv_cancel(engine(), input_.number());
+    poll();
+    REQUIRE(engine_ == nullptr || ckv_sim_stop(engine_, UINT64_MAX) == CKV_OK);
+  }
+
+  // No sticky code: this hook does not end the context, so copies would go on.
+  void fail_path() {
+    constexpr int kCodes[] = {0, 0, 1, 2, 209, 500, 701, 801};
+    ckv_sim_fail_path(engine(), input_.byte() % 6 - 1, kCodes[input_.byte() % 8]);
+  }
+
   void compute() {
+    REQUIRE(ckv_sim_stream(engine(), nullptr) == CKV_EINVAL || engine_ == nullptr);
     if (stream_ == 0 && ckv_sim_stream(engine(), &stream_) != CKV_OK) {
       return;
     }
@@ -261,6 +322,7 @@ class Session {
   uintptr_t stream_ = 0;
   void *pool_ = nullptr;
   std::multiset<uint64_t> unreported_;
+  bool may_copy_ = true;  // the regions lie in memory that there is
 };
 
 }  // namespace
@@ -301,7 +363,8 @@ int main(int argc, char **argv) {
     run_random(seed++);
   }
   std::fprintf(stderr, "\n");
-  std::printf("%d runs passed, %zu transfers accepted\n", num_runs, num_accepted);
+  std::printf("%d runs passed, %zu layouts and %zu transfers accepted\n", num_runs, num_layouts,
+              num_accepted);
   return num_accepted > static_cast<size_t>(num_runs) ? 0 : 1;
 }
 #endif

@@ -179,6 +179,10 @@ TEST(test_bad_arguments_are_refused_and_touch_nothing) {
   CHECK(rig.submit(CKV_STORE, {0}, {0}, 1, 0x1234) == CKV_EDRIVER);  // no such stream
   CHECK(ckv_submit(rig.engine, CKV_STORE, 0, nullptr, nullptr, 1, 0, 1) == CKV_EINVAL);
   CHECK(ckv_submit(nullptr, CKV_STORE, 0, nullptr, nullptr, 0, 0, 1) == CKV_EINVAL);
+  CHECK(ckv_sim_stream(rig.engine, nullptr) == CKV_EINVAL);
+  CHECK(std::string(ckv_last_error()) == "there is no place for the stream");
+  CHECK(ckv_sim_get_stats(rig.engine, nullptr) == CKV_EINVAL);
+  CHECK(ckv_pool_map(rig.engine, nullptr, nullptr) == CKV_EINVAL);
   ckv_region region{1, 8, 1, 8, 16};
   CHECK(ckv_set_regions(rig.engine, &region, 1, 1, 1) == CKV_EINVAL);
   CHECK(rig.stats().num_copy_calls[CKV_STORE] == 0 && *ckv_pending_word(rig.engine) == 0);

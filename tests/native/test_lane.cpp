@@ -1,5 +1,6 @@
 // What the lane does with what it is given, and the numbers it keeps of that.
 #include <algorithm>
+#include <atomic>
 #include <filesystem>
 #include <fstream>
 #include <memory>
@@ -145,11 +146,14 @@ TEST(test_a_speculative_load_is_cancelled_like_any_other) {
 // A wake-up that is lost leaves a transfer unfinished; which side is faster changes by the round.
 void wake_by_every_order(std::chrono::microseconds patience) {
   ManualRig rig;
+  std::atomic<bool> has_begun{false};
   std::thread lane([&] {
     ckv::Queues queues;
     ckv::Phase phase = ckv::Phase::OPEN;
+    CHECK(!rig.engine->take_orders(std::chrono::microseconds(0), &queues, &phase));
+    has_begun = true;
     while (phase == ckv::Phase::OPEN) {
-      rig.engine->take_orders(patience, &queues, &phase);
+      CHECK(rig.engine->take_orders(patience, &queues, &phase));
       while (ckv::Transfer *transfer = queues[ckv::Rank::STORE].front()) {
         queues[ckv::Rank::STORE].remove(transfer);
         rig.engine->settle(transfer, CKV_CANCELLED, 0);
@@ -157,6 +161,9 @@ void wake_by_every_order(std::chrono::microseconds patience) {
     }
     rig.engine->lane_ended();
   });
+  while (!has_begun) {
+    usleep(20);
+  }
   for (uint64_t tag = 1; tag <= 3000; ++tag) {
     rig.submit(CKV_STORE, {1}, tag);
     CHECK(rig.engine->wait(tag, std::chrono::seconds(20)));
