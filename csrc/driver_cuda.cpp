@@ -19,7 +19,8 @@ using cuda::StreamHandle;
 
 class CudaDriver : public Driver {
  public:
-  explicit CudaDriver(const ckv_config &config) : l_(cuda::open_library()) {
+  // On a driver that is built already: what fails here runs the destructor, which gives all back.
+  explicit CudaDriver(const ckv_config &config) : CudaDriver(cuda::open_library()) {
     check(l_.init(0), "starting CUDA");
     check(l_.device_get(&device_, config.device), "finding the device");
     // Where host pointers are not the device's, a batch on them ends the context (sglang 40232).
@@ -34,7 +35,6 @@ class CudaDriver : public Driver {
     }
     // The primary context is torch's too; its streams and memory are the ones we copy between.
     check(l_.primary_retain(&context_, device_), "taking the primary context");
-    is_retained_ = true;
     for (Batch &batch : batches_) {
       batch.dsts.resize(config.max_descriptors);
       batch.srcs.resize(config.max_descriptors);
@@ -47,7 +47,21 @@ class CudaDriver : public Driver {
     }
   }
 
-  ~CudaDriver() override { release(); }
+  ~CudaDriver() override {
+    if (context_ == nullptr) {
+      return;
+    }
+    {
+      Current current(*this);
+      for (StreamHandle stream : streams_) {
+        if (stream != nullptr) {
+          l_.stream_destroy(stream);
+        }
+      }
+      gather_.reset();
+    }
+    l_.primary_release(device_);
+  }
 
   int attach_thread() override {
     // A query from this thread must not break a graph capture that another thread has under way
@@ -123,6 +137,8 @@ class CudaDriver : public Driver {
   }
 
  private:
+  explicit CudaDriver(const cuda::Library &library) : l_(library) {}
+
   struct Batch {
     std::vector<DevicePtr> dsts;
     std::vector<DevicePtr> srcs;
@@ -146,7 +162,6 @@ class CudaDriver : public Driver {
 
   void check(int code, const char *what) {
     if (code != 0) {
-      release();
       throw Failure(CKV_EDRIVER, std::string(what) + " failed: " + cuda::text_of(l_, code));
     }
   }
@@ -164,22 +179,6 @@ class CudaDriver : public Driver {
       }
     }
     check(code, "creating the copy streams");
-  }
-
-  void release() {
-    if (is_retained_) {
-      Current current(*this);
-      for (StreamHandle stream : streams_) {
-        if (stream != nullptr) {
-          l_.stream_destroy(stream);
-        }
-      }
-      gather_.reset();
-    }
-    if (is_retained_) {
-      l_.primary_release(device_);
-    }
-    is_retained_ = false;
   }
 
   int copy_batch(int direction, const Descriptor *descriptors, size_t n) {
@@ -213,8 +212,7 @@ class CudaDriver : public Driver {
 
   cuda::Library l_;
   cuda::Device device_ = 0;
-  cuda::Context context_ = nullptr;
-  bool is_retained_ = false;
+  cuda::Context context_ = nullptr;  // null: not retained
   bool has_batch_ = false;
   StreamHandle streams_[2] = {nullptr, nullptr};
   Batch batches_[2];                // the lane's

@@ -2,7 +2,6 @@
 
 #include <sys/prctl.h>
 
-#include <algorithm>
 #include <exception>
 
 #include "failure.h"
@@ -10,12 +9,6 @@
 #include "placement.h"
 
 namespace ckv {
-
-namespace {
-
-constexpr int kMaxQueryErrors = 100;
-
-}  // namespace
 
 Lane::Lane(Engine &engine, Driver &driver)
     : engine_(engine), driver_(driver), counters_(engine.counters()) {}
@@ -96,7 +89,8 @@ bool Lane::reap(int direction) {
 
 // 0 if the trunk will touch no more memory, else kNotReady. An error here is not a refusal of the
 // query but a copy's or a kernel's failure: the device context is not to be trusted any more. Only
-// a sticky one proves that it has stopped; after another, the trunk is asked again.
+// a sticky one proves that it has stopped; after another, the trunk is asked again, until a close
+// leaves it behind.
 int Lane::query(int direction, Trunk *trunk) {
   const Channel &channel = channels_[direction];
   int code = trunk->has_event ? driver_.event_query(channel.events[channel.oldest])
@@ -106,7 +100,7 @@ int Lane::query(int direction, Trunk *trunk) {
   }
   trunk->error = trunk->error == 0 ? code : trunk->error;
   engine_.poison(code);
-  return is_sticky(code) || ++trunk->num_query_errors > kMaxQueryErrors ? 0 : kNotReady;
+  return is_sticky(code) ? 0 : kNotReady;
 }
 
 void Lane::retire(int direction) {

@@ -21,7 +21,6 @@ struct Trunk {
   uint64_t bytes = 0;
   bool has_event = false;
   int error = 0;
-  int num_query_errors = 0;
 };
 
 // One direction. Trunks finish in the order in which they were issued: it is one stream.

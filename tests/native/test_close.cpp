@@ -2,38 +2,13 @@
 #include <atomic>
 #include <cstring>
 #include <memory>
-#include <new>
 #include <thread>
 
+#include "allocations.h"
 #include "driver_sim.h"
 #include "failure.h"
 #include "host_pool.h"
 #include "rig.h"
-
-namespace {
-
-// Of this thread: how many allocations succeed before the next fails. Below 0: all do.
-thread_local int64_t num_allocations_left = -1;
-
-void *allocate(size_t bytes, size_t alignment) {
-  if (num_allocations_left >= 0 && num_allocations_left-- == 0) {
-    throw std::bad_alloc();
-  }
-  size_t rounded = (bytes + alignment) / alignment * alignment;
-  void *got = std::aligned_alloc(alignment, rounded);
-  return got != nullptr ? got : throw std::bad_alloc();
-}
-
-}  // namespace
-
-void *operator new(size_t bytes) { return allocate(bytes, alignof(std::max_align_t)); }
-void *operator new(size_t bytes, std::align_val_t alignment) {
-  return allocate(bytes, static_cast<size_t>(alignment));
-}
-void operator delete(void *at) noexcept { std::free(at); }
-void operator delete(void *at, size_t) noexcept { std::free(at); }
-void operator delete(void *at, std::align_val_t) noexcept { std::free(at); }
-void operator delete(void *at, size_t, std::align_val_t) noexcept { std::free(at); }
 
 namespace {
 

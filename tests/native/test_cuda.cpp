@@ -7,6 +7,7 @@
 #include <string>
 #include <thread>
 
+#include "allocations.h"
 #include "driver.h"
 #include "failure.h"
 #include "fake_cuda.h"
@@ -444,6 +445,26 @@ TEST(test_cuda_every_call_that_fails_while_opening_leaves_nothing) {
       });
     }
   }
+}
+
+// Of the large allocations only: those of the fake are small, and a driver does not throw.
+TEST(test_cuda_open_without_memory_leaves_nothing) {
+  ckv_config config = cuda_config();
+  config.max_descriptors = 4096;
+  int64_t num_allocations = 0;
+  for (int code = CKV_ENOMEM; code != CKV_OK; ++num_allocations) {
+    apart([&] {
+      ckv_engine *engine = nullptr;
+      smallest_allocation = 16 * kKiB;
+      num_allocations_left = num_allocations;
+      code = ckv_open(&config, &engine);
+      num_allocations_left = -1;
+      CHECK(code == (engine == nullptr ? CKV_ENOMEM : CKV_OK));
+      ckv_free(engine);
+      CHECK(broken_rule().empty());
+    });
+  }
+  CHECK(num_allocations > 8);  // three arrays for each direction's batches, the lane's two
 }
 
 TEST(test_cuda_a_pool_is_registered_in_chunks_and_all_or_nothing) {

@@ -91,6 +91,27 @@ TEST(test_a_sticky_error_poisons_and_a_plain_one_does_not) {
   CHECK(std::string(ckv_last_error()).find("700") != std::string::npos);
 }
 
+// How often a query failed says nothing about the copy: only the deadline of a close ends the wait.
+TEST(test_a_query_that_keeps_failing_is_no_proof_that_its_copy_is_over) {
+  Rig rig;
+  CHECK(ckv_sim_hold(rig.engine, 1) == CKV_OK);
+  CHECK(ckv_sim_fail_at(rig.engine, CKV_SIM_EVENT_QUERY, 0, UINT64_MAX, 1) == CKV_OK);
+  CHECK(rig.submit(CKV_STORE, {1}, {1}, 1) == CKV_OK);
+  uint64_t num_asked = rig.stats().num_driver_calls;
+  while (rig.stats().num_driver_calls < num_asked + 300) {
+    CHECK(*ckv_pending_word(rig.engine) == 0);
+    usleep(100);
+  }
+  CHECK(rig.submit(CKV_STORE, {2}, {2}, 2) == CKV_EPOISONED);
+  CHECK(ckv_sim_hold(rig.engine, 0) == CKV_OK);
+  rig.until_copied(CKV_STORE, 1);
+  CHECK(*ckv_pending_word(rig.engine) == 0);
+  CHECK(ckv_close(rig.engine, 0) == CKV_TIMEOUT);
+  rig.poll();
+  CHECK(rig.seen.at(1).status == CKV_FAILED && rig.seen.at(1).error == CKV_CLOSED);
+  CHECK(ckv_sim_fail_at(rig.engine, CKV_SIM_EVENT_QUERY, 0, 0, 0) == CKV_OK);  // the lane ends
+}
+
 TEST(test_close_with_copies_in_flight_reports_all) {
   for (int i = 0; i < 20; ++i) {
     ckv_config config = sim_config();
