@@ -16,13 +16,13 @@ def look() -> dict[str, Any]:
     """The fields of `NativeSeen`. An engine is opened over the simulator: no GPU is touched."""
     try:
         path = str(abi.find_library())
-        blocking, _ = abi.load_library()
+        blocking, quick = abi.load_library()
     except (ConfigError, OSError) as error:
         return {"trouble": str(error)}
     config = abi.Config(size=ctypes.sizeof(abi.Config), abi=abi.ABI_VERSION, driver=SIMULATOR)
     engine = ctypes.c_void_p()
     if blocking.ckv_open(ctypes.byref(config), ctypes.byref(engine)):
-        return {"path": path, "trouble": blocking.ckv_last_error().decode(errors="replace")}
+        return {"path": path, "trouble": quick.ckv_last_error().decode(errors="replace")}
     blocking.ckv_free(engine)
     return {"path": path, "abi": abi.ABI_VERSION}
 

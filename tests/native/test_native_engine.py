@@ -12,6 +12,7 @@ import sys
 import numpy as np
 import pytest
 
+from continuum_connector.checks import ask_native
 from continuum_connector.errors import ConfigError, TransferError
 from continuum_connector.worker import abi
 from continuum_connector.worker.engine import Direction, Health, Region, Status
@@ -335,3 +336,11 @@ def _has_libcuda() -> bool:
     except OSError:
         return False
     return True
+
+
+def test_continuum_check_says_why_the_library_opens_no_engine(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    assert ask_native.look() == {"path": str(abi.find_library()), "abi": abi.ABI_VERSION}
+    monkeypatch.setattr(ask_native, "SIMULATOR", 99)
+    assert "99" in ask_native.look()["trouble"]
