@@ -113,6 +113,7 @@ def _decider(
         costs,
         ToolReader(tokenizer, time.perf_counter, lambda why: account.count("unread_turns", 1, why)),
         StateFile(config.state_path, compat.model_tag(vllm_config)),
+        config.max_programs,
     )
 
 

@@ -7,7 +7,7 @@ queueing cost. All of it is told here, by the hook that saw it happen.
 from __future__ import annotations
 
 import math
-from collections import deque
+from collections import OrderedDict
 from typing import Any
 
 from continuum_connector.costs.bites import Bites, whole
@@ -32,11 +32,14 @@ from continuum_connector.toolcalls.reader import ToolReader
 OVER_S = 900.0
 _NUM_LOOKS = 8  # of them per step: after a quiet night thousands may be over at once
 DONE = Asked(Ending.ANSWER)  # what a last turn asks for: nothing
-MAX_SILENT = 100_000  # finished turns remembered until then; beyond, the oldest is not counted
 
 
 class Decider:
-    """Asks the policy. `now` is monotonic seconds."""
+    """Asks the policy. `now` is monotonic seconds.
+
+    Of `max_programs` programs it is seen when they fall silent; beyond, the one silent longest is
+    not counted.
+    """
 
     def __init__(
         self,
@@ -45,6 +48,7 @@ class Decider:
         costs: Costs,
         reader: ToolReader,
         state_file: StateFile,
+        max_programs: int,
     ) -> None:
         self.policy = policy
         self.gaps = gaps
@@ -53,7 +57,9 @@ class Decider:
         self._state_file = state_file
         state_file.restore("gaps", gaps.load_state)
         state_file.restore("costs", costs.restore)
-        self._silent: deque[tuple[float, Program, int]] = deque(maxlen=MAX_SILENT)
+        self._max_programs = max_programs
+        # By key: since when, and after how many turns; the one silent longest first.
+        self._silent: OrderedDict[str, tuple[float, Program, int]] = OrderedDict()
         self._is_blocked = False
 
     # --- what happened ----------------------------------------------------------------
@@ -89,9 +95,10 @@ class Decider:
         if not was_blocked:
             self.costs.unblocked(now)
         for _ in range(_NUM_LOOKS):
-            if not self._silent or self._silent[0][0] >= now - OVER_S:
+            key = next(iter(self._silent), None)
+            if key is None or self._silent[key][0] >= now - OVER_S:
                 break
-            finished, program, num_turns = self._silent.popleft()
+            finished, program, num_turns = self._silent.pop(key)
             if program.last_finish == finished and not program.active:
                 self._over(program, num_turns, now)
         self._state_file.new_step(self._learned, now)
@@ -173,7 +180,10 @@ class Decider:
             self._over(program, program.num_turns, now)
         elif not program.active:
             self.gaps.finished(program.key, asked, now)
-            self._silent.append((now, program, program.num_turns))
+            self._silent[program.key] = (now, program, program.num_turns)
+            self._silent.move_to_end(program.key)
+            if len(self._silent) > self._max_programs:
+                self._silent.popitem(last=False)
 
     def _over(self, program: Program, num_turns: int, now: float) -> None:
         self.gaps.ended(program.key, now)

@@ -18,11 +18,11 @@ class DramWorth:
     def __init__(self, programs: ProgramTable, decider: Decider) -> None:
         self._programs = programs
         self._decider = decider
-        self._turns: Iterable[Turn] = ()
+        self._turns: Iterable[Turn] = ()  # that wait
         self._waiting: _Waiting | None = None  # until the next step
 
     def new_step(self, turns: Iterable[Turn]) -> None:
-        """`turns`: those that are there, a view that stays true."""
+        """`turns`: those that wait, a view that stays true."""
         self._turns, self._waiting = turns, None
 
     def rank(self, key: str, now: float) -> float:
@@ -53,7 +53,7 @@ class _Waiting:
 
     @classmethod
     def of(cls, turns: Iterable[Turn]) -> _Waiting:
-        waiting = [turn.program for turn in turns if not turn.is_admitted]
+        waiting = [turn.program for turn in turns]
         return cls(frozenset(p.key for p in waiting), sorted(p.arrival for p in waiting))
 
     def share_ahead(self, arrival: float) -> float:

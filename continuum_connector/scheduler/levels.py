@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Sized
 
 from continuum_connector.account import Account
 from continuum_connector.costs.costs import Costs
@@ -10,7 +10,6 @@ from continuum_connector.policy.base import Snapshot
 from continuum_connector.scheduler.holds import BlockPool, HoldTable
 from continuum_connector.scheduler.retention import Retention
 from continuum_connector.scheduler.tier import DramTier
-from continuum_connector.scheduler.turn import Turn
 
 
 class Levels:
@@ -23,28 +22,29 @@ class Levels:
         store_holds: HoldTable,
         tier: DramTier,
         costs: Costs,
-        turns: Collection[Turn],
+        turns: Sized,
+        waiting: Sized,
     ) -> None:
-        """`turns`: those that are there, a view that stays true."""
+        """`turns`: those that are there; `waiting`: of them, those that never ran."""
         self._pool = pool
         self._retention = retention
         self._store_holds = store_holds
         self._tier = tier
         self._costs = costs
         self._turns = turns
+        self._waiting = waiting
 
     def snapshot(self, now: float) -> Snapshot:
         """The world as the policy sees it: what only a client's wish holds counts as free."""
         pinned = self._retention.holds.num_blocks
         wishes = min(self._retention.num_wish_blocks, pinned)  # shared blocks count for each
-        num_waiting = sum(not turn.is_admitted for turn in self._turns)
         return Snapshot(
             now=now,
             num_blocks=self._pool.num_gpu_blocks - 1,  # one is the null block
             num_free_blocks=self._pool.get_num_free_blocks() + wishes,
             num_pinned_blocks=pinned - wishes,
-            num_waiting=num_waiting,
-            num_running=len(self._turns) - num_waiting,
+            num_waiting=len(self._waiting),
+            num_running=len(self._turns) - len(self._waiting),
             has_tier=self._tier.is_up,
             queueing_s=self._costs.queueing_s(now),
             eta=self._costs.eta,

@@ -63,9 +63,9 @@ class SchedulerSide:
         self.store_holds = HoldTable(pool)
         self.tier = make_tier(self.store_holds)
         self.turns: dict[str, Turn] = {}
-        self.levels = Levels(
-            pool, self.retention, self.store_holds, self.tier, decider.costs, self.turns.values()
-        )
+        self.waiting: dict[str, Turn] = {}  # those of them that were never admitted
+        held = self.retention, self.store_holds, self.tier
+        self.levels = Levels(pool, *held, decider.costs, self.turns, self.waiting)
         self._keeping = Keeping(decider, self.levels, self.retention, self.tier, self.records)
         self._worth = DramWorth(self.programs, decider)
         if not isinstance(decider.policy.policy, Unpriced):
@@ -89,7 +89,7 @@ class SchedulerSide:
         program, identity = self._identify(request, now)
         turn = Turn(program, identity, program.num_turns, now)
         turn.is_stray = turn.strays(request.block_hashes)
-        self.turns[request.request_id] = turn
+        self.turns[request.request_id] = self.waiting[request.request_id] = turn
         gap_s = self.decider.arrived(turn, now)
         pin = None if turn.is_stray else self.retention.expect(request, program)
         self.records.arrived(request, turn, pin is not None, gap_s, now)
@@ -132,6 +132,7 @@ class SchedulerSide:
             self.tier.load(turn.program.key, request, block_ids, num_external, now)
         if not turn.is_admitted:
             turn.is_admitted = True
+            del self.waiting[request.request_id]
             turn.dram_tokens = num_external
             self.records.admitted(request, turn, now)
             shared = turn.program.kept.shared(request.block_hashes) * self.groups.block_size
@@ -178,7 +179,7 @@ class SchedulerSide:
         if self.decider.new_step(now):  # what pins are worth matters while others wait
             self.retention.age(lambda pin: self.decider.worth_now(pin, now))
         self.records.outcomes.new_step(now)
-        self._worth.new_step(self.turns.values())
+        self._worth.new_step(self.waiting.values())
         self.retention.room.new_step()
         self._owes_step = False
         was_up = self.tier.is_up
@@ -224,6 +225,7 @@ class SchedulerSide:
         turn = self.turns.pop(request.request_id, None)
         if turn is None:
             return None
+        self.waiting.pop(request.request_id, None)
         self.tier.forget_request(request.request_id)
         self.retention.room.references_dropped()
         self.retention.unexpect(turn.program.key, request.request_id)
@@ -256,6 +258,7 @@ class SchedulerSide:
             for request_id in self.turns:
                 self.programs.end_turn(request_id, now)
             self.turns.clear()
+            self.waiting.clear()
             self.decider.forget_open(now)
         self.records.switched(is_on, now)
 

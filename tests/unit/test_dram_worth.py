@@ -31,11 +31,8 @@ class World:
         programs: Any = self.programs
         self.worth = DramWorth(programs, decider)
 
-    def turns(self, **admitted: bool) -> list[Any]:
-        return [
-            SimpleNamespace(program=self.programs[name], is_admitted=is_admitted)
-            for name, is_admitted in admitted.items()
-        ]
+    def waiting(self, names: str) -> list[Any]:
+        return [SimpleNamespace(program=self.programs[name]) for name in names]
 
     def shown(self, name: str) -> Resident:
         self.worth.rank(name, 60.0)
@@ -44,21 +41,21 @@ class World:
 
 def test_a_program_whose_turn_waits_is_shown_as_waiting_and_one_that_runs_is_not() -> None:
     world = World()
-    world.worth.new_step(world.turns(b=False, c=True))
+    world.worth.new_step(world.waiting("b"))
     assert [world.shown(name).is_waiting for name in "abc"] == [False, True, False]
 
 
 def test_who_waits_is_looked_up_anew_in_each_step() -> None:
     world = World()
-    for is_admitted in (True, False, True):
-        world.worth.new_step(world.turns(b=is_admitted))
-        assert world.shown("b").is_waiting is not is_admitted
+    for names in ("", "b", "c"):
+        world.worth.new_step(world.waiting(names))
+        assert world.shown("b").is_waiting is (names == "b")
 
 
 def test_a_program_queues_behind_the_waiting_ones_that_came_before_it() -> None:
     world = World()
     assert world.shown("d").queueing_s == 0.0
-    world.worth.new_step(world.turns(a=False, b=False, c=False, d=True))
+    world.worth.new_step(world.waiting("abc"))
     waits = [world.shown(name).queueing_s for name in "abcd"]
     assert waits == pytest.approx([0.0, 4.0, 8.0, 12.0])
 

@@ -126,6 +126,10 @@ def check(engine: Engine) -> None:
         assert not len(side.records.outcomes)
     assert set(side.tier._found) <= set(engine.scheduler.requests)
     assert set(side.turns) <= set(engine.scheduler.requests)
+    waiting = {i: turn for i, turn in side.turns.items() if not turn.is_admitted}
+    assert side.waiting == waiting
+    world = side.levels.snapshot(engine.clock())
+    assert (world.num_waiting, world.num_running) == (len(waiting), len(side.turns) - len(waiting))
 
 
 def assert_drained(engine: Engine) -> None:
