@@ -12,10 +12,12 @@ from itertools import islice
 from continuum_connector.toolcalls.asked import MAX_CALLS
 from continuum_connector.toolcalls.json_text import read_value
 from continuum_connector.toolcalls.raw_call import RawCall
+from continuum_connector.toolcalls.xml_calls import read as read_xml
 
 MARKERS = ("<|channel|>", "<|message|>")
-_TOKEN = re.compile(r"<\|(start|end|call|return|message)\|>")
+_TOKEN = re.compile(r"<\|(start|end|call|return|message|eom|eot)\|>")
 _END = re.compile(r"<\|(?:end|call|return)\|>")
+_NO_TOOL = ("self", "user", "commentary", "developer")  # to whom Muse thinks and speaks
 MAX_HEADER = 256  # characters
 MAX_TOKENS = 8 * MAX_CALLS  # of harmony's; a message has three
 _RECIPIENT = re.compile(r" to=([\w.\-]{1,128})")
@@ -52,10 +54,13 @@ def is_thinking(text: str) -> bool:
 
 def _recipient(text: str, start: int, end: int) -> re.Match[str] | None:
     at = text.find(" to=", start, end)
-    return _RECIPIENT.match(text, at, end) if at >= 0 else None
+    found = _RECIPIENT.match(text, at, end) if at >= 0 else None
+    return None if found is None or found[1] in _NO_TOOL else found
 
 
 def _call(recipient: str, body: str, finished: bool) -> RawCall:
+    if calls := read_xml(body, 0) if ":invoke" in body[:MAX_HEADER] else []:  # Muse
+        return calls[0]
     start = body.find("{", 0, 64)
     if start < 0:  # the built-in python tool takes plain code
         return RawCall(recipient, {"code": body} if body else None, finished)

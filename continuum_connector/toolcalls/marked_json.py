@@ -18,6 +18,9 @@ MARKERS = (
     "<longcat_tool_call>",
     "<|tool_call_start|>",  # LFM2, python-style
     "<TOOLCALL>",  # Nemotron
+    "<|START_ACTION|>",  # Cohere
+    "<|content_invoke_tool_json|>",  # Inkling
+    "<|function_call|>",  # GigaChat 3
     "<|python_start|>",  # Llama 4, python-style
     "<function_calls>",  # Olmo 3, python-style
 )

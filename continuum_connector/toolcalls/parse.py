@@ -16,6 +16,7 @@ from continuum_connector.toolcalls import (
     fenced,
     gemma,
     harmony,
+    kimi_k3,
     marked_json,
     mistral,
     python_calls,
@@ -26,6 +27,7 @@ from continuum_connector.toolcalls import (
 )
 from continuum_connector.toolcalls.arguments import classified
 from continuum_connector.toolcalls.asked import MAX_CALLS, Asked, Ending, clean_name
+from continuum_connector.toolcalls.decorated import plain
 from continuum_connector.toolcalls.literals import one_of
 from continuum_connector.toolcalls.raw_call import RawCall
 from continuum_connector.toolcalls.thinking import spoken
@@ -42,6 +44,7 @@ _READERS: dict[str, Callable[[str, int], list[RawCall]]] = {
         (mistral.MARKERS, mistral.read),
         (sections.MARKERS, sections.read),
         (xml_calls.MARKERS, xml_calls.read),
+        (kimi_k3.MARKERS, kimi_k3.read),
         (harmony.MARKERS, harmony.read),
         (marked_json.MARKERS, marked_json.read),
         (gemma.MARKERS, gemma.read),
@@ -68,7 +71,7 @@ def parse(text: str, *, truncated: bool = False, headless: bool = False) -> Aske
     """
     if len(text) > MAX_CHARS:
         text, headless = text[-MAX_CHARS:], True
-    said = spoken(text)
+    said = spoken(plain(text))
     aloud, truncated = said.aloud, truncated or said.in_thinking
     if harmony.is_thinking(aloud) or not aloud.strip():
         return CUT

@@ -11,11 +11,30 @@ from dataclasses import dataclass
 
 from continuum_connector.toolcalls.literals import one_of
 
-OPENERS = ("<think>", "<thinking>", "[THINK]", "<seed:think>", "<|begin_of_thought|>")
-CLOSERS = ("</think>", "</thinking>", "[/THINK]", "</seed:think>", "<|end_of_thought|>")
+OPENERS = (
+    "<think>",
+    "<thinking>",
+    "[THINK]",
+    "<seed:think>",
+    "<|begin_of_thought|>",
+    *("<|START_THINKING|>", "<|open|>think<|sep|>", "<|content_thinking|>"),
+)
+CLOSERS = (
+    "</think>",
+    "</thinking>",
+    "[/THINK]",
+    "</seed:think>",
+    "<|end_of_thought|>",
+    *("<|END_THINKING|>", "<|close|>think<|sep|>", "<|content_text|>"),
+)
 ENDING_CALLS = (
     *("<tool_call>", "[TOOL_CALLS]", "<minimax:tool_call>", "<|tool_calls_section_begin|>"),
-    *("<seed:tool_call>", "<｜DSML｜tool_calls>"),
+    *(
+        "<seed:tool_call>",
+        "<｜DSML｜tool_calls>",
+        "<｜DSML｜ calls>",
+        "<|content_invoke_tool_json|>",
+    ),
 )
 _TAG = one_of((*OPENERS, *CLOSERS))
 _ENDING_CALL = one_of(ENDING_CALLS)

@@ -13,7 +13,8 @@ OPEN, CLOSE = "<tool_call>", "</tool_call>"
 MARKERS = (OPEN,)
 MAX_TAGS = 2 * MAX_CALLS  # looked into: a text about the tag may hold hundreds that are no calls
 _NAME_END = re.compile(r"[\n<{]")
-_PAIR = re.compile(r"<arg_key>([^<]{1,128})</arg_key>\s{0,8}<arg_value>")
+_TYPE = r"(?:<arg_type>[^<]{0,64}</arg_type>\s{0,8})?"  # K2 Horizon
+_PAIR = re.compile(rf"<arg_key>([^<]{{1,128}})</arg_key>\s{{0,8}}{_TYPE}<arg_value>")
 _VALUE_END = "</arg_value>"
 
 

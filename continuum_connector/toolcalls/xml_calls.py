@@ -9,8 +9,16 @@ from continuum_connector.toolcalls.asked import MAX_CALLS
 from continuum_connector.toolcalls.json_text import read_value
 from continuum_connector.toolcalls.raw_call import RawCall
 
-MARKERS = ("<function=", "<invoke", ":invoke", "｜invoke", "<function name=", "<execute_bash>")
-_PREFIX = r"[\w:｜|]{0,24}?"
+MARKERS = (
+    "<function=",
+    "<invoke",
+    ":invoke",
+    "｜invoke",
+    "｜ invoke",
+    "<function name=",
+    "<execute_bash>",
+)
+_PREFIX = r"[\w:｜|]{0,24}? ?"
 _OPEN = re.compile(
     rf"<{_PREFIX}(?:function=|(?:invoke|function)\s{{1,8}}name\s{{0,8}}=\s{{0,8}})"
     r"[\"']?([^\"'<>\n]{1,128})[\"']?\s{0,8}>"
