@@ -7,6 +7,7 @@
 
 #include "cuda_types.h"
 #include "driver.h"
+#include "path.h"
 
 namespace ckv::cuda {
 namespace {
@@ -61,6 +62,7 @@ static_assert(is_same<ModuleGetFunction, PFN_cuModuleGetFunction_v2000>);
 static_assert(is_same<LaunchKernel, PFN_cuLaunchKernel_v4000>);
 static_assert(is_same<ErrorText, PFN_cuGetErrorName_v6000>);
 static_assert(is_same<ErrorText, PFN_cuGetErrorString_v6000>);
+static_assert(is_same<GetProcAddress, PFN_cuGetProcAddress_v12000>);
 static_assert(is_same<ExchangeCaptureMode, PFN_cuThreadExchangeStreamCaptureMode_v10010>);
 
 static_assert(sizeof(MemLocation) == sizeof(CUmemLocation));
@@ -69,7 +71,6 @@ static_assert(sizeof(MemcpyAttributes) == sizeof(CUmemcpyAttributes));
 static_assert(offsetof(MemcpyAttributes, src_hint) == offsetof(CUmemcpyAttributes, srcLocHint));
 static_assert(offsetof(MemcpyAttributes, dst_hint) == offsetof(CUmemcpyAttributes, dstLocHint));
 static_assert(offsetof(MemcpyAttributes, flags) == offsetof(CUmemcpyAttributes, flags));
-static_assert(sizeof(GetProcAddress(nullptr)) == sizeof(PFN_cuGetProcAddress_v12000));
 static_assert(sizeof(cuuint64_t) == sizeof(uint64_t));
 
 static_assert(kSrcAccessOrderStream == CU_MEMCPY_SRC_ACCESS_ORDER_STREAM);
@@ -81,6 +82,32 @@ static_assert(kHostRegisterDeviceMap == CU_MEMHOSTREGISTER_DEVICEMAP);
 static_assert(kCaptureModeRelaxed == CU_STREAM_CAPTURE_MODE_RELAXED);
 static_assert(kCanUseHostPointer == CU_DEVICE_ATTRIBUTE_CAN_USE_HOST_POINTER_FOR_REGISTERED_MEM);
 static_assert(kNotReady == CUDA_ERROR_NOT_READY);
+
+template <CUresult... codes>
+constexpr bool are_harmless = (... && !is_sticky(codes));
+template <CUresult... codes>
+constexpr bool are_sticky = (... && is_sticky(codes));
+
+static_assert(
+    are_harmless<CUDA_SUCCESS, CUDA_ERROR_INVALID_VALUE, CUDA_ERROR_OUT_OF_MEMORY,
+                 CUDA_ERROR_NOT_INITIALIZED, CUDA_ERROR_INVALID_CONTEXT,
+                 CUDA_ERROR_NO_BINARY_FOR_GPU, CUDA_ERROR_INVALID_HANDLE, CUDA_ERROR_NOT_READY,
+                 CUDA_ERROR_NOT_FOUND, CUDA_ERROR_LAUNCH_OUT_OF_RESOURCES,
+                 CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED, CUDA_ERROR_HOST_MEMORY_NOT_REGISTERED,
+                 CUDA_ERROR_NOT_SUPPORTED, CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED,
+                 CUDA_ERROR_STREAM_CAPTURE_IMPLICIT, CUDA_ERROR_CAPTURED_EVENT>);
+static_assert(
+    are_sticky<CUDA_ERROR_DEINITIALIZED, CUDA_ERROR_ECC_UNCORRECTABLE, CUDA_ERROR_ILLEGAL_ADDRESS,
+               CUDA_ERROR_LAUNCH_TIMEOUT, CUDA_ERROR_CONTEXT_IS_DESTROYED, CUDA_ERROR_ASSERT,
+               CUDA_ERROR_HARDWARE_STACK_ERROR, CUDA_ERROR_ILLEGAL_INSTRUCTION,
+               CUDA_ERROR_MISALIGNED_ADDRESS, CUDA_ERROR_INVALID_ADDRESS_SPACE,
+               CUDA_ERROR_INVALID_PC, CUDA_ERROR_LAUNCH_FAILED, CUDA_ERROR_UNKNOWN>);
+
+static_assert(is_path_at_fault(CKV_PATH_GATHER, CUDA_ERROR_NO_BINARY_FOR_GPU));
+static_assert(is_path_at_fault(CKV_PATH_GATHER, CUDA_ERROR_LAUNCH_OUT_OF_RESOURCES));
+static_assert(is_path_at_fault(CKV_PATH_BATCH, CUDA_ERROR_INVALID_VALUE));
+static_assert(is_path_at_fault(CKV_PATH_BATCH, CUDA_ERROR_NOT_FOUND));
+static_assert(is_path_at_fault(CKV_PATH_BATCH, CUDA_ERROR_NOT_SUPPORTED));
 
 }  // namespace
 }  // namespace ckv::cuda

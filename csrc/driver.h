@@ -26,7 +26,7 @@ struct Descriptor {
 };
 
 // Which errors end the CUDA context: all that are not known to leave it alive.
-inline bool is_sticky(int code) {
+constexpr bool is_sticky(int code) {
   switch (code) {
     case 0:
     case 1:          // INVALID_VALUE

@@ -35,7 +35,7 @@ inline int choose_path(int direction, size_t num_descriptors, uint64_t bytes, ui
 // Whether a copy call's code may mean that this machine cannot do `path`. Then the trunk is issued
 // again another way: on the same stream, so after what may have been queued, and the same bytes to
 // the same places. LOOP has nothing behind it: it fails the transfer.
-inline bool is_path_at_fault(int path, int code) {
+constexpr bool is_path_at_fault(int path, int code) {
   constexpr int kInvalidValue = 1;
   constexpr int kNoBinary = 209;  // of a kernel for this device
   constexpr int kNotFound = 500;

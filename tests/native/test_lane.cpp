@@ -7,6 +7,7 @@
 #include <string>
 #include <thread>
 
+#include "allocations.h"
 #include "engine.h"
 #include "lane.h"
 #include "naps.h"
@@ -102,6 +103,55 @@ TEST(test_a_cancel_takes_effect_at_the_next_trunk_of_any_rank) {
     CHECK(rig.blocks == range(0, 3));
     auto report = rig.engine->reports().pop();
     CHECK(report->completion.status == CKV_CANCELLED && report->completion.bytes == 48);
+  }
+}
+
+// Whose events are something, so that they are kept or, without memory for that, destroyed.
+class EventDriver : public InstantDriver {
+ public:
+  EventDriver() : InstantDriver(0) {}
+  int event_create(ckv::Event *out) override { return *out = this, 0; }
+  void event_destroy(ckv::Event) override { ++num_destroyed; }
+  int num_destroyed = 0;
+};
+
+TEST(test_the_lane_needs_no_memory_after_it_started) {
+  ckv_config config = sim_config();
+  config.max_transfers = 10;
+  config.max_descriptors = 64;
+  config.trunk_bytes = 64;
+  config.window_bytes[CKV_LOAD] = config.window_bytes[CKV_STORE] = 1024;
+  auto owned = std::make_unique<EventDriver>();
+  EventDriver &driver = *owned;
+  ckv::Engine engine(config, std::move(owned));
+  ckv_region regions[] = {{16, 16, 1 << 20, 16, 16}, {4096, 16, 1 << 21, 16, 8}};
+  engine.set_regions(regions, 2, 100, 100);
+  Ids ids = range(0, 60);
+  engine.submit(CKV_STORE, 0, ids.data(), ids.data(), 20, 1, 1);  // behind an event
+  engine.submit(CKV_LOAD, 0, ids.data() + 20, ids.data() + 20, 20, 0, 2);
+  engine.submit(CKV_LOAD, CKV_SPECULATIVE, ids.data() + 40, ids.data() + 40, 20, 0, 3);
+  engine.submit(CKV_STORE, 0, ids.data(), ids.data(), 0, 0, 4);
+  engine.cancel(3);
+  std::thread closer([&engine] { CHECK(engine.close(std::chrono::seconds(20)) == CKV_OK); });
+  int num_copies = 0;
+  int num_allocations = 0;
+  auto count = [&] { num_allocations += num_copies > 0 && num_allocations_left < 0; };
+  driver.on_copy = [&](const ckv::Descriptor &) {
+    count();
+    ++num_copies;
+    num_allocations_left = 0;  // from the first copy on
+  };
+  ckv::Lane(engine).run();
+  count();
+  num_allocations_left = -1;
+  engine.lane_ended();
+  closer.join();
+  CHECK(engine.poison_code() == 0);
+  CHECK(num_copies > 4 && driver.num_destroyed >= 1);
+  CHECK(num_allocations == 1);  // to keep the event: the one place that may, and need not
+  for (int i = 0; i < 4; ++i) {
+    ckv_completion done = engine.reports().pop()->completion;
+    CHECK(done.status == (done.tag == 3 ? CKV_CANCELLED : CKV_DONE));
   }
 }
 

@@ -1,10 +1,13 @@
 // The host pool: it grows by chunks on its own thread, may end early, and is never a danger.
 #include <sched.h>
 #include <sys/prctl.h>
+#include <sys/resource.h>
 #include <sys/wait.h>
 
 #include <atomic>
 #include <condition_variable>
+#include <cstdio>
+#include <cstring>
 #include <filesystem>
 #include <fstream>
 #include <memory>
@@ -156,6 +159,29 @@ TEST(test_pool_that_cannot_be_locked_at_first_is_rolled_back) {
   std::string why = failure_of(CKV_EDRIVER, [&] { HostPool(driver, config).grow(); });
   CHECK(has(why, "page-locking stopped at 4.0 MiB of 10.0 MiB: error 2; "));
   CHECK(driver.registered.empty());
+}
+
+TEST(test_a_refusal_to_lock_pages_names_the_limit_and_the_cure) {
+  rlimit before{};
+  CHECK(getrlimit(RLIMIT_MEMLOCK, &before) == 0);
+  InstantDriver driver(1);
+  ckv_pool_config config = staged();
+  config.first_bytes = 8 * kMiB;
+  rlimit low = before;
+  low.rlim_cur = 64 * kKiB;  // a soft limit, which can be put back
+  CHECK(setrlimit(RLIMIT_MEMLOCK, &low) == 0);
+  std::string why = failure_of(CKV_EDRIVER, [&] { HostPool(driver, config).grow(); });
+  CHECK(setrlimit(RLIMIT_MEMLOCK, &before) == 0);
+  CHECK(why ==
+        "page-locking stopped at 4.0 MiB of 10.0 MiB: error 2; RLIMIT_MEMLOCK is 64.0 KiB "
+        "(`ulimit -l unlimited`, or --ulimit memlock=-1 for a container)");
+  if (before.rlim_max == RLIM_INFINITY) {
+    rlimit none = {RLIM_INFINITY, RLIM_INFINITY};
+    CHECK(setrlimit(RLIMIT_MEMLOCK, &none) == 0);
+    why = failure_of(CKV_EDRIVER, [&] { HostPool(driver, config).grow(); });
+    CHECK(setrlimit(RLIMIT_MEMLOCK, &before) == 0);
+    CHECK(has(why, ": error 2; lower dram_bytes if the machine locks no more"));
+  }
 }
 
 TEST(test_pool_that_cannot_grow_stays_smaller_and_says_why) {
@@ -427,6 +453,65 @@ TEST(test_lane_of_a_pinned_opener_runs_elsewhere) {
     CpuSet lane = cpus_of("ckv-lane");
     CHECK(lane.size() == all.size() - 1 && lane.count(pinned) == 0);
   }).join();
+}
+
+// Of the mapping that begins at `base`, in the kernel's two letters each.
+std::string flags_of(const void *base) {
+  char begin[32];
+  std::snprintf(begin, sizeof begin, "%lx-", reinterpret_cast<unsigned long>(base));
+  std::ifstream smaps("/proc/self/smaps");
+  std::string line;
+  while (std::getline(smaps, line) && line.rfind(begin, 0) != 0) {
+  }
+  while (std::getline(smaps, line)) {
+    if (line.rfind("VmFlags:", 0) == 0) {
+      return line + " ";
+    }
+  }
+  return "";
+}
+
+TEST(test_huge_pages_are_asked_for_only_where_they_are_wanted) {
+  if (!std::filesystem::exists("/sys/kernel/mm/transparent_hugepage")) {
+    std::printf("  (needs a kernel with huge pages)\n");
+    return;
+  }
+  InstantDriver driver(100);
+  for (int32_t huge : {0, 1}) {
+    ckv_pool_config config = staged();
+    config.huge = huge;
+    HostPool pool(driver, config);
+    std::string flags = flags_of(pool.base());
+    CHECK(has(flags, " dc "));  // no fork inherits it
+    CHECK(has(flags, " hg ") == (huge == 1));
+  }
+}
+
+// Of the mapping that begins at `base`; "" where the kernel does not say.
+std::string policy_of(const void *base) {
+  char begin[32];
+  std::snprintf(begin, sizeof begin, "%lx ", reinterpret_cast<unsigned long>(base));
+  std::ifstream maps("/proc/self/numa_maps");
+  for (std::string line; std::getline(maps, line);) {
+    if (line.rfind(begin, 0) == 0) {
+      return line.substr(std::strlen(begin));
+    }
+  }
+  return "";
+}
+
+TEST(test_pages_of_the_pool_are_preferred_from_the_node) {
+  InstantDriver driver(100);
+  ckv_pool_config config = staged();
+  HostPool anywhere(driver, config);
+  std::string without = policy_of(anywhere.base());
+  config.numa_node = 0;
+  HostPool pool(driver, config);
+  if (without.empty() || ckv::node_cpus(0).empty()) {
+    std::printf("  (needs a kernel that tells of nodes)\n");
+    return;
+  }
+  CHECK(has(without, "default") && has(policy_of(pool.base()), "prefer:0"));
 }
 
 TEST(test_a_node_that_is_not_there_is_no_error) {
