@@ -11,6 +11,7 @@ import os
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,7 +21,7 @@ from bench.chat.plan import ProgramPlan
 from bench.cli import teaching_parser
 from bench.markers import rewrite
 from bench.policies import table
-from bench.policies.regimes import LEARN, PROGRAMS, REGIMES, SEEDS, WARM_UP, live_tokens, plans
+from bench.policies.regimes import LEARN, REGIMES, SEEDS, WARM_UP, live_tokens, plans
 from bench.serve.metrics import by_label, delta, total
 from bench.serve.server import SERVED_NAME, VllmServer
 from bench.serve.tiny_model import make_model
@@ -36,9 +37,10 @@ TOOL = "bash"  # what the agents say they run; its gaps are what is learned
 
 TEACH = """\
 what happens
-  For each policy, gap regime and pool size one server; on it a run that is not counted (seed 0;
-  longer, 108 gaps, where the policy learns), then one per seed, the prefix cache reset between.
-  `stock` is vLLM without the connector. What
+  For each gap regime and pool size a server per policy, all at once; on each a run that is not
+  counted (seed 0; 36 programs, 108 gaps, where the policy learns, else one), then the seeds: the
+  policies take turns, one works at a time, from an empty prefix cache. So what disturbs the
+  machine disturbs all of them. `stock` is vLLM without the connector. What
   was measured is appended to a file, one JSON line per run, so a call that was interrupted goes
   on where it stopped, and several calls with --share and --core fill one file.
 
@@ -51,30 +53,25 @@ examples
 
 @dataclass(frozen=True)
 class Setting:
-    """One server."""
+    """What the servers that are compared have in common."""
 
     pressure: str
     regime: str
-    policy: str
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     options = parse(argv)
     if options.core is not None:
         os.sched_setaffinity(0, {options.core})
-    done = table.load(options.out)
-    seeds = SEEDS[: options.seeds]
-    settings = [
-        Setting(*each) for each in itertools.product(PRESSURES, options.regimes, options.policies)
-    ]
     index, number = options.share
-    for count, setting in enumerate(settings[index::number], start=1):
-        missing = [
-            s for s in seeds if (setting.pressure, setting.regime, setting.policy, s) not in done
-        ]
+    settings = [Setting(*each) for each in itertools.product(PRESSURES, options.regimes)]
+    mine = settings[index::number]
+    for count, setting in enumerate(mine, start=1):
+        missing = find_missing(setting, options)
         if missing:
-            print(f"{count}/{len(settings[index::number])} {setting}", flush=True)
+            print(f"{count}/{len(mine)} {setting}", flush=True)
             for record in measure(setting, missing, options.core):
+                print(f"  seed {record['seed']} {record['policy']}", flush=True)
                 with options.out.open("a") as file:
                     file.write(json.dumps(record) + "\n")
     text = table.render(table.load(options.out))
@@ -82,6 +79,19 @@ def main(argv: Sequence[str] | None = None) -> int:
     if options.write:
         rewrite(README, {"policies": text})
     return 0
+
+
+def find_missing(setting: Setting, options: argparse.Namespace) -> dict[int, list[str]]:
+    """Per seed the policies that have no record yet; each seed begins with another one."""
+    done = table.load(options.out)
+    missing = {}
+    for seed in SEEDS[: options.seeds]:
+        first = seed % len(options.policies)
+        turns = options.policies[first:] + options.policies[:first]
+        todo = [p for p in turns if (setting.pressure, setting.regime, p, seed) not in done]
+        if todo:
+            missing[seed] = todo
+    return missing
 
 
 def parse(argv: Sequence[str] | None) -> argparse.Namespace:
@@ -98,7 +108,7 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
         type=_share,
         default=(0, 1),
         metavar="I/N",
-        help="every N-th server from the I-th",
+        help="every N-th regime and pool from the I-th",
     )
     add("--core", type=int, help="run server and agents on this one core")
     add("--write", action="store_true", help="put the table into this folder's README")
@@ -108,33 +118,37 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
 
 
 def measure(
-    setting: Setting, missing: Sequence[int], core: int | None
+    setting: Setting, missing: Mapping[int, Sequence[str]], core: int | None
 ) -> Iterator[Mapping[str, Any]]:
-    """Start the server, warm it up, yield a record per missing seed."""
+    """Start a server per policy, warm all up, and yield a record per seed and policy in turn."""
+    regime = REGIMES[setting.regime]
+    policies = sorted({policy for each in missing.values() for policy in each})
+    with ExitStack() as stack:
+        servers = {p: stack.enter_context(_server(setting, p, core)) for p in policies}
+        for policy, server in servers.items():
+            number = LEARN if policy in LEARNERS else 1
+            run_once(server, setting, policy, WARM_UP, plans(regime, WARM_UP, number))
+        for seed, turns in missing.items():
+            for policy in turns:
+                yield run_once(servers[policy], setting, policy, seed, plans(regime, seed))
+
+
+def _server(setting: Setting, policy: str, core: int | None) -> VllmServer:
     live = live_tokens()
     regime = REGIMES[setting.regime]
     works = [plans(regime, WARM_UP, LEARN), *(plans(regime, seed) for seed in SEEDS)]
     longest = max(program.final_tokens() for work in works for program in work)
     blocks = math.ceil(max(PRESSURES[setting.pressure] * live, 1.2 * longest) / BLOCK_SIZE) + 1
     connector = None
-    if setting.policy != "stock":
-        connector = {"policy": setting.policy, "dram_bytes": int(DRAM_SHARE * live * KV_BYTES)}
+    if policy != "stock":
+        connector = {"policy": policy, "dram_bytes": int(DRAM_SHARE * live * KV_BYTES)}
     env = {} if core is None else {"VLLM_CPU_OMP_THREADS_BIND": str(core)}
-    name = f"policies-{setting.pressure}-{setting.regime}-{setting.policy}"
-    with VllmServer(make_model(), name, num_blocks=blocks, connector=connector, env=env) as server:
-        run_once(server, setting, WARM_UP, _first(setting))
-        for seed in missing:
-            yield run_once(server, setting, seed, plans(regime, seed))
-
-
-def _first(setting: Setting) -> list[ProgramPlan]:
-    """The programs of the run that is not counted."""
-    number = LEARN if setting.policy in LEARNERS else PROGRAMS
-    return plans(REGIMES[setting.regime], WARM_UP, number)
+    name = f"policies-{setting.pressure}-{setting.regime}-{policy}"
+    return VllmServer(make_model(), name, num_blocks=blocks, connector=connector, env=env)
 
 
 def run_once(
-    server: VllmServer, setting: Setting, seed: int, work: Sequence[ProgramPlan]
+    server: VllmServer, setting: Setting, policy: str, seed: int, work: Sequence[ProgramPlan]
 ) -> dict[str, Any]:
     """One workload on a running server, from an empty cache."""
     server.post("/reset_prefix_cache")
@@ -148,7 +162,7 @@ def run_once(
     return {
         "pressure": setting.pressure,
         "regime": setting.regime,
-        "policy": setting.policy,
+        "policy": policy,
         "seed": seed,
         "jct_s": [program.jct_s for program in programs if not program.failed],
         "ttft_s": [t.ttft_s for p in programs for t in p.turns if not t.error],

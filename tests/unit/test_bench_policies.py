@@ -11,7 +11,7 @@ import pytest
 pytest.importorskip("openai")
 
 from bench.policies import regimes, table
-from bench.policies.run import parse
+from bench.policies.run import Setting, find_missing, parse
 from continuum_connector.policy.continuum import K
 
 
@@ -79,3 +79,14 @@ def test_seeds_that_size_no_server_are_refused(capsys: pytest.CaptureFixture[str
     with pytest.raises(SystemExit):
         parse(["--seeds", "9"])
     assert "invalid choice: 9" in capsys.readouterr().err
+
+
+def test_what_is_in_the_file_is_not_run_again_and_each_seed_begins_elsewhere(
+    tmp_path: Path,
+) -> None:
+    out = tmp_path / "runs.jsonl"
+    out.write_text(json.dumps(record("adaptive", 1, [1.0])) + "\n")
+    options = parse(["--policies", "stock,adaptive", "--seeds", "2", "--out", str(out)])
+    missing = find_missing(Setting("room", "fast"), options)
+    assert missing == {1: ["stock"], 2: ["stock", "adaptive"]}
+    assert find_missing(Setting("pressure", "fast"), options)[1] == ["adaptive", "stock"]
