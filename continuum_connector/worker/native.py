@@ -28,6 +28,7 @@ _LEGACY_STREAM = 1  # CU_STREAM_LEGACY: torch's default stream, whose own handle
 _EFORK = -7
 _INT32 = np.dtype(np.int32)
 _MAX_POLLED = 256
+_GRACE_S = 1.0  # for a call of the driver that locks pages
 
 
 class NativeEngine:
@@ -169,20 +170,23 @@ class NativeEngine:
     def close(self, timeout_s: float) -> None:
         """Drain for `timeout_s`, then fail the rest; what settled can still be polled.
 
-        If the driver does not give its copies back a second later, `is_left_behind` becomes
-        true and the pool stays mapped, for the device may still write to it.
+        If the driver does not give its copies back a second later, or does not return from
+        locking pages, `is_left_behind` becomes true and the pool stays mapped, for the device may
+        still write to it.
         """
-        handle, code = self._handle, 0
+        handle, is_growing = self._handle, False
         if handle is None:
             return
         code = self._blocking.ckv_close(handle, int(timeout_s * 1e6))
         if code != _EFORK:
             self._settled = self._drain()
-            self.is_left_behind = code != 0
-            if code == 0:
+            is_growing = not self.pool.wait(_GRACE_S)
+            self.is_left_behind = code != 0 or is_growing
+            if not self.is_left_behind:
                 self.pool.close()
-        self._blocking.ckv_free(handle)
         self._handle = None
+        if not is_growing:  # else the pool's thread is inside the driver with all of it
+            self._blocking.ckv_free(handle)
 
     def _drain(self) -> list[Completion]:
         completions: list[Completion] = []

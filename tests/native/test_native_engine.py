@@ -216,6 +216,24 @@ def test_close_is_idempotent_and_its_reports_can_be_polled() -> None:
         rig.engine.pool.view()
 
 
+def test_close_does_not_wait_for_a_driver_that_keeps_locking_pages(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    rig = Rig()
+    handle, pool = rig.engine._handle, rig.engine.pool
+    with monkeypatch.context() as stuck:
+        stuck.setattr(pool, "wait", lambda timeout_s: False)
+        rig.engine.submit(STORE, ids(1), ids(1), 1)
+        rig.engine.close(5.0)
+    assert rig.engine.is_left_behind
+    assert [(c.tag, c.status) for c in rig.engine.poll()] == [(1, Status.DONE)]
+    assert pool.view()[0] == pool.view()[-1]  # both ends are mapped still
+    assert not pool.state().is_growing  # neither the pool nor its engine was freed
+    rig.engine.close(5.0)
+    pool.close()
+    rig.engine._blocking.ckv_free(handle)
+
+
 def test_close_does_not_wait_for_a_driver_that_keeps_its_copies() -> None:
     # In a process of its own: what is left behind stays with it.
     code = """
