@@ -138,8 +138,9 @@ int ckv_wait(ckv_engine *engine, uint64_t tag, int64_t timeout_us);
 int ckv_close(ckv_engine *engine, int64_t timeout_us);
 
 /* Closes with timeout 0 if need be, unmaps pools unless the lane was left behind, frees the handle.
- * No other call may run. Waits for the chunk that a growing pool is locking, however long the driver
- * takes: ckv_pool_wait after ckv_close says whether there is one. A null engine is allowed. */
+ * No other call may run. Waits for the chunk that a growing pool is locking, however long the
+ * driver takes: ckv_pool_wait after ckv_close says whether there is one. A null engine is allowed.
+ */
 void ckv_free(ckv_engine *engine);
 
 /* What the engine did since it was opened. Pairs are (load, store). */
