@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 from continuum_connector.toolcalls.asked import MAX_CALLS
-from continuum_connector.toolcalls.raw_call import RawCall
+from continuum_connector.toolcalls.raw_call import RawCall, read_each
 
 MARKERS = ("<|tool_call>call:", "<start_function_call>call:")
 _CALL = re.compile(r"(?:<\|tool_call>|<start_function_call>)call:([\w.\-]{1,128})\{")
@@ -15,11 +15,7 @@ _PLAIN_END = re.compile(r"[,}]")
 
 def read(text: str, start: int) -> list[RawCall]:
     """Read the calls from `start` on."""
-    calls: list[RawCall] = []
-    while len(calls) < MAX_CALLS and (opened := _CALL.search(text, start)):
-        call, start = _read_one(text, opened)
-        calls.append(call)
-    return calls or [RawCall("", finished=False)]
+    return read_each(text, start, _CALL, _read_one) or [RawCall("", finished=False)]
 
 
 def _read_one(text: str, opened: re.Match[str]) -> tuple[RawCall, int]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 from continuum_connector.toolcalls.asked import MAX_CALLS
-from continuum_connector.toolcalls.raw_call import RawCall
+from continuum_connector.toolcalls.raw_call import RawCall, read_each
 
 MARKERS = ("<|open|>call ",)
 _CALL = re.compile(
@@ -20,11 +20,7 @@ _VALUE_END = "<|close|>argument<|sep|>"
 
 def read(text: str, start: int) -> list[RawCall]:
     """Read the calls from `start` on."""
-    calls: list[RawCall] = []
-    while len(calls) < MAX_CALLS and (opened := _CALL.search(text, start)):
-        call, start = _read_one(text, opened)
-        calls.append(call)
-    return calls or [RawCall("", finished=False)]
+    return read_each(text, start, _CALL, _read_one) or [RawCall("", finished=False)]
 
 
 def _read_one(text: str, opened: re.Match[str]) -> tuple[RawCall, int]:

@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Callable
 from dataclasses import dataclass
+
+from continuum_connector.toolcalls.asked import MAX_CALLS
+
+ReadOne = Callable[[str, "re.Match[str]"], "tuple[RawCall, int]"]  # the call, and where it ends
 
 
 @dataclass(frozen=True)
@@ -16,3 +22,12 @@ class RawCall:
     name: str
     arguments: object = None
     finished: bool = True
+
+
+def read_each(text: str, start: int, opener: re.Pattern[str], read_one: ReadOne) -> list[RawCall]:
+    """Read a call at each opener from `start` on, the next behind the end of the last."""
+    calls: list[RawCall] = []
+    while len(calls) < MAX_CALLS and (opened := opener.search(text, start)):
+        call, start = read_one(text, opened)
+        calls.append(call)
+    return calls

@@ -7,7 +7,7 @@ import re
 
 from continuum_connector.toolcalls.asked import MAX_CALLS
 from continuum_connector.toolcalls.json_text import read_value
-from continuum_connector.toolcalls.raw_call import RawCall
+from continuum_connector.toolcalls.raw_call import RawCall, read_each
 
 MARKERS = (
     "<function=",
@@ -40,11 +40,7 @@ def read(text: str, start: int) -> list[RawCall]:
         return [RawCall("bash", {"command": command}, end >= 0)]
     # a marker may stand behind the prefix that begins its tag
     position = max(text.rfind("<", max(0, start - 24), start + 1), 0)
-    calls: list[RawCall] = []
-    while len(calls) < MAX_CALLS and (opened := _OPEN.search(text, position)):
-        call, position = read_one(text, opened)
-        calls.append(call)
-    return calls
+    return read_each(text, position, _OPEN, read_one)
 
 
 def read_one(text: str, opened: re.Match[str]) -> tuple[RawCall, int]:
