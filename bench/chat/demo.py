@@ -22,7 +22,7 @@ from rich.console import Console
 from bench.chat.agents import TurnRecord, run_agents
 from bench.chat.plan import ProgramPlan, Workload
 from bench.chat.table import ArmResult, make_table, same_outputs
-from bench.cli import teaching_parser
+from bench.cli import names_of, teaching_parser
 from bench.serve.metrics import delta
 from bench.serve.progress import Progress
 from bench.serve.server import SERVED_NAME, ServerError, VllmServer
@@ -81,7 +81,12 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     add("--turns", type=_positive, help="turns of each agent (6; quick: 3)")
     add("--rate", type=float, default=1.0, help="Poisson arrivals per second (1.0)")
     add("--seed", type=int, default=1, help="of contexts, arrivals and pauses (1)")
-    add("--arms", type=_arms, default="stock,continuum", help="any of: " + ", ".join(ARMS))
+    add(
+        "--arms",
+        type=names_of(ARMS, "an arm"),
+        default="stock,continuum",
+        help="any of: " + ", ".join(ARMS),
+    )
     add("--blocks", type=_positive, help=f"VRAM pool, blocks of {BLOCK_SIZE} tokens (half of need)")
     add("--dram", default="512MiB", help="the connector's dram_bytes (512MiB)")
     add("--policy", choices=POLICIES, default="adaptive", help="what decides (adaptive)")
@@ -204,14 +209,6 @@ def _positive(text: str) -> int:
     if value < 1:
         raise argparse.ArgumentTypeError(f"{text} is not 1 or more")
     return value
-
-
-def _arms(text: str) -> list[str]:
-    names = text.split(",")
-    for name in names:
-        if name not in ARMS:
-            raise argparse.ArgumentTypeError(f"{name!r} is not an arm; known: {', '.join(ARMS)}")
-    return names
 
 
 if __name__ == "__main__":

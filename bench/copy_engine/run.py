@@ -13,7 +13,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from bench.cli import teaching_parser
+from bench.cli import names_of, teaching_parser
 from bench.copy_engine.bandwidth import measure_bandwidth
 from bench.copy_engine.checksums import measure_checksums
 from bench.copy_engine.delay import measure_delay
@@ -130,7 +130,12 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = teaching_parser("python -m bench.copy_engine.run", __doc__, TEACH)
     add = parser.add_argument
     names = ", ".join(ALL_SECTIONS)
-    add("--only", type=_names, default=list(ALL_SECTIONS), help=f"any of: {names}")
+    add(
+        "--only",
+        type=names_of(ALL_SECTIONS, "a section"),
+        default=list(ALL_SECTIONS),
+        help=f"any of: {names}",
+    )
     add("--gpu", action="store_true", help="stop if there is no GPU (default: leave those out)")
     add("--device", type=int, default=0, help="which GPU (0)")
     add("--quick", action="store_true", help="fewer samples, less memory (half a minute)")
@@ -150,16 +155,6 @@ def render(sections: Sequence[Section], note: str, device: Machine | str) -> str
     left_out = ", ".join(DEVICE_SECTIONS)
     where = f"no GPU ({device}): {left_out} left out" if isinstance(device, str) else device.name
     return "\n\n".join([head, where, *(each.markdown() for each in sections)])
-
-
-def _names(text: str) -> list[str]:
-    names = text.split(",")
-    for name in names:
-        if name not in ALL_SECTIONS:
-            raise argparse.ArgumentTypeError(
-                f"{name!r} is not a section; known: {', '.join(ALL_SECTIONS)}"
-            )
-    return names
 
 
 if __name__ == "__main__":

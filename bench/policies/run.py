@@ -18,7 +18,7 @@ from typing import Any
 
 from bench.chat.agents import ProgramRecord, run_agents
 from bench.chat.plan import ProgramPlan
-from bench.cli import teaching_parser
+from bench.cli import names_of, teaching_parser
 from bench.markers import rewrite
 from bench.policies import table
 from bench.policies.regimes import LEARN, REGIMES, SEEDS, WARM_UP, live_tokens, plans
@@ -98,9 +98,17 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = teaching_parser("python -m bench.policies.run", __doc__, TEACH)
     add = parser.add_argument
     add(
-        "--policies", type=_names(POLICIES), default=list(POLICIES), help="of " + ",".join(POLICIES)
+        "--policies",
+        type=names_of(POLICIES, "a policy"),
+        default=list(POLICIES),
+        help="of " + ",".join(POLICIES),
     )
-    add("--regimes", type=_names(REGIMES), default=list(REGIMES), help="of " + ",".join(REGIMES))
+    add(
+        "--regimes",
+        type=names_of(REGIMES, "a regime"),
+        default=list(REGIMES),
+        help="of " + ",".join(REGIMES),
+    )
     add("--seeds", type=int, choices=SEEDS, default=SEEDS[-1], help="counted runs per server (5)")
     add("--out", type=Path, default=Path("runs/policies.jsonl"), help="where runs are kept")
     add(
@@ -185,17 +193,6 @@ def _answers(programs: Sequence[ProgramRecord]) -> dict[str, str]:
 
 def _touch(server: VllmServer) -> None:
     server.post("/v1/completions", {"model": SERVED_NAME, "prompt": "hello", "max_tokens": 1})
-
-
-def _names(known: Sequence[str] | Mapping[str, Any]) -> Any:
-    def read(text: str) -> list[str]:
-        names = text.split(",")
-        for name in names:
-            if name not in known:
-                raise argparse.ArgumentTypeError(f"{name!r} is none of {', '.join(known)}")
-        return names
-
-    return read
 
 
 def _share(text: str) -> tuple[int, int]:
