@@ -84,8 +84,9 @@ class Driver {
   virtual SimWatch *watch() { return nullptr; }
 };
 
-// Both throw Failure with CKV_EDRIVER.
+// Throws Failure with CKV_EDRIVER.
 std::unique_ptr<Driver> open_cuda_driver(const ckv_config &config);
+// Throws Failure with CKV_EINVAL for a switch in the environment that it cannot read.
 std::unique_ptr<Driver> open_sim_driver(const ckv_config &config);
 
 }  // namespace ckv

@@ -3,10 +3,13 @@
 #include <sys/prctl.h>
 
 #include <algorithm>
+#include <charconv>
 #include <chrono>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <optional>
+#include <system_error>
 
 #include "failure.h"
 
@@ -15,9 +18,27 @@ namespace ckv {
 namespace {
 
 constexpr int kInvalidHandle = 400;
+constexpr int kDeadContext = 700;
 
 void copy_bytes(const Descriptor &d) {
   std::memcpy(reinterpret_cast<void *>(d.dst), reinterpret_cast<const void *>(d.src), d.bytes);
+}
+
+// Of a variable of the environment. A value that only looks like one would test something else.
+std::optional<uint32_t> number_of(const char *variable) {
+  const char *text = std::getenv(variable);
+  if (text == nullptr) {
+    return std::nullopt;
+  }
+  uint32_t number = 0;
+  const char *end = text + std::strlen(text);
+  auto [rest, error] = std::from_chars(text, end, number);
+  if (error != std::errc() || rest != end) {
+    throw Failure(CKV_EINVAL, std::string(variable) + " = '" + text +
+                                  "' is no whole number from 0 to 4294967295, so the simulator "
+                                  "does not start; set one, or unset it");
+  }
+  return number;
 }
 
 }  // namespace
@@ -329,11 +350,14 @@ ckv_sim_stats SimDriver::stats() {
 }
 
 std::unique_ptr<Driver> open_sim_driver(const ckv_config &config) {
-  const char *mbps = std::getenv("CKV_SIM_MBPS");
-  uint32_t wanted = mbps == nullptr ? 0 : static_cast<uint32_t>(std::atoi(mbps));
-  auto sim = std::make_unique<SimDriver>(wanted == 0 ? config.sim_mbps : wanted);
+  std::optional<uint32_t> mbps = number_of("CKV_SIM_MBPS");
+  std::optional<uint32_t> num_copies = number_of("CKV_SIM_FAIL_AFTER");
+  auto sim = std::make_unique<SimDriver>(mbps.value_or(0) == 0 ? config.sim_mbps : *mbps);
   sim->start();
   sim->turn_watch(std::getenv("CKV_SIM_WATCH") != nullptr);
+  if (num_copies.has_value()) {
+    sim->fail(CKV_SIM_COPY, *num_copies, 1, kDeadContext);
+  }
   return sim;
 }
 

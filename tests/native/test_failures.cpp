@@ -91,6 +91,52 @@ TEST(test_a_sticky_error_poisons_and_a_plain_one_does_not) {
   CHECK(std::string(ckv_last_error()).find("700") != std::string::npos);
 }
 
+// Set while it lives.
+struct Variable {
+  Variable(const char *name, const char *value) : name(name) { setenv(name, value, 1); }
+  Variable(const Variable &) = delete;
+  Variable &operator=(const Variable &) = delete;
+  ~Variable() { unsetenv(name); }
+  const char *name;
+};
+
+TEST(test_a_variable_ends_the_context_after_so_many_copy_calls) {
+  Variable after("CKV_SIM_FAIL_AFTER", "2");
+  Rig rig;
+  CHECK(rig.submit(CKV_STORE, {1}, {1}, 1) == CKV_OK && rig.finish(1).status == CKV_DONE);
+  CHECK(rig.submit(CKV_LOAD, {1}, {1}, 2) == CKV_OK && rig.finish(2).status == CKV_DONE);
+  CHECK(rig.submit(CKV_STORE, {2}, {2}, 3) == CKV_OK);
+  CHECK(rig.finish(3).status == CKV_FAILED && rig.seen.at(3).error == 700);
+  CHECK(rig.submit(CKV_LOAD, {1}, {1}, 4) == CKV_EPOISONED);
+}
+
+TEST(test_a_variable_sets_the_speed_and_0_leaves_it) {
+  for (uint64_t mbps : {0, 20}) {
+    Variable speed("CKV_SIM_MBPS", std::to_string(mbps).c_str());
+    ckv_config config = sim_config();
+    config.sim_mbps = 40;
+    Rig rig(Shape(), config);
+    CHECK(rig.submit(CKV_STORE, range(0, 32), range(0, 32), 1) == CKV_OK);
+    const ckv_completion &done = rig.finish(1);
+    uint64_t least_us = done.bytes / (mbps == 0 ? 40 : mbps);
+    CHECK(done.bytes == 32 * 4096 && done.done_ns - done.start_ns >= least_us * 1000);
+  }
+}
+
+TEST(test_a_variable_that_is_no_number_is_refused) {
+  for (const char *name : {"CKV_SIM_FAIL_AFTER", "CKV_SIM_MBPS"}) {
+    for (const char *value : {"", "-1", "+2", " 2", "2x", "0x10", "1.5", "4294967296"}) {
+      Variable wrong(name, value);
+      ckv_config config = sim_config();
+      ckv_engine *engine = nullptr;
+      CHECK(ckv_open(&config, &engine) == CKV_EINVAL && engine == nullptr);
+      std::string said = ckv_last_error();
+      CHECK(said.find(std::string(name) + " = '" + value + "' is no whole number") == 0);
+      CHECK(said.find("unset it") != std::string::npos);
+    }
+  }
+}
+
 // How often a query failed says nothing about the copy: only the deadline of a close ends the wait.
 TEST(test_a_query_that_keeps_failing_is_no_proof_that_its_copy_is_over) {
   Rig rig;
