@@ -9,6 +9,8 @@ from continuum_connector.worker.engine import CORRUPT, Completion, CopyEngine, S
 
 logger = logging.getLogger(f"vllm.{__name__}")
 
+_CONSEQUENCE = "what leaves VRAM is computed again until the server is restarted"
+
 
 class Condition:
     """Of one rank's engine. What fails once may fail for every block of every transfer, so each
@@ -35,7 +37,8 @@ class Condition:
             self._tell(path, "The driver fails at the %s path, so copies go another way from here")
         if health.poison:
             self.has_ended = True
-            return f"the copy engine failed: {refusal.rstrip('.') or _name(health.poison)}"
+            what = refusal.rstrip(".") or _name(health.poison)
+            return f"the copy engine failed: {what}; {_CONSEQUENCE}"
         if refusal:
             self._tell(refusal.rstrip("."), "A copy was refused: %s", key="refused")
         return ""

@@ -280,6 +280,11 @@ def test_a_completion_of_a_transfer_that_is_not_ours_is_ignored():
 # An engine that fails for good.
 
 
+def gone(why: str) -> str:
+    until = "what leaves VRAM is computed again until the server is restarted"
+    return f"the copy engine failed: {why}; {until}"
+
+
 def test_five_stores_to_a_poisoned_engine_are_one_tier_down():
     rig = Rig()
     rig.engine.poisoned = True
@@ -287,7 +292,7 @@ def test_five_stores_to_a_poisoned_engine_are_one_tier_down():
         rig.worker.begin(StepPlan(stores=(store(transfer_id, transfer_id),)))
         rig.worker.submit_stores()
         rig.tell()
-    assert rig.tier_down == ["the copy engine failed: the driver failed"]
+    assert rig.tier_down == [gone("the driver failed")]
     reasons = [rig.outcomes[transfer_id].reasons for transfer_id in range(5)]
     assert reasons == [("driver",), *[("no_tier",)] * 4]
 
@@ -297,7 +302,7 @@ def test_an_engine_that_dies_of_a_copy_takes_no_more_and_settles_what_it_has():
     rig.engine.fail(1, 700)
     rig.engine.poisoned = True
     rig.tell()
-    assert rig.tier_down == ["the copy engine failed: CUDA error 700"]
+    assert rig.tier_down == [gone("CUDA error 700")]
     assert (rig.finished, rig.bad) == ({"a": 1}, {3, 4})
     rig.worker.begin(StepPlan(loads=(load(4, "d", 9),)))
     rig.worker.start_loads()
