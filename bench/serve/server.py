@@ -26,7 +26,6 @@ import urllib.request
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 from bench.cache import CACHE
@@ -145,12 +144,7 @@ class VllmServer:
         self.start()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.stop()
 
     def start(self) -> None:
@@ -198,6 +192,10 @@ class VllmServer:
     def alive(self) -> bool:
         """Whether the API server process still runs."""
         return self._process is not None and self._process.poll() is None
+
+    def exit_code(self) -> int | None:
+        """How the API server process ended; None while it runs."""
+        return self._running().poll()
 
     def healthy(self) -> bool:
         """Whether it runs and its engine does: the API outlives a dead engine for a moment."""

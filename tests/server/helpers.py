@@ -10,6 +10,7 @@ import signal
 import time
 import urllib.error
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -145,11 +146,12 @@ def dram_hits(server: VllmServer) -> float:
     return server.metric("continuum:hit_tokens_total", tier="dram")
 
 
-def terminate(server: VllmServer) -> None:
-    """SIGTERM to the API server, as an operator's stop; returns when its whole group is gone."""
+def terminate(server: VllmServer) -> int | None:
+    """SIGTERM to the API server, as an operator's stop; its exit code, once its group is gone."""
     group = server.pid
     os.kill(group, signal.SIGTERM)
     eventually(lambda: not server.alive() and not _group_exists(group))
+    return server.exit_code()
 
 
 def _group_exists(group: int) -> bool:
@@ -267,3 +269,9 @@ def play(
             answers[i].append(ids)
             contexts[i] += ids
     return answers
+
+
+def play_at_once(server: VllmServer, programs: Sequence[Dialog]) -> list[list[list[int]]]:
+    """As `play`, every program on a thread of its own."""
+    with ThreadPoolExecutor(len(programs)) as threads:
+        return list(threads.map(lambda dialog: play(server, [dialog])[0], programs))

@@ -13,7 +13,6 @@ import re
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -24,13 +23,13 @@ from tests.server.conftest import DRAM_BYTES, Stock
 from tests.server.helpers import (
     BLOCK,
     PROGRAMS,
-    Dialog,
     dialogs,
     dram_hits,
     eventually,
     in_flight,
     log_of,
     play,
+    play_at_once,
     reset,
 )
 
@@ -149,12 +148,6 @@ def watched(tiny_model: Path, stock: Stock, tsan: Tsan, fault: Path) -> Iterator
         },
     ) as server:
         yield server
-
-
-def play_at_once(server: VllmServer, programs: Sequence[Dialog]) -> list[list[list[int]]]:
-    """As `play`, every program on a thread of its own."""
-    with ThreadPoolExecutor(len(programs)) as threads:
-        return list(threads.map(lambda dialog: play(server, [dialog])[0], programs))
 
 
 def violations(server: VllmServer) -> list[str]:
