@@ -17,17 +17,21 @@ _LOOK_S = 1.0  # how often the log may tell of progress meanwhile
 class PoolGrowth:
     """Follows one engine's pool until it grows no more.
 
-    `num_ready` slots are usable; a pool that ends before `num_slots` has a `shortage`: a
-    sentence with both sizes and the cause.
+    `num_ready` slots are usable. A pool that ends before `num_slots` stays smaller if it
+    `may_be_short`, and the log says so. Else, or if it has no slot, `why_no_tier` is a sentence
+    with both sizes and the cause.
     """
 
-    def __init__(self, engine: CopyEngine, num_slots: int, slot_bytes: int) -> None:
+    def __init__(
+        self, engine: CopyEngine, num_slots: int, slot_bytes: int, may_be_short: bool
+    ) -> None:
         self.num_ready = 0
         self.is_over = False
-        self.shortage = ""
+        self.why_no_tier = ""
         self._engine = engine
         self._num_slots = num_slots
         self._slot_bytes = slot_bytes
+        self._may_be_short = may_be_short
         self._num_quarters = 0
 
     def start(self, staged: bool) -> None:
@@ -55,8 +59,7 @@ class PoolGrowth:
 
     def _end(self, state: PoolState) -> None:
         if self.num_ready < self._num_slots:
-            why = state.why.rstrip(".") or "the pool stopped growing and did not say why"
-            self.shortage = f"only {self._progress()} of DRAM could be had: {why}"
+            self._end_short(state.why.rstrip("."))
             return
         where = f" on NUMA node {state.numa_node}" if state.numa_node >= 0 else ""
         logger.info(
@@ -66,6 +69,17 @@ class PoolGrowth:
             state.populate_s,
             state.lock_s,
         )
+
+    def _end_short(self, why: str) -> None:
+        why = why or "the pool stopped growing and did not say why"
+        shortage = f"only {self._progress()} of DRAM could be had: {why}"
+        if not self._may_be_short:
+            cure = "lower dram_bytes, or set dram_shortage = smaller to go on with less"
+            self.why_no_tier = f"{shortage}. dram_shortage = off, so nothing is offloaded; {cure}"
+        elif self.num_ready == 0:
+            self.why_no_tier = f"{shortage}. Not one block fits, so nothing is offloaded"
+        else:
+            logger.warning("The DRAM tier stays smaller: %s", shortage)
 
     def _progress(self) -> str:
         """What is usable of what was asked for, "1.0 of 64.0 GiB"."""

@@ -18,13 +18,8 @@ from dataclasses import dataclass, field
 
 from continuum_connector.config import ContinuumConfig
 from continuum_connector.errors import TransferError
-from continuum_connector.messages import (
-    LoadOrder,
-    Outcome,
-    StepPlan,
-    StoreOrder,
-    WorkerReport,
-)
+from continuum_connector.messages import LoadOrder, Outcome, StepPlan, StoreOrder, WorkerReport
+from continuum_connector.worker.closing import Closer
 from continuum_connector.worker.condition import Condition
 from continuum_connector.worker.engine import CORRUPT, Completion, CopyEngine, Direction, Status
 from continuum_connector.worker.growth import PoolGrowth
@@ -35,7 +30,6 @@ logger = logging.getLogger(f"vllm.{__name__}")
 EngineFactory = Callable[[Layout, int], CopyEngine]
 Polled = tuple[set[str], set[int], set[str]]
 
-_CLOSE_TIMEOUT_S = 10.0
 _REASONS = {Status.FAILED: "driver", Status.CANCELLED: "cancelled"}
 
 
@@ -72,6 +66,8 @@ class ContinuumWorker:
         self._rank = rank
         self._engine: CopyEngine | None = None
         self._growth: PoolGrowth | None = None  # while the pool grows
+        self._is_given_up = False  # the engine gets no more orders
+        self._closer = Closer()
         self._why_no_engine = "no_tier"
         self._condition = Condition()
         self._plan: StepPlan | None = None
@@ -88,8 +84,8 @@ class ContinuumWorker:
     def register(self, layout: Layout) -> None:
         """Build the host pool and the engine; on failure there is no tier, and a report says why.
 
-        Costs seconds: page-locking the first part of the pool, or all of it unless `staged`.
-        Called once, before the first step.
+        Costs seconds: page-locking the first part of the pool, or all of it unless `staged`; and
+        giving it back, on failure. Called once, before the first step.
         """
         if self._config.dram_bytes == 0:
             return
@@ -103,20 +99,31 @@ class ContinuumWorker:
             return
         try:
             self._engine = self._make_engine(layout, num_slots)
-            growth = PoolGrowth(self._engine, num_slots, layout.slot_bytes)
+            may_be_short = self._config.dram_shortage == "smaller"
+            growth = PoolGrowth(self._engine, num_slots, layout.slot_bytes, may_be_short)
             growth.start(self._config.staged)
         except TransferError as error:
             self.disable(str(error))
-            return
-        self._report.ready_slots[self._rank] = growth.num_ready
-        self._growth = growth
-        if growth.is_over:
-            self._end_growth(growth)
+        else:
+            self._report.ready_slots[self._rank] = growth.num_ready
+            self._growth = growth
+            if growth.is_over:
+                self._end_growth(growth)
+        self._closer.join()
 
     def disable(self, sentence: str) -> None:
-        """Run without a DRAM tier from here on: every order fails as "no_tier"; say why once."""
-        self._go_without(sentence)
-        self._close("no_tier")
+        """Run without a DRAM tier from here on: new orders fail as "no_tier"; say why once.
+
+        Never waits. What the engine has settles as it ends, for a load that is not over may still
+        write to its blocks; with the last of it the engine is closed, on a thread.
+        """
+        if self._is_given_up:
+            return
+        self._is_given_up = True
+        self._growth = None
+        logger.warning("No DRAM tier on this rank: %s", sentence)
+        self._report.tier_down = sentence
+        self._let_go()
 
     def begin(self, plan: StepPlan) -> None:
         """Take this step's plan, after submitting what is left of the one before."""
@@ -165,6 +172,8 @@ class ContinuumWorker:
             self._follow(self._growth)
         if self._in_flight:
             self._drain()
+        if self._is_given_up:
+            self._let_go()
         polled = (self._finished, self._bad_blocks, self._failed)
         if self._finished:
             self._finished, self._bad_blocks, self._failed = set(), set(), set()
@@ -180,7 +189,16 @@ class ContinuumWorker:
 
     def shutdown(self) -> None:
         """Close the engine; what has not settled by its deadline fails as "closed". Idempotent."""
-        self._close("closed")
+        self._why_no_engine = "closed"
+        self._growth = None
+        if self._engine is not None:
+            self._closer.close(self._engine)
+            self._drain("closed")
+            self._engine = None
+        self._closer.join()
+        for order in self._in_flight.values():
+            self._settle(order, Outcome(num_failed=1, reasons=("closed",)))
+        self._in_flight.clear()
         self.submit_stores()  # without an engine this settles what is queued
 
     def _follow(self, growth: PoolGrowth) -> None:
@@ -197,37 +215,19 @@ class ContinuumWorker:
     def _end_growth(self, growth: PoolGrowth) -> None:
         """The pool is as large as it gets: go on with that, or without a tier."""
         self._growth = None
-        if not growth.shortage:
+        if growth.why_no_tier:
+            self.disable(growth.why_no_tier)
+
+    def _let_go(self) -> None:
+        """Have the engine closed once nothing is in flight; without a thread, poll tries again."""
+        if self._engine is None or self._in_flight:
             return
-        if self._config.dram_shortage == "off":
-            cure = "lower dram_bytes, or set dram_shortage = smaller to go on with less"
-            self.disable(f"{growth.shortage}. dram_shortage = off, so nothing is offloaded; {cure}")
-        elif growth.num_ready == 0:
-            self.disable(f"{growth.shortage}. Not one block fits, so nothing is offloaded")
-        else:
-            logger.warning("The DRAM tier stays smaller: %s", growth.shortage)
-
-    def _go_without(self, sentence: str) -> None:
-        logger.warning("No DRAM tier on this rank: %s", sentence)
-        self._report.tier_down = sentence
-
-    def _close(self, reason: str) -> None:
-        self._why_no_engine = reason
-        self._growth = None
-        if self._engine is not None:
-            try:
-                self._engine.close(_CLOSE_TIMEOUT_S)
-            except TransferError as error:
-                logger.warning("the copy engine did not close: %s", error)
-            self._drain(reason)
+        if self._closer.close_behind(self._engine):
             self._engine = None
-        for order in self._in_flight.values():
-            self._settle(order, Outcome(num_failed=1, reasons=(reason,)))
-        self._in_flight.clear()
 
     def _submit(self, direction: Direction, order: LoadOrder | StoreOrder) -> None:
         """Give one order to the engine; what cannot be given settles here, and never raises."""
-        if self._engine is None or self._condition.has_ended:
+        if self._engine is None or self._is_given_up:
             self._settle(order, Outcome(num_failed=1, reasons=(self._why_no_engine,)))
             return
         if len(order.blocks) == 0:
@@ -267,11 +267,9 @@ class ContinuumWorker:
     def _look_at(
         self, engine: CopyEngine, completions: Sequence[Completion] = (), refusal: str = ""
     ) -> None:
-        """If the engine copies no more, go without a tier. It is not closed here, which may wait,
-        and settles what it has: a load that is not over may still write to its blocks."""
+        """If the engine copies no more, go without a tier."""
         if why := self._condition.look(engine, completions, refusal):
-            self._growth = None
-            self._go_without(why)
+            self.disable(why)
 
     def _settle(self, order: LoadOrder | StoreOrder, outcome: Outcome) -> None:
         """Note the end of one order for the report and, if it is a load, for its request."""

@@ -143,18 +143,18 @@ def test_a_pool_that_ends_early_is_no_tier_if_the_operator_says_so(lines: Lines)
     worker.begin(StepPlan(loads=(load(1, "a", 3),), stores=(store(2, 5),)))
     worker.submit_stores()
     engine.is_growing, engine.why = False, WHY
-    finished, bad, failed = worker.poll()
-    assert (finished, bad, failed) == ({"a"}, {3}, {"a"})
+    assert worker.poll() == (set(), set(), set())
     report = worker.take_report()
     assert report is not None
     assert "only 1.0 of 16.0 GiB of DRAM could be had: the system lets" in report.tier_down
     assert "raise ulimit -l. dram_shortage = off, so nothing is offloaded" in report.tier_down
     assert "lower dram_bytes, or set dram_shortage = smaller" in report.tier_down
-    assert {outcome.reasons for outcome in report.outcomes.values()} == {("no_tier",)}
-    assert engine.closed
+    assert report.outcomes == {}  # its transfers settle as they end: test_giving_up.py
     assert [level for level, _ in lines.take()] == ["INFO", "WARNING"]
     worker.poll()
     assert worker.take_report() is None
+    worker.shutdown()
+    assert engine.closed
 
 
 def test_a_pool_without_one_whole_block_is_no_tier() -> None:

@@ -8,6 +8,8 @@ so a request that is told of a load too early, or computed while a copy may stil
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -28,18 +30,20 @@ class NativeWorker(FakeWorker):
     """A rank of `num_blocks` and `num_slots`. `patient`: each step waits for the copies under way,
     so that a test does not depend on how fast they are; not while they are held."""
 
+    engine_type = NativeEngine
+    config: Mapping[str, Any] = MappingProxyType({})
+
     def __init__(self, fake: FakeWorker, num_blocks: int, num_slots: int) -> None:
         super().__init__(fake.block_size, fake.windows, hold=True, rank=fake.rank)
         self.patient = True
-        self.worker = ContinuumWorker(
-            self._make, ContinuumConfig(dram_bytes=num_slots * _PIECE), rank=fake.rank
-        )
+        config = ContinuumConfig(dram_bytes=num_slots * _PIECE, **self.config)
+        self.worker = ContinuumWorker(self._make, config, rank=fake.rank)
         self._vram = np.zeros(num_blocks * _PIECE, np.uint8)
         region = Region(self._vram.ctypes.data, _PIECE, 0, _PIECE)
         self.worker.register(Layout((region,), num_blocks, _PIECE, "cpu", 0))
 
     def _make(self, layout: Layout, num_slots: int) -> NativeEngine:
-        self.engine = NativeEngine(
+        self.engine = self.engine_type(
             "sim", 0, layout.regions, layout.num_blocks, num_slots, layout.slot_bytes
         )
         return self.engine
@@ -73,6 +77,12 @@ class NativeWorker(FakeWorker):
         self.engine.sim_release()
         self.patient = True
 
+    def stop(self) -> None:
+        """Let copies end that are held, and stop; the engine may be closed already."""
+        if self.worker._engine is not None:
+            self.engine.sim_release()
+        self.worker.shutdown()
+
     def num_calls(self, direction: Direction) -> int:
         """Copy calls that the driver got so far."""
         return int(self.engine.sim_stats().num_copy_calls[direction.value])
@@ -89,9 +99,11 @@ class NativeWorker(FakeWorker):
         """The real worker does."""
 
 
-def with_native_workers(engine: Engine, num_slots: int) -> list[NativeWorker]:
+def with_native_workers(
+    engine: Engine, num_slots: int, kind: type[NativeWorker] = NativeWorker
+) -> list[NativeWorker]:
     """Put the real worker half in each rank's place, before the first step."""
     num_blocks = engine.pool.num_gpu_blocks
-    workers = [NativeWorker(each, num_blocks, num_slots) for each in engine.workers]
+    workers = [kind(each, num_blocks, num_slots) for each in engine.workers]
     engine.workers[:] = workers
     return workers

@@ -51,8 +51,7 @@ def served() -> Iterator[Any]:
 
     yield build
     for worker in made:
-        worker.engine.sim_release()
-        worker.worker.shutdown()
+        worker.stop()
 
 
 def stored(engine: Engine) -> None:

@@ -1,0 +1,142 @@
+"""A tier that is given up while it copies: the bytes are right, and the memory goes back."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from continuum_connector.config import ContinuumConfig
+from continuum_connector.messages import LoadOrder, StepPlan, StoreOrder, WorkerReport
+from continuum_connector.worker.engine import PoolState, Region
+from continuum_connector.worker.layout import Layout
+from continuum_connector.worker.native import NativeEngine
+from continuum_connector.worker.worker import ContinuumWorker
+from tests.native.conftest import ids
+from tests.unit.test_giving_up import closers, join_closers
+
+BLOCK = 1 << 22
+NUM_BLOCKS, NUM_SLOTS = 8, 256  # 1 GiB of slots, of which nobody touches more than a few
+
+
+class Growing(NativeEngine):
+    """Says of its pool that it grows, then that it ended one slot short."""
+
+    ends_short = False
+
+    def pool_state(self) -> PoolState:
+        state = super().pool_state()
+        return dataclasses.replace(
+            state, ready_bytes=state.ready_bytes - BLOCK, is_growing=not self.ends_short
+        )
+
+
+class Rank:
+    """A worker whose transfer 1 (load, for a) and 2 (store) the driver holds; slot 3 has 7s."""
+
+    def __init__(self) -> None:
+        self.vram = np.zeros((NUM_BLOCKS, BLOCK), np.uint8)
+        config = ContinuumConfig(dram_bytes=NUM_SLOTS * BLOCK, dram_shortage="off")
+        self.worker = ContinuumWorker(self._make, config)
+        region = Region(self.vram.ctypes.data, BLOCK, 0, BLOCK)
+        self.worker.register(Layout((region,), NUM_BLOCKS, BLOCK, "cpu", 0))
+        self.base = self.engine.pool.base
+        self.engine.pool.view()[3 * BLOCK : 4 * BLOCK] = 7
+        self.engine.sim_hold()
+        load, store = LoadOrder(1, "a", ids(0), ids(3)), StoreOrder(2, ids(1), ids(4))
+        self.worker.begin(StepPlan((load,), (store,)))
+        self.worker.submit_stores()
+        self.tell()
+
+    def _make(self, layout: Layout, num_slots: int) -> Growing:
+        self.engine = Growing(
+            "sim", 0, layout.regions, layout.num_blocks, num_slots, layout.slot_bytes
+        )
+        return self.engine
+
+    def tell(self) -> tuple[set[str], WorkerReport]:
+        finished, _, failed = self.worker.poll()
+        assert not failed
+        return finished, self.worker.take_report() or WorkerReport()
+
+    def give_up(self) -> None:
+        self.engine.ends_short = True
+        finished, report = self.tell()
+        assert (finished, report.outcomes, bool(report.tier_down)) == (set(), {}, True)
+
+    def is_mapped(self) -> bool:
+        """Whether all of the pool is; a part of the place may be somebody else's later."""
+        num_bytes = 0
+        for line in Path("/proc/self/maps").read_text().splitlines():
+            found = re.match(r"(\w+)-(\w+) ", line)
+            assert found
+            begin, end = (int(each, 16) for each in found.groups())
+            size = NUM_SLOTS * BLOCK
+            num_bytes += max(0, min(end, self.base + size) - max(begin, self.base))
+        return num_bytes == NUM_SLOTS * BLOCK
+
+
+@pytest.fixture
+def rank() -> Iterator[Rank]:
+    made = Rank()
+    yield made
+    if made.worker._engine is not None:
+        made.engine.sim_release()
+    made.worker.shutdown()
+    assert closers() == []
+
+
+def test_the_bytes_arrive_and_then_the_pool_is_unmapped(rank: Rank) -> None:
+    rank.give_up()
+    for _ in range(3):
+        assert rank.tell() == (set(), WorkerReport())
+    assert rank.is_mapped()
+    assert closers() == []
+    assert not rank.vram.any()
+    rank.engine.sim_release()
+    finished, outcomes = set(), {}
+    for tag in (1, 2):
+        assert rank.engine.wait(tag, 20.0)
+    while len(outcomes) < 2:
+        also, report = rank.tell()
+        finished |= also
+        outcomes |= report.outcomes
+    assert (finished, [each.num_done for each in outcomes.values()]) == ({"a"}, [1, 1])
+    assert (rank.vram[0] == 7).all()
+    join_closers()
+    assert not rank.is_mapped()
+    assert not rank.engine.is_left_behind
+    assert rank.tell() == (set(), WorkerReport())
+
+
+def test_a_stop_gives_the_pool_back_in_each_state(rank: Rank) -> None:
+    rank.give_up()
+    rank.engine.sim_release()
+    rank.worker.shutdown()
+    rank.worker.shutdown()
+    _, report = rank.tell()
+    assert report.outcomes.keys() == {1, 2}
+    assert not rank.is_mapped()
+
+
+def test_a_tier_that_is_given_up_leaves_no_thread() -> None:
+    def count() -> int:
+        return len(os.listdir("/proc/self/task"))
+
+    before = count()
+    for _ in range(3):
+        rank = Rank()
+        rank.give_up()
+        rank.engine.sim_release()
+        assert rank.engine.wait(1, 20.0)
+        assert rank.engine.wait(2, 20.0)
+        while rank.worker._engine is not None:
+            rank.tell()
+        rank.worker.shutdown()
+        assert not rank.is_mapped()
+    assert count() == before
