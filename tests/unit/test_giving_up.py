@@ -77,12 +77,11 @@ class Given(Rig):
 
 
 class AtStart(Rig):
-    """A rank whose pool is short from the start; its engine closes at once."""
+    """A rank whose pool is short from the start."""
 
     def make_engine(self) -> SlowToClose:
         engine = SlowToClose()
         engine.is_growing, engine.why = False, "nothing is left"
-        engine.may_close.set()
         return engine
 
 
@@ -94,6 +93,30 @@ def join_closers() -> None:
     for each in closers():
         each.join(20.0)
         assert not each.is_alive()
+
+
+@pytest.fixture
+def closes_when_joined(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Engines close when somebody waits for the thread that closes them, and no sooner."""
+    made: list[SlowToClose] = []
+    begin, join = SlowToClose.__init__, threading.Thread.join
+
+    def begin_and_note(engine: SlowToClose) -> None:
+        begin(engine)
+        made.append(engine)
+
+    def release(thread: threading.Thread, timeout: float | None = None) -> None:
+        for engine in made:
+            engine.may_close.set()
+        join(thread, timeout)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(SlowToClose, "__init__", begin_and_note)
+        patched.setattr(threading.Thread, "join", release)
+        yield
+    for engine in made:
+        engine.may_close.set()
+    join_closers()
 
 
 @pytest.fixture
@@ -217,6 +240,7 @@ def test_with_nothing_in_flight_it_is_closed_in_the_step_that_gives_it_up(
     rig.engine.may_close.set()
     join_closers()
     assert rig.engine.closed
+    rig.tell()  # and the fake fails whoever asks it after close
 
 
 def test_an_engine_that_dies_after_it_was_given_up_is_no_second_tier_that_goes(rig: Given) -> None:
@@ -230,7 +254,7 @@ def test_an_engine_that_dies_after_it_was_given_up_is_no_second_tier_that_goes(r
     assert "nothing is left" in rig.tier_down[0]
 
 
-def test_at_start_it_is_waited_for() -> None:
+def test_at_start_it_is_waited_for(closes_when_joined: None) -> None:
     """Nobody is served yet, and what comes next at a start wants the memory."""
     rig = AtStart(config=OFF)
     assert rig.engine.closed
@@ -258,16 +282,9 @@ def test_a_stop_with_copies_in_flight_fails_them_once(rig: Given) -> None:
     assert rig.outcomes[9].reasons == ("closed",)
 
 
-def test_a_stop_while_it_closes_waits_for_that(rig: Given, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_stop_while_it_closes_waits_for_that(closes_when_joined: None, rig: Given) -> None:
     rig.give_up()
     rig.settle(1, 2, 3)
-    join = threading.Thread.join
-
-    def release_and_join(thread: threading.Thread, timeout: float | None = None) -> None:
-        rig.engine.may_close.set()  # until somebody waits for it, it does not close
-        join(thread, timeout)
-
-    monkeypatch.setattr(threading.Thread, "join", release_and_join)
     rig.worker.shutdown()
     assert rig.engine.closed
     assert closers() == []

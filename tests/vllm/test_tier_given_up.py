@@ -151,7 +151,9 @@ def test_a_store_in_flight_reads_its_blocks_before_the_pool_goes(
 
 
 @MODES
-def test_a_stop_with_a_store_in_flight_ends_it_and_gives_the_pool_back(served: Any, async_scheduling: bool) -> None:
+def test_a_stop_with_a_store_in_flight_ends_it_and_gives_the_pool_back(
+    served: Any, async_scheduling: bool
+) -> None:
     engine = served(async_scheduling=async_scheduling)
     engine.worker.hold_copies()
     run_turn(engine, "a", 200, program="p", idle=False)
