@@ -3,65 +3,128 @@
 // The batch copy of a load may read its source at any time (CU_MEMCPY_SRC_ACCESS_ORDER_ANY), and
 // the two directions run beside each other, so a conflict would be silent corruption. It is
 // refused.
+//
+// The lane never touches the counts: it hands back the transfer, and the next caller drops what
+// that claimed. So they are plain numbers in the callers' cache, and a submit does not fetch line
+// after line from the lane's core.
 #pragma once
 
 #include <atomic>
 #include <cstdint>
+#include <limits>
 #include <memory>
+#include <mutex>
 #include <vector>
+
+#include "transfer.h"
 
 namespace ckv {
 
-class Claims {
+// The users of each block, or of each slot.
+class Users {
  public:
   static constexpr size_t kAll = SIZE_MAX;
 
-  Claims() = default;
-  explicit Claims(size_t size) : users_(new std::atomic<int32_t>[size]()) {}
+  Users() = default;
+  explicit Users(size_t size) : counts_(size) {}
 
   // All ids or none; returns the index of the first id in conflict, kAll if there is none.
-  size_t take(const std::vector<int32_t> &ids, bool writes) {
+  size_t add(const std::vector<int32_t> &ids, bool writes) {
     for (size_t i = 0; i < ids.size(); ++i) {
-      fetch_ahead(ids.data(), ids.size(), i);
-      if (!take_one(users_[ids[i]], writes)) {
-        drop(ids.data(), i, writes);
+      Count &count = counts_[static_cast<size_t>(ids[i])];
+      if (writes ? count != 0 : count < 0 || count == kMax) {
+        remove(ids.data(), i, writes);
         return i;
       }
+      count = static_cast<Count>(writes ? kWriter : count + 1);
     }
     return kAll;
   }
 
-  void drop(const int32_t *ids, size_t n, bool writes) {
+  void remove(const int32_t *ids, size_t n, bool writes) {
     for (size_t i = 0; i < n; ++i) {
-      fetch_ahead(ids, n, i);
-      users_[ids[i]].fetch_sub(writes ? kWriter : 1, std::memory_order_release);
+      counts_[static_cast<size_t>(ids[i])] -= writes ? kWriter : 1;
     }
   }
 
  private:
-  static constexpr int32_t kWriter = -1;
-  static constexpr size_t kAhead = 32;
+  using Count = int16_t;  // small: with ids in no order each is a cache line
+  static constexpr Count kWriter = -1;
+  static constexpr Count kMax = std::numeric_limits<Count>::max();
 
-  // The caller takes and the lane drops, so the lines are in the other core's cache or in none,
-  // and locked operations wait for one after the other unless all are asked for early.
-  void fetch_ahead(const int32_t *ids, size_t n, size_t at) const {
-    if (at + kAhead < n) {
-      __builtin_prefetch(&users_[ids[at + kAhead]], 1);
+  std::vector<Count> counts_;
+};
+
+class Claims {
+ public:
+  // The first id that somebody else uses in a way that excludes this one; `what` is null if none.
+  struct Conflict {
+    const char *what = nullptr;
+    int32_t id = 0;
+  };
+
+  Claims() = default;
+  Claims(const Claims &) = delete;
+  Claims &operator=(const Claims &) = delete;
+  ~Claims() { drop_returned(); }
+
+  void resize(size_t num_blocks, size_t num_slots) {
+    blocks_ = Users(num_blocks);
+    slots_ = Users(num_slots);
+  }
+
+  // Callers, in turn: all ids of the transfer or none.
+  Conflict take(const Transfer &transfer) {
+    std::lock_guard<std::mutex> lock(mutex_);
+    drop_returned();
+    bool is_load = transfer.direction == CKV_LOAD;
+    size_t at = blocks_.add(transfer.blocks, is_load);
+    if (at != Users::kAll) {
+      return {"block", transfer.blocks[at]};
+    }
+    at = slots_.add(transfer.slots, !is_load);
+    if (at != Users::kAll) {
+      blocks_.remove(transfer.blocks.data(), transfer.blocks.size(), is_load);
+      return {"slot", transfer.slots[at]};
+    }
+    return {};
+  }
+
+  // Of a transfer that did not get as far as the lane.
+  void drop(const Transfer &transfer) {
+    std::lock_guard<std::mutex> lock(mutex_);
+    remove(transfer);
+  }
+
+  // The lane: O(1), no lock. What the transfer claimed is free for every `take` from here on.
+  void give_back(std::unique_ptr<Transfer> transfer) {
+    Transfer *node = transfer.release();
+    node->next = returned_.load(std::memory_order_relaxed);
+    while (!returned_.compare_exchange_weak(node->next, node, std::memory_order_release,
+                                            std::memory_order_relaxed)) {
     }
   }
 
-  static bool take_one(std::atomic<int32_t> &users, bool writes) {
-    int32_t seen = users.load(std::memory_order_acquire);
-    while (writes ? seen == 0 : seen >= 0) {
-      int32_t wanted = writes ? kWriter : seen + 1;
-      if (users.compare_exchange_weak(seen, wanted, std::memory_order_acquire)) {
-        return true;
-      }
-    }
-    return false;
+ private:
+  void remove(const Transfer &transfer) {
+    bool is_load = transfer.direction == CKV_LOAD;
+    blocks_.remove(transfer.blocks.data(), transfer.blocks.size(), is_load);
+    slots_.remove(transfer.slots.data(), transfer.slots.size(), !is_load);
   }
 
-  std::unique_ptr<std::atomic<int32_t>[]> users_;
+  void drop_returned() {
+    Transfer *next = returned_.exchange(nullptr, std::memory_order_acquire);
+    while (next != nullptr) {
+      std::unique_ptr<Transfer> transfer(next);
+      next = transfer->next;
+      remove(*transfer);
+    }
+  }
+
+  std::mutex mutex_;  // guards both
+  Users blocks_;
+  Users slots_;
+  std::atomic<Transfer *> returned_{nullptr};
 };
 
 }  // namespace ckv

@@ -83,7 +83,7 @@ class Engine {
   // ---- The checker; there is one only if blocks are summed.
   // Waits for a transfer to check; null when the lane has ended and none is left.
   Transfer *take_check();
-  // Reports and frees a transfer that will touch no memory again.
+  // Reports a transfer that will touch no memory again, and gives it back.
   void finish(Transfer *transfer, int status, int error);
   bool is_past_deadline();
   void checker_ended();
@@ -101,7 +101,6 @@ class Engine {
   void check_ids(const Transfer &transfer);
   void check_ready(const std::vector<int32_t> &slots);
   void claim(const Transfer &transfer);
-  void unclaim(const Transfer &transfer);
   Event record_after(uintptr_t stream);
   void enqueue(Transfer *transfer);
   void drop_pool(void *base);
@@ -111,7 +110,7 @@ class Engine {
   bool has_pool_of(const ckv_region &region) const;
   void set_borders(Layout *layout) const;
   int32_t count_ready_slots();
-  void report(Transfer *transfer, int status, int error);
+  std::unique_ptr<Report> complete(Transfer *transfer, int status, int error);
   static void stop(Transfer *transfer, Queues *queues);
   bool has_orders(Phase seen) const;
   int leave_behind();
@@ -127,8 +126,7 @@ class Engine {
   } events_;
   Pools pools_;
   Layout layout_;  // constant once regions are set
-  Claims block_claims_;
-  Claims slot_claims_;
+  Claims claims_;
   Sums sums_;
   ReportStack reports_;
   Counters counters_;

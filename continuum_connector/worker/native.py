@@ -124,20 +124,23 @@ class NativeEngine:
         speculative: bool = False,
     ) -> None:
         """Queue a transfer. Under CUDA, stream 0 is the default stream, never "no stream"."""
-        if blocks.dtype != _INT32 or slots.dtype != _INT32 or blocks.shape != slots.shape:
-            raise TransferError(f"transfer {tag}: ids must be int32, as many blocks as slots.")
-        if self._is_cuda and after_stream == 0:
-            after_stream = _LEGACY_STREAM
         # Between steps caches are cold and each line of Python counts. So ids go as bytes, for
         # numpy's way to an address runs far more code, and `_value_` saves Enum's property.
+        raw_blocks, raw_slots = _raw(blocks, tag), _raw(slots, tag)
+        if len(raw_blocks) != len(raw_slots):
+            raise TransferError(
+                f"transfer {tag}: {blocks.size} blocks do not pair with {slots.size} slots."
+            )
+        if self._is_cuda and after_stream == 0:
+            after_stream = _LEGACY_STREAM
         self._check(
             self._quick.ckv_submit(
                 self._opened(),
                 direction._value_,
                 abi.SPECULATIVE if speculative else 0,
-                blocks.tobytes(),
-                slots.tobytes(),
-                blocks.size,
+                raw_blocks,
+                raw_slots,
+                len(raw_blocks) // _INT32.itemsize,
                 after_stream,
                 tag,
             )
@@ -247,6 +250,13 @@ class NativeEngine:
         stats = abi.SimStats()
         self._check(self._blocking.ckv_sim_get_stats(self._opened(), ctypes.byref(stats)))
         return stats
+
+
+def _raw(ids: BlockIds, tag: int) -> bytes:
+    kind = ids.dtype
+    if kind is not _INT32 and kind != _INT32:  # the same object unless it was pickled
+        raise TransferError(f"transfer {tag}: ids are {kind}, and must be int32.")
+    return ids.tobytes()
 
 
 def _completion(c: abi.RawCompletion) -> Completion:

@@ -110,6 +110,38 @@ TEST(test_conflicting_transfers_are_refused_until_the_first_is_reported) {
   CHECK(rig.submit(CKV_LOAD, {9}, {2}, 1) == CKV_OK);
 }
 
+// What the lane hands back is dropped by the next submit, however many transfers that is.
+TEST(test_blocks_and_slots_are_free_once_their_transfers_are_polled) {
+  Rig rig;
+  uint64_t tag = 0;
+  for (int round = 0; round < 3; ++round) {
+    for (int32_t i = 0; i < 16; ++i) {
+      CHECK(rig.submit(CKV_STORE, {i}, {i}, ++tag) == CKV_OK);
+    }
+    for (uint64_t store = tag - 15; store <= tag; ++store) {
+      CHECK(rig.finish(store).status == CKV_DONE);
+    }
+    // Writes what each of them read, and reads what each wrote.
+    CHECK(rig.submit(CKV_LOAD, range(0, 16), range(0, 16), ++tag) == CKV_OK);
+    CHECK(rig.finish(tag).status == CKV_DONE);
+  }
+}
+
+TEST(test_a_block_has_so_many_readers_and_then_is_refused) {
+  constexpr int32_t kMost = 32767;
+  Shape shape;
+  shape.pieces = {8};
+  shape.num_slots = kMost + 1;
+  Rig rig(shape);
+  CHECK(ckv_sim_hold(rig.engine, 1) == CKV_OK);
+  CHECK(rig.submit(CKV_STORE, Ids(kMost, 5), range(0, kMost), 1) == CKV_OK);
+  CHECK(rig.submit(CKV_STORE, {5}, {kMost}, 2) == CKV_EINVAL);
+  CHECK(rig.submit(CKV_LOAD, {5}, {kMost}, 2) == CKV_EINVAL);  // nor has the count wrapped to none
+  CHECK(ckv_sim_hold(rig.engine, 0) == CKV_OK);
+  CHECK(rig.finish(1).status == CKV_DONE);
+  CHECK(rig.submit(CKV_LOAD, {5}, {kMost}, 3) == CKV_OK);
+}
+
 TEST(test_window_is_never_exceeded_and_is_used) {
   for (uint64_t window : {256 * kKiB, 640 * kKiB}) {
     Shape shape;

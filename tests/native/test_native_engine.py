@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+import pickle
 import re
 import shutil
 import subprocess
@@ -186,8 +187,9 @@ def test_health_names_the_path_that_was_given_up(rig: Rig) -> None:
     [
         (ids(16), ids(0), "block 16 is not in 0..15."),
         (ids(0), ids(-1), "slot -1 is not in 0..23."),
-        (ids(0, 1), ids(0), "transfer 5: ids must be int32, as many blocks as slots."),
-        (ids(0).astype(np.int64), ids(0), "transfer 5: ids must be int32"),
+        (ids(0, 1), ids(0), "transfer 5: 2 blocks do not pair with 1 slots."),
+        (ids(0).astype(np.int64), ids(0), "transfer 5: ids are int64, and must be int32."),
+        (ids(0), ids(0).astype(np.float32), "transfer 5: ids are float32, and must be int32."),
         (ids(0), ids(2), "transfer 5: slot 2 is used by an unfinished transfer."),
     ],
 )
@@ -199,6 +201,11 @@ def test_a_wrong_transfer_is_refused_in_one_sentence(
     with pytest.raises(TransferError, match=re.escape(text)):
         rig.engine.submit(STORE, blocks, slots, 5)
     rig.engine.sim_release()
+
+
+def test_ids_that_were_pickled_are_taken(rig: Rig) -> None:
+    sent: np.ndarray = pickle.loads(pickle.dumps(ids(3)))  # its dtype is another object
+    assert rig.finish(STORE, sent, sent, 1).status is Status.DONE
 
 
 def test_close_is_idempotent_and_its_reports_can_be_polled() -> None:
