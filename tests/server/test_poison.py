@@ -36,8 +36,8 @@ from tests.server.helpers import (
 MAX_TOKENS = 24
 NUM_BLOCKS = 257  # the longest context, and the null block
 BLOCK_BYTES = BLOCK * LLAMA.kv_bytes_per_token()
-MBPS = 10  # 30 ms for a block
-# Its second turn stores 63 blocks, which takes 1.9 s.
+MBPS = 4  # 75 ms for a block
+# Its second turn stores 63 blocks, which takes 5 s.
 WRITER = Dialog("writer", tokens_of(640, "writer"), [tokens_of(2000, "what it read")])
 
 
