@@ -144,17 +144,25 @@ def checked(completion: abi.RawCompletion) -> abi.RawCompletion:
 def another_core() -> Iterator[None]:
     """Threads begun inside run on the last core, the caller on the first ones ever after.
 
-    A thread takes over the affinity of the one that begins it.
+    Each is put there by its number: a lane leaves the core of a pinned opener by itself.
     """
     cores = sorted(os.sched_getaffinity(0))
     if len(cores) < 2:
         yield
         return
-    os.sched_setaffinity(0, cores[-1:])
+    before = threads()
     try:
         yield
     finally:
+        for thread in threads() - before:
+            with contextlib.suppress(ProcessLookupError):  # it was a short one
+                os.sched_setaffinity(thread, cores[-1:])
         os.sched_setaffinity(0, cores[:-1])
+
+
+def threads() -> set[int]:
+    """The system's numbers of this process' threads."""
+    return {int(name) for name in os.listdir("/proc/self/task")}
 
 
 @contextlib.contextmanager

@@ -14,7 +14,7 @@ pytest.importorskip("rich")
 from bench.copy_engine import run
 from bench.copy_engine.machine import CpuMachine
 from bench.copy_engine.report import Section, Target
-from bench.copy_engine.rig import another_core, same_cores_afterwards
+from bench.copy_engine.rig import Rig, another_core, same_cores_afterwards, threads
 from bench.copy_engine.sizes import TINY
 
 
@@ -77,9 +77,18 @@ def test_a_target_says_pass_or_fail_in_its_own_direction() -> None:
 
 @pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="one core")
 def test_measured_threads_share_no_core_with_the_caller() -> None:
-    before = os.sched_getaffinity(0)
+    """The lane leaves the core of a pinned opener by itself: for the caller's, if it is let."""
+    before, others = os.sched_getaffinity(0), threads()
     with same_cores_afterwards():
         with another_core():
-            theirs = os.sched_getaffinity(0)
-        assert not theirs & os.sched_getaffinity(0)
+            rig = Rig(CpuMachine(), 8, 64)
+        with rig:
+            begun = {name_of(thread): thread for thread in threads() - others}
+            assert "ckv-lane" in begun
+            for name, thread in begun.items():
+                assert not os.sched_getaffinity(thread) & os.sched_getaffinity(0), name
     assert os.sched_getaffinity(0) == before
+
+
+def name_of(thread: int) -> str:
+    return Path(f"/proc/self/task/{thread}/comm").read_text().strip()
