@@ -48,6 +48,22 @@ except TransferError as error:
     print(error)
 """
 
+BEHIND_STREAM_0 = """
+import ctypes
+from tests.native.conftest import Rig, ids
+from continuum_connector.worker.engine import Direction
+
+fake = ctypes.CDLL("libcuda.so.1")
+fake.fake_cuda_num_calls.restype = ctypes.c_uint64
+rig = Rig("cuda")
+fake.fake_cuda_add_vram(ctypes.c_void_p(rig.vram.ctypes.data), ctypes.c_uint64(rig.vram.nbytes))
+for tag, direction in enumerate(Direction):
+    before = fake.fake_cuda_num_calls(b"cuEventRecord")
+    rig.finish(direction, ids(0), ids(0), tag)
+    print(fake.fake_cuda_num_calls(b"cuEventRecord") - before)
+rig.engine.close(5.0)
+"""
+
 
 @pytest.fixture(scope="module")
 def fake_cuda(tmp_path_factory: pytest.TempPathFactory) -> Path:
@@ -85,6 +101,12 @@ def test_a_path_that_the_driver_lacks_is_not_offered(
 ) -> None:
     out = _python(f"PATH, HIDDEN = 'auto', {hidden.encode()!r}" + ROUND_TRIP, fake_cuda)
     assert out == f"{offered} ['{stored_by}'] ['{loaded_by}']"
+
+
+def test_stream_0_is_the_default_stream_and_copies_wait_for_it(fake_cuda: Path) -> None:
+    """torch's default stream has handle 0, which for the library is "wait for nothing"."""
+    per_transfer = "2"  # events: behind the stream's work, and behind the one trunk
+    assert _python(BEHIND_STREAM_0, fake_cuda).split() == [per_transfer] * 2
 
 
 def test_a_driver_that_cannot_be_opened_is_named(tmp_path: Path) -> None:
