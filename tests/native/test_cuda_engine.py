@@ -39,6 +39,40 @@ fake.fake_cuda_broken_rule.restype = ctypes.c_char_p
 print(offered, *taken, fake.fake_cuda_broken_rule().decode())
 """
 
+GIVE_UP = """
+import ctypes
+from tests.native import test_giving_up as giving_up
+from continuum_connector.worker import abi
+
+class Counts(ctypes.Structure):
+    _fields_ = [(name, ctypes.c_int32) for name in (
+        "contexts", "streams", "events", "registrations", "modules", "is_current")]
+
+class SmallChunks(abi.PoolConfig):
+    def __init__(self, **config):
+        super().__init__(chunk_bytes=giving_up.BLOCK, **config)
+
+def counts():
+    found = Counts()
+    fake.fake_cuda_get_counts(ctypes.byref(found))
+    return [getattr(found, name) for name, _ in Counts._fields_]
+
+fake = ctypes.CDLL("libcuda.so.1")
+fake.fake_cuda_broken_rule.restype = ctypes.c_char_p
+fake.fake_cuda_fail(b"cuMemHostRegister", 5, 1, 2)
+abi.PoolConfig = SmallChunks
+rank = giving_up.Rank("cuda", lambda vram: fake.fake_cuda_add_vram(
+    ctypes.c_void_p(vram.ctypes.data), ctypes.c_uint64(vram.nbytes)), fake.fake_cuda_hold)
+assert rank.engine.wait_pool(20.0)
+rank.give_up()
+print(counts()[3], rank.is_mapped())
+fake.fake_cuda_hold(0)
+rank.settle()
+print(counts(), rank.is_mapped(), (rank.vram[0] == 7).all(), rank.engine.is_left_behind)
+rank.worker.shutdown()
+print(fake.fake_cuda_broken_rule().decode())
+"""
+
 OPEN = """
 from tests.native.conftest import Rig
 from continuum_connector.errors import TransferError
@@ -107,6 +141,16 @@ def test_stream_0_is_the_default_stream_and_copies_wait_for_it(fake_cuda: Path) 
     """torch's default stream has handle 0, which for the library is "wait for nothing"."""
     per_transfer = "2"  # events: behind the stream's work, and behind the one trunk
     assert _python(BEHIND_STREAM_0, fake_cuda).split() == [per_transfer] * 2
+
+
+def test_a_pool_that_is_given_up_while_it_serves_is_unlocked_by_another_thread(
+    fake_cuda: Path,
+) -> None:
+    held, gone, *broken = _python(GIVE_UP, fake_cuda).splitlines()
+    assert held.endswith(" True")
+    assert int(held.split()[0]) >= 5
+    assert gone == "[0, 0, 0, 0, 0, 0] False True False"
+    assert broken == []
 
 
 def test_a_driver_that_cannot_be_opened_is_named(tmp_path: Path) -> None:

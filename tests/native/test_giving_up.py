@@ -5,14 +5,14 @@ from __future__ import annotations
 import dataclasses
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from continuum_connector.config import ContinuumConfig
-from continuum_connector.messages import LoadOrder, StepPlan, StoreOrder, WorkerReport
+from continuum_connector.messages import LoadOrder, Outcome, StepPlan, StoreOrder, WorkerReport
 from continuum_connector.worker.engine import PoolState, Region
 from continuum_connector.worker.layout import Layout
 from continuum_connector.worker.native import NativeEngine
@@ -25,29 +25,35 @@ NUM_BLOCKS, NUM_SLOTS = 8, 256  # 1 GiB of slots, of which nobody touches more t
 
 
 class Growing(NativeEngine):
-    """Says of its pool that it grows, then that it ended one slot short."""
+    """Its pool is one slot short at the least, and grows until `ends_short`."""
 
     ends_short = False
 
     def pool_state(self) -> PoolState:
         state = super().pool_state()
-        return dataclasses.replace(
-            state, ready_bytes=state.ready_bytes - BLOCK, is_growing=not self.ends_short
-        )
+        ready = min(state.ready_bytes, (NUM_SLOTS - 1) * BLOCK)
+        return dataclasses.replace(state, ready_bytes=ready, is_growing=not self.ends_short)
 
 
 class Rank:
     """A worker whose transfer 1 (load, for a) and 2 (store) the driver holds; slot 3 has 7s."""
 
-    def __init__(self) -> None:
+    def __init__(
+        self,
+        driver: str = "sim",
+        add_vram: Callable[[np.ndarray], None] = lambda vram: None,
+        hold: Callable[[int], None] | None = None,
+    ) -> None:
         self.vram = np.zeros((NUM_BLOCKS, BLOCK), np.uint8)
+        self.driver = driver
+        add_vram(self.vram)
         config = ContinuumConfig(dram_bytes=NUM_SLOTS * BLOCK, dram_shortage="off")
         self.worker = ContinuumWorker(self._make, config)
         region = Region(self.vram.ctypes.data, BLOCK, 0, BLOCK)
         self.worker.register(Layout((region,), NUM_BLOCKS, BLOCK, "cpu", 0))
         self.base = self.engine.pool.base
         self.engine.pool.view()[3 * BLOCK : 4 * BLOCK] = 7
-        self.engine.sim_hold()
+        hold(1) if hold else self.engine.sim_hold()
         load, store = LoadOrder(1, "a", ids(0), ids(3)), StoreOrder(2, ids(1), ids(4))
         self.worker.begin(StepPlan((load,), (store,)))
         self.worker.submit_stores()
@@ -55,7 +61,13 @@ class Rank:
 
     def _make(self, layout: Layout, num_slots: int) -> Growing:
         self.engine = Growing(
-            "sim", 0, layout.regions, layout.num_blocks, num_slots, layout.slot_bytes
+            self.driver,
+            0,
+            layout.regions,
+            layout.num_blocks,
+            num_slots,
+            layout.slot_bytes,
+            first_bytes=5 * BLOCK,
         )
         return self.engine
 
@@ -68,6 +80,18 @@ class Rank:
         self.engine.ends_short = True
         finished, report = self.tell()
         assert (finished, report.outcomes, bool(report.tier_down)) == (set(), {}, True)
+
+    def settle(self) -> tuple[set[str], dict[int, Outcome]]:
+        """Poll until both are settled, and wait until the engine is closed."""
+        finished, outcomes = set(), {}
+        for tag in (1, 2):
+            assert self.engine.wait(tag, 20.0)
+        while len(outcomes) < 2:
+            also, report = self.tell()
+            finished |= also
+            outcomes |= report.outcomes
+        join_closers()
+        return finished, outcomes
 
     def is_mapped(self) -> bool:
         """Whether all of the pool is; a part of the place may be somebody else's later."""
@@ -99,16 +123,9 @@ def test_the_bytes_arrive_and_then_the_pool_is_unmapped(rank: Rank) -> None:
     assert closers() == []
     assert not rank.vram.any()
     rank.engine.sim_release()
-    finished, outcomes = set(), {}
-    for tag in (1, 2):
-        assert rank.engine.wait(tag, 20.0)
-    while len(outcomes) < 2:
-        also, report = rank.tell()
-        finished |= also
-        outcomes |= report.outcomes
+    finished, outcomes = rank.settle()
     assert (finished, [each.num_done for each in outcomes.values()]) == ({"a"}, [1, 1])
     assert (rank.vram[0] == 7).all()
-    join_closers()
     assert not rank.is_mapped()
     assert not rank.engine.is_left_behind
     assert rank.tell() == (set(), WorkerReport())
@@ -133,10 +150,7 @@ def test_a_tier_that_is_given_up_leaves_no_thread() -> None:
         rank = Rank()
         rank.give_up()
         rank.engine.sim_release()
-        assert rank.engine.wait(1, 20.0)
-        assert rank.engine.wait(2, 20.0)
-        while rank.worker._engine is not None:
-            rank.tell()
+        rank.settle()
         rank.worker.shutdown()
         assert not rank.is_mapped()
     assert count() == before
