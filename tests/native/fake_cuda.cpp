@@ -80,6 +80,7 @@ constexpr int kIllegalAddress = 700;
 constexpr int kContextIsDestroyed = 709;
 constexpr int kAlreadyRegistered = 712;
 constexpr int kNotRegistered = 713;
+constexpr int kCaptureUnsupported = 900;
 
 constexpr uint64_t kPage = 4096;
 
@@ -102,6 +103,7 @@ struct Fake {
   std::condition_variable changed;
   bool is_started = false;
   bool is_held = false;
+  bool is_capturing = false;
   int num_retains = 0;
   int sticky = 0;
   std::map<CUstream_st *, std::unique_ptr<CUstream_st>> streams;
@@ -127,12 +129,25 @@ Fake &fake() {
 }
 
 thread_local std::vector<Context> current;
+thread_local int capture_mode = 0;  // GLOBAL
 
 using Lock = std::unique_lock<std::mutex>;
 
 int broken(int code, std::string rule) {
   fake().broken_rule = std::move(rule);
   return code;
+}
+
+// "Potentially unsafe" during a capture, as cuThreadExchangeStreamCaptureMode calls it. It names
+// but an allocation; the programming guide adds queries. Page-locking (vLLM issue 46933), unloading
+// modules and creating streams were seen to be refused; what undoes or resembles them is taken for
+// unsafe too.
+bool is_unsafe_in_capture(const std::string &entry) {
+  static const std::set<std::string> unsafe = {
+      "cuEventQuery",        "cuStreamQuery",      "cuMemHostRegister_v2",
+      "cuModuleLoadData",    "cuModuleUnload",     "cuMemHostUnregister",
+      "cuModuleGetFunction", "cuStreamDestroy_v2", "cuStreamCreateWithPriority"};
+  return unsafe.count(entry) != 0;
 }
 
 // What every call begins with: count it, fail it if asked to, refuse it without cuInit or on a
@@ -154,6 +169,9 @@ int enter(const char *entry) {
   }
   if (!f.is_started) {
     return broken(kNotInitialized, std::string(entry) + " before cuInit");
+  }
+  if (f.is_capturing && capture_mode != kCaptureModeRelaxed && is_unsafe_in_capture(entry)) {
+    return broken(kCaptureUnsupported, std::string(entry) + " during another thread's capture");
   }
   return f.sticky;
 }
@@ -686,13 +704,12 @@ Result cuGetErrorString(Result, const char **out) {
 }
 
 Result cuThreadExchangeStreamCaptureMode(int *mode) {
-  thread_local int now = 0;
   Lock lock(fake().mutex);
   int code = enter("cuThreadExchangeStreamCaptureMode");
   if (code != 0 || *mode < 0 || *mode > 2) {
     return code ? code : kInvalidValue;
   }
-  std::swap(now, *mode);
+  std::swap(capture_mode, *mode);
   return 0;
 }
 
@@ -736,6 +753,11 @@ void fake_cuda_hold(int on) {
   });
 }
 
+void fake_cuda_capture(int on) {
+  Lock lock(fake().mutex);
+  fake().is_capturing = on != 0;
+}
+
 void fake_cuda_set(int what, int value) {
   Lock lock(fake().mutex);
   fake().switches[what] = value;
@@ -761,6 +783,7 @@ void fake_cuda_reset(void) {
   Fake &f = fake();
   Lock lock(f.mutex);
   f.sticky = 0;
+  f.is_capturing = false;
   f.vram.clear();
   f.faults.clear();
   f.hidden.clear();

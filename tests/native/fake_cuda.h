@@ -27,6 +27,10 @@ void fake_cuda_fail(const char *entry, uint32_t after, uint32_t count, int code)
 // on: nothing that is queued begins (what runs is waited for); off: it goes on.
 void fake_cuda_hold(int on);
 
+// on: another thread captures a graph, in mode GLOBAL. Calls that are unsafe then are refused to
+// threads that have not set their own mode to RELAXED.
+void fake_cuda_capture(int on);
+
 enum {
   FAKE_CUDA_BINARY = 0,        // 1: the gather kernel's module holds code for this device
   FAKE_CUDA_HOST_POINTERS = 1  // 1: the device uses host pointers of registered memory

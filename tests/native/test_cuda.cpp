@@ -514,6 +514,45 @@ TEST(test_cuda_close_waits_for_copies_in_flight) {
   });
 }
 
+// Of another thread: a refused call would also invalidate it, and with it the start of a server.
+TEST(test_cuda_transfers_leave_a_graph_capture_alone) {
+  apart([] {
+    {
+      CudaRig rig;
+      fake_cuda_capture(1);
+      round_trip(rig);
+      fake_cuda_fail("cuEventRecord", 1, 1, 2);  // the trunk's: the lane asks the stream instead
+      CHECK(rig.submit(CKV_STORE, {1}, {1}, 3, 1) == CKV_OK);
+      CHECK(rig.finish(3).error == 2);
+      CHECK(fake_cuda_num_calls("cuStreamQuery") > 0);
+      CHECK(ckv_close(rig.engine, 20000000) == CKV_OK);
+      fake_cuda_capture(0);  // the caller frees the engine, on his own thread
+    }
+    CHECK(broken_rule().empty());
+  });
+}
+
+TEST(test_cuda_a_pool_that_grows_leaves_a_graph_capture_alone) {
+  apart([] {
+    ckv_config config = cuda_config();
+    ckv_engine *engine = nullptr;
+    CHECK(ckv_open(&config, &engine) == CKV_OK);
+    ckv_pool_config wanted = pool_config(10 * kPage);
+    wanted.chunk_bytes = wanted.first_bytes = 2 * kPage;
+    void *base = nullptr;
+    fake_cuda_capture(1);
+    CHECK(ckv_pool_map(engine, &wanted, &base) == CKV_OK);
+    CHECK(ckv_pool_wait(engine, base, 20000000) == CKV_OK);
+    fake_cuda_capture(0);
+    ckv_pool_state state{};
+    state.size = sizeof state;
+    CHECK(ckv_pool_get_state(engine, base, &state) == CKV_OK);
+    CHECK(state.error == 0 && state.ready_bytes == 10 * kPage);
+    ckv_free(engine);
+    CHECK(broken_rule().empty());
+  });
+}
+
 // The fake refuses what the documentation forbids; else its silence would prove nothing.
 TEST(test_cuda_fake_refuses_what_the_documentation_forbids) {
   apart([] {
@@ -527,6 +566,10 @@ TEST(test_cuda_fake_refuses_what_the_documentation_forbids) {
       CHECK(bench.driver->event_query(bench.vram.base) == 400);
       std::thread([&] {
         CHECK(bench.driver->stream_query(bench.driver->copy_stream(CKV_LOAD)) == 201);
+        fake_cuda_capture(1);
+        CHECK(bench.driver->stream_query(bench.driver->copy_stream(CKV_LOAD)) == 900);
+        CHECK(bench.driver->host_register(bench.vram.base, kPage) == 900);
+        fake_cuda_capture(0);
       }).join();
       CHECK(!broken_rule().empty());
       fake_cuda_reset();
