@@ -1,5 +1,6 @@
 // A libcuda.so.1 over host memory: the entry points that driver_cuda.cpp looks up, and the rules
-// that the CUDA documentation states for them, enforced with the real error codes. Streams are
+// that the CUDA documentation states for them, enforced with the real error codes. So are the
+// choices that it leaves to us and csrc/README.md has made ("not ours" below). Streams are
 // threads, the kernel is gather.cu itself, thread after thread. It shows that our calls obey the
 // rules, not that hardware does what they say.
 #include "fake_cuda.h"
@@ -9,6 +10,7 @@
 #include <cstdio>
 #include <cstring>
 #include <deque>
+#include <fstream>
 #include <functional>
 #include <map>
 #include <memory>
@@ -83,6 +85,10 @@ constexpr int kNotRegistered = 713;
 constexpr int kCaptureUnsupported = 900;
 
 constexpr uint64_t kPage = 4096;
+
+// A device says 0 for the least; not this one, so that it has to be asked.
+constexpr int kLeastPriority = 1;
+constexpr int kGreatestPriority = -5;
 
 struct Copy {
   uint64_t dst;
@@ -233,6 +239,39 @@ int check_copy(const char *entry, const Copy &copy) {
   return 0;
 }
 
+// A block of VRAM must be read in the stream's order: out of it, the source is read while what is
+// queued before may write it. A slot may be read at any time until the copy is done, claims see to
+// that; but not only within the call, which then would have to wait for the copy.
+int check_source(uint64_t src, int order) {
+  if (order == kSrcAccessOrderStream) {
+    return 0;
+  }
+  if (order != kSrcAccessOrderAny) {
+    return broken(kInvalidValue, "not ours: a batch that reads its sources within the call");
+  }
+  return lies_in(fake().vram, src, 1)
+             ? broken(kInvalidValue, "a batch that reads VRAM out of the stream's order")
+             : 0;
+}
+
+// A fork would leave the child and us with copies of a page, and the device with one of them. Only
+// the kernel knows whether there will be a copy: the flag "dc" of a mapping says no.
+bool is_kept_from_forks(uint64_t begin, uint64_t end) {
+  std::ifstream mappings("/proc/self/smaps");
+  bool is_in_range = false;
+  for (std::string line; std::getline(mappings, line);) {
+    unsigned long long first = 0;
+    unsigned long long last = 0;
+    if (std::sscanf(line.c_str(), "%llx-%llx ", &first, &last) == 2) {
+      is_in_range = first < end && begin < last;
+    } else if (is_in_range && line.rfind("VmFlags:", 0) == 0 &&
+               (line + " ").find(" dc ") == std::string::npos) {
+      return false;
+    }
+  }
+  return true;
+}
+
 void run(const Copy &copy) {
   std::memcpy(reinterpret_cast<void *>(copy.dst), reinterpret_cast<const void *>(copy.src),
               copy.bytes);
@@ -304,10 +343,15 @@ Result copy_batch(DevicePtr *dsts, DevicePtr *srcs, size_t *sizes, size_t count,
     return broken(kIllegalAddress, "a batch on host pointers that are not the device's");
   }
   std::vector<Copy> copies(count);
+  size_t attribute = 0;
   for (size_t i = 0; i < count; ++i) {
     copies[i] = {dsts[i], srcs[i], sizes[i]};
     code = sizes[i] == 0 ? broken(kInvalidValue, "a batch with a copy of no bytes")
                          : check_copy(entry, copies[i]);
+    while (attribute + 1 < num_attributes && attribute_indices[attribute + 1] <= i) {
+      ++attribute;
+    }
+    code = code ? code : check_source(srcs[i], attributes[attribute].src_access_order);
     if (code != 0) {
       *fail_index = i;
       return code;
@@ -543,17 +587,23 @@ Result cuCtxSetCurrent(Context context) {
 
 Result cuCtxGetStreamPriorityRange(int *least, int *greatest) {
   Lock lock(fake().mutex);
-  *least = 0;
-  *greatest = -5;
+  *least = kLeastPriority;
+  *greatest = kGreatestPriority;
   return enter_with_context("cuCtxGetStreamPriorityRange");
 }
 
-Result cuStreamCreateWithPriority(StreamHandle *out, unsigned int flags, int) {
+Result cuStreamCreateWithPriority(StreamHandle *out, unsigned int flags, int priority) {
   Fake &f = fake();
   Lock lock(f.mutex);
   int code = enter_with_context("cuStreamCreateWithPriority");
   if (code != 0 || flags > 1) {
     return code ? code : kInvalidValue;
+  }
+  if (flags != kStreamNonBlocking) {
+    return broken(kInvalidValue, "not ours: a stream that waits for the legacy stream");
+  }
+  if (priority != kLeastPriority) {
+    return broken(kInvalidValue, "not ours: a stream of more than the least priority");
   }
   auto stream = std::make_unique<CUstream_st>();
   *out = stream.get();
@@ -597,6 +647,9 @@ Result cuEventCreate(EventHandle *out, unsigned int flags) {
   int code = enter_with_context("cuEventCreate");
   if (code != 0 || flags > 7) {
     return code ? code : kInvalidValue;
+  }
+  if (flags != kEventDisableTiming) {
+    return broken(kInvalidValue, "not ours: an event that takes the time");
   }
   auto event = std::make_unique<CUevent_st>();
   *out = event.get();
@@ -662,6 +715,9 @@ Result cuMemHostRegister_v2(void *base, size_t bytes, unsigned int flags) {
   if (code != 0 || base == nullptr || bytes == 0 || flags > 15) {
     return code ? code : kInvalidValue;
   }
+  if ((flags & kHostRegisterPortable) == 0) {
+    return broken(kInvalidValue, "not ours: memory that is page-locked for one context only");
+  }
   uint64_t at = reinterpret_cast<uint64_t>(base);
   if (at % kPage != 0 || bytes % kPage != 0) {
     return broken(kInvalidValue, "memory registered that is not whole pages");
@@ -672,6 +728,9 @@ Result cuMemHostRegister_v2(void *base, size_t bytes, unsigned int flags) {
       next != f.registered.begin() && std::prev(next)->first + std::prev(next)->second > at;
   if (is_in_next || is_in_last) {
     return broken(kAlreadyRegistered, "memory registered twice");
+  }
+  if (!is_kept_from_forks(at, at + bytes)) {
+    return broken(kInvalidValue, "not ours: page-locked memory that a fork would copy");
   }
   f.registered[at] = bytes;
   if ((flags & kHostRegisterDeviceMap) != 0) {

@@ -8,6 +8,7 @@
 #include <thread>
 
 #include "allocations.h"
+#include "cuda_library.h"
 #include "driver.h"
 #include "failure.h"
 #include "fake_cuda.h"
@@ -49,7 +50,7 @@ std::string broken_rule() { return fake_cuda_broken_rule(); }
 struct Pages {
   explicit Pages(size_t bytes) : num_bytes(bytes) {
     void *got = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-    CHECK(got != MAP_FAILED);
+    CHECK(got != MAP_FAILED && madvise(got, bytes, MADV_DONTFORK) == 0);
     base = static_cast<uint8_t *>(got);
   }
   Pages(const Pages &) = delete;
@@ -572,6 +573,49 @@ TEST(test_cuda_fake_refuses_what_the_documentation_forbids) {
         fake_cuda_capture(0);
       }).join();
       CHECK(!broken_rule().empty());
+      fake_cuda_reset();
+    }
+  });
+}
+
+void refused(int code, const char *rule) {
+  CHECK(code == 1 && broken_rule().find(rule) != std::string::npos);
+}
+
+int batch(const ckv::cuda::Library &library, const Bench &bench, ckv::Descriptor copy, int order) {
+  ckv::cuda::DevicePtr dst = copy.dst;
+  ckv::cuda::DevicePtr src = copy.src;
+  size_t bytes = copy.bytes;
+  ckv::cuda::MemcpyAttributes attributes{};
+  attributes.src_access_order = order;
+  size_t index = 0;
+  size_t failed_at = 0;
+  auto *stream = static_cast<ckv::cuda::StreamHandle>(bench.driver->copy_stream(CKV_LOAD));
+  return library.memcpy_batch(&dst, &src, &bytes, 1, &attributes, &index, 1, &failed_at, stream);
+}
+
+// ... and what it leaves open where only one choice is right here.
+TEST(test_cuda_fake_refuses_choices_that_are_not_ours) {
+  apart([] {
+    {
+      Bench bench;
+      ckv::cuda::Library l = ckv::cuda::open_library();
+      int least = 0;
+      int greatest = 0;
+      CHECK(l.priority_range(&least, &greatest) == 0 && greatest < 0 && least > 0);
+      ckv::cuda::StreamHandle stream = nullptr;
+      refused(l.stream_create(&stream, 0, least), "waits for the legacy stream");
+      refused(l.stream_create(&stream, 1, 0), "more than the least priority");
+      ckv::cuda::EventHandle event = nullptr;
+      refused(l.event_create(&event, 0), "takes the time");
+      Pages pages(kPage);
+      refused(l.host_register(pages.base, kPage, 2), "one context only");
+      CHECK(madvise(pages.base, kPage, MADV_DOFORK) == 0);
+      refused(l.host_register(pages.base, kPage, 3), "a fork would copy");
+      refused(batch(l, bench, bench.store(0, 0, 16), 3), "VRAM out of the stream's order");
+      refused(batch(l, bench, bench.load(0, 0, 16), 2), "within the call");
+      CHECK(batch(l, bench, bench.load(0, 0, 16), 1) == 0);
+      bench.drain(CKV_LOAD);
       fake_cuda_reset();
     }
   });
