@@ -38,6 +38,15 @@ class StandIn:
         assert code == 0
         return stream
 
+    def slow_fill_on_default(self, target: Tensor, value: int, delay_s: float) -> int:
+        """The same on the default stream; its handle. A simulated device has computed by then."""
+        target.fill_(value)
+        return 0
+
+    def capture(self, work: Callable[[], None]) -> Callable[[], None]:
+        """`work` as a graph, not run; what replays it. Here there is nothing to capture."""
+        return work
+
 
 class Cuda:
     """The first device torch sees."""
@@ -53,6 +62,28 @@ class Cuda:
         rig.streams.append(stream)
         return int(stream.cuda_stream)
 
+    def slow_fill_on_default(self, target: Tensor, value: int, delay_s: float) -> int:
+        torch.cuda.synchronize()
+        stream = torch.cuda.default_stream()
+        with torch.cuda.stream(stream):
+            torch.cuda._sleep(int(delay_s * CYCLES_PER_S))
+            target.fill_(value)
+        return int(stream.cuda_stream)
+
+    def capture(self, work: Callable[[], None]) -> Callable[[], None]:
+        # Not by torch.cuda.graph: that begins with a synchronize, so no copy would be under way.
+        graph, stream = torch.cuda.CUDAGraph(), torch.cuda.Stream()
+        with torch.cuda.stream(stream):
+            graph.capture_begin(capture_error_mode="global")  # the strictest
+            work()
+            graph.capture_end()
+
+        def replay() -> None:
+            graph.replay()
+            torch.cuda.synchronize()
+
+        return replay
+
 
 class GpuRig:
     """`num_regions` regions of `piece` bytes over a torch tensor, one engine."""
@@ -63,8 +94,10 @@ class GpuRig:
         num_regions: int,
         piece: int,
         num_blocks: int = 16,
+        num_slots: int = 0,
         **tuning: Any,
     ) -> None:
+        num_slots = num_slots or num_blocks
         self.shape = (num_regions, num_blocks, piece)
         self.vram: Tensor = torch.randint(
             1, 256, self.shape, dtype=torch.uint8, device=device.where
@@ -74,9 +107,9 @@ class GpuRig:
         ]
         self.streams: list[Any] = []  # a stream must outlive what is queued on it
         self.engine = NativeEngine(
-            device.driver, 0, regions, num_blocks, num_blocks, num_regions * piece, **tuning
+            device.driver, 0, regions, num_blocks, num_slots, num_regions * piece, **tuning
         )
-        self.slots = self.engine.pool.view().reshape(num_blocks, num_regions, piece)
+        self.slots = self.engine.pool.view().reshape(num_slots, num_regions, piece)
         self._tag = 0
 
     def submit(self, way: Direction, blocks: list[int], slots: list[int], after: int = 0) -> int:

@@ -2,7 +2,8 @@
 
 Exit status 0: every answer is the same and KV was loaded from DRAM. 1: it was not loaded, or a
 load failed, or an answer differs. 2: answers differ, but stock vLLM does not agree with itself
-either when it computes them anew, so the comparison says nothing: use --dtype float32.
+either when it computes them anew, so the comparison says nothing: use --dtype float32. Or
+--graphs was asked for and nothing was captured.
 """
 
 from __future__ import annotations
@@ -18,6 +19,8 @@ from bench.serve.server import VllmServer
 from bench.serve.tiny_model import make_model
 from tests.server.helpers import Dialog, dialogs, dram_hits, eventually, in_flight, play
 
+CAPTURED = "Graph capturing finished"  # vLLM's own words
+
 Answers = list[list[list[int]]]
 
 TEACH = """\
@@ -29,6 +32,7 @@ what happens
 
 examples
   python -m tests.gpu.serve_equal                            the tiny model, its own weights
+  python -m tests.gpu.serve_equal --graphs                   compiled, in CUDA graphs
   python -m tests.gpu.serve_equal --model FOLDER --dtype bfloat16 -- --load-format dummy
   Dummy weights can answer one token over and over; the number of different tokens is printed.
 """
@@ -39,19 +43,28 @@ def main(argv: Sequence[str] | None = None) -> int:
     options = parse(argv)
     model = options.model or make_model()
     programs = dialogs(options.programs, rounds=3, first=700, tool=300)
-    common: dict[str, Any] = {
-        "num_blocks": options.blocks,
-        "dtype": options.dtype,
-        "args": tuple(options.serve),
-        "start_timeout_s": 900.0,
-    }
+    common = fields(options)
     with VllmServer(model, "equal-stock", **common) as stock:
         expected = play(stock, programs)
         anew = play(stock, programs, cold=True)
     connector = {"dram_bytes": options.dram, "ttl_s": 50}
     with VllmServer(model, "equal-continuum", connector=connector, **common) as ours:
+        if options.graphs and CAPTURED not in ours.log.read_text(errors="replace"):
+            print("NO VERDICT: --graphs, but the server's log tells of no graph that was captured")
+            return 2
         found, num_hit, num_failed = ask_ours(ours, programs)
     return verdict(expected, anew, found, num_hit, num_failed)
+
+
+def fields(options: argparse.Namespace) -> dict[str, Any]:
+    """How both servers are started."""
+    return {
+        "num_blocks": options.blocks,
+        "dtype": options.dtype,
+        "eager": not options.graphs,
+        "args": tuple(options.serve),
+        "start_timeout_s": 900.0,
+    }
 
 
 def ask_ours(server: VllmServer, programs: Sequence[Dialog]) -> tuple[Answers, float, float]:
@@ -106,6 +119,7 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     add("--programs", type=int, default=4, help="programs of three turns, 1,400 tokens each (4)")
     add("--blocks", type=int, default=129, help="VRAM pool, blocks of 32 tokens (129)")
     add("--dram", default="2GiB", help="the connector's dram_bytes (2GiB)")
+    add("--graphs", action="store_true", help="compiled and in CUDA graphs (eager, to start soon)")
     add("serve", nargs="*", help="after `--`: more arguments of `vllm serve`")
     return parser.parse_args(argv)
 

@@ -1,4 +1,4 @@
-"""The engine over a real driver: bytes, order, cancel, checksums, growth, and a lost context.
+"""The engine over a real driver: bytes, order, cancel, checksums, growth, graphs, a lost context.
 
 python -m pytest tests/gpu -m gpu        # on a machine with a GPU
 """
@@ -61,6 +61,16 @@ def test_a_store_takes_what_compute_leaves(make_rig: MakeRig, device: StandIn | 
     assert (rig.slots[5] == 7).all()
 
 
+def test_a_store_takes_what_compute_leaves_on_the_default_stream(
+    make_rig: MakeRig, device: StandIn | Cuda
+) -> None:
+    rig = make_rig(1, MIB)
+    stream = device.slow_fill_on_default(rig.vram[0, 3], 7, DELAY_S)
+    assert stream == 0, "the handle that a caller may not take for `no stream`"
+    assert rig.finish(STORE, [3], [5], after=stream).status is Status.DONE
+    assert (rig.slots[5] == 7).all()
+
+
 def test_a_load_comes_after_block_zeroing(make_rig: MakeRig, device: StandIn | Cuda) -> None:
     rig = make_rig(1, MIB)
     rig.slots[5] = 9
@@ -116,6 +126,50 @@ def test_slots_of_a_growing_pool_can_be_used_once_they_are_ready(make_rig: MakeR
     assert not rig.engine.pool_state().why
     rig.finish(STORE, [2], [63])
     assert np.array_equal(rig.slots[63], rig.bytes_of(2))
+
+
+def test_a_graph_is_captured_while_the_lane_looks_and_copies_and_the_pool_grows(
+    make_rig: MakeRig, device: StandIn | Cuda
+) -> None:
+    """As while a server captures its graphs: what our threads ask of the driver must not end it."""
+    is_gpu = device.driver == "cuda"
+    num_blocks, num_slots = (256, 4096) if is_gpu else (8, 32)  # a pool of 8 GiB grows for seconds
+    rig = make_rig(
+        1, 2 * MIB, num_blocks=num_blocks, num_slots=num_slots, trunk_bytes=2 * MIB,
+        first_bytes=2 * (num_blocks + 1) * 2 * MIB,
+    )  # fmt: skip
+    numbers, sums = (torch.zeros(1024, device=device.where) for _ in range(2))
+
+    def work() -> None:
+        for _ in range(500):
+            sums.add_(numbers)
+
+    work()  # a kernel is loaded by its first launch, which is nothing for a capture
+    stream = device.slow_fill(rig, rig.vram[0, 0], 7, DELAY_S * 10)
+    blocks = list(range(1, num_blocks))
+    copies = [
+        rig.submit(STORE, blocks, [first + block for block in blocks]) for first in (0, num_blocks)
+    ]
+    behind = rig.submit(STORE, [0], [0], after=stream)
+    replay = device.capture(work)
+    is_growing = rig.engine.pool_state().is_growing
+    settled = {each.tag: each.status for each in rig.engine.poll()}
+    assert behind not in settled, "the lane asked its event all the while"
+    assert is_growing or not is_gpu, "pages were locked all the while"
+    for tag in (*copies, behind):
+        assert rig.engine.wait(tag, 30.0)
+    settled |= {each.tag: each.status for each in rig.engine.poll()}
+    assert settled == dict.fromkeys((*copies, behind), Status.DONE)
+    sums.zero_()
+    numbers.fill_(2)
+    torch_done(rig)
+    replay()
+    assert (sums == 1000).all()
+    assert rig.engine.wait_pool(60.0)
+    assert not rig.engine.pool_state().why
+    assert (rig.slots[0] == 7).all()
+    for first in (0, num_blocks):
+        assert np.array_equal(rig.slots[first + 5], rig.bytes_of(5))
 
 
 LOSE_CONTEXT = """
