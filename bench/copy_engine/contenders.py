@@ -1,17 +1,13 @@
-"""What the engine is compared with: copies from a Python thread; and what competes with both."""
+"""Threads of a measurement: one that copies in Python, and one that competes for the GIL."""
 
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import queue
 import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-
-import numpy as np
-import numpy.typing as npt
 
 from continuum_connector.messages import BlockIds
 
@@ -79,26 +75,6 @@ def competing_thread(is_wanted: bool) -> Iterator[None]:
         stop.set()
         if is_wanted:
             thread.join()
-
-
-Addresses = npt.NDArray[np.uint64]
-
-
-def addresses(base: int, ids: BlockIds, stride: int) -> Addresses:
-    """Where the blocks are."""
-    return ids.astype(np.uint64) * np.uint64(stride) + np.uint64(base)
-
-
-def memmove_each(dst: Addresses, src: Addresses, num_bytes: int, patience_s: float) -> int:
-    """One memmove per block, as ctypes does it, for at most `patience_s`; bytes copied."""
-    deadline = time.perf_counter() + patience_s
-    copied = 0
-    for to, at in zip(dst.tolist(), src.tolist(), strict=True):
-        ctypes.memmove(to, at, num_bytes)
-        copied += num_bytes
-        if time.perf_counter() > deadline:
-            break
-    return copied
 
 
 def in_a_thread(work: Callable[[], int]) -> tuple[int, float]:

@@ -8,22 +8,24 @@ first driver call, for the Python threads right before theirs. Those issue all b
 
 from __future__ import annotations
 
-import ctypes
 import time
 from collections.abc import Callable
 from typing import Protocol
 
-from bench.copy_engine.contenders import CopyThread, Handed, addresses, burn
-from bench.copy_engine.machine import CpuBuffer, CpuMachine, Machine
+from bench.copy_engine.contenders import CopyThread, Handed, burn
+from bench.copy_engine.machine import Machine
 from bench.copy_engine.report import Section, Target, spread
 from bench.copy_engine.rig import Rig, another_core, checked
+from bench.copy_engine.rivals import Copy
 from bench.copy_engine.sizes import Sizes
+from continuum_connector.messages import BlockIds
 from continuum_connector.worker.engine import Direction
 
 AIM_MS = 5.0
 HIGH = 98
 
 Say = Callable[[str], None]
+Ids = tuple[BlockIds, BlockIds]  # blocks, slots
 
 
 class Way(Protocol):
@@ -41,6 +43,10 @@ class EngineWay:
         self._rig = Rig(machine, sizes.handed_blocks, sizes.handed_bytes)
         self._handed_ns = 0
 
+    @property
+    def ids(self) -> Ids:
+        return self._rig.blocks, self._rig.slots
+
     def hand_over(self) -> None:
         self._handed_ns = time.monotonic_ns()
         self._rig.submit(Direction.STORE, 0, self._rig.num_blocks)
@@ -48,8 +54,7 @@ class EngineWay:
     def take(self) -> Handed | None:
         for each in self._rig.engine.poll_timed():
             checked(each)
-            blocks, slots = self._rig.blocks, self._rig.slots
-            return Handed(blocks, slots, self._handed_ns, each.start_ns, each.done_ns)
+            return Handed(*self.ids, self._handed_ns, each.start_ns, each.done_ns)
         return None
 
     def close(self) -> None:
@@ -57,70 +62,59 @@ class EngineWay:
 
 
 class ThreadWay:
-    """A Python thread, with numpy for the addresses and `copy` for the bytes."""
+    """A Python thread that runs what `prepare` makes of a batch's ids."""
 
-    def __init__(self, rig: Rig, copy: Callable[[Handed], None]) -> None:
-        self._rig = rig
-        self._thread = CopyThread(copy)
+    def __init__(self, ids: Ids, prepare: Callable[[BlockIds, BlockIds], Copy]) -> None:
+        self._ids = ids
+        self._prepare = prepare
+        self._thread = CopyThread(self._copy)
 
     def hand_over(self) -> None:
-        self._thread.hand_over(Handed(self._rig.blocks, self._rig.slots))
+        self._thread.hand_over(Handed(*self._ids))
 
     def take(self) -> Handed | None:
         return self._thread.done.pop() if self._thread.done else None
 
     def close(self) -> None:
         self._thread.close()
-        self._rig.engine.close(5.0)
 
-
-def memmove_way(sizes: Sizes) -> ThreadWay:
-    rig = Rig(CpuMachine(), sizes.handed_blocks, sizes.handed_bytes)
-    base, pool = rig.vram.address, rig.engine.pool.base
-
-    def copy(batch: Handed) -> None:
-        addresses(base, batch.blocks, rig.piece_bytes)
-        addresses(pool, batch.slots, rig.block_bytes)
+    def _copy(self, batch: Handed) -> None:
+        copy = self._prepare(batch.blocks, batch.slots)
         batch.issued_ns = time.monotonic_ns()
-        ctypes.memmove(pool, base, rig.num_blocks * rig.block_bytes)
-
-    return ThreadWay(rig, copy)
+        copy()
 
 
-def torch_way(sizes: Sizes) -> ThreadWay | None:
-    """None where torch is not installed."""
-    try:
-        import torch
-    except ImportError:
-        return None
-    rig = Rig(CpuMachine(), sizes.handed_blocks, sizes.handed_bytes)
-    assert isinstance(rig.vram, CpuBuffer)
-    shape = (rig.num_blocks, rig.block_bytes)
-    source = torch.from_numpy(rig.vram.array).view(shape)
-    target = torch.from_numpy(rig.engine.pool.view()).view(shape)
+def make_ways(machine: Machine, sizes: Sizes) -> dict[str, Way]:
+    """The engine first, then the rivals there are; each with memory of its own."""
+    engine = EngineWay(machine, sizes)
+    ids = engine.ids
+    rivals = machine.rivals(sizes.handed_blocks, sizes.handed_bytes)
+    ways: dict[str, Way] = {"engine": engine}
 
-    def copy(batch: Handed) -> None:
-        blocks = torch.from_numpy(batch.blocks).long()
-        slots = torch.from_numpy(batch.slots).long()
-        batch.issued_ns = time.monotonic_ns()
-        target.index_copy_(0, slots, source.index_select(0, blocks))
+    def one(_blocks: BlockIds, _slots: BlockIds) -> Copy:
+        return lambda: rivals.one(Direction.STORE)
 
-    return ThreadWay(rig, copy)
+    ways["Python thread, one copy"] = ThreadWay(ids, one)
+    if rivals.indexed(Direction.STORE, *ids) is not None:
+
+        def indexed(blocks: BlockIds, slots: BlockIds) -> Copy:
+            copy = rivals.indexed(Direction.STORE, blocks, slots)
+            assert copy is not None
+            return copy
+
+        ways["Python thread, torch index copy"] = ThreadWay(ids, indexed)
+    return ways
 
 
 def measure_delay(machine: Machine, sizes: Sizes, say: Say) -> Section:
     """Delay to the first copy and to the last, per way, in milliseconds."""
-    ways: dict[str, Way] = {}
     with another_core():
-        ways["engine"] = EngineWay(machine, sizes)
-        ways["Python thread, one memmove"] = memmove_way(sizes)
-        if (torch_thread := torch_way(sizes)) is not None:
-            ways["Python thread, torch index copy"] = torch_thread
+        ways = make_ways(machine, sizes)
     num_bytes = sizes.handed_blocks * sizes.handed_bytes
     section = Section(
         "delay",
         f"Hand-over of {sizes.handed_blocks} blocks ({num_bytes >> 20} MiB) beside "
-        f"{sizes.step_s * 1e3:g} ms steps of pure Python, ms",
+        f"{sizes.step_s * 1e3:g} ms steps of pure Python, ms ({machine.name})",
         ("way", "issued: median", f"p{HIGH}", "max", "done: median", f"p{HIGH}", "max"),
         note="Copies run on another core than the steps; all take turns, a batch each.",
     )
@@ -141,7 +135,7 @@ def measure_delay(machine: Machine, sizes: Sizes, say: Say) -> Section:
         section.samples[f"{name}, issued"] = issued
         section.samples[f"{name}, done"] = done
     high = float(section.rows[0][2])
-    text = f"hand-over to issue by the engine, p{HIGH}"
+    text = f"hand-over to issue by the engine, p{HIGH} ({machine.name})"
     section.targets.append(Target(text, high, AIM_MS, "ms"))
     return section
 

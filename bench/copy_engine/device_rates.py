@@ -142,6 +142,6 @@ def _plain(stream: Stream, ends: tuple[Buffer, Buffer], num_bytes: int) -> float
 
 
 def _fed_rate(rig: Rig, ways: tuple[Direction, ...], seconds: float) -> float:
-    with fed(rig, ways) as feeders:
+    with fed(rig, ways) as meter:
         time.sleep(seconds)
-        return sum(feeder.rate() for feeder in feeders)
+        return meter.rate()

@@ -1,14 +1,12 @@
-"""What transfers do to a step: the wait of its small copies, and the slow-down of its kernels."""
+"""What transfers do to a step's own small copies: how long one waits."""
 
 from __future__ import annotations
 
-import itertools
-import statistics
 import time
 from collections.abc import Callable
 
 from bench.copy_engine.feeder import fed
-from bench.copy_engine.machine import Machine, Stream
+from bench.copy_engine.machine import Machine
 from bench.copy_engine.report import Section, size, spread
 from bench.copy_engine.rig import Rig
 from bench.copy_engine.sizes import KIB, Sizes
@@ -49,50 +47,10 @@ def measure_small_copy(machine: Machine, sizes: Sizes, say: Say) -> Section:
             tuning = {"trunk_bytes": trunk, "window_bytes": trunk * window}
             with (
                 Rig(machine, num_blocks, chunk, **tuning) as rig,
-                fed(rig, (Direction.LOAD,)) as (feeder,),
+                fed(rig, (Direction.LOAD,)) as meter,
             ):
                 found = samples()
-                rate = feeder.rate()
+                rate = meter.rate()
             section.rows.append((size(trunk), str(window), *spread(found), f"{rate:.1f}"))
             section.samples[f"{trunk}, {window}"] = found
     return section
-
-
-def measure_decode(machine: Machine, sizes: Sizes, say: Say) -> Section:
-    """A loop of memory-bound products beside transfers at full rate."""
-    section = Section(
-        "decode",
-        "Decode-like products beside transfers at full rate, ms per unit",
-        ("transfers", "median", "p99", "max", "slow-down", "GB/s"),
-        note="Units are queued ahead, so the caller's time is not in them.",
-    )
-    chunk = sizes.chunks[-1]
-    stream = machine.stream()
-    arms = {
-        "none": (),
-        "loads": (Direction.LOAD,),
-        "stores": (Direction.STORE,),
-        "both": (Direction.LOAD, Direction.STORE),
-        "none, again": (),
-    }
-    with Rig(machine, max(6, sizes.peak_bytes // chunk), chunk) as rig:
-        for name, ways in arms.items():
-            say(f"decode-like work, transfers: {name}")
-            with fed(rig, ways) as feeders:
-                found = _units(stream, sizes.work_units)
-                rate = sum(feeder.rate() for feeder in feeders)
-            section.samples[name] = found
-            ratio = statistics.median(found) / statistics.median(section.samples["none"])
-            section.rows.append((name, *spread(found), f"{ratio:.3f}", f"{rate:.1f}"))
-    return section
-
-
-def _units(stream: Stream, count: int) -> list[float]:
-    for _ in range(WARM_UP):
-        stream.work()
-    events = [stream.record()]
-    for _ in range(count):
-        stream.work()
-        events.append(stream.record())
-    stream.synchronize()
-    return [later.seconds_since(earlier) * 1e3 for earlier, later in itertools.pairwise(events)]

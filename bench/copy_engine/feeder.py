@@ -1,4 +1,4 @@
-"""Feeder: keeps one direction of an engine copying while something else is measured."""
+"""Feeder: keeps one direction of an engine copying meanwhile. Meter: how fast it does."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from bench.copy_engine.rig import BenchError, Rig, checked
 from continuum_connector.worker.engine import Direction
 
 OUTSTANDING = 3  # transfers: the lane never finds its queue empty
+LOOK_S = 0.0005
 
 
 class Feeder:
@@ -21,24 +22,15 @@ class Feeder:
         share = count // OUTSTANDING
         self._rig, self._direction, self._share = rig, direction, share
         self._firsts = [first + i * share for i in range(OUTSTANDING)]
-        self._num_done = 0
         self._stop = threading.Event()
         self._error: BaseException | None = None
         self._thread = threading.Thread(target=self._run, name="feeder", daemon=True)
-        self._began = (0, 0.0)
 
     def start(self) -> None:
         self._thread.start()
 
-    def restart_clock(self) -> None:
-        """What is counted begins now."""
-        self._began = (self._num_done, time.perf_counter())
-
-    def rate(self) -> float:
-        """GB/s since the clock was restarted."""
-        num_done, at_s = self._began
-        num_bytes = (self._num_done - num_done) * self._share * self._rig.block_bytes
-        return num_bytes / (time.perf_counter() - at_s) / 1e9
+    def is_alive(self) -> bool:
+        return self._thread.is_alive()
 
     def stop(self) -> None:
         """Let what is queued finish; raises what went wrong in the thread."""
@@ -53,7 +45,6 @@ class Feeder:
             while queued:
                 tag, first = queued.popleft()
                 self._rig.wait(tag)
-                self._num_done += 1
                 if not self._stop.is_set():
                     queued.append((self._submit(first), first))
         except Exception as error:
@@ -63,17 +54,40 @@ class Feeder:
         return self._rig.submit(self._direction, first, self._share)
 
 
+class Meter:
+    """Bytes that the engine copied, by its own count: not in whole transfers."""
+
+    def __init__(self, rig: Rig) -> None:
+        self._rig = rig
+        self.restart()
+
+    def restart(self) -> None:
+        """What is counted begins now."""
+        self._began = self.num_bytes(), time.perf_counter()
+
+    def num_bytes(self) -> int:
+        """Since the engine was opened, both directions."""
+        return sum(self._rig.engine.stats().num_bytes)
+
+    def rate(self) -> float:
+        """GB/s since the start."""
+        num_bytes, at_s = self._began
+        return (self.num_bytes() - num_bytes) / (time.perf_counter() - at_s) / 1e9
+
+
 @contextlib.contextmanager
-def fed(rig: Rig, directions: Sequence[Direction]) -> Iterator[list[Feeder]]:
-    """Copies in these directions all the while, clocks restarted; their outcome is checked."""
+def fed(rig: Rig, directions: Sequence[Direction]) -> Iterator[Meter]:
+    """Copies in these directions all the while, metered once they flow, and checked."""
     share = rig.num_blocks // max(1, len(directions))
     feeders = [Feeder(rig, way, i * share, share) for i, way in enumerate(directions)]
+    meter = Meter(rig)
     for feeder in feeders:
         feeder.start()
     try:
-        for feeder in feeders:
-            feeder.restart_clock()
-        yield feeders
+        while meter.rate() == 0 and any(feeder.is_alive() for feeder in feeders):
+            time.sleep(LOOK_S)
+        meter.restart()
+        yield meter
     finally:
         for feeder in feeders:
             feeder.stop()

@@ -13,6 +13,8 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from bench.copy_engine.rivals import CpuRivals, Rivals
+
 
 class Buffer(Protocol):
     """Memory at `address`, for as long as the object lives."""
@@ -56,6 +58,9 @@ class Machine(Protocol):
         ...
 
     def stream(self) -> Stream: ...
+    def rivals(self, num_blocks: int, block_bytes: int) -> Rivals:
+        """What else copies blocks here, over memory of its own."""
+        ...
 
 
 class CpuBuffer:
@@ -109,3 +114,6 @@ class CpuMachine:
 
     def stream(self) -> CpuStream:
         return CpuStream()
+
+    def rivals(self, num_blocks: int, block_bytes: int) -> CpuRivals:
+        return CpuRivals(num_blocks, block_bytes)

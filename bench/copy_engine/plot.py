@@ -13,7 +13,7 @@ from bench.copy_engine.bandwidth import WAYS
 from bench.copy_engine.report import Section, size
 from bench.copy_engine.submit import AIM_US, LANES
 
-COLOURS = {"engine": "#d1480f", "one memmove": "#6e7681"}
+COLOURS = {"engine": "#d1480f", "one copy": "#6e7681"}
 OTHERS = ("#0066a8", "#00855f", "#b4568c")
 
 Samples = dict[str, list[float]]
@@ -85,3 +85,4 @@ PANELS: dict[str, Callable[[Any, Section], None]] = {
     "delay": _delay,
     "bandwidth": _bandwidth,
 }
+PANELS |= {f"device_{name}": panel for name, panel in PANELS.items()}

@@ -17,9 +17,10 @@ from bench.cli import names_of, teaching_parser
 from bench.copy_engine.bandwidth import measure_bandwidth
 from bench.copy_engine.checksums import measure_checksums
 from bench.copy_engine.delay import measure_delay
+from bench.copy_engine.device_decode import measure_decode
 from bench.copy_engine.device_pool import measure_pin
 from bench.copy_engine.device_rates import measure_duplex, measure_peak, measure_sweep
-from bench.copy_engine.device_step import measure_decode, measure_small_copy
+from bench.copy_engine.device_step import measure_small_copy
 from bench.copy_engine.machine import CpuMachine, Machine
 from bench.copy_engine.progress import Progress
 from bench.copy_engine.report import Section
@@ -46,12 +47,13 @@ reading the tables
   checksums  what it costs to sum stored blocks and to check loaded ones; a slower report,
              for the copies themselves go on meanwhile
   with a GPU, also:
-  device_submit  as submit, over the real driver
+  device_submit, device_delay, device_bandwidth
+             the same over the real driver; the rivals' copies are on the device too, by torch
   peak       the bus alone: one large copy each way, both at once
   sweep      the engine by chunk size, number of blocks and path to the driver
   duplex     the engine kept at work one way and both ways, against the peak of the same run
   small_copy how long a step's own 4 KiB copy waits beside bulk loads, per trunk and window
-  decode     how much kernels slow down beside transfers at full rate
+  decode     how much kernels slow down beside transfers at full rate, large pieces and small
   pin        how fast the host pool is populated and page-locked
   PASS and FAIL compare with the aims of the design; the exit status does not depend on them.
 
@@ -69,16 +71,18 @@ CPU_SECTIONS: dict[str, Measure] = {
     "submit": measure_submit,
     "calls": measure_calls,
     "delay": measure_delay,
-    "bandwidth": lambda _, sizes, say: measure_bandwidth(sizes, say),
+    "bandwidth": measure_bandwidth,
     "checksums": measure_checksums,
 }
 DEVICE_SECTIONS: dict[str, Measure] = {
     "device_submit": measure_submit,
+    "device_delay": measure_delay,
     "peak": measure_peak,
     "sweep": measure_sweep,
     "duplex": measure_duplex,
     "small_copy": measure_small_copy,
     "decode": measure_decode,
+    "device_bandwidth": measure_bandwidth,
     "pin": measure_pin,
 }
 ALL_SECTIONS = CPU_SECTIONS | DEVICE_SECTIONS
@@ -121,7 +125,9 @@ def measure(options: argparse.Namespace, device: Machine | str, say: Say) -> lis
         machine = CpuMachine() if name in CPU_SECTIONS else device
         if not isinstance(machine, str):
             with same_cores_afterwards():
-                sections.append(ALL_SECTIONS[name](machine, sizes, say))
+                section = ALL_SECTIONS[name](machine, sizes, say)
+            section.name = name  # the same measurement has another name on a device
+            sections.append(section)
     return sections
 
 
@@ -140,7 +146,7 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     add("--device", type=int, default=0, help="which GPU (0)")
     add("--quick", action="store_true", help="fewer samples, less memory (half a minute)")
     add("--json", type=Path, metavar="FILE", help="write every sample there")
-    add("--plot", type=Path, metavar="PNG", help="draw submit, delay and bandwidth (matplotlib)")
+    add("--plot", type=Path, metavar="PNG", help="draw submit, delay, bandwidth (matplotlib)")
     add("--write", action="store_true", help="put the tables into this bench's README.md")
     add("--note", default="", help="said of the machine above the tables")
     return parser.parse_args(argv)

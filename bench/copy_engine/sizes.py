@@ -33,7 +33,11 @@ class Sizes:
     trunks: tuple[int, ...] = (512 * KIB, MIB, 2 * MIB, 4 * MIB, 8 * MIB)
     windows: tuple[int, ...] = (1, 2, 4)  # trunks in flight
     small_copies: int = 300
-    work_units: int = 400
+    work_units: int = 400  # queued at a time
+    arm_s: float = 1.0  # of work beside one kind of transfers, per turn
+    decode_bytes: int = 512 * MIB  # that such transfers go over
+    small_pieces: tuple[int, ...] = (16 * KIB, 32 * KIB)  # below and above the bound in csrc/path.h
+    small_pieces_per_block: int = 64  # K and V of 32 layers
     pool_bytes: int = 8192 * MIB
     pool_chunks: tuple[int, ...] = (64 * MIB, 256 * MIB, 1024 * MIB)
 
@@ -51,6 +55,8 @@ QUICK = Sizes(
     fed_s=0.3,
     small_copies=60,
     work_units=100,
+    arm_s=0.3,
+    decode_bytes=256 * MIB,
     pool_bytes=1024 * MIB,
     pool_chunks=(64 * MIB, 1024 * MIB),
 )
@@ -74,6 +80,10 @@ TINY = Sizes(
     windows=(1, 2),
     small_copies=3,
     work_units=4,
+    arm_s=0.005,
+    decode_bytes=MIB,
+    small_pieces=(4 * KIB,),
+    small_pieces_per_block=4,
     pool_bytes=4 * MIB,
     pool_chunks=(MIB,),
 )

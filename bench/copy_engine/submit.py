@@ -28,7 +28,7 @@ def measure_submit(machine: Machine, sizes: Sizes, say: Say) -> Section:
     """Submit to a lane that is at work, that naps between steps, and that sleeps."""
     section = Section(
         "submit",
-        "Submit, us of the caller",
+        f"Submit, us of the caller ({machine.name})",
         ("blocks", "regions", "lane", "median", "p99", "max"),
         note="The lane runs on another core. At work: one of a burst. Between steps: the caller "
         "computed for 5 ms since the last transfer, as a step does, and the lane naps. Nothing "
@@ -56,7 +56,7 @@ def measure_submit(machine: Machine, sizes: Sizes, say: Say) -> Section:
             for regions in sizes.regions
         ]
         worst = max(sorted(samples)[len(samples) // 2] for samples in most)
-        text = f"submit of {sizes.blocks[-1]} blocks, lane {lane}, worst median"
+        text = f"submit of {sizes.blocks[-1]} blocks, lane {lane}, worst median ({machine.name})"
         section.targets.append(Target(text, worst, AIM_US, "us"))
     return section
 

@@ -6,6 +6,7 @@ import functools
 from typing import Any
 
 from bench.copy_engine.machine import Buffer
+from bench.copy_engine.torch_rivals import TorchRivals
 
 WIDTH, ROWS, MATMULS = 8192, 64, 4  # 128 MiB of weights per product: more than an L2 holds
 
@@ -33,12 +34,13 @@ class TorchMachine:
 
         torch.cuda.set_device(device)
         self.device = device
+        self.where = f"cuda:{device}"
         self.name = str(torch.cuda.get_device_name(device))
 
     def vram(self, num_bytes: int) -> TorchBuffer:
         import torch
 
-        return TorchBuffer(torch.ones(num_bytes, dtype=torch.uint8, device=f"cuda:{self.device}"))
+        return TorchBuffer(torch.ones(num_bytes, dtype=torch.uint8, device=self.where))
 
     def host(self, num_bytes: int) -> TorchBuffer:
         import torch
@@ -49,7 +51,10 @@ class TorchMachine:
         import torch
 
         torch.cuda.synchronize(self.device)  # buffers were filled on another stream
-        return TorchStream(torch.cuda.Stream(self.device))
+        return TorchStream(torch.cuda.Stream(self.device), self.where)
+
+    def rivals(self, num_blocks: int, block_bytes: int) -> TorchRivals:
+        return TorchRivals(self.where, num_blocks, block_bytes)
 
 
 class TorchBuffer:
@@ -73,8 +78,9 @@ class TorchEvent:
 class TorchStream:
     """A stream of its own, which no other waits for."""
 
-    def __init__(self, stream: Any) -> None:
+    def __init__(self, stream: Any, where: str) -> None:
         self._stream = stream
+        self._where = where
         self.handle = int(stream.cuda_stream)
 
     def copy(self, dst: Buffer, src: Buffer, num_bytes: int) -> None:
@@ -88,7 +94,7 @@ class TorchStream:
     def work(self) -> None:
         import torch
 
-        rows, weights, out = _matrices(str(self._stream.device))
+        rows, weights, out = _matrices(self._where)
         with torch.cuda.stream(self._stream):
             for _ in range(MATMULS):
                 torch.mm(rows, weights, out=out)
