@@ -147,7 +147,8 @@ def _num_slots(
         logger.info("ContinuumConnector: no DRAM tier; CONTINUUM_DRAM_BYTES=64GiB would add one")
         return 0
     pipeline = vllm_config.parallel_config.pipeline_parallel_size
-    if why := proven.why_no_tier(pipeline, num_groups, compat.can_fail_by_request()):
+    dtype = vllm_config.cache_config.cache_dtype
+    if why := proven.why_no_tier(pipeline, num_groups, compat.can_fail_by_request(), dtype):
         logger.warning("ContinuumConnector: %s", why)
         return 0
     num_slots = num_slots_for(config.dram_bytes, node_ranks, slot_bytes)

@@ -80,17 +80,7 @@ def load_tokenizer(vllm_config: Any) -> Any:
 # --- KV cache ---------------------------------------------------------------------------
 def kv_groups(vllm_config: Any, kv_cache_config: Any) -> KvGroups:
     """Describe the model's KV groups; ConfigError says which kind is not proven yet."""
-    from vllm.v1.kv_cache_interface import FullAttentionSpec, SlidingWindowSpec
-
-    groups = []
-    for group in kv_cache_config.kv_cache_groups:
-        spec = group.kv_cache_spec
-        window = getattr(spec, "sliding_window", None)
-        is_window = isinstance(spec, SlidingWindowSpec)
-        odd = getattr(spec, "prefix_replay_tokens", 0) or getattr(spec, "rswa_window", 0)
-        is_known = not odd and (is_window or isinstance(spec, FullAttentionSpec))  # so is MLA's
-        kind = type(spec).__name__
-        groups.append(Group(kind, spec.block_size, window if is_window else None, is_known))
+    groups = [_group(group.kv_cache_spec) for group in kv_cache_config.kv_cache_groups]
     hash_size = getattr(kv_cache_config, "hash_block_size", None)
     hash_size = hash_size or (groups[0].block_size if groups else 0)
     parallel = vllm_config.parallel_config
@@ -98,6 +88,16 @@ def kv_groups(vllm_config: Any, kv_cache_config: Any) -> KvGroups:
     return KvGroups(
         [KvGroup(index, group.block_size, group.window) for index, group in enumerate(groups)]
     )
+
+
+def _group(spec: Any) -> Group:
+    """Where layers differ in bytes (UniformTypeKVCacheSpecs) workers take the first, as vLLM does
+    for the scheduler (generate_scheduler_kv_cache_config): both halves must give one answer."""
+    spec = next(iter(getattr(spec, "kv_cache_specs", {}).values()), spec)
+    kind, window = type(spec).__name__, None
+    if kind == "SlidingWindowSpec":  # and what vLLM retains behind it for drafts
+        window = spec.sliding_window + getattr(spec, "extra_retained_tokens", 0)
+    return Group(kind, spec.block_size, window)
 
 
 def bytes_per_block(kv_cache_config: Any) -> int:

@@ -18,15 +18,21 @@ NO_UNATTACHED_TIER = (
     "not, nor can this one with ContinuumConnector attached"
 )
 
+# Classes of vLLM's specs, and no subclass of them: one may keep its blocks in another way, as
+# RSWASpec does, which drops blocks amid a turn.
+KINDS = frozenset({"FullAttentionSpec", "MLAAttentionSpec", "SlidingWindowSpec"})
+# --kv-cache-dtype: numbers as they are, or FP8 whose scales lie beside the weights or in the block.
+PLAIN_DTYPES = frozenset({"auto", "float32", "float", "bfloat16", "float16", "half"})
+FP8_DTYPES = frozenset({"fp8", "fp8_e4m3", "fp8_e5m2", "fp8_inc", "fp8_ds_mla"})
+
 
 class Group(NamedTuple):
-    """A KV group as vLLM describes it. `kind`: its spec's class; `block_size`: tokens;
-    `window`: attention span in tokens, None for all; `is_known`: full attention, MLA, a window."""
+    """A KV group as vLLM's scheduler sees it. `kind`: the class of its spec, of one layer's where
+    layers differ in bytes alone; `block_size`: tokens; `window`: tokens that stay, None for all."""
 
     kind: str
     block_size: int
     window: int | None = None
-    is_known: bool = True
 
 
 def check_groups(groups: Sequence[Group], hash_size: int, context_parallel: int) -> None:
@@ -35,7 +41,7 @@ def check_groups(groups: Sequence[Group], hash_size: int, context_parallel: int)
     `hash_size`: tokens per block hash; `context_parallel`: ranks that share a sequence's KV.
     """
     for index, group in enumerate(groups):
-        if not group.is_known:
+        if group.kind not in KINDS:
             raise ConfigError(f"KV group {index} is {group.kind}, which is not proven yet")
     if not groups:
         raise ConfigError("the model has no KV cache")
@@ -63,8 +69,18 @@ def why_aside(has_prefix_caching: bool, unproven: str) -> str:
     return ""
 
 
-def why_no_tier(pipeline_parallel: int, num_groups: int, can_fail_by_request: bool) -> str:
-    """Say why pins work and the DRAM tier cannot, or return ""."""
+def why_no_tier(
+    pipeline_parallel: int, num_groups: int, can_fail_by_request: bool, kv_cache_dtype: str
+) -> str:
+    """Say why pins work and the DRAM tier cannot, or return "".
+
+    `kv_cache_dtype`: --kv-cache-dtype, or what the checkpoint asks for instead of auto.
+    """
+    if kv_cache_dtype not in PLAIN_DTYPES | FP8_DTYPES:
+        return (
+            f"no DRAM tier with --kv-cache-dtype {kv_cache_dtype}: where its scales lie is not "
+            "proven yet"
+        )
     if pipeline_parallel > 1:
         return "no DRAM tier with pipeline parallelism, not proven yet"
     if num_groups > 1 and not can_fail_by_request:

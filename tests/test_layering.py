@@ -46,7 +46,7 @@ MAY_IMPORT = {  # what each room may import besides itself and `errors`
         *("policy", "programs", "toolcalls", "costs", "account", "messages", "config"),
         "metric_table",
     },
-    "worker": {"messages", "config", ""},
+    "worker": {"messages", "config", "proven", ""},
     "proven": {"config"},
     "compat": {"scheduler", "costs", "proven", "config"},
     "checks": {"compat", "plugin", "config", "proven", "worker", "switch", "switch_endpoint"},
@@ -65,7 +65,7 @@ MAY_IMPORT = {  # what each room may import besides itself and `errors`
     "sizing": set(),
     "cli": {
         *("build", "compat", "config", "metric_table", "worker", "policy", "programs", "costs"),
-        *("analysis", "checks", "sizing"),
+        *("analysis", "checks", "sizing", "proven"),
     },
     "": {"connector", "attach"},  # __init__: the public names
 }

@@ -24,7 +24,6 @@ from continuum_connector.checks.words import several, size
 from continuum_connector.errors import ConfigError
 from continuum_connector.proven import Group, check_groups, why_aside, why_no_tier
 
-KNOWN = {FULL, SLIDING, MLA}  # what compat.kv_groups takes
 BLOCK_SIZE = 16  # any: all groups of such a model have the same
 _WORDS = {FULL: "full attention", MLA: "latent attention (MLA)", CHUNKED: "chunked attention"}
 LOG = "the server's log says `steps aside` if it does not"
@@ -32,26 +31,28 @@ LOG = "the server's log says `steps aside` if it does not"
 
 def lines(machine: Machine, plan: Plan, vllm: VllmSeen) -> Iterator[Line]:
     """Will this model's turns be kept, and may they go to DRAM?"""
-    if not plan.model:
-        cure = "--model FOLDER, or a model that is downloaded here"
-        yield unseen("model", "none was named, so its KV groups are not known", cure)
-        return
+    num_groups, kv_cache_dtype = 1, plan.kv_cache_dtype  # where the model is not seen
     try:
-        config = read_model_config(plan.model, machine.environ)
-        shape = read_shape(config, plan.dtype, plan.kv_cache_dtype, plan.hybrid_manager)
+        shape = _shape(machine, plan)
     except NoModelError as why:
         cure = "--model FOLDER with its config.json; nothing is downloaded for a check"
         yield unseen("model", str(why), cure)
-        return
     except ShapeError as why:
         yield unseen("model", f"whether it is served cannot be told from config.json: {why}", LOG)
-        return
-    yield _served(plan, shape)
-    groups = groups_of(shape)
+    else:
+        yield _served(plan, shape)
+        num_groups, kv_cache_dtype = len(groups_of(shape)), shape.kv_cache_dtype
     fails = vllm.fails_by_request or not vllm.version  # unseen: do not blame it
-    why_not = why_no_tier(plan.pipeline_parallel, len(groups), fails)
+    why_not = why_no_tier(plan.pipeline_parallel, num_groups, fails, kv_cache_dtype)
     if plan.config.dram_bytes and why_not:
         yield error("DRAM tier", why_not, "leave dram_bytes at 0, or serve without what it names")
+
+
+def _shape(machine: Machine, plan: Plan) -> Shape:
+    if not plan.model:
+        raise NoModelError("none was named, so its KV groups are not known")
+    config = read_model_config(plan.model, machine.environ)
+    return read_shape(config, plan.dtype, plan.kv_cache_dtype, plan.hybrid_manager)
 
 
 def aside(plan: Plan, shape: Shape) -> str:
@@ -65,10 +66,7 @@ def aside(plan: Plan, shape: Shape) -> str:
 
 def groups_of(shape: Shape) -> list[Group]:
     """One group per kind of layer; vLLM may make several of a kind, which changes no answer."""
-    return [
-        Group(layer.kind, BLOCK_SIZE, layer.window, layer.kind in KNOWN)
-        for layer, _ in count_kinds(shape)
-    ]
+    return [Group(layer.kind, BLOCK_SIZE, layer.window) for layer, _ in count_kinds(shape)]
 
 
 def _served(plan: Plan, shape: Shape) -> Line:
@@ -76,8 +74,13 @@ def _served(plan: Plan, shape: Shape) -> Line:
         cure = "none yet: it works, as without the connector"
         return error("model", f"the connector steps aside: {why}", cure)
     kinds = ", ".join(_layers(layer, number) for layer, number in count_kinds(shape))
-    token = size(len(shape.layers) * shape.token_bytes(plan.tensor_parallel))
-    return ok("model", f"{shape.architecture} is served: {kinds}; {token} per token")
+    return ok("model", f"{shape.architecture} is served: {kinds}; {_token(plan, shape)}")
+
+
+def _token(plan: Plan, shape: Shape) -> str:
+    if not shape.value_bytes:
+        return f"how many bytes {shape.kv_cache_dtype} takes is not known here"
+    return f"{size(len(shape.layers) * shape.token_bytes(plan.tensor_parallel))} per token"
 
 
 def _layers(layer: Layer, number: int) -> str:

@@ -11,9 +11,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+from continuum_connector.proven import FP8_DTYPES
+
 FULL, SLIDING, MLA = "FullAttentionSpec", "SlidingWindowSpec", "MLAAttentionSpec"
 CHUNKED, STATE, CROSS = "ChunkedLocalAttentionSpec", "MambaSpec", "CrossAttentionSpec"
-UNIFORM = "UniformTypeKVCacheSpecs"  # one group of layers whose blocks differ in bytes
 
 # config.json's layer_types
 _TYPES = {
@@ -37,6 +38,7 @@ _MLA = (
     *("axk1", "deepseek_v2", "deepseek_v3", "deepseek_v32", "glm_moe_dsa", "glm4_moe_lite"),
     *("kimi_k2", "kimi_linear", "longcat_flash", "pangu_ultra_moe", "bailing_hybrid"),
 )
+_INDEX_SHARED = ("index_topk_freq", "index_topk_pattern")  # some layers use another's index
 _KV_HEADS = ("num_key_value_heads", "num_kv_heads", "n_head_kv", "multi_query_group_num")
 DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2, "half": 2, "float": 4}
 
@@ -55,20 +57,24 @@ class Layer(NamedTuple):
 @dataclass(frozen=True)
 class Shape:
     """`layers`: those with KV of their own; `num_heads`: KV heads, 1 for MLA; `head_values`:
-    numbers that a head keeps per token and layer; `max_context`: tokens, 0 if not said."""
+    numbers that a head keeps per token and layer; `value_bytes`: of one, 0 if not known here;
+    `index_bytes`: of a token and layer, beside MLA's; `max_context`: tokens, 0 if not said;
+    `kv_cache_dtype`: the flag's, or what the checkpoint asks for instead of auto."""
 
     architecture: str
     layers: tuple[Layer, ...]
     num_heads: int
     head_values: int
     value_bytes: int
+    index_bytes: int
     max_context: int
+    kv_cache_dtype: str
 
     def token_bytes(self, tensor_parallel: int = 1) -> int:
         """KV bytes of a token in one layer, over all ranks: heads that do not divide are kept by
         several ranks, MLA's one by all."""
         copies = max(1, tensor_parallel // self.num_heads)
-        return self.num_heads * copies * self.head_values * self.value_bytes
+        return self.num_heads * copies * (self.head_values * self.value_bytes + self.index_bytes)
 
     def context_bytes(self, num_tokens: int, tensor_parallel: int = 1) -> int:
         """KV bytes that the next turn needs of a context: all of it, or a layer's window."""
@@ -90,13 +96,16 @@ def read_shape(
         # vLLM turns its hybrid manager off for chunked attention, and all that is left is full.
         layers = _promoted(layers)
     num_heads, head_values = _heads(text)
+    kv_cache_dtype = _resolved(text, kv_cache_dtype)
     return Shape(
         architecture=str((config.get("architectures") or ["?"])[0]),
         layers=tuple(layers),
         num_heads=num_heads,
         head_values=head_values,
         value_bytes=_value_bytes(text, dtype, kv_cache_dtype),
+        index_bytes=_index_bytes(text, kv_cache_dtype),
         max_context=int(text.get("max_position_embeddings") or 0),
+        kv_cache_dtype=kv_cache_dtype,
     )
 
 
@@ -131,7 +140,7 @@ def _layers(text: Mapping[str, Any]) -> list[Layer]:
     if any(text.get(key) for key in _STATES) or 0 in (text.get("attn_type_list") or ()):
         return [Layer(STATE)] * number
     if text.get("kv_lora_rank") is not None:
-        return [Layer(UNIFORM if text.get("index_topk") else MLA)] * number
+        return [Layer(MLA)] * number
     if text.get("attention_chunk_size"):
         return [Layer(CHUNKED)] * number
     return _windows(text, number)
@@ -142,7 +151,7 @@ def _layer(text: Mapping[str, Any], name: str) -> Layer:
     if kind is None:
         raise ShapeError(f"layer_types has {name!r}, which is not known here")
     if kind == FULL and text.get("kv_lora_rank") is not None:
-        return Layer(UNIFORM if text.get("index_topk") else MLA)
+        return Layer(MLA)
     return Layer(kind, _window(text) if kind == SLIDING else None)
 
 
@@ -191,20 +200,43 @@ def _heads(text: Mapping[str, Any]) -> tuple[int, int]:
     return kv_heads, head_dim + (_number(text, "v_head_dim") or head_dim)
 
 
-def _value_bytes(text: Mapping[str, Any], dtype: str, kv_cache_dtype: str) -> int:
-    """Bytes of one number in the KV cache; a checkpoint may ask for FP8 by itself."""
+def _index_bytes(text: Mapping[str, Any], kv_cache_dtype: str) -> int:
+    """Of the keys by which DeepSeek's sparse attention chooses: FP8, and a float per 128 of them
+    (model_executor/models/deepseek_v2.py, Indexer)."""
+    if not text.get("index_topk"):
+        return 0
+    if any(text.get(key) is not None for key in _INDEX_SHARED):
+        raise ShapeError("not every layer keeps an index of its own")
+    if kv_cache_dtype in FP8_DTYPES:
+        raise ShapeError("how many bytes FP8 takes beside an index depends on the backend")
+    keys = _number(text, "index_head_dim")
+    return keys + keys // 128 * 4
+
+
+def _resolved(text: Mapping[str, Any], kv_cache_dtype: str) -> str:
+    """What --kv-cache-dtype comes to: a checkpoint may ask for a type by itself
+    (utils/torch_utils.py, get_kv_cache_quant_algo_string)."""
     quantised = text.get("quantization_config") or {}
-    scheme = quantised.get("kv_cache_scheme") or {}
-    by_checkpoint = kv_cache_dtype == "auto" and scheme.get("num_bits") == 8
-    if by_checkpoint or kv_cache_dtype.startswith("fp8"):
+    wish = quantised.get("kv_cache_scheme") or quantised.get("kv_cache_quant_algo")
+    if kv_cache_dtype != "auto" or not wish:
+        return kv_cache_dtype
+    if isinstance(wish, Mapping):
+        return {8: "fp8", 4: "nvfp4"}.get(int(wish.get("num_bits") or 0), "auto")
+    return {"fp8": "fp8_e4m3", "nvfp4": "nvfp4"}.get(str(wish).lower(), "auto")
+
+
+def _value_bytes(text: Mapping[str, Any], dtype: str, kv_cache_dtype: str) -> int:
+    """Bytes of one number in the KV cache, 0 if not known here. `kv_cache_dtype`: resolved."""
+    if kv_cache_dtype in FP8_DTYPES:
         return 1
-    name = kv_cache_dtype if kv_cache_dtype != "auto" else dtype
-    if name == "auto":
+    if kv_cache_dtype != "auto":
+        return DTYPE_BYTES.get(kv_cache_dtype, 0)
+    if dtype == "auto":
         own = str(text.get("dtype") or text.get("torch_dtype") or "bfloat16")
-        name = "bfloat16" if own.removeprefix("torch.") == "float32" else own
-    if name.removeprefix("torch.") not in DTYPE_BYTES:
-        raise ShapeError(f"how many bytes {name} takes in the KV cache is not known here")
-    return DTYPE_BYTES[name.removeprefix("torch.")]
+        dtype = "bfloat16" if own.removeprefix("torch.") == "float32" else own
+    if dtype.removeprefix("torch.") not in DTYPE_BYTES:
+        raise ShapeError(f"how many bytes {dtype} takes in the KV cache is not known here")
+    return DTYPE_BYTES[dtype.removeprefix("torch.")]
 
 
 def count_kinds(shape: Shape) -> list[tuple[Layer, int]]:

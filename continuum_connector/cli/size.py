@@ -20,6 +20,7 @@ from continuum_connector.checks.words import size as text_of
 from continuum_connector.cli.reading import command
 from continuum_connector.cli.server import CommandError
 from continuum_connector.config import parse_bytes
+from continuum_connector.proven import why_no_tier
 from continuum_connector.sizing import FILL, Load, Need, Place, mean_gap, need
 
 GIB = 2**30
@@ -102,8 +103,8 @@ def _shape(model: str, dtype: str) -> Shape:
         shape = read_shape(read_model_config(model, os.environ), kv_cache_dtype=dtype)
     except (NoModelError, ShapeError) as why:
         raise CommandError(f"{why}; give --bytes-per-token instead of --model") from None
-    if why_aside := aside(Plan(), shape):
-        raise CommandError(f"{why_aside}; no DRAM would be used")
+    if why_not := aside(Plan(), shape) or why_no_tier(1, 1, True, shape.kv_cache_dtype):
+        raise CommandError(f"{why_not}; no DRAM would be used")
     return shape
 
 

@@ -28,6 +28,7 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 from continuum_connector.errors import TransferError
+from continuum_connector.proven import KINDS
 from continuum_connector.worker.engine import Region
 
 if TYPE_CHECKING:
@@ -150,13 +151,13 @@ def _block_bytes(kv_caches: Mapping[str, Any], config: Any) -> int:
 
 
 def _check_specs(config: Any) -> None:
-    """Refuse what a block copy does not restore: state layers, scales elsewhere, host pools."""
+    """Refuse what a block copy may not restore: state layers, scales elsewhere, host pools."""
     for group in config.kv_cache_groups:
         inner = getattr(group.kv_cache_spec, "kv_cache_specs", None)
         for spec in inner.values() if inner else (group.kv_cache_spec,):
             kind = type(spec).__name__
-            if "AttentionSpec" not in {cls.__name__ for cls in type(spec).__mro__}:
-                raise TransferError(f"layers of kind {kind} hold a state, not blocks of tokens")
+            if kind not in KINDS:
+                raise TransferError(f"layers of kind {kind} are not proven to be blocks of tokens")
             mode = getattr(spec, "kv_quant_mode", 0)
             if int(mode) > _MAX_QUANT_MODE:
                 name = getattr(mode, "name", mode)

@@ -290,6 +290,27 @@ def test_a_hybrid_model_on_an_old_vllm_has_no_tier(tmp_path: Path) -> None:
     assert "hybrid KV groups" in line.text
 
 
+@pytest.mark.parametrize(
+    ("flags", "model"),
+    [
+        (["--kv-cache-dtype", "nvfp4"], LLAMA),
+        ([], {**LLAMA, "quantization_config": {"kv_cache_quant_algo": "NVFP4"}}),
+        (["--kv-cache-dtype", "nvfp4"], {"layer_types": ["novel"]}),  # whatever the model is
+    ],
+)
+def test_scales_of_their_own_leave_pins_and_no_tier(
+    tmp_path: Path, flags: list[str], model: dict[str, Any]
+) -> None:
+    machine, served = fake.make(tmp_path), plan(*flags, root=tmp_path, model=model)
+    line = one(machine, served, "DRAM tier")
+    assert line.verdict is ERROR
+    assert line.text.startswith("no DRAM tier with --kv-cache-dtype nvfp4")
+    if model is LLAMA:
+        line = one(machine, served, "model")
+        assert line.verdict is OK
+        assert "is served: 32 layers of full attention; how many bytes nvfp4 takes" in line.text
+
+
 def test_pipeline_parallelism_has_no_tier(tmp_path: Path) -> None:
     machine = fake.make(tmp_path, cuda={**CUDA, "gpus": [H100, H100]})
     line = one(machine, plan("-pp", "2", root=tmp_path), "DRAM tier")

@@ -31,6 +31,7 @@ LLAMA_8B = {
 }
 MLA_KEYS = {"model_type": "deepseek_v3", "kv_lora_rank": 512, "qk_rope_head_dim": 64}
 DEEPSEEK = {**LLAMA_8B, **MLA_KEYS, "num_hidden_layers": 61}
+INDEX = {"index_topk": 2048, "index_head_dim": 128}
 
 
 def kinds(config: dict[str, Any], **flags: Any) -> list[tuple[Layer, int]]:
@@ -69,6 +70,35 @@ def test_heads_that_ranks_share_are_kept_once_and_others_by_each() -> None:
     mla = read_shape(DEEPSEEK)
     assert mla.context_bytes(1) == 61 * (512 + 64) * 2
     assert mla.context_bytes(1, 8) == 8 * mla.context_bytes(1)
+
+
+def test_an_index_lies_beside_the_latent_of_each_layer() -> None:
+    shape = read_shape({**DEEPSEEK, **INDEX})
+    assert shape.context_bytes(1) == 61 * ((512 + 64) * 2 + 128 + 4)
+    assert shape.context_bytes(1, 8) == 8 * shape.context_bytes(1)
+    with pytest.raises(ShapeError, match="FP8 takes beside an index"):
+        read_shape({**DEEPSEEK, **INDEX}, kv_cache_dtype="fp8")
+    with pytest.raises(ShapeError, match="not every layer keeps an index"):
+        read_shape({**DEEPSEEK, **INDEX, "index_topk_freq": 4})
+
+
+@pytest.mark.parametrize(
+    ("flag", "quantised", "dtype", "value_bytes"),
+    [
+        ("auto", {"kv_cache_scheme": {"num_bits": 8}}, "fp8", 1),
+        ("auto", {"kv_cache_scheme": {"num_bits": 4}}, "nvfp4", 0),
+        ("auto", {"kv_cache_quant_algo": "FP8"}, "fp8_e4m3", 1),
+        ("auto", {"kv_cache_quant_algo": "NVFP4"}, "nvfp4", 0),
+        ("auto", {"kv_cache_quant_algo": None}, "auto", 2),
+        ("bfloat16", {"kv_cache_quant_algo": "NVFP4"}, "bfloat16", 2),
+        ("fp8_per_token_head", {}, "fp8_per_token_head", 0),
+    ],
+)
+def test_what_the_type_of_the_cache_comes_to(
+    flag: str, quantised: dict[str, Any], dtype: str, value_bytes: int
+) -> None:
+    shape = read_shape({**LLAMA_8B, "quantization_config": quantised}, kv_cache_dtype=flag)
+    assert (shape.kv_cache_dtype, shape.value_bytes) == (dtype, value_bytes)
 
 
 def test_a_window_keeps_no_more_than_its_tokens() -> None:
@@ -115,7 +145,7 @@ def test_without_the_hybrid_manager_windows_beside_full_layers_become_full() -> 
         (DEEPSEEK, ""),
         ({**LLAMA_8B, "attention_chunk_size": 8192}, ""),  # vLLM makes these full
         ({**LLAMA_8B, "layer_types": ["chunked_attention", "full_attention"] * 16}, ""),
-        ({**DEEPSEEK, "index_topk": 2048}, "UniformTypeKVCacheSpecs"),
+        ({**DEEPSEEK, **INDEX}, ""),
         ({**LLAMA_8B, "layer_types": ["linear_attention", "full_attention"] * 16}, "MambaSpec"),
         ({**LLAMA_8B, "mamba_d_state": 16}, "MambaSpec"),
         ({**LLAMA_8B, "attn_type_list": [0, 1]}, "MambaSpec"),

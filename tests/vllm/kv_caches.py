@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -57,3 +58,13 @@ def build(
     config = describe(vllm_config, specs, num_blocks, groups)
     sizes = [kernel_block_size] * len(config.kv_cache_groups) if kernel_block_size else None
     return allocate_kv_cache(config, torch.device("cpu"), KVCacheLayout[layout], sizes), config
+
+
+def indexer_spec(block_size: int) -> Any:
+    """Return what the indexer of DeepSeek's sparse attention asks for beside MLA: 128 keys in
+    FP8 and their scale."""
+    from vllm.model_executor.models.deepseek_v2 import DeepseekV32IndexerCache
+
+    cache_config = SimpleNamespace(block_size=block_size, cache_dtype="auto")
+    layer = SimpleNamespace(cache_config=cache_config, head_dim=128 + 4, dtype=torch.uint8)
+    return DeepseekV32IndexerCache.get_kv_cache_spec(layer, None)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import typing
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -11,19 +13,22 @@ from typing import Any
 import pytest
 import torch
 import vllm
+from vllm.config.cache import CacheDType
+from vllm.v1.core.kv_cache_utils import generate_scheduler_kv_cache_config
+from vllm.v1.core.single_type_kv_cache_manager import SlidingWindowManager
 from vllm.v1.kv_cache_interface import (
     FullAttentionSpec,
+    KVCacheGroupSpec,
     KVCacheSpec,
+    KVQuantMode,
     MambaSpec,
     MLAAttentionSpec,
     RSWASpec,
+    SinkFullAttentionSpec,
     SlidingWindowSpec,
+    UniformTypeKVCacheSpecs,
+    get_kv_quant_mode,
 )
-
-try:
-    from vllm.v1.core.kv_cache_planning import get_kv_cache_groups  # >= 0.33
-except ImportError:
-    from vllm.v1.core.kv_cache_utils import get_kv_cache_groups
 
 pytest.importorskip("typer")
 from typer.testing import CliRunner
@@ -38,6 +43,9 @@ from continuum_connector.checks.seen import Seen, VllmSeen
 from continuum_connector.checks.serving import lines
 from continuum_connector.checks.shape import read_shape
 from continuum_connector.cli.app import app
+from continuum_connector.config import ContinuumConfig
+from continuum_connector.proven import why_no_tier
+from tests.vllm import kv_caches
 
 MODEL: dict[str, Any] = {
     "architectures": ["LlamaForCausalLM"],
@@ -50,9 +58,8 @@ HEADS = {"block_size": 16, "dtype": torch.bfloat16, "num_kv_heads": 2, "head_siz
 LATENT = {"block_size": 16, "dtype": torch.bfloat16, "num_kv_heads": 1}
 FULL = FullAttentionSpec(**HEADS)
 WINDOW = SlidingWindowSpec(**HEADS, sliding_window=64)
-MLA = MLAAttentionSpec(**LATENT, head_size=576)
-SPARSE = MLAAttentionSpec(**LATENT, head_size=576, cache_dtype_str="auto")
-INDEX = MLAAttentionSpec(**LATENT, head_size=128)
+MLA = MLAAttentionSpec(**LATENT, head_size=576, cache_dtype_str="auto")
+INDEX = kv_caches.indexer_spec(block_size=16)
 STATE = MambaSpec(
     block_size=16,
     shapes=((2, 64),),
@@ -84,7 +91,7 @@ def config_of(enable_prefix_caching: bool = True) -> Any:
         ({**MODEL, "sliding_window": 64}, [WINDOW] * 4),
         ({**MODEL, "sliding_window": 64, "sliding_window_pattern": 2}, [WINDOW, FULL] * 2),
         (MLA_MODEL, [MLA] * 4),
-        ({**MLA_MODEL, "index_topk": 2048}, [SPARSE, INDEX] * 4),
+        ({**MLA_MODEL, "index_topk": 2048}, [MLA, INDEX] * 4),
         ({**MODEL, "layer_types": ["mamba", "attention"] * 2}, [STATE, FULL] * 2),
     ],
     ids=["full", "windows", "hybrid", "MLA", "MLA with an indexer", "Mamba"],
@@ -92,20 +99,91 @@ def config_of(enable_prefix_caching: bool = True) -> Any:
 def test_the_server_and_the_check_step_aside_for_the_same_models(
     model: dict[str, Any], specs: list[KVCacheSpec]
 ) -> None:
-    layers = {f"model.layers.{i}.attn": spec for i, spec in enumerate(specs)}
-    config = config_of()
-    groups = SimpleNamespace(kv_cache_groups=get_kv_cache_groups(config, layers))
-    at_start = build.reason_to_step_aside(config, groups)
+    at_start = reasons(specs)
     before = aside(Plan(), read_shape(model))
     assert bool(before) is bool(at_start), (before, at_start)
     if before:  # the same sentence, but for the number of the group
         assert before.split(" is ")[1] == at_start.split(" is ")[1]
 
 
-def test_attention_that_drops_blocks_amid_a_turn_is_not_served_though_vllm_calls_it_full() -> None:
-    groups = get_kv_cache_groups(config_of(), {"layer": RSWASpec(**HEADS, rswa_window=64)})
-    why = build.reason_to_step_aside(config_of(), SimpleNamespace(kv_cache_groups=groups))
-    assert "RSWASpec, which is not proven" in why
+def reasons(specs: list[KVCacheSpec]) -> str:
+    """Why a server of these layers steps aside: the scheduler's answer, and each worker's."""
+    config = config_of()
+    layers = {f"model.layers.{i}.attn": spec for i, spec in enumerate(specs)}
+    at_workers = kv_caches.describe(config, layers)
+    at_scheduler = generate_scheduler_kv_cache_config([at_workers])
+    why = build.reason_to_step_aside(config, at_scheduler)
+    assert why == build.reason_to_step_aside(config, at_workers)
+    return why
+
+
+@pytest.mark.parametrize(
+    "specs",
+    [[MLA, INDEX], [INDEX, MLA], [FULL, replace(FULL, num_kv_heads=1, head_size=24)]],
+    ids=["MLA, index", "index, MLA", "heads"],
+)
+def test_layers_that_differ_in_bytes_alone_are_served_as_one_group(
+    specs: list[KVCacheSpec],
+) -> None:
+    layers = {f"layers.{i}": spec for i, spec in enumerate(specs)}
+    [group] = kv_caches.describe(config_of(), layers).kv_cache_groups
+    assert isinstance(group.kv_cache_spec, UniformTypeKVCacheSpecs)
+    assert reasons(specs) == ""
+
+
+class Novel(FullAttentionSpec):
+    """Full attention of somebody's plugin."""
+
+
+@pytest.mark.parametrize(
+    "spec",
+    [
+        RSWASpec(**HEADS, rswa_window=64),
+        SinkFullAttentionSpec(**HEADS, sink_len=32),
+        Novel(**HEADS),
+    ],
+    ids=lambda spec: type(spec).__name__,
+)
+def test_subclasses_of_full_attention_keep_blocks_in_ways_of_their_own_and_are_not_served(
+    spec: Any,
+) -> None:
+    groups = SimpleNamespace(kv_cache_groups=[KVCacheGroupSpec(["layer"], spec)])
+    why = build.reason_to_step_aside(config_of(), groups)
+    assert f"{type(spec).__name__}, which is not proven" in why
+
+
+@pytest.mark.skipif(not hasattr(WINDOW, "extra_retained_tokens"), reason="vLLM before that")
+def test_a_hit_needs_what_vllm_retains_behind_a_window_too() -> None:
+    spec = replace(WINDOW, extra_retained_tokens=20)
+    groups = SimpleNamespace(kv_cache_groups=[KVCacheGroupSpec(["layer"], spec)])
+    which = compat.kv_groups(config_of(), groups)
+    manager = SlidingWindowManager.__new__(SlidingWindowManager)
+    manager.sliding_window, manager.extra_retained_tokens = spec.sliding_window, 20
+    [group] = which
+    for hit in range(20):
+        kept = manager.get_num_skipped_tokens(hit * 16) // 16
+        assert which.first_needed(group, hit, 0) <= kept
+
+
+DTYPES = [name for name in typing.get_args(CacheDType) if name != "auto"]
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_the_scheduler_and_the_check_have_a_tier_for_the_same_types_of_the_cache(
+    dtype: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    config = config_of()
+    config.cache_config.cache_dtype = dtype
+    continuum = ContinuumConfig(dram_bytes=2**30)
+    num_slots = build._num_slots(continuum, config, 1, 1, 2**20)
+    said = why_no_tier(1, 1, True, read_shape(MODEL, kv_cache_dtype=dtype).kv_cache_dtype)
+    assert bool(num_slots) is not bool(said)
+    assert said in caplog.text
+    mode = get_kv_quant_mode(dtype)
+    if mode > KVQuantMode.FP8_PER_TENSOR:  # what workers refuse, of the layers themselves
+        assert f"--kv-cache-dtype {dtype}: where its scales lie" in said
+    if mode == KVQuantMode.NONE and dtype in ("float16", "bfloat16"):
+        assert not said
 
 
 def test_the_server_and_the_check_say_the_same_of_prefix_caching() -> None:

@@ -302,7 +302,7 @@ def refused(caches: dict[str, Any], config: Any, match: str) -> None:
 
 def test_state_layers_are_refused():
     spec = MambaSpec(block_size=16, shapes=((4, 4),), dtypes=(torch.float32,))
-    refused(old_caches((7, 2, 16, 4, 8)), old_config(2, 7, PAGE, spec), "MambaSpec hold a state")
+    refused(old_caches((7, 2, 16, 4, 8)), old_config(2, 7, PAGE, spec), "MambaSpec are not proven")
 
 
 def test_lists_of_tensors_are_refused():
