@@ -27,6 +27,7 @@ from continuum_connector.scheduler.waker import NoWaker, Waker
 from continuum_connector.toolcalls.reader import ToolReader
 from continuum_connector.toolcalls.tokenizer import BackgroundTokenizer
 from continuum_connector.trace import open_trace
+from continuum_connector.worker.paths import tell_paths
 from continuum_connector.worker.stream import current_stream
 from continuum_connector.worker.worker import ContinuumWorker, num_slots_for
 
@@ -190,8 +191,9 @@ def worker(config: ContinuumConfig, vllm_config: Any) -> ContinuumWorker:
     def make_engine(layout: Any, num_slots: int) -> Any:
         from continuum_connector.worker.native import NativeEngine
 
-        return NativeEngine(
-            driver=_driver(config.driver, layout.device),
+        driver = _driver(config.driver, layout.device)
+        engine = NativeEngine(
+            driver=driver,
             device=layout.device_index,
             regions=layout.regions,
             num_blocks=layout.num_blocks,
@@ -204,6 +206,8 @@ def worker(config: ContinuumConfig, vllm_config: Any) -> ContinuumWorker:
             first_bytes=max(FIRST_BYTES, layout.slot_bytes),
             checksum_every=config.checksum_every,
         )
+        tell_paths(driver, engine.paths)
+        return engine
 
     return ContinuumWorker(
         make_engine, config, node_ranks, current_stream, compat.rank(vllm_config)

@@ -153,6 +153,11 @@ class NativeEngine:
         settled, self._settled = self._settled, []
         return settled
 
+    @property
+    def paths(self) -> tuple[str, ...]:
+        """Ways of copying that driver and device offered at the open."""
+        return tuple(name for name, bit in _PATHS.items() if self._paths >> bit & 1)
+
     def health(self) -> Health:
         """Say what has failed for good; a path is given up when the driver refuses it at work."""
         stats = self.stats()

@@ -57,6 +57,8 @@ def a_worker(config: Any, kv_cache_config: Any) -> Any:
 class Made(FakeCopyEngine):
     """What the native engine would have been made with."""
 
+    paths = ("batch", "loop")
+
     def __call__(self, **kwargs: Any) -> Made:
         self.kwargs = kwargs
         self.slot_bytes, self.num_ready = kwargs["slot_bytes"], kwargs["num_slots"]
@@ -176,6 +178,15 @@ def test_the_driver_is_that_of_the_kv_caches_device(
 ) -> None:
     start(driver, device)
     assert made.kwargs["driver"] == copies
+
+
+def test_the_log_says_which_ways_of_copying_there_are(
+    made: Made, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level("INFO", logger="vllm.continuum_connector.worker.paths"):
+        start("auto", "cpu")
+    (line,) = caplog.messages
+    assert line.startswith("blocks are copied over the simulator by batch, loop; no gather kernel")
 
 
 @pytest.mark.parametrize(("driver", "device"), [("sim", "cuda"), ("cuda", "cpu")])
