@@ -157,6 +157,7 @@ int ckv_submit(ckv_engine *handle, int direction, uint32_t flags, const int32_t 
 
 size_t ckv_poll(ckv_engine *handle, ckv_completion *out, size_t max) {
   size_t n = 0;
+  max = out == nullptr ? 0 : max;
   with(handle, [&](ckv::Engine &engine) {
     for (; n < max; ++n) {
       std::unique_ptr<ckv::Report> report = engine.reports().pop();

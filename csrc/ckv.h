@@ -106,17 +106,20 @@ int ckv_open(const ckv_config *config, ckv_engine **out);
 int ckv_set_regions(ckv_engine *engine, const ckv_region *regions, size_t num_regions,
                     int32_t num_blocks, int32_t num_slots);
 
-/* Queues a transfer of n pairs. Copies both arrays. Thread-safe, does not block: microseconds.
+/* Queues a transfer of n pairs, no two of which write the same block or slot. Copies both arrays.
+ * Thread-safe, does not block: microseconds.
  * Loads leave before speculative loads, these before stores; otherwise first in is first out. A
  * load waits for at most the speculative trunks in flight. flags: CKV_SPECULATIVE or 0.
  * after_stream != 0: an event of ours is recorded on that stream here, and no byte is copied before
- * it fires (store: compute done; load: block zeroing done).
+ * it fires (store: compute done; load: block zeroing done). A load behind a stream whose work never
+ * ends keeps later loads of its rank waiting, first in, first out, until it is cancelled.
  * The tag must differ from every unfinished transfer's. */
 int ckv_submit(ckv_engine *engine, int direction, uint32_t flags, const int32_t *dev_blocks,
                const int32_t *host_slots, size_t n, uintptr_t after_stream, uint64_t tag);
 
 /* Moves up to max completions into the caller's array and returns how many, oldest first. ONE
- * consumer at a time. Lock-free, does not block. Works after ckv_close. 0 after fork. */
+ * consumer at a time. Lock-free, does not block. Works after ckv_close. 0 after fork; 0
+ * where `out` is null, and nothing is lost. */
 size_t ckv_poll(ckv_engine *engine, ckv_completion *out, size_t max);
 
 /* Number of completions to poll; reading it needs no call. The engine owns it until ckv_free. */

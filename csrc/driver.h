@@ -25,7 +25,8 @@ struct Descriptor {
   uint64_t bytes;
 };
 
-// Which errors end the CUDA context: all that are not known to leave it alive.
+// Which errors end the CUDA context: all that are not known to leave it alive. Those of captures
+// refuse an operation or invalidate a capture, nothing else.
 constexpr bool is_sticky(int code) {
   switch (code) {
     case 0:
@@ -42,8 +43,14 @@ constexpr bool is_sticky(int code) {
     case 713:        // HOST_MEMORY_NOT_REGISTERED
     case 801:        // NOT_SUPPORTED
     case 900:        // STREAM_CAPTURE_UNSUPPORTED
+    case 901:        // STREAM_CAPTURE_INVALIDATED
+    case 902:        // STREAM_CAPTURE_MERGE
+    case 903:        // STREAM_CAPTURE_UNMATCHED
+    case 904:        // STREAM_CAPTURE_UNJOINED
+    case 905:        // STREAM_CAPTURE_ISOLATION
     case 906:        // STREAM_CAPTURE_IMPLICIT
     case 907:        // CAPTURED_EVENT
+    case 908:        // STREAM_CAPTURE_WRONG_THREAD
       return false;
     default:
       return true;

@@ -142,10 +142,21 @@ void Engine::check_ready(const std::vector<int32_t> &slots) {
   }
 }
 
-void Engine::check_ids(const Transfer &transfer) {
+// Before an id is read: with more pairs than there are places to write, n is no array's length.
+void Engine::check_count(int direction, size_t n) const {
   if (layout_.empty()) {
     throw Failure(CKV_EINVAL, "regions must be set before the first transfer");
   }
+  bool is_load = direction == CKV_LOAD;
+  int32_t max = is_load ? layout_.num_blocks() : layout_.num_slots();
+  if (n > static_cast<size_t>(max)) {
+    throw Failure(CKV_EINVAL, "a transfer of " + to_string(n) + " pairs would write a " +
+                                  (is_load ? "block" : "slot") + " twice: there are " +
+                                  to_string(max));
+  }
+}
+
+void Engine::check_ids(const Transfer &transfer) {
   check_range("block", transfer.blocks, layout_.num_blocks());
   check_range("slot", transfer.slots, layout_.num_slots());
   check_ready(transfer.slots);
@@ -211,6 +222,7 @@ void Engine::submit(int direction, uint32_t flags, const int32_t *blocks, const 
     throw Failure(CKV_EPOISONED,
                   "the engine copies no more since a driver error: " + driver_->describe(code));
   }
+  check_count(direction, n);
   auto transfer = std::make_unique<Transfer>();
   transfer->tag = tag;
   transfer->direction = direction;

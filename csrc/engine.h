@@ -98,6 +98,7 @@ class Engine {
   pid_t pid() const { return pid_; }
 
  private:
+  void check_count(int direction, size_t n) const;
   void check_ids(const Transfer &transfer);
   void check_ready(const std::vector<int32_t> &slots);
   void claim(const Transfer &transfer);

@@ -2,6 +2,7 @@
 #include <cstring>
 #include <filesystem>
 #include <fstream>
+#include <memory>
 #include <string>
 
 #include "rig.h"
@@ -89,6 +90,26 @@ TEST(test_a_sticky_error_poisons_and_a_plain_one_does_not) {
   CHECK(rig.finish(3).error == 700 && rig.finish(4).error == 700);
   CHECK(rig.submit(CKV_STORE, {3}, {3}, 5) == CKV_EPOISONED);
   CHECK(std::string(ckv_last_error()).find("700") != std::string::npos);
+}
+
+// What the documentation says of 900 to 908: an operation or a capture is refused. Of those that
+// end the context it says that too.
+TEST(test_capture_errors_end_no_context) {
+  for (int code = 900; code <= 908; ++code) {
+    CHECK(!ckv::is_sticky(code));
+  }
+  for (int code : {4, 214, 700, 702, 709, 710, 714, 718, 719, 999}) {
+    CHECK(ckv::is_sticky(code));
+  }
+  Rig rig;
+  uintptr_t stream = 0;
+  CHECK(ckv_sim_stream(rig.engine, &stream) == CKV_OK);
+  // The caller's stream has a capture under way that went wrong.
+  CHECK(ckv_sim_fail_at(rig.engine, CKV_SIM_EVENT_RECORD, 0, 1, 901) == CKV_OK);
+  CHECK(rig.submit(CKV_STORE, {1}, {1}, 1, stream) == CKV_EDRIVER);
+  CHECK(std::string(ckv_last_error()).find("901") != std::string::npos);
+  CHECK(rig.submit(CKV_STORE, {1}, {1}, 1, stream) == CKV_OK);
+  CHECK(rig.finish(1).status == CKV_DONE && rig.engine_stats().poison == 0);
 }
 
 // Set while it lives.
@@ -246,6 +267,9 @@ TEST(test_bad_arguments_are_refused_and_touch_nothing) {
   CHECK(rig.submit(CKV_STORE, {0}, {0}, 1, 0x1234) == CKV_EDRIVER);  // no such stream
   CHECK(ckv_submit(rig.engine, CKV_STORE, 0, nullptr, nullptr, 1, 0, 1) == CKV_EINVAL);
   CHECK(ckv_submit(nullptr, CKV_STORE, 0, nullptr, nullptr, 0, 0, 1) == CKV_EINVAL);
+  CHECK(rig.submit(CKV_STORE, Ids(97), Ids(97), 1) == CKV_EINVAL);
+  CHECK(std::string(ckv_last_error()) ==
+        "a transfer of 97 pairs would write a slot twice: there are 96");
   CHECK(ckv_sim_stream(rig.engine, nullptr) == CKV_EINVAL);
   CHECK(std::string(ckv_last_error()) == "there is no place for the stream");
   CHECK(ckv_sim_get_stats(rig.engine, nullptr) == CKV_EINVAL);
@@ -265,6 +289,36 @@ TEST(test_bad_arguments_are_refused_and_touch_nothing) {
   config.driver = CKV_DRIVER_SIM;
   config.path = CKV_PATH_GATHER + 1;
   CHECK(ckv_open(&config, &engine) == CKV_EINVAL);
+}
+
+// The array has one id: under ASan, reading the next one is an error.
+TEST(test_more_pairs_than_can_be_are_refused_before_they_are_read) {
+  Rig rig;
+  ckv_config config = sim_config();
+  ckv_engine *bare = nullptr;
+  CHECK(ckv_open(&config, &bare) == CKV_OK);
+  const auto id = std::make_unique<int32_t>(0);
+  auto said = [&](ckv_engine *engine, int direction, size_t n) {
+    CHECK(ckv_submit(engine, direction, 0, id.get(), id.get(), n, 0, 1) == CKV_EINVAL);
+    return std::string(ckv_last_error());
+  };
+  for (size_t n : {SIZE_MAX, SIZE_MAX / 4, size_t{1} << 31, size_t{97}}) {
+    CHECK(said(rig.engine, CKV_LOAD, n).find("would write a block twice: there are 64") !=
+          SIZE_MAX);
+    CHECK(said(rig.engine, CKV_STORE, n).find("would write a slot twice: there are 96") !=
+          SIZE_MAX);
+    CHECK(said(bare, CKV_LOAD, n) == "regions must be set before the first transfer");
+  }
+  ckv_free(bare);
+}
+
+TEST(test_a_poll_without_a_place_loses_no_completion) {
+  Rig rig;
+  CHECK(rig.submit(CKV_STORE, {1}, {1}, 1) == CKV_OK);
+  CHECK(ckv_wait(rig.engine, 1, 20000000) == CKV_OK);
+  CHECK(ckv_poll(rig.engine, nullptr, 1) == 0 && *ckv_pending_word(rig.engine) == 1);
+  CHECK(ckv_poll(nullptr, nullptr, 1) == 0);
+  CHECK(rig.finish(1).status == CKV_DONE);
 }
 
 TEST(test_too_many_transfers_are_refused_until_some_are_polled) {
