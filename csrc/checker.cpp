@@ -7,15 +7,15 @@ namespace ckv {
 
 namespace {
 
-// Behind the threads of the server, but not last of all: loads wait for it, and so does whoever
-// wants the engine's mutex while it has it.
-constexpr int kNice = 5;
+// So much nicer than the server, but not last of all: loads wait for it, and so does whoever wants
+// the engine's mutex while it has it.
+constexpr int kNicer = 5;
 
 }  // namespace
 
 void Checker::run() {
   prctl(PR_SET_NAME, "ckv-check");
-  setpriority(PRIO_PROCESS, 0, kNice);  // Linux: of this thread only
+  setpriority(PRIO_PROCESS, 0, getpriority(PRIO_PROCESS, 0) + kNicer);  // Linux: of this thread
   while (Transfer *transfer = engine_.take_check()) {
     int error = check(*transfer);
     engine_.finish(transfer, error == 0 ? CKV_DONE : CKV_FAILED, error);

@@ -53,6 +53,13 @@ TEST(test_loaded_bytes_equal_stored_bytes_for_every_layout_and_trunk) {
   }
 }
 
+TEST(test_a_window_smaller_than_a_trunk_makes_trunks_as_small) {
+  ckv_config config = sim_config();
+  config.trunk_bytes = 4 * kMiB;
+  config.window_bytes[CKV_LOAD] = config.window_bytes[CKV_STORE] = kKiB;
+  round_trip(Shape(), config);
+}
+
 TEST(test_neighbours_are_merged_and_others_are_not) {
   Rig rig;
   CHECK(rig.submit(CKV_STORE, range(0, 64), range(0, 64), 1) == CKV_OK);

@@ -1,9 +1,11 @@
 // What the lane does with what it is given, and the numbers it keeps of that.
 #include <algorithm>
+#include <array>
 #include <atomic>
 #include <filesystem>
 #include <fstream>
 #include <memory>
+#include <stdexcept>
 #include <string>
 #include <thread>
 
@@ -18,13 +20,12 @@ namespace {
 // An engine whose lane is the test itself, so that what is there at its first step is certain.
 // Blocks and slots have 16 bytes and a trunk holds one of them; block b lies at 16 * (b + 1).
 struct ManualRig {
-  ManualRig() {
+  explicit ManualRig(std::unique_ptr<InstantDriver> owned = std::make_unique<InstantDriver>(0)) {
     ckv_config config = sim_config();
     config.max_transfers = 100;
     config.max_descriptors = 64;
     config.trunk_bytes = 16;
     config.window_bytes[CKV_LOAD] = config.window_bytes[CKV_STORE] = 1024;
-    auto owned = std::make_unique<InstantDriver>(0);
     driver = owned.get();
     engine = std::make_unique<ckv::Engine>(config, std::move(owned));
     ckv_region region{16, 16, 1 << 20, 16, 16};
@@ -37,8 +38,9 @@ struct ManualRig {
     };
   }
 
-  void submit(int direction, const Ids &ids, uint64_t tag, uint32_t flags = 0) {
-    engine->submit(direction, flags, ids.data(), ids.data(), ids.size(), 0, tag);
+  void submit(int direction, const Ids &ids, uint64_t tag, uint32_t flags = 0,
+              uintptr_t after = 0) {
+    engine->submit(direction, flags, ids.data(), ids.data(), ids.size(), after, tag);
     tags.push_back(tag);
   }
 
@@ -104,6 +106,50 @@ TEST(test_a_cancel_takes_effect_at_the_next_trunk_of_any_rank) {
     auto report = rig.engine->reports().pop();
     CHECK(report->completion.status == CKV_CANCELLED && report->completion.bytes == 48);
   }
+}
+
+TEST(test_an_exception_on_the_lane_poisons_the_engine_and_ends_no_process) {
+  ManualRig rig;
+  rig.submit(CKV_STORE, range(0, 20), 1);
+  rig.submit(CKV_LOAD, range(20, 40), 2);
+  rig.after_copy = [&] {
+    if (rig.blocks.size() == 3) {
+      throw std::runtime_error("of a driver");
+    }
+  };
+  rig.run();
+  CHECK(rig.engine->poison_code() == CKV_EINTERNAL && rig.blocks.size() == 3);
+  for (int i = 0; i < 2; ++i) {
+    ckv_completion done = rig.engine->reports().pop()->completion;
+    CHECK(done.status == CKV_FAILED && done.error == CKV_EINTERNAL);
+  }
+}
+
+// No copy ends before the event that a caller recorded was asked for.
+class FullDriver : public InstantDriver {
+ public:
+  FullDriver() : InstantDriver(0) {}
+  int event_create(ckv::Event *out) override {
+    *out = &events_[num_events_++];
+    return 0;
+  }
+  int event_query(ckv::Event event) override {
+    was_asked_ |= event == &events_[0];  // the caller's: it is there before the lane's
+    return was_asked_ ? 0 : ckv::kNotReady;
+  }
+
+ private:
+  std::array<char, 2 * ckv::kMaxTrunks + 1> events_{};
+  size_t num_events_ = 0;
+  bool was_asked_ = false;
+};
+
+// So that the time it waits for room counts as the lane's, not as the caller's.
+TEST(test_an_event_is_asked_though_the_window_is_full) {
+  ManualRig rig(std::make_unique<FullDriver>());
+  rig.submit(CKV_STORE, range(0, 64), 1);  // the window
+  rig.submit(CKV_STORE, {99}, 2, 0, 1);
+  rig.run();
 }
 
 // Whose events are something, so that they are kept or, without memory for that, destroyed.
@@ -226,6 +272,32 @@ void wake_by_every_order(std::chrono::microseconds patience) {
 TEST(test_a_lane_that_sleeps_or_takes_a_long_nap_is_woken_by_every_order) {
   wake_by_every_order(ckv::kForEver);
   wake_by_every_order(std::chrono::hours(1));
+}
+
+TEST(test_a_lane_that_sleeps_or_takes_a_long_nap_is_woken_by_a_cancel) {
+  for (std::chrono::microseconds patience :
+       {ckv::kForEver, std::chrono::microseconds(std::chrono::hours(1))}) {
+    ManualRig rig;
+    rig.submit(CKV_STORE, {1}, 1);
+    ckv::Queues queues;
+    ckv::Phase phase = ckv::Phase::OPEN;
+    CHECK(rig.engine->take_orders(std::chrono::microseconds(0), &queues, &phase));
+    std::thread lane([&] {
+      CHECK(rig.engine->take_orders(patience, &queues, &phase));
+      ckv::Transfer *transfer = queues[ckv::Rank::STORE].front();
+      CHECK(transfer->is_stopping);
+      queues[ckv::Rank::STORE].remove(transfer);
+      rig.engine->settle(transfer, CKV_CANCELLED, 0);
+      rig.engine->lane_ended();
+    });
+    while (!rig.engine->is_lane_asleep()) {
+      usleep(20);
+    }
+    rig.engine->cancel(1);
+    CHECK(rig.engine->wait(1, std::chrono::seconds(20)));
+    CHECK(rig.engine->close(std::chrono::seconds(20)) == CKV_OK);
+    lane.join();
+  }
 }
 
 // ---- How long it naps, on a clock of the test's.

@@ -1,8 +1,10 @@
 // The host pool: it grows by chunks on its own thread, may end early, and is never a danger.
 #include <sched.h>
+#include <sys/mman.h>
 #include <sys/prctl.h>
 #include <sys/resource.h>
 #include <sys/wait.h>
+#include <unistd.h>
 
 #include <atomic>
 #include <condition_variable>
@@ -14,6 +16,7 @@
 #include <mutex>
 #include <string>
 #include <thread>
+#include <vector>
 
 #include "available.h"
 #include "engine.h"
@@ -88,6 +91,18 @@ std::string failure_of(int code, const Body &body) {
   }
   CHECK(false);
   return "";
+}
+
+// Of the pages of the range, those that there are; in bytes.
+uint64_t resident_bytes(const void *base, uint64_t bytes) {
+  uint64_t page = static_cast<uint64_t>(sysconf(_SC_PAGESIZE));
+  std::vector<unsigned char> pages(bytes / page);
+  CHECK(mincore(const_cast<void *>(base), bytes, pages.data()) == 0);
+  uint64_t count = 0;
+  for (unsigned char flags : pages) {
+    count += flags & 1;
+  }
+  return count * page;
 }
 
 // An engine over an InstantDriver whose second registration waits, and its pool.
@@ -194,21 +209,47 @@ TEST(test_pool_that_cannot_grow_stays_smaller_and_says_why) {
     CHECK(has(state.why, "page-locking stopped at 8.0 MiB of 10.0 MiB: error 2; "));
     CHECK(pool.ready_bytes() == 8 * kMiB);
     static_cast<char *>(pool.base())[8 * kMiB - 1] = 1;
+    CHECK(resident_bytes(pool.base(), 8 * kMiB) == 8 * kMiB);
+    CHECK(resident_bytes(static_cast<char *>(pool.base()) + 8 * kMiB, 2 * kMiB) ==
+          0);  // given back
   }
   CHECK(driver.registered.empty());
 }
 
-TEST(test_pool_may_go_while_a_chunk_is_being_locked) {
+// "S" once it waits for something.
+std::string state_of_thread(pid_t tid) {
+  std::ifstream file("/proc/self/task/" + std::to_string(tid) + "/stat");
+  std::string id;
+  std::string name;
+  std::string state;
+  file >> id >> name >> state;
+  return state;
+}
+
+TEST(test_pool_that_goes_while_a_chunk_is_being_locked_locks_no_other) {
   InstantDriver driver(100);
   Latch latch;
   latch.attach(driver, 1);
+  size_t num_asked = 0;
+  driver.before_register = [&, wait = driver.before_register](size_t num_before) {
+    ++num_asked;
+    wait(num_before);
+  };
   auto pool = std::make_unique<HostPool>(driver, staged());
   pool->grow();
   latch.until_waiting();
-  pool->stop();
+  std::atomic<pid_t> tid{0};
+  std::thread owner([&] {
+    prctl(PR_SET_NAME, "owner");
+    tid = gettid();
+    pool.reset();  // waits for the chunk, which stays unused
+  });
+  while (tid == 0 || state_of_thread(tid) != "S") {
+    usleep(100);
+  }
   latch.open();
-  pool.reset();  // waits for the chunk, which stays unused
-  CHECK(driver.registered.empty());
+  owner.join();
+  CHECK(num_asked == 2 && driver.registered.empty());
 }
 
 TEST(test_slots_beyond_what_is_ready_are_refused_until_it_is) {
@@ -471,6 +512,16 @@ std::string flags_of(const void *base) {
   return "";
 }
 
+TEST(test_a_pool_reserves_nothing_and_no_fork_inherits_it) {
+  InstantDriver driver(100);
+  HostPool pool(driver, staged());
+  std::string flags = flags_of(pool.base());
+  CHECK(has(flags, " dc "));
+  std::string strict;  // 2: the kernel reserves for each mapping, whatever it asks for
+  std::getline(std::ifstream("/proc/sys/vm/overcommit_memory"), strict);
+  CHECK(has(flags, " nr ") || strict == "2");
+}
+
 TEST(test_huge_pages_are_asked_for_only_where_they_are_wanted) {
   if (!std::filesystem::exists("/sys/kernel/mm/transparent_hugepage")) {
     std::printf("  (needs a kernel with huge pages)\n");
@@ -482,7 +533,6 @@ TEST(test_huge_pages_are_asked_for_only_where_they_are_wanted) {
     config.huge = huge;
     HostPool pool(driver, config);
     std::string flags = flags_of(pool.base());
-    CHECK(has(flags, " dc "));  // no fork inherits it
     CHECK(has(flags, " hg ") == (huge == 1));
   }
 }

@@ -1,6 +1,12 @@
 // Sums of what lies in DRAM: the function, which blocks are summed, what a changed slot does, and
 // ends in the middle of a check.
+#include <sys/resource.h>
+#include <unistd.h>
+
+#include <algorithm>
 #include <cstring>
+#include <filesystem>
+#include <fstream>
 #include <random>
 #include <string>
 #include <thread>
@@ -121,6 +127,29 @@ TEST(test_a_changed_byte_fails_its_load_and_no_other) {
   ckv_stats stats = engine_stats(rig.engine);
   CHECK(stats.num_summed == 16 && stats.num_corrupt == 24);
   CHECK(stats.num_checked == 24 * 17 + 16);
+}
+
+// The id of a thread of this process but the main one.
+id_t thread_named(const std::string &name) {
+  for (const auto &task : std::filesystem::directory_iterator("/proc/self/task")) {
+    std::string comm;
+    std::getline(std::ifstream(task.path() / "comm"), comm);
+    int tid = std::stoi(task.path().filename());
+    if (comm == name && tid != getpid()) {
+      return static_cast<id_t>(tid);
+    }
+  }
+  CHECK(false);
+  return 0;
+}
+
+TEST(test_the_checker_stands_behind_the_other_threads) {
+  Rig rig(Shape(), summing(1));
+  CHECK(rig.submit(CKV_STORE, {1}, {1}, 1) == CKV_OK);
+  CHECK(rig.finish(1).status == CKV_DONE);  // the checker is past its start
+  int own = getpriority(PRIO_PROCESS, 0);
+  int checker = getpriority(PRIO_PROCESS, thread_named("ckv-check"));
+  CHECK(checker == std::min(own + 5, 19));
 }
 
 TEST(test_nothing_is_summed_unless_it_is_asked_for) {
