@@ -4,6 +4,7 @@
 #include <cstdio>
 #include <fstream>
 #include <sstream>
+#include <utility>
 
 namespace ckv {
 
@@ -46,13 +47,15 @@ Room machine_room(const std::string &proc) {
 
 struct CgroupFiles {
   const char *limit;
+  const char *high;  // beyond it the kernel throttles; null: there is none
   const char *usage;
   const char *inactive;
   const char *active;
 };
 
-constexpr CgroupFiles kVersion2{"/memory.max", "/memory.current", "inactive_file", "active_file"};
-constexpr CgroupFiles kVersion1{"/memory.limit_in_bytes", "/memory.usage_in_bytes",
+constexpr CgroupFiles kVersion2{"/memory.max", "/memory.high", "/memory.current", "inactive_file",
+                                "active_file"};
+constexpr CgroupFiles kVersion1{"/memory.limit_in_bytes", nullptr, "/memory.usage_in_bytes",
                                 "total_inactive_file", "total_active_file"};
 
 // One level. Usage counts the page cache, which the kernel drops before it kills: the weights just
@@ -61,6 +64,9 @@ Room level_room(const std::string &folder, const CgroupFiles &files) {
   Room room;
   room.available = kNone;
   uint64_t limit = read_number(folder + files.limit);
+  if (files.high != nullptr) {
+    limit = std::min(limit, read_number(folder + files.high));
+  }
   uint64_t usage = read_number(folder + files.usage);
   if (limit == kNone || usage == kNone) {
     return room;
@@ -124,6 +130,29 @@ Room find_room(const MemoryRoots &roots) {
     }
   }
   return room;
+}
+
+Intake::Intake(std::function<Room()> look) : look_(std::move(look)) {}
+
+bool Intake::begin(uint64_t bytes) {
+  std::unique_lock<std::mutex> lock(mutex_);
+  while (!look_().fits(bytes_under_way_ + bytes)) {
+    if (bytes_under_way_ == 0) {
+      return false;
+    }
+    // Pages that are there already and still counted were in the way, perhaps: look again.
+    changed_.wait(lock);
+  }
+  bytes_under_way_ += bytes;
+  return true;
+}
+
+void Intake::end(uint64_t bytes) {
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    bytes_under_way_ -= bytes;
+  }
+  changed_.notify_all();
 }
 
 std::string size_text(uint64_t bytes) {

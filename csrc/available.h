@@ -1,7 +1,10 @@
 // How much memory may be taken before the kernel kills somebody for it.
 #pragma once
 
+#include <condition_variable>
 #include <cstdint>
+#include <functional>
+#include <mutex>
 #include <string>
 
 namespace ckv {
@@ -25,9 +28,29 @@ struct Room {
   bool fits(uint64_t bytes) const { return available >= reserve && available - reserve >= bytes; }
 };
 
-// The tighter of the machine (MemAvailable) and of each memory cgroup (v2 or v1) this process is
-// in. What cannot be read bounds nothing.
+// The tightest of the machine (MemAvailable) and of each memory cgroup (v2 or v1) this process is
+// in. Of version 2 also memory.high: beyond it the kernel slows the whole server down. What cannot
+// be read bounds nothing.
 Room find_room(const MemoryRoots &roots);
+
+// Lets threads of this process take memory at the same time. What one has begun to take shows in
+// the next look only in part, so it is counted here until all of it does.
+class Intake {
+ public:
+  explicit Intake(std::function<Room()> look = [] { return find_room(MemoryRoots()); });
+
+  Room look() const { return look_(); }
+  // False if there is no room for that much. Waits where only what others take is in the way.
+  bool begin(uint64_t bytes);
+  // After the pages are there, or were not to be had.
+  void end(uint64_t bytes);
+
+ private:
+  const std::function<Room()> look_;
+  std::mutex mutex_;  // guards what follows; held while it looks, so that no page is missed
+  std::condition_variable changed_;
+  uint64_t bytes_under_way_ = 0;
+};
 
 // "12.0 GiB", "8.0 MiB", "64.0 KiB".
 std::string size_text(uint64_t bytes);

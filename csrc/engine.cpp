@@ -308,7 +308,7 @@ bool Engine::wait(uint64_t tag, microseconds timeout) {
 
 // In pools_ before it grows, so that a close meanwhile stops it.
 void *Engine::map_pool(const ckv_pool_config &config) {
-  auto owned = std::make_unique<HostPool>(*driver_, config);
+  auto owned = std::make_unique<HostPool>(*driver_, config, intake_);
   HostPool &pool = *owned;
   void *base = pool.base();
   {

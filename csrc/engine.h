@@ -15,6 +15,7 @@
 #include <unordered_map>
 #include <vector>
 
+#include "available.h"
 #include "ckv.h"
 #include "claims.h"
 #include "counters.h"
@@ -118,13 +119,14 @@ class Engine {
 
   const ckv_config config_;
   const pid_t pid_;
-  // Before what must die before it: events and pools need the driver.
+  // Before what must die before it: events and pools need the driver, pools the intake.
   std::unique_ptr<Driver> driver_;
   struct EventStore {
     Driver *driver = nullptr;
     std::vector<Event> idle;
     ~EventStore();
   } events_;
+  Intake intake_;
   Pools pools_;
   Layout layout_;  // constant once regions are set
   Claims claims_;

@@ -11,7 +11,6 @@
 #include <cstdio>
 #include <cstring>
 #include <exception>
-#include <utility>
 #include <vector>
 
 #include "failure.h"
@@ -78,9 +77,9 @@ std::string memlock_text() {
 
 }  // namespace
 
-HostPool::HostPool(Driver &driver, const ckv_pool_config &config, MemoryRoots roots)
+HostPool::HostPool(Driver &driver, const ckv_pool_config &config, Intake &intake)
     : driver_(driver),
-      roots_(std::move(roots)),
+      intake_(intake),
       numa_node_(choose_node(driver, config.numa_node)),
       chunk_bytes_(whole_pages(config.chunk_bytes == 0 ? kChunk : config.chunk_bytes)),
       num_threads_(std::min(config.num_threads, kMaxThreads)) {
@@ -221,7 +220,8 @@ void HostPool::populate(uint64_t begin, uint64_t end) {
 }
 
 // 0, an errno, kStopped or kNoRoom. Looks at what is left before each task: the other ranks of a
-// node grow at the same time, and a whole chunk of each would be more than the reserve.
+// node grow at the same time, and no rank sees what another has only begun to take. So that must
+// be little: a task of each thread, not a chunk.
 int HostPool::populate_tasks(std::atomic<uint64_t> *next, uint64_t end) noexcept try {
   const uint64_t page = page_bytes();
   for (uint64_t at = 0; (at = next->fetch_add(kPopulateTask)) < end;) {
@@ -229,10 +229,11 @@ int HostPool::populate_tasks(std::atomic<uint64_t> *next, uint64_t end) noexcept
     if (should_stop_) {
       return kStopped;
     }
-    if (!find_room(roots_).fits(bytes)) {
+    if (!intake_.begin(bytes)) {
       return kNoRoom;
     }
     int code = populate_task(base_ + at, bytes, page);
+    intake_.end(bytes);
     if (code != 0) {
       return code;
     }
@@ -275,7 +276,7 @@ void HostPool::lock_pages(uint64_t begin, uint64_t end) {
 }
 
 void HostPool::check_room(uint64_t bytes) const {
-  Room room = find_room(roots_);
+  Room room = intake_.look();
   if (room.fits(bytes)) {
     return;
   }

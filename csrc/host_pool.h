@@ -22,7 +22,7 @@ class HostPool {
  public:
   // Maps. For a driver that locks no pages all is ready then, and no page is touched. Throws
   // Failure; leaves nothing mapped then.
-  HostPool(Driver &driver, const ckv_pool_config &config, MemoryRoots roots = MemoryRoots());
+  HostPool(Driver &driver, const ckv_pool_config &config, Intake &intake);
   HostPool(const HostPool &) = delete;
   HostPool &operator=(const HostPool &) = delete;
   // Waits for the chunk under way.
@@ -56,7 +56,7 @@ class HostPool {
   void release();
 
   Driver &driver_;
-  const MemoryRoots roots_;
+  Intake &intake_;
   const int numa_node_;
   const uint64_t chunk_bytes_;
   unsigned num_threads_;

@@ -209,12 +209,13 @@ TEST(test_a_pool_whose_registration_fails_leaves_nothing) {
   for (int code : {1, 2, 700}) {
     for (uint64_t after = 0; after < 3; ++after) {
       LockingSim sim;
+      ckv::Intake intake;
       sim.fail(CKV_SIM_HOST_REGISTER, after, 1, code);
       ckv_pool_config wanted = pool_config(3 * kMiB);
       wanted.chunk_bytes = kMiB;
       bool has_failed = false;
       try {
-        ckv::HostPool(sim, wanted).grow();
+        ckv::HostPool(sim, wanted, intake).grow();
       } catch (const ckv::Failure &failure) {
         has_failed = failure.code() == CKV_EDRIVER;
       }

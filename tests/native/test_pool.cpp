@@ -12,6 +12,7 @@
 #include <cstring>
 #include <filesystem>
 #include <fstream>
+#include <functional>
 #include <memory>
 #include <mutex>
 #include <string>
@@ -31,6 +32,8 @@ using ckv::CpuSet;
 using ckv::HostPool;
 
 constexpr std::chrono::seconds kPatience{20};
+
+ckv::Intake machine;
 
 // Registrations from `num_free` on wait until they are let through.
 class Latch {
@@ -139,7 +142,7 @@ TEST(test_pool_is_ready_chunk_by_chunk) {
   Latch latch;
   latch.attach(driver, 1);
   {
-    HostPool pool(driver, staged());
+    HostPool pool(driver, staged(), machine);
     pool.grow();
     latch.until_waiting();
     ckv_pool_state state = state_of(pool);
@@ -162,7 +165,7 @@ TEST(test_pool_of_one_stage_is_ready_when_mapped) {
   config.first_bytes = 0;
   config.chunk_bytes = 4 * kMiB - 1;  // rounded to pages
   config.num_threads = 3;
-  HostPool pool(driver, config);
+  HostPool pool(driver, config, machine);
   pool.grow();
   CHECK(state_of(pool).ready_bytes == 10 * kMiB && driver.registered.size() == 3);
 }
@@ -171,7 +174,7 @@ TEST(test_pool_that_cannot_be_locked_at_first_is_rolled_back) {
   InstantDriver driver(1);
   ckv_pool_config config = staged();
   config.first_bytes = 8 * kMiB;
-  std::string why = failure_of(CKV_EDRIVER, [&] { HostPool(driver, config).grow(); });
+  std::string why = failure_of(CKV_EDRIVER, [&] { HostPool(driver, config, machine).grow(); });
   CHECK(has(why, "page-locking stopped at 4.0 MiB of 10.0 MiB: error 2; "));
   CHECK(driver.registered.empty());
 }
@@ -185,7 +188,7 @@ TEST(test_a_refusal_to_lock_pages_names_the_limit_and_the_cure) {
   rlimit low = before;
   low.rlim_cur = 64 * kKiB;  // a soft limit, which can be put back
   CHECK(setrlimit(RLIMIT_MEMLOCK, &low) == 0);
-  std::string why = failure_of(CKV_EDRIVER, [&] { HostPool(driver, config).grow(); });
+  std::string why = failure_of(CKV_EDRIVER, [&] { HostPool(driver, config, machine).grow(); });
   CHECK(setrlimit(RLIMIT_MEMLOCK, &before) == 0);
   CHECK(why ==
         "page-locking stopped at 4.0 MiB of 10.0 MiB: error 2; RLIMIT_MEMLOCK is 64.0 KiB "
@@ -193,7 +196,7 @@ TEST(test_a_refusal_to_lock_pages_names_the_limit_and_the_cure) {
   if (before.rlim_max == RLIM_INFINITY) {
     rlimit none = {RLIM_INFINITY, RLIM_INFINITY};
     CHECK(setrlimit(RLIMIT_MEMLOCK, &none) == 0);
-    why = failure_of(CKV_EDRIVER, [&] { HostPool(driver, config).grow(); });
+    why = failure_of(CKV_EDRIVER, [&] { HostPool(driver, config, machine).grow(); });
     CHECK(setrlimit(RLIMIT_MEMLOCK, &before) == 0);
     CHECK(has(why, ": error 2; lower dram_bytes if the machine locks no more"));
   }
@@ -202,7 +205,7 @@ TEST(test_a_refusal_to_lock_pages_names_the_limit_and_the_cure) {
 TEST(test_pool_that_cannot_grow_stays_smaller_and_says_why) {
   InstantDriver driver(2);
   {
-    HostPool pool(driver, staged());
+    HostPool pool(driver, staged(), machine);
     pool.grow();
     ckv_pool_state state = until_grown(pool);
     CHECK(state.ready_bytes == 8 * kMiB && state.error == CKV_EDRIVER);
@@ -235,7 +238,7 @@ TEST(test_pool_that_goes_while_a_chunk_is_being_locked_locks_no_other) {
     ++num_asked;
     wait(num_before);
   };
-  auto pool = std::make_unique<HostPool>(driver, staged());
+  auto pool = std::make_unique<HostPool>(driver, staged(), machine);
   pool->grow();
   latch.until_waiting();
   std::atomic<pid_t> tid{0};
@@ -362,6 +365,7 @@ struct FakeKernel {
   }
   std::string folder;
   ckv::MemoryRoots roots;
+  ckv::Intake intake{[this] { return ckv::find_room(roots); }};
 };
 
 constexpr uint64_t kGiB = kMiB * kKiB;
@@ -389,6 +393,12 @@ TEST(test_room_is_bounded_by_each_cgroup_above) {
   CHECK(std::string(room.owner) == "the memory cgroup");
   kernel.put("/cgroup/a/memory.stat", "anon 5\ninactive_file 1073741824\nactive_file 1\n");
   CHECK(ckv::find_room(kernel.roots).available == 3 * kGiB + 1);  // the page cache can go
+  kernel.put("/cgroup/a/memory.high", std::to_string(7 * kGiB));
+  CHECK(ckv::find_room(kernel.roots).available == 2 * kGiB + 1);
+  kernel.put("/cgroup/a/memory.max", "max");
+  CHECK(ckv::find_room(kernel.roots).available == 2 * kGiB + 1);
+  kernel.put("/cgroup/a/memory.high", "max");
+  CHECK(ckv::find_room(kernel.roots).available == 64 * kGiB);
 }
 
 TEST(test_room_in_a_container_that_sees_its_cgroup_as_the_mount) {
@@ -404,7 +414,7 @@ TEST(test_pool_is_refused_before_a_page_is_touched_if_memory_is_short) {
   kernel.meminfo(2);
   InstantDriver driver(100);
   std::string why =
-      failure_of(CKV_ENOMEM, [&] { HostPool(driver, staged(), kernel.roots).grow(); });
+      failure_of(CKV_ENOMEM, [&] { HostPool(driver, staged(), kernel.intake).grow(); });
   CHECK(why ==
         "the machine has 2.0 GiB available and keeps 2.0 GiB of it, the pool wants 10.0 MiB; "
         "lower dram_bytes");
@@ -419,11 +429,88 @@ TEST(test_pool_stops_growing_where_memory_ends) {
       kernel.meminfo(2);
     }
   };
-  HostPool pool(driver, staged(), kernel.roots);
+  HostPool pool(driver, staged(), kernel.intake);
   pool.grow();
   ckv_pool_state state = until_grown(pool);
   CHECK(state.ready_bytes == 8 * kMiB && state.error == CKV_ENOMEM);
   CHECK(has(state.why, "growing stopped at 8.0 MiB of 10.0 MiB: the machine has 2.0 GiB"));
+}
+
+// What an Intake of the test's sees; counts the looks.
+struct FakeRoom {
+  ckv::Room look() {
+    if (before_look) {
+      before_look(num_looks);
+    }
+    ckv::Room room;
+    room.available = available;
+    ++num_looks;
+    return room;
+  }
+  std::atomic<uint64_t> available{kGiB};
+  std::atomic<size_t> num_looks{0};
+  std::function<void(size_t num_before)> before_look;  // on the thread that looks
+  ckv::Intake intake{[this] { return look(); }};
+};
+
+TEST(test_what_others_have_begun_to_take_is_no_room) {
+  for (uint64_t left : {0, 64}) {
+    FakeRoom room;
+    room.available = 100;
+    CHECK(room.intake.begin(64));
+    bool has_got = false;
+    std::thread second([&] { has_got = room.intake.begin(64); });
+    while (room.num_looks < 2) {
+      usleep(20);
+    }
+    room.available = left;  // what the first has taken is there, and shows
+    room.intake.end(64);
+    second.join();
+    CHECK(room.num_looks == 3 && has_got == (left == 64));
+  }
+}
+
+constexpr uint64_t kTask = 64 * kMiB;
+
+// One chunk. Two looks come before the tasks': for the first bytes and for the chunk.
+ckv_pool_config of_tasks(uint64_t num_tasks, unsigned num_threads) {
+  ckv_pool_config config = pool_config(num_tasks * kTask);
+  config.num_threads = num_threads;
+  return config;
+}
+
+TEST(test_a_pool_looks_for_room_before_each_task_and_gives_back_the_chunk) {
+  for (size_t num_good : {2, 3, 4}) {
+    InstantDriver driver(100);
+    FakeRoom room;
+    room.before_look = [&](size_t num_before) {
+      if (num_before == num_good) {
+        room.available = 63 * kMiB;
+      }
+    };
+    HostPool pool(driver, of_tasks(3, 1), room.intake);
+    std::string why = failure_of(CKV_ENOMEM, [&] { pool.grow(); });
+    CHECK(has(why, "the machine has 63.0 MiB available"));
+    CHECK(room.num_looks == num_good + 2);  // the last one for the sentence
+    CHECK(resident_bytes(pool.base(), 3 * kTask) == 0);
+  }
+}
+
+TEST(test_a_pool_takes_no_room_that_another_of_the_engine_has_begun_to_take) {
+  InstantDriver driver(100);
+  FakeRoom room;
+  room.available = kTask;
+  CHECK(room.intake.begin(kTask));
+  HostPool pool(driver, of_tasks(1, 1), room.intake);
+  std::thread other([&] {
+    while (room.num_looks < 4) {  // its own, two for the chunk, one for the first task
+      usleep(20);
+    }
+    room.available = 0;
+    room.intake.end(kTask);
+  });
+  failure_of(CKV_ENOMEM, [&] { pool.grow(); });
+  other.join();
 }
 
 // ---- Where things run and lie.
@@ -457,25 +544,30 @@ TEST(test_lane_runs_near_the_device_and_not_where_its_opener_is_pinned) {
   CHECK(ckv::lane_cpus({2}, near, {2}) == CpuSet{2});
 }
 
-// The mask of the thread of that name; not the main one, on which a test may have run a lane.
-CpuSet cpus_of(const std::string &name) {
+CpuSet cpus_of(pid_t tid) {
+  cpu_set_t mask;
+  CHECK(sched_getaffinity(tid, sizeof mask, &mask) == 0);
+  CpuSet cpus;
+  for (int cpu = 0; cpu < CPU_SETSIZE; ++cpu) {
+    if (CPU_ISSET(cpu, &mask)) {
+      cpus.insert(cpu);
+    }
+  }
+  return cpus;
+}
+
+// But for the main one, on which a test may have run a lane.
+std::vector<pid_t> threads_named(const std::string &name) {
+  std::vector<pid_t> found;
   for (const auto &task : std::filesystem::directory_iterator("/proc/self/task")) {
     std::string comm;
     std::getline(std::ifstream(task.path() / "comm"), comm);
-    bool is_main = std::stoi(task.path().filename()) == getpid();
-    if (comm == name && !is_main) {
-      cpu_set_t mask;
-      CHECK(sched_getaffinity(std::stoi(task.path().filename()), sizeof mask, &mask) == 0);
-      CpuSet cpus;
-      for (int cpu = 0; cpu < CPU_SETSIZE; ++cpu) {
-        if (CPU_ISSET(cpu, &mask)) {
-          cpus.insert(cpu);
-        }
-      }
-      return cpus;
+    pid_t tid = std::stoi(task.path().filename());
+    if (comm == name && tid != getpid()) {
+      found.push_back(tid);
     }
   }
-  return {};
+  return found;
 }
 
 TEST(test_lane_of_a_pinned_opener_runs_elsewhere) {
@@ -491,8 +583,36 @@ TEST(test_lane_of_a_pinned_opener_runs_elsewhere) {
     Rig rig;
     CHECK(rig.submit(CKV_STORE, {1}, {1}, 1) == CKV_OK);
     CHECK(rig.finish(1).status == CKV_DONE);  // the lane is past its placement
-    CpuSet lane = cpus_of("ckv-lane");
+    CpuSet lane = cpus_of(threads_named("ckv-lane").at(0));
     CHECK(lane.size() == all.size() - 1 && lane.count(pinned) == 0);
+  }).join();
+}
+
+// The first task begins when all threads are there, and each of them takes one.
+TEST(test_pages_are_touched_by_several_threads_that_stay_not_where_the_opener_is_pinned) {
+  const CpuSet all = ckv::process_cpus();
+  InstantDriver driver(100);
+  FakeRoom room;
+  room.before_look = [&](size_t num_before) {
+    if (num_before != 2) {
+      return;
+    }
+    auto deadline = std::chrono::steady_clock::now() + kPatience;
+    std::vector<pid_t> threads;
+    while ((threads = threads_named("ckv-pool")).size() < 3) {
+      CHECK(std::chrono::steady_clock::now() < deadline);
+      usleep(100);
+    }
+    for (pid_t tid : threads) {
+      CHECK(cpus_of(tid) == all);  // the pool prefers no node
+    }
+  };
+  std::thread([&] {
+    prctl(PR_SET_NAME, "opener");
+    ckv::run_on({*all.begin()});
+    HostPool pool(driver, of_tasks(3, 3), room.intake);
+    pool.grow();
+    CHECK(room.num_looks >= 5 && state_of(pool).ready_bytes == 3 * kTask);
   }).join();
 }
 
@@ -514,7 +634,7 @@ std::string flags_of(const void *base) {
 
 TEST(test_a_pool_reserves_nothing_and_no_fork_inherits_it) {
   InstantDriver driver(100);
-  HostPool pool(driver, staged());
+  HostPool pool(driver, staged(), machine);
   std::string flags = flags_of(pool.base());
   CHECK(has(flags, " dc "));
   std::string strict;  // 2: the kernel reserves for each mapping, whatever it asks for
@@ -531,7 +651,7 @@ TEST(test_huge_pages_are_asked_for_only_where_they_are_wanted) {
   for (int32_t huge : {0, 1}) {
     ckv_pool_config config = staged();
     config.huge = huge;
-    HostPool pool(driver, config);
+    HostPool pool(driver, config, machine);
     std::string flags = flags_of(pool.base());
     CHECK(has(flags, " hg ") == (huge == 1));
   }
@@ -553,10 +673,10 @@ std::string policy_of(const void *base) {
 TEST(test_pages_of_the_pool_are_preferred_from_the_node) {
   InstantDriver driver(100);
   ckv_pool_config config = staged();
-  HostPool anywhere(driver, config);
+  HostPool anywhere(driver, config, machine);
   std::string without = policy_of(anywhere.base());
   config.numa_node = 0;
-  HostPool pool(driver, config);
+  HostPool pool(driver, config, machine);
   if (without.empty() || ckv::node_cpus(0).empty()) {
     std::printf("  (needs a kernel that tells of nodes)\n");
     return;
@@ -570,7 +690,7 @@ TEST(test_a_node_that_is_not_there_is_no_error) {
   config.first_bytes = 0;
   for (int node : std::initializer_list<int>{CKV_NUMA_ANY, CKV_NUMA_DEVICE, 0, 1000, 1 << 30}) {
     config.numa_node = node;
-    HostPool pool(driver, config);
+    HostPool pool(driver, config, machine);
     pool.grow();
     CHECK(state_of(pool).ready_bytes == 10 * kMiB);
     CHECK(state_of(pool).numa_node == std::max(node, -1));
