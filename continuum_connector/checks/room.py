@@ -9,14 +9,14 @@ from continuum_connector.checks.machine import Machine
 
 GIB = 2**30
 CGROUP = "sys/fs/cgroup"
-# limit, usage, and the keys of memory.stat that are cache; version 2, version 1
-_V2 = ("memory.max", "memory.current", ("inactive_file", "active_file"))
+# limits, usage, and the keys of memory.stat that are cache; version 2, version 1
+_V2 = (("memory.max", "memory.high"), "memory.current", ("inactive_file", "active_file"))
 _V1 = (
-    "memory.limit_in_bytes",
+    ("memory.limit_in_bytes",),
     "memory.usage_in_bytes",
     ("total_inactive_file", "total_active_file"),
 )
-_Files = tuple[str, str, tuple[str, str]]
+_Files = tuple[tuple[str, ...], str, tuple[str, str]]
 
 
 class Room(NamedTuple):
@@ -64,10 +64,12 @@ def _levels(machine: Machine, mount: str, path: str, files: _Files) -> Iterator[
 
 
 def _level(machine: Machine, folder: str, files: _Files) -> Room | None:
-    limit = machine.number(f"{folder}/{files[0]}")  # "max" is no number: no bound
+    numbers = [machine.number(f"{folder}/{file}") for file in files[0]]
+    limits = [number for number in numbers if number is not None]  # "max" is no number: no bound
     usage = machine.number(f"{folder}/{files[1]}")
-    if limit is None or usage is None:
+    if not limits or usage is None:
         return None
+    limit = min(limits)
     stat = machine.keys(f"{folder}/memory.stat")
     cached = sum(stat.get(key, 0) for key in files[2])
     return Room("the memory cgroup", max(0, limit - max(0, usage - cached)), _reserve(limit))

@@ -539,6 +539,12 @@ def test_room(
             "sys/fs/cgroup/pod/box/memory.max": "max",
             "sys/fs/cgroup/pod/box/memory.current": str(GIB),
         },
+        {
+            "proc/self/cgroup": "0::/pod\n",
+            "sys/fs/cgroup/pod/memory.max": str(64 * GIB),
+            "sys/fs/cgroup/pod/memory.high": str(33 * GIB),
+            "sys/fs/cgroup/pod/memory.current": str(GIB),
+        },
         {  # a container sees its own cgroup as the mount
             "proc/self/cgroup": "0::/../../elsewhere\n",
             "sys/fs/cgroup/memory.max": str(33 * GIB),
@@ -551,7 +557,7 @@ def test_room(
             "sys/fs/cgroup/memory/box/memory.stat": f"total_inactive_file {GIB}",
         },
     ],
-    ids=["v2", "v2 in a container", "v1"],
+    ids=["v2", "v2 that slows down first", "v2 in a container", "v1"],
 )
 def test_a_container_has_the_room_of_its_cgroup(tmp_path: Path, files: dict[str, str]) -> None:
     line = one(fake.make(tmp_path, files), plan(), "DRAM")
