@@ -18,9 +18,9 @@ class HostPool:
     """`num_bytes` of zeroed memory at address `base`; belongs to one native engine.
 
     Under CUDA the first `first_bytes` (0: all) are populated and page-locked when this returns
-    (seconds per 10 GiB) and the rest follows on a native thread; what cannot be had stays out
-    of `ready_bytes`. Under the simulator pages are touched only by use, and all are ready.
-    A fork does not inherit it. `numa` prefers memory next to the device.
+    (seconds per 10 GiB) and the rest follows on a native thread, `chunk_bytes` (0: 1 GiB) at a
+    time; what cannot be had stays out of `ready_bytes`. Under the simulator pages are touched only
+    by use, and all are ready. A fork does not inherit it. `numa` prefers memory next to the device.
     """
 
     def __init__(
@@ -30,6 +30,7 @@ class HostPool:
         huge_pages: bool = True,
         numa: bool = True,
         first_bytes: int = 0,
+        chunk_bytes: int = 0,
     ) -> None:
         self._blocking, self._quick = abi.load_library()
         base = ctypes.c_void_p()
@@ -38,6 +39,7 @@ class HostPool:
             huge=huge_pages,
             numa_node=abi.NUMA_DEVICE if numa else abi.NUMA_ANY,
             bytes=num_bytes,
+            chunk_bytes=chunk_bytes,
             first_bytes=min(first_bytes, num_bytes),
         )
         code = self._blocking.ckv_pool_map(handle, ctypes.byref(config), ctypes.byref(base))

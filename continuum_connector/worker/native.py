@@ -53,6 +53,7 @@ class NativeEngine:
         huge_pages: bool = True,
         numa: bool = True,
         first_bytes: int = 0,
+        chunk_bytes: int = 0,
         checksum_every: int = 0,
         sim_mbps: int = 0,
     ) -> None:
@@ -78,7 +79,8 @@ class NativeEngine:
         self._check(self._blocking.ckv_open(ctypes.byref(config), ctypes.byref(handle)))
         self._handle = handle
         try:
-            self.pool = HostPool(handle, num_slots * slot_bytes, huge_pages, numa, first_bytes)
+            num_bytes = num_slots * slot_bytes
+            self.pool = HostPool(handle, num_bytes, huge_pages, numa, first_bytes, chunk_bytes)
             self._set_regions(regions, num_blocks, num_slots, slot_bytes)
             self._paths: int = self.stats().paths
             self._pending = ctypes.c_uint64.from_address(self._blocking.ckv_pending_word(handle))

@@ -50,7 +50,7 @@ class Counts(ctypes.Structure):
 
 class SmallChunks(abi.PoolConfig):
     def __init__(self, **config):
-        super().__init__(chunk_bytes=giving_up.BLOCK, **config)
+        super().__init__(**{**config, "chunk_bytes": giving_up.BLOCK})
 
 def counts():
     found = Counts()
