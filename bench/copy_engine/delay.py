@@ -40,7 +40,7 @@ class EngineWay:
     """The native engine."""
 
     def __init__(self, machine: Machine, sizes: Sizes) -> None:
-        self._rig = Rig(machine, sizes.handed_blocks, sizes.handed_bytes)
+        self._rig = Rig(machine, sizes.handed_blocks, sizes.handed_bytes).started()
         self._handed_ns = 0
 
     @property

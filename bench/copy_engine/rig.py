@@ -105,6 +105,12 @@ class Rig:
     ) -> None:
         self.engine.close(5.0)
 
+    def started(self) -> Rig:
+        """The same, once its lane is at work: it places itself as it starts, and one that is late
+        takes the core it was put on meanwhile (`another_core`) for its opener's, and leaves it."""
+        self.finish(Direction.STORE, 0, 1)
+        return self
+
     def submit(self, direction: Direction, first: int, count: int) -> int:
         """Queue `count` blocks from the `first` on; returns the tag."""
         return self.give(direction, *self.ids(first, count))

@@ -41,7 +41,7 @@ def measure_submit(machine: Machine, sizes: Sizes, say: Say) -> Section:
         for blocks in sizes.blocks:
             say(f"submit, {blocks} blocks, {regions} regions")
             with another_core():
-                rig = Rig(machine, BURST * blocks, PIECE, regions)
+                rig = Rig(machine, BURST * blocks, PIECE, regions).started()
             with rig:
                 for lane, measure in LANES.items():
                     samples = measure(rig, blocks, sizes.calls)
@@ -129,7 +129,7 @@ def measure_calls(machine: Machine, sizes: Sizes, say: Say) -> Section:
     say("poll and cancel")
     section = Section("calls", "Poll and cancel, us", ("call", "median", "p99", "max"))
     with another_core():
-        rig = Rig(machine, BURST, PIECE)
+        rig = Rig(machine, BURST, PIECE).started()
     with rig:
         section.samples = {
             f"poll, nothing pending (mean of {LOOP})": _many(rig.engine.poll, sizes.calls),

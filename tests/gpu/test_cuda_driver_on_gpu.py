@@ -140,7 +140,7 @@ def test_a_graph_is_captured_while_the_lane_looks_and_copies_and_the_pool_grows(
     num_blocks, num_slots = (256, 4096) if is_gpu else (8, 32)  # a pool of 8 GiB grows for seconds
     rig = make_rig(
         1, 2 * MIB, num_blocks=num_blocks, num_slots=num_slots, trunk_bytes=2 * MIB,
-        first_bytes=2 * (num_blocks + 1) * 2 * MIB,
+        first_bytes=2 * (num_blocks + 1) * 2 * MIB, chunk_bytes=64 * MIB,
     )  # fmt: skip
     numbers, sums = (torch.zeros(1024, device=device.where) for _ in range(2))
 

@@ -91,7 +91,7 @@ def test_measured_threads_share_no_core_with_the_caller() -> None:
     before, others = os.sched_getaffinity(0), threads()
     with same_cores_afterwards():
         with another_core():
-            rig = Rig(CpuMachine(), 8, 64)
+            rig = Rig(CpuMachine(), 8, 64).started()
         with rig:
             begun = {name_of(thread): thread for thread in threads() - others}
             assert "ckv-lane" in begun
