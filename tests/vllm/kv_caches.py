@@ -68,3 +68,39 @@ def indexer_spec(block_size: int) -> Any:
     cache_config = SimpleNamespace(block_size=block_size, cache_dtype="auto")
     layer = SimpleNamespace(cache_config=cache_config, head_dim=128 + 4, dtype=torch.uint8)
     return DeepseekV32IndexerCache.get_kv_cache_spec(layer, None)
+
+
+def build_old(
+    vllm_config: Any,
+    runner: str,
+    order: str,
+    layers: dict[str, tuple[Any, Any]],
+    kernel_block_size: int,
+    dtype: str = "auto",
+) -> tuple[dict[str, Any], Any]:
+    """Make the KV tensors of layers with (backend, spec), as vLLM <= 0.28 does.
+
+    `runner`: "one", v1/worker/gpu_model_runner.py, or "two", v1/worker/gpu; `order`: NHD or HND;
+    `dtype`: --kv-cache-dtype.
+    """
+    from vllm.v1.attention.backends import utils as attention
+    from vllm.v1.worker.gpu import attn_utils
+    from vllm.v1.worker.gpu_model_runner import GPUModelRunner
+    from vllm.v1.worker.utils import AttentionGroup
+
+    config = describe(vllm_config, {name: spec for name, (_, spec) in layers.items()})
+    groups = [AttentionGroup(backend, [name], spec, 0) for name, (backend, spec) in layers.items()]
+    sizes = [kernel_block_size]
+    attention.set_kv_cache_layout(order)
+    try:
+        if runner == "two":
+            raw = attn_utils._allocate_kv_cache(config, {}, torch.device("cpu"))
+            return attn_utils._reshape_kv_cache(groups, raw, dtype, sizes, {}, config), config
+        one = GPUModelRunner.__new__(GPUModelRunner)
+        one.kv_cache_config, one.device = config, torch.device("cpu")
+        one.attn_groups, one.runner_only_attn_layers = [groups], set()
+        one.cache_config = SimpleNamespace(cache_dtype=dtype)
+        raw = one._allocate_kv_cache_tensors(config)
+        return one._reshape_kv_cache_tensors(raw, sizes), config
+    finally:
+        attention.set_kv_cache_layout(None)

@@ -1,10 +1,11 @@
-"""Regions over the tensors that vLLM's own code allocates, and over older versions' shapes."""
+"""Regions over the tensors that vLLM's own code allocates, and over shapes that name a rule.
+
+The backends' own shapes, on each version: test_layout_backends.py.
+"""
 
 from __future__ import annotations
 
-import ctypes
 import warnings
-from collections.abc import Callable
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
@@ -12,7 +13,7 @@ from typing import Any
 import pytest
 
 from continuum_connector.errors import TransferError
-from continuum_connector.worker.layout import Layout, all_layers, read_layout
+from continuum_connector.worker.layout import all_layers, read_layout
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # torch and vLLM use what they deprecate as they are imported
@@ -29,10 +30,10 @@ with warnings.catch_warnings():
     )
 
     from tests.vllm.kv_caches import LAYOUTS, NUM_BLOCKS, build
+    from tests.vllm.round_trip import check_round_trip, first_dim, second_dim
 
 pytestmark = pytest.mark.vllm
 
-Block = Callable[[Any, int], Any]
 FULL = FullAttentionSpec(block_size=16, num_kv_heads=4, head_size=8, dtype=torch.bfloat16)
 WINDOW = SlidingWindowSpec(
     block_size=16, num_kv_heads=4, head_size=8, dtype=torch.bfloat16, sliding_window=32
@@ -52,58 +53,6 @@ def vllm_config() -> VllmConfig:
 @pytest.fixture(autouse=True)
 def _seed() -> None:
     torch.manual_seed(1)
-
-
-def first_dim(num_blocks: int = NUM_BLOCKS) -> Block:
-    return lambda tensor, block: tensor.unflatten(0, (num_blocks, -1))[block]
-
-
-def bytes_of(tensor: Any) -> bytes:
-    return bytes(tensor.contiguous().view(torch.uint8).numpy())
-
-
-def randomise(caches: dict[str, Any]) -> None:
-    for tensor in caches.values():
-        storage = tensor.untyped_storage()
-        raw = torch.empty(0, dtype=torch.uint8).set_(storage)
-        raw.copy_(torch.randint(0, 256, raw.shape, dtype=torch.uint8))
-
-
-def copy(layout: Layout, block: int, slot: Any, store: bool) -> None:
-    for region in layout.regions:
-        host = ctypes.addressof(slot) + region.host_offset
-        device = region.dev_base + block * region.dev_stride
-        to, source = (host, device) if store else (device, host)
-        ctypes.memmove(to, source, region.num_bytes)
-
-
-def check_round_trip(
-    make: Callable[[], tuple[dict[str, Any], Any]], block_of: Block, num_blocks: int = NUM_BLOCKS
-) -> Layout:
-    """Store a block of one cache, load it to a block of another, compare every layer's bytes."""
-    (source, config), (target, _) = make(), make()
-    randomise(source)
-    randomise(target)
-    reading, writing = read_layout(source, config), read_layout(target, config)
-    offset = 0
-    for region in reading.regions:  # the pieces fill a slot back to back
-        assert region.host_offset == offset
-        offset += region.num_bytes
-    assert offset == reading.slot_bytes
-    ends = (0, num_blocks - 1)
-    for block, other in (ends, ends[::-1], (1 % num_blocks, 2 % num_blocks)):
-        before = {
-            (name, b): bytes_of(block_of(tensor, b))
-            for name, tensor in target.items()
-            for b in range(num_blocks)
-        }
-        slot = ctypes.create_string_buffer(reading.slot_bytes)
-        copy(reading, block, slot, store=True)
-        copy(writing, other, slot, store=False)
-        for (name, b), old in before.items():
-            want = bytes_of(block_of(source[name], block)) if b == other else old
-            assert bytes_of(block_of(target[name], b)) == want, (name, b)
-    return reading
 
 
 @pytest.mark.parametrize(
@@ -193,7 +142,7 @@ def test_block_dimension_is_found_where_other_dimensions_have_its_size(
     )
 
 
-# vLLM <= 0.28: one tensor per layer, or one for all.
+# Shapes as before vLLM 0.29, made here: one tensor per layer, or one for all.
 
 
 def old_config(num_layers: int, num_blocks: int, page_bytes: int, spec: Any = FULL) -> Any:
@@ -214,10 +163,6 @@ def old_caches(shape: tuple[int, ...], permute: tuple[int, ...] | None = None) -
         tensor = torch.zeros([shape[dim] for dim in order], dtype=torch.bfloat16)
         made[name] = tensor.permute([order.index(dim) for dim in range(len(shape))])
     return made
-
-
-def second_dim(num_blocks: int) -> Block:
-    return lambda tensor, block: tensor.unflatten(1, (num_blocks, -1))[:, block]
 
 
 PAGE = FULL.page_size_bytes
