@@ -68,6 +68,7 @@ class Rank:
             num_slots,
             layout.slot_bytes,
             first_bytes=5 * BLOCK,
+            chunk_bytes=BLOCK,
         )
         return self.engine
 
