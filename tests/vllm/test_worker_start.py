@@ -94,6 +94,16 @@ def test_with_a_tier_vllm_puts_the_block_outermost_and_a_block_is_one_region(mad
 
 
 @ASKS_FOR_A_NAME
+def test_layers_of_different_bytes_have_a_worker_with_all_their_bytes(made: Made) -> None:
+    config, small = server(), replace(FULL, num_kv_heads=1)
+    specs = {**layers(), "small": small}
+    caches, kv_cache_config = kv_caches.build(config, "BLHNC", specs)
+    assert hasattr(kv_cache_config.kv_cache_groups[0].kv_cache_spec, "kv_cache_specs")
+    a_worker(config, kv_cache_config).register_kv_caches(caches)
+    assert made.kwargs["slot_bytes"] == BLOCK_BYTES + small.page_size_bytes
+
+
+@ASKS_FOR_A_NAME
 def test_a_layout_named_by_the_operator_is_asked_for() -> None:
     assert resolve(server(kv_layout="BHLNC")) == "BHLNC"
 
