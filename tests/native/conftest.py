@@ -15,6 +15,7 @@ from continuum_connector.messages import BlockIds
 from continuum_connector.worker.abi import find_library
 from continuum_connector.worker.engine import Completion, Direction, Region
 from continuum_connector.worker.native import NativeEngine
+from tests.native.libcuda import compile_libcuda
 
 _HERE = Path(__file__).parent
 
@@ -23,6 +24,14 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if _HERE in item.path.parents:
             item.add_marker(pytest.mark.native)
+
+
+@pytest.fixture(scope="session")
+def fake_cuda(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a libcuda.so.1 that is tests/native/fake_cuda.cpp."""
+    folder = tmp_path_factory.mktemp("fake_cuda")
+    compile_libcuda(_HERE / "fake_cuda.cpp", folder)
+    return folder
 
 
 def ids(*values: int) -> BlockIds:

@@ -19,9 +19,8 @@ from bench.copy_engine.sizes import TINY
 from bench.copy_engine.torch_machine import TorchMachine
 from bench.copy_engine.torch_rivals import TorchRivals
 from continuum_connector.worker.engine import Direction
+from tests.native.libcuda import python_over
 from tests.native.test_bench_copy_engine import assert_complete
-from tests.native.test_cuda_engine import _python
-from tests.native.test_cuda_engine import fake_cuda as fake_cuda  # a fixture
 
 SECTIONS = """
 import ctypes, json
@@ -51,7 +50,7 @@ print(json.dumps([fake.fake_cuda_broken_rule().decode(), [each.as_json() for eac
 @pytest.fixture(scope="module")
 def on_fake_gpu(fake_cuda: Path) -> dict[str, Any]:
     """Every device section, by name."""
-    broken_rule, sections = json.loads(_python(SECTIONS, fake_cuda))
+    broken_rule, sections = json.loads(python_over(SECTIONS, fake_cuda))
     assert not broken_rule
     return {section["name"]: section for section in sections}
 

@@ -2,17 +2,11 @@
 
 from __future__ import annotations
 
-import os
-import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
-REPO = Path(__file__).resolve().parents[2]
-
-pytestmark = pytest.mark.skipif(shutil.which("g++") is None, reason="needs g++")
+from tests.native.libcuda import compile_libcuda, python_over
 
 ROUND_TRIP = """
 import ctypes
@@ -93,14 +87,6 @@ rig.engine.close(5.0)
 """
 
 
-@pytest.fixture(scope="module")
-def fake_cuda(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder of a libcuda.so.1 that is tests/native/fake_cuda.cpp."""
-    folder = tmp_path_factory.mktemp("fake_cuda")
-    _compile(REPO / "tests/native/fake_cuda.cpp", folder)
-    return folder
-
-
 @pytest.mark.parametrize(
     ("path", "stored_by", "loaded_by"),
     [
@@ -113,7 +99,7 @@ def fake_cuda(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_loaded_bytes_equal_stored_bytes_by_the_path_that_stats_name(
     fake_cuda: Path, path: str, stored_by: str, loaded_by: str
 ) -> None:
-    out = _python(f"PATH, HIDDEN = {path!r}, None" + ROUND_TRIP, fake_cuda)
+    out = python_over(f"PATH, HIDDEN = {path!r}, None" + ROUND_TRIP, fake_cuda)
     assert out == f"['batch', 'loop', 'gather'] ['{stored_by}'] ['{loaded_by}']"
 
 
@@ -127,20 +113,20 @@ def test_loaded_bytes_equal_stored_bytes_by_the_path_that_stats_name(
 def test_a_path_that_the_driver_lacks_is_not_offered(
     fake_cuda: Path, hidden: str, offered: list[str], stored_by: str, loaded_by: str
 ) -> None:
-    out = _python(f"PATH, HIDDEN = 'auto', {hidden.encode()!r}" + ROUND_TRIP, fake_cuda)
+    out = python_over(f"PATH, HIDDEN = 'auto', {hidden.encode()!r}" + ROUND_TRIP, fake_cuda)
     assert out == f"{offered} ['{stored_by}'] ['{loaded_by}']"
 
 
 def test_stream_0_is_the_default_stream_and_copies_wait_for_it(fake_cuda: Path) -> None:
     """torch's default stream has handle 0, which for the library is "wait for nothing"."""
     per_transfer = "2"  # events: behind the stream's work, and behind the one trunk
-    assert _python(BEHIND_STREAM_0, fake_cuda).split() == [per_transfer] * 2
+    assert python_over(BEHIND_STREAM_0, fake_cuda).split() == [per_transfer] * 2
 
 
 def test_a_pool_that_is_given_up_while_it_serves_is_unlocked_by_another_thread(
     fake_cuda: Path,
 ) -> None:
-    held, gone, *broken = _python(GIVE_UP, fake_cuda).splitlines()
+    held, gone, *broken = python_over(GIVE_UP, fake_cuda).splitlines()
     assert held == "40 True"  # those before the one that the driver refused
     assert gone == "[0, 0, 0, 0, 0, 0] False True False"
     assert broken == []
@@ -148,7 +134,7 @@ def test_a_pool_that_is_given_up_while_it_serves_is_unlocked_by_another_thread(
 
 def test_a_driver_that_cannot_be_opened_is_named(tmp_path: Path) -> None:
     (tmp_path / "libcuda.so.1").write_bytes(b"no library" * 100)
-    out = _python(OPEN, tmp_path)
+    out = python_over(OPEN, tmp_path)
     assert out.startswith("the CUDA driver cannot be opened: ")
     assert "libcuda.so.1" in out
 
@@ -156,29 +142,5 @@ def test_a_driver_that_cannot_be_opened_is_named(tmp_path: Path) -> None:
 def test_an_entry_point_that_is_missing_is_named(tmp_path: Path) -> None:
     source = tmp_path / "old.cpp"
     source.write_text('extern "C" int cuInit(unsigned) { return 0; }')
-    _compile(source, tmp_path)
-    assert _python(OPEN, tmp_path) == "the CUDA driver has no cuDeviceGet."
-
-
-def _compile(source: Path, folder: Path) -> None:
-    subprocess.run(
-        ["g++", "-std=c++17", "-O1", "-shared", "-fPIC", "-pthread", "-Wl,-soname,libcuda.so.1",
-         "-I", REPO / "csrc", source, "-o", folder / "libcuda.so.1"],
-        check=True,
-    )  # fmt: skip
-
-
-def _python(code: str, libraries: Path) -> str:
-    """What `code` prints, in a process of its own that finds this libcuda before any other."""
-    others = os.environ.get("LD_LIBRARY_PATH")
-    path = f"{libraries}:{others}" if others else str(libraries)
-    done = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", code],
-        capture_output=True,
-        text=True,
-        timeout=60,
-        env={**os.environ, "LD_LIBRARY_PATH": path},
-        cwd=REPO,
-    )
-    assert done.returncode == 0, done.stderr
-    return done.stdout.strip()
+    compile_libcuda(source, tmp_path)
+    assert python_over(OPEN, tmp_path) == "the CUDA driver has no cuDeviceGet."

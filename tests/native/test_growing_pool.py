@@ -4,10 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from tests.native import test_cuda_engine
-from tests.native.test_cuda_engine import fake_cuda as fake_cuda  # a fixture
-
-pytestmark = test_cuda_engine.pytestmark
+from tests.native.libcuda import python_over
 
 GROW = """
 import ctypes
@@ -24,6 +21,6 @@ rig.engine.close(5.0)
 
 
 def test_the_chunks_are_as_large_as_they_are_asked_for(fake_cuda: Path) -> None:
-    ready, mapped, why = test_cuda_engine._python(GROW, fake_cuda).split(maxsplit=2)
+    ready, mapped, why = python_over(GROW, fake_cuda).split(maxsplit=2)
     assert (int(ready), int(mapped)) == (8192, 24 * 8192)
     assert why.startswith("page-locking stopped at 8.0 KiB of 192.0 KiB: ")

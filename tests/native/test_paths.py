@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import logging
-import subprocess
 from pathlib import Path
 
 import pytest
 
 from continuum_connector.worker.paths import describe, tell_paths
 from tests.native.conftest import Rig
-from tests.native.test_cuda_engine import _python
-from tests.native.test_cuda_engine import fake_cuda as fake_cuda  # a fixture
+from tests.native.libcuda import compile_libcuda, python_over
 
 ALL = ("batch", "loop", "gather")
 NO_KERNEL = "no gather kernel for loads of small pieces, which go as all others"
@@ -53,8 +51,8 @@ def test_a_path_that_is_missing_is_told_with_what_it_was_made_for(
 
 
 def test_the_driver_is_asked_for_its_version(fake_cuda: Path, tmp_path: Path) -> None:
-    assert _python(VERSION, fake_cuda) == "0"  # the fake has no such call
+    assert python_over(VERSION, fake_cuda) == "0"  # the fake has no such call
     source = tmp_path / "old.cpp"
     source.write_text(OLD_DRIVER)
-    subprocess.run(["g++", "-shared", "-fPIC", source, "-o", tmp_path / "libcuda.so.1"], check=True)
-    assert _python(VERSION, tmp_path) == "12080"
+    compile_libcuda(source, tmp_path)
+    assert python_over(VERSION, tmp_path) == "12080"
