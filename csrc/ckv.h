@@ -9,8 +9,9 @@
  *     CKV_TIMEOUT breaks this: the driver did not give the copies back in time.
  *   - Completions of one direction come in the order of their last copies, except that a transfer
  *     whose checksums are taken or compared is reported after that, and later ones may pass it.
- *   - Accepted transfers never conflict: a transfer that reads or writes what an unfinished one
- *     writes, or writes what an unfinished one reads, is refused with CKV_EINVAL.
+ *   - No two transfers conflict: one that reads or writes what an unfinished one writes, or writes
+ *     what an unfinished one reads, is reported FAILED with CKV_EINVAL and touches nothing. Of the
+ *     two that is the one submitted later.
  *   - No exception leaves the library. A call that fails returns a code below 0, and
  *     ckv_last_error() says in one sentence why.
  *   - After fork() a child gets CKV_EFORK from everything that takes an engine.
@@ -78,7 +79,7 @@ typedef struct {
   uint64_t bytes;
 } ckv_region;
 
-/* error: 0, a CKV_ code (below 0) or the driver's own code (above 0).
+/* error: 0, a CKV_ code (below 0) or the driver's own code (above 0); CKV_EINVAL is a conflict.
  * bytes: known to have been copied. Times are CLOCK_MONOTONIC; start_ns is the first driver call,
  * 0 if there was none. */
 typedef struct {

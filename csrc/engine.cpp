@@ -162,14 +162,6 @@ void Engine::check_ids(const Transfer &transfer) {
   check_ready(transfer.slots);
 }
 
-void Engine::claim(const Transfer &transfer) {
-  Claims::Conflict conflict = claims_.take(transfer);
-  if (conflict.what != nullptr) {
-    throw Failure(CKV_EINVAL, "transfer " + to_string(transfer.tag) + ": " + conflict.what + " " +
-                                  to_string(conflict.id) + " is used by an unfinished transfer");
-  }
-}
-
 Event Engine::record_after(uintptr_t stream) {
   Event event = nullptr;
   {
@@ -233,8 +225,6 @@ void Engine::submit(int direction, uint32_t flags, const int32_t *blocks, const 
   transfer->submit_ns = now_ns();
   transfer->free_ns = transfer->submit_ns;
   check_ids(*transfer);
-  claim(*transfer);
-  sums_.begin(transfer.get());
   try {
     if (after_stream != 0) {
       transfer->after = record_after(after_stream);
@@ -249,7 +239,6 @@ void Engine::submit(int direction, uint32_t flags, const int32_t *blocks, const 
     if (transfer->after != nullptr) {
       recycle(transfer->after);
     }
-    claims_.drop(*transfer);
     throw;
   }
   transfer.release();  // the lane's now
@@ -276,8 +265,7 @@ void Engine::enqueue(Transfer *transfer) {
       throw Failure(CKV_EINVAL,
                     "an unfinished transfer already has tag " + to_string(transfer->tag));
     }
-    sums_.number(transfer);
-    inbox_[transfer->rank].push_back(transfer);
+    inbox_.push_back(transfer);
     if (!std::exchange(is_lane_asleep_, false)) {
       return;
     }
@@ -463,27 +451,58 @@ bool Engine::has_orders(Phase seen) const {
 }
 
 bool Engine::take_orders(microseconds patience, Queues *queues, Phase *phase) {
-  std::unique_lock<std::mutex> lock(mutex_);
-  auto has_some = [&] { return has_orders(*phase); };
-  is_lane_asleep_ = patience > kDeafNap && !has_some();
-  if (patience == kForEver) {
-    wake_lane_.wait(lock, has_some);
-  } else if (patience.count() > 0) {
-    wake_lane_.wait_for(lock, patience, has_some);
+  bool has_taken = false;
+  TransferQueue submitted;
+  {
+    std::unique_lock<std::mutex> lock(mutex_);
+    auto has_some = [&] { return has_orders(*phase); };
+    is_lane_asleep_ = patience > kDeafNap && !has_some();
+    if (patience == kForEver) {
+      wake_lane_.wait(lock, has_some);
+    } else if (patience.count() > 0) {
+      wake_lane_.wait_for(lock, patience, has_some);
+    }
+    is_lane_asleep_ = false;
+    has_taken = has_some();
+    *phase = phase_;
+    submitted.take_all(inbox_);
+    taken_cancels_.swap(cancels_);
   }
-  is_lane_asleep_ = false;
-  bool has_taken = has_some();
-  *phase = phase_;
-  queues->take_all(inbox_);
-  for (uint64_t tag : cancels_) {
+  admit(&submitted, queues);
+  stop_cancelled(queues);
+  return has_taken;
+}
+
+// In the order of the submits, whatever their ranks: of two in conflict the later one is refused.
+void Engine::admit(TransferQueue *submitted, Queues *queues) {
+  while (Transfer *transfer = submitted->front()) {
+    submitted->remove(transfer);
+    if (claims_.take(transfer)) {
+      sums_.begin(transfer);
+      (*queues)[transfer->rank].push_back(transfer);
+      continue;
+    }
+    if (SimWatch *watch = driver_->watch()) {
+      watch->forget(*transfer);  // the blocks may be another's to write
+    }
+    finish(transfer, CKV_FAILED, CKV_EINVAL);
+  }
+}
+
+void Engine::stop_cancelled(Queues *queues) {
+  if (taken_cancels_.empty()) {
+    return;
+  }
+  std::lock_guard<std::mutex> lock(mutex_);
+  for (uint64_t tag : taken_cancels_) {
     auto found = unfinished_.find(tag);
-    // A finished transfer's tag may be in use again; only the one that was asked for has the mark.
-    if (found != unfinished_.end() && found->second->is_cancelled) {
+    // A finished transfer's tag may be in use again; only the one that was asked for has the mark,
+    // and one that the lane has not taken yet is stopped when it has.
+    if (found != unfinished_.end() && found->second->is_cancelled && found->second->has_claims) {
       stop(found->second, queues);
     }
   }
-  cancels_.clear();
-  return has_taken;
+  taken_cancels_.clear();
 }
 
 // To the front: a cancelled transfer is settled when the lane looks next, not after all that was

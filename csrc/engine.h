@@ -68,8 +68,8 @@ class Engine {
 
   // ---- The lane.
   // Waits up to `patience` for a phase other than `*phase` or, where that is longer than kDeafNap,
-  // for orders; then takes all orders: new transfers join `queues`, cancelled ones are marked and
-  // moved to the front. Whether there were any.
+  // for orders; then takes all orders: new transfers join `queues`, or fail if they conflict with
+  // an unfinished one; cancelled ones are marked and moved to the front. Whether there were any.
   bool take_orders(std::chrono::microseconds patience, Queues *queues, Phase *phase);
   // Takes back a transfer that no copy touches any more: reported, unless it is checked first.
   void settle(Transfer *transfer, int status, int error);
@@ -102,9 +102,10 @@ class Engine {
   void check_count(int direction, size_t n) const;
   void check_ids(const Transfer &transfer);
   void check_ready(const std::vector<int32_t> &slots);
-  void claim(const Transfer &transfer);
   Event record_after(uintptr_t stream);
   void enqueue(Transfer *transfer);
+  void admit(TransferQueue *submitted, Queues *queues);
+  void stop_cancelled(Queues *queues);
   void drop_pool(void *base);
   // With mutex_ held:
   using Pools = std::map<void *, std::unique_ptr<HostPool>>;
@@ -128,8 +129,9 @@ class Engine {
   } events_;
   Intake intake_;
   Pools pools_;
-  Layout layout_;  // constant once regions are set
-  Claims claims_;
+  Layout layout_;                        // constant once regions are set
+  Claims claims_;                        // the lane's, but for what is given back
+  std::vector<uint64_t> taken_cancels_;  // the lane's
   Sums sums_;
   ReportStack reports_;
   Counters counters_;
@@ -144,7 +146,7 @@ class Engine {
   std::condition_variable wake_checker_;
   std::condition_variable wake_waiters_;
   Phase phase_ = Phase::OPEN;
-  Queues inbox_;
+  TransferQueue inbox_;
   std::vector<uint64_t> cancels_;
   std::unordered_map<uint64_t, Transfer *> unfinished_;
   std::array<CheckQueue, kRanks.size()> to_check_;

@@ -17,29 +17,25 @@ class Sums {
   Sums() = default;
   Sums(uint32_t every, size_t num_slots) : every_(every), entries_(every > 0 ? num_slots : 0) {}
 
-  // Of a transfer that has its claims and is not queued yet. A store's slots have no sum from here
-  // on, however it ends.
+  // Of a transfer that has just got its claims, in the order of the submits. A store's slots have
+  // no sum from here on, however it ends.
   void begin(Transfer *transfer) {
     if (every_ == 0) {
       return;
     }
+    bool is_store = transfer->direction == CKV_STORE;
     for (int32_t slot : transfer->slots) {
-      if (transfer->direction == CKV_STORE) {
+      if (is_store) {
         entries_[slot] = kNone;
       } else {
         transfer->is_summed = transfer->is_summed || entries_[slot] != kNone;
       }
     }
-  }
-
-  // Once per store, in the order of the submits, by one caller at a time.
-  void number(Transfer *transfer) {
-    if (every_ == 0 || transfer->direction != CKV_STORE) {
-      return;
+    if (is_store) {
+      transfer->until_sampled = every_ - 1 - num_stored_ % every_;
+      transfer->is_summed = transfer->until_sampled < transfer->slots.size();
+      num_stored_ += transfer->slots.size();
     }
-    transfer->until_sampled = every_ - 1 - num_stored_ % every_;
-    transfer->is_summed = transfer->until_sampled < transfer->slots.size();
-    num_stored_ += transfer->slots.size();
   }
 
   // Whether the i-th slot of the transfer is to be summed (store) or compared (load).

@@ -39,13 +39,14 @@ struct Transfer {
   std::vector<int32_t> slots;
   Event after = nullptr;           // not yet seen fired; owned
   uint64_t until_sampled = 0;      // a store's blocks before the first that is to be summed
-  bool is_summed = false;          // a slot of it is to be summed or compared; fixed once queued
+  bool is_summed = false;          // a slot of it is to be summed or compared; fixed by the lane
   std::unique_ptr<Report> report;  // empty once reported; guarded by the engine's mutex
   bool is_cancelled = false;       // asked for; guarded by the engine's mutex
 
   // The lane's own from here on.
   Transfer *prev = nullptr;
   Transfer *next = nullptr;
+  bool has_claims = false;
   bool is_queued = false;
   bool is_stopping = false;  // no further trunk
   Cursor cursor;

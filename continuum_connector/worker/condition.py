@@ -5,11 +5,15 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 
-from continuum_connector.worker.engine import CORRUPT, Completion, CopyEngine, Status
+from continuum_connector.messages import Outcome
+from continuum_connector.worker.engine import CONFLICT, CORRUPT, Completion, CopyEngine, Status
 
 logger = logging.getLogger(f"vllm.{__name__}")
 
 _CONSEQUENCE = "what leaves VRAM is computed again until the server is restarted"
+
+_REASONS = {Status.FAILED: "driver", Status.CANCELLED: "cancelled"}
+_REASONS_OF_ERRORS = {CONFLICT: "refused", CORRUPT: "corrupt"}
 
 
 class Condition:
@@ -51,4 +55,14 @@ class Condition:
 
 def _name(error: int) -> str:
     """A completion's code in words: the driver's own are above 0."""
+    if error == CONFLICT:
+        return "an unfinished transfer uses a block or slot of it"
     return f"CUDA error {error}" if error > 0 else f"error {error} of the native library"
+
+
+def outcome_of(completion: Completion, reason: str = "") -> Outcome:
+    """One rank's result of a transfer; `reason`, if given, is why it may not be done."""
+    if completion.status is Status.DONE:
+        return Outcome(num_done=1, num_bytes=completion.num_bytes, seconds=completion.seconds)
+    reason = _REASONS_OF_ERRORS.get(completion.error, reason) or _REASONS[completion.status]
+    return Outcome(num_failed=1, reasons=(reason,))

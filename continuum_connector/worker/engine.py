@@ -8,6 +8,7 @@ from typing import Protocol
 
 from continuum_connector.messages import BlockIds
 
+CONFLICT = -2  # Completion.error: an unfinished transfer uses a block or slot of it (CKV_EINVAL)
 CORRUPT = -10  # Completion.error: a slot no longer holds what was stored in it (CKV_ECORRUPT)
 
 

@@ -34,8 +34,8 @@ _GRACE_S = 1.0  # for a call of the driver that locks pages
 class NativeEngine:
     """A CopyEngine whose copies run on native threads, over libcuda or over a simulator.
 
-    It owns the host pool. Ids are checked before anything is copied, and a transfer that
-    conflicts with an unfinished one (same block or slot, one of them writing) is refused.
+    It owns the host pool. Ids are checked at once, and a transfer that conflicts with an
+    unfinished one (same block or slot, one of them writing) fails as CONFLICT, uncopied.
     """
 
     def __init__(

@@ -20,8 +20,8 @@ from continuum_connector.config import ContinuumConfig
 from continuum_connector.errors import TransferError
 from continuum_connector.messages import LoadOrder, Outcome, StepPlan, StoreOrder, WorkerReport
 from continuum_connector.worker.closing import Closer
-from continuum_connector.worker.condition import Condition
-from continuum_connector.worker.engine import CORRUPT, Completion, CopyEngine, Direction, Status
+from continuum_connector.worker.condition import Condition, outcome_of
+from continuum_connector.worker.engine import Completion, CopyEngine, Direction
 from continuum_connector.worker.growth import PoolGrowth
 from continuum_connector.worker.layout import Layout
 
@@ -29,8 +29,6 @@ logger = logging.getLogger(f"vllm.{__name__}")
 
 EngineFactory = Callable[[Layout, int], CopyEngine]
 Polled = tuple[set[str], set[int], set[str]]
-
-_REASONS = {Status.FAILED: "driver", Status.CANCELLED: "cancelled"}
 
 
 def num_slots_for(dram_bytes: int, num_ranks: int, slot_bytes: int) -> int:
@@ -260,7 +258,7 @@ class ContinuumWorker:
         for completion in completions:
             order = self._in_flight.pop(completion.tag, None)
             if order is not None:
-                self._settle(order, _outcome(completion, reason))
+                self._settle(order, outcome_of(completion, reason))
         if completions and not reason:
             self._look_at(self._engine, completions)
 
@@ -287,11 +285,3 @@ class ContinuumWorker:
         if waiting.bad_blocks:
             self._failed.add(order.request_id)
             self._bad_blocks |= waiting.bad_blocks
-
-
-def _outcome(completion: Completion, reason: str) -> Outcome:
-    if completion.status is Status.DONE:
-        return Outcome(num_done=1, num_bytes=completion.num_bytes, seconds=completion.seconds)
-    if completion.error == CORRUPT:
-        reason = "corrupt"
-    return Outcome(num_failed=1, reasons=(reason or _REASONS[completion.status],))

@@ -49,8 +49,8 @@ def a_step(rig: Rig, tag: int) -> None:
     """All that the worker asks of its engine between two waits."""
     rig.engine.sim_hold()
     rig.engine.submit(STORE, ids(1), ids(1), tag)
-    with pytest.raises(TransferError, match="transfer"):
-        rig.engine.submit(STORE, ids(2), ids(1), tag + 1)
+    with pytest.raises(TransferError, match="tag"):
+        rig.engine.submit(STORE, ids(2), ids(2), tag)
     rig.engine.cancel(tag)
     rig.engine.sim_release()
     assert rig.engine.wait(tag, 20.0)
@@ -107,7 +107,7 @@ def test_no_other_thread_runs_during_what_a_step_calls(rig: Rig) -> None:
     begin.release()  # from here on it wants the GIL
     for tag in range(2, 2000):
         with pytest.raises(TransferError):
-            rig.engine.submit(STORE, ids(2), ids(1), tag)
+            rig.engine.submit(STORE, ids(2), ids(2), 1)  # a tag that is in use
         rig.engine.cancel(tag)
         rig.engine.health()
         rig.engine.pool_state()

@@ -16,7 +16,7 @@ import pytest
 from continuum_connector.checks import ask_native
 from continuum_connector.errors import ConfigError, TransferError
 from continuum_connector.worker import abi
-from continuum_connector.worker.engine import Direction, Health, Region, Status
+from continuum_connector.worker.engine import CONFLICT, Direction, Health, Region, Status
 from continuum_connector.worker.native import NativeEngine
 from tests.native.conftest import Rig, ids
 
@@ -190,16 +190,20 @@ def test_health_names_the_path_that_was_given_up(rig: Rig) -> None:
         (ids(0, 1), ids(0), "transfer 5: 2 blocks do not pair with 1 slots."),
         (ids(0).astype(np.int64), ids(0), "transfer 5: ids are int64, and must be int32."),
         (ids(0), ids(0).astype(np.float32), "transfer 5: ids are float32, and must be int32."),
-        (ids(0), ids(2), "transfer 5: slot 2 is used by an unfinished transfer."),
     ],
 )
 def test_a_wrong_transfer_is_refused_in_one_sentence(
     rig: Rig, blocks: np.ndarray, slots: np.ndarray, text: str
 ) -> None:
-    rig.engine.sim_hold()
-    rig.engine.submit(LOAD, ids(7), ids(2), 1)
     with pytest.raises(TransferError, match=re.escape(text)):
         rig.engine.submit(STORE, blocks, slots, 5)
+
+
+def test_a_transfer_that_conflicts_with_an_unfinished_one_fails_as_that(rig: Rig) -> None:
+    rig.engine.sim_hold()
+    rig.engine.submit(LOAD, ids(7), ids(2), 1)
+    later = rig.finish(STORE, ids(0), ids(2), 5)
+    assert (later.status, later.error, later.num_bytes) == (Status.FAILED, CONFLICT, 0)
     rig.engine.sim_release()
 
 

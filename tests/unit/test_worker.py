@@ -15,7 +15,7 @@ from continuum_connector.config import ContinuumConfig
 from continuum_connector.errors import TransferError
 from continuum_connector.messages import LoadOrder, Outcome, StepPlan, StoreOrder
 from continuum_connector.worker import condition
-from continuum_connector.worker.engine import CORRUPT, Direction, Region, Status
+from continuum_connector.worker.engine import CONFLICT, CORRUPT, Direction, Region, Status
 from continuum_connector.worker.layout import Layout
 from continuum_connector.worker.worker import ContinuumWorker, num_slots_for
 from tests.fakes import BLOCK_BYTES, BLOCK_SECONDS, FakeCopyEngine
@@ -207,16 +207,18 @@ def test_a_failed_load_names_its_request_and_its_blocks():
     assert rig.outcomes[1] == Outcome(num_failed=1, reasons=("driver",))
 
 
-def test_a_load_of_a_slot_that_changed_since_its_store_is_corrupt():
+def test_what_the_engine_says_of_a_failed_copy_is_its_reason():
     rig = Rig()
-    rig.worker.begin(StepPlan(loads=(load(1, "a", 3, 4), load(2, "b", 5))))
+    rig.worker.begin(StepPlan(loads=(load(1, "a", 3, 4), load(2, "b", 5), load(3, "c", 6))))
     rig.worker.start_loads()
     rig.engine.fail(1, CORRUPT)
     rig.engine.fail(2, CORRUPT - 1)
+    rig.engine.fail(3, CONFLICT)
     rig.tell()
-    assert (rig.failed, rig.bad) == ({"a", "b"}, {3, 4, 5})
+    assert (rig.failed, rig.bad) == ({"a", "b", "c"}, {3, 4, 5, 6})
     assert rig.outcomes[1] == Outcome(num_failed=1, reasons=("corrupt",))
     assert rig.outcomes[2].reasons == ("driver",)
+    assert rig.outcomes[3].reasons == ("refused",)
 
 
 def test_a_request_of_two_loads_is_reported_once_with_all_bad_blocks_when_both_have_settled():
@@ -326,18 +328,19 @@ def test_an_engine_that_dies_of_a_copy_takes_no_more_and_settles_what_it_has():
 def test_each_cause_is_told_once(monkeypatch):
     rig, told = Rig(), []
     monkeypatch.setattr(condition.logger, "warning", lambda text, *parts: told.append(text % parts))
-    rig.worker.begin(StepPlan(loads=tuple(load(n, "a", n) for n in range(6))))
+    rig.worker.begin(StepPlan(loads=tuple(load(n, "a", n) for n in range(7))))
     rig.worker.start_loads()
-    for n, error in enumerate((2, 2, 719, -9, CORRUPT)):
+    for n, error in enumerate((2, 2, 719, -9, CONFLICT, CORRUPT)):
         rig.engine.fail(n, error)
         rig.tell()
     rig.engine.given_up = ("batch",)
-    rig.engine.settle(5)
+    rig.engine.settle(6)
     rig.tell()
     assert told == [
         "A copy failed: CUDA error 2. This is said once",
         "A copy failed: CUDA error 719. This is said once",
         "A copy failed: error -9 of the native library. This is said once",
+        "A copy failed: an unfinished transfer uses a block or slot of it. This is said once",
         "The driver fails at the batch path, so copies go another way from here. This is said once",
     ]
     assert rig.tier_down == []
