@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import statistics
+import textwrap
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -26,7 +27,7 @@ def draw(sections: Sequence[Section], path: Path) -> list[str]:
     for at, (panel, section) in enumerate(drawn, start=1):
         axes = figure.add_subplot(1, len(drawn), at)
         panel(axes, section)
-        axes.set_title(section.title, fontsize=9, loc="left")
+        axes.set_title(textwrap.fill(section.title, 56), fontsize=9, loc="left")
         axes.spines[["top", "right"]].set_visible(False)
         axes.grid(alpha=0.3)
         axes.legend(fontsize=7, frameon=False, ncols=2, loc="upper left", bbox_to_anchor=(0, -0.16))
