@@ -1,10 +1,14 @@
 // Copies over the simulator: bytes, order, windows, cancels. A failed CHECK ends the program.
 #include <algorithm>
+#include <array>
 #include <atomic>
 #include <cstring>
+#include <functional>
 #include <random>
 #include <thread>
+#include <utility>
 
+#include "driver_sim.h"
 #include "engine.h"
 #include "rig.h"
 
@@ -282,6 +286,57 @@ TEST(test_of_two_in_conflict_the_later_one_is_refused_whatever_their_ranks) {
   ckv::Transfer *store = queues[ckv::Rank::STORE].front();
   queues[ckv::Rank::STORE].remove(store);
   engine.settle(store, CKV_DONE, 0);
+}
+
+// Does something once, while the lane refuses its second transfer: the first one's tag is free.
+class Meddler : public ckv::SimDriver {
+ public:
+  Meddler() : SimDriver(0) { start(); }
+
+  ckv::SimWatch *watch() override {
+    if (engine != nullptr && engine->reports().num_pending() == 1) {
+      std::exchange(engine, nullptr)->cancel(again());
+    }
+    return nullptr;
+  }
+
+  ckv::Engine *engine = nullptr;
+  std::function<uint64_t()> again;
+};
+
+TEST(test_a_cancel_that_is_under_way_does_not_hit_a_user_of_the_tag_that_the_lane_has_not_taken) {
+  ckv_config config = sim_config();
+  config.max_transfers = 10;
+  auto owned = std::make_unique<Meddler>();
+  Meddler &meddler = *owned;
+  ckv::Engine engine(config, std::move(owned));
+  ckv_region region{16, 16, 1 << 20, 16, 16};
+  engine.set_regions(&region, 1, 4, 4);
+  ckv::Queues queues;
+  ckv::Phase phase = ckv::Phase::OPEN;
+  const std::array<int32_t, 4> ids{0, 1, 2, 3};
+  auto submit = [&](int direction, int block, int slot, uint64_t tag) {
+    engine.submit(direction, 0, &ids[block], &ids[slot], 1, 0, tag);
+  };
+  submit(CKV_STORE, 0, 0, 1);
+  submit(CKV_LOAD, 1, 0, 77);  // refused
+  submit(CKV_LOAD, 2, 0, 78);  // refused
+  engine.cancel(77);
+  meddler.again = [&] {
+    submit(CKV_STORE, 3, 3, 77);
+    return 77;
+  };
+  meddler.engine = &engine;
+  ckv::TransferQueue &stores = queues[ckv::Rank::STORE];
+  for (uint64_t tag : {1, 77}) {
+    engine.take_orders(std::chrono::microseconds(0), &queues, &phase);
+    ckv::Transfer *transfer = stores.front();
+    CHECK(transfer != nullptr && transfer->tag == tag && transfer->is_stopping == (tag == 77));
+    stores.remove(transfer);
+    CHECK(stores.empty());
+    engine.settle(transfer, tag == 77 ? CKV_CANCELLED : CKV_DONE, 0);
+  }
+  CHECK(engine.reports().num_pending() == 4);
 }
 
 void random_transfers(uint32_t checksum_every) {
