@@ -3,8 +3,8 @@
 #include <cstdlib>
 #include <new>
 
-thread_local int64_t num_allocations_left = -1;
-thread_local size_t smallest_allocation = 0;
+__thread int64_t num_allocations_left = -1;
+__thread size_t smallest_allocation = 0;
 
 namespace {
 

@@ -4,8 +4,10 @@
 #include <cstddef>
 #include <cstdint>
 
+// (__thread: for what is thread_local elsewhere UBSan finds null pointers that are not there.)
+
 // Of this thread: how many allocations succeed before the next fails. Below 0: all do.
-extern thread_local int64_t num_allocations_left;
+extern __thread int64_t num_allocations_left;
 
 // ... of those of at least so many bytes; what is smaller always succeeds.
-extern thread_local size_t smallest_allocation;
+extern __thread size_t smallest_allocation;
