@@ -121,13 +121,6 @@ class Queues {
     return true;
   }
 
-  // As TransferQueue::take_all, rank by rank.
-  void take_all(Queues &other) {
-    for (Rank rank : kRanks) {
-      (*this)[rank].take_all(other[rank]);
-    }
-  }
-
  private:
   std::array<TransferQueue, kRanks.size()> queues_;
 };

@@ -60,7 +60,7 @@ def _name(error: int) -> str:
     return f"CUDA error {error}" if error > 0 else f"error {error} of the native library"
 
 
-def outcome_of(completion: Completion, reason: str = "") -> Outcome:
+def outcome_of(completion: Completion, reason: str) -> Outcome:
     """One rank's result of a transfer; `reason`, if given, is why it may not be done."""
     if completion.status is Status.DONE:
         return Outcome(num_done=1, num_bytes=completion.num_bytes, seconds=completion.seconds)

@@ -74,8 +74,8 @@ class CopyEngine(Protocol):
     """Submits and polls in microseconds; only `wait`, `wait_pool` and `close` block.
 
     All methods are called from one thread; only the last, `close`, may come from another, where
-    nothing is in flight. `submit` copies the id arrays (int32,
-    contiguous, equal length) before it returns.
+    nothing is in flight. `submit` copies the id arrays (int32, contiguous, equal length) before it
+    returns.
     """
 
     def pool_state(self) -> PoolState:
