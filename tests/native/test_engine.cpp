@@ -1,6 +1,5 @@
 // Copies over the simulator: bytes, order, windows, cancels. A failed CHECK ends the program.
 #include <algorithm>
-#include <array>
 #include <atomic>
 #include <cstring>
 #include <functional>
@@ -8,8 +7,7 @@
 #include <thread>
 #include <utility>
 
-#include "driver_sim.h"
-#include "engine.h"
+#include "by_hand.h"
 #include "rig.h"
 
 namespace {
@@ -237,106 +235,73 @@ TEST(test_cancel_of_a_queued_transfer_is_reported_at_once) {
   CHECK(ckv_sim_block(rig.engine, stream, 0) == CKV_OK);
 }
 
-// Without a lane thread: the test takes its turns, so the order is certain.
 TEST(test_a_late_cancel_does_not_hit_the_next_user_of_the_tag) {
-  ckv_config config = sim_config();
-  config.max_transfers = 10;
-  ckv::Engine engine(config, ckv::open_sim_driver(config));
-  std::vector<uint8_t> vram(64);
-  ckv_region region{reinterpret_cast<uint64_t>(vram.data()), 16,
-                    reinterpret_cast<uint64_t>(vram.data()), 16, 16};
-  engine.set_regions(&region, 1, 4, 4);
-  ckv::Queues queues;
-  ckv::Phase phase = ckv::Phase::OPEN;
-  int32_t id = 1;
-  engine.submit(CKV_STORE, 0, &id, &id, 1, 0, 77);
-  engine.take_orders(std::chrono::microseconds(0), &queues, &phase);
-  ckv::Transfer *first = queues[ckv::Rank::STORE].front();
-  queues[ckv::Rank::STORE].remove(first);
-  engine.cancel(77);
-  engine.settle(first, CKV_DONE, 0);
-  engine.submit(CKV_STORE, 0, &id, &id, 1, 0, 77);
-  engine.take_orders(std::chrono::microseconds(0), &queues, &phase);
-  ckv::Transfer *second = queues[ckv::Rank::STORE].front();
+  ByHand rig;
+  rig.submit(CKV_STORE, 1, 1, 77);
+  rig.take_orders();
+  ckv::Transfer *first = rig.take(ckv::Rank::STORE);
+  rig.engine->cancel(77);
+  rig.engine->settle(first, CKV_DONE, 0);
+  rig.submit(CKV_STORE, 1, 1, 77);
+  rig.take_orders();
+  ckv::Transfer *second = rig.take(ckv::Rank::STORE);
   CHECK(second != nullptr && !second->is_stopping);
-  queues[ckv::Rank::STORE].remove(second);
-  engine.settle(second, CKV_DONE, 0);
+  rig.engine->settle(second, CKV_DONE, 0);
 }
 
 // Loads leave before stores; but what came first is not what conflicts.
 TEST(test_of_two_in_conflict_the_later_one_is_refused_whatever_their_ranks) {
-  ckv_config config = sim_config();
-  config.max_transfers = 10;
-  ckv::Engine engine(config, ckv::open_sim_driver(config));
-  std::vector<uint8_t> vram(64);
-  ckv_region region{reinterpret_cast<uint64_t>(vram.data()), 16,
-                    reinterpret_cast<uint64_t>(vram.data()), 16, 16};
-  engine.set_regions(&region, 1, 4, 4);
-  ckv::Queues queues;
-  ckv::Phase phase = ckv::Phase::OPEN;
-  int32_t id = 1;
-  engine.submit(CKV_STORE, 0, &id, &id, 1, 0, 1);
-  engine.submit(CKV_LOAD, 0, &id, &id, 1, 0, 2);
-  engine.cancel(2);  // too late
-  engine.take_orders(std::chrono::microseconds(0), &queues, &phase);
-  CHECK(queues[ckv::Rank::AWAITED].empty());
-  std::unique_ptr<ckv::Report> report = engine.reports().pop();
-  CHECK(report && report->completion.tag == 2 && report->completion.error == CKV_EINVAL);
-  CHECK(!engine.reports().pop());
-  ckv::Transfer *store = queues[ckv::Rank::STORE].front();
-  queues[ckv::Rank::STORE].remove(store);
-  engine.settle(store, CKV_DONE, 0);
+  ByHand rig;
+  rig.submit(CKV_STORE, 1, 1, 1);
+  rig.submit(CKV_LOAD, 1, 1, 2);
+  rig.engine->cancel(2);  // too late
+  rig.take_orders();
+  CHECK(rig.take(ckv::Rank::AWAITED) == nullptr);
+  ckv_completion refused = rig.pop();
+  CHECK(refused.tag == 2 && refused.error == CKV_EINVAL);
+  CHECK(rig.engine->reports().num_pending() == 0);
+  rig.engine->settle(rig.take(ckv::Rank::STORE), CKV_DONE, 0);
+  CHECK(rig.pop().tag == 1);
 }
 
 // Does something once, while the lane refuses its second transfer: the first one's tag is free.
-class Meddler : public ckv::SimDriver {
+class Meddler : public InstantDriver {
  public:
-  Meddler() : SimDriver(0) { start(); }
+  Meddler() : InstantDriver(0) {}
 
   ckv::SimWatch *watch() override {
     if (engine != nullptr && engine->reports().num_pending() == 1) {
-      std::exchange(engine, nullptr)->cancel(again());
+      engine = nullptr;
+      meddle();
     }
     return nullptr;
   }
 
   ckv::Engine *engine = nullptr;
-  std::function<uint64_t()> again;
+  std::function<void()> meddle;
 };
 
 TEST(test_a_cancel_that_is_under_way_does_not_hit_a_user_of_the_tag_that_the_lane_has_not_taken) {
-  ckv_config config = sim_config();
-  config.max_transfers = 10;
   auto owned = std::make_unique<Meddler>();
   Meddler &meddler = *owned;
-  ckv::Engine engine(config, std::move(owned));
-  ckv_region region{16, 16, 1 << 20, 16, 16};
-  engine.set_regions(&region, 1, 4, 4);
-  ckv::Queues queues;
-  ckv::Phase phase = ckv::Phase::OPEN;
-  const std::array<int32_t, 4> ids{0, 1, 2, 3};
-  auto submit = [&](int direction, int block, int slot, uint64_t tag) {
-    engine.submit(direction, 0, &ids[block], &ids[slot], 1, 0, tag);
+  ByHand rig(std::move(owned));
+  rig.submit(CKV_STORE, 0, 0, 1);
+  rig.submit(CKV_LOAD, 1, 0, 77);  // refused
+  rig.submit(CKV_LOAD, 2, 0, 78);  // refused
+  rig.engine->cancel(77);
+  meddler.engine = rig.engine.get();
+  meddler.meddle = [&rig] {
+    rig.submit(CKV_STORE, 3, 3, 77);
+    rig.engine->cancel(77);
   };
-  submit(CKV_STORE, 0, 0, 1);
-  submit(CKV_LOAD, 1, 0, 77);  // refused
-  submit(CKV_LOAD, 2, 0, 78);  // refused
-  engine.cancel(77);
-  meddler.again = [&] {
-    submit(CKV_STORE, 3, 3, 77);
-    return 77;
-  };
-  meddler.engine = &engine;
-  ckv::TransferQueue &stores = queues[ckv::Rank::STORE];
   for (uint64_t tag : {1, 77}) {
-    engine.take_orders(std::chrono::microseconds(0), &queues, &phase);
-    ckv::Transfer *transfer = stores.front();
+    rig.take_orders();
+    ckv::Transfer *transfer = rig.take(ckv::Rank::STORE);
     CHECK(transfer != nullptr && transfer->tag == tag && transfer->is_stopping == (tag == 77));
-    stores.remove(transfer);
-    CHECK(stores.empty());
-    engine.settle(transfer, tag == 77 ? CKV_CANCELLED : CKV_DONE, 0);
+    CHECK(rig.queues.empty());
+    rig.engine->settle(transfer, tag == 77 ? CKV_CANCELLED : CKV_DONE, 0);
   }
-  CHECK(engine.reports().num_pending() == 4);
+  CHECK(rig.engine->reports().num_pending() == 4);
 }
 
 void random_transfers(uint32_t checksum_every) {

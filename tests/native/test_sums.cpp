@@ -11,11 +11,10 @@
 #include <string>
 #include <thread>
 
+#include "by_hand.h"
 #include "checker.h"
 #include "checksum.h"
-#include "engine.h"
 #include "failure.h"
-#include "rig.h"
 
 namespace {
 
@@ -229,54 +228,32 @@ TEST(test_a_store_that_was_stopped_leaves_no_old_sum) {
 
 // ---- Ends in the middle. The test is the lane, and the checker only when it says so.
 
-struct ByHand {
-  ByHand() {
-    ckv_config config = summing(1);
-    config.max_transfers = 10;
-    engine = std::make_unique<ckv::Engine>(config, std::make_unique<InstantDriver>(0));
-    ckv_region region{reinterpret_cast<uint64_t>(bytes.data()), 16,
-                      reinterpret_cast<uint64_t>(bytes.data()), 16, 16};
-    engine->set_regions(&region, 1, 4, 4);
-  }
+struct Summed : ByHand {
+  Summed() : ByHand(std::make_unique<InstantDriver>(0), 1) {}
 
   // Submitted and copied, as far as the lane can tell.
   void copied(int direction, int32_t id, uint64_t tag) {
-    engine->submit(direction, 0, &id, &id, 1, 0, tag);
-    engine->take_orders(microseconds(0), &queues, &phase);
-    ckv::TransferQueue &queue =
-        queues[direction == CKV_LOAD ? ckv::Rank::AWAITED : ckv::Rank::STORE];
-    ckv::Transfer *transfer = queue.front();
-    queue.remove(transfer);
-    engine->settle(transfer, CKV_DONE, 0);
+    submit(direction, id, id, tag);
+    take_orders();
+    ckv::Rank rank = direction == CKV_LOAD ? ckv::Rank::AWAITED : ckv::Rank::STORE;
+    engine->settle(take(rank), CKV_DONE, 0);
   }
 
   void check_all() {
     ckv::Checker(*engine).run();
     engine->checker_ended();
   }
-
-  ckv_completion pop() {
-    std::unique_ptr<ckv::Report> report = engine->reports().pop();
-    CHECK(report != nullptr);
-    return report->completion;
-  }
-
-  std::vector<uint8_t> bytes = std::vector<uint8_t>(64);
-  std::unique_ptr<ckv::Engine> engine;
-  ckv::Queues queues;
-  ckv::Phase phase = ckv::Phase::OPEN;
 };
 
 TEST(test_a_transfer_keeps_its_claims_until_it_is_checked_and_a_cancel_is_too_late) {
-  ByHand rig;
+  Summed rig;
   rig.copied(CKV_STORE, 1, 7);
   CHECK(rig.engine->reports().num_pending() == 0 && !rig.engine->wait(7, microseconds(0)));
-  int32_t id = 1;
-  rig.engine->submit(CKV_LOAD, 0, &id, &id, 1, 0, 8);
-  rig.engine->take_orders(microseconds(0), &rig.queues, &rig.phase);
+  rig.submit(CKV_LOAD, 1, 1, 8);
+  rig.take_orders();
   CHECK(rig.pop().error == CKV_EINVAL);
   rig.engine->cancel(7);
-  rig.engine->take_orders(microseconds(0), &rig.queues, &rig.phase);
+  rig.take_orders();
   CHECK(rig.queues.empty());
   rig.engine->lane_ended();
   rig.check_all();
@@ -285,7 +262,7 @@ TEST(test_a_transfer_keeps_its_claims_until_it_is_checked_and_a_cancel_is_too_la
 }
 
 TEST(test_loads_are_checked_before_stores_that_were_first) {
-  ByHand rig;
+  Summed rig;
   rig.copied(CKV_STORE, 0, 1);
   rig.engine->finish(rig.engine->take_check(), CKV_DONE, 0);
   rig.engine->sums().set(0, 0);  // not its sum
@@ -301,7 +278,7 @@ TEST(test_loads_are_checked_before_stores_that_were_first) {
 }
 
 TEST(test_close_checks_what_it_has_time_for) {
-  ByHand rig;
+  Summed rig;
   rig.copied(CKV_STORE, 1, 1);
   std::thread closer([&] { CHECK(rig.engine->close(std::chrono::seconds(20)) == CKV_OK); });
   rig.engine->lane_ended();
@@ -311,7 +288,7 @@ TEST(test_close_checks_what_it_has_time_for) {
 }
 
 TEST(test_checks_that_are_not_begun_at_the_deadline_fail) {
-  ByHand rig;
+  Summed rig;
   rig.copied(CKV_STORE, 1, 1);
   rig.copied(CKV_STORE, 2, 2);
   std::thread closer([&] { CHECK(rig.engine->close(microseconds(0)) == CKV_OK); });
@@ -329,7 +306,7 @@ TEST(test_checks_that_are_not_begun_at_the_deadline_fail) {
 }
 
 TEST(test_close_leaves_behind_a_checker_that_does_not_end) {
-  ByHand rig;
+  Summed rig;
   rig.copied(CKV_STORE, 1, 1);
   rig.engine->lane_ended();
   CHECK(rig.engine->close(microseconds(0)) == CKV_TIMEOUT);
@@ -339,7 +316,7 @@ TEST(test_close_leaves_behind_a_checker_that_does_not_end) {
 }
 
 TEST(test_copies_that_were_over_before_the_context_ended_are_still_checked) {
-  ByHand rig;
+  Summed rig;
   rig.copied(CKV_STORE, 1, 1);
   rig.engine->poison(700);
   rig.engine->lane_ended();
