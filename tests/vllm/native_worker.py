@@ -7,21 +7,26 @@ so a request that is told of a load too early, or computed while a copy may stil
 
 from __future__ import annotations
 
+import contextlib
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 from types import MappingProxyType
 from typing import Any
 
 import numpy as np
+import pytest
 
 from continuum_connector.config import ContinuumConfig
+from continuum_connector.errors import ConfigError
 from continuum_connector.messages import Outcome, StepPlan, WorkerReport
+from continuum_connector.worker.abi import find_library
 from continuum_connector.worker.engine import Direction, Region
 from continuum_connector.worker.layout import Layout
 from continuum_connector.worker.native import NativeEngine
 from continuum_connector.worker.worker import ContinuumWorker
 from tests.vllm.fake_worker import FakeWorker
 from tests.vllm.harness import Engine
+from tests.vllm.tiering import tiered
 
 _PIECE = 64  # bytes of a block
 
@@ -99,11 +104,24 @@ class NativeWorker(FakeWorker):
         """The real worker does."""
 
 
-def with_native_workers(
-    engine: Engine, num_slots: int, kind: type[NativeWorker] = NativeWorker
-) -> list[NativeWorker]:
-    """Put the real worker half in each rank's place, before the first step."""
-    num_blocks = engine.pool.num_gpu_blocks
-    workers = [kind(each, num_blocks, num_slots) for each in engine.workers]
-    engine.workers[:] = workers
-    return workers
+@contextlib.contextmanager
+def native_engines(
+    num_slots: int, kind: type[NativeWorker] = NativeWorker
+) -> Iterator[Callable[..., Engine]]:
+    """Builds engines with real workers, and closes them; skips without the native library."""
+    try:
+        find_library()
+    except ConfigError as error:
+        pytest.skip(str(error))
+    made: list[NativeWorker] = []
+
+    def build(**kwargs: Any) -> Engine:
+        engine = tiered(num_slots=num_slots, **kwargs)
+        num_blocks = engine.pool.num_gpu_blocks
+        engine.workers[:] = [kind(each, num_blocks, num_slots) for each in engine.workers]
+        made.extend(engine.workers)
+        return engine
+
+    yield build
+    for worker in made:
+        worker.stop()

@@ -9,13 +9,11 @@ from typing import Any
 
 import pytest
 
-from continuum_connector.errors import ConfigError
 from continuum_connector.scheduler.deadlines import HANGS_AFTER_S
 from continuum_connector.scheduler.transfers import Kind
-from continuum_connector.worker.abi import find_library
 from continuum_connector.worker.engine import Direction
 from tests.vllm.harness import Engine
-from tests.vllm.native_worker import NativeWorker, with_native_workers
+from tests.vllm.native_worker import native_engines
 from tests.vllm.tiering import (
     GROUPS,
     MODES,
@@ -27,7 +25,6 @@ from tests.vllm.tiering import (
     outlast_pins,
     park,
     run_turn,
-    tiered,
     total,
 )
 
@@ -38,20 +35,8 @@ DEAD_CONTEXT = 700
 @pytest.fixture
 def served() -> Iterator[Any]:
     """Builds engines with real workers, and closes them."""
-    try:
-        find_library()
-    except ConfigError as error:
-        pytest.skip(str(error))
-    made: list[NativeWorker] = []
-
-    def build(**kwargs: Any) -> Engine:
-        engine = tiered(num_slots=NUM_SLOTS, **kwargs)
-        made.extend(with_native_workers(engine, NUM_SLOTS))
-        return engine
-
-    yield build
-    for worker in made:
-        worker.stop()
+    with native_engines(NUM_SLOTS) as build:
+        yield build
 
 
 def stored(engine: Engine) -> None:

@@ -12,14 +12,12 @@ from typing import Any
 
 import pytest
 
-from continuum_connector.errors import ConfigError
 from continuum_connector.scheduler.transfers import Kind
-from continuum_connector.worker.abi import find_library
 from continuum_connector.worker.engine import Direction, PoolState
 from continuum_connector.worker.native import NativeEngine
 from tests.unit.test_giving_up import closers, join_closers
 from tests.vllm.harness import Engine
-from tests.vllm.native_worker import NativeWorker, with_native_workers
+from tests.vllm.native_worker import NativeWorker, native_engines
 from tests.vllm.tiering import (
     MODES,
     RANKS,
@@ -30,7 +28,6 @@ from tests.vllm.tiering import (
     outlast_pins,
     park,
     run_turn,
-    tiered,
     total,
 )
 
@@ -57,20 +54,8 @@ class GrowingWorker(NativeWorker):
 @pytest.fixture
 def served() -> Iterator[Any]:
     """Builds engines whose pools grow, and closes them."""
-    try:
-        find_library()
-    except ConfigError as error:
-        pytest.skip(str(error))
-    made: list[NativeWorker] = []
-
-    def build(**kwargs: Any) -> Engine:
-        engine = tiered(num_slots=NUM_SLOTS, **kwargs)
-        made.extend(with_native_workers(engine, NUM_SLOTS, GrowingWorker))
-        return engine
-
-    yield build
-    for worker in made:
-        worker.stop()
+    with native_engines(NUM_SLOTS, GrowingWorker) as build:
+        yield build
     assert closers() == []
 
 
@@ -81,6 +66,15 @@ def give_up(engine: Engine) -> NativeWorker:
     engine.run_until_idle(until=lambda: not engine.connector.side.tier.is_up)
     assert "dram_shortage = off, so nothing is offloaded" in engine.connector.side.tier.down_reason
     return worker
+
+
+def given_up_amid_a_store(served: Any, async_scheduling: bool) -> tuple[Engine, NativeWorker]:
+    """One rank, whose driver holds the copies of request a's store."""
+    engine = served(async_scheduling=async_scheduling)
+    engine.worker.hold_copies()
+    run_turn(engine, "a", 200, program="p", idle=False)
+    engine.worker.wait_until_issued(Direction.STORE, 0)
+    return engine, give_up(engine)
 
 
 def assert_given_back(engine: Engine, worker: NativeWorker) -> None:
@@ -133,11 +127,7 @@ def test_a_load_in_flight_serves_its_request_before_the_pool_goes(
 def test_a_store_in_flight_reads_its_blocks_before_the_pool_goes(
     served: Any, async_scheduling: bool
 ) -> None:
-    engine = served(async_scheduling=async_scheduling)
-    engine.worker.hold_copies()
-    run_turn(engine, "a", 200, program="p", idle=False)
-    engine.worker.wait_until_issued(Direction.STORE, 0)
-    worker = give_up(engine)
+    engine, worker = given_up_amid_a_store(served, async_scheduling)
     for _ in range(20):
         engine.step()
         check(engine)
@@ -154,11 +144,7 @@ def test_a_store_in_flight_reads_its_blocks_before_the_pool_goes(
 def test_a_stop_with_a_store_in_flight_ends_it_and_gives_the_pool_back(
     served: Any, async_scheduling: bool
 ) -> None:
-    engine = served(async_scheduling=async_scheduling)
-    engine.worker.hold_copies()
-    run_turn(engine, "a", 200, program="p", idle=False)
-    engine.worker.wait_until_issued(Direction.STORE, 0)
-    worker = give_up(engine)
+    engine, worker = given_up_amid_a_store(served, async_scheduling)
     worker.stop()
     worker.worker.shutdown()
     assert worker.engine.pool.base == 0
