@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
+from bench.sim import versions
 from continuum_connector.messages import LoadOrder, Outcome, StepPlan, StoreOrder, WorkerReport
 
 _MASK = (1 << 61) - 1
@@ -165,10 +166,12 @@ class FakeWorker:
         output: dict[str, Any] = {}
         if self._received:
             output["finished_recving"] = self._received
+        # As worker_hooks.py does: by block where there is one group, and by request as well
+        # where vLLM asks for that (>= 0.30), which then recomputes all of it.
         if len(self.windows) == 1 and self._invalid_blocks:
             output["invalid_block_ids"] = self._invalid_blocks
-        elif len(self.windows) > 1 and self._failed_loads:
-            output["failed_recving"] = self._failed_loads  # 0.30+; block ids mean one group
+        if versions.CAN_FAIL_REQUESTS and self._failed_loads:
+            output["failed_recving"] = self._failed_loads
         if not self._report.is_empty:
             output["kv_connector_worker_meta"] = self._wrap_report(self._report)
         self._report = WorkerReport()
