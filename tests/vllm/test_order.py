@@ -7,9 +7,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from vllm.sampling_params import SamplingParams
+from vllm.v1.request import Request
 
 from tests.vllm.agents import AgentEngine
-from tests.vllm.harness import Engine
+from tests.vllm.harness import Engine, prompt
 
 MODES = pytest.mark.parametrize("async_scheduling", [False, True], ids=["sync", "async"])
 
@@ -259,3 +261,22 @@ def test_while_nobody_can_be_refused_allocate_slots_is_vllms_own(async_schedulin
     assert not is_own()  # it runs, and what it takes next may not be there
     engine.run_until_idle()
     assert set(engine.finish_reasons.values()) == {"length"}
+
+
+@MODES
+def test_a_streaming_update_keeps_its_programs_place_before_the_next_victim(
+    async_scheduling: bool,
+) -> None:
+    """vLLM writes the update's arrival, seconds of another clock, into the request that goes on."""
+    engine = AgentEngine(24, async_scheduling=async_scheduling)
+    turn(engine, "old", "old", tokens=100, max_tokens=2, resumable=True)
+    engine.run_until_idle(until=lambda: len(engine.outputs["old"]) == 2)
+    engine.steps(2)
+    turn(engine, "new", "new", tokens=100, max_tokens=150)
+    engine.steps(2)
+    params = SamplingParams(max_tokens=150, ignore_eos=True)
+    update = Request("old", prompt(20, seed=5), params, None, arrival_time=2e9, resumable=True)
+    engine.scheduler.add_request(update)
+    engine.run_until_idle(until=lambda: engine.num_preemptions > 0)
+    assert engine.requests["old"].arrival_time == 2e9
+    assert preempted(engine) == ["new"]
