@@ -171,12 +171,15 @@ def cache_hit_source() -> Any:
     return getattr(CacheHitSource, "HOST", None) or CacheHitSource.EXTERNAL_UNSPECIFIED
 
 
-def step_work(scheduler_output: Any) -> Work:
-    """What a step computes (v1/core/sched/output.py). One that only decodes costs a sum."""
+def step_work(scheduler_output: Any, skips_decodes: bool = False) -> Work | None:
+    """What a step computes (v1/core/sched/output.py). One that only decodes costs a sum; None
+    where that is not wanted."""
     scheduled = scheduler_output.num_scheduled_tokens
     drafts = scheduler_output.scheduled_spec_decode_tokens
     known, new = scheduler_output.scheduled_cached_reqs, scheduler_output.scheduled_new_reqs
     if not new and scheduler_output.total_num_scheduled_tokens == len(scheduled):
+        if skips_decodes:
+            return None
         return Work(num_decodes=len(scheduled), decode_context=sum(known.num_computed_tokens))
     computed = dict(zip(known.req_ids, known.num_computed_tokens, strict=True))
     computed |= {each.req_id: each.num_computed_tokens for each in new}

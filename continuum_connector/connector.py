@@ -31,6 +31,11 @@ if TYPE_CHECKING:
 
 logger = compat.logger(__name__)
 
+# A scrape comes every few seconds, a step every few ms. After the last turn's end there may be
+# no step for long, so that one tells all.
+TELL_EVERY_S = 1.0
+NO_ORDERS = StepMetadata(StepPlan())
+
 
 class ContinuumConnector(WorkerHooks, SupportsHMA):  # type: ignore[misc]
     """Pins finished turns in VRAM, tiers them to DRAM, and orders waiting turns by program.
@@ -49,7 +54,7 @@ class ContinuumConnector(WorkerHooks, SupportsHMA):  # type: ignore[misc]
         self.switch: SwitchFile | AlwaysOn = AlwaysOn()
         self.costs = Costs(vllm_config.scheduler_config.max_num_batched_tokens)
         self._step_clock = StepClock()
-        self._gauges_due = 0.0
+        self._tell_at = 0.0
         self._cache_hit_source = compat.cache_hit_source()
         self._clock: Callable[[], float] = time.monotonic
         self._aside = build.reason_to_step_aside(vllm_config, kv_cache_config)
@@ -84,24 +89,21 @@ class ContinuumConnector(WorkerHooks, SupportsHMA):  # type: ignore[misc]
         return self.config.dram_bytes > 0 and self.config.kv_layout != "stock"
 
     def get_kv_connector_stats(self) -> ContinuumStats | None:
-        if self.side is not None:
-            self._after_step(self.side, self._clock())
-        return ContinuumStats.take(self.account)
-
-    def _after_step(self, side: SchedulerSide, now: float) -> None:
-        """Called through the stats hook: the one that update_from_output calls in every step,
-        whether or not a worker had something to say (v1/core/sched/scheduler.py)."""
-        step = self._step_clock.done(now)
-        if step is not None:
-            self.costs.step(*step)
-        side.levels.update_ledger(self.account)
-        # A scrape comes every few seconds, a step every few ms; after the last one, none.
-        is_last = self.acting is not None and not side.turns
-        if now >= self._gauges_due or is_last:
-            self._gauges_due = now + 1.0
+        """What changed, once a second; the one hook that update_from_output calls in every
+        step, whether or not a worker had something to say (v1/core/sched/scheduler.py)."""
+        side = self.side
+        if side is not None:
+            now = self._clock()
+            step = self._step_clock.done(now)
+            if step is not None:
+                self.costs.step(*step)
+            if now < self._tell_at and (side.turns or self.acting is None):
+                return None
+            self._tell_at = now + TELL_EVERY_S
             side.update_gauges()
             for gauge in self.costs.gauges(now):
                 self.account.gauge(*gauge)
+        return ContinuumStats.take(self.account)
 
     @classmethod
     def build_kv_connector_stats(cls, data: dict[str, Any] | None = None) -> ContinuumStats:
@@ -225,27 +227,43 @@ class ContinuumConnector(WorkerHooks, SupportsHMA):  # type: ignore[misc]
         elif num_external_tokens:  # promised before the switch (vLLM >= 0.33 starts loads late)
             self.side.tier.load("", request, block_ids, num_external_tokens, self._clock())
 
-    @timed("build_connector_meta")
     def build_connector_meta(self, scheduler_output: Any) -> StepMetadata:
-        if self.side is None:
-            return StepMetadata(StepPlan())
+        """Most steps only decode: those cost a look at the clock and one at what is due."""
+        side = self.side
+        if side is None:
+            return NO_ORDERS
         now = self._clock()
-        self._follow_switch(self.side, now)
+        work = compat.step_work(scheduler_output, self._step_clock.skips_decodes)
+        self._step_clock.scheduled(work, now)
+        if (
+            side.is_idle(now)
+            and self._is_attached
+            and not self._is_switch_due
+            and not compat.preempted_ids(scheduler_output)
+        ):
+            return NO_ORDERS
+        return self._plan(side, scheduler_output, now)
+
+    @timed("build_connector_meta")
+    def _plan(self, side: SchedulerSide, scheduler_output: Any, now: float) -> StepMetadata:
+        self._follow_switch(side, now)
         if not self._is_attached:
             num_tokens = scheduler_output.total_num_scheduled_tokens
-            self.side.unattached.after_step(num_tokens, self.side.waits_for_room, now)
+            side.unattached.after_step(num_tokens, side.waits_for_room, now)
         for request_id in compat.preempted_ids(scheduler_output):
-            self.side.note_preempted(request_id, now)
-        self._step_clock.scheduled(compat.step_work(scheduler_output), now)
-        return StepMetadata(self.side.plan(now))
+            side.note_preempted(request_id, now)
+        return StepMetadata(side.plan(now))
 
-    @timed("update_connector_output")
     def update_connector_output(self, connector_output: Any) -> None:
         meta = connector_output.kv_connector_worker_meta
-        if self.side is not None and isinstance(meta, WorkerMetadata):
-            self.side.settle(meta.report, self._clock())
-            if self.acting is None:
-                self._gauges_due = 0.0  # nothing of ours may follow that would show it
+        if meta is not None and self.side is not None and isinstance(meta, WorkerMetadata):
+            self._settle(self.side, meta.report)
+
+    @timed("update_connector_output")
+    def _settle(self, side: SchedulerSide, report: WorkerReport) -> None:
+        side.settle(report, self._clock())
+        if self.acting is None:
+            self._tell_at = 0.0  # nothing of ours may follow that would show it
 
     @timed("request_finished")
     def request_finished_all_groups(
@@ -284,7 +302,7 @@ class ContinuumConnector(WorkerHooks, SupportsHMA):  # type: ignore[misc]
         self.acting = side if is_on else None
         self.on_switch(is_on)
         side.switch(is_on, now)
-        self._gauges_due = 0.0
+        self._tell_at = 0.0
         logger.warning(build.SWITCHED_ON if is_on else build.SWITCHED_OFF)
 
     def take_events(self) -> Iterable[Any]:

@@ -76,6 +76,11 @@ class StateFile:
             self._bites = None
             self.save(end.value, now)
 
+    @property
+    def is_saving(self) -> bool:
+        """Whether a state is being put together, by `new_step`."""
+        return self._bites is not None
+
     def is_due(self, now: float) -> bool:
         """Whether to `save`: there is a file, a minute has passed, the last one is written."""
         is_late = now - self._saved_at >= SAVE_EVERY_S

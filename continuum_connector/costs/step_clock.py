@@ -6,6 +6,9 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
+# Of steps that only decode one in so many is looked at: they are alike, and there are thousands
+# between two prompts.
+DECODES_PER_LOOK = 8
 # Steps in flight at once: 2 under async scheduling, one per stage of a pipeline.
 MAX_IN_FLIGHT = 64
 
@@ -59,11 +62,18 @@ class StepClock:
     """
 
     def __init__(self) -> None:
-        self._in_flight: deque[tuple[Work, float]] = deque(maxlen=MAX_IN_FLIGHT)
+        self._in_flight: deque[tuple[Work | None, float]] = deque(maxlen=MAX_IN_FLIGHT)
         self._last_done = 0.0
+        self._num_steps = 0
 
-    def scheduled(self, work: Work, now: float) -> None:
-        """schedule() has put a step together."""
+    @property
+    def skips_decodes(self) -> bool:
+        """Whether the coming step, if it only decodes, need not say what it computes."""
+        return bool(self._num_steps % DECODES_PER_LOOK)
+
+    def scheduled(self, work: Work | None, now: float) -> None:
+        """schedule() has put a step together; None: it is not looked at."""
+        self._num_steps += 1
         self._in_flight.append((work, now))
 
     def done(self, now: float) -> tuple[Work, float] | None:

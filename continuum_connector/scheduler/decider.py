@@ -104,6 +104,11 @@ class Decider:
         self._state_file.new_step(self._learned, now)
         return was_blocked
 
+    @property
+    def is_saving(self) -> bool:
+        """Whether the state file is being put together, a bite per step."""
+        return self._state_file.is_saving
+
     def forget_open(self, now: float) -> None:
         """Nobody will see programs come back: what is open is neither over nor lasting."""
         self.gaps.forget_open()

@@ -35,6 +35,8 @@ from continuum_connector.scheduler.unattached import Unattached
 # A preemption costs a prefill; a store in flight ends within milliseconds. Beyond this
 # many seconds the store counts as slow and the running turn is preempted after all.
 MAX_STORE_WAIT_S = 0.25
+# While nothing happens, programs that fall silent and the state file are looked after this often.
+LOOK_S = 0.05
 
 
 class SchedulerSide:
@@ -75,6 +77,7 @@ class SchedulerSide:
         self._endings = endings
         self._waker = waker
         self._owes_step = False  # metrics show a reset only after a step
+        self._idle_until = -math.inf  # what happens sets it back
         self.pressure = Pressure(self.retention, decider, config.max_wait_s)
         self.unattached = Unattached(pool, groups, self.retention.give_up_cheapest, decider.blocked)
 
@@ -84,6 +87,7 @@ class SchedulerSide:
         known = self.turns.get(request.request_id)
         if known is not None:
             return known
+        self._stir()
         self.expire(now)
         self._endings.expect(request)
         program, identity = self._identify(request, now)
@@ -137,6 +141,7 @@ class SchedulerSide:
         self, request: Any, block_ids: Sequence[Sequence[int]], num_external: int, now: float
     ) -> None:
         """The request owns its blocks now: load what it lacks, hand the pin over."""
+        self._stir()
         turn = self.begin_turn(request, now)
         if num_external:
             self.tier.load(turn.program.key, request, block_ids, num_external, now)
@@ -160,6 +165,7 @@ class SchedulerSide:
         `need`: at least so many blocks are wanted, 0 for a running request. `others_run`: some
         request computes in this step, so that blocks may come free without any pin's end.
         """
+        self._stir()
         turn = self.turns.get(request.request_id)
         return self.pressure.make_room(request.request_id, turn, attempt, need, others_run, now)
 
@@ -195,10 +201,18 @@ class SchedulerSide:
         was_up = self.tier.is_up
         plan = self.tier.drain(now)
         self._record_tier(was_up, now)
+        if not len(self.tier.ledger) and not self.decider.is_saving:
+            self._idle_until = min(now + LOOK_S, self.pins.next_deadline())
         return plan
+
+    def is_idle(self, now: float) -> bool:
+        """Whether `plan` has nothing to do: nothing happened since it last ran, no copy is under
+        way and nothing is due. Most steps of a busy server are such."""
+        return now < self._idle_until
 
     def settle(self, report: WorkerReport, now: float) -> None:
         """Take in what the workers saw settle since their last report."""
+        self._stir()
         was_up = self.tier.is_up
         for transfer in self.tier.settle(report, now):
             self.records.settled(transfer, now)
@@ -210,6 +224,7 @@ class SchedulerSide:
         """Set what is a level, not an event; called when the metrics are collected."""
         self.records.count_lost()
         self.records.account.gauge("programs", len(self.programs))
+        self.levels.update_ledger(self.records.account)
         self.levels.update_gauges(self.records.account)
 
     def expire(self, now: float) -> None:
@@ -235,6 +250,7 @@ class SchedulerSide:
         turn = self.turns.pop(request.request_id, None)
         if turn is None:
             return None
+        self._stir()
         self.waiting.pop(request.request_id, None)
         self.tier.forget_request(request.request_id)
         self.retention.room.references_dropped()
@@ -263,6 +279,7 @@ class SchedulerSide:
     def switch(self, is_on: bool, now: float) -> None:
         """Begin to act, or stop: then nothing is kept but what was learned, no turn is known any
         more, and of the copies only loads that requests wait for go on."""
+        self._stir()
         if not is_on:
             self._let_go(PinEnd.SWITCHED_OFF, now)
             for request_id in self.turns:
@@ -280,11 +297,16 @@ class SchedulerSide:
         self.records.close(now)
 
     # --- parts ------------------------------------------------------------------------
+    def _stir(self) -> None:
+        """Something happens that the next plan may have to follow."""
+        self._idle_until = -math.inf
+
     def _record_tier(self, was_up: bool, now: float) -> None:
         if was_up and not self.tier.is_up:
             self.records.trace.record("tier_down", now, reason=self.tier.down_reason)
 
     def _let_go(self, cause: PinEnd, now: float) -> None:
+        self._stir()
         self.retention.end_all(cause, now)
         for transfer in self.tier.reset(now):
             self.records.settled(transfer, now)

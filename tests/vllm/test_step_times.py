@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from continuum_connector.costs.step_clock import Work
+from continuum_connector.costs import step_clock
+from continuum_connector.costs.step_clock import DECODES_PER_LOOK, Work
 from tests.vllm.harness import Engine
 
 STEP_S = 0.01
@@ -34,6 +35,12 @@ def watched(**options: Any) -> tuple[Engine, Seen]:
     return engine, seen
 
 
+@pytest.fixture
+def every_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Look at every step, those that only decode too."""
+    monkeypatch.setattr(step_clock, "DECODES_PER_LOOK", 1)
+
+
 def run(engine: Engine) -> None:
     """Step the engine with a model that takes 10 ms for a batch, one batch at a time."""
     free_at = engine.clock()
@@ -57,6 +64,7 @@ def run(engine: Engine) -> None:
     engine._schedule, engine._update = schedule, update  # type: ignore[method-assign]
 
 
+@pytest.mark.usefixtures("every_step")
 @pytest.mark.parametrize("scheduler", [1, 0], ids=["attached", "unattached"])
 @pytest.mark.parametrize("is_async", [False, True], ids=["sync", "async"])
 def test_each_step_takes_what_the_model_took(is_async: bool, scheduler: int) -> None:
@@ -74,6 +82,19 @@ def test_each_step_takes_what_the_model_took(is_async: bool, scheduler: int) -> 
     assert not engine.connector._step_clock._in_flight
 
 
+@pytest.mark.parametrize("is_async", [False, True], ids=["sync", "async"])
+def test_of_steps_that_only_decode_one_in_eight_is_looked_at_and_timed_as_it_was(
+    is_async: bool,
+) -> None:
+    engine, seen = watched(async_scheduling=is_async)
+    engine.add("a", 40, 81, seed=1)
+    run(engine)
+    decodes = [seconds for work, seconds in seen.steps if not work.num_new]
+    assert len(decodes) == 80 // DECODES_PER_LOOK
+    assert decodes == pytest.approx([STEP_S] * len(decodes))
+
+
+@pytest.mark.usefixtures("every_step")
 def test_work_is_counted_as_the_scheduler_cuts_it() -> None:
     engine, seen = watched(max_num_batched_tokens=512)
     engine.add("a", 700, 3, seed=1)
