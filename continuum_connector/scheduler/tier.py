@@ -7,6 +7,7 @@ as a miss: the slots are forgotten and the tokens are computed again (law 4).
 from __future__ import annotations
 
 import logging
+import math
 from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -22,6 +23,9 @@ from continuum_connector.scheduler.host_index import HostIndex
 from continuum_connector.scheduler.kv_groups import KvGroups
 from continuum_connector.scheduler.tier_events import TierEvents
 from continuum_connector.scheduler.transfers import Kind, Transfer, TransferLedger, TransferState
+
+# How often an engine that has nothing else to do looks whether a copy that hangs has ended.
+LOOK_S = 1.0
 
 logger = logging.getLogger(f"vllm.{__name__}")
 
@@ -60,6 +64,8 @@ class DramTier:
         self.rank = rank
         self._found = Finder(self.index, groups)
         self._deadlines = Deadlines(self.ledger, load_timeout_s)
+        self._hangs = False
+        self._looked = 0.0
         self._num_stores = 0
         account.gauge("dram_wanted_blocks", num_slots)
         account.gauge("tier_up", float(self.is_up))
@@ -149,7 +155,9 @@ class DramTier:
         promised. Its request goes on waiting: it would be computed in the blocks that the copy
         may yet write to (vLLM keeps those behind a prefix hit for it).
         """
+        self._looked = now
         hung = self._deadlines.step(now)
+        self._hangs |= hung is not None
         if hung is not None and self.is_up:
             self._go_down(
                 f"{hung.kind.value} {hung.id} hangs: begun {now - hung.admitted:.0f} s ago, "
@@ -157,6 +165,14 @@ class DramTier:
             )
             logger.warning("No DRAM tier: %s; restart the server", self.down_reason)
         return self.ledger.drain()
+
+    @property
+    def next_look(self) -> float:
+        """From when on an otherwise idle engine must step for the copies in flight: it is by
+        steps that workers report. Once one hangs, which may be for ever, only now and then."""
+        if not len(self.ledger):
+            return math.inf
+        return self._looked + LOOK_S if self._hangs else -math.inf
 
     def settle(self, report: WorkerReport, now: float) -> list[Transfer]:
         """Take in what the workers report; returns the transfers that are over."""
@@ -175,8 +191,9 @@ class DramTier:
 
     def oldest_store_age(self, now: float) -> float | None:
         """Seconds since the oldest store in flight was queued, or None if there is none."""
-        ages = [now - t.admitted for t in self.ledger if t.kind is Kind.STORE and t.hold]
-        return max(ages, default=None)
+        held = (t for t in self.ledger if t.kind is Kind.STORE and t.hold)  # the oldest first
+        oldest = next(held, None)
+        return None if oldest is None else now - oldest.admitted
 
     def residence_s(self, now: float) -> float:
         """Seconds a stored block stays before it leaves for room; infinite while none has to."""
