@@ -75,6 +75,7 @@ class SchedulerSide:
         self.groups = groups
         self._endings = endings
         self._waker = waker
+        self.num_steps = 0  # put together so far, those while switched off included
         self._owes_step = False  # metrics show a reset only after a step
         self.pressure = Pressure(self.retention, decider, config.max_wait_s)
         self.unattached = Unattached(pool, groups, self.retention.give_up_cheapest, decider.blocked)
@@ -176,6 +177,7 @@ class SchedulerSide:
     # --- every step -------------------------------------------------------------------
     def plan(self, now: float) -> StepPlan:
         """One tick: expire what is due, then send everything queued to the workers."""
+        self.num_steps += 1
         self.expire(now)
         if self.decider.new_step(now):  # what pins are worth matters while others wait
             self.retention.age(lambda pin: self.decider.worth_now(pin, now))
