@@ -72,14 +72,14 @@ class Finder:
         the request's to load, and from which slots; None where one of those has gone since."""
         promise = self._promises.pop(request.request_id)
         tickets = self._tickets.pop(request.request_id, None)
-        hit = min(promise.hit, promise.start + num_tokens // self._groups.block_size)
+        hashes, start = request.block_hashes, promise.start
+        hit = min(promise.hit, start + num_tokens // self._groups.block_size)
         if self._is_full:
-            ids = [group_ids[promise.start : hit] for group_ids in block_ids]
-            blocks, keys = np.array(ids, dtype=np.int32).T.ravel(), None
+            blocks = np.array([ids[start:hit] for ids in block_ids], dtype=np.int32).T.ravel()
+            if tickets is None:  # too many others were asked for since
+                tickets = self._index.find(self._keys(hashes, start, hit))
         else:
-            keys, blocks = self._windows(request.block_hashes, block_ids, promise.start, hit)
-        if tickets is None:
-            keys = keys or self._keys(request.block_hashes, promise.start, hit)
+            keys, blocks = self._windows(hashes, block_ids, start, hit)
             tickets = self._index.find(keys)
         tickets = tickets[: len(blocks)]
         is_there = self._index.still_ready(tickets) == len(blocks)
