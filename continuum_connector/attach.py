@@ -101,8 +101,8 @@ def _next_queue(scheduler: Any, ours: Any, own: Callable[[], Any]) -> Any:
     from continuum_connector import compat
     from continuum_connector.scheduler.queue import Front
 
-    holder = compat.waiting_with_kv(scheduler)
-    return own() if holder is None else Front(scheduler.skipped_waiting, holder)
+    holders = compat.waiting_with_kv(scheduler, ours.side.num_steps)
+    return Front(scheduler.skipped_waiting, holders) if holders else own()
 
 
 @functools.cache

@@ -7,6 +7,7 @@ against the releases in SUPPORTED.
 from __future__ import annotations
 
 import sys
+from collections import deque
 from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
@@ -197,10 +198,16 @@ def queue_attributes(scheduler: Any) -> list[str]:
     return [name for name in ("waiting", "skipped_waiting") if hasattr(scheduler, name)]
 
 
-def waiting_with_kv(scheduler: Any) -> Any:
-    """The first request that waits with blocks of its own, or None (vLLM <= 0.30; later ones
-    keep such requests in a queue that is asked first)."""
-    return next(filter(holds_kv, scheduler.skipped_waiting), None)
+def waiting_with_kv(scheduler: Any, step: int) -> deque[Any]:
+    """The requests that wait with blocks of their own, the first in line first (vLLM <= 0.30;
+    later ones keep them in a queue that is asked first). Looked for once a step, for vLLM asks
+    before each admission: within schedule() nobody joins them, what it skips is put back last.
+    The caller takes off whom it admits."""
+    seen, found = getattr(scheduler, "_continuum_with_kv", (None, None))
+    if found is None or seen != step:
+        found = deque(filter(holds_kv, scheduler.skipped_waiting))
+        scheduler._continuum_with_kv = step, found
+    return found
 
 
 def starves_loaded(vllm_config: Any) -> bool:

@@ -25,7 +25,9 @@ NUM_CANDIDATES = 16
 class EvictionOrder:
     """Every chain in DRAM, in exactly one of three queues, each least recently used first."""
 
-    def __init__(self) -> None:
+    def __init__(self, is_stuck: Callable[[Chain], bool]) -> None:
+        """`is_stuck`: whether a chain's tail is busy, so that nothing of it can leave."""
+        self._is_stuck = is_stuck
         self._done: OrderedDict[Chain, None] = OrderedDict()
         self._superseded: OrderedDict[Chain, None] = OrderedDict()
         self._live: OrderedDict[Chain, None] = OrderedDict()
@@ -34,6 +36,9 @@ class EvictionOrder:
 
     def __iter__(self) -> Iterator[Chain]:
         return itertools.chain(self._done, self._superseded, self._live)
+
+    def __len__(self) -> int:
+        return len(self._done) + len(self._superseded) + len(self._live)
 
     def current(self, program: str) -> Sequence[Chain]:
         """The program's chains that no newer turn superseded, oldest first."""
@@ -102,7 +107,7 @@ class EvictionOrder:
             while num_unseen:
                 num_unseen -= 1
                 place, chain = next(ends[end])
-                if chain is not besides and not chain.is_stuck:
+                if chain is not besides and not self._is_stuck(chain):
                     heapq.heappush(window, (rank(chain.program), place, chain, end))
                     return
 

@@ -10,43 +10,52 @@ a slot that several chains claim, as those of a common system prompt, leaves wit
 
 from __future__ import annotations
 
+import itertools
 import math
-from collections import Counter, deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections import deque
+from collections.abc import Sequence
+
+import numpy as np
 
 from continuum_connector.errors import InvariantError
-from continuum_connector.scheduler.eviction import EvictionOrder, Rank
+from continuum_connector.scheduler.chains import Claims
+from continuum_connector.scheduler.eviction import Rank
 from continuum_connector.scheduler.residence import Residence
-from continuum_connector.scheduler.slots import Chain, Key, Slot, SlotState
-
-# A claim is one reference, 8 bytes. Where thousands of programs share a long prompt they add up;
-# beyond this, half a KiB for a slot of megabytes, the coldest chains leave.
-MAX_CLAIMS_PER_SLOT = 64
+from continuum_connector.scheduler.slots import (
+    Chain,
+    Key,
+    Numbers,
+    SlotTable,
+    Tickets,
+    numbers_of,
+)
 
 
 class HostIndex:
     """Block hash -> slot, the slots' states, and the chains that claim them."""
 
     def __init__(self, num_slots: int) -> None:
-        self.num_slots = num_slots  # that exist by now, see `grow`
+        self.num_slots = 0  # that exist by now, see `grow`
         self.num_ready = 0
         self.num_writing = 0  # orphans under a store included
         self.num_orphans_read = 0
         self.version = 0  # grows whenever a lookup may answer differently
+        self.num_lost = 0  # grows with every READY slot that is forgotten
         self.num_evicted = 0  # for room, ever
         self.num_refused = 0  # blocks no room was made for, ever
         self.residence = Residence()
         self.gone: deque[Key] = deque()  # keys forgotten, for any cause, since the caller took them
-        self._free = list(range(num_slots - 1, -1, -1))
-        self._slots: dict[Key, Slot] = {}
-        self._order = EvictionOrder()
-        self._num_claims = 0
-        self._num_displaced = 0  # live blocks that left for the store being made
+        self._free: list[int] = []
+        self._numbers: dict[Key, int] = {}
+        self._table = SlotTable()
+        self._claims = Claims(self._table)
+        self.grow(num_slots)
 
     def grow(self, num_slots: int) -> None:
         """Slots up to `num_slots` exist from now on; they are used after those that did."""
         if num_slots > self.num_slots:
             self._free[:0] = range(num_slots - 1, self.num_slots - 1, -1)
+            self._table.grow(num_slots)
             self.num_slots = num_slots
             self.residence = Residence()  # of a smaller DRAM; nothing has to leave this one
 
@@ -55,11 +64,21 @@ class HostIndex:
         return len(self._free)
 
     def __contains__(self, key: Key) -> bool:
-        return key in self._slots
+        return key in self._numbers
 
     def is_ready(self, key: Key) -> bool:
-        slot = self._slots.get(key)
-        return slot is not None and slot.state is SlotState.READY
+        number = self._numbers.get(key)
+        return number is not None and not self._table.is_writing[number]
+
+    def find(self, keys: Sequence[Key]) -> Tickets:
+        """The READY slots of as many of `keys`, from the first, as have one."""
+        numbers = self._look(keys)
+        numbers = numbers[: _first(numbers < 0)]
+        return self._table.tickets[numbers[: _first(self._table.is_writing[numbers])]]
+
+    def still_ready(self, tickets: Tickets) -> int:
+        """How many of the tickets, from the first, are those of slots that can be read."""
+        return _first(~self._table.are_ready(tickets))
 
     # --- stores -----------------------------------------------------------------------
     def reserve(
@@ -69,7 +88,7 @@ class HostIndex:
         now: float,
         rank: Rank | None = None,
         supersedes: bool = True,
-    ) -> list[Slot]:
+    ) -> Tickets:
         """Claim slots for those of `keys`, one chain, not stored yet, evicting if needed.
 
         Returns a WRITING slot per new key. Stops at the first key for which no room can be
@@ -79,200 +98,165 @@ class HostIndex:
         leaves before anybody's live chain; without it only what this chain continues does,
         as the program has other turns under way.
         """
-        chain = self._begin_chain(keys, program, now, supersedes)
-        missing = [key for key in keys if key not in self._slots]
+        numbers = self._look(keys)
+        missing = np.flatnonzero(numbers < 0)
+        self.touch(program, now)
+        chain = self._claims.begin(numbers[numbers >= 0], program, now, supersedes)
         victims: list[Chain] = []
-        claimed = []
-        for key, number in zip(missing, self._make_room(chain, now, rank, victims), strict=False):
-            slot = Slot(number, key, num_chains=1)
-            self._slots[key] = slot
-            claimed.append(slot)
-        if self._num_displaced:
-            self.residence.evicted(self._num_displaced, self.num_slots, now)
-            self._num_displaced = 0
-        self.num_writing += len(claimed)
+        claimed = self._make_room(len(missing), chain, now, rank, victims)
         self.num_refused += len(missing) - len(claimed)
-        if claimed:
-            chain.slots = [self._slots[key] for key in keys if key in self._slots]
-            self._num_claims += len(claimed)
-        self._drop_empty([*victims, chain])
-        self._bound_claims(chain)
-        return claimed
+        missing = missing[: len(claimed)]
+        if len(claimed):
+            named = [keys[place] for place in missing.tolist()]
+            self._numbers.update(zip(named, claimed.tolist(), strict=True))
+            self._table.claim(claimed, named)
+            numbers[missing] = claimed
+            self._claims.extend(chain, numbers[numbers >= 0])
+            self.num_writing += len(claimed)
+        self._claims.drop_empty([*victims, chain])
+        if self._claims.are_too_many:
+            for leaving in self._claims.excess(chain):
+                self._free += self._evict(leaving)
+        return self._table.tickets[claimed]
 
-    def settle(self, slots: Iterable[Slot], stored: bool) -> None:
+    def settle(self, tickets: Tickets, stored: bool) -> None:
         """Their store is over: READY if it succeeded and is still wanted, else FREE."""
-        for slot in slots:
-            if slot.state is not SlotState.WRITING:
-                raise InvariantError(f"slot {slot.number}: expected WRITING, found {slot.state}")
-            self.num_writing -= 1
-            if stored and not slot.is_forgotten:
-                slot.state = SlotState.READY
-                self.num_ready += 1
-                continue
-            if not slot.is_forgotten:
-                self._detach(slot)
-            self._free.append(slot.number)
+        numbers, there = numbers_of(tickets), self._table.are_there(tickets)
+        if not self._table.is_writing[numbers].all():
+            idle = numbers[~self._table.is_writing[numbers]]
+            raise InvariantError(f"slots {idle}: expected WRITING, found READY or FREE")
+        self._table.is_writing[numbers] = False
+        self.num_writing -= len(numbers)
+        if stored:
+            self.num_ready += int(np.count_nonzero(there))
+            self._free += numbers[~there].tolist()
+        else:
+            self._forget(numbers[there])
+            self._free += numbers.tolist()
         self.version += 1
 
-    # --- loads ------------------------------------------------------------------------
-    def acquire(self, keys: Iterable[Key]) -> list[Slot]:
-        """Start reading; every key must be READY. The slots cannot be reused meanwhile."""
-        slots = []
-        for key in keys:
-            slot = self._slots[key]
-            if slot.state is not SlotState.READY:
-                raise InvariantError(f"slot {slot.number}: expected READY, found {slot.state}")
-            slot.num_readers += 1
-            slots.append(slot)
-        return slots
+    def keys_of(self, tickets: Tickets) -> list[Key]:
+        """The keys of those that were not forgotten."""
+        there = tickets[self._table.are_there(tickets)]
+        return list(self._table.keys[numbers_of(there)].tolist())
 
-    def release(self, slots: Iterable[Slot], corrupt: bool = False) -> None:
+    # --- loads ------------------------------------------------------------------------
+    def acquire(self, tickets: Tickets) -> Tickets:
+        """Start reading; all must be READY. The slots cannot be reused meanwhile."""
+        if self.still_ready(tickets) < len(tickets):
+            lost = numbers_of(tickets[~self._table.are_ready(tickets)])
+            raise InvariantError(f"slots {lost}: expected READY, found another state")
+        self._table.num_readers[numbers_of(tickets)] += 1
+        return tickets
+
+    def release(self, tickets: Tickets, corrupt: bool = False) -> None:
         """Stop reading. `corrupt`: what was read cannot be trusted, so forget the slots."""
-        for slot in slots:
-            slot.num_readers -= 1
-            if corrupt and not slot.is_forgotten:
-                self._orphan(slot)
-            if slot.is_forgotten and not slot.num_readers:
-                self.num_orphans_read -= 1
-                self._free.append(slot.number)
+        table, numbers = self._table, numbers_of(tickets)
+        table.num_readers[numbers] -= 1
+        if corrupt:
+            self._orphan(numbers[table.are_there(tickets)])
+        self._free_orphans(numbers[~table.are_there(tickets)])
 
     # --- order ------------------------------------------------------------------------
     def touch(self, program: str, now: float) -> None:
         """The program was just active: among equals its slots are the last to be evicted."""
-        self._order.touch(program, now)
+        self._claims.order.touch(program, now)
 
     def demote(self, program: str) -> None:
         """The program is done: what nobody else claims of it is the first to be evicted."""
-        self._order.demote(program)
+        self._claims.order.demote(program)
 
     def clear(self) -> None:
         """Forget everything, as after a weight update; used slots are freed when done."""
-        for slot in list(self._slots.values()):
-            if slot.state is SlotState.WRITING:
-                self._detach(slot)
-            else:
-                self._orphan(slot)
-                if not slot.num_readers:
-                    self.num_orphans_read -= 1
-                    self._free.append(slot.number)
-        self._order = EvictionOrder()
-        self._num_claims = 0
+        numbers = np.fromiter(self._numbers.values(), np.int64, len(self._numbers))
+        is_writing = self._table.is_writing[numbers]
+        self._forget(numbers[is_writing])
+        self._orphan(numbers[~is_writing])
+        self._free_orphans(numbers[~is_writing])
+        self._claims.clear()
         self.residence = Residence()
 
-    # --- chains -----------------------------------------------------------------------
-    def _begin_chain(
-        self, keys: Sequence[Key], program: str, now: float, supersedes: bool
-    ) -> Chain:
-        """Claim what is there of `keys` for a new chain, before anything is evicted."""
-        present = [self._slots[key] for key in keys if key in self._slots]
-        chain = Chain(program, now, present)
-        for slot in present:
-            slot.num_chains += 1
-        self._num_claims += len(present)
-        older = [c for c in self._order.current(program) if supersedes or chain.continues(c)]
-        if older:
-            wanted = set(keys)
-            for each in older:
-                self._supersede(each, wanted)
-        self._order.touch(program, now)
-        self._order.add(chain)
-        return chain
-
-    def _supersede(self, chain: Chain, wanted: set[Key]) -> None:
-        """Leave it only what the newer chain does not want."""
-        rest = []
-        for slot in chain.slots:
-            if slot.key in wanted:
-                slot.num_chains -= 1
-            else:
-                rest.append(slot)
-        self._num_claims -= len(chain.slots) - len(rest)
-        chain.slots = rest
-        (self._order.supersede if rest else self._order.remove)(chain)
-
+    # --- room -------------------------------------------------------------------------
     def _make_room(
-        self, chain: Chain, now: float, rank: Rank | None, victims: list[Chain]
-    ) -> Iterator[int]:
-        """Yield slot numbers: the free ones, then those of what is worth no more than `chain`.
+        self, num_wanted: int, chain: Chain, now: float, rank: Rank | None, victims: list[Chain]
+    ) -> Numbers:
+        """Return slots: the free ones, then those of what is worth no more than `chain`.
         `victims` are then to be dropped if they are empty."""
-        while self._free:
-            yield self._free.pop()
-        own = rank(chain.program) if rank is not None else 0.0
-        for worth, victim in self._order.victims(chain, rank):
-            if worth > own:
-                return
-            victims.append(victim)
-            while (number := self._free_tail(victim)) is not None:
-                self._num_displaced += worth > -math.inf
-                yield number
+        first = max(0, len(self._free) - num_wanted)
+        taken = self._free[first:][::-1]
+        del self._free[first:]
+        if len(taken) < num_wanted:
+            num_displaced = 0  # live blocks
+            own = rank(chain.program) if rank is not None else 0.0
+            for worth, victim in self._claims.order.victims(chain, rank):
+                if worth > own:
+                    break
+                victims.append(victim)
+                for leaving in self._claims.let_go(victim, num_wanted - len(taken)):
+                    taken += self._evict(leaving)
+                    num_displaced += len(leaving) if worth > -math.inf else 0
+                if len(taken) == num_wanted:
+                    break
+            if num_displaced:
+                self.residence.evicted(num_displaced, self.num_slots, now)
+        return np.array(taken, np.int64)
 
-    def _bound_claims(self, chain: Chain) -> None:
-        """Let the coldest chains leave, room or not, while there are too many claims."""
-        limit, victims = MAX_CLAIMS_PER_SLOT * self.num_slots, []
-        if self._num_claims <= limit:
-            return
-        for _, victim in self._order.victims(chain, None):
-            victims.append(victim)
-            while self._num_claims > limit and (number := self._free_tail(victim)) is not None:
-                self._free.append(number)
-            if self._num_claims <= limit:
-                break
-        self._drop_empty(victims)
+    def _evict(self, numbers: Numbers) -> list[int]:
+        self._lose(numbers)
+        self.num_evicted += len(numbers)
+        return list(numbers.tolist())
 
-    def _drop_empty(self, chains: Iterable[Chain]) -> None:
-        for chain in chains:
-            if not chain.slots:
-                self._order.remove(chain)
+    # --- slots ------------------------------------------------------------------------
+    def _look(self, keys: Sequence[Key]) -> Numbers:
+        """The keys' slots, -1 where there is none."""
+        return np.array(list(map(self._numbers.get, keys, itertools.repeat(-1))), np.int64)
 
-    def _free_tail(self, chain: Chain) -> int | None:
-        """Free the last slot that only `chain` claims, letting go of the claims behind it.
-        Return its number, or None if there is none before a busy one."""
-        while chain.slots and not chain.is_stuck:
-            slot = chain.slots.pop()
-            self._num_claims -= 1
-            slot.num_chains -= 1
-            if not slot.num_chains and not slot.is_forgotten:
-                self._detach(slot)
-                self.num_ready -= 1
-                self.num_evicted += 1
-                return slot.number
-        return None
+    def _orphan(self, numbers: Numbers) -> None:
+        self._lose(numbers)
+        self.num_orphans_read += len(numbers)
 
-    def _orphan(self, slot: Slot) -> None:
-        self._detach(slot)
-        self.num_ready -= 1
-        self.num_orphans_read += 1
+    def _free_orphans(self, numbers: Numbers) -> None:
+        """Those of the forgotten ones that nobody reads any more are FREE."""
+        done = numbers[self._table.num_readers[numbers] == 0]
+        self.num_orphans_read -= len(done)
+        self._free += done.tolist()
 
-    def _detach(self, slot: Slot) -> None:
-        """Nobody finds the slot any more; chains that claim it let go when they come to it."""
-        del self._slots[slot.key]
-        slot.is_forgotten = True
-        self.gone.append(slot.key)
-        self.version += 1
+    def _lose(self, numbers: Numbers) -> None:
+        self._forget(numbers)
+        self.num_ready -= len(numbers)
+        self.num_lost += len(numbers)
+
+    def _forget(self, numbers: Numbers) -> None:
+        """Nobody finds the slots any more; chains that claim them let go when they come to it."""
+        if len(numbers):
+            keys = self._table.forget(numbers)
+            for key in keys:
+                del self._numbers[key]
+            self.gone.extend(keys)
+            self.version += 1
 
     def check(self) -> None:
         """Prove that every slot is in exactly one state and claimed; O(slots), for tests."""
-        states = [slot.state for slot in self._slots.values()]
-        if self.num_ready != states.count(SlotState.READY):
-            raise InvariantError(f"{self.num_ready} slots counted as READY, {states} found")
+        used = np.fromiter(self._numbers.values(), np.int64, len(self._numbers))
+        num_ready = int(np.count_nonzero(~self._table.is_writing[used]))
+        if self.num_ready != num_ready:
+            raise InvariantError(f"{self.num_ready} slots counted as READY, {num_ready} found")
         total = self.num_free + self.num_ready + self.num_writing + self.num_orphans_read
         if total != self.num_slots:
             raise InvariantError(
                 f"{self.num_slots} slots, but free {self.num_free} + ready {self.num_ready} + "
                 f"writing {self.num_writing} + orphans being read {self.num_orphans_read} = {total}"
             )
-        numbers = [slot.number for slot in self._slots.values()] + self._free
+        numbers = used.tolist() + self._free
         if len(set(numbers)) != len(numbers):
             raise InvariantError("a slot is both free and used, or used twice")
-        claims = Counter(slot for chain in self._order for slot in chain.slots)
-        for slot in self._slots.values():
-            if not slot.num_chains == claims[slot] > 0:
-                raise InvariantError(
-                    f"slot {slot.number}: {slot.num_chains} claims counted, {claims[slot]} found"
-                )
-        if any(count > 1 for count in Counter(self._order).values()):
-            raise InvariantError("a chain is in two queues")
-        if not all(chain.slots for chain in self._order):
-            raise InvariantError("a chain without slots is still to be evicted")
-        if self._num_claims != claims.total():
-            raise InvariantError(f"{self._num_claims} claims counted, {claims.total()} found")
+        if self._table.keys[used].tolist() != list(self._numbers):
+            raise InvariantError("a slot holds another key than the one it is found by")
+        if self._table.are_busy(np.array(self._free, np.int64)).any():
+            raise InvariantError("a free slot is written or read")
+        self._claims.check(used)
+
+
+def _first(flags: np.ndarray[tuple[int], np.dtype[np.bool_]]) -> int:
+    """The place of the first that is set, or how many there are."""
+    return int(flags.argmax()) if flags.any() else len(flags)

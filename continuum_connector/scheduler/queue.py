@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import heapq
 import itertools
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
@@ -115,16 +116,17 @@ class ProgramQueue:
 
 
 class Front:
-    """`queue` as if `request`, which is in it, stood at its front: as much of a RequestQueue
-    as vLLM asks of the one that it admits from."""
+    """`queue` as if `first`, who are in it, stood at its front: as much of a RequestQueue as vLLM
+    asks of the one that it admits from."""
 
-    def __init__(self, queue: Any, request: Any) -> None:
+    def __init__(self, queue: Any, first: deque[Any]) -> None:
         self._queue = queue
-        self._request = request
+        self._first = first
 
     def peek_request(self) -> Any:
-        return self._request
+        return self._first[0]
 
     def pop_request(self) -> Any:
-        self._queue.remove_request(self._request)
-        return self._request
+        request = self._first.popleft()
+        self._queue.remove_request(request)
+        return request

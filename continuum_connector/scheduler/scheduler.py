@@ -31,6 +31,7 @@ from continuum_connector.scheduler.retention import Retention
 from continuum_connector.scheduler.tier import DramTier
 from continuum_connector.scheduler.turn import Turn, TurnEnd
 from continuum_connector.scheduler.unattached import Unattached
+from continuum_connector.scheduler.waiting import Waiting
 
 # A preemption costs a prefill; a store in flight ends within milliseconds. Beyond this
 # many seconds the store counts as slow and the running turn is preempted after all.
@@ -65,17 +66,18 @@ class SchedulerSide:
         self.store_holds = HoldTable(pool)
         self.tier = make_tier(self.store_holds)
         self.turns: dict[str, Turn] = {}
-        self.waiting: dict[str, Turn] = {}  # those of them that were never admitted
+        self.waiting = Waiting()  # those of them that were never admitted
         held = self.retention, self.store_holds, self.tier
         self.levels = Levels(pool, *held, decider.costs, self.turns, self.waiting)
         self._keeping = Keeping(decider, self.levels, self.retention, self.tier, self.records)
-        self._worth = DramWorth(self.programs, decider)
+        self._worth = DramWorth(self.programs, decider, self.waiting)
         if not isinstance(decider.policy.policy, Unpriced):
             self.tier.rank = self._worth.rank
         self._pool = pool
         self.groups = groups
         self._endings = endings
         self._waker = waker
+        self.num_steps = 0  # put together so far, those while switched off included
         self._owes_step = False  # metrics show a reset only after a step
         self._idle_until = -math.inf  # what happens sets it back
         self.pressure = Pressure(self.retention, decider, config.max_wait_s)
@@ -191,15 +193,18 @@ class SchedulerSide:
     # --- every step -------------------------------------------------------------------
     def plan(self, now: float) -> StepPlan:
         """One tick: expire what is due, then send everything queued to the workers."""
+        self.num_steps += 1
         self.expire(now)
         if self.decider.new_step(now):  # what pins are worth matters while others wait
             self.retention.age(lambda pin: self.decider.worth_now(pin, now))
         self.records.outcomes.new_step(now)
-        self._worth.new_step(self.waiting.values())
         self.retention.room.new_step()
         self._owes_step = False
         was_up = self.tier.is_up
         plan = self.tier.drain(now)
+        if not self.tier.is_up:
+            at = self.tier.next_look
+            self._waker.set(at if at > now else math.inf, "tier")
         self._record_tier(was_up, now)
         if not len(self.tier.ledger) and not self.decider.is_saving:
             self._idle_until = min(now + LOOK_S, self.pins.next_deadline())
@@ -239,7 +244,7 @@ class SchedulerSide:
     def has_work(self, now: float) -> bool:
         """Whether an otherwise idle engine must step: copies to settle, pins to expire,
         or once after a reset, since vLLM sends metrics only with a step."""
-        busy = bool(len(self.tier.ledger)) or self._owes_step
+        busy = self.tier.next_look <= now or self._owes_step
         return busy or self.pins.next_deadline() <= now
 
     # --- end of a turn ----------------------------------------------------------------

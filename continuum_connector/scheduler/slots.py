@@ -1,38 +1,34 @@
-"""Slot and Chain: one block's place in host memory, and what one turn keeps there."""
+"""Slots: the places that blocks have in host memory, as columns of numbers, and what a turn keeps.
+
+A transfer is of up to 10^4 blocks, a DRAM of 10^6: an object per block would cost more than all
+else that a step does, and the garbage collector would look at each. So a batch of slots is an
+array, and what is done to it is done to columns.
+"""
 
 from __future__ import annotations
 
-import enum
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+import numpy as np
+import numpy.typing as npt
+
 Key = bytes  # vLLM's BlockHashWithGroupId: block hash, then the KV group in 4 bytes
+Numbers = npt.NDArray[np.int64]
+# A slot's number in the lower 32 bits, above them how often it was forgotten before: whoever has
+# the ticket of a block sees that the slot is another block's by now.
+Tickets = npt.NDArray[np.int64]
 
 _GROUP_BYTES = 4
+_NUMBER_BITS = 32
+_NUMBER_MASK = (1 << _NUMBER_BITS) - 1
+NO_TICKETS: Tickets = np.empty(0, np.int64)
+TICKET_BYTES = 8
 
 
-class SlotState(enum.Enum):
-    WRITING = "writing"
-    READY = "ready"
-
-
-@dataclass(eq=False, slots=True)
-class Slot:
-    """One block's place; FREE slots have no object.
-
-    `num_chains`: how many chains claim it; it leaves when the last of them lets go.
-    `is_forgotten`: nobody finds it any more; it is FREE once nobody writes or reads it.
-    """
-
-    number: int
-    key: Key
-    state: SlotState = SlotState.WRITING
-    num_readers: int = 0
-    num_chains: int = 0
-    is_forgotten: bool = False
-
-    @property
-    def is_busy(self) -> bool:
-        return self.state is SlotState.WRITING or self.num_readers > 0
+def numbers_of(tickets: Tickets) -> Numbers:
+    """The slots' numbers."""
+    return tickets & _NUMBER_MASK
 
 
 @dataclass(eq=False, slots=True)
@@ -45,22 +41,113 @@ class Chain:
 
     program: str
     last_used: float
-    slots: list[Slot] = field(default_factory=list)
+    tickets: Tickets = field(default_factory=NO_TICKETS.copy)
 
-    @property
-    def is_stuck(self) -> bool:
+    def cut(self, num_claims: int) -> None:
+        """Let go of so many at the tail. A copy: a view would keep the bytes of them all."""
+        self.tickets = self.tickets[: len(self.tickets) - num_claims].copy()
+
+
+class SlotTable:
+    """The state of every slot; who changes it keeps the counts (HostIndex).
+
+    A slot that was forgotten while somebody wrote or read it keeps that state until they are
+    done, so its number is nobody else's meanwhile.
+    """
+
+    def __init__(self) -> None:
+        self.tickets: Tickets = NO_TICKETS.copy()  # of what each slot holds, or will hold next
+        self.keys: npt.NDArray[np.object_] = np.empty(0, object)
+        self.is_writing = np.empty(0, np.bool_)
+        self.num_readers = np.empty(0, np.int32)
+        self.num_chains = np.empty(0, np.int32)  # that claim it; it leaves with the last
+        self._is_marked = np.empty(0, np.bool_)
+
+    def grow(self, num_slots: int) -> None:
+        """Slots up to `num_slots` exist from now on."""
+        more = num_slots - len(self.tickets)
+        new = np.arange(len(self.tickets), num_slots, dtype=np.int64)
+        self.tickets = np.concatenate([self.tickets, new])
+        self.keys = np.concatenate([self.keys, np.empty(more, object)])
+        for name in ("is_writing", "num_readers", "num_chains", "_is_marked"):
+            column = getattr(self, name)
+            setattr(self, name, np.concatenate([column, np.zeros(more, column.dtype)]))
+
+    def are_there(self, tickets: Tickets) -> npt.NDArray[np.bool_]:
+        """Which of them were not forgotten."""
+        return np.asarray(self.tickets[numbers_of(tickets)] == tickets)
+
+    def are_ready(self, tickets: Tickets) -> npt.NDArray[np.bool_]:
+        """Which of them can be read."""
+        return np.asarray(self.are_there(tickets) & ~self.is_writing[numbers_of(tickets)])
+
+    def are_busy(self, numbers: Numbers) -> npt.NDArray[np.bool_]:
+        """Which of them somebody writes or reads."""
+        return np.asarray(self.is_writing[numbers] | (self.num_readers[numbers] > 0))
+
+    def is_stuck(self, chain: Chain) -> bool:
         """Whether its tail can leave neither now nor by letting go of the claim."""
-        tail = self.slots[-1] if self.slots else None
-        return tail is not None and tail.num_chains == 1 and tail.is_busy and not tail.is_forgotten
+        if not len(chain.tickets):
+            return False
+        ticket = int(chain.tickets[-1])
+        number = ticket & _NUMBER_MASK
+        if self.num_chains[number] != 1 or self.tickets[number] != ticket:
+            return False
+        return bool(self.is_writing[number] or self.num_readers[number])
 
-    def continues(self, older: Chain) -> bool:
-        """Whether this is `older` and more. A block's hash covers all before it, so one common
-        block at the tip, of any KV group, is enough: windows may have moved on."""
-        tip = older.slots[-1].key[:-_GROUP_BYTES] if older.slots else b""
-        keys = {slot.key for slot in self.slots}
-        for slot in reversed(older.slots):
-            if slot.key[:-_GROUP_BYTES] != tip:
+    def claim(self, numbers: Numbers, keys: Sequence[Key]) -> None:
+        """They are to hold these keys' blocks: WRITING, for one chain."""
+        self.keys[numbers] = np.fromiter(keys, object, len(keys))
+        self.is_writing[numbers] = True
+        self.num_chains[numbers] = 1
+
+    def forget(self, numbers: Numbers) -> list[Key]:
+        """Whoever has a ticket sees that they are gone; returns what they held."""
+        keys: list[Key] = self.keys[numbers].tolist()
+        self.keys[numbers] = None
+        self.tickets[numbers] += 1 << _NUMBER_BITS
+        self.num_chains[numbers] = 0
+        return keys
+
+    # --- chains -----------------------------------------------------------------------
+    def mark(self, numbers: Numbers, on: bool) -> None:
+        """Mark those of one chain, so that others' can be compared with them; or take it back."""
+        self._is_marked[numbers] = on
+
+    def unmarked(self, chain: Chain) -> Tickets:
+        """Those of the chain's that are there, and not in the marked one."""
+        there = chain.tickets[self.are_there(chain.tickets)]
+        return there[~self._is_marked[numbers_of(there)]]
+
+    def is_continued(self, chain: Chain) -> bool:
+        """Whether the marked chain is this one and more. A block's hash covers all before it, so
+        one common block at the tip, of any KV group, is enough: windows may have moved on."""
+        tip = None
+        for ticket in chain.tickets[::-1]:
+            number = ticket & _NUMBER_MASK
+            if self.tickets[number] != ticket:
+                continue
+            block_hash = self.keys[number][:-_GROUP_BYTES]
+            tip = tip or block_hash
+            if block_hash != tip:
                 return False
-            if slot.key in keys:
+            if self._is_marked[number]:
                 return True
         return True
+
+    def tail(self, chain: Chain, num_wanted: int) -> tuple[int, Numbers, bool]:
+        """Look at the tail for `num_wanted` slots, which leave if it lets go of them.
+
+        Returns how many claims that is, which slots then leave, and whether a busy one is behind
+        them.
+        """
+        tickets = chain.tickets[::-1][: num_wanted + 64]  # some are claimed by others, too
+        numbers, there = numbers_of(tickets), self.are_there(tickets)
+        alone = there & (self.num_chains[numbers] == 1)
+        stuck = np.flatnonzero(alone & self.are_busy(numbers))
+        length = int(stuck[0]) if len(stuck) else len(tickets)
+        leaving = np.flatnonzero(alone[:length])
+        if len(leaving) >= num_wanted:
+            leaving = leaving[:num_wanted]
+            length = int(leaving[-1]) + 1
+        return length, numbers[leaving], length < len(tickets) and len(leaving) < num_wanted

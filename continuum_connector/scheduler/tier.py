@@ -7,19 +7,25 @@ as a miss: the slots are forgotten and the tokens are computed again (law 4).
 from __future__ import annotations
 
 import logging
+import math
 from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import numpy as np
+
 from continuum_connector.account import Account
 from continuum_connector.messages import StepPlan, WorkerReport
 from continuum_connector.scheduler.deadlines import Deadlines
+from continuum_connector.scheduler.finding import Finder
 from continuum_connector.scheduler.holds import HoldTable
 from continuum_connector.scheduler.host_index import HostIndex
-from continuum_connector.scheduler.kv_groups import KvGroups, block_key
-from continuum_connector.scheduler.slots import Slot, SlotState
+from continuum_connector.scheduler.kv_groups import KvGroups
 from continuum_connector.scheduler.tier_events import TierEvents
 from continuum_connector.scheduler.transfers import Kind, Transfer, TransferLedger, TransferState
+
+# How often an engine that has nothing else to do looks whether a copy that hangs has ended.
+LOOK_S = 1.0
 
 logger = logging.getLogger(f"vllm.{__name__}")
 
@@ -52,13 +58,14 @@ class DramTier:
         self._ready_slots: dict[int, int] = {}  # rank -> host slots it can use
         self.down_reason = ""
         self._slot_bytes = slot_bytes
-        self._groups = groups
         self._holds = holds
         self._account = account
         self._events = events
         self.rank = rank
-        self._found: dict[str, tuple[int, int, int]] = {}  # request -> version, start, hit
+        self._found = Finder(self.index, groups)
         self._deadlines = Deadlines(self.ledger, load_timeout_s)
+        self._hangs = False
+        self._looked = 0.0
         self._num_stores = 0
         account.gauge("dram_wanted_blocks", num_slots)
         account.gauge("tier_up", float(self.is_up))
@@ -91,10 +98,12 @@ class DramTier:
         refused = self.index.num_refused - refused
         self._account.count("dram_refused_blocks", refused)
         has_most = 2 * refused <= len(blocks)
-        if not slots:
+        if not len(slots):
             return has_most
-        by_key = dict(zip(keys, blocks, strict=True))
-        chosen = [by_key[slot.key] for slot in slots]
+        chosen = blocks
+        if len(slots) < len(blocks):
+            new = set(self.index.keys_of(slots))
+            chosen = [each for each in blocks if each[2].block_hash in new]
         hold = self._holds.take([block for _, _, block in chosen])
         transfer = self.ledger.store(program, hold, slots, now)
         self._deadlines.add(transfer)
@@ -106,23 +115,10 @@ class DramTier:
 
     # --- loads ------------------------------------------------------------------------
     def find(self, request: Any, num_vram_tokens: int) -> int:
-        """Return how many tokens beyond `num_vram_tokens` a load could bring back.
-
-        Asked in every step for each turn that stays in the queue, so the answer is kept
-        until something in the index changes.
-        """
+        """Return how many tokens beyond `num_vram_tokens` a load could bring back."""
         if not self.is_up or not self.index.num_ready:
             return 0
-        size = self._groups.block_size
-        start = num_vram_tokens // size
-        known = self._found.get(request.request_id)
-        if known is None or known[:2] != (self.index.version, start):
-            # At least one token must be left to compute (vllm-facts, trap 19).
-            end = (request.num_tokens - 1) // size
-            hit = self._groups.longest_hit(request.block_hashes, start, end, self.index.is_ready)
-            known = (self.index.version, start, hit)
-            self._found[request.request_id] = known
-        return (known[2] - start) * size
+        return self._found.find(request, num_vram_tokens)
 
     def load(
         self,
@@ -137,23 +133,11 @@ class DramTier:
         `block_ids`: the request's blocks per group, null (0) outside windows.
         `num_tokens`: how many to load, from where VRAM's hit ended.
         """
-        size = self._groups.block_size
-        _, start, hit = self._found.pop(request.request_id)
-        hit = min(hit, start + num_tokens // size)
-        keys, blocks = [], []
-        for group in self._groups:
-            for index in range(start, hit):
-                block_id = block_ids[group.index][index]
-                if block_id:
-                    keys.append(block_key(request.block_hashes[index], group.index))
-                    blocks.append(block_id)
-        missing = [key for key in keys if not self.index.is_ready(key)]
-        slots = [] if missing else self.index.acquire(keys)
+        blocks, slots = self._found.take(request, block_ids, num_tokens)
         # vLLM waits for this load now. If a slot has gone since the promise, the load names
         # none, so that every rank refuses it, and it is recomputed.
-        transfer = self.ledger.load(
-            program, request.request_id, blocks, slots or self._no_slots(len(blocks)), now
-        )
+        slots = np.full(len(blocks), -1) if slots is None else self.index.acquire(slots)
+        transfer = self.ledger.load(program, request.request_id, blocks, slots, now)
         self.index.touch(program, now)
         self._deadlines.add(transfer)
         self._admitted(transfer)
@@ -161,7 +145,7 @@ class DramTier:
 
     def forget_request(self, request_id: str) -> None:
         """The request is over; drop what was remembered for its lookups."""
-        self._found.pop(request_id, None)
+        self._found.forget(request_id)
 
     # --- every step -------------------------------------------------------------------
     def drain(self, now: float) -> StepPlan:
@@ -171,7 +155,9 @@ class DramTier:
         promised. Its request goes on waiting: it would be computed in the blocks that the copy
         may yet write to (vLLM keeps those behind a prefix hit for it).
         """
+        self._looked = now
         hung = self._deadlines.step(now)
+        self._hangs |= hung is not None
         if hung is not None and self.is_up:
             self._go_down(
                 f"{hung.kind.value} {hung.id} hangs: begun {now - hung.admitted:.0f} s ago, "
@@ -179,6 +165,14 @@ class DramTier:
             )
             logger.warning("No DRAM tier: %s; restart the server", self.down_reason)
         return self.ledger.drain()
+
+    @property
+    def next_look(self) -> float:
+        """From when on an otherwise idle engine must step for the copies in flight: it is by
+        steps that workers report. Once one hangs, which may be for ever, only now and then."""
+        if not len(self.ledger):
+            return math.inf
+        return self._looked + LOOK_S if self._hangs else -math.inf
 
     def settle(self, report: WorkerReport, now: float) -> list[Transfer]:
         """Take in what the workers report; returns the transfers that are over."""
@@ -197,8 +191,9 @@ class DramTier:
 
     def oldest_store_age(self, now: float) -> float | None:
         """Seconds since the oldest store in flight was queued, or None if there is none."""
-        ages = [now - t.admitted for t in self.ledger if t.kind is Kind.STORE and t.hold]
-        return max(ages, default=None)
+        held = (t for t in self.ledger if t.kind is Kind.STORE and t.hold)  # the oldest first
+        oldest = next(held, None)
+        return None if oldest is None else now - oldest.admitted
 
     def residence_s(self, now: float) -> float:
         """Seconds a stored block stays before it leaves for room; infinite while none has to."""
@@ -255,11 +250,10 @@ class DramTier:
         self._release(transfer)
         self._num_stores -= 1
         if self._events is not None:
-            kept = {slot.key for slot in transfer.slots if slot.state is SlotState.READY}
-            self._events.stored(transfer.id, kept)
+            self._events.stored(transfer.id, set(self.index.keys_of(transfer.slots)))
 
     def _load_settled(self, transfer: Transfer) -> None:
-        if transfer.slots[0].number >= 0:
+        if transfer.slots[0] >= 0:
             self.index.release(transfer.slots, corrupt=transfer.state is TransferState.FAILED)
 
     def _release(self, transfer: Transfer) -> None:
@@ -272,10 +266,6 @@ class DramTier:
         self.down_reason = reason
         self.index.clear()
         self._account.gauge("tier_up", 0.0)
-
-    @staticmethod
-    def _no_slots(n: int) -> list[Slot]:
-        return [Slot(-1, b"")] * n
 
     def _admitted(self, transfer: Transfer) -> None:
         self._account.count("transfers_admitted", label=transfer.kind.value)

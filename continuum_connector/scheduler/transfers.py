@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import enum
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -23,7 +23,7 @@ from continuum_connector.messages import (
     WorkerReport,
 )
 from continuum_connector.scheduler.holds import Hold
-from continuum_connector.scheduler.slots import Slot
+from continuum_connector.scheduler.slots import Tickets
 
 
 class Kind(enum.Enum):
@@ -41,14 +41,15 @@ class TransferState(enum.Enum):
 
 @dataclass(eq=False)
 class Transfer:
-    """One batch of block copies. `blocks` are VRAM block ids, pairwise with `slots`."""
+    """One batch of block copies. `blocks` are VRAM block ids, pairwise with `slots`; those of a
+    load to be refused by every rank are -1."""
 
     id: int
     kind: Kind
     program: str
     request_id: str
     blocks: BlockIds
-    slots: Sequence[Slot]
+    slots: Tickets
     admitted: float
     hold: Hold | None = None
     state: TransferState = TransferState.QUEUED
@@ -66,7 +67,7 @@ class TransferLedger:
         self._world_size = world_size
         self._ids = itertools.count(1)
         self._in_flight: dict[int, Transfer] = {}
-        self._queued: list[Transfer] = []
+        self._queued: dict[int, Transfer] = {}
         self._cancels: list[int] = []
         self.num_admitted = 0
         self.num_settled = dict.fromkeys(
@@ -82,7 +83,7 @@ class TransferLedger:
     def __iter__(self) -> Iterator[Transfer]:
         return iter(list(self._in_flight.values()))
 
-    def store(self, program: str, hold: Hold, slots: Sequence[Slot], now: float) -> Transfer:
+    def store(self, program: str, hold: Hold, slots: Tickets, now: float) -> Transfer:
         """Queue a store of the held blocks, pairwise into `slots`."""
         blocks = hold.ids.astype(np.int32)
         return self._admit(Kind.STORE, program, "", blocks, slots, now, hold)
@@ -91,13 +92,12 @@ class TransferLedger:
         self,
         program: str,
         request_id: str,
-        blocks: Sequence[int],
-        slots: Sequence[Slot],
+        blocks: BlockIds,
+        slots: Tickets,
         now: float,
     ) -> Transfer:
         """Queue a load into the request's VRAM `blocks`; it waits until this settles."""
-        ids = np.asarray(blocks, dtype=np.int32)
-        return self._admit(Kind.LOAD, program, request_id, ids, slots, now, None)
+        return self._admit(Kind.LOAD, program, request_id, blocks, slots, now, None)
 
     def _admit(
         self,
@@ -105,17 +105,15 @@ class TransferLedger:
         program: str,
         request_id: str,
         blocks: BlockIds,
-        slots: Sequence[Slot],
+        slots: Tickets,
         now: float,
         hold: Hold | None,
     ) -> Transfer:
         if len(blocks) != len(slots) or not len(blocks):
             raise InvariantError(f"{kind.value} of {len(blocks)} blocks and {len(slots)} slots")
-        transfer = Transfer(
-            next(self._ids), kind, program, request_id, blocks, tuple(slots), now, hold
-        )
+        transfer = Transfer(next(self._ids), kind, program, request_id, blocks, slots, now, hold)
         self._in_flight[transfer.id] = transfer
-        self._queued.append(transfer)
+        self._queued[transfer.id] = transfer
         self.num_admitted += 1
         return transfer
 
@@ -124,8 +122,8 @@ class TransferLedger:
         if not self._queued and not self._cancels:
             return StepPlan()
         loads, stores = [], []
-        for transfer in self._queued:
-            slots = np.fromiter((s.number for s in transfer.slots), np.int32, len(transfer))
+        for transfer in self._queued.values():
+            slots = transfer.slots.astype(np.int32)  # the number: a ticket's lower half
             if transfer.kind is Kind.LOAD:
                 loads.append(LoadOrder(transfer.id, transfer.request_id, transfer.blocks, slots))
             else:
@@ -133,7 +131,7 @@ class TransferLedger:
             if transfer.state is TransferState.QUEUED:
                 transfer.state = TransferState.SUBMITTED
         plan = StepPlan(tuple(loads), tuple(stores), tuple(self._cancels))
-        self._queued, self._cancels = [], []
+        self._queued, self._cancels = {}, []
         return plan
 
     def cancel(self, transfer: Transfer) -> None:
@@ -151,7 +149,7 @@ class TransferLedger:
         never_left = transfer.state is TransferState.QUEUED
         transfer.state = TransferState.ABANDONED
         if never_left:
-            self._queued.remove(transfer)
+            del self._queued[transfer.id]
             self._finish(transfer, Outcome())
         else:
             self.cancel(transfer)

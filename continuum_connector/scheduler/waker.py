@@ -1,4 +1,5 @@
-"""Waker: steps an idle engine when a pin's deadline passes, at no CPU cost until then.
+"""Waker: steps an idle engine when a pin's deadline passes or a copy that hangs is looked for
+again, at no CPU cost until then.
 
 An idle EngineCore blocks in `input_queue.get` and takes no steps (vLLM v1/engine/core.py,
 _process_input_queue). One thread sleeps until the earliest deadline and puts a no-op
@@ -19,17 +20,17 @@ class Waker:
     def __init__(self, wake: Callable[[], None]) -> None:
         self._wake = wake
         self._changed = threading.Condition()
-        self._at = math.inf
+        self._times: dict[str, float] = {}  # by whom they were set
         self._closed = False
         self._thread: threading.Thread | None = None
 
-    def set(self, at: float) -> None:
-        """Wake at `at`, or never if infinite; replaces the time set before."""
-        if at == self._at:
+    def set(self, at: float, whose: str = "pins") -> None:
+        """Wake at `at`, or never if infinite; replaces the time set before for the same."""
+        if at == self._times.get(whose, math.inf):
             return
         with self._changed:
-            earlier = at < self._at
-            self._at = at
+            earlier = at < self._next
+            self._times[whose] = at
             if self._thread is None and at < math.inf:
                 self._thread = threading.Thread(
                     target=self._run, name="continuum-waker", daemon=True
@@ -37,6 +38,10 @@ class Waker:
                 self._thread.start()
             elif earlier:
                 self._changed.notify()
+
+    @property
+    def _next(self) -> float:
+        return min(self._times.values(), default=math.inf)
 
     def close(self) -> None:
         """Stop the thread; nothing is woken any more."""
@@ -49,18 +54,19 @@ class Waker:
     def _run(self) -> None:
         with self._changed:
             while not self._closed:
-                left = self._at - time.monotonic()
+                now = time.monotonic()
+                left = self._next - now
                 if left > 0:
                     self._changed.wait(None if left == math.inf else left)
                     continue
-                self._at = math.inf
+                self._times = {whose: at for whose, at in self._times.items() if at > now}
                 self._wake()
 
 
 class NoWaker:
     """For engines without an input queue (offline LLM): pins expire at the next step."""
 
-    def set(self, at: float) -> None:
+    def set(self, at: float, whose: str = "pins") -> None:
         """Do nothing: deadlines are checked whenever the engine steps."""
 
     def close(self) -> None:

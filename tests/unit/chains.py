@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from continuum_connector.scheduler.eviction import Rank
 from continuum_connector.scheduler.host_index import HostIndex
 from continuum_connector.scheduler.kv_groups import block_key
-from continuum_connector.scheduler.slots import Key, Slot
+from continuum_connector.scheduler.slots import Key, Tickets, numbers_of
 
 NOW = 1000.0
 
@@ -24,7 +24,7 @@ def store(
     now: float = NOW,
     rank: Rank | None = None,
     supersedes: bool = True,
-) -> list[Slot]:
+) -> Tickets:
     """Store what is not there yet, at once."""
     slots = index.reserve(chain, program, now, rank, supersedes)
     index.settle(slots, stored=True)
@@ -37,3 +37,7 @@ def ready(index: HostIndex, chain: Sequence[Key]) -> int:
     found = [index.is_ready(key) for key in chain]
     assert found == sorted(found, reverse=True)
     return sum(found)
+
+
+def numbers(tickets: Tickets) -> list[int]:
+    return list(numbers_of(tickets).tolist())

@@ -6,10 +6,13 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from continuum_connector.costs.forecast import Forecast
 from continuum_connector.policy.base import NO_FORECAST, Resident
 from continuum_connector.scheduler.dram_worth import DramWorth
+from continuum_connector.scheduler.waiting import Waiting
 
 SOON = Forecast.known(2.0)
 
@@ -29,10 +32,13 @@ class World:
             policy=SimpleNamespace(dram_rank=lambda resident, _now: self.seen.append(resident)),
         )
         programs: Any = self.programs
-        self.worth = DramWorth(programs, decider)
+        self.waiting = Waiting()
+        self.worth = DramWorth(programs, decider, self.waiting)
 
-    def waiting(self, names: str) -> list[Any]:
-        return [SimpleNamespace(program=self.programs[name]) for name in names]
+    def wait(self, *names: str) -> None:
+        for name in names:
+            turn: Any = SimpleNamespace(program=self.programs[name])
+            self.waiting[f"turn{len(self.waiting)}"] = turn
 
     def shown(self, name: str) -> Resident:
         self.worth.rank(name, 60.0)
@@ -41,21 +47,67 @@ class World:
 
 def test_a_program_whose_turn_waits_is_shown_as_waiting_and_one_that_runs_is_not() -> None:
     world = World()
-    world.worth.new_step(world.waiting("b"))
+    world.wait("b")
     assert [world.shown(name).is_waiting for name in "abc"] == [False, True, False]
 
 
-def test_who_waits_is_looked_up_anew_in_each_step() -> None:
+def test_a_program_waits_as_long_as_one_of_its_turns_does() -> None:
     world = World()
-    for names in ("", "b", "c"):
-        world.worth.new_step(world.waiting(names))
-        assert world.shown("b").is_waiting is (names == "b")
+    world.wait("b", "b", "c")
+    del world.waiting["turn0"]
+    assert world.shown("b").is_waiting
+    world.waiting.pop("turn1")
+    assert [world.shown(name).is_waiting for name in "bc"] == [False, True]
+    world.waiting.clear()
+    assert not world.shown("c").is_waiting
+    assert world.shown("d").queueing_s == 0.0
+
+
+def test_what_is_asked_of_those_that_wait_looks_at_none_of_them() -> None:
+    """Once a step at least, with thousands of them."""
+
+    class Turn:
+        looks = 0
+
+        @property
+        def program(self) -> Any:
+            Turn.looks += 1
+            return world.programs["b"]
+
+    world = World()
+    for number in range(1000):
+        turn: Any = Turn()
+        world.waiting[str(number)] = turn
+    Turn.looks = 0
+    for name in "abcd":
+        world.shown(name)
+    assert Turn.looks == 0
+    del world.waiting["500"]
+    assert Turn.looks == 1
+
+
+@given(st.lists(st.tuples(st.integers(0, 9), st.sampled_from("abcd-")), max_size=30))
+def test_those_that_wait_are_counted_as_if_anew(steps: list[tuple[int, str]]) -> None:
+    world, model = World(), dict[str, Any]()
+    for number, name in steps:
+        if name == "-":
+            world.waiting.pop(str(number), None)
+            model.pop(str(number), None)
+        else:
+            turn: Any = SimpleNamespace(program=world.programs[name])
+            world.waiting[str(number)] = model[str(number)] = turn
+        programs = [turn.program for turn in model.values()]
+        assert world.waiting == model
+        for each in world.programs.values():
+            assert world.waiting.has_program(each.key) is (each in programs)
+            ahead = sum(p.arrival < each.arrival for p in programs)
+            assert world.waiting.share_ahead(each.arrival) == ahead / max(1, len(programs))
 
 
 def test_a_program_queues_behind_the_waiting_ones_that_came_before_it() -> None:
     world = World()
     assert world.shown("d").queueing_s == 0.0
-    world.worth.new_step(world.waiting("abc"))
+    world.wait(*"abc")
     waits = [world.shown(name).queueing_s for name in "abcd"]
     assert waits == pytest.approx([0.0, 4.0, 8.0, 12.0])
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -15,18 +16,19 @@ from hypothesis.stateful import (
 
 from continuum_connector.errors import InvariantError
 from continuum_connector.scheduler.host_index import HostIndex
-from continuum_connector.scheduler.slots import Key, Slot, SlotState
-from tests.unit.chains import NOW, keys, ready, store
+from continuum_connector.scheduler.slots import NO_TICKETS, Key, Tickets
+from tests.unit.chains import NOW, keys, numbers, ready, store
 
 
 def test_a_block_is_found_only_once_its_store_has_settled() -> None:
     index = HostIndex(4)
     slots = index.reserve(keys("a", 3), "p", NOW)
-    assert [slot.state for slot in slots] == [SlotState.WRITING] * 3
+    assert len(slots) == index.num_writing == 3
     assert keys("a", 1)[0] in index
     assert not any(index.is_ready(key) for key in keys("a", 3))
+    assert len(index.find(keys("a", 3))) == 0
     with pytest.raises(InvariantError, match="expected READY"):
-        index.acquire(keys("a", 1))
+        index.acquire(slots)
     index.settle(slots, stored=True)
     assert all(index.is_ready(key) for key in keys("a", 3))
     with pytest.raises(InvariantError, match="expected WRITING"):
@@ -44,13 +46,13 @@ def test_a_failed_store_frees_its_slots() -> None:
 def test_only_what_is_not_there_is_claimed() -> None:
     index = HostIndex(9)
     store(index, "p", keys("a", 3))
-    assert [slot.key for slot in index.reserve(keys("a", 5), "p", NOW)] == keys("a", 5, start=3)
+    assert index.keys_of(index.reserve(keys("a", 5), "p", NOW)) == keys("a", 5, start=3)
 
 
 def test_a_chain_that_does_not_fit_keeps_its_head() -> None:
     index = HostIndex(4)
-    assert [slot.key for slot in store(index, "p", keys("a", 9))] == keys("a", 4)
-    assert store(index, "p", keys("a", 9)) == []
+    assert index.keys_of(store(index, "p", keys("a", 9))) == keys("a", 4)
+    assert len(store(index, "p", keys("a", 9))) == 0
 
 
 def test_the_least_recently_used_program_goes_first_and_its_tail_first() -> None:
@@ -67,12 +69,12 @@ def test_the_least_recently_used_program_goes_first_and_its_tail_first() -> None
 
 def test_slots_that_come_later_are_used_last_and_nothing_leaves_before() -> None:
     index = HostIndex(0)
-    assert index.reserve(keys("a", 2), "p", NOW) == []
+    assert len(index.reserve(keys("a", 2), "p", NOW)) == 0
     index.grow(3)
-    assert [slot.number for slot in store(index, "p", keys("a", 2))] == [0, 1]
+    assert numbers(store(index, "p", keys("a", 2))) == [0, 1]
     index.grow(6)
     index.grow(2)  # never shrinks
-    assert [slot.number for slot in store(index, "q", keys("b", 4))] == [2, 3, 4, 5]
+    assert numbers(store(index, "q", keys("b", 4))) == [2, 3, 4, 5]
     assert (index.num_slots, index.num_free, index.num_evicted) == (6, 0, 0)
     assert ready(index, keys("a", 2)) == 2
 
@@ -90,7 +92,7 @@ def test_only_what_leaves_for_room_is_evicted() -> None:
     index = HostIndex(4)
     index.settle(index.reserve(keys("a", 2), "p", NOW), stored=False)
     store(index, "p", keys("b", 4))
-    index.release(index.acquire(keys("b", 1)), corrupt=True)
+    index.release(index.acquire(index.find(keys("b", 1))), corrupt=True)
     assert (len(index.gone), index.num_evicted) == (3, 0)
     store(index, "q", keys("c", 3))
     assert index.num_evicted == 2
@@ -128,7 +130,7 @@ def test_a_shared_prefix_is_adopted_before_anything_is_evicted() -> None:
     index = HostIndex(4)
     system = keys("system", 2)
     store(index, "a", system + keys("a", 2))
-    assert [slot.key for slot in store(index, "b", [*keys("b", 1), *system])] == keys("b", 1)
+    assert index.keys_of(store(index, "b", [*keys("b", 1), *system])) == keys("b", 1)
     assert list(index.gone) == keys("a", 2, start=1)
 
 
@@ -152,7 +154,7 @@ def test_what_is_read_or_written_is_not_evicted() -> None:
     index = HostIndex(4)
     store(index, "a", keys("a", 2))
     index.reserve(keys("b", 2), "b", NOW)
-    slots = index.acquire(keys("a", 1))
+    slots = index.acquire(index.find(keys("a", 1)))
     assert len(index.reserve(keys("c", 4), "c", NOW)) == 1  # a1 was free to go
     index.release(slots)
     assert len(index.reserve(keys("c", 4), "c", NOW)) == 1
@@ -162,12 +164,12 @@ def test_what_is_read_or_written_is_not_evicted() -> None:
 def test_a_slot_forgotten_under_its_readers_is_free_after_the_last() -> None:
     index = HostIndex(2)
     store(index, "a", keys("a", 1))
-    first, second = index.acquire(keys("a", 1)), index.acquire(keys("a", 1))
+    first, second = index.acquire(index.find(keys("a", 1))), index.acquire(index.find(keys("a", 1)))
     index.release(first, corrupt=True)
     assert keys("a", 1)[0] not in index
     assert (index.num_orphans_read, index.num_free) == (1, 1)
     again = index.reserve(keys("a", 1), "a", NOW)  # a new place while the old one is still read
-    assert again[0].number != second[0].number
+    assert numbers(again) != numbers(second)
     index.release(second, corrupt=True)
     assert (index.num_orphans_read, index.num_free) == (0, 1)
     index.check()
@@ -176,7 +178,7 @@ def test_a_slot_forgotten_under_its_readers_is_free_after_the_last() -> None:
 def test_clear_forgets_all_and_busy_slots_are_free_when_they_are_done() -> None:
     index = HostIndex(6)
     store(index, "a", keys("a", 3))
-    readers = index.acquire(keys("a", 2))
+    readers = index.acquire(index.find(keys("a", 2)))
     writers = index.reserve(keys("b", 2), "b", NOW)
     index.clear()
     index.check()
@@ -193,7 +195,7 @@ def test_the_version_grows_whenever_a_lookup_may_answer_differently() -> None:
     versions = [index.version]
     store(index, "a", keys("a", 2))
     versions.append(index.version)
-    index.release(index.acquire(keys("a", 1)), corrupt=True)
+    index.release(index.acquire(index.find(keys("a", 1))), corrupt=True)
     versions.append(index.version)
     index.reserve(keys("b", 2), "b", NOW)  # evicts
     versions.append(index.version)
@@ -208,9 +210,9 @@ class IndexMachine(RuleBasedStateMachine):
     @initialize(num_slots=st.integers(0, 12))
     def start(self, num_slots: int) -> None:
         self.index = HostIndex(num_slots)
-        self.writing: list[list[Slot]] = []
-        self.reading: list[list[Slot]] = []
-        self.stored: dict[Key, int] = {}
+        self.writing: list[Tickets] = []
+        self.reading: list[Tickets] = []
+        self.stored: dict[Key, None] = {}
 
     @rule(
         program=st.sampled_from("abc"),
@@ -228,7 +230,7 @@ class IndexMachine(RuleBasedStateMachine):
         refused = self.index.num_refused + sum(key not in self.index for key in chain)
         slots = self.index.reserve(chain, program, NOW, rank, supersedes)
         assert self.index.num_refused == refused - len(slots)
-        assert not before & {slot.key for slot in slots}
+        assert not before & set(self.index.keys_of(slots))
         assert before & set(chain) <= {key for key in chain if self.index.is_ready(key)}
         self.writing.append(slots)
 
@@ -236,13 +238,14 @@ class IndexMachine(RuleBasedStateMachine):
     @rule(which=st.integers(0, 9), stored=st.booleans())
     def settle(self, which: int, stored: bool) -> None:
         slots = self.writing.pop(which % len(self.writing))
-        self.stored |= {s.key: s.number for s in slots if stored and not s.is_forgotten}
+        self.stored |= dict.fromkeys(self.index.keys_of(slots) if stored else ())
         self.index.settle(slots, stored)
 
     @rule(which=st.integers(0, 9))
     def acquire(self, which: int) -> None:
         found = [key for key in self.stored if self.index.is_ready(key)][: which + 1]
-        self.reading.append(self.index.acquire(found))
+        slots = [self.index.find([key]) for key in found]
+        self.reading.append(self.index.acquire(np.concatenate([NO_TICKETS, *slots])))
 
     @precondition(lambda self: self.reading)
     @rule(which=st.integers(0, 9), corrupt=st.booleans())
@@ -271,8 +274,8 @@ class IndexMachine(RuleBasedStateMachine):
             self.stored.pop(key, None)
         self.index.gone.clear()
         assert {key for key in self.stored if self.index.is_ready(key)} == set(self.stored)
-        busy = [{slot.number for slot in slots} for slots in self.writing]
-        busy.append({slot.number for slots in self.reading for slot in slots})
+        busy = [set(numbers(slots)) for slots in self.writing]
+        busy.append({number for slots in self.reading for number in numbers(slots)})
         assert sum(map(len, busy)) == len(set().union(*busy))
 
     def teardown(self) -> None:

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import tracemalloc
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from continuum_connector.scheduler import host_index
+from continuum_connector.scheduler import chains
 from continuum_connector.scheduler.eviction import Rank
 from continuum_connector.scheduler.host_index import HostIndex
+from continuum_connector.scheduler.slots import TICKET_BYTES
 from tests.unit.chains import NOW, keys, ready, store
 
 
@@ -113,7 +116,7 @@ def test_a_program_that_goes_back_to_a_superseded_chain_has_it_again() -> None:
     old, new = keys("x", 1) + keys("old", 3), keys("x", 1) + keys("new", 3)
     store(index, "a", old)
     store(index, "a", new)
-    assert store(index, "a", old) == []
+    assert len(store(index, "a", old)) == 0
     store(index, "b", keys("b", 4))
     assert (ready(index, old), ready(index, new)) == (4, 1)
 
@@ -144,7 +147,7 @@ def test_a_turn_that_continues_a_chain_supersedes_it_while_others_are_under_way(
     store(index, "other", keys("other", 3))
     store(index, "a", chain(3), supersedes=False)  # 3 + a window of 2
     store(index, "a", chain(5), supersedes=False)  # 2 more + the next window
-    assert len(index._order.current("a")) == 1
+    assert len(index._claims.order.current("a")) == 1
     store(index, "b", keys("b", 2))
     assert ready(index, keys("other", 3)) == 3
     assert not any(key in index for key in keys("a", 3, start=1, group=1))
@@ -182,20 +185,74 @@ def test_a_chain_does_not_lose_its_head_while_its_tail_is_busy() -> None:
     store(index, "a", keys("a", 2))
     writing = index.reserve(keys("a", 4), "a", NOW)
     store(index, "b", keys("b", 1))
-    assert store(index, "c", keys("c", 3)) != []  # b's, though a is colder
+    assert len(store(index, "c", keys("c", 3)))  # b's, though a is colder
     assert (ready(index, keys("a", 4)), ready(index, keys("b", 1))) == (2, 0)
     index.settle(writing, stored=False)  # what has failed stands in nobody's way
     store(index, "c", keys("c", 5))
     assert ready(index, keys("c", 5)) == 5
 
 
-def test_claims_on_shared_blocks_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(host_index, "MAX_CLAIMS_PER_SLOT", 3)
+def test_claims_on_shared_blocks_are_bounded_in_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
+    limit = 60 * TICKET_BYTES + 4 * chains.CHAIN_BYTES
+    monkeypatch.setattr(chains, "MAX_CLAIM_BYTES", limit)
     index = HostIndex(20)
     prompt = keys("system", 15)
     for number in range(30):
         store(index, f"p{number}", [*prompt, *keys(f"p{number}.", 1)])
-        assert index._num_claims <= 60
+        all_chains = list(index._claims.order)
+        assert index._claims.num_bytes == sum(
+            c.tickets.nbytes + chains.CHAIN_BYTES for c in all_chains
+        )
+        assert index._claims.num_bytes <= limit
+        assert all(c.tickets.base is None for c in all_chains), "a view keeps all of its base alive"
     # The latest three keep all of theirs.
     found = [ready(index, [*prompt, *keys(f"p{n}.", 1)]) for n in range(30)]
     assert found == [15] * 27 + [16] * 3
+
+
+def test_so_are_many_chains_of_one_block(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a chain takes beside its claims counts, too."""
+    limit = 10 * (chains.CHAIN_BYTES + TICKET_BYTES)
+    monkeypatch.setattr(chains, "MAX_CLAIM_BYTES", limit)
+    index = HostIndex(1000)
+    for number in range(50):
+        store(index, f"p{number}", keys(f"p{number}.", 1))
+        assert len(list(index._claims.order)) <= 10
+    assert index.num_ready == 10
+
+
+def test_a_chain_takes_no_more_bytes_than_are_counted_for_it() -> None:
+    index, prompt = HostIndex(1), keys("system", 1)
+    store(index, "p", prompt)
+    names = [f"p{number}" for number in range(2000)]
+    tracemalloc.start()
+    try:
+        for name in names:
+            index.reserve(prompt, name, NOW)
+        taken = tracemalloc.get_traced_memory()[0]
+    finally:
+        tracemalloc.stop()
+    assert len(list(index._claims.order)) == 2001
+    assert taken <= index._claims.num_bytes
+
+
+def test_a_program_of_a_thousand_branches_keeps_the_latest(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(chains, "MAX_CHAINS_PER_PROGRAM", 4)
+    index = HostIndex(3000)
+    looked_at = []
+    original = index._table.is_continued
+    monkeypatch.setattr(
+        index._table, "is_continued", lambda chain: looked_at.append(chain) or original(chain)
+    )
+    prompt = keys("s", 2)
+    for number in range(1000):
+        looked_at.clear()
+        store(index, "one", [*prompt, *keys(f"b{number}.", 1)], supersedes=False)
+        assert len(looked_at) <= 4
+        assert len(index._claims.order.current("one")) <= 4
+    store(index, "other", keys("other", 1998))  # beside 1,002 there is room for all but ...
+    kept = [ready(index, [*prompt, *keys(f"b{n}.", 1)]) for n in range(996, 1000)]
+    assert kept == [3] * 4
+    store(index, "more", keys("more", 996))
+    kept = [ready(index, [*prompt, *keys(f"b{n}.", 1)]) for n in (0, 995, 996, 999)]
+    assert kept == [2, 2, 3, 3]  # the superseded ones left before any live chain

@@ -45,7 +45,7 @@ def test_few_are_ranked_however_many_there_are() -> None:
 def test_busy_chains_do_not_hide_the_cheapest() -> None:
     index = filled(80)
     for number in range(40, 80):  # more than are compared, at the end that was used last
-        index.acquire(keys(f"p{number}.", 1))
+        index.acquire(index.find(keys(f"p{number}.", 1)))
     store(index, "next", keys("next", 1), rank=lambda program: program != "p39.")
     assert list(index.gone) == keys("p39.", 1)
 
@@ -100,7 +100,7 @@ def test_nobody_leaves_for_less_and_what_is_left_of_a_chain_is_its_head(
         # A chain that was among the cheapest has let go of what others claim as well.
         kept = {p: claims(index, p) for p in newest if p != program}
         read = kept.get(str(busy), []) if is_read else []
-        held = index.acquire(read)
+        held = index.acquire(index.find(read))
         newest[program] = keys("s", cut) + keys(f"{program}.{cut}.", length)
         store(index, program, newest[program], rank=rank)
         assert all(ready(index, chain) >= 0 for chain in newest.values())  # no holes
@@ -114,7 +114,8 @@ def test_nobody_leaves_for_less_and_what_is_left_of_a_chain_is_its_head(
 
 
 def claims(index: HostIndex, program: str) -> list[bytes]:
-    return [slot.key for chain in index._order.current(program) for slot in chain.slots]
+    chains = index._claims.order.current(program)
+    return [key for chain in chains for key in index.keys_of(chain.tickets)]
 
 
 def in_turn(order: Order, num_programs: int = 40, length: int = 8, rounds: int = 10) -> float:

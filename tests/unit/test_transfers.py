@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from continuum_connector.errors import InvariantError
 from continuum_connector.messages import Outcome, WorkerReport
-from continuum_connector.scheduler.slots import Slot
+from continuum_connector.scheduler.slots import Tickets
 from continuum_connector.scheduler.transfers import Transfer, TransferLedger, TransferState
 
 
@@ -22,8 +22,8 @@ class FakeHold:
         self.ids = np.array(ids, dtype=np.int64)
 
 
-def slots(*numbers: int) -> list[Slot]:
-    return [Slot(number, b"%d" % number) for number in numbers]
+def slots(*numbers: int) -> Tickets:
+    return np.array(numbers, dtype=np.int64)
 
 
 def a_store(ledger: TransferLedger, now: float = 0.0) -> Transfer:
@@ -32,7 +32,7 @@ def a_store(ledger: TransferLedger, now: float = 0.0) -> Transfer:
 
 
 def a_load(ledger: TransferLedger) -> Transfer:
-    return ledger.load("p", "r", [7, 8], slots(2, 3), 0.0)
+    return ledger.load("p", "r", np.array([7, 8], np.int32), slots(2, 3), 0.0)
 
 
 def report(*ids: int, failed: tuple[str, ...] = (), ranks: int = 1) -> WorkerReport:

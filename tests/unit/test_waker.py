@@ -98,6 +98,16 @@ def test_it_can_be_set_from_the_bell_itself_a_thread_later(bell: Bell) -> None:
     waker.close()
 
 
+def test_each_has_a_time_of_its_own(waker: Waker, bell: Bell) -> None:
+    waker.set(time.monotonic() + FAR)
+    waker.set(time.monotonic(), "tier")
+    bell.wait()
+    waker.set(math.inf, "tier")
+    waker.set(time.monotonic())
+    bell.wait()
+    assert len(bell.rang) == 2
+
+
 def test_closing_stops_the_thread_however_long_it_would_have_waited(
     waker: Waker, bell: Bell
 ) -> None:

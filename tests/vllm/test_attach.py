@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from vllm.config import SchedulerConfig
 from vllm.v1.core.sched.async_scheduler import AsyncScheduler
+from vllm.v1.core.sched.request_queue import FCFSRequestQueue
 from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.kv_cache_interface import KVCacheSpec
+from vllm.v1.request import RequestStatus
 
 from bench.sim import versions
 from continuum_connector import build, compat, plugin
 from continuum_connector.connector import ContinuumConnector
 from continuum_connector.errors import ConfigError
-from continuum_connector.scheduler.queue import ProgramQueue
+from continuum_connector.scheduler.queue import Front, ProgramQueue
 from continuum_connector.worker_hooks import WorkerHooks
 from tests.vllm.agents import AgentEngine
 from tests.vllm.harness import Engine
@@ -257,3 +260,33 @@ def test_vllms_fence_around_freed_blocks_stays_where_a_partner_may_need_it(is_al
         expected = True
     assert engine.scheduler._continuum is not None
     assert engine.scheduler.defer_block_free is expected
+
+
+def test_who_waits_with_kv_is_looked_for_once_a_step() -> None:
+    """vLLM <= 0.30 asks before each admission, with thousands of skipped requests in line."""
+    looks = []
+
+    class Waiting:
+        num_computed_tokens = 0
+
+        @property
+        def status(self) -> RequestStatus:
+            looks.append(self)
+            return RequestStatus.WAITING
+
+    loaded, later = (
+        SimpleNamespace(status=RequestStatus.WAITING, num_computed_tokens=n) for n in (1, 2)
+    )
+    queue = [Waiting() for _ in range(500)]
+    queue[100:100] = [loaded]
+    queue[300:300] = [later]
+    scheduler = SimpleNamespace(skipped_waiting=FCFSRequestQueue(queue))
+    front = Front(scheduler.skipped_waiting, compat.waiting_with_kv(scheduler, 1))
+    for holder in (loaded, later):
+        assert front.peek_request() is front.pop_request() is holder
+        assert holder not in scheduler.skipped_waiting
+    for _ in range(500):
+        assert not compat.waiting_with_kv(scheduler, 1)
+    assert len(looks) == 500
+    scheduler.skipped_waiting.add_request(loaded)
+    assert list(compat.waiting_with_kv(scheduler, 2)) == [loaded]

@@ -5,11 +5,13 @@ Real are the scheduler, both our halves and the copy engine; the driver is simul
 from __future__ import annotations
 
 from collections.abc import Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from continuum_connector.scheduler.deadlines import HANGS_AFTER_S
+from continuum_connector.scheduler.tier import LOOK_S
 from continuum_connector.scheduler.transfers import Kind
 from continuum_connector.worker.engine import Direction
 from tests.vllm.harness import Engine
@@ -157,6 +159,14 @@ def hung(engine: Engine) -> None:
     worker.wait_until_issued(Direction.LOAD, before)
 
 
+def end_copies(engine: Engine) -> None:
+    """What hung ends, and an idle engine sees it when it looks again."""
+    engine.worker.end_copies()
+    for _ in range(2):
+        engine.clock.advance(LOOK_S)
+        engine.run_until_idle()
+
+
 @MODES
 def test_a_load_that_hangs_keeps_its_request_and_its_blocks_and_costs_the_tier(
     served: Any, async_scheduling: bool
@@ -180,8 +190,7 @@ def test_a_load_that_hangs_keeps_its_request_and_its_blocks_and_costs_the_tier(
     assert engine.requests["b"].status.name == "WAITING_FOR_REMOTE_KVS"
     assert total(engine, "transfers_admitted", "load") == len(in_flight(engine, Kind.LOAD)) == 1
     assert engine.usage() == held  # no block of the copy is anybody else's
-    engine.worker.end_copies()
-    engine.run_until_idle()
+    end_copies(engine)
     assert_no_tier(engine, "hangs")
 
 
@@ -201,8 +210,16 @@ def test_a_store_that_hangs_keeps_its_blocks_and_nobody_waits_for_it(served: Any
     run_turn(engine, "b", 2000, seed=9, idle=False)
     assert engine.finish_reasons["b"] == "length"
     check(engine)
-    engine.worker.end_copies()
-    engine.run_until_idle()
+    outlast_pins(engine)
+    times: dict[str, float] = {}
+    engine.connector.side._waker = SimpleNamespace(
+        set=lambda at, whose="pins": times.update({whose: at}), close=lambda: None
+    )
+    before = engine.num_steps
+    engine.idle(60.0)
+    assert engine.num_steps - before <= 61  # looks, at 100 steps a second
+    assert times["tier"] == engine.connector.side.tier.next_look
+    end_copies(engine)
     assert_no_tier(engine, "hangs")
 
 
@@ -217,8 +234,7 @@ def test_a_request_that_gives_up_on_a_load_that_hangs_leaves_its_blocks_to_it(se
         check(engine)
     assert engine.usage() == held
     assert total(engine, "transfers_in_flight", "load") == 1
-    engine.worker.end_copies()
-    engine.run_until_idle()
+    end_copies(engine)
     assert_drained(engine)
 
 

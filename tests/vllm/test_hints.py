@@ -281,7 +281,7 @@ def facts_of(engine: AgentEngine) -> tuple[Any, ...]:
         program.num_counted,
         [pin.rank for pin in engine.side.pins],
         engine.side.records.outcomes._open["p"].gap_s,
-        len(engine.side.tier.index._order._live),
+        len(engine.side.tier.index._claims.order._live),
         engine.side.decider.gaps.forecast_of("p") is not None,
         engine.connector.costs.state().get("memoryfulness"),
         engine.ends(),
@@ -323,7 +323,7 @@ def test_where_last_turns_are_stored_too_a_strangers_supersedes_nothing() -> Non
     before = facts_of(engine)
     engine.run_turn("b", 200, seed=4, kv_transfer_params=says("p", final=True))
     assert facts_of(engine) == before
-    assert len(engine.side.tier.index._order._superseded) == 0
+    assert len(engine.side.tier.index._claims.order._superseded) == 0
 
 
 @pytest.mark.parametrize("victim", VICTIMS)

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from continuum_connector.scheduler.slots import numbers_of
 from continuum_connector.scheduler.transfers import Kind, TransferState
 from tests.vllm.harness import Engine
 from tests.vllm.tiering import (
@@ -88,7 +89,7 @@ def test_a_failed_load_is_recomputed_and_its_slots_are_forgotten(
     engine.fail(reason="corrupt")
     engine.run_until_idle(until=lambda: not in_flight(engine, Kind.LOAD))
     index = engine.connector.side.tier.index
-    assert not any(slot.key in index for slot in load.slots)
+    assert index.keys_of(load.slots) == []
     assert total(engine, "loads", "failed") == 1
     assert total(engine, "transfer_failures", "corrupt") == 1
     assert_recovered(engine)
@@ -140,7 +141,7 @@ def test_a_request_aborted_while_it_loads_keeps_its_blocks_until_the_load_ends(
     async_scheduling: bool, groups: str, ends: str
 ) -> None:
     engine = loading(async_scheduling=async_scheduling, groups=groups)
-    slots = [slot.number for slot in in_flight(engine, Kind.LOAD)[0].slots]
+    slots = numbers_of(in_flight(engine, Kind.LOAD)[0].slots).tolist()
     engine.abort("b")
     for _ in range(5):
         assert engine.step()

@@ -39,8 +39,8 @@ def test_turns_of_one_program_at_once_do_not_supersede_each_other() -> None:
     run_turn(engine, "one", 200, seed=1, program="p", idle=False)  # 13
     run_turn(engine, "two", 200, seed=2, program="p", idle=False)  # 13
     assert "long" not in engine.finish_reasons
-    order = engine.connector.side.tier.index._order
-    assert sorted(len(chain.slots) for chain in order.current("job:p")) == [13, 13]
+    order = engine.connector.side.tier.index._claims.order
+    assert sorted(len(chain.tickets) for chain in order.current("job:p")) == [13, 13]
     engine.run_until_idle()  # `long` is the last of them, and the program is alone
     assert len(order.current("job:p")) == 1
     assert answers_as_without_a_tier(engine)
