@@ -51,14 +51,7 @@ MAY_IMPORT = {  # what each room may import besides itself and `errors`
     "proven": {"config"},
     "compat": {"scheduler", "costs", "proven", "config", "node"},
     "checks": {
-        "node",
-        "compat",
-        "plugin",
-        "config",
-        "proven",
-        "worker",
-        "switch",
-        "switch_endpoint",
+        *("compat", "plugin", "config", "proven", "worker", "switch", "switch_endpoint", "node"),
     },
     "build": {
         *("compat", "scheduler", "worker", "policy", "account", "config", "trace", "kv_events"),

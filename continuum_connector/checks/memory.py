@@ -32,13 +32,12 @@ def _room(machine: Machine, plan: Plan, locks: bool) -> Line:
     if room is None:
         return unseen("DRAM", "the kernel does not say how much memory is available")
     has = f"{room.owner} has {size(room.available)} available and keeps {size(room.reserve)}"
-    asked = size(wanted)
-    if plan.num_servers > 1:
+    asked = size(wanted) if wanted else "none"
+    if wanted and plan.num_servers > 1:
         asked += f" (dram_bytes for each of {plan.num_servers} servers)"
     if wanted <= room.usable:
-        return ok(
-            "DRAM", f"{has}; " + (f"{asked} wanted" if wanted else "none wanted (dram_bytes = 0)")
-        )
+        why = "" if wanted else " (dram_bytes = 0)"
+        return ok("DRAM", f"{has}; {asked} wanted{why}")
     text = f"{has} of it, {asked} are wanted"
     if not locks:
         text = f"{text}: a simulated tier grows by use, and the kernel kills the server there"
