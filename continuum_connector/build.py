@@ -213,7 +213,12 @@ def worker(config: ContinuumConfig, vllm_config: Any) -> ContinuumWorker:
         return engine
 
     return ContinuumWorker(
-        make_engine, config, node_ranks, current_stream, compat.rank(vllm_config)
+        make_engine,
+        config,
+        node_ranks,
+        current_stream,
+        compat.rank(vllm_config),
+        time.monotonic,
     )
 
 

@@ -16,6 +16,7 @@ from vllm.v1.request import RequestStatus
 
 from continuum_connector.config import our_part
 from continuum_connector.costs.step_clock import Work
+from continuum_connector.node import num_node_ranks
 from continuum_connector.proven import Group, check_groups
 from continuum_connector.scheduler.kv_groups import KvGroup, KvGroups
 from continuum_connector.scheduler.turn import TurnEnd
@@ -121,10 +122,7 @@ def bytes_per_block(kv_cache_config: Any) -> int:
 def num_ranks(vllm_config: Any) -> tuple[int, int]:
     """Return (ranks of this engine, ranks that share this node's memory)."""
     parallel = vllm_config.parallel_config
-    world_size = parallel.world_size
-    local_engines = max(1, getattr(parallel, "data_parallel_size_local", 1) or 1)
-    num_nodes = max(1, getattr(parallel, "nnodes", 1) or 1)
-    return world_size, max(1, world_size * local_engines // num_nodes)
+    return parallel.world_size, num_node_ranks(parallel)
 
 
 def rank(vllm_config: Any) -> int:

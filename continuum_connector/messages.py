@@ -35,7 +35,10 @@ class LoadOrder:
 
 @dataclass(frozen=True)
 class StepPlan:
-    """Everything the workers shall do in one step, in this order: cancels, loads, stores."""
+    """Everything the workers shall do in one step, in this order: cancels, loads, stores.
+
+    What is cancelled and ordered in one plan is not begun.
+    """
 
     loads: tuple[LoadOrder, ...] = ()
     stores: tuple[StoreOrder, ...] = ()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+
 
 def register() -> None:
     """Make `ContinuumConnector` known and let it attach to the scheduler. Idempotent.
@@ -11,10 +13,14 @@ def register() -> None:
     from vllm.config import SchedulerConfig
     from vllm.distributed.kv_transfer.kv_connector.factory import KVConnectorFactory
 
-    from continuum_connector import attach
+    from continuum_connector import attach, node
 
     if "ContinuumConnector" not in KVConnectorFactory._registry:
         KVConnectorFactory.register_connector(
             "ContinuumConnector", "continuum_connector.connector", "ContinuumConnector"
         )
     attach.install(SchedulerConfig)
+    # Who makes an engine's config has loaded us from there (EngineArgs.__post_init__), before that.
+    # Engines and workers get theirs made; to import it there would cost each a second.
+    if arg_utils := sys.modules.get("vllm.engine.arg_utils"):
+        node.install(arg_utils.EngineArgs)

@@ -89,18 +89,33 @@ bool Lane::reap(int direction) {
 
 // 0 if the trunk will touch no more memory, else kNotReady. An error here is not a refusal of the
 // query but a copy's or a kernel's failure: the device context is not to be trusted any more. Only
-// a sticky one proves that it has stopped; after another, the trunk is asked again, until a close
-// leaves it behind.
+// a sticky one proves that it has stopped; after another the stream decides, for an event may fail
+// for ever: it is empty soon, since a poisoned engine issues nothing. If that fails as well, it is
+// asked again, until a close leaves the trunk behind.
 int Lane::query(int direction, Trunk *trunk) {
   const Channel &channel = channels_[direction];
-  int code = trunk->has_event ? driver_.event_query(channel.events[channel.oldest])
-                              : driver_.stream_query(driver_.copy_stream(direction));
+  if (trunk->has_event) {
+    int code = driver_.event_query(channel.events[channel.oldest]);
+    if (code == 0 || code == kNotReady) {
+      return code;
+    }
+    trunk->has_event = false;
+    if (has_stopped(trunk, code)) {
+      return 0;
+    }
+  }
+  int code = driver_.stream_query(driver_.copy_stream(direction));
   if (code == 0 || code == kNotReady) {
     return code;
   }
+  return has_stopped(trunk, code) ? 0 : kNotReady;
+}
+
+// Takes in the error of a query; whether it proves that nothing is copied any more.
+bool Lane::has_stopped(Trunk *trunk, int code) {
   trunk->error = trunk->error == 0 ? code : trunk->error;
   engine_.poison(code);
-  return is_sticky(code) ? 0 : kNotReady;
+  return is_sticky(code);
 }
 
 void Lane::retire(int direction) {

@@ -15,7 +15,7 @@
 
 namespace ckv {
 
-// One driver call in flight. Without an event (recording failed) the stream is asked instead.
+// One driver call in flight. Without an event (recording or asking it failed) the stream is asked.
 struct Trunk {
   Transfer *transfer = nullptr;
   uint64_t bytes = 0;
@@ -51,6 +51,7 @@ class Lane {
   // Takes in what the driver finished; whether anything was.
   bool reap(int direction);
   int query(int direction, Trunk *trunk);
+  bool has_stopped(Trunk *trunk, int code);
   void retire(int direction);
   // Issues one trunk or settles the front transfer of the rank; whether it did.
   bool issue(Rank rank);

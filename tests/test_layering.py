@@ -31,6 +31,7 @@ MAY_IMPORT = {  # what each room may import besides itself and `errors`
     "kv_events": set(),
     "carriers": {"messages"},
     "timed": set(),
+    "node": set(),
     "switch": set(),
     "order": {"compat", "scheduler"},
     "allocation": {"build", "compat"},
@@ -49,8 +50,10 @@ MAY_IMPORT = {  # what each room may import besides itself and `errors`
     },
     "worker": {"messages", "config", "proven", ""},
     "proven": {"config"},
-    "compat": {"scheduler", "costs", "proven", "config"},
-    "checks": {"compat", "plugin", "config", "proven", "worker", "switch", "switch_endpoint"},
+    "compat": {"scheduler", "costs", "proven", "config", "node"},
+    "checks": {
+        *("compat", "plugin", "config", "proven", "worker", "switch", "switch_endpoint", "node"),
+    },
     "build": {
         *("compat", "scheduler", "worker", "policy", "account", "config", "trace", "kv_events"),
         *("toolcalls", "costs", "proven"),
@@ -61,7 +64,7 @@ MAY_IMPORT = {  # what each room may import besides itself and `errors`
         *("carriers", "scheduler", "worker", "timed", "costs", "proven", "switch"),
     },
     "attach": {"connector", "compat", "config", "scheduler", "order", "allocation"},
-    "plugin": {"attach"},
+    "plugin": {"attach", "node"},
     "analysis": {"trace", "costs"},
     "sizing": set(),
     "cli": {

@@ -6,7 +6,7 @@ import ctypes
 import json
 from typing import Any
 
-from continuum_connector.errors import ConfigError
+from continuum_connector.errors import TransferError
 from continuum_connector.worker import abi
 
 SIMULATOR = 2  # CKV_DRIVER_SIM
@@ -17,7 +17,7 @@ def look() -> dict[str, Any]:
     try:
         path = str(abi.find_library())
         blocking, quick = abi.load_library()
-    except (ConfigError, OSError) as error:
+    except TransferError as error:
         return {"trouble": str(error)}
     config = abi.Config(size=ctypes.sizeof(abi.Config), abi=abi.ABI_VERSION, driver=SIMULATOR)
     engine = ctypes.c_void_p()

@@ -60,10 +60,23 @@ def read_plan(words: Sequence[str], environ: Mapping[str, str]) -> Plan:
         dtype=known.dtype,
         tensor_parallel=known.tensor_parallel_size,
         pipeline_parallel=known.pipeline_parallel_size,
-        data_parallel=known.data_parallel_size_local or known.data_parallel_size,
+        prefill_context_parallel=known.prefill_context_parallel_size,
         context_parallel=known.decode_context_parallel_size,
         num_nodes=known.nnodes,
+        **_engines(known),
     )
+
+
+def _engines(known: argparse.Namespace) -> dict[str, int]:
+    """How many engines there are, and who has those of this node (vLLM's engine/arg_utils.py)."""
+    total, here = known.data_parallel_size, known.data_parallel_size_local
+    if known.data_parallel_multi_port_external_lb:  # dp_supervisor.py: a server for each engine
+        return {"num_engines": total, "node_engines": 1, "num_servers": here or 1}
+    if known.data_parallel_external_lb or known.data_parallel_rank is not None:
+        here = 1
+    elif here is None:
+        here = max(1, total // known.nnodes)
+    return {"num_engines": total, "node_engines": here}
 
 
 def _parser() -> _Parser:
@@ -84,10 +97,14 @@ def _parser() -> _Parser:
         ("tensor-parallel-size", "tp"),
         ("pipeline-parallel-size", "pp"),
         ("data-parallel-size", "dp"),
+        ("prefill-context-parallel-size", "pcp"),
         ("decode-context-parallel-size", "dcp"),
     ):
         parser.add_argument(f"--{long}", f"-{short}", type=_count, default=1)
-    parser.add_argument("--data-parallel-size-local", "-dpl", type=int, default=0)
+    parser.add_argument("--data-parallel-size-local", "-dpl", type=int)
+    parser.add_argument("--data-parallel-rank", "-dpn", type=int)
+    parser.add_argument("--data-parallel-external-lb", "-dpe", action=both, default=False)
+    parser.add_argument("--data-parallel-multi-port-external-lb", "-dpm", action="store_true")
     parser.add_argument("--nnodes", type=_count, default=1)
     return parser
 

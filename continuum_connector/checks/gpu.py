@@ -50,8 +50,8 @@ def _none(plan: Plan, platform: str, trouble: str) -> Line:
 def _gpus(plan: Plan, cuda: CudaSeen) -> Line:
     names = sorted({f"{gpu.name} ({size(gpu.num_bytes)})" for gpu in cuda.gpus})
     found = f"{several('GPU', len(cuda.gpus))}: {', '.join(names)}"
-    if len(cuda.gpus) < plan.num_ranks:
-        text = f"the server needs {plan.num_ranks} on this node, CUDA shows {found}"
+    if len(cuda.gpus) < plan.num_gpus:
+        text = f"the server needs {plan.num_gpus} on this node, CUDA shows {found}"
         return error("GPU", text, "lower --tensor-parallel-size, or mend CUDA_VISIBLE_DEVICES")
     return ok("GPU", found)
 

@@ -26,15 +26,19 @@ def lines(machine: Machine, plan: Plan, driver: str) -> Iterator[Line]:
 
 
 def _room(machine: Machine, plan: Plan, locks: bool) -> Line:
-    wanted, first = plan.config.dram_bytes, FIRST_BYTES * plan.num_ranks
+    wanted = plan.config.dram_bytes * plan.num_servers
+    first = FIRST_BYTES * plan.num_gpus
     room = find_room(machine)
     if room is None:
         return unseen("DRAM", "the kernel does not say how much memory is available")
     has = f"{room.owner} has {size(room.available)} available and keeps {size(room.reserve)}"
+    asked = size(wanted) if wanted else "none"
+    if wanted and plan.num_servers > 1:
+        asked += f" (dram_bytes for each of {plan.num_servers} servers)"
     if wanted <= room.usable:
-        asked = f"; {size(wanted)} wanted" if wanted else "; none wanted (dram_bytes = 0)"
-        return ok("DRAM", has + asked)
-    text = f"{has} of it, {size(wanted)} are wanted"
+        why = "" if wanted else " (dram_bytes = 0)"
+        return ok("DRAM", f"{has}; {asked} wanted{why}")
+    text = f"{has} of it, {asked} are wanted"
     if not locks:
         text = f"{text}: a simulated tier grows by use, and the kernel kills the server there"
         return warning("DRAM", text, "lower dram_bytes to fit")

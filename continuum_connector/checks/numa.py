@@ -27,7 +27,7 @@ def lines(machine: Machine, plan: Plan, gpus: tuple[Gpu, ...]) -> Iterator[Line]
         text = f"{len(nodes)} nodes, and numa = 0 leaves to the system which memory is taken"
         yield warning("NUMA", text, "set numa = 1")
     else:
-        yield from _near(machine, plan, gpus[: plan.num_ranks])
+        yield from _near(machine, plan, gpus[: plan.num_gpus])
 
 
 def _near(machine: Machine, plan: Plan, gpus: tuple[Gpu, ...]) -> Iterator[Line]:

@@ -8,6 +8,7 @@ from typing import Any
 
 from continuum_connector.config import CONNECTOR_NAME, ContinuumConfig, load_config, our_part
 from continuum_connector.errors import ConfigError
+from continuum_connector.node import node_ranks
 
 DEFAULT_TRANSFER = {"kv_connector": CONNECTOR_NAME, "kv_role": "kv_both"}
 
@@ -33,15 +34,23 @@ class Plan:
     dtype: str = "auto"
     tensor_parallel: int = 1
     pipeline_parallel: int = 1
-    data_parallel: int = 1  # engines on this node
+    prefill_context_parallel: int = 1
     context_parallel: int = 1
+    num_engines: int = 1
+    node_engines: int = 1
     num_nodes: int = 1
+    num_servers: int = 1  # on this node, of one command: each takes `dram_bytes` of its own
 
     @property
     def num_ranks(self) -> int:
-        """GPUs of this node that share its `dram_bytes`, as compat.num_ranks counts them."""
-        engines = self.tensor_parallel * self.pipeline_parallel * self.data_parallel
-        return max(1, engines // self.num_nodes)
+        """GPUs of this node that share one `dram_bytes`, as compat.num_ranks counts them."""
+        ranks = self.tensor_parallel * self.pipeline_parallel * self.prefill_context_parallel
+        return node_ranks(ranks, self.node_engines, self.num_engines, self.num_nodes)
+
+    @property
+    def num_gpus(self) -> int:
+        """GPUs of this node, of all servers that the command starts there."""
+        return self.num_ranks * self.num_servers
 
     @property
     def names_us(self) -> bool:

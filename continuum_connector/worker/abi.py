@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import continuum_connector
-from continuum_connector.errors import ConfigError
+from continuum_connector.errors import TransferError
 
 ABI_VERSION = 2
 SPECULATIVE = 1  # a flag of ckv_submit
@@ -162,12 +162,12 @@ def find_library() -> Path:
     if named is not None:
         if Path(named).is_file():
             return Path(named)
-        raise ConfigError(f"CKV_LIBRARY = {named} is no file, so nothing is copied; unset it.")
+        raise TransferError(f"CKV_LIBRARY = {named} is no file, so nothing is copied; unset it.")
     for folder in continuum_connector.__path__:
         path = Path(folder) / "_ckv" / "libckv.so"
         if path.is_file():
             return path
-    raise ConfigError("the native library is not built; `pip install .` builds it and needs g++.")
+    raise TransferError("the native library is not built; `pip install .` builds it and needs g++.")
 
 
 def _declare(library: ctypes.CDLL, signatures: dict[str, _Signature]) -> None:
@@ -181,15 +181,19 @@ def _declare(library: ctypes.CDLL, signatures: dict[str, _Signature]) -> None:
 def load_library() -> tuple[ctypes.CDLL, ctypes.CDLL]:
     """The library twice: calls that release the GIL, calls that keep it."""
     path = find_library()
-    blocking, quick = ctypes.CDLL(str(path)), ctypes.PyDLL(str(path))
     try:
+        blocking, quick = ctypes.CDLL(str(path)), ctypes.PyDLL(str(path))
         _declare(blocking, _BLOCKING)
         _declare(quick, _QUICK)
         found = blocking.ckv_abi_version()
+    except OSError as error:  # made for another libc or CPU, or cut short; the text names the file
+        raise TransferError(
+            f"the native library does not load ({error}); install the package again here."
+        ) from error
     except AttributeError as error:
-        raise ConfigError(f"{path} is from another version ({error}); install again.") from error
+        raise TransferError(f"{path} is from another version ({error}); install again.") from error
     if found != ABI_VERSION:
-        raise ConfigError(
+        raise TransferError(
             f"{path} has ABI {found}, these sources need {ABI_VERSION}; install again."
         )
     return blocking, quick

@@ -13,7 +13,7 @@ from continuum_connector.worker.engine import CopyEngine
 
 logger = logging.getLogger(f"vllm.{__name__}")
 
-_TIMEOUT_S = 10.0  # for copies in flight
+_TIMEOUT_S = 2.0  # for copies that the driver has: a window of them, which takes milliseconds
 
 
 class Closer:
@@ -23,7 +23,7 @@ class Closer:
         self._thread: threading.Thread | None = None
 
     def close(self, engine: CopyEngine) -> None:
-        """BLOCKS. Copies in flight get 10 s; an engine that does not close is left, and logged."""
+        """BLOCKS. Copies in flight get 2 s; an engine that does not close is left, and logged."""
         try:
             engine.close(_TIMEOUT_S)
         except TransferError as error:

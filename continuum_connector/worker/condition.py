@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from continuum_connector.messages import Outcome
 from continuum_connector.worker.engine import CONFLICT, CORRUPT, Completion, CopyEngine, Status
@@ -11,6 +11,8 @@ from continuum_connector.worker.engine import CONFLICT, CORRUPT, Completion, Cop
 logger = logging.getLogger(f"vllm.{__name__}")
 
 _CONSEQUENCE = "what leaves VRAM is computed again until the server is restarted"
+
+LOOK_EVERY_S = 1.0
 
 _REASONS = {Status.FAILED: "driver", Status.CANCELLED: "cancelled"}
 _REASONS_OF_ERRORS = {CONFLICT: "refused", CORRUPT: "corrupt"}
@@ -20,9 +22,16 @@ class Condition:
     """Of one rank's engine. What fails once may fail for every block of every transfer, so each
     cause is told once; how often it came, the metrics say."""
 
-    def __init__(self) -> None:
+    def __init__(self, clock: Callable[[], float]) -> None:
         self.has_ended = False  # it copies no more
         self._told: set[str] = set()
+        self._clock = clock
+        self._looked = float("-inf")
+
+    def is_look_due(self) -> bool:
+        """Whether an engine that completes nothing is to be asked now: once a second, for one that
+        is poisoned may have copies that do not end."""
+        return self._clock() - self._looked >= LOOK_EVERY_S
 
     def look(
         self, engine: CopyEngine, completions: Sequence[Completion] = (), refusal: str = ""
@@ -33,6 +42,7 @@ class Condition:
         """
         if self.has_ended:
             return ""
+        self._looked = self._clock()
         for completion in completions:
             if completion.status is Status.FAILED and completion.error != CORRUPT:
                 self._tell(_name(completion.error), "A copy failed: %s")

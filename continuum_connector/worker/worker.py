@@ -54,9 +54,11 @@ class ContinuumWorker:
         num_ranks: int = 1,
         current_stream: Callable[[], int] = lambda: 0,
         rank: int = 0,
+        clock: Callable[[], float] = lambda: 0.0,
     ) -> None:
         """`num_ranks` share the node's `dram_bytes`; `current_stream` names the stream that
-        copies are ordered behind (0: none); `rank` is this one's, among the engine's."""
+        copies are ordered behind (0: none); `rank` is this one's, among the engine's; `clock`
+        says how long nothing has completed, in monotonic seconds."""
         self._make_engine = make_engine
         self._config = config
         self._num_ranks = num_ranks
@@ -67,7 +69,7 @@ class ContinuumWorker:
         self._is_given_up = False  # the engine gets no more orders
         self._closer = Closer()
         self._why_no_engine = "no_tier"
-        self._condition = Condition()
+        self._condition = Condition(clock)
         self._plan: StepPlan | None = None
         self._cancels: tuple[int, ...] = ()
         self._loads: tuple[LoadOrder, ...] = ()
@@ -186,10 +188,16 @@ class ContinuumWorker:
         return report
 
     def shutdown(self) -> None:
-        """Close the engine; what has not settled by its deadline fails as "closed". Idempotent."""
+        """Close the engine; what has not settled fails as "closed". Idempotent.
+
+        Nobody reads what is copied from here on, so it is cancelled: only what the driver has
+        already is waited for, milliseconds and not all that is queued.
+        """
         self._why_no_engine = "closed"
         self._growth = None
         if self._engine is not None:
+            for transfer_id in self._in_flight:
+                self._cancel(transfer_id)
             self._closer.close(self._engine)
             self._drain("closed")
             self._engine = None
@@ -228,6 +236,10 @@ class ContinuumWorker:
         if self._engine is None or self._is_given_up:
             self._settle(order, Outcome(num_failed=1, reasons=(self._why_no_engine,)))
             return
+        if self._plan is not None and order.transfer_id in self._plan.cancels:
+            # Too late before it left: an engine that did not step for long plans both at once.
+            self._settle(order, Outcome(num_failed=1, reasons=("cancelled",)))
+            return
         if len(order.blocks) == 0:
             self._settle(order, Outcome(num_done=1))
             return
@@ -259,7 +271,7 @@ class ContinuumWorker:
             order = self._in_flight.pop(completion.tag, None)
             if order is not None:
                 self._settle(order, outcome_of(completion, reason))
-        if completions and not reason:
+        if not reason and (completions or self._condition.is_look_due()):
             self._look_at(self._engine, completions)
 
     def _look_at(

@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from continuum_connector.errors import ConfigError
+from continuum_connector.errors import TransferError
 from continuum_connector.messages import BlockIds
 from continuum_connector.worker.abi import find_library
 from continuum_connector.worker.engine import Completion, Direction, Region
@@ -79,7 +79,7 @@ class Rig:
 def _library() -> None:
     try:
         find_library()
-    except ConfigError as error:
+    except TransferError as error:
         pytest.skip(str(error))
 
 

@@ -158,17 +158,44 @@ TEST(test_a_variable_that_is_no_number_is_refused) {
   }
 }
 
+// Until the lane has asked the driver so many times more; nothing is reported meanwhile.
+void until_asked(Rig &rig, uint64_t num_times) {
+  uint64_t num_asked = rig.stats().num_driver_calls;
+  while (rig.stats().num_driver_calls < num_asked + num_times) {
+    CHECK(*ckv_pending_word(rig.engine) == 0);
+    usleep(100);
+  }
+}
+
+// An event that fails once may do so for ever. The stream knows when the copies are over.
+TEST(test_where_an_event_cannot_be_asked_the_stream_says_when_its_copy_is_over) {
+  ckv_config config = sim_config();
+  config.trunk_bytes = 4 * kKiB;
+  Rig rig(Shape(), config);
+  CHECK(ckv_sim_hold(rig.engine, 1) == CKV_OK);
+  CHECK(rig.submit(CKV_STORE, range(0, 4), range(0, 4), 1) == CKV_OK);
+  CHECK(rig.submit(CKV_LOAD, range(4, 8), range(4, 8), 2) == CKV_OK);
+  until_asked(rig, 100);  // all trunks are in flight
+  CHECK(rig.engine_stats().poison == 0);
+  CHECK(ckv_sim_fail_at(rig.engine, CKV_SIM_EVENT_QUERY, 0, UINT64_MAX, 201) == CKV_OK);
+  until_asked(rig, 300);  // held copies are not over, whatever the events say
+  CHECK(rig.engine_stats().poison == 201);
+  CHECK(ckv_sim_hold(rig.engine, 0) == CKV_OK);
+  for (uint64_t tag : {1, 2}) {
+    CHECK(rig.finish(tag).status == CKV_FAILED && rig.seen.at(tag).error == 201);
+  }
+  CHECK(rig.engine_stats().bytes_in_flight[CKV_STORE] == 0);
+  CHECK(ckv_close(rig.engine, 0) == CKV_OK);
+}
+
 // How often a query failed says nothing about the copy: only the deadline of a close ends the wait.
 TEST(test_a_query_that_keeps_failing_is_no_proof_that_its_copy_is_over) {
   Rig rig;
   CHECK(ckv_sim_hold(rig.engine, 1) == CKV_OK);
   CHECK(ckv_sim_fail_at(rig.engine, CKV_SIM_EVENT_QUERY, 0, UINT64_MAX, 1) == CKV_OK);
+  CHECK(ckv_sim_fail_at(rig.engine, CKV_SIM_STREAM_QUERY, 0, UINT64_MAX, 1) == CKV_OK);
   CHECK(rig.submit(CKV_STORE, {1}, {1}, 1) == CKV_OK);
-  uint64_t num_asked = rig.stats().num_driver_calls;
-  while (rig.stats().num_driver_calls < num_asked + 300) {
-    CHECK(*ckv_pending_word(rig.engine) == 0);
-    usleep(100);
-  }
+  until_asked(rig, 300);
   CHECK(rig.submit(CKV_STORE, {2}, {2}, 2) == CKV_EPOISONED);
   CHECK(ckv_sim_hold(rig.engine, 0) == CKV_OK);
   rig.until_copied(CKV_STORE, 1);
@@ -176,7 +203,7 @@ TEST(test_a_query_that_keeps_failing_is_no_proof_that_its_copy_is_over) {
   CHECK(ckv_close(rig.engine, 0) == CKV_TIMEOUT);
   rig.poll();
   CHECK(rig.seen.at(1).status == CKV_FAILED && rig.seen.at(1).error == CKV_CLOSED);
-  CHECK(ckv_sim_fail_at(rig.engine, CKV_SIM_EVENT_QUERY, 0, 0, 0) == CKV_OK);  // the lane ends
+  CHECK(ckv_sim_fail_at(rig.engine, CKV_SIM_STREAM_QUERY, 0, 0, 0) == CKV_OK);  // the lane ends
 }
 
 TEST(test_close_with_copies_in_flight_reports_all) {

@@ -9,15 +9,19 @@ import re
 import shutil
 import subprocess
 import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
 
 from continuum_connector.checks import ask_native
+from continuum_connector.config import ContinuumConfig
 from continuum_connector.errors import ConfigError, TransferError
 from continuum_connector.worker import abi
 from continuum_connector.worker.engine import CONFLICT, Direction, Health, Region, Status
+from continuum_connector.worker.layout import Layout
 from continuum_connector.worker.native import NativeEngine
+from continuum_connector.worker.worker import ContinuumWorker
 from tests.native.conftest import Rig, ids
 
 LOAD, STORE = Direction.LOAD, Direction.STORE
@@ -325,8 +329,30 @@ def test_a_missing_library_says_how_to_build_it(
     monkeypatch: pytest.MonkeyPatch, tmp_path: object
 ) -> None:
     monkeypatch.setattr(abi.continuum_connector, "__path__", [str(tmp_path)])
-    with pytest.raises(ConfigError, match=r"not built; `pip install \.` builds it and needs g\+\+"):
+    with pytest.raises(
+        TransferError, match=r"not built; `pip install \.` builds it and needs g\+\+"
+    ):
         abi.find_library()
+
+
+def test_a_library_that_does_not_load_costs_the_tier_and_not_the_server(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Another libc, another CPU, cut short: the linker's OSError must not leave the worker."""
+    library = tmp_path / "libckv.so"
+    library.write_bytes(b"\x7fELF and then nothing")
+    monkeypatch.setenv("CKV_LIBRARY", str(library))
+    monkeypatch.setattr(abi, "load_library", abi.load_library.__wrapped__)  # not what is cached
+    worker = ContinuumWorker(
+        lambda layout, n: NativeEngine("sim", 0, layout.regions, layout.num_blocks, n, 4096),
+        ContinuumConfig(dram_bytes=1 << 20),
+    )
+    worker.register(Layout((Region(4096, 4096, 0, 4096),), 16, 4096, "cpu", 0))
+    report = worker.take_report()
+    assert report is not None
+    assert report.tier_down.startswith(f"the native library does not load ({library}: ")
+    assert report.tier_down.endswith("); install the package again here.")
+    assert ask_native.look()["trouble"] == report.tier_down
 
 
 @pytest.mark.skipif(shutil.which("nm") is None, reason="needs nm")

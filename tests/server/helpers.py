@@ -172,6 +172,18 @@ def pids_of(server: VllmServer, process: str) -> list[int]:
     return [int(pid) for pid in dict.fromkeys(found)]
 
 
+def find_mapping(pid: int, num_bytes: int) -> int:
+    """Address of the process's only anonymous mapping of this length."""
+    found = []
+    for line in Path(f"/proc/{pid}/maps").read_text().splitlines():
+        span, _, _, _, inode, *_ = line.split()
+        begin, end = (int(each, 16) for each in span.split("-"))
+        if end - begin == num_bytes and inode == "0":
+            found.append(begin)
+    assert len(found) == 1, f"mappings of {num_bytes} bytes: {found}"
+    return found[0]
+
+
 def read_trace(path: Path) -> list[dict[str, Any]]:
     """Every record; a line that is no JSON object fails."""
     lines = path.read_text().split("\n")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -16,6 +15,7 @@ from tests.server.helpers import (
     dialogs,
     dram_hits,
     eventually,
+    find_mapping,
     in_flight,
     pids_of,
     play,
@@ -98,18 +98,6 @@ def overwrite_dram(server: VllmServer) -> None:
                 view = view[os.write(memory.fileno(), view) :]
     except PermissionError as error:
         pytest.skip(f"this machine lets no process write another one's memory: {error}")
-
-
-def find_mapping(pid: int, num_bytes: int) -> int:
-    """Address of the process's only anonymous mapping of this length."""
-    found = []
-    for line in Path(f"/proc/{pid}/maps").read_text().splitlines():
-        span, _, _, _, inode, *_ = line.split()
-        begin, end = (int(each, 16) for each in span.split("-"))
-        if end - begin == num_bytes and inode == "0":
-            found.append(begin)
-    assert len(found) == 1, f"mappings of {num_bytes} bytes: {found}"
-    return found[0]
 
 
 def test_a_block_is_stored_once_however_often_it_is_sent(agents: VllmServer) -> None:

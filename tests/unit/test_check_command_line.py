@@ -67,6 +67,22 @@ def test_ranks_of_this_node_are_counted_as_vllm_does() -> None:
     assert plan("-tp", "4", "-pp", "2", "-dp", "2").num_ranks == 16
     assert plan("-tp", "4", "-dp", "8", "-dpl", "2").num_ranks == 8
     assert plan("-tp", "16", "--nnodes", "2").num_ranks == 8
+    assert plan("-tp", "8", "-dp", "2", "--nnodes", "2").num_ranks == 8, "an engine on each node"
+    assert plan("-tp", "4", "-dp", "8", "--nnodes", "2").num_ranks == 16
+    assert plan("-tp", "16", "-dp", "2", "--nnodes", "4").num_ranks == 8, "two nodes an engine"
+    assert plan("-tp", "4", "-pcp", "2").num_ranks == 8
+    assert plan("-tp", "4", "-dp", "8", "-dpl", "0").num_ranks == 4, "no engine here"
+
+
+@pytest.mark.parametrize("words", [["-dpn", "3"], ["--data-parallel-external-lb"]])
+def test_a_server_of_one_engine_has_its_dram_alone(words: list[str]) -> None:
+    found = plan("-tp", "2", "-dp", "8", *words)
+    assert (found.num_ranks, found.num_servers) == (2, 1)
+
+
+def test_a_server_for_each_engine_means_dram_bytes_as_often() -> None:
+    found = plan("-tp", "2", "-dp", "8", "-dpl", "4", "--data-parallel-multi-port-external-lb")
+    assert (found.num_ranks, found.num_servers, found.num_gpus) == (2, 4, 8)
 
 
 def test_flags_that_turn_things_off() -> None:

@@ -528,6 +528,17 @@ def test_room(
     assert part in line.text
 
 
+def test_servers_of_one_command_want_dram_bytes_each(tmp_path: Path) -> None:
+    text = f"MemTotal: {256 * 2**20} kB\nMemAvailable: {200 * 2**20} kB"
+    machine = fake.make(tmp_path, {"proc/meminfo": text})
+    line = one(machine, plan("-dp", "4", "-dpl", "4", "-dpm"), "DRAM")
+    assert line.verdict is WARNING
+    assert "256.0 GiB (dram_bytes for each of 4 servers) are wanted" in line.text
+    line = one(machine, plan("-dp", "4", "-dpl", "4"), "DRAM")
+    assert line.verdict is OK
+    assert line.text.endswith("; 64.0 GiB wanted")
+
+
 @pytest.mark.parametrize(
     "files",
     [

@@ -18,7 +18,7 @@ from continuum_connector.worker import condition
 from continuum_connector.worker.engine import CONFLICT, CORRUPT, Direction, Region, Status
 from continuum_connector.worker.layout import Layout
 from continuum_connector.worker.worker import ContinuumWorker, num_slots_for
-from tests.fakes import BLOCK_BYTES, BLOCK_SECONDS, FakeCopyEngine
+from tests.fakes import BLOCK_BYTES, BLOCK_SECONDS, FakeClock, FakeCopyEngine
 
 LAYOUT = Layout((Region(4096, 1000, 0, 1000),), 100, 1000, "cpu", 0)
 CONFIG = ContinuumConfig(dram_bytes=64_000)
@@ -42,9 +42,12 @@ class Rig:
 
     def __init__(self, hold: bool = True, config: ContinuumConfig = CONFIG) -> None:
         self.engine = self.make_engine()
+        self.clock = FakeClock()
         self.engine.hold = hold
         self.made: list[tuple[Layout, int]] = []
-        self.worker = ContinuumWorker(self._make, config, current_stream=lambda: STREAM)
+        self.worker = ContinuumWorker(
+            self._make, config, current_stream=lambda: STREAM, clock=self.clock
+        )
         self.worker.register(LAYOUT)
         self.ready_slots: list[dict[int, int]] = []
         self.finished: Counter[str] = Counter()
@@ -303,6 +306,30 @@ def test_five_stores_to_a_poisoned_engine_are_one_tier_down():
     assert reasons == [("driver",), *[("no_tier",)] * 4]
 
 
+def test_an_engine_that_is_poisoned_while_nothing_completes_is_seen_within_a_second():
+    rig = in_flight()
+    rig.tell()
+    asked, health = [], rig.engine.health
+    rig.engine.health = lambda: asked.append(rig.clock()) or health()  # type: ignore[method-assign]
+    rig.engine.poisoned = True
+    for _ in range(10):
+        rig.tell()
+    assert (rig.tier_down, asked) == ([], []), "asked at most once a second"
+    rig.clock.advance(condition.LOOK_EVERY_S)
+    rig.tell()
+    assert rig.tier_down == [gone("CUDA error 700")]
+    assert asked == [condition.LOOK_EVERY_S]
+
+
+def test_an_idle_engine_is_not_asked():
+    rig = Rig()
+    rig.engine.poisoned = True
+    for _ in range(3):
+        rig.clock.advance(condition.LOOK_EVERY_S)
+        rig.tell()
+    assert rig.tier_down == []
+
+
 def test_an_engine_that_dies_of_a_copy_takes_no_more_and_settles_what_it_has():
     rig = in_flight()
     rig.engine.fail(1, 700)
@@ -418,6 +445,25 @@ def test_the_engine_gets_this_ranks_share_of_the_dram():
     assert num_slots_for(3_999, 4, 1000) == 0
 
 
+# Cancels.
+
+
+def test_an_order_that_is_cancelled_in_its_own_plan_never_leaves_and_fails_as_cancelled():
+    """An engine that did not step for load_timeout_s (`/pause?mode=keep`) plans both at once."""
+    rig = Rig()
+    plan = StepPlan(
+        loads=(load(1, "a", 3), load(2, "b", 4)), stores=(store(3, 5), store(4, 6)), cancels=(1, 4)
+    )
+    rig.worker.begin(plan)
+    rig.worker.submit_stores()
+    rig.tell()
+    assert rig.submitted() == [2, 3]
+    cancelled = Outcome(num_failed=1, reasons=("cancelled",))
+    assert rig.outcomes == {1: cancelled, 4: cancelled}
+    assert (rig.finished, rig.failed, rig.bad) == ({"a": 1}, {"a"}, {3})
+    assert rig.engine.cancelled == [], "nothing of it was in flight"
+
+
 # Preemption and shutdown.
 
 
@@ -448,11 +494,22 @@ def test_shutdown_settles_everything_once_and_later_orders_too():
     assert reasons == {1: closed, 2: (), 3: closed, 4: closed, 5: closed}
 
 
+def test_shutdown_cancels_what_is_in_flight_instead_of_waiting_for_all_of_it():
+    rig = in_flight()
+    rig.engine.settle(2)
+    rig.tell()
+    assert rig.engine.cancelled == []
+    rig.worker.shutdown()
+    assert rig.engine.cancelled == [1, 3]
+    rig.worker.shutdown()
+    assert rig.engine.cancelled == [1, 3]
+
+
 def test_shutdown_fails_what_the_engine_did_not_give_back():
     rig = in_flight()
 
     def close(_timeout_s: float) -> None:
-        raise TransferError("copies still run after 10 s")
+        raise TransferError("copies still run after 2 s")
 
     rig.engine.close = close  # type: ignore[method-assign]
     rig.worker.shutdown()

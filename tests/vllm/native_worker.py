@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 
 from continuum_connector.config import ContinuumConfig
-from continuum_connector.errors import ConfigError
+from continuum_connector.errors import TransferError
 from continuum_connector.messages import Outcome, StepPlan, WorkerReport
 from continuum_connector.worker.abi import find_library
 from continuum_connector.worker.engine import Direction, Region
@@ -111,7 +111,7 @@ def native_engines(
     """Builds engines with real workers, and closes them; skips without the native library."""
     try:
         find_library()
-    except ConfigError as error:
+    except TransferError as error:
         pytest.skip(str(error))
     made: list[NativeWorker] = []
 

@@ -1,0 +1,65 @@
+"""Node: how many ranks share this node's memory, also for an engine that was told it is alone.
+
+vLLM makes the engines of a dense data-parallel model independent of one another before it builds
+their schedulers and workers (v1/engine/core.py, run_engine_core: data_parallel_size and
+data_parallel_size_local become 1, ParallelConfig.reconfigure_for_independent_dp_rank from 0.29 on),
+and keeps nothing of how many there are. So the process that starts them counts while the config
+still describes all of them, and the count goes with the config into every engine and worker.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+_COUNT = "_continuum_node_ranks"  # on ParallelConfig: no field, so no part of its hash
+_MARK = "_continuum_wraps"
+
+
+def install(engine_args_class: Any) -> None:
+    """Have every config that `EngineArgs` makes carry the count. Idempotent.
+
+    All servers, `--headless` nodes and offline LLMs make theirs there, once (create_engine_config).
+    """
+    original = engine_args_class.create_engine_config
+    if hasattr(original, _MARK):
+        return
+
+    @functools.wraps(original)
+    def create_engine_config(self: Any, *args: Any, **kwargs: Any) -> Any:
+        vllm_config = original(self, *args, **kwargs)
+        parallel = vllm_config.parallel_config
+        setattr(parallel, _COUNT, _count(parallel))
+        return vllm_config
+
+    setattr(create_engine_config, _MARK, original)
+    engine_args_class.create_engine_config = create_engine_config
+
+
+def num_node_ranks(parallel_config: Any) -> int:
+    """Ranks of all engines that one `vllm serve` has on this node.
+
+    The config's own word counts where it says more: engines can be added (elastic expert
+    parallelism), and a dense replica that was made independent says less, never more.
+    """
+    return max(_count(parallel_config), getattr(parallel_config, _COUNT, 1))
+
+
+def _count(parallel: Any) -> int:
+    return node_ranks(
+        parallel.world_size,
+        parallel.data_parallel_size_local,
+        parallel.data_parallel_size,
+        parallel.nnodes,
+    )
+
+
+def node_ranks(engine_ranks: int, node_engines: int, num_engines: int, num_nodes: int) -> int:
+    """Ranks on one of `num_nodes` nodes that runs `node_engines` of `num_engines` engines.
+
+    An engine spans nodes only where there are more nodes than it takes to give each its engines
+    (config/parallel.py, nnodes_within_dp). 0 engines: a node that only answers clients.
+    """
+    num_groups = max(1, num_engines // max(1, node_engines))
+    nodes_per_engine = max(1, num_nodes // num_groups)
+    return max(1, engine_ranks // nodes_per_engine) * max(1, node_engines)
