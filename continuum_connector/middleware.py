@@ -7,7 +7,8 @@ see it: top-level `job_id`, agents' headers, `prompt_cache_key`, `metadata`, `ca
 `prompt_cache_retention`. On the four generating APIs this adds them as
 `kv_transfer_params.continuum`, which all four pass on (vLLM 0.26-0.33; `vllm_xargs` does not
 survive /v1/messages before 0.29). What the client put there itself is never
-changed. Stateless: any number of API servers may run it.
+changed. What would fail on vLLM's way to its engine, and be answered with 500, is answered with
+400 and a sentence. Stateless: any number of API servers may run it.
 """
 
 from __future__ import annotations
@@ -33,6 +34,11 @@ App = Callable[[Scope, Receive, Send], Awaitable[None]]
 MESSAGES_PATH = "/v1/messages"
 PATHS = frozenset({"/v1/chat/completions", "/v1/completions", "/v1/responses", MESSAGES_PATH})
 MAX_BODY_BYTES = 64 * 2**20  # larger bodies pass unread
+MAX_ODD_BYTES = 2**20  # of a body that is no strict JSON
+
+
+class UnsendableError(ValueError):
+    """A request that vLLM accepts, cannot hand to its engine, and would answer with 500."""
 
 
 class ProgramMiddleware:
@@ -88,7 +94,12 @@ class _RewrittenBody:
         if not complete or size > MAX_BODY_BYTES:
             return
         body = b"".join(message.get("body", b"") for message in self._ready)
-        rewritten = rewrite(body, self._headers, self._path)
+        try:
+            rewritten = rewrite(body, self._headers, self._path)
+        except UnsendableError as error:
+            from fastapi import HTTPException  # where vLLM serves; `continuum check` is without
+
+            raise HTTPException(400, str(error)) from None
         if rewritten is None:
             return
         self._ready.clear()
@@ -138,10 +149,13 @@ def rewrite(body: bytes, headers: Mapping[str, str], path: str) -> bytes | None:
     try:
         fields = _decoder.decode(body)
     except (msgspec.MsgspecError, RecursionError, ValueError):
+        _refuse_odd(body)
         return None
+    _refuse_params(fields.kv_transfer_params, fields.vllm_xargs)
     absent = fields.kv_transfer_params is msgspec.UNSET
     params = {} if absent or fields.kv_transfer_params is None else fields.kv_transfer_params
-    said = params.get("continuum", {}) if isinstance(params, dict) else None
+    said = params.get("continuum") if isinstance(params, dict) else 0
+    said = {} if said is None else said
     if not isinstance(said, dict):
         return None  # the client's own mistake: vLLM answers it
     added = _additions(fields, params, said, headers, path)
@@ -158,6 +172,36 @@ def rewrite(body: bytes, headers: Mapping[str, str], path: str) -> bytes | None:
         return json.dumps(request).encode()
     except (ValueError, RecursionError):
         return None
+
+
+def _refuse_odd(body: bytes) -> None:
+    """Look at a body that vLLM reads and msgspec does not: NaN, half of a surrogate pair."""
+    if len(body) > MAX_ODD_BYTES:
+        return
+    try:
+        request = json.loads(body)
+    except (ValueError, RecursionError):
+        return
+    if not isinstance(request, dict):
+        return
+    _refuse_params(request.get("kv_transfer_params"), request.get("vllm_xargs"))
+    carried = {
+        name: request.get(name) for name in ("kv_transfer_params", "vllm_xargs", "session_id")
+    }
+    try:
+        json.dumps(carried, ensure_ascii=False).encode()
+    except UnicodeEncodeError:
+        raise UnsendableError(
+            f"{', '.join(carried)}: one of them has half of a surrogate pair (\\ud800 to \\udfff), "
+            "which UTF-8 cannot say; send whole characters."
+        ) from None
+
+
+def _refuse_params(params: Any, xargs: Any) -> None:
+    """vLLM (from 0.32) looks into the parameters in xargs as if they were an object."""
+    instead = xargs.get("kv_transfer_params") if isinstance(xargs, dict) else None
+    if not params and instead and not isinstance(instead, dict):
+        raise UnsendableError("vllm_xargs.kv_transfer_params is no JSON object; send one, or none.")
 
 
 def _append_member(body: bytes, params: Fields) -> bytes:

@@ -10,7 +10,13 @@ from typing import Any
 import pytest
 
 from continuum_connector import middleware
-from continuum_connector.middleware import PATHS, ProgramMiddleware, rewrite
+from continuum_connector.middleware import (
+    MAX_ODD_BYTES,
+    PATHS,
+    ProgramMiddleware,
+    UnsendableError,
+    rewrite,
+)
 from continuum_connector.programs.identify import identify
 from continuum_connector.programs.program import Hints, Identity, IdentitySource
 
@@ -327,3 +333,49 @@ def test_other_protocols_pass(monkeypatch: pytest.MonkeyPatch) -> None:
     app = App(reads=False)
     scope = {"type": "lifespan", "headers": []}
     asyncio.run(ProgramMiddleware(app)(scope, receive_nothing, receive_nothing))  # type: ignore[arg-type]
+
+
+LONE = "a\ud800b"
+UNSENDABLE: dict[str, dict[str, Any]] = {
+    "lone surrogate, program": {"kv_transfer_params": {"continuum": {"program": LONE}}},
+    "lone surrogate, member": {"kv_transfer_params": {LONE: 1}},
+    "lone surrogate, the second": {"kv_transfer_params": {"a": "\udc00"}},
+    "lone surrogate, xargs": {"vllm_xargs": {"a": [LONE]}},
+    "lone surrogate, session": {"session_id": LONE},
+    "params in xargs": {"vllm_xargs": {"kv_transfer_params": "p"}},
+    "params in xargs, NaN": {"vllm_xargs": {"kv_transfer_params": ["p"]}, "x": float("nan")},
+}
+SENDABLE: dict[str, dict[str, Any]] = {
+    "lone surrogate, not carried": {"job_id": LONE, "metadata": {"a": LONE}},
+    "lone surrogate, prompt": {"prompt": LONE},
+    "a pair": {"kv_transfer_params": {"a": "\U0001f600"}},
+    "text that looks like one": {"kv_transfer_params": {"a": "\\ud800"}},
+    "NaN": {"kv_transfer_params": {"continuum": {"ttl_s": float("nan")}}},
+    "params beside xargs": {
+        "vllm_xargs": {"kv_transfer_params": 1},
+        "kv_transfer_params": {"a": 1},
+    },
+    "params in xargs": {"vllm_xargs": {"kv_transfer_params": {"a": 1}}},
+    "no params in xargs": {"vllm_xargs": {"kv_transfer_params": None}},
+}
+
+
+@pytest.mark.parametrize("body", UNSENDABLE.values(), ids=UNSENDABLE)
+def test_what_vllm_cannot_hand_to_its_engine_is_refused_in_a_sentence(body: dict[str, Any]) -> None:
+    with pytest.raises(UnsendableError, match="[;:,] send "):
+        rewrite(json.dumps(body).encode(), {}, CHAT)
+
+
+@pytest.mark.parametrize("body", SENDABLE.values(), ids=SENDABLE)
+def test_what_vllm_answers_itself_passes(body: dict[str, Any]) -> None:
+    assert rewrite(json.dumps(body).encode(), {}, CHAT) is None
+
+
+def test_a_long_body_that_is_no_strict_json_passes_unread() -> None:
+    body = {**UNSENDABLE["lone surrogate, session"], "x": "x" * MAX_ODD_BYTES}
+    assert rewrite(json.dumps(body).encode(), {}, CHAT) is None
+
+
+def test_a_continuum_of_null_says_nothing() -> None:
+    body = {"kv_transfer_params": {"continuum": None}, "job_id": "a"}
+    assert who(CHAT, body) == Identity("job:a", CLIENT)
