@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import re
 from collections import Counter, deque
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -10,6 +11,8 @@ from dataclasses import dataclass, field
 from continuum_connector.analysis.source import Record, text
 
 MAX_NAMES = 200_000  # programs whose turns are counted, to name some if the one is not there
+_LONG = 100  # characters of an id by which a program is sure to be found
+_SHORTENED = re.compile(r"(.+)~[0-9a-f]{32}").fullmatch  # a long id's key (programs/keys.py)
 EVERYBODY = ("start", "reset", "tier_down", "switch", "stop")  # what happens to every program
 
 
@@ -25,7 +28,8 @@ class Life:
 class Search:
     """One pass over a trace for a program, by its key or the client's own id.
 
-    The connector puts a namespace before the ids that clients send (`job:x`): both name it.
+    The connector puts a namespace before the ids that clients send (`job:x`), and one more where
+    they send a salt (`salted:1f..:job:x`): with any or none of them the id names the program.
     """
 
     def __init__(self, wanted: str) -> None:
@@ -42,7 +46,7 @@ class Search:
             elif key:
                 if event == "decision" and (key in self.turns or len(self.turns) < MAX_NAMES):
                     self.turns[key] += 1
-                if key == self._wanted or key.endswith(":" + self._wanted):
+                if _names(self._wanted, key):
                     self._note(key, record)
 
     def life(self) -> Life | None:
@@ -75,9 +79,20 @@ class Search:
     def _close(self) -> list[str]:
         wanted = self._wanted.lower()
         close = [key for key in self.turns if wanted in key.lower()][:5]
-        by_id = {key.split(":", 1)[-1]: key for key in self.turns}
+        by_id = {key.rsplit(":", 1)[-1]: key for key in self.turns}
         similar = difflib.get_close_matches(self._wanted, [*by_id], 5) if len(by_id) < 5000 else []
         return list(dict.fromkeys([*close, *(by_id[each] for each in similar)]))[:5]
+
+
+def _names(wanted: str, key: str) -> bool:
+    """Whether the id, as its client sent it or behind its namespaces, became this key."""
+    if key == wanted or key.endswith(f":{wanted}"):
+        return True
+    if len(wanted) < _LONG or not (shortened := _SHORTENED(key)):
+        return False
+    parts = shortened[1].split(":", 3)
+    begins = (":".join(parts[i:]) for i in range(len(parts)))
+    return any(len(begin) >= _LONG and wanted.startswith(begin) for begin in begins)
 
 
 def _list(names: Iterable[str]) -> str:

@@ -6,29 +6,27 @@ either understood or ignored. docs/identity.md tells clients what to send.
 A key is the client's id behind the namespace it was found in ("job:", "session:", ...), so
 equal ids from different places stay different programs. Ids a client puts into
 `kv_transfer_params.continuum` are keys as they stand; a client may name any program there.
-Behind a key stands a digest of the request's `cache_salt`, if it has one: whoever does not know
-the salt can neither read its KV (vLLM) nor name its programs (docs/hints.md).
+Requests with a `cache_salt` have a namespace per salt (keys.py): whoever does not send the salt
+can neither read their KV (vLLM) nor name their programs (docs/hints.md).
 """
 
 from __future__ import annotations
 
-import hashlib
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from itertools import islice
 from typing import Any
 
+from continuum_connector.programs.keys import printable, program_key
 from continuum_connector.programs.kv_hints import NO_ACTIONS, Actions, read_actions
 from continuum_connector.programs.program import Hints, Identity, IdentitySource
 
-MAX_KEY_CHARS = 200
-MAX_ID_CHARS = 65_536  # longer is no id: hashing it would cost more than forgetting it
+MAX_ID_CHARS = 65_536  # of ids and salts; longer names nobody: to hash it costs more than to forget
 MAX_TTL_S = 86_400.0
 MAX_TOOLS = 16
 MAX_TOOL_CHARS = 64
 
-_DIGEST_BYTES = 16
 _NOBODY = frozenset({"none", "null", "nil", "undefined", "nan"})  # str(None) and its cousins
 _YES = frozenset({"1", "true", "yes", "on"})
 _NO = frozenset({"0", "false", "no", "off"})
@@ -72,10 +70,12 @@ def identify(
     """
     claims = _claims(kv_transfer_params, extra_args, session_id, actions)
     named = next((claim for claim in claims if claim.program is not None), None)
-    if named is None or named.program is None:
+    if named is None or named.program is None or len(salt or "") > MAX_ID_CHARS:
         return None
-    key = _salted(named.namespace + named.program, salt)
-    return Identity(key, named.source, _merge(claims, named, actions, salt))
+    key = program_key(named.namespace + named.program, salt)
+    parent = _parent(claims, named, salt)
+    hints = _merge(claims, actions, None if parent == key else parent)
+    return Identity(key, named.source, hints)
 
 
 def identify_request(request: Any) -> tuple[Identity | None, Hints]:
@@ -95,17 +95,7 @@ def read_hints(
     actions: Actions = NO_ACTIONS,
 ) -> Hints:
     """Return the hints of a request that names no program, as `is_last_step` alone."""
-    return _merge(_claims(kv_transfer_params, extra_args, None, actions), None, actions, None)
-
-
-def bounded_key(text: str) -> str:
-    """Return a printable key of at most MAX_KEY_CHARS: long ones end in a digest of the whole."""
-    if not text.isprintable():
-        text = text.encode("unicode_escape").decode("ascii")  # covers lone surrogates, newlines
-    if len(text) <= MAX_KEY_CHARS:
-        return text
-    digest = hashlib.blake2b(text.encode(), digest_size=_DIGEST_BYTES).hexdigest()
-    return f"{text[: MAX_KEY_CHARS - len(digest) - 1]}~{digest}"
+    return _merge(_claims(kv_transfer_params, extra_args, None, actions), actions, parent=None)
 
 
 def as_id(value: object) -> str | None:
@@ -115,7 +105,7 @@ def as_id(value: object) -> str | None:
     if not isinstance(value, str) or len(value) > MAX_ID_CHARS:
         return None
     text = value.strip()
-    return text if text and text.lower() not in _NOBODY else None
+    return text if text and text[:16].lower() not in _NOBODY else None
 
 
 def as_flag(value: object) -> bool | None:
@@ -228,18 +218,16 @@ def _session(value: object) -> _Claim:
     return _Claim(source, _NAMESPACES[source], program=as_id(value))
 
 
-def _merge(claims: list[_Claim], named: _Claim | None, actions: Actions, salt: str | None) -> Hints:
-    """Take each hint from the strongest claim that gives it.
+def _parent(claims: list[_Claim], named: _Claim, salt: str | None) -> str | None:
+    """Return the key of the parent given beside the program, or where no program was given: an
+    id means nothing in another namespace."""
+    parents = (c.parent for c in (named, *claims) if c is named or c.program is None)
+    found = next((parent for parent in parents if parent is not None), None)
+    return None if found is None else program_key(named.namespace + found, salt)
 
-    A parent is read only beside the program it was given with, or where no program was
-    given: an id means nothing in another namespace.
-    """
-    parent = None
-    if named is not None:
-        parents = (c.parent for c in (named, *claims) if c is named or c.program is None)
-        found = next((parent for parent in parents if parent is not None), None)
-        if found is not None and found != named.program:
-            parent = _salted(named.namespace + found, salt)
+
+def _merge(claims: list[_Claim], actions: Actions, parent: str | None) -> Hints:
+    """Take each hint from the strongest claim that gives it."""
     return Hints(
         final=next((c.final for c in claims if c.final is not None), None),
         ttl_s=next((c.ttl_s for c in claims if c.ttl_s is not None), None),
@@ -250,14 +238,6 @@ def _merge(claims: list[_Claim], named: _Claim | None, actions: Actions, salt: s
         unread=tuple(name for c in claims for name in c.unread),
         actions=actions.became,
     )
-
-
-def _salted(text: str, salt: str | None) -> str:
-    """Return the bounded key of programs that are told apart by their requests' salt too."""
-    if not salt:
-        return bounded_key(text)
-    raw = salt.encode("utf-8", "surrogatepass")
-    return bounded_key(f"{text}@{hashlib.blake2b(raw, digest_size=8).hexdigest()}")
 
 
 def _mapping(fields: Mapping[str, Any], name: str) -> Mapping[str, Any]:
@@ -284,4 +264,4 @@ def _tool_names(items: list[Any] | tuple[Any, ...]) -> Iterator[str]:
     for item in islice(items, 4 * MAX_TOOLS):  # junk entries may not cost more than this
         name = as_id(item) if isinstance(item, str) else None
         if name is not None:
-            yield bounded_key(name[:MAX_TOOL_CHARS])[:MAX_TOOL_CHARS]
+            yield printable(name[:MAX_TOOL_CHARS])[:MAX_TOOL_CHARS]

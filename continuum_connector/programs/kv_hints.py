@@ -46,7 +46,8 @@ def read_actions(envelope: Any) -> Actions:
         hint, value = _read(action)
         if value is not None:
             said.setdefault(hint, value)
-        name = str(getattr(action, "action_id", ""))[:MAX_ACTION_ID_CHARS]
+        name = getattr(action, "action_id", "")
+        name = name[:MAX_ACTION_ID_CHARS] if isinstance(name, str) else ""
         became.append((name, hint if value is not None else ""))
     return Actions(said, tuple(became))
 

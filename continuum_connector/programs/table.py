@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 
+from continuum_connector.programs.keys import anonymous_key
 from continuum_connector.programs.lineage import NUM_STRONG, LineageIndex
 from continuum_connector.programs.program import Hints, Identity, IdentitySource, Kept, Program
 
@@ -36,7 +37,6 @@ class ProgramTable:
         self._lineage = lineage
         self._programs: OrderedDict[str, Program] = OrderedDict()
         self._turns: dict[str, tuple[Program, Identity]] = {}
-        self._num_anonymous = 0
 
     def __len__(self) -> int:
         return len(self._programs)
@@ -114,10 +114,7 @@ class ProgramTable:
         key = self._lineage.match(block_hashes)
         if key is not None and key in self._programs:
             return Identity(key, IdentitySource.LINEAGE, hints)
-        self._num_anonymous += 1
-        while f"anonymous:{self._num_anonymous}" in self._programs:  # a client may use the name
-            self._num_anonymous += 1
-        return Identity(f"anonymous:{self._num_anonymous}", IdentitySource.NONE, hints)
+        return Identity(anonymous_key(), IdentitySource.NONE, hints)
 
     def _shrink(self) -> None:
         """Forget the least recently seen programs until the bound holds or all are in use."""

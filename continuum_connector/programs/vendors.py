@@ -14,7 +14,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from continuum_connector.programs.identify import as_flag, as_id, bounded_key, read_agent_hint
+from continuum_connector.programs.identify import as_flag, as_id, read_agent_hint
 from continuum_connector.programs.program import IdentitySource
 
 Headers = Mapping[str, str]
@@ -98,11 +98,11 @@ def _fields(
     if name is None:
         return {}
     fields: Fields = {
-        "program": bounded_key(f"{namespace}:{name}"),
+        "program": f"{namespace}:{name}",
         "source": IdentitySource.VENDOR.value,
     }
     if above is not None:
-        fields["parent"] = bounded_key(f"{namespace}:{above}")
+        fields["parent"] = f"{namespace}:{above}"
     if final is not None:
         fields["final"] = final
     if compaction:

@@ -13,6 +13,7 @@ from typer.testing import CliRunner, Result
 
 from continuum_connector.analysis import log
 from continuum_connector.cli.app import app
+from continuum_connector.programs.keys import program_key
 
 KNOWN = {"ending": "calls", "tools": ["pytest -q"], "gap_p50": 2.5, "gap_p90": 9.0}
 KNOWN |= {"gaps_seen": 12.0, "p_in_time": 0.83, "prefill": 1.5, "load": 0.25, "queueing": 0.0}
@@ -128,6 +129,21 @@ def test_an_id_that_several_namespaces_have_is_asked_for_in_full(tmp_path: Path)
     path = write(tmp_path / "trace.jsonl", records)
     assert "any of job:p, session:p" in run("explain", "p", "--trace", str(path)).output
     assert run("explain", "session:p", "--trace", str(path)).exit_code == 0
+
+
+@pytest.mark.parametrize("salt", [None, "tenant"])
+@pytest.mark.parametrize("client", ["run-17", "user@host: 7", "long " * 100, "anonymous:1"])
+def test_the_id_a_client_sent_finds_its_program_whatever_became_of_it(
+    tmp_path: Path, client: str, salt: str | None
+) -> None:
+    client = client.strip()
+    for namespace in ("", "job:"):
+        key = program_key(namespace + client, salt)
+        records = [record("arrive", 1.0, each, turn=1, tokens=5) for each in (key, "session:long")]
+        path = write(tmp_path / "trace.jsonl", records)
+        for typed in (client, namespace + client, key):
+            result = run("explain", typed, "--trace", str(path), columns=300)
+            assert result.output.startswith(f"{key}  "), result.output
 
 
 def test_lines_that_are_no_records_are_skipped_and_counted(tmp_path: Path) -> None:

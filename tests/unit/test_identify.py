@@ -10,15 +10,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from continuum_connector.programs.identify import (
-    MAX_KEY_CHARS,
+    MAX_ID_CHARS,
     MAX_TOOL_CHARS,
     MAX_TOOLS,
     as_flag,
     as_id,
-    bounded_key,
     identify,
     read_hints,
 )
+from continuum_connector.programs.keys import MAX_KEY_CHARS, anonymous_key, program_key
 from continuum_connector.programs.program import Hints, Identity, IdentitySource
 
 CONTINUUM, CLIENT = IdentitySource.CONTINUUM, IdentitySource.CLIENT
@@ -159,6 +159,7 @@ def test_hints_come_with_or_without_a_program(params: Any, xargs: Any, hints: Hi
 PARENTS = [
     ("own", continuum(program="a", parent="b"), {}, "b"),
     ("itself", continuum(program="a", parent="a"), {}, None),
+    ("itself, reserved", continuum(program="salted:a", parent=":salted:a"), {}, None),
     ("hint", {"agent_hint": {"session_id": "a", "parent_session_id": "b"}}, {}, "hint:b"),
     ("of a job", continuum(parent="b"), {"job_id": "a"}, "job:b"),
     (
@@ -205,7 +206,83 @@ def test_long_ids_become_a_prefix_and_a_digest() -> None:
     keys = {identify(None, {"job_id": name}, None).key for name in (one, other)}  # type: ignore[union-attr]
     assert len(keys) == 2
     assert all(len(key) == MAX_KEY_CHARS and key.startswith("job:xxx") for key in keys)
-    assert bounded_key("x" * MAX_KEY_CHARS) == "x" * MAX_KEY_CHARS
+    assert program_key("x" * MAX_KEY_CHARS, None) == "x" * MAX_KEY_CHARS
+    salted = {program_key(name, "salt") for name in (one, other)}
+    assert len(salted) == 2
+    assert all(len(key) == MAX_KEY_CHARS for key in salted)
+
+
+def places(text: str) -> list[tuple[Any, Any, Any]]:
+    """Every place a client may write a name to: arguments of `identify`."""
+    marks = [None, "job_id", "session_id", "vendor", "lineage", "none", ""]
+    return [
+        *((continuum(program=text, source=mark), None, None) for mark in marks),
+        ({"agent_hint": {"trajectory_id": text}}, None, None),
+        ({"agent_hint": {"session_id": text}}, None, None),
+        *((None, {field: text}, None) for field in ("job_id", "program_id", "session_id")),
+        (None, None, text),
+    ]
+
+
+def keys_of(text: str, salt: str | None) -> set[str]:
+    """The keys of every program that a client can name, or call its parent, with one text."""
+    keys = set()
+    for params, xargs, session in places(text):
+        found = identify(params, xargs, session, salt=salt)
+        keys |= {found.key} if found else set()
+    above = identify(continuum(program="child", parent=text), None, None, salt=salt)
+    assert above is not None
+    return keys | ({above.hints.parent} if above.hints.parent else set())
+
+
+@pytest.mark.parametrize("salt", [None, "", "theirs"])
+@pytest.mark.parametrize("owner", ["anonymous", "salted", "salted job", "salted, long"])
+def test_whoever_has_read_a_key_that_is_not_in_his_reach_cannot_write_it(
+    owner: str, salt: str | None
+) -> None:
+    names = {"salted": "run", "salted job": "job:run", "salted, long": "run" * 100}
+    key = program_key(names[owner], "ours") if owner in names else anonymous_key()
+    middle = key.split(":", 1)[1]
+    for text in (key, f" {key}\n", f":{key}", middle, f"{key}\u200b", key.upper()):
+        assert key not in keys_of(text, salt)
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.text(), st.sampled_from(["", "anonymous:", "salted:", ":", "\n", "\ud800"]))
+def test_no_text_without_a_salt_becomes_a_key_of_the_namespaces_kept_from_clients(
+    text: str, start: str
+) -> None:
+    for name in (start + text, *(f"{space}{start}{text}" for space in ("job:", "codex:"))):
+        assert not program_key(name, None).startswith(("anonymous:", "salted:"))
+
+
+def test_a_name_with_a_salt_is_one_program_and_with_another_salt_another() -> None:
+    keys = [identify(None, {"job_id": "a"}, None, salt=salt) for salt in ("x", "x", "y", None)]
+    one, again, other, without = (found.key for found in keys if found)
+    assert one == again
+    assert len({one, other, without}) == 3
+    assert without == "job:a"
+    assert one.endswith(":job:a")
+
+
+def test_digests_cannot_be_computed_by_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, salt in (("a", "salt"), ("a" * 300, None)):
+        with monkeypatch.context() as patch:
+            key = program_key(name, salt)
+            patch.setattr("continuum_connector.programs.keys._SECRET", b"of another process")
+            assert program_key(name, salt) != key
+
+
+def test_an_anonymous_key_is_no_count() -> None:
+    keys = [anonymous_key() for _ in range(100)]
+    assert len(set(keys)) == 100
+    assert len({key[:20] for key in keys}) == 100
+
+
+def test_a_salt_too_long_to_hash_in_a_step_leaves_its_request_nameless() -> None:
+    longest = "s" * MAX_ID_CHARS
+    assert identify(None, {"job_id": "a"}, None, salt=longest) is not None
+    assert identify(None, {"job_id": "a"}, None, salt=longest + "s") is None
 
 
 @pytest.mark.parametrize("name", ["a\nb", "\ud800", "\x00", "a\u202eb"])

@@ -5,12 +5,21 @@ from __future__ import annotations
 import asyncio
 import base64
 import json
+import tracemalloc
 from typing import Any
 
 import pytest
 
 from continuum_connector import middleware
-from continuum_connector.middleware import PATHS, ProgramMiddleware, rewrite
+from continuum_connector.middleware import (
+    MAX_FIELD_BYTES,
+    MAX_MARKED_BYTES,
+    MAX_ODD_BYTES,
+    PATHS,
+    ProgramMiddleware,
+    UnsendableError,
+    rewrite,
+)
 from continuum_connector.programs.identify import identify
 from continuum_connector.programs.program import Hints, Identity, IdentitySource
 
@@ -327,3 +336,93 @@ def test_other_protocols_pass(monkeypatch: pytest.MonkeyPatch) -> None:
     app = App(reads=False)
     scope = {"type": "lifespan", "headers": []}
     asyncio.run(ProgramMiddleware(app)(scope, receive_nothing, receive_nothing))  # type: ignore[arg-type]
+
+
+LONE = "a\ud800b"
+UNSENDABLE: dict[str, dict[str, Any]] = {
+    "lone surrogate, program": {"kv_transfer_params": {"continuum": {"program": LONE}}},
+    "lone surrogate, member": {"kv_transfer_params": {LONE: 1}},
+    "lone surrogate, the second": {"kv_transfer_params": {"a": "\udc00"}},
+    "lone surrogate, xargs": {"vllm_xargs": {"a": [LONE]}},
+    "lone surrogate, session": {"session_id": LONE},
+    "params in xargs": {"vllm_xargs": {"kv_transfer_params": "p"}},
+    "params in xargs, NaN": {"vllm_xargs": {"kv_transfer_params": ["p"]}, "x": float("nan")},
+}
+SENDABLE: dict[str, dict[str, Any]] = {
+    "lone surrogate, not carried": {"job_id": LONE, "metadata": {"a": LONE}},
+    "lone surrogate, prompt": {"prompt": LONE},
+    "a pair": {"kv_transfer_params": {"a": "\U0001f600"}},
+    "text that looks like one": {"kv_transfer_params": {"a": "\\ud800"}},
+    "NaN": {"kv_transfer_params": {"continuum": {"ttl_s": float("nan")}}},
+    "params beside xargs": {
+        "vllm_xargs": {"kv_transfer_params": 1},
+        "kv_transfer_params": {"a": 1},
+    },
+    "params in xargs": {"vllm_xargs": {"kv_transfer_params": {"a": 1}}},
+    "no params in xargs": {"vllm_xargs": {"kv_transfer_params": None}},
+}
+
+
+@pytest.mark.parametrize("body", UNSENDABLE.values(), ids=UNSENDABLE)
+def test_what_vllm_cannot_hand_to_its_engine_is_refused_in_a_sentence(body: dict[str, Any]) -> None:
+    with pytest.raises(UnsendableError, match="; send "):
+        rewrite(json.dumps(body).encode(), {}, CHAT)
+
+
+@pytest.mark.parametrize("body", SENDABLE.values(), ids=SENDABLE)
+def test_what_vllm_answers_itself_passes(body: dict[str, Any]) -> None:
+    assert rewrite(json.dumps(body).encode(), {}, CHAT) is None
+
+
+def test_a_long_body_that_is_no_strict_json_passes_unread() -> None:
+    body = {**UNSENDABLE["lone surrogate, session"], "x": "x" * MAX_ODD_BYTES}
+    assert rewrite(json.dumps(body).encode(), {}, CHAT) is None
+
+
+def test_a_continuum_of_null_says_nothing() -> None:
+    body = {"kv_transfer_params": {"continuum": None}, "job_id": "a"}
+    assert who(CHAT, body) == Identity("job:a", CLIENT)
+
+
+MANY = b"[" + b"{}," * 1_500_000 + b"{}]"  # 4.5 MB, of which Python would make 100
+EPHEMERAL = b'"cache_control":{"type":"ephemeral"}'
+HOSTILE = {  # the fields of a body -> what is appended, "" if it passes as it came
+    "messages": (b'"job_id":"a",%s,"messages":%s' % (EPHEMERAL, MANY), "job_id"),
+    "params": (b'"job_id":"a","kv_transfer_params":{"a":%s}' % MANY, ""),
+    "agent hint": (b'"job_id":"a","kv_transfer_params":{"agent_hint":%s}' % MANY, ""),
+    "metadata": (b'"job_id":"a","metadata":{"user_id":%s}' % MANY, "job_id"),
+    "xargs": (b'"job_id":"a","vllm_xargs":{"job_id":%s}' % MANY, "job_id"),
+    "an id": (b'"job_id":%s,"session_id":"a"' % MANY, "session_id"),
+    "unknown": (b'"job_id":"a","x":%s,"kv_transfer_params":{}' % MANY, "job_id"),
+}
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_nothing_is_built_of_a_body_but_what_we_add(name: str) -> None:
+    fields, source = HOSTILE[name]
+    body = b"{%s}" % fields
+    tracemalloc.start()
+    try:
+        sent = rewrite(body, {}, CHAT)
+        _, most = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert most < 3 * len(body)  # a copy, and one while it is made
+    said = json.dumps({"continuum": {"program": "a", "source": source}}).encode()
+    assert sent == (body[:-1] + b',"kv_transfer_params":' + said + b"}" if source else None)
+
+
+def test_fields_and_marks_are_read_up_to_their_bounds() -> None:
+    num = (MAX_FIELD_BYTES - len(b'"7"')) // len(b"\\u0020")
+    for spaces, key in ((num, "job:7"), (num + 1, "session:s")):
+        body = b'{"session_id":"s","job_id":"%s7"}' % (b"\\u0020" * spaces)
+        sent = json.loads(rewrite(body, {}, CHAT) or b"")
+        found = identify(sent["kv_transfer_params"], None, None)
+        assert found is not None
+        assert found.key == key
+    for size, keep_s in ((MAX_MARKED_BYTES, 300.0), (MAX_MARKED_BYTES + 1, None)):
+        body = b'{"session_id":"s",%s,"x":""}' % EPHEMERAL
+        body = body[:-2] + b"x" * (size - len(body)) + b'"}'
+        assert len(body) == size
+        sent = json.loads(rewrite(body, {}, CHAT) or b"")
+        assert sent["kv_transfer_params"]["continuum"].get("keep_s") == keep_s

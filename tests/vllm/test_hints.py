@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
@@ -368,6 +369,56 @@ def test_a_program_of_another_salt_is_out_of_reach() -> None:
     assert engine.num_pins() == 2
     keys = {engine.kv_transfer_params[i]["continuum"]["program"] for i in "abc"}
     assert len(keys) == 3
+
+
+# Every field in which a client may write a name: what `add` gets for it.
+PLACES: dict[str, Callable[[str], dict[str, Any]]] = {
+    "program": lambda text: {"kv_transfer_params": says(text)},
+    "vendor": lambda text: {"kv_transfer_params": says(text, source="vendor")},
+    "none": lambda text: {"kv_transfer_params": says(text, source="none")},
+    "parent": lambda text: {"kv_transfer_params": says("child", parent=text)},
+    "hint": lambda text: {"kv_transfer_params": {"agent_hint": {"trajectory_id": text}}},
+    "job_id": lambda text: {"program": text},
+    "session_id": lambda text: {"extra_args": {"session_id": text}},
+}
+OWNERS = {  # how a victim's program came by its key
+    "anonymous": {},
+    "anonymous, salted": {"cache_salt": "ours"},
+    "salted": {"program": "run", "cache_salt": "ours"},
+}
+
+
+@pytest.mark.parametrize("salt", [None, "theirs"])
+@pytest.mark.parametrize("owner", OWNERS)
+def test_whoever_reads_a_key_he_cannot_name_takes_nothing_of_its_program(
+    owner: str, salt: str | None
+) -> None:
+    engine = AgentEngine(400, extra_config={"policy": "fixed_ttl", "ttl_s": 60})
+    said = OWNERS[owner]
+    engine.run_turn("a", 200, **said)
+    (pin,) = engine.side.pins
+    theirs = {"cache_salt": salt} if salt else {}
+    texts = pin.program, pin.program.split(":", 1)[1]
+    for number, (text, place) in enumerate((t, p) for t in texts for p in PLACES.values()):
+        prompt = list(engine.requests["a"].all_token_ids) if said.get("cache_salt") else 50
+        engine.run_turn(f"{number}", prompt, **theirs, **place(text), seed=number)
+        answer = engine.kv_transfer_params[f"{number}"]["continuum"]
+        assert answer["program"] != pin.program
+    assert pin in list(engine.side.pins)
+    engine.run_turn("b", engine.next_prompt("a", 20), **said)
+    answer = engine.kv_transfer_params["b"]["continuum"]
+    assert (answer["program"], answer["turn"]) == (pin.program, 2)
+    assert engine.ends()["returned"] >= 1
+
+
+def test_a_prompt_continues_an_unnamed_program_of_its_own_salt_alone() -> None:
+    engine = AgentEngine(400)
+    engine.run_turn("a", 200, cache_salt="ours")
+    theirs = engine.next_prompt("a", 20)
+    for name, said in (("b", {}), ("c", {"cache_salt": "theirs"}), ("d", {"cache_salt": "ours"})):
+        engine.run_turn(name, theirs, **said)
+    turns = [engine.kv_transfer_params[i]["continuum"]["turn"] for i in "abcd"]
+    assert turns == [1, 1, 1, 2]
 
 
 # --- keep_s -----------------------------------------------------------------------------
