@@ -106,13 +106,8 @@ class SchedulerSide:
         turn = self.turns.get(request.request_id)
         if turn is None:  # it ran already when we were switched on
             return (not is_preempted, True, math.inf, math.inf)
-        pin = self.retention.awaited(turn.program.key, request.request_id)
-        has_pin = pin is not None and not pin.is_wish  # a wish moves nobody's place
-        return (not is_preempted, not has_pin, turn.program.arrival, turn.arrival)
-
-    def program_of(self, request: Any) -> str:
-        turn = self.turns.get(request.request_id)
-        return turn.program.key if turn is not None else request.request_id
+        leads = self.retention.leads(turn.program.key, request.request_id)
+        return (not is_preempted, not leads, turn.program.arrival, turn.arrival)
 
     # --- admission --------------------------------------------------------------------
     def match(self, request: Any, num_vram_tokens: int, now: float) -> tuple[int, bool]:
