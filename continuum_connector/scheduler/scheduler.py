@@ -87,7 +87,10 @@ class SchedulerSide:
         self.expire(now)
         self._endings.expect(request)
         program, identity = self._identify(request, now)
-        turn = Turn(program, identity, program.num_turns, now)
+        turn = Turn(
+            *(program, identity, program.num_turns, now),
+            max_head_start_s=self.config.max_head_start_s,
+        )
         turn.is_stray = turn.strays(request.block_hashes)
         self.turns[request.request_id] = self.waiting[request.request_id] = turn
         gap_s = self.decider.arrived(turn, now)
@@ -102,12 +105,16 @@ class SchedulerSide:
         )
 
     def rank(self, request: Any, is_preempted: bool) -> tuple[Any, ...]:
-        """The place of a waiting request (Continuum, section 4.3); lower is earlier."""
+        """The place of a waiting request; lower is earlier.
+
+        Continuum's order (section 4.3: preempted, pinned, the program's arrival) as far as the
+        head start reaches.
+        """
         turn = self.turns.get(request.request_id)
         if turn is None:  # it ran already when we were switched on
-            return (not is_preempted, True, math.inf, math.inf)
+            return (not is_preempted, math.inf, math.inf)
         leads = self.retention.leads(turn.program.key, request.request_id)
-        return (not is_preempted, not leads, turn.program.arrival, turn.arrival)
+        return (not is_preempted, turn.preferred_place if leads else turn.place, turn.arrival)
 
     # --- admission --------------------------------------------------------------------
     def match(self, request: Any, num_vram_tokens: int, now: float) -> tuple[int, bool]:

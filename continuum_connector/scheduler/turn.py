@@ -22,7 +22,8 @@ class Turn:
     """`number` counts the program's turns from 1; `arrival` is monotonic seconds.
 
     `vram_tokens` and `dram_tokens` are what was found for it when it was first admitted.
-    `is_stray`: as `strays` said last, when it arrived or when it ended.
+    `is_stray`: as `strays` said last, when it arrived or when it ended. `max_head_start_s`: how
+    much earlier than it came it may stand in line.
     """
 
     program: Program
@@ -34,6 +35,18 @@ class Turn:
     vram_tokens: int = 0
     dram_tokens: int = 0
     is_stray: bool = False
+    max_head_start_s: float = 0.0
+
+    @property
+    def place(self) -> float:
+        """Where it stands among turns, in monotonic seconds: where its program's arrival says, as
+        far as half of the head start reaches. The other half is for pins."""
+        return max(self.program.arrival, self.arrival - self.max_head_start_s / 2)
+
+    @property
+    def preferred_place(self) -> float:
+        """Where it stands if its KV is pinned: as much before the others, in the same order."""
+        return self.place - self.max_head_start_s / 2
 
     def strays(self, hashes: Sequence[bytes]) -> bool:
         """Whether it says `final` without continuing what its program's last turn left: an id can
