@@ -113,8 +113,8 @@ class SchedulerSide:
         turn = self.turns.get(request.request_id)
         if turn is None:  # it ran already when we were switched on
             return (not is_preempted, math.inf, math.inf)
-        leads = self.retention.leads(turn.program.key, request.request_id)
-        return (not is_preempted, turn.preferred_place if leads else turn.place, turn.arrival)
+        has_pin = self.retention.leads(turn.program.key, request.request_id)
+        return (not is_preempted, turn.place(has_pin), turn.arrival)
 
     # --- admission --------------------------------------------------------------------
     def match(self, request: Any, num_vram_tokens: int, now: float) -> tuple[int, bool]:

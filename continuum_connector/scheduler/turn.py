@@ -37,16 +37,13 @@ class Turn:
     is_stray: bool = False
     max_head_start_s: float = 0.0
 
-    @property
-    def place(self) -> float:
-        """Where it stands among turns, in monotonic seconds: where its program's arrival says, as
-        far as half of the head start reaches. The other half is for pins."""
-        return max(self.program.arrival, self.arrival - self.max_head_start_s / 2)
-
-    @property
-    def preferred_place(self) -> float:
-        """Where it stands if its KV is pinned: as much before the others, in the same order."""
-        return self.place - self.max_head_start_s / 2
+    def place(self, has_pin: bool = False) -> float:
+        """Where it stands among turns, in monotonic seconds: where its program's arrival says, and
+        half of the head start earlier if its KV is pinned; but never more than the head start
+        before its own arrival, so that who comes that much later cannot pass those who wait.
+        """
+        program = self.program.arrival - (self.max_head_start_s / 2 if has_pin else 0.0)
+        return max(program, self.arrival - self.max_head_start_s)
 
     def strays(self, hashes: Sequence[bytes]) -> bool:
         """Whether it says `final` without continuing what its program's last turn left: an id can

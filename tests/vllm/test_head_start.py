@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
 from continuum_connector.programs.program import OVER_S
@@ -68,8 +68,8 @@ def test_a_session_id_that_all_clients_share_passes_a_newcomer_for_the_bound_and
     engine.abort("busy")
     passed = served_before(engine, "newcomer", "default-session")
     waited = engine.clock() - arrived
-    assert 1.0 - 0.1 <= waited <= 2.0 + 0.3  # half of it is for turns without a pin
-    assert 10 < passed < 40
+    assert 2.0 - 0.3 <= waited <= 2.0 + 0.5  # four that came in time are served before it
+    assert 20 < passed < 40
 
 
 def test_a_program_that_was_silent_for_long_passes_nobody_who_waits_when_it_returns() -> None:
@@ -94,11 +94,11 @@ def test_a_program_whose_turn_is_under_way_is_not_silent() -> None:
 
 
 def test_of_many_turns_under_one_id_each_passes_only_those_that_came_within_the_bound() -> None:
-    engine = queue_of(9.0)
+    engine = queue_of(4.5)
     engine.run_turn("a", 20, program="shared", seed=1, max_tokens=1)
     engine.clock.advance(100)
     busy(engine)
-    for number in range(6):  # every two seconds one of each; half of the bound is 4.5 s
+    for number in range(6):  # every two seconds one of each
         engine.add(f"n{number}", 20, 1, seed=10 + number, program=f"new{number}")
         engine.add(f"s{number}", 20, 1, seed=30 + number, program="shared")
         engine.clock.advance(2)
@@ -265,7 +265,12 @@ PLANS = st.lists(
     min_size=2,
     max_size=24,
 )
-SETTINGS = settings(max_examples=40, deadline=None, suppress_health_check=list(HealthCheck))
+SETTINGS = settings(
+    max_examples=40,
+    deadline=None,
+    phases=[Phase.explicit, Phase.reuse, Phase.generate],  # to make it short takes minutes
+    suppress_health_check=list(HealthCheck),
+)
 
 
 def play(engine: Engine, plan: Plan, num_prompt: int) -> tuple[dict[str, int], dict[str, int]]:
