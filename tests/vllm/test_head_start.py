@@ -261,7 +261,7 @@ def _update(request_id: str, engine: Engine) -> Any:
 
 # --- the bound ------------------------------------------------------------------------------
 PLANS = st.lists(
-    st.tuples(st.integers(0, 12), st.integers(0, 4), st.integers(1, 12), st.booleans()),
+    st.tuples(st.integers(0, 4), st.integers(0, 4), st.integers(1, 24), st.booleans()),
     min_size=2,
     max_size=24,
 )
