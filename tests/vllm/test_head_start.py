@@ -262,11 +262,11 @@ def _update(request_id: str, engine: Engine) -> Any:
 # --- the bound ------------------------------------------------------------------------------
 PLANS = st.lists(
     st.tuples(st.integers(0, 4), st.integers(0, 4), st.integers(1, 24), st.booleans()),
-    min_size=2,
+    min_size=16,  # or there is no queue to pass anybody in
     max_size=24,
 )
 SETTINGS = settings(
-    max_examples=40,
+    max_examples=25,
     deadline=None,
     phases=[Phase.explicit, Phase.reuse, Phase.generate],  # to make it short takes minutes
     suppress_health_check=list(HealthCheck),
@@ -301,7 +301,7 @@ def play(engine: Engine, plan: Plan, num_prompt: int) -> tuple[dict[str, int], d
     return arrived, ended
 
 
-@given(plan=PLANS, num_seqs=st.integers(1, 3), bound=st.integers(0, 60), wait=st.integers(0, 30))
+@given(plan=PLANS, num_seqs=st.integers(1, 3), bound=st.integers(0, 30), wait=st.integers(0, 30))
 @SETTINGS
 def test_nobody_is_passed_by_a_turn_that_came_more_than_the_bound_later(
     plan: Plan, num_seqs: int, bound: int, wait: int
@@ -330,7 +330,7 @@ def test_nobody_is_passed_by_a_turn_that_came_more_than_the_bound_later(
             assert other not in before or now <= last + wait * STEP_S
 
 
-@given(plan=PLANS, bound=st.integers(0, 60))
+@given(plan=PLANS, bound=st.integers(0, 30))
 @SETTINGS
 def test_nobody_waits_for_more_than_the_bound_beyond_a_wait_in_vllms_order(
     plan: Plan, bound: int
