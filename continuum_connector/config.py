@@ -61,6 +61,7 @@ class ContinuumConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, k
     max_pinned_fraction: Fraction = 0.9
     max_hinted_fraction: Fraction = 0.2
     max_wait_s: Seconds = 10.0
+    max_head_start_s: Seconds = 300.0
     scheduler: bool = True
     order: bool = True
     kv_layout: str = "auto"
@@ -94,6 +95,8 @@ KNOBS: dict[str, str] = {
     "these give way first, so the rest loses only the idle cache in so much room",
     "max_wait_s": "how long a waiting turn leaves pins alone that are worth more than its wait, in "
     "seconds; only pins of programs that came before its own, and only while others run",
+    "max_head_start_s": "how much earlier than its own arrival a turn may stand in the queue, in "
+    "seconds, because its program came earlier; a pin counts for half of it; 0 is vLLM's order",
     "scheduler": "attach to vLLM's scheduler (pins yield inside the failing allocation, "
     "program order); 0 leaves it stock",
     "order": "waiting turns in program order; 0 keeps vLLM's order",

@@ -56,7 +56,7 @@ class Order:
         for name, stock in self._stock.items():
             for request in stock:  # they came while we were off
                 ours.before_queued(request)
-            queues.append(ProgramQueue(rank, ours.side.program_of))
+            queues.append(ProgramQueue(rank))
             _move(stock, queues[-1])
             setattr(self._scheduler, name, queues[-1])
         ours.side.retention.queues = tuple(queues)

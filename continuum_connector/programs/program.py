@@ -7,6 +7,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 NUM_MARKS = 8  # of a chain
+# A program that is silent for longer counts as over: 99 % of the tool calls of real coding
+# sessions are done by then (field.md 3.3: P99 916 s), and what is learned must not wait for ever.
+OVER_S = 900.0
 
 
 class IdentitySource(enum.Enum):

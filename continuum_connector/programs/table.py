@@ -7,7 +7,14 @@ from collections.abc import Callable, Sequence
 
 from continuum_connector.programs.keys import anonymous_key
 from continuum_connector.programs.lineage import NUM_STRONG, LineageIndex
-from continuum_connector.programs.program import Hints, Identity, IdentitySource, Kept, Program
+from continuum_connector.programs.program import (
+    OVER_S,
+    Hints,
+    Identity,
+    IdentitySource,
+    Kept,
+    Program,
+)
 
 _TRIES = 32  # programs in use looked at per turn before the table is left too full
 
@@ -64,6 +71,8 @@ class ProgramTable:
             self._programs[program.key] = program
         elif program.final and not program.active:
             _start_over(program, now)
+        elif now - program.last_seen > OVER_S and not program.active:
+            program.arrival = now  # it does not come before all who came meanwhile
         program.final &= identity.hints.final is not False  # it says that there is more to come
         program.num_turns += 1
         program.active.add(request_id)

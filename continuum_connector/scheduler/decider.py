@@ -20,16 +20,13 @@ from continuum_connector.policy.base import (
     Snapshot,
 )
 from continuum_connector.policy.hinted import Hinted
-from continuum_connector.programs.program import Hints, IdentitySource, Program
+from continuum_connector.programs.program import OVER_S, Hints, IdentitySource, Program
 from continuum_connector.scheduler.pins import Pin
 from continuum_connector.scheduler.transfers import Kind, Transfer, TransferState
 from continuum_connector.scheduler.turn import Turn, TurnEnd
 from continuum_connector.toolcalls.asked import UNREAD, Asked, Ending, asked_of
 from continuum_connector.toolcalls.reader import ToolReader
 
-# A program that is silent for longer counts as over: 99 % of the tool calls of real coding
-# sessions are done by then (field.md 3.3: P99 916 s), and what is learned must not wait for ever.
-OVER_S = 900.0
 _NUM_LOOKS = 8  # of them per step: after a quiet night thousands may be over at once
 DONE = Asked(Ending.ANSWER)  # what a last turn asks for: nothing
 

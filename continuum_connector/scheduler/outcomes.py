@@ -14,7 +14,7 @@ from continuum_connector.account import Account
 from continuum_connector.costs.forecast import came_true
 from continuum_connector.metric_table import CHANCES
 from continuum_connector.policy.base import Choice, FinishedTurn, Free, Pin, Snapshot, name_of
-from continuum_connector.scheduler.decider import OVER_S
+from continuum_connector.programs.program import OVER_S
 from continuum_connector.scheduler.pins import PinEnd
 from continuum_connector.scheduler.turn import Turn
 

@@ -10,6 +10,7 @@ import enum
 import heapq
 import itertools
 import math
+from collections import OrderedDict
 from collections.abc import Generator, Iterator
 from dataclasses import dataclass, field
 from typing import Any
@@ -54,7 +55,7 @@ class Pin:
     probe_hash: bytes
     asked_from: float = math.inf
     is_wish: bool = False
-    waiting: set[str] = field(default_factory=set)  # requests that came back for it
+    waiting: OrderedDict[str, None] = field(default_factory=OrderedDict)  # came back for it
     ended: PinEnd | None = None
     value: float = field(init=False)  # when it was made; `rank` may have aged since
 
@@ -64,6 +65,14 @@ class Pin:
     @property
     def is_returning(self) -> bool:
         return bool(self.waiting)
+
+    @property
+    def first_waiting(self) -> str | None:
+        """The request that stands by this pin in the queue: the first of those that came back.
+
+        One alone, for the first that is admitted takes the pin; and thousands may have come.
+        """
+        return next(iter(self.waiting), None)
 
     @property
     def is_hinted(self) -> bool:
@@ -143,12 +152,12 @@ class PinTable:
 
     def expect(self, pin: Pin, request_id: str) -> None:
         """The program's next turn has arrived: the pin cannot expire while it waits."""
-        pin.waiting.add(request_id)
+        pin.waiting[request_id] = None
         self._queue(pin)
 
     def unexpect(self, pin: Pin, request_id: str) -> None:
         """That turn went away without taking the pin: its deadline counts again."""
-        pin.waiting.discard(request_id)
+        pin.waiting.pop(request_id, None)
         self._queue(pin)
 
     def revalue(self, pin: Pin, value: float) -> None:

@@ -1,9 +1,8 @@
 """ProgramQueue: who is admitted next. Stands in for vLLM's waiting queue.
 
-Order (Continuum, section 4.3): preempted turns first, then turns whose program has a live
-pin, then the arrival of the program, then the arrival of the turn. Whether a pin lives
-changes while a turn waits, so entries are re-ranked when it does; every operation is
-O(log n).
+Preempted turns first, then by place (SchedulerSide.rank). A turn's place changes while it
+waits, when the pin that it stands by appears or ends: then that one turn is ranked anew, so
+that every operation is O(log n).
 """
 
 from __future__ import annotations
@@ -24,21 +23,17 @@ class ProgramQueue:
     changed between the two: vLLM admits the request it peeked (scheduler.py, schedule()).
     """
 
-    def __init__(self, rank: Callable[[Any], Rank], program_of: Callable[[Any], str]) -> None:
+    def __init__(self, rank: Callable[[Any], Rank]) -> None:
         self._rank = rank
-        self._program_of = program_of
         self._heap: list[tuple[Rank, int, Any]] = []
         self._current: dict[Any, int] = {}  # request -> number of its live entry
-        self._program: dict[Any, str] = {}  # as it was when the request was queued
-        self._by_program: dict[str, set[Any]] = {}
+        self._by_id: dict[str, Any] = {}
         self._numbers = itertools.count()
         self._peeked: Any = None
 
     # --- vLLM's interface -------------------------------------------------------------
     def add_request(self, request: Any) -> None:
-        program = self._program_of(request)
-        self._program[request] = program
-        self._by_program.setdefault(program, set()).add(request)
+        self._by_id[request.request_id] = request
         self._push(request)
 
     def prepend_request(self, request: Any) -> None:
@@ -63,12 +58,8 @@ class ProgramQueue:
 
     def remove_request(self, request: Any) -> None:
         del self._current[request]
+        del self._by_id[request.request_id]
         self._peeked = None
-        program = self._program.pop(request)
-        turns = self._by_program[program]
-        turns.discard(request)
-        if not turns:
-            del self._by_program[program]
 
     def remove_requests(self, requests: Iterable[Any]) -> None:
         for request in list(requests):
@@ -94,9 +85,10 @@ class ProgramQueue:
         self._drop_stale()
         return self._heap[0][0]
 
-    def rerank(self, program: str) -> None:
-        """The program's pin appeared or ended: move its waiting turns."""
-        for request in self._by_program.get(program, ()):
+    def rerank(self, request_id: str) -> None:
+        """The request's place has changed: move it, if it is here."""
+        request = self._by_id.get(request_id)
+        if request is not None:
             self._push(request)
 
     def _push(self, request: Any) -> None:

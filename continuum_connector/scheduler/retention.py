@@ -104,6 +104,12 @@ class Retention:
         pin = self.pins.get(program)
         return pin if pin is not None and request_id in pin.waiting else None
 
+    def leads(self, program: str, request_id: str) -> bool:
+        """Whether the request stands in the queue as one whose KV is pinned. A pin that is only
+        a client's wish moves nobody's place."""
+        pin = self.pins.get(program)
+        return pin is not None and not pin.is_wish and pin.first_waiting == request_id
+
     def hand_over(self, program: str, request_id: str, now: float) -> None:
         """The request owns the blocks itself now: the pin that waited for it has served."""
         pin = self.awaited(program, request_id)
@@ -192,8 +198,10 @@ class Retention:
         self._changed(pin)
 
     def _changed(self, pin: Pin) -> None:
-        for queue in self.queues:
-            queue.rerank(pin.program)
+        """Of all turns that wait, one may stand elsewhere by now."""
+        if pin.first_waiting is not None:
+            for queue in self.queues:
+                queue.rerank(pin.first_waiting)
         self._waker.set(self.pins.next_deadline())
 
 

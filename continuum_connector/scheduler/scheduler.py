@@ -93,7 +93,10 @@ class SchedulerSide:
         self.expire(now)
         self._endings.expect(request)
         program, identity = self._identify(request, now)
-        turn = Turn(program, identity, program.num_turns, now)
+        turn = Turn(
+            *(program, identity, program.num_turns, now),
+            max_head_start_s=self.config.max_head_start_s,
+        )
         turn.is_stray = turn.strays(request.block_hashes)
         self.turns[request.request_id] = self.waiting[request.request_id] = turn
         gap_s = self.decider.arrived(turn, now)
@@ -108,27 +111,26 @@ class SchedulerSide:
         )
 
     def rank(self, request: Any, is_preempted: bool) -> tuple[Any, ...]:
-        """The place of a waiting request (Continuum, section 4.3); lower is earlier."""
+        """The place of a waiting request; lower is earlier.
+
+        Continuum's order (section 4.3: preempted, pinned, the program's arrival) as far as the
+        head start reaches.
+        """
         turn = self.turns.get(request.request_id)
         if turn is None:  # it ran already when we were switched on
-            return (not is_preempted, True, math.inf, math.inf)
-        pin = self.retention.awaited(turn.program.key, request.request_id)
-        has_pin = pin is not None and not pin.is_wish  # a wish moves nobody's place
-        return (not is_preempted, not has_pin, turn.program.arrival, turn.arrival)
+            return (not is_preempted, math.inf, math.inf)
+        has_pin = self.retention.leads(turn.program.key, request.request_id)
+        return (not is_preempted, turn.place(has_pin), turn.arrival)
 
     def victim_rank(self, request: Any) -> tuple[Any, ...]:
         """Among running requests: last turns stay longest, then those of programs that came
-        first (Continuum, section 4.3). One that we do not know ran while we were off: it stays
-        behind all."""
+        first (Continuum, section 4.3), as far as the head start reaches. One that we do not know
+        ran while we were off: it stays behind all."""
         turn = self.turns.get(request.request_id)
         if turn is None:
             return (True, math.inf, math.inf)
         is_last = bool(turn.identity.hints.final) and not turn.is_stray
-        return (not is_last, turn.program.arrival, turn.arrival)
-
-    def program_of(self, request: Any) -> str:
-        turn = self.turns.get(request.request_id)
-        return turn.program.key if turn is not None else request.request_id
+        return (not is_last, turn.place(False), turn.arrival)
 
     # --- admission --------------------------------------------------------------------
     def match(self, request: Any, num_vram_tokens: int, now: float) -> tuple[int, bool]:

@@ -22,7 +22,8 @@ class Turn:
     """`number` counts the program's turns from 1; `arrival` is monotonic seconds.
 
     `vram_tokens` and `dram_tokens` are what was found for it when it was first admitted.
-    `is_stray`: as `strays` said last, when it arrived or when it ended.
+    `is_stray`: as `strays` said last, when it arrived or when it ended. `max_head_start_s`: how
+    much earlier than it came it may stand in line.
     """
 
     program: Program
@@ -34,6 +35,15 @@ class Turn:
     vram_tokens: int = 0
     dram_tokens: int = 0
     is_stray: bool = False
+    max_head_start_s: float = 0.0
+
+    def place(self, has_pin: bool = False) -> float:
+        """Where it stands among turns, in monotonic seconds: where its program's arrival says, and
+        half of the head start earlier if its KV is pinned; but never more than the head start
+        before its own arrival, so that who comes that much later cannot pass those who wait.
+        """
+        program = self.program.arrival - (self.max_head_start_s / 2 if has_pin else 0.0)
+        return max(program, self.arrival - self.max_head_start_s)
 
     def strays(self, hashes: Sequence[bytes]) -> bool:
         """Whether it says `final` without continuing what its program's last turn left: an id can

@@ -51,6 +51,20 @@ def test_a_deadline_is_due_at_its_very_moment() -> None:
     assert programs(table(pin("a", 1.0)).due(1.0)) == ["a"]
 
 
+def test_of_those_who_came_back_for_a_pin_the_first_stands_by_it() -> None:
+    a = pin("a")
+    pins = table(a)
+    assert a.first_waiting is None
+    for request_id in ("r1", "r2", "r3"):
+        pins.expect(a, request_id)
+    pins.unexpect(a, "r2")
+    assert a.first_waiting == "r1"
+    pins.unexpect(a, "r1")
+    assert a.first_waiting == "r3"
+    pins.remove(a, PinEnd.PRESSURE)
+    assert a.first_waiting == "r3", "whose place is another one now"
+
+
 def test_an_expected_pin_is_never_due_until_the_last_turn_went_away() -> None:
     a = pin("a", 1.0)
     pins = table(a)

@@ -7,7 +7,13 @@ from collections.abc import Sequence
 import pytest
 
 from continuum_connector.programs.lineage import LineageIndex
-from continuum_connector.programs.program import Hints, Identity, IdentitySource, Program
+from continuum_connector.programs.program import (
+    OVER_S,
+    Hints,
+    Identity,
+    IdentitySource,
+    Program,
+)
 from continuum_connector.programs.table import ProgramTable
 
 
@@ -46,6 +52,23 @@ def test_turns_of_one_program_share_its_record(table: ProgramTable) -> None:
     assert second == Program(
         "a", IdentitySource.CLIENT, 1.0, num_turns=2, num_finished=2, last_seen=6.0, last_finish=6.0
     )
+
+
+def test_a_program_that_was_silent_for_long_stands_in_line_as_one_that_just_came(
+    table: ProgramTable,
+) -> None:
+    program, _ = turn(table, named("a"), 1.0)
+    turn(table, named("a"), 2.0 + OVER_S)
+    assert program.arrival == 1.0, "it may be silent for so long"
+    turn(table, named("a"), 4.0 + 2 * OVER_S)
+    assert program.arrival == 4.0 + 2 * OVER_S
+    assert program.num_turns == 3, "and is the same program still"
+
+
+def test_a_program_with_a_turn_under_way_is_not_silent(table: ProgramTable) -> None:
+    program, _ = table.begin_turn(named("a"), "long", [], 1.0)
+    table.begin_turn(named("a"), "beside", [], 3.0 + OVER_S)
+    assert program.arrival == 1.0
 
 
 def test_last_finish_measures_the_tool_call(table: ProgramTable) -> None:

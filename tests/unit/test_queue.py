@@ -14,8 +14,7 @@ from continuum_connector.scheduler.queue import ProgramQueue
 
 @dataclass(eq=False)
 class Waiting:
-    name: str
-    program: str
+    request_id: str
     rank: int = 0
 
 
@@ -31,8 +30,8 @@ class Ranks:
 
 
 def make(*ranks: int) -> tuple[ProgramQueue, list[Waiting]]:
-    queue = ProgramQueue(Ranks(), lambda request: request.program)
-    requests = [Waiting(f"r{i}", f"p{i}", rank) for i, rank in enumerate(ranks)]
+    queue = ProgramQueue(Ranks())
+    requests = [Waiting(f"r{i}", rank) for i, rank in enumerate(ranks)]
     for request in requests:
         queue.add_request(request)
     return queue, requests
@@ -62,10 +61,10 @@ def test_pop_returns_what_peek_showed_even_if_something_better_came_between() ->
     """vLLM admits the request it peeked, then pops."""
     queue, requests = make(3, 2)
     assert queue.peek_request() is requests[1]
-    better = Waiting("better", "b", 0)
+    better = Waiting("better", 0)
     queue.add_request(better)
     requests[0].rank = 0
-    queue.rerank("p0")
+    queue.rerank("r0")
     assert queue.pop_request() is requests[1]
     assert queue.pop_request() is better
 
@@ -77,37 +76,34 @@ def test_pop_after_the_peeked_request_went_away_gives_the_next() -> None:
     assert queue.pop_request() is requests[1]
 
 
-def test_a_program_that_is_reranked_moves_with_all_its_turns() -> None:
-    queue, requests = make(1, 5, 6)
-    requests[2].program = "p1"
-    queue.remove_request(requests[2])
-    queue.prepend_request(requests[2])
-    for request in requests[1:]:
-        request.rank -= 5
-    queue.rerank("p1")
+def test_a_turn_that_is_reranked_moves_and_no_other_is_asked() -> None:
+    queue, requests = make(1, 5, *range(10, 1010))
+    requests[1].rank = 0
+    queue._rank.num_asked = 0  # type: ignore[attr-defined]
+    queue.rerank("r1")
     queue.rerank("nobody")
-    assert drain(queue) == [0, 1, 1]
+    assert queue._rank.num_asked == 1  # type: ignore[attr-defined]
+    assert [queue.pop_request().rank for _ in range(3)] == [0, 1, 10]
 
 
-def test_a_program_key_that_changes_while_its_turn_waits_does_no_harm() -> None:
-    queue, requests = make(1)
-    requests[0].program = "other"
-    queue.rerank("other")
+def test_a_turn_that_left_the_queue_is_reranked_in_vain() -> None:
+    queue, requests = make(2)
     queue.remove_request(requests[0])
+    queue.rerank("r0")
     assert not queue
-    assert not queue._by_program
+    assert not queue._by_id
 
 
 def test_prepending_puts_requests_where_their_rank_says() -> None:
     queue, _ = make(2, 4)
-    queue.prepend_requests([Waiting("a", "a", 3), Waiting("b", "b", 1)])
-    queue.prepend_request(Waiting("c", "c", 5))
+    queue.prepend_requests([Waiting("a", 3), Waiting("b", 1)])
+    queue.prepend_request(Waiting("c", 5))
     assert drain(queue) == [1, 2, 3, 4, 5]
 
 
 def test_removing_some_leaves_the_others_and_strangers_are_ignored() -> None:
     queue, requests = make(1, 2, 3)
-    queue.remove_requests(iter([requests[1], Waiting("stranger", "s")]))
+    queue.remove_requests(iter([requests[1], Waiting("stranger")]))
     assert drain(queue) == [1, 3]
     with pytest.raises(IndexError):
         queue.peek_request()
@@ -126,7 +122,7 @@ def test_a_request_may_come_back_after_it_was_popped() -> None:
 def test_the_heap_stays_proportional_to_what_waits() -> None:
     queue, _ = make(*range(20))
     for i in range(5000):
-        queue.rerank(f"p{i % 20}")
+        queue.rerank(f"r{i % 20}")
     assert len(queue._heap) <= 64 + 2 * 20
     assert drain(queue) == list(range(20))
 
@@ -146,13 +142,13 @@ def test_every_operation_costs_log_n(monkeypatch: pytest.MonkeyPatch) -> None:
     draw = random.Random(1)
     costs = {}
     for size in (1000, 16_000):
-        queue = ProgramQueue(lambda r: Counted((r.rank,)), lambda r: r.program)
+        queue = ProgramQueue(lambda r: Counted((r.rank,)))
         for i in range(size):
-            queue.add_request(Waiting(f"r{i}", f"p{i}", draw.randrange(10**9)))
+            queue.add_request(Waiting(f"r{i}", draw.randrange(10**9)))
         comparisons = 0
         for i in range(200):
-            queue.rerank(f"p{i}")
-            queue.add_request(Waiting(f"x{i}", f"x{i}", draw.randrange(10**9)))
+            queue.rerank(f"r{i}")
+            queue.add_request(Waiting(f"x{i}", draw.randrange(10**9)))
             queue.peek_request()
             queue.pop_request()
         costs[size] = comparisons
@@ -161,21 +157,18 @@ def test_every_operation_costs_log_n(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_it_is_a_plain_sorted_list_whatever_happens() -> None:
     draw = random.Random(3)
-    queue, live = ProgramQueue(Ranks(), lambda r: r.program), dict[Waiting, int]()
+    queue, live = ProgramQueue(Ranks()), dict[Waiting, int]()
     for step in range(4000):
         match draw.randrange(6):
             case 0 | 1:
-                new = Waiting(f"r{step}", f"p{draw.randrange(9)}", draw.randrange(1000) * 10_000)
+                new = Waiting(f"r{step}", draw.randrange(1000) * 10_000)
                 new.rank += step  # ties are another test's
                 queue.add_request(new)
                 live[new] = new.rank
             case 2 if live:
-                program = draw.choice(list(live)).program
-                for request in live:
-                    if request.program == program:
-                        request.rank = live[request] = draw.randrange(1000) * 10_000 + step
-                        step += 1
-                queue.rerank(program)
+                moved = draw.choice(list(live))
+                moved.rank = live[moved] = draw.randrange(1000) * 10_000 + step
+                queue.rerank(moved.request_id)
             case 3 if live:
                 gone = draw.sample(list(live), min(3, len(live)))
                 queue.remove_requests(gone)

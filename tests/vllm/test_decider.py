@@ -9,7 +9,7 @@ import pytest
 
 from continuum_connector.policy.base import Choice, FinishedTurn, Pin, Snapshot
 from continuum_connector.policy.fixed_ttl import FixedTtl
-from continuum_connector.scheduler.decider import OVER_S
+from continuum_connector.programs.program import OVER_S
 from continuum_connector.toolcalls.asked import UNREAD, Asked, Ending, ToolCall
 from tests.vllm.agents import AgentEngine, live, pinned
 

@@ -11,7 +11,7 @@ import pytest
 from continuum_connector.metric_table import CHANCES, OUTCOMES
 from continuum_connector.policy.base import Choice, FinishedTurn, Free, Offload, Pin, Snapshot
 from continuum_connector.policy.fixed_ttl import FixedTtl
-from continuum_connector.scheduler.decider import OVER_S
+from continuum_connector.programs.program import OVER_S
 from continuum_connector.trace import EVENTS
 from tests.vllm.agents import AgentEngine
 from tests.vllm.harness import prompt
