@@ -48,11 +48,12 @@ MAY_IMPORT = {  # what each room may import besides itself and `errors`
     },
     "worker": {"messages", "config", "proven", ""},
     "proven": {"config"},
+    "coordinator": set(),
     "compat": {"scheduler", "costs", "proven", "config"},
     "checks": {"compat", "plugin", "config", "proven", "worker", "switch", "switch_endpoint"},
     "build": {
         *("compat", "scheduler", "worker", "policy", "account", "config", "trace", "kv_events"),
-        *("toolcalls", "costs", "proven"),
+        *("toolcalls", "costs", "proven", "coordinator"),
     },
     "worker_hooks": {"build", "compat", "account", "carriers", "timed", "worker"},
     "connector": {
