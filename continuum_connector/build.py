@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from continuum_connector import compat, proven
+from continuum_connector import compat, coordinator, proven
 from continuum_connector.account import Account
 from continuum_connector.config import FIRST_BYTES, ContinuumConfig
 from continuum_connector.costs.costs import Costs
@@ -20,6 +20,7 @@ from continuum_connector.policy.registry import make_policy
 from continuum_connector.scheduler.decider import Decider
 from continuum_connector.scheduler.ending import Endings
 from continuum_connector.scheduler.holds import HoldTable
+from continuum_connector.scheduler.kv_groups import KvGroups
 from continuum_connector.scheduler.scheduler import SchedulerSide
 from continuum_connector.scheduler.tier import DramTier
 from continuum_connector.scheduler.tier_events import TierEvents
@@ -66,7 +67,7 @@ def scheduler_side(
     wake: Callable[[], None] | None,
 ) -> SchedulerSide:
     """Build the scheduler half around vLLM's block pool."""
-    groups = compat.kv_groups(vllm_config, kv_cache_config)
+    groups = _groups(vllm_config, kv_cache_config, pool)
     world_size, node_ranks = compat.num_ranks(vllm_config)
     slot_bytes = compat.bytes_per_block(kv_cache_config)
     num_slots = _num_slots(config, vllm_config, len(groups), node_ranks, slot_bytes)
@@ -97,6 +98,20 @@ def scheduler_side(
         Waker(wake) if wake is not None else NoWaker(),
         Endings(tokenizer),
     )
+
+
+def _groups(vllm_config: Any, kv_cache_config: Any, pool: Any) -> KvGroups:
+    groups = compat.kv_groups(vllm_config, kv_cache_config)
+    found = None if groups.are_simple else coordinator.find(pool)
+    if found is not None:
+        groups.rule = coordinator.HitRule(found, pool)
+    elif not groups.are_simple:
+        logger.warning(
+            "ContinuumConnector cannot ask this vLLM which blocks a turn will hit, so pins of "
+            "models with attention windows may keep blocks that nobody finds; vLLM 0.33 can be "
+            "asked"
+        )
+    return groups
 
 
 def _decider(

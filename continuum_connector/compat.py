@@ -1,7 +1,7 @@
 """The only file that asks which vLLM this is, always by feature, never by version number.
 
-Every touch of a name that vLLM does not promise goes through here; tests/versions runs it
-against the releases in SUPPORTED.
+Every touch of a name that vLLM does not promise goes through here, of its prefix cache through
+coordinator.py; tests/versions runs it against the releases in SUPPORTED.
 """
 
 from __future__ import annotations

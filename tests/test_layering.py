@@ -50,13 +50,14 @@ MAY_IMPORT = {  # what each room may import besides itself and `errors`
     },
     "worker": {"messages", "config", "proven", ""},
     "proven": {"config"},
+    "coordinator": set(),
     "compat": {"scheduler", "costs", "proven", "config", "node"},
     "checks": {
         *("compat", "plugin", "config", "proven", "worker", "switch", "switch_endpoint", "node"),
     },
     "build": {
         *("compat", "scheduler", "worker", "policy", "account", "config", "trace", "kv_events"),
-        *("toolcalls", "costs", "proven"),
+        *("toolcalls", "costs", "proven", "coordinator"),
     },
     "worker_hooks": {"build", "compat", "account", "carriers", "timed", "worker"},
     "connector": {

@@ -97,6 +97,7 @@ def scheduler(config: VllmConfig, kv_cache_config: KVCacheConfig) -> tuple[Any, 
     the config chooses, and how many tokens a block hash stands for."""
     config.cache_config.num_gpu_blocks = kv_cache_config.num_blocks
     block_size, hash_block_size = resolve_kv_cache_block_sizes(kv_cache_config, config)
+    _complete(kv_cache_config, config.cache_config, hash_block_size)
     built = config.scheduler_config.get_scheduler_cls()(
         vllm_config=config,
         kv_cache_config=kv_cache_config,
@@ -107,6 +108,15 @@ def scheduler(config: VllmConfig, kv_cache_config: KVCacheConfig) -> tuple[Any, 
         hash_block_size=hash_block_size,
     )
     return built, hash_block_size
+
+
+def _complete(built: KVCacheConfig, config: CacheConfig, hash_block_size: int) -> None:
+    """Add what a server's has of the config, where this vLLM has it: without it window groups
+    would hash every block (>= 0.29), as on no server."""
+    if hasattr(built, "prefix_cache_retention_interval"):
+        built.prefix_cache_retention_interval = config.prefix_cache_retention_interval
+    if hasattr(built, "hash_block_size"):
+        built.hash_block_size = hash_block_size
 
 
 def kv_cache_config(

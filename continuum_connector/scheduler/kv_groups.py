@@ -3,13 +3,15 @@
 All groups share one block pool, so a block id belongs to one group at a time, and a hit
 of h blocks needs blocks [0, h) of full-attention groups but only the last window of
 sliding-window groups (vLLM v1/core/single_type_kv_cache_manager.py, get_num_skipped_tokens).
+Which blocks a hit in VRAM will need, vLLM itself says (HitRule); of DRAM it knows nothing.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from operator import itemgetter
+from typing import Any, Protocol
 
 from continuum_connector.scheduler.slots import Key
 
@@ -23,16 +25,29 @@ class KvGroup:
     window: int | None = None
 
 
+class HitRule(Protocol):
+    """vLLM's own rule for prefix hits (coordinator.py)."""
+
+    is_on: bool
+
+    def kept(self, request: Any) -> Sequence[Sequence[Any]]: ...
+
+
 def block_key(block_hash: bytes, group: int) -> Key:
     """The name of a block in vLLM's prefix cache (make_block_hash_with_group_id)."""
     return block_hash + group.to_bytes(4, "big")
 
 
 class KvGroups:
-    """The groups of one model; all have one block size, which is also that of the hashes."""
+    """The groups of one model; all have one block size, which is also that of the hashes.
+
+    `rule` says what the next turn will hit. None where that is every block with a hash: one group
+    of full attention.
+    """
 
     def __init__(self, groups: Sequence[KvGroup]) -> None:
         self._groups = tuple(groups)
+        self.rule: HitRule | None = None
         self.block_size = groups[0].block_size
         self.num_full = sum(group.window is None for group in groups)
 
@@ -41,6 +56,31 @@ class KvGroups:
 
     def __iter__(self) -> Iterator[KvGroup]:
         return iter(self._groups)
+
+    @property
+    def are_simple(self) -> bool:
+        """Whether a hit needs every block before its end, and nothing else."""
+        return len(self._groups) == self.num_full == 1
+
+    def kept(
+        self, pool_blocks: Sequence[Any], block_ids: Sequence[Sequence[int]], request: Any
+    ) -> list[tuple[int, int, Any]]:
+        """Return (index, group, block) of every block of a finished turn that the next one will
+        hit, head of the chain first over all groups.
+
+        `block_ids`: the turn's blocks per group; without any it computed nothing that is kept.
+        """
+        if self.rule is None:
+            return self.hashed_blocks(pool_blocks, block_ids, request.block_hashes)
+        if not any(block_ids):
+            return []
+        found = [
+            (index, group, block)
+            for group, blocks in enumerate(self.rule.kept(request))
+            for index, block in enumerate(blocks)
+            if not block.is_null
+        ]
+        return sorted(found, key=itemgetter(0, 1))
 
     def hashed_blocks(
         self,
@@ -86,8 +126,9 @@ class KvGroups:
         """Index of the first block of `group` that a hit of `hit` blocks reads, from `start` on."""
         if group.window is None:
             return start
-        # One token more than attention reads, so that a load never lacks a block.
-        return max(start, (hit * self.block_size - group.window) // self.block_size, 0)
+        # As many as vLLM's lookup asks for (_contiguous_blocks_for_hit) and a load gets blocks
+        # for: the next token is one of the window.
+        return max(start, (hit * self.block_size - group.window + 1) // self.block_size, 0)
 
     def _last_gap(
         self, hashes: Sequence[bytes], start: int, hit: int, has: Callable[[Key], bool]

@@ -262,7 +262,7 @@ class SchedulerSide:
         self.tier.forget_request(request.request_id)
         self.retention.room.references_dropped()
         self.retention.unexpect(turn.program.key, request.request_id)
-        blocks = self.groups.hashed_blocks(self._pool.blocks, block_ids, request.block_hashes)
+        blocks = self.groups.kept(self._pool.blocks, block_ids, request)
         if end is TurnEnd.ABORTED and not self._endings.went_away(request):
             end = TurnEnd.STOP
         turn.is_stray = turn.strays(request.block_hashes)  # others may have ended since it arrived
@@ -294,6 +294,8 @@ class SchedulerSide:
             self.turns.clear()
             self.waiting.clear()
             self.decider.forget_open(now)
+        if self.groups.rule is not None:
+            self.groups.rule.is_on = is_on
         self.records.switched(is_on, now)
 
     def shutdown(self, now: float) -> None:

@@ -28,11 +28,11 @@ def groups(size: int, *windows: int | None) -> KvGroups:
 def can_start_at(hit: int, start: int, have: set[Key], which: KvGroups) -> bool:
     """Whether all that the token after `hit` blocks and every later one attends to is there.
 
-    `start` blocks are in VRAM. One token more than attention reads is asked for.
+    `start` blocks are in VRAM.
     """
     size, position = which.block_size, hit * which.block_size
     for group in which:
-        first = 0 if group.window is None else max(0, position - group.window)
+        first = 0 if group.window is None else max(0, position - group.window + 1)
         read = {token // size for token in range(first, position)}
         if any(i >= start and block_key(HASHES[i], group.index) not in have for i in read):
             return False
@@ -60,7 +60,7 @@ def test_the_longest_hit_is_the_longest_that_attention_can_start_from(
 
 def test_a_lookup_costs_no_more_than_the_chain_is_long() -> None:
     which, hashes = groups(1, None, 100), [i.to_bytes(4, "big") for i in range(2000)]
-    stored = {block_key(hashes[i], 1) for i in range(300, 399)}  # one block short of a window
+    stored = {block_key(hashes[i], 1) for i in range(300, 398)}  # one block short of a window
     num_asked = 0
 
     def has(key: Key) -> bool:

@@ -1,0 +1,240 @@
+"""Windows: what is kept of models with sliding-window groups is what the next turn hits, and all
+of it: vLLM's own lookup is the rule, and others take what room there is meanwhile."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from vllm.v1.kv_cache_interface import KVCacheGroupSpec
+
+from bench.sim import versions
+from continuum_connector import coordinator
+from continuum_connector.scheduler.kv_groups import KvGroup, KvGroups, block_key
+from tests.vllm.agents import AgentEngine
+from tests.vllm.harness import Engine, prompt
+from tests.vllm.tiering import (
+    BLOCK,
+    MODES,
+    answers_as_without_a_tier,
+    check,
+    park,
+    run_turn,
+    tiered,
+)
+
+ANSWERS = pytest.mark.parametrize("answer", [3, 40, 100, 111])
+LONG = {"ttl_s": 60}
+
+
+def windowed(num_blocks: int = 300, **kwargs: Any) -> AgentEngine:
+    """One full-attention group, two of windows; pins outlast what others do."""
+    kwargs.setdefault("extra_config", LONG)
+    return AgentEngine(num_blocks, groups="hybrid", max_num_batched_tokens=1024, **kwargs)
+
+
+def others_take_the_pool(engine: Engine, seed: int = 90) -> None:
+    """Foreign programs that end, one after the other: what is free has been theirs afterwards."""
+    for i in range(4):
+        engine.add(f"x{seed + i}", 700, max_tokens=2, seed=seed + i, program=f"x{seed}", final=True)
+        engine.run_until_idle()
+
+
+def groups_of(engine: Engine) -> KvGroups:
+    groups: KvGroups = engine.connector.side.groups
+    return groups
+
+
+def next_hit(engine: Engine, tokens: int) -> int:
+    """All that a next turn can find of so many tokens: the last of them has no KV yet."""
+    return (tokens - 1) // BLOCK * BLOCK
+
+
+@MODES
+@ANSWERS
+def test_under_pressure_the_next_turn_hits_prompt_and_answer(
+    async_scheduling: bool, answer: int
+) -> None:
+    engine = windowed(async_scheduling=async_scheduling)
+    tokens = prompt(500)
+    for turn in range(3):
+        request_id = f"a{turn}"
+        engine.run_turn(request_id, tokens, max_tokens=answer, program="p")
+        if turn:
+            assert engine.cached[request_id] == (next_hit(engine, len(tokens) - 20), 0)
+        others_take_the_pool(engine, seed=90 + 10 * turn)
+        tokens = engine.next_prompt(request_id, 20, seed=turn)
+    assert answers_as_without_a_tier(engine)
+
+
+@MODES
+@ANSWERS
+def test_a_load_from_dram_brings_prompt_and_answer(async_scheduling: bool, answer: int) -> None:
+    engine = tiered(groups="hybrid", async_scheduling=async_scheduling)
+    run_turn(engine, "a", 300, max_tokens=answer, program="p")
+    for turn, before in (("b", "a"), ("c", "b")):
+        park(engine)
+        tokens = engine.next_prompt(before, 20)
+        run_turn(engine, turn, tokens, max_tokens=answer, program="p")
+        assert engine.cached[turn] == (0, next_hit(engine, len(tokens) - 20))
+        check(engine)
+    assert answers_as_without_a_tier(engine)
+
+
+@MODES
+def test_a_pin_holds_what_the_next_turn_hits_and_no_block_more(async_scheduling: bool) -> None:
+    engine = windowed(async_scheduling=async_scheduling)
+    engine.run_turn("a", 500, max_tokens=100, program="p")
+    held = set(engine.foreign_refs())
+    assert len(held) == 599 // BLOCK + 2 * 4  # a window of 64 ends where the hit ends
+    engine.add("b", engine.next_prompt("a", 200), program="p")
+    engine.run_until_idle(until=lambda: "b" in engine.admissions)
+    managers = engine.scheduler.kv_cache_manager.coordinator.single_type_managers
+    found = {each.block_id for manager in managers for each in manager.req_to_blocks["b"]}
+    assert held < found
+
+
+def test_what_left_a_window_is_taken_out_of_the_free_queue() -> None:
+    """A window that is no number of blocks is not kept while the turn runs: then the prompt's own
+    is the last that vLLM hashed, and it has left the turn."""
+    engine = windowed(window=72)
+    in_turn: set[int] = set()
+    finish = engine.connector.request_finished_all_groups
+
+    def spy(request: Any, block_ids: Any) -> Any:
+        in_turn.update(*block_ids)
+        return finish(request, block_ids)
+
+    engine.connector.request_finished_all_groups = spy
+    engine.run_turn("a", 500, max_tokens=124, program="p")  # 623 tokens have KV: 15 in a block
+    if engine.scheduler.kv_cache_manager.coordinator.retention_interval is None:
+        pytest.skip("this vLLM hashes every window")
+    left = {block for block in engine.foreign_refs() if block not in in_turn}
+    assert len(left) == 2 * 5
+    others_take_the_pool(engine)
+    engine.run_turn("b", engine.next_prompt("a", 20), program="p")
+    assert engine.cached["b"] == (496, 0)
+    assert answers_as_without_a_tier(engine, "b")
+
+
+def decode_sizes(engine: Engine) -> set[int]:
+    """Run a turn; return how many blocks of a window it held in the steps that decoded."""
+    engine.add("a", 500, max_tokens=100, program="p")
+    sizes = set()
+    while engine.step():
+        for manager in engine.scheduler.kv_cache_manager.coordinator.single_type_managers[1:]:
+            table = manager.req_to_blocks.get("a", ())
+            if len(table) > 500 // BLOCK + 1:
+                sizes.add(sum(not block.is_null for block in table))
+    return sizes
+
+
+@MODES
+def test_a_running_turn_holds_no_more_than_vllm_reckons_with(async_scheduling: bool) -> None:
+    engine = windowed(async_scheduling=async_scheduling)
+    sizes = decode_sizes(engine)
+    spec = engine.scheduler.kv_cache_config.kv_cache_groups[1].kv_cache_spec
+    num_decoded = 1 + async_scheduling  # tokens of steps in flight
+    assert max(sizes) <= spec.max_admission_blocks_per_request(num_decoded, 32_768)
+
+
+def test_switched_off_windows_are_cut_as_vllm_cuts_them() -> None:
+    smallest = []
+    for is_on in (True, False):
+        engine = windowed()
+        engine.connector.side.switch(is_on, engine.clock())
+        smallest.append(min(decode_sizes(engine)))
+    is_dense = engine.scheduler.kv_cache_manager.coordinator.retention_interval is None
+    assert smallest == ([4, 4] if is_dense else [5, 4])
+
+
+def test_a_turn_that_never_ran_keeps_nothing_of_what_others_left() -> None:
+    engine = windowed()
+    engine.run_turn("a", 300, program="p")
+    request = engine.requests["a"]
+    assert groups_of(engine).kept(engine.pool.blocks, [[1], [], []], request)
+    assert groups_of(engine).kept(engine.pool.blocks, [[], [], []], request) == []
+
+
+def test_drafts_drop_a_block_of_the_next_hit_but_not_the_hit(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    if "is_eagle_group" not in {field.name for field in dataclasses.fields(KVCacheGroupSpec)}:
+        pytest.skip("this vLLM does not say whose groups drafts read")
+    build: Callable[..., Any] = versions.kv_cache_config
+
+    def with_drafts(*args: Any, **kwargs: Any) -> Any:
+        built = build(*args, **kwargs)
+        built.kv_cache_groups[0].is_eagle_group = True
+        return built
+
+    monkeypatch.setattr(versions, "kv_cache_config", with_drafts)
+    engine = windowed()
+    managers = engine.scheduler.kv_cache_manager.coordinator.single_type_managers
+    if not managers[0].use_eagle:
+        pytest.skip("this vLLM drops blocks only where drafts run")
+    engine.run_turn("a", 500, max_tokens=100, program="p")
+    hit = engine.pinned_blocks()
+    others_take_the_pool(engine)
+    engine.run_turn("b", engine.next_prompt("a", 20), program="p")
+    cached = engine.cached["b"][0]
+    assert cached >= 480
+    assert hit == cached // BLOCK + 2 * 4 + 1  # and the block behind it, which proves it
+
+
+def test_the_engine_hashes_windows_as_a_server_does() -> None:
+    engine = windowed()
+    wanted = getattr(
+        engine.vllm_config.cache_config, "prefix_cache_retention_interval", None
+    )  # before 0.29 an environment variable, not set
+    assert engine.scheduler.kv_cache_manager.coordinator.retention_interval == wanted
+    assert isinstance(groups_of(engine).rule, coordinator.HitRule)
+    assert groups_of(Engine(100)).rule is None  # one group of full attention: nothing to ask
+
+
+class Cached:
+    """The part of a BlockPool that vLLM's lookup reads, with the blocks of `keys` cached."""
+
+    def __init__(self, pool: Any, keys: set[bytes]) -> None:
+        self.null_block, self.hash_block_size = pool.null_block, pool.hash_block_size
+        self._block, self._keys = pool.blocks[1], keys
+
+    def get_cached_block(self, block_hash: bytes, groups: list[int]) -> list[Any] | None:
+        if any(block_key(block_hash, group) not in self._keys for group in groups):
+            return None
+        return [self._block] * len(groups)
+
+
+@pytest.fixture(scope="module")
+def lookups() -> dict[int, Any]:
+    return {}
+
+
+@given(
+    st.sampled_from([16, 17, 18, 40, 64, 65, 72]),
+    st.lists(st.tuples(st.integers(0, 11), st.integers(0, 2)), max_size=8),
+    st.integers(0, 12),
+)
+@settings(max_examples=150, deadline=None)
+def test_what_a_load_can_bring_is_what_vllm_would_hit_in_vram(
+    lookups: dict[int, Any], window: int, missing: list[tuple[int, int]], end: int
+) -> None:
+    hashes = [bytes([i]) * 32 for i in range(12)]
+    groups = KvGroups([KvGroup(i, BLOCK, each) for i, each in enumerate((None, window, window))])
+    have = {block_key(block_hash, g) for block_hash in hashes for g in range(3)}
+    have -= {block_key(hashes[index], group) for index, group in missing}
+    if window not in lookups:
+        lookups[window] = Engine(50, groups="hybrid", window=window).scheduler
+    manager = lookups[window].kv_cache_manager
+    shadow = copy.copy(manager.coordinator)
+    shadow.block_pool = pool = Cached(manager.block_pool, have)
+    shadow.single_type_managers = tuple(map(copy.copy, shadow.single_type_managers))
+    for each in shadow.single_type_managers:
+        each.block_pool = pool
+    hit = shadow.find_longest_cache_hit(hashes, end * BLOCK)[1]
+    assert groups.longest_hit(hashes, 0, end, have.__contains__) == hit // BLOCK
