@@ -1,19 +1,20 @@
 """Attach: a subclass of whichever Scheduler vLLM chose, in which our hooks have their place.
 
-It does five things: names a request's program before it is queued, queues in program
-order, ranks preemption victims, retries a failed allocation while pins give way, and drops
-pins before the prefix cache is reset. Servers without our connector never see it.
+It does six things: names a request's program before it is queued, queues in program order,
+lines up preemption victims, retries a failed allocation while pins give way, forgets the
+hashes of what a victim never computed, and drops pins before the prefix cache is reset.
+Servers without our connector never see it.
 """
 
 from __future__ import annotations
 
 import functools
-import inspect
 from collections.abc import Callable
 from operator import methodcaller
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from continuum_connector.allocation import Allocation
     from continuum_connector.order import Order
 
 _MARK = "_continuum_wraps"
@@ -66,62 +67,25 @@ def _build(base: type, *args: Any, **kwargs: Any) -> Any:
     return subclass(base)(*args, **kwargs)
 
 
-def _with_room(allocate: Callable[..., Any], scheduler: Any, ours: Any) -> Callable[..., Any]:
-    """Wrap KVCacheManager.allocate_slots: before it answers None, pins give way.
-
-    It is called for every running request in every step, so success costs one comparison.
-    """
-    from continuum_connector import build, compat
-
-    bind = _bound_arguments(allocate)
-
-    def retry(request: Any, args: Any, kwargs: Any) -> Any:
-        need = 0  # a running request needs a block or so, and is preempted if it gets none
-        if compat.is_waiting(request):
-            need = build.blocks_needed(bind(request, *args, **kwargs), ours.side)
-        attempt = functools.partial(allocate, request, *args, **kwargs)
-        return ours.make_room(request, attempt, need, bool(scheduler.running))
-
-    @functools.wraps(allocate)
-    def allocate_slots(request: Any, *args: Any, **kwargs: Any) -> Any:
-        blocks = allocate(request, *args, **kwargs)
-        if blocks is not None or ours.acting is None:
-            return blocks
-        return retry(request, args, kwargs)
-
-    return allocate_slots
-
-
-def _bound_arguments(function: Callable[..., Any]) -> Callable[..., dict[str, Any]]:
-    """Return a function that names the arguments of a call to `function`, defaults included."""
-    signature = inspect.signature(function)
-
-    def bind(*args: Any, **kwargs: Any) -> dict[str, Any]:
-        bound = signature.bind(*args, **kwargs)
-        bound.apply_defaults()
-        return bound.arguments
-
-    return bind
-
-
 def _vllm_config(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     return kwargs["vllm_config"] if "vllm_config" in kwargs else args[0]
 
 
-def _hook_in(scheduler: Any, ours: Any) -> Order | None:
-    """Put our hooks into a scheduler that has just been built; its order, if that is ours."""
+def _hook_in(scheduler: Any, ours: Any) -> tuple[Allocation, Order | None]:
+    """Put our hooks into a scheduler that has just been built; no Order if that is vLLM's."""
     from continuum_connector import compat
+    from continuum_connector.allocation import Allocation
     from continuum_connector.order import Order
 
     compat.recompute_failed_loads(scheduler)
-    compat.free_blocks_at_once(scheduler)
-    allocate = scheduler.kv_cache_manager.allocate_slots
-    scheduler.kv_cache_manager.allocate_slots = _with_room(allocate, scheduler, ours)
+    if scheduler.connector is ours:  # a partner's loads may need what this would undo
+        compat.free_blocks_at_once(scheduler)
+    allocation = Allocation(scheduler, ours)
     if not ours.orders:
-        return None
+        return allocation, None
     order = Order(scheduler, ours)
     ours.on_switch = order.switch
-    return order
+    return allocation, order
 
 
 def _next_queue(scheduler: Any, ours: Any, own: Callable[[], Any]) -> Any:
@@ -155,7 +119,7 @@ def subclass(base: Any) -> Any:
             ours = compat.find_ours(self.connector, ContinuumConnector)
             self._continuum = ours if ours is not None and ours.side is not None else None
             if self._continuum is not None:
-                self._order = _hook_in(self, ours)
+                self._allocation, self._order = _hook_in(self, ours)
                 ours.attached(base.__name__)
 
         @property
@@ -170,9 +134,20 @@ def subclass(base: Any) -> Any:
 
         def add_request(self, request: Any) -> None:
             if self._acting is not None and request.request_id not in self.requests:
-                ranks_victims = self._order is not None and self._order.ranks_victims
-                self._acting.before_queued(request, ranks_victims)
+                self._acting.before_queued(request)
             super().add_request(request)
+
+        def schedule(self, *args: Any, **kwargs: Any) -> Any:
+            if self._continuum is not None:
+                may_preempt = self._allocation.before_step()
+                if may_preempt and self._order is not None:
+                    self._order.line_up()
+            return super().schedule(*args, **kwargs)
+
+        def _preempt_request(self, request: Any, *args: Any, **kwargs: Any) -> None:
+            if self._continuum is not None:
+                compat.forget_uncomputed(self, request)
+            super()._preempt_request(request, *args, **kwargs)
 
         def reset_prefix_cache(self, *args: Any, **kwargs: Any) -> bool:
             if self._continuum is not None:

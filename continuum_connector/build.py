@@ -172,10 +172,13 @@ def blocks_needed(call: Mapping[str, Any], side: SchedulerSide) -> int:
     """Return a lower bound of the blocks that a waiting request's allocation takes.
 
     `call`: the arguments of KVCacheManager.allocate_slots. Only full-attention groups
-    count, since what a window needs depends on what may be skipped.
+    count, since what a window needs depends on what may be skipped. Whoever holds blocks may
+    hold more than its computed tokens fill, as after a load that failed half way.
     """
     request, size = call["request"], side.groups.block_size
-    found = request.num_computed_tokens + call.get("num_new_computed_tokens", 0)
+    if request.num_computed_tokens:
+        return side.groups.num_full
+    found = call.get("num_new_computed_tokens", 0)
     total = found + call.get("num_external_computed_tokens", 0) + call["num_new_tokens"]
     if call.get("full_sequence_must_fit"):
         total = max(total, request.num_tokens)

@@ -50,6 +50,12 @@ def is_waiting(request: Any) -> bool:
     return bool(request.status != RequestStatus.RUNNING)
 
 
+def computes_whole_prompt(request: Any) -> bool:
+    """Whether nothing may be read from a cache, as with prompt_logprobs. Before 0.30 vLLM asks
+    for external hits all the same, and takes them."""
+    return bool(request.skip_reading_prefix_cache)
+
+
 def turn_end(request: Any) -> TurnEnd:
     """How a finished request ended; the API server aborts for its stop strings too."""
     if request.status == RequestStatus.FINISHED_ABORTED:
@@ -206,24 +212,25 @@ def _asks_by_priority() -> bool:
     return hasattr(Scheduler, "_select_waiting_queue_for_scheduling")
 
 
-def rank_victims_by_request(scheduler: Any) -> bool:
-    """Let vLLM preempt by (priority, arrival_time) of the requests, latest first.
+def preempts_by_priority(scheduler: Any) -> bool:
+    """Whether the user's priorities choose who is preempted (v1/core/sched/scheduler.py,
+    schedule())."""
+    return bool(scheduler.policy.value == "priority")
 
-    Under FCFS it preempts whoever was admitted last. Its other rule also rolls back a victim
-    that was scheduled earlier in the same step. Once the queues exist, `policy` is read for
-    the choice of victims and, before 0.31, of the queue (v1/core/sched/scheduler.py,
-    schedule()), which attach.py answers. Returns False where the user chose the priority
-    policy: then the user's priorities stay as they are.
+
+def forget_uncomputed(scheduler: Any, request: Any) -> None:
+    """For before vLLM preempts `request`: forget the hashes of its blocks that nobody computed.
+
+    The priority policy also preempts what it has scheduled in this very step. allocate_slots
+    has hashed those blocks already, so they would come free with hashes that can be found, and
+    whoever hit them would read what is not there. Costs nothing for any other victim.
     """
-    from vllm.v1.core.sched.request_queue import SchedulingPolicy
-
-    own, scheduler.policy = scheduler.policy, SchedulingPolicy.PRIORITY
-    return bool(own != SchedulingPolicy.PRIORITY)
-
-
-def rank_victims_as_configured(scheduler: Any) -> None:
-    """Undo that: the choice is vLLM's own, and before 0.31 that of the queue."""
-    scheduler.policy = type(scheduler.policy)(scheduler.scheduler_config.policy)
+    manager = scheduler.kv_cache_manager
+    unsealed: set[int] = set()
+    for group in manager.get_block_ids(request.request_id):
+        first = request.num_computed_tokens // scheduler.block_size
+        unsealed.update(block_id for block_id in group[first:] if block_id)
+    manager.evict_blocks(unsealed)
 
 
 def ask_to_recompute(vllm_config: Any) -> None:

@@ -151,16 +151,10 @@ class ContinuumConnector(WorkerHooks, SupportsHMA):  # type: ignore[misc]
         logger.info("ContinuumConnector attached to %s: pins yield, turns wait %s", base, order)
 
     @timed("on_new_request")
-    def before_queued(self, request: Any, ranks_victims: bool) -> None:
+    def before_queued(self, request: Any) -> None:
         """Name the request's program before it is queued (scheduler subclass only)."""
         assert self.side is not None
-        turn = self.side.begin_turn(request, self._clock())
-        if ranks_victims:
-            # vLLM preempts the largest (priority, arrival_time): not a last turn, then the
-            # program that came last (Continuum's rule; policy.md, section 2).
-            is_last = turn.identity.hints.final and not turn.is_stray
-            request.priority = 0 if is_last else 1
-            request.arrival_time = turn.program.arrival
+        self.side.begin_turn(request, self._clock())
 
     def on_new_request(self, request: Any) -> None:
         if self.acting is not None and not self._is_attached:  # else `before_queued` did it
@@ -186,6 +180,11 @@ class ContinuumConnector(WorkerHooks, SupportsHMA):  # type: ignore[misc]
         holds = not compat.holds_kv(request)
         return (holds, request.priority, *rank) if by_priority else (holds, *rank)
 
+    def victim_rank(self, request: Any) -> tuple[Any, ...]:
+        """A running request's place in front of the next victim: the largest goes first."""
+        assert self.side is not None
+        return (request.is_prefill_chunk, *self.side.victim_rank(request))
+
     @timed("get_num_new_matched_tokens")
     def get_num_new_matched_tokens(
         self, request: Any, num_computed_tokens: int
@@ -195,7 +194,8 @@ class ContinuumConnector(WorkerHooks, SupportsHMA):  # type: ignore[misc]
         now = self._clock()
         if not self._is_attached:
             self.acting.unattached.before_lookup(request, num_computed_tokens, now)
-        return self.acting.match(request, num_computed_tokens, now)
+        found = self.acting.match(request, num_computed_tokens, now)
+        return (0, False) if compat.computes_whole_prompt(request) else found
 
     def make_room(
         self, request: Any, attempt: Callable[[], Any], need: int, others_run: bool

@@ -5,8 +5,18 @@ from __future__ import annotations
 import hashlib
 from typing import Any
 
+from continuum_connector.programs.program import Hints, Identity, IdentitySource
 from continuum_connector.scheduler.kv_groups import block_key
 from tests.vllm.harness import Engine
+
+
+def remember_programs(side: Any, num_programs: int) -> None:
+    """Let each of the programs of which DRAM will have blocks have had a turn."""
+    for number in range(num_programs):
+        name = f"job:pinned{number}"
+        identity = Identity(name, IdentitySource.CLIENT, Hints())
+        side.programs.begin_turn(identity, name, (), now=0.0)
+        side.programs.end_turn(name, now=0.0)
 
 
 def pin_programs(engine: Engine, num_programs: int, prompt_tokens: int) -> None:

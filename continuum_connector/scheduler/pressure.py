@@ -30,9 +30,11 @@ class Pressure:
     ) -> Any:
         """Retry a failed allocation while pins give way; None if that cannot help.
 
-        `need`, `others_run`: as SchedulerSide.make_room has them. Room that only clients' wishes
-        held has no price, for they give way to everybody.
+        `need`, `others_run`: as SchedulerSide.make_room has them. While nothing runs no estimate
+        is asked: were it too high the engine would stand still for ever (law 1). Room that only
+        clients' wishes held has no price, for they give way to everybody.
         """
+        need = need if others_run else min(need, 1)
         num_pressed = self._retention.num_pressed
         claim = self._claim(request_id, turn, bool(need) and others_run, now)
         blocks = self._retention.make_room(attempt, request_id, need, claim, now)

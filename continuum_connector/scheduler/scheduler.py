@@ -110,6 +110,16 @@ class SchedulerSide:
         has_pin = pin is not None and not pin.is_wish  # a wish moves nobody's place
         return (not is_preempted, not has_pin, turn.program.arrival, turn.arrival)
 
+    def victim_rank(self, request: Any) -> tuple[Any, ...]:
+        """Among running requests: last turns stay longest, then those of programs that came
+        first (Continuum, section 4.3). One that we do not know ran while we were off: it stays
+        behind all."""
+        turn = self.turns.get(request.request_id)
+        if turn is None:
+            return (True, math.inf, math.inf)
+        is_last = bool(turn.identity.hints.final) and not turn.is_stray
+        return (not is_last, turn.program.arrival, turn.arrival)
+
     def program_of(self, request: Any) -> str:
         turn = self.turns.get(request.request_id)
         return turn.program.key if turn is not None else request.request_id

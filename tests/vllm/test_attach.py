@@ -193,7 +193,7 @@ def test_a_bad_config_stops_the_server_with_value_consequence_and_cure(
 def test_the_connectors_hooks_are_all_known_to_vllms_base_class() -> None:
     """A hook that vLLM renamed would silently never be called."""
     ours = {"set_clock", "attached", "before_queued", "rank", "make_room", "bind_gpu_block_pool"}
-    ours |= {"orders"}
+    ours |= {"orders", "victim_rank"}
     # vLLM 0.26-0.28 only, or 0.30+ only
     ours |= {"prefer_cross_layer_blocks", "register_cross_layers_kv_cache"}
     ours |= {"has_pending_block_frees", "get_transfer_results", "get_required_kvcache_layout"}
@@ -227,3 +227,33 @@ def test_inside_a_multi_connector_we_are_attached_as_alone(
     found = compat.find_ours(engine.connector, ContinuumConnector)
     assert found.side is not None
     assert isinstance(engine.scheduler.waiting, ProgramQueue)
+
+
+@pytest.mark.parametrize("is_alone", [True, False], ids=["alone", "with a partner"])
+def test_vllms_fence_around_freed_blocks_stays_where_a_partner_may_need_it(is_alone: bool) -> None:
+    """Before 0.32 vLLM frees blocks late where a connector's writes are not ordered behind the
+    step in flight. Ours are; what a partner inside a MultiConnector does, we cannot know."""
+    ours = {"kv_connector": "ContinuumConnector", "kv_role": "kv_both"}
+    partner = {
+        "kv_connector": "ToyConnector",
+        "kv_connector_module_path": "tests.vllm.toy_connector",
+        "kv_role": "kv_both",
+        "kv_connector_extra_config": {"world_size": 1},
+    }
+    stock = Engine(connector=None, async_scheduling=True)
+    if not hasattr(stock.scheduler, "defer_block_free"):
+        pytest.skip("this vLLM has no such fence")
+    plugin.register()
+    if is_alone:
+        engine = Engine(async_scheduling=True)
+        # From 0.32 on vLLM asks per request, and a fence costs no more than it must.
+        expected = hasattr(engine.scheduler, "_request_blocks_can_be_freed")
+    else:
+        engine = Engine(
+            connector="MultiConnector",
+            extra_config={"connectors": [ours, partner]},
+            async_scheduling=True,
+        )
+        expected = True
+    assert engine.scheduler._continuum is not None
+    assert engine.scheduler.defer_block_free is expected

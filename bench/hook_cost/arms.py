@@ -1,0 +1,175 @@
+"""Engines under measurement: stock and ours, stepped in turn in one process."""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import itertools
+import sys
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from bench.hook_cost.population import fill_dram, pin_programs, remember_programs
+from tests.vllm.harness import Engine
+from tests.vllm.tiering import SLOT_BYTES
+
+HOOKS = (
+    "before_queued",
+    "on_new_request",
+    "rank",
+    "get_num_new_matched_tokens",
+    "update_state_after_alloc",
+    "build_connector_meta",
+    "update_connector_output",
+    "request_finished_all_groups",
+    "has_pending_push_work",
+    "take_events",
+    "get_kv_connector_stats",
+)
+
+# Seconds; dear enough for `adaptive` to pin every turn for as long as it may.
+KNOWN_COSTS = {"prefill": [0.01, 1e-3, 0.0, 0.0, 0.0], "load": [0.01, 1e-3]}
+
+
+class Arm:
+    """One engine under measurement, kept at `num_turns` turns, those that wait included."""
+
+    def __init__(
+        self,
+        name: str,
+        engine: Engine,
+        args: argparse.Namespace,
+        clock: Callable[[], float] = time.perf_counter,
+    ) -> None:
+        self.name = name
+        self.engine = engine
+        self.num_turns = args.running
+        self.program_of: Callable[[int], str] = "program{}".format
+        self.step_us: list[float] = []
+        self.hook_us: list[float] = []
+        self._args = args
+        self._clock = clock
+        self._numbers = itertools.count()
+        self._inside = 0.0
+        self._depth = 0
+        self._clock_parts = 0.0
+        for method in ("schedule", "update_from_output", "add_request"):
+            self._time(engine.scheduler, method)
+
+    def refill(self) -> None:
+        """Replace the turns that ended; every one has a prompt of its own."""
+        missing = self.num_turns - len(self.engine.scheduler.requests)
+        for _ in range(missing):
+            number = next(self._numbers)
+            self.engine.add(
+                f"{self.name}{number}",
+                self._args.prompt,
+                self._args.output + number % self._args.output,
+                seed=number,
+                program=self.program_of(number),
+            )
+
+    def step(self) -> None:
+        """One engine step; its scheduler time, arrivals included, is added to the samples."""
+        self._clock_parts = self._inside = 0.0
+        self.refill()
+        self.engine.step()
+        self.step_us.append(self._clock_parts * 1e6)
+        self.hook_us.append(self._inside * 1e6)
+
+    def _time(self, target: Any, method: str) -> None:
+        original, clock = getattr(target, method), self._clock
+
+        def timed(*args: Any, **kwargs: Any) -> Any:
+            began = clock()
+            try:
+                return original(*args, **kwargs)
+            finally:
+                self._clock_parts += clock() - began
+
+        setattr(target, method, timed)
+
+    def time_hooks(self, hooks: Sequence[str]) -> None:
+        """From now on sum up what the connector's own hooks take, too."""
+        for hook in hooks:
+            self._time_hook(self.engine.connector, hook)
+
+    def _time_hook(self, target: Any, method: str) -> None:
+        original, clock = getattr(target, method), self._clock
+
+        def timed(*args: Any, **kwargs: Any) -> Any:
+            self._depth += 1
+            began = clock()
+            try:
+                return original(*args, **kwargs)
+            finally:
+                self._depth -= 1
+                if not self._depth:  # a hook inside a hook is counted once
+                    self._inside += clock() - began
+
+        setattr(target, method, timed)
+
+
+def build_arms(
+    args: argparse.Namespace,
+    policies: Sequence[str],
+    num_pins: int,
+    say: Callable[[str], None],
+    clock: Callable[[], float] = time.perf_counter,
+) -> list[Arm]:
+    """Stock, then ours, one per policy, with one size of pool; ours with pins and a full DRAM."""
+    common: dict[str, Any] = {
+        "num_blocks": args.vram_blocks,
+        "max_num_seqs": args.running,
+        "max_num_batched_tokens": 8192,
+    }
+    say("building the stock engine")
+    stock = Engine(connector=None, **common)
+    ours = {policy: _ours(policy, args, num_pins, common, say) for policy in policies}
+    arms = [Arm(name, engine, args, clock) for name, engine in {"stock": stock, **ours}.items()]
+    for arm in arms:
+        arm.engine.check = lambda: None  # of every block, between the steps: cold caches
+    return arms
+
+
+def _ours(
+    policy: str,
+    args: argparse.Namespace,
+    num_pins: int,
+    common: dict[str, Any],
+    say: Callable[[str], None],
+) -> Engine:
+    say(f"building ours with {policy}: {num_pins} pins, {args.dram_blocks} blocks in DRAM")
+    config = {"dram_bytes": args.dram_blocks * SLOT_BYTES, "policy": policy}
+    config |= {"ttl_s": 3600, "max_ttl_s": 3600}
+    engine = Engine(extra_config=config, **common)
+    assert engine.connector.costs.restore(KNOWN_COSTS) == 0
+    remember_programs(engine.connector.side, args.programs)
+    pin_programs(engine, num_pins, args.prompt)
+    fill_dram(engine.connector.side, args.dram_blocks, args.programs)
+    return engine
+
+
+def interleave(arms: Sequence[Arm], num_steps: int) -> None:
+    """Take `num_steps` steps of each arm, one of each at a time; their samples are those steps'.
+
+    Always in one order: each then finds in the caches what another left there. In alternating
+    order the first and the last would follow themselves half of the time, and look cheaper.
+    """
+    for arm in arms:
+        arm.refill()
+        arm.step_us.clear()
+        arm.hook_us.clear()
+    gc.collect()
+    gc.freeze()  # as EngineCore does once it is built (freeze_gc_heap)
+    for _ in range(num_steps):
+        for arm in arms:
+            arm.step()
+
+
+def progress(args: argparse.Namespace) -> Callable[[str], None]:
+    """What says on stderr how far we are, unless it is not wanted."""
+    if not args.progress:
+        return lambda text: None
+    return lambda text: print(f"  {text} ...", file=sys.stderr, flush=True)

@@ -1,0 +1,91 @@
+"""What our hooks add to a step that only decodes, in percent of a stock step.
+
+Stock and ours take the same step one after the other, and the clock is the CPU time of the
+scheduler's thread: who else uses the machine, and when, hardly shows. What is timed is the
+scheduler's own methods, no hook of ours by itself. Run from the repository root:
+
+    python -m bench.hook_cost.paired
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from bench.hook_cost.arms import build_arms, interleave, progress
+
+
+def measure(args: argparse.Namespace, policy: str, num_pins: int) -> dict[str, Any]:
+    """Microseconds per step, pairwise, with so many pins held by ours.
+
+    Two engines at a time: a third would find the caches as another of ours left them.
+    """
+    say = progress(args)
+    arms = stock, ours = build_arms(args, [policy], num_pins, say, time.thread_time)
+    say("warming up")
+    interleave(arms, args.warmup)
+    say(f"measuring {policy}, {num_pins} pins")
+    interleave(arms, args.steps)
+    return {
+        "policy": policy,
+        "pins": len(ours.engine.connector.side.pins),
+        "stock_step_us": stock.step_us,
+        "step_us": ours.step_us,
+    }
+
+
+def row(result: dict[str, Any]) -> str:
+    """One line of the table."""
+    stock, ours = np.array(result["stock_step_us"]), np.array(result["step_us"])
+    added = np.sort(ours - stock)
+    median, low, high = np.median(added), *_interval(added)
+    of_stock = 100 / np.median(stock)
+    return (
+        f"| {result['pins']:,} | {result['policy']} | {np.median(stock):.0f} "
+        f"| {np.median(ours):.0f} | {median:+.1f} ({low:+.1f} to {high:+.1f}) "
+        f"| {median * of_stock:+.1f} ({low * of_stock:+.1f} to {high * of_stock:+.1f}) |"
+    )
+
+
+def _interval(ordered: Any) -> tuple[float, float]:
+    """Between these values the median lies, 95 of 100 times: ranks by the binomial law."""
+    half = 0.98 * len(ordered) ** 0.5
+    low = max(0, int(len(ordered) / 2 - half))
+    return float(ordered[low]), float(ordered[len(ordered) - 1 - low])
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--policies", nargs="+", default=["fixed_ttl", "adaptive"], metavar="NAME")
+    parser.add_argument("--running", type=int, default=256, help="turns decoding at once")
+    parser.add_argument(
+        "--pins", type=int, nargs="+", default=[0, 1000], help="held by ours: a row each"
+    )
+    parser.add_argument("--programs", type=int, default=10_000, help="programs remembered")
+    parser.add_argument("--dram-blocks", type=int, default=100_000, help="blocks in DRAM")
+    parser.add_argument("--vram-blocks", type=int, default=120_000, help="VRAM pool in blocks")
+    parser.add_argument("--prompt", type=int, default=256, help="prompt tokens of each turn")
+    parser.add_argument("--output", type=int, default=3000, help="output tokens, at least")
+    parser.add_argument("--steps", type=int, default=1000, help="pairs of steps")
+    parser.add_argument("--warmup", type=int, default=60, help="steps before that")
+    parser.add_argument("--json", type=Path, help="write all samples here")
+    parser.add_argument("--quiet", dest="progress", action="store_false", help="no progress lines")
+    args = parser.parse_args()
+    if args.warmup + args.steps >= args.output:
+        parser.error(f"--output {args.output}: turns would end while they are measured; more")
+    results = [measure(args, policy, n) for n in args.pins for policy in args.policies]
+    print(f"{args.running} running turns, {args.steps} pairs of steps, CPU time\n")
+    print("| pins | policy | stock, us | ours, us | paired difference, us | % of stock |")
+    print("|---|---|---|---|---|---|")
+    print("\n".join(row(result) for result in results))
+    if args.json:
+        args.json.write_text(json.dumps(results))
+
+
+if __name__ == "__main__":
+    main()
