@@ -71,6 +71,7 @@ class _Transfer:
     sources: list[Content]  # content at submission; a copy in flight must not see it change
     before: list[Content] = field(default_factory=list)
     marks: list[Content] = field(default_factory=list)  # loads: what the targets hold meanwhile
+    is_cancelled: bool = False
 
 
 class FakeWorker:
@@ -194,8 +195,10 @@ class FakeWorker:
     # -- copies ----------------------------------------------------------------------------
 
     def _cancel(self, transfer_id: int) -> None:
-        if transfer_id in self.pending and not self.cancels_late:
-            self.fail(transfer_id, "cancelled")
+        if transfer_id in self.pending:
+            self.pending[transfer_id].is_cancelled = True
+            if not self.cancels_late:
+                self.fail(transfer_id, "cancelled")
 
     def _refuse(self, order: LoadOrder | StoreOrder, reason: str) -> None:
         self._submit(order, _Transfer(order, []))
@@ -250,6 +253,8 @@ class FakeWorker:
         ):
             now = self.vram.get(int(block))
             if now != transfer.before[i]:
+                if transfer.is_cancelled:  # abandoned: the slot holds a mixture, for nobody
+                    continue
                 raise OracleError(f"store {transfer_id}: block {block} was reused meanwhile")
             self.dram[int(slot)] = transfer.before[i].copy()
         self.num_blocks_stored += len(transfer.sources)
