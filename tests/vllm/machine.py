@@ -22,61 +22,21 @@ from hypothesis.stateful import (
 
 from bench.sim import versions
 from tests.vllm import tiering
+from tests.vllm.fake_worker import LoadOrder
 from tests.vllm.harness import Engine, prompt
+from tests.vllm.machine_draws import (
+    COPIES,
+    COSTS,
+    OURS,
+    PROGRAMS,
+    RARELY,
+    REQUEST,
+    SALTS,
+    SCHEDULING,
+    STEPS,
+)
 from tests.vllm.tiering import BLOCK, reference, tiered
 
-PROGRAMS = st.sampled_from([None, "a", "b", "c", "d"])
-STEPS = st.sampled_from([0, 1, 3, 40])
-RARELY = st.integers(0, 3).map(lambda dice: dice == 3)
-# What a request may bring besides its prompt and its program; then the steps that follow it.
-REQUEST = st.fixed_dictionaries(
-    {
-        "max_tokens": st.sampled_from([1, 5, 17, 33]),
-        "num_steps": STEPS,
-        "tool": st.sampled_from([None, None, "fast", "slow"]),
-        "final": st.sampled_from([None, None, False, True]),
-        "priority": st.sampled_from([0, 0, 1, 2]),
-        "skips_cache": st.integers(0, 7).map(lambda dice: dice == 7),
-        "stop": st.sampled_from([None, None, None, ["stop"]]),
-    }
-)
-SALTS = st.sampled_from([None, None, None, "x", "y"])
-# Prefill (base, per token, pair, decode, context) and load (latency, per block) in seconds, under
-# which `adaptive` pins and stores, pins without a store, stores without a pin, keeps nothing.
-COSTS: dict[str, Any] = {
-    "both": {"prefill": [0.01, 1e-2, 0.0, 0.0, 0.0], "load": [0.01, 1e-3]},
-    "pins": {"prefill": [0.01, 1e-2, 0.0, 0.0, 0.0], "load": [9.0, 1.0]},
-    "stores": {"prefill": [0.01, 1e-2, 0.0, 0.0, 0.0], "load": [0.0, 1e-9]},
-    "nothing": {"prefill": [0.0, 1e-12, 0.0, 0.0, 0.0], "load": [0.0, 1.0]},
-}
-SCHEDULING = st.fixed_dictionaries(
-    {
-        "async_scheduling": st.booleans(),
-        "policy": st.sampled_from(["fcfs", "fcfs", "priority"]),
-        "max_num_batched_tokens": st.sampled_from([128, 128, 512]),
-        "long_prefill_token_threshold": st.sampled_from([0, 0, 16, 64]),
-        "max_num_seqs": st.sampled_from([8, 8, 2]),
-        "watermark": st.sampled_from([0.0, 0.0, 0.1]),
-        "world_size": st.sampled_from([1, 1, 2]),
-        "hold_transfers": st.booleans(),
-        "ready_slots": st.sampled_from([None, None, 0, 5]),
-    }
-)
-OURS = st.fixed_dictionaries(
-    {
-        "order": st.booleans(),
-        "max_pinned_fraction": st.sampled_from([0.3, 0.9]),
-        "max_wait_s": st.sampled_from([0.0, 0.05, 1.0]),
-    }
-)
-# How the copies of a rank end: FakeWorker's own switches.
-COPIES = st.fixed_dictionaries(
-    {
-        "is_fast": st.booleans(),
-        "cancels_late": st.booleans(),
-        "saves_late": st.just(False) if versions.saves_on_empty_steps() else st.booleans(),
-    }
-)
 # Longer than a batch is in flight, than pins that cannot help are left untried (room.RETRY_STEPS).
 MAX_IDLE_STEPS = 20
 
@@ -177,10 +137,8 @@ class Machine(RuleBasedStateMachine):
     ) -> None:
         tokens = self.engine.next_prompt(before, 0)
         tokens = tokens[: max(1, len(tokens) - num_cut)] + prompt(num_new, seed=num_cut + 5)
-        request = self.engine.requests[before]
-        if program == "same":
-            program = (request.sampling_params.extra_args or {}).get("job_id")
-        self.add(tokens, program, cache_salt=request.cache_salt, **said)
+        program = self.program_of(before) if program == "same" else program
+        self.add(tokens, program, cache_salt=self.engine.requests[before].cache_salt, **said)
 
     @precondition(lambda self: self.done)
     @rule(
@@ -212,6 +170,31 @@ class Machine(RuleBasedStateMachine):
         tokens = prompt(self.capacity, 10 + len(self.engine.requests))
         self.send(tokens, num_outputs, num_steps, final=final)
 
+    @precondition(lambda self: self.done)
+    @rule(data=st.data(), num_left=st.integers(1, 4), num_spare=st.integers(0, 15))
+    def outgrow(self, data: Any, num_left: int, num_spare: int) -> None:
+        """A new program's prompt, chunk by chunk, leaves `num_left` blocks; a program that came
+        before it takes those but for `num_spare` tokens, and goes on: the two outgrow the pool."""
+        program = self.program_of(data.draw(st.sampled_from(self.done[-4:]))) or "a"
+        new = f"new{len(self.engine.requests)}"
+        quietly = {"tool": None, "skips_cache": False, "num_steps": 1}
+        tokens = prompt(max(1, self.num_free() - num_left * BLOCK), len(self.engine.requests))
+        self.add(tokens, new, max_tokens=5, priority=1, **quietly)
+        tokens = prompt(num_left * BLOCK - num_spare, 5000 + len(self.engine.requests))
+        self.add(tokens, program, max_tokens=33, **quietly)
+        self.step(40)
+
+    @precondition(lambda self: self.loading())
+    @rule(num_left=st.integers(0, 3))
+    def fail_loads_in_a_full_pool(self, num_left: int) -> None:
+        """What a load left of the pool another program's pin takes, and then the load fails."""
+        tokens = prompt(max(1, self.num_free() - num_left * BLOCK), 10 + len(self.engine.requests))
+        quietly = {"tool": None, "skips_cache": False, "num_steps": 3}
+        self.add(tokens, f"new{len(self.engine.requests)}", max_tokens=1, **quietly)
+        for rank, transfer_id in self.loading():
+            self.engine.workers[rank].fail(transfer_id)
+        self.step(40)
+
     def send(self, tokens: list[int], num_outputs: int, num_steps: int, **said: Any) -> None:
         """A request of nobody's that says nothing."""
         said |= {"max_tokens": num_outputs, "num_steps": num_steps}
@@ -238,7 +221,7 @@ class Machine(RuleBasedStateMachine):
         for _ in range(num_steps):
             self.engine.step()
             tiering.check(self.engine)
-            self.progresses()
+            self.stands_still()
 
     @rule(seconds=st.sampled_from([0.1, 0.1, 0.6, 0.6, 3.0, 3.0, 70.0]))
     def wait(self, seconds: float) -> None:
@@ -304,14 +287,32 @@ class Machine(RuleBasedStateMachine):
     def pending(self) -> list[tuple[int, int]]:
         return [(rank, i) for rank, w in enumerate(self.engine.workers) for i in sorted(w.pending)]
 
-    def progresses(self) -> None:
-        """Law 1: whatever pins and estimates say, somebody runs soon if nobody does, somebody
-        waits and no copy is under way that it may wait for."""
+    def loading(self) -> list[tuple[int, int]]:
+        workers = self.engine.workers
+        return [
+            each
+            for each in self.pending()
+            if isinstance(workers[each[0]].pending[each[1]].order, LoadOrder)
+        ]
+
+    def program_of(self, request_id: str) -> str | None:
+        """The name its client gave."""
+        said = self.engine.requests[request_id].sampling_params.extra_args or {}
+        return said.get("job_id")
+
+    def num_free(self) -> int:
+        """Tokens for which there is room now, pins left alone."""
+        return self.engine.free_blocks() // len(self.engine.windows) * BLOCK
+
+    def stands_still(self) -> bool:
+        """Never True. Law 1: whatever pins and estimates say, somebody runs soon if nobody does,
+        somebody waits and no copy is under way that it may wait for."""
         scheduler = self.engine.scheduler
         stands = bool(scheduler.get_num_unfinished_requests()) and not scheduler.running
         stands = stands and not len(self.engine.connector.side.tier.ledger)
         self.num_idle_steps = self.num_idle_steps + 1 if stands else 0
         assert self.num_idle_steps <= MAX_IDLE_STEPS, f"stands still: {self.engine.describe()}"
+        return False
 
     @invariant()
     def books_close(self) -> None:
@@ -331,7 +332,7 @@ class Machine(RuleBasedStateMachine):
 
     def drain(self) -> None:
         tiering.hold(self.engine, False)
-        self.engine.run_until_idle()
+        self.engine.run_until_idle(until=self.stands_still)
         self.engine.clock.advance(100.0)
         self.engine.connector.has_pending_push_work()
         self.engine.run_until_idle()
