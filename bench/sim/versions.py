@@ -5,6 +5,7 @@ from __future__ import annotations
 import atexit
 import dataclasses
 import functools
+import inspect
 import json
 import shutil
 import tempfile
@@ -158,3 +159,12 @@ def cached_tokens(output: Any) -> tuple[int, int] | None:
     """Return prompt tokens hit in VRAM and by the connector, from the output that says so."""
     stats = output.prefill_stats
     return stats and (stats.num_local_cached_tokens, stats.num_external_cached_tokens)
+
+
+@functools.cache
+def saves_on_empty_steps() -> bool:
+    """Whether workers hear `wait_for_save` in a step without tokens too (vLLM >= 0.31)."""
+    from vllm.v1.worker.kv_connector_model_runner_mixin import KVConnectorModelRunnerMixin
+
+    hooks = inspect.signature(KVConnectorModelRunnerMixin._get_kv_connector_output)
+    return "wait_for_save" not in hooks.parameters

@@ -71,10 +71,14 @@ class _Transfer:
     sources: list[Content]  # content at submission; a copy in flight must not see it change
     before: list[Content] = field(default_factory=list)
     marks: list[Content] = field(default_factory=list)  # loads: what the targets hold meanwhile
+    is_cancelled: bool = False
 
 
 class FakeWorker:
-    """Executes scheduler outputs. With `hold` off, a transfer settles in the next step.
+    """Executes scheduler outputs. With `hold` off, a transfer settles in the next step, or, if
+    `is_fast`, in the one that orders it. With `cancels_late` one that is cancelled goes on until
+    it is settled or failed, as a copy does that the driver has already. With `saves_late` the
+    stores of an empty step leave with the next one: vLLM <= 0.30 has no wait_for_save there.
 
     `windows` has one entry per KV group: tokens of attention, or None for all of them.
     """
@@ -91,6 +95,10 @@ class FakeWorker:
         self.windows = windows
         self.hold = hold
         self.rank = rank
+        self.is_fast = False
+        self.cancels_late = False
+        self.saves_late = False
+        self.is_down = False  # no tier on this rank: it takes no more orders
         self.num_ready_slots: int | None = None  # of host memory; None: nobody counts
         self.vram: dict[int, Content] = {}
         self.dram: dict[int, Content] = {}
@@ -99,6 +107,7 @@ class FakeWorker:
         self.num_blocks_stored = 0
         self._wrap_report = wrap_report or _connector_metadata
         self._requests: dict[str, _Request] = {}
+        self._stores: tuple[StoreOrder, ...] = ()
         self._report = WorkerReport()
         self._received: set[str] = set()
         self._failed_loads: set[str] = set()
@@ -135,6 +144,7 @@ class FakeWorker:
 
     def report_tier_down(self, why: str) -> None:
         """Say, as a rank does that could not page-lock its host memory, that it has no tier."""
+        self.is_down = True
         self._report.tier_down = why
 
     # -- one step ------------------------------------------------------------------------
@@ -144,6 +154,8 @@ class FakeWorker:
         if not self.hold:
             self.settle()
         plan = getattr(step.kv_connector_metadata, "plan", None) or StepPlan()
+        self._submit_stores()  # what an empty step left
+        self._stores = plan.stores
         for block in step.new_block_ids_to_zero or ():
             self.vram.pop(block, None)
         for transfer_id in plan.cancels:
@@ -157,12 +169,14 @@ class FakeWorker:
             request_id: self._forward(request_id, num_tokens)
             for request_id, num_tokens in step.num_scheduled_tokens.items()
         }
-        for store in plan.stores:
-            self._start_store(store)
+        if step.total_num_scheduled_tokens or not self.saves_late:
+            self._submit_stores()
         return sampled
 
     def take_connector_output(self) -> dict[str, Any]:
         """Return and forget what settled, as keyword arguments of KVConnectorOutput."""
+        if self.is_fast and not self.hold:
+            self.settle()
         output: dict[str, Any] = {}
         if self._received:
             output["finished_recving"] = self._received
@@ -182,12 +196,20 @@ class FakeWorker:
 
     def _cancel(self, transfer_id: int) -> None:
         if transfer_id in self.pending:
-            self.fail(transfer_id, "cancelled")
+            self.pending[transfer_id].is_cancelled = True
+            if not self.cancels_late:
+                self.fail(transfer_id, "cancelled")
+
+    def _refuse(self, order: LoadOrder | StoreOrder, reason: str) -> None:
+        self._submit(order, _Transfer(order, []))
+        self.fail(order.transfer_id, reason)
 
     def _start_load(self, order: LoadOrder) -> None:
+        if self.is_down:
+            self._refuse(order, "no_tier")
+            return
         if (order.slots < 0).any():  # the copy engine refuses what is outside its pool
-            self._submit(order, _Transfer(order, []))
-            self.fail(order.transfer_id)
+            self._refuse(order, "refused")
             return
         sources = [self._slot(order, int(slot)) for slot in order.slots]
         marks = [Content(-1, [None] * self.block_size) for _ in order.blocks]
@@ -205,7 +227,15 @@ class FakeWorker:
             self.vram[int(block)] = source.copy()
         self.num_blocks_loaded += len(transfer.sources)
 
+    def _submit_stores(self) -> None:
+        stores, self._stores = self._stores, ()
+        for order in stores:
+            self._start_store(order)
+
     def _start_store(self, order: StoreOrder) -> None:
+        if self.is_down:
+            self._refuse(order, "no_tier")
+            return
         sources = []
         for block, slot in zip(order.blocks, order.slots, strict=True):
             source = self.vram.get(int(block))
@@ -223,6 +253,8 @@ class FakeWorker:
         ):
             now = self.vram.get(int(block))
             if now != transfer.before[i]:
+                if transfer.is_cancelled:  # abandoned: the slot holds a mixture, for nobody
+                    continue
                 raise OracleError(f"store {transfer_id}: block {block} was reused meanwhile")
             self.dram[int(slot)] = transfer.before[i].copy()
         self.num_blocks_stored += len(transfer.sources)

@@ -159,6 +159,7 @@ class Engine:
         stop: list[str] | None = None,
         extra_args: dict[str, Any] | None = None,
         kv_transfer_params: dict[str, Any] | None = None,
+        prompt_logprobs: int | None = None,
         **request_fields: Any,
     ) -> Request:
         """Queue a request; `tokens` is the prompt or its length (with `seed`).
@@ -171,7 +172,11 @@ class Engine:
         args |= {} if final is None else {"is_last_step": int(final)}
         args |= {} if kv_transfer_params is None else {"kv_transfer_params": kv_transfer_params}
         params = SamplingParams(
-            max_tokens=max_tokens, stop=stop, ignore_eos=True, extra_args=args or None
+            max_tokens=max_tokens,
+            stop=stop,
+            ignore_eos=True,
+            extra_args=args or None,
+            prompt_logprobs=prompt_logprobs,
         )
         request_fields.setdefault("arrival_time", self.clock())
         request = Request(
@@ -272,8 +277,9 @@ class Engine:
 
     # -- what is held ----------------------------------------------------------------------
 
-    def reset_prefix_cache(self) -> bool:
-        return bool(self.scheduler.reset_prefix_cache())
+    def reset_prefix_cache(self, **how: bool) -> bool:
+        """`how`: as vLLM has it, reset_running_requests and reset_connector."""
+        return bool(self.scheduler.reset_prefix_cache(**how))
 
     def free_blocks(self) -> int:
         return int(self.pool.get_num_free_blocks())

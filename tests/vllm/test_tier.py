@@ -248,6 +248,21 @@ def test_a_finished_programs_blocks_leave_the_tier_first() -> None:
     assert (engine.cached["p2"], engine.cached["q3"]) == ((0, 144), (0, 32))
 
 
+@MODES
+def test_nothing_is_loaded_for_who_may_read_no_cache(async_scheduling: bool) -> None:
+    """Prompt log probabilities need every token of the prompt computed."""
+    engine = tiered(async_scheduling=async_scheduling)
+    run_turn(engine, "a", 200, program="p")
+    park(engine)
+    run_turn(engine, "b", engine.next_prompt("a", 20), program="p", prompt_logprobs=1)
+    assert engine.cached["b"] == (0, 0)
+    assert engine.worker.num_blocks_loaded == 0
+    park(engine)
+    run_turn(engine, "c", engine.next_prompt("b", 20), program="p")
+    assert engine.cached["c"][1] > 0
+    assert answers_as_without_a_tier(engine)
+
+
 @RANKS
 def test_a_tier_without_room_for_one_block_is_refused_in_one_sentence(world_size: int) -> None:
     least = SLOT_BYTES * world_size

@@ -1,0 +1,347 @@
+"""A state machine over the real scheduler: whatever happens in whatever order, books close.
+
+Each rule is something that clients, time, copies or operators do. After each one every
+block, pin, slot and transfer is accounted for, the oracle has compared all KV that was read, and
+somebody has run where somebody waited. In the end everything has finished with the model's own
+output and nothing is held.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from typing import Any
+
+from hypothesis import strategies as st
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    initialize,
+    invariant,
+    precondition,
+    rule,
+)
+
+from bench.sim import versions
+from tests.vllm import tiering
+from tests.vllm.fake_worker import LoadOrder
+from tests.vllm.harness import Engine, prompt
+from tests.vllm.machine_draws import (
+    COPIES,
+    COSTS,
+    OURS,
+    PROGRAMS,
+    RARELY,
+    REQUEST,
+    SALTS,
+    SCHEDULING,
+    STEPS,
+)
+from tests.vllm.tiering import BLOCK, reference, tiered
+
+# Longer than a batch is in flight, than pins that cannot help are left untried (room.RETRY_STEPS).
+MAX_IDLE_STEPS = 20
+
+
+class Machine(RuleBasedStateMachine):
+    """Programs on one engine. `done` are requests whose next turn may come."""
+
+    num_steps = num_engines = 0  # of all examples so far, for long_machine.py
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.engine: Engine = None  # type: ignore[assignment]
+        self.done: list[str] = []
+        self.aborted: set[str] = set()
+        self.skipping: set[str] = set()
+        self.num_idle_steps = 0
+
+    @initialize(
+        groups=st.sampled_from(["full", "hybrid"] if versions.CAN_FAIL_REQUESTS else ["full"]),
+        num_blocks=st.sampled_from([30, 60, 150]),
+        num_slots=st.sampled_from([400, 400, 40, 7, 0]),
+        costs=st.sampled_from([None, *COSTS]),
+        scheduling=SCHEDULING,
+        ours=OURS,
+        copies=COPIES,
+        is_one_program=RARELY,
+    )
+    def start(self, groups: str, num_blocks: int, num_slots: int, costs: Any, **drawn: Any) -> None:
+        config = {"policy": "adaptive" if costs else "fixed_ttl", "ttl_s": 0.5}
+        self.engine = tiered(
+            num_blocks,
+            num_slots,
+            groups=groups,
+            config=config | drawn["ours"] | {"load_timeout_s": 2.0},
+            **drawn["scheduling"],
+        )
+        for worker in self.engine.workers:
+            vars(worker).update(drawn["copies"])
+        if costs:
+            assert self.engine.connector.costs.restore(COSTS[costs]) == 0
+        self.num_slots = num_slots
+        self.is_one_program = drawn["is_one_program"]
+        # What certainly fits when nothing else is there.
+        self.capacity = (num_blocks - 4) // len(self.engine.windows) * BLOCK
+
+    # -- clients -----------------------------------------------------------------------
+    def add(self, tokens: list[int], program: str | None, **said: Any) -> None:
+        """Queue a request, cut to what fits, and take some steps. `said`: as REQUEST has it."""
+        request_id = f"r{len(self.engine.requests)}"
+        num_steps, tool, num_outputs = (said.pop(k) for k in ("num_steps", "tool", "max_tokens"))
+        if said.pop("skips_cache"):
+            self.skipping.add(request_id)
+            said["prompt_logprobs"] = 1
+        self.engine.add(
+            request_id,
+            tokens[: self.capacity - num_outputs],
+            num_outputs,
+            program="one" if program and self.is_one_program else program,
+            kv_transfer_params={"continuum": {"tools": [tool]}} if tool else None,
+            **said,
+        )
+        self.step(num_steps)
+
+    @rule(
+        program=PROGRAMS,
+        length=st.integers(1, 200),
+        seed=st.integers(0, 2),
+        salt=SALTS,
+        said=REQUEST,
+    )
+    def arrive(self, program: str | None, length: int, seed: int, salt: Any, said: Any) -> None:
+        self.add(prompt(length, seed), program, cache_salt=salt, **said)
+
+    @precondition(lambda self: self.done)
+    @rule(
+        data=st.data(),
+        program=st.sampled_from(["same", "same", "a", "b", None]),
+        num_new=st.integers(0, 60),
+        num_cut=st.sampled_from([0, 0, 0, 1, 20, 70]),
+        said=REQUEST,
+    )
+    def come_back(self, data: Any, program: str | None, num_new: int, **then: Any) -> None:
+        """The next turn of a program, a fork, or a turn that diverges before the end."""
+        before = data.draw(st.sampled_from(self.done[-4:]))
+        self.return_from(before, program, num_new, **then)
+
+    @precondition(lambda self: self.unfinished())
+    @rule(
+        data=st.data(), num_new=st.integers(0, 60), num_cut=st.sampled_from([0, 20]), said=REQUEST
+    )
+    def overlap(self, data: Any, num_new: int, num_cut: int, said: Any) -> None:
+        """A turn of a program comes while an earlier one runs, with what that has so far."""
+        before = data.draw(st.sampled_from(self.unfinished()))
+        self.return_from(before, "same", num_new, num_cut, said)
+
+    def return_from(
+        self, before: str, program: str | None, num_new: int, num_cut: int, said: Any
+    ) -> None:
+        tokens = self.engine.next_prompt(before, 0)
+        tokens = tokens[: max(1, len(tokens) - num_cut)] + prompt(num_new, seed=num_cut + 5)
+        program = self.program_of(before) if program == "same" else program
+        self.add(tokens, program, cache_salt=self.engine.requests[before].cache_salt, **said)
+
+    @precondition(lambda self: self.done)
+    @rule(
+        data=st.data(),
+        num_new=st.integers(0, 60),
+        num_warm=st.sampled_from([0, 0, 17, 40, 100]),
+        held=st.booleans(),
+        said=REQUEST,
+    )
+    def come_back_late(self, data: Any, num_warm: int, held: bool, **then: Any) -> None:
+        """A turn whose KV left VRAM while its tool ran: what there is of it is in DRAM, but for
+        the first `num_warm` tokens, which another request has computed meanwhile. Its load is
+        `held` until somebody ends it."""
+        whole = [i for i in self.done if i not in self.aborted] or ["r0"]
+        before = data.draw(st.sampled_from(whole))
+        tokens, salt = self.engine.next_prompt(before, 0), self.engine.requests[before].cache_salt
+        self.wait(0.6)  # the pin has expired by then
+        self.step(40)
+        self.engine.settle()
+        self.press(1, 40, final=True)
+        if num_warm:
+            self.send(tokens[:num_warm], 1, 3, final=True, cache_salt=salt)
+        self.hold_copies(held)
+        self.return_from(before, "same", num_cut=0, **then)
+
+    @rule(num_outputs=st.sampled_from([1, 5, 17, 33]), num_steps=STEPS, final=st.booleans())
+    def press(self, num_outputs: int, num_steps: int, final: bool) -> None:
+        """A request as large as fits: everything else must give way to it."""
+        tokens = prompt(self.capacity, 10 + len(self.engine.requests))
+        self.send(tokens, num_outputs, num_steps, final=final)
+
+    @precondition(lambda self: self.done)
+    @rule(data=st.data(), num_left=st.integers(1, 4), num_spare=st.integers(0, 15))
+    def outgrow(self, data: Any, num_left: int, num_spare: int) -> None:
+        """A new program's prompt, chunk by chunk, leaves `num_left` blocks; a program that came
+        before it takes those but for `num_spare` tokens, and goes on: the two outgrow the pool."""
+        program = self.program_of(data.draw(st.sampled_from(self.done[-4:]))) or "a"
+        new = f"new{len(self.engine.requests)}"
+        quietly = {"tool": None, "skips_cache": False, "num_steps": 1}
+        tokens = prompt(max(1, self.num_free() - num_left * BLOCK), len(self.engine.requests))
+        self.add(tokens, new, max_tokens=5, priority=1, **quietly)
+        tokens = prompt(num_left * BLOCK - num_spare, 5000 + len(self.engine.requests))
+        self.add(tokens, program, max_tokens=33, **quietly)
+        self.step(40)
+
+    @precondition(lambda self: self.loading())
+    @rule(num_left=st.integers(0, 3))
+    def fail_loads_in_a_full_pool(self, num_left: int) -> None:
+        """What a load left of the pool another program's pin takes, and then the load fails."""
+        tokens = prompt(max(1, self.num_free() - num_left * BLOCK), 10 + len(self.engine.requests))
+        quietly = {"tool": None, "skips_cache": False, "num_steps": 3}
+        self.add(tokens, f"new{len(self.engine.requests)}", max_tokens=1, **quietly)
+        for rank, transfer_id in self.loading():
+            self.engine.workers[rank].fail(transfer_id)
+        self.step(40)
+
+    def send(self, tokens: list[int], num_outputs: int, num_steps: int, **said: Any) -> None:
+        """A request of nobody's that says nothing."""
+        said |= {"max_tokens": num_outputs, "num_steps": num_steps}
+        self.add(tokens, None, tool=None, skips_cache=False, **said)
+
+    @precondition(lambda self: self.unfinished())
+    @rule(data=st.data(), really=RARELY)
+    def abort(self, data: Any, really: bool) -> None:
+        """A client goes away, or a stop string came; every phase is as likely as another."""
+        if not really:
+            return
+        phases: dict[str, list[str]] = {}
+        for request_id in self.unfinished():
+            request = self.engine.requests[request_id]
+            phase = f"{request.status.name} {bool(request.num_computed_tokens)}"
+            phases.setdefault(phase, []).append(request_id)
+        request_id = data.draw(st.sampled_from(phases[data.draw(st.sampled_from(sorted(phases)))]))
+        self.aborted.add(request_id)
+        self.engine.abort(request_id)
+
+    # -- time --------------------------------------------------------------------------
+    @rule(num_steps=STEPS)
+    def step(self, num_steps: int) -> None:
+        for _ in range(num_steps):
+            self.engine.step()
+            tiering.check(self.engine)
+            self.stands_still()
+
+    @rule(seconds=st.sampled_from([0.1, 0.1, 0.6, 0.6, 3.0, 3.0, 70.0]))
+    def wait(self, seconds: float) -> None:
+        self.engine.clock.advance(seconds)
+
+    # -- copies ------------------------------------------------------------------------
+    @precondition(lambda self: self.pending())
+    @rule(data=st.data(), ends=st.sampled_from(["settle", "settle", "fail"]))
+    def end_copy(self, data: Any, ends: str) -> None:
+        rank, transfer_id = data.draw(st.sampled_from(self.pending()))
+        getattr(self.engine.workers[rank], ends)(transfer_id)
+
+    @rule(held=st.booleans())
+    def hold_copies(self, held: bool) -> None:
+        tiering.hold(self.engine, held)
+
+    @precondition(lambda self: self.engine.worker.num_ready_slots not in (None, self.num_slots))
+    @rule(data=st.data(), num_new=st.sampled_from([1, 20, 400]))
+    def grow(self, data: Any, num_new: int) -> None:
+        """The pool of a rank comes along."""
+        worker = data.draw(st.sampled_from(self.engine.workers))
+        worker.report_ready(min(self.num_slots, worker.num_ready_slots + num_new))
+
+    # -- operators ---------------------------------------------------------------------
+    @precondition(lambda self: self.done)
+    @rule(really=RARELY, resets_connector=st.booleans())
+    def reset(self, really: bool, resets_connector: bool) -> None:
+        if not really:
+            return
+        done = self.engine.reset_prefix_cache(reset_connector=resets_connector)
+        # What is held now is held by requests, or by the step in flight: not by us.
+        assert not self.engine.foreign_refs()
+        assert done == (self.engine.usage() == 0)
+
+    @precondition(lambda self: self.done)
+    @rule(really=RARELY, resets_connector=st.booleans())
+    def reset_all(self, really: bool, resets_connector: bool) -> None:
+        """A weight update: whatever runs begins anew."""
+        if not really:
+            return
+        with contextlib.suppress(RuntimeError):  # vLLM's answer where a load holds blocks
+            self.engine.reset_prefix_cache(
+                reset_running_requests=True, reset_connector=resets_connector
+            )
+        assert not self.engine.foreign_refs()
+
+    @rule(is_on=st.booleans(), really=RARELY)
+    def switch(self, is_on: bool, really: bool) -> None:
+        if really:
+            self.engine.connector.switch.is_on = is_on
+
+    @precondition(lambda self: not self.engine.workers[-1].is_down)
+    @rule(dice=st.integers(0, 40))
+    def lose_tier(self, dice: int) -> None:
+        if dice == 17:
+            self.engine.workers[-1].report_tier_down("the host memory is gone")
+
+    # -- what must be true -------------------------------------------------------------
+    def unfinished(self) -> list[str]:
+        requests = self.engine.requests
+        return [i for i, r in requests.items() if not r.is_finished() and i not in self.aborted]
+
+    def pending(self) -> list[tuple[int, int]]:
+        return [(rank, i) for rank, w in enumerate(self.engine.workers) for i in sorted(w.pending)]
+
+    def loading(self) -> list[tuple[int, int]]:
+        workers = self.engine.workers
+        return [
+            each
+            for each in self.pending()
+            if isinstance(workers[each[0]].pending[each[1]].order, LoadOrder)
+        ]
+
+    def program_of(self, request_id: str) -> str | None:
+        """The name its client gave."""
+        said = self.engine.requests[request_id].sampling_params.extra_args or {}
+        return said.get("job_id")
+
+    def num_free(self) -> int:
+        """Tokens for which there is room now, pins left alone."""
+        return self.engine.free_blocks() // len(self.engine.windows) * BLOCK
+
+    def stands_still(self) -> bool:
+        """Never True. Law 1: whatever pins and estimates say, somebody runs soon if nobody does,
+        somebody waits and no copy is under way that it may wait for."""
+        scheduler = self.engine.scheduler
+        stands = bool(scheduler.get_num_unfinished_requests()) and not scheduler.running
+        stands = stands and not len(self.engine.connector.side.tier.ledger)
+        self.num_idle_steps = self.num_idle_steps + 1 if stands else 0
+        assert self.num_idle_steps <= MAX_IDLE_STEPS, f"stands still: {self.engine.describe()}"
+        return False
+
+    @invariant()
+    def books_close(self) -> None:
+        if self.engine is None:
+            return
+        self.done = [i for i, r in self.engine.requests.items() if r.is_finished()]
+        tiering.check(self.engine)
+
+    def teardown(self) -> None:
+        if self.engine is None:
+            return
+        try:
+            self.drain()
+        finally:
+            Machine.num_steps += self.engine.num_steps
+            Machine.num_engines += 1
+
+    def drain(self) -> None:
+        tiering.hold(self.engine, False)
+        self.engine.run_until_idle(until=self.stands_still)
+        self.engine.clock.advance(100.0)
+        self.engine.connector.has_pending_push_work()
+        self.engine.run_until_idle()
+        tiering.assert_drained(self.engine)
+        for request_id, request in self.engine.requests.items():
+            outputs = self.engine.outputs[request_id]
+            assert outputs == reference(list(request.prompt_token_ids), len(outputs))
+            if request_id not in self.aborted:
+                assert len(outputs) == request.max_tokens
+            if request_id in self.skipping:
+                assert self.engine.cached.get(request_id, (0, 0)) == (0, 0), "read the cache"
+        assert set(self.engine.finish_reasons.values()) <= {"length", "abort"}

@@ -1,0 +1,95 @@
+"""Law 1 after a load that failed: whatever an estimate says, the engine goes on.
+
+The first blocks of a turn's context are in VRAM, the others are loading, and the load fails. The
+turn keeps all its blocks (vLLM asks for so many as hold what it has computed, which are fewer), so
+what it still needs is less than its numbers say; the pool is full of another program's pin.
+"""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.vllm.harness import Engine, prompt
+from tests.vllm.tiering import (
+    MODES,
+    answers_as_without_a_tier,
+    assert_drained,
+    hold,
+    outlast_pins,
+    park,
+    run_turn,
+    tiered,
+)
+
+SOON = 40  # steps; a pin lasts 500 of them
+
+
+def load_fails_behind_a_hit(
+    async_scheduling: bool, num_hit: int, by_block: bool, num_pinned: int = 20
+) -> Engine:
+    """Turn a2 has `num_hit` blocks in VRAM, and the load of the other 30 has failed; what there is
+    besides its 33 is pinned for program b. `by_block`: vLLM hears of the failure by block only, and
+    keeps what was hit, as before 0.30; else it may begin anew."""
+    config = {"policy": "fixed_ttl", "ttl_s": 5.0, "max_ttl_s": 60.0, "load_timeout_s": 30.0}
+    engine = tiered(1 + num_hit + 52, 400, async_scheduling=async_scheduling, config=config)
+    tokens = prompt(16 * (num_hit + 30), seed=1)
+    run_turn(engine, "a1", tokens, max_tokens=1, program="a")
+    side = engine.connector.side
+    side.tier.store("job:a", side.pins.get("job:a").blocks, engine.clock())
+    engine.run_until_idle()
+    park(engine)
+    if num_hit:
+        run_turn(engine, "s1", tokens[: 16 * num_hit], max_tokens=1, program="s")
+        outlast_pins(engine)
+    hold(engine)
+    engine.add("a2", tokens + prompt(16 * 3 - 1, seed=7), 1, program="a")
+    engine.run_until_idle(until=lambda: bool(engine.worker.pending))
+    engine.add("b1", 16 * num_pinned, 4, seed=3, program="b")
+    engine.run_until_idle(until=lambda: "b1" in engine.finish_reasons)
+    hold(engine, False)
+    engine.fail()
+    if by_block:
+        for worker in engine.workers:
+            worker._failed_loads.clear()
+    return engine
+
+
+def finishes_soon(engine: Engine, request_id: str) -> bool:
+    before = engine.num_steps
+    engine.run_until_idle(
+        until=lambda: request_id in engine.finish_reasons or engine.num_steps > before + SOON
+    )
+    return request_id in engine.finish_reasons
+
+
+def assert_all_ends(engine: Engine) -> None:
+    engine.run_until_idle()
+    assert answers_as_without_a_tier(engine)
+    outlast_pins(engine)
+    assert_drained(engine)
+
+
+@MODES
+@pytest.mark.parametrize("by_block", [True, False], ids=["by block", "by request"])
+@pytest.mark.parametrize("is_awaited", [False, True], ids=["pin expires", "pin is awaited"])
+def test_a_turn_whose_load_failed_behind_a_hit_takes_the_pin_that_is_in_its_way(
+    async_scheduling: bool, by_block: bool, is_awaited: bool
+) -> None:
+    """A pin that its program's next turn waits for does not even expire: that one would wait for
+    ever behind this one."""
+    engine = load_fails_behind_a_hit(async_scheduling, 10, by_block)
+    engine.step()
+    if is_awaited:
+        engine.add("b2", engine.next_prompt("b1", 20), 4, program="b")
+    assert finishes_soon(engine, "a2")
+    assert_all_ends(engine)
+
+
+@MODES
+@pytest.mark.parametrize("num_hit", [0, 1, 29])
+def test_a_turn_whose_load_failed_runs_soon_however_much_of_it_was_hit(
+    async_scheduling: bool, num_hit: int
+) -> None:
+    engine = load_fails_behind_a_hit(async_scheduling, num_hit, by_block=True)
+    assert finishes_soon(engine, "a2")
+    assert_all_ends(engine)

@@ -1,0 +1,101 @@
+"""Who is preempted: nobody reads what was never computed, and the batch goes on meanwhile.
+
+Both faults come of one thing: a victim that was scheduled earlier in the same step. vLLM hashes
+blocks when they are scheduled, so its blocks can be found as if they had been computed; and while
+they come back late (async scheduling) those behind it in `running` wait, step after step.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from tests.vllm.harness import Engine, OracleError
+from tests.vllm.tiering import MODES, answers_as_without_a_tier
+
+PROGRAM_ORDER = {"policy": "program_order"}
+
+
+def preempts_in_a_prefill(num_tokens: int, **kwargs: Any) -> Engine:
+    """Program `new` is in the middle of a prefill, chunk by chunk, when `old`, which came before
+    it but runs behind it, needs one block more and `new` has to yield it. With `num_tokens` in its
+    prompt `old` needs that block in the step in which `new` was given its last chunk."""
+    engine = Engine(24, max_num_batched_tokens=128, long_prefill_token_threshold=64, **kwargs)
+    engine.add("old1", 16, 1, seed=1, program="old", priority=0)
+    engine.run_until_idle()
+    engine.pool.reset_prefix_cache()
+    engine.add("new1", 320, 4, seed=2, program="new", priority=1)
+    engine.step()
+    engine.add("old2", num_tokens, 40, seed=3, program="old", priority=0)
+    engine.run_until_idle()
+    return engine
+
+
+@MODES
+@pytest.mark.parametrize("policy", ["fcfs", "priority"])
+@pytest.mark.parametrize("num_tokens", [46, 47])  # vLLM <= 0.29, vLLM >= 0.30
+def test_what_was_scheduled_and_never_computed_is_not_found(
+    async_scheduling: bool, policy: str, num_tokens: int
+) -> None:
+    engine = preempts_in_a_prefill(
+        num_tokens, policy=policy, async_scheduling=async_scheduling, extra_config=PROGRAM_ORDER
+    )
+    assert engine.num_preemptions > 0
+    assert answers_as_without_a_tier(engine)
+
+
+def test_stock_vllm_finds_it_under_its_priority_policy() -> None:
+    """What the test above would see of us if we did nothing about it."""
+
+    def of_either_version() -> None:
+        for num_tokens in (46, 47):
+            preempts_in_a_prefill(num_tokens, policy="priority", connector=None)
+
+    with pytest.raises(OracleError, match="new1 reads wrong KV"):
+        of_either_version()
+
+
+def half_steps(async_scheduling: bool, **kwargs: Any) -> tuple[int, int]:
+    """Eight programs come back behind a newer one and outgrow the pool together; return (steps in
+    which at most half of three or more that run were scheduled, how many of these in a row)."""
+    engine = Engine(1 + 8 + 9 * 2, async_scheduling=async_scheduling, max_num_seqs=16, **kwargs)
+    for i in range(8):
+        engine.add(f"o{i}a", 16, 1, seed=i, program=f"o{i}")
+    engine.run_until_idle()
+    engine.pool.reset_prefix_cache()
+    engine.add("new", 17, 60, seed=99, program="new")
+    engine.step()
+    engine.step()
+    for i in range(8):
+        engine.add(f"o{i}b", 24, 40, seed=50 + i, program=f"o{i}")
+    num_half = num_in_a_row = longest = 0
+    schedule = engine.scheduler.schedule
+
+    def counted(*args: Any, **kwargs: Any) -> Any:
+        nonlocal num_half, num_in_a_row, longest
+        step = schedule(*args, **kwargs)
+        num_running = len(engine.scheduler.running)
+        is_half = num_running >= 3 and 2 * len(step.num_scheduled_tokens) <= num_running
+        num_half += is_half
+        num_in_a_row = num_in_a_row + 1 if is_half else 0
+        longest = max(longest, num_in_a_row)
+        return step
+
+    engine.scheduler.schedule = counted
+    engine.run_until_idle()
+    assert engine.num_preemptions > 0
+    assert answers_as_without_a_tier(engine)
+    return num_half, longest
+
+
+@MODES
+def test_a_preemption_stalls_the_batch_no_longer_than_in_vllms_own_order(
+    async_scheduling: bool,
+) -> None:
+    """Beside stock, and beside us in vLLM's order: any connector makes vLLM free blocks late."""
+    stock = half_steps(async_scheduling, connector=None)
+    own_order = half_steps(async_scheduling, extra_config=PROGRAM_ORDER | {"order": False})
+    ours = half_steps(async_scheduling, extra_config=PROGRAM_ORDER)
+    assert ours[1] <= max(stock[1], own_order[1])
+    assert ours[0] <= max(stock[0], own_order[0]) + 1  # other victims, so other steps
