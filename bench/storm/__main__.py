@@ -25,6 +25,7 @@ from bench.storm.agents import Force
 from bench.storm.arm import OURS, STOCK, ArmRun, Say, run_arm
 from bench.storm.judge import Finding, Verdict, judge
 from bench.storm.kills import Kill, kill_each
+from bench.storm.plan import MODEL
 from bench.storm.report import as_json, print_all
 
 SMOKE = 150  # requests
@@ -93,7 +94,7 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
 def _run(
     options: argparse.Namespace, force: Force, say: Say
 ) -> tuple[list[ArmRun], list[Kill], list[Finding]]:
-    model = make_model()
+    model = make_model(MODEL)
     ours = run_arm(OURS, model, force, say)
     stock = None if options.no_stock else run_arm(STOCK, model, force, say)
     kills: list[Kill] = []

@@ -19,14 +19,14 @@ from bench.cache import CACHE
 from bench.serve.ledger import open_accounts, still_held
 from bench.serve.metrics import Metrics, parse_metrics
 from bench.serve.server import ServerOptions, VllmServer
-from bench.serve.tiny_model import LLAMA
 from bench.storm.agents import Force, Storm
 from bench.storm.client import Client, Tally
+from bench.storm.plan import MODEL
 from bench.storm.processes import resident_bytes
 
 STOCK, OURS = "stock", "continuum"
 BLOCK_SIZE = 32
-NUM_BLOCKS = 193  # a third of what is alive at a time: preemptions, and pins that give way
+NUM_BLOCKS = 129  # a third of what is alive at a time: preemptions, and pins that give way
 DRAM_BLOCKS = 397
 MAX_TTL_S = 6.0
 MOST_PROGRAMS = 200  # of the table: full early on, so that what grows later is a leak
@@ -110,7 +110,7 @@ def server_options(name: str, folder: Path) -> ServerOptions:
     if name == OURS:
         options.args = MIDDLEWARE
         options.connector = {
-            "dram_bytes": DRAM_BLOCKS * BLOCK_SIZE * LLAMA.kv_bytes_per_token(),
+            "dram_bytes": DRAM_BLOCKS * BLOCK_SIZE * MODEL.kv_bytes_per_token(),
             "max_ttl_s": MAX_TTL_S,
             "max_programs": MOST_PROGRAMS,
             **{key: str(folder / file) for key, file in FILES.items()},

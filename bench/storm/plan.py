@@ -9,10 +9,13 @@ from functools import cache
 from typing import Any
 
 from bench.serve.apis import APIS
-from bench.serve.tiny_model import LLAMA
+from bench.serve.tiny_model import ModelShape
 from bench.serve.tokenizer import words
 
 Fields = dict[str, Any]
+
+# So small that a request costs the engine less than the API server: a storm is many requests.
+MODEL = ModelShape(layers=2, hidden=256, heads=4, kv_heads=2, intermediate=512)
 
 # How an agent says who it is, and how often. `shared`: one id for many agents at once.
 WHO = {
@@ -151,4 +154,4 @@ def text(rng: random.Random, num_words: int) -> str:
 
 @cache
 def _words() -> list[str]:
-    return words(LLAMA.vocab)
+    return words(MODEL.vocab)

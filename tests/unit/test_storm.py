@@ -420,7 +420,7 @@ def test_the_exit_status_is_1_if_anything_is_wrong(
     leak: int, status: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     runs = {OURS: a_run(leak=leak), STOCK: a_run(STOCK)}
-    monkeypatch.setattr(command, "make_model", lambda: tmp_path)
+    monkeypatch.setattr(command, "make_model", lambda _shape: tmp_path)
     monkeypatch.setattr(command, "run_arm", lambda arm, *_: runs[arm])
     monkeypatch.setattr(command, "kill_each", lambda arm, *_: [Kill(arm, WORKER, Left(), Left())])
     out = tmp_path / "new" / "storm.json"
