@@ -65,22 +65,19 @@ class ArmRun:
 
     def as_json(self) -> dict[str, Any]:
         """Everything but the metrics' buckets, for --json."""
-        kept = [
-            [done, {f"{name} {sorted(labels)}": value for (name, labels), value in metrics.items()}]
-            for done, metrics in ((done, _plain(m)) for done, m in self.scrapes[-1:])
-        ]
+        last = self.scrapes[-1][1] if self.scrapes else {}
         return {
             **{name: getattr(self, name) for name in ("name", "wall_s", "alive", "held")},
             **{name: getattr(self, name) for name in ("open_accounts", "tracebacks")},
             "statuses": self.tally.by_status,
             "unexpected": self.tally.unexpected,
             "samples": [asdict(sample) for sample in self.samples],
-            "metrics": kept,
+            "metrics": {
+                f"{name} {dict(sorted(labels))}": value
+                for (name, labels), value in last.items()
+                if not name.endswith("_bucket")
+            },
         }
-
-
-def _plain(samples: Metrics) -> Metrics:
-    return {key: value for key, value in samples.items() if not key[0].endswith("_bucket")}
 
 
 @contextmanager
