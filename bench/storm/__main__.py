@@ -27,6 +27,7 @@ from bench.storm.judge import Finding, Verdict, judge
 from bench.storm.kills import Kill, kill_each
 from bench.storm.plan import MODEL
 from bench.storm.report import as_json, print_all
+from continuum_connector.config import POLICIES
 
 SMOKE = 150  # requests
 
@@ -53,7 +54,7 @@ examples
 def main(argv: Sequence[str] | None = None) -> int:
     """Storm, print, return the exit status."""
     options = parse(argv)
-    force = Force(options.requests, options.seed, options.concurrency)
+    force = Force(options.requests, options.seed, options.concurrency, options.policy)
     progress = Console(stderr=True, highlight=False)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # a `kill` stops the servers too
     try:
@@ -80,6 +81,7 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     add("--requests", type=int, help=f"at each server (1500; smoke: {SMOKE})")
     add("--seed", type=int, default=1, help="of agents, words, garbage and times (1)")
     add("--concurrency", type=int, default=24, help="agents at once, forks not counted (24)")
+    add("--policy", choices=POLICIES, default=Force.policy, help=f"what decides ({Force.policy})")
     add("--no-stock", action="store_true", help="ours alone: nothing to compare memory with")
     add("--no-kill", action="store_true", help="without kill -9 of each process")
     add("--smoke", action="store_true", help="small: ours alone, no kills; about a minute")
@@ -99,7 +101,7 @@ def _run(
     stock = None if options.no_stock else run_arm(STOCK, model, force, say)
     kills: list[Kill] = []
     for arm in () if options.no_kill else (OURS,) if options.no_stock else (OURS, STOCK):
-        kills += kill_each(arm, model, force.seed, say)
+        kills += kill_each(arm, model, force, say)
     runs = [ours] if stock is None else [ours, stock]
     return runs, kills, judge(ours, stock, kills)
 

@@ -34,6 +34,7 @@ class Force:
     requests: int = 1000
     seed: int = 1
     concurrency: int = 24
+    policy: str = "fixed_ttl"  # of the connector; others learn that so small a model needs no pin
 
 
 @dataclass
@@ -147,8 +148,8 @@ class Storm:
 
     def _resetting(self, number: int) -> Event:
         async def reset() -> None:
-            path = "/reset_prefix_cache" + RESETS[number % len(RESETS)]
-            self.tally.add(await self.client.post(path), path)
+            query = RESETS[number % len(RESETS)]
+            self.tally.add(await self.client.reset(query), f"a reset{query}")
 
         return reset
 

@@ -81,18 +81,22 @@ class ArmRun:
 
 
 @contextmanager
-def serving(name: str, model: Path, log_name: str = "") -> Iterator[tuple[VllmServer, Path]]:
+def serving(
+    name: str, model: Path, policy: str, log_name: str = ""
+) -> Iterator[tuple[VllmServer, Path]]:
     """A server of one arm, and the folder in which it may leave files; both are gone after."""
     folder = Path(tempfile.mkdtemp(prefix="storm-"))
     try:
         (folder / "scratch").mkdir()
-        with VllmServer(model, log_name or f"storm-{name}", server_options(name, folder)) as server:
+        with VllmServer(
+            model, log_name or f"storm-{name}", server_options(name, folder, policy)
+        ) as server:
             yield server, folder
     finally:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def server_options(name: str, folder: Path) -> ServerOptions:
+def server_options(name: str, folder: Path, policy: str) -> ServerOptions:
     """How an arm's server is started: the same, but for the connector with all that it may have."""
     options = ServerOptions(
         num_blocks=NUM_BLOCKS,
@@ -108,6 +112,7 @@ def server_options(name: str, folder: Path) -> ServerOptions:
         options.args = MIDDLEWARE
         options.connector = {
             "dram_bytes": DRAM_BLOCKS * BLOCK_SIZE * MODEL.kv_bytes_per_token(),
+            "policy": policy,
             "max_ttl_s": MAX_TTL_S,
             "max_programs": MOST_PROGRAMS,
             **{key: str(folder / file) for key, file in FILES.items()},
@@ -121,7 +126,7 @@ FILES = {"trace_path": "trace.jsonl", "state_path": "costs.json", "switch_path":
 def run_arm(name: str, model: Path, force: Force, say: Say) -> ArmRun:
     """Start the arm's server, fire the storm at it, and see what it holds once it is left alone."""
     say(f"{name}: starting a server")
-    with serving(name, model) as (server, folder):
+    with serving(name, model, force.policy) as (server, folder):
         switch = folder / FILES["switch_path"] if name == OURS else None
         run = asyncio.run(_storm(ArmRun(name), server, force, switch, say))
         if run.alive and name == OURS:

@@ -14,6 +14,9 @@ import aiohttp
 from bench.serve.apis import APIS
 
 ABORTED = "hung up by us"  # the client's own doing; not a status
+# vLLM's own answer to reset_running_requests while a step or a load is under way
+# (v1/core/sched/scheduler.py, reset_prefix_cache), as docs/switch-off.md says
+RESET_REFUSED = "reset refused by vLLM"
 TIMEOUT_S = 180.0
 KEPT = 20  # examples of what was not expected
 
@@ -53,7 +56,7 @@ class Tally:
 
 def is_expected(status: str) -> bool:
     """Answered, refused as the client's mistake, or not waited for."""
-    return status in ("200", "400", ABORTED)
+    return status in ("200", "400", ABORTED, RESET_REFUSED)
 
 
 class Client:
@@ -92,9 +95,11 @@ class Client:
         except asyncio.TimeoutError:
             return Ended(ABORTED)
 
-    async def post(self, path: str) -> Ended:
-        """Send a POST without a body."""
-        return await self._ask("", b"", {}, path)
+    async def reset(self, query: str) -> Ended:
+        """Empty the prefix cache, as far as the server does that now."""
+        ended = await self._ask("", b"", {}, "/reset_prefix_cache" + query)
+        refused = ended.status == "500" and "Failed to reset KV cache" in ended.text
+        return Ended(RESET_REFUSED) if refused else ended
 
     async def get(self, path: str) -> str:
         """The body of a page; aiohttp.ClientError or OSError without one."""

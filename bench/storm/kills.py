@@ -58,16 +58,16 @@ class Kill:
         return f"alone: {self.alone.in_words}; with its group: {self.group.in_words}"
 
 
-def kill_each(arm: str, model: Path, seed: int, say: Say) -> list[Kill]:
+def kill_each(arm: str, model: Path, force: Force, say: Say) -> list[Kill]:
     """A fresh server for each role."""
-    return [_kill(arm, role, model, seed, say) for role in ROLES]
+    return [_kill(arm, role, model, force, say) for role in ROLES]
 
 
-def _kill(arm: str, role: str, model: Path, seed: int, say: Say) -> Kill:
+def _kill(arm: str, role: str, model: Path, force: Force, say: Say) -> Kill:
     say(f"{arm}: starting a server, to kill its {role}")
     name = f"storm-kill-{arm}-{role.split()[0]}"
-    with serving(arm, model, name) as (server, folder):
-        known, segments = asyncio.run(_storm_until_killed(server, role, seed))
+    with serving(arm, model, force.policy, name) as (server, folder):
+        known, segments = asyncio.run(_storm_until_killed(server, role, force.seed))
 
         def left() -> Left:
             return look(server, known, segments, folder)
