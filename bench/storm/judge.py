@@ -15,6 +15,9 @@ from bench.storm.slopes import Growth, growth
 MOST_EXCESS = 0.05  # of stock's level, by which ours may grow more than stock over the storm
 MOST_LOST = 0.05  # of all looked-up tokens, by which hits may fall
 ENOUGH = 1000  # requests; below that, a server still grows for many reasons
+# How tracebacks end with which vLLM tells its log of a 400, or of a reset that it refuses.
+REFUSALS = ("RequestValidationError", "JSONDecodeError", "UnicodeDecodeError")
+REFUSALS += ("VLLMValidationError", "Failed to reset KV cache")
 
 
 class Verdict(enum.Enum):
@@ -39,6 +42,7 @@ def judge(ours: ArmRun, stock: ArmRun | None, kills: Sequence[Kill]) -> list[Fin
     return [
         _statuses(ours),
         _lives(ours),
+        _log(ours, stock),
         _same_answers(ours, stock),
         _worked(ours),
         _ledger(ours),
@@ -59,6 +63,19 @@ def _statuses(run: ArmRun) -> Finding:
 
 def _lives(run: ArmRun) -> Finding:
     return _found("server", run.alive, "healthy at the end" if run.alive else "dead at the end")
+
+
+def _log(ours: ArmRun, stock: ArmRun | None) -> Finding:
+    """A traceback that is no refusal is a fault that somebody caught."""
+    known = {_kind(end) for end in stock.tracebacks} if stock else set()
+    others = [e for e in ours.tracebacks if not any(r in e for r in REFUSALS)]
+    faults = [end for end in others if _kind(end) not in known]
+    text = f"{len(faults)} tracebacks but for refused requests"
+    return _found("log", not faults, "; ".join([text, *sorted(set(faults))[:3]]))
+
+
+def _kind(end: str) -> str:
+    return end.partition(":")[0]
 
 
 def _same_answers(ours: ArmRun, stock: ArmRun | None) -> Finding:

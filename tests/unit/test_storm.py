@@ -106,6 +106,17 @@ def test_a_dead_server_an_idle_connector_and_a_wrong_answer_are_found() -> None:
     assert wrong(a_run(), other) == ["answers"]
 
 
+def test_a_traceback_that_is_no_refusal_and_not_stocks_is_found() -> None:
+    run, stock = a_run(), a_run(STOCK)
+    run.tracebacks = ["fastapi.exceptions.RequestValidationError: 1", "CancelledError: 7"]
+    stock.tracebacks = ["CancelledError: 8"]
+    assert wrong(run, stock) == []
+    assert wrong(run) == ["log"]
+    run.tracebacks.append("continuum_connector.errors.InvariantError: transfer 812")
+    assert wrong(run, stock) == ["log"]
+    assert "transfer 812" in found("log", judge(run, stock, ())).text
+
+
 # --- the ledger -----------------------------------------------------------------------------
 def test_books_that_do_not_close_are_found_with_their_numbers() -> None:
     assert open_accounts(metrics(8)) == []
