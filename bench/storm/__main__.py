@@ -60,7 +60,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # a `kill` stops the servers too
     try:
         runs, kills, findings = _run(
-            options, force, lambda text: progress.print(text, markup=False)
+            options, force, lambda text: progress.print(text, markup=False, soft_wrap=True)
         )
     except KeyboardInterrupt:
         progress.print("stopped; no server is left running")
@@ -97,14 +97,22 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
 def _run(
     options: argparse.Namespace, force: Force, say: Say
 ) -> tuple[list[ArmRun], list[Kill], list[Finding]]:
+    """Everything that was asked for, or what there was before a server did not start."""
     model = make_model(MODEL)
-    ours = run_arm(OURS, model, force, say)
-    stock = None if options.no_stock else run_arm(STOCK, model, force, say)
+    runs: list[ArmRun] = []
     kills: list[Kill] = []
-    for arm in () if options.no_kill else (OURS,) if options.no_stock else (OURS, STOCK):
-        kills += kill_each(arm, model, force, say)
-    runs = [ours] if stock is None else [ours, stock]
-    return runs, kills, judge(ours, stock, kills)
+    failed: list[Finding] = []
+    arms = (OURS,) if options.no_stock else (OURS, STOCK)
+    try:
+        runs.extend(run_arm(arm, model, force, say) for arm in arms)
+        for arm in () if options.no_kill else arms:
+            kills.extend(kill_each(arm, model, force, say))
+    except ServerError as error:
+        if not runs:
+            raise
+        failed.append(Finding("start", Verdict.WRONG, str(error).partition("\n")[0]))
+    stock = runs[1] if len(runs) > 1 else None
+    return runs, kills, [*judge(runs[0], stock, kills), *failed]
 
 
 if __name__ == "__main__":

@@ -7,7 +7,7 @@ import os
 import signal
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -58,9 +58,9 @@ class Kill:
         return f"alone: {self.alone.in_words}; with its group: {self.group.in_words}"
 
 
-def kill_each(arm: str, model: Path, force: Force, say: Say) -> list[Kill]:
+def kill_each(arm: str, model: Path, force: Force, say: Say) -> Iterator[Kill]:
     """A fresh server for each role."""
-    return [_kill(arm, role, model, force, say) for role in ROLES]
+    return (_kill(arm, role, model, force, say) for role in ROLES)
 
 
 def _kill(arm: str, role: str, model: Path, force: Force, say: Say) -> Kill:

@@ -11,6 +11,7 @@ import pytest
 
 from bench.serve.ledger import open_accounts, still_held
 from bench.serve.metrics import Metrics, parse_metrics
+from bench.serve.server import ServerError
 from bench.storm import __main__ as command
 from bench.storm.arm import OURS, STOCK, ArmRun, Sample, tracebacks
 from bench.storm.client import ABORTED, Ended, Tally
@@ -253,3 +254,19 @@ def test_the_exit_status_is_1_if_anything_is_wrong(
     assert [server["name"] for server in written["servers"]] == [OURS, STOCK]
     verdicts = {finding["verdict"] for finding in written["findings"]}
     assert ("WRONG" in verdicts) == bool(status)
+
+
+def test_a_server_that_does_not_start_leaves_what_was_measured_before(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def run_arm(arm: str, *_: object) -> ArmRun:
+        if arm == STOCK:
+            raise ServerError("stock did not answer within 420 s\nits log")
+        return a_run()
+
+    monkeypatch.setattr(command, "make_model", lambda _shape: tmp_path)
+    monkeypatch.setattr(command, "run_arm", run_arm)
+    assert command.main([]) == 1
+    printed = " ".join(capsys.readouterr().out.split())
+    assert "start" in printed
+    assert "closed, and nothing held once idle" in printed
