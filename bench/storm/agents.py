@@ -135,7 +135,12 @@ class Storm:
     def _start(self, work: Any) -> None:
         task = asyncio.ensure_future(work)
         self._beside.add(task)
-        task.add_done_callback(self._beside.discard)
+        task.add_done_callback(self._ended)
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        """Forget it, unless it failed: `run` raises what it raised."""
+        if task.cancelled() or task.exception() is None:
+            self._beside.discard(task)
 
     # --- what happens meanwhile ---------------------------------------------------------
     def _weather(self) -> list[tuple[float, Event]]:

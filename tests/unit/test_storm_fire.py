@@ -125,6 +125,22 @@ def test_a_server_that_refuses_everything_gets_as_many_requests_as_were_asked_fo
     assert storm.answers == [set()] * len(storm.answers)
 
 
+def test_a_fault_of_the_storms_own_is_raised_wherever_it_was() -> None:
+    storm = Storm(Client(""), Force(1))
+
+    async def fault() -> None:
+        raise ZeroDivisionError
+
+    async def run() -> None:
+        storm.sent = 1  # over before it began
+        storm._start(fault())
+        await asyncio.sleep(0)
+        await storm.run()
+
+    with pytest.raises(ZeroDivisionError):
+        asyncio.run(run())
+
+
 async def never(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
     await reader.read()  # until the client hangs up
     writer.close()
