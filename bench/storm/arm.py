@@ -102,6 +102,7 @@ def server_options(name: str, folder: Path, policy: str) -> ServerOptions:
         num_blocks=NUM_BLOCKS,
         block_size=BLOCK_SIZE,
         max_model_len=4096,
+        start_timeout_s=900.0,  # minutes of a storm must not be lost to a machine that is busy
         env={
             "TMPDIR": str(folder / "scratch"),
             # oneDNN keeps what it made for 1,024 shapes of a batch: 600 MiB in 1,000 requests

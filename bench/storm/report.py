@@ -55,7 +55,7 @@ def _statuses(runs: Sequence[ArmRun]) -> Table:
 
 def _memory(runs: Sequence[ArmRun]) -> Table:
     columns = ("process", "server", "level", "per 1,000", "noise", "RSS over the storm")
-    table = _table("RSS, MiB; slope over the second half", *columns)
+    table = _table("RSS without mapped files, MiB; slope over the second half", *columns)
     for role in ROLES:
         for run in runs:
             grown = growth_of(run, role)
