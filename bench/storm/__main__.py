@@ -36,6 +36,7 @@ what must be true (exit status 1 otherwise)
   statuses    every request ends with 200 or 400, unless we hung up
   log         no traceback in the server's log but vLLM's of refused requests, and stock's
   answers     a few questions are asked again and again, on both servers: always one answer
+  connector   there were pins, stores and loads: one that does nothing would pass the rest
   ledger      idle for max_ttl_s, the server holds no pin, block or transfer; its books close
   memory      over the second half of the storm no process grows faster than stock's: over the
               whole storm by less than 5 % of stock's level. `noise` is what the line may tilt

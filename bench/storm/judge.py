@@ -99,7 +99,7 @@ def _worked(run: ArmRun) -> Finding:
     names = ("pins_started_total", "stores_total", "loads_total")
     did = {name: total(last, f"continuum:{name}") for name in names}
     text = ", ".join(f"{value:.0f} {name.split('_')[0]}" for name, value in did.items())
-    return _found("connector worked", all(did.values()), text)
+    return _found("connector", all(did.values()), text)
 
 
 def _ledger(run: ArmRun) -> Finding:

@@ -18,7 +18,7 @@ def test_a_small_storm_ends_well(tmp_path: Path, capsys: pytest.CaptureFixture[s
     assert status == 0, printed
     written = json.loads(out.read_text())
     findings = {finding["what"]: finding["verdict"] for finding in written["findings"]}
-    seen = ("statuses", "server", "answers", "connector worked", "ledger")
+    seen = ("statuses", "server", "answers", "connector", "ledger")
     assert {findings[name] for name in seen} == {Verdict.OK.value}
     statuses = written["servers"][0]["statuses"]
     assert {"200", "400", "hung up by us"} <= set(statuses)
