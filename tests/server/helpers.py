@@ -15,7 +15,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
-from bench.serve.metrics import Metrics, total
+from bench.serve.apis import APIS
+from bench.serve.ledger import open_accounts
+from bench.serve.metrics import Metrics
 from bench.serve.server import SERVED_NAME, VllmServer
 from bench.serve.tiny_model import LLAMA
 from bench.serve.tokenizer import FIRST_WORD, words
@@ -49,45 +51,7 @@ def tokens_of(num_tokens: int, seed: int | str) -> list[int]:
     return random.Random(seed).choices(range(FIRST_WORD, LLAMA.vocab), k=num_tokens)
 
 
-# --- the four generating APIs -----------------------------------------------------------
-@dataclass(frozen=True)
-class Api:
-    """One way to ask for text: where, with which body, and where the text is in the answer."""
-
-    path: str
-    body: Callable[[list[str], int], dict[str, Any]]
-    text: Callable[[dict[str, Any]], str]
-
-
-def _chat(history: list[str]) -> list[dict[str, str]]:
-    roles = ("user", "assistant")
-    return [{"role": roles[i % 2], "content": text} for i, text in enumerate(history)]
-
-
-APIS = {
-    "chat": Api(
-        "/v1/chat/completions",
-        lambda history, n: {"messages": _chat(history), "max_tokens": n},
-        lambda answer: str(answer["choices"][0]["message"]["content"]),
-    ),
-    "completions": Api(
-        "/v1/completions",
-        lambda history, n: {"prompt": "".join(history), "max_tokens": n},
-        lambda answer: str(answer["choices"][0]["text"]),
-    ),
-    "responses": Api(
-        "/v1/responses",
-        lambda history, n: {"input": _chat(history), "max_output_tokens": n, "store": False},
-        lambda answer: str(answer["output"][-1]["content"][0]["text"]),
-    ),
-    "messages": Api(
-        "/v1/messages",
-        lambda history, n: {"messages": _chat(history), "max_tokens": n},
-        lambda answer: str(answer["content"][0]["text"]),
-    ),
-}
-
-
+# --- asking ------------------------------------------------------------------------------
 def ask(
     server: VllmServer,
     api: str,
@@ -204,17 +168,7 @@ def count_by(records: Sequence[Mapping[str, Any]], event: str, field: str) -> di
 
 def ledger_closes(samples: Metrics) -> bool:
     """Whether every pin and every transfer begun has ended or is still there."""
-
-    def of(name: str, **labels: str) -> float:
-        return total(samples, f"continuum:{name}", **labels)
-
-    pins = of("pins_started_total") == of("pins_ended_total") + of("pins_live")
-    copies = (("store", "stores_total"), ("load", "loads_total"))
-    return pins and all(
-        of("transfers_admitted_total", direction=way)
-        == of(name) + of("transfers_in_flight", direction=way)
-        for way, name in copies
-    )
+    return not open_accounts(samples)
 
 
 # --- programs whose tokens are compared -------------------------------------------------

@@ -1,0 +1,34 @@
+"""The connector's books, from a server's /metrics: do they close, and is anything still held?"""
+
+from __future__ import annotations
+
+from bench.serve.metrics import Metrics, total
+
+WAYS = (("store", "stores_total"), ("load", "loads_total"))
+HELD = ("pins_live", "pinned_blocks", "held_blocks", "transfers_in_flight")
+
+
+def open_accounts(samples: Metrics) -> list[str]:
+    """Every account that does not add up, in words: begun is not ended plus still there."""
+
+    def of(name: str, **labels: str) -> float:
+        return total(samples, f"continuum:{name}", **labels)
+
+    started, ended, live = of("pins_started_total"), of("pins_ended_total"), of("pins_live")
+    wrong = []
+    if started != ended + live:
+        wrong.append(f"pins: {started:.0f} started, {ended:.0f} ended, {live:.0f} live")
+    for way, name in WAYS:
+        admitted = of("transfers_admitted_total", direction=way)
+        settled, moving = of(name), of("transfers_in_flight", direction=way)
+        if admitted != settled + moving:
+            counts = f"{admitted:.0f} admitted, {settled:.0f} settled, {moving:.0f} in flight"
+            wrong.append(f"{way}s: {counts}")
+    return wrong
+
+
+def still_held(samples: Metrics) -> dict[str, float]:
+    """What an idle server must not have any of, once every pin's time is over, where it has."""
+    found = {name: total(samples, f"continuum:{name}") for name in HELD}
+    found["dram_blocks writing"] = total(samples, "continuum:dram_blocks", state="writing")
+    return {name: value for name, value in found.items() if value}

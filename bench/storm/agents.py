@@ -1,0 +1,196 @@
+"""The storm itself: agents at work all at once, and what happens to a server meanwhile."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import random
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from bench.serve.apis import APIS
+from bench.serve.server import SERVED_NAME
+from bench.storm.client import ABORTED, Client, Ended, Tally
+from bench.storm.garbage import BODIES, encode, spoil
+from bench.storm.plan import Agent, Turn, draw_agent, text
+
+RESETS = ("", "?reset_running_requests=true", "?reset_external=true")
+RESETS += ("?reset_running_requests=true&reset_external=true",)
+NUM_RESETS, NUM_SWITCHES, NUM_PROBES = 8, 4, 60
+PROBES = [text(random.Random(f"probe {i}"), 200) for i in range(6)]
+BROKEN = 100  # requests without an answer, after which there is no server to storm at
+SWITCH_S = 1.5  # the connector reads its switch once a second
+
+Event = Callable[[], Awaitable[None]]
+
+
+@dataclass(frozen=True)
+class Force:
+    """How strong a storm. Equal ones fire the same agents, in the same order."""
+
+    requests: int = 1000
+    seed: int = 1
+    concurrency: int = 24
+    policy: str = "fixed_ttl"  # of the connector; others learn that so small a model needs no pin
+
+
+@dataclass
+class Storm:
+    """One storm at one server. `switch`: the file that switches the connector, if it has one."""
+
+    client: Client
+    force: Force
+    switch: Path | None = None
+    tally: Tally = field(default_factory=Tally)
+    answers: list[set[str]] = field(default_factory=lambda: [set() for _ in PROBES])
+    sleep: Callable[[float], Awaitable[None]] = asyncio.sleep  # an agent's tool
+    sent: int = 0
+    done: int = 0
+
+    def __post_init__(self) -> None:
+        self._numbers = itertools.count()
+        self._beside: set[asyncio.Task[None]] = set()  # forks and events
+        self._events = sorted(self._weather(), key=lambda event: event[0])
+
+    async def run(self) -> None:
+        """Fire until so many requests have been sent, and let the last ones end."""
+        await asyncio.gather(*(self._worker() for _ in range(self.force.concurrency)))
+        while self._beside:
+            await asyncio.gather(*self._beside)
+        if self.switch:
+            self._say("on")
+
+    async def probe(self) -> None:
+        """Ask every probe once, one after the other."""
+        for number in range(len(PROBES)):
+            await self._probe(number)
+
+    # --- agents -----------------------------------------------------------------------
+    @property
+    def _over(self) -> bool:
+        broken = self.tally.by_status.get("connection broken", 0)
+        return self.sent >= self.force.requests or broken >= BROKEN
+
+    async def _worker(self) -> None:
+        while not self._over:
+            await self._live(draw_agent(self.force.seed, next(self._numbers)), [])
+
+    async def _live(self, agent: Agent, history: list[str], parent: str = "") -> None:
+        """Take the agent's turns; `history` alternates its texts and the answers."""
+        rng = random.Random(f"{agent.name} lives")
+        for index, turn in enumerate(agent.turns):
+            await self.sleep(turn.pause_s)
+            if self._over:
+                return
+            if turn.compacts:
+                history = [text(rng, 60), text(rng, 8)]
+            if turn.forks:
+                self._fork(rng, agent, index, history)
+            history = [*history, turn.text]
+            ended = await self._send(agent, index, history, parent)
+            if ended.status == ABORTED and rng.random() < 0.5:
+                return  # nobody comes back for it
+            if ended.status == ABORTED:
+                again = replace(agent, turns=(replace(turn, abort_s=0.0),))
+                ended = await self._send(again, 0, history, parent)
+            history = [*history, ended.text] if ended.status == "200" else history[:-1]
+
+    def _fork(self, rng: random.Random, agent: Agent, index: int, history: Sequence[str]) -> None:
+        """A second line from here on: under a name of its own, or two turns of one name at once."""
+        name = f"{agent.name}-fork" if rng.random() < 0.6 else agent.name
+        turns = tuple(replace(turn, forks=False) for turn in agent.turns[index : index + 2])
+        child = replace(agent, name=name, turns=turns)
+        self._start(self._live(child, list(history), agent.name if name != agent.name else ""))
+
+    async def _send(self, agent: Agent, index: int, history: list[str], parent: str) -> Ended:
+        turn = agent.turns[index]
+        body, headers = request(agent, turn, history, last=index == len(agent.turns) - 1)
+        if parent and agent.who == "continuum":
+            body["kv_transfer_params"]["continuum"]["parent"] = parent
+        said: list[str] = []
+        payload = b""
+        if turn.spoiled:
+            rng = random.Random(turn.spoiled)
+            if rng.random() < 0.05:
+                name = rng.choice(list(BODIES))
+                said, payload = [f"the body is {name}"], BODIES[name]
+            else:
+                said = spoil(rng, body, headers)
+        self.sent += 1
+        ended = await self.client.generate(
+            agent.api, payload or encode(body), headers, turn.abort_s
+        )
+        self._count(ended, f"{agent.api} of {agent.who}, {', '.join(said) or 'nothing spoiled'}")
+        return ended
+
+    def _count(self, ended: Ended, what: str) -> None:
+        self.tally.add(ended, what)
+        self.done += 1
+        while self._events and self._events[0][0] <= self.done:
+            self._start(self._events.pop(0)[1]())
+
+    def _start(self, work: Any) -> None:
+        task = asyncio.ensure_future(work)
+        self._beside.add(task)
+        task.add_done_callback(self._ended)
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        """Forget it, unless it failed: `run` raises what it raised."""
+        if task.cancelled() or task.exception() is None:
+            self._beside.discard(task)
+
+    # --- what happens meanwhile ---------------------------------------------------------
+    def _weather(self) -> list[tuple[float, Event]]:
+        """What is due after so many requests: as much in each quarter as in any other."""
+        num = self.force.requests
+        resets = [(num * (i + 0.5) / NUM_RESETS, self._resetting(i)) for i in range(NUM_RESETS)]
+        probes = [(num * (i + 0.5) / NUM_PROBES, self._probing(i)) for i in range(NUM_PROBES)]
+        off = [(num * (i + 0.25) / NUM_SWITCHES, self._switching) for i in range(NUM_SWITCHES)]
+        return [*resets, *probes, *(off if self.switch else ())]
+
+    def _resetting(self, number: int) -> Event:
+        async def reset() -> None:
+            query = RESETS[number % len(RESETS)]
+            self.tally.add(await self.client.reset(query), f"a reset{query}")
+
+        return reset
+
+    def _probing(self, number: int) -> Event:
+        return lambda: self._probe(number % len(PROBES))
+
+    async def _switching(self) -> None:
+        """Off for a while, and on again; longer in a longer storm."""
+        self._say("off")
+        began, until = time.monotonic(), self.done + self.force.requests / 40
+        while time.monotonic() < began + SWITCH_S or (self.done < until and not self._over):
+            await asyncio.sleep(0.2)
+        self._say("on")
+
+    def _say(self, word: str) -> None:
+        assert self.switch is not None
+        self.switch.write_text(f"{word}\n")
+
+    async def _probe(self, number: int) -> None:
+        """The same question as ever: its answer is as ever, whatever the caches went through."""
+        body = {"model": SERVED_NAME, "temperature": 0, "vllm_xargs": {"job_id": f"probe-{number}"}}
+        body |= APIS["completions"].body([PROBES[number]], 12)
+        ended = await self.client.generate("completions", encode(body), {})
+        self.tally.add(ended, f"probe {number}")
+        if ended.status == "200":
+            self.answers[number].add(ended.text)
+
+
+def request(
+    agent: Agent, turn: Turn, history: Sequence[str], last: bool
+) -> tuple[dict[str, Any], dict[str, str]]:
+    """A turn's body and headers, before anything is spoiled."""
+    body, headers = agent.fields(last)
+    body |= {"model": SERVED_NAME, **turn.fields, **APIS[agent.api].body(history, turn.max_tokens)}
+    if turn.hints or turn.compacts:
+        params = body.setdefault("kv_transfer_params", {})
+        hints = {**turn.hints, **({"compaction": True} if turn.compacts else {})}
+        params["continuum"] = {**params.get("continuum", {}), **hints}
+    return body, headers
