@@ -98,11 +98,9 @@ def _next_queue(scheduler: Any, ours: Any, own: Callable[[], Any]) -> Any:
     if ours.orders and ours.acting is not None:
         queues = [queue for queue in ours.side.retention.queues if queue]
         return min(queues, key=methodcaller("peek_rank"), default=None)
-    from continuum_connector import compat
-    from continuum_connector.scheduler.queue import Front
+    from continuum_connector.order import kv_first
 
-    holders = compat.waiting_with_kv(scheduler, ours.side.num_steps)
-    return Front(scheduler.skipped_waiting, holders) if holders else own()
+    return kv_first(scheduler, ours.side.num_steps) or own()
 
 
 @functools.cache

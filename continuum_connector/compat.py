@@ -7,8 +7,7 @@ coordinator.py; tests/versions runs it against the releases in SUPPORTED.
 from __future__ import annotations
 
 import sys
-from collections import deque
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import Any
 
 from vllm.logger import init_logger
@@ -196,16 +195,10 @@ def queue_attributes(scheduler: Any) -> list[str]:
     return [name for name in ("waiting", "skipped_waiting") if hasattr(scheduler, name)]
 
 
-def waiting_with_kv(scheduler: Any, step: int) -> deque[Any]:
+def waiting_with_kv(scheduler: Any) -> Iterator[Any]:
     """The requests that wait with blocks of their own, the first in line first (vLLM <= 0.30;
-    later ones keep them in a queue that is asked first). Looked for once a step, for vLLM asks
-    before each admission: within schedule() nobody joins them, what it skips is put back last.
-    The caller takes off whom it admits."""
-    seen, found = getattr(scheduler, "_continuum_with_kv", (None, None))
-    if found is None or seen != step:
-        found = deque(filter(holds_kv, scheduler.skipped_waiting))
-        scheduler._continuum_with_kv = step, found
-    return found
+    later ones keep such requests in a queue that is asked first)."""
+    return filter(holds_kv, scheduler.skipped_waiting)
 
 
 def starves_loaded(vllm_config: Any) -> bool:

@@ -7,10 +7,11 @@ are vLLM's own choice, the last of `running`; it is `running` that we bring into
 from __future__ import annotations
 
 import functools
+from collections import deque
 from typing import Any
 
 from continuum_connector import compat
-from continuum_connector.scheduler.queue import ProgramQueue
+from continuum_connector.scheduler.queue import Front, ProgramQueue
 
 
 class Order:
@@ -71,3 +72,16 @@ class Order:
 def _move(source: Any, target: Any) -> None:
     while source:
         target.add_request(source.pop_request())
+
+
+def kv_first(scheduler: Any, step: int) -> Front | None:
+    """vLLM <= 0.30: a queue with those who wait with KV at its front, if there are any.
+
+    Looked for once a step, though vLLM asks before each admission: whom a step skips it puts back
+    at its end, so nobody joins them meanwhile, and whom it admits is taken off.
+    """
+    seen, holders = getattr(scheduler, "_continuum_kv_first", (None, deque[Any]()))
+    if seen != step:
+        holders = deque(compat.waiting_with_kv(scheduler))
+        scheduler._continuum_kv_first = step, holders
+    return Front(scheduler.skipped_waiting, holders) if holders else None

@@ -10,8 +10,10 @@ one. Clock and order of steps as in paired.py. Run from the repository root:
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -22,11 +24,10 @@ from bench.hook_cost.arms import build_arms, interleave, progress
 PROGRAMS = {"distinct": "program{}".format, "one": lambda number: "one"}
 
 
-def measure(args: argparse.Namespace, kind: str, policy: str) -> list[dict[str, Any]]:
+def measure(args: argparse.Namespace, kind: str, policy: str) -> Iterator[dict[str, Any]]:
     """Microseconds per step of stock and of ours, for each length of the queue."""
     say = progress(args)
     arms = stock, ours = build_arms(args, [policy], args.pins, say, time.thread_time)
-    results = []
     for num_waiting in args.waiting:
         for arm in arms:
             arm.program_of = PROGRAMS[kind]
@@ -35,17 +36,14 @@ def measure(args: argparse.Namespace, kind: str, policy: str) -> list[dict[str, 
         interleave(arms, args.warmup)
         say("measuring")
         interleave(arms, args.steps)
-        results.append(
-            {
-                "waiting": num_waiting,
-                "programs": kind,
-                "policy": policy,
-                "pins": len(ours.engine.connector.side.pins),
-                "stock_step_us": list(stock.step_us),
-                "step_us": list(ours.step_us),
-            }
-        )
-    return results
+        yield {
+            "waiting": num_waiting,
+            "programs": kind,
+            "policy": policy,
+            "pins": len(ours.engine.connector.side.pins),
+            "stock_step_us": list(stock.step_us),
+            "step_us": list(ours.step_us),
+        }
 
 
 def row(result: dict[str, Any]) -> str:
@@ -76,12 +74,6 @@ def main() -> None:
     parser.add_argument("--json", type=Path, help="write all samples here")
     parser.add_argument("--quiet", dest="progress", action="store_false", help="no progress lines")
     args = parser.parse_args()
-    results = [
-        result
-        for kind in args.kinds
-        for policy in args.policies
-        for result in measure(args, kind, policy)
-    ]
     print(
         f"{args.running} running turns, {args.steps} steps of each, CPU time; "
         f"{args.dram_blocks:,} DRAM blocks, {args.programs:,} programs remembered\n"
@@ -90,7 +82,11 @@ def main() -> None:
     columns += ["stock, median us", "ours", "ratio", "stock, mean us", "ours", "ratio"]
     print(f"| {' | '.join(columns)} |")
     print("|---" * len(columns) + "|")
-    print("\n".join(row(result) for result in results))
+    results = []
+    for kind, policy in itertools.product(args.kinds, args.policies):
+        for result in measure(args, kind, policy):
+            print(row(result), flush=True)
+            results.append(result)
     if args.json:
         args.json.write_text(json.dumps(results))
 

@@ -55,11 +55,13 @@ class Claims:
         self._table.num_chains[present] += 1
         self._num_claims += len(present)
         current = self.order.current(program)
-        self._table.mark(present, True)
-        older = [c for c in current if supersedes or self._table.is_continued(c)]
-        for each in older:
-            self._supersede(each)
-        self._table.mark(present, False)
+        older: list[Chain] = []
+        if current:
+            self._table.mark(present, True)
+            older = [c for c in current if supersedes or self._table.is_continued(c)]
+            for each in older:
+                self._supersede(each)
+            self._table.mark(present, False)
         self.order.add(chain)
         if len(current) - len(older) >= MAX_CHAINS_PER_PROGRAM:
             self.order.supersede(self.order.current(program)[0])
@@ -85,9 +87,6 @@ class Claims:
         is_stuck = False
         while len(chain.tickets) and num_wanted and not is_stuck:
             length, leaving, is_stuck = self._table.tail(chain, num_wanted)
-            released = chain.tickets[len(chain.tickets) - length :]
-            released = released[self._table.are_there(released)]
-            self._table.num_chains[numbers_of(released)] -= 1
             chain.cut(length)
             self._num_claims -= length
             num_wanted -= len(leaving)

@@ -99,7 +99,7 @@ class HostIndex:
         as the program has other turns under way.
         """
         numbers = self._look(keys)
-        missing = np.flatnonzero(numbers < 0)
+        missing = (numbers < 0).nonzero()[0]
         self.touch(program, now)
         chain = self._claims.begin(numbers[numbers >= 0], program, now, supersedes)
         victims: list[Chain] = []
@@ -122,8 +122,9 @@ class HostIndex:
     def settle(self, tickets: Tickets, stored: bool) -> None:
         """Their store is over: READY if it succeeded and is still wanted, else FREE."""
         numbers, there = numbers_of(tickets), self._table.are_there(tickets)
-        if not self._table.is_writing[numbers].all():
-            idle = numbers[~self._table.is_writing[numbers]]
+        is_writing = self._table.is_writing[numbers]
+        if not is_writing.all():
+            idle = numbers[~is_writing]
             raise InvariantError(f"slots {idle}: expected WRITING, found READY or FREE")
         self._table.is_writing[numbers] = False
         self.num_writing -= len(numbers)
@@ -252,7 +253,8 @@ class HostIndex:
             raise InvariantError("a slot is both free and used, or used twice")
         if self._table.keys[used].tolist() != list(self._numbers):
             raise InvariantError("a slot holds another key than the one it is found by")
-        if self._table.are_busy(np.array(self._free, np.int64)).any():
+        free = np.array(self._free, np.int64)
+        if (self._table.is_writing[free] | (self._table.num_readers[free] > 0)).any():
             raise InvariantError("a free slot is written or read")
         self._claims.check(used)
 

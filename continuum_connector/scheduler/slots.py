@@ -81,10 +81,6 @@ class SlotTable:
         """Which of them can be read."""
         return np.asarray(self.are_there(tickets) & ~self.is_writing[numbers_of(tickets)])
 
-    def are_busy(self, numbers: Numbers) -> npt.NDArray[np.bool_]:
-        """Which of them somebody writes or reads."""
-        return np.asarray(self.is_writing[numbers] | (self.num_readers[numbers] > 0))
-
     def is_stuck(self, chain: Chain) -> bool:
         """Whether its tail can leave neither now nor by letting go of the claim."""
         if not len(chain.tickets):
@@ -136,18 +132,22 @@ class SlotTable:
         return True
 
     def tail(self, chain: Chain, num_wanted: int) -> tuple[int, Numbers, bool]:
-        """Look at the tail for `num_wanted` slots, which leave if it lets go of them.
+        """Take back the chain's claims at its tail, until `num_wanted` slots are claimed by nobody.
 
-        Returns how many claims that is, which slots then leave, and whether a busy one is behind
+        Returns how many claims that is, which slots those are, and whether a busy one is behind
         them.
         """
-        tickets = chain.tickets[::-1][: num_wanted + 64]  # some are claimed by others, too
-        numbers, there = numbers_of(tickets), self.are_there(tickets)
+        tickets = chain.tickets[: -num_wanted - 65 : -1]  # some are claimed by others, too
+        numbers = tickets & _NUMBER_MASK
+        there = self.tickets[numbers] == tickets
         alone = there & (self.num_chains[numbers] == 1)
-        stuck = np.flatnonzero(alone & self.are_busy(numbers))
+        busy = self.is_writing[numbers] | (self.num_readers[numbers] > 0)
+        stuck = (alone & busy).nonzero()[0]
         length = int(stuck[0]) if len(stuck) else len(tickets)
-        leaving = np.flatnonzero(alone[:length])
+        leaving = alone[:length].nonzero()[0]
+        is_stuck = len(stuck) > 0
         if len(leaving) >= num_wanted:
-            leaving = leaving[:num_wanted]
+            leaving, is_stuck = leaving[:num_wanted], False
             length = int(leaving[-1]) + 1
-        return length, numbers[leaving], length < len(tickets) and len(leaving) < num_wanted
+        self.num_chains[numbers[:length][there[:length]]] -= 1
+        return length, numbers[leaving], is_stuck

@@ -17,7 +17,8 @@ from bench.sim import versions
 from continuum_connector import build, compat, plugin
 from continuum_connector.connector import ContinuumConnector
 from continuum_connector.errors import ConfigError
-from continuum_connector.scheduler.queue import Front, ProgramQueue
+from continuum_connector.order import kv_first
+from continuum_connector.scheduler.queue import ProgramQueue
 from continuum_connector.worker_hooks import WorkerHooks
 from tests.vllm.agents import AgentEngine
 from tests.vllm.harness import Engine
@@ -281,12 +282,13 @@ def test_who_waits_with_kv_is_looked_for_once_a_step() -> None:
     queue[100:100] = [loaded]
     queue[300:300] = [later]
     scheduler = SimpleNamespace(skipped_waiting=FCFSRequestQueue(queue))
-    front = Front(scheduler.skipped_waiting, compat.waiting_with_kv(scheduler, 1))
+    front: Any = kv_first(scheduler, 1)
     for holder in (loaded, later):
         assert front.peek_request() is front.pop_request() is holder
         assert holder not in scheduler.skipped_waiting
     for _ in range(500):
-        assert not compat.waiting_with_kv(scheduler, 1)
+        assert kv_first(scheduler, 1) is None
     assert len(looks) == 500
     scheduler.skipped_waiting.add_request(loaded)
-    assert list(compat.waiting_with_kv(scheduler, 2)) == [loaded]
+    again: Any = kv_first(scheduler, 2)
+    assert again.peek_request() is loaded
