@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from vllm.config import KVTransferConfig, set_current_vllm_config
+from vllm.config import KVTransferConfig, ParallelConfig, set_current_vllm_config
 from vllm.distributed.kv_transfer.kv_connector.factory import KVConnectorFactory
 from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorRole
 from vllm.v1.kv_cache_interface import FullAttentionSpec
@@ -167,10 +167,8 @@ def test_without_a_tier_or_as_stock_each_layer_has_its_tensor(
 
 
 def start(driver: str, device: str) -> None:
-    parallel = SimpleNamespace(world_size=1, rank=0)
-    worker = build.worker(
-        ContinuumConfig(dram_bytes=2**20, driver=driver), SimpleNamespace(parallel_config=parallel)
-    )
+    config = SimpleNamespace(parallel_config=ParallelConfig())
+    worker = build.worker(ContinuumConfig(dram_bytes=2**20, driver=driver), config)
     worker.register(Layout((Region(4096, 4096, 0, 4096),), 7, 4096, device, 0))
 
 
