@@ -109,6 +109,7 @@ def server_options(name: str, folder: Path, policy: str) -> ServerOptions:
             "ONEDNN_PRIMITIVE_CACHE_CAPACITY": "8",
             # else below TMPDIR: a minute of compiling for the first logprobs of every server
             "TORCHINDUCTOR_CACHE_DIR": str(CACHE / "inductor"),
+            "TORCHINDUCTOR_CPP_CACHE_PRECOMPILE_HEADERS": "0",  # these would be below TMPDIR still
         },
     )
     if name == OURS:
