@@ -1,0 +1,95 @@
+"""Steps that only decode: our bookkeeping sits them out, and misses nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from continuum_connector.scheduler.scheduler import LOOK_S
+from tests.vllm import tiering
+from tests.vllm.agents import AgentEngine
+from tests.vllm.harness import Engine
+
+MODES = pytest.mark.parametrize("async_scheduling", [False, True], ids=["sync", "async"])
+
+
+def watch(target: Any, name: str) -> list[int]:
+    """Return a list that grows with every call of `target.name`."""
+    calls: list[int] = []
+    original: Callable[..., Any] = getattr(target, name)
+
+    def counted(*args: Any, **kwargs: Any) -> Any:
+        calls.append(len(calls))
+        return original(*args, **kwargs)
+
+    setattr(target, name, counted)
+    return calls
+
+
+def decoding(engine: Engine, max_tokens: int = 200) -> None:
+    """One turn generates, and the step that admitted it is over."""
+    engine.add("busy", 40, max_tokens, seed=9, program="busy", final=True)
+    for _ in range(4):
+        engine.step()
+
+
+@MODES
+def test_while_a_turn_only_decodes_nothing_is_planned_between_looks(
+    async_scheduling: bool,
+) -> None:
+    engine = AgentEngine(async_scheduling=async_scheduling)
+    decoding(engine)
+    plans = watch(engine.side, "plan")
+    engine.steps(100)
+    assert len(plans) <= 100 * engine.step_s / LOOK_S + 1
+
+
+@MODES
+def test_a_pin_ends_in_the_step_after_its_deadline_though_nothing_else_happens(
+    async_scheduling: bool,
+) -> None:
+    config = {"ttl_s": 0.2, "max_ttl_s": 0.2}
+    engine = AgentEngine(async_scheduling=async_scheduling, extra_config=config)
+    decoding(engine)
+    engine.add("a", 100, 1, seed=1, program="a")
+    engine.run_until_idle(until=lambda: bool(engine.num_pins()))
+    due = next(iter(engine.side.pins)).deadline
+    engine.run_until_idle(until=lambda: not engine.num_pins())
+    assert engine.ends() == {"expired": 1}
+    assert due <= engine.clock() <= due + 2 * engine.step_s
+
+
+@MODES
+@pytest.mark.parametrize("what", ["finish", "arrival", "reset", "switch"])
+def test_whatever_happens_is_followed_by_the_next_step(async_scheduling: bool, what: str) -> None:
+    engine = tiering.tiered(200, 400, async_scheduling=async_scheduling)
+    decoding(engine)
+    if what == "finish":
+        engine.add("a", 100, 20, seed=1, program="a")
+        engine.run_until_idle(until=lambda: "a" in engine.finish_reasons)
+    elif what == "arrival":
+        engine.add("a", 100, 20, seed=1, program="a")
+    elif what == "reset":
+        engine.reset_prefix_cache()
+    else:
+        engine.connector.switch.is_on = False
+    plans = watch(engine.connector.side, "plan")
+    engine.step()
+    assert len(plans) == 1
+    tiering.check(engine)
+
+
+@MODES
+def test_a_step_is_planned_as_long_as_a_copy_is_under_way(async_scheduling: bool) -> None:
+    engine = tiering.tiered(200, 400, async_scheduling=async_scheduling, hold_transfers=True)
+    decoding(engine)
+    engine.add("a", 100, 1, seed=1, program="a")
+    engine.run_until_idle(until=lambda: bool(len(engine.connector.side.tier.ledger)))
+    for _ in range(4):
+        engine.step()
+    plans = watch(engine.connector.side, "plan")
+    for _ in range(10):
+        engine.step()
+    assert len(plans) == 10
