@@ -116,8 +116,8 @@ _NOTHING = msgspec.Raw(b"null")
 
 
 class _Body(msgspec.Struct):
-    """The top-level body fields we look at, as they came: a body is walked once, in C, at a tenth
-    of what vLLM's own parser takes, and nothing is built of it."""
+    """The top-level body fields we look at, as they came: a body is walked once, in C, and nothing
+    is built of it."""
 
     job_id: msgspec.Raw = _NOTHING
     program_id: msgspec.Raw = _NOTHING

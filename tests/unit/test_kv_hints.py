@@ -74,6 +74,6 @@ def test_programs_of_another_salt_are_other_programs() -> None:
     assert keys(None) == keys("") == ("p", "q")
     one, other = keys("secret"), keys("\ud800 other")
     assert len({one, other, keys(None)}) == 3
-    assert one[0].startswith("p@")
-    assert one[1] == one[0].replace("p@", "q@")
+    assert one[0].startswith("salted:")
+    assert one[1] == one[0].removesuffix(":p") + ":q"
     assert "secret" not in one[0]
