@@ -76,10 +76,9 @@ class _Transfer:
 
 class FakeWorker:
     """Executes scheduler outputs. With `hold` off, a transfer settles in the next step, or, if
-    `is_fast`, in the one that orders it. With `cancels_late` one that is cancelled goes on until
-    it is settled or failed, as a copy does that the driver has already. With `saves_late` the
-    stores of an empty step leave with the next one: vLLM <= 0.30 has no wait_for_save there.
-
+    `is_fast`, in its own. With `cancels_late` one that is cancelled goes on until it is settled or
+    failed, as with a driver that has it already. With `saves_late` the stores of an empty step
+    leave with the next one: vLLM <= 0.30 has no wait_for_save there.
     `windows` has one entry per KV group: tokens of attention, or None for all of them.
     """
 
