@@ -123,14 +123,14 @@ class SchedulerSide:
         return (not is_preempted, turn.place(has_pin), turn.arrival)
 
     def victim_rank(self, request: Any) -> tuple[Any, ...]:
-        """Among running requests: last turns stay longest, then those of programs that came
-        first (Continuum, section 4.3), as far as the head start reaches. One that we do not know
-        ran while we were off: it stays behind all."""
+        """Among running requests the largest goes first: the turn of the program that came last
+        (Continuum, section 4.3), as far as the head start reaches; a last turn stands half of that
+        earlier. One that we do not know ran while we were off: it goes before all."""
         turn = self.turns.get(request.request_id)
         if turn is None:
-            return (True, math.inf, math.inf)
+            return (math.inf, math.inf)
         is_last = bool(turn.identity.hints.final) and not turn.is_stray
-        return (not is_last, turn.place(False), turn.arrival)
+        return (turn.place(is_last), turn.arrival)
 
     # --- admission --------------------------------------------------------------------
     def match(self, request: Any, num_vram_tokens: int, now: float) -> tuple[int, bool]:

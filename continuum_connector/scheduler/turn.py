@@ -37,12 +37,13 @@ class Turn:
     is_stray: bool = False
     max_head_start_s: float = 0.0
 
-    def place(self, has_pin: bool = False) -> float:
+    def place(self, is_ahead: bool = False) -> float:
         """Where it stands among turns, in monotonic seconds: where its program's arrival says, and
-        half of the head start earlier if its KV is pinned; but never more than the head start
-        before its own arrival, so that who comes that much later cannot pass those who wait.
+        half of the head start earlier if it `is_ahead`, as its KV is pinned; but never more than
+        the head start before its own arrival, so that who comes that much later cannot pass those
+        who wait.
         """
-        program = self.program.arrival - (self.max_head_start_s / 2 if has_pin else 0.0)
+        program = self.program.arrival - (self.max_head_start_s / 2 if is_ahead else 0.0)
         return max(program, self.arrival - self.max_head_start_s)
 
     def strays(self, hashes: Sequence[bytes]) -> bool:
