@@ -245,15 +245,15 @@ def test_a_slot_gone_between_the_promise_and_the_allocation_is_a_failed_load() -
     engine = tiered()
     run_turn(engine, "a", 200, program="p")
     park(engine)
-    tier, manager = engine.connector.side.tier, engine.scheduler.kv_cache_manager
-    allocate = manager.allocate_slots
+    tier, match = engine.connector.side.tier, engine.connector.get_num_new_matched_tokens
 
-    def forgetful(*args: Any, **kwargs: Any) -> Any:
-        manager.allocate_slots = allocate
+    def forgetful(*args: Any) -> Any:
+        engine.connector.get_num_new_matched_tokens = match
+        promised = match(*args)
         tier.index.clear()
-        return allocate(*args, **kwargs)
+        return promised
 
-    manager.allocate_slots = forgetful
+    engine.connector.get_num_new_matched_tokens = forgetful
     run_turn(engine, "b", engine.next_prompt("a", 20), program="p")
     assert total(engine, "loads", "failed") == 1
     assert_recovered(engine)
