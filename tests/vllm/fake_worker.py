@@ -96,6 +96,7 @@ class FakeWorker:
         self.rank = rank
         self.is_fast = False
         self.cancels_late = False
+        self._cancels: frozenset[int] = frozenset()  # of this step's plan
         self.saves_late = False
         self.is_down = False  # no tier on this rank: it takes no more orders
         self.num_ready_slots: int | None = None  # of host memory; None: nobody counts
@@ -157,6 +158,7 @@ class FakeWorker:
         self._stores = plan.stores
         for block in step.new_block_ids_to_zero or ():
             self.vram.pop(block, None)
+        self._cancels = frozenset(plan.cancels)
         for transfer_id in plan.cancels:
             self._cancel(transfer_id)
         for load in plan.loads:
@@ -199,16 +201,19 @@ class FakeWorker:
             if not self.cancels_late:
                 self.fail(transfer_id, "cancelled")
 
-    def _refuse(self, order: LoadOrder | StoreOrder, reason: str) -> None:
-        self._submit(order, _Transfer(order, []))
-        self.fail(order.transfer_id, reason)
+    def _refuses(self, order: LoadOrder | StoreOrder) -> bool:
+        """Whether it ends before it begins: without a tier, cancelled in its own plan, or beyond
+        the copy engine's pool."""
+        reason = "no_tier" if self.is_down else ""
+        reason = reason or ("cancelled" if order.transfer_id in self._cancels else "")
+        reason = reason or ("refused" if (order.slots < 0).any() else "")
+        if reason:
+            self._submit(order, _Transfer(order, []))
+            self.fail(order.transfer_id, reason)
+        return bool(reason)
 
     def _start_load(self, order: LoadOrder) -> None:
-        if self.is_down:
-            self._refuse(order, "no_tier")
-            return
-        if (order.slots < 0).any():  # the copy engine refuses what is outside its pool
-            self._refuse(order, "refused")
+        if self._refuses(order):
             return
         sources = [self._slot(order, int(slot)) for slot in order.slots]
         marks = [Content(-1, [None] * self.block_size) for _ in order.blocks]
@@ -232,8 +237,7 @@ class FakeWorker:
             self._start_store(order)
 
     def _start_store(self, order: StoreOrder) -> None:
-        if self.is_down:
-            self._refuse(order, "no_tier")
+        if self._refuses(order):
             return
         sources = []
         for block, slot in zip(order.blocks, order.slots, strict=True):
