@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from continuum_connector import build
@@ -22,24 +22,45 @@ class Allocation:
         self._scheduler = scheduler
         self._manager = scheduler.kv_cache_manager
         self._pool = self._manager.block_pool
+        self._pins = ours.side.retention.holds
         self._own = self._manager.allocate_slots
         self._with_room = _with_room(self._own, scheduler, ours)
-        size, num_groups = ours.side.groups.block_size, len(ours.side.groups)
-        lookahead = -(-scheduler.num_lookahead_tokens // size)
-        self._per_request = num_groups * (1 + lookahead)
-        self._per_step = num_groups * -(-scheduler.max_num_scheduled_tokens // size)
+        self._block_size = ours.side.groups.block_size
+        self._num_groups = len(ours.side.groups)
+        self._lookahead = scheduler.num_lookahead_tokens
         self._manager.allocate_slots = self._with_room
 
-    def before_step(self) -> bool:
-        """Put the function in place that the coming step needs. Returns whether a running
-        request may find no block in it: n new tokens take n / block_size blocks, rounded up."""
-        num_running = len(self._scheduler.running)
-        need = num_running * self._per_request + self._per_step
-        is_tight = bool(self._pool.get_num_free_blocks() < need)
+    def before_step(self) -> int:
+        """Put the function in place that the coming step needs. Returns how many blocks running
+        requests will lack in it though every pin gives way, so that somebody is preempted."""
+        running, free = self._scheduler.running, self._pool.get_num_free_blocks()
+        # At most: n new tokens of a request take n / block_size blocks, rounded up.
+        most = len(running) * (1 + self._blocks(self._lookahead))
+        most = self._num_groups * (most + self._blocks(self._scheduler.max_num_scheduled_tokens))
+        is_tight = free < most
         self._manager.allocate_slots = (
-            self._with_room if is_tight or self._may_admit(num_running) else self._own
+            self._with_room if is_tight or self._may_admit(len(running)) else self._own
         )
-        return is_tight
+        room = free + self._pins.num_blocks
+        return max(0, self._wanted(running) - room) if room < most else 0
+
+    def _wanted(self, running: Sequence[Any]) -> int:
+        """How many blocks the running requests will ask for (v1/core/sched/scheduler.py,
+        schedule()): prompts share the step's tokens, each cut to the threshold; whoever decodes is
+        counted, though prompts before it may take them all."""
+        num_blocks, budget = 0, self._scheduler.max_num_scheduled_tokens
+        longest = self._scheduler.scheduler_config.long_prefill_token_threshold or budget
+        for request in running:
+            computed = request.num_computed_tokens
+            new = request.num_tokens_with_spec + request.num_output_placeholders - computed
+            if request.is_prefill_chunk:
+                new = min(new, longest, budget)
+                budget -= new
+            num_blocks += self._blocks(computed + new + self._lookahead) - self._blocks(computed)
+        return num_blocks * self._num_groups
+
+    def _blocks(self, num_tokens: int) -> int:
+        return int(-(-num_tokens // self._block_size))
 
     def _may_admit(self, num_running: int) -> bool:
         """Whether somebody waits, and vLLM may run one more: whole prompts want room then."""

@@ -100,7 +100,7 @@ def _next_queue(scheduler: Any, ours: Any, own: Callable[[], Any]) -> Any:
         return min(queues, key=methodcaller("peek_rank"), default=None)
     from continuum_connector.order import kv_first
 
-    return kv_first(scheduler, ours.side.num_steps) or own()
+    return kv_first(scheduler) or own()
 
 
 @functools.cache
@@ -137,9 +137,10 @@ def subclass(base: Any) -> Any:
 
         def schedule(self, *args: Any, **kwargs: Any) -> Any:
             if self._continuum is not None:
-                may_preempt = self._allocation.before_step()
-                if may_preempt and self._order is not None:
-                    self._order.line_up()
+                self.kv_holders = None
+                num_short = self._allocation.before_step()
+                if num_short and self._order is not None:
+                    self._order.line_up(num_short)
             return super().schedule(*args, **kwargs)
 
         def _preempt_request(self, request: Any, *args: Any, **kwargs: Any) -> None:

@@ -31,8 +31,7 @@ if TYPE_CHECKING:
 
 logger = compat.logger(__name__)
 
-# A scrape comes every few seconds, a step every few ms. After the last turn's end there may be
-# no step for long, so that one tells all.
+# A scrape comes every few seconds, a step every few ms.
 TELL_EVERY_S = 1.0
 NO_ORDERS = StepMetadata(StepPlan())
 
@@ -89,20 +88,24 @@ class ContinuumConnector(WorkerHooks, SupportsHMA):  # type: ignore[misc]
         return self.config.dram_bytes > 0 and self.config.kv_layout != "stock"
 
     def get_kv_connector_stats(self) -> ContinuumStats | None:
-        """What changed, once a second; the one hook that update_from_output calls in every
-        step, whether or not a worker had something to say (v1/core/sched/scheduler.py)."""
+        """What changed, of a step in which something happened; levels once a second, and when the
+        last turn ends, for then no step may follow for long. It is the one hook that
+        update_from_output calls in every step (v1/core/sched/scheduler.py)."""
         side = self.side
         if side is not None:
             now = self._clock()
             step = self._step_clock.done(now)
             if step is not None:
                 self.costs.step(*step)
-            if now < self._tell_at and (side.turns or self.acting is None):
+            is_last = not side.turns and self.acting is not None
+            if now >= self._tell_at or is_last:
+                self._tell_at = now + TELL_EVERY_S
+                side.update_gauges()
+                for gauge in self.costs.gauges(now):
+                    self.account.gauge(*gauge)
+            elif side.is_idle(now):
                 return None
-            self._tell_at = now + TELL_EVERY_S
-            side.update_gauges()
-            for gauge in self.costs.gauges(now):
-                self.account.gauge(*gauge)
+            side.levels.update_ledger(self.account)
         return ContinuumStats.take(self.account)
 
     @classmethod
@@ -185,7 +188,13 @@ class ContinuumConnector(WorkerHooks, SupportsHMA):  # type: ignore[misc]
     def victim_rank(self, request: Any) -> tuple[Any, ...]:
         """A running request's place in front of the next victim: the largest goes first."""
         assert self.side is not None
-        return (request.is_prefill_chunk, *self.side.victim_rank(request))
+        return self.side.victim_rank(request)
+
+    def num_blocks(self, request: Any) -> int:
+        """How many blocks a running request fills, of all KV groups; windows counted whole."""
+        assert self.side is not None
+        size, num_groups = self.side.groups.block_size, len(self.side.groups)
+        return int(-(-request.num_computed_tokens // size)) * num_groups
 
     @timed("get_num_new_matched_tokens")
     def get_num_new_matched_tokens(

@@ -38,17 +38,25 @@ class Order:
         else:
             self._give_back()
 
-    def line_up(self) -> None:
-        """Let vLLM preempt last turns last, and the turns of the latest program first.
+    def line_up(self, num_short: int) -> None:
+        """Put those whom vLLM shall preempt at the end of `running`, for `num_short` blocks.
 
-        For before a step in which somebody may be preempted. vLLM serves `running` from its
-        front and takes victims off its end, so a victim was never scheduled in the same step.
-        (Its rule for priorities takes them from anywhere and rolls them back, whose blocks are
-        then free, findable and not computed.) Prompts under way stay behind those that decode,
-        or a long one would take the whole step's tokens from them, and are taken first.
+        For before a step that lacks so many. vLLM serves `running` from its front and takes
+        victims off its end, so a victim was never scheduled in the same step. (Its rule for
+        priorities takes them from anywhere and rolls them back, whose blocks are then free,
+        findable and not computed.) All others stay where they are: in another order a long prompt
+        might take the step's tokens from those that decode, or wait behind later ones for ever.
         """
-        if self._is_on and not self._has_priorities:
-            self._scheduler.running.sort(key=self._ours.victim_rank)
+        if not self._is_on or self._has_priorities:
+            return
+        running = self._scheduler.running
+        ranked = sorted(running, key=self._ours.victim_rank)
+        victims: list[Any] = []
+        while num_short > 0 and len(ranked) > 1:
+            victims.append(ranked.pop())
+            num_short -= self._ours.num_blocks(victims[-1])
+        gone = {request.request_id for request in victims}
+        running[:] = [each for each in running if each.request_id not in gone] + victims[::-1]
 
     def _take_over(self) -> None:
         ours = self._ours
@@ -74,14 +82,14 @@ def _move(source: Any, target: Any) -> None:
         target.add_request(source.pop_request())
 
 
-def kv_first(scheduler: Any, step: int) -> Front | None:
+def kv_first(scheduler: Any) -> Front | None:
     """vLLM <= 0.30: a queue with those who wait with KV at its front, if there are any.
 
-    Looked for once a step, though vLLM asks before each admission: whom a step skips it puts back
-    at its end, so nobody joins them meanwhile, and whom it admits is taken off.
+    Looked for once a step (schedule() in attach.py forgets them), though vLLM asks before each
+    admission: whom a step skips it puts back at its end, so nobody joins them meanwhile, and whom
+    it admits is taken off.
     """
-    seen, holders = getattr(scheduler, "_continuum_kv_first", (None, deque[Any]()))
-    if seen != step:
-        holders = deque(compat.waiting_with_kv(scheduler))
-        scheduler._continuum_kv_first = step, holders
+    if scheduler.kv_holders is None:
+        scheduler.kv_holders = deque(compat.waiting_with_kv(scheduler))
+    holders = scheduler.kv_holders
     return Front(scheduler.skipped_waiting, holders) if holders else None

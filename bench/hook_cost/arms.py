@@ -28,6 +28,7 @@ HOOKS = (
     "get_kv_connector_stats",
 )
 
+NOTHING = "nothing"
 # Seconds; dear enough for `adaptive` to pin every turn for as long as it may.
 KNOWN_COSTS = {"prefill": [0.01, 1e-3, 0.0, 0.0, 0.0], "load": [0.01, 1e-3]}
 
@@ -118,7 +119,10 @@ def build_arms(
     say: Callable[[str], None],
     clock: Callable[[], float] = time.perf_counter,
 ) -> list[Arm]:
-    """Stock, then ours, one per policy, with one size of pool; ours with pins and a full DRAM."""
+    """Stock, then ours, one per policy, with one size of pool; ours with pins and a full DRAM.
+
+    NOTHING among the policies is a connector that does nothing, in the place of ours.
+    """
     common: dict[str, Any] = {
         "num_blocks": args.vram_blocks,
         "max_num_seqs": args.running,
@@ -126,11 +130,25 @@ def build_arms(
     }
     say("building the stock engine")
     stock = Engine(connector=None, **common)
-    ours = {policy: _ours(policy, args, num_pins, common, say) for policy in policies}
+    ours = {
+        policy: _nothing(common)
+        if policy == NOTHING
+        else _ours(policy, args, num_pins, common, say)
+        for policy in policies
+    }
     arms = [Arm(name, engine, args, clock) for name, engine in {"stock": stock, **ours}.items()]
     for arm in arms:
         arm.engine.check = lambda: None  # of every block, between the steps: cold caches
     return arms
+
+
+def _nothing(common: dict[str, Any]) -> Engine:
+    return Engine(
+        connector="NothingConnector",
+        connector_module="bench.hook_cost.nothing",
+        extra_config={},
+        **common,
+    )
 
 
 def _ours(

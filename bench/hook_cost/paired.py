@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from bench.hook_cost.arms import build_arms, interleave, progress
+from bench.hook_cost.arms import NOTHING, build_arms, interleave, progress
 
 
 def measure(args: argparse.Namespace, policy: str, num_pins: int) -> dict[str, Any]:
@@ -33,7 +33,7 @@ def measure(args: argparse.Namespace, policy: str, num_pins: int) -> dict[str, A
     interleave(arms, args.steps)
     return {
         "policy": policy,
-        "pins": len(ours.engine.connector.side.pins),
+        "pins": 0 if policy == NOTHING else len(ours.engine.connector.side.pins),
         "stock_step_us": stock.step_us,
         "step_us": ours.step_us,
     }
@@ -61,7 +61,9 @@ def _interval(ordered: Any) -> tuple[float, float]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--policies", nargs="+", default=["fixed_ttl", "adaptive"], metavar="NAME")
+    parser.add_argument(
+        "--policies", nargs="+", default=[NOTHING, "fixed_ttl", "adaptive"], metavar="NAME"
+    )
     parser.add_argument("--running", type=int, default=256, help="turns decoding at once")
     parser.add_argument(
         "--pins", type=int, nargs="+", default=[0, 1000], help="held by ours: a row each"
@@ -78,7 +80,12 @@ def main() -> None:
     args = parser.parse_args()
     if args.warmup + args.steps >= args.output:
         parser.error(f"--output {args.output}: turns would end while they are measured; more")
-    results = [measure(args, policy, n) for n in args.pins for policy in args.policies]
+    results = [
+        measure(args, policy, n)
+        for n in args.pins
+        for policy in args.policies
+        if policy != NOTHING or n == args.pins[0]
+    ]
     print(f"{args.running} running turns, {args.steps} pairs of steps, CPU time\n")
     print("| pins | policy | stock, us | ours, us | paired difference, us | % of stock |")
     print("|---|---|---|---|---|---|")

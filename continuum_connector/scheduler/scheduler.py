@@ -77,7 +77,6 @@ class SchedulerSide:
         self.groups = groups
         self._endings = endings
         self._waker = waker
-        self.num_steps = 0  # put together so far, those while switched off included
         self._owes_step = False  # metrics show a reset only after a step
         self._idle_until = -math.inf  # what happens sets it back
         self.pressure = Pressure(self.retention, decider, config.max_wait_s)
@@ -195,7 +194,6 @@ class SchedulerSide:
     # --- every step -------------------------------------------------------------------
     def plan(self, now: float) -> StepPlan:
         """One tick: expire what is due, then send everything queued to the workers."""
-        self.num_steps += 1
         self.expire(now)
         if self.decider.new_step(now):  # what pins are worth matters while others wait
             self.retention.age(lambda pin: self.decider.worth_now(pin, now))
@@ -231,7 +229,6 @@ class SchedulerSide:
         """Set what is a level, not an event; called when the metrics are collected."""
         self.records.count_lost()
         self.records.account.gauge("programs", len(self.programs))
-        self.levels.update_ledger(self.records.account)
         self.levels.update_gauges(self.records.account)
 
     def expire(self, now: float) -> None:
@@ -254,12 +251,12 @@ class SchedulerSide:
         self, request: Any, block_ids: Sequence[Sequence[int]], end: TurnEnd, now: float
     ) -> dict[str, Any] | None:
         """A turn is over: decide, hold, and return what the client is told."""
+        self.tier.forget_request(request.request_id)
         turn = self.turns.pop(request.request_id, None)
-        if turn is None:
+        if turn is None:  # it came before we were switched off and on again
             return None
         self._stir()
         self.waiting.pop(request.request_id, None)
-        self.tier.forget_request(request.request_id)
         self.retention.room.references_dropped()
         self.retention.unexpect(turn.program.key, request.request_id)
         blocks = self.groups.kept(self._pool.blocks, block_ids, request)

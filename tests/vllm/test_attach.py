@@ -197,7 +197,7 @@ def test_a_bad_config_stops_the_server_with_value_consequence_and_cure(
 def test_the_connectors_hooks_are_all_known_to_vllms_base_class() -> None:
     """A hook that vLLM renamed would silently never be called."""
     ours = {"set_clock", "attached", "before_queued", "rank", "make_room", "bind_gpu_block_pool"}
-    ours |= {"orders", "victim_rank"}
+    ours |= {"orders", "victim_rank", "num_blocks"}
     # vLLM 0.26-0.28 only, or 0.30+ only
     ours |= {"prefer_cross_layer_blocks", "register_cross_layers_kv_cache"}
     ours |= {"has_pending_block_frees", "get_transfer_results", "get_required_kvcache_layout"}
@@ -281,14 +281,15 @@ def test_who_waits_with_kv_is_looked_for_once_a_step() -> None:
     queue = [Waiting() for _ in range(500)]
     queue[100:100] = [loaded]
     queue[300:300] = [later]
-    scheduler = SimpleNamespace(skipped_waiting=FCFSRequestQueue(queue))
-    front: Any = kv_first(scheduler, 1)
+    scheduler = SimpleNamespace(skipped_waiting=FCFSRequestQueue(queue), kv_holders=None)
+    front: Any = kv_first(scheduler)
     for holder in (loaded, later):
         assert front.peek_request() is front.pop_request() is holder
         assert holder not in scheduler.skipped_waiting
     for _ in range(500):
-        assert kv_first(scheduler, 1) is None
+        assert kv_first(scheduler) is None
     assert len(looks) == 500
     scheduler.skipped_waiting.add_request(loaded)
-    again: Any = kv_first(scheduler, 2)
+    scheduler.kv_holders = None  # the next step
+    again: Any = kv_first(scheduler)
     assert again.peek_request() is loaded

@@ -377,3 +377,46 @@ def test_who_ran_already_when_it_is_switched_on_comes_first_if_put_back(
     assert engine.requests["old1"].num_preemptions
     ended = list(engine.finish_reasons)
     assert ended.index("old1") < ended.index("new11")
+
+
+@MODES
+def test_who_has_loaded_and_goes_away_while_off_is_admitted_by_nobody(
+    path: Path, async_scheduling: bool
+) -> None:
+    """vLLM <= 0.30 asks us who goes first, in steps for which nothing else is planned."""
+    engine = switched(path, num_blocks=100, async_scheduling=async_scheduling)
+    run_turn(engine, "a0", 300, program="a", max_tokens=1)
+    park(engine)
+    hold(engine)
+    engine.add("a1", engine.next_prompt("a0", 700), 4, program="a")
+    engine.run_until_idle(until=lambda: bool(in_flight(engine, Kind.LOAD)))
+    engine.add("b", 60 * 16, 200, seed=9, program="b")
+    for _ in range(4):
+        engine.step()
+    turn_switch(engine, path, "off")
+    for _ in range(3):
+        engine.step()
+    engine.settle()
+    hold(engine, False)
+    side = engine.connector.side
+    engine.run_until_idle(until=lambda: side.is_idle(engine.clock() + 2 * engine.step_s))
+    engine.step()
+    engine.add("c", 40, 4, seed=77, program="c")
+    engine.abort("a1")
+    engine.abort("b")
+    engine.run_until_idle()
+    assert answers_as_without_a_tier(engine, "c")
+
+
+def test_a_promise_to_a_turn_of_before_is_forgotten_with_it(path: Path) -> None:
+    """Switched off and on again we know no turn that waited, but DRAM had been asked for it."""
+    engine = switched(path, num_blocks=100)
+    run_turn(engine, "a", 160, program="a")
+    park(engine)
+    request = engine.add("b", engine.next_prompt("a", 20), 4, program="a")
+    assert engine.connector.acting.match(request, 0, engine.clock())[0]
+    for text in ("off", "on"):
+        turn_switch(engine, path, text)
+        engine.connector._follow_switch(engine.connector.side, engine.clock())
+    engine.abort("b")
+    assert not list(engine.connector.side.tier._found)

@@ -99,3 +99,31 @@ def test_a_preemption_stalls_the_batch_no_longer_than_in_vllms_own_order(
     ours = half_steps(async_scheduling, extra_config=PROGRAM_ORDER)
     assert ours[1] <= max(stock[1], own_order[1])
     assert ours[0] <= max(stock[0], own_order[0]) + 1  # other victims, so other steps
+
+
+@MODES
+def test_an_old_programs_long_prompt_is_no_victim_of_younger_turns(async_scheduling: bool) -> None:
+    """They come without end beside its prefill, which leaves them tokens, and outgrow the pool."""
+    engine = Engine(
+        100,
+        async_scheduling=async_scheduling,
+        max_num_seqs=16,
+        max_num_batched_tokens=64,
+        long_prefill_token_threshold=32,
+        extra_config={"policy": "program_order"},
+    )
+    engine.add("old1", 16, 1, seed=1, program="old")
+    engine.run_until_idle()
+    engine.pool.reset_prefix_cache()
+    for number in range(4):
+        engine.add(f"y{number}", 32, 100, seed=100 + number, program=f"y{number}")
+    for _ in range(3):
+        engine.step()
+    engine.add("old2", 900, 4, seed=2, program="old")
+    for number in range(4, 200):
+        if engine.outputs["old2"]:
+            break
+        engine.add(f"y{number}", 32, 100, seed=100 + number, program=f"y{number}")
+        engine.step()
+    assert engine.outputs["old2"]
+    assert not engine.requests["old2"].num_preemptions
