@@ -66,7 +66,7 @@ def test_a_cheap_block_runs(block: Block, tmp_path: Path) -> None:
         env=env,
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=300,
         check=False,
     )
     assert done.returncode == 0, f"{block}\n{script}\n{done.stdout[-2000:]}{done.stderr[-2000:]}"

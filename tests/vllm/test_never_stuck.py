@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import pytest
 
+from continuum_connector import build
 from tests.vllm.harness import Engine, prompt
 from tests.vllm.tiering import (
     MODES,
@@ -93,3 +94,18 @@ def test_a_turn_whose_load_failed_runs_soon_however_much_of_it_was_hit(
     engine = load_fails_behind_a_hit(async_scheduling, num_hit, by_block=True)
     assert finishes_soon(engine, "a2")
     assert_all_ends(engine)
+
+
+@MODES
+def test_while_nothing_runs_no_estimate_keeps_a_pin(
+    async_scheduling: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However wrong it is; while others run it may spare us futile trials."""
+    config = {"policy": "fixed_ttl", "ttl_s": 50.0, "max_pinned_fraction": 0.9}
+    engine = Engine(60, async_scheduling=async_scheduling, extra_config=config)
+    engine.add("a1", 16 * 45, 1, seed=1, program="a")
+    engine.run_until_idle()
+    assert len(engine.connector.side.pins) == 1
+    monkeypatch.setattr(build, "blocks_needed", lambda *_: 10**9)
+    engine.add("b1", 16 * 30, 1, seed=2, program="b")
+    assert finishes_soon(engine, "b1")
