@@ -242,7 +242,7 @@ def _vllm_options() -> set[str] | None:
 
 
 def _said_options(line: list[str]) -> set[str]:
-    done = subprocess.run(line, cwd=ROOT, capture_output=True, text=True, timeout=120, check=False)
+    done = subprocess.run(line, cwd=ROOT, capture_output=True, text=True, timeout=600, check=False)
     assert done.returncode == 0, f"{shlex.join(line)}\n{done.stderr[-2000:]}"
     return {"--help", *re.findall(r"(?<![\w-])--?[a-z][\w-]*", done.stdout)}
 

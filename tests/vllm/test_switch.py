@@ -380,8 +380,9 @@ def test_who_ran_already_when_it_is_switched_on_comes_first_if_put_back(
 
 
 @MODES
+@pytest.mark.parametrize("num_steps", range(12, 18))
 def test_who_has_loaded_and_goes_away_while_off_is_admitted_by_nobody(
-    path: Path, async_scheduling: bool
+    path: Path, async_scheduling: bool, num_steps: int
 ) -> None:
     """vLLM <= 0.30 asks us who goes first, in steps for which nothing else is planned."""
     engine = switched(path, num_blocks=100, async_scheduling=async_scheduling)
@@ -398,9 +399,8 @@ def test_who_has_loaded_and_goes_away_while_off_is_admitted_by_nobody(
         engine.step()
     engine.settle()
     hold(engine, False)
-    side = engine.connector.side
-    engine.run_until_idle(until=lambda: side.is_idle(engine.clock() + 2 * engine.step_s))
-    engine.step()
+    for _ in range(num_steps):
+        engine.step()
     engine.add("c", 40, 4, seed=77, program="c")
     engine.abort("a1")
     engine.abort("b")
