@@ -28,7 +28,10 @@ class Allocation:
         self._block_size = ours.side.groups.block_size
         self._num_groups = len(ours.side.groups)
         self._lookahead = scheduler.num_lookahead_tokens
+        # vLLM's is a method of the class unless somebody else has put another in its place.
+        self._is_method = getattr(self._own, "__func__", None) is type(self._manager).allocate_slots
         self._manager.allocate_slots = self._with_room
+        self._is_ours = True
 
     def before_step(self) -> int:
         """Put the function in place that the coming step needs. Returns how many blocks running
@@ -38,11 +41,20 @@ class Allocation:
         most = len(running) * (1 + self._blocks(self._lookahead))
         most = self._num_groups * (most + self._blocks(self._scheduler.max_num_scheduled_tokens))
         is_tight = free < most
-        self._manager.allocate_slots = (
-            self._with_room if is_tight or self._may_admit(len(running)) else self._own
-        )
+        self._put_in_place(is_tight or self._may_admit(len(running)))
         room = free + self._pins.num_blocks
         return max(0, self._wanted(running) - room) if room < most else 0
+
+    def _put_in_place(self, is_ours: bool) -> None:
+        if is_ours is self._is_ours:
+            return
+        self._is_ours = is_ours
+        if is_ours:
+            self._manager.allocate_slots = self._with_room
+        elif self._is_method:  # an attribute of the instance costs every call more
+            del self._manager.allocate_slots
+        else:
+            self._manager.allocate_slots = self._own
 
     def _wanted(self, running: Sequence[Any]) -> int:
         """How many blocks the running requests will ask for (v1/core/sched/scheduler.py,
