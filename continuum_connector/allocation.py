@@ -25,25 +25,31 @@ class Allocation:
         self._pins = ours.side.retention.holds
         self._own = self._manager.allocate_slots
         self._with_room = _with_room(self._own, scheduler, ours)
-        self._block_size = ours.side.groups.block_size
-        self._num_groups = len(ours.side.groups)
+        self._ours = ours
+        self._num_blocks = ours.side.groups.num_blocks
         self._lookahead = scheduler.num_lookahead_tokens
         # vLLM's is a method of the class unless somebody else has put another in its place.
         self._is_method = getattr(self._own, "__func__", None) is type(self._manager).allocate_slots
         self._manager.allocate_slots = self._with_room
         self._is_ours = True
 
-    def before_step(self) -> int:
-        """Put the function in place that the coming step needs. Returns how many blocks running
-        requests will lack in it though every pin gives way, so that somebody is preempted."""
-        running, free = self._scheduler.running, self._pool.get_num_free_blocks()
+    def before_step(self) -> bool:
+        """Put the function in place that the coming step needs. Returns whether a running request
+        may find no block in it though every pin gives way, so that somebody is preempted."""
+        if self._ours.acting is None:
+            self._put_in_place(False)
+            return False
+        num_running, free = len(self._scheduler.running), self._pool.get_num_free_blocks()
         # At most: n new tokens of a request take n / block_size blocks, rounded up.
-        most = len(running) * (1 + self._blocks(self._lookahead))
-        most = self._num_groups * (most + self._blocks(self._scheduler.max_num_scheduled_tokens))
-        is_tight = free < most
-        self._put_in_place(is_tight or self._may_admit(len(running)))
-        room = free + self._pins.num_blocks
-        return max(0, self._wanted(running) - room) if room < most else 0
+        most = self._num_blocks(self._scheduler.max_num_scheduled_tokens)
+        most += num_running * (self._num_blocks(1) + self._num_blocks(self._lookahead))
+        self._put_in_place(free < most or self._may_admit(num_running))
+        return bool(free + self._pins.num_blocks < most)
+
+    def num_short(self) -> int:
+        """How many blocks running requests will lack in the coming step, counted one by one."""
+        room = self._pool.get_num_free_blocks() + self._pins.num_blocks
+        return max(0, self._wanted(self._scheduler.running) - room)
 
     def _put_in_place(self, is_ours: bool) -> None:
         if is_ours is self._is_ours:
@@ -68,11 +74,9 @@ class Allocation:
             if request.is_prefill_chunk:
                 new = min(new, longest, budget)
                 budget -= new
-            num_blocks += self._blocks(computed + new + self._lookahead) - self._blocks(computed)
-        return num_blocks * self._num_groups
-
-    def _blocks(self, num_tokens: int) -> int:
-        return int(-(-num_tokens // self._block_size))
+            num_blocks += self._num_blocks(computed + new + self._lookahead)
+            num_blocks -= self._num_blocks(computed)
+        return num_blocks
 
     def _may_admit(self, num_running: int) -> bool:
         """Whether somebody waits, and vLLM may run one more: whole prompts want room then."""
@@ -96,9 +100,7 @@ def _with_room(allocate: Callable[..., Any], scheduler: Any, ours: Any) -> Calla
     @functools.wraps(allocate)
     def allocate_slots(request: Any, *args: Any, **kwargs: Any) -> Any:
         blocks = allocate(request, *args, **kwargs)
-        if blocks is not None or ours.acting is None:
-            return blocks
-        return retry(request, args, kwargs)
+        return retry(request, args, kwargs) if blocks is None else blocks
 
     return allocate_slots
 

@@ -138,9 +138,8 @@ def subclass(base: Any) -> Any:
         def schedule(self, *args: Any, **kwargs: Any) -> Any:
             if self._continuum is not None:
                 self.kv_holders = None
-                num_short = self._allocation.before_step()
-                if num_short and self._order is not None:
-                    self._order.line_up(num_short)
+                if self._allocation.before_step() and self._order is not None:
+                    self._order.line_up(self._allocation.num_short())
             return super().schedule(*args, **kwargs)
 
         def _preempt_request(self, request: Any, *args: Any, **kwargs: Any) -> None:

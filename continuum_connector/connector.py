@@ -185,17 +185,6 @@ class ContinuumConnector(WorkerHooks, SupportsHMA):  # type: ignore[misc]
         holds = not compat.holds_kv(request)
         return (holds, request.priority, *rank) if by_priority else (holds, *rank)
 
-    def victim_rank(self, request: Any) -> tuple[Any, ...]:
-        """A running request's place in front of the next victim: the largest goes first."""
-        assert self.side is not None
-        return self.side.victim_rank(request)
-
-    def num_blocks(self, request: Any) -> int:
-        """How many blocks a running request fills, of all KV groups; windows counted whole."""
-        assert self.side is not None
-        size, num_groups = self.side.groups.block_size, len(self.side.groups)
-        return int(-(-request.num_computed_tokens // size)) * num_groups
-
     @timed("get_num_new_matched_tokens")
     def get_num_new_matched_tokens(
         self, request: Any, num_computed_tokens: int

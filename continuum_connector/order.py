@@ -49,12 +49,12 @@ class Order:
         """
         if not self._is_on or self._has_priorities:
             return
-        running = self._scheduler.running
-        ranked = sorted(running, key=self._ours.victim_rank)
+        side, running = self._ours.side, self._scheduler.running
+        ranked = sorted(running, key=side.victim_rank)
         victims: list[Any] = []
         while num_short > 0 and len(ranked) > 1:
             victims.append(ranked.pop())
-            num_short -= self._ours.num_blocks(victims[-1])
+            num_short -= side.groups.num_blocks(victims[-1].num_computed_tokens)
         gone = {request.request_id for request in victims}
         running[:] = [each for each in running if each.request_id not in gone] + victims[::-1]
 

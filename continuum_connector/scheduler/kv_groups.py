@@ -57,6 +57,10 @@ class KvGroups:
     def __iter__(self) -> Iterator[KvGroup]:
         return iter(self._groups)
 
+    def num_blocks(self, num_tokens: int) -> int:
+        """How many blocks so many tokens of one request fill, windows counted whole."""
+        return int(-(-num_tokens // self.block_size)) * len(self._groups)
+
     @property
     def are_simple(self) -> bool:
         """Whether a hit needs every block before its end, and nothing else."""
