@@ -49,7 +49,7 @@ class Allocation:
     def num_short(self) -> int:
         """How many blocks running requests will lack in the coming step, counted one by one."""
         room = self._pool.get_num_free_blocks() + self._pins.num_blocks
-        return max(0, self._wanted(self._scheduler.running) - room)
+        return max(0, self._wanted(self._scheduler.running) - int(room))
 
     def _put_in_place(self, is_ours: bool) -> None:
         if is_ours is self._is_ours:

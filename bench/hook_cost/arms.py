@@ -11,7 +11,6 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from bench.hook_cost.population import fill_dram, pin_programs, remember_programs
-from continuum_connector.attach import subclass
 from tests.vllm.harness import Engine
 from tests.vllm.tiering import SLOT_BYTES
 
@@ -130,7 +129,7 @@ def build_arms(
         "max_num_batched_tokens": 8192,
     }
     say("building the stock engine")
-    stock = _stock(common)
+    stock = Engine(connector=None, **common)
     ours = {
         policy: _nothing(common)
         if policy == NOTHING
@@ -141,17 +140,6 @@ def build_arms(
     for arm in arms:
         arm.engine.check = lambda: None  # of every block, between the steps: cold caches
     return arms
-
-
-def _stock(common: dict[str, Any]) -> Engine:
-    """An engine without a connector. Its scheduler is of our subclass, whose hooks are idle then:
-    were it of another class than ours, the interpreter's inline caches in vLLM's code, which both
-    run in turn, would be of the one and miss for the other, 2 to 3 % of a step that no server pays.
-    """
-    engine = Engine(connector=None, **common)
-    engine.scheduler._continuum = None
-    engine.scheduler.__class__ = subclass(type(engine.scheduler))
-    return engine
 
 
 def _nothing(common: dict[str, Any]) -> Engine:
