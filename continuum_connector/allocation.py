@@ -1,8 +1,9 @@
 """Allocation: vLLM's allocate_slots with pins that give way, in place only where it may fail.
 
 vLLM calls it for every running request in every step, so one more Python call there costs more
-than all our other hooks. Before each step it is therefore decided whether any allocation of
-the step can fail at all; if none can, the function is vLLM's own.
+than all our other hooks. Before each step it is therefore decided whether an allocation of a
+running request can fail at all; if none can, the function is vLLM's own until somebody is to be
+admitted, for whole prompts want room.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import inspect
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from continuum_connector import build
+from continuum_connector import build, compat
 
 
 class Allocation:
@@ -28,6 +29,7 @@ class Allocation:
         self._ours = ours
         self._num_blocks = ours.side.groups.num_blocks
         self._lookahead = scheduler.num_lookahead_tokens
+        self._hears_of_admission = compat.tells_of_admission(scheduler)
         # vLLM's is a method of the class unless somebody else has put another in its place.
         self._is_method = getattr(self._own, "__func__", None) is type(self._manager).allocate_slots
         self._manager.allocate_slots = self._with_room
@@ -43,8 +45,13 @@ class Allocation:
         # At most: n new tokens of a request take n / block_size blocks, rounded up.
         most = self._num_blocks(self._scheduler.max_num_scheduled_tokens)
         most += num_running * (self._num_blocks(1) + self._num_blocks(self._lookahead))
-        self._put_in_place(free < most or self._may_admit(num_running))
+        self._put_in_place(free < most or not self._hears_of_admission)
         return bool(free + self._pins.num_blocks < most)
+
+    def before_admission(self) -> None:
+        """The step has served all that run; a turn that waits is looked at."""
+        if not self._is_ours:
+            self._put_in_place(self._ours.acting is not None)
 
     def num_short(self) -> int:
         """How many blocks running requests will lack in the coming step, counted one by one."""
@@ -78,16 +85,9 @@ class Allocation:
             num_blocks -= self._num_blocks(computed)
         return num_blocks
 
-    def _may_admit(self, num_running: int) -> bool:
-        """Whether somebody waits, and vLLM may run one more: whole prompts want room then."""
-        is_full = num_running >= self._scheduler.max_num_running_reqs
-        return not is_full and len(self._scheduler.requests) > num_running
-
 
 def _with_room(allocate: Callable[..., Any], scheduler: Any, ours: Any) -> Callable[..., Any]:
     """Wrap KVCacheManager.allocate_slots: before it answers None, pins give way."""
-    from continuum_connector import compat
-
     bind = _bound_arguments(allocate)
 
     def retry(request: Any, args: Any, kwargs: Any) -> Any:

@@ -126,9 +126,17 @@ def subclass(base: Any) -> Any:
             ours = self._continuum
             return None if ours is None or ours.acting is None else ours
 
-        def _select_waiting_queue_for_scheduling(self) -> Any:
+        def _select_waiting_queue_for_scheduling(self) -> Any:  # vLLM <= 0.30
             own = super()._select_waiting_queue_for_scheduling
-            return own() if self._continuum is None else _next_queue(self, self._continuum, own)
+            if self._continuum is None:
+                return own()
+            self._allocation.before_admission()
+            return _next_queue(self, self._continuum, own)
+
+        def _handle_blocked_waiting_request(self, request: Any) -> Any:
+            if self._continuum is not None:
+                self._allocation.before_admission()
+            return super()._handle_blocked_waiting_request(request)
 
         def add_request(self, request: Any) -> None:
             if self._acting is not None and request.request_id not in self.requests:

@@ -179,9 +179,15 @@ def step_work(scheduler_output: Any, skips_decodes: bool = False) -> Work | None
         if skips_decodes:
             return None
         return Work(num_decodes=len(scheduled), decode_context=sum(known.num_computed_tokens))
-    computed = dict(zip(known.req_ids, known.num_computed_tokens, strict=True))
-    computed |= {each.req_id: each.num_computed_tokens for each in new}
-    return Work.of(scheduled, computed, drafts)
+    of_new = {each.req_id: each.num_computed_tokens for each in new}
+
+    def computed(request: str) -> int:
+        if request in of_new:
+            return int(of_new[request])
+        return int(known.num_computed_tokens[known.req_ids.index(request)])
+
+    context = sum(known.num_computed_tokens) + sum(of_new.values())
+    return Work.of(scheduled, computed, context, drafts)
 
 
 def preempted_ids(scheduler_output: Any) -> Collection[str]:
@@ -217,6 +223,13 @@ def preempts_by_priority(scheduler: Any) -> bool:
     """Whether the user's priorities choose who is preempted (v1/core/sched/scheduler.py,
     schedule())."""
     return bool(scheduler.policy.value == "priority")
+
+
+def tells_of_admission(scheduler: Any) -> bool:
+    """Whether schedule() calls a method of its own before it allocates for a turn that waits."""
+    names = "_select_waiting_queue_for_scheduling", "_handle_blocked_waiting_request"
+    base = type(scheduler).__base__
+    return any(hasattr(base, name) for name in names)
 
 
 def forget_uncomputed(scheduler: Any, request: Any) -> None:

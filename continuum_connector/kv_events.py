@@ -22,18 +22,16 @@ class KvEventFactory:
         self._untag = getattr(kv_cache_utils, "to_event_extra_keys", list)
 
     def stored(
-        self, request: Any, blocks: Sequence[tuple[int, int, bytes]], block_size: int
+        self, request: Any, indexes: Sequence[int], keys: Sequence[bytes], block_size: int
     ) -> list[Any]:
-        """One event for each of `blocks` (index, group, key) of `request` that come to DRAM."""
-        extra_keys = self._extra_keys_at({index for index, _, _ in blocks}, request, block_size)
+        """One event for each block of `request` that comes to DRAM, by its place and its key."""
+        extra_keys = self._extra_keys_at(set(indexes), request, block_size)
         return [
-            self._stored(request, index, group, key, block_size, extra_keys[index])
-            for index, group, key in blocks
+            self._stored(request, index, key, block_size, extra_keys[index])
+            for index, key in zip(indexes, keys, strict=True)
         ]
 
-    def _stored(
-        self, request: Any, index: int, group: int, key: bytes, size: int, extra_keys: Any
-    ) -> Any:
+    def _stored(self, request: Any, index: int, key: bytes, size: int, extra_keys: Any) -> Any:
         """One block's event; its tokens and parent are those of the request's chain."""
         hashes = request.block_hashes
         lora = request.lora_request
@@ -47,7 +45,7 @@ class KvEventFactory:
             "lora_name": lora.name if lora else None,
             # Salt and images; without them a router that hashes tokens takes it for another block.
             "extra_keys": self._untag([extra_keys]),
-            "group_idx": group,
+            "group_idx": int.from_bytes(key[-4:], "big"),
             "session_id": getattr(request, "session_id", None),
         }
         return self._build(self._events.BlockStored, fields)

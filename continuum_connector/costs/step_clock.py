@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 # Of steps that only decode one in so many is looked at: they are alike, and there are thousands
@@ -30,15 +30,14 @@ class Work(NamedTuple):
     def of(
         cls,
         scheduled: Mapping[str, int],
-        computed: Mapping[str, int],
+        computed: Callable[[str], int],
+        context: int,
         drafts: Mapping[str, Sequence[int]],
     ) -> Work:
-        """Add up requests: tokens scheduled, tokens before them, drafts among them.
-
-        `scheduled` and `computed` name the same requests. Costs little per decode.
-        """
+        """Add up requests: tokens scheduled and drafts among them, by request; `computed`: tokens
+        before them, of a prompt's, and `context` of all. Costs little per decode."""
         prompts = [
-            (num, computed[request])
+            (num, computed(request))
             for request, num in scheduled.items()
             if num != 1 and num - len(drafts.get(request, ())) != 1
         ]
@@ -46,7 +45,7 @@ class Work(NamedTuple):
             sum(num for num, _ in prompts),
             sum(num * (cached + num / 2) for num, cached in prompts),
             len(scheduled) - len(prompts),
-            sum(computed.values()) - sum(cached for _, cached in prompts),
+            context - sum(cached for _, cached in prompts),
         )
 
     def __bool__(self) -> bool:

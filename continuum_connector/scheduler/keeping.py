@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -10,6 +9,7 @@ from continuum_connector.policy.base import Choice, Decision, FinishedTurn, Free
 from continuum_connector.policy.base import Pin as PinDecision
 from continuum_connector.policy.hinted import without_end, without_pin
 from continuum_connector.scheduler.decider import Decider
+from continuum_connector.scheduler.kv_groups import ChainBlocks
 from continuum_connector.scheduler.levels import Levels
 from continuum_connector.scheduler.pins import PinEnd
 from continuum_connector.scheduler.records import Records
@@ -36,7 +36,7 @@ class Keeping:
         self._records = records
 
     def keep(
-        self, turn: Turn, request: Any, blocks: Sequence[Any], end: TurnEnd, now: float
+        self, turn: Turn, request: Any, blocks: ChainBlocks, end: TurnEnd, now: float
     ) -> Choice:
         """Do what the policy decides for the turn's hashed `blocks`, and return it.
 
@@ -62,7 +62,7 @@ class Keeping:
         return choice
 
     def _store(
-        self, decision: Decision, turn: Turn, request: Any, blocks: Sequence[Any], now: float
+        self, decision: Decision, turn: Turn, request: Any, blocks: ChainBlocks, now: float
     ) -> bool:
         key = turn.program.key
         taken = self._tier.store(key, blocks, now, request, supersedes=not turn.program.active)
@@ -71,7 +71,7 @@ class Keeping:
         return taken
 
     def _hold(
-        self, decision: Decision, turn: Turn, request: Any, blocks: Sequence[Any], now: float
+        self, decision: Decision, turn: Turn, request: Any, blocks: ChainBlocks, now: float
     ) -> None:
         key = turn.program.key
         if isinstance(decision, PinDecision):

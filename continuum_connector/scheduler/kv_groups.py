@@ -8,9 +8,8 @@ Which blocks a hit in VRAM will need, vLLM itself says (HitRule); of DRAM it kno
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Container, Iterator, Sequence
 from dataclasses import dataclass
-from operator import itemgetter
 from typing import Any, Protocol
 
 from continuum_connector.scheduler.slots import Key
@@ -36,6 +35,53 @@ class HitRule(Protocol):
 def block_key(block_hash: bytes, group: int) -> Key:
     """The name of a block in vLLM's prefix cache (make_block_hash_with_group_id)."""
     return block_hash + group.to_bytes(4, "big")
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class ChainBlocks:
+    """Blocks of one chain, head first over all groups: cutting the tail leaves a prefix.
+
+    Columns, for a pin of 10^4 blocks lives for minutes, and the garbage collector looks at every
+    object that it has beside them. `indexes`: each block's place in the chain.
+    """
+
+    blocks: tuple[Any, ...] = ()
+    indexes: Sequence[int] = ()
+
+    @classmethod
+    def of(cls, groups: Sequence[tuple[Sequence[int], Sequence[Any]]]) -> ChainBlocks:
+        """Put together each group's indexes and blocks."""
+        if len(groups) == 1:
+            return cls(tuple(groups[0][1]), groups[0][0])
+        places = sorted(
+            (index, group, number)
+            for group, (indexes, _) in enumerate(groups)
+            for number, index in enumerate(indexes)
+        )
+        blocks = tuple(groups[group][1][number] for _, group, number in places)
+        return cls(blocks, [index for index, _, _ in places])
+
+    def __len__(self) -> int:
+        return len(self.blocks)
+
+    @property
+    def end(self) -> int:
+        """Where in the chain they end: one more than the last one's place."""
+        return self.indexes[-1] + 1 if self.indexes else 0
+
+    @property
+    def keys(self) -> list[Key]:
+        """What vLLM's prefix cache finds each by."""
+        return [block.block_hash for block in self.blocks]
+
+    def only(self, keys: Container[Key]) -> ChainBlocks:
+        """Those of them that have one of these keys."""
+        chosen = [n for n, block in enumerate(self.blocks) if block.block_hash in keys]
+        blocks = tuple(self.blocks[n] for n in chosen)
+        return ChainBlocks(blocks, [self.indexes[n] for n in chosen])
+
+
+NO_BLOCKS = ChainBlocks()
 
 
 class KvGroups:
@@ -68,47 +114,41 @@ class KvGroups:
 
     def kept(
         self, pool_blocks: Sequence[Any], block_ids: Sequence[Sequence[int]], request: Any
-    ) -> list[tuple[int, int, Any]]:
-        """Return (index, group, block) of every block of a finished turn that the next one will
-        hit, head of the chain first over all groups.
+    ) -> ChainBlocks:
+        """Return the blocks of a finished turn that the next one will hit.
 
         `block_ids`: the turn's blocks per group; without any it computed nothing that is kept.
         """
         if self.rule is None:
             return self.hashed_blocks(pool_blocks, block_ids, request.block_hashes)
         if not any(block_ids):
-            return []
-        found = [
-            (index, group, block)
-            for group, blocks in enumerate(self.rule.kept(request))
-            for index, block in enumerate(blocks)
-            if not block.is_null
-        ]
-        return sorted(found, key=itemgetter(0, 1))
+            return NO_BLOCKS
+        found = []
+        for blocks in self.rule.kept(request):
+            indexes = [index for index, block in enumerate(blocks) if not block.is_null]
+            found.append((indexes, [blocks[index] for index in indexes]))
+        return ChainBlocks.of(found)
 
     def hashed_blocks(
         self,
         pool_blocks: Sequence[Any],
         block_ids: Sequence[Sequence[int]],
         hashes: Sequence[bytes],
-    ) -> list[tuple[int, int, Any]]:
-        """Return (index, group, block) of every full block of a request that has its hash.
+    ) -> ChainBlocks:
+        """Return every full block of a request that has its hash.
 
-        Head of the chain first, over all groups, so that cutting the tail leaves a prefix.
         Only these can be found again; null blocks (outside a window) are skipped.
         """
         found = []
-        length = min(len(hashes), max((len(ids) for ids in block_ids), default=0))
-        suffixes = [group.to_bytes(4, "big") for group in range(len(block_ids))]
-        for index in range(length):
-            block_hash = hashes[index]
-            for group, ids in enumerate(block_ids):
-                if index >= len(ids) or not ids[index]:
-                    continue
-                block = pool_blocks[ids[index]]
-                if block.block_hash == block_hash + suffixes[group]:
-                    found.append((index, group, block))
-        return found
+        for group, ids in enumerate(block_ids):
+            suffix = block_key(b"", group)
+            indexes = [
+                index
+                for index, (block_id, block_hash) in enumerate(zip(ids, hashes, strict=False))
+                if block_id and pool_blocks[block_id].block_hash == block_hash + suffix
+            ]
+            found.append((indexes, [pool_blocks[ids[index]] for index in indexes]))
+        return ChainBlocks.of(found)
 
     def longest_hit(
         self, hashes: Sequence[bytes], start: int, end: int, has: Callable[[Key], bool]

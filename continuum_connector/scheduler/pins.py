@@ -13,13 +13,11 @@ import math
 from collections import OrderedDict
 from collections.abc import Generator, Iterator
 from dataclasses import dataclass, field
-from typing import Any
 
 from continuum_connector.errors import InvariantError
 from continuum_connector.policy.base import After
 from continuum_connector.scheduler.holds import Hold
-
-KeyedBlock = tuple[int, int, Any]  # index in the chain, KV group, vLLM's block
+from continuum_connector.scheduler.kv_groups import ChainBlocks
 
 
 class PinEnd(enum.Enum):
@@ -46,7 +44,7 @@ class Pin:
 
     program: str
     hold: Hold
-    blocks: tuple[KeyedBlock, ...]
+    blocks: ChainBlocks
     started: float
     deadline: float
     then: After

@@ -15,7 +15,8 @@ from continuum_connector.policy.base import Pin as PinDecision
 from continuum_connector.programs.program import Program
 from continuum_connector.scheduler.claim import Claim
 from continuum_connector.scheduler.holds import BlockPool, HoldTable
-from continuum_connector.scheduler.pins import KeyedBlock, Pin, PinEnd, PinTable
+from continuum_connector.scheduler.kv_groups import ChainBlocks
+from continuum_connector.scheduler.pins import Pin, PinEnd, PinTable
 from continuum_connector.scheduler.records import Records
 from continuum_connector.scheduler.room import Room
 
@@ -47,7 +48,7 @@ class Retention:
         decision: PinDecision,
         program: Program,
         hashes: Sequence[bytes],
-        blocks: Sequence[KeyedBlock],
+        blocks: ChainBlocks,
         now: float,
     ) -> None:
         """Pin a finished turn's `blocks`; the program's older pin is superseded.
@@ -55,14 +56,14 @@ class Retention:
         `hashes` are the turn's block hashes. Pins above the budget give way, cheapest first.
         """
         old = self.pins.get(program.key)
-        hold = self.holds.take([block for _, _, block in blocks])
+        hold = self.holds.take(blocks.blocks)
         if old is not None:
             self.end(old, PinEnd.SUPERSEDED, now)
-        probe = blocks[-1][0] // 2  # the chain's middle: see Pin
+        probe = (blocks.end - 1) // 2  # the chain's middle: see Pin
         pin = Pin(
             program=program.key,
             hold=hold,
-            blocks=tuple(blocks),
+            blocks=blocks,
             started=now,
             deadline=now + min(decision.ttl_s, self._max_ttl_s),
             then=After.DROP if decision.is_wish else decision.then,  # a wish is stored once

@@ -271,7 +271,7 @@ class SchedulerSide:
             turn.is_stray,
         )
         if not turn.is_stray and (blocks or end is not TurnEnd.ABORTED):
-            num_kept = blocks[-1][0] + 1 if blocks else 0  # the last token has no KV yet
+            num_kept = blocks.end  # the last token has no KV yet
             turn.program.kept = Kept.of(request.block_hashes, num_kept, self.groups.block_size)
         return self.records.answer(turn, self._keeping.keep(turn, request, blocks, end, now))
 

@@ -20,7 +20,7 @@ from continuum_connector.scheduler.deadlines import Deadlines
 from continuum_connector.scheduler.finding import Finder
 from continuum_connector.scheduler.holds import HoldTable
 from continuum_connector.scheduler.host_index import HostIndex
-from continuum_connector.scheduler.kv_groups import KvGroups
+from continuum_connector.scheduler.kv_groups import ChainBlocks, KvGroups
 from continuum_connector.scheduler.tier_events import TierEvents
 from continuum_connector.scheduler.transfers import Kind, Transfer, TransferLedger, TransferState
 
@@ -74,12 +74,12 @@ class DramTier:
     def store(
         self,
         program: str,
-        blocks: Sequence[tuple[int, int, Any]],
+        blocks: ChainBlocks,
         now: float,
         request: Any = None,
         supersedes: bool = True,
     ) -> bool:
-        """Queue a store of those `blocks` (index, group, block) not in DRAM yet.
+        """Queue a store of those `blocks` that are not in DRAM yet.
 
         Returns whether DRAM has most of them now, or will. They are held until the copy has
         settled, so the caller may let go of them at once. Room is made by evicting what is worth
@@ -89,27 +89,24 @@ class DramTier:
         """
         if not self.is_up:
             return False
-        keys = [block.block_hash for _, _, block in blocks]
         rank = self.rank
         rank_now = None if rank is None else lambda program: rank(program, now)
         evicted, refused = self.index.num_evicted, self.index.num_refused
-        slots = self.index.reserve(keys, program, now, rank_now, supersedes)
+        slots = self.index.reserve(blocks.keys, program, now, rank_now, supersedes)
         self._account.count("dram_evicted_blocks", self.index.num_evicted - evicted)
         refused = self.index.num_refused - refused
         self._account.count("dram_refused_blocks", refused)
         has_most = 2 * refused <= len(blocks)
         if not len(slots):
             return has_most
-        chosen = blocks
         if len(slots) < len(blocks):
-            new = set(self.index.keys_of(slots))
-            chosen = [each for each in blocks if each[2].block_hash in new]
-        hold = self._holds.take([block for _, _, block in chosen])
+            blocks = blocks.only(set(self.index.keys_of(slots)))
+        hold = self._holds.take(blocks.blocks)
         transfer = self.ledger.store(program, hold, slots, now)
         self._deadlines.add(transfer)
         self._num_stores += 1
         if self._events is not None and request is not None:
-            self._events.describe(transfer.id, request, chosen)
+            self._events.describe(transfer.id, request, blocks)
         self._admitted(transfer)
         return has_most
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Container, Iterable, Sequence
 from typing import Any, Protocol
 
+from continuum_connector.scheduler.kv_groups import ChainBlocks
 from continuum_connector.scheduler.slots import Key
 
 
@@ -16,7 +17,7 @@ class EventFactory(Protocol):
     """Builds vLLM's event objects (kv_events.KvEventFactory)."""
 
     def stored(
-        self, request: Any, blocks: Sequence[tuple[int, int, Key]], block_size: int
+        self, request: Any, indexes: Sequence[int], keys: Sequence[Key], block_size: int
     ) -> list[Any]: ...
     def removed(self, key: Key) -> Any: ...
     def cleared(self) -> Any: ...
@@ -32,15 +33,11 @@ class TierEvents:
         self._visible: set[Key] = set()  # announced as stored and not yet as removed
         self._out: list[Any] = []
 
-    def describe(
-        self, transfer_id: int, request: Any, blocks: Sequence[tuple[int, int, Any]]
-    ) -> None:
+    def describe(self, transfer_id: int, request: Any, blocks: ChainBlocks) -> None:
         """Prepare the events of a store while its request still has its tokens."""
-        named = [(index, group, block.block_hash) for index, group, block in blocks]
-        events = self._factory.stored(request, named, self._block_size)
-        self._pending[transfer_id] = [
-            (key, event) for (_, _, key), event in zip(named, events, strict=True)
-        ]
+        keys = blocks.keys
+        events = self._factory.stored(request, blocks.indexes, keys, self._block_size)
+        self._pending[transfer_id] = list(zip(keys, events, strict=True))
 
     def stored(self, transfer_id: int, kept: Container[Key]) -> None:
         """The store settled; `kept`: those of its blocks that can be found now."""

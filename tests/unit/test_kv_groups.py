@@ -102,8 +102,8 @@ def test_hashed_blocks_are_the_full_ones_head_first_over_all_groups() -> None:
     pool[4].block_hash = block_key(HASHES[9], 1)  # has become somebody else's
     block_ids = [[1, 2, 3, 6], [0, 4, 5, 7]]  # 0 is the null block, 6 and 7 are not full
     found = which.hashed_blocks(pool, block_ids, HASHES)
-    assert [(index, group) for index, group, _ in found] == [(0, 0), (1, 0), (2, 0), (2, 1)]
-    assert found[3][2] is pool[5]
-    assert which.hashed_blocks(pool, [[], []], HASHES) == []
+    assert found.blocks == (pool[1], pool[2], pool[3], pool[5])
+    assert (found.indexes, found.end) == ([0, 1, 2, 2], 3)
+    assert not which.hashed_blocks(pool, [[], []], HASHES)
     assert len(which.hashed_blocks(pool, block_ids, HASHES[:1])) == 1
     assert (which.num_full, len(which)) == (1, 2)

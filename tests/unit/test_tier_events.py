@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from types import SimpleNamespace
 from typing import Any
 
+from continuum_connector.scheduler.kv_groups import ChainBlocks
 from continuum_connector.scheduler.slots import Key
 from continuum_connector.scheduler.tier_events import TierEvents
 
@@ -14,9 +15,10 @@ class FakeFactory:
     """Events as tuples."""
 
     def stored(
-        self, request: Any, blocks: Sequence[tuple[int, int, Key]], block_size: int
+        self, request: Any, indexes: Sequence[int], keys: Sequence[Key], block_size: int
     ) -> list[Any]:
-        return [("stored", key, request, index, group, block_size) for index, group, key in blocks]
+        pairs = zip(indexes, keys, strict=True)
+        return [("stored", key, request, index, block_size) for index, key in pairs]
 
     def removed(self, key: Key) -> Any:
         return ("removed", key)
@@ -26,8 +28,8 @@ class FakeFactory:
 
 
 def stored(events: TierEvents, transfer_id: int, *names: bytes, kept: set[bytes]) -> None:
-    blocks = [(i, 0, SimpleNamespace(block_hash=name)) for i, name in enumerate(names)]
-    events.describe(transfer_id, "request", blocks)
+    blocks = tuple(SimpleNamespace(block_hash=name) for name in names)
+    events.describe(transfer_id, "request", ChainBlocks(blocks, range(len(names))))
     events.stored(transfer_id, kept)
 
 
@@ -38,10 +40,10 @@ def short(events: TierEvents) -> list[tuple[Any, ...]]:
 def test_a_block_is_announced_when_its_store_settles_and_only_once() -> None:
     events = TierEvents(FakeFactory(), 16)
     block = SimpleNamespace(block_hash=b"a")
-    events.describe(1, "request", [(3, 1, block)])
+    events.describe(1, "request", ChainBlocks((block,), [3]))
     assert events.take() == []
     events.stored(1, {b"a"})
-    assert events.take() == [("stored", b"a", "request", 3, 1, 16)]
+    assert events.take() == [("stored", b"a", "request", 3, 16)]
     assert events.take() == []
 
 

@@ -156,8 +156,8 @@ def test_images_are_gone_through_once_per_store_whatever_the_groups_and_the_orde
     engine = EventEngine()
     request = engine.add("a", 1600, cache_salt="tenant")
     request.mm_features = Looks(images(*((16 * index, 16) for index in range(100))))
-    blocks = [(i, group, bytes(36)) for group in (1, 0) for i in reversed(range(100))]
-    events = KvEventFactory().stored(request, blocks, 16)
+    indexes = 2 * list(reversed(range(100)))
+    events = KvEventFactory().stored(request, indexes, len(indexes) * [bytes(36)], 16)
     assert [event.extra_keys[0][0] for event in events] == 2 * [
         (str(index), 0) for index in reversed(range(100))
     ]
