@@ -124,12 +124,20 @@ def _claims(
     session_id: str | None,
     actions: Actions,
 ) -> list[_Claim]:
-    """Every place that may speak, strongest first; equal ranks keep the order given here."""
+    """Every place that speaks, strongest first; equal ranks keep the order given here."""
     params = kv_transfer_params if isinstance(kv_transfer_params, Mapping) else {}
     xargs = extra_args if isinstance(extra_args, Mapping) else {}
-    claims = [_continuum(_mapping(params, "continuum")), _agent_hint(params), _kv_hints(actions)]
-    claims += [_client(xargs)]
-    claims += [_session(xargs.get("session_id")), _session(session_id)]
+    claims = []
+    if fields := _mapping(params, "continuum"):
+        claims.append(_continuum(fields))
+    if fields := _mapping(params, "agent_hint"):
+        claims.append(_agent_hint(fields))
+    if actions.said:
+        claims.append(_kv_hints(actions))
+    if xargs:
+        claims.append(_client(xargs))
+    sessions = xargs.get("session_id"), session_id
+    claims += [_session(value) for value in sessions if value is not None]
     return sorted(claims, key=lambda claim: _RANKS[claim.source])
 
 
@@ -161,14 +169,13 @@ def _unread(fields: Mapping[str, Any], hints: Mapping[str, Any]) -> tuple[str, .
     )
 
 
-def _agent_hint(params: Mapping[str, Any]) -> _Claim:
+def _agent_hint(fields: Mapping[str, Any]) -> _Claim:
     """`kv_transfer_params.agent_hint` (verl uni-agent; the session form of vLLM RFC 52113).
 
     `lease_until` is a wall-clock time, `tools_available` what may run, not what will, and
     `kv_priority` a rank among the client's own: none says when this program returns, so they
     have no effect. The first and the last are wishes, and answered as such.
     """
-    fields = _mapping(params, "agent_hint")
     program, parent, final = read_agent_hint(fields)
     return _Claim(
         IdentitySource.CONTINUUM,
