@@ -39,6 +39,8 @@ from tests.vllm.tiering import BLOCK, reference, tiered
 
 # Longer than a batch is in flight, than pins that cannot help are left untried (room.RETRY_STEPS).
 MAX_IDLE_STEPS = 20
+# Twenty prompts of 2,300 tokens, 16 of them in a step, one prompt after the other: 2,900 steps.
+MAX_DRAIN_STEPS = 10_000
 
 
 class Machine(RuleBasedStateMachine):
@@ -332,7 +334,7 @@ class Machine(RuleBasedStateMachine):
 
     def drain(self) -> None:
         tiering.hold(self.engine, False)
-        self.engine.run_until_idle(until=self.stands_still)
+        self.engine.run_until_idle(MAX_DRAIN_STEPS, until=self.stands_still)
         self.engine.clock.advance(100.0)
         self.engine.connector.has_pending_push_work()
         self.engine.run_until_idle()
