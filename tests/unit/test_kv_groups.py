@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from dataclasses import dataclass
 
 import pytest
@@ -107,3 +108,17 @@ def test_hashed_blocks_are_the_full_ones_head_first_over_all_groups() -> None:
     assert not which.hashed_blocks(pool, [[], []], HASHES)
     assert len(which.hashed_blocks(pool, block_ids, HASHES[:1])) == 1
     assert (which.num_full, len(which)) == (1, 2)
+
+
+def test_no_object_is_made_per_block_of_a_turn() -> None:
+    """A pin has them for minutes, and every full collection would stop the engine for each."""
+    hashes = [i.to_bytes(4, "big") for i in range(10_000)]
+    pool = [FakeBlock(None), *(FakeBlock(block_key(each, 0)) for each in hashes)]
+    block_ids = [list(range(1, 10_001))]
+    which = groups(16, None)
+    gc.collect()
+    before = len(gc.get_objects())
+    found = which.hashed_blocks(pool, block_ids, hashes)
+    stored = found.only(set(found.keys[:9_000]))
+    assert len(gc.get_objects()) - before < 10
+    assert (len(found), len(stored), stored.end) == (10_000, 9_000, 9_000)
