@@ -14,7 +14,7 @@ import json
 import os
 import shutil
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -32,7 +32,8 @@ Array = npt.NDArray[np.float32]
 
 @dataclass(frozen=True)
 class ModelShape:
-    """What a tiny model looks like. `window` > 0 makes a Gemma-3-like hybrid."""
+    """What a tiny model looks like: like Llama's; with a `window` like Gemma 3's, and with
+    `experts`, too, like gpt-oss."""
 
     layers: int = 6
     hidden: int = 384
@@ -45,6 +46,13 @@ class ModelShape:
     seed: int = 7
     window: int = 0
     full_every: int = 6
+    experts: int = 0
+
+    @property
+    def family(self) -> str:
+        if self.experts:
+            return "gpt_oss"
+        return "hybrid" if self.window else "llama"
 
     def kv_bytes_per_token(self, dtype_bytes: int = 4) -> int:
         """KV cache per token over all layers (a hybrid keeps less: windows are cut)."""
@@ -53,9 +61,12 @@ class ModelShape:
 
 LLAMA = ModelShape()
 HYBRID = ModelShape(hidden=256, heads=4, kv_heads=2, intermediate=512, window=128)
+GPT_OSS = ModelShape(
+    layers=4, hidden=256, heads=4, kv_heads=2, intermediate=256, window=128, full_every=2, experts=4
+)
 # A prompt of 3,000 tokens takes seconds on two cores, and reading its 24 MiB of KV milliseconds.
 LARGE = ModelShape(layers=8, hidden=768, heads=12, kv_heads=2, intermediate=3072)
-SHAPES = {"llama": LLAMA, "hybrid": HYBRID, "large": LARGE}
+SHAPES = {"llama": LLAMA, "hybrid": HYBRID, "gpt_oss": GPT_OSS, "large": LARGE}
 
 
 def make_model(shape: ModelShape = LLAMA, root: Path = MODELS) -> Path:
@@ -64,7 +75,7 @@ def make_model(shape: ModelShape = LLAMA, root: Path = MODELS) -> Path:
     Safe to call from several processes: the folder appears whole, by one rename.
     """
     key = hashlib.sha256(json.dumps(asdict(shape)).encode() + _sources()).hexdigest()[:10]
-    folder = root / f"{'hybrid' if shape.window else 'llama'}-{key}"
+    folder = root / f"{shape.family}-{key}"
     if folder.exists():
         return folder
     root.mkdir(parents=True, exist_ok=True)
@@ -90,12 +101,14 @@ def _write(folder: Path, shape: ModelShape) -> None:
 
     folder.chmod(0o755)
     write_shape(folder, shape)
-    save_file(dict(_weights(shape)), folder / "model.safetensors", metadata={"format": "pt"})
+    weights = _gpt_oss_weights if shape.experts else _weights
+    save_file(dict(weights(shape)), folder / "model.safetensors", metadata={"format": "pt"})
 
 
 def write_shape(folder: Path, shape: ModelShape) -> None:
     """A model but for its weights; vLLM makes some up with `--load-format dummy`."""
-    config = _gemma_config(shape) if shape.window else _llama_config(shape)
+    make = {"llama": _llama_config, "hybrid": _gemma_config, "gpt_oss": _gpt_oss_config}
+    config = make[shape.family](shape)
     (folder / "config.json").write_text(json.dumps(config, indent=1))
     generation = {"bos_token_id": BOS, "eos_token_id": EOS, "pad_token_id": PAD}
     (folder / "generation_config.json").write_text(json.dumps(generation))
@@ -132,18 +145,42 @@ def _llama_config(shape: ModelShape) -> dict[str, Any]:
     }
 
 
-def _gemma_config(shape: ModelShape) -> dict[str, Any]:
-    kinds = [
+def _layer_types(shape: ModelShape) -> list[str]:
+    return [
         "full_attention" if (i + 1) % shape.full_every == 0 else "sliding_attention"
         for i in range(shape.layers)
     ]
+
+
+def _gpt_oss_config(shape: ModelShape) -> dict[str, Any]:
+    return _common_config(shape) | {
+        "architectures": ["GptOssForCausalLM"],
+        "model_type": "gpt_oss",
+        "attention_bias": True,
+        "sliding_window": shape.window,
+        "layer_types": _layer_types(shape),
+        "num_local_experts": shape.experts,
+        "num_experts_per_tok": 2,
+        "rope_parameters": {
+            "rope_type": "yarn",
+            "rope_theta": 150_000.0,
+            "factor": 32.0,
+            "beta_fast": 32.0,
+            "beta_slow": 1.0,
+            "truncate": False,
+            "original_max_position_embeddings": 4096,
+        },
+    }
+
+
+def _gemma_config(shape: ModelShape) -> dict[str, Any]:
     return _common_config(shape) | {
         "architectures": ["Gemma3ForCausalLM"],
         "model_type": "gemma3_text",
         "hidden_activation": "gelu_pytorch_tanh",
         "query_pre_attn_scalar": shape.head_dim,
         "sliding_window": shape.window,
-        "layer_types": kinds,
+        "layer_types": _layer_types(shape),
         "rope_parameters": {
             kind: {"rope_theta": theta, "rope_type": "default"}
             for kind, theta in (("full_attention", 1_000_000.0), ("sliding_attention", 10_000.0))
@@ -151,8 +188,8 @@ def _gemma_config(shape: ModelShape) -> dict[str, Any]:
     }
 
 
-def _weights(shape: ModelShape) -> Iterator[tuple[str, Array]]:
-    """Yield every tensor by its checkpoint name, always in the same order."""
+def _matrices(shape: ModelShape) -> Callable[..., Array]:
+    """Return what makes matrices, always the same ones in the same order."""
     rng = np.random.default_rng(shape.seed)
 
     def matrix(rows: int, cols: int, gain: float = 1.0) -> Array:
@@ -160,6 +197,12 @@ def _weights(shape: ModelShape) -> Iterator[tuple[str, Array]]:
         values *= np.float32(gain / cols**0.5)
         return values
 
+    return matrix
+
+
+def _weights(shape: ModelShape) -> Iterator[tuple[str, Array]]:
+    """Yield every tensor by its checkpoint name, always in the same order."""
+    matrix = _matrices(shape)
     # Gemma multiplies embeddings by sqrt(hidden) and stores its norm weights minus one.
     gemma = shape.window > 0
     norm = np.full(shape.hidden, 0.0 if gemma else 1.0, dtype=np.float32)
@@ -187,6 +230,40 @@ def _weights(shape: ModelShape) -> Iterator[tuple[str, Array]]:
     yield "model.norm.weight", norm.copy()
     head = matrix(shape.vocab, shape.hidden, 4.0)
     head[:FIRST_WORD] = 0.0  # answers are words only: they read back as the same tokens
+    yield "lm_head.weight", head
+
+
+def _gpt_oss_weights(shape: ModelShape) -> Iterator[tuple[str, Array]]:
+    """The same of gpt-oss: experts in one tensor (rows are inputs), biases, sinks."""
+    matrix = _matrices(shape)
+    norm = np.ones(shape.hidden, dtype=np.float32)
+    rows = {"q": shape.heads, "k": shape.kv_heads, "v": shape.kv_heads}
+    yield "model.embed_tokens.weight", matrix(shape.vocab, shape.hidden, 16.0)
+    for i in range(shape.layers):
+        at = f"model.layers.{i}."
+        for name in ("input_layernorm", "post_attention_layernorm"):
+            yield f"{at}{name}.weight", norm.copy()
+        for name, heads in rows.items():
+            out = heads * shape.head_dim
+            yield f"{at}self_attn.{name}_proj.weight", matrix(out, shape.hidden, 2.0)
+            yield f"{at}self_attn.{name}_proj.bias", matrix(1, out)[0]
+        out = shape.heads * shape.head_dim
+        yield f"{at}self_attn.o_proj.weight", matrix(shape.hidden, out, 1.5)
+        yield f"{at}self_attn.o_proj.bias", matrix(1, shape.hidden)[0]
+        yield f"{at}self_attn.sinks", matrix(1, shape.heads)[0]
+        yield f"{at}mlp.router.weight", matrix(shape.experts, shape.hidden)
+        yield f"{at}mlp.router.bias", matrix(1, shape.experts)[0]
+        both = shape.experts, shape.hidden, 2 * shape.intermediate
+        up = matrix(both[0] * both[2], both[1]).reshape(both[0], both[2], both[1])
+        yield f"{at}mlp.experts.gate_up_proj", up.transpose(0, 2, 1).copy()
+        yield f"{at}mlp.experts.gate_up_proj_bias", matrix(both[0], both[2])
+        down = matrix(both[0] * shape.hidden, shape.intermediate)
+        down = down.reshape(shape.experts, shape.hidden, shape.intermediate)
+        yield f"{at}mlp.experts.down_proj", down.transpose(0, 2, 1).copy()
+        yield f"{at}mlp.experts.down_proj_bias", matrix(shape.experts, shape.hidden)
+    yield "model.norm.weight", norm.copy()
+    head = matrix(shape.vocab, shape.hidden, 4.0)
+    head[:FIRST_WORD] = 0.0
     yield "lm_head.weight", head
 
 

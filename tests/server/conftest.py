@@ -21,7 +21,7 @@ from typing import Any
 import pytest
 
 from bench.serve.server import ServerError, VllmServer, free_port
-from bench.serve.tiny_model import HYBRID, LLAMA, make_model
+from bench.serve.tiny_model import GPT_OSS, HYBRID, LLAMA, make_model
 from tests.server.helpers import PROGRAMS, log_of, play
 
 HERE = Path(__file__).parent
@@ -98,6 +98,12 @@ def tiny_model() -> Path:
 def hybrid_model() -> Path:
     """Folder of the tiny Gemma-3-like model: sliding windows and full attention."""
     return make_model(HYBRID)
+
+
+@pytest.fixture(scope="session")
+def gpt_oss_model() -> Path:
+    """Folder of the tiny gpt-oss-like model: windows in every other layer, sinks, experts."""
+    return make_model(GPT_OSS)
 
 
 @pytest.fixture(scope="module")

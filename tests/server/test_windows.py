@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
+
+import pytest
 
 from bench.serve.server import SERVED_NAME, VllmServer
 from tests.server.conftest import ServerFactory
@@ -30,12 +31,13 @@ def others_take_vram(server: VllmServer) -> None:
         ask_tokens(server, tokens_of(1500, f"other {i}"), 2, vllm_xargs=xargs)
 
 
+@pytest.mark.parametrize("family", ["hybrid", "gpt_oss"])
 def test_the_next_turn_hits_prompt_and_answer_after_others_took_vram(
-    server_factory: ServerFactory, hybrid_model: Path
+    server_factory: ServerFactory, family: str, request: pytest.FixtureRequest
 ) -> None:
     server = server_factory(
         "windows",
-        model=hybrid_model,
+        model=request.getfixturevalue(f"{family}_model"),
         num_blocks=221,
         connector={"policy": "fixed_ttl", "ttl_s": 3600, "max_ttl_s": 3600},
         max_model_len=2048,
