@@ -46,6 +46,9 @@ class Account:
         self._histograms = {
             k: _Histogram(m.buckets) for k, m in kinds.items() if m.kind is Kind.HISTOGRAM
         }
+        self._keys: dict[str, list[Key]] = {}
+        for key in kinds:
+            self._keys.setdefault(key[0], []).append(key)
         self._changed: set[Key] = set()
         self._moved: set[Key] = set()
         self._observed: set[Key] = set()
@@ -88,12 +91,13 @@ class Account:
 
         Without a label, the sum over all labels.
         """
-        values: dict[Key, float] = {**self._counts, **self._gauges}
-        values |= {key: histogram.total for key, histogram in self._histograms.items()}
-        found = [v for (n, have), v in values.items() if n == name and label in (None, have)]
-        if not found:
+        keys = [(name, label)] if label is not None else self._keys.get(name, [])
+        for values in (self._counts, self._gauges):
+            if any(key in values for key in keys):
+                return sum(values[key] for key in keys)
+        if not any(key in self._histograms for key in keys):
             raise InvariantError(f"metric {name!r} with label {label!r} is not in METRICS")
-        return sum(found)
+        return sum(self._histograms[key].total for key in keys)
 
     def take(self) -> Payload | None:
         """Return what changed since the last take, or None: it crosses processes as it is.

@@ -301,18 +301,21 @@ class Engine:
                 owned.update(block.block_id for block in blocks if not block.is_null)
         for _, blocks in getattr(self.scheduler, "deferred_frees", ()):
             owned.update(block.block_id for block in blocks if not block.is_null)
-        refs = {
-            b.block_id: b.ref_cnt - owned[b.block_id] for b in self.pool.blocks if not b.is_null
-        }
-        assert min(refs.values()) >= 0, f"a request's block was freed: {refs}"
+        held = {b.block_id: b.ref_cnt for b in self.pool.blocks if b.ref_cnt and not b.is_null}
+        assert owned.keys() <= held.keys(), (
+            f"freed, and requests have it: {owned.keys() - held.keys()}"
+        )
+        refs = {block: count - owned[block] for block, count in held.items()}
+        assert min(refs.values(), default=0) >= 0, f"a request's block was freed: {refs}"
         return {block: count for block, count in refs.items() if count}
 
-    def check(self) -> None:
-        """Assert that every block is either held or free, whoever holds it."""
+    def check(self) -> dict[int, int]:
+        """Assert that every block is either held or free, whoever holds it. Returns what
+        `foreign_refs` does."""
         held = sum(1 for block in self.pool.blocks if block.ref_cnt > 0 and not block.is_null)
         total = len(self.pool.blocks) - 1  # the null block is neither
         assert held + self.free_blocks() == total, f"{held} held, {self.free_blocks()} free"
-        self.foreign_refs()
+        return self.foreign_refs()
 
     def describe(self) -> str:
         """Say in one line what is unfinished: for the message of a failed test."""

@@ -106,13 +106,13 @@ def check(engine: Engine) -> None:
     side.store_holds.check()
     side.tier.index.check()
     side.tier.ledger.check()
-    engine.check()
+    foreign_refs = engine.check()
     ours: Counter[int] = Counter()
     for pin in side.pins:
         ours.update(pin.hold.ids.tolist())
     for transfer in in_flight(engine, Kind.STORE):
         ours.update(transfer.hold.ids.tolist() if transfer.hold is not None else ())
-    assert engine.foreign_refs() == dict(ours), "references that are neither pin nor store"
+    assert foreign_refs == dict(ours), "references that are neither pin nor store"
     assert total(engine, "pins_started") == total(engine, "pins_ended") + len(side.pins)
     closed = total(engine, "outcomes") + len(side.records.outcomes)
     assert total(engine, "decisions") == closed, "a decision has no outcome, or two"
