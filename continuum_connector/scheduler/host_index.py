@@ -107,7 +107,8 @@ class HostIndex:
         self.num_refused += len(missing) - len(claimed)
         missing = missing[: len(claimed)]
         if len(claimed):
-            named = [keys[place] for place in missing.tolist()]
+            is_all = len(missing) == len(keys)
+            named = keys if is_all else [keys[place] for place in missing.tolist()]
             self._numbers.update(zip(named, claimed.tolist(), strict=True))
             self._table.claim(claimed, named)
             numbers[missing] = claimed
@@ -210,7 +211,8 @@ class HostIndex:
     # --- slots ------------------------------------------------------------------------
     def _look(self, keys: Sequence[Key]) -> Numbers:
         """The keys' slots, -1 where there is none."""
-        return np.array(list(map(self._numbers.get, keys, itertools.repeat(-1))), np.int64)
+        found = map(self._numbers.get, keys, itertools.repeat(-1))
+        return np.fromiter(found, np.int64, len(keys))
 
     def _orphan(self, numbers: Numbers) -> None:
         self._lose(numbers)
