@@ -1,18 +1,19 @@
 """The docs' commands for a running server, run as they are written: only address, file and model
-are put in. A block is run if its mark names this file."""
+are put in. A block is run if its mark names this file, in a folder with the quick start's agent."""
 
 from __future__ import annotations
 
 import os
 import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from bench.serve.server import VllmServer
-from tests.markdown import Block, blocks, documents
-from tests.server.conftest import DRAM_BYTES, Stock
+from tests.markdown import Block, blocks, documents, tokens
+from tests.server.conftest import DRAM_BYTES
 from tests.server.helpers import ask
 
 BLOCKS = [
@@ -22,25 +23,37 @@ BLOCKS = [
     if block.mark == "test" and "tests/server/test_doc_blocks.py" in block.argument
 ]
 KEY = "the-operators-own"
+HERE = Path(sys.executable).parent
 # As a reader types it, but an answer of 400 and above is a failure.
 STRICT = 'set -euo pipefail\ncurl() { command curl --silent --show-error --fail-with-body "$@"; }\n'
 
 
 @pytest.fixture(scope="module")
-def switch(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("docs") / "switch"
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("docs")
 
 
 @pytest.fixture(scope="module")
-def server(tiny_model: Path, stock: Stock, switch: Path) -> Iterator[VllmServer]:
+def switch(folder: Path) -> Path:
+    return folder / "switch"
+
+
+@pytest.fixture(scope="module")
+def server(tiny_model: Path, folder: Path, switch: Path) -> Iterator[VllmServer]:
+    (agent,) = (one for one in tokens("docs/quick-start.md") if one.info == "python")
     with VllmServer(
         tiny_model,
         "test-doc-blocks",
-        num_blocks=stock.num_blocks,
+        num_blocks=200,  # the agent's context has 4,000 tokens
         connector={"dram_bytes": DRAM_BYTES},
-        env={"CONTINUUM_SWITCH_PATH": str(switch), "CONTINUUM_ADMIN_KEY": KEY},
+        env={
+            "CONTINUUM_SWITCH_PATH": str(switch),
+            "CONTINUUM_ADMIN_KEY": KEY,
+            "CONTINUUM_TRACE_PATH": str(folder / "trace.jsonl"),
+        },
         args=("--middleware", "continuum_connector.switch_endpoint.SwitchEndpoint"),
     ) as server:
+        (folder / "agent.py").write_text(agent.content.replace("http://localhost:8000", server.url))
         yield server
 
 
@@ -56,7 +69,8 @@ def run(
         text = text.replace(written, meant)
     return subprocess.run(
         ["bash", "-c", STRICT + text],
-        env=os.environ | {"CONTINUUM_ADMIN_KEY": KEY},
+        cwd=switch.parent,
+        env=os.environ | {"CONTINUUM_ADMIN_KEY": KEY, "PATH": f"{HERE}:{os.environ['PATH']}"},
         capture_output=True,
         text=True,
         timeout=120,
@@ -74,6 +88,9 @@ def test_a_block_does_what_it_says(
         assert switch.read_text().strip() == "on"
     if "metrics" in block.text:
         assert "continuum:turns_total" in done.stdout
+    if "continuum explain" in block.text:
+        assert "session:agent-1  3 turns" in done.stdout
+        assert "worth to all programs" in done.stdout
 
 
 def test_a_block_that_fails_is_noticed(server: VllmServer, switch: Path, tiny_model: Path) -> None:

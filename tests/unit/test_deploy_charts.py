@@ -12,6 +12,7 @@ import copy
 import functools
 import json
 import os
+import re
 import shutil
 import subprocess
 from collections.abc import Iterator
@@ -21,6 +22,7 @@ from typing import Any
 import pytest
 
 from continuum_connector.config import parse_bytes
+from tests.unit.test_deploy_security import OURS, RESTRICTED, Pod
 
 yaml = pytest.importorskip("yaml", reason="needs PyYAML, which vLLM brings")
 
@@ -35,6 +37,7 @@ VALUES = {
     GATEWAY: DEPLOY / "helm" / "llm-d" / "router.yaml",
 }
 GIB = 1 << 30
+TOKEN = "automountServiceAccountToken"
 
 Manifest = dict[str, Any]
 
@@ -143,7 +146,6 @@ def test_the_server_runs_with_the_connector_and_its_tier(chart: str) -> None:
     memory = parse_bytes(f"{server['resources']['limits']['memory']}B")
     assert memory >= parse_bytes(environment["CONTINUUM_DRAM_BYTES"]) + 24 * GIB
     assert server["resources"]["limits"] == server["resources"]["requests"]  # class Guaranteed
-    assert {"IPC_LOCK", "SYS_NICE"} <= set(server["securityContext"]["capabilities"]["add"])
     mounts = {each["mountPath"]: each["name"] for each in server["volumeMounts"]}
     volumes = {each["name"]: each for each in pod["spec"]["volumes"]}
     assert volumes[mounts["/dev/shm"]]["emptyDir"]["medium"] == "Memory"
@@ -162,9 +164,54 @@ def test_kubernetes_waits_for_the_server_to_load_to_answer_and_to_end(chart: str
     assert int(after("--shutdown-timeout", server)) < grace
 
 
+@pytest.mark.parametrize(
+    ("chart", "container"),
+    [(STACK, "vllm"), (STACK, "router-container"), (SERVERS, "vllm")],
+)
+def test_the_pods_of_our_values_are_granted_nothing_beyond_what_they_need(
+    chart: str, container: str
+) -> None:
+    template, found = pod_with(container, chart)
+    spec = dict(template["spec"])
+    for account in of_kind("ServiceAccount", chart):
+        if account["metadata"]["name"] == spec["serviceAccountName"]:
+            spec.setdefault("automountServiceAccountToken", account.get(TOKEN))
+    pod = Pod(spec, found, is_server=container == "vllm")
+    table = {**RESTRICTED, **(OURS if pod.is_server else {})}
+    assert [setting for setting, holds in table.items() if not holds(pod)] == []
+
+
+@pytest.mark.parametrize("chart", [STACK, SERVERS])
+def test_a_policy_of_our_values_is_about_the_servers(chart: str) -> None:
+    pod, server = pod_with("vllm", chart)
+    labels = pod["metadata"]["labels"].items()
+    (policy,) = (
+        each
+        for each in of_kind("NetworkPolicy", chart)
+        if each["spec"]["podSelector"]["matchLabels"].items() <= labels
+    )
+    events = json.loads(after("--kv-events-config", server))["endpoint"].rpartition(":")[2]
+    (rule,) = policy["spec"]["ingress"]
+    assert [port["port"] for port in rule["ports"]] == [8000, int(events)]
+
+
+def test_a_policy_of_our_values_is_about_the_router() -> None:
+    pod, router = pod_with("router-container", STACK)
+    labels = pod["metadata"]["labels"].items()
+    (policy,) = (
+        each
+        for each in of_kind("NetworkPolicy", STACK)
+        if each["spec"]["podSelector"]["matchLabels"].items() <= labels
+    )
+    ports = [port["port"] for port in policy["spec"]["ingress"][0]["ports"]]
+    assert ports == [each["containerPort"] for each in router["ports"] if "router" in each["name"]]
+
+
 @pytest.mark.parametrize("chart", VALUES)
-def test_no_pod_waits_for_a_secret_that_the_chart_does_not_make(chart: str) -> None:
+def test_no_pod_waits_for_a_secret_that_neither_the_chart_nor_the_page_makes(chart: str) -> None:
+    page = (DEPLOY / "README.md").read_text()
     made = {each["metadata"]["name"] for each in of_kind("Secret", chart)}
+    made |= set(re.findall(r"kubectl create secret generic (\S+)", page))
     for deployment in of_kind("Deployment", chart):
         for container in deployment["spec"]["template"]["spec"]["containers"]:
             for variable in container.get("env", []):
