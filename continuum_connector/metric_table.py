@@ -292,6 +292,8 @@ UNREAD_BODIES = Metric(
     ("long", "compressed", "no_length", "in_part"),
 )
 
+PUBLISHED = (*METRICS, UNREAD_BODIES)
+
 
 class WireKey(NamedTuple):
     """One time series: a metric and one value of its label."""
