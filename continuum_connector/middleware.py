@@ -41,11 +41,11 @@ MESSAGES_PATH = "/v1/messages"
 PATHS = frozenset({"/v1/chat/completions", "/v1/completions", "/v1/responses", MESSAGES_PATH})
 # A body that we read is walked once, in C, at 5 ms per MiB of the worst JSON, an eighth of what
 # vLLM's own parser takes for that. Of parts of it Python objects are built, as vLLM does of all:
-MAX_BODY_BYTES = 2**24  # longer bodies pass unread
+MAX_BODY_BYTES = 2**23  # longer bodies pass unread
 MAX_FIELD_BYTES, MAX_FIELD_COST = 2**18, 2**16  # of a field that we read, others say nothing
 MAX_MARKED_BYTES = 2**22  # of a body in which we look for cache marks: a million tokens of text
 MAX_ODD_BYTES = 2**20  # of a body that is no strict JSON
-MAX_BODY_COST = 2**19  # of those two
+MAX_BODY_COST = 2**18  # of those two: 3 MiB of C++, 7 of Python
 CONTAINER_COST = 8  # building an object or a list costs as much as so many other values
 
 
