@@ -8,6 +8,7 @@ import gzip
 import json
 import tracemalloc
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -632,3 +633,14 @@ def test_a_body_of_which_a_part_is_not_read_is_counted_once_and_the_rest_is_read
     assert newly(before) == {"in_part": 1.0}
     said = b',"kv_transfer_params":{"continuum": {"program": "a", "source": "job_id"}}}'
     assert sent == (body if where == "odd" else body[:-1] + said)
+
+
+def test_the_document_says_the_bounds() -> None:
+    text = (Path(__file__).resolve().parents[2] / "docs" / "identity.md").read_text()
+    for size in (MAX_BODY_BYTES, MAX_MARKED_BYTES, MAX_ODD_BYTES):
+        assert f"above {size >> 20} MiB" in text
+    assert f"above {MAX_FIELD_BYTES >> 10} KiB" in text
+    for cost in (MAX_FIELD_COST, MAX_BODY_COST):
+        said = f"{cost // CONTAINER_COST:,} objects and lists ({cost:,} other values)"
+        assert said in text
+    assert all(f"`{why}`" in text for why in UNREAD_BODIES.values)
