@@ -25,10 +25,17 @@ from urllib.parse import urlsplit
 from bench.bodies.either import STOCK, Either
 from bench.serve.server import SERVED_NAME, VllmServer
 from bench.serve.tiny_model import make_model
-from continuum_connector.middleware import MAX_BODY_BYTES, MAX_MARKED_BYTES, MAX_ODD_BYTES
+from continuum_connector.middleware import (
+    CONTAINER_COST,
+    MAX_BODY_BYTES,
+    MAX_BODY_COST,
+    MAX_MARKED_BYTES,
+)
 
 HEAD = b'{"model":"%s","prompt":"hello","max_tokens":2,"job_id":"x"' % SERVED_NAME.encode()
 MARK = b',"cache_control":{"type":"ephemeral"}'
+MARKED = b"{%s}," % MARK[1:]
+COST_OF_MARKED = 2 * CONTAINER_COST + 1
 CHAT = {"model": SERVED_NAME, "max_tokens": 2, "messages": [{"role": "user", "content": "hi"}]}
 JSON = {"Content-Type": "application/json"}
 
@@ -52,9 +59,11 @@ ATTACKS: dict[str, bytes] = {
         HEAD + MARK + b',"messages":[', b"{},", MAX_MARKED_BYTES
     ),
     "marks, as many as are read": filled(
-        HEAD + b',"messages":[', b"{%s}," % MARK[1:], MAX_ODD_BYTES
+        HEAD + b',"messages":[', MARKED, (MAX_BODY_COST // COST_OF_MARKED - 9) * len(MARKED)
     ),
-    "no strict JSON": filled(HEAD + b',"y":NaN,"x":[', b"1,", MAX_ODD_BYTES),
+    "no strict JSON, all that is read": filled(
+        HEAD + b',"y":NaN,"x":[', b"1,", 2 * MAX_BODY_COST - 99
+    ),
 }
 
 
