@@ -282,6 +282,18 @@ METRICS: tuple[Metric, ...] = (
     Metric("trace_dropped", _C, "Trace records lost; above 0 the file at trace_path is incomplete"),
 )
 
+# Counted in an API server by middleware.py, as long as it is loaded; no engine knows of it.
+UNREAD_BODIES = Metric(
+    "unread_bodies",
+    _C,
+    "Requests whose body the middleware left unread, by reason; `no_length`: chunked, `in_part`: "
+    "only a field or cache marks; what they say outside of vLLM's own fields is not heard",
+    "reason",
+    ("long", "compressed", "no_length", "in_part"),
+)
+
+PUBLISHED = (*METRICS, UNREAD_BODIES)
+
 
 class WireKey(NamedTuple):
     """One time series: a metric and one value of its label."""

@@ -13,7 +13,7 @@ from vllm.distributed.kv_transfer.kv_connector.v1.metrics import (
 )
 
 from continuum_connector.account import Account, Payload, merge
-from continuum_connector.metric_table import METRICS, PREFIX, WIRE_KEYS, Kind, Metric
+from continuum_connector.metric_table import METRICS, WIRE_KEYS, Kind, Metric
 
 # what the log line says; /metrics has the rest
 LOGGED = {
@@ -142,10 +142,12 @@ def unregister() -> None:
     """Take metrics of an earlier engine of this process out of the registry.
 
     vLLM does it for its own (`unregister_vllm_metrics`) whenever an engine is made, but
-    only by its own prefix; ours would be refused as duplicates.
+    only by its own prefix; ours would be refused as duplicates. What the middleware counts goes
+    on: it is no engine's.
     """
+    names = {metric.full_name for metric in METRICS}
     for collector in list(REGISTRY._collector_to_names):
-        if getattr(collector, "_name", "").startswith(PREFIX):
+        if getattr(collector, "_name", "") in names:
             REGISTRY.unregister(collector)
 
 

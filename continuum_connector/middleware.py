@@ -9,10 +9,15 @@ see it: top-level `job_id`, agents' headers, `prompt_cache_key`, `metadata`, `ca
 survive /v1/messages before 0.29). What the client put there itself is never
 changed. What would fail on vLLM's way to its engine, and be answered with 500, is answered with
 400 and a sentence. Stateless: any number of API servers may run it.
+
+All of it runs on the event loop, and no thread would help, for a parser keeps the interpreter to
+itself. So what it may cost has bounds, in bytes and in objects built: what is above them passes as
+it came, and is counted (continuum:unread_bodies).
 """
 
 from __future__ import annotations
 
+import functools
 import json
 from collections import deque
 from collections.abc import Awaitable, Callable, Mapping, MutableMapping
@@ -20,9 +25,9 @@ from typing import Any
 
 import msgspec
 
-from continuum_connector.programs.identify import as_flag, as_id, as_tools, read_agent_hint
-from continuum_connector.programs.program import IdentitySource
-from continuum_connector.programs.vendors import Fields, read_vendors
+from continuum_connector.metric_table import UNREAD_BODIES
+from continuum_connector.programs.carried import read_carried
+from continuum_connector.programs.vendors import Fields
 from continuum_connector.programs.wishes import read_keep_s
 
 Scope = MutableMapping[str, Any]
@@ -30,13 +35,18 @@ Message = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[Message]]
 Send = Callable[[Message], Awaitable[None]]
 App = Callable[[Scope, Receive, Send], Awaitable[None]]
+Note = Callable[[str], None]
 
 MESSAGES_PATH = "/v1/messages"
 PATHS = frozenset({"/v1/chat/completions", "/v1/completions", "/v1/responses", MESSAGES_PATH})
-MAX_BODY_BYTES = 64 * 2**20  # larger bodies pass unread
-MAX_FIELD_BYTES = 2**18  # of one field that we read, longer ones say nothing
+# A body that we read is walked once, in C, at 5 ms per MiB of the worst JSON, an eighth of what
+# vLLM's own parser takes for that. Of parts of it Python objects are built, as vLLM does of all:
+MAX_BODY_BYTES = 2**23  # longer bodies pass unread
+MAX_FIELD_BYTES, MAX_FIELD_COST = 2**18, 2**16  # of a field that we read, others say nothing
 MAX_MARKED_BYTES = 2**22  # of a body in which we look for cache marks: a million tokens of text
 MAX_ODD_BYTES = 2**20  # of a body that is no strict JSON
+MAX_BODY_COST = 2**18  # of those two: 3 MiB of C++, 7 of Python
+CONTAINER_COST = 8  # building an object or a list costs as much as so many other values
 
 
 class UnsendableError(ValueError):
@@ -48,66 +58,104 @@ class ProgramMiddleware:
 
     def __init__(self, app: App) -> None:
         self.app = app
+        self._count = unread_bodies()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http":
             headers = _headers(scope)
             path = _generating_path(scope)
-            if path and _has_json_body(headers):
-                scope = dict(scope)
-                receive = _RewrittenBody(scope, headers, path, receive)
+            if path and _is_json(headers):
+                if why := _why_unread(headers):
+                    self._count(why)
+                else:
+                    scope = dict(scope)
+                    receive = _RewrittenBody(scope, headers, path, receive, self._count)
         await self.app(scope, receive, send)
+
+
+@functools.cache  # a registry takes a name once; an application may be built twice
+def unread_bodies() -> Note:
+    """Return what counts one more, by reason, on this API server's part of vLLM's /metrics."""
+    from prometheus_client import Counter  # where vLLM serves; `continuum check` is without
+
+    metric = UNREAD_BODIES
+    family = Counter(metric.full_name, metric.help, [metric.label])
+    counts = {why: family.labels(why) for why in metric.values}
+    return lambda why: counts[why].inc()
 
 
 class _RewrittenBody:
     """A `receive` whose request body has been rewritten; later messages pass through.
 
     It reads nothing before the application does: vLLM checks the API key further in, and a
-    stranger must not make us buffer a body. Messages after the body are the server's own, so
-    a client's disconnect still aborts its request.
+    stranger must not make us buffer a body. What it holds is the pieces of one body up to
+    MAX_BODY_BYTES; they leave one by one as the application asks. Messages after the body are the
+    server's own, so a client's disconnect still aborts its request.
     """
 
     def __init__(
-        self, scope: Scope, headers: Mapping[str, str], path: str, receive: Receive
+        self,
+        scope: Scope,
+        headers: Mapping[str, str],
+        path: str,
+        receive: Receive,
+        count: Note,
     ) -> None:
         self._scope = scope
         self._headers = headers
         self._path = path
         self._receive = receive
-        self._ready: deque[Message] = deque()
+        self._count = count
+        self._pieces: deque[bytes] = deque()
+        self._is_complete = False  # the body ends with the pieces
+        self._after: Message | None = None  # what came where a piece should have
         self._started = False
 
     async def __call__(self) -> Message:
         if not self._started:
             self._started = True
             await self._read()
-        return self._ready.popleft() if self._ready else await self._receive()
+        if self._pieces:
+            piece = self._pieces.popleft()
+            more = bool(self._pieces) or not self._is_complete
+            return {"type": "http.request", "body": piece, "more_body": more}
+        if self._after is not None:
+            message, self._after = self._after, None
+            return message
+        return await self._receive()
 
     async def _read(self) -> None:
-        """Collect the body and queue it, rewritten if that adds something, else as it came."""
-        size, complete = 0, False
-        while not complete and size <= MAX_BODY_BYTES:
+        """Collect the body, and rewrite it if that adds something."""
+        size = 0
+        while not self._is_complete:
             message = await self._receive()
-            self._ready.append(message)
             if message["type"] != "http.request":
+                self._after = message
                 return
-            size += len(message.get("body", b""))
-            complete = not message.get("more_body", False)
-        if not complete or size > MAX_BODY_BYTES:
-            return
-        body = b"".join(message.get("body", b"") for message in self._ready)
+            piece = message.get("body", b"")
+            self._pieces.append(piece)
+            self._is_complete = not message.get("more_body", False)
+            size += len(piece)
+            if size > MAX_BODY_BYTES:
+                self._count("long")
+                return
+        body = b"".join(self._pieces)
+        skipped: list[str] = []
         try:
-            rewritten = rewrite(body, self._headers, self._path)
+            rewritten = rewrite(body, self._headers, self._path, skipped.append)
         except UnsendableError as error:
             from fastapi import HTTPException  # where vLLM serves; `continuum check` is without
 
             raise HTTPException(400, str(error)) from None
-        if rewritten is None:
-            return
-        self._ready.clear()
-        self._ready.append({"type": "http.request", "body": rewritten, "more_body": False})
+        if skipped:
+            self._count("in_part")
+        if rewritten is not None:
+            self._replace(rewritten)
+
+    def _replace(self, body: bytes) -> None:
+        self._pieces = deque([body])
         self._scope["headers"] = [
-            (name, str(len(rewritten)).encode() if name.lower() == b"content-length" else value)
+            (name, str(len(body)).encode() if name.lower() == b"content-length" else value)
             for name, value in self._scope["headers"]
         ]
 
@@ -146,27 +194,29 @@ _decoder = msgspec.json.Decoder(_Body)
 _marked_decoder = msgspec.json.Decoder(_Marked)
 
 
-def rewrite(body: bytes, headers: Mapping[str, str], path: str) -> bytes | None:
+def rewrite(
+    body: bytes, headers: Mapping[str, str], path: str, skip: Note = lambda _part: None
+) -> bytes | None:
     """Return the body with `kv_transfer_params.continuum` completed, None to leave it alone.
 
     The client's own bytes stay as they are and one member is appended. Where the client sent
     `kv_transfer_params` itself, that repeats it with what is added: of two members of one name
-    the last counts, for vLLM's parser (Python's) as for ours.
+    the last counts, for vLLM's parser (Python's) as for ours. `skip` is told what is not read.
     """
     try:
-        fields = _read_fields(body)
+        fields = _read_fields(body, skip)
     except (msgspec.MsgspecError, RecursionError, ValueError):
-        _refuse_odd(body)
+        _refuse_odd(body, skip)
         return None
     sent = fields["kv_transfer_params"]
     params = {} if sent is None else sent
     said = params.get("continuum") if isinstance(params, dict) else 0
     said = {} if said is None else said
     if not isinstance(said, dict):
-        return None  # too long, or the client's own mistake: vLLM answers it
+        return None  # not read, or the client's own mistake: vLLM answers it
     _refuse_params(params, fields["vllm_xargs"])
-    added = _additions(fields, params, said, headers, path)
-    keep_s = _keep_s(body, fields["prompt_cache_retention"])
+    added = read_carried(fields, params, said, headers, path == MESSAGES_PATH)
+    keep_s = _keep_s(body, fields["prompt_cache_retention"], skip)
     if keep_s is not None and "keep_s" not in said:
         added["keep_s"] = keep_s
     if not added:
@@ -174,19 +224,33 @@ def rewrite(body: bytes, headers: Mapping[str, str], path: str) -> bytes | None:
     return _append_member(body, {**params, "continuum": {**said, **added}})
 
 
-def _read_fields(body: bytes) -> Fields:
-    """The values of the fields we look at; UNSET, which is no id and no hint, if too long."""
+def _read_fields(body: bytes, skip: Note) -> Fields:
+    """The values of the fields we look at; UNSET, which is no id and no hint, if not read."""
     raw = _decoder.decode(body)
-    return {name: _value(getattr(raw, name)) for name in _Body.__struct_fields__}
+    found: Fields = {}
+    for name in _Body.__struct_fields__:
+        text = bytes(getattr(raw, name))
+        if _costs_more(text, MAX_FIELD_BYTES, MAX_FIELD_COST):
+            skip(name)
+            found[name] = msgspec.UNSET
+        else:
+            found[name] = msgspec.json.decode(text)
+    return found
 
 
-def _value(raw: msgspec.Raw) -> Any:
-    return msgspec.json.decode(raw) if len(raw) <= MAX_FIELD_BYTES else msgspec.UNSET
+def _costs_more(text: bytes, max_bytes: int, max_cost: int) -> bool:
+    """Whether building Python objects of a JSON text costs more than we may. Every value has a
+    comma or a bracket before it; those inside of texts count too, as they are not told apart."""
+    if len(text) > max_bytes:
+        return True
+    containers = text.count(b"{") + text.count(b"[")
+    return CONTAINER_COST * containers + text.count(b",") > max_cost
 
 
-def _refuse_odd(body: bytes) -> None:
+def _refuse_odd(body: bytes, skip: Note) -> None:
     """Look at a body that vLLM reads and msgspec does not: NaN, half of a surrogate pair."""
-    if len(body) > MAX_ODD_BYTES:
+    if _costs_more(body, MAX_ODD_BYTES, MAX_BODY_COST):
+        skip("body")
         return
     try:
         request = json.loads(body)
@@ -220,61 +284,17 @@ def _append_member(body: bytes, params: Fields) -> bytes:
     return b"".join((head, comma, b'"kv_transfer_params":', json.dumps(params).encode(), b"}"))
 
 
-def _additions(
-    body: Fields, params: Fields, said: Fields, headers: Mapping[str, str], path: str
-) -> Fields:
-    """Return the continuum fields the request implies and the client did not write itself."""
-    client = _client_fields(body)
-    xargs = _client_fields(body["vllm_xargs"]) if isinstance(body["vllm_xargs"], dict) else {}
-    if path == MESSAGES_PATH:
-        client |= xargs
-    hint = params.get("agent_hint")
-    explicit = "program" in said or "source" in said
-    explicit = explicit or (isinstance(hint, dict) and read_agent_hint(hint)[0] is not None)
-    if explicit or ("program" in xargs and path != MESSAGES_PATH):
-        found: Fields = {}  # identify reads those by itself
-    elif "program" in client:
-        found = {name: client[name] for name in ("program", "source")}
-    else:
-        found = _session_fields(body, headers) or read_vendors(headers, body)
-    found |= {name: client[name] for name in ("final", "tools") if name in client}
-    return {name: value for name, value in found.items() if name not in said}
-
-
-def _keep_s(body: bytes, retention: Any) -> float | None:
-    marked: list[Any] = []
-    if len(body) <= MAX_MARKED_BYTES and MARK in body:
-        try:
-            found = _marked_decoder.decode(body)
-        except (msgspec.MsgspecError, RecursionError, ValueError):
-            return None
-        marked = [found.cache_control, found.system, found.messages, found.tools]
-    return read_keep_s(retention, *marked)
-
-
-def _client_fields(fields: Mapping[str, Any]) -> Fields:
-    """`job_id` and its kin, top level (the OpenAI client's extra_body) or in vllm_xargs."""
-    program = as_id(fields.get("job_id")) or as_id(fields.get("program_id"))
-    final = as_flag(fields.get("is_last_step"))
-    tools = as_tools(fields.get("this_func_call"))
-    found: Fields = {}
-    if program is not None:
-        found |= {"program": program, "source": IdentitySource.CLIENT.value}
-    if final is not None:
-        found["final"] = final
-    if tools:
-        found["tools"] = list(tools)
-    return found
-
-
-def _session_fields(body: Mapping[str, Any], headers: Mapping[str, str]) -> Fields:
-    """vLLM's own session id: read by it from 0.28 on, but never with a parent."""
-    program = as_id(body.get("session_id")) or as_id(headers.get("x-session-id"))
-    if program is None:
-        return {}
-    parent = as_id(headers.get("x-parent-session-id"))
-    found: Fields = {"program": program, "source": IdentitySource.SESSION.value}
-    return found if parent is None else {**found, "parent": parent}
+def _keep_s(body: bytes, retention: Any, skip: Note) -> float | None:
+    if MARK not in body:
+        return read_keep_s(retention)
+    if _costs_more(body, MAX_MARKED_BYTES, MAX_BODY_COST):
+        skip("cache_control")
+        return read_keep_s(retention)
+    try:
+        found = _marked_decoder.decode(body)
+    except (msgspec.MsgspecError, RecursionError, ValueError):
+        return None
+    return read_keep_s(retention, found.cache_control, found.system, found.messages, found.tools)
 
 
 def _headers(scope: Scope) -> dict[str, str]:
@@ -291,10 +311,17 @@ def _generating_path(scope: Scope) -> str:
     return path if scope.get("method") == "POST" and path in PATHS else ""
 
 
-def _has_json_body(headers: Mapping[str, str]) -> bool:
-    """Whether the body is one JSON text of known, moderate size."""
+def _is_json(headers: Mapping[str, str]) -> bool:
     media_type = headers.get("content-type", "").split(";", 1)[0].strip().lower()
+    return media_type == "application/json"
+
+
+def _why_unread(headers: Mapping[str, str]) -> str:
+    """Return why nothing of the body is to be held, "" if it may be: vLLM decompresses nothing,
+    and of what does not say how long it is nobody knows how much would come."""
+    if "content-encoding" in headers:
+        return "compressed"
     length = headers.get("content-length", "")
-    known = length.isascii() and length.isdigit() and len(length) < 12
-    plain = "content-encoding" not in headers and "transfer-encoding" not in headers
-    return media_type == "application/json" and plain and known and int(length) <= MAX_BODY_BYTES
+    if "transfer-encoding" in headers or not (length.isascii() and length.isdigit()):
+        return "no_length"
+    return "long" if len(length) > 11 or int(length) > MAX_BODY_BYTES else ""

@@ -39,7 +39,7 @@ MAY_IMPORT = {  # what each room may import besides itself and `errors`
     "metric_table": {"programs", "toolcalls"},
     "account": {"metric_table"},
     "metrics": {"account", "metric_table"},
-    "middleware": {"programs"},
+    "middleware": {"programs", "metric_table"},
     "switch_endpoint": {"switch", "config", "middleware"},
     "toolcalls": set(),
     "costs": {"toolcalls"},

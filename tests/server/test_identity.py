@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import gzip
+import http.client
+import json
+from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
+from urllib.parse import urlsplit
 
 import pytest
 
-from bench.serve.server import VllmServer
+from bench.serve.server import SERVED_NAME, VllmServer
+from continuum_connector.middleware import MAX_BODY_BYTES
 from tests.server.helpers import APIS, ask, eventually, pins_live, reset, text_of, told
 
 SHORT = [text_of(8, "short")]  # fills no block: nothing to match, nothing to pin
@@ -129,3 +135,33 @@ def test_a_job_id_used_again_after_its_last_step_starts_anew(agents: VllmServer)
         answer = ask(agents, "chat", SHORT, job_id="again", is_last_step=last)
         numbers.append(told(answer)["turn"])
     assert numbers == [1, 2, 1, 2]
+
+
+SAID = {"model": SERVED_NAME, "prompt": "hi", "max_tokens": 2, "job_id": "unread"}
+SENT = json.dumps(SAID).encode()
+LONG = SENT[:-1] + b',"x":"%s"}' % (b"x" * MAX_BODY_BYTES)
+# why it is left unread: body, headers, and vLLM's own answer
+UNREAD: dict[str, tuple[bytes | Iterable[bytes], dict[str, str], int]] = {
+    "long": (LONG, {}, 200),
+    "no_length": ((SENT[:9], SENT[9:]), {"Transfer-Encoding": "chunked"}, 200),
+    "compressed": (gzip.compress(SENT), {"Content-Encoding": "gzip"}, 400),
+}
+
+
+@pytest.mark.parametrize("why", UNREAD)
+def test_a_body_that_is_left_unread_is_stocks_to_answer_and_counted(
+    agents: VllmServer, why: str
+) -> None:
+    body, headers, status = UNREAD[why]
+    name = "continuum:unread_bodies_total"
+    before = agents.metric(name, reason=why)
+    line = http.client.HTTPConnection(urlsplit(agents.url).netloc, timeout=120)
+    given = {"Content-Type": "application/json", **headers}
+    line.request("POST", "/v1/completions", body, given, encode_chunked=True)
+    answer = line.getresponse()
+    found = json.loads(answer.read())
+    line.close()
+    assert answer.status == status
+    if status == 200:
+        assert told(found)["program"].startswith("anonymous:")
+    assert agents.metric(name, reason=why) == before + 1

@@ -12,7 +12,7 @@ import zmq
 
 from bench.serve.metrics import by_label
 from bench.serve.server import SERVED_NAME, VllmServer
-from continuum_connector.metric_table import METRICS, Kind
+from continuum_connector.metric_table import PUBLISHED, Kind
 from continuum_connector.trace import EVENTS
 from tests.server.helpers import (
     ask,
@@ -38,14 +38,14 @@ def trace_of(server: VllmServer) -> list[dict[str, Any]]:
 
 def test_every_metric_is_on_the_metrics_page_with_every_label(agents: VllmServer) -> None:
     samples = agents.metrics()
-    for metric in METRICS:
+    for metric in PUBLISHED:
         name = metric.full_name + SUFFIX[metric.kind]
         found = [dict(labels) for each, labels in samples if each == name]
         assert len(found) == len(metric.labels), name
         if metric.label:
             assert {labels[metric.label] for labels in found} == set(metric.values), name
     page = agents.get("/metrics")
-    assert all(f"# HELP {m.full_name}" in page and m.help in page for m in METRICS)
+    assert all(f"# HELP {m.full_name}" in page and m.help in page for m in PUBLISHED)
 
 
 def test_the_ledger_closes_at_every_look(agents: VllmServer) -> None:

@@ -183,6 +183,12 @@ def test_a_parent_is_read_in_the_namespace_of_its_program(
     assert identity.hints.parent == parent
 
 
+def test_a_parent_without_a_program_says_nothing() -> None:
+    """Its id would be one of a namespace that nobody named (docs/hints.md)."""
+    assert identify(continuum(parent="b"), None, None) is None
+    assert read_hints(continuum(parent="b"), None) == Hints()
+
+
 NO_IDS: list[Any] = [
     None, "", "  ", "\t\n", "None", "null", "undefined", True, False, 1.5, math.nan, -1, 2**64,
     10**400, [], ["a"], {}, {"a": 1}, b"a", "x" * 70_000, object(),

@@ -4,15 +4,25 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import gzip
 import json
 import tracemalloc
+from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
+from prometheus_client import REGISTRY
 
 from continuum_connector import middleware
+from continuum_connector.metric_table import UNREAD_BODIES
 from continuum_connector.middleware import (
+    CONTAINER_COST,
+    MAX_BODY_BYTES,
+    MAX_BODY_COST,
     MAX_FIELD_BYTES,
+    MAX_FIELD_COST,
     MAX_MARKED_BYTES,
     MAX_ODD_BYTES,
     PATHS,
@@ -426,3 +436,211 @@ def test_fields_and_marks_are_read_up_to_their_bounds() -> None:
         assert len(body) == size
         sent = json.loads(rewrite(body, {}, CHAT) or b"")
         assert sent["kv_transfer_params"]["continuum"].get("keep_s") == keep_s
+
+
+# --- what is not read, and what reading may cost -----------------------------------------------
+def unread() -> dict[str, float]:
+    """What /metrics says by reason, where any."""
+    name = f"{UNREAD_BODIES.full_name}_total"
+    found = {why: REGISTRY.get_sample_value(name, {"reason": why}) for why in UNREAD_BODIES.values}
+    return {why: value or 0.0 for why, value in found.items()}
+
+
+def newly(before: dict[str, float]) -> dict[str, float]:
+    return {why: n - before[why] for why, n in unread().items() if n != before[why]}
+
+
+BOMB = gzip.compress(bytes(10**7))
+JOB = b'{"job_id":"j"}'
+UNREAD: list[tuple[str, bytes, dict[str, str]]] = [
+    ("compressed", gzip.compress(JOB), {"content-encoding": "gzip"}),
+    ("compressed", BOMB, {"content-encoding": "gzip"}),
+    *(("compressed", JOB, {"Content-Encoding": how}) for how in ("br", "zstd", "gzip, br", "x")),
+    ("no_length", JOB, {"transfer-encoding": "chunked"}),
+    ("no_length", JOB, {"content-length": ""}),
+    ("long", JOB, {"content-length": str(MAX_BODY_BYTES + 1)}),
+    ("long", JOB, {"content-length": "9" * 5_000}),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("why", "body", "headers"), UNREAD)
+def test_a_body_that_is_not_looked_at_passes_through_nobodys_hands_and_is_counted(
+    why: str, body: bytes, headers: dict[str, str]
+) -> None:
+    before, seen = unread(), []
+
+    async def app(scope: Any, receive: Any, _send: Any) -> None:
+        seen.append((scope, receive))
+
+    given = {**JSON, "content-length": str(len(body)), **headers}
+    scope = scope_for(CHAT, given)
+    asyncio.run(ProgramMiddleware(app)(scope, receive_nothing, receive_nothing))  # type: ignore[arg-type]
+    ((scope_seen, receive_seen),) = seen
+    assert scope_seen is scope
+    assert receive_seen is receive_nothing
+    assert newly(before) == {why: 1.0}
+
+
+def test_what_says_that_it_is_compressed_and_what_only_is_reach_the_application_as_they_came() -> (
+    None
+):
+    for headers in ({"content-encoding": "gzip"}, {}):
+        for body in (gzip.compress(JOB), BOMB):
+            assert post(CHAT, [body[:9], body[9:]], headers).body == body
+
+
+def test_nothing_is_counted_of_a_body_that_is_read_nor_where_none_is_wanted() -> None:
+    before = unread()
+    post(CHAT, JOB)
+    post(CHAT, b'{"model":"m"}')
+    post("/v1/embeddings", JOB, {"content-encoding": "gzip"})
+    post(CHAT, JOB, {"content-type": "text/plain", "transfer-encoding": "chunked"})
+    assert newly(before) == {}
+
+
+def test_of_a_body_that_grows_past_the_bound_no_more_is_held_than_that(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(middleware, "MAX_BODY_BYTES", 20)
+    before, sent = unread(), 0
+    taken: list[int] = []  # pieces asked of the client by the time each reached the application
+
+    async def receive() -> Message:
+        nonlocal sent
+        sent += 1
+        return {"type": "http.request", "body": b"%08d" % sent, "more_body": sent < 9}
+
+    async def app(_scope: Any, receive: Any, _send: Any) -> None:
+        for number in range(1, 10):
+            message = await receive()
+            assert message["body"] == b"%08d" % number
+            assert message["more_body"] is (number < 9)
+            taken.append(sent)
+
+    headers = {**JSON, "content-length": "14"}
+    asyncio.run(ProgramMiddleware(app)(scope_for(CHAT, headers), receive, receive_nothing))
+    assert taken == [3, 3, 3, 4, 5, 6, 7, 8, 9]
+    assert newly(before) == {"long": 1.0}
+
+
+def test_a_body_in_tiny_pieces_is_held_as_those_and_nothing_more() -> None:
+    num, held = 50_000, 0
+
+    async def receive() -> Message:
+        receive.left -= 1  # type: ignore[attr-defined]
+        more = receive.left > 0  # type: ignore[attr-defined]
+        return {"type": "http.request", "body": bytes((65, 66)), "more_body": more}
+
+    async def app(_scope: Any, receive: Any, _send: Any) -> None:
+        nonlocal held
+        before, _ = tracemalloc.get_traced_memory()
+        await receive()
+        held = tracemalloc.get_traced_memory()[0] - before
+
+    receive.left = num  # type: ignore[attr-defined]
+    headers = {**JSON, "content-length": str(2 * num)}
+    tracemalloc.start()
+    try:
+        asyncio.run(ProgramMiddleware(app)(scope_for(CHAT, headers), receive, receive_nothing))
+    finally:
+        tracemalloc.stop()
+    assert held < num * 64  # 35 bytes each, a place in a list; a message of their own: 250
+
+
+def values(found: Any) -> Iterator[Any]:
+    """Everything that was built for a decoded value."""
+    pending = [found]
+    while pending:
+        value = pending.pop()
+        yield value
+        if isinstance(value, msgspec.Struct):
+            value = msgspec.structs.asdict(value)
+        pending += (
+            value.values() if isinstance(value, dict) else value if type(value) is list else ()
+        )
+
+
+UNITS = {
+    "objects": b"{}",
+    "lists": b"[]",
+    "numbers": b"1",
+    "texts": b'""',
+    "nested": b"[[[[[[[[]]]]]]]]",
+    "marks": b"{%s}" % EPHEMERAL,
+    "marks in content": b'{"content":[{%s}]}' % EPHEMERAL,
+    "members": b'{"a":1,"b":2,"c":[3]}',
+}
+
+
+def stuffed(unit: bytes, num_bytes: int) -> bytes:
+    return b"[%s]" % b",".join([unit] * ((num_bytes - 200) // (len(unit) + 1)))
+
+
+@pytest.mark.parametrize("unit", UNITS)
+@pytest.mark.parametrize("where", ["marks", "odd", "fields"])
+def test_whatever_a_body_is_made_of_few_objects_are_built(
+    unit: str, where: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However long it is; vLLM's parser needs 0.1 s for a million of them."""
+    weighed: list[int] = []
+
+    def weighing(decode: Any) -> Any:
+        def spy(text: Any) -> Any:
+            found = decode(text)
+            weighed.append(
+                sum(CONTAINER_COST if type(v) in (dict, list) else 1 for v in values(found))
+            )
+            return found
+
+        return spy
+
+    marked = msgspec.json.Decoder(middleware._Marked)
+    monkeypatch.setattr(msgspec.json, "decode", weighing(msgspec.json.decode))
+    monkeypatch.setattr(json, "loads", weighing(json.loads))
+    monkeypatch.setattr(middleware, "_marked_decoder", Spied(weighing(marked.decode)))
+    names = [name.encode() for name in middleware._Body.__struct_fields__]
+    most = len(names) * MAX_FIELD_COST if where == "fields" else MAX_BODY_COST
+    for short, size in ((2**16, 2**19), (MAX_FIELD_BYTES - 9, 2**20)):
+        field, whole = stuffed(UNITS[unit], short), stuffed(UNITS[unit], size)
+        body = {
+            "marks": b'{"messages":%s,%s}' % (whole, EPHEMERAL),
+            "odd": b'{"a":%s,"b":NaN}' % whole,
+            "fields": b"{%s}" % b",".join(b'"%s":{"a":%s}' % (name, field) for name in names),
+        }[where]
+        weighed.clear()
+        rewrite(body, {}, MESSAGES)
+        assert sum(weighed) < 1.1 * most
+
+
+class Spied:
+    def __init__(self, decode: Any) -> None:
+        self.decode = decode
+
+
+@pytest.mark.parametrize("where", ["marks", "odd", "field", "many marks"])
+def test_a_body_of_which_a_part_is_not_read_is_counted_once_and_the_rest_is_read(
+    where: str,
+) -> None:
+    before = unread()
+    many = stuffed(b"{}", 2**19)
+    body = {
+        "marks": b'{"job_id":"a",%s,"messages":%s}' % (EPHEMERAL, many),
+        "many marks": b'{"job_id":"a","messages":%s}' % stuffed(UNITS["marks"], 2**22),
+        "odd": b'{"job_id":"a","x":NaN,"messages":%s}' % many,
+        "field": b'{"job_id":"a","session_id":%s,"metadata":%s}' % (many, many),
+    }[where]
+    sent = post(CHAT, body).body
+    assert newly(before) == {"in_part": 1.0}
+    said = b',"kv_transfer_params":{"continuum": {"program": "a", "source": "job_id"}}}'
+    assert sent == (body if where == "odd" else body[:-1] + said)
+
+
+def test_the_document_says_the_bounds() -> None:
+    text = (Path(__file__).resolve().parents[2] / "docs" / "identity.md").read_text()
+    for size in (MAX_BODY_BYTES, MAX_MARKED_BYTES, MAX_ODD_BYTES):
+        assert f"above {size >> 20} MiB" in text
+    assert f"above {MAX_FIELD_BYTES >> 10} KiB" in text
+    for cost in (MAX_FIELD_COST, MAX_BODY_COST):
+        said = f"{cost // CONTAINER_COST:,} objects and lists ({cost:,} other values)"
+        assert said in text
+    assert all(f"`{why}`" in text for why in UNREAD_BODIES.values)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
@@ -399,11 +400,14 @@ def test_whoever_reads_a_key_he_cannot_name_takes_nothing_of_its_program(
     (pin,) = engine.side.pins
     theirs = {"cache_salt": salt} if salt else {}
     texts = pin.program, pin.program.split(":", 1)[1]
+    own: Counter[str] = Counter()
     for number, (text, place) in enumerate((t, p) for t in texts for p in PLACES.values()):
         prompt = list(engine.requests["a"].all_token_ids) if said.get("cache_salt") else 50
         engine.run_turn(f"{number}", prompt, **theirs, **place(text), seed=number)
         answer = engine.kv_transfer_params[f"{number}"]["continuum"]
         assert answer["program"] != pin.program
+        own[answer["program"]] += 1
+        assert answer["turn"] == own[answer["program"]]
     assert pin in list(engine.side.pins)
     engine.run_turn("b", engine.next_prompt("a", 20), **said)
     answer = engine.kv_transfer_params["b"]["continuum"]

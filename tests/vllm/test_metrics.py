@@ -30,6 +30,7 @@ from continuum_connector.metrics import (  # noqa: E402
     representative,
     unregister,
 )
+from continuum_connector.middleware import unread_bodies  # noqa: E402
 
 LABELNAMES = ["model_name", "engine"]
 
@@ -280,11 +281,24 @@ def test_a_second_engine_in_one_process_replaces_the_firsts_metrics() -> None:
     assert REGISTRY.get_sample_value("continuum:pins_started_total", labels) is None
 
 
+@pytest.mark.usefixtures("_clean_registry")
+def test_what_the_middleware_counts_outlives_the_engines_of_its_process() -> None:
+    count = unread_bodies()
+    labels = {"reason": "compressed"}
+    before = REGISTRY.get_sample_value("continuum:unread_bodies_total", labels)
+    count("compressed")
+    vllm_metrics.KVConnectorProm(vllm_config(), LABELNAMES, {0: ["m", "0"]})
+    unregister()
+    assert before is not None
+    assert REGISTRY.get_sample_value("continuum:unread_bodies_total", labels) == before + 1
+
+
 API_SERVERS = """
 import os
 from types import SimpleNamespace
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, multiprocess
 from continuum_connector.metrics import ContinuumPromMetrics
+from continuum_connector.middleware import unread_bodies
 
 def serve(payloads):
     if child := os.fork():
@@ -295,6 +309,7 @@ def serve(payloads):
     prom = ContinuumPromMetrics(config, types, ["engine"], {0: ["0"]})
     for payload in payloads:
         prom.observe(payload, 0)
+        unread_bodies()("long")
     os._exit(0)
 
 serve([])
@@ -303,8 +318,8 @@ serve([{"counters": {"pins_started": 3}, "gauges": {"pins_live": 1}}])
 serve([])
 registry = CollectorRegistry()
 multiprocess.MultiProcessCollector(registry)
-value = lambda name: registry.get_sample_value("continuum:" + name, {"engine": "0"})
-print(value("pins_started_total"), value("pins_live"))
+value = lambda name, **of: registry.get_sample_value("continuum:" + name, of or {"engine": "0"})
+print(value("pins_started_total"), value("pins_live"), value("unread_bodies_total", reason="long"))
 """
 
 
@@ -318,4 +333,4 @@ def test_of_several_api_servers_counters_add_and_the_last_gauge_wins(tmp_path: P
         check=False,
     )
     assert done.returncode == 0, done.stderr
-    assert done.stdout.split()[-2:] == ["5.0", "1.0"]
+    assert done.stdout.split()[-3:] == ["5.0", "1.0", "2.0"]
