@@ -64,8 +64,8 @@ MAY_IMPORT = {  # what each room may import besides itself and `errors`
         *("worker_hooks", "build", "compat", "account", "metrics", "config", "messages"),
         *("carriers", "scheduler", "worker", "timed", "costs", "proven", "switch"),
     },
-    "attach": {"connector", "compat", "config", "scheduler", "order", "allocation"},
-    "plugin": {"attach", "node"},
+    "attach": {"connector", "compat", "config", "scheduler", "order", "allocation", "node"},
+    "plugin": {"attach"},
     "analysis": {"trace", "costs"},
     "sizing": set(),
     "cli": {
