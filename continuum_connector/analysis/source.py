@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
+import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -10,6 +12,7 @@ from typing import Any, BinaryIO
 import msgspec
 
 from continuum_connector.analysis import original
+from continuum_connector.trace_file import older_files
 
 Record = dict[str, Any]
 
@@ -26,38 +29,44 @@ class SourceError(Exception):
 class Source:
     """Reads our trace, or `scheduler_timestamps` of the original recorder as if it were one.
 
-    `num_bad` counts lines that are no record, cut short by a crash for instance; they are
-    skipped. Our format is streamed; the original is one JSON value and is read whole.
+    A trace is read from the oldest of its files on (trace_file.py). `num_bad` counts lines that
+    are no record, cut short by a crash for instance; they are skipped. Our format is streamed; the
+    original is one JSON value and is read whole.
     """
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self.num_records = 0
         self.num_bad = 0
-        try:
-            self.num_bytes = path.stat().st_size
-            with path.open("rb") as file:
-                start = file.read(_LOOK)
-        except OSError as error:
-            raise SourceError(f"{path} cannot be read ({error.strerror})") from None
-        if not start.strip():
+        start = _start(path)
+        is_ours = _has_record(start)
+        older = older_files(path) if is_ours or not start.strip() else []
+        # Newest first: as they move while they are opened, one may be met again, none missed.
+        self.paths = [path, *(each for each in older if _has_record(_start(each)))]
+        if not start.strip() and not self.paths[1:]:
             raise SourceError(f"{path} is empty; is trace_path set to it, and has a turn ended?")
-        self.is_original = not any(_record(line) for line in start.split(b"\n"))
+        self.is_original = not is_ours and not self.paths[1:]
+        self.num_bytes = sum(each.stat().st_size for each in self.paths)
 
     def records(self, on_bytes: Callable[[int], object] = lambda _: None) -> Iterator[Record]:
-        """Every record in the order of the file; `on_bytes` hears of the bytes read."""
+        """Every record in the order of the files; `on_bytes` hears of the bytes read."""
         if self.is_original:
             yield from self._of_original(on_bytes)
             return
-        with self.path.open("rb") as file:
-            while line := _line(file):
-                on_bytes(len(line))
-                record = _record(line)
-                if record is not None:
-                    self.num_records += 1
-                    yield record
-                elif line.strip():
-                    self.num_bad += 1
+        with contextlib.ExitStack() as stack:
+            files = [stack.enter_context(each.open("rb")) for each in self.paths]
+            for file in reversed({_identity(each): each for each in files}.values()):
+                yield from self._of_file(file, on_bytes)
+
+    def _of_file(self, file: BinaryIO, on_bytes: Callable[[int], object]) -> Iterator[Record]:
+        while line := _line(file):
+            on_bytes(len(line))
+            record = _record(line)
+            if record is not None:
+                self.num_records += 1
+                yield record
+            elif line.strip():
+                self.num_bad += 1
 
     def _of_original(self, on_bytes: Callable[[int], object]) -> Iterator[Record]:
         try:
@@ -106,6 +115,23 @@ def tiers(record: Record) -> tuple[int, int]:
     """Tokens found, in VRAM and in DRAM."""
     hits = part(record, "hit_tokens")
     return count(hits, "vram"), count(hits, "dram")
+
+
+def _start(path: Path) -> bytes:
+    try:
+        with path.open("rb") as file:
+            return file.read(_LOOK)
+    except OSError as error:
+        raise SourceError(f"{path} cannot be read ({error.strerror})") from None
+
+
+def _has_record(start: bytes) -> bool:
+    return any(_record(line) for line in start.split(b"\n"))
+
+
+def _identity(file: BinaryIO) -> tuple[int, int]:
+    status = os.fstat(file.fileno())
+    return status.st_dev, status.st_ino
 
 
 def _line(file: BinaryIO) -> bytes:

@@ -195,7 +195,7 @@ def test_odd_fields_and_half_a_trace_raise_nothing(tmp_path: Path, value: Any) -
     for records in (odd, nested, by_hand()[9:], by_hand()[::-1]):
         path = write(tmp_path / "trace.jsonl", records)
         assert run("analyze", str(path)).exit_code == 0
-        assert run("convert", str(path), "--out", str(tmp_path / "out")).exit_code == 0
+        assert run("convert", str(path), "--out", str(tmp_path / "out"), "--force").exit_code == 0
 
 
 def test_a_report_is_one_file_that_names_everything_as_text(trace: Path, tmp_path: Path) -> None:

@@ -18,6 +18,7 @@ import pytest
 
 import continuum_connector
 from continuum_connector import trace as trace_module
+from continuum_connector.config import ContinuumConfig
 from continuum_connector.errors import ConfigError
 from continuum_connector.programs.program import IdentitySource
 from continuum_connector.trace import EVENTS, RECORDER_KEYS, NullTrace, Trace, open_trace
@@ -192,7 +193,7 @@ def test_a_path_that_cannot_be_opened_stops_the_server_with_a_cure(
     path = str(tmp_path / name)
     before = threading.active_count()
     with pytest.raises(ConfigError) as caught:
-        open_trace(path)
+        open_trace(ContinuumConfig(trace_path=path))
     text = str(caught.value)
     assert path in text  # value
     assert "would go unrecorded" in text  # consequence
@@ -202,7 +203,7 @@ def test_a_path_that_cannot_be_opened_stops_the_server_with_a_cure(
 
 def test_no_path_means_no_thread_no_file_and_the_same_interface() -> None:
     before = threading.active_count()
-    trace = open_trace("")
+    trace = open_trace(ContinuumConfig())
     assert isinstance(trace, NullTrace)
     assert not trace.enabled
     trace.record("decision", 0.0, program="p")
