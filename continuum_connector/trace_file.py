@@ -11,6 +11,7 @@ import fcntl
 import itertools
 import os
 import stat
+from collections.abc import Iterator
 from pathlib import Path
 
 from continuum_connector.errors import ConfigError
@@ -73,11 +74,15 @@ class TraceFile:
             return False
 
 
-def older_files(path: Path) -> list[Path]:
-    """Those that the trace at `path` has left behind, the newest first."""
+def older_names(path: Path) -> Iterator[Path]:
+    """What files of the trace at `path` are called once they are full, the newest first."""
     newest = os.path.realpath(path)
-    named = (Path(f"{newest}.{number}") for number in itertools.count(1))
-    return list(itertools.takewhile(Path.is_file, named))
+    return (Path(f"{newest}.{number}") for number in itertools.count(1))
+
+
+def older_files(path: Path) -> list[Path]:
+    """Those of them that are there."""
+    return list(itertools.takewhile(Path.is_file, older_names(path)))
 
 
 def _open(path: str) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import math
 import os
 from collections.abc import Callable, Iterator
@@ -12,7 +13,7 @@ from typing import Any, BinaryIO
 import msgspec
 
 from continuum_connector.analysis import original
-from continuum_connector.trace_file import older_files
+from continuum_connector.trace_file import older_files, older_names
 
 Record = dict[str, Any]
 
@@ -38,14 +39,11 @@ class Source:
         self.path = path
         self.num_records = 0
         self.num_bad = 0
-        start = _start(path)
-        is_ours = _has_record(start)
-        older = older_files(path) if is_ours or not start.strip() else []
-        # Newest first: as they move while they are opened, one may be met again, none missed.
-        self.paths = [path, *(each for each in older if _has_record(_start(each)))]
-        if not start.strip() and not self.paths[1:]:
+        self.paths = [path, *older_files(path)]
+        starts = [_start(each) for each in self.paths]
+        if not any(start.strip() for start in starts):
             raise SourceError(f"{path} is empty; is trace_path set to it, and has a turn ended?")
-        self.is_original = not is_ours and not self.paths[1:]
+        self.is_original = not any(_has_record(start) for start in starts)
         self.num_bytes = sum(each.stat().st_size for each in self.paths)
 
     def records(self, on_bytes: Callable[[int], object] = lambda _: None) -> Iterator[Record]:
@@ -54,9 +52,21 @@ class Source:
             yield from self._of_original(on_bytes)
             return
         with contextlib.ExitStack() as stack:
-            files = [stack.enter_context(each.open("rb")) for each in self.paths]
-            for file in reversed({_identity(each): each for each in files}.values()):
+            for file in reversed(self._opened(stack)):
                 yield from self._of_file(file, on_bytes)
+
+    def _opened(self, stack: contextlib.ExitStack) -> list[BinaryIO]:
+        """All files, the newest first: as a server moves them meanwhile, one may be met again
+        under its next name, and none is missed."""
+        opened: dict[tuple[int, int], BinaryIO] = {}
+        for each in itertools.chain([self.path], older_names(self.path)):
+            try:
+                file = stack.enter_context(each.open("rb"))
+            except OSError:
+                break
+            status = os.fstat(file.fileno())
+            opened.setdefault((status.st_dev, status.st_ino), file)
+        return list(opened.values())
 
     def _of_file(self, file: BinaryIO, on_bytes: Callable[[int], object]) -> Iterator[Record]:
         while line := _line(file):
@@ -127,11 +137,6 @@ def _start(path: Path) -> bytes:
 
 def _has_record(start: bytes) -> bool:
     return any(_record(line) for line in start.split(b"\n"))
-
-
-def _identity(file: BinaryIO) -> tuple[int, int]:
-    status = os.fstat(file.fileno())
-    return status.st_dev, status.st_ino
 
 
 def _line(file: BinaryIO) -> bytes:
