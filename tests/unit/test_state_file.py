@@ -262,8 +262,11 @@ def test_a_write_that_fails_leaves_the_old_file_and_no_other(
     assert read(path) == 1
 
 
-def test_a_pipe_in_the_folder_is_refused_and_not_waited_for(tmp_path: Path) -> None:
+def test_a_pipe_in_the_folder_is_refused_and_not_waited_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     os.mkfifo(tmp_path / "continuum-model.json")
+    monkeypatch.setattr(state_file, "open", lambda *_: pytest.fail("opened"), raising=False)
     with pytest.raises(ConfigError, match=r"continuum-model.json' is a named pipe, so what"):
         StateFile(str(tmp_path), "model")
 
