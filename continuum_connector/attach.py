@@ -3,41 +3,93 @@
 It does six things: names a request's program before it is queued, queues in program order,
 lines up preemption victims, retries a failed allocation while pins give way, forgets the
 hashes of what a victim never computed, and drops pins before the prefix cache is reset.
-Servers without our connector never see it.
+Servers without our connector never see it: it hangs on the one config that names us, in which
+it goes into the engine's process, and no class of vLLM is changed there.
 """
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from operator import methodcaller
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from continuum_connector.allocation import Allocation
+    from continuum_connector.config import ContinuumConfig
     from continuum_connector.order import Order
 
 _MARK = "_continuum_wraps"
-_NAMED = "continuum_connector.scheduler_cls"
+_SERVER = "OPENAI_API_SERVER"  # vLLM's UsageContext of `vllm serve`, of `--headless` too
 
 
-def install(scheduler_config_class: Any) -> None:
-    """Make SchedulerConfig.get_scheduler_cls answer with our subclass where we are configured.
+def install(engine_args_class: Any) -> None:
+    """Have each config that `EngineArgs` makes prepared, if it names our connector. Idempotent.
 
-    vLLM v1/engine/core.py calls the answer once, with vllm_config as a keyword. Idempotent.
+    All servers, `--headless` nodes and offline LLMs make theirs there, once, before any process
+    or model is loaded (create_engine_config). A config of ours that cannot work ends `vllm serve`
+    with its sentence as the last line; whoever else asked gets the exception.
     """
-    original = scheduler_config_class.get_scheduler_cls
+    original = engine_args_class.create_engine_config
     if hasattr(original, _MARK):
         return
 
     @functools.wraps(original)
-    def get_scheduler_cls(self: Any) -> Any:
-        chosen = original(self)
-        # A user's own --scheduler-cls is respected.
-        return chosen if self.scheduler_cls is not None else functools.partial(_build, chosen)
+    def create_engine_config(self: Any, *args: Any, **kwargs: Any) -> Any:
+        usage = kwargs.get("usage_context", args[0] if args else None)
+        with _in_one_sentence(getattr(usage, "value", usage) == _SERVER):
+            our_config(self.kv_transfer_config)  # before vLLM asks a hub what the model is
+        vllm_config = original(self, *args, **kwargs)
+        prepare(vllm_config)
+        return vllm_config
 
-    setattr(get_scheduler_cls, _MARK, original)
-    scheduler_config_class.get_scheduler_cls = get_scheduler_cls
+    setattr(create_engine_config, _MARK, original)
+    engine_args_class.create_engine_config = create_engine_config
+
+
+@contextmanager
+def _in_one_sentence(is_server: bool) -> Iterator[None]:
+    """SystemExit prints its text and no traceback. A notebook's kernel must not end by it."""
+    from continuum_connector.errors import ConfigError
+
+    try:
+        yield
+    except ConfigError as error:
+        if is_server:
+            raise SystemExit(f"ContinuumConnector: {error}") from None
+        raise
+
+
+def prepare(vllm_config: Any) -> None:
+    """Make a config that names our connector choose our scheduler, and carry how many ranks share
+    a node. One that does not, or names a scheduler of the user's own, stays as it is."""
+    ours = our_config(vllm_config.kv_transfer_config)
+    if ours is None:
+        return
+    from continuum_connector import node
+
+    node.keep_count(vllm_config.parallel_config)
+    config = vllm_config.scheduler_config
+    if ours.scheduler and config.scheduler_cls is None:
+        # On this instance alone: pickled, it takes it along (v1/engine/core.py asks it once).
+        config.get_scheduler_cls = functools.partial(_our_class, config)
+
+
+def our_config(transfer: Any) -> ContinuumConfig | None:
+    """Our config in vLLM's KVTransferConfig, also inside a MultiConnector; None where it names
+    others. ConfigError if it cannot work."""
+    connector = getattr(transfer, "kv_connector", None)
+    if connector is None:
+        return None
+    from continuum_connector.config import load_config, our_part
+
+    extra = our_part(connector, transfer.kv_connector_extra_config)
+    return None if extra is None else load_config(extra)
+
+
+def _our_class(config: Any) -> type:
+    return subclass(type(config).get_scheduler_cls(config))  # type: ignore[no-any-return]
 
 
 def scheduler_cls(*args: Any, **kwargs: Any) -> Any:
@@ -45,30 +97,26 @@ def scheduler_cls(*args: Any, **kwargs: Any) -> Any:
 
     Derives from the class vLLM would have chosen, so that one name serves sync and async.
     """
-    config = _vllm_config(args, kwargs).scheduler_config
+    vllm_config = kwargs["vllm_config"] if "vllm_config" in kwargs else args[0]
+    config = vllm_config.scheduler_config
     named, config.scheduler_cls = config.scheduler_cls, None
     try:
-        original = getattr(type(config).get_scheduler_cls, _MARK, type(config).get_scheduler_cls)
-        base = original(config)
+        base = type(config).get_scheduler_cls(config)
     finally:
         config.scheduler_cls = named
-    return _build(base, *args, **kwargs)
+    ours = our_config(vllm_config.kv_transfer_config)
+    chosen = base if ours is None or not ours.scheduler else subclass(base)
+    return chosen(*args, **kwargs)
 
 
-def _build(base: type, *args: Any, **kwargs: Any) -> Any:
+def __getattr__(name: str) -> Any:
+    """Our subclasses of vLLM's own schedulers, by name: pickle looks for them here."""
     from continuum_connector import compat
-    from continuum_connector.config import load_config
 
-    transfer = _vllm_config(args, kwargs).kv_transfer_config
-    if not compat.names_us(transfer):
-        return base(*args, **kwargs)
-    if not load_config(compat.our_extra_config(transfer)).scheduler:
-        return base(*args, **kwargs)
-    return subclass(base)(*args, **kwargs)
-
-
-def _vllm_config(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    return kwargs["vllm_config"] if "vllm_config" in kwargs else args[0]
+    for base in compat.schedulers():
+        if name == f"Continuum{base.__name__}":
+            return subclass(base)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
 def _hook_in(scheduler: Any, ours: Any) -> tuple[Allocation, Order | None]:

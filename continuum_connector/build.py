@@ -140,7 +140,7 @@ def _trace(
 
     `block_size`: tokens; `block_bytes`: on all ranks.
     """
-    trace = open_trace(config.trace_path)
+    trace = open_trace(config)
     engine = vllm_config.parallel_config.data_parallel_index
     world |= {"block_size": block_size, "block_bytes": block_bytes}
     trace.record("start", time.monotonic(), policy=config.policy, engine=engine, **world)

@@ -196,6 +196,14 @@ def preempted_ids(scheduler_output: Any) -> Collection[str]:
 
 
 # --- scheduler --------------------------------------------------------------------------
+def schedulers() -> tuple[type, ...]:
+    """The classes among which vLLM chooses by itself (config/scheduler.py, get_scheduler_cls)."""
+    from vllm.v1.core.sched.async_scheduler import AsyncScheduler
+    from vllm.v1.core.sched.scheduler import Scheduler
+
+    return Scheduler, AsyncScheduler
+
+
 def queue_attributes(scheduler: Any) -> list[str]:
     """Names of the queues that hold turns without KV (skipped_waiting: vLLM <= 0.30)."""
     return [name for name in ("waiting", "skipped_waiting") if hasattr(scheduler, name)]
@@ -291,13 +299,6 @@ def find_ours(connector: Any, kind: type) -> Any:
     """Return our connector: the engine's own, or one inside a MultiConnector, or None."""
     found: Sequence[Any] = (connector, *getattr(connector, "_connectors", ()))
     return next((each for each in found if isinstance(each, kind)), None)
-
-
-def names_us(transfer: Any) -> bool:
-    """Whether the configured connector is ours, alone or inside a MultiConnector."""
-    if transfer is None:
-        return False
-    return our_part(transfer.kv_connector, transfer.kv_connector_extra_config) is not None
 
 
 def our_extra_config(transfer: Any) -> dict[str, Any]:

@@ -7,6 +7,7 @@ wins. It is parsed once, when the server starts, and a bad value stops the serve
 from __future__ import annotations
 
 import difflib
+import itertools
 import os
 import re
 from collections.abc import Mapping
@@ -15,6 +16,7 @@ from typing import Annotated, Any
 
 import msgspec
 
+from continuum_connector import files
 from continuum_connector.errors import ConfigError
 
 CONNECTOR_NAME = "ContinuumConnector"
@@ -22,6 +24,7 @@ ENV_PREFIX = "CONTINUUM_"
 SWITCH_PATH = ENV_PREFIX + "SWITCH_PATH"
 ADMIN_KEY = ENV_PREFIX + "ADMIN_KEY"  # for switch_endpoint.py; no knob: vLLM logs those
 
+MIN_TRACE_BYTES = 2**20
 FIRST_BYTES = 2**30  # of a rank's DRAM, before its worker is ready; the rest grows behind
 
 # Kubernetes sets these in every pod beside a service called `continuum` or `continuum-...`
@@ -34,6 +37,7 @@ Fraction = Annotated[float, msgspec.Meta(ge=0.0, le=1.0)]
 Bytes = Annotated[int, msgspec.Meta(ge=0, le=2**60)]
 CopyBytes = Annotated[int, msgspec.Meta(ge=4096, le=2**30)]
 Count = Annotated[int, msgspec.Meta(ge=1)]
+TraceFiles = Annotated[int, msgspec.Meta(ge=2, le=10_000)]
 Every = Annotated[int, msgspec.Meta(ge=0, le=2**32 - 1)]
 
 POLICIES = (  # those of policy/registry.py
@@ -45,6 +49,8 @@ DRIVERS = ("auto", "cuda", "sim")
 SHORTAGES = ("smaller", "off")
 
 SIZES = {"dram_bytes": "DRAM tier", "trunk_bytes": "copies", "window_bytes": "copies"}
+SIZES |= {"trace_bytes": "trace's files"}
+PATHS = ("trace_path", "state_path", "switch_path")
 
 
 class ContinuumConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -72,6 +78,9 @@ class ContinuumConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, k
     load_timeout_s: Seconds = 30.0
     max_programs: Count = 10_000
     trace_path: str = ""
+    trace_bytes: Bytes = 256 * 2**20
+    trace_files: TraceFiles = 8
+    trace_hashed: bool = False
     state_path: str = ""
     switch_path: str = ""
     echo: bool = True
@@ -112,6 +121,10 @@ KNOBS: dict[str, str] = {
     "load_timeout_s": "a load that takes longer is cancelled and recomputed, in seconds",
     "max_programs": "programs remembered; the least recently seen is forgotten first",
     "trace_path": "file that gets one JSON line per decision and outcome; empty writes none",
+    "trace_bytes": "size at which the trace moves to trace_path.1 and begins anew, at least 1 MiB; "
+    "0 lets it grow",
+    "trace_files": "how many of these are kept, the one at trace_path among them",
+    "trace_hashed": "1 writes programs and requests as digests, whose key ends with the process",
     "state_path": "file, or directory for one per model and device, in which learned tool times "
     "and costs outlive a restart; `continuum calibrate` writes one; empty forgets",
     "switch_path": "file that switches the connector off and on while the server runs: write off "
@@ -233,6 +246,7 @@ def _convert(values: dict[str, Any]) -> ContinuumConfig:
 def _check(config: ContinuumConfig) -> None:
     _check_choices(config)
     _check_paths(config)
+    _check_places(config)
     if config.ttl_s > config.max_ttl_s:
         raise ConfigError(
             f"ttl_s = {config.ttl_s:g} is above max_ttl_s = {config.max_ttl_s:g}, "
@@ -281,10 +295,33 @@ def _check_choices(config: ContinuumConfig) -> None:
 
 
 def _check_paths(config: ContinuumConfig) -> None:
-    for key in ("trace_path", "state_path", "switch_path"):
+    for key in PATHS:
         path = getattr(config, key)
         if "\0" in path:
             raise ConfigError(
                 f"{key} = {path!r} has a NUL in it, which no file's name may have, so the server "
                 "stops; write the path without it"
             )
+
+
+def _check_places(config: ContinuumConfig) -> None:
+    """What is there already must be a file of its own, before a pipe makes the start wait."""
+    named = {key: path for key in PATHS if (path := getattr(config, key))}
+    for key, path in named.items():
+        kind = files.no_file(path)
+        if kind and (key, kind) != ("state_path", "a folder"):
+            raise ConfigError(
+                f"{key} = {path!r} is {kind}, which cannot serve as a file, so the server stops; "
+                "name a file, or leave it empty"
+            )
+    for (key, path), (other, its) in itertools.combinations(named.items(), 2):
+        if files.is_same(path, its):
+            raise ConfigError(
+                f"{key} = {path!r} and {other} = {its!r} are one file, which each would destroy "
+                "for the other; name two"
+            )
+    if 0 < config.trace_bytes < MIN_TRACE_BYTES:
+        raise ConfigError(
+            f"trace_bytes = {config.trace_bytes} is below 1 MiB, so little of a trace would be "
+            "kept; raise it, or set 0 to let the trace grow"
+        )

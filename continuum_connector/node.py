@@ -9,31 +9,14 @@ still describes all of them, and the count goes with the config into every engin
 
 from __future__ import annotations
 
-import functools
 from typing import Any
 
 _COUNT = "_continuum_node_ranks"  # on ParallelConfig: no field, so no part of its hash
-_MARK = "_continuum_wraps"
 
 
-def install(engine_args_class: Any) -> None:
-    """Have every config that `EngineArgs` makes carry the count. Idempotent.
-
-    All servers, `--headless` nodes and offline LLMs make theirs there, once (create_engine_config).
-    """
-    original = engine_args_class.create_engine_config
-    if hasattr(original, _MARK):
-        return
-
-    @functools.wraps(original)
-    def create_engine_config(self: Any, *args: Any, **kwargs: Any) -> Any:
-        vllm_config = original(self, *args, **kwargs)
-        parallel = vllm_config.parallel_config
-        setattr(parallel, _COUNT, _count(parallel))
-        return vllm_config
-
-    setattr(create_engine_config, _MARK, original)
-    engine_args_class.create_engine_config = create_engine_config
+def keep_count(parallel_config: Any) -> None:
+    """Let the config carry the count, while it describes all engines of this node."""
+    setattr(parallel_config, _COUNT, _count(parallel_config))
 
 
 def num_node_ranks(parallel_config: Any) -> int:

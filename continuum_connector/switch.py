@@ -8,14 +8,11 @@ from __future__ import annotations
 
 import errno
 import logging
-import os
-import shutil
 import threading
-import uuid
 from collections.abc import Callable
-from contextlib import suppress
 from pathlib import Path
 
+from continuum_connector import files
 from continuum_connector.errors import ConfigError
 
 logger = logging.getLogger(f"vllm.{__name__}")
@@ -38,33 +35,8 @@ def read_switch(path: Path) -> str:
 
 
 def write_switch(path: Path, said: str) -> None:
-    """Make the file say it, at once and as a whole; OSError leaves it as it was.
-
-    A symbolic link stays one: other replicas may read what it points to. Mode and owner stay too,
-    for others may write the file as well.
-    """
-    path = Path(os.path.realpath(path))
-    beside = path.with_name(f".{path.name}.{uuid.uuid4().hex}")
-    try:
-        beside.write_text(f"{said}\n")
-        _keep_rights(path, beside)
-        beside.replace(path)
-    except OSError:
-        beside.unlink(missing_ok=True)
-        raise
-
-
-def _keep_rights(old: Path, new: Path) -> None:
-    """Mode, group and owner, as far as the system lets us: no switch fails for their sake."""
-    try:
-        had = old.stat()
-    except OSError:  # there is none yet
-        return
-    with suppress(OSError):
-        shutil.copymode(old, new)
-    for ids in ((-1, had.st_gid), (had.st_uid, -1)):  # the owner last: then it is no longer ours
-        with suppress(OSError):
-            os.chown(new, *ids)
+    """Make the file say it, at once and as a whole; OSError leaves it as it was."""
+    files.put(path, f"{said}\n".encode())
 
 
 class AlwaysOn:

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
+import hashlib
 import logging
-import os
-import stat
+import secrets
 import threading
 import time
 from collections.abc import Callable
@@ -15,13 +14,18 @@ from typing import Any
 
 import msgspec
 
-from continuum_connector.errors import ConfigError
+from continuum_connector.config import ContinuumConfig
+from continuum_connector.trace_file import TraceFile
 
 logger = logging.getLogger(__name__)
 
 MAX_QUEUED = 65_536  # records; a turn makes about six, so minutes of a busy server
 BATCH_S = 0.05  # how long the writer gathers records before it writes them at once
 CLOSE_TIMEOUT_S = 5.0
+
+_IDS = ("program", "request")  # fields that may hold what a client sent
+_NOBODY = "anonymous:"  # random already (programs/keys.py)
+_DIGEST_BYTES = 16
 
 # event: when it is recorded
 EVENTS: dict[str, str] = {
@@ -74,6 +78,8 @@ class NullTrace:
 class Trace:
     """Appends records to `path`; never makes the caller wait, whatever the disk does.
 
+    `max_bytes`, `max_files`: trace_file.py. `hashes_ids`: programs and requests are written as
+    digests, whose key is nowhere else.
     `record`, `take_dropped` and `close` are for one thread, the scheduler's. A record is
     `{"t": wall clock s, "now": monotonic s, "event": name, ...}`. Lines are on disk
     0.05 s after `record`, and all of them after `close` or the interpreter's exit.
@@ -82,12 +88,20 @@ class Trace:
     enabled = True
 
     def __init__(
-        self, path: str, max_queued: int = MAX_QUEUED, wall: Callable[[], float] = time.time
+        self,
+        path: str,
+        max_queued: int = MAX_QUEUED,
+        wall: Callable[[], float] = time.time,
+        *,
+        max_bytes: int = 0,
+        max_files: int = 2,
+        hashes_ids: bool = False,
     ) -> None:
         self.path = path
+        self._digest_key = secrets.token_bytes(32) if hashes_ids else b""
         self._max_queued = max_queued
         self._wall = wall
-        self._file = _open(path)
+        self._file = TraceFile(path, max_bytes, max_files)
         self._queue: SimpleQueue[dict[str, Any] | None] = SimpleQueue()  # None: wake up and close
         self._num_refused = 0  # by the scheduler's thread: the queue was full
         self._num_lost = 0  # by the writer's thread: it could not encode or write
@@ -129,8 +143,7 @@ class Trace:
             self._closing.wait(BATCH_S)
             self._write(encoder, first)
         self._write(encoder, None)
-        with contextlib.suppress(OSError):
-            os.close(self._file)
+        self._file.close()
 
     def _write(self, encoder: msgspec.json.Encoder, first: dict[str, Any] | None) -> None:
         """Write `first` and all queued records; an error loses records, never the thread."""
@@ -143,6 +156,8 @@ class Trace:
             self._append(b"".join(lines), len(lines))
 
     def _encode(self, encoder: msgspec.json.Encoder, record: dict[str, Any]) -> bytes:
+        if self._digest_key:
+            record |= {name: self._hashed(record[name]) for name in _IDS if record.get(name)}
         try:
             return encoder.encode(record) + b"\n"
         except (TypeError, ValueError, RecursionError) as error:
@@ -150,11 +165,16 @@ class Trace:
             logger.warning("trace record %r is not JSON and is lost: %s", record["event"], error)
             return b""
 
+    def _hashed(self, name: str) -> str:
+        if name.startswith(_NOBODY):
+            return name
+        raw = name.encode("utf-8", "surrogatepass")
+        digest = hashlib.blake2b(raw, digest_size=_DIGEST_BYTES, key=self._digest_key)
+        return f"hashed:{digest.hexdigest()}"
+
     def _append(self, batch: bytes, num_records: int) -> None:
-        view = memoryview(batch)
         try:
-            while view:
-                view = view[os.write(self._file, view) :]
+            self._file.append(batch)
         except OSError as error:
             self._broken = True
             self._num_lost += num_records
@@ -166,22 +186,13 @@ class Trace:
             )
 
 
-def open_trace(path: str) -> Trace | NullTrace:
-    """Return the trace that `trace_path` asks for; an unusable path raises ConfigError."""
-    return Trace(path) if path else NullTrace()
-
-
-def _open(path: str) -> int:
-    """Open for appending; a line that a crash cut short is ended first."""
-    try:
-        file = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644)
-        info = os.fstat(file)
-        is_begun = stat.S_ISREG(info.st_mode) and info.st_size > 0
-        if is_begun and os.pread(file, 1, info.st_size - 1) != b"\n":
-            os.write(file, b"\n")
-    except OSError as error:
-        raise ConfigError(
-            f"trace_path = {path!r} cannot be written ({error.strerror}), so decisions would go "
-            "unrecorded. Name a file in an existing, writable directory, or leave it empty."
-        ) from error
-    return file
+def open_trace(config: ContinuumConfig) -> Trace | NullTrace:
+    """Return the trace that the config asks for; an unusable path raises ConfigError."""
+    if not config.trace_path:
+        return NullTrace()
+    return Trace(
+        config.trace_path,
+        max_bytes=config.trace_bytes,
+        max_files=config.trace_files,
+        hashes_ids=config.trace_hashed,
+    )

@@ -33,6 +33,8 @@ from vllm.v1.kv_cache_interface import (
 from vllm.v1.outputs import KVConnectorOutput
 from vllm.v1.structured_output import StructuredOutputManager
 
+from continuum_connector.attach import prepare
+
 MAX_MODEL_LEN = 32_768
 TINY_TOKEN_BYTES = 256  # K and V of a token, two heads of 32 in bfloat16
 _FIELDS = {field.name for field in dataclasses.fields(KVCacheTensor)}
@@ -54,7 +56,7 @@ def vllm_config(
     """
     known = {field.name for field in dataclasses.fields(SchedulerConfig)}
     options = {key: value for key, value in scheduler_config.items() if key in known}
-    return VllmConfig(
+    made = VllmConfig(
         model_config=_model_config(max_model_len),
         cache_config=CacheConfig(
             block_size=block_size, enable_prefix_caching=enable_prefix_caching
@@ -69,6 +71,8 @@ def vllm_config(
         device_config=DeviceConfig("cpu"),  # 0.26 does not ask the platform
         kv_transfer_config=transfer,
     )
+    prepare(made)  # as where `vllm serve` makes its config
+    return made
 
 
 @functools.cache

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
+import itertools
 import math
+import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -10,6 +13,7 @@ from typing import Any, BinaryIO
 import msgspec
 
 from continuum_connector.analysis import original
+from continuum_connector.trace_file import older_files, older_names
 
 Record = dict[str, Any]
 
@@ -26,38 +30,53 @@ class SourceError(Exception):
 class Source:
     """Reads our trace, or `scheduler_timestamps` of the original recorder as if it were one.
 
-    `num_bad` counts lines that are no record, cut short by a crash for instance; they are
-    skipped. Our format is streamed; the original is one JSON value and is read whole.
+    A trace is read from the oldest of its files on (trace_file.py). `num_bad` counts lines that
+    are no record, cut short by a crash for instance; they are skipped. Our format is streamed; the
+    original is one JSON value and is read whole.
     """
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self.num_records = 0
         self.num_bad = 0
-        try:
-            self.num_bytes = path.stat().st_size
-            with path.open("rb") as file:
-                start = file.read(_LOOK)
-        except OSError as error:
-            raise SourceError(f"{path} cannot be read ({error.strerror})") from None
-        if not start.strip():
+        self.paths = [path, *older_files(path)]
+        starts = [_start(each) for each in self.paths]
+        if not any(start.strip() for start in starts):
             raise SourceError(f"{path} is empty; is trace_path set to it, and has a turn ended?")
-        self.is_original = not any(_record(line) for line in start.split(b"\n"))
+        self.is_original = not any(_has_record(start) for start in starts)
+        self.num_bytes = sum(each.stat().st_size for each in self.paths)
 
     def records(self, on_bytes: Callable[[int], object] = lambda _: None) -> Iterator[Record]:
-        """Every record in the order of the file; `on_bytes` hears of the bytes read."""
+        """Every record in the order of the files; `on_bytes` hears of the bytes read."""
         if self.is_original:
             yield from self._of_original(on_bytes)
             return
-        with self.path.open("rb") as file:
-            while line := _line(file):
-                on_bytes(len(line))
-                record = _record(line)
-                if record is not None:
-                    self.num_records += 1
-                    yield record
-                elif line.strip():
-                    self.num_bad += 1
+        with contextlib.ExitStack() as stack:
+            for file in reversed(self._opened(stack)):
+                yield from self._of_file(file, on_bytes)
+
+    def _opened(self, stack: contextlib.ExitStack) -> list[BinaryIO]:
+        """All files, the newest first: as a server moves them meanwhile, one may be met again
+        under its next name, and none is missed."""
+        opened: dict[tuple[int, int], BinaryIO] = {}
+        for each in itertools.chain([self.path], older_names(self.path)):
+            try:
+                file = stack.enter_context(each.open("rb"))
+            except OSError:
+                break
+            status = os.fstat(file.fileno())
+            opened.setdefault((status.st_dev, status.st_ino), file)
+        return list(opened.values())
+
+    def _of_file(self, file: BinaryIO, on_bytes: Callable[[int], object]) -> Iterator[Record]:
+        while line := _line(file):
+            on_bytes(len(line))
+            record = _record(line)
+            if record is not None:
+                self.num_records += 1
+                yield record
+            elif line.strip():
+                self.num_bad += 1
 
     def _of_original(self, on_bytes: Callable[[int], object]) -> Iterator[Record]:
         try:
@@ -106,6 +125,18 @@ def tiers(record: Record) -> tuple[int, int]:
     """Tokens found, in VRAM and in DRAM."""
     hits = part(record, "hit_tokens")
     return count(hits, "vram"), count(hits, "dram")
+
+
+def _start(path: Path) -> bytes:
+    try:
+        with path.open("rb") as file:
+            return file.read(_LOOK)
+    except OSError as error:
+        raise SourceError(f"{path} cannot be read ({error.strerror})") from None
+
+
+def _has_record(start: bytes) -> bool:
+    return any(_record(line) for line in start.split(b"\n"))
 
 
 def _line(file: BinaryIO) -> bytes:

@@ -34,7 +34,7 @@ def _state(machine: Machine, path: str) -> Line:
 
 
 def _trace(machine: Machine, path: str) -> Line:
-    if machine.is_folder(path) or not machine.can_write(path):
+    if not machine.can_write(path):
         text = f"{path} cannot be written, so the server stops at start"
         cure = "name a file in a folder that exists and is writable, or leave it empty"
         return error("trace_path", text, cure)

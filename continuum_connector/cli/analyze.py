@@ -12,11 +12,12 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from continuum_connector import files
 from continuum_connector.analysis.report import Row, as_dict, rows, seconds
 from continuum_connector.analysis.source import Source
 from continuum_connector.analysis.summary import Summary
 from continuum_connector.cli import plot
-from continuum_connector.cli.reading import command, open_source, records
+from continuum_connector.cli.reading import Force, command, may_write, open_source, records
 from continuum_connector.cli.server import CommandError
 
 REPORT_WIDTH = 80  # characters, and 20 for each trace
@@ -33,6 +34,7 @@ def analyze(
     report: Annotated[
         Path | None, typer.Option(help="The same as one HTML file, to be sent around.")
     ] = None,
+    force: Force = False,
 ) -> None:
     """Put traces into numbers: JCT, queueing, hits, pins, copies, regret, calibration.
 
@@ -43,6 +45,8 @@ def analyze(
     with command("analyze"):
         plot.check(plot_to)
         sources = [open_source(path) for path in traces]
+        for path in (report, plot_to):
+            may_write(path, force, sources)
         summaries = [summarize(source) for source in sources]
         found = [rows(*each) for each in zip(summaries, (s.num_bad for s in sources), strict=True)]
         names = _names(traces)
@@ -80,7 +84,7 @@ def _save(path: Path, names: list[str], summaries: list[Summary], found: list[li
     console = Console(record=True, file=io.StringIO(), width=width, highlight=False)
     _print(console, names, summaries, found)
     try:
-        path.write_text(console.export_html(), encoding="utf-8")
+        files.put(path, console.export_html().encode())
     except OSError as error:
         raise CommandError(f"{path} cannot be written ({error.strerror})") from None
 

@@ -17,6 +17,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from continuum_connector import files
 from continuum_connector.cli import measure
 from continuum_connector.cli.measure import Point, Prober
 from continuum_connector.cli.reading import command
@@ -211,7 +212,7 @@ def _write(
     }
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        state_file.replace(str(path), json.dumps(content, indent=1).encode())
+        files.put(path, json.dumps(content, indent=1).encode())
     except OSError as error:
         raise CommandError(
             f"{path} cannot be written ({error.strerror}); give another --out"

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import enum
 import json
-import os
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from continuum_connector import files
 from continuum_connector.analysis import original
-from continuum_connector.cli.reading import command, open_source, records
+from continuum_connector.cli.reading import Force, command, may_write, open_source, records
 from continuum_connector.cli.server import CommandError
 
 
@@ -27,6 +27,7 @@ def convert(
     out: Annotated[
         Path | None, typer.Option(help="The file to write. Empty: the format's own name, here.")
     ] = None,
+    force: Force = False,
 ) -> None:
     """Write a trace as the original recorder would have: job -> time stamps, in one JSON file.
 
@@ -35,12 +36,11 @@ def convert(
     """
     with command("convert"):
         source = open_source(trace)
-        jobs = original.write(records(source))
         path = out or Path(to.value)
+        may_write(path, force, [source])
+        jobs = original.write(records(source))
         try:
-            part = path.with_name(path.name + ".tmp")
-            part.write_text(json.dumps(jobs, indent=2))
-            os.replace(part, path)
+            files.put(path, json.dumps(jobs, indent=2).encode())
         except OSError as error:
             raise CommandError(f"{path} cannot be written ({error.strerror})") from None
         typer.echo(f"{len(jobs):,} programs written to {path}; {source.num_bad:,} lines skipped")

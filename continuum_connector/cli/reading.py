@@ -1,18 +1,22 @@
-"""Reading a trace in a command: a bar while it takes, one sentence if it fails."""
+"""Traces in a command: a bar while one is read, a sentence if that fails, none is overwritten."""
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
+from typing import Annotated
 
 import typer
 from rich import progress as bars
 from rich.console import Console
 from rich.markup import escape
 
+from continuum_connector import files
 from continuum_connector.analysis.source import Record, Source, SourceError
 from continuum_connector.cli.server import CommandError
+
+Force = Annotated[bool, typer.Option("--force", help="Replace a file that is there already.")]
 
 SHOW_FROM = 8 << 20  # bytes; less is read before a bar could be seen
 
@@ -40,6 +44,16 @@ def open_source(path: Path) -> Source:
         return Source(path)
     except SourceError as error:
         raise CommandError(str(error)) from None
+
+
+def may_write(path: Path | None, forced: bool, sources: Iterable[Source]) -> None:
+    """Before a long read: CommandError if writing `path` would destroy something unasked."""
+    if path is None or not path.exists():
+        return
+    if any(files.is_same(path, each) for source in sources for each in source.paths):
+        raise CommandError(f"{path} is the trace itself, which would be lost; name another file")
+    if not forced:
+        raise CommandError(f"{path} exists and would be lost; name another file, or add --force")
 
 
 @contextlib.contextmanager

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import os
 import re
@@ -14,7 +13,9 @@ from typing import Any
 
 import msgspec
 
+from continuum_connector import files
 from continuum_connector.costs.bites import Bites
+from continuum_connector.errors import ConfigError
 
 logger = logging.getLogger(__name__)
 
@@ -28,9 +29,10 @@ class StateFile:
     """One JSON file, `{"version": 1, "state": {...}}`, replaced as a whole once a minute.
 
     `path` "" means no file; a directory means one file in it, named after `tag` (model and
-    device). Read when made, which may raise nothing: what cannot be read is one warning
-    and a fresh start. `new_step`, `save` and `close` are for one thread; a thread of its own
-    encodes and writes, and while it is at it (a slow disk), nothing is due.
+    device). Read when made: what cannot be read is one warning and a fresh start, and is kept
+    under another name; ConfigError where it is no file at all. `new_step`, `save` and `close` are
+    for one thread; a thread of its own encodes and writes, and while it is at it (a slow disk),
+    nothing is due.
     """
 
     def __init__(
@@ -38,7 +40,7 @@ class StateFile:
     ) -> None:
         self.path = file_in(path, tag) if path and os.path.isdir(path) else path
         self._loaded = _read(self.path) if path else {}
-        self._write = write or replace
+        self._write = write or files.put
         self._saved_at = -inf  # the first is due at once: a path that cannot be written shows early
         self._idle = threading.Event()
         self._idle.set()
@@ -124,21 +126,6 @@ class StateFile:
         self._failed = True
 
 
-def replace(path: str, content: bytes) -> None:
-    """Put `content` at `path` at once or not at all; leaves nothing else behind."""
-    temporary = f"{path}.{os.getpid()}.tmp"
-    try:
-        with open(temporary, "wb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, path)
-    except BaseException:
-        with contextlib.suppress(OSError):
-            os.unlink(temporary)
-        raise
-
-
 def _encode(state: Mapping[str, Any]) -> bytes:
     """Part by part: encoding keeps the interpreter's lock, and a step may want it in between."""
     encoder = msgspec.json.Encoder()
@@ -155,6 +142,11 @@ def _encode_part(encoder: msgspec.json.Encoder, part: Any) -> bytes:
 
 def _read(path: str) -> dict[str, Any]:
     """The state in `path`; empty if there is no file, or none that we wrote."""
+    if kind := files.no_file(path):
+        raise ConfigError(
+            f"state_path = {path!r} is {kind}, so what is learned could not be kept in it; name a "
+            "file, or remove what is there"
+        )
     try:
         with open(path, "rb") as file:
             content = file.read(MAX_BYTES + 1)
@@ -177,11 +169,19 @@ def _read(path: str) -> dict[str, Any]:
 
 
 def _unusable(path: str, reason: str) -> dict[str, Any]:
+    """Put the file aside, for it may be somebody's, or of use to another version of ours."""
+    aside = f"{os.path.realpath(path)}.unusable"
+    try:
+        os.replace(os.path.realpath(path), aside)
+        kept = f"The file is kept as {aside}."
+    except OSError as error:
+        kept = f"The file cannot be moved ({error.strerror}) and will be replaced if it can be."
     logger.warning(
         "state_path = %r cannot be used (%s), so tool times and costs are learned from the start. "
-        "The file will be replaced; name another to keep it.",
+        "%s",
         path,
         reason,
+        kept,
     )
     return {}
 

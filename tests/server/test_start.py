@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
+import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -15,8 +17,6 @@ from continuum_connector.checks.command_line import read_plan
 from continuum_connector.checks.line import Verdict
 from continuum_connector.checks.machine import this_machine
 from continuum_connector.checks.run import check
-from continuum_connector.config import load_config
-from continuum_connector.errors import ConfigError
 from tests.server.conftest import ServerFactory
 from tests.server.helpers import (
     ask,
@@ -31,29 +31,56 @@ from tests.server.helpers import (
     usage,
 )
 
-BAD: dict[str, dict[str, Any]] = {
-    "unknown-key": {"dram_byte": "1GiB"},
-    "bad-size": {"dram_bytes": "lots"},
-    "ttl-above-max": {"policy": "fixed_ttl", "ttl_s": 90, "max_ttl_s": 60},
+IN_MULTI = {
+    "kv_connector": "MultiConnector",
+    "kv_role": "kv_both",
+    "kv_connector_extra_config": {
+        "connectors": [
+            {
+                "kv_connector": "ContinuumConnector",
+                "kv_role": "kv_both",
+                "kv_connector_extra_config": {"ttl_s": 90, "max_ttl_s": 60},
+            }
+        ]
+    },
 }
+BAD: dict[str, dict[str, Any]] = {
+    "unknown-key": {"connector": {"dram_byte": "1GiB"}},
+    "bad-size": {"connector": {}, "env": {"CONTINUUM_DRAM_BYTES": "lots"}},
+    "ttl-above-max": {"args": ("--kv-transfer-config", json.dumps(IN_MULTI))},
+}
+STOCK = {"args": ("--max-model-len", "999999")}  # a config that vLLM itself refuses
 
 
-def test_a_bad_config_stops_the_server_with_one_sentence(tiny_model: Path) -> None:
-    def refused(name: str) -> VllmServer:
-        server = VllmServer(tiny_model, f"test-{name}", num_blocks=64, connector=BAD[name])
-        with pytest.raises(ServerError, match="ended with status"):
-            server.start()
-        return server
+def ended(model: Path, name: str, options: dict[str, Any]) -> tuple[VllmServer, float]:
+    """Start a server that does not come up; it, and how many seconds that took."""
+    server = VllmServer(model, f"test-{name}", num_blocks=64, **options)
+    began = time.monotonic()
+    with pytest.raises(ServerError, match="ended with status 1 while"):
+        server.start()
+    return server, time.monotonic() - began
 
-    with ThreadPoolExecutor(len(BAD)) as pool:  # most of a start is waiting for imports
-        servers = dict(zip(BAD, pool.map(refused, BAD), strict=True))
-    for name, server in servers.items():
-        with pytest.raises(ConfigError) as expected:
-            load_config(BAD[name])
-        said = re.findall(r"ConfigError: (.*)", log_of(server))
-        assert set(said) == {str(expected.value)}, name
-        foretold = read_plan(server.options.command(server.model, 8000), os.environ)
-        assert foretold.why_no_config == str(expected.value), "continuum check says the same"
+
+def test_a_bad_config_ends_the_server_with_one_sentence_before_an_engine_is_started(
+    tiny_model: Path, tmp_path: Path
+) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    bad = {**BAD, "pipe": {"connector": {"trace_path": str(tmp_path / "pipe")}}}
+    with ThreadPoolExecutor(3) as pool:  # most of a start is waiting for imports
+        stock, *ours = pool.map(
+            lambda case: ended(tiny_model, *case), [("stock", STOCK), *bad.items()]
+        )
+    assert "max_model_len" in log_of(stock[0])
+    for name, (server, seconds) in zip(bad, ours, strict=True):
+        print(
+            f"\n{name}: ended after {seconds:.1f} s, vLLM's own bad config after {stock[1]:.1f} s"
+        )
+        plan = read_plan(server.options.command(server.model, 8000), server.options.environment())
+        log = log_of(server)
+        assert log.splitlines()[-1] == f"ContinuumConnector: {plan.why_no_config}", "as check says"
+        assert plan.why_no_config
+        assert "Traceback" not in log
+        assert "EngineCore" not in log, "and so no weights"
 
 
 def test_without_prefix_caching_the_connector_steps_aside(server_factory: ServerFactory) -> None:

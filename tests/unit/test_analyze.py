@@ -12,6 +12,7 @@ import pytest
 pytest.importorskip("typer")
 from continuum_connector.analysis import original, sample, summary
 from continuum_connector.analysis.sample import Sample
+from continuum_connector.analysis.source import Source
 from continuum_connector.analysis.summary import Summary
 from continuum_connector.cli import plot
 from tests.unit.test_explain import record, run, small, write
@@ -195,7 +196,7 @@ def test_odd_fields_and_half_a_trace_raise_nothing(tmp_path: Path, value: Any) -
     for records in (odd, nested, by_hand()[9:], by_hand()[::-1]):
         path = write(tmp_path / "trace.jsonl", records)
         assert run("analyze", str(path)).exit_code == 0
-        assert run("convert", str(path), "--out", str(tmp_path / "out")).exit_code == 0
+        assert run("convert", str(path), "--out", str(tmp_path / "out"), "--force").exit_code == 0
 
 
 def test_a_report_is_one_file_that_names_everything_as_text(trace: Path, tmp_path: Path) -> None:
@@ -301,6 +302,86 @@ def test_a_converted_trace_has_the_same_times(trace: Path, tmp_path: Path) -> No
     assert theirs["trace"]["wall time"] == ours["trace"]["wall time"]
     assert theirs["returning turns"]["tokens"] == ours["returning turns"]["tokens"]
     assert theirs["pins ended"]["held, mean"] == ours["pins ended"]["held, mean"]
+
+
+@pytest.mark.parametrize("name", ["trace.jsonl", "soft", "hard", "trace.jsonl.1"])
+@pytest.mark.parametrize("forced", [[], ["--force"]])
+@pytest.mark.parametrize("how", [["convert", "--out"], ["analyze", "--report"]])
+def test_no_command_writes_over_the_trace_that_it_reads(
+    trace: Path, name: str, forced: list[str], how: list[str]
+) -> None:
+    folder, whole = trace.parent, trace.read_bytes()
+    older = folder / "trace.jsonl.1"
+    older.write_bytes(whole)
+    (folder / "soft").symlink_to(trace)
+    (folder / "hard").hardlink_to(trace)
+    result = run(how[0], str(trace), how[1], str(folder / name), *forced)
+    assert result.exit_code == 1
+    assert "is the trace itself, which would be lost" in " ".join(result.output.split())
+    assert trace.read_bytes() == older.read_bytes() == whole
+
+
+@pytest.mark.parametrize(
+    ("command", "option", "name"),
+    [
+        ("convert", "", "scheduler_timestamps"),
+        ("convert", "--out", "there"),
+        ("analyze", "--report", "there"),
+        ("analyze", "--plot", "there.svg"),
+    ],
+)
+def test_a_file_that_is_there_is_replaced_only_by_force(
+    trace: Path, command: str, option: str, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(trace.parent)
+    there = Path(name)
+    there.write_text("precious")
+    words = [command, str(trace), *([option, name] if option else [])]
+    refused = run(*words)
+    assert refused.exit_code == 1
+    assert f"{name} exists and would be lost" in " ".join(refused.output.split())
+    assert there.read_text() == "precious"
+    assert run(*words, "--force").exit_code == 0
+    assert there.read_text() != "precious"
+
+
+def test_a_trace_of_several_files_is_read_from_the_oldest_on(trace: Path, tmp_path: Path) -> None:
+    whole = trace.read_bytes().splitlines(keepends=True)
+    path = tmp_path / "parts" / "trace.jsonl"
+    path.parent.mkdir()
+    for place, part in enumerate([b"", b"".join(whole[12:]), b"".join(whole[:12])]):
+        path.with_name(f"trace.jsonl.{place}" if place else "trace.jsonl").write_bytes(part)
+    source = Source(path)
+    seen: list[int] = []
+    told = list(source.records(seen.append))
+    assert told == list(Source(trace).records())
+    assert source.num_bytes == sum(seen) == len(b"".join(whole))
+    assert source.num_bad == 0
+    link = tmp_path / "link"
+    link.symlink_to(path)
+    assert list(Source(link).records()) == told
+    assert list(Source(path.with_name("trace.jsonl.2")).records()) == told[:12]
+
+
+def test_a_trace_that_moves_while_it_is_opened_is_read_once_and_whole(
+    trace: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "moving" / "trace.jsonl"
+    path.parent.mkdir()
+    whole = trace.read_bytes().splitlines(keepends=True)
+    path.with_name("trace.jsonl.1").write_bytes(b"".join(whole[:12]))
+    path.write_bytes(b"".join(whole[12:]))
+    source, opened = Source(path), Path.open
+
+    def moves_then(each: Path, *how: str) -> Any:
+        file = opened(each, *how)
+        if each == path:
+            path.with_name("trace.jsonl.1").rename(path.with_name("trace.jsonl.2"))
+            path.rename(path.with_name("trace.jsonl.1"))
+        return file
+
+    monkeypatch.setattr(Path, "open", moves_then)
+    assert list(source.records()) == [json.loads(line) for line in whole]
 
 
 def test_pins_of_turns_side_by_side_stay_pairs() -> None:

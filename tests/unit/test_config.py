@@ -2,12 +2,22 @@
 
 from __future__ import annotations
 
+import itertools
+import os
+from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
 
-from continuum_connector.config import ENV_PREFIX, KNOBS, ContinuumConfig, load_config, parse_bytes
+from continuum_connector.config import (
+    ENV_PREFIX,
+    KNOBS,
+    PATHS,
+    ContinuumConfig,
+    load_config,
+    parse_bytes,
+)
 from continuum_connector.errors import ConfigError
 
 
@@ -98,6 +108,9 @@ def test_dram_bytes_as_a_number() -> None:
         ("load_timeout_s", "10", 10.0),
         ("max_programs", "12", 12),
         ("trace_path", "5", "5"),
+        ("trace_bytes", "64MiB", 64 * 2**20),
+        ("trace_files", "3", 3),
+        ("trace_hashed", "1", True),
         ("state_path", "/tmp/learned", "/tmp/learned"),
         ("switch_path", "/run/continuum/switch", "/run/continuum/switch"),
         ("echo", " No ", False),
@@ -215,6 +228,7 @@ def test_a_kubernetes_service_called_continuum_does_not_stop_the_server(name: st
         ("load_timeout_s", "soon", "`float`"),
         ("policy", 3, "`str`"),
         ("trace_path", 5, "`str`"),
+        ("trace_files", 1, ">= 2"),
         ("scheduler", 2, "`bool`"),
         ("echo", None, "`bool`"),
         ("trunk_bytes", 0, ">= 4096"),
@@ -291,3 +305,45 @@ def test_the_first_bad_environment_value_does_not_matter_if_the_extra_config_ove
 def test_the_struct_itself_refuses_unknown_fields() -> None:
     with pytest.raises(msgspec.ValidationError, match="dram_byte"):
         msgspec.convert({"dram_byte": 1}, ContinuumConfig)
+
+
+# --- files ----------------------------------------------------------------------------------
+@pytest.mark.parametrize("key", PATHS)
+@pytest.mark.parametrize("kind", ["a named pipe", "a folder", "a device"])
+def test_what_is_no_file_is_refused_before_it_is_opened(
+    tmp_path: Path, key: str, kind: str
+) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    path = {"a named pipe": str(tmp_path / "pipe"), "a device": "/dev/null"}.get(
+        kind, str(tmp_path)
+    )
+    if (key, kind) == ("state_path", "a folder"):
+        assert load({key: path}).state_path == path
+        return
+    message = refusal({key: path})
+    assert message == (
+        f"{key} = {path!r} is {kind}, which cannot serve as a file, so the server stops; "
+        "name a file, or leave it empty"
+    )
+
+
+@pytest.mark.parametrize("link", ["hard", "soft", "none"])
+@pytest.mark.parametrize("pair", [*itertools.combinations(PATHS, 2)])
+def test_two_keys_that_name_one_file_are_refused(
+    tmp_path: Path, pair: tuple[str, str], link: str
+) -> None:
+    one = other = tmp_path / "one"
+    if link != "none":
+        one.touch()
+        other = tmp_path / "other"
+        other.hardlink_to(one) if link == "hard" else other.symlink_to(one)
+    message = refusal({pair[0]: str(one), pair[1]: str(other)})
+    assert str(one) in message
+    assert "which each would destroy for the other; name two" in message
+    load({pair[0]: str(one), pair[1]: str(tmp_path / "third")})
+
+
+def test_a_trace_that_would_keep_next_to_nothing_is_refused() -> None:
+    assert "trace_bytes = 256 is below 1 MiB" in refusal({"trace_bytes": 256})
+    assert load({"trace_bytes": 0}).trace_bytes == 0
+    assert load({"trace_bytes": "1MiB"}).trace_bytes == 2**20

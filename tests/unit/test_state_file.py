@@ -14,6 +14,7 @@ from continuum_connector.costs import state_file
 from continuum_connector.costs.bites import Bites, whole
 from continuum_connector.costs.gaps import Gaps
 from continuum_connector.costs.state_file import SAVE_EVERY_S, StateFile
+from continuum_connector.errors import ConfigError
 from continuum_connector.toolcalls.asked import Asked, Ending, ToolCall
 
 
@@ -178,6 +179,7 @@ def test_a_file_that_is_not_ours_is_one_warning_and_a_fresh_start(
     assert str(path) in warning.getMessage()
     StateFile(str(path)).close({"a": 7})
     assert read(path) == 7
+    assert (tmp_path / "state.json.unusable").read_bytes() == content, "it may be somebody's"
 
 
 def test_a_file_too_large_to_be_ours_is_not_read(
@@ -258,3 +260,24 @@ def test_a_write_that_fails_leaves_the_old_file_and_no_other(
     StateFile(str(path)).close({"a": 2})
     assert os.listdir(tmp_path) == ["state.json"]
     assert read(path) == 1
+
+
+def test_a_pipe_in_the_folder_is_refused_and_not_waited_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    os.mkfifo(tmp_path / "continuum-model.json")
+    monkeypatch.setattr(state_file, "open", lambda *_: pytest.fail("opened"), raising=False)
+    with pytest.raises(ConfigError, match=r"continuum-model.json' is a named pipe, so what"):
+        StateFile(str(tmp_path), "model")
+
+
+def test_a_link_to_state_stays_one_whatever_is_in_it(tmp_path: Path) -> None:
+    link, target = tmp_path / "state.json", tmp_path / "kept"
+    link.symlink_to(target)
+    for old in (None, b'{"version":1,"state":{"a":1}}', b"somebody's"):
+        if old is not None:
+            target.write_bytes(old)
+        StateFile(str(link)).close({"a": 2})
+        assert link.is_symlink()
+        assert read(link) == 2
+    assert (tmp_path / "kept.unusable").read_bytes() == b"somebody's"

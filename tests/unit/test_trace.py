@@ -18,9 +18,12 @@ import pytest
 
 import continuum_connector
 from continuum_connector import trace as trace_module
+from continuum_connector import trace_file
+from continuum_connector.config import ContinuumConfig
 from continuum_connector.errors import ConfigError
 from continuum_connector.programs.program import IdentitySource
 from continuum_connector.trace import EVENTS, RECORDER_KEYS, NullTrace, Trace, open_trace
+from continuum_connector.trace_file import TraceFile, older_files
 
 PACKAGE = Path(continuum_connector.__file__).parent
 
@@ -192,7 +195,7 @@ def test_a_path_that_cannot_be_opened_stops_the_server_with_a_cure(
     path = str(tmp_path / name)
     before = threading.active_count()
     with pytest.raises(ConfigError) as caught:
-        open_trace(path)
+        open_trace(ContinuumConfig(trace_path=path))
     text = str(caught.value)
     assert path in text  # value
     assert "would go unrecorded" in text  # consequence
@@ -202,7 +205,7 @@ def test_a_path_that_cannot_be_opened_stops_the_server_with_a_cure(
 
 def test_no_path_means_no_thread_no_file_and_the_same_interface() -> None:
     before = threading.active_count()
-    trace = open_trace("")
+    trace = open_trace(ContinuumConfig())
     assert isinstance(trace, NullTrace)
     assert not trace.enabled
     trace.record("decision", 0.0, program="p")
@@ -236,6 +239,125 @@ def test_a_trace_left_open_is_complete_when_its_process_exits(path: Path, how: s
     done = subprocess.run([sys.executable, "-W", "error", "-c", code, str(path)], check=False)
     assert done.returncode == 0
     assert len(lines(path)) == 1000
+
+
+# --- the file -----------------------------------------------------------------------------
+def numbered(*numbers: int) -> bytes:
+    return b"".join(b"%09d\n" % number for number in numbers)
+
+
+def contents(path: Path) -> list[bytes]:
+    """Of all files of a trace, the newest first."""
+    return [each.read_bytes() for each in (path, *older_files(path))]
+
+
+def test_a_trace_is_its_owners_alone_and_an_operators_mode_stays(path: Path) -> None:
+    before = os.umask(0)
+    try:
+        TraceFile(str(path), 10).append(numbered(1))
+        assert path.stat().st_mode & 0o777 == 0o600
+        path.chmod(0o640)
+        TraceFile(str(path), 10).append(numbered(2))
+    finally:
+        os.umask(before)
+    moved = path.with_name("trace.jsonl.1")
+    assert [each.stat().st_mode & 0o777 for each in (moved, path)] == [0o640, 0o600]
+
+
+def test_a_full_file_moves_and_the_oldest_of_them_goes(path: Path) -> None:
+    file = TraceFile(str(path), max_bytes=20, max_files=3)
+    for number in range(7):
+        file.append(numbered(number))
+    assert contents(path) == [numbered(6), numbered(4, 5), numbered(2, 3)]
+    assert len(list(path.parent.iterdir())) == 3
+    file.append(b"x" * 50 + b"\n")  # a batch is never cut, and an empty file never moves
+    assert contents(path)[0] == b"x" * 50 + b"\n"
+    file.append(numbered(8))
+    assert contents(path)[:2] == [numbered(8), b"x" * 50 + b"\n"]
+
+
+def test_without_a_bound_a_file_grows(path: Path) -> None:
+    file = TraceFile(str(path))
+    for number in range(100):
+        file.append(numbered(number))
+    assert contents(path) == [numbered(*range(100))]
+
+
+def test_a_new_start_appends_and_moves_what_is_full_already(path: Path) -> None:
+    path.write_bytes(numbered(*range(5)))
+    TraceFile(str(path), max_bytes=50).append(numbered(5))
+    TraceFile(str(path), max_bytes=50).append(numbered(6))
+    assert contents(path) == [numbered(5, 6), numbered(*range(5))]
+
+
+def test_a_link_stays_and_files_move_where_it_points_to(path: Path, tmp_path: Path) -> None:
+    (tmp_path / "volume").mkdir()
+    path.symlink_to(tmp_path / "volume" / "t")
+    file = TraceFile(str(path), max_bytes=10)
+    for number in range(2):
+        file.append(numbered(number))
+    assert path.is_symlink()
+    assert contents(path) == [numbered(1), numbered(0)]
+    assert sorted(each.name for each in (tmp_path / "volume").iterdir()) == ["t", "t.1"]
+
+
+def test_engines_that_share_a_path_lose_nothing_and_move_it_once(path: Path) -> None:
+    engines = [TraceFile(str(path), max_bytes=60, max_files=100) for _ in range(3)]
+    for number in range(90):
+        engines[number % 3].append(numbered(number))
+    written = contents(path)
+    assert b"".join(reversed(written)) == numbered(*range(90))
+    assert {len(each) for each in written} == {60}
+
+
+def test_who_finds_the_file_moved_by_another_under_the_lock_does_not_move_it_again(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first, second = (TraceFile(str(path), max_bytes=20, max_files=5) for _ in range(2))
+    first.append(numbered(1, 2))
+    flock = trace_file.fcntl.flock
+
+    def late(descriptor: int, how: int) -> None:
+        monkeypatch.setattr(trace_file.fcntl, "flock", flock)
+        second.append(numbered(3))  # while the first waits for the lock
+        flock(descriptor, how)
+
+    monkeypatch.setattr(trace_file.fcntl, "flock", late)
+    first.append(numbered(4))
+    assert contents(path) == [numbered(3, 4), numbered(1, 2)]
+
+
+@pytest.mark.parametrize("how", ["moved", "removed"])
+def test_logrotate_and_rm_are_followed(path: Path, how: str) -> None:
+    file = TraceFile(str(path))
+    file.append(numbered(1))
+    path.rename(path.with_name("elsewhere")) if how == "moved" else path.unlink()
+    file.append(numbered(2))
+    assert path.read_bytes() == numbered(2)
+
+
+def test_ids_are_hashed_with_a_key_that_is_nowhere_else(path: Path) -> None:
+    told = [
+        ("arrive", {"program": "job:run-17", "request": "cmpl-run-17", "turn": 1}),
+        ("decision", {"program": "job:run-17", "turn": 1, "why": "it pays"}),
+        ("arrive", {"program": "job:run-18\ud800", "request": "cmpl-run-18"}),
+        ("arrive", {"program": "anonymous:5f2c", "request": ""}),
+        ("start", {"policy": "stock"}),
+    ]
+    for _ in range(2):
+        trace = Trace(str(path), hashes_ids=True)
+        for event, fields in told:
+            trace.record(event, 0.0, **fields)
+        trace.close()
+    assert "run-1" not in path.read_text()
+    first, second = lines(path)[:5], lines(path)[5:]
+    assert first[0]["program"] == first[1]["program"] != first[2]["program"]
+    assert re.fullmatch("hashed:[0-9a-f]{32}", first[0]["program"])
+    assert re.fullmatch("hashed:[0-9a-f]{32}", first[0]["request"])
+    assert first[0]["program"] != second[0]["program"], "a key of its own per process"
+    assert first[1]["why"] == "it pays"
+    assert first[3]["program"] == "anonymous:5f2c", "random as it is, and known to be nobody's"
+    assert first[4]["policy"] == "stock"
 
 
 def test_every_event_that_the_package_records_is_documented() -> None:

@@ -2,11 +2,19 @@
 
 from __future__ import annotations
 
+import copy
+import inspect
+import json
+import pickle
+import subprocess
+import sys
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from vllm.config import SchedulerConfig
+from vllm.config import KVTransferConfig, SchedulerConfig, VllmConfig
+from vllm.engine.arg_utils import EngineArgs
+from vllm.usage.usage_lib import UsageContext
 from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 from vllm.v1.core.sched.request_queue import FCFSRequestQueue
 from vllm.v1.core.sched.scheduler import Scheduler
@@ -45,11 +53,122 @@ def run_some(engine: Engine) -> dict[str, list[int]]:
     return engine.outputs
 
 
-def test_registering_twice_wraps_once() -> None:
+def transfer(extra: Any, connector: str = "ContinuumConnector", **more: Any) -> KVTransferConfig:
+    return KVTransferConfig(
+        kv_connector=connector, kv_role="kv_both", kv_connector_extra_config=extra, **more
+    )
+
+
+def in_multi(extra: Any) -> KVTransferConfig:
+    """Ours as a child of vLLM's MultiConnector, behind another."""
+    toy = {"kv_connector": "ToyConnector", "kv_role": "kv_both"}
+    ours = {"kv_connector": "ContinuumConnector", "kv_role": "kv_both"}
+    children = [toy, ours | {"kv_connector_extra_config": extra}]
+    return transfer({"connectors": children}, "MultiConnector")
+
+
+def made(kv_transfer_config: Any, model: str = "", **flags: Any) -> VllmConfig:
+    """What vLLM makes of a command line, where it makes it."""
     plugin.register()
-    wrapped = SchedulerConfig.get_scheduler_cls
+    model = model or versions.vllm_config(block_size=16).model_config.model
+    args = EngineArgs(
+        model=model, skip_tokenizer_init=True, kv_transfer_config=kv_transfer_config, **flags
+    )
+    return args.create_engine_config(UsageContext.LLM_CLASS)
+
+
+def test_registering_twice_wraps_once_and_keeps_vllms_signature() -> None:
     plugin.register()
-    assert SchedulerConfig.get_scheduler_cls is wrapped
+    wrapped = EngineArgs.create_engine_config
+    plugin.register()
+    assert EngineArgs.create_engine_config is wrapped
+    assert "usage_context" in inspect.signature(wrapped).parameters
+
+
+@MODES
+def test_vllms_own_answer_is_a_class_whatever_other_servers_this_process_made(
+    async_scheduling: bool,
+) -> None:
+    assert made(transfer({})).scheduler_config.get_scheduler_cls() is not Scheduler
+    assert SchedulerConfig.get_scheduler_cls.__module__ == "vllm.config.scheduler"
+    config = versions.vllm_config(block_size=16).scheduler_config
+    config.async_scheduling = async_scheduling
+    assert config.get_scheduler_cls() is BASES[async_scheduling]
+
+
+@MODES
+def test_ours_is_a_class_that_can_be_derived_from_named_and_pickled(async_scheduling: bool) -> None:
+    config = made(transfer({}))
+    config.scheduler_config.async_scheduling = async_scheduling
+    for each in (config, pickle.loads(pickle.dumps(config)), copy.deepcopy(config)):
+        ours: Any = each.scheduler_config.get_scheduler_cls()
+        assert issubclass(ours, BASES[async_scheduling])
+        assert ours.__name__ == f"Continuum{BASES[async_scheduling].__name__}"
+        assert pickle.loads(pickle.dumps(ours)) is ours
+        assert issubclass(type("Derived", (ours,), {}), ours)
+    each.scheduler_config.async_scheduling = not async_scheduling
+    theirs = config.scheduler_config.get_scheduler_cls()
+    assert theirs is ours, "a copy asks itself, not the config that it was copied from"
+
+
+@pytest.mark.parametrize(
+    "other",
+    [None, transfer({"dram_byte": 1, "connectors": 3}, "ExampleConnector")],
+    ids=["no connector", "another connector"],
+)
+def test_a_config_that_does_not_name_us_is_the_one_that_vllm_makes(
+    other: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CONTINUUM_NO_SUCH_KEY", "1")
+    config = made(other)
+    for part in (config.scheduler_config, config.parallel_config):
+        fields = {field for field in vars(part) if not field.startswith("__")}
+        assert fields <= set(type(part).__dataclass_fields__)
+    assert config.scheduler_config.get_scheduler_cls().__module__.startswith("vllm.")
+
+
+@pytest.mark.parametrize("how", ["alone", "in a MultiConnector", "in the environment"])
+@pytest.mark.parametrize("usage", [UsageContext.OPENAI_API_SERVER, UsageContext.LLM_CLASS, None])
+def test_a_typo_stops_vllm_where_it_makes_its_config_before_it_looks_for_the_model(
+    how: str, usage: UsageContext | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    extra = {} if how == "in the environment" else {"dram_byte": 1}
+    if not extra:
+        monkeypatch.setenv("CONTINUUM_DRAM_BYTE", "1")
+    plugin.register()
+    args = EngineArgs(
+        model="/no/such/model",
+        kv_transfer_config=in_multi(extra) if "Multi" in how else transfer(extra),
+    )
+    is_server = usage is UsageContext.OPENAI_API_SERVER
+    kind: Any = SystemExit if is_server else ConfigError
+    with pytest.raises(kind) as caught:
+        args.create_engine_config(usage_context=usage)
+    said = str(caught.value)
+    assert said.startswith("ContinuumConnector: ") == is_server
+    assert "is unknown, so it would have no effect; did you mean" in said
+    assert "\n" not in said
+
+
+def test_what_is_loaded_before_a_server_names_us() -> None:
+    """Engines and workers load the plugin alone; whoever makes configs, what attaches as well."""
+    code = """
+import json, sys
+from continuum_connector.plugin import register
+def ours():
+    return sorted(name for name in sys.modules if name.startswith("continuum_connector."))
+register()
+assert "vllm.engine.arg_utils" not in sys.modules
+engine = ours()
+import vllm.engine.arg_utils
+register()
+print(json.dumps([engine, ours()]))
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    engine, api_server = json.loads(done.stdout.splitlines()[-1])
+    assert engine == ["continuum_connector.plugin"]
+    assert api_server == ["continuum_connector.attach", "continuum_connector.plugin"]
 
 
 @MODES

@@ -120,9 +120,3 @@ def test_an_engine_on_each_of_two_nodes_has_its_node_alone(
         distributed_executor_backend="mp",
     )
     assert compat.num_ranks(in_engine(config, 1, monkeypatch)) == (8, 8)
-
-
-def test_the_count_is_made_once_however_often_the_plugin_is_loaded() -> None:
-    made = EngineArgs.create_engine_config
-    plugin.register()
-    assert EngineArgs.create_engine_config is made
