@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
@@ -19,6 +18,7 @@ from continuum_connector.analysis.source import Source, count, text, tiers
 from continuum_connector.analysis.words import Line, told
 from continuum_connector.cli.reading import command, open_source, records
 from continuum_connector.cli.server import CommandError
+from continuum_connector.cli.terminal import terminal
 
 STYLES = {"good": "green", "bad": "yellow", "detail": "dim"}
 
@@ -46,7 +46,7 @@ def explain(
         if as_json:
             typer.echo(json.dumps(as_list(life), indent=1))
             return
-        console = Console(highlight=False)
+        console = terminal()
         console.print(head(life))
         console.print()
         console.print(timeline(life))

@@ -6,11 +6,11 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
 
 from continuum_connector.cli.find_bench import find_bench
 from continuum_connector.cli.reading import command
 from continuum_connector.cli.server import CommandError
+from continuum_connector.cli.terminal import terminal
 
 Arms = Annotated[str, typer.Option(help="What is compared; ratios are to the first.")]
 Workload = Annotated[
@@ -76,13 +76,13 @@ def simulate(
     with command("simulate"):
         lab = find_bench("bench.sim.command")
         if show_list:
-            lab.listing(Console())
+            lab.listing(terminal())
             return
         machine = (gpu, model, dram_gb, pcie_gb_s, tp)
         files = (out, report, workers)
         given = lab.Options(arms, workload, settings, rates, *machine, seeds, sweep, *files)
         try:
-            status = lab.simulate(given, Console())
+            status = lab.simulate(given, terminal())
         except lab.UserError as error:
             raise CommandError(str(error)) from None
         raise typer.Exit(status)

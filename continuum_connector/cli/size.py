@@ -8,8 +8,6 @@ import os
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
-from rich.markup import escape
 from rich.table import Table
 
 from continuum_connector.checks.model import aside
@@ -19,6 +17,7 @@ from continuum_connector.checks.shape import Shape, ShapeError, read_shape
 from continuum_connector.checks.words import size as text_of
 from continuum_connector.cli.reading import command
 from continuum_connector.cli.server import CommandError
+from continuum_connector.cli.terminal import name, terminal
 from continuum_connector.config import parse_bytes
 from continuum_connector.proven import why_no_tier
 from continuum_connector.sizing import FILL, Load, Need, Place, mean_gap, need
@@ -77,9 +76,9 @@ def size(
     if as_json:
         typer.echo(json.dumps(as_object(load, place, found), indent=1))
         return
-    console = Console(highlight=False)
+    console = terminal()
     console.print(_table(rows(load, place, found)))
-    console.print(f"\n{escape(advice(place, found))}", soft_wrap=True)
+    console.print(f"\n{name(advice(place, found))}", soft_wrap=True)
 
 
 def _place(
@@ -186,5 +185,5 @@ def _table(lines: list[tuple[str, str, str]]) -> Table:
     table.add_column(no_wrap=True, justify="right", style="bold")
     table.add_column(overflow="fold", style="dim")
     for line in lines:
-        table.add_row(*map(escape, line))
+        table.add_row(*map(name, line))
     return table
