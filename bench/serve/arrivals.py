@@ -17,8 +17,10 @@ from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 
+from continuum_connector.cli.ending import Told
 
-class ArrivalError(Exception):
+
+class ArrivalError(Told):
     """A wish that cannot be read; the message says how to write it."""
 
 

@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 from rich.console import Console
-from rich.markup import escape
 
 from bench.serve import cli_report, compare, results, summary
 from bench.serve.ab import Cell, Experiment, Watcher, run_all
@@ -27,6 +26,8 @@ from bench.serve.tiny_model import LLAMA, make_model
 from bench.serve.tokenizer import FIRST_WORD
 from bench.serve.workloads import Workload
 from continuum_connector.cli.server import CommandError
+from continuum_connector.cli.terminal import name as shown
+from continuum_connector.cli.terminal import terminal
 from continuum_connector.config import POLICIES
 
 NOT_MEASURED = {"cannot_run": "cannot run", "died": "died, and is run again by the same command"}
@@ -110,7 +111,7 @@ def read_server_args(text: str) -> list[str]:
 
 def run(experiment: Experiment, out: Path) -> State:
     """Make the runs, tell what happens, print a table per pressure, write CSV files and page."""
-    console = Console(highlight=False, width=None if sys.stdout.isatty() else 160)
+    console = terminal(width=None if sys.stdout.isatty() else 160)
     # A `kill` stops the servers as Ctrl-C does.
     signal.signal(signal.SIGTERM, lambda *_: signal.raise_signal(signal.SIGINT))
     state = run_all(experiment, out, Watcher(_began(console), _ended(console)))
@@ -139,13 +140,13 @@ def show(console: Console, runs: list[Loaded], out: Path, base: Arm) -> None:
         if each.run.state in NOT_MEASURED:
             line = f"{each.run.title} {NOT_MEASURED[each.run.state]}: {each.run.reason}"
             console.print(line, style="yellow", markup=False, soft_wrap=True)
-    console.print(f"Written: {escape(str(out))}", soft_wrap=True)
+    console.print(f"Written: {shown(str(out))}", soft_wrap=True)
     try:
         page = cli_report.write([out], base=base.name)
     except CommandError as error:  # the runs are there all the same
         console.print(f"no report: {error}", style="yellow", markup=False, soft_wrap=True)
     else:
-        console.print(f"Report: {escape(str(page))}", soft_wrap=True)
+        console.print(f"Report: {shown(str(page))}", soft_wrap=True)
 
 
 def _pressure(pressure: float, arms: Sequence[Column]) -> str:

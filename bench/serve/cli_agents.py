@@ -7,9 +7,6 @@ import json
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
-from rich.markup import escape
-
 from bench.serve import results, summary
 from bench.serve.load import Load
 from bench.serve.plans import Tokens
@@ -19,13 +16,15 @@ from bench.serve.results import ResultError, Run, State
 from bench.serve.session import Manner, measure
 from continuum_connector.cli.calibrate import choose_model
 from continuum_connector.cli.server import CommandError, Server
+from continuum_connector.cli.terminal import name as shown
+from continuum_connector.cli.terminal import terminal
 
 
 def run(url: str, load: Load, manner: Manner, out: Path) -> State:
     """Run the load, show the table, leave the folder."""
     if (out / results.RUNS).exists():
         raise ResultError(f"{out} holds results already; give another --out")
-    console = Console(highlight=False)
+    console = terminal()
     record = Run(
         name="agents",
         workload=load.workload.name,
@@ -48,7 +47,7 @@ def run(url: str, load: Load, manner: Manner, out: Path) -> State:
     for each in [turn for turn in loaded[0].turns if turn.error][:3]:
         line = f"{each.program} turn {each.turn + 1}: {each.error}"
         console.print(line, style="red", markup=False)
-    console.print(f"Written: {escape(str(out))}", soft_wrap=True)
+    console.print(f"Written: {shown(str(out))}", soft_wrap=True)
     return state
 
 

@@ -28,6 +28,7 @@ from typing import Any, Literal, TypeVar
 import msgspec
 
 from bench.serve.metrics import Metrics, delta, parse_metrics
+from continuum_connector.cli.ending import Told
 
 RUNS = "runs"
 RUN, TURNS, PROGRAMS, SAMPLES = "run.json", "turns.jsonl", "programs.jsonl", "samples.jsonl"
@@ -36,7 +37,7 @@ BEFORE, AFTER, LOG = "before.prom", "after.prom", "server.log"
 State = Literal["running", "done", "interrupted", "cannot_run", "died"]
 
 
-class ResultError(Exception):
+class ResultError(Told):
     """A folder that holds no results, or broken ones; the message says what to do."""
 
 

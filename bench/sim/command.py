@@ -24,9 +24,10 @@ from bench.sim.report.cast import OURS
 from bench.sim.report.columns import COLUMNS, cells
 from bench.sim.report.summary import Figures, Point, table
 from bench.sim.sweeps import SWEEPS
+from continuum_connector.cli.ending import Told
 
 
-class UserError(Exception):
+class UserError(Told):
     """What was asked for cannot be done; the text says why, and what to do."""
 
 

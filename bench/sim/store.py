@@ -12,11 +12,12 @@ from types import TracebackType
 import msgspec
 
 from bench.sim.job import Line, Result, Start
+from continuum_connector.cli.ending import Told
 
 _DECODER = msgspec.json.Decoder(Line)
 
 
-class StoreError(Exception):
+class StoreError(Told):
     """The file cannot be used; the text says why, and what to do."""
 
 

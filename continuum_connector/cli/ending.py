@@ -34,6 +34,10 @@ _SIZES = {"COLUMNS": 20, "LINES": 5, "TERMINAL_WIDTH": 20}  # and the least that
 _OURS = ("bench", "continuum_connector")
 
 
+class Told(Exception):
+    """What a user can mend; the message is all they see."""
+
+
 def tell(who: str, what: str) -> None:
     """Say it on stderr, on one line that holds no password and nothing that moves the cursor."""
     line = shown(hidden(" ".join(what.split())))
@@ -67,6 +71,8 @@ def _status(work: Callable[[], object], who: str) -> int:
         return STOPPED
     except BrokenPipeError:  # `| head` has seen enough
         return DONE
+    except Told as error:
+        tell(who, str(error))
     except OSError as error:
         tell(who, why(error))
     except MemoryError:

@@ -16,7 +16,7 @@ import msgspec
 
 from continuum_connector.costs.bites import Bites
 
-logger = logging.getLogger(__name__)
+logger = logging.getLogger(f"vllm.{__name__}")
 
 VERSION = 1  # of the format; a file of another is not read
 SAVE_EVERY_S = 60.0  # a crash loses a minute of learning

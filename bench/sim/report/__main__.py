@@ -6,7 +6,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from bench.cli import teaching_parser
+from bench.cli import start, teaching_parser
 from bench.sim import store
 from bench.sim.report.page import in_order, page
 from bench.sim.store import StoreError
@@ -41,4 +41,4 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    start(main, "python -m bench.sim.report")
