@@ -4,15 +4,25 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Callable, Collection
-from typing import NoReturn
+from pathlib import Path
+from typing import Any, NoReturn
 
 from continuum_connector.cli import ending
+from continuum_connector.cli.ending import ToldError
 
 MOST = 10**9  # of anything that a command line counts
 
 
 class Parser(argparse.ArgumentParser):
     """A parser whose errors are one sentence."""
+
+    def parse_args(self, args: Any = None, namespace: Any = None) -> Any:
+        """As always; but `--name=--` is a value, which argparse makes an empty list of."""
+        found = super().parse_args(args, namespace)
+        for action in self._actions:
+            if action.nargs is None and getattr(found, action.dest, None) == []:
+                self.error(f"argument {action.dest}: expected one value")
+        return found
 
     def error(self, message: str) -> NoReturn:
         """Say it, and how to learn more; status 2."""
@@ -33,6 +43,13 @@ def teaching_parser(prog: str, what: str | None, teach: str = "") -> Parser:
 def start(main: Callable[[], object], name: str) -> None:
     """Run a module's `main` as the process: `if __name__ == "__main__": start(main, ...)`."""
     ending.leave(main, name)
+
+
+def regular(path: Path, option: str) -> Path:
+    """The path of a file that ends; ToldError for a folder, a pipe, a device, and where is none."""
+    if not path.is_file():
+        raise ToldError(f"{option}{path} is no file that can be read; name one")
+    return path
 
 
 def names_of(known: Collection[str], what: str) -> Callable[[str], list[str]]:

@@ -28,7 +28,7 @@ from bench.copy_engine.sizes import FULL, QUICK, Sizes
 from bench.copy_engine.submit import measure_calls, measure_submit
 from bench.copy_engine.torch_machine import find_machine
 from bench.markers import rewrite
-from continuum_connector.cli.ending import Told
+from continuum_connector.cli.ending import ToldError
 from continuum_connector.errors import TransferError
 
 README = Path(__file__).with_name("README.md")
@@ -101,7 +101,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         sections = measure(options, device, progress.say)
     except TransferError as error:
-        raise Told(str(error)) from None
+        raise ToldError(str(error)) from None
     except KeyboardInterrupt:
         console.print("stopped")
         return 130

@@ -9,7 +9,7 @@ from unittest.mock import patch
 
 from bench.cli import any_number, start, teaching_parser
 from bench.gaps.trace import Event, Request, events
-from continuum_connector.cli.ending import Told
+from continuum_connector.cli.ending import ToldError
 from continuum_connector.costs import survival, tool_times
 from continuum_connector.costs.gaps import Gaps
 from continuum_connector.toolcalls.asked import UNREAD, Asked, Ending, ToolCall
@@ -115,7 +115,7 @@ def main() -> None:
     names = {name: scored(trace, reader) for name, reader in READERS.items()}
     some = names["tool or person"]
     if not some:
-        raise Told(f"{args.trace} holds no gap between two turns")
+        raise ToldError(f"{args.trace} holds no gap between two turns")
     print(f"{len(some)} gaps, {sum(gap == math.inf for _, gap in some)} of them never end\n")
     print("| known of a turn | log-loss, nats per gap |\n|---|---|")
     print(f"| one curve, fitted in hindsight | {in_hindsight(some):.4f} |")

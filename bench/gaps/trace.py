@@ -12,7 +12,7 @@ from typing import Annotated, Any
 
 import msgspec
 
-from continuum_connector.cli.ending import Told
+from continuum_connector.cli.ending import ToldError
 
 Request = dict[str, Any]
 
@@ -62,9 +62,9 @@ def events(path: str, seed: int) -> list[Event]:
                 request = msgspec.structs.asdict(_decode(line))
                 lanes[request["trace"], request["lane"]].append(request)
     except (OSError, EOFError, zlib.error, ValueError, RecursionError) as error:
-        raise Told(f"{path} is no requests.jsonl.gz of a trace: {error}") from None
+        raise ToldError(f"{path} is no requests.jsonl.gz of a trace: {error}") from None
     if not lanes:
-        raise Told(f"{path} holds no request")
+        raise ToldError(f"{path} holds no request")
     begins = {trace: rng.uniform(0.0, SPREAD_S) for trace, _ in lanes}
     found = [
         event

@@ -9,7 +9,7 @@ from pathlib import Path
 from statistics import mean, median
 from typing import Any
 
-from continuum_connector.cli.ending import Told
+from continuum_connector.cli.ending import ToldError
 
 ORDER = (
     *("pressure", "room"),
@@ -28,7 +28,9 @@ def load(path: Path) -> Runs:
         return {(r["pressure"], r["regime"], r["policy"], r["seed"]): r for r in records}
     except (ValueError, KeyError, TypeError, RecursionError) as error:
         said = f"{type(error).__name__}: {error}"
-        raise Told(f"{path} was not written by this bench ({said}); give another --out") from None
+        raise ToldError(
+            f"{path} was not written by this bench ({said}); give another --out"
+        ) from None
 
 
 def render(runs: Runs) -> str:

@@ -33,6 +33,7 @@ from continuum_connector.config import POLICIES
 NOT_MEASURED = {"cannot_run": "cannot run", "died": "died, and is run again by the same command"}
 # Here the experiment must know them too: whether contexts fit, how large a chunk may be.
 OWN = {"--max-model-len": "--max-len", "--num-gpu-blocks-override": "--blocks"}
+MOST_BYTES = 2**60
 UNITS = {"KiB": 2**10, "MiB": 2**20, "GiB": 2**30}
 
 
@@ -74,7 +75,7 @@ def known_ids(model: Path) -> str:
     """LOW:HIGH of token ids that a model knows: 1000:30000, less where it has fewer."""
     try:
         size = int(json.loads((model / "config.json").read_text())["vocab_size"])
-    except (OSError, ValueError, KeyError, TypeError):
+    except (OSError, ValueError, LookupError, TypeError, OverflowError, RecursionError):
         size = 30_000
     high = min(30_000, size)
     return f"{min(1000, high // 2)}:{high}"
@@ -83,13 +84,16 @@ def known_ids(model: Path) -> str:
 def read_dram(text: str) -> tuple[tuple[float, ...], int]:
     """Pressures, and a size in bytes (0 if pressures were given)."""
     number, unit = text[:-3], UNITS.get(text[-3:])
+    pressures: tuple[float, ...] = ()
     try:
         if unit:
-            return (1.0,), int(float(number) * unit)
-        pressures = tuple(float(each) for each in text.split(","))
+            if 0 < (size := float(number) * unit) < MOST_BYTES:
+                return (1.0,), int(size)
+        else:
+            pressures = tuple(float(each) for each in text.split(","))
     except ValueError:
         pressures = ()
-    if not pressures or min(pressures) <= 0:
+    if not pressures or not all(1e-6 < each < 1e6 for each in pressures):
         raise CommandError(
             f"--dram {text}: write live KV / DRAM, like 2 or 0.5,1,2,4, or a size, like 64GiB"
         )
@@ -101,7 +105,10 @@ def read_server_args(text: str) -> list[str]:
 
     vLLM would take the last of two, and contexts would be checked against the first.
     """
-    args = shlex.split(text)
+    try:
+        args = shlex.split(text)
+    except ValueError as error:
+        raise CommandError(f"--server-args cannot be split into words ({error})") from None
     for arg in args:
         name = arg.partition("=")[0].replace("_", "-")
         if name in OWN:

@@ -19,6 +19,8 @@ from continuum_connector.cli.server import CommandError, Server
 from continuum_connector.cli.terminal import name as shown
 from continuum_connector.cli.terminal import terminal
 
+MOST_IDS = 1 << 31
+
 
 def run(url: str, load: Load, manner: Manner, out: Path) -> State:
     """Run the load, show the table, leave the folder."""
@@ -72,7 +74,8 @@ def planned_turns(load: Load) -> int:
 def read_vocab(text: str, seed: int) -> Tokens:
     """Read LOW:HIGH."""
     low, _, high = text.partition(":")
-    if not (low.isdecimal() and high.isdecimal() and int(low) < int(high)):
+    are_counts = low.isdecimal() and high.isdecimal() and len(text) < 22
+    if not (are_counts and int(low) < int(high) < MOST_IDS):
         raise CommandError(f"--vocab {text}: write LOW:HIGH, like 1000:30000")
     return Tokens(seed, int(low), int(high))
 
@@ -81,7 +84,7 @@ def read_object(text: str) -> dict[str, Any]:
     """Read --extra."""
     try:
         value = json.loads(text or "{}")
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise CommandError(f"--extra: {error}") from None
     if not isinstance(value, dict):
         raise CommandError("--extra: write a JSON object, like '{\"top_k\": 1}'")

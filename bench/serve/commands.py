@@ -192,7 +192,7 @@ def _told(name: str) -> Iterator[None]:
     """What goes wrong inside is told in one sentence, with status 1."""
     try:
         yield
-    except ending.Told as error:
+    except ending.ToldError as error:
         ending.tell(f"continuum bench {name}", str(error))
         raise typer.Exit(ending.FAILED) from None
 

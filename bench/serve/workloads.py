@@ -13,10 +13,10 @@ from pathlib import Path
 from typing import Protocol
 
 from bench.serve.plans import ProgramPlan, TurnPlan
-from continuum_connector.cli.ending import Told
+from continuum_connector.cli.ending import ToldError
 
 
-class WorkloadError(Told):
+class WorkloadError(ToldError):
     """A workload that cannot be read; the message says what to write."""
 
 

@@ -31,7 +31,7 @@ from bench.sim.pool import Tell
 from bench.sim.provenance import code_mark, versions
 from bench.sim.result import RunRecord
 from bench.sim.verdict import Verdict, verdict
-from continuum_connector.cli.ending import Told
+from continuum_connector.cli.ending import ToldError
 
 PAGE = PATH.with_name("MATRIX.md")
 
@@ -77,7 +77,9 @@ def read_seeds(text: str) -> tuple[int, ...]:
     try:
         return tuple(map(any_number, text.split(",")))
     except argparse.ArgumentTypeError as error:
-        raise Told(f"--seeds {text}: write dev, report or numbers by commas; {error}") from None
+        raise ToldError(
+            f"--seeds {text}: write dev, report or numbers by commas; {error}"
+        ) from None
 
 
 def _is_meant(cell: Cell, patterns: str) -> bool:

@@ -37,7 +37,10 @@ def calibrate(
     ] = Path(),
     repeats: Annotated[int, typer.Option(min=1, max=100, help="Times each is sent.")] = 3,
     chunk: Annotated[
-        int, typer.Option(min=0, help="The server's --max-num-batched-tokens, if you know it.")
+        int,
+        typer.Option(
+            min=0, max=10**9, help="The server's --max-num-batched-tokens, if you know it."
+        ),
     ] = 0,
     gpu: Annotated[
         str, typer.Option(help="The GPU's name for the file. Empty: ask nvidia-smi.")

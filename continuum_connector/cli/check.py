@@ -56,7 +56,9 @@ def check(
         bool, typer.Option("--enable-prefix-caching/--no-enable-prefix-caching", help="As served.")
     ] = True,
     scheduler_cls: Annotated[str, typer.Option(help="A scheduler of your own.")] = "",
-    tensor_parallel_size: Annotated[int, typer.Option(min=1, help="GPUs of the model.")] = 1,
+    tensor_parallel_size: Annotated[
+        int, typer.Option(min=1, max=10**5, help="GPUs of the model.")
+    ] = 1,
     accept: Annotated[
         list[str] | None,
         typer.Option(metavar="LINE", help="May be not seen, like `PCIe link`. Repeatable."),

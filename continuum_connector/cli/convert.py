@@ -37,6 +37,8 @@ def convert(
         source = open_source(trace)
         jobs = original.write(records(source))
         path = out or Path(to.value)
+        if not path.name:
+            raise CommandError(f"--out {path} names no file; give one")
         try:
             part = path.with_name(path.name + ".tmp")
             part.write_text(json.dumps(jobs, indent=2))

@@ -34,7 +34,7 @@ _SIZES = {"COLUMNS": 20, "LINES": 5, "TERMINAL_WIDTH": 20}  # and the least that
 _OURS = ("bench", "continuum_connector")
 
 
-class Told(Exception):
+class ToldError(Exception):
     """What a user can mend; the message is all they see."""
 
 
@@ -71,7 +71,7 @@ def _status(work: Callable[[], object], who: str) -> int:
         return STOPPED
     except BrokenPipeError:  # `| head` has seen enough
         return DONE
-    except Told as error:
+    except ToldError as error:
         tell(who, str(error))
     except OSError as error:
         tell(who, why(error))
@@ -128,9 +128,8 @@ def _written(status: int, who: str) -> int:
         _drop_output()
     except OSError as error:
         _drop_output()
-        if status == DONE:
-            tell(who, why(error))
-            return FAILED
+        tell(who, why(error))
+        return status or FAILED
     except ValueError:  # closed
         pass
     return status

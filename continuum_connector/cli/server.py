@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 from urllib.parse import SplitResult, urlsplit
 
-from continuum_connector.cli.ending import Told, hidden
+from continuum_connector.cli.ending import ToldError, hidden
 
 TIMEOUT_S = 600.0  # of one request: a million tokens on a slow GPU
 MAX_BODY = 64 << 20  # bytes; /metrics of many engines has a few hundred KB
@@ -22,7 +22,7 @@ MAX_LENGTH = 1 << 27  # tokens of a context
 _SAMPLE = re.compile(r"^([a-zA-Z_:][\w:]*)(?:\{.*\})?\s+(\S+)", re.MULTILINE)
 
 
-class CommandError(Told):
+class CommandError(ToldError):
     """Something the user can mend; the message is all they see."""
 
 

@@ -22,14 +22,16 @@ Settings = Annotated[
 Rates = Annotated[str, typer.Option(help="Programs that arrive per second.")]
 Gpu = Annotated[str, typer.Option(help="One or more of --list.")]
 Model = Annotated[str, typer.Option(help="One or more of --list.")]
-Dram = Annotated[float, typer.Option(min=0, help="DRAM for offloaded blocks.")]
-Pcie = Annotated[float | None, typer.Option(min=0.1, help="PCIe instead of the GPU's own.")]
-Tp = Annotated[int, typer.Option(min=1, help="GPUs that share the model.")]
+Dram = Annotated[float, typer.Option(min=0, max=1e9, help="DRAM for offloaded blocks.")]
+Pcie = Annotated[
+    float | None, typer.Option(min=0.1, max=1e6, help="PCIe instead of the GPU's own.")
+]
+Tp = Annotated[int, typer.Option(min=1, max=1024, help="GPUs that share the model.")]
 Seeds = Annotated[str, typer.Option(help="A run for each; figures are of all together.")]
 Sweep = Annotated[str, typer.Option(help="A sweep of --list, instead of all options above.")]
 Out = Annotated[Path, typer.Option(help="Results, a line per run; what it has is not run again.")]
 Report = Annotated[Path | None, typer.Option(help="Write a page with plots here.")]
-Workers = Annotated[int, typer.Option(min=0, help="Processes; 0: one per core.")]
+Workers = Annotated[int, typer.Option(min=0, max=4096, help="Processes; 0: one per core.")]
 ShowList = Annotated[
     bool, typer.Option("--list", help="Arms, workloads, GPUs, models, sweeps; then end.")
 ]

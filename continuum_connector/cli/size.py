@@ -23,6 +23,7 @@ from continuum_connector.proven import why_no_tier
 from continuum_connector.sizing import FILL, Load, Need, Place, mean_gap, need
 
 GIB = 2**30
+MOST = 2**60  # bytes
 
 
 def size(
@@ -31,23 +32,35 @@ def size(
         str, typer.Option(help="KV bytes of a token over all layers, instead of --model.")
     ] = "",
     kv_cache_dtype: Annotated[str, typer.Option(help="As served: auto or fp8.")] = "auto",
-    context: Annotated[int, typer.Option(min=1, help="Tokens of a context, mean.")] = 122_000,
-    programs: Annotated[float, typer.Option(min=0.0, help="Agents alive at once.")] = 0.0,
-    rate: Annotated[float, typer.Option(min=0.0, help="Or: agents that start, per second.")] = 0.0,
+    context: Annotated[
+        int, typer.Option(min=1, max=10**9, help="Tokens of a context, mean.")
+    ] = 122_000,
+    programs: Annotated[float, typer.Option(min=0.0, max=1e9, help="Agents alive at once.")] = 0.0,
+    rate: Annotated[
+        float, typer.Option(min=0.0, max=1e6, help="Or: agents that start, per second.")
+    ] = 0.0,
     turns: Annotated[
-        float, typer.Option(min=1.0, help="Turns of an agent, mean, with --rate.")
+        float, typer.Option(min=1.0, max=1e9, help="Turns of an agent, mean, with --rate.")
     ] = 64.0,
-    gap: Annotated[float, typer.Option(min=0.01, help="Seconds between turns, median.")] = 9.0,
+    gap: Annotated[
+        float, typer.Option(min=0.01, max=1e9, help="Seconds between turns, median.")
+    ] = 9.0,
     gap_p90: Annotated[
-        float, typer.Option(min=0.0, help="And 90th percentile. 0: as the median.")
+        float, typer.Option(min=0.0, max=1e9, help="And 90th percentile. 0: as the median.")
     ] = 72.0,
-    turn: Annotated[float, typer.Option(min=0.01, help="Seconds that a turn takes, mean.")] = 5.0,
-    new_tokens: Annotated[int, typer.Option(min=1, help="Tokens a turn adds, mean.")] = 3_276,
+    turn: Annotated[
+        float, typer.Option(min=0.01, max=1e9, help="Seconds that a turn takes, mean.")
+    ] = 5.0,
+    new_tokens: Annotated[
+        int, typer.Option(min=1, max=10**9, help="Tokens a turn adds, mean.")
+    ] = 3_276,
     vram: Annotated[
         str, typer.Option(help="KV space of one GPU: vLLM logs it at start.")
     ] = "55GiB",
-    gpus: Annotated[int, typer.Option(min=1, help="GPUs that share a model.")] = 1,
-    pcie: Annotated[float, typer.Option(min=0.1, help="GB/s of one GPU's link, one way.")] = 50.0,
+    gpus: Annotated[int, typer.Option(min=1, max=10**5, help="GPUs that share a model.")] = 1,
+    pcie: Annotated[
+        float, typer.Option(min=0.1, max=1e6, help="GB/s of one GPU's link, one way.")
+    ] = 50.0,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object, for programs.")] = False,
 ) -> None:
     """Say how much DRAM a server's agents need, and how busy the links to its GPUs would be.
@@ -112,6 +125,8 @@ def _bytes(option: str, text: str) -> int:
         found = parse_bytes(text)
     except ValueError as error:
         raise CommandError(f'{option}: {error}; write one such as "128KiB" or "55GiB"') from None
+    if found > MOST:
+        raise CommandError(f"{option} {text} is more than any machine has")
     if found == 0:
         raise CommandError(f"{option} is 0, which holds nothing")
     return found

@@ -39,6 +39,12 @@ class Commands(TyperGroup):
         main, who = super().main, prog_name or "continuum"
         sys.exit(ending.run(work, who))
 
+    def invoke(self, ctx: Any) -> Any:
+        try:
+            return super().invoke(ctx)
+        except BrokenPipeError:  # typer would call it a failure
+            raise typer.Exit(ending.DONE) from None
+
 
 def _usage(error: Any, who: str) -> int:
     """A usage error as a sentence; help that was meant, by no word at all, as help."""

@@ -119,7 +119,7 @@ def _of_module(name: str) -> Command | None:
     return None if params is None else Command(f"python -m {name}", start, (name,), params)
 
 
-class _Found(Exception):
+class _FoundError(Exception):
     def __init__(self, parser: argparse.ArgumentParser) -> None:
         super().__init__()
         self.parser = parser
@@ -132,7 +132,7 @@ def _plainly(work: Callable[[], object], _: str) -> int:
 
 def _params(start: Callable[[], object]) -> tuple[Param, ...] | None:
     def caught(parser: argparse.ArgumentParser, *_: object, **__: object) -> None:
-        raise _Found(parser)
+        raise _FoundError(parser)
 
     with (
         patch.object(argparse.ArgumentParser, "parse_args", caught),
@@ -142,7 +142,7 @@ def _params(start: Callable[[], object]) -> tuple[Param, ...] | None:
     ):
         try:
             start()
-        except _Found as found:
+        except _FoundError as found:
             return tuple(map(_of_action, _shown(found.parser)))
         except (SystemExit, ImportError):
             return None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import random
 import sys
 from collections.abc import Iterator
@@ -19,15 +20,13 @@ OUTPUTS = ("utf-8", "utf-8", "utf-8", "latin-1", "ascii", "full", "closed")
 def many(
     folder: Path, runs: int, seed: int = 0, limit_s: float = 2.0, only: str = ""
 ) -> Iterator[Played]:
-    """Play `runs` commands, each kind in turn."""
-    for name in HEAVY:  # seconds to import, and the sentence for their lack is played with too
-        sys.modules[name] = None  # type: ignore[assignment]
-    rng = random.Random(seed)
-    known = [each for each in commands() if only in each.title]
-    files = Files(folder / "files", rng)
-    home = folder / "home"
-    home.mkdir()
-    with servers() as hostile:
+    """Play `runs` commands, each kind in turn; those that run on until `limit_s` get a Ctrl-C."""
+    with _without(HEAVY), servers() as hostile:
+        rng = random.Random(seed)
+        known = [each for each in commands() if only in each.title]
+        files = Files(folder / "files", rng)
+        home = folder / "home"
+        home.mkdir()
         words = Words(rng, files, hostile.urls)
         for number in range(runs):
             command = known[number % len(known)]
@@ -36,3 +35,17 @@ def many(
             environ["TERMINAL_WIDTH"] = rng.choice(("", "x", "80"))
             environ = environ if rng.random() < 0.4 else {"NO_COLOR": "1"}
             yield play(command, drawn, home, environ, rng.choice(OUTPUTS), limit_s)
+
+
+@contextlib.contextmanager
+def _without(names: tuple[str, ...]) -> Iterator[None]:
+    """Packages that take seconds to load are not there: the sentence for that is played too."""
+    before = {name: sys.modules.get(name) for name in names}
+    sys.modules.update(dict.fromkeys(names))  # type: ignore[arg-type]
+    try:
+        yield
+    finally:
+        for name, module in before.items():
+            sys.modules.pop(name)
+            if module is not None:
+                sys.modules[name] = module

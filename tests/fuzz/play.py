@@ -18,10 +18,12 @@ from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
+from continuum_connector.cli import ending
 from tests.fuzz.commands import Command
 
-CODES = {0, 1, 2, 3, 130, 143}
-MAX_LINES = 3  # on stderr; argparse and progress may say a little more than the one sentence
+CODES = {ending.DONE, ending.FAILED, ending.USAGE, ending.UNSEEN, ending.STOPPED, 143}
+MAX_LINES = 3  # on stderr: the sentence, and what a bar or a second sentence may add
+PATIENCE_S = 60.0  # within which a command ends by itself, on the busiest machine
 ENDLESS = ("continuum top", "continuum bench agents", "continuum calibrate", "python -m")
 
 
@@ -71,11 +73,14 @@ def play(
     crash = ""
     code: Any = 0
     sinks = [Sink(), Sink()]
+    limit_s = limit_s if command.title.startswith(ENDLESS) else PATIENCE_S
     with _world(command, words, folder, environ, output, sinks), _clock(limit_s) as rung:
         try:
             command.start()
         except SystemExit as end:
             code = end.code
+        except KeyboardInterrupt:  # while a module was loaded: see guard_imports
+            code = ending.STOPPED
         except BaseException:
             crash = traceback.format_exc()
         with contextlib.suppress(OSError, ValueError):
@@ -86,11 +91,11 @@ def play(
     if isinstance(code, str):  # what Python would print
         code, err = 1, err + code
     played = Played(command.title, list(words), code or 0, out, err, time.monotonic() - began)
-    played.fault = crash or _fault(played, bool(rung))
+    played.fault = crash or _fault(played, bool(rung), output)
     return played
 
 
-def _fault(played: Played, rung: bool) -> str:
+def _fault(played: Played, rung: bool, output: str) -> str:
     told = played.out + played.err
     lines = played.err.strip().splitlines()
     if played.code not in CODES:
@@ -99,7 +104,7 @@ def _fault(played: Played, rung: bool) -> str:
         return "a traceback"
     if "geheim" in told:
         return f"a password: {told[-300:]}"
-    if played.code in (1, 2) and not lines and not played.out:
+    if played.code in (1, 2) and not lines and not played.out and output != "closed":
         return f"code {played.code} without a word"
     if played.code in (1, 2) and len(lines) > MAX_LINES:
         return f"{len(lines)} lines on stderr: {played.err[:300]}"
