@@ -184,7 +184,7 @@ def report(folders: o.Results, out: o.Page = None, title: o.Title = "", base: o.
         from bench.serve import cli_report
 
         path = cli_report.write(folders, out, title, base)
-        typer.echo(f"{path}: {path.stat().st_size / 1e6:.1f} MB")
+        print(f"{path}: {path.stat().st_size / 1e6:.1f} MB")
 
 
 @contextlib.contextmanager

@@ -48,7 +48,7 @@ def analyze(
         found = [rows(*each) for each in zip(summaries, (s.num_bad for s in sources), strict=True)]
         names = _names(traces)
         if as_json:
-            typer.echo(json.dumps(_as_json(names, summaries, found), indent=1))
+            print(json.dumps(_as_json(names, summaries, found), indent=1))
         else:
             _print(terminal(), names, summaries, found)
         if report is not None:

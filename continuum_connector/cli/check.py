@@ -88,7 +88,7 @@ def check(
     lines = _accepted(_look(list(command or ()), given), accept or ())
     with contextlib.suppress(BrokenPipeError):  # `| head`: what was found counts all the same
         if as_json:
-            typer.echo(json.dumps(as_object(lines), indent=1))
+            print(json.dumps(as_object(lines), indent=1))
         else:
             show(terminal(), lines)
     raise typer.Exit(STATUS[worst(lines)])

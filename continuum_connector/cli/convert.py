@@ -45,4 +45,4 @@ def convert(
             os.replace(part, path)
         except OSError as error:
             raise CommandError(f"{path} cannot be written ({error.strerror})") from None
-        typer.echo(f"{len(jobs):,} programs written to {path}; {source.num_bad:,} lines skipped")
+        print(f"{len(jobs):,} programs written to {path}; {source.num_bad:,} lines skipped")

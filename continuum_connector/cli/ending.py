@@ -27,7 +27,7 @@ STOPPED = 130  # by Ctrl-C
 
 TRACEBACK = "CONTINUUM_TRACEBACK"
 MOST = 1000  # characters of a sentence: a value in it may be as long as it likes
-_PASSWORDS = re.compile(r"(?:(?<=//)|\b[\w.+%-]+:)\S*@")
+_PASSWORDS = re.compile(r"(?:(?<=//)|\b[\w.+%-]+:(?!//))\S*@")
 _KEYS = re.compile(r"([?&][\w-]*(?:key|token|secret|password)[\w-]*=)[^&\s'\"]*", re.IGNORECASE)
 _INSTEAD = {"█": "#", "░": ".", "…": "...", "·": "-", "─": "-", "│": "|"}
 _SIZES = {"COLUMNS": 20, "LINES": 5, "TERMINAL_WIDTH": 20}  # and the least that can be drawn on

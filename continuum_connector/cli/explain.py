@@ -44,7 +44,7 @@ def explain(
             return
         life = find(source, program)
         if as_json:
-            typer.echo(json.dumps(as_list(life), indent=1))
+            print(json.dumps(as_list(life), indent=1))
             return
         console = terminal()
         console.print(head(life))
@@ -59,12 +59,12 @@ def log(source: Source, as_json: bool) -> None:
     since: float | None = None
     for decision, outcome in decisions(records(source)):
         if as_json:
-            typer.echo(json.dumps({"decision": decision, "outcome": outcome}))
+            print(json.dumps({"decision": decision, "outcome": outcome}))
             continue
         if since is None:
             since = decision["now"]
-            typer.echo(HEAD)
-        typer.echo(as_line(decision, outcome, since))
+            print(HEAD)
+        print(as_line(decision, outcome, since))
     if since is None and not as_json:
         raise CommandError("no turn has ended in this trace, so nothing was decided")
 

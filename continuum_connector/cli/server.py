@@ -58,6 +58,7 @@ class Server:
         self._timeout_s = timeout_s
         self.host = parts.hostname or ""
         self._connection = kind(self.host, parts.port, timeout=timeout_s)
+        self._socket: Any = None
 
     def close(self) -> None:
         """Close the connection."""
@@ -128,6 +129,10 @@ class Server:
         clock.daemon = True
         try:
             clock.start()
+            if self._connection.sock is None:
+                self._connection.connect()
+            # The connection forgets it when an answer has no length, and its reader keeps it.
+            self._socket = self._connection.sock
             self._connection.request(method, self._path + path, body, self._headers)
             response = self._connection.getresponse()
             content = response.read(MAX_BODY + 1)
@@ -151,7 +156,7 @@ class Server:
         """From the clock's thread: whoever reads is woken."""
         ended.set()
         with contextlib.suppress(OSError, AttributeError):
-            self._connection.sock.shutdown(socket.SHUT_RDWR)
+            (self._connection.sock or self._socket).shutdown(socket.SHUT_RDWR)
 
 
 def _address(url: str) -> SplitResult:

@@ -87,7 +87,7 @@ def size(
         place = _place(model, bytes_per_token, kv_cache_dtype, load, vram, gpus, pcie)
         found = need(load, place)
     if as_json:
-        typer.echo(json.dumps(as_object(load, place, found), indent=1))
+        print(json.dumps(as_object(load, place, found), indent=1))
         return
     console = terminal()
     console.print(_table(rows(load, place, found)))

@@ -21,7 +21,7 @@ def many(
     folder: Path, runs: int, seed: int = 0, limit_s: float = 2.0, only: str = ""
 ) -> Iterator[Played]:
     """Play `runs` commands, each kind in turn; those that run on until `limit_s` get a Ctrl-C."""
-    with _without(HEAVY), servers() as hostile:
+    with without(HEAVY), servers() as hostile:
         rng = random.Random(seed)
         known = [each for each in commands() if only in each.title]
         files = Files(folder / "files", rng)
@@ -38,7 +38,7 @@ def many(
 
 
 @contextlib.contextmanager
-def _without(names: tuple[str, ...]) -> Iterator[None]:
+def without(names: tuple[str, ...]) -> Iterator[None]:
     """Packages that take seconds to load are not there: the sentence for that is played too."""
     before = {name: sys.modules.get(name) for name in names}
     sys.modules.update(dict.fromkeys(names))  # type: ignore[arg-type]

@@ -349,7 +349,7 @@ class Files:
 
 
 _TOML = (
-    'name = "a"\nturns = 2\nfirst_tokens = 50\nanswer_tokens = 2\nprograms = 1\narrivals = "turns"\n',
+    'name = "a"\nturns = 2\nfirst_tokens = 50\nprograms = 1\narrivals = "turns"\n',
     'workload = "agents"\nturns = 2\n',
     "workload = 3\n",
     'name = "a"\nturns = [1, 99999999999999999999]\n',
