@@ -45,11 +45,10 @@ def start(main: Callable[[], object], name: str) -> None:
     ending.leave(main, name)
 
 
-def regular(path: Path, option: str) -> Path:
-    """The path of a file that ends; ToldError for a folder, a pipe, a device, and where is none."""
+def regular(path: Path, option: str, error: type[ToldError]) -> None:
+    """Raise `error` where the path is none of a file that ends: a folder, a pipe, a device."""
     if not path.is_file():
-        raise ToldError(f"{option}{path} is no file that can be read; name one")
-    return path
+        raise error(f"{option}{path} is no file that can be read; name one")
 
 
 def names_of(known: Collection[str], what: str) -> Callable[[str], list[str]]:

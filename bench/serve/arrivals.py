@@ -83,7 +83,7 @@ def poisson(rate: float, duration_s: float, seed: int) -> Iterator[float]:
 def trace(path: Path, duration_s: float) -> Iterator[float]:
     """The recorded times below `duration_s`, the first one taken as 0."""
     opener = gzip.open if path.suffix == ".gz" else open
-    regular(path, "--arrivals trace:")
+    regular(path, "--arrivals trace:", ArrivalError)
     try:
         with opener(path, "rt") as file:
             times = sorted(_time(line) for line in file if line.strip())

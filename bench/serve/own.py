@@ -121,7 +121,7 @@ class Own:
 
 def read(path: Path) -> Own:
     """Read the file; WorkloadError with its place in the file if it is wrong."""
-    regular(path, "--workload ")
+    regular(path, "--workload ", WorkloadError)
     try:
         return Own(msgspec.toml.decode(path.read_bytes(), type=File))
     except (OSError, ValueError, RecursionError) as error:

@@ -75,7 +75,7 @@ def read(text: str) -> Replay:
     lanes: dict[str, list[Request]] = defaultdict(list)
     decoder = msgspec.json.Decoder(Request)
     opener = gzip.open if path.endswith(".gz") else open
-    regular(Path(path), "--workload claude-code:")
+    regular(Path(path), "--workload claude-code:", WorkloadError)
     try:
         with opener(Path(path), "rb") as file:
             for line in file:

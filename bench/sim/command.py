@@ -125,7 +125,7 @@ def _workload(options: Options) -> tuple[str, dict[str, Plain]]:
 def _from_file(path: Path) -> tuple[str, dict[str, Plain]]:
     import tomllib
 
-    regular(path, "--workload ")
+    regular(path, "--workload ", UserError)
     try:
         params = tomllib.loads(path.read_text())
     except (OSError, ValueError, RecursionError) as error:

@@ -25,43 +25,45 @@ from continuum_connector.sizing import FILL, Load, Need, Place, mean_gap, need
 GIB = 2**30
 MOST = 2**60  # bytes
 
+Model = Annotated[str, typer.Option(help="A folder with config.json, or downloaded.")]
+PerToken = Annotated[
+    str, typer.Option(help="KV bytes of a token over all layers, instead of --model.")
+]
+KvDtype = Annotated[str, typer.Option(help="As served: auto or fp8.")]
+Context = Annotated[int, typer.Option(min=1, max=10**9, help="Tokens of a context, mean.")]
+Programs = Annotated[float, typer.Option(min=0.0, max=1e9, help="Agents alive at once.")]
+Rate = Annotated[float, typer.Option(min=0.0, max=1e6, help="Or: agents that start, per second.")]
+Turns = Annotated[
+    float, typer.Option(min=1.0, max=1e9, help="Turns of an agent, mean, with --rate.")
+]
+Gap = Annotated[float, typer.Option(min=0.01, max=1e9, help="Seconds between turns, median.")]
+GapP90 = Annotated[
+    float, typer.Option(min=0.0, max=1e9, help="And 90th percentile. 0: as the median.")
+]
+TurnS = Annotated[float, typer.Option(min=0.01, max=1e9, help="Seconds that a turn takes, mean.")]
+NewTokens = Annotated[int, typer.Option(min=1, max=10**9, help="Tokens a turn adds, mean.")]
+Vram = Annotated[str, typer.Option(help="KV space of one GPU: vLLM logs it at start.")]
+Gpus = Annotated[int, typer.Option(min=1, max=10**5, help="GPUs that share a model.")]
+Pcie = Annotated[float, typer.Option(min=0.1, max=1e6, help="GB/s of one GPU's link, one way.")]
+AsJson = Annotated[bool, typer.Option("--json", help="One JSON object, for programs.")]
+
 
 def size(
-    model: Annotated[str, typer.Option(help="A folder with config.json, or downloaded.")] = "",
-    bytes_per_token: Annotated[
-        str, typer.Option(help="KV bytes of a token over all layers, instead of --model.")
-    ] = "",
-    kv_cache_dtype: Annotated[str, typer.Option(help="As served: auto or fp8.")] = "auto",
-    context: Annotated[
-        int, typer.Option(min=1, max=10**9, help="Tokens of a context, mean.")
-    ] = 122_000,
-    programs: Annotated[float, typer.Option(min=0.0, max=1e9, help="Agents alive at once.")] = 0.0,
-    rate: Annotated[
-        float, typer.Option(min=0.0, max=1e6, help="Or: agents that start, per second.")
-    ] = 0.0,
-    turns: Annotated[
-        float, typer.Option(min=1.0, max=1e9, help="Turns of an agent, mean, with --rate.")
-    ] = 64.0,
-    gap: Annotated[
-        float, typer.Option(min=0.01, max=1e9, help="Seconds between turns, median.")
-    ] = 9.0,
-    gap_p90: Annotated[
-        float, typer.Option(min=0.0, max=1e9, help="And 90th percentile. 0: as the median.")
-    ] = 72.0,
-    turn: Annotated[
-        float, typer.Option(min=0.01, max=1e9, help="Seconds that a turn takes, mean.")
-    ] = 5.0,
-    new_tokens: Annotated[
-        int, typer.Option(min=1, max=10**9, help="Tokens a turn adds, mean.")
-    ] = 3_276,
-    vram: Annotated[
-        str, typer.Option(help="KV space of one GPU: vLLM logs it at start.")
-    ] = "55GiB",
-    gpus: Annotated[int, typer.Option(min=1, max=10**5, help="GPUs that share a model.")] = 1,
-    pcie: Annotated[
-        float, typer.Option(min=0.1, max=1e6, help="GB/s of one GPU's link, one way.")
-    ] = 50.0,
-    as_json: Annotated[bool, typer.Option("--json", help="One JSON object, for programs.")] = False,
+    model: Model = "",
+    bytes_per_token: PerToken = "",
+    kv_cache_dtype: KvDtype = "auto",
+    context: Context = 122_000,
+    programs: Programs = 0.0,
+    rate: Rate = 0.0,
+    turns: Turns = 64.0,
+    gap: Gap = 9.0,
+    gap_p90: GapP90 = 72.0,
+    turn: TurnS = 5.0,
+    new_tokens: NewTokens = 3_276,
+    vram: Vram = "55GiB",
+    gpus: Gpus = 1,
+    pcie: Pcie = 50.0,
+    as_json: AsJson = False,
 ) -> None:
     """Say how much DRAM a server's agents need, and how busy the links to its GPUs would be.
 
