@@ -26,6 +26,7 @@ from tests.unit import ab_results
 RUNS, LIMIT_S = 260, 0.2
 MAIN = "from continuum_connector.cli.entry import main; main()"
 ENVIRON = {**os.environ, "PYTHONPATH": str(ROOT), "NO_COLOR": "1"}
+ENVIRON.pop("PYTHONUNBUFFERED", None)
 
 
 @pytest.fixture
@@ -163,23 +164,33 @@ def test_the_c_locale_is_no_trouble(trace: Path) -> None:
     assert "turns" in done.stdout
 
 
-def test_a_full_disk_is_told_once(trace: Path) -> None:
+SHORT = ["size", "--json", "--programs", "3", "--bytes-per-token", "1KiB"]  # written at its end
+
+
+@pytest.mark.parametrize("words", [SHORT, ["analyze"]], ids=["at the end", "as it is drawn"])
+def test_a_full_disk_is_told_once(trace: Path, words: list[str]) -> None:
     with open("/dev/full", "w") as full:
         options = {"stdout": full, "stderr": subprocess.PIPE, "capture_output": False}
-        done = run(["analyze", str(trace)], **options)
+        done = run(words if words is SHORT else [*words, str(trace)], **options)
     assert done.returncode == 1
     assert done.stderr == (
         "continuum: what it prints cannot be written (No space left on device)\n"
     )
 
 
-@pytest.mark.parametrize("words", [["analyze"], ["explain", "--trace"], ["analyze", "--json"]])
+@pytest.mark.parametrize("columns", ["²", "0", "9" * 5000])
+def test_a_width_that_is_none_is_forgotten(trace: Path, columns: str) -> None:
+    done = run(["analyze", str(trace)], env={**ENVIRON, "COLUMNS": columns, "LINES": columns})
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+@pytest.mark.parametrize("words", [SHORT, ["analyze"], ["explain", "--trace"]])
 def test_a_reader_that_has_gone_is_no_failure(trace: Path, words: list[str]) -> None:
     reading, writing = os.pipe()
     os.close(reading)
     with open(writing, "w") as closed:
         options = {"stdout": closed, "stderr": subprocess.PIPE, "capture_output": False}
-        done = run([*words, str(trace)], **options)
+        done = run(words if words is SHORT else [*words, str(trace)], **options)
     assert (done.returncode, done.stderr) == (0, "")
 
 
