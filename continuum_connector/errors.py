@@ -19,3 +19,16 @@ class InvariantError(AssertionError):
 
     def __init__(self, text: str) -> None:
         super().__init__(f"{text}. This is a bug in continuum_connector.")
+
+
+def shown(text: str) -> str:
+    """A name as it may stand in a sentence or on a terminal: what cannot be printed is written
+    as Python would write it (\\x1b, \\n, \\u202e), so it moves no cursor and forges no line."""
+    if text.isprintable():
+        return text
+    return "".join(c if c.isprintable() else escaped(c) for c in text)
+
+
+def escaped(character: str) -> str:
+    """The character in ASCII."""
+    return character.encode("unicode_escape").decode()

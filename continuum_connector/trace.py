@@ -17,7 +17,7 @@ import msgspec
 from continuum_connector.config import ContinuumConfig
 from continuum_connector.trace_file import TraceFile
 
-logger = logging.getLogger(__name__)
+logger = logging.getLogger(f"vllm.{__name__}")
 
 MAX_QUEUED = 65_536  # records; a turn makes about six, so minutes of a busy server
 BATCH_S = 0.05  # how long the writer gathers records before it writes them at once

@@ -30,6 +30,7 @@ import pytest
 import typer
 
 from continuum_connector.cli.app import app
+from continuum_connector.cli.ending import TRACEBACK
 from continuum_connector.config import ADMIN_KEY, ENV_PREFIX, KNOBS, load_config
 from continuum_connector.metric_table import PUBLISHED
 from tests.markdown import ROOT, Block, blocks, documents
@@ -40,7 +41,7 @@ CURE = "put <!-- run -->, <!-- test: FILE -->, <!-- gpu --> or <!-- long: WHY --
 STARTER = ROOT / "bench" / "serve" / "server.py"
 OURS = "ContinuumConnector"
 FOR_OPERATORS = ("README.md", "docs/", "deploy/")
-VARIABLES = {ADMIN_KEY, *(ENV_PREFIX + key.upper() for key in KNOBS)}
+VARIABLES = {ADMIN_KEY, TRACEBACK, *(ENV_PREFIX + key.upper() for key in KNOBS)}
 METRIC = r"\bcontinuum:[a-z]\w+"
 
 

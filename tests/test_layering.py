@@ -190,6 +190,18 @@ def test_only_holds_touches_block_references() -> None:
     assert "free_blocks(" not in FILES["scheduler/tier.py"].read_text()
 
 
+def test_every_logger_is_below_vllms_own() -> None:
+    """vLLM sets up handlers and levels for `vllm.*` alone: other names are not in its log."""
+    asked = re.compile(r"(?:getLogger|init_logger|compat\.logger)\((.*)\)")
+    good = {'f"vllm.{__name__}"', 'f"vllm.{name}"', "__name__"}
+    paths = [*FILES.values(), *sorted((ROOT / "bench").rglob("*.py"))]
+    found = {(path.name, how) for path in paths for how in asked.findall(path.read_text())}
+    assert {how for _, how in found} <= good
+    assert not {
+        path.name for path in paths if re.search(r"getLogger\(__name__\)", path.read_text())
+    }
+
+
 @pytest.mark.parametrize("name", FILES)
 def test_files_and_functions_are_short(name: str) -> None:
     num_lines = len(FILES[name].read_text().splitlines())

@@ -22,7 +22,7 @@ from rich.console import Console
 from bench.chat.agents import TurnRecord, run_agents
 from bench.chat.plan import ProgramPlan, Workload
 from bench.chat.table import ArmResult, make_table, same_outputs
-from bench.cli import names_of, teaching_parser
+from bench.cli import any_number, names_of, positive, real, start, teaching_parser
 from bench.serve.metrics import delta
 from bench.serve.progress import Progress
 from bench.serve.server import SERVED_NAME, ServerError, VllmServer
@@ -77,17 +77,17 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     """Read the command line; --quick only changes defaults."""
     parser = teaching_parser("make demo ARGS=...", __doc__, TEACH)
     add = parser.add_argument
-    add("--programs", type=_positive, help="agents (12; quick: 5)")
-    add("--turns", type=_positive, help="turns of each agent (6; quick: 3)")
-    add("--rate", type=float, default=1.0, help="Poisson arrivals per second (1.0)")
-    add("--seed", type=int, default=1, help="of contexts, arrivals and pauses (1)")
+    add("--programs", type=positive, help="agents (12; quick: 5)")
+    add("--turns", type=positive, help="turns of each agent (6; quick: 3)")
+    add("--rate", type=real(0.001, 1e6), default=1.0, help="Poisson arrivals per second (1.0)")
+    add("--seed", type=any_number, default=1, help="of contexts, arrivals and pauses (1)")
     add(
         "--arms",
         type=names_of(ARMS, "an arm"),
         default="stock,continuum",
         help="any of: " + ", ".join(ARMS),
     )
-    add("--blocks", type=_positive, help=f"VRAM pool, blocks of {BLOCK_SIZE} tokens (half of need)")
+    add("--blocks", type=positive, help=f"VRAM pool, blocks of {BLOCK_SIZE} tokens (half of need)")
     add("--dram", default="512MiB", help="the connector's dram_bytes (512MiB)")
     add("--policy", choices=POLICIES, default="adaptive", help="what decides (adaptive)")
     add("--json", type=Path, metavar="FILE", help="write every turn and counter there")
@@ -204,12 +204,5 @@ def _write_json(path: Path, work: Workload, blocks: int, arms: Sequence[ArmResul
     path.write_text(json.dumps(record, indent=1))
 
 
-def _positive(text: str) -> int:
-    value = int(text)
-    if value < 1:
-        raise argparse.ArgumentTypeError(f"{text} is not 1 or more")
-    return value
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    start(main, "python -m bench.chat.demo")

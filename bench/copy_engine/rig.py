@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from bench.copy_engine.machine import Machine
+from continuum_connector.cli.ending import ToldError
 from continuum_connector.messages import BlockIds
 from continuum_connector.worker import abi
 from continuum_connector.worker.engine import Direction, Region
@@ -30,7 +31,7 @@ def compute(seconds: float) -> None:
         pass
 
 
-class BenchError(RuntimeError):
+class BenchError(ToldError):
     """A measurement that went wrong; its numbers would mean nothing."""
 
 

@@ -6,14 +6,13 @@ import argparse
 import json
 import os
 import platform
-import sys
 from collections.abc import Callable, Sequence
 from datetime import date
 from pathlib import Path
 
 from rich.console import Console
 
-from bench.cli import names_of, teaching_parser
+from bench.cli import names_of, start, teaching_parser, whole
 from bench.copy_engine.bandwidth import measure_bandwidth
 from bench.copy_engine.checksums import measure_checksums
 from bench.copy_engine.delay import measure_delay
@@ -29,6 +28,8 @@ from bench.copy_engine.sizes import FULL, QUICK, Sizes
 from bench.copy_engine.submit import measure_calls, measure_submit
 from bench.copy_engine.torch_machine import find_machine
 from bench.markers import rewrite
+from continuum_connector.cli.ending import ToldError
+from continuum_connector.errors import TransferError
 
 README = Path(__file__).with_name("README.md")
 
@@ -99,6 +100,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 2
     try:
         sections = measure(options, device, progress.say)
+    except TransferError as error:
+        raise ToldError(str(error)) from None
     except KeyboardInterrupt:
         console.print("stopped")
         return 130
@@ -143,7 +146,7 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
         help=f"any of: {names}",
     )
     add("--gpu", action="store_true", help="stop if there is no GPU (default: leave those out)")
-    add("--device", type=int, default=0, help="which GPU (0)")
+    add("--device", type=whole(0, 1023), default=0, help="which GPU (0)")
     add("--quick", action="store_true", help="fewer samples, less memory (half a minute)")
     add("--json", type=Path, metavar="FILE", help="write every sample there")
     add("--plot", type=Path, metavar="PNG", help="draw submit, delay, bandwidth (matplotlib)")
@@ -164,4 +167,4 @@ def render(sections: Sequence[Section], note: str, device: Machine | str) -> str
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    start(main, "python -m bench.copy_engine.run")

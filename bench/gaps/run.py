@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import argparse
 import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from unittest.mock import patch
 
+from bench.cli import any_number, start, teaching_parser
 from bench.gaps.trace import Event, Request, events
+from continuum_connector.cli.ending import ToldError
 from continuum_connector.costs import survival, tool_times
 from continuum_connector.costs.gaps import Gaps
 from continuum_connector.toolcalls.asked import UNREAD, Asked, Ending, ToolCall
@@ -105,14 +106,16 @@ def tuned(half_life: float, prior_weight: float) -> Iterator[None]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = teaching_parser("python -m bench.gaps.run", __doc__)
     parser.add_argument("trace", help="requests.jsonl.gz with trace, lane, think, api, stop")
-    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--seed", type=any_number, default=0)
     parser.add_argument("--sweep", action="store_true", help="half-lives and prior weights too")
     args = parser.parse_args()
     trace = events(args.trace, args.seed)
     names = {name: scored(trace, reader) for name, reader in READERS.items()}
     some = names["tool or person"]
+    if not some:
+        raise ToldError(f"{args.trace} holds no gap between two turns")
     print(f"{len(some)} gaps, {sum(gap == math.inf for _, gap in some)} of them never end\n")
     print("| known of a turn | log-loss, nats per gap |\n|---|---|")
     print(f"| one curve, fitted in hindsight | {in_hindsight(some):.4f} |")
@@ -139,4 +142,4 @@ def sweep(trace: Sequence[Event]) -> None:
 
 
 if __name__ == "__main__":
-    main()
+    start(main, "python -m bench.gaps.run")

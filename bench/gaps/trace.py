@@ -3,14 +3,40 @@
 from __future__ import annotations
 
 import gzip
-import json
 import random
+import zlib
 from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any
+
+import msgspec
+
+from continuum_connector.cli.ending import ToldError
 
 Request = dict[str, Any]
+
+
+_Seconds = Annotated[float, msgspec.Meta(ge=0, le=1e12)]
+_Tokens = Annotated[int, msgspec.Meta(ge=0, le=1 << 40)]
+
+
+class _Line(msgspec.Struct):
+    """What is read of a request. Times are in seconds; None was not recorded."""
+
+    trace: str
+    lane: str
+    t: _Seconds
+    inp: _Tokens
+    out: _Tokens
+    model: str = ""
+    stop: str | None = None
+    api: _Seconds | None = None
+    think: _Seconds | None = None
+
+
+_decode = msgspec.json.Decoder(_Line).decode
+
 
 SPREAD_S = 48 * 3600.0  # over which sessions begin: some dozen are open at a time
 _RESOLUTION_S = 1.0  # of the trace's times
@@ -30,10 +56,15 @@ def events(path: str, seed: int) -> list[Event]:
     """All finishes and arrivals, by time; sessions begin at random, lanes are programs."""
     rng = random.Random(seed)
     lanes: dict[tuple[str, str], list[Request]] = defaultdict(list)
-    with gzip.open(path, "rt") as file:
-        for line in file:
-            request = json.loads(line)
-            lanes[request["trace"], request["lane"]].append(request)
+    try:
+        with gzip.open(path, "rt") as file:
+            for line in file:
+                request = msgspec.structs.asdict(_decode(line))
+                lanes[request["trace"], request["lane"]].append(request)
+    except (OSError, EOFError, zlib.error, ValueError, RecursionError) as error:
+        raise ToldError(f"{path} is no requests.jsonl.gz of a trace: {error}") from None
+    if not lanes:
+        raise ToldError(f"{path} holds no request")
     begins = {trace: rng.uniform(0.0, SPREAD_S) for trace, _ in lanes}
     found = [
         event

@@ -8,7 +8,6 @@ import itertools
 import json
 import math
 import os
-import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
@@ -18,7 +17,7 @@ from typing import Any
 
 from bench.chat.agents import ProgramRecord, run_agents
 from bench.chat.plan import ProgramPlan
-from bench.cli import names_of, teaching_parser
+from bench.cli import many, names_of, start, teaching_parser, whole
 from bench.markers import rewrite
 from bench.policies import table
 from bench.policies.regimes import LEARN, REGIMES, SEEDS, WARM_UP, live_tokens, plans
@@ -118,7 +117,7 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
         metavar="I/N",
         help="every N-th regime and pool from the I-th",
     )
-    add("--core", type=int, help="run server and agents on this one core")
+    add("--core", type=many, help="run server and agents on this one core")
     add("--write", action="store_true", help="put the table into this folder's README")
     options = parser.parse_args(argv)
     options.out.parent.mkdir(parents=True, exist_ok=True)
@@ -197,8 +196,8 @@ def _touch(server: VllmServer) -> None:
 
 def _share(text: str) -> tuple[int, int]:
     index, _, number = text.partition("/")
-    return int(index), int(number)
+    return whole(0)(index), whole(1)(number)
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    start(main, "python -m bench.policies.run")

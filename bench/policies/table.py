@@ -9,6 +9,8 @@ from pathlib import Path
 from statistics import mean, median
 from typing import Any
 
+from continuum_connector.cli.ending import ToldError
+
 ORDER = (
     *("pressure", "room"),
     *("fast", "coding", "person"),
@@ -21,8 +23,14 @@ Runs = dict[Key, Mapping[str, Any]]
 def load(path: Path) -> Runs:
     """Every run in the file; of two with the same key the later one."""
     lines = path.read_text().splitlines() if path.exists() else []
-    records = [json.loads(line) for line in lines if line.strip()]
-    return {(r["pressure"], r["regime"], r["policy"], r["seed"]): r for r in records}
+    try:
+        records = [json.loads(line) for line in lines if line.strip()]
+        return {(r["pressure"], r["regime"], r["policy"], r["seed"]): r for r in records}
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
+        said = f"{type(error).__name__}: {error}"
+        raise ToldError(
+            f"{path} was not written by this bench ({said}); give another --out"
+        ) from None
 
 
 def render(runs: Runs) -> str:

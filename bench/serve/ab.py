@@ -193,7 +193,10 @@ def is_done(folder: Path) -> bool:
 def check_folder(experiment: Experiment, out: Path) -> None:
     """ResultError if `out` holds runs of another experiment."""
     path, wanted = out / EXPERIMENT, experiment.settings()
-    have = json.loads(path.read_text()) if path.exists() else wanted
+    try:
+        have = dict(json.loads(path.read_text())) if path.exists() else wanted
+    except (ValueError, TypeError, RecursionError) as error:
+        raise ResultError(f"{path} is no experiment ({error}); give another --out") from None
     other = [key for key in wanted if have.get(key) != wanted[key]]
     if other:
         raise ResultError(

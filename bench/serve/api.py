@@ -16,11 +16,13 @@ from typing import Any
 import aiohttp
 import msgspec
 
+from continuum_connector.cli.ending import ToldError
+
 RETRIED = frozenset({408, 425, 429, 500, 502, 503, 504})  # statuses that may pass
 CONNECT_S = 30.0
 
 
-class ApiError(Exception):
+class ApiError(ToldError):
     """A try that failed. `again`: it may go well next time."""
 
     def __init__(self, what: str, again: bool) -> None:

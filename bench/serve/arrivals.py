@@ -11,14 +11,20 @@ from __future__ import annotations
 
 import gzip
 import json
+import math
 import random
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 
+from bench.cli import regular
+from continuum_connector.cli.ending import ToldError
 
-class ArrivalError(Exception):
+MOST, MOST_AT_ONCE = 10_000_000, 100_000  # programs
+
+
+class ArrivalError(ToldError):
     """A wish that cannot be read; the message says how to write it."""
 
 
@@ -42,9 +48,15 @@ def read_arrivals(text: str, seed: int, duration_s: float, most: int) -> Arrival
     if text == "turns":
         return Arrivals(text)
     if kind == "closed":
-        return Arrivals(text, at_once=int(_positive(text, value, whole=True)))
+        at_once = int(_positive(text, value, whole=True))
+        if at_once > MOST_AT_ONCE:
+            raise ArrivalError(f"--arrivals {text}: at most {MOST_AT_ONCE:,} at once")
+        return Arrivals(text, at_once=at_once)
     if kind == "poisson":
-        times = poisson(_positive(text, value), duration_s, seed)
+        rate = _positive(text, value)
+        if min(rate * duration_s, most or math.inf) > MOST:
+            raise ArrivalError(f"--arrivals {text}: more than {MOST:,} programs; ask for fewer")
+        times = poisson(rate, duration_s, seed)
     elif kind == "trace" and value:
         times = trace(Path(value), duration_s)
     else:
@@ -71,24 +83,27 @@ def poisson(rate: float, duration_s: float, seed: int) -> Iterator[float]:
 def trace(path: Path, duration_s: float) -> Iterator[float]:
     """The recorded times below `duration_s`, the first one taken as 0."""
     opener = gzip.open if path.suffix == ".gz" else open
+    regular(path, "--arrivals trace:", ArrivalError)
     try:
         with opener(path, "rt") as file:
             times = sorted(_time(line) for line in file if line.strip())
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (OSError, EOFError, ValueError, LookupError, TypeError, RecursionError) as error:
         raise ArrivalError(f"--arrivals trace:{path}: {error or type(error).__name__}") from None
     return (t - times[0] for t in times if t - times[0] < duration_s)
 
 
 def _time(line: str) -> float:
     if line.lstrip().startswith("{"):
-        return float(json.loads(line)["timestamp"]) / 1e3
-    return float(line)
+        line = str(json.loads(line)["timestamp"] / 1e3)
+    if not math.isfinite(time_s := float(line)):
+        raise ValueError(f"{line.strip()} is no time")
+    return time_s
 
 
 def _positive(text: str, value: str, whole: bool = False) -> float:
     try:
         number = float(int(value) if whole else float(value))
-    except ValueError:
+    except (ValueError, OverflowError):
         number = 0.0
     if not 0 < number < float("inf"):
         raise ArrivalError(f"--arrivals {text}: {value!r} is no {'count' if whole else 'rate'}")

@@ -17,6 +17,7 @@ from pathlib import Path
 
 from openai import AsyncOpenAI
 
+from bench.cli import start, teaching_parser, whole
 from bench.serve.arrivals import read_arrivals
 from bench.serve.fake_api import MODEL
 from bench.serve.load import Load
@@ -31,7 +32,9 @@ PROMPT, ANSWER, TURNS = 4000, 20, 2
 
 def main() -> None:
     """Print a line per client."""
-    programs = int(sys.argv[1]) if sys.argv[1:] else 200
+    parser = teaching_parser("python -m bench.serve.capacity", __doc__)
+    parser.add_argument("programs", nargs="?", type=whole(1, 100_000), default=200, help="at once")
+    programs = parser.parse_args().programs
     command = [sys.executable, "-m", "bench.serve.fake_api"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as server:
         try:
@@ -82,4 +85,4 @@ def _openai(url: str, programs: int) -> None:
 
 
 if __name__ == "__main__":
-    main()
+    start(main, "python -m bench.serve.capacity")

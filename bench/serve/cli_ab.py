@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 from rich.console import Console
-from rich.markup import escape
 
 from bench.serve import cli_report, compare, results, summary
 from bench.serve.ab import Cell, Experiment, Watcher, run_all
@@ -27,11 +26,14 @@ from bench.serve.tiny_model import LLAMA, make_model
 from bench.serve.tokenizer import FIRST_WORD
 from bench.serve.workloads import Workload
 from continuum_connector.cli.server import CommandError
+from continuum_connector.cli.terminal import name as shown
+from continuum_connector.cli.terminal import terminal
 from continuum_connector.config import POLICIES
 
 NOT_MEASURED = {"cannot_run": "cannot run", "died": "died, and is run again by the same command"}
 # Here the experiment must know them too: whether contexts fit, how large a chunk may be.
 OWN = {"--max-model-len": "--max-len", "--num-gpu-blocks-override": "--blocks"}
+MOST_BYTES = 2**60
 UNITS = {"KiB": 2**10, "MiB": 2**20, "GiB": 2**30}
 
 
@@ -73,7 +75,7 @@ def known_ids(model: Path) -> str:
     """LOW:HIGH of token ids that a model knows: 1000:30000, less where it has fewer."""
     try:
         size = int(json.loads((model / "config.json").read_text())["vocab_size"])
-    except (OSError, ValueError, KeyError, TypeError):
+    except (OSError, ValueError, LookupError, TypeError, OverflowError, RecursionError):
         size = 30_000
     high = min(30_000, size)
     return f"{min(1000, high // 2)}:{high}"
@@ -82,13 +84,16 @@ def known_ids(model: Path) -> str:
 def read_dram(text: str) -> tuple[tuple[float, ...], int]:
     """Pressures, and a size in bytes (0 if pressures were given)."""
     number, unit = text[:-3], UNITS.get(text[-3:])
+    pressures: tuple[float, ...] = ()
     try:
         if unit:
-            return (1.0,), int(float(number) * unit)
-        pressures = tuple(float(each) for each in text.split(","))
+            if 0 < (size := float(number) * unit) < MOST_BYTES:
+                return (1.0,), int(size)
+        else:
+            pressures = tuple(float(each) for each in text.split(","))
     except ValueError:
         pressures = ()
-    if not pressures or min(pressures) <= 0:
+    if not pressures or not all(1e-6 < each < 1e6 for each in pressures):
         raise CommandError(
             f"--dram {text}: write live KV / DRAM, like 2 or 0.5,1,2,4, or a size, like 64GiB"
         )
@@ -100,7 +105,10 @@ def read_server_args(text: str) -> list[str]:
 
     vLLM would take the last of two, and contexts would be checked against the first.
     """
-    args = shlex.split(text)
+    try:
+        args = shlex.split(text)
+    except ValueError as error:
+        raise CommandError(f"--server-args cannot be split into words ({error})") from None
     for arg in args:
         name = arg.partition("=")[0].replace("_", "-")
         if name in OWN:
@@ -110,7 +118,7 @@ def read_server_args(text: str) -> list[str]:
 
 def run(experiment: Experiment, out: Path) -> State:
     """Make the runs, tell what happens, print a table per pressure, write CSV files and page."""
-    console = Console(highlight=False, width=None if sys.stdout.isatty() else 160)
+    console = terminal(width=None if sys.stdout.isatty() else 160)
     # A `kill` stops the servers as Ctrl-C does.
     signal.signal(signal.SIGTERM, lambda *_: signal.raise_signal(signal.SIGINT))
     state = run_all(experiment, out, Watcher(_began(console), _ended(console)))
@@ -139,13 +147,13 @@ def show(console: Console, runs: list[Loaded], out: Path, base: Arm) -> None:
         if each.run.state in NOT_MEASURED:
             line = f"{each.run.title} {NOT_MEASURED[each.run.state]}: {each.run.reason}"
             console.print(line, style="yellow", markup=False, soft_wrap=True)
-    console.print(f"Written: {escape(str(out))}", soft_wrap=True)
+    console.print(f"Written: {shown(str(out))}", soft_wrap=True)
     try:
         page = cli_report.write([out], base=base.name)
     except CommandError as error:  # the runs are there all the same
         console.print(f"no report: {error}", style="yellow", markup=False, soft_wrap=True)
     else:
-        console.print(f"Report: {escape(str(page))}", soft_wrap=True)
+        console.print(f"Report: {shown(str(page))}", soft_wrap=True)
 
 
 def _pressure(pressure: float, arms: Sequence[Column]) -> str:

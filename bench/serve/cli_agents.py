@@ -7,9 +7,6 @@ import json
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
-from rich.markup import escape
-
 from bench.serve import results, summary
 from bench.serve.load import Load
 from bench.serve.plans import Tokens
@@ -19,13 +16,17 @@ from bench.serve.results import ResultError, Run, State
 from bench.serve.session import Manner, measure
 from continuum_connector.cli.calibrate import choose_model
 from continuum_connector.cli.server import CommandError, Server
+from continuum_connector.cli.terminal import name as shown
+from continuum_connector.cli.terminal import terminal
+
+MOST_IDS = 1 << 31
 
 
 def run(url: str, load: Load, manner: Manner, out: Path) -> State:
     """Run the load, show the table, leave the folder."""
     if (out / results.RUNS).exists():
         raise ResultError(f"{out} holds results already; give another --out")
-    console = Console(highlight=False)
+    console = terminal()
     record = Run(
         name="agents",
         workload=load.workload.name,
@@ -48,7 +49,7 @@ def run(url: str, load: Load, manner: Manner, out: Path) -> State:
     for each in [turn for turn in loaded[0].turns if turn.error][:3]:
         line = f"{each.program} turn {each.turn + 1}: {each.error}"
         console.print(line, style="red", markup=False)
-    console.print(f"Written: {escape(str(out))}", soft_wrap=True)
+    console.print(f"Written: {shown(str(out))}", soft_wrap=True)
     return state
 
 
@@ -73,7 +74,8 @@ def planned_turns(load: Load) -> int:
 def read_vocab(text: str, seed: int) -> Tokens:
     """Read LOW:HIGH."""
     low, _, high = text.partition(":")
-    if not (low.isdecimal() and high.isdecimal() and int(low) < int(high)):
+    are_counts = low.isdecimal() and high.isdecimal() and len(text) < 22
+    if not (are_counts and int(low) < int(high) < MOST_IDS):
         raise CommandError(f"--vocab {text}: write LOW:HIGH, like 1000:30000")
     return Tokens(seed, int(low), int(high))
 
@@ -82,7 +84,7 @@ def read_object(text: str) -> dict[str, Any]:
     """Read --extra."""
     try:
         value = json.loads(text or "{}")
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise CommandError(f"--extra: {error}") from None
     if not isinstance(value, dict):
         raise CommandError("--extra: write a JSON object, like '{\"top_k\": 1}'")

@@ -12,32 +12,24 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import typer
-from rich.console import Console
-from rich.markup import escape
 
-from bench.serve import cli_ab, cli_agents, cli_report, results
-from bench.serve import compare as comparison
 from bench.serve import options as o
-from bench.serve.api import ApiError, Patience
+from bench.serve import results
 from bench.serve.arms import DEFAULT
-from bench.serve.arrivals import ArrivalError, read_arrivals
-from bench.serve.load import Load
-from bench.serve.results import ResultError
 from bench.serve.rivals import FOLDER
 from bench.serve.server import ServerOptions
-from bench.serve.session import Manner
-from bench.serve.workloads import WorkloadError, find_workload
-from continuum_connector.cli.server import CommandError
+from continuum_connector.cli import ending
+from continuum_connector.cli.terminal import Commands, terminal
 
 app = typer.Typer(
     help=__doc__.splitlines()[0],
+    cls=Commands,
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
     rich_markup_mode="rich",
 )
 EVERY_ARM = ",".join(DEFAULT)
-ERRORS = (CommandError, ApiError, ArrivalError, WorkloadError, ResultError)
 
 
 @app.command()
@@ -75,7 +67,14 @@ def agents(
       continuum bench agents http://localhost:8000 --workload mine.toml --arrivals closed:64
       continuum bench agents http://localhost:8000 --workload claude-code:requests.jsonl.gz
     """
-    with _told("agents"):
+    with _told("agents"):  # whatever needs more than Python is imported by who needs it
+        from bench.serve import cli_agents
+        from bench.serve.api import Patience
+        from bench.serve.arrivals import read_arrivals
+        from bench.serve.load import Load
+        from bench.serve.session import Manner
+        from bench.serve.workloads import find_workload
+
         chosen, added = find_workload(workload), cli_agents.read_object(extra)
         tokens = cli_agents.read_vocab(vocab, seed)
         seconds = duration or chosen.defaults.duration_s
@@ -130,6 +129,10 @@ def ab(
       continuum bench ab --dram 0.5,1,2,4 --out runs/sweep --dry-run
     """
     with _told("ab"):
+        from bench.serve import cli_ab
+        from bench.serve.api import Patience
+        from bench.serve.workloads import find_workload
+
         server = ServerOptions(blocks, block_size, max_len, seqs, batch_tokens, dtype, eager)
         server.args, server.start_timeout_s = cli_ab.read_server_args(server_args), start_timeout
         chosen = cli_ab.Options(
@@ -155,10 +158,12 @@ def compare(first: o.Result, second: o.Result) -> None:
     5 repeats on. Arms that only one of them has are left out.
     """
     with _told("compare"):
+        from bench.serve import compare as comparison
+
         made = [comparison.columns(results.load(each)) for each in (first, second)]
         for base, other in comparison.matching(*made):
             title = base.title if base.title == other.title else f"{base.title}, {other.title}"
-            console = Console(highlight=False, width=None if sys.stdout.isatty() else 160)
+            console = terminal(width=None if sys.stdout.isatty() else 160)
             console.print(comparison.table(title, [base, other]))
 
 
@@ -176,8 +181,10 @@ def report(folders: o.Results, out: o.Page = None, title: o.Title = "", base: o.
       continuum bench report runs/jps-1 runs/jps-3 runs/jps-6 -o jps.html
     """
     with _told("report"):
+        from bench.serve import cli_report
+
         path = cli_report.write(folders, out, title, base)
-        typer.echo(f"{path}: {path.stat().st_size / 1e6:.1f} MB")
+        print(f"{path}: {path.stat().st_size / 1e6:.1f} MB")
 
 
 @contextlib.contextmanager
@@ -185,16 +192,14 @@ def _told(name: str) -> Iterator[None]:
     """What goes wrong inside is told in one sentence, with status 1."""
     try:
         yield
-    except ERRORS as error:
-        Console(stderr=True).print(
-            f"[red]continuum bench {name}:[/] {escape(str(error))}", soft_wrap=True, highlight=False
-        )
-        raise typer.Exit(1) from None
+    except ending.ToldError as error:
+        ending.tell(f"continuum bench {name}", str(error))
+        raise typer.Exit(ending.FAILED) from None
 
 
 def _end(state: results.State) -> None:
     if state == "interrupted":
-        raise typer.Exit(130)
+        raise typer.Exit(ending.STOPPED)
 
 
 def _folder(kind: str) -> Path:

@@ -11,13 +11,14 @@ from __future__ import annotations
 
 import asyncio
 import json
-import sys
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any
 
 from aiohttp import web
+
+from bench.cli import start, teaching_parser, whole
 
 MODEL = "fake"
 MAX_BODY = 2**26
@@ -135,5 +136,12 @@ async def _serve(port: int) -> None:
         await asyncio.Event().wait()
 
 
+def main() -> None:
+    """Serve until somebody ends it; the address is the first line."""
+    parser = teaching_parser("python -m bench.serve.fake_api", __doc__)
+    parser.add_argument("port", nargs="?", type=whole(0, 65535), default=0, help="0: a free one")
+    asyncio.run(_serve(parser.parse_args().port))
+
+
 if __name__ == "__main__":
-    asyncio.run(_serve(int(sys.argv[1]) if len(sys.argv) > 1 else 0))
+    start(main, "python -m bench.serve.fake_api")

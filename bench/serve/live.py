@@ -63,6 +63,10 @@ def _overlap(load: Load, most: int) -> Live:
     return Live(peak[0], f"the {peak[1]} of {most} programs that overlap by arrival and pauses")
 
 
+_BROKEN = (OSError, ValueError, LookupError, TypeError, AttributeError, ArithmeticError)
+_BROKEN += (RecursionError,)  # config.json may hold anything
+
+
 def kv_bytes_per_token(model: Path, dtype: str) -> int:
     """Of a model with full attention in every layer, from its config.json."""
     try:
@@ -70,7 +74,7 @@ def kv_bytes_per_token(model: Path, dtype: str) -> int:
         heads = config.get("num_key_value_heads") or config["num_attention_heads"]
         head_dim = config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"]
         return int(2 * config["num_hidden_layers"] * heads * head_dim * DTYPE_BYTES[dtype])
-    except (OSError, ValueError, KeyError) as error:
+    except _BROKEN as error:
         raise ResultError(
             f"{model / 'config.json'} does not say how much KV a token needs ({error!r}); "
             "give --model a local folder"

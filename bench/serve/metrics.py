@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import re
 
+from continuum_connector.cli.server import sample
+
 Labels = frozenset[tuple[str, str]]
 Metrics = dict[tuple[str, Labels], float]
 
@@ -18,7 +20,8 @@ def parse_metrics(text: str) -> Metrics:
         match = None if line.startswith("#") else _SAMPLE.match(line)
         if match:
             labels = frozenset(_LABEL.findall(match[2] or ""))
-            samples[match[1], labels] = float(match[3])
+            if (value := sample(match[3])) is not None:
+                samples[match[1], labels] = value
     return samples
 
 

@@ -22,10 +22,14 @@ ArrivalsText = Annotated[
     ),
 ]
 Duration = Annotated[
-    float, typer.Option(min=0, help="Seconds in which programs begin. 0: the workload's.")
+    float, typer.Option(min=0, max=1e7, help="Seconds in which programs begin. 0: the workload's.")
 ]
-Programs = Annotated[int, typer.Option(min=0, help="At most so many. 0: the workload's.")]
-Seed = Annotated[int, typer.Option(help="Of arrivals, sizes, pauses and token ids.")]
+Programs = Annotated[
+    int, typer.Option(min=0, max=10**7, help="At most so many. 0: the workload's.")
+]
+Seed = Annotated[
+    int, typer.Option(min=-(2**31), max=2**31, help="Of arrivals, sizes, pauses and token ids.")
+]
 Out = Annotated[
     Path | None, typer.Option(help="Result folder. Default: below runs/, named by the time.")
 ]
@@ -37,13 +41,13 @@ VocabOfModel = Annotated[
         "fewer."
     ),
 ]
-Timeout = Annotated[float, typer.Option(min=0.1, help="Seconds for one try.")]
-Retries = Annotated[int, typer.Option(min=0, help="More tries after one that failed.")]
-Sample = Annotated[float, typer.Option(min=0, help="Seconds between /metrics. 0: none.")]
+Timeout = Annotated[float, typer.Option(min=0.1, max=1e6, help="Seconds for one try.")]
+Retries = Annotated[int, typer.Option(min=0, max=1000, help="More tries after one that failed.")]
+Sample = Annotated[float, typer.Option(min=0, max=1e6, help="Seconds between /metrics. 0: none.")]
 
 Url = Annotated[str, typer.Argument(help="The server's address, like http://localhost:8000.")]
 ModelName = Annotated[str, typer.Option(help="Which model, if it serves several.")]
-WarmUp = Annotated[int, typer.Option(min=0, help="Requests before anything counts.")]
+WarmUp = Annotated[int, typer.Option(min=0, max=10**4, help="Requests before anything counts.")]
 Hints = Annotated[bool, typer.Option(help="Say program and last turn in vllm_xargs.")]
 Priority = Annotated[
     bool, typer.Option(help="Send the program's number as the request's priority.")
@@ -58,16 +62,24 @@ ArmNames = Annotated[
 DramText = Annotated[
     str, typer.Option(help="Live KV / DRAM, like 0.5,1,2,4; or a size, like 64GiB.")
 ]
-Repeats = Annotated[int, typer.Option(min=1, help="Of everything, each with its own seed.")]
+Repeats = Annotated[
+    int, typer.Option(min=1, max=1000, help="Of everything, each with its own seed.")
+]
 ModelFolder = Annotated[
     Path | None, typer.Option(help="A model's folder. Empty: a tiny random Llama.")
 ]
 Dtype = Annotated[str, typer.Option(help="float32, bfloat16 or float16.")]
-Blocks = Annotated[int, typer.Option(min=0, help="VRAM pool, in blocks. 0: all there is.")]
-BlockSize = Annotated[int, typer.Option(min=1, help="Tokens in a block.")]
-BatchTokens = Annotated[int, typer.Option(min=1, help="vLLM's --max-num-batched-tokens.")]
-Seqs = Annotated[int, typer.Option(min=1, help="vLLM's --max-num-seqs.")]
-MaxLen = Annotated[int, typer.Option(min=0, help="vLLM's --max-model-len. 0: what fits.")]
+Blocks = Annotated[
+    int, typer.Option(min=0, max=10**9, help="VRAM pool, in blocks. 0: all there is.")
+]
+BlockSize = Annotated[int, typer.Option(min=1, max=10**6, help="Tokens in a block.")]
+BatchTokens = Annotated[
+    int, typer.Option(min=1, max=10**9, help="vLLM's --max-num-batched-tokens.")
+]
+Seqs = Annotated[int, typer.Option(min=1, max=10**9, help="vLLM's --max-num-seqs.")]
+MaxLen = Annotated[
+    int, typer.Option(min=0, max=10**9, help="vLLM's --max-model-len. 0: what fits.")
+]
 Eager = Annotated[bool, typer.Option(help="Without CUDA graphs.")]
 ServerArgs = Annotated[
     str,
@@ -83,7 +95,10 @@ Rivals = Annotated[
     Path | None, typer.Option(help="LMCache's folder. Default: where bench.serve.rivals puts it.")
 ]
 StartTimeout = Annotated[
-    float, typer.Option(min=1, help="Seconds for a server to start; a large model may need more.")
+    float,
+    typer.Option(
+        min=1, max=1e6, help="Seconds for a server to start; a large model may need more."
+    ),
 ]
 DryRun = Annotated[
     bool, typer.Option("--dry-run", help="Start nothing: print what would be started, how long.")

@@ -34,6 +34,7 @@ from typing import Annotated
 
 import msgspec
 
+from bench.cli import regular
 from bench.serve.plans import ProgramPlan, TurnPlan
 from bench.serve.workloads import Defaults, WorkloadError
 
@@ -120,9 +121,10 @@ class Own:
 
 def read(path: Path) -> Own:
     """Read the file; WorkloadError with its place in the file if it is wrong."""
+    regular(path, "--workload ", WorkloadError)
     try:
         return Own(msgspec.toml.decode(path.read_bytes(), type=File))
-    except (OSError, ValueError, msgspec.MsgspecError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise WorkloadError(f"--workload {path}: {error}") from None
     except ImportError:
         raise WorkloadError("--workload: reading TOML on Python 3.10 needs `tomli`") from None

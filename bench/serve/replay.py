@@ -18,6 +18,7 @@ from pathlib import Path
 
 import msgspec
 
+from bench.cli import regular
 from bench.serve.plans import ProgramPlan, TurnPlan
 from bench.serve.workloads import Defaults, WorkloadError
 
@@ -74,12 +75,13 @@ def read(text: str) -> Replay:
     lanes: dict[str, list[Request]] = defaultdict(list)
     decoder = msgspec.json.Decoder(Request)
     opener = gzip.open if path.endswith(".gz") else open
+    regular(Path(path), "--workload claude-code:", WorkloadError)
     try:
         with opener(Path(path), "rb") as file:
             for line in file:
                 request = decoder.decode(line)
                 lanes[f"{request.trace}/{request.lane}"].append(request)
-    except (OSError, msgspec.MsgspecError) as error:
+    except (OSError, EOFError, ValueError, RecursionError) as error:
         raise WorkloadError(f"--workload claude-code:{path}: {error}") from None
     plans = [_plan(name, lanes[name], options) for name in list(lanes)[options.skip :]]
     plans = [plan for plan in plans if plan.turns]

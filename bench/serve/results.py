@@ -28,6 +28,7 @@ from typing import Any, Literal, TypeVar
 import msgspec
 
 from bench.serve.metrics import Metrics, delta, parse_metrics
+from continuum_connector.cli.ending import ToldError
 
 RUNS = "runs"
 RUN, TURNS, PROGRAMS, SAMPLES = "run.json", "turns.jsonl", "programs.jsonl", "samples.jsonl"
@@ -36,7 +37,7 @@ BEFORE, AFTER, LOG = "before.prom", "after.prom", "server.log"
 State = Literal["running", "done", "interrupted", "cannot_run", "died"]
 
 
-class ResultError(Exception):
+class ResultError(ToldError):
     """A folder that holds no results, or broken ones; the message says what to do."""
 
 
@@ -177,7 +178,7 @@ def read_run(folder: Path) -> Run:
     """Only the run's own record."""
     try:
         return msgspec.json.decode((folder / RUN).read_bytes(), type=Run)
-    except (OSError, msgspec.MsgspecError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise ResultError(f"{folder / RUN} cannot be read: {error}") from None
 
 
@@ -194,12 +195,13 @@ def added(folder: Path) -> Metrics:
     before, after = folder / BEFORE, folder / AFTER
     if not before.exists() or not after.exists():
         return {}
-    return delta(parse_metrics(after.read_text()), parse_metrics(before.read_text()))
+    texts = (path.read_text(errors="replace") for path in (after, before))
+    return delta(*map(parse_metrics, texts))
 
 
 def _lines(path: Path, kind: type[Line]) -> Iterator[Line]:
     whole, _, _ = (path.read_bytes() if path.exists() else b"").rpartition(b"\n")
     try:
         yield from msgspec.json.Decoder(kind).decode_lines(whole)
-    except msgspec.MsgspecError as error:
+    except (ValueError, RecursionError) as error:
         raise ResultError(f"{path}: {error}; it was not written by `continuum bench`") from None

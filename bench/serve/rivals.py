@@ -16,7 +16,7 @@ from pathlib import Path
 from types import TracebackType
 
 from bench.cache import CACHE
-from bench.cli import teaching_parser
+from bench.cli import start, teaching_parser
 from bench.serve import package
 from bench.serve.server import ServerError, die_with_parent, end_group, free_port
 
@@ -149,4 +149,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    start(main, "python -m bench.serve.rivals")

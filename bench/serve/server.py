@@ -31,13 +31,14 @@ from typing import Any
 from bench.cache import CACHE
 from bench.serve.metrics import Metrics, parse_metrics, total
 from bench.serve.package import python_path
+from continuum_connector.cli.ending import ToldError
 
 LOGS = CACHE / "logs"
 SERVED_NAME = "tiny"
 DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 
 
-class ServerError(RuntimeError):
+class ServerError(ToldError):
     """The server did not start, or died; the message ends with the last lines of its log."""
 
 

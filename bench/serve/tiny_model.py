@@ -23,7 +23,7 @@ import numpy as np
 import numpy.typing as npt
 
 from bench.cache import CACHE
-from bench.cli import teaching_parser
+from bench.cli import start, teaching_parser
 from bench.serve.tokenizer import BOS, EOS, FIRST_WORD, PAD, write_tokenizer
 
 MODELS = CACHE / "models"
@@ -267,7 +267,12 @@ def _gpt_oss_weights(shape: ModelShape) -> Iterator[tuple[str, Array]]:
     yield "lm_head.weight", head
 
 
+def main() -> None:
+    """Write one, or find it written, and say where."""
+    parser = teaching_parser("python -m bench.serve.tiny_model", __doc__)
+    parser.add_argument("name", nargs="?", default="llama", choices=SHAPES)
+    print(make_model(SHAPES[parser.parse_args().name]))
+
+
 if __name__ == "__main__":
-    _parser = teaching_parser("python -m bench.serve.tiny_model", __doc__, "")
-    _parser.add_argument("name", nargs="?", default="llama", choices=SHAPES)
-    print(make_model(SHAPES[_parser.parse_args().name]))
+    start(main, "python -m bench.serve.tiny_model")

@@ -13,9 +13,10 @@ from pathlib import Path
 from typing import Protocol
 
 from bench.serve.plans import ProgramPlan, TurnPlan
+from continuum_connector.cli.ending import ToldError
 
 
-class WorkloadError(Exception):
+class WorkloadError(ToldError):
     """A workload that cannot be read; the message says what to write."""
 
 

@@ -15,6 +15,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table as Grid
 
+from bench.cli import regular
 from bench.sim import runner, store
 from bench.sim.arms import ARMS
 from bench.sim.catalogue import WORKLOADS, build
@@ -24,9 +25,10 @@ from bench.sim.report.cast import OURS
 from bench.sim.report.columns import COLUMNS, cells
 from bench.sim.report.summary import Figures, Point, table
 from bench.sim.sweeps import SWEEPS
+from continuum_connector.cli.ending import ToldError
 
 
-class UserError(Exception):
+class UserError(ToldError):
     """What was asked for cannot be done; the text says why, and what to do."""
 
 
@@ -123,9 +125,10 @@ def _workload(options: Options) -> tuple[str, dict[str, Plain]]:
 def _from_file(path: Path) -> tuple[str, dict[str, Plain]]:
     import tomllib
 
+    regular(path, "--workload ", UserError)
     try:
         params = tomllib.loads(path.read_text())
-    except (OSError, tomllib.TOMLDecodeError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise UserError(f"{path} cannot be read: {error}") from None
     if not isinstance(name := params.pop("workload", None), str):
         raise UserError(f'{path} names no workload; begin it with: workload = "agents"')
@@ -138,7 +141,7 @@ def _plain(text: str) -> Plain:
 
     try:
         value: Plain = tomllib.loads(f"x = {text}")["x"]
-    except tomllib.TOMLDecodeError:
+    except (ValueError, RecursionError):
         return text
     return value
 
@@ -178,7 +181,7 @@ def check(jobs: Sequence[Job], report: Path | None) -> None:
         raise UserError(str(error)) from None
     try:
         build(jobs[0].workload, jobs[0].params, jobs[0].seed)  # the others differ in their rate
-    except (ValueError, TypeError, OSError) as error:
+    except (ValueError, TypeError, OSError, ArithmeticError) as error:
         raise UserError(f"workload {jobs[0].workload}: {error}") from None
     if report is not None and importlib.util.find_spec("matplotlib") is None:
         raise UserError(

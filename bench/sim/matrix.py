@@ -22,6 +22,7 @@ os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")  # vLLM reads it when it is
 
 import msgspec
 
+from bench.cli import any_number, many, start, teaching_parser
 from bench.sim import runner
 from bench.sim.cells import PATH, Cell, Matrix, cell_of, load_matrix, scene
 from bench.sim.job import Job, Result
@@ -30,20 +31,20 @@ from bench.sim.pool import Tell
 from bench.sim.provenance import code_mark, versions
 from bench.sim.result import RunRecord
 from bench.sim.verdict import Verdict, verdict
+from continuum_connector.cli.ending import ToldError
 
 PAGE = PATH.with_name("MATRIX.md")
 
 
 def parse(arguments: Sequence[str]) -> argparse.Namespace:
     """Read the command line."""
-    parser = argparse.ArgumentParser(prog="python -m bench.sim.matrix", description=__doc__)
-    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    parser = teaching_parser("python -m bench.sim.matrix", __doc__)
     parser.add_argument("--cells", default="*", help="names, with * and ?, by commas")
     parser.add_argument("--arms", default="", help="names by commas; all arms if left out")
     parser.add_argument("--seeds", default="dev", help="dev, report, or numbers by commas")
     parser.add_argument("--fast", action="store_true", help="only the cells that a test runs")
     parser.add_argument("--out", type=Path, default=Path("runs/matrix.jsonl"))
-    parser.add_argument("--workers", type=int, default=0, help="processes; one per core if 0")
+    parser.add_argument("--workers", type=many, default=0, help="processes; one per core if 0")
     parser.add_argument("--write", action="store_true", help=f"write {PAGE.name}")
     return parser.parse_args(arguments)
 
@@ -52,7 +53,7 @@ def main(arguments: Sequence[str]) -> int:
     """Run what is missing, then print or write the page; returns the exit code."""
     said = parse(arguments)
     matrix = load_matrix()
-    seeds = matrix.seeds.get(said.seeds) or tuple(map(int, said.seeds.split(",")))
+    seeds = matrix.seeds.get(said.seeds) or read_seeds(said.seeds)
     cells = [c for c in matrix.cells if _is_meant(c, said.cells) and (c.fast or not said.fast)]
     arms = _arms(said.arms)
     jobs = [job(c, arm, seed) for c in cells for arm in arms for seed in seeds]
@@ -69,6 +70,16 @@ def main(arguments: Sequence[str]) -> int:
         print(text)
     print(done, file=sys.stderr)
     return done.exit_code
+
+
+def read_seeds(text: str) -> tuple[int, ...]:
+    """Numbers by commas."""
+    try:
+        return tuple(map(any_number, text.split(",")))
+    except argparse.ArgumentTypeError as error:
+        raise ToldError(
+            f"--seeds {text}: write dev, report or numbers by commas; {error}"
+        ) from None
 
 
 def _is_meant(cell: Cell, patterns: str) -> bool:
@@ -127,4 +138,4 @@ def judge(cells: Iterable[Cell], results: Iterable[Result], num_runs: int) -> li
 
 
 if __name__ == "__main__":
-    raise SystemExit(main(sys.argv[1:]))
+    start(lambda: main(sys.argv[1:]), "python -m bench.sim.matrix")

@@ -10,7 +10,7 @@ from rich import progress as bars
 from rich.console import Console
 
 from bench.sim.job import Job
-from bench.sim.pool import Told
+from bench.sim.pool import ToldError
 
 PARTS = 10  # lines of a whole run off a terminal
 
@@ -51,7 +51,7 @@ class Meter:
         if self._bar is not None:
             self._bar.stop()
 
-    def update(self, told: Told) -> None:
+    def update(self, told: ToldError) -> None:
         """News of a job came."""
         self._shares[told.job.key] = told.share
         if told.result is not None:

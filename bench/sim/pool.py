@@ -35,7 +35,7 @@ ENVIRONMENT = {
 
 
 @dataclass(frozen=True)
-class Told:
+class ToldError:
     """News of a job: the `share` of it that is done, and at its end the result."""
 
     job: Job
@@ -51,7 +51,7 @@ class Pool:
         self._num_workers = num_workers
         self._workers: dict[Connection, _Worker] = {}
 
-    def play_all(self, jobs: Sequence[Job]) -> Iterator[Told]:
+    def play_all(self, jobs: Sequence[Job]) -> Iterator[ToldError]:
         """Play the jobs, begun in their order; each ends with exactly one result."""
         left = list(reversed(jobs))
         for _ in range(min(self._num_workers, len(left))):
@@ -115,16 +115,16 @@ class _Worker:
         with contextlib.suppress(BrokenPipeError):  # told() will find that it died
             self.connection.send(job)
 
-    def told(self) -> Told:
+    def told(self) -> ToldError:
         """The next news of the job."""
         try:
             share, record, error = self.connection.recv()
         except (EOFError, ConnectionResetError):
             self.is_alive = False
-            return Told(self._job, 1.0, Result(self._job, error=self._death()))
+            return ToldError(self._job, 1.0, Result(self._job, error=self._death()))
         if record is None and not error:
-            return Told(self._job, share)
-        return Told(self._job, 1.0, Result(self._job, record, error))
+            return ToldError(self._job, share)
+        return ToldError(self._job, 1.0, Result(self._job, record, error))
 
     def _death(self) -> str:
         self._process.join()

@@ -12,11 +12,12 @@ from types import TracebackType
 import msgspec
 
 from bench.sim.job import Line, Result, Start
+from continuum_connector.cli.ending import ToldError
 
 _DECODER = msgspec.json.Decoder(Line)
 
 
-class StoreError(Exception):
+class StoreError(ToldError):
     """The file cannot be used; the text says why, and what to do."""
 
 
@@ -31,7 +32,7 @@ def read(path: Path) -> Iterator[Line]:
                 return
             try:
                 yield _DECODER.decode(line)
-            except msgspec.DecodeError as error:
+            except (ValueError, RecursionError) as error:
                 raise StoreError(
                     f"{path}, line {number} is no result of the lab ({error}); "
                     "write to another file, or remove the line"

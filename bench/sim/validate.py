@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from bench import markers
-from bench.cli import teaching_parser
+from bench.cli import many, start, teaching_parser
 from bench.sim.hardware import GPUS
 from bench.sim.job import Job, Plain, Result
 from bench.sim.published import CONTINUUM, DRAM_GB, FCFS, LMCACHE, Table
@@ -148,7 +148,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = teaching_parser("python -m bench.sim.validate", __doc__, TEACH)
     parser.add_argument("--gpu", action="append", choices=list(DRAM_GB), help="default: all")
     parser.add_argument("--out", type=Path, default=Path("runs/validation.jsonl"))
-    parser.add_argument("--workers", type=int, default=0, help="processes; default: one per core")
+    parser.add_argument("--workers", type=many, default=0, help="processes; default: one per core")
     parser.add_argument("--fit", action="store_true", help="neighbours of the fitted values")
     parser.add_argument("--write", action="store_true", help="put the table into README.md")
     args = parser.parse_args(argv)
@@ -176,4 +176,4 @@ def _jobs(args: argparse.Namespace, gpus: Sequence[str]) -> list[Job]:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    start(main, "python -m bench.sim.validate")

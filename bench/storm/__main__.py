@@ -18,7 +18,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from bench.cli import teaching_parser
+from bench.cli import any_number, positive, start, teaching_parser, whole
 from bench.serve.server import ServerError
 from bench.serve.tiny_model import make_model
 from bench.storm.agents import Force
@@ -80,9 +80,14 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     """Read the command line; --smoke only changes defaults."""
     parser = teaching_parser("python -m bench.storm", __doc__, TEACH)
     add = parser.add_argument
-    add("--requests", type=int, help=f"at each server (1500; smoke: {SMOKE})")
-    add("--seed", type=int, default=1, help="of agents, words, garbage and times (1)")
-    add("--concurrency", type=int, default=24, help="agents at once, forks not counted (24)")
+    add("--requests", type=positive, help=f"at each server (1500; smoke: {SMOKE})")
+    add("--seed", type=any_number, default=1, help="of agents, words, garbage and times (1)")
+    add(
+        "--concurrency",
+        type=whole(1, 10_000),
+        default=24,
+        help="agents at once, forks not counted (24)",
+    )
     add("--policy", choices=POLICIES, default=Force.policy, help=f"what decides ({Force.policy})")
     add("--no-stock", action="store_true", help="ours alone: nothing to compare memory with")
     add("--no-kill", action="store_true", help="without kill -9 of each process")
@@ -117,4 +122,4 @@ def _run(
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    start(main, "python -m bench.storm")

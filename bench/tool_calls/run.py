@@ -10,7 +10,6 @@ of the unit tests, 512 tokens in all.
 
 from __future__ import annotations
 
-import argparse
 import statistics
 import time
 from collections.abc import Callable
@@ -21,6 +20,7 @@ import tomllib
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 
+from bench.cli import positive, start, teaching_parser
 from continuum_connector.toolcalls import markers, thinking
 from continuum_connector.toolcalls.parse import parse
 from continuum_connector.toolcalls.reader import TAIL_TOKENS, ToolReader
@@ -88,8 +88,8 @@ def micros(what: Callable[[], Any], rounds: int) -> tuple[float, float]:
 
 def main() -> None:
     """Print one line per format."""
-    options = argparse.ArgumentParser(description=__doc__)
-    options.add_argument("--rounds", type=int, default=200)
+    options = teaching_parser("python -m bench.tool_calls.run", __doc__)
+    options.add_argument("--rounds", type=positive, default=200)
     rounds = options.parse_args().rounds
     tokenizer = train()
     background = BackgroundTokenizer(lambda: tokenizer)
@@ -115,4 +115,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    start(main, "python -m bench.tool_calls.run")

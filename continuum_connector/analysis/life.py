@@ -9,6 +9,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from continuum_connector.analysis.source import Record, text
+from continuum_connector.errors import shown
 
 MAX_NAMES = 200_000  # programs whose turns are counted, to name some if the one is not there
 _LONG = 100  # characters of an id by which a program is sure to be found
@@ -33,7 +34,7 @@ class Search:
     """
 
     def __init__(self, wanted: str) -> None:
-        self._wanted = wanted
+        self._wanted = shown(wanted)  # as the names of a trace are
         self.turns: Counter[str] = Counter()
         self.found: dict[str, Life] = {}
         self._everybody: deque[Record] = deque(maxlen=1000)  # until now, as far as it may matter

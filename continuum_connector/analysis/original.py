@@ -7,13 +7,13 @@ RECORDER_KEYS and the wall clock in seconds; `waiting_to_running` and `evicted_t
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from continuum_connector.trace import RECORDER_KEYS
 
 Entry = dict[str, Any]
+MAX_NUMBER = 1e15  # seconds, tokens, bytes: beyond it is no count of anything, and sums overflow
 _ARRIVAL, _ADMIT, _READMIT, _PREEMPT, _DEPARTURE, _PINNED, _UNPINNED = RECORDER_KEYS
 _KEYS = {event: key for key, events in RECORDER_KEYS.items() for event in events}
 _KEYS["decision"] = _DEPARTURE  # `pinned_time` is a second entry
@@ -74,7 +74,7 @@ def write(records: Iterable[Mapping[str, Any]]) -> dict[str, list[Entry]]:
         entry: Entry = {key: t}
         tokens, hits = record.get("tokens"), record.get("hit_tokens")
         if key in (_ADMIT, _READMIT) and tokens is not None and isinstance(hits, Mapping):
-            entry |= {"prompt_length": tokens, "hit_length": sum(hits.values())}
+            entry |= {"prompt_length": tokens, "hit_length": sum(filter(is_number, hits.values()))}
         entries = jobs.setdefault(program, [])
         if key == _UNPINNED and record.get("cause") == "superseded":
             # The pin was handled before its successor's departure and pin: keep pairs together.
@@ -92,5 +92,10 @@ def _before_last_pin(entries: list[Entry]) -> int:
 
 def _time(entry: Any, key: str) -> float | None:
     value = entry.get(key) if isinstance(entry, dict) else None
-    is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
-    return value if is_number and math.isfinite(value) else None  # type: ignore[arg-type]
+    return value if is_number(value) else None
+
+
+def is_number(value: object) -> bool:
+    """Whether it is one that something may be: finite, and of a size to reckon with."""
+    is_one = isinstance(value, (int, float)) and not isinstance(value, bool)
+    return is_one and -MAX_NUMBER < value < MAX_NUMBER  # type: ignore[operator]

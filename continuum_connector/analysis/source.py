@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-import math
 import os
+import stat
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -13,12 +13,14 @@ from typing import Any, BinaryIO
 import msgspec
 
 from continuum_connector.analysis import original
+from continuum_connector.errors import shown
 from continuum_connector.trace_file import older_files, older_names
 
 Record = dict[str, Any]
 
 MAX_LINE = 1 << 20  # bytes; a record has a few hundred
 MAX_COUNT = 1 << 53
+MAX_PARTS = 200  # brackets of a record, which has a dozen: deep ones are no records of ours
 _LOOK = 1 << 16  # bytes of the beginning in which a trace has its first record
 _decode = msgspec.json.Decoder(Record).decode
 
@@ -69,19 +71,22 @@ class Source:
         return list(opened.values())
 
     def _of_file(self, file: BinaryIO, on_bytes: Callable[[int], object]) -> Iterator[Record]:
-        while line := _line(file):
-            on_bytes(len(line))
-            record = _record(line)
-            if record is not None:
-                self.num_records += 1
-                yield record
-            elif line.strip():
-                self.num_bad += 1
+        try:
+            while line := _line(file):
+                on_bytes(len(line))
+                record = _record(line)
+                if record is not None:
+                    self.num_records += 1
+                    yield record
+                elif line.strip():
+                    self.num_bad += 1
+        except OSError as error:
+            raise SourceError(f"{self.path} cannot be read ({error.strerror})") from None
 
     def _of_original(self, on_bytes: Callable[[int], object]) -> Iterator[Record]:
         try:
             jobs = msgspec.json.decode(self.path.read_bytes())
-        except (OSError, ValueError):
+        except (OSError, ValueError, RecursionError):
             jobs = None
         if not isinstance(jobs, dict) or not any(isinstance(each, list) for each in jobs.values()):
             raise SourceError(
@@ -98,10 +103,9 @@ class Source:
 
 
 def number(record: Record, key: str) -> float | None:
-    """The field as a finite number, else None."""
+    """The field as a number that something may be, else None."""
     value = record.get(key)
-    is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
-    return float(value) if is_number and math.isfinite(value) else None  # type: ignore[arg-type]
+    return float(value) if original.is_number(value) else None  # type: ignore[arg-type]
 
 
 def count(record: Record, key: str) -> int:
@@ -111,8 +115,15 @@ def count(record: Record, key: str) -> int:
 
 
 def text(record: Record, key: str) -> str:
+    """The field as it may be shown, "" where it is no text."""
     value = record.get(key)
-    return value if isinstance(value, str) else ""
+    return shown(value) if isinstance(value, str) else ""
+
+
+def texts(record: Record, key: str) -> list[str]:
+    """The field's parts as they may be shown, [] where it is no list."""
+    value = record.get(key)
+    return [shown(str(each)) for each in value] if isinstance(value, list) else []
 
 
 def part(record: Record, key: str) -> Record:
@@ -129,6 +140,9 @@ def tiers(record: Record) -> tuple[int, int]:
 
 def _start(path: Path) -> bytes:
     try:
+        mode = path.stat().st_mode
+        if not stat.S_ISREG(mode):
+            raise SourceError(f"{path} is {_kind(mode)}; give the file that trace_path names")
         with path.open("rb") as file:
             return file.read(_LOOK)
     except OSError as error:
@@ -149,9 +163,16 @@ def _line(file: BinaryIO) -> bytes:
 
 
 def _record(line: bytes) -> Record | None:
+    if line.count(b"[") + line.count(b"{") > MAX_PARTS:
+        return None
     try:
         record = _decode(line)
-    except (msgspec.DecodeError, UnicodeDecodeError):
+    except (ValueError, RecursionError):
         return None
     is_one = text(record, "event") and number(record, "now") is not None
     return record if is_one else None
+
+
+def _kind(mode: int) -> str:
+    kinds = {stat.S_IFDIR: "a folder", stat.S_IFIFO: "a pipe, which cannot be read twice"}
+    return kinds.get(stat.S_IFMT(mode), "a device")

@@ -6,7 +6,8 @@ from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 from continuum_connector.analysis.report import seconds
-from continuum_connector.analysis.source import Record, count, number, part, text, tiers
+from continuum_connector.analysis.source import Record, count, number, part, text, texts, tiers
+from continuum_connector.errors import shown
 
 
 class Line(NamedTuple):
@@ -64,7 +65,7 @@ def _decision(record: Record) -> Iterator[Line]:
     yield Line(record, f"ended {_ending(record, known)}; {verdict}{why}")
     values = part(record, "values")
     if len(values) > 1:
-        worth = ", ".join(f"{name} {_of(values, name)}" for name in _by_worth(values))
+        worth = ", ".join(f"{shown(name)} {_of(values, name)}" for name in _by_worth(values))
         yield Line(record, f"worth to all programs: {worth}", "detail")
     if text(record, "decision") == "pin" or values:
         yield Line(record, _known(record, known), "detail")
@@ -73,9 +74,8 @@ def _decision(record: Record) -> Iterator[Line]:
 def _ending(record: Record, known: Record) -> str:
     if record.get("aborted") is True:
         return "with its client gone"
-    tools = known.get("tools")
-    if isinstance(tools, list) and tools:
-        return f"with a call of {', '.join(map(str, tools))}"
+    if tools := texts(known, "tools"):
+        return f"with a call of {', '.join(tools)}"
     answers = {"answer": "with an answer", "cut": "cut short", "unread": "unread"}
     return answers.get(text(known, "ending"), f"with {_tokens(record)}")
 
@@ -150,8 +150,8 @@ def _copy(record: Record) -> Iterator[Line]:
     if outcome == "done":
         yield Line(record, f"{blocks} {what} in {_of(record, 'seconds')}", "detail")
         return
-    reasons = record.get("reasons")
-    why = f" ({', '.join(map(str, reasons))})" if isinstance(reasons, list) and reasons else ""
+    reasons = texts(record, "reasons")
+    why = f" ({', '.join(reasons)})" if reasons else ""
     yield Line(record, f"{blocks} not {what}: {outcome}{why}", "bad")
 
 

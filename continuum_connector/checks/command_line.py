@@ -5,7 +5,10 @@ from __future__ import annotations
 import argparse
 import json
 import re
+import shlex
 from collections.abc import Mapping, Sequence
+from itertools import pairwise
+from os.path import basename
 from typing import Any, NoReturn
 
 from continuum_connector.checks.plan import DEFAULT_TRANSFER, Plan, read_config
@@ -33,6 +36,26 @@ def split_environment(words: Sequence[str]) -> tuple[dict[str, str], list[str]]:
     return found, rest
 
 
+def split_pasted(words: Sequence[str]) -> list[str]:
+    """The words of a command that was pasted as they are, or as one in quotes."""
+    if len(words) != 1 or " " not in words[0]:
+        return list(words)
+    try:
+        return shlex.split(words[0])
+    except ValueError as error:
+        raise UsageError(f"the command cannot be split into words ({error})") from None
+
+
+def why_no_server(words: Sequence[str]) -> str:
+    """Why this command does not start vLLM's server, "" if it does: by `vllm serve`, or by the
+    module behind it, wherever in the line that is."""
+    if any((basename(one), two) == ("vllm", "serve") for one, two in pairwise(words)):
+        return ""
+    if "serve" in words if _CLI in words else any(map(words.__contains__, _SERVERS)):
+        return ""
+    return f"`{shlex.join(words)[:200]}` is not `vllm serve`, so it starts no server that we know"
+
+
 def read_plan(words: Sequence[str], environ: Mapping[str, str]) -> Plan:
     """Read `[vllm] [serve] [MODEL] [options]`, or the options alone. Raises UsageError."""
     flags, dotted = _normal(_after_serve(words))
@@ -44,6 +67,8 @@ def read_plan(words: Sequence[str], environ: Mapping[str, str]) -> Plan:
         transfer = _transfer(known.kv_transfer_config, dotted)
     except ValueError as error:
         trouble = f"--kv-transfer-config cannot be read ({error}), so the server would not start"
+    except RecursionError:
+        trouble = "--kv-transfer-config is too deep to be read, so the server would not start"
     config, why = read_config(transfer, environ)
     return Plan(
         model=model,
@@ -63,7 +88,7 @@ def read_plan(words: Sequence[str], environ: Mapping[str, str]) -> Plan:
         prefill_context_parallel=known.prefill_context_parallel_size,
         context_parallel=known.decode_context_parallel_size,
         num_nodes=known.nnodes,
-        **_engines(known),
+        **_engines(known),  # type: ignore[arg-type]
     )
 
 
@@ -101,8 +126,8 @@ def _parser() -> _Parser:
         ("decode-context-parallel-size", "dcp"),
     ):
         parser.add_argument(f"--{long}", f"-{short}", type=_count, default=1)
-    parser.add_argument("--data-parallel-size-local", "-dpl", type=int)
-    parser.add_argument("--data-parallel-rank", "-dpn", type=int)
+    parser.add_argument("--data-parallel-size-local", "-dpl", type=_number)
+    parser.add_argument("--data-parallel-rank", "-dpn", type=_number)
     parser.add_argument("--data-parallel-external-lb", "-dpe", action=both, default=False)
     parser.add_argument("--data-parallel-multi-port-external-lb", "-dpm", action="store_true")
     parser.add_argument("--nnodes", type=_count, default=1)
@@ -110,8 +135,12 @@ def _parser() -> _Parser:
 
 
 def _count(word: str) -> int:
-    if not word.isdecimal() or int(word) == 0:
-        raise argparse.ArgumentTypeError(f"{word!r} is no number of ranks; write 1 or more")
+    return _number(word, 1)
+
+
+def _number(word: str, least: int = 0) -> int:
+    if not word.isdecimal() or len(word) > 6 or int(word) < least:
+        raise argparse.ArgumentTypeError(f"{word!r} is no number of ranks; write {least} or more")
     return int(word)
 
 
@@ -124,6 +153,7 @@ def _after_serve(words: Sequence[str]) -> list[str]:
 
 
 _CLI = "vllm.entrypoints.cli.main"  # `serve` still follows
+_SERVERS = ("vllm.entrypoints.openai.api_server", "vllm.entrypoints.api_server")
 
 
 def _normal(words: Sequence[str]) -> tuple[list[str], dict[str, str]]:

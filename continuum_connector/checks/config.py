@@ -14,6 +14,9 @@ FLAG = f'--kv-transfer-config \'{{"kv_connector":"{CONNECTOR_NAME}","kv_role":"k
 
 def lines(plan: Plan) -> Iterator[Line]:
     """Can it be read, does it name us, what does it ask for?"""
+    if plan.why_no_server:
+        cure = "paste all of `vllm serve MODEL ...`, or give --model and the other options here"
+        yield error("command", plan.why_no_server, cure)
     if plan.options_file:
         cure = "give the options that matter on the command line as well"
         yield unseen("options", f"{plan.options_file} is not read here", cure)

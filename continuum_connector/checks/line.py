@@ -47,6 +47,7 @@ def unseen(subject: str, text: str, cure: str = "") -> Line:
 
 
 def worst(lines: Iterable[Line]) -> Verdict:
-    """ERROR or WARNING if any line has it, else OK; what was not seen is no fault."""
+    """ERROR if any line has it, then UNSEEN: what is not known is not ok. Then WARNING, then OK."""
     found = {line.verdict for line in lines}
-    return next((each for each in (Verdict.ERROR, Verdict.WARNING) if each in found), Verdict.OK)
+    order = (Verdict.ERROR, Verdict.UNSEEN, Verdict.WARNING)
+    return next((each for each in order if each in found), Verdict.OK)

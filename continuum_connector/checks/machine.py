@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.metadata
 import json
 import os
@@ -104,7 +105,8 @@ def _ask(module: str, environ: Mapping[str, str]) -> dict[str, Any]:
         return {"trouble": f"no answer within {ASK_TIMEOUT_S:.0f} s"}
     for line in reversed(done.stdout.splitlines()):
         if line.startswith("{"):  # what others print at exit comes behind it
-            return dict(json.loads(line))
+            with contextlib.suppress(ValueError):  # theirs begins so too
+                return dict(json.loads(line))
     said = (done.stderr.strip().splitlines() or [f"exit status {done.returncode}"])[-1]
     return {"trouble": said}
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from continuum_connector.checks.line import Line, error, ok, unseen
 from continuum_connector.checks.machine import Machine
-from continuum_connector.checks.model_file import NoModelError, read_model_config
+from continuum_connector.checks.model_file import BrokenModelError, NoModelError, read_model_config
 from continuum_connector.checks.plan import Plan
 from continuum_connector.checks.seen import VllmSeen
 from continuum_connector.checks.shape import (
@@ -34,6 +34,9 @@ def lines(machine: Machine, plan: Plan, vllm: VllmSeen) -> Iterator[Line]:
     num_groups, kv_cache_dtype = 1, plan.kv_cache_dtype  # where the model is not seen
     try:
         shape = _shape(machine, plan)
+    except BrokenModelError as why:
+        cure = "mend it, or name another --model: vLLM reads the same file"
+        yield error("model", str(why), cure)
     except NoModelError as why:
         cure = "--model FOLDER with its config.json; nothing is downloaded for a check"
         yield unseen("model", str(why), cure)

@@ -7,28 +7,52 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+MAX_BYTES = 16 << 20  # the largest have some hundred KB
+
 
 class NoModelError(ValueError):
-    """There is no config.json to read; the text says where it was looked for."""
+    """There is no config.json to read here; the text says where it was looked for."""
+
+
+class BrokenModelError(NoModelError):
+    """The model is here and its config.json is not, or not as one: no server starts with it."""
 
 
 def read_model_config(model: str, environ: Mapping[str, str]) -> dict[str, Any]:
     """The model's config.json. `model`: a folder, its config.json, or a name on the Hub."""
-    path = Path(model).expanduser()
-    path = path if path.suffix == ".json" else path / "config.json"
-    found = path if path.is_file() else _cached(model, environ)
+    found = _find(model, environ)
     try:
-        config = json.loads(found.read_text())
-    except (OSError, ValueError) as error:
-        raise NoModelError(f"{found} cannot be read ({error})") from None
+        with found.open("rb") as file:
+            config = json.loads(file.read(MAX_BYTES))
+    except OSError as error:
+        raise BrokenModelError(f"{found} cannot be read ({error.strerror})") from None
+    except (ValueError, RecursionError) as error:
+        why = "too deep" if isinstance(error, RecursionError) else error
+        raise BrokenModelError(f"{found} is no JSON ({why})") from None
     if not isinstance(config, dict):
-        raise NoModelError(f"{found} is no JSON object")
+        raise BrokenModelError(f"{found} is no JSON object")
     return config
 
 
+def _find(model: str, environ: Mapping[str, str]) -> Path:
+    try:
+        path = Path(model).expanduser()
+        file = path if path.suffix == ".json" else path / "config.json"
+        if file.is_file():
+            return file
+        exists, is_other = path.exists(), path.is_file() or (path / "params.json").is_file()
+    except (OSError, RuntimeError) as error:  # a name too long, a `~` of nobody
+        raise BrokenModelError(f"{model} is no folder ({error})") from None
+    if is_other:
+        raise NoModelError(f"{model} has no config.json, and other formats are not read here")
+    if exists:
+        raise BrokenModelError(f"there is no config.json in {model}, so no server starts with it")
+    if model.startswith(("/", ".", "~")):
+        raise BrokenModelError(f"there is no folder {model}, so no server starts with it")
+    return _cached(model, environ)
+
+
 def _cached(model: str, environ: Mapping[str, str]) -> Path:
-    if Path(model).expanduser().exists() or model.startswith(("/", ".", "~")):
-        raise NoModelError(f"there is no config.json in {model}")
     try:
         from huggingface_hub import try_to_load_from_cache
         from huggingface_hub.errors import HFValidationError
@@ -39,7 +63,9 @@ def _cached(model: str, environ: Mapping[str, str]) -> Path:
             model, "config.json", cache_dir=environ.get("HF_HUB_CACHE") or None
         )
     except HFValidationError:
-        raise NoModelError(f"{model!r} is neither a folder nor a name on the Hub") from None
+        raise BrokenModelError(f"{model!r} is neither a folder nor a name on the Hub") from None
+    except OSError as error:
+        raise NoModelError(f"{model} cannot be looked up ({error.strerror})") from None
     if not isinstance(found, str):
         raise NoModelError(f"{model} is no folder, and is not downloaded here")
     return Path(found)

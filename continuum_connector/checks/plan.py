@@ -17,13 +17,15 @@ DEFAULT_TRANSFER = {"kv_connector": CONNECTOR_NAME, "kv_role": "kv_both"}
 class Plan:
     """Options of `vllm serve`; what was not said has vLLM's default, `transfer` ours.
 
-    `transfer`: --kv-transfer-config; `why_no_config`: why it, or our part of it, cannot be read.
+    `transfer`: --kv-transfer-config; `why_no_config`: why it, or our part of it, cannot be read;
+    `why_no_server`: why the command that was told would start none.
     """
 
     model: str = ""
     transfer: Mapping[str, Any] = field(default_factory=lambda: DEFAULT_TRANSFER)
     config: ContinuumConfig = field(default_factory=ContinuumConfig)
     why_no_config: str = ""
+    why_no_server: str = ""
     options_file: str = ""  # of --config, which is not read here
     middleware: tuple[str, ...] = ()
     prefix_caching: bool = True

@@ -1,7 +1,8 @@
 """Shape: what a model's config.json says of its KV cache, as vLLM will lay it out.
 
 vLLM asks the model's layers, which do not exist yet here. So only what is plain is read, and
-what is not raises ShapeError: no answer is better than a wrong one.
+what is not raises ShapeError: no answer is better than a wrong one. What no such file can say
+raises BrokenModelError: no server starts with it.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+from continuum_connector.checks.model_file import BrokenModelError
 from continuum_connector.proven import FP8_DTYPES
 
 FULL, SLIDING, MLA = "FullAttentionSpec", "SlidingWindowSpec", "MLAAttentionSpec"
@@ -41,6 +43,9 @@ _MLA = (
 _INDEX_SHARED = ("index_topk_freq", "index_topk_pattern")  # some layers use another's index
 _KV_HEADS = ("num_key_value_heads", "num_kv_heads", "n_head_kv", "multi_query_group_num")
 DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2, "half": 2, "float": 4}
+
+
+MOST, MOST_LAYERS = 1 << 40, 100_000  # of anything that a config.json counts; of layers
 
 
 class ShapeError(ValueError):
@@ -89,7 +94,7 @@ def read_shape(
     hybrid_manager: bool = True,
 ) -> Shape:
     """Read config.json as vLLM would with these flags. Raises ShapeError."""
-    text = {**config, **config.get("text_config", {})}
+    text = {**config, **_part(config, "text_config")}
     _refuse(text)
     layers = _layers(text)
     if not hybrid_manager or any(layer.kind == CHUNKED for layer in layers):
@@ -98,13 +103,13 @@ def read_shape(
     num_heads, head_values = _heads(text)
     kv_cache_dtype = _resolved(text, kv_cache_dtype)
     return Shape(
-        architecture=str((config.get("architectures") or ["?"])[0]),
+        architecture=str(next(iter(_list(config, "architectures")), "?")),
         layers=tuple(layers),
         num_heads=num_heads,
         head_values=head_values,
         value_bytes=_value_bytes(text, dtype, kv_cache_dtype),
         index_bytes=_index_bytes(text, kv_cache_dtype),
-        max_context=int(text.get("max_position_embeddings") or 0),
+        max_context=_number(text, "max_position_embeddings"),
         kv_cache_dtype=kv_cache_dtype,
     )
 
@@ -124,8 +129,31 @@ def _number(text: Mapping[str, Any], *names: str) -> int:
         if isinstance(value, list):
             raise ShapeError(f"{name} differs from layer to layer")
         if value is not None:
-            return int(value)
+            return _count(name, value)
     return 0
+
+
+def _count(name: str, value: object) -> int:
+    if not isinstance(value, int) or not 0 <= value < MOST:
+        said = repr(value)[:100]
+        raise BrokenModelError(f"config.json is broken: {name} is {said}, which counts nothing")
+    return value
+
+
+def _list(text: Mapping[str, Any], name: str) -> list[Any]:
+    """The list of this key; [] where there is none."""
+    value = text.get(name) or []
+    if not isinstance(value, list):
+        raise BrokenModelError(f"config.json is broken: {name} is {repr(value)[:100]}, no list")
+    return value
+
+
+def _part(text: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+    """The object of this key; {} where there is none."""
+    value = text.get(name) or {}
+    if not isinstance(value, dict):
+        raise BrokenModelError(f"config.json is broken: {name} is {repr(value)[:100]}, no object")
+    return value
 
 
 def _layers(text: Mapping[str, Any]) -> list[Layer]:
@@ -135,9 +163,13 @@ def _layers(text: Mapping[str, Any]) -> list[Layer]:
         raise ShapeError("num_hidden_layers is missing")
     if text.get("is_encoder_decoder"):
         return [Layer(FULL)] * number + [Layer(CROSS)] * number
-    if types := text.get("layer_types"):
+    if number > MOST_LAYERS:
+        raise BrokenModelError(
+            f"config.json is broken: {number} layers are more than any model has"
+        )
+    if types := _list(text, "layer_types"):
         return [_layer(text, each) for each in types[:number]]
-    if any(text.get(key) for key in _STATES) or 0 in (text.get("attn_type_list") or ()):
+    if any(text.get(key) for key in _STATES) or 0 in _list(text, "attn_type_list"):
         return [Layer(STATE)] * number
     if text.get("kv_lora_rank") is not None:
         return [Layer(MLA)] * number
@@ -146,8 +178,8 @@ def _layers(text: Mapping[str, Any]) -> list[Layer]:
     return _windows(text, number)
 
 
-def _layer(text: Mapping[str, Any], name: str) -> Layer:
-    kind = _TYPES.get(name)
+def _layer(text: Mapping[str, Any], name: object) -> Layer:
+    kind = _TYPES.get(name) if isinstance(name, str) else None
     if kind is None:
         raise ShapeError(f"layer_types has {name!r}, which is not known here")
     if kind == FULL and text.get("kv_lora_rank") is not None:
@@ -170,10 +202,11 @@ def _windows(text: Mapping[str, Any], number: int) -> list[Layer]:
     if isinstance(pattern, str):  # "LLLG": local, global
         is_full = [pattern[i % len(pattern)] != "L" for i in range(number)]
     elif every := pattern or _FULL_EVERY.get(str(text.get("model_type"))):
+        every = _count("sliding_window_pattern", every) or 1
         is_full = [(i + 1) % every == 0 for i in range(number)]
     else:
-        first = text.get("max_window_layers") if text.get("use_sliding_window") else 0
-        is_full = [i < (first or 0) for i in range(number)]
+        first = _number(text, "max_window_layers") if text.get("use_sliding_window") else 0
+        is_full = [i < first for i in range(number)]
     return [Layer(FULL) if full else Layer(SLIDING, window) for full in is_full]
 
 
@@ -216,12 +249,12 @@ def _index_bytes(text: Mapping[str, Any], kv_cache_dtype: str) -> int:
 def _resolved(text: Mapping[str, Any], kv_cache_dtype: str) -> str:
     """What --kv-cache-dtype comes to: a checkpoint may ask for a type by itself
     (utils/torch_utils.py, get_kv_cache_quant_algo_string)."""
-    quantised = text.get("quantization_config") or {}
+    quantised = _part(text, "quantization_config")
     wish = quantised.get("kv_cache_scheme") or quantised.get("kv_cache_quant_algo")
     if kv_cache_dtype != "auto" or not wish:
         return kv_cache_dtype
     if isinstance(wish, Mapping):
-        return {8: "fp8", 4: "nvfp4"}.get(int(wish.get("num_bits") or 0), "auto")
+        return {8: "fp8", 4: "nvfp4"}.get(_number(wish, "num_bits"), "auto")
     return {"fp8": "fp8_e4m3", "nvfp4": "nvfp4"}.get(str(wish).lower(), "auto")
 
 

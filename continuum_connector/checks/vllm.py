@@ -21,8 +21,8 @@ def lines(machine: Machine, vllm: VllmSeen) -> Iterator[Line]:
 
 def _version(vllm: VllmSeen) -> Line:
     if not vllm.is_installed and not vllm.trouble:
-        cure = "run this check with the Python that runs the server"
-        return unseen("vLLM", f"not installed in {sys.executable}", cure)
+        cure = "run this check with the Python that runs the server, or install vLLM there"
+        return error("vLLM", f"not installed in {sys.executable}, so nothing serves", cure)
     if vllm.trouble:
         cure = "reinstall vLLM and the torch it asks for"
         return error("vLLM", f"cannot be imported ({vllm.trouble})", cure)

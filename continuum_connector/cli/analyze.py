@@ -9,7 +9,6 @@ from typing import Annotated, Any
 
 import typer
 from rich.console import Console
-from rich.markup import escape
 from rich.table import Table
 
 from continuum_connector import files
@@ -19,6 +18,8 @@ from continuum_connector.analysis.summary import Summary
 from continuum_connector.cli import plot
 from continuum_connector.cli.reading import Force, command, may_write, open_source, records
 from continuum_connector.cli.server import CommandError
+from continuum_connector.cli.terminal import name as shown
+from continuum_connector.cli.terminal import terminal
 
 REPORT_WIDTH = 80  # characters, and 20 for each trace
 
@@ -51,9 +52,9 @@ def analyze(
         found = [rows(*each) for each in zip(summaries, (s.num_bad for s in sources), strict=True)]
         names = _names(traces)
         if as_json:
-            typer.echo(json.dumps(_as_json(names, summaries, found), indent=1))
+            print(json.dumps(_as_json(names, summaries, found), indent=1))
         else:
-            _print(Console(highlight=False), names, summaries, found)
+            _print(terminal(), names, summaries, found)
         if report is not None:
             _save(report, names, summaries, found)
         if plot_to is not None:
@@ -81,7 +82,7 @@ def _names(traces: list[Path]) -> list[str]:
 def _save(path: Path, names: list[str], summaries: list[Summary], found: list[list[Row]]) -> None:
     """What a wide terminal would show, as HTML that needs no other file."""
     width = REPORT_WIDTH + 20 * len(names)
-    console = Console(record=True, file=io.StringIO(), width=width, highlight=False)
+    console = terminal(record=True, file=io.StringIO(), width=width)
     _print(console, names, summaries, found)
     try:
         files.put(path, console.export_html().encode())
@@ -100,7 +101,7 @@ def _print(
             console.print()
             console.print(_worst(name, summary))
         if summary.calibration.num:
-            console.print(f"\n[bold]Returns in time, foretold and observed: {escape(name)}")
+            console.print(f"\n[bold]Returns in time, foretold and observed: {shown(name)}")
             console.print("\n".join(plot.as_text(summary.calibration)), markup=False)
 
 
@@ -110,7 +111,7 @@ def table(names: list[str], found: list[list[Row]]) -> Table:
     result.add_column("", overflow="fold")
     result.add_column("", overflow="fold")
     for name in names:
-        result.add_column(escape(name), justify="right", overflow="fold")
+        result.add_column(shown(name), justify="right", overflow="fold")
     group_before = ""
     for group, name in _all_keys(found):
         cells = [_cell(each, group, name) for each in found]
@@ -132,13 +133,13 @@ def _all_keys(found: list[list[Row]]) -> list[tuple[str, str]]:
 
 def _cell(found: list[Row], group: str, name: str) -> str:
     row = next((r for r in found if (r.group, r.name) == (group, name)), None)
-    return escape(row.cell) if row is not None else ""
+    return shown(row.cell) if row is not None else ""
 
 
 def _confusion(name: str, summary: Summary) -> Table:
     """What was chosen, and what would have been best."""
     kinds = ("pin", "offload", "free")
-    title = f"Chosen, and best in hindsight: {escape(name)}"
+    title = f"Chosen, and best in hindsight: {shown(name)}"
     result = Table(title=title, title_justify="left", title_style="bold", show_edge=False)
     for column in ("chosen", *(f"best: {kind}" for kind in kinds), "mean regret"):
         result.add_column(column, justify="left" if column == "chosen" else "right")
@@ -151,7 +152,7 @@ def _confusion(name: str, summary: Summary) -> Table:
 
 def _worst(name: str, summary: Summary) -> Table:
     """The decisions that lost most: `continuum explain` tells what was known then."""
-    title = f"Costliest decisions: {escape(name)}"
+    title = f"Costliest decisions: {shown(name)}"
     result = Table(title=title, title_justify="left", title_style="bold", show_edge=False)
     for column in ("program", "turn", "chosen", "best", "regret"):
         justify: Any = "right" if column in ("turn", "regret") else "left"
@@ -159,7 +160,7 @@ def _worst(name: str, summary: Summary) -> Table:
     for one in sorted(summary.regrets.worst, reverse=True):
         if one.seconds > 0.0:
             cells = (str(one.turn), one.decision, one.best, seconds(one.seconds))
-            result.add_row(escape(one.program), *cells)
+            result.add_row(shown(one.program), *cells)
     return result
 
 

@@ -12,10 +12,12 @@ from continuum_connector.cli.convert import convert
 from continuum_connector.cli.explain import explain
 from continuum_connector.cli.simulate import simulate
 from continuum_connector.cli.size import size
+from continuum_connector.cli.terminal import Commands
 from continuum_connector.cli.top import top
 
 app = typer.Typer(
     name="continuum",
+    cls=Commands,
     help="Measure, and look into, a vLLM server that runs ContinuumConnector.",
     no_args_is_help=True,
     add_completion=False,

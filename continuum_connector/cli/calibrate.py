@@ -14,7 +14,6 @@ from typing import Annotated
 import typer
 from rich import progress as bars
 from rich.console import Console
-from rich.markup import escape
 from rich.table import Table
 
 from continuum_connector import files
@@ -22,6 +21,7 @@ from continuum_connector.cli import measure
 from continuum_connector.cli.measure import Point, Prober
 from continuum_connector.cli.reading import command
 from continuum_connector.cli.server import CommandError, Model, Server
+from continuum_connector.cli.terminal import name, terminal
 from continuum_connector.costs import state_file
 
 LOCAL = ("localhost", "127.0.0.1", "::1")
@@ -38,7 +38,10 @@ def calibrate(
     ] = Path(),
     repeats: Annotated[int, typer.Option(min=1, max=100, help="Times each is sent.")] = 3,
     chunk: Annotated[
-        int, typer.Option(min=0, help="The server's --max-num-batched-tokens, if you know it.")
+        int,
+        typer.Option(
+            min=0, max=10**9, help="The server's --max-num-batched-tokens, if you know it."
+        ),
     ] = 0,
     gpu: Annotated[
         str, typer.Option(help="The GPU's name for the file. Empty: ask nvidia-smi.")
@@ -55,7 +58,7 @@ def calibrate(
     Run it while nobody else uses the server. Ctrl-C keeps what was measured so far.
     """
     with command("calibrate"), contextlib.closing(Server(url, api_key)) as server:
-        _run(Console(), server, model, lengths, out, repeats, chunk, gpu)
+        _run(terminal(), server, model, lengths, out, repeats, chunk, gpu)
 
 
 def _run(
@@ -83,7 +86,7 @@ def _run(
     console.print(_said(prober, coefficients, load))
     gpu = gpu or find_gpu(server.host)
     path = _write(out, chosen.root, gpu, done, coefficients, load)
-    console.print(f"Written: {escape(str(path))}", soft_wrap=True)
+    console.print(f"Written: {name(str(path))}", soft_wrap=True)
     if not is_whole:
         raise typer.Exit(130)
 
@@ -107,7 +110,7 @@ def read_lengths(text: str, max_model_len: int) -> list[int]:
     found = []
     for each in text.split(","):
         word = each.strip()
-        if word != "max" and not word.isdecimal():
+        if word != "max" and not (word.isdecimal() and len(word) < 10):
             raise CommandError(f"--lengths: {word!r} is no number of tokens; write 1000,4000,max")
         found.append(longest if word == "max" else int(word))
     if min(found) < measure.SHORTEST or max(found) > longest:
@@ -172,7 +175,7 @@ def _shown(
 
 
 def _table(model: str, points: list[Point], coefficients: list[float], chunk: int) -> Table:
-    table = Table(title=f"{escape(model)}: medians")
+    table = Table(title=f"{name(model)}: medians")
     for column in ("new tokens", "cached", "TTFT", "of it prefill", "fitted", "error"):
         table.add_column(column, justify="right")
     for cells in measure.rows(points, coefficients, chunk):

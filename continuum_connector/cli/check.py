@@ -2,28 +2,44 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
-import shlex
 from collections import Counter
+from collections.abc import Sequence
+from dataclasses import replace
 from typing import Annotated
 
 import typer
 from rich.console import Console
-from rich.markup import escape
 from rich.table import Table
 
-from continuum_connector.checks.command_line import UsageError, read_plan, split_environment
-from continuum_connector.checks.line import Line, Verdict, worst
+from continuum_connector.checks.command_line import (
+    UsageError,
+    read_plan,
+    split_environment,
+    split_pasted,
+    why_no_server,
+)
+from continuum_connector.checks.line import Line, Verdict, ok, worst
 from continuum_connector.checks.machine import this_machine
 from continuum_connector.checks.run import check as look
 from continuum_connector.checks.words import several
+from continuum_connector.cli import ending
+from continuum_connector.cli.terminal import name as shown
+from continuum_connector.cli.terminal import terminal
 
 STYLES = {
     Verdict.OK: "green",
     Verdict.WARNING: "yellow",
     Verdict.ERROR: "bold red",
     Verdict.UNSEEN: "dim",
+}
+STATUS = {
+    Verdict.OK: ending.DONE,
+    Verdict.WARNING: ending.DONE,
+    Verdict.ERROR: ending.FAILED,
+    Verdict.UNSEEN: ending.UNSEEN,
 }
 
 
@@ -40,7 +56,13 @@ def check(
         bool, typer.Option("--enable-prefix-caching/--no-enable-prefix-caching", help="As served.")
     ] = True,
     scheduler_cls: Annotated[str, typer.Option(help="A scheduler of your own.")] = "",
-    tensor_parallel_size: Annotated[int, typer.Option(min=1, help="GPUs of the model.")] = 1,
+    tensor_parallel_size: Annotated[
+        int, typer.Option(min=1, max=10**5, help="GPUs of the model.")
+    ] = 1,
+    accept: Annotated[
+        list[str] | None,
+        typer.Option(metavar="LINE", help="May be not seen, like `PCIe link`. Repeatable."),
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object, for programs.")] = False,
 ) -> None:
     """Say whether ContinuumConnector will work here, and what to change if not.
@@ -52,7 +74,8 @@ def check(
 
         continuum check --model MODEL --tensor-parallel-size 2
 
-    Ends with status 1 if a line is an error, else 0.
+    Status: 0 all ok, or warnings at most; 1 an error; 2 wrong usage; 3 no error, but a line that
+    is not seen: what is not known is not ok, unless --accept names it.
     """
     options = {
         "--model": model,
@@ -62,26 +85,35 @@ def check(
     }
     given = [word for name, value in options.items() if value for word in (name, value)]
     given += [] if prefix_caching else ["--no-enable-prefix-caching"]
-    lines = _look(list(command or ()), given)
-    if as_json:
-        typer.echo(json.dumps(as_object(lines), indent=1))
-    else:
-        show(Console(highlight=False), lines)
-    if worst(lines) is Verdict.ERROR:
-        raise typer.Exit(1)
+    lines = _accepted(_look(list(command or ()), given), accept or ())
+    with contextlib.suppress(BrokenPipeError):  # `| head`: what was found counts all the same
+        if as_json:
+            print(json.dumps(as_object(lines), indent=1))
+        else:
+            show(terminal(), lines)
+    raise typer.Exit(STATUS[worst(lines)])
+
+
+def _accepted(lines: list[Line], subjects: Sequence[str]) -> list[Line]:
+    """The lines, of which those that may be not seen are ok then."""
+    return [
+        ok(line.subject, f"not seen, which was accepted: {line.text}")
+        if line.verdict is Verdict.UNSEEN and line.subject in subjects
+        else line
+        for line in lines
+    ]
 
 
 def _look(command: list[str], given: list[str]) -> list[Line]:
     """All lines for the command pasted; `given` are options of our own, which win."""
-    if len(command) == 1 and " " in command[0]:
-        command = shlex.split(command[0])
-    assigned, words = split_environment(command)
-    environ = {**os.environ, **assigned}
     try:
-        plan = read_plan([*words, *given], environ)
+        assigned, words = split_environment(split_pasted(command))
+        environ = {**os.environ, **assigned}
+        why = why_no_server(words) if command else ""
+        plan = replace(read_plan([*words, *given], environ), why_no_server=why)
     except UsageError as error:
         raise typer.BadParameter(str(error)) from None
-    console = Console(stderr=True)
+    console = terminal(stderr=True)
     if not console.is_terminal:
         return list(look(this_machine(environ), plan))
     with console.status("looking at vLLM, driver and machine"):
@@ -103,7 +135,7 @@ def show(console: Console, lines: list[Line]) -> None:
         for line in lines:
             cure = f" -> {line.cure}" if line.cure else ""
             text = f"{line.verdict.value:9}{line.subject:16}{line.text}{cure}"
-            console.print(escape(text), soft_wrap=True)
+            console.print(shown(text), soft_wrap=True)
     console.print(verdict(lines))
 
 
@@ -114,9 +146,9 @@ def _table(lines: list[Line]) -> Table:
     table.add_column(overflow="fold")
     for line in lines:
         style = STYLES[line.verdict]
-        cure = f"\n[cyan]{escape(line.cure)}[/]" if line.cure else ""
+        cure = f"\n[cyan]{shown(line.cure)}[/]" if line.cure else ""
         word = f"[{style}]{line.verdict.value}[/]"
-        table.add_row(word, escape(line.subject), escape(line.text) + cure)
+        table.add_row(word, shown(line.subject), shown(line.text) + cure)
     return table
 
 
@@ -131,8 +163,11 @@ def verdict(lines: list[Line]) -> str:
         Verdict.OK: "Nothing in the way of ContinuumConnector",
         Verdict.WARNING: "ContinuumConnector works, and could work better",
         Verdict.ERROR: "ContinuumConnector will not do here what was asked of it",
+        Verdict.UNSEEN: "Whether ContinuumConnector works here is not known",
     }
-    return f"{so_what[worst(lines)]}{said}."
+    dark = list(dict.fromkeys(each.subject for each in lines if each.verdict is Verdict.UNSEEN))
+    look_at = f": look at {', '.join(dark)}" if worst(lines) is Verdict.UNSEEN else ""
+    return f"{so_what[worst(lines)]}{said}{look_at}."
 
 
 _COUNTED = ((Verdict.ERROR, "error"), (Verdict.WARNING, "warning"))

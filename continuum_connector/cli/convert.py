@@ -37,10 +37,12 @@ def convert(
     with command("convert"):
         source = open_source(trace)
         path = out or Path(to.value)
+        if not path.name:
+            raise CommandError(f"--out {path} names no file; give one")
         may_write(path, force, [source])
         jobs = original.write(records(source))
         try:
             files.put(path, json.dumps(jobs, indent=2).encode())
         except OSError as error:
             raise CommandError(f"{path} cannot be written ({error.strerror})") from None
-        typer.echo(f"{len(jobs):,} programs written to {path}; {source.num_bad:,} lines skipped")
+        print(f"{len(jobs):,} programs written to {path}; {source.num_bad:,} lines skipped")

@@ -2,9 +2,23 @@
 
 from __future__ import annotations
 
+import signal
+
 
 def main() -> None:
     """Run the command line; without its packages, say what to install."""
+    try:
+        _main()
+    except KeyboardInterrupt:  # while it was loaded
+        raise SystemExit(130) from None
+    finally:
+        signal.signal(signal.SIGINT, signal.SIG_DFL)  # a late Ctrl-C: nobody is left to tell
+
+
+def _main() -> None:
+    from continuum_connector.cli import ending
+
+    ending.prepare()  # rich and typer read the terminal's size when they are imported
     try:
         import prometheus_client  # noqa: F401
         import rich  # noqa: F401

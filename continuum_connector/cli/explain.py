@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
@@ -19,6 +18,7 @@ from continuum_connector.analysis.source import Source, count, text, tiers
 from continuum_connector.analysis.words import Line, told
 from continuum_connector.cli.reading import command, open_source, records
 from continuum_connector.cli.server import CommandError
+from continuum_connector.cli.terminal import terminal
 
 STYLES = {"good": "green", "bad": "yellow", "detail": "dim"}
 
@@ -44,9 +44,9 @@ def explain(
             return
         life = find(source, program)
         if as_json:
-            typer.echo(json.dumps(as_list(life), indent=1))
+            print(json.dumps(as_list(life), indent=1))
             return
-        console = Console(highlight=False)
+        console = terminal()
         console.print(head(life))
         console.print()
         console.print(timeline(life))
@@ -59,12 +59,12 @@ def log(source: Source, as_json: bool) -> None:
     since: float | None = None
     for decision, outcome in decisions(records(source)):
         if as_json:
-            typer.echo(json.dumps({"decision": decision, "outcome": outcome}))
+            print(json.dumps({"decision": decision, "outcome": outcome}))
             continue
         if since is None:
             since = decision["now"]
-            typer.echo(HEAD)
-        typer.echo(as_line(decision, outcome, since))
+            print(HEAD)
+        print(as_line(decision, outcome, since))
     if since is None and not as_json:
         raise CommandError("no turn has ended in this trace, so nothing was decided")
 

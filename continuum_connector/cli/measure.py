@@ -79,7 +79,7 @@ class Prober:
         for _ in range(self._repeats):
             ttft_s, prefill_s, hits = self._send(prefix + self._tokens(point.num_new))
             point.ttft_s.append(ttft_s)
-            point.prefill_s += [] if prefill_s is None else [prefill_s]
+            point.prefill_s += [prefill_s] if prefill_s else []
             num_hits += hits
             on_sent()
         if len(point.prefill_s) < len(point.ttft_s):
@@ -100,7 +100,7 @@ class Prober:
 
         alone = added(f"{PREFILL}_count") == 1.0
         hits = added(VRAM_HITS) if VRAM_HITS in after else float(len(tokens))
-        return ttft_s, added(f"{PREFILL}_sum") if alone else None, hits
+        return ttft_s, max(0.0, added(f"{PREFILL}_sum")) if alone else None, hits
 
     def _tokens(self, num: int) -> list[int]:
         return [self._random.randint(FIRST_ID, LAST_ID) for _ in range(num)]

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 
 from continuum_connector.cli.scrape import Scrape
 
+_CHANCE = re.compile(r"[0-9]{1,3}-[0-9]{1,3}")
 # Decisions that something was lost by: kept for nobody, or gone when it was wanted.
 BAD_OUTCOMES = ("expired", "pressure", "diverged", "never", "recomputed")
 
@@ -207,7 +209,8 @@ def _worst(outcomes: dict[str, float]) -> list[Outcome]:
 
 def _forecasts(now: Scrape) -> Forecasts | None:
     came = now.by("continuum:forecasts_true_total", "chance")
-    nums = {c: n for c, n in now.by("continuum:forecasts_total", "chance").items() if n}
+    told = now.by("continuum:forecasts_total", "chance").items()
+    nums = {chance: num for chance, num in told if num > 0 and _CHANCE.fullmatch(chance)}
     if not nums:
         return None
     off = {chance: _outside(chance, came.get(chance, 0.0), num) for chance, num in nums.items()}

@@ -9,12 +9,13 @@ from typing import Annotated
 
 import typer
 from rich import progress as bars
-from rich.console import Console
-from rich.markup import escape
 
 from continuum_connector import files
 from continuum_connector.analysis.source import Record, Source, SourceError
+from continuum_connector.cli import ending
 from continuum_connector.cli.server import CommandError
+from continuum_connector.cli.terminal import name as shown
+from continuum_connector.cli.terminal import terminal
 
 Force = Annotated[bool, typer.Option("--force", help="Replace a file that is there already.")]
 
@@ -23,7 +24,7 @@ SHOW_FROM = 8 << 20  # bytes; less is read before a bar could be seen
 
 def records(source: Source) -> Iterator[Record]:
     """The source's records, with a bar on stderr for a large file."""
-    console = Console(stderr=True)
+    console = terminal(stderr=True)
     if source.num_bytes < SHOW_FROM or not console.is_terminal:
         yield from source.records()
         return
@@ -34,7 +35,7 @@ def records(source: Source) -> Iterator[Record]:
         bars.TimeRemainingColumn(),
     )
     with bars.Progress(*columns, console=console, transient=True) as bar:
-        task = bar.add_task(escape(source.path.name), total=source.num_bytes)
+        task = bar.add_task(shown(source.path.name), total=source.num_bytes)
         yield from source.records(lambda num: bar.advance(task, num))
 
 
@@ -62,9 +63,5 @@ def command(name: str) -> Iterator[None]:
     try:
         yield
     except (CommandError, SourceError) as error:
-        Console(stderr=True).print(
-            f"[red]continuum {name}:[/] {escape(str(error))}", soft_wrap=True, highlight=False
-        )
-        raise typer.Exit(1) from None
-    except BrokenPipeError:  # `| head` has seen enough
-        raise typer.Exit(0) from None
+        ending.tell(f"continuum {name}", str(error))
+        raise typer.Exit(ending.FAILED) from None

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 
 from prometheus_client.parser import text_string_to_metric_families
 
-from continuum_connector.cli.server import CommandError
+from continuum_connector.cli.server import CommandError, sample
+from continuum_connector.errors import shown
 
 OF_INTEREST = ("vllm:", "continuum:")
 
@@ -28,10 +29,16 @@ class Scrape:
         try:
             for family in text_string_to_metric_families(text):
                 if family.name.startswith(OF_INTEREST):
-                    for sample in family.samples:
-                        labels = frozenset(sample.labels.items())
-                        samples.setdefault(sample.name, {})[labels] = float(sample.value)
-        except ValueError as error:
+                    for each in family.samples:
+                        if (value := sample(str(each.value))) is not None:
+                            labels = frozenset((key, shown(of)) for key, of in each.labels.items())
+                            samples.setdefault(each.name, {})[labels] = value
+        except (
+            ValueError,
+            LookupError,
+            TypeError,
+            AttributeError,
+        ) as error:  # what its parser raises
             raise CommandError(
                 f"/metrics answers, but not in Prometheus' format ({error}); check host and port"
             ) from None

@@ -6,11 +6,11 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
 
 from continuum_connector.cli.find_bench import find_bench
 from continuum_connector.cli.reading import command
 from continuum_connector.cli.server import CommandError
+from continuum_connector.cli.terminal import terminal
 
 Arms = Annotated[str, typer.Option(help="What is compared; ratios are to the first.")]
 Workload = Annotated[
@@ -22,14 +22,16 @@ Settings = Annotated[
 Rates = Annotated[str, typer.Option(help="Programs that arrive per second.")]
 Gpu = Annotated[str, typer.Option(help="One or more of --list.")]
 Model = Annotated[str, typer.Option(help="One or more of --list.")]
-Dram = Annotated[float, typer.Option(min=0, help="DRAM for offloaded blocks.")]
-Pcie = Annotated[float | None, typer.Option(min=0.1, help="PCIe instead of the GPU's own.")]
-Tp = Annotated[int, typer.Option(min=1, help="GPUs that share the model.")]
+Dram = Annotated[float, typer.Option(min=0, max=1e9, help="DRAM for offloaded blocks.")]
+Pcie = Annotated[
+    float | None, typer.Option(min=0.1, max=1e6, help="PCIe instead of the GPU's own.")
+]
+Tp = Annotated[int, typer.Option(min=1, max=1024, help="GPUs that share the model.")]
 Seeds = Annotated[str, typer.Option(help="A run for each; figures are of all together.")]
 Sweep = Annotated[str, typer.Option(help="A sweep of --list, instead of all options above.")]
 Out = Annotated[Path, typer.Option(help="Results, a line per run; what it has is not run again.")]
 Report = Annotated[Path | None, typer.Option(help="Write a page with plots here.")]
-Workers = Annotated[int, typer.Option(min=0, help="Processes; 0: one per core.")]
+Workers = Annotated[int, typer.Option(min=0, max=4096, help="Processes; 0: one per core.")]
 ShowList = Annotated[
     bool, typer.Option("--list", help="Arms, workloads, GPUs, models, sweeps; then end.")
 ]
@@ -76,13 +78,13 @@ def simulate(
     with command("simulate"):
         lab = find_bench("bench.sim.command")
         if show_list:
-            lab.listing(Console())
+            lab.listing(terminal())
             return
         machine = (gpu, model, dram_gb, pcie_gb_s, tp)
         files = (out, report, workers)
         given = lab.Options(arms, workload, settings, rates, *machine, seeds, sweep, *files)
         try:
-            status = lab.simulate(given, Console())
+            status = lab.simulate(given, terminal())
         except lab.UserError as error:
             raise CommandError(str(error)) from None
         raise typer.Exit(status)

@@ -8,8 +8,6 @@ import os
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
-from rich.markup import escape
 from rich.table import Table
 
 from continuum_connector.checks.model import aside
@@ -19,37 +17,53 @@ from continuum_connector.checks.shape import Shape, ShapeError, read_shape
 from continuum_connector.checks.words import size as text_of
 from continuum_connector.cli.reading import command
 from continuum_connector.cli.server import CommandError
+from continuum_connector.cli.terminal import name, terminal
 from continuum_connector.config import parse_bytes
 from continuum_connector.proven import why_no_tier
 from continuum_connector.sizing import FILL, Load, Need, Place, mean_gap, need
 
 GIB = 2**30
+MOST = 2**60  # bytes
+
+Model = Annotated[str, typer.Option(help="A folder with config.json, or downloaded.")]
+PerToken = Annotated[
+    str, typer.Option(help="KV bytes of a token over all layers, instead of --model.")
+]
+KvDtype = Annotated[str, typer.Option(help="As served: auto or fp8.")]
+Context = Annotated[int, typer.Option(min=1, max=10**9, help="Tokens of a context, mean.")]
+Programs = Annotated[float, typer.Option(min=0.0, max=1e9, help="Agents alive at once.")]
+Rate = Annotated[float, typer.Option(min=0.0, max=1e6, help="Or: agents that start, per second.")]
+Turns = Annotated[
+    float, typer.Option(min=1.0, max=1e9, help="Turns of an agent, mean, with --rate.")
+]
+Gap = Annotated[float, typer.Option(min=0.01, max=1e9, help="Seconds between turns, median.")]
+GapP90 = Annotated[
+    float, typer.Option(min=0.0, max=1e9, help="And 90th percentile. 0: as the median.")
+]
+TurnS = Annotated[float, typer.Option(min=0.01, max=1e9, help="Seconds that a turn takes, mean.")]
+NewTokens = Annotated[int, typer.Option(min=1, max=10**9, help="Tokens a turn adds, mean.")]
+Vram = Annotated[str, typer.Option(help="KV space of one GPU: vLLM logs it at start.")]
+Gpus = Annotated[int, typer.Option(min=1, max=10**5, help="GPUs that share a model.")]
+Pcie = Annotated[float, typer.Option(min=0.1, max=1e6, help="GB/s of one GPU's link, one way.")]
+AsJson = Annotated[bool, typer.Option("--json", help="One JSON object, for programs.")]
 
 
 def size(
-    model: Annotated[str, typer.Option(help="A folder with config.json, or downloaded.")] = "",
-    bytes_per_token: Annotated[
-        str, typer.Option(help="KV bytes of a token over all layers, instead of --model.")
-    ] = "",
-    kv_cache_dtype: Annotated[str, typer.Option(help="As served: auto or fp8.")] = "auto",
-    context: Annotated[int, typer.Option(min=1, help="Tokens of a context, mean.")] = 122_000,
-    programs: Annotated[float, typer.Option(min=0.0, help="Agents alive at once.")] = 0.0,
-    rate: Annotated[float, typer.Option(min=0.0, help="Or: agents that start, per second.")] = 0.0,
-    turns: Annotated[
-        float, typer.Option(min=1.0, help="Turns of an agent, mean, with --rate.")
-    ] = 64.0,
-    gap: Annotated[float, typer.Option(min=0.01, help="Seconds between turns, median.")] = 9.0,
-    gap_p90: Annotated[
-        float, typer.Option(min=0.0, help="And 90th percentile. 0: as the median.")
-    ] = 72.0,
-    turn: Annotated[float, typer.Option(min=0.01, help="Seconds that a turn takes, mean.")] = 5.0,
-    new_tokens: Annotated[int, typer.Option(min=1, help="Tokens a turn adds, mean.")] = 3_276,
-    vram: Annotated[
-        str, typer.Option(help="KV space of one GPU: vLLM logs it at start.")
-    ] = "55GiB",
-    gpus: Annotated[int, typer.Option(min=1, help="GPUs that share a model.")] = 1,
-    pcie: Annotated[float, typer.Option(min=0.1, help="GB/s of one GPU's link, one way.")] = 50.0,
-    as_json: Annotated[bool, typer.Option("--json", help="One JSON object, for programs.")] = False,
+    model: Model = "",
+    bytes_per_token: PerToken = "",
+    kv_cache_dtype: KvDtype = "auto",
+    context: Context = 122_000,
+    programs: Programs = 0.0,
+    rate: Rate = 0.0,
+    turns: Turns = 64.0,
+    gap: Gap = 9.0,
+    gap_p90: GapP90 = 72.0,
+    turn: TurnS = 5.0,
+    new_tokens: NewTokens = 3_276,
+    vram: Vram = "55GiB",
+    gpus: Gpus = 1,
+    pcie: Pcie = 50.0,
+    as_json: AsJson = False,
 ) -> None:
     """Say how much DRAM a server's agents need, and how busy the links to its GPUs would be.
 
@@ -75,11 +89,11 @@ def size(
         place = _place(model, bytes_per_token, kv_cache_dtype, load, vram, gpus, pcie)
         found = need(load, place)
     if as_json:
-        typer.echo(json.dumps(as_object(load, place, found), indent=1))
+        print(json.dumps(as_object(load, place, found), indent=1))
         return
-    console = Console(highlight=False)
+    console = terminal()
     console.print(_table(rows(load, place, found)))
-    console.print(f"\n{escape(advice(place, found))}", soft_wrap=True)
+    console.print(f"\n{name(advice(place, found))}", soft_wrap=True)
 
 
 def _place(
@@ -113,6 +127,8 @@ def _bytes(option: str, text: str) -> int:
         found = parse_bytes(text)
     except ValueError as error:
         raise CommandError(f'{option}: {error}; write one such as "128KiB" or "55GiB"') from None
+    if found > MOST:
+        raise CommandError(f"{option} {text} is more than any machine has")
     if found == 0:
         raise CommandError(f"{option} is 0, which holds nothing")
     return found
@@ -186,5 +202,5 @@ def _table(lines: list[tuple[str, str, str]]) -> Table:
     table.add_column(no_wrap=True, justify="right", style="bold")
     table.add_column(overflow="fold", style="dim")
     for line in lines:
-        table.add_row(*map(escape, line))
+        table.add_row(*map(name, line))
     return table

@@ -18,7 +18,9 @@ from continuum_connector.cli.rates import Numbers, numbers
 from continuum_connector.cli.reading import command
 from continuum_connector.cli.scrape import Scrape
 from continuum_connector.cli.server import CommandError, Server
+from continuum_connector.cli.terminal import terminal
 from continuum_connector.cli.top_view import screen
+from continuum_connector.errors import shown
 
 WINDOW_S = 10.0  # what rates are means of, if a scrape is no rarer
 TIMEOUT_S = 5.0  # a server that takes longer for its metrics counts as gone
@@ -52,18 +54,15 @@ def top(
     """
     with command("top"):
         server = Server(url, api_key, TIMEOUT_S)
-        signal.signal(signal.SIGTERM, signal.default_int_handler)  # the terminal is left clean
+        signal.signal(signal.SIGTERM, _stop)  # the terminal is left clean
         watch = Watch(server)
-        console = Console()
-        try:
-            if once or not (as_json or console.is_terminal):
-                _once(console, watch, interval, as_json)
-            elif as_json:
-                _lines(watch, interval)
-            else:
-                _live(console, watch, interval)
-        except KeyboardInterrupt:
-            raise typer.Exit(0) from None
+        console = terminal()
+        if once or not (as_json or console.is_terminal):
+            _once(console, watch, interval, as_json)
+        elif as_json:
+            _lines(watch, interval)
+        else:
+            _live(console, watch, interval)
 
 
 class Watch:
@@ -98,8 +97,12 @@ class Watch:
 
     def _lost(self, error: CommandError, now: float, wall: str) -> None:
         at, since = self._gone_at = self._gone_at or (wall, now)
-        self.trouble = str(error)
+        self.trouble = shown(str(error))
         self.gone = f"Gone since {at}, for {now - since:.0f} s by now; asking again."
+
+
+def _stop(*_: object) -> None:
+    raise SystemExit(128 + signal.SIGTERM)
 
 
 def _look(watch: Watch) -> None:

@@ -17,7 +17,7 @@ from continuum_connector import files
 from continuum_connector.costs.bites import Bites
 from continuum_connector.errors import ConfigError
 
-logger = logging.getLogger(__name__)
+logger = logging.getLogger(f"vllm.{__name__}")
 
 VERSION = 1  # of the format; a file of another is not read
 SAVE_EVERY_S = 60.0  # a crash loses a minute of learning

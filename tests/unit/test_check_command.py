@@ -41,6 +41,13 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[dict[str, str]
     return environs
 
 
+@pytest.fixture
+def model(tmp_path: Path) -> str:
+    sizes = {"num_hidden_layers": 4, "num_attention_heads": 2, "hidden_size": 64}
+    (tmp_path / "config.json").write_text(json.dumps(sizes))
+    return str(tmp_path)
+
+
 def run(*words: str) -> Result:
     return CliRunner().invoke(app, ["check", *words])
 
@@ -58,10 +65,61 @@ def test_a_pipe_gets_one_line_each() -> None:
 
 
 @pytest.mark.usefixtures("here")
-def test_warnings_are_no_failure() -> None:
-    result = run("--scheduler-cls", "my.Own")
+def test_warnings_are_no_failure(model: str) -> None:
+    result = run("--scheduler-cls", "my.Own", "--model", model)
     assert result.exit_code == 0
-    assert "could work better (1 warning, 1 not seen)" in result.stdout
+    assert "could work better (1 warning)" in result.stdout
+
+
+@pytest.mark.usefixtures("here")
+def test_what_is_not_seen_is_not_ok_unless_it_was_accepted() -> None:
+    result = run()
+    assert result.exit_code == 3
+    assert result.stdout.endswith(
+        "Whether ContinuumConnector works here is not known (1 not seen): look at model.\n"
+    )
+    assert json.loads(run("--json").stdout)["verdict"] == "not seen"
+    assert run("--accept", "PCIe link").exit_code == 3
+    accepted = run("--accept", "PCIe link", "--accept", "model")
+    assert accepted.exit_code == 0
+    assert "not seen, which was accepted: none was named" in accepted.stdout
+
+
+@pytest.mark.parametrize(
+    ("words", "status"),
+    [
+        (["vllm", "serve", "{}"], 0),
+        (["nohup", "/opt/vllm/bin/vllm", "serve", "{}", "--port", "80"], 0),
+        (["python3", "-m", "vllm.entrypoints.openai.api_server", "--model", "{}"], 0),
+        (["python", "-m", "vllm.entrypoints.cli.main", "serve", "{}"], 0),
+        (["vllm serve {} --port 80"], 0),
+        (["vllm", "bench", "serve", "--model", "{}"], 1),
+        (["vllm", "chat", "--model", "{}"], 1),
+        (["python", "-m", "vllm.entrypoints.cli.main", "chat", "--model", "{}"], 1),
+        (["sleep", "1", "--model", "{}"], 1),
+        (["serve", "--model", "{}"], 1),
+        (["A=b"], 1),
+        (["vllm serve 'x"], 2),
+        (["vllm", "serve", "{}", "-tp", "9" * 5000], 2),
+    ],
+)
+@pytest.mark.usefixtures("here")
+def test_a_pasted_command_that_does_not_start_vllms_server_is_an_error(
+    model: str, words: list[str], status: int
+) -> None:
+    result = run("--", *(word.format(model) for word in words))
+    assert result.exit_code == status, result.output
+    assert ("error    command" in result.stdout) == (status == 1)
+    assert len(result.stderr.splitlines()) == (status == 2)
+
+
+@pytest.mark.usefixtures("here")
+def test_a_verdict_outlives_a_reader_that_has_gone(monkeypatch: pytest.MonkeyPatch) -> None:
+    def gone(*_: object) -> None:
+        raise BrokenPipeError
+
+    monkeypatch.setattr(command, "show", gone)
+    assert run("--no-enable-prefix-caching").exit_code == 1
 
 
 @pytest.mark.usefixtures("here")
@@ -113,8 +171,8 @@ def test_a_terminal_gets_a_table_with_the_cure_below() -> None:
         "             do x",
         "not seen  c  dark",
         "",
-        "ContinuumConnector works, and could work better (1 warning,",
-        "1 not seen).",
+        "Whether ContinuumConnector works here is not known (1",
+        "warning, 1 not seen): look at c.",
     ]
 
 
@@ -167,7 +225,7 @@ def test_a_python_without_vllm_and_torch(tmp_path: Path) -> None:
     )
     assert done.stdout, done.stderr
     found = {line["subject"]: line for line in json.loads(done.stdout)["lines"]}
-    assert found["vLLM"]["verdict"] == "not seen"
+    assert found["vLLM"]["verdict"] == "error"
     assert found["plugin"]["verdict"] == "error", "nor is our entry point there"
     assert done.returncode == 1
     assert {"config", "scheduler", "NUMA", "DRAM", "native library"} <= set(found)

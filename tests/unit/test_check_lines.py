@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -63,7 +64,7 @@ def test_a_server_where_all_is_well_has_only_ok_lines(tmp_path: Path) -> None:
     assert all(not line.cure for line in lines)
 
 
-def test_a_bare_machine_says_what_it_could_not_see_and_finds_no_fault(tmp_path: Path) -> None:
+def test_a_bare_machine_says_what_it_could_not_see(tmp_path: Path) -> None:
     machine = fake.make(
         tmp_path,
         dict.fromkeys(fake.FILES),
@@ -74,10 +75,10 @@ def test_a_bare_machine_says_what_it_could_not_see_and_finds_no_fault(tmp_path: 
     lines = list(check(machine, plan()))
     unseen = {line.subject for line in lines if line.verdict is UNSEEN}
     assert unseen == {
-        *("vLLM", "plugin", "KV layout", "model", "GPU", "NUMA", "DRAM", "huge pages"),
+        *("plugin", "KV layout", "model", "GPU", "NUMA", "DRAM", "huge pages"),
         "native library",
     }
-    assert worst(lines) is OK
+    assert worst(line for line in lines if line.subject != "vLLM") is UNSEEN, "that is not ok"
 
 
 # --- vLLM and plugin ----------------------------------------------------------------------
@@ -100,9 +101,9 @@ def test_vllm(tmp_path: Path, vllm: dict[str, Any], verdict: Verdict, part: str)
     assert bool(line.cure) is (verdict is not OK)
 
 
-def test_vllm_that_is_not_installed_is_not_seen(tmp_path: Path) -> None:
+def test_vllm_that_is_not_installed_is_an_error(tmp_path: Path) -> None:
     line = one(fake.make(tmp_path, vllm={}), plan(), "vLLM")
-    assert line.verdict is UNSEEN
+    assert line.verdict is ERROR
     assert "the Python that runs the server" in line.cure
 
 
@@ -337,7 +338,7 @@ def test_a_model_that_config_json_does_not_tell_is_not_judged(
     assert part in line.text
 
 
-@pytest.mark.parametrize("name", ["", "/nowhere", "nobody/nothing", "a b?"])
+@pytest.mark.parametrize("name", ["", "nobody/nothing"])
 def test_a_model_that_is_not_here_is_not_seen(tmp_path: Path, name: str) -> None:
     machine = fake.make(tmp_path, environ={"HF_HUB_CACHE": str(tmp_path)})
     line = one(machine, plan("--model", name), "model")
@@ -345,11 +346,52 @@ def test_a_model_that_is_not_here_is_not_seen(tmp_path: Path, name: str) -> None
     assert "--model FOLDER" in line.cure
 
 
-def test_a_broken_config_json_is_not_seen(tmp_path: Path) -> None:
-    (tmp_path / "config.json").write_text("{")
+@pytest.mark.parametrize("name", ["/nowhere", "a b?", "~nobody-at-all/x", "n" * 300, "."])
+def test_a_model_that_no_server_finds_is_an_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    line = one(fake.make(tmp_path), plan("--model", name), "model")
+    assert line.verdict is ERROR, line
+
+
+def test_a_folder_with_another_format_is_not_seen(tmp_path: Path) -> None:
+    (tmp_path / "params.json").write_text("{}")
     line = one(fake.make(tmp_path), plan("--model", str(tmp_path)), "model")
-    assert line.verdict is UNSEEN
-    assert "cannot be read" in line.text
+    assert (line.verdict, "other formats" in line.text) == (UNSEEN, True)
+
+
+@pytest.mark.parametrize(
+    ("text", "part"),
+    [
+        ("{", "is no JSON"),
+        ("[1]", "is no JSON object"),
+        ("[" * 100_000, "is no JSON (too deep)"),
+        ('{"num_hidden_layers": ' + "9" * 5000 + "}", "is no JSON"),
+        ('{"num_hidden_layers": "four"}', "num_hidden_layers is 'four', which counts nothing"),
+        ('{"num_hidden_layers": 1e400}', "num_hidden_layers is inf"),
+        ('{"num_hidden_layers": -3}', "num_hidden_layers is -3"),
+        ('{"num_hidden_layers": 999999999}', "more than any model has"),
+        ('{"text_config": 3}', "text_config is 3, no object"),
+        ('{"num_hidden_layers": 4, "layer_types": 3}', "layer_types is 3, no list"),
+    ],
+)
+def test_a_broken_config_json_is_an_error(tmp_path: Path, text: str, part: str) -> None:
+    (tmp_path / "config.json").write_text(text)
+    line = one(fake.make(tmp_path), plan("--model", str(tmp_path)), "model")
+    assert line.verdict is ERROR
+    assert part in line.text
+
+
+def test_a_config_json_that_cannot_be_read_is_an_error(tmp_path: Path) -> None:
+    (tmp_path / "config.json").symlink_to("/proc/self/mem")
+    line = one(fake.make(tmp_path), plan("--model", str(tmp_path)), "model")
+    assert (line.verdict, "cannot be read" in line.text) == (ERROR, True)
+
+
+def test_a_command_that_starts_no_server_is_an_error(tmp_path: Path) -> None:
+    served = replace(plan(), why_no_server="`sleep 1` is not `vllm serve`")
+    assert one(fake.make(tmp_path), served, "command").verdict is ERROR
 
 
 # --- GPU, driver, link --------------------------------------------------------------------

@@ -20,6 +20,7 @@ pytest.importorskip("matplotlib")
 
 from bench.sim.report.__main__ import main
 from bench.sim.report.page import in_order, page
+from continuum_connector.cli.ending import ToldError
 
 ARMS = ("stock", "paper", OURS, "infinite")
 STARTS = [Start("continuum simulate --arms <x>", {"vllm": "0.32.0"})]
@@ -92,11 +93,9 @@ def test_the_command_writes_a_page_beside_the_results(tmp_path: Path) -> None:
     assert "stock · adaptive, simulated" in (tmp_path / "x.html").read_text()
 
 
-def test_the_command_says_why_there_is_no_page(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert main([str(tmp_path / "none.jsonl")]) == 1
-    assert "none.jsonl" in capsys.readouterr().err
+def test_the_command_says_why_there_is_no_page(tmp_path: Path) -> None:
+    with pytest.raises(ToldError, match=r"none\.jsonl is no file"):
+        main([str(tmp_path / "none.jsonl")])
 
 
 def test_plain_vllm_comes_first_and_oracles_last() -> None:

@@ -414,7 +414,7 @@ def test_in_a_terminal_it_lives_survives_the_server_and_leaves_it_clean(
     again = FakeServer(port)
     terminal.until(lambda text: "Gone since" not in text, alternate=True)
     terminal.keys("C-c")
-    text = terminal.until(lambda text: "ended with 0" in text, alternate=False)
+    text = terminal.until(lambda text: "ended with 130" in text, alternate=False)
     again.close()
     assert "Traceback" not in text
     assert "decisions/s" not in text
@@ -425,4 +425,4 @@ def test_sigterm_leaves_the_terminal_clean_too(server: FakeServer, terminal: Ter
     terminal.start(command(server.url))
     terminal.until(lambda text: "VRAM" in text, alternate=True)
     os.kill(terminal.child(), signal.SIGTERM)
-    assert "Traceback" not in terminal.until(lambda text: "ended with 0" in text, alternate=False)
+    assert "Traceback" not in terminal.until(lambda text: "ended with 143" in text, alternate=False)

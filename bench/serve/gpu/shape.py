@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from bench.cli import teaching_parser
+from bench.cli import start, teaching_parser
 from bench.serve.tiny_model import ModelShape, write_shape
 
 WHAT = "Write a model folder of Llama-3.1-8B's shape, without weights: 3 MB, nothing downloaded."
@@ -36,4 +36,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    start(main, "python -m bench.serve.gpu.shape")

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from bench.cli import teaching_parser
+from bench.cli import start, teaching_parser
 from bench.sim import store
 from bench.sim.report.page import in_order, page
-from bench.sim.store import StoreError
+from continuum_connector.cli.ending import ToldError
 
 TEACH = """\
 what happens
@@ -28,17 +27,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("-o", "--out", type=Path, help="the page (beside the results)")
     parser.add_argument("--title", default="", help="of the page")
     options = parser.parse_args(argv)
+    if not options.results.is_file():
+        raise ToldError(f"{options.results} is no file; give one that `continuum simulate` wrote")
     out = options.out or options.results.with_suffix(".html")
-    try:
-        found = in_order(store.results(options.results).values())
-        text = page(found, store.starts(options.results), options.title)
-    except (OSError, StoreError) as error:
-        print(f"report: {error}", file=sys.stderr)
-        return 1
+    found = in_order(store.results(options.results).values())
+    text = page(found, store.starts(options.results), options.title)
     out.write_text(text)
     print(f"{out}: {len(found)} runs, {len(text) / 1e6:.1f} MB")
     return 0
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    start(main, "python -m bench.sim.report")

@@ -1,0 +1,187 @@
+"""How every command ends: what went wrong in one sentence on stderr, and a status that says what.
+
+Needs no other package, for it also ends commands whose packages are not there.
+"""
+
+from __future__ import annotations
+
+import codecs
+import contextlib
+import errno
+import os
+import re
+import signal
+import sys
+from collections.abc import Callable
+from types import TracebackType
+from typing import Any
+
+from continuum_connector.errors import escaped, shown
+
+DONE = 0
+FAILED = 1  # an input, a file, a server: the sentence says which
+USAGE = 2  # the command line itself
+UNSEEN = 3  # `check`: nothing is an error, and not all was seen
+BUG = 70  # of ours
+STOPPED = 130  # by Ctrl-C
+
+TRACEBACK = "CONTINUUM_TRACEBACK"
+MOST = 1000  # characters of a sentence: a value in it may be as long as it likes
+_PASSWORDS = re.compile(r"(?:(?<=//)|\b[\w.+%-]+:(?!//))\S*@")
+_KEYS = re.compile(r"([?&][\w-]*(?:key|token|secret|password)[\w-]*=)[^&\s'\"]*", re.IGNORECASE)
+_INSTEAD = {"█": "#", "░": ".", "…": "...", "·": "-", "─": "-", "│": "|"}
+_SIZES = {"COLUMNS": 20, "LINES": 5, "TERMINAL_WIDTH": 20}  # and the least that can be drawn on
+_OURS = ("bench", "continuum_connector")
+
+
+class ToldError(Exception):
+    """What a user can mend; the message is all they see."""
+
+
+def tell(who: str, what: str) -> None:
+    """Say it on stderr, on one line that holds no password and nothing that moves the cursor."""
+    line = shown(hidden(" ".join(what.split())))
+    if len(line) > MOST:
+        line = f"{line[: MOST - 200]} ... {line[-200:]}"
+    with contextlib.suppress(OSError, ValueError):  # nobody is there to read it
+        print(f"{who}: {line}", file=sys.stderr, flush=True)
+
+
+def hidden(text: str) -> str:
+    """The text without the passwords and keys of the addresses in it."""
+    return _KEYS.sub(r"\1***", _PASSWORDS.sub("***@", text))
+
+
+def run(work: Callable[[], object], who: str) -> int:
+    """Do the work and return the status; whatever it raises is told, never raised.
+
+    What a user can mend is named where it is found. Here are what any line may meet: a file that
+    cannot be used, output that nobody takes, a package that is missing, Ctrl-C.
+    """
+    prepare()
+    return _written(_status(work, who), who)
+
+
+def _status(work: Callable[[], object], who: str) -> int:
+    try:
+        return _number(work(), who)
+    except SystemExit as end:
+        return _number(end.code, who)
+    except KeyboardInterrupt:
+        return STOPPED
+    except BrokenPipeError:  # `| head` has seen enough
+        return DONE
+    except ToldError as error:
+        tell(who, str(error))
+    except OSError as error:
+        tell(who, why(error))
+    except MemoryError:
+        tell(who, "the memory does not suffice for that much; ask for less")
+    except ImportError as error:
+        if (error.name or "").split(".")[0] in _OURS:
+            return _bug(error, who)
+        tell(who, lacks(error))
+    except Exception as error:  # the one place that may: it is told as what it is, a bug
+        return _bug(error, who)
+    return FAILED
+
+
+def _bug(error: Exception, who: str) -> int:
+    if os.environ.get(TRACEBACK):
+        raise error
+    tell(who, f"a bug of ours ({type(error).__name__}: {error}); {TRACEBACK}=1 shows where it is")
+    return BUG
+
+
+def _number(code: object, who: str) -> int:
+    """What Python would make of it: a text is a sentence."""
+    if code is None or isinstance(code, int):
+        return code or DONE
+    tell(who, str(code))
+    return FAILED
+
+
+def why(error: OSError) -> str:
+    """What the system said, and of which file."""
+    said = error.strerror or str(error) or type(error).__name__
+    if error.filename:
+        return f"{error.filename} cannot be used ({said})"
+    if error.errno == errno.ENOSPC:
+        return f"what it prints cannot be written ({said})"
+    return said
+
+
+def lacks(error: ImportError) -> str:
+    """What to install."""
+    return (
+        f"this needs the package {error.name}, which is not installed or cannot be imported; all "
+        "but vLLM comes with: pip install '.[bench]' in a clone"
+    )
+
+
+def _written(status: int, who: str) -> int:
+    """Bring out what was printed; a pipe that was closed has seen enough."""
+    try:
+        if sys.stdout is not None:
+            sys.stdout.flush()
+    except BrokenPipeError:
+        _drop_output()
+    except OSError as error:
+        _drop_output()
+        tell(who, why(error))
+        return status or FAILED
+    except ValueError:  # closed
+        pass
+    return status
+
+
+def _drop_output() -> None:
+    """What is left goes nowhere, else Python tries again at its end, and complains."""
+    with contextlib.suppress(OSError, ValueError):
+        devnull = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(devnull, sys.stdout.fileno())
+        os.close(devnull)
+
+
+def prepare() -> None:
+    """Sizes of a terminal that are none are forgotten, and each character can be written."""
+    for name, least in _SIZES.items():
+        size = os.environ.get(name, "")
+        good = size.isascii() and size.isdecimal() and len(size) < 5 and int(size) >= least
+        if not good:
+            os.environ.pop(name, None)
+    codecs.register_error("continuum", _replaced)
+    for name in ("stdout", "stderr"):
+        stream: Any = getattr(sys, name)
+        if stream is None:  # `>&-`
+            setattr(sys, name, open(os.devnull, "w"))  # noqa: SIM115
+        elif hasattr(stream, "reconfigure"):
+            stream.reconfigure(errors="continuum")
+
+
+def _replaced(error: UnicodeError) -> tuple[str | bytes, int]:
+    if not isinstance(error, UnicodeEncodeError):
+        raise error
+    found = error.object[error.start : error.end]
+    return "".join(_INSTEAD.get(c) or escaped(c) for c in found), error.end
+
+
+def leave(work: Callable[[], object], who: str) -> None:
+    """`run` as the last thing a process does: a late Ctrl-C finds nobody who would tell of it."""
+    status = run(work, who)
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    raise SystemExit(status)
+
+
+def guard_imports() -> None:
+    """Until `leave` takes over: Ctrl-C, or a package that is missing, while modules are loaded."""
+    sys.excepthook = _told
+
+
+def _told(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+    if issubclass(kind, KeyboardInterrupt):
+        return  # Python then ends by SIGINT, which a shell calls 130
+    if isinstance(error, ImportError) and (error.name or "").split(".")[0] not in _OURS:
+        tell("bench", lacks(error))
+        return
+    sys.__excepthook__(kind, error, trace)
