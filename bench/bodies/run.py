@@ -11,7 +11,6 @@ Run from the repository root:
 
 from __future__ import annotations
 
-import argparse
 import http.client
 import json
 import statistics
@@ -23,6 +22,7 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 from bench.bodies.either import STOCK, Either
+from bench.cli import positive, start, teaching_parser
 from bench.serve.server import SERVED_NAME, VllmServer
 from bench.serve.tiny_model import make_model
 from continuum_connector.middleware import (
@@ -164,8 +164,8 @@ def row(name: str, stock: list[Seen], ours: list[Seen]) -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--repeats", type=int, default=7)
+    parser = teaching_parser("python -m bench.bodies.run", __doc__)
+    parser.add_argument("--repeats", type=positive, default=7, help="of each attack (7)")
     parser.add_argument("--attacks", nargs="+", choices=ATTACKS, default=list(ATTACKS))
     parser.add_argument("--json", type=Path, help="write all samples here")
     args = parser.parse_args()
@@ -188,4 +188,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    start(main, "python -m bench.bodies.run")
