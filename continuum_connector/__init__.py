@@ -15,7 +15,7 @@ def __getattr__(name: str) -> Any:
 
         return ContinuumConnector
     if name == "scheduler_cls":
-        from continuum_connector.attach import scheduler_cls
+        from continuum_connector.vllm.attach import scheduler_cls
 
         return scheduler_cls
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

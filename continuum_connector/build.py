@@ -7,30 +7,29 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from continuum_connector import compat, coordinator, proven
-from continuum_connector.account import Account
 from continuum_connector.config import FIRST_BYTES, ContinuumConfig
 from continuum_connector.costs.costs import Costs
-from continuum_connector.costs.gaps import Gaps
 from continuum_connector.costs.state_file import StateFile
 from continuum_connector.errors import ConfigError, TransferError
-from continuum_connector.kv_events import KvEventFactory
+from continuum_connector.forecast.gaps import Gaps
+from continuum_connector.observe.account import Account
+from continuum_connector.observe.trace import open_trace
 from continuum_connector.policy.hinted import Hinted
 from continuum_connector.policy.registry import make_policy
 from continuum_connector.scheduler.decider import Decider
-from continuum_connector.scheduler.ending import Endings
 from continuum_connector.scheduler.holds import HoldTable
 from continuum_connector.scheduler.kv_groups import KvGroups
 from continuum_connector.scheduler.scheduler import SchedulerSide
-from continuum_connector.scheduler.tier import DramTier
-from continuum_connector.scheduler.tier_events import TierEvents
+from continuum_connector.scheduler.stop_strings import Endings
+from continuum_connector.scheduler.tiers.dram import DramTier
+from continuum_connector.scheduler.tiers.events import TierEvents
 from continuum_connector.scheduler.waker import NoWaker, Waker
 from continuum_connector.toolcalls.reader import ToolReader
 from continuum_connector.toolcalls.tokenizer import BackgroundTokenizer
-from continuum_connector.trace import open_trace
+from continuum_connector.vllm import compat, coordinator, proven
+from continuum_connector.vllm.kv_events import KvEventFactory
 from continuum_connector.worker.paths import tell_paths
-from continuum_connector.worker.stream import current_stream
-from continuum_connector.worker.worker import ContinuumWorker, num_slots_for
+from continuum_connector.worker.worker import ContinuumWorker, current_stream, num_slots_for
 
 logger = logging.getLogger(f"vllm.{__name__}")
 

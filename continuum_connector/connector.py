@@ -15,15 +15,16 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
     SupportsHMA,
 )
 
-from continuum_connector import build, compat, proven
-from continuum_connector.carriers import StepMetadata, WorkerMetadata
+from continuum_connector import build
 from continuum_connector.config import load_config
 from continuum_connector.costs.costs import Costs
 from continuum_connector.costs.step_clock import StepClock
 from continuum_connector.messages import StepPlan, WorkerReport
-from continuum_connector.metrics import ContinuumPromMetrics, ContinuumStats
+from continuum_connector.observe.account import timed
+from continuum_connector.observe.metrics import ContinuumPromMetrics, ContinuumStats
 from continuum_connector.switch import AlwaysOn, SwitchFile, open_switch
-from continuum_connector.timed import timed
+from continuum_connector.vllm import compat, proven
+from continuum_connector.vllm.carriers import StepMetadata, WorkerMetadata
 from continuum_connector.worker_hooks import WorkerHooks
 
 if TYPE_CHECKING:

@@ -25,10 +25,9 @@ from typing import Any
 
 import msgspec
 
-from continuum_connector.metric_table import UNREAD_BODIES
+from continuum_connector.observe.metric_table import UNREAD_BODIES
 from continuum_connector.programs.carried import read_carried
-from continuum_connector.programs.vendors import Fields
-from continuum_connector.programs.wishes import read_keep_s
+from continuum_connector.programs.vendors import Fields, read_keep_s
 
 Scope = MutableMapping[str, Any]
 Message = MutableMapping[str, Any]

@@ -13,10 +13,10 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
     KVConnectorMetadata,
 )
 
-from continuum_connector import build, compat
-from continuum_connector.account import Account
-from continuum_connector.carriers import StepMetadata, WorkerMetadata
-from continuum_connector.timed import timed
+from continuum_connector import build
+from continuum_connector.observe.account import Account, timed
+from continuum_connector.vllm import compat
+from continuum_connector.vllm.carriers import StepMetadata, WorkerMetadata
 
 if TYPE_CHECKING:
     from continuum_connector.worker.worker import ContinuumWorker

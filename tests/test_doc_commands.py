@@ -29,10 +29,10 @@ from typing import Any
 import pytest
 import typer
 
-from continuum_connector.cli.app import app
-from continuum_connector.cli.ending import TRACEBACK
 from continuum_connector.config import ADMIN_KEY, ENV_PREFIX, KNOBS, load_config
-from continuum_connector.metric_table import PUBLISHED
+from continuum_connector.observe.metric_table import PUBLISHED
+from continuum_connector.tools.cli.app import app
+from continuum_connector.tools.cli.ending import TRACEBACK
 from tests.markdown import ROOT, Block, blocks, documents
 
 BLOCKS = [block for path in documents() for block in blocks(path)]
@@ -55,7 +55,7 @@ def test_a_block_of_commands_is_fenced_and_marked(block: Block) -> None:
 
 @pytest.mark.parametrize("block", [b for b in BLOCKS if b.mark == "run"], ids=str)
 def test_a_cheap_block_runs(block: Block, tmp_path: Path) -> None:
-    entry = shlex.quote("from continuum_connector.cli.entry import main; main()")
+    entry = shlex.quote("from continuum_connector.tools.cli.entry import main; main()")
     _command(tmp_path / "continuum", f"-c {entry}")
     for name in ("python", "python3"):
         _command(tmp_path / name, "")

@@ -28,8 +28,8 @@ from bench.copy_engine.sizes import FULL, QUICK, Sizes
 from bench.copy_engine.submit import measure_calls, measure_submit
 from bench.copy_engine.torch_machine import find_machine
 from bench.markers import rewrite
-from continuum_connector.cli.ending import ToldError
 from continuum_connector.errors import TransferError
+from continuum_connector.tools.cli.ending import ToldError
 
 README = Path(__file__).with_name("README.md")
 

@@ -9,10 +9,10 @@ from unittest.mock import patch
 
 from bench.cli import any_number, start, teaching_parser
 from bench.gaps.trace import Event, Request, events
-from continuum_connector.cli.ending import ToldError
-from continuum_connector.costs import survival, tool_times
-from continuum_connector.costs.gaps import Gaps
+from continuum_connector.forecast import survival, tool_times
+from continuum_connector.forecast.gaps import Gaps
 from continuum_connector.toolcalls.asked import UNREAD, Asked, Ending, ToolCall
+from continuum_connector.tools.cli.ending import ToldError
 
 TTLS = (1.0, 2.0, 5.0, 10.0, 30.0, 60.0, 120.0)
 WARM_UP = 500  # turns that are learned from and not scored

@@ -12,7 +12,7 @@ from typing import Annotated, Any
 
 import msgspec
 
-from continuum_connector.cli.ending import ToldError
+from continuum_connector.tools.cli.ending import ToldError
 
 Request = dict[str, Any]
 

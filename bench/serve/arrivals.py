@@ -19,7 +19,7 @@ from itertools import islice
 from pathlib import Path
 
 from bench.cli import regular
-from continuum_connector.cli.ending import ToldError
+from continuum_connector.tools.cli.ending import ToldError
 
 MOST, MOST_AT_ONCE = 10_000_000, 100_000  # programs
 

@@ -25,10 +25,10 @@ from bench.serve.server import ServerOptions
 from bench.serve.tiny_model import LLAMA, make_model
 from bench.serve.tokenizer import FIRST_WORD
 from bench.serve.workloads import Workload
-from continuum_connector.cli.server import CommandError
-from continuum_connector.cli.terminal import name as shown
-from continuum_connector.cli.terminal import terminal
 from continuum_connector.config import POLICIES
+from continuum_connector.tools.cli.server import CommandError
+from continuum_connector.tools.cli.terminal import name as shown
+from continuum_connector.tools.cli.terminal import terminal
 
 NOT_MEASURED = {"cannot_run": "cannot run", "died": "died, and is run again by the same command"}
 # Here the experiment must know them too: whether contexts fit, how large a chunk may be.

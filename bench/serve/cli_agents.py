@@ -14,10 +14,10 @@ from bench.serve.progress import Progress
 from bench.serve.record import RunFolder, machine, versions
 from bench.serve.results import ResultError, Run, State
 from bench.serve.session import Manner, measure
-from continuum_connector.cli.calibrate import choose_model
-from continuum_connector.cli.server import CommandError, Server
-from continuum_connector.cli.terminal import name as shown
-from continuum_connector.cli.terminal import terminal
+from continuum_connector.tools.cli.calibrate import choose_model
+from continuum_connector.tools.cli.server import CommandError, Server
+from continuum_connector.tools.cli.terminal import name as shown
+from continuum_connector.tools.cli.terminal import terminal
 
 MOST_IDS = 1 << 31
 

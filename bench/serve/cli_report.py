@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from continuum_connector.cli.server import CommandError
+from continuum_connector.tools.cli.server import CommandError
 
 REPORT = "report.html"
 

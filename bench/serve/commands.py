@@ -18,8 +18,8 @@ from bench.serve import results
 from bench.serve.arms import DEFAULT
 from bench.serve.rivals import FOLDER
 from bench.serve.server import ServerOptions
-from continuum_connector.cli import ending
-from continuum_connector.cli.terminal import Commands, terminal
+from continuum_connector.tools.cli import ending
+from continuum_connector.tools.cli.terminal import Commands, terminal
 
 app = typer.Typer(
     help=__doc__.splitlines()[0],

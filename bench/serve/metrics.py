@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from continuum_connector.cli.server import sample
+from continuum_connector.tools.cli.server import sample
 
 Labels = frozenset[tuple[str, str]]
 Metrics = dict[tuple[str, Labels], float]

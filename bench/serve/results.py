@@ -28,7 +28,7 @@ from typing import Any, Literal, TypeVar
 import msgspec
 
 from bench.serve.metrics import Metrics, delta, parse_metrics
-from continuum_connector.cli.ending import ToldError
+from continuum_connector.tools.cli.ending import ToldError
 
 RUNS = "runs"
 RUN, TURNS, PROGRAMS, SAMPLES = "run.json", "turns.jsonl", "programs.jsonl", "samples.jsonl"

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Protocol
 
 from bench.serve.plans import ProgramPlan, TurnPlan
-from continuum_connector.cli.ending import ToldError
+from continuum_connector.tools.cli.ending import ToldError
 
 
 class WorkloadError(ToldError):

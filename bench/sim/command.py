@@ -25,7 +25,7 @@ from bench.sim.report.cast import OURS
 from bench.sim.report.columns import COLUMNS, cells
 from bench.sim.report.summary import Figures, Point, table
 from bench.sim.sweeps import SWEEPS
-from continuum_connector.cli.ending import ToldError
+from continuum_connector.tools.cli.ending import ToldError
 
 
 class UserError(ToldError):

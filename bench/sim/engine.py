@@ -24,7 +24,7 @@ from bench.sim.agenda import Clock
 from bench.sim.hardware import Machine
 from bench.sim.step_time import step_seconds
 from bench.sim.workers import Worker
-from continuum_connector import compat
+from continuum_connector.vllm import compat
 
 
 def hash_block(value: Any) -> bytes:

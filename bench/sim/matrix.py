@@ -31,7 +31,7 @@ from bench.sim.pool import Tell
 from bench.sim.provenance import code_mark, versions
 from bench.sim.result import RunRecord
 from bench.sim.verdict import Verdict, verdict
-from continuum_connector.cli.ending import ToldError
+from continuum_connector.tools.cli.ending import ToldError
 
 PAGE = PATH.with_name("MATRIX.md")
 

@@ -12,7 +12,7 @@ from types import TracebackType
 import msgspec
 
 from bench.sim.job import Line, Result, Start
-from continuum_connector.cli.ending import ToldError
+from continuum_connector.tools.cli.ending import ToldError
 
 _DECODER = msgspec.json.Decoder(Line)
 

@@ -33,7 +33,7 @@ from vllm.v1.kv_cache_interface import (
 from vllm.v1.outputs import KVConnectorOutput
 from vllm.v1.structured_output import StructuredOutputManager
 
-from continuum_connector.attach import prepare
+from continuum_connector.vllm.attach import prepare
 
 MAX_MODEL_LEN = 32_768
 TINY_TOKEN_BYTES = 256  # K and V of a token, two heads of 32 in bfloat16

@@ -87,7 +87,7 @@ class OurWorker:
         self._pending.append(_Transfer(order.transfer_id, copy, request_id))
 
     def output(self, now: float) -> dict[str, Any]:
-        from continuum_connector.carriers import WorkerMetadata  # which imports vLLM
+        from continuum_connector.vllm.carriers import WorkerMetadata  # which imports vLLM
 
         self.bus.advance(now)
         settled = [each for each in self._pending if each.copy.done <= now]

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from continuum_connector.costs.loading import CopyModel
-from continuum_connector.costs.memory import Memoryfulness
+from continuum_connector.costs.copies import CopyModel
+from continuum_connector.costs.memoryfulness import Memoryfulness
 from continuum_connector.costs.prefill import PrefillModel
-from continuum_connector.costs.price import Price
-from continuum_connector.costs.queueing import Queueing
+from continuum_connector.costs.pressure import Price, Queueing
 from continuum_connector.costs.step_clock import Work
 
 GUESSED_LATENCY_S, GUESSED_BUS = 1e-3, 12e9  # a step's, and bytes per second: half of PCIe 4.0 x16

@@ -1,4 +1,7 @@
-"""The state file: what was learned while serving outlives the process. Never in the way."""
+"""The state file: what was learned while serving outlives the process. Never in the way.
+
+Bites: a long computation as a generator, so that no engine step pays for all of it.
+"""
 
 from __future__ import annotations
 
@@ -6,15 +9,14 @@ import logging
 import os
 import re
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Generator, Mapping
 from math import inf
 from queue import SimpleQueue
-from typing import Any
+from typing import Any, TypeAlias, TypeVar
 
 import msgspec
 
 from continuum_connector import files
-from continuum_connector.costs.bites import Bites
 from continuum_connector.errors import ConfigError
 
 logger = logging.getLogger(f"vllm.{__name__}")
@@ -190,3 +192,20 @@ def file_in(directory: str, tag: str) -> str:
     """The file in `directory` for `tag`: "MODEL GPU", as `continuum calibrate` writes it."""
     slug = re.sub(r"[^A-Za-z0-9._]+", "-", tag).strip("-.") or "state"
     return os.path.join(directory, f"continuum-{slug[:100]}.json")
+
+
+T = TypeVar("T")
+
+Bites: TypeAlias = Generator[None, None, T]  # some tens of microseconds between two yields
+
+
+def whole(bites: Bites[T]) -> T:
+    """All of it at once, for those who have the time."""
+    end: list[T] = []
+
+    def last() -> Generator[None, None, None]:
+        end.append((yield from bites))
+
+    for _ in last():
+        pass
+    return end[0]

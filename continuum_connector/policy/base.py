@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from continuum_connector.costs.forecast import Forecast
+from continuum_connector.forecast.forecast import Forecast
 from continuum_connector.programs.program import Hints
 from continuum_connector.toolcalls.asked import UNREAD, Asked
 

@@ -12,7 +12,7 @@ import math
 from dataclasses import replace
 from typing import Any
 
-from continuum_connector.costs.forecast import Forecast
+from continuum_connector.forecast.forecast import Forecast
 from continuum_connector.policy.base import (
     After,
     Choice,
@@ -28,7 +28,7 @@ from continuum_connector.policy.base import (
     Snapshot,
     stores,
 )
-from continuum_connector.policy.stock import Stock
+from continuum_connector.policy.simple import Stock
 from continuum_connector.programs.program import Hints
 
 NOT_READ = "not understood, so it has no effect"

@@ -6,7 +6,7 @@ either understood or ignored. docs/identity.md tells clients what to send.
 A key is the client's id behind the namespace it was found in ("job:", "session:", ...), so
 equal ids from different places stay different programs. Ids a client puts into
 `kv_transfer_params.continuum` are keys as they stand; a client may name any program there.
-Requests with a `cache_salt` have a namespace per salt (keys.py): whoever does not send the salt
+Requests with a `cache_salt` have a namespace per salt (program.py): whoever does not send the salt
 can neither read their KV (vLLM) nor name their programs (docs/hints.md).
 """
 
@@ -18,9 +18,14 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import Any
 
-from continuum_connector.programs.keys import printable, program_key
 from continuum_connector.programs.kv_hints import NO_ACTIONS, Actions, read_actions
-from continuum_connector.programs.program import Hints, Identity, IdentitySource
+from continuum_connector.programs.program import (
+    Hints,
+    Identity,
+    IdentitySource,
+    printable,
+    program_key,
+)
 
 MAX_ID_CHARS = 65_536  # of ids and salts; longer names nobody: to hash it costs more than to forget
 MAX_TTL_S = 86_400.0

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 
-from continuum_connector.programs.keys import anonymous_key
 from continuum_connector.programs.lineage import NUM_STRONG, LineageIndex
 from continuum_connector.programs.program import (
     OVER_S,
@@ -14,6 +13,7 @@ from continuum_connector.programs.program import (
     IdentitySource,
     Kept,
     Program,
+    anonymous_key,
 )
 
 _TRIES = 32  # programs in use looked at per turn before the table is left too full

@@ -10,10 +10,9 @@ import math
 from collections import OrderedDict
 from typing import Any
 
-from continuum_connector.costs.bites import Bites, whole
 from continuum_connector.costs.costs import Costs
-from continuum_connector.costs.gaps import Gaps
-from continuum_connector.costs.state_file import StateFile
+from continuum_connector.costs.state_file import Bites, StateFile, whole
+from continuum_connector.forecast.gaps import Gaps
 from continuum_connector.policy.base import (
     Choice,
     FinishedTurn,
@@ -22,8 +21,8 @@ from continuum_connector.policy.base import (
 from continuum_connector.policy.hinted import Hinted
 from continuum_connector.programs.program import OVER_S, Hints, IdentitySource, Program
 from continuum_connector.scheduler.pins import Pin
-from continuum_connector.scheduler.transfers import Kind, Transfer, TransferState
-from continuum_connector.scheduler.turn import Turn, TurnEnd
+from continuum_connector.scheduler.tiers.transfers import Kind, Transfer, TransferState
+from continuum_connector.scheduler.turns import Turn, TurnEnd
 from continuum_connector.toolcalls.asked import UNREAD, Asked, Ending, asked_of
 from continuum_connector.toolcalls.reader import ToolReader
 

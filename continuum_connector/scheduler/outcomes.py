@@ -10,13 +10,13 @@ from collections import OrderedDict
 from dataclasses import dataclass, field
 from typing import Any
 
-from continuum_connector.account import Account
-from continuum_connector.costs.forecast import came_true
-from continuum_connector.metric_table import CHANCES
+from continuum_connector.forecast.forecast import came_true
+from continuum_connector.observe.account import Account
+from continuum_connector.observe.metric_table import CHANCES
 from continuum_connector.policy.base import Choice, FinishedTurn, Free, Pin, Snapshot, name_of
 from continuum_connector.programs.program import OVER_S
 from continuum_connector.scheduler.pins import PinEnd
-from continuum_connector.scheduler.turn import Turn
+from continuum_connector.scheduler.turns import Turn
 
 _NUM_LOOKS = 4  # open decisions looked at per step: more than a step can open on average
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from continuum_connector.account import Account
+from continuum_connector.observe.account import Account
 from continuum_connector.policy.base import (
     Choice,
     FinishedTurn,
@@ -17,8 +17,8 @@ from continuum_connector.policy.base import (
 from continuum_connector.scheduler.outcomes import Outcomes
 from continuum_connector.scheduler.pins import Pin as LivePin
 from continuum_connector.scheduler.pins import PinEnd
-from continuum_connector.scheduler.transfers import Transfer
-from continuum_connector.scheduler.turn import Turn
+from continuum_connector.scheduler.tiers.transfers import Transfer
+from continuum_connector.scheduler.turns import Turn
 
 
 class Records:

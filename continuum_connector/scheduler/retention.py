@@ -13,12 +13,11 @@ from typing import Any
 from continuum_connector.policy.base import After
 from continuum_connector.policy.base import Pin as PinDecision
 from continuum_connector.programs.program import Program
-from continuum_connector.scheduler.claim import Claim
+from continuum_connector.scheduler.give_way import Claim, Room
 from continuum_connector.scheduler.holds import BlockPool, HoldTable
 from continuum_connector.scheduler.kv_groups import ChainBlocks
 from continuum_connector.scheduler.pins import Pin, PinEnd, PinTable
 from continuum_connector.scheduler.records import Records
-from continuum_connector.scheduler.room import Room
 
 AGED_PER_STEP = 2  # pins; 10 us each
 

@@ -10,28 +10,25 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from continuum_connector.account import Account
 from continuum_connector.config import ContinuumConfig
 from continuum_connector.messages import StepPlan, WorkerReport
+from continuum_connector.observe.account import Account
 from continuum_connector.policy.base import After, Unpriced
 from continuum_connector.programs.identify import identify_request
 from continuum_connector.programs.program import Identity, Kept, Program
 from continuum_connector.programs.table import ProgramTable
 from continuum_connector.scheduler.decider import Decider
-from continuum_connector.scheduler.dram_worth import DramWorth
-from continuum_connector.scheduler.ending import Endings
+from continuum_connector.scheduler.decisions import Keeping, Levels
 from continuum_connector.scheduler.holds import BlockPool, HoldTable
-from continuum_connector.scheduler.keeping import Keeping
 from continuum_connector.scheduler.kv_groups import KvGroups
-from continuum_connector.scheduler.levels import Levels
 from continuum_connector.scheduler.pins import Pin, PinEnd
-from continuum_connector.scheduler.pressure import Pressure
+from continuum_connector.scheduler.pressure import Pressure, Unattached
 from continuum_connector.scheduler.records import Records
 from continuum_connector.scheduler.retention import Retention
-from continuum_connector.scheduler.tier import DramTier
-from continuum_connector.scheduler.turn import Turn, TurnEnd
-from continuum_connector.scheduler.unattached import Unattached
-from continuum_connector.scheduler.waiting import Waiting
+from continuum_connector.scheduler.stop_strings import Endings
+from continuum_connector.scheduler.tiers.dram import DramTier
+from continuum_connector.scheduler.tiers.eviction import DramWorth
+from continuum_connector.scheduler.turns import Turn, TurnEnd, Waiting
 
 # A preemption costs a prefill; a store in flight ends within milliseconds. Beyond this
 # many seconds the store counts as slow and the running turn is preempted after all.

@@ -1,15 +1,17 @@
-"""From a raw call to the calls that statistics know: a tool that runs a shell is read as one."""
+"""From a raw call to the calls that statistics know: a tool that runs a shell is read as one.
+
+RawCall: a tool call as the model wrote it, before it becomes a class.
+"""
 
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
+from dataclasses import dataclass
 
-from continuum_connector.toolcalls.asked import MAX_ARGUMENTS, ToolCall, clean_name
-from continuum_connector.toolcalls.raw_call import RawCall
+from continuum_connector.toolcalls.asked import MAX_ARGUMENTS, MAX_CALLS, ToolCall, clean_name
+from continuum_connector.toolcalls.shell import SHELLS, joined, octave, seconds
 from continuum_connector.toolcalls.shell import calls_of as shell_calls
-from continuum_connector.toolcalls.shell_arguments import joined
-from continuum_connector.toolcalls.shell_names import SHELLS
-from continuum_connector.toolcalls.sizes import octave, seconds
 
 SCRIPT_KEYS = ("command", "cmd", "script", "keystrokes", "bash_command", "shell_command")
 SHELL_TOOLS = {*SHELLS, "shell", "terminal"}  # where the arguments are a text without keys
@@ -82,3 +84,28 @@ def _size(arguments: dict[str, object]) -> int:
     for value in list(arguments.values())[:MAX_SIZED]:
         size += len(value) if isinstance(value, str | list | dict) else 4
     return size
+
+
+ReadOne = Callable[[str, "re.Match[str]"], "tuple[RawCall, int]"]  # the call, and where it ends
+
+
+@dataclass(frozen=True)
+class RawCall:
+    """A call in the text. `arguments`: a dict where the format has keys, else text or None.
+
+    `name` is "" where there is none: it is not there yet, or a format's only tool is a shell.
+    `finished` is False if the text ends inside the call.
+    """
+
+    name: str
+    arguments: object = None
+    finished: bool = True
+
+
+def read_each(text: str, start: int, opener: re.Pattern[str], read_one: ReadOne) -> list[RawCall]:
+    """Read a call at each opener from `start` on, the next behind the end of the last."""
+    calls: list[RawCall] = []
+    while len(calls) < MAX_CALLS and (opened := opener.search(text, start)):
+        call, start = read_one(text, opened)
+        calls.append(call)
+    return calls

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-from continuum_connector.toolcalls import marked_json, mistral, sections, thinking, tool_call_tag
+from continuum_connector.toolcalls import thinking
+from continuum_connector.toolcalls.formats import marked_json, mistral, sections, tool_call_tag
 
 CALLS = (
     *tool_call_tag.MARKERS,

@@ -10,7 +10,9 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 
-from continuum_connector.toolcalls import (
+from continuum_connector.toolcalls.arguments import RawCall, classified
+from continuum_connector.toolcalls.asked import MAX_CALLS, Asked, Ending, clean_name
+from continuum_connector.toolcalls.formats import (
     agent_xml,
     bare_json,
     fenced,
@@ -25,11 +27,7 @@ from continuum_connector.toolcalls import (
     tool_call_tag,
     xml_calls,
 )
-from continuum_connector.toolcalls.arguments import classified
-from continuum_connector.toolcalls.asked import MAX_CALLS, Asked, Ending, clean_name
-from continuum_connector.toolcalls.decorated import plain
-from continuum_connector.toolcalls.literals import one_of
-from continuum_connector.toolcalls.raw_call import RawCall
+from continuum_connector.toolcalls.formats.decorated import one_of, plain
 from continuum_connector.toolcalls.thinking import spoken
 
 MAX_CHARS = 4_096  # of the end: 512 tokens of ordinary text are half of it

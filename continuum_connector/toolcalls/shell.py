@@ -3,24 +3,23 @@
 The first word names a command. `cd`, assignments and the like are dropped where something
 else is there, wrappers (`sudo`, `timeout 60`, `uv run`, `bash -c "..."`) stand for what they
 run, and the filters behind a pipe for nothing: they take as long as what feeds them.
+
+Names of the shell: what stands before a command, runs another one, or takes no time.
+
+The class of a command's arguments: subcommand, flags, whether a path is given, how long.
+
+`pytest -q tests/unit` and `pytest -q tests/vllm` are one class, `pytest` another: what only
+one program would say (names, patterns, messages) is left out.
+
+Octaves: sizes and times as powers of two, so that near ones fall into one class.
 """
 
 from __future__ import annotations
 
+import math
 import re
 
-from continuum_connector.toolcalls.asked import MAX_CALLS, ToolCall, clean_name
-from continuum_connector.toolcalls.shell_arguments import argument_class
-from continuum_connector.toolcalls.shell_names import (
-    BEFORE,
-    FILTERS,
-    INSTANT,
-    INSTEAD,
-    RUNNER_VALUES,
-    RUNNERS,
-    SHELLS,
-    WRAPPERS,
-)
+from continuum_connector.toolcalls.asked import MAX_ARGUMENTS, MAX_CALLS, ToolCall, clean_name
 from continuum_connector.toolcalls.shell_words import Command, commands_of
 
 MAX_DEPTH = 3  # of bash -c "bash -c ..."
@@ -105,3 +104,143 @@ def _name(word: str) -> str:
     """A command's name: no folder, no version of Python; "" if it is none."""
     name = clean_name(word.rstrip("/").rsplit("/", 1)[-1]) if word not in (".", "[", ":") else word
     return _PYTHON.sub(r"\1", name)
+
+
+def _words(line: str) -> frozenset[str]:
+    return frozenset(line.split())
+
+
+# Keywords that stand before a command, and those after which none comes.
+BEFORE = _words("if then else elif while until do ! { time")
+INSTEAD = _words("for case select fi done esac } function [[ ]]")
+INSTANT = _words(
+    "cd pushd popd source . export set unset shopt alias true false : ulimit umask trap local "
+    "declare readonly echo printf test [ exit return break continue mkdir touch pwd clear"
+)
+# Behind a pipe they take as long as what feeds them.
+FILTERS = _words("head tail grep egrep rg sed awk sort uniq wc cut tr tee cat less more jq")
+# A wrapper, the options of it that take a value, and how many words before the command.
+WRAPPERS: dict[str, tuple[frozenset[str], int]] = {
+    "sudo": (_words("-u -g -h -p -C -U -r -t"), 0),
+    "env": (_words("-u -C -S"), 0),
+    "timeout": (_words("-s -k --signal --kill-after"), 1),
+    "gtimeout": (_words("-s -k --signal --kill-after"), 1),
+    "time": (_words("-f -o"), 0),
+    "nice": (_words("-n"), 0),
+    "ionice": (_words("-c -n -p"), 0),
+    "stdbuf": (_words("-i -o -e"), 0),
+    "xargs": (_words("-n -P -I -L -d -s -a -E"), 0),
+    "nohup": (_words(""), 0),
+    "setsid": (_words(""), 0),
+    "command": (_words(""), 0),
+    "builtin": (_words(""), 0),
+    "exec": (_words("-a"), 0),
+    "npx": (_words("-p --package"), 0),
+    "uvx": (_words("--from --with"), 0),
+}
+# `uv run x` and the like stand for x.
+RUNNERS = _words("uv poetry pipenv pdm hatch rye conda mamba bundle")
+RUNNER_VALUES = _words("-n --name -p --python --with --extra --group --project")
+SHELLS = _words("bash sh zsh dash ash")
+# Commands whose first word says what they do; and words after which the next one does, too.
+SUBCOMMANDS = _words(
+    "git pip npm yarn pnpm bun cargo docker podman kubectl apt apt-get make go uv poetry conda "
+    "systemctl brew gh dotnet mvn gradle gradlew terraform helm bazel rustup ninja just tox nox "
+    "snap dnf yum apk service composer mix bundle rake gem swift zig deno vllm"
+)
+TWO_DEEP = _words("run compose pip mod pr issue container image stash")
+
+
+MAX_FLAGS = 6
+_SUBCOMMAND = re.compile(r"[a-z][a-z0-9:_\-]{0,23}")
+_FLAG = re.compile(r"(-[A-Za-z]{1,4}|--[A-Za-z][\w\-]{0,23}?)\d{0,4}")  # -j8 is -j
+_NUMBER_FLAG = re.compile(r"-\d+")
+_PATH = re.compile(r".*[/*].*|\.{1,2}|[^\s]*\.[A-Za-z]\w{0,7}", re.DOTALL)
+_SENTINEL = re.compile(r"[A-Z][A-Z_]{3,47}")
+TIMEOUTS = ("--timeout", "--max-time", "--time-limit", "--wait")
+
+
+def argument_class(name: str, words: list[str], reads_heredoc: bool = False) -> str:
+    """The class of `name`'s arguments `words`, at most MAX_ARGUMENTS characters."""
+    if name == "sleep":
+        return octave(sum(seconds(word) or 0.0 for word in words))
+    if name == "echo" and len(words) == 1 and _SENTINEL.fullmatch(words[0]):
+        return words[0]  # an agent's last words: COMPLETE_TASK_AND_SUBMIT_FINAL_OUTPUT
+    parts, words = _subcommand(name, words)
+    flags, limit, has_path = _options(words)
+    parts += sorted(flags)[:MAX_FLAGS]
+    if limit is not None:
+        parts.append(f"timeout{octave(limit)}")
+    if reads_heredoc:
+        parts.append("<<")
+    if has_path:
+        parts.append("path")
+    return joined(parts)
+
+
+def joined(parts: list[str]) -> str:
+    """Join as many parts as fit."""
+    line = ""
+    for part in parts:
+        longer = f"{line} {part}" if line else part
+        if len(longer) > MAX_ARGUMENTS:
+            break
+        line = longer
+    return line
+
+
+def _subcommand(name: str, words: list[str]) -> tuple[list[str], list[str]]:
+    """The words that say what `name` does, and the rest. `git -C dir log` is `log`."""
+    if name not in SUBCOMMANDS:
+        return [], words
+    before: list[str] = []
+    at = 0
+    while at < len(words) and words[at].startswith("-"):
+        has_value = words[at] in ("-C", "-c", "--context", "-n", "-f")
+        before += [] if has_value else [words[at]]
+        at += 2 if has_value else 1
+    found: list[str] = []
+    while at < len(words) and len(found) < 2 and _SUBCOMMAND.fullmatch(words[at]):
+        found.append(words[at])
+        at += 1
+        if found[-1] not in TWO_DEEP:
+            break
+    return found, before + words[at:] if found else words
+
+
+def _options(words: list[str]) -> tuple[set[str], float | None, bool]:
+    """The flags, the longest time limit in seconds, and whether a path is given."""
+    flags: set[str] = set()
+    limit: float | None = None
+    has_path = False
+    for at, word in enumerate(words):
+        flag, _, value = word.partition("=")
+        if flag in TIMEOUTS:
+            given = seconds(value or (words[at + 1] if at + 1 < len(words) else ""))
+            limit = max(limit or 0.0, given) if given is not None else limit
+        elif known := _FLAG.fullmatch(flag):
+            flags.add(known[1])
+        elif _NUMBER_FLAG.fullmatch(word):
+            flags.add("-N")
+        elif not word.startswith("-") and _PATH.fullmatch(word[:256]):
+            has_path = True
+    return flags, limit, has_path
+
+
+_DURATION = re.compile(r"(\d{1,9}(?:\.\d{0,9})?|\.\d{1,9})(ms|s|m|h|d)?")
+_SECONDS = {None: 1.0, "ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
+MAX_OCTAVE = 40
+
+
+def octave(value: float) -> str:
+    """The power of two above a value: 5 -> "<8". Below 1 it is "<1"."""
+    if not value >= 1:  # NaN and what is negative, too
+        return "<1"
+    exponent = min(MAX_OCTAVE, math.floor(math.log2(min(value, 2.0**MAX_OCTAVE))) + 1)
+    return f"<{2**exponent}"
+
+
+def seconds(text: str) -> float | None:
+    """Seconds in "90", "1.5", "2m", "1h"; None if it is no duration."""
+    match = _DURATION.fullmatch(text)
+    return float(match[1]) * _SECONDS[match[2]] if match else None

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from continuum_connector.toolcalls.literals import one_of
+from continuum_connector.toolcalls.formats.decorated import one_of
 
 OPENERS = (
     "<think>",

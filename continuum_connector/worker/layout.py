@@ -28,7 +28,7 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 from continuum_connector.errors import TransferError
-from continuum_connector.proven import KINDS
+from continuum_connector.vllm.proven import KINDS
 from continuum_connector.worker.engine import Region
 
 if TYPE_CHECKING:

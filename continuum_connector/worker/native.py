@@ -18,7 +18,7 @@ from continuum_connector.worker.engine import (
     Region,
     Status,
 )
-from continuum_connector.worker.host_pool import HostPool
+from continuum_connector.worker.pool import HostPool
 
 MIB = 1 << 20
 

@@ -8,6 +8,8 @@ and runner, so every hook submits whatever is due by then, and each order leaves
 |---|---|
 | cancels, loads | start_loads, submit_stores, poll, the next begin |
 | stores | submit_stores, the next begin; not poll, see there |
+
+Stream: which CUDA stream copies are ordered behind.
 """
 
 from __future__ import annotations
@@ -19,11 +21,10 @@ from dataclasses import dataclass, field
 from continuum_connector.config import ContinuumConfig
 from continuum_connector.errors import TransferError
 from continuum_connector.messages import LoadOrder, Outcome, StepPlan, StoreOrder, WorkerReport
-from continuum_connector.worker.closing import Closer
-from continuum_connector.worker.condition import Condition, outcome_of
 from continuum_connector.worker.engine import Completion, CopyEngine, Direction
-from continuum_connector.worker.growth import PoolGrowth
+from continuum_connector.worker.health import Closer, Condition, outcome_of
 from continuum_connector.worker.layout import Layout
+from continuum_connector.worker.pool import PoolGrowth
 
 logger = logging.getLogger(f"vllm.{__name__}")
 
@@ -297,3 +298,12 @@ class ContinuumWorker:
         if waiting.bad_blocks:
             self._failed.add(order.request_id)
             self._bad_blocks |= waiting.bad_blocks
+
+
+def current_stream() -> int:
+    """The CUDA stream vLLM computes on in this thread, or 0 on CPU."""
+    import torch
+
+    if not torch.cuda.is_available():
+        return 0
+    return int(torch.cuda.current_stream().cuda_stream)

@@ -52,7 +52,7 @@ class Command:
 def commands() -> list[Command]:
     """Those of `continuum`, of `continuum bench`, and each module of bench/ that can be run."""
     from bench.serve.commands import app as bench
-    from continuum_connector.cli.app import app
+    from continuum_connector.tools.cli.app import app
 
     found = [*_of_app("continuum", app), *_of_app("continuum bench", bench)]
     return [*found, *filter(None, map(_of_module, modules()))]
@@ -85,7 +85,7 @@ def _of_app(title: str, app: typer.Typer) -> Iterator[Command]:
 
 
 def _continuum() -> None:
-    from continuum_connector.cli.entry import main
+    from continuum_connector.tools.cli.entry import main
 
     main()
 
@@ -137,7 +137,7 @@ def _params(start: Callable[[], object]) -> tuple[Param, ...] | None:
     with (
         patch.object(argparse.ArgumentParser, "parse_args", caught),
         patch.object(sys, "argv", ["fuzz"]),
-        patch("continuum_connector.cli.ending.run", _plainly),
+        patch("continuum_connector.tools.cli.ending.run", _plainly),
         contextlib.redirect_stderr(None),
     ):
         try:

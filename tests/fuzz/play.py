@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
-from continuum_connector.cli import ending
+from continuum_connector.tools.cli import ending
 from tests.fuzz.commands import Command
 
 CODES = {ending.DONE, ending.FAILED, ending.USAGE, ending.UNSEEN, ending.STOPPED, 143}
@@ -170,7 +170,7 @@ def _no_long_work(folder: Path) -> Iterator[None]:
         return runner.Outcome()
 
     with (
-        patch("continuum_connector.cli.check.this_machine", machine),
+        patch("continuum_connector.tools.cli.check.this_machine", machine),
         patch.object(runner, "_do", lambda *_, **__: None),
     ):
         yield

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from continuum_connector.checks.machine import this_machine
+from continuum_connector.tools.checks.machine import this_machine
 
 pytestmark = pytest.mark.skipif(shutil.which("g++") is None, reason="needs g++")
 

@@ -14,9 +14,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from continuum_connector.checks import ask_native
 from continuum_connector.config import ContinuumConfig
 from continuum_connector.errors import ConfigError, TransferError
+from continuum_connector.tools.checks import ask_native
 from continuum_connector.worker import abi
 from continuum_connector.worker.engine import CONFLICT, Direction, Health, Region, Status
 from continuum_connector.worker.layout import Layout

@@ -19,7 +19,7 @@ def test_outside_and_inside_agree_on_what_a_prefill_costs(
 ) -> None:
     from typer.testing import CliRunner
 
-    from continuum_connector.cli.app import app
+    from continuum_connector.tools.cli.app import app
 
     server = server_factory("calibrate", num_blocks=300, connector={"dram_bytes": "64MiB"})
     line = ["calibrate", server.url, "--lengths", "250,500,1000,2000,4000", "--out", str(tmp_path)]

@@ -12,8 +12,8 @@ import zmq
 
 from bench.serve.metrics import by_label
 from bench.serve.server import SERVED_NAME, VllmServer
-from continuum_connector.metric_table import PUBLISHED, Kind
-from continuum_connector.trace import EVENTS
+from continuum_connector.observe.metric_table import PUBLISHED, Kind
+from continuum_connector.observe.trace import EVENTS
 from tests.server.helpers import (
     ask,
     count_by,
@@ -89,9 +89,9 @@ def test_the_trace_has_one_line_for_each_decision_and_each_outcome(agents: VllmS
 
 def test_the_trace_is_analyzed_and_explained_without_loss(agents: VllmServer) -> None:
     pytest.importorskip("typer")
-    from continuum_connector.analysis import words
-    from continuum_connector.cli import analyze, explain
-    from continuum_connector.cli.reading import open_source
+    from continuum_connector.tools.analysis import words
+    from continuum_connector.tools.cli import analyze, explain
+    from continuum_connector.tools.cli.reading import open_source
 
     play(agents, dialogs(2, rounds=3, first=200, tool=100))
     reset(agents)

@@ -13,10 +13,10 @@ from typing import Any
 import pytest
 
 from bench.serve.server import ServerError, VllmServer
-from continuum_connector.checks.command_line import read_plan
-from continuum_connector.checks.line import Verdict
-from continuum_connector.checks.machine import this_machine
-from continuum_connector.checks.run import check
+from continuum_connector.tools.checks.line import Verdict
+from continuum_connector.tools.checks.machine import this_machine
+from continuum_connector.tools.checks.plan import read_plan
+from continuum_connector.tools.checks.run import check
 from tests.server.conftest import ServerFactory
 from tests.server.helpers import (
     ask,

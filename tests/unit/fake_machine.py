@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from continuum_connector.checks.line import Line, Verdict
-from continuum_connector.checks.machine import Machine
-from continuum_connector.checks.run import check
+from continuum_connector.tools.checks.line import Line, Verdict
+from continuum_connector.tools.checks.machine import Machine
+from continuum_connector.tools.checks.run import check
 
 GIB = 2**30
 GPU_ID = "0000:01:00.0"
@@ -75,7 +75,7 @@ def make(
         environ or {},
         lambda module: dict(answers[module]),
         lambda _words: smi,
-        {"continuum": "continuum_connector.plugin:register"} if plugins is None else plugins,
+        {"continuum": "continuum_connector.vllm.plugin:register"} if plugins is None else plugins,
         memlock,
     )
 

@@ -13,9 +13,9 @@ import msgspec
 import pytest
 
 import continuum_connector
-from continuum_connector.account import METRICS, Account, Kind, Payload, merge
 from continuum_connector.errors import InvariantError
-from continuum_connector.metric_table import HOOKS, OTHER, WIRE_KEYS
+from continuum_connector.observe.account import METRICS, Account, Kind, Payload, merge
+from continuum_connector.observe.metric_table import HOOKS, OTHER, WIRE_KEYS
 
 PACKAGE = Path(continuum_connector.__file__).parent
 
@@ -226,7 +226,7 @@ def test_every_timed_hook_has_a_label_of_its_own() -> None:
 
 def test_account_and_table_import_neither_vllm_nor_torch() -> None:
     code = (
-        "import sys, continuum_connector.account, continuum_connector.trace\n"
+        "import sys, continuum_connector.observe.account, continuum_connector.observe.trace\n"
         "print([m for m in ('vllm', 'torch', 'prometheus_client') if m in sys.modules])"
     )
     result = subprocess.run(

@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 
 pytest.importorskip("typer")
-from continuum_connector.analysis import original, sample, summary
-from continuum_connector.analysis.sample import Sample
-from continuum_connector.analysis.source import Source
-from continuum_connector.analysis.summary import Summary
-from continuum_connector.cli import plot
+from continuum_connector.tools.analysis import original, summary
+from continuum_connector.tools.analysis import summary as sample
+from continuum_connector.tools.analysis.source import Source
+from continuum_connector.tools.analysis.summary import Sample, Summary
+from continuum_connector.tools.cli import plot
 from tests.unit.test_explain import record, run, small, write
 
 COSTS = {"prefill": 1.0, "price": 0.01, "mean_blocks": 20.0}

@@ -14,12 +14,12 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner, Result
 
-from continuum_connector.cli import calibrate, measure
-from continuum_connector.cli.app import app
-from continuum_connector.cli.measure import Point
-from continuum_connector.cli.server import CommandError, Server
 from continuum_connector.costs.costs import Costs
 from continuum_connector.costs.state_file import StateFile
+from continuum_connector.tools.cli import calibrate, measure
+from continuum_connector.tools.cli.app import app
+from continuum_connector.tools.cli.measure import Point
+from continuum_connector.tools.cli.server import CommandError, Server
 
 BASE, TOKEN, PAIR, CHUNK = 0.006, 4e-5, 3e-9, 2048  # pairs dear enough to show at 8K tokens
 
@@ -288,7 +288,7 @@ def test_a_gpu_is_only_asked_for_where_the_server_is(monkeypatch: pytest.MonkeyP
 
 def test_the_command_starts_without_vllm_and_torch() -> None:
     code = (
-        "import sys; from continuum_connector.cli.app import app\n"
+        "import sys; from continuum_connector.tools.cli.app import app\n"
         "print({'vllm', 'torch'} & set(sys.modules))"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
@@ -298,7 +298,7 @@ def test_the_command_starts_without_vllm_and_torch() -> None:
 def test_without_the_extra_the_command_says_what_to_install() -> None:
     code = (
         "import sys; sys.modules['typer'] = None\n"
-        "from continuum_connector.cli.entry import main; main()"
+        "from continuum_connector.tools.cli.entry import main; main()"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.returncode == 1

@@ -19,10 +19,10 @@ pytest.importorskip("typer")
 from rich.console import Console
 from typer.testing import CliRunner, Result
 
-from continuum_connector.checks import machine as machines
-from continuum_connector.checks.line import error, ok, unseen, warning
-from continuum_connector.cli import check as command
-from continuum_connector.cli.app import app
+from continuum_connector.tools.checks import machine as machines
+from continuum_connector.tools.checks.line import error, ok, unseen, warning
+from continuum_connector.tools.cli import check as command
+from continuum_connector.tools.cli.app import app
 from tests.unit import fake_machine as fake
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -216,7 +216,7 @@ def test_a_python_without_vllm_and_torch(tmp_path: Path) -> None:
             top = Path(str(path.locate()).removesuffix(str(path))) / path.parts[0]
             if ".." not in path.parts and not (site / top.name).exists():
                 (site / top.name).symlink_to(top)
-    code = "from continuum_connector.cli.entry import main; main()"
+    code = "from continuum_connector.tools.cli.entry import main; main()"
     done = subprocess.run(
         [tmp_path / "bin/python", "-c", code, "check", "--json"],
         capture_output=True,

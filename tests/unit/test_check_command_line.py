@@ -6,8 +6,7 @@ import json
 
 import pytest
 
-from continuum_connector.checks.command_line import UsageError, read_plan, split_environment
-from continuum_connector.checks.plan import Plan
+from continuum_connector.tools.checks.plan import Plan, UsageError, read_plan, split_environment
 
 OURS = (
     '--kv-transfer-config {"kv_connector":"ContinuumConnector","kv_role":"kv_both",'

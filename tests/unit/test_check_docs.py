@@ -14,8 +14,8 @@ import pytest
 pytest.importorskip("typer")
 from typer.testing import CliRunner
 
-from continuum_connector.cli import check as command
-from continuum_connector.cli.app import app
+from continuum_connector.tools.cli import check as command
+from continuum_connector.tools.cli.app import app
 from tests.unit import fake_machine as fake
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -49,7 +49,7 @@ def test_its_commands_run(
 
 
 def test_every_line_has_its_row() -> None:
-    files = (ROOT / "continuum_connector" / "checks").glob("*.py")
+    files = (ROOT / "continuum_connector" / "tools" / "checks").glob("*.py")
     made = {name for path in files for name in MADE.findall(path.read_text())}
     rows = re.findall(r"^\| (`.*?`) \|", TEXT, re.MULTILINE)
     described = {name for cell in rows for name in re.findall(r"`(.*?)`", cell)}

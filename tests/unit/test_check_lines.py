@@ -9,10 +9,9 @@ from typing import Any
 
 import pytest
 
-from continuum_connector.checks.command_line import read_plan
-from continuum_connector.checks.line import Line, Verdict, worst
-from continuum_connector.checks.plan import Plan
-from continuum_connector.checks.run import check
+from continuum_connector.tools.checks.line import Line, Verdict, worst
+from continuum_connector.tools.checks.plan import Plan, read_plan
+from continuum_connector.tools.checks.run import check
 from tests.unit import fake_machine as fake
 from tests.unit.fake_machine import BRIDGE, CUDA, GIB, H100, PCI, VLLM
 

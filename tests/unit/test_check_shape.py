@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from continuum_connector.checks.model import aside
-from continuum_connector.checks.plan import Plan
-from continuum_connector.checks.shape import (
+from continuum_connector.tools.checks.model import aside
+from continuum_connector.tools.checks.plan import Plan
+from continuum_connector.tools.checks.shape import (
     FULL,
     MLA,
     SLIDING,

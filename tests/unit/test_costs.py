@@ -12,12 +12,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from continuum_connector.account import Account
 from continuum_connector.costs.costs import LONG_PREFIX, PARTS, Costs
-from continuum_connector.costs.memory import MIN_PROGRAMS, Memoryfulness
-from continuum_connector.costs.price import TIME_CONSTANT_S, Price
-from continuum_connector.costs.queueing import MAX_AGE_S, WINDOW, Queueing
+from continuum_connector.costs.memoryfulness import MIN_PROGRAMS, Memoryfulness
+from continuum_connector.costs.pressure import MAX_AGE_S, TIME_CONSTANT_S, WINDOW, Price, Queueing
 from continuum_connector.costs.step_clock import MAX_IN_FLIGHT, StepClock, Work
+from continuum_connector.observe.account import Account
 from continuum_connector.policy.adaptive import Adaptive
 from continuum_connector.policy.base import FinishedTurn, Snapshot
 from continuum_connector.programs.program import Hints

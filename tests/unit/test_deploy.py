@@ -20,7 +20,7 @@ import pytest
 
 from bench.serve.prometheus import find
 from continuum_connector.config import KNOBS, ContinuumConfig, load_config, parse_bytes
-from continuum_connector.metric_table import HOOKS, METRICS, OTHER, Kind
+from continuum_connector.observe.metric_table import HOOKS, METRICS, OTHER, Kind
 from continuum_connector.programs.vendors import read_vendors
 from deploy.grafana.dashboard import load, panels
 

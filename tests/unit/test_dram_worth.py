@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from continuum_connector.costs.forecast import Forecast
+from continuum_connector.forecast.forecast import Forecast
 from continuum_connector.policy.base import NO_FORECAST, Resident
-from continuum_connector.scheduler.dram_worth import DramWorth
-from continuum_connector.scheduler.waiting import Waiting
+from continuum_connector.scheduler.tiers.eviction import DramWorth
+from continuum_connector.scheduler.turns import Waiting
 
 SOON = Forecast.known(2.0)
 

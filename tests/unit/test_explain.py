@@ -11,9 +11,9 @@ import pytest
 pytest.importorskip("typer")
 from typer.testing import CliRunner, Result
 
-from continuum_connector.analysis import log
-from continuum_connector.cli.app import app
-from continuum_connector.programs.keys import program_key
+from continuum_connector.programs.program import program_key
+from continuum_connector.tools.analysis import life as log
+from continuum_connector.tools.cli.app import app
 
 KNOWN = {"ending": "calls", "tools": ["pytest -q"], "gap_p50": 2.5, "gap_p90": 9.0}
 KNOWN |= {"gaps_seen": 12.0, "p_in_time": 0.83, "prefill": 1.5, "load": 0.25, "queueing": 0.0}

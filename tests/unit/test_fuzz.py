@@ -15,8 +15,8 @@ import pytest
 
 pytest.importorskip("typer")
 pytest.importorskip("aiohttp")
-from continuum_connector.cli import ending, server
-from continuum_connector.cli.server import CommandError, Server
+from continuum_connector.tools.cli import ending, server
+from continuum_connector.tools.cli.server import CommandError, Server
 from tests.fuzz.commands import ROOT, commands, modules
 from tests.fuzz.many import HEAVY, many, without
 from tests.fuzz.servers import Servers, servers
@@ -24,7 +24,7 @@ from tests.fuzz.values import RECORD
 from tests.unit import ab_results
 
 RUNS, LIMIT_S = 260, 0.2
-MAIN = "from continuum_connector.cli.entry import main; main()"
+MAIN = "from continuum_connector.tools.cli.entry import main; main()"
 ENVIRON = {**os.environ, "PYTHONPATH": str(ROOT), "NO_COLOR": "1"}
 ENVIRON.pop("PYTHONUNBUFFERED", None)
 

@@ -11,14 +11,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from continuum_connector.costs import recorded as recorded_module
-from continuum_connector.costs.bites import whole
-from continuum_connector.costs.forecast import EDGES
-from continuum_connector.costs.gaps import MILESTONES, Gaps
-from continuum_connector.costs.recorded import MAX_RECORDS, MAX_SAVED, MAX_TOOLS, RecordedGaps
-from continuum_connector.costs.survival import HALF_LIFE, Survival
-from continuum_connector.costs.tool_times import MAX_CLASSES
-from continuum_connector.policy.contextserve import return_quantile
+from continuum_connector.costs.state_file import whole
+from continuum_connector.forecast import recorded as recorded_module
+from continuum_connector.forecast.forecast import EDGES
+from continuum_connector.forecast.gaps import MILESTONES, Gaps
+from continuum_connector.forecast.recorded import MAX_RECORDS, MAX_SAVED, MAX_TOOLS, RecordedGaps
+from continuum_connector.forecast.survival import HALF_LIFE, Survival
+from continuum_connector.forecast.tool_times import MAX_CLASSES
+from continuum_connector.policy.baselines import return_quantile
 from continuum_connector.toolcalls.asked import UNREAD, Asked, Ending, ToolCall
 
 RUN = Asked(Ending.CALLS, (ToolCall("run", "-q"),))

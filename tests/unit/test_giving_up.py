@@ -13,7 +13,7 @@ import pytest
 from continuum_connector.config import ContinuumConfig
 from continuum_connector.errors import TransferError
 from continuum_connector.messages import Outcome, StepPlan
-from continuum_connector.worker import closing
+from continuum_connector.worker import health as closing
 from continuum_connector.worker.engine import PoolState, Status
 from tests.fakes import FakeCopyEngine
 from tests.unit.test_worker import CONFIG, Rig, load, store

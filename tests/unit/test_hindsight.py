@@ -6,11 +6,11 @@ import random
 
 import pytest
 
-from continuum_connector.analysis.hindsight import Stakes
 from continuum_connector.policy.adaptive import FORESEEN, HOLD_S
 from continuum_connector.policy.base import FinishedTurn, Pin, Snapshot, name_of
-from continuum_connector.policy.oracle import Oracle
+from continuum_connector.policy.baselines import Oracle
 from continuum_connector.programs.program import Hints
+from continuum_connector.tools.analysis.hindsight import Stakes
 
 MAX_TTL_S = 1e5
 

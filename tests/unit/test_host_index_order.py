@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from continuum_connector.scheduler import chains
-from continuum_connector.scheduler.eviction import Rank
-from continuum_connector.scheduler.host_index import HostIndex
-from continuum_connector.scheduler.slots import TICKET_BYTES
+from continuum_connector.scheduler.tiers import chains
+from continuum_connector.scheduler.tiers.eviction import Rank
+from continuum_connector.scheduler.tiers.index import HostIndex
+from continuum_connector.scheduler.tiers.slots import TICKET_BYTES
 from tests.unit.chains import NOW, keys, ready, store
 
 

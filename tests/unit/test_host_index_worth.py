@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from continuum_connector.scheduler.eviction import NUM_CANDIDATES, Rank
-from continuum_connector.scheduler.host_index import HostIndex
+from continuum_connector.scheduler.tiers.eviction import NUM_CANDIDATES, Rank
+from continuum_connector.scheduler.tiers.index import HostIndex
 from tests.unit.chains import keys, ready, store
 
 Order = Callable[[HostIndex, float], Rank | None]

@@ -18,8 +18,14 @@ from continuum_connector.programs.identify import (
     identify,
     read_hints,
 )
-from continuum_connector.programs.keys import MAX_KEY_CHARS, anonymous_key, program_key
-from continuum_connector.programs.program import Hints, Identity, IdentitySource
+from continuum_connector.programs.program import (
+    MAX_KEY_CHARS,
+    Hints,
+    Identity,
+    IdentitySource,
+    anonymous_key,
+    program_key,
+)
 
 CONTINUUM, CLIENT = IdentitySource.CONTINUUM, IdentitySource.CLIENT
 SESSION, VENDOR = IdentitySource.SESSION, IdentitySource.VENDOR
@@ -275,7 +281,7 @@ def test_digests_cannot_be_computed_by_others(monkeypatch: pytest.MonkeyPatch) -
     for name, salt in (("a", "salt"), ("a" * 300, None)):
         with monkeypatch.context() as patch:
             key = program_key(name, salt)
-            patch.setattr("continuum_connector.programs.keys._SECRET", b"of another process")
+            patch.setattr("continuum_connector.programs.program._SECRET", b"of another process")
             assert program_key(name, salt) != key
 
 

@@ -16,7 +16,6 @@ import pytest
 from prometheus_client import REGISTRY
 
 from continuum_connector import middleware
-from continuum_connector.metric_table import UNREAD_BODIES
 from continuum_connector.middleware import (
     CONTAINER_COST,
     MAX_BODY_BYTES,
@@ -30,6 +29,7 @@ from continuum_connector.middleware import (
     UnsendableError,
     rewrite,
 )
+from continuum_connector.observe.metric_table import UNREAD_BODIES
 from continuum_connector.programs.identify import identify
 from continuum_connector.programs.program import Hints, Identity, IdentitySource
 

@@ -16,8 +16,7 @@ from continuum_connector.policy.base import (
     Pin,
     Snapshot,
 )
-from continuum_connector.policy.fixed_ttl import FixedTtl
-from continuum_connector.policy.stock import Stock
+from continuum_connector.policy.simple import FixedTtl, Stock
 from continuum_connector.programs.program import Hints
 
 

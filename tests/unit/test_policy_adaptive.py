@@ -10,9 +10,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from continuum_connector.costs.forecast import EDGES, Forecast
+from continuum_connector.forecast.forecast import EDGES, Forecast
 from continuum_connector.policy import adaptive
-from continuum_connector.policy.adaptive import FORESEEN, HOLD_S, MIN_P_BACK, MIN_P_READ, Adaptive
+from continuum_connector.policy.adaptive import (
+    FORESEEN,
+    HOLD_S,
+    MIN_P_BACK,
+    MIN_P_READ,
+    Adaptive,
+    Stake,
+)
 from continuum_connector.policy.base import (
     After,
     Choice,
@@ -22,8 +29,7 @@ from continuum_connector.policy.base import (
     Pin,
     Snapshot,
 )
-from continuum_connector.policy.oracle import Oracle
-from continuum_connector.policy.worth import Stake
+from continuum_connector.policy.baselines import Oracle
 from continuum_connector.programs.program import Hints
 from tests.unit.deciding import curve, finished, forecasts, world
 

@@ -7,17 +7,16 @@ import math
 import pytest
 
 from continuum_connector.config import POLICIES
-from continuum_connector.costs.forecast import Forecast
+from continuum_connector.forecast.forecast import Forecast
 from continuum_connector.policy.base import After, Choice, FinishedTurn, Free, Offload, Pin
-from continuum_connector.policy.contextserve import (
+from continuum_connector.policy.baselines import (
     ContextServe,
+    Infercept,
     return_quantile,
     student_quantile,
 )
-from continuum_connector.policy.infercept import Infercept
-from continuum_connector.policy.lru_offload import LruOffload
-from continuum_connector.policy.program_order import ProgramOrder
 from continuum_connector.policy.registry import MAKERS, make_policy
+from continuum_connector.policy.simple import LruOffload, ProgramOrder
 from continuum_connector.programs.program import Hints
 from continuum_connector.toolcalls.asked import Asked, Ending, ToolCall
 from tests.unit.deciding import finished, world

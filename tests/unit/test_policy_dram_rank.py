@@ -9,12 +9,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from continuum_connector.costs.forecast import EDGES, Forecast
-from continuum_connector.policy.adaptive import Adaptive
+from continuum_connector.forecast.forecast import EDGES, Forecast
+from continuum_connector.policy.adaptive import Adaptive, soonest
 from continuum_connector.policy.base import Resident
+from continuum_connector.policy.baselines import Oracle
 from continuum_connector.policy.continuum import Continuum
-from continuum_connector.policy.oracle import Oracle
-from continuum_connector.policy.worth import soonest
 from tests.unit.deciding import curve, forecasts
 
 NOW = 1000.0

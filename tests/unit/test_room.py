@@ -6,12 +6,11 @@ import pytest
 
 from continuum_connector.errors import InvariantError
 from continuum_connector.policy.base import After
-from continuum_connector.scheduler.claim import Claim
+from continuum_connector.scheduler.give_way import RETRY_STEPS, Claim, Room
 from continuum_connector.scheduler.holds import HoldTable
 from continuum_connector.scheduler.kv_groups import KvGroup, KvGroups
 from continuum_connector.scheduler.pins import Pin, PinEnd, PinTable
-from continuum_connector.scheduler.room import RETRY_STEPS, Room
-from continuum_connector.scheduler.unattached import NUM_EMPTY_STEPS, Unattached
+from continuum_connector.scheduler.pressure import NUM_EMPTY_STEPS, Unattached
 from tests.fakes import FakeBlock, FakeBlockPool
 
 

@@ -20,7 +20,7 @@ pytest.importorskip("matplotlib")
 
 from bench.sim.report.__main__ import main
 from bench.sim.report.page import in_order, page
-from continuum_connector.cli.ending import ToldError
+from continuum_connector.tools.cli.ending import ToldError
 
 ARMS = ("stock", "paper", OURS, "infinite")
 STARTS = [Start("continuum simulate --arms <x>", {"vllm": "0.32.0"})]

@@ -12,9 +12,9 @@ import pytest
 pytest.importorskip("typer")
 from typer.testing import CliRunner, Result
 
-from continuum_connector.cli.app import app
-from continuum_connector.cli.size import size
-from continuum_connector.sizing import Load, Need, Place, mean_gap, need
+from continuum_connector.tools.cli.app import app
+from continuum_connector.tools.cli.size import size
+from continuum_connector.tools.sizing import Load, Need, Place, mean_gap, need
 
 GIB = 2**30
 SIZING = Path(__file__).resolve().parents[2] / "deploy" / "sizing.md"

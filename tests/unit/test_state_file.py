@@ -11,10 +11,9 @@ from pathlib import Path
 import pytest
 
 from continuum_connector.costs import state_file
-from continuum_connector.costs.bites import Bites, whole
-from continuum_connector.costs.gaps import Gaps
-from continuum_connector.costs.state_file import SAVE_EVERY_S, StateFile
+from continuum_connector.costs.state_file import SAVE_EVERY_S, Bites, StateFile, whole
 from continuum_connector.errors import ConfigError
+from continuum_connector.forecast.gaps import Gaps
 from continuum_connector.toolcalls.asked import Asked, Ending, ToolCall
 
 

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from continuum_connector.costs.forecast import EDGES, Forecast
-from continuum_connector.costs.survival import HALF_LIFE, Survival
+from continuum_connector.forecast.forecast import EDGES, Forecast
+from continuum_connector.forecast.survival import HALF_LIFE, Survival
 
 NEVER = [1.0] * len(EDGES)  # a parent that says nothing returns
 NUM_SLOW = 400

@@ -7,8 +7,8 @@ from types import SimpleNamespace
 from typing import Any
 
 from continuum_connector.scheduler.kv_groups import ChainBlocks
-from continuum_connector.scheduler.slots import Key
-from continuum_connector.scheduler.tier_events import TierEvents
+from continuum_connector.scheduler.tiers.events import TierEvents
+from continuum_connector.scheduler.tiers.slots import Key
 
 
 class FakeFactory:

@@ -9,8 +9,7 @@ import pytest
 
 from continuum_connector.toolcalls.asked import UNREAD, Ending, ToolCall
 from continuum_connector.toolcalls.markers import Markers, Span, markers_of
-from continuum_connector.toolcalls.reader import HEAD_TOKENS, TAIL_TOKENS, ToolReader
-from continuum_connector.toolcalls.step_budget import StepBudget
+from continuum_connector.toolcalls.reader import HEAD_TOKENS, TAIL_TOKENS, StepBudget, ToolReader
 from continuum_connector.toolcalls.tokenizer import BackgroundTokenizer
 
 OPEN, CLOSE, THINK, SPEAK = 9001, 9002, 9003, 9004

@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from continuum_connector.costs import seeds
-from continuum_connector.costs.forecast import EDGES, Forecast
-from continuum_connector.costs.survival import HALF_LIFE
-from continuum_connector.costs.tool_times import MAX_CLASSES, MAX_TOOLS, ToolTimes
+from continuum_connector.forecast import seeds
+from continuum_connector.forecast.forecast import EDGES, Forecast
+from continuum_connector.forecast.survival import HALF_LIFE
+from continuum_connector.forecast.tool_times import MAX_CLASSES, MAX_TOOLS, ToolTimes
 from continuum_connector.toolcalls.asked import UNREAD, Asked, Ending, ToolCall
 
 ANSWER = Asked(Ending.ANSWER)

@@ -25,13 +25,13 @@ pytest.importorskip("prometheus_client")
 from rich.console import Console
 from typer.testing import CliRunner, Result
 
-from continuum_connector.cli.app import app
-from continuum_connector.cli.rates import Forecasts, Numbers, numbers
-from continuum_connector.cli.scrape import Scrape
-from continuum_connector.cli.server import CommandError, Server
-from continuum_connector.cli.top import WINDOW_S, Watch
-from continuum_connector.cli.top_view import screen
-from continuum_connector.metric_table import METRICS, WIRE_KEYS, Kind
+from continuum_connector.observe.metric_table import METRICS, WIRE_KEYS, Kind
+from continuum_connector.tools.cli.app import app
+from continuum_connector.tools.cli.rates import Forecasts, Numbers, numbers
+from continuum_connector.tools.cli.scrape import Scrape
+from continuum_connector.tools.cli.server import CommandError, Server
+from continuum_connector.tools.cli.top import WINDOW_S, Watch
+from continuum_connector.tools.cli.top_view import screen
 
 ROOT = Path(__file__).resolve().parents[2]
 HOST = 'engine="0",model_name="tiny"'
@@ -186,7 +186,7 @@ def test_an_engine_without_its_tier_is_counted_and_is_not_a_tier_that_grows() ->
 def test_every_metric_that_is_read_is_one_that_is_published() -> None:
     """A renamed metric would be a 0 for ever."""
     published = {metric.name for metric in METRICS}
-    source = (ROOT / "continuum_connector" / "cli" / "rates.py").read_text()
+    source = (ROOT / "continuum_connector" / "tools" / "cli" / "rates.py").read_text()
     read = set(re.findall(r'"continuum:(\w+?)(?:_total|_sum|_count)?"', source))
     assert len(read) > 12
     assert read <= published
@@ -392,7 +392,7 @@ def terminal(tmp_path: Path) -> Iterator[Terminal]:
     one.close()
 
 
-MAIN = "from continuum_connector.cli.entry import main; main()"
+MAIN = "from continuum_connector.tools.cli.entry import main; main()"
 
 
 def command(*args: str) -> str:

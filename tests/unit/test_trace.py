@@ -17,13 +17,13 @@ from typing import Any
 import pytest
 
 import continuum_connector
-from continuum_connector import trace as trace_module
-from continuum_connector import trace_file
 from continuum_connector.config import ContinuumConfig
 from continuum_connector.errors import ConfigError
+from continuum_connector.observe import trace as trace_module
+from continuum_connector.observe import trace_file
+from continuum_connector.observe.trace import EVENTS, RECORDER_KEYS, NullTrace, Trace, open_trace
+from continuum_connector.observe.trace_file import TraceFile, older_files
 from continuum_connector.programs.program import IdentitySource
-from continuum_connector.trace import EVENTS, RECORDER_KEYS, NullTrace, Trace, open_trace
-from continuum_connector.trace_file import TraceFile, older_files
 
 PACKAGE = Path(continuum_connector.__file__).parent
 
@@ -230,7 +230,7 @@ EXITS = {
 def test_a_trace_left_open_is_complete_when_its_process_exits(path: Path, how: str) -> None:
     code = (
         "import sys\n"
-        "from continuum_connector.trace import Trace\n"
+        "from continuum_connector.observe.trace import Trace\n"
         "def write():\n"
         "    global trace\n"
         "    trace = Trace(sys.argv[1])\n"

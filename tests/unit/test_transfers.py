@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from continuum_connector.errors import InvariantError
 from continuum_connector.messages import Outcome, WorkerReport
-from continuum_connector.scheduler.slots import Tickets
-from continuum_connector.scheduler.transfers import Transfer, TransferLedger, TransferState
+from continuum_connector.scheduler.tiers.slots import Tickets
+from continuum_connector.scheduler.tiers.transfers import Transfer, TransferLedger, TransferState
 
 
 class FakeHold:

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from continuum_connector.middleware import rewrite
 from continuum_connector.programs.identify import read_hints
-from continuum_connector.programs.wishes import read_keep_s
+from continuum_connector.programs.vendors import read_keep_s
 
 CHAT, RESPONSES, MESSAGES = "/v1/chat/completions", "/v1/responses", "/v1/messages"
 FIVE, HOUR, DAY = 300.0, 3600.0, 86_400.0

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from continuum_connector.config import ContinuumConfig
 from continuum_connector.errors import TransferError
 from continuum_connector.messages import LoadOrder, Outcome, StepPlan, StoreOrder
-from continuum_connector.worker import condition
+from continuum_connector.worker import health as condition
 from continuum_connector.worker.engine import CONFLICT, CORRUPT, Direction, Region, Status
 from continuum_connector.worker.layout import Layout
 from continuum_connector.worker.worker import ContinuumWorker, num_slots_for

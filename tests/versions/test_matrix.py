@@ -107,7 +107,7 @@ def test_scheduler_side(
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of torch, on import
 def test_what_is_run_is_what_is_promised() -> None:
     pytest.importorskip("vllm")
-    from continuum_connector.compat import SUPPORTED
+    from continuum_connector.vllm.compat import SUPPORTED
 
     assert tuple(release for release, _ in SUPPORTED) == sources.VERSIONS
     for name in ("README.md", "docs/limits.md"):

@@ -351,6 +351,6 @@ def _transfer(
 
 def _register_plugin() -> None:
     """Do what vLLM does with our entry point; needs no installed package."""
-    from continuum_connector.plugin import register
+    from continuum_connector.vllm.plugin import register
 
     register()

@@ -22,11 +22,12 @@ from vllm.v1.kv_cache_interface import KVCacheSpec
 from vllm.v1.request import RequestStatus
 
 from bench.sim import versions
-from continuum_connector import build, compat, plugin
+from continuum_connector import build
 from continuum_connector.connector import ContinuumConnector
 from continuum_connector.errors import ConfigError
-from continuum_connector.order import kv_first
 from continuum_connector.scheduler.queue import ProgramQueue
+from continuum_connector.vllm import compat, plugin
+from continuum_connector.vllm.order import kv_first
 from continuum_connector.worker_hooks import WorkerHooks
 from tests.vllm.agents import AgentEngine
 from tests.vllm.harness import Engine
@@ -154,7 +155,7 @@ def test_what_is_loaded_before_a_server_names_us() -> None:
     """Engines and workers load the plugin alone; whoever makes configs, what attaches as well."""
     code = """
 import json, sys
-from continuum_connector.plugin import register
+from continuum_connector.vllm.plugin import register
 def ours():
     return sorted(name for name in sys.modules if name.startswith("continuum_connector."))
 register()
@@ -167,8 +168,8 @@ print(json.dumps([engine, ours()]))
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     engine, api_server = json.loads(done.stdout.splitlines()[-1])
-    assert engine == ["continuum_connector.plugin"]
-    assert api_server == ["continuum_connector.attach", "continuum_connector.plugin"]
+    assert engine == ["continuum_connector.vllm.plugin"]
+    assert api_server == ["continuum_connector.vllm.attach", "continuum_connector.vllm.plugin"]
 
 
 @MODES

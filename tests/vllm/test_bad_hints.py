@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from vllm.v1.request import Request
 
 from continuum_connector.programs.identify import MAX_ID_CHARS, MAX_TOOLS
-from continuum_connector.programs.keys import MAX_KEY_CHARS
+from continuum_connector.programs.program import MAX_KEY_CHARS
 from tests.vllm.agents import AgentEngine
 
 IN_CONTINUUM = ["program", "parent", "source", "final", "ttl_s", "keep_s", "tools", "compaction"]

@@ -34,17 +34,17 @@ pytest.importorskip("typer")
 from typer.testing import CliRunner
 
 from bench.sim import versions
-from continuum_connector import build, compat
-from continuum_connector.checks.line import Verdict
-from continuum_connector.checks.machine import this_machine
-from continuum_connector.checks.model import aside
-from continuum_connector.checks.plan import Plan
-from continuum_connector.checks.seen import Seen, VllmSeen
-from continuum_connector.checks.serving import lines
-from continuum_connector.checks.shape import read_shape
-from continuum_connector.cli.app import app
+from continuum_connector import build
 from continuum_connector.config import ContinuumConfig
-from continuum_connector.proven import why_no_tier
+from continuum_connector.tools.checks.line import Verdict
+from continuum_connector.tools.checks.machine import Seen, VllmSeen, this_machine
+from continuum_connector.tools.checks.model import aside
+from continuum_connector.tools.checks.plan import Plan
+from continuum_connector.tools.checks.serving import lines
+from continuum_connector.tools.checks.shape import read_shape
+from continuum_connector.tools.cli.app import app
+from continuum_connector.vllm import compat
+from continuum_connector.vllm.proven import why_no_tier
 from tests.vllm import kv_caches
 
 MODEL: dict[str, Any] = {

@@ -10,9 +10,8 @@ from typing import Any
 
 import pytest
 
-from continuum_connector.scheduler.deadlines import HANGS_AFTER_S
-from continuum_connector.scheduler.tier import LOOK_S
-from continuum_connector.scheduler.transfers import Kind
+from continuum_connector.scheduler.tiers.dram import LOOK_S
+from continuum_connector.scheduler.tiers.transfers import HANGS_AFTER_S, Kind
 from continuum_connector.worker.engine import Direction
 from tests.vllm.harness import Engine
 from tests.vllm.native_worker import native_engines

@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 from bench.sim.job import Job
 from bench.sim.runner import play
 from bench.sim.store import results, starts
-from continuum_connector.cli.app import app
+from continuum_connector.tools.cli.app import app
 
 LINE = ["simulate", "--arms", "stock,adaptive", "--rates", "0.1", "--workers", "1"]
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from continuum_connector.account import Payload, merge
+from continuum_connector.observe.account import Payload, merge
 from tests.vllm.agents import AgentEngine
 from tests.vllm.tiering import SLOT_BYTES
 

@@ -22,15 +22,15 @@ pytestmark = pytest.mark.vllm
 from vllm.distributed.kv_transfer.kv_connector.factory import KVConnectorFactory  # noqa: E402
 from vllm.distributed.kv_transfer.kv_connector.v1 import metrics as vllm_metrics  # noqa: E402
 
-from continuum_connector.account import Account  # noqa: E402
-from continuum_connector.metric_table import METRICS, WIRE_KEYS, Kind  # noqa: E402
-from continuum_connector.metrics import (  # noqa: E402
+from continuum_connector.middleware import unread_bodies  # noqa: E402
+from continuum_connector.observe.account import Account  # noqa: E402
+from continuum_connector.observe.metric_table import METRICS, WIRE_KEYS, Kind  # noqa: E402
+from continuum_connector.observe.metrics import (  # noqa: E402
     ContinuumPromMetrics,
     ContinuumStats,
     representative,
     unregister,
 )
-from continuum_connector.middleware import unread_bodies  # noqa: E402
 
 LABELNAMES = ["model_name", "engine"]
 
@@ -297,7 +297,7 @@ API_SERVERS = """
 import os
 from types import SimpleNamespace
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, multiprocess
-from continuum_connector.metrics import ContinuumPromMetrics
+from continuum_connector.observe.metrics import ContinuumPromMetrics
 from continuum_connector.middleware import unread_bodies
 
 def serve(payloads):

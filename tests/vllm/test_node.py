@@ -14,8 +14,8 @@ from vllm.config import KVTransferConfig
 from vllm.engine.arg_utils import EngineArgs
 from vllm.v1.engine import core
 
-from continuum_connector import compat, plugin
-from continuum_connector.checks.command_line import read_plan
+from continuum_connector.tools.checks.plan import read_plan
+from continuum_connector.vllm import compat, plugin
 
 LLAMA = {
     "architectures": ["LlamaForCausalLM"],

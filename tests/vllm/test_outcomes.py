@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from continuum_connector.metric_table import CHANCES, OUTCOMES
+from continuum_connector.observe.metric_table import CHANCES, OUTCOMES
+from continuum_connector.observe.trace import EVENTS
 from continuum_connector.policy.base import Choice, FinishedTurn, Free, Offload, Pin, Snapshot
-from continuum_connector.policy.fixed_ttl import FixedTtl
+from continuum_connector.policy.simple import FixedTtl
 from continuum_connector.programs.program import OVER_S
-from continuum_connector.trace import EVENTS
 from tests.vllm.agents import AgentEngine
 from tests.vllm.harness import prompt
 from tests.vllm.tiering import SLOT_BYTES

@@ -10,8 +10,7 @@ from typing import Any
 import pytest
 from vllm.v1.engine.core import EngineCoreProc
 
-from continuum_connector.scheduler.deadlines import HANGS_AFTER_S
-from continuum_connector.scheduler.transfers import Kind
+from continuum_connector.scheduler.tiers.transfers import HANGS_AFTER_S, Kind
 from tests.vllm.harness import Engine
 from tests.vllm.tiering import assert_drained, hold, in_flight, outlast_pins, run_turn, tiered
 

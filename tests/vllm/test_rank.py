@@ -8,7 +8,7 @@ import pytest
 from vllm.config import ParallelConfig
 from vllm.v1.worker import worker_base
 
-from continuum_connector import compat
+from continuum_connector.vllm import compat
 
 
 def test_the_rank_is_the_one_that_vllms_worker_was_given(monkeypatch: pytest.MonkeyPatch) -> None:

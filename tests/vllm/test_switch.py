@@ -12,7 +12,7 @@ import pytest
 
 from bench.sim import versions
 from continuum_connector.scheduler.queue import ProgramQueue
-from continuum_connector.scheduler.transfers import Kind
+from continuum_connector.scheduler.tiers.transfers import Kind
 from tests.vllm import tiering
 from tests.vllm.harness import Engine
 from tests.vllm.test_load_order import loading

@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from vllm.v1.kv_cache_interface import KVCacheGroupSpec
 
 from bench.sim import versions
-from continuum_connector import coordinator
 from continuum_connector.scheduler.kv_groups import KvGroup, KvGroups, block_key
+from continuum_connector.vllm import coordinator
 from tests.vllm.agents import AgentEngine
 from tests.vllm.harness import Engine, prompt
 from tests.vllm.tiering import (

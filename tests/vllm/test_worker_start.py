@@ -14,9 +14,10 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorRole
 from vllm.v1.kv_cache_interface import FullAttentionSpec
 
 from bench.sim import versions
-from continuum_connector import build, plugin
+from continuum_connector import build
 from continuum_connector.config import ContinuumConfig
 from continuum_connector.errors import ConfigError
+from continuum_connector.vllm import plugin
 from continuum_connector.worker import native
 from continuum_connector.worker.engine import Region
 from continuum_connector.worker.layout import Layout

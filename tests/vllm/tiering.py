@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from bench.sim import versions
-from continuum_connector.scheduler.transfers import Kind, Transfer
+from continuum_connector.scheduler.tiers.transfers import Kind, Transfer
 from tests.vllm.fake_worker import extend_chain, next_token
 from tests.vllm.harness import Engine
 

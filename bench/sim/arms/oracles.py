@@ -9,7 +9,7 @@ from bench.sim.arms.arm import Arm, Away, by_program
 from bench.sim.arms.ours import ours, use_clock
 from bench.sim.hardware import Machine
 from bench.sim.plan import Workload
-from continuum_connector.policy.oracle import Oracle
+from continuum_connector.policy.baselines import Oracle
 
 if TYPE_CHECKING:
     from bench.sim.engine import Engine

@@ -18,7 +18,7 @@ def our_transfer(policy: str, has_tier: bool, **options: Any) -> Callable[[Machi
     """Our connector with that policy, as an operator configures it."""
 
     def make(machine: Machine) -> Any:
-        from continuum_connector.plugin import register
+        from continuum_connector.vllm.plugin import register
 
         register()
         dram_bytes = machine.dram_bytes if has_tier else 0

@@ -8,7 +8,7 @@ from pathlib import Path
 from bench.cli import start, teaching_parser
 from bench.sim import store
 from bench.sim.report.page import in_order, page
-from continuum_connector.cli.ending import ToldError
+from continuum_connector.tools.cli.ending import ToldError
 
 TEACH = """\
 what happens

@@ -1,1 +1,0 @@
-"""What a trace says: programs' lives, and how well it was decided."""

@@ -1,0 +1,198 @@
+"""Trace: one JSON line per decision and per outcome, written by a thread of its own."""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import secrets
+import threading
+import time
+from collections.abc import Callable
+from multiprocessing.util import Finalize
+from queue import SimpleQueue
+from typing import Any
+
+import msgspec
+
+from continuum_connector.config import ContinuumConfig
+from continuum_connector.observe.trace_file import TraceFile
+
+logger = logging.getLogger(f"vllm.{__name__}")
+
+MAX_QUEUED = 65_536  # records; a turn makes about six, so minutes of a busy server
+BATCH_S = 0.05  # how long the writer gathers records before it writes them at once
+CLOSE_TIMEOUT_S = 5.0
+
+_IDS = ("program", "request")  # fields that may hold what a client sent
+_NOBODY = "anonymous:"  # random already (programs/program.py)
+_DIGEST_BYTES = 16
+
+# event: when it is recorded
+EVENTS: dict[str, str] = {
+    "start": "the scheduler half is ready: version, policy, pool sizes",
+    "arrive": "a turn enters the scheduler",
+    "return": "the same, while its program's pin is live",
+    "admit": "a turn goes from waiting to running, with its hits by tier",
+    "preempt": "a running turn is put back",
+    "readmit": "a turn that was put back goes from waiting to running again",
+    "decision": "a turn is done and is pinned, offloaded or freed, and why",
+    "outcome": "what came of a decision, once its program's next turn is admitted or given up",
+    "pin_end": "a pin ends, with its cause and age",
+    "store": "a transfer VRAM -> DRAM settled, with its outcome",
+    "load": "a transfer DRAM -> VRAM settled, with its outcome",
+    "tier_down": "a rank has no DRAM tier, and why",
+    "reset": "the prefix cache was reset: every hold ended",
+    "switch": "an operator switched the connector on or off",
+    "stop": "the scheduler half shuts down",
+}
+
+# key in the original recorder's `scheduler_timestamps`: the events that carry it here
+RECORDER_KEYS: dict[str, tuple[str, ...]] = {
+    "Request_arrival_time": ("arrive", "return"),
+    "waiting_to_running": ("admit",),
+    "evicted_to_running": ("readmit",),
+    "Request_evicted_from_running_queue_time": ("preempt",),
+    "Request_departure_time": ("decision",),
+    "pinned_time": ("decision",),  # those that pin
+    "unpinned_time": ("pin_end",),
+}
+
+
+class NullTrace:
+    """No trace: the same interface, no thread, no file."""
+
+    enabled = False
+    path = ""
+
+    def record(self, event: str, now: float, **fields: Any) -> None:
+        """Do nothing. Callers check `enabled` before they gather costly fields."""
+
+    def take_dropped(self) -> int:
+        """Return 0: what is not traced is not lost."""
+        return 0
+
+    def close(self) -> None:
+        """Do nothing."""
+
+
+class Trace:
+    """Appends records to `path`; never makes the caller wait, whatever the disk does.
+
+    `max_bytes`, `max_files`: trace_file.py. `hashes_ids`: programs and requests are written as
+    digests, whose key is nowhere else.
+    `record`, `take_dropped` and `close` are for one thread, the scheduler's. A record is
+    `{"t": wall clock s, "now": monotonic s, "event": name, ...}`. Lines are on disk
+    0.05 s after `record`, and all of them after `close` or the interpreter's exit.
+    """
+
+    enabled = True
+
+    def __init__(
+        self,
+        path: str,
+        max_queued: int = MAX_QUEUED,
+        wall: Callable[[], float] = time.time,
+        *,
+        max_bytes: int = 0,
+        max_files: int = 2,
+        hashes_ids: bool = False,
+    ) -> None:
+        self.path = path
+        self._digest_key = secrets.token_bytes(32) if hashes_ids else b""
+        self._max_queued = max_queued
+        self._wall = wall
+        self._file = TraceFile(path, max_bytes, max_files)
+        self._queue: SimpleQueue[dict[str, Any] | None] = SimpleQueue()  # None: wake up and close
+        self._num_refused = 0  # by the scheduler's thread: the queue was full
+        self._num_lost = 0  # by the writer's thread: it could not encode or write
+        self._num_taken = 0
+        self._broken = False
+        self._closing = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="continuum-trace", daemon=True)
+        self._thread.start()
+        # runs at exit of the main process and of multiprocessing children, unlike atexit
+        self._finalize = Finalize(None, self.close, exitpriority=10)
+
+    def record(self, event: str, now: float, **fields: Any) -> None:
+        """Queue one record in about a microsecond; the fields must not change afterwards."""
+        if self._closing.is_set() or self._queue.qsize() >= self._max_queued:
+            self._num_refused += 1
+            return
+        self._queue.put({"t": self._wall(), "now": now, "event": event, **fields})
+
+    def take_dropped(self) -> int:
+        """Return how many records were lost since the last call."""
+        num_dropped = self._num_refused + self._num_lost
+        taken, self._num_taken = self._num_taken, num_dropped
+        return num_dropped - taken
+
+    def close(self) -> None:
+        """Write what is queued and stop; waits at most 5 s. Idempotent."""
+        if self._closing.is_set():
+            return
+        self._closing.set()
+        self._queue.put(None)
+        self._thread.join(CLOSE_TIMEOUT_S)
+        self._finalize.cancel()
+
+    def _run(self) -> None:
+        """Write batches until closed; a batch keeps the two threads from trading the GIL."""
+        encoder = msgspec.json.Encoder(enc_hook=str)
+        while not self._closing.is_set():
+            first = self._queue.get()
+            self._closing.wait(BATCH_S)
+            self._write(encoder, first)
+        self._write(encoder, None)
+        self._file.close()
+
+    def _write(self, encoder: msgspec.json.Encoder, first: dict[str, Any] | None) -> None:
+        """Write `first` and all queued records; an error loses records, never the thread."""
+        records = [first, *(self._queue.get_nowait() for _ in range(self._queue.qsize()))]
+        lines = [self._encode(encoder, record) for record in records if record is not None]
+        lines = [line for line in lines if line]
+        if self._broken:
+            self._num_lost += len(lines)
+        elif lines:
+            self._append(b"".join(lines), len(lines))
+
+    def _encode(self, encoder: msgspec.json.Encoder, record: dict[str, Any]) -> bytes:
+        if self._digest_key:
+            record |= {name: self._hashed(record[name]) for name in _IDS if record.get(name)}
+        try:
+            return encoder.encode(record) + b"\n"
+        except (TypeError, ValueError, RecursionError) as error:
+            self._num_lost += 1
+            logger.warning("trace record %r is not JSON and is lost: %s", record["event"], error)
+            return b""
+
+    def _hashed(self, name: str) -> str:
+        if name.startswith(_NOBODY):
+            return name
+        raw = name.encode("utf-8", "surrogatepass")
+        digest = hashlib.blake2b(raw, digest_size=_DIGEST_BYTES, key=self._digest_key)
+        return f"hashed:{digest.hexdigest()}"
+
+    def _append(self, batch: bytes, num_records: int) -> None:
+        try:
+            self._file.append(batch)
+        except OSError as error:
+            self._broken = True
+            self._num_lost += num_records
+            logger.warning(
+                "trace_path = %r: %s. The trace ends here and lost records are counted in "
+                "continuum:trace_dropped; serving goes on. Make room, then restart to trace again.",
+                self.path,
+                error.strerror,
+            )
+
+
+def open_trace(config: ContinuumConfig) -> Trace | NullTrace:
+    """Return the trace that the config asks for; an unusable path raises ConfigError."""
+    if not config.trace_path:
+        return NullTrace()
+    return Trace(
+        config.trace_path,
+        max_bytes=config.trace_bytes,
+        max_files=config.trace_files,
+        hashes_ids=config.trace_hashed,
+    )

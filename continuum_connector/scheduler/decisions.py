@@ -1,0 +1,154 @@
+"""Keeping: what becomes of a finished turn's blocks is asked of the policy, and done.
+
+Levels: how things stand at this moment, for the policy and for the metrics.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sized
+from dataclasses import replace
+from typing import Any
+
+from continuum_connector.costs.costs import Costs
+from continuum_connector.observe.account import Account
+from continuum_connector.policy.base import (
+    Choice,
+    Decision,
+    FinishedTurn,
+    Free,
+    Offload,
+    Snapshot,
+    stores,
+)
+from continuum_connector.policy.base import Pin as PinDecision
+from continuum_connector.policy.hinted import without_end, without_pin
+from continuum_connector.scheduler.decider import Decider
+from continuum_connector.scheduler.holds import BlockPool, HoldTable
+from continuum_connector.scheduler.kv_groups import ChainBlocks
+from continuum_connector.scheduler.pins import PinEnd
+from continuum_connector.scheduler.records import Records
+from continuum_connector.scheduler.retention import Retention
+from continuum_connector.scheduler.tiers.dram import DramTier
+from continuum_connector.scheduler.turns import Turn, TurnEnd
+
+
+class Keeping:
+    """Decides, stores, pins and records, once per finished turn."""
+
+    def __init__(
+        self,
+        decider: Decider,
+        levels: Levels,
+        retention: Retention,
+        tier: DramTier,
+        records: Records,
+    ) -> None:
+        self._decider = decider
+        self._levels = levels
+        self._retention = retention
+        self._tier = tier
+        self._records = records
+
+    def keep(
+        self, turn: Turn, request: Any, blocks: ChainBlocks, end: TurnEnd, now: float
+    ) -> Choice:
+        """Do what the policy decides for the turn's hashed `blocks`, and return it.
+
+        The store comes first: DRAM may hold nothing but what is needed sooner. Then the policy
+        is asked again, for it may be worth a pin what was not worth one beside its copy.
+        """
+        world = self._levels.snapshot(now)
+        finished, choice = self._decider.decide(turn, request, len(blocks), end, world)
+        choice = without_end(choice) if turn.is_stray else self._fitting(choice, finished)
+        if stores(choice.decision) and not self._store(choice.decision, turn, request, blocks, now):
+            world = replace(world, takes_store=False)
+            choice = self._fitting(self._decider.policy.decide(finished, world), finished)
+        self._records.decided(turn, finished, world, choice, now)
+        self._hold(choice.decision, turn, request, blocks, now)
+        return choice
+
+    def _fitting(self, choice: Choice, finished: FinishedTurn) -> Choice:
+        if isinstance(choice.decision, PinDecision) and (
+            finished.num_blocks > self._retention.budget
+        ):
+            # It would push every other pin out before it gave way itself.
+            return without_pin(choice, "larger than max_pinned_fraction of VRAM")
+        return choice
+
+    def _store(
+        self, decision: Decision, turn: Turn, request: Any, blocks: ChainBlocks, now: float
+    ) -> bool:
+        key = turn.program.key
+        taken = self._tier.store(key, blocks, now, request, supersedes=not turn.program.active)
+        if not isinstance(decision, Free) and decision.is_wish:
+            self._tier.index.demote(key)  # it takes only room that nobody else needs
+        return taken
+
+    def _hold(
+        self, decision: Decision, turn: Turn, request: Any, blocks: ChainBlocks, now: float
+    ) -> None:
+        key = turn.program.key
+        if isinstance(decision, PinDecision):
+            self._retention.begin(decision, turn.program, request.block_hashes, blocks, now)
+        if isinstance(decision, Offload):
+            self._retention.end_of(key, PinEnd.SUPERSEDED, now)
+        if turn.identity.hints.final and not turn.is_stray:
+            self._retention.end_of(key, PinEnd.PROGRAM_DONE, now)
+            self._tier.index.demote(key)
+
+
+class Levels:
+    """Reads the levels of those who own them; changes nothing but gauges."""
+
+    def __init__(
+        self,
+        pool: BlockPool,
+        retention: Retention,
+        store_holds: HoldTable,
+        tier: DramTier,
+        costs: Costs,
+        turns: Sized,
+        waiting: Sized,
+    ) -> None:
+        """`turns`: those that are there; `waiting`: of them, those that never ran."""
+        self._pool = pool
+        self._retention = retention
+        self._store_holds = store_holds
+        self._tier = tier
+        self._costs = costs
+        self._turns = turns
+        self._waiting = waiting
+
+    def snapshot(self, now: float) -> Snapshot:
+        """The world as the policy sees it: what only a client's wish holds counts as free."""
+        pinned = self._retention.holds.num_blocks
+        wishes = min(self._retention.num_wish_blocks, pinned)  # shared blocks count for each
+        return Snapshot(
+            now=now,
+            num_blocks=self._pool.num_gpu_blocks - 1,  # one is the null block
+            num_free_blocks=self._pool.get_num_free_blocks() + wishes,
+            num_pinned_blocks=pinned - wishes,
+            num_waiting=len(self._waiting),
+            num_running=len(self._turns) - len(self._waiting),
+            has_tier=self._tier.is_up,
+            queueing_s=self._costs.queueing_s(now),
+            eta=self._costs.eta,
+            mean_blocks=self._costs.mean_blocks,
+            price=self._costs.price(now),
+            residence_s=self._tier.residence_s(now),
+            num_hinted_blocks=self._retention.num_hinted_blocks,
+        )
+
+    def update_ledger(self, account: Account) -> None:
+        """Set what counters are balanced with; in every step, or a scrape between a counter's
+        step and its gauge's finds the ledger open. About 2 us."""
+        pinned = self._retention.holds.num_blocks
+        account.gauge("pins_live", len(self._retention.pins))
+        account.gauge("held_blocks", pinned + self._store_holds.num_blocks)
+        self._tier.update_ledger()
+
+    def update_gauges(self, account: Account) -> None:
+        """Set what else is a level, not an event; called about once a second."""
+        account.gauge("vram_blocks", self._pool.num_gpu_blocks - 1)  # one is the null block
+        account.gauge("pinned_blocks", self._retention.holds.num_blocks)
+        self._tier.update_gauges()

@@ -1,0 +1,135 @@
+"""Claims: which chains claim which slots, and in which order they let go.
+
+A program has a chain per branch: what its newest turn has taken another way from is superseded,
+and leaves before anybody's live chain.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator
+
+import numpy as np
+
+from continuum_connector.errors import InvariantError
+from continuum_connector.scheduler.tiers.eviction import EvictionOrder
+from continuum_connector.scheduler.tiers.slots import (
+    NO_TICKETS,
+    TICKET_BYTES,
+    Chain,
+    Numbers,
+    SlotTable,
+    numbers_of,
+)
+
+# Where thousands of programs share a long prompt, their claims on it add up; beyond this the
+# coldest chains leave. 10^4 programs that share 3,000 blocks fit, and so do 10^7 slots in chains
+# of 50 that share nothing; a DRAM of 10^6 blocks takes about as much for keys and columns.
+MAX_CLAIM_BYTES = 256 << 20
+CHAIN_BYTES = 600  # beside its claims: the object, an array's head, its places in the order
+# A client may send one id for all it does; every store and load looks at all chains of a program.
+# Agents fork into a few; beyond this many branches the oldest is as good as superseded.
+MAX_CHAINS_PER_PROGRAM = 64
+
+
+class Claims:
+    """All chains. Counts a slot's claims in the table; what leaves is the caller's to free."""
+
+    def __init__(self, table: SlotTable) -> None:
+        self._table = table
+        self._num_claims = 0
+        self.order = EvictionOrder(table.is_stuck)
+
+    @property
+    def num_bytes(self) -> int:
+        """What the chains take beside the slots themselves."""
+        return self._num_claims * TICKET_BYTES + len(self.order) * CHAIN_BYTES
+
+    @property
+    def are_too_many(self) -> bool:
+        return self.num_bytes > MAX_CLAIM_BYTES
+
+    def begin(self, present: Numbers, program: str, now: float, supersedes: bool) -> Chain:
+        """A new chain, which claims what is `present` of it before anything is evicted."""
+        chain = Chain(program, now, self._table.tickets[present])
+        self._table.num_chains[present] += 1
+        self._num_claims += len(present)
+        current = self.order.current(program)
+        older: list[Chain] = []
+        if current:
+            self._table.mark(present, True)
+            older = [c for c in current if supersedes or self._table.is_continued(c)]
+            for each in older:
+                self._supersede(each)
+            self._table.mark(present, False)
+        self.order.add(chain)
+        if len(current) - len(older) >= MAX_CHAINS_PER_PROGRAM:
+            self.order.supersede(self.order.current(program)[0])
+        return chain
+
+    def extend(self, chain: Chain, numbers: Numbers) -> None:
+        """It claims these now, of which more are there than when it began."""
+        self._num_claims += len(numbers) - len(chain.tickets)
+        chain.tickets = self._table.tickets[numbers]
+
+    def _supersede(self, chain: Chain) -> None:
+        """Leave it only what the newer, marked chain does not want."""
+        before, there = chain.tickets, chain.tickets[self._table.are_there(chain.tickets)]
+        chain.tickets = self._table.unmarked(chain)
+        self._table.num_chains[numbers_of(there)] -= 1
+        self._table.num_chains[numbers_of(chain.tickets)] += 1
+        self._num_claims -= len(before) - len(chain.tickets)
+        (self.order.supersede if len(chain.tickets) else self.order.remove)(chain)
+
+    def let_go(self, chain: Chain, num_wanted: int) -> Iterator[Numbers]:
+        """Yield slots that nobody else claims, tail first, up to `num_wanted` all in all; fewer
+        where there are no more before a busy one. The caller forgets them at once."""
+        is_stuck = False
+        while len(chain.tickets) and num_wanted and not is_stuck:
+            length, leaving, is_stuck = self._table.tail(chain, num_wanted)
+            chain.cut(length)
+            self._num_claims -= length
+            num_wanted -= len(leaving)
+            yield leaving
+
+    def excess(self, besides: Chain) -> Iterator[Numbers]:
+        """The same of the coldest chains, whole ones if need be, while there are too many bytes."""
+        victims: list[Chain] = []
+        num_empty = 0
+        for _, victim in self.order.victims(besides, None):
+            if self.num_bytes - num_empty * CHAIN_BYTES <= MAX_CLAIM_BYTES:
+                break
+            victims.append(victim)
+            num_left = 1
+            while num_left and self.num_bytes - num_empty * CHAIN_BYTES > MAX_CLAIM_BYTES:
+                num_left = 0
+                for leaving in self.let_go(victim, 1):
+                    num_left += len(leaving)
+                    yield leaving
+            num_empty += not len(victim.tickets)
+        self.drop_empty(victims)
+
+    def drop_empty(self, chains: Iterable[Chain]) -> None:
+        for chain in chains:
+            if not len(chain.tickets):
+                self.order.remove(chain)
+
+    def clear(self) -> None:
+        """Nobody claims anything; the slots' own counts go with the slots."""
+        self.order = EvictionOrder(self._table.is_stuck)
+        self._num_claims = 0
+
+    def check(self, used: Numbers) -> None:
+        """Prove that the slots in use are claimed, as often as counted."""
+        chains = list(self.order)
+        claimed = np.concatenate([NO_TICKETS, *(chain.tickets for chain in chains)])
+        claims = np.zeros(len(self._table.tickets), np.int64)
+        np.add.at(claims, numbers_of(claimed[self._table.are_there(claimed)]), 1)
+        if not (self._table.num_chains == claims).all() or not claims[used].all():
+            raise InvariantError(f"claims counted {self._table.num_chains}, found {claims}")
+        if any(count > 1 for count in Counter(chains).values()):
+            raise InvariantError("a chain is in two queues")
+        if not all(len(chain.tickets) for chain in chains):
+            raise InvariantError("a chain without slots is still to be evicted")
+        if self._num_claims != len(claimed):
+            raise InvariantError(f"{self._num_claims} claims counted, {len(claimed)} found")

@@ -1,0 +1,206 @@
+"""EvictionOrder: which chains leave DRAM before which others.
+
+First what finished programs left, then what newer turns of their programs superseded (forks,
+compactions), each oldest first; then live chains, by worth. The worth comes from outside.
+
+Residence: how long what is stored stays in DRAM before it leaves for room.
+
+DramWorth: what a program's blocks in DRAM are worth, as the policy sees it.
+"""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+import math
+from collections import OrderedDict, deque
+from collections.abc import Callable, Iterator, Sequence
+
+from continuum_connector.policy.base import NO_FORECAST, Resident
+from continuum_connector.programs.table import ProgramTable
+from continuum_connector.scheduler.decider import Decider
+from continuum_connector.scheduler.tiers.slots import Chain
+from continuum_connector.scheduler.turns import Waiting
+
+Rank = Callable[[str], float]  # program -> worth of its blocks in DRAM
+
+# How many live chains of either end of the least-recently-used order are compared at a time.
+# Both ends, for where programs return in turn, the one used last is needed last: with less DRAM
+# than KV the coldest-first order misses always, the other keeps what fits.
+NUM_CANDIDATES = 16
+
+
+class EvictionOrder:
+    """Every chain in DRAM, in exactly one of three queues, each least recently used first."""
+
+    def __init__(self, is_stuck: Callable[[Chain], bool]) -> None:
+        """`is_stuck`: whether a chain's tail is busy, so that nothing of it can leave."""
+        self._is_stuck = is_stuck
+        self._done: OrderedDict[Chain, None] = OrderedDict()
+        self._superseded: OrderedDict[Chain, None] = OrderedDict()
+        self._live: OrderedDict[Chain, None] = OrderedDict()
+        # What a program has in the first and the last; more than one where its turns overlap.
+        self._current: dict[str, list[Chain]] = {}
+
+    def __iter__(self) -> Iterator[Chain]:
+        return itertools.chain(self._done, self._superseded, self._live)
+
+    def __len__(self) -> int:
+        return len(self._done) + len(self._superseded) + len(self._live)
+
+    def current(self, program: str) -> Sequence[Chain]:
+        """The program's chains that no newer turn superseded, oldest first."""
+        return tuple(self._current.get(program, ()))
+
+    def add(self, chain: Chain) -> None:
+        """A new live chain, the last to leave among equals."""
+        self._live[chain] = None
+        self._current.setdefault(chain.program, []).append(chain)
+
+    def touch(self, program: str, now: float) -> None:
+        """The program is active, so its chains are live and used now."""
+        for chain in self._current.get(program, ()):
+            chain.last_used = now
+            self._done.pop(chain, None)
+            self._live[chain] = None
+            self._live.move_to_end(chain)
+
+    def demote(self, program: str) -> None:
+        """The program is done."""
+        for chain in self._current.get(program, ()):
+            self._live.pop(chain, None)
+            self._done[chain] = None
+
+    def supersede(self, chain: Chain) -> None:
+        """A newer turn of its program took another way."""
+        self.remove(chain)
+        self._superseded[chain] = None
+
+    def remove(self, chain: Chain) -> None:
+        for queue in (self._done, self._superseded, self._live):
+            queue.pop(chain, None)
+        chains = self._current.get(chain.program, [])
+        if chain in chains:
+            chains.remove(chain)
+            if not chains:
+                del self._current[chain.program]
+
+    def victims(self, besides: Chain, rank: Rank | None) -> Iterator[tuple[float, Chain]]:
+        """Yield (worth, chain) in the order in which they leave; without `rank` live chains are
+        worth 0 and leave least recently used first, what leaves before them is worth -inf.
+
+        The caller takes what it can of each before it asks for the next, and changes the
+        order only when it asks no more. `rank` is asked for 2 * NUM_CANDIDATES programs, then
+        for one more per live chain yielded, however many there are.
+        """
+        for chain in itertools.chain(self._done, self._superseded):
+            yield -math.inf, chain
+        if rank is not None:
+            yield from self._by_rank(besides, rank)
+            return
+        for chain in self._live:
+            if chain is not besides:
+                yield 0.0, chain
+
+    def _by_rank(self, besides: Chain, rank: Rank) -> Iterator[tuple[float, Chain]]:
+        num_unseen = num_live = len(self._live)
+        coldest = iter(enumerate(self._live))
+        hottest = zip(range(num_live - 1, -1, -1), reversed(self._live), strict=True)
+        ends: tuple[Iterator[tuple[int, Chain]], ...] = (coldest, hottest)
+        window: list[tuple[float, int, Chain, int]] = []  # the place in the order breaks ties
+
+        def look(end: int) -> None:
+            """Let the next chain from that end in; the ends meet in the middle."""
+            nonlocal num_unseen
+            while num_unseen:
+                num_unseen -= 1
+                place, chain = next(ends[end])
+                if chain is not besides and not self._is_stuck(chain):
+                    heapq.heappush(window, (rank(chain.program), place, chain, end))
+                    return
+
+        for _ in range(NUM_CANDIDATES):
+            look(0)
+            look(1)
+        while window:
+            worth, _, chain, end = window[0]
+            yield worth, chain
+            heapq.heappop(window)
+            look(end)
+
+
+NUM_PARTS = 32  # of the window; each is forgotten at once
+# Turns end in bursts, so what left within less says little of the rate; a lull as long as that,
+# and as long as a block stays, is the end of the pressure.
+LEAST_S = 10.0
+
+
+class Residence:
+    """Slots / rate at which live blocks leave: the mean stay, by Little's law.
+
+    The age of those that leave would not do: where what is needed last leaves first, they are
+    the ones just stored, and all that stay are not seen. Only live chains count: what finished
+    programs and superseded turns leave behind goes first and shortens nobody's stay. The window
+    is one turnover: the time in which as many blocks left as there are slots.
+    """
+
+    def __init__(self) -> None:
+        self._parts: deque[tuple[float, int]] = deque()  # since when, blocks that left from then
+        self._num_left = 0
+        self._last = -math.inf
+        self._num_slots = 0
+
+    def evicted(self, num_blocks: int, num_slots: int, now: float) -> None:
+        """Live blocks left, of those in `num_slots`; once per store that needed their room."""
+        if math.isinf(self.seconds(now)):
+            self._parts = deque([(now - LEAST_S, 0)])
+            self._num_left = 0
+        since, number = self._parts[-1]
+        if number * NUM_PARTS < num_slots:
+            self._parts[-1] = since, number + num_blocks
+        else:
+            self._parts.append((now, num_blocks))
+        self._num_left += num_blocks
+        self._last, self._num_slots = now, num_slots
+        while self._num_left - self._parts[0][1] >= num_slots:
+            self._num_left -= self._parts.popleft()[1]
+
+    def seconds(self, now: float) -> float:
+        """Return the estimate; infinite while nothing had to leave, and again once nothing has
+        left for as long as that."""
+        if not self._num_left:
+            return math.inf
+        if now - self._last >= max(self._until(self._last), LEAST_S):
+            return math.inf
+        return self._until(now)
+
+    def _until(self, now: float) -> float:
+        span_s = max(now - self._parts[0][0], LEAST_S)
+        return self._num_slots * span_s / self._num_left
+
+
+class DramWorth:
+    """Called for a few dozen programs whenever room is made in DRAM."""
+
+    def __init__(self, programs: ProgramTable, decider: Decider, waiting: Waiting) -> None:
+        self._programs = programs
+        self._decider = decider
+        self._waiting = waiting
+
+    def rank(self, key: str, now: float) -> float:
+        """Return the worth of the program's blocks: the lowest leave first."""
+        program = self._programs.get(key)
+        if program is None:
+            return float("-inf")  # forgotten: nobody will recognise it when it returns
+        share_ahead = self._waiting.share_ahead(program.arrival)
+        resident = Resident(
+            program=key,
+            arrival=program.arrival,
+            last_used=program.last_seen,
+            finished=None if program.active else program.last_finish,
+            gap=self._decider.gaps.forecast_of(key) or NO_FORECAST,
+            is_waiting=self._waiting.has_program(key),
+            # Program order serves the oldest first: whoever has nobody ahead does not queue.
+            queueing_s=self._decider.costs.queueing_s(now) * share_ahead,
+        )
+        return self._decider.policy.dram_rank(resident, now)

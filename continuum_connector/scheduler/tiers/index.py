@@ -1,0 +1,265 @@
+"""HostIndex: which blocks are in DRAM, in which slot, and how room is made for more.
+
+A slot is FREE, WRITING (a store is under way) or READY; a READY slot may have readers.
+Only READY slots are ever found. A slot that is forgotten while somebody writes or reads it
+becomes an orphan: nobody finds it, and it is FREE once the last of them is done.
+
+A program's turn keeps a chain of slots. Chains leave tail first, in the order of eviction.py;
+a slot that several chains claim, as those of a common system prompt, leaves with the last.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections import deque
+from collections.abc import Sequence
+
+import numpy as np
+
+from continuum_connector.errors import InvariantError
+from continuum_connector.scheduler.tiers.chains import Claims
+from continuum_connector.scheduler.tiers.eviction import Rank, Residence
+from continuum_connector.scheduler.tiers.slots import (
+    Chain,
+    Key,
+    Numbers,
+    SlotTable,
+    Tickets,
+    numbers_of,
+)
+
+
+class HostIndex:
+    """Block hash -> slot, the slots' states, and the chains that claim them."""
+
+    def __init__(self, num_slots: int) -> None:
+        self.num_slots = 0  # that exist by now, see `grow`
+        self.num_ready = 0
+        self.num_writing = 0  # orphans under a store included
+        self.num_orphans_read = 0
+        self.version = 0  # grows whenever a lookup may answer differently
+        self.num_lost = 0  # grows with every READY slot that is forgotten
+        self.num_evicted = 0  # for room, ever
+        self.num_refused = 0  # blocks no room was made for, ever
+        self.residence = Residence()
+        self.gone: deque[Key] = deque()  # keys forgotten, for any cause, since the caller took them
+        self._free: list[int] = []
+        self._numbers: dict[Key, int] = {}
+        self._table = SlotTable()
+        self._claims = Claims(self._table)
+        self.grow(num_slots)
+
+    def grow(self, num_slots: int) -> None:
+        """Slots up to `num_slots` exist from now on; they are used after those that did."""
+        if num_slots > self.num_slots:
+            self._free[:0] = range(num_slots - 1, self.num_slots - 1, -1)
+            self._table.grow(num_slots)
+            self.num_slots = num_slots
+            self.residence = Residence()  # of a smaller DRAM; nothing has to leave this one
+
+    @property
+    def num_free(self) -> int:
+        return len(self._free)
+
+    def __contains__(self, key: Key) -> bool:
+        return key in self._numbers
+
+    def is_ready(self, key: Key) -> bool:
+        number = self._numbers.get(key)
+        return number is not None and not self._table.is_writing[number]
+
+    def find(self, keys: Sequence[Key]) -> Tickets:
+        """The READY slots of as many of `keys`, from the first, as have one."""
+        numbers = self._look(keys)
+        numbers = numbers[: _first(numbers < 0)]
+        return self._table.tickets[numbers[: _first(self._table.is_writing[numbers])]]
+
+    def still_ready(self, tickets: Tickets) -> int:
+        """How many of the tickets, from the first, are those of slots that can be read."""
+        return _first(~self._table.are_ready(tickets))
+
+    # --- stores -----------------------------------------------------------------------
+    def reserve(
+        self,
+        keys: Sequence[Key],
+        program: str,
+        now: float,
+        rank: Rank | None = None,
+        supersedes: bool = True,
+    ) -> Tickets:
+        """Claim slots for those of `keys`, one chain, not stored yet, evicting if needed.
+
+        Returns a WRITING slot per new key. Stops at the first key for which no room can be
+        made, so what is stored of a chain is always a prefix of what was asked: everything
+        else is busy, or by `rank` worth more than what `program` has in DRAM. None: the least
+        recently used is worth least. With `supersedes` what the program stored of other chains
+        leaves before anybody's live chain; without it only what this chain continues does,
+        as the program has other turns under way.
+        """
+        numbers = self._look(keys)
+        missing = (numbers < 0).nonzero()[0]
+        self.touch(program, now)
+        chain = self._claims.begin(numbers[numbers >= 0], program, now, supersedes)
+        victims: list[Chain] = []
+        claimed = self._make_room(len(missing), chain, now, rank, victims)
+        self.num_refused += len(missing) - len(claimed)
+        missing = missing[: len(claimed)]
+        if len(claimed):
+            is_all = len(missing) == len(keys)
+            named = keys if is_all else [keys[place] for place in missing.tolist()]
+            self._numbers.update(zip(named, claimed.tolist(), strict=True))
+            self._table.claim(claimed, named)
+            numbers[missing] = claimed
+            self._claims.extend(chain, numbers[numbers >= 0])
+            self.num_writing += len(claimed)
+        self._claims.drop_empty([*victims, chain])
+        if self._claims.are_too_many:
+            for leaving in self._claims.excess(chain):
+                self._free += self._evict(leaving)
+        return self._table.tickets[claimed]
+
+    def settle(self, tickets: Tickets, stored: bool) -> None:
+        """Their store is over: READY if it succeeded and is still wanted, else FREE."""
+        numbers, there = numbers_of(tickets), self._table.are_there(tickets)
+        is_writing = self._table.is_writing[numbers]
+        if not is_writing.all():
+            idle = numbers[~is_writing]
+            raise InvariantError(f"slots {idle}: expected WRITING, found READY or FREE")
+        self._table.is_writing[numbers] = False
+        self.num_writing -= len(numbers)
+        if stored:
+            self.num_ready += int(np.count_nonzero(there))
+            self._free += numbers[~there].tolist()
+        else:
+            self._forget(numbers[there])
+            self._free += numbers.tolist()
+        self.version += 1
+
+    def keys_of(self, tickets: Tickets) -> list[Key]:
+        """The keys of those that were not forgotten."""
+        there = tickets[self._table.are_there(tickets)]
+        return list(self._table.keys[numbers_of(there)].tolist())
+
+    # --- loads ------------------------------------------------------------------------
+    def acquire(self, tickets: Tickets) -> Tickets:
+        """Start reading; all must be READY. The slots cannot be reused meanwhile."""
+        if self.still_ready(tickets) < len(tickets):
+            lost = numbers_of(tickets[~self._table.are_ready(tickets)])
+            raise InvariantError(f"slots {lost}: expected READY, found another state")
+        self._table.num_readers[numbers_of(tickets)] += 1
+        return tickets
+
+    def release(self, tickets: Tickets, corrupt: bool = False) -> None:
+        """Stop reading. `corrupt`: what was read cannot be trusted, so forget the slots."""
+        table, numbers = self._table, numbers_of(tickets)
+        table.num_readers[numbers] -= 1
+        if corrupt:
+            self._orphan(numbers[table.are_there(tickets)])
+        self._free_orphans(numbers[~table.are_there(tickets)])
+
+    # --- order ------------------------------------------------------------------------
+    def touch(self, program: str, now: float) -> None:
+        """The program was just active: among equals its slots are the last to be evicted."""
+        self._claims.order.touch(program, now)
+
+    def demote(self, program: str) -> None:
+        """The program is done: what nobody else claims of it is the first to be evicted."""
+        self._claims.order.demote(program)
+
+    def clear(self) -> None:
+        """Forget everything, as after a weight update; used slots are freed when done."""
+        numbers = np.fromiter(self._numbers.values(), np.int64, len(self._numbers))
+        is_writing = self._table.is_writing[numbers]
+        self._forget(numbers[is_writing])
+        self._orphan(numbers[~is_writing])
+        self._free_orphans(numbers[~is_writing])
+        self._claims.clear()
+        self.residence = Residence()
+
+    # --- room -------------------------------------------------------------------------
+    def _make_room(
+        self, num_wanted: int, chain: Chain, now: float, rank: Rank | None, victims: list[Chain]
+    ) -> Numbers:
+        """Return slots: the free ones, then those of what is worth no more than `chain`.
+        `victims` are then to be dropped if they are empty."""
+        first = max(0, len(self._free) - num_wanted)
+        taken = self._free[first:][::-1]
+        del self._free[first:]
+        if len(taken) < num_wanted:
+            num_displaced = 0  # live blocks
+            own = rank(chain.program) if rank is not None else 0.0
+            for worth, victim in self._claims.order.victims(chain, rank):
+                if worth > own:
+                    break
+                victims.append(victim)
+                for leaving in self._claims.let_go(victim, num_wanted - len(taken)):
+                    taken += self._evict(leaving)
+                    num_displaced += len(leaving) if worth > -math.inf else 0
+                if len(taken) == num_wanted:
+                    break
+            if num_displaced:
+                self.residence.evicted(num_displaced, self.num_slots, now)
+        return np.array(taken, np.int64)
+
+    def _evict(self, numbers: Numbers) -> list[int]:
+        self._lose(numbers)
+        self.num_evicted += len(numbers)
+        return list(numbers.tolist())
+
+    # --- slots ------------------------------------------------------------------------
+    def _look(self, keys: Sequence[Key]) -> Numbers:
+        """The keys' slots, -1 where there is none."""
+        found = map(self._numbers.get, keys, itertools.repeat(-1))
+        return np.fromiter(found, np.int64, len(keys))
+
+    def _orphan(self, numbers: Numbers) -> None:
+        self._lose(numbers)
+        self.num_orphans_read += len(numbers)
+
+    def _free_orphans(self, numbers: Numbers) -> None:
+        """Those of the forgotten ones that nobody reads any more are FREE."""
+        done = numbers[self._table.num_readers[numbers] == 0]
+        self.num_orphans_read -= len(done)
+        self._free += done.tolist()
+
+    def _lose(self, numbers: Numbers) -> None:
+        self._forget(numbers)
+        self.num_ready -= len(numbers)
+        self.num_lost += len(numbers)
+
+    def _forget(self, numbers: Numbers) -> None:
+        """Nobody finds the slots any more; chains that claim them let go when they come to it."""
+        if len(numbers):
+            keys = self._table.forget(numbers)
+            for key in keys:
+                del self._numbers[key]
+            self.gone.extend(keys)
+            self.version += 1
+
+    def check(self) -> None:
+        """Prove that every slot is in exactly one state and claimed; O(slots), for tests."""
+        used = np.fromiter(self._numbers.values(), np.int64, len(self._numbers))
+        num_ready = int(np.count_nonzero(~self._table.is_writing[used]))
+        if self.num_ready != num_ready:
+            raise InvariantError(f"{self.num_ready} slots counted as READY, {num_ready} found")
+        total = self.num_free + self.num_ready + self.num_writing + self.num_orphans_read
+        if total != self.num_slots:
+            raise InvariantError(
+                f"{self.num_slots} slots, but free {self.num_free} + ready {self.num_ready} + "
+                f"writing {self.num_writing} + orphans being read {self.num_orphans_read} = {total}"
+            )
+        numbers = used.tolist() + self._free
+        if len(set(numbers)) != len(numbers):
+            raise InvariantError("a slot is both free and used, or used twice")
+        if self._table.keys[used].tolist() != list(self._numbers):
+            raise InvariantError("a slot holds another key than the one it is found by")
+        free = np.array(self._free, np.int64)
+        if (self._table.is_writing[free] | (self._table.num_readers[free] > 0)).any():
+            raise InvariantError("a free slot is written or read")
+        self._claims.check(used)
+
+
+def _first(flags: np.ndarray[tuple[int], np.dtype[np.bool_]]) -> int:
+    """The place of the first that is set, or how many there are."""
+    return int(flags.argmax()) if flags.any() else len(flags)

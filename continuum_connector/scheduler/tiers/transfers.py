@@ -1,0 +1,236 @@
+"""TransferLedger: every store and load from queued to settled, each counted exactly once.
+
+admitted = done + failed + abandoned + in flight, at any time. A transfer keeps what it
+needs alive (VRAM blocks of a store, host slots of a load) until every rank has reported.
+
+Deadlines: which transfers take too long. They are cancelled; one that does not end even then
+hangs: the driver has its copies and does not give them back.
+"""
+
+from __future__ import annotations
+
+import enum
+import itertools
+from collections import deque
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+
+from continuum_connector.errors import InvariantError
+from continuum_connector.messages import (
+    BlockIds,
+    LoadOrder,
+    Outcome,
+    StepPlan,
+    StoreOrder,
+    WorkerReport,
+)
+from continuum_connector.scheduler.holds import Hold
+from continuum_connector.scheduler.tiers.slots import Tickets
+
+
+class Kind(enum.Enum):
+    STORE = "store"
+    LOAD = "load"
+
+
+class TransferState(enum.Enum):
+    QUEUED = "queued"  # leaves with the next step plan
+    SUBMITTED = "submitted"  # the workers have it
+    DONE = "done"  # every rank has copied every block
+    FAILED = "failed"  # a rank has not
+    ABANDONED = "abandoned"  # nobody wants the result any more; still settles
+
+
+@dataclass(eq=False)
+class Transfer:
+    """One batch of block copies. `blocks` are VRAM block ids, pairwise with `slots`; those of a
+    load to be refused by every rank are -1."""
+
+    id: int
+    kind: Kind
+    program: str
+    request_id: str
+    blocks: BlockIds
+    slots: Tickets
+    admitted: float
+    hold: Hold | None = None
+    state: TransferState = TransferState.QUEUED
+    cancelled: bool = False
+    outcome: Outcome | None = None
+
+    def __len__(self) -> int:
+        return len(self.slots)
+
+
+class TransferLedger:
+    """Owns all transfers in flight. `world_size`: ranks that must report each one."""
+
+    def __init__(self, world_size: int) -> None:
+        self._world_size = world_size
+        self._ids = itertools.count(1)
+        self._in_flight: dict[int, Transfer] = {}
+        self._queued: dict[int, Transfer] = {}
+        self._cancels: list[int] = []
+        self.num_admitted = 0
+        self.num_settled = dict.fromkeys(
+            (TransferState.DONE, TransferState.FAILED, TransferState.ABANDONED), 0
+        )
+
+    def __len__(self) -> int:
+        return len(self._in_flight)
+
+    def __contains__(self, transfer_id: int) -> bool:
+        return transfer_id in self._in_flight
+
+    def __iter__(self) -> Iterator[Transfer]:
+        return iter(list(self._in_flight.values()))
+
+    def store(self, program: str, hold: Hold, slots: Tickets, now: float) -> Transfer:
+        """Queue a store of the held blocks, pairwise into `slots`."""
+        blocks = hold.ids.astype(np.int32)
+        return self._admit(Kind.STORE, program, "", blocks, slots, now, hold)
+
+    def load(
+        self,
+        program: str,
+        request_id: str,
+        blocks: BlockIds,
+        slots: Tickets,
+        now: float,
+    ) -> Transfer:
+        """Queue a load into the request's VRAM `blocks`; it waits until this settles."""
+        return self._admit(Kind.LOAD, program, request_id, blocks, slots, now, None)
+
+    def _admit(
+        self,
+        kind: Kind,
+        program: str,
+        request_id: str,
+        blocks: BlockIds,
+        slots: Tickets,
+        now: float,
+        hold: Hold | None,
+    ) -> Transfer:
+        if len(blocks) != len(slots) or not len(blocks):
+            raise InvariantError(f"{kind.value} of {len(blocks)} blocks and {len(slots)} slots")
+        transfer = Transfer(next(self._ids), kind, program, request_id, blocks, slots, now, hold)
+        self._in_flight[transfer.id] = transfer
+        self._queued[transfer.id] = transfer
+        self.num_admitted += 1
+        return transfer
+
+    def drain(self) -> StepPlan:
+        """Hand everything queued to the workers, in the order it was queued."""
+        if not self._queued and not self._cancels:
+            return StepPlan()
+        loads, stores = [], []
+        for transfer in self._queued.values():
+            slots = transfer.slots.astype(np.int32)  # the number: a ticket's lower half
+            if transfer.kind is Kind.LOAD:
+                loads.append(LoadOrder(transfer.id, transfer.request_id, transfer.blocks, slots))
+            else:
+                stores.append(StoreOrder(transfer.id, transfer.blocks, slots))
+            if transfer.state is TransferState.QUEUED:
+                transfer.state = TransferState.SUBMITTED
+        plan = StepPlan(tuple(loads), tuple(stores), tuple(self._cancels))
+        self._queued, self._cancels = {}, []
+        return plan
+
+    def cancel(self, transfer: Transfer) -> None:
+        """Ask the workers to stop it. It still settles, as failed unless it was faster."""
+        if not transfer.cancelled:
+            transfer.cancelled = True
+            self._cancels.append(transfer.id)
+
+    def abandon(self, transfer: Transfer) -> bool:
+        """Nobody wants the result of this store. True if that ends it: it never left.
+
+        What has left is cancelled, so that it does not go on copying blocks that may be
+        somebody else's by now, and settles as abandoned.
+        """
+        never_left = transfer.state is TransferState.QUEUED
+        transfer.state = TransferState.ABANDONED
+        if never_left:
+            del self._queued[transfer.id]
+            self._finish(transfer, Outcome())
+        else:
+            self.cancel(transfer)
+        return never_left
+
+    def settle(self, report: WorkerReport) -> list[Transfer]:
+        """Count the ranks' outcomes; return the transfers on which every rank has reported."""
+        settled = []
+        for transfer_id, outcome in report.outcomes.items():
+            transfer = self._in_flight.get(transfer_id)
+            if transfer is None:
+                raise InvariantError(f"transfer {transfer_id}: settled, but not in flight")
+            transfer.outcome = transfer.outcome or Outcome()
+            transfer.outcome.add(outcome)
+            if transfer.outcome.num_ranks > self._world_size:
+                raise InvariantError(
+                    f"transfer {transfer_id} ({transfer.kind.value}): {transfer.outcome.num_ranks} "
+                    f"of {self._world_size} ranks reported"
+                )
+            if transfer.outcome.num_ranks == self._world_size:
+                self._finish(transfer, transfer.outcome)
+                settled.append(transfer)
+        return settled
+
+    def _finish(self, transfer: Transfer, outcome: Outcome) -> None:
+        del self._in_flight[transfer.id]
+        transfer.outcome = outcome
+        if transfer.state is not TransferState.ABANDONED:
+            done = outcome.num_failed == 0
+            transfer.state = TransferState.DONE if done else TransferState.FAILED
+        self.num_settled[transfer.state] += 1
+
+    def check(self) -> None:
+        """Prove that the ledger closes; for tests."""
+        settled = sum(self.num_settled.values())
+        if self.num_admitted != settled + len(self._in_flight):
+            raise InvariantError(
+                f"{self.num_admitted} transfers admitted, {settled} settled, {len(self)} in flight"
+            )
+
+
+# What a cancel cannot take back is a trunk or two that are being copied: milliseconds.
+HANGS_AFTER_S = 60.0
+_MIN_STEPS = 10  # that the workers had meanwhile to say that it has ended
+
+
+class Deadlines:
+    """Of the transfers in one ledger, each `timeout_s` after it was admitted."""
+
+    def __init__(self, ledger: TransferLedger, timeout_s: float) -> None:
+        self._ledger = ledger
+        self._timeout_s = timeout_s
+        self._by_age: deque[Transfer] = deque()
+        self._cancelled: deque[tuple[Transfer, float, int]] = deque()  # when, in which step
+        self._num_steps = 0
+
+    def add(self, transfer: Transfer) -> None:
+        """Watch one that has just been admitted."""
+        self._by_age.append(transfer)
+
+    def step(self, now: float) -> Transfer | None:
+        """Once a step: cancel what is late; return one that hangs, each once."""
+        self._num_steps += 1
+        while self._by_age and self._is_over(self._by_age[0], now):
+            transfer = self._by_age.popleft()
+            if transfer.id in self._ledger:
+                self._ledger.cancel(transfer)
+                self._cancelled.append((transfer, now, self._num_steps))
+        while self._cancelled:
+            transfer, since, step = self._cancelled[0]
+            hangs = now - since >= HANGS_AFTER_S and self._num_steps - step >= _MIN_STEPS
+            if transfer.id in self._ledger and not hangs:
+                return None
+            self._cancelled.popleft()
+            if transfer.id in self._ledger:
+                return transfer
+        return None
+
+    def _is_over(self, transfer: Transfer, now: float) -> bool:
+        return transfer.id not in self._ledger or now - transfer.admitted > self._timeout_s

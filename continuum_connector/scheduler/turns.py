@@ -1,0 +1,97 @@
+"""Turn: one request while vLLM knows it.
+
+Waiting: the turns that never ran, and what is asked of them whenever room is made in DRAM.
+"""
+
+from __future__ import annotations
+
+import enum
+from bisect import bisect_left, insort
+from collections import Counter, UserDict
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from continuum_connector.programs.program import Identity, Program
+
+
+class TurnEnd(enum.Enum):
+    """How vLLM says that a request ended."""
+
+    STOP = "stop"  # it said all it had to say
+    LENGTH = "length"  # at a token limit
+    ABORTED = "aborted"  # by the API server: a stop string, or the client went away
+
+
+@dataclass(eq=False)
+class Turn:
+    """`number` counts the program's turns from 1; `arrival` is monotonic seconds.
+
+    `vram_tokens` and `dram_tokens` are what was found for it when it was first admitted.
+    `is_stray`: as `strays` said last, when it arrived or when it ended. `max_head_start_s`: how
+    much earlier than it came it may stand in line.
+    """
+
+    program: Program
+    identity: Identity
+    number: int
+    arrival: float
+    is_admitted: bool = False
+    is_preempted: bool = False  # and not admitted again yet
+    vram_tokens: int = 0
+    dram_tokens: int = 0
+    is_stray: bool = False
+    max_head_start_s: float = 0.0
+
+    def place(self, is_ahead: bool = False) -> float:
+        """Where it stands among turns, in monotonic seconds: where its program's arrival says, and
+        half of the head start earlier if it `is_ahead`, as its KV is pinned; but never more than
+        the head start before its own arrival, so that who comes that much later cannot pass those
+        who wait.
+        """
+        program = self.program.arrival - (self.max_head_start_s / 2 if is_ahead else 0.0)
+        return max(program, self.arrival - self.max_head_start_s)
+
+    def strays(self, hashes: Sequence[bytes]) -> bool:
+        """Whether it says `final` without continuing what its program's last turn left: an id can
+        be guessed, and a call beside the program may carry it; the content shows who ends it.
+
+        Where no turn of it has left anything yet, another that is under way shows that there is
+        more to come. A stray turn has its place in the queue, and takes nothing of the program.
+        """
+        if not self.identity.hints.final:
+            return False
+        kept = self.program.kept
+        return not kept.goes_on_in(hashes) if kept.marks else len(self.program.active) > 1
+
+
+class Waiting(UserDict[str, Turn]):
+    """By request id. Kept up to date turn by turn: thousands wait, and one ends in each step."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._num_by_program: Counter[str] = Counter()
+        self._arrivals: list[float] = []  # of their programs, ascending, one per turn
+        self._arrival_of: dict[str, float] = {}  # as it was when the turn came
+
+    def __setitem__(self, request_id: str, turn: Turn) -> None:
+        self.pop(request_id, None)
+        super().__setitem__(request_id, turn)
+        self._num_by_program[turn.program.key] += 1
+        self._arrival_of[request_id] = turn.program.arrival
+        insort(self._arrivals, turn.program.arrival)
+
+    def __delitem__(self, request_id: str) -> None:
+        key = self[request_id].program.key
+        super().__delitem__(request_id)
+        self._num_by_program[key] -= 1
+        if not self._num_by_program[key]:
+            del self._num_by_program[key]
+        del self._arrivals[bisect_left(self._arrivals, self._arrival_of.pop(request_id))]
+
+    def has_program(self, key: str) -> bool:
+        """Whether a turn of the program waits."""
+        return key in self._num_by_program
+
+    def share_ahead(self, arrival: float) -> float:
+        """The share of the turns whose program comes before one of that arrival."""
+        return bisect_left(self._arrivals, arrival) / len(self._arrivals) if self._arrivals else 0.0

@@ -1,0 +1,187 @@
+"""JSON as models write it, and calls in it: which member is the name, which the arguments.
+
+JSON as models write it: raw newlines, bad escapes, cut in the middle.
+
+Everything here is linear in the text and never raises.
+
+Calls as JSON objects: which member is the name, which are the arguments.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import dataclass
+from itertools import islice
+
+from continuum_connector.toolcalls.arguments import RawCall
+from continuum_connector.toolcalls.asked import MAX_CALLS
+
+_DECODER = json.JSONDecoder(strict=False)  # raw newlines in strings are common
+_TOKEN = re.compile(r'"(?:[^"\\]+|\\.)*(")?|[{}\[\],]', re.DOTALL)
+_NAME_BEFORE = re.compile(r'"(?:name|function|tool_name)"\s{0,8}:\s{0,8}$')
+_PAIR = re.compile(
+    r"""(["'])(\w{1,64})\1\s*:\s*(?:"((?:[^"\\]+|\\.)*)|'((?:[^'\\]+|\\.)*))""", re.DOTALL
+)
+MAX_TOKENS = 512  # strings, brackets and commas of a value that is not whole
+MAX_DEPTH = 64  # no call nests deeper, and each level costs
+_CLOSER = {"{": "}", "[": "]"}
+
+
+@dataclass(frozen=True)
+class Value:
+    """What stands in the text: the value, the index behind it, whether it was all there."""
+
+    value: object
+    end: int
+    finished: bool = True
+
+
+def read_value(text: str, start: int) -> Value:
+    """Read the JSON value that begins at `start`, as much of it as is there.
+
+    A value that is malformed for good becomes a flat dict of its string members.
+    """
+    try:
+        value, end = _DECODER.raw_decode(text, start)
+    except (ValueError, RecursionError):
+        return _mended(text, start)
+    return Value(value, end)
+
+
+def _mended(text: str, start: int) -> Value:
+    """Walk the brackets: a value that never closes is closed, one that does is picked apart."""
+    stack: list[str] = []
+    safe = start  # behind the last bracket or before the last comma: what came so far is whole
+    tail = ""
+    for token in islice(_TOKEN.finditer(text, start), MAX_TOKENS):
+        mark = token[0]
+        if mark[0] == '"':
+            if token[1] is None:
+                tail = _string_tail(text, token.start(), token.end())
+            continue
+        if mark in "{[":
+            stack.append(_CLOSER[mark])
+            if len(stack) > MAX_DEPTH:
+                return Value(None, len(text), False)
+        elif mark != "," and stack:
+            stack.pop()
+            if not stack:
+                return Value(_picked(text[start : token.end()]), token.end())
+        safe = token.start() if mark == "," else token.end()
+    if not stack:  # no bracket at all
+        return Value(None, start + 1, False)
+    closers = "".join(reversed(stack))
+    closed = _decoded(text[start:] + tail + closers)
+    if closed is None:
+        closed = _decoded(text[start:safe] + closers)
+    return Value(_picked(text[start:]) if closed is None else closed, len(text), False)
+
+
+def _decoded(text: str) -> object:
+    try:
+        return _DECODER.decode(text)
+    except (ValueError, RecursionError):
+        return None
+
+
+def _string_tail(text: str, start: int, end: int) -> str:
+    """What closes a string that the text ends in; half a name is not to be closed."""
+    if _NAME_BEFORE.search(text[max(0, start - 32) : start]):
+        return "\0"  # no JSON: the caller falls back to what came before
+    return '\\"' if end < len(text) else '"'  # a lone backslash is left over
+
+
+def _picked(text: str) -> dict[str, str]:
+    """String members at any depth: the outermost `name` comes first and stays."""
+    found: dict[str, str] = {}
+    for match in _PAIR.finditer(text):
+        value = match[3] if match[3] is not None else match[4]
+        closed = match.end() < len(text)
+        if closed or match[2] not in ("name", "function", "tool_name"):
+            found.setdefault(match[2], _unescaped(value))
+    return found
+
+
+def _unescaped(text: str) -> str:
+    return text.replace("\\n", "\n").replace('\\"', '"').replace("\\\\", "\\")
+
+
+NAMES = ("name", "tool_name", "function", "tool", "recipient_name")
+ARGUMENTS = ("arguments", "parameters", "args", "input", "tool_input", "kwargs")
+_BETWEEN = " \t\r\n;,"
+
+
+def read_calls(text: str, start: int, sure: bool) -> tuple[list[RawCall], int]:
+    """Read JSON calls from `start`, one after the other; return them and where they end.
+
+    `sure`: a marker says that they are calls. Without one, an object must have a name and
+    arguments to be one.
+    """
+    calls: list[RawCall] = []
+    while len(calls) < MAX_CALLS:
+        while start < len(text) and text[start] in _BETWEEN:
+            start += 1
+        if text[start : start + 1] not in ("{", "["):
+            break
+        value = read_value(text, start)
+        found = calls_of(value.value, sure, value.finished)
+        start = value.end
+        if not found:
+            if sure and not value.finished:  # a call has begun, and its name is not known yet
+                calls.append(RawCall("", finished=False))
+            break
+        calls += found
+    return calls[:MAX_CALLS], start
+
+
+def calls_of(value: object, sure: bool, finished: bool = True) -> list[RawCall]:
+    """The calls in a JSON value: one object, a list, OpenAI's {"function": ...} or "tool_calls"."""
+    if isinstance(value, list):
+        each = [call for item in value[:MAX_CALLS] for call in calls_of(item, sure)]
+        return [*each[:-1], RawCall(each[-1].name, each[-1].arguments, finished)] if each else []
+    if not isinstance(value, dict):
+        return []
+    inner = value.get("tool_calls") or value.get("function")
+    if isinstance(inner, list | dict):
+        return calls_of(inner, sure, finished) if _is_flat(inner) else []
+    name = next((value[key] for key in NAMES if isinstance(value.get(key), str)), None)
+    key = next((key for key in ARGUMENTS if key in value), None)
+    if name is None:
+        return _named_by_key(value, finished) if sure else []
+    if key is None:
+        if not sure:
+            return []
+        rest = {k: v for k, v in value.items() if k not in (*NAMES, "type", "id")}
+        return [RawCall(name, rest or None, finished)]
+    return [RawCall(name, _decoded_object(value[key]), finished)]
+
+
+def _is_flat(value: object) -> bool:
+    """Calls lie at most two objects deep; what nests further is no call, and could be endless."""
+    items = value if isinstance(value, list) else [value]
+    for item in items[:MAX_CALLS]:
+        inner = item.get("tool_calls") or item.get("function") if isinstance(item, dict) else item
+        if isinstance(inner, dict):
+            inner = inner.get("tool_calls") or inner.get("function")
+        if isinstance(inner, list | dict):
+            return False
+    return True
+
+
+def _named_by_key(value: dict[str, object], finished: bool) -> list[RawCall]:
+    """{"get_weather": {"city": ...}}, as Apertus writes it."""
+    if len(value) == 1:
+        ((name, arguments),) = value.items()
+        if isinstance(arguments, dict):
+            return [RawCall(name, arguments, finished)]
+    return []
+
+
+def _decoded_object(arguments: object) -> object:
+    """OpenAI's arguments are JSON in a string."""
+    if isinstance(arguments, str):
+        start = len(arguments) - len(arguments.lstrip())
+        if arguments[start : start + 1] == "{":
+            return read_value(arguments, start).value
+    return arguments

@@ -1,0 +1,159 @@
+"""Hindsight: what a decision was worth once its program's return is known, and the best was.
+
+Worth is net seconds that all programs together gain, by the costs and prices that were known
+at the decision, with the formulas of policy/adaptive.py and certainty in place of chances:
+
+    free            0
+    offload         k * max(0, N * prefill - load)   if back while DRAM has it, else 0
+    pin of TTL t    k * N * prefill - price * blocks * gap                 if back within t
+                    -price * blocks * t, plus the offload it was a part of, if not
+    the best pin    the one whose TTL is the gap
+
+k = blocks / mean blocks of a turn, N = turns that a prefill delays. Regret = worth of the best -
+worth of the chosen, never negative. What became of a pin under pressure is not the decision's.
+
+Calibration: of the returns that were foretold with 70 %, did 70 % come?
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from continuum_connector.forecast import forecast
+from continuum_connector.tools.analysis.source import Record, count, number, part, text
+
+
+@dataclass(frozen=True)
+class Regret:
+    """Seconds lost against the `best` alternative ("pin", "offload", "free")."""
+
+    decision: str
+    best: str
+    seconds: float
+
+
+@dataclass(frozen=True)
+class Stakes:
+    """What was at stake at a decision; seconds. `prefill_s`: what computing it again takes from
+    all turns together. `load_s` is None without a DRAM tier, or if it refused."""
+
+    decision: str
+    is_stored: bool
+    ttl_s: float
+    weight: float
+    cost: float
+    prefill_s: float
+    load_s: float | None
+    residence_s: float
+
+    @classmethod
+    def of(cls, record: Record) -> Stakes | None:
+        """Those of a `decision` record; None if it does not say what they were.
+
+        Neither does one with a prefill of 0 s: what prefills cost was not measured yet.
+        """
+        known, decision = part(record, "known"), text(record, "decision")
+        prefill_s = number(known, "prefill")
+        if not prefill_s or decision not in ("pin", "offload", "free"):
+            return None
+        blocks, mean = count(record, "blocks"), max(number(known, "mean_blocks") or 1.0, 1.0)
+        num_delayed = 1 + count(known, "waiting") + count(known, "running")
+        residence_s = number(known, "residence")
+        return cls(
+            decision=decision,
+            is_stored=decision == "offload" or text(record, "then") == "store",
+            ttl_s=number(record, "ttl_s") or 0.0,
+            weight=blocks / mean,
+            cost=(number(known, "price") or 0.0) * blocks,
+            prefill_s=num_delayed * prefill_s,
+            load_s=None if known.get("dram_refused") else number(known, "load"),
+            residence_s=math.inf if residence_s is None else residence_s,
+        )
+
+    def regret(self, gap_s: float | None) -> Regret:
+        """Against the best for a return after `gap_s` seconds; None: there was none."""
+        gap = math.inf if gap_s is None else gap_s
+        values = {"free": 0.0, "offload": self._stored(gap), "pin": self._pinned(gap, gap)}
+        best = max(values, key=lambda name: values[name])
+        chosen = {"free": 0.0, "offload": values["offload"]}.get(self.decision)
+        if chosen is None:
+            chosen = self._pinned(gap, self.ttl_s)
+        # Other figures in the record than the ones it was decided by cannot make it negative.
+        return Regret(self.decision, best, max(0.0, values[best] - chosen))
+
+    def _stored(self, gap: float) -> float:
+        if self.load_s is None or gap > self.residence_s or math.isinf(gap):
+            return 0.0
+        return self.weight * max(0.0, self.prefill_s - self.load_s)
+
+    def _pinned(self, gap: float, ttl_s: float) -> float:
+        if math.isinf(gap) and math.isinf(ttl_s):
+            return -math.inf  # for ever, for nobody
+        if gap <= ttl_s:
+            return self.weight * self.prefill_s - self.cost * gap
+        return (self._stored(gap) if self.is_stored else 0.0) - self.cost * ttl_s
+
+
+NUM_BINS = 10
+
+
+@dataclass
+class Bin:
+    """Predictions of similar probability: how many, their sum, and how many came true."""
+
+    num: int = 0
+    total: float = 0.0
+    num_true: int = 0
+
+    @property
+    def predicted(self) -> float:
+        return self.total / self.num if self.num else 0.0
+
+    @property
+    def observed(self) -> float:
+        return self.num_true / self.num if self.num else 0.0
+
+
+class Calibration:
+    """Each outcome says with which probability `p` its program was expected back within
+    `horizon_s` (a pin's TTL; how long a stored block stays, but no longer than what counts as
+    silent), and after which gap it was. Those that nobody can judge are left out: `num_open`.
+    """
+
+    def __init__(self) -> None:
+        self.bins = [Bin() for _ in range(NUM_BINS)]
+        self.num_open = 0
+
+    def add(self, outcome: Record) -> None:
+        """Take in an `outcome` record."""
+        p, horizon_s = number(outcome, "p"), number(outcome, "horizon_s")
+        if text(outcome, "outcome") == "done" or p is None or horizon_s is None:
+            return  # a program that is over is expected by nobody
+        is_true = came_true(outcome, horizon_s)
+        if is_true is None:
+            self.num_open += 1
+            return
+        p = min(max(p, 0.0), 1.0)
+        one = self.bins[min(int(p * NUM_BINS), NUM_BINS - 1)]
+        one.num += 1
+        one.total += p
+        one.num_true += is_true
+
+    @property
+    def num(self) -> int:
+        return sum(one.num for one in self.bins)
+
+    @property
+    def error(self) -> float | None:
+        """The mean distance of predicted and observed, over all predictions."""
+        if not self.num:
+            return None
+        return sum(abs(one.total - one.num_true) for one in self.bins) / self.num
+
+
+def came_true(outcome: Record, horizon_s: float) -> bool | None:
+    """Whether the program was back in time; None if it was not watched for so long."""
+    is_watched = text(outcome, "outcome") != "superseded"
+    watched_s = (number(outcome, "open_s") or 0.0) if is_watched else 0.0
+    return forecast.came_true(number(outcome, "gap_s"), watched_s, horizon_s)

@@ -1,0 +1,186 @@
+"""Life: everything a trace says about one program.
+
+Log: every decision of a trace on one line, with what came of it.
+"""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections import Counter, OrderedDict, deque
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+
+from continuum_connector.errors import shown
+from continuum_connector.tools.analysis.report import seconds
+from continuum_connector.tools.analysis.source import Record, count, number, part, text, tiers
+
+MAX_NAMES = 200_000  # programs whose turns are counted, to name some if the one is not there
+_LONG = 100  # characters of an id by which a program is sure to be found
+_SHORTENED = re.compile(r"(.+)~[0-9a-f]{32}").fullmatch  # a long id's key (programs/program.py)
+EVERYBODY = ("start", "reset", "tier_down", "switch", "stop")  # what happens to every program
+
+
+@dataclass
+class Life:
+    """`key`: the program's name in the trace. `records`: its own and, from its first to its
+    last, what happened to everybody."""
+
+    key: str
+    records: list[Record] = field(default_factory=list)
+
+
+class Search:
+    """One pass over a trace for a program, by its key or the client's own id.
+
+    The connector puts a namespace before the ids that clients send (`job:x`), and one more where
+    they send a salt (`salted:1f..:job:x`): with any or none of them the id names the program.
+    """
+
+    def __init__(self, wanted: str) -> None:
+        self._wanted = shown(wanted)  # as the names of a trace are
+        self.turns: Counter[str] = Counter()
+        self.found: dict[str, Life] = {}
+        self._everybody: deque[Record] = deque(maxlen=1000)  # until now, as far as it may matter
+
+    def read(self, records: Iterable[Record]) -> None:
+        for record in records:
+            event, key = record["event"], text(record, "program")
+            if event in EVERYBODY:
+                self._everybody.append(record)
+            elif key:
+                if event == "decision" and (key in self.turns or len(self.turns) < MAX_NAMES):
+                    self.turns[key] += 1
+                if _names(self._wanted, key):
+                    self._note(key, record)
+
+    def life(self) -> Life | None:
+        """The program that was meant; None if there is none, or several."""
+        if self._wanted in self.found:
+            return self.found[self._wanted]
+        return next(iter(self.found.values())) if len(self.found) == 1 else None
+
+    def excuse(self) -> str:
+        """Why there is no life, and which names there are."""
+        if len(self.found) > 1:
+            return f"{self._wanted!r} may be any of {_list(self.found)}; give the whole name"
+        said = f"no program {self._wanted!r} is in the trace"
+        if not self.turns:
+            return f"{said}, nor any other whose turn ended"
+        close = self._close()
+        most = _list(key for key, _ in self.turns.most_common(5))
+        meant = f"; did you mean {_list(close)}?" if close else ""
+        return f"{said}{meant}{'' if meant else ';'} Those with most turns: {most}"
+
+    def _note(self, key: str, record: Record) -> None:
+        life = self.found.setdefault(key, Life(key))
+        if life.records:
+            since = life.records[-1]["now"]
+            life.records += [each for each in self._everybody if each["now"] >= since]
+        life.records.append(record)
+        if len(self.found) == 1:
+            self._everybody.clear()
+
+    def _close(self) -> list[str]:
+        wanted = self._wanted.lower()
+        close = [key for key in self.turns if wanted in key.lower()][:5]
+        by_id = {key.rsplit(":", 1)[-1]: key for key in self.turns}
+        similar = difflib.get_close_matches(self._wanted, [*by_id], 5) if len(by_id) < 5000 else []
+        return list(dict.fromkeys([*close, *(by_id[each] for each in similar)]))[:5]
+
+
+def _names(wanted: str, key: str) -> bool:
+    """Whether the id, as its client sent it or behind its namespaces, became this key."""
+    if key == wanted or key.endswith(f":{wanted}"):
+        return True
+    if len(wanted) < _LONG or not (shortened := _SHORTENED(key)):
+        return False
+    parts = shortened[1].split(":", 3)
+    begins = (":".join(parts[i:]) for i in range(len(parts)))
+    return any(len(begin) >= _LONG and wanted.startswith(begin) for begin in begins)
+
+
+def _list(names: Iterable[str]) -> str:
+    return ", ".join(names)
+
+
+HEAD = (
+    f"{'time':>9}  {'program':24} {'turn':>4} {'tokens':>8}  {'decided':20} "
+    f"{'worth, next best':19} {'outcome':12} {'back after':>10}  {'in VRAM, DRAM, lost':>22}  saved"
+)
+NAME = 24  # characters of a program's name; ids differ at their ends
+MAX_OPEN = 100_000  # decisions that wait for their outcome; beyond, the oldest is told as open
+
+Pair = tuple[Record, Record | None]
+Pending = OrderedDict[tuple[str, int], list[Record]]  # by program and turn: decision, outcome
+
+
+def decisions(records: Iterable[Record]) -> Iterator[Pair]:
+    """Each decision in its order, with its outcome; None where the trace has none."""
+    pending: Pending = OrderedDict()
+    for record in records:
+        key = text(record, "program"), count(record, "turn")
+        if record["event"] == "decision":
+            yield from _told(pending, even_open=len(pending) >= MAX_OPEN)
+            pending[key] = [record]
+        elif record["event"] == "outcome" and len(pending.get(key, ())) == 1:
+            pending[key].append(record)
+            yield from _told(pending)
+    while pending:
+        yield from _told(pending, even_open=True)
+
+
+def _told(pending: Pending, even_open: bool = False) -> Iterator[Pair]:
+    """Take the oldest as long as their outcomes are known; `even_open`: the first in any case."""
+    while pending:
+        key, (decision, *outcome) = next(iter(pending.items()))
+        if not outcome and not even_open:
+            return
+        even_open = False
+        del pending[key]
+        yield decision, outcome[0] if outcome else None
+
+
+def as_line(decision: Record, outcome: Record | None, since: float) -> str:
+    """The two as one line under HEAD; times in seconds after `since`."""
+    name = text(decision, "program")
+    name = name if len(name) <= NAME else "…" + name[1 - NAME :]
+    gap_s = None if outcome is None else number(outcome, "gap_s")
+    return (
+        f"{decision['now'] - since:>8,.2f}s  {name:{NAME}} {count(decision, 'turn'):>4} "
+        f"{count(decision, 'tokens'):>8,}  {_decided(decision):20} {_worth(decision):19} "
+        f"{_outcome(outcome):12} {'' if gap_s is None else seconds(gap_s):>10}  "
+        f"{_found(outcome):>22}  {_saved(outcome)}"
+    ).rstrip()
+
+
+def _decided(decision: Record) -> str:
+    ttl_s = number(decision, "ttl_s")
+    copy = ", copy" if text(decision, "then") == "store" else ""
+    return text(decision, "decision") + (f" {seconds(ttl_s)}{copy}" if ttl_s is not None else "")
+
+
+def _worth(decision: Record) -> str:
+    """Of the best alternative and of the next, in seconds to all programs."""
+    worths = sorted((w for w in part(decision, "values").values() if _is_number(w)), reverse=True)
+    return ", ".join(seconds(each) for each in worths[:2]) if any(worths) else ""
+
+
+def _is_number(value: object) -> bool:
+    return number({"value": value}, "value") is not None
+
+
+def _outcome(outcome: Record | None) -> str:
+    return "(open)" if outcome is None else text(outcome, "outcome").replace("_", " ")
+
+
+def _found(outcome: Record | None) -> str:
+    if outcome is None or "hit_tokens" not in outcome:
+        return ""
+    vram, dram = tiers(outcome)
+    return f"{vram:,}, {dram:,}, {count(outcome, 'recomputed_tokens'):,}"
+
+
+def _saved(outcome: Record | None) -> str:
+    saved_s = None if outcome is None else number(outcome, "saved_s")
+    return seconds(saved_s) if saved_s else ""

@@ -1,0 +1,178 @@
+"""Source: a trace's records, one after the other, whatever else is in the file."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import os
+import stat
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import msgspec
+
+from continuum_connector.errors import shown
+from continuum_connector.observe.trace_file import older_files, older_names
+from continuum_connector.tools.analysis import original
+
+Record = dict[str, Any]
+
+MAX_LINE = 1 << 20  # bytes; a record has a few hundred
+MAX_COUNT = 1 << 53
+MAX_PARTS = 200  # brackets of a record, which has a dozen: deep ones are no records of ours
+_LOOK = 1 << 16  # bytes of the beginning in which a trace has its first record
+_decode = msgspec.json.Decoder(Record).decode
+
+
+class SourceError(Exception):
+    """A file that is no trace; the message is a sentence for its user."""
+
+
+class Source:
+    """Reads our trace, or `scheduler_timestamps` of the original recorder as if it were one.
+
+    A trace is read from the oldest of its files on (trace_file.py). `num_bad` counts lines that
+    are no record, cut short by a crash for instance; they are skipped. Our format is streamed; the
+    original is one JSON value and is read whole.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.num_records = 0
+        self.num_bad = 0
+        self.paths = [path, *older_files(path)]
+        starts = [_start(each) for each in self.paths]
+        if not any(start.strip() for start in starts):
+            raise SourceError(f"{path} is empty; is trace_path set to it, and has a turn ended?")
+        self.is_original = not any(_has_record(start) for start in starts)
+        self.num_bytes = sum(each.stat().st_size for each in self.paths)
+
+    def records(self, on_bytes: Callable[[int], object] = lambda _: None) -> Iterator[Record]:
+        """Every record in the order of the files; `on_bytes` hears of the bytes read."""
+        if self.is_original:
+            yield from self._of_original(on_bytes)
+            return
+        with contextlib.ExitStack() as stack:
+            for file in reversed(self._opened(stack)):
+                yield from self._of_file(file, on_bytes)
+
+    def _opened(self, stack: contextlib.ExitStack) -> list[BinaryIO]:
+        """All files, the newest first: as a server moves them meanwhile, one may be met again
+        under its next name, and none is missed."""
+        opened: dict[tuple[int, int], BinaryIO] = {}
+        for each in itertools.chain([self.path], older_names(self.path)):
+            try:
+                file = stack.enter_context(each.open("rb"))
+            except OSError:
+                break
+            status = os.fstat(file.fileno())
+            opened.setdefault((status.st_dev, status.st_ino), file)
+        return list(opened.values())
+
+    def _of_file(self, file: BinaryIO, on_bytes: Callable[[int], object]) -> Iterator[Record]:
+        try:
+            while line := _line(file):
+                on_bytes(len(line))
+                record = _record(line)
+                if record is not None:
+                    self.num_records += 1
+                    yield record
+                elif line.strip():
+                    self.num_bad += 1
+        except OSError as error:
+            raise SourceError(f"{self.path} cannot be read ({error.strerror})") from None
+
+    def _of_original(self, on_bytes: Callable[[int], object]) -> Iterator[Record]:
+        try:
+            jobs = msgspec.json.decode(self.path.read_bytes())
+        except (OSError, ValueError, RecursionError):
+            jobs = None
+        if not isinstance(jobs, dict) or not any(isinstance(each, list) for each in jobs.values()):
+            raise SourceError(
+                f"{self.path} is neither a trace of ContinuumConnector nor the original "
+                "recorder's scheduler_timestamps; give the file that trace_path names"
+            )
+        on_bytes(self.num_bytes)
+        for record in original.read(jobs):
+            if record is None:
+                self.num_bad += 1
+            else:
+                self.num_records += 1
+                yield record
+
+
+def number(record: Record, key: str) -> float | None:
+    """The field as a number that something may be, else None."""
+    value = record.get(key)
+    return float(value) if original.is_number(value) else None  # type: ignore[arg-type]
+
+
+def count(record: Record, key: str) -> int:
+    """The field as a whole number; 0 where there is none that counts something."""
+    value = number(record, key)
+    return int(value) if value is not None and 0 <= value < MAX_COUNT else 0
+
+
+def text(record: Record, key: str) -> str:
+    """The field as it may be shown, "" where it is no text."""
+    value = record.get(key)
+    return shown(value) if isinstance(value, str) else ""
+
+
+def texts(record: Record, key: str) -> list[str]:
+    """The field's parts as they may be shown, [] where it is no list."""
+    value = record.get(key)
+    return [shown(str(each)) for each in value] if isinstance(value, list) else []
+
+
+def part(record: Record, key: str) -> Record:
+    """The field as a mapping, empty where it is none."""
+    value = record.get(key)
+    return value if isinstance(value, dict) else {}
+
+
+def tiers(record: Record) -> tuple[int, int]:
+    """Tokens found, in VRAM and in DRAM."""
+    hits = part(record, "hit_tokens")
+    return count(hits, "vram"), count(hits, "dram")
+
+
+def _start(path: Path) -> bytes:
+    try:
+        mode = path.stat().st_mode
+        if not stat.S_ISREG(mode):
+            raise SourceError(f"{path} is {_kind(mode)}; give the file that trace_path names")
+        with path.open("rb") as file:
+            return file.read(_LOOK)
+    except OSError as error:
+        raise SourceError(f"{path} cannot be read ({error.strerror})") from None
+
+
+def _has_record(start: bytes) -> bool:
+    return any(_record(line) for line in start.split(b"\n"))
+
+
+def _line(file: BinaryIO) -> bytes:
+    """The next line; of one that is too long the beginning, which is no record."""
+    line = file.readline(MAX_LINE)
+    rest = line
+    while rest and not rest.endswith(b"\n"):
+        rest = file.readline(MAX_LINE)
+    return line
+
+
+def _record(line: bytes) -> Record | None:
+    if line.count(b"[") + line.count(b"{") > MAX_PARTS:
+        return None
+    try:
+        record = _decode(line)
+    except (ValueError, RecursionError):
+        return None
+    is_one = text(record, "event") and number(record, "now") is not None
+    return record if is_one else None
+
+
+def _kind(mode: int) -> str:
+    kinds = {stat.S_IFDIR: "a folder", stat.S_IFIFO: "a pipe, which cannot be read twice"}
+    return kinds.get(stat.S_IFMT(mode), "a device")

@@ -1,0 +1,302 @@
+"""Summary: a whole trace in numbers.
+
+Sample: mean and percentiles of any number of values, in bounded memory.
+"""
+
+from __future__ import annotations
+
+import heapq
+import random
+from collections import Counter, OrderedDict
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from continuum_connector.tools.analysis.hindsight import Calibration, Regret, Stakes, came_true
+from continuum_connector.tools.analysis.source import Record, count, number, text, tiers
+
+MAX_PROGRAMS = 200_000  # followed at a time; beyond, the one silent for longest counts as over
+NUM_WORST = 5  # decisions named, for `continuum explain`
+NOBODY = "anonymous:"  # before the keys of programs that no client named
+_MAX_OPEN = 8  # decisions without outcome per program: turns side by side, or a trace without
+
+
+@dataclass
+class Tokens:
+    """Tokens of prompts, and what was found of them. `had`: what the program had kept or
+    computed before, as far as the prompt can have it in common."""
+
+    num: int = 0
+    vram: int = 0
+    dram: int = 0
+    had: int = 0
+    saved: int = 0
+
+    def add(self, tokens: int, vram: int, dram: int, had: int = 0) -> None:
+        self.num += tokens
+        self.vram += vram
+        self.dram += dram
+        self.had += had
+        self.saved += min(vram + dram, had)
+
+
+@dataclass
+class _Program:
+    """One program under way. `arrivals`: of its turns that have not ended."""
+
+    first: float
+    last_end: float | None = None
+    arrivals: dict[int, float] = field(default_factory=dict)
+    num_tokens: int = 0  # of its last turn, prompt and output where the trace says so
+    num_turns: int = 0
+    num_ended: int = 0
+    pinned_blocks: int = 0
+    open: dict[int, Stakes | None] = field(default_factory=dict)
+
+
+class Costly(NamedTuple):
+    """A decision that lost much. Ordered by the seconds."""
+
+    seconds: float
+    program: str
+    turn: int
+    decision: str
+    best: str
+
+
+class Regrets:
+    """Regret by decision, which alternative would have been the best, and the worst few."""
+
+    def __init__(self) -> None:
+        self.by_decision: dict[str, Sample] = {}
+        self.best: Counter[tuple[str, str]] = Counter()
+        self.worst: list[Costly] = []  # a heap
+        self.num_open = 0  # the return came too late to be seen, or the record says too little
+
+    def add(self, regret: Regret | None, program: str, turn: int) -> None:
+        if regret is None:
+            self.num_open += 1
+            return
+        self.by_decision.setdefault(regret.decision, Sample()).add(regret.seconds)
+        self.best[regret.decision, regret.best] += 1
+        one = Costly(regret.seconds, program, turn, regret.decision, regret.best)
+        if len(self.worst) < NUM_WORST:
+            heapq.heappush(self.worst, one)
+        else:
+            heapq.heappushpop(self.worst, one)
+
+    @property
+    def num(self) -> int:
+        return sum(sample.num for sample in self.by_decision.values())
+
+    @property
+    def total_s(self) -> float:
+        return sum(sample.total for sample in self.by_decision.values())
+
+
+class Summary:
+    """Takes in records in the order of the file; `finish` when there are no more.
+
+    Durations are differences of `now`. A `start` ends every program that is under way, for a
+    new server knows none of them.
+    """
+
+    def __init__(self) -> None:
+        self.starts: list[Record] = []
+        self.first: float | None = None  # arrival, and the last departure
+        self.last: float | None = None
+        self.num_programs = 0
+        self.num_single = 0  # requests that nobody named and nothing followed: no programs
+        self.jct, self.latency, self.waited = Sample(), Sample(), Sample()
+        self.prompts, self.returning = Tokens(), Tokens()
+        self.decisions: Counter[str] = Counter()
+        self.outcomes: Counter[str] = Counter()
+        self.pin_causes: Counter[str] = Counter()
+        self.held_s = Sample()
+        self.block_seconds: Counter[str] = Counter()  # by cause
+        self.blocks: Counter[str] = Counter()  # copied, by direction
+        self.bytes: Counter[str] = Counter()
+        self.num_failed = 0
+        self.num_preempted = 0
+        self.saved_s = self.lost_s = 0.0
+        self.calibration = Calibration()
+        self.regrets = Regrets()
+        self._programs: OrderedDict[str, _Program] = OrderedDict()
+        self._of_event = {
+            "start": self._started,
+            "arrive": self._arrived,
+            "return": self._arrived,
+            "admit": self._admitted,
+            "preempt": self._preempted,
+            "decision": self._decided,
+            "outcome": self._closed,
+            "pin_end": self._pin_ended,
+            "store": self._copied,
+            "load": self._copied,
+        }
+
+    def add(self, record: Record) -> None:
+        """Take in one record; events that say nothing here are skipped."""
+        handle = self._of_event.get(text(record, "event"))
+        if handle is not None:
+            handle(record)
+
+    def finish(self) -> None:
+        """The trace ends: programs under way are counted as far as they came."""
+        while self._programs:
+            self._retire(next(iter(self._programs)))
+
+    # --- one event each ---------------------------------------------------------------
+    def _started(self, record: Record) -> None:
+        self.finish()
+        self.starts.append(record)
+
+    def _arrived(self, record: Record) -> None:
+        now, key = record["now"], text(record, "program")
+        self.first = now if self.first is None else min(self.first, now)
+        program = self._programs.get(key)
+        if program is None:
+            program = self._programs[key] = _Program(now)
+            if len(self._programs) > MAX_PROGRAMS:
+                self._retire(next(iter(self._programs)))
+        program.num_turns += 1
+        program.arrivals[count(record, "turn")] = now
+        self._programs.move_to_end(key)
+
+    def _admitted(self, record: Record) -> None:
+        vram, dram = tiers(record)
+        num = count(record, "tokens")
+        self.prompts.add(num, vram, dram)
+        waited_s = number(record, "waited_s")
+        if waited_s is not None:
+            self.waited.add(waited_s)
+        program = self._programs.get(text(record, "program"))
+        if program is None:
+            return
+        if program.num_ended:
+            self.returning.add(num, vram, dram, min(num, program.num_tokens))
+        program.num_tokens = num  # until its decision says how long the answer was
+
+    def _preempted(self, _: Record) -> None:
+        self.num_preempted += 1
+
+    def _decided(self, record: Record) -> None:
+        now, decision, turn = record["now"], text(record, "decision"), count(record, "turn")
+        self.decisions[decision] += 1
+        self.last = now if self.last is None else max(self.last, now)
+        program = self._programs.get(text(record, "program"))
+        if program is None:
+            return
+        arrived = program.arrivals.pop(turn, None)
+        if arrived is not None:
+            self.latency.add(now - arrived)
+        program.last_end = now
+        program.num_ended += 1
+        program.num_tokens = count(record, "tokens") or program.num_tokens
+        program.open[turn] = Stakes.of(record)
+        if len(program.open) > _MAX_OPEN:
+            del program.open[next(iter(program.open))]
+        if decision == "pin":
+            program.pinned_blocks = count(record, "blocks")
+
+    def _closed(self, record: Record) -> None:
+        outcome = text(record, "outcome")
+        self.outcomes[f"{text(record, 'decision')} {outcome}"] += 1
+        self.calibration.add(record)
+        self.saved_s += number(record, "saved_s") or 0.0
+        self.lost_s += number(record, "lost_s") or 0.0
+        key, turn = text(record, "program"), count(record, "turn")
+        program = self._programs.get(key)
+        stakes = program.open.pop(turn, None) if program else None
+        if outcome != "done":  # nothing was chosen
+            self.regrets.add(_regret(record, stakes), key, turn)
+
+    def _pin_ended(self, record: Record) -> None:
+        cause, held_s = text(record, "cause") or "unpinned", number(record, "held_s")
+        self.pin_causes[cause] += 1
+        if held_s is None:
+            return
+        self.held_s.add(held_s)
+        blocks = count(record, "blocks")
+        if not blocks and (program := self._programs.get(text(record, "program"))):
+            blocks = program.pinned_blocks
+        self.block_seconds[cause] += held_s * blocks  # type: ignore[assignment]
+
+    def _copied(self, record: Record) -> None:
+        if text(record, "outcome") != "done":
+            self.num_failed += 1
+            return
+        direction, blocks = record["event"], count(record, "blocks")
+        self.blocks[direction] += blocks
+        size = count(self.starts[-1], "block_bytes") if self.starts else 0
+        self.bytes[direction] += blocks * size
+
+    def _retire(self, key: str) -> None:
+        program = self._programs.pop(key)
+        if key.startswith(NOBODY) and program.num_turns == 1:
+            self.num_single += 1
+            return
+        self.num_programs += 1
+        if program.last_end is not None:
+            self.jct.add(program.last_end - program.first)
+
+
+def _regret(outcome: Record, stakes: Stakes | None) -> Regret | None:
+    """None where the gap is not known, and where it says nothing: turns side by side, or nobody
+    there to see the next one."""
+    horizon_s = number(outcome, "horizon_s")
+    if (
+        stakes is None
+        or horizon_s is None
+        or text(outcome, "outcome") in ("superseded", "switched_off")
+    ):
+        return None
+    if came_true(outcome, horizon_s) is None:
+        return None
+    # Blocks that the next turn does not continue are of no use to it, whenever it comes.
+    is_reuse = text(outcome, "outcome") != "diverged"
+    return stakes.regret(number(outcome, "gap_s") if is_reuse else None)
+
+
+def policy_of(summary: Summary) -> str:
+    """The policies that decided, in order; "unknown" where the trace does not say."""
+    names = dict.fromkeys(text(start, "policy") or "unknown" for start in summary.starts)
+    return ", ".join(names) or "unknown"
+
+
+MAX_KEPT = 100_000  # values; up to so many, percentiles are exact
+
+
+class Sample:
+    """Beyond MAX_KEPT percentiles are those of a uniform sample, the same one every time."""
+
+    def __init__(self) -> None:
+        self.num = 0
+        self.total = 0.0
+        self._kept: list[float] = []
+        self._is_sorted = True
+        self._random = random.Random(0)
+
+    def add(self, value: float) -> None:
+        self.num += 1
+        self.total += value
+        self._is_sorted = False
+        if len(self._kept) < MAX_KEPT:
+            self._kept.append(value)
+        elif (place := self._random.randrange(self.num)) < MAX_KEPT:
+            self._kept[place] = value
+
+    @property
+    def mean(self) -> float | None:
+        return self.total / self.num if self.num else None
+
+    def quantile(self, q: float) -> float | None:
+        """The value below which a share `q` lies, linear between two; None without values."""
+        if not self._kept:
+            return None
+        if not self._is_sorted:
+            self._kept.sort()
+            self._is_sorted = True
+        place = q * (len(self._kept) - 1)
+        low = int(place)
+        high = min(low + 1, len(self._kept) - 1)
+        return self._kept[low] + (place - low) * (self._kept[high] - self._kept[low])

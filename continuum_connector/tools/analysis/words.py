@@ -1,0 +1,206 @@
+"""Words: what one record of a trace says, as a sentence with its numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+
+from continuum_connector.errors import shown
+from continuum_connector.tools.analysis.report import seconds
+from continuum_connector.tools.analysis.source import (
+    Record,
+    count,
+    number,
+    part,
+    text,
+    texts,
+    tiers,
+)
+
+
+class Line(NamedTuple):
+    """One line of a program's life. `kind`: "good", "bad", "detail" or "" for colours."""
+
+    record: Record
+    text: str
+    kind: str = ""
+
+
+def told(record: Record) -> Iterator[Line]:
+    """The lines that tell a record; none for events that are not known here."""
+    tell = _TELL.get(record["event"])
+    if tell is not None:
+        yield from tell(record)
+
+
+def _start(record: Record) -> Iterator[Line]:
+    policy = text(record, "policy") or "unknown"
+    yield Line(record, f"a server started, policy {policy}")
+
+
+def _arrive(record: Record) -> Iterator[Line]:
+    gap_s = number(record, "gap_s")
+    back = "" if gap_s is None else f"back after {seconds(gap_s)}, "
+    pin = ", its pin waits for it" if record["event"] == "return" else ""
+    yield Line(record, f"arrived: {back}{_tokens(record)}{pin}")
+
+
+def _admit(record: Record) -> Iterator[Line]:
+    vram, dram = tiers(record)
+    num = count(record, "tokens")
+    parts = [f"{vram:,} in VRAM"] * bool(vram) + [f"{dram:,} in DRAM"] * bool(dram)
+    rest = f"{max(0, num - vram - dram):,} to compute"
+    waited_s = number(record, "waited_s") or 0.0
+    yield Line(record, f"ran after {seconds(waited_s)} of waiting: {', '.join([*parts, rest])}")
+
+
+def _preempt(record: Record) -> Iterator[Line]:
+    yield Line(record, "put back by vLLM to make room", "bad")
+
+
+def _readmit(record: Record) -> Iterator[Line]:
+    yield Line(record, "ran again")
+
+
+def _decision(record: Record) -> Iterator[Line]:
+    known = part(record, "known")
+    verdict = {
+        "pin": f"pinned{_ttl(record)}{_then(record)}",
+        "offload": "offloaded to DRAM",
+        "free": "let go",
+    }.get(text(record, "decision"), text(record, "decision"))
+    why = f": {text(record, 'why')}" if text(record, "why") else ""
+    yield Line(record, f"ended {_ending(record, known)}; {verdict}{why}")
+    values = part(record, "values")
+    if len(values) > 1:
+        worth = ", ".join(f"{shown(name)} {_of(values, name)}" for name in _by_worth(values))
+        yield Line(record, f"worth to all programs: {worth}", "detail")
+    if text(record, "decision") == "pin" or values:
+        yield Line(record, _known(record, known), "detail")
+
+
+def _ending(record: Record, known: Record) -> str:
+    if record.get("aborted") is True:
+        return "with its client gone"
+    if tools := texts(known, "tools"):
+        return f"with a call of {', '.join(tools)}"
+    answers = {"answer": "with an answer", "cut": "cut short", "unread": "unread"}
+    return answers.get(text(known, "ending"), f"with {_tokens(record)}")
+
+
+def _ttl(record: Record) -> str:
+    return f" for {_of(record, 'ttl_s')}" if number(record, "ttl_s") is not None else ""
+
+
+def _then(record: Record) -> str:
+    return ", with a copy in DRAM" if text(record, "then") == "store" else ""
+
+
+def _by_worth(values: Record) -> list[str]:
+    return sorted(values, key=lambda name: -(number(values, name) or 0.0))
+
+
+def _known(record: Record, known: Record) -> str:
+    p, num_seen = number(known, "p_in_time"), number(known, "gaps_seen")
+    chance = f"back in time with {100 * p:.0f} %; " if p is not None else ""
+    median = f"half of such pauses are over after {_of(known, 'gap_p50')}"
+    seen = f" ({num_seen:.0f} seen)" if num_seen is not None else ""
+    costs = f"{_of(known, 'prefill')} to compute, {_of(known, 'load')} to load"
+    if number(known, "load") is None:
+        costs = f"{_of(known, 'prefill')} to compute, no DRAM tier"
+    if not number(known, "prefill"):
+        costs = "what prefills cost is not measured yet"
+    blocks = count(record, "blocks")
+    held = (number(known, "price") or 0.0) * blocks
+    price = f"{blocks:,} blocks cost the others {seconds(held)} per second"
+    return f"{chance}{median}{seen}; {costs}; {price}; {count(known, 'waiting')} waiting"
+
+
+_OUTCOMES = {
+    "in_time": ("'s pin served: it was in time", "good"),
+    "expired": ("'s pin had expired when it was needed", "bad"),
+    "pressure": ("'s pin had been given up for others", "bad"),
+    "diverged": ("'s pin was of no use: the next turn went another way", "bad"),
+    "superseded": (" was overtaken by a newer turn of the program", ""),
+    "reset": ("'s pin had ended with a reset of the prefix cache", "bad"),
+    "switched_off": (": the connector was switched off before it was known", ""),
+    "never": (": nobody came back for it", "bad"),
+    "done": (": nothing more is needed of it", ""),
+    "in_vram": (" was still in VRAM", "good"),
+    "in_dram": (" was in DRAM", "good"),
+    "recomputed": (" was gone and is computed again", "bad"),
+}
+
+
+def _outcome(record: Record) -> Iterator[Line]:
+    outcome = text(record, "outcome")
+    words, kind = _OUTCOMES.get(outcome, (f": {outcome}", ""))
+    words = f"turn {count(record, 'turn')}{words}"
+    if "hit_tokens" in record:
+        vram, dram = tiers(record)
+        lost = count(record, "recomputed_tokens")
+        words += f"; of its tokens {vram:,} were in VRAM, {dram:,} in DRAM, {lost:,} lost"
+        saved_s, lost_s = number(record, "saved_s") or 0.0, number(record, "lost_s") or 0.0
+        if saved_s or lost_s:
+            words += f"; about {seconds(saved_s)} of prefill saved, {seconds(lost_s)} repeated"
+    yield Line(record, words, kind)
+
+
+def _pin_end(record: Record) -> Iterator[Line]:
+    cause = text(record, "cause") or "unpinned"
+    kind = {"returned": "good", "expired": "bad", "pressure": "bad"}.get(cause, "")
+    yield Line(record, f"pin ended after {_of(record, 'held_s')}: {cause}", kind)
+
+
+def _copy(record: Record) -> Iterator[Line]:
+    what = "stored in DRAM" if record["event"] == "store" else "loaded from DRAM"
+    blocks, outcome = f"{count(record, 'blocks'):,} blocks", text(record, "outcome")
+    if outcome == "done":
+        yield Line(record, f"{blocks} {what} in {_of(record, 'seconds')}", "detail")
+        return
+    reasons = texts(record, "reasons")
+    why = f" ({', '.join(reasons)})" if reasons else ""
+    yield Line(record, f"{blocks} not {what}: {outcome}{why}", "bad")
+
+
+def _everybody(words: str) -> Callable[[Record], Iterator[Line]]:
+    def tell(record: Record) -> Iterator[Line]:
+        reason = text(record, "reason")
+        yield Line(record, f"{words}{f': {reason}' if reason else ''}", "bad")
+
+    return tell
+
+
+def _switch(record: Record) -> Iterator[Line]:
+    on = "the connector was switched on"
+    off = "the connector was switched off: every pin ended, DRAM was emptied"
+    yield Line(record, on if record.get("on") else off, "bad")
+
+
+def _tokens(record: Record) -> str:
+    return f"{count(record, 'tokens'):,} tokens"
+
+
+def _of(record: Record, key: str) -> str:
+    """Seconds; a number that JSON does not know was an infinite one."""
+    value = number(record, key)
+    return "for ever" if value is None else seconds(value)
+
+
+_TELL: dict[str, Callable[[Any], Iterator[Line]]] = {
+    "start": _start,
+    "arrive": _arrive,
+    "return": _arrive,
+    "admit": _admit,
+    "preempt": _preempt,
+    "readmit": _readmit,
+    "decision": _decision,
+    "outcome": _outcome,
+    "pin_end": _pin_end,
+    "store": _copy,
+    "load": _copy,
+    "reset": _everybody("the prefix cache was reset: every pin ended"),
+    "tier_down": _everybody("the DRAM tier went down"),
+    "switch": _switch,
+    "stop": _everybody("the server stopped"),
+}

@@ -1,0 +1,30 @@
+"""What the installed vLLM says of itself; run by Machine.ask in a process of its own."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+from typing import Any
+
+
+def look() -> dict[str, Any]:
+    """The fields of `VllmSeen`; "trouble" where vLLM or our plugin cannot be imported."""
+    if importlib.util.find_spec("vllm") is None:
+        return {}
+    os.environ["VLLM_LOGGING_LEVEL"] = "ERROR"
+    try:
+        from continuum_connector.vllm import compat, plugin
+
+        found = compat.about_vllm()
+    except Exception as error:  # whatever a broken install raises is what the user must read
+        return {"is_installed": True, "trouble": f"{type(error).__name__}: {error}"}
+    try:
+        plugin.register()
+    except Exception as error:  # vLLM would only log it
+        found["plugin_trouble"] = f"{type(error).__name__}: {error}"
+    return {"is_installed": True, **found}
+
+
+if __name__ == "__main__":
+    print(json.dumps(look()))

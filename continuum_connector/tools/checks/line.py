@@ -1,0 +1,85 @@
+"""Line: one finding, with its verdict, and what to do about it.
+
+How numbers are said in lines: as the native library says them (csrc/available.cpp).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from enum import Enum
+from typing import NamedTuple
+
+
+class Verdict(Enum):
+    """OK; WARNING: works, but less well than it could; ERROR: the server would not start, or not
+    do what was asked of it; UNSEEN: it could not be looked at from here."""
+
+    OK = "ok"
+    WARNING = "warning"
+    ERROR = "error"
+    UNSEEN = "not seen"
+
+
+class Line(NamedTuple):
+    """`subject`: what was looked at; `text`: what was found, and what follows from it."""
+
+    subject: str
+    verdict: Verdict
+    text: str
+    cure: str = ""
+
+
+def ok(subject: str, text: str) -> Line:
+    """Nothing to do."""
+    return Line(subject, Verdict.OK, text)
+
+
+def warning(subject: str, text: str, cure: str) -> Line:
+    """It works, and the cure makes it better."""
+    return Line(subject, Verdict.WARNING, text, cure)
+
+
+def error(subject: str, text: str, cure: str) -> Line:
+    """It does not work until the cure is applied."""
+    return Line(subject, Verdict.ERROR, text, cure)
+
+
+def unseen(subject: str, text: str, cure: str = "") -> Line:
+    """Not a judgement: `text` says why there is none, `cure` where there would be one."""
+    return Line(subject, Verdict.UNSEEN, text, cure)
+
+
+def worst(lines: Iterable[Line]) -> Verdict:
+    """ERROR if any line has it, then UNSEEN: what is not known is not ok. Then WARNING, then OK."""
+    found = {line.verdict for line in lines}
+    order = (Verdict.ERROR, Verdict.UNSEEN, Verdict.WARNING)
+    return next((each for each in order if each in found), Verdict.OK)
+
+
+def size(num_bytes: float) -> str:
+    """ "12.0 GiB", "8.0 MiB", "64.0 KiB"."""
+    value, units = num_bytes / 1024, ["GiB", "MiB", "KiB"]
+    while value >= 1024 and len(units) > 1:
+        value /= 1024
+        units.pop()
+    return f"{value:.1f} {units[-1]}"
+
+
+def several(singular: str, number: int) -> str:
+    """ "1 GPU", "2 GPUs"."""
+    return f"{number:,} {singular}{'' if number == 1 else 's'}"
+
+
+def listed(numbers: Sequence[int]) -> str:
+    """ "0", "0, 1"."""
+    return ", ".join(map(str, numbers))
+
+
+def numbers_of(text: str) -> set[int]:
+    """What the kernel means by "0-3,8"."""
+    found: set[int] = set()
+    for part in filter(None, text.split(",")):
+        first, _, last = part.strip().partition("-")
+        if first.isdecimal() and (last or first).isdecimal():
+            found.update(range(int(first), int(last or first) + 1))
+    return found

@@ -1,0 +1,180 @@
+"""Machine: all that a check may look at, so that a test can be any machine.
+
+What was told by those whom `Machine.ask` asked: vLLM, the CUDA driver, our native library.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.metadata
+import json
+import os
+import resource
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+ASK_TIMEOUT_S = 180.0  # importing vLLM from a cold network disk
+
+
+@dataclass(frozen=True)
+class Machine:
+    """`root` is where /proc and /sys are; `environ`, what the server would inherit; `ask`, a module
+    of this room run in a process of its own; `run`, a program's output, None if it failed."""
+
+    root: Path
+    environ: Mapping[str, str]
+    ask: Callable[[str], dict[str, Any]]
+    run: Callable[[list[str]], str | None]
+    plugins: Mapping[str, str]  # entry points of vllm.general_plugins: name to object
+    memlock: int | None  # bytes; None: no limit
+
+    def text(self, path: str) -> str | None:
+        """What a file says, without the newline at its end; None if it cannot be read."""
+        try:
+            return (self.root / path).read_text(errors="replace").strip()
+        except OSError:
+            return None
+
+    def number(self, path: str) -> int | None:
+        """A file that holds one number, or None."""
+        word = self.text(path) or ""
+        return int(word) if word.lstrip("-").isdecimal() else None
+
+    def real(self, path: str) -> str:
+        """The path that a link stands for, as `text` takes it."""
+        return str((self.root / path).resolve())
+
+    def can_write(self, path: str) -> bool:
+        """Whether a file of this name may be written or made: the folder has to exist."""
+        found = self.place(path)
+        place = found if found.exists() else found.parent
+        return place.exists() and os.access(place, os.W_OK)
+
+    def is_folder(self, path: str) -> bool:
+        """Whether there is a folder of this name."""
+        return self.place(path).is_dir()
+
+    def place(self, path: str) -> Path:
+        """Where a path lies that the server would be given."""
+        return self.root / path.lstrip("/") if path.startswith("/") else Path(path)
+
+    def names(self, path: str) -> list[str]:
+        """What is in a folder, in order; [] if there is none."""
+        try:
+            return sorted(each.name for each in (self.root / path).iterdir())
+        except OSError:
+            return []
+
+    def keys(self, path: str) -> dict[str, int]:
+        """A file of lines `key number`, such as /proc/meminfo; the colon is left out."""
+        found = {}
+        for line in (self.text(path) or "").splitlines():
+            words = line.replace(":", " ").split()
+            if len(words) >= 2 and words[1].isdecimal():
+                found[words[0]] = int(words[1])
+        return found
+
+
+def this_machine(environ: Mapping[str, str]) -> Machine:
+    """The one we run on, for a server that is started with `environ`."""
+    limit = resource.getrlimit(resource.RLIMIT_MEMLOCK)[0]
+    found = importlib.metadata.entry_points(group="vllm.general_plugins")
+    return Machine(
+        Path("/"),
+        environ,
+        lambda module: _ask(module, environ),
+        lambda words: _run(words, environ),
+        {each.name: each.value for each in found},
+        None if limit == resource.RLIM_INFINITY else limit,
+    )
+
+
+def _ask(module: str, environ: Mapping[str, str]) -> dict[str, Any]:
+    """The last JSON object that the module prints; {"trouble": ...} if it comes to no such thing.
+
+    A process of its own: vLLM prints, a driver may crash, and neither takes the check along.
+    """
+    words = [sys.executable, "-m", f"continuum_connector.tools.checks.{module}"]
+    try:
+        done = subprocess.run(
+            words, capture_output=True, text=True, timeout=ASK_TIMEOUT_S, env=dict(environ)
+        )
+    except subprocess.TimeoutExpired:
+        return {"trouble": f"no answer within {ASK_TIMEOUT_S:.0f} s"}
+    for line in reversed(done.stdout.splitlines()):
+        if line.startswith("{"):  # what others print at exit comes behind it
+            with contextlib.suppress(ValueError):  # theirs begins so too
+                return dict(json.loads(line))
+    said = (done.stderr.strip().splitlines() or [f"exit status {done.returncode}"])[-1]
+    return {"trouble": said}
+
+
+def _run(words: list[str], environ: Mapping[str, str]) -> str | None:
+    path = shutil.which(words[0])
+    if path is None:
+        return None
+    try:
+        done = subprocess.run(
+            [path, *words[1:]], capture_output=True, text=True, timeout=30, env=dict(environ)
+        )
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return done.stdout if done.returncode == 0 else None
+
+
+class VllmSeen(msgspec.Struct, frozen=True):
+    """The vLLM of this Python. `trouble`: why it cannot be imported; the rest is from compat.py."""
+
+    is_installed: bool = False
+    trouble: str = ""
+    plugin_trouble: str = ""
+    version: str = ""
+    tested: tuple[str, ...] = ()
+    platform: str = ""  # cuda, rocm, cpu, ...; "" where vLLM found no device
+    has_layouts: bool = False
+    fails_by_request: bool = False
+    may_starve: bool = False
+
+
+class Gpu(msgspec.Struct, frozen=True):
+    """A GPU that CUDA shows to this process. `pci_id`: as in /sys/bus/pci/devices."""
+
+    name: str
+    pci_id: str
+    num_bytes: int = 0
+
+
+class CudaSeen(msgspec.Struct, frozen=True):
+    """libcuda. `version`: of CUDA, 12080 is 12.8; `library`: the driver's release; `code`: what
+    cuInit answered."""
+
+    has_library: bool = False
+    trouble: str = ""
+    library: str = ""
+    version: int = 0
+    code: int = 0
+    gpus: tuple[Gpu, ...] = ()
+
+
+class NativeSeen(msgspec.Struct, frozen=True):
+    """Our native library. `trouble`: why it cannot be loaded or opened."""
+
+    trouble: str = ""
+    path: str = ""
+    abi: int = 0
+
+
+class Seen:
+    """The three answers, asked for once."""
+
+    def __init__(self, machine: Machine) -> None:
+        self.vllm = msgspec.convert(machine.ask("ask_vllm"), VllmSeen)
+        self.cuda = msgspec.convert(machine.ask("ask_cuda"), CudaSeen)
+        self.native = msgspec.convert(machine.ask("ask_native"), NativeSeen)

@@ -1,0 +1,278 @@
+"""Plan: the server that somebody means to start, as far as it was told.
+
+The command line of `vllm serve` -> Plan. What does not matter here is passed over.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+import shlex
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+from os.path import basename
+from typing import Any, NoReturn
+
+from continuum_connector.config import CONNECTOR_NAME, ContinuumConfig, load_config, our_part
+from continuum_connector.errors import ConfigError
+from continuum_connector.vllm.node import node_ranks
+
+DEFAULT_TRANSFER = {"kv_connector": CONNECTOR_NAME, "kv_role": "kv_both"}
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Options of `vllm serve`; what was not said has vLLM's default, `transfer` ours.
+
+    `transfer`: --kv-transfer-config; `why_no_config`: why it, or our part of it, cannot be read;
+    `why_no_server`: why the command that was told would start none.
+    """
+
+    model: str = ""
+    transfer: Mapping[str, Any] = field(default_factory=lambda: DEFAULT_TRANSFER)
+    config: ContinuumConfig = field(default_factory=ContinuumConfig)
+    why_no_config: str = ""
+    why_no_server: str = ""
+    options_file: str = ""  # of --config, which is not read here
+    middleware: tuple[str, ...] = ()
+    prefix_caching: bool = True
+    scheduler_cls: str | None = None
+    scheduling_policy: str = "fcfs"
+    hybrid_manager: bool = True
+    kv_cache_dtype: str = "auto"
+    dtype: str = "auto"
+    tensor_parallel: int = 1
+    pipeline_parallel: int = 1
+    prefill_context_parallel: int = 1
+    context_parallel: int = 1
+    num_engines: int = 1
+    node_engines: int = 1
+    num_nodes: int = 1
+    num_servers: int = 1  # on this node, of one command: each takes `dram_bytes` of its own
+
+    @property
+    def num_ranks(self) -> int:
+        """GPUs of this node that share one `dram_bytes`, as compat.num_ranks counts them."""
+        ranks = self.tensor_parallel * self.pipeline_parallel * self.prefill_context_parallel
+        return node_ranks(ranks, self.node_engines, self.num_engines, self.num_nodes)
+
+    @property
+    def num_gpus(self) -> int:
+        """GPUs of this node, of all servers that the command starts there."""
+        return self.num_ranks * self.num_servers
+
+    @property
+    def names_us(self) -> bool:
+        """Whether --kv-transfer-config has our connector in it."""
+        try:
+            return _our_part(self.transfer) is not None
+        except ConfigError:  # named, and then given what is no config: `why_no_config` says it
+            return True
+
+
+def read_config(
+    transfer: Mapping[str, Any], environ: Mapping[str, str]
+) -> tuple[ContinuumConfig, str]:
+    """Our config as the server will read it, and ""; or the defaults, and why it cannot."""
+    try:
+        return load_config(_our_part(transfer), environ), ""
+    except ConfigError as error:
+        return ContinuumConfig(), str(error)
+
+
+def _our_part(transfer: Mapping[str, Any]) -> dict[str, Any] | None:
+    return our_part(transfer.get("kv_connector"), transfer.get("kv_connector_extra_config"))
+
+
+_ASSIGNMENT = re.compile(r"([A-Za-z_]\w*)=(.*)", re.DOTALL)
+_DOTTED = re.compile(r"--kv-transfer-config\.([\w.]+)")
+
+
+class UsageError(ValueError):
+    """An option that `vllm serve` would refuse as well."""
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        raise UsageError(message)
+
+
+def split_environment(words: Sequence[str]) -> tuple[dict[str, str], list[str]]:
+    """Cut `NAME=value ...` off the front of a command, as a shell (or `env`) would."""
+    found: dict[str, str] = {}
+    rest = list(words)
+    while rest and (rest[0] == "env" or _ASSIGNMENT.fullmatch(rest[0])):
+        if match := _ASSIGNMENT.fullmatch(rest.pop(0)):
+            found[match[1]] = match[2]
+    return found, rest
+
+
+def split_pasted(words: Sequence[str]) -> list[str]:
+    """The words of a command that was pasted as they are, or as one in quotes."""
+    if len(words) != 1 or " " not in words[0]:
+        return list(words)
+    try:
+        return shlex.split(words[0])
+    except ValueError as error:
+        raise UsageError(f"the command cannot be split into words ({error})") from None
+
+
+def why_no_server(words: Sequence[str]) -> str:
+    """Why this command does not start vLLM's server, "" if it does: by `vllm serve`, or by the
+    module behind it, wherever in the line that is."""
+    if any((basename(one), two) == ("vllm", "serve") for one, two in pairwise(words)):
+        return ""
+    if "serve" in words if _CLI in words else any(map(words.__contains__, _SERVERS)):
+        return ""
+    return f"`{shlex.join(words)[:200]}` is not `vllm serve`, so it starts no server that we know"
+
+
+def read_plan(words: Sequence[str], environ: Mapping[str, str]) -> Plan:
+    """Read `[vllm] [serve] [MODEL] [options]`, or the options alone. Raises UsageError."""
+    flags, dotted = _normal(_after_serve(words))
+    known, rest = _parser().parse_known_args(flags)
+    model = known.model or known.model_tag or _first_word(rest)
+    transfer: Mapping[str, Any] = DEFAULT_TRANSFER
+    trouble = ""
+    try:
+        transfer = _transfer(known.kv_transfer_config, dotted)
+    except ValueError as error:
+        trouble = f"--kv-transfer-config cannot be read ({error}), so the server would not start"
+    except RecursionError:
+        trouble = "--kv-transfer-config is too deep to be read, so the server would not start"
+    config, why = read_config(transfer, environ)
+    return Plan(
+        model=model,
+        transfer=transfer,
+        config=config,
+        why_no_config=trouble or why,
+        options_file=known.config,
+        middleware=tuple(known.middleware),
+        prefix_caching=known.enable_prefix_caching,
+        scheduler_cls=known.scheduler_cls,
+        scheduling_policy=known.scheduling_policy,
+        hybrid_manager=not known.disable_hybrid_kv_cache_manager,
+        kv_cache_dtype=known.kv_cache_dtype,
+        dtype=known.dtype,
+        tensor_parallel=known.tensor_parallel_size,
+        pipeline_parallel=known.pipeline_parallel_size,
+        prefill_context_parallel=known.prefill_context_parallel_size,
+        context_parallel=known.decode_context_parallel_size,
+        num_nodes=known.nnodes,
+        **_engines(known),  # type: ignore[arg-type]
+    )
+
+
+def _engines(known: argparse.Namespace) -> dict[str, int]:
+    """How many engines there are, and who has those of this node (vLLM's engine/arg_utils.py)."""
+    total, here = known.data_parallel_size, known.data_parallel_size_local
+    if known.data_parallel_multi_port_external_lb:  # dp_supervisor.py: a server for each engine
+        return {"num_engines": total, "node_engines": 1, "num_servers": here or 1}
+    if known.data_parallel_external_lb or known.data_parallel_rank is not None:
+        here = 1
+    elif here is None:
+        here = max(1, total // known.nnodes)
+    return {"num_engines": total, "node_engines": here}
+
+
+def _parser() -> _Parser:
+    parser = _Parser(add_help=False, allow_abbrev=False)
+    parser.add_argument("--model", default="")
+    parser.add_argument("--model-tag", default="")
+    parser.add_argument("--config", default="")
+    parser.add_argument("--kv-transfer-config")
+    parser.add_argument("--middleware", action="append", default=[])
+    both = argparse.BooleanOptionalAction
+    parser.add_argument("--enable-prefix-caching", action=both, default=True)
+    parser.add_argument("--disable-hybrid-kv-cache-manager", action=both, default=False)
+    parser.add_argument("--scheduler-cls")
+    parser.add_argument("--scheduling-policy", default="fcfs")
+    parser.add_argument("--kv-cache-dtype", default="auto")
+    parser.add_argument("--dtype", default="auto")
+    for long, short in (
+        ("tensor-parallel-size", "tp"),
+        ("pipeline-parallel-size", "pp"),
+        ("data-parallel-size", "dp"),
+        ("prefill-context-parallel-size", "pcp"),
+        ("decode-context-parallel-size", "dcp"),
+    ):
+        parser.add_argument(f"--{long}", f"-{short}", type=_count, default=1)
+    parser.add_argument("--data-parallel-size-local", "-dpl", type=_number)
+    parser.add_argument("--data-parallel-rank", "-dpn", type=_number)
+    parser.add_argument("--data-parallel-external-lb", "-dpe", action=both, default=False)
+    parser.add_argument("--data-parallel-multi-port-external-lb", "-dpm", action="store_true")
+    parser.add_argument("--nnodes", type=_count, default=1)
+    return parser
+
+
+def _count(word: str) -> int:
+    return _number(word, 1)
+
+
+def _number(word: str, least: int = 0) -> int:
+    if not word.isdecimal() or len(word) > 6 or int(word) < least:
+        raise argparse.ArgumentTypeError(f"{word!r} is no number of ranks; write {least} or more")
+    return int(word)
+
+
+def _after_serve(words: Sequence[str]) -> list[str]:
+    """What follows `vllm serve`, or a module of vLLM; all of it where there is neither."""
+    for index, word in enumerate(words):
+        if word == "serve" or (word.startswith("vllm.entrypoints") and word != _CLI):
+            return list(words[index + 1 :])
+    return list(words)
+
+
+_CLI = "vllm.entrypoints.cli.main"  # `serve` still follows
+_SERVERS = ("vllm.entrypoints.openai.api_server", "vllm.entrypoints.api_server")
+
+
+def _normal(words: Sequence[str]) -> tuple[list[str], dict[str, str]]:
+    """Dashes in names, as vLLM takes both; and `--kv-transfer-config.KEY VALUE` set apart."""
+    flags: list[str] = []
+    dotted: dict[str, str] = {}
+    rest = iter(words)
+    for word in rest:
+        name, equals, value = word.partition("=")
+        if not name.startswith("--"):
+            flags.append(word)
+            continue
+        head, dot, tail = name.partition(".")
+        name = head.replace("_", "-") + dot + tail
+        if match := _DOTTED.fullmatch(name):
+            dotted[match[1]] = value if equals else next(rest, "")
+        else:
+            flags.append(name + equals + value)
+    return flags, dotted
+
+
+def _first_word(rest: Sequence[str]) -> str:
+    """The model, where it is the first word of what is left: options of no matter follow it."""
+    return rest[0] if rest and not rest[0].startswith("-") else ""
+
+
+def _transfer(text: str | None, dotted: Mapping[str, str]) -> Mapping[str, Any]:
+    """The JSON of --kv-transfer-config with its dotted parts; ours where neither is given."""
+    if text is None and not dotted:
+        return DEFAULT_TRANSFER
+    found = json.loads(text or "{}")
+    if not isinstance(found, dict):
+        raise ValueError(f"{text} is no JSON object")
+    for path, word in dotted.items():
+        *folders, key = path.split(".")
+        at = found
+        for folder in folders:
+            at = at.setdefault(folder, {})
+            if not isinstance(at, dict):
+                raise ValueError(f"{folder} is no JSON object, so it cannot have {path}")
+        at[key] = _value(word)
+    return found
+
+
+def _value(word: str) -> Any:
+    try:
+        return json.loads(word)
+    except ValueError:
+        return word

@@ -1,0 +1,63 @@
+"""Lines on how vLLM is told to serve: prefix caching, scheduler, KV layout."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from continuum_connector.tools.checks.line import Line, error, ok, unseen, warning
+from continuum_connector.tools.checks.machine import Machine, VllmSeen
+from continuum_connector.tools.checks.plan import Plan
+from continuum_connector.vllm.proven import NO_UNATTACHED_TIER, why_aside, why_unattached
+
+OURS = "continuum_connector.scheduler_cls"
+
+
+def lines(machine: Machine, plan: Plan, vllm: VllmSeen) -> Iterator[Line]:
+    """What the flags mean for us."""
+    yield _prefix_caching(plan)
+    yield from _scheduler(plan, vllm)
+    yield _layout(machine, plan, vllm)
+
+
+def _prefix_caching(plan: Plan) -> Line:
+    if why := why_aside(plan.prefix_caching, ""):
+        text, _, cure = f"the connector steps aside: {why}".rpartition("; ")
+        return error("prefix caching", text, cure)
+    return ok("prefix caching", "on")
+
+
+def _scheduler(plan: Plan, vllm: VllmSeen) -> Iterator[Line]:
+    """Attached, or what that costs; and the tier that an unattached scheduler cannot have."""
+    named = plan.scheduler_cls if plan.scheduler_cls != OURS else None
+    if plan.config.scheduler and named is None:
+        order = "program order" if plan.config.order else "vLLM's own order (order = 0)"
+        yield ok("scheduler", f"ours, a subclass of vLLM's: pins yield, turns wait in {order}")
+        return
+    text, _, cure = why_unattached(plan.config, named).rpartition("; ")
+    yield warning("scheduler", text, cure.removesuffix(" to change that"))
+    if plan.config.dram_bytes and plan.scheduling_policy == "priority" and vllm.may_starve:
+        text, _, cure = NO_UNATTACHED_TIER.partition("; ")
+        yield error("DRAM tier", text.partition(": ")[2], cure)
+
+
+def _layout(machine: Machine, plan: Plan, vllm: VllmSeen) -> Line:
+    """The KV cache layout that is asked for; only the attention backend knows whether it has it."""
+    config, named = plan.config, machine.environ.get("VLLM_KV_CACHE_LAYOUT")
+    if not config.dram_bytes:
+        return ok("KV layout", "vLLM's own: without a DRAM tier nothing is copied")
+    if config.kv_layout == "stock":
+        return ok(
+            "KV layout", "vLLM's own, as kv_layout = stock says: one copy per layer and block"
+        )
+    if not vllm.version:
+        return unseen("KV layout", "whether this vLLM can be asked for one, without vLLM")
+    if vllm.platform == "cpu":
+        return ok("KV layout", "vLLM's own: CPU attention has no other")
+    if not vllm.has_layouts:
+        text = "vLLM before 0.29 has one tensor per layer: a block is one copy per layer"
+        return warning("KV layout", text, "VLLM_USE_V2_MODEL_RUNNER=0, or vLLM 0.29 or later")
+    wanted = "BLHNC" if config.kv_layout == "auto" else config.kv_layout
+    if named is not None and named != wanted:
+        text = f"VLLM_KV_CACHE_LAYOUT={named} wins over {wanted}, which makes a block one copy"
+        return warning("KV layout", text, "unset VLLM_KV_CACHE_LAYOUT")
+    return ok("KV layout", f"{wanted} is asked for: a block is one copy, if the attention has it")

@@ -1,0 +1,177 @@
+"""`continuum analyze`: traces in numbers, a column each."""
+
+from __future__ import annotations
+
+import io
+import json
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from continuum_connector import files
+from continuum_connector.tools.analysis.report import Row, as_dict, rows, seconds
+from continuum_connector.tools.analysis.source import Source
+from continuum_connector.tools.analysis.summary import Summary
+from continuum_connector.tools.cli import plot
+from continuum_connector.tools.cli.reading import Force, command, may_write, open_source, records
+from continuum_connector.tools.cli.server import CommandError
+from continuum_connector.tools.cli.terminal import name as shown
+from continuum_connector.tools.cli.terminal import terminal
+
+REPORT_WIDTH = 80  # characters, and 20 for each trace
+
+
+def analyze(
+    traces: Annotated[
+        list[Path], typer.Argument(help="Files that trace_path named, or scheduler_timestamps.")
+    ],
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON list, for programs.")] = False,
+    plot_to: Annotated[
+        Path | None, typer.Option("--plot", help="The calibration as .png, .svg or .pdf.")
+    ] = None,
+    report: Annotated[
+        Path | None, typer.Option(help="The same as one HTML file, to be sent around.")
+    ] = None,
+    force: Force = False,
+) -> None:
+    """Put traces into numbers: JCT, queueing, hits, pins, copies, regret, calibration.
+
+    Several traces are columns of one table, to compare policies. Regret is what a decision
+    lost against the best alternative, now that one knows when the program came back;
+    calibration, how often programs came back in time of those expected with 10 %, 20 %, ...
+    """
+    with command("analyze"):
+        plot.check(plot_to)
+        sources = [open_source(path) for path in traces]
+        for path in (report, plot_to):
+            may_write(path, force, sources)
+        summaries = [summarize(source) for source in sources]
+        found = [rows(*each) for each in zip(summaries, (s.num_bad for s in sources), strict=True)]
+        names = _names(traces)
+        if as_json:
+            print(json.dumps(_as_json(names, summaries, found), indent=1))
+        else:
+            _print(terminal(), names, summaries, found)
+        if report is not None:
+            _save(report, names, summaries, found)
+        if plot_to is not None:
+            plot.save(plot_to, {n: s.calibration for n, s in zip(names, summaries, strict=True)})
+
+
+def summarize(source: Source) -> Summary:
+    """Read the whole trace."""
+    summary = Summary()
+    for record in records(source):
+        summary.add(record)
+    summary.finish()
+    return summary
+
+
+def _names(traces: list[Path]) -> list[str]:
+    """A short name for each: its own, with as much of its folder as tells them apart."""
+    for num_parts in range(1, 4):
+        names = ["/".join(path.parts[-num_parts:]) for path in traces]
+        if len(set(names)) == len(names):
+            return names
+    return [str(path) for path in traces]
+
+
+def _save(path: Path, names: list[str], summaries: list[Summary], found: list[list[Row]]) -> None:
+    """What a wide terminal would show, as HTML that needs no other file."""
+    width = REPORT_WIDTH + 20 * len(names)
+    console = terminal(record=True, file=io.StringIO(), width=width)
+    _print(console, names, summaries, found)
+    try:
+        files.put(path, console.export_html().encode())
+    except OSError as error:
+        raise CommandError(f"{path} cannot be written ({error.strerror})") from None
+
+
+def _print(
+    console: Console, names: list[str], summaries: list[Summary], found: list[list[Row]]
+) -> None:
+    console.print(table(names, found))
+    for name, summary in zip(names, summaries, strict=True):
+        if summary.regrets.num:
+            console.print()
+            console.print(_confusion(name, summary))
+            console.print()
+            console.print(_worst(name, summary))
+        if summary.calibration.num:
+            console.print(f"\n[bold]Returns in time, foretold and observed: {shown(name)}")
+            console.print("\n".join(plot.as_text(summary.calibration)), markup=False)
+
+
+def table(names: list[str], found: list[list[Row]]) -> Table:
+    """One row per number, one column per trace; what a trace does not have is empty."""
+    result = Table(show_edge=False)
+    result.add_column("", overflow="fold")
+    result.add_column("", overflow="fold")
+    for name in names:
+        result.add_column(shown(name), justify="right", overflow="fold")
+    group_before = ""
+    for group, name in _all_keys(found):
+        cells = [_cell(each, group, name) for each in found]
+        if group != group_before and group_before:
+            result.add_section()
+        result.add_row(f"[bold]{group}" if group != group_before else "", name, *cells)
+        group_before = group
+    return result
+
+
+def _all_keys(found: list[list[Row]]) -> list[tuple[str, str]]:
+    """Group and name of every row of any trace, groups together, in the order of the report."""
+    groups: dict[str, dict[str, None]] = {}
+    for each in found:
+        for row in each:
+            groups.setdefault(row.group, {})[row.name] = None
+    return [(group, name) for group, names in groups.items() for name in names]
+
+
+def _cell(found: list[Row], group: str, name: str) -> str:
+    row = next((r for r in found if (r.group, r.name) == (group, name)), None)
+    return shown(row.cell) if row is not None else ""
+
+
+def _confusion(name: str, summary: Summary) -> Table:
+    """What was chosen, and what would have been best."""
+    kinds = ("pin", "offload", "free")
+    title = f"Chosen, and best in hindsight: {shown(name)}"
+    result = Table(title=title, title_justify="left", title_style="bold", show_edge=False)
+    for column in ("chosen", *(f"best: {kind}" for kind in kinds), "mean regret"):
+        result.add_column(column, justify="left" if column == "chosen" else "right")
+    for chosen in kinds:
+        if (sample := summary.regrets.by_decision.get(chosen)) is not None:
+            cells = [f"{summary.regrets.best[chosen, best]:,}" for best in kinds]
+            result.add_row(chosen, *cells, seconds(sample.mean or 0.0))
+    return result
+
+
+def _worst(name: str, summary: Summary) -> Table:
+    """The decisions that lost most: `continuum explain` tells what was known then."""
+    title = f"Costliest decisions: {shown(name)}"
+    result = Table(title=title, title_justify="left", title_style="bold", show_edge=False)
+    for column in ("program", "turn", "chosen", "best", "regret"):
+        justify: Any = "right" if column in ("turn", "regret") else "left"
+        result.add_column(column, justify=justify, overflow="fold")
+    for one in sorted(summary.regrets.worst, reverse=True):
+        if one.seconds > 0.0:
+            cells = (str(one.turn), one.decision, one.best, seconds(one.seconds))
+            result.add_row(shown(one.program), *cells)
+    return result
+
+
+def _as_json(names: list[str], summaries: list[Summary], found: list[list[Row]]) -> list[Any]:
+    return [
+        {
+            "file": name,
+            **as_dict(each),
+            "best in hindsight": {f"{c} {b}": n for (c, b), n in summary.regrets.best.items()},
+            "costliest": [each._asdict() for each in sorted(summary.regrets.worst, reverse=True)],
+            "calibration bins": [vars(one) for one in summary.calibration.bins],
+        }
+        for name, summary, each in zip(names, summaries, found, strict=True)
+    ]

@@ -1,0 +1,172 @@
+"""`continuum check`: will it work here, and what to change if not?"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from continuum_connector.tools.checks.line import Line, Verdict, ok, several, worst
+from continuum_connector.tools.checks.machine import this_machine
+from continuum_connector.tools.checks.plan import (
+    UsageError,
+    read_plan,
+    split_environment,
+    split_pasted,
+    why_no_server,
+)
+from continuum_connector.tools.checks.run import check as look
+from continuum_connector.tools.cli import ending
+from continuum_connector.tools.cli.terminal import name as shown
+from continuum_connector.tools.cli.terminal import terminal
+
+STYLES = {
+    Verdict.OK: "green",
+    Verdict.WARNING: "yellow",
+    Verdict.ERROR: "bold red",
+    Verdict.UNSEEN: "dim",
+}
+STATUS = {
+    Verdict.OK: ending.DONE,
+    Verdict.WARNING: ending.DONE,
+    Verdict.ERROR: ending.FAILED,
+    Verdict.UNSEEN: ending.UNSEEN,
+}
+
+
+def check(
+    command: Annotated[
+        list[str] | None,
+        typer.Argument(help="The whole `vllm serve ...`, pasted behind two dashes."),
+    ] = None,
+    model: Annotated[str, typer.Option(help="A folder, or a model that is downloaded.")] = "",
+    kv_transfer_config: Annotated[
+        str, typer.Option(help="The JSON that vLLM gets. Empty: ours, with its defaults.")
+    ] = "",
+    prefix_caching: Annotated[
+        bool, typer.Option("--enable-prefix-caching/--no-enable-prefix-caching", help="As served.")
+    ] = True,
+    scheduler_cls: Annotated[str, typer.Option(help="A scheduler of your own.")] = "",
+    tensor_parallel_size: Annotated[
+        int, typer.Option(min=1, max=10**5, help="GPUs of the model.")
+    ] = 1,
+    accept: Annotated[
+        list[str] | None,
+        typer.Option(metavar="LINE", help="May be not seen, like `PCIe link`. Repeatable."),
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON object, for programs.")] = False,
+) -> None:
+    """Say whether ContinuumConnector will work here, and what to change if not.
+
+    Looks at vLLM, the flags, the model's KV cache, GPU, links and memory; changes nothing and
+    downloads nothing. Paste the command line you serve with, or give the options that matter:
+
+        continuum check -- vllm serve MODEL --kv-transfer-config '{"kv_connector": ...}'
+
+        continuum check --model MODEL --tensor-parallel-size 2
+
+    Status: 0 all ok, or warnings at most; 1 an error; 2 wrong usage; 3 no error, but a line that
+    is not seen: what is not known is not ok, unless --accept names it.
+    """
+    options = {
+        "--model": model,
+        "--kv-transfer-config": kv_transfer_config,
+        "--scheduler-cls": scheduler_cls,
+        "--tensor-parallel-size": str(tensor_parallel_size) if tensor_parallel_size > 1 else "",
+    }
+    given = [word for name, value in options.items() if value for word in (name, value)]
+    given += [] if prefix_caching else ["--no-enable-prefix-caching"]
+    lines = _accepted(_look(list(command or ()), given), accept or ())
+    with contextlib.suppress(BrokenPipeError):  # `| head`: what was found counts all the same
+        if as_json:
+            print(json.dumps(as_object(lines), indent=1))
+        else:
+            show(terminal(), lines)
+    raise typer.Exit(STATUS[worst(lines)])
+
+
+def _accepted(lines: list[Line], subjects: Sequence[str]) -> list[Line]:
+    """The lines, of which those that may be not seen are ok then."""
+    return [
+        ok(line.subject, f"not seen, which was accepted: {line.text}")
+        if line.verdict is Verdict.UNSEEN and line.subject in subjects
+        else line
+        for line in lines
+    ]
+
+
+def _look(command: list[str], given: list[str]) -> list[Line]:
+    """All lines for the command pasted; `given` are options of our own, which win."""
+    try:
+        assigned, words = split_environment(split_pasted(command))
+        environ = {**os.environ, **assigned}
+        why = why_no_server(words) if command else ""
+        plan = replace(read_plan([*words, *given], environ), why_no_server=why)
+    except UsageError as error:
+        raise typer.BadParameter(str(error)) from None
+    console = terminal(stderr=True)
+    if not console.is_terminal:
+        return list(look(this_machine(environ), plan))
+    with console.status("looking at vLLM, driver and machine"):
+        return list(look(this_machine(environ), plan))
+
+
+def as_object(lines: list[Line]) -> dict[str, object]:
+    """What --json prints: the worst verdict, and every line."""
+    found = [{**line._asdict(), "verdict": line.verdict.value} for line in lines]
+    return {"verdict": worst(lines).value, "lines": found}
+
+
+def show(console: Console, lines: list[Line]) -> None:
+    """A table for eyes; for a pipe one line each, cure included."""
+    if console.is_terminal:
+        console.print(_table(lines))
+        console.print()
+    else:
+        for line in lines:
+            cure = f" -> {line.cure}" if line.cure else ""
+            text = f"{line.verdict.value:9}{line.subject:16}{line.text}{cure}"
+            console.print(shown(text), soft_wrap=True)
+    console.print(verdict(lines))
+
+
+def _table(lines: list[Line]) -> Table:
+    table = Table.grid(padding=(0, 2))
+    table.add_column(no_wrap=True)
+    table.add_column(no_wrap=True)
+    table.add_column(overflow="fold")
+    for line in lines:
+        style = STYLES[line.verdict]
+        cure = f"\n[cyan]{shown(line.cure)}[/]" if line.cure else ""
+        word = f"[{style}]{line.verdict.value}[/]"
+        table.add_row(word, shown(line.subject), shown(line.text) + cure)
+    return table
+
+
+def verdict(lines: list[Line]) -> str:
+    """The last line: how many of what, and so what."""
+    count = Counter(line.verdict for line in lines)
+    parts = [several(name, count[each]) for each, name in _COUNTED if count[each]]
+    if count[Verdict.UNSEEN]:
+        parts.append(f"{count[Verdict.UNSEEN]} not seen")
+    said = f" ({', '.join(parts)})" if parts else ""
+    so_what = {
+        Verdict.OK: "Nothing in the way of ContinuumConnector",
+        Verdict.WARNING: "ContinuumConnector works, and could work better",
+        Verdict.ERROR: "ContinuumConnector will not do here what was asked of it",
+        Verdict.UNSEEN: "Whether ContinuumConnector works here is not known",
+    }
+    dark = list(dict.fromkeys(each.subject for each in lines if each.verdict is Verdict.UNSEEN))
+    look_at = f": look at {', '.join(dark)}" if worst(lines) is Verdict.UNSEEN else ""
+    return f"{so_what[worst(lines)]}{said}{look_at}."
+
+
+_COUNTED = ((Verdict.ERROR, "error"), (Verdict.WARNING, "warning"))

@@ -1,0 +1,33 @@
+"""The `continuum` command's first lines: they work without the extra that the rest needs."""
+
+from __future__ import annotations
+
+import signal
+
+
+def main() -> None:
+    """Run the command line; without its packages, say what to install."""
+    try:
+        _main()
+    except KeyboardInterrupt:  # while it was loaded
+        raise SystemExit(130) from None
+    finally:
+        signal.signal(signal.SIGINT, signal.SIG_DFL)  # a late Ctrl-C: nobody is left to tell
+
+
+def _main() -> None:
+    from continuum_connector.tools.cli import ending
+
+    ending.prepare()  # rich and typer read the terminal's size when they are imported
+    try:
+        import prometheus_client  # noqa: F401
+        import rich  # noqa: F401
+        import typer  # noqa: F401
+    except ImportError as error:
+        raise SystemExit(
+            f"continuum: the command line needs the package {error.name}, which the server does "
+            "not; install it with: pip install '.[cli]' in a clone"
+        ) from None
+    from continuum_connector.tools.cli.app import app
+
+    app()

@@ -1,0 +1,254 @@
+"""Rates: two scrapes -> the numbers that `continuum top` shows. Pure: no clock, no terminal."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from continuum_connector.tools.cli.scrape import Scrape
+
+_CHANCE = re.compile(r"[0-9]{1,3}-[0-9]{1,3}")
+# Decisions that something was lost by: kept for nobody, or gone when it was wanted.
+BAD_OUTCOMES = ("expired", "pressure", "diverged", "never", "recomputed")
+
+
+@dataclass(frozen=True)
+class Copies:
+    """One direction. `mean_s` is from queued to settled; None if none settled. `num_bad`: those
+    that failed or were cancelled or abandoned since the server started."""
+
+    in_flight: int
+    per_s: float
+    bytes_per_s: float
+    mean_s: float | None
+    num_bad: int
+
+
+@dataclass(frozen=True)
+class Hook:
+    """One of our hooks. `busy`: share of the time that is spent in it; `mean_s`: per call."""
+
+    name: str
+    busy: float
+    mean_s: float
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What came of a kind of decision: how many since the start, and of all that were closed."""
+
+    name: str
+    num: int
+    share: float
+
+
+@dataclass(frozen=True)
+class Forecasts:
+    """Returns that were foretold, since the start. `error`: the share by which too many or too few
+    came; of a chance only its tenth is known, so what lies within counts as right. `worst`: the
+    chance, "70-80" percent, that adds most, with the share that `came` of so many, `num_worst`."""
+
+    num: int
+    error: float
+    worst: str
+    came: float
+    num_worst: int
+
+
+@dataclass(frozen=True)
+class Served:
+    """vLLM's part. Tokens per second; `vram_used`: share of VRAM blocks, pins among them.
+    `vram_hit`: share of prompt tokens looked up that were found in VRAM; None without any."""
+
+    models: list[str]
+    num_engines: int
+    num_running: int
+    num_waiting: int
+    prompt_per_s: float
+    output_per_s: float
+    finished_per_s: float
+    preempted_per_s: float
+    vram_used: float
+    vram_hit: float | None
+
+
+@dataclass(frozen=True)
+class Kept:
+    """The connector's part. Shares are of VRAM blocks; `pins_ended`, `worst` and `forecasts` count
+    from the server's start."""
+
+    num_switched_off: int  # of the engines; or stepped aside
+    num_programs: int
+    pinned: float | None  # None before the engine's first step
+    held_for_stores: float | None
+    num_pinned_blocks: int
+    num_pins: int
+    pins_per_s: float
+    pins_ended: dict[str, int]
+    tier_up: bool  # on one engine at least
+    num_without_tier: int  # of the engines
+    dram_used: float | None  # share of the blocks that DRAM holds by now; None without a tier
+    dram_used_bytes: int
+    dram_ready_blocks: int
+    dram_writing_blocks: int
+    dram_capacity_blocks: int
+    dram_wanted_blocks: int
+    dram_evicted_per_s: float
+    hit: dict[str, float | None]  # by tier, and "computed": shares of the prompt tokens admitted
+    stores: Copies
+    loads: Copies
+    decisions_per_s: dict[str, float]
+    outcomes: int
+    worst: list[Outcome]
+    forecasts: Forecasts | None  # None before the first of them shows
+    hooks: list[Hook]  # the busiest first
+
+
+@dataclass(frozen=True)
+class Numbers:
+    """`interval_s`: what the rates are means of. `kept` is None without our connector."""
+
+    interval_s: float
+    served: Served
+    kept: Kept | None
+
+
+def numbers(before: Scrape, after: Scrape) -> Numbers:
+    """Return what happened between two scrapes of one server, and how it stands after."""
+    added = after.since(before)
+    kept = _kept(after, added) if after.has("continuum:") else None
+    return Numbers(added.at, _served(after, added), kept)
+
+
+def _served(now: Scrape, added: Scrape) -> Served:
+    queries = added.total("vllm:prefix_cache_queries_total")
+    engines = now.values("vllm:kv_cache_usage_perc", "engine")
+    num_engines = max(1, len(engines))
+    return Served(
+        models=now.values("vllm:num_requests_running", "model_name"),
+        num_engines=num_engines,
+        num_running=int(now.total("vllm:num_requests_running")),
+        num_waiting=int(now.total("vllm:num_requests_waiting")),
+        prompt_per_s=_rate(added, "vllm:prompt_tokens_total"),
+        output_per_s=_rate(added, "vllm:generation_tokens_total"),
+        finished_per_s=_rate(added, "vllm:request_success_total"),
+        preempted_per_s=_rate(added, "vllm:num_preemptions_total"),
+        vram_used=now.total("vllm:kv_cache_usage_perc") / num_engines,
+        vram_hit=_share(added.total("vllm:prefix_cache_hits_total"), queries),
+    )
+
+
+def _kept(now: Scrape, added: Scrape) -> Kept:
+    pinned = now.total("continuum:pinned_blocks")
+    vram = now.total("continuum:vram_blocks")
+    capacity = now.total("continuum:dram_capacity_blocks")
+    ready = now.total("continuum:dram_blocks", state="ready")
+    writing = now.total("continuum:dram_blocks", state="writing")
+    outcomes = now.by("continuum:outcomes_total", "decision_outcome")
+    decisions = added.by("continuum:decisions_total", "decision")
+    return Kept(
+        num_switched_off=_num_at_0(now, "continuum:switched_on"),
+        num_programs=int(now.total("continuum:programs")),
+        pinned=_share(pinned, vram),
+        held_for_stores=_share(now.total("continuum:held_blocks") - pinned, vram),
+        num_pinned_blocks=int(pinned),
+        num_pins=int(now.total("continuum:pins_live")),
+        pins_per_s=_rate(added, "continuum:pins_started_total"),
+        pins_ended=_counts(now.by("continuum:pins_ended_total", "cause")),
+        tier_up=bool(now.total("continuum:tier_up")),
+        num_without_tier=_num_at_0(now, "continuum:tier_up"),
+        dram_used=_share(ready + writing, capacity),
+        dram_used_bytes=int(now.total("continuum:dram_used_bytes")),
+        dram_ready_blocks=int(ready),
+        dram_writing_blocks=int(writing),
+        dram_capacity_blocks=int(capacity),
+        dram_wanted_blocks=int(now.total("continuum:dram_wanted_blocks")),
+        dram_evicted_per_s=_rate(added, "continuum:dram_evicted_blocks_total"),
+        hit=_hits(added),
+        stores=_copies("store", "stored", now, added),
+        loads=_copies("load", "loaded", now, added),
+        decisions_per_s={name: num / added.at for name, num in decisions.items()},
+        outcomes=int(sum(outcomes.values())),
+        worst=_worst(outcomes),
+        forecasts=_forecasts(now),
+        hooks=_hooks(added),
+    )
+
+
+def _hits(added: Scrape) -> dict[str, float | None]:
+    prompt = added.total("continuum:prompt_tokens_total")
+    hits = {tier: added.total("continuum:hit_tokens_total", tier=tier) for tier in ("vram", "dram")}
+    # A preempted turn is looked up again and counted once: never below nothing.
+    hits["computed"] = max(0.0, prompt - sum(hits.values()))
+    return {tier: _share(num, prompt) for tier, num in hits.items()}
+
+
+def _copies(kind: str, verb: str, now: Scrape, added: Scrape) -> Copies:
+    name = f"continuum:{kind}_seconds"
+    num = added.total(f"{name}_count")
+    settled = now.by(f"continuum:{kind}s_total", "outcome")
+    return Copies(
+        in_flight=int(now.total("continuum:transfers_in_flight", direction=kind)),
+        per_s=num / added.at,
+        bytes_per_s=_rate(added, f"continuum:{verb}_bytes_total"),
+        mean_s=_share(added.total(f"{name}_sum"), num),
+        num_bad=int(sum(settled.values()) - settled.get("done", 0.0)),
+    )
+
+
+def _worst(outcomes: dict[str, float]) -> list[Outcome]:
+    """The decisions that cost something, the most frequent kind first."""
+    total = sum(outcomes.values())
+    bad = [
+        Outcome(name.replace("_", " ", 1), int(num), num / total)
+        for name, num in outcomes.items()
+        if num and name.partition("_")[2] in BAD_OUTCOMES
+    ]
+    return sorted(bad, key=lambda each: -each.num)
+
+
+def _forecasts(now: Scrape) -> Forecasts | None:
+    came = now.by("continuum:forecasts_true_total", "chance")
+    told = now.by("continuum:forecasts_total", "chance").items()
+    nums = {chance: num for chance, num in told if num > 0 and _CHANCE.fullmatch(chance)}
+    if not nums:
+        return None
+    off = {chance: _outside(chance, came.get(chance, 0.0), num) for chance, num in nums.items()}
+    worst = max(off, key=off.__getitem__)
+    total = sum(nums.values())
+    share = came.get(worst, 0.0) / nums[worst]
+    return Forecasts(int(total), sum(off.values()) / total, worst, share, int(nums[worst]))
+
+
+def _outside(chance: str, came: float, num: float) -> float:
+    """By how many more or fewer came than a chance of "70-80" percent allows."""
+    low, high = (num * float(edge) / 100 for edge in chance.split("-"))
+    return max(0.0, low - came, came - high)
+
+
+def _hooks(added: Scrape) -> list[Hook]:
+    seconds = added.by("continuum:hook_seconds_sum", "hook")
+    calls = added.by("continuum:hook_seconds_count", "hook")
+    hooks = [
+        Hook(name, busy / added.at, busy / calls[name])
+        for name, busy in seconds.items()
+        if calls.get(name)
+    ]
+    return sorted(hooks, key=lambda each: -each.busy)
+
+
+def _counts(values: dict[str, float]) -> dict[str, int]:
+    return {name: int(num) for name, num in values.items()}
+
+
+def _num_at_0(now: Scrape, name: str) -> int:
+    """Of how many engines this gauge is 0."""
+    return list(now.samples.get(name, {}).values()).count(0.0)
+
+
+def _rate(added: Scrape, name: str) -> float:
+    return added.total(name) / added.at
+
+
+def _share(part: float, whole: float) -> float | None:
+    return part / whole if whole else None

@@ -1,0 +1,198 @@
+"""Server: a running OpenAI-compatible vLLM server, as its client sees it."""
+
+from __future__ import annotations
+
+import contextlib
+import http.client
+import json
+import re
+import socket
+import threading
+import time
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+from urllib.parse import SplitResult, urlsplit
+
+from continuum_connector.tools.cli.ending import ToldError, hidden
+
+TIMEOUT_S = 600.0  # of one request: a million tokens on a slow GPU
+MAX_BODY = 64 << 20  # bytes; /metrics of many engines has a few hundred KB
+MAX_SAMPLE = 1e18  # of a metric: above it sums overflow, and nothing has so many
+MAX_LENGTH = 1 << 27  # tokens of a context
+_SAMPLE = re.compile(r"^([a-zA-Z_:][\w:]*)(?:\{.*\})?\s+(\S+)", re.MULTILINE)
+
+
+class CommandError(ToldError):
+    """Something the user can mend; the message is all they see."""
+
+
+class Model(NamedTuple):
+    """A model by the name it is served under. `root`: the name or path it was loaded from;
+    `max_model_len`: its longest context in tokens, 0 if not said."""
+
+    name: str
+    root: str
+    max_model_len: int
+
+
+class Server:
+    """One connection, kept open so that its set-up is in no measurement.
+
+    Every method raises CommandError with one sentence, and a cure where there is one.
+    """
+
+    def __init__(self, url: str, api_key: str = "", timeout_s: float = TIMEOUT_S) -> None:
+        """`url`: http://HOST:PORT, with or without /v1. `timeout_s`: of one request, to its end."""
+        parts = _address(url)
+        port = f":{parts.port}" if parts.port else ""
+        host = f"[{parts.hostname}]" if ":" in (parts.hostname or "") else parts.hostname
+        self.url = f"{parts.scheme}://{host}{port}"
+        self._path = parts.path.rstrip("/").removesuffix("/v1")
+        self._headers = {"Content-Type": "application/json"}
+        if api_key:
+            if not (api_key.isascii() and api_key.isprintable()):
+                raise CommandError("the key cannot be sent: a key is of printable ASCII characters")
+            self._headers["Authorization"] = f"Bearer {api_key}"
+        secure = parts.scheme == "https"
+        kind = http.client.HTTPSConnection if secure else http.client.HTTPConnection
+        self._timeout_s = timeout_s
+        self.host = parts.hostname or ""
+        self._connection = kind(self.host, parts.port, timeout=timeout_s)
+        self._socket: Any = None
+
+    def close(self) -> None:
+        """Close the connection."""
+        self._connection.close()
+
+    def models(self) -> list[Model]:
+        """The served models, adapters among them."""
+        answer = self._json("GET", "/v1/models")
+        try:
+            found = [
+                (each["id"], each.get("root"), each.get("max_model_len")) for each in answer["data"]
+            ]
+        except (KeyError, TypeError, AttributeError):
+            raise self._no_api("its list of models is none") from None
+        if not all(isinstance(name, str) for name, _, _ in found):
+            raise self._no_api("its list of models is none")
+        return [Model(name, _text(root) or name, _length(length)) for name, root, length in found]
+
+    def first_token_s(self, model: str, tokens: Sequence[int], extra: dict[str, Any]) -> float:
+        """Send a prompt of token ids and return the seconds until its first token is here."""
+        body = {"model": model, "prompt": list(tokens), "max_tokens": 1, "temperature": 0, **extra}
+        payload = json.dumps(body)
+        began = time.perf_counter()
+        self._json("POST", "/v1/completions", payload)
+        return time.perf_counter() - began
+
+    def metrics(self) -> dict[str, float]:
+        """Every metric summed over its labels; empty where the server has no /metrics."""
+        status, body = self._request("GET", "/metrics")
+        sums: dict[str, float] = {}
+        for name, text in _SAMPLE.findall(body.decode("utf-8", "replace")):
+            value = sample(text)
+            if status == 200 and not name.endswith("_bucket") and value is not None:
+                sums[name] = sums.get(name, 0.0) + value
+        return sums
+
+    def exposition(self) -> str:
+        """What /metrics answers, as it is."""
+        status, body = self._request("GET", "/metrics")
+        if status != 200:
+            raise CommandError(f"{self.url}/metrics answers HTTP {status}; is this a vLLM server?")
+        return body.decode("utf-8", "replace")
+
+    def _json(self, method: str, path: str, body: str | None = None) -> Any:
+        status, content = self._request(method, path, body)
+        try:
+            answer = json.loads(content)
+        except (ValueError, RecursionError):
+            answer = None
+        if status == 401:
+            raise CommandError(f"{self.url} wants a key; give it with --api-key or VLLM_API_KEY")
+        if status != 200 or answer is None:
+            said = answer.get("error", answer) if isinstance(answer, dict) else None
+            message = said.get("message") if isinstance(said, dict) else None
+            raise self._no_api(f"{method} {path}: HTTP {status}{f', {message}' if message else ''}")
+        return answer
+
+    def _no_api(self, why: str) -> CommandError:
+        return CommandError(
+            f"{self.url} answers, but not as vLLM's OpenAI API does ({why}); "
+            "check host, port and path"
+        )
+
+    def _request(self, method: str, path: str, body: str | None = None) -> tuple[int, bytes]:
+        """Status and body, of bounded size and in bounded time, however the bytes trickle."""
+        ended = threading.Event()
+        clock = threading.Timer(self._timeout_s, self._hang_up, (ended,))
+        clock.daemon = True
+        try:
+            clock.start()
+            if self._connection.sock is None:
+                self._connection.connect()
+            # The connection forgets it when an answer has no length, and its reader keeps it.
+            self._socket = self._connection.sock
+            self._connection.request(method, self._path + path, body, self._headers)
+            response = self._connection.getresponse()
+            content = response.read(MAX_BODY + 1)
+            if ended.is_set():  # a body without a length just ends there
+                raise TimeoutError
+        except (OSError, http.client.HTTPException, ValueError) as error:
+            self._connection.close()
+            why = str(error) or type(error).__name__
+            why = f"not whole within {self._timeout_s:g} s" if ended.is_set() else why
+            raise CommandError(
+                f"no answer from {self.url} ({why}); is the server up, and is this its address?"
+            ) from None
+        finally:
+            clock.cancel()
+        if len(content) > MAX_BODY:
+            self._connection.close()
+            raise self._no_api(f"{method} {path}: more than {MAX_BODY >> 20} MiB")
+        return response.status, content
+
+    def _hang_up(self, ended: threading.Event) -> None:
+        """From the clock's thread: whoever reads is woken."""
+        ended.set()
+        with contextlib.suppress(OSError, AttributeError):
+            (self._connection.sock or self._socket).shutdown(socket.SHUT_RDWR)
+
+
+def _address(url: str) -> SplitResult:
+    """The parts of an address that may be one; CommandError, without what is secret in it."""
+    wrong = CommandError(
+        f"{hidden(url)!r} is no server address; give one like http://localhost:8000"
+    )
+    try:
+        parts = urlsplit(url if "//" in url else f"http://{url}")
+        port, host = parts.port, parts.hostname or ""
+        host.encode("idna")
+    except ValueError:  # brackets, a port that is none, a name that cannot be one
+        raise wrong from None
+    is_plain = parts.path.isascii() and parts.path.isprintable() and " " not in parts.path
+    if parts.scheme not in ("http", "https") or not host or port == 0 or not is_plain:
+        raise wrong
+    if "@" in parts.netloc or parts.query:
+        raise CommandError(
+            f"{hidden(url)!r} has a password or more behind the path, which is not sent; give the "
+            "bare address, and a key with --api-key or VLLM_API_KEY"
+        )
+    return parts
+
+
+def sample(text: str) -> float | None:
+    """A metric's value, None where it is none that something may have."""
+    try:
+        value = float(text)
+    except ValueError:
+        return None
+    return value if -MAX_SAMPLE < value < MAX_SAMPLE else None
+
+
+def _text(value: object) -> str:
+    return value if isinstance(value, str) else ""
+
+
+def _length(value: object) -> int:
+    return value if isinstance(value, int) and 0 < value <= MAX_LENGTH else 0

@@ -1,0 +1,152 @@
+"""`continuum top`: a running server, live: what VRAM and DRAM hold, and what it is good for."""
+
+from __future__ import annotations
+
+import json
+import signal
+import time
+from collections import deque
+from dataclasses import asdict
+from threading import Event
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.live import Live
+
+from continuum_connector.errors import shown
+from continuum_connector.tools.cli.rates import Numbers, numbers
+from continuum_connector.tools.cli.reading import command
+from continuum_connector.tools.cli.scrape import Scrape
+from continuum_connector.tools.cli.server import CommandError, Server
+from continuum_connector.tools.cli.terminal import terminal
+from continuum_connector.tools.cli.top_view import screen
+
+WINDOW_S = 10.0  # what rates are means of, if a scrape is no rarer
+TIMEOUT_S = 5.0  # a server that takes longer for its metrics counts as gone
+
+
+def top(
+    url: Annotated[str, typer.Argument(help="The server's address, like http://localhost:8000.")],
+    interval: Annotated[
+        float, typer.Option(min=0.1, max=3600.0, help="Seconds between two looks.")
+    ] = 2.0,
+    once: Annotated[
+        bool, typer.Option("--once", help="One look, which takes an interval.")
+    ] = False,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="One JSON object per look, on a line of its own.")
+    ] = False,
+    api_key: Annotated[str, typer.Option(envvar="VLLM_API_KEY", help="If it wants one.")] = "",
+) -> None:
+    """Watch a running server.
+
+    VRAM       how much of the KV cache requests, copies to DRAM and pins use
+    prompts    where the tokens of the prompts admitted lately were found
+    pins       how many there are, and what ended those that were
+    lost by    decisions that cost something: `pin never` kept VRAM for nobody,
+               `free recomputed` let go of what came back
+    forecasts  how far the chances of a return were off, and which ones most
+
+    It reads /metrics, needs nothing on the server and changes nothing there.
+    A server that goes away is waited for. Ctrl-C ends.
+    Where the output is no terminal, --once is implied unless --json is given.
+    """
+    with command("top"):
+        server = Server(url, api_key, TIMEOUT_S)
+        signal.signal(signal.SIGTERM, _stop)  # the terminal is left clean
+        watch = Watch(server)
+        console = terminal()
+        if once or not (as_json or console.is_terminal):
+            _once(console, watch, interval, as_json)
+        elif as_json:
+            _lines(watch, interval)
+        else:
+            _live(console, watch, interval)
+
+
+class Watch:
+    """Looks at a server again and again. `shown` are its numbers, None until it was seen twice;
+    `trouble` says why it does not answer and `gone` since when, "" if it does."""
+
+    def __init__(self, server: Server) -> None:
+        self.url = server.url
+        self.shown: Numbers | None = None
+        self.trouble = ""
+        self._server = server
+        self._scrapes: deque[Scrape] = deque()
+        self.gone = ""
+        self._gone_at: tuple[str, float] | None = None
+
+    def look(self, now: float, wall: str) -> None:
+        """Scrape once. `now`: monotonic seconds; `wall`: what a clock on the wall shows."""
+        try:
+            scrape = Scrape.parse(self._server.exposition(), now)
+        except CommandError as error:
+            self._lost(error, now, wall)
+            return
+        if self.trouble:  # what happened meanwhile is no rate of now
+            self._scrapes.clear()
+            self.trouble = self.gone = ""
+            self._gone_at = None
+        self._scrapes.append(scrape)
+        while len(self._scrapes) > 2 and self._scrapes[1].at <= now - WINDOW_S:
+            self._scrapes.popleft()
+        if len(self._scrapes) > 1:
+            self.shown = numbers(self._scrapes[0], scrape)
+
+    def _lost(self, error: CommandError, now: float, wall: str) -> None:
+        at, since = self._gone_at = self._gone_at or (wall, now)
+        self.trouble = shown(str(error))
+        self.gone = f"Gone since {at}, for {now - since:.0f} s by now; asking again."
+
+
+def _stop(*_: object) -> None:
+    raise SystemExit(128 + signal.SIGTERM)
+
+
+def _look(watch: Watch) -> None:
+    watch.look(time.monotonic(), time.strftime("%H:%M:%S"))
+
+
+def _once(console: Console, watch: Watch, interval: float, as_json: bool) -> None:
+    _look(watch)
+    if not watch.trouble:
+        _wait(interval)
+        _look(watch)
+    if watch.trouble or watch.shown is None:
+        raise CommandError(watch.trouble)
+    if as_json:
+        _print(watch)
+    else:
+        console.print(screen(watch.url, watch.shown, ""))
+
+
+def _lines(watch: Watch, interval: float) -> None:
+    _look(watch)
+    while True:
+        _wait(interval)
+        _look(watch)
+        _print(watch)
+
+
+def _live(console: Console, watch: Watch, interval: float) -> None:
+    with Live(console=console, screen=True, auto_refresh=False) as live:
+        while True:
+            _look(watch)
+            trouble = f"{watch.trouble}\n{watch.gone}".strip()
+            live.update(screen(watch.url, watch.shown, trouble), refresh=True)
+            _wait(interval)
+
+
+def _wait(seconds: float) -> None:
+    Event().wait(seconds)
+
+
+def _print(watch: Watch) -> None:
+    """A look as JSON; while the server is gone, `trouble` says why and the numbers are null."""
+    told: dict[str, Any] = {"url": watch.url, "time": time.time(), "trouble": watch.trouble}
+    told |= {"interval_s": None, "served": None, "kept": None}
+    if watch.shown is not None and not watch.trouble:
+        told |= asdict(watch.shown)
+    print(json.dumps(told), flush=True)

@@ -1,0 +1,118 @@
+"""Allocation: vLLM's allocate_slots with pins that give way, in place only where it may fail.
+
+vLLM calls it for every running request in every step, so one more Python call there costs more
+than all our other hooks. Before each step it is therefore decided whether an allocation of a
+running request can fail at all; if none can, the function is vLLM's own until somebody is to be
+admitted, for whole prompts want room.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from continuum_connector import build
+from continuum_connector.vllm import compat
+
+
+class Allocation:
+    """KVCacheManager.allocate_slots of one scheduler, vLLM's own or ours."""
+
+    def __init__(self, scheduler: Any, ours: Any) -> None:
+        self._scheduler = scheduler
+        self._manager = scheduler.kv_cache_manager
+        self._pool = self._manager.block_pool
+        self._pins = ours.side.retention.holds
+        self._own = self._manager.allocate_slots
+        self._with_room = _with_room(self._own, scheduler, ours)
+        self._ours = ours
+        self._num_blocks = ours.side.groups.num_blocks
+        self._lookahead = scheduler.num_lookahead_tokens
+        self._hears_of_admission = compat.tells_of_admission(scheduler)
+        # vLLM's is a method of the class unless somebody else has put another in its place.
+        self._is_method = getattr(self._own, "__func__", None) is type(self._manager).allocate_slots
+        self._manager.allocate_slots = self._with_room
+        self._is_ours = True
+
+    def before_step(self) -> bool:
+        """Put the function in place that the coming step needs. Returns whether a running request
+        may find no block in it though every pin gives way, so that somebody is preempted."""
+        if self._ours.acting is None:
+            self._put_in_place(False)
+            return False
+        num_running, free = len(self._scheduler.running), self._pool.get_num_free_blocks()
+        # At most: n new tokens of a request take n / block_size blocks, rounded up.
+        most = self._num_blocks(self._scheduler.max_num_scheduled_tokens)
+        most += num_running * (self._num_blocks(1) + self._num_blocks(self._lookahead))
+        self._put_in_place(free < most or not self._hears_of_admission)
+        return bool(free + self._pins.num_blocks < most)
+
+    def before_admission(self) -> None:
+        """The step has served all that run; a turn that waits is looked at."""
+        if not self._is_ours:
+            self._put_in_place(self._ours.acting is not None)
+
+    def num_short(self) -> int:
+        """How many blocks running requests will lack in the coming step, counted one by one."""
+        room = self._pool.get_num_free_blocks() + self._pins.num_blocks
+        return max(0, self._wanted(self._scheduler.running) - int(room))
+
+    def _put_in_place(self, is_ours: bool) -> None:
+        if is_ours is self._is_ours:
+            return
+        self._is_ours = is_ours
+        if is_ours:
+            self._manager.allocate_slots = self._with_room
+        elif self._is_method:  # an attribute of the instance costs every call more
+            del self._manager.allocate_slots
+        else:
+            self._manager.allocate_slots = self._own
+
+    def _wanted(self, running: Sequence[Any]) -> int:
+        """How many blocks the running requests will ask for (v1/core/sched/scheduler.py,
+        schedule()): prompts share the step's tokens, each cut to the threshold; whoever decodes is
+        counted, though prompts before it may take them all."""
+        num_blocks, budget = 0, self._scheduler.max_num_scheduled_tokens
+        longest = self._scheduler.scheduler_config.long_prefill_token_threshold or budget
+        for request in running:
+            computed = request.num_computed_tokens
+            new = request.num_tokens_with_spec + request.num_output_placeholders - computed
+            if request.is_prefill_chunk:
+                new = min(new, longest, budget)
+                budget -= new
+            num_blocks += self._num_blocks(computed + new + self._lookahead)
+            num_blocks -= self._num_blocks(computed)
+        return num_blocks
+
+
+def _with_room(allocate: Callable[..., Any], scheduler: Any, ours: Any) -> Callable[..., Any]:
+    """Wrap KVCacheManager.allocate_slots: before it answers None, pins give way."""
+    bind = _bound_arguments(allocate)
+
+    def retry(request: Any, args: Any, kwargs: Any) -> Any:
+        need = 0  # a running request needs a block or so, and is preempted if it gets none
+        if compat.is_waiting(request):
+            need = build.blocks_needed(bind(request, *args, **kwargs), ours.side)
+        attempt = functools.partial(allocate, request, *args, **kwargs)
+        return ours.make_room(request, attempt, need, bool(scheduler.running))
+
+    @functools.wraps(allocate)
+    def allocate_slots(request: Any, *args: Any, **kwargs: Any) -> Any:
+        blocks = allocate(request, *args, **kwargs)
+        return retry(request, args, kwargs) if blocks is None else blocks
+
+    return allocate_slots
+
+
+def _bound_arguments(function: Callable[..., Any]) -> Callable[..., dict[str, Any]]:
+    """Return a function that names the arguments of a call to `function`, defaults included."""
+    signature = inspect.signature(function)
+
+    def bind(*args: Any, **kwargs: Any) -> dict[str, Any]:
+        bound = signature.bind(*args, **kwargs)
+        bound.apply_defaults()
+        return bound.arguments
+
+    return bind

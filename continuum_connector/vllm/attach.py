@@ -1,0 +1,212 @@
+"""Attach: a subclass of whichever Scheduler vLLM chose, in which our hooks have their place.
+
+It does six things: names a request's program before it is queued, queues in program order,
+lines up preemption victims, retries a failed allocation while pins give way, forgets the
+hashes of what a victim never computed, and drops pins before the prefix cache is reset.
+Servers without our connector never see it: it hangs on the one config that names us, in which
+it goes into the engine's process, and no class of vLLM is changed there.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from operator import methodcaller
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from continuum_connector.config import ContinuumConfig
+    from continuum_connector.vllm.allocation import Allocation
+    from continuum_connector.vllm.order import Order
+
+_MARK = "_continuum_wraps"
+_SERVER = "OPENAI_API_SERVER"  # vLLM's UsageContext of `vllm serve`, of `--headless` too
+
+
+def install(engine_args_class: Any) -> None:
+    """Have each config that `EngineArgs` makes prepared, if it names our connector. Idempotent.
+
+    All servers, `--headless` nodes and offline LLMs make theirs there, once, before any process
+    or model is loaded (create_engine_config). A config of ours that cannot work ends `vllm serve`
+    with its sentence as the last line; whoever else asked gets the exception.
+    """
+    original = engine_args_class.create_engine_config
+    if hasattr(original, _MARK):
+        return
+
+    @functools.wraps(original)
+    def create_engine_config(self: Any, *args: Any, **kwargs: Any) -> Any:
+        usage = kwargs.get("usage_context", args[0] if args else None)
+        with _in_one_sentence(getattr(usage, "value", usage) == _SERVER):
+            our_config(self.kv_transfer_config)  # before vLLM asks a hub what the model is
+        vllm_config = original(self, *args, **kwargs)
+        prepare(vllm_config)
+        return vllm_config
+
+    setattr(create_engine_config, _MARK, original)
+    engine_args_class.create_engine_config = create_engine_config
+
+
+@contextmanager
+def _in_one_sentence(is_server: bool) -> Iterator[None]:
+    """SystemExit prints its text and no traceback. A notebook's kernel must not end by it."""
+    from continuum_connector.errors import ConfigError
+
+    try:
+        yield
+    except ConfigError as error:
+        if is_server:
+            raise SystemExit(f"ContinuumConnector: {error}") from None
+        raise
+
+
+def prepare(vllm_config: Any) -> None:
+    """Make a config that names our connector choose our scheduler, and carry how many ranks share
+    a node. One that does not, or names a scheduler of the user's own, stays as it is."""
+    ours = our_config(vllm_config.kv_transfer_config)
+    if ours is None:
+        return
+    from continuum_connector.vllm import node
+
+    node.keep_count(vllm_config.parallel_config)
+    config = vllm_config.scheduler_config
+    if ours.scheduler and config.scheduler_cls is None:
+        # On this instance alone: pickled, it takes it along (v1/engine/core.py asks it once).
+        config.get_scheduler_cls = functools.partial(_our_class, config)
+
+
+def our_config(transfer: Any) -> ContinuumConfig | None:
+    """Our config in vLLM's KVTransferConfig, also inside a MultiConnector; None where it names
+    others. ConfigError if it cannot work."""
+    connector = getattr(transfer, "kv_connector", None)
+    if connector is None:
+        return None
+    from continuum_connector.config import load_config, our_part
+
+    extra = our_part(connector, transfer.kv_connector_extra_config)
+    return None if extra is None else load_config(extra)
+
+
+def _our_class(config: Any) -> type:
+    return subclass(type(config).get_scheduler_cls(config))  # type: ignore[no-any-return]
+
+
+def scheduler_cls(*args: Any, **kwargs: Any) -> Any:
+    """Stand in for a class: `--scheduler-cls continuum_connector.scheduler_cls`.
+
+    Derives from the class vLLM would have chosen, so that one name serves sync and async.
+    """
+    vllm_config = kwargs["vllm_config"] if "vllm_config" in kwargs else args[0]
+    config = vllm_config.scheduler_config
+    named, config.scheduler_cls = config.scheduler_cls, None
+    try:
+        base = type(config).get_scheduler_cls(config)
+    finally:
+        config.scheduler_cls = named
+    ours = our_config(vllm_config.kv_transfer_config)
+    chosen = base if ours is None or not ours.scheduler else subclass(base)
+    return chosen(*args, **kwargs)
+
+
+def __getattr__(name: str) -> Any:
+    """Our subclasses of vLLM's own schedulers, by name: pickle looks for them here."""
+    from continuum_connector.vllm import compat
+
+    for base in compat.schedulers():
+        if name == f"Continuum{base.__name__}":
+            return subclass(base)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def _hook_in(scheduler: Any, ours: Any) -> tuple[Allocation, Order | None]:
+    """Put our hooks into a scheduler that has just been built; no Order if that is vLLM's."""
+    from continuum_connector.vllm import compat
+    from continuum_connector.vllm.allocation import Allocation
+    from continuum_connector.vllm.order import Order
+
+    compat.recompute_failed_loads(scheduler)
+    if scheduler.connector is ours:  # a partner's loads may need what this would undo
+        compat.free_blocks_at_once(scheduler)
+    allocation = Allocation(scheduler, ours)
+    if not ours.orders:
+        return allocation, None
+    order = Order(scheduler, ours)
+    ours.on_switch = order.switch
+    return allocation, order
+
+
+def _next_queue(scheduler: Any, ours: Any, own: Callable[[], Any]) -> Any:
+    """vLLM <= 0.30: which queue is asked next; `own` is its own answer.
+
+    Whoever holds KV goes first, or it could wait for ever behind a turn that needs the blocks
+    it holds; in vLLM's own order too, where a priority may rank that turn first, and while we
+    are switched off, when loads that were under way still settle.
+    """
+    if ours.orders and ours.acting is not None:
+        queues = [queue for queue in ours.side.retention.queues if queue]
+        return min(queues, key=methodcaller("peek_rank"), default=None)
+    from continuum_connector.vllm.order import kv_first
+
+    return kv_first(scheduler) or own()
+
+
+@functools.cache
+def subclass(base: Any) -> Any:
+    """Return `base` with our hooks; one class per base."""
+    from continuum_connector.connector import ContinuumConnector
+    from continuum_connector.vllm import compat
+
+    class ContinuumScheduler(base):  # type: ignore[misc]
+        """vLLM's scheduler with pins that yield and turns in program order."""
+
+        def __init__(self, *args: Any, **kwargs: Any) -> None:
+            super().__init__(*args, **kwargs)
+            ours = compat.find_ours(self.connector, ContinuumConnector)
+            self._continuum = ours if ours is not None and ours.side is not None else None
+            if self._continuum is not None:
+                self._allocation, self._order = _hook_in(self, ours)
+                ours.attached(base.__name__)
+
+        @property
+        def _acting(self) -> Any:
+            """Our connector, or None without one and while it is switched off."""
+            ours = self._continuum
+            return None if ours is None or ours.acting is None else ours
+
+        def _select_waiting_queue_for_scheduling(self) -> Any:  # vLLM <= 0.30
+            own = super()._select_waiting_queue_for_scheduling
+            if self._continuum is None:
+                return own()
+            self._allocation.before_admission()
+            return _next_queue(self, self._continuum, own)
+
+        def _handle_blocked_waiting_request(self, request: Any) -> Any:
+            if self._continuum is not None:
+                self._allocation.before_admission()
+            return super()._handle_blocked_waiting_request(request)
+
+        def add_request(self, request: Any) -> None:
+            if self._acting is not None and request.request_id not in self.requests:
+                self._acting.before_queued(request)
+            super().add_request(request)
+
+        def schedule(self, *args: Any, **kwargs: Any) -> Any:
+            if self._continuum is not None:
+                self.kv_holders = None
+                if self._allocation.before_step() and self._order is not None:
+                    self._order.line_up(self._allocation.num_short())
+            return super().schedule(*args, **kwargs)
+
+        def _preempt_request(self, request: Any, *args: Any, **kwargs: Any) -> None:
+            if self._continuum is not None:
+                compat.forget_uncomputed(self, request)
+            super()._preempt_request(request, *args, **kwargs)
+
+        def reset_prefix_cache(self, *args: Any, **kwargs: Any) -> bool:
+            if self._continuum is not None:
+                self._continuum.reset_cache()
+            return bool(super().reset_prefix_cache(*args, **kwargs))
+
+    ContinuumScheduler.__name__ = ContinuumScheduler.__qualname__ = f"Continuum{base.__name__}"
+    return ContinuumScheduler

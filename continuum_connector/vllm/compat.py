@@ -1,0 +1,322 @@
+"""The only file that asks which vLLM this is, always by feature, never by version number.
+
+Every touch of a name that vLLM does not promise goes through here, of its prefix cache through
+coordinator.py; tests/versions runs it against the releases in SUPPORTED.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Collection, Iterator, Sequence
+from typing import Any
+
+from vllm.logger import init_logger
+from vllm.v1.request import RequestStatus
+
+from continuum_connector.config import our_part
+from continuum_connector.costs.step_clock import Work
+from continuum_connector.scheduler.kv_groups import KvGroup, KvGroups
+from continuum_connector.scheduler.turns import TurnEnd
+from continuum_connector.vllm.node import num_node_ranks
+from continuum_connector.vllm.proven import Group, check_groups
+
+# (release, what was run on it); tests/versions runs exactly these.
+SUPPORTED = (
+    ("0.26.0", "scheduler side"),
+    ("0.27.1", "scheduler side"),
+    ("0.29.0", "scheduler side"),
+    ("0.32.0", "scheduler side, worker side and server on CPU"),
+    ("0.33.0", "scheduler side"),
+)
+
+
+def logger(name: str) -> Any:
+    """vLLM's logger, so that our lines look like its own in the server's log."""
+    return init_logger(f"vllm.{name}")
+
+
+# --- requests ---------------------------------------------------------------------------
+def is_preempted(request: Any) -> bool:
+    return bool(request.status == RequestStatus.PREEMPTED)
+
+
+def holds_kv(request: Any) -> bool:
+    """Whether a waiting request has blocks: it is loading, or has loaded and waits to run."""
+    loading = request.status == RequestStatus.WAITING_FOR_REMOTE_KVS
+    return bool(loading or request.num_computed_tokens > 0)
+
+
+def is_waiting(request: Any) -> bool:
+    """Whether the request asks for admission, not for one more block while it runs."""
+    return bool(request.status != RequestStatus.RUNNING)
+
+
+def computes_whole_prompt(request: Any) -> bool:
+    """Whether nothing may be read from a cache, as with prompt_logprobs. Before 0.30 vLLM asks
+    for external hits all the same, and takes them."""
+    return bool(request.skip_reading_prefix_cache)
+
+
+def turn_end(request: Any) -> TurnEnd:
+    """How a finished request ended; the API server aborts for its stop strings too."""
+    if request.status == RequestStatus.FINISHED_ABORTED:
+        return TurnEnd.ABORTED
+    is_cut = request.status == RequestStatus.FINISHED_LENGTH_CAPPED
+    return TurnEnd.LENGTH if is_cut else TurnEnd.STOP
+
+
+def model_tag(vllm_config: Any) -> str:
+    """Model and device, which learned costs are true for."""
+    from vllm.platforms import current_platform
+
+    return f"{vllm_config.model_config.model} {current_platform.get_device_name()}"
+
+
+def load_tokenizer(vllm_config: Any) -> Any:
+    """Load the server's tokenizer, or return None where the server runs without one."""
+    if vllm_config.model_config.skip_tokenizer_init:
+        return None
+    try:
+        from vllm.tokenizers import cached_tokenizer_from_config
+    except ImportError:
+        from vllm.transformers_utils.tokenizer import cached_tokenizer_from_config
+
+    return cached_tokenizer_from_config(vllm_config.model_config)
+
+
+# --- KV cache ---------------------------------------------------------------------------
+def kv_groups(vllm_config: Any, kv_cache_config: Any) -> KvGroups:
+    """Describe the model's KV groups; ConfigError says which kind is not proven yet."""
+    groups = [_group(group.kv_cache_spec) for group in kv_cache_config.kv_cache_groups]
+    hash_size = getattr(kv_cache_config, "hash_block_size", None)
+    hash_size = hash_size or (groups[0].block_size if groups else 0)
+    parallel = vllm_config.parallel_config
+    check_groups(groups, hash_size, getattr(parallel, "decode_context_parallel_size", 1))
+    return KvGroups(
+        [KvGroup(index, group.block_size, group.window) for index, group in enumerate(groups)]
+    )
+
+
+def _group(spec: Any) -> Group:
+    """Where layers differ in bytes (UniformTypeKVCacheSpecs) workers take the first, as vLLM does
+    for the scheduler (generate_scheduler_kv_cache_config): both halves must give one answer."""
+    spec = next(iter(getattr(spec, "kv_cache_specs", {}).values()), spec)
+    kind, window = type(spec).__name__, None
+    if kind == "SlidingWindowSpec":  # and what vLLM retains behind it for drafts
+        window = spec.sliding_window + getattr(spec, "extra_retained_tokens", 0)
+    return Group(kind, spec.block_size, window)
+
+
+def bytes_per_block(kv_cache_config: Any) -> int:
+    """VRAM bytes of one block on one rank, over all layers."""
+    tensors = kv_cache_config.kv_cache_tensors
+    if hasattr(tensors[0], "layer_stride"):
+        # vLLM >= 0.29: placements within one backing allocation; `size` is the whole of it.
+        size = max(tensor.size for tensor in tensors)
+    else:
+        size = sum(tensor.size for tensor in tensors)
+    return int(size // kv_cache_config.num_blocks)
+
+
+def num_ranks(vllm_config: Any) -> tuple[int, int]:
+    """Return (ranks of this engine, ranks that share this node's memory)."""
+    parallel = vllm_config.parallel_config
+    return parallel.world_size, num_node_ranks(parallel)
+
+
+def rank(vllm_config: Any) -> int:
+    """This worker's rank among those of its engine (v1/worker/worker_base.py sets it).
+
+    No default: slots that two ranks report under one number would never count as usable.
+    """
+    return int(vllm_config.parallel_config.rank)
+
+
+def wanted_layout(kv_layout: str, has_tier: bool) -> str | None:
+    """The KV cache layout to ask for; None leaves the choice to vLLM.
+
+    Block-outermost makes a block one contiguous run: one copy instead of one per layer.
+    """
+    try:
+        from vllm.v1.kv_cache_layout import KVCacheLayout  # noqa: F401  (vLLM >= 0.29)
+    except ImportError:
+        return None
+    if kv_layout == "auto":
+        return "BLHNC" if has_tier else None
+    return None if kv_layout == "stock" else kv_layout
+
+
+def can_fail_by_request() -> bool:
+    """Whether a failed load can be reported per request (vLLM >= 0.30), not only per block."""
+    from vllm.distributed.kv_transfer.kv_connector.v1 import base
+
+    return hasattr(base, "KVConnectorTransferResults")
+
+
+def transfer_results(finished: set[str], failed: set[str]) -> Any:
+    """Build vLLM's KVConnectorTransferResults (>= 0.30)."""
+    from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorTransferResults
+
+    return KVConnectorTransferResults(finished_recving=finished, failed_recving=failed)
+
+
+def cache_hit_source() -> Any:
+    """How vLLM labels our hits (>= 0.32), or None."""
+    try:
+        from vllm.v1.metrics.cache_hit_source import CacheHitSource
+    except ImportError:
+        return None
+    return getattr(CacheHitSource, "HOST", None) or CacheHitSource.EXTERNAL_UNSPECIFIED
+
+
+def step_work(scheduler_output: Any, skips_decodes: bool = False) -> Work | None:
+    """What a step computes (v1/core/sched/output.py). One that only decodes costs a sum; None
+    where that is not wanted."""
+    scheduled = scheduler_output.num_scheduled_tokens
+    drafts = scheduler_output.scheduled_spec_decode_tokens
+    known, new = scheduler_output.scheduled_cached_reqs, scheduler_output.scheduled_new_reqs
+    if not new and scheduler_output.total_num_scheduled_tokens == len(scheduled):
+        if skips_decodes:
+            return None
+        return Work(num_decodes=len(scheduled), decode_context=sum(known.num_computed_tokens))
+    of_new = {each.req_id: each.num_computed_tokens for each in new}
+
+    def computed(request: str) -> int:
+        if request in of_new:
+            return int(of_new[request])
+        return int(known.num_computed_tokens[known.req_ids.index(request)])
+
+    context = sum(known.num_computed_tokens) + sum(of_new.values())
+    return Work.of(scheduled, computed, context, drafts)
+
+
+def preempted_ids(scheduler_output: Any) -> Collection[str]:
+    """Requests put back in this step."""
+    return getattr(scheduler_output, "preempted_req_ids", None) or ()
+
+
+# --- scheduler --------------------------------------------------------------------------
+def schedulers() -> tuple[type, ...]:
+    """The classes among which vLLM chooses by itself (config/scheduler.py, get_scheduler_cls)."""
+    from vllm.v1.core.sched.async_scheduler import AsyncScheduler
+    from vllm.v1.core.sched.scheduler import Scheduler
+
+    return Scheduler, AsyncScheduler
+
+
+def queue_attributes(scheduler: Any) -> list[str]:
+    """Names of the queues that hold turns without KV (skipped_waiting: vLLM <= 0.30)."""
+    return [name for name in ("waiting", "skipped_waiting") if hasattr(scheduler, name)]
+
+
+def waiting_with_kv(scheduler: Any) -> Iterator[Any]:
+    """The requests that wait with blocks of their own, the first in line first (vLLM <= 0.30;
+    later ones keep such requests in a queue that is asked first)."""
+    return filter(holds_kv, scheduler.skipped_waiting)
+
+
+def starves_loaded(vllm_config: Any) -> bool:
+    """Whether vLLM's own scheduler may ask a turn that does not fit before one that has loaded,
+    in every step: it asks by priority, whoever holds KV (vLLM <= 0.30)."""
+    return vllm_config.scheduler_config.policy == "priority" and _asks_by_priority()
+
+
+def _asks_by_priority() -> bool:
+    from vllm.v1.core.sched.scheduler import Scheduler
+
+    return hasattr(Scheduler, "_select_waiting_queue_for_scheduling")
+
+
+def preempts_by_priority(scheduler: Any) -> bool:
+    """Whether the user's priorities choose who is preempted (v1/core/sched/scheduler.py,
+    schedule())."""
+    return bool(scheduler.policy.value == "priority")
+
+
+def tells_of_admission(scheduler: Any) -> bool:
+    """Whether schedule() calls a method of its own before it allocates for a turn that waits."""
+    names = "_select_waiting_queue_for_scheduling", "_handle_blocked_waiting_request"
+    base = type(scheduler).__base__
+    return any(hasattr(base, name) for name in names)
+
+
+def forget_uncomputed(scheduler: Any, request: Any) -> None:
+    """For before vLLM preempts `request`: forget the hashes of its blocks that nobody computed.
+
+    The priority policy also preempts what it has scheduled in this very step. allocate_slots
+    has hashed those blocks already, so they would come free with hashes that can be found, and
+    whoever hit them would read what is not there. Costs nothing for any other victim.
+    """
+    manager = scheduler.kv_cache_manager
+    unsealed: set[int] = set()
+    for group in manager.get_block_ids(request.request_id):
+        first = request.num_computed_tokens // scheduler.block_size
+        unsealed.update(block_id for block_id in group[first:] if block_id)
+    manager.evict_blocks(unsealed)
+
+
+def ask_to_recompute(vllm_config: Any) -> None:
+    """Say so in the config as well, for a scheduler that is not ours: the scheduler reads it
+    after it has created the connector (v1/core/sched/scheduler.py, __init__)."""
+    vllm_config.kv_transfer_config.kv_load_failure_policy = "recompute"
+
+
+def free_blocks_at_once(scheduler: Any) -> None:
+    """Undo `defer_block_free` on vLLM <= 0.31, where it makes one failed allocation preempt
+    everybody: blocks freed by a victim return too late to help. It guards against loads
+    that are not ordered behind the step in flight; ours wait for the compute stream.
+    """
+    if not hasattr(scheduler, "_request_blocks_can_be_freed"):
+        scheduler.defer_block_free = False
+
+
+def recompute_failed_loads(scheduler: Any) -> None:
+    """A failed load is a miss (law 4), whatever kv_load_failure_policy says: its default fails
+    the request with HTTP 500."""
+    scheduler.recompute_kv_load_failures = True
+
+
+def find_wake() -> Callable[[], None] | None:
+    """Return what makes an idle engine step, or None where nothing waits (offline LLM).
+
+    EngineCoreProc blocks in `input_queue.get`; a WAKEUP message is a no-op that ends the
+    wait. The queue is reachable only from its constructor, which is on the call stack while
+    the connector is built: create_connector <- Scheduler.__init__ <- EngineCoreProc.__init__.
+    """
+    from vllm.v1.engine import EngineCoreRequestType
+
+    frame = sys._getframe(1)
+    while frame is not None:
+        queue = getattr(frame.f_locals.get("self"), "input_queue", None)
+        if queue is not None and hasattr(EngineCoreRequestType, "WAKEUP"):
+            message = (EngineCoreRequestType.WAKEUP, None)
+            return lambda: queue.put_nowait(message)
+        frame = frame.f_back  # type: ignore[assignment]
+    return None
+
+
+def find_ours(connector: Any, kind: type) -> Any:
+    """Return our connector: the engine's own, or one inside a MultiConnector, or None."""
+    found: Sequence[Any] = (connector, *getattr(connector, "_connectors", ()))
+    return next((each for each in found if isinstance(each, kind)), None)
+
+
+def our_extra_config(transfer: Any) -> dict[str, Any]:
+    """Return our part of the extra config, also when we are inside a MultiConnector."""
+    return our_part(transfer.kv_connector, transfer.kv_connector_extra_config) or {}
+
+
+# --- for `continuum check` ----------------------------------------------------------------
+def about_vllm() -> dict[str, Any]:
+    """What this vLLM is and can do, as the fields of tools/checks/machine.py VllmSeen."""
+    import vllm
+    from vllm.platforms import current_platform
+
+    return {
+        "version": vllm.__version__,
+        "tested": [release for release, _ in SUPPORTED],
+        "platform": str(getattr(current_platform, "device_name", "")),
+        "has_layouts": wanted_layout("auto", True) is not None,
+        "fails_by_request": can_fail_by_request(),
+        "may_starve": _asks_by_priority(),
+    }

@@ -1,0 +1,176 @@
+"""HostPool: the DRAM that holds the slots, mapped and page-locked by the native library.
+
+PoolGrowth: how far the host pool has come, for the scheduler in slots and for the log in GiB.
+
+The pool grows on a native thread while the server serves; this only looks.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import logging
+
+import numpy as np
+import numpy.typing as npt
+
+from continuum_connector.errors import TransferError
+from continuum_connector.worker import abi
+from continuum_connector.worker.engine import CopyEngine, PoolState
+
+_ETIMEOUT = -5  # CKV_TIMEOUT
+
+
+class HostPool:
+    """`num_bytes` of zeroed memory at address `base`; belongs to one native engine.
+
+    Under CUDA the first `first_bytes` (0: all) are populated and page-locked when this returns
+    (seconds per 10 GiB) and the rest follows on a native thread, `chunk_bytes` (0: 1 GiB) at a
+    time; what cannot be had stays out of `ready_bytes`. Under the simulator pages are touched only
+    by use, and all are ready. A fork does not inherit it. `numa` prefers memory next to the device.
+    """
+
+    def __init__(
+        self,
+        handle: ctypes.c_void_p,
+        num_bytes: int,
+        huge_pages: bool = True,
+        numa: bool = True,
+        first_bytes: int = 0,
+        chunk_bytes: int = 0,
+    ) -> None:
+        self._blocking, self._quick = abi.load_library()
+        base = ctypes.c_void_p()
+        config = abi.PoolConfig(
+            size=ctypes.sizeof(abi.PoolConfig),
+            huge=huge_pages,
+            numa_node=abi.NUMA_DEVICE if numa else abi.NUMA_ANY,
+            bytes=num_bytes,
+            chunk_bytes=chunk_bytes,
+            first_bytes=min(first_bytes, num_bytes),
+        )
+        code = self._blocking.ckv_pool_map(handle, ctypes.byref(config), ctypes.byref(base))
+        if code != 0 or not base.value:
+            raise TransferError(f"no host pool: {self._quick.ckv_last_error().decode()}.")
+        self._handle = handle
+        self.num_bytes = num_bytes
+        self.base: int = base.value
+
+    def state(self) -> PoolState:
+        """How far it has come; microseconds."""
+        if self.base == 0:
+            raise TransferError("the host pool is closed.")
+        raw = abi.PoolState(size=ctypes.sizeof(abi.PoolState))
+        code = self._quick.ckv_pool_get_state(self._handle, self.base, ctypes.byref(raw))
+        if code != 0:
+            raise TransferError(f"no pool state: {self._quick.ckv_last_error().decode()}.")
+        return PoolState(
+            ready_bytes=raw.ready_bytes,
+            mapped_bytes=raw.mapped_bytes,
+            is_growing=bool(raw.is_growing),
+            why=raw.why.decode(errors="replace"),
+            numa_node=raw.numa_node,
+            populate_s=raw.populate_s,
+            lock_s=raw.lock_s,
+        )
+
+    def wait(self, timeout_s: float) -> bool:
+        """Block, without the GIL, until it grows no more. False: it still does."""
+        code = self._blocking.ckv_pool_wait(self._handle, self.base, int(timeout_s * 1e6))
+        if code not in (0, _ETIMEOUT):
+            raise TransferError(f"no pool to wait for: {self._quick.ckv_last_error().decode()}.")
+        return bool(code == 0)
+
+    def view(self) -> npt.NDArray[np.uint8]:
+        """The pool as bytes, not a copy; must not be used after `close`."""
+        if self.base == 0:
+            raise TransferError("the host pool is closed.")
+        array_type = ctypes.c_uint8 * self.num_bytes
+        return np.ctypeslib.as_array(array_type.from_address(self.base))
+
+    def close(self) -> None:
+        """Unmap. The engine refuses while it may still copy; idempotent."""
+        if self.base == 0:
+            return
+        code = self._blocking.ckv_pool_unmap(self._handle, ctypes.c_void_p(self.base))
+        if code != 0:
+            raise TransferError(f"the host pool stays: {self._quick.ckv_last_error().decode()}.")
+        self.base = 0
+
+
+logger = logging.getLogger(f"vllm.{__name__}")
+
+_LOOK_S = 1.0  # how often the log may tell of progress meanwhile
+
+
+class PoolGrowth:
+    """Follows one engine's pool until it grows no more.
+
+    `num_ready` slots are usable. A pool that ends before `num_slots` stays smaller if it
+    `may_be_short`, and the log says so. Else, or if it has no slot, `why_no_tier` is a sentence
+    with both sizes and the cause.
+    """
+
+    def __init__(
+        self, engine: CopyEngine, num_slots: int, slot_bytes: int, may_be_short: bool
+    ) -> None:
+        self.num_ready = 0
+        self.is_over = False
+        self.why_no_tier = ""
+        self._engine = engine
+        self._num_slots = num_slots
+        self._slot_bytes = slot_bytes
+        self._may_be_short = may_be_short
+        self._num_quarters = 0
+
+    def start(self, staged: bool) -> None:
+        """Take the first look; unless `staged`, BLOCKS until the pool is as large as it gets."""
+        self.advance()
+        if staged and not self.is_over:
+            logger.info("serving with %s of DRAM, the rest follows", self._progress())
+        while not staged and not self.is_over:
+            self._engine.wait_pool(_LOOK_S)
+            self.advance()
+
+    def advance(self) -> bool:
+        """Look again: a few microseconds. True if more slots are usable than before."""
+        state = self._engine.pool_state()
+        num_ready = min(self._num_slots, state.ready_bytes // self._slot_bytes)
+        before, self.num_ready = self.num_ready, num_ready
+        self.is_over = not state.is_growing
+        num_quarters = 4 * self.num_ready // self._num_slots
+        if self.is_over:
+            self._end(state)
+        elif num_quarters > self._num_quarters:
+            logger.info("%s of DRAM are ready", self._progress())
+        self._num_quarters = num_quarters
+        return self.num_ready > before
+
+    def _end(self, state: PoolState) -> None:
+        if self.num_ready < self._num_slots:
+            self._end_short(state.why.rstrip("."))
+            return
+        where = f" on NUMA node {state.numa_node}" if state.numa_node >= 0 else ""
+        logger.info(
+            "%s of DRAM are ready%s: %.1f s to populate, %.1f s to page-lock",
+            self._progress(),
+            where,
+            state.populate_s,
+            state.lock_s,
+        )
+
+    def _end_short(self, why: str) -> None:
+        why = why or "the pool stopped growing and did not say why"
+        shortage = f"only {self._progress()} of DRAM could be had: {why}"
+        if not self._may_be_short:
+            cure = "lower dram_bytes, or set dram_shortage = smaller to go on with less"
+            self.why_no_tier = f"{shortage}. dram_shortage = off, so nothing is offloaded; {cure}"
+        elif self.num_ready == 0:
+            self.why_no_tier = f"{shortage}. Not one block fits, so nothing is offloaded"
+        else:
+            logger.warning("The DRAM tier stays smaller: %s", shortage)
+
+    def _progress(self) -> str:
+        """What is usable of what was asked for, "1.0 of 64.0 GiB"."""
+        ready, wanted = (n * self._slot_bytes for n in (self.num_ready, self._num_slots))
+        unit, name = (2**30, "GiB") if wanted >= 2**30 else (2**20, "MiB")
+        return f"{ready / unit:.1f} of {wanted / unit:.1f} {name}"
