@@ -168,8 +168,9 @@ print(json.dumps([engine, ours()]))
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     engine, api_server = json.loads(done.stdout.splitlines()[-1])
-    assert engine == ["continuum_connector.vllm.plugin"]
-    assert api_server == ["continuum_connector.vllm.attach", "continuum_connector.vllm.plugin"]
+    room = "continuum_connector.vllm"
+    assert engine == [room, f"{room}.plugin"]
+    assert api_server == [room, f"{room}.attach", f"{room}.plugin"]
 
 
 @MODES
