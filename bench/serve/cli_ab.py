@@ -135,9 +135,8 @@ def run(loads: Mapping[Path, Experiment]) -> State:
 
 def dry_run(loads: Mapping[Path, Experiment]) -> State:
     """Print what `run` would start, and for how long."""
-    for out, experiment in loads.items():
-        for line in preview(experiment, out):
-            print(line)
+    for line in preview(loads):
+        print(line)
     return "done"
 
 

@@ -38,7 +38,7 @@ def experiment(model: Path, *arms: str, **fields: Any) -> Experiment:
 
 
 def shown(wanted: Experiment, out: Path) -> str:
-    return "\n".join(preview(wanted, out))
+    return "\n".join(preview({out: wanted}))
 
 
 def part(text: str, arm: str) -> str:
