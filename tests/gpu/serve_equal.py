@@ -10,15 +10,16 @@ that DRAM was overwritten, and checksums noticed it first; 1: one of them did no
 from __future__ import annotations
 
 import argparse
+import shlex
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from bench.cli import teaching_parser
 from bench.serve.live import kv_bytes_per_token
-from bench.serve.server import VllmServer
+from bench.serve.server import ServerOptions, VllmServer
 from bench.serve.tiny_model import make_model
 from continuum_connector.config import parse_bytes
 from tests.server.helpers import (
@@ -78,17 +79,17 @@ class Seen:
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the arms; the exit status says whether they are as they must be."""
     options = parse(argv)
-    model = options.model or make_model()
-    programs = dialogs(options.programs, rounds=3, first=700, tool=300)
-    with VllmServer(model, "equal-stock", **fields(options)) as stock:
-        expected = play(stock, programs)
-        anew = play(stock, programs, cold=True)
-    run = Run(options, model, programs)
+    run = Run(options, options.model or make_model())
+    if options.dry_run:
+        print("\n".join(run.shown()))
+        return 0
     try:
+        expected, anew = run.expected()
         if options.overwrite:
-            as_is, summed = run.seen(overwrite=True), run.seen(overwrite=True, checksum_every=1)
+            as_is, summed = (run.seen(arm) for arm in run.arms)
             return verdict_overwritten(expected, anew, as_is, summed)
-        return verdict(expected, anew, run.seen())
+        (ours,) = (run.seen(arm) for arm in run.arms)
+        return verdict(expected, anew, ours)
     except NoVerdictError as error:
         print(f"NO VERDICT: {error}")
         return 2
@@ -100,31 +101,58 @@ class NoVerdictError(Exception):
 
 @dataclass(frozen=True)
 class Run:
-    """The connector's servers, each under the load that stock vLLM had."""
+    """One call: the same model and load for every server."""
 
     options: argparse.Namespace
     model: Path
-    programs: Sequence[Dialog]
 
-    def seen(self, *, overwrite: bool = False, **connector: Any) -> Seen:
-        """Start a server, ask it, stop it."""
-        num_bytes = dram_bytes(self.options.dram, self.model, self.options.dtype)
-        config = {**CONNECTOR, "dram_bytes": num_bytes, **connector}
-        name = "equal-summed" if connector else "equal-continuum"
-        with VllmServer(self.model, name, connector=config, **fields(self.options)) as server:
-            if self.options.graphs and CAPTURED not in server.log.read_text(errors="replace"):
+    @property
+    def arms(self) -> list[dict[str, Any]]:
+        """The connector's config, a server each."""
+        if not self.options.overwrite:
+            return [{**CONNECTOR, "dram_bytes": self.options.dram}]
+        config = {**CONNECTOR, "dram_bytes": self.dram_bytes}
+        return [config, {**config, "checksum_every": 1}]
+
+    @property
+    def dram_bytes(self) -> int:
+        """Where it is to be overwritten: at most what was asked for, but an odd number of blocks,
+        for no other memory of the server is as long."""
+        block_bytes = BLOCK * kv_bytes_per_token(self.model, self.options.dtype)
+        return ((parse_bytes(self.options.dram) // block_bytes - 1) | 1) * block_bytes
+
+    @property
+    def programs(self) -> list[Dialog]:
+        """What all servers are asked."""
+        return dialogs(self.options.programs, rounds=3, first=700, tool=300)
+
+    def shown(self) -> Iterator[str]:
+        """The servers that would be started."""
+        started = fields(self.options)
+        env = " ".join(f"{name}={value}" for name, value in started["env"].items())
+        for connector in (None, *self.arms):
+            command = ServerOptions(connector=connector, **started).command(self.model, 8000)
+            yield f"{env} {shlex.join(command)}".strip()
+
+    def expected(self) -> tuple[Answers, Answers]:
+        """What stock vLLM answers, and what when it computes all of it anew."""
+        with VllmServer(self.model, "equal-stock", **fields(self.options)) as stock:
+            return play(stock, self.programs), play(stock, self.programs, cold=True)
+
+    def seen(self, connector: Mapping[str, Any]) -> Seen:
+        """Start a server with the connector, ask it, stop it."""
+        options = self.options
+        name = "equal-summed" if "checksum_every" in connector else "equal-continuum"
+        with VllmServer(self.model, name, connector=connector, **fields(options)) as server:
+            if options.graphs and CAPTURED not in server.log.read_text(errors="replace"):
                 raise NoVerdictError("the server's log tells of no graph that was captured")
-            if not overwrite:
+            if not options.overwrite:
                 return ask_ours(server, self.programs)
+            wanted = server, self.dram_bytes, options.dtype
             try:
-                dtype = self.options.dtype
-                return ask_ours(
-                    server, self.programs, lambda: overwrite_dram(server, num_bytes, dtype)
-                )
+                return ask_ours(server, self.programs, lambda: overwrite_dram(*wanted))
             except PermissionError as error:
-                raise NoVerdictError(
-                    f"no process may write another one's memory: {error}"
-                ) from None
+                raise NoVerdictError(f"no process may write another's memory: {error}") from None
 
 
 def fields(options: argparse.Namespace) -> dict[str, Any]:
@@ -138,12 +166,6 @@ def fields(options: argparse.Namespace) -> dict[str, Any]:
         "env": INVARIANT if options.flash else {},
         "start_timeout_s": 900.0,
     }
-
-
-def dram_bytes(text: str, model: Path, dtype: str) -> int:
-    """At most `text`, but an odd number of blocks: no other memory of a process is as long."""
-    block_bytes = BLOCK * kv_bytes_per_token(model, dtype)
-    return ((parse_bytes(text) // block_bytes - 1) | 1) * block_bytes
 
 
 def ask_ours(
@@ -238,6 +260,7 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     add("--graphs", action="store_true", help="compiled and in CUDA graphs (eager, to start soon)")
     add("--flash", action="store_true", help="FlashAttention, batch invariant, in CUDA graphs")
     add("--overwrite", action="store_true", help="would the comparison notice, and checksums?")
+    add("--dry-run", action="store_true", help="print the servers that would be started")
     add("serve", nargs="*", help="after `--`: more arguments of `vllm serve`")
     options = parser.parse_args(argv)
     options.dtype = options.dtype or ("bfloat16" if options.flash else "float32")

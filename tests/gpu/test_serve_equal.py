@@ -90,6 +90,18 @@ def test_overwritten_dram_must_be_noticed_by_the_comparison_and_by_checksums(
     assert [each.get("checksum_every") for each in ours] == [None, 1]
 
 
+def test_a_dry_run_shows_every_server_and_starts_none(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(serve_equal, "VllmServer", None)
+    assert serve_equal.main(["--flash", "--overwrite", "--dry-run"]) == 0
+    stock, as_is, summed = capsys.readouterr().out.splitlines()
+    assert all(line.startswith("VLLM_BATCH_INVARIANT=1 ") for line in (stock, as_is, summed))
+    assert "--kv-transfer-config" not in stock
+    assert "checksum_every" not in as_is
+    assert '"checksum_every": 1' in summed
+
+
 def test_the_control_says_nothing_where_stock_vllm_disagrees_with_itself(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
@@ -102,7 +114,8 @@ def test_the_control_says_nothing_where_stock_vllm_disagrees_with_itself(
 def test_dram_is_an_odd_number_of_blocks(dtype: str, of_float32: int, tmp_path: Path) -> None:
     write_shape(tmp_path, LLAMA)
     block_bytes = BLOCK * LLAMA.kv_bytes_per_token() // of_float32
-    found = serve_equal.dram_bytes("128MiB", tmp_path, dtype)
+    options = serve_equal.parse(["--dram", "128MiB", "--dtype", dtype])
+    found = serve_equal.Run(options, tmp_path).dram_bytes
     assert found % block_bytes == 0
     assert found // block_bytes % 2 == 1
     assert (128 << 20) - 2 * block_bytes <= found <= 128 << 20
