@@ -12,7 +12,7 @@ from pathlib import Path
 
 from bench.cli import names_of, teaching_parser
 from bench.gpu.runner import FILE, GRACE_S, OtherStateError, Sitting, State, open_state, read_state
-from bench.gpu.steps import BY_NAME, SITTINGS, STEPS, Step, Verdict
+from bench.gpu.steps import BY_NAME, SITTINGS, STEPS, Step, Verdict, filled
 from bench.markers import rewrite
 from bench.page.document import document, facts, table
 
@@ -95,11 +95,12 @@ def listing(steps: Sequence[Step], out: Path) -> str:
     """Each step: what it decides, its bound, its command and that of its rehearsal."""
     blocks = []
     for step in steps:
-        rehearsal = shlex.join(step.rehearsal_argv(out)) or f"none: {step.rehearsal}"
+        dry = step.rehearsal
+        rehearsal = f"none: {dry}" if isinstance(dry, str) else shlex.join(filled(dry, out))
         leaves = f", leaves {step.leaves}" if step.leaves else ""
         gate = ", a gate" if step.is_gate else ""
         head = f"{step.sitting} {step.name}, at most {step.limit_s:.0f} s{leaves}{gate}"
-        lines = (step.decides, shlex.join(step.argv(out)), f"dry run: {rehearsal}")
+        lines = (step.decides, shlex.join(filled(step.command, out)), f"dry run: {rehearsal}")
         blocks.append("\n    ".join((head, *lines)))
     seconds = sum(step.limit_s for step in steps)
     return "\n".join((*blocks, f"{len(steps)} steps, at most {seconds / 60:.0f} minutes"))

@@ -17,7 +17,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from bench.gpu.steps import Ended, Step, Verdict
+from bench.gpu.steps import Ended, Step, Verdict, filled
 from bench.serve.record import versions
 from bench.serve.server import die_with_parent, end_group
 
@@ -89,7 +89,8 @@ def open_state(out: Path, *, rehearsal: bool) -> State:
         )
     state.date = time.strftime("%Y-%m-%d")
     state.versions = versions()
-    state.environment = {k: v for k, v in os.environ.items() if k.startswith(STEERING)}
+    steering = {k: v for k, v in os.environ.items() if k.startswith(STEERING)}
+    state.environment = {k: v for k, v in steering.items() if "/" not in v}  # no folders of yours
     state.machine = state.machine or f"{os.cpu_count()} {platform.machine()} cores, no GPU asked"
     return state
 
@@ -146,19 +147,19 @@ class Sitting:
 
     def _run(self, step: Step) -> Known:
         rehearsal = self.state.rehearsal
-        argv = (step.rehearsal_argv if rehearsal else step.argv)(self.out)
-        if not argv:
-            return Known(Verdict.NOT_REACHED.value, f"cannot be rehearsed: {step.rehearsal}")
+        command = step.rehearsal if rehearsal else step.command
+        if isinstance(command, str):
+            return Known(Verdict.NOT_REACHED.value, f"cannot be rehearsed: {command}")
         log, began = self.out / f"{step.name}.log", self.clock()
         limit_s = min(REHEARSAL_S if rehearsal else step.limit_s, self.until - began)
-        status = self.launch(argv, log, limit_s)
+        status = self.launch(filled(command, self.out), log, limit_s)
         wall_s = self.clock() - began
         verdict, said = judge(step, status, log, self.out, rehearsal=rehearsal)
         if step.name == "machine" and verdict is Verdict.PROVEN:
             self.state.machine = said
         if status is None:
             said = f"cut off after {wall_s:.0f} s; {said}"
-        return Known(verdict.value, said, wall_s, argv, log.name)
+        return Known(verdict.value, said, wall_s, list(command), log.name)
 
 
 def judge(

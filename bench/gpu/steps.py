@@ -23,7 +23,7 @@ OURS = "continuum:adaptive"
 RATES = (3, 6)  # programs per second, of the published sweep
 BLOCKS = 27_125  # the VRAM pool of the published H100 runs; a whole H200 evicts nothing
 MODEL = "{out}/llama-3.1-8b-shape"
-PYTHON = (sys.executable, "-m")
+PYTHON = ("python", "-m")
 BENCH = (*PYTHON, "bench.serve.commands")
 COPIES = (*PYTHON, "bench.copy_engine.run")
 EQUAL = (*PYTHON, "tests.gpu.serve_equal")
@@ -57,7 +57,7 @@ Reading = tuple[Verdict, str]
 
 @dataclass(frozen=True)
 class Step:
-    """One command. `{out}` in it is the result folder."""
+    """One command. `{out}` in it is the result folder, `python` the one that runs this."""
 
     name: str
     sitting: str
@@ -69,17 +69,11 @@ class Step:
     leaves: str = ""  # a file or folder in the result folder, beside its log
     is_gate: bool = False
 
-    def argv(self, out: Path) -> list[str]:
-        """What is run."""
-        return _filled(self.command, out)
 
-    def rehearsal_argv(self, out: Path) -> list[str]:
-        """What is run instead where there is no GPU; empty if nothing is."""
-        return [] if isinstance(self.rehearsal, str) else _filled(self.rehearsal, out)
-
-
-def _filled(command: tuple[str, ...], out: Path) -> list[str]:
-    return [word.replace("{out}", str(out)) for word in command]
+def filled(command: tuple[str, ...], out: Path) -> list[str]:
+    """What is run."""
+    words = [word.replace("{out}", str(out)) for word in command]
+    return [sys.executable, *words[1:]] if words[0] == "python" else words
 
 
 # --- how results are read ---------------------------------------------------------------------

@@ -13,10 +13,10 @@ import pytest
 import typer
 
 from bench.copy_engine import run as copy_engine
-from bench.gpu import __main__ as command
+from bench.gpu import __main__ as main
 from bench.gpu import runner, steps
 from bench.gpu.runner import FILE, Sitting, State, open_state, read_state
-from bench.gpu.steps import BY_NAME, STEPS, Ended, Step, Verdict, said
+from bench.gpu.steps import BY_NAME, STEPS, Ended, Step, Verdict, filled, said
 from bench.markers import replace as put
 from bench.serve import commands
 from bench.serve.server import end_group
@@ -65,17 +65,17 @@ def test_a_dry_run_rehearses_each_step_and_says_what_cannot_be(tmp_path: Path) -
     assert clock.called == ["dry-gate", "dry-one"], "no gate is shut for a rehearsal"
     assert verdicts(state, plan) == ["not reached", "proven", "not reached"]
     assert state.of(plan[2]).said == "cannot be rehearsed: no such thing"
-    told = command.summary(state, plan)
+    told = main.summary(state, plan)
     assert told.splitlines()[1:] == ["rehearsed: one", "failed: nothing", "not reached: gate, two"]
-    assert command.status(state, plan[1:]) == 0
-    assert command.status(state, plan) == 2
+    assert main.status(state, plan[1:]) == 0
+    assert main.status(state, plan) == 2
 
 
 def test_what_is_settled_is_not_run_again_unless_asked_for(tmp_path: Path) -> None:
     plan = [step("one"), step("two", 1), step("three", 2)]
     state, _ = sit(tmp_path, plan)
     assert verdicts(state, plan) == ["proven", "failed", "not reached"]
-    assert command.status(state, plan) == 1
+    assert main.status(state, plan) == 1
     assert sit(tmp_path, plan)[1].called == ["three"]
     assert sit(tmp_path, plan, again="one")[1].called == ["one", "three"]
 
@@ -222,7 +222,8 @@ PARSERS: dict[str, Callable[[list[str]], None]] = {
 
 @pytest.mark.parametrize("name", BY_NAME)
 def test_every_command_is_read_by_its_own_parser(name: str, tmp_path: Path) -> None:
-    for argv in (BY_NAME[name].argv(tmp_path), BY_NAME[name].rehearsal_argv(tmp_path)):
+    for command in (BY_NAME[name].command, BY_NAME[name].rehearsal):
+        argv = [] if isinstance(command, str) else filled(command, tmp_path)
         assert "{" not in " ".join(argv)
         if argv and argv[0] != "nvidia-smi":
             python, flag, module, *rest = argv
@@ -243,12 +244,12 @@ def test_a_step_says_what_it_decides_and_where_its_file_is() -> None:
     [("B", ["shape", "none", "continuum", "simple", "report"]), ("flash,aims", ["aims", "flash"])],
 )
 def test_steps_and_sittings_are_named_in_the_plans_order(given: str, names: list[str]) -> None:
-    assert [each.name for each in command.parse(["--only", given]).steps] == names
+    assert [each.name for each in main.parse(["--only", given]).steps] == names
 
 
 def test_the_page_says_all_and_needs_nothing_else(tmp_path: Path) -> None:
     state, _ = sit(tmp_path, [replace(BY_NAME["flash"], command=("flash", "1", "5"))])
-    text = command.page(state)
+    text = main.page(state)
     assert all(f"<td>{each.name}</td>" in text for each in STEPS)
     assert "status 1: flash said so" in text
     assert "<code>flash 1 5</code>" in text
@@ -256,7 +257,7 @@ def test_the_page_says_all_and_needs_nothing_else(tmp_path: Path) -> None:
 
 
 def test_limits_md_quotes_what_the_last_gpu_said() -> None:
-    text = command.LIMITS.read_text()
-    assert put(text, command.MARKER, command.quoted(command.committed())) == text, (
+    text = main.LIMITS.read_text()
+    assert put(text, main.MARKER, main.quoted(main.committed())) == text, (
         "run: python -m bench.gpu --write, or put the block back"
     )
