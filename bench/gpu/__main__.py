@@ -119,7 +119,8 @@ def summary(state: State, steps: Sequence[Step]) -> str:
     lines = [where(state)]
     for verdict, some in by_verdict(state, steps).items():
         names = ", ".join(step.name for step in some)
-        lines.append(f"{word(state, verdict)}: {names or 'nothing'}")
+        cure = "; mend, then --again" if some and verdict == Verdict.FAILED.value else ""
+        lines.append(f"{word(state, verdict)}: {names or 'nothing'}{cure}")
     return "\n".join(lines)
 
 

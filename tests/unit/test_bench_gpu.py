@@ -76,6 +76,7 @@ def test_what_is_settled_is_not_run_again_unless_asked_for(tmp_path: Path) -> No
     state, _ = sit(tmp_path, plan)
     assert verdicts(state, plan) == ["proven", "failed", "not reached"]
     assert main.status(state, plan) == 1
+    assert "failed: two; mend, then --again\n" in main.summary(state, plan)
     assert sit(tmp_path, plan)[1].called == ["three"]
     assert sit(tmp_path, plan, again="one")[1].called == ["one", "three"]
 
