@@ -9,6 +9,9 @@
 #include "driver.h"
 #include "path.h"
 
+// Copies in batches came with 12.8; all else is compared on an older toolkit too.
+#define HAS_BATCH_COPIES (CUDA_VERSION >= 12080)
+
 namespace ckv::cuda {
 namespace {
 
@@ -17,10 +20,12 @@ template <typename T>
 struct Ours {
   using type = std::conditional_t<std::is_enum_v<T>, int, T>;
 };
+#if HAS_BATCH_COPIES
 template <>
 struct Ours<CUmemcpyAttributes> {
   using type = MemcpyAttributes;
 };
+#endif
 template <typename T>
 struct Ours<T *> {
   using type = std::conditional_t<std::is_same_v<T, std::remove_const_t<T>>,
@@ -53,7 +58,6 @@ static_assert(is_same<EventDestroy, PFN_cuEventDestroy_v4000>);
 static_assert(is_same<EventRecord, PFN_cuEventRecord_v2000>);
 static_assert(is_same<EventQuery, PFN_cuEventQuery_v2000>);
 static_assert(is_same<MemcpyAsync, PFN_cuMemcpyAsync_v4000>);
-static_assert(is_same<MemcpyBatchAsync, PFN_cuMemcpyBatchAsync_v12080>);
 static_assert(is_same<HostRegister, PFN_cuMemHostRegister_v6050>);
 static_assert(is_same<HostUnregister, PFN_cuMemHostUnregister_v4000>);
 static_assert(is_same<ModuleLoadData, PFN_cuModuleLoadData_v2000>);
@@ -67,14 +71,18 @@ static_assert(is_same<ExchangeCaptureMode, PFN_cuThreadExchangeStreamCaptureMode
 
 static_assert(sizeof(MemLocation) == sizeof(CUmemLocation));
 static_assert(offsetof(MemLocation, id) == offsetof(CUmemLocation, id));
+static_assert(sizeof(cuuint64_t) == sizeof(uint64_t));
+
+#if HAS_BATCH_COPIES
+static_assert(is_same<MemcpyBatchAsync, PFN_cuMemcpyBatchAsync_v12080>);
 static_assert(sizeof(MemcpyAttributes) == sizeof(CUmemcpyAttributes));
 static_assert(offsetof(MemcpyAttributes, src_hint) == offsetof(CUmemcpyAttributes, srcLocHint));
 static_assert(offsetof(MemcpyAttributes, dst_hint) == offsetof(CUmemcpyAttributes, dstLocHint));
 static_assert(offsetof(MemcpyAttributes, flags) == offsetof(CUmemcpyAttributes, flags));
-static_assert(sizeof(cuuint64_t) == sizeof(uint64_t));
-
 static_assert(kSrcAccessOrderStream == CU_MEMCPY_SRC_ACCESS_ORDER_STREAM);
 static_assert(kSrcAccessOrderAny == CU_MEMCPY_SRC_ACCESS_ORDER_ANY);
+#endif
+
 static_assert(kStreamNonBlocking == CU_STREAM_NON_BLOCKING);
 static_assert(kEventDisableTiming == CU_EVENT_DISABLE_TIMING);
 static_assert(kHostRegisterPortable == CU_MEMHOSTREGISTER_PORTABLE);

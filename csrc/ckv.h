@@ -186,7 +186,7 @@ typedef struct {
 
 typedef struct {
   uint32_t size;         /* sizeof(ckv_pool_state), set by the caller */
-  int32_t is_growing;    /* a thread still adds to ready_bytes */
+  int32_t is_growing;    /* a thread adds to ready_bytes; 0 while it pauses for memory */
   int32_t error;         /* what stopped it early: 0 or a CKV_ code */
   int32_t numa_node;     /* where it was asked for, -1 if nowhere */
   uint64_t mapped_bytes; /* address space */
@@ -200,8 +200,9 @@ typedef struct {
  * a thread populates and page-locks it chunk by chunk, and leaves the machine and its cgroups a
  * reserve; under the simulator all of it is ready at once and no page is touched. If not even
  * first_bytes can be had, nothing stays mapped; a later failure ends the growth and what is ready
- * stays. ckv_close ends it too (CKV_CLOSED). The engine owns the mapping until ckv_pool_unmap or
- * ckv_free. A transfer may use ready bytes only; ckv_submit refuses the others. Thread-safe.
+ * stays. Where memory was short (CKV_ENOMEM) it is tried again twice a minute. ckv_close ends it
+ * too (CKV_CLOSED). The engine owns the mapping until ckv_pool_unmap or ckv_free. A transfer may
+ * use ready bytes only; ckv_submit refuses the others. Thread-safe.
  */
 int ckv_pool_map(ckv_engine *engine, const ckv_pool_config *config, void **out);
 

@@ -77,11 +77,13 @@ std::string memlock_text() {
 
 }  // namespace
 
-HostPool::HostPool(Driver &driver, const ckv_pool_config &config, Intake &intake)
+HostPool::HostPool(Driver &driver, const ckv_pool_config &config, Intake &intake,
+                   std::chrono::milliseconds pause)
     : driver_(driver),
       intake_(intake),
       numa_node_(choose_node(driver, config.numa_node)),
       chunk_bytes_(whole_pages(config.chunk_bytes == 0 ? kChunk : config.chunk_bytes)),
+      pause_(pause),
       num_threads_(std::min(config.num_threads, kMaxThreads)) {
   try {
     map(config.bytes, config.huge != 0);
@@ -153,7 +155,13 @@ bool HostPool::wait_grown(std::chrono::microseconds timeout) {
   return changed_.wait_for(lock, timeout, [this] { return !is_growing_; });
 }
 
-void HostPool::stop() { should_stop_ = true; }
+void HostPool::stop() {
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    should_stop_ = true;
+  }
+  changed_.notify_all();
+}
 
 // The grower's thread.
 void HostPool::run() {
@@ -163,13 +171,29 @@ void HostPool::run() {
     run_on(cpus);  // the threads that touch pages inherit it
     unsigned spread = std::max<unsigned>(1, static_cast<unsigned>(cpus.size()));
     num_threads_ = num_threads_ == 0 ? std::min(kPopulateThreads, spread) : num_threads_;
-    add_chunks();
-    end_growth(0, "");
-  } catch (const Failure &failure) {
-    end_growth(failure.code(), failure.what());
+    while (!try_to_grow() && pause()) {
+    }
   } catch (const std::exception &error) {
     end_growth(CKV_ENOMEM, error.what());
   }
+}
+
+// False where memory is short and a later try may have more.
+bool HostPool::try_to_grow() {
+  try {
+    add_chunks();
+    end_growth(0, "");
+    return true;
+  } catch (const Failure &failure) {
+    end_growth(failure.code(), failure.what());
+    return failure.code() != CKV_ENOMEM || ready_bytes() < first_bytes_;
+  }
+}
+
+// False once the growth is to end.
+bool HostPool::pause() {
+  std::unique_lock<std::mutex> lock(mutex_);
+  return !changed_.wait_for(lock, pause_, [this] { return should_stop_.load(); });
 }
 
 void HostPool::add_chunks() {
@@ -179,7 +203,7 @@ void HostPool::add_chunks() {
     throw Failure(CKV_EDRIVER,
                   "the pool's thread got no device context: " + driver_.describe(code));
   }
-  for (uint64_t begin = 0; begin < mapped_bytes_; begin = ready_bytes()) {
+  for (uint64_t begin = ready_bytes(); begin < mapped_bytes_; begin = ready_bytes()) {
     uint64_t end = begin + std::min(chunk_bytes_, mapped_bytes_ - begin);
     try {
       check_not_stopped();

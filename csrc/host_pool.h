@@ -1,7 +1,9 @@
 // DRAM for the slots: anonymous, not inherited by forks, page-locked where the driver needs it.
 //
 // Locking takes seconds per 10 GiB, so a pool grows chunk by chunk on a thread of its own and is
-// used from its base on as far as it is ready. What cannot be had ends the growth, not the pool.
+// used from its base on as far as it is ready. What cannot be had ends the growth, not the pool;
+// where memory was short it is tried again from time to time, for a virtual machine may be given
+// its memory slowly, and what others took comes back.
 #pragma once
 
 #include <atomic>
@@ -21,8 +23,9 @@ namespace ckv {
 class HostPool {
  public:
   // Maps. For a driver that locks no pages all is ready then, and no page is touched. Throws
-  // Failure; leaves nothing mapped then.
-  HostPool(Driver &driver, const ckv_pool_config &config, Intake &intake);
+  // Failure; leaves nothing mapped then. `pause`: from a shortage of memory to the next try.
+  HostPool(Driver &driver, const ckv_pool_config &config, Intake &intake,
+           std::chrono::milliseconds pause = std::chrono::seconds(30));
   HostPool(const HostPool &) = delete;
   HostPool &operator=(const HostPool &) = delete;
   // Waits for the chunk under way.
@@ -30,7 +33,7 @@ class HostPool {
 
   // Starts to grow and returns when first_bytes are ready; Failure if they will never be.
   void grow();
-  // Until it grows no more; false if it still does at the end of `timeout`.
+  // Until it grows no more, or memory is short; false if it still does at the end of `timeout`.
   bool wait_grown(std::chrono::microseconds timeout);
   // From any thread: the growth ends after what is under way.
   void stop();
@@ -44,6 +47,8 @@ class HostPool {
  private:
   void map(uint64_t bytes, bool huge);
   void run();
+  bool try_to_grow();
+  bool pause();
   void add_chunks();
   void populate(uint64_t begin, uint64_t end);
   int populate_tasks(std::atomic<uint64_t> *next, uint64_t end) noexcept;
@@ -59,12 +64,13 @@ class HostPool {
   Intake &intake_;
   const int numa_node_;
   const uint64_t chunk_bytes_;
+  const std::chrono::milliseconds pause_;
   unsigned num_threads_;
   char *base_ = nullptr;
   uint64_t mapped_bytes_ = 0;
   uint64_t first_bytes_ = 0;
   std::atomic<uint64_t> ready_bytes_{0};  // populated and locked, whole chunks but for the last
-  std::atomic<bool> should_stop_{false};
+  std::atomic<bool> should_stop_{false};  // set under the mutex, for who pauses
 
   mutable std::mutex mutex_;  // guards what follows
   std::condition_variable changed_;

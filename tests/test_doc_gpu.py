@@ -107,17 +107,15 @@ def servers(shown: str) -> dict[str, list[str]]:
 def test_the_readme_runs_every_arm_at_the_three_loads_and_reports_them_together(
     called: list[list[str]],
 ) -> None:
-    measured = [" ".join(words) for words in abs_of(called) if "--repeats" in words]
-    for jps in (1, 3, 6):
-        (line,) = (each for each in measured if f"--arrivals poisson:{jps} " in each)
-        assert "--dram 64GiB" in line
-        assert f"--out runs/jps-{jps}" in line
-        assert "--arms" not in line  # all there are
+    (line,) = (" ".join(words) for words in abs_of(called) if "--repeats" in words)
+    assert "--rates 1,3,6 --dram 64GiB" in line
+    assert "--out runs/jps " in line
+    assert "--arms" not in line  # all there are
     assert [
         "continuum",
         "bench",
         "report",
-        *(f"runs/jps-{n}" for n in (1, 3, 6)),
+        *(f"runs/jps/rate-{n}" for n in (1, 3, 6)),
         "-o",
         "jps.html",
     ] in called
@@ -132,10 +130,10 @@ def test_every_arm_would_be_started_on_a_gpu(called: list[list[str]], host: Path
         assert "cannot run" not in shown
         assert "Cpu" not in shown  # no shims
         if "--repeats" in words:
-            arrivals = words[words.index("--arrivals") + 1]
-            assert f"{SWEEP[arrivals]} programs, {8 * SWEEP[arrivals]:,} turns" in shown
-            assert "DRAM: 64 GiB for every arm" in shown
-            assert "Runs: 50, 0 of them done" in shown
+            for num_programs in SWEEP.values():
+                assert f"{num_programs} programs, {8 * num_programs:,} turns" in shown
+            assert shown.count("DRAM: 64 GiB for every arm") == len(SWEEP)
+            assert shown.count("Runs: 50, 0 of them done") == len(SWEEP)
     assert not (host / "runs").exists()
 
 
@@ -174,7 +172,7 @@ def test_the_report_joins_the_loads(
 ) -> None:
     for jps in (1, 3, 6):
         made = ab_results.settings(f"poisson:{jps}")
-        ab_results.experiment(tmp_path / f"runs/jps-{jps}", (jps / 8,), 1, settings=made)
+        ab_results.experiment(tmp_path / f"runs/jps/rate-{jps}", (jps / 8,), 1, settings=made)
     monkeypatch.chdir(tmp_path)
     (words,) = (words[2:] for words in called if words[:3] == ["continuum", "bench", "report"])
     assert "jps.html" in bench(words)

@@ -3,16 +3,17 @@
 Every arm gets the same model, VRAM pool, DRAM and requests; repeat by repeat another seed. Odd
 repeats go through the arms forwards, even ones backwards, so that a machine that grows slower
 favours nobody. An arm that cannot run is written down with its reason, and the others go on. A
-result folder that is there already is gone on with: what is done stays.
+result folder that is there already is gone on with: what is done stays. Of several loads each has
+a folder of its own, and an arm's server serves all of them, one after the other.
 """
 
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
-import re
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -21,19 +22,18 @@ from bench.serve import package, results
 from bench.serve.api import ApiError, Patience
 from bench.serve.arms import Arm, CannotRunError, Place
 from bench.serve.arrivals import read_arrivals
+from bench.serve.kept import Kept, Prepared, check_tier
 from bench.serve.live import kv_bytes_per_token, live, longest_context
 from bench.serve.load import Load
-from bench.serve.metrics import parse_metrics, total
 from bench.serve.plans import Tokens
 from bench.serve.record import RunFolder, machine, versions
 from bench.serve.results import Dram, ResultError, Run, State, Turn
-from bench.serve.rivals import FOLDER, LmcacheServer
-from bench.serve.server import SERVED_NAME, ServerError, ServerOptions, VllmServer
+from bench.serve.rivals import FOLDER
+from bench.serve.server import SERVED_NAME, ServerError, ServerOptions
 from bench.serve.session import Manner, measure
 from bench.serve.workloads import Workload
 
 EXPERIMENT = "experiment.json"
-WHY_NO_TIER = re.compile(r"No DRAM tier on this rank: .*|ContinuumConnector steps aside: .*")
 WARM_UP = 1  # its tokens stay in the tiers as those of any finished program would
 
 
@@ -149,31 +149,65 @@ def cells(experiment: Experiment) -> list[Cell]:
     return planned
 
 
+@dataclass(frozen=True)
+class Task:
+    """A run of one of several loads, and the folder of that load."""
+
+    experiment: Experiment
+    out: Path
+    cell: Cell
+
+    @property
+    def folder(self) -> Path:
+        """Of the run."""
+        return self.out / results.RUNS / self.cell.name
+
+    @property
+    def server(self) -> tuple[Any, ...]:
+        """Runs of which this is equal may have one server; what one remembers serves no other."""
+        arm, dram = self.cell.arm, self.cell.dram
+        own = () if arm.forgets else (self.out,)
+        return arm.name, self.cell.repeat, dram and dram.bytes, *own
+
+
+def tasks(loads: Mapping[Path, Experiment]) -> list[Task]:
+    """Every run of every load in its order: runs that may have one server lie together."""
+    by_load = [
+        [Task(experiment, out, cell) for cell in cells(experiment)]
+        for out, experiment in loads.items()
+    ]
+    return [task for same_cell in zip(*by_load, strict=True) for task in same_cell]
+
+
 @dataclass
 class Watcher:
     """Whom the runner tells; both do nothing unless set."""
 
-    began: Callable[[Cell, int, int], None] = lambda cell, number, of: None
+    began: Callable[[Task, int, int], None] = lambda task, number, of: None
     ended: Callable[[Run], None] = lambda run: None
     turn: Callable[[Turn], None] = lambda turn: None
 
 
-def run_all(experiment: Experiment, out: Path, watcher: Watcher) -> State:
-    """Make every run that is missing in `out`; `interrupted` after Ctrl-C."""
-    planned = cells(experiment)
-    check_folder(experiment, out)
-    out.mkdir(parents=True, exist_ok=True)
-    (out / EXPERIMENT).write_text(json.dumps(experiment.settings(), indent=1) + "\n")
-    for number, cell in enumerate(planned):
-        folder = out / results.RUNS / cell.name
-        if is_done(folder):
-            continue
-        shutil.rmtree(folder, ignore_errors=True)
-        watcher.began(cell, number, len(planned))
-        run = _run(experiment, cell, _next_order(out), folder, watcher)
-        watcher.ended(run)
-        if run.state == "interrupted":
-            return "interrupted"
+def run_all(loads: Mapping[Path, Experiment], watcher: Watcher) -> State:
+    """Make every run that is missing in the folder of its load; `interrupted` after Ctrl-C.
+
+    Loads differ in their arrivals only. Between two of them a server forgets all it has cached.
+    """
+    planned = tasks(loads)
+    for out, experiment in loads.items():
+        check_folder(experiment, out)
+        out.mkdir(parents=True, exist_ok=True)
+        (out / EXPERIMENT).write_text(json.dumps(experiment.settings(), indent=1) + "\n")
+    missing = [task for task in planned if not is_done(task.folder)]
+    for _, sharing in itertools.groupby(missing, lambda task: task.server):
+        with Kept() as kept:
+            for task in sharing:
+                shutil.rmtree(task.folder, ignore_errors=True)
+                watcher.began(task, planned.index(task), len(planned))
+                run = _run(task, kept, watcher)
+                watcher.ended(run)
+                if run.state == "interrupted":
+                    return "interrupted"
     return "done"
 
 
@@ -205,14 +239,6 @@ def check_folder(experiment: Experiment, out: Path) -> None:
         )
 
 
-@dataclass(frozen=True)
-class Prepared:
-    """What a run starts: vLLM's server, and the one that must be there before it."""
-
-    options: ServerOptions
-    side: LmcacheServer | None
-
-
 def prepare(experiment: Experiment, cell: Cell) -> Prepared:
     """What this run starts; CannotRunError where its arm does not run here."""
     place = Place(
@@ -233,15 +259,16 @@ def prepare(experiment: Experiment, cell: Cell) -> Prepared:
     return Prepared(options, setup.side)
 
 
-def _run(experiment: Experiment, cell: Cell, order: int, folder: Path, watcher: Watcher) -> Run:
-    """Start the arm's server, measure, stop it. Only bugs raise."""
+def _run(task: Task, kept: Kept, watcher: Watcher) -> Run:
+    """Have the arm's server, measure. Only bugs raise."""
+    experiment, cell = task.experiment, task.cell
     load = experiment.load(cell.arm, cell.repeat)
     run = Run(
         name=cell.name,
         arm=cell.arm.name,
         title=cell.arm.title,
         repeat=cell.repeat,
-        order=order,
+        order=_next_order(task.out),
         workload=experiment.workload.name,
         settings=experiment.settings(),
         seed=load.tokens.seed,
@@ -251,9 +278,9 @@ def _run(experiment: Experiment, cell: Cell, order: int, folder: Path, watcher: 
         machine=machine(),
         planned_programs=load.most_programs() or 0,
     )
-    with RunFolder(folder, run) as out:
+    with RunFolder(task.folder, run) as out:
         try:
-            _serve(experiment, prepare(experiment, cell), load, out, watcher)
+            _serve(experiment, prepare(experiment, cell), load, out, kept, watcher)
         except (CannotRunError, ServerError, ApiError) as error:
             out.close("cannot_run", _short(error))
         except KeyboardInterrupt:
@@ -262,43 +289,27 @@ def _run(experiment: Experiment, cell: Cell, order: int, folder: Path, watcher: 
 
 
 def _serve(
-    experiment: Experiment, prepared: Prepared, load: Load, out: RunFolder, watcher: Watcher
+    experiment: Experiment,
+    prepared: Prepared,
+    load: Load,
+    out: RunFolder,
+    kept: Kept,
+    watcher: Watcher,
 ) -> None:
-    options, side = prepared.options, prepared.side
-    server = VllmServer(experiment.model, out.run.name, options, log=out.folder / results.LOG)
+    options = prepared.options
     out.run.versions = versions(options.env.get("PYTHONPATH", ""))
-    with contextlib.ExitStack() as stack:
-        if side is not None:
-            side.log, side.start_timeout_s = out.folder / "lmcache.log", options.start_timeout_s
-            stack.enter_context(side)
-        stack.enter_context(server)
-        out.run.url, out.run.server_start_s = server.url, server.start_s
-        out.run.command = options.command(experiment.model, server.port)
-        manner = Manner(experiment.patience, WARM_UP, experiment.sample_s)
-        try:
-            measure(server.url, load, out, manner, watcher.turn)
-        except ApiError:
-            if server.healthy():
-                raise
-        if out.run.state != "interrupted" and not server.healthy():
-            out.close("died", server.cause() or f"its log does not say why: {server.log}")
-        if out.run.state == "done":
-            _check_tier(options, out.folder)
-
-
-def _check_tier(options: ServerOptions, folder: Path) -> None:
-    """Raise CannotRunError if our server served without the DRAM that it was given.
-
-    It serves on without, so nothing fails; the last metrics are the first that surely say so.
-    """
-    metrics, log = folder / results.AFTER, folder / results.LOG
-    if not (options.connector or {}).get("dram_bytes") or not metrics.exists():
-        return
-    if total(parse_metrics(metrics.read_text()), "continuum:tier_up"):
-        return
-    said = WHY_NO_TIER.search(log.read_text(errors="replace"))
-    why = said[0] if said else f"the log should say why: {log}"
-    raise CannotRunError(f"it served without its DRAM tier (continuum:tier_up is 0). {why}")
+    server, is_used = kept.serving(prepared, experiment.model, out)
+    out.run.url, out.run.command = server.url, options.command(experiment.model, server.port)
+    manner = Manner(experiment.patience, WARM_UP, experiment.sample_s, reset=is_used)
+    try:
+        measure(server.url, load, out, manner, watcher.turn)
+    except ApiError:
+        if server.healthy():
+            raise
+    if out.run.state != "interrupted" and not server.healthy():
+        out.close("died", server.cause() or f"its log does not say why: {server.log}")
+    if out.run.state == "done":
+        check_tier(options, out.folder)
 
 
 def _short(error: Exception) -> str:

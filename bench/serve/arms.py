@@ -66,13 +66,15 @@ class Setup:
 
 @dataclass(frozen=True)
 class Arm:
-    """One way to serve. `uses_dram`: whether its size matters."""
+    """One way to serve. `uses_dram`: whether its size matters. `forgets`: whether a reset of
+    vLLM's caches empties its DRAM too (`reset_cache` of its connector)."""
 
     name: str
     title: str
     setup: Callable[[Place], Setup]
     uses_dram: bool = True
     priority: bool = False  # clients send the program's number
+    forgets: bool = True
 
 
 def find_arm(name: str) -> Arm:
@@ -169,9 +171,9 @@ ARMS = {
     for arm in (
         Arm("none", "vLLM", _none, uses_dram=False),
         Arm("none-priority", "vLLM, program priority", _priority, uses_dram=False, priority=True),
-        Arm("lmcache-mp", "LMCache MP", _lmcache_mp(lazy=False)),
-        Arm("lmcache-mp-lazy", "LMCache MP lazy", _lmcache_mp(lazy=True)),
-        Arm("lmcache-v1", "LMCache V1", _lmcache_v1),
+        Arm("lmcache-mp", "LMCache MP", _lmcache_mp(lazy=False), forgets=False),
+        Arm("lmcache-mp-lazy", "LMCache MP lazy", _lmcache_mp(lazy=True), forgets=False),
+        Arm("lmcache-v1", "LMCache V1", _lmcache_v1, forgets=False),
         Arm("simple", "SimpleCPUOffload", _vllm("SimpleCPUOffloadConnector")),
         Arm(
             "simple-lazy",

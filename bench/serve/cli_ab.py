@@ -6,15 +6,15 @@ import json
 import shlex
 import signal
 import sys
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 
 from bench.serve import cli_report, compare, results, summary
-from bench.serve.ab import Cell, Experiment, Watcher, run_all
+from bench.serve.ab import Experiment, Task, Watcher, run_all
 from bench.serve.api import Patience
 from bench.serve.arms import ARMS, Arm, find_arm
 from bench.serve.cli_agents import read_vocab
@@ -116,19 +116,34 @@ def read_server_args(text: str) -> list[str]:
     return args
 
 
-def run(experiment: Experiment, out: Path) -> State:
+def read_rates(text: str, experiment: Experiment, out: Path) -> dict[Path, Experiment]:
+    """The loads and their folders: one, or one per rate of arrivals."""
+    if not text:
+        return {out: experiment}
+    if experiment.arrivals or not experiment.dram_bytes:
+        raise CommandError(
+            f"--rates {text}: it says the arrivals, and a server's DRAM is the same for all of "
+            "them; leave out --arrivals and write --dram as a size, like 64GiB"
+        )
+    rates = text.split(",")
+    return {out / f"rate-{rate}": replace(experiment, arrivals=f"poisson:{rate}") for rate in rates}
+
+
+def run(loads: Mapping[Path, Experiment]) -> State:
     """Make the runs, tell what happens, print a table per pressure, write CSV files and page."""
     console = terminal(width=None if sys.stdout.isatty() else 160)
     # A `kill` stops the servers as Ctrl-C does.
     signal.signal(signal.SIGTERM, lambda *_: signal.raise_signal(signal.SIGINT))
-    state = run_all(experiment, out, Watcher(_began(console), _ended(console)))
-    show(console, results.load(out), out, experiment.arms[0])
+    state = run_all(loads, Watcher(_began(console), _ended(console)))
+    for out, experiment in loads.items():
+        if found := results.load(out) if (out / results.RUNS).is_dir() else []:
+            show(console, found, out, experiment.arms[0])
     return state
 
 
-def dry_run(experiment: Experiment, out: Path) -> State:
+def dry_run(loads: Mapping[Path, Experiment]) -> State:
     """Print what `run` would start, and for how long."""
-    for line in preview(experiment, out):
+    for line in preview(loads):
         print(line)
     return "done"
 
@@ -166,10 +181,11 @@ def _pressure(pressure: float, arms: Sequence[Column]) -> str:
 
 
 def _began(console: Console) -> Any:
-    def tell(cell: Cell, number: int, of: int) -> None:
+    def tell(task: Task, number: int, of: int) -> None:
+        cell, load = task.cell, task.experiment.arrivals
         dram = f", {cell.dram.bytes / 2**20:,.0f} MiB DRAM" if cell.dram else ""
         line = f"{number + 1}/{of} {cell.arm.title}, repeat {cell.repeat + 1}{dram}"
-        console.print(line, markup=False)
+        console.print(f"{line}{load and f', {load}'}", markup=False)
 
     return tell
 

@@ -92,6 +92,7 @@ def ab(
     arms: o.ArmNames = EVERY_ARM,
     workload: o.Workload = "pressure",
     arrivals: o.ArrivalsText = "",
+    rates: o.Rates = "",
     duration: o.Duration = 0,
     programs: o.Programs = 0,
     dram: o.DramText = "2",
@@ -127,6 +128,7 @@ def ab(
 
       continuum bench ab --arms none,continuum,lmcache-mp --repeats 5 --out runs/ab
       continuum bench ab --dram 0.5,1,2,4 --out runs/sweep --dry-run
+      continuum bench ab --workload sweep --rates 1,3,6 --dram 64GiB
     """
     with _told("ab"):
         from bench.serve import cli_ab
@@ -147,7 +149,8 @@ def ab(
             rivals=rivals or FOLDER,
             sample_s=sample,
         )
-        _end((cli_ab.dry_run if dry_run else cli_ab.run)(chosen, out or _folder("ab")))
+        loads = cli_ab.read_rates(rates, chosen, out or _folder("ab"))
+        _end((cli_ab.dry_run if dry_run else cli_ab.run)(loads))
 
 
 @app.command()

@@ -50,7 +50,8 @@ class FakeApi:
         self._port = port
         self._remember = remember
         self._answered = 0
-        self._resets = 0
+        self.resets: list[str] = []  # their queries
+        self.refuses = 0  # so many of them, as vLLM does while blocks are held
         self._runner: web.AppRunner | None = None
 
     async def __aenter__(self) -> FakeApi:
@@ -121,9 +122,9 @@ class FakeApi:
         lines += f"vllm:generation_tokens_total {self._answered}\n"
         return web.Response(text=lines + self.metrics)
 
-    async def _reset(self, _: web.Request) -> web.Response:
-        self._resets += 1
-        return web.Response()
+    async def _reset(self, request: web.Request) -> web.Response:
+        self.resets.append(request.query_string)
+        return web.json_response({"success": len(self.resets) > self.refuses})
 
 
 def _event(data: dict[str, Any]) -> bytes:

@@ -21,6 +21,13 @@ ArrivalsText = Annotated[
         "Empty: what the workload says."
     ),
 ]
+Rates = Annotated[
+    str,
+    typer.Option(
+        help="Programs per second, like 1,3,6: one server per arm for all of them, emptied in "
+        "between; a folder each, OUT/rate-1 and so on. Wants --dram as a size."
+    ),
+]
 Duration = Annotated[
     float, typer.Option(min=0, max=1e7, help="Seconds in which programs begin. 0: the workload's.")
 ]
@@ -52,7 +59,9 @@ Hints = Annotated[bool, typer.Option(help="Say program and last turn in vllm_xar
 Priority = Annotated[
     bool, typer.Option(help="Send the program's number as the request's priority.")
 ]
-Reset = Annotated[bool, typer.Option(help="Empty the prefix cache first (VLLM_SERVER_DEV_MODE=1).")]
+Reset = Annotated[
+    bool, typer.Option(help="Empty all caches first, a connector's too (VLLM_SERVER_DEV_MODE=1).")
+]
 Extra = Annotated[str, typer.Option(help="JSON to put into every request.")]
 ApiKey = Annotated[str, typer.Option(envvar="VLLM_API_KEY", help="If it wants one.")]
 

@@ -13,8 +13,9 @@ from dataclasses import replace
 from pathlib import Path
 
 from bench.serve import package, results
-from bench.serve.ab import Cell, Experiment, Prepared, cells, check_folder, is_done, prepare
+from bench.serve.ab import Cell, Experiment, cells, check_folder, is_done, prepare
 from bench.serve.arms import CannotRunError
+from bench.serve.kept import Prepared
 from bench.serve.live import longest_context
 from bench.serve.load import Load
 from bench.serve.results import Run
@@ -25,16 +26,19 @@ STEERING = ("VLLM_", "CONTINUUM_", "LMCACHE_", "CUDA_", "NCCL_", "TORCH", "PYTOR
 SECRET = ("_KEY", "_TOKEN", "_SECRET", "_PASSWORD")  # names that end so: what is shown gets pasted
 
 
-def preview(experiment: Experiment, out: Path) -> Iterator[str]:
+def preview(loads: Mapping[Path, Experiment]) -> Iterator[str]:
     """Line by line; ResultError, as the run itself, where it would not begin."""
-    planned = cells(experiment)
-    check_folder(experiment, out)
-    load = experiment.load(experiment.arms[0], 0)
-    yield from _load(experiment, load)
-    prepared = {cell: _try(experiment, cell) for cell in planned if not cell.repeat}
-    # All repeats of a cell start the same.
-    runs = [cell for cell in planned if isinstance(prepared[replace(cell, repeat=0)], Prepared)]
-    yield from _time(experiment, load, runs, out)
+    start_s = START_STOP_S
+    for out, experiment in loads.items():
+        planned = cells(experiment)
+        check_folder(experiment, out)
+        load = experiment.load(experiment.arms[0], 0)
+        yield from _load(experiment, load)
+        prepared = {cell: _try(experiment, cell) for cell in planned if not cell.repeat}
+        # All repeats of a cell start the same.
+        runs = [cell for cell in planned if isinstance(prepared[replace(cell, repeat=0)], Prepared)]
+        yield from _time(load, runs, out, start_s)
+        start_s = 0.0  # their servers are there by then
     yield from _shared(experiment)
     for cell, what in prepared.items():
         yield from _arm(experiment, cell, what)
@@ -55,7 +59,7 @@ def _load(experiment: Experiment, load: Load) -> Iterator[str]:
         )
 
 
-def _time(experiment: Experiment, load: Load, planned: Sequence[Cell], out: Path) -> Iterator[str]:
+def _time(load: Load, planned: Sequence[Cell], out: Path, start_s: float) -> Iterator[str]:
     """From the runs that are done, else what arrivals and tools take at least."""
     folders = [out / results.RUNS / cell.name for cell in planned]
     done = [results.read_run(folder) for folder in folders if is_done(folder)]
@@ -66,8 +70,8 @@ def _time(experiment: Experiment, load: Load, planned: Sequence[Cell], out: Path
         return
     least_s = _least_s(load)
     yield (
-        f"Time: at least {_minutes(left * (least_s + START_STOP_S))}: each run {least_s:.0f} s of "
-        f"arrivals and tools, and {START_STOP_S:.0f} s (a guess) to start and stop its server. "
+        f"Time: at least {_minutes(left * (least_s + start_s))}: each run {least_s:.0f} s of "
+        f"arrivals and tools, and {start_s:.0f} s (a guess) to start and stop its server. "
         "Servers that fall behind take longer; after the first runs this says how long"
     )
 

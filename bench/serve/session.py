@@ -16,6 +16,7 @@ from bench.serve.record import RunFolder
 from bench.serve.results import State, Turn
 
 OnTurn = Callable[[Turn], None]
+RESETS = 60  # stores of the last load may take seconds
 
 
 @dataclass(frozen=True)
@@ -26,7 +27,7 @@ class Manner:
     warm_up: int = 4  # programs whose first turn is sent before anything counts
     sample_s: float = 1.0  # between readings of /metrics; 0: none
     settle_s: float = 0.3  # before the last reading: counters travel with steps
-    reset: bool = False  # empty the server's prefix cache after the warm-up
+    reset: bool = False  # empty the server's caches after the warm-up
     api_key: str = ""
 
 
@@ -67,9 +68,22 @@ async def _measure(
 async def _prepare(api: Api, load: Load, folder: RunFolder, manner: Manner) -> None:
     await warm_up(api, load, manner.warm_up)
     if manner.reset:
-        await api.text("POST", "/reset_prefix_cache")
+        await _forget(api, manner.patience)
     with contextlib.suppress(ApiError):  # not every server has metrics
         folder.before(await api.text("GET", "/metrics"))
+
+
+async def _forget(api: Api, patience: Patience) -> None:
+    """Empty the server's caches, a connector's too; ApiError if something keeps them.
+
+    vLLM refuses while blocks are held, as by stores under way, and connectors keep what they have
+    unless `reset_external` is said (entrypoints/serve/dev/cache/api_router.py).
+    """
+    for _ in range(RESETS):
+        if "false" not in await api.text("POST", "/reset_prefix_cache?reset_external=true"):
+            return
+        await asyncio.sleep(patience.backoff_s)
+    raise ApiError("the server did not empty its caches: something holds blocks", again=False)
 
 
 async def _drive(

@@ -10,6 +10,7 @@ from __future__ import annotations
 import ctypes
 import functools
 import os
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -156,15 +157,17 @@ _QUICK: dict[str, _Signature] = {
 
 def find_library() -> Path:
     """Where the native library is: what CKV_LIBRARY names (for developers: one that was built
-    with a sanitizer), else the package's own. An editable install puts that beside other package
-    files than these sources, so every folder of the package is searched."""
+    with a sanitizer), else the package's own, which may lie in another folder than these
+    sources: in any of the package's after an editable install, and behind them on the path
+    where a source tree hides an installed wheel, as `python -m` does in one."""
     named = os.environ.get("CKV_LIBRARY")
     if named is not None:
         if Path(named).is_file():
             return Path(named)
         raise TransferError(f"CKV_LIBRARY = {named} is no file, so nothing is copied; unset it.")
-    for folder in continuum_connector.__path__:
-        path = Path(folder) / "_ckv" / "libckv.so"
+    hidden = (Path(each, "continuum_connector") for each in sys.path)
+    for folder in (*map(Path, continuum_connector.__path__), *hidden):
+        path = folder / "_ckv" / "libckv.so"
         if path.is_file():
             return path
     raise TransferError("the native library is not built; `pip install .` builds it and needs g++.")

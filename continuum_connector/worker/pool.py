@@ -100,14 +100,15 @@ class HostPool:
 logger = logging.getLogger(f"vllm.{__name__}")
 
 _LOOK_S = 1.0  # how often the log may tell of progress meanwhile
+_LOOK_EVERY = 256  # calls, once memory was short: the native thread tries twice a minute
 
 
 class PoolGrowth:
-    """Follows one engine's pool until it grows no more.
+    """Follows one engine's pool until it is whole.
 
-    `num_ready` slots are usable. A pool that ends before `num_slots` stays smaller if it
-    `may_be_short`, and the log says so. Else, or if it has no slot, `why_no_tier` is a sentence
-    with both sizes and the cause.
+    `num_ready` slots are usable. A pool that ends before `num_slots` is smaller for now if it
+    `may_be_short`: the log says so, and it is followed on, for it is tried again. Else, or if it
+    has no slot, `why_no_tier` is a sentence with both sizes and the cause.
     """
 
     def __init__(
@@ -121,24 +122,28 @@ class PoolGrowth:
         self._slot_bytes = slot_bytes
         self._may_be_short = may_be_short
         self._num_quarters = 0
+        self._is_short = False
+        self._num_calls = 0
 
     def start(self, staged: bool) -> None:
         """Take the first look; unless `staged`, BLOCKS until the pool is as large as it gets."""
         self.advance()
         if staged and not self.is_over:
             logger.info("serving with %s of DRAM, the rest follows", self._progress())
-        while not staged and not self.is_over:
+        while not (staged or self.is_over or self._is_short):
             self._engine.wait_pool(_LOOK_S)
             self.advance()
 
     def advance(self) -> bool:
         """Look again: a few microseconds. True if more slots are usable than before."""
+        self._num_calls += 1
+        if self._is_short and self._num_calls % _LOOK_EVERY:
+            return False
         state = self._engine.pool_state()
         num_ready = min(self._num_slots, state.ready_bytes // self._slot_bytes)
         before, self.num_ready = self.num_ready, num_ready
-        self.is_over = not state.is_growing
         num_quarters = 4 * self.num_ready // self._num_slots
-        if self.is_over:
+        if not state.is_growing and (num_ready == self._num_slots or not self._is_short):
             self._end(state)
         elif num_quarters > self._num_quarters:
             logger.info("%s of DRAM are ready", self._progress())
@@ -149,6 +154,7 @@ class PoolGrowth:
         if self.num_ready < self._num_slots:
             self._end_short(state.why.rstrip("."))
             return
+        self.is_over = True
         where = f" on NUMA node {state.numa_node}" if state.numa_node >= 0 else ""
         logger.info(
             "%s of DRAM are ready%s: %.1f s to populate, %.1f s to page-lock",
@@ -167,7 +173,9 @@ class PoolGrowth:
         elif self.num_ready == 0:
             self.why_no_tier = f"{shortage}. Not one block fits, so nothing is offloaded"
         else:
-            logger.warning("The DRAM tier stays smaller: %s", shortage)
+            self._is_short = True
+            logger.warning("The DRAM tier is smaller for now: %s", shortage)
+        self.is_over = not self._is_short
 
     def _progress(self) -> str:
         """What is usable of what was asked for, "1.0 of 64.0 GiB"."""

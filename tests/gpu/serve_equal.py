@@ -2,24 +2,42 @@
 
 Exit status 0: every answer is the same and KV was loaded from DRAM. 1: it was not loaded, or a
 load failed, or an answer differs. 2: answers differ, but stock vLLM does not agree with itself
-either when it computes them anew, so the comparison says nothing: use --dtype float32. Or
---graphs was asked for and nothing was captured.
+either when it computes them anew, so the comparison says nothing: use --dtype float32 or --flash.
+Or graphs were asked for and nothing was captured. With --overwrite, 0: the comparison noticed
+that DRAM was overwritten, and checksums noticed it first; 1: one of them did not.
 """
 
 from __future__ import annotations
 
 import argparse
+import shlex
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from bench.cli import teaching_parser
-from bench.serve.server import VllmServer
+from bench.serve.live import kv_bytes_per_token
+from bench.serve.server import ServerOptions, VllmServer
 from bench.serve.tiny_model import make_model
-from tests.server.helpers import Dialog, dialogs, dram_hits, eventually, in_flight, play
+from continuum_connector.config import parse_bytes
+from tests.server.helpers import (
+    BLOCK,
+    Dialog,
+    dialogs,
+    dram_hits,
+    eventually,
+    in_flight,
+    overwrite_dram,
+    play,
+)
 
 CAPTURED = "Graph capturing finished"  # vLLM's own words
+FLASH = ("--attention-backend", "FLASH_ATTN")  # vLLM refuses to start where it cannot have it
+# Another policy may find that a fast GPU computes these prompts sooner than it loads them.
+CONNECTOR = {"policy": "lru_offload"}
+INVARIANT = {"VLLM_BATCH_INVARIANT": "1"}
 
 Answers = list[list[list[int]]]
 
@@ -30,84 +48,204 @@ what happens
   twice, the second time without any cache, to see whether it agrees with itself. The second
   arm is the same server with the connector.
 
-examples
-  python -m tests.gpu.serve_equal                            the tiny model, its own weights
-  python -m tests.gpu.serve_equal --graphs                   compiled, in CUDA graphs
+what each run proves
+  python -m tests.gpu.serve_equal
+      In float32, eager: copies bring back every byte. vLLM's FlashAttention takes no float32,
+      so another backend reads the blocks.
+  python -m tests.gpu.serve_equal --graphs
+      The same compiled and in CUDA graphs: copies keep out of the way of captured steps.
+  python -m tests.gpu.serve_equal --flash
+      As people serve: bfloat16, FlashAttention, CUDA graphs. Both arms compute with kernels
+      whose rounding does not depend on the batch, so that equal means equal in 16 bit too.
+  python -m tests.gpu.serve_equal --overwrite
+      That the runs above would notice: all of DRAM is overwritten before the last turns. As it
+      is, answers must differ; with checksum_every=1 they must be equal, each wrong block found.
   python -m tests.gpu.serve_equal --model FOLDER --dtype bfloat16 -- --load-format dummy
-  Dummy weights can answer one token over and over; the number of different tokens is printed.
+      A model of your own. Dummy weights can answer one token over and over; the number of
+      different tokens is printed.
 """
 
 
+@dataclass(frozen=True)
+class Seen:
+    """What a server with the connector answered, and what its DRAM tier says of it."""
+
+    answers: Answers
+    num_hit: float  # prompt tokens from DRAM
+    num_failed: float = 0.0  # loads
+    num_corrupt: float = 0.0  # transfers whose checksums did not agree
+
+
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run both arms; the exit status says whether they agree."""
+    """Run the arms; the exit status says whether they are as they must be."""
     options = parse(argv)
-    model = options.model or make_model()
-    programs = dialogs(options.programs, rounds=3, first=700, tool=300)
-    common = fields(options)
-    with VllmServer(model, "equal-stock", **common) as stock:
-        expected = play(stock, programs)
-        anew = play(stock, programs, cold=True)
-    connector = {"dram_bytes": options.dram, "ttl_s": 50}
-    with VllmServer(model, "equal-continuum", connector=connector, **common) as ours:
-        if options.graphs and CAPTURED not in ours.log.read_text(errors="replace"):
-            print("NO VERDICT: --graphs, but the server's log tells of no graph that was captured")
-            return 2
-        found, num_hit, num_failed = ask_ours(ours, programs)
-    return verdict(expected, anew, found, num_hit, num_failed)
+    run = Run(options, options.model or make_model())
+    if options.dry_run:
+        print("\n".join(run.shown()))
+        return 0
+    try:
+        expected, anew = run.expected()
+        if options.overwrite:
+            as_is, summed = (run.seen(arm) for arm in run.arms)
+            return verdict_overwritten(expected, anew, as_is, summed)
+        (ours,) = (run.seen(arm) for arm in run.arms)
+        return verdict(expected, anew, ours)
+    except NoVerdictError as error:
+        print(f"NO VERDICT: {error}")
+        return 2
+
+
+class NoVerdictError(Exception):
+    """The run says nothing; the message says why."""
+
+
+@dataclass(frozen=True)
+class Run:
+    """One call: the same model and load for every server."""
+
+    options: argparse.Namespace
+    model: Path
+
+    @property
+    def arms(self) -> list[dict[str, Any]]:
+        """The connector's config, a server each."""
+        if not self.options.overwrite:
+            return [{**CONNECTOR, "dram_bytes": self.options.dram}]
+        config = {**CONNECTOR, "dram_bytes": self.dram_bytes}
+        return [config, {**config, "checksum_every": 1}]
+
+    @property
+    def dram_bytes(self) -> int:
+        """Where it is to be overwritten: at most what was asked for, but an odd number of blocks,
+        for no other memory of the server is as long."""
+        block_bytes = BLOCK * kv_bytes_per_token(self.model, self.options.dtype)
+        return ((parse_bytes(self.options.dram) // block_bytes - 1) | 1) * block_bytes
+
+    @property
+    def programs(self) -> list[Dialog]:
+        """What all servers are asked."""
+        return dialogs(self.options.programs, rounds=3, first=700, tool=300)
+
+    def shown(self) -> Iterator[str]:
+        """The servers that would be started."""
+        started = fields(self.options)
+        env = " ".join(f"{name}={value}" for name, value in started["env"].items())
+        for connector in (None, *self.arms):
+            command = ServerOptions(connector=connector, **started).command(self.model, 8000)
+            yield f"{env} {shlex.join(command)}".strip()
+
+    def expected(self) -> tuple[Answers, Answers]:
+        """What stock vLLM answers, and what when it computes all of it anew."""
+        with VllmServer(self.model, "equal-stock", **fields(self.options)) as stock:
+            return play(stock, self.programs), play(stock, self.programs, cold=True)
+
+    def seen(self, connector: Mapping[str, Any]) -> Seen:
+        """Start a server with the connector, ask it, stop it."""
+        options = self.options
+        name = "equal-summed" if "checksum_every" in connector else "equal-continuum"
+        with VllmServer(self.model, name, connector=connector, **fields(options)) as server:
+            if options.graphs and CAPTURED not in server.log.read_text(errors="replace"):
+                raise NoVerdictError("the server's log tells of no graph that was captured")
+            if not options.overwrite:
+                return ask_ours(server, self.programs)
+            wanted = server, self.dram_bytes, options.dtype
+            try:
+                return ask_ours(server, self.programs, lambda: overwrite_dram(*wanted))
+            except PermissionError as error:
+                raise NoVerdictError(f"no process may write another's memory: {error}") from None
 
 
 def fields(options: argparse.Namespace) -> dict[str, Any]:
-    """How both servers are started."""
+    """How all servers are started."""
     return {
         "num_blocks": options.blocks,
+        "block_size": BLOCK,
         "dtype": options.dtype,
         "eager": not options.graphs,
-        "args": tuple(options.serve),
+        "args": (*FLASH * options.flash, *options.serve),
+        "env": INVARIANT if options.flash else {},
         "start_timeout_s": 900.0,
     }
 
 
-def ask_ours(server: VllmServer, programs: Sequence[Dialog]) -> tuple[Answers, float, float]:
-    """Answers, prompt tokens that came from DRAM, and loads that failed.
+def ask_ours(
+    server: VllmServer, programs: Sequence[Dialog], before_last: Callable[[], None] | None = None
+) -> Seen:
+    """What the server answers, and how its loads went.
 
     Counters travel with a step's statistics, so one more step brings the last.
     """
-    found = play(server, programs)
+    answers = play(server, programs, before_last=before_last)
     eventually(lambda: in_flight(server) == 0)
     play(server, dialogs(1, rounds=1, first=40, tool=1))
-    failed = server.metric("continuum:loads_total", outcome="failed")
-    return found, dram_hits(server), failed
+    return Seen(
+        answers,
+        num_hit=dram_hits(server),
+        num_failed=server.metric("continuum:loads_total", outcome="failed"),
+        num_corrupt=server.metric("continuum:transfer_failures_total", reason="corrupt"),
+    )
 
 
-def verdict(
-    expected: Answers, anew: Answers, found: Answers, num_hit: float, num_failed: float
-) -> int:
+def verdict(expected: Answers, anew: Answers, ours: Seen) -> int:
     """Say what was seen; the exit status."""
-    num_tokens = len({token for turns in expected for turn in turns for token in turn})
-    of = sum(len(turns) for turns in expected)
-    print(f"{of} answers, {num_tokens} different tokens, {num_hit:.0f} prompt tokens from DRAM")
-    print(f"equal, stock computed anew: {same(expected, anew)} of {of}")
-    print(f"equal, with the connector:  {same(expected, found)} of {of}")
-    if num_hit <= 0 or num_failed:
-        print(f"FAIL: nothing was loaded from DRAM, or {num_failed:.0f} loads failed")
+    print(f"{described(expected)}, {ours.num_hit:.0f} prompt tokens from DRAM")
+    print(f"equal, stock computed anew: {same(expected, anew)}")
+    print(f"equal, with the connector:  {same(expected, ours.answers)}")
+    if ours.num_hit <= 0 or ours.num_failed:
+        print(f"FAIL: nothing was loaded from DRAM, or {ours.num_failed:.0f} loads failed")
         return 1
-    if found == expected:
+    if ours.answers == expected:
         print("PASS")
         return 0
     if anew != expected:
-        print("NO VERDICT: stock vLLM differs from itself; use --dtype float32")
+        print("NO VERDICT: stock vLLM differs from itself; use --dtype float32 or --flash")
         return 2
     print("FAIL: answers differ")
     return 1
 
 
-def same(a: Answers, b: Answers) -> int:
-    """How many answers are equal."""
-    return sum(
+def verdict_overwritten(expected: Answers, anew: Answers, as_is: Seen, summed: Seen) -> int:
+    """The same of the two servers whose DRAM was overwritten before the last turns."""
+    print(f"{described(expected)}, DRAM overwritten before the last turns")
+    print(f"equal, stock computed anew: {same(expected, anew)}")
+    print(f"equal, as it is:            {same(expected, as_is.answers)}, must differ")
+    told = f"{summed.num_corrupt:.0f} corrupt, must be equal and noticed"
+    print(f"equal, checksum_every=1:    {same(expected, summed.answers)}, {told}")
+    if anew != expected:
+        print("NO VERDICT: stock vLLM differs from itself; use --dtype float32 or --flash")
+        return 2
+    if first_turns(as_is.answers) != first_turns(expected):
+        print("FAIL: answers differ before anything was overwritten")
+        return 1
+    if as_is.answers == expected:
+        print("FAIL: no answer differs: nothing was loaded after that, or nobody would notice")
+        return 1
+    if summed.answers != expected or not summed.num_corrupt:
+        print("FAIL: checksums did not notice")
+        return 1
+    print("PASS")
+    return 0
+
+
+def described(answers: Answers) -> str:
+    """How much there is to compare."""
+    num_tokens = len({token for turns in answers for turn in turns for token in turn})
+    return f"{sum(map(len, answers))} answers, {num_tokens} different tokens"
+
+
+def first_turns(answers: Answers) -> Answers:
+    """All but each program's last."""
+    return [turns[:-1] for turns in answers]
+
+
+def same(a: Answers, b: Answers) -> str:
+    """How many answers are equal, of how many."""
+    pairs = [
         left == right
         for turns, others in zip(a, b, strict=True)
         for left, right in zip(turns, others, strict=True)
-    )
+    ]
+    return f"{sum(pairs)} of {len(pairs)}"
 
 
 def parse(argv: Sequence[str] | None) -> argparse.Namespace:
@@ -115,13 +253,19 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = teaching_parser("python -m tests.gpu.serve_equal", __doc__, TEACH)
     add = parser.add_argument
     add("--model", type=Path, help="folder of a model (the tiny Llama)")
-    add("--dtype", default="float32", help="float32: batching hardly changes an answer (float32)")
+    add("--dtype", help="float32: batching hardly changes an answer (float32; bfloat16: --flash)")
     add("--programs", type=int, default=4, help="programs of three turns, 1,400 tokens each (4)")
     add("--blocks", type=int, default=129, help="VRAM pool, blocks of 32 tokens (129)")
-    add("--dram", default="2GiB", help="the connector's dram_bytes (2GiB)")
+    add("--dram", default="2GiB", help="the connector's dram_bytes, at most (2GiB)")
     add("--graphs", action="store_true", help="compiled and in CUDA graphs (eager, to start soon)")
+    add("--flash", action="store_true", help="FlashAttention, batch invariant, in CUDA graphs")
+    add("--overwrite", action="store_true", help="would the comparison notice, and checksums?")
+    add("--dry-run", action="store_true", help="print the servers that would be started")
     add("serve", nargs="*", help="after `--`: more arguments of `vllm serve`")
-    return parser.parse_args(argv)
+    options = parser.parse_args(argv)
+    options.dtype = options.dtype or ("bfloat16" if options.flash else "float32")
+    options.graphs = options.graphs or options.flash
+    return options
 
 
 if __name__ == "__main__":

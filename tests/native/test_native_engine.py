@@ -326,13 +326,36 @@ def test_a_wrong_setup_is_refused_in_one_sentence() -> None:
 
 
 def test_a_missing_library_says_how_to_build_it(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: object
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setattr(abi.continuum_connector, "__path__", [str(tmp_path)])
+    monkeypatch.setattr(abi.sys, "path", [str(tmp_path)])
     with pytest.raises(
         TransferError, match=r"not built; `pip install \.` builds it and needs g\+\+"
     ):
         abi.find_library()
+
+
+def test_a_source_tree_finds_the_library_of_the_installed_wheel_that_it_hides(
+    tmp_path: Path,
+) -> None:
+    """`python -m pytest tests/gpu` in a clone, after `pip install .`: the clone comes first."""
+    tree, site = tmp_path / "tree", tmp_path / "site"
+    sources = Path(abi.__file__).parents[1]
+    left_out = shutil.ignore_patterns("_ckv", "__pycache__")
+    shutil.copytree(sources, tree / "continuum_connector", ignore=left_out)
+    installed = site / "continuum_connector" / "_ckv" / "libckv.so"
+    installed.parent.mkdir(parents=True)
+    shutil.copy(abi.find_library(), installed)
+    packages = Path(np.__file__).parents[1]
+    found = _python(
+        f"import sys; sys.path[:0] = {[str(tree), str(site), str(packages)]}\n"
+        "from continuum_connector.worker import abi\n"
+        "print(abi.__file__, abi.find_library(), abi.load_library()[0].ckv_abi_version())",
+        "-S",  # no hook of an editable install
+    )
+    ours = tree / "continuum_connector" / "worker" / "abi.py"
+    assert found.stdout.split() == [str(ours), str(installed), str(abi.ABI_VERSION)], found.stderr
 
 
 def test_a_library_that_does_not_load_costs_the_tier_and_not_the_server(
@@ -379,10 +402,9 @@ def test_structs_are_as_long_as_the_library_says() -> None:
     assert ctypes.sizeof(abi.PoolState) == 304
 
 
-def _python(code: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", code], capture_output=True, text=True, timeout=60
-    )
+def _python(code: str, *options: str) -> subprocess.CompletedProcess[str]:
+    line = [sys.executable, "-W", "ignore", *options, "-c", code]
+    return subprocess.run(line, capture_output=True, text=True, timeout=60)
 
 
 def _has_libcuda() -> bool:

@@ -219,6 +219,48 @@ TEST(test_pool_that_cannot_grow_stays_smaller_and_says_why) {
   CHECK(driver.registered.empty());
 }
 
+TEST(test_growth_is_tried_again_where_memory_was_short) {
+  InstantDriver driver(100);
+  int num_locked = 0;
+  driver.before_register = [&](size_t) { ++num_locked; };
+  std::mutex mutex;
+  std::condition_variable changed;
+  int num_short = 0;
+  uint64_t available = 5 * kMiB;  // the first chunk, not the second
+  ckv::Intake scarce([&] {
+    std::lock_guard<std::mutex> lock(mutex);
+    num_short += driver.registered.size() == 1 && available == 5 * kMiB;
+    changed.notify_all();
+    return ckv::Room{"the machine", available - 4 * kMiB * (driver.registered.size() == 1), 0};
+  });
+  HostPool pool(driver, staged(), scarce, std::chrono::milliseconds(1));
+  pool.grow();
+  ckv_pool_state state = until_grown(pool);
+  CHECK(state.ready_bytes == 4 * kMiB && state.error == CKV_ENOMEM && !state.is_growing);
+  CHECK(has(state.why, "growing stopped at 4.0 MiB of 10.0 MiB: the machine has 1.0 MiB"));
+  std::unique_lock<std::mutex> lock(mutex);
+  CHECK(changed.wait_for(lock, kPatience, [&] { return num_short > 2; }));
+  available = 64 * kMiB;
+  for (int i = 0; i < 20'000 && (state.ready_bytes < 10 * kMiB || state.error != 0); ++i) {
+    changed.wait_for(lock, std::chrono::milliseconds(1));
+    state = state_of(pool);
+  }
+  CHECK(state.ready_bytes == 10 * kMiB && state.why[0] == 0 && !state.is_growing);
+  CHECK(num_locked == 3);  // each chunk once
+}
+
+TEST(test_a_pool_that_pauses_goes_at_once) {
+  InstantDriver driver(100);
+  ckv::Intake scarce(
+      [&] { return ckv::Room{"the machine", driver.registered.empty() ? 4 * kMiB : 0, 0}; });
+  {
+    HostPool pool(driver, staged(), scarce, std::chrono::hours(1));
+    pool.grow();
+    CHECK(until_grown(pool).error == CKV_ENOMEM);
+  }
+  CHECK(driver.registered.empty());
+}
+
 // "S" once it waits for something.
 std::string state_of_thread(pid_t tid) {
   std::ifstream file("/proc/self/task/" + std::to_string(tid) + "/stat");

@@ -12,7 +12,16 @@ import pytest
 
 REPO = Path(__file__).resolve().parents[2]
 FATBIN = REPO / "csrc/gather_fatbin.inc"
-CUDA_HEADERS = [Path("/usr/local/cuda/include"), Path("/usr/include")]
+CUDA_HEADERS = [*Path("/usr/local").glob("cuda*/include"), Path("/usr/include")]
+# A toolkit's headers as if they were older: the names that 12.8 brought may not be used.
+BEFORE_12_8 = """
+#include <cuda.h>
+#include <cudaTypedefs.h>
+#undef CUDA_VERSION
+#define CUDA_VERSION 12040
+#pragma GCC poison CUmemcpyAttributes PFN_cuMemcpyBatchAsync_v12080
+#pragma GCC poison CU_MEMCPY_SRC_ACCESS_ORDER_STREAM CU_MEMCPY_SRC_ACCESS_ORDER_ANY
+"""
 
 needs_compiler = pytest.mark.skipif(shutil.which("g++") is None, reason="needs g++")
 needs_cmake = pytest.mark.skipif(shutil.which("cmake") is None, reason="needs cmake")
@@ -65,11 +74,22 @@ def test_random_calls_of_the_c_abi_are_clean_under_asan(tmp_path: Path) -> None:
 
 @needs_compiler
 def test_declarations_are_those_of_the_cuda_header() -> None:
+    _check_declarations()
+
+
+@needs_compiler
+def test_declarations_are_compared_on_a_toolkit_without_batch_copies(tmp_path: Path) -> None:
+    older = tmp_path / "older.h"
+    older.write_text(BEFORE_12_8)
+    _check_declarations("-include", older)
+
+
+def _check_declarations(*options: str | Path) -> None:
     folder = next((f for f in CUDA_HEADERS if (f / "cudaTypedefs.h").is_file()), None)
     if folder is None:
         pytest.skip("needs a CUDA toolkit's headers")
     _run("g++", "-std=c++17", "-Wall", "-Wextra", "-Werror", "-fsyntax-only", f"-I{folder}",
-         "csrc/check_abi.cpp")  # fmt: skip
+         *options, "csrc/check_abi.cpp")  # fmt: skip
 
 
 def test_the_kernels_code_is_that_of_its_source() -> None:

@@ -15,6 +15,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
+import numpy as np
+
 from bench.serve.apis import APIS
 from bench.serve.ledger import open_accounts
 from bench.serve.metrics import Metrics
@@ -137,15 +139,46 @@ def pids_of(server: VllmServer, process: str) -> list[int]:
 
 
 def find_mapping(pid: int, num_bytes: int) -> int:
-    """Address of the process's only anonymous mapping of this length."""
-    found = []
+    """Address of the process's only anonymous memory of this length, of one mapping or of
+    neighbours: a driver that locks pages may leave one in pieces."""
+    ends: dict[int, int] = {}
     for line in Path(f"/proc/{pid}/maps").read_text().splitlines():
         span, _, _, _, inode, *_ = line.split()
-        begin, end = (int(each, 16) for each in span.split("-"))
-        if end - begin == num_bytes and inode == "0":
+        if inode == "0":
+            begin, end = (int(each, 16) for each in span.split("-"))
+            ends[begin] = end
+    found = []
+    for begin in ends:
+        end = begin
+        while end - begin < num_bytes and end in ends:
+            end = ends[end]
+        if end - begin == num_bytes:
             found.append(begin)
     assert len(found) == 1, f"mappings of {num_bytes} bytes: {found}"
     return found[0]
+
+
+def overwrite_dram(server: VllmServer, num_bytes: int, dtype: str = "float32") -> None:
+    """Write plausible but wrong values over the host pool, once nothing is copied any more.
+
+    The pool is the worker's; at one rank on a GPU vLLM has no worker process, and EngineCore
+    holds it. PermissionError where no process may write another one's memory.
+    """
+    eventually(lambda: in_flight(server) == 0)
+    (process,) = pids_of(server, "Worker") or pids_of(server, "EngineCore")
+    start = find_mapping(process, num_bytes)
+    piece = _noise(dtype, 1 << 22)
+    with open(f"/proc/{process}/mem", "r+b", buffering=0) as memory:
+        os.lseek(memory.fileno(), start, os.SEEK_SET)
+        while num_bytes:
+            num_bytes -= os.write(memory.fileno(), piece[:num_bytes])
+
+
+def _noise(dtype: str, num_values: int) -> bytes:
+    noise = np.random.default_rng(1).standard_normal(num_values, dtype=np.float32)
+    if dtype == "bfloat16":  # numpy has none: the upper half of a float32
+        return (noise.view(np.uint32) >> 16).astype(np.uint16).tobytes()
+    return noise.astype(dtype).tobytes()
 
 
 def read_trace(path: Path) -> list[dict[str, Any]]:

@@ -30,7 +30,7 @@ def test_two_arms_run_one_after_the_other_and_agree(tiny_model: Path, tmp_path: 
         vocab=(FIRST_WORD, LLAMA.vocab),
         server=ServerOptions(num_blocks=10, block_size=32),  # room for one context
     )
-    assert run_all(experiment, tmp_path, Watcher()) == "done"
+    assert run_all({tmp_path: experiment}, Watcher()) == "done"
     base, ours = compare.columns(results.load(tmp_path))
     assert str(compare.sameness(base, ours)) == "yes (8/8)"
     stock, with_dram = (summarize(column.runs[0]) for column in (base, ours))

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import os
 import re
 
-import numpy as np
 import pytest
 
 from bench.serve.server import VllmServer
@@ -15,9 +13,8 @@ from tests.server.helpers import (
     dialogs,
     dram_hits,
     eventually,
-    find_mapping,
     in_flight,
-    pids_of,
+    overwrite_dram,
     play,
     reset,
 )
@@ -53,7 +50,7 @@ def test_the_comparison_fails_when_dram_is_overwritten(
 ) -> None:
     reset(agents)
     known = dram_hits(agents)
-    answers = play(agents, PROGRAMS, before_last=lambda: overwrite_dram(agents))
+    answers = play(agents, PROGRAMS, before_last=lambda: overwrite(agents))
     eventually(lambda: dram_hits(agents) > known)
     assert first_turns(answers) == first_turns(expected), "nothing was overwritten yet"
     assert answers != expected, "the last turns read the bytes we wrote"
@@ -75,7 +72,7 @@ def test_overwritten_dram_is_noticed_and_computed_again(
         },
         args=MIDDLEWARE,
     )
-    answers = play(summed, PROGRAMS, before_last=lambda: overwrite_dram(summed))
+    answers = play(summed, PROGRAMS, before_last=lambda: overwrite(summed))
     assert answers == expected
     assert summed.metric("continuum:transfer_failures_total", reason="corrupt") > 0
 
@@ -84,18 +81,10 @@ def first_turns(answers: Answers) -> Answers:
     return [turns[:-1] for turns in answers]
 
 
-def overwrite_dram(server: VllmServer) -> None:
-    """Write plausible but wrong values over the worker's whole host pool."""
-    eventually(lambda: in_flight(server) == 0)
-    (worker,) = pids_of(server, "Worker")
-    start = find_mapping(worker, DRAM_BYTES)
-    noise = np.random.default_rng(1).standard_normal(DRAM_BYTES // 4, dtype=np.float32)
+def overwrite(server: VllmServer) -> None:
+    """Wrong values in the whole tier; skips where no process may write another one's memory."""
     try:
-        with open(f"/proc/{worker}/mem", "r+b", buffering=0) as memory:
-            os.lseek(memory.fileno(), start, os.SEEK_SET)
-            view = memoryview(noise.tobytes())
-            while view:
-                view = view[os.write(memory.fileno(), view) :]
+        overwrite_dram(server, DRAM_BYTES)
     except PermissionError as error:
         pytest.skip(f"this machine lets no process write another one's memory: {error}")
 

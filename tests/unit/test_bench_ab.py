@@ -19,8 +19,9 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from bench.serve import ab, cli_ab, compare, results, rivals
+from bench.serve import cli_ab, compare, kept, results, rivals, session
 from bench.serve.ab import Experiment, Watcher, cells, run_all
+from bench.serve.api import Patience
 from bench.serve.arms import ARMS, Arm, CannotRunError, Place, Setup, find_arm
 from bench.serve.cli_ab import read_dram, read_server_args
 from bench.serve.commands import app
@@ -35,6 +36,7 @@ from tests.unit.fake_server import fake_server
 
 SMALL = Uniform("small", "p", (TurnPlan(60, 4), TurnPlan(40, 4)), 0, Defaults("turns", programs=3))
 KV_BYTES = 2 * 2 * 4 * 8 * 4
+IMPATIENT = Patience(backoff_s=0.01)
 
 
 class FakeVllm:
@@ -81,7 +83,7 @@ def use(monkeypatch: pytest.MonkeyPatch, server: FakeApi) -> None:
     monkeypatch.setattr(FakeVllm, "url", server.url)
     monkeypatch.setattr(FakeVllm, "started", [], raising=False)
     monkeypatch.setattr(FakeVllm, "broken", set(), raising=False)
-    monkeypatch.setattr(ab, "VllmServer", FakeVllm)
+    monkeypatch.setattr(kept, "VllmServer", FakeVllm)
 
 
 @pytest.fixture
@@ -128,7 +130,7 @@ def test_every_arm_gets_the_same_requests_and_each_repeat_its_own(
     api: FakeApi, model: Path, tmp_path: Path
 ) -> None:
     wanted = experiment(model, "none", "none-priority", repeats=2)
-    assert run_all(wanted, tmp_path / "out", Watcher()) == "done"
+    assert run_all({tmp_path / "out": wanted}, Watcher()) == "done"
     runs = {run.run.name: run for run in results.load(tmp_path / "out")}
     assert [run.run.order for run in runs.values()] == [0, 1, 2, 3]
     answers = {name: [turn.answer for turn in run.turns] for name, run in runs.items()}
@@ -142,13 +144,13 @@ def test_every_arm_gets_the_same_requests_and_each_repeat_its_own(
 
 def test_what_is_done_is_not_made_again(api: FakeApi, model: Path, tmp_path: Path) -> None:
     wanted = experiment(model, "none", "none-priority")
-    run_all(wanted, tmp_path / "out", Watcher())
+    run_all({tmp_path / "out": wanted}, Watcher())
     before = (tmp_path / "out/runs/01-none/turns.jsonl").read_bytes()
     half = tmp_path / "out/runs/01-none-priority"
     run = results.read_run(half)
     run.state = "interrupted"
     results.write_run(half, run)
-    run_all(wanted, tmp_path / "out", Watcher())
+    run_all({tmp_path / "out": wanted}, Watcher())
     assert [name for name, _ in FakeVllm.started] == [
         "01-none",
         "01-none-priority",
@@ -158,11 +160,56 @@ def test_what_is_done_is_not_made_again(api: FakeApi, model: Path, tmp_path: Pat
     assert len(results.load_run(half).turns) == 6
 
 
+def rates(wanted: Experiment, out: Path) -> dict[Path, Experiment]:
+    """Two loads on one server per arm, without pauses and with few programs."""
+    return cli_ab.read_rates("50,100", replace(wanted, dram_bytes=2**30, programs=2), out)
+
+
+def test_an_arms_server_serves_every_rate_and_forgets_in_between(
+    api: FakeApi, model: Path, tmp_path: Path
+) -> None:
+    api.refuses = 1  # a store under way
+    wanted = experiment(model, "none", "simple", "lmcache-mp", patience=IMPATIENT)
+    loads = rates(replace(wanted, arms=tuple(map(as_stock, wanted.arms))), tmp_path)
+    assert run_all(loads, Watcher()) == "done"
+    arms = ["none", "simple", "lmcache-mp", "lmcache-mp"]  # which keeps what it has
+    names = [name for name, _ in FakeVllm.started]
+    assert all(name.startswith(f"01-{arm}") for name, arm in zip(names, arms, strict=True)), names
+    assert api.resets == ["reset_external=true"] * 3
+    for out in loads:
+        assert [run.run.state for run in results.load(out)] == ["done"] * 3
+        assert all((run.folder / results.LOG).read_text() == "started" for run in results.load(out))
+    run_all(loads, Watcher())
+    assert len(FakeVllm.started) == 4, "what is done stays"
+
+
+def test_a_run_is_not_made_on_a_server_that_does_not_forget(
+    api: FakeApi, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(session, "RESETS", 2)
+    api.refuses = 2
+    loads = rates(experiment(model, "none", patience=IMPATIENT), tmp_path)
+    run_all(loads, Watcher())
+    first, second = (results.load(out)[0].run for out in loads)
+    assert (first.state, second.state) == ("done", "cannot_run")
+    assert "did not empty its caches" in second.reason
+
+
+def test_rates_need_a_size_of_dram_and_say_the_arrivals(model: Path, tmp_path: Path) -> None:
+    for wanted in (experiment(model, "none"), experiment(model, "none", arrivals="turns")):
+        with pytest.raises(CommandError, match=r"write --dram as a size, like 64GiB"):
+            cli_ab.read_rates("1,3", wanted, tmp_path)
+
+
+def as_stock(arm: Arm) -> Arm:
+    return replace(arm, setup=lambda place: Setup())
+
+
 def test_arms_that_come_later_are_compared_with_the_same_base(
     api: FakeApi, model: Path, tmp_path: Path
 ) -> None:
-    run_all(experiment(model, "none-priority"), tmp_path / "out", Watcher())
-    run_all(experiment(model, "none"), tmp_path / "out", Watcher())
+    run_all({tmp_path / "out": experiment(model, "none-priority")}, Watcher())
+    run_all({tmp_path / "out": experiment(model, "none")}, Watcher())
     runs = results.load(tmp_path / "out")
     assert [(run.run.arm, run.run.order) for run in runs] == [("none-priority", 0), ("none", 1)]
     assert [column.key[0] for column in compare.columns(runs, "none")] == ["none", "none-priority"]
@@ -171,12 +218,12 @@ def test_arms_that_come_later_are_compared_with_the_same_base(
 def test_another_experiment_is_refused_in_the_same_folder(
     api: FakeApi, model: Path, tmp_path: Path
 ) -> None:
-    run_all(experiment(model, "none"), tmp_path / "out", Watcher())
+    run_all({tmp_path / "out": experiment(model, "none")}, Watcher())
     with pytest.raises(ResultError, match=r"\(seed differ\)"):
-        run_all(experiment(model, "none", seed=1), tmp_path / "out", Watcher())
+        run_all({tmp_path / "out": experiment(model, "none", seed=1)}, Watcher())
     other = replace(experiment(model, "none").server, eager=False, max_num_seqs=7)
     with pytest.raises(ResultError, match=r"\(seqs, eager differ\)"):
-        run_all(experiment(model, "none", server=other), tmp_path / "out", Watcher())
+        run_all({tmp_path / "out": experiment(model, "none", server=other)}, Watcher())
 
 
 def test_an_arm_that_cannot_run_says_why_and_the_others_go_on(
@@ -185,7 +232,7 @@ def test_an_arm_that_cannot_run_says_why_and_the_others_go_on(
     FakeVllm.broken.add("01-none-priority")
     told: list[Run] = []
     wanted = experiment(model, "simple", "lmcache-mp", "none-priority", "none", rivals=tmp_path)
-    assert run_all(wanted, tmp_path / "out", Watcher(ended=told.append)) == "done"
+    assert run_all({tmp_path / "out": wanted}, Watcher(ended=told.append)) == "done"
     assert [run.state for run in told] == ["cannot_run"] * 3 + ["done"]
     assert "--shims" in told[0].reason
     assert "bench.serve.rivals" in told[1].reason
@@ -202,7 +249,7 @@ def test_a_server_that_dies_is_told_compared_with_nobody_and_run_again(
     wanted, out = experiment(model, "none"), tmp_path / "out"
     with monkeypatch.context() as patch:
         patch.setattr(FakeVllm, "healthy", lambda self: False)
-        assert run_all(wanted, out, Watcher()) == "done"
+        assert run_all({out: wanted}, Watcher()) == "done"
     (run,) = results.load(out)
     assert (run.run.state, run.run.reason) == ("died", "EngineDeadError")
     assert not compare.columns([run])
@@ -210,7 +257,7 @@ def test_a_server_that_dies_is_told_compared_with_nobody_and_run_again(
     cli_ab.show(console, [run], out, find_arm("none"))
     said = "vLLM died, and is run again by the same command: EngineDeadError"
     assert said in console.export_text()
-    run_all(wanted, out, Watcher())
+    run_all({out: wanted}, Watcher())
     assert [run.run.state for run in results.load(out)] == ["done"]
 
 
@@ -222,9 +269,9 @@ def test_a_server_that_dies_in_the_warm_up_died_and_is_not_called_unable(
 
     with fake_server(refuse) as server:
         use(monkeypatch, server)
-        run_all(experiment(model, "none"), tmp_path / "able", Watcher())
+        run_all({tmp_path / "able": experiment(model, "none")}, Watcher())
         monkeypatch.setattr(FakeVllm, "healthy", lambda self: False)
-        run_all(experiment(model, "none"), tmp_path / "dead", Watcher())
+        run_all({tmp_path / "dead": experiment(model, "none")}, Watcher())
     states = [results.load(tmp_path / name)[0].run.state for name in ("able", "dead")]
     assert states == ["cannot_run", "died"]
 
@@ -241,7 +288,7 @@ def test_our_arm_without_its_dram_tier_is_reported_as_not_run(
     said = "WARNING No DRAM tier on this rank: the native library is not built"
     monkeypatch.setattr(FakeVllm, "said", said)
     api.metrics = f'continuum:tier_up{{engine="0"}} {is_up}\n'
-    run_all(experiment(model, "continuum", "none"), tmp_path / "out", Watcher())
+    run_all({tmp_path / "out": experiment(model, "continuum", "none")}, Watcher())
     ours, stock = (run.run for run in results.load(tmp_path / "out"))
     assert (ours.state, stock.state) == (state, "done")
     assert ("the native library is not built" in ours.reason) == (not is_up)
@@ -255,7 +302,7 @@ def test_the_title_says_whose_kv_the_pressure_means(
 ) -> None:
     api.metrics = "continuum:tier_up 1\n"
     wanted = experiment(model, "none", "continuum", arrivals="closed:2")
-    run_all(wanted, tmp_path / "out", Watcher())
+    run_all({tmp_path / "out": wanted}, Watcher())
     console = cli_ab.Console(file=io.StringIO(), record=True, width=160)
     cli_ab.show(console, results.load(tmp_path / "out"), tmp_path / "out", find_arm("none"))
     title = "live KV of the 2 largest of 3 programs / DRAM = 2; ratios are to vLLM"
@@ -276,10 +323,10 @@ def test_ctrl_c_ends_the_experiment_and_the_next_call_goes_on(
     with fake_server(gate) as server:
         use(monkeypatch, server)
         wanted = experiment(model, "none", "none-priority")
-        assert run_all(wanted, tmp_path / "out", Watcher()) == "interrupted"
+        assert run_all({tmp_path / "out": wanted}, Watcher()) == "interrupted"
         (run,) = results.load(tmp_path / "out")
         assert (run.run.state, len(run.turns)) == ("interrupted", 2)
-        assert run_all(wanted, tmp_path / "out", Watcher()) == "done"
+        assert run_all({tmp_path / "out": wanted}, Watcher()) == "done"
     assert {r.run.state for r in results.load(tmp_path / "out")} == {"done"}
 
 

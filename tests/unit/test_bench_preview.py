@@ -38,7 +38,7 @@ def experiment(model: Path, *arms: str, **fields: Any) -> Experiment:
 
 
 def shown(wanted: Experiment, out: Path) -> str:
-    return "\n".join(preview(wanted, out))
+    return "\n".join(preview({out: wanted}))
 
 
 def part(text: str, arm: str) -> str:
@@ -52,7 +52,7 @@ def test_it_shows_the_command_that_the_runner_then_starts(
     told = shown(wanted, tmp_path / "out")
     with fake_server() as server:
         use(monkeypatch, server)
-        run_all(wanted, tmp_path / "out", Watcher())
+        run_all({tmp_path / "out": wanted}, Watcher())
     (run,) = results.load(tmp_path / "out")
     line = shlex.split(part(told, "none-priority").splitlines()[-1])
     port = line.index("--port") + 1
@@ -150,7 +150,7 @@ def test_it_refuses_what_the_run_would_refuse(model: Path, tmp_path: Path) -> No
     short = experiment(model, "none", server=ServerOptions(max_model_len=107))
     for begin in (
         lambda: shown(short, tmp_path / "out"),
-        lambda: run_all(short, tmp_path / "out", Watcher()),
+        lambda: run_all({tmp_path / "out": short}, Watcher()),
     ):
         with pytest.raises(ResultError, match=r"has 108 tokens .* takes 107; give --max-len 108"):
             begin()

@@ -55,7 +55,7 @@ def test_a_run_names_the_lmcache_that_its_server_had(
     wanted = Experiment((arm,), SMALL, tmp_path, server=server, rivals=folder, sample_s=0.0)
     with fake_server() as api:
         use(monkeypatch, api)
-        run_all(wanted, tmp_path / "out", Watcher())
+        run_all({tmp_path / "out": wanted}, Watcher())
     (run,) = results.load(tmp_path / "out")
     assert run.run.versions["lmcache"] == "7"
 

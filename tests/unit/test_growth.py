@@ -12,6 +12,7 @@ from continuum_connector.errors import TransferError
 from continuum_connector.messages import StepPlan, WorkerReport
 from continuum_connector.worker.engine import PoolState, Region
 from continuum_connector.worker.layout import Layout
+from continuum_connector.worker.pool import _LOOK_EVERY
 from continuum_connector.worker.worker import ContinuumWorker
 from tests.fakes import FakeCopyEngine
 from tests.unit.test_worker import load, store
@@ -116,7 +117,7 @@ def test_what_the_pool_is_rounded_up_by_is_no_slot() -> None:
     assert reported(started(FakeCopyEngine(num_ready=NUM_SLOTS + 1))) == {0: NUM_SLOTS}
 
 
-def test_a_pool_that_ends_early_stays_smaller_with_one_warning(lines: Lines) -> None:
+def test_a_pool_that_ends_early_is_smaller_with_one_warning(lines: Lines) -> None:
     engine = FakeCopyEngine(num_ready=4, is_growing=True)
     worker = started(engine)
     lines.take()
@@ -128,12 +129,44 @@ def test_a_pool_that_ends_early_stays_smaller_with_one_warning(lines: Lines) -> 
     assert lines.take() == [
         (
             "WARNING",
-            "The DRAM tier stays smaller: only 5.0 of 16.0 GiB of DRAM could be had: "
+            "The DRAM tier is smaller for now: only 5.0 of 16.0 GiB of DRAM could be had: "
             "the system lets this process page-lock 5 GiB; raise ulimit -l",
         )
     ]
     assert step(worker, engine, 20) is None
     assert not engine.closed
+
+
+def test_what_is_had_after_a_shortage_is_reported_and_seldom_looked_for(lines: Lines) -> None:
+    engine = FakeCopyEngine(num_ready=20, why=WHY)
+    looks = CountedLooks(engine)
+    worker = started(engine)
+    assert reported(worker) == {0: 20}
+    lines.take()
+    reports = [step(worker, engine, 33) for _ in range(_LOOK_EVERY)]
+    assert [report.ready_slots for report in reports if report is not None] == [{0: 33}]
+    assert looks.num == 2
+    engine.why = ""
+    reports = [step(worker, engine, NUM_SLOTS) for _ in range(3 * _LOOK_EVERY)]
+    assert [report.ready_slots for report in reports if report is not None] == [{0: NUM_SLOTS}]
+    assert looks.num == 3, "nobody looks any more"
+    assert [(level, text[:22]) for level, text in lines.take()] == [
+        ("INFO", "8.2 of 16.0 GiB of DRA"),
+        ("INFO", "16.0 of 16.0 GiB of DR"),
+    ]
+
+
+class CountedLooks:
+    """Counts how often an engine is asked for its pool."""
+
+    def __init__(self, engine: FakeCopyEngine) -> None:
+        self.num = 0
+        self._look = engine.pool_state
+        engine.pool_state = self.look  # type: ignore[method-assign]
+
+    def look(self) -> PoolState:
+        self.num += 1
+        return self._look()
 
 
 def test_a_pool_that_ends_early_is_no_tier_if_the_operator_says_so(lines: Lines) -> None:

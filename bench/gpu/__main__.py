@@ -1,0 +1,195 @@
+"""Settle what is unproven on a GPU: every step of the plan, bounded, resumable, read for you."""
+
+from __future__ import annotations
+
+import argparse
+import shlex
+import sys
+import time
+from collections.abc import Sequence
+from html import escape
+from pathlib import Path
+
+from bench.cli import names_of, teaching_parser
+from bench.gpu.runner import FILE, GRACE_S, OtherStateError, Sitting, State, open_state, read_state
+from bench.gpu.steps import BY_NAME, SITTINGS, STEPS, Step, Verdict, filled
+from bench.markers import rewrite
+from bench.page.document import document, facts, table
+
+COMMITTED = Path(__file__).with_name("result.json")  # of the last GPU that somebody had
+LIMITS = Path(__file__).resolve().parents[2] / "docs" / "limits.md"
+MARKER = "first half hour"
+PAGE = "gpu.html"
+TOLD = 160  # letters of a result, on the terminal
+NO_CLAIM = {"machine", "shape", "report"}  # others need them
+
+TEACH = """\
+what happens
+  Steps in order of what they decide, each in a process group of its own and cut off at its bound.
+  After each, gpu.json and gpu.html in --out say what is known. What is settled is not run again:
+  the same command goes on where a sitting ended. machine, engine and shape are gates: unless one
+  is proven nothing behind it is begun. At the end: what is proven, what failed, what was not
+  reached. Exit status 0: all asked for is proven. 1: something failed. 2: not all was reached.
+
+examples
+  python -m bench.gpu --list                          what there is, with its command and bound
+  python -m bench.gpu --dry-run                       without a GPU: each step as far as a CPU goes
+  python -m bench.gpu --only A                        copies and answers, about 20 minutes
+  python -m bench.gpu --only B --seconds 560          as much of the sweep as 560 seconds hold
+  python -m bench.gpu --again flash                   one step anew, then on
+  python -m bench.gpu --write                         put the list into docs/limits.md
+"""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run, print the list, write where asked to."""
+    options = parse(argv)
+    if options.list:
+        print(listing(options.steps, options.out))
+        return 0
+    try:
+        state = open_state(options.out, rehearsal=options.dry_run)
+    except OtherStateError as error:
+        print(f"python -m bench.gpu: {error}", file=sys.stderr)
+        return 1
+    left_s = options.seconds - GRACE_S if options.seconds else float("inf")
+    sitting = Sitting(options.out, state, until=time.monotonic() + left_s)
+    for step in sitting.run(options.steps, options.again):
+        known = state.of(step)
+        told = f"{word(state, known.verdict)} in {known.wall_s:.0f} s: {known.said[:TOLD]}"
+        print(f"{step.name}: {told}", flush=True)
+        (options.out / PAGE).write_text(page(state))
+    print(f"\n{summary(state, options.steps)}\nWritten: {options.out / FILE}, {PAGE}")
+    if options.write:
+        COMMITTED.write_text((options.out / FILE).read_text())
+        rewrite(LIMITS, {MARKER: quoted(state)})
+    return status(state, options.steps)
+
+
+def parse(argv: Sequence[str] | None) -> argparse.Namespace:
+    """Read the command line; `steps` are those to run."""
+    parser = teaching_parser("python -m bench.gpu", __doc__, TEACH)
+    add, some = parser.add_argument, names_of((*SITTINGS, *BY_NAME), "a step or a sitting")
+    add("--list", action="store_true", help="print the steps and start nothing")
+    add("--only", type=some, default=list(SITTINGS), help="steps or sittings, with commas (A,B)")
+    add("--again", type=some, default=[], help="run these again though they are settled")
+    add("--dry-run", action="store_true", help="rehearse each step on a CPU")
+    add("--seconds", type=float, default=0, help="end everything after so many (0: no end)")
+    add("--out", type=Path, help="result folder (runs/gpu; runs/gpu-dry-run)")
+    add("--write", action="store_true", help="put the list into docs/limits.md")
+    options = parser.parse_args(argv)
+    if options.write and options.dry_run:
+        parser.error("--write is for what a GPU said; leave out --dry-run")
+    options.out = (options.out or Path("runs", "gpu" + "-dry-run" * options.dry_run)).absolute()
+    options.steps = named(options.only)
+    options.again = [step.name for step in named(options.again)]
+    return options
+
+
+def named(names: Sequence[str]) -> list[Step]:
+    """The steps of these names and sittings, in the plan's order."""
+    return [step for step in STEPS if step.name in names or step.sitting in names]
+
+
+def listing(steps: Sequence[Step], out: Path) -> str:
+    """Each step: what it decides, its bound, its command and that of its rehearsal."""
+    blocks = []
+    for step in steps:
+        dry = step.rehearsal
+        rehearsal = f"none: {dry}" if isinstance(dry, str) else shlex.join(filled(dry, out))
+        leaves = f", leaves {step.leaves}" if step.leaves else ""
+        gate = ", a gate" if step.is_gate else ""
+        head = f"{step.sitting} {step.name}, at most {step.limit_s:.0f} s{leaves}{gate}"
+        lines = (step.decides, shlex.join(filled(step.command, out)), f"dry run: {rehearsal}")
+        blocks.append("\n    ".join((head, *lines)))
+    seconds = sum(step.limit_s for step in steps)
+    return "\n".join((*blocks, f"{len(steps)} steps, at most {seconds / 60:.0f} minutes"))
+
+
+def by_verdict(state: State, steps: Sequence[Step]) -> dict[str, list[Step]]:
+    """The three lists, each in the plan's order."""
+    found: dict[str, list[Step]] = {verdict.value: [] for verdict in Verdict}
+    for step in steps:
+        found[state.of(step).verdict].append(step)
+    return found
+
+
+def summary(state: State, steps: Sequence[Step]) -> str:
+    """What stands at the end of a run."""
+    lines = [where(state)]
+    for verdict, some in by_verdict(state, steps).items():
+        names = ", ".join(step.name for step in some)
+        cure = "; mend, then --again" if some and verdict == Verdict.FAILED.value else ""
+        lines.append(f"{word(state, verdict)}: {names or 'nothing'}{cure}")
+    return "\n".join(lines)
+
+
+def word(state: State, verdict: str) -> str:
+    """A verdict as it is told: a rehearsal proves nothing."""
+    return "rehearsed" if state.rehearsal and verdict == Verdict.PROVEN.value else verdict
+
+
+def where(state: State) -> str:
+    """Machine and date, in a sentence."""
+    kind = "Dry run on" if state.rehearsal else "On"
+    return f"{kind} {state.machine or 'no GPU yet'}, {state.date or 'no date'}."
+
+
+def status(state: State, steps: Sequence[Step]) -> int:
+    """Of the command. What cannot be rehearsed is no fault of a rehearsal."""
+    lists = by_verdict(state, steps)
+    if lists[Verdict.FAILED.value]:
+        return 1
+    missing = [
+        step
+        for step in lists[Verdict.NOT_REACHED.value]
+        if not (state.rehearsal and isinstance(step.rehearsal, str))
+    ]
+    return 2 if missing else 0
+
+
+def quoted(state: State) -> str:
+    """The list as docs/limits.md has it."""
+    used = ", ".join(f"{name} {version}" for name, version in state.versions.items())
+    head = f"{where(state)} {used}." if state.date else "No machine, no date."
+    claims = (each for each in STEPS if each.name not in NO_CLAIM)
+    rows = [f"| {each.decides} | {_found(state, each)} |" for each in claims]
+    return "\n".join([head, "", "| claim | found |", "|---|---|", *rows])
+
+
+def _found(state: State, step: Step) -> str:
+    known = state.of(step)
+    text = f"**{known.verdict}**" if known.verdict != Verdict.NOT_REACHED.value else known.verdict
+    return f"{text}: {known.said}".rstrip(": ").replace("|", "\\|")
+
+
+def page(state: State) -> str:
+    """One HTML file: machine, verdicts, commands."""
+    told = {
+        "Machine": escape(state.machine),
+        "Date": state.date,
+        "Versions": escape(", ".join(f"{k} {v}" for k, v in state.versions.items())),
+        "Environment": escape(", ".join(f"{k}={v}" for k, v in state.environment.items())),
+    }
+    titles = ("Step", "Claim", "Verdict", "Found", "Seconds", "Command")
+    head = f"<tr>{''.join(f'<th>{each}</th>' for each in titles)}</tr>"
+    kind = "Dry run of the first half hour on a GPU" if state.rehearsal else "On a GPU"
+    body = [f"<h1>{kind}</h1>", facts(told), table([head, *(_row(state, s) for s in STEPS)])]
+    return document(kind, body)
+
+
+def _row(state: State, step: Step) -> str:
+    known = state.of(step)
+    verdict, seconds = word(state, known.verdict), f"{known.wall_s:.0f}"
+    texts = (step.name, step.decides, verdict, known.said, seconds)
+    cells = "".join(f"<td>{escape(each)}</td>" for each in texts)
+    return f"<tr>{cells}<td><code>{escape(shlex.join(known.command))}</code></td></tr>"
+
+
+def committed() -> State:
+    """What the last GPU said; nothing where there was none."""
+    return read_state(COMMITTED) if COMMITTED.exists() else State(rehearsal=False)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

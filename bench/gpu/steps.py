@@ -1,0 +1,286 @@
+"""What is unproven on a GPU, what settles it, and how the result is read. In order of what decides.
+
+Sitting A is about copies and answers, sitting B about who serves agents best. A step of which the
+rest depends is a gate: unless it is proven, nothing behind it is begun.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+import xml.etree.ElementTree as ElementTree
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import Enum
+from pathlib import Path
+from statistics import fmean
+
+from bench.copy_engine.report import Target
+from bench.serve import results
+
+OURS = "continuum:adaptive"
+RATES = (3, 6)  # programs per second, of the published sweep
+BLOCKS = 27_125  # the VRAM pool of the published H100 runs; a whole H200 evicts nothing
+MODEL = "{out}/llama-3.1-8b-shape"
+PYTHON = ("python", "-m")
+BENCH = (*PYTHON, "bench.serve.commands")
+COPIES = (*PYTHON, "bench.copy_engine.run")
+EQUAL = (*PYTHON, "tests.gpu.serve_equal")
+SMALL = ("--dram", "128MiB")  # for a CPU's memory
+QUERY = "--query-gpu=name,driver_version,memory.total,pcie.link.gen.max,pcie.link.width.max"
+
+
+class Verdict(Enum):
+    """How a step ended; the words are those of the list."""
+
+    PROVEN = "proven"
+    FAILED = "failed"
+    NOT_REACHED = "not reached"
+
+
+@dataclass(frozen=True)
+class Ended:
+    """A command that ended well: what it printed, and the folder where its file lies."""
+
+    text: str
+    out: Path
+
+    @property
+    def last_line(self) -> str:
+        """What it said last."""
+        return ([line for line in self.text.splitlines() if line.strip()] or [""])[-1].strip()
+
+
+Reading = tuple[Verdict, str]
+
+
+@dataclass(frozen=True)
+class Step:
+    """One command. `{out}` in it is the result folder, `python` the one that runs this."""
+
+    name: str
+    sitting: str
+    decides: str  # what is known once it has run, as a claim
+    command: tuple[str, ...]
+    limit_s: float
+    read: Callable[[Ended], Reading]
+    rehearsal: tuple[str, ...] | str  # the same on a CPU, or why there is no such thing
+    leaves: str = ""  # a file or folder in the result folder, beside its log
+    is_gate: bool = False
+
+
+def filled(command: tuple[str, ...], out: Path) -> list[str]:
+    """What is run."""
+    words = [word.replace("{out}", str(out)) for word in command]
+    return [sys.executable, *words[1:]] if words[0] == "python" else words
+
+
+# --- how results are read ---------------------------------------------------------------------
+def said(ended: Ended) -> Reading:
+    """The exit status was the verdict; its reason is what was said last."""
+    return Verdict.PROVEN, ended.last_line
+
+
+def machine(ended: Ended) -> Reading:
+    """A line per GPU."""
+    found = re.findall(r"^(?!name).+,.+$", ended.text, re.M)
+    return (Verdict.PROVEN if found else Verdict.FAILED), "; ".join(found)
+
+
+def tests(name: str) -> Callable[[Ended], Reading]:
+    """Of a JUnit file: tests that ran. Where all are skipped nothing is known."""
+
+    def read(ended: Ended) -> Reading:
+        suites = ElementTree.parse(ended.out / name).getroot().findall("testsuite")
+        num_skipped = sum(int(suite.get("skipped", 0)) for suite in suites)
+        num_run = sum(int(suite.get("tests", 0)) for suite in suites) - num_skipped
+        verdict = Verdict.PROVEN if num_run else Verdict.NOT_REACHED
+        return verdict, f"{num_run} tests passed, {num_skipped} skipped"
+
+    return read
+
+
+def aims(name: str) -> Callable[[Ended], Reading]:
+    """Of bench.copy_engine's file: every aim met. Where there is none, that it was measured."""
+
+    def read(ended: Ended) -> Reading:
+        sections = json.loads((ended.out / name).read_text())
+        targets = [Target(**each) for section in sections for each in section["targets"]]
+        if missed := [str(each) for each in targets if not each.is_met]:
+            return Verdict.FAILED, "; ".join(missed)
+        num_rows = sum(len(section["rows"]) for section in sections)
+        told = f"{len(targets)} aims met" if targets else f"{num_rows} rows measured, no aim"
+        return (Verdict.PROVEN if num_rows else Verdict.NOT_REACHED), told
+
+    return read
+
+
+def sweep(arm: str) -> Callable[[Ended], Reading]:
+    """Of `bench ab`: mean JCT at each rate; ours must not be longer than stock vLLM's."""
+
+    def read(ended: Ended) -> Reading:
+        told, verdict = [], Verdict.PROVEN
+        for rate in RATES:
+            found = mean_jct(ended.out / "ab" / f"rate-{rate}")
+            for wanted in (arm, *("none",) * (arm == OURS)):
+                if wanted not in found:
+                    return Verdict.NOT_REACHED, f"rate {rate}: no run of {wanted} is done"
+            if arm == OURS and found[arm] > found["none"]:
+                verdict = Verdict.FAILED
+            seconds = ", ".join(f"{name} {found[name]:.1f} s" for name in found)
+            told.append(f"rate {rate}, mean JCT: {seconds}")
+        return verdict, "; ".join(told)
+
+    return read
+
+
+def mean_jct(folder: Path) -> dict[str, float]:
+    """By arm, of the runs that are done and of the programs that came to their end."""
+    runs = results.load(folder) if (folder / results.RUNS).is_dir() else []
+    return {
+        run.run.arm: fmean(each.jct_s for each in run.finished)
+        for run in runs
+        if run.run.state == "done" and run.finished
+    }
+
+
+# --- the steps --------------------------------------------------------------------------------
+def _copies(only: str, name: str, *, quick: bool) -> tuple[str, ...]:
+    sizes = ("--quick",) * quick
+    return (*COPIES, "--gpu", *sizes, "--only", only, "--json", f"{{out}}/{name}")
+
+
+def _copies_on_cpu(only: str, name: str) -> tuple[str, ...]:
+    return (*COPIES, "--quick", "--only", only, "--json", f"{{out}}/{name}")
+
+
+def _tests(mark: str) -> tuple[str, ...]:
+    return (
+        *(*PYTHON, "pytest", "tests/gpu", "-q", "-m", mark, "-rs", "-W", "ignore"),
+        *("-p", "no:cacheprovider", "--junitxml", "{out}/engine.xml"),
+    )
+
+
+def _ab(arm: str) -> tuple[str, ...]:
+    serve = "--load-format dummy --gpu-memory-utilization 0.85 --attention-backend FLASH_ATTN"
+    return (
+        *(*BENCH, "ab", "--arms", arm, "--workload", "sweep"),
+        *("--rates", ",".join(map(str, RATES)), "--dram", "64GiB", "--out", "{out}/ab"),
+        *("--model", MODEL, "--dtype", "bfloat16", "--blocks", str(BLOCKS), "--block-size", "16"),
+        *("--max-len", "16384", "--batch-tokens", "8192", "--seqs", "1024", "--no-eager"),
+        *("--start-timeout", "300", "--server-args", serve),
+    )
+
+
+def _sweep(name: str, arm: str, decides: str, limit_s: float) -> Step:
+    ab = _ab(arm)
+    return Step(name, "B", decides, ab, limit_s, sweep(arm), (*ab, "--dry-run"), leaves="ab")
+
+
+RATE_FOLDERS = tuple(f"{{out}}/ab/rate-{rate}" for rate in RATES)
+STEPS = (
+    Step(
+        name="machine",
+        sitting="A",
+        decides="There is a GPU, and this is what it is",
+        command=("nvidia-smi", QUERY, "--format=csv"),
+        limit_s=30.0,
+        read=machine,
+        rehearsal="there is no GPU to ask",
+        is_gate=True,
+    ),
+    Step(
+        name="engine",
+        sitting="A",
+        decides="The copy engine is right over the real driver: every path, order, growth",
+        command=_tests("gpu"),
+        limit_s=150.0,
+        read=tests("engine.xml"),
+        rehearsal=_tests("native"),
+        leaves="engine.xml",
+        is_gate=True,
+    ),
+    Step(
+        name="aims",
+        sitting="A",
+        decides="It copies at 95 % of the bus, and both ways at once",
+        command=_copies("peak,duplex", "aims.json", quick=False),
+        limit_s=200.0,
+        read=aims("aims.json"),
+        rehearsal=_copies_on_cpu("bandwidth", "aims.json"),
+        leaves="aims.json",
+    ),
+    Step(
+        name="submit",
+        sitting="A",
+        decides="A submit costs a step 20 us, a copy begins within 5 ms, a pool is locked",
+        command=_copies("device_submit,device_delay,pin", "submit.json", quick=True),
+        limit_s=100.0,
+        read=aims("submit.json"),
+        rehearsal=_copies_on_cpu("submit,delay", "submit.json"),
+        leaves="submit.json",
+    ),
+    Step(
+        name="equal",
+        sitting="A",
+        decides="Answers with KV from DRAM are stock vLLM's, token for token (float32)",
+        command=EQUAL,
+        limit_s=170.0,
+        read=said,
+        rehearsal=(*EQUAL, *SMALL),
+    ),
+    Step(
+        name="flash",
+        sitting="A",
+        decides="So they are with FlashAttention, bfloat16 and CUDA graphs",
+        command=(*EQUAL, "--flash"),
+        limit_s=300.0,
+        read=said,
+        rehearsal=(*EQUAL, "--flash", "--dry-run"),
+    ),
+    Step(
+        name="overwrite",
+        sitting="A",
+        decides="Wrong bytes in DRAM would be noticed: by that comparison, and by checksums",
+        command=(*EQUAL, "--overwrite"),
+        limit_s=240.0,
+        read=said,
+        rehearsal=(*EQUAL, "--overwrite", *SMALL),
+    ),
+    Step(
+        name="beside",
+        sitting="A",
+        decides="What a step pays beside transfers, and the best path by size of a piece",
+        command=_copies("small_copy,decode,sweep", "beside.json", quick=True),
+        limit_s=180.0,
+        read=aims("beside.json"),
+        rehearsal=_copies_on_cpu("calls", "beside.json"),
+        leaves="beside.json",
+    ),
+    Step(
+        name="shape",
+        sitting="B",
+        decides="The model of sitting B is there: Llama-3.1-8B without its weights",
+        command=(*PYTHON, "bench.serve.gpu.shape", MODEL),
+        limit_s=60.0,
+        read=said,
+        rehearsal=(*PYTHON, "bench.serve.gpu.shape", MODEL),
+        is_gate=True,
+    ),
+    _sweep("none", "none", "What stock vLLM needs for the published sweep", 780.0),
+    _sweep("continuum", OURS, "Agents end no later with the connector", 420.0),
+    _sweep("simple", "simple", "What vLLM's own SimpleCPUOffload needs", 780.0),
+    Step(
+        name="report",
+        sitting="B",
+        decides="One page compares them",
+        command=(*BENCH, "report", *RATE_FOLDERS, "-o", "{out}/ab.html"),
+        limit_s=60.0,
+        read=said,
+        rehearsal="there are no runs to report on",
+        leaves="ab.html",
+    ),
+)
+BY_NAME = {step.name: step for step in STEPS}
+SITTINGS = ("A", "B")
