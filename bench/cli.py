@@ -20,7 +20,7 @@ class Parser(argparse.ArgumentParser):
         """As always; but `--name=--` is a value, which argparse makes an empty list of."""
         found = super().parse_args(args, namespace)
         for action in self._actions:
-            if action.nargs is None and getattr(found, action.dest, None) == []:
+            if action.nargs is None and getattr(found, action.dest, None) == [] != action.default:
                 self.error(f"argument {action.dest}: expected one value")
         return found
 

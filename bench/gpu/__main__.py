@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import argparse
 import shlex
-import sys
 import time
 from collections.abc import Sequence
 from html import escape
 from pathlib import Path
 
-from bench.cli import names_of, teaching_parser
-from bench.gpu.runner import FILE, GRACE_S, OtherStateError, Sitting, State, open_state, read_state
+from bench.cli import names_of, real, start, teaching_parser
+from bench.gpu.runner import FILE, GRACE_S, Sitting, State, open_state, read_state
 from bench.gpu.steps import BY_NAME, SITTINGS, STEPS, Step, Verdict, filled
 from bench.markers import rewrite
 from bench.page.document import document, facts, table
@@ -47,11 +46,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if options.list:
         print(listing(options.steps, options.out))
         return 0
-    try:
-        state = open_state(options.out, rehearsal=options.dry_run)
-    except OtherStateError as error:
-        print(f"python -m bench.gpu: {error}", file=sys.stderr)
-        return 1
+    state = open_state(options.out, rehearsal=options.dry_run)
     left_s = options.seconds - GRACE_S if options.seconds else float("inf")
     sitting = Sitting(options.out, state, until=time.monotonic() + left_s)
     for step in sitting.run(options.steps, options.again):
@@ -74,7 +69,7 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     add("--only", type=some, default=list(SITTINGS), help="steps or sittings, with commas (A,B)")
     add("--again", type=some, default=[], help="run these again though they are settled")
     add("--dry-run", action="store_true", help="rehearse each step on a CPU")
-    add("--seconds", type=float, default=0, help="end everything after so many (0: no end)")
+    add("--seconds", type=real(0), default=0.0, help="end everything after so many (0: no end)")
     add("--out", type=Path, help="result folder (runs/gpu; runs/gpu-dry-run)")
     add("--write", action="store_true", help="put the list into docs/limits.md")
     options = parser.parse_args(argv)
@@ -192,4 +187,4 @@ def committed() -> State:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    start(main, "python -m bench.gpu")

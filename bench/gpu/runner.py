@@ -20,6 +20,7 @@ from typing import Any
 from bench.gpu.steps import Ended, Step, Verdict, filled
 from bench.serve.record import versions
 from bench.serve.server import die_with_parent, end_group
+from continuum_connector.tools.cli.ending import ToldError
 
 REPO = Path(__file__).resolve().parents[2]
 FILE = "gpu.json"
@@ -31,7 +32,7 @@ NO_VERDICT = 2  # of serve_equal, and of bench.copy_engine where there is no GPU
 Launch = Callable[[Sequence[str], Path, float], int | None]
 
 
-class OtherStateError(Exception):
+class OtherStateError(ToldError):
     """The folder holds what does not belong to this call; the message says what to do."""
 
 

@@ -31,6 +31,7 @@ from bench.sim.pool import Tell
 from bench.sim.provenance import code_mark, versions
 from bench.sim.result import RunRecord
 from bench.sim.verdict import Verdict, verdict
+from continuum_connector.errors import shown
 from continuum_connector.tools.cli.ending import ToldError
 
 PAGE = PATH.with_name("MATRIX.md")
@@ -55,9 +56,11 @@ def main(arguments: Sequence[str]) -> int:
     matrix = load_matrix()
     seeds = matrix.seeds.get(said.seeds) or read_seeds(said.seeds)
     cells = [c for c in matrix.cells if _is_meant(c, said.cells) and (c.fast or not said.fast)]
+    if not cells:
+        raise ToldError(f"no cell is called --cells {said.cells}; see bench/sim/matrix.toml")
     arms = _arms(said.arms)
     jobs = [job(c, arm, seed) for c in cells for arm in arms for seed in seeds]
-    command = shlex.join(["python", "-m", "bench.sim.matrix", *arguments])
+    command = shown(shlex.join(["python", "-m", "bench.sim.matrix", *arguments]))
     done = runner.run(jobs, said.out, num_workers=said.workers, play=play, command=command)
     # What other code did, and this call did not come to, is left out.
     results = [each for each in done.results if each.code == code_mark()]
