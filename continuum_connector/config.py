@@ -54,7 +54,7 @@ PATHS = ("trace_path", "state_path", "switch_path")
 
 
 class ContinuumConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """Everything an operator can set. The README's table is generated from `KNOBS`."""
+    """Everything an operator can set. The table of docs/configuration.md is generated from `KNOBS`."""
 
     dram_bytes: Bytes = 0
     staged: bool = True
