@@ -54,7 +54,7 @@ PATHS = ("trace_path", "state_path", "switch_path")
 
 
 class ContinuumConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """Everything an operator can set. The table of docs/configuration.md is generated from `KNOBS`."""
+    """Everything an operator can set. `KNOBS` becomes a table in docs/configuration.md."""
 
     dram_bytes: Bytes = 0
     staged: bool = True
@@ -101,7 +101,7 @@ KNOBS: dict[str, str] = {
     "max_ttl_s": "no pin lives longer, whatever a policy or a client asks, in seconds",
     "max_pinned_fraction": "of VRAM blocks; above it the cheapest pin goes first",
     "max_hinted_fraction": "of VRAM blocks, for pins longer than the policy's because clients ask; "
-    "these give way first, so the rest loses only the idle cache in so much room",
+    "these give way first, so others lose at most that much idle prefix cache",
     "max_wait_s": "how long a waiting turn leaves pins alone that are worth more than its wait, in "
     "seconds; only pins of programs that came before its own, and only while others run",
     "max_head_start_s": "how much earlier than its own arrival a turn may stand in the queue, in "

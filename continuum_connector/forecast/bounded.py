@@ -14,7 +14,9 @@ T = TypeVar("T")
 FEW = 8.0
 
 
-def seen(keys: OrderedDict[str, T], name: str, limit: int, num_seen: Callable[[T], float]) -> None:
+def touch_and_evict(
+    keys: OrderedDict[str, T], name: str, limit: int, num_seen: Callable[[T], float]
+) -> None:
     """`name`, which is among `keys`, was seen just now; of more than `limit` one is forgotten.
 
     That is the least recently seen of those with FEW observations, else of all, but not `name`:

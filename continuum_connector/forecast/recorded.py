@@ -9,7 +9,7 @@ from itertools import islice
 from typing import Any
 
 from continuum_connector.costs.state_file import Bites
-from continuum_connector.forecast.bounded import seen
+from continuum_connector.forecast.bounded import touch_and_evict
 from continuum_connector.forecast.forecast import EDGES
 
 MAX_RECORDS = 1000  # of a tool, the most recent: ten times what the paper asks for (its K = 100)
@@ -56,7 +56,7 @@ class RecordedGaps:
         if tool is None:
             return
         self._tools.setdefault(tool, _Window()).add(gap_s)
-        seen(self._tools, tool, MAX_TOOLS, lambda window: len(window.recent))
+        touch_and_evict(self._tools, tool, MAX_TOOLS, lambda window: len(window.recent))
 
     def of(self, tool: str | None) -> tuple[Sequence[float], Sequence[float]]:
         """Gaps of `tool` and of all, ascending; views that the next `add` changes."""

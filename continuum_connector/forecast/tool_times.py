@@ -15,7 +15,7 @@ import numpy as np
 
 from continuum_connector.costs.state_file import Bites
 from continuum_connector.forecast import seeds
-from continuum_connector.forecast.bounded import FEW, seen
+from continuum_connector.forecast.bounded import FEW, touch_and_evict
 from continuum_connector.forecast.forecast import Forecast
 from continuum_connector.forecast.survival import Curve, Row, Survival
 from continuum_connector.toolcalls.asked import Asked, Ending, ToolCall
@@ -183,7 +183,7 @@ class ToolTimes:
         tool = self._tools.get(name)
         if tool is None:
             tool = self._tools[name] = _Key(seeds.BY_TOOL.get(name))
-        seen(self._tools, name, MAX_TOOLS, _num_seen)
+        touch_and_evict(self._tools, name, MAX_TOOLS, _num_seen)
         return tool
 
     def _class(self, call: ToolCall) -> _Key:
@@ -192,7 +192,7 @@ class ToolTimes:
         key = classes.get(name)
         if key is None:
             key = classes[name] = _Key()
-        seen(classes, name, MAX_CLASSES, _num_seen)
+        touch_and_evict(classes, name, MAX_CLASSES, _num_seen)
         return key
 
 

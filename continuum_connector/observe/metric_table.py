@@ -124,14 +124,14 @@ METRICS: tuple[Metric, ...] = (
     Metric(
         "forecasts",
         _C,
-        "Returns foretold, by their chance in percent, once it shows; without traffic none",
+        "Predicted returns, by predicted chance in percent, once the outcome is known",
         "chance",
         CHANCES,
     ),
     Metric(
         "forecasts_true",
         _C,
-        "Those that came in time; a share of forecasts far from its chance: gaps are not learned",
+        "Predicted returns that came in time; a share far from the chance: gaps are not learned",
         "chance",
         CHANCES,
     ),

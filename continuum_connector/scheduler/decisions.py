@@ -1,6 +1,6 @@
-"""Keeping: what becomes of a finished turn's blocks is asked of the policy, and done.
+"""Keeping: ask the policy what to do with a finished turn, then do it.
 
-Levels: how things stand at this moment, for the policy and for the metrics.
+Levels: the state of VRAM, DRAM and queue at this moment, for the policy and for the metrics.
 """
 
 from __future__ import annotations

@@ -39,7 +39,7 @@ class Pin:
 
     `probe_index` and `probe_hash` identify the chain: a request whose block hash there is
     the same one shares at least half of the pinned blocks, and so is the turn we waited for.
-    From `asked_from` on only the client wants it: `is_wish` then, and it yields to everybody.
+    From `asked_from` on only the client's request keeps it (`is_wish`), so it is evicted first.
     """
 
     program: str

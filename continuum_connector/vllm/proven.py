@@ -14,8 +14,8 @@ from continuum_connector.errors import ConfigError
 
 NO_UNATTACHED_TIER = (
     "ContinuumConnector: no DRAM tier under the priority policy of this vLLM, whose own scheduler "
-    "can wait for ever between a turn that has loaded and one that comes before it; vLLM 0.32 can "
-    "not, nor can this one with ContinuumConnector attached"
+    "can wait for ever between a turn that has loaded and one that comes before it; upgrade to "
+    "vLLM 0.32, or let ContinuumConnector attach to the scheduler"
 )
 
 # Classes of vLLM's specs, and no subclass of them: one may keep its blocks in another way, as
