@@ -231,7 +231,7 @@ def test_the_tier_that_an_unattached_scheduler_by_priority_cannot_have(tmp_path:
     line = one(machine, served, "DRAM tier")
     assert line.verdict is ERROR
     assert line.text.startswith("no DRAM tier under the priority policy")
-    assert "vLLM 0.32 can not" in line.cure
+    assert "upgrade to vLLM 0.32" in line.cure
 
 
 def test_a_later_vllm_has_that_tier(tmp_path: Path) -> None:
