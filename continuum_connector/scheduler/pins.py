@@ -7,7 +7,6 @@ cheapest goes first when somebody needs the room.
 from __future__ import annotations
 
 import enum
-import heapq
 import itertools
 import math
 from collections import OrderedDict
@@ -18,6 +17,7 @@ from continuum_connector.errors import InvariantError
 from continuum_connector.policy.base import After
 from continuum_connector.scheduler.holds import Hold
 from continuum_connector.scheduler.kv_groups import ChainBlocks
+from continuum_connector.scheduler.lazy_heap import LazyHeap
 
 
 class PinEnd(enum.Enum):
@@ -82,42 +82,13 @@ class Pin:
         return self.deadline if self.is_wish else min(self.asked_from, self.deadline)
 
 
-class _Heap:
-    """A heap of pins in which entries go stale instead of being removed."""
-
-    def __init__(self) -> None:
-        self._entries: list[tuple[tuple[float, ...], int, Pin]] = []
-        self._current: dict[Pin, int] = {}
-        self._sequence = itertools.count()
-
-    def push(self, key: tuple[float, ...], pin: Pin) -> None:
-        """Insert the pin, or move it if it is there."""
-        number = next(self._sequence)
-        self._current[pin] = number
-        heapq.heappush(self._entries, (key, number, pin))
-        if len(self._entries) > 64 + 2 * len(self._current):
-            self._entries = [e for e in self._entries if self._is_current(e)]
-            heapq.heapify(self._entries)
-
-    def discard(self, pin: Pin) -> None:
-        self._current.pop(pin, None)
-
-    def first(self) -> tuple[tuple[float, ...], Pin] | None:
-        while self._entries and not self._is_current(self._entries[0]):
-            heapq.heappop(self._entries)
-        return (self._entries[0][0], self._entries[0][2]) if self._entries else None
-
-    def _is_current(self, entry: tuple[tuple[float, ...], int, Pin]) -> bool:
-        return self._current.get(entry[2]) == entry[1]
-
-
 class PinTable:
     """One pin per program; every operation is O(log pins)."""
 
     def __init__(self) -> None:
         self._pins: dict[str, Pin] = {}
-        self._by_deadline = _Heap()
-        self._by_rank = _Heap()
+        self._by_deadline: LazyHeap[Pin] = LazyHeap()
+        self._by_rank: LazyHeap[Pin] = LazyHeap()
 
     def __len__(self) -> int:
         return len(self._pins)

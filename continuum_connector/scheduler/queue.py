@@ -7,11 +7,11 @@ that every operation is O(log n).
 
 from __future__ import annotations
 
-import heapq
-import itertools
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
+
+from continuum_connector.scheduler.lazy_heap import LazyHeap
 
 Rank = tuple[Any, ...]
 
@@ -25,10 +25,8 @@ class ProgramQueue:
 
     def __init__(self, rank: Callable[[Any], Rank]) -> None:
         self._rank = rank
-        self._heap: list[tuple[Rank, int, Any]] = []
-        self._current: dict[Any, int] = {}  # request -> number of its live entry
+        self._heap: LazyHeap[Any] = LazyHeap()
         self._by_id: dict[str, Any] = {}
-        self._numbers = itertools.count()
         self._peeked: Any = None
 
     # --- vLLM's interface -------------------------------------------------------------
@@ -45,45 +43,46 @@ class ProgramQueue:
             self.add_request(request)
 
     def peek_request(self) -> Any:
-        self._drop_stale()
-        if not self._heap:
+        first = self._heap.first()
+        if first is None:
             raise IndexError("peek from an empty queue")
-        self._peeked = self._heap[0][2]
+        self._peeked = first[1]
         return self._peeked
 
     def pop_request(self) -> Any:
-        request = self._peeked if self._peeked in self._current else self.peek_request()
+        request = self._peeked if self._peeked in self._heap else self.peek_request()
         self.remove_request(request)
         return request
 
     def remove_request(self, request: Any) -> None:
-        del self._current[request]
         del self._by_id[request.request_id]
+        self._heap.discard(request)
         self._peeked = None
 
     def remove_requests(self, requests: Iterable[Any]) -> None:
         for request in list(requests):
-            if request in self._current:
+            if request in self._heap:
                 self.remove_request(request)
 
     def __bool__(self) -> bool:
-        return bool(self._current)
+        return bool(self._heap)
 
     def __len__(self) -> int:
-        return len(self._current)
+        return len(self._heap)
 
     def __contains__(self, request: Any) -> bool:
-        return request in self._current
+        return request in self._heap
 
     def __iter__(self) -> Iterator[Any]:
-        live = [entry for entry in self._heap if self._is_current(entry)]
-        return (entry[2] for entry in sorted(live, key=lambda entry: entry[:2]))
+        return iter(self._heap)
 
     # --- ours -------------------------------------------------------------------------
     def peek_rank(self) -> Rank:
         """The rank of whom `peek_request` would show; the queue must not be empty."""
-        self._drop_stale()
-        return self._heap[0][0]
+        first = self._heap.first()
+        if first is None:
+            raise IndexError("rank of an empty queue")
+        return first[0]
 
     def rerank(self, request_id: str) -> None:
         """The request's place has changed: move it, if it is here."""
@@ -92,19 +91,7 @@ class ProgramQueue:
             self._push(request)
 
     def _push(self, request: Any) -> None:
-        number = next(self._numbers)
-        self._current[request] = number
-        heapq.heappush(self._heap, (self._rank(request), number, request))
-        if len(self._heap) > 64 + 2 * len(self._current):
-            self._heap = [entry for entry in self._heap if self._is_current(entry)]
-            heapq.heapify(self._heap)
-
-    def _drop_stale(self) -> None:
-        while self._heap and not self._is_current(self._heap[0]):
-            heapq.heappop(self._heap)
-
-    def _is_current(self, entry: tuple[Rank, int, Any]) -> bool:
-        return self._current.get(entry[2]) == entry[1]
+        self._heap.push(self._rank(request), request)
 
 
 class Front:
