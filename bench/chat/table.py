@@ -113,9 +113,9 @@ ROWS = (
 def make_table(title: str, arms: Sequence[ArmResult]) -> Table:
     """One column per arm, and how each compares with the first."""
     table = Table(title=title, title_justify="left")
-    table.add_column("")
+    table.add_column("", overflow="fold")
     for index, arm in enumerate(arms):
-        table.add_column(arm.label, justify="right")
+        table.add_column(arm.label, justify="right", overflow="fold")
         if index:
             table.add_column("ratio", justify="right", style="bold")
     base = arms[0]

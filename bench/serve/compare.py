@@ -160,9 +160,10 @@ def table(title: str, arms: Sequence[Column]) -> Table:
     if not arms:
         raise ResultError("nothing to compare: no run got as far as its first answer")
     made = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
-    made.add_column("arm (runs)")
+    made.add_column("arm (runs)", overflow="fold", min_width=len("continuum"))
     for key in (*SHOWN, *PLAIN):
-        made.add_column(BY_KEY[key].title.strip().removeprefix("server: "), justify="right")
+        title = BY_KEY[key].title.strip().removeprefix("server: ")
+        made.add_column(title, justify="right", overflow="fold")
     made.add_column("same answers")
     base = arms[0]
     for arm in arms:

@@ -202,10 +202,10 @@ def _known(kind: str, asked_for: Sequence[str], known: Mapping[str, Any]) -> Non
 def grid(point: Point, arms: Mapping[str, Figures]) -> Grid:
     """One point: an arm per row; `x`: over the first arm."""
     shown = Grid(title=escape(point.title), title_justify="left", title_style="bold", box=None)
-    shown.add_column("")
+    shown.add_column("", overflow="fold", min_width=len("adaptive"))
     brief = [index for index, column in enumerate(COLUMNS) if column.is_brief]
     for index in brief:
-        shown.add_column(COLUMNS[index].name, justify="right")
+        shown.add_column(COLUMNS[index].name, justify="right", overflow="fold")
     for arm in arms:
         found = cells(arms, arm)
         row = [

@@ -40,7 +40,7 @@ def print_all(
 def _table(title: str, *columns: str) -> Table:
     table = Table(title=title, title_justify="left")
     for index, column in enumerate(columns):
-        table.add_column(column, justify="right" if index else "left")
+        table.add_column(column, justify="right" if index else "left", overflow="fold")
     return table
 
 
@@ -86,7 +86,7 @@ def _kills(kills: Sequence[Kill]) -> Table:
 def _findings(findings: Sequence[Finding]) -> Table:
     table = Table(title="Findings", title_justify="left")
     for column in ("", "", ""):
-        table.add_column(column)
+        table.add_column(column, overflow="fold")
     for finding in findings:
         style = STYLES[finding.verdict]
         table.add_row(finding.verdict.value, finding.what, finding.text, style=style)

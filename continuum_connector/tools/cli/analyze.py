@@ -142,7 +142,9 @@ def _confusion(name: str, summary: Summary) -> Table:
     title = f"Chosen, and best in hindsight: {shown(name)}"
     result = Table(title=title, title_justify="left", title_style="bold", show_edge=False)
     for column in ("chosen", *(f"best: {kind}" for kind in kinds), "mean regret"):
-        result.add_column(column, justify="left" if column == "chosen" else "right")
+        result.add_column(
+            column, justify="left" if column == "chosen" else "right", overflow="fold"
+        )
     for chosen in kinds:
         if (sample := summary.regrets.by_decision.get(chosen)) is not None:
             cells = [f"{summary.regrets.best[chosen, best]:,}" for best in kinds]
