@@ -69,7 +69,7 @@ def prepare(vllm_config: Any) -> None:
         return
     from continuum_connector import node
 
-    node.keep_count(vllm_config.parallel_config)
+    node.keep_count(vllm_config)
     config = vllm_config.scheduler_config
     if ours.scheduler and config.scheduler_cls is None:
         # On this instance alone: pickled, it takes it along (v1/engine/core.py asks it once).
