@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import secrets
-import shutil
 import stat
 from contextlib import suppress
 
@@ -49,7 +48,7 @@ def put(path: str | os.PathLike[str], content: bytes) -> None:
     descriptor = os.open(beside, flags, 0o666)
     try:
         with open(descriptor, "wb") as file:
-            _keep_rights(path, beside)  # before what is in it could be read
+            _keep_rights(path, descriptor)  # before what is in it could be read
             file.write(content)
             file.flush()
             os.fsync(file.fileno())
@@ -60,14 +59,18 @@ def put(path: str | os.PathLike[str], content: bytes) -> None:
         raise
 
 
-def _keep_rights(old: str, new: str) -> None:
-    """Mode, group and owner, as far as the system lets us: no write fails for their sake."""
+def _keep_rights(old: str, new: int) -> None:
+    """Mode, group and owner, as far as the system lets us: no write fails for their sake.
+
+    `new` is open: whoever owns the folder may put a link where its name was, and root is not to
+    give him what that points to.
+    """
     try:
         had = os.stat(old)
     except OSError:  # there is none yet
         return
     with suppress(OSError):
-        shutil.copymode(old, new)
+        os.chmod(new, stat.S_IMODE(had.st_mode))
     for ids in ((-1, had.st_gid), (had.st_uid, -1)):  # the owner last: then it is no longer ours
         with suppress(OSError):
             os.chown(new, *ids)
