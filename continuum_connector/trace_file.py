@@ -55,16 +55,20 @@ class TraceFile:
     def _follow(self) -> None:
         """Go on in the file that has our name now, if ours was moved or removed."""
         if not self._has_our_name():
+            following = _open(self._path)  # if that fails, ours is still the one to close
             self.close()
-            self._file = _open(self._path)
+            self._file = following
 
     def _begin_anew(self) -> None:
-        fcntl.flock(self._file, fcntl.LOCK_EX)  # of this file: it ends when that is closed
-        if self._has_our_name():  # nobody else was first
-            for number in range(self._max_files - 1, 0, -1):
-                moved = f"{self._path}.{number - 1}" if number > 1 else self._path
-                with contextlib.suppress(FileNotFoundError):
-                    os.replace(moved, f"{self._path}.{number}")
+        fcntl.flock(self._file, fcntl.LOCK_EX)
+        try:
+            if self._has_our_name():  # nobody else was first
+                for number in range(self._max_files - 1, 0, -1):
+                    moved = f"{self._path}.{number - 1}" if number > 1 else self._path
+                    with contextlib.suppress(FileNotFoundError):
+                        os.replace(moved, f"{self._path}.{number}")
+        finally:  # whoever cannot move it keeps it open, and the others would wait for ever
+            fcntl.flock(self._file, fcntl.LOCK_UN)
         self._follow()
 
     def _has_our_name(self) -> bool:
