@@ -319,7 +319,7 @@ def _is_json(headers: Mapping[str, str]) -> bool:
 def _why_unread(headers: Mapping[str, str]) -> str:
     """Return why nothing of the body is to be held, "" if it may be: vLLM decompresses nothing,
     and of what does not say how long it is nobody knows how much would come."""
-    if "content-encoding" in headers:
+    if headers.get("content-encoding", "").strip().lower() not in ("", "identity"):
         return "compressed"
     length = headers.get("content-length", "")
     if "transfer-encoding" in headers or not (length.isascii() and length.isdigit()):

@@ -491,7 +491,8 @@ def test_what_says_that_it_is_compressed_and_what_only_is_reach_the_application_
 
 def test_nothing_is_counted_of_a_body_that_is_read_nor_where_none_is_wanted() -> None:
     before = unread()
-    post(CHAT, JOB)
+    for plain in ({}, {"content-encoding": "identity"}, {"Content-Encoding": " Identity"}):
+        assert b"continuum" in post(CHAT, JOB, plain).body
     post(CHAT, b'{"model":"m"}')
     post("/v1/embeddings", JOB, {"content-encoding": "gzip"})
     post(CHAT, JOB, {"content-type": "text/plain", "transfer-encoding": "chunked"})
