@@ -320,8 +320,21 @@ def _check_places(config: ContinuumConfig) -> None:
                 f"{key} = {path!r} and {other} = {its!r} are one file, which each would destroy "
                 "for the other; name two"
             )
+    for key, path in named.items():
+        if key != "trace_path" and config.trace_path and config.trace_bytes:
+            _check_apart(key, path, config.trace_path)
     if 0 < config.trace_bytes < MIN_TRACE_BYTES:
         raise ConfigError(
             f"trace_bytes = {config.trace_bytes} is below 1 MiB, so little of a trace would be "
             "kept; raise it, or set 0 to let the trace grow"
+        )
+
+
+def _check_apart(key: str, path: str, trace_path: str) -> None:
+    """A full trace moves to names of its own, over whatever is there."""
+    moved = os.path.realpath(path).removeprefix(f"{os.path.realpath(trace_path)}.")
+    if moved.isascii() and moved.isdigit():
+        raise ConfigError(
+            f"{key} = {path!r} is what trace_path = {trace_path!r} becomes when it is full, which "
+            "would destroy it; name another file"
         )

@@ -343,6 +343,18 @@ def test_two_keys_that_name_one_file_are_refused(
     load({pair[0]: str(one), pair[1]: str(tmp_path / "third")})
 
 
+def test_a_file_under_a_name_that_a_full_trace_moves_to_is_refused(tmp_path: Path) -> None:
+    trace, link = tmp_path / "t", tmp_path / "link"
+    link.symlink_to(tmp_path / "t.7")
+    for key in ("state_path", "switch_path"):
+        for path in (tmp_path / "t.1", link):
+            message = refusal({"trace_path": str(trace), key: str(path)})
+            assert message.startswith(f"{key} = {str(path)!r} is what trace_path = ")
+            load({"trace_path": str(trace), key: str(path), "trace_bytes": 0})
+        load({"trace_path": str(trace), key: str(tmp_path / "t.one")})
+        load({"trace_path": str(trace), key: str(tmp_path / "1")})
+
+
 def test_a_trace_that_would_keep_next_to_nothing_is_refused() -> None:
     assert "trace_bytes = 256 is below 1 MiB" in refusal({"trace_bytes": 256})
     assert load({"trace_bytes": 0}).trace_bytes == 0
