@@ -191,7 +191,9 @@ class _Marked(msgspec.Struct):
 MARK = b'"cache_control"'  # a quote inside a text is escaped, so this is a member's name or value
 
 _decoder = msgspec.json.Decoder(_Body)
-_marked_decoder = msgspec.json.Decoder(_Marked)
+# Python reads a number that is hard to round in 0.6 us, msgspec in 18
+_field_decoder = msgspec.json.Decoder(float_hook=float)
+_marked_decoder = msgspec.json.Decoder(_Marked, float_hook=float)
 
 
 def rewrite(
@@ -234,7 +236,7 @@ def _read_fields(body: bytes, skip: Note) -> Fields:
             skip(name)
             found[name] = msgspec.UNSET
         else:
-            found[name] = msgspec.json.decode(text)
+            found[name] = _field_decoder.decode(text)
     return found
 
 
