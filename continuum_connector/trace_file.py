@@ -7,6 +7,7 @@ they name programs and tools.
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import itertools
 import os
@@ -33,10 +34,7 @@ class TraceFile:
         try:
             self._file = _open(self._path)
         except OSError as error:
-            raise ConfigError(
-                f"trace_path = {path!r} cannot be written ({error.strerror}), so decisions would "
-                "go unrecorded. Name a file in an existing, writable directory, or leave it empty."
-            ) from error
+            raise _unusable(path, error.strerror) from error
 
     def append(self, batch: bytes) -> None:
         """Write all of `batch`; OSError if that fails."""
@@ -76,6 +74,23 @@ class TraceFile:
             return os.path.samestat(os.stat(self._path), os.fstat(self._file))
         except FileNotFoundError:
             return False
+
+
+def check(path: str) -> None:
+    """ConfigError if no trace could be written to `path`, of which nothing is made."""
+    real = os.path.realpath(path)
+    folder = os.path.dirname(real)
+    if not os.path.isdir(folder):
+        raise _unusable(path, os.strerror(errno.ENOENT))
+    if not os.access(real if os.path.exists(real) else folder, os.W_OK):
+        raise _unusable(path, os.strerror(errno.EACCES))
+
+
+def _unusable(path: str, why: str) -> ConfigError:
+    return ConfigError(
+        f"trace_path = {path!r} cannot be written ({why}), so decisions would "
+        "go unrecorded. Name a file in an existing, writable directory, or leave it empty."
+    )
 
 
 def older_names(path: Path) -> Iterator[Path]:

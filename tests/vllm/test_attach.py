@@ -9,6 +9,7 @@ import json
 import pickle
 import subprocess
 import sys
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -163,6 +164,20 @@ def test_a_typo_stops_vllm_where_it_makes_its_config_before_it_looks_for_the_mod
     assert said.startswith("ContinuumConnector: ") == is_server
     assert "is unknown, so it would have no effect; did you mean" in said
     assert "\n" not in said
+
+
+@pytest.mark.parametrize("key", ["trace_path", "switch_path"])
+def test_a_folder_that_is_not_there_stops_vllm_before_weights_are_loaded(
+    key: str, tmp_path: Path
+) -> None:
+    ours = transfer({key: str(tmp_path / "tpyo" / "file")})
+    with pytest.raises(ConfigError, match=f"^{key} = .*tpyo"):
+        made(ours)
+    away = {"data_parallel_size": 2, "data_parallel_size_local": 0}
+    made(ours, **away, data_parallel_address="127.0.0.1")  # its engines are on other nodes
+    (tmp_path / "tpyo").mkdir()
+    made(ours)
+    assert not any((tmp_path / "tpyo").iterdir())
 
 
 def test_what_is_loaded_before_a_server_names_us() -> None:
