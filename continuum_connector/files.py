@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import secrets
 import stat
@@ -38,11 +39,14 @@ def is_same(one: str | os.PathLike[str], other: str | os.PathLike[str]) -> bool:
 def put(path: str | os.PathLike[str], content: bytes) -> None:
     """Put `content` at `path` at once or not at all; leaves nothing else behind.
 
+    OSError as well where a device, a pipe or a socket is: root would replace /dev/null for all.
     A symbolic link stays one: others may read what it points to. Mode and owner stay too, for
     others may write the file as well. The name beside it cannot be planted: nobody can guess it,
     and what is there already is not opened.
     """
     path = os.path.realpath(path)
+    if (kind := no_file(path)) and not os.path.isdir(path):  # that the system refuses itself
+        raise OSError(errno.EINVAL, f"it is {kind}", path)
     beside = os.path.join(os.path.dirname(path), f".continuum-{secrets.token_hex(16)}")
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
     descriptor = os.open(beside, flags, 0o666)

@@ -89,6 +89,19 @@ def test_a_link_put_where_the_new_file_was_moves_no_rights(
     assert len(owned) == 2
 
 
+@pytest.mark.parametrize("kind", ["a named pipe", "a socket"])  # and no device of this machine
+def test_what_is_no_file_is_not_replaced_by_one(tmp_path: Path, kind: str) -> None:
+    path, link = tmp_path / "odd", tmp_path / "link"
+    link.symlink_to(path)
+    with socket.socket(socket.AF_UNIX) as bound:
+        os.mkfifo(path) if kind == "a named pipe" else bound.bind(str(path))
+    for each in (path, link):
+        with pytest.raises(OSError, match=f"it is {kind}"):
+            files.put(each, b"new")
+    assert files.no_file(path) == kind
+    assert names(tmp_path) == ["link", "odd"]
+
+
 def test_names_beside_a_file_are_no_two_times_the_same(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
