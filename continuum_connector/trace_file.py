@@ -86,7 +86,7 @@ def check(path: str) -> None:
         raise _unusable(path, os.strerror(errno.EACCES))
 
 
-def _unusable(path: str, why: str) -> ConfigError:
+def _unusable(path: str, why: str | None) -> ConfigError:
     return ConfigError(
         f"trace_path = {path!r} cannot be written ({why}), so decisions would "
         "go unrecorded. Name a file in an existing, writable directory, or leave it empty."
