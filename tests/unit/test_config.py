@@ -327,6 +327,24 @@ def test_what_is_no_file_is_refused_before_it_is_opened(
     )
 
 
+@pytest.mark.parametrize(
+    ("extra", "says"),
+    [
+        ({"dram_bytes": "9" * 5_000}, "is not a size"),
+        ({"trace_bytes": "9" * 4_000 + "GiB"}, "is not a size"),
+        *(({key: "/tmp/\ud800"}, f"{key} = '/tmp/\\ud800' has half of a") for key in PATHS),
+        ({"a\nb": 1}, "key `a\\nb` is unknown"),
+    ],
+    ids=lambda value: str(value)[:40].encode("unicode_escape").decode(),
+)
+def test_whatever_is_in_a_value_or_a_name_it_is_one_sentence_in_one_line(
+    extra: dict[str, Any], says: str
+) -> None:
+    message = refusal(extra)
+    assert says in message
+    assert message.isprintable()
+
+
 @pytest.mark.parametrize("link", ["hard", "soft", "none"])
 @pytest.mark.parametrize("pair", [*itertools.combinations(PATHS, 2)])
 def test_two_keys_that_name_one_file_are_refused(
