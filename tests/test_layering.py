@@ -66,7 +66,10 @@ MAY_IMPORT = {  # what each room may import besides itself and `errors`
         *("worker_hooks", "build", "compat", "account", "metrics", "config", "messages"),
         *("carriers", "scheduler", "worker", "timed", "costs", "proven", "switch"),
     },
-    "attach": {"connector", "compat", "config", "scheduler", "order", "allocation", "node"},
+    "attach": {
+        *("connector", "compat", "config", "scheduler", "order", "allocation", "node"),
+        *("switch", "trace_file"),
+    },
     "plugin": {"attach"},
     "analysis": {"trace", "trace_file", "costs"},
     "sizing": set(),
