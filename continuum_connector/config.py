@@ -17,7 +17,7 @@ from typing import Annotated, Any
 import msgspec
 
 from continuum_connector import files
-from continuum_connector.errors import ConfigError
+from continuum_connector.errors import ConfigError, shown
 
 CONNECTOR_NAME = "ContinuumConnector"
 ENV_PREFIX = "CONTINUUM_"
@@ -139,7 +139,7 @@ for _i, _u in enumerate("kmgt", start=1):
 
 def parse_bytes(text: str) -> int:
     """Read a human size: "64GiB", "1.5 TiB", "500MB", "4096". Raises ValueError."""
-    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([a-zA-Z]*)\s*", text)
+    match = re.fullmatch(r"\s*(\d{1,30}(?:\.\d+)?)\s*([a-zA-Z]*)\s*", text)
     unit = match and _UNITS.get(match[2].lower())
     if not match or not unit:
         raise ValueError(f"{text!r} is not a size")
@@ -198,6 +198,7 @@ def load_config(
 def _known(key: str, where: str, environment: bool = False) -> None:
     if key in KNOBS:
         return
+    where = shown(where)  # one line, whatever is in the name
     close = difflib.get_close_matches(key, KNOBS, n=1)
     name = (ENV_PREFIX + close[0].upper() if environment else close[0]) if close else ""
     cure = f"did you mean `{name}`?" if close else f"known keys: {', '.join(sorted(KNOBS))}"
@@ -302,6 +303,13 @@ def _check_paths(config: ContinuumConfig) -> None:
                 f"{key} = {path!r} has a NUL in it, which no file's name may have, so the server "
                 "stops; write the path without it"
             )
+        try:
+            os.fsencode(path)
+        except UnicodeEncodeError:
+            raise ConfigError(
+                f"{key} = {path!r} has half of a surrogate pair in it, which no file's name may "
+                "have, so the server stops; write whole characters"
+            ) from None
 
 
 def _check_places(config: ContinuumConfig) -> None:
@@ -320,8 +328,21 @@ def _check_places(config: ContinuumConfig) -> None:
                 f"{key} = {path!r} and {other} = {its!r} are one file, which each would destroy "
                 "for the other; name two"
             )
+    for key, path in named.items():
+        if key != "trace_path" and config.trace_path and config.trace_bytes:
+            _check_apart(key, path, config.trace_path)
     if 0 < config.trace_bytes < MIN_TRACE_BYTES:
         raise ConfigError(
             f"trace_bytes = {config.trace_bytes} is below 1 MiB, so little of a trace would be "
             "kept; raise it, or set 0 to let the trace grow"
+        )
+
+
+def _check_apart(key: str, path: str, trace_path: str) -> None:
+    """A full trace moves to names of its own, over whatever is there."""
+    moved = os.path.realpath(path).removeprefix(f"{os.path.realpath(trace_path)}.")
+    if moved.isascii() and moved.isdigit():
+        raise ConfigError(
+            f"{key} = {path!r} is what trace_path = {trace_path!r} becomes when it is full, which "
+            "would destroy it; name another file"
         )

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import secrets
-import shutil
 import stat
 from contextlib import suppress
 
@@ -39,17 +39,20 @@ def is_same(one: str | os.PathLike[str], other: str | os.PathLike[str]) -> bool:
 def put(path: str | os.PathLike[str], content: bytes) -> None:
     """Put `content` at `path` at once or not at all; leaves nothing else behind.
 
+    OSError as well where a device, a pipe or a socket is: root would replace /dev/null for all.
     A symbolic link stays one: others may read what it points to. Mode and owner stay too, for
     others may write the file as well. The name beside it cannot be planted: nobody can guess it,
     and what is there already is not opened.
     """
     path = os.path.realpath(path)
+    if (kind := no_file(path)) and not os.path.isdir(path):  # that the system refuses itself
+        raise OSError(errno.EINVAL, f"it is {kind}", path)
     beside = os.path.join(os.path.dirname(path), f".continuum-{secrets.token_hex(16)}")
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
     descriptor = os.open(beside, flags, 0o666)
     try:
         with open(descriptor, "wb") as file:
-            _keep_rights(path, beside)  # before what is in it could be read
+            _keep_rights(path, descriptor)  # before what is in it could be read
             file.write(content)
             file.flush()
             os.fsync(file.fileno())
@@ -60,14 +63,18 @@ def put(path: str | os.PathLike[str], content: bytes) -> None:
         raise
 
 
-def _keep_rights(old: str, new: str) -> None:
-    """Mode, group and owner, as far as the system lets us: no write fails for their sake."""
+def _keep_rights(old: str, new: int) -> None:
+    """Mode, group and owner, as far as the system lets us: no write fails for their sake.
+
+    `new` is open: whoever owns the folder may put a link where its name was, and root is not to
+    give him what that points to.
+    """
     try:
         had = os.stat(old)
     except OSError:  # there is none yet
         return
     with suppress(OSError):
-        shutil.copymode(old, new)
+        os.chmod(new, stat.S_IMODE(had.st_mode))
     for ids in ((-1, had.st_gid), (had.st_uid, -1)):  # the owner last: then it is no longer ours
         with suppress(OSError):
             os.chown(new, *ids)

@@ -190,7 +190,9 @@ class _Marked(msgspec.Struct):
 MARK = b'"cache_control"'  # a quote inside a text is escaped, so this is a member's name or value
 
 _decoder = msgspec.json.Decoder(_Body)
-_marked_decoder = msgspec.json.Decoder(_Marked)
+# Python reads a number that is hard to round in 0.6 us, msgspec in 18
+_field_decoder = msgspec.json.Decoder(float_hook=float)
+_marked_decoder = msgspec.json.Decoder(_Marked, float_hook=float)
 
 
 def rewrite(
@@ -233,7 +235,7 @@ def _read_fields(body: bytes, skip: Note) -> Fields:
             skip(name)
             found[name] = msgspec.UNSET
         else:
-            found[name] = msgspec.json.decode(text)
+            found[name] = _field_decoder.decode(text)
     return found
 
 
@@ -318,7 +320,7 @@ def _is_json(headers: Mapping[str, str]) -> bool:
 def _why_unread(headers: Mapping[str, str]) -> str:
     """Return why nothing of the body is to be held, "" if it may be: vLLM decompresses nothing,
     and of what does not say how long it is nobody knows how much would come."""
-    if "content-encoding" in headers:
+    if headers.get("content-encoding", "").strip().lower() not in ("", "identity"):
         return "compressed"
     length = headers.get("content-length", "")
     if "transfer-encoding" in headers or not (length.isascii() and length.isdigit()):

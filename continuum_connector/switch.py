@@ -116,11 +116,16 @@ def open_switch(path: str, wake: Callable[[], None] | None) -> SwitchFile | Alwa
     """Return the switch that `switch_path` asks for; ConfigError if it could never work."""
     if not path:
         return AlwaysOn()
+    check(path)
+    switch = SwitchFile(path, wake)
+    switch.start()
+    return switch
+
+
+def check(path: str) -> None:
+    """ConfigError if the file at `path` could never be written."""
     if not Path(path).absolute().parent.is_dir():
         raise ConfigError(
             f"switch_path = {path!r} is in no directory that exists, so the connector could never "
             "be switched off; make the directory, or leave switch_path empty"
         )
-    switch = SwitchFile(path, wake)
-    switch.start()
-    return switch

@@ -67,6 +67,7 @@ MAY_IMPORT = {  # what each room, a folder or a file, may import besides itself 
     },
     "vllm/attach": {
         *("connector", "config", "vllm/compat", "vllm/order", "vllm/allocation", "vllm/node"),
+        *("switch", "observe/trace_file"),
     },
     "vllm/plugin": {"vllm/attach"},
     "tools/sizing": set(),

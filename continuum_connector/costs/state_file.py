@@ -172,9 +172,11 @@ def _read(path: str) -> dict[str, Any]:
 
 def _unusable(path: str, reason: str) -> dict[str, Any]:
     """Put the file aside, for it may be somebody's, or of use to another version of ours."""
-    aside = f"{os.path.realpath(path)}.unusable"
+    path_itself = os.path.realpath(path)
+    names = (f"{path_itself}.unusable{end}" for end in ("", *(f".{n}" for n in range(1, 100))))
+    aside = next((name for name in names if not os.path.lexists(name)), f"{path_itself}.unusable")
     try:
-        os.replace(os.path.realpath(path), aside)
+        os.replace(path_itself, aside)
         kept = f"The file is kept as {aside}."
     except OSError as error:
         kept = f"The file cannot be moved ({error.strerror}) and will be replaced if it can be."

@@ -7,6 +7,7 @@ they name programs and tools.
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import itertools
 import os
@@ -33,10 +34,7 @@ class TraceFile:
         try:
             self._file = _open(self._path)
         except OSError as error:
-            raise ConfigError(
-                f"trace_path = {path!r} cannot be written ({error.strerror}), so decisions would "
-                "go unrecorded. Name a file in an existing, writable directory, or leave it empty."
-            ) from error
+            raise _unusable(path, error.strerror) from error
 
     def append(self, batch: bytes) -> None:
         """Write all of `batch`; OSError if that fails."""
@@ -55,16 +53,20 @@ class TraceFile:
     def _follow(self) -> None:
         """Go on in the file that has our name now, if ours was moved or removed."""
         if not self._has_our_name():
+            following = _open(self._path)  # if that fails, ours is still the one to close
             self.close()
-            self._file = _open(self._path)
+            self._file = following
 
     def _begin_anew(self) -> None:
-        fcntl.flock(self._file, fcntl.LOCK_EX)  # of this file: it ends when that is closed
-        if self._has_our_name():  # nobody else was first
-            for number in range(self._max_files - 1, 0, -1):
-                moved = f"{self._path}.{number - 1}" if number > 1 else self._path
-                with contextlib.suppress(FileNotFoundError):
-                    os.replace(moved, f"{self._path}.{number}")
+        fcntl.flock(self._file, fcntl.LOCK_EX)
+        try:
+            if self._has_our_name():  # nobody else was first
+                for number in range(self._max_files - 1, 0, -1):
+                    moved = f"{self._path}.{number - 1}" if number > 1 else self._path
+                    with contextlib.suppress(FileNotFoundError):
+                        os.replace(moved, f"{self._path}.{number}")
+        finally:  # whoever cannot move it keeps it open, and the others would wait for ever
+            fcntl.flock(self._file, fcntl.LOCK_UN)
         self._follow()
 
     def _has_our_name(self) -> bool:
@@ -72,6 +74,23 @@ class TraceFile:
             return os.path.samestat(os.stat(self._path), os.fstat(self._file))
         except FileNotFoundError:
             return False
+
+
+def check(path: str) -> None:
+    """ConfigError if no trace could be written to `path`, of which nothing is made."""
+    real = os.path.realpath(path)
+    folder = os.path.dirname(real)
+    if not os.path.isdir(folder):
+        raise _unusable(path, os.strerror(errno.ENOENT))
+    if not os.access(real if os.path.exists(real) else folder, os.W_OK):
+        raise _unusable(path, os.strerror(errno.EACCES))
+
+
+def _unusable(path: str, why: str | None) -> ConfigError:
+    return ConfigError(
+        f"trace_path = {path!r} cannot be written ({why}), so decisions would "
+        "go unrecorded. Name a file in an existing, writable directory, or leave it empty."
+    )
 
 
 def older_names(path: Path) -> Iterator[Path]:

@@ -41,7 +41,9 @@ def install(engine_args_class: Any) -> None:
         with _in_one_sentence(getattr(usage, "value", usage) == _SERVER):
             our_config(self.kv_transfer_config)  # before vLLM asks a hub what the model is
         vllm_config = original(self, *args, **kwargs)
-        prepare(vllm_config)
+        with _in_one_sentence(getattr(usage, "value", usage) == _SERVER):
+            _check_folders(vllm_config)
+            prepare(vllm_config)
         return vllm_config
 
     setattr(create_engine_config, _MARK, original)
@@ -69,11 +71,28 @@ def prepare(vllm_config: Any) -> None:
         return
     from continuum_connector.vllm import node
 
-    node.keep_count(vllm_config.parallel_config)
+    node.keep_count(vllm_config)
     config = vllm_config.scheduler_config
     if ours.scheduler and config.scheduler_cls is None:
         # On this instance alone: pickled, it takes it along (v1/engine/core.py asks it once).
         config.get_scheduler_cls = functools.partial(_our_class, config)
+
+
+def _check_folders(vllm_config: Any) -> None:
+    """Before weights are loaded, for the scheduler opens these files after that. Only where it is
+    sure to run on this node: others may have other folders."""
+    ours = our_config(vllm_config.kv_transfer_config)
+    parallel = vllm_config.parallel_config
+    is_here = parallel.data_parallel_size_local > 0 and parallel.data_parallel_backend != "ray"
+    if ours is None or not is_here or parallel.nnodes > 1:
+        return
+    from continuum_connector import switch
+    from continuum_connector.observe import trace_file
+
+    if ours.trace_path:
+        trace_file.check(ours.trace_path)
+    if ours.switch_path:
+        switch.check(ours.switch_path)
 
 
 def our_config(transfer: Any) -> ContinuumConfig | None:

@@ -120,8 +120,7 @@ def bytes_per_block(kv_cache_config: Any) -> int:
 
 def num_ranks(vllm_config: Any) -> tuple[int, int]:
     """Return (ranks of this engine, ranks that share this node's memory)."""
-    parallel = vllm_config.parallel_config
-    return parallel.world_size, num_node_ranks(parallel)
+    return vllm_config.parallel_config.world_size, num_node_ranks(vllm_config)
 
 
 def rank(vllm_config: Any) -> int:

@@ -11,21 +11,24 @@ from __future__ import annotations
 
 from typing import Any
 
-_COUNT = "_continuum_node_ranks"  # on ParallelConfig: no field, so no part of its hash
+# On SchedulerConfig: no field, so no part of its hash. vLLM copies a ParallelConfig field by field
+# for a draft model (config/utils.py, replace), and fails at what is none.
+_COUNT = "_continuum_node_ranks"
 
 
-def keep_count(parallel_config: Any) -> None:
+def keep_count(vllm_config: Any) -> None:
     """Let the config carry the count, while it describes all engines of this node."""
-    setattr(parallel_config, _COUNT, _count(parallel_config))
+    setattr(vllm_config.scheduler_config, _COUNT, _count(vllm_config.parallel_config))
 
 
-def num_node_ranks(parallel_config: Any) -> int:
+def num_node_ranks(vllm_config: Any) -> int:
     """Ranks of all engines that one `vllm serve` has on this node.
 
     The config's own word counts where it says more: engines can be added (elastic expert
     parallelism), and a dense replica that was made independent says less, never more.
     """
-    return max(_count(parallel_config), getattr(parallel_config, _COUNT, 1))
+    kept = getattr(vllm_config.scheduler_config, _COUNT, 1)
+    return max(_count(vllm_config.parallel_config), kept)
 
 
 def _count(parallel: Any) -> int:

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import importlib.util
 import sys
+from typing import Any
+
+_MAKER = "vllm.engine.arg_utils"  # where EngineArgs makes configs
 
 
 def register() -> None:
@@ -17,8 +21,36 @@ def register() -> None:
         KVConnectorFactory.register_connector(
             "ContinuumConnector", "continuum_connector.connector", "ContinuumConnector"
         )
-    # Who makes an engine's config has loaded us from there (EngineArgs.__post_init__), before that.
-    if arg_utils := sys.modules.get("vllm.engine.arg_utils"):
-        from continuum_connector.vllm import attach
+    # EngineArgs loads plugins, but whoever else did so before it (a trainer) has loaded us without.
+    if maker := sys.modules.get(_MAKER):
+        _attach_to(maker)
+    elif not any(isinstance(finder, _Maker) for finder in sys.meta_path):
+        sys.meta_path.insert(0, _Maker())
 
-        attach.install(arg_utils.EngineArgs)
+
+def _attach_to(maker: Any) -> None:
+    from continuum_connector.vllm import attach
+
+    attach.install(maker.EngineArgs)
+
+
+class _Maker:
+    """Finds nothing, but attaches once `_MAKER` is imported; gone from then on."""
+
+    def find_spec(self, name: str, path: Any = None, target: Any = None) -> Any:
+        """Python's own answer, whose loader attaches to what it has loaded."""
+        if name != _MAKER:
+            return None
+        sys.meta_path.remove(self)
+        spec = importlib.util.find_spec(name)
+        loader: Any = spec and spec.loader
+        if loader is None:
+            return spec
+        own = loader.exec_module
+
+        def exec_module(module: Any) -> None:
+            own(module)
+            _attach_to(module)
+
+        loader.exec_module = exec_module
+        return spec

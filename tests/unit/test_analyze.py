@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 import sys
 from pathlib import Path
 from typing import Any
@@ -12,7 +14,7 @@ import pytest
 pytest.importorskip("typer")
 from continuum_connector.tools.analysis import original, summary
 from continuum_connector.tools.analysis import summary as sample
-from continuum_connector.tools.analysis.source import Source
+from continuum_connector.tools.analysis.source import Source, SourceError
 from continuum_connector.tools.analysis.summary import Sample, Summary
 from continuum_connector.tools.cli import plot
 from tests.unit.test_explain import record, run, small, write
@@ -361,6 +363,23 @@ def test_a_trace_of_several_files_is_read_from_the_oldest_on(trace: Path, tmp_pa
     link.symlink_to(path)
     assert list(Source(link).records()) == told
     assert list(Source(path.with_name("trace.jsonl.2")).records()) == told[:12]
+
+
+def test_an_older_file_that_cannot_be_opened_is_told_and_not_left_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = write(tmp_path / "t", small())
+    path.with_name(f"{path.name}.1").write_bytes(path.read_bytes())
+    source, opened = Source(path), Path.open
+
+    def few(self: Path, *args: Any) -> Any:
+        if self.suffix == ".1":
+            raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+        return opened(self, *args)
+
+    monkeypatch.setattr(Path, "open", few)
+    with pytest.raises(SourceError, match=r"\.1 cannot be read \(Too many open files\)"):
+        list(source.records())
 
 
 def test_a_trace_that_moves_while_it_is_opened_is_read_once_and_whole(

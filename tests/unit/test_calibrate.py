@@ -130,6 +130,25 @@ def test_the_file_makes_the_connector_know_what_was_measured(
         assert costs.prefill_s(new, cached) == pytest.approx(true, rel=0.02)
 
 
+def test_what_a_server_learned_beside_stays_and_what_is_no_state_file_is_not_replaced(
+    server: FakeVllm, tmp_path: Path
+) -> None:
+    path = tmp_path / "state.json"
+    tools = {"bash": [1.5]}
+    path.write_text(json.dumps({"version": 1, "state": {"costs": {}, "tool_times": tools}}))
+    run(server.url, "--out", str(path))
+    state = json.loads(path.read_text())["state"]
+    assert state["tool_times"] == tools
+    assert state["costs"]
+    num = len(server.prompts)
+    for content in ('{"now": 1}\n{"now": 2}\n', "[]", '{"version": 2, "state": {}}'):
+        path.write_text(content)
+        result = run(server.url, "--out", str(path), expect=1)
+        assert "is no state file and would be lost; give another --out" in result.stderr
+        assert path.read_text() == content
+    assert len(server.prompts) == num, "said before anything is measured"
+
+
 def test_prompts_are_unknown_to_any_cache_but_where_a_prefix_is_meant_to_be_known(
     server: FakeVllm, tmp_path: Path
 ) -> None:

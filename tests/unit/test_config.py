@@ -327,6 +327,24 @@ def test_what_is_no_file_is_refused_before_it_is_opened(
     )
 
 
+@pytest.mark.parametrize(
+    ("extra", "says"),
+    [
+        ({"dram_bytes": "9" * 5_000}, "is not a size"),
+        ({"trace_bytes": "9" * 4_000 + "GiB"}, "is not a size"),
+        *(({key: "/tmp/\ud800"}, f"{key} = '/tmp/\\ud800' has half of a") for key in PATHS),
+        ({"a\nb": 1}, "key `a\\nb` is unknown"),
+    ],
+    ids=lambda value: str(value)[:40].encode("unicode_escape").decode(),
+)
+def test_whatever_is_in_a_value_or_a_name_it_is_one_sentence_in_one_line(
+    extra: dict[str, Any], says: str
+) -> None:
+    message = refusal(extra)
+    assert says in message
+    assert message.isprintable()
+
+
 @pytest.mark.parametrize("link", ["hard", "soft", "none"])
 @pytest.mark.parametrize("pair", [*itertools.combinations(PATHS, 2)])
 def test_two_keys_that_name_one_file_are_refused(
@@ -341,6 +359,18 @@ def test_two_keys_that_name_one_file_are_refused(
     assert str(one) in message
     assert "which each would destroy for the other; name two" in message
     load({pair[0]: str(one), pair[1]: str(tmp_path / "third")})
+
+
+def test_a_file_under_a_name_that_a_full_trace_moves_to_is_refused(tmp_path: Path) -> None:
+    trace, link = tmp_path / "t", tmp_path / "link"
+    link.symlink_to(tmp_path / "t.7")
+    for key in ("state_path", "switch_path"):
+        for path in (tmp_path / "t.1", link):
+            message = refusal({"trace_path": str(trace), key: str(path)})
+            assert message.startswith(f"{key} = {str(path)!r} is what trace_path = ")
+            load({"trace_path": str(trace), key: str(path), "trace_bytes": 0})
+        load({"trace_path": str(trace), key: str(tmp_path / "t.one")})
+        load({"trace_path": str(trace), key: str(tmp_path / "1")})
 
 
 def test_a_trace_that_would_keep_next_to_nothing_is_refused() -> None:

@@ -61,6 +61,47 @@ def test_a_name_that_is_there_is_not_written_through(
     assert not (tmp_path / "state").exists()
 
 
+def test_a_link_put_where_the_new_file_was_moves_no_rights(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Root may write into a user's folder (`sudo continuum calibrate`), who sees the name."""
+    victim, path = tmp_path / "victim", tmp_path / "volume" / "state"
+    victim.write_bytes(b"precious")
+    victim.chmod(0o600)
+    path.parent.mkdir()
+    path.touch()
+    path.chmod(0o666)
+    owned = []
+    ask = os.stat
+
+    def swap_then_ask(name: object, **options: object) -> os.stat_result:
+        for beside in set(os.listdir(path.parent)) - {path.name}:
+            os.unlink(path.parent / beside)
+            os.symlink(victim, path.parent / beside)
+        return ask(name, **options)  # type: ignore[call-overload,no-any-return]
+
+    monkeypatch.setattr(os, "stat", swap_then_ask)
+    monkeypatch.setattr(os, "chown", lambda name, *ids: owned.append(name))
+    files.put(path, b"new")
+    monkeypatch.undo()
+    assert victim.stat().st_mode & 0o777 == 0o600
+    assert all(isinstance(name, int) for name in owned), "an open file, not what a name stands for"
+    assert len(owned) == 2
+
+
+@pytest.mark.parametrize("kind", ["a named pipe", "a socket"])  # and no device of this machine
+def test_what_is_no_file_is_not_replaced_by_one(tmp_path: Path, kind: str) -> None:
+    path, link = tmp_path / "odd", tmp_path / "link"
+    link.symlink_to(path)
+    with socket.socket(socket.AF_UNIX) as bound:
+        os.mkfifo(path) if kind == "a named pipe" else bound.bind(str(path))
+    for each in (path, link):
+        with pytest.raises(OSError, match=f"it is {kind}"):
+            files.put(each, b"new")
+    assert files.no_file(path) == kind
+    assert names(tmp_path) == ["link", "odd"]
+
+
 def test_names_beside_a_file_are_no_two_times_the_same(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

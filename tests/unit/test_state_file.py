@@ -181,6 +181,15 @@ def test_a_file_that_is_not_ours_is_one_warning_and_a_fresh_start(
     assert (tmp_path / "state.json.unusable").read_bytes() == content, "it may be somebody's"
 
 
+def test_what_was_put_aside_is_not_replaced_by_the_next(tmp_path: Path) -> None:
+    path = tmp_path / "state.json"
+    for content in (b"somebody's", b'{"version":2,"state":{}}', b"another's"):
+        path.write_bytes(content)
+        assert read(path) is None
+    kept = [(tmp_path / f"state.json.unusable{end}").read_bytes() for end in ("", ".1", ".2")]
+    assert kept == [b"somebody's", b'{"version":2,"state":{}}', b"another's"]
+
+
 def test_a_file_too_large_to_be_ours_is_not_read(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:

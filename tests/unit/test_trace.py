@@ -327,6 +327,38 @@ def test_who_finds_the_file_moved_by_another_under_the_lock_does_not_move_it_aga
     assert contents(path) == [numbered(3, 4), numbered(1, 2)]
 
 
+def test_who_cannot_move_a_full_file_keeps_no_other_engine_waiting(path: Path) -> None:
+    first, second = (TraceFile(str(path), max_bytes=20, max_files=2) for _ in range(2))
+    (path.with_name(f"{path.name}.1") / "folder").mkdir(parents=True)
+    first.append(numbered(1, 2))
+    failed = []
+
+    def append(file: TraceFile) -> None:
+        with pytest.raises(OSError, match="Is a directory"):
+            file.append(numbered(3))
+        failed.append(file)
+
+    append(first)
+    other = threading.Thread(target=append, args=[second], daemon=True)
+    other.start()
+    other.join(5.0)
+    assert failed == [first, second]
+
+
+def test_a_file_that_cannot_be_followed_is_closed_once(path: Path, tmp_path: Path) -> None:
+    """Twice, and it would be somebody else's the second time."""
+    folder = tmp_path / "volume"
+    folder.mkdir()
+    file = TraceFile(str(folder / "t"))
+    folder.rename(tmp_path / "elsewhere")
+    with pytest.raises(FileNotFoundError):
+        file.append(numbered(1))
+    others = [os.open(path, os.O_CREAT | os.O_RDWR) for _ in range(3)]
+    file.close()
+    for other in others:
+        os.close(other)
+
+
 @pytest.mark.parametrize("how", ["moved", "removed"])
 def test_logrotate_and_rm_are_followed(path: Path, how: str) -> None:
     file = TraceFile(str(path))

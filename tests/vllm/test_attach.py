@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 import inspect
 import json
 import pickle
 import subprocess
 import sys
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from vllm.config import KVTransferConfig, SchedulerConfig, VllmConfig
+from vllm.config.utils import replace
 from vllm.engine.arg_utils import EngineArgs
 from vllm.usage.usage_lib import UsageContext
 from vllm.v1.core.sched.async_scheduler import AsyncScheduler
@@ -128,6 +131,19 @@ def test_a_config_that_does_not_name_us_is_the_one_that_vllm_makes(
     assert config.scheduler_config.get_scheduler_cls().__module__.startswith("vllm.")
 
 
+def test_vllm_copies_our_config_for_a_draft_model_as_it_does_any_other() -> None:
+    """Field by field, and it fails at what is no field (DFlash, DSpark and others from 0.30 on)."""
+    ours, stock = made(transfer({})), made(None)
+    assert replace(ours).scheduler_config.get_scheduler_cls() is not Scheduler
+    for field in dataclasses.fields(ours):
+        try:
+            replace(getattr(stock, field.name))
+        except (AttributeError, TypeError, ValueError):  # none is set, or vLLM cannot copy its own
+            continue
+        replace(getattr(ours, field.name))
+    assert replace(ours.parallel_config, rank=3).rank == 3
+
+
 @pytest.mark.parametrize("how", ["alone", "in a MultiConnector", "in the environment"])
 @pytest.mark.parametrize("usage", [UsageContext.OPENAI_API_SERVER, UsageContext.LLM_CLASS, None])
 def test_a_typo_stops_vllm_where_it_makes_its_config_before_it_looks_for_the_model(
@@ -151,6 +167,20 @@ def test_a_typo_stops_vllm_where_it_makes_its_config_before_it_looks_for_the_mod
     assert "\n" not in said
 
 
+@pytest.mark.parametrize("key", ["trace_path", "switch_path"])
+def test_a_folder_that_is_not_there_stops_vllm_before_weights_are_loaded(
+    key: str, tmp_path: Path
+) -> None:
+    ours = transfer({key: str(tmp_path / "tpyo" / "file")})
+    with pytest.raises(ConfigError, match=f"^{key} = .*tpyo"):
+        made(ours)
+    away = {"data_parallel_size": 2, "data_parallel_size_local": 0}
+    made(ours, **away, data_parallel_address="127.0.0.1")  # its engines are on other nodes
+    (tmp_path / "tpyo").mkdir()
+    made(ours)
+    assert not any((tmp_path / "tpyo").iterdir())
+
+
 def test_what_is_loaded_before_a_server_names_us() -> None:
     """Engines and workers load the plugin alone; whoever makes configs, what attaches as well."""
     code = """
@@ -171,6 +201,30 @@ print(json.dumps([engine, ours()]))
     room = "continuum_connector.vllm"
     assert engine == [room, f"{room}.plugin"]
     assert api_server == [room, f"{room}.attach", f"{room}.plugin"]
+
+
+def test_who_loads_plugins_before_vllms_arguments_is_served_as_well() -> None:
+    """A trainer, or a worker of Ray's: vLLM loads plugins once, and its EngineArgs not again."""
+    code = """
+import sys
+from vllm.plugins import load_general_plugins
+def ours():
+    modules = [type(each).__module__ for each in sys.meta_path]
+    return [each for each in modules if each == "continuum_connector.vllm.plugin"]
+load_general_plugins()
+from continuum_connector.vllm import attach
+from continuum_connector.vllm import plugin
+plugin.register()
+assert "vllm.engine.arg_utils" not in sys.modules
+assert len(ours()) == 1
+from vllm.engine.arg_utils import EngineArgs
+assert not ours()
+assert hasattr(EngineArgs.create_engine_config, attach._MARK)
+from vllm.engine import arg_utils
+assert arg_utils.__spec__.origin == arg_utils.__file__
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
 
 
 @MODES

@@ -6,7 +6,6 @@ import json
 import pickle
 import signal
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -47,7 +46,7 @@ def _no_signals(monkeypatch: pytest.MonkeyPatch) -> None:
 
 class _SeenError(Exception):
     def __init__(self, vllm_config: Any) -> None:
-        self.parallel_config = vllm_config.parallel_config
+        self.vllm_config = vllm_config
 
 
 def served(folder: Path, model: dict[str, Any], **flags: Any) -> Any:
@@ -74,7 +73,7 @@ def in_engine(config: Any, rank: int, monkeypatch: pytest.MonkeyPatch) -> Any:
     sent = pickle.loads(pickle.dumps(config))
     with pytest.raises(_SeenError) as seen:
         core.EngineCoreProc.run_engine_core(vllm_config=sent, dp_rank=rank, local_dp_rank=rank)
-    return seen.value
+    return seen.value.vllm_config
 
 
 @pytest.mark.parametrize(
@@ -100,8 +99,8 @@ def test_every_engine_of_a_node_counts_the_ranks_of_all_of_them_as_check_does(
         seen = in_engine(config, rank, monkeypatch)
         engine_ranks, node_ranks = compat.num_ranks(seen)
         assert (engine_ranks, node_ranks) == (flags.get("tensor_parallel_size", 1), ranks)
-        worker = pickle.loads(pickle.dumps(seen.parallel_config))  # vLLM spawns workers
-        assert compat.num_ranks(SimpleNamespace(parallel_config=worker)) == (engine_ranks, ranks)
+        worker = pickle.loads(pickle.dumps(seen))  # vLLM spawns workers
+        assert compat.num_ranks(worker) == (engine_ranks, ranks)
     words = [word for name, value in flags.items() for word in (f"--{name}", str(value))]
     assert read_plan(words, {}).num_ranks == ranks
 

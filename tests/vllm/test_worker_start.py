@@ -168,7 +168,7 @@ def test_without_a_tier_or_as_stock_each_layer_has_its_tensor(
 
 
 def start(driver: str, device: str) -> None:
-    config = SimpleNamespace(parallel_config=ParallelConfig())
+    config = SimpleNamespace(parallel_config=ParallelConfig(), scheduler_config=None)
     worker = build.worker(ContinuumConfig(dram_bytes=2**20, driver=driver), config)
     worker.register(Layout((Region(4096, 4096, 0, 4096),), 7, 4096, device, 0))
 

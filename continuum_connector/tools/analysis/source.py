@@ -64,8 +64,10 @@ class Source:
         for each in itertools.chain([self.path], older_names(self.path)):
             try:
                 file = stack.enter_context(each.open("rb"))
-            except OSError:
+            except FileNotFoundError:
                 break
+            except OSError as error:  # the records of this one and all older would be missing
+                raise SourceError(f"{each} cannot be read ({error.strerror})") from None
             status = os.fstat(file.fileno())
             opened.setdefault((status.st_dev, status.st_ino), file)
         return list(opened.values())

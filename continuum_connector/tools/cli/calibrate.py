@@ -9,7 +9,7 @@ import subprocess
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from rich import progress as bars
@@ -75,6 +75,9 @@ def _run(
     points = measure.plan(read_lengths(lengths, chosen.max_model_len))
     if out.suffix and not out.parent.is_dir():
         raise CommandError(f"there is no folder {out.parent}; make it, or give another --out")
+    gpu = gpu or find_gpu(server.host)
+    path = out if out.suffix else Path(state_file.file_in(str(out), f"{chosen.root} {gpu}"))
+    _kept(path)  # before minutes of measuring
     prober = Prober(server, chosen.name, repeats)
     if prober.num_others:
         others = f"{prober.num_others} requests of others are running"
@@ -84,8 +87,7 @@ def _run(
     console.print(_table(chosen.name, done, coefficients, chunk))
     load = measure.load_coefficients(server.metrics()) if prober.has_connector else None
     console.print(_said(prober, coefficients, load))
-    gpu = gpu or find_gpu(server.host)
-    path = _write(out, chosen.root, gpu, done, coefficients, load)
+    _write(path, chosen.root, gpu, done, coefficients, load)
     console.print(f"Written: {name(str(path))}", soft_wrap=True)
     if not is_whole:
         raise typer.Exit(130)
@@ -196,19 +198,38 @@ def _said(prober: Prober, coefficients: list[float], load: list[float] | None) -
     return f"{text} ContinuumConnector does not run there: no figures of DRAM."
 
 
+def _kept(path: Path) -> dict[str, Any]:
+    """What else the file at `path` holds, as a server's tool times; CommandError if it is no state
+    file, for that would be lost."""
+    try:
+        if not path.exists():
+            return {}
+        if kind := files.no_file(str(path)):
+            raise CommandError(f"{path} is {kind}; give another --out")
+        with path.open("rb") as file:
+            found = json.loads(file.read(state_file.MAX_BYTES))
+    except OSError as error:
+        raise CommandError(f"{path} cannot be read ({error.strerror})") from None
+    except (ValueError, RecursionError):
+        found = None
+    state = found.get("state") if isinstance(found, dict) else None
+    if not isinstance(state, dict) or found.get("version") != state_file.VERSION:
+        raise CommandError(f"{path} is no state file and would be lost; give another --out")
+    return state
+
+
 def _write(
-    out: Path,
+    path: Path,
     model: str,
     gpu: str,
     points: list[Point],
     coefficients: list[float],
     load: list[float] | None,
-) -> Path:
-    """Write a state file with what it was made from, and return its path."""
-    path = out if out.suffix else Path(state_file.file_in(str(out), f"{model} {gpu}"))
+) -> None:
+    """Write a state file with what it was made from."""
     content = {
         "version": state_file.VERSION,
-        "state": {"costs": measure.costs_state(coefficients, load)},
+        "state": {**_kept(path), "costs": measure.costs_state(coefficients, load)},
         "model": model,
         "gpu": gpu,
         "measured": [vars(point) for point in points],
@@ -220,4 +241,3 @@ def _write(
         raise CommandError(
             f"{path} cannot be written ({error.strerror}); give another --out"
         ) from None
-    return path
