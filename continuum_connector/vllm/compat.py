@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Collection, Iterator, Sequence
-from typing import Any
+from typing import Any, NoReturn
 
 from vllm.logger import init_logger
 from vllm.v1.request import RequestStatus
@@ -309,8 +309,10 @@ def our_extra_config(transfer: Any) -> dict[str, Any]:
 def about_vllm() -> dict[str, Any]:
     """What this vLLM is and can do, as the fields of tools/checks/machine.py VllmSeen."""
     import vllm
+    from vllm.model_executor.models import registry
     from vllm.platforms import current_platform
 
+    generate = ("_TEXT_GENERATION_MODELS", "_MULTIMODAL_MODELS")
     return {
         "version": vllm.__version__,
         "tested": [release for release, _ in SUPPORTED],
@@ -318,4 +320,30 @@ def about_vllm() -> dict[str, Any]:
         "has_layouts": wanted_layout("auto", True) is not None,
         "fails_by_request": can_fail_by_request(),
         "may_starve": _asks_by_priority(),
+        "architectures": [a for name in generate for a in getattr(registry, name, ())],
     }
+
+
+def read_by_vllm(words: Sequence[str]) -> dict[str, str]:
+    """What vLLM's parser says of options of its: "refused", why, or "unread", shortened names."""
+    from vllm.entrypoints.cli.serve import ServeSubcommand
+    from vllm.utils.argparse_utils import FlexibleArgumentParser
+
+    class Parser(FlexibleArgumentParser):  # type: ignore[misc]
+        def error(self, message: str) -> NoReturn:
+            raise ValueError(message)
+
+    serve, top = ServeSubcommand(), Parser()
+    below = serve.subparser_init(top.add_subparsers())
+    try:
+        serve.validate(top.parse_args(["serve", *words]))
+    except SystemExit:
+        return {"refused": "they only print"}
+    except Exception as error:  # argparse's, YAML's, pydantic's: the server would end with it too
+        return {"refused": " ".join(str(error).split()) or type(error).__name__}
+    below.allow_abbrev = False
+    try:
+        top.parse_args(["serve", *words])
+    except ValueError as error:
+        return {"unread": str(error)}
+    return {}

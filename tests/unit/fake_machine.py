@@ -73,7 +73,7 @@ def make(
     return Machine(
         root,
         environ or {},
-        lambda module: dict(answers[module]),
+        lambda module, *_words: dict(answers[module]),
         lambda _words: smi,
         {"continuum": "continuum_connector.vllm.plugin:register"} if plugins is None else plugins,
         memlock,

@@ -10,6 +10,7 @@ import os
 import re
 import subprocess
 import venv
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -148,6 +149,43 @@ def test_a_pasted_command_with_its_environment(
 
 
 @pytest.mark.usefixtures("here")
+@pytest.mark.usefixtures("here")
+def test_a_role_that_vllm_does_not_know_is_an_error(model: str) -> None:
+    transfer = '{"kv_connector":"ContinuumConnector","kv_role":"kv_bth"}'
+    result = run("--model", model, "--kv-transfer-config", transfer)
+    assert result.exit_code == 1
+    assert "kv_role is 'kv_bth', so vLLM stops at start" in result.stdout
+
+
+@pytest.mark.parametrize(("said", "status"), [("refused", 1), ("unread", 3)])
+def test_vllms_own_parser_is_asked(
+    model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, said: str, status: int
+) -> None:
+    asked: list[tuple[str, ...]] = []
+
+    def ask(module: str, *words: str) -> dict[str, Any]:
+        asked.extend([words] if module == "ask_vllm" else [])
+        return healthy.ask(module) | ({said: "-tp2"} if module == "ask_vllm" else {})
+
+    healthy = fake.make(tmp_path / "root")
+    monkeypatch.setattr(command, "this_machine", lambda environ: replace(healthy, ask=ask))
+    result = run("--", "A=b", "vllm", "serve", model, "-tp2")
+    assert result.exit_code == status
+    assert "options" in result.stdout
+    assert "-tp2" in result.stdout
+    assert asked == [(model, "-tp2")]
+
+
+@pytest.mark.usefixtures("here")
+def test_a_pasted_command_without_the_flag_serves_as_stock(model: str) -> None:
+    said = "as it stands it serves as stock"
+    assert said in run("--", "vllm", "serve", model).stdout
+    assert said not in run("--model", model).stdout
+    flag = ["--kv-transfer-config", '{"kv_connector":"ContinuumConnector","kv_role":"kv_both"}']
+    assert said not in run("--", "vllm", "serve", model, *flag).stdout
+    assert said not in run(*flag, "--", "vllm", "serve", model).stdout
+
+
 def test_options_beside_a_pasted_command_win() -> None:
     result = run("--model", "given", "--", "vllm", "serve", "pasted")
     assert "given is no folder" in result.stdout

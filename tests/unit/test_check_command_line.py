@@ -6,7 +6,13 @@ import json
 
 import pytest
 
-from continuum_connector.tools.checks.plan import Plan, UsageError, read_plan, split_environment
+from continuum_connector.tools.checks.plan import (
+    Plan,
+    UsageError,
+    read_plan,
+    split_environment,
+    split_pasted,
+)
 
 OURS = (
     '--kv-transfer-config {"kv_connector":"ContinuumConnector","kv_role":"kv_both",'
@@ -51,6 +57,13 @@ def test_dotted_parts_of_the_config() -> None:
     found = plan(*words)
     assert found.names_us
     assert (found.config.dram_bytes, found.config.echo) == (2**30, False)
+
+
+def test_dotted_parts_take_the_place_of_the_json_as_in_vllm() -> None:
+    words = (OURS % "{}").split(" ", 1)
+    found = plan("--kv-transfer-config.kv_connector_extra_config.policy", "stock", *words)
+    assert not found.names_us
+    assert found.transfer == {"kv_connector_extra_config": {"policy": "stock"}}
 
 
 def test_json_of_the_config_and_the_environment_under_it() -> None:
@@ -104,7 +117,8 @@ def test_what_vllm_would_refuse(words: list[str]) -> None:
         ([IN_MULTI % '[{"kv_connector":"ContinuumConnector","kv_connector_extra_config":"{}"}]'],
          "kv_connector_extra_config = '{}' is no JSON object"),
         (["--kv-transfer-config", "null"], "null is no JSON object"),
-        ([OURS % "{}", "--kv-transfer-config.kv_role.x", "1"], "kv_role is no JSON object"),
+        (["--kv-transfer-config.kv_role kv_both", "--kv-transfer-config.kv_role.x", "1"],
+         "kv_role is no JSON object"),
         ([OURS % '{"trace_path":"a\\u0000b"}'], "trace_path = 'a\\x00b' has a NUL"),
     ],
 )  # fmt: skip
@@ -132,3 +146,31 @@ def test_variables_in_front_of_a_command_are_its_environment() -> None:
         {"CUDA_VISIBLE_DEVICES": "1", "A": "b=c"},
         ["vllm", "serve", "m", "X=1"],
     )
+
+
+@pytest.mark.parametrize(
+    "front",
+    [
+        ["nohup", "env", "A=b"],
+        ["docker", "run", "-e", "A=b", "img"],
+        ["docker", "run", "--env=A=b"],
+    ],
+)
+def test_variables_amid_a_command_are_its_environment_too(front: list[str]) -> None:
+    words = [*front, "vllm", "serve", "m", "X=1"]
+    assert split_environment(words) == ({"A": "b"}, words)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "vllm serve m \\\n--no-enable-prefix-caching",
+        "vllm serve m --no-enable-prefix-caching > log 2>&1 &",
+        "vllm serve m --no-enable-prefix-caching 2>/dev/null",
+        "vllm serve m --no-enable-prefix-caching && echo",
+        "vllm serve m --no-enable-prefix-caching | tee log",
+        "vllm\tserve\nm --no-enable-prefix-caching",
+    ],
+)
+def test_a_command_in_quotes_is_split_as_a_shell_would(text: str) -> None:
+    assert split_pasted([text]) == ["vllm", "serve", "m", "--no-enable-prefix-caching"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 from dataclasses import replace
 from pathlib import Path
@@ -12,6 +13,7 @@ import pytest
 from continuum_connector.tools.checks.line import Line, Verdict, worst
 from continuum_connector.tools.checks.plan import Plan, read_plan
 from continuum_connector.tools.checks.run import check
+from continuum_connector.tools.checks.serving import MIDDLEWARE
 from tests.unit import fake_machine as fake
 from tests.unit.fake_machine import BRIDGE, CUDA, GIB, H100, PCI, VLLM
 
@@ -309,6 +311,36 @@ def test_scales_of_their_own_leave_pins_and_no_tier(
         line = one(machine, served, "model")
         assert line.verdict is OK
         assert "is served: 32 layers of full attention; how many bytes nvfp4 takes" in line.text
+
+
+def test_heads_that_do_not_divide_start_no_server(tmp_path: Path) -> None:
+    machine = fake.make(tmp_path, cuda={**CUDA, "gpus": [H100] * 3})
+    line = one(machine, plan("-tp", "3", root=tmp_path), "model")
+    assert line.verdict is ERROR
+    assert "32 attention heads cannot be split over 3 ranks" in line.text
+
+
+@pytest.mark.parametrize("named", [["NobodysForCausalLM"], ["BertModel"], [], None])
+def test_a_model_that_this_vllm_does_not_list_is_not_judged(tmp_path: Path, named: Any) -> None:
+    vllm = {**VLLM, "architectures": ["LlamaForCausalLM"]}
+    machine = fake.make(tmp_path, vllm=vllm)
+    assert one(machine, plan(root=tmp_path), "model").verdict is OK
+    served = plan(root=tmp_path, model={**LLAMA, "architectures": named})
+    line = one(machine, served, "model")
+    assert line.verdict is UNSEEN
+    assert "no generating model" in line.text
+
+
+@pytest.mark.parametrize("name", ["middleware.ProgramMiddlewar", "middleware:ProgramMiddleware"])
+def test_a_middleware_of_ours_by_a_wrong_name_is_an_error(tmp_path: Path, name: str) -> None:
+    machine = fake.make(tmp_path)
+    line = one(machine, plan("--middleware", f"continuum_connector.{name}"), "middleware")
+    assert line.verdict is ERROR
+    for each in MIDDLEWARE:
+        module, _, what = each.rpartition(".")
+        assert hasattr(importlib.import_module(module), what)
+        lines = check(machine, plan("--middleware", each))
+        assert "middleware" not in {line.subject for line in lines}
 
 
 def test_pipeline_parallelism_has_no_tier(tmp_path: Path) -> None:

@@ -180,7 +180,14 @@ def test_a_policy_says_who_may_talk_to_a_server_and_whom_it_may_call(
     assert all(rule["from"] and rule["ports"] for rule in policy["ingress"])
     assert all(rule["to"] and rule["ports"] for rule in policy["egress"])
     blocks = [one["ipBlock"] for rule in policy["egress"] for one in rule["to"] if "ipBlock" in one]
-    assert any("169.254.0.0/16" in block["except"] for block in blocks)  # a cloud's metadata
+    wide = [block for block in blocks if not block["cidr"].endswith("/32")]
+    assert any("169.254.0.0/16" in block["except"] for block in wide)  # a cloud's metadata
+    (dns,) = (
+        {port["port"] for port in rule["ports"]}
+        for rule in policy["egress"]
+        if {"ipBlock": {"cidr": "169.254.20.10/32"}} in rule["to"]
+    )
+    assert dns == {53}, "where pods ask the node's own cache, without it no name is found"
 
 
 # --- kustomize --------------------------------------------------------------------------------

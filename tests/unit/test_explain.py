@@ -13,6 +13,7 @@ from typer.testing import CliRunner, Result
 
 from continuum_connector.programs.program import program_key
 from continuum_connector.tools.analysis import life as log
+from continuum_connector.tools.analysis.source import Source, SourceError
 from continuum_connector.tools.cli.app import app
 
 KNOWN = {"ending": "calls", "tools": ["pytest -q"], "gap_p50": 2.5, "gap_p90": 9.0}
@@ -227,3 +228,11 @@ def test_the_log_waits_for_no_more_outcomes_than_it_may(
     told = list(log.decisions([*turns, late]))
     assert [decision["turn"] for decision, _ in told] == [1, 2, 3, 4, 5]
     assert [bool(outcome) for _, outcome in told] == [False] * 4 + [True]
+
+
+def test_what_is_no_json_is_not_read_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "core"
+    path.write_bytes(b"hello\n" * 20_000)
+    monkeypatch.setattr(Path, "read_bytes", lambda _: pytest.fail("read whole"))
+    with pytest.raises(SourceError, match="neither a trace"):
+        list(Source(path).records())

@@ -197,6 +197,12 @@ def test_what_is_no_exposition_is_refused() -> None:
         Scrape.parse("<html>a page</html>", 0.0)
 
 
+def test_a_line_that_would_take_its_parser_minutes_is_refused() -> None:
+    labels = ",".join(f'a{index}="b"' for index in range(200_000))
+    with pytest.raises(CommandError, match="a line is longer than 16,384 characters"):
+        Scrape.parse(f"continuum:programs{{{labels}}} 1\n", 0.0)
+
+
 # --- the screen -------------------------------------------------------------------------
 def drawn(shown: Numbers | None, trouble: str = "", width: int = 80) -> list[str]:
     console = Console(width=width, height=24, record=True, file=io.StringIO())

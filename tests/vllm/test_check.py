@@ -202,6 +202,8 @@ def test_this_vllm_is_seen() -> None:
     assert not seen.plugin_trouble
     assert seen.version == vllm.__version__
     assert seen.platform == "cpu"
+    assert {"Qwen3ForCausalLM", "Gemma3ForConditionalGeneration"} <= set(seen.architectures)
+    assert "BertModel" not in seen.architectures
     assert (seen.has_layouts, seen.fails_by_request) == (
         compat.wanted_layout("auto", True) is not None,
         compat.can_fail_by_request(),
@@ -216,3 +218,27 @@ def test_the_command_beside_a_real_vllm(tmp_path: Path) -> None:
     assert found["model"]["text"] == (
         "LlamaForCausalLM is served: 4 layers of full attention; 1.0 KiB per token"
     )
+
+
+KV = '{"kv_connector":"ContinuumConnector","kv_role":"kv_both"%s}'
+
+
+@pytest.mark.parametrize(
+    ("words", "key", "part"),
+    [
+        (["m", "-tp", "2", "--kv-transfer-config", KV % ""], None, ""),
+        (["m", "-tp2"], "refused", "unrecognized arguments: -tp2"),
+        (["m", "--tensor-paralel-size", "2"], "refused", "unrecognized arguments"),
+        (["m", "extra"], "refused", "unrecognized arguments: extra"),
+        (["m", "--dtype", "float99"], "refused", "invalid choice: 'float99'"),
+        (["m", "--kv-transfer-config", KV % ',"bogus":1'], "refused", "bogus"),
+        (["m", "--config", "/nowhere.yaml"], "refused", "No such file"),
+        (["m", "--enable-auto-tool-choice"], "refused", "--tool-call-parser"),
+        (["--help"], "refused", "only print"),
+        (["m", "--no-enable-prefix"], "unread", "unrecognized arguments: --no-enable-prefix"),
+    ],
+)
+def test_vllms_own_parser_has_a_say(words: list[str], key: str | None, part: str) -> None:
+    said = compat.read_by_vllm(words)
+    assert list(said) == ([key] if key else [])
+    assert all(part in each for each in said.values()), said

@@ -45,6 +45,7 @@ class Source:
         starts = [_start(each) for each in self.paths]
         if not any(start.strip() for start in starts):
             raise SourceError(f"{path} is empty; is trace_path set to it, and has a turn ended?")
+        self._is_object = starts[0].lstrip().startswith(b"{")
         self.is_original = not any(_has_record(start) for start in starts)
         self.num_bytes = sum(each.stat().st_size for each in self.paths)
 
@@ -86,8 +87,10 @@ class Source:
             raise SourceError(f"{self.path} cannot be read ({error.strerror})") from None
 
     def _of_original(self, on_bytes: Callable[[int], object]) -> Iterator[Record]:
+        jobs: Any = None
         try:
-            jobs = msgspec.json.decode(self.path.read_bytes())
+            if self._is_object:  # or it may be anything, of any size
+                jobs = msgspec.json.decode(self.path.read_bytes())
         except (OSError, ValueError, RecursionError):
             jobs = None
         if not isinstance(jobs, dict) or not any(isinstance(each, list) for each in jobs.values()):

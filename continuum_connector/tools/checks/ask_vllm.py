@@ -5,11 +5,14 @@ from __future__ import annotations
 import importlib.util
 import json
 import os
+import sys
+from collections.abc import Sequence
 from typing import Any
 
 
-def look() -> dict[str, Any]:
-    """The fields of `VllmSeen`; "trouble" where vLLM or our plugin cannot be imported."""
+def look(words: Sequence[str] = ()) -> dict[str, Any]:
+    """The fields of `VllmSeen`; "trouble" where vLLM or our plugin cannot be imported. `words`: the
+    options of `vllm serve`."""
     if importlib.util.find_spec("vllm") is None:
         return {}
     os.environ["VLLM_LOGGING_LEVEL"] = "ERROR"
@@ -23,8 +26,12 @@ def look() -> dict[str, Any]:
         plugin.register()
     except Exception as error:  # vLLM would only log it
         found["plugin_trouble"] = f"{type(error).__name__}: {error}"
+    try:
+        found |= compat.read_by_vllm(words) if words else {}
+    except Exception as error:  # a vLLM that makes its parser in another way
+        found["unread"] = f"vLLM's parser cannot be asked, {type(error).__name__}: {error}"
     return {"is_installed": True, **found}
 
 
 if __name__ == "__main__":
-    print(json.dumps(look()))
+    print(json.dumps(look(sys.argv[1:])))

@@ -6,16 +6,24 @@ from collections.abc import Iterator
 
 from continuum_connector.config import CONNECTOR_NAME
 from continuum_connector.tools.checks.line import Line, error, ok, size, unseen, warning
+from continuum_connector.tools.checks.machine import VllmSeen
 from continuum_connector.tools.checks.plan import Plan
 
 FLAG = f'--kv-transfer-config \'{{"kv_connector":"{CONNECTOR_NAME}","kv_role":"kv_both"}}\''
+ROLES = ("kv_producer", "kv_consumer", "kv_both")
 
 
-def lines(plan: Plan) -> Iterator[Line]:
+def lines(plan: Plan, vllm: VllmSeen) -> Iterator[Line]:
     """Can it be read, does it name us, what does it ask for?"""
     if plan.why_no_server:
         cure = "paste all of `vllm serve MODEL ...`, or give --model and the other options here"
         yield error("command", plan.why_no_server, cure)
+    if vllm.refused:
+        cure = "mend it, or the server stops at start"
+        yield error("options", f"this vLLM refuses them: {vllm.refused[:300]}", cure)
+    elif vllm.unread:
+        cure = "write options in full; or ask `vllm serve` itself"
+        yield unseen("options", f"not all are understood here ({vllm.unread[:300]})", cure)
     if plan.options_file:
         cure = "give the options that matter on the command line as well"
         yield unseen("options", f"{plan.options_file} is not read here", cure)
@@ -29,12 +37,20 @@ def lines(plan: Plan) -> Iterator[Line]:
         )
     else:
         yield _role(plan)
+        if plan.is_stock:
+            text = (
+                "the command has none, so as it stands it serves as stock; it was looked at as if"
+            )
+            yield warning("connector", text, f"serve with {FLAG}")
 
 
 def _role(plan: Plan) -> Line:
     role = plan.transfer.get("kv_role")
     if role is None:
         return error("config", "kv_role is missing, so vLLM stops at start", f"serve with {FLAG}")
+    if role not in ROLES:
+        text = f"kv_role is {str(role)[:100]!r}, so vLLM stops at start"
+        return error("config", text, f"write one of {', '.join(ROLES)}; here kv_both")
     if role != "kv_both":
         text = f"kv_role is {role!r}: one server is both ends of what we store and load"
         return warning("config", text, 'write "kv_role": "kv_both"')

@@ -13,7 +13,7 @@ import resource
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -26,11 +26,12 @@ ASK_TIMEOUT_S = 180.0  # importing vLLM from a cold network disk
 @dataclass(frozen=True)
 class Machine:
     """`root` is where /proc and /sys are; `environ`, what the server would inherit; `ask`, a module
-    of this room run in a process of its own; `run`, a program's output, None if it failed."""
+    of this room, and words for it, run in a process of its own; `run`, a program's output, None if
+    it failed."""
 
     root: Path
     environ: Mapping[str, str]
-    ask: Callable[[str], dict[str, Any]]
+    ask: Callable[..., dict[str, Any]]
     run: Callable[[list[str]], str | None]
     plugins: Mapping[str, str]  # entry points of vllm.general_plugins: name to object
     memlock: int | None  # bytes; None: no limit
@@ -89,19 +90,19 @@ def this_machine(environ: Mapping[str, str]) -> Machine:
     return Machine(
         Path("/"),
         environ,
-        lambda module: _ask(module, environ),
+        lambda module, *words: _ask(module, words, environ),
         lambda words: _run(words, environ),
         {each.name: each.value for each in found},
         None if limit == resource.RLIM_INFINITY else limit,
     )
 
 
-def _ask(module: str, environ: Mapping[str, str]) -> dict[str, Any]:
+def _ask(module: str, given: Sequence[str], environ: Mapping[str, str]) -> dict[str, Any]:
     """The last JSON object that the module prints; {"trouble": ...} if it comes to no such thing.
 
     A process of its own: vLLM prints, a driver may crash, and neither takes the check along.
     """
-    words = [sys.executable, "-m", f"continuum_connector.tools.checks.{module}"]
+    words = [sys.executable, "-m", f"continuum_connector.tools.checks.{module}", *given]
     try:
         done = subprocess.run(
             words, capture_output=True, text=True, timeout=ASK_TIMEOUT_S, env=dict(environ)
@@ -130,7 +131,9 @@ def _run(words: list[str], environ: Mapping[str, str]) -> str | None:
 
 
 class VllmSeen(msgspec.Struct, frozen=True):
-    """The vLLM of this Python. `trouble`: why it cannot be imported; the rest is from compat.py."""
+    """The vLLM of this Python. `trouble`: why it cannot be imported; `architectures`: of models
+    that generate; `refused`, `unread`: what its own parser says of the options; the rest is from
+    compat.py."""
 
     is_installed: bool = False
     trouble: str = ""
@@ -141,6 +144,9 @@ class VllmSeen(msgspec.Struct, frozen=True):
     has_layouts: bool = False
     fails_by_request: bool = False
     may_starve: bool = False
+    architectures: tuple[str, ...] = ()
+    refused: str = ""
+    unread: str = ""
 
 
 class Gpu(msgspec.Struct, frozen=True):
@@ -174,7 +180,8 @@ class NativeSeen(msgspec.Struct, frozen=True):
 class Seen:
     """The three answers, asked for once."""
 
-    def __init__(self, machine: Machine) -> None:
-        self.vllm = msgspec.convert(machine.ask("ask_vllm"), VllmSeen)
+    def __init__(self, machine: Machine, words: Sequence[str] = ()) -> None:
+        """`words`: the options of `vllm serve`, for vLLM to read."""
+        self.vllm = msgspec.convert(machine.ask("ask_vllm", *words), VllmSeen)
         self.cuda = msgspec.convert(machine.ask("ask_cuda"), CudaSeen)
         self.native = msgspec.convert(machine.ask("ask_native"), NativeSeen)

@@ -45,7 +45,7 @@ def lines(machine: Machine, plan: Plan, vllm: VllmSeen) -> Iterator[Line]:
     except ShapeError as why:
         yield unseen("model", f"whether it is served cannot be told from config.json: {why}", LOG)
     else:
-        yield _served(plan, shape)
+        yield _served(plan, shape, vllm)
         num_groups, kv_cache_dtype = len(groups_of(shape)), shape.kv_cache_dtype
     fails = vllm.fails_by_request or not vllm.version  # unseen: do not blame it
     why_not = why_no_tier(plan.pipeline_parallel, num_groups, fails, kv_cache_dtype)
@@ -74,10 +74,17 @@ def groups_of(shape: Shape) -> list[Group]:
     return [Group(layer.kind, BLOCK_SIZE, layer.window) for layer, _ in count_kinds(shape)]
 
 
-def _served(plan: Plan, shape: Shape) -> Line:
+def _served(plan: Plan, shape: Shape, vllm: VllmSeen) -> Line:
+    if shape.attention_heads % plan.tensor_parallel:
+        heads = several("attention head", shape.attention_heads)
+        text = f"{heads} cannot be split over {plan.tensor_parallel} ranks, so vLLM stops at start"
+        return error("model", text, "a --tensor-parallel-size that divides them")
     if why := aside(plan, shape):
         cure = "none yet: it works, as without the connector"
         return error("model", f"the connector steps aside: {why}", cure)
+    if vllm.architectures and shape.architecture not in vllm.architectures:
+        text = f"this vLLM has no generating model {shape.architecture[:100]} of its own"
+        return unseen("model", text, f"see whether it serves it at all; {LOG}")
     kinds = ", ".join(_layers(layer, number) for layer, number in count_kinds(shape))
     return ok("model", f"{shape.architecture} is served: {kinds}; {_token(plan, shape)}")
 

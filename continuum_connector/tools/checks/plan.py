@@ -27,7 +27,8 @@ class Plan:
     """Options of `vllm serve`; what was not said has vLLM's default, `transfer` ours.
 
     `transfer`: --kv-transfer-config; `why_no_config`: why it, or our part of it, cannot be read;
-    `why_no_server`: why the command that was told would start none.
+    `why_no_server`: why the command that was told would start none; `words`: its options as told;
+    `is_stock`: a whole command was told, without --kv-transfer-config.
     """
 
     model: str = ""
@@ -35,6 +36,8 @@ class Plan:
     config: ContinuumConfig = field(default_factory=ContinuumConfig)
     why_no_config: str = ""
     why_no_server: str = ""
+    words: tuple[str, ...] = ()
+    is_stock: bool = False
     options_file: str = ""  # of --config, which is not read here
     middleware: tuple[str, ...] = ()
     prefix_caching: bool = True
@@ -87,6 +90,8 @@ def _our_part(transfer: Mapping[str, Any]) -> dict[str, Any] | None:
 
 
 _ASSIGNMENT = re.compile(r"([A-Za-z_]\w*)=(.*)", re.DOTALL)
+_SPACE = re.compile(r"\s")
+_SHELL = re.compile(r"(\d*|&)[<>].*|&&?|\|[|&]?|;", re.DOTALL)
 _DOTTED = re.compile(r"--kv-transfer-config\.([\w.]+)")
 
 
@@ -100,23 +105,33 @@ class _Parser(argparse.ArgumentParser):
 
 
 def split_environment(words: Sequence[str]) -> tuple[dict[str, str], list[str]]:
-    """Cut `NAME=value ...` off the front of a command, as a shell (or `env`) would."""
+    """Cut `NAME=value ...` off the front of a command, as a shell (or `env`) would; what stands
+    later before the server's words (`nohup env A=b`, `docker run -e A=b`) is read, and stays."""
     found: dict[str, str] = {}
     rest = list(words)
     while rest and (rest[0] == "env" or _ASSIGNMENT.fullmatch(rest[0])):
         if match := _ASSIGNMENT.fullmatch(rest.pop(0)):
             found[match[1]] = match[2]
+    for word in rest[: len(rest) - len(after_serve(rest))]:
+        if match := _ASSIGNMENT.fullmatch(re.sub(r"^(--env=|-e(?=\w))", "", word)):
+            found[match[1]] = match[2]
     return found, rest
 
 
 def split_pasted(words: Sequence[str]) -> list[str]:
-    """The words of a command that was pasted as they are, or as one in quotes."""
-    if len(words) != 1 or " " not in words[0]:
+    """The words of a command that was pasted as they are, or as one in quotes: then without what
+    a shell would take for itself, from the first `>`, `|`, `&` behind the server's name on."""
+    if len(words) != 1 or not _SPACE.search(words[0]):
         return list(words)
     try:
-        return shlex.split(words[0])
+        found = shlex.split(words[0].replace("\\\n", " "))
     except ValueError as error:
         raise UsageError(f"the command cannot be split into words ({error})") from None
+    behind = len(found) - len(after_serve(found))
+    for index in range(behind, len(found)):
+        if _SHELL.fullmatch(found[index]):
+            return found[:index]
+    return found
 
 
 def why_no_server(words: Sequence[str]) -> str:
@@ -131,7 +146,7 @@ def why_no_server(words: Sequence[str]) -> str:
 
 def read_plan(words: Sequence[str], environ: Mapping[str, str]) -> Plan:
     """Read `[vllm] [serve] [MODEL] [options]`, or the options alone. Raises UsageError."""
-    flags, dotted = _normal(_after_serve(words))
+    flags, dotted = _normal(after_serve(words))
     known, rest = _parser().parse_known_args(flags)
     model = known.model or known.model_tag or _first_word(rest)
     transfer: Mapping[str, Any] = DEFAULT_TRANSFER
@@ -217,7 +232,7 @@ def _number(word: str, least: int = 0) -> int:
     return int(word)
 
 
-def _after_serve(words: Sequence[str]) -> list[str]:
+def after_serve(words: Sequence[str]) -> list[str]:
     """What follows `vllm serve`, or a module of vLLM; all of it where there is neither."""
     for index, word in enumerate(words):
         if word == "serve" or (word.startswith("vllm.entrypoints") and word != _CLI):
@@ -254,10 +269,11 @@ def _first_word(rest: Sequence[str]) -> str:
 
 
 def _transfer(text: str | None, dotted: Mapping[str, str]) -> Mapping[str, Any]:
-    """The JSON of --kv-transfer-config with its dotted parts; ours where neither is given."""
+    """The JSON of --kv-transfer-config, or its dotted parts, which win; ours where neither is."""
     if text is None and not dotted:
         return DEFAULT_TRANSFER
-    found = json.loads(text or "{}")
+    # vLLM puts the dotted parts together as one more --kv-transfer-config, behind all others.
+    found = {} if dotted else json.loads(text or "")
     if not isinstance(found, dict):
         raise ValueError(f"{text} is no JSON object")
     for path, word in dotted.items():

@@ -23,9 +23,9 @@ from continuum_connector.tools.checks.plan import Plan
 
 def check(machine: Machine, plan: Plan) -> Iterator[Line]:
     """Look at everything; takes seconds, for vLLM is imported (in a process of its own)."""
-    seen = Seen(machine)
+    seen = Seen(machine, plan.words)
     yield from vllm.lines(machine, seen.vllm)
-    yield from config.lines(plan)
+    yield from config.lines(plan, seen.vllm)
     yield from serving.lines(machine, plan, seen.vllm)
     yield from model.lines(machine, plan, seen.vllm)
     yield from gpu.lines(machine, plan, seen)

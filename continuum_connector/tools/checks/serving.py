@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from continuum_connector import switch_endpoint
 from continuum_connector.tools.checks.line import Line, error, ok, unseen, warning
 from continuum_connector.tools.checks.machine import Machine, VllmSeen
 from continuum_connector.tools.checks.plan import Plan
 from continuum_connector.vllm.proven import NO_UNATTACHED_TIER, why_aside, why_unattached
 
 OURS = "continuum_connector.scheduler_cls"
+MIDDLEWARE = ("continuum_connector.middleware.ProgramMiddleware", switch_endpoint.MIDDLEWARE)
 
 
 def lines(machine: Machine, plan: Plan, vllm: VllmSeen) -> Iterator[Line]:
@@ -17,6 +19,10 @@ def lines(machine: Machine, plan: Plan, vllm: VllmSeen) -> Iterator[Line]:
     yield _prefix_caching(plan)
     yield from _scheduler(plan, vllm)
     yield _layout(machine, plan, vllm)
+    for name in plan.middleware:
+        if name.startswith("continuum_connector") and name not in MIDDLEWARE:
+            text = f"{name[:100]} is no name of ours, so the server stops at start"
+            yield error("middleware", text, f"one of {', '.join(MIDDLEWARE)}")
 
 
 def _prefix_caching(plan: Plan) -> Line:

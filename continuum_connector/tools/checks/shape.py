@@ -64,7 +64,8 @@ class Shape:
     """`layers`: those with KV of their own; `num_heads`: KV heads, 1 for MLA; `head_values`:
     numbers that a head keeps per token and layer; `value_bytes`: of one, 0 if not known here;
     `index_bytes`: of a token and layer, beside MLA's; `max_context`: tokens, 0 if not said;
-    `kv_cache_dtype`: the flag's, or what the checkpoint asks for instead of auto."""
+    `kv_cache_dtype`: the flag's, or what the checkpoint asks for instead of auto;
+    `attention_heads`: those that ask, 0 if not said."""
 
     architecture: str
     layers: tuple[Layer, ...]
@@ -74,6 +75,7 @@ class Shape:
     index_bytes: int
     max_context: int
     kv_cache_dtype: str
+    attention_heads: int = 0
 
     def token_bytes(self, tensor_parallel: int = 1) -> int:
         """KV bytes of a token in one layer, over all ranks: heads that do not divide are kept by
@@ -111,6 +113,7 @@ def read_shape(
         index_bytes=_index_bytes(text, kv_cache_dtype),
         max_context=_number(text, "max_position_embeddings"),
         kv_cache_dtype=kv_cache_dtype,
+        attention_heads=_number(text, "num_attention_heads", "n_head", "n_heads"),
     )
 
 

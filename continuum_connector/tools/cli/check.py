@@ -17,7 +17,9 @@ from rich.table import Table
 from continuum_connector.tools.checks.line import Line, Verdict, ok, several, worst
 from continuum_connector.tools.checks.machine import this_machine
 from continuum_connector.tools.checks.plan import (
+    DEFAULT_TRANSFER,
     UsageError,
+    after_serve,
     read_plan,
     split_environment,
     split_pasted,
@@ -109,7 +111,10 @@ def _look(command: list[str], given: list[str]) -> list[Line]:
         assigned, words = split_environment(split_pasted(command))
         environ = {**os.environ, **assigned}
         why = why_no_server(words) if command else ""
-        plan = replace(read_plan([*words, *given], environ), why_no_server=why)
+        told = tuple(after_serve(words) if command else given)
+        plan = read_plan([*words, *given], environ)
+        is_stock = bool(command) and plan.transfer is DEFAULT_TRANSFER and not plan.options_file
+        plan = replace(plan, why_no_server=why, words=told, is_stock=is_stock)
     except UsageError as error:
         raise typer.BadParameter(str(error)) from None
     console = terminal(stderr=True)

@@ -10,6 +10,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from continuum_connector.errors import shown
 from continuum_connector.tools.cli.server import CommandError, sample
 
+MAX_LINE = 16 << 10  # characters; its parser takes the square of them, for labels
 OF_INTEREST = ("vllm:", "continuum:")
 
 Labels = frozenset[tuple[str, str]]
@@ -27,6 +28,8 @@ class Scrape:
         """Read the exposition format; CommandError where it is none."""
         samples: dict[str, dict[Labels, float]] = {}
         try:
+            if any(len(line) > MAX_LINE for line in text.splitlines()):
+                raise ValueError(f"a line is longer than {MAX_LINE:,} characters")
             for family in text_string_to_metric_families(text):
                 if family.name.startswith(OF_INTEREST):
                     for each in family.samples:
