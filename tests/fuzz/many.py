@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import random
+import resource
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,6 +15,7 @@ from tests.fuzz.servers import servers
 from tests.fuzz.values import WIDTHS, Files, Words
 
 HEAVY = ("vllm", "torch", "transformers")
+MOST_BYTES = 8 << 30  # of address space, libraries and all
 OUTPUTS = ("utf-8", "utf-8", "utf-8", "latin-1", "ascii", "full", "closed")
 
 
@@ -21,7 +23,7 @@ def many(
     folder: Path, runs: int, seed: int = 0, limit_s: float = 2.0, only: str = ""
 ) -> Iterator[Played]:
     """Play `runs` commands, each kind in turn; those that run on until `limit_s` get a Ctrl-C."""
-    with without(HEAVY), servers() as hostile:
+    with without(HEAVY), bounded_memory(), servers() as hostile:
         rng = random.Random(seed)
         known = [each for each in commands() if only in each.title]
         files = Files(folder / "files", rng)
@@ -35,6 +37,17 @@ def many(
             environ["TERMINAL_WIDTH"] = rng.choice(("", "x", "80"))
             environ = environ if rng.random() < 0.4 else {"NO_COLOR": "1"}
             yield play(command, drawn, home, environ, rng.choice(OUTPUTS), limit_s)
+
+
+@contextlib.contextmanager
+def bounded_memory() -> Iterator[None]:
+    """What wants more than that gets a MemoryError, and does not take the machine along."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_AS)
+    resource.setrlimit(resource.RLIMIT_AS, (MOST_BYTES, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_AS, (soft, hard))
 
 
 @contextlib.contextmanager

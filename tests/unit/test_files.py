@@ -45,20 +45,6 @@ def test_a_secret_file_is_secret_before_anything_is_written_to_it(
     assert seen == [0o600]
 
 
-def test_what_is_no_file_is_not_replaced(tmp_path: Path) -> None:
-    """A device is one inode for all: with --out /dev/null root would take it from everybody."""
-    pipe, link = tmp_path / "pipe", tmp_path / "link"
-    os.mkfifo(pipe)
-    link.symlink_to(pipe)
-    for path in (pipe, link):
-        with pytest.raises(OSError, match="it is a named pipe"):
-            files.put(path, b"new")
-    with pytest.raises(OSError, match="it is a folder"):
-        files.put(tmp_path, b"new")
-    assert pipe.is_fifo()
-    assert names(tmp_path) == ["link", "pipe"]
-
-
 @pytest.mark.parametrize("planted", ["link", "file"])
 def test_a_name_that_is_there_is_not_written_through(
     tmp_path: Path, planted: str, monkeypatch: pytest.MonkeyPatch
