@@ -318,11 +318,13 @@ def _is_json(headers: Mapping[str, str]) -> bool:
 
 
 def _why_unread(headers: Mapping[str, str]) -> str:
-    """Return why nothing of the body is to be held, "" if it may be: vLLM decompresses nothing,
-    and of what does not say how long it is nobody knows how much would come."""
+    """Return why nothing of the body is to be held, "" if it may be: vLLM decompresses nothing.
+
+    A body that does not say how long it is may be held too, up to MAX_BODY_BYTES: gateways that
+    look into bodies send them on in chunks.
+    """
     if headers.get("content-encoding", "").strip().lower() not in ("", "identity"):
         return "compressed"
     length = headers.get("content-length", "")
-    if "transfer-encoding" in headers or not (length.isascii() and length.isdigit()):
-        return "no_length"
-    return "long" if len(length) > 11 or int(length) > MAX_BODY_BYTES else ""
+    is_known = length.isascii() and length.isdigit()
+    return "long" if is_known and (len(length) > 11 or int(length) > MAX_BODY_BYTES) else ""

@@ -286,10 +286,10 @@ METRICS: tuple[Metric, ...] = (
 UNREAD_BODIES = Metric(
     "unread_bodies",
     _C,
-    "Requests whose body the middleware left unread, by reason; `no_length`: chunked, `in_part`: "
-    "only a field or cache marks; what they say outside of vLLM's own fields is not heard",
+    "Requests whose body the middleware left unread, by reason; `in_part`: only a field or "
+    "cache marks; what they say outside of vLLM's own fields is not heard",
     "reason",
-    ("long", "compressed", "no_length", "in_part"),
+    ("long", "compressed", "in_part"),
 )
 
 PUBLISHED = (*METRICS, UNREAD_BODIES)

@@ -143,7 +143,6 @@ LONG = SENT[:-1] + b',"x":"%s"}' % (b"x" * MAX_BODY_BYTES)
 # why it is left unread: body, headers, and vLLM's own answer
 UNREAD: dict[str, tuple[bytes | Iterable[bytes], dict[str, str], int]] = {
     "long": (LONG, {}, 200),
-    "no_length": ((SENT[:9], SENT[9:]), {"Transfer-Encoding": "chunked"}, 200),
     "compressed": (gzip.compress(SENT), {"Content-Encoding": "gzip"}, 400),
 }
 
@@ -155,13 +154,26 @@ def test_a_body_that_is_left_unread_is_stocks_to_answer_and_counted(
     body, headers, status = UNREAD[why]
     name = "continuum:unread_bodies_total"
     before = agents.metric(name, reason=why)
-    line = http.client.HTTPConnection(urlsplit(agents.url).netloc, timeout=120)
+    answered, found = posted(agents, body, headers)
+    assert answered == status
+    if status == 200:
+        assert told(found)["program"].startswith("anonymous:")
+    assert agents.metric(name, reason=why) == before + 1
+
+
+def test_a_body_in_chunks_is_read_as_gateways_send_them(agents: VllmServer) -> None:
+    status, found = posted(agents, (SENT[:9], SENT[9:]), {"Transfer-Encoding": "chunked"})
+    assert (status, told(found)["program"]) == (200, "job:unread")
+
+
+def posted(
+    server: VllmServer, body: bytes | Iterable[bytes], headers: dict[str, str]
+) -> tuple[int, dict[str, Any]]:
+    """Status and answer of a completion, asked for with these bytes."""
+    line = http.client.HTTPConnection(urlsplit(server.url).netloc, timeout=120)
     given = {"Content-Type": "application/json", **headers}
     line.request("POST", "/v1/completions", body, given, encode_chunked=True)
     answer = line.getresponse()
     found = json.loads(answer.read())
     line.close()
-    assert answer.status == status
-    if status == 200:
-        assert told(found)["program"].startswith("anonymous:")
-    assert agents.metric(name, reason=why) == before + 1
+    return answer.status, found
