@@ -12,6 +12,7 @@ from types import TracebackType
 import msgspec
 
 from bench.sim.job import Line, Result, Start
+from continuum_connector import files
 from continuum_connector.tools.cli.ending import ToldError
 
 _DECODER = msgspec.json.Decoder(Line)
@@ -56,6 +57,8 @@ class Store:
     """
 
     def __init__(self, path: Path) -> None:
+        if kind := files.no_file(str(path)):  # of a device every byte would be read, for ever
+            raise StoreError(f"{path} is {kind}, which keeps no results; name a file")
         path.parent.mkdir(parents=True, exist_ok=True)
         with contextlib.ExitStack() as failed:
             self._file = failed.enter_context(path.open("a+b"))

@@ -102,6 +102,8 @@ def _fault(played: Played, rung: bool, output: str) -> str:
         return f"exit code {played.code}: {played.err[-300:]}"
     if "Traceback (most" in told:
         return "a traceback"
+    if "the memory does not suffice" in told:
+        return "it wants more memory than there may be"
     if "geheim" in told:
         return f"a password: {told[-300:]}"
     if played.code in (1, 2) and not lines and not played.out and output != "closed":

@@ -119,6 +119,13 @@ def test_a_line_that_is_no_result_is_named(tmp_path: Path) -> None:
         Store(out)
 
 
+def test_what_is_no_file_keeps_no_results_and_is_not_read(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    for path, kind in ((tmp_path / "pipe", "a named pipe"), (tmp_path, "a folder")):
+        with pytest.raises(StoreError, match=f"is {kind}, which keeps no results"):
+            Store(path)
+
+
 def test_two_runs_do_not_write_to_one_file(tmp_path: Path) -> None:
     with Store(tmp_path / "x.jsonl"), pytest.raises(StoreError, match="another run"):
         Store(tmp_path / "x.jsonl")
