@@ -8,6 +8,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -65,6 +66,21 @@ def test_every_command_is_played_with() -> None:
         text = (path.with_suffix(".py") if not path.is_dir() else path / "__main__.py").read_text()
         assert "parse_args(" in text, name
         assert "    start(main" in text or "    start(lambda" in text, name
+
+
+def test_a_ctrl_c_that_falls_into_a_finalizer_ends_the_command_all_the_same(
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    class Interrupted:
+        def __del__(self) -> None:
+            raise KeyboardInterrupt
+
+    def work() -> None:
+        Interrupted()
+        threading.Event().wait(30)
+
+    assert ending.run(work, "x") == ending.STOPPED
+    assert capfd.readouterr().err == ""
 
 
 # --- servers ------------------------------------------------------------------------------

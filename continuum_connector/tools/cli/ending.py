@@ -12,6 +12,7 @@ import os
 import re
 import signal
 import sys
+import threading
 from collections.abc import Callable
 from types import TracebackType
 from typing import Any
@@ -59,7 +60,11 @@ def run(work: Callable[[], object], who: str) -> int:
     cannot be used, output that nobody takes, a package that is missing, Ctrl-C.
     """
     prepare()
-    return _written(_status(work, who), who)
+    before, sys.unraisablehook = sys.unraisablehook, _again
+    try:
+        return _written(_status(work, who), who)
+    finally:
+        sys.unraisablehook = before
 
 
 def _status(work: Callable[[], object], who: str) -> int:
@@ -117,6 +122,15 @@ def lacks(error: ImportError) -> str:
         f"this needs the package {error.name}, which is not installed or cannot be imported; all "
         "but vLLM comes with: pip install '.[bench]' in a clone"
     )
+
+
+def _again(lost: Any) -> None:
+    """A Ctrl-C that fell into a finalizer, where Python tells of it and goes on, comes again."""
+    if lost.exc_type is not None and issubclass(lost.exc_type, KeyboardInterrupt):
+        # Not from in here: what is raised in this hook is told as well, and lost.
+        threading.Timer(0.01, os.kill, (os.getpid(), signal.SIGINT)).start()
+    else:
+        sys.__unraisablehook__(lost)
 
 
 def _written(status: int, who: str) -> int:
