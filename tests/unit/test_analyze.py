@@ -441,6 +441,14 @@ def test_without_matplotlib_a_picture_is_refused_with_its_extra(
     assert "pip install '.[plot]'" in " ".join(result.output.split())
 
 
+@pytest.mark.parametrize("name", ["_a", "$a_$b$", "lone\udcff", "a\x1b[31m"])
+def test_a_picture_bears_any_name_of_a_trace(trace: Path, tmp_path: Path, name: str) -> None:
+    pytest.importorskip("matplotlib")
+    other = write(tmp_path / f"{name}.jsonl", by_hand())
+    result = run("analyze", str(trace), str(other), "--plot", str(tmp_path / "x.svg"))
+    assert result.exit_code == 0, result.output
+
+
 @pytest.mark.parametrize("suffix", plot.KINDS)
 def test_with_matplotlib_the_picture_is_there(trace: Path, tmp_path: Path, suffix: str) -> None:
     pytest.importorskip("matplotlib")

@@ -6,6 +6,7 @@ import importlib.util
 from collections.abc import Iterator
 from pathlib import Path
 
+from continuum_connector.errors import shown
 from continuum_connector.tools.analysis.hindsight import NUM_BINS, Calibration
 from continuum_connector.tools.cli.server import CommandError
 
@@ -53,11 +54,13 @@ def save(path: Path, calibrations: dict[str, Calibration]) -> None:
         bins = [one for one in calibration.bins if one.num]
         most = max((one.num for one in bins), default=1)
         xs, ys = [one.predicted for one in bins], [one.observed for one in bins]
-        (line,) = axes.plot(xs, ys, label=f"{name}: {calibration.num:,} turns")
+        # `$` would begin a formula, and a label that begins with _ is left out.
+        label = f"{calibration.num:,} turns: {shown(name)}".replace("$", r"\$")
+        (line,) = axes.plot(xs, ys, label=label)
         sizes = [20 + 180 * one.num / most for one in bins]
         axes.scatter(xs, ys, sizes, color=line.get_color())
     axes.set(xlim=(-0.02, 1.02), ylim=(-0.02, 1.02), aspect="equal")
-    axes.set(xlabel="foretold P(back in time)", ylabel="share that was back in time")
+    axes.set(xlabel="predicted P(back in time)", ylabel="share that was back in time")
     axes.legend(loc="lower right")
     try:
         figure.savefig(path)
