@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
+import sys
 import typing
 from dataclasses import replace
 from pathlib import Path
@@ -223,22 +225,39 @@ def test_the_command_beside_a_real_vllm(tmp_path: Path) -> None:
 KV = '{"kv_connector":"ContinuumConnector","kv_role":"kv_both"%s}'
 
 
+COMMANDS: list[tuple[list[str], str | None, str]] = [
+    (["m", "-tp", "2", "--kv-transfer-config", KV % ""], None, ""),
+    (["m", "-tp2"], "refused", "unrecognized arguments: -tp2"),
+    (["m", "--tensor-paralel-size", "2"], "refused", "unrecognized arguments"),
+    (["m", "extra"], "refused", "unrecognized arguments: extra"),
+    (["m", "--dtype", "float99"], "refused", "invalid choice: 'float99'"),
+    (["m", "--kv-transfer-config", KV % ',"bogus":1'], "refused", "bogus"),
+    (["m", "--config", "/nowhere.yaml"], "refused", "No such file"),
+    (["m", "--enable-auto-tool-choice"], "refused", "--tool-call-parser"),
+    (["--help"], "refused", "only print"),
+    (["m", "--no-enable-prefix"], "unread", "unrecognized arguments: --no-enable-prefix"),
+]
+
+
+@pytest.fixture(scope="module")
+def said_by_vllm() -> list[dict[str, str]]:
+    """Of each command, from a process of its own: on vLLM <= 0.29 logs go elsewhere afterwards."""
+    code = """
+import json, sys
+from continuum_connector.vllm import compat
+print(json.dumps([compat.read_by_vllm(words) for words in json.loads(sys.argv[1])]))
+"""
+    words = json.dumps([each for each, _, _ in COMMANDS])
+    command = [sys.executable, "-W", "ignore", "-c", code, words]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    found: list[dict[str, str]] = json.loads(done.stdout.splitlines()[-1])
+    return found
+
+
 @pytest.mark.parametrize(
-    ("words", "key", "part"),
-    [
-        (["m", "-tp", "2", "--kv-transfer-config", KV % ""], None, ""),
-        (["m", "-tp2"], "refused", "unrecognized arguments: -tp2"),
-        (["m", "--tensor-paralel-size", "2"], "refused", "unrecognized arguments"),
-        (["m", "extra"], "refused", "unrecognized arguments: extra"),
-        (["m", "--dtype", "float99"], "refused", "invalid choice: 'float99'"),
-        (["m", "--kv-transfer-config", KV % ',"bogus":1'], "refused", "bogus"),
-        (["m", "--config", "/nowhere.yaml"], "refused", "No such file"),
-        (["m", "--enable-auto-tool-choice"], "refused", "--tool-call-parser"),
-        (["--help"], "refused", "only print"),
-        (["m", "--no-enable-prefix"], "unread", "unrecognized arguments: --no-enable-prefix"),
-    ],
+    "number", range(len(COMMANDS)), ids=lambda n: " ".join(COMMANDS[n][0])[:40]
 )
-def test_vllms_own_parser_has_a_say(words: list[str], key: str | None, part: str) -> None:
-    said = compat.read_by_vllm(words)
+def test_vllms_own_parser_has_a_say(said_by_vllm: list[dict[str, str]], number: int) -> None:
+    said, (_, key, part) = said_by_vllm[number], COMMANDS[number]
     assert list(said) == ([key] if key else [])
     assert all(part in each for each in said.values()), said

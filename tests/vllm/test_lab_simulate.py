@@ -59,7 +59,7 @@ def test_a_job_is_the_same_run_in_whatever_process_and_order(tmp_path: Path) -> 
         (["--rates", "x"], "--rates 'x' should be numbers, like 1,3,6"),
         (["--set", "x"], "should read name=value"),
         (["--arms", ""], "nothing to do: name at least one arm"),
-        (["--workload", "none.toml"], "none.toml cannot be read: "),
+        (["--workload", "none.toml"], "none.toml is no file that can be read"),
         (["--report", "/no/such/x.html"], "there is no folder /no/such"),
     ],
 )
