@@ -18,8 +18,9 @@ pytest.importorskip("typer")
 pytest.importorskip("aiohttp")
 from continuum_connector.tools.cli import ending, server
 from continuum_connector.tools.cli.server import CommandError, Server
-from tests.fuzz.commands import ROOT, commands, modules
+from tests.fuzz.commands import ROOT, Command, commands, modules
 from tests.fuzz.many import HEAVY, many, without
+from tests.fuzz.play import play
 from tests.fuzz.servers import Servers, servers
 from tests.fuzz.values import RECORD
 from tests.unit import ab_results
@@ -81,6 +82,43 @@ def test_a_ctrl_c_that_falls_into_a_finalizer_ends_the_command_all_the_same(
 
     assert ending.run(work, "x") == ending.STOPPED
     assert capfd.readouterr().err == ""
+
+
+def test_a_ctrl_c_in_a_finalizer_does_not_come_when_the_command_has_ended(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    class Interrupted:
+        def __del__(self) -> None:
+            raise KeyboardInterrupt
+
+    timers: list[Timer] = []
+
+    class Timer:
+        def __init__(self, *_: object) -> None:
+            self.state = ""
+            timers.append(self)
+
+        def start(self) -> None:
+            self.state = "started"
+
+        def cancel(self) -> None:
+            self.state = "cancelled"
+
+    monkeypatch.setattr(ending.threading, "Timer", Timer)
+    assert ending.run(lambda: Interrupted() and None, "x") == ending.DONE
+    assert [timer.state for timer in timers] == ["cancelled"]
+
+
+def test_time_that_is_over_as_a_command_leaves_ends_no_other(tmp_path: Path) -> None:
+    """`leave` sets SIGINT to what ends a process: a clock that rings then must not."""
+
+    def start() -> None:
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+        signal.raise_signal(signal.SIGALRM)
+        raise SystemExit(0)
+
+    played = play(Command("late", start, ("late",), ()), [], tmp_path, {}, "utf-8", 30.0)
+    assert (played.code, played.fault) == (0, "")
 
 
 # --- servers ------------------------------------------------------------------------------

@@ -13,7 +13,7 @@ import re
 import signal
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from types import TracebackType
 from typing import Any
 
@@ -60,11 +60,8 @@ def run(work: Callable[[], object], who: str) -> int:
     cannot be used, output that nobody takes, a package that is missing, Ctrl-C.
     """
     prepare()
-    before, sys.unraisablehook = sys.unraisablehook, _again
-    try:
+    with _ctrl_c_in_a_finalizer_comes_again():
         return _written(_status(work, who), who)
-    finally:
-        sys.unraisablehook = before
 
 
 def _status(work: Callable[[], object], who: str) -> int:
@@ -124,13 +121,26 @@ def lacks(error: ImportError) -> str:
     )
 
 
-def _again(lost: Any) -> None:
-    """A Ctrl-C that fell into a finalizer, where Python tells of it and goes on, comes again."""
-    if lost.exc_type is not None and issubclass(lost.exc_type, KeyboardInterrupt):
+@contextlib.contextmanager
+def _ctrl_c_in_a_finalizer_comes_again() -> Iterator[None]:
+    """Python tells of one that falls into a finalizer, and goes on as if nobody had pressed it."""
+    pressed: list[threading.Timer] = []
+
+    def again(lost: Any) -> None:
+        if lost.exc_type is None or not issubclass(lost.exc_type, KeyboardInterrupt):
+            sys.__unraisablehook__(lost)
+            return
         # Not from in here: what is raised in this hook is told as well, and lost.
-        threading.Timer(0.01, os.kill, (os.getpid(), signal.SIGINT)).start()
-    else:
-        sys.__unraisablehook__(lost)
+        pressed.append(threading.Timer(0.01, os.kill, (os.getpid(), signal.SIGINT)))
+        pressed[-1].start()
+
+    before, sys.unraisablehook = sys.unraisablehook, again
+    try:
+        yield
+    finally:
+        sys.unraisablehook = before
+        for timer in pressed:  # what had to end has ended
+            timer.cancel()
 
 
 def _written(status: int, who: str) -> int:
