@@ -1,6 +1,6 @@
-"""From a raw call to the calls that statistics know: a tool that runs a shell is read as one.
+"""From a call as the model wrote it to those that statistics know: names and argument classes.
 
-RawCall: a tool call as the model wrote it, before it becomes a class.
+A tool that runs a shell is read as the commands in its script.
 """
 
 from __future__ import annotations

@@ -8,15 +8,16 @@ from functools import cached_property
 from typing import Any
 
 from continuum_connector.toolcalls import thinking
-from continuum_connector.toolcalls.formats import marked_json, mistral, sections, tool_call_tag
+from continuum_connector.toolcalls.formats import special_tokens, tags
 
 CALLS = (
-    *tool_call_tag.MARKERS,
-    *mistral.MARKERS,
-    *sections.MARKERS,
-    *(marker for marker in marked_json.MARKERS if marker.startswith("<|")),
+    tags.TOOL_CALL,
+    special_tokens.MISTRAL,
+    special_tokens.DEEPSEEK.begin,
+    special_tokens.KIMI.begin,
+    *(marker for marker in special_tokens.MARKERS if marker.startswith("<|")),
 )
-ENDS = (tool_call_tag.CLOSE, sections.DEEPSEEK.end, sections.KIMI.end)
+ENDS = (tags.TOOL_CALL_END, special_tokens.DEEPSEEK.end, special_tokens.KIMI.end)
 MESSAGE = "<|start|>"  # begins each of harmony's messages
 CHANNEL = "<|channel|>"  # and only harmony has both
 

@@ -12,23 +12,8 @@ from collections.abc import Callable
 
 from continuum_connector.toolcalls.arguments import RawCall, classified
 from continuum_connector.toolcalls.asked import MAX_CALLS, Asked, Ending, clean_name
-from continuum_connector.toolcalls.formats import (
-    agent_xml,
-    bare_json,
-    fenced,
-    gemma,
-    harmony,
-    kimi_k3,
-    marked_json,
-    mistral,
-    python_calls,
-    react,
-    sections,
-    tool_call_tag,
-    xml_calls,
-)
-from continuum_connector.toolcalls.formats.decorated import one_of, plain
-from continuum_connector.toolcalls.thinking import spoken
+from continuum_connector.toolcalls.formats import harmony, special_tokens, tags, unmarked, xml_calls
+from continuum_connector.toolcalls.thinking import one_of, plain, spoken
 
 MAX_CHARS = 4_096  # of the end: 512 tokens of ordinary text are half of it
 MAX_FALSE_MARKERS = 4  # a text may speak about markers
@@ -36,19 +21,10 @@ CUT = Asked(Ending.CUT)
 ANSWER = Asked(Ending.ANSWER)
 
 _READERS: dict[str, Callable[[str, int], list[RawCall]]] = {
-    marker: reader
-    for markers, reader in (
-        (tool_call_tag.MARKERS, tool_call_tag.read),
-        (mistral.MARKERS, mistral.read),
-        (sections.MARKERS, sections.read),
-        (xml_calls.MARKERS, xml_calls.read),
-        (kimi_k3.MARKERS, kimi_k3.read),
-        (harmony.MARKERS, harmony.read),
-        (marked_json.MARKERS, marked_json.read),
-        (gemma.MARKERS, gemma.read),
-        (agent_xml.MARKERS, agent_xml.read),
-    )
-    for marker in markers
+    **tags.READERS,
+    **special_tokens.READERS,
+    **xml_calls.READERS,
+    **harmony.READERS,
 }
 _MARKER = one_of(_READERS)
 # A call that began before the text does: its end, or a lone fence, is all that is there.
@@ -94,13 +70,13 @@ def _raw_calls(text: str) -> list[RawCall]:
     begun: list[RawCall] = []  # calls that the text ends in before it has named them
     position = num_false = 0
     marker = _MARKER.search(text)
-    block = fenced.OPEN.search(text)
+    block = unmarked.FENCE.search(text)
     while marker is not None or block is not None:
         if block is not None and (marker is None or block.start() < marker.start()):
-            call, position = fenced.read_block(text, block)
+            call, position = unmarked.read_block(text, block)
             if len(blocks) < MAX_CALLS:
                 blocks.append(call)
-            block = fenced.OPEN.search(text, position)
+            block = unmarked.FENCE.search(text, position)
             if marker is not None and marker.start() < position:
                 marker = _MARKER.search(text, position)
             continue
@@ -111,11 +87,4 @@ def _raw_calls(text: str) -> list[RawCall]:
         begun = begun or [call for call in calls if not call.finished]
         num_false += 1
         marker = None if num_false == MAX_FALSE_MARKERS else _MARKER.search(text, marker.end())
-    return blocks or _unmarked(text) or begun
-
-
-def _unmarked(text: str) -> list[RawCall]:
-    text = text.strip()
-    for end in ("<|eot_id|>", "<|eom_id|>", "<|im_end|>", "</s>"):
-        text = text.removesuffix(end).rstrip()
-    return bare_json.read(text) or react.read(text) or python_calls.read(text, sure=False)
+    return blocks or unmarked.read_unmarked(text) or begun

@@ -2,8 +2,6 @@
 
 Decoding and parsing happen in the scheduler's step, so each step has BUDGET_S for it. What it
 cannot buy is not read: fewer tokens, or Asked UNREAD, and the reason is told.
-
-StepBudget: how much of a step's time may go into reading, and how much text that buys.
 """
 
 from __future__ import annotations

@@ -1,17 +1,12 @@
-"""The calls of a shell script: the commands in it that take time.
+"""The calls of a shell script: the commands in it that take time, each with a class of arguments.
 
 The first word names a command. `cd`, assignments and the like are dropped where something
 else is there, wrappers (`sudo`, `timeout 60`, `uv run`, `bash -c "..."`) stand for what they
 run, and the filters behind a pipe for nothing: they take as long as what feeds them.
 
-Names of the shell: what stands before a command, runs another one, or takes no time.
-
-The class of a command's arguments: subcommand, flags, whether a path is given, how long.
-
-`pytest -q tests/unit` and `pytest -q tests/vllm` are one class, `pytest` another: what only
-one program would say (names, patterns, messages) is left out.
-
-Octaves: sizes and times as powers of two, so that near ones fall into one class.
+A class is a subcommand, flags, whether a path is given, and how long: `pytest -q tests/unit` and
+`pytest -q tests/vllm` are one class, `pytest` another. What only one program would say (names,
+patterns, messages) is left out. Sizes and times count as powers of two, so that near ones meet.
 """
 
 from __future__ import annotations

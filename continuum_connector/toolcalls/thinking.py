@@ -7,9 +7,21 @@ seed_oss.py, deepseek_v4.py), while the rest take all of it for thinking.
 
 from __future__ import annotations
 
+import re
+from collections.abc import Iterable
 from dataclasses import dataclass
+from itertools import groupby
 
-from continuum_connector.toolcalls.formats.decorated import one_of
+
+def one_of(texts: Iterable[str]) -> re.Pattern[str]:
+    """Compile a pattern that finds any of the texts, the longest of those that fit.
+
+    Grouped by their first character: the regular expression engine looks only into the group
+    that fits, instead of trying each of forty markers at every `<`.
+    """
+    groups = groupby(sorted(texts, reverse=True), key=lambda text: text[:1])
+    return re.compile("|".join(f"(?:{'|'.join(map(re.escape, group))})" for _, group in groups))
+
 
 OPENERS = (
     "<think>",
@@ -35,6 +47,10 @@ ENDING_CALLS = (
         "<｜DSML｜ calls>",
         "<|content_invoke_tool_json|>",
     ),
+)
+# Hunyuan writes <tool_call:6124c78e>, K2 Horizon <ifm|tool_call>.
+_DECORATED = re.compile(
+    r"<(/?)(?:ifm\|(\w{1,16})|(think|tool_(?:calls?|sep)|arg_(?:key|value)):[^\s<>]{1,16})>"
 )
 _TAG = one_of((*OPENERS, *CLOSERS))
 _ENDING_CALL = one_of(ENDING_CALLS)
@@ -70,3 +86,8 @@ def spoken(text: str) -> Spoken:
         return Spoken("".join([*aloud, text[begin:]]))
     call = _ENDING_CALL.search(text, begin)
     return Spoken(text[call.start() :] if call else "", in_thinking=True)
+
+
+def plain(text: str) -> str:
+    """The text with <tool_call>, <arg_key> and the like as everyone else writes them."""
+    return _DECORATED.sub(r"<\1\2\3>", text)

@@ -14,7 +14,6 @@ from continuum_connector.toolcalls.asked import MAX_CALLS
 from continuum_connector.toolcalls.formats.json_calls import read_value
 from continuum_connector.toolcalls.formats.xml_calls import read as read_xml
 
-MARKERS = ("<|channel|>", "<|message|>")
 _TOKEN = re.compile(r"<\|(start|end|call|return|message|eom|eot)\|>")
 _END = re.compile(r"<\|(?:end|call|return)\|>")
 _NO_TOOL = ("self", "user", "commentary", "developer")  # to whom Muse thinks and speaks
@@ -66,3 +65,6 @@ def _call(recipient: str, body: str, finished: bool) -> RawCall:
         return RawCall(recipient, {"code": body} if body else None, finished)
     value = read_value(body, start)
     return RawCall(recipient, value.value, finished or value.finished)
+
+
+READERS = dict.fromkeys(("<|channel|>", "<|message|>"), read)

@@ -1,10 +1,6 @@
-"""JSON as models write it, and calls in it: which member is the name, which the arguments.
-
-JSON as models write it: raw newlines, bad escapes, cut in the middle.
+"""JSON as models write it (raw newlines, bad escapes, cut in the middle), and the calls in it.
 
 Everything here is linear in the text and never raises.
-
-Calls as JSON objects: which member is the name, which are the arguments.
 """
 
 from __future__ import annotations

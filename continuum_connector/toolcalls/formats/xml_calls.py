@@ -9,15 +9,6 @@ from continuum_connector.toolcalls.arguments import RawCall, read_each
 from continuum_connector.toolcalls.asked import MAX_CALLS
 from continuum_connector.toolcalls.formats.json_calls import read_value
 
-MARKERS = (
-    "<function=",
-    "<invoke",
-    ":invoke",
-    "｜invoke",
-    "｜ invoke",
-    "<function name=",
-    "<execute_bash>",
-)
 _PREFIX = r"[\w:｜|]{0,24}? ?"
 _OPEN = re.compile(
     rf"<{_PREFIX}(?:function=|(?:invoke|function)\s{{1,8}}name\s{{0,8}}=\s{{0,8}})"
@@ -66,3 +57,17 @@ def _json_body(text: str, start: int) -> object:
     while start < len(text) and text[start] in " \n":
         start += 1
     return read_value(text, start).value if text[start : start + 1] == "{" else None
+
+
+READERS = dict.fromkeys(
+    (
+        "<function=",
+        "<invoke",
+        ":invoke",
+        "｜invoke",
+        "｜ invoke",
+        "<function name=",
+        "<execute_bash>",
+    ),
+    read,
+)

@@ -1,0 +1,122 @@
+"""Calls that no marker announces: shell blocks in fences, a message that is JSON, ReAct's actions.
+
+JSON is Llama 3's call without its tag, OpenAI's objects, or what Terminal-Bench's agent types into
+its terminal: {"commands": [{"keystrokes": "ls\\n", "duration": 0.1}]}.
+"""
+
+from __future__ import annotations
+
+import re
+from itertools import islice
+
+from continuum_connector.toolcalls.arguments import RawCall
+from continuum_connector.toolcalls.asked import MAX_CALLS
+from continuum_connector.toolcalls.formats import python_calls
+from continuum_connector.toolcalls.formats.json_calls import read_calls, read_value
+
+SHELLS = ("bash", "sh", "shell", "zsh", "console", "mswea_bash_command")
+FENCE = re.compile(rf"```(?:{'|'.join(SHELLS)})[ \t]{{0,8}}(?:\n|$)")
+_FENCE_END = re.compile(r"\n[ \t]{0,8}```")
+
+_JSON = re.compile(r"[{\[](?=[\s\"{\[])")
+MAX_INDENT = 8
+MAX_BRACKETS = 256  # looked at
+MAX_TRIES = 4  # prose may hold other JSON before it
+MAX_WAIT_S = 3600.0  # of a terminal's command
+
+_ACTION = re.compile(r"Action(?: \d{1,3})?:[ \t*]{0,8}([\w.\-]{1,128})")
+_ACTION_BRACKETS = re.compile(r"\[([^\]\n]{0,4096})\][ \t]{0,8}(?:\n|$)")
+_ACTION_INPUT = re.compile(r"[ \t*]{0,8}\n[ \t*]{0,8}Action Input(?: \d{1,3})?:[ \t*]{0,8}")
+_OBSERVATION = "\nObservation"  # what comes behind it, the model made up
+
+
+def read_block(text: str, opened: re.Match[str]) -> tuple[RawCall, int]:
+    """Read the block that `opened` opens; return it and where it ends.
+
+    The first line that begins with three backticks ends it, as in mini-swe-agent, even
+    inside a heredoc.
+    """
+    begin = opened.end() - 1 if text[opened.end() - 1 : opened.end()] == "\n" else opened.end()
+    close = _FENCE_END.search(text, begin)
+    end = close.start() if close is not None else len(text)
+    call = RawCall("", {"command": text[begin:end]}, close is not None)
+    return call, close.end() if close is not None else len(text)
+
+
+def read_unmarked(text: str) -> list[RawCall]:
+    """Read the calls of a text without marker and shell block: JSON, ReAct, or Python."""
+    text = text.strip()
+    for end in ("<|eot_id|>", "<|eom_id|>", "<|im_end|>", "</s>"):
+        text = text.removesuffix(end).rstrip()
+    return read_json(text) or read_react(text) or python_calls.read(text, sure=False)
+
+
+def read_json(text: str) -> list[RawCall]:
+    """Read the calls of the first JSON that has any."""
+    position = num_tries = 0
+    for begins in islice(_JSON.finditer(text), MAX_BRACKETS):
+        start = begins.start()
+        if start < position or not _begins_line(text, start):
+            continue
+        value = read_value(text, start)
+        if isinstance(value.value, dict) and isinstance(value.value.get("commands"), list):
+            return _terminal_calls(value.value, value.finished)
+        calls, _ = read_calls(text, start, sure=False)
+        if calls:
+            return calls
+        position = value.end
+        num_tries += 1
+        if num_tries == MAX_TRIES:
+            break
+    return []
+
+
+def _begins_line(text: str, start: int) -> bool:
+    """Whether only a few blanks stand before `start` in its line."""
+    first = max(0, start - MAX_INDENT)
+    before = text[first:start].rstrip(" \t")
+    return before.endswith("\n") or (not before and first == 0)
+
+
+def _terminal_calls(value: dict[str, object], finished: bool) -> list[RawCall]:
+    """The calls of a message for a terminal; none if it says that the task is done.
+
+    `duration` is how long the agent leaves the terminal alone after the keys, in seconds: a
+    sleep, whatever runs in there.
+    """
+    commands = value["commands"]
+    assert isinstance(commands, list)
+    items = [item for item in commands[:MAX_CALLS] if isinstance(item, dict)]
+    keys = [item.get("keystrokes") for item in items]
+    calls = [RawCall("", {"command": key}, finished) for key in keys if isinstance(key, str)]
+    if not calls:
+        done = value.get("task_complete") is True or not finished
+        return [] if done else [_sleep(0.0, finished)]
+    waits = [item.get("duration") for item in items]
+    wait_s = sum(min(wait, MAX_WAIT_S) for wait in waits if isinstance(wait, int | float))
+    return [*calls[: MAX_CALLS - 1], _sleep(wait_s, finished)] if wait_s >= 1 else calls
+
+
+def _sleep(duration_s: float, finished: bool) -> RawCall:
+    return RawCall("", {"command": f"sleep {duration_s:.3f}"}, finished)
+
+
+def read_react(text: str) -> list[RawCall]:
+    """Read the first action, for an agent runs no more. An action without an input is prose."""
+    for action in _ACTION.finditer(text):
+        line = text[max(0, action.start() - 8) : action.start()].rstrip(" \t*")
+        if line and not line.endswith("\n"):
+            continue
+        if bracketed := _ACTION_BRACKETS.match(text, action.end()):
+            return [RawCall(action[1], bracketed[1])]
+        if given := _ACTION_INPUT.match(text, action.end()):
+            return [_action(action[1], text, given.end())]
+    return []
+
+
+def _action(name: str, text: str, start: int) -> RawCall:
+    if text[start : start + 1] == "{":
+        value = read_value(text, start)
+        return RawCall(name, value.value, value.finished)
+    end = text.find(_OBSERVATION, start)
+    return RawCall(name, text[start : end if end >= 0 else len(text)].strip(), end >= 0)
