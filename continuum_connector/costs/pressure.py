@@ -1,7 +1,4 @@
-"""Price: what one held block costs the others, in seconds of delay per second.
-
-Queueing: how long turns wait that come back to find their blocks gone (the paper's T).
-"""
+"""What waiting costs: the price of a held block, and the wait of those who find theirs gone."""
 
 from __future__ import annotations
 

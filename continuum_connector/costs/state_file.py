@@ -1,6 +1,7 @@
 """The state file: what was learned while serving outlives the process. Never in the way.
 
-Bites: a long computation as a generator, so that no engine step pays for all of it.
+The parts of the state come in Bites, generators that pause after some tens of microseconds, so that
+no engine step pays for all of it.
 """
 
 from __future__ import annotations
@@ -201,7 +202,7 @@ T = TypeVar("T")
 Bites: TypeAlias = Generator[None, None, T]  # some tens of microseconds between two yields
 
 
-def whole(bites: Bites[T]) -> T:
+def run_to_end(bites: Bites[T]) -> T:
     """All of it at once, for those who have the time."""
     end: list[T] = []
 

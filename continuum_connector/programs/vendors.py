@@ -4,11 +4,10 @@ Pure: a request's headers (names in lower case) and top-level body fields in, th
 `kv_transfer_params.continuum` out. Ids get the vendor's namespace here ("codex:<id>").
 `user` and `safety_identifier` are not read: they name a tenant, who runs many programs.
 
-Wishes in other APIs' words: for how long a client would like its KV to be found again.
-
-Anthropic: `cache_control: {"type": "ephemeral", "ttl": "5m" | "1h"}`, at the top of a request or on
-a block of `system`, `messages` (in `content`, to any depth of tool results) or `tools`. OpenAI:
-`prompt_cache_retention: "in_memory" | "24h"`. Pure.
+How long a client would like its KV to be found again is read where a vendor's API can say it.
+Anthropic: `cache_control: {"type": "ephemeral", "ttl": "5m" | "1h"}`, at the top of a request or
+on a block of `system`, `messages` (in `content`, to any depth of tool results) or `tools`.
+OpenAI: `prompt_cache_retention: "in_memory" | "24h"`.
 """
 
 from __future__ import annotations

@@ -11,7 +11,7 @@ from collections import OrderedDict
 from typing import Any
 
 from continuum_connector.costs.costs import Costs
-from continuum_connector.costs.state_file import Bites, StateFile, whole
+from continuum_connector.costs.state_file import Bites, StateFile, run_to_end
 from continuum_connector.forecast.gaps import Gaps
 from continuum_connector.policy.base import (
     Choice,
@@ -114,7 +114,7 @@ class Decider:
 
     def close(self) -> None:
         """The server stops: what was learned is written."""
-        self._state_file.close(whole(self._learned()))
+        self._state_file.close(run_to_end(self._learned()))
 
     # --- the decision -----------------------------------------------------------------
     def decide(

@@ -1,8 +1,7 @@
-"""Condition: what of the copy engine has failed, for the worker to act on and for the log.
+"""How the copy engine is, and how it ends: Condition says what has failed, Closer closes it.
 
-Closer: closes a copy engine, also where no step waits for it.
-
-Closing ends the engine's threads, unlocks and unmaps its pool: seconds, where that is large.
+Closing ends the engine's threads, unlocks and unmaps its pool. That takes seconds where the pool is
+large, so it has a thread of its own while the server still steps.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
-"""HostPool: the DRAM that holds the slots, mapped and page-locked by the native library.
+"""The DRAM that holds the slots: mapped and page-locked by the native library, and how it grows.
 
-PoolGrowth: how far the host pool has come, for the scheduler in slots and for the log in GiB.
-
-The pool grows on a native thread while the server serves; this only looks.
+The pool grows on a native thread while the server serves; Python only watches, and reports to the
+scheduler in slots, to the log in GiB.
 """
 
 from __future__ import annotations

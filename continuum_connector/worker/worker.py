@@ -8,8 +8,6 @@ and runner, so every hook submits whatever is due by then, and each order leaves
 |---|---|
 | cancels, loads | start_loads, submit_stores, poll, the next begin |
 | stores | submit_stores, the next begin; not poll, see there |
-
-Stream: which CUDA stream copies are ordered behind.
 """
 
 from __future__ import annotations

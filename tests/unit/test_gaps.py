@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from continuum_connector.costs.state_file import whole
+from continuum_connector.costs.state_file import run_to_end
 from continuum_connector.forecast import recorded as recorded_module
 from continuum_connector.forecast.forecast import EDGES
 from continuum_connector.forecast.gaps import MILESTONES, Gaps
@@ -215,7 +215,7 @@ def test_a_gap_beyond_the_grid_is_as_long_as_the_grid_and_none_longer_is_restore
     recorded = RecordedGaps()
     recorded.add("run", 1e308)
     assert recorded.of("run") == ([EDGES[-1]], [EDGES[-1]])
-    assert RecordedGaps().load_state(whole(recorded.to_state())) == 0
+    assert RecordedGaps().load_state(run_to_end(recorded.to_state())) == 0
     assert recorded.load_state({"all": [], "tools": {"walk": [1e308, 1e-3, 1e308]}}) == 1
     assert return_quantile(recorded.of("walk")[0], 0.9) < 100.0
 
@@ -247,7 +247,7 @@ def test_a_restart_forgets_open_gaps_and_nothing_else() -> None:
             gaps.arrived("p", rng.expovariate(0.3))
     gaps.finished("p", RUN, 0.0)
     again = Gaps(10)
-    assert again.load_state(after_json(whole(gaps.to_state()))) == 0
+    assert again.load_state(after_json(run_to_end(gaps.to_state()))) == 0
     assert len(again) == 0
     for asked in (RUN, ANSWER, UNREAD):
         assert again.forecast(asked).cdf == pytest.approx(gaps.forecast(asked).cdf, abs=0.01)
@@ -306,7 +306,7 @@ def broken_states(draw: st.DrawFn) -> object:
     gaps.arrived("p", 1.0)
     gaps.finished("p", RUN, 0.0)
     gaps.arrived("p", 1.0)
-    state = after_json(whole(gaps.to_state()))
+    state = after_json(run_to_end(gaps.to_state()))
     parent, where = {"": state}, ""
     root = parent
     for _ in range(draw(st.integers(0, 6))):

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from continuum_connector.costs import state_file
-from continuum_connector.costs.state_file import SAVE_EVERY_S, Bites, StateFile, whole
+from continuum_connector.costs.state_file import SAVE_EVERY_S, Bites, StateFile, run_to_end
 from continuum_connector.errors import ConfigError
 from continuum_connector.forecast.gaps import Gaps
 from continuum_connector.toolcalls.asked import Asked, Ending, ToolCall
@@ -69,7 +69,7 @@ def test_tool_times_come_back(tmp_path: Path) -> None:
     for _ in range(20):
         gaps.finished("p", run, 0.0)
         gaps.arrived("p", 3.0)
-    StateFile(str(tmp_path), "m").close({"gaps": whole(gaps.to_state())})
+    StateFile(str(tmp_path), "m").close({"gaps": run_to_end(gaps.to_state())})
     file = StateFile(str(tmp_path), "m")
     file.restore("gaps", again.load_state)
     file.close({})

@@ -12,7 +12,7 @@ at the decision, with the formulas of policy/adaptive.py and certainty in place 
 k = blocks / mean blocks of a turn, N = turns that a prefill delays. Regret = worth of the best -
 worth of the chosen, never negative. What became of a pin under pressure is not the decision's.
 
-Calibration: of the returns that were foretold with 70 %, did 70 % come?
+Forecasts are judged too (Calibration): of the returns predicted with 70 %, did 70 % come?
 """
 
 from __future__ import annotations

@@ -1,6 +1,5 @@
-"""Life: everything a trace says about one program.
-
-Log: every decision of a trace on one line, with what came of it.
+"""One program's life, everything that a trace says about it; and the log of all decisions, one line
+each with what came of it.
 """
 
 from __future__ import annotations

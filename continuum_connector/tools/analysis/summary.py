@@ -1,7 +1,4 @@
-"""Summary: a whole trace in numbers.
-
-Sample: mean and percentiles of any number of values, in bounded memory.
-"""
+"""A whole trace in numbers, in bounded memory."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """Lines on memory: room for dram_bytes, the right to lock it, huge pages.
 
-Room: how much memory the host pool may take. The rule is that of csrc/available.cpp.
+How much room there is follows the rule of csrc/available.cpp.
 """
 
 from __future__ import annotations
