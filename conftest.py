@@ -1,7 +1,4 @@
-"""What every test shares: its marks, and this checkout's `bench` for servers that tests start.
-
-A file is a group: xdist gives it to one process, so what it starts is started once.
-"""
+"""What every test shares: its marks, and this checkout's `bench` for servers that tests start."""
 
 from __future__ import annotations
 
@@ -30,16 +27,12 @@ def waits_for_test_all(item: pytest.Item) -> bool:
     return where == "tests/native/test_sanitizers.py"
 
 
-@pytest.hookimpl(tryfirst=True)  # before xdist looks for groups
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
-        where = item.path.relative_to(ROOT)
-        for name in MARKS.intersection(where.parts):
+        for name in MARKS.intersection(item.path.relative_to(ROOT).parts):
             item.add_marker(name)
         if waits_for_test_all(item):
             item.add_marker("full")
-        if not item.get_closest_marker("xdist_group"):
-            item.add_marker(pytest.mark.xdist_group(where.as_posix()))
         if item.get_closest_marker("vllm"):
             for package in ("torch", "vllm", "transformers"):
                 ignore = f"ignore::DeprecationWarning:{package}.*"
