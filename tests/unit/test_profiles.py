@@ -75,6 +75,7 @@ class Item:
         ("tests/server/test_pins.py", ("agents",), False),
         ("tests/server/test_dram_tier.py", ("agents", "stock"), False),
         ("tests/server/test_dram_tier.py", ("server_factory", "stock"), True),
+        ("tests/server/test_dram_tier.py", ("server_factory", "agents"), True),
         ("tests/server/test_switch.py", ("server", "stock"), True),
         ("tests/versions/test_matrix.py", ("version", "runs"), True),
         ("tests/versions/test_matrix.py", (), False),
