@@ -4,10 +4,10 @@ PYTHON_IN_VENV := .venv/bin/python
 # Passed on: make demo ARGS="--quick", make test ARGS="-k pins"
 ARGS ?=
 
-.PHONY: help setup demo test check prometheus dashboard clean
+.PHONY: help setup demo test test-all check prometheus dashboard clean
 
 help:  ## this list
-	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## (.*)/  make \1\t\2/'
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  make \1\t\2/'
 
 setup:  ## .venv with CPU vLLM and this package (done once, checked in no time)
 	@scripts/setup
@@ -15,10 +15,13 @@ setup:  ## .venv with CPU vLLM and this package (done once, checked in no time)
 demo: setup  ## agents on a real vLLM, without and with the connector: one table
 	@$(PYTHON_IN_VENV) -m bench.chat.demo $(ARGS)
 
-test: setup  ## every test: unit, native, vllm, server
+test: setup  ## every test of the installed vLLM, in minutes
 	@scripts/test $(ARGS)
 
-check: setup  ## format, lint, types, unit tests: what CI checks first
+test-all: test  ## and other vLLMs, sanitizers, servers with flags of their own
+	@scripts/test --full $(ARGS)
+
+check: setup  ## format, lint, types, unit tests: what to run before a commit
 	@scripts/check
 
 prometheus:  ## unpack Debian's Prometheus below .cache, for the tests that need one

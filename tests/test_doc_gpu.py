@@ -23,9 +23,9 @@ from bench.serve.arms import DEFAULT, find_arm
 from bench.serve.gpu.shape import LLAMA_8B
 from bench.serve.live import kv_bytes_per_token
 from bench.serve.tiny_model import write_shape
+from bench.tests import ab_results
+from bench.tests.test_serve_ab import install
 from tests.markdown import blocks, tokens
-from tests.unit import ab_results
-from tests.unit.test_bench_ab import install
 
 README = "bench/serve/gpu/README.md"
 STAND_INS = ("continuum", "python", "pip", "grep")

@@ -178,7 +178,13 @@ def test_vllm_and_torch_stay_where_they_belong(name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "path", sorted((ROOT / "tests" / "unit").glob("*.py")), ids=lambda p: p.name
+    "path",
+    [
+        p
+        for room in ("tests/unit", "bench/tests", "deploy/tests")
+        for p in (ROOT / room).glob("*.py")
+    ],
+    ids=lambda p: p.name,
 )
 def test_unit_tests_need_neither_vllm_nor_torch(path: Path) -> None:
     tops = {module.split(".")[0] for module in imports(ast.parse(path.read_text()))}

@@ -9,8 +9,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from bench.tests.ab_results import FACTORS, measured, run_of
 from tests.fuzz.commands import Param
-from tests.unit.ab_results import FACTORS, measured, run_of
 
 DEEP = "[" * 100_000
 LONG = "9" * 5000

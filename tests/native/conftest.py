@@ -1,4 +1,4 @@
-"""The native engine over fake VRAM, and the mark that all these tests carry."""
+"""The native engine over fake VRAM."""
 
 from __future__ import annotations
 
@@ -18,12 +18,6 @@ from continuum_connector.worker.native import NativeEngine
 from tests.native.libcuda import compile_libcuda
 
 _HERE = Path(__file__).parent
-
-
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    for item in items:
-        if _HERE in item.path.parents:
-            item.add_marker(pytest.mark.native)
 
 
 @pytest.fixture(scope="session")

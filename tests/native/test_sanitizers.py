@@ -1,42 +1,15 @@
-"""The C++ tests under the sanitizers, and what only a compiler can check."""
+"""The C++ tests under the sanitizers; tests/server/test_lifetime.py serves under one."""
 
 from __future__ import annotations
 
-import hashlib
-import re
-import shutil
 import subprocess
 from pathlib import Path
 
 import pytest
 
-REPO = Path(__file__).resolve().parents[2]
-FATBIN = REPO / "csrc/gather_fatbin.inc"
-CUDA_HEADERS = [*Path("/usr/local").glob("cuda*/include"), Path("/usr/include")]
-# A toolkit's headers as if they were older: the names that 12.8 brought may not be used.
-BEFORE_12_8 = """
-#include <cuda.h>
-#include <cudaTypedefs.h>
-#undef CUDA_VERSION
-#define CUDA_VERSION 12040
-#pragma GCC poison CUmemcpyAttributes PFN_cuMemcpyBatchAsync_v12080
-#pragma GCC poison CU_MEMCPY_SRC_ACCESS_ORDER_STREAM CU_MEMCPY_SRC_ACCESS_ORDER_ANY
-"""
+from tests.native.cpp import built, needs_cmake, needs_compiler, run
 
-needs_compiler = pytest.mark.skipif(shutil.which("g++") is None, reason="needs g++")
-needs_cmake = pytest.mark.skipif(shutil.which("cmake") is None, reason="needs cmake")
-
-
-def _run(*command: str | Path, timeout_s: float = 600.0) -> str:
-    done = subprocess.run(
-        [str(part) for part in command],
-        capture_output=True,
-        text=True,
-        timeout=timeout_s,
-        cwd=REPO,
-    )
-    assert done.returncode == 0, f"{command}\n{done.stdout[-4000:]}\n{done.stderr[-8000:]}"
-    return done.stdout
+pytestmark = [needs_compiler, needs_cmake]
 
 
 def _has_sanitizer(name: str, folder: Path) -> bool:
@@ -49,77 +22,16 @@ def _has_sanitizer(name: str, folder: Path) -> bool:
     return built.returncode == 0 and subprocess.run([str(probe)]).returncode == 0
 
 
-@needs_compiler
-@needs_cmake
 @pytest.mark.parametrize(
     ("preset", "sanitizers"), [("asan", "address,undefined"), ("tsan", "thread")]
 )
 def test_engine_is_clean_under_the_sanitizer(preset: str, sanitizers: str, tmp_path: Path) -> None:
     if not _has_sanitizer(sanitizers, tmp_path):
         pytest.skip(f"this compiler cannot link or start programs with -fsanitize={sanitizers}")
-    _run("cmake", "--preset", preset, "-B", tmp_path / "build")
-    _run("cmake", "--build", tmp_path / "build", "--target", "ckv_tests", "-j", "2")
-    assert "tests passed" in _run(tmp_path / "build" / "ckv_tests")
+    assert "tests passed" in run(built(preset, "ckv_tests") / "ckv_tests")
 
 
-@needs_compiler
-@needs_cmake
 def test_random_calls_of_the_c_abi_are_clean_under_asan(tmp_path: Path) -> None:
     if not _has_sanitizer("address,undefined", tmp_path):
         pytest.skip("this compiler cannot link or start programs with AddressSanitizer")
-    _run("cmake", "--preset", "asan", "-B", tmp_path / "build")
-    _run("cmake", "--build", tmp_path / "build", "--target", "fuzz_abi")
-    assert "1500 runs passed" in _run(tmp_path / "build" / "fuzz_abi", "1500", "1")
-
-
-@needs_compiler
-def test_declarations_are_those_of_the_cuda_header() -> None:
-    _check_declarations()
-
-
-@needs_compiler
-def test_declarations_are_compared_on_a_toolkit_without_batch_copies(tmp_path: Path) -> None:
-    older = tmp_path / "older.h"
-    older.write_text(BEFORE_12_8)
-    _check_declarations("-include", older)
-
-
-def _check_declarations(*options: str | Path) -> None:
-    folder = next((f for f in CUDA_HEADERS if (f / "cudaTypedefs.h").is_file()), None)
-    if folder is None:
-        pytest.skip("needs a CUDA toolkit's headers")
-    _run("g++", "-std=c++17", "-Wall", "-Wextra", "-Werror", "-fsyntax-only", f"-I{folder}",
-         *options, "csrc/check_abi.cpp")  # fmt: skip
-
-
-def test_the_kernels_code_is_that_of_its_source() -> None:
-    source = (REPO / "csrc/gather.cu").read_bytes()
-    assert FATBIN.read_text().splitlines()[0].endswith(hashlib.sha256(source).hexdigest()), (
-        "csrc/gather.cu has changed; run scripts/gather"
-    )
-
-
-@pytest.mark.skipif(shutil.which("nvcc") is None, reason="needs nvcc")
-def test_the_kernels_code_is_what_nvcc_makes_of_it(tmp_path: Path) -> None:
-    _run("scripts/gather", tmp_path / "made.inc")
-    made, committed = (tmp_path / "made.inc").read_text(), FATBIN.read_text()
-    if made.splitlines()[1] != committed.splitlines()[1]:
-        pytest.skip(f"made by another {committed.splitlines()[1][3:]}")
-    assert made == committed
-
-
-def _sources() -> list[str]:
-    found = re.search(r"set\(CKV_SOURCES\s+([^)]*)\)", (REPO / "CMakeLists.txt").read_text())
-    assert found is not None
-    return found[1].split()
-
-
-def test_each_source_is_built() -> None:
-    sources = {path.relative_to(REPO).as_posix() for path in (REPO / "csrc").glob("*.cpp")}
-    assert sources - set(_sources()) == {"csrc/check_abi.cpp"}  # compiled beside a cuda.h only
-
-
-@pytest.mark.skipif(shutil.which("nvcc") is None, reason="needs nvcc")
-def test_nvcc_takes_the_sources(tmp_path: Path) -> None:
-    for source in _sources():
-        _run("nvcc", "-std=c++17", "-c", "-o", tmp_path / "out.o", source)
+    assert "1500 runs passed" in run(built("asan", "fuzz_abi") / "fuzz_abi", "1500", "1")

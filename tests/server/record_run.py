@@ -1,9 +1,10 @@
-"""How tests/vllm/recorded/run.jsonl was made: agents on a real server, its trace kept.
+"""How bench/tests/vllm/recorded/run.jsonl was made: agents on a real server, its trace kept.
 
-    python -m tests.server.record_run tests/vllm/recorded/run.jsonl
+    python -m tests.server.record_run bench/tests/vllm/recorded/run.jsonl
 
-On a machine that is otherwise idle: tests/vllm/test_lab_replay.py expects the lab, with turns as
-short as a CPU's, to decide as this server did, and gaps are far from the TTL for that reason.
+On a machine that is otherwise idle: bench/tests/vllm/test_lab_replay.py expects the lab, with
+turns as short as a CPU's, to decide as this server did, and gaps are far from the TTL for that
+reason.
 """
 
 from __future__ import annotations

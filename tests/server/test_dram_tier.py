@@ -7,7 +7,7 @@ import re
 import pytest
 
 from bench.serve.server import VllmServer
-from tests.server.conftest import DRAM_BYTES, MIDDLEWARE, ServerFactory, Stock
+from tests.server.conftest import DRAM_BYTES, MIDDLEWARE, NUM_BLOCKS, ServerFactory, Stock
 from tests.server.helpers import (
     PROGRAMS,
     dialogs,
@@ -59,11 +59,11 @@ def test_the_comparison_fails_when_dram_is_overwritten(
 
 
 def test_overwritten_dram_is_noticed_and_computed_again(
-    server_factory: ServerFactory, agents: VllmServer, expected: Answers
+    server_factory: ServerFactory, expected: Answers
 ) -> None:
     summed = server_factory(
         "summed",
-        num_blocks=agents.options.num_blocks,
+        num_blocks=NUM_BLOCKS,
         connector={
             "policy": "fixed_ttl",
             "ttl_s": 50,

@@ -16,6 +16,7 @@ import pytest
 
 pytest.importorskip("typer")
 pytest.importorskip("aiohttp")
+from bench.tests import ab_results
 from continuum_connector.tools.cli import ending, server
 from continuum_connector.tools.cli.server import CommandError, Server
 from tests.fuzz.commands import ROOT, Command, commands, modules
@@ -23,7 +24,6 @@ from tests.fuzz.many import HEAVY, many, without
 from tests.fuzz.play import play
 from tests.fuzz.servers import Servers, servers
 from tests.fuzz.values import RECORD
-from tests.unit import ab_results
 
 RUNS, LIMIT_S = 260, 0.2
 MAIN = "from continuum_connector.tools.cli.entry import main; main()"

@@ -9,8 +9,9 @@ import pytest
 
 from continuum_connector.errors import InvariantError
 from continuum_connector.policy.base import After
-from continuum_connector.scheduler.holds import Hold
+from continuum_connector.scheduler.holds import Hold, HoldTable
 from continuum_connector.scheduler.pins import Pin, PinEnd, PinTable
+from tests.fakes import FakeBlockPool
 
 
 def pin(program: str, deadline: float = 10.0, arrival: float = 0.0, value: float = 0.0) -> Pin:
@@ -172,3 +173,14 @@ def test_due_is_what_a_plain_list_would_say() -> None:
         assert list(pins.cheapest_first()) == sorted(
             live.values(), key=lambda p: (p.is_returning, p.rank)
         )
+
+
+def test_what_is_let_go_gives_way_from_its_tail() -> None:
+    """A prefix without its tail is still hit; a tail without its head never is."""
+    pool = FakeBlockPool(9)
+    turn = pool.take(4)
+    holds = HoldTable(pool)
+    hold = holds.take(turn)
+    pool.free_blocks(turn)
+    holds.release(hold)
+    assert pool.state()[0][-4:] == [4, 3, 2, 1]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import zipfile
 from pathlib import Path
 
 import pytest
@@ -21,3 +22,14 @@ def test_the_wheel_fits_every_python_and_this_platform(
     assert "Root-Is-Purelib: false" in lines
     [tag] = [line.removeprefix("Tag: ") for line in lines if line.startswith("Tag: ")]
     assert tag.startswith("py3-none-linux_")
+
+
+def test_the_wheel_carries_the_bench_and_no_tests(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(ROOT)
+    options = {"wheel.cmake": "false", "build-dir": str(tmp_path / "build")}  # files alone
+    name = build.build_wheel(str(tmp_path), options)
+    names = zipfile.ZipFile(tmp_path / name).namelist()
+    assert "continuum_connector/_bench/bench/serve/commands.py" in names
+    assert [each for each in names if "tests" in Path(each).parts] == []

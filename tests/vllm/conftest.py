@@ -7,8 +7,6 @@ import os
 import warnings
 from pathlib import Path
 
-import pytest
-
 # Before vllm is imported: its logger and platform read these once. Two cores are often all
 # there is, and torch's thread pool is of no use to a scheduler.
 os.environ.setdefault("VLLM_LOGGING_LEVEL", "WARNING")
@@ -16,7 +14,6 @@ os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("PYTHONHASHSEED", "0")  # seeds the block hashes: a failure repeats exactly
 
-_HERE = Path(__file__).parent
 _HAS_VLLM = importlib.util.find_spec("vllm") is not None
 
 if _HAS_VLLM:
@@ -29,15 +26,6 @@ if _HAS_VLLM:
 def pytest_report_header() -> str:
     """Say which vLLM this is: tests/versions runs these tests over several and reads it."""
     return f"vllm: {vllm.__version__} from {Path(vllm.__file__).parent}" if _HAS_VLLM else ""
-
-
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    for item in items:
-        if _HERE in item.path.parents:
-            item.add_marker(pytest.mark.vllm)
-            for package in ("torch", "vllm", "transformers"):
-                ignore = f"ignore::DeprecationWarning:{package}.*"
-                item.add_marker(pytest.mark.filterwarnings(ignore))
 
 
 def pytest_ignore_collect(collection_path: Path) -> bool | None:

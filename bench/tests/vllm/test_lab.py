@@ -17,12 +17,12 @@ from bench.sim.lab import Lab, StuckError
 from bench.sim.plan import ProgramPlan, Span, TurnPlan, Workload
 from bench.sim.result import RunRecord
 from bench.sim.workloads.eight_turns import eight_turns
-from tests.vllm.lab import mean_jct_s, play, small_machine, small_workload
+from bench.tests.vllm.lab import mean_jct_s, play, small_machine, small_workload
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 AGAIN = """
 import pathlib, sys, msgspec
-from tests.vllm.lab import play, small_machine, small_workload
+from bench.tests.vllm.lab import play, small_machine, small_workload
 record = play(sys.argv[1], small_workload(), small_machine())
 plain = msgspec.json.encode(msgspec.structs.replace(record, wall_s=0.0))
 pathlib.Path(sys.argv[2]).write_bytes(plain)

@@ -31,8 +31,8 @@ from bench.serve.results import ResultError, Run
 from bench.serve.rivals import LmcacheServer
 from bench.serve.server import ServerError, ServerOptions, end_group
 from bench.serve.workloads import Defaults, Uniform
+from bench.tests.fake_server import fake_server
 from continuum_connector.tools.cli.server import CommandError
-from tests.unit.fake_server import fake_server
 
 SMALL = Uniform("small", "p", (TurnPlan(60, 4), TurnPlan(40, 4)), 0, Defaults("turns", programs=3))
 KV_BYTES = 2 * 2 * 4 * 8 * 4

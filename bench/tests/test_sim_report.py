@@ -13,8 +13,8 @@ from bench.sim.job import Job, Result, Start
 from bench.sim.report.cast import OURS
 from bench.sim.report.columns import cells, seconds
 from bench.sim.report.summary import Figures, point, quantile, table
-from tests.unit.lab_results import record, result
-from tests.unit.pages import elsewhere, read
+from bench.tests.lab_results import record, result
+from bench.tests.pages import elsewhere, read
 
 pytest.importorskip("matplotlib")
 

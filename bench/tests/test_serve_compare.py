@@ -16,9 +16,9 @@ from bench.serve import compare, results, stats, summary
 from bench.serve.commands import app
 from bench.serve.record import RunFolder
 from bench.serve.results import Dram, Program, ResultError, Run, Turn
+from bench.tests.fake_server import fake_server
 from continuum_connector.tools.cli import bench as find_bench
 from continuum_connector.tools.cli.app import app as continuum
-from tests.unit.fake_server import fake_server
 
 PROM = 'vllm:prompt_tokens_by_source_total{{source="local_compute",engine="0"}} {}\n'
 

@@ -20,7 +20,7 @@ from bench.gpu.steps import BY_NAME, STEPS, Ended, Step, Verdict, filled, said
 from bench.markers import replace as put
 from bench.serve import commands
 from bench.serve.server import end_group
-from tests.unit import ab_results
+from bench.tests import ab_results
 
 
 class Clock:

@@ -18,9 +18,9 @@ from bench.copy_engine.rig import same_cores_afterwards
 from bench.copy_engine.sizes import TINY
 from bench.copy_engine.torch_machine import TorchMachine
 from bench.copy_engine.torch_rivals import TorchRivals
+from bench.tests.native.test_copy_engine import assert_complete
 from continuum_connector.worker.engine import Direction
 from tests.native.libcuda import python_over
-from tests.native.test_bench_copy_engine import assert_complete
 
 SECTIONS = """
 import ctypes, json

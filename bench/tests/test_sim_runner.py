@@ -201,7 +201,7 @@ SCRIPT = """
 import sys
 from pathlib import Path
 from bench.sim import runner
-from tests.unit.test_sim_runner import fake, jobs
+from bench.tests.test_sim_runner import fake, jobs
 if __name__ == "__main__":
     out, marks = map(Path, sys.argv[1:])
     outcome = runner.run(jobs(marks, "a", "hangs"), out, num_workers=1, play=fake)

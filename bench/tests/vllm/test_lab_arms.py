@@ -8,7 +8,7 @@ import pytest
 
 from bench.sim.arms import ARMS
 from bench.sim.lab import Lab
-from tests.vllm.lab import small_machine, small_workload
+from bench.tests.vllm.lab import small_machine, small_workload
 
 PATIENCE_S = 60.0  # of virtual time, for copies under way and pins that nobody comes back to
 

@@ -22,7 +22,7 @@ from typing import Any
 import pytest
 
 from continuum_connector.config import parse_bytes
-from tests.unit.test_deploy_security import OURS, RESTRICTED, Pod
+from deploy.tests.test_deploy_security import OURS, RESTRICTED, Pod
 
 yaml = pytest.importorskip("yaml", reason="needs PyYAML, which vLLM brings")
 

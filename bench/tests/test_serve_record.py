@@ -13,9 +13,9 @@ from bench.serve.page import words
 from bench.serve.record import machine, versions
 from bench.serve.results import load_run
 from bench.serve.server import ServerOptions
-from tests.unit.ab_results import measured, run_of
-from tests.unit.fake_server import fake_server
-from tests.unit.test_bench_ab import SMALL, install, use
+from bench.tests.ab_results import measured, run_of
+from bench.tests.fake_server import fake_server
+from bench.tests.test_serve_ab import SMALL, install, use
 
 
 def smi(folder: Path, script: str) -> None:

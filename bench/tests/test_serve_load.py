@@ -21,7 +21,7 @@ from bench.serve.record import RunFolder
 from bench.serve.results import Loaded, Run
 from bench.serve.session import Manner, measure
 from bench.serve.workloads import PRESSURE, Defaults, Uniform
-from tests.unit.fake_server import fake_server
+from bench.tests.fake_server import fake_server
 
 AT_ONCE = Patience(timeout_s=30.0, retries=2, backoff_s=0.0)
 THREE = Uniform("three", "p", tuple(TurnPlan(10, 4) for _ in range(3)), 0, Defaults("turns"))

@@ -14,8 +14,8 @@ from bench.serve import results
 from bench.serve.commands import app
 from bench.serve.record import RunFolder
 from bench.serve.results import ResultError
-from tests.unit.ab_results import FACTORS, cannot_run, experiment, measured, run_of, settings
-from tests.unit.pages import elsewhere, read
+from bench.tests.ab_results import FACTORS, cannot_run, experiment, measured, run_of, settings
+from bench.tests.pages import elsewhere, read
 
 pytest.importorskip("matplotlib")
 

@@ -17,8 +17,8 @@ from bench.serve.preview import START_STOP_S, preview
 from bench.serve.results import ResultError, Run
 from bench.serve.server import ServerOptions
 from bench.serve.workloads import Defaults, Uniform
-from tests.unit.fake_server import fake_server
-from tests.unit.test_bench_ab import install, use
+from bench.tests.fake_server import fake_server
+from bench.tests.test_serve_ab import install, use
 
 TURNS = (TurnPlan(60, 4), TurnPlan(40, 4, pause_s=2.0))
 SMALL = Uniform("small", "p", TURNS, 0, Defaults("turns", programs=3))

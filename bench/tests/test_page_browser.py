@@ -12,9 +12,9 @@ from bench.serve.page import page as served
 from bench.sim.job import Start
 from bench.sim.report import page as simulated
 from bench.sim.report.cast import OURS
-from tests.unit.ab_results import experiment
-from tests.unit.browser import ask, look, needs_browser
-from tests.unit.lab_results import result
+from bench.tests.ab_results import experiment
+from bench.tests.browser import ask, look, needs_browser
+from bench.tests.lab_results import result
 
 PAPER = {False: "#ffffff", True: "#0d1117"}
 WARM = {False: "#d1480f", True: "#ff8247"}  # the colour that is ours alone

@@ -1,0 +1,39 @@
+"""What every test shares: its marks, and this checkout's `bench` for servers that tests start."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent
+MARKS = {"vllm", "native", "server"}  # a folder of that name, wherever it lies
+
+_paths = os.environ.get("PYTHONPATH", "").split(os.pathsep)
+if str(ROOT) not in _paths:
+    os.environ["PYTHONPATH"] = os.pathsep.join([str(ROOT), *filter(None, _paths)])
+
+
+def waits_for_test_all(item: pytest.Item) -> bool:
+    """What `make test` leaves to `make test-all`: other vLLMs than the installed one, the C++ under
+    sanitizers, and servers with other flags than the one that most server tests share."""
+    where = item.path.relative_to(ROOT).as_posix()
+    uses = set(getattr(item, "fixturenames", ()))
+    if where.startswith("tests/server/"):
+        return "agents" not in uses or "server_factory" in uses
+    if where.startswith("tests/versions/"):
+        return "version" in uses
+    return where == "tests/native/test_sanitizers.py"
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        for name in MARKS.intersection(item.path.relative_to(ROOT).parts):
+            item.add_marker(name)
+        if waits_for_test_all(item):
+            item.add_marker("full")
+        if item.get_closest_marker("vllm"):
+            for package in ("torch", "vllm", "transformers"):
+                ignore = f"ignore::DeprecationWarning:{package}.*"
+                item.add_marker(pytest.mark.filterwarnings(ignore))
