@@ -12,7 +12,7 @@ from collections.abc import Callable, Container, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from continuum_connector.scheduler.tiers.slots import Key
+Key = bytes  # vLLM's BlockHashWithGroupId: block hash, then the KV group in 4 bytes
 
 
 @dataclass(frozen=True)

@@ -12,11 +12,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from continuum_connector.scheduler.kv_groups import KvGroup, KvGroups
+from continuum_connector.scheduler.kv_groups import Key, KvGroup, KvGroups
 from continuum_connector.scheduler.tiers import finding
 from continuum_connector.scheduler.tiers.finding import Finder
 from continuum_connector.scheduler.tiers.index import HostIndex
-from continuum_connector.scheduler.tiers.slots import Key, Tickets
+from continuum_connector.scheduler.tiers.slots import Tickets
 from tests.unit.chains import NOW, keys, numbers, store
 
 BLOCK = 16

@@ -9,8 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from continuum_connector.scheduler.kv_groups import KvGroup, KvGroups, block_key
-from continuum_connector.scheduler.tiers.slots import Key
+from continuum_connector.scheduler.kv_groups import Key, KvGroup, KvGroups, block_key
 
 HASHES = [bytes([i]) * 4 for i in range(12)]
 

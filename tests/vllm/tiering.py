@@ -64,7 +64,7 @@ def total(engine: Engine, name: str, label: str | None = None) -> float:
 
 
 def in_flight(engine: Engine, kind: Kind) -> list[Transfer]:
-    return [each for each in engine.connector.side.tier.ledger if each.kind is kind]
+    return [each for each in engine.connector.side.traffic.ledger if each.kind is kind]
 
 
 def run_turn(
@@ -103,9 +103,9 @@ def check(engine: Engine) -> None:
     """Assert everything that holds between any two calls of the engine."""
     side = engine.connector.side
     side.retention.holds.check()
-    side.store_holds.check()
+    side.traffic.holds.check()
     side.tier.index.check()
-    side.tier.ledger.check()
+    side.traffic.ledger.check()
     foreign_refs = engine.check()
     ours: Counter[int] = Counter()
     for pin in side.pins:
@@ -137,7 +137,7 @@ def assert_drained(engine: Engine) -> None:
     check(engine)
     side = engine.connector.side
     assert not engine.scheduler.requests
-    assert len(side.pins) == len(side.tier.ledger) == 0
-    assert side.retention.holds.num_holds == side.store_holds.num_holds == 0
+    assert len(side.pins) == len(side.traffic.ledger) == 0
+    assert side.retention.holds.num_holds == side.traffic.holds.num_holds == 0
     assert side.tier.index.num_writing == side.tier.index.num_orphans_read == 0
     assert engine.usage() == 0

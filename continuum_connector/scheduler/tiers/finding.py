@@ -15,9 +15,9 @@ from typing import Any
 import numpy as np
 
 from continuum_connector.messages import BlockIds
-from continuum_connector.scheduler.kv_groups import KvGroups, block_key
+from continuum_connector.scheduler.kv_groups import Key, KvGroups, block_key
 from continuum_connector.scheduler.tiers.index import HostIndex
-from continuum_connector.scheduler.tiers.slots import NO_TICKETS, Key, Tickets
+from continuum_connector.scheduler.tiers.slots import NO_TICKETS, Tickets
 
 # Turns whose slots are remembered, 8 bytes each: few are asked for in one step.
 MAX_REMEMBERED = 64

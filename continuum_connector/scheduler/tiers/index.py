@@ -18,16 +18,10 @@ from collections.abc import Sequence
 import numpy as np
 
 from continuum_connector.errors import InvariantError
+from continuum_connector.scheduler.kv_groups import Key
 from continuum_connector.scheduler.tiers.chains import Claims
 from continuum_connector.scheduler.tiers.eviction import Rank, Residence
-from continuum_connector.scheduler.tiers.slots import (
-    Chain,
-    Key,
-    Numbers,
-    SlotTable,
-    Tickets,
-    numbers_of,
-)
+from continuum_connector.scheduler.tiers.slots import Chain, Numbers, SlotTable, Tickets, numbers_of
 
 
 class HostIndex:

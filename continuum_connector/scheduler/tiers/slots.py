@@ -13,7 +13,8 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
-Key = bytes  # vLLM's BlockHashWithGroupId: block hash, then the KV group in 4 bytes
+from continuum_connector.scheduler.kv_groups import Key
+
 Numbers = npt.NDArray[np.int64]
 # A slot's number in the lower 32 bits, above them how often it was forgotten before: whoever has
 # the ticket of a block sees that the slot is another block's by now.
