@@ -74,7 +74,7 @@ def scheduler_side(
     tier_bytes, events = slot_bytes * world_size, _tier_events(vllm_config)
     tokenizer = BackgroundTokenizer(lambda: compat.load_tokenizer(vllm_config))
     sizes = {"vram_blocks": pool.num_gpu_blocks - 1, "dram_blocks": num_slots}
-    trace = _trace(config, vllm_config, groups.block_size, slot_bytes * world_size, **sizes)
+    trace = _trace(config, vllm_config, groups.scheduler_size, slot_bytes * world_size, **sizes)
     return SchedulerSide(
         config,
         _decider(config, vllm_config, costs, slot_bytes, tokenizer, account),
@@ -178,15 +178,14 @@ def blocks_needed(call: Mapping[str, Any], side: SchedulerSide) -> int:
     count, since what a window needs depends on what may be skipped. Whoever holds blocks may
     hold more than its computed tokens fill, as after a load that failed half way.
     """
-    request, size = call["request"], side.groups.block_size
+    request, groups = call["request"], side.groups
     if request.num_computed_tokens:
-        return side.groups.num_full
+        return groups.num_full
     found = call.get("num_new_computed_tokens", 0)
     total = found + call.get("num_external_computed_tokens", 0) + call["num_new_tokens"]
     if call.get("full_sequence_must_fit"):
         total = max(total, request.num_tokens)
-    num_new = int(-(-total // size) - -(-found // size))
-    return side.groups.num_full * max(1, num_new)
+    return max(groups.num_full, groups.num_full_blocks(total) - groups.num_full_blocks(found))
 
 
 # --- worker half ------------------------------------------------------------------------

@@ -152,7 +152,7 @@ class SchedulerSide:
             del self.waiting[request.request_id]
             turn.tier_tokens = found
             self.records.admitted(request, turn, now)
-            shared = turn.program.kept.shared(request.block_hashes) * self.groups.block_size
+            shared = turn.program.kept.shared(request.block_hashes) * self.groups.hash_size
             self.decider.admitted(turn, was_evicted=turn.vram_tokens < shared, now=now)
         elif turn.is_preempted:
             self.records.readmitted(turn, now)
@@ -265,12 +265,12 @@ class SchedulerSide:
             request.request_id,
             now,
             () if end is TurnEnd.ABORTED else request.block_hashes,
-            request.num_prompt_tokens // self.groups.block_size,
+            request.num_prompt_tokens // self.groups.hash_size,
             turn.is_stray,
         )
         if not turn.is_stray and (blocks or end is not TurnEnd.ABORTED):
             num_kept = blocks.end  # the last token has no KV yet
-            turn.program.kept = Kept.of(request.block_hashes, num_kept, self.groups.block_size)
+            turn.program.kept = Kept.of(request.block_hashes, num_kept, self.groups.hash_size)
         return self.records.answer(turn, self._keeping.keep(turn, request, blocks, end, now))
 
     def reset(self, now: float) -> None:

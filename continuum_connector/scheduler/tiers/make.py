@@ -22,5 +22,5 @@ def make_tier(
 
     `events` builds vLLM's KV events, where the server publishes any.
     """
-    announced = None if events is None else TierEvents(events, groups.block_size)
+    announced = None if events is None else TierEvents(events, groups.hash_size)
     return DramTier(num_slots, slot_bytes, groups, traffic, account, announced)
