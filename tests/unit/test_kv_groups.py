@@ -102,6 +102,7 @@ def test_tokens_are_counted_in_blocks_of_each_groups_own_size() -> None:
     assert (of_v4.hash_size, of_v4.scheduler_size) == (4, 256)
     assert of_v4.num_blocks(257) == 2 + 5 + 5 + 33
     assert of_v4.num_full_blocks(257) == 2 + 33
+    assert KvGroups([KvGroup(0, 48), KvGroup(1, 32)], 16).scheduler_size == 96
     assert [of_v4.last_end(n) for n in (1, 256, 257, 512, 513)] == [0, 0, 256, 256, 512]
 
 
