@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Container, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -76,11 +76,10 @@ class ChainBlocks:
         """What vLLM's prefix cache finds each by."""
         return [block.block_hash for block in self.blocks]
 
-    def only(self, keys: Container[Key]) -> ChainBlocks:
-        """Those of them that have one of these keys."""
-        chosen = [n for n, block in enumerate(self.blocks) if block.block_hash in keys]
-        blocks = tuple(self.blocks[n] for n in chosen)
-        return ChainBlocks(blocks, [self.indexes[n] for n in chosen])
+    def only(self, numbers: Sequence[int]) -> ChainBlocks:
+        """Those of them that have these numbers, counted from 0."""
+        blocks = tuple(self.blocks[n] for n in numbers)
+        return ChainBlocks(blocks, [self.indexes[n] for n in numbers])
 
 
 NO_BLOCKS = ChainBlocks()

@@ -75,7 +75,8 @@ class DramTier:
         rank = self.rank
         rank_now = None if rank is None else lambda program: rank(program, now)
         evicted, refused = self.index.num_evicted, self.index.num_refused
-        slots = self.index.reserve(blocks.keys, program, now, rank_now, supersedes)
+        keys = blocks.keys
+        slots = self.index.reserve(keys, program, now, rank_now, supersedes)
         self._account.count("dram_evicted_blocks", self.index.num_evicted - evicted)
         refused = self.index.num_refused - refused
         self._account.count("dram_refused_blocks", refused)
@@ -83,7 +84,8 @@ class DramTier:
         if not len(slots):
             return has_most
         if len(slots) < len(blocks):
-            blocks = blocks.only(set(self.index.keys_of(slots)))
+            new = set(self.index.keys_of(slots))
+            blocks = blocks.only([n for n, key in enumerate(keys) if key in new])
         transfer = self.traffic.store(self._owner, program, blocks.blocks, slots, now)
         if self._events is not None and request is not None:
             self._events.describe(transfer.id, request, blocks)

@@ -49,6 +49,36 @@ class Chain:
         self.tickets = self.tickets[: len(self.tickets) - num_claims].copy()
 
 
+class FreeSlots:
+    """Slots that hold nothing; those freed last are taken first."""
+
+    def __init__(self) -> None:
+        self.num = 0
+        self._numbers: Numbers = np.empty(0, np.int64)
+
+    def grow(self, first: int, last: int) -> None:
+        """Slots from `first` to before `last` exist from now on; they are taken after the others,
+        in order."""
+        new = np.arange(last - 1, first - 1, -1)
+        self._numbers = np.concatenate([new, self._numbers])  # as long as there are slots
+        self.num += len(new)
+
+    def put(self, numbers: Numbers) -> None:
+        self._numbers[self.num : self.num + len(numbers)] = numbers
+        self.num += len(numbers)
+
+    def take(self, num_wanted: int) -> Numbers:
+        """Return so many, or as many as there are."""
+        first = max(0, self.num - num_wanted)
+        taken: Numbers = self._numbers[first : self.num][::-1].copy()
+        self.num = first
+        return taken
+
+    def all(self) -> Numbers:
+        numbers: Numbers = self._numbers[: self.num]
+        return numbers
+
+
 class SlotTable:
     """The state of every slot; who changes it keeps the counts (HostIndex).
 
