@@ -21,8 +21,8 @@ from continuum_connector.scheduler.holds import HoldTable
 from continuum_connector.scheduler.kv_groups import KvGroups
 from continuum_connector.scheduler.scheduler import SchedulerSide
 from continuum_connector.scheduler.stop_strings import Endings
-from continuum_connector.scheduler.tiers.dram import DramTier
-from continuum_connector.scheduler.tiers.events import TierEvents
+from continuum_connector.scheduler.tiers.make import make_tier
+from continuum_connector.scheduler.tiers.traffic import Traffic
 from continuum_connector.scheduler.waker import NoWaker, Waker
 from continuum_connector.toolcalls.reader import ToolReader
 from continuum_connector.toolcalls.tokenizer import BackgroundTokenizer
@@ -70,28 +70,17 @@ def scheduler_side(
     world_size, node_ranks = compat.num_ranks(vllm_config)
     slot_bytes = compat.bytes_per_block(kv_cache_config)
     num_slots = _num_slots(config, vllm_config, len(groups), node_ranks, slot_bytes)
-
-    def make_tier(holds: HoldTable) -> DramTier:
-        return DramTier(
-            num_slots,
-            slot_bytes * world_size,
-            world_size,
-            groups,
-            holds,
-            account,
-            config.load_timeout_s,
-            _tier_events(vllm_config, groups.block_size),
-        )
-
+    traffic = Traffic(world_size, HoldTable(pool), account, config.load_timeout_s)
+    tier_bytes, events = slot_bytes * world_size, _tier_events(vllm_config)
     tokenizer = BackgroundTokenizer(lambda: compat.load_tokenizer(vllm_config))
     sizes = {"vram_blocks": pool.num_gpu_blocks - 1, "dram_blocks": num_slots}
-    trace = _trace(config, vllm_config, groups.block_size, slot_bytes * world_size, **sizes)
+    trace = _trace(config, vllm_config, groups.scheduler_size, slot_bytes * world_size, **sizes)
     return SchedulerSide(
         config,
         _decider(config, vllm_config, costs, slot_bytes, tokenizer, account),
         pool,
         groups,
-        make_tier,
+        make_tier(num_slots, tier_bytes, groups, traffic, account, events),
         account,
         trace,
         Waker(wake) if wake is not None else NoWaker(),
@@ -146,12 +135,12 @@ def _trace(
     return trace
 
 
-def _tier_events(vllm_config: Any, block_size: int) -> TierEvents | None:
+def _tier_events(vllm_config: Any) -> KvEventFactory | None:
     """KV events for DRAM blocks, where the server publishes KV events at all."""
     events = vllm_config.kv_events_config
     if events is None or not events.enable_kv_cache_events:
         return None
-    return TierEvents(KvEventFactory(), block_size)
+    return KvEventFactory()
 
 
 def _num_slots(
@@ -189,15 +178,14 @@ def blocks_needed(call: Mapping[str, Any], side: SchedulerSide) -> int:
     count, since what a window needs depends on what may be skipped. Whoever holds blocks may
     hold more than its computed tokens fill, as after a load that failed half way.
     """
-    request, size = call["request"], side.groups.block_size
+    request, groups = call["request"], side.groups
     if request.num_computed_tokens:
-        return side.groups.num_full
+        return groups.num_full
     found = call.get("num_new_computed_tokens", 0)
     total = found + call.get("num_external_computed_tokens", 0) + call["num_new_tokens"]
     if call.get("full_sequence_must_fit"):
         total = max(total, request.num_tokens)
-    num_new = int(-(-total // size) - -(-found // size))
-    return side.groups.num_full * max(1, num_new)
+    return max(groups.num_full, groups.num_full_blocks(total) - groups.num_full_blocks(found))
 
 
 # --- worker half ------------------------------------------------------------------------

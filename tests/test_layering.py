@@ -41,7 +41,11 @@ MAY_IMPORT = {  # what each room, a folder or a file, may import besides itself 
     "costs": {"files"},
     "forecast": {"toolcalls", "costs"},
     "policy": {"programs", "toolcalls", "forecast", "costs"},
+    "scheduler/holds": set(),
+    "scheduler/kv_groups": set(),
+    "scheduler/tiers": {"messages", "observe/account", "scheduler/holds", "scheduler/kv_groups"},
     "scheduler": {
+        *("scheduler/holds", "scheduler/kv_groups", "scheduler/tiers"),
         *("policy", "programs", "toolcalls", "forecast", "costs", "messages", "config"),
         *("observe/account", "observe/metric_table"),
     },
@@ -51,11 +55,19 @@ MAY_IMPORT = {  # what each room, a folder or a file, may import besides itself 
     "vllm/coordinator": set(),
     "vllm/kv_events": set(),
     "vllm/carriers": {"messages"},
-    "vllm/compat": {"scheduler", "costs", "vllm/proven", "config", "vllm/node"},
+    "vllm/compat": {
+        "scheduler",
+        "scheduler/kv_groups",
+        "costs",
+        "vllm/proven",
+        "config",
+        "vllm/node",
+    },
     "vllm/order": {"vllm/compat", "scheduler"},
     "vllm/allocation": {"build", "vllm/compat"},
     "build": {
         *("scheduler", "worker", "policy", "toolcalls", "forecast", "costs", "config"),
+        *("scheduler/holds", "scheduler/kv_groups", "scheduler/tiers"),
         *("observe/account", "observe/trace"),
         *("vllm/compat", "vllm/kv_events", "vllm/proven", "vllm/coordinator"),
     },
@@ -203,6 +215,29 @@ def test_only_holds_touches_block_references() -> None:
     # index.touch(program) is the DRAM index's own
     assert found - {"scheduler/tiers/dram.py", "scheduler/tiers/index.py"} == {"scheduler/holds.py"}
     assert "free_blocks(" not in FILES["scheduler/tiers/dram.py"].read_text()
+
+
+def test_nothing_outside_tiers_knows_which_there_are_or_how_many() -> None:
+    """Who is not in scheduler/tiers/ asks the contract and the ledger; build.py asks for a tier."""
+    tiers = "continuum_connector.scheduler.tiers."
+    outside = {name: tree for name, tree in TREES.items() if "scheduler/tiers/" not in name}
+    asked = {
+        name: {m.removeprefix(tiers) for m in imports(tree) if m.startswith(tiers)}
+        for name, tree in outside.items()
+    }
+    assert asked.pop("build.py") <= {"make", "traffic"}
+    assert set().union(*asked.values()) == {"base", "traffic", "transfers"}
+    named = re.compile(r"DramTier|tier\.names\[|len\(\S*tier\.names")
+    assert [name for name in outside if named.search(FILES[name].read_text())] == []
+
+
+def test_the_contract_of_a_tier_is_what_is_asked_of_it() -> None:
+    """No more is asked than base.py promises, and nothing promised that nobody asks for."""
+    [contract] = (n for n in TREES["scheduler/tiers/base.py"].body if isinstance(n, ast.ClassDef))
+    promised = {f.name for f in functions(contract)}
+    promised |= {n.target.id for n in contract.body if isinstance(n, ast.AnnAssign)}
+    outside = "".join(p.read_text() for name, p in FILES.items() if "tiers/" not in name)
+    assert set(re.findall(r"\b_?tier\.(\w+)", outside)) == promised
 
 
 def test_every_logger_is_below_vllms_own() -> None:

@@ -2,6 +2,8 @@
 
 It owns what is learned while serving: how long tool calls take, what prefill, loads and
 queueing cost. All of it is told here, by the hook that saw it happen.
+
+DramWorth: what a program's blocks in DRAM are worth, as the policy sees it.
 """
 
 from __future__ import annotations
@@ -14,15 +16,18 @@ from continuum_connector.costs.costs import Costs
 from continuum_connector.costs.state_file import Bites, StateFile, run_to_end
 from continuum_connector.forecast.gaps import Gaps
 from continuum_connector.policy.base import (
+    NO_FORECAST,
     Choice,
     FinishedTurn,
+    Resident,
     Snapshot,
 )
 from continuum_connector.policy.hinted import Hinted
 from continuum_connector.programs.program import OVER_S, Hints, IdentitySource, Program
+from continuum_connector.programs.table import ProgramTable
 from continuum_connector.scheduler.pins import Pin
 from continuum_connector.scheduler.tiers.transfers import Kind, Transfer, TransferState
-from continuum_connector.scheduler.turns import Turn, TurnEnd
+from continuum_connector.scheduler.turns import Turn, TurnEnd, Waiting
 from continuum_connector.toolcalls.asked import UNREAD, Asked, Ending, asked_of
 from continuum_connector.toolcalls.reader import ToolReader
 
@@ -193,3 +198,30 @@ class Decider:
         # a chat among agents would hide how long those are.
         if num_turns > 1 or program.source is not IdentitySource.NONE:
             self.costs.program_over(num_new)
+
+
+class DramWorth:
+    """Called for a few dozen programs whenever room is made in DRAM."""
+
+    def __init__(self, programs: ProgramTable, decider: Decider, waiting: Waiting) -> None:
+        self._programs = programs
+        self._decider = decider
+        self._waiting = waiting
+
+    def rank(self, key: str, now: float) -> float:
+        """Return the worth of the program's blocks: the lowest leave first."""
+        program = self._programs.get(key)
+        if program is None:
+            return float("-inf")  # forgotten: nobody will recognise it when it returns
+        share_ahead = self._waiting.share_ahead(program.arrival)
+        resident = Resident(
+            program=key,
+            arrival=program.arrival,
+            last_used=program.last_seen,
+            finished=None if program.active else program.last_finish,
+            gap=self._decider.gaps.forecast_of(key) or NO_FORECAST,
+            is_waiting=self._waiting.has_program(key),
+            # Program order serves the oldest first: whoever has nobody ahead does not queue.
+            queueing_s=self._decider.costs.queueing_s(now) * share_ahead,
+        )
+        return self._decider.policy.dram_rank(resident, now)

@@ -23,12 +23,13 @@ from continuum_connector.policy.base import (
 from continuum_connector.policy.base import Pin as PinDecision
 from continuum_connector.policy.hinted import without_end, without_pin
 from continuum_connector.scheduler.decider import Decider
-from continuum_connector.scheduler.holds import BlockPool, HoldTable
+from continuum_connector.scheduler.holds import BlockPool
 from continuum_connector.scheduler.kv_groups import ChainBlocks
 from continuum_connector.scheduler.pins import PinEnd
 from continuum_connector.scheduler.records import Records
 from continuum_connector.scheduler.retention import Retention
-from continuum_connector.scheduler.tiers.dram import DramTier
+from continuum_connector.scheduler.tiers.base import Tier
+from continuum_connector.scheduler.tiers.traffic import Traffic
 from continuum_connector.scheduler.turns import Turn, TurnEnd
 
 
@@ -40,7 +41,7 @@ class Keeping:
         decider: Decider,
         levels: Levels,
         retention: Retention,
-        tier: DramTier,
+        tier: Tier,
         records: Records,
     ) -> None:
         self._decider = decider
@@ -81,7 +82,7 @@ class Keeping:
         key = turn.program.key
         taken = self._tier.store(key, blocks, now, request, supersedes=not turn.program.active)
         if not isinstance(decision, Free) and decision.is_wish:
-            self._tier.index.demote(key)  # it takes only room that nobody else needs
+            self._tier.demote(key)  # it takes only room that nobody else needs
         return taken
 
     def _hold(
@@ -94,7 +95,7 @@ class Keeping:
             self._retention.end_of(key, PinEnd.SUPERSEDED, now)
         if turn.identity.hints.final and not turn.is_stray:
             self._retention.end_of(key, PinEnd.PROGRAM_DONE, now)
-            self._tier.index.demote(key)
+            self._tier.demote(key)
 
 
 class Levels:
@@ -104,8 +105,8 @@ class Levels:
         self,
         pool: BlockPool,
         retention: Retention,
-        store_holds: HoldTable,
-        tier: DramTier,
+        tier: Tier,
+        traffic: Traffic,
         costs: Costs,
         turns: Sized,
         waiting: Sized,
@@ -113,8 +114,8 @@ class Levels:
         """`turns`: those that are there; `waiting`: of them, those that never ran."""
         self._pool = pool
         self._retention = retention
-        self._store_holds = store_holds
         self._tier = tier
+        self._traffic = traffic
         self._costs = costs
         self._turns = turns
         self._waiting = waiting
@@ -144,8 +145,8 @@ class Levels:
         step and its gauge's finds the ledger open. About 2 us."""
         pinned = self._retention.holds.num_blocks
         account.gauge("pins_live", len(self._retention.pins))
-        account.gauge("held_blocks", pinned + self._store_holds.num_blocks)
-        self._tier.update_ledger()
+        account.gauge("held_blocks", pinned + self._traffic.holds.num_blocks)
+        self._traffic.update_gauges()
 
     def update_gauges(self, account: Account) -> None:
         """Set what else is a level, not an event; called about once a second."""

@@ -8,11 +8,13 @@ Which blocks a hit in VRAM will need, vLLM itself says (HitRule); of DRAM it kno
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Iterator, Sequence
+import math
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from continuum_connector.scheduler.tiers.slots import Key
+Key = bytes  # vLLM's BlockHashWithGroupId: block hash, then the KV group in 4 bytes
 
 
 @dataclass(frozen=True)
@@ -74,28 +76,36 @@ class ChainBlocks:
         """What vLLM's prefix cache finds each by."""
         return [block.block_hash for block in self.blocks]
 
-    def only(self, keys: Container[Key]) -> ChainBlocks:
-        """Those of them that have one of these keys."""
-        chosen = [n for n, block in enumerate(self.blocks) if block.block_hash in keys]
-        blocks = tuple(self.blocks[n] for n in chosen)
-        return ChainBlocks(blocks, [self.indexes[n] for n in chosen])
+    def only(self, numbers: Sequence[int]) -> ChainBlocks:
+        """Those of them that have these numbers, counted from 0."""
+        blocks = tuple(self.blocks[n] for n in numbers)
+        return ChainBlocks(blocks, [self.indexes[n] for n in numbers])
 
 
 NO_BLOCKS = ChainBlocks()
 
 
 class KvGroups:
-    """The groups of one model; all have one block size, which is also that of the hashes.
+    """The groups of one model. Whoever asks them counts in tokens.
+
+    Three sizes, in tokens, are one for all models that we serve (proven.check_groups), and still
+    are not the same: `hash_size`, what a block hash covers; a group's `block_size`, what a block
+    of its table holds; `scheduler_size`, at whose multiples loads begin and end, as every group's
+    blocks do (vLLM v1/core/kv_cache_utils.py, resolve_kv_cache_block_sizes).
 
     `rule` says what the next turn will hit. None where that is every block with a hash: one group
     of full attention.
     """
 
-    def __init__(self, groups: Sequence[KvGroup]) -> None:
+    def __init__(self, groups: Sequence[KvGroup], hash_size: int) -> None:
         self._groups = tuple(groups)
         self.rule: HitRule | None = None
-        self.block_size = groups[0].block_size
+        self.hash_size = hash_size
+        self.scheduler_size = math.lcm(*(group.block_size for group in groups))
         self.num_full = sum(group.window is None for group in groups)
+        self._sizes = tuple(Counter(group.block_size for group in groups).items())
+        full = (group.block_size for group in groups if group.window is None)
+        self._full_sizes = tuple(Counter(full).items())
 
     def __len__(self) -> int:
         return len(self._groups)
@@ -105,7 +115,16 @@ class KvGroups:
 
     def num_blocks(self, num_tokens: int) -> int:
         """How many blocks so many tokens of one request fill, windows counted whole."""
-        return int(-(-num_tokens // self.block_size)) * len(self._groups)
+        return _num_blocks(self._sizes, num_tokens)
+
+    def num_full_blocks(self, num_tokens: int) -> int:
+        """The same of full attention alone: what a window needs depends on what is skipped."""
+        return _num_blocks(self._full_sizes, num_tokens)
+
+    def last_end(self, num_tokens: int) -> int:
+        """Where a load for a prompt of so many tokens may end at most: one token, whose logits are
+        wanted, is left to compute."""
+        return (num_tokens - 1) // self.scheduler_size * self.scheduler_size
 
     @property
     def are_simple(self) -> bool:
@@ -153,36 +172,46 @@ class KvGroups:
     def longest_hit(
         self, hashes: Sequence[bytes], start: int, end: int, has: Callable[[Key], bool]
     ) -> int:
-        """Return the largest h in [start, end] such that `has` all that a hit of h blocks
+        """Return the largest h in [start, end] such that `has` all that a hit of h tokens
         needs beyond the first `start`, which are in VRAM already."""
-        end = min(end, len(hashes))
+        size = self.hash_size
+        limit, last = start // size, min(end // size, len(hashes))
         full = [group.index for group in self._groups if group.window is None]
-        limit = start
-        while limit < end and all(has(block_key(hashes[limit], g)) for g in full):
+        while limit < last and all(has(block_key(hashes[limit], g)) for g in full):
             limit += 1
-        gap: int | None = limit
+        gap: int | None = limit * size
         while gap is not None:
-            limit = gap
-            gap = self._last_gap(hashes, start, limit, has)
-        return limit
+            hit = gap
+            gap = self._last_gap(hashes, start, hit, has)
+        return hit
 
     def first_needed(self, group: KvGroup, hit: int, start: int) -> int:
-        """Index of the first block of `group` that a hit of `hit` blocks reads, from `start` on."""
+        """Index of the first block of `group` that a hit of `hit` tokens reads, from token `start`
+        on."""
         if group.window is None:
-            return start
+            return start // group.block_size
         # As many as vLLM's lookup asks for (_contiguous_blocks_for_hit) and a load gets blocks
         # for: the next token is one of the window.
-        return max(start, (hit * self.block_size - group.window + 1) // self.block_size, 0)
+        return max(start, hit - group.window + 1, 0) // group.block_size
 
     def _last_gap(
         self, hashes: Sequence[bytes], start: int, hit: int, has: Callable[[Key], bool]
     ) -> int | None:
-        """Index of the last block that a window before `hit` lacks; every hit between needs
+        """Where the last block begins that a window before `hit` lacks; every hit between needs
         it too, since windows move with the hit. None if all is there."""
         for group in self._groups:
             if group.window is None:
                 continue
-            for index in range(hit - 1, self.first_needed(group, hit, start) - 1, -1):
+            size, first = group.block_size, self.first_needed(group, hit, start)
+            for index in range(hit // size - 1, first - 1, -1):
                 if not has(block_key(hashes[index], group.index)):
-                    return index
+                    return index * size
         return None
+
+
+def _num_blocks(sizes: Sequence[tuple[int, int]], num_tokens: int) -> int:
+    """`sizes`: of blocks in tokens, and how many groups have such; asked in every step."""
+    num_blocks = 0
+    for size, num_groups in sizes:
+        num_blocks += -(-num_tokens // size) * num_groups
+    return num_blocks

@@ -32,24 +32,24 @@ _OF_PIN_END = {
 class Found:
     """Where the tokens of a finished turn were when its program's next turn was admitted."""
 
-    vram: int = 0
-    dram: int = 0
-    recomputed: int = 0
+    by_memory: dict[str, int]  # nearest first
+    recomputed: int
 
     @classmethod
     def of(cls, kept: int, turn: Turn, num_prompt_tokens: int) -> Found:
         """Split what the prompt can have in common with the `kept` tokens."""
-        common = min(kept, num_prompt_tokens)
-        vram = min(turn.vram_tokens, common)
-        dram = min(turn.dram_tokens, common - vram)
-        return cls(vram, dram, common - vram - dram)
+        left = min(kept, num_prompt_tokens)
+        found = {}
+        for memory, num_tokens in turn.hit_tokens.items():
+            found[memory] = min(num_tokens, left)
+            left -= found[memory]
+        return cls(found, left)
 
     @property
     def most(self) -> str:
-        """Where most of them were."""
-        if self.vram > max(self.dram, self.recomputed):
-            return "in_vram"
-        return "in_dram" if self.dram > self.recomputed else "recomputed"
+        """Where most of them were; of equals the slower way."""
+        memory = max(reversed(self.by_memory), key=self.by_memory.__getitem__)
+        return f"in_{memory}" if self.by_memory[memory] > self.recomputed else "recomputed"
 
 
 @dataclass(eq=False)
@@ -238,12 +238,14 @@ def _opened(
 
 
 def _found(one: _Open, found: Found) -> dict[str, Any]:
-    """Tokens by tier, and seconds by the estimates of the decision: each token costs the same."""
+    """Tokens by memory, and seconds by the estimates of the decision: each token costs the same."""
     prefill_s = one.prefill_s / max(one.num_tokens, 1)
-    load_s = one.load_s / max(one.num_tokens, 1) if found.dram else 0.0
+    num_found = sum(found.by_memory.values())
+    num_loaded = num_found - found.by_memory["vram"]
+    load_s = one.load_s / max(one.num_tokens, 1) if num_loaded else 0.0
     return {
-        "hit_tokens": {"vram": found.vram, "dram": found.dram},
+        "hit_tokens": found.by_memory,
         "recomputed_tokens": found.recomputed,
-        "saved_s": (found.vram + found.dram) * prefill_s - found.dram * load_s,
+        "saved_s": num_found * prefill_s - num_loaded * load_s,
         "lost_s": found.recomputed * prefill_s,
     }

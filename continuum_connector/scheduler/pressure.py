@@ -94,9 +94,8 @@ class Unattached:
 
         If it asks again it was refused, so what there was did not do: one more pin goes.
         """
-        size = self._groups.block_size
-        need = -(-request.num_tokens // size) - num_vram_tokens // size
-        need *= self._groups.num_full
+        need = self._groups.num_full_blocks(request.num_tokens)
+        need -= self._groups.num_full_blocks(num_vram_tokens)
         if self._asked == request.request_id:
             need = max(need, self._pool.get_num_free_blocks() + 1)
             self._blocked(now)

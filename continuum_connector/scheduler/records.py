@@ -50,8 +50,8 @@ class Records:
 
     def admitted(self, request: Any, turn: Turn, now: float) -> None:
         self.account.count("prompt_tokens", request.num_prompt_tokens)
-        self.account.count("hit_tokens", turn.vram_tokens, "vram")
-        self.account.count("hit_tokens", turn.dram_tokens, "dram")
+        for memory, num_tokens in turn.hit_tokens.items():
+            self.account.count("hit_tokens", num_tokens, memory)
         if self.trace.enabled:
             self.trace.record(
                 "admit",
@@ -60,7 +60,7 @@ class Records:
                 turn=turn.number,
                 waited_s=now - turn.arrival,
                 tokens=request.num_tokens,
-                hit_tokens={"vram": turn.vram_tokens, "dram": turn.dram_tokens},
+                hit_tokens=turn.hit_tokens,
             )
         self.outcomes.admitted(turn, request.num_prompt_tokens, now)
 
@@ -164,7 +164,7 @@ class Records:
             "turn": turn.number,
             "decision": name_of(decision),
             "ttl_s": decision.ttl_s if isinstance(decision, Pin) else 0.0,
-            "cached_tokens": {"vram": turn.vram_tokens, "dram": turn.dram_tokens},
+            "cached_tokens": turn.hit_tokens,
         }
         if choice.receipts:
             body["hints"] = _told(choice.receipts)

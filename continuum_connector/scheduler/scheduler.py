@@ -7,7 +7,7 @@ All of it runs on the scheduler's thread; `now` is monotonic seconds, read by co
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from continuum_connector.config import ContinuumConfig
@@ -17,17 +17,16 @@ from continuum_connector.policy.base import After, Unpriced
 from continuum_connector.programs.identify import identify_request
 from continuum_connector.programs.program import Identity, Kept, Program
 from continuum_connector.programs.table import ProgramTable
-from continuum_connector.scheduler.decider import Decider
+from continuum_connector.scheduler.decider import Decider, DramWorth
 from continuum_connector.scheduler.decisions import Keeping, Levels
-from continuum_connector.scheduler.holds import BlockPool, HoldTable
+from continuum_connector.scheduler.holds import BlockPool
 from continuum_connector.scheduler.kv_groups import KvGroups
 from continuum_connector.scheduler.pins import Pin, PinEnd
 from continuum_connector.scheduler.pressure import Pressure, Unattached
 from continuum_connector.scheduler.records import Records
 from continuum_connector.scheduler.retention import Retention
 from continuum_connector.scheduler.stop_strings import Endings
-from continuum_connector.scheduler.tiers.dram import DramTier
-from continuum_connector.scheduler.tiers.eviction import DramWorth
+from continuum_connector.scheduler.tiers.base import Tier
 from continuum_connector.scheduler.turns import Turn, TurnEnd, Waiting
 
 # A preemption costs a prefill; a store in flight ends within milliseconds. Beyond this
@@ -46,7 +45,7 @@ class SchedulerSide:
         decider: Decider,
         pool: BlockPool,
         groups: KvGroups,
-        make_tier: Callable[[HoldTable], DramTier],
+        tier: Tier,
         account: Account,
         trace: Any,
         waker: Any,
@@ -60,11 +59,12 @@ class SchedulerSide:
         self.retention = Retention(pool, budget, config.max_ttl_s, self.records, waker)
         self.pins = self.retention.pins
         self.programs = ProgramTable(config.max_programs, lambda key: not self.pins.has(key))
-        self.store_holds = HoldTable(pool)
-        self.tier = make_tier(self.store_holds)
+        self.tier = tier
+        self._none_found: Mapping[str, int] = dict.fromkeys(tier.names, 0)
+        self.traffic = tier.traffic
         self.turns: dict[str, Turn] = {}
         self.waiting = Waiting()  # those of them that were never admitted
-        held = self.retention, self.store_holds, self.tier
+        held = self.retention, tier, self.traffic
         self.levels = Levels(pool, *held, decider.costs, self.turns, self.waiting)
         self._keeping = Keeping(decider, self.levels, self.retention, self.tier, self.records)
         self._worth = DramWorth(self.programs, decider, self.waiting)
@@ -92,6 +92,7 @@ class SchedulerSide:
         turn = Turn(
             *(program, identity, program.num_turns, now),
             max_head_start_s=self.config.max_head_start_s,
+            tier_tokens=self._none_found,
         )
         turn.is_stray = turn.strays(request.block_hashes)
         self.turns[request.request_id] = self.waiting[request.request_id] = turn
@@ -143,14 +144,15 @@ class SchedulerSide:
         """The request owns its blocks now: load what it lacks, hand the pin over."""
         self._stir()
         turn = self.begin_turn(request, now)
+        found = self._none_found
         if num_external:
-            self.tier.load(turn.program.key, request, block_ids, num_external, now)
+            found = self.tier.load(turn.program.key, request, block_ids, num_external, now)
         if not turn.is_admitted:
             turn.is_admitted = True
             del self.waiting[request.request_id]
-            turn.dram_tokens = num_external
+            turn.tier_tokens = found
             self.records.admitted(request, turn, now)
-            shared = turn.program.kept.shared(request.block_hashes) * self.groups.block_size
+            shared = turn.program.kept.shared(request.block_hashes) * self.groups.hash_size
             self.decider.admitted(turn, was_evicted=turn.vram_tokens < shared, now=now)
         elif turn.is_preempted:
             self.records.readmitted(turn, now)
@@ -171,15 +173,13 @@ class SchedulerSide:
 
     def will_free_blocks(self, now: float) -> bool:
         """Whether a store in flight will let go of blocks soon enough to wait for it."""
-        if not self.store_holds.num_blocks:
-            return False
-        age = self.tier.oldest_store_age(now)
+        age = self.traffic.oldest_store_age(now)
         return age is not None and age < MAX_STORE_WAIT_S
 
     @property
     def waits_for_room(self) -> bool:
         """Whether turns are there, and no copy that one of them may be waiting for."""
-        return bool(self.turns) and not len(self.tier.ledger)
+        return bool(self.turns) and not len(self.traffic)
 
     def note_preempted(self, request_id: str, now: float) -> None:
         """vLLM put a running turn back."""
@@ -198,12 +198,12 @@ class SchedulerSide:
         self.retention.room.new_step()
         self._owes_step = False
         was_up = self.tier.is_up
-        plan = self.tier.drain(now)
+        plan = self.traffic.drain(now)
         if not self.tier.is_up:
-            at = self.tier.next_look
+            at = self.traffic.next_look
             self._waker.set(at if at > now else math.inf, "tier")
         self._record_tier(was_up, now)
-        if not len(self.tier.ledger) and not self.decider.is_saving:
+        if not len(self.traffic) and not self.decider.is_saving:
             self._idle_until = min(now + LOOK_S, self.pins.next_deadline())
         return plan
 
@@ -216,7 +216,8 @@ class SchedulerSide:
         """Take in what the workers saw settle since their last report."""
         self._stir()
         was_up = self.tier.is_up
-        for transfer in self.tier.settle(report, now):
+        self.tier.hear(report)
+        for transfer in self.traffic.settle(report, now):
             self.records.settled(transfer, now)
             self.decider.settled(transfer, now)
             self.retention.room.references_dropped()
@@ -240,7 +241,7 @@ class SchedulerSide:
     def has_work(self, now: float) -> bool:
         """Whether an otherwise idle engine must step: copies to settle, pins to expire,
         or once after a reset, since vLLM sends metrics only with a step."""
-        busy = self.tier.next_look <= now or self._owes_step
+        busy = self.traffic.next_look <= now or self._owes_step
         return busy or self.pins.next_deadline() <= now
 
     # --- end of a turn ----------------------------------------------------------------
@@ -264,12 +265,12 @@ class SchedulerSide:
             request.request_id,
             now,
             () if end is TurnEnd.ABORTED else request.block_hashes,
-            request.num_prompt_tokens // self.groups.block_size,
+            request.num_prompt_tokens // self.groups.hash_size,
             turn.is_stray,
         )
         if not turn.is_stray and (blocks or end is not TurnEnd.ABORTED):
             num_kept = blocks.end  # the last token has no KV yet
-            turn.program.kept = Kept.of(request.block_hashes, num_kept, self.groups.block_size)
+            turn.program.kept = Kept.of(request.block_hashes, num_kept, self.groups.hash_size)
         return self.records.answer(turn, self._keeping.keep(turn, request, blocks, end, now))
 
     def reset(self, now: float) -> None:

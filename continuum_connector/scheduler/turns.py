@@ -8,8 +8,8 @@ from __future__ import annotations
 import enum
 from bisect import bisect_left, insort
 from collections import Counter, UserDict
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 
 from continuum_connector.programs.program import Identity, Program
 
@@ -26,7 +26,8 @@ class TurnEnd(enum.Enum):
 class Turn:
     """`number` counts the program's turns from 1; `arrival` is monotonic seconds.
 
-    `vram_tokens` and `dram_tokens` are what was found for it when it was first admitted.
+    `vram_tokens` are what VRAM had for it when it was first admitted, `tier_tokens` what each
+    memory below it had beyond, nearest first.
     `is_stray`: as `strays` said last, when it arrived or when it ended. `max_head_start_s`: how
     much earlier than it came it may stand in line.
     """
@@ -38,9 +39,14 @@ class Turn:
     is_admitted: bool = False
     is_preempted: bool = False  # and not admitted again yet
     vram_tokens: int = 0
-    dram_tokens: int = 0
     is_stray: bool = False
     max_head_start_s: float = 0.0
+    tier_tokens: Mapping[str, int] = field(default_factory=dict)
+
+    @property
+    def hit_tokens(self) -> dict[str, int]:
+        """Tokens of its prompt that were found, by the memory that had them, nearest first."""
+        return {"vram": self.vram_tokens, **self.tier_tokens}
 
     def place(self, is_ahead: bool = False) -> float:
         """Where it stands among turns, in monotonic seconds: where its program's arrival says, and

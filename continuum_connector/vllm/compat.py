@@ -93,7 +93,8 @@ def kv_groups(vllm_config: Any, kv_cache_config: Any) -> KvGroups:
     parallel = vllm_config.parallel_config
     check_groups(groups, hash_size, getattr(parallel, "decode_context_parallel_size", 1))
     return KvGroups(
-        [KvGroup(index, group.block_size, group.window) for index, group in enumerate(groups)]
+        [KvGroup(index, group.block_size, group.window) for index, group in enumerate(groups)],
+        hash_size,
     )
 
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from continuum_connector.scheduler.kv_groups import block_key
+from continuum_connector.scheduler.kv_groups import Key, block_key
 from continuum_connector.scheduler.tiers.eviction import Rank
 from continuum_connector.scheduler.tiers.index import HostIndex
-from continuum_connector.scheduler.tiers.slots import Key, Tickets, numbers_of
+from continuum_connector.scheduler.tiers.slots import Tickets, numbers_of
 
 NOW = 1000.0
 

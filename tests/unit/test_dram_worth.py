@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from continuum_connector.forecast.forecast import Forecast
 from continuum_connector.policy.base import NO_FORECAST, Resident
-from continuum_connector.scheduler.tiers.eviction import DramWorth
+from continuum_connector.scheduler.decider import DramWorth
 from continuum_connector.scheduler.turns import Waiting
 
 SOON = Forecast.known(2.0)

@@ -12,17 +12,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from continuum_connector.scheduler.kv_groups import KvGroup, KvGroups
+from continuum_connector.scheduler.kv_groups import Key, KvGroup, KvGroups
 from continuum_connector.scheduler.tiers import finding
 from continuum_connector.scheduler.tiers.finding import Finder
 from continuum_connector.scheduler.tiers.index import HostIndex
-from continuum_connector.scheduler.tiers.slots import Key, Tickets
+from continuum_connector.scheduler.tiers.slots import Tickets
 from tests.unit.chains import NOW, keys, numbers, store
 
 BLOCK = 16
-FULL = KvGroups([KvGroup(0, BLOCK)])
-TWO_FULL = KvGroups([KvGroup(0, BLOCK), KvGroup(1, BLOCK)])
-WINDOWED = KvGroups([KvGroup(0, BLOCK), KvGroup(1, BLOCK, window=2 * BLOCK)])
+FULL = KvGroups([KvGroup(0, BLOCK)], BLOCK)
+TWO_FULL = KvGroups([KvGroup(0, BLOCK), KvGroup(1, BLOCK)], BLOCK)
+WINDOWED = KvGroups([KvGroup(0, BLOCK), KvGroup(1, BLOCK, window=2 * BLOCK)], BLOCK)
 
 
 class Asked(HostIndex):
@@ -166,8 +166,9 @@ def test_it_answers_as_if_it_had_looked_anew(
             index.release(index.acquire(slots), corrupt=True)
         elif what == "clear" and number == 0:
             index.clear()
-        hit = groups.longest_hit(request.block_hashes, start, 9, index.is_ready)
-        assert finder.find(request, start * BLOCK) == (hit - start) * BLOCK
+        in_vram = start * BLOCK
+        hit = groups.longest_hit(request.block_hashes, in_vram, 9 * BLOCK, index.is_ready)
+        assert finder.find(request, in_vram) == hit - in_vram
 
 
 def test_no_object_is_made_per_block() -> None:

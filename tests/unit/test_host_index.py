@@ -15,8 +15,9 @@ from hypothesis.stateful import (
 )
 
 from continuum_connector.errors import InvariantError
+from continuum_connector.scheduler.kv_groups import Key
 from continuum_connector.scheduler.tiers.index import HostIndex
-from continuum_connector.scheduler.tiers.slots import NO_TICKETS, Key, Tickets
+from continuum_connector.scheduler.tiers.slots import NO_TICKETS, Tickets
 from tests.unit.chains import NOW, keys, numbers, ready, store
 
 

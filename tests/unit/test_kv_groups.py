@@ -9,8 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from continuum_connector.scheduler.kv_groups import KvGroup, KvGroups, block_key
-from continuum_connector.scheduler.tiers.slots import Key
+from continuum_connector.scheduler.kv_groups import Key, KvGroup, KvGroups, block_key
 
 HASHES = [bytes([i]) * 4 for i in range(12)]
 
@@ -23,7 +22,7 @@ class FakeBlock:
 
 
 def groups(size: int, *windows: int | None) -> KvGroups:
-    return KvGroups([KvGroup(i, size, window) for i, window in enumerate(windows)])
+    return KvGroups([KvGroup(i, size, window) for i, window in enumerate(windows)], size)
 
 
 def can_start_at(hit: int, start: int, have: set[Key], which: KvGroups) -> bool:
@@ -31,7 +30,7 @@ def can_start_at(hit: int, start: int, have: set[Key], which: KvGroups) -> bool:
 
     `start` blocks are in VRAM.
     """
-    size, position = which.block_size, hit * which.block_size
+    size, position = which.hash_size, hit * which.hash_size
     for group in which:
         first = 0 if group.window is None else max(0, position - group.window + 1)
         read = {token // size for token in range(first, position)}
@@ -56,7 +55,8 @@ def test_the_longest_hit_is_the_longest_that_attention_can_start_from(
     have = every - {block_key(HASHES[i], g) for i, g in missing}
     hits = [h for h in range(start, min(end, 12) + 1) if can_start_at(h, start, have, which)]
     expected = max(hits, default=start)
-    assert which.longest_hit(HASHES, start, end, have.__contains__) == expected
+    found = which.longest_hit(HASHES, start * size, end * size, have.__contains__)
+    assert found == expected * size
 
 
 def test_a_lookup_costs_no_more_than_the_chain_is_long() -> None:
@@ -81,18 +81,29 @@ def test_nothing_beyond_the_end_is_looked_up() -> None:
         asked.append(key)
         return True
 
-    assert which.longest_hit(HASHES, 2, 5, has) == 5
+    assert which.longest_hit(HASHES, 2 * 16, 5 * 16, has) == 5 * 16
     assert {key[0] for key in asked} == {2, 3, 4}
-    assert which.longest_hit(HASHES, 5, 5, has) == 5
-    assert which.longest_hit(HASHES[:3], 5, 9, has) == 5  # fewer hashes than VRAM's hit
+    assert which.longest_hit(HASHES, 5 * 16, 5 * 16, has) == 5 * 16
+    found = which.longest_hit(HASHES[:3], 5 * 16, 9 * 16, has)  # fewer hashes than VRAM's hit
+    assert found == 5 * 16
 
 
 @pytest.mark.parametrize(("hit", "start", "first"), [(10, 0, 6), (10, 8, 8), (3, 0, 0), (4, 0, 0)])
 def test_a_window_needs_its_last_blocks_only(hit: int, start: int, first: int) -> None:
     which = groups(16, None, 64)
     full, window = which
-    assert which.first_needed(window, hit, start) == first
-    assert which.first_needed(full, hit, start) == start
+    assert which.first_needed(window, hit * 16, start * 16) == first
+    assert which.first_needed(full, hit * 16, start * 16) == start
+
+
+def test_tokens_are_counted_in_blocks_of_each_groups_own_size() -> None:
+    """As of DeepSeek V4, whose hashes are of 4 tokens: none of the three sizes is another."""
+    of_v4 = KvGroups([KvGroup(0, 256), KvGroup(1, 64, 100), KvGroup(2, 64, 100), KvGroup(3, 8)], 4)
+    assert (of_v4.hash_size, of_v4.scheduler_size) == (4, 256)
+    assert of_v4.num_blocks(257) == 2 + 5 + 5 + 33
+    assert of_v4.num_full_blocks(257) == 2 + 33
+    assert KvGroups([KvGroup(0, 48), KvGroup(1, 32)], 16).scheduler_size == 96
+    assert [of_v4.last_end(n) for n in (1, 256, 257, 512, 513)] == [0, 0, 256, 256, 512]
 
 
 def test_hashed_blocks_are_the_full_ones_head_first_over_all_groups() -> None:
@@ -119,6 +130,6 @@ def test_no_object_is_made_per_block_of_a_turn() -> None:
     gc.collect()
     before = len(gc.get_objects())
     found = which.hashed_blocks(pool, block_ids, hashes)
-    stored = found.only(set(found.keys[:9_000]))
+    stored = found.only(range(9_000))
     assert len(gc.get_objects()) - before < 10
     assert (len(found), len(stored), stored.end) == (10_000, 9_000, 9_000)

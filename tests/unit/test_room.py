@@ -191,7 +191,7 @@ def unattached(world: World) -> Unattached:
 
     for arrival, program in enumerate("abc"):
         world.pin_finished(program, 5, arrival)
-    return Unattached(world.pool, KvGroups([KvGroup(0, 16)]), give_up, lambda now: None)
+    return Unattached(world.pool, KvGroups([KvGroup(0, 16)], 16), give_up, lambda now: None)
 
 
 def test_unattached_room_is_made_for_what_the_prompt_lacks(

@@ -6,9 +6,8 @@ from collections.abc import Sequence
 from types import SimpleNamespace
 from typing import Any
 
-from continuum_connector.scheduler.kv_groups import ChainBlocks
+from continuum_connector.scheduler.kv_groups import ChainBlocks, Key
 from continuum_connector.scheduler.tiers.events import TierEvents
-from continuum_connector.scheduler.tiers.slots import Key
 
 
 class FakeFactory:

@@ -35,7 +35,7 @@ class AgentEngine(Engine):
         if getattr(self, "side", None) is None:
             return
         ours: Counter[int] = Counter()
-        for holds in (self.side.retention.holds, self.side.store_holds):
+        for holds in (self.side.retention.holds, self.side.traffic.holds):
             holds.check()
             for block in np.nonzero(holds._refs)[0]:
                 ours[int(block)] += int(holds._refs[block])

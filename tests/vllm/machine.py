@@ -311,7 +311,7 @@ class Machine(RuleBasedStateMachine):
         somebody waits and no copy is under way that it may wait for."""
         scheduler = self.engine.scheduler
         stands = bool(scheduler.get_num_unfinished_requests()) and not scheduler.running
-        stands = stands and not len(self.engine.connector.side.tier.ledger)
+        stands = stands and not len(self.engine.connector.side.traffic.ledger)
         self.num_idle_steps = self.num_idle_steps + 1 if stands else 0
         assert self.num_idle_steps <= MAX_IDLE_STEPS, f"stands still: {self.engine.describe()}"
         return False

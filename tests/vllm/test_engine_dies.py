@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from continuum_connector.scheduler.tiers.dram import LOOK_S
+from continuum_connector.scheduler.tiers.traffic import LOOK_S
 from continuum_connector.scheduler.tiers.transfers import HANGS_AFTER_S, Kind
 from continuum_connector.worker.engine import Direction
 from tests.vllm.harness import Engine
@@ -205,7 +205,7 @@ def test_a_store_that_hangs_keeps_its_blocks_and_nobody_waits_for_it(served: Any
     assert "store 1 hangs" in engine.connector.side.tier.down_reason
     (store,) = in_flight(engine, Kind.STORE)
     assert store.hold is not None
-    assert engine.connector.side.store_holds.num_blocks == 13
+    assert engine.connector.side.traffic.holds.num_blocks == 13
     run_turn(engine, "b", 2000, seed=9, idle=False)
     assert engine.finish_reasons["b"] == "length"
     check(engine)
@@ -217,7 +217,7 @@ def test_a_store_that_hangs_keeps_its_blocks_and_nobody_waits_for_it(served: Any
     before = engine.num_steps
     engine.idle(60.0)
     assert engine.num_steps - before <= 61  # looks, at 100 steps a second
-    assert times["tier"] == engine.connector.side.tier.next_look
+    assert times["tier"] == engine.connector.side.traffic.next_look
     end_copies(engine)
     assert_no_tier(engine, "hangs")
 

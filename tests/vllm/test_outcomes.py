@@ -12,12 +12,20 @@ from continuum_connector.observe.metric_table import CHANCES, OUTCOMES
 from continuum_connector.observe.trace import EVENTS
 from continuum_connector.policy.base import Choice, FinishedTurn, Free, Offload, Pin, Snapshot
 from continuum_connector.policy.simple import FixedTtl
-from continuum_connector.programs.program import OVER_S
+from continuum_connector.programs.program import OVER_S, Identity, IdentitySource, Program
+from continuum_connector.scheduler.outcomes import Found
+from continuum_connector.scheduler.turns import Turn
 from tests.vllm.agents import AgentEngine
 from tests.vllm.harness import prompt
 from tests.vllm.tiering import SLOT_BYTES
 
 SECOND = {"prefill": [0.0, 1e-3, 0.0, 0.0, 0.0]}  # a millisecond per token, whatever is cached
+
+
+A_PROGRAM = (
+    Program("job:a", IdentitySource.CLIENT, 0.0),
+    Identity("job:a", IdentitySource.CLIENT),
+)
 
 
 class Says(FixedTtl):
@@ -89,6 +97,25 @@ def first_turn(engine: Agents, **kwargs: Any) -> None:
     engine.run_turn("a", 100, program="p", **kwargs)  # 116 tokens: 7 full blocks, 112 tokens
     assert engine.outcomes() == []
     assert len(engine.side.records.outcomes) == 1
+
+
+@pytest.mark.parametrize(
+    ("vram", "dram", "disk", "found", "most"),
+    [
+        (60, 30, 0, (60, 30, 0, 10), "in_vram"),
+        (40, 40, 10, (40, 40, 10, 10), "in_dram"),  # of equals the slower way
+        (10, 20, 60, (10, 20, 60, 10), "in_disk"),
+        (80, 90, 90, (80, 20, 0, 0), "in_vram"),  # no more than the turn had left
+        (50, 0, 0, (50, 0, 0, 50), "recomputed"),
+    ],
+)
+def test_what_was_left_is_found_in_the_nearest_memory(
+    vram: int, dram: int, disk: int, found: tuple[int, ...], most: str
+) -> None:
+    turn = Turn(*A_PROGRAM, 2, 0.0, vram_tokens=vram, tier_tokens={"dram": dram, "disk": disk})
+    what = Found.of(100, turn, 300)
+    assert (*what.by_memory.values(), what.recomputed) == found
+    assert what.most == most
 
 
 def test_a_turn_that_returns_to_its_pin_is_in_time() -> None:

@@ -185,7 +185,7 @@ def test_a_store_in_flight_is_waited_for_rather_than_preempting(async_scheduling
 @MODES
 def test_a_store_that_hangs_is_not_waited_for_longer_than_the_bound(async_scheduling: bool) -> None:
     engine = growing_beside_a_store(async_scheduling=async_scheduling)
-    began = min(transfer.admitted for transfer in engine.side.tier.ledger)
+    began = min(transfer.admitted for transfer in engine.side.traffic.ledger)
     engine.run_until_idle(until=lambda: engine.num_preemptions > 0)
     assert 0 <= engine.clock() - began - MAX_STORE_WAIT_S < 5 * engine.step_s
     engine.settle()

@@ -86,7 +86,7 @@ def test_a_step_is_planned_as_long_as_a_copy_is_under_way(async_scheduling: bool
     engine = tiering.tiered(200, 400, async_scheduling=async_scheduling, hold_transfers=True)
     decoding(engine)
     engine.add("a", 100, 1, seed=1, program="a")
-    engine.run_until_idle(until=lambda: bool(len(engine.connector.side.tier.ledger)))
+    engine.run_until_idle(until=lambda: bool(len(engine.connector.side.traffic.ledger)))
     for _ in range(4):
         engine.step()
     plans = watch(engine.connector.side, "plan")

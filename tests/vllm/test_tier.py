@@ -191,7 +191,7 @@ def test_the_second_rank_decides_when_a_store_has_settled() -> None:
     engine.workers[1].settle()
     engine.step()
     assert (index.num_writing, index.num_ready) == (0, 13)
-    assert engine.connector.side.store_holds.num_holds == 0
+    assert engine.connector.side.traffic.holds.num_holds == 0
     assert total(engine, "stores", "done") == 1
 
 

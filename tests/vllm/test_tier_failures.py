@@ -57,7 +57,7 @@ def test_a_failed_store_leaves_no_slots_and_is_not_found(async_scheduling: bool)
     assert (index.num_free, index.num_ready, index.num_writing) == (400, 0, 0)
     assert (total(engine, "stores", "failed"), total(engine, "stores", "done")) == (1, 0)
     assert total(engine, "transfer_failures", "driver") == 1
-    assert engine.connector.side.store_holds.num_holds == 0
+    assert engine.connector.side.traffic.holds.num_holds == 0
     engine.scheduler.reset_prefix_cache()
     engine.add("b", engine.next_prompt("a", 20), program="p")
     assert_recovered(engine)
@@ -201,7 +201,7 @@ def test_a_reset_ends_a_store_that_has_not_left_at_once(async_scheduling: bool) 
     engine.reset_prefix_cache()
     index = engine.connector.side.tier.index
     assert store.state is TransferState.ABANDONED
-    assert (index.num_free, len(engine.connector.side.tier.ledger)) == (400, 0)
+    assert (index.num_free, len(engine.connector.side.traffic.ledger)) == (400, 0)
     engine.run_until_idle()
     assert not engine.worker.pending
     assert engine.worker.num_blocks_stored == 0

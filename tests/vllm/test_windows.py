@@ -225,7 +225,8 @@ def test_what_a_load_can_bring_is_what_vllm_would_hit_in_vram(
     lookups: dict[int, Any], window: int, missing: list[tuple[int, int]], end: int
 ) -> None:
     hashes = [bytes([i]) * 32 for i in range(12)]
-    groups = KvGroups([KvGroup(i, BLOCK, each) for i, each in enumerate((None, window, window))])
+    windows = enumerate((None, window, window))
+    groups = KvGroups([KvGroup(i, BLOCK, each) for i, each in windows], BLOCK)
     have = {block_key(block_hash, g) for block_hash in hashes for g in range(3)}
     have -= {block_key(hashes[index], group) for index, group in missing}
     if window not in lookups:
@@ -237,4 +238,4 @@ def test_what_a_load_can_bring_is_what_vllm_would_hit_in_vram(
     for each in shadow.single_type_managers:
         each.block_pool = pool
     hit = shadow.find_longest_cache_hit(hashes, end * BLOCK)[1]
-    assert groups.longest_hit(hashes, 0, end, have.__contains__) == hit // BLOCK
+    assert groups.longest_hit(hashes, 0, end * BLOCK, have.__contains__) == hit

@@ -9,8 +9,7 @@ from __future__ import annotations
 from collections.abc import Container, Iterable, Sequence
 from typing import Any, Protocol
 
-from continuum_connector.scheduler.kv_groups import ChainBlocks
-from continuum_connector.scheduler.tiers.slots import Key
+from continuum_connector.scheduler.kv_groups import ChainBlocks, Key
 
 
 class EventFactory(Protocol):

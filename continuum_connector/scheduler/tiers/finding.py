@@ -15,9 +15,9 @@ from typing import Any
 import numpy as np
 
 from continuum_connector.messages import BlockIds
-from continuum_connector.scheduler.kv_groups import KvGroups, block_key
+from continuum_connector.scheduler.kv_groups import Key, KvGroups, block_key
 from continuum_connector.scheduler.tiers.index import HostIndex
-from continuum_connector.scheduler.tiers.slots import NO_TICKETS, Key, Tickets
+from continuum_connector.scheduler.tiers.slots import NO_TICKETS, Tickets
 
 # Turns whose slots are remembered, 8 bytes each: few are asked for in one step.
 MAX_REMEMBERED = 64
@@ -51,16 +51,15 @@ class Finder:
 
     def find(self, request: Any, num_vram_tokens: int) -> int:
         """Return how many tokens beyond `num_vram_tokens` a load could bring back."""
-        size, index = self._groups.block_size, self._index
+        size, index = self._groups.hash_size, self._index
         start = num_vram_tokens // size
         known = self._promises.get(request.request_id)
         if known is None or known.version != index.version or known.start != start:
-            # At least one token must be left to compute (vllm-facts, trap 19).
-            end = (request.num_tokens - 1) // size
+            end, hashes = self._groups.last_end(request.num_tokens), request.block_hashes
             if self._is_full:
-                hit = self._resume(request, start, end, known)
+                hit = self._resume(request, start, end // size, known)
             else:
-                hit = self._groups.longest_hit(request.block_hashes, start, end, index.is_ready)
+                hit = self._groups.longest_hit(hashes, start * size, end, index.is_ready) // size
             known = _Promise(start, hit, index.version, index.num_lost)
             self._promises[request.request_id] = known
         return (known.hit - start) * size
@@ -73,7 +72,7 @@ class Finder:
         promise = self._promises.pop(request.request_id)
         tickets = self._tickets.pop(request.request_id, None)
         hashes, start = request.block_hashes, promise.start
-        hit = min(promise.hit, start + num_tokens // self._groups.block_size)
+        hit = min(promise.hit, start + num_tokens // self._groups.hash_size)
         if self._is_full:
             blocks = np.array([ids[start:hit] for ids in block_ids], dtype=np.int32).T.ravel()
             if tickets is None:  # too many others were asked for since

@@ -18,11 +18,12 @@ from collections.abc import Sequence
 import numpy as np
 
 from continuum_connector.errors import InvariantError
+from continuum_connector.scheduler.kv_groups import Key
 from continuum_connector.scheduler.tiers.chains import Claims
 from continuum_connector.scheduler.tiers.eviction import Rank, Residence
 from continuum_connector.scheduler.tiers.slots import (
     Chain,
-    Key,
+    FreeSlots,
     Numbers,
     SlotTable,
     Tickets,
@@ -44,7 +45,7 @@ class HostIndex:
         self.num_refused = 0  # blocks no room was made for, ever
         self.residence = Residence()
         self.gone: deque[Key] = deque()  # keys forgotten, for any cause, since the caller took them
-        self._free: list[int] = []
+        self._free = FreeSlots()
         self._numbers: dict[Key, int] = {}
         self._table = SlotTable()
         self._claims = Claims(self._table)
@@ -53,14 +54,14 @@ class HostIndex:
     def grow(self, num_slots: int) -> None:
         """Slots up to `num_slots` exist from now on; they are used after those that did."""
         if num_slots > self.num_slots:
-            self._free[:0] = range(num_slots - 1, self.num_slots - 1, -1)
+            self._free.grow(self.num_slots, num_slots)
             self._table.grow(num_slots)
             self.num_slots = num_slots
             self.residence = Residence()  # of a smaller DRAM; nothing has to leave this one
 
     @property
     def num_free(self) -> int:
-        return len(self._free)
+        return self._free.num
 
     def __contains__(self, key: Key) -> bool:
         return key in self._numbers
@@ -116,7 +117,8 @@ class HostIndex:
         self._claims.drop_empty([*victims, chain])
         if self._claims.are_too_many:
             for leaving in self._claims.excess(chain):
-                self._free += self._evict(leaving)
+                self._evict(leaving)
+                self._free.put(leaving)
         return self._table.tickets[claimed]
 
     def settle(self, tickets: Tickets, stored: bool) -> None:
@@ -130,10 +132,10 @@ class HostIndex:
         self.num_writing -= len(numbers)
         if stored:
             self.num_ready += int(np.count_nonzero(there))
-            self._free += numbers[~there].tolist()
+            self._free.put(numbers[~there])
         else:
             self._forget(numbers[there])
-            self._free += numbers.tolist()
+            self._free.put(numbers)
         self.version += 1
 
     def keys_of(self, tickets: Tickets) -> list[Key]:
@@ -183,33 +185,35 @@ class HostIndex:
     ) -> Numbers:
         """Return slots: the free ones, then those of what is worth no more than `chain`.
         `victims` are then to be dropped if they are empty."""
-        first = max(0, len(self._free) - num_wanted)
-        taken = self._free[first:][::-1]
-        del self._free[first:]
-        if len(taken) < num_wanted:
+        free = self._free.take(num_wanted)
+        taken, num_missing = [free], num_wanted - len(free)
+        if num_missing:
             num_displaced = 0  # live blocks
             own = rank(chain.program) if rank is not None else 0.0
             for worth, victim in self._claims.order.victims(chain, rank):
                 if worth > own:
                     break
                 victims.append(victim)
-                for leaving in self._claims.let_go(victim, num_wanted - len(taken)):
-                    taken += self._evict(leaving)
+                for leaving in self._claims.let_go(victim, num_missing):
+                    self._evict(leaving)
+                    taken.append(leaving)
+                    num_missing -= len(leaving)
                     num_displaced += len(leaving) if worth > -math.inf else 0
-                if len(taken) == num_wanted:
+                if not num_missing:
                     break
             if num_displaced:
                 self.residence.evicted(num_displaced, self.num_slots, now)
-        return np.array(taken, np.int64)
+        return np.concatenate(taken)
 
-    def _evict(self, numbers: Numbers) -> list[int]:
+    def _evict(self, numbers: Numbers) -> None:
         self._lose(numbers)
         self.num_evicted += len(numbers)
-        return list(numbers.tolist())
 
     # --- slots ------------------------------------------------------------------------
     def _look(self, keys: Sequence[Key]) -> Numbers:
         """The keys' slots, -1 where there is none."""
+        if self._numbers.keys().isdisjoint(keys):  # what is new costs a third
+            return np.full(len(keys), -1)
         found = map(self._numbers.get, keys, itertools.repeat(-1))
         return np.fromiter(found, np.int64, len(keys))
 
@@ -221,7 +225,7 @@ class HostIndex:
         """Those of the forgotten ones that nobody reads any more are FREE."""
         done = numbers[self._table.num_readers[numbers] == 0]
         self.num_orphans_read -= len(done)
-        self._free += done.tolist()
+        self._free.put(done)
 
     def _lose(self, numbers: Numbers) -> None:
         self._forget(numbers)
@@ -249,12 +253,12 @@ class HostIndex:
                 f"{self.num_slots} slots, but free {self.num_free} + ready {self.num_ready} + "
                 f"writing {self.num_writing} + orphans being read {self.num_orphans_read} = {total}"
             )
-        numbers = used.tolist() + self._free
-        if len(set(numbers)) != len(numbers):
+        free = self._free.all()
+        numbers = np.concatenate([used, free])
+        if len(set(numbers.tolist())) != len(numbers):
             raise InvariantError("a slot is both free and used, or used twice")
         if self._table.keys[used].tolist() != list(self._numbers):
             raise InvariantError("a slot holds another key than the one it is found by")
-        free = np.array(self._free, np.int64)
         if (self._table.is_writing[free] | (self._table.num_readers[free] > 0)).any():
             raise InvariantError("a free slot is written or read")
         self._claims.check(used)

@@ -13,7 +13,8 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
-Key = bytes  # vLLM's BlockHashWithGroupId: block hash, then the KV group in 4 bytes
+from continuum_connector.scheduler.kv_groups import Key
+
 Numbers = npt.NDArray[np.int64]
 # A slot's number in the lower 32 bits, above them how often it was forgotten before: whoever has
 # the ticket of a block sees that the slot is another block's by now.
@@ -46,6 +47,36 @@ class Chain:
     def cut(self, num_claims: int) -> None:
         """Let go of so many at the tail. A copy: a view would keep the bytes of them all."""
         self.tickets = self.tickets[: len(self.tickets) - num_claims].copy()
+
+
+class FreeSlots:
+    """Slots that hold nothing; those freed last are taken first."""
+
+    def __init__(self) -> None:
+        self.num = 0
+        self._numbers: Numbers = np.empty(0, np.int64)
+
+    def grow(self, first: int, last: int) -> None:
+        """Slots from `first` to before `last` exist from now on; they are taken after the others,
+        in order."""
+        new = np.arange(last - 1, first - 1, -1)
+        self._numbers = np.concatenate([new, self._numbers])  # as long as there are slots
+        self.num += len(new)
+
+    def put(self, numbers: Numbers) -> None:
+        self._numbers[self.num : self.num + len(numbers)] = numbers
+        self.num += len(numbers)
+
+    def take(self, num_wanted: int) -> Numbers:
+        """Return so many, or as many as there are."""
+        first = max(0, self.num - num_wanted)
+        taken: Numbers = self._numbers[first : self.num][::-1].copy()
+        self.num = first
+        return taken
+
+    def all(self) -> Numbers:
+        numbers: Numbers = self._numbers[: self.num]
+        return numbers
 
 
 class SlotTable:

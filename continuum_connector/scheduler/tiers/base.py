@@ -1,0 +1,96 @@
+"""Tier: what the scheduler side asks of the memory below VRAM, however many kinds of it there are.
+
+Tokens cross this border, and blocks of vLLM's; slots and keys do not. A second tier lies behind
+the first: its blocks reach VRAM through the first one's slots, so whoever asks sees one Tier, and
+only make.py knows how many there are. All of them share one Traffic: one ledger of copies, one
+set of deadlines, one plan for the workers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Protocol
+
+from continuum_connector.messages import WorkerReport
+from continuum_connector.scheduler.kv_groups import ChainBlocks
+from continuum_connector.scheduler.tiers.traffic import Traffic
+from continuum_connector.scheduler.tiers.transfers import Transfer
+
+RankAt = Callable[[str, float], float]  # program, now -> worth of its blocks below VRAM
+
+
+class Tier(Protocol):
+    """What finished turns left below VRAM. Whatever goes wrong with it ends as a miss (law 4).
+
+    `names`: the memories it consists of, nearest first, as metrics, trace and answers call them.
+    `traffic`: its copies, those of all that lies below VRAM.
+    `is_up`: whether it takes and gives anything; if it did once, `down_reason` says in a sentence
+    why no more. `rank`: the programs' worth, the lowest leave first; with None the least recently
+    used do.
+    """
+
+    names: Sequence[str]
+    traffic: Traffic
+    is_up: bool
+    down_reason: str
+    rank: RankAt | None
+
+    def store(
+        self,
+        program: str,
+        blocks: ChainBlocks,
+        now: float,
+        request: Any = None,
+        supersedes: bool = True,
+    ) -> bool:
+        """Queue a store of those `blocks` that are not there yet; room is made by evicting what is
+        worth less, and blocks without such room are not stored.
+
+        Returns whether most of them are there now, or will be. They are held until the copy has
+        settled, so the caller may let go of them at once. `request`: whose they are, for KV
+        events. `supersedes`: whether this is all that the program wants of what it stored, as when
+        it has no other turn under way.
+        """
+
+    def find(self, request: Any, num_vram_tokens: int) -> int:
+        """Return how many tokens beyond `num_vram_tokens` a load could bring back."""
+
+    def load(
+        self,
+        program: str,
+        request: Any,
+        block_ids: Sequence[Sequence[int]],
+        num_tokens: int,
+        now: float,
+    ) -> Mapping[str, int]:
+        """Queue the load that `find` promised into the blocks vLLM allocated for it; returns how
+        many of the tokens each of `names` had.
+
+        `block_ids`: the request's blocks per group, null (0) outside windows.
+        `num_tokens`: how many to load, from where VRAM's hit ended.
+        """
+
+    def forget_request(self, request_id: str) -> None:
+        """The request is over; drop what was remembered for its lookups."""
+
+    def demote(self, program: str) -> None:
+        """What the program has here is the first to be evicted, until it is used again."""
+
+    def residence_s(self, now: float) -> float:
+        """Seconds a stored block stays before it leaves for room; infinite while none has to."""
+
+    def hear(self, report: WorkerReport) -> None:
+        """Take in what the workers say of the memory itself; copies are Traffic's."""
+
+    def reset(self, now: float) -> list[Transfer]:
+        """Forget every block, as after a weight update. Stores in flight are abandoned: their
+        VRAM blocks are free at once, and what they write is thrown away.
+
+        Returns the transfers that are over: stores that had not left yet.
+        """
+
+    def take_events(self) -> list[Any]:
+        """Return vLLM KV events for the blocks that came or left since the last call."""
+
+    def update_gauges(self) -> None:
+        """Set what is a level of the memory, not an event; called about once a second."""

@@ -1,0 +1,26 @@
+"""make_tier: what lies below VRAM on this server; the only file that knows how many tiers."""
+
+from __future__ import annotations
+
+from continuum_connector.observe.account import Account
+from continuum_connector.scheduler.kv_groups import KvGroups
+from continuum_connector.scheduler.tiers.base import Tier
+from continuum_connector.scheduler.tiers.dram import DramTier
+from continuum_connector.scheduler.tiers.events import EventFactory, TierEvents
+from continuum_connector.scheduler.tiers.traffic import Traffic
+
+
+def make_tier(
+    num_slots: int,
+    slot_bytes: int,
+    groups: KvGroups,
+    traffic: Traffic,
+    account: Account,
+    events: EventFactory | None,
+) -> Tier:
+    """Return host memory of `num_slots` blocks, 0 for none, each `slot_bytes` on all ranks.
+
+    `events` builds vLLM's KV events, where the server publishes any.
+    """
+    announced = None if events is None else TierEvents(events, groups.hash_size)
+    return DramTier(num_slots, slot_bytes, groups, traffic, account, announced)

@@ -1,0 +1,223 @@
+"""Tiers that are none of ours: the scheduler side knows of them what base.py promises."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from continuum_connector.messages import WorkerReport
+from continuum_connector.observe.account import Account
+from continuum_connector.scheduler.kv_groups import ChainBlocks, Key, KvGroups, block_key
+from continuum_connector.scheduler.tiers.base import RankAt, Tier
+from continuum_connector.scheduler.tiers.make import make_tier
+from continuum_connector.scheduler.tiers.traffic import Owner, Traffic
+from continuum_connector.scheduler.tiers.transfers import Kind, Transfer, TransferState
+
+
+class Shelf:
+    """A dict. It takes what comes until it is full, evicts nothing, and uses no slot twice, so
+    that a copy which is late meets nobody."""
+
+    names: Sequence[str] = ("dram",)  # the only one that the metrics know
+
+    def __init__(
+        self, num_slots: int, groups: KvGroups, traffic: Traffic, first_slot: int = 0
+    ) -> None:
+        self.traffic = traffic
+        self.is_up = num_slots > 0
+        self.down_reason = ""
+        self.rank: RankAt | None = None
+        self.num_wanted_slots = first_slot + num_slots  # asked by the harness alone
+        self.slots: dict[Key, int] = {}
+        self.ready: set[Key] = set()
+        self.promised: dict[str, tuple[int, int]] = {}  # tokens: from, to
+        self._next = self._end = first_slot  # those between are free
+        self._num_usable: dict[int, int] = {}  # of the host memory's slots, by rank
+        self._keys: dict[int, list[Key]] = {}  # of a transfer in flight
+        self._groups = groups
+        self._owner = Owner(self._settled, self._go_down)
+
+    def store(
+        self,
+        program: str,
+        blocks: ChainBlocks,
+        now: float,
+        request: Any = None,
+        supersedes: bool = True,
+    ) -> bool:
+        room = self._end - self._next if self.is_up else 0
+        new = [block for block in blocks.blocks if block.block_hash not in self.slots]
+        if taken := new[:room]:
+            slots = np.arange(self._next, self._next + len(taken))
+            self._next += len(taken)
+            transfer = self.traffic.store(self._owner, program, taken, slots, now)
+            keys = self._keys[transfer.id] = [block.block_hash for block in taken]
+            self.slots.update(zip(keys, slots.tolist(), strict=True))
+        return len(new) <= room
+
+    def find(self, request: Any, num_vram_tokens: int) -> int:
+        end = self._groups.last_end(request.num_tokens)
+        has = self.ready.__contains__
+        hit = self._groups.longest_hit(request.block_hashes, num_vram_tokens, end, has)
+        self.promised[request.request_id] = num_vram_tokens, hit
+        return hit - num_vram_tokens
+
+    def load(
+        self,
+        program: str,
+        request: Any,
+        block_ids: Sequence[Sequence[int]],
+        num_tokens: int,
+        now: float,
+    ) -> Mapping[str, int]:
+        start, _ = self.promised.pop(request.request_id)
+        blocks, keys = [], []
+        for group in self._groups:
+            of_group = block_ids[group.index]
+            for index in range(start // 16, (start + num_tokens) // 16):
+                if of_group[index]:
+                    blocks.append(of_group[index])
+                    keys.append(block_key(request.block_hashes[index], group.index))
+        is_there = all(key in self.ready for key in keys)
+        slots = np.array([self.slots[key] if is_there else -1 for key in keys])
+        ids = np.array(blocks, np.int32)
+        transfer = self.traffic.load(self._owner, program, request.request_id, ids, slots, now)
+        self._keys[transfer.id] = keys
+        return {"dram": num_tokens}
+
+    def forget_request(self, request_id: str) -> None:
+        self.promised.pop(request_id, None)
+
+    def demote(self, program: str) -> None:
+        """Nothing is evicted."""
+
+    def residence_s(self, now: float) -> float:
+        return math.inf
+
+    def hear(self, report: WorkerReport) -> None:
+        if report.tier_down and self.is_up:
+            self._go_down(report.tier_down)
+        self._num_usable |= report.ready_slots
+        if len(self._num_usable) == self.traffic.world_size:
+            usable = min(self.num_wanted_slots, *self._num_usable.values())
+            self._end = max(self._end, usable)
+
+    def reset(self, now: float) -> list[Transfer]:
+        over = self.traffic.abandon_stores(self._owner, now)
+        self._forget(list(self.slots))
+        return over
+
+    def take_events(self) -> list[Any]:
+        return []
+
+    def update_gauges(self) -> None:
+        """Nobody looks."""
+
+    def _settled(self, transfer: Transfer) -> None:
+        """Keys that were forgotten since, and maybe stored anew, are not this copy's any more."""
+        pairs = zip(self._keys.pop(transfer.id), transfer.slots.tolist(), strict=True)
+        mine = [key for key, slot in pairs if self.slots.get(key) == slot]
+        if transfer.state is not TransferState.DONE:
+            self._forget(mine)
+        elif transfer.kind is Kind.STORE:
+            self.ready.update(mine)
+
+    def _forget(self, keys: list[Key]) -> None:
+        for key in keys:
+            del self.slots[key]
+        self.ready.difference_update(keys)
+
+    def _go_down(self, sentence: str) -> None:
+        self.is_up, self.down_reason = False, sentence
+        self._forget(list(self.slots))
+
+
+class DramAndShelf:
+    """Two tiers in one, and one of them is ours: a turn is stored to both and loaded from the one
+    that has more of it, from the nearer if both have the same."""
+
+    names: Sequence[str] = ("dram",)
+    take_events = Shelf.take_events
+
+    def __init__(self, near: Tier, far: Shelf) -> None:
+        self.near = near
+        self._parts: tuple[Any, Any] = near, far
+        self.num_wanted_slots = far.num_wanted_slots
+        self.traffic = near.traffic
+        self._chosen: dict[str, Any] = {}
+
+    @property
+    def is_up(self) -> bool:
+        return any(part.is_up for part in self._parts)
+
+    @property
+    def down_reason(self) -> str:
+        return str(next((part.down_reason for part in self._parts if part.down_reason), ""))
+
+    @property
+    def rank(self) -> RankAt | None:
+        return self.near.rank
+
+    @rank.setter
+    def rank(self, rank: RankAt | None) -> None:
+        self.near.rank = rank
+
+    def store(self, *args: Any, **kwargs: Any) -> bool:
+        taken = [part.store(*args, **kwargs) for part in self._parts]
+        return any(taken)
+
+    def find(self, request: Any, num_vram_tokens: int) -> int:
+        near, far = (part.find(request, num_vram_tokens) for part in self._parts)
+        self._chosen[request.request_id] = self._parts[far > near]
+        return max(near, far)
+
+    def load(self, program: str, request: Any, *args: Any) -> Mapping[str, int]:
+        chosen = self._chosen.pop(request.request_id)
+        return chosen.load(program, request, *args)  # type: ignore[no-any-return]
+
+    def forget_request(self, request_id: str) -> None:
+        self._chosen.pop(request_id, None)
+        self._all("forget_request", request_id)
+
+    def demote(self, program: str) -> None:
+        self._all("demote", program)
+
+    def residence_s(self, now: float) -> float:
+        return math.inf
+
+    def hear(self, report: WorkerReport) -> None:
+        self._all("hear", report)
+
+    def reset(self, now: float) -> list[Transfer]:
+        return [transfer for part in self._parts for transfer in part.reset(now)]
+
+    def update_gauges(self) -> None:
+        self._all("update_gauges")
+
+    def _all(self, method: str, *args: Any) -> None:
+        for part in self._parts:
+            getattr(part, method)(*args)
+
+
+def make_shelf(
+    num_slots: int, slot_bytes: int, groups: KvGroups, traffic: Traffic, *_: Any
+) -> Tier:
+    """In the place of make_tier."""
+    return Shelf(num_slots, groups, traffic)
+
+
+def make_both(
+    num_slots: int,
+    slot_bytes: int,
+    groups: KvGroups,
+    traffic: Traffic,
+    account: Account,
+    events: Any,
+) -> Tier:
+    """In the place of make_tier: a fifth of the slots is DRAM, so that the shelf has more."""
+    near = make_tier(num_slots // 5, slot_bytes, groups, traffic, account, events)
+    far = Shelf(num_slots - num_slots // 5, groups, traffic, first_slot=num_slots // 5)
+    return DramAndShelf(near, far)

@@ -1,0 +1,123 @@
+"""Whatever keeps the contract of base.py is a tier: the scheduler side cannot tell which it has."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, Phase, settings
+from hypothesis.stateful import run_state_machine_as_test
+
+from continuum_connector import build
+from continuum_connector.scheduler.tiers.transfers import HANGS_AFTER_S, Kind
+from tests.vllm import pretend_tiers
+from tests.vllm.harness import Engine
+from tests.vllm.machine import Machine
+from tests.vllm.tiering import (
+    GROUPS,
+    MODES,
+    answers_as_without_a_tier,
+    assert_drained,
+    hold,
+    in_flight,
+    outlast_pins,
+    park,
+    run_turn,
+    tiered,
+    total,
+)
+
+MAKERS = {"shelf": pretend_tiers.make_shelf, "dram and shelf": pretend_tiers.make_both}
+
+
+@pytest.fixture(params=MAKERS)
+def with_tier(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """From now on engines are built with one of the tiers above in the place of ours."""
+    monkeypatch.setattr(build, "make_tier", MAKERS[request.param])
+    return str(request.param)
+
+
+Between = Callable[[Engine], Any]
+BETWEEN: dict[str, tuple[Between, int]] = {  # what happens before a turn is back, tokens loaded
+    "nothing": (lambda engine: None, 208),
+    "a reset": (lambda engine: engine.connector.reset_cache(), 0),
+    "a rank without memory": (lambda engine: engine.worker.report_tier_down("it is gone"), 0),
+}
+
+
+@pytest.mark.usefixtures("with_tier")
+@MODES
+@GROUPS
+@pytest.mark.parametrize("between", BETWEEN)
+def test_a_turn_comes_back_from_any_tier(async_scheduling: bool, groups: str, between: str) -> None:
+    happens, num_loaded = BETWEEN[between]
+    engine = tiered(async_scheduling=async_scheduling, groups=groups)
+    run_turn(engine, "a", 200, program="p")
+    park(engine)
+    happens(engine)
+    run_turn(engine, "other", 20, seed=5)
+    run_turn(engine, "b", engine.next_prompt("a", 20), program="p")
+    assert engine.cached["b"] == (0, num_loaded)
+    found = engine.kv_transfer_params["b"]["continuum"]["cached_tokens"]
+    assert found == {"vram": 0, "dram": num_loaded}
+    assert total(engine, "hit_tokens", "dram") == num_loaded
+    assert answers_as_without_a_tier(engine)
+    outlast_pins(engine)
+    assert_drained(engine)
+
+
+def test_a_copy_that_hangs_takes_down_only_the_tier_that_it_is_of(with_tier: str) -> None:
+    engine = tiered(num_slots=50, config={"load_timeout_s": 2.0})  # ten of them are DRAM's, if any
+    run_turn(engine, "a", 200, program="p")
+    park(engine)
+    engine.worker.cancels_late = True
+    hold(engine)
+    engine.add("b", engine.next_prompt("a", 20), program="p")
+    engine.run_until_idle(until=lambda: bool(in_flight(engine, Kind.LOAD)))
+    for seconds in (3.0, HANGS_AFTER_S):
+        engine.clock.advance(seconds)
+        for _ in range(12):
+            engine.step()
+    tier = engine.connector.side.tier
+    assert "hangs: begun 6" in tier.down_reason
+    assert tier.is_up is (with_tier == "dram and shelf")
+    hold(engine, False)
+    engine.run_until_idle()
+    assert answers_as_without_a_tier(engine)
+    outlast_pins(engine)
+    assert_drained(engine)
+
+
+def test_a_tier_that_is_reset_leaves_the_copies_of_another_alone(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(build, "make_tier", pretend_tiers.make_both)
+    engine = tiered(num_slots=100)  # 20 are DRAM's
+    hold(engine)
+    run_turn(engine, "a", 200, program="p", idle=False)
+    to_dram, to_shelf = in_flight(engine, Kind.STORE)
+    engine.connector.side.tier.near.reset(engine.clock())
+    assert (to_dram.hold, to_dram.state.name) == (None, "ABANDONED")
+    assert to_shelf.hold is not None
+    hold(engine, False)
+    park(engine)
+    run_turn(engine, "b", engine.next_prompt("a", 20), program="p")
+    assert engine.cached["b"] == (0, 208)
+    assert answers_as_without_a_tier(engine)
+    outlast_pins(engine)
+    assert_drained(engine)
+
+
+@pytest.mark.usefixtures("with_tier")
+def test_the_machine_runs_over_any_tier() -> None:
+    run_state_machine_as_test(  # type: ignore[no-untyped-call]
+        Machine,
+        settings=settings(
+            max_examples=12,
+            stateful_step_count=25,
+            deadline=None,
+            phases=[Phase.generate],
+            suppress_health_check=list(HealthCheck),
+        ),
+    )
