@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from bench.sim import versions
+from continuum_connector.connector import Mode
 from continuum_connector.scheduler.tiers.transfers import Kind, Transfer
 from tests.vllm.fake_worker import extend_chain, next_token
 from tests.vllm.harness import Engine
@@ -119,7 +120,7 @@ def check(engine: Engine) -> None:
     for kind, outcomes in ((Kind.STORE, "stores"), (Kind.LOAD, "loads")):
         settled = total(engine, outcomes) + len(in_flight(engine, kind))
         assert total(engine, "transfers_admitted", kind.value) == settled
-    if engine.connector.acting is None:
+    if engine.connector.mode is Mode.OFF:
         assert not ours, "switched off, and holding blocks"
         assert not side.turns
         assert not side.tier.index.num_ready
