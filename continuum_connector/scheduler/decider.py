@@ -63,7 +63,7 @@ class Decider:
         """A turn arrived; return how long its program was away, None if it was not."""
         if self.policy.reads and not turn.identity.hints.tools:
             self._reader.start()
-        is_beside = len(turn.program.active) > 1  # its other turns are under way: no tool's gap
+        is_beside = turn.program.num_active > 1  # its other turns are under way: no tool's gap
         if turn.is_stray or is_beside:
             return None
         return self.gaps.arrived(turn.program.key, now)
@@ -95,7 +95,7 @@ class Decider:
             if key is None or self._silent[key][0] >= now - OVER_S:
                 break
             finished, program, num_turns = self._silent.pop(key)
-            if program.last_finish == finished and not program.active:
+            if program.last_finish == finished and not program.num_active:
                 self._over(program, num_turns, now)
         self._state_file.new_step(self._learned, now)
         return was_blocked
@@ -179,7 +179,7 @@ class Decider:
             return
         if turn.identity.hints.final:
             self._over(program, program.num_turns, now)
-        elif not program.active:
+        elif not program.num_active:
             self.gaps.finished(program.key, asked, now)
             self._silent[program.key] = (now, program, program.num_turns)
             self._silent.move_to_end(program.key)

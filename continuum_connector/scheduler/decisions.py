@@ -5,7 +5,6 @@ Levels: the state of VRAM, DRAM and queue at this moment, for the policy and for
 
 from __future__ import annotations
 
-from collections.abc import Sized
 from dataclasses import replace
 from typing import Any
 
@@ -29,7 +28,7 @@ from continuum_connector.scheduler.pins import PinEnd
 from continuum_connector.scheduler.records import Records
 from continuum_connector.scheduler.retention import Retention
 from continuum_connector.scheduler.tiers.dram import DramTier
-from continuum_connector.scheduler.turns import Turn, TurnEnd
+from continuum_connector.scheduler.turns import Turn, TurnEnd, Turns
 
 
 class Keeping:
@@ -79,7 +78,7 @@ class Keeping:
         self, decision: Decision, turn: Turn, request: Any, blocks: ChainBlocks, now: float
     ) -> bool:
         key = turn.program.key
-        taken = self._tier.store(key, blocks, now, request, supersedes=not turn.program.active)
+        taken = self._tier.store(key, blocks, now, request, supersedes=not turn.program.num_active)
         if not isinstance(decision, Free) and decision.is_wish:
             self._tier.index.demote(key)  # it takes only room that nobody else needs
         return taken
@@ -107,17 +106,14 @@ class Levels:
         store_holds: HoldTable,
         tier: DramTier,
         costs: Costs,
-        turns: Sized,
-        waiting: Sized,
+        turns: Turns,
     ) -> None:
-        """`turns`: those that are there; `waiting`: of them, those that never ran."""
         self._pool = pool
         self._retention = retention
         self._store_holds = store_holds
         self._tier = tier
         self._costs = costs
         self._turns = turns
-        self._waiting = waiting
 
     def snapshot(self, now: float) -> Snapshot:
         """The world as the policy sees it: what only a client's wish holds counts as free."""
@@ -128,8 +124,8 @@ class Levels:
             num_blocks=self._pool.num_gpu_blocks - 1,  # one is the null block
             num_free_blocks=self._pool.get_num_free_blocks() + wishes,
             num_pinned_blocks=pinned - wishes,
-            num_waiting=len(self._waiting),
-            num_running=len(self._turns) - len(self._waiting),
+            num_waiting=self._turns.num_waiting,
+            num_running=len(self._turns) - self._turns.num_waiting,
             has_tier=self._tier.is_up,
             queueing_s=self._costs.queueing_s(now),
             eta=self._costs.eta,

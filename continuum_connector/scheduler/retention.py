@@ -92,7 +92,7 @@ class Retention:
         if pin is None:
             return None
         if not _continues(request, pin):
-            if len(program.active) == 1:
+            if program.num_active == 1:
                 self.pins.revalue(pin, -math.inf)
             return None
         self.pins.expect(pin, request.request_id)

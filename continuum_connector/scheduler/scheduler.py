@@ -28,7 +28,7 @@ from continuum_connector.scheduler.retention import Retention
 from continuum_connector.scheduler.stop_strings import Endings
 from continuum_connector.scheduler.tiers.dram import DramTier
 from continuum_connector.scheduler.tiers.eviction import DramWorth
-from continuum_connector.scheduler.turns import Turn, TurnEnd, Waiting
+from continuum_connector.scheduler.turns import Turn, TurnEnd, Turns
 
 # A preemption costs a prefill; a store in flight ends within milliseconds. Beyond this
 # many seconds the store counts as slow and the running turn is preempted after all.
@@ -62,12 +62,11 @@ class SchedulerSide:
         self.programs = ProgramTable(config.max_programs, lambda key: not self.pins.has(key))
         self.store_holds = HoldTable(pool)
         self.tier = make_tier(self.store_holds)
-        self.turns: dict[str, Turn] = {}
-        self.waiting = Waiting()  # those of them that were never admitted
+        self.turns = Turns()
         held = self.retention, self.store_holds, self.tier
-        self.levels = Levels(pool, *held, decider.costs, self.turns, self.waiting)
+        self.levels = Levels(pool, *held, decider.costs, self.turns)
         self._keeping = Keeping(decider, self.levels, self.retention, self.tier, self.records)
-        self._worth = DramWorth(self.programs, decider, self.waiting)
+        self._worth = DramWorth(self.programs, decider, self.turns)
         if not isinstance(decider.policy.policy, Unpriced):
             self.tier.rank = self._worth.rank
         self._pool = pool
@@ -94,7 +93,7 @@ class SchedulerSide:
             max_head_start_s=self.config.max_head_start_s,
         )
         turn.is_stray = turn.strays(request.block_hashes)
-        self.turns[request.request_id] = self.waiting[request.request_id] = turn
+        self.turns.begin(request.request_id, turn)
         gap_s = self.decider.arrived(turn, now)
         pin = None if turn.is_stray else self.retention.expect(request, program)
         self.records.arrived(request, turn, pin is not None, gap_s, now)
@@ -102,9 +101,7 @@ class SchedulerSide:
 
     def _identify(self, request: Any, now: float) -> tuple[Program, Identity]:
         identity, hints = identify_request(request)
-        return self.programs.begin_turn(
-            identity, request.request_id, request.block_hashes, now, hints
-        )
+        return self.programs.begin_turn(identity, request.block_hashes, now, hints)
 
     def rank(self, request: Any, is_preempted: bool) -> tuple[Any, ...]:
         """The place of a waiting request; lower is earlier.
@@ -146,8 +143,7 @@ class SchedulerSide:
         if num_external:
             self.tier.load(turn.program.key, request, block_ids, num_external, now)
         if not turn.is_admitted:
-            turn.is_admitted = True
-            del self.waiting[request.request_id]
+            self.turns.admit(request.request_id)
             turn.dram_tokens = num_external
             self.records.admitted(request, turn, now)
             shared = turn.program.kept.shared(request.block_hashes) * self.groups.block_size
@@ -249,11 +245,10 @@ class SchedulerSide:
     ) -> dict[str, Any] | None:
         """A turn is over: decide, hold, and return what the client is told."""
         self.tier.forget_request(request.request_id)
-        turn = self.turns.pop(request.request_id, None)
+        turn = self.turns.end(request.request_id)
         if turn is None:  # it came before we were switched off and on again
             return None
         self._stir()
-        self.waiting.pop(request.request_id, None)
         self.retention.room.references_dropped()
         self.retention.unexpect(turn.program.key, request.request_id)
         blocks = self.groups.kept(self._pool.blocks, block_ids, request)
@@ -261,7 +256,8 @@ class SchedulerSide:
             end = TurnEnd.STOP
         turn.is_stray = turn.strays(request.block_hashes)  # others may have ended since it arrived
         self.programs.end_turn(
-            request.request_id,
+            turn.program,
+            turn.identity.hints,
             now,
             () if end is TurnEnd.ABORTED else request.block_hashes,
             request.num_prompt_tokens // self.groups.block_size,
@@ -283,10 +279,8 @@ class SchedulerSide:
         self._stir()
         if not is_on:
             self._let_go(PinEnd.SWITCHED_OFF, now)
-            for request_id in self.turns:
-                self.programs.end_turn(request_id, now)
-            self.turns.clear()
-            self.waiting.clear()
+            for turn in filter(None, map(self.turns.end, list(self.turns))):
+                self.programs.end_turn(turn.program, turn.identity.hints, now)
             self.decider.forget_open(now)
         if self.groups.rule is not None:
             self.groups.rule.is_on = is_on

@@ -37,7 +37,7 @@ def served_before(engine: AgentEngine, name: str, program: str, most: int = 400)
     """How many turns of `program`, of which four always wait, are served before `name` is."""
     number = 0
     while name not in engine.finish_reasons and number < most:
-        waiting = len(engine.side.waiting)
+        waiting = engine.side.turns.num_waiting
         for _ in range(5 - waiting):
             number += 1
             engine.add(f"o{number}", 64, 4, seed=100 + number, program=program)
@@ -152,7 +152,7 @@ def test_a_short_prompt_behind_a_wall_of_long_ones_waits_no_longer_than_the_boun
 
     def wall() -> None:
         nonlocal number
-        while len(engine.side.waiting) < 6:
+        while engine.side.turns.num_waiting < 6:
             engine.add(f"w{number}", 800, 4, seed=number, program=f"wall{number % 4}")
             number += 1
 

@@ -127,8 +127,12 @@ def check(engine: Engine) -> None:
         assert not len(side.records.outcomes)
     assert set(side.tier._found) <= set(engine.scheduler.requests)
     assert set(side.turns) <= set(engine.scheduler.requests)
-    waiting = {i: turn for i, turn in side.turns.items() if not turn.is_admitted}
-    assert side.waiting == waiting
+    turns = [side.turns.get(request_id) for request_id in side.turns]
+    waiting = [turn for turn in turns if not turn.is_admitted]
+    for turn in turns:
+        assert side.turns.has_waiting(turn.program.key) is any(
+            each.program is turn.program for each in waiting
+        )
     world = side.levels.snapshot(engine.clock())
     assert (world.num_waiting, world.num_running) == (len(waiting), len(side.turns) - len(waiting))
 
