@@ -16,6 +16,7 @@ from continuum_connector.observe.account import Account
 from continuum_connector.observe.trace import open_trace
 from continuum_connector.policy.hinted import Hinted
 from continuum_connector.policy.registry import make_policy
+from continuum_connector.scheduler.away import Away
 from continuum_connector.scheduler.decider import Decider
 from continuum_connector.scheduler.holds import HoldTable
 from continuum_connector.scheduler.kv_groups import KvGroups
@@ -122,13 +123,14 @@ def _decider(
     account: Account,
 ) -> Decider:
     costs.blocks_are(block_bytes)
+    gaps = Gaps()
     return Decider(
         policy(config),
-        Gaps(config.max_programs),
+        gaps,
+        Away(gaps, config.max_programs),
         costs,
         ToolReader(tokenizer, time.perf_counter, lambda why: account.count("unread_turns", 1, why)),
         StateFile(config.state_path, compat.model_tag(vllm_config)),
-        config.max_programs,
     )
 
 

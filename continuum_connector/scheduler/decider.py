@@ -7,7 +7,6 @@ queueing cost. All of it is told here, by the hook that saw it happen.
 from __future__ import annotations
 
 import math
-from collections import OrderedDict
 from typing import Any
 
 from continuum_connector.costs.costs import Costs
@@ -19,43 +18,37 @@ from continuum_connector.policy.base import (
     Snapshot,
 )
 from continuum_connector.policy.hinted import Hinted
-from continuum_connector.programs.program import OVER_S, Hints, IdentitySource, Program
+from continuum_connector.programs.program import Hints, IdentitySource, Program
+from continuum_connector.scheduler.away import Absence, Away
 from continuum_connector.scheduler.pins import Pin
 from continuum_connector.scheduler.tiers.transfers import Kind, Transfer, TransferState
 from continuum_connector.scheduler.turns import Turn, TurnEnd
 from continuum_connector.toolcalls.asked import UNREAD, Asked, Ending, asked_of
 from continuum_connector.toolcalls.reader import ToolReader
 
-_NUM_LOOKS = 8  # of them per step: after a quiet night thousands may be over at once
 DONE = Asked(Ending.ANSWER)  # what a last turn asks for: nothing
 
 
 class Decider:
-    """Asks the policy. `now` is monotonic seconds.
-
-    Of `max_programs` programs it is seen when they fall silent; beyond, the one silent longest is
-    not counted.
-    """
+    """Asks the policy. `now` is monotonic seconds."""
 
     def __init__(
         self,
         policy: Hinted,
         gaps: Gaps,
+        away: Away,
         costs: Costs,
         reader: ToolReader,
         state_file: StateFile,
-        max_programs: int,
     ) -> None:
         self.policy = policy
         self.gaps = gaps
+        self.away = away
         self.costs = costs
         self._reader = reader
         self._state_file = state_file
         state_file.restore("gaps", gaps.load_state)
         state_file.restore("costs", costs.restore)
-        self._max_programs = max_programs
-        # By key: since when, and after how many turns; the one silent longest first.
-        self._silent: OrderedDict[str, tuple[float, Program, int]] = OrderedDict()
         self._is_blocked = False
 
     # --- what happened ----------------------------------------------------------------
@@ -66,7 +59,7 @@ class Decider:
         is_beside = turn.program.num_active > 1  # its other turns are under way: no tool's gap
         if turn.is_stray or is_beside:
             return None
-        return self.gaps.arrived(turn.program.key, now)
+        return self.away.arrived(turn.program.key, now)
 
     def admitted(self, turn: Turn, was_evicted: bool, now: float) -> None:
         """A turn runs for the first time: what it waited counts if VRAM had lost its blocks."""
@@ -90,15 +83,13 @@ class Decider:
         was_blocked, self._is_blocked = self._is_blocked, False
         if not was_blocked:
             self.costs.unblocked(now)
-        for _ in range(_NUM_LOOKS):
-            key = next(iter(self._silent), None)
-            if key is None or self._silent[key][0] >= now - OVER_S:
-                break
-            finished, program, num_turns = self._silent.pop(key)
-            if program.last_finish == finished and not program.num_active:
-                self._over(program, num_turns, now)
         self._state_file.new_step(self._learned, now)
         return was_blocked
+
+    def silent(self, absence: Absence, now: float) -> None:
+        """A program is away for so long that it counts as over, unless a stray turn of it runs."""
+        if absence.gap is not None and not absence.program.num_active:
+            self._over(absence.program, absence.num_turns, now)
 
     @property
     def is_saving(self) -> bool:
@@ -107,8 +98,7 @@ class Decider:
 
     def forget_open(self, now: float) -> None:
         """Nobody will see programs come back: what is open is neither over nor lasting."""
-        self.gaps.forget_open()
-        self._silent.clear()
+        self.away.forget_gaps()
         self._is_blocked = False
         self.costs.unblocked(now)
 
@@ -145,7 +135,7 @@ class Decider:
 
     def worth_now(self, pin: Pin, now: float) -> float:
         """Return what a pin is worth by now, while its program has not returned."""
-        gap = self.gaps.forecast_of(pin.program)
+        gap = self.away.forecast_of(pin.program)
         if gap is None or not 0.0 < pin.rank[0] < math.inf:
             return pin.rank[0]
         return self.policy.aged(pin.value, gap, now - pin.started)
@@ -180,14 +170,10 @@ class Decider:
         if turn.identity.hints.final:
             self._over(program, program.num_turns, now)
         elif not program.num_active:
-            self.gaps.finished(program.key, asked, now)
-            self._silent[program.key] = (now, program, program.num_turns)
-            self._silent.move_to_end(program.key)
-            if len(self._silent) > self._max_programs:
-                self._silent.popitem(last=False)
+            self.away.left(program, asked, now)
 
     def _over(self, program: Program, num_turns: int, now: float) -> None:
-        self.gaps.ended(program.key, now)
+        self.away.ended(program.key, now)
         num_new, program.num_counted = num_turns - program.num_counted, num_turns
         # One request that nobody gave a name and nothing followed is a question, no program:
         # a chat among agents would hide how long those are.

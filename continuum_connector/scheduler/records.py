@@ -14,6 +14,7 @@ from continuum_connector.policy.base import (
     Snapshot,
     name_of,
 )
+from continuum_connector.scheduler.away import Away
 from continuum_connector.scheduler.outcomes import Outcomes
 from continuum_connector.scheduler.pins import Pin as LivePin
 from continuum_connector.scheduler.pins import PinEnd
@@ -24,10 +25,10 @@ from continuum_connector.scheduler.turns import Turn
 class Records:
     """One method per thing worth knowing; `trace` gathers nothing while it is off."""
 
-    def __init__(self, account: Account, trace: Any, echo: bool, max_programs: int) -> None:
+    def __init__(self, account: Account, trace: Any, echo: bool, away: Away) -> None:
         self.account = account
         self.trace = trace
-        self.outcomes = Outcomes(account, trace, max_programs)
+        self.outcomes = Outcomes(account, trace, away)
         self._echo = echo
 
     def arrived(

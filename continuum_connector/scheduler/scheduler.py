@@ -54,7 +54,8 @@ class SchedulerSide:
     ) -> None:
         self.config = config
         self.decider = decider
-        self.records = Records(account, trace, config.echo, config.max_programs)
+        self._away = decider.away
+        self.records = Records(account, trace, config.echo, decider.away)
         # One block of the pool is the null block, which holds nothing.
         budget = config.max_pinned_fraction * (pool.num_gpu_blocks - 1)
         self.retention = Retention(pool, budget, config.max_ttl_s, self.records, waker)
@@ -188,9 +189,11 @@ class SchedulerSide:
     def plan(self, now: float) -> StepPlan:
         """One tick: expire what is due, then send everything queued to the workers."""
         self.expire(now)
+        for absence in self._away.silent(now):
+            self.decider.silent(absence, now)
+            self.records.outcomes.silent(absence, now)
         if self.decider.new_step(now):  # what pins are worth matters while others wait
             self.retention.age(lambda pin: self.decider.worth_now(pin, now))
-        self.records.outcomes.new_step(now)
         self.retention.room.new_step()
         self._owes_step = False
         was_up = self.tier.is_up

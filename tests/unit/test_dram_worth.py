@@ -33,7 +33,7 @@ class World:
             for at, name in enumerate("abcd")
         }
         decider: Any = SimpleNamespace(
-            gaps=SimpleNamespace(forecast_of={"a": SOON}.get),
+            away=SimpleNamespace(forecast_of={"a": SOON}.get),
             costs=SimpleNamespace(queueing_s=lambda _now: 12.0),
             policy=SimpleNamespace(dram_rank=lambda resident, _now: self.seen.append(resident)),
         )

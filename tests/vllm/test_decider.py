@@ -169,11 +169,11 @@ def test_of_no_more_programs_than_are_remembered_it_is_seen_that_they_are_over()
         engine.run_turn(f"a{number}", 20, max_tokens=1, program=f"p{number}", seed=number)
     for number in range(9):  # turns of one program are one silence
         engine.run_turn(f"b{number}", 20, max_tokens=1, program="p11", seed=11)
-    silent = engine.side.decider._silent
-    assert list(silent) == ["job:p7", "job:p8", "job:p9", "job:p10", "job:p11"]
+    away = engine.side.decider.away._absences
+    assert list(away) == ["job:p7", "job:p8", "job:p9", "job:p10", "job:p11"]
     engine.clock.advance(OVER_S + 1)
     engine.run_turn("z", 100, max_tokens=30, program="z", seed=99)
-    assert (over, list(silent)) == ([1, 1, 1, 1, 10], ["job:z"])
+    assert (over, list(away)) == ([1, 1, 1, 1, 10], ["job:z"])
 
 
 def test_the_price_rises_while_somebody_finds_no_room_and_falls_after() -> None:

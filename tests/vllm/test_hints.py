@@ -282,9 +282,9 @@ def facts_of(engine: AgentEngine) -> tuple[Any, ...]:
         program.last_finish,
         program.num_counted,
         [pin.rank for pin in engine.side.pins],
-        engine.side.records.outcomes._open["p"].gap_s,
+        engine.side.decider.away.decision_of("p").gap_s,
         len(engine.side.tier.index._claims.order._live),
-        engine.side.decider.gaps.forecast_of("p") is not None,
+        engine.side.decider.away.forecast_of("p") is not None,
         engine.connector.costs.state().get("memoryfulness"),
         engine.ends(),
     )

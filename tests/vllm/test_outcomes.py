@@ -281,7 +281,7 @@ def test_whoever_is_away_when_the_server_stops_never_returned() -> None:
 
 def test_no_more_decisions_are_open_than_programs_are_remembered() -> None:
     engine = Agents(Offload(), num_blocks=400)
-    engine.side.records.outcomes._max_open = 3
+    engine.side.decider.away._max_programs = 3
     for i in range(5):
         engine.run_turn(f"a{i}", 40, program=f"p{i}", seed=i)
     assert engine.outcomes() == [("offload", "never")] * 2

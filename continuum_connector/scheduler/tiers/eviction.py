@@ -198,7 +198,7 @@ class DramWorth:
             arrival=program.arrival,
             last_used=program.last_seen,
             finished=None if program.num_active else program.last_finish,
-            gap=self._decider.gaps.forecast_of(key) or NO_FORECAST,
+            gap=self._decider.away.forecast_of(key) or NO_FORECAST,
             is_waiting=self._turns.has_waiting(key),
             # Program order serves the oldest first: whoever has nobody ahead does not queue.
             queueing_s=self._decider.costs.queueing_s(now) * share_ahead,
