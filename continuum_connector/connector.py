@@ -228,7 +228,7 @@ class ContinuumConnector(WorkerHooks, SupportsHMA):  # type: ignore[misc]
         if self.mode is Mode.ASIDE:
             return False
         now = self._clock()
-        if self.mode is Mode.UNATTACHED and self.side.retention.give_up_cheapest(now):
+        if self.mode is Mode.UNATTACHED and self.side.unattached.give_up(now):
             return True
         return self.side.will_free_blocks(now)
 
@@ -264,7 +264,7 @@ class ContinuumConnector(WorkerHooks, SupportsHMA):  # type: ignore[misc]
         side = self.side
         if self.mode is Mode.UNATTACHED:
             num_tokens = scheduler_output.total_num_scheduled_tokens
-            side.unattached.after_step(num_tokens, side.waits_for_room, now)
+            side.unattached.after_step(num_tokens, now)
         for request_id in compat.preempted_ids(scheduler_output):
             side.note_preempted(request_id, now)
         return StepMetadata(side.plan(now))

@@ -22,9 +22,9 @@ from continuum_connector.scheduler.decisions import Keeping, Levels
 from continuum_connector.scheduler.holds import BlockPool, HoldTable
 from continuum_connector.scheduler.kv_groups import KvGroups
 from continuum_connector.scheduler.pins import Pin, PinEnd
-from continuum_connector.scheduler.pressure import Pressure, Unattached
 from continuum_connector.scheduler.records import Records
 from continuum_connector.scheduler.retention import Retention
+from continuum_connector.scheduler.room import Room, Unattached
 from continuum_connector.scheduler.stop_strings import Endings
 from continuum_connector.scheduler.tiers.dram import DramTier
 from continuum_connector.scheduler.tiers.eviction import DramWorth
@@ -60,7 +60,7 @@ class SchedulerSide:
         budget = config.max_pinned_fraction * (pool.num_gpu_blocks - 1)
         self.retention = Retention(pool, budget, config.max_ttl_s, self.records, waker)
         self.pins = self.retention.pins
-        self.programs = ProgramTable(config.max_programs, lambda key: not self.pins.has(key))
+        self.programs = ProgramTable(config.max_programs, lambda key: key not in self.pins)
         self.store_holds = HoldTable(pool)
         self.tier = make_tier(self.store_holds)
         self.turns = Turns()
@@ -76,8 +76,10 @@ class SchedulerSide:
         self._waker = waker
         self._owes_step = False  # metrics show a reset only after a step
         self._idle_until = -math.inf  # what happens sets it back
-        self.pressure = Pressure(self.retention, decider, config.max_wait_s)
-        self.unattached = Unattached(pool, groups, self.retention.give_up_cheapest, decider.blocked)
+        self.room = Room(pool, self.retention, decider, decider.costs, config.max_wait_s)
+        self.unattached = Unattached(
+            pool, groups, self.retention, decider, self.turns, self.tier.ledger
+        )
 
     # --- arrival ----------------------------------------------------------------------
     def begin_turn(self, request: Any, now: float) -> Turn:
@@ -113,8 +115,9 @@ class SchedulerSide:
         turn = self.turns.get(request.request_id)
         if turn is None:  # it ran already when we were switched on
             return (not is_preempted, math.inf, math.inf)
-        has_pin = self.retention.leads(turn.program.key, request.request_id)
-        return (not is_preempted, turn.place(has_pin), turn.arrival)
+        pin = self.pins.get(turn.program.key)
+        is_ahead = pin is not None and pin.leads(request.request_id)
+        return (not is_preempted, turn.place(is_ahead), turn.arrival)
 
     def victim_rank(self, request: Any) -> tuple[Any, ...]:
         """Among running requests the largest goes first: the turn of the program that came last
@@ -157,14 +160,10 @@ class SchedulerSide:
     def make_room(
         self, request: Any, attempt: Callable[[], Any], need: int, others_run: bool, now: float
     ) -> Any:
-        """Retry a failed allocation while pins give way; None if that cannot help.
-
-        `need`: at least so many blocks are wanted, 0 for a running request. `others_run`: some
-        request computes in this step, so that blocks may come free without any pin's end.
-        """
+        """An allocation failed: ask again while pins give way (Room.make)."""
         self._stir()
         turn = self.turns.get(request.request_id)
-        return self.pressure.make_room(request.request_id, turn, attempt, need, others_run, now)
+        return self.room.make(request.request_id, turn, attempt, need, others_run, now)
 
     def will_free_blocks(self, now: float) -> bool:
         """Whether a store in flight will let go of blocks soon enough to wait for it."""
@@ -172,11 +171,6 @@ class SchedulerSide:
             return False
         age = self.tier.oldest_store_age(now)
         return age is not None and age < MAX_STORE_WAIT_S
-
-    @property
-    def waits_for_room(self) -> bool:
-        """Whether turns are there, and no copy that one of them may be waiting for."""
-        return bool(self.turns) and not len(self.tier.ledger)
 
     def note_preempted(self, request_id: str, now: float) -> None:
         """vLLM put a running turn back."""
@@ -192,9 +186,7 @@ class SchedulerSide:
         for absence in self._away.silent(now):
             self.decider.silent(absence, now)
             self.records.outcomes.silent(absence, now)
-        if self.decider.new_step(now):  # what pins are worth matters while others wait
-            self.retention.age(lambda pin: self.decider.worth_now(pin, now))
-        self.retention.room.new_step()
+        self.room.new_step(self.decider.new_step(now), now)
         self._owes_step = False
         was_up = self.tier.is_up
         plan = self.tier.drain(now)
@@ -218,7 +210,7 @@ class SchedulerSide:
         for transfer in self.tier.settle(report, now):
             self.records.settled(transfer, now)
             self.decider.settled(transfer, now)
-            self.retention.room.references_dropped()
+            self.room.references_dropped()
         self._record_tier(was_up, now)
 
     def update_gauges(self) -> None:
@@ -252,7 +244,7 @@ class SchedulerSide:
         if turn is None:  # it came before we were switched off and on again
             return None
         self._stir()
-        self.retention.room.references_dropped()
+        self.room.references_dropped()
         self.retention.unexpect(turn.program.key, request.request_id)
         blocks = self.groups.kept(self._pool.blocks, block_ids, request)
         if end is TurnEnd.ABORTED and not self._endings.went_away(request):

@@ -311,7 +311,7 @@ def test_nobody_is_passed_by_a_turn_that_came_more_than_the_bound_later(
     engine = queue_of(bound * STEP_S, num_blocks=24, max_num_seqs=num_seqs, extra_config=extra)
     admitted: list[Any] = []
     engine.side.records.admitted = lambda request, turn, now: admitted.append(turn)
-    claim = engine.side.pressure._claim
+    claim = engine.side.room._claim
     patient: list[tuple[Any, float]] = []
 
     def spied(request_id: str, turn: Any, can_wait: bool, now: float) -> Any:
@@ -319,7 +319,7 @@ def test_nobody_is_passed_by_a_turn_that_came_more_than_the_bound_later(
         patient.extend([(turn, now)] if made.is_patient else [])
         return made
 
-    engine.side.pressure._claim = spied
+    engine.side.room._claim = spied
     play(engine, plan, num_prompt=40)
     assert len(admitted) == len(plan)
     for position, turn in enumerate(admitted):
