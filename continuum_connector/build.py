@@ -20,7 +20,9 @@ from continuum_connector.scheduler.away import Away
 from continuum_connector.scheduler.decider import Decider
 from continuum_connector.scheduler.holds import HoldTable
 from continuum_connector.scheduler.kv_groups import KvGroups
-from continuum_connector.scheduler.scheduler import SchedulerSide
+from continuum_connector.scheduler.records import Records
+from continuum_connector.scheduler.room import Unattached
+from continuum_connector.scheduler.scheduler import Parts, SchedulerSide
 from continuum_connector.scheduler.stop_strings import Endings
 from continuum_connector.scheduler.tiers.dram import DramTier
 from continuum_connector.scheduler.tiers.events import TierEvents
@@ -87,17 +89,22 @@ def scheduler_side(
     tokenizer = BackgroundTokenizer(lambda: compat.load_tokenizer(vllm_config))
     sizes = {"vram_blocks": pool.num_gpu_blocks - 1, "dram_blocks": num_slots}
     trace = _trace(config, vllm_config, groups.block_size, slot_bytes * world_size, **sizes)
-    return SchedulerSide(
-        config,
-        _decider(config, vllm_config, costs, slot_bytes, tokenizer, account),
-        pool,
-        groups,
-        make_tier,
-        account,
-        trace,
-        Waker(wake) if wake is not None else NoWaker(),
-        Endings(tokenizer),
+    decider = _decider(config, vllm_config, costs, slot_bytes, tokenizer, account)
+    parts = Parts(
+        decider=decider,
+        pool=pool,
+        groups=groups,
+        make_tier=make_tier,
+        records=Records(account, trace, decider.away),
+        waker=Waker(wake) if wake is not None else NoWaker(),
+        endings=Endings(tokenizer),
     )
+    return SchedulerSide(config, parts)
+
+
+def unattached(side: SchedulerSide, pool: Any) -> Unattached:
+    """What makes room where vLLM's own scheduler allocates."""
+    return Unattached(pool, side.groups, side.retention, side.decider, side.turns, side.tier.ledger)
 
 
 def _groups(vllm_config: Any, kv_cache_config: Any, pool: Any) -> KvGroups:

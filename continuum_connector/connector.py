@@ -111,14 +111,14 @@ class ContinuumConnector(WorkerHooks, SupportsHMA):  # type: ignore[misc]
         if step is not None:
             self.costs.step(*step)
         is_last = not side.turns and self.mode is not Mode.OFF
-        if now >= self._tell_at or is_last:
+        is_due = now >= self._tell_at or is_last
+        if is_due:
             self._tell_at = now + TELL_EVERY_S
-            side.update_gauges()
             for gauge in self.costs.gauges(now):
                 self.account.gauge(*gauge)
-        elif side.is_idle(now):
+        elif self._steps.is_idle(now):
             return None
-        side.levels.update_ledger(self.account)
+        side.update_gauges(all_of_them=is_due)
         return ContinuumStats.take(self.account)
 
     @classmethod
@@ -138,7 +138,7 @@ class ContinuumConnector(WorkerHooks, SupportsHMA):  # type: ignore[misc]
     def shutdown(self) -> None:
         if self.mode is not Mode.ASIDE:
             self.switch.close()
-            self.side.shutdown(self._clock())
+            self._steps.shutdown(self._clock())
         if self.worker is not None:
             self.worker.shutdown()
 
@@ -146,7 +146,7 @@ class ContinuumConnector(WorkerHooks, SupportsHMA):  # type: ignore[misc]
     def bind_gpu_block_pool(self, gpu_block_pool: Any) -> None:
         if self._mode_on is Mode.ASIDE:
             return
-        self.side = build.scheduler_side(
+        self.side = side = build.scheduler_side(
             self.config,
             self._vllm_config,
             self._kv_cache_config,
@@ -155,6 +155,8 @@ class ContinuumConnector(WorkerHooks, SupportsHMA):  # type: ignore[misc]
             self.costs,
             self._wake,
         )
+        self._steps, self._tier = side.steps, side.tier
+        self._unattached = build.unattached(side, gpu_block_pool)
         self.switch = open_switch(self.config.switch_path, self._wake)
         self.mode = self._mode_on
 
@@ -166,7 +168,7 @@ class ContinuumConnector(WorkerHooks, SupportsHMA):  # type: ignore[misc]
     @property
     def orders(self) -> bool:
         """Whether turns wait in program order: config and policy must both want it."""
-        return self.config.order and self.side.decider.policy.orders
+        return self.side.orders
 
     def attached(self, base: str, on_switch: Callable[[bool], None] | None) -> None:
         """The scheduler subclass is in place: pins yield inside allocations. `on_switch` is told
@@ -194,7 +196,7 @@ class ContinuumConnector(WorkerHooks, SupportsHMA):  # type: ignore[misc]
             )
             if compat.starves_loaded(self._vllm_config):
                 logger.warning(proven.NO_UNATTACHED_TIER)
-                self.side.settle(WorkerReport(tier_down=proven.NO_UNATTACHED_TIER), self._clock())
+                self._steps.settle(WorkerReport(tier_down=proven.NO_UNATTACHED_TIER), self._clock())
         self.side.begin_turn(request, self._clock())
 
     def rank(self, request: Any, by_priority: bool) -> tuple[Any, ...]:
@@ -211,7 +213,7 @@ class ContinuumConnector(WorkerHooks, SupportsHMA):  # type: ignore[misc]
             return 0, False
         now = self._clock()
         if self.mode is Mode.UNATTACHED:
-            self.side.unattached.before_lookup(request, num_computed_tokens, now)
+            self._unattached.before_lookup(request, num_computed_tokens, now)
         found = self.side.match(request, num_computed_tokens, now)
         return (0, False) if compat.computes_whole_prompt(request) else found
 
@@ -228,9 +230,9 @@ class ContinuumConnector(WorkerHooks, SupportsHMA):  # type: ignore[misc]
         if self.mode is Mode.ASIDE:
             return False
         now = self._clock()
-        if self.mode is Mode.UNATTACHED and self.side.unattached.give_up(now):
+        if self.mode is Mode.UNATTACHED and self._unattached.give_up(now):
             return True
-        return self.side.will_free_blocks(now)
+        return self._steps.will_free_blocks(now)
 
     @timed("update_state_after_alloc")
     def update_state_after_alloc(self, request: Any, blocks: Any, num_external_tokens: int) -> None:
@@ -240,7 +242,7 @@ class ContinuumConnector(WorkerHooks, SupportsHMA):  # type: ignore[misc]
         if self.is_on:
             self.side.after_alloc(request, block_ids, num_external_tokens, self._clock())
         elif num_external_tokens:  # promised before the switch (vLLM >= 0.33 starts loads late)
-            self.side.tier.load("", request, block_ids, num_external_tokens, self._clock())
+            self._tier.load("", request, block_ids, num_external_tokens, self._clock())
 
     def build_connector_meta(self, scheduler_output: Any) -> StepMetadata:
         """Most steps only decode: those cost a look at the clock and one at what is due."""
@@ -250,7 +252,7 @@ class ContinuumConnector(WorkerHooks, SupportsHMA):  # type: ignore[misc]
         work = compat.step_work(scheduler_output, self._step_clock.skips_decodes)
         self._step_clock.scheduled(work, now)
         if (
-            self.side.is_idle(now)
+            self._steps.is_idle(now)
             and self.mode is not Mode.UNATTACHED
             and not self._is_switch_due
             and not compat.preempted_ids(scheduler_output)
@@ -261,13 +263,11 @@ class ContinuumConnector(WorkerHooks, SupportsHMA):  # type: ignore[misc]
     @timed("build_connector_meta")
     def _plan(self, scheduler_output: Any, now: float) -> StepMetadata:
         self._follow_switch(now)
-        side = self.side
         if self.mode is Mode.UNATTACHED:
-            num_tokens = scheduler_output.total_num_scheduled_tokens
-            side.unattached.after_step(num_tokens, now)
+            self._unattached.after_step(scheduler_output.total_num_scheduled_tokens, now)
         for request_id in compat.preempted_ids(scheduler_output):
-            side.note_preempted(request_id, now)
-        return StepMetadata(side.plan(now))
+            self.side.note_preempted(request_id, now)
+        return StepMetadata(self._steps.plan(now))
 
     def update_connector_output(self, connector_output: Any) -> None:
         meta = connector_output.kv_connector_worker_meta
@@ -276,7 +276,7 @@ class ContinuumConnector(WorkerHooks, SupportsHMA):  # type: ignore[misc]
 
     @timed("update_connector_output")
     def _settle(self, report: WorkerReport) -> None:
-        self.side.settle(report, self._clock())
+        self._steps.settle(report, self._clock())
         if self.mode is Mode.OFF:
             self._tell_at = 0.0  # nothing of ours may follow that would show it
 
@@ -286,9 +286,6 @@ class ContinuumConnector(WorkerHooks, SupportsHMA):  # type: ignore[misc]
     ) -> tuple[bool, dict[str, Any] | None]:
         """Never delays the free: our own references keep what we want (vllm-facts Q2)."""
         if self.mode is Mode.ASIDE:
-            return False, None
-        if self.mode is Mode.OFF:
-            self.side.tier.forget_request(request.request_id)
             return False, None
         end = compat.turn_end(request)
         return False, self.side.finish(request, block_ids, end, self._clock())
@@ -303,7 +300,7 @@ class ContinuumConnector(WorkerHooks, SupportsHMA):  # type: ignore[misc]
         more burns a core."""
         if self.mode is Mode.ASIDE:
             return False
-        return self._is_switch_due or self.side.has_work(self._clock())
+        return self._is_switch_due or self._steps.has_work(self._clock())
 
     @property
     def _is_switch_due(self) -> bool:
@@ -321,9 +318,9 @@ class ContinuumConnector(WorkerHooks, SupportsHMA):  # type: ignore[misc]
         logger.warning(build.SWITCHED_ON if is_on else build.SWITCHED_OFF)
 
     def take_events(self) -> Iterable[Any]:
-        return () if self.mode is Mode.ASIDE else self.side.tier.take_events()
+        return () if self.mode is Mode.ASIDE else self._tier.take_events()
 
     def reset_cache(self) -> bool:
         if self.mode is not Mode.ASIDE:
-            self.side.reset(self._clock())
+            self._steps.reset(self._clock())
         return True

@@ -61,10 +61,6 @@ class Decider:
             return None
         return self.away.arrived(turn.program.key, now)
 
-    def admitted(self, turn: Turn, was_evicted: bool, now: float) -> None:
-        """A turn runs for the first time: what it waited counts if VRAM had lost its blocks."""
-        self.costs.waited(now - turn.arrival, was_evicted, now)
-
     def settled(self, transfer: Transfer, now: float) -> None:
         """A transfer is over: if its bytes arrived, it says what such a copy takes."""
         if transfer.state is TransferState.DONE:
@@ -128,10 +124,14 @@ class Decider:
             prefill_s=self.costs.prefill_s(num_tokens),
             load_s=self.costs.load_s(num_blocks) if world.has_tier else math.inf,
         )
-        choice = self.policy.decide(finished, world)
+        choice = self.choose(finished, world)
         if end is not TurnEnd.ABORTED:
             self._finished(turn, asked, num_blocks, world.now)
         return finished, choice
+
+    def choose(self, finished: FinishedTurn, world: Snapshot) -> Choice:
+        """Return what the policy makes of it; asked again, in a world that has changed."""
+        return self.policy.decide(finished, world)
 
     def worth_now(self, pin: Pin, now: float) -> float:
         """Return what a pin is worth by now, while its program has not returned."""

@@ -61,7 +61,7 @@ class Keeping:
         choice = without_end(choice) if turn.is_stray else self._fitting(choice, finished)
         if stores(choice.decision) and not self._store(choice.decision, turn, request, blocks, now):
             world = replace(world, takes_store=False)
-            choice = self._fitting(self._decider.policy.decide(finished, world), finished)
+            choice = self._fitting(self._decider.choose(finished, world), finished)
         self._records.decided(turn, finished, world, choice, now)
         self._hold(choice.decision, turn, request, blocks, now)
         return choice
@@ -117,7 +117,7 @@ class Levels:
 
     def snapshot(self, now: float) -> Snapshot:
         """The world as the policy sees it: what only a client's wish holds counts as free."""
-        pinned = self._retention.holds.num_blocks
+        pinned = self._retention.num_blocks
         wishes = min(self._retention.num_wish_blocks, pinned)  # shared blocks count for each
         return Snapshot(
             now=now,
@@ -138,7 +138,7 @@ class Levels:
     def update_ledger(self, account: Account) -> None:
         """Set what counters are balanced with; in every step, or a scrape between a counter's
         step and its gauge's finds the ledger open. About 2 us."""
-        pinned = self._retention.holds.num_blocks
+        pinned = self._retention.num_blocks
         account.gauge("pins_live", len(self._retention.pins))
         account.gauge("held_blocks", pinned + self._store_holds.num_blocks)
         self._tier.update_ledger()
@@ -146,5 +146,5 @@ class Levels:
     def update_gauges(self, account: Account) -> None:
         """Set what else is a level, not an event; called about once a second."""
         account.gauge("vram_blocks", self._pool.num_gpu_blocks - 1)  # one is the null block
-        account.gauge("pinned_blocks", self._retention.holds.num_blocks)
+        account.gauge("pinned_blocks", self._retention.num_blocks)
         self._tier.update_gauges()

@@ -30,10 +30,15 @@ class Retention:
         self.budget = budget
         self.num_hinted_blocks = 0  # in pins that last longer than the policy wanted, or will
         self.num_wish_blocks = 0  # in those of them that do by now
-        self.queues: Sequence[Any] = ()  # ProgramQueues, whose order depends on live pins
+        self.queues: list[Any] = []  # ProgramQueues, whose order depends on live pins
         self._max_ttl_s = max_ttl_s
         self._records = records
         self._waker = waker
+
+    @property
+    def num_blocks(self) -> int:
+        """How many blocks pins hold."""
+        return self.holds.num_blocks
 
     # --- begin ------------------------------------------------------------------------
     def begin(
@@ -70,7 +75,7 @@ class Retention:
         if pin.asked_from <= now:
             self._make_wish(pin)
         self._records.pin_began()
-        while self.holds.num_blocks > self.budget:
+        while self.num_blocks > self.budget:
             self.give_up_cheapest(now)
         self._changed(pin)
 

@@ -161,7 +161,7 @@ def _next_queue(scheduler: Any, ours: Any, own: Callable[[], Any]) -> Any:
     are switched off, when loads that were under way still settle.
     """
     if ours.orders and ours.is_on:
-        queues = [queue for queue in ours.side.retention.queues if queue]
+        queues = [queue for queue in ours.side.queues if queue]
         return min(queues, key=methodcaller("peek_rank"), default=None)
     from continuum_connector.vllm.order import kv_first
 

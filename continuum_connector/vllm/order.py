@@ -20,6 +20,7 @@ class Order:
     def __init__(self, scheduler: Any, ours: Any) -> None:
         self._scheduler = scheduler
         self._ours = ours
+        self._side = ours.side
         self._stock = {
             name: getattr(scheduler, name) for name in compat.queue_attributes(scheduler)
         }
@@ -49,7 +50,7 @@ class Order:
         """
         if not self._is_on or self._has_priorities:
             return
-        side, running = self._ours.side, self._scheduler.running
+        side, running = self._side, self._scheduler.running
         ranked = sorted(running, key=side.victim_rank)
         victims: list[Any] = []
         while num_short > 0 and len(ranked) > 1:
@@ -68,10 +69,10 @@ class Order:
             queues.append(ProgramQueue(rank))
             _move(stock, queues[-1])
             setattr(self._scheduler, name, queues[-1])
-        ours.side.retention.queues = tuple(queues)
+        self._side.queues[:] = queues
 
     def _give_back(self) -> None:
-        self._ours.side.retention.queues = ()
+        self._side.queues.clear()
         for name, stock in self._stock.items():
             _move(getattr(self._scheduler, name), stock)
             setattr(self._scheduler, name, stock)
