@@ -153,16 +153,15 @@ def _hook_in(scheduler: Any, ours: Any) -> tuple[Allocation, Order | None]:
     return allocation, Order(scheduler, ours)
 
 
-def _next_queue(scheduler: Any, ours: Any, own: Callable[[], Any]) -> Any:
+def _next_queue(scheduler: Any, order: Order | None, own: Callable[[], Any]) -> Any:
     """vLLM <= 0.30: which queue is asked next; `own` is its own answer.
 
     Whoever holds KV goes first, or it could wait for ever behind a turn that needs the blocks
     it holds; in vLLM's own order too, where a priority may rank that turn first, and while we
     are switched off, when loads that were under way still settle.
     """
-    if ours.orders and ours.is_on:
-        queues = [queue for queue in ours.side.queues if queue]
-        return min(queues, key=methodcaller("peek_rank"), default=None)
+    if order is not None and order.is_on:
+        return min(filter(None, order.queues), key=methodcaller("peek_rank"), default=None)
     from continuum_connector.vllm.order import kv_first
 
     return kv_first(scheduler) or own()
@@ -196,7 +195,7 @@ def subclass(base: Any) -> Any:
             if self._continuum is None:
                 return own()
             self._allocation.before_admission()
-            return _next_queue(self, self._continuum, own)
+            return _next_queue(self, self._order, own)
 
         def _handle_blocked_waiting_request(self, request: Any) -> Any:
             if self._continuum is not None:

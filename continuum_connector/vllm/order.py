@@ -21,19 +21,20 @@ class Order:
         self._scheduler = scheduler
         self._ours = ours
         self._side = ours.side
+        self.queues = ours.side.queues
         self._stock = {
             name: getattr(scheduler, name) for name in compat.queue_attributes(scheduler)
         }
         # The user's own priorities rank before ours, and choose the victims alone.
         self._has_priorities = compat.preempts_by_priority(scheduler)
-        self._is_on = False
+        self.is_on = False
         self.switch(True)
 
     def switch(self, is_on: bool) -> None:
         """Turns wait in program order, or in vLLM's. When it becomes vLLM's, those that wait
         already keep their places under fcfs, and stand by their priority otherwise. For between
         two admissions, not within one."""
-        self._is_on = is_on
+        self.is_on = is_on
         if is_on:
             self._take_over()
         else:
@@ -48,7 +49,7 @@ class Order:
         findable and not computed.) All others stay where they are: in another order a long prompt
         might take the step's tokens from those that decode, or wait behind later ones for ever.
         """
-        if not self._is_on or self._has_priorities:
+        if not self.is_on or self._has_priorities:
             return
         side, running = self._side, self._scheduler.running
         ranked = sorted(running, key=side.victim_rank)
@@ -69,10 +70,10 @@ class Order:
             queues.append(ProgramQueue(rank))
             _move(stock, queues[-1])
             setattr(self._scheduler, name, queues[-1])
-        self._side.queues[:] = queues
+        self.queues[:] = queues
 
     def _give_back(self) -> None:
-        self._side.queues.clear()
+        self.queues.clear()
         for name, stock in self._stock.items():
             _move(getattr(self._scheduler, name), stock)
             setattr(self._scheduler, name, stock)

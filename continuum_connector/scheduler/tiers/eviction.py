@@ -184,7 +184,9 @@ class DramWorth:
 
     def __init__(self, programs: ProgramTable, decider: Decider, turns: Turns) -> None:
         self._programs = programs
-        self._decider = decider
+        self._policy = decider.policy
+        self._away = decider.away
+        self._costs = decider.costs
         self._turns = turns
 
     def rank(self, key: str, now: float) -> float:
@@ -198,9 +200,9 @@ class DramWorth:
             arrival=program.arrival,
             last_used=program.last_seen,
             finished=None if program.num_active else program.last_finish,
-            gap=self._decider.away.forecast_of(key) or NO_FORECAST,
+            gap=self._away.forecast_of(key) or NO_FORECAST,
             is_waiting=self._turns.has_waiting(key),
             # Program order serves the oldest first: whoever has nobody ahead does not queue.
-            queueing_s=self._decider.costs.queueing_s(now) * share_ahead,
+            queueing_s=self._costs.queueing_s(now) * share_ahead,
         )
-        return self._decider.policy.dram_rank(resident, now)
+        return self._policy.dram_rank(resident, now)
