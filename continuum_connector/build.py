@@ -129,7 +129,7 @@ def _decider(
     tokenizer: BackgroundTokenizer,
     account: Account,
 ) -> Decider:
-    costs.blocks_are(block_bytes)
+    costs.seen.blocks_are(block_bytes)
     gaps = Gaps()
     return Decider(
         policy(config),

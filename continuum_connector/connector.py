@@ -1,7 +1,7 @@
 """ContinuumConnector: vLLM's hooks as delegations; those of the worker half are inherited.
 
-The only file that reads the clock. Each half exists in its own process (or both in one, at
-tensor parallel size 1 on a GPU), so nothing is shared between them but messages.
+The scheduler half is told the time from here. Each half exists in its own process (or both in
+one, at tensor parallel size 1 on a GPU), so nothing is shared between them but messages.
 """
 
 from __future__ import annotations
@@ -50,8 +50,8 @@ class Mode(enum.Enum):
 class ContinuumConnector(WorkerHooks, SupportsHMA):  # type: ignore[misc]
     """Pins finished turns in VRAM, tiers them to DRAM, and orders waiting turns by program.
 
-    `side` is there in every mode but ASIDE. In ASIDE and OFF every hook answers what a connector
-    that does nothing would.
+    `side` and its parts are there in every mode but ASIDE. In ASIDE and OFF every hook answers what
+    a connector that does nothing would.
     """
 
     def __init__(self, vllm_config: Any, role: Any, kv_cache_config: Any) -> None:
@@ -63,6 +63,7 @@ class ContinuumConnector(WorkerHooks, SupportsHMA):  # type: ignore[misc]
         self._on_switch: Callable[[bool], None] = lambda is_on: None
         self.switch: SwitchFile | AlwaysOn = AlwaysOn()
         self.costs = Costs(vllm_config.scheduler_config.max_num_batched_tokens)
+        self._seen = self.costs.seen
         self._step_clock = StepClock()
         self._tell_at = 0.0
         self._cache_hit_source = compat.cache_hit_source()
@@ -109,7 +110,7 @@ class ContinuumConnector(WorkerHooks, SupportsHMA):  # type: ignore[misc]
         side, now = self.side, self._clock()
         step = self._step_clock.done(now)
         if step is not None:
-            self.costs.step(*step)
+            self._seen.step(*step)
         is_last = not side.turns and self.mode is not Mode.OFF
         is_due = now >= self._tell_at or is_last
         if is_due:

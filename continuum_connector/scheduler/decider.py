@@ -45,6 +45,7 @@ class Decider:
         self.gaps = gaps
         self.away = away
         self.costs = costs
+        self._seen = costs.seen
         self._reader = reader
         self._state_file = state_file
         state_file.restore("gaps", gaps.load_state)
@@ -64,13 +65,13 @@ class Decider:
     def settled(self, transfer: Transfer, now: float) -> None:
         """A transfer is over: if its bytes arrived, it says what such a copy takes."""
         if transfer.state is TransferState.DONE:
-            learn = self.costs.loaded if transfer.kind is Kind.LOAD else self.costs.stored
+            learn = self._seen.loaded if transfer.kind is Kind.LOAD else self._seen.stored
             learn(len(transfer), now - transfer.admitted)
 
     def blocked(self, now: float) -> None:
         """A waiting turn found no room."""
         self._is_blocked = True
-        self.costs.blocked(now)
+        self._seen.blocked(now)
 
     def new_step(self, now: float) -> bool:
         """The engine takes a step: whoever found no room in the last one says so again. Returns
@@ -78,7 +79,7 @@ class Decider:
         self._reader.new_step()
         was_blocked, self._is_blocked = self._is_blocked, False
         if not was_blocked:
-            self.costs.unblocked(now)
+            self._seen.unblocked(now)
         self._state_file.new_step(self._learned, now)
         return was_blocked
 
@@ -96,7 +97,7 @@ class Decider:
         """Nobody will see programs come back: what is open is neither over nor lasting."""
         self.away.forget_gaps()
         self._is_blocked = False
-        self.costs.unblocked(now)
+        self._seen.unblocked(now)
 
     def close(self) -> None:
         """The server stops: what was learned is written."""
@@ -164,7 +165,7 @@ class Decider:
     def _finished(self, turn: Turn, asked: Asked, num_blocks: int, now: float) -> None:
         program = turn.program
         if turn.is_admitted:  # not if it went away while it waited: it never held a block
-            self.costs.footprint(num_blocks)
+            self._seen.footprint(num_blocks)
         if turn.is_stray:
             return
         if turn.identity.hints.final:
@@ -178,4 +179,4 @@ class Decider:
         # One request that nobody gave a name and nothing followed is a question, no program:
         # a chat among agents would hide how long those are.
         if num_turns > 1 or program.source is not IdentitySource.NONE:
-            self.costs.program_over(num_new)
+            self._seen.program_over(num_new)

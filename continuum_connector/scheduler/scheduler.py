@@ -76,7 +76,7 @@ class SchedulerSide:
         self.steps = Steps(self.retention, self.tier, decider, self.records, self.room, parts.waker)
         self.orders = config.order and decider.policy.orders
         self._pool = pool
-        self._costs = decider.costs
+        self._seen = decider.costs.seen
         self._endings = parts.endings
         self._echo = config.echo
         self._max_head_start_s = config.max_head_start_s
@@ -151,7 +151,7 @@ class SchedulerSide:
             turn.dram_tokens = num_external
             self.records.admitted(request, turn, now)
             shared = turn.program.kept.shared(request.block_hashes) * self.groups.block_size
-            self._costs.waited(now - turn.arrival, turn.vram_tokens < shared, now)
+            self._seen.waited(now - turn.arrival, turn.vram_tokens < shared, now)
         elif turn.is_preempted:
             self.records.happened("readmit", now, turn)
         turn.is_preempted = False
