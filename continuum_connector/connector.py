@@ -158,8 +158,8 @@ class ContinuumConnector(WorkerHooks, SupportsHMA):  # type: ignore[misc]
         )
         self._steps, self._tier = side.steps, side.tier
         self._unattached = build.unattached(side, gpu_block_pool)
-        self.switch = open_switch(self.config.switch_path, self._wake)
         self.mode = self._mode_on
+        self.switch = open_switch(self.config.switch_path, self._wake)
 
     @property
     def is_on(self) -> bool:
