@@ -16,10 +16,13 @@ from continuum_connector.observe.account import Account
 from continuum_connector.observe.trace import open_trace
 from continuum_connector.policy.hinted import Hinted
 from continuum_connector.policy.registry import make_policy
+from continuum_connector.scheduler.away import Away
 from continuum_connector.scheduler.decider import Decider
 from continuum_connector.scheduler.holds import HoldTable
 from continuum_connector.scheduler.kv_groups import KvGroups
-from continuum_connector.scheduler.scheduler import SchedulerSide
+from continuum_connector.scheduler.records import Records
+from continuum_connector.scheduler.room import Unattached
+from continuum_connector.scheduler.scheduler import Parts, SchedulerSide
 from continuum_connector.scheduler.stop_strings import Endings
 from continuum_connector.scheduler.tiers.make import make_tier
 from continuum_connector.scheduler.tiers.traffic import Traffic
@@ -75,17 +78,22 @@ def scheduler_side(
     tokenizer = BackgroundTokenizer(lambda: compat.load_tokenizer(vllm_config))
     sizes = {"vram_blocks": pool.num_gpu_blocks - 1, "dram_blocks": num_slots}
     trace = _trace(config, vllm_config, groups.scheduler_size, slot_bytes * world_size, **sizes)
-    return SchedulerSide(
-        config,
-        _decider(config, vllm_config, costs, slot_bytes, tokenizer, account),
-        pool,
-        groups,
-        make_tier(num_slots, tier_bytes, groups, traffic, account, events),
-        account,
-        trace,
-        Waker(wake) if wake is not None else NoWaker(),
-        Endings(tokenizer),
+    decider = _decider(config, vllm_config, costs, slot_bytes, tokenizer, account)
+    parts = Parts(
+        decider=decider,
+        pool=pool,
+        groups=groups,
+        tier=make_tier(num_slots, tier_bytes, groups, traffic, account, events),
+        records=Records(account, trace, decider.away),
+        waker=Waker(wake) if wake is not None else NoWaker(),
+        endings=Endings(tokenizer),
     )
+    return SchedulerSide(config, parts)
+
+
+def unattached(side: SchedulerSide, pool: Any) -> Unattached:
+    """What makes room where vLLM's own scheduler allocates."""
+    return Unattached(pool, side.groups, side.retention, side.decider, side.turns, side.traffic)
 
 
 def _groups(vllm_config: Any, kv_cache_config: Any, pool: Any) -> KvGroups:
@@ -110,14 +118,15 @@ def _decider(
     tokenizer: BackgroundTokenizer,
     account: Account,
 ) -> Decider:
-    costs.blocks_are(block_bytes)
+    costs.seen.blocks_are(block_bytes)
+    gaps = Gaps()
     return Decider(
         policy(config),
-        Gaps(config.max_programs),
+        gaps,
+        Away(gaps, config.max_programs),
         costs,
         ToolReader(tokenizer, time.perf_counter, lambda why: account.count("unread_turns", 1, why)),
         StateFile(config.state_path, compat.model_tag(vllm_config)),
-        config.max_programs,
     )
 
 

@@ -32,7 +32,6 @@ class WorkerHooks(KVConnectorBase_V1):  # type: ignore[misc]
         super().__init__(vllm_config, role, kv_cache_config)
         self.account = Account()
         self.worker = None
-        self._bad_blocks: set[int] = set()
 
     def register_kv_caches(self, kv_caches: dict[str, Any]) -> None:
         if self.worker is not None:
@@ -81,15 +80,11 @@ class WorkerHooks(KVConnectorBase_V1):  # type: ignore[misc]
         return compat.transfer_results(*self._poll())
 
     def _poll(self) -> tuple[set[str], set[str]]:
-        if self.worker is None:
-            return set(), set()
-        finished, bad_blocks, failed = self.worker.poll()
-        self._bad_blocks |= bad_blocks
-        return finished, failed
+        return (set(), set()) if self.worker is None else self.worker.poll()
 
     def get_block_ids_with_load_errors(self) -> set[int]:
         """Per block where there is one KV group; with more, vLLM asks for requests instead."""
-        bad, self._bad_blocks = self._bad_blocks, set()
+        bad = set() if self.worker is None else self.worker.take_bad_blocks()
         return bad if len(self._kv_cache_config.kv_cache_groups) == 1 else set()
 
     def build_connector_worker_meta(self) -> WorkerMetadata | None:

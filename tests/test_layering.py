@@ -6,6 +6,7 @@ Read from the source, so that nothing has to be importable here.
 from __future__ import annotations
 
 import ast
+import itertools
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -21,6 +22,26 @@ MAX_LINES, HARD_MAX_LINES, MAX_FUNCTION_LINES = 350, 400, 40
 # Longer than MAX_LINES for now. Take names off; do not add any.
 LONG_FILES: set[str] = set()
 LONG_FUNCTIONS = {"worker/native.py": {"__init__"}}
+
+MAX_ARGUMENTS, MAX_METHODS = 6, 10
+# Wired with more, or asked more than that. Take names off; do not add any.
+MANY_ARGUMENTS = {
+    "continuum_connector/worker/native.py NativeEngine",
+}
+MANY_METHODS = {
+    # vLLM's hooks, one for one; tests/vllm/test_attach.py counts those that are ours.
+    "continuum_connector/connector.py ContinuumConnector",
+    "continuum_connector/worker_hooks.py WorkerHooks",
+    "continuum_connector/scheduler/tiers/index.py HostIndex",
+    "continuum_connector/worker/native.py NativeEngine",
+    "bench/serve/server.py VllmServer",
+}
+# Objects of the scheduler half that do something. None is to be asked through another.
+PARTS = {
+    *("ours", "side", "steps", "unattached", "decider", "policy", "away", "gaps", "costs", "seen"),
+    *("retention", "pins", "holds", "room", "records", "outcomes", "levels", "turns", "programs"),
+    *("tier", "traffic", "index", "ledger", "pool"),
+}
 
 LEAVES = {"errors", "messages", "files"}
 MAY_IMPORT = {  # what each room, a folder or a file, may import besides itself and `errors`
@@ -258,6 +279,62 @@ def test_files_and_functions_are_short(name: str) -> None:
     assert num_lines <= (HARD_MAX_LINES if name in LONG_FILES else MAX_LINES)
     long = {f.name: length(f) for f in functions(TREES[name]) if length(f) > MAX_FUNCTION_LINES}
     assert set(long) <= LONG_FUNCTIONS.get(name, set())
+
+
+def classes() -> Iterator[tuple[str, ast.ClassDef]]:
+    """Every class of the package and of bench, as "file name"."""
+    for path in [*FILES.values(), *sorted((ROOT / "bench").rglob("*.py"))]:
+        if "tests" not in path.parts:
+            for node in ast.walk(ast.parse(path.read_text())):
+                if isinstance(node, ast.ClassDef):
+                    yield f"{path.relative_to(ROOT).as_posix()} {node.name}", node
+
+
+def num_arguments(node: ast.ClassDef) -> int:
+    """Of __init__, besides self; what a dataclass or a struct has instead are its fields."""
+    made = [f for f in node.body if isinstance(f, ast.FunctionDef) and f.name == "__init__"]
+    taken = [(f.args.posonlyargs, f.args.args, f.args.kwonlyargs) for f in made]
+    return max((sum(map(len, kinds)) - 1 for kinds in taken), default=0)
+
+
+def num_methods(node: ast.ClassDef) -> int:
+    """Public ones, without properties: those are read as fields are."""
+    return sum(
+        isinstance(f, ast.FunctionDef | ast.AsyncFunctionDef)
+        and not f.name.startswith("_")
+        and not any("property" in ast.unparse(each) for each in f.decorator_list)
+        for f in node.body
+    )
+
+
+def test_constructors_take_few_arguments_and_classes_answer_few_questions() -> None:
+    """At most six and ten: who needs more does more than one thing, or is wired with the parts
+    of another. Fields of a dataclass or a struct do not count: they are data, and one that carries
+    parts, as scheduler.Parts does, is taken apart where it is handed in. No allowance is unused.
+    """
+    found = dict(classes())
+    assert {n for n, node in found.items() if num_arguments(node) > MAX_ARGUMENTS} == MANY_ARGUMENTS
+    assert {n for n, node in found.items() if num_methods(node) > MAX_METHODS} == MANY_METHODS
+
+
+def reaches(tree: ast.AST) -> Iterator[str]:
+    """What is read or called through two parts, as `self.side.tier.load`, wiring in constructors
+    apart."""
+    wiring = [f for f in functions(tree) if f.name == "__init__"]
+    wired = {id(node) for f in wiring for node in ast.walk(f)}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Attribute) and id(node) not in wired:
+            names = [name.lstrip("_") for name in ast.unparse(node).split(".")[:-1]]
+            if any({a, b} <= PARTS for a, b in itertools.pairwise(names)):
+                yield ast.unparse(node)
+
+
+def test_nobody_reaches_through_two_objects() -> None:
+    """build.py apart, which puts them together. No allowance is unused."""
+    rooms = {"connector", "worker_hooks", "scheduler", "vllm"}
+    trees = {n: tree for n, tree in TREES.items() if n.removesuffix(".py").split("/")[0] in rooms}
+    found = {name: set(reaches(tree)) for name, tree in trees.items()}
+    assert {name: chains for name, chains in found.items() if chains} == {}
 
 
 def test_every_file_has_its_line_in_the_map() -> None:

@@ -10,7 +10,7 @@ from unittest.mock import patch
 from bench.cli import any_number, start, teaching_parser
 from bench.gaps.trace import Event, Request, events
 from continuum_connector.forecast import survival, tool_times
-from continuum_connector.forecast.gaps import Gaps
+from continuum_connector.forecast.gaps import Gap, Gaps
 from continuum_connector.toolcalls.asked import UNREAD, Asked, Ending, ToolCall
 from continuum_connector.tools.cli.ending import ToldError
 
@@ -46,15 +46,16 @@ READERS: dict[str, Reader] = {
 
 def scored(trace: Sequence[Event], reader: Reader) -> list[Scored]:
     """Forecast at each finish, learn at each arrival, in the order a server would."""
-    gaps, waiting, found = Gaps(10_000), dict[str, tuple[float, ...]](), list[Scored]()
+    gaps, waiting, found = Gaps(), dict[str, tuple[float, ...]](), list[Scored]()
+    away: dict[str, Gap] = {}
     for event in trace:
         if event.request is not None:
             asked = reader(event.request, event.program)
             forecast = gaps.forecast(asked)
             waiting[event.program] = tuple(forecast.within(ttl) for ttl in TTLS)
-            gaps.finished(event.program, asked, event.now)
+            away[event.program] = gaps.begin(asked, event.now)
         else:
-            gaps.arrived(event.program, event.now)
+            gaps.arrived(away.pop(event.program), event.now)
             found.append((waiting.pop(event.program), event.gap_s))
     found += [(forecast, math.inf) for forecast in waiting.values()]
     return found[WARM_UP:]

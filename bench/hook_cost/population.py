@@ -15,8 +15,8 @@ def remember_programs(side: Any, num_programs: int) -> None:
     for number in range(num_programs):
         name = f"job:pinned{number}"
         identity = Identity(name, IdentitySource.CLIENT, Hints())
-        side.programs.begin_turn(identity, name, (), now=0.0)
-        side.programs.end_turn(name, now=0.0)
+        program, _ = side.programs.begin_turn(identity, (), now=0.0)
+        side.programs.end_turn(program, identity.hints, now=0.0)
 
 
 def pin_programs(engine: Engine, num_programs: int, prompt_tokens: int) -> None:

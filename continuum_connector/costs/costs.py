@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 
 from continuum_connector.costs.copies import CopyModel
 from continuum_connector.costs.memoryfulness import Memoryfulness
@@ -24,11 +25,68 @@ PARTS = {
 NOTHING = 1e-15  # seconds; what is below it counts as 0, so that its inverse is finite
 
 
+@dataclass(frozen=True)
+class _Models:
+    """What is learned from what happens, and gives what it costs."""
+
+    prefill: PrefillModel
+    load: CopyModel
+    store: CopyModel
+    queueing: Queueing
+    memory: Memoryfulness
+    price: Price
+
+
+class Seen:
+    """What happened goes in here. Microseconds per event."""
+
+    def __init__(self, models: _Models) -> None:
+        self._models = models
+
+    def step(self, work: Work, seconds: float) -> None:
+        """An engine step is done."""
+        self._models.prefill.add(work, seconds)
+
+    def loaded(self, num_blocks: int, seconds: float) -> None:
+        """A load of `num_blocks` is done, `seconds` after it was queued."""
+        self._models.load.add(num_blocks, seconds)
+
+    def stored(self, num_blocks: int, seconds: float) -> None:
+        """A store of `num_blocks` is done, `seconds` after it was queued."""
+        self._models.store.add(num_blocks, seconds)
+
+    def waited(self, seconds: float, was_evicted: bool, now: float) -> None:
+        """A turn was admitted; `was_evicted`: its program had blocks once and lost them."""
+        if was_evicted:
+            self._models.queueing.waited(seconds, now)
+
+    def program_over(self, num_turns: int) -> None:
+        """A program had its last turn."""
+        self._models.memory.program_over(num_turns)
+
+    def blocked(self, now: float) -> None:
+        """A waiting turn could not be admitted for lack of blocks."""
+        self._models.price.blocked(now)
+
+    def unblocked(self, now: float) -> None:
+        """No turn waits for blocks."""
+        self._models.price.unblocked(now)
+
+    def footprint(self, num_blocks: int) -> None:
+        """A turn that ran has ended with `num_blocks`, over all KV groups."""
+        self._models.price.footprint(num_blocks)
+
+    def blocks_are(self, num_bytes: int) -> None:
+        """A block has `num_bytes`: what copies are guessed by until some were seen. Without a
+        guess DRAM would look as near as VRAM, and nothing would be pinned for its sake."""
+        self._models.store.guess(GUESSED_LATENCY_S, num_bytes / GUESSED_BUS)
+
+
 class Costs:
     """Everything the policies pay with. `chunk`: max_num_batched_tokens.
 
-    Every event costs microseconds. Called on the scheduler's thread only. A cost that is not
-    known yet is 0, so nothing is kept for its sake.
+    `seen` is told what happened. Called on the scheduler's thread only. A cost that is not known
+    yet is 0, so nothing is kept for its sake.
     """
 
     def __init__(self, chunk: int) -> None:
@@ -38,45 +96,12 @@ class Costs:
         self._queueing = Queueing()
         self._memory = Memoryfulness()
         self._price = Price()
-
-    # --- what happened ------------------------------------------------------------------
-    def step(self, work: Work, seconds: float) -> None:
-        """An engine step is done."""
-        self._prefill.add(work, seconds)
-
-    def loaded(self, num_blocks: int, seconds: float) -> None:
-        """A load of `num_blocks` is done, `seconds` after it was queued."""
-        self._load.add(num_blocks, seconds)
-
-    def stored(self, num_blocks: int, seconds: float) -> None:
-        """A store of `num_blocks` is done, `seconds` after it was queued."""
-        self._store.add(num_blocks, seconds)
-
-    def waited(self, seconds: float, was_evicted: bool, now: float) -> None:
-        """A turn was admitted; `was_evicted`: its program had blocks once and lost them."""
-        if was_evicted:
-            self._queueing.waited(seconds, now)
-
-    def program_over(self, num_turns: int) -> None:
-        """A program had its last turn."""
-        self._memory.program_over(num_turns)
-
-    def blocked(self, now: float) -> None:
-        """A waiting turn could not be admitted for lack of blocks."""
-        self._price.blocked(now)
-
-    def unblocked(self, now: float) -> None:
-        """No turn waits for blocks."""
-        self._price.unblocked(now)
-
-    def footprint(self, num_blocks: int) -> None:
-        """A turn that ran has ended with `num_blocks`, over all KV groups."""
-        self._price.footprint(num_blocks)
-
-    def blocks_are(self, num_bytes: int) -> None:
-        """A block has `num_bytes`: what copies are guessed by until some were seen. Without a
-        guess DRAM would look as near as VRAM, and nothing would be pinned for its sake."""
-        self._store.guess(GUESSED_LATENCY_S, num_bytes / GUESSED_BUS)
+        self.seen = Seen(
+            _Models(
+                *(self._prefill, self._load, self._store),
+                *(self._queueing, self._memory, self._price),
+            )
+        )
 
     # --- what it costs ------------------------------------------------------------------
     def prefill_s(self, num_tokens: int, num_cached: int = 0) -> float:

@@ -21,9 +21,9 @@ MILESTONES: tuple[float, ...] = (*EDGES[48::8], EDGES[-1])
 _NUM_LOOKS = 4  # gaps that may pass a milestone per call: more than a call can open
 
 
-@dataclass
-class _Open:
-    """A gap that has not ended; `milestone` is the next one it will pass."""
+@dataclass(eq=False)
+class Gap:
+    """One that has not ended; `milestone` is the next one it will pass."""
 
     asked: Asked
     since: float
@@ -36,70 +36,54 @@ class _Open:
 
 
 class Gaps:
-    """Open gaps of at most `max_programs` programs, and what ended ones taught.
+    """What gaps teach, those that are open and those that ended. Whose they are, others know.
 
     For one thread; `now` is monotonic seconds and must not fall. Each call costs some
-    microseconds, whatever the number of programs; `forecast` some tens (ToolTimes).
+    microseconds, whatever the number of gaps; `forecast` some tens (ToolTimes).
     """
 
-    def __init__(self, max_programs: int) -> None:
-        self._max_programs = max_programs
-        self._open: dict[str, _Open] = {}
-        # The same by next milestone, the oldest first: only the first of each can be due.
-        self._waiting: tuple[OrderedDict[str, _Open], ...] = tuple(
-            OrderedDict() for _ in MILESTONES
-        )
+    def __init__(self) -> None:
+        # Open ones by next milestone, the oldest first: only the first of each can be due.
+        self._open: tuple[OrderedDict[Gap, None], ...] = tuple(OrderedDict() for _ in MILESTONES)
         self._times = ToolTimes()
         self._recorded = RecordedGaps()
 
     def __len__(self) -> int:
-        return len(self._open)
+        return sum(map(len, self._open))
 
-    def finished(self, program: str, asked: Asked, now: float) -> None:
-        """A turn of `program` has ended with `asked`: its gap begins.
-
-        A gap that it had open is dropped, as neither ended nor lasting: turns overlapped.
-        """
+    def begin(self, asked: Asked, now: float) -> Gap:
+        """A program's turn has ended with `asked`. One of the next three calls ends the gap."""
         self._look(now)
-        self._close(program)
-        self._open[program] = self._waiting[0][program] = _Open(asked, now)
-        if len(self._open) > self._max_programs:
-            oldest = next(programs for programs in reversed(self._waiting) if programs)
-            self.ended(next(iter(oldest)), now)
+        gap = Gap(asked, now)
+        self._open[0][gap] = None
+        return gap
 
-    def arrived(self, program: str, now: float) -> float | None:
-        """The program is back: learn its gap and return it in seconds; None if none was open."""
-        gap = self._close(program)
-        if gap is None:
-            self._look(now)
-            return None
-        seconds = max(0.0, now - gap.since)
-        if gap.asked.ending is not Ending.ANSWER:  # the paper's programs have no people in them
-            self._recorded.add(self._tool(gap.asked), seconds)
-        self._times.observe(gap.asked, seconds, after_s=gap.observed_s)
+    def arrived(self, gap: Gap | None, now: float) -> float | None:
+        """A turn arrived: learn the gap before it, if there was one, and return its seconds."""
+        seconds = None
+        if gap is not None and self.drop(gap):
+            seconds = max(0.0, now - gap.since)
+            if gap.asked.ending is not Ending.ANSWER:  # the paper's programs have no people in them
+                self._recorded.add(self._tool(gap.asked), seconds)
+            self._times.observe(gap.asked, seconds, after_s=gap.observed_s)
         self._look(now)
         return seconds
 
-    def ended(self, program: str, now: float) -> None:
-        """The program is done or forgotten: its gap, if open, lasts longer than until now."""
-        gap = self._close(program)
-        if gap is not None:
+    def ended(self, gap: Gap, now: float) -> None:
+        """Its program is done or forgotten: the gap lasts longer than until now."""
+        if self.drop(gap):
             self._times.observe(gap.asked, now - gap.since, is_over=False, after_s=gap.observed_s)
 
-    def forget_open(self) -> None:
-        """Drop every open gap, as neither ended nor lasting: nobody watches programs any more."""
-        self._open.clear()
-        for programs in self._waiting:
-            programs.clear()
+    def drop(self, gap: Gap) -> bool:
+        """It neither ended nor lasted, as far as anybody saw. False: it was not open."""
+        if gap.milestone == len(MILESTONES) or gap not in self._open[gap.milestone]:
+            return False
+        del self._open[gap.milestone][gap]
+        return True
 
     def forecast(self, asked: Asked) -> Forecast:
         """When a program will be back whose turn ends with `asked`."""
         return self._times.forecast(asked)
-
-    def forecast_of(self, program: str) -> Forecast | None:
-        """The same for the gap that `program` has open, counted from its begin; None without."""
-        gap = self._open.get(program)
-        return self._times.forecast(gap.asked) if gap else None
 
     def recorded(self, asked: Asked) -> tuple[Sequence[float], Sequence[float]]:
         """Recorded gaps in seconds, ascending: of this turn's tool, of all tools.
@@ -126,28 +110,22 @@ class Gaps:
         call = self._times.longest(asked)
         return call.name if call else None
 
-    def _close(self, program: str) -> _Open | None:
-        gap = self._open.pop(program, None)
-        if gap is not None:
-            del self._waiting[gap.milestone][program]
-        return gap
-
     def _look(self, now: float) -> None:
         """Observe gaps that have passed a milestone, a few per call."""
         num_looks = _NUM_LOOKS
         for milestone, age in enumerate(MILESTONES):
-            programs = self._waiting[milestone]
-            while programs and num_looks:
-                program, gap = next(iter(programs.items()))
+            gaps = self._open[milestone]
+            while gaps and num_looks:
+                gap = next(iter(gaps))
                 if now - gap.since < age:
                     break
                 num_looks -= 1
-                self._pass(program, gap)
+                self._pass(gap)
 
-    def _pass(self, program: str, gap: _Open) -> None:
+    def _pass(self, gap: Gap) -> None:
         age = MILESTONES[gap.milestone]
         self._times.observe(gap.asked, age, is_over=False, after_s=gap.observed_s)
-        self._close(program)
+        self.drop(gap)
         gap.milestone += 1
         if gap.milestone < len(MILESTONES):  # beyond the grid nothing is left to learn
-            self._open[program] = self._waiting[gap.milestone][program] = gap
+            self._open[gap.milestone][gap] = None

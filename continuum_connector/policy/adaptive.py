@@ -63,6 +63,7 @@ class Adaptive:
     name = "adaptive"
     orders = True
     reads = True
+    ranks_dram = True
 
     def __init__(self, max_ttl_s: float) -> None:
         self._max_ttl_s = max_ttl_s

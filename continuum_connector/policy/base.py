@@ -195,11 +195,13 @@ class RetentionPolicy(Protocol):
 
     `orders`: whether waiting turns are put into program order; if not, vLLM's own order stays.
     `reads`: whether tool calls matter to it; if not, no output is read and no tokenizer loaded.
+    `ranks_dram`: whether `dram_rank` says whose blocks leave DRAM; if not, the least recently used.
     """
 
     name: str
     orders: bool
     reads: bool
+    ranks_dram: bool
 
     def decide(self, turn: FinishedTurn, snapshot: Snapshot) -> Choice:
         """Return the decision and why; a pure function of its arguments."""
@@ -219,6 +221,8 @@ class RetentionPolicy(Protocol):
 
 class Unpriced:
     """What a policy does that prices nothing: no pin's value ages, DRAM goes by last use."""
+
+    ranks_dram = False
 
     def dram_rank(self, resident: Resident, now: float) -> float:
         return resident.last_used

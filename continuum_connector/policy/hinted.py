@@ -45,6 +45,7 @@ class Hinted:
         self.name = policy.name
         self.orders = policy.orders
         self.reads = policy.reads
+        self.ranks_dram = policy.ranks_dram
         self._max_ttl_s = max_ttl_s
         self._max_fraction = max_fraction
 

@@ -105,8 +105,8 @@ class Program:
     """One agent run.
 
     `arrival` orders programs (first come, first served): monotonic seconds of its first
-    turn's arrival. `active` are the request ids of its turns not yet finished. `num_counted`:
-    turns up to its last long silence; those after it are a program of their own for statistics.
+    turn's arrival. `num_active`: its turns not yet finished. `num_counted`: turns up
+    to its last long silence; those after it are a program of their own for statistics.
     """
 
     key: str
@@ -120,7 +120,7 @@ class Program:
     kept: Kept = field(default_factory=lambda: Kept())  # of its last finished turn
     parent: str | None = None
     final: bool = False
-    active: set[str] = field(default_factory=set)
+    num_active: int = 0
 
 
 MAX_KEY_CHARS = 200

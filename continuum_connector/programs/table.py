@@ -1,4 +1,4 @@
-"""ProgramTable: every program we remember, and which of its turns are under way."""
+"""ProgramTable: every program we remember, and how many of its turns are under way."""
 
 from __future__ import annotations
 
@@ -43,7 +43,6 @@ class ProgramTable:
             lineage = LineageIndex((NUM_STRONG + 1) * max_programs)
         self._lineage = lineage
         self._programs: OrderedDict[str, Program] = OrderedDict()
-        self._turns: dict[str, tuple[Program, Identity]] = {}
 
     def __len__(self) -> int:
         return len(self._programs)
@@ -51,73 +50,61 @@ class ProgramTable:
     def begin_turn(
         self,
         identity: Identity | None,
-        request_id: str,
         block_hashes: Sequence[bytes],
         now: float,
         hints: Hints | None = None,
     ) -> tuple[Program, Identity]:
-        """Add the request to its program's active turns; return the program and who it is.
+        """A turn is under way; return its program and who it is.
 
         Without an identity the prompt's lineage names the program, else it is a new one of
-        its own; `hints` are for such requests. Repeating a call changes nothing.
+        its own; `hints` are for such requests.
         """
-        known = self._turns.get(request_id)
-        if known is not None:
-            return known
         identity = identity or self._infer(block_hashes, hints or Hints())
         program = self._programs.get(identity.key)
         if program is None:
             program = Program(identity.key, identity.source, arrival=now)
             self._programs[program.key] = program
-        elif program.final and not program.active:
+        elif program.final and not program.num_active:
             _start_over(program, now)
-        elif now - program.last_seen > OVER_S and not program.active:
+        elif now - program.last_seen > OVER_S and not program.num_active:
             program.arrival = now  # it does not come before all who came meanwhile
         program.final &= identity.hints.final is not False  # it says that there is more to come
         program.num_turns += 1
-        program.active.add(request_id)
+        program.num_active += 1
         program.last_seen = now
-        self._turns[request_id] = program, identity
         self._programs.move_to_end(program.key)
         self._shrink()
         return program, identity
 
     def end_turn(
         self,
-        request_id: str,
+        program: Program,
+        hints: Hints,
         now: float,
         block_hashes: Sequence[bytes] = (),
         num_prompt_blocks: int = 0,
         is_stray: bool = False,
-    ) -> Program | None:
-        """Take the turn off its program's active ones; return the program, None if unknown.
+    ) -> None:
+        """A turn of `program` with those `hints`, begun before, is over.
 
         With the turn's `block_hashes` (of prompt and output; the first `num_prompt_blocks` are
         the prompt's own) the program can be recognised without an id from now on. A turn whose
         output is lost is ended without them. A stray turn leaves no trace (Turn.strays).
         """
-        program, identity = self._turns.pop(request_id, (None, None))
-        if program is None or identity is None:
-            return None
-        program.active.discard(request_id)
+        program.num_active -= 1
         self._programs.move_to_end(program.key)
         if not is_stray:
             program.num_finished += 1
             program.last_finish = program.last_seen = now
-            program.final |= bool(identity.hints.final)
-            program.parent = program.parent or identity.hints.parent
-            if block_hashes and not identity.hints.compaction:
+            program.final |= bool(hints.final)
+            program.parent = program.parent or hints.parent
+            if block_hashes and not hints.compaction:
                 self._lineage.register(program.key, block_hashes, num_prompt_blocks, program.parent)
         self._shrink()
-        return program
 
     def get(self, key: str) -> Program | None:
         """Return the program with this key, if it is remembered."""
         return self._programs.get(key)
-
-    def turn(self, request_id: str) -> tuple[Program, Identity] | None:
-        """Return what `begin_turn` returned, for a turn that is under way."""
-        return self._turns.get(request_id)
 
     def _infer(self, block_hashes: Sequence[bytes], hints: Hints) -> Identity:
         key = self._lineage.match(block_hashes)
@@ -131,7 +118,7 @@ class ProgramTable:
             if len(self._programs) <= self._max_programs:
                 return
             key, program = next(iter(self._programs.items()))
-            if program.active or not self._evictable(key):
+            if program.num_active or not self._evictable(key):
                 self._programs.move_to_end(key)  # in use is as good as seen
                 continue
             del self._programs[key]

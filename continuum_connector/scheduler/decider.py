@@ -9,7 +9,6 @@ DramWorth: what a program's blocks in DRAM are worth, as the policy sees it.
 from __future__ import annotations
 
 import math
-from collections import OrderedDict
 from typing import Any
 
 from continuum_connector.costs.costs import Costs
@@ -23,44 +22,39 @@ from continuum_connector.policy.base import (
     Snapshot,
 )
 from continuum_connector.policy.hinted import Hinted
-from continuum_connector.programs.program import OVER_S, Hints, IdentitySource, Program
+from continuum_connector.programs.program import Hints, IdentitySource, Program
 from continuum_connector.programs.table import ProgramTable
+from continuum_connector.scheduler.away import Absence, Away
 from continuum_connector.scheduler.pins import Pin
 from continuum_connector.scheduler.tiers.transfers import Kind, Transfer, TransferState
-from continuum_connector.scheduler.turns import Turn, TurnEnd, Waiting
+from continuum_connector.scheduler.turns import Turn, TurnEnd, Turns
 from continuum_connector.toolcalls.asked import UNREAD, Asked, Ending, asked_of
 from continuum_connector.toolcalls.reader import ToolReader
 
-_NUM_LOOKS = 8  # of them per step: after a quiet night thousands may be over at once
 DONE = Asked(Ending.ANSWER)  # what a last turn asks for: nothing
 
 
 class Decider:
-    """Asks the policy. `now` is monotonic seconds.
-
-    Of `max_programs` programs it is seen when they fall silent; beyond, the one silent longest is
-    not counted.
-    """
+    """Asks the policy. `now` is monotonic seconds."""
 
     def __init__(
         self,
         policy: Hinted,
         gaps: Gaps,
+        away: Away,
         costs: Costs,
         reader: ToolReader,
         state_file: StateFile,
-        max_programs: int,
     ) -> None:
         self.policy = policy
         self.gaps = gaps
+        self.away = away
         self.costs = costs
+        self._seen = costs.seen
         self._reader = reader
         self._state_file = state_file
         state_file.restore("gaps", gaps.load_state)
         state_file.restore("costs", costs.restore)
-        self._max_programs = max_programs
-        # By key: since when, and after how many turns; the one silent longest first.
-        self._silent: OrderedDict[str, tuple[float, Program, int]] = OrderedDict()
         self._is_blocked = False
 
     # --- what happened ----------------------------------------------------------------
@@ -68,25 +62,21 @@ class Decider:
         """A turn arrived; return how long its program was away, None if it was not."""
         if self.policy.reads and not turn.identity.hints.tools:
             self._reader.start()
-        is_beside = len(turn.program.active) > 1  # its other turns are under way: no tool's gap
+        is_beside = turn.program.num_active > 1  # its other turns are under way: no tool's gap
         if turn.is_stray or is_beside:
             return None
-        return self.gaps.arrived(turn.program.key, now)
-
-    def admitted(self, turn: Turn, was_evicted: bool, now: float) -> None:
-        """A turn runs for the first time: what it waited counts if VRAM had lost its blocks."""
-        self.costs.waited(now - turn.arrival, was_evicted, now)
+        return self.away.arrived(turn.program.key, now)
 
     def settled(self, transfer: Transfer, now: float) -> None:
         """A transfer is over: if its bytes arrived, it says what such a copy takes."""
         if transfer.state is TransferState.DONE:
-            learn = self.costs.loaded if transfer.kind is Kind.LOAD else self.costs.stored
+            learn = self._seen.loaded if transfer.kind is Kind.LOAD else self._seen.stored
             learn(len(transfer), now - transfer.admitted)
 
     def blocked(self, now: float) -> None:
         """A waiting turn found no room."""
         self._is_blocked = True
-        self.costs.blocked(now)
+        self._seen.blocked(now)
 
     def new_step(self, now: float) -> bool:
         """The engine takes a step: whoever found no room in the last one says so again. Returns
@@ -94,16 +84,14 @@ class Decider:
         self._reader.new_step()
         was_blocked, self._is_blocked = self._is_blocked, False
         if not was_blocked:
-            self.costs.unblocked(now)
-        for _ in range(_NUM_LOOKS):
-            key = next(iter(self._silent), None)
-            if key is None or self._silent[key][0] >= now - OVER_S:
-                break
-            finished, program, num_turns = self._silent.pop(key)
-            if program.last_finish == finished and not program.active:
-                self._over(program, num_turns, now)
+            self._seen.unblocked(now)
         self._state_file.new_step(self._learned, now)
         return was_blocked
+
+    def silent(self, absence: Absence, now: float) -> None:
+        """A program is away for so long that it counts as over, unless a stray turn of it runs."""
+        if absence.gap is not None and not absence.program.num_active:
+            self._over(absence.program, absence.num_turns, now)
 
     @property
     def is_saving(self) -> bool:
@@ -112,10 +100,9 @@ class Decider:
 
     def forget_open(self, now: float) -> None:
         """Nobody will see programs come back: what is open is neither over nor lasting."""
-        self.gaps.forget_open()
-        self._silent.clear()
+        self.away.forget_gaps()
         self._is_blocked = False
-        self.costs.unblocked(now)
+        self._seen.unblocked(now)
 
     def close(self) -> None:
         """The server stops: what was learned is written."""
@@ -143,14 +130,18 @@ class Decider:
             prefill_s=self.costs.prefill_s(num_tokens),
             load_s=self.costs.load_s(num_blocks) if world.has_tier else math.inf,
         )
-        choice = self.policy.decide(finished, world)
+        choice = self.choose(finished, world)
         if end is not TurnEnd.ABORTED:
             self._finished(turn, asked, num_blocks, world.now)
         return finished, choice
 
+    def choose(self, finished: FinishedTurn, world: Snapshot) -> Choice:
+        """Return what the policy makes of it; asked again, in a world that has changed."""
+        return self.policy.decide(finished, world)
+
     def worth_now(self, pin: Pin, now: float) -> float:
         """Return what a pin is worth by now, while its program has not returned."""
-        gap = self.gaps.forecast_of(pin.program)
+        gap = self.away.forecast_of(pin.program)
         if gap is None or not 0.0 < pin.rank[0] < math.inf:
             return pin.rank[0]
         return self.policy.aged(pin.value, gap, now - pin.started)
@@ -179,49 +170,47 @@ class Decider:
     def _finished(self, turn: Turn, asked: Asked, num_blocks: int, now: float) -> None:
         program = turn.program
         if turn.is_admitted:  # not if it went away while it waited: it never held a block
-            self.costs.footprint(num_blocks)
+            self._seen.footprint(num_blocks)
         if turn.is_stray:
             return
         if turn.identity.hints.final:
             self._over(program, program.num_turns, now)
-        elif not program.active:
-            self.gaps.finished(program.key, asked, now)
-            self._silent[program.key] = (now, program, program.num_turns)
-            self._silent.move_to_end(program.key)
-            if len(self._silent) > self._max_programs:
-                self._silent.popitem(last=False)
+        elif not program.num_active:
+            self.away.left(program, asked, now)
 
     def _over(self, program: Program, num_turns: int, now: float) -> None:
-        self.gaps.ended(program.key, now)
+        self.away.ended(program.key, now)
         num_new, program.num_counted = num_turns - program.num_counted, num_turns
         # One request that nobody gave a name and nothing followed is a question, no program:
         # a chat among agents would hide how long those are.
         if num_turns > 1 or program.source is not IdentitySource.NONE:
-            self.costs.program_over(num_new)
+            self._seen.program_over(num_new)
 
 
 class DramWorth:
     """Called for a few dozen programs whenever room is made in DRAM."""
 
-    def __init__(self, programs: ProgramTable, decider: Decider, waiting: Waiting) -> None:
+    def __init__(self, programs: ProgramTable, decider: Decider, turns: Turns) -> None:
         self._programs = programs
-        self._decider = decider
-        self._waiting = waiting
+        self._policy = decider.policy
+        self._away = decider.away
+        self._costs = decider.costs
+        self._turns = turns
 
     def rank(self, key: str, now: float) -> float:
         """Return the worth of the program's blocks: the lowest leave first."""
         program = self._programs.get(key)
         if program is None:
             return float("-inf")  # forgotten: nobody will recognise it when it returns
-        share_ahead = self._waiting.share_ahead(program.arrival)
+        share_ahead = self._turns.share_ahead(program.arrival)
         resident = Resident(
             program=key,
             arrival=program.arrival,
             last_used=program.last_seen,
-            finished=None if program.active else program.last_finish,
-            gap=self._decider.gaps.forecast_of(key) or NO_FORECAST,
-            is_waiting=self._waiting.has_program(key),
+            finished=None if program.num_active else program.last_finish,
+            gap=self._away.forecast_of(key) or NO_FORECAST,
+            is_waiting=self._turns.has_waiting(key),
             # Program order serves the oldest first: whoever has nobody ahead does not queue.
-            queueing_s=self._decider.costs.queueing_s(now) * share_ahead,
+            queueing_s=self._costs.queueing_s(now) * share_ahead,
         )
-        return self._decider.policy.dram_rank(resident, now)
+        return self._policy.dram_rank(resident, now)

@@ -5,7 +5,6 @@ Levels: the state of VRAM, DRAM and queue at this moment, for the policy and for
 
 from __future__ import annotations
 
-from collections.abc import Sized
 from dataclasses import replace
 from typing import Any
 
@@ -30,7 +29,7 @@ from continuum_connector.scheduler.records import Records
 from continuum_connector.scheduler.retention import Retention
 from continuum_connector.scheduler.tiers.base import Tier
 from continuum_connector.scheduler.tiers.traffic import Traffic
-from continuum_connector.scheduler.turns import Turn, TurnEnd
+from continuum_connector.scheduler.turns import Turn, TurnEnd, Turns
 
 
 class Keeping:
@@ -63,7 +62,7 @@ class Keeping:
         choice = without_end(choice) if turn.is_stray else self._fitting(choice, finished)
         if stores(choice.decision) and not self._store(choice.decision, turn, request, blocks, now):
             world = replace(world, takes_store=False)
-            choice = self._fitting(self._decider.policy.decide(finished, world), finished)
+            choice = self._fitting(self._decider.choose(finished, world), finished)
         self._records.decided(turn, finished, world, choice, now)
         self._hold(choice.decision, turn, request, blocks, now)
         return choice
@@ -80,7 +79,7 @@ class Keeping:
         self, decision: Decision, turn: Turn, request: Any, blocks: ChainBlocks, now: float
     ) -> bool:
         key = turn.program.key
-        taken = self._tier.store(key, blocks, now, request, supersedes=not turn.program.active)
+        taken = self._tier.store(key, blocks, now, request, supersedes=not turn.program.num_active)
         if not isinstance(decision, Free) and decision.is_wish:
             self._tier.demote(key)  # it takes only room that nobody else needs
         return taken
@@ -108,29 +107,26 @@ class Levels:
         tier: Tier,
         traffic: Traffic,
         costs: Costs,
-        turns: Sized,
-        waiting: Sized,
+        turns: Turns,
     ) -> None:
-        """`turns`: those that are there; `waiting`: of them, those that never ran."""
         self._pool = pool
         self._retention = retention
         self._tier = tier
         self._traffic = traffic
         self._costs = costs
         self._turns = turns
-        self._waiting = waiting
 
     def snapshot(self, now: float) -> Snapshot:
         """The world as the policy sees it: what only a client's wish holds counts as free."""
-        pinned = self._retention.holds.num_blocks
+        pinned = self._retention.num_blocks
         wishes = min(self._retention.num_wish_blocks, pinned)  # shared blocks count for each
         return Snapshot(
             now=now,
             num_blocks=self._pool.num_gpu_blocks - 1,  # one is the null block
             num_free_blocks=self._pool.get_num_free_blocks() + wishes,
             num_pinned_blocks=pinned - wishes,
-            num_waiting=len(self._waiting),
-            num_running=len(self._turns) - len(self._waiting),
+            num_waiting=self._turns.num_waiting,
+            num_running=len(self._turns) - self._turns.num_waiting,
             has_tier=self._tier.is_up,
             queueing_s=self._costs.queueing_s(now),
             eta=self._costs.eta,
@@ -143,13 +139,13 @@ class Levels:
     def update_ledger(self, account: Account) -> None:
         """Set what counters are balanced with; in every step, or a scrape between a counter's
         step and its gauge's finds the ledger open. About 2 us."""
-        pinned = self._retention.holds.num_blocks
+        pinned = self._retention.num_blocks
         account.gauge("pins_live", len(self._retention.pins))
-        account.gauge("held_blocks", pinned + self._traffic.holds.num_blocks)
+        account.gauge("held_blocks", pinned + self._traffic.num_held)
         self._traffic.update_gauges()
 
     def update_gauges(self, account: Account) -> None:
         """Set what else is a level, not an event; called about once a second."""
         account.gauge("vram_blocks", self._pool.num_gpu_blocks - 1)  # one is the null block
-        account.gauge("pinned_blocks", self._retention.holds.num_blocks)
+        account.gauge("pinned_blocks", self._retention.num_blocks)
         self._tier.update_gauges()

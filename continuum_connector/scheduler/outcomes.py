@@ -6,8 +6,7 @@ and what was lost, or until nobody expects that turn any more. Each closes exact
 
 from __future__ import annotations
 
-from collections import OrderedDict
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from continuum_connector.forecast.forecast import came_true
@@ -15,10 +14,9 @@ from continuum_connector.observe.account import Account
 from continuum_connector.observe.metric_table import CHANCES
 from continuum_connector.policy.base import Choice, FinishedTurn, Free, Pin, Snapshot, name_of
 from continuum_connector.programs.program import OVER_S
+from continuum_connector.scheduler.away import Absence, Away, OpenDecision
 from continuum_connector.scheduler.pins import PinEnd
 from continuum_connector.scheduler.turns import Turn
-
-_NUM_LOOKS = 4  # open decisions looked at per step: more than a step can open on average
 
 # What a pin's end means for the turn that comes for it.
 _OF_PIN_END = {
@@ -52,52 +50,16 @@ class Found:
         return f"in_{memory}" if self.by_memory[memory] > self.recomputed else "recomputed"
 
 
-@dataclass(eq=False)
-class _Open:
-    """A decision whose outcome is not known. Of the finished turn, only what will be told: there
-    are thousands of them, and a forecast has 6 KB. `p`: the probability that its program is
-    back within `horizon_s`. `back`: turns that arrived since and wait, and whether each fits
-    the pin; None if the pin was gone by then."""
-
-    program: str
-    turn: int
-    num_tokens: int
-    prefill_s: float
-    load_s: float
-    p: float
-    decision: str
-    kept_tokens: int
-    decided: float
-    horizon_s: float
-    pin_end: PinEnd | None = None
-    gap_s: float | None = None
-    back: dict[Turn, bool | None] = field(default_factory=dict)
-
-    @property
-    def has_pin(self) -> bool:
-        return self.decision == "pin" and self.pin_end is None
-
-    def of_admitted(self, turn: Turn, found: Found) -> str:
-        """The outcome, now that the next turn runs."""
-        if self.decision != "pin":
-            return found.most
-        fits = self.back[turn]
-        if fits is False:
-            return "diverged"
-        return "in_time" if self.pin_end is None else _OF_PIN_END.get(self.pin_end, "in_time")
-
-
 class Outcomes:
-    """At most one open decision per program, and `max_open` in all. Microseconds per call."""
+    """Microseconds per call. `len`: how many decisions are open."""
 
-    def __init__(self, account: Account, trace: Any, max_open: int) -> None:
+    def __init__(self, account: Account, trace: Any, away: Away) -> None:
         self._account = account
         self._trace = trace
-        self._max_open = max_open
-        self._open: OrderedDict[str, _Open] = OrderedDict()
+        self._away = away
 
     def __len__(self) -> int:
-        return len(self._open)
+        return len(self._away.decisions())
 
     # --- what happened ----------------------------------------------------------------
     def decided(
@@ -107,7 +69,7 @@ class Outcomes:
         open; the newest is the one that a next turn is about."""
         one = _opened(turn, finished, world, choice, now)
         is_over = isinstance(choice.decision, Free) and (finished.aborted or finished.hints.final)
-        older = self._open.get(finished.program)
+        older = self._away.decision_of(finished.program)
         if older is not None:
             older.back.pop(turn, None)  # it went away before it was admitted
             if not is_over:
@@ -118,13 +80,13 @@ class Outcomes:
         if is_over:
             self._tell(one, "done", now)
             return
-        self._open[finished.program] = one
-        if len(self._open) > self._max_open:
-            self._close(next(iter(self._open.values())), "never", now)
+        forgotten = self._away.decided(turn.program, one, now)
+        if forgotten is not None:
+            self._tell(forgotten, "never", now)
 
     def arrived(self, turn: Turn, fits: bool, now: float) -> None:
         """A turn arrived; `fits`: its program's pin waits for it."""
-        one = self._open.get(turn.program.key)
+        one = self._away.decision_of(turn.program.key)
         if one is None or turn.is_stray:
             return
         one.back[turn] = fits if one.has_pin else None
@@ -133,50 +95,50 @@ class Outcomes:
 
     def admitted(self, turn: Turn, num_prompt_tokens: int, now: float) -> None:
         """A turn runs: if it came after an open decision, that one's outcome is known."""
-        one = self._open.get(turn.program.key)
+        one = self._away.decision_of(turn.program.key)
         if one is not None and turn in one.back:
             found = Found.of(one.kept_tokens, turn, num_prompt_tokens)
-            self._close(one, one.of_admitted(turn, found), now, found, turn)
+            self._close(one, _outcome(one, turn, found), now, found, turn)
 
     def pin_ended(self, program: str, cause: PinEnd, now: float) -> None:
         """A pin ended; what that means shows when the next turn comes, if one will.
 
         A superseded one is of an older decision, which is closed by now.
         """
-        one = self._open.get(program)
+        one = self._away.decision_of(program)
         if one is None or cause is PinEnd.SUPERSEDED or not one.has_pin:
             return
         one.pin_end = cause
         if cause is PinEnd.PROGRAM_DONE:
             self._close(one, "never", now)
 
-    def new_step(self, now: float) -> None:
-        """Close what nobody will come back for: the program is silent, and its pin is gone."""
-        for _ in range(min(_NUM_LOOKS, len(self._open))):
-            program, one = next(iter(self._open.items()))
-            if now - one.decided < OVER_S:
-                return
-            if one.back or one.has_pin:
-                self._open.move_to_end(program)
-            else:
-                self._close(one, "never", now)
+    def silent(self, absence: Absence, now: float) -> None:
+        """Nobody will come back for what was decided, unless a turn waits or the pin lives."""
+        one = absence.decision
+        if one is not None and not (one.back or one.has_pin):
+            self._close(one, "never", now)
 
     def close(self, now: float, outcome: str = "never") -> None:
         """Close all that are open. The server stops: whoever has not come back never will; or the
         connector is switched off, and nobody sees who does."""
-        for one in list(self._open.values()):
+        for one in self._away.decisions():
             self._close(one, outcome, now)
 
     # --- parts ------------------------------------------------------------------------
     def _close(
-        self, one: _Open, outcome: str, now: float, found: Found | None = None, to: Any = None
+        self,
+        one: OpenDecision,
+        outcome: str,
+        now: float,
+        found: Found | None = None,
+        to: Any = None,
     ) -> None:
-        del self._open[one.program]
+        self._away.close(one.program)
         self._tell(one, outcome, now, found, to)
 
     def _tell(
         self,
-        one: _Open,
+        one: OpenDecision,
         outcome: str,
         now: float,
         found: Found | None = None,
@@ -203,7 +165,7 @@ class Outcomes:
             **fields,
         )
 
-    def _judge(self, one: _Open, outcome: str, now: float) -> None:
+    def _judge(self, one: OpenDecision, outcome: str, now: float) -> None:
         """Count what was foretold, if it shows; a program that is over is expected by nobody."""
         if outcome == "done":
             return
@@ -216,14 +178,24 @@ class Outcomes:
         self._account.count("forecasts_true", int(is_true), label=chance)
 
 
+def _outcome(one: OpenDecision, turn: Turn, found: Found) -> str:
+    """The outcome, now that the next turn runs."""
+    if one.decision != "pin":
+        return found.most
+    fits = one.back[turn]
+    if fits is False:
+        return "diverged"
+    return "in_time" if one.pin_end is None else _OF_PIN_END.get(one.pin_end, "in_time")
+
+
 def _opened(
     turn: Turn, finished: FinishedTurn, world: Snapshot, choice: Choice, now: float
-) -> _Open:
+) -> OpenDecision:
     decision = choice.decision
     # Within which time a return finds what was decided to keep; what is foretold of later
     # returns shows too late to be held against it.
     horizon_s = decision.ttl_s if isinstance(decision, Pin) else min(world.residence_s, OVER_S)
-    return _Open(
+    return OpenDecision(
         program=finished.program,
         turn=finished.turn,
         num_tokens=finished.num_tokens,
@@ -237,7 +209,7 @@ def _opened(
     )
 
 
-def _found(one: _Open, found: Found) -> dict[str, Any]:
+def _found(one: OpenDecision, found: Found) -> dict[str, Any]:
     """Tokens by memory, and seconds by the estimates of the decision: each token costs the same."""
     prefill_s = one.prefill_s / max(one.num_tokens, 1)
     num_found = sum(found.by_memory.values())

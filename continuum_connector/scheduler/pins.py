@@ -72,6 +72,11 @@ class Pin:
         """
         return next(iter(self.waiting), None)
 
+    def leads(self, request_id: str) -> bool:
+        """Whether the request stands in the queue as one whose KV is pinned. A pin that is only
+        a client's wish moves nobody's place."""
+        return not self.is_wish and self.first_waiting == request_id
+
     @property
     def is_hinted(self) -> bool:
         """Whether it is to last longer than the policy wanted, now or later."""
@@ -96,7 +101,7 @@ class PinTable:
     def __iter__(self) -> Iterator[Pin]:
         return iter(list(self._pins.values()))
 
-    def has(self, program: str) -> bool:
+    def __contains__(self, program: str) -> bool:
         return program in self._pins
 
     def get(self, program: str) -> Pin | None:
@@ -133,11 +138,6 @@ class PinTable:
         """It is worth more or less by now; -inf: nobody is expected to come back for it."""
         pin.rank = (value, pin.rank[1])
         self._queue(pin)
-
-    def make_wish(self, pin: Pin) -> None:
-        """The policy's own time for it is over: it gives way before all that is not a wish."""
-        pin.is_wish = True
-        self.revalue(pin, -math.inf)
 
     def least_recent(self, number: int) -> list[Pin]:
         """Up to `number` pins in turn, so that each is returned as often as any other."""

@@ -14,6 +14,7 @@ from continuum_connector.policy.base import (
     Snapshot,
     name_of,
 )
+from continuum_connector.scheduler.away import Away
 from continuum_connector.scheduler.outcomes import Outcomes
 from continuum_connector.scheduler.pins import Pin as LivePin
 from continuum_connector.scheduler.pins import PinEnd
@@ -24,11 +25,10 @@ from continuum_connector.scheduler.turns import Turn
 class Records:
     """One method per thing worth knowing; `trace` gathers nothing while it is off."""
 
-    def __init__(self, account: Account, trace: Any, echo: bool, max_programs: int) -> None:
+    def __init__(self, account: Account, trace: Any, away: Away) -> None:
         self.account = account
         self.trace = trace
-        self.outcomes = Outcomes(account, trace, max_programs)
-        self._echo = echo
+        self.outcomes = Outcomes(account, trace, away)
 
     def arrived(
         self, request: Any, turn: Turn, returns: bool, gap_s: float | None, now: float
@@ -95,13 +95,11 @@ class Records:
             )
         self.outcomes.decided(turn, finished, world, choice, now)
 
-    def preempted(self, turn: Turn, now: float) -> None:
-        if self.trace.enabled:
-            self.trace.record("preempt", now, program=turn.program.key, turn=turn.number)
-
-    def readmitted(self, turn: Turn, now: float) -> None:
-        if self.trace.enabled:
-            self.trace.record("readmit", now, program=turn.program.key, turn=turn.number)
+    def happened(self, event: str, now: float, turn: Turn | None = None, **fields: Any) -> None:
+        """What is told in the trace alone."""
+        if turn is not None:
+            fields = {"program": turn.program.key, "turn": turn.number}
+        self.trace.record(event, now, **fields)
 
     def pin_began(self) -> None:
         self.account.count("pins_started")
@@ -154,21 +152,20 @@ class Records:
         self.trace.record("stop", now)
         self.trace.close()
 
-    def answer(self, turn: Turn, choice: Choice) -> dict[str, Any] | None:
-        """What a non-streamed response carries in `kv_transfer_params`, if `echo` is on."""
-        if not self._echo:
-            return None
-        decision = choice.decision
-        body: dict[str, Any] = {
-            "program": turn.program.key,
-            "turn": turn.number,
-            "decision": name_of(decision),
-            "ttl_s": decision.ttl_s if isinstance(decision, Pin) else 0.0,
-            "cached_tokens": turn.hit_tokens,
-        }
-        if choice.receipts:
-            body["hints"] = _told(choice.receipts)
-        return {"continuum": body}
+
+def answer(turn: Turn, choice: Choice) -> dict[str, Any]:
+    """What a non-streamed response carries in `kv_transfer_params`, if `echo` is on."""
+    decision = choice.decision
+    body: dict[str, Any] = {
+        "program": turn.program.key,
+        "turn": turn.number,
+        "decision": name_of(decision),
+        "ttl_s": decision.ttl_s if isinstance(decision, Pin) else 0.0,
+        "cached_tokens": turn.hit_tokens,
+    }
+    if choice.receipts:
+        body["hints"] = _told(choice.receipts)
+    return {"continuum": body}
 
 
 def _told(receipts: Sequence[Receipt]) -> list[dict[str, Any]]:

@@ -13,13 +13,10 @@ from typing import Any
 from continuum_connector.policy.base import After
 from continuum_connector.policy.base import Pin as PinDecision
 from continuum_connector.programs.program import Program
-from continuum_connector.scheduler.give_way import Claim, Room
 from continuum_connector.scheduler.holds import BlockPool, HoldTable
 from continuum_connector.scheduler.kv_groups import ChainBlocks
 from continuum_connector.scheduler.pins import Pin, PinEnd, PinTable
 from continuum_connector.scheduler.records import Records
-
-AGED_PER_STEP = 2  # pins; 10 us each
 
 
 class Retention:
@@ -30,16 +27,18 @@ class Retention:
     ) -> None:
         self.pins = PinTable()
         self.holds = HoldTable(pool)
-        self.room = Room(pool, self.pins, self.holds, self._gave_way)
         self.budget = budget
         self.num_hinted_blocks = 0  # in pins that last longer than the policy wanted, or will
         self.num_wish_blocks = 0  # in those of them that do by now
-        self.num_pressed = 0  # pins that gave way to an allocation, ever; wishes not counted
-        self.queues: Sequence[Any] = ()  # ProgramQueues, whose order depends on live pins
+        self.queues: list[Any] = []  # ProgramQueues, whose order depends on live pins
         self._max_ttl_s = max_ttl_s
         self._records = records
         self._waker = waker
-        self._now = 0.0
+
+    @property
+    def num_blocks(self) -> int:
+        """How many blocks pins hold."""
+        return self.holds.num_blocks
 
     # --- begin ------------------------------------------------------------------------
     def begin(
@@ -57,7 +56,7 @@ class Retention:
         old = self.pins.get(program.key)
         hold = self.holds.take(blocks.blocks)
         if old is not None:
-            self.end(old, PinEnd.SUPERSEDED, now)
+            self._end(old, PinEnd.SUPERSEDED, now)
         probe = (blocks.end - 1) // 2  # the chain's middle: see Pin
         pin = Pin(
             program=program.key,
@@ -76,7 +75,7 @@ class Retention:
         if pin.asked_from <= now:
             self._make_wish(pin)
         self._records.pin_began()
-        while self.holds.num_blocks > self.budget:
+        while self.num_blocks > self.budget:
             self.give_up_cheapest(now)
         self._changed(pin)
 
@@ -92,7 +91,7 @@ class Retention:
         if pin is None:
             return None
         if not _continues(request, pin):
-            if len(program.active) == 1:
+            if program.num_active == 1:
                 self.pins.revalue(pin, -math.inf)
             return None
         self.pins.expect(pin, request.request_id)
@@ -104,17 +103,11 @@ class Retention:
         pin = self.pins.get(program)
         return pin if pin is not None and request_id in pin.waiting else None
 
-    def leads(self, program: str, request_id: str) -> bool:
-        """Whether the request stands in the queue as one whose KV is pinned. A pin that is only
-        a client's wish moves nobody's place."""
-        pin = self.pins.get(program)
-        return pin is not None and not pin.is_wish and pin.first_waiting == request_id
-
     def hand_over(self, program: str, request_id: str, now: float) -> None:
         """The request owns the blocks itself now: the pin that waited for it has served."""
         pin = self.awaited(program, request_id)
         if pin is not None:
-            self.end(pin, PinEnd.RETURNED, now)
+            self._end(pin, PinEnd.RETURNED, now)
 
     def unexpect(self, program: str, request_id: str) -> None:
         """The request went away before it took the pin over: the deadline counts again."""
@@ -124,27 +117,21 @@ class Retention:
             self._changed(pin)
 
     # --- end --------------------------------------------------------------------------
-    def end(self, pin: Pin, cause: PinEnd, now: float) -> None:
-        """Let go of the pin's blocks and say why."""
-        self.holds.release(pin.hold)
-        self._note_end(pin, cause, now)
-
     def end_of(self, program: str, cause: PinEnd, now: float) -> None:
         """End the program's pin, if it has one."""
         pin = self.pins.get(program)
         if pin is not None:
-            self.end(pin, cause, now)
+            self._end(pin, cause, now)
 
     def end_all(self, cause: PinEnd, now: float) -> None:
         for pin in self.pins:
-            self.end(pin, cause, now)
+            self._end(pin, cause, now)
 
     def expire(self, now: float, before: Callable[[Pin], None]) -> None:
         """End the pins that are due; `before` is called with each while it still holds.
 
         A pin that its client wants longer than the policy stays, on the client's account.
         """
-        self._now = now
         if self.pins.next_deadline() > now:
             return
         for pin in self.pins.due(now):
@@ -153,15 +140,9 @@ class Retention:
                 self._changed(pin)
                 continue
             before(pin)
-            self.end(pin, PinEnd.EXPIRED, now)
+            self._end(pin, PinEnd.EXPIRED, now)
 
     # --- pressure ---------------------------------------------------------------------
-    def age(self, worth_now: Callable[[Pin], float]) -> None:
-        """Let what pins are worth follow the time that their programs are away; a few at a
-        time, each as often as any other, for a step has no time for all."""
-        for pin in self.pins.least_recent(AGED_PER_STEP):
-            self.pins.revalue(pin, worth_now(pin))
-
     def give_up_cheapest(self, now: float) -> bool:
         """End the pin that gives way first; False if there is none."""
         pins = self.pins.cheapest_first()
@@ -169,26 +150,25 @@ class Retention:
         pins.close()
         if cheapest is None:
             return False
-        self.end(cheapest, PinEnd.PRESSURE, now)
+        self._end(cheapest, PinEnd.PRESSURE, now)
         return True
 
-    def make_room(
-        self, attempt: Callable[[], Any], request_id: str, need: int, claim: Claim, now: float
-    ) -> Any:
-        """Retry a failed allocation while pins give way; None if that cannot help."""
-        self._now = now
-        own = self.awaited(claim.program, request_id)
-        return self.room.make(attempt, request_id, need, own, claim)
-
-    def _gave_way(self, pin: Pin) -> None:
-        """Room let go of the pin's blocks; the rest of its end is ours."""
+    def gave_way(self, pin: Pin, now: float) -> None:
+        """An allocation took the pin's blocks, on trial so far: the rest of its end is ours."""
         self.holds.settle_trial(pin.hold)
-        self.num_pressed += not pin.is_wish
-        self._note_end(pin, PinEnd.PRESSURE, self._now)
+        self._note_end(pin, PinEnd.PRESSURE, now)
 
+    # --- parts ------------------------------------------------------------------------
     def _make_wish(self, pin: Pin) -> None:
-        self.pins.make_wish(pin)
+        """The policy's own time for it is over: it gives way before all that is not a wish."""
+        pin.is_wish = True
+        self.pins.revalue(pin, -math.inf)
         self.num_wish_blocks += len(pin.blocks)
+
+    def _end(self, pin: Pin, cause: PinEnd, now: float) -> None:
+        """Let go of the pin's blocks and say why."""
+        self.holds.release(pin.hold)
+        self._note_end(pin, cause, now)
 
     def _note_end(self, pin: Pin, cause: PinEnd, now: float) -> None:
         self.pins.remove(pin, cause)

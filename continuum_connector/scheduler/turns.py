@@ -1,14 +1,14 @@
 """Turn: one request while vLLM knows it.
 
-Waiting: the turns that never ran, and what is asked of them whenever room is made in DRAM.
+Turns: the one table of them, and what is asked of those that wait whenever room is made in DRAM.
 """
 
 from __future__ import annotations
 
 import enum
 from bisect import bisect_left, insort
-from collections import Counter, UserDict
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from continuum_connector.programs.program import Identity, Program
@@ -67,37 +67,67 @@ class Turn:
         if not self.identity.hints.final:
             return False
         kept = self.program.kept
-        return not kept.goes_on_in(hashes) if kept.marks else len(self.program.active) > 1
+        return not kept.goes_on_in(hashes) if kept.marks else self.program.num_active > 1
 
 
-class Waiting(UserDict[str, Turn]):
-    """By request id. Kept up to date turn by turn: thousands wait, and one ends in each step."""
+class Turns:
+    """By request id: every turn that vLLM knows, from its arrival to its end.
+
+    Those that never ran wait. How many do, and of which programs, is kept up to date turn by turn:
+    thousands wait, and one ends in each step.
+    """
 
     def __init__(self) -> None:
-        super().__init__()
+        self._turns: dict[str, Turn] = {}
+        self._waiting: dict[str, float] = {}  # their programs' arrivals, as each turn came
+        self._arrivals: list[float] = []  # the same, ascending
         self._num_by_program: Counter[str] = Counter()
-        self._arrivals: list[float] = []  # of their programs, ascending, one per turn
-        self._arrival_of: dict[str, float] = {}  # as it was when the turn came
 
-    def __setitem__(self, request_id: str, turn: Turn) -> None:
-        self.pop(request_id, None)
-        super().__setitem__(request_id, turn)
+    def __len__(self) -> int:
+        return len(self._turns)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._turns)
+
+    def get(self, request_id: str) -> Turn | None:
+        return self._turns.get(request_id)
+
+    def begin(self, request_id: str, turn: Turn) -> None:
+        """The turn arrived, and waits."""
+        arrival = turn.program.arrival
+        self._turns[request_id] = turn
+        self._waiting[request_id] = arrival
+        insort(self._arrivals, arrival)
         self._num_by_program[turn.program.key] += 1
-        self._arrival_of[request_id] = turn.program.arrival
-        insort(self._arrivals, turn.program.arrival)
 
-    def __delitem__(self, request_id: str) -> None:
-        key = self[request_id].program.key
-        super().__delitem__(request_id)
+    def admit(self, request_id: str) -> None:
+        """The turn runs for the first time."""
+        turn = self._turns[request_id]
+        turn.is_admitted = True
+        self._no_longer_waits(request_id, turn)
+
+    def end(self, request_id: str) -> Turn | None:
+        """Forget the turn and return it; None if it is not known."""
+        turn = self._turns.pop(request_id, None)
+        if turn is not None and not turn.is_admitted:
+            self._no_longer_waits(request_id, turn)
+        return turn
+
+    @property
+    def num_waiting(self) -> int:
+        return len(self._waiting)
+
+    def has_waiting(self, program: str) -> bool:
+        """Whether a turn of the program waits."""
+        return program in self._num_by_program
+
+    def share_ahead(self, arrival: float) -> float:
+        """The share of the waiting turns whose program comes before one of that arrival."""
+        return bisect_left(self._arrivals, arrival) / len(self._arrivals) if self._arrivals else 0.0
+
+    def _no_longer_waits(self, request_id: str, turn: Turn) -> None:
+        del self._arrivals[bisect_left(self._arrivals, self._waiting.pop(request_id))]
+        key = turn.program.key
         self._num_by_program[key] -= 1
         if not self._num_by_program[key]:
             del self._num_by_program[key]
-        del self._arrivals[bisect_left(self._arrivals, self._arrival_of.pop(request_id))]
-
-    def has_program(self, key: str) -> bool:
-        """Whether a turn of the program waits."""
-        return key in self._num_by_program
-
-    def share_ahead(self, arrival: float) -> float:
-        """The share of the turns whose program comes before one of that arrival."""
-        return bisect_left(self._arrivals, arrival) / len(self._arrivals) if self._arrivals else 0.0

@@ -39,7 +39,7 @@ class Allocation:
     def before_step(self) -> bool:
         """Put the function in place that the coming step needs. Returns whether a running request
         may find no block in it though every pin gives way, so that somebody is preempted."""
-        if self._ours.acting is None:
+        if not self._ours.is_on:
             self._put_in_place(False)
             return False
         num_running, free = len(self._scheduler.running), self._pool.get_num_free_blocks()
@@ -52,7 +52,7 @@ class Allocation:
     def before_admission(self) -> None:
         """The step has served all that run; a turn that waits is looked at."""
         if not self._is_ours:
-            self._put_in_place(self._ours.acting is not None)
+            self._put_in_place(self._ours.is_on)
 
     def num_short(self) -> int:
         """How many blocks running requests will lack in the coming step, counted one by one."""

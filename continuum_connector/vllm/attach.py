@@ -150,21 +150,18 @@ def _hook_in(scheduler: Any, ours: Any) -> tuple[Allocation, Order | None]:
     allocation = Allocation(scheduler, ours)
     if not ours.orders:
         return allocation, None
-    order = Order(scheduler, ours)
-    ours.on_switch = order.switch
-    return allocation, order
+    return allocation, Order(scheduler, ours)
 
 
-def _next_queue(scheduler: Any, ours: Any, own: Callable[[], Any]) -> Any:
+def _next_queue(scheduler: Any, order: Order | None, own: Callable[[], Any]) -> Any:
     """vLLM <= 0.30: which queue is asked next; `own` is its own answer.
 
     Whoever holds KV goes first, or it could wait for ever behind a turn that needs the blocks
     it holds; in vLLM's own order too, where a priority may rank that turn first, and while we
     are switched off, when loads that were under way still settle.
     """
-    if ours.orders and ours.acting is not None:
-        queues = [queue for queue in ours.side.retention.queues if queue]
-        return min(queues, key=methodcaller("peek_rank"), default=None)
+    if order is not None and order.is_on:
+        return min(filter(None, order.queues), key=methodcaller("peek_rank"), default=None)
     from continuum_connector.vllm.order import kv_first
 
     return kv_first(scheduler) or own()
@@ -173,7 +170,7 @@ def _next_queue(scheduler: Any, ours: Any, own: Callable[[], Any]) -> Any:
 @functools.cache
 def subclass(base: Any) -> Any:
     """Return `base` with our hooks; one class per base."""
-    from continuum_connector.connector import ContinuumConnector
+    from continuum_connector.connector import ContinuumConnector, Mode
     from continuum_connector.vllm import compat
 
     class ContinuumScheduler(base):  # type: ignore[misc]
@@ -182,23 +179,23 @@ def subclass(base: Any) -> Any:
         def __init__(self, *args: Any, **kwargs: Any) -> None:
             super().__init__(*args, **kwargs)
             ours = compat.find_ours(self.connector, ContinuumConnector)
-            self._continuum = ours if ours is not None and ours.side is not None else None
+            self._continuum = None if ours is None or ours.mode is Mode.ASIDE else ours
             if self._continuum is not None:
                 self._allocation, self._order = _hook_in(self, ours)
-                ours.attached(base.__name__)
+                ours.attached(base.__name__, self._order and self._order.switch)
 
         @property
         def _acting(self) -> Any:
             """Our connector, or None without one and while it is switched off."""
             ours = self._continuum
-            return None if ours is None or ours.acting is None else ours
+            return None if ours is None or not ours.is_on else ours
 
         def _select_waiting_queue_for_scheduling(self) -> Any:  # vLLM <= 0.30
             own = super()._select_waiting_queue_for_scheduling
             if self._continuum is None:
                 return own()
             self._allocation.before_admission()
-            return _next_queue(self, self._continuum, own)
+            return _next_queue(self, self._order, own)
 
         def _handle_blocked_waiting_request(self, request: Any) -> Any:
             if self._continuum is not None:

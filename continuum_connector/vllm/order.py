@@ -20,19 +20,21 @@ class Order:
     def __init__(self, scheduler: Any, ours: Any) -> None:
         self._scheduler = scheduler
         self._ours = ours
+        self._side = ours.side
+        self.queues = ours.side.queues
         self._stock = {
             name: getattr(scheduler, name) for name in compat.queue_attributes(scheduler)
         }
         # The user's own priorities rank before ours, and choose the victims alone.
         self._has_priorities = compat.preempts_by_priority(scheduler)
-        self._is_on = False
+        self.is_on = False
         self.switch(True)
 
     def switch(self, is_on: bool) -> None:
         """Turns wait in program order, or in vLLM's. When it becomes vLLM's, those that wait
         already keep their places under fcfs, and stand by their priority otherwise. For between
         two admissions, not within one."""
-        self._is_on = is_on
+        self.is_on = is_on
         if is_on:
             self._take_over()
         else:
@@ -47,9 +49,9 @@ class Order:
         findable and not computed.) All others stay where they are: in another order a long prompt
         might take the step's tokens from those that decode, or wait behind later ones for ever.
         """
-        if not self._is_on or self._has_priorities:
+        if not self.is_on or self._has_priorities:
             return
-        side, running = self._ours.side, self._scheduler.running
+        side, running = self._side, self._scheduler.running
         ranked = sorted(running, key=side.victim_rank)
         victims: list[Any] = []
         while num_short > 0 and len(ranked) > 1:
@@ -68,10 +70,10 @@ class Order:
             queues.append(ProgramQueue(rank))
             _move(stock, queues[-1])
             setattr(self._scheduler, name, queues[-1])
-        ours.side.retention.queues = tuple(queues)
+        self.queues[:] = queues
 
     def _give_back(self) -> None:
-        self._ours.side.retention.queues = ()
+        self.queues.clear()
         for name, stock in self._stock.items():
             _move(getattr(self._scheduler, name), stock)
             setattr(self._scheduler, name, stock)

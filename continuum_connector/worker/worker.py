@@ -27,7 +27,7 @@ from continuum_connector.worker.pool import PoolGrowth
 logger = logging.getLogger(f"vllm.{__name__}")
 
 EngineFactory = Callable[[Layout, int], CopyEngine]
-Polled = tuple[set[str], set[int], set[str]]
+Polled = tuple[set[str], set[str]]
 
 
 def num_slots_for(dram_bytes: int, num_ranks: int, slot_bytes: int) -> int:
@@ -159,12 +159,11 @@ class ContinuumWorker:
             self._submit(Direction.STORE, store)
 
     def poll(self) -> Polled:
-        """Return (requests whose loads settled, bad VRAM blocks, requests that failed) since last.
+        """Return (requests whose loads settled, those of them that failed) since last.
 
-        A request comes once, when its last load has settled; a failed one is in both sets of
-        requests, and the blocks that hold no loaded data come with it. Stores are not
-        submitted here: with speculative decoding this runs before the draft model's pass,
-        which still writes the blocks.
+        A request comes once, when its last load has settled; of a failed one `take_bad_blocks`
+        then has the blocks that hold no loaded data. Stores are not submitted here: with
+        speculative decoding this runs before the draft model's pass, which still writes the blocks.
         """
         self.start_loads()
         if self._growth is not None:
@@ -173,11 +172,18 @@ class ContinuumWorker:
             self._drain()
         if self._is_given_up:
             self._let_go()
-        polled = (self._finished, self._bad_blocks, self._failed)
-        if self._finished:
-            self._finished, self._bad_blocks, self._failed = set(), set(), set()
-            return polled
-        return set(), set(), set()
+        if not self._finished:
+            return set(), set()
+        polled = (self._finished, self._failed)
+        self._finished, self._failed = set(), set()
+        return polled
+
+    def take_bad_blocks(self) -> set[int]:
+        """The VRAM blocks that hold no loaded data, of requests that failed since last."""
+        if not self._bad_blocks:
+            return set()
+        bad, self._bad_blocks = self._bad_blocks, set()
+        return bad
 
     def take_report(self) -> WorkerReport | None:
         """Hand over what settled since the last report, or None."""

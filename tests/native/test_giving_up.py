@@ -74,7 +74,7 @@ class Rank:
         return self.engine
 
     def tell(self) -> tuple[set[str], WorkerReport]:
-        finished, _, failed = self.worker.poll()
+        finished, failed = self.worker.poll()
         assert not failed
         return finished, self.worker.take_report() or WorkerReport()
 

@@ -25,10 +25,10 @@ from continuum_connector.programs.program import Hints
 # --- queueing -----------------------------------------------------------------------------
 def test_queueing_is_zero_until_an_evicted_turn_has_waited() -> None:
     costs = Costs(512)
-    costs.waited(5.0, was_evicted=False, now=1.0)
+    costs.seen.waited(5.0, was_evicted=False, now=1.0)
     assert costs.queueing_s(1.0) == 0.0
-    costs.waited(3.0, was_evicted=True, now=2.0)
-    costs.waited(1.0, was_evicted=True, now=3.0)
+    costs.seen.waited(3.0, was_evicted=True, now=2.0)
+    costs.seen.waited(1.0, was_evicted=True, now=3.0)
     assert costs.queueing_s(3.0) == 2.0
 
 
@@ -216,10 +216,10 @@ def taught() -> Costs:
     costs = Costs(512)
     for number in range(1, 200):
         work = Work(num_new=number * 7 % 500 + 2, num_decodes=number % 4)
-        costs.step(work, 0.01 + work.num_new * 1e-4)
-        costs.loaded(number, 0.002 + number * 1e-5)
-        costs.stored(number, 0.004 + number * 1e-5)
-        costs.program_over(number % 7 + 1)
+        costs.seen.step(work, 0.01 + work.num_new * 1e-4)
+        costs.seen.loaded(number, 0.002 + number * 1e-5)
+        costs.seen.stored(number, 0.004 + number * 1e-5)
+        costs.seen.program_over(number % 7 + 1)
     return costs
 
 
@@ -233,9 +233,9 @@ def test_with_nothing_known_everything_is_free_and_programs_are_equally_long() -
 
 def test_every_number_is_a_metric() -> None:
     costs, account = taught(), Account()
-    costs.blocked(0.0)
-    costs.footprint(4)
-    costs.waited(2.0, was_evicted=True, now=10.0)
+    costs.seen.blocked(0.0)
+    costs.seen.footprint(4)
+    costs.seen.waited(2.0, was_evicted=True, now=10.0)
     for gauge in costs.gauges(10.0):
         account.gauge(*gauge)
     per_token = "prefill_seconds_per_token"
@@ -295,7 +295,7 @@ def test_costs_at_the_end_of_what_floats_can_tell_are_corrected(cost: float) -> 
     for number in range(200):
         num_new = number * 7 % 500 + 2
         work = Work(num_new, num_new * (number % 5 * 1000 + num_new / 2), number % 4)
-        costs.step(work, 0.01 + num_new * 1e-4)
+        costs.seen.step(work, 0.01 + num_new * 1e-4)
     assert costs.prefill_s(512) == pytest.approx(0.0612, rel=0.05)
 
 
@@ -316,10 +316,10 @@ def test_nothing_raises_whatever_was_restored(state: dict[str, list[float]]) -> 
     costs = Costs(512)
     costs.restore(state)
     for number in range(40):
-        costs.step(Work(100 + number, 5e4, 3, 3000), 0.01 + number * 1e-5)
-        costs.loaded(number + 1, 0.01)
-        costs.stored(number + 1, 0.01)
-        costs.program_over(number % 7 + 1)
+        costs.seen.step(Work(100 + number, 5e4, 3, 3000), 0.01 + number * 1e-5)
+        costs.seen.loaded(number + 1, 0.01)
+        costs.seen.stored(number + 1, 0.01)
+        costs.seen.program_over(number % 7 + 1)
     assert all(math.isfinite(value) for _, value, _ in costs.gauges(1.0))
     turn = FinishedTurn(
         "p", 1, 1000, 60, Hints(), prefill_s=costs.prefill_s(1000), load_s=costs.load_s(60)
@@ -342,20 +342,20 @@ def test_nothing_raises_whatever_was_restored(state: dict[str, list[float]]) -> 
 def test_before_any_copy_was_seen_a_block_takes_what_its_bytes_take_on_a_slow_bus() -> None:
     costs = Costs(512)
     assert costs.load_s(10) == 0.0
-    costs.blocks_are(2 * 2**20)
+    costs.seen.blocks_are(2 * 2**20)
     assert 10 * 2 * 2**20 / 64e9 < costs.load_s(10) < 0.01
     for number in (10, 20, 30, 40):
-        costs.stored(number, 0.1 * number)
+        costs.seen.stored(number, 0.1 * number)
     assert costs.load_s(10) == pytest.approx(1.0, rel=0.05)  # as stores do
     for number in (10, 20, 30, 40):
-        costs.loaded(number, 0.2 * number)
+        costs.seen.loaded(number, 0.2 * number)
     assert costs.load_s(10) == pytest.approx(2.0, rel=0.05)
 
 
 def test_two_steps_with_a_prompt_give_a_first_rate_that_errs_on_the_slow_side() -> None:
     costs = Costs(512)
-    costs.step(Work(num_new=256, pairs=256 * 128.0), 5.0)  # the first one compiles
+    costs.seen.step(Work(num_new=256, pairs=256 * 128.0), 5.0)  # the first one compiles
     assert costs.prefill_s(1000) == 0.0
-    costs.step(Work(num_new=256, pairs=256 * 128.0, num_decodes=3), 0.3)
-    costs.step(Work(num_new=16, pairs=128.0), 0.001)  # too short to tell
+    costs.seen.step(Work(num_new=256, pairs=256 * 128.0, num_decodes=3), 0.3)
+    costs.seen.step(Work(num_new=16, pairs=128.0), 0.001)  # too short to tell
     assert costs.prefill_s(1000) == pytest.approx(1000 * 0.3 / 256)

@@ -12,9 +12,13 @@ from hypothesis import strategies as st
 from continuum_connector.forecast.forecast import Forecast
 from continuum_connector.policy.base import NO_FORECAST, Resident
 from continuum_connector.scheduler.decider import DramWorth
-from continuum_connector.scheduler.turns import Waiting
+from continuum_connector.scheduler.turns import Turns
 
 SOON = Forecast.known(2.0)
+
+
+def turn_of(program: Any) -> Any:
+    return SimpleNamespace(program=program, is_admitted=False)
 
 
 class World:
@@ -23,22 +27,23 @@ class World:
     def __init__(self) -> None:
         self.seen: list[Resident] = []
         self.programs = {
-            name: SimpleNamespace(key=name, arrival=at, last_seen=50.0, last_finish=50.0, active=())
+            name: SimpleNamespace(
+                key=name, arrival=at, last_seen=50.0, last_finish=50.0, num_active=0
+            )
             for at, name in enumerate("abcd")
         }
         decider: Any = SimpleNamespace(
-            gaps=SimpleNamespace(forecast_of={"a": SOON}.get),
+            away=SimpleNamespace(forecast_of={"a": SOON}.get),
             costs=SimpleNamespace(queueing_s=lambda _now: 12.0),
             policy=SimpleNamespace(dram_rank=lambda resident, _now: self.seen.append(resident)),
         )
         programs: Any = self.programs
-        self.waiting = Waiting()
-        self.worth = DramWorth(programs, decider, self.waiting)
+        self.turns = Turns()
+        self.worth = DramWorth(programs, decider, self.turns)
 
     def wait(self, *names: str) -> None:
         for name in names:
-            turn: Any = SimpleNamespace(program=self.programs[name])
-            self.waiting[f"turn{len(self.waiting)}"] = turn
+            self.turns.begin(f"turn{len(self.turns)}", turn_of(self.programs[name]))
 
     def shown(self, name: str) -> Resident:
         self.worth.rank(name, 60.0)
@@ -54,11 +59,12 @@ def test_a_program_whose_turn_waits_is_shown_as_waiting_and_one_that_runs_is_not
 def test_a_program_waits_as_long_as_one_of_its_turns_does() -> None:
     world = World()
     world.wait("b", "b", "c")
-    del world.waiting["turn0"]
+    world.turns.admit("turn0")
     assert world.shown("b").is_waiting
-    world.waiting.pop("turn1")
+    world.turns.end("turn1")
     assert [world.shown(name).is_waiting for name in "bc"] == [False, True]
-    world.waiting.clear()
+    world.turns.end("turn0")
+    world.turns.end("turn2")
     assert not world.shown("c").is_waiting
     assert world.shown("d").queueing_s == 0.0
 
@@ -68,6 +74,7 @@ def test_what_is_asked_of_those_that_wait_looks_at_none_of_them() -> None:
 
     class Turn:
         looks = 0
+        is_admitted = False
 
         @property
         def program(self) -> Any:
@@ -77,31 +84,37 @@ def test_what_is_asked_of_those_that_wait_looks_at_none_of_them() -> None:
     world = World()
     for number in range(1000):
         turn: Any = Turn()
-        world.waiting[str(number)] = turn
+        world.turns.begin(str(number), turn)
     Turn.looks = 0
     for name in "abcd":
         world.shown(name)
     assert Turn.looks == 0
-    del world.waiting["500"]
+    world.turns.end("500")
     assert Turn.looks == 1
 
 
-@given(st.lists(st.tuples(st.integers(0, 9), st.sampled_from("abcd-")), max_size=30))
+@given(st.lists(st.tuples(st.integers(0, 9), st.sampled_from("abcd+-")), max_size=30))
 def test_those_that_wait_are_counted_as_if_anew(steps: list[tuple[int, str]]) -> None:
-    world, model = World(), dict[str, Any]()
+    world, known, waiting = World(), dict[str, Any](), dict[str, Any]()
     for number, name in steps:
+        request = str(number)
         if name == "-":
-            world.waiting.pop(str(number), None)
-            model.pop(str(number), None)
-        else:
-            turn: Any = SimpleNamespace(program=world.programs[name])
-            world.waiting[str(number)] = model[str(number)] = turn
-        programs = [turn.program for turn in model.values()]
-        assert world.waiting == model
+            assert world.turns.end(request) is known.pop(request, None)
+            waiting.pop(request, None)
+        elif name == "+" and request in waiting:
+            world.turns.admit(request)
+            del waiting[request]
+        elif name != "+" and request not in known:
+            turn = turn_of(world.programs[name])
+            world.turns.begin(request, turn)
+            known[request] = waiting[request] = turn
+        programs = [turn.program for turn in waiting.values()]
+        assert {each: world.turns.get(each) for each in world.turns} == known
+        assert (len(world.turns), world.turns.num_waiting) == (len(known), len(waiting))
         for each in world.programs.values():
-            assert world.waiting.has_program(each.key) is (each in programs)
+            assert world.turns.has_waiting(each.key) is (each in programs)
             ahead = sum(p.arrival < each.arrival for p in programs)
-            assert world.waiting.share_ahead(each.arrival) == ahead / max(1, len(programs))
+            assert world.turns.share_ahead(each.arrival) == ahead / max(1, len(programs))
 
 
 def test_a_program_queues_behind_the_waiting_ones_that_came_before_it() -> None:
@@ -116,7 +129,7 @@ def test_the_forecast_is_that_of_its_open_gap_and_none_while_a_turn_is_under_way
     world = World()
     assert (world.shown("a").gap, world.shown("a").finished) == (SOON, 50.0)
     assert world.shown("b").gap is NO_FORECAST
-    world.programs["b"].active = ("turn",)
+    world.programs["b"].num_active = 1
     assert world.shown("b").finished is None
 
 

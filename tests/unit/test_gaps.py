@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from continuum_connector.costs.state_file import run_to_end
 from continuum_connector.forecast import recorded as recorded_module
 from continuum_connector.forecast.forecast import EDGES
-from continuum_connector.forecast.gaps import MILESTONES, Gaps
+from continuum_connector.forecast.gaps import Gaps
 from continuum_connector.forecast.recorded import MAX_RECORDS, MAX_SAVED, MAX_TOOLS, RecordedGaps
 from continuum_connector.forecast.survival import HALF_LIFE, Survival
 from continuum_connector.forecast.tool_times import MAX_CLASSES
@@ -30,159 +30,85 @@ def after_json(state: object) -> object:
 
 
 def test_a_gap_lasts_from_finish_to_arrival_and_is_learned_once() -> None:
-    gaps = Gaps(10)
-    gaps.finished("p", RUN, 100.0)
+    gaps = Gaps()
+    gap = gaps.begin(RUN, 100.0)
     assert gaps.forecast(RUN).num_seen == 0.0
-    assert gaps.arrived("p", 103.5) == 3.5
+    assert gaps.arrived(gap, 103.5) == 3.5
     assert gaps.forecast(RUN).num_seen == 1.0
     assert gaps.recorded(RUN) == ([3.5], [3.5])
-    assert gaps.arrived("p", 104.0) is None
+    assert gaps.arrived(gap, 104.0) is None
+    gaps.ended(gap, 105.0)
     assert gaps.forecast(RUN).num_seen == 1.0
 
 
-def test_a_program_that_was_never_seen_has_no_gap() -> None:
-    gaps = Gaps(10)
-    assert gaps.arrived("p", 1.0) is None
-    assert gaps.forecast_of("p") is None
-    gaps.ended("p", 2.0)
-    assert len(gaps) == 0
+def test_a_gap_that_is_dropped_teaches_nothing() -> None:
+    gaps = Gaps()
+    gap = gaps.begin(RUN, 100.0)
+    assert gaps.drop(gap)
+    assert not gaps.drop(gap)
+    assert gaps.arrived(gap, 104.0) is None
+    assert (len(gaps), gaps.forecast(RUN).num_seen) == (0, 0.0)
 
 
-def test_the_forecast_of_a_program_is_that_of_what_it_asked_for() -> None:
-    gaps = Gaps(10)
-    gaps.finished("p", RUN, 0.0)
-    forecast = gaps.forecast_of("p")
-    assert forecast is not None
-    assert forecast.cdf == gaps.forecast(RUN).cdf
-
-
-def test_a_turn_that_finishes_while_a_gap_is_open_begins_it_anew() -> None:
-    gaps = Gaps(10)
-    gaps.finished("p", RUN, 0.0)
-    gaps.finished("p", ANSWER, 50.0)
-    assert gaps.arrived("p", 60.0) == 10.0
-    assert gaps.forecast(RUN).num_seen == 0.0
-    assert gaps.forecast(ANSWER).num_seen == 1.0
-
-
-def test_a_program_that_ends_says_that_its_gap_is_longer() -> None:
-    gaps = Gaps(100)
-    for i in range(40):
-        gaps.finished(f"p{i}", RUN, 0.0)
-    for i in range(20):
-        gaps.arrived(f"p{i}", 1.0)
-    for i in range(20, 40):
-        gaps.ended(f"p{i}", 60.0)
+def test_a_gap_whose_program_ends_is_longer() -> None:
+    gaps = Gaps()
+    begun = [gaps.begin(RUN, 0.0) for _ in range(40)]
+    for gap in begun[:20]:
+        gaps.arrived(gap, 1.0)
+    for gap in begun[20:]:
+        gaps.ended(gap, 60.0)
     assert gaps.forecast(RUN).within(10.0) == pytest.approx(0.5, abs=0.08)
     assert len(gaps) == 0
 
 
-def test_programs_beyond_the_bound_are_forgotten_oldest_first_as_not_back_yet() -> None:
-    gaps = Gaps(3)
-    for i in range(5):
-        gaps.finished(f"p{i}", RUN, float(i))
-    assert len(gaps) == 3
-    assert [gaps.arrived(f"p{i}", 10.0) for i in range(5)] == [None, None, 8.0, 7.0, 6.0]
-
-
-def test_the_oldest_goes_first_even_when_it_has_passed_a_milestone() -> None:
-    gaps = Gaps(2)
-    gaps.finished("old", RUN, 0.0)
-    gaps.finished("new", RUN, MILESTONES[0] + 1.0)
-    gaps.finished("newest", RUN, MILESTONES[0] + 2.0)
-    assert gaps.forecast_of("old") is None
-    assert gaps.forecast_of("new") is not None
-
-
-def test_programs_that_never_return_are_learned_of_while_they_are_out() -> None:
+def test_gaps_without_an_end_are_learned_of_while_they_are_open() -> None:
     """Half return after a second, half never; nobody is ever declared done or forgotten."""
-    gaps, now = Gaps(100_000), 0.0
+    gaps, now = Gaps(), 0.0
     for i in range(400):
         now += 1.0
-        gaps.finished(f"p{i}", RUN, now)
+        gap = gaps.begin(RUN, now)
         if i % 2:
-            gaps.arrived(f"p{i}", now + 1.0)
+            gaps.arrived(gap, now + 1.0)
     assert len(gaps) == 200
     assert gaps.forecast(RUN).within(10.0) == pytest.approx(0.55, abs=0.06)
 
 
 def test_a_gap_that_passed_milestones_is_learned_at_its_length() -> None:
-    gaps = Gaps(10)
+    gaps = Gaps()
     for i in range(60):
         start = i * 1000.0
-        gaps.finished("p", RUN, start)
-        gaps.arrived("other", start + 90.0)  # any event lets time pass
-        gaps.arrived("other", start + 350.0)
-        assert gaps.arrived("p", start + 500.0) == 500.0
+        gap = gaps.begin(RUN, start)
+        gaps.arrived(None, start + 90.0)  # any event lets time pass
+        gaps.arrived(None, start + 350.0)
+        assert gaps.arrived(gap, start + 500.0) == 500.0
     once_each = sum(2.0 ** (-age / HALF_LIFE) for age in range(60))
     assert gaps.forecast(RUN).num_seen == pytest.approx(once_each, rel=0.01)
     assert gaps.forecast(RUN).quantile(0.5) == pytest.approx(500.0, rel=0.2)
 
 
 def test_beyond_the_grid_a_gap_is_forgotten() -> None:
-    gaps = Gaps(10)
-    gaps.finished("p", RUN, 0.0)
+    gaps = Gaps()
+    gap = gaps.begin(RUN, 0.0)
     for now in (1e3, 1e4, 1e5):
-        gaps.arrived("other", now)
+        gaps.arrived(None, now)
     assert len(gaps) == 1
-    gaps.arrived("other", EDGES[-1])
+    gaps.arrived(None, EDGES[-1])
     assert len(gaps) == 0
+    assert gaps.arrived(gap, EDGES[-1] + 1.0) is None
 
 
 def test_passing_milestones_is_spread_over_calls() -> None:
-    gaps = Gaps(1000)
-    for i in range(1000):
-        gaps.finished(f"p{i}", RUN, 0.0)
-    gaps.arrived("other", 100.0)
+    gaps = Gaps()
+    for _ in range(1000):
+        gaps.begin(RUN, 0.0)
+    gaps.arrived(None, 100.0)
     assert gaps.forecast(RUN).num_seen < 5.0
 
 
-@settings(max_examples=60, deadline=None)
-@given(
-    st.lists(
-        st.tuples(
-            st.sampled_from(["finish", "arrive", "end"]),
-            st.integers(0, 6),
-            st.floats(0, 1e5),
-        ),
-        max_size=60,
-    ),
-    st.integers(1, 4),
-)
-def test_open_gaps_are_what_a_plain_model_says(
-    events: list[tuple[str, int, float]], bound: int
-) -> None:
-    """A dict of start times, oldest dropped: the same gaps come out."""
-    gaps, model, now = Gaps(bound), dict[str, float](), 0.0
-    for kind, which, wait in events:
-        now += wait
-        program = f"p{which}"
-        if kind == "finish":
-            gaps.finished(program, RUN, now)
-            model.pop(program, None)
-            model[program] = now
-            if len(model) > bound:
-                del model[next(iter(model))]
-        elif kind == "arrive":
-            since = model.pop(program, None)
-            seconds = gaps.arrived(program, now)
-            if seconds is not None:
-                assert since is not None
-                assert seconds == pytest.approx(now - since)
-            elif since is not None:
-                assert now - since > MILESTONES[-1]
-        else:
-            model.pop(program, None)
-            gaps.ended(program, now)
-        assert len(gaps) <= len(model)
-        assert sum(map(len, gaps._waiting)) == len(gaps)
-
-
 def test_recorded_gaps_are_by_name_and_without_people() -> None:
-    gaps = Gaps(10)
+    gaps = Gaps()
     for asked, gap_s in ((RUN, 2.0), (UNREAD, 1.0), (ANSWER, 300.0)):
-        gaps.finished("p", asked, 0.0)
-        gaps.arrived("p", gap_s)
+        gaps.arrived(gaps.begin(asked, 0.0), gap_s)
     assert gaps.recorded(Asked(Ending.CALLS, (ToolCall("run", "other"),))) == ([2.0], [1.0, 2.0])
     assert gaps.recorded(UNREAD) == ((), [1.0, 2.0])
     assert gaps.recorded(ANSWER) == ((), [1.0, 2.0])
@@ -240,13 +166,12 @@ def test_recorded_gaps_of_a_tool_survive_a_flood_of_invented_names() -> None:
 
 
 def test_a_restart_forgets_open_gaps_and_nothing_else() -> None:
-    rng, gaps = random.Random(3), Gaps(10)
+    rng, gaps = random.Random(3), Gaps()
     for _ in range(300):
         for asked in (RUN, ANSWER, UNREAD, Asked(Ending.CALLS, (ToolCall("other"),))):
-            gaps.finished("p", asked, 0.0)
-            gaps.arrived("p", rng.expovariate(0.3))
-    gaps.finished("p", RUN, 0.0)
-    again = Gaps(10)
+            gaps.arrived(gaps.begin(asked, 0.0), rng.expovariate(0.3))
+    gaps.begin(RUN, 0.0)
+    again = Gaps()
     assert again.load_state(after_json(run_to_end(gaps.to_state()))) == 0
     assert len(again) == 0
     for asked in (RUN, ANSWER, UNREAD):
@@ -259,12 +184,11 @@ def test_a_restart_forgets_open_gaps_and_nothing_else() -> None:
 
 
 def test_full_tables_are_copied_in_bites_and_may_change_in_between() -> None:
-    gaps = Gaps(10)
+    gaps = Gaps()
     for tool in range(MAX_TOOLS):
         for arguments in range(3 * MAX_CLASSES):
             call = ToolCall(f"tool {tool}", str(arguments % MAX_CLASSES))
-            gaps.finished("p", Asked(Ending.CALLS, (call,)), 0.0)
-            gaps.arrived("p", 1.0)
+            gaps.arrived(gaps.begin(Asked(Ending.CALLS, (call,)), 0.0), 1.0)
     num_copied, bites, longest = 0, gaps.to_state(), 0
     with pytest.MonkeyPatch.context() as patch:
         to_state = Survival.to_state
@@ -284,11 +208,10 @@ def test_full_tables_are_copied_in_bites_and_may_change_in_between() -> None:
                 break
             longest = max(longest, num_copied - before)
             call = ToolCall(f"new {number}")
-            gaps.finished("p", Asked(Ending.CALLS, (call,)), 0.0)
-            gaps.arrived("p", 1.0)
+            gaps.arrived(gaps.begin(Asked(Ending.CALLS, (call,)), 0.0), 1.0)
     assert longest <= MAX_CLASSES + 4
     assert num_copied > MAX_TOOLS * MAX_CLASSES
-    assert Gaps(10).load_state(after_json(state)) == 0
+    assert Gaps().load_state(after_json(state)) == 0
 
 
 JSON = st.recursive(
@@ -301,11 +224,9 @@ JSON = st.recursive(
 @st.composite
 def broken_states(draw: st.DrawFn) -> object:
     """A good state with one part, at any depth, replaced by anything."""
-    gaps = Gaps(10)
-    gaps.finished("p", RUN, 0.0)
-    gaps.arrived("p", 1.0)
-    gaps.finished("p", RUN, 0.0)
-    gaps.arrived("p", 1.0)
+    gaps = Gaps()
+    gaps.arrived(gaps.begin(RUN, 0.0), 1.0)
+    gaps.arrived(gaps.begin(RUN, 0.0), 1.0)
     state = after_json(run_to_end(gaps.to_state()))
     parent, where = {"": state}, ""
     root = parent
@@ -322,9 +243,8 @@ def broken_states(draw: st.DrawFn) -> object:
 @settings(max_examples=30, deadline=None)
 @given(broken_states())
 def test_whatever_is_in_a_state_is_survived(state: object) -> None:
-    gaps = Gaps(10)
+    gaps = Gaps()
     assert gaps.load_state(state) >= 0
     forecast = gaps.forecast(RUN)
     assert 0.0 <= forecast.within(1.0) <= forecast.within(100.0) <= 1.0
-    gaps.finished("p", RUN, 0.0)
-    assert gaps.arrived("p", 1.0) == 1.0
+    assert gaps.arrived(gaps.begin(RUN, 0.0), 1.0) == 1.0

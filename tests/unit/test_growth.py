@@ -176,7 +176,7 @@ def test_a_pool_that_ends_early_is_no_tier_if_the_operator_says_so(lines: Lines)
     worker.begin(StepPlan(loads=(load(1, "a", 3),), stores=(store(2, 5),)))
     worker.submit_stores()
     engine.is_growing, engine.why = False, WHY
-    assert worker.poll() == (set(), set(), set())
+    assert worker.poll() == (set(), set())
     report = worker.take_report()
     assert report is not None
     assert "only 1.0 of 16.0 GiB of DRAM could be had: the system lets" in report.tier_down

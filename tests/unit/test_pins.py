@@ -121,7 +121,7 @@ def test_a_pin_ends_once_and_remembers_why() -> None:
     pins = table(a)
     pins.remove(a, PinEnd.RETURNED)
     assert a.ended is PinEnd.RETURNED
-    assert (pins.due(9.0), programs(pins.cheapest_first()), pins.has("a")) == ([], [], False)
+    assert (pins.due(9.0), programs(pins.cheapest_first()), "a" in pins) == ([], [], False)
     with pytest.raises(InvariantError, match=r"ended twice: PinEnd.RETURNED, now expired"):
         pins.remove(a, PinEnd.EXPIRED)
     pins.add(pin("a"))

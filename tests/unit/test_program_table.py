@@ -16,6 +16,8 @@ from continuum_connector.programs.program import (
 )
 from continuum_connector.programs.table import ProgramTable
 
+NO_HINTS = Hints()
+
 
 def named(key: str, **hints: object) -> Identity:
     return Identity(key, IdentitySource.CLIENT, Hints(**hints))  # type: ignore[arg-type]
@@ -39,9 +41,9 @@ def turn(
     hints: Hints | None = None,
 ) -> tuple[Program, Identity]:
     """Run one turn from `now` to `now` + 1."""
-    begun = table.begin_turn(identity, f"r{now}", blocks(prompt), now, hints)
-    assert table.end_turn(f"r{now}", now + 1, blocks(prompt + output), len(prompt)) is begun[0]
-    return begun
+    program, known = table.begin_turn(identity, blocks(prompt), now, hints)
+    table.end_turn(program, known.hints, now + 1, blocks(prompt + output), len(prompt))
+    return program, known
 
 
 def test_turns_of_one_program_share_its_record(table: ProgramTable) -> None:
@@ -66,63 +68,52 @@ def test_a_program_that_was_silent_for_long_stands_in_line_as_one_that_just_came
 
 
 def test_a_program_with_a_turn_under_way_is_not_silent(table: ProgramTable) -> None:
-    program, _ = table.begin_turn(named("a"), "long", [], 1.0)
-    table.begin_turn(named("a"), "beside", [], 3.0 + OVER_S)
+    program, _ = table.begin_turn(named("a"), [], 1.0)
+    table.begin_turn(named("a"), [], 3.0 + OVER_S)
     assert program.arrival == 1.0
 
 
 def test_last_finish_measures_the_tool_call(table: ProgramTable) -> None:
     turn(table, named("a"), 1.0)
-    program, _ = table.begin_turn(named("a"), "next", [], 9.0)
+    program, _ = table.begin_turn(named("a"), [], 9.0)
     assert program.last_finish is not None
     assert program.last_seen - program.last_finish == 7.0
 
 
 def test_concurrent_turns_of_one_program_are_ordinary(table: ProgramTable) -> None:
-    for request_id in ("0_x", "1_x"):
-        program, _ = table.begin_turn(named("a"), request_id, [], 1.0)
-    assert program.active == {"0_x", "1_x"}
-    table.end_turn("0_x", 2.0)
-    assert program.active == {"1_x"}
-    table.end_turn("1_x", 3.0)
-    assert (program.num_turns, program.num_finished, program.active) == (2, 2, set())
-
-
-def test_beginning_twice_and_ending_twice_change_nothing(table: ProgramTable) -> None:
-    first = table.begin_turn(named("a"), "r", [], 1.0)
-    assert table.begin_turn(named("other"), "r", [], 2.0) == first
-    assert table.turn("r") == first
-    assert table.end_turn("r", 3.0) is first[0]
-    assert table.end_turn("r", 4.0) is None
-    assert table.end_turn("never seen", 4.0) is None
-    assert first[0].last_finish == 3.0
-    assert table.turn("r") is None
+    for _ in range(2):
+        program, _ = table.begin_turn(named("a"), [], 1.0)
+    assert program.num_active == 2
+    table.end_turn(program, NO_HINTS, 2.0)
+    assert program.num_active == 1
+    table.end_turn(program, NO_HINTS, 3.0)
+    assert (program.num_turns, program.num_finished, program.num_active) == (2, 2, 0)
 
 
 def test_a_finished_programs_key_may_be_used_again(table: ProgramTable) -> None:
     turn(table, named("a"), 1.0)
     program, _ = turn(table, named("a", final=True), 3.0)
     assert program.final
-    again, _ = table.begin_turn(named("a"), "again", [], 100.0)
+    again, _ = table.begin_turn(named("a"), [], 100.0)
     assert again is program
     assert (again.arrival, again.num_turns, again.num_finished) == (100.0, 1, 0)
     assert (again.final, again.last_finish) == (False, None)
 
 
 def test_a_turn_beside_the_final_one_belongs_to_the_same_life(table: ProgramTable) -> None:
-    program, _ = table.begin_turn(named("a", final=True), "last", [], 1.0)
-    table.begin_turn(named("a"), "beside", [], 2.0)
-    table.end_turn("last", 3.0)
+    program, last = table.begin_turn(named("a", final=True), [], 1.0)
+    table.begin_turn(named("a"), [], 2.0)
+    table.end_turn(program, last.hints, 3.0)
     assert (program.arrival, program.num_turns, program.final) == (1.0, 2, True)
-    table.begin_turn(named("a", final=False), "no", [], 4.0)
+    table.begin_turn(named("a", final=False), [], 4.0)
     assert not program.final
 
 
 def test_a_stray_turn_takes_nothing_of_the_program(table: ProgramTable) -> None:
     program, _ = turn(table, named("a"), 1.0, "Sab", "ooo")
-    table.begin_turn(named("a", final=True), "stray", blocks("Xyz"), 5.0)
-    table.end_turn("stray", 6.0, blocks("Xyzpp"), 3, is_stray=True)
-    assert (program.final, program.last_finish, program.active) == (False, 2.0, set())
+    _, stray = table.begin_turn(named("a", final=True), blocks("Xyz"), 5.0)
+    table.end_turn(program, stray.hints, 6.0, blocks("Xyzpp"), 3, is_stray=True)
+    assert (program.final, program.last_finish, program.num_active) == (False, 2.0, 0)
     assert turn(table, None, 7.0, "Xyzppq")[0] is not program
     assert turn(table, None, 9.0, "Saboooq")[0] is program
     assert program.arrival == 1.0
@@ -172,7 +163,7 @@ def test_programs_in_use_are_never_forgotten() -> None:
     table = ProgramTable(max_programs=5, evictable=lambda key: key not in pinned)
     for key in sorted(pinned):
         turn(table, named(key), 0.0)
-    table.begin_turn(named("busy"), "busy", [], 0.0)
+    table.begin_turn(named("busy"), [], 0.0)
     for now in range(500):
         turn(table, named(f"n{now}"), float(now))
         assert len(table) <= 6
@@ -181,11 +172,10 @@ def test_programs_in_use_are_never_forgotten() -> None:
 
 def test_a_table_full_of_programs_in_use_grows_and_shrinks_again() -> None:
     table = ProgramTable(max_programs=10)
-    for number in range(200):
-        table.begin_turn(named(f"a{number}"), f"r{number}", [], 0.0)
+    programs = [table.begin_turn(named(f"a{number}"), [], 0.0)[0] for number in range(200)]
     assert len(table) == 200
-    for number in range(200):
-        table.end_turn(f"r{number}", 1.0)
+    for program in programs:
+        table.end_turn(program, NO_HINTS, 1.0)
     assert len(table) <= 10
 
 
@@ -207,10 +197,9 @@ def test_20k_anonymous_requests_take_bounded_memory() -> None:
     table = ProgramTable(max_programs=100, lineage=lineage)
     for number in range(20_000):
         prompt: Sequence[bytes] = (b"%d" % number,)
-        table.begin_turn(None, "r", prompt, 0.0)
-        table.end_turn("r", 0.0, prompt, 1)
+        program, _ = table.begin_turn(None, prompt, 0.0)
+        table.end_turn(program, NO_HINTS, 0.0, prompt, 1)
     assert len(table) == len(table._programs) == 100
-    assert not table._turns
     assert len(lineage) <= 400
     assert len(lineage._by_program) <= 100
     assert len(lineage._positions) == len(lineage._counts) == 1

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+from typing import Any
+
 import pytest
 
 from continuum_connector.errors import InvariantError
 from continuum_connector.policy.base import After
-from continuum_connector.scheduler.give_way import RETRY_STEPS, Claim, Room
 from continuum_connector.scheduler.holds import HoldTable
 from continuum_connector.scheduler.kv_groups import KvGroup, KvGroups
 from continuum_connector.scheduler.pins import Pin, PinEnd, PinTable
-from continuum_connector.scheduler.pressure import NUM_EMPTY_STEPS, Unattached
+from continuum_connector.scheduler.room import NUM_EMPTY_STEPS, RETRY_STEPS, Room, Unattached
 from tests.fakes import FakeBlock, FakeBlockPool
 
 
@@ -23,12 +25,36 @@ class World:
         self.pins = PinTable()
         self.ended: list[str] = []
         self.num_tries = 0
-        self.room = Room(self.pool, self.pins, self.holds, self._release)
+        self.own: Pin | None = None
+        self.num_blocked = 0
+        self.turns, self.copies = ["r"], list[str]()
+        costs: Any = SimpleNamespace(mean_blocks=1.0)
+        world: Any = self  # stands for Retention and Decider as well
+        self.room = Room(self.pool, world, world, costs, max_wait_s=1.0)
 
-    def _release(self, pin: Pin) -> None:
+    def awaited(self, program: str, request_id: str) -> Pin | None:
+        return self.own
+
+    def gave_way(self, pin: Pin, now: float) -> None:
         self.holds.settle_trial(pin.hold)
         self.pins.remove(pin, PinEnd.PRESSURE)
         self.ended.append(pin.program)
+
+    def give_up_cheapest(self, now: float) -> bool:
+        pins = self.pins.cheapest_first()
+        pin = next(pins, None)
+        pins.close()
+        if pin is not None:
+            self.holds.release(pin.hold)
+            self.pins.remove(pin, PinEnd.PRESSURE)
+            self.ended.append(pin.program)
+        return pin is not None
+
+    def worth_now(self, pin: Pin, now: float) -> float:
+        return -1.0
+
+    def blocked(self, now: float) -> None:
+        self.num_blocked += 1
 
     def run(self, number: int) -> list[FakeBlock]:
         """Blocks of a running request."""
@@ -58,7 +84,8 @@ class World:
             enough = self.pool.get_num_free_blocks() >= number + hits
             return self.pool.take(number) if enough else None
 
-        answer = self.room.make(attempt, "r", number if bound is None else bound, own, Claim("r"))
+        self.own, need = own, number if bound is None else bound
+        answer = self.room.make("r", None, attempt, need, others_run=True, now=0.0)
         self.holds.check()
         return answer
 
@@ -79,6 +106,34 @@ def test_the_cheapest_give_way_and_no_more_than_needed(
     assert world.need(number)
     assert world.ended == ended
     assert world.num_tries == 1, "an allocation that cannot fit yet is not tried"
+
+
+def test_a_turn_that_found_no_room_or_took_a_pin_for_it_is_told_of_and_a_wish_is_no_pin(
+    world: World,
+) -> None:
+    world.pin_finished("a", 5, 0)
+    world.run(12)
+    assert world.need(6)
+    assert (world.ended, world.num_blocked) == (["a"], 1)
+    assert world.need(6) is None
+    assert world.num_blocked == 2
+    assert world.need(6, bound=0) is None
+    assert world.num_blocked == 2, "a running one waits for nothing"
+    wishes = World()
+    wishes.pin_finished("w", 20, 0).is_wish = True
+    assert wishes.need(11)
+    assert (wishes.ended, wishes.num_blocked) == (["w"], 0)
+
+
+def test_while_turns_find_no_room_pins_age_a_few_per_step_each_in_its_turn(world: World) -> None:
+    for arrival, program in enumerate("abcd"):
+        world.pin_finished(program, 5, arrival)
+    world.room.new_step(was_blocked=False, now=0.0)
+    assert {pin.rank[0] for pin in world.pins} == {0.0}
+    world.room.new_step(was_blocked=True, now=0.0)
+    assert sorted(pin.program for pin in world.pins if pin.rank[0]) == ["a", "b"]
+    world.room.new_step(was_blocked=True, now=0.0)
+    assert all(pin.rank[0] == -1.0 for pin in world.pins)
 
 
 def test_what_cannot_be_is_not_tried(world: World) -> None:
@@ -143,7 +198,7 @@ def test_a_hopeless_allocation_is_not_tried_again_until_something_changed(world:
     assert world.need(11, hits=10) is None
     assert world.num_tries == 2
     for _ in range(RETRY_STEPS):
-        world.room.new_step()
+        world.room.new_step(was_blocked=False, now=0.0)
     assert world.need(11, hits=10) is None
     assert world.num_tries == 3
     world.pin_finished("b", 2, 1)
@@ -178,20 +233,11 @@ class Waiting:
 
 @pytest.fixture
 def unattached(world: World) -> Unattached:
-    def give_up(now: float) -> bool:
-        pins = world.pins.cheapest_first()
-        pin = next(pins, None)
-        pins.close()
-        if pin is None:
-            return False
-        world.holds.release(pin.hold)
-        world.pins.remove(pin, PinEnd.PRESSURE)
-        world.ended.append(pin.program)
-        return True
-
     for arrival, program in enumerate("abc"):
         world.pin_finished(program, 5, arrival)
-    return Unattached(world.pool, KvGroups([KvGroup(0, 16)], 16), give_up, lambda now: None)
+    stands_for: Any = world
+    groups = KvGroups([KvGroup(0, 16)], 16)
+    return Unattached(world.pool, groups, stands_for, stands_for, world.turns, world.copies)
 
 
 def test_unattached_room_is_made_for_what_the_prompt_lacks(
@@ -214,15 +260,22 @@ def test_unattached_a_turn_that_was_refused_gets_one_more_pin_each_time(
 def test_unattached_steps_that_compute_nothing_end_pins_in_the_end(
     world: World, unattached: Unattached
 ) -> None:
-    for _ in range(NUM_EMPTY_STEPS - 1):
-        unattached.after_step(0, True, 0.0)
-    unattached.after_step(1, True, 0.0)
-    for _ in range(NUM_EMPTY_STEPS - 1):
-        unattached.after_step(0, True, 0.0)
-    unattached.after_step(0, False, 0.0)
+    def empty_steps(number: int) -> None:
+        for _ in range(number):
+            unattached.after_step(0, 0.0)
+
+    empty_steps(NUM_EMPTY_STEPS - 1)
+    unattached.after_step(1, 0.0)
+    empty_steps(NUM_EMPTY_STEPS - 1)
+    world.copies.append("a load that the turn may be waiting for")
+    empty_steps(1)
+    world.copies.clear()
+    empty_steps(NUM_EMPTY_STEPS - 1)
+    world.turns.clear()
+    empty_steps(1)
+    world.turns.append("r")
     assert world.ended == []
-    for _ in range(NUM_EMPTY_STEPS + 1):
-        unattached.after_step(0, True, 0.0)
+    empty_steps(NUM_EMPTY_STEPS + 1)
     assert world.ended == ["c", "b"]
 
 

@@ -65,10 +65,9 @@ def test_what_is_saved_comes_back(tmp_path: Path) -> None:
 
 def test_tool_times_come_back(tmp_path: Path) -> None:
     run = Asked(Ending.CALLS, (ToolCall("run"),))
-    gaps, again = Gaps(10), Gaps(10)
+    gaps, again = Gaps(), Gaps()
     for _ in range(20):
-        gaps.finished("p", run, 0.0)
-        gaps.arrived("p", 3.0)
+        gaps.arrived(gaps.begin(run, 0.0), 3.0)
     StateFile(str(tmp_path), "m").close({"gaps": run_to_end(gaps.to_state())})
     file = StateFile(str(tmp_path), "m")
     file.restore("gaps", again.load_state)

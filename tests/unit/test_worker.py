@@ -67,7 +67,8 @@ class Rig:
         return self.engine
 
     def poll(self) -> None:
-        finished, bad, failed = self.worker.poll()
+        finished, failed = self.worker.poll()
+        bad = self.worker.take_bad_blocks()
         assert failed <= finished
         assert bool(bad) == bool(failed)
         self.finished.update(finished)

@@ -63,7 +63,8 @@ class NativeWorker(FakeWorker):
     def take_connector_output(self) -> dict[str, Any]:
         for tag in self.worker._in_flight if self.patient else ():
             assert self.engine.wait(tag, 20.0)
-        finished, bad_blocks, failed = self.worker.poll()
+        finished, failed = self.worker.poll()
+        bad_blocks = self.worker.take_bad_blocks()
         report = self.worker.take_report() or WorkerReport()
         for transfer_id, outcome in report.outcomes.items():
             if transfer_id in self.pending:

@@ -26,7 +26,7 @@ from vllm.v1.request import RequestStatus
 
 from bench.sim import versions
 from continuum_connector import build
-from continuum_connector.connector import ContinuumConnector
+from continuum_connector.connector import ContinuumConnector, Mode
 from continuum_connector.errors import ConfigError
 from continuum_connector.scheduler.queue import ProgramQueue
 from continuum_connector.vllm import compat, plugin
@@ -317,7 +317,7 @@ def test_without_prefix_caching_we_step_aside_with_one_sentence(
     stock = Engine(enable_prefix_caching=False, async_scheduling=async_scheduling, connector=None)
     assert run_some(engine) == run_some(stock)
     assert engine.num_prefill_tokens == stock.num_prefill_tokens
-    assert engine.connector.side is None
+    assert engine.connector.mode is Mode.ASIDE
     assert engine.usage() == 0
     assert engine.reset_prefix_cache()
     assert not engine.connector.has_pending_push_work()
@@ -372,7 +372,8 @@ def test_a_bad_config_stops_the_server_with_value_consequence_and_cure(
 def test_the_connectors_hooks_are_all_known_to_vllms_base_class() -> None:
     """A hook that vLLM renamed would silently never be called."""
     ours = {"set_clock", "attached", "before_queued", "rank", "make_room", "bind_gpu_block_pool"}
-    ours |= {"orders"}
+    ours |= {"orders", "is_on"}
+    assert len(ours) <= 10, "as every class may have (tests/test_layering.py)"
     # vLLM 0.26-0.28 only, or 0.30+ only
     ours |= {"prefer_cross_layer_blocks", "register_cross_layers_kv_cache"}
     ours |= {"has_pending_block_frees", "get_transfer_results", "get_required_kvcache_layout"}
@@ -404,7 +405,7 @@ def test_inside_a_multi_connector_we_are_attached_as_alone(
     assert type(engine.scheduler).__name__ == f"Continuum{BASES[async_scheduling].__name__}"
     assert len([s for s in sentences(caplog, "INFO") if "attached" in s]) == 1
     found = compat.find_ours(engine.connector, ContinuumConnector)
-    assert found.side is not None
+    assert found.mode is not Mode.ASIDE
     assert isinstance(engine.scheduler.waiting, ProgramQueue)
 
 

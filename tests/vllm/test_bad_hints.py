@@ -85,7 +85,7 @@ def one_turn(
     said = {"session_id": session, "kv_hints": envelope, "cache_salt": salt}
     known = {field: value for field, value in said.items() if field in REQUEST}
     engine.add(name, 40, 2, extra_args=xargs, kv_transfer_params=params, **known)
-    turn = engine.side.turns[name]
+    turn = engine.side.turns.get(name)
     assert 0 < len(turn.program.key) <= MAX_KEY_CHARS
     assert turn.program.key.isprintable()
     assert len(turn.identity.hints.parent or "") <= MAX_KEY_CHARS

@@ -105,7 +105,7 @@ def test_a_turn_that_lost_its_blocks_counts_for_the_queueing_delay_and_others_do
 def test_a_program_is_over_with_its_last_turn_or_after_a_long_silence() -> None:
     engine = AgentEngine(200)
     over: list[int] = []
-    engine.connector.costs.program_over = over.append
+    engine.connector.costs.seen.program_over = over.append
     engine.run_turn("a", 100, program="p")
     engine.run_turn("b", engine.next_prompt("a", 20), program="p", final=True)
     assert over == [2]
@@ -122,7 +122,7 @@ def test_a_program_is_over_with_its_last_turn_or_after_a_long_silence() -> None:
 def test_what_a_program_does_after_a_long_silence_is_a_program_of_its_own() -> None:
     engine = AgentEngine(200)
     over: list[int] = []
-    engine.connector.costs.program_over = over.append
+    engine.connector.costs.seen.program_over = over.append
     engine.run_turn("a", 100, program="p")
     for before, after in ("ab", "bc"):
         engine.clock.advance(OVER_S + 1)
@@ -137,7 +137,7 @@ def test_what_a_program_does_after_a_long_silence_is_a_program_of_its_own() -> N
 def test_one_request_that_nobody_named_is_no_program() -> None:
     engine = AgentEngine(200)
     over: list[int] = []
-    engine.connector.costs.program_over = over.append
+    engine.connector.costs.seen.program_over = over.append
     engine.run_turn("question", 100, seed=1)
     engine.run_turn("a", 100, seed=2)
     engine.run_turn("b", engine.next_prompt("a", 40))  # known by its lineage
@@ -150,7 +150,7 @@ def test_one_request_that_nobody_named_is_no_program() -> None:
 def test_after_a_quiet_night_programs_are_over_a_few_per_step() -> None:
     engine = AgentEngine(200)
     over: list[int] = []
-    engine.connector.costs.program_over = over.append
+    engine.connector.costs.seen.program_over = over.append
     for number in range(20):
         engine.run_turn(f"a{number}", 20, max_tokens=1, program=f"p{number}", seed=number)
     engine.clock.advance(OVER_S + 1)
@@ -164,16 +164,16 @@ def test_after_a_quiet_night_programs_are_over_a_few_per_step() -> None:
 def test_of_no_more_programs_than_are_remembered_it_is_seen_that_they_are_over() -> None:
     engine = AgentEngine(200, extra_config={"max_programs": 5, "policy": "program_order"})
     over: list[int] = []
-    engine.connector.costs.program_over = over.append
+    engine.connector.costs.seen.program_over = over.append
     for number in range(12):
         engine.run_turn(f"a{number}", 20, max_tokens=1, program=f"p{number}", seed=number)
     for number in range(9):  # turns of one program are one silence
         engine.run_turn(f"b{number}", 20, max_tokens=1, program="p11", seed=11)
-    silent = engine.side.decider._silent
-    assert list(silent) == ["job:p7", "job:p8", "job:p9", "job:p10", "job:p11"]
+    away = engine.side.decider.away._absences
+    assert list(away) == ["job:p7", "job:p8", "job:p9", "job:p10", "job:p11"]
     engine.clock.advance(OVER_S + 1)
     engine.run_turn("z", 100, max_tokens=30, program="z", seed=99)
-    assert (over, list(silent)) == ([1, 1, 1, 1, 10], ["job:z"])
+    assert (over, list(away)) == ([1, 1, 1, 1, 10], ["job:z"])
 
 
 def test_the_price_rises_while_somebody_finds_no_room_and_falls_after() -> None:

@@ -211,7 +211,7 @@ def test_a_store_that_hangs_keeps_its_blocks_and_nobody_waits_for_it(served: Any
     check(engine)
     outlast_pins(engine)
     times: dict[str, float] = {}
-    engine.connector.side._waker = SimpleNamespace(
+    engine.connector.side.steps._waker = SimpleNamespace(
         set=lambda at, whose="pins": times.update({whose: at}), close=lambda: None
     )
     before = engine.num_steps

@@ -37,7 +37,7 @@ def served_before(engine: AgentEngine, name: str, program: str, most: int = 400)
     """How many turns of `program`, of which four always wait, are served before `name` is."""
     number = 0
     while name not in engine.finish_reasons and number < most:
-        waiting = len(engine.side.waiting)
+        waiting = engine.side.turns.num_waiting
         for _ in range(5 - waiting):
             number += 1
             engine.add(f"o{number}", 64, 4, seed=100 + number, program=program)
@@ -152,7 +152,7 @@ def test_a_short_prompt_behind_a_wall_of_long_ones_waits_no_longer_than_the_boun
 
     def wall() -> None:
         nonlocal number
-        while len(engine.side.waiting) < 6:
+        while engine.side.turns.num_waiting < 6:
             engine.add(f"w{number}", 800, 4, seed=number, program=f"wall{number % 4}")
             number += 1
 
@@ -202,7 +202,7 @@ def test_of_all_who_came_back_for_a_pin_one_stands_by_it_and_then_the_next() -> 
     assert engine.scheduler.waiting.peek_rank()[2] == ranks[0]
     engine.abort("b2")
     assert pin.first_waiting == "b1"
-    engine.side.reset(engine.clock())
+    engine.side.steps.reset(engine.clock())
     assert engine.scheduler.waiting.peek_rank()[2] == ranks[1]
 
 
@@ -311,7 +311,7 @@ def test_nobody_is_passed_by_a_turn_that_came_more_than_the_bound_later(
     engine = queue_of(bound * STEP_S, num_blocks=24, max_num_seqs=num_seqs, extra_config=extra)
     admitted: list[Any] = []
     engine.side.records.admitted = lambda request, turn, now: admitted.append(turn)
-    claim = engine.side.pressure._claim
+    claim = engine.side.room._claim
     patient: list[tuple[Any, float]] = []
 
     def spied(request_id: str, turn: Any, can_wait: bool, now: float) -> Any:
@@ -319,7 +319,7 @@ def test_nobody_is_passed_by_a_turn_that_came_more_than_the_bound_later(
         patient.extend([(turn, now)] if made.is_patient else [])
         return made
 
-    engine.side.pressure._claim = spied
+    engine.side.room._claim = spied
     play(engine, plan, num_prompt=40)
     assert len(admitted) == len(plan)
     for position, turn in enumerate(admitted):

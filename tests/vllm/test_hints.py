@@ -253,8 +253,8 @@ def test_kv_hints_of_vllm_are_answered_by_their_ids() -> None:
     odd = SimpleNamespace(action_id="y", action_type="teleport", payload={})
     request = engine.add("a", 200, program="p")
     request.kv_hints = SimpleNamespace(actions=[pin, odd])  # vLLM >= 0.32 sets it
-    del engine.side.turns["a"]  # vLLM sets it before add_request: let the turn begin again
-    engine.side.programs.end_turn("a", engine.clock())
+    turn = engine.side.turns.end("a")  # vLLM sets it before add_request: let the turn begin again
+    engine.side.programs.end_turn(turn.program, turn.identity.hints, engine.clock())
     engine.run_until_idle()
     answers = engine.kv_transfer_params["a"]["continuum"]["hints"]
     assert [(each.get("action_id"), each["hint"], each["outcome"]) for each in answers] == [
@@ -282,9 +282,9 @@ def facts_of(engine: AgentEngine) -> tuple[Any, ...]:
         program.last_finish,
         program.num_counted,
         [pin.rank for pin in engine.side.pins],
-        engine.side.records.outcomes._open["p"].gap_s,
+        engine.side.decider.away.decision_of("p").gap_s,
         len(engine.side.tier.index._claims.order._live),
-        engine.side.decider.gaps.forecast_of("p") is not None,
+        engine.side.decider.away.forecast_of("p") is not None,
         engine.connector.costs.state().get("memoryfulness"),
         engine.ends(),
     )
@@ -307,7 +307,7 @@ def test_final_from_whoever_knows_only_the_id_takes_nothing(victim: str) -> None
     engine.steps(3)
     for name, program, last in (("q2", "q", "younger"), ("a2", "p", "a")):
         engine.add(name, engine.next_prompt(last, 20), kv_transfer_params=says(program))
-    assert engine.side.turns["a2"].number == 4
+    assert engine.side.turns.get("a2").number == 4
     engine.run_until_idle()
     assert engine.admissions[-2:] == ["a2", "q2"]
     _, gaps = engine.side.decider.gaps.recorded(UNREAD)

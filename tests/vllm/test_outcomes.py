@@ -161,7 +161,7 @@ def test_a_turn_that_comes_after_the_ttl_finds_its_pin_expired() -> None:
     engine = Agents(Pin(5.0))
     first_turn(engine)
     engine.clock.advance(6.0)
-    engine.side.expire(engine.clock())
+    engine.side.steps.expire(engine.clock())
     engine.forget_vram()
     engine.back("b", "a", 1.0)
     assert engine.outcomes() == [("pin", "expired")]
@@ -300,15 +300,15 @@ def test_a_pin_outlasts_the_patience_with_silent_programs() -> None:
 def test_whoever_is_away_when_the_server_stops_never_returned() -> None:
     engine = Agents(Pin(50.0))
     first_turn(engine)
-    engine.side.shutdown(engine.clock())
-    engine.side.shutdown(engine.clock())
+    engine.side.steps.shutdown(engine.clock())
+    engine.side.steps.shutdown(engine.clock())
     assert engine.outcomes() == [("pin", "never")]
     assert engine.kept.records[-1]["event"] == "stop"
 
 
 def test_no_more_decisions_are_open_than_programs_are_remembered() -> None:
     engine = Agents(Offload(), num_blocks=400)
-    engine.side.records.outcomes._max_open = 3
+    engine.side.decider.away._max_programs = 3
     for i in range(5):
         engine.run_turn(f"a{i}", 40, program=f"p{i}", seed=i)
     assert engine.outcomes() == [("offload", "never")] * 2

@@ -41,7 +41,7 @@ def test_while_a_turn_only_decodes_nothing_is_planned_between_looks(
 ) -> None:
     engine = AgentEngine(async_scheduling=async_scheduling)
     decoding(engine)
-    plans = watch(engine.side, "plan")
+    plans = watch(engine.side.steps, "plan")
     engine.steps(100)
     assert len(plans) <= 100 * engine.step_s / LOOK_S + 1
 
@@ -75,7 +75,7 @@ def test_whatever_happens_is_followed_by_the_next_step(async_scheduling: bool, w
         engine.reset_prefix_cache()
     else:
         engine.connector.switch.is_on = False
-    plans = watch(engine.connector.side, "plan")
+    plans = watch(engine.connector.side.steps, "plan")
     engine.step()
     assert len(plans) == 1
     tiering.check(engine)
@@ -89,7 +89,7 @@ def test_a_step_is_planned_as_long_as_a_copy_is_under_way(async_scheduling: bool
     engine.run_until_idle(until=lambda: bool(len(engine.connector.side.traffic.ledger)))
     for _ in range(4):
         engine.step()
-    plans = watch(engine.connector.side, "plan")
+    plans = watch(engine.connector.side.steps, "plan")
     for _ in range(10):
         engine.step()
     assert len(plans) == 10

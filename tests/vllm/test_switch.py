@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from bench.sim import versions
+from continuum_connector.connector import Mode
 from continuum_connector.scheduler.queue import ProgramQueue
 from continuum_connector.scheduler.tiers.transfers import Kind
 from tests.vllm import tiering
@@ -50,7 +51,7 @@ def turn_switch(engine: Engine, path: Path, text: str) -> None:
 
 
 def is_off(engine: Engine) -> bool:
-    return engine.connector.acting is None
+    return engine.connector.mode is Mode.OFF
 
 
 def neutral(engine: Engine) -> bool:
@@ -326,7 +327,7 @@ def test_a_load_promised_before_a_reset_is_refused_and_recomputed() -> None:
     request = engine.add("b", engine.next_prompt("a", 20), program="a")
     num_tokens = side.tier.find(request, 0)
     assert num_tokens
-    side.reset(engine.clock())
+    side.steps.reset(engine.clock())
     side.tier.load("a", request, [list(range(1, 40))], num_tokens, engine.clock())
     (transfer,) = in_flight(engine, Kind.LOAD)
     assert set(transfer.slots.tolist()) == {-1}  # which every rank refuses
@@ -415,9 +416,22 @@ def test_a_promise_to_a_turn_of_before_is_forgotten_with_it(path: Path) -> None:
     run_turn(engine, "a", 160, program="a")
     park(engine)
     request = engine.add("b", engine.next_prompt("a", 20), 4, program="a")
-    assert engine.connector.acting.match(request, 0, engine.clock())[0]
+    assert engine.connector.side.match(request, 0, engine.clock())[0]
     for text in ("off", "on"):
         turn_switch(engine, path, text)
-        engine.connector._follow_switch(engine.connector.side, engine.clock())
+        engine.connector._follow_switch(engine.clock())
     engine.abort("b")
     assert not list(engine.connector.side.tier._found)
+
+
+@pytest.mark.parametrize("mode", [Mode.ATTACHED, Mode.UNATTACHED])
+def test_switched_on_again_it_is_what_it_was(path: Path, mode: Mode) -> None:
+    engine = switched(path, config={"scheduler": mode is Mode.ATTACHED})
+    modes = [engine.connector.mode]
+    for said in ("off", "on"):
+        turn_switch(engine, path, said)
+        engine.run_until_idle()
+        modes.append(engine.connector.mode)
+    assert modes == [mode, Mode.OFF, mode]
+    run_turn(engine, "a", 200, program="a")
+    assert len(engine.connector.side.pins) == 1

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from bench.sim import versions
+from continuum_connector.connector import Mode
 from continuum_connector.scheduler.tiers.dram import DramTier
 from continuum_connector.scheduler.tiers.transfers import Kind, Transfer
 from tests.vllm.fake_worker import extend_chain, next_token
@@ -121,13 +122,17 @@ def check(engine: Engine) -> None:
     for kind, outcomes in ((Kind.STORE, "stores"), (Kind.LOAD, "loads")):
         settled = total(engine, outcomes) + len(in_flight(engine, kind))
         assert total(engine, "transfers_admitted", kind.value) == settled
-    if engine.connector.acting is None:
+    if engine.connector.mode is Mode.OFF:
         assert not ours, "switched off, and holding blocks"
         assert not side.turns
         assert not len(side.records.outcomes)
     assert set(side.turns) <= set(engine.scheduler.requests)
-    waiting = {i: turn for i, turn in side.turns.items() if not turn.is_admitted}
-    assert side.waiting == waiting
+    turns = [side.turns.get(request_id) for request_id in side.turns]
+    waiting = [turn for turn in turns if not turn.is_admitted]
+    for turn in turns:
+        assert side.turns.has_waiting(turn.program.key) is any(
+            each.program is turn.program for each in waiting
+        )
     world = side.levels.snapshot(engine.clock())
     assert (world.num_waiting, world.num_running) == (len(waiting), len(side.turns) - len(waiting))
 

@@ -64,6 +64,11 @@ class Traffic:
     def __len__(self) -> int:
         return len(self.ledger)
 
+    @property
+    def num_held(self) -> int:
+        """VRAM blocks that stores under way hold."""
+        return self.holds.num_blocks
+
     # --- tiers begin transfers ----------------------------------------------------------
     def store(
         self, owner: Owner, program: str, blocks: Sequence[Any], slots: Tickets, now: float

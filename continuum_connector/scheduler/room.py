@@ -1,0 +1,256 @@
+"""Room: pins give way inside the very allocation that needs their blocks (law 1).
+
+vLLM's `allocate_slots` answers None when blocks are short. It is asked again without the
+cheapest pins until it succeeds; if it would fail even without all of them, every pin is
+put back and the answer stays None: then vLLM does what it does without us.
+
+Claim: which pins a turn that finds no room may take (policy.md, section 4).
+
+Unattached: the same through the connector API alone, where the scheduler is not ours. With
+`scheduler = 0` or a user's own --scheduler-cls we never see an allocation fail. So room is made
+before it is asked for, from an estimate, and what the estimate gets wrong is put right
+afterwards: the engine must always progress (law 1).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sized
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from continuum_connector.costs.costs import Costs
+from continuum_connector.scheduler.decider import Decider
+from continuum_connector.scheduler.holds import BlockPool
+from continuum_connector.scheduler.kv_groups import KvGroups
+from continuum_connector.scheduler.pins import Pin
+from continuum_connector.scheduler.retention import Retention
+from continuum_connector.scheduler.turns import Turn
+
+T = TypeVar("T")
+
+RETRY_STEPS = 8
+AGED_PER_STEP = 2  # pins; 10 us each
+# With async scheduling a step or two are empty while the last tokens are in flight.
+NUM_EMPTY_STEPS = 8
+MAX_SPARED = 32  # pins that a patient turn looks at and leaves alone, before it gives up
+
+
+class Room:
+    """Makes room for one allocation at a time. `max_wait_s`: how long a waiting turn leaves pins
+    alone that are worth more than its wait."""
+
+    def __init__(
+        self,
+        pool: BlockPool,
+        retention: Retention,
+        decider: Decider,
+        costs: Costs,
+        max_wait_s: float,
+    ) -> None:
+        self._pool = pool
+        self._retention = retention
+        self._pins = retention.pins
+        self._holds = retention.holds
+        self._decider = decider
+        self._costs = costs
+        self._max_wait_s = max_wait_s
+        self._hopeless: tuple[Any, ...] = ()
+        self._num_steps = 0
+
+    def new_step(self, was_blocked: bool, now: float) -> None:
+        """The engine took a step: what failed may be worth another try. If a turn found no room in
+        it, what pins are worth follows the time that their programs are away: a few at a time,
+        each as often as any other, for a step has no time for all."""
+        self._num_steps += 1
+        for pin in self._pins.least_recent(AGED_PER_STEP if was_blocked else 0):
+            self._pins.revalue(pin, self._decider.worth_now(pin, now))
+
+    def references_dropped(self) -> None:
+        """A store or a turn let go of blocks: pins that gained nothing may gain now."""
+        self._hopeless = ()
+
+    def make(
+        self,
+        request_id: str,
+        turn: Turn | None,
+        attempt: Callable[[], T | None],
+        need: int,
+        others_run: bool,
+        now: float,
+    ) -> T | None:
+        """Retry a failed allocation while pins give way; None if that cannot help.
+
+        `need`: a lower bound of the blocks the allocation takes from the pool, or 0 for a
+        running request. `others_run`: some request computes in this step, so that blocks may come
+        free without any pin's end. While nothing runs no estimate is asked: were it too high the
+        engine would stand still for ever (law 1). Room that only clients' wishes held has no
+        price, for they give way to everybody.
+        """
+        need = need if others_run else min(need, 1)
+        claim = self._claim(request_id, turn, bool(need) and others_run, now)
+        own = self._retention.awaited(claim.program, request_id)
+        taken, blocks = self._without_pins(attempt, request_id, need, own, claim)
+        for pin in taken:
+            self._retention.gave_way(pin, now)
+        if need and (blocks is None or not all(pin.is_wish for pin in taken)):
+            self._decider.blocked(now)
+        return blocks
+
+    def _claim(self, request_id: str, turn: Turn | None, can_wait: bool, now: float) -> Claim:
+        """A turn that was admitted before holds blocks itself, as after a load: it does not wait,
+        for others may be waiting for those."""
+        if turn is None:
+            return Claim(request_id)
+        is_early = now - turn.arrival < self._max_wait_s
+        return Claim(
+            program=turn.program.key,
+            arrival=turn.program.arrival,
+            is_patient=can_wait and is_early and not turn.is_admitted,
+            # This one waits for certain: a second per second, for about so many blocks.
+            price=1.0 / self._costs.mean_blocks,
+            worth_now=lambda pin: self._decider.worth_now(pin, now),
+        )
+
+    def _without_pins(
+        self,
+        attempt: Callable[[], T | None],
+        request_id: str,
+        need: int,
+        own: Pin | None,
+        claim: Claim,
+    ) -> tuple[list[Pin], T | None]:
+        """Retry `attempt` without the cheapest pins that it may take; return those and its answer.
+
+        `own`: the pin that this very request came back for, which goes
+        last: the blocks it shares with the request gain nothing, they would only be counted
+        as free instead of found. Costs O(blocks) per pin tried, so what failed for a waiting
+        request is not tried again until something changed, RETRY_STEPS at the latest; a patient
+        one only then, or when somebody let go of blocks. A running request is preempted if this
+        fails, so for it pins are tried every time.
+        """
+        free = self._pool.get_num_free_blocks()
+        if not len(self._pins) or free + self._holds.num_blocks < need:
+            return [], None
+        retry = self._num_steps // RETRY_STEPS
+        state: tuple[Any, ...] = (request_id, need, retry, claim.is_patient)
+        if not claim.is_patient:
+            state += (free, len(self._pins), self._holds.num_blocks)
+        if need and state == self._hopeless:
+            return [], None
+        tried, answer = self._try(attempt, max(need, free + 1), own, claim)
+        if answer is None:
+            for pin in reversed(tried):
+                self._holds.restore(pin.hold)
+            self._hopeless = state
+            return [], None
+        return tried, answer
+
+    def _try(
+        self, attempt: Callable[[], T | None], need: int, own: Pin | None, claim: Claim
+    ) -> tuple[list[Pin], T | None]:
+        tried: list[Pin] = []
+        num_spared = 0
+        pins = self._pins.cheapest_first()
+        try:
+            for pin in pins:
+                if pin is own:
+                    continue
+                if not claim.may_take(pin):
+                    num_spared += 1
+                    if num_spared == MAX_SPARED:
+                        break
+                    continue
+                answer = self._without(pin, tried, attempt, need)
+                if answer is not None:
+                    return tried, answer
+            if own is not None:
+                return tried, self._without(own, tried, attempt, 0)
+        finally:
+            pins.close()
+        return tried, None
+
+    def _without(
+        self, pin: Pin, tried: list[Pin], attempt: Callable[[], T | None], need: int
+    ) -> T | None:
+        self._holds.try_without(pin.hold)
+        tried.append(pin)
+        return attempt() if self._pool.get_num_free_blocks() >= need else None
+
+
+def _as_made(pin: Pin) -> float:
+    return pin.rank[0]
+
+
+@dataclass(frozen=True)
+class Claim:
+    """What a turn brings against pins. `arrival`: its program's, monotonic seconds.
+
+    A turn that runs or holds blocks takes any pin, and so does one that has waited for
+    `max_wait_s`, and any while nothing computes: the engine always progresses (law 1). A patient
+    one, which waits while others compute, leaves those alone whose program came before its own
+    and which are worth more by now (`worth_now`) than `price`, what the held block costs a turn
+    that waits for it: to break such a pin loses more than it gains. Pins that no policy priced
+    have the value 0 and always give way.
+    """
+
+    program: str
+    arrival: float = -math.inf
+    is_patient: bool = False
+    price: float = 0.0
+    worth_now: Callable[[Pin], float] = _as_made
+
+    def may_take(self, pin: Pin) -> bool:
+        value, arrival = pin.rank[0], -pin.rank[1]
+        if not self.is_patient or value <= self.price or arrival > self.arrival:
+            return True
+        return self.worth_now(pin) <= self.price
+
+
+class Unattached:
+    """Makes room where vLLM's own scheduler allocates."""
+
+    def __init__(
+        self,
+        pool: BlockPool,
+        groups: KvGroups,
+        retention: Retention,
+        decider: Decider,
+        turns: Sized,
+        copies: Sized,
+    ) -> None:
+        """`copies`: those under way, which a turn may be waiting for."""
+        self._pool = pool
+        self._groups = groups
+        self._retention = retention
+        self._decider = decider
+        self._turns = turns
+        self._copies = copies
+        self._asked = ""
+        self._num_empty = 0
+
+    def before_lookup(self, request: Any, num_vram_tokens: int, now: float) -> None:
+        """A waiting turn is about to be allocated: free what its prompt needs at least.
+
+        If it asks again it was refused, so what there was did not do: one more pin goes.
+        """
+        need = self._groups.num_full_blocks(request.num_tokens)
+        need -= self._groups.num_full_blocks(num_vram_tokens)
+        if self._asked == request.request_id:
+            need = max(need, self._pool.get_num_free_blocks() + 1)
+            self._decider.blocked(now)
+        self._asked = request.request_id
+        while self._pool.get_num_free_blocks() < need and self.give_up(now):
+            pass
+
+    def give_up(self, now: float) -> bool:
+        """End the pin that gives way first; False if there is none."""
+        return self._retention.give_up_cheapest(now)
+
+    def after_step(self, num_tokens: int, now: float) -> None:
+        """Steps that compute nothing while turns are there, and no copy that one of them may be
+        waiting for: pins stand in somebody's way."""
+        is_stuck = not num_tokens and len(self._turns) and not len(self._copies)
+        self._num_empty = self._num_empty + 1 if is_stuck else 0
+        if self._num_empty >= NUM_EMPTY_STEPS:
+            self.give_up(now)
