@@ -20,7 +20,7 @@ from typing import Any
 
 from bench.serve import package, results
 from bench.serve.api import ApiError, Patience
-from bench.serve.arms import Arm, CannotRunError, Place
+from bench.serve.arms import CannotRunError, Place, ServerArm
 from bench.serve.arrivals import read_arrivals
 from bench.serve.kept import Kept, Prepared, check_tier
 from bench.serve.live import kv_bytes_per_token, live, longest_context
@@ -41,7 +41,7 @@ WARM_UP = 1  # its tokens stay in the tiers as those of any finished program wou
 class Experiment:
     """What is compared, and under what load. `pressures`: live KV / DRAM, one set of runs each."""
 
-    arms: tuple[Arm, ...]
+    arms: tuple[ServerArm, ...]
     workload: Workload
     model: Path
     pressures: tuple[float, ...] = (2.0,)
@@ -58,7 +58,7 @@ class Experiment:
     patience: Patience = field(default_factory=Patience)
     sample_s: float = 1.0
 
-    def load(self, arm: Arm, repeat: int) -> Load:
+    def load(self, arm: ServerArm, repeat: int) -> Load:
         """The load of one run."""
         defaults = self.workload.defaults
         duration_s = self.duration_s or defaults.duration_s
@@ -122,7 +122,7 @@ class Experiment:
 class Cell:
     """One run to be made."""
 
-    arm: Arm
+    arm: ServerArm
     repeat: int
     dram: Dram | None
 

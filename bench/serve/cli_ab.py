@@ -16,7 +16,7 @@ from rich.console import Console
 from bench.serve import cli_report, compare, results, summary
 from bench.serve.ab import Experiment, Task, Watcher, run_all
 from bench.serve.api import Patience
-from bench.serve.arms import ARMS, Arm, find_arm
+from bench.serve.arms import ARMS, ServerArm, find_arm
 from bench.serve.cli_agents import read_vocab
 from bench.serve.compare import Column
 from bench.serve.preview import preview
@@ -148,7 +148,7 @@ def dry_run(loads: Mapping[Path, Experiment]) -> State:
     return "done"
 
 
-def show(console: Console, runs: list[Loaded], out: Path, base: Arm) -> None:
+def show(console: Console, runs: list[Loaded], out: Path, base: ServerArm) -> None:
     """A table per pressure, what could not run, and where everything is."""
     summary.write_csv(out, runs)
     arms = compare.columns(runs, base.name)
@@ -200,7 +200,7 @@ def _ended(console: Console) -> Any:
     return tell
 
 
-def _arm(name: str) -> Arm:
+def _arm(name: str) -> ServerArm:
     try:
         return find_arm(name)
     except KeyError:

@@ -16,12 +16,12 @@ from rich.markup import escape
 from rich.table import Table as Grid
 
 from bench.cli import regular
+from bench.common.arms import OURS
 from bench.sim import runner, store
 from bench.sim.arms import ARMS
 from bench.sim.catalogue import WORKLOADS, build
 from bench.sim.hardware import GB, GPUS, MODELS, Gpu, Model, machine
 from bench.sim.job import Job, Plain
-from bench.sim.report.cast import OURS
 from bench.sim.report.columns import COLUMNS, cells
 from bench.sim.report.summary import Figures, Point, table
 from bench.sim.sweeps import SWEEPS
@@ -218,7 +218,7 @@ def grid(point: Point, arms: Mapping[str, Figures]) -> Grid:
 def listing(console: Console) -> None:
     """What can be asked for, a line each."""
     kinds = {
-        "Arms": {arm.name: arm.what for arm in ARMS.values()},
+        "Arms": {arm.name: arm.title for arm in ARMS.values()},
         "Workloads": WORKLOADS,
         "GPUs": {name: _gpu_words(gpu) for name, gpu in GPUS.items()},
         "Models": {name: _model_words(model) for name, model in MODELS.items()},

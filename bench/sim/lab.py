@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from bench.sim.agenda import Agenda, Clock
-from bench.sim.arms import Arm, Asking
+from bench.sim.arms import Asking, LabArm
 from bench.sim.bus import Bus, Way
 from bench.sim.engine import Engine, Finished
 from bench.sim.hardware import Machine
@@ -41,7 +41,7 @@ class _Running:
 class Lab:
     """One run. `play` may be called once."""
 
-    def __init__(self, machine: Machine, arm: Arm, workload: Workload) -> None:
+    def __init__(self, machine: Machine, arm: LabArm, workload: Workload) -> None:
         self.clock = Clock()
         self.agenda = Agenda()
         machine = arm.machine(machine, workload)

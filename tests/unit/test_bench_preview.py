@@ -11,7 +11,7 @@ import pytest
 
 from bench.serve import package, results, rivals
 from bench.serve.ab import Experiment, Watcher, run_all
-from bench.serve.arms import Arm, CannotRunError, Place, Setup, find_arm
+from bench.serve.arms import CannotRunError, Place, ServerArm, Setup, find_arm
 from bench.serve.plans import TurnPlan
 from bench.serve.preview import START_STOP_S, preview
 from bench.serve.results import ResultError, Run
@@ -85,7 +85,7 @@ def test_an_arm_that_runs_at_one_pressure_only_is_asked_once_and_counted_for_tha
         return Setup()
 
     wanted = Experiment(
-        (Arm("picky", "Picky", setup),), SMALL, model, pressures=pressures, repeats=3
+        (ServerArm("picky", "Picky", setup),), SMALL, model, pressures=pressures, repeats=3
     )
     live = [dram.bytes for dram in wanted.drams()]
     told = shown(wanted, tmp_path / "out")

@@ -8,10 +8,10 @@ import pytest
 
 pytest.importorskip("matplotlib")
 
+from bench.common.arms import OURS
 from bench.serve.page import page as served
 from bench.sim.job import Start
 from bench.sim.report import page as simulated
-from bench.sim.report.cast import OURS
 from tests.unit.ab_results import experiment
 from tests.unit.browser import ask, look, needs_browser
 from tests.unit.lab_results import result

@@ -8,9 +8,9 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from bench.common.arms import OURS
 from bench.page.palette import VARIABLES
 from bench.sim.job import Job, Result, Start
-from bench.sim.report.cast import OURS
 from bench.sim.report.columns import cells, seconds
 from bench.sim.report.summary import Figures, point, quantile, table
 from tests.unit.lab_results import record, result

@@ -8,10 +8,10 @@ from typing import Any
 import matplotlib
 from matplotlib.ticker import NullLocator
 
+from bench.common.arms import looks
 from bench.page import marks
 from bench.page.drawing import STYLE, counts, log_seconds, panels, svg
 from bench.page.palette import Look
-from bench.serve.page.cast import looks
 from bench.serve.page.points import Point, Reported
 from bench.serve.summary import BY_KEY
 

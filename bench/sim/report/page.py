@@ -7,12 +7,13 @@ from collections.abc import Iterable, Iterator, Sequence
 from html import escape
 from itertools import groupby
 
+from bench.common.arms import OURS, STOCK, Role, looks
 from bench.page import document
+from bench.sim.arms import role_of
 from bench.sim.job import Result, Start
 from bench.sim.report import plots
-from bench.sim.report.cast import OURS, looks
 from bench.sim.report.columns import COLUMNS, cells, seconds, times
-from bench.sim.report.summary import ORACLES, Figures, Table, arm_names, mean, table
+from bench.sim.report.summary import Figures, Table, arm_names, mean, table
 
 CLOSE = 1.02  # times the best: as good as the best
 HONEST = (
@@ -23,11 +24,16 @@ HONEST = (
 )
 
 
+def is_oracle(arm: str) -> bool:
+    """Whether no server can run it."""
+    return role_of(arm) is Role.ORACLE
+
+
 def in_order(results: Iterable[Result]) -> list[Result]:
     """Plain vLLM first, oracles last, the rest as they lie in the file."""
 
     def place(result: Result) -> int:
-        return 0 if result.job.arm == "stock" else 2 if result.job.arm in ORACLES else 1
+        return 0 if result.job.arm == STOCK else 2 if is_oracle(result.job.arm) else 1
 
     return sorted(results, key=place)
 
@@ -67,7 +73,7 @@ def _verdict(found: Table, arms: Sequence[str]) -> str:
     ratios = [mean(each[OURS].jct_s) / mean(each[arms[0]].jct_s) for each in both]
     middle = math.exp(mean([math.log(ratio) for ratio in ratios]))
     rivals = [
-        min((mean(f.jct_s) for arm, f in each.items() if arm not in (OURS, *ORACLES)))
+        min((mean(f.jct_s) for arm, f in each.items() if arm != OURS and not is_oracle(arm)))
         for each in both
     ]
     ours = [mean(each[OURS].jct_s) for each in both]
@@ -114,7 +120,7 @@ def _overview(found: Table, arms: Sequence[str]) -> str:
     rows = [f"<tr><th></th>{head}</tr>"]
     for point, here in found.items():
         values = {arm: mean(figures.jct_s) for arm, figures in here.items()}
-        best = min((v for arm, v in values.items() if arm not in ORACLES), default=math.nan)
+        best = min((v for arm, v in values.items() if not is_oracle(arm)), default=math.nan)
         row = "".join(_best_cell(values.get(arm), best, arm) for arm in arms)
         rows.append(f"<tr><td>{escape(point.title)}</td>{row}</tr>")
     return document.table(rows)
@@ -123,7 +129,7 @@ def _overview(found: Table, arms: Sequence[str]) -> str:
 def _best_cell(value: float | None, best: float, arm: str) -> str:
     if value is None:
         return '<td class="other">-</td>'
-    kind = "best" if value <= CLOSE * best and arm not in ORACLES else "other"
+    kind = "best" if value <= CLOSE * best and not is_oracle(arm) else "other"
     return f'<td class="{kind}">{seconds(value)}</td>'
 
 

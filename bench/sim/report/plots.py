@@ -9,10 +9,10 @@ from typing import Any
 import matplotlib
 from matplotlib.ticker import FuncFormatter, NullFormatter
 
+from bench.common.arms import looks
 from bench.page import marks
 from bench.page.drawing import STYLE, log_seconds, panels, svg
 from bench.page.palette import SOFT, Look
-from bench.sim.report.cast import looks
 from bench.sim.report.summary import Figures, Table, arm_names, mean, oracle_of
 
 Draw = Callable[[Any, Figures, Look], None]

@@ -7,10 +7,10 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from bench.sim.arms.oracles import ORACLES
 from bench.sim.job import Job, Result
 from bench.sim.result import RunRecord, TurnRecord
 
-ORACLES = ("infinite", "oracle")  # arms that no server can run; the first found is the yardstick
 LOAD = "rate"  # the parameter that a sweep goes along
 
 
@@ -151,6 +151,6 @@ def arm_names(table: Table) -> list[str]:
 
 
 def oracle_of(arms: Iterable[str]) -> str:
-    """The yardstick among the arms; "" if there is none."""
-    names = list(arms)
-    return next((name for name in ORACLES if name in names), "")
+    """The yardstick among the arms, the first oracle of the registry; "" if there is none."""
+    names = set(arms)
+    return next((arm.name for arm in ORACLES if arm.name in names), "")
