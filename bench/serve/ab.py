@@ -25,13 +25,13 @@ from bench.serve.arrivals import read_arrivals
 from bench.serve.kept import Kept, Prepared, check_tier
 from bench.serve.live import kv_bytes_per_token, live, longest_context
 from bench.serve.load import Load
-from bench.serve.plans import Tokens
+from bench.serve.programs import Source
 from bench.serve.record import RunFolder, machine, versions
 from bench.serve.results import Dram, ResultError, Run, State, Turn
 from bench.serve.rivals import FOLDER
 from bench.serve.server import SERVED_NAME, ServerError, ServerOptions
 from bench.serve.session import Manner, measure
-from bench.serve.workloads import Workload
+from bench.serve.token_ids import Tokens
 
 EXPERIMENT = "experiment.json"
 WARM_UP = 1  # its tokens stay in the tiers as those of any finished program would
@@ -42,7 +42,7 @@ class Experiment:
     """What is compared, and under what load. `pressures`: live KV / DRAM, one set of runs each."""
 
     arms: tuple[ServerArm, ...]
-    workload: Workload
+    workload: Source
     model: Path
     pressures: tuple[float, ...] = (2.0,)
     repeats: int = 1

@@ -20,11 +20,11 @@ from bench.serve.arms import ARMS, ServerArm, find_arm
 from bench.serve.cli_agents import read_vocab
 from bench.serve.compare import Column
 from bench.serve.preview import preview
+from bench.serve.programs import Source
 from bench.serve.results import Loaded, Run, State
 from bench.serve.server import ServerOptions
 from bench.serve.tiny_model import LLAMA, make_model
 from bench.serve.tokenizer import FIRST_WORD
-from bench.serve.workloads import Workload
 from continuum_connector.config import POLICIES
 from continuum_connector.tools.cli.server import CommandError
 from continuum_connector.tools.cli.terminal import name as shown
@@ -42,7 +42,7 @@ class Options:
     """What was asked for, as it was written."""
 
     arms: Sequence[str]
-    workload: Workload
+    workload: Source
     dram: str
     model: Path | None
     vocab: str

@@ -10,8 +10,8 @@ from pathlib import Path
 from rich import box
 from rich.table import Table
 
+from bench.common.numbers import mean
 from bench.serve import stats
-from bench.serve.averages import mean
 from bench.serve.results import Loaded, ResultError
 from bench.serve.stats import Ratio, Sampled, Statistic
 from bench.serve.summary import BY_KEY

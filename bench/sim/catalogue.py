@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from bench.common.plans import Workload
 from bench.sim.load import stretched
-from bench.sim.plan import Workload
 from bench.sim.workloads import registry
 from bench.sim.workloads.eight_turns import eight_turns
 

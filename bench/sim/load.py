@@ -9,8 +9,8 @@ import heapq
 import math
 from dataclasses import dataclass, field, replace
 
+from bench.common.plans import ProgramPlan, TurnPlan, Workload
 from bench.sim.hardware import Machine
-from bench.sim.plan import ProgramPlan, TurnPlan, Workload
 from bench.sim.seen import Seen
 from bench.sim.step_time import step_seconds
 from continuum_connector.costs.step_clock import Work

@@ -19,6 +19,7 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
+from bench.common.plans import Added
 from bench.serve import cli_ab, compare, kept, results, rivals, session
 from bench.serve.ab import Experiment, Watcher, cells, run_all
 from bench.serve.api import Patience
@@ -26,15 +27,14 @@ from bench.serve.arms import ARMS, CannotRunError, Place, ServerArm, Setup, find
 from bench.serve.cli_ab import read_dram, read_server_args
 from bench.serve.commands import app
 from bench.serve.fake_api import FakeApi, Trouble
-from bench.serve.plans import TurnPlan
+from bench.serve.programs import Defaults, Uniform
 from bench.serve.results import ResultError, Run
 from bench.serve.rivals import LmcacheServer
 from bench.serve.server import ServerError, ServerOptions, end_group
-from bench.serve.workloads import Defaults, Uniform
 from continuum_connector.tools.cli.server import CommandError
 from tests.unit.fake_server import fake_server
 
-SMALL = Uniform("small", "p", (TurnPlan(60, 4), TurnPlan(40, 4)), 0, Defaults("turns", programs=3))
+SMALL = Uniform("small", "p", (Added(60, 4), Added(40, 4)), 0, Defaults("turns", programs=3))
 KV_BYTES = 2 * 2 * 4 * 8 * 4
 IMPATIENT = Patience(backoff_s=0.01)
 

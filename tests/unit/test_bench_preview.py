@@ -9,18 +9,18 @@ from typing import Any
 
 import pytest
 
+from bench.common.plans import Added
 from bench.serve import package, results, rivals
 from bench.serve.ab import Experiment, Watcher, run_all
 from bench.serve.arms import CannotRunError, Place, ServerArm, Setup, find_arm
-from bench.serve.plans import TurnPlan
 from bench.serve.preview import START_STOP_S, preview
+from bench.serve.programs import Defaults, Uniform
 from bench.serve.results import ResultError, Run
 from bench.serve.server import ServerOptions
-from bench.serve.workloads import Defaults, Uniform
 from tests.unit.fake_server import fake_server
 from tests.unit.test_bench_ab import install, use
 
-TURNS = (TurnPlan(60, 4), TurnPlan(40, 4, pause_s=2.0))
+TURNS = (Added(60, 4), Added(40, 4, gap_s=2.0))
 SMALL = Uniform("small", "p", TURNS, 0, Defaults("turns", programs=3))
 
 

@@ -6,9 +6,9 @@ from dataclasses import replace
 
 import pytest
 
+from bench.common.plans import ProgramPlan, Span, TurnPlan, Workload
 from bench.sim.hardware import machine
 from bench.sim.load import closed_loop, demand, prefill_seconds, stretched
-from bench.sim.plan import ProgramPlan, Span, TurnPlan, Workload
 from bench.sim.seen import Seen
 from bench.sim.workloads.registry import build
 

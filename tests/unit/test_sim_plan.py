@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from bench.common.plans import Span, TurnPlan
 from bench.sim.catalogue import WORKLOADS, build
-from bench.sim.plan import Span, TurnPlan
 
 ANSWER = Span(9, 4)
 

@@ -9,10 +9,11 @@ import msgspec
 import pytest
 
 from bench.common.arms import OURS
+from bench.common.numbers import quantile
 from bench.page.palette import VARIABLES
 from bench.sim.job import Job, Result, Start
 from bench.sim.report.columns import cells, seconds
-from bench.sim.report.summary import Figures, point, quantile, table
+from bench.sim.report.summary import Figures, point, table
 from tests.unit.lab_results import record, result
 from tests.unit.pages import elsewhere, read
 

@@ -9,10 +9,10 @@ from typing import Any
 import matplotlib
 from matplotlib.ticker import FuncFormatter
 
+from bench.common.numbers import mean
 from bench.page import marks
 from bench.page.drawing import STYLE, counts, grid, log_seconds, panels, svg
 from bench.page.palette import FADED, PAPER, SOFT, TIERS
-from bench.serve.averages import mean
 from bench.serve.compare import Column
 from bench.serve.page.points import Point
 from bench.serve.results import Loaded, Sample, Turn

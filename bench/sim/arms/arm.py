@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from bench.common.arms import Arm
+from bench.common.plans import ProgramPlan, TurnPlan, Workload
 from bench.sim.bus import Bus
 from bench.sim.hardware import Machine
-from bench.sim.plan import ProgramPlan, TurnPlan, Workload
 from bench.sim.workers import NoWorker, Worker
 
 if TYPE_CHECKING:

@@ -6,10 +6,10 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from bench.common.arms import Role
+from bench.common.plans import Workload
 from bench.sim.arms.arm import Away, LabArm, by_program
 from bench.sim.arms.ours import deciding, ours
 from bench.sim.hardware import Machine
-from bench.sim.plan import Workload
 from continuum_connector.policy.base import RetentionPolicy
 from continuum_connector.policy.baselines import Oracle
 

@@ -8,12 +8,13 @@ from html import escape
 from itertools import groupby
 
 from bench.common.arms import OURS, STOCK, Role, looks
+from bench.common.numbers import mean
 from bench.page import document
 from bench.sim.arms import role_of
 from bench.sim.job import Result, Start
 from bench.sim.report import plots
 from bench.sim.report.columns import COLUMNS, cells, seconds, times
-from bench.sim.report.summary import Figures, Table, arm_names, mean, table
+from bench.sim.report.summary import Figures, Table, arm_names, table
 
 CLOSE = 1.02  # times the best: as good as the best
 HONEST = (

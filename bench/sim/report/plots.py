@@ -10,10 +10,11 @@ import matplotlib
 from matplotlib.ticker import FuncFormatter, NullFormatter
 
 from bench.common.arms import looks
+from bench.common.numbers import mean
 from bench.page import marks
 from bench.page.drawing import STYLE, log_seconds, panels, svg
 from bench.page.palette import SOFT, Look
-from bench.sim.report.summary import Figures, Table, arm_names, mean, oracle_of
+from bench.sim.report.summary import Figures, Table, arm_names, oracle_of
 
 Draw = Callable[[Any, Figures, Look], None]
 

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
+from bench.common.numbers import mean
 from bench.sim.arms.oracles import ORACLES
 from bench.sim.job import Job, Result
 from bench.sim.result import RunRecord, TurnRecord
@@ -80,18 +81,6 @@ class Figures:
 
 def _latency(turn: TurnRecord) -> float:
     return turn.finished - turn.arrived
-
-
-def mean(values: Sequence[float]) -> float:
-    """The mean; NaN of nothing."""
-    return sum(values) / len(values) if values else math.nan
-
-
-def quantile(ordered: Sequence[float], share: float) -> float:
-    """The value that `share` of the sorted values do not exceed; NaN of nothing."""
-    if not ordered:
-        return math.nan
-    return ordered[min(len(ordered) - 1, max(0, math.ceil(share * len(ordered)) - 1))]
 
 
 Table = dict[Point, dict[str, Figures]]

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import fields
 from typing import Any
 
-from bench.sim.plan import Workload
+from bench.common.plans import Workload
 from bench.sim.workloads.agents import agents, no_reuse
 from bench.sim.workloads.branching import compactions, forks, subagents
 from bench.sim.workloads.claude_code import Replay, claude_code
