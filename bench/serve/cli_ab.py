@@ -157,7 +157,8 @@ def show(console: Console, runs: list[Loaded], out: Path, base: ServerArm) -> No
     for pressure, group in compare.by_pressure(arms).items():
         if group:
             title = f"{_pressure(pressure, group)}ratios are to {group[0].title}"
-            console.print(compare.table(title, group))
+            for table in compare.tables(console, title, group):
+                console.print(table)
     for each in runs:
         if each.run.state in NOT_MEASURED:
             line = f"{each.run.title} {NOT_MEASURED[each.run.state]}: {each.run.reason}"

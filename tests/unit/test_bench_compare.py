@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import io
 import math
 import sys
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from rich.console import Console
 from typer.testing import CliRunner
 
 from bench.serve import compare, results, stats, summary
@@ -18,6 +20,7 @@ from bench.serve.record import RunFolder
 from bench.serve.results import Dram, Program, ResultError, Run, Turn
 from continuum_connector.tools.cli import bench as find_bench
 from continuum_connector.tools.cli.app import app as continuum
+from tests.unit.ab_results import experiment
 from tests.unit.fake_server import fake_server
 
 PROM = 'vllm:prompt_tokens_by_source_total{{source="local_compute",engine="0"}} {}\n'
@@ -280,3 +283,14 @@ def test_a_package_that_is_not_installed_is_named(monkeypatch: pytest.MonkeyPatc
         done = CliRunner().invoke(continuum, [command])
         assert done.exit_code == 1
         assert "needs the package openai" in " ".join(done.output.split())
+
+
+def test_in_80_columns_no_name_and_no_number_is_cut(tmp_path: Path) -> None:
+    arms = compare.columns(results.load(experiment(tmp_path)), "none")
+    narrow, wide = (Console(width=width, file=io.StringIO()) for width in (80, 400))
+    for console in (narrow, wide):
+        for shown in compare.tables(console, "x", arms):
+            console.print(shown)
+    told = [console.file.getvalue().replace("─", "") for console in (narrow, wide)]
+    words = [set(text.split()) for text in told]
+    assert words[0] == words[1] >= {"continuum:adaptive", "same", "answers", "(30/30)"}
