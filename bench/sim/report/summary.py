@@ -60,6 +60,12 @@ class Figures:
         return max(0.0, 1.0 - found)
 
     @property
+    def tier_shares(self) -> dict[str, float]:
+        """Per prompt token, by where it was found."""
+        vram, dram = self.share("num_local_tokens"), self.share("num_external_tokens")
+        return {"VRAM": vram, "DRAM": dram, "computed": self.miss_share}
+
+    @property
     def read_back(self) -> float:
         """Bytes loaded per byte stored; NaN if nothing was stored."""
         stored = self.total("stored_bytes")
