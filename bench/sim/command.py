@@ -20,12 +20,12 @@ from bench.common.arms import OURS
 from bench.common.narrow import fitting
 from bench.sim import runner, store
 from bench.sim.arms import ARMS
-from bench.sim.catalogue import WORKLOADS, build
 from bench.sim.hardware import GB, GPUS, MODELS, Gpu, Model, machine
 from bench.sim.job import Job, Plain
 from bench.sim.report.columns import COLUMNS, cells
 from bench.sim.report.summary import Figures, Point, table
 from bench.sim.sweeps import SWEEPS
+from bench.sim.workloads.registry import WORKLOADS, at_rate
 from continuum_connector.tools.cli.ending import ToldError
 
 
@@ -182,7 +182,7 @@ def check(jobs: Sequence[Job], report: Path | None) -> None:
     except ValueError as error:
         raise UserError(str(error)) from None
     try:
-        build(jobs[0].workload, jobs[0].params, jobs[0].seed)  # the others differ in their rate
+        at_rate(jobs[0].workload, jobs[0].params, jobs[0].seed)  # the others differ in their rate
     except (ValueError, TypeError, OSError, ArithmeticError) as error:
         raise UserError(f"workload {jobs[0].workload}: {error}") from None
     if report is not None and importlib.util.find_spec("matplotlib") is None:

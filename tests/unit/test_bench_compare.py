@@ -114,7 +114,7 @@ def samples(*values: float) -> list[dict[str, list[float]]]:
 def test_the_ratio_of_programs_that_are_all_twice_as_slow_is_certain() -> None:
     ratio = stats.paired_ratio(samples(1, 5, 9) * 5, samples(2, 10, 18) * 5, stats.mean)
     assert (ratio.value, ratio.low, ratio.high) == pytest.approx((2.0, 2.0, 2.0))
-    assert ratio.is_clear
+    assert not ratio.low <= 1 <= ratio.high
     assert str(ratio) == "2.00x [2.00..2.00]"
 
 
@@ -148,12 +148,11 @@ def test_repeats_that_disagree_make_the_interval_wide_however_many_programs_each
     ratio = stats.paired_ratio(base, other, stats.mean)
     assert ratio.value == pytest.approx(2.0)
     assert ratio.low < 1 < 4 < ratio.high
-    assert not ratio.is_clear
 
 
 def test_few_repeats_have_a_ratio_and_no_interval() -> None:
     ratio = stats.paired_ratio(samples(1, 5) * 4, samples(2, 10) * 4, stats.mean)
-    assert (str(ratio), ratio.num_repeats, ratio.is_clear) == ("2.00x", 4, False)
+    assert (str(ratio), ratio.num_repeats) == ("2.00x", 4)
 
 
 @pytest.mark.parametrize(("programs", "has"), [(19, False), (20, True)])
