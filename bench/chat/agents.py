@@ -8,7 +8,8 @@ the same requests.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import math
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -18,7 +19,7 @@ from bench.serve.arrivals import Arrivals
 from bench.serve.load import Driver, Load
 from bench.serve.programs import Defaults
 from bench.serve.results import Loaded, Run, Turn
-from bench.serve.server import SERVED_NAME
+from bench.serve.server import SERVED_NAME, VllmServer
 from bench.serve.token_ids import Tokens
 
 ONE_TRY = Patience(timeout_s=300.0, retries=0)
@@ -60,3 +61,15 @@ async def run_agents(
     async with Api(url, patience=ONE_TRY) as api:
         await Driver(api, load, book, on_turn).run()
     return book
+
+
+def touch(server: VllmServer) -> None:
+    """One more step: a server's first request pays for imports, a connector's counters travel with
+    the next step."""
+    server.post("/v1/completions", {"model": SERVED_NAME, "prompt": "hello", "max_tokens": 1})
+
+
+def pool_blocks(live_tokens: float, plans: Iterable[ProgramPlan], block_size: int) -> int:
+    """A VRAM pool for so many tokens, and for the longest context at least."""
+    longest = max(plan.num_tokens for plan in plans)
+    return math.ceil(max(live_tokens, 1.2 * longest) / block_size) + 1

@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
-import math
 import os
 import platform
 import signal
@@ -18,7 +17,7 @@ from typing import Any
 
 from rich.console import Console
 
-from bench.chat.agents import run_agents
+from bench.chat.agents import pool_blocks, run_agents, touch
 from bench.chat.plan import Agents
 from bench.chat.table import as_json, make_table, same_outputs
 from bench.cli import any_number, names_of, positive, real, start, teaching_parser
@@ -26,7 +25,7 @@ from bench.common.plans import ProgramPlan
 from bench.serve.metrics import delta
 from bench.serve.progress import Progress
 from bench.serve.results import Loaded
-from bench.serve.server import SERVED_NAME, ServerError, VllmServer
+from bench.serve.server import ServerError, VllmServer
 from bench.serve.tiny_model import LLAMA, make_model
 from continuum_connector.config import POLICIES
 
@@ -99,17 +98,11 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     return options
 
 
-def pool_blocks(plans: Sequence[ProgramPlan]) -> int:
-    """A VRAM pool half as large as the programs' contexts at half way."""
-    half_way = sum(plan.num_tokens for plan in plans) / 2
-    longest = max(plan.num_tokens for plan in plans)
-    return math.ceil(max(POOL_SHARE * half_way, 1.2 * longest) / BLOCK_SIZE) + 1
-
-
 def _run(options: argparse.Namespace, console: Console) -> int:
     work = Agents(options.programs, options.turns, options.seed, options.rate, vocab=LLAMA.vocab)
     plans = work.plan()
-    blocks = options.blocks or pool_blocks(plans)
+    live = POOL_SHARE * sum(plan.num_tokens for plan in plans) / 2
+    blocks = options.blocks or pool_blocks(live, plans, BLOCK_SIZE)
     model = make_model()
     title = (
         f"{work.programs} programs x {work.turns} turns, pool of {blocks} blocks "
@@ -143,7 +136,7 @@ def run_arm(
     with Progress(console, label, num_turns) as progress:
         progress.say("starting the server (half a minute)")
         with server:
-            _touch(server)  # the first request of a server pays for lazy imports
+            touch(server)  # the first request of a server pays for lazy imports
             before = server.metrics()
             progress.say("agents at work")
             arm = asyncio.run(
@@ -151,7 +144,7 @@ def run_arm(
             )
             after = server.metrics()
             # Connector counters travel with a step's statistics: one more step brings the last.
-            _touch(server)
+            touch(server)
             last = server.metrics()
         arm.added = delta(after, before) | {
             key: value
@@ -162,10 +155,6 @@ def run_arm(
     arm.run.title, arm.run.server_start_s = label, server.start_s
     arm.run.settings = {"connector": server.options.connector is not None}
     return arm
-
-
-def _touch(server: VllmServer) -> None:
-    server.post("/v1/completions", {"model": SERVED_NAME, "prompt": "hello", "max_tokens": 1})
 
 
 def _label(name: str, so_far: Sequence[Loaded]) -> str:

@@ -10,7 +10,7 @@ import random
 from dataclasses import dataclass, replace
 
 from bench.common.plans import ProgramPlan, Streams, Talk
-from bench.serve.tokenizer import words
+from bench.serve.tokenizer import text, words
 
 
 @dataclass(frozen=True)
@@ -34,7 +34,7 @@ class Agents:
         """Draw the programs, in order of arrival."""
         rng = random.Random(self.seed)
         vocabulary = words(self.vocab)
-        system = _text(rng, vocabulary, self.system_tokens)
+        system = text(rng, vocabulary, self.system_tokens)
         plans, arrival = [], 0.0
         for number in range(self.programs):
             talk = Talk(Streams())
@@ -53,10 +53,6 @@ class Agents:
         pause = rng.lognormvariate(0.0, self.pause_sigma) * self.pause_median_s
         low, high = self.pause_limits_s
         gap_s = min(max(pause, low), high) if talk.num_turns else 0.0
-        text = before + _text(rng, vocabulary, length)
-        talk.turn(len(text.split()), rng.randint(*self.answer_tokens), gap_s)
-        return text
-
-
-def _text(rng: random.Random, vocabulary: list[str], num_words: int) -> str:
-    return "".join(" " + word for word in rng.choices(vocabulary, k=num_words))
+        said = before + text(rng, vocabulary, length)
+        talk.turn(len(said.split()), rng.randint(*self.answer_tokens), gap_s)
+        return said

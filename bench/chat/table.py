@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 from rich.table import Table
 
-from bench.common.numbers import mean
+from bench.common.tables import mean
 from bench.serve.metrics import total
 from bench.serve.results import Loaded
 from bench.serve.summary import BY_KEY, PROMPT, pins_ended

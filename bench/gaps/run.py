@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from unittest.mock import patch
 
 from bench.cli import any_number, start, teaching_parser
-from bench.common.recorded import Request
+from bench.common.workloads import Request
 from bench.gaps.trace import Event, events
 from continuum_connector.forecast import survival, tool_times
 from continuum_connector.forecast.gaps import Gaps

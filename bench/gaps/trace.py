@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from bench.common.recorded import BROKEN, Request, lanes, lines
+from bench.common.workloads import BROKEN, Request, lanes, lines
 from continuum_connector.tools.cli.ending import ToldError
 
 SPREAD_S = 48 * 3600.0  # over which sessions begin: some dozen are open at a time

@@ -6,7 +6,6 @@ import argparse
 import asyncio
 import itertools
 import json
-import math
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
@@ -14,14 +13,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from bench.chat.agents import run_agents
+from bench.chat.agents import pool_blocks, run_agents, touch
 from bench.cli import many, names_of, start, teaching_parser, whole
 from bench.common.plans import ProgramPlan
 from bench.markers import rewrite
 from bench.policies import table
 from bench.policies.regimes import LEARN, REGIMES, SEEDS, WARM_UP, live_tokens, plans
 from bench.serve.metrics import by_label, delta, total
-from bench.serve.server import SERVED_NAME, VllmServer
+from bench.serve.server import VllmServer
 from bench.serve.tiny_model import make_model
 
 README = Path(__file__).with_name("README.md")
@@ -142,9 +141,9 @@ def measure(
 def _server(setting: Setting, policy: str, core: int | None) -> VllmServer:
     live = live_tokens()
     regime = REGIMES[setting.regime]
-    works = [plans(regime, WARM_UP, LEARN), *(plans(regime, seed) for seed in SEEDS)]
-    longest = max(program.num_tokens for work in works for program in work)
-    blocks = math.ceil(max(PRESSURES[setting.pressure] * live, 1.2 * longest) / BLOCK_SIZE) + 1
+    works = plans(regime, WARM_UP, LEARN), *(plans(regime, seed) for seed in SEEDS)
+    pool = PRESSURES[setting.pressure] * live
+    blocks = pool_blocks(pool, itertools.chain(*works), BLOCK_SIZE)
     connector = None
     if policy != "stock":
         connector = {"policy": policy, "dram_bytes": int(DRAM_SHARE * live * KV_BYTES)}
@@ -158,10 +157,10 @@ def run_once(
 ) -> dict[str, Any]:
     """One workload on a running server, from an empty cache."""
     server.post("/reset_prefix_cache")
-    _touch(server)
+    touch(server)
     before = server.metrics()
     found = asyncio.run(run_agents(server.url, work, tool=TOOL))
-    _touch(server)
+    touch(server)
     added = delta(server.metrics(), before)
     source = by_label(added, "vllm:prompt_tokens_by_source_total", "source")
     return {
@@ -182,10 +181,6 @@ def run_once(
         "pins_ended": by_label(added, "continuum:pins_ended_total", "cause"),
         "wall_s": found.run.wall_s,
     }
-
-
-def _touch(server: VllmServer) -> None:
-    server.post("/v1/completions", {"model": SERVED_NAME, "prompt": "hello", "max_tokens": 1})
 
 
 def _share(text: str) -> tuple[int, int]:

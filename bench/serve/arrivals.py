@@ -18,7 +18,7 @@ from itertools import islice
 from pathlib import Path
 
 from bench.cli import regular
-from bench.common.eight_turns import poisson
+from bench.common.workloads import poisson
 from continuum_connector.tools.cli.ending import ToldError
 
 MOST, MOST_AT_ONCE = 10_000_000, 100_000  # programs

@@ -11,8 +11,7 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from bench.common.narrow import fitting
-from bench.common.numbers import mean
+from bench.common.tables import fitting, mean
 from bench.serve import stats
 from bench.serve.results import Loaded, ResultError
 from bench.serve.stats import Ratio, Sampled, Statistic

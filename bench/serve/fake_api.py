@@ -82,7 +82,8 @@ class FakeApi:
 
     async def _complete(self, request: web.Request) -> web.StreamResponse:
         body = json.loads(await request.read())
-        prompt = body.pop("prompt", None) or _ids(body["messages"])
+        is_chat = request.path.endswith("chat/completions")
+        prompt = _ids(body["messages"]) if is_chat else body.pop("prompt")
         if self._remember:
             self.requests.append(body)
             self.prompts.append(prompt)

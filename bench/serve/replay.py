@@ -18,7 +18,7 @@ import msgspec
 
 from bench.cli import regular
 from bench.common.plans import ProgramPlan, Streams, Talk
-from bench.common.recorded import BLOCK, BROKEN, Request, lanes, lines
+from bench.common.workloads import BLOCK, BROKEN, Request, lanes, lines
 from bench.serve.programs import Defaults, WorkloadError
 
 

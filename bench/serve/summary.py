@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 from rich.table import Table
 
-from bench.common.numbers import mean, quantile
+from bench.common.tables import mean, quantile
 from bench.serve.metrics import by_label, total
 from bench.serve.results import Loaded, Turn
 

@@ -10,16 +10,16 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from bench.common import eight_turns
 from bench.common.plans import Added
+from bench.common.workloads import SHARED, TURNS
 from bench.serve import own, replay
 from bench.serve.programs import Defaults, Source, Uniform, WorkloadError
 
 SWEEP = Uniform(
     "sweep",
     "job_",
-    eight_turns.TURNS,
-    shared_tokens=eight_turns.SHARED,
+    TURNS,
+    shared_tokens=SHARED,
     defaults=Defaults("poisson:1"),
 )
 

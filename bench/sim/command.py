@@ -17,7 +17,7 @@ from rich.table import Table as Grid
 
 from bench.cli import regular
 from bench.common.arms import OURS
-from bench.common.narrow import fitting
+from bench.common.tables import fitting
 from bench.sim import runner, store
 from bench.sim.arms import ARMS
 from bench.sim.hardware import GB, GPUS, MODELS, Gpu, Model, machine

@@ -20,7 +20,7 @@ DECIDES = (
     PACKAGE,
 )  # whose Python decides a result
 _SHOW = ("command", "matrix_page", "meter", "report", "sweeps", "verdict")  # but not this of it
-SHOWS = {DECIDES[0] / name for name in _SHOW}
+SHOWS = {DECIDES[0] / name for name in _SHOW} | {DECIDES[1] / "tables"}
 
 
 def versions() -> dict[str, str]:

@@ -10,7 +10,7 @@ import msgspec
 import pytest
 from rich.console import Console
 
-from bench.common.recorded import Request, lines
+from bench.common.workloads import Request, lines
 from bench.policies import table as policies
 from bench.serve import compare, results
 from bench.serve.summary import summarize

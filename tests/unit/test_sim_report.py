@@ -11,7 +11,7 @@ import pytest
 from rich.console import Console
 
 from bench.common.arms import OURS
-from bench.common.numbers import quantile
+from bench.common.tables import quantile
 from bench.page.palette import VARIABLES
 from bench.sim.command import grids
 from bench.sim.job import Job, Result, Start

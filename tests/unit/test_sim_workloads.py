@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from bench.common.plans import Span, Streams, Talk, Workload
-from bench.common.recorded import Request
+from bench.common.workloads import Request
 from bench.sim.workloads import trace_files
 from bench.sim.workloads.claude_code import NAME
 from bench.sim.workloads.gaps import CURVES, gaps

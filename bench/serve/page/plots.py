@@ -9,7 +9,7 @@ from typing import Any
 import matplotlib
 from matplotlib.ticker import FuncFormatter
 
-from bench.common.numbers import mean
+from bench.common.tables import mean
 from bench.page import marks
 from bench.page.drawing import STYLE, counts, grid, panels, svg
 from bench.page.palette import FADED, PAPER, SOFT, TIERS

@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from bench.common.numbers import mean, quantile
+from bench.common.tables import mean, quantile
 from bench.sim.report.summary import Figures
 
 GB = 1e9

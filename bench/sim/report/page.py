@@ -8,7 +8,7 @@ from html import escape
 from itertools import groupby
 
 from bench.common.arms import OURS, STOCK, Role, looks
-from bench.common.numbers import mean
+from bench.common.tables import mean
 from bench.page import document
 from bench.sim.arms import role_of
 from bench.sim.job import Result, Start

@@ -11,7 +11,7 @@ import matplotlib
 from matplotlib.ticker import FuncFormatter
 
 from bench.common.arms import looks
-from bench.common.numbers import mean
+from bench.common.tables import mean
 from bench.page import marks
 from bench.page.drawing import STYLE, log_seconds, panels, svg
 from bench.page.palette import SOFT, Look

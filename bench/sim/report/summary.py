@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
-from bench.common.numbers import mean
+from bench.common.tables import mean
 from bench.sim.arms.oracles import ORACLES
 from bench.sim.job import Job, Result
 from bench.sim.result import RunRecord, TurnRecord

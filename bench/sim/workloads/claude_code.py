@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 from bench.common.plans import ProgramPlan, Streams, Talk, TurnPlan, Workload
-from bench.common.recorded import BLOCK, Request, lanes
+from bench.common.workloads import BLOCK, Request, lanes
 from bench.sim.workloads.trace_files import records
 
 NAME = "claude-code.jsonl.gz"

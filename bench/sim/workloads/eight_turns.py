@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from bench.common.eight_turns import SHARED, TOOL_S, TURNS, WINDOW_S, poisson
 from bench.common.plans import ProgramPlan, Span, Streams, Talk, TurnPlan, Workload
+from bench.common.workloads import SHARED, TOOL_S, TURNS, WINDOW_S, poisson
 
 
 def eight_turns(rate: float, seed: int = 42, tool_s: float = TOOL_S) -> Workload:

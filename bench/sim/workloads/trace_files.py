@@ -6,7 +6,7 @@ import functools
 import os
 from pathlib import Path
 
-from bench.common.recorded import Line, lines
+from bench.common.workloads import Line, lines
 
 FOLDER_VARIABLE = "CONTINUUM_TRACES"
 COMMITTED = Path(__file__).resolve().parents[1] / "traces"  # parts of them, see README.md there
