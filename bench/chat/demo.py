@@ -5,12 +5,10 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
-import math
 import os
 import platform
 import signal
 import sys
-import time
 from collections.abc import Sequence
 from dataclasses import asdict
 from importlib.metadata import version
@@ -19,13 +17,15 @@ from typing import Any
 
 from rich.console import Console
 
-from bench.chat.agents import TurnRecord, run_agents
-from bench.chat.plan import ProgramPlan, Workload
-from bench.chat.table import ArmResult, make_table, same_outputs
+from bench.chat.agents import pool_blocks, run_agents, touch
+from bench.chat.plan import Agents
+from bench.chat.table import as_json, make_table, same_outputs
 from bench.cli import any_number, names_of, positive, real, start, teaching_parser
+from bench.common.plans import ProgramPlan
 from bench.serve.metrics import delta
 from bench.serve.progress import Progress
-from bench.serve.server import SERVED_NAME, ServerError, VllmServer
+from bench.serve.results import Loaded
+from bench.serve.server import ServerError, VllmServer
 from bench.serve.tiny_model import LLAMA, make_model
 from continuum_connector.config import POLICIES
 
@@ -98,17 +98,11 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     return options
 
 
-def pool_blocks(plans: Sequence[ProgramPlan]) -> int:
-    """A VRAM pool half as large as the programs' contexts at half way."""
-    half_way = sum(plan.final_tokens() for plan in plans) / 2
-    longest = max(plan.final_tokens() for plan in plans)
-    return math.ceil(max(POOL_SHARE * half_way, 1.2 * longest) / BLOCK_SIZE) + 1
-
-
 def _run(options: argparse.Namespace, console: Console) -> int:
-    work = Workload(options.programs, options.turns, options.seed, options.rate, vocab=LLAMA.vocab)
+    work = Agents(options.programs, options.turns, options.seed, options.rate, vocab=LLAMA.vocab)
     plans = work.plan()
-    blocks = options.blocks or pool_blocks(plans)
+    live = POOL_SHARE * sum(plan.num_tokens for plan in plans) / 2
+    blocks = options.blocks or pool_blocks(live, plans, BLOCK_SIZE)
     model = make_model()
     title = (
         f"{work.programs} programs x {work.turns} turns, pool of {blocks} blocks "
@@ -118,7 +112,7 @@ def _run(options: argparse.Namespace, console: Console) -> int:
     load, cores = os.getloadavg()[0], os.cpu_count() or 1
     if load > cores / 2:
         console.print(f"this machine is busy (load {load:.1f} on {cores} cores): times will vary")
-    arms: list[ArmResult] = []
+    arms: list[Loaded] = []
     for name in options.arms:
         connector = None
         if name == "continuum":
@@ -135,62 +129,55 @@ def _run(options: argparse.Namespace, console: Console) -> int:
 
 def run_arm(
     server: VllmServer, label: str, plans: Sequence[ProgramPlan], console: Console
-) -> ArmResult:
+) -> Loaded:
     """Start the server, run the agents, read what the server counted, stop it."""
     num_turns = sum(len(plan.turns) for plan in plans)
     console.print(f"{label}: server log in {os.path.relpath(server.log)}")
     with Progress(console, label, num_turns) as progress:
         progress.say("starting the server (half a minute)")
         with server:
-            _touch(server)  # the first request of a server pays for lazy imports
+            touch(server)  # the first request of a server pays for lazy imports
             before = server.metrics()
             progress.say("agents at work")
-            began = time.monotonic()
-
-            def on_turn(turn: TurnRecord) -> None:
-                progress.turn(bool(turn.error))
-
-            programs = asyncio.run(run_agents(server.url, plans, on_turn))
-            wall_s = time.monotonic() - began
+            arm = asyncio.run(
+                run_agents(server.url, plans, lambda turn: progress.turn(bool(turn.error)))
+            )
             after = server.metrics()
             # Connector counters travel with a step's statistics: one more step brings the last.
-            _touch(server)
+            touch(server)
             last = server.metrics()
-        added = delta(after, before) | {
+        arm.added = delta(after, before) | {
             key: value
             for key, value in delta(last, before).items()
             if key[0].startswith("continuum:")
         }
-        progress.say(f"done in {wall_s:.0f} s")
-    return ArmResult(
-        label, server.options.connector is not None, programs, added, wall_s, server.start_s
-    )
+        progress.say(f"done in {arm.run.wall_s:.0f} s")
+    arm.run.title, arm.run.server_start_s = label, server.start_s
+    arm.run.settings = {"connector": server.options.connector is not None}
+    return arm
 
 
-def _touch(server: VllmServer) -> None:
-    server.post("/v1/completions", {"model": SERVED_NAME, "prompt": "hello", "max_tokens": 1})
-
-
-def _label(name: str, so_far: Sequence[ArmResult]) -> str:
-    again = sum(arm.label.startswith(ARMS[name]) for arm in so_far)
+def _label(name: str, so_far: Sequence[Loaded]) -> str:
+    again = sum(arm.run.title.startswith(ARMS[name]) for arm in so_far)
     return f"{ARMS[name]} ({again + 1})" if again else ARMS[name]
 
 
-def _verdict(arms: Sequence[ArmResult], console: Console) -> int:
+def _verdict(arms: Sequence[Loaded], console: Console) -> int:
     """Say what went wrong, if anything did; the exit status is 1 then."""
     status = 0
     for arm in arms:
-        for error in arm.errors[:5]:
-            console.print(f"{arm.label}: {error}", style="red", markup=False)
+        for turn in [turn for turn in arm.turns if turn.error][:5]:
+            line = f"{arm.run.title}: {turn.program} turn {turn.turn}: {turn.error}"
+            console.print(line, style="red", markup=False)
             status = 1
         same, of = same_outputs(arm, arms[0])
         if same != of:
-            console.print(f"{arm.label}: {of - same} of {of} answers differ", style="red")
+            console.print(f"{arm.run.title}: {of - same} of {of} answers differ", style="red")
             status = 1
     return status
 
 
-def _write_json(path: Path, work: Workload, blocks: int, arms: Sequence[ArmResult]) -> None:
+def _write_json(path: Path, work: Agents, blocks: int, arms: Sequence[Loaded]) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     record: dict[str, Any] = {
         "workload": asdict(work),
@@ -199,7 +186,7 @@ def _write_json(path: Path, work: Workload, blocks: int, arms: Sequence[ArmResul
         "model": asdict(LLAMA),
         "versions": {name: version(name) for name in ("vllm", "torch", "continuum-connector")},
         "machine": {"cpus": os.cpu_count(), "system": platform.platform()},
-        "arms": [arm.as_json() for arm in arms],
+        "arms": [as_json(arm) for arm in arms],
     }
     path.write_text(json.dumps(record, indent=1))
 

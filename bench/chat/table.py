@@ -1,159 +1,119 @@
-"""What an arm measured, and the one table that compares the arms."""
+"""The one table that compares the arms, and how many answers are the same."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
 from typing import Any
 
+import msgspec
 from rich.table import Table
 
-from bench.chat.agents import ProgramRecord, TurnRecord
-from bench.serve.averages import mean, p95
-from bench.serve.metrics import Metrics, by_label, total
+from bench.common.tables import mean
+from bench.serve.metrics import total
+from bench.serve.results import Loaded
+from bench.serve.summary import BY_KEY, PROMPT, pins_ended
 
 NONE = "-"
+Row = tuple[str, str, Callable[[Loaded], float], str, bool]  # key, title, value, unit, ratio?
 
 
-@dataclass
-class ArmResult:
-    """One server, one run of the workload: what clients saw, and what the server counted."""
-
-    label: str
-    connector: bool
-    programs: list[ProgramRecord]
-    counters: Metrics  # what the run added to the server's counters
-    wall_s: float
-    start_s: float
-
-    @property
-    def turns(self) -> list[TurnRecord]:
-        """All turns of all programs."""
-        return [turn for program in self.programs for turn in program.turns]
-
-    @property
-    def errors(self) -> list[str]:
-        """Every failed turn, as its client saw it."""
-        return [f"{t.program} turn {t.index}: {t.error}" for t in self.turns if t.error]
-
-    @property
-    def jct_s(self) -> list[float]:
-        """Completion times of the programs that completed."""
-        return [program.jct_s for program in self.programs if not program.failed]
-
-    @property
-    def ttft_s(self) -> list[float]:
-        """Times to first token of the turns that answered."""
-        return [turn.ttft_s for turn in self.turns if not turn.error]
-
-    def ttft_of_turns_s(self, first: bool) -> list[float]:
-        """The same, of first turns or of later ones: program order may trade one for the other."""
-        return [t.ttft_s for t in self.turns if not t.error and (t.index == 0) == first]
-
-    def count(self, name: str, **labels: str) -> float:
-        """Sum of what was added to a counter."""
-        return total(self.counters, name, **labels)
-
-    def pins(self) -> dict[str, float]:
-        """Pins by how they ended."""
-        ended = by_label(self.counters, "continuum:pins_ended_total", "cause")
-        return {cause: n for cause, n in sorted(ended.items(), key=lambda c: -c[1]) if n}
-
-    def as_json(self) -> dict[str, Any]:
-        """Everything, for --json."""
-        return {
-            "label": self.label,
-            "wall_s": self.wall_s,
-            "server_start_s": self.start_s,
-            "summary": {row.key: row.value(self) for row in ROWS},
-            "pins_ended": self.pins(),
-            "programs": [asdict(program) for program in self.programs],
-            "counters": [
-                {"name": name, "labels": dict(labels), "added": value}
-                for (name, labels), value in sorted(self.counters.items(), key=str)
-                if value and not name.endswith(("_created", "_bucket"))
-            ],
-        }
+def _ttft_s(run: Loaded, first: bool) -> float:
+    """Of first turns or of later ones: program order may trade one for the other."""
+    return mean([t.ttft_s for t in run.turns if not t.error and (t.turn == 0) == first])
 
 
-@dataclass(frozen=True)
-class Row:
-    """One line of the table. `ratio` says whether comparing it with the baseline makes sense."""
-
-    key: str
-    title: str
-    value: Callable[[ArmResult], float]
-    unit: str = ""
-    ratio: bool = True
+def _count(name: str, **labels: str) -> Callable[[Loaded], float]:
+    return lambda run: total(run.added, name, **labels)
 
 
-PROMPT = "vllm:prompt_tokens_by_source_total"
-ROWS = (
-    Row("jct_mean_s", "JCT mean", lambda a: mean(a.jct_s), "s"),
-    Row("jct_p95_s", "JCT P95", lambda a: p95(a.jct_s), "s"),
-    Row("ttft_mean_s", "TTFT mean", lambda a: mean(a.ttft_s), "s"),
-    Row("ttft_p95_s", "TTFT P95", lambda a: p95(a.ttft_s), "s"),
-    Row("ttft_first_mean_s", "  first turns, mean", lambda a: mean(a.ttft_of_turns_s(True)), "s"),
-    Row("ttft_later_mean_s", "  later turns, mean", lambda a: mean(a.ttft_of_turns_s(False)), "s"),
-    Row("prompt_tokens", "prompt tokens", lambda a: a.count("vllm:prompt_tokens_total")),
-    Row("recomputed", "  computed", lambda a: a.count(PROMPT, source="local_compute")),
-    Row("hits_vram", "  hit in VRAM", lambda a: a.count(PROMPT, source="local_cache_hit")),
-    Row(
-        "hits_dram",
-        "  hit in DRAM",
-        lambda a: a.count(PROMPT, source="external_kv_transfer"),
-        ratio=False,
-    ),
-    Row("preemptions", "preemptions", lambda a: a.count("vllm:num_preemptions_total"), ratio=False),
-    Row("errors", "failed turns", lambda a: len(a.errors), ratio=False),
+ROWS: tuple[Row, ...] = (
+    ("jct_mean_s", "JCT mean", BY_KEY["jct_mean_s"].value, "s", True),
+    ("jct_p95_s", "JCT P95", BY_KEY["jct_p95_s"].value, "s", True),
+    ("ttft_mean_s", "TTFT mean", BY_KEY["ttft_mean_s"].value, "s", True),
+    ("ttft_p95_s", "TTFT P95", BY_KEY["ttft_p95_s"].value, "s", True),
+    ("ttft_first_mean_s", "  first turns, mean", lambda run: _ttft_s(run, True), "s", True),
+    ("ttft_later_mean_s", "  later turns, mean", lambda run: _ttft_s(run, False), "s", True),
+    ("prompt_tokens", "prompt tokens", _count("vllm:prompt_tokens_total"), "", True),
+    ("recomputed", "  computed", _count(PROMPT, source="local_compute"), "", True),
+    ("hits_vram", "  hit in VRAM", _count(PROMPT, source="local_cache_hit"), "", True),
+    ("hits_dram", "  hit in DRAM", _count(PROMPT, source="external_kv_transfer"), "", False),
+    ("preemptions", "preemptions", _count("vllm:num_preemptions_total"), "", False),
+    ("errors", "failed turns", BY_KEY["failed_turns"].value, "", False),
 )
 
 
-def make_table(title: str, arms: Sequence[ArmResult]) -> Table:
+def make_table(title: str, arms: Sequence[Loaded]) -> Table:
     """One column per arm, and how each compares with the first."""
     table = Table(title=title, title_justify="left")
     table.add_column("", overflow="fold")
     for index, arm in enumerate(arms):
-        table.add_column(arm.label, justify="right", overflow="fold")
+        table.add_column(arm.run.title, justify="right", overflow="fold")
         if index:
             table.add_column("ratio", justify="right", style="bold")
     base = arms[0]
-    for row in ROWS:
-        cells = []
-        for index, arm in enumerate(arms):
-            cells.append(_number(row.value(arm), row.unit))
-            if index:
-                cells.append(_ratio(row.value(arm), row.value(base)) if row.ratio else "")
-        table.add_row(row.title, *cells)
-    for title, text in (("pins, by how they ended", _pins), ("same outputs", _outputs)):
-        cells = []
-        for index, arm in enumerate(arms):
-            cells.append(text(arm, base))
-            if index:
-                cells.append("")
-        table.add_row(title, *cells)
+    for _, name, value, unit, has_ratio in ROWS:
+        ratios = [_ratio(value(arm), value(base)) if has_ratio else "" for arm in arms]
+        table.add_row(name, *_beside([_number(value(arm), unit) for arm in arms], ratios))
+    for name, text in (("pins, by how they ended", _pins), ("same outputs", _outputs)):
+        table.add_row(name, *_beside([text(arm, base) for arm in arms], [""] * len(arms)))
     return table
 
 
-def same_outputs(arm: ArmResult, base: ArmResult) -> tuple[int, int]:
+def _beside(cells: Sequence[str], ratios: Sequence[str]) -> list[str]:
+    """Each arm's cell and, but for the first arm's, its ratio."""
+    pairs = zip(cells[1:], ratios[1:], strict=True)
+    return [cells[0], *(each for pair in pairs for each in pair)]
+
+
+def same_outputs(arm: Loaded, base: Loaded) -> tuple[int, int]:
     """Turns answered alike, of the turns the two arms have between them."""
-    mine = {(t.program, t.index): t.answer for t in arm.turns if not t.error}
-    theirs = {(t.program, t.index): t.answer for t in base.turns if not t.error}
-    return sum(mine.get(key) == answer for key, answer in theirs.items()), len(mine | theirs)
+    mine, theirs = (
+        {(t.program, t.turn): t.text for t in run.turns if not t.error} for run in (arm, base)
+    )
+    return sum(mine.get(key) == text for key, text in theirs.items()), len(mine | theirs)
 
 
-def _outputs(arm: ArmResult, base: ArmResult) -> str:
+def as_json(arm: Loaded) -> dict[str, Any]:
+    """Everything, for --json."""
+    turns = [msgspec.to_builtins(turn) for turn in arm.turns]
+    return {
+        "label": arm.run.title,
+        "wall_s": arm.run.wall_s,
+        "server_start_s": arm.run.server_start_s,
+        "summary": {key: value(arm) for key, _, value, *_ in ROWS},
+        "pins_ended": _ended(arm),
+        "programs": [
+            {
+                **msgspec.to_builtins(each),
+                "turns": [turn for turn in turns if turn["program"] == each.program],
+            }
+            for each in arm.programs
+        ],
+        "counters": [
+            {"name": name, "labels": dict(labels), "added": value}
+            for (name, labels), value in sorted(arm.added.items(), key=str)
+            if value and not name.endswith(("_created", "_bucket"))
+        ],
+    }
+
+
+def _ended(arm: Loaded) -> dict[str, float]:
+    """Pins by how they ended, the most first."""
+    return {cause: n for cause, n in sorted(pins_ended(arm).items(), key=lambda c: -c[1]) if n}
+
+
+def _outputs(arm: Loaded, base: Loaded) -> str:
     if arm is base:
         return NONE
     same, of = same_outputs(arm, base)
     return f"yes ({same}/{of})" if same == of else f"NO ({same}/{of})"
 
 
-def _pins(arm: ArmResult, _base: ArmResult) -> str:
-    if not arm.connector:
+def _pins(arm: Loaded, _base: Loaded) -> str:
+    if not arm.run.settings["connector"]:
         return NONE
-    return "\n".join(f"{cause} {n:.0f}" for cause, n in arm.pins().items()) or "none"
+    return "\n".join(f"{cause} {n:.0f}" for cause, n in _ended(arm).items()) or "none"
 
 
 def _number(value: float, unit: str) -> str:

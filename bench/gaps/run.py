@@ -8,7 +8,8 @@ from contextlib import contextmanager
 from unittest.mock import patch
 
 from bench.cli import any_number, start, teaching_parser
-from bench.gaps.trace import Event, Request, events
+from bench.common.workloads import Request
+from bench.gaps.trace import Event, events
 from continuum_connector.forecast import survival, tool_times
 from continuum_connector.forecast.gaps import Gap, Gaps
 from continuum_connector.toolcalls.asked import UNREAD, Asked, Ending, ToolCall
@@ -22,9 +23,9 @@ Scored = tuple[tuple[float, ...], float]  # P(gap <= TTL) for each, and the gap:
 
 
 def _ending(request: Request, call: ToolCall) -> Asked:
-    if request["stop"] == "tool_use":
+    if request.stop == "tool_use":
         return Asked(Ending.CALLS, (call,))
-    return Asked(Ending.ANSWER) if request["stop"] == "end_turn" else UNREAD
+    return Asked(Ending.ANSWER) if request.stop == "end_turn" else UNREAD
 
 
 # What a server could know of a turn; the trace names no tools, so other things stand in for them.
@@ -32,13 +33,13 @@ READERS: dict[str, Reader] = {
     "nothing: one curve": lambda request, program: UNREAD,
     "tool or person": lambda request, program: _ending(request, ToolCall("tool")),
     "+ output length as class": lambda request, program: _ending(
-        request, ToolCall("tool", str(request["out"].bit_length()))
+        request, ToolCall("tool", str(request.out.bit_length()))
     ),
     "+ model as tool, length as class": lambda request, program: _ending(
-        request, ToolCall(request["model"], str(request["out"].bit_length()))
+        request, ToolCall(request.model, str(request.out.bit_length()))
     ),
     "+ a useless class, 1 of 16": lambda request, program: _ending(
-        request, ToolCall("tool", str(request["inp"] % 16))
+        request, ToolCall("tool", str(request.inp % 16))
     ),
     "+ the program itself as tool": lambda request, program: _ending(request, ToolCall(program)),
 }

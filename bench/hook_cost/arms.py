@@ -33,7 +33,7 @@ NOTHING = "nothing"
 KNOWN_COSTS = {"prefill": [0.01, 1e-3, 0.0, 0.0, 0.0], "load": [0.01, 1e-3]}
 
 
-class Arm:
+class TimedEngine:
     """One engine under measurement, kept at `num_turns` turns, those that wait included."""
 
     def __init__(
@@ -118,7 +118,7 @@ def build_arms(
     num_pins: int,
     say: Callable[[str], None],
     clock: Callable[[], float] = time.perf_counter,
-) -> list[Arm]:
+) -> list[TimedEngine]:
     """Stock, then ours, one per policy, with one size of pool; ours with pins and a full DRAM.
 
     NOTHING among the policies is a connector that does nothing, in the place of ours.
@@ -136,7 +136,9 @@ def build_arms(
         else _ours(policy, args, num_pins, common, say)
         for policy in policies
     }
-    arms = [Arm(name, engine, args, clock) for name, engine in {"stock": stock, **ours}.items()]
+    arms = [
+        TimedEngine(name, engine, args, clock) for name, engine in {"stock": stock, **ours}.items()
+    ]
     for arm in arms:
         arm.engine.check = lambda: None  # of every block, between the steps: cold caches
     return arms
@@ -169,7 +171,7 @@ def _ours(
     return engine
 
 
-def interleave(arms: Sequence[Arm], num_steps: int) -> None:
+def interleave(arms: Sequence[TimedEngine], num_steps: int) -> None:
     """Take `num_steps` steps of each arm, one of each at a time; their samples are those steps'.
 
     Always in one order: each then finds in the caches what another left there. In alternating

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from bench.cli import many, positive, start, teaching_parser
-from bench.hook_cost.arms import HOOKS, Arm, build_arms, interleave, progress
+from bench.hook_cost.arms import HOOKS, TimedEngine, build_arms, interleave, progress
 from bench.hook_cost.worker_step import measure_worker
 
 
@@ -42,7 +42,7 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
     return result
 
 
-def samples(arm: Arm) -> dict[str, Any]:
+def samples(arm: TimedEngine) -> dict[str, Any]:
     """What one of our arms measured, and what it held in the end."""
     side = arm.engine.connector.side
     return {

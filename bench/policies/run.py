@@ -6,23 +6,21 @@ import argparse
 import asyncio
 import itertools
 import json
-import math
 import os
-import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from bench.chat.agents import ProgramRecord, run_agents
-from bench.chat.plan import ProgramPlan
+from bench.chat.agents import pool_blocks, run_agents, touch
 from bench.cli import many, names_of, start, teaching_parser, whole
+from bench.common.plans import ProgramPlan
 from bench.markers import rewrite
 from bench.policies import table
 from bench.policies.regimes import LEARN, REGIMES, SEEDS, WARM_UP, live_tokens, plans
 from bench.serve.metrics import by_label, delta, total
-from bench.serve.server import SERVED_NAME, VllmServer
+from bench.serve.server import VllmServer
 from bench.serve.tiny_model import make_model
 
 README = Path(__file__).with_name("README.md")
@@ -143,9 +141,9 @@ def measure(
 def _server(setting: Setting, policy: str, core: int | None) -> VllmServer:
     live = live_tokens()
     regime = REGIMES[setting.regime]
-    works = [plans(regime, WARM_UP, LEARN), *(plans(regime, seed) for seed in SEEDS)]
-    longest = max(program.final_tokens() for work in works for program in work)
-    blocks = math.ceil(max(PRESSURES[setting.pressure] * live, 1.2 * longest) / BLOCK_SIZE) + 1
+    works = plans(regime, WARM_UP, LEARN), *(plans(regime, seed) for seed in SEEDS)
+    pool = PRESSURES[setting.pressure] * live
+    blocks = pool_blocks(pool, itertools.chain(*works), BLOCK_SIZE)
     connector = None
     if policy != "stock":
         connector = {"policy": policy, "dram_bytes": int(DRAM_SHARE * live * KV_BYTES)}
@@ -159,11 +157,10 @@ def run_once(
 ) -> dict[str, Any]:
     """One workload on a running server, from an empty cache."""
     server.post("/reset_prefix_cache")
-    _touch(server)
-    before, began = server.metrics(), time.monotonic()
-    programs = asyncio.run(run_agents(server.url, work, tool=TOOL))
-    wall_s = time.monotonic() - began
-    _touch(server)
+    touch(server)
+    before = server.metrics()
+    found = asyncio.run(run_agents(server.url, work, tool=TOOL))
+    touch(server)
     added = delta(server.metrics(), before)
     source = by_label(added, "vllm:prompt_tokens_by_source_total", "source")
     return {
@@ -171,10 +168,10 @@ def run_once(
         "regime": setting.regime,
         "policy": policy,
         "seed": seed,
-        "jct_s": [program.jct_s for program in programs if not program.failed],
-        "ttft_s": [t.ttft_s for p in programs for t in p.turns if not t.error],
-        "failed": sum(program.failed for program in programs),
-        "answers": _answers(programs),
+        "jct_s": [program.jct_s for program in found.finished],
+        "ttft_s": [turn.ttft_s for turn in found.turns if not turn.error],
+        "failed": len(found.programs) - len(found.finished),
+        "answers": {f"{turn.program}/{turn.turn}": turn.text for turn in found.turns},
         "prompt_tokens": sum(source.values()),
         "computed": source.get("local_compute", 0.0),
         "vram": source.get("local_cache_hit", 0.0),
@@ -182,16 +179,8 @@ def run_once(
         "preemptions": total(added, "vllm:num_preemptions_total"),
         "decisions": by_label(added, "continuum:decisions_total", "decision"),
         "pins_ended": by_label(added, "continuum:pins_ended_total", "cause"),
-        "wall_s": wall_s,
+        "wall_s": found.run.wall_s,
     }
-
-
-def _answers(programs: Sequence[ProgramRecord]) -> dict[str, str]:
-    return {f"{p.program}/{t.index}": t.answer for p in programs for t in p.turns}
-
-
-def _touch(server: VllmServer) -> None:
-    server.post("/v1/completions", {"model": SERVED_NAME, "prompt": "hello", "max_tokens": 1})
 
 
 def _share(text: str) -> tuple[int, int]:

@@ -20,18 +20,18 @@ from typing import Any
 
 from bench.serve import package, results
 from bench.serve.api import ApiError, Patience
-from bench.serve.arms import Arm, CannotRunError, Place
+from bench.serve.arms import CannotRunError, Place, ServerArm
 from bench.serve.arrivals import read_arrivals
 from bench.serve.kept import Kept, Prepared, check_tier
 from bench.serve.live import kv_bytes_per_token, live, longest_context
 from bench.serve.load import Load
-from bench.serve.plans import Tokens
+from bench.serve.programs import Source
 from bench.serve.record import RunFolder, machine, versions
 from bench.serve.results import Dram, ResultError, Run, State, Turn
 from bench.serve.rivals import FOLDER
 from bench.serve.server import SERVED_NAME, ServerError, ServerOptions
 from bench.serve.session import Manner, measure
-from bench.serve.workloads import Workload
+from bench.serve.token_ids import Tokens
 
 EXPERIMENT = "experiment.json"
 WARM_UP = 1  # its tokens stay in the tiers as those of any finished program would
@@ -41,8 +41,8 @@ WARM_UP = 1  # its tokens stay in the tiers as those of any finished program wou
 class Experiment:
     """What is compared, and under what load. `pressures`: live KV / DRAM, one set of runs each."""
 
-    arms: tuple[Arm, ...]
-    workload: Workload
+    arms: tuple[ServerArm, ...]
+    workload: Source
     model: Path
     pressures: tuple[float, ...] = (2.0,)
     repeats: int = 1
@@ -58,7 +58,7 @@ class Experiment:
     patience: Patience = field(default_factory=Patience)
     sample_s: float = 1.0
 
-    def load(self, arm: Arm, repeat: int) -> Load:
+    def load(self, arm: ServerArm, repeat: int) -> Load:
         """The load of one run."""
         defaults = self.workload.defaults
         duration_s = self.duration_s or defaults.duration_s
@@ -122,7 +122,7 @@ class Experiment:
 class Cell:
     """One run to be made."""
 
-    arm: Arm
+    arm: ServerArm
     repeat: int
     dram: Dram | None
 

@@ -1,8 +1,9 @@
-"""One streamed completion over HTTP, tried again where that may help, with every failure told.
+"""One streamed answer over HTTP, tried again where that may help, with every failure told.
 
 aiohttp and not the `openai` client: that one builds pydantic objects for every streamed token and
 takes several times the CPU per turn (`python -m bench.serve.capacity` measures both), so a client
-on one core would be what is measured. The API is the same, /v1/completions with token ids.
+on one core would be what is measured. The API is the same: /v1/completions with token ids, or
+/v1/chat/completions with messages.
 """
 
 from __future__ import annotations
@@ -40,8 +41,13 @@ class _Usage(msgspec.Struct):
     prompt_tokens_details: _Details | None = None
 
 
+class _Delta(msgspec.Struct):
+    content: str | None = None
+
+
 class _Choice(msgspec.Struct):
     text: str = ""
+    delta: _Delta | None = None  # of a chat
     token_ids: list[int] | None = None
 
 
@@ -60,6 +66,7 @@ class Answer:
     last: float = 0.0
     ended: float = 0.0
     tokens: list[int] = field(default_factory=list)  # ids; empty if the server does not say
+    text: str = ""
     num_prompt: int = 0
     num_cached: int = 0
     num_answered: int = 0
@@ -82,7 +89,7 @@ class Patience:
 
 
 class Api:
-    """A server's completions API, as an async context manager. Any number of requests at a time."""
+    """A server's two APIs, as an async context manager. Any number of requests at a time."""
 
     def __init__(self, url: str, api_key: str = "", patience: Patience | None = None) -> None:
         self.url = url
@@ -117,12 +124,13 @@ class Api:
 
         All times count from the first try: what a retry costs is seen, not hidden.
         """
-        payload = msgspec.json.encode({**body, **STREAM})
+        path = "/v1/chat/completions" if "messages" in body else "/v1/completions"
+        payload = msgspec.json.encode({**body, **STREAM, "return_token_ids": "prompt" in body})
         answer = Answer(time.perf_counter())
         wait_s = self.patience.backoff_s
         for left in range(self.patience.retries, -1, -1):
             try:
-                await self._try(payload, answer)
+                await self._try(path, payload, answer)
                 answer.error = ""
                 break
             except ApiError as failure:
@@ -130,6 +138,7 @@ class Api:
                 answer.failures.append(answer.error)
                 answer.first = answer.last = 0.0
                 answer.tokens.clear()
+                answer.text = ""
                 if not failure.again or not left:
                     break
             await asyncio.sleep(wait_s)
@@ -150,10 +159,10 @@ class Api:
         except (aiohttp.ClientError, asyncio.TimeoutError, OSError) as error:
             raise ApiError(_name(error), again=True) from None
 
-    async def _try(self, payload: bytes, answer: Answer) -> None:
+    async def _try(self, path: str, payload: bytes, answer: Answer) -> None:
         assert self._session is not None
         try:
-            async with self._session.post(self.url + "/v1/completions", data=payload) as response:
+            async with self._session.post(self.url + path, data=payload) as response:
                 if response.status != 200:
                     said = _said(response.status, await response.text())
                     raise ApiError(said, response.status in RETRIED)
@@ -185,10 +194,12 @@ class Api:
         if chunk.error is not None:
             raise ApiError(f"server error: {chunk.error}"[:300], again=True)
         for choice in chunk.choices:
-            if choice.token_ids or choice.text:
+            text = (choice.delta.content or "") if choice.delta else choice.text
+            if choice.token_ids or text:
                 answer.last = time.perf_counter()
                 answer.first = answer.first or answer.last
                 answer.tokens.extend(choice.token_ids or ())
+                answer.text += text
         if chunk.usage is not None:
             details = chunk.usage.prompt_tokens_details
             answer.num_prompt = chunk.usage.prompt_tokens
@@ -196,7 +207,7 @@ class Api:
             answer.num_cached = (details.cached_tokens or 0) if details else 0
 
 
-STREAM = {"stream": True, "stream_options": {"include_usage": True}, "return_token_ids": True}
+STREAM = {"stream": True, "stream_options": {"include_usage": True}}
 
 
 def _said(status: int, content: str) -> str:

@@ -22,6 +22,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from bench.common.arms import Arm, Role
 from bench.serve.rivals import LMCACHE_ENV, LmcacheServer, missing
 from continuum_connector.config import POLICIES
 
@@ -65,26 +66,27 @@ class Setup:
 
 
 @dataclass(frozen=True)
-class Arm:
+class ServerArm(Arm):
     """One way to serve. `uses_dram`: whether its size matters. `forgets`: whether a reset of
     vLLM's caches empties its DRAM too (`reset_cache` of its connector)."""
 
-    name: str
-    title: str
     setup: Callable[[Place], Setup]
     uses_dram: bool = True
     priority: bool = False  # clients send the program's number
     forgets: bool = True
 
 
-def find_arm(name: str) -> Arm:
+def find_arm(name: str) -> ServerArm:
     """The arm of this name; KeyError if there is none."""
     kind, _, policy = name.partition(":")
     if kind == "continuum":
         policy = policy or "adaptive"
         if policy not in POLICIES:
             raise KeyError(name)
-        return Arm(f"continuum:{policy}", f"Continuum {policy}", _continuum(policy))
+        role = Role.OURS if policy == "adaptive" else Role.RELATED
+        return ServerArm(
+            f"continuum:{policy}", f"Continuum {policy}", _continuum(policy), role=role
+        )
     return ARMS[name]
 
 
@@ -169,21 +171,23 @@ def _config(connector: str, extra: dict[str, Any]) -> dict[str, Any]:
 ARMS = {
     arm.name: arm
     for arm in (
-        Arm("none", "vLLM", _none, uses_dram=False),
-        Arm("none-priority", "vLLM, program priority", _priority, uses_dram=False, priority=True),
-        Arm("lmcache-mp", "LMCache MP", _lmcache_mp(lazy=False), forgets=False),
-        Arm("lmcache-mp-lazy", "LMCache MP lazy", _lmcache_mp(lazy=True), forgets=False),
-        Arm("lmcache-v1", "LMCache V1", _lmcache_v1, forgets=False),
-        Arm("simple", "SimpleCPUOffload", _vllm("SimpleCPUOffloadConnector")),
-        Arm(
+        ServerArm("none", "vLLM", _none, uses_dram=False),
+        ServerArm(
+            "none-priority", "vLLM, program priority", _priority, uses_dram=False, priority=True
+        ),
+        ServerArm("lmcache-mp", "LMCache MP", _lmcache_mp(lazy=False), forgets=False),
+        ServerArm("lmcache-mp-lazy", "LMCache MP lazy", _lmcache_mp(lazy=True), forgets=False),
+        ServerArm("lmcache-v1", "LMCache V1", _lmcache_v1, forgets=False),
+        ServerArm("simple", "SimpleCPUOffload", _vllm("SimpleCPUOffloadConnector")),
+        ServerArm(
             "simple-lazy",
             "SimpleCPUOffload lazy",
             _vllm("SimpleCPUOffloadConnector", lazy_offload=True),
         ),
-        Arm(
+        ServerArm(
             "offloading-lru", "Offloading LRU", _vllm("OffloadingConnector", eviction_policy="lru")
         ),
-        Arm(
+        ServerArm(
             "offloading-arc", "Offloading ARC", _vllm("OffloadingConnector", eviction_policy="arc")
         ),
     )

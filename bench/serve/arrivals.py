@@ -12,13 +12,13 @@ from __future__ import annotations
 import gzip
 import json
 import math
-import random
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 
 from bench.cli import regular
+from bench.common.workloads import poisson
 from continuum_connector.tools.cli.ending import ToldError
 
 MOST, MOST_AT_ONCE = 10_000_000, 100_000  # programs
@@ -69,15 +69,6 @@ def read_arrivals(text: str, seed: int, duration_s: float, most: int) -> Arrival
             f"--arrivals {text}: nothing arrives within {duration_s:g} s; give a longer --duration"
         )
     return Arrivals(text, times_s=chosen)
-
-
-def poisson(rate: float, duration_s: float, seed: int) -> Iterator[float]:
-    """Times until `duration_s`; with seed 42 and 45 s exactly those of the four-GPU sweep."""
-    rng = random.Random(seed)
-    now = rng.expovariate(rate)
-    while now < duration_s:
-        yield now
-        now += rng.expovariate(rate)
 
 
 def trace(path: Path, duration_s: float) -> Iterator[float]:

@@ -18,14 +18,15 @@ from pathlib import Path
 from openai import AsyncOpenAI
 
 from bench.cli import start, teaching_parser, whole
+from bench.common.plans import Added
 from bench.serve.arrivals import read_arrivals
 from bench.serve.fake_api import MODEL
 from bench.serve.load import Load
-from bench.serve.plans import Tokens, TurnPlan
+from bench.serve.programs import Defaults, Uniform
 from bench.serve.record import RunFolder
 from bench.serve.results import Run
 from bench.serve.session import Manner, measure, raise_file_limit
-from bench.serve.workloads import Defaults, Uniform
+from bench.serve.token_ids import Tokens
 
 PROMPT, ANSWER, TURNS = 4000, 20, 2
 
@@ -51,7 +52,7 @@ def main() -> None:
 
 
 def _ours(url: str, programs: int) -> None:
-    turns = tuple(TurnPlan(PROMPT // TURNS, ANSWER) for _ in range(TURNS))
+    turns = tuple(Added(PROMPT // TURNS, ANSWER) for _ in range(TURNS))
     workload = Uniform("capacity", "p", turns, 0, Defaults("closed:1"))
     arrivals = read_arrivals(f"closed:{programs}", 1, 1.0, 0)
     load = Load(workload, arrivals, Tokens(1), MODEL, duration_s=3600.0, programs=programs)

@@ -16,15 +16,15 @@ from rich.console import Console
 from bench.serve import cli_report, compare, results, summary
 from bench.serve.ab import Experiment, Task, Watcher, run_all
 from bench.serve.api import Patience
-from bench.serve.arms import ARMS, Arm, find_arm
+from bench.serve.arms import ARMS, ServerArm, find_arm
 from bench.serve.cli_agents import read_vocab
 from bench.serve.compare import Column
 from bench.serve.preview import preview
+from bench.serve.programs import Source
 from bench.serve.results import Loaded, Run, State
 from bench.serve.server import ServerOptions
 from bench.serve.tiny_model import LLAMA, make_model
 from bench.serve.tokenizer import FIRST_WORD
-from bench.serve.workloads import Workload
 from continuum_connector.config import POLICIES
 from continuum_connector.tools.cli.server import CommandError
 from continuum_connector.tools.cli.terminal import name as shown
@@ -42,7 +42,7 @@ class Options:
     """What was asked for, as it was written."""
 
     arms: Sequence[str]
-    workload: Workload
+    workload: Source
     dram: str
     model: Path | None
     vocab: str
@@ -148,7 +148,7 @@ def dry_run(loads: Mapping[Path, Experiment]) -> State:
     return "done"
 
 
-def show(console: Console, runs: list[Loaded], out: Path, base: Arm) -> None:
+def show(console: Console, runs: list[Loaded], out: Path, base: ServerArm) -> None:
     """A table per pressure, what could not run, and where everything is."""
     summary.write_csv(out, runs)
     arms = compare.columns(runs, base.name)
@@ -157,7 +157,8 @@ def show(console: Console, runs: list[Loaded], out: Path, base: Arm) -> None:
     for pressure, group in compare.by_pressure(arms).items():
         if group:
             title = f"{_pressure(pressure, group)}ratios are to {group[0].title}"
-            console.print(compare.table(title, group))
+            for table in compare.tables(console, title, group):
+                console.print(table)
     for each in runs:
         if each.run.state in NOT_MEASURED:
             line = f"{each.run.title} {NOT_MEASURED[each.run.state]}: {each.run.reason}"
@@ -200,7 +201,7 @@ def _ended(console: Console) -> Any:
     return tell
 
 
-def _arm(name: str) -> Arm:
+def _arm(name: str) -> ServerArm:
     try:
         return find_arm(name)
     except KeyError:

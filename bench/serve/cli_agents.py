@@ -9,11 +9,11 @@ from typing import Any
 
 from bench.serve import results, summary
 from bench.serve.load import Load
-from bench.serve.plans import Tokens
 from bench.serve.progress import Progress
 from bench.serve.record import RunFolder, machine, versions
 from bench.serve.results import ResultError, Run, State
 from bench.serve.session import Manner, measure
+from bench.serve.token_ids import Tokens
 from continuum_connector.tools.cli.calibrate import choose_model
 from continuum_connector.tools.cli.server import CommandError, Server
 from continuum_connector.tools.cli.terminal import name as shown

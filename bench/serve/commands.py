@@ -167,7 +167,8 @@ def compare(first: o.Result, second: o.Result) -> None:
         for base, other in comparison.matching(*made):
             title = base.title if base.title == other.title else f"{base.title}, {other.title}"
             console = terminal(width=None if sys.stdout.isatty() else 160)
-            console.print(comparison.table(title, [base, other]))
+            for table in comparison.tables(console, title, [base, other]):
+                console.print(table)
 
 
 @app.command()

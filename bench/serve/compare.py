@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import csv
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from rich import box
+from rich.console import Console
 from rich.table import Table
 
+from bench.common.tables import fitting, mean
 from bench.serve import stats
-from bench.serve.averages import mean
 from bench.serve.results import Loaded, ResultError
 from bench.serve.stats import Ratio, Sampled, Statistic
 from bench.serve.summary import BY_KEY
@@ -152,26 +153,35 @@ def by_pressure(arms: Sequence[Column]) -> dict[float, list[Column]]:
 
 
 SHOWN = ("jct_mean_s", "jct_p95_s", "ttft_mean_s", "computed_tokens")
+SAME = "same answers"
 PLAIN = ("hit_vram_tokens", "hit_dram_tokens", "failed_programs")
 
 
-def table(title: str, arms: Sequence[Column]) -> Table:
-    """A row per arm; below each figure how it compares with the first arm's."""
+def tables(console: Console, title: str, arms: Sequence[Column]) -> Iterator[Table]:
+    """A row per arm; below each figure how it compares with the first arm's. More than one table
+    where the terminal is narrow."""
     if not arms:
         raise ResultError("nothing to compare: no run got as far as its first answer")
-    made = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
-    made.add_column("arm (runs)", overflow="fold", min_width=len("continuum"))
-    for key in (*SHOWN, *PLAIN):
-        title = BY_KEY[key].title.strip().removeprefix("server: ")
-        made.add_column(title, justify="right", overflow="fold")
-    made.add_column("same answers")
     base = arms[0]
-    for arm in arms:
-        cells = [_cell(base, arm, what) for what in COMPARED if what.key in SHOWN]
-        cells += [BY_KEY[key].show(arm.figure(key)) for key in PLAIN]
-        same = "-" if arm is base else str(sameness(base, arm))
-        made.add_row(f"{arm.title} ({len(arm.runs)})", *cells, same)
-    return made
+    what = {each.key: each for each in COMPARED}
+
+    def cell(arm: Column, key: str) -> str:
+        if key == SAME:
+            return "-" if arm is base else str(sameness(base, arm))
+        shown = BY_KEY[key].show(arm.figure(key))
+        return shown if arm is base or key in PLAIN else f"{shown}\n{ratio(base, arm, what[key])}"
+
+    def make(keys: Sequence[str]) -> Table:
+        made = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
+        made.add_column("arm (runs)", no_wrap=True)
+        for key in keys:
+            name = SAME if key == SAME else BY_KEY[key].title.strip().removeprefix("server: ")
+            made.add_column(name, justify="left" if key == SAME else "right", no_wrap=True)
+        for arm in arms:
+            made.add_row(f"{arm.title} ({len(arm.runs)})", *(cell(arm, key) for key in keys))
+        return made
+
+    yield from fitting(console, (*SHOWN, *PLAIN, SAME), make)
 
 
 def write_csv(folder: Path, arms: Sequence[Column]) -> None:
@@ -193,8 +203,3 @@ RATIO_COLUMNS = (
     *("pressure", "arm", "figure", "value", "ratio", "ratio_low", "ratio_high"),
     *("repeats", "programs"),
 )
-
-
-def _cell(base: Column, arm: Column, what: Compared) -> str:
-    shown = BY_KEY[what.key].show(arm.figure(what.key))
-    return shown if arm is base else f"{shown}\n{ratio(base, arm, what)}"

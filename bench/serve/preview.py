@@ -79,7 +79,7 @@ def _time(load: Load, planned: Sequence[Cell], out: Path, start_s: float) -> Ite
 def _least_s(load: Load) -> float:
     """Seconds that a load takes on a server that takes none; 0 where only the server counts."""
     programs = load.most_programs() or 0
-    pauses = [sum(turn.pause_s for turn in load.plan(n).turns) for n in range(programs)]
+    pauses = [sum(turn.gap_s for turn in load.plan(n).turns) for n in range(programs)]
     if load.arrivals.open_loop:
         return max(map(sum, zip(load.arrivals.times_s, pauses, strict=False)))
     return sum(pauses) / load.arrivals.at_once if load.arrivals.at_once else 0.0

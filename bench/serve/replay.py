@@ -11,30 +11,15 @@ many tokens (after scaling); `skip` leaves lanes out at the beginning.
 
 from __future__ import annotations
 
-import gzip
-from collections import defaultdict
 from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
 
 from bench.cli import regular
-from bench.serve.plans import ProgramPlan, TurnPlan
-from bench.serve.workloads import Defaults, WorkloadError
-
-BLOCK = 64
-
-
-class Request(msgspec.Struct):
-    """One recorded request."""
-
-    trace: str
-    lane: str
-    turn: int
-    inp: int
-    out: int
-    common_blocks: int = 0
-    think: float | None = None  # not known for some
+from bench.common.plans import ProgramPlan, Streams, Talk
+from bench.common.workloads import BLOCK, BROKEN, Request, lanes, lines
+from bench.serve.programs import Defaults, WorkloadError
 
 
 class Options(msgspec.Struct, forbid_unknown_fields=True):
@@ -72,18 +57,12 @@ def read(text: str) -> Replay:
     """Read `FILE[,OPTION=VALUE...]`."""
     path, *pairs = text.split(",")
     options = _options(pairs)
-    lanes: dict[str, list[Request]] = defaultdict(list)
-    decoder = msgspec.json.Decoder(Request)
-    opener = gzip.open if path.endswith(".gz") else open
     regular(Path(path), "--workload claude-code:", WorkloadError)
     try:
-        with opener(Path(path), "rb") as file:
-            for line in file:
-                request = decoder.decode(line)
-                lanes[f"{request.trace}/{request.lane}"].append(request)
-    except (OSError, EOFError, ValueError, RecursionError) as error:
+        found = lanes(lines(Path(path), Request))
+    except BROKEN as error:
         raise WorkloadError(f"--workload claude-code:{path}: {error}") from None
-    plans = [_plan(name, lanes[name], options) for name in list(lanes)[options.skip :]]
+    plans = [_plan("/".join(name), found[name], options) for name in list(found)[options.skip :]]
     plans = [plan for plan in plans if plan.turns]
     if not plans:
         raise WorkloadError(
@@ -94,21 +73,23 @@ def read(text: str) -> Replay:
 
 
 def _plan(name: str, requests: list[Request], options: Options) -> ProgramPlan:
-    turns: list[TurnPlan] = []
-    context = 0
+    talk, num_answer = Talk(Streams()), 0
     for request in sorted(requests, key=lambda each: each.turn):
         length = max(int(request.inp / options.scale), 2)
         answer = max(int(request.out / options.scale), 1)
         if length + answer > options.longest:
             break
         # The prompt began as the one before, up to here; a cut takes the answer off as well.
+        context = talk.num_tokens
         kept = min(int(request.common_blocks * BLOCK / options.scale), context)
-        is_whole = turns and kept + BLOCK / options.scale >= context - turns[-1].answer_tokens
+        is_whole = talk.num_turns and kept + BLOCK / options.scale >= context - num_answer
         kept = min(context if is_whole else kept, length - 1)
-        pause_s = (request.think or 0.0) / options.pauses if turns else 0.0
-        turns.append(TurnPlan(length - kept, answer, pause_s, kept))
-        context = length + answer
-    return ProgramPlan(name, tuple(turns))
+        pause_s = (request.think or 0.0) / options.pauses if talk.num_turns else 0.0
+        if kept < context:
+            talk.forget(kept)
+        talk.turn(length - kept, answer, pause_s)
+        num_answer = answer
+    return ProgramPlan(name, talk.turns() if talk.num_turns else ())
 
 
 def _options(pairs: list[str]) -> Options:

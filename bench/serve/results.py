@@ -57,6 +57,7 @@ class Turn(msgspec.Struct, kw_only=True):
     failures: list[str] = []  # what went wrong with each try that failed, the last one too
     error: str = ""  # why the turn failed for good; empty when it did not
     answer: list[int] = []  # token ids; empty where the server does not say them
+    text: str = ""  # the answer in words, of a chat
 
 
 class Program(msgspec.Struct, kw_only=True):
@@ -133,14 +134,22 @@ COUNTERS = ("computed", "hit_vram", "hit_dram", "answered", "preemptions")
 
 
 class Loaded(msgspec.Struct):
-    """A run as it lies in its folder."""
+    """A run as it lies in its folder, or in memory only."""
 
     folder: Path
     run: Run
-    turns: list[Turn]
-    programs: list[Program]
-    samples: list[Sample]
-    added: Metrics  # what the run added to the server's counters; empty if it was not read
+    turns: list[Turn] = []
+    programs: list[Program] = []
+    samples: list[Sample] = []
+    added: Metrics = {}  # what the run added to the server's counters; empty if it was not read
+
+    def turn(self, turn: Turn) -> None:
+        """A turn ended."""
+        self.turns.append(turn)
+
+    def program(self, program: Program) -> None:
+        """A program ended."""
+        self.programs.append(program)
 
     @property
     def finished(self) -> list[Program]:

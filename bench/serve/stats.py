@@ -37,11 +37,6 @@ class Ratio:
     num_repeats: int
     num_programs: int  # of all repeats: those that both sides have
 
-    @property
-    def is_clear(self) -> bool:
-        """Whether 1 lies outside of the interval."""
-        return self.low > 1 or self.high < 1
-
     def __str__(self) -> str:
         if math.isnan(self.value):
             return "-"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import csv
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 from rich.table import Table
 
-from bench.serve.averages import mean, p95
+from bench.common.tables import mean, quantile
 from bench.serve.metrics import by_label, total
 from bench.serve.results import Loaded, Turn
 
@@ -44,6 +44,10 @@ def _good(run: Loaded) -> list[Turn]:
     return [turn for turn in run.turns if not turn.error]
 
 
+def _ttft(run: Loaded) -> list[float]:
+    return [turn.ttft_s for turn in _good(run)]
+
+
 def _source(name: str) -> Callable[[Loaded], float]:
     return lambda run: total(run.added, PROMPT, source=name) if run.added else math.nan
 
@@ -59,10 +63,10 @@ def _metric(name: str) -> Callable[[Loaded], float]:
 FIGURES = (
     Figure("jct_mean_s", "JCT mean", lambda r: mean(_jct(r)), "s", -1),
     Figure("jct_p50_s", "JCT P50", lambda r: quantile(_jct(r), 0.5), "s", -1),
-    Figure("jct_p95_s", "JCT P95", lambda r: p95(_jct(r)), "s", -1),
+    Figure("jct_p95_s", "JCT P95", lambda r: quantile(_jct(r), 0.95), "s", -1),
     Figure("jct_p99_s", "JCT P99", lambda r: quantile(_jct(r), 0.99), "s", -1),
-    Figure("ttft_mean_s", "TTFT mean", lambda r: mean([t.ttft_s for t in _good(r)]), "s", -1),
-    Figure("ttft_p95_s", "TTFT P95", lambda r: p95([t.ttft_s for t in _good(r)]), "s", -1),
+    Figure("ttft_mean_s", "TTFT mean", lambda r: mean(_ttft(r)), "s", -1),
+    Figure("ttft_p95_s", "TTFT P95", lambda r: quantile(_ttft(r), 0.95), "s", -1),
     Figure(
         "tpot_mean_s",
         "TPOT mean",
@@ -89,11 +93,6 @@ FIGURES = (
     Figure("late_s", "client late, most", lambda r: _late(r), "s", -1),
 )
 BY_KEY = {figure.key: figure for figure in FIGURES}
-
-
-def quantile(values: Sequence[float], share: float) -> float:
-    """The smallest value that at least this share of the values does not exceed; nan of nothing."""
-    return sorted(values)[max(math.ceil(share * len(values)), 1) - 1] if values else math.nan
 
 
 def summarize(run: Loaded) -> dict[str, float]:
@@ -156,7 +155,7 @@ def _head(run: Loaded) -> dict[str, Any]:
 
 def _without_answer(turn: Turn) -> dict[str, Any]:
     row: dict[str, Any] = msgspec.to_builtins(turn)
-    del row["answer"]
+    del row["answer"], row["text"]
     return row | {"failures": "; ".join(turn.failures)}
 
 

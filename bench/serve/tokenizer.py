@@ -10,6 +10,8 @@ from __future__ import annotations
 
 import itertools
 import json
+import random
+from collections.abc import Sequence
 from pathlib import Path
 
 SPECIALS = ("<pad>", "<s>", "</s>", "<|system|>", "<|user|>", "<|assistant|>", "<|tool|>")
@@ -61,3 +63,8 @@ def write_tokenizer(folder: Path, vocab_size: int, max_position: int) -> None:
         "chat_template": CHAT_TEMPLATE,
     }
     (folder / "tokenizer_config.json").write_text(json.dumps(config, indent=1))
+
+
+def text(rng: random.Random, vocabulary: Sequence[str], num_words: int) -> str:
+    """Made-up words, each one token."""
+    return "".join(" " + word for word in rng.choices(vocabulary, k=num_words))

@@ -13,10 +13,10 @@ from typing import Any
 
 import tomllib
 
+from bench.common.plans import Workload
 from bench.sim.hardware import GB, Machine, machine
 from bench.sim.job import Plain
 from bench.sim.load import Demand, demand, stretched
-from bench.sim.plan import Workload
 from bench.sim.workloads import registry
 
 PATH = Path(__file__).with_name("matrix.toml")

@@ -16,15 +16,16 @@ from rich.markup import escape
 from rich.table import Table as Grid
 
 from bench.cli import regular
+from bench.common.arms import OURS
+from bench.common.tables import fitting
 from bench.sim import runner, store
 from bench.sim.arms import ARMS
-from bench.sim.catalogue import WORKLOADS, build
 from bench.sim.hardware import GB, GPUS, MODELS, Gpu, Model, machine
 from bench.sim.job import Job, Plain
-from bench.sim.report.cast import OURS
 from bench.sim.report.columns import COLUMNS, cells
 from bench.sim.report.summary import Figures, Point, table
 from bench.sim.sweeps import SWEEPS
+from bench.sim.workloads.registry import WORKLOADS, at_rate
 from continuum_connector.tools.cli.ending import ToldError
 
 
@@ -67,7 +68,8 @@ def simulate(options: Options, console: Console) -> int:
     except (OSError, store.StoreError) as error:
         raise UserError(str(error)) from None
     for point, arms in table(outcome.results).items():
-        console.print(grid(point, arms))
+        for shown in grids(console, point, arms):
+            console.print(shown)
     console.print(escape(f"{outcome} Results: {options.out}"), highlight=False, soft_wrap=True)
     if options.report is not None and any(result.record for result in outcome.results):
         from bench.sim.report.page import page
@@ -180,7 +182,7 @@ def check(jobs: Sequence[Job], report: Path | None) -> None:
     except ValueError as error:
         raise UserError(str(error)) from None
     try:
-        build(jobs[0].workload, jobs[0].params, jobs[0].seed)  # the others differ in their rate
+        at_rate(jobs[0].workload, jobs[0].params, jobs[0].seed)  # the others differ in their rate
     except (ValueError, TypeError, OSError, ArithmeticError) as error:
         raise UserError(f"workload {jobs[0].workload}: {error}") from None
     if report is not None and importlib.util.find_spec("matplotlib") is None:
@@ -199,26 +201,28 @@ def _known(kind: str, asked_for: Sequence[str], known: Mapping[str, Any]) -> Non
 
 
 # --- what is printed ------------------------------------------------------------------------
-def grid(point: Point, arms: Mapping[str, Figures]) -> Grid:
-    """One point: an arm per row; `x`: over the first arm."""
-    shown = Grid(title=escape(point.title), title_justify="left", title_style="bold", box=None)
-    shown.add_column("", overflow="fold", min_width=len("adaptive"))
+def grids(console: Console, point: Point, arms: Mapping[str, Figures]) -> Iterator[Grid]:
+    """One point: an arm per row; `x`: over the first arm. More than one where it is narrow."""
+
+    def make(shown: Sequence[int]) -> Grid:
+        made = Grid(title=escape(point.title), title_justify="left", title_style="bold", box=None)
+        made.add_column("", no_wrap=True)
+        for index in shown:
+            made.add_column(COLUMNS[index].name, justify="right", no_wrap=True)
+        for arm in arms:
+            found = cells(arms, arm)
+            row = [f"{found[i][0]} [dim]{found[i][1]}[/]".replace(" [dim][/]", "") for i in shown]
+            made.add_row(escape(arm), *row, style="bold" if arm == OURS else "")
+        return made
+
     brief = [index for index, column in enumerate(COLUMNS) if column.is_brief]
-    for index in brief:
-        shown.add_column(COLUMNS[index].name, justify="right", overflow="fold")
-    for arm in arms:
-        found = cells(arms, arm)
-        row = [
-            f"{found[i][0]} [dim]{found[i][1]}[/]" if found[i][1] else found[i][0] for i in brief
-        ]
-        shown.add_row(escape(arm), *row, style="bold" if arm == OURS else "")
-    return shown
+    yield from fitting(console, brief, make)
 
 
 def listing(console: Console) -> None:
     """What can be asked for, a line each."""
     kinds = {
-        "Arms": {arm.name: arm.what for arm in ARMS.values()},
+        "Arms": {arm.name: arm.title for arm in ARMS.values()},
         "Workloads": WORKLOADS,
         "GPUs": {name: _gpu_words(gpu) for name, gpu in GPUS.items()},
         "Models": {name: _model_words(model) for name, model in MODELS.items()},

@@ -8,12 +8,12 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
+from bench.common.plans import ProgramPlan, Workload
 from bench.sim.agenda import Agenda, Clock
-from bench.sim.arms import Arm, Asking
+from bench.sim.arms import Asking, LabArm
 from bench.sim.bus import Bus, Way
 from bench.sim.engine import Engine, Finished
 from bench.sim.hardware import Machine
-from bench.sim.plan import ProgramPlan, Workload
 from bench.sim.result import RunRecord, TurnRecord
 
 STEP_CAP_S = 10e-3  # an engine that has requests but nothing to compute looks again so soon
@@ -41,7 +41,7 @@ class _Running:
 class Lab:
     """One run. `play` may be called once."""
 
-    def __init__(self, machine: Machine, arm: Arm, workload: Workload) -> None:
+    def __init__(self, machine: Machine, arm: LabArm, workload: Workload) -> None:
         self.clock = Clock()
         self.agenda = Agenda()
         machine = arm.machine(machine, workload)

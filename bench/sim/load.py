@@ -9,8 +9,8 @@ import heapq
 import math
 from dataclasses import dataclass, field, replace
 
+from bench.common.plans import ProgramPlan, TurnPlan, Workload
 from bench.sim.hardware import Machine
-from bench.sim.plan import ProgramPlan, TurnPlan, Workload
 from bench.sim.seen import Seen
 from bench.sim.step_time import step_seconds
 from continuum_connector.costs.step_clock import Work
@@ -113,24 +113,6 @@ def stretched(workload: Workload, window_s: float) -> Workload:
     """The same programs, arriving within `window_s` instead of a second."""
     programs = (
         plan if plan.after else replace(plan, arrival_s=plan.arrival_s * window_s)
-        for plan in workload.programs
-    )
-    return replace(workload, programs=tuple(programs))
-
-
-def closed_loop(workload: Workload, concurrency: int) -> Workload:
-    """The same programs, so many at a time: each begins as soon as an earlier one has ended.
-
-    Programs that wait for others, as sub-agents do, stay as they are.
-    """
-    heads = [plan for plan in workload.programs if plan.after is None]
-    ends = {
-        plan.name: (heads[i - concurrency].name, len(heads[i - concurrency].turns) - 1)
-        for i, plan in enumerate(heads)
-        if i >= concurrency
-    }
-    programs = (
-        plan if plan.after else replace(plan, arrival_s=0.0, after=ends.get(plan.name))
         for plan in workload.programs
     )
     return replace(workload, programs=tuple(programs))

@@ -6,10 +6,10 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from bench.common.arms import OURS
 from bench.sim.verdict import (
     GAIN_AIM,
     MEAN_AIM,
-    OURS,
     P99_AIM,
     P99_PROGRAMS,
     STOCK_AIM,

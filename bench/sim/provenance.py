@@ -14,9 +14,13 @@ import continuum_connector
 
 ROOT = Path(__file__).parents[2]
 PACKAGE = Path(continuum_connector.__file__).parent  # in a wheel it is not below ROOT
-DECIDES = (ROOT / "bench" / "sim", PACKAGE)  # whose Python decides a result
+DECIDES = (
+    ROOT / "bench" / "sim",
+    ROOT / "bench" / "common",
+    PACKAGE,
+)  # whose Python decides a result
 _SHOW = ("command", "matrix_page", "meter", "report", "sweeps", "verdict")  # but not this of it
-SHOWS = {DECIDES[0] / name for name in _SHOW}
+SHOWS = {DECIDES[0] / name for name in _SHOW} | {DECIDES[1] / "tables"}
 
 
 def versions() -> dict[str, str]:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from bench.sim.plan import ProgramPlan, Span, Streams, TurnPlan, Workload
+from bench.common.plans import ProgramPlan, Span, Streams, TurnPlan, Workload
 
 Record = dict[str, Any]
 

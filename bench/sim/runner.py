@@ -66,11 +66,11 @@ class Outcome:
 def play(job: Job, tell: Tell) -> RunRecord:
     """Play one job in this process; the first imports vLLM."""
     from bench.sim.arms import ARMS
-    from bench.sim.catalogue import build
     from bench.sim.hardware import machine
     from bench.sim.lab import Lab
+    from bench.sim.workloads.registry import at_rate
 
-    built = build(job.workload, job.params, job.seed)
+    built = at_rate(job.workload, job.params, job.seed)
     options: dict[str, Any] = dict(job.machine)
     record = Lab(machine(**options), ARMS[job.arm], built).play(tell)
     return msgspec.structs.replace(compact(record), seed=job.seed, note=built.note)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from bench.sim.plan import Span, TurnPlan
+from bench.common.plans import Span, TurnPlan
 
 
 class Seen:

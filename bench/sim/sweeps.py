@@ -6,9 +6,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from bench.sim.job import Job
+from bench.sim.published import DRAM_GB
 
-# What the published sweep gave LMCache, in GB.
-PUBLISHED_DRAM_GB = {"H200": 400, "H100": 400, "A100-40": 200, "L40S": 100}
 PUBLISHED_RATES = (1, 3, 6, 10, 15)
 PUBLISHED_ARMS = ("stock", "stock+order", "lmcache", "simple+order", "paper", "adaptive")
 
@@ -21,7 +20,7 @@ class Sweep:
 
 
 def _published() -> Iterator[Job]:
-    for gpu, dram_gb in PUBLISHED_DRAM_GB.items():
+    for gpu, dram_gb in DRAM_GB.items():
         for rate in PUBLISHED_RATES:
             for arm in PUBLISHED_ARMS:
                 machine = {"gpu": gpu, "model": "llama-8b", "dram_gb": dram_gb}

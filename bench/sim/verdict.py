@@ -8,13 +8,11 @@ from dataclasses import dataclass, field
 from itertools import chain
 from statistics import fmean
 
+from bench.common.arms import OURS, STOCK, Role
+from bench.sim.arms import role_of
 from bench.sim.cells import Cell
 from bench.sim.result import RunRecord
 
-OURS, STOCK = "adaptive", "stock"
-# Other policies on our connector: judged against, but no rivals.
-RELATED = ("fixed_ttl", "continuum", "infercept", "contextserve", "lru_offload", "program_order")
-ORACLES = ("oracle", "infinite")  # know the future, or have room for everything
 MEAN_AIM, P99_AIM, STOCK_AIM, GAIN_AIM = 1.02, 1.05, 1.01, 0.90
 P99_PROGRAMS = 100  # of fewer, the P99 is the slowest one: shown, not judged
 
@@ -83,11 +81,11 @@ class Verdict:
 
 def is_rival(arm: str) -> bool:
     """Whether a server without our connector could run it, or the paper's did."""
-    return arm not in (OURS, *RELATED, *ORACLES)
+    return role_of(arm) is Role.RIVAL
 
 
 def _fair(values: Mapping[str, float]) -> dict[str, float]:
-    return {arm: value for arm, value in values.items() if arm not in ORACLES}
+    return {arm: value for arm, value in values.items() if role_of(arm) is not Role.ORACLE}
 
 
 def _over_least(values: Mapping[str, float], but: str = "") -> float:

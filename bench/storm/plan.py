@@ -8,9 +8,9 @@ from dataclasses import dataclass, field
 from functools import cache
 from typing import Any
 
+from bench.serve import tokenizer
 from bench.serve.apis import APIS
 from bench.serve.tiny_model import ModelShape
-from bench.serve.tokenizer import words
 
 Fields = dict[str, Any]
 
@@ -149,9 +149,9 @@ def _hints(rng: random.Random) -> Fields:
 
 def text(rng: random.Random, num_words: int) -> str:
     """Made-up words, each one token."""
-    return "".join(" " + word for word in rng.choices(_words(), k=num_words))
+    return tokenizer.text(rng, _words(), num_words)
 
 
 @cache
 def _words() -> list[str]:
-    return words(MODEL.vocab)
+    return tokenizer.words(MODEL.vocab)

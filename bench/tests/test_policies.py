@@ -8,8 +8,6 @@ from typing import Any
 
 import pytest
 
-pytest.importorskip("openai")
-
 from bench.policies import regimes, table
 from bench.policies.run import Setting, find_missing, parse
 from continuum_connector.policy.continuum import K
@@ -71,7 +69,7 @@ def test_regimes_differ_in_gaps_alone() -> None:
     plans = [regimes.plans(regime, 3) for regime in regimes.REGIMES.values()]
     words = [[[turn.text for turn in plan.turns] for plan in each] for each in plans]
     assert words[0] == words[1] == words[2]
-    gaps = [[turn.pause_s for plan in each for turn in plan.turns[1:]] for each in plans]
+    gaps = [[turn.gap_s for plan in each for turn in plan.turns[1:]] for each in plans]
     assert gaps[0] != gaps[1] != gaps[2]
 
 

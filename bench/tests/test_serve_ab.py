@@ -19,22 +19,22 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
+from bench.common.plans import Added
 from bench.serve import cli_ab, compare, kept, results, rivals, session
 from bench.serve.ab import Experiment, Watcher, cells, run_all
 from bench.serve.api import Patience
-from bench.serve.arms import ARMS, Arm, CannotRunError, Place, Setup, find_arm
+from bench.serve.arms import ARMS, CannotRunError, Place, ServerArm, Setup, find_arm
 from bench.serve.cli_ab import read_dram, read_server_args
 from bench.serve.commands import app
 from bench.serve.fake_api import FakeApi, Trouble
-from bench.serve.plans import TurnPlan
+from bench.serve.programs import Defaults, Uniform
 from bench.serve.results import ResultError, Run
 from bench.serve.rivals import LmcacheServer
 from bench.serve.server import ServerError, ServerOptions, end_group
-from bench.serve.workloads import Defaults, Uniform
 from bench.tests.fake_server import fake_server
 from continuum_connector.tools.cli.server import CommandError
 
-SMALL = Uniform("small", "p", (TurnPlan(60, 4), TurnPlan(40, 4)), 0, Defaults("turns", programs=3))
+SMALL = Uniform("small", "p", (Added(60, 4), Added(40, 4)), 0, Defaults("turns", programs=3))
 KV_BYTES = 2 * 2 * 4 * 8 * 4
 IMPATIENT = Patience(backoff_s=0.01)
 
@@ -201,7 +201,7 @@ def test_rates_need_a_size_of_dram_and_say_the_arrivals(model: Path, tmp_path: P
             cli_ab.read_rates("1,3", wanted, tmp_path)
 
 
-def as_stock(arm: Arm) -> Arm:
+def as_stock(arm: ServerArm) -> ServerArm:
     return replace(arm, setup=lambda place: Setup())
 
 
@@ -500,4 +500,4 @@ def test_only_ids_that_the_model_knows_are_sent(
 def test_unknown_arms_are_refused(name: str) -> None:
     with pytest.raises(KeyError):
         find_arm(name)
-    assert isinstance(find_arm("none"), Arm)
+    assert isinstance(find_arm("none"), ServerArm)

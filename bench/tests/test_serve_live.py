@@ -6,11 +6,13 @@ from dataclasses import dataclass
 
 import pytest
 
+from bench.common.plans import Added, ProgramPlan, grown
 from bench.serve.arrivals import Arrivals, read_arrivals
 from bench.serve.live import Live, live
 from bench.serve.load import Load
-from bench.serve.plans import ProgramPlan, Tokens, TurnPlan
-from bench.serve.workloads import PRESSURE, SWEEP, Defaults, Workload
+from bench.serve.programs import Defaults, Source
+from bench.serve.token_ids import Tokens
+from bench.serve.workloads import PRESSURE, SWEEP
 
 TURNS = Defaults("turns")
 
@@ -25,10 +27,10 @@ class Growing:
 
     def program(self, number: int, seed: int) -> ProgramPlan:
         tokens = 50 * (number + 1)
-        return ProgramPlan(f"p{number}", (TurnPlan(tokens - 5, 5), TurnPlan(tokens - 5, 5, 2.0)))
+        return grown(f"p{number}", (Added(tokens - 5, 5), Added(tokens - 5, 5, 2.0)))
 
 
-def load(arrivals: Arrivals | str, programs: int = 5, workload: Workload | None = None) -> Load:
+def load(arrivals: Arrivals | str, programs: int = 5, workload: Source | None = None) -> Load:
     if isinstance(arrivals, str):
         arrivals = read_arrivals(arrivals, 42, 45.0, programs)
     return Load(workload or Growing(), arrivals, Tokens(42), "m", programs=programs)

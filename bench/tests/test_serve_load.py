@@ -11,20 +11,24 @@ from typing import Any
 
 import pytest
 
+from bench.chat.agents import run_agents
+from bench.chat.plan import Agents
+from bench.common.plans import Added, ProgramPlan, Streams, Talk
 from bench.serve import results
 from bench.serve.api import ApiError, Patience
 from bench.serve.arrivals import read_arrivals
 from bench.serve.fake_api import MODEL, FakeApi, Gate, Trouble
 from bench.serve.load import Load
-from bench.serve.plans import ProgramPlan, Tokens, TurnPlan
+from bench.serve.programs import Defaults, Uniform
 from bench.serve.record import RunFolder
 from bench.serve.results import Loaded, Run
 from bench.serve.session import Manner, measure
-from bench.serve.workloads import PRESSURE, Defaults, Uniform
+from bench.serve.token_ids import Tokens
+from bench.serve.workloads import PRESSURE
 from bench.tests.fake_server import fake_server
 
 AT_ONCE = Patience(timeout_s=30.0, retries=2, backoff_s=0.0)
-THREE = Uniform("three", "p", tuple(TurnPlan(10, 4) for _ in range(3)), 0, Defaults("turns"))
+THREE = Uniform("three", "p", tuple(Added(10, 4) for _ in range(3)), 0, Defaults("turns"))
 
 
 def run_load(
@@ -181,7 +185,7 @@ def test_two_thousand_programs_at_a_time_from_one_thread(tmp_path: Path) -> None
             all_here.set()
         await all_here.wait()
 
-    one = Uniform("one", "p", (TurnPlan(8, 2),), 0, Defaults("closed:2000"))
+    one = Uniform("one", "p", (Added(8, 2),), 0, Defaults("closed:2000"))
     with fake_server(gate) as server:
         run = run_load(
             server, tmp_path, one, programs=2000, arrivals="closed:2000", patience=Patience(60.0)
@@ -220,8 +224,35 @@ def test_plans_with_cuts_send_the_shorter_context(tmp_path: Path) -> None:
         name, defaults, size = "cut", Defaults("turns"), 1
 
         def program(self, number: int, seed: int) -> ProgramPlan:
-            return ProgramPlan("p", (TurnPlan(10, 4), TurnPlan(6, 4, 0.0, keep_tokens=7)))
+            talk = Talk(Streams())
+            talk.turn(10, 4)
+            talk.forget(keep=7)
+            talk.turn(6, 4)
+            return ProgramPlan("p", talk.turns())
 
     with fake_server() as server:
         run = run_load(server, tmp_path, Cut(), programs=1)
     assert [turn.prompt_tokens for turn in run.turns] == [10, 13]
+
+
+def test_a_plan_with_words_is_sent_as_messages_and_its_answers_go_on_in_the_next(
+    tmp_path: Path,
+) -> None:
+    plans = Agents(programs=2, turns=3, arrivals_per_s=1e6, pause_limits_s=(0.0, 0.0)).plan()
+    with fake_server() as server:
+        found = asyncio.run(run_agents(server.url, plans, tool="bash"))
+    assert [len(found.turns), len(found.finished)] == [6, 2]
+    assert not any(turn.error for turn in found.turns)
+    sent = [body for body in server.requests if body["vllm_xargs"]["job_id"] == plans[0].name]
+    said = [turn for turn in found.turns if turn.program == plans[0].name]
+    words = [turn.text for turn in plans[0].turns]
+    assert sent[2]["messages"] == [
+        {"role": "user", "content": words[0]},
+        {"role": "assistant", "content": said[0].text},
+        {"role": "tool", "content": words[1]},
+        {"role": "assistant", "content": said[1].text},
+        {"role": "tool", "content": words[2]},
+    ]
+    assert [body["vllm_xargs"].get("this_func_call") for body in sent] == ["bash", "bash", None]
+    assert [turn.prompt_tokens for turn in said] == [t.num_prompt_tokens for t in plans[0].turns]
+    assert all(len(turn.text.split()) == turn.answer_tokens and not turn.answer for turn in said)

@@ -9,18 +9,18 @@ from typing import Any
 
 import pytest
 
+from bench.common.plans import Added
 from bench.serve import package, results, rivals
 from bench.serve.ab import Experiment, Watcher, run_all
-from bench.serve.arms import Arm, CannotRunError, Place, Setup, find_arm
-from bench.serve.plans import TurnPlan
+from bench.serve.arms import CannotRunError, Place, ServerArm, Setup, find_arm
 from bench.serve.preview import START_STOP_S, preview
+from bench.serve.programs import Defaults, Uniform
 from bench.serve.results import ResultError, Run
 from bench.serve.server import ServerOptions
-from bench.serve.workloads import Defaults, Uniform
 from bench.tests.fake_server import fake_server
 from bench.tests.test_serve_ab import install, use
 
-TURNS = (TurnPlan(60, 4), TurnPlan(40, 4, pause_s=2.0))
+TURNS = (Added(60, 4), Added(40, 4, gap_s=2.0))
 SMALL = Uniform("small", "p", TURNS, 0, Defaults("turns", programs=3))
 
 
@@ -85,7 +85,7 @@ def test_an_arm_that_runs_at_one_pressure_only_is_asked_once_and_counted_for_tha
         return Setup()
 
     wanted = Experiment(
-        (Arm("picky", "Picky", setup),), SMALL, model, pressures=pressures, repeats=3
+        (ServerArm("picky", "Picky", setup),), SMALL, model, pressures=pressures, repeats=3
     )
     live = [dram.bytes for dram in wanted.drams()]
     told = shown(wanted, tmp_path / "out")

@@ -8,10 +8,16 @@ from pathlib import Path
 
 import pytest
 
+from bench.common.plans import ProgramPlan
 from bench.serve import own
 from bench.serve.arrivals import ArrivalError, poisson, read_arrivals
-from bench.serve.plans import Tokens
-from bench.serve.workloads import PRESSURE, SWEEP, WorkloadError, find_workload
+from bench.serve.programs import WorkloadError
+from bench.serve.token_ids import Tokens
+from bench.serve.workloads import PRESSURE, SWEEP, find_workload
+
+
+def prompts(plan: ProgramPlan) -> list[int]:
+    return [turn.num_prompt_tokens for turn in plan.turns]
 
 
 @pytest.mark.parametrize(("rate", "jobs"), [(1, 54), (3, 133), (6, 255), (10, 433), (15, 665)])
@@ -24,14 +30,14 @@ def test_poisson_arrivals_are_those_of_the_sweep(rate: float, jobs: int) -> None
 
 def test_the_sweeps_prompts_have_the_documented_lengths() -> None:
     program = SWEEP.program(0, seed=42)
-    assert program.prompt_lengths() == [92, 1840, 3449, 6025, 7454, 10299, 12333, 13193]
-    assert {turn.answer_tokens for turn in program.turns} == {20}
-    assert [turn.pause_s for turn in program.turns] == [0.0] + [0.5] * 7
+    assert prompts(program) == [92, 1840, 3449, 6025, 7454, 10299, 12333, 13193]
+    assert {turn.answer.length for turn in program.turns} == {20}
+    assert [turn.gap_s for turn in program.turns] == [0.0] + [0.5] * 7
 
 
 def test_the_pressure_workload_is_six_programs_of_four_turns() -> None:
     assert PRESSURE.size == 6
-    assert PRESSURE.program(5, seed=1).prompt_lengths() == [700, 908, 1116, 1324]
+    assert prompts(PRESSURE.program(5, seed=1)) == [700, 908, 1116, 1324]
 
 
 def test_tokens_are_the_same_each_time_and_shared_only_where_the_plan_says() -> None:
@@ -89,10 +95,10 @@ def test_an_own_workload_is_drawn_within_its_ranges(tmp_path: Path) -> None:
     workload = find_workload(str(path))
     plans = [workload.program(number, seed=1) for number in range(50)]
     assert {len(plan.turns) for plan in plans} == {2, 3, 4}
-    assert all(50 <= plan.turns[0].new_tokens <= 60 for plan in plans)
+    assert all(50 <= plan.num_new(0) <= 60 for plan in plans)
     later = [turn for plan in plans for turn in plan.turns[1:]]
-    assert {turn.new_tokens for turn in later} == {30}
-    assert all(0 < turn.pause_s <= 1.0 for turn in later)
+    assert {plan.num_new(i) for plan in plans for i in range(1, len(plan.turns))} == {30}
+    assert all(0 < turn.gap_s <= 1.0 for turn in later)
     assert plans[3] == workload.program(3, seed=1) != workload.program(3, seed=2)
 
 
@@ -101,13 +107,13 @@ def test_an_own_workload_may_spell_its_turns_out(tmp_path: Path) -> None:
     turns = "[[turn]]\nnew_tokens = 9\nanswer_tokens = 2\n" * 2 + "pause_s = 1.5\n"
     path.write_text(f'name = "three"\n{turns}')
     plan = find_workload(str(path)).program(0, seed=1)
-    assert plan.prompt_lengths() == [9, 20]
-    assert plan.turns[1].pause_s == 1.5
+    assert prompts(plan) == [9, 20]
+    assert plan.turns[1].gap_s == 1.5
 
 
 def test_the_long_prompts_are_what_their_file_says() -> None:
     found = own.read(Path(own.__file__).with_name("long_prompts.toml"))
-    assert found.program(0, 1).prompt_lengths() == [1500, 2012, 2524, 3036]
+    assert prompts(found.program(0, 1)) == [1500, 2012, 2524, 3036]
     assert found.defaults.programs == 4
 
 
@@ -160,17 +166,17 @@ def test_a_replayed_session_grows_is_cut_and_ends_where_the_record_does(tmp_path
     plan = workload.program(0, seed=1)
     assert workload.size == 1
     assert plan.name == "t/main"
-    assert plan.prompt_lengths() == [650, 1000, 900]
-    assert [turn.new_tokens for turn in plan.turns] == [650, 1000 - 690, 900 - 320]
-    assert [turn.pause_s for turn in plan.turns] == [0.0, 2.0, 1.0]
+    assert prompts(plan) == [650, 1000, 900]
+    assert [plan.num_new(index) for index in range(3)] == [650, 1000 - 690, 900 - 320]
+    assert [turn.gap_s for turn in plan.turns] == [0.0, 2.0, 1.0]
 
 
 def test_a_replay_is_scaled_down(tmp_path: Path) -> None:
     path = tmp_path / "requests.jsonl"
     path.write_text(record(0, 6500, 400, 0) + "\n" + record(1, 10000, 300, 101))
     plan = find_workload(f"claude-code:{path},scale=10").program(0, seed=1)
-    assert plan.prompt_lengths() == [650, 1000]
-    assert plan.turns[1].new_tokens == 1000 - 690
+    assert prompts(plan) == [650, 1000]
+    assert plan.num_new(1) == 1000 - 690
 
 
 @pytest.mark.parametrize("options", ["scale=0", "size=3", "longest=10", "skip=-1"])

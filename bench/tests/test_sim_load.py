@@ -6,9 +6,9 @@ from dataclasses import replace
 
 import pytest
 
+from bench.common.plans import ProgramPlan, Span, TurnPlan, Workload
 from bench.sim.hardware import machine
-from bench.sim.load import closed_loop, demand, prefill_seconds, stretched
-from bench.sim.plan import ProgramPlan, Span, TurnPlan, Workload
+from bench.sim.load import demand, prefill_seconds, stretched
 from bench.sim.seen import Seen
 from bench.sim.workloads.registry import build
 
@@ -67,11 +67,3 @@ def test_a_window_half_as_long_doubles_what_is_live_and_not_the_work() -> None:
     slow, fast = (demand(stretched(workload, s), H100) for s in (2_000.0, 1_000.0))
     assert slow.work_s == pytest.approx(fast.work_s, rel=0.01)
     assert fast.live_tokens == pytest.approx(2 * slow.live_tokens, rel=0.35)
-
-
-def test_in_a_closed_loop_each_program_follows_one_that_ended() -> None:
-    workload = closed_loop(build("agents", {"programs": 7}), concurrency=3)
-    heads = [plan.after for plan in workload.programs]
-    assert heads[:3] == [None, None, None]
-    ends = {plan.name: len(plan.turns) - 1 for plan in workload.programs}
-    assert heads[3:] == [(f"agent{i}", ends[f"agent{i}"]) for i in range(4)]

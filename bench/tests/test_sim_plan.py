@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import pytest
 
-from bench.sim.catalogue import WORKLOADS, build
-from bench.sim.plan import Span, TurnPlan
+from bench.common.plans import Span, TurnPlan
+from bench.sim.workloads.registry import WORKLOADS, at_rate
 
 ANSWER = Span(9, 4)
 
 
 @pytest.mark.parametrize("name", WORKLOADS)
 def test_tokens_taken_over_are_the_ones_that_would_be_written(name: str) -> None:
-    for program in build(name, {"rate": 1.0}, 1).programs[:20]:
+    for program in at_rate(name, {"rate": 1.0}, 1).programs[:20]:
         before, known = None, []
         for turn in program.turns:
             known = turn.tokens(before, known)

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import io
 import re
 from pathlib import Path
 
 import msgspec
 import pytest
+from rich.console import Console
 
+from bench.common.arms import OURS
+from bench.common.tables import quantile
 from bench.page.palette import VARIABLES
+from bench.sim.command import grids
 from bench.sim.job import Job, Result, Start
-from bench.sim.report.cast import OURS
 from bench.sim.report.columns import cells, seconds
-from bench.sim.report.summary import Figures, point, quantile, table
+from bench.sim.report.summary import Figures, point, table
 from bench.tests.lab_results import record, result
 from bench.tests.pages import elsewhere, read
 
@@ -151,3 +155,15 @@ def test_ratios_are_to_the_first_arm() -> None:
     arms = {"stock": Figures("stock", [record("stock", 4.0)]), OURS: Figures(OURS, [record(OURS)])}
     assert cells(arms, "stock")[0] == (seconds(36.0), "")
     assert cells(arms, OURS)[0] == (seconds(9.0), "0.25x")
+
+
+def test_in_80_columns_no_name_and_no_number_is_cut() -> None:
+    names = ("stock", "simple-lazy+order", "fixed_ttl-dram-order", OURS)
+    ((at, arms),) = table([result(arm, factor=1e4) for arm in names]).items()
+    narrow, wide = (Console(width=width, file=io.StringIO()) for width in (80, 400))
+    for console in (narrow, wide):
+        for shown in grids(console, at, arms):
+            console.print(shown)
+    words = [console.file.getvalue().split() for console in (narrow, wide)]
+    assert set(words[0]) == set(words[1])
+    assert words[0].count(names[2]) == 2 * words[1].count(names[2]) == 2

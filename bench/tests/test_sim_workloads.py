@@ -7,13 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from bench.sim.plan import Span, Streams, Workload
+from bench.common.plans import Span, Streams, Talk, Workload
+from bench.common.workloads import Request
 from bench.sim.workloads import trace_files
 from bench.sim.workloads.claude_code import NAME
 from bench.sim.workloads.gaps import CURVES, gaps
 from bench.sim.workloads.mooncake import conversations
 from bench.sim.workloads.registry import NAMES, build
-from bench.sim.workloads.talk import Talk
 
 
 def common(first: list[int], second: list[int]) -> int:
@@ -156,7 +156,7 @@ def test_recorded_sessions_are_as_long_as_recorded_but_for_the_scale() -> None:
 
 
 def test_a_break_in_a_recorded_session_keeps_what_the_record_says() -> None:
-    records = trace_files.records(NAME, "")
+    records = trace_files.records(NAME, "", Request)
     plans = {p.name: p for p in build("claude_code", {"programs": 400, "scale": 1 / 64}).programs}
     breaks = 0
     for plan in plans.values():

@@ -113,10 +113,6 @@ class Costs:
         model = self._load if self._load.is_known else self._store
         return model.seconds(num_blocks)
 
-    def store_s(self, num_blocks: int) -> float:
-        """Seconds to copy `num_blocks` to DRAM."""
-        return self._store.seconds(num_blocks)
-
     def queueing_s(self, now: float) -> float:
         """Seconds that turns wait which had lost their blocks (the paper's T)."""
         return self._queueing.mean(now)

@@ -141,10 +141,6 @@ class RobustFit:
         if self._num_added >= self._next_fit:
             self.fit()
 
-    def predict(self, features: Sequence[float]) -> float:
-        """Seconds that `features` are expected to take."""
-        return sum(c * f for c, f in zip(self.coefficients, features, strict=True))
-
     def fit(self) -> None:
         """Fit all samples kept; `add` does it by itself often enough while serving."""
         self._next_fit = self._num_added + min(128, max(4, self._num_added // 2))

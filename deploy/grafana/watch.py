@@ -15,14 +15,14 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from bench.chat.agents import run_agents
-from bench.chat.plan import Workload
+from bench.chat.plan import Agents
 from bench.serve.prometheus import Prometheus
 from bench.serve.server import VllmServer
 from bench.serve.tiny_model import make_model
 from deploy.grafana.render import draw
 
 PNG = Path(__file__).resolve().parents[2] / "docs" / "images" / "dashboard.png"
-LOAD = Workload(programs=16, turns=6, arrivals_per_s=0.5)
+LOAD = Agents(programs=16, turns=6, arrivals_per_s=0.5)
 # Half of what the agents need in VRAM and a fifth of it in DRAM: pins give way, and DRAM evicts.
 NUM_BLOCKS, DRAM_BYTES = 260, "40MiB"
 

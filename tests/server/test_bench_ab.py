@@ -7,17 +7,17 @@ from pathlib import Path
 
 import pytest
 
+from bench.common.plans import Added
 from bench.serve import compare, results
 from bench.serve.ab import Experiment, Watcher, run_all
 from bench.serve.arms import find_arm
-from bench.serve.plans import TurnPlan
+from bench.serve.programs import Defaults, Uniform
 from bench.serve.server import ServerOptions
 from bench.serve.summary import summarize
 from bench.serve.tiny_model import LLAMA
 from bench.serve.tokenizer import FIRST_WORD
-from bench.serve.workloads import Defaults, Uniform
 
-TURNS = (TurnPlan(200, 4), TurnPlan(60, 4))
+TURNS = (Added(200, 4), Added(60, 4))
 SMALL = Uniform("small", "p", TURNS, 0, Defaults("turns", programs=4))
 
 

@@ -4,21 +4,22 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from bench.common.plans import Added
 from bench.serve import results
 from bench.serve.arrivals import read_arrivals
 from bench.serve.load import Load
-from bench.serve.plans import Tokens, TurnPlan
+from bench.serve.programs import Defaults, Uniform
 from bench.serve.record import RunFolder
 from bench.serve.results import Run
 from bench.serve.server import SERVED_NAME
 from bench.serve.session import Manner, measure
 from bench.serve.summary import summarize
 from bench.serve.tiny_model import LLAMA
+from bench.serve.token_ids import Tokens
 from bench.serve.tokenizer import FIRST_WORD
-from bench.serve.workloads import Defaults, Uniform
 from tests.server.conftest import ServerFactory
 
-TURNS = (TurnPlan(100, 6), TurnPlan(64, 6, 0.05), TurnPlan(64, 6, 0.05))
+TURNS = (Added(100, 6), Added(64, 6, 0.05), Added(64, 6, 0.05))
 
 
 def test_agents_measure_what_the_server_counts(

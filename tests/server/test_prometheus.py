@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from bench.chat.agents import run_agents
-from bench.chat.plan import Workload
+from bench.chat.plan import Agents
 from bench.serve.prometheus import RULES, Prometheus, find
 from bench.serve.server import VllmServer
 from deploy.grafana.dashboard import load, panels, queries
@@ -21,7 +21,7 @@ from tests.server.conftest import ServerFactory
 from tests.server.helpers import eventually
 
 MISSING = "no prometheus on PATH or in .cache: run `make prometheus`, or install it"
-LOAD = Workload(programs=6, turns=3, arrivals_per_s=2.0)
+LOAD = Agents(programs=6, turns=3, arrivals_per_s=2.0)
 NUM_BLOCKS = 150  # half of what the agents need in the end, so that pins give way and DRAM is used
 RATE, RANGE = "2m", "10m"
 PANELS = {panel["title"]: panel for panel in panels(load())}
@@ -48,8 +48,8 @@ def watched(server_factory: ServerFactory) -> Iterator[Watched]:
     with Prometheus([server.url]) as prometheus:
         eventually(lambda: prometheus.num_scrapes() > 0)
         began = time.time()
-        records = asyncio.run(run_agents(server.url, LOAD.plan()))
-        assert not any(record.failed for record in records)
+        found = asyncio.run(run_agents(server.url, LOAD.plan()))
+        assert len(found.finished) == LOAD.programs
         turns = LOAD.programs * LOAD.turns
         eventually(lambda: value(prometheus, "sum(continuum:decisions_total)") == turns)
         eventually(lambda: server.metric("continuum:transfers_in_flight") == 0)

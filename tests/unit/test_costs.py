@@ -225,7 +225,7 @@ def taught() -> Costs:
 
 def test_with_nothing_known_everything_is_free_and_programs_are_equally_long() -> None:
     costs = Costs(512)
-    assert costs.prefill_s(1000, 500) == costs.load_s(10) == costs.store_s(10) == 0.0
+    assert costs.prefill_s(1000, 500) == costs.load_s(10) == 0.0
     assert costs.queueing_s(0.0) == costs.price(0.0) == 0.0
     assert (costs.eta, costs.mean_blocks) == (1.0, 1.0)
     assert costs.state() == {}
@@ -254,7 +254,6 @@ def test_what_is_known_outlives_a_restart() -> None:
     assert set(before.state()) == set(PARTS)
     assert after.prefill_s(3000, 1000) == before.prefill_s(3000, 1000)
     assert after.load_s(77) == before.load_s(77)
-    assert after.store_s(77) == before.store_s(77)
     assert after.eta == before.eta
     assert after.state() == before.state()
 

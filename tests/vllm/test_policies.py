@@ -38,7 +38,7 @@ def test_adaptive_where_nothing_costs_anything_is_program_order(
             extra_config=extra | {"policy": policy},
         )
         costs = engine.connector.costs
-        for name in ("prefill_s", "load_s", "store_s", "queueing_s", "price"):
+        for name in ("prefill_s", "load_s", "queueing_s", "price"):
             setattr(costs, name, lambda *_: 0.0)
         Agents(engine, seed=7).run(num_turns=40)
         assert engine.num_preemptions > 2

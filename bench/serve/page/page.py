@@ -6,9 +6,9 @@ from collections.abc import Callable, Iterator, Sequence
 from html import escape
 from pathlib import Path
 
+from bench.common.arms import looks
 from bench.page import document
 from bench.serve.page import plots, sweeps, tables, words
-from bench.serve.page.cast import looks
 from bench.serve.page.points import Point, Reported, read
 
 MOST_NAMED = 4  # arms in the heading

@@ -9,10 +9,11 @@ from typing import Any
 import matplotlib
 from matplotlib.ticker import FuncFormatter
 
+from bench.common.tables import mean
 from bench.page import marks
-from bench.page.drawing import STYLE, counts, grid, log_seconds, panels, svg
+from bench.page.drawing import STYLE, counts, grid, panels, svg
 from bench.page.palette import FADED, PAPER, SOFT, TIERS
-from bench.serve.averages import mean
+from bench.page.panels import by_turn, done_by, where_found
 from bench.serve.compare import Column
 from bench.serve.page.points import Point
 from bench.serve.results import Loaded, Sample, Turn
@@ -67,14 +68,12 @@ def distributions(point: Point) -> str:
     with matplotlib.rc_context(STYLE):
         figure, axes = panels(2, 3.3, sharey=True)
         for panel, title, seconds in zip(axes, ("JCT", "TTFT"), (_jct, _ttft), strict=True):
-            for arm in marks.ours_last(point.arms, point.looks):
-                values = sorted(v for run in point.arms[arm].runs.values() for v in seconds(run))
-                if values:
-                    marks.shares(panel, values, point.looks[arm])
+            told = {
+                arm: [value for run in column.runs.values() for value in seconds(run)]
+                for arm, column in point.arms.items()
+            }
+            done_by(panel, told, point.looks)
             panel.set_title(title, loc="left")
-            panel.set(xscale="log", ylim=(0, 1.02))
-            panel.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{100 * value:.0f} %"))
-            log_seconds(panel.xaxis)
         axes[0].set_ylabel("done by then")
         return svg(figure)
 
@@ -92,12 +91,10 @@ def turns(point: Point) -> str:
     with matplotlib.rc_context(STYLE):
         figure, axes = panels(2, 3.3)
         for panel, (title, value) in zip(axes, OF_A_TURN.items(), strict=True):
-            for arm in marks.ours_last(point.arms, point.looks):
-                ys = _by_turn(point.arms[arm], value)
-                marks.line(panel, range(1, len(ys) + 1), ys, point.looks[arm])
+            told = {arm: _by_turn(column, value) for arm, column in point.arms.items()}
+            by_turn(panel, told, point.looks)
             panel.set_title(title, loc="left")
-            panel.set(xlabel="turn", ylim=(0, None))
-            panel.xaxis.get_major_locator().set_params(integer=True)
+            panel.set(ylim=(0, None))
         counts(axes[1].yaxis)
         return svg(figure)
 
@@ -115,12 +112,7 @@ def tiers(point: Point) -> str:
     with matplotlib.rc_context(STYLE):
         told = {arm: by_tier for arm, column in point.arms.items() if (by_tier := _found(column))}
         figure, (panel,) = panels(1, 0.8 + 0.27 * len(told))
-        for place, arm in enumerate(reversed(told)):
-            marks.tier_bar(panel, place, told[arm])
-        panel.set(xlabel="prompt tokens")
-        counts(panel.xaxis)
-        panel.grid(visible=False)
-        panel.spines[["left", "bottom"]].set_visible(False)
+        where_found(panel, list(told), told)
         marks.arm_ticks(panel, list(told), point.looks)
         return svg(figure)
 

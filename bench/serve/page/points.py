@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
+from bench.common.arms import looks
 from bench.page.palette import Look
 from bench.serve import compare, results
 from bench.serve.arms import DEFAULT
 from bench.serve.compare import COMPARED, Column
-from bench.serve.page.cast import looks
 from bench.serve.results import Loaded, ResultError
 from bench.serve.stats import Ratio
 

@@ -6,12 +6,11 @@ from collections.abc import Sequence
 from typing import Any
 
 import matplotlib
-from matplotlib.ticker import NullLocator
 
+from bench.common.arms import looks
 from bench.page import marks
 from bench.page.drawing import STYLE, counts, log_seconds, panels, svg
-from bench.page.palette import Look
-from bench.serve.page.cast import looks
+from bench.page.panels import along, name_along
 from bench.serve.page.points import Point, Reported
 from bench.serve.summary import BY_KEY
 
@@ -61,30 +60,17 @@ def against_pressure(points: Sequence[Point]) -> str:
 
 def _draw(panel: Any, points: Sequence[Point], xs: Sequence[float], key: str, title: str) -> None:
     arms = list(dict.fromkeys(arm for point in points for arm in point.arms))
-    all_looks, ends = looks(arms), []
-    for arm in marks.ours_last(arms, all_looks):
-        told = [
-            (x, p.arms[arm].figure(key)) for x, p in zip(xs, points, strict=True) if arm in p.arms
-        ]
-        told = [(x, y) for x, y in told if y > 0]
-        if told:
-            marks.line(panel, [x for x, _ in told], [y for _, y in told], all_looks[arm])
-            ends.append((told[-1][1], arm, all_looks[arm]))
-            if arm == arms[0] or all_looks[arm].is_ours:  # of ten arms they would hide the lines
-                _spans(panel, points, xs, key, arm, all_looks[arm])
-    panel.set_yscale("log")
+    all_looks, value = looks(arms), BY_KEY[key].value
+    here = list(zip(xs, points, strict=True))
+    lines = {arm: [(x, p.arms[arm].figure(key)) for x, p in here if arm in p.arms] for arm in arms}
+    ends = along(
+        panel, {a: [at for at in line if at[1] > 0] for a, line in lines.items()}, all_looks
+    )
+    for arm in arms:
+        if arm == arms[0] or all_looks[arm].is_ours:  # of ten arms they would hide the lines
+            for x, point in here:
+                runs = point.arms[arm].runs.values() if arm in point.arms else ()
+                marks.span(panel, x, [value(run) for run in runs], all_looks[arm])
     (log_seconds if BY_KEY[key].unit == "s" else counts)(panel.yaxis)
     panel.set_title(title, loc="left")
-    panel.set_xticks(xs, [f"{x:g}" for x in xs])
-    panel.xaxis.set_minor_locator(NullLocator())
-    panel.grid(axis="x", visible=False)
-    marks.name_ends(panel, ends)
-
-
-def _spans(
-    panel: Any, points: Sequence[Point], xs: Sequence[float], key: str, arm: str, look: Look
-) -> None:
-    for x, point in zip(xs, points, strict=True):
-        if arm in point.arms:
-            values = [BY_KEY[key].value(run) for run in point.arms[arm].runs.values()]
-            marks.span(panel, x, values, look)
+    name_along(panel, xs, ends)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from html import escape
 
 from bench.page import document
@@ -12,7 +12,6 @@ from bench.serve.page.points import Point
 from bench.serve.page.words import interval
 from bench.serve.summary import BY_KEY
 
-CLOSE = 1.02  # times the best: as good as the best
 FAILED = "failed_programs"  # shown where there are any
 SHOWN = {
     "jct_mean_s": "JCT mean",
@@ -55,18 +54,9 @@ def _cell(point: Point, arm: str, key: str) -> str:
 
 
 def overview(points: Sequence[Point], key: str) -> str:
-    """A row per point, an arm per column; what comes within 2 % of the best has a dot."""
-    arms = list(dict.fromkeys(arm for point in points for arm in point.arms))
-    show = BY_KEY[key].show
-    rows = [f"<tr><th></th>{''.join(f'<th>{escape(arm)}</th>' for arm in arms)}</tr>"]
-    for point in points:
-        values = {arm: column.figure(key) for arm, column in point.arms.items()}
-        best = min((v for v in values.values() if not math.isnan(v)), default=math.nan)
-        cells = "".join(_best_cell(values.get(arm, math.nan), best, show) for arm in arms)
-        rows.append(f"<tr><td>{escape(point.title)}</td>{cells}</tr>")
-    return document.table(rows)
-
-
-def _best_cell(value: float, best: float, show: Callable[[float], str]) -> str:
-    kind = "best" if value <= CLOSE * best else "other"
-    return f'<td class="{kind}">{escape(show(value))}</td>'
+    """One figure of every arm at all points."""
+    rows = {
+        point.title: {arm: column.figure(key) for arm, column in point.arms.items()}
+        for point in points
+    }
+    return document.overview(rows, BY_KEY[key].show)

@@ -213,13 +213,11 @@ def unfinished(runs: Sequence[Loaded]) -> str:
         if run.run.state != "done":
             key = (run.run.arm or run.run.title, run.run.reason or STATES[run.run.state])
             reasons[key] = reasons.get(key, 0) + 1
-    if not reasons:
-        return ""
-    lines = "".join(
-        f"<li><b>{escape(arm)}</b>{f' ({number}x)' if number > 1 else ''}: {escape(reason)}</li>"
+    lines = (
+        f"<b>{escape(arm)}</b>{f' ({number}x)' if number > 1 else ''}: {escape(reason)}"
         for (arm, reason), number in reasons.items()
     )
-    return f'<div class="failed"><b>Not measured, or not to the end</b><ul>{lines}</ul></div>'
+    return document.failed("Not measured, or not to the end", lines)
 
 
 def commands(runs: Sequence[Loaded]) -> str:

@@ -1,4 +1,4 @@
-"""Arm: what is compared. A config of vLLM's, an order, and how its copies travel.
+"""LabArm: an arm in the lab. A config of vLLM's, an order, and how its copies travel.
 
 Arms can be read without vLLM, which takes seconds to import; they cannot be played.
 """
@@ -9,9 +9,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from bench.common.arms import Arm
+from bench.common.plans import ProgramPlan, TurnPlan, Workload
 from bench.sim.bus import Bus
 from bench.sim.hardware import Machine
-from bench.sim.plan import ProgramPlan, TurnPlan, Workload
 from bench.sim.workers import NoWorker, Worker
 
 if TYPE_CHECKING:
@@ -51,13 +52,11 @@ def by_service(asking: Asking) -> int:
 
 
 @dataclass(frozen=True)
-class Arm:
+class LabArm(Arm):
     """`transfer` builds vLLM's KV transfer config; `worker` what copies; `prepare` may set the
     engine up further: our clock, an oracle's knowledge. `args` are the fields a client sends along;
     `machine` replaces the machine, for arms that no machine could run."""
 
-    name: str
-    what: str
     transfer: Callable[[Machine], KVTransferConfig | None] = lambda machine: None
     worker: Callable[[Engine, Bus], Worker] = lambda engine, bus: NoWorker(bus)
     priority: Callable[[Asking], int] = no_priority

@@ -5,21 +5,20 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from bench.sim.arms.arm import Arm, Away, by_program
-from bench.sim.arms.ours import ours, use_clock
+from bench.common.arms import Role
+from bench.common.plans import Workload
+from bench.sim.arms.arm import Away, LabArm, by_program
+from bench.sim.arms.ours import deciding, ours
 from bench.sim.hardware import Machine
-from bench.sim.plan import Workload
+from continuum_connector.policy.base import RetentionPolicy
 from continuum_connector.policy.baselines import Oracle
 
 if TYPE_CHECKING:
     from bench.sim.engine import Engine
 
 
-def _know(engine: Engine, away: Away) -> None:
-    """Put one who knows the gaps where adaptive decides."""
-    use_clock(engine, away)
-    connector = engine.connector
-    connector.side.decider.policy.policy = Oracle(away, connector.config.max_ttl_s)
+def _knowing(engine: Engine, away: Away) -> RetentionPolicy:
+    return Oracle(away, engine.connector.config.max_ttl_s)
 
 
 def _room_for_all(machine: Machine, workload: Workload) -> Machine:
@@ -37,12 +36,16 @@ def _room_for_all(machine: Machine, workload: Workload) -> Machine:
 
 
 ORACLES = (
-    Arm(
+    LabArm(
         "infinite",
         "plain vLLM with VRAM for everything, priority = the program's arrival",
+        role=Role.ORACLE,
         priority=by_program,
         scheduling="priority",
         machine=_room_for_all,
     ),
-    replace(ours("adaptive", "adaptive with the true gaps", name="oracle"), prepare=_know),
+    replace(
+        ours("adaptive", "adaptive with the true gaps", name="oracle", role=Role.ORACLE),
+        prepare=deciding(_knowing),
+    ),
 )

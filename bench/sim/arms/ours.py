@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from bench.sim.arms.arm import Arm, Asking, Away, connector
+from bench.common.arms import Role
+from bench.sim.arms.arm import Asking, Away, LabArm, connector
 from bench.sim.bus import Bus
 from bench.sim.hardware import Machine
 from bench.sim.workers import OurWorker, Worker
+from continuum_connector.policy.adaptive import Adaptive
+from continuum_connector.policy.base import RetentionPolicy
+from continuum_connector.policy.simple import FixedTtl
 
 if TYPE_CHECKING:
     from bench.sim.engine import Engine
@@ -47,15 +52,50 @@ def our_args(asking: Asking) -> dict[str, Any]:
     return {"kv_transfer_params": {"continuum": says}}
 
 
+def without_tools(asking: Asking) -> dict[str, Any]:
+    """The same of a client that does not say which tool it calls; the lab's answers say none."""
+    return our_args(replace(asking, program=replace(asking.program, says_tools=False)))
+
+
 def use_clock(engine: Engine, away: Away) -> None:
     engine.connector.set_clock(engine.clock)
 
 
-def ours(policy: str, what: str, *, has_tier: bool = True, name: str = "", **options: Any) -> Arm:
+def deciding(make: Callable[[Engine, Away], RetentionPolicy]) -> Callable[[Engine, Away], None]:
+    """`prepare` for an arm whose engine has adaptive's server, but another who decides."""
+
+    def prepare(engine: Engine, away: Away) -> None:
+        use_clock(engine, away)
+        engine.connector.side.decider.policy.policy = make(engine, away)
+
+    return prepare
+
+
+class FixedTtlRanked(FixedTtl):
+    """fixed_ttl whose blocks leave DRAM as adaptive's do."""
+
+    dram_rank = Adaptive.dram_rank
+
+
+def _fixed_ttl(engine: Engine, away: Away) -> RetentionPolicy:
+    config = engine.connector.config
+    return FixedTtlRanked(config.ttl_s, config.max_ttl_s)
+
+
+def ours(
+    policy: str,
+    title: str,
+    *,
+    has_tier: bool = True,
+    name: str = "",
+    role: Role = Role.RELATED,
+    **options: Any,
+) -> LabArm:
     """An arm of ours."""
-    return Arm(
+    return LabArm(
         name=name or policy,
-        what=what,
+        title=title,
+        role=role,
         transfer=our_transfer(policy, has_tier, **options),
         worker=our_worker,
         args=our_args,
@@ -64,15 +104,37 @@ def ours(policy: str, what: str, *, has_tier: bool = True, name: str = "", **opt
 
 
 OURS = (
-    ours("adaptive", "ours, the default"),
-    ours("fixed_ttl", "ours, every turn pinned for 2 s and stored in DRAM"),
+    ours("adaptive", "ours, the default", role=Role.OURS),
+    ours("fixed_ttl", "ours, every turn pinned for 2 s and stored in DRAM, which goes by last use"),
     ours("continuum", "ours, the paper's Equation 2, with a DRAM tier"),
     ours(
-        "continuum", "the paper: Equation 2 and its order, pins only", name="paper", has_tier=False
+        "continuum",
+        "the paper: Equation 2 and its order, pins only",
+        name="paper",
+        has_tier=False,
+        role=Role.RIVAL,
     ),
-    ours("fixed_ttl", "the paper's order, pins of 2 s only", name="cont-pin", has_tier=False),
+    ours(
+        "fixed_ttl",
+        "the paper's order, pins of 2 s only",
+        name="cont-pin",
+        has_tier=False,
+        role=Role.RIVAL,
+    ),
     ours("infercept", "ours, InferCept's least waste"),
     ours("contextserve", "ours, ContextServe's rules"),
     ours("lru_offload", "ours, everything to DRAM, least recently used leaves"),
     ours("program_order", "ours, order only"),
+)
+# What one part of adaptive is worth: it without the part, or another policy with it. The other
+# two such arms are `fixed_ttl`, whose DRAM goes by last use, and `oracle`, which has true gaps.
+PARTS = (
+    replace(
+        ours("adaptive", "adaptive, of clients that name no tools", name="adaptive-no-tools"),
+        args=without_tools,
+    ),
+    replace(
+        ours("adaptive", "fixed_ttl with adaptive's order in DRAM", name="fixed_ttl-dram-order"),
+        prepare=deciding(_fixed_ttl),
+    ),
 )

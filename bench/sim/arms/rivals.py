@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from bench.sim.arms.arm import Arm, by_program, by_service, connector
+from bench.sim.arms.arm import LabArm, by_program, by_service, connector
 from bench.sim.bus import Bus
 from bench.sim.hardware import Machine
 from bench.sim.rival_workers import LmcacheWorker, OffloadingWorker, SimpleWorker
@@ -15,18 +15,18 @@ if TYPE_CHECKING:
     from bench.sim.engine import Engine
 
 
-def in_order(arm: Arm) -> Arm:
+def in_order(arm: LabArm) -> LabArm:
     """The same under vLLM's priority policy, with the program's arrival as the priority."""
     return replace(
         arm,
         name=f"{arm.name}+order",
-        what=f"{arm.what}; priority = the program's arrival",
+        title=f"{arm.title}; priority = the program's arrival",
         priority=by_program,
         scheduling="priority",
     )
 
 
-def _simple(name: str, what: str, is_lazy: bool) -> Arm:
+def _simple(name: str, title: str, is_lazy: bool) -> LabArm:
     def transfer(machine: Machine) -> Any:
         return connector(
             "SimpleCPUOffloadConnector",
@@ -37,10 +37,10 @@ def _simple(name: str, what: str, is_lazy: bool) -> Arm:
     def worker(engine: Engine, bus: Bus) -> Worker:
         return SimpleWorker(bus, engine.machine.block_bytes)
 
-    return Arm(name, what, transfer, worker)
+    return LabArm(name, title, transfer, worker)
 
 
-def _offloading(name: str, what: str, policy: str) -> Arm:
+def _offloading(name: str, title: str, policy: str) -> LabArm:
     def transfer(machine: Machine) -> Any:
         return connector(
             "OffloadingConnector", cpu_bytes_to_use=machine.dram_bytes, eviction_policy=policy
@@ -49,7 +49,7 @@ def _offloading(name: str, what: str, policy: str) -> Arm:
     def worker(engine: Engine, bus: Bus) -> Worker:
         return OffloadingWorker(bus, engine.machine.block_bytes)
 
-    return Arm(name, what, transfer, worker)
+    return LabArm(name, title, transfer, worker)
 
 
 def _lmcache_transfer(machine: Machine) -> Any:
@@ -62,14 +62,14 @@ def _lmcache_worker(engine: Engine, bus: Bus) -> Worker:
     return LmcacheWorker(bus, engine.machine.model.token_bytes)
 
 
-_STOCK = Arm("stock", "plain vLLM")
+_STOCK = LabArm("stock", "plain vLLM")
 _BASES = (
     _STOCK,
     _simple("simple", "vLLM's SimpleCPUOffloadConnector, eager", is_lazy=False),
     _simple("simple-lazy", "vLLM's SimpleCPUOffloadConnector, lazy", is_lazy=True),
     _offloading("offloading", "vLLM's OffloadingConnector, LRU", "lru"),
     _offloading("offloading-arc", "vLLM's OffloadingConnector, ARC", "arc"),
-    Arm(
+    LabArm(
         "lmcache",
         "a model of LMCache 0.3 to 0.5: chunks of 256 tokens, LRU, copies that the step waits for",
         _lmcache_transfer,
@@ -81,7 +81,8 @@ RIVALS = (
     replace(
         _STOCK,
         name="plas",
-        what="Autellix's order: programs that have run for less go first; without its queue levels",
+        title="Autellix's order: programs that have run for less go first; without its queue "
+        "levels",
         priority=by_service,
         scheduling="priority",
     ),

@@ -6,7 +6,8 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from bench.sim.report.summary import Figures, mean, quantile
+from bench.common.tables import mean, quantile
+from bench.sim.report.summary import Figures
 
 GB = 1e9
 

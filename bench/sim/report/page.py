@@ -7,14 +7,15 @@ from collections.abc import Iterable, Iterator, Sequence
 from html import escape
 from itertools import groupby
 
+from bench.common.arms import OURS, STOCK, Role, looks
+from bench.common.tables import mean
 from bench.page import document
+from bench.sim.arms import role_of
 from bench.sim.job import Result, Start
 from bench.sim.report import plots
-from bench.sim.report.cast import OURS, looks
 from bench.sim.report.columns import COLUMNS, cells, seconds, times
-from bench.sim.report.summary import ORACLES, Figures, Table, arm_names, mean, table
+from bench.sim.report.summary import Figures, Table, arm_names, table
 
-CLOSE = 1.02  # times the best: as good as the best
 HONEST = (
     "Every number is simulated: vLLM's own scheduler, KV cache manager and block pool with the "
     "real connectors, around a model of how long steps and copies take. Good for comparing arms; "
@@ -23,11 +24,16 @@ HONEST = (
 )
 
 
+def is_oracle(arm: str) -> bool:
+    """Whether no server can run it."""
+    return role_of(arm) is Role.ORACLE
+
+
 def in_order(results: Iterable[Result]) -> list[Result]:
     """Plain vLLM first, oracles last, the rest as they lie in the file."""
 
     def place(result: Result) -> int:
-        return 0 if result.job.arm == "stock" else 2 if result.job.arm in ORACLES else 1
+        return 0 if result.job.arm == STOCK else 2 if is_oracle(result.job.arm) else 1
 
     return sorted(results, key=place)
 
@@ -42,13 +48,13 @@ def page(results: Sequence[Result], starts: Sequence[Start], title: str = "") ->
     arms = arm_names(found)
     heading = title or f"{' · '.join(arms)}, simulated"
     body = [f"<h1>{escape(heading)}</h1>", f"<p>{_verdict(found, arms)}</p>"]
-    body += [f'<p class="soft">{HONEST}</p>', _facts(results, starts), *_failed(results)]
+    body += [f'<p class="soft">{HONEST}</p>', _facts(results, starts), _failed(results)]
     if len(found) > 1:
         body += [
             "<h3>Mean JCT, in seconds, everywhere</h3>",
             '<p class="how">A dot: within 2 % of the best that a server could run.</p>',
             document.legend(looks(arms)),
-            _overview(found, arms),
+            _overview(found),
         ]
     if len(scenes) > 1:
         links = (f'<a href="#s{i}">{escape(scene)}</a>' for i, scene in enumerate(scenes))
@@ -67,11 +73,11 @@ def _verdict(found: Table, arms: Sequence[str]) -> str:
     ratios = [mean(each[OURS].jct_s) / mean(each[arms[0]].jct_s) for each in both]
     middle = math.exp(mean([math.log(ratio) for ratio in ratios]))
     rivals = [
-        min((mean(f.jct_s) for arm, f in each.items() if arm not in (OURS, *ORACLES)))
+        min((mean(f.jct_s) for arm, f in each.items() if arm != OURS and not is_oracle(arm)))
         for each in both
     ]
     ours = [mean(each[OURS].jct_s) for each in both]
-    wins = sum(mine <= CLOSE * best for mine, best in zip(ours, rivals, strict=True))
+    wins = sum(mine <= document.CLOSE * best for mine, best in zip(ours, rivals, strict=True))
     where = "at the one point" if len(both) == 1 else f"over {len(both)} points (geometric mean)"
     return (
         f"Programs take <b>{times(middle)}</b> as long with <b>{OURS}</b> as with "
@@ -100,31 +106,19 @@ def _facts(results: Sequence[Result], starts: Sequence[Start]) -> str:
     return document.facts(facts)
 
 
-def _failed(results: Sequence[Result]) -> Iterator[str]:
+def _failed(results: Sequence[Result]) -> str:
     failed = [result for result in results if result.error]
-    if failed:
-        lines = (f"<li><code>{escape(str(r.job))}</code>: {escape(r.error)}</li>" for r in failed)
-        yield f'<div class="failed"><b>{len(failed)} failed</b><ul>{"".join(lines)}</ul></div>'
+    lines = (f"<code>{escape(str(r.job))}</code>: {escape(r.error)}" for r in failed)
+    return document.failed(f"{len(failed)} failed", lines)
 
 
 # --- tables ---------------------------------------------------------------------------------
-def _overview(found: Table, arms: Sequence[str]) -> str:
-    """A row per point, an arm per column; the best that a server could run are marked."""
-    head = "".join(f"<th>{escape(arm)}</th>" for arm in arms)
-    rows = [f"<tr><th></th>{head}</tr>"]
-    for point, here in found.items():
-        values = {arm: mean(figures.jct_s) for arm, figures in here.items()}
-        best = min((v for arm, v in values.items() if arm not in ORACLES), default=math.nan)
-        row = "".join(_best_cell(values.get(arm), best, arm) for arm in arms)
-        rows.append(f"<tr><td>{escape(point.title)}</td>{row}</tr>")
-    return document.table(rows)
-
-
-def _best_cell(value: float | None, best: float, arm: str) -> str:
-    if value is None:
-        return '<td class="other">-</td>'
-    kind = "best" if value <= CLOSE * best and arm not in ORACLES else "other"
-    return f'<td class="{kind}">{seconds(value)}</td>'
+def _overview(found: Table) -> str:
+    rows = {
+        point.title: {arm: mean(figures.jct_s) for arm, figures in here.items()}
+        for point, here in found.items()
+    }
+    return document.overview(rows, seconds, lambda arm: not is_oracle(arm))
 
 
 def _point_table(here: dict[str, Figures]) -> str:

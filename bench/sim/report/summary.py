@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
+from bench.common.tables import mean
+from bench.sim.arms.oracles import ORACLES
 from bench.sim.job import Job, Result
 from bench.sim.result import RunRecord, TurnRecord
 
-ORACLES = ("infinite", "oracle")  # arms that no server can run; the first found is the yardstick
 LOAD = "rate"  # the parameter that a sweep goes along
 
 
@@ -59,6 +60,12 @@ class Figures:
         return max(0.0, 1.0 - found)
 
     @property
+    def tier_shares(self) -> dict[str, float]:
+        """Per prompt token, by where it was found."""
+        vram, dram = self.share("num_local_tokens"), self.share("num_external_tokens")
+        return {"VRAM": vram, "DRAM": dram, "computed": self.miss_share}
+
+    @property
     def read_back(self) -> float:
         """Bytes loaded per byte stored; NaN if nothing was stored."""
         stored = self.total("stored_bytes")
@@ -80,18 +87,6 @@ class Figures:
 
 def _latency(turn: TurnRecord) -> float:
     return turn.finished - turn.arrived
-
-
-def mean(values: Sequence[float]) -> float:
-    """The mean; NaN of nothing."""
-    return sum(values) / len(values) if values else math.nan
-
-
-def quantile(ordered: Sequence[float], share: float) -> float:
-    """The value that `share` of the sorted values do not exceed; NaN of nothing."""
-    if not ordered:
-        return math.nan
-    return ordered[min(len(ordered) - 1, max(0, math.ceil(share * len(ordered)) - 1))]
 
 
 Table = dict[Point, dict[str, Figures]]
@@ -151,6 +146,6 @@ def arm_names(table: Table) -> list[str]:
 
 
 def oracle_of(arms: Iterable[str]) -> str:
-    """The yardstick among the arms; "" if there is none."""
-    names = list(arms)
-    return next((name for name in ORACLES if name in names), "")
+    """The yardstick among the arms, the first oracle of the registry; "" if there is none."""
+    names = set(arms)
+    return next((arm.name for arm in ORACLES if arm.name in names), "")

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from bench.sim.plan import Span, Streams, Workload
+from bench.common.plans import Span, Streams, Talk, Workload
 from bench.sim.workloads.shape import Shape
-from bench.sim.workloads.talk import Talk
 
 
 def agents(shape: Shape) -> Workload:

@@ -5,9 +5,8 @@ from __future__ import annotations
 import random
 from dataclasses import replace
 
-from bench.sim.plan import ProgramPlan, Span, Streams, Workload
+from bench.common.plans import ProgramPlan, Span, Streams, Talk, Workload
 from bench.sim.workloads.shape import Shape
-from bench.sim.workloads.talk import Talk
 
 FORKS = 4  # programs that share a beginning
 FORKED = 0.5  # share of the context that they have in common

@@ -1,25 +1,21 @@
 """Claude Code: recorded coding sessions, sub-agents included, replayed turn by turn.
 
-A record is one request: `inp`, `out` tokens, `common_blocks`: blocks of 64 tokens it has in common
-with the lane's request before (fewer than that had: a compaction or a fork), `think`: seconds
-since that answer, `itypes`: what was added, a tool's result or a person's words.
+Fewer blocks in common with the lane's request before than that one had: a compaction or a fork.
 """
 
 from __future__ import annotations
 
 import random
-from collections import defaultdict
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
-from typing import Any
 
-from bench.sim.plan import ProgramPlan, Streams, TurnPlan, Workload
-from bench.sim.workloads.talk import Talk
+from bench.common.plans import ProgramPlan, Streams, Talk, TurnPlan, Workload
+from bench.common.workloads import BLOCK, Request, lanes
 from bench.sim.workloads.trace_files import records
 
 NAME = "claude-code.jsonl.gz"
 SOURCE = "https://github.com/callanjfox/kv-cache-tester (Apache-2.0)"
-BLOCK = 64
-Lane = list[dict[str, Any]]
+Lane = list[Request]
 
 
 @dataclass(frozen=True)
@@ -44,6 +40,15 @@ class Replay:
             f"{self.longest_s:g} s, {self.turns} turns of a session at most; arrivals made up"
         )
 
+    def plan(self, name: str, turns: Iterable[TurnPlan], arrival_s: float) -> ProgramPlan:
+        """A program that tells the server as much as here is said."""
+        return ProgramPlan(
+            *(name, tuple(turns), arrival_s),
+            says_final=self.says_final,
+            says_tools=self.says_tools,
+            says_program=self.says_program,
+        )
+
 
 def claude_code(replay: Replay) -> Workload:
     """Sessions of the trace. Which turn sent out a sub-agent is not recorded: it is the first
@@ -58,9 +63,9 @@ def claude_code(replay: Replay) -> Workload:
 
 
 def _sessions() -> dict[str, dict[str, Lane]]:
-    sessions: dict[str, dict[str, Lane]] = defaultdict(lambda: defaultdict(list))
-    for record in records(NAME, SOURCE):
-        sessions[record["trace"]][record["lane"]].append(record)
+    sessions: dict[str, dict[str, Lane]] = {}
+    for (trace, lane), requests in lanes(records(NAME, SOURCE, Request)).items():
+        sessions.setdefault(trace, {})[lane] = requests
     return sessions
 
 
@@ -80,9 +85,9 @@ def _session(
         child_name = f"{name}/{other}"
         joins = (*main[asks + 1].joins, child_name)
         main[asks + 1] = replace(main[asks + 1], joins=joins, gap_s=0.0)
-        plan = _program(child_name, child, replay, 0.0)
+        plan = replay.plan(child_name, child, 0.0)
         programs.append(replace(plan, after=(name, asks), parent=name))
-    return [_program(name, main, replay, rng.random()), *programs]
+    return [replay.plan(name, main, rng.random()), *programs]
 
 
 def _asks(main: list[TurnPlan], seconds: float) -> int | None:
@@ -93,21 +98,16 @@ def _asks(main: list[TurnPlan], seconds: float) -> int | None:
     return long[0] if long else max(range(len(main) - 1), key=lambda i: main[i + 1].gap_s)
 
 
-def _program(name: str, turns: list[TurnPlan], replay: Replay, arrival_s: float) -> ProgramPlan:
-    says = {"says_final": replay.says_final, "says_tools": replay.says_tools}
-    return ProgramPlan(name, tuple(turns), arrival_s, says_program=replay.says_program, **says)
-
-
 def _lane(lane: Lane, replay: Replay, streams: Streams) -> list[TurnPlan]:
     """Turns of a lane; what a later one has in common with its predecessor is equal text."""
     talk, blocks = Talk(streams), 0
     for index, record in enumerate(lane):
-        if index and record["common_blocks"] < blocks:
-            talk.forget(keep=round(record["common_blocks"] * BLOCK * replay.scale))
-        num_new = round(record["inp"] * replay.scale) - talk.num_tokens
-        away_s = record["think"] or 0.0 if index else 0.0  # None: it did not wait for the answer
+        if index and record.common_blocks < blocks:
+            talk.forget(keep=round(record.common_blocks * BLOCK * replay.scale))
+        num_new = round(record.inp * replay.scale) - talk.num_tokens
+        away_s = record.think or 0.0 if index else 0.0  # None: it did not wait for the answer
         gap_s = min(away_s * replay.gap_scale, replay.longest_s)
-        is_tool = index + 1 < len(lane) and "tool_result" in lane[index + 1]["itypes"]
-        talk.turn(num_new, round(record["out"] * replay.scale), gap_s, "tool" if is_tool else "")
-        blocks = record["inp"] // BLOCK
+        is_tool = index + 1 < len(lane) and "tool_result" in lane[index + 1].itypes
+        talk.turn(num_new, round(record.out * replay.scale), gap_s, "tool" if is_tool else "")
+        blocks = record.inp // BLOCK
     return list(talk.turns())

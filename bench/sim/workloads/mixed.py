@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from bench.sim.plan import ProgramPlan, Span, Streams, Workload
+from bench.common.plans import ProgramPlan, Span, Streams, Talk, Workload
 from bench.sim.workloads.shape import Shape
-from bench.sim.workloads.talk import Talk
 
 CHATS = 0.4  # of the programs are people's chats
 CHAT_TURNS, CHAT_CONTEXT = 0.5, 0.3  # of an agent's turns and context

@@ -12,7 +12,7 @@ import random
 from collections.abc import Iterator
 from typing import Any
 
-from bench.sim.plan import ProgramPlan, Span, TurnPlan, Workload
+from bench.common.plans import Span, TurnPlan, Workload
 from bench.sim.workloads.claude_code import Replay
 from bench.sim.workloads.trace_files import records
 
@@ -27,7 +27,7 @@ Conversation = list[dict[str, Any]]
 def mooncake(replay: Replay) -> Workload:
     """`replay.programs` conversations, one after the other from one that its seed picks."""
     rng = random.Random(f"mooncake {replay.seed}")
-    every = conversations(records(NAME, SOURCE))
+    every = conversations(records(NAME, SOURCE, dict))
     begin = rng.randrange(max(1, len(every) - replay.programs + 1))
     taken = every[begin : begin + replay.programs]
     first_ms, last_ms = taken[0][0]["timestamp"], taken[-1][0]["timestamp"] + 1
@@ -35,8 +35,8 @@ def mooncake(replay: Replay) -> Workload:
     programs = []
     for index, talk in enumerate(taken):
         arrival_s = (talk[0]["timestamp"] - first_ms) / (last_ms - first_ms)
-        turns = tuple(_turns(talk[: replay.turns], replay, numbers))
-        programs.append(_program(f"chat{index}", turns, replay, arrival_s))
+        turns = _turns(talk[: replay.turns], replay, numbers)
+        programs.append(replay.plan(f"chat{index}", turns, arrival_s))
     return Workload("mooncake", tuple(programs), replay.note)
 
 
@@ -77,10 +77,3 @@ def _prompt(request: dict[str, Any], scale: float) -> Iterator[Span]:
         if left > 0:
             yield Span(number + 1, min(size, left))
             left -= size
-
-
-def _program(
-    name: str, turns: tuple[TurnPlan, ...], replay: Replay, arrival_s: float
-) -> ProgramPlan:
-    says = {"says_final": replay.says_final, "says_tools": replay.says_tools}
-    return ProgramPlan(name, turns, arrival_s, says_program=replay.says_program, **says)

@@ -6,9 +6,8 @@ import random
 from dataclasses import dataclass
 from typing import Any
 
-from bench.sim.plan import ProgramPlan, TurnPlan
+from bench.common.plans import ProgramPlan, Talk, TurnPlan
 from bench.sim.workloads.gaps import Gaps, gaps
-from bench.sim.workloads.talk import Talk
 
 
 @dataclass(frozen=True)

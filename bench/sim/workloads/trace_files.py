@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import functools
-import gzip
-import json
 import os
 from pathlib import Path
-from typing import Any
+
+from bench.common.workloads import Line, lines
 
 FOLDER_VARIABLE = "CONTINUUM_TRACES"
 COMMITTED = Path(__file__).resolve().parents[1] / "traces"  # parts of them, see README.md there
 
 
-def records(name: str, source: str) -> list[dict[str, Any]]:
+def records(name: str, source: str, kind: type[Line]) -> list[Line]:
     """Return the records of `name`, from the folder that CONTINUUM_TRACES names or else ours.
 
     Raises FileNotFoundError that says where to get it.
@@ -26,10 +25,9 @@ def records(name: str, source: str) -> list[dict[str, Any]]:
             f"{FOLDER_VARIABLE} to the folder it lies in, or unset it to replay the part in "
             f"{COMMITTED}"
         )
-    return _read(path)
+    return _read(path, kind)
 
 
 @functools.cache
-def _read(path: Path) -> list[dict[str, Any]]:
-    with gzip.open(path, "rt") as lines:
-        return [json.loads(line) for line in lines if line.strip()]
+def _read(path: Path, kind: type[Line]) -> list[Line]:
+    return list(lines(path, kind))

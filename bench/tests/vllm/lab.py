@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+from bench.common.plans import Workload
 from bench.sim.arms import ARMS
 from bench.sim.hardware import Machine, machine
 from bench.sim.lab import Lab
-from bench.sim.plan import Workload
 from bench.sim.result import RunRecord
 from bench.sim.workloads.eight_turns import eight_turns
 

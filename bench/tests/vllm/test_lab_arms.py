@@ -6,9 +6,11 @@ import math
 
 import pytest
 
-from bench.sim.arms import ARMS
+from bench.sim.arms import ARMS, Asking
 from bench.sim.lab import Lab
 from bench.tests.vllm.lab import small_machine, small_workload
+from continuum_connector.forecast.forecast import Forecast
+from continuum_connector.policy.base import Resident
 
 PATIENCE_S = 60.0  # of virtual time, for copies under way and pins that nobody comes back to
 
@@ -33,3 +35,31 @@ def test_every_arm_answers_every_turn_and_lets_go_of_every_block(name: str) -> N
     settle(lab)
     pool = lab.engine.scheduler.kv_cache_manager.block_pool
     assert pool.get_num_free_blocks() == pool.num_gpu_blocks - 1  # all but the null block
+
+
+def test_an_arm_without_tool_names_says_all_but_them() -> None:
+    plan = small_workload().programs[0]
+    turn = next(turn for turn in plan.turns if turn.tool)
+    asking = Asking(plan, turn, 0, 0.0, 0.0)
+    said, unsaid = (
+        ARMS[name].args(asking)["kv_transfer_params"]["continuum"]
+        for name in ("adaptive", "adaptive-no-tools")
+    )
+    assert said == {**unsaid, "tools": [turn.tool]} != unsaid
+    assert unsaid["program"] == plan.name
+
+
+def test_fixed_ttl_with_adaptives_order_in_dram_decides_as_one_and_ranks_as_the_other() -> None:
+    workload = small_workload()
+    lab = Lab(small_machine(), ARMS["fixed_ttl-dram-order"], workload)
+    side = lab.engine.connector.side
+    assert side.tier.rank == side._worth.rank
+    soon, late = (
+        Resident("p", 0.0, last_used=0.0, finished=0.0, gap=Forecast.known(gap_s))
+        for gap_s in (1.0, 60.0)
+    )
+    rank = side.decider.policy.dram_rank
+    assert rank(soon, 0.0) > rank(late, 0.0)
+    lab.play()
+    num_pinned = sum(not turn.is_final for plan in workload.programs for turn in plan.turns)
+    assert side.records.account.total("decisions", "pin") == num_pinned

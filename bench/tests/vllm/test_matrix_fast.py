@@ -6,11 +6,11 @@ import pytest
 
 pytest.importorskip("tomllib")  # Python 3.11
 
-from bench.sim.arms import ARMS
+from bench.common.arms import OURS, STOCK, Role
+from bench.sim.arms import ARMS, role_of
 from bench.sim.cells import load_matrix
 from bench.sim.job import Result
 from bench.sim.matrix import job, judge, play
-from bench.sim.verdict import ORACLES, OURS, RELATED, STOCK
 
 CELLS = {cell.name: cell for cell in load_matrix().cells if cell.fast}
 SEED = 1
@@ -38,4 +38,7 @@ def test_what_holds_today(name: str) -> None:
 
 
 def test_the_matrix_knows_which_arms_are_no_rivals() -> None:
-    assert {OURS, STOCK, *RELATED, *ORACLES} <= set(ARMS)
+    assert [arm for arm in ARMS if role_of(arm) is Role.OURS] == [OURS]
+    assert role_of(STOCK) is role_of("paper") is Role.RIVAL
+    assert role_of("lru_offload") is role_of("fixed_ttl-dram-order") is Role.RELATED
+    assert role_of("oracle") is role_of("infinite") is Role.ORACLE
