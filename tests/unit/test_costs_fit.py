@@ -221,7 +221,8 @@ def test_a_step_costs_a_few_calls_however_long_it_has_served() -> None:
         sys.setprofile(count)
         model.add(step, seconds)
         sys.setprofile(before)
-    assert max(calls) < 30 * 100
+    assert calls[0] < 6_000  # while little is known it is fitted often
+    assert max(calls[1:]) < 2_500
 
 
 def test_copies_have_a_latency_and_a_rate() -> None:
