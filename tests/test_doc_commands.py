@@ -195,7 +195,7 @@ def _options_of(application: typer.Typer, name: str) -> set[str]:
 
 @cache
 def _makefile() -> set[str]:
-    return set(re.findall(r"^([a-z]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
+    return set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
 
 
 def _targets(command: list[str]) -> list[str]:

@@ -122,14 +122,17 @@ def test_a_change_wakes_an_idle_engine_and_nothing_else_does(path: Path) -> None
 
 
 def test_the_thread_reads_by_itself_until_it_is_closed(path: Path) -> None:
-    seen = threading.Event()
+    seen, before = threading.Event(), set(threading.enumerate())
     switch = open_switch(str(path), seen.set)
     path.write_text("off")
     assert seen.wait(30)
     assert not switch.is_on
+    (thread,) = set(threading.enumerate()) - before
+    assert thread.name == "continuum-switch"
     switch.close()
     switch.close()
-    assert "continuum-switch" not in [thread.name for thread in threading.enumerate()]
+    thread.join(10)  # close waits no longer than a second
+    assert not thread.is_alive()
 
 
 def test_a_switch_that_could_never_work_stops_the_server(tmp_path: Path) -> None:
