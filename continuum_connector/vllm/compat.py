@@ -262,12 +262,12 @@ def ask_to_recompute(vllm_config: Any) -> None:
 
 
 def free_blocks_at_once(scheduler: Any) -> None:
-    """Undo `defer_block_free` on vLLM <= 0.31, where it makes one failed allocation preempt
-    everybody: blocks freed by a victim return too late to help. It guards against loads
-    that are not ordered behind the step in flight; ours wait for the compute stream.
+    """Undo `defer_block_free`: blocks that a victim frees return a step late, so up to vLLM 0.31
+    one failed allocation preempts everybody, and since then the rest of the batch sits a step out.
+    It guards against loads that are not ordered behind the step in flight; ours wait for the
+    compute stream.
     """
-    if not hasattr(scheduler, "_request_blocks_can_be_freed"):
-        scheduler.defer_block_free = False
+    scheduler.defer_block_free = False
 
 
 def recompute_failed_loads(scheduler: Any) -> None:

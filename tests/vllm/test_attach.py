@@ -411,7 +411,7 @@ def test_inside_a_multi_connector_we_are_attached_as_alone(
 
 @pytest.mark.parametrize("is_alone", [True, False], ids=["alone", "with a partner"])
 def test_vllms_fence_around_freed_blocks_stays_where_a_partner_may_need_it(is_alone: bool) -> None:
-    """Before 0.32 vLLM frees blocks late where a connector's writes are not ordered behind the
+    """vLLM frees blocks late where a connector's writes are not ordered behind the
     step in flight. Ours are; what a partner inside a MultiConnector does, we cannot know."""
     ours = {"kv_connector": "ContinuumConnector", "kv_role": "kv_both"}
     partner = {
@@ -426,17 +426,14 @@ def test_vllms_fence_around_freed_blocks_stays_where_a_partner_may_need_it(is_al
     plugin.register()
     if is_alone:
         engine = Engine(async_scheduling=True)
-        # From 0.32 on vLLM asks per request, and a fence costs no more than it must.
-        expected = hasattr(engine.scheduler, "_request_blocks_can_be_freed")
     else:
         engine = Engine(
             connector="MultiConnector",
             extra_config={"connectors": [ours, partner]},
             async_scheduling=True,
         )
-        expected = True
     assert engine.scheduler._continuum is not None
-    assert engine.scheduler.defer_block_free is expected
+    assert engine.scheduler.defer_block_free is not is_alone
 
 
 def test_who_waits_with_kv_is_looked_for_once_a_step() -> None:

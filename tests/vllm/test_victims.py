@@ -90,15 +90,14 @@ def half_steps(async_scheduling: bool, **kwargs: Any) -> tuple[int, int]:
 
 
 @MODES
-def test_a_preemption_stalls_the_batch_no_longer_than_in_vllms_own_order(
-    async_scheduling: bool,
+@pytest.mark.parametrize("order", [True, False], ids=["program order", "vLLM's order"])
+def test_a_preemption_stalls_the_batch_no_longer_than_stock(
+    async_scheduling: bool, order: bool
 ) -> None:
-    """Beside stock, and beside us in vLLM's order: any connector makes vLLM free blocks late."""
-    stock = half_steps(async_scheduling, connector=None)
-    own_order = half_steps(async_scheduling, extra_config=PROGRAM_ORDER | {"order": False})
-    ours = half_steps(async_scheduling, extra_config=PROGRAM_ORDER)
-    assert ours[1] <= max(stock[1], own_order[1])
-    assert ours[0] <= max(stock[0], own_order[0]) + 1  # other victims, so other steps
+    num_half, longest = half_steps(async_scheduling, connector=None)
+    ours = half_steps(async_scheduling, extra_config=PROGRAM_ORDER | {"order": order})
+    assert ours[0] <= num_half
+    assert ours[1] <= longest
 
 
 @MODES
