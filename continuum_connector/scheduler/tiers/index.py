@@ -186,23 +186,24 @@ class HostIndex:
         """Return slots: the free ones, then those of what is worth no more than `chain`.
         `victims` are then to be dropped if they are empty."""
         free = self._free.take(num_wanted)
+        if len(free) == num_wanted:
+            return free
         taken, num_missing = [free], num_wanted - len(free)
-        if num_missing:
-            num_displaced = 0  # live blocks
-            own = rank(chain.program) if rank is not None else 0.0
-            for worth, victim in self._claims.order.victims(chain, rank):
-                if worth > own:
-                    break
-                victims.append(victim)
-                for leaving in self._claims.let_go(victim, num_missing):
-                    self._evict(leaving)
-                    taken.append(leaving)
-                    num_missing -= len(leaving)
-                    num_displaced += len(leaving) if worth > -math.inf else 0
-                if not num_missing:
-                    break
-            if num_displaced:
-                self.residence.evicted(num_displaced, self.num_slots, now)
+        num_displaced = 0  # live blocks
+        own = rank(chain.program) if rank is not None else 0.0
+        for worth, victim in self._claims.order.victims(chain, rank):
+            if worth > own:
+                break
+            victims.append(victim)
+            for leaving in self._claims.let_go(victim, num_missing):
+                self._evict(leaving)
+                taken.append(leaving)
+                num_missing -= len(leaving)
+                num_displaced += len(leaving) if worth > -math.inf else 0
+            if not num_missing:
+                break
+        if num_displaced:
+            self.residence.evicted(num_displaced, self.num_slots, now)
         return np.concatenate(taken)
 
     def _evict(self, numbers: Numbers) -> None:
