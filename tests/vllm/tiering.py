@@ -139,7 +139,7 @@ def check(engine: Engine) -> None:
 
 def _check_dram(engine: Engine, tier: DramTier) -> None:
     tier.index.check()
-    assert engine.connector.acting is not None or not tier.index.num_ready
+    assert engine.connector.mode is not Mode.OFF or not tier.index.num_ready
     assert set(tier._found) <= set(engine.scheduler.requests)
 
 
