@@ -203,16 +203,10 @@ def worker(config: ContinuumConfig, vllm_config: Any) -> ContinuumWorker:
     _, node_ranks = compat.num_ranks(vllm_config)
 
     def make_engine(layout: Any, num_slots: int) -> Any:
-        from continuum_connector.worker.native import NativeEngine
+        from continuum_connector.worker.native import NativeEngine, Tuning
 
         driver = _driver(config.driver, layout.device)
-        engine = NativeEngine(
-            driver=driver,
-            device=layout.device_index,
-            regions=layout.regions,
-            num_blocks=layout.num_blocks,
-            num_slots=num_slots,
-            slot_bytes=layout.slot_bytes,
+        tuning = Tuning(
             trunk_bytes=config.trunk_bytes,
             window_bytes=config.window_bytes,
             huge_pages=config.huge_pages,
@@ -220,6 +214,7 @@ def worker(config: ContinuumConfig, vllm_config: Any) -> ContinuumWorker:
             first_bytes=max(FIRST_BYTES, layout.slot_bytes),
             checksum_every=config.checksum_every,
         )
+        engine = NativeEngine(driver, layout, num_slots, tuning)
         tell_paths(driver, engine.paths)
         return engine
 

@@ -25,15 +25,13 @@ LONG_FUNCTIONS = {"worker/native.py": {"__init__"}}
 
 MAX_ARGUMENTS, MAX_METHODS = 6, 10
 # Wired with more, or asked more than that. Take names off; do not add any.
-MANY_ARGUMENTS = {
-    "continuum_connector/worker/native.py NativeEngine",
-}
 MANY_METHODS = {
     # vLLM's hooks, one for one; tests/vllm/test_attach.py counts those that are ours.
     "continuum_connector/connector.py ContinuumConnector",
     "continuum_connector/worker_hooks.py WorkerHooks",
+    # One dictionary and its slots: to cut it would give them two owners.
     "continuum_connector/scheduler/tiers/index.py HostIndex",
-    "continuum_connector/worker/native.py NativeEngine",
+    # A process, its log and its HTTP interface, as all benchmarks and tests use it.
     "bench/serve/server.py VllmServer",
 }
 # Objects of the scheduler half that do something. None is to be asked through another.
@@ -313,7 +311,7 @@ def test_constructors_take_few_arguments_and_classes_answer_few_questions() -> N
     parts, as scheduler.Parts does, is taken apart where it is handed in. No allowance is unused.
     """
     found = dict(classes())
-    assert {n for n, node in found.items() if num_arguments(node) > MAX_ARGUMENTS} == MANY_ARGUMENTS
+    assert [n for n, node in found.items() if num_arguments(node) > MAX_ARGUMENTS] == []
     assert {n for n, node in found.items() if num_methods(node) > MAX_METHODS} == MANY_METHODS
 
 

@@ -18,7 +18,8 @@ from continuum_connector.messages import BlockIds
 from continuum_connector.tools.cli.ending import ToldError
 from continuum_connector.worker import abi
 from continuum_connector.worker.engine import Direction, Region
-from continuum_connector.worker.native import NativeEngine
+from continuum_connector.worker.layout import Layout
+from continuum_connector.worker.native import NativeEngine, Tuning
 
 WAIT_S = 120.0
 NAP_S = 0.0005  # after this long without work another thread sleeps, and so does its core
@@ -84,10 +85,9 @@ class Rig:
             Region(self.vram.address + i * span, piece_bytes, i * piece_bytes, piece_bytes)
             for i in range(num_regions)
         ]
-        self.engine = TimedEngine(
-            machine.driver, machine.device, regions, num_blocks, num_blocks, self.block_bytes,
-            **tuning,
-        )  # fmt: skip
+        where = "cpu" if machine.driver == "sim" else "cuda"
+        layout = Layout(tuple(regions), num_blocks, self.block_bytes, where, machine.device)
+        self.engine = TimedEngine(machine.driver, layout, num_blocks, Tuning(**tuning))
         if machine.driver == "sim":
             self.engine.pool.view()[:] = 2  # a first touch is not a copy
         random = np.random.default_rng(5)

@@ -29,14 +29,7 @@ def measure_worker(num_steps: int) -> dict[str, list[float]]:
     )
 
     def make_engine(layout: Layout, num_slots: int) -> NativeEngine:
-        return NativeEngine(
-            driver="sim",
-            device=0,
-            regions=layout.regions,
-            num_blocks=layout.num_blocks,
-            num_slots=num_slots,
-            slot_bytes=layout.slot_bytes,
-        )
+        return NativeEngine("sim", layout, num_slots)
 
     worker = ContinuumWorker(make_engine, ContinuumConfig(dram_bytes=NUM_BLOCKS * BLOCK_BYTES))
     worker.register(layout)

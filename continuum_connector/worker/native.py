@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -15,20 +16,42 @@ from continuum_connector.worker.engine import (
     Direction,
     Health,
     PoolState,
-    Region,
     Status,
 )
 from continuum_connector.worker.pool import HostPool
 
+if TYPE_CHECKING:
+    from continuum_connector.worker.layout import Layout
+
 MIB = 1 << 20
 
 _DRIVERS = {"cuda": 1, "sim": 2}
-_PATHS = {"auto": 0, "batch": 1, "loop": 2, "gather": 3}
+PATHS = {"auto": 0, "batch": 1, "loop": 2, "gather": 3}
 _LEGACY_STREAM = 1  # CU_STREAM_LEGACY: torch's default stream, whose own handle is 0
 _EFORK = -7
 _INT32 = np.dtype(np.int32)
 _MAX_POLLED = 256
 _GRACE_S = 1.0  # for a call of the driver that locks pages
+
+
+@dataclass(frozen=True)
+class Tuning:
+    """How a native engine copies and what its pool is made of; 0 is the library's own choice.
+
+    `trunk_bytes` go with one driver call, `window_bytes` are under way per direction. `first_bytes`
+    of the pool are locked before the engine is there, `chunk_bytes` at a time behind. `sim_mbps`:
+    how fast the simulator's bus is.
+    """
+
+    trunk_bytes: int = 4 * MIB
+    window_bytes: int = 16 * MIB
+    path: str = "auto"
+    huge_pages: bool = True
+    numa: bool = True
+    first_bytes: int = 0
+    chunk_bytes: int = 0
+    checksum_every: int = 0
+    sim_mbps: int = 0
 
 
 class NativeEngine:
@@ -39,25 +62,10 @@ class NativeEngine:
     """
 
     def __init__(
-        self,
-        driver: str,
-        device: int,
-        regions: Sequence[Region],
-        num_blocks: int,
-        num_slots: int,
-        slot_bytes: int,
-        *,
-        trunk_bytes: int = 4 * MIB,
-        window_bytes: int = 16 * MIB,
-        path: str = "auto",
-        huge_pages: bool = True,
-        numa: bool = True,
-        first_bytes: int = 0,
-        chunk_bytes: int = 0,
-        checksum_every: int = 0,
-        sim_mbps: int = 0,
+        self, driver: str, layout: Layout, num_slots: int, tuning: Tuning | None = None
     ) -> None:
-        _check(driver, regions, num_slots, slot_bytes)
+        _check(driver, layout, num_slots)
+        tuning = tuning or Tuning()
         self._blocking, self._quick = abi.load_library()
         self._handle: ctypes.c_void_p | None = None
         self._is_cuda = driver == "cuda"
@@ -68,20 +76,26 @@ class NativeEngine:
             size=ctypes.sizeof(abi.Config),
             abi=abi.ABI_VERSION,
             driver=_DRIVERS[driver],
-            device=device,
-            path=_PATHS[path],
-            trunk_bytes=trunk_bytes,
-            window_bytes=(window_bytes, window_bytes),
-            checksum_every=checksum_every,
-            sim_mbps=sim_mbps,
+            device=layout.device_index,
+            path=PATHS[tuning.path],
+            trunk_bytes=tuning.trunk_bytes,
+            window_bytes=(tuning.window_bytes, tuning.window_bytes),
+            checksum_every=tuning.checksum_every,
+            sim_mbps=tuning.sim_mbps,
         )
         handle = ctypes.c_void_p()
         self._check(self._blocking.ckv_open(ctypes.byref(config), ctypes.byref(handle)))
         self._handle = handle
         try:
-            num_bytes = num_slots * slot_bytes
-            self.pool = HostPool(handle, num_bytes, huge_pages, numa, first_bytes, chunk_bytes)
-            self._set_regions(regions, num_blocks, num_slots, slot_bytes)
+            self.pool = HostPool(
+                handle,
+                num_slots * layout.slot_bytes,
+                tuning.huge_pages,
+                tuning.numa,
+                tuning.first_bytes,
+                tuning.chunk_bytes,
+            )
+            self._set_regions(layout, num_slots)
             self._paths: int = self.stats().paths
             self._pending = ctypes.c_uint64.from_address(self._blocking.ckv_pending_word(handle))
         except BaseException:
@@ -89,20 +103,18 @@ class NativeEngine:
             self._handle = None
             raise
 
-    def _set_regions(
-        self, regions: Sequence[Region], num_blocks: int, num_slots: int, slot_bytes: int
-    ) -> None:
-        base = self.pool.base
-        array = (abi.RawRegion * len(regions))(
+    def _set_regions(self, layout: Layout, num_slots: int) -> None:
+        base, size = self.pool.base, layout.slot_bytes
+        array = (abi.RawRegion * len(layout.regions))(
             *(
-                abi.RawRegion(
-                    r.dev_base, r.dev_stride, base + r.host_offset, slot_bytes, r.num_bytes
-                )
-                for r in regions
+                abi.RawRegion(r.dev_base, r.dev_stride, base + r.host_offset, size, r.num_bytes)
+                for r in layout.regions
             )
         )
         self._check(
-            self._blocking.ckv_set_regions(self._handle, array, len(regions), num_blocks, num_slots)
+            self._blocking.ckv_set_regions(
+                self._handle, array, len(array), layout.num_blocks, num_slots
+            )
         )
 
     def pool_state(self) -> PoolState:
@@ -158,13 +170,13 @@ class NativeEngine:
     @property
     def paths(self) -> tuple[str, ...]:
         """Ways of copying that driver and device offered at the open."""
-        return tuple(name for name, bit in _PATHS.items() if self._paths >> bit & 1)
+        return tuple(name for name, bit in PATHS.items() if self._paths >> bit & 1)
 
     def health(self) -> Health:
         """Say what has failed for good; a path is given up when the driver refuses it at work."""
         stats = self.stats()
         lost = self._paths & ~stats.paths
-        return Health(stats.poison, tuple(name for name, bit in _PATHS.items() if lost >> bit & 1))
+        return Health(stats.poison, tuple(name for name, bit in PATHS.items() if lost >> bit & 1))
 
     def cancel(self, tag: int) -> None:
         """Stop a transfer before its next trunk; nothing happens if it settled."""
@@ -219,45 +231,6 @@ class NativeEngine:
         self._check(self._quick.ckv_get_stats(self._opened(), ctypes.byref(stats)))
         return stats
 
-    # Hooks for tests; the CUDA driver refuses them.
-
-    def sim_hold(self) -> None:
-        """From here on no copy begins: what is submitted stays in flight."""
-        self._check(self._blocking.ckv_sim_hold(self._opened(), 1))
-
-    def sim_release(self) -> None:
-        """Let the copies go on."""
-        self._check(self._blocking.ckv_sim_hold(self._opened(), 0))
-
-    def sim_fail_after(self, num_calls: int, count: int = 1, code: int = 1) -> None:
-        """After `num_calls` driver calls, fail `count`; code 700 ends the device context."""
-        self._check(self._blocking.ckv_sim_fail(self._opened(), num_calls, count, code))
-
-    def sim_fail_path(self, path: str, code: int = 1) -> None:
-        """From here on every copy call on the path fails with `code`; 0: no more."""
-        self._check(self._blocking.ckv_sim_fail_path(self._opened(), _PATHS[path], code))
-
-    def sim_stream(self) -> int:
-        """A compute stream, for `after_stream`; lives as long as the engine."""
-        stream = ctypes.c_void_p()
-        self._check(self._blocking.ckv_sim_stream(self._opened(), ctypes.byref(stream)))
-        return stream.value or 0
-
-    def sim_compute(self, stream: int, delay_s: float) -> None:
-        """Queue a kernel that only takes time."""
-        delay_us = int(delay_s * 1e6)
-        self._check(self._blocking.ckv_sim_compute(self._opened(), stream, None, 0, 0, delay_us))
-
-    def sim_block(self, stream: int, on: bool = True) -> None:
-        """Keep a compute stream from finishing what is queued, or let it go on."""
-        self._check(self._blocking.ckv_sim_block(self._opened(), stream, int(on)))
-
-    def sim_stats(self) -> abi.SimStats:
-        """What the simulated driver saw so far."""
-        stats = abi.SimStats()
-        self._check(self._blocking.ckv_sim_get_stats(self._opened(), ctypes.byref(stats)))
-        return stats
-
 
 def _raw(ids: BlockIds, tag: int) -> bytes:
     kind = ids.dtype
@@ -271,13 +244,14 @@ def _completion(c: abi.RawCompletion) -> Completion:
     return Completion(c.tag, Status(c.status), c.error, c.bytes, seconds)
 
 
-def _check(driver: str, regions: Sequence[Region], num_slots: int, slot_bytes: int) -> None:
+def _check(driver: str, layout: Layout, num_slots: int) -> None:
+    slot_bytes = layout.slot_bytes
     if driver not in _DRIVERS:
         raise ConfigError(f"driver {driver!r} is unknown; choose from {', '.join(_DRIVERS)}.")
     if num_slots < 1 or slot_bytes < 1:
         raise ConfigError(f"{num_slots} slots of {slot_bytes} bytes hold nothing.")
     if num_slots >= 1 << 31 or num_slots * slot_bytes >= 1 << 63:
         raise ConfigError(f"{num_slots} slots of {slot_bytes} bytes are more than can be counted.")
-    for region in regions:
+    for region in layout.regions:
         if region.host_offset < 0 or region.host_offset + region.num_bytes > slot_bytes:
             raise ConfigError(f"{region} does not fit a slot of {slot_bytes} bytes.")

@@ -13,7 +13,9 @@ import numpy as np
 import pytest
 
 from continuum_connector.worker.engine import Completion, Direction, Region
-from continuum_connector.worker.native import NativeEngine
+from continuum_connector.worker.layout import Layout
+from continuum_connector.worker.native import NativeEngine, Tuning
+from tests.native import sim
 from tests.native.conftest import _library as _library  # a fixture: skips all without the library
 
 torch = pytest.importorskip("torch")
@@ -30,7 +32,7 @@ class StandIn:
 
     def slow_fill(self, rig: GpuRig, target: Tensor, value: int, delay_s: float) -> int:
         """A stream that sets `target` after a while; its handle."""
-        engine, stream = rig.engine, rig.engine.sim_stream()
+        engine, stream = rig.engine, sim.stream(rig.engine)
         num_bytes, delay_us = target.numel(), int(delay_s * 1e6)
         code = engine._blocking.ckv_sim_compute(
             engine._handle, stream, target.data_ptr(), value, num_bytes, delay_us
@@ -106,9 +108,8 @@ class GpuRig:
             Region(self.vram[i].data_ptr(), piece, i * piece, piece) for i in range(num_regions)
         ]
         self.streams: list[Any] = []  # a stream must outlive what is queued on it
-        self.engine = NativeEngine(
-            device.driver, 0, regions, num_blocks, num_slots, num_regions * piece, **tuning
-        )
+        layout = Layout(tuple(regions), num_blocks, num_regions * piece, device.where, 0)
+        self.engine = NativeEngine(device.driver, layout, num_slots, Tuning(**tuning))
         self.slots = self.engine.pool.view().reshape(num_slots, num_regions, piece)
         self._tag = 0
 

@@ -190,7 +190,7 @@ if rig.vram.is_cuda:
     except RuntimeError:
         pass
 else:
-    rig.engine.sim_fail_after(0, code=700)
+    sim.fail_after(rig.engine, 0, code=700)
 for _ in range(2):
     try:
         print(rig.finish(Direction.STORE, [2], [2]).status.name)

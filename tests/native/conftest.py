@@ -14,7 +14,8 @@ from continuum_connector.errors import TransferError
 from continuum_connector.messages import BlockIds
 from continuum_connector.worker.abi import find_library
 from continuum_connector.worker.engine import Completion, Direction, Region
-from continuum_connector.worker.native import NativeEngine
+from continuum_connector.worker.layout import Layout
+from continuum_connector.worker.native import NativeEngine, Tuning
 from tests.native.libcuda import compile_libcuda
 
 _HERE = Path(__file__).parent
@@ -39,7 +40,7 @@ class Rig:
     NUM_SLOTS = 24
     PIECE = 4096
 
-    def __init__(self, driver: str = "sim", **tuning: Any) -> None:
+    def __init__(self, driver: str = "sim", **tuning_of: Any) -> None:
         random = np.random.default_rng(7)
         shape = (2, self.NUM_BLOCKS, self.PIECE)
         self.vram: npt.NDArray[np.uint8] = random.integers(1, 256, shape, dtype=np.uint8)
@@ -47,15 +48,9 @@ class Rig:
             Region(self.vram[i].ctypes.data, self.PIECE, i * self.PIECE, self.PIECE)
             for i in range(2)
         ]
-        self.engine = NativeEngine(
-            driver,
-            0,
-            regions,
-            self.NUM_BLOCKS,
-            self.NUM_SLOTS,
-            2 * self.PIECE,
-            **{"checksum_every": 1, **tuning},
-        )
+        layout = Layout(tuple(regions), self.NUM_BLOCKS, 2 * self.PIECE, "cpu", 0)
+        tuning = Tuning(**{"checksum_every": 1, **tuning_of})
+        self.engine = NativeEngine(driver, layout, self.NUM_SLOTS, tuning)
 
     def slot(self, index: int) -> npt.NDArray[np.uint8]:
         return self.engine.pool.view().reshape(self.NUM_SLOTS, 2, self.PIECE)[index]

@@ -19,6 +19,7 @@ import pytest
 from continuum_connector.errors import TransferError
 from continuum_connector.worker import abi
 from continuum_connector.worker.engine import Direction, Status
+from tests.native import sim
 from tests.native.conftest import Rig, ids
 
 STORE = Direction.STORE
@@ -47,12 +48,12 @@ class Library:
 
 def a_step(rig: Rig, tag: int) -> None:
     """All that the worker asks of its engine between two waits."""
-    rig.engine.sim_hold()
+    sim.hold(rig.engine)
     rig.engine.submit(STORE, ids(1), ids(1), tag)
     with pytest.raises(TransferError, match="tag"):
         rig.engine.submit(STORE, ids(2), ids(2), tag)
     rig.engine.cancel(tag)
-    rig.engine.sim_release()
+    sim.release(rig.engine)
     assert rig.engine.wait(tag, 20.0)
     rig.engine.pool_state()
     assert rig.engine.poll()[0].status in (Status.DONE, Status.CANCELLED)
@@ -92,7 +93,7 @@ def _no_switch() -> Iterator[None]:
 
 @pytest.mark.usefixtures("_no_switch")
 def test_no_other_thread_runs_during_what_a_step_calls(rig: Rig) -> None:
-    rig.engine.sim_hold()
+    sim.hold(rig.engine)
     rig.engine.submit(STORE, ids(1), ids(1), 1)
     begin, ran = threading.Lock(), threading.Event()
     begin.acquire()
@@ -100,7 +101,7 @@ def test_no_other_thread_runs_during_what_a_step_calls(rig: Rig) -> None:
     def release() -> None:
         with begin:
             ran.set()
-            rig.engine.sim_release()
+            sim.release(rig.engine)
 
     thread = threading.Thread(target=release)
     thread.start()

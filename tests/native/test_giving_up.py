@@ -16,8 +16,9 @@ from continuum_connector.config import ContinuumConfig
 from continuum_connector.messages import LoadOrder, Outcome, StepPlan, StoreOrder, WorkerReport
 from continuum_connector.worker.engine import PoolState, Region
 from continuum_connector.worker.layout import Layout
-from continuum_connector.worker.native import NativeEngine
+from continuum_connector.worker.native import NativeEngine, Tuning
 from continuum_connector.worker.worker import ContinuumWorker
+from tests.native import sim
 from tests.native.conftest import ids
 from tests.unit.test_giving_up import closers, join_closers
 
@@ -54,23 +55,15 @@ class Rank:
         self.worker.register(Layout((region,), NUM_BLOCKS, BLOCK, "cpu", 0))
         self.base = self.engine.pool.base
         self.engine.pool.view()[3 * BLOCK : 4 * BLOCK] = 7
-        hold(1) if hold else self.engine.sim_hold()
+        hold(1) if hold else sim.hold(self.engine)
         load, store = LoadOrder(1, "a", ids(0), ids(3)), StoreOrder(2, ids(1), ids(4))
         self.worker.begin(StepPlan((load,), (store,)))
         self.worker.submit_stores()
         self.tell()
 
     def _make(self, layout: Layout, num_slots: int) -> Growing:
-        self.engine = Growing(
-            self.driver,
-            0,
-            layout.regions,
-            layout.num_blocks,
-            num_slots,
-            layout.slot_bytes,
-            first_bytes=5 * BLOCK,
-            chunk_bytes=BLOCK,
-        )
+        tuning = Tuning(first_bytes=5 * BLOCK, chunk_bytes=BLOCK)
+        self.engine = Growing(self.driver, layout, num_slots, tuning)
         return self.engine
 
     def tell(self) -> tuple[set[str], WorkerReport]:
@@ -112,7 +105,7 @@ def rank() -> Iterator[Rank]:
     made = Rank()
     yield made
     if made.worker._engine is not None:
-        made.engine.sim_release()
+        sim.release(made.engine)
     made.worker.shutdown()
     assert closers() == []
 
@@ -124,7 +117,7 @@ def test_the_bytes_arrive_and_then_the_pool_is_unmapped(rank: Rank) -> None:
     assert rank.is_mapped()
     assert closers() == []
     assert not rank.vram.any()
-    rank.engine.sim_release()
+    sim.release(rank.engine)
     finished, outcomes = rank.settle()
     assert (finished, [each.num_done for each in outcomes.values()]) == ({"a"}, [1, 1])
     assert (rank.vram[0] == 7).all()
@@ -135,7 +128,7 @@ def test_the_bytes_arrive_and_then_the_pool_is_unmapped(rank: Rank) -> None:
 
 def test_a_stop_gives_the_pool_back_in_each_state(rank: Rank) -> None:
     rank.give_up()
-    rank.engine.sim_release()
+    sim.release(rank.engine)
     rank.worker.shutdown()
     rank.worker.shutdown()
     rank.worker.poll()  # a failed load is as right as one that came before its cancel
@@ -153,7 +146,7 @@ def test_a_tier_that_is_given_up_leaves_no_thread() -> None:
     for _ in range(3):
         rank = Rank()
         rank.give_up()
-        rank.engine.sim_release()
+        sim.release(rank.engine)
         rank.settle()
         rank.worker.shutdown()
         assert not rank.is_mapped()

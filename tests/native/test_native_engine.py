@@ -22,6 +22,7 @@ from continuum_connector.worker.engine import CONFLICT, Direction, Health, Regio
 from continuum_connector.worker.layout import Layout
 from continuum_connector.worker.native import NativeEngine
 from continuum_connector.worker.worker import ContinuumWorker
+from tests.native import sim
 from tests.native.conftest import Rig, ids
 
 LOAD, STORE = Direction.LOAD, Direction.STORE
@@ -64,11 +65,11 @@ def test_a_slot_that_changed_fails_its_load_if_it_is_summed() -> None:
 
 
 def test_ids_are_copied_before_submit_returns(rig: Rig) -> None:
-    rig.engine.sim_hold()
+    sim.hold(rig.engine)
     blocks, slots = ids(1, 2), ids(1, 2)
     rig.engine.submit(STORE, blocks, slots, 1)
     blocks[:] = slots[:] = 9
-    rig.engine.sim_release()
+    sim.release(rig.engine)
     assert rig.engine.wait(1, 20.0)
     assert np.array_equal(rig.slot(2), rig.vram[:, 2])
 
@@ -108,10 +109,10 @@ def test_each_transfer_is_reported_once_and_in_order(rig: Rig) -> None:
 
 def test_a_load_passes_speculative_ones_in_the_queue() -> None:
     rig = Rig(trunk_bytes=Rig.PIECE, window_bytes=Rig.PIECE)
-    rig.engine.sim_hold()
+    sim.hold(rig.engine)
     rig.engine.submit(LOAD, ids(*range(8)), ids(*range(8)), 1, speculative=True)
     rig.engine.submit(LOAD, ids(9), ids(9), 2)
-    rig.engine.sim_release()
+    sim.release(rig.engine)
     assert rig.engine.wait(1, 20.0)
     assert rig.engine.wait(2, 20.0)
     assert [c.tag for c in rig.engine.poll()] == [2, 1]
@@ -121,25 +122,25 @@ def test_a_load_passes_speculative_ones_in_the_queue() -> None:
 
 
 def test_a_held_transfer_stays_in_flight_until_release(rig: Rig) -> None:
-    rig.engine.sim_hold()
+    sim.hold(rig.engine)
     rig.engine.submit(STORE, ids(1), ids(1), 1)
     assert not rig.engine.wait(1, 0.02)
     assert rig.engine.poll() == []
     assert not rig.slot(1).any()
-    rig.engine.sim_release()
+    sim.release(rig.engine)
     assert rig.engine.wait(1, 20.0)
     assert rig.engine.poll()[0].status is Status.DONE
 
 
 def test_cancel_reports_after_the_trunk_in_flight() -> None:
     rig = Rig(trunk_bytes=8192, window_bytes=8192)
-    rig.engine.sim_hold()
+    sim.hold(rig.engine)
     rig.engine.submit(STORE, ids(*range(16)), ids(*range(16)), 1)
-    while not rig.engine.sim_stats().num_copy_calls[STORE.value]:
+    while not sim.stats(rig.engine).num_copy_calls[STORE.value]:
         os.sched_yield()
     rig.engine.cancel(1)
     assert not rig.engine.wait(1, 0.02)
-    rig.engine.sim_release()
+    sim.release(rig.engine)
     assert rig.engine.wait(1, 20.0)
     (completion,) = rig.engine.poll()
     assert completion.status is Status.CANCELLED
@@ -148,22 +149,22 @@ def test_cancel_reports_after_the_trunk_in_flight() -> None:
 
 
 def test_store_waits_for_its_stream(rig: Rig) -> None:
-    stream = rig.engine.sim_stream()
-    rig.engine.sim_block(stream)
-    rig.engine.sim_compute(stream, 0.0)
+    stream = sim.stream(rig.engine)
+    sim.block(rig.engine, stream)
+    sim.compute(rig.engine, stream, 0.0)
     rig.engine.submit(STORE, ids(1), ids(1), 1, after_stream=stream)
     assert not rig.engine.wait(1, 0.02)
-    assert rig.engine.sim_stats().num_copy_calls[STORE.value] == 0
-    rig.engine.sim_block(stream, on=False)
+    assert sim.stats(rig.engine).num_copy_calls[STORE.value] == 0
+    sim.block(rig.engine, stream, on=False)
     assert rig.engine.wait(1, 20.0)
 
 
 def test_a_driver_error_fails_one_transfer_and_a_sticky_one_all(rig: Rig) -> None:
-    rig.engine.sim_fail_after(0, code=2)
+    sim.fail_after(rig.engine, 0, code=2)
     failed = rig.finish(STORE, ids(1), ids(1), 1)
     assert (failed.status, failed.error) == (Status.FAILED, 2)
     assert rig.finish(STORE, ids(1), ids(1), 2).status is Status.DONE
-    rig.engine.sim_fail_after(0, code=700)
+    sim.fail_after(rig.engine, 0, code=700)
     assert rig.finish(STORE, ids(1), ids(1), 3).error == 700
     with pytest.raises(TransferError, match=r"copies no more since a driver error: .*700\.$"):
         rig.engine.submit(STORE, ids(1), ids(1), 4)
@@ -171,16 +172,16 @@ def test_a_driver_error_fails_one_transfer_and_a_sticky_one_all(rig: Rig) -> Non
 
 def test_health_names_what_ended_the_engine(rig: Rig) -> None:
     assert rig.engine.health() == Health()
-    rig.engine.sim_fail_after(0, code=2)
+    sim.fail_after(rig.engine, 0, code=2)
     rig.finish(STORE, ids(1), ids(1), 1)
     assert rig.engine.health() == Health()
-    rig.engine.sim_fail_after(0, code=700)
+    sim.fail_after(rig.engine, 0, code=700)
     rig.finish(STORE, ids(1), ids(1), 2)
     assert rig.engine.health().poison == 700
 
 
 def test_health_names_the_path_that_was_given_up(rig: Rig) -> None:
-    rig.engine.sim_fail_path("batch")
+    sim.fail_path(rig.engine, "batch")
     blocks = ids(*range(0, 16, 2))
     assert rig.finish(STORE, blocks, blocks, 1).status is Status.DONE
     assert rig.engine.health() == Health(given_up=("batch",))
@@ -204,11 +205,11 @@ def test_a_wrong_transfer_is_refused_in_one_sentence(
 
 
 def test_a_transfer_that_conflicts_with_an_unfinished_one_fails_as_that(rig: Rig) -> None:
-    rig.engine.sim_hold()
+    sim.hold(rig.engine)
     rig.engine.submit(LOAD, ids(7), ids(2), 1)
     later = rig.finish(STORE, ids(0), ids(2), 5)
     assert (later.status, later.error, later.num_bytes) == (Status.FAILED, CONFLICT, 0)
-    rig.engine.sim_release()
+    sim.release(rig.engine)
 
 
 def test_ids_that_were_pickled_are_taken(rig: Rig) -> None:
@@ -252,12 +253,13 @@ def test_close_does_not_wait_for_a_driver_that_keeps_locking_pages(
 def test_close_does_not_wait_for_a_driver_that_keeps_its_copies() -> None:
     # In a process of its own: what is left behind stays with it.
     code = """
+from tests.native import sim
 from tests.native.conftest import Rig, ids
 from continuum_connector.worker.engine import Direction
 rig = Rig()
-rig.engine.sim_hold()
+sim.hold(rig.engine)
 rig.engine.submit(Direction.STORE, ids(1), ids(1), 1)
-while not rig.engine.sim_stats().num_copy_calls[1]: pass
+while not sim.stats(rig.engine).num_copy_calls[1]: pass
 rig.engine.close(0.01)
 print(rig.engine.is_left_behind, [(c.tag, c.status.name, c.error) for c in rig.engine.poll()])
 """
@@ -305,7 +307,7 @@ def test_cuda_is_never_replaced_by_the_simulator() -> None:
     if _has_libcuda():
         pytest.skip("this machine has a CUDA driver")
     with pytest.raises(TransferError, match=r"^the CUDA driver cannot be opened: .*libcuda.*\.$"):
-        NativeEngine("cuda", 0, [Region(4096, 4096, 0, 4096)], 1, 1, 4096)
+        NativeEngine("cuda", Layout((Region(4096, 4096, 0, 4096),), 1, 4096, "cuda", 0), 1)
 
 
 def test_a_wrong_setup_is_refused_in_one_sentence() -> None:
@@ -316,13 +318,13 @@ def test_a_wrong_setup_is_refused_in_one_sentence() -> None:
         ("sim", 4095, "does not fit a slot of 4095 bytes."),
     ):
         with pytest.raises(ConfigError, match=re.escape(text)):
-            NativeEngine(driver, 0, [region], 1, 1, slot_bytes)
+            NativeEngine(driver, Layout((region,), 1, slot_bytes, "cpu", 0), 1)
     with pytest.raises(TransferError, match="at least one region"):
-        NativeEngine("sim", 0, [], 1, 1, 4096)
+        NativeEngine("sim", Layout((), 1, 4096, "cpu", 0), 1)
     with pytest.raises(TransferError, match="no host pool: mapping"):
-        NativeEngine("sim", 0, [region], 1, 1 << 20, 1 << 40)
+        NativeEngine("sim", Layout((region,), 1, 1 << 40, "cpu", 0), 1 << 20)
     with pytest.raises(ConfigError, match="more than can be counted"):
-        NativeEngine("sim", 0, [region], 1, 1 << 30, 1 << 40)
+        NativeEngine("sim", Layout((region,), 1, 1 << 40, "cpu", 0), 1 << 30)
 
 
 def test_a_missing_library_says_how_to_build_it(
@@ -367,7 +369,7 @@ def test_a_library_that_does_not_load_costs_the_tier_and_not_the_server(
     monkeypatch.setenv("CKV_LIBRARY", str(library))
     monkeypatch.setattr(abi, "load_library", abi.load_library.__wrapped__)  # not what is cached
     worker = ContinuumWorker(
-        lambda layout, n: NativeEngine("sim", 0, layout.regions, layout.num_blocks, n, 4096),
+        lambda layout, n: NativeEngine("sim", layout, n),
         ContinuumConfig(dram_bytes=1 << 20),
     )
     worker.register(Layout((Region(4096, 4096, 0, 4096),), 16, 4096, "cpu", 0))

@@ -42,10 +42,11 @@ RACE = """
 import ctypes
 import numpy as np
 from continuum_connector.worker.engine import Direction, Region
+from continuum_connector.worker.layout import Layout
 from continuum_connector.worker.native import NativeEngine
 blocks = (ctypes.c_char * 8192)()
-regions = [Region(ctypes.addressof(blocks), 4096, 0, 4096)]
-one, other = (NativeEngine("sim", 0, regions, 2, 2, 4096) for _ in range(2))
+layout = Layout((Region(ctypes.addressof(blocks), 4096, 0, 4096),), 2, 4096, "cpu", 0)
+one, other = (NativeEngine("sim", layout, 2) for _ in range(2))
 other.submit(Direction.STORE, *[np.empty(0, np.int32)] * 2, 1)
 assert other.wait(1, 20.0)
 one.submit(Direction.STORE, *[np.zeros(1, np.int32)] * 2, 1)

@@ -24,6 +24,7 @@ from continuum_connector.worker.engine import Direction, Region
 from continuum_connector.worker.layout import Layout
 from continuum_connector.worker.native import NativeEngine
 from continuum_connector.worker.worker import ContinuumWorker
+from tests.native import sim
 from tests.vllm.fake_worker import FakeWorker
 from tests.vllm.harness import Engine
 from tests.vllm.tiering import tiered
@@ -48,9 +49,7 @@ class NativeWorker(FakeWorker):
         self.worker.register(Layout((region,), num_blocks, _PIECE, "cpu", 0))
 
     def _make(self, layout: Layout, num_slots: int) -> NativeEngine:
-        self.engine = self.engine_type(
-            "sim", 0, layout.regions, layout.num_blocks, num_slots, layout.slot_bytes
-        )
+        self.engine = self.engine_type("sim", layout, num_slots)
         return self.engine
 
     def execute(self, step: Any) -> dict[str, list[int]]:
@@ -75,23 +74,23 @@ class NativeWorker(FakeWorker):
 
     def hold_copies(self) -> None:
         """Copies that the driver gets from here on do not end."""
-        self.engine.sim_hold()
+        sim.hold(self.engine)
         self.patient = False
 
     def end_copies(self) -> None:
         """They end, and each step waits for its own again."""
-        self.engine.sim_release()
+        sim.release(self.engine)
         self.patient = True
 
     def stop(self) -> None:
         """Let copies end that are held, and stop; the engine may be closed already."""
         if self.worker._engine is not None:
-            self.engine.sim_release()
+            sim.release(self.engine)
         self.worker.shutdown()
 
     def num_calls(self, direction: Direction) -> int:
         """Copy calls that the driver got so far."""
-        return int(self.engine.sim_stats().num_copy_calls[direction.value])
+        return int(sim.stats(self.engine).num_copy_calls[direction.value])
 
     def wait_until_issued(self, direction: Direction, before: int) -> None:
         """Until the driver has more than `before`: that copy no cancel takes back."""

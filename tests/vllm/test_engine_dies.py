@@ -13,6 +13,7 @@ import pytest
 from continuum_connector.scheduler.tiers.traffic import LOOK_S
 from continuum_connector.scheduler.tiers.transfers import HANGS_AFTER_S, Kind
 from continuum_connector.worker.engine import Direction
+from tests.native import sim
 from tests.vllm.harness import Engine
 from tests.vllm.native_worker import native_engines
 from tests.vllm.tiering import (
@@ -92,7 +93,7 @@ def test_a_dead_context_takes_the_tier_down_and_its_load_is_recomputed(
 ) -> None:
     engine = served(async_scheduling=async_scheduling, world_size=world_size)
     stored(engine)
-    engine.workers[-1].engine.sim_fail_after(0, code=DEAD_CONTEXT)
+    sim.fail_after(engine.workers[-1].engine, 0, code=DEAD_CONTEXT)
     run_turn(engine, "b", engine.next_prompt("a", 20), program="p")
     assert engine.cached["b"] == (0, 0)
     assert total(engine, "loads", "failed") == 1
@@ -103,7 +104,7 @@ def test_a_dead_context_takes_the_tier_down_and_its_load_is_recomputed(
 @MODES
 def test_a_dead_context_takes_the_tier_down_by_a_store(served: Any, async_scheduling: bool) -> None:
     engine = served(async_scheduling=async_scheduling)
-    engine.worker.engine.sim_fail_after(0, code=DEAD_CONTEXT)
+    sim.fail_after(engine.worker.engine, 0, code=DEAD_CONTEXT)
     run_turn(engine, "a", 200, program="p")
     assert total(engine, "transfer_failures", "driver") == 1
     assert_no_tier(engine, "the copy engine failed: CUDA error 700")
@@ -126,7 +127,7 @@ def test_loads_that_wait_when_the_context_dies_are_all_recomputed(
         engine.add(f"b{i}", engine.next_prompt(f"a{i}", 20), program=f"p{i}")
     engine.run_until_idle(until=lambda: len(in_flight(engine, Kind.LOAD)) == 3)
     engine.step()
-    engine.workers[-1].engine.sim_fail_after(0, count=1, code=DEAD_CONTEXT)
+    sim.fail_after(engine.workers[-1].engine, 0, count=1, code=DEAD_CONTEXT)
     for worker in engine.workers:
         worker.end_copies()
     engine.run_until_idle(until=lambda: not in_flight(engine, Kind.LOAD))
@@ -139,7 +140,7 @@ def test_loads_that_wait_when_the_context_dies_are_all_recomputed(
 def test_an_error_that_the_context_survives_costs_one_load_and_no_tier(served: Any) -> None:
     engine = served()
     stored(engine)
-    engine.worker.engine.sim_fail_after(0, code=2)
+    sim.fail_after(engine.worker.engine, 0, code=2)
     run_turn(engine, "b", engine.next_prompt("a", 20), program="p")
     assert total(engine, "loads", "failed") == 1
     assert total(engine, "tier_up") == 1

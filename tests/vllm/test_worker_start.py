@@ -60,9 +60,9 @@ class Made(FakeCopyEngine):
 
     paths = ("batch", "loop")
 
-    def __call__(self, **kwargs: Any) -> Made:
-        self.kwargs = kwargs
-        self.slot_bytes, self.num_ready = kwargs["slot_bytes"], kwargs["num_slots"]
+    def __call__(self, driver: str, layout: Any, num_slots: int, tuning: Any) -> Made:
+        self.driver, self.layout = driver, layout
+        self.slot_bytes, self.num_ready = layout.slot_bytes, num_slots
         return self
 
 
@@ -90,7 +90,7 @@ def test_with_a_tier_vllm_puts_the_block_outermost_and_a_block_is_one_region(mad
     assert layout == "BLHNC" != kv_caches.LAYOUTS[0]
     caches, kv_cache_config = kv_caches.build(config, layout, layers())
     a_worker(config, kv_cache_config).register_kv_caches(caches)
-    [region] = made.kwargs["regions"]
+    [region] = made.layout.regions
     assert (region.dev_stride, region.num_bytes) == (BLOCK_BYTES, BLOCK_BYTES)
 
 
@@ -101,7 +101,7 @@ def test_layers_of_different_bytes_have_a_worker_with_all_their_bytes(made: Made
     caches, kv_cache_config = kv_caches.build(config, "BLHNC", specs)
     assert hasattr(kv_cache_config.kv_cache_groups[0].kv_cache_spec, "kv_cache_specs")
     a_worker(config, kv_cache_config).register_kv_caches(caches)
-    assert made.kwargs["slot_bytes"] == BLOCK_BYTES + small.page_size_bytes
+    assert made.layout.slot_bytes == BLOCK_BYTES + small.page_size_bytes
 
 
 @ASKS_FOR_A_NAME
@@ -152,8 +152,8 @@ def test_with_a_tier_all_layers_share_a_tensor_and_a_block_is_one_region(
     tensor = one_tensor(server())
     assert tensor is not None
     region = Region(tensor.data_ptr(), BLOCK_BYTES, 0, BLOCK_BYTES)
-    assert made.kwargs["regions"] == (region,)
-    assert made.kwargs["num_blocks"] == kv_caches.NUM_BLOCKS
+    assert made.layout.regions == (region,)
+    assert made.layout.num_blocks == kv_caches.NUM_BLOCKS
 
 
 @ASKS_FOR_ONE_TENSOR
@@ -186,7 +186,7 @@ def test_the_driver_is_that_of_the_kv_caches_device(
     driver: str, device: str, copies: str, made: Made
 ) -> None:
     start(driver, device)
-    assert made.kwargs["driver"] == copies
+    assert made.driver == copies
 
 
 def test_the_log_says_which_ways_of_copying_there_are(
@@ -205,4 +205,4 @@ def test_a_driver_that_cannot_copy_from_the_device_stops_the_server(
     said = f"^driver = {driver} cannot copy from the KV cache, which lies on {device}.*at auto$"
     with pytest.raises(ConfigError, match=said):
         start(driver, device)
-    assert not hasattr(made, "kwargs")
+    assert not hasattr(made, "layout")
