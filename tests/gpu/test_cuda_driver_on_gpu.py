@@ -181,6 +181,7 @@ import sys
 from continuum_connector.errors import TransferError
 from continuum_connector.worker.engine import Direction
 from tests.gpu.conftest import {name}, GpuRig, torch
+from tests.native import sim
 rig = GpuRig({name}(), 1, 4096)
 print(rig.finish(Direction.STORE, [1], [1]).status.name)
 if rig.vram.is_cuda:
