@@ -405,6 +405,16 @@ def test_kubernetes_takes_the_manifests(name: str) -> None:
     tool("kubernetes-validate", "--strict", str(DEPLOY / "kubernetes" / f"{name}.yaml"))
 
 
+def test_the_units_server_finds_what_lies_beside_it() -> None:
+    """Kernels are compiled with the ninja of the same environment."""
+    text = UNIT.read_text()
+    path = re.search(r"^Environment=PATH=(\S+)$", text, re.MULTILINE)
+    program = re.search(r"^ExecStart=(\S+)/vllm serve ", text, re.MULTILINE)
+    assert path is not None
+    assert program is not None
+    assert path[1].split(":")[0] == program[1]
+
+
 def test_systemd_takes_the_unit(tmp_path: Path) -> None:
     here = tmp_path / UNIT.name  # with a program and a user that are there
     text = UNIT.read_text().replace("/opt/vllm/bin/vllm", "/bin/true")
