@@ -111,11 +111,9 @@ def _group(spec: Any) -> Group:
 def bytes_per_block(kv_cache_config: Any) -> int:
     """VRAM bytes of one block on one rank, over all layers."""
     tensors = kv_cache_config.kv_cache_tensors
-    if hasattr(tensors[0], "layer_stride"):
-        # vLLM >= 0.29: placements within one backing allocation; `size` is the whole of it.
-        size = max(tensor.size for tensor in tensors)
-    else:
-        size = sum(tensor.size for tensor in tensors)
+    sizes = [tensor.size for tensor in tensors]
+    # vLLM >= 0.29: placements within one backing allocation; `size` is the whole of it.
+    size = max(sizes) if hasattr(tensors[0], "layer_stride") else sum(sizes)
     return int(size // kv_cache_config.num_blocks)
 
 
@@ -326,7 +324,7 @@ def about_vllm() -> dict[str, Any]:
 
 
 def read_by_vllm(words: Sequence[str]) -> dict[str, str]:
-    """What vLLM's parser says of options of its: "refused", why, or "unread", shortened names."""
+    """What vLLM's parser says of its options: "refused"; else the "model", and what is "unread"."""
     from vllm.entrypoints.cli.serve import ServeSubcommand
     from vllm.utils.argparse_utils import FlexibleArgumentParser
 
@@ -337,14 +335,15 @@ def read_by_vllm(words: Sequence[str]) -> dict[str, str]:
     serve, top = ServeSubcommand(), Parser()
     below = serve.subparser_init(top.add_subparsers())
     try:
-        serve.validate(top.parse_args(["serve", *words]))
+        serve.validate(options := top.parse_args(["serve", *words]))
     except SystemExit:
         return {"refused": "they only print"}
     except Exception as error:  # argparse's, YAML's, pydantic's: the server would end with it too
         return {"refused": " ".join(str(error).split()) or type(error).__name__}
+    found = {"model": options.model_tag or options.model}
     below.allow_abbrev = False
     try:
         top.parse_args(["serve", *words])
     except ValueError as error:
-        return {"unread": str(error)}
-    return {}
+        found["unread"] = str(error)  # names that are shortened
+    return found

@@ -176,6 +176,19 @@ def test_vllms_own_parser_is_asked(
     assert asked == [(model, "-tp2")]
 
 
+def test_a_model_behind_options_is_found_by_vllms_parser(
+    model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def ask(module: str, *words: str) -> dict[str, Any]:
+        return healthy.ask(module) | ({"model": words[-1]} if module == "ask_vllm" else {})
+
+    healthy = fake.make(tmp_path / "root")
+    monkeypatch.setattr(command, "this_machine", lambda environ: replace(healthy, ask=ask))
+    result = run("--", "vllm", "serve", "--port", "8000", model)
+    assert "none was named" not in result.stdout
+    assert "is served" in result.stdout
+
+
 @pytest.mark.usefixtures("here")
 def test_a_pasted_command_without_the_flag_serves_as_stock(model: str) -> None:
     said = "as it stands it serves as stock"

@@ -132,8 +132,8 @@ def _run(words: list[str], environ: Mapping[str, str]) -> str | None:
 
 class VllmSeen(msgspec.Struct, frozen=True):
     """The vLLM of this Python. `trouble`: why it cannot be imported; `architectures`: of models
-    that generate; `refused`, `unread`: what its own parser says of the options; the rest is from
-    compat.py."""
+    that generate; `refused`, `unread`: what its own parser says of the options, and which `model`
+    it finds among them; the rest is from compat.py."""
 
     is_installed: bool = False
     trouble: str = ""
@@ -145,6 +145,7 @@ class VllmSeen(msgspec.Struct, frozen=True):
     fails_by_request: bool = False
     may_starve: bool = False
     architectures: tuple[str, ...] = ()
+    model: str = ""
     refused: str = ""
     unread: str = ""
 

@@ -35,7 +35,7 @@ def lines(machine: Machine, plan: Plan, vllm: VllmSeen) -> Iterator[Line]:
     """Will this model's turns be kept, and may they go to DRAM?"""
     num_groups, kv_cache_dtype = 1, plan.kv_cache_dtype  # where the model is not seen
     try:
-        shape = _shape(machine, plan)
+        shape = _shape(machine, plan, plan.model or vllm.model)
     except BrokenModelError as why:
         cure = "mend it, or name another --model: vLLM reads the same file"
         yield error("model", str(why), cure)
@@ -53,10 +53,10 @@ def lines(machine: Machine, plan: Plan, vllm: VllmSeen) -> Iterator[Line]:
         yield error("DRAM tier", why_not, "leave dram_bytes at 0, or serve without what it names")
 
 
-def _shape(machine: Machine, plan: Plan) -> Shape:
-    if not plan.model:
+def _shape(machine: Machine, plan: Plan, model: str) -> Shape:
+    if not model:
         raise NoModelError("none was named, so its KV groups are not known")
-    config = read_model_config(plan.model, machine.environ)
+    config = read_model_config(model, machine.environ)
     return read_shape(config, plan.dtype, plan.kv_cache_dtype, plan.hybrid_manager)
 
 
