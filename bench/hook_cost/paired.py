@@ -19,6 +19,7 @@ import numpy as np
 
 from bench.cli import many, positive, start, teaching_parser
 from bench.hook_cost.arms import NOTHING, build_arms, interleave, progress
+from continuum_connector.config import POLICIES
 
 
 def measure(args: argparse.Namespace, policy: str, num_pins: int) -> dict[str, Any]:
@@ -63,7 +64,11 @@ def _interval(ordered: Any) -> tuple[float, float]:
 def main() -> None:
     parser = teaching_parser("python -m bench.hook_cost.paired", __doc__.splitlines()[0])
     parser.add_argument(
-        "--policies", nargs="+", default=[NOTHING, "fixed_ttl", "adaptive"], metavar="NAME"
+        "--policies",
+        nargs="+",
+        default=[NOTHING, "fixed_ttl", "adaptive"],
+        choices=[NOTHING, *POLICIES],
+        metavar="NAME",
     )
     parser.add_argument("--running", type=positive, default=256, help="turns decoding at once")
     parser.add_argument(

@@ -21,6 +21,7 @@ import numpy as np
 
 from bench.cli import many, positive, start, teaching_parser
 from bench.hook_cost.arms import build_arms, interleave, progress
+from continuum_connector.config import POLICIES
 
 PROGRAMS = {"distinct": "program{}".format, "one": lambda number: "one"}
 
@@ -58,7 +59,9 @@ def row(result: dict[str, Any]) -> str:
 
 def main() -> None:
     parser = teaching_parser("python -m bench.hook_cost.queue", __doc__.splitlines()[0])
-    parser.add_argument("--policies", nargs="+", default=["fixed_ttl", "adaptive"], metavar="NAME")
+    parser.add_argument(
+        "--policies", nargs="+", default=["fixed_ttl", "adaptive"], choices=POLICIES, metavar="NAME"
+    )
     parser.add_argument(
         "--waiting", type=many, nargs="+", default=[0, 1000, 8000, 30_000], help="waiting turns"
     )

@@ -20,6 +20,7 @@ import numpy as np
 from bench.cli import many, positive, start, teaching_parser
 from bench.hook_cost.arms import HOOKS, TimedEngine, build_arms, interleave, progress
 from bench.hook_cost.worker_step import measure_worker
+from continuum_connector.config import POLICIES
 
 
 def run(args: argparse.Namespace) -> dict[str, Any]:
@@ -85,7 +86,9 @@ def table(result: dict[str, Any]) -> str:
 
 def main() -> None:
     parser = teaching_parser("python -m bench.hook_cost.run", __doc__.splitlines()[0])
-    parser.add_argument("--policies", nargs="+", default=["fixed_ttl", "adaptive"], metavar="NAME")
+    parser.add_argument(
+        "--policies", nargs="+", default=["fixed_ttl", "adaptive"], choices=POLICIES, metavar="NAME"
+    )
     parser.add_argument("--running", type=positive, default=256, help="turns decoding at once")
     parser.add_argument("--pins", type=many, default=1000, help="programs pinned meanwhile")
     parser.add_argument("--programs", type=many, default=10_000, help="programs remembered")

@@ -53,6 +53,7 @@ SEAMS = {
     "step_times": "what a step says that it computes",
     "switch": "its own queues, put back",
     "tier": "hits by token, loads, stores",
+    "tier_contract": "the same, of tiers that are not DRAM",
     "tier_failures": "failed and late transfers",
     "tier_given_up": "the worker's hooks",
     "tool_formats": "its tool parsers, of which each release has more",
