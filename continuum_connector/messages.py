@@ -50,7 +50,7 @@ class StepPlan:
 
 
 @dataclass
-class Outcome:
+class TransferOutcome:
     """How many ranks finished one transfer, and how.
 
     `reasons` holds each failing rank's one-word cause ("driver", "refused", "cancelled",
@@ -68,7 +68,7 @@ class Outcome:
     def num_ranks(self) -> int:
         return self.num_done + self.num_failed
 
-    def add(self, other: Outcome) -> None:
+    def add(self, other: TransferOutcome) -> None:
         """Count `other` ranks' results of the same transfer in."""
         self.num_done += other.num_done
         self.num_failed += other.num_failed
@@ -85,7 +85,7 @@ class WorkerReport:
     `tier_down` is the sentence that says why a rank has no DRAM tier, or "" if it has one.
     """
 
-    outcomes: dict[int, Outcome] = field(default_factory=dict)
+    outcomes: dict[int, TransferOutcome] = field(default_factory=dict)
     ready_slots: dict[int, int] = field(default_factory=dict)
     tier_down: str = ""
 
@@ -96,7 +96,7 @@ class WorkerReport:
     def merge(self, other: WorkerReport) -> WorkerReport:
         """Sum both reports into this one and return it."""
         for transfer_id, outcome in other.outcomes.items():
-            self.outcomes.setdefault(transfer_id, Outcome()).add(outcome)
+            self.outcomes.setdefault(transfer_id, TransferOutcome()).add(outcome)
         for rank, num_slots in other.ready_slots.items():
             self.ready_slots[rank] = max(num_slots, self.ready_slots.get(rank, 0))
         self.tier_down = self.tier_down or other.tier_down

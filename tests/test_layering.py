@@ -37,7 +37,17 @@ MANY_METHODS = {
 # Objects of the scheduler half that do something. None is to be asked through another.
 PARTS = {
     *("ours", "side", "steps", "unattached", "decider", "policy", "away", "gaps", "costs", "seen"),
-    *("retention", "pins", "holds", "room", "records", "outcomes", "levels", "turns", "programs"),
+    *(
+        "retention",
+        "pins",
+        "holds",
+        "room",
+        "records",
+        "outcomes",
+        "snapshots",
+        "turns",
+        "programs",
+    ),
     *("tier", "traffic", "index", "ledger", "pool"),
 }
 

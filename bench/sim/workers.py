@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from bench.sim.bus import Bus, Copy, Way
-from continuum_connector.messages import Outcome, WorkerReport
+from continuum_connector.messages import TransferOutcome, WorkerReport
 
 
 class Worker(Protocol):
@@ -95,7 +95,9 @@ class OurWorker:
             self._pending = [each for each in self._pending if each.copy.done > now]
         for each in settled:
             seconds = each.copy.done - each.copy.submitted
-            outcome = Outcome(num_done=1, num_bytes=int(each.copy.num_bytes), seconds=seconds)
+            outcome = TransferOutcome(
+                num_done=1, num_bytes=int(each.copy.num_bytes), seconds=seconds
+            )
             self._report.outcomes[each.transfer_id] = outcome
         loading = {each.request_id for each in self._pending}
         received = {s.request_id for s in settled if s.request_id and s.request_id not in loading}

@@ -65,7 +65,7 @@ def name_of(decision: Decision) -> str:
     return "offload" if isinstance(decision, Offload) else "free"
 
 
-class Outcome(enum.Enum):
+class HintOutcome(enum.Enum):
     """What became of a hint."""
 
     ACCEPTED = "accepted"  # taken into account; a wish is granted in full
@@ -80,7 +80,7 @@ class Receipt:
     """
 
     hint: str
-    outcome: Outcome
+    outcome: HintOutcome
     why: str = ""
     until_s: float | None = None
     value: Any = None

@@ -19,8 +19,8 @@ from continuum_connector.policy.base import (
     Decision,
     FinishedTurn,
     Free,
+    HintOutcome,
     Offload,
-    Outcome,
     Pin,
     Receipt,
     Resident,
@@ -66,7 +66,7 @@ class Hinted:
         if hints.keep_s is not None:
             choice, receipt = self._keep(turn, hints.keep_s, choice, snapshot)
             receipts.append(receipt)
-        receipts += [Receipt(name, Outcome.REFUSED, NOT_READ) for name in hints.unread]
+        receipts += [Receipt(name, HintOutcome.REFUSED, NOT_READ) for name in hints.unread]
         return replace(choice, receipts=_by_action(receipts, hints))
 
     def dram_rank(self, resident: Resident, now: float) -> float:
@@ -167,7 +167,7 @@ def _facts(hints: Hints) -> list[Receipt]:
         "compaction": hints.compaction or None,
     }
     return [
-        Receipt(name, Outcome.ACCEPTED, value=value)
+        Receipt(name, HintOutcome.ACCEPTED, value=value)
         for name, value in said.items()
         if value is not None
     ]
@@ -175,22 +175,22 @@ def _facts(hints: Hints) -> list[Receipt]:
 
 def _granted(hint: str, wish_s: float, got_s: float, why: str) -> Receipt:
     if got_s >= wish_s:
-        return Receipt(hint, Outcome.ACCEPTED, until_s=wish_s)
-    outcome = Outcome.CLIPPED if got_s else Outcome.REFUSED
+        return Receipt(hint, HintOutcome.ACCEPTED, until_s=wish_s)
+    outcome = HintOutcome.CLIPPED if got_s else HintOutcome.REFUSED
     return Receipt(hint, outcome, why, until_s=got_s)
 
 
 def _by_action(receipts: list[Receipt], hints: Hints) -> tuple[Receipt, ...]:
     """Answer each KvHints action too, by its id; what it became is answered above."""
     by_hint = {receipt.hint: receipt for receipt in receipts}
-    unknown = Receipt("", Outcome.REFUSED, NOT_READ)
+    unknown = Receipt("", HintOutcome.REFUSED, NOT_READ)
     answers = [replace(by_hint.get(hint, unknown), action=name) for name, hint in hints.actions]
     return (*receipts, *answers)
 
 
 def _refuse(receipts: tuple[Receipt, ...], hint: str, why: str) -> tuple[Receipt, ...]:
     return tuple(
-        Receipt(hint, Outcome.REFUSED, why, action=each.action) if each.hint == hint else each
+        Receipt(hint, HintOutcome.REFUSED, why, action=each.action) if each.hint == hint else each
         for each in receipts
     )
 

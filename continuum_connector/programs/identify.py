@@ -46,7 +46,7 @@ _RANKS = {source: rank for rank, source in enumerate(IdentitySource)}
 
 
 @dataclass(frozen=True)
-class _Claim:
+class _Said:
     """What one place in the request says. Ids are still without namespace."""
 
     source: IdentitySource
@@ -128,7 +128,7 @@ def _claims(
     extra_args: Mapping[str, Any] | None,
     session_id: str | None,
     actions: Actions,
-) -> list[_Claim]:
+) -> list[_Said]:
     """Every place that speaks, strongest first; equal ranks keep the order given here."""
     params = kv_transfer_params if isinstance(kv_transfer_params, Mapping) else {}
     xargs = extra_args if isinstance(extra_args, Mapping) else {}
@@ -146,7 +146,7 @@ def _claims(
     return sorted(claims, key=lambda claim: _RANKS[claim.source])
 
 
-def _continuum(fields: Mapping[str, Any]) -> _Claim:
+def _continuum(fields: Mapping[str, Any]) -> _Said:
     """`kv_transfer_params.continuum`, written by the client or (with `source`) the middleware."""
     source = IdentitySource.CONTINUUM
     mark = fields.get("source")
@@ -163,7 +163,7 @@ def _continuum(fields: Mapping[str, Any]) -> _Claim:
     }
     unread = _unread(fields, hints)
     program = as_id(fields.get("program"))
-    return _Claim(source, _NAMESPACES[source], program, **hints, unread=unread)
+    return _Said(source, _NAMESPACES[source], program, **hints, unread=unread)
 
 
 def _unread(fields: Mapping[str, Any], hints: Mapping[str, Any]) -> tuple[str, ...]:
@@ -174,7 +174,7 @@ def _unread(fields: Mapping[str, Any], hints: Mapping[str, Any]) -> tuple[str, .
     )
 
 
-def _agent_hint(fields: Mapping[str, Any]) -> _Claim:
+def _agent_hint(fields: Mapping[str, Any]) -> _Said:
     """`kv_transfer_params.agent_hint` (verl uni-agent; the session form of vLLM RFC 52113).
 
     `lease_until` is a wall-clock time, `tools_available` what may run, not what will, and
@@ -182,7 +182,7 @@ def _agent_hint(fields: Mapping[str, Any]) -> _Claim:
     have no effect. The first and the last are wishes, and answered as such.
     """
     program, parent, final = read_agent_hint(fields)
-    return _Claim(
+    return _Said(
         IdentitySource.CONTINUUM,
         "hint:",
         program=program,
@@ -203,9 +203,9 @@ def read_agent_hint(fields: Mapping[str, Any]) -> tuple[str | None, str | None, 
     return program, parent, (None if resumes is None else not resumes) if final is None else final
 
 
-def _kv_hints(actions: Actions) -> _Claim:
+def _kv_hints(actions: Actions) -> _Said:
     """vLLM's KvHints: no action of it names a program."""
-    return _Claim(
+    return _Said(
         IdentitySource.CONTINUUM,
         "",
         final=as_flag(actions.said.get("final")),
@@ -214,9 +214,9 @@ def _kv_hints(actions: Actions) -> _Claim:
     )
 
 
-def _client(xargs: Mapping[str, Any]) -> _Claim:
+def _client(xargs: Mapping[str, Any]) -> _Said:
     """`vllm_xargs` as clients of the original Continuum (and ThunderAgent) send them."""
-    return _Claim(
+    return _Said(
         IdentitySource.CLIENT,
         _NAMESPACES[IdentitySource.CLIENT],
         program=as_id(xargs.get("job_id")) or as_id(xargs.get("program_id")),
@@ -225,12 +225,12 @@ def _client(xargs: Mapping[str, Any]) -> _Claim:
     )
 
 
-def _session(value: object) -> _Claim:
+def _session(value: object) -> _Said:
     source = IdentitySource.SESSION
-    return _Claim(source, _NAMESPACES[source], program=as_id(value))
+    return _Said(source, _NAMESPACES[source], program=as_id(value))
 
 
-def _parent(claims: list[_Claim], named: _Claim, salt: str | None) -> str | None:
+def _parent(claims: list[_Said], named: _Said, salt: str | None) -> str | None:
     """Return the key of the parent given beside the program, or where no program was given: an
     id means nothing in another namespace."""
     parents = (c.parent for c in (named, *claims) if c is named or c.program is None)
@@ -238,7 +238,7 @@ def _parent(claims: list[_Claim], named: _Claim, salt: str | None) -> str | None
     return None if found is None else program_key(named.namespace + found, salt)
 
 
-def _merge(claims: list[_Claim], actions: Actions, parent: str | None) -> Hints:
+def _merge(claims: list[_Said], actions: Actions, parent: str | None) -> Hints:
     """Take each hint from the strongest claim that gives it."""
     return Hints(
         final=next((c.final for c in claims if c.final is not None), None),

@@ -25,7 +25,7 @@ from continuum_connector.policy.hinted import Hinted
 from continuum_connector.programs.program import Hints, IdentitySource, Program
 from continuum_connector.programs.table import ProgramTable
 from continuum_connector.scheduler.away import Absence, Away
-from continuum_connector.scheduler.pins import Pin
+from continuum_connector.scheduler.pins import LivePin
 from continuum_connector.scheduler.tiers.transfers import Kind, Transfer, TransferState
 from continuum_connector.scheduler.turns import Turn, TurnEnd, Turns
 from continuum_connector.toolcalls.asked import UNREAD, Asked, Ending, asked_of
@@ -139,7 +139,7 @@ class Decider:
         """Return what the policy makes of it; asked again, in a world that has changed."""
         return self.policy.decide(finished, world)
 
-    def worth_now(self, pin: Pin, now: float) -> float:
+    def worth_now(self, pin: LivePin, now: float) -> float:
         """Return what a pin is worth by now, while its program has not returned."""
         gap = self.away.forecast_of(pin.program)
         if gap is None or not 0.0 < pin.rank[0] < math.inf:

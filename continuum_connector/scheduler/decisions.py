@@ -1,6 +1,6 @@
-"""Keeping: ask the policy what to do with a finished turn, then do it.
+"""Decisions: ask the policy what to do with a finished turn, then do it.
 
-Levels: the state of VRAM, DRAM and queue at this moment, for the policy and for the metrics.
+It sees the world as a snapshot: the state of VRAM, DRAM and queue at this moment.
 """
 
 from __future__ import annotations
@@ -32,19 +32,19 @@ from continuum_connector.scheduler.tiers.traffic import Traffic
 from continuum_connector.scheduler.turns import Turn, TurnEnd, Turns
 
 
-class Keeping:
+class Decisions:
     """Decides, stores, pins and records, once per finished turn."""
 
     def __init__(
         self,
         decider: Decider,
-        levels: Levels,
+        snapshots: Snapshots,
         retention: Retention,
         tier: Tier,
         records: Records,
     ) -> None:
         self._decider = decider
-        self._levels = levels
+        self._snapshots = snapshots
         self._retention = retention
         self._tier = tier
         self._records = records
@@ -57,7 +57,7 @@ class Keeping:
         The store comes first: DRAM may hold nothing but what is needed sooner. Then the policy
         is asked again, for it may be worth a pin what was not worth one beside its copy.
         """
-        world = self._levels.snapshot(now)
+        world = self._snapshots.snapshot(now)
         finished, choice = self._decider.decide(turn, request, len(blocks), end, world)
         choice = without_end(choice) if turn.is_stray else self._fitting(choice, finished)
         if stores(choice.decision) and not self._store(choice.decision, turn, request, blocks, now):
@@ -97,7 +97,7 @@ class Keeping:
             self._tier.demote(key)
 
 
-class Levels:
+class Snapshots:
     """Reads the levels of those who own them; changes nothing but gauges."""
 
     def __init__(

@@ -34,7 +34,7 @@ class PinEnd(enum.Enum):
 
 
 @dataclass(eq=False)
-class Pin:
+class LivePin:
     """One program's finished turn, kept in VRAM until `deadline` (monotonic seconds).
 
     `probe_index` and `probe_hash` identify the chain: a request whose block hash there is
@@ -91,30 +91,30 @@ class PinTable:
     """One pin per program; every operation is O(log pins)."""
 
     def __init__(self) -> None:
-        self._pins: dict[str, Pin] = {}
-        self._by_deadline: LazyHeap[Pin] = LazyHeap()
-        self._by_rank: LazyHeap[Pin] = LazyHeap()
+        self._pins: dict[str, LivePin] = {}
+        self._by_deadline: LazyHeap[LivePin] = LazyHeap()
+        self._by_rank: LazyHeap[LivePin] = LazyHeap()
 
     def __len__(self) -> int:
         return len(self._pins)
 
-    def __iter__(self) -> Iterator[Pin]:
+    def __iter__(self) -> Iterator[LivePin]:
         return iter(list(self._pins.values()))
 
     def __contains__(self, program: str) -> bool:
         return program in self._pins
 
-    def get(self, program: str) -> Pin | None:
+    def get(self, program: str) -> LivePin | None:
         return self._pins.get(program)
 
-    def add(self, pin: Pin) -> None:
+    def add(self, pin: LivePin) -> None:
         """Register a pin; the caller has ended the program's previous one."""
         if pin.program in self._pins:
             raise InvariantError(f"program {pin.program!r} would have two pins")
         self._pins[pin.program] = pin
         self._queue(pin)
 
-    def remove(self, pin: Pin, cause: PinEnd) -> None:
+    def remove(self, pin: LivePin, cause: PinEnd) -> None:
         """Forget the pin and note why; its hold is the caller's to release."""
         if pin.ended is not None or self._pins.pop(pin.program, None) is not pin:
             raise InvariantError(
@@ -124,29 +124,29 @@ class PinTable:
         self._by_deadline.discard(pin)
         self._by_rank.discard(pin)
 
-    def expect(self, pin: Pin, request_id: str) -> None:
+    def expect(self, pin: LivePin, request_id: str) -> None:
         """The program's next turn has arrived: the pin cannot expire while it waits."""
         pin.waiting[request_id] = None
         self._queue(pin)
 
-    def unexpect(self, pin: Pin, request_id: str) -> None:
+    def unexpect(self, pin: LivePin, request_id: str) -> None:
         """That turn went away without taking the pin: its deadline counts again."""
         pin.waiting.pop(request_id, None)
         self._queue(pin)
 
-    def revalue(self, pin: Pin, value: float) -> None:
+    def revalue(self, pin: LivePin, value: float) -> None:
         """It is worth more or less by now; -inf: nobody is expected to come back for it."""
         pin.rank = (value, pin.rank[1])
         self._queue(pin)
 
-    def least_recent(self, number: int) -> list[Pin]:
+    def least_recent(self, number: int) -> list[LivePin]:
         """Up to `number` pins in turn, so that each is returned as often as any other."""
         pins = list(itertools.islice(self._pins.values(), number))
         for pin in pins:
             self._pins[pin.program] = self._pins.pop(pin.program)
         return pins
 
-    def due(self, now: float) -> list[Pin]:
+    def due(self, now: float) -> list[LivePin]:
         """The pins whose deadline has passed, or the policy's own; earliest first. They stay
         registered.
 
@@ -164,7 +164,7 @@ class PinTable:
         entry = self._by_deadline.first()
         return entry[0][0] if entry else math.inf
 
-    def cheapest_first(self) -> Generator[Pin, None, None]:
+    def cheapest_first(self) -> Generator[LivePin, None, None]:
         """Pins in the order in which they give way; those someone came back for last.
 
         O(log pins) per pin taken. The iterator must be exhausted or closed before the
@@ -181,7 +181,7 @@ class PinTable:
                 if pin.ended is None:
                     self._by_rank.push(key, pin)
 
-    def _queue(self, pin: Pin) -> None:
+    def _queue(self, pin: LivePin) -> None:
         if pin.is_returning:
             self._by_deadline.discard(pin)
         else:

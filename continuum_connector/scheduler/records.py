@@ -16,8 +16,7 @@ from continuum_connector.policy.base import (
 )
 from continuum_connector.scheduler.away import Away
 from continuum_connector.scheduler.outcomes import Outcomes
-from continuum_connector.scheduler.pins import Pin as LivePin
-from continuum_connector.scheduler.pins import PinEnd
+from continuum_connector.scheduler.pins import LivePin, PinEnd
 from continuum_connector.scheduler.tiers.transfers import Transfer
 from continuum_connector.scheduler.turns import Turn
 

@@ -10,12 +10,11 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from continuum_connector.policy.base import After
-from continuum_connector.policy.base import Pin as PinDecision
+from continuum_connector.policy.base import After, Pin
 from continuum_connector.programs.program import Program
 from continuum_connector.scheduler.holds import BlockPool, HoldTable
 from continuum_connector.scheduler.kv_groups import ChainBlocks
-from continuum_connector.scheduler.pins import Pin, PinEnd, PinTable
+from continuum_connector.scheduler.pins import LivePin, PinEnd, PinTable
 from continuum_connector.scheduler.records import Records
 
 
@@ -43,7 +42,7 @@ class Retention:
     # --- begin ------------------------------------------------------------------------
     def begin(
         self,
-        decision: PinDecision,
+        decision: Pin,
         program: Program,
         hashes: Sequence[bytes],
         blocks: ChainBlocks,
@@ -58,7 +57,7 @@ class Retention:
         if old is not None:
             self._end(old, PinEnd.SUPERSEDED, now)
         probe = (blocks.end - 1) // 2  # the chain's middle: see Pin
-        pin = Pin(
+        pin = LivePin(
             program=program.key,
             hold=hold,
             blocks=blocks,
@@ -80,7 +79,7 @@ class Retention:
         self._changed(pin)
 
     # --- the next turn comes back -------------------------------------------------------
-    def expect(self, request: Any, program: Program) -> Pin | None:
+    def expect(self, request: Any, program: Program) -> LivePin | None:
         """A turn of `program` arrived. If it continues the pinned chain, the pin waits for it
         and cannot expire meanwhile. Returns that pin, or None.
 
@@ -98,7 +97,7 @@ class Retention:
         self._waker.set(self.pins.next_deadline())
         return pin
 
-    def awaited(self, program: str, request_id: str) -> Pin | None:
+    def awaited(self, program: str, request_id: str) -> LivePin | None:
         """The pin that waits for this very request, if one does."""
         pin = self.pins.get(program)
         return pin if pin is not None and request_id in pin.waiting else None
@@ -127,7 +126,7 @@ class Retention:
         for pin in self.pins:
             self._end(pin, cause, now)
 
-    def expire(self, now: float, before: Callable[[Pin], None]) -> None:
+    def expire(self, now: float, before: Callable[[LivePin], None]) -> None:
         """End the pins that are due; `before` is called with each while it still holds.
 
         A pin that its client wants longer than the policy stays, on the client's account.
@@ -153,31 +152,31 @@ class Retention:
         self._end(cheapest, PinEnd.PRESSURE, now)
         return True
 
-    def gave_way(self, pin: Pin, now: float) -> None:
+    def gave_way(self, pin: LivePin, now: float) -> None:
         """An allocation took the pin's blocks, on trial so far: the rest of its end is ours."""
         self.holds.settle_trial(pin.hold)
         self._note_end(pin, PinEnd.PRESSURE, now)
 
     # --- parts ------------------------------------------------------------------------
-    def _make_wish(self, pin: Pin) -> None:
+    def _make_wish(self, pin: LivePin) -> None:
         """The policy's own time for it is over: it gives way before all that is not a wish."""
         pin.is_wish = True
         self.pins.revalue(pin, -math.inf)
         self.num_wish_blocks += len(pin.blocks)
 
-    def _end(self, pin: Pin, cause: PinEnd, now: float) -> None:
+    def _end(self, pin: LivePin, cause: PinEnd, now: float) -> None:
         """Let go of the pin's blocks and say why."""
         self.holds.release(pin.hold)
         self._note_end(pin, cause, now)
 
-    def _note_end(self, pin: Pin, cause: PinEnd, now: float) -> None:
+    def _note_end(self, pin: LivePin, cause: PinEnd, now: float) -> None:
         self.pins.remove(pin, cause)
         self.num_hinted_blocks -= len(pin.blocks) if pin.is_hinted else 0
         self.num_wish_blocks -= len(pin.blocks) if pin.is_wish else 0
         self._records.pin_ended(pin, cause, now)
         self._changed(pin)
 
-    def _changed(self, pin: Pin) -> None:
+    def _changed(self, pin: LivePin) -> None:
         """Of all turns that wait, one may stand elsewhere by now."""
         if pin.first_waiting is not None:
             for queue in self.queues:
@@ -185,6 +184,6 @@ class Retention:
         self._waker.set(self.pins.next_deadline())
 
 
-def _continues(request: Any, pin: Pin) -> bool:
+def _continues(request: Any, pin: LivePin) -> bool:
     hashes = request.block_hashes
     return len(hashes) > pin.probe_index and hashes[pin.probe_index] == pin.probe_hash

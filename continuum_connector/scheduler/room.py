@@ -23,7 +23,7 @@ from continuum_connector.costs.costs import Costs
 from continuum_connector.scheduler.decider import Decider
 from continuum_connector.scheduler.holds import BlockPool
 from continuum_connector.scheduler.kv_groups import KvGroups
-from continuum_connector.scheduler.pins import Pin
+from continuum_connector.scheduler.pins import LivePin
 from continuum_connector.scheduler.retention import Retention
 from continuum_connector.scheduler.turns import Turn
 
@@ -97,13 +97,13 @@ class Room:
             self._decider.blocked(now)
         return blocks
 
-    def _claim(self, request_id: str, turn: Turn | None, can_wait: bool, now: float) -> Claim:
+    def _claim(self, request_id: str, turn: Turn | None, can_wait: bool, now: float) -> PinClaim:
         """A turn that was admitted before holds blocks itself, as after a load: it does not wait,
         for others may be waiting for those."""
         if turn is None:
-            return Claim(request_id)
+            return PinClaim(request_id)
         is_early = now - turn.arrival < self._max_wait_s
-        return Claim(
+        return PinClaim(
             program=turn.program.key,
             arrival=turn.program.arrival,
             is_patient=can_wait and is_early and not turn.is_admitted,
@@ -117,9 +117,9 @@ class Room:
         attempt: Callable[[], T | None],
         request_id: str,
         need: int,
-        own: Pin | None,
-        claim: Claim,
-    ) -> tuple[list[Pin], T | None]:
+        own: LivePin | None,
+        claim: PinClaim,
+    ) -> tuple[list[LivePin], T | None]:
         """Retry `attempt` without the cheapest pins that it may take; return those and its answer.
 
         `own`: the pin that this very request came back for, which goes
@@ -147,9 +147,9 @@ class Room:
         return tried, answer
 
     def _try(
-        self, attempt: Callable[[], T | None], need: int, own: Pin | None, claim: Claim
-    ) -> tuple[list[Pin], T | None]:
-        tried: list[Pin] = []
+        self, attempt: Callable[[], T | None], need: int, own: LivePin | None, claim: PinClaim
+    ) -> tuple[list[LivePin], T | None]:
+        tried: list[LivePin] = []
         num_spared = 0
         pins = self._pins.cheapest_first()
         try:
@@ -171,19 +171,19 @@ class Room:
         return tried, None
 
     def _without(
-        self, pin: Pin, tried: list[Pin], attempt: Callable[[], T | None], need: int
+        self, pin: LivePin, tried: list[LivePin], attempt: Callable[[], T | None], need: int
     ) -> T | None:
         self._holds.try_without(pin.hold)
         tried.append(pin)
         return attempt() if self._pool.get_num_free_blocks() >= need else None
 
 
-def _as_made(pin: Pin) -> float:
+def _as_made(pin: LivePin) -> float:
     return pin.rank[0]
 
 
 @dataclass(frozen=True)
-class Claim:
+class PinClaim:
     """What a turn brings against pins. `arrival`: its program's, monotonic seconds.
 
     A turn that runs or holds blocks takes any pin, and so does one that has waited for
@@ -198,9 +198,9 @@ class Claim:
     arrival: float = -math.inf
     is_patient: bool = False
     price: float = 0.0
-    worth_now: Callable[[Pin], float] = _as_made
+    worth_now: Callable[[LivePin], float] = _as_made
 
-    def may_take(self, pin: Pin) -> bool:
+    def may_take(self, pin: LivePin) -> bool:
         value, arrival = pin.rank[0], -pin.rank[1]
         if not self.is_patient or value <= self.price or arrival > self.arrival:
             return True

@@ -18,10 +18,10 @@ from continuum_connector.programs.identify import identify_request
 from continuum_connector.programs.program import Identity, Kept, Program
 from continuum_connector.programs.table import ProgramTable
 from continuum_connector.scheduler.decider import Decider, DramWorth
-from continuum_connector.scheduler.decisions import Keeping, Levels
+from continuum_connector.scheduler.decisions import Decisions, Snapshots
 from continuum_connector.scheduler.holds import BlockPool
 from continuum_connector.scheduler.kv_groups import KvGroups
-from continuum_connector.scheduler.pins import Pin, PinEnd
+from continuum_connector.scheduler.pins import LivePin, PinEnd
 from continuum_connector.scheduler.records import Records, answer
 from continuum_connector.scheduler.retention import Retention
 from continuum_connector.scheduler.room import Room
@@ -67,8 +67,10 @@ class SchedulerSide:
         self.traffic = self.tier.traffic
         self.turns = Turns()
         held = self.retention, self.tier, self.traffic
-        self.levels = Levels(pool, *held, decider.costs, self.turns)
-        self._keeping = Keeping(decider, self.levels, self.retention, self.tier, self.records)
+        self.snapshots = Snapshots(pool, *held, decider.costs, self.turns)
+        self._decisions = Decisions(
+            decider, self.snapshots, self.retention, self.tier, self.records
+        )
         self._worth = DramWorth(self.programs, decider, self.turns)
         if decider.policy.ranks_dram:
             self.tier.rank = self._worth.rank
@@ -201,7 +203,7 @@ class SchedulerSide:
         if not turn.is_stray and (blocks or end is not TurnEnd.ABORTED):
             num_kept = blocks.end  # the last token has no KV yet
             turn.program.kept = Kept.of(request.block_hashes, num_kept, self.groups.hash_size)
-        choice = self._keeping.keep(turn, request, blocks, end, now)
+        choice = self._decisions.keep(turn, request, blocks, end, now)
         return answer(turn, choice) if self._echo else None
 
     def switch(self, is_on: bool, now: float) -> None:
@@ -220,11 +222,11 @@ class SchedulerSide:
     def update_gauges(self, all_of_them: bool) -> None:
         """Set what is a level, not an event; called when the metrics are collected."""
         account = self.records.account
-        self.levels.update_ledger(account)
+        self.snapshots.update_ledger(account)
         if all_of_them:
             self.records.count_lost()
             account.gauge("programs", len(self.programs))
-            self.levels.update_gauges(account)
+            self.snapshots.update_gauges(account)
 
 
 class Steps:
@@ -293,7 +295,7 @@ class Steps:
     def expire(self, now: float) -> None:
         """End the pins that are due. What is not in DRAM yet and should be, goes there."""
 
-        def store(pin: Pin) -> None:
+        def store(pin: LivePin) -> None:
             if pin.then is After.STORE:
                 self._tier.store(pin.program, pin.blocks, now, supersedes=False)
 

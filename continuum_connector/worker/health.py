@@ -1,4 +1,4 @@
-"""How the copy engine is, and how it ends: Condition says what has failed, Closer closes it.
+"""How the copy engine is, and how it ends: EngineHealth says what has failed, Closer closes it.
 
 Closing ends the engine's threads, unlocks and unmaps its pool. That takes seconds where the pool is
 large, so it has a thread of its own while the server still steps.
@@ -11,7 +11,7 @@ import threading
 from collections.abc import Callable, Sequence
 
 from continuum_connector.errors import TransferError
-from continuum_connector.messages import Outcome
+from continuum_connector.messages import TransferOutcome
 from continuum_connector.worker.engine import CONFLICT, CORRUPT, Completion, CopyEngine, Status
 
 logger = logging.getLogger(f"vllm.{__name__}")
@@ -24,7 +24,7 @@ _REASONS = {Status.FAILED: "driver", Status.CANCELLED: "cancelled"}
 _REASONS_OF_ERRORS = {CONFLICT: "refused", CORRUPT: "corrupt"}
 
 
-class Condition:
+class EngineHealth:
     """Of one rank's engine. What fails once may fail for every block of every transfer, so each
     cause is told once; how often it came, the metrics say."""
 
@@ -76,12 +76,14 @@ def _name(error: int) -> str:
     return f"CUDA error {error}" if error > 0 else f"error {error} of the native library"
 
 
-def outcome_of(completion: Completion, reason: str) -> Outcome:
+def outcome_of(completion: Completion, reason: str) -> TransferOutcome:
     """One rank's result of a transfer; `reason`, if given, is why it may not be done."""
     if completion.status is Status.DONE:
-        return Outcome(num_done=1, num_bytes=completion.num_bytes, seconds=completion.seconds)
+        return TransferOutcome(
+            num_done=1, num_bytes=completion.num_bytes, seconds=completion.seconds
+        )
     reason = _REASONS_OF_ERRORS.get(completion.error, reason) or _REASONS[completion.status]
-    return Outcome(num_failed=1, reasons=(reason,))
+    return TransferOutcome(num_failed=1, reasons=(reason,))
 
 
 logger = logging.getLogger(f"vllm.{__name__}")

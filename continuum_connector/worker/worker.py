@@ -18,9 +18,15 @@ from dataclasses import dataclass, field
 
 from continuum_connector.config import ContinuumConfig
 from continuum_connector.errors import TransferError
-from continuum_connector.messages import LoadOrder, Outcome, StepPlan, StoreOrder, WorkerReport
+from continuum_connector.messages import (
+    LoadOrder,
+    StepPlan,
+    StoreOrder,
+    TransferOutcome,
+    WorkerReport,
+)
 from continuum_connector.worker.engine import Completion, CopyEngine, Direction
-from continuum_connector.worker.health import Closer, Condition, outcome_of
+from continuum_connector.worker.health import Closer, EngineHealth, outcome_of
 from continuum_connector.worker.layout import Layout
 from continuum_connector.worker.pool import PoolGrowth
 
@@ -68,7 +74,7 @@ class ContinuumWorker:
         self._is_given_up = False  # the engine gets no more orders
         self._closer = Closer()
         self._why_no_engine = "no_tier"
-        self._condition = Condition(clock)
+        self._health = EngineHealth(clock)
         self._plan: StepPlan | None = None
         self._cancels: tuple[int, ...] = ()
         self._loads: tuple[LoadOrder, ...] = ()
@@ -208,7 +214,7 @@ class ContinuumWorker:
             self._engine = None
         self._closer.join()
         for order in self._in_flight.values():
-            self._settle(order, Outcome(num_failed=1, reasons=("closed",)))
+            self._settle(order, TransferOutcome(num_failed=1, reasons=("closed",)))
         self._in_flight.clear()
         self.submit_stores()  # without an engine this settles what is queued
 
@@ -239,14 +245,14 @@ class ContinuumWorker:
     def _submit(self, direction: Direction, order: LoadOrder | StoreOrder) -> None:
         """Give one order to the engine; what cannot be given settles here, and never raises."""
         if self._engine is None or self._is_given_up:
-            self._settle(order, Outcome(num_failed=1, reasons=(self._why_no_engine,)))
+            self._settle(order, TransferOutcome(num_failed=1, reasons=(self._why_no_engine,)))
             return
         if self._plan is not None and order.transfer_id in self._plan.cancels:
             # Too late before it left: an engine that did not step for long plans both at once.
-            self._settle(order, Outcome(num_failed=1, reasons=("cancelled",)))
+            self._settle(order, TransferOutcome(num_failed=1, reasons=("cancelled",)))
             return
         if len(order.blocks) == 0:
-            self._settle(order, Outcome(num_done=1))
+            self._settle(order, TransferOutcome(num_done=1))
             return
         try:
             self._engine.submit(
@@ -254,8 +260,8 @@ class ContinuumWorker:
             )
         except TransferError as error:
             self._look_at(self._engine, refusal=str(error))
-            reason = "driver" if self._condition.has_ended else "refused"
-            self._settle(order, Outcome(num_failed=1, reasons=(reason,)))
+            reason = "driver" if self._health.has_ended else "refused"
+            self._settle(order, TransferOutcome(num_failed=1, reasons=(reason,)))
         else:
             self._in_flight[order.transfer_id] = order
 
@@ -276,17 +282,17 @@ class ContinuumWorker:
             order = self._in_flight.pop(completion.tag, None)
             if order is not None:
                 self._settle(order, outcome_of(completion, reason))
-        if not reason and (completions or self._condition.is_look_due()):
+        if not reason and (completions or self._health.is_look_due()):
             self._look_at(self._engine, completions)
 
     def _look_at(
         self, engine: CopyEngine, completions: Sequence[Completion] = (), refusal: str = ""
     ) -> None:
         """If the engine copies no more, go without a tier."""
-        if why := self._condition.look(engine, completions, refusal):
+        if why := self._health.look(engine, completions, refusal):
             self.disable(why)
 
-    def _settle(self, order: LoadOrder | StoreOrder, outcome: Outcome) -> None:
+    def _settle(self, order: LoadOrder | StoreOrder, outcome: TransferOutcome) -> None:
         """Note the end of one order for the report and, if it is a load, for its request."""
         self._report.outcomes[order.transfer_id] = outcome
         if isinstance(order, StoreOrder):

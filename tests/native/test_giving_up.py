@@ -13,7 +13,13 @@ import numpy as np
 import pytest
 
 from continuum_connector.config import ContinuumConfig
-from continuum_connector.messages import LoadOrder, Outcome, StepPlan, StoreOrder, WorkerReport
+from continuum_connector.messages import (
+    LoadOrder,
+    StepPlan,
+    StoreOrder,
+    TransferOutcome,
+    WorkerReport,
+)
 from continuum_connector.worker.engine import PoolState, Region
 from continuum_connector.worker.layout import Layout
 from continuum_connector.worker.native import NativeEngine, Tuning
@@ -76,7 +82,7 @@ class Rank:
         finished, report = self.tell()
         assert (finished, report.outcomes, bool(report.tier_down)) == (set(), {}, True)
 
-    def settle(self) -> tuple[set[str], dict[int, Outcome]]:
+    def settle(self) -> tuple[set[str], dict[int, TransferOutcome]]:
         """Poll until both are settled, and wait until the engine is closed."""
         finished, outcomes = set(), {}
         for tag in (1, 2):

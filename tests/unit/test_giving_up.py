@@ -12,7 +12,7 @@ import pytest
 
 from continuum_connector.config import ContinuumConfig
 from continuum_connector.errors import TransferError
-from continuum_connector.messages import Outcome, StepPlan
+from continuum_connector.messages import StepPlan, TransferOutcome
 from continuum_connector.worker import health as closing
 from continuum_connector.worker.engine import PoolState, Status
 from tests.fakes import FakeCopyEngine
@@ -161,7 +161,7 @@ def test_new_orders_fail_at_once_whatever_is_in_flight_or_closing(rig: Given) ->
         rig.worker.begin(orders)
         rig.worker.submit_stores()
         rig.tell()
-        failed = Outcome(num_failed=1, reasons=("no_tier",))
+        failed = TransferOutcome(num_failed=1, reasons=("no_tier",))
         assert rig.outcomes[number] == rig.outcomes[number + 1] == failed
         assert rig.finished["n"] == number // 10
         if number == 10:

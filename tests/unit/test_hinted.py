@@ -14,8 +14,8 @@ from continuum_connector.policy.base import (
     After,
     FinishedTurn,
     Free,
+    HintOutcome,
     Offload,
-    Outcome,
     Pin,
     Receipt,
     RetentionPolicy,
@@ -25,7 +25,7 @@ from continuum_connector.policy.hinted import NO_ROOM, NOT_READ, Hinted, without
 from continuum_connector.policy.simple import FixedTtl, Stock
 from continuum_connector.programs.program import Hints
 
-OK, LESS, NO = Outcome.ACCEPTED, Outcome.CLIPPED, Outcome.REFUSED
+OK, LESS, NO = HintOutcome.ACCEPTED, HintOutcome.CLIPPED, HintOutcome.REFUSED
 TTL_S, MAX_TTL_S = 2.0, 60.0
 FIXED = FixedTtl(TTL_S, MAX_TTL_S)
 NONE = FixedTtl(0.0, MAX_TTL_S)  # pins nothing of its own

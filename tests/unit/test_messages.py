@@ -6,7 +6,13 @@ import pickle
 
 import numpy as np
 
-from continuum_connector.messages import LoadOrder, Outcome, StepPlan, StoreOrder, WorkerReport
+from continuum_connector.messages import (
+    LoadOrder,
+    StepPlan,
+    StoreOrder,
+    TransferOutcome,
+    WorkerReport,
+)
 
 
 def ids(*values: int) -> np.ndarray:
@@ -14,21 +20,22 @@ def ids(*values: int) -> np.ndarray:
 
 
 def test_reports_of_ranks_add_up() -> None:
-    first = WorkerReport({1: Outcome(num_done=1, num_bytes=10, seconds=0.5)})
+    first = WorkerReport({1: TransferOutcome(num_done=1, num_bytes=10, seconds=0.5)})
     second = WorkerReport(
-        {1: Outcome(num_failed=1, reasons=("driver",)), 2: Outcome(num_done=1)}, tier_down="no"
+        {1: TransferOutcome(num_failed=1, reasons=("driver",)), 2: TransferOutcome(num_done=1)},
+        tier_down="no",
     )
     merged = first.merge(second)
     assert merged is first
-    assert merged.outcomes[1] == Outcome(1, 1, ("driver",), 10, 0.5)
+    assert merged.outcomes[1] == TransferOutcome(1, 1, ("driver",), 10, 0.5)
     assert (merged.outcomes[1].num_ranks, merged.outcomes[2].num_ranks) == (2, 1)
     assert merged.tier_down == "no"
-    assert second.outcomes[2] == Outcome(num_done=1)
+    assert second.outcomes[2] == TransferOutcome(num_done=1)
 
 
 def test_merging_does_not_tie_two_reports_together() -> None:
-    first, second = WorkerReport(), WorkerReport({1: Outcome(num_done=1)})
-    first.merge(second).merge(WorkerReport({1: Outcome(num_done=1)}))
+    first, second = WorkerReport(), WorkerReport({1: TransferOutcome(num_done=1)})
+    first.merge(second).merge(WorkerReport({1: TransferOutcome(num_done=1)}))
     assert (first.outcomes[1].num_done, second.outcomes[1].num_done) == (2, 1)
 
 
@@ -44,7 +51,7 @@ def test_the_first_rank_without_a_tier_says_why() -> None:
     assert report.tier_down == "rank 0"
     assert not report.is_empty
     assert WorkerReport().is_empty
-    assert not WorkerReport({1: Outcome()}).is_empty
+    assert not WorkerReport({1: TransferOutcome()}).is_empty
 
 
 def test_a_plan_is_empty_without_orders() -> None:

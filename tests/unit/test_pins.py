@@ -10,12 +10,12 @@ import pytest
 from continuum_connector.errors import InvariantError
 from continuum_connector.policy.base import After
 from continuum_connector.scheduler.holds import Hold, HoldTable
-from continuum_connector.scheduler.pins import Pin, PinEnd, PinTable
+from continuum_connector.scheduler.pins import LivePin, PinEnd, PinTable
 from tests.fakes import FakeBlockPool
 
 
-def pin(program: str, deadline: float = 10.0, arrival: float = 0.0, value: float = 0.0) -> Pin:
-    return Pin(
+def pin(program: str, deadline: float = 10.0, arrival: float = 0.0, value: float = 0.0) -> LivePin:
+    return LivePin(
         program=program,
         hold=Hold(()),
         blocks=(),
@@ -28,7 +28,7 @@ def pin(program: str, deadline: float = 10.0, arrival: float = 0.0, value: float
     )
 
 
-def table(*pins: Pin) -> PinTable:
+def table(*pins: LivePin) -> PinTable:
     pins_by_program = PinTable()
     for each in pins:
         pins_by_program.add(each)
@@ -146,7 +146,7 @@ def test_the_heaps_stay_proportional_to_the_pins_that_live() -> None:
 
 def test_due_is_what_a_plain_list_would_say() -> None:
     draw = random.Random(5)
-    pins, live = PinTable(), dict[str, Pin]()
+    pins, live = PinTable(), dict[str, LivePin]()
     now = 0.0
     for step in range(2000):
         now += draw.random()

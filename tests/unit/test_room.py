@@ -11,7 +11,7 @@ from continuum_connector.errors import InvariantError
 from continuum_connector.policy.base import After
 from continuum_connector.scheduler.holds import HoldTable
 from continuum_connector.scheduler.kv_groups import KvGroup, KvGroups
-from continuum_connector.scheduler.pins import Pin, PinEnd, PinTable
+from continuum_connector.scheduler.pins import LivePin, PinEnd, PinTable
 from continuum_connector.scheduler.room import NUM_EMPTY_STEPS, RETRY_STEPS, Room, Unattached
 from tests.fakes import FakeBlock, FakeBlockPool
 
@@ -25,17 +25,17 @@ class World:
         self.pins = PinTable()
         self.ended: list[str] = []
         self.num_tries = 0
-        self.own: Pin | None = None
+        self.own: LivePin | None = None
         self.num_blocked = 0
         self.turns, self.copies = ["r"], list[str]()
         costs: Any = SimpleNamespace(mean_blocks=1.0)
         world: Any = self  # stands for Retention and Decider as well
         self.room = Room(self.pool, world, world, costs, max_wait_s=1.0)
 
-    def awaited(self, program: str, request_id: str) -> Pin | None:
+    def awaited(self, program: str, request_id: str) -> LivePin | None:
         return self.own
 
-    def gave_way(self, pin: Pin, now: float) -> None:
+    def gave_way(self, pin: LivePin, now: float) -> None:
         self.holds.settle_trial(pin.hold)
         self.pins.remove(pin, PinEnd.PRESSURE)
         self.ended.append(pin.program)
@@ -50,7 +50,7 @@ class World:
             self.ended.append(pin.program)
         return pin is not None
 
-    def worth_now(self, pin: Pin, now: float) -> float:
+    def worth_now(self, pin: LivePin, now: float) -> float:
         return -1.0
 
     def blocked(self, now: float) -> None:
@@ -60,14 +60,14 @@ class World:
         """Blocks of a running request."""
         return self.pool.take(number)
 
-    def pin(self, program: str, blocks: list[FakeBlock], arrival: float) -> Pin:
-        pin = Pin(
+    def pin(self, program: str, blocks: list[FakeBlock], arrival: float) -> LivePin:
+        pin = LivePin(
             program, self.holds.take(blocks), (), 0.0, 9.0, After.DROP, (0.0, -arrival), 0, b""
         )
         self.pins.add(pin)
         return pin
 
-    def pin_finished(self, program: str, number: int, arrival: float) -> Pin:
+    def pin_finished(self, program: str, number: int, arrival: float) -> LivePin:
         """A turn ended: only the pin keeps its blocks."""
         blocks = self.run(number)
         pin = self.pin(program, blocks, arrival)
@@ -75,7 +75,7 @@ class World:
         return pin
 
     def need(
-        self, number: int, own: Pin | None = None, bound: int | None = None, hits: int = 0
+        self, number: int, own: LivePin | None = None, bound: int | None = None, hits: int = 0
     ) -> list[FakeBlock] | None:
         """Allocate as vLLM does; `hits` free blocks are found rather than taken."""
 

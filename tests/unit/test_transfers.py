@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from continuum_connector.errors import InvariantError
-from continuum_connector.messages import Outcome, WorkerReport
+from continuum_connector.messages import TransferOutcome, WorkerReport
 from continuum_connector.scheduler.tiers.slots import Tickets
 from continuum_connector.scheduler.tiers.transfers import Transfer, TransferLedger, TransferState
 
@@ -36,7 +36,7 @@ def a_load(ledger: TransferLedger) -> Transfer:
 
 
 def report(*ids: int, failed: tuple[str, ...] = (), ranks: int = 1) -> WorkerReport:
-    outcome = Outcome(ranks - len(failed), len(failed), failed)
+    outcome = TransferOutcome(ranks - len(failed), len(failed), failed)
     return WorkerReport(dict.fromkeys(ids, outcome))
 
 

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from continuum_connector.config import ContinuumConfig
 from continuum_connector.errors import TransferError
-from continuum_connector.messages import LoadOrder, Outcome, StepPlan, StoreOrder
+from continuum_connector.messages import LoadOrder, StepPlan, StoreOrder, TransferOutcome
 from continuum_connector.worker import health as condition
 from continuum_connector.worker.engine import CONFLICT, CORRUPT, Direction, Region, Status
 from continuum_connector.worker.layout import Layout
@@ -53,7 +53,7 @@ class Rig:
         self.finished: Counter[str] = Counter()
         self.failed: set[str] = set()
         self.bad: set[int] = set()
-        self.outcomes: dict[int, Outcome] = {}
+        self.outcomes: dict[int, TransferOutcome] = {}
         self.tier_down: list[str] = []
         self.take_report()
 
@@ -116,7 +116,7 @@ def test_a_load_is_submitted_behind_the_current_stream_and_reported_once():
     rig.tell()
     assert rig.finished == {"a": 1}
     assert not rig.failed
-    done = Outcome(num_done=1, num_bytes=2 * BLOCK_BYTES, seconds=2 * BLOCK_SECONDS)
+    done = TransferOutcome(num_done=1, num_bytes=2 * BLOCK_BYTES, seconds=2 * BLOCK_SECONDS)
     assert rig.outcomes == {1: done}
 
 
@@ -179,7 +179,7 @@ def test_cancels_go_to_transfers_in_flight_only():
     assert rig.engine.cancelled == [1]
     rig.engine.settle_all()
     rig.tell()
-    assert rig.outcomes[1] == Outcome(num_failed=1, reasons=("cancelled",))
+    assert rig.outcomes[1] == TransferOutcome(num_failed=1, reasons=("cancelled",))
     assert (rig.finished, rig.failed, rig.bad) == ({"a": 1, "b": 1}, {"a"}, {1})
 
 
@@ -208,7 +208,7 @@ def test_a_failed_load_names_its_request_and_its_blocks():
     rig.engine.settle(2)
     rig.tell()
     assert (rig.finished, rig.failed, rig.bad) == ({"a": 1, "b": 1}, {"a"}, {3, 4})
-    assert rig.outcomes[1] == Outcome(num_failed=1, reasons=("driver",))
+    assert rig.outcomes[1] == TransferOutcome(num_failed=1, reasons=("driver",))
 
 
 def test_what_the_engine_says_of_a_failed_copy_is_its_reason():
@@ -220,7 +220,7 @@ def test_what_the_engine_says_of_a_failed_copy_is_its_reason():
     rig.engine.fail(3, CONFLICT)
     rig.tell()
     assert (rig.failed, rig.bad) == ({"a", "b", "c"}, {3, 4, 5, 6})
-    assert rig.outcomes[1] == Outcome(num_failed=1, reasons=("corrupt",))
+    assert rig.outcomes[1] == TransferOutcome(num_failed=1, reasons=("corrupt",))
     assert rig.outcomes[2].reasons == ("driver",)
     assert rig.outcomes[3].reasons == ("refused",)
 
@@ -263,7 +263,7 @@ def test_a_refused_submit_settles_its_order_and_spares_the_others():
     rig.engine.poisoned = True
     rig.worker.submit_stores()
     rig.tell()
-    assert rig.outcomes == {2: Outcome(num_failed=1, reasons=("driver",))}
+    assert rig.outcomes == {2: TransferOutcome(num_failed=1, reasons=("driver",))}
     rig.engine.settle(1)
     rig.tell()
     assert rig.finished == {"a": 1}
@@ -275,7 +275,7 @@ def test_orders_of_no_blocks_are_done_without_the_engine():
     rig.worker.submit_stores()
     rig.tell()
     assert rig.engine.log == []
-    assert rig.outcomes == {1: Outcome(num_done=1), 2: Outcome(num_done=1)}
+    assert rig.outcomes == {1: TransferOutcome(num_done=1), 2: TransferOutcome(num_done=1)}
     assert (rig.finished, rig.failed) == ({"a": 1}, set())
 
 
@@ -397,7 +397,7 @@ def expect_no_tier(rig: Rig) -> None:
     rig.worker.submit_stores()
     rig.tell()
     rig.tell()
-    failed = Outcome(num_failed=1, reasons=("no_tier",))
+    failed = TransferOutcome(num_failed=1, reasons=("no_tier",))
     assert rig.outcomes == {1: failed, 2: failed}
     assert (rig.finished, rig.failed, rig.bad) == ({"a": 1}, {"a"}, {3})
     rig.worker.shutdown()
@@ -459,7 +459,7 @@ def test_an_order_that_is_cancelled_in_its_own_plan_never_leaves_and_fails_as_ca
     rig.worker.submit_stores()
     rig.tell()
     assert rig.submitted() == [2, 3]
-    cancelled = Outcome(num_failed=1, reasons=("cancelled",))
+    cancelled = TransferOutcome(num_failed=1, reasons=("cancelled",))
     assert rig.outcomes == {1: cancelled, 4: cancelled}
     assert (rig.finished, rig.failed, rig.bad) == ({"a": 1}, {"a"}, {3})
     assert rig.engine.cancelled == [], "nothing of it was in flight"

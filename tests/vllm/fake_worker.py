@@ -15,7 +15,13 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from bench.sim import versions
-from continuum_connector.messages import LoadOrder, Outcome, StepPlan, StoreOrder, WorkerReport
+from continuum_connector.messages import (
+    LoadOrder,
+    StepPlan,
+    StoreOrder,
+    TransferOutcome,
+    WorkerReport,
+)
 
 _MASK = (1 << 61) - 1
 _FIRST_TOKEN, _NUM_TOKENS = 100, 30_000  # sampled ids: clear of the special ones
@@ -122,7 +128,7 @@ class FakeWorker:
             move = self._end_load if isinstance(transfer.order, LoadOrder) else self._end_store
             move(each, transfer)
             num_bytes = len(transfer.order.blocks)
-            self._note(transfer, Outcome(num_done=1, num_bytes=num_bytes, seconds=1e-3))
+            self._note(transfer, TransferOutcome(num_done=1, num_bytes=num_bytes, seconds=1e-3))
 
     def fail(self, transfer_id: int | None = None, reason: str = "driver") -> None:
         """End one transfer, or all, without a byte of what it should have brought."""
@@ -131,7 +137,7 @@ class FakeWorker:
             if isinstance(transfer.order, LoadOrder):
                 self._failed_loads.add(transfer.order.request_id)
                 self._invalid_blocks.update(int(block) for block in transfer.order.blocks)
-            self._note(transfer, Outcome(num_failed=1, reasons=(reason,)))
+            self._note(transfer, TransferOutcome(num_failed=1, reasons=(reason,)))
 
     def poison(self, slot: int) -> None:
         """Corrupt a host slot silently, as a bad copy would."""
@@ -273,9 +279,9 @@ class FakeWorker:
             raise OracleError(f"load {order.transfer_id}: slot {slot} holds no finished store")
         return content
 
-    def _note(self, transfer: _Transfer, outcome: Outcome) -> None:
+    def _note(self, transfer: _Transfer, outcome: TransferOutcome) -> None:
         order = transfer.order
-        self._report.outcomes.setdefault(order.transfer_id, Outcome()).add(outcome)
+        self._report.outcomes.setdefault(order.transfer_id, TransferOutcome()).add(outcome)
         if isinstance(order, LoadOrder) and not any(
             isinstance(other.order, LoadOrder) and other.order.request_id == order.request_id
             for other in self.pending.values()

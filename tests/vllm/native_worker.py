@@ -18,7 +18,7 @@ import pytest
 
 from continuum_connector.config import ContinuumConfig
 from continuum_connector.errors import TransferError
-from continuum_connector.messages import Outcome, StepPlan, WorkerReport
+from continuum_connector.messages import StepPlan, TransferOutcome, WorkerReport
 from continuum_connector.worker.abi import find_library
 from continuum_connector.worker.engine import Direction, Region
 from continuum_connector.worker.layout import Layout
@@ -100,7 +100,7 @@ class NativeWorker(FakeWorker):
     def _cancel(self, transfer_id: int) -> None:
         """The real worker does."""
 
-    def _note(self, transfer: Any, outcome: Outcome) -> None:
+    def _note(self, transfer: Any, outcome: TransferOutcome) -> None:
         """The real worker does."""
 
 

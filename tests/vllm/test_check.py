@@ -39,7 +39,7 @@ from bench.sim import versions
 from continuum_connector import build
 from continuum_connector.config import ContinuumConfig
 from continuum_connector.tools.checks.line import Verdict
-from continuum_connector.tools.checks.machine import Seen, VllmSeen, this_machine
+from continuum_connector.tools.checks.machine import Facts, VllmSeen, this_machine
 from continuum_connector.tools.checks.model import aside
 from continuum_connector.tools.checks.plan import Plan
 from continuum_connector.tools.checks.serving import lines
@@ -198,7 +198,7 @@ def test_the_server_and_the_check_say_the_same_of_prefix_caching() -> None:
 
 
 def test_this_vllm_is_seen() -> None:
-    seen = Seen(this_machine(os.environ)).vllm
+    seen = Facts(this_machine(os.environ)).vllm
     assert seen.is_installed
     assert not seen.trouble
     assert not seen.plugin_trouble

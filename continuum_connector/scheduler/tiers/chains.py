@@ -1,4 +1,4 @@
-"""Claims: which chains claim which slots, and in which order they let go.
+"""SlotClaims: which chains claim which slots, and in which order they let go.
 
 A program has a chain per branch: what its newest turn has taken another way from is superseded,
 and leaves before anybody's live chain.
@@ -32,7 +32,7 @@ CHAIN_BYTES = 600  # beside its claims: the object, an array's head, its places 
 MAX_CHAINS_PER_PROGRAM = 64
 
 
-class Claims:
+class SlotClaims:
     """All chains. Counts a slot's claims in the table; what leaves is the caller's to free."""
 
     def __init__(self, table: SlotTable) -> None:

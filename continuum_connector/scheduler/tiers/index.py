@@ -19,7 +19,7 @@ import numpy as np
 
 from continuum_connector.errors import InvariantError
 from continuum_connector.scheduler.kv_groups import Key
-from continuum_connector.scheduler.tiers.chains import Claims
+from continuum_connector.scheduler.tiers.chains import SlotClaims
 from continuum_connector.scheduler.tiers.eviction import Rank, Residence
 from continuum_connector.scheduler.tiers.slots import (
     Chain,
@@ -48,7 +48,7 @@ class HostIndex:
         self._free = FreeSlots()
         self._numbers: dict[Key, int] = {}
         self._table = SlotTable()
-        self._claims = Claims(self._table)
+        self._claims = SlotClaims(self._table)
         self.grow(num_slots)
 
     def grow(self, num_slots: int) -> None:

@@ -21,9 +21,9 @@ from continuum_connector.errors import InvariantError
 from continuum_connector.messages import (
     BlockIds,
     LoadOrder,
-    Outcome,
     StepPlan,
     StoreOrder,
+    TransferOutcome,
     WorkerReport,
 )
 from continuum_connector.scheduler.holds import Hold
@@ -58,7 +58,7 @@ class Transfer:
     hold: Hold | None = None
     state: TransferState = TransferState.QUEUED
     cancelled: bool = False
-    outcome: Outcome | None = None
+    outcome: TransferOutcome | None = None
 
     def __len__(self) -> int:
         return len(self.slots)
@@ -154,7 +154,7 @@ class TransferLedger:
         transfer.state = TransferState.ABANDONED
         if never_left:
             del self._queued[transfer.id]
-            self._finish(transfer, Outcome())
+            self._finish(transfer, TransferOutcome())
         else:
             self.cancel(transfer)
         return never_left
@@ -166,7 +166,7 @@ class TransferLedger:
             transfer = self._in_flight.get(transfer_id)
             if transfer is None:
                 raise InvariantError(f"transfer {transfer_id}: settled, but not in flight")
-            transfer.outcome = transfer.outcome or Outcome()
+            transfer.outcome = transfer.outcome or TransferOutcome()
             transfer.outcome.add(outcome)
             if transfer.outcome.num_ranks > self._world_size:
                 raise InvariantError(
@@ -178,7 +178,7 @@ class TransferLedger:
                 settled.append(transfer)
         return settled
 
-    def _finish(self, transfer: Transfer, outcome: Outcome) -> None:
+    def _finish(self, transfer: Transfer, outcome: TransferOutcome) -> None:
         del self._in_flight[transfer.id]
         transfer.outcome = outcome
         if transfer.state is not TransferState.ABANDONED:

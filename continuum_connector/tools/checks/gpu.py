@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator
 
 from continuum_connector.tools.checks.line import Line, error, ok, several, size, unseen, warning
-from continuum_connector.tools.checks.machine import CudaSeen, Machine, Seen
+from continuum_connector.tools.checks.machine import CudaSeen, Facts, Machine
 from continuum_connector.tools.checks.plan import Plan
 
 BATCH_VERSION = 12080  # cuMemcpyBatchAsync, many copies in one call (csrc/cuda_types.h)
@@ -19,7 +19,7 @@ CURES = {  # what cuInit answers
 }
 
 
-def lines(machine: Machine, plan: Plan, seen: Seen) -> Iterator[Line]:
+def lines(machine: Machine, plan: Plan, seen: Facts) -> Iterator[Line]:
     """Which GPUs, how many, which driver?"""
     cuda, platform = seen.cuda, seen.vllm.platform
     if not cuda.has_library:

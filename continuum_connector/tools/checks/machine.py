@@ -178,7 +178,7 @@ class NativeSeen(msgspec.Struct, frozen=True):
     abi: int = 0
 
 
-class Seen:
+class Facts:
     """The three answers, asked for once."""
 
     def __init__(self, machine: Machine, words: Sequence[str] = ()) -> None:

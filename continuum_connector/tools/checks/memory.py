@@ -96,7 +96,7 @@ _V1 = (
 _Files = tuple[tuple[str, ...], str, tuple[str, str]]
 
 
-class Room(NamedTuple):
+class Headroom(NamedTuple):
     """`available` bytes, of which `reserve` stay with `owner`: the machine or a cgroup."""
 
     owner: str
@@ -109,20 +109,20 @@ class Room(NamedTuple):
         return max(0, self.available - self.reserve)
 
 
-def find_room(machine: Machine) -> Room | None:
+def find_room(machine: Machine) -> Headroom | None:
     """The tightest bound: the machine's, or that of a memory cgroup this process is in."""
     meminfo = machine.keys("proc/meminfo")
     if "MemAvailable" not in meminfo:
         return None
     total = meminfo.get("MemTotal", 0) * 1024
-    rooms = [Room("the machine", meminfo["MemAvailable"] * 1024, _reserve(total))]
+    rooms = [Headroom("the machine", meminfo["MemAvailable"] * 1024, _reserve(total))]
     for line in (machine.text("proc/self/cgroup") or "").splitlines():
         _, _, rest = line.partition(":")
         controllers, _, path = rest.partition(":")
         if not controllers:
-            rooms += _levels(machine, CGROUP, path, _V2)
+            rooms += _snapshots(machine, CGROUP, path, _V2)
         elif "memory" in controllers.split(","):
-            rooms += _levels(machine, f"{CGROUP}/memory", path, _V1)
+            rooms += _snapshots(machine, f"{CGROUP}/memory", path, _V1)
     return min(rooms, key=lambda room: room.usable)
 
 
@@ -131,7 +131,7 @@ def _reserve(bound: int) -> int:
     return max(GIB, bound // 50)
 
 
-def _levels(machine: Machine, mount: str, path: str, files: _Files) -> Iterator[Room]:
+def _snapshots(machine: Machine, mount: str, path: str, files: _Files) -> Iterator[Headroom]:
     """From the process's cgroup up to the mount; a container often sees its own as the mount."""
     parts = [part for part in path.split("/") if part]
     for depth in range(len(parts), -1, -1):
@@ -140,7 +140,7 @@ def _levels(machine: Machine, mount: str, path: str, files: _Files) -> Iterator[
             yield room
 
 
-def _level(machine: Machine, folder: str, files: _Files) -> Room | None:
+def _level(machine: Machine, folder: str, files: _Files) -> Headroom | None:
     numbers = [machine.number(f"{folder}/{file}") for file in files[0]]
     limits = [number for number in numbers if number is not None]  # "max" is no number: no bound
     usage = machine.number(f"{folder}/{files[1]}")
@@ -149,4 +149,4 @@ def _level(machine: Machine, folder: str, files: _Files) -> Room | None:
     limit = min(limits)
     stat = machine.keys(f"{folder}/memory.stat")
     cached = sum(stat.get(key, 0) for key in files[2])
-    return Room("the memory cgroup", max(0, limit - max(0, usage - cached)), _reserve(limit))
+    return Headroom("the memory cgroup", max(0, limit - max(0, usage - cached)), _reserve(limit))

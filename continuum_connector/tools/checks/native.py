@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from continuum_connector.tools.checks.line import Line, error, ok, unseen, warning
-from continuum_connector.tools.checks.machine import Seen
+from continuum_connector.tools.checks.machine import Facts
 from continuum_connector.tools.checks.plan import Plan
 
 
-def who_copies(plan: Plan, seen: Seen) -> str:
+def who_copies(plan: Plan, seen: Facts) -> str:
     """cuda or sim, as build.worker chooses by the device; "" where the device is not known."""
     if plan.config.driver != "auto":
         return plan.config.driver
@@ -15,7 +15,7 @@ def who_copies(plan: Plan, seen: Seen) -> str:
     return by_platform or ("cuda" if seen.cuda.gpus else "")
 
 
-def line(plan: Plan, seen: Seen) -> Line:
+def line(plan: Plan, seen: Facts) -> Line:
     """Does it load, and over which driver will it copy?"""
     if seen.native.trouble:
         if not plan.config.dram_bytes:

@@ -17,13 +17,13 @@ from continuum_connector.tools.checks import (
     vllm,
 )
 from continuum_connector.tools.checks.line import Line
-from continuum_connector.tools.checks.machine import Machine, Seen
+from continuum_connector.tools.checks.machine import Facts, Machine
 from continuum_connector.tools.checks.plan import Plan
 
 
 def check(machine: Machine, plan: Plan) -> Iterator[Line]:
     """Look at everything; takes seconds, for vLLM is imported (in a process of its own)."""
-    seen = Seen(machine, plan.words)
+    seen = Facts(machine, plan.words)
     yield from vllm.lines(machine, seen.vllm)
     yield from config.lines(plan, seen.vllm)
     yield from serving.lines(machine, plan, seen.vllm)

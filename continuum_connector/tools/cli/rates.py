@@ -34,7 +34,7 @@ class Hook:
 
 
 @dataclass(frozen=True)
-class Outcome:
+class DecisionOutcome:
     """What came of a kind of decision: how many since the start, and of all that were closed."""
 
     name: str
@@ -99,7 +99,7 @@ class Kept:
     loads: Copies
     decisions_per_s: dict[str, float]
     outcomes: int
-    worst: list[Outcome]
+    worst: list[DecisionOutcome]
     forecasts: Forecasts | None  # None before the first of them shows
     hooks: list[Hook]  # the busiest first
 
@@ -196,11 +196,11 @@ def _copies(kind: str, verb: str, now: Scrape, added: Scrape) -> Copies:
     )
 
 
-def _worst(outcomes: dict[str, float]) -> list[Outcome]:
+def _worst(outcomes: dict[str, float]) -> list[DecisionOutcome]:
     """The decisions that cost something, the most frequent kind first."""
     total = sum(outcomes.values())
     bad = [
-        Outcome(name.replace("_", " ", 1), int(num), num / total)
+        DecisionOutcome(name.replace("_", " ", 1), int(num), num / total)
         for name, num in outcomes.items()
         if num and name.partition("_")[2] in BAD_OUTCOMES
     ]
