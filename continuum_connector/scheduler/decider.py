@@ -62,10 +62,8 @@ class Decider:
         """A turn arrived; return how long its program was away, None if it was not."""
         if self.policy.reads and not turn.identity.hints.tools:
             self._reader.start()
-        is_beside = turn.program.num_active > 1  # its other turns are under way: no tool's gap
-        if turn.is_stray or is_beside:
-            return None
-        return self.away.arrived(turn.program.key, now)
+        # Beside a turn of its own it was not away; beside a stray one it may have been.
+        return None if turn.is_stray else self.away.arrived(turn.program.key, now)
 
     def settled(self, transfer: Transfer, now: float) -> None:
         """A transfer is over: if its bytes arrived, it says what such a copy takes."""

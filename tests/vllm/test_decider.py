@@ -161,6 +161,38 @@ def test_after_a_quiet_night_programs_are_over_a_few_per_step() -> None:
     assert len(over) == 20
 
 
+def test_a_program_that_came_back_beside_a_stray_turn_is_not_over() -> None:
+    engine = AgentEngine(200)
+    over: list[int] = []
+    engine.connector.costs.seen.program_over = over.append
+    engine.run_turn("a", 100, program="p")
+    engine.add("stray", 50, 100, seed=9, program="p", final=True)
+    engine.step()
+    engine.clock.advance(5.0)
+    engine.add("b", engine.next_prompt("a", 20), 100, program="p")
+    assert len(engine.side.decider.gaps) == 0, "it is back"
+    engine.step()
+    engine.abort("b")
+    engine.clock.advance(OVER_S + 1)
+    engine.run_until_idle()
+    engine.run_turn("z", 40, max_tokens=30, program="z", seed=99)
+    assert over == []
+
+
+def test_a_silent_program_is_not_over_before_its_stray_turn_is() -> None:
+    engine = AgentEngine(200)
+    over: list[int] = []
+    engine.connector.costs.seen.program_over = over.append
+    engine.run_turn("a", 100, program="p")
+    engine.add("stray", 50, 100, seed=9, program="p", final=True)
+    engine.clock.advance(OVER_S + 1)
+    engine.steps(20)
+    assert over == []
+    engine.run_until_idle()
+    engine.run_turn("z", 40, max_tokens=30, program="z", seed=99)
+    assert over == [1]
+
+
 def test_of_no_more_programs_than_are_remembered_it_is_seen_that_they_are_over() -> None:
     engine = AgentEngine(200, extra_config={"max_programs": 5, "policy": "program_order"})
     over: list[int] = []
