@@ -10,8 +10,8 @@ import os
 from collections.abc import Sequence
 from typing import Any
 
+from continuum_connector import build
 from continuum_connector.connector import ContinuumConnector as ContinuumConnector
-from continuum_connector.scheduler import scheduler
 from continuum_connector.scheduler.holds import Hold, HoldTable
 
 
@@ -29,4 +29,4 @@ class UnheldTable(HoldTable):
             super().release(hold)
 
 
-scheduler.HoldTable = UnheldTable  # type: ignore[misc]  # of its stores; pins have their own
+build.HoldTable = UnheldTable  # type: ignore[misc]  # of stores; pins have their own
