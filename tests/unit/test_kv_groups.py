@@ -131,5 +131,5 @@ def test_no_object_is_made_per_block_of_a_turn() -> None:
     before = len(gc.get_objects())
     found = which.hashed_blocks(pool, block_ids, hashes)
     stored = found.only(range(9_000))
-    assert len(gc.get_objects()) - before < 10
+    assert len(gc.get_objects()) - before < 1_000  # threads of the process make some
     assert (len(found), len(stored), stored.end) == (10_000, 9_000, 9_000)

@@ -83,7 +83,7 @@ def _sweeps(reported: Reported, arms: Sequence[str]) -> Iterator[str]:
         return
     links = (f'<a href="#p{i}">{words.capital(p.title)}</a>' for i, p in enumerate(reported.points))
     yield f"<h2>All points</h2><nav>{''.join(links)}</nav>{document.legend(looks(arms))}"
-    for points in sweeps.snapshots(reported):
+    for points in sweeps.levels(reported):
         yield document.section(
             f"JCT against load {_where(sweeps.level_title(points))}",
             "Lower is better; bars span the repeats of the first arm and ours.",
