@@ -90,46 +90,43 @@ class Costs:
     """
 
     def __init__(self, chunk: int) -> None:
-        self._prefill = PrefillModel(chunk)
-        self._load = CopyModel()
-        self._store = CopyModel()
-        self._queueing = Queueing()
-        self._memory = Memoryfulness()
-        self._price = Price()
-        self.seen = Seen(
-            _Models(
-                *(self._prefill, self._load, self._store),
-                *(self._queueing, self._memory, self._price),
-            )
+        self._models = _Models(
+            prefill=PrefillModel(chunk),
+            load=CopyModel(),
+            store=CopyModel(),
+            queueing=Queueing(),
+            memory=Memoryfulness(),
+            price=Price(),
         )
+        self.seen = Seen(self._models)
 
     # --- what it costs ------------------------------------------------------------------
     def prefill_s(self, num_tokens: int, num_cached: int = 0) -> float:
         """Seconds to compute `num_tokens` behind `num_cached` that are there."""
-        return self._prefill.seconds(num_tokens, num_cached)
+        return self._models.prefill.seconds(num_tokens, num_cached)
 
     def load_s(self, num_blocks: int) -> float:
         """Seconds to bring `num_blocks` back from DRAM; until loads were seen, as for stores."""
-        model = self._load if self._load.is_known else self._store
+        model = self._models.load if self._models.load.is_known else self._models.store
         return model.seconds(num_blocks)
 
     def queueing_s(self, now: float) -> float:
         """Seconds that turns wait which had lost their blocks (the paper's T)."""
-        return self._queueing.mean(now)
+        return self._models.queueing.mean(now)
 
     @property
     def eta(self) -> float:
         """How much a program's age says about its end, -1 to 1 (memoryfulness)."""
-        return self._memory.eta
+        return self._models.memory.eta
 
     @property
     def mean_blocks(self) -> float:
         """Blocks of a turn at its end, on average (the paper's M, of those that ran)."""
-        return self._price.mean_blocks
+        return self._models.price.mean_blocks
 
     def price(self, now: float) -> float:
         """Seconds of delay that one held block costs the others per second."""
-        return self._price.per_block_second(now)
+        return self._models.price.per_block_second(now)
 
     def gauges(self, now: float) -> Iterator[tuple[str, float, str | None]]:
         """Every number as (metric, value, label), as Account.gauge takes it."""
@@ -140,9 +137,9 @@ class Costs:
         yield "queueing_seconds", self.queueing_s(now), None
         yield "memoryfulness", self.eta, None
         yield "block_second_price", self.price(now), None
-        yield "costs_known", float(self._prefill.is_known), "prefill"
-        yield "costs_known", float(self._load.is_known), "load"
-        yield "costs_known", float(self._memory.is_known), "memoryfulness"
+        yield "costs_known", float(self._models.prefill.is_known), "prefill"
+        yield "costs_known", float(self._models.load.is_known), "load"
+        yield "costs_known", float(self._models.memory.is_known), "memoryfulness"
 
     # --- over restarts ------------------------------------------------------------------
     def state(self) -> dict[str, list[float]]:
@@ -151,14 +148,14 @@ class Costs:
         Queueing and price are of the moment and start anew.
         """
         state = {}
-        if self._prefill.is_known:
-            state["prefill"] = list(self._prefill.coefficients)
-        if self._load.is_known:
-            state["load"] = list(self._load.coefficients)
-        if self._store.is_known:
-            state["store"] = list(self._store.coefficients)
-        if self._memory.num_programs:
-            state["memoryfulness"] = self._memory.state()
+        if self._models.prefill.is_known:
+            state["prefill"] = list(self._models.prefill.coefficients)
+        if self._models.load.is_known:
+            state["load"] = list(self._models.load.coefficients)
+        if self._models.store.is_known:
+            state["store"] = list(self._models.store.coefficients)
+        if self._models.memory.num_programs:
+            state["memoryfulness"] = self._models.memory.state()
         return state
 
     def restore(self, state: object) -> int:
@@ -166,12 +163,16 @@ class Costs:
         if not isinstance(state, dict):
             return 1
         found = {name: numbers for name in PARTS if (numbers := _numbers(name, state.get(name)))}
-        models = (("prefill", self._prefill), ("load", self._load), ("store", self._store))
+        models = (
+            ("prefill", self._models.prefill),
+            ("load", self._models.load),
+            ("store", self._models.store),
+        )
         for name, model in models:
             if name in found:
                 model.seed(found[name])
         if "memoryfulness" in found:
-            self._memory.restore(found["memoryfulness"])
+            self._models.memory.restore(found["memoryfulness"])
         return len(state.keys() - found.keys())
 
 
