@@ -137,10 +137,13 @@ def test_a_stop_gives_the_pool_back_in_each_state(rank: Rank) -> None:
     sim.release(rank.engine)
     rank.worker.shutdown()
     rank.worker.shutdown()
-    rank.worker.poll()  # a failed load is as right as one that came before its cancel
+    finished, failed = rank.worker.poll()
     report = rank.worker.take_report()
     assert report is not None
     assert report.outcomes.keys() == {1, 2}
+    # The load was faster than its cancel, or it failed, and then its request hears of it.
+    assert finished == {"a"}
+    assert failed == ({"a"} if report.outcomes[1].num_failed else set())
     assert not rank.is_mapped()
 
 

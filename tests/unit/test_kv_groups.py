@@ -127,9 +127,12 @@ def test_no_object_is_made_per_block_of_a_turn() -> None:
     pool = [FakeBlock(None), *(FakeBlock(block_key(each, 0)) for each in hashes)]
     block_ids = [list(range(1, 10_001))]
     which = groups(16, None)
-    gc.collect()
-    before = len(gc.get_objects())
-    found = which.hashed_blocks(pool, block_ids, hashes)
-    stored = found.only(range(9_000))
-    assert len(gc.get_objects()) - before < 1_000  # threads of the process make some
+    made = []
+    for _ in range(5):  # other threads of the process make objects now and then
+        gc.collect()
+        before = len(gc.get_objects())
+        found = which.hashed_blocks(pool, block_ids, hashes)
+        stored = found.only(range(9_000))
+        made.append(len(gc.get_objects()) - before)
+    assert min(made) < 10
     assert (len(found), len(stored), stored.end) == (10_000, 9_000, 9_000)
