@@ -24,7 +24,7 @@ from bench.serve.gpu.shape import LLAMA_8B
 from bench.serve.live import kv_bytes_per_token
 from bench.serve.tiny_model import write_shape
 from bench.tests import ab_results
-from bench.tests.test_serve_ab import install
+from bench.tests.test_serve_arms import install
 from tests.markdown import blocks, tokens
 
 README = "bench/serve/gpu/README.md"

@@ -6,31 +6,23 @@ import asyncio
 import io
 import json
 import os
-import re
-import select
 import signal
-import subprocess
-import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
-from typer.testing import CliRunner
 
 from bench.common.plans import Added
-from bench.serve import cli_ab, compare, kept, results, rivals, session
+from bench.serve import cli_ab, compare, kept, results, session
 from bench.serve.ab import Experiment, Watcher, cells, run_all
 from bench.serve.api import Patience
-from bench.serve.arms import ARMS, CannotRunError, Place, ServerArm, Setup, find_arm
-from bench.serve.cli_ab import read_dram, read_server_args
-from bench.serve.commands import app
+from bench.serve.arms import ServerArm, Setup, find_arm
 from bench.serve.fake_api import FakeApi, Trouble
 from bench.serve.programs import Defaults, Uniform
 from bench.serve.results import ResultError, Run
-from bench.serve.rivals import LmcacheServer
-from bench.serve.server import ServerError, ServerOptions, end_group
+from bench.serve.server import ServerError, ServerOptions
 from bench.tests.fake_server import fake_server
 from continuum_connector.tools.cli.server import CommandError
 
@@ -328,176 +320,3 @@ def test_ctrl_c_ends_the_experiment_and_the_next_call_goes_on(
         assert (run.run.state, len(run.turns)) == ("interrupted", 2)
         assert run_all({tmp_path / "out": wanted}, Watcher()) == "done"
     assert {r.run.state for r in results.load(tmp_path / "out")} == {"done"}
-
-
-def install(folder: Path, *requirements: str) -> None:
-    """What pip leaves behind of them."""
-    for each in requirements:
-        name = each.replace("-", "_").replace("==", "-")
-        (folder / f"{name}.dist-info").mkdir(exist_ok=True)
-
-
-def setup_of(arm: str, tmp_path: Path, **place: Any) -> Setup:
-    install(tmp_path, *rivals.packages(place.get("on_cpu", True)))
-    for name in ("cpu_lmcache_v1", "cpu_native_shim"):
-        (tmp_path / f"{name}.py").touch()
-    fields = {"on_cpu": True, "rivals": tmp_path, "shims": tmp_path, **place}
-    return find_arm(arm).setup(Place(dram_bytes=2**30, block_size=128, **fields))
-
-
-@pytest.mark.parametrize("name", [*ARMS, "continuum", "continuum:fixed_ttl"])
-def test_every_arm_can_be_set_up(name: str, tmp_path: Path) -> None:
-    on_cpu, on_gpu = setup_of(name, tmp_path), setup_of(name, tmp_path, on_cpu=False, shims=None)
-    for setup in (on_cpu, on_gpu):
-        config = setup.kv_transfer_config or {"kv_connector": "", "kv_connector_extra_config": {}}
-        shimmed = "kv_connector_module_path" in config
-        assert shimmed == config["kv_connector"].endswith("Cpu")
-        assert not (setup is on_gpu and shimmed)
-        if name.startswith("lmcache"):
-            assert setup.env["LMCACHE_TRACK_USAGE"] == "false"
-            assert str(tmp_path) in setup.env["PYTHONPATH"]
-
-
-@pytest.mark.parametrize("cupy", ["cupy-cuda13x==14.2.0", "cupy-cuda12x==13.6.0"])
-def test_elsewhere_any_versions_will_do_but_all_packages_must_be_there(
-    tmp_path: Path, cupy: str
-) -> None:
-    on_gpu = Place(2**30, 128, on_cpu=False, rivals=tmp_path)
-    others = [f"{each.partition('==')[0]}==1.0" for each in rivals.PACKAGES]
-    install(tmp_path, "lmcache-cli==1.0", *others[1:])
-    assert rivals.missing(tmp_path, on_cpu=True) == ["lmcache"]
-    install(tmp_path, *others)
-    assert not rivals.missing(tmp_path, on_cpu=True)
-    with pytest.raises(CannotRunError, match=r"which lacks cupy-cuda\*; install it with"):
-        find_arm("lmcache-mp").setup(on_gpu)
-    install(tmp_path, cupy)
-    assert find_arm("lmcache-mp").setup(on_gpu).side is not None
-
-
-def test_our_folder_is_ours_by_whatever_path_and_must_have_our_versions(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "rivals").mkdir()
-    (tmp_path / "link").symlink_to(tmp_path / "rivals")
-    monkeypatch.setattr(rivals, "FOLDER", tmp_path / "rivals")
-    monkeypatch.chdir(tmp_path)
-    install(tmp_path / "rivals", "lmcache==0.5.5", *rivals.packages(on_cpu=False)[1:])
-    for folder in (tmp_path / "rivals", tmp_path / "link", Path("rivals")):
-        assert rivals.missing(folder, on_cpu=False) == ["lmcache==0.5.6"]
-
-
-def test_each_arm_gets_the_same_bytes_of_dram(tmp_path: Path) -> None:
-    def extra(arm: str) -> Any:
-        return (setup_of(arm, tmp_path).kv_transfer_config or {})["kv_connector_extra_config"]
-
-    assert setup_of("continuum", tmp_path).connector == {
-        "policy": "adaptive",
-        "dram_bytes": 2**30,
-    }
-    for arm in ("simple", "simple-lazy", "offloading-lru", "offloading-arc"):
-        assert extra(arm)["cpu_bytes_to_use"] == 2**30
-    assert extra("simple-lazy")["lazy_offload"] is True
-    assert extra("offloading-arc")["eviction_policy"] == "arc"
-    assert extra("lmcache-mp-lazy")["lmcache.mp.lazy_offload"] is True
-    side = setup_of("lmcache-mp", tmp_path).side
-    assert side is not None
-    assert side.command[side.command.index("--l1-size-gb") + 1] == "1.000000000"
-    assert extra("lmcache-mp")["lmcache.mp.port"] != side.port  # each setup has its own server
-    assert setup_of("lmcache-v1", tmp_path).env["LMCACHE_MAX_LOCAL_CPU_SIZE"] == "1.000000000"
-
-
-def test_blocks_that_do_not_divide_a_chunk_are_refused() -> None:
-    with pytest.raises(CannotRunError, match="no multiple of --block-size 96"):
-        Place(1, 96, on_cpu=True, rivals=Path()).chunk()
-
-
-def test_an_lmcache_server_that_ends_at_once_is_told_and_leaves_nothing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    server = LmcacheServer(2**20, 128, on_cpu=True, env={})
-    name = server.command[server.command.index("--shm-name") + 1]
-    left = tmp_path / f"lmcache_l1_pool_{name}"
-    left.touch()
-    monkeypatch.setattr(rivals, "SHM", tmp_path)
-    server.command = [sys.executable, "-c", "raise SystemExit('no eviction policy')"]
-    server.log = tmp_path / "log"
-    with pytest.raises(ServerError, match="status 1: no eviction policy"):
-        server.__enter__()
-    assert not left.exists()
-
-
-def test_a_side_process_is_gone_with_its_children(tmp_path: Path) -> None:
-    grandchild = "trap '' INT; echo $$; exec sleep 600"
-    child = f"import subprocess; subprocess.Popen(['sh', '-c', {grandchild!r}]).wait()"
-    process = subprocess.Popen(
-        [sys.executable, "-c", child], stdout=subprocess.PIPE, text=True, start_new_session=True
-    )
-    assert process.stdout is not None
-    assert process.stdout.readline().strip().isdecimal()
-    end_group(process, grace_s=5.0)
-    # The pipe ends when the last process that holds it does.
-    assert select.select([process.stdout], [], [], 60.0)[0]
-    assert process.stdout.read() == ""
-    process.stdout.close()
-
-
-@pytest.mark.parametrize(
-    ("text", "means"),
-    [("2", ((2.0,), 0)), ("0.5,1,4", ((0.5, 1.0, 4.0), 0)), ("64GiB", ((1.0,), 64 * 2**30))],
-)
-def test_dram_is_a_pressure_or_a_size(text: str, means: Any) -> None:
-    assert read_dram(text) == means
-
-
-@pytest.mark.parametrize("text", ["", "0", "-1", "much", "64GB", "1,x"])
-def test_other_drams_are_refused(text: str) -> None:
-    with pytest.raises(CommandError, match="--dram"):
-        read_dram(text)
-
-
-@pytest.mark.parametrize(
-    ("text", "said"),
-    [
-        ("--max-model-len 16384", "--max-model-len is not taken here; use --max-len"),
-        ("--seed 1 --max_model_len=16384", "--max-model-len is not taken here; use --max-len"),
-        ("--num-gpu-blocks-override 9", "--num-gpu-blocks-override is not .* use --blocks"),
-    ],
-)
-def test_what_decides_whether_contexts_fit_is_not_said_to_the_server_alone(
-    text: str, said: str
-) -> None:
-    done = CliRunner().invoke(app, ["ab", "--dry-run", "--server-args", text])
-    assert done.exit_code == 1
-    assert re.search(said, done.stderr)
-
-
-def test_other_server_args_are_taken_as_a_shell_takes_them() -> None:
-    assert read_server_args("--load-format dummy --x 'a b'") == [
-        "--load-format",
-        "dummy",
-        "--x",
-        "a b",
-    ]
-
-
-@pytest.mark.parametrize(
-    ("config", "ids"),
-    [
-        ({"vocab_size": 128_256}, "1000:30000"),
-        ({"vocab_size": 2048}, "1000:2048"),
-        ({"vocab_size": 500}, "250:500"),
-        ({}, "1000:30000"),
-    ],
-)
-def test_only_ids_that_the_model_knows_are_sent(
-    tmp_path: Path, config: dict[str, int], ids: str
-) -> None:
-    (tmp_path / "config.json").write_text(json.dumps(config))
-    assert cli_ab.known_ids(tmp_path) == ids
-
-
-@pytest.mark.parametrize("name", ["lmcache", "continuum:best", ""])
-def test_unknown_arms_are_refused(name: str) -> None:
-    with pytest.raises(KeyError):
-        find_arm(name)
-    assert isinstance(find_arm("none"), ServerArm)

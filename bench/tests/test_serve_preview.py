@@ -18,7 +18,8 @@ from bench.serve.programs import Defaults, Uniform
 from bench.serve.results import ResultError, Run
 from bench.serve.server import ServerOptions
 from bench.tests.fake_server import fake_server
-from bench.tests.test_serve_ab import install, use
+from bench.tests.test_serve_ab import use
+from bench.tests.test_serve_arms import install
 
 TURNS = (Added(60, 4), Added(40, 4, gap_s=2.0))
 SMALL = Uniform("small", "p", TURNS, 0, Defaults("turns", programs=3))

