@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-__version__ = "0.1.0"
 __all__ = ["ContinuumConnector", "scheduler_cls"]
 
 
@@ -18,4 +17,8 @@ def __getattr__(name: str) -> Any:
         from continuum_connector.vllm.attach import scheduler_cls
 
         return scheduler_cls
+    if name == "__version__":  # pyproject.toml says it, and nobody else
+        from importlib.metadata import version
+
+        return version("continuum-connector")
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -25,20 +25,30 @@ from continuum_connector.scheduler.room import Unattached
 from continuum_connector.scheduler.scheduler import Parts, SchedulerSide
 from continuum_connector.scheduler.stop_strings import Endings
 from continuum_connector.scheduler.tiers.make import make_tier
+from continuum_connector.scheduler.tiers.reading import DiskPlan
 from continuum_connector.scheduler.tiers.traffic import Traffic
 from continuum_connector.scheduler.waker import NoWaker, Waker
 from continuum_connector.toolcalls.reader import ToolReader
 from continuum_connector.toolcalls.tokenizer import BackgroundTokenizer
-from continuum_connector.vllm import compat, coordinator, proven
+from continuum_connector.vllm import compat, coordinator, facts, kv_specs, proven, served
 from continuum_connector.vllm.kv_events import KvEventFactory
+from continuum_connector.vllm.shadow import Shadow
+from continuum_connector.worker.disk import DiskPlace, WorkerDisk, blocks_per_slot
+from continuum_connector.worker.layout import Layout, padded, read_layout
+from continuum_connector.worker.namespace import prover
 from continuum_connector.worker.paths import tell_paths
-from continuum_connector.worker.worker import ContinuumWorker, current_stream, num_slots_for
+from continuum_connector.worker.tier import num_slots_for
+from continuum_connector.worker.worker import ContinuumWorker, current_stream
 
 logger = logging.getLogger(f"vllm.{__name__}")
 
 SWITCHED_OFF = (
     "ContinuumConnector is switched off by switch_path: every pin has ended, no block is kept in "
     "DRAM, turns wait in vLLM's own order; the DRAM itself is given back when the server stops"
+)
+NO_LOOKUP = (
+    "no DRAM tier for hybrid KV groups on this vLLM, which cannot be asked what a load could "
+    "bring; vLLM 0.33 can be"
 )
 SWITCHED_ON = "ContinuumConnector is switched on again by switch_path; it begins with nothing kept"
 
@@ -47,7 +57,7 @@ def reason_to_step_aside(vllm_config: Any, kv_cache_config: Any) -> str:
     """Say in one sentence why this server cannot use us, or return ""."""
     unproven = ""
     try:
-        compat.kv_groups(vllm_config, kv_cache_config)
+        kv_specs.read_groups(vllm_config, kv_cache_config)
     except ConfigError as error:
         unproven = str(error)
     return proven.why_aside(vllm_config.cache_config.enable_prefix_caching, unproven)
@@ -71,9 +81,13 @@ def scheduler_side(
     """Build the scheduler half around vLLM's block pool."""
     groups = _groups(vllm_config, kv_cache_config, pool)
     world_size, node_ranks = compat.num_ranks(vllm_config)
-    slot_bytes = compat.bytes_per_block(kv_cache_config)
-    num_slots = _num_slots(config, vllm_config, len(groups), node_ranks, slot_bytes)
-    traffic = Traffic(world_size, HoldTable(pool), account, config.load_timeout_s)
+    slot_bytes = _slot_bytes(config, kv_cache_config)
+    seen = served.server(vllm_config, kv_cache_config)
+    num_slots = _num_slots(config, seen, groups, node_ranks, slot_bytes)
+    timeouts = config.load_timeout_s, config.disk_timeout_s
+    traffic = Traffic(world_size, HoldTable(pool), account, *timeouts)
+    account.gauge("disk_wanted_bytes", config.disk_bytes)
+    disk = _disk_plan(config, seen, num_slots, slot_bytes, costs)
     tier_bytes, events = slot_bytes * world_size, _tier_events(vllm_config)
     tokenizer = BackgroundTokenizer(lambda: compat.load_tokenizer(vllm_config))
     sizes = {"vram_blocks": pool.num_gpu_blocks - 1, "dram_blocks": num_slots}
@@ -83,12 +97,21 @@ def scheduler_side(
         decider=decider,
         pool=pool,
         groups=groups,
-        tier=make_tier(num_slots, tier_bytes, groups, traffic, account, events),
+        tier=make_tier(
+            *(num_slots, tier_bytes, groups, traffic, account, events, disk),
+            keep_epochs=config.keep_epochs,
+        ),
         records=Records(account, trace, decider.away),
         waker=Waker(wake) if wake is not None else NoWaker(),
         endings=Endings(tokenizer),
     )
     return SchedulerSide(config, parts)
+
+
+def _slot_bytes(config: ContinuumConfig, kv_cache_config: Any) -> int:
+    """Of one rank's host slots, as the worker half lays them out (Layout.padded)."""
+    num_bytes = compat.bytes_per_block(kv_cache_config)
+    return padded(num_bytes) if config.disk_path else num_bytes
 
 
 def unattached(side: SchedulerSide, pool: Any) -> Unattached:
@@ -97,14 +120,18 @@ def unattached(side: SchedulerSide, pool: Any) -> Unattached:
 
 
 def _groups(vllm_config: Any, kv_cache_config: Any, pool: Any) -> KvGroups:
-    groups = compat.kv_groups(vllm_config, kv_cache_config)
-    found = None if groups.are_simple else coordinator.find(pool)
-    if found is not None:
-        groups.rule = coordinator.HitRule(found, pool)
+    groups = kv_specs.read_groups(vllm_config, kv_cache_config)
+    found = coordinator.find(pool)
+    rule = None if found is None else coordinator.HitRule(found, pool)
+    if rule is not None:
+        groups.num_proof_tokens = rule.num_proof_tokens
+        groups.rule = None if groups.are_simple else rule
+        if rule.num_proof_tokens or not groups.are_simple:
+            groups.lookup = Shadow(found, pool)
     elif not groups.are_simple:
         logger.warning(
             "ContinuumConnector cannot ask this vLLM which blocks a turn will hit, so pins of "
-            "models with attention windows may keep blocks that nobody finds; vLLM 0.33 can be "
+            "models with windows or states may keep blocks that nobody finds; vLLM 0.33 can be "
             "asked"
         )
     return groups
@@ -153,15 +180,20 @@ def _tier_events(vllm_config: Any) -> KvEventFactory | None:
 
 
 def _num_slots(
-    config: ContinuumConfig, vllm_config: Any, num_groups: int, node_ranks: int, slot_bytes: int
+    config: ContinuumConfig,
+    seen: proven.Server,
+    groups: KvGroups,
+    node_ranks: int,
+    slot_bytes: int,
 ) -> int:
     """Host slots of one rank; 0 without a tier, and a sentence in the log says why."""
     if config.dram_bytes == 0:
         logger.info("ContinuumConnector: no DRAM tier; CONTINUUM_DRAM_BYTES=64GiB would add one")
         return 0
-    pipeline = vllm_config.parallel_config.pipeline_parallel_size
-    dtype = vllm_config.cache_config.cache_dtype
-    if why := proven.why_no_tier(pipeline, num_groups, compat.can_fail_by_request(), dtype):
+    why = proven.why_no_tier(seen)
+    if not why and not groups.are_simple and groups.lookup is None:
+        why = NO_LOOKUP
+    if why:
         logger.warning("ContinuumConnector: %s", why)
         return 0
     num_slots = num_slots_for(config.dram_bytes, node_ranks, slot_bytes)
@@ -180,21 +212,46 @@ def _num_slots(
     return num_slots
 
 
+def _disk_plan(
+    config: ContinuumConfig,
+    seen: proven.Server,
+    num_slots: int,
+    slot_bytes: int,
+    costs: Costs,
+) -> DiskPlan | None:
+    """What is below DRAM; None where there is to be nothing, and a sentence in the log says why."""
+    if not config.disk_path or not num_slots:
+        return None
+    if why := proven.why_no_disk(seen):
+        logger.warning("ContinuumConnector: %s", why)
+        return None
+    budget = config.disk_write_budget
+    return DiskPlan(
+        slot_blocks=blocks_per_slot(config, slot_bytes),
+        block_bytes=slot_bytes,
+        timeout_s=config.disk_timeout_s,
+        write_budget=config.disk_bytes if budget is None else budget,
+        costs=costs,
+    )
+
+
 def blocks_needed(call: Mapping[str, Any], side: SchedulerSide) -> int:
     """Return a lower bound of the blocks that a waiting request's allocation takes.
 
-    `call`: the arguments of KVCacheManager.allocate_slots. Only full-attention groups
-    count, since what a window needs depends on what may be skipped. Whoever holds blocks may
-    hold more than its computed tokens fill, as after a load that failed half way.
+    `call`: the arguments of KVCacheManager.allocate_slots. Full-attention groups count, and a
+    block of each group of states, for what a window or a chunk needs depends on what may be
+    skipped. Whoever holds blocks may hold more than its computed tokens fill, as after a load that
+    failed half way.
     """
     request, groups = call["request"], side.groups
     if request.num_computed_tokens:
-        return groups.num_full
+        return 1
     found = call.get("num_new_computed_tokens", 0)
     total = found + call.get("num_external_computed_tokens", 0) + call["num_new_tokens"]
     if call.get("full_sequence_must_fit"):
         total = max(total, request.num_tokens)
-    return max(groups.num_full, groups.num_full_blocks(total) - groups.num_full_blocks(found))
+    num_full = groups.num_full_blocks(total) - groups.num_full_blocks(found)
+    return max(1, num_full + groups.num_states)
 
 
 # --- worker half ------------------------------------------------------------------------
@@ -240,18 +297,46 @@ def _driver(named: str, device: str) -> str:
     return fits
 
 
-def register(worker: ContinuumWorker, kv_caches: Mapping[str, Any], kv_cache_config: Any) -> None:
+def register(
+    worker: ContinuumWorker,
+    kv_caches: Mapping[str, Any],
+    config: ContinuumConfig,
+    vllm_config: Any,
+    kv_cache_config: Any,
+) -> None:
     """Read the layout back and build pool and engine; what is not proven disables the tier."""
-    from continuum_connector.worker.layout import read_layout
+    layout = layout_of(worker, kv_caches, config, kv_cache_config)
+    if layout is not None:
+        disk = _disk(config, vllm_config, kv_cache_config) if config.disk_path else None
+        worker.register(layout, disk)
 
+
+def layout_of(
+    worker: ContinuumWorker,
+    kv_caches: Mapping[str, Any],
+    config: ContinuumConfig,
+    kv_cache_config: Any,
+) -> Layout | None:
+    """Where the blocks lie; what is not proven disables the tier, and there is none."""
     try:
-        worker.register(read_layout(kv_caches, kv_cache_config))
+        layout = read_layout(kv_caches, kv_cache_config)
     except TransferError as error:
         worker.disable(str(error))
+        return None
+    return layout.padded() if config.disk_path else layout
 
 
-def register_all_layers(worker: ContinuumWorker, kv_cache: Any, kv_cache_config: Any) -> None:
-    """The same for one tensor over all layers (vLLM <= 0.28)."""
-    from continuum_connector.worker.layout import all_layers
-
-    register(worker, all_layers(kv_cache, kv_cache_config), kv_cache_config)
+def _disk(config: ContinuumConfig, vllm_config: Any, kv_cache_config: Any) -> WorkerDisk | None:
+    """This rank's part of the disk; None without a disk tier, the scheduler half says why."""
+    if proven.why_no_disk(served.server(vllm_config, kv_cache_config)):
+        return None
+    _, node_ranks = compat.num_ranks(vllm_config)
+    engine = int(vllm_config.parallel_config.data_parallel_index)
+    place = DiskPlace(engine, compat.rank(vllm_config), node_ranks)
+    prove = prover(
+        lambda: facts.facts(vllm_config),
+        lambda: facts.checkpoint(vllm_config),
+        config.disk_keep,
+        config.disk_path,
+    )
+    return WorkerDisk(config, place, prove, time.monotonic)

@@ -7,7 +7,6 @@ wins. It is parsed once, when the server starts, and a bad value stops the serve
 from __future__ import annotations
 
 import difflib
-import itertools
 import os
 import re
 from collections.abc import Mapping
@@ -16,7 +15,7 @@ from typing import Annotated, Any
 
 import msgspec
 
-from continuum_connector import files
+from continuum_connector import places
 from continuum_connector.errors import ConfigError, shown
 
 CONNECTOR_NAME = "ContinuumConnector"
@@ -47,9 +46,12 @@ POLICIES = (  # those of policy/registry.py
 KV_LAYOUTS = ("auto", "stock", "BLHNC", "BLNHC", "BHLNC")
 DRIVERS = ("auto", "cuda", "sim")
 SHORTAGES = ("smaller", "off")
+OBJECTIVES = ("latency", "throughput")
+SLEEPS = ("keep", "release")
 
 SIZES = {"dram_bytes": "DRAM tier", "trunk_bytes": "copies", "window_bytes": "copies"}
-SIZES |= {"trace_bytes": "trace's files"}
+SIZES |= {"trace_bytes": "trace's files", "disk_bytes": "disk tier"}
+SIZES |= {"disk_write_budget": "disk tier", "disk_slot_bytes": "disk tier"}
 PATHS = ("trace_path", "state_path", "switch_path")
 
 
@@ -59,6 +61,14 @@ class ContinuumConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, k
     dram_bytes: Bytes = 0
     staged: bool = True
     dram_shortage: str = "smaller"
+    sleep_dram: str = "keep"
+    disk_path: str = ""
+    disk_bytes: Bytes = 0
+    disk_write_budget: Bytes | None = None
+    disk_keep: bool = True
+    disk_timeout_s: Seconds = 5.0
+    disk_slot_bytes: CopyBytes = 2 * 2**20
+    disk_threads: Annotated[int, msgspec.Meta(ge=1, le=64)] = 8
     huge_pages: bool = True
     numa: bool = True
     policy: str = "adaptive"
@@ -68,8 +78,10 @@ class ContinuumConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, k
     max_hinted_fraction: Fraction = 0.2
     max_wait_s: Seconds = 10.0
     max_head_start_s: Seconds = 300.0
+    gate_wait_s: Annotated[float, msgspec.Meta(ge=0.0)] = 0.0  # infinite as well
     scheduler: bool = True
     order: bool = True
+    objective: str = "latency"
     kv_layout: str = "auto"
     driver: str = "auto"
     trunk_bytes: CopyBytes = 4 * 2**20
@@ -83,17 +95,24 @@ class ContinuumConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, k
     trace_hashed: bool = False
     state_path: str = ""
     switch_path: str = ""
+    keep_epochs: Annotated[int, msgspec.Meta(ge=0, le=64)] = 0
     echo: bool = True
 
 
 KNOBS: dict[str, str] = {
     "dram_bytes": 'host memory for offloaded blocks per node, split over ranks ("64GiB" or bytes); '
     "0 turns the tier off",
-    "staged": "serve with the first GiB of each rank's DRAM, page-lock the rest meanwhile; "
-    "0 waits for all of it before the first request",
-    "dram_shortage": "when the system gives less than dram_bytes: "
-    + ", ".join(SHORTAGES)
-    + " (smaller: go on with what there is; off: no tier)",
+    "staged": "serve with the first GiB of a rank's DRAM, page-lock the rest behind; 0: all first",
+    "dram_shortage": "when the system gives less: smaller (go on with that), or off (no tier)",
+    "sleep_dram": "DRAM while vLLM sleeps: keep, or release (to the system; it grows anew behind)",
+    "disk_path": "folder on a local drive for what leaves DRAM; empty: no disk tier",
+    "disk_bytes": "of the folder, per node, split over ranks; taken whole when the server starts",
+    "disk_write_budget": "bytes written to the disk per day; left out: disk_bytes, so that a drive "
+    "given whole is written once a day; 0: no bound",
+    "disk_keep": "find again after a restart what the same model left on the disk; 0 begins anew",
+    "disk_timeout_s": "a turn waits no longer for the disk, then it is computed, in seconds",
+    "disk_slot_bytes": "per rank, bytes read or written at once at least; smaller blocks share one",
+    "disk_threads": "reads and writes under way at once, per rank",
     "huge_pages": "ask for huge pages, which leave fewer to page-lock; 0 takes small ones",
     "numa": "take DRAM on the NUMA node of the rank's GPU; 0 leaves the place to the system",
     "policy": "what decides between pin, offload and free: " + ", ".join(POLICIES),
@@ -106,9 +125,14 @@ KNOBS: dict[str, str] = {
     "seconds; only pins of programs that came before its own, and only while others run",
     "max_head_start_s": "how much earlier than its own arrival a turn may stand in the queue, in "
     "seconds, because its program came earlier; a pin counts for half of it; 0 is vLLM's order",
-    "scheduler": "attach to vLLM's scheduler (pins yield inside the failing allocation, "
-    "program order); 0 leaves it stock",
+    "gate_wait_s": "how long a program's first turn is held, in seconds, while to start it would "
+    "push out what others come back for; 0 holds nobody, inf as long as it takes",
+    "scheduler": "attach to vLLM's (pins yield inside allocations, program order); 0: stock",
     "order": "waiting turns in program order; 0 keeps vLLM's order",
+    "objective": "what the order serves: "
+    + " or ".join(OBJECTIVES)
+    + ", of batches: programs stand "
+    "by their arrival however long others wait, samples of a prompt together",
     "kv_layout": "KV cache layout to ask vLLM for: "
     + ", ".join(KV_LAYOUTS)
     + " (auto: BLHNC when the tier is on)",
@@ -129,6 +153,8 @@ KNOBS: dict[str, str] = {
     "and costs outlive a restart; `continuum calibrate` writes one; empty forgets",
     "switch_path": "file that switches the connector off and on while the server runs: write off "
     "into it, and within about a second every engine that reads it serves as stock; empty: none",
+    "keep_epochs": "so many sets of weights that have a name keep their KV in DRAM while others "
+    "serve, as far as there is room; 0: what the last weights computed is forgotten",
     "echo": "answer the decision in non-streamed responses (kv_transfer_params.continuum)",
 }
 
@@ -215,7 +241,8 @@ def _read(key: str, raw: Any, where: str) -> Any:
                 f"{where} = {raw!r} is not a size, so the {SIZES[key]} cannot be laid out; "
                 f'write bytes or a size such as "{"64GiB" if key == "dram_bytes" else "4MiB"}"'
             ) from error
-    if isinstance(raw, str) and isinstance(ContinuumConfig.__struct_defaults__[_index(key)], bool):
+    default = ContinuumConfig.__struct_defaults__[ContinuumConfig.__struct_fields__.index(key)]
+    if isinstance(raw, str) and isinstance(default, bool):
         flags = {"1": True, "true": True, "on": True, "yes": True}
         flags |= {"0": False, "false": False, "off": False, "no": False}
         if raw.strip().lower() not in flags:
@@ -224,10 +251,6 @@ def _read(key: str, raw: Any, where: str) -> Any:
             )
         return flags[raw.strip().lower()]
     return raw
-
-
-def _index(key: str) -> int:
-    return ContinuumConfig.__struct_fields__.index(key)
 
 
 def _convert(values: dict[str, Any]) -> ContinuumConfig:
@@ -246,8 +269,10 @@ def _convert(values: dict[str, Any]) -> ContinuumConfig:
 
 def _check(config: ContinuumConfig) -> None:
     _check_choices(config)
-    _check_paths(config)
-    _check_places(config)
+    places.check_names({key: getattr(config, key) for key in (*PATHS, "disk_path")})
+    named = {key: path for key in PATHS if (path := getattr(config, key))}
+    places.check_files(named, moves_trace=config.trace_bytes > 0)
+    _check_disk(config)
     if config.ttl_s > config.max_ttl_s:
         raise ConfigError(
             f"ttl_s = {config.ttl_s:g} is above max_ttl_s = {config.max_ttl_s:g}, "
@@ -263,6 +288,39 @@ def _check(config: ContinuumConfig) -> None:
             f"window_bytes = {config.window_bytes} is below trunk_bytes = {config.trunk_bytes}, "
             "so not one trunk could be under way; raise window_bytes or lower trunk_bytes"
         )
+    if 0 < config.trace_bytes < MIN_TRACE_BYTES:
+        raise ConfigError(
+            f"trace_bytes = {config.trace_bytes} is below 1 MiB, so little of a trace would be "
+            "kept; raise it, or set 0 to let the trace grow"
+        )
+
+
+def _check_disk(config: ContinuumConfig) -> None:
+    path, num_bytes = config.disk_path, config.disk_bytes
+    if bool(path) != bool(num_bytes):
+        said, left_out = ("disk_path", "disk_bytes") if path else ("disk_bytes", "disk_path")
+        raise ConfigError(
+            f"{said} = {getattr(config, said)!r} without {left_out} means no disk tier; "
+            f"set {left_out} too, or leave both out"
+        )
+    if not path:
+        return
+    if config.dram_bytes == 0:
+        raise ConfigError(
+            f"disk_path = {path!r} with dram_bytes = 0 would never be used, since blocks reach the "
+            "disk through DRAM alone; set dram_bytes, or leave disk_path out"
+        )
+    if config.disk_timeout_s == 0:
+        raise ConfigError(
+            "disk_timeout_s = 0 would wait for no read, so the disk would be written and never "
+            "read; set some seconds, or leave disk_path out"
+        )
+    if num_bytes < config.disk_slot_bytes:
+        raise ConfigError(
+            f"disk_bytes = {num_bytes} is below disk_slot_bytes = {config.disk_slot_bytes}, so "
+            "nothing would fit; raise disk_bytes"
+        )
+    places.check_drive("disk_path", path, "disk_bytes", num_bytes)
 
 
 def _check_endpoint(config: ContinuumConfig, environ: Mapping[str, str]) -> None:
@@ -277,72 +335,15 @@ def _check_endpoint(config: ContinuumConfig, environ: Mapping[str, str]) -> None
 
 
 def _check_choices(config: ContinuumConfig) -> None:
-    choices = {
-        "policy": POLICIES,
-        "kv_layout": KV_LAYOUTS,
-        "driver": DRIVERS,
-        "dram_shortage": SHORTAGES,
-    }
+    choices = {"policy": POLICIES, "kv_layout": KV_LAYOUTS, "driver": DRIVERS}
+    choices |= {"dram_shortage": SHORTAGES, "sleep_dram": SLEEPS, "objective": OBJECTIVES}
     for key, allowed in choices.items():
         value = getattr(config, key)
         if value not in allowed:
-            by_lower = {choice.lower(): choice for choice in allowed}
-            close = difflib.get_close_matches(value.lower(), by_lower, n=1)
-            hint = f"did you mean `{by_lower[close[0]]}`? " if close else ""
+            names = {choice.lower(): choice for choice in allowed}
+            close = difflib.get_close_matches(value.lower(), names, n=1)
+            hint = f"did you mean `{names[close[0]]}`? " if close else ""
             raise ConfigError(
                 f"{key} = {value!r} does not exist, so the server stops; "
                 f"{hint}choose one of {', '.join(allowed)}"
             )
-
-
-def _check_paths(config: ContinuumConfig) -> None:
-    for key in PATHS:
-        path = getattr(config, key)
-        if "\0" in path:
-            raise ConfigError(
-                f"{key} = {path!r} has a NUL in it, which no file's name may have, so the server "
-                "stops; write the path without it"
-            )
-        try:
-            os.fsencode(path)
-        except UnicodeEncodeError:
-            raise ConfigError(
-                f"{key} = {path!r} has half of a surrogate pair in it, which no file's name may "
-                "have, so the server stops; write whole characters"
-            ) from None
-
-
-def _check_places(config: ContinuumConfig) -> None:
-    """What is there already must be a file of its own, before a pipe makes the start wait."""
-    named = {key: path for key in PATHS if (path := getattr(config, key))}
-    for key, path in named.items():
-        kind = files.no_file(path)
-        if kind and (key, kind) != ("state_path", "a folder"):
-            raise ConfigError(
-                f"{key} = {path!r} is {kind}, which cannot serve as a file, so the server stops; "
-                "name a file, or leave it empty"
-            )
-    for (key, path), (other, its) in itertools.combinations(named.items(), 2):
-        if files.is_same(path, its):
-            raise ConfigError(
-                f"{key} = {path!r} and {other} = {its!r} are one file, which each would destroy "
-                "for the other; name two"
-            )
-    for key, path in named.items():
-        if key != "trace_path" and config.trace_path and config.trace_bytes:
-            _check_apart(key, path, config.trace_path)
-    if 0 < config.trace_bytes < MIN_TRACE_BYTES:
-        raise ConfigError(
-            f"trace_bytes = {config.trace_bytes} is below 1 MiB, so little of a trace would be "
-            "kept; raise it, or set 0 to let the trace grow"
-        )
-
-
-def _check_apart(key: str, path: str, trace_path: str) -> None:
-    """A full trace moves to names of its own, over whatever is there."""
-    moved = os.path.realpath(path).removeprefix(f"{os.path.realpath(trace_path)}.")
-    if moved.isascii() and moved.isdigit():
-        raise ConfigError(
-            f"{key} = {path!r} is what trace_path = {trace_path!r} becomes when it is full, which "
-            "would destroy it; name another file"
-        )

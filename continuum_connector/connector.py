@@ -7,8 +7,9 @@ one, at tensor parallel size 1 on a GPU), so nothing is shared between them but 
 from __future__ import annotations
 
 import enum
+import functools
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from vllm.distributed.kv_transfer.kv_connector.v1.base import (
@@ -22,9 +23,10 @@ from continuum_connector.costs.costs import Costs
 from continuum_connector.costs.step_clock import StepClock
 from continuum_connector.messages import StepPlan, WorkerReport
 from continuum_connector.observe.account import timed
-from continuum_connector.observe.metrics import ContinuumPromMetrics, ContinuumStats
+from continuum_connector.observe.metrics import ContinuumStats
+from continuum_connector.scheduler.epochs import Cause
 from continuum_connector.switch import AlwaysOn, SwitchFile, open_switch
-from continuum_connector.vllm import compat, proven
+from continuum_connector.vllm import compat, coordinator, proven, resets
 from continuum_connector.vllm.carriers import StepMetadata, WorkerMetadata
 from continuum_connector.worker_hooks import WorkerHooks
 
@@ -69,6 +71,7 @@ class ContinuumConnector(WorkerHooks, SupportsHMA):  # type: ignore[misc]
         self._cache_hit_source = compat.cache_hit_source()
         self._clock: Callable[[], float] = time.monotonic
         self._has_warned = False
+        self._no_orders = NO_ORDERS
         why_aside = build.reason_to_step_aside(vllm_config, kv_cache_config)
         if role is KVConnectorRole.SCHEDULER:
             if why_aside:
@@ -86,21 +89,6 @@ class ContinuumConnector(WorkerHooks, SupportsHMA):  # type: ignore[misc]
         self._clock = clock
 
     # --- both halves ------------------------------------------------------------------
-    @property
-    def requires_kv_delivery(self) -> bool:
-        """False: a store that is lost is a later miss, so preemption need not drop output."""
-        return False
-
-    @classmethod
-    def get_required_kvcache_layout(cls, vllm_config: Any) -> str | None:
-        config = load_config(compat.our_extra_config(vllm_config.kv_transfer_config))
-        return compat.wanted_layout(config.kv_layout, config.dram_bytes > 0)
-
-    @property
-    def prefer_cross_layer_blocks(self) -> bool:
-        """vLLM <= 0.28: ask for one tensor with the block outermost over all layers."""
-        return self.config.dram_bytes > 0 and self.config.kv_layout != "stock"
-
     def get_kv_connector_stats(self) -> ContinuumStats | None:
         """What changed, of a step in which something happened; levels once a second, and when the
         last turn ends, for then no step may follow for long. It is the one hook that
@@ -122,29 +110,16 @@ class ContinuumConnector(WorkerHooks, SupportsHMA):  # type: ignore[misc]
         side.update_gauges(all_of_them=is_due)
         return ContinuumStats.take(self.account)
 
-    @classmethod
-    def build_kv_connector_stats(cls, data: dict[str, Any] | None = None) -> ContinuumStats:
-        return ContinuumStats.build(data)
-
-    @classmethod
-    def build_prom_metrics(
-        cls,
-        vllm_config: Any,
-        metric_types: Any,
-        labelnames: list[str],
-        per_engine_labelvalues: dict[int, list[object]],
-    ) -> ContinuumPromMetrics:
-        return ContinuumPromMetrics(vllm_config, metric_types, labelnames, per_engine_labelvalues)
-
     def shutdown(self) -> None:
         if self.mode is not Mode.ASIDE:
             self.switch.close()
             self._steps.shutdown(self._clock())
-        if self.worker is not None:
-            self.worker.shutdown()
+        self._end_worker()
 
     # --- scheduler half, in the order the engine calls it -------------------------------
     def bind_gpu_block_pool(self, gpu_block_pool: Any) -> None:
+        if compat.takes_longest_hit():
+            coordinator.hit_in_all_groups(gpu_block_pool)
         if self._mode_on is Mode.ASIDE:
             return
         self.side = side = build.scheduler_side(
@@ -156,7 +131,11 @@ class ContinuumConnector(WorkerHooks, SupportsHMA):  # type: ignore[misc]
             self.costs,
             self._wake,
         )
-        self._steps, self._tier = side.steps, side.tier
+        self._steps, self._tier, self._gate = side.steps, side.tier, side.gate
+        self._epochs = self._steps.epochs
+        self._epochs.is_vram_empty = functools.partial(resets.is_empty, gpu_block_pool)
+        self._traffic, self._queues = side.traffic, side.queues
+        self._turns, self._records = side.turns, side.records
         self._unattached = build.unattached(side, gpu_block_pool)
         self.mode = self._mode_on
         self.switch = open_switch(self.config.switch_path, self._wake)
@@ -166,17 +145,12 @@ class ContinuumConnector(WorkerHooks, SupportsHMA):  # type: ignore[misc]
         """Whether it acts: neither aside nor switched off."""
         return self.mode is Mode.ATTACHED or self.mode is Mode.UNATTACHED
 
-    @property
-    def orders(self) -> bool:
-        """Whether turns wait in program order: config and policy must both want it."""
-        return self.side.orders
-
     def attached(self, base: str, on_switch: Callable[[bool], None] | None) -> None:
         """The scheduler subclass is in place: pins yield inside allocations. `on_switch` is told
         of each switch, before the scheduler half is."""
         self.mode = self._mode_on = Mode.ATTACHED
         self._on_switch = on_switch or self._on_switch
-        order = "in program order" if self.orders else "in vLLM's order"
+        order = "in program order" if self.side.orders else "in vLLM's order"
         logger.info("ContinuumConnector attached to %s: pins yield, turns wait %s", base, order)
 
     @timed("on_new_request")
@@ -199,6 +173,22 @@ class ContinuumConnector(WorkerHooks, SupportsHMA):  # type: ignore[misc]
                 logger.warning(proven.NO_UNATTACHED_TIER)
                 self._steps.settle(WorkerReport(tier_down=proven.NO_UNATTACHED_TIER), self._clock())
         self.side.begin_turn(request, self._clock())
+
+    def holds_back(self, request: Any) -> bool:
+        """Whether a request that is queued is to stand at the gate (scheduler subclass only)."""
+        turn = self._turns.get(request.request_id)
+        if turn is None or compat.is_preempted(request) or compat.holds_kv(request):
+            return False
+        asked = request.request_id, turn, request.num_tokens, len(self._turns)
+        return self._gate.holds(*asked, self._clock())
+
+    def let_in(self, everybody: bool = False, num_idle: int = 0) -> Iterator[str]:
+        """Who stands at the gate no more by now; `num_idle` turns wait for their client
+        (scheduler subclass only)."""
+        now, gate, num_known = self._clock(), self._gate, len(self._turns) - num_idle
+        for held in gate.let_all_in(now) if everybody else gate.open(num_known, now):
+            self._records.happened("let_in", now, held.turn, **held.told())
+            yield held.request_id
 
     def rank(self, request: Any, by_priority: bool) -> tuple[Any, ...]:
         """A waiting request's place in the queue; the user's priority first, if in force."""
@@ -252,13 +242,17 @@ class ContinuumConnector(WorkerHooks, SupportsHMA):  # type: ignore[misc]
         now = self._clock()
         work = compat.step_work(scheduler_output, self._step_clock.skips_decodes)
         self._step_clock.scheduled(work, now)
+        if self._queues and self._gate.is_on:
+            self._gate.stepped(work, self._traffic.num_loads > 0, any(self._queues), now)
         if (
             self._steps.is_idle(now)
             and self.mode is not Mode.UNATTACHED
             and not self._is_switch_due
             and not compat.preempted_ids(scheduler_output)
         ):
-            return NO_ORDERS
+            if self._no_orders.plan.epoch != self._epochs.number:
+                self._no_orders = StepMetadata(StepPlan(epoch=self._epochs.number))
+            return self._no_orders
         return self._plan(scheduler_output, now)
 
     @timed("build_connector_meta")
@@ -322,6 +316,12 @@ class ContinuumConnector(WorkerHooks, SupportsHMA):  # type: ignore[misc]
         return () if self.mode is Mode.ASIDE else self._tier.take_events()
 
     def reset_cache(self) -> bool:
+        """vLLM's own may be empty already, or be emptied next (see vllm/resets.py)."""
         if self.mode is not Mode.ASIDE:
-            self._steps.reset(self._clock())
+            self.begin_epoch()
         return True
+
+    def begin_epoch(self, name: str = "", is_version: bool = False) -> None:
+        """Other weights serve from now on; `name`: theirs (scheduler subclass only)."""
+        cause = Cause.VERSION if is_version else Cause.RESET
+        self._steps.new_epoch(cause, self._clock(), name=name)

@@ -36,8 +36,9 @@ def is_same(one: str | os.PathLike[str], other: str | os.PathLike[str]) -> bool:
         return os.path.realpath(one) == os.path.realpath(other)
 
 
-def put(path: str | os.PathLike[str], content: bytes) -> None:
-    """Put `content` at `path` at once or not at all; leaves nothing else behind.
+def put(path: str | os.PathLike[str], content: bytes, mode: int = 0o666) -> None:
+    """Put `content` at `path` at once or not at all; leaves nothing else behind. `mode`: of a file
+    that is new, less the umask.
 
     OSError as well where a device, a pipe or a socket is: root would replace /dev/null for all.
     A symbolic link stays one: others may read what it points to. Mode and owner stay too, for
@@ -49,7 +50,7 @@ def put(path: str | os.PathLike[str], content: bytes) -> None:
         raise OSError(errno.EINVAL, f"it is {kind}", path)
     beside = os.path.join(os.path.dirname(path), f".continuum-{secrets.token_hex(16)}")
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-    descriptor = os.open(beside, flags, 0o666)
+    descriptor = os.open(beside, flags, mode)
     try:
         with open(descriptor, "wb") as file:
             _keep_rights(path, descriptor)  # before what is in it could be read

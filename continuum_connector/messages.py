@@ -1,7 +1,8 @@
 """What crosses between the scheduler and the workers: block ids, and what became of them.
 
-Workers never learn of requests' tokens, programs, tools or time (law 7). One `StepPlan`
-goes down with each step, one `WorkerReport` comes up from each rank.
+Workers never learn of requests' tokens, programs, tools or time (law 7); of a block's content they
+learn the name, its hash, and only where it goes to a disk, which outlives them. One `StepPlan` goes
+down with each step, one `WorkerReport` comes up from each rank.
 """
 
 from __future__ import annotations
@@ -34,19 +35,54 @@ class LoadOrder:
 
 
 @dataclass(frozen=True)
-class StepPlan:
-    """Everything the workers shall do in one step, in this order: cancels, loads, stores.
+class WriteOrder:
+    """Write host `slots` to `disk_slots`, whose names become `keys`.
 
-    What is cancelled and ordered in one plan is not begun.
+    A disk slot takes as many blocks as fit: `slots` is int32 [len(disk_slots) * that many], the
+    first ones go to the first disk slot. Per disk slot: `keys`, that of its last block; `depths`,
+    its place in its chain, in disk slots.
+    """
+
+    transfer_id: int
+    slots: BlockIds
+    disk_slots: BlockIds
+    keys: tuple[bytes, ...]
+    depths: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class ReadOrder:
+    """Read `disk_slots`, which must hold `keys`, to host `slots`; as WriteOrder. A block whose slot
+    is -1 is not wanted: DRAM has it."""
+
+    transfer_id: int
+    slots: BlockIds
+    disk_slots: BlockIds
+    keys: tuple[bytes, ...]
+
+
+@dataclass(frozen=True)
+class StepPlan:
+    """Everything the workers shall do in one step, in this order: cancels, the disk's reset, loads,
+    reads, stores, writes.
+
+    What is cancelled and ordered in one plan is not begun. `resets_disk`: what is on disk by now is
+    foreign from here on. `epoch`: whose KV the orders are about. It grows with each new one, and
+    every plan tells it, so that a rank knows in which one its weights changed.
     """
 
     loads: tuple[LoadOrder, ...] = ()
     stores: tuple[StoreOrder, ...] = ()
     cancels: tuple[int, ...] = ()
+    reads: tuple[ReadOrder, ...] = ()
+    writes: tuple[WriteOrder, ...] = ()
+    resets_disk: bool = False
+    epoch: int = 0
 
     @property
     def is_empty(self) -> bool:
-        return not (self.loads or self.stores or self.cancels)
+        copies = self.loads or self.stores or self.cancels
+        return not (copies or self.reads or self.writes or self.resets_disk)
 
 
 @dataclass
@@ -54,8 +90,9 @@ class TransferOutcome:
     """How many ranks finished one transfer, and how.
 
     `reasons` holds each failing rank's one-word cause ("driver", "refused", "cancelled",
-    "closed", "no_tier", "corrupt"). `num_bytes` and `seconds` are summed over the ranks that are
-    done.
+    "closed", "no_tier", "corrupt"; "stale": of an epoch whose weights are gone; "asleep": the
+    KV cache or the slots are away; of a disk also "eio", "enospc", "missing": the slot holds
+    another name). `num_bytes` and `seconds` are summed over the ranks that are done.
     """
 
     num_done: int = 0
@@ -77,21 +114,42 @@ class TransferOutcome:
         self.seconds += other.seconds
 
 
+@dataclass(frozen=True)
+class OnDisk:
+    """What a restart found in one slot of a disk. `sequence` orders the writes, within a rank."""
+
+    slot: int
+    sequence: int
+    depth: int
+    key: bytes
+
+
 @dataclass
 class WorkerReport:
     """What one rank (after `merge`: several ranks) saw settle since its last report.
 
-    `ready_slots`: per rank, how many host slots it can use, where that has changed.
-    `tier_down` is the sentence that says why a rank has no DRAM tier, or "" if it has one.
+    `ready_slots`: per rank, how many host slots it can use, where that has changed; `disk_slots`:
+    how many slots of a disk. `tier_down`, `disk_down`: the sentence that says why a rank has no
+    DRAM tier, or no disk, or "" if it has one. `found`: per rank, what a restart found on its disk,
+    in pieces; a block counts once every rank has found it in the same slot. `new_weights`: in what
+    way the weights under a rank changed since its last report, "" if they did not; `changed_in`:
+    the newest epoch that it knew then, negative if it does not say.
     """
 
     outcomes: dict[int, TransferOutcome] = field(default_factory=dict)
     ready_slots: dict[int, int] = field(default_factory=dict)
     tier_down: str = ""
+    disk_slots: dict[int, int] = field(default_factory=dict)
+    disk_down: str = ""
+    found: dict[int, list[OnDisk]] = field(default_factory=dict)
+    new_weights: str = ""
+    changed_in: int = -1
 
     @property
     def is_empty(self) -> bool:
-        return not (self.outcomes or self.ready_slots or self.tier_down)
+        of_disk = self.disk_slots or self.disk_down or self.found
+        of_rank = self.ready_slots or self.tier_down or self.new_weights
+        return not (self.outcomes or of_rank or of_disk)
 
     def merge(self, other: WorkerReport) -> WorkerReport:
         """Sum both reports into this one and return it."""
@@ -100,4 +158,10 @@ class WorkerReport:
         for rank, num_slots in other.ready_slots.items():
             self.ready_slots[rank] = max(num_slots, self.ready_slots.get(rank, 0))
         self.tier_down = self.tier_down or other.tier_down
+        self.new_weights = self.new_weights or other.new_weights
+        self.changed_in = max(self.changed_in, other.changed_in)
+        self.disk_slots |= other.disk_slots
+        self.disk_down = self.disk_down or other.disk_down
+        for rank, found in other.found.items():
+            self.found.setdefault(rank, []).extend(found)
         return self

@@ -1,4 +1,4 @@
-"""WorkerHooks: vLLM's hooks for the worker half, as delegations.
+"""WorkerHooks: vLLM's hooks for the worker half, as delegations, and what it asks of the class.
 
 What connector.py is for the scheduler half; the two share a class because vLLM makes one
 connector class play both roles, each in its own process.
@@ -14,9 +14,13 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
 )
 
 from continuum_connector import build
+from continuum_connector.config import ContinuumConfig, load_config
 from continuum_connector.observe.account import Account, timed
-from continuum_connector.vllm import compat
+from continuum_connector.observe.metrics import ContinuumPromMetrics, ContinuumStats
+from continuum_connector.vllm import compat, served
 from continuum_connector.vllm.carriers import StepMetadata, WorkerMetadata
+from continuum_connector.vllm.worker_calls import WorkerCalls, find_worker
+from continuum_connector.worker.layout import all_layers
 
 if TYPE_CHECKING:
     from continuum_connector.worker.worker import ContinuumWorker
@@ -25,6 +29,7 @@ if TYPE_CHECKING:
 class WorkerHooks(KVConnectorBase_V1):  # type: ignore[misc]
     """`worker` is None on the scheduler's side and where we step aside: nothing is moved then."""
 
+    config: ContinuumConfig
     account: Account
     worker: ContinuumWorker | None
 
@@ -32,15 +37,65 @@ class WorkerHooks(KVConnectorBase_V1):  # type: ignore[misc]
         super().__init__(vllm_config, role, kv_cache_config)
         self.account = Account()
         self.worker = None
+        self._kv_caches: dict[str, Any] = {}
+        self._calls: WorkerCalls | None = None
+
+    @property
+    def requires_kv_delivery(self) -> bool:
+        """False: a store that is lost is a later miss, so preemption need not drop output."""
+        return False
+
+    @classmethod
+    def build_kv_connector_stats(cls, data: dict[str, Any] | None = None) -> ContinuumStats:
+        return ContinuumStats.build(data)
+
+    @classmethod
+    def build_prom_metrics(
+        cls,
+        vllm_config: Any,
+        metric_types: Any,
+        labelnames: list[str],
+        per_engine_labelvalues: dict[int, list[object]],
+    ) -> ContinuumPromMetrics:
+        return ContinuumPromMetrics(vllm_config, metric_types, labelnames, per_engine_labelvalues)
+
+    @classmethod
+    def get_required_kvcache_layout(cls, vllm_config: Any) -> str | None:
+        config = load_config(compat.our_extra_config(vllm_config.kv_transfer_config))
+        return served.wanted_layout(config, vllm_config)
+
+    @property
+    def prefer_cross_layer_blocks(self) -> bool:
+        """vLLM <= 0.28: ask for one tensor with the block outermost over all layers."""
+        may_copy = served.may_have_tier(self.config, self._vllm_config)
+        return may_copy and self.config.kv_layout != "stock"
 
     def register_kv_caches(self, kv_caches: dict[str, Any]) -> None:
-        if self.worker is not None:
-            build.register(self.worker, kv_caches, self._kv_cache_config)
+        if self.worker is None:
+            return
+        configs = self.config, self._vllm_config, self._kv_cache_config
+        build.register(self.worker, kv_caches, *configs)
+        self._kv_caches = kv_caches
+        of_vllm = find_worker()
+        if of_vllm is not None:
+            self._calls = WorkerCalls(of_vllm, self.worker.new_weights, self)
 
     def register_cross_layers_kv_cache(self, kv_cache: Any, attn_backend: Any) -> None:
         """vLLM <= 0.28: one tensor for all layers, because of prefer_cross_layer_blocks."""
+        self.register_kv_caches(all_layers(kv_cache, self._kv_cache_config))
+
+    def unregister_kv_caches(self) -> None:
+        """vLLM >= 0.33 calls it before it takes the KV cache away; `WorkerCalls` always does."""
         if self.worker is not None:
-            build.register_all_layers(self.worker, kv_cache, self._kv_cache_config)
+            self.worker.fall_asleep()
+
+    def restore_kv_caches(self) -> None:
+        """The same tensors are there again, by now at another address perhaps."""
+        if self.worker is not None:
+            configs = self.config, self._kv_cache_config
+            layout = build.layout_of(self.worker, self._kv_caches, *configs)
+            if layout is not None:
+                self.worker.wake_up(layout)
 
     @timed("start_load_kv")
     def bind_connector_metadata(self, connector_metadata: KVConnectorMetadata) -> None:
@@ -86,6 +141,12 @@ class WorkerHooks(KVConnectorBase_V1):  # type: ignore[misc]
         """Per block where there is one KV group; with more, vLLM asks for requests instead."""
         bad = set() if self.worker is None else self.worker.take_bad_blocks()
         return bad if len(self._kv_cache_config.kv_cache_groups) == 1 else set()
+
+    def _end_worker(self) -> None:
+        if self._calls is not None:
+            self._calls.end()
+        if self.worker is not None:
+            self.worker.shutdown()
 
     def build_connector_worker_meta(self) -> WorkerMetadata | None:
         report = self.worker.take_report() if self.worker is not None else None

@@ -1,95 +1,33 @@
 // The C boundary: no exception passes it, no call passes it in a forked child.
-#include <unistd.h>
-
-#include <algorithm>
 #include <cstdio>
-#include <memory>
-#include <new>
-#include <system_error>
 
-#include "ckv.h"
-#include "driver_sim.h"
-#include "engine.h"
-#include "failure.h"
+#include "boundary.h"
 
-struct ckv_engine {
-  std::shared_ptr<ckv::Engine> engine;
-};
+namespace ckv {
 
 namespace {
 
-using ckv::Failure;
-using std::chrono::microseconds;
-
 thread_local char last_error[512] = "";
+
+}  // namespace
 
 int refuse(int code, const char *text) {
   std::snprintf(last_error, sizeof last_error, "%s", text);
   return code;
 }
 
-// Runs `body`, which returns a code, and turns whatever it throws into one.
-template <typename Body>
-int guarded(const Body &body) noexcept {
-  try {
-    return body();
-  } catch (const Failure &failure) {
-    return refuse(failure.code(), failure.what());
-  } catch (const std::bad_alloc &) {
-    return refuse(CKV_ENOMEM, "out of memory");
-  } catch (const std::system_error &error) {
-    return refuse(CKV_ENOMEM, error.what());  // a thread or a mutex the system would not give
-  } catch (const std::exception &error) {
-    return refuse(CKV_EINTERNAL, error.what());
-  } catch (...) {
-    return refuse(CKV_EINTERNAL, "unknown exception");
-  }
-}
+}  // namespace ckv
 
-// As above, for calls on an engine of this process.
-template <typename Body>
-int with(ckv_engine *handle, const Body &body) noexcept {
-  if (handle == nullptr) {
-    return refuse(CKV_EINVAL, "there is no engine");
-  }
-  if (handle->engine->pid() != getpid()) {
-    return refuse(CKV_EFORK,
-                  "the copy engine belongs to the process that opened it; a fork cannot use it");
-  }
-  return guarded([&] { return body(*handle->engine); });
-}
+namespace {
 
-template <typename Body>
-int with_sim(ckv_engine *handle, const Body &body) noexcept {
-  return with(handle, [&](ckv::Engine &engine) -> int {
-    if (engine.config().driver != CKV_DRIVER_SIM) {
-      throw Failure(CKV_EINVAL, "only the simulated driver has this call");
-    }
-    body(static_cast<ckv::SimDriver &>(engine.driver()));
-    return CKV_OK;
-  });
-}
-
-microseconds bounded(int64_t timeout_us) {
-  constexpr int64_t kDay = int64_t{86400} * 1000000;
-  return microseconds(std::clamp(timeout_us, int64_t{0}, kDay));
-}
-
-// Every struct begins with its own length, so that a caller built for another one is told.
-template <typename Struct>
-void check_size(const Struct *given, const char *name) {
-  if (given == nullptr || given->size != sizeof(Struct)) {
-    throw Failure(CKV_EINVAL,
-                  std::string("the caller's ") + name + " is not this library's version of it");
-  }
-}
-
-// Where a result goes.
-void check_place(const void *out, const char *what) {
-  if (out == nullptr) {
-    throw Failure(CKV_EINVAL, std::string("there is no place for ") + what);
-  }
-}
+using ckv::bounded;
+using ckv::check_place;
+using ckv::check_size;
+using ckv::Failure;
+using ckv::guarded;
+using ckv::refuse;
+using ckv::with;
+using ckv::with_sim;
 
 ckv_config complete(const ckv_config *given) {
   if (given == nullptr || given->size != sizeof(ckv_config) || given->abi != CKV_ABI) {
@@ -125,7 +63,7 @@ extern "C" {
 
 int ckv_abi_version(void) { return CKV_ABI; }
 
-const char *ckv_last_error(void) { return last_error; }
+const char *ckv_last_error(void) { return ckv::last_error; }
 
 int ckv_open(const ckv_config *config, ckv_engine **out) {
   return guarded([&] {
@@ -204,6 +142,13 @@ void ckv_free(ckv_engine *handle) {
     return;
   }
   ckv_close(handle, 0);
+  {
+    std::lock_guard<std::mutex> lock(handle->mutex);
+    handle->is_freed = true;
+    if (handle->num_opening > 0) {
+      return;
+    }
+  }
   delete handle;
 }
 
@@ -238,6 +183,20 @@ int ckv_pool_wait(ckv_engine *handle, void *base, int64_t timeout_us) {
       return static_cast<int>(CKV_OK);
     }
     return refuse(CKV_TIMEOUT, "the pool still grows");
+  });
+}
+
+int ckv_pool_release(ckv_engine *handle, void *base) {
+  return with(handle, [&](ckv::Engine &engine) {
+    engine.release_pool(base);
+    return CKV_OK;
+  });
+}
+
+int ckv_pool_regrow(ckv_engine *handle, void *base) {
+  return with(handle, [&](ckv::Engine &engine) {
+    engine.regrow_pool(base);
+    return CKV_OK;
   });
 }
 

@@ -68,7 +68,11 @@ struct Table {
 
 #if defined(__x86_64__)
 #define CKV_HAS_CRC 1
+#if defined(__clang__)  // wants the instruction by name; gcc before 12 does not know the name
+#define CKV_CRC_TARGET __attribute__((target("sse4.2,crc32")))
+#else
 #define CKV_CRC_TARGET __attribute__((target("sse4.2")))
+#endif
 #define CKV_CRC_WORD(crc, word) static_cast<uint32_t>(__builtin_ia32_crc32di(crc, word))
 #define CKV_CRC_BYTE(crc, byte) __builtin_ia32_crc32qi(crc, byte)
 bool cpu_has_crc() { return __builtin_cpu_supports("sse4.2") != 0; }

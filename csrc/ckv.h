@@ -1,14 +1,17 @@
-/* ckv: copies KV blocks between VRAM and page-locked DRAM on its own thread.
+/* ckv: copies KV blocks between VRAM and page-locked DRAM on its own thread, and between DRAM and a
+ * file on a disk on threads of that.
  *
  * Python passes block ids; regions (base, stride, bytes) are registered once. A transfer is one
- * batch of (VRAM block, host slot) pairs in one direction, named by the caller's tag.
+ * batch of (VRAM block, host slot) or (host slots, disk slot) pairs in one direction, named by the
+ * caller's tag.
  *
  * Promises
  *   - Every accepted transfer is reported by ckv_poll exactly once.
  *   - Once it is reported, none of its memory is touched again. Only a ckv_close that returns
- *     CKV_TIMEOUT breaks this: the driver did not give the copies back in time.
- *   - Completions of one direction come in the order of their last copies, except that a transfer
- *     whose checksums are taken or compared is reported after that, and later ones may pass it.
+ *     CKV_TIMEOUT breaks this: driver or disk did not give the copies back in time.
+ *   - Completions of loads, and of stores, come in the order of their last copies, except that a
+ *     transfer whose checksums are taken or compared is reported after that, and later ones may
+ *     pass it. Those of writes and reads come in no order.
  *   - No two transfers conflict: one that reads or writes what an unfinished one writes, or writes
  *     what an unfinished one reads, is reported FAILED with CKV_EINVAL and touches nothing. Of the
  *     two that is the one submitted later.
@@ -22,18 +25,19 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#define CKV_ABI 2
+#define CKV_ABI 4
 
 #ifdef __cplusplus
 extern "C" {
 #endif
 #pragma GCC visibility push(default)
 
-enum { CKV_LOAD = 0, CKV_STORE = 1 };
+enum { CKV_LOAD = 0, CKV_STORE = 1 }; /* of ckv_submit */
+enum { CKV_WRITE = 2, CKV_READ = 3 }; /* of ckv_disk_submit: DRAM -> disk, disk -> DRAM */
 enum { CKV_DRIVER_CUDA = 1, CKV_DRIVER_SIM = 2 };
 /* How a trunk is given to the driver: one batch call, one call per descriptor, or one kernel that
- * gathers (loads only). A path other than LOOP that the driver refuses is given up for good, and
- * the trunk is issued again another way. */
+ * walks the descriptors (by itself for loads of small pieces only). A path other than LOOP that the
+ * driver refuses is given up for good, and the trunk is issued again another way. */
 enum { CKV_PATH_AUTO = 0, CKV_PATH_BATCH = 1, CKV_PATH_LOOP = 2, CKV_PATH_GATHER = 3 };
 /* Flags of ckv_submit. SPECULATIVE: a load that nobody waits for yet. */
 enum { CKV_SPECULATIVE = 1 };
@@ -49,7 +53,11 @@ enum {
   CKV_EFORK = -7,     /* this process is a fork of the one that opened the engine */
   CKV_EPOISONED = -8, /* a driver error ended the device context; nothing can be copied any more */
   CKV_EINTERNAL = -9, /* a bug in this library */
-  CKV_ECORRUPT = -10  /* a slot no longer holds what was stored in it */
+  CKV_ECORRUPT = -10, /* a slot no longer holds what was stored in it */
+  CKV_EIO = -11,      /* the disk failed, or its file is shorter than it was made */
+  CKV_EMISSING = -12, /* the disk slot holds another key, or nothing of this generation */
+  CKV_ELOCKED = -13,  /* another process has the file open */
+  CKV_ENOSPC = -14    /* the disk is full, or became read-only */
 };
 
 typedef struct ckv_engine ckv_engine;
@@ -103,7 +111,9 @@ const char *ckv_last_error(void);
  * seconds). Driver CUDA without libcuda gives CKV_EDRIVER, never another driver. */
 int ckv_open(const ckv_config *config, ckv_engine **out);
 
-/* Once, before the first submit. Copies the array. Not safe beside ckv_submit. Does not block. */
+/* Before the first submit, and again when VRAM was mapped elsewhere: then CKV_AGAIN while a load or
+ * a store is unfinished, and nothing may differ but where blocks lie. Copies the array. Not safe
+ * beside ckv_submit. Does not block. */
 int ckv_set_regions(ckv_engine *engine, const ckv_region *regions, size_t num_regions,
                     int32_t num_blocks, int32_t num_slots);
 
@@ -142,8 +152,9 @@ int ckv_wait(ckv_engine *engine, uint64_t tag, int64_t timeout_us);
 int ckv_close(ckv_engine *engine, int64_t timeout_us);
 
 /* Closes with timeout 0 if need be, unmaps pools unless the lane was left behind, frees the handle.
- * No other call may run. Waits for the chunk that a growing pool is locking, however long the
- * driver takes: ckv_pool_wait after ckv_close says whether there is one. A null engine is allowed.
+ * No other call may run but a ckv_disk_open, which then fails. Waits for the chunk that a growing
+ * pool is locking, however long the driver takes: ckv_pool_wait after ckv_close says whether there
+ * is one. A null engine is allowed.
  */
 void ckv_free(ckv_engine *engine);
 
@@ -181,7 +192,7 @@ typedef struct {
   uint32_t num_threads; /* that touch pages; 0: up to 8 */
   uint64_t bytes;
   uint64_t first_bytes; /* ready when ckv_pool_map returns, the rest follows behind; 0: all */
-  uint64_t chunk_bytes; /* page-locked per driver call; 1 GiB */
+  uint64_t chunk_bytes; /* page-locked per driver call; 128 MiB */
 } ckv_pool_config;
 
 typedef struct {
@@ -190,7 +201,7 @@ typedef struct {
   int32_t error;         /* what stopped it early: 0 or a CKV_ code */
   int32_t numa_node;     /* where it was asked for, -1 if nowhere */
   uint64_t mapped_bytes; /* address space */
-  uint64_t ready_bytes;  /* from the base on: populated, locked, usable; only ever grows */
+  uint64_t ready_bytes;  /* from the base on: populated, locked, usable; 0 once released */
   double populate_s;     /* time spent so far */
   double lock_s;
   char why[256]; /* a sentence for `error`, or "" */
@@ -213,9 +224,105 @@ int ckv_pool_get_state(ckv_engine *engine, void *base, ckv_pool_state *out);
  * timeout. Thread-safe; nobody may unmap the pool meanwhile. */
 int ckv_pool_wait(ckv_engine *engine, void *base, int64_t timeout_us);
 
+/* BLOCKS, seconds per 10 GiB: unlocks the pool and gives its pages back, what is in them is lost.
+ * The address stays, and no slot is ready. CKV_AGAIN while a transfer is unfinished. One thread
+ * calls this, ckv_pool_regrow and ckv_submit. */
+int ckv_pool_release(ckv_engine *engine, void *base);
+
+/* Has a pool that was released grow again, all of it behind; does not wait for memory. */
+int ckv_pool_regrow(ckv_engine *engine, void *base);
+
 /* BLOCKS, also for the chunk that is being locked. Refused with CKV_AGAIN while the engine may
  * still copy or left copies behind. Thread-safe. */
 int ckv_pool_unmap(ckv_engine *engine, void *base);
+
+/* ---- A file on a disk, of num_slots disk slots of slot_blocks host slots each ----
+ *
+ *   - A read is DONE only if every disk slot had the key that was asked for, in this generation of
+ *     the file, and every byte is the one that was written under it. Host slots of a read that is
+ *     not DONE hold anything.
+ *   - No step, no lane and no caller waits for the disk but for ckv_disk_open and ckv_disk_close.
+ *   - Bytes are durable when the system likes; only a generation's begin and end are waited for.
+ */
+
+typedef struct ckv_disk ckv_disk;
+
+/* Flags of an open. KEEP: what an earlier process wrote under the same namespace is found again.
+ * BUFFERED: not even try O_DIRECT. UNSUMMED: for benchmarks and tests that show what the sum of the
+ * payload is for: it is neither taken nor compared. */
+enum { CKV_DISK_KEEP = 1, CKV_DISK_BUFFERED = 2, CKV_DISK_UNSUMMED = 4 };
+enum { CKV_MAX_KEY = 40 }; /* bytes */
+
+/* 0 takes the default wherever one is given. */
+typedef struct {
+  uint32_t size;            /* sizeof(ckv_disk_config) */
+  uint32_t flags;           /* CKV_DISK_* */
+  uint32_t num_threads;     /* reads and writes under way; 8 */
+  uint32_t slot_blocks;     /* host slots per disk slot, up to 1000 */
+  int32_t num_slots;        /* disk slots */
+  uint8_t namespace_id[32]; /* a digest of all that a block's bytes depend on */
+} ckv_disk_config;
+
+/* What a disk slot holds of an earlier process. */
+typedef struct {
+  uint64_t sequence; /* orders the writes of all processes */
+  int32_t slot;
+  uint32_t depth;
+  uint32_t key_bytes;
+  uint8_t key[CKV_MAX_KEY];
+} ckv_disk_entry;
+
+typedef struct {
+  uint32_t size;         /* sizeof(ckv_disk_state), set by the caller */
+  int32_t error;         /* what ended it for good: 0 or a CKV_ code */
+  int32_t is_direct;     /* O_DIRECT is taken */
+  int32_t was_kept;      /* the open kept the generation that it found */
+  int32_t is_scanned;    /* ckv_disk_scan has handed over all there was */
+  int32_t is_ready;      /* reads and writes; 0 from a reset until it is durable */
+  uint64_t oldest_op_us; /* age of the oldest call that the system has not answered; 0: none */
+  uint64_t num_scanned;  /* slots whose header was looked at, and ... */
+  uint64_t num_foreign;  /* ... those of them that were written, but are not found again */
+  uint64_t num_bytes[2]; /* payload of whole slots: written, read */
+  char why[256];         /* a sentence for `error`, or why it is not direct, or "" */
+} ckv_disk_state;
+
+/* BLOCKS: opens or makes the file, locks it, takes all its room on the disk, and makes its
+ * superblock durable. A file of another namespace or shape is begun anew. `facts`: the namespace
+ * for people, put into the file; may be null. After ckv_set_regions, all of which must have one
+ * host_stride, a multiple of 4096, within which the slot is the engine's alone. CKV_ELOCKED,
+ * CKV_ENOSPC, CKV_EIO, CKV_EINVAL. Thread-safe, also beside submits. The handle lives as long as
+ * the engine. */
+int ckv_disk_open(ckv_engine *engine, const char *path, const char *facts,
+                  const ckv_disk_config *config, ckv_disk **out);
+
+/* Queues a transfer between n disk slots, no two the same, and n * slot_blocks host slots, the
+ * first of which go with the first disk slot; -1 in a CKV_READ: not wanted. `keys`: n * key_bytes
+ * bytes. `depths`: n, of a CKV_WRITE, may be null. Copies all arrays. Reads leave before writes,
+ * and while any read is under way at most one write is; in each first in is first out. The first
+ * slot that fails ends the transfer. Between a ckv_disk_reset and the moment when it is durable,
+ * CANCELLED. As ckv_submit: thread-safe, does not block. */
+int ckv_disk_submit(ckv_disk *disk, int direction, const int32_t *host_slots,
+                    const int32_t *disk_slots, const uint8_t *keys, size_t key_bytes,
+                    const uint32_t *depths, size_t n, uint64_t tag);
+
+/* Moves up to max entries into the caller's array and returns how many: what the threads found
+ * since the open while they had no reads or writes. A slot comes once, and not if a write to it was
+ * taken before. Thread-safe, does not block. */
+size_t ckv_disk_scan(ckv_disk *disk, ckv_disk_entry *out, size_t max);
+
+/* A new random generation: all that the file holds is foreign from here on, and what is queued or
+ * under way will be CANCELLED, if it does not fail. What a process after this one opens is empty.
+ * Thread-safe, does not block; durable when the state says is_ready. */
+int ckv_disk_reset(ckv_disk *disk);
+
+/* Thread-safe, does not block. Works after ckv_disk_close. */
+int ckv_disk_get_state(ckv_disk *disk, ckv_disk_state *out);
+
+/* BLOCKS. What has not begun is FAILED with CKV_CLOSED, what has may take timeout_us. CKV_TIMEOUT:
+ * the disk did not answer; threads and file are left behind, what they hold is reported when they
+ * return or by ckv_close, and the pool stays mapped until then. May be called again. ckv_close
+ * closes every disk. Thread-safe. */
+int ckv_disk_close(ckv_disk *disk, int64_t timeout_us);
 
 /* ---- Simulator only (CKV_EINVAL otherwise). Thread-safe. ---- */
 
@@ -227,6 +334,8 @@ typedef struct {
   uint64_t num_stopped;      /* calls that ckv_sim_stop keeps just now */
   uint64_t num_copied[2];    /* copy calls that the device has done */
   uint64_t num_violations;   /* of block lifetimes, seen by ckv_sim_watch */
+  uint64_t num_disk_calls;   /* to files on disks */
+  uint64_t num_disk_stopped; /* ... that ckv_sim_disk_stop keeps just now */
 } ckv_sim_stats;
 
 /* The driver's entry points, for ckv_sim_fail_at. */
@@ -251,7 +360,7 @@ int ckv_sim_fail_at(ckv_engine *engine, int entry, uint64_t after, uint64_t coun
 /* The driver call that `after` others precede waits until ckv_sim_stop is called again, and then
  * goes on as if nothing had been. UINT64_MAX: no call waits any more. */
 int ckv_sim_stop(ckv_engine *engine, uint64_t after);
-/* bit p: it has CKV_PATH_ p. At first all three, GATHER for loads only; LOOP cannot be taken away.
+/* bit p: it has CKV_PATH_ p. At first all three; LOOP cannot be taken away.
  */
 int ckv_sim_set_paths(ckv_engine *engine, uint32_t paths);
 /* Every copy call on the path fails with `code`, having queued half of its descriptors; 0: none. */
@@ -270,6 +379,27 @@ int ckv_sim_block(ckv_engine *engine, uintptr_t stream, int on);
  * that fired, to its report. Also on from the start where the environment has CKV_SIM_WATCH. */
 int ckv_sim_watch(ckv_engine *engine, int on);
 int ckv_sim_get_stats(ckv_engine *engine, ckv_sim_stats *out);
+
+/* Under the simulator a disk's file is a real one behind these faults. Its entry points: */
+enum {
+  CKV_SIM_DISK_OPEN = 0,
+  CKV_SIM_DISK_LOCK = 1,
+  CKV_SIM_DISK_ALLOCATE = 2,
+  CKV_SIM_DISK_READ = 3,
+  CKV_SIM_DISK_WRITE = 4,
+  CKV_SIM_DISK_SYNC = 5
+};
+/* After `after` more calls of one entry point, `count` calls fail with an errno and do nothing. */
+int ckv_sim_disk_fail_at(ckv_engine *engine, int entry, uint64_t after, uint64_t count, int code);
+/* The write that `after` others precede puts down its first `bytes` bytes. is_told: as a short
+ * write; else it says that all are there, as a machine that lost its power would have. */
+int ckv_sim_disk_tear(ckv_engine *engine, uint64_t after, uint64_t bytes, int is_told);
+/* The call of one entry point that `after` others precede, and all behind it, wait until this is
+ * called again for the entry point, and go on then. UINT64_MAX: no call waits any more. */
+int ckv_sim_disk_stop(ckv_engine *engine, int entry, uint64_t after);
+/* Reads and writes take as long as at so many MB/s, one after the other. 0: no longer than they do.
+ */
+int ckv_sim_disk_mbps(ckv_engine *engine, uint32_t mbps);
 
 #pragma GCC visibility pop
 #ifdef __cplusplus

@@ -7,6 +7,7 @@
 #include <string>
 
 #include "ckv.h"
+#include "file.h"
 
 namespace ckv {
 
@@ -89,6 +90,8 @@ class Driver {
   virtual int numa_node() const = 0;
   // Wants to know of transfers what a device does not: only a simulator has one, if it is on.
   virtual SimWatch *watch() { return nullptr; }
+  // For a disk. A device has nothing to do with it; a simulator puts faults before it.
+  virtual std::unique_ptr<File> make_file() { return make_posix_file(); }
 };
 
 // Throws Failure with CKV_EDRIVER.

@@ -99,10 +99,9 @@ class CudaDriver : public Driver {
     return l_.stream_query(static_cast<StreamHandle>(stream));
   }
 
-  unsigned paths(int direction) const override {
-    bool has_gather = direction == CKV_LOAD && gather_ != nullptr;
+  unsigned paths(int /*direction*/) const override {
     return 1U << CKV_PATH_LOOP | (has_batch_ ? 1U << CKV_PATH_BATCH : 0U) |
-           (has_gather ? 1U << CKV_PATH_GATHER : 0U);
+           (gather_ != nullptr ? 1U << CKV_PATH_GATHER : 0U);
   }
 
   int copy(int direction, int path, const Descriptor *descriptors, size_t n,
@@ -111,7 +110,7 @@ class CudaDriver : public Driver {
       case CKV_PATH_BATCH:
         return copy_batch(direction, descriptors, n);
       case CKV_PATH_GATHER:
-        return gather_->launch(streams_[direction], descriptors, n, place);
+        return gather_->launch(direction, streams_[direction], descriptors, n, place);
       default:
         return copy_loop(direction, descriptors, n);
     }

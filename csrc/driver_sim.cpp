@@ -3,13 +3,11 @@
 #include <sys/prctl.h>
 
 #include <algorithm>
-#include <charconv>
 #include <chrono>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
 #include <optional>
-#include <system_error>
 
 #include "failure.h"
 
@@ -22,23 +20,6 @@ constexpr int kDeadContext = 700;
 
 void copy_bytes(const Descriptor &d) {
   std::memcpy(reinterpret_cast<void *>(d.dst), reinterpret_cast<const void *>(d.src), d.bytes);
-}
-
-// Of a variable of the environment. A value that only looks like one would test something else.
-std::optional<uint32_t> number_of(const char *variable) {
-  const char *text = std::getenv(variable);
-  if (text == nullptr) {
-    return std::nullopt;
-  }
-  uint32_t number = 0;
-  const char *end = text + std::strlen(text);
-  auto [rest, error] = std::from_chars(text, end, number);
-  if (error != std::errc() || rest != end) {
-    throw Failure(CKV_EINVAL, std::string(variable) + " = '" + text +
-                                  "' is no whole number from 0 to 4294967295, so the simulator "
-                                  "does not start; set one, or unset it");
-  }
-  return number;
 }
 
 }  // namespace
@@ -243,9 +224,8 @@ int SimDriver::stream_query(Stream stream) {
   return known->num_done == known->num_queued ? 0 : kNotReady;
 }
 
-unsigned SimDriver::paths(int direction) const {
-  unsigned possible = 1U << CKV_PATH_BATCH;
-  possible |= direction == CKV_LOAD ? 1U << CKV_PATH_GATHER : 0U;
+unsigned SimDriver::paths(int /*direction*/) const {
+  unsigned possible = 1U << CKV_PATH_BATCH | 1U << CKV_PATH_GATHER;
   return (possible & paths_) | 1U << CKV_PATH_LOOP;
 }
 
@@ -346,6 +326,8 @@ void SimDriver::block(Stream stream, bool on) {
 ckv_sim_stats SimDriver::stats() {
   std::lock_guard<std::mutex> lock(mutex_);
   stats_.num_violations = watch_.num_violations();
+  stats_.num_disk_calls = disk_.num_calls();
+  stats_.num_disk_stopped = disk_.num_stopped();
   return stats_;
 }
 
@@ -355,6 +337,7 @@ std::unique_ptr<Driver> open_sim_driver(const ckv_config &config) {
   auto sim = std::make_unique<SimDriver>(mbps.value_or(0) == 0 ? config.sim_mbps : *mbps);
   sim->start();
   sim->turn_watch(std::getenv("CKV_SIM_WATCH") != nullptr);
+  sim->disk().obey_environment();
   if (num_copies.has_value()) {
     sim->fail(CKV_SIM_COPY, *num_copies, 1, kDeadContext);
   }

@@ -15,6 +15,7 @@
 
 #include "ckv.h"
 #include "driver.h"
+#include "sim_disk.h"
 #include "sim_watch.h"
 
 namespace ckv {
@@ -41,6 +42,7 @@ class SimDriver : public Driver {
   std::string describe(int code) override;
   int numa_node() const override { return -1; }
   SimWatch *watch() override { return watch_.is_on() ? &watch_ : nullptr; }
+  std::unique_ptr<File> make_file() override { return disk_.make_file(); }
 
   void hold(bool on);
   void fail(int entry, uint64_t after, uint64_t count, int code);
@@ -51,6 +53,7 @@ class SimDriver : public Driver {
   void compute(Stream stream, void *ptr, int value, uint64_t bytes, uint64_t delay_us);
   void block(Stream stream, bool on);
   void turn_watch(bool on) { watch_.turn(on); }
+  SimDisk &disk() { return disk_; }
   ckv_sim_stats stats();
 
  private:
@@ -110,6 +113,7 @@ class SimDriver : public Driver {
   int path_codes_[CKV_PATH_GATHER + 1] = {};  // what each path fails with
   ckv_sim_stats stats_{};
   SimWatch watch_;
+  SimDisk disk_;
 };
 
 }  // namespace ckv

@@ -83,10 +83,13 @@ void Engine::set_regions(const ckv_region *regions, size_t n, int32_t num_blocks
   Layout layout(regions, n, num_blocks, num_slots);
   Sums sums(config_.checksum_every, static_cast<size_t>(num_slots));
   std::lock_guard<std::mutex> lock(mutex_);
-  if (!layout_.empty()) {
-    throw Failure(CKV_EINVAL, "regions are set once, and they already are");
-  }
   set_borders(&layout);
+  if (!layout_.empty()) {
+    // A disk, which may hang, uses slots alone, and those stay.
+    check_idle("regions", [](const Transfer &each) { return each.disk == nullptr; });
+    layout_.move_to(layout);
+    return;
+  }
   const std::vector<ckv_region> &given = layout.regions();
   is_host_foreign_ = !std::all_of(given.begin(), given.end(),
                                   [this](const ckv_region &r) { return has_pool_of(r); });
@@ -94,6 +97,16 @@ void Engine::set_regions(const ckv_region *regions, size_t n, int32_t num_blocks
   layout_ = std::move(layout);
   sums_ = std::move(sums);
   count_ready_slots();
+}
+
+// With mutex_ held. A transfer that is finished uses neither regions nor slots any more.
+void Engine::check_idle(const char *what, bool (*uses)(const Transfer &)) const {
+  auto num = std::count_if(unfinished_.begin(), unfinished_.end(),
+                           [uses](const auto &entry) { return uses(*entry.second); });
+  if (num > 0) {
+    throw Failure(CKV_AGAIN, std::string(what) + " stay while " + to_string(num) +
+                                 " transfers are unfinished");
+  }
 }
 
 // With mutex_ held. All slots lie in one pool, if any.
@@ -363,6 +376,26 @@ void Engine::get_stats(ckv_stats *out) const {
   counters_.get(out);
 }
 
+// No slot is ready from the first line on, so what is slow needs no mutex.
+void Engine::release_pool(void *base) {
+  std::unique_lock<std::mutex> lock(mutex_);
+  check_idle("the pool's pages", [](const Transfer &) { return true; });
+  HostPool &pool = *find_pool(base)->second;
+  num_ready_slots_.store(0, std::memory_order_release);
+  lock.unlock();
+  pool.give_back();
+}
+
+void Engine::regrow_pool(void *base) {
+  std::unique_lock<std::mutex> lock(mutex_);
+  if (phase_ != Phase::OPEN) {
+    throw Failure(CKV_CLOSED, "the copy engine is closed");
+  }
+  HostPool &pool = *find_pool(base)->second;
+  lock.unlock();
+  pool.grow_again();
+}
+
 void Engine::unmap_pool(void *base) {
   Pools::node_type pool;
   std::lock_guard<std::mutex> lock(mutex_);
@@ -403,17 +436,25 @@ int Engine::close(microseconds timeout) {
   if (close_result_ != CKV_AGAIN) {
     return close_result_;
   }
-  auto ended = [this] { return has_lane_ended_ && has_checker_ended_; };
+  auto ended = [this] { return has_ended(); };
   phase_ = Phase::DRAINING;
   for (auto &entry : pools_) {
     entry.second->stop();
   }
   wake_lane_.notify_one();
+  lock.unlock();  // disks_ gets no more: this phase allows none
+  for (auto &disk : disks_) {
+    disk->stop();
+  }
+  lock.lock();
   if (!wake_waiters_.wait_for(lock, timeout, ended)) {
     phase_ = Phase::STOPPING;
     wake_lane_.notify_one();
     if (!wake_waiters_.wait_for(lock, kGrace, ended)) {
-      return leave_behind();
+      leave_behind();
+      lock.unlock();
+      let_go_of_disks();
+      return CKV_TIMEOUT;
     }
   }
   close_result_ = CKV_OK;
@@ -423,10 +464,12 @@ int Engine::close(microseconds timeout) {
       thread->join();
     }
   }
+  let_go_of_disks();
   return CKV_OK;
 }
 
-int Engine::leave_behind() {
+// With mutex_ held.
+void Engine::leave_behind() {
   phase_ = Phase::LEFT;
   SimWatch *watch = driver_->watch();
   for (auto &entry : unfinished_) {
@@ -443,7 +486,6 @@ int Engine::leave_behind() {
   }
   close_result_ = CKV_TIMEOUT;
   wake_waiters_.notify_all();
-  return CKV_TIMEOUT;
 }
 
 bool Engine::has_orders(Phase seen) const {
@@ -479,7 +521,11 @@ void Engine::admit(TransferQueue *submitted, Queues *queues) {
     submitted->remove(transfer);
     if (claims_.take(transfer)) {
       sums_.begin(transfer);
-      (*queues)[transfer->rank].push_back(transfer);
+      if (transfer->disk != nullptr) {
+        transfer->disk->disk->push(transfer);
+      } else {
+        (*queues)[transfer->rank].push_back(transfer);
+      }
       continue;
     }
     if (SimWatch *watch = driver_->watch()) {
@@ -493,27 +539,39 @@ void Engine::stop_cancelled(Queues *queues) {
   if (taken_cancels_.empty()) {
     return;
   }
-  std::lock_guard<std::mutex> lock(mutex_);
-  for (uint64_t tag : taken_cancels_) {
-    auto found = unfinished_.find(tag);
-    // A finished transfer's tag may be in use again; only the one that was asked for has the mark,
-    // and one that the lane has not taken yet is stopped when it has.
-    if (found != unfinished_.end() && found->second->is_cancelled && found->second->has_claims) {
-      stop(found->second, queues);
+  TransferQueue stopped;
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    for (uint64_t tag : taken_cancels_) {
+      auto found = unfinished_.find(tag);
+      // A finished transfer's tag may be in use again; only the one that was asked for has the
+      // mark, and one that the lane has not taken yet is stopped when it has.
+      if (found != unfinished_.end() && found->second->is_cancelled && found->second->has_claims &&
+          stop(found->second, queues)) {
+        stopped.push_back(found->second);
+      }
     }
+    taken_cancels_.clear();
   }
-  taken_cancels_.clear();
+  while (Transfer *transfer = stopped.front()) {
+    stopped.remove(transfer);
+    finish(transfer, CKV_CANCELLED, 0);
+  }
 }
 
 // To the front: a cancelled transfer is settled when the lane looks next, not after all that was
-// queued before it.
-void Engine::stop(Transfer *transfer, Queues *queues) {
+// queued before it. A disk may hang, so what its threads have not begun is settled here.
+bool Engine::stop(Transfer *transfer, Queues *queues) {
+  if (transfer->disk != nullptr) {
+    return transfer->disk->disk->cancel(transfer);
+  }
   transfer->is_stopping = true;
   if (transfer->is_queued) {
     TransferQueue &queue = (*queues)[transfer->rank];
     queue.remove(transfer);
     queue.push_front(transfer);
   }
+  return false;
 }
 
 void Engine::settle(Transfer *transfer, int status, int error) {

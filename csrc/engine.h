@@ -19,6 +19,7 @@
 #include "ckv.h"
 #include "claims.h"
 #include "counters.h"
+#include "disk.h"
 #include "driver.h"
 #include "host_pool.h"
 #include "layout.h"
@@ -45,6 +46,16 @@ constexpr std::chrono::microseconds kForEver = std::chrono::microseconds::max();
 // costs the step more than so short a wait costs the copy.
 constexpr std::chrono::microseconds kDeafNap{500};
 
+// What a caller wants of a disk: ckv_disk_submit's arrays.
+struct DiskOrder {
+  const int32_t *host_slots;
+  const int32_t *disk_slots;
+  const uint8_t *keys;
+  size_t key_bytes;
+  const uint32_t *depths;
+  size_t n;
+};
+
 class Engine {
  public:
   Engine(const ckv_config &config, std::unique_ptr<Driver> driver);
@@ -58,12 +69,20 @@ class Engine {
   void *map_pool(const ckv_pool_config &config);
   void get_pool_state(void *base, ckv_pool_state *out);
   bool wait_pool(void *base, std::chrono::microseconds timeout);
+  // BLOCKS.
+  void release_pool(void *base);
+  void regrow_pool(void *base);
   void unmap_pool(void *base);
+  // BLOCKS.
+  std::shared_ptr<Disk> open_disk(const char *path, const char *facts,
+                                  const ckv_disk_config &config);
+  void submit_disk(Disk &disk, int direction, const DiskOrder &order, uint64_t tag);
   void get_stats(ckv_stats *out) const;
   ReportStack &reports() { return reports_; }
 
   // ---- Closing, by the handle's owner.
   static void start(const std::shared_ptr<Engine> &engine);
+  void add_disk(const std::shared_ptr<Disk> &disk);
   int close(std::chrono::microseconds timeout);
 
   // ---- The lane.
@@ -81,10 +100,13 @@ class Engine {
   void lane_ended();
   bool is_lane_asleep();
 
+  // ---- Disks.
+  void disk_ended();
+
   // ---- The checker; there is one only if blocks are summed.
   // Waits for a transfer to check; null when the lane has ended and none is left.
   Transfer *take_check();
-  // Reports a transfer that will touch no memory again, and gives it back.
+  // Reports a transfer that will touch no memory again, and gives it back. Disks do so as well.
   void finish(Transfer *transfer, int status, int error);
   bool is_past_deadline();
   void checker_ended();
@@ -102,21 +124,26 @@ class Engine {
   void check_count(int direction, size_t n) const;
   void check_ids(const Transfer &transfer);
   void check_ready(const std::vector<int32_t> &slots);
+  HostMemory host_memory() const;
   Event record_after(uintptr_t stream);
   void enqueue(Transfer *transfer);
   void admit(TransferQueue *submitted, Queues *queues);
   void stop_cancelled(Queues *queues);
   void drop_pool(void *base);
   // With mutex_ held:
+  void check_idle(const char *what, bool (*uses)(const Transfer &)) const;
   using Pools = std::map<void *, std::unique_ptr<HostPool>>;
   Pools::iterator find_pool(void *base);
   bool has_pool_of(const ckv_region &region) const;
   void set_borders(Layout *layout) const;
   int32_t count_ready_slots();
   std::unique_ptr<Report> complete(Transfer *transfer, int status, int error);
-  static void stop(Transfer *transfer, Queues *queues);
+  // Whether the transfer is to be reported as cancelled, by who asks.
+  static bool stop(Transfer *transfer, Queues *queues);
+  bool has_ended() const;
   bool has_orders(Phase seen) const;
-  int leave_behind();
+  void leave_behind();
+  void let_go_of_disks();
 
   const ckv_config config_;
   const pid_t pid_;
@@ -129,9 +156,10 @@ class Engine {
   } events_;
   Intake intake_;
   Pools pools_;
-  Layout layout_;                        // constant once regions are set
-  Claims claims_;                        // the lane's, but for what is given back
-  std::vector<uint64_t> taken_cancels_;  // the lane's
+  std::vector<std::shared_ptr<Disk>> disks_;  // all there ever were: claims need theirs
+  Layout layout_;                             // constant while a copy is unfinished
+  Claims claims_;                             // the lane's, but for what is given back
+  std::vector<uint64_t> taken_cancels_;       // the lane's
   Sums sums_;
   ReportStack reports_;
   Counters counters_;
@@ -140,7 +168,7 @@ class Engine {
   std::atomic<bool> is_host_foreign_{false};  // some region's slots lie in no pool of ours
 
   std::mutex close_mutex_;  // before mutex_
-  std::mutex mutex_;        // guards all below, events_ and pools_
+  std::mutex mutex_;        // guards all below, events_, pools_ and disks_
   std::condition_variable wake_lane_;
   bool is_lane_asleep_ = false;  // whoever has an order clears this and wakes it
   std::condition_variable wake_checker_;

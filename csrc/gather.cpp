@@ -9,8 +9,8 @@ namespace ckv {
 
 namespace {
 
-// Few blocks, so that the step's own kernels keep nearly all multiprocessors; together they have
-// half a MiB of reads under way, several times what a bus of 50 GB/s needs.
+// Few blocks of few registers, so that the step's own kernels keep nearly all of the device;
+// together they have 192 KiB of reads under way, nearly twice what a bus of 50 GB/s needs.
 constexpr unsigned int kMaxBlocks = 8;
 constexpr unsigned int kThreads = 512;  // as in gather.cu
 
@@ -20,10 +20,10 @@ alignas(16) constexpr uint64_t kFatbin[] = {
 
 static_assert(sizeof(Descriptor) == 24, "as in gather.cu");
 
-// Of the tables: 24 bytes per descriptor and place, 1.5 MiB by default.
+// Of the tables: 24 bytes per descriptor, place and direction, 3 MiB by default.
 size_t mapped_bytes(size_t max_descriptors) {
   size_t page = static_cast<size_t>(sysconf(_SC_PAGESIZE));
-  return (kMaxTrunks * max_descriptors * sizeof(Descriptor) + page - 1) / page * page;
+  return (2 * kMaxTrunks * max_descriptors * sizeof(Descriptor) + page - 1) / page * page;
 }
 
 }  // namespace
@@ -71,9 +71,10 @@ bool Gather::map_tables() {
   return is_locked_;
 }
 
-int Gather::launch(cuda::StreamHandle stream, const Descriptor *descriptors, size_t n,
-                   size_t place) {
-  Descriptor *table = tables_ + place * max_descriptors_;
+int Gather::launch(int direction, cuda::StreamHandle stream, const Descriptor *descriptors,
+                   size_t n, size_t place) {
+  size_t number = static_cast<size_t>(direction) * kMaxTrunks + place;
+  Descriptor *table = tables_ + number * max_descriptors_;
   std::copy_n(descriptors, n, table);
   cuda::DevicePtr argument = reinterpret_cast<uintptr_t>(table);
   uint32_t count = static_cast<uint32_t>(n);

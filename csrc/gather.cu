@@ -1,7 +1,14 @@
-// Many small copies in one launch. Compiled into gather_fatbin.inc by scripts/gather; no build
-// needs nvcc. One warp per descriptor, for what is waited for is the bus: a read over PCIe takes a
-// microsecond or two, first the descriptor's and then the data's, so many must be under way.
+// Many small copies in one launch, to VRAM or from it. Compiled into gather_fatbin.inc by
+// scripts/gather; no build needs nvcc. One warp per descriptor, for what is waited for is the bus:
+// a read over PCIe takes a microsecond or two, first the descriptor's and then the data's, so many
+// must be under way.
+#ifdef __CUDACC_RTC__
+using uint8_t = unsigned char;
+using uint32_t = unsigned int;
+using uint64_t = unsigned long long;
+#else
 #include <stdint.h>
+#endif
 
 struct Descriptor {  // as in driver.h
   uint64_t dst;
@@ -11,7 +18,8 @@ struct Descriptor {  // as in driver.h
 
 constexpr uint32_t kMaxThreads = 512;  // as in gather.cpp
 constexpr uint32_t kWarp = 32;
-constexpr uint32_t kHeld = 8;  // reads under way per thread; a warp holds 4 KiB
+constexpr uint32_t kHeld = 3;          // reads under way per thread; a warp holds 1.5 KiB
+constexpr uint32_t kPerProcessor = 4;  // blocks for which registers must suffice: 32 a thread
 
 __device__ void copy_vectors(const Descriptor &d, uint32_t lane) {
   uint4 *to = reinterpret_cast<uint4 *>(d.dst);
@@ -42,7 +50,7 @@ __device__ void copy_bytes(const Descriptor &d, uint64_t first, uint32_t lane) {
   }
 }
 
-extern "C" __global__ void __launch_bounds__(kMaxThreads)
+extern "C" __global__ void __launch_bounds__(kMaxThreads, kPerProcessor)
     ckv_gather(const Descriptor *descriptors, uint32_t n) {
   uint32_t lane = threadIdx.x % kWarp;
   // Few descriptors are spread over the blocks, not put into the first.

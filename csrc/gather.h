@@ -1,5 +1,5 @@
-// The load path for many small pieces: one kernel walks a trunk's descriptors. Offered only where
-// the device uses the host's pointers.
+// The path for many small pieces: one kernel walks a trunk's descriptors. Offered only where the
+// device uses the host's pointers.
 #pragma once
 
 #include <cstddef>
@@ -19,9 +19,10 @@ class Gather {
   Gather &operator=(const Gather &) = delete;
   ~Gather();
 
-  // At most max_descriptors. The kernel reads its own copy of them: `place` (below kMaxTrunks) is
-  // free again once the launch is over.
-  int launch(cuda::StreamHandle stream, const Descriptor *descriptors, size_t n, size_t place);
+  // At most max_descriptors. The kernel reads its own copy of them: `place` (below kMaxTrunks) of
+  // this direction is free again once the launch is over.
+  int launch(int direction, cuda::StreamHandle stream, const Descriptor *descriptors, size_t n,
+             size_t place);
 
  private:
   Gather(const cuda::Library &library, size_t max_descriptors);
@@ -32,7 +33,7 @@ class Gather {
   const size_t max_descriptors_;
   cuda::Module module_ = nullptr;
   cuda::Function kernel_ = nullptr;
-  Descriptor *tables_ = nullptr;  // one per place, page-locked
+  Descriptor *tables_ = nullptr;  // one per direction and place, page-locked
   bool is_locked_ = false;
 };
 

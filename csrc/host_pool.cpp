@@ -26,10 +26,11 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-// Registering holds locks that other CUDA calls and other processes wait for; chunks let them
-// through (TensorRT-LLM issue 17429: 700 GB in one call stalled a host for minutes).
-constexpr uint64_t kChunk = uint64_t{1} << 30;
-constexpr uint64_t kPopulateTask = uint64_t{64} << 20;
+// Registering holds locks that other CUDA calls and other processes wait for, an engine step's
+// among them; small chunks and a breath between them let those through (TensorRT-LLM issue 17429:
+// 700 GB in one call stalled a host for minutes).
+constexpr uint64_t kChunk = uint64_t{128} << 20;
+constexpr uint64_t kPopulateTask = uint64_t{16} << 20;  // each thread has one of a chunk
 constexpr unsigned kPopulateThreads = 8;
 constexpr unsigned kMaxThreads = 64;
 constexpr int kStopped = -1;
@@ -137,16 +138,21 @@ void HostPool::grow() {
   }
   check_room(first_bytes_);
   std::unique_lock<std::mutex> lock(mutex_);
+  start_grower();
+  changed_.wait(lock, [this] { return !is_growing_ || ready_bytes() >= first_bytes_; });
+  if (ready_bytes() < first_bytes_) {
+    throw Failure(error_, why_);
+  }
+}
+
+// Under the mutex.
+void HostPool::start_grower() {
   is_growing_ = true;
   try {
     grower_ = std::thread([this] { run(); });
   } catch (...) {
     is_growing_ = false;
     throw;
-  }
-  changed_.wait(lock, [this] { return !is_growing_ || ready_bytes() >= first_bytes_; });
-  if (ready_bytes() < first_bytes_) {
-    throw Failure(error_, why_);
   }
 }
 
@@ -210,12 +216,24 @@ void HostPool::add_chunks() {
       check_room(end - begin);
       populate(begin, end);
       check_not_stopped();
+      breathe();
       lock_pages(begin, end);
     } catch (...) {
       madvise(base_ + begin, end - begin, MADV_DONTNEED);  // what nobody can use goes back
       throw;
     }
   }
+}
+
+// Somebody serves by now: the driver is left to them for as long as it has just been kept.
+void HostPool::breathe() {
+  if (ready_bytes() < first_bytes_ || ready_bytes() == 0) {
+    return;
+  }
+  std::unique_lock<std::mutex> lock(mutex_);
+  changed_.wait_for(lock, last_lock_, [this] { return should_stop_.load(); });
+  lock.unlock();
+  check_not_stopped();
 }
 
 void HostPool::populate(uint64_t begin, uint64_t end) {
@@ -286,14 +304,14 @@ void HostPool::touch_with_threads(const std::function<void()> &work) {
 void HostPool::lock_pages(uint64_t begin, uint64_t end) {
   Clock::time_point start = Clock::now();
   int code = driver_.host_register(base_ + begin, end - begin);
-  double lock_s = seconds_since(start);
+  last_lock_ = Clock::now() - start;
   if (code != 0) {
     throw Failure(CKV_EDRIVER,
                   stopped_at("page-locking") + driver_.describe(code) + memlock_text());
   }
   {
     std::lock_guard<std::mutex> lock(mutex_);
-    lock_s_ += lock_s;
+    lock_s_ += std::chrono::duration<double>(last_lock_).count();
     ready_bytes_.store(end, std::memory_order_release);
   }
   changed_.notify_all();
@@ -351,12 +369,40 @@ void HostPool::get_state(ckv_pool_state *out) const {
   std::memcpy(out->why, why_, sizeof out->why);
 }
 
-void HostPool::release() {
+void HostPool::unlock_pages() {
+  uint64_t ready = ready_bytes_.exchange(0);
   if (driver_.locks_pages()) {
-    for (uint64_t at = 0; at < ready_bytes(); at += chunk_bytes_) {
+    for (uint64_t at = 0; at < ready; at += chunk_bytes_) {
       driver_.host_unregister(base_ + at);
     }
   }
+}
+
+void HostPool::give_back() {
+  stop();
+  if (grower_.joinable()) {
+    grower_.join();
+  }
+  unlock_pages();
+  madvise(base_, mapped_bytes_, MADV_DONTNEED);
+}
+
+void HostPool::grow_again() {
+  std::lock_guard<std::mutex> lock(mutex_);
+  if (grower_.joinable() || ready_bytes() > 0) {
+    throw Failure(CKV_EINVAL, "a pool grows again once it was given back");
+  }
+  if (!driver_.locks_pages()) {
+    ready_bytes_.store(mapped_bytes_, std::memory_order_release);
+    return;
+  }
+  should_stop_ = false;
+  first_bytes_ = 0;
+  start_grower();
+}
+
+void HostPool::release() {
+  unlock_pages();
   if (base_ != nullptr) {
     munmap(base_, mapped_bytes_);
   }

@@ -1,9 +1,10 @@
 // DRAM for the slots: anonymous, not inherited by forks, page-locked where the driver needs it.
 //
-// Locking takes seconds per 10 GiB, so a pool grows chunk by chunk on a thread of its own and is
-// used from its base on as far as it is ready. What cannot be had ends the growth, not the pool;
-// where memory was short it is tried again from time to time, for a virtual machine may be given
-// its memory slowly, and what others took comes back.
+// Locking takes seconds per 10 GiB, so a pool grows chunk by chunk on a thread of its own, with a
+// breath between chunks, and is used from its base on as far as it is ready. What cannot be had
+// ends the growth, not the pool; where memory was short it is tried again from time to time, for a
+// virtual machine may be given its memory slowly, and what others took comes back. One that is
+// given back keeps its address and grows anew.
 #pragma once
 
 #include <atomic>
@@ -35,6 +36,10 @@ class HostPool {
   void grow();
   // Until it grows no more, or memory is short; false if it still does at the end of `timeout`.
   bool wait_grown(std::chrono::microseconds timeout);
+  // Waits for the chunk under way, unlocks and empties all pages. The address stays.
+  void give_back();
+  // From nothing, and without waiting for the first bytes.
+  void grow_again();
   // From any thread: the growth ends after what is under way.
   void stop();
 
@@ -47,9 +52,11 @@ class HostPool {
  private:
   void map(uint64_t bytes, bool huge);
   void run();
+  void start_grower();
   bool try_to_grow();
   bool pause();
   void add_chunks();
+  void breathe();
   void populate(uint64_t begin, uint64_t end);
   int populate_tasks(std::atomic<uint64_t> *next, uint64_t end) noexcept;
   void touch_with_threads(const std::function<void()> &work);
@@ -58,6 +65,7 @@ class HostPool {
   void check_not_stopped() const;
   std::string stopped_at(const char *what) const;
   void end_growth(int error, const char *why) noexcept;
+  void unlock_pages();
   void release();
 
   Driver &driver_;
@@ -66,6 +74,7 @@ class HostPool {
   const uint64_t chunk_bytes_;
   const std::chrono::milliseconds pause_;
   unsigned num_threads_;
+  std::chrono::steady_clock::duration last_lock_{};  // the grower's thread
   char *base_ = nullptr;
   uint64_t mapped_bytes_ = 0;
   uint64_t first_bytes_ = 0;

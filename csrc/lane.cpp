@@ -38,7 +38,7 @@ Lane::~Lane() {
 
 void Lane::run() {
   prctl(PR_SET_NAME, "ckv-lane");
-  place_lane(driver_.numa_node());
+  place_thread(driver_.numa_node());
   prctl(PR_SET_TIMERSLACK, 1000UL);  // else a nap of 10 us takes 60
   int code = driver_.attach_thread();
   if (code != 0) {

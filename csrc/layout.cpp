@@ -47,6 +47,21 @@ Layout::Layout(const ckv_region *regions, size_t num_regions, int32_t num_blocks
   }
 }
 
+void Layout::move_to(const Layout &other) {
+  auto has_same_piece = [](const ckv_region &a, const ckv_region &b) {
+    return a.host_base == b.host_base && a.host_stride == b.host_stride && a.bytes == b.bytes;
+  };
+  if (num_blocks_ != other.num_blocks_ || num_slots_ != other.num_slots_ ||
+      !std::equal(regions_.begin(), regions_.end(), other.regions_.begin(), other.regions_.end(),
+                  has_same_piece)) {
+    throw Failure(CKV_EINVAL, "blocks that were moved must be what they were, and these are not");
+  }
+  for (size_t i = 0; i < regions_.size(); ++i) {
+    regions_[i].dev_base = other.regions_[i].dev_base;
+    regions_[i].dev_stride = other.regions_[i].dev_stride;
+  }
+}
+
 void Layout::set_borders(uint64_t base, uint64_t bytes) {
   border_base_ = base;
   border_bytes_ = bytes;

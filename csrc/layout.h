@@ -26,6 +26,9 @@ class Layout {
   // crossed a border would name memory of two, which a driver may refuse.
   void set_borders(uint64_t base, uint64_t bytes);
 
+  // Blocks lie where the other layout has them; its slots must be the same. Throws Failure.
+  void move_to(const Layout &other);
+
   bool empty() const { return regions_.empty(); }
   int32_t num_blocks() const { return num_blocks_; }
   int32_t num_slots() const { return num_slots_; }

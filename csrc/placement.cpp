@@ -123,7 +123,7 @@ void run_on(const CpuSet &cpus) {
   sched_setaffinity(0, bytes, mask.data());
 }
 
-void place_lane(int node) noexcept {
+void place_thread(int node) noexcept {
   try {
     CpuSet opener = thread_cpus("/proc/thread-self/status");
     CpuSet wanted = lane_cpus(process_cpus(), node_cpus(node), opener);
@@ -131,7 +131,7 @@ void place_lane(int node) noexcept {
       run_on(wanted);
     }
   } catch (const std::exception &) {
-    // No memory for the sets: the lane runs where it is.
+    // No memory for the sets: the thread runs where it is.
   }
 }
 

@@ -31,8 +31,8 @@ CpuSet lane_cpus(const CpuSet &process, const CpuSet &node, const CpuSet &opener
 // Moves the calling thread. A system that refuses leaves it where it is: slower, not wrong.
 void run_on(const CpuSet &cpus);
 
-// On the lane's thread, which has inherited its opener's mask. Never throws.
-void place_lane(int node) noexcept;
+// On a thread of the engine, which has inherited its opener's mask. Never throws.
+void place_thread(int node) noexcept;
 
 // Pages of the range will come from `node` while it has some. A container may forbid it: then they
 // come from the node of the thread that touches them first.

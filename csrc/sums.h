@@ -17,21 +17,20 @@ class Sums {
   Sums() = default;
   Sums(uint32_t every, size_t num_slots) : every_(every), entries_(every > 0 ? num_slots : 0) {}
 
-  // Of a transfer that has just got its claims, in the order of the submits. A store's slots have
-  // no sum from here on, however it ends.
+  // Of a transfer that has just got its claims, in the order of the submits. What a store or a read
+  // writes has no sum from here on, however it ends. Disks take and compare sums of their own.
   void begin(Transfer *transfer) {
     if (every_ == 0) {
       return;
     }
-    bool is_store = transfer->direction == CKV_STORE;
     for (int32_t slot : transfer->slots) {
-      if (is_store) {
+      if (transfer->writes_slots()) {
         entries_[slot] = kNone;
-      } else {
+      } else if (transfer->direction == CKV_LOAD) {
         transfer->is_summed = transfer->is_summed || entries_[slot] != kNone;
       }
     }
-    if (is_store) {
+    if (transfer->direction == CKV_STORE) {
       transfer->until_sampled = every_ - 1 - num_stored_ % every_;
       transfer->is_summed = transfer->until_sampled < transfer->slots.size();
       num_stored_ += transfer->slots.size();

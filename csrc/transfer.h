@@ -31,19 +31,38 @@ struct Cursor {
   uint64_t offset = 0;
 };
 
+class Disk;
+
+// What a write or a read has besides.
+struct DiskPart {
+  Disk *disk = nullptr;             // the engine's, as long as that is
+  std::vector<int32_t> host_slots;  // slot_blocks for each disk slot; -1: not wanted
+  std::vector<uint8_t> keys;        // key_bytes for each disk slot
+  size_t key_bytes = 0;
+  std::vector<uint32_t> depths;
+  uint64_t generation = 0;  // of the file, when it was submitted
+
+  // Guarded by the disk's mutex.
+  size_t next = 0;
+  size_t num_under_way = 0;
+  int error = 0;
+  bool is_cancelled = false;
+};
+
 struct Transfer {
   uint64_t tag = 0;
   int direction = CKV_LOAD;
   Rank rank = Rank::AWAITED;
-  std::vector<int32_t> blocks;
+  std::vector<int32_t> blocks;  // of a write or a read: disk slots
   std::vector<int32_t> slots;
+  std::unique_ptr<DiskPart> disk;  // of a write or a read
   Event after = nullptr;           // not yet seen fired; owned
   uint64_t until_sampled = 0;      // a store's blocks before the first that is to be summed
   bool is_summed = false;          // a slot of it is to be summed or compared; fixed by the lane
   std::unique_ptr<Report> report;  // empty once reported; guarded by the engine's mutex
   bool is_cancelled = false;       // asked for; guarded by the engine's mutex
 
-  // The lane's own from here on.
+  // The lane's own from here on; of a write or a read, once that is handed over, its disk's.
   Transfer *prev = nullptr;
   Transfer *next = nullptr;
   bool has_claims = false;
@@ -58,6 +77,8 @@ struct Transfer {
   uint64_t start_ns = 0;
 
   bool is_expanded() const { return cursor.pair == blocks.size(); }
+  bool writes_blocks() const { return direction == CKV_LOAD || direction == CKV_WRITE; }
+  bool writes_slots() const { return direction == CKV_STORE || direction == CKV_READ; }
 };
 
 // Intrusive, so that moving a transfer needs no memory and leaving the middle is O(1).

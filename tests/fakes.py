@@ -2,8 +2,15 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
 from collections.abc import Iterable, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
 
 from continuum_connector.errors import TransferError
 from continuum_connector.messages import BlockIds
@@ -63,6 +70,25 @@ class FakeCopyEngine:
     in_flight: dict[int, Submitted] = field(default_factory=dict)
     stored: set[int] = field(default_factory=set)
     _done: list[Completion] = field(default_factory=list)
+    moved: list[Any] = field(default_factory=list)  # the layouts it was told of since
+    is_released: bool = False
+
+    @property
+    def pool(self) -> FakeCopyEngine:
+        return self
+
+    def set_regions(self, layout: Any, num_slots: int) -> None:
+        assert not self.in_flight, "VRAM is moved under a copy"
+        self.moved.append(layout)
+
+    def release(self) -> None:
+        assert not self.in_flight, "DRAM is given back under a copy"
+        self.is_released, self.num_ready = True, 0
+        self.stored.clear()
+
+    def regrow(self) -> None:
+        assert self.is_released
+        self.is_released, self.is_growing = False, True
 
     def pool_state(self) -> PoolState:
         assert not self.closed
@@ -207,3 +233,14 @@ class FakeBlockPool:
     def state(self) -> tuple[list[int], list[int]]:
         """The free queue in order, and every reference count."""
         return [block.block_id for block in self.free], [block.ref_cnt for block in self.blocks]
+
+
+def mount_tmpfs(folder: Path, ends: ExitStack, *options: str) -> None:
+    """Make `folder` a file system of its own until `ends`, which has such `options`; skips the test
+    where that cannot be."""
+    folder.mkdir(mode=0o700)
+    said = ",".join((*options, "mode=700"))
+    mount = ["mount", "-t", "tmpfs", "-o", said, "none", str(folder)]
+    if os.geteuid() or subprocess.run(mount, check=False).returncode:
+        pytest.skip("only root may mount a file system, and not everywhere")
+    ends.callback(subprocess.run, ["umount", "-l", str(folder)], check=True)

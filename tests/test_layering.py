@@ -56,17 +56,22 @@ MAY_IMPORT = {  # what each room, a folder or a file, may import besides itself 
     "errors": set(),
     "messages": set(),
     "files": set(),
-    "config": {"files"},
+    "places": {"files"},
+    "config": {"places"},
     "switch": {"files"},
     "programs": set(),
     "toolcalls": set(),
     "observe/trace_file": set(),
     "observe/trace": {"config", "observe/trace_file"},
-    "observe/metric_table": {"programs", "toolcalls"},
-    "observe/account": {"observe/metric_table"},
-    "observe/metrics": {"observe/account", "observe/metric_table"},
+    "observe/metric": set(),
+    "observe/disk_metrics": {"observe/metric"},
+    "observe/metric_table": {"observe/metric", "observe/disk_metrics", "programs", "toolcalls"},
+    "observe/account": {"observe/metric", "observe/metric_table"},
+    "observe/metrics": {"observe/account", "observe/metric", "observe/metric_table"},
     "middleware": {"programs", "observe/metric_table"},
-    "switch_endpoint": {"switch", "config", "middleware"},
+    "endpoints": {"config", "middleware"},
+    "switch_endpoint": {"switch", "config", "middleware", "endpoints"},
+    "epoch_endpoint": {"middleware", "endpoints"},
     "costs": {"files"},
     "forecast": {"toolcalls", "costs"},
     "policy": {"programs", "toolcalls", "forecast", "costs"},
@@ -78,44 +83,48 @@ MAY_IMPORT = {  # what each room, a folder or a file, may import besides itself 
         *("policy", "programs", "toolcalls", "forecast", "costs", "messages", "config"),
         *("observe/account", "observe/metric_table"),
     },
-    "worker": {"messages", "config", "vllm/proven"},
-    "vllm/proven": {"config"},
+    "worker": {"messages", "config", "places", "files"},
+    "vllm/proven": {"config", "scheduler/kv_groups"},
     "vllm/node": set(),
     "vllm/coordinator": set(),
+    "vllm/shadow": {"scheduler/kv_groups"},
+    "vllm/kv_specs": {"scheduler/kv_groups", "vllm/proven"},
+    "vllm/served": {"config", "vllm/compat", "vllm/kv_specs", "vllm/proven"},
     "vllm/kv_events": set(),
+    "vllm/facts": {"worker"},
     "vllm/carriers": {"messages"},
-    "vllm/compat": {
-        "scheduler",
-        "scheduler/kv_groups",
-        "costs",
-        "vllm/proven",
-        "config",
-        "vllm/node",
-    },
+    "vllm/worker_calls": set(),
+    "vllm/compat": {"scheduler", "costs", "config", "vllm/node"},
     "vllm/order": {"vllm/compat", "scheduler"},
+    "vllm/resets": {"vllm/compat"},
     "vllm/allocation": {"build", "vllm/compat"},
     "build": {
         *("scheduler", "worker", "policy", "toolcalls", "forecast", "costs", "config"),
         *("scheduler/holds", "scheduler/kv_groups", "scheduler/tiers"),
         *("observe/account", "observe/trace"),
-        *("vllm/compat", "vllm/kv_events", "vllm/proven", "vllm/coordinator"),
+        *("vllm/compat", "vllm/kv_events", "vllm/proven", "vllm/coordinator", "vllm/kv_specs"),
+        *("vllm/served", "vllm/shadow", "vllm/facts"),
     },
-    "worker_hooks": {"build", "vllm/compat", "observe/account", "vllm/carriers", "worker"},
+    "worker_hooks": {
+        *("build", "config", "vllm/compat", "vllm/served", "vllm/carriers", "worker"),
+        *("observe/account", "observe/metrics", "vllm/worker_calls"),
+    },
     "connector": {
         *("worker_hooks", "build", "config", "messages", "scheduler", "costs", "switch"),
         *("observe/account", "observe/metrics"),
-        *("vllm/compat", "vllm/carriers", "vllm/proven"),
+        *("vllm/compat", "vllm/carriers", "vllm/coordinator", "vllm/proven", "vllm/resets"),
     },
     "vllm/attach": {
         *("connector", "config", "vllm/compat", "vllm/order", "vllm/allocation", "vllm/node"),
-        *("switch", "observe/trace_file"),
+        *("vllm/resets", "switch", "observe/trace_file"),
     },
     "vllm/plugin": {"vllm/attach"},
     "tools/sizing": set(),
     "tools/analysis": {"observe/trace", "observe/trace_file", "forecast"},
     "tools/checks": {
         *("vllm/compat", "vllm/plugin", "vllm/proven", "vllm/node"),
-        *("config", "worker", "switch", "switch_endpoint"),
+        *("config", "places", "worker", "switch"),
+        *("switch_endpoint", "epoch_endpoint", "endpoints"),
     },
     "tools/cli": {
         *("tools/analysis", "tools/checks", "tools/sizing"),
@@ -124,13 +133,18 @@ MAY_IMPORT = {  # what each room, a folder or a file, may import besides itself 
     "": {"connector", "vllm/attach"},  # __init__: the public names
 }
 VLLM_IN = {"connector.py", "worker_hooks.py", "observe/metrics.py"}
-VLLM_IN |= {f"vllm/{name}.py" for name in ("compat", "plugin", "carriers", "kv_events")}
+VLLM_IN |= {
+    f"vllm/{name}.py"
+    for name in ("compat", "plugin", "carriers", "kv_events", "kv_specs", "facts", "resets")
+}
+VLLM_IN.add("vllm/worker_calls.py")
 CLOCK_IN = {  # who may ask what time it is
     "connector.py",
     "build.py",  # the trace's start
     "observe/account.py",
     "observe/trace.py",
     "scheduler/waker.py",
+    "tools/checks/ask_disk.py",  # it times a drive
     "tools/cli/server.py",  # a client: it times what it asks for
     "tools/cli/top.py",
 }
@@ -254,7 +268,7 @@ def test_nothing_outside_tiers_knows_which_there_are_or_how_many() -> None:
         name: {m.removeprefix(tiers) for m in imports(tree) if m.startswith(tiers)}
         for name, tree in outside.items()
     }
-    assert asked.pop("build.py") <= {"make", "traffic"}
+    assert asked.pop("build.py") <= {"make", "reading", "traffic"}
     assert set().union(*asked.values()) == {"base", "traffic", "transfers"}
     named = re.compile(r"DramTier|tier\.names\[|len\(\S*tier\.names")
     assert [name for name in outside if named.search(FILES[name].read_text())] == []

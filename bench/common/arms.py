@@ -16,6 +16,7 @@ OURS, STOCK = "adaptive", "stock"  # in the lab: what is judged, and plain vLLM
 
 FAMILIES = {  # an arm's name is that of its family, or begins with it
     "continuum:": "ours",
+    "continuum-disk:": "ours",
     "none": "stock",
     "stock": "stock",
     "lmcache-mp": "blue",

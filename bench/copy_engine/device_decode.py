@@ -23,7 +23,7 @@ from bench.copy_engine.sizes import Sizes
 from continuum_connector.worker.engine import Direction
 
 WARM_UP = 5  # units that are not counted
-LOAD = (Direction.LOAD,)
+LOAD, STORE = (Direction.LOAD,), (Direction.STORE,)
 
 Say = Callable[[str], None]
 
@@ -39,42 +39,61 @@ class Arm:
 
 
 def arms_of(sizes: Sizes) -> list[Arm]:
-    """Nothing, large pieces, loads of small ones with the kernel and without, and nothing again."""
+    """Nothing, large pieces, small ones with the kernel and without, and nothing again."""
     large = sizes.chunks[-1]
     arms = [Arm("none")]
-    for name, ways in (("loads", LOAD), ("stores", (Direction.STORE,)), ("both", BOTH)):
+    for name, ways in (("loads", LOAD), ("stores", STORE), ("both", BOTH)):
         arms.append(Arm(f"{name}, pieces of {size(large)}", ways, large))
-    for small in sizes.small_pieces:
-        for path in ("gather", "batch"):
-            name = f"loads, pieces of {size(small)}, {path} asked for"
-            arms.append(Arm(name, LOAD, small, path))
+    for small, path in itertools.product(sizes.small_pieces, ("gather", "batch")):
+        for name, ways in (("loads", LOAD), ("stores", STORE)):
+            arms.append(
+                Arm(f"{name}, pieces of {size(small)}, {path} asked for", ways, small, path)
+            )
     return [*arms, Arm("none, again")]
 
 
 def measure_decode(machine: Machine, sizes: Sizes, say: Say) -> Section:
     """Memory-bound products beside each arm's transfers; the arms take turns."""
+    stream = machine.stream()
+    return _beside(machine, sizes, say, "decode", stream, stream.work)
+
+
+def measure_prefill(machine: Machine, sizes: Sizes, say: Say) -> Section:
+    """The same with products that computing bounds: a kernel that copies takes processors."""
+    stream = machine.stream()
+    return _beside(machine, sizes, say, "prefill", stream, stream.multiply)
+
+
+def _beside(
+    machine: Machine,
+    sizes: Sizes,
+    say: Say,
+    name: str,
+    stream: Stream,
+    work: Callable[[], None],
+) -> Section:
     section = Section(
-        "decode",
-        f"Decode-like products beside transfers at full rate, ms per unit "
+        name,
+        f"{name.capitalize()}-like products beside transfers at full rate, ms per unit "
         f"({sizes.repeats} turns of {sizes.arm_s:g} s each)",
         ("transfers", "path", "median", "p99", "max", "slow-down", "worst turn", "GB/s"),
         note="Units are queued ahead, so the caller's time is not in them. Slow-down: median unit "
         "by that of `none` in the same turn; its median over the turns. Path: what was taken.",
     )
-    arms, stream = arms_of(sizes), machine.stream()
+    arms = arms_of(sizes)
     found: dict[str, list[list[float]]] = {arm.name: [] for arm in arms}
     rates: dict[str, list[float]] = {arm.name: [] for arm in arms}
     with contextlib.ExitStack() as stack:
         rigs = {arm: stack.enter_context(_rig(machine, sizes, arm)) for arm in arms}
         for turn in range(sizes.repeats):
             for arm in arms:
-                say(f"decode-like work, turn {turn + 1} of {sizes.repeats}, transfers: {arm.name}")
+                say(f"{name}-like work, turn {turn + 1} of {sizes.repeats}, transfers: {arm.name}")
                 with fed(rigs[arm], arm.directions) as meter:
-                    found[arm.name].append(_work(stream, sizes))
+                    found[arm.name].append(_work(stream, work, sizes))
                     rates[arm.name].append(meter.rate())
         paths = {arm.name: _paths_taken(rigs[arm]) for arm in arms}
-    for name, turns in found.items():
-        _add(section, name, paths[name], turns, found["none"], rates[name])
+    for arm_name, turns in found.items():
+        _add(section, arm_name, paths[arm_name], turns, found["none"], rates[arm_name])
     return section
 
 
@@ -113,20 +132,20 @@ def _paths_taken(rig: Rig) -> str:
     return ", ".join(name for name, bit in PATHS.items() if any(way[bit] for way in trunks)) or "-"
 
 
-def _work(stream: Stream, sizes: Sizes) -> list[float]:
+def _work(stream: Stream, work: Callable[[], None], sizes: Sizes) -> list[float]:
     """Milliseconds of each unit, for as long as a turn is."""
     end, found = time.perf_counter() + sizes.arm_s, []
     while not found or time.perf_counter() < end:
-        found += _units(stream, sizes.work_units)
+        found += _units(stream, work, sizes.work_units)
     return found
 
 
-def _units(stream: Stream, count: int) -> list[float]:
+def _units(stream: Stream, work: Callable[[], None], count: int) -> list[float]:
     for _ in range(WARM_UP):
-        stream.work()
+        work()
     events = [stream.record()]
     for _ in range(count):
-        stream.work()
+        work()
         events.append(stream.record())
     stream.synchronize()
     return [later.seconds_since(earlier) * 1e3 for earlier, later in itertools.pairwise(events)]

@@ -38,7 +38,11 @@ class Stream(Protocol):
 
     def copy(self, dst: Buffer, src: Buffer, num_bytes: int) -> None: ...
     def work(self) -> None:
-        """One unit of decode-like computing."""
+        """One unit of decode-like computing, which waits for memory."""
+        ...
+
+    def multiply(self) -> None:
+        """One unit of prefill-like computing, which waits for nothing."""
         ...
 
     def record(self) -> Event: ...
@@ -88,6 +92,8 @@ class CpuStream:
 
     def work(self) -> None:
         np.dot(_MATRIX, _MATRIX)
+
+    multiply = work
 
     def record(self) -> CpuEvent:
         return CpuEvent()

@@ -16,9 +16,14 @@ from bench.cli import names_of, start, teaching_parser, whole
 from bench.copy_engine.bandwidth import measure_bandwidth
 from bench.copy_engine.checksums import measure_checksums
 from bench.copy_engine.delay import measure_delay
-from bench.copy_engine.device_decode import measure_decode
-from bench.copy_engine.device_pool import measure_pin
-from bench.copy_engine.device_rates import measure_duplex, measure_peak, measure_sweep
+from bench.copy_engine.device_decode import measure_decode, measure_prefill
+from bench.copy_engine.device_pool import measure_growth, measure_pin
+from bench.copy_engine.device_rates import (
+    measure_duplex,
+    measure_pages,
+    measure_peak,
+    measure_sweep,
+)
 from bench.copy_engine.device_step import measure_small_copy
 from bench.copy_engine.machine import CpuMachine, Machine
 from bench.copy_engine.progress import Progress
@@ -55,7 +60,10 @@ reading the tables
   duplex     the engine kept at work one way and both ways, against the peak of the same run
   small_copy how long a step's own 4 KiB copy waits beside bulk loads, per trunk and window
   decode     how much kernels slow down beside transfers at full rate, large pieces and small
+  prefill    the same of kernels that computing bounds, not memory
+  pages      the engine kept at work over a pool of huge pages, and over one of small ones
   pin        how fast the host pool is populated and page-locked
+  growth     how long a step's own 4 KiB copy waits while a pool grows, per chunk
   PASS and FAIL compare with the aims of the design; the exit status does not depend on them.
 
 examples
@@ -83,8 +91,11 @@ DEVICE_SECTIONS: dict[str, Measure] = {
     "duplex": measure_duplex,
     "small_copy": measure_small_copy,
     "decode": measure_decode,
+    "prefill": measure_prefill,
     "device_bandwidth": measure_bandwidth,
+    "pages": measure_pages,
     "pin": measure_pin,
+    "growth": measure_growth,
 }
 ALL_SECTIONS = CPU_SECTIONS | DEVICE_SECTIONS
 

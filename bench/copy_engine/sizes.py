@@ -30,7 +30,7 @@ class Sizes:
     counts: tuple[int, ...] = (16, 256, 2048, 8192)  # blocks of a transfer
     sweep_bytes: int = 2048 * MIB  # no transfer is longer
     fed_s: float = 1.0  # how long the engine is kept at work
-    trunks: tuple[int, ...] = (512 * KIB, MIB, 2 * MIB, 4 * MIB, 8 * MIB)
+    trunks: tuple[int, ...] = (512 * KIB, MIB, 2 * MIB, 4 * MIB, 8 * MIB, 32 * MIB)
     windows: tuple[int, ...] = (1, 2, 4)  # trunks in flight
     small_copies: int = 300
     work_units: int = 400  # queued at a time
@@ -39,7 +39,7 @@ class Sizes:
     small_pieces: tuple[int, ...] = (16 * KIB, 32 * KIB)  # below and above the bound in csrc/path.h
     small_pieces_per_block: int = 64  # K and V of 32 layers
     pool_bytes: int = 8192 * MIB
-    pool_chunks: tuple[int, ...] = (64 * MIB, 256 * MIB, 1024 * MIB)
+    pool_chunks: tuple[int, ...] = (64 * MIB, 128 * MIB, 256 * MIB, 1024 * MIB)
 
 
 FULL = Sizes()
@@ -58,7 +58,7 @@ QUICK = Sizes(
     arm_s=0.3,
     decode_bytes=256 * MIB,
     pool_bytes=1024 * MIB,
-    pool_chunks=(64 * MIB, 1024 * MIB),
+    pool_chunks=(128 * MIB, 1024 * MIB),
 )
 TINY = Sizes(
     blocks=(1, 8),

@@ -9,6 +9,7 @@ from bench.copy_engine.machine import Buffer
 from bench.copy_engine.torch_rivals import TorchRivals
 
 WIDTH, ROWS, MATMULS = 8192, 64, 4  # 128 MiB of weights per product: more than an L2 holds
+PREFILL_ROWS = 2048  # 0.3 TFLOP per product: the weights are read once, so it is bound by computing
 
 
 def find_machine(device: int) -> TorchMachine | str:
@@ -92,11 +93,17 @@ class TorchStream:
             dst.tensor[:num_bytes].copy_(src.tensor[:num_bytes], non_blocking=True)
 
     def work(self) -> None:
+        self._products(ROWS, MATMULS)
+
+    def multiply(self) -> None:
+        self._products(PREFILL_ROWS, 1)
+
+    def _products(self, num_rows: int, number: int) -> None:
         import torch
 
-        rows, weights, out = _matrices(self._where)
+        rows, weights, out = _matrices(self._where, num_rows)
         with torch.cuda.stream(self._stream):
-            for _ in range(MATMULS):
+            for _ in range(number):
                 torch.mm(rows, weights, out=out)
 
     def record(self) -> TorchEvent:
@@ -107,12 +114,12 @@ class TorchStream:
 
 
 @functools.cache
-def _matrices(device: str) -> tuple[Any, Any, Any]:
+def _matrices(device: str, num_rows: int) -> tuple[Any, Any, Any]:
     import torch
 
     def ones(rows: int) -> Any:
         return torch.ones(rows, WIDTH, dtype=torch.bfloat16, device=device)
 
-    made = ones(ROWS), ones(WIDTH), ones(ROWS)
+    made = ones(num_rows), ones(WIDTH), ones(num_rows)
     torch.cuda.synchronize(device)
     return made

@@ -19,7 +19,7 @@ from typing import Any
 
 from bench.gpu.steps import Ended, Step, Verdict, filled
 from bench.serve.record import versions
-from bench.serve.server import die_with_parent, end_group
+from bench.serve.server import as_a_child, end_group
 from continuum_connector.tools.cli.ending import ToldError
 
 REPO = Path(__file__).resolve().parents[2]
@@ -107,7 +107,7 @@ def launch(argv: Sequence[str], log: Path, limit_s: float) -> int | None:
                 stderr=subprocess.STDOUT,
                 cwd=REPO,
                 start_new_session=True,
-                preexec_fn=die_with_parent,
+                preexec_fn=as_a_child,
             )
         except OSError as error:
             file.write(f"{error}\n".encode())

@@ -21,6 +21,8 @@ from bench.serve import results
 
 OURS = "continuum:adaptive"
 RATES = (3, 6)  # programs per second, of the published sweep
+STOCK_LAYOUT = "ab-stock-layout"
+SLOWER_AT_MOST = 1.02  # per token, of a block in one run: the noise of a run
 BLOCKS = 27_125  # the VRAM pool of the published H100 runs; a whole H200 evicts nothing
 MODEL = "{out}/llama-3.1-8b-shape"
 PYTHON = ("python", "-m")
@@ -73,7 +75,7 @@ class Step:
 def filled(command: tuple[str, ...], out: Path) -> list[str]:
     """What is run."""
     words = [word.replace("{out}", str(out)) for word in command]
-    return [sys.executable, *words[1:]] if words[0] == "python" else words
+    return [sys.executable if word == "python" else word for word in words]
 
 
 # --- how results are read ---------------------------------------------------------------------
@@ -135,6 +137,24 @@ def sweep(arm: str) -> Callable[[Ended], Reading]:
     return read
 
 
+def layout(ended: Ended) -> Reading:
+    """Seconds per token with vLLM's own layout, and with the block outermost, at the first rate."""
+    folders = (ended.out / STOCK_LAYOUT, ended.out / "ab")
+    stock, ours = (mean_tpot(each / f"rate-{RATES[0]}") for each in folders)
+    if not (stock and ours):
+        return Verdict.NOT_REACHED, "one of the two has no run that is done"
+    verdict = Verdict.PROVEN if ours <= SLOWER_AT_MOST * stock else Verdict.FAILED
+    return verdict, f"TPOT {1e3 * ours:.2f} ms, with vLLM's own layout {1e3 * stock:.2f} ms"
+
+
+def mean_tpot(folder: Path) -> float:
+    """Of our runs that are done; 0 without one."""
+    runs = results.load(folder) if (folder / results.RUNS).is_dir() else []
+    ours = [run for run in runs if run.run.state == "done" and run.run.arm == OURS]
+    times = [turn.tpot_s for run in ours for turn in run.turns if turn.tpot_s]
+    return fmean(times) if times else 0.0
+
+
 def mean_jct(folder: Path) -> dict[str, float]:
     """By arm, of the runs that are done and of the programs that came to their end."""
     runs = results.load(folder) if (folder / results.RUNS).is_dir() else []
@@ -162,11 +182,11 @@ def _tests(mark: str) -> tuple[str, ...]:
     )
 
 
-def _ab(arm: str) -> tuple[str, ...]:
+def _ab(arm: str, rates: tuple[int, ...] = RATES, folder: str = "ab") -> tuple[str, ...]:
     serve = "--load-format dummy --gpu-memory-utilization 0.85 --attention-backend FLASH_ATTN"
     return (
         *(*BENCH, "ab", "--arms", arm, "--workload", "sweep"),
-        *("--rates", ",".join(map(str, RATES)), "--dram", "64GiB", "--out", "{out}/ab"),
+        *("--rates", ",".join(map(str, rates)), "--dram", "64GiB", "--out", f"{{out}}/{folder}"),
         *("--model", MODEL, "--dtype", "bfloat16", "--blocks", str(BLOCKS), "--block-size", "16"),
         *("--max-len", "16384", "--batch-tokens", "8192", "--seqs", "1024", "--no-eager"),
         *("--start-timeout", "300", "--server-args", serve),
@@ -178,6 +198,10 @@ def _sweep(name: str, arm: str, decides: str, limit_s: float) -> Step:
     return Step(name, "B", decides, ab, limit_s, sweep(arm), (*ab, "--dry-run"), leaves="ab")
 
 
+WITH_STOCK_LAYOUT = (
+    *("env", "CONTINUUM_KV_LAYOUT=stock"),
+    *_ab(OURS, RATES[:1], STOCK_LAYOUT),
+)
 RATE_FOLDERS = tuple(f"{{out}}/ab/rate-{rate}" for rate in RATES)
 STEPS = (
     Step(
@@ -215,8 +239,8 @@ STEPS = (
         name="submit",
         sitting="A",
         decides="A submit costs a step 20 us, a copy begins within 5 ms, a pool is locked",
-        command=_copies("device_submit,device_delay,pin", "submit.json", quick=True),
-        limit_s=100.0,
+        command=_copies("device_submit,device_delay,pin,pages", "submit.json", quick=True),
+        limit_s=140.0,
         read=aims("submit.json"),
         rehearsal=_copies_on_cpu("submit,delay", "submit.json"),
         leaves="submit.json",
@@ -252,8 +276,8 @@ STEPS = (
         name="beside",
         sitting="A",
         decides="What a step pays beside transfers, and the best path by size of a piece",
-        command=_copies("small_copy,decode,sweep", "beside.json", quick=True),
-        limit_s=180.0,
+        command=_copies("small_copy,growth,decode,prefill,sweep", "beside.json", quick=True),
+        limit_s=240.0,
         read=aims("beside.json"),
         rehearsal=_copies_on_cpu("calls", "beside.json"),
         leaves="beside.json",
@@ -271,6 +295,16 @@ STEPS = (
     _sweep("none", "none", "What stock vLLM needs for the published sweep", 780.0),
     _sweep("continuum", OURS, "Agents end no later with the connector", 420.0),
     _sweep("simple", "simple", "What vLLM's own SimpleCPUOffload needs", 780.0),
+    Step(
+        name="layout",
+        sitting="B",
+        decides="A block in one run, which is one copy, does not slow decoding",
+        command=WITH_STOCK_LAYOUT,
+        limit_s=240.0,
+        read=layout,
+        rehearsal=(*WITH_STOCK_LAYOUT, "--dry-run"),
+        leaves=STOCK_LAYOUT,
+    ),
     Step(
         name="report",
         sitting="B",

@@ -45,7 +45,7 @@ def row(result: dict[str, Any]) -> str:
     """One line of the table."""
     stock, ours = np.array(result["stock_step_us"]), np.array(result["step_us"])
     added = np.sort(ours - stock)
-    median, low, high = np.median(added), *_interval(added)
+    median, low, high = np.median(added), *interval(added)
     of_stock = 100 / np.median(stock)
     return (
         f"| {result['pins']:,} | {result['policy']} | {np.median(stock):.0f} "
@@ -54,7 +54,7 @@ def row(result: dict[str, Any]) -> str:
     )
 
 
-def _interval(ordered: Any) -> tuple[float, float]:
+def interval(ordered: Any) -> tuple[float, float]:
     """Between these values the median lies, 95 of 100 times: ranks by the binomial law."""
     half = 0.98 * len(ordered) ** 0.5
     low = max(0, int(len(ordered) / 2 - half))

@@ -12,16 +12,19 @@ from __future__ import annotations
 import contextlib
 import itertools
 import json
+import os
 import shutil
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from bench.cache import CACHE
 from bench.serve import package, results
 from bench.serve.api import ApiError, Patience
 from bench.serve.arms import CannotRunError, Place, ServerArm
 from bench.serve.arrivals import read_arrivals
+from bench.serve.clients import Agents, Client, ClientError
 from bench.serve.kept import Kept, Prepared, check_tier
 from bench.serve.live import kv_bytes_per_token, live, longest_context
 from bench.serve.load import Load
@@ -55,8 +58,11 @@ class Experiment:
     server: ServerOptions = field(default_factory=ServerOptions)
     shims: Path | None = None
     rivals: Path = FOLDER
+    disk: Path = CACHE / "disk"  # folders of servers that use one go below it
+    disk_bytes: int = 4 * 2**30
     patience: Patience = field(default_factory=Patience)
     sample_s: float = 1.0
+    client: Client = field(default_factory=Agents)
 
     def load(self, arm: ServerArm, repeat: int) -> Load:
         """The load of one run."""
@@ -99,7 +105,9 @@ class Experiment:
     def settings(self) -> dict[str, Any]:
         """What two runs must have in common to be in one folder."""
         load = self.load(self.arms[0], 0)
+        disk = any(arm.uses_disk for arm in self.arms)
         return {
+            **({"disk_bytes": self.disk_bytes} if disk else {}),
             "workload": self.workload.name,
             "arrivals": load.arrivals.text,
             "duration_s": load.duration_s,
@@ -115,6 +123,7 @@ class Experiment:
             "seqs": self.server.max_num_seqs,
             "eager": self.server.eager,
             "server_args": list(self.server.args),
+            **self.client.settings(),
         }
 
 
@@ -136,6 +145,7 @@ class Cell:
 def cells(experiment: Experiment) -> list[Cell]:
     """Every run in its order; an arm that uses no DRAM runs once per repeat."""
     drams = experiment.drams()
+    experiment.client.check(experiment.load(experiment.arms[0], 0))
     experiment.check_length()
     planned: list[Cell] = []
     for repeat in range(experiment.repeats):
@@ -231,7 +241,7 @@ def check_folder(experiment: Experiment, out: Path) -> None:
         have = dict(json.loads(path.read_text())) if path.exists() else wanted
     except (ValueError, TypeError, RecursionError) as error:
         raise ResultError(f"{path} is no experiment ({error}); give another --out") from None
-    other = [key for key in wanted if have.get(key) != wanted[key]]
+    other = [key for key in {**wanted, **have} if have.get(key) != wanted.get(key)]
     if other:
         raise ResultError(
             f"{out} holds runs of another experiment ({', '.join(other)} differ); give "
@@ -247,6 +257,8 @@ def prepare(experiment: Experiment, cell: Cell) -> Prepared:
         on_cpu=package.on_cpu(),
         rivals=experiment.rivals,
         shims=experiment.shims,
+        disk=experiment.disk / f"{cell.name}-{os.getpid()}" if cell.arm.uses_disk else None,
+        disk_bytes=experiment.disk_bytes,
     )
     setup = cell.arm.setup(place)
     options = replace(
@@ -256,7 +268,7 @@ def prepare(experiment: Experiment, cell: Cell) -> Prepared:
         args=(*experiment.server.args, *setup.args),
         env={**experiment.server.env, **setup.env},
     )
-    return Prepared(options, setup.side)
+    return Prepared(options, setup.side, setup.disk)
 
 
 def _run(task: Task, kept: Kept, watcher: Watcher) -> Run:
@@ -280,8 +292,9 @@ def _run(task: Task, kept: Kept, watcher: Watcher) -> Run:
     )
     with RunFolder(task.folder, run) as out:
         try:
+            experiment.client.check(load)
             _serve(experiment, prepare(experiment, cell), load, out, kept, watcher)
-        except (CannotRunError, ServerError, ApiError) as error:
+        except (CannotRunError, ClientError, ServerError, ApiError) as error:
             out.close("cannot_run", _short(error))
         except KeyboardInterrupt:
             out.close("interrupted", "stopped while the server was starting")
@@ -300,7 +313,9 @@ def _serve(
     out.run.versions = versions(options.env.get("PYTHONPATH", ""))
     server, is_used = kept.serving(prepared, experiment.model, out)
     out.run.url, out.run.command = server.url, options.command(experiment.model, server.port)
-    manner = Manner(experiment.patience, WARM_UP, experiment.sample_s, reset=is_used)
+    manner = Manner(
+        experiment.patience, WARM_UP, experiment.sample_s, reset=is_used, client=experiment.client
+    )
     try:
         measure(server.url, load, out, manner, watcher.turn)
     except ApiError:

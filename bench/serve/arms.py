@@ -7,6 +7,8 @@
     lmcache-v1            LMCacheConnectorV1, in the engine's process
     simple[-lazy]         vLLM's SimpleCPUOffloadConnector, likewise
     offloading-lru, -arc  vLLM's OffloadingConnector
+    continuum-disk:POLICY, lmcache-mp-disk, offloading-fs
+                          three of them with a disk below DRAM, as large for each of them
 
 LMCache comes from a folder of its own (`python -m bench.serve.rivals`), so that its pinned
 dependencies do not touch vLLM's. `lmcache-v1`, `simple` and `offloading` copy with CUDA: on a CPU
@@ -26,6 +28,7 @@ from bench.common.arms import Arm, Role
 from bench.serve.rivals import LMCACHE_ENV, LmcacheServer, missing
 from continuum_connector.config import POLICIES
 
+OURS = ("continuum", "continuum-disk")  # each with a policy behind a colon
 CHUNK = 256  # tokens; LMCache's default. On a CPU it must be a multiple of 128.
 
 
@@ -42,6 +45,8 @@ class Place:
     on_cpu: bool
     rivals: Path  # where LMCache is
     shims: Path | None = None
+    disk: Path | None = None  # where a folder of this server's own may be made
+    disk_bytes: int = 0
 
     def chunk(self) -> int:
         """LMCache's chunk in tokens: small where contexts are."""
@@ -53,6 +58,12 @@ class Place:
             )
         return chunk
 
+    def folder(self) -> Path:
+        """Of a drive, for one server."""
+        if self.disk is None:
+            raise CannotRunError("it needs a folder on a drive; name one with --disk-path")
+        return self.disk.absolute()
+
 
 @dataclass
 class Setup:
@@ -63,35 +74,47 @@ class Setup:
     args: tuple[str, ...] = ()
     env: dict[str, str] = field(default_factory=dict)
     side: LmcacheServer | None = None  # a process that must be there first
+    disk: Path | None = None  # a folder that is empty when the server starts and goes with it
 
 
 @dataclass(frozen=True)
 class ServerArm(Arm):
     """One way to serve. `uses_dram`: whether its size matters. `forgets`: whether a reset of
-    vLLM's caches empties its DRAM too (`reset_cache` of its connector)."""
+    vLLM's caches empties its DRAM too, and its disk (`reset_cache` of its connector)."""
 
     setup: Callable[[Place], Setup]
     uses_dram: bool = True
     priority: bool = False  # clients send the program's number
     forgets: bool = True
+    uses_disk: bool = False
 
 
 def find_arm(name: str) -> ServerArm:
     """The arm of this name; KeyError if there is none."""
     kind, _, policy = name.partition(":")
-    if kind == "continuum":
-        policy = policy or "adaptive"
-        if policy not in POLICIES:
-            raise KeyError(name)
-        role = Role.OURS if policy == "adaptive" else Role.RELATED
-        return ServerArm(
-            f"continuum:{policy}", f"Continuum {policy}", _continuum(policy), role=role
-        )
-    return ARMS[name]
+    if kind not in OURS:
+        return ARMS[name]
+    policy = policy or "adaptive"
+    if policy not in POLICIES:
+        raise KeyError(name)
+    role, title = Role.OURS if policy == "adaptive" else Role.RELATED, f"Continuum {policy}"
+    if kind == "continuum-disk":
+        setup, title = _continuum_disk(policy), f"{title}, disk"
+        return ServerArm(f"{kind}:{policy}", title, setup, role=role, uses_disk=True)
+    return ServerArm(f"{kind}:{policy}", title, _continuum(policy), role=role)
 
 
 def _continuum(policy: str) -> Callable[[Place], Setup]:
     return lambda place: Setup(connector={"policy": policy, "dram_bytes": place.dram_bytes})
+
+
+def _continuum_disk(policy: str) -> Callable[[Place], Setup]:
+    def setup(place: Place) -> Setup:
+        made, folder = _continuum(policy)(place), place.folder()
+        disk = {"disk_path": str(folder), "disk_bytes": place.disk_bytes}
+        return Setup(connector={**(made.connector or {}), **disk}, disk=folder)
+
+    return setup
 
 
 def _none(place: Place) -> Setup:
@@ -102,14 +125,17 @@ def _priority(place: Place) -> Setup:
     return Setup(args=("--scheduling-policy", "priority"))
 
 
-def _lmcache_mp(lazy: bool) -> Callable[[Place], Setup]:
+def _lmcache_mp(lazy: bool, with_disk: bool = False) -> Callable[[Place], Setup]:
     def setup(place: Place) -> Setup:
-        env = _lmcache(place)
+        env, folder = _lmcache(place), place.folder() if with_disk else None
         side = LmcacheServer(place.dram_bytes, place.chunk(), place.on_cpu, env)
+        if folder is not None:
+            side.add_disk(folder, place.disk_bytes)
         extra: dict[str, Any] = {"lmcache.mp.host": "tcp://localhost", "lmcache.mp.port": side.port}
         if lazy:
             extra["lmcache.mp.lazy_offload"] = True
-        return Setup(kv_transfer_config=_config("LMCacheMPConnector", extra), env=env, side=side)
+        config = _config("LMCacheMPConnector", extra)
+        return Setup(kv_transfer_config=config, env=env, side=side, disk=folder)
 
     return setup
 
@@ -131,6 +157,16 @@ def _vllm(connector: str, **extra: Any) -> Callable[[Place], Setup]:
         config = _shimmed(place, env, connector, "cpu_native_shim", options)
         return Setup(kv_transfer_config=config, env=env)
 
+    return setup
+
+
+def _tiering(place: Place) -> Setup:
+    """vLLM's tiering; its `fs` tier has no bound, so disk_bytes say nothing to it."""
+    folder = place.folder()
+    tier = {"type": "fs", "root_dir": str(folder)}
+    made = _vllm("OffloadingConnector", spec_name="TieringOffloadingSpec", secondary_tiers=[tier])
+    setup = made(place)
+    setup.disk = folder
     return setup
 
 
@@ -190,6 +226,17 @@ ARMS = {
         ServerArm(
             "offloading-arc", "Offloading ARC", _vllm("OffloadingConnector", eviction_policy="arc")
         ),
+        ServerArm(
+            "lmcache-mp-disk",
+            "LMCache MP, disk",
+            _lmcache_mp(lazy=False, with_disk=True),
+            forgets=False,
+            uses_disk=True,
+        ),
+        ServerArm("offloading-fs", "Offloading LRU, fs", _tiering, forgets=False, uses_disk=True),
     )
 }
-DEFAULT = ("none", "none-priority", "continuum:adaptive", *list(ARMS)[2:])
+DEFAULT = (
+    *("none", "none-priority", "continuum:adaptive"),
+    *(name for name, arm in list(ARMS.items())[2:] if not arm.uses_disk),
+)

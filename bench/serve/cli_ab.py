@@ -16,8 +16,9 @@ from rich.console import Console
 from bench.serve import cli_report, compare, results, summary
 from bench.serve.ab import Experiment, Task, Watcher, run_all
 from bench.serve.api import Patience
-from bench.serve.arms import ARMS, ServerArm, find_arm
+from bench.serve.arms import ARMS, OURS, ServerArm, find_arm
 from bench.serve.cli_agents import read_vocab
+from bench.serve.clients import Site, find_client
 from bench.serve.compare import Column
 from bench.serve.preview import preview
 from bench.serve.programs import Source
@@ -25,7 +26,7 @@ from bench.serve.results import Loaded, Run, State
 from bench.serve.server import ServerOptions
 from bench.serve.tiny_model import LLAMA, make_model
 from bench.serve.tokenizer import FIRST_WORD
-from continuum_connector.config import POLICIES
+from continuum_connector.config import POLICIES, parse_bytes
 from continuum_connector.tools.cli.server import CommandError
 from continuum_connector.tools.cli.terminal import name as shown
 from continuum_connector.tools.cli.terminal import terminal
@@ -48,19 +49,24 @@ class Options:
     vocab: str
     server: ServerOptions
     patience: Patience
+    client: str = "agents"
+    scenario: str = ""
 
     def experiment(self, **fields: Any) -> Experiment:
         """The experiment, with a tiny model made where none was given."""
         pressures, dram_bytes = read_dram(self.dram)
+        model = self.model or make_model()
+        site = Site(model, self.server.block_size)
         return Experiment(
             arms=tuple(_arm(name) for name in self.arms),
             workload=self.workload,
-            model=self.model or make_model(),
+            model=model,
             pressures=pressures,
             dram_bytes=dram_bytes,
             vocab=self._vocab(),
             server=self.server,
             patience=self.patience,
+            client=find_client(self.client, self.scenario, site),
             **fields,
         )
 
@@ -98,6 +104,17 @@ def read_dram(text: str) -> tuple[tuple[float, ...], int]:
             f"--dram {text}: write live KV / DRAM, like 2 or 0.5,1,2,4, or a size, like 64GiB"
         )
     return pressures, 0
+
+
+def read_disk(text: str) -> int:
+    """Bytes; CommandError if that is no size."""
+    try:
+        size = parse_bytes(text)
+    except ValueError:
+        size = 0
+    if not 0 < size < MOST_BYTES:
+        raise CommandError(f"--disk {text}: write a size, like 4GiB")
+    return size
 
 
 def read_server_args(text: str) -> list[str]:
@@ -205,5 +222,6 @@ def _arm(name: str) -> ServerArm:
     try:
         return find_arm(name)
     except KeyError:
-        known = ", ".join((*ARMS, *(f"continuum:{policy}" for policy in POLICIES)))
+        ours = (f"{kind}:{policy}" for kind in OURS for policy in POLICIES)
+        known = ", ".join((*ARMS, *ours))
         raise CommandError(f"--arms: {name!r} is none of {known}") from None

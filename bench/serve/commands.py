@@ -96,6 +96,8 @@ def ab(
     duration: o.Duration = 0,
     programs: o.Programs = 0,
     dram: o.DramText = "2",
+    disk: o.DiskText = "4GiB",
+    disk_path: o.DiskPath = None,
     repeats: o.Repeats = 1,
     seed: o.Seed = 42,
     out: o.Out = None,
@@ -114,6 +116,8 @@ def ab(
     timeout: o.Timeout = 600.0,
     start_timeout: o.StartTimeout = ServerOptions.start_timeout_s,
     sample: o.Sample = 1.0,
+    client: o.ClientName = "agents",
+    scenario: o.Scenario = "",
     dry_run: o.DryRun = False,
 ) -> None:
     """Start a server for each way to serve, put the same agents on each, and compare.
@@ -129,6 +133,7 @@ def ab(
       continuum bench ab --arms none,continuum,lmcache-mp --repeats 5 --out runs/ab
       continuum bench ab --dram 0.5,1,2,4 --out runs/sweep --dry-run
       continuum bench ab --workload sweep --rates 1,3,6 --dram 64GiB
+      continuum bench ab --client aiperf --workload claude-code:FILE,scale=16,longest=4000
     """
     with _told("ab"):
         from bench.serve import cli_ab
@@ -138,7 +143,8 @@ def ab(
         server = ServerOptions(blocks, block_size, max_len, seqs, batch_tokens, dtype, eager)
         server.args, server.start_timeout_s = cli_ab.read_server_args(server_args), start_timeout
         chosen = cli_ab.Options(
-            arms.split(","), find_workload(workload), dram, model, vocab, server, Patience(timeout)
+            *(arms.split(","), find_workload(workload), dram, model, vocab),
+            *(server, Patience(timeout), client, scenario),
         ).experiment(
             arrivals=arrivals,
             duration_s=duration,
@@ -147,6 +153,8 @@ def ab(
             seed=seed,
             shims=shims,
             rivals=rivals or FOLDER,
+            disk_bytes=cli_ab.read_disk(disk),
+            **({"disk": disk_path} if disk_path else {}),
             sample_s=sample,
         )
         loads = cli_ab.read_rates(rates, chosen, out or _folder("ab"))

@@ -67,6 +67,11 @@ class Column:
     title: str
     runs: dict[int, Loaded]
 
+    @property
+    def is_told(self) -> bool:
+        """Whether a client that is not ours told figures of its own."""
+        return any(run.run.told for run in self.runs.values())
+
     def figure(self, key: str) -> float:
         """Mean over the repeats."""
         return mean([BY_KEY[key].value(run) for run in self.runs.values()])
@@ -155,6 +160,7 @@ def by_pressure(arms: Sequence[Column]) -> dict[float, list[Column]]:
 SHOWN = ("jct_mean_s", "jct_p95_s", "ttft_mean_s", "computed_tokens")
 SAME = "same answers"
 PLAIN = ("hit_vram_tokens", "hit_dram_tokens", "failed_programs")
+TOLD = ("cached_pct", "theory_pct", "found_pct", "tokens_per_s")  # where the client tells them
 
 
 def tables(console: Console, title: str, arms: Sequence[Column]) -> Iterator[Table]:
@@ -169,7 +175,11 @@ def tables(console: Console, title: str, arms: Sequence[Column]) -> Iterator[Tab
         if key == SAME:
             return "-" if arm is base else str(sameness(base, arm))
         shown = BY_KEY[key].show(arm.figure(key))
-        return shown if arm is base or key in PLAIN else f"{shown}\n{ratio(base, arm, what[key])}"
+        return (
+            shown
+            if arm is base or key in PLAIN + TOLD
+            else f"{shown}\n{ratio(base, arm, what[key])}"
+        )
 
     def make(keys: Sequence[str]) -> Table:
         made = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
@@ -181,7 +191,8 @@ def tables(console: Console, title: str, arms: Sequence[Column]) -> Iterator[Tab
             made.add_row(f"{arm.title} ({len(arm.runs)})", *(cell(arm, key) for key in keys))
         return made
 
-    yield from fitting(console, (*SHOWN, *PLAIN, SAME), make)
+    told = TOLD if any(arm.is_told for arm in arms) else ()
+    yield from fitting(console, (*SHOWN, *told, *PLAIN, SAME), make)
 
 
 def write_csv(folder: Path, arms: Sequence[Column]) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import re
+import shutil
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -15,15 +16,24 @@ from bench.serve.record import RunFolder
 from bench.serve.rivals import LmcacheServer
 from bench.serve.server import ServerOptions, VllmServer
 
-WHY_NO_TIER = re.compile(r"No DRAM tier on this rank: .*|ContinuumConnector steps aside: .*")
+ASIDE = r"ContinuumConnector steps aside: .*"
+TIERS = (  # the key that asks for it, what it is, the metric that says it is there, why it is not
+    (
+        *("dram_bytes", "DRAM tier", "continuum:tier_up"),
+        re.compile(rf"No DRAM tier on this rank: .*|{ASIDE}"),
+    ),
+    ("disk_path", "disk", "continuum:disk_up", re.compile(rf"No disk tier.*: .*|{ASIDE}")),
+)
 
 
 @dataclass(frozen=True)
 class Prepared:
-    """What a run starts: vLLM's server, and the one that must be there before it."""
+    """What a run starts: vLLM's server, and what must be there before it: another server, an
+    empty folder on a drive."""
 
     options: ServerOptions
     side: LmcacheServer | None
+    disk: Path | None = None
 
 
 class Kept(contextlib.ExitStack):
@@ -39,6 +49,10 @@ class Kept(contextlib.ExitStack):
             return self.server, True
         self.close()
         options, side = prepared.options, prepared.side
+        if prepared.disk is not None:
+            shutil.rmtree(prepared.disk, ignore_errors=True)
+            prepared.disk.mkdir(mode=0o700, parents=True)
+            self.callback(shutil.rmtree, prepared.disk, ignore_errors=True)
         if side is not None:
             side.log, side.start_timeout_s = out.folder / "lmcache.log", options.start_timeout_s
             self.enter_context(side)
@@ -49,15 +63,16 @@ class Kept(contextlib.ExitStack):
 
 
 def check_tier(options: ServerOptions, folder: Path) -> None:
-    """Raise CannotRunError if our server served without the DRAM that it was given.
+    """Raise CannotRunError if our server served without the DRAM or the disk that it was given.
 
     It serves on without, so nothing fails; the last metrics are the first that surely say so.
     """
     metrics, log = folder / results.AFTER, folder / results.LOG
-    if not (options.connector or {}).get("dram_bytes") or not metrics.exists():
+    if not metrics.exists():
         return
-    if total(parse_metrics(metrics.read_text()), "continuum:tier_up"):
-        return
-    said = WHY_NO_TIER.search(log.read_text(errors="replace"))
-    why = said[0] if said else f"the log should say why: {log}"
-    raise CannotRunError(f"it served without its DRAM tier (continuum:tier_up is 0). {why}")
+    numbers = parse_metrics(metrics.read_text())
+    for key, what, metric, why in TIERS:
+        if (options.connector or {}).get(key) and not total(numbers, metric):
+            said = why.search(log.read_text(errors="replace"))
+            told = said[0] if said else f"the log should say why: {log}"
+            raise CannotRunError(f"it served without its {what} ({metric} is 0). {told}")

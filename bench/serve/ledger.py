@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from bench.serve.metrics import Metrics, total
 
-WAYS = (("store", "stores_total"), ("load", "loads_total"))
+WAYS = ("store", "load", "write", "read")
 HELD = ("pins_live", "pinned_blocks", "held_blocks", "transfers_in_flight")
 
 
@@ -18,9 +18,9 @@ def open_accounts(samples: Metrics) -> list[str]:
     wrong = []
     if started != ended + live:
         wrong.append(f"pins: {started:.0f} started, {ended:.0f} ended, {live:.0f} live")
-    for way, name in WAYS:
+    for way in WAYS:
         admitted = of("transfers_admitted_total", direction=way)
-        settled, moving = of(name), of("transfers_in_flight", direction=way)
+        settled, moving = of(f"{way}s_total"), of("transfers_in_flight", direction=way)
         if admitted != settled + moving:
             counts = f"{admitted:.0f} admitted, {settled:.0f} settled, {moving:.0f} in flight"
             wrong.append(f"{way}s: {counts}")
@@ -30,5 +30,7 @@ def open_accounts(samples: Metrics) -> list[str]:
 def still_held(samples: Metrics) -> dict[str, float]:
     """What an idle server must not have any of, once every pin's time is over, where it has."""
     found = {name: total(samples, f"continuum:{name}") for name in HELD}
-    found["dram_blocks writing"] = total(samples, "continuum:dram_blocks", state="writing")
+    for tier in ("dram", "disk"):
+        name = f"{tier}_blocks"
+        found[f"{name} writing"] = total(samples, f"continuum:{name}", state="writing")
     return {name: value for name, value in found.items() if value}

@@ -71,6 +71,8 @@ ArmNames = Annotated[
 DramText = Annotated[
     str, typer.Option(help="Live KV / DRAM, like 0.5,1,2,4; or a size, like 64GiB.")
 ]
+DiskText = Annotated[str, typer.Option(help="Bytes on a drive, for arms that use one.")]
+DiskPath = Annotated[Path | None, typer.Option(help="Folder on that drive. Default: .cache/disk.")]
 Repeats = Annotated[
     int, typer.Option(min=1, max=1000, help="Of everything, each with its own seed.")
 ]
@@ -108,6 +110,13 @@ StartTimeout = Annotated[
     typer.Option(
         min=1, max=1e6, help="Seconds for a server to start; a large model may need more."
     ),
+]
+ClientName = Annotated[
+    str,
+    typer.Option("--client", help="Who asks: agents (ours), or aiperf (NVIDIA's, in chats)."),
+]
+Scenario = Annotated[
+    str, typer.Option(help="aiperf's, like inferencex-agentx-mvp, for --duration seconds.")
 ]
 DryRun = Annotated[
     bool, typer.Option("--dry-run", help="Start nothing: print what would be started, how long.")

@@ -52,6 +52,8 @@ def _load(experiment: Experiment, load: Load) -> Iterator[str]:
         f"Load: {experiment.workload.name}, {load.arrivals.text}, seed {load.tokens.seed}: "
         f"{programs} programs, {turns:,} turns, contexts up to {longest_context(load):,} tokens"
     )
+    if client := experiment.client.settings():
+        yield f"Client: {', '.join(client.values())}"
     for dram in experiment.drams():
         yield (
             f"DRAM: {_size(dram.bytes)} for every arm that uses it; live KV of {dram.whose}: "

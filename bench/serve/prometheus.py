@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from bench.cache import CACHE
-from bench.serve.server import LOGS, ServerError, die_with_parent, free_port
+from bench.serve.server import LOGS, ServerError, as_a_child, free_port
 
 ROOT = Path(__file__).resolve().parents[2]
 RULES = ROOT / "deploy" / "prometheus" / "rules.yml"
@@ -71,7 +71,7 @@ class Prometheus:
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,
-                preexec_fn=die_with_parent,
+                preexec_fn=as_a_child,
             )
         try:
             self._wait()

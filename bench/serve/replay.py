@@ -69,7 +69,7 @@ def read(text: str) -> Replay:
             f"--workload claude-code:{path}: no lane begins with {options.longest} tokens or "
             "less; give a larger longest= or scale="
         )
-    return Replay("claude-code", plans)
+    return Replay(",".join(("claude-code", *pairs)), plans)  # scaling is part of the name
 
 
 def _plan(name: str, requests: list[Request], options: Options) -> ProgramPlan:

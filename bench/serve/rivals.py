@@ -6,6 +6,7 @@ python -m bench.serve.rivals        # installs it there (pip, a few packages, no
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import subprocess
 import sys
@@ -18,7 +19,7 @@ from types import TracebackType
 from bench.cache import CACHE
 from bench.cli import start, teaching_parser
 from bench.serve import package
-from bench.serve.server import ServerError, die_with_parent, end_group, free_port
+from bench.serve.server import ServerError, as_a_child, end_group, free_port
 
 FOLDER = CACHE / "rivals"
 PACKAGES = (
@@ -90,6 +91,12 @@ class LmcacheServer:
         if on_cpu:  # else bytes go through a socket
             self.command += ["--shm-name", self._shm]
 
+    def add_disk(self, folder: Path, num_bytes: int) -> None:
+        """Have it keep what DRAM has in files there too, the least recently used leaving."""
+        disk = {"type": "fs_native", "base_path": str(folder)}
+        room = {"max_capacity_gb": num_bytes / 2**30, "eviction": {"eviction_policy": "LRU"}}
+        self.command += ["--l2-adapter", json.dumps({**disk, **room})]
+
     def __enter__(self) -> LmcacheServer:
         with self.log.open("wb") as log:
             self._process = subprocess.Popen(
@@ -99,7 +106,7 @@ class LmcacheServer:
                 stderr=subprocess.STDOUT,
                 env={**os.environ, **self.env},
                 start_new_session=True,
-                preexec_fn=die_with_parent,
+                preexec_fn=as_a_child,
             )
         try:
             self._wait(time.monotonic() + self.start_timeout_s)

@@ -176,7 +176,7 @@ class VllmServer:
                 env=self.options.environment(),
                 cwd=self.log.parent,  # not in a checkout: `-m` imports from there first
                 start_new_session=True,
-                preexec_fn=die_with_parent,
+                preexec_fn=as_a_child,
             )
         self._wait(began + self.options.start_timeout_s)
         self.start_s = time.monotonic() - began
@@ -293,8 +293,10 @@ def _signal_group(group: int, number: int) -> None:
         os.killpg(group, number)
 
 
-def die_with_parent() -> None:
-    """Linux: end the server when its starter is killed, even by SIGKILL."""
+def as_a_child() -> None:
+    """A started process ends by SIGINT, also below a script's background job, which ignores it;
+    on Linux it ends with its starter, even by SIGKILL."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
     if sys.platform == "linux":
         pr_set_pdeathsig = 1
         ctypes.CDLL(None).prctl(pr_set_pdeathsig, signal.SIGTERM)

@@ -11,11 +11,11 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
 from bench.serve.api import Api, ApiError, Patience
-from bench.serve.load import Driver, Load, warm_up
+from bench.serve.clients import Agents, Client, OnTurn
+from bench.serve.load import Load, warm_up
 from bench.serve.record import RunFolder
-from bench.serve.results import State, Turn
+from bench.serve.results import State
 
-OnTurn = Callable[[Turn], None]
 RESETS = 60  # stores of the last load may take seconds
 
 
@@ -29,6 +29,7 @@ class Manner:
     settle_s: float = 0.3  # before the last reading: counters travel with steps
     reset: bool = False  # empty the server's caches after the warm-up
     api_key: str = ""
+    client: Client = field(default_factory=Agents)
 
 
 def measure(
@@ -91,7 +92,7 @@ async def _drive(
 ) -> None:
     sampler = asyncio.create_task(_sample(api, folder, manner.sample_s))
     try:
-        await Driver(api, load, folder, on_turn).run()
+        await manner.client.drive(api, load, folder, on_turn or (lambda turn: None))
     finally:
         sampler.cancel()
 

@@ -33,7 +33,9 @@ class Figure:
         """The value with its unit; a dash where there is none."""
         if math.isnan(value):
             return "-"
-        return f"{value:.3g} s" if self.unit == "s" else f"{value:,.0f}"
+        if self.unit:
+            return f"{value:.3g} {self.unit}"
+        return f"{value:,.0f}"
 
 
 def _jct(run: Loaded) -> list[float]:
@@ -54,6 +56,16 @@ def _source(name: str) -> Callable[[Loaded], float]:
 
 def _saved(run: Loaded) -> float:
     return _source("local_cache_hit")(run) + _source("external_kv_transfer")(run)
+
+
+def _cached_pct(run: Loaded) -> float:
+    """Of the prompt tokens of turns that were answered, as the server said."""
+    prompt = sum(turn.prompt_tokens for turn in _good(run))
+    return 100 * sum(turn.cached_tokens for turn in _good(run)) / prompt if prompt else math.nan
+
+
+def _told(name: str) -> Callable[[Loaded], float]:
+    return lambda run: run.run.told.get(name, math.nan)
 
 
 def _metric(name: str) -> Callable[[Loaded], float]:
@@ -77,6 +89,16 @@ FIGURES = (
     Figure("turn_mean_s", "turn mean", lambda r: mean([t.latency_s for t in _good(r)]), "s", -1),
     Figure("prompt_tokens", "prompt tokens", lambda r: sum(t.prompt_tokens for t in _good(r))),
     Figure("cached_tokens", "  cached", lambda r: sum(t.cached_tokens for t in _good(r)), "", 1),
+    Figure("cached_pct", "  cached", _cached_pct, "%", 1),
+    Figure("theory_pct", "  could be cached", _told("theory_pct"), "%"),
+    Figure(
+        "found_pct",
+        "  of that cached",
+        lambda r: 100 * _cached_pct(r) / r.run.told.get("theory_pct", math.nan),
+        "%",
+        1,
+    ),
+    Figure("tokens_per_s", "tokens per second", _told("tokens_per_s"), "", 1),
     Figure("computed_tokens", "  server: computed", _source("local_compute"), "", -1),
     Figure("hit_vram_tokens", "  server: hit in VRAM", _source("local_cache_hit")),
     Figure("hit_dram_tokens", "  server: hit in DRAM", _source("external_kv_transfer")),

@@ -24,6 +24,7 @@ import numpy.typing as npt
 
 from bench.cache import CACHE
 from bench.cli import start, teaching_parser
+from bench.serve.tiny_states import state_config, state_weights
 from bench.serve.tokenizer import BOS, EOS, FIRST_WORD, PAD, write_tokenizer
 
 MODELS = CACHE / "models"
@@ -33,7 +34,8 @@ Array = npt.NDArray[np.float32]
 @dataclass(frozen=True)
 class ModelShape:
     """What a tiny model looks like: like Llama's; with a `window` like Gemma 3's, and with
-    `experts`, too, like gpt-oss."""
+    `experts`, too, like gpt-oss; with the `state` of gated delta nets ("gdn") like Qwen3-Next,
+    with that of "mamba2" like Granite 4."""
 
     layers: int = 6
     hidden: int = 384
@@ -47,9 +49,13 @@ class ModelShape:
     window: int = 0
     full_every: int = 6
     experts: int = 0
+    state: str = ""
+    state_dim: int = 32  # of Mamba2's
 
     @property
     def family(self) -> str:
+        if self.state:
+            return {"gdn": "qwen3_next", "mamba2": "granite_hybrid"}[self.state]
         if self.experts:
             return "gpt_oss"
         return "hybrid" if self.window else "llama"
@@ -64,9 +70,30 @@ HYBRID = ModelShape(hidden=256, heads=4, kv_heads=2, intermediate=512, window=12
 GPT_OSS = ModelShape(
     layers=4, hidden=256, heads=4, kv_heads=2, intermediate=256, window=128, full_every=2, experts=4
 )
+# vLLM's gated delta nets for CPUs know --dtype bfloat16 only.
+QWEN3_NEXT = ModelShape(
+    layers=4,
+    hidden=256,
+    heads=4,
+    kv_heads=2,
+    intermediate=256,
+    full_every=4,
+    experts=4,
+    state="gdn",
+)
+GRANITE = ModelShape(
+    layers=4, hidden=256, heads=4, kv_heads=2, intermediate=512, full_every=4, state="mamba2"
+)
 # A prompt of 3,000 tokens takes seconds on two cores, and reading its 24 MiB of KV milliseconds.
 LARGE = ModelShape(layers=8, hidden=768, heads=12, kv_heads=2, intermediate=3072)
-SHAPES = {"llama": LLAMA, "hybrid": HYBRID, "gpt_oss": GPT_OSS, "large": LARGE}
+SHAPES = {
+    "llama": LLAMA,
+    "hybrid": HYBRID,
+    "gpt_oss": GPT_OSS,
+    "qwen3_next": QWEN3_NEXT,
+    "granite": GRANITE,
+    "large": LARGE,
+}
 
 
 def make_model(shape: ModelShape = LLAMA, root: Path = MODELS) -> Path:
@@ -93,7 +120,8 @@ def make_model(shape: ModelShape = LLAMA, root: Path = MODELS) -> Path:
 
 def _sources() -> bytes:
     here = Path(__file__)
-    return here.read_bytes() + here.with_name("tokenizer.py").read_bytes()
+    sources = (here, here.with_name("tiny_states.py"), here.with_name("tokenizer.py"))
+    return b"".join(each.read_bytes() for each in sources)
 
 
 def _write(folder: Path, shape: ModelShape) -> None:
@@ -101,14 +129,15 @@ def _write(folder: Path, shape: ModelShape) -> None:
 
     folder.chmod(0o755)
     write_shape(folder, shape)
-    weights = _gpt_oss_weights if shape.experts else _weights
-    save_file(dict(weights(shape)), folder / "model.safetensors", metadata={"format": "pt"})
+    weights = {"gpt_oss": _gpt_oss_weights, "llama": _weights, "hybrid": _weights}
+    tensors = weights.get(shape.family, _state_weights)(shape)
+    save_file(dict(tensors), folder / "model.safetensors", metadata={"format": "pt"})
 
 
 def write_shape(folder: Path, shape: ModelShape) -> None:
     """A model but for its weights; vLLM makes some up with `--load-format dummy`."""
     make = {"llama": _llama_config, "hybrid": _gemma_config, "gpt_oss": _gpt_oss_config}
-    config = make[shape.family](shape)
+    config = make.get(shape.family, _state_config)(shape)
     (folder / "config.json").write_text(json.dumps(config, indent=1))
     generation = {"bos_token_id": BOS, "eos_token_id": EOS, "pad_token_id": PAD}
     (folder / "generation_config.json").write_text(json.dumps(generation))
@@ -188,6 +217,10 @@ def _gemma_config(shape: ModelShape) -> dict[str, Any]:
     }
 
 
+def _state_config(shape: ModelShape) -> dict[str, Any]:
+    return _common_config(shape) | state_config(shape)
+
+
 def _matrices(shape: ModelShape) -> Callable[..., Array]:
     """Return what makes matrices, always the same ones in the same order."""
     rng = np.random.default_rng(shape.seed)
@@ -228,9 +261,7 @@ def _weights(shape: ModelShape) -> Iterator[tuple[str, Array]]:
         yield f"{at}mlp.up_proj.weight", matrix(shape.intermediate, shape.hidden)
         yield f"{at}mlp.down_proj.weight", matrix(shape.hidden, shape.intermediate)
     yield "model.norm.weight", norm.copy()
-    head = matrix(shape.vocab, shape.hidden, 4.0)
-    head[:FIRST_WORD] = 0.0  # answers are words only: they read back as the same tokens
-    yield "lm_head.weight", head
+    yield "lm_head.weight", _head(shape, matrix)
 
 
 def _gpt_oss_weights(shape: ModelShape) -> Iterator[tuple[str, Array]]:
@@ -262,9 +293,20 @@ def _gpt_oss_weights(shape: ModelShape) -> Iterator[tuple[str, Array]]:
         yield f"{at}mlp.experts.down_proj", down.transpose(0, 2, 1).copy()
         yield f"{at}mlp.experts.down_proj_bias", matrix(shape.experts, shape.hidden)
     yield "model.norm.weight", norm.copy()
+    yield "lm_head.weight", _head(shape, matrix)
+
+
+def _state_weights(shape: ModelShape) -> Iterator[tuple[str, Array]]:
+    matrix = _matrices(shape)
+    yield "model.embed_tokens.weight", matrix(shape.vocab, shape.hidden, 16.0)
+    yield from state_weights(shape, matrix)
+    yield "lm_head.weight", _head(shape, matrix)
+
+
+def _head(shape: ModelShape, matrix: Callable[..., Array]) -> Array:
     head = matrix(shape.vocab, shape.hidden, 4.0)
-    head[:FIRST_WORD] = 0.0
-    yield "lm_head.weight", head
+    head[:FIRST_WORD] = 0.0  # answers are words only: they read back as the same tokens
+    return head
 
 
 def main() -> None:

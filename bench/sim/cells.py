@@ -6,6 +6,7 @@ follows from `load`, the pools from `live_vram` and `live_dram` and what the wor
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,7 +21,7 @@ from bench.sim.load import Demand, demand, stretched
 from bench.sim.workloads import registry
 
 PATH = Path(__file__).with_name("matrix.toml")
-ON_MACHINE = ("gpu", "model", "block_size", "pcie_gb_s")
+ON_MACHINE = ("gpu", "model", "block_size", "pcie_gb_s", "disk_gb_s")
 LEAST_TURNS = 2  # so many of the longest turn fit into VRAM at least
 
 
@@ -30,8 +31,8 @@ class Cell:
 
     `load`: GPU seconds of all turns with a perfect memory, per second of the window in which
     programs arrive, so nominal where they outlast it; `live_vram`, `live_dram`: KV of the
-    programs under way at once, over the pool; `gpu`, `model`, `block_size`, `pcie_gb_s`: as in
-    hardware.machine.
+    programs under way at once, over the pool, and over the disk where there is one, `live_disk`;
+    `gpu`, `model`, `block_size`, `pcie_gb_s`, `disk_gb_s`: as in hardware.machine.
 
     `aim`: "best", or "stock" where nothing is to be won. `fast`: tests run it. `reason`: why ours
     is not within the aim there, "" if it is.
@@ -42,6 +43,10 @@ class Cell:
     aim: str = "best"
     fast: bool = False
     reason: str = ""
+
+    @property
+    def has_disk(self) -> bool:
+        return "live_disk" in self.said
 
     @property
     def workload(self) -> str:
@@ -94,6 +99,7 @@ def scene(cell: Cell, seed: int) -> Scene:
     """
     said: dict[str, Any] = dict(cell.said)
     load, live_vram, live_dram = (said.pop(key) for key in ("load", "live_vram", "live_dram"))
+    live_disk = said.pop("live_disk", math.inf)
     hardware = {key: said.pop(key) for key in ON_MACHINE if key in said}
     workload = registry.build(said.pop("workload"), {**said, "seed": seed})
     unlimited = machine(kv_tokens=1 << 40, **hardware)
@@ -101,6 +107,7 @@ def scene(cell: Cell, seed: int) -> Scene:
     workload = stretched(workload, window_s)
     asked = demand(workload, unlimited)
     kv_tokens = max(round(asked.live_tokens / live_vram), LEAST_TURNS * workload.num_tokens)
-    dram_gb = asked.live_tokens / live_dram * unlimited.model.token_bytes / GB
-    sized = machine(kv_tokens=kv_tokens, dram_gb=dram_gb, **hardware)
+    live_gb = asked.live_tokens * unlimited.model.token_bytes / GB
+    room = {"dram_gb": live_gb / live_dram, "disk_gb": live_gb / live_disk}
+    sized = machine(kv_tokens=kv_tokens, **room, **hardware)
     return Scene(cell, seed, sized, workload, asked, window_s)

@@ -45,6 +45,7 @@ class Options:
     model: str
     dram_gb: float
     pcie_gb_s: float | None
+    disk: tuple[float, float]  # GB, and GB/s that it reads
     tp: int
     seeds: str
     sweep: str
@@ -100,6 +101,8 @@ def asked(options: Options) -> Iterator[Job]:
         where: dict[str, Plain] = {"gpu": gpu, "model": model, "dram_gb": options.dram_gb}
         if options.pcie_gb_s is not None:
             where["pcie_gb_s"] = options.pcie_gb_s
+        if options.disk[0]:
+            where["disk_gb"], where["disk_gb_s"] = options.disk
         if options.tp != 1:
             where["tp"] = options.tp
         yield Job(arm, workload, {"rate": rate, **params}, where, int(seed))
@@ -178,7 +181,9 @@ def check(jobs: Sequence[Job], report: Path | None) -> None:
     _known("model", [str(job.machine["model"]) for job in jobs], MODELS)
     try:
         for one in jobs:
-            machine(**one.machine)  # type: ignore[arg-type]
+            drive = machine(**one.machine).drive  # type: ignore[arg-type]
+            if lacks := ARMS[one.arm].lacks(drive is not None):
+                raise UserError(f"{one.arm}: {lacks}; give --disk-gb")
     except ValueError as error:
         raise UserError(str(error)) from None
     try:

@@ -7,6 +7,7 @@ KVCacheManager, BlockPool, Request with chained block hashes. Modelled: how long
 
 from __future__ import annotations
 
+import contextlib
 import math
 import zlib
 from collections.abc import Callable, Iterator, Sequence
@@ -17,10 +18,11 @@ from vllm.config import KVTransferConfig
 from vllm.sampling_params import SamplingParams
 from vllm.v1.core.kv_cache_utils import get_request_block_hasher, init_none_hash
 from vllm.v1.outputs import KVConnectorOutput, ModelRunnerOutput
-from vllm.v1.request import Request
+from vllm.v1.request import Request, RequestStatus
 
 from bench.sim import versions
 from bench.sim.agenda import Clock
+from bench.sim.bus import Disk
 from bench.sim.hardware import Machine
 from bench.sim.step_time import step_seconds
 from bench.sim.workers import Worker
@@ -104,6 +106,8 @@ class Engine:
             block_size=machine.block_size,
             transfer=transfer,
             max_model_len=max_model_len,
+            has_states=machine.model.states is not None,
+            num_drafts=machine.model.num_drafts,
             max_num_seqs=machine.gpu.max_num_seqs,
             max_num_batched_tokens=machine.gpu.chunk,
             policy=policy,
@@ -113,19 +117,27 @@ class Engine:
         self.scheduler = self._build_scheduler()
         self.connector = self.scheduler.connector
         self.worker: Worker  # the arm's: it must know the connector
+        self.disk: Disk | None = None  # the machine's, for that worker
         self.num_steps = self.num_preemptions = self.num_computed_tokens = 0
         self.busy_s = 0.0
         self._progress: dict[str, Progress] = {}
+        self.must_reset = False
 
     def _build_scheduler(self) -> Any:
-        machine = self.machine
-        kv_cache_config = versions.kv_cache_config(
-            machine.num_blocks, machine.block_size, token_bytes=machine.model.token_bytes
-        )
-        scheduler, hash_block_size = versions.scheduler(self.vllm_config, kv_cache_config)
+        scheduler, hash_block_size = versions.scheduler(self.vllm_config, self.layout())
         init_none_hash(hash_block)
         self._hasher = chain_hasher(hash_block_size)
         return scheduler
+
+    def layout(self) -> Any:
+        """The KV cache, as vLLM would lay it out on this machine."""
+        machine = self.machine
+        model, pool = machine.model, (machine.num_blocks, machine.block_size)
+        if model.states is None:
+            return versions.kv_cache_config(*pool, token_bytes=model.token_bytes)
+        return versions.hybrid_cache(
+            *pool, model.token_bytes, model.states.num_groups, model.num_drafts
+        )
 
     # -- requests ----------------------------------------------------------------------
     def add(
@@ -151,15 +163,34 @@ class Engine:
         self._progress[request_id] = Progress(request, script)
         self.scheduler.add_request(request)
 
+    def abort(self, request_id: str) -> None:
+        """Its client went away before it was answered."""
+        self.scheduler.finish_requests(request_id, RequestStatus.FINISHED_ABORTED)
+        del self._progress[request_id]
+
+    def change_weights(self) -> None:
+        """All KV is of the past from now on: what a trainer does after it has updated the weights,
+        again before each step until vLLM has done it (`must_reset`)."""
+        self.must_reset = True
+
+    def _reset(self) -> None:
+        """vLLM raises, with all requests preempted, while a load is under way."""
+        with contextlib.suppress(RuntimeError):
+            self.must_reset = not self.scheduler.reset_prefix_cache(
+                reset_running_requests=True, reset_connector=True
+            )
+
     @property
     def has_requests(self) -> bool:
         """Whether a step could do anything."""
-        return bool(self.scheduler.has_requests())
+        return self.must_reset or bool(self.scheduler.has_requests())
 
     # -- steps -------------------------------------------------------------------------
     def step(self, wake: Callable[[], float]) -> Iterator[Finished]:
         """Schedule, compute, update. `wake` says when an idle engine has news at the latest."""
         now = self.clock.now
+        if self.must_reset:
+            self._reset()
         step = self.scheduler.schedule()
         work = compat.step_work(step)
         seconds = step_seconds(self.machine, work) if work else 0.0

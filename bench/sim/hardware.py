@@ -44,12 +44,37 @@ GPUS = {
 
 
 @dataclass(frozen=True)
+class Experts:
+    """Weights of which a token reads a share. `num_bytes`: of all experts; `share`: of them that
+    one token chooses."""
+
+    num_bytes: float
+    share: float
+
+
+@dataclass(frozen=True)
+class States:
+    """What layers without attention remember: a state, as large behind one token as behind all.
+
+    `num_groups`: of such layers, each of which has a KV group; `num_bytes`: of one group's state;
+    `block_size`: tokens of every block, so many that vLLM's blocks can hold a state.
+    """
+
+    num_groups: int
+    num_bytes: int
+    block_size: int
+
+
+@dataclass(frozen=True)
 class Model:
     """One model. `token_flops`: of the matrix products of a token; `pair_flops`: of attention
     for one token and one before it; `token_bytes`: K and V of a token, all layers and ranks.
 
     `flops_factor`: how much faster than in bf16 its matrix products are; attention is bf16. The
     two of fp8 are for GPUs with fp8 units, which an A100 has not.
+
+    `num_drafts`: tokens that its MTP layer guesses per step. They change which blocks are kept
+    and hit; no step is made shorter or longer by them.
     """
 
     name: str
@@ -58,8 +83,28 @@ class Model:
     pair_flops: float
     token_bytes: int
     flops_factor: float = 1.0
+    experts: Experts | None = None
+    states: States | None = None
+    num_drafts: int = 0
+
+    def bytes_read(self, num_tokens: int) -> float:
+        """Of its weights, by a step that computes so many tokens."""
+        if self.experts is None:
+            return self.weight_bytes
+        unread = (1 - self.experts.share) ** num_tokens
+        return self.weight_bytes - self.experts.num_bytes * unread
 
 
+# Qwen3-Next-80B-A3B in fp8, by its config.json: 12 layers with 16 heads and 2 KV heads of 256, 36
+# with states; a token's products go through 10 of 512 experts and a shared one per layer. Blocks
+# and states as vLLM 0.32 lays them out on one GPU, both in bf16. flops_factor: fitted to one
+# published number, 20.4 s to the first token of a prompt of 256 K on an H200; README.md.
+_QWEN3_NEXT = Model(
+    *("qwen3-next-80b-fp8", 80e9, 2 * 3.25e9, 4 * 12 * 16 * 256, 12 * 2048),
+    flops_factor=0.29,
+    experts=Experts(48 * 512 * 3 * 2048 * 512, 10 / 512),
+    states=States(num_groups=3, num_bytes=12 * 1_097_728, block_size=544),
+)
 MODELS = {
     model.name: model
     for model in (
@@ -68,6 +113,9 @@ MODELS = {
         Model("llama-70b-fp8", 70.6e9, 2 * 68.5e9, 4 * 80 * 64 * 128, 327_680, 2.0),
         # DeepSeek-V2-Lite: 2.4e9 active parameters, latent of 512 + 64 in bf16 per layer
         Model("mla-16b", 31.4e9, 2 * 2.2e9, 4 * 27 * 16 * 192, 27 * 576 * 2),
+        _QWEN3_NEXT,
+        # with its MTP layer, the thirteenth that has K and V
+        replace(_QWEN3_NEXT, name="qwen3-next-80b-fp8-mtp", token_bytes=13 * 2048, num_drafts=2),
     )
 }
 
@@ -76,12 +124,23 @@ PUBLISHED_KV_TOKENS = {"L40S": 208_000, "A100-40": 139_000, "H100": 434_000, "H2
 
 
 @dataclass(frozen=True)
+class Drive:
+    """A disk for what leaves DRAM: its size, bytes per second that it reads and writes alone."""
+
+    num_bytes: int
+    reads: float
+    writes: float
+
+
+@dataclass(frozen=True)
 class Machine:
     """A server: `tp` GPUs that share a model's weights, KV and work, each with its own PCIe.
 
-    `kv_tokens`: that fit into VRAM. `dram_bytes`: for offloaded blocks, all ranks together.
+    `kv_tokens`: that fit into VRAM; of a model with states, the tokens that full attention alone
+    would have room for. `dram_bytes`: for offloaded blocks, all ranks together.
     `max_num_seqs`, `chunk`: vLLM's limits of a step. `reserve_full_isl`: vLLM admits a turn only
-    if all of its prompt fits (its default since 0.15); older ones did not ask.
+    if all of its prompt fits (its default since 0.15); older ones did not ask. `drive`: a disk, all
+    ranks together.
     """
 
     gpu: Gpu
@@ -91,6 +150,7 @@ class Machine:
     tp: int = 1
     block_size: int = 64
     reserve_full_isl: bool = True
+    drive: Drive | None = None
 
     @property
     def pcie_rate(self) -> float:
@@ -109,7 +169,18 @@ class Machine:
 
     @property
     def block_bytes(self) -> int:
+        """Of a block of any group: all are padded to the largest."""
         return self.block_size * self.model.token_bytes
+
+    @property
+    def reuse_unit(self) -> int:
+        """Tokens in which a perfect memory counts: blocks of 64 and less are as good as tokens."""
+        return self.block_size if self.model.states else 1
+
+    def held_tokens(self, num_tokens: int) -> int:
+        """Tokens' worth of memory that a context of so many takes, its states included."""
+        states = self.model.states
+        return num_tokens + (states.num_groups * self.block_size if states else 0)
 
 
 def machine(
@@ -121,18 +192,23 @@ def machine(
     kv_tokens: int | None = None,
     pcie_gb_s: float | None = None,
     utilization: float = 0.9,
-    block_size: int = 64,
+    block_size: int | None = None,
     reserve_full_isl: bool = True,
     mfu: float | None = None,
     step_s: float | None = None,
+    disk_gb: float = 0.0,
+    disk_gb_s: float = 7.0,
 ) -> Machine:
     """Return a server by names. Raises KeyError for unknown ones, ValueError if nothing fits.
 
     Without `kv_tokens`: what the published sweep counted, else what `utilization` of the memory
     leaves beside the weights and 4 GB of activations. `pcie_gb_s`, `mfu` and `step_s` replace the
-    GPU's own.
+    GPU's own. Without `block_size`: what a model with states needs, else 64. `disk_gb_s`: that a
+    drive of `disk_gb`, 0 for none, reads; it writes half as fast.
     """
     one, what = GPUS[gpu], MODELS[model]
+    if block_size is None:
+        block_size = what.states.block_size if what.states else 64
     if pcie_gb_s is not None:
         one = replace(one, pcie_rate=pcie_gb_s * GB, pcie_both=pcie_gb_s * GB)
     one = replace(
@@ -150,4 +226,6 @@ def machine(
             f"{model} leaves no room for KV on {tp} x {gpu}, so nothing could be served; raise tp"
         )
     dram_bytes = int(dram_gb * GB)
-    return Machine(one, what, kv_tokens, dram_bytes, tp, block_size, reserve_full_isl)
+    rate = disk_gb_s * GB
+    drive = Drive(int(disk_gb * GB), rate, rate / 2) if disk_gb else None
+    return Machine(one, what, kv_tokens, dram_bytes, tp, block_size, reserve_full_isl, drive)

@@ -11,7 +11,8 @@ from dataclasses import dataclass, field
 from bench.common.plans import ProgramPlan, Workload
 from bench.sim.agenda import Agenda, Clock
 from bench.sim.arms import Asking, LabArm
-from bench.sim.bus import Bus, Way
+from bench.sim.batches import Batches
+from bench.sim.bus import Bus, Disk, Way
 from bench.sim.engine import Engine, Finished
 from bench.sim.hardware import Machine
 from bench.sim.result import RunRecord, TurnRecord
@@ -25,7 +26,7 @@ class StuckError(RuntimeError):
 
 
 @dataclass
-class _Running:
+class Running:
     """A program under way. `open`: what its next turn still waits for."""
 
     plan: ProgramPlan
@@ -39,30 +40,34 @@ class _Running:
 
 
 class Lab:
-    """One run. `play` may be called once."""
+    """One run. `play` may be called once. Raises ValueError if the arm refuses the machine."""
 
     def __init__(self, machine: Machine, arm: LabArm, workload: Workload) -> None:
         self.clock = Clock()
         self.agenda = Agenda()
+        if reason := arm.refuses(machine.model) or arm.lacks(machine.drive is not None):
+            raise ValueError(f"{arm.name}: {reason}")
         machine = arm.machine(machine, workload)
         self.bus = Bus(machine.pcie_rate, machine.pcie_both)
         programs = {plan.name: plan for plan in workload.programs}
         length = max(32_768, 1 << (workload.num_tokens + 256).bit_length())
         self.engine = Engine(machine, self.clock, length, arm.transfer(machine), arm.scheduling)
+        if drive := machine.drive:
+            self.engine.disk = Disk(drive.reads, drive.writes)
         self.engine.worker = arm.worker(self.engine, self.bus)
         arm.prepare(self.engine, self.away)
         self._arm, self._workload = arm, workload
-        self._running = {name: _Running(plan) for name, plan in programs.items()}
+        self._running = {name: Running(plan) for name, plan in programs.items()}
         self._children: dict[tuple[str, int], list[ProgramPlan]] = {}
-        self._sent: dict[str, tuple[_Running, int, float]] = {}
+        self._sent: dict[str, tuple[Running, int, float]] = {}
         self.turns: list[TurnRecord] = []
-        for plan in workload.programs:
-            self._plan_start(plan)
+        self._batches = Batches(workload)
+        self._begin = self._batches.first()  # of a batch that is due
 
     # -- the clients -------------------------------------------------------------------
-    def _plan_start(self, plan: ProgramPlan) -> None:
+    def _plan_start(self, plan: ProgramPlan, now: float) -> None:
         if plan.after is None:
-            self.agenda.put(plan.arrival_s, functools.partial(self._send, plan.name))
+            self.agenda.put(now + plan.arrival_s, functools.partial(self._send, plan.name))
         else:
             self._children.setdefault(plan.after, []).append(plan)
 
@@ -113,8 +118,17 @@ class Lab:
         else:
             running.ended, running.tokens = finished.at, ()
             self._release(plan.name, finished.at)
+            self._end(plan.name, finished.at)
 
-    def _await(self, running: _Running, now: float) -> None:
+    def _end(self, name: str, now: float) -> None:
+        """A program has ended; with the last of a batch the weights change, and nobody is sent
+        anything before that is done."""
+        changes, begin = self._batches.ended(name, now)
+        self._begin += begin
+        if changes:
+            self.engine.change_weights()
+
+    def _await(self, running: Running, now: float) -> None:
         """The program's next turn comes a gap after now, or after the programs it joins."""
         turn = running.plan.turns[running.next_turn]
         running.open = {name for name in turn.joins if self._running[name].ended is None}
@@ -174,6 +188,10 @@ class Lab:
 
     def _arrive(self) -> None:
         """Everything due by now happens, each at its own time; the engine was busy meanwhile."""
+        if not self.engine.must_reset:
+            for plan in self._begin:
+                self._plan_start(plan, self.clock.now)
+            self._begin = []
         while (due := self.agenda.next_time) <= self.clock.now:
             self._due = due
             self.agenda.run_due(due)
@@ -185,6 +203,7 @@ class Lab:
         return max(soon, now)
 
     def _record(self, wall_s: float) -> RunRecord:
+        disk = self.engine.disk
         jct = {n: (r.ended or math.nan) - r.began for n, r in self._running.items()}
         return RunRecord(
             arm=self._arm.name,
@@ -204,4 +223,7 @@ class Lab:
             busy_s=self.engine.busy_s,
             span_s=self.clock.now,
             wall_s=wall_s,
+            written_bytes=disk.num_bytes[Way.WRITE] if disk else 0.0,
+            read_bytes=disk.num_bytes[Way.READ] if disk else 0.0,
+            extra=dict(self._batches.figures()),
         )

@@ -7,9 +7,11 @@ from __future__ import annotations
 
 import heapq
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 
 from bench.common.plans import ProgramPlan, TurnPlan, Workload
+from bench.sim.batches import Batches
 from bench.sim.hardware import Machine
 from bench.sim.seen import Seen
 from bench.sim.step_time import step_seconds
@@ -20,7 +22,8 @@ from continuum_connector.costs.step_clock import Work
 class Demand:
     """`work_s`: GPU seconds of all turns with a perfect memory; `forgetful_s`: with none at all;
     `live_tokens`: the most KV that programs under way have at once, from a program's first turn
-    to the end of its last, with a perfect memory and no queue."""
+    to the end of its last, with a perfect memory and no queue; states count as the tokens whose
+    place they take."""
 
     work_s: float
     forgetful_s: float
@@ -49,7 +52,8 @@ class _OnPaper:
 
     machine: Machine
     programs: dict[str, ProgramPlan]
-    seen: Seen = field(default_factory=Seen)
+    batches: Batches
+    seen: Seen
     work_s: float = 0.0
     forgetful_s: float = 0.0
     changes: list[tuple[float, int]] = field(default_factory=list)  # when, tokens of KV
@@ -59,11 +63,14 @@ class _OnPaper:
     _held: dict[str, int] = field(default_factory=dict)
 
     def play(self) -> None:
-        for plan in self.programs.values():
-            if plan.after is None:
-                heapq.heappush(self._due, (plan.arrival_s, plan.name, 0))
+        self._begin(self.batches.first(), 0.0)
         while self._due:
             self._turn(*heapq.heappop(self._due))
+
+    def _begin(self, plans: Iterable[ProgramPlan], now: float) -> None:
+        for plan in plans:
+            if plan.after is None:
+                heapq.heappush(self._due, (now + plan.arrival_s, plan.name, 0))
 
     def _turn(self, now: float, name: str, index: int) -> None:
         plan = self.programs[name]
@@ -74,7 +81,8 @@ class _OnPaper:
         added_s, alone_s = answer_seconds(self.machine, turn)
         self.work_s += prefill_s + added_s
         self.forgetful_s += prefill_seconds(self.machine, turn, 0) + added_s
-        self._hold(now, name, turn.num_prompt_tokens + turn.answer.length)
+        held = self.machine.held_tokens(turn.num_prompt_tokens + turn.answer.length)
+        self._hold(now, name, held)
         self._answered(now + prefill_s + alone_s, plan, index)
 
     def _answered(self, now: float, plan: ProgramPlan, index: int) -> None:
@@ -86,6 +94,10 @@ class _OnPaper:
         else:
             self._ended[plan.name] = now
             self._hold(now, plan.name, 0)
+            changes, following = self.batches.ended(plan.name, now)
+            if changes:
+                self.seen.forget()
+            self._begin(following, max(self._ended.values()))  # turns are not played by their ends
         for name, (before, next_index) in list(self._waiting.items()):
             turn = self.programs[name].turns[next_index]
             if all(other in self._ended for other in turn.joins):
@@ -100,7 +112,10 @@ class _OnPaper:
 
 def demand(workload: Workload, machine: Machine) -> Demand:
     """Play the workload on paper and say what it asks."""
-    paper = _OnPaper(machine, {plan.name: plan for plan in workload.programs})
+    num_dropped = 1 if machine.model.num_drafts else 0  # vLLM drops a block for the MTP layer
+    seen = Seen(machine.reuse_unit, num_dropped)
+    plans = {plan.name: plan for plan in workload.programs}
+    paper = _OnPaper(machine, plans, Batches(workload), seen)
     paper.play()
     held = most = 0
     for _, change in sorted(paper.changes):
@@ -110,7 +125,10 @@ def demand(workload: Workload, machine: Machine) -> Demand:
 
 
 def stretched(workload: Workload, window_s: float) -> Workload:
-    """The same programs, arriving within `window_s` instead of a second."""
+    """The same programs, arriving within `window_s` instead of a second. Batches begin when others
+    end, and are sent as fast as the client can."""
+    if workload.has_batches:
+        return workload
     programs = (
         plan if plan.after else replace(plan, arrival_s=plan.arrival_s * window_s)
         for plan in workload.programs

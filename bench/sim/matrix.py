@@ -14,7 +14,7 @@ import fnmatch
 import os
 import shlex
 import sys
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
@@ -25,12 +25,14 @@ import msgspec
 from bench.cli import any_number, many, start, teaching_parser
 from bench.sim import runner
 from bench.sim.cells import PATH, Cell, Matrix, cell_of, load_matrix, scene
+from bench.sim.hardware import MODELS
 from bench.sim.job import Job, Result
 from bench.sim.matrix_page import Origin, page
+from bench.sim.pair import FIRST_TTFT
 from bench.sim.pool import Tell
 from bench.sim.provenance import code_mark, versions
 from bench.sim.result import RunRecord
-from bench.sim.verdict import Verdict, verdict
+from bench.sim.verdict import Verdict, percentile, verdict
 from continuum_connector.errors import shown
 from continuum_connector.tools.cli.ending import ToldError
 
@@ -59,12 +61,14 @@ def main(arguments: Sequence[str]) -> int:
     if not cells:
         raise ToldError(f"no cell is called --cells {said.cells}; see bench/sim/matrix.toml")
     arms = _arms(said.arms)
-    jobs = [job(c, arm, seed) for c in cells for arm in arms for seed in seeds]
+    asked = [job(c, arm, seed) for c in cells for arm in arms_of(c, arms) for seed in seeds]
+    refused = {each.key: Result(each, error=why) for each in asked if (why := refusal(each))}
+    jobs = [each for each in asked if each.key not in refused]
     command = shown(shlex.join(["python", "-m", "bench.sim.matrix", *arguments]))
     done = runner.run(jobs, said.out, num_workers=said.workers, play=play, command=command)
     # What other code did, and this call did not come to, is left out.
     results = [each for each in done.results if each.code == code_mark()]
-    found = judge(cells, results, len(arms) * len(seeds))
+    found = judge(cells, [*results, *refused.values()], asked)
     origin = Origin(command, _seed_words(matrix, seeds), tuple(arms), code_mark(), versions())
     text = page(found, origin, len(cells) - len(found))
     if said.write:
@@ -105,9 +109,24 @@ def _arms(names: str) -> list[str]:
     return chosen
 
 
+def arms_of(cell: Cell, arms: Sequence[str]) -> list[str]:
+    """Those that are something of their own on the cell's machine."""
+    from bench.sim.arms import ARMS
+
+    return [arm for arm in arms if not ARMS[arm].lacks(cell.has_disk)]
+
+
 def job(cell: Cell, arm: str, seed: int) -> Job:
     """One run; the cell is in it whole, so that a changed one is run again."""
     return Job(arm, cell.workload, {"cell": cell.name, **cell.said}, seed=seed)
+
+
+def refusal(one: Job) -> str:
+    """Why no server of the job's arm starts with its model, "" if one does."""
+    from bench.sim.arms import ARMS
+
+    model = one.params.get("model")
+    return ARMS[one.arm].refuses(MODELS[str(model)]) if model else ""
 
 
 def play(one: Job, tell: Tell) -> RunRecord:
@@ -118,13 +137,16 @@ def play(one: Job, tell: Tell) -> RunRecord:
     made = scene(cell_of(one.params), one.seed)
     record = Lab(made.machine, ARMS[one.arm], made.workload).play(tell)
     in_engine = sum(turn.finished - turn.arrived for turn in record.turns)
+    first = [turn.first_token - turn.arrived for turn in record.turns if not turn.index]
     extra = {**record.extra, "served_s": in_engine / len(record.jct_s)}
+    extra[FIRST_TTFT] = percentile(first, 95)
     record = msgspec.structs.replace(runner.compact(record), extra=extra)
     return msgspec.structs.replace(record, turns=[], seed=one.seed, note=made.workload.note)
 
 
-def judge(cells: Iterable[Cell], results: Iterable[Result], num_runs: int) -> list[Verdict]:
-    """One verdict per cell of which all `num_runs` runs were tried, whether or not they failed."""
+def judge(cells: Iterable[Cell], results: Iterable[Result], asked: Iterable[Job]) -> list[Verdict]:
+    """One verdict per cell of which all runs `asked` for were tried, whether or not they failed."""
+    num_asked = Counter(str(each.params["cell"]) for each in asked)
     runs: dict[str, dict[str, dict[int, RunRecord]]] = defaultdict(lambda: defaultdict(dict))
     failed: dict[str, dict[str, str]] = defaultdict(dict)
     num_tried: dict[str, int] = defaultdict(int)
@@ -135,7 +157,7 @@ def judge(cells: Iterable[Cell], results: Iterable[Result], num_runs: int) -> li
             runs[name][arm][each.job.seed] = each.record
         else:
             failed[name][arm] = f"seed {each.job.seed}: {each.error}"
-    whole = [cell for cell in cells if num_tried[cell.name] == num_runs]
+    whole = [cell for cell in cells if num_tried[cell.name] == num_asked[cell.name]]
     found = (verdict(cell, runs[cell.name], failed[cell.name]) for cell in whole)
     return [each for each in found if each is not None]
 

@@ -45,14 +45,14 @@ def page(verdicts: Sequence[Verdict], origin: Origin, num_missing: int = 0) -> s
     parts = [
         "# The scenario matrix",
         str(origin),
-        "Mean JCT in seconds, of an arm over the best one; **bold**: the best; -: a run of it "
-        f"failed. P99 in brackets: fewer than {P99_PROGRAMS} programs, so it is the slowest one "
+        "Mean JCT in seconds, of an arm over the best one; **bold**: the best; -: it did not "
+        f"run. P99 in brackets: fewer than {P99_PROGRAMS} programs, so it is the slowest one "
         f"and not judged. Busy: share of {OURS}'s time in which the GPU computes. Simulated: see "
         f"README.md for what that can and cannot say.{missing}",
         _aims(verdicts),
         "## Mean JCT",
         _table(verdicts),
-        "## Runs that failed",
+        "## What did not run",
         _failed(verdicts),
         "## Where ours is not within the aim",
         _lost(verdicts),

@@ -20,7 +20,8 @@ class TurnRecord(msgspec.Struct, frozen=True, array_like=True):
 
 class RunRecord(msgspec.Struct, frozen=True):
     """One arm on one workload and machine. `jct_s`: per program, from its first arrival to its
-    last answer; `stored_bytes`, `loaded_bytes`: over PCIe; `extra`: what the arm counted; `note`:
+    last answer; `stored_bytes`, `loaded_bytes`: over PCIe; `written_bytes`, `read_bytes`: to and
+    from a disk; `extra`: what the arm counted; `note`:
     the workload's."""
 
     arm: str
@@ -40,5 +41,7 @@ class RunRecord(msgspec.Struct, frozen=True):
     busy_s: float
     span_s: float
     wall_s: float  # real seconds that the simulation took
+    written_bytes: float = 0.0
+    read_bytes: float = 0.0
     extra: dict[str, float] = {}
     note: str = ""

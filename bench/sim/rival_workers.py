@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
-from bench.sim.bus import Bus, Copy, Way
+from bench.sim.bus import Bus, Copy, Disk, Way
 
 
 @dataclass
@@ -104,6 +104,16 @@ class OffloadingWorker:
 
     def next_done(self) -> float:
         return self.bus.next_done() if self._jobs else math.inf
+
+
+@dataclass
+class TieringWorker(OffloadingWorker):
+    """The same; between DRAM and disk the scheduler half copies by itself (fs_tier.py)."""
+
+    disk: Disk = field(kw_only=True)
+
+    def next_done(self) -> float:
+        return min(super().next_done(), self.disk.next_done())
 
 
 @dataclass

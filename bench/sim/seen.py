@@ -6,9 +6,14 @@ from bench.common.plans import Span, TurnPlan
 
 
 class Seen:
-    """Remembers prompts and answers, which are equal where the spans before them are."""
+    """Remembers prompts and answers, which are equal where the spans before them are.
 
-    def __init__(self) -> None:
+    `unit`: tokens that are known all or none; `num_dropped`: units at the end of what is known
+    that are computed again all the same.
+    """
+
+    def __init__(self, unit: int = 1, num_dropped: int = 0) -> None:
+        self._unit, self._num_dropped = unit, num_dropped
         self._lengths: dict[tuple[tuple[Span, ...], int, int], int] = {}
 
     def known(self, turn: TurnPlan) -> int:
@@ -21,7 +26,8 @@ class Seen:
             if length < span.length:
                 break
             before = (*before, span)
-        return min(known, turn.num_prompt_tokens - 1)
+        num_units = min(known, turn.num_prompt_tokens - 1) // self._unit
+        return max(0, num_units - self._num_dropped) * self._unit
 
     def add(self, turn: TurnPlan) -> None:
         """Remember a turn's prompt and, where it goes on with it, its answer."""
@@ -33,3 +39,7 @@ class Seen:
                 length += turn.answer.length
             self._lengths[key] = max(self._lengths.get(key, 0), length)
             before = (*before, span)
+
+    def forget(self) -> None:
+        """Other weights serve: nothing that was said is of use."""
+        self._lengths.clear()

@@ -18,8 +18,14 @@ def step_seconds(machine: Machine, work: Work) -> float:
     flops, memory = gpu.flops * gpu.mfu * machine.tp, gpu.memory_rate * machine.tp
     num_tokens = work.num_new + work.num_decodes
     product_s = num_tokens * model.token_flops / (flops * model.flops_factor)
-    products = max(product_s, model.weight_bytes / memory)
+    products = max(product_s, model.bytes_read(num_tokens) / memory)
     attention = (work.pairs + work.decode_context) * model.pair_flops / flops
-    reads = work.decode_context * model.token_bytes / memory
+    reads = (work.decode_context * model.token_bytes + _state_bytes(machine, work)) / memory
     num_requests = work.num_decodes + (1 if work.num_new else 0)
     return gpu.step_s + SEQUENCE_S * num_requests + products + attention + reads
+
+
+def _state_bytes(machine: Machine, work: Work) -> int:
+    """Bytes of states that decodes read and write; a prefill's are few beside its products."""
+    states = machine.model.states
+    return 2 * work.num_decodes * states.num_groups * states.num_bytes if states else 0

@@ -173,7 +173,7 @@ OUR_HITS = (("continuum:hit_tokens_total",), "continuum:prompt_tokens_total")
 def _hits(run: ArmRun) -> Finding:
     vllms, ours = hit_rate(run, *VLLM_HITS), hit_rate(run, *OUR_HITS)
     text = (
-        f"both tiers {ours.early:.0%} early, {ours.late:.0%} late; "
+        f"all tiers {ours.early:.0%} early, {ours.late:.0%} late; "
         f"vLLM's own count {vllms.early:.0%}, {vllms.late:.0%}"
     )
     if run.tally.num_ended < ENOUGH:

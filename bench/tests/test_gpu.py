@@ -174,6 +174,15 @@ def test_ours_fails_where_agents_end_later_than_with_stock_vllm(
     assert judged("simple", tmp_path) == "not reached"
 
 
+@pytest.mark.parametrize(("factor", "verdict"), [(1.0, "proven"), (0.9, "failed")])
+def test_a_layout_that_slows_decoding_fails(factor: float, verdict: str, tmp_path: Path) -> None:
+    ab_results.measured(tmp_path / "ab" / "rate-3", ab_results.run_of(steps.OURS), 1.0)
+    assert judged("layout", tmp_path) == "not reached", "nothing to compare with"
+    folder = tmp_path / steps.STOCK_LAYOUT / "rate-3"
+    ab_results.measured(folder, ab_results.run_of(steps.OURS), factor)
+    assert judged("layout", tmp_path) == verdict
+
+
 def judged(name: str, out: Path) -> str:
     log = out / f"{name}.log"
     log.write_text("done\n")
@@ -227,6 +236,7 @@ def test_every_command_is_read_by_its_own_parser(name: str, tmp_path: Path) -> N
         argv = [] if isinstance(command, str) else filled(command, tmp_path)
         assert "{" not in " ".join(argv)
         if argv and argv[0] != "nvidia-smi":
+            argv = argv[2:] if argv[0] == "env" else argv
             python, flag, module, *rest = argv
             assert (python, flag) == (steps.sys.executable, "-m")
             PARSERS[module](rest)
@@ -242,7 +252,10 @@ def test_a_step_says_what_it_decides_and_where_its_file_is() -> None:
 
 @pytest.mark.parametrize(
     ("given", "names"),
-    [("B", ["shape", "none", "continuum", "simple", "report"]), ("flash,aims", ["aims", "flash"])],
+    [
+        ("B", ["shape", "none", "continuum", "simple", "layout", "report"]),
+        ("flash,aims", ["aims", "flash"]),
+    ],
 )
 def test_steps_and_sittings_are_named_in_the_plans_order(given: str, names: list[str]) -> None:
     assert [each.name for each in main.parse(["--only", given]).steps] == names

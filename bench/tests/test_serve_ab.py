@@ -16,9 +16,11 @@ import pytest
 
 from bench.common.plans import Added
 from bench.serve import cli_ab, compare, kept, results, session
-from bench.serve.ab import Experiment, Watcher, cells, run_all
+from bench.serve.ab import EXPERIMENT, Experiment, Watcher, cells, check_folder, run_all
+from bench.serve.aiperf import Aiperf
 from bench.serve.api import Patience
 from bench.serve.arms import ServerArm, Setup, find_arm
+from bench.serve.clients import ClientError, Site
 from bench.serve.fake_api import FakeApi, Trouble
 from bench.serve.programs import Defaults, Uniform
 from bench.serve.results import ResultError, Run
@@ -80,6 +82,10 @@ def use(monkeypatch: pytest.MonkeyPatch, server: FakeApi) -> None:
 
 @pytest.fixture
 def model(tmp_path: Path) -> Path:
+    return sized_model(tmp_path)
+
+
+def sized_model(tmp_path: Path) -> Path:
     """A folder with nothing but what sizes KV."""
     folder = tmp_path / "model"
     folder.mkdir()
@@ -320,3 +326,22 @@ def test_ctrl_c_ends_the_experiment_and_the_next_call_goes_on(
         assert (run.run.state, len(run.turns)) == ("interrupted", 2)
         assert run_all({tmp_path / "out": wanted}, Watcher()) == "done"
     assert {r.run.state for r in results.load(tmp_path / "out")} == {"done"}
+
+
+def test_a_folder_of_one_client_takes_no_runs_of_another(model: Path, tmp_path: Path) -> None:
+    ours, theirs = experiment(model, "none"), asked_by_aiperf(model)
+    for first, other in ((ours, theirs), (theirs, ours)):
+        (tmp_path / EXPERIMENT).write_text(json.dumps(first.settings()))
+        check_folder(first, tmp_path)
+        with pytest.raises(ResultError, match=r"another experiment \(client differ\)"):
+            check_folder(other, tmp_path)
+
+
+def test_a_load_that_the_client_cannot_play_is_told_before_anything_starts(model: Path) -> None:
+    with pytest.raises(ClientError, match="give --arrivals closed:N"):
+        cells(asked_by_aiperf(model))
+    assert len(cells(asked_by_aiperf(model, arrivals="closed:2"))) == 1
+
+
+def asked_by_aiperf(model: Path, **fields: Any) -> Experiment:
+    return experiment(model, "none", client=Aiperf(Site(model, 32), version="0.13.0"), **fields)

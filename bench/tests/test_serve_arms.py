@@ -33,11 +33,12 @@ def setup_of(arm: str, tmp_path: Path, **place: Any) -> Setup:
     install(tmp_path, *rivals.packages(place.get("on_cpu", True)))
     for name in ("cpu_lmcache_v1", "cpu_native_shim"):
         (tmp_path / f"{name}.py").touch()
-    fields = {"on_cpu": True, "rivals": tmp_path, "shims": tmp_path, **place}
+    disk = {"disk": tmp_path / "disk", "disk_bytes": 2**32}
+    fields = {"on_cpu": True, "rivals": tmp_path, "shims": tmp_path, **disk, **place}
     return find_arm(arm).setup(Place(dram_bytes=2**30, block_size=128, **fields))
 
 
-@pytest.mark.parametrize("name", [*ARMS, "continuum", "continuum:fixed_ttl"])
+@pytest.mark.parametrize("name", [*ARMS, "continuum", "continuum-disk:fixed_ttl"])
 def test_every_arm_can_be_set_up(name: str, tmp_path: Path) -> None:
     on_cpu, on_gpu = setup_of(name, tmp_path), setup_of(name, tmp_path, on_cpu=False, shims=None)
     for setup in (on_cpu, on_gpu):
@@ -96,6 +97,38 @@ def test_each_arm_gets_the_same_bytes_of_dram(tmp_path: Path) -> None:
     assert side.command[side.command.index("--l1-size-gb") + 1] == "1.000000000"
     assert extra("lmcache-mp")["lmcache.mp.port"] != side.port  # each setup has its own server
     assert setup_of("lmcache-v1", tmp_path).env["LMCACHE_MAX_LOCAL_CPU_SIZE"] == "1.000000000"
+
+
+def test_each_arm_with_a_disk_gets_a_folder_of_its_own_on_it(tmp_path: Path) -> None:
+    folder = tmp_path / "disk"
+    ours, tiering, lmcache = (
+        setup_of(arm, tmp_path) for arm in ("continuum-disk", "offloading-fs", "lmcache-mp-disk")
+    )
+    assert {each.disk for each in (ours, tiering, lmcache)} == {folder}
+    assert ours.connector == {
+        "policy": "adaptive",
+        "dram_bytes": 2**30,
+        "disk_path": str(folder),
+        "disk_bytes": 2**32,
+    }
+    extra = (tiering.kv_transfer_config or {})["kv_connector_extra_config"]
+    assert extra["secondary_tiers"] == [{"type": "fs", "root_dir": str(folder)}]
+    assert (extra["spec_name"], extra["cpu_bytes_to_use"]) == ("TieringOffloadingSpec", 2**30)
+    assert lmcache.side is not None
+    disk = json.loads(lmcache.side.command[lmcache.side.command.index("--l2-adapter") + 1])
+    assert (disk["base_path"], disk["max_capacity_gb"]) == (str(folder), 4.0)
+    for arm in ("continuum-disk", "offloading-fs", "lmcache-mp-disk"):
+        assert find_arm(arm).uses_disk
+        with pytest.raises(CannotRunError, match="--disk-path"):
+            setup_of(arm, tmp_path, disk=None)
+    assert setup_of("continuum", tmp_path).disk is None
+
+
+@pytest.mark.parametrize("text", ["", "0", "-1GiB", "much", "2000000TiB"])
+def test_a_disk_is_a_size(text: str) -> None:
+    assert cli_ab.read_disk("4GiB") == 2**32
+    with pytest.raises(CommandError, match=r"--disk .*: write a size, like 4GiB"):
+        cli_ab.read_disk(text)
 
 
 def test_blocks_that_do_not_divide_a_chunk_are_refused() -> None:

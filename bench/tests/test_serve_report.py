@@ -259,3 +259,15 @@ def test_without_matplotlib_the_command_says_what_to_install(
     done = CliRunner().invoke(app, ["report", str(experiment(tmp_path))])
     assert done.exit_code == 1
     assert ".[bench]" in done.output
+
+
+def test_what_another_client_says_has_columns_where_there_is_one(tmp_path: Path) -> None:
+    ours = page([experiment(tmp_path / "ours")])
+    folder = tmp_path / "theirs"
+    by = {"settings": settings() | {"client": "aiperf 0.13.0"}, "told": {"theory_pct": 80.0}}
+    for arm, factor in FACTORS.items():
+        measured(folder, run_of(arm, **by), factor)
+    theirs = page([folder])
+    for name in ("could be cached", "of that cached", "aiperf 0.13.0"):
+        assert name in theirs
+        assert name not in ours

@@ -174,7 +174,9 @@ def test_a_replayed_session_grows_is_cut_and_ends_where_the_record_does(tmp_path
 def test_a_replay_is_scaled_down(tmp_path: Path) -> None:
     path = tmp_path / "requests.jsonl"
     path.write_text(record(0, 6500, 400, 0) + "\n" + record(1, 10000, 300, 101))
-    plan = find_workload(f"claude-code:{path},scale=10").program(0, seed=1)
+    workload = find_workload(f"claude-code:{path},scale=10")
+    assert workload.name == "claude-code,scale=10"  # a result says what was scaled
+    plan = workload.program(0, seed=1)
     assert prompts(plan) == [650, 1000]
     assert plan.num_new(1) == 1000 - 690
 

@@ -1,4 +1,5 @@
-"""The lab's PCIe, against cases computed by hand: 10 GB a second one way, 10 both."""
+"""The lab's PCIe and disk, against cases computed by hand: 10 GB a second one way, 10 both; 8 GB
+a second read, 4 written."""
 
 from __future__ import annotations
 
@@ -6,7 +7,7 @@ import math
 
 import pytest
 
-from bench.sim.bus import Bus, Way
+from bench.sim.bus import Bus, Disk, Way
 
 GB = 1e9
 
@@ -95,3 +96,55 @@ def test_next_done_is_when_it_is_done() -> None:
             now = max(now, link.next_done()) if math.isinf(copy.done) else now
             link.advance(now)
         assert copy.done == now
+
+
+# --- a disk -----------------------------------------------------------------------------
+def disk(reads_first: bool = False, latency_s: float = 0.0) -> Disk:
+    made = Disk(8 * GB, 4 * GB, latency_s)
+    made.reads_first = reads_first
+    return made
+
+
+def test_a_disk_that_reads_and_writes_gives_each_half_of_its_time() -> None:
+    """0 to 2 s: 4 GB/s and 2 GB/s. Then the write alone has 4 GB/s for its last 4 GB."""
+    drive = disk()
+    read = drive.submit(Way.READ, 8 * GB, now=0.0)
+    write = drive.submit(Way.WRITE, 8 * GB, now=0.0)
+    assert drive.next_done() == pytest.approx(2.0)
+    drive.advance(10.0)
+    assert (read.done, write.done) == (pytest.approx(2.0), pytest.approx(3.0))
+
+
+def test_where_reads_go_first_a_write_waits_and_goes_on() -> None:
+    """The write has 0 to 1 s and, behind the reads, 2 to 3 s."""
+    drive = disk(reads_first=True)
+    write = drive.submit(Way.WRITE, 8 * GB, now=0.0)
+    read = drive.submit(Way.READ, 8 * GB, now=1.0)
+    assert drive.next_done() == pytest.approx(2.0)
+    drive.advance(2.5)
+    assert read.done == pytest.approx(2.0)
+    assert drive.next_done() == pytest.approx(3.0)
+    drive.advance(10.0)
+    assert write.done == pytest.approx(3.0)
+
+
+def test_what_has_not_begun_can_be_taken_back_and_nothing_else() -> None:
+    drive = disk(latency_s=0.25)
+    first, second = (drive.submit(Way.READ, 8 * GB, now=0.0) for _ in range(2))
+    drive.advance(0.5)
+    assert not drive.cancel(first)
+    assert drive.cancel(second)
+    assert not drive.cancel(second)
+    drive.advance(10.0)
+    assert first.done == pytest.approx(1.25)
+    assert drive.num_bytes == {Way.READ: 8 * GB, Way.WRITE: 0.0}
+
+
+def test_of_copies_that_look_alike_the_one_that_is_taken_back_is_the_one_meant() -> None:
+    drive = disk()
+    begun, other, unwanted = (drive.submit(Way.READ, 8 * GB, now=0.0) for _ in range(3))
+    assert drive.cancel(unwanted)
+    drive.advance(10.0)
+    assert (begun.done, other.done) == pytest.approx((1.0, 2.0))
+    assert unwanted.done == math.inf
+    assert math.isinf(drive.next_done())

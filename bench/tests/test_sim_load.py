@@ -67,3 +67,24 @@ def test_a_window_half_as_long_doubles_what_is_live_and_not_the_work() -> None:
     slow, fast = (demand(stretched(workload, s), H100) for s in (2_000.0, 1_000.0))
     assert slow.work_s == pytest.approx(fast.work_s, rel=0.01)
     assert fast.live_tokens == pytest.approx(2 * slow.live_tokens, rel=0.35)
+
+
+# --- a model with states ------------------------------------------------------------------
+HYBRID = machine("H200", "qwen3-next-80b-fp8", kv_tokens=1 << 20)
+MTP = machine("H200", "qwen3-next-80b-fp8-mtp", kv_tokens=1 << 20)
+
+
+def test_a_model_with_states_knows_whole_blocks_and_an_mtp_layer_costs_one() -> None:
+    first, second = turn(Span(1, 4_000)), turn(Span(1, 5_000), gap_s=3.0)
+    workload = Workload("w", (ProgramPlan("p", (first, second)),))
+    for on, known in ((HYBRID, 7 * 544), (MTP, 6 * 544)):
+        assert demand(workload, on).work_s == pytest.approx(
+            prefill_seconds(on, first, 0) + prefill_seconds(on, second, known)
+        )
+
+
+def test_a_context_takes_the_room_of_its_states_too() -> None:
+    """A block per group with states, 544 tokens' worth each."""
+    workload = Workload("w", (ProgramPlan("p", (turn(Span(1, 1_000)),)),))
+    assert demand(workload, H100).live_tokens == 1_001
+    assert demand(workload, HYBRID).live_tokens == 1_001 + 3 * 544

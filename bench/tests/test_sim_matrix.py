@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 import math
+from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 pytest.importorskip("tomllib")  # Python 3.11
 
+from bench.sim import pair
 from bench.sim.cells import Cell, cell_of, load_matrix, scene
-from bench.sim.job import Result
+from bench.sim.job import Job, Result
 from bench.sim.load import demand
-from bench.sim.matrix import PAGE, job, judge
+from bench.sim.matrix import PAGE, arms_of, job, judge, refusal
 from bench.sim.matrix_page import Origin, page
 from bench.sim.result import RunRecord
+from bench.sim.store import Store
 from bench.sim.verdict import Verdict, verdict
+from continuum_connector.tools.cli.ending import ToldError
 
 MATRIX = load_matrix()
 CELLS = {cell.name: cell for cell in MATRIX.cells}
@@ -51,7 +56,10 @@ def test_the_matrix_has_every_factor() -> None:
 KINDS = {cell.workload: cell.name for cell in CELLS.values()}  # one of each
 
 
-@pytest.mark.parametrize("name", ["fast/none", "fast/over", "person/dram 2", *KINDS.values()])
+@pytest.mark.parametrize(
+    "name",
+    ["fast/none", "fast/over", "hybrid/mtp", "person/dram 2", "coding/disk 3", *KINDS.values()],
+)
 def test_a_cell_asks_what_it_says(name: str) -> None:
     made = scene(CELLS[name], seed=1)
     said = CELLS[name].said
@@ -59,6 +67,9 @@ def test_a_cell_asks_what_it_says(name: str) -> None:
     assert asked.work_s / made.window_s == pytest.approx(said["load"], rel=0.05)
     dram_tokens = made.machine.dram_bytes / made.machine.model.token_bytes
     assert asked.live_tokens / dram_tokens == pytest.approx(said["live_dram"], rel=0.01)
+    drive = made.machine.drive
+    disk_tokens = drive.num_bytes / made.machine.model.token_bytes if drive else math.inf
+    assert asked.live_tokens / disk_tokens == pytest.approx(said.get("live_disk", 0.0), rel=0.01)
     at_most = asked.live_tokens / made.machine.kv_tokens
     assert at_most <= said["live_vram"] * 1.01
     assert made.machine.kv_tokens >= 2 * made.workload.num_tokens
@@ -99,11 +110,9 @@ def test_an_arm_counts_with_the_seeds_that_all_were_run_with() -> None:
 
 def test_a_cell_that_was_not_run_with_every_arm_is_not_judged() -> None:
     cells = [Cell("whole", {"workload": "agents"}), Cell("part", {"workload": "agents"})]
-    results = [
-        Result(job(cell, arm, 1), record(arm, [1.0]))
-        for cell, arm in [(cells[0], "stock"), (cells[0], "adaptive"), (cells[1], "stock")]
-    ]
-    assert [each.cell.name for each in judge(cells, results, num_runs=2)] == ["whole"]
+    asked = [job(cell, arm, 1) for cell in cells for arm in ("stock", "adaptive")]
+    results = [Result(each, record(each.arm, [1.0])) for each in asked[:3]]
+    assert [each.cell.name for each in judge(cells, results, asked)] == ["whole"]
     assert "**1 cells are not here" in page([], ORIGIN, num_missing=1)
 
 
@@ -136,8 +145,25 @@ def failing(*names: str) -> Verdict:
         else Result(job(cell, arm, 1), record(arm, [seconds]))
         for arm, seconds in {"stock": 4.0, "adaptive": 2.0, "paper": 1.0}.items()
     ]
-    (found,) = judge([cell], results, num_runs=3)
+    (found,) = judge([cell], results, [each.job for each in results])
     return found
+
+
+def test_an_arm_that_refuses_a_model_is_not_run_in_its_cells() -> None:
+    arms = ("stock", "simple", "lmcache", "lmcache+order", "adaptive")
+    for cell, refused in (("coding/near", set()), ("hybrid/near", {"lmcache", "lmcache+order"})):
+        assert {arm for arm in arms if refusal(job(CELLS[cell], arm, 1))} == refused
+
+
+def test_an_arm_that_is_nothing_without_a_disk_is_run_where_there_is_one() -> None:
+    arms = ["stock", "offloading-fs", "adaptive", "adaptive-no-disk"]
+    assert arms_of(CELLS["fast/disk 7"], arms) == arms
+    assert arms_of(CELLS["fast/dram 4"], arms) == ["stock", "adaptive"]
+
+
+def test_a_slower_disk_writes_half_of_what_it_reads() -> None:
+    drives = [scene(CELLS[f"fast/disk {rate}"], 1).machine.drive for rate in (7, 3)]
+    assert [(each.reads, each.writes) for each in drives if each] == [(7e9, 3.5e9), (3e9, 1.5e9)]
 
 
 def test_an_arm_that_fails_is_named_and_does_not_remove_its_cell() -> None:
@@ -180,3 +206,33 @@ def test_a_p99_is_judged_over_the_programs_of_all_seeds(num_seeds: int, is_judge
     text = page([found], ORIGIN)
     assert ("| 2.00 |" if is_judged else "| (2.00) |") in text
     assert f"| P99 at most 1.05x the best arm's | 0 of {num_seeds - 1} |" in text
+
+
+def written(path: Path, *runs: tuple[str, str, int, float]) -> Path:
+    """A results file of (cell, arm, seed, seconds that its two programs took)."""
+    with Store(path) as file:
+        for cell, arm, seed, seconds in runs:
+            made = replace(record(arm, [seconds, seconds]), num_computed_tokens=100)
+            file.append(Result(Job(arm, "fake", {"cell": cell}, seed=seed), made))
+    return path
+
+
+def test_two_arms_are_compared_cell_by_cell_with_the_seeds_that_both_have(tmp_path: Path) -> None:
+    path = written(
+        tmp_path / "runs.jsonl",
+        *[("a", "gate", 1, 8.0), ("a", "gate", 2, 6.0), ("a", "gate", 3, 1.0)],
+        *[("a", "adaptive", 1, 10.0), ("a", "adaptive", 2, 10.0)],
+        *[("b", "gate", 1, 5.0), ("b", "adaptive", 1, 5.0), ("c", "gate", 1, 5.0)],
+    )
+    cells = pair.pairs(path, "gate", "adaptive")
+    assert {cell: len(both) for cell, both in cells.items()} == {"a": 2, "b": 1}
+    head, _, row, rest = pair.table(cells, "adaptive", "gate", least=0.01)
+    assert head.startswith("| cell | adaptive, s |")
+    assert row.startswith("| a | 10.0 | 0.70 | 0.80/0.60 | 0.70 | 0.70 | - |")
+    assert rest == "\n1 other cells: 1.000 to 1.000. Ratios of gate to adaptive."
+
+
+def test_two_arms_that_were_never_run_together_are_an_error(tmp_path: Path) -> None:
+    path = written(tmp_path / "runs.jsonl", ("a", "gate", 1, 8.0))
+    with pytest.raises(ToldError, match="no cell with runs of both gate and adaptive"):
+        pair.main([str(path), "gate", "adaptive"])

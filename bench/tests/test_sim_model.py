@@ -6,8 +6,10 @@ import math
 
 import pytest
 
+from bench.common.plans import Span, TurnPlan
 from bench.sim.agenda import Agenda, Clock
 from bench.sim.hardware import machine
+from bench.sim.load import prefill_seconds
 from bench.sim.published import CONTINUUM, DRAM_GB, FCFS, LMCACHE
 from bench.sim.step_time import step_seconds
 from bench.sim.workloads.eight_turns import eight_turns
@@ -47,6 +49,28 @@ def test_fp8_doubles_the_rate_of_the_products_and_not_of_attention() -> None:
     products, attention = 8192 * 2 * 68.5e9 / (2 * FLOPS), 8192 * 4096 * 4 * 80 * 64 * 128 / FLOPS
     on = machine("H100", "llama-70b-fp8", tp=1, kv_tokens=4096)
     assert step_seconds(on, work) == pytest.approx(0.004 + 20e-6 + products + attention)
+
+
+def test_a_step_reads_the_experts_that_its_tokens_choose_and_its_states() -> None:
+    """One of 80e9 bytes in all: what is no expert, a share of 77.3e9, a state read and written."""
+    on = machine("H200", "qwen3-next-80b-fp8", kv_tokens=1 << 20)
+    experts, states = 48 * 512 * 3 * 2048 * 512, 3 * 12 * 1_097_728
+    few = 80e9 - experts * (1 - 10 / 512) ** 4
+    work = Work(num_decodes=4)
+    assert step_seconds(on, work) == pytest.approx(0.00408 + (few + 8 * states) / 4800e9)
+    assert on.model.bytes_read(100_000) == pytest.approx(80e9)
+
+
+def test_qwen3_next_takes_what_was_published_for_an_h200() -> None:
+    """20.4 s to the first token of 256 K, which was fitted; 4.7 and 6.5 ms a token, which were
+    not, at 1 K and 256 K."""
+    on = machine("H200", "qwen3-next-80b-fp8")
+    length = 262_144
+    prompt = TurnPlan((Span(1, length),), Span(1, 1, length))
+    assert prefill_seconds(on, prompt, 0) == pytest.approx(20.4, rel=0.02)
+    for context, token_s in ((1024, 1 / 210.8), (length, 1 / 152.8)):
+        step_s = step_seconds(on, Work(num_decodes=1, decode_context=context))
+        assert step_s == pytest.approx(token_s, rel=0.06)
 
 
 # --- machines ---------------------------------------------------------------------------

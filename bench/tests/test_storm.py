@@ -125,6 +125,10 @@ def test_books_that_do_not_close_are_found_with_their_numbers() -> None:
     assert open_accounts(pins) == ["pins: 4 started, 3 ended, 0 live"]
     store = {'continuum:transfers_in_flight{direction="store"}': 1.0}
     assert open_accounts(metrics(8, **store)) == ["stores: 4 admitted, 4 settled, 1 in flight"]
+    for way in ("write", "read"):  # of a disk
+        begun = {f'continuum:transfers_admitted_total{{direction="{way}"}}': 2.0}
+        lost = [f"{way}s: 2 admitted, 1 settled, 0 in flight"]
+        assert open_accounts(metrics(8, **begun, **{f"continuum:{way}s_total": 1.0})) == lost
     run = a_run()
     run.open_accounts = open_accounts(pins)
     assert wrong(run) == ["ledger"]
@@ -134,6 +138,8 @@ def test_what_an_idle_server_still_holds_is_found() -> None:
     run = a_run()
     run.held = still_held(metrics(8, **{"continuum:held_blocks": 7.0, "continuum:pins_live": 0.0}))
     assert run.held == {"held_blocks": 7.0}
+    writing = {'continuum:disk_blocks{state="writing"}': 4.0}
+    assert still_held(metrics(8, **writing)) == {"disk_blocks writing": 4.0}
     assert wrong(run) == ["ledger"]
 
 

@@ -12,6 +12,7 @@ from continuum_connector.costs.pressure import Price, Queueing
 from continuum_connector.costs.step_clock import Work
 
 GUESSED_LATENCY_S, GUESSED_BUS = 1e-3, 12e9  # a step's, and bytes per second: half of PCIe 4.0 x16
+GUESSED_DISK = 2e9  # bytes per second: half of what an NVMe drive on PCIe 4.0 reads, shared by two
 LONG_PREFIX = 32768  # tokens; the second length at which the prefill metric is given
 # The parts of a state file: name -> numbers in it, and what none of them exceeds. A unit of work
 # that took eleven days, a sum over programs of a million turns; squares of them are still finite.
@@ -20,6 +21,7 @@ PARTS = {
     "prefill": (5, MAX_COST_S),
     "load": (2, MAX_COST_S),
     "store": (2, MAX_COST_S),
+    "read": (2, MAX_COST_S),
     "memoryfulness": (7, MAX_SUM),
 }
 NOTHING = 1e-15  # seconds; what is below it counts as 0, so that its inverse is finite
@@ -32,6 +34,7 @@ class _Models:
     prefill: PrefillModel
     load: CopyModel
     store: CopyModel
+    read: CopyModel
     queueing: Queueing
     memory: Memoryfulness
     price: Price
@@ -54,6 +57,13 @@ class Seen:
     def stored(self, num_blocks: int, seconds: float) -> None:
         """A store of `num_blocks` is done, `seconds` after it was queued."""
         self._models.store.add(num_blocks, seconds)
+
+    def read(self, num_blocks: int, seconds: float, is_done: bool = True) -> None:
+        """A read of `num_blocks` from disk is done, `seconds` after it was queued; or was given up
+        after so long, if that is news. A disk too slow for every deadline would not be known as
+        such without that."""
+        if is_done or seconds > self._models.read.seconds(num_blocks):
+            self._models.read.add(num_blocks, seconds)
 
     def waited(self, seconds: float, was_evicted: bool, now: float) -> None:
         """A turn was admitted; `was_evicted`: its program had blocks once and lost them."""
@@ -80,6 +90,7 @@ class Seen:
         """A block has `num_bytes`: what copies are guessed by until some were seen. Without a
         guess DRAM would look as near as VRAM, and nothing would be pinned for its sake."""
         self._models.store.guess(GUESSED_LATENCY_S, num_bytes / GUESSED_BUS)
+        self._models.read.guess(GUESSED_LATENCY_S, num_bytes / GUESSED_DISK)
 
 
 class Costs:
@@ -94,6 +105,7 @@ class Costs:
             prefill=PrefillModel(chunk),
             load=CopyModel(),
             store=CopyModel(),
+            read=CopyModel(),
             queueing=Queueing(),
             memory=Memoryfulness(),
             price=Price(),
@@ -105,10 +117,23 @@ class Costs:
         """Seconds to compute `num_tokens` behind `num_cached` that are there."""
         return self._models.prefill.seconds(num_tokens, num_cached)
 
+    def prompt_s(self, work: Work) -> float:
+        """Seconds that the prompts of a step add to it."""
+        return self._models.prefill.compute_s(work)
+
     def load_s(self, num_blocks: int) -> float:
         """Seconds to bring `num_blocks` back from DRAM; until loads were seen, as for stores."""
         model = self._models.load if self._models.load.is_known else self._models.store
         return model.seconds(num_blocks)
+
+    @property
+    def knows_prefill(self) -> bool:
+        """Whether `prefill_s` is more than a guess."""
+        return self._models.prefill.is_known
+
+    def read_s(self, num_blocks: int) -> float:
+        """Seconds to bring `num_blocks` from disk to DRAM."""
+        return self._models.read.seconds(num_blocks)
 
     def queueing_s(self, now: float) -> float:
         """Seconds that turns wait which had lost their blocks (the paper's T)."""
@@ -134,6 +159,7 @@ class Costs:
         yield per_token, self.prefill_s(1000) / 1000, "0"
         yield per_token, self.prefill_s(1000, LONG_PREFIX) / 1000, str(LONG_PREFIX)
         yield "load_seconds_per_block", self.load_s(1000) / 1000, None
+        yield "read_seconds_per_block", self.read_s(1000) / 1000, None
         yield "queueing_seconds", self.queueing_s(now), None
         yield "memoryfulness", self.eta, None
         yield "block_second_price", self.price(now), None
@@ -154,6 +180,8 @@ class Costs:
             state["load"] = list(self._models.load.coefficients)
         if self._models.store.is_known:
             state["store"] = list(self._models.store.coefficients)
+        if self._models.read.is_known:
+            state["read"] = list(self._models.read.coefficients)
         if self._models.memory.num_programs:
             state["memoryfulness"] = self._models.memory.state()
         return state
@@ -167,6 +195,7 @@ class Costs:
             ("prefill", self._models.prefill),
             ("load", self._models.load),
             ("store", self._models.store),
+            ("read", self._models.read),
         )
         for name, model in models:
             if name in found:

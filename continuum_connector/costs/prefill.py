@@ -81,6 +81,15 @@ class PrefillModel:
         pairs = num_new * (num_cached + num_new / 2)
         return num_steps * base + per_token * num_new + per_pair * pairs
 
+    def compute_s(self, work: Work) -> float:
+        """Seconds that the prompts of a step add to it; 0.0 while nothing is known."""
+        if not self.is_roughly_known:
+            return 0.0
+        if not self.is_known:
+            return work.num_new * self._first_rate
+        _, per_token, per_pair, _, _ = self._fit.coefficients
+        return per_token * work.num_new + per_pair * work.pairs
+
 
 Array = npt.NDArray[np.float64]
 

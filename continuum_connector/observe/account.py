@@ -15,7 +15,8 @@ from collections.abc import Callable
 from typing import Any, TypeVar, cast
 
 from continuum_connector.errors import InvariantError
-from continuum_connector.observe.metric_table import METRICS, OTHER, WIRE_KEYS, Kind, Metric
+from continuum_connector.observe.metric import OTHER, Kind, Metric
+from continuum_connector.observe.metric_table import METRICS, WIRE_KEYS
 
 __all__ = ["METRICS", "Account", "Kind", "Metric", "Payload", "merge"]
 

@@ -1,81 +1,51 @@
 """METRICS: every number we publish, with its type, help text, labels and buckets.
 
-Needs no vLLM. account.py adds the numbers up, metrics.py hands them to Prometheus.
+Needs no vLLM. Those of a disk are in disk_metrics.py. account.py adds the numbers up, metrics.py
+hands them to Prometheus.
 """
 
 from __future__ import annotations
 
-import enum
-from dataclasses import dataclass
 from typing import NamedTuple
 
+from continuum_connector.observe.disk_metrics import DISK_METRICS
+from continuum_connector.observe.metric import COPY_BUCKETS, OTHER, Kind, Metric
 from continuum_connector.programs.program import IdentitySource
 from continuum_connector.toolcalls.asked import WHY_UNREAD, Ending
 
-PREFIX = "continuum:"
-OTHER = "other"  # a label value that takes in every value the code did not foresee
-
-
-class Kind(enum.Enum):
-    """What Prometheus calls it."""
-
-    COUNTER = "counter"
-    GAUGE = "gauge"
-    HISTOGRAM = "histogram"
-
-    @property
-    def part(self) -> str:
-        """Where a payload keeps these: "counters", "gauges", "histograms"."""
-        return self.value + "s"
-
-
-@dataclass(frozen=True)
-class Metric:
-    """One published number. `label` takes the `values` of a closed set, never a request's.
-    `first`: a gauge's value before anything sets it."""
-
-    name: str
-    kind: Kind
-    help: str
-    label: str = ""
-    values: tuple[str, ...] = ()
-    buckets: tuple[float, ...] = ()
-    first: float = 0.0
-
-    @property
-    def full_name(self) -> str:
-        """The name on /metrics, where Prometheus adds `_total` to a counter's."""
-        return PREFIX + self.name
-
-    @property
-    def labels(self) -> tuple[str | None, ...]:
-        """Every value the label can take; one None without a label."""
-        return self.values or (None,)
-
-
-DIRECTIONS = ("store", "load")
+DIRECTIONS = ("store", "load", "write", "read")
 PIN_CAUSES: tuple[str, ...] = ("returned", "expired", "pressure", "superseded", "program_done")
 PIN_CAUSES += ("reset", "switched_off", "shutdown")
 _ANY = ("superseded", "never", "switched_off")
-_FOUND = ("in_vram", "in_dram", "recomputed", *_ANY)
+_FOUND = ("in_vram", "in_dram", "in_disk", "recomputed", *_ANY)
 _OF_PIN = ("in_time", "expired", "pressure", "diverged", "reset", *_ANY)
 OUTCOMES = (*(f"pin_{each}" for each in _OF_PIN), *(f"offload_{each}" for each in _FOUND))
 OUTCOMES += (*(f"free_{each}" for each in _FOUND), "free_done")
-FAILURES = ("driver", "cancelled", "closed", "no_tier", "corrupt", "timeout", OTHER)
+FAILURES: tuple[str, ...] = ("driver", "cancelled", "closed", "no_tier", "corrupt", "timeout")
+FAILURES += ("stale", "asleep", OTHER)
+EPOCHS = ("reset", "weights", "version", OTHER)
 HOOKS = (
     *("on_new_request", "get_num_new_matched_tokens", "update_state_after_alloc"),
     *("build_connector_meta", "update_connector_output", "request_finished", "allocate_slots"),
     *("start_load_kv", "wait_for_save", "get_finished", OTHER),
 )
+OPENED = ("fits_vram", "fits_dram", "gpu_idle", "empty", "deadline", "switched_off")
 CHANCES = tuple(f"{low}-{low + 10}" for low in range(0, 100, 10))  # percent
 PIN_BUCKETS = (0.05, 0.1, 0.25, 0.5, 1.0, 2.0, 5.0, 10.0, 20.0, 30.0, 60.0, 120.0, 300.0)
-COPY_BUCKETS = (5e-4, 1e-3, 2e-3, 5e-3, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 30.0)
 HOOK_BUCKETS = (1e-6, 2e-6, 5e-6, 1e-5, 2e-5, 5e-5, 1e-4, 2e-4, 5e-4, 1e-3, 0.01, 0.1)
 
 _C, _G, _H = Kind.COUNTER, Kind.GAUGE, Kind.HISTOGRAM
 
 METRICS: tuple[Metric, ...] = (
     Metric("switched_on", _G, "1: on; 0: switched off, or stepped aside", first=1.0),
+    Metric("epoch", _G, "Which weights serve: grows when they change and with each reset"),
+    Metric(
+        "epochs",
+        _C,
+        "Epochs begun, by what began them; each empties all below VRAM and ends every pin",
+        "cause",
+        EPOCHS,
+    ),
     Metric("programs", _G, "Programs remembered; at max_programs the quiet ones are forgotten"),
     Metric(
         "turns",
@@ -163,12 +133,22 @@ METRICS: tuple[Metric, ...] = (
         _C,
         "Prompt tokens found, by tier; a falling share of prompt_tokens means KV is lost in pauses",
         "tier",
-        ("vram", "dram"),
+        ("vram", "dram", "disk"),
+    ),
+    Metric("sample_groups", _G, "Prompts of which several samples are known, or announced"),
+    Metric("samples", _G, "Programs of those groups that are not over"),
+    Metric(
+        "sample_prompt_tokens",
+        _C,
+        "Prompts of samples that began after a first one: what sample_hit_tokens is a share of",
+    ),
+    Metric(
+        "sample_hit_tokens", _C, "Of those, found in some tier; little: samples compute them anew"
     ),
     Metric(
         "transfers_admitted",
         _C,
-        "Transfers begun; equals stores or loads of every outcome plus transfers_in_flight",
+        "Transfers begun; equals stores, loads, ... of every outcome plus transfers_in_flight",
         "direction",
         DIRECTIONS,
     ),
@@ -271,6 +251,29 @@ METRICS: tuple[Metric, ...] = (
         _C,
         "Blocks not stored: what fills DRAM is worth more, or busy; above stored: raise dram_bytes",
     ),
+    Metric("gate_held", _G, "First turns held at the gate; above 0 for long: memory is short"),
+    Metric(
+        "gate_opened",
+        _C,
+        "Held first turns let in, by reason; much `deadline`: more programs than memory is for",
+        "because",
+        OPENED,
+    ),
+    Metric(
+        "gate_wait_seconds",
+        _H,
+        "How long first turns were held; part of their time to first token",
+        buckets=PIN_BUCKETS,
+    ),
+    Metric(
+        "gate_bank_seconds",
+        _G,
+        "Idle seconds of the last cycle that a start may still spend, by what was idle",
+        "of",
+        ("gpu", "bus"),
+    ),
+    Metric("working_set_programs", _G, "Programs under way: begun, and expected back"),
+    Metric("working_set_blocks", _G, "Blocks that programs under way want within a cycle"),
     Metric(
         "hook_seconds",
         _H,
@@ -280,6 +283,7 @@ METRICS: tuple[Metric, ...] = (
         HOOK_BUCKETS,
     ),
     Metric("trace_dropped", _C, "Trace records lost; above 0 the file at trace_path is incomplete"),
+    *DISK_METRICS,
 )
 
 # Counted in an API server by middleware.py, as long as it is loaded; no engine knows of it.

@@ -13,7 +13,8 @@ from vllm.distributed.kv_transfer.kv_connector.v1.metrics import (
 )
 
 from continuum_connector.observe.account import Account, Payload, merge
-from continuum_connector.observe.metric_table import METRICS, WIRE_KEYS, Kind, Metric
+from continuum_connector.observe.metric import Kind, Metric
+from continuum_connector.observe.metric_table import METRICS, WIRE_KEYS
 
 # what the log line says; /metrics has the rest
 LOGGED = {
@@ -92,7 +93,7 @@ class ContinuumStats(KVConnectorStats):  # type: ignore[misc]
         """Return the share of prompt tokens found, for each tier with hits."""
         counters = self.data.get("counters", {})
         num_tokens = counters.get("prompt_tokens", 0)
-        hits = {tier: counters.get(f"hit_tokens{{{tier}}}", 0) for tier in ("vram", "dram")}
+        hits = {tier: counters.get(f"hit_tokens{{{tier}}}", 0) for tier in ("vram", "dram", "disk")}
         return {
             f"{t} hit share": round(n / num_tokens, 3) for t, n in hits.items() if n and num_tokens
         }

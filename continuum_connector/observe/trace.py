@@ -23,7 +23,7 @@ MAX_QUEUED = 65_536  # records; a turn makes about six, so minutes of a busy ser
 BATCH_S = 0.05  # how long the writer gathers records before it writes them at once
 CLOSE_TIMEOUT_S = 5.0
 
-_IDS = ("program", "request")  # fields that may hold what a client sent
+_IDS = ("program", "request", "group")  # fields that may hold what a client sent
 _NOBODY = "anonymous:"  # random already (programs/program.py)
 _DIGEST_BYTES = 16
 
@@ -40,9 +40,13 @@ EVENTS: dict[str, str] = {
     "pin_end": "a pin ends, with its cause and age",
     "store": "a transfer VRAM -> DRAM settled, with its outcome",
     "load": "a transfer DRAM -> VRAM settled, with its outcome",
+    "write": "a transfer DRAM -> disk settled, with its outcome",
+    "read": "a transfer disk -> DRAM settled, with its outcome",
     "tier_down": "a rank has no DRAM tier, and why",
-    "reset": "the prefix cache was reset: every hold ended",
+    "disk_down": "the disk tier went down, and why",
+    "epoch": "an epoch began, as weights changed or the prefix cache was reset: every hold ended",
     "switch": "an operator switched the connector on or off",
+    "let_in": "a first turn that was held may be admitted: why, after how long",
     "stop": "the scheduler half shuts down",
 }
 

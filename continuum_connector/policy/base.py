@@ -117,8 +117,8 @@ class FinishedTurn:
     which are what can be kept. `aborted` means the client went away, not that it got a stop string.
     `asked`: the tool calls it ends with; `gap`: when its program's next turn is expected.
     `tool_gaps` and `all_gaps` are recorded gaps in seconds, ascending: of this turn's tool, of
-    every tool (Continuum's S[f] and S). `prefill_s`: seconds to compute all of its tokens again;
-    `load_s`: seconds to bring them from DRAM, infinite without a tier.
+    every tool (Continuum's S[f] and S). `prefill_s`: seconds to compute again what those
+    blocks hold; `load_s`: seconds to bring them from DRAM, infinite without a tier.
     """
 
     program: str

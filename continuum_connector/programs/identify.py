@@ -20,6 +20,7 @@ from typing import Any
 
 from continuum_connector.programs.kv_hints import NO_ACTIONS, Actions, read_actions
 from continuum_connector.programs.program import (
+    GROUP,
     Hints,
     Identity,
     IdentitySource,
@@ -31,6 +32,7 @@ MAX_ID_CHARS = 65_536  # of ids and salts; longer names nobody: to hash it costs
 MAX_TTL_S = 86_400.0
 MAX_TOOLS = 16
 MAX_TOOL_CHARS = 64
+MAX_GROUP = 65_536  # samples of one prompt
 
 _NOBODY = frozenset({"none", "null", "nil", "undefined", "nan"})  # str(None) and its cousins
 _YES = frozenset({"1", "true", "yes", "on"})
@@ -58,6 +60,8 @@ class _Said:
     tools: tuple[str, ...] = ()
     compaction: bool | None = None
     keep_s: float | None = None
+    group: str | None = None
+    group_size: int | None = None
     unread: tuple[str, ...] = ()
 
 
@@ -79,7 +83,7 @@ def identify(
         return None
     key = program_key(named.namespace + named.program, salt)
     parent = _parent(claims, named, salt)
-    hints = _merge(claims, actions, None if parent == key else parent)
+    hints = _merge(claims, actions, None if parent == key else parent, salt)
     return Identity(key, named.source, hints)
 
 
@@ -91,16 +95,19 @@ def identify_request(request: Any) -> tuple[Identity | None, Hints]:
     session = getattr(request, "session_id", None)  # vLLM >= 0.28
     actions = read_actions(getattr(request, "kv_hints", None))  # vLLM >= 0.32
     identity = identify(sent, extra, session, actions, request.cache_salt)
-    return identity, identity.hints if identity else read_hints(sent, extra, actions)
+    if identity is not None:
+        return identity, identity.hints
+    return None, read_hints(sent, extra, actions, request.cache_salt)
 
 
 def read_hints(
     kv_transfer_params: Mapping[str, Any] | None,
     extra_args: Mapping[str, Any] | None,
     actions: Actions = NO_ACTIONS,
+    salt: str | None = None,
 ) -> Hints:
     """Return the hints of a request that names no program, as `is_last_step` alone."""
-    return _merge(_claims(kv_transfer_params, extra_args, None, actions), actions, parent=None)
+    return _merge(_claims(kv_transfer_params, extra_args, None, actions), actions, None, salt)
 
 
 def as_id(value: object) -> str | None:
@@ -160,6 +167,8 @@ def _continuum(fields: Mapping[str, Any]) -> _Said:
         "keep_s": as_seconds(fields.get("keep_s")),
         "tools": as_tools(fields.get("tools")),
         "compaction": as_flag(fields.get("compaction")),
+        "group": as_id(fields.get("group")),
+        "group_size": as_size(fields.get("group_size")),
     }
     unread = _unread(fields, hints)
     program = as_id(fields.get("program"))
@@ -238,8 +247,11 @@ def _parent(claims: list[_Said], named: _Said, salt: str | None) -> str | None:
     return None if found is None else program_key(named.namespace + found, salt)
 
 
-def _merge(claims: list[_Said], actions: Actions, parent: str | None) -> Hints:
+def _merge(claims: list[_Said], actions: Actions, parent: str | None, salt: str | None) -> Hints:
     """Take each hint from the strongest claim that gives it."""
+    group = next((c.group for c in claims if c.group is not None), None)
+    if len(salt or "") > MAX_ID_CHARS:
+        group = None
     return Hints(
         final=next((c.final for c in claims if c.final is not None), None),
         ttl_s=next((c.ttl_s for c in claims if c.ttl_s is not None), None),
@@ -247,6 +259,8 @@ def _merge(claims: list[_Said], actions: Actions, parent: str | None) -> Hints:
         parent=parent,
         compaction=any(c.compaction for c in claims),
         keep_s=next((c.keep_s for c in claims if c.keep_s is not None), None),
+        group=None if group is None else GROUP + program_key(group, salt),
+        group_size=next((c.group_size for c in claims if c.group_size is not None), None),
         unread=tuple(name for c in claims for name in c.unread),
         actions=actions.became,
     )
@@ -262,6 +276,13 @@ def as_seconds(value: object) -> float | None:
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         return None
     return float(min(value, MAX_TTL_S)) if 0 <= value < math.inf else None  # NaN compares false
+
+
+def as_size(value: object) -> int | None:
+    """Read how many there are: a whole number from 1, of MAX_GROUP at most. Else None."""
+    if isinstance(value, bool) or not isinstance(value, int):
+        return None
+    return value if 1 <= value <= MAX_GROUP else None
 
 
 def as_tools(value: object) -> tuple[str, ...]:

@@ -45,7 +45,8 @@ class Hints:
     call to take, in seconds. `keep_s`: for how long it would like to find this turn's KV
     somewhere, be it in DRAM. `tools`: names of the tools it will run next. `parent`: the
     program that started this one. `compaction`: this turn condenses the program's history, so
-    what comes next extends an old prefix and not this turn.
+    what comes next extends an old prefix and not this turn. `group`: key of the samples of one
+    prompt that this program is one of, of which there are `group_size`.
 
     `unread`: names of the hints that were there and could not be read. `actions`: of vLLM's
     KvHints, each action's id with the hint it became, "" if none.
@@ -57,6 +58,8 @@ class Hints:
     parent: str | None = None
     compaction: bool = False
     keep_s: float | None = None
+    group: str | None = None
+    group_size: int | None = None
     unread: tuple[str, ...] = ()
     actions: tuple[tuple[str, str], ...] = ()
 
@@ -126,6 +129,7 @@ class Program:
 MAX_KEY_CHARS = 200
 
 _SALTED, _ANONYMOUS = "salted:", "anonymous:"  # tools/analysis/summary.py knows the second
+GROUP = "group:"  # of samples; no program's key begins like it
 _DIGEST_BYTES = 16
 _SECRET = secrets.token_bytes(32)
 
@@ -135,7 +139,7 @@ def program_key(name: str, salt: str | None) -> str:
     if salt:
         space = f"{_SALTED}{_digest(salt, b'salt')}:"
         return space + _bounded(name, MAX_KEY_CHARS - len(space))
-    if name.startswith((_SALTED, _ANONYMOUS)):
+    if name.startswith((_SALTED, _ANONYMOUS, GROUP)):
         name = f":{name}"
     return _bounded(name, MAX_KEY_CHARS)
 

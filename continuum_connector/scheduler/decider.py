@@ -25,7 +25,9 @@ from continuum_connector.policy.hinted import Hinted
 from continuum_connector.programs.program import Hints, IdentitySource, Program
 from continuum_connector.programs.table import ProgramTable
 from continuum_connector.scheduler.away import Absence, Away
+from continuum_connector.scheduler.kv_groups import ChainBlocks
 from continuum_connector.scheduler.pins import LivePin
+from continuum_connector.scheduler.samples import Samples
 from continuum_connector.scheduler.tiers.transfers import Kind, Transfer, TransferState
 from continuum_connector.scheduler.turns import Turn, TurnEnd, Turns
 from continuum_connector.toolcalls.asked import UNREAD, Asked, Ending, asked_of
@@ -67,9 +69,13 @@ class Decider:
 
     def settled(self, transfer: Transfer, now: float) -> None:
         """A transfer is over: if its bytes arrived, it says what such a copy takes."""
+        seen, seconds = self._seen, now - transfer.admitted
         if transfer.state is TransferState.DONE:
-            learn = self._seen.loaded if transfer.kind is Kind.LOAD else self._seen.stored
-            learn(len(transfer), now - transfer.admitted)
+            learn = {Kind.LOAD: seen.loaded, Kind.STORE: seen.stored, Kind.READ: seen.read}
+            if transfer.kind in learn:
+                learn[transfer.kind](transfer.num_ahead + len(transfer), seconds)
+        elif transfer.kind is Kind.READ and transfer.cancelled:
+            seen.read(transfer.num_ahead + len(transfer), seconds, is_done=False)
 
     def blocked(self, now: float) -> None:
         """A waiting turn found no room."""
@@ -108,16 +114,16 @@ class Decider:
 
     # --- the decision -----------------------------------------------------------------
     def decide(
-        self, turn: Turn, request: Any, num_blocks: int, end: TurnEnd, world: Snapshot
+        self, turn: Turn, request: Any, blocks: ChainBlocks, end: TurnEnd, world: Snapshot
     ) -> tuple[FinishedTurn, Choice]:
         """Return what is known of a finished turn, and what the policy makes of it."""
-        hints, num_tokens = turn.identity.hints, request.num_tokens
+        hints, num_blocks = turn.identity.hints, len(blocks)
         asked = self._asked(hints, request, end)
         tool_gaps, all_gaps = self.gaps.recorded(asked)
         finished = FinishedTurn(
             program=turn.program.key,
             turn=turn.number,
-            num_tokens=num_tokens,
+            num_tokens=request.num_tokens,
             num_blocks=num_blocks,
             hints=hints,
             aborted=end is TurnEnd.ABORTED,
@@ -125,7 +131,7 @@ class Decider:
             gap=self.gaps.forecast(asked),
             tool_gaps=tool_gaps,
             all_gaps=all_gaps,
-            prefill_s=self.costs.prefill_s(num_tokens),
+            prefill_s=self.costs.prefill_s(blocks.end),  # what lies behind is computed anyway
             load_s=self.costs.load_s(num_blocks) if world.has_tier else math.inf,
         )
         choice = self.choose(finished, world)
@@ -188,8 +194,11 @@ class Decider:
 class DramWorth:
     """Called for a few dozen programs whenever room is made in DRAM."""
 
-    def __init__(self, programs: ProgramTable, decider: Decider, turns: Turns) -> None:
+    def __init__(
+        self, programs: ProgramTable, decider: Decider, turns: Turns, samples: Samples
+    ) -> None:
         self._programs = programs
+        self._samples = samples
         self._policy = decider.policy
         self._away = decider.away
         self._costs = decider.costs
@@ -199,7 +208,9 @@ class DramWorth:
         """Return the worth of the program's blocks: the lowest leave first."""
         program = self._programs.get(key)
         if program is None:
-            return float("-inf")  # forgotten: nobody will recognise it when it returns
+            group = self._samples.resident(key, self._costs.queueing_s(now), now)
+            # Forgotten: nobody will recognise it when it returns.
+            return float("-inf") if group is None else self._policy.dram_rank(group, now)
         share_ahead = self._turns.share_ahead(program.arrival)
         resident = Resident(
             program=key,

@@ -58,7 +58,7 @@ class Decisions:
         is asked again, for it may be worth a pin what was not worth one beside its copy.
         """
         world = self._snapshots.snapshot(now)
-        finished, choice = self._decider.decide(turn, request, len(blocks), end, world)
+        finished, choice = self._decider.decide(turn, request, blocks, end, world)
         choice = without_end(choice) if turn.is_stray else self._fitting(choice, finished)
         if stores(choice.decision) and not self._store(choice.decision, turn, request, blocks, now):
             world = replace(world, takes_store=False)

@@ -6,7 +6,7 @@ to anybody else; a prefix hit by a request just adds its own reference (law 2).
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, Protocol
 
 import numpy as np
@@ -31,6 +31,7 @@ class BlockPool(Protocol):
     def touch(self, blocks: Sequence[Any]) -> None: ...
     def free_blocks(self, ordered_blocks: Any) -> None: ...
     def get_num_free_blocks(self) -> int: ...
+    def get_cached_block(self, block_hash: Any, kv_cache_group_ids: list[int]) -> Any: ...
 
 
 class Hold:
@@ -62,6 +63,10 @@ class HoldTable:
         self._touch(hold)
         self.num_holds += 1
         return hold
+
+    def take_ids(self, block_ids: Iterable[int]) -> Hold:
+        """The same, of blocks by their numbers."""
+        return self.take([self._pool.blocks[block_id] for block_id in block_ids])
 
     def release(self, hold: Hold) -> None:
         """Drop the hold; blocks nobody else needs become free, tail first to be evicted."""

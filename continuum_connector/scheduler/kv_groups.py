@@ -1,8 +1,9 @@
 """KvGroups: how vLLM's KV groups name blocks, and which of them a prefix hit needs.
 
 All groups share one block pool, so a block id belongs to one group at a time, and a hit
-of h blocks needs blocks [0, h) of full-attention groups but only the last window of
-sliding-window groups (vLLM v1/core/single_type_kv_cache_manager.py, get_num_skipped_tokens).
+of h tokens needs all blocks before h of full-attention groups, but only the last window of
+sliding-window groups, those of its chunk of chunked ones, and of groups of states the one that
+ends at h (vLLM v1/core/single_type_kv_cache_manager.py, get_num_skipped_tokens).
 Which blocks a hit in VRAM will need, vLLM itself says (HitRule); of DRAM it knows nothing.
 """
 
@@ -10,19 +11,24 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 Key = bytes  # vLLM's BlockHashWithGroupId: block hash, then the KV group in 4 bytes
 
+# What the next token reads of a group: all tokens before it, the last so many, those of its own
+# chunk, or the state after the last.
+FULL, WINDOW, CHUNKED, STATE = "full", "window", "chunked", "state"
+
 
 @dataclass(frozen=True)
 class KvGroup:
-    """One KV group. `window`: attention span in tokens, or None for full attention."""
+    """One KV group. `window`: tokens of a window or of a chunk, else None."""
 
     index: int
     block_size: int
+    kind: str = FULL
     window: int | None = None
 
 
@@ -30,8 +36,22 @@ class HitRule(Protocol):
     """vLLM's own rule for prefix hits (coordinator.py)."""
 
     is_on: bool
+    gives_way: bool
 
-    def kept(self, request: Any) -> Sequence[Sequence[Any]]: ...
+    @property
+    def most_spare(self) -> int: ...
+    def kept(self, request: Any) -> Sequence[tuple[Sequence[int], Sequence[Any]]]: ...
+    def give_up_spare(self, requests: Mapping[str, Any]) -> bool: ...
+    def waits_for_step(self, found: Any) -> bool: ...
+
+
+class Lookup(Protocol):
+    """The same rule for what a load can bring (shadow.py). Tokens cross this border."""
+
+    def longest_hit(
+        self, hashes: Sequence[bytes], start: int, limit: int, has: Callable[[Key], bool]
+    ) -> int: ...
+    def first_read(self, group: int, hit: int) -> int: ...
 
 
 def block_key(block_hash: bytes, group: int) -> Key:
@@ -44,32 +64,33 @@ class ChainBlocks:
     """Blocks of one chain, head first over all groups: cutting the tail leaves a prefix.
 
     Columns, for a pin of 10^4 blocks lives for minutes, and the garbage collector looks at every
-    object that it has beside them. `indexes`: each block's place in the chain.
+    object that it has beside them. `ends`: where in the chain each block ends, in tokens, for
+    groups may have blocks of different sizes.
     """
 
     blocks: tuple[Any, ...] = ()
-    indexes: Sequence[int] = ()
+    ends: Sequence[int] = ()
 
     @classmethod
     def of(cls, groups: Sequence[tuple[Sequence[int], Sequence[Any]]]) -> ChainBlocks:
-        """Put together each group's indexes and blocks."""
+        """Put together each group's ends and blocks."""
         if len(groups) == 1:
             return cls(tuple(groups[0][1]), groups[0][0])
         places = sorted(
-            (index, group, number)
-            for group, (indexes, _) in enumerate(groups)
-            for number, index in enumerate(indexes)
+            (end, group, number)
+            for group, (ends, _) in enumerate(groups)
+            for number, end in enumerate(ends)
         )
         blocks = tuple(groups[group][1][number] for _, group, number in places)
-        return cls(blocks, [index for index, _, _ in places])
+        return cls(blocks, [end for end, _, _ in places])
 
     def __len__(self) -> int:
         return len(self.blocks)
 
     @property
     def end(self) -> int:
-        """Where in the chain they end: one more than the last one's place."""
-        return self.indexes[-1] + 1 if self.indexes else 0
+        """Where in the chain the last one ends."""
+        return self.ends[-1] if self.ends else 0
 
     @property
     def keys(self) -> list[Key]:
@@ -79,7 +100,7 @@ class ChainBlocks:
     def only(self, numbers: Sequence[int]) -> ChainBlocks:
         """Those of them that have these numbers, counted from 0."""
         blocks = tuple(self.blocks[n] for n in numbers)
-        return ChainBlocks(blocks, [self.indexes[n] for n in numbers])
+        return ChainBlocks(blocks, [self.ends[n] for n in numbers])
 
 
 NO_BLOCKS = ChainBlocks()
@@ -88,23 +109,29 @@ NO_BLOCKS = ChainBlocks()
 class KvGroups:
     """The groups of one model. Whoever asks them counts in tokens.
 
-    Three sizes, in tokens, are one for all models that we serve (proven.check_groups), and still
-    are not the same: `hash_size`, what a block hash covers; a group's `block_size`, what a block
-    of its table holds; `scheduler_size`, at whose multiples loads begin and end, as every group's
-    blocks do (vLLM v1/core/kv_cache_utils.py, resolve_kv_cache_block_sizes).
+    Three sizes, in tokens: `hash_size`, what a block hash covers; a group's `block_size`, what a
+    block of its table holds, some hashes; `scheduler_size`, at whose multiples loads begin and
+    end, as every group's blocks do (vLLM v1/core/kv_cache_utils.py, resolve_kv_cache_block_sizes).
 
     `rule` says what the next turn will hit. None where that is every block with a hash: one group
-    of full attention.
+    of full attention. `lookup` says what a load can bring; None where that is every block from the
+    first on.
     """
 
     def __init__(self, groups: Sequence[KvGroup], hash_size: int) -> None:
         self._groups = tuple(groups)
         self.rule: HitRule | None = None
+        self.lookup: Lookup | None = None
         self.hash_size = hash_size
         self.scheduler_size = math.lcm(*(group.block_size for group in groups))
-        self.num_full = sum(group.window is None for group in groups)
+        self.num_full = sum(group.kind == FULL for group in groups)
+        self.num_states = sum(group.kind == STATE for group in groups)
+        # What a request that runs takes at most beside a block for each block of new tokens: one
+        # more of each group, and of states a copy of what it goes on from (`has_partial_hit`).
+        self.most_new = len(groups) + self.num_states
+        self.num_proof_tokens = 0  # that a lookup drops for drafts
         self._sizes = tuple(Counter(group.block_size for group in groups).items())
-        full = (group.block_size for group in groups if group.window is None)
+        full = (group.block_size for group in groups if group.kind == FULL)
         self._full_sizes = tuple(Counter(full).items())
 
     def __len__(self) -> int:
@@ -114,11 +141,15 @@ class KvGroups:
         return iter(self._groups)
 
     def num_blocks(self, num_tokens: int) -> int:
-        """How many blocks so many tokens of one request fill, windows counted whole."""
+        """How many blocks so many tokens of one request fill, all of them counted in each group."""
         return _num_blocks(self._sizes, num_tokens)
 
+    def least_blocks(self, num_tokens: int) -> int:
+        """How many blocks a request of so many tokens holds at least."""
+        return self.num_full_blocks(num_tokens) + len(self._groups) - self.num_full
+
     def num_full_blocks(self, num_tokens: int) -> int:
-        """The same of full attention alone: what a window needs depends on what is skipped."""
+        """The same of full attention alone: what others need depends on what is skipped."""
         return _num_blocks(self._full_sizes, num_tokens)
 
     def last_end(self, num_tokens: int) -> int:
@@ -131,6 +162,13 @@ class KvGroups:
         """Whether a hit needs every block before its end, and nothing else."""
         return len(self._groups) == self.num_full == 1
 
+    def start_of(self, key: Key, end: int) -> int:
+        """Where in its chain the block begins that has this key and ends there. One that ends amid
+        what its group's blocks hold is told by the last of its hashes, as vLLM does (v1/core/
+        block_pool.py, cache_partial_block)."""
+        size = self._groups[int.from_bytes(key[-4:], "big")].block_size
+        return end - (self.hash_size if end % size else size)
+
     def kept(
         self, pool_blocks: Sequence[Any], block_ids: Sequence[Sequence[int]], request: Any
     ) -> ChainBlocks:
@@ -142,11 +180,7 @@ class KvGroups:
             return self.hashed_blocks(pool_blocks, block_ids, request.block_hashes)
         if not any(block_ids):
             return NO_BLOCKS
-        found = []
-        for blocks in self.rule.kept(request):
-            indexes = [index for index, block in enumerate(blocks) if not block.is_null]
-            found.append((indexes, [blocks[index] for index in indexes]))
-        return ChainBlocks.of(found)
+        return ChainBlocks.of(self.rule.kept(request))
 
     def hashed_blocks(
         self,
@@ -159,54 +193,18 @@ class KvGroups:
         Only these can be found again; null blocks (outside a window) are skipped.
         """
         found = []
-        for group, ids in enumerate(block_ids):
-            suffix = block_key(b"", group)
+        for group, ids in zip(self._groups, block_ids, strict=True):
+            suffix, size = block_key(b"", group.index), group.block_size
+            per_block = size // self.hash_size  # a block goes by the last of its hashes
+            ends_of = hashes if per_block == 1 else hashes[per_block - 1 :: per_block]
             indexes = [
                 index
-                for index, (block_id, block_hash) in enumerate(zip(ids, hashes, strict=False))
+                for index, (block_id, block_hash) in enumerate(zip(ids, ends_of, strict=False))
                 if block_id and pool_blocks[block_id].block_hash == block_hash + suffix
             ]
-            found.append((indexes, [pool_blocks[ids[index]] for index in indexes]))
+            ends = [(index + 1) * size for index in indexes]
+            found.append((ends, [pool_blocks[ids[index]] for index in indexes]))
         return ChainBlocks.of(found)
-
-    def longest_hit(
-        self, hashes: Sequence[bytes], start: int, end: int, has: Callable[[Key], bool]
-    ) -> int:
-        """Return the largest h in [start, end] such that `has` all that a hit of h tokens
-        needs beyond the first `start`, which are in VRAM already."""
-        size = self.hash_size
-        limit, last = start // size, min(end // size, len(hashes))
-        full = [group.index for group in self._groups if group.window is None]
-        while limit < last and all(has(block_key(hashes[limit], g)) for g in full):
-            limit += 1
-        gap: int | None = limit * size
-        while gap is not None:
-            hit = gap
-            gap = self._last_gap(hashes, start, hit, has)
-        return hit
-
-    def first_needed(self, group: KvGroup, hit: int, start: int) -> int:
-        """Index of the first block of `group` that a hit of `hit` tokens reads, from token `start`
-        on."""
-        if group.window is None:
-            return start // group.block_size
-        # As many as vLLM's lookup asks for (_contiguous_blocks_for_hit) and a load gets blocks
-        # for: the next token is one of the window.
-        return max(start, hit - group.window + 1, 0) // group.block_size
-
-    def _last_gap(
-        self, hashes: Sequence[bytes], start: int, hit: int, has: Callable[[Key], bool]
-    ) -> int | None:
-        """Where the last block begins that a window before `hit` lacks; every hit between needs
-        it too, since windows move with the hit. None if all is there."""
-        for group in self._groups:
-            if group.window is None:
-                continue
-            size, first = group.block_size, self.first_needed(group, hit, start)
-            for index in range(hit // size - 1, first - 1, -1):
-                if not has(block_key(hashes[index], group.index)):
-                    return index * size
-        return None
 
 
 def _num_blocks(sizes: Sequence[tuple[int, int]], num_tokens: int) -> int:

@@ -211,10 +211,10 @@ def _opened(
 
 def _found(one: OpenDecision, found: Found) -> dict[str, Any]:
     """Tokens by memory, and seconds by the estimates of the decision: each token costs the same."""
-    prefill_s = one.prefill_s / max(one.num_tokens, 1)
+    prefill_s = one.prefill_s / max(one.kept_tokens, 1)
     num_found = sum(found.by_memory.values())
     num_loaded = num_found - found.by_memory["vram"]
-    load_s = one.load_s / max(one.num_tokens, 1) if num_loaded else 0.0
+    load_s = one.load_s / max(one.kept_tokens, 1) if num_loaded else 0.0
     return {
         "hit_tokens": found.by_memory,
         "recomputed_tokens": found.recomputed,

@@ -2,11 +2,12 @@
 
 Preempted turns first, then by place (SchedulerSide.rank). A turn's place changes while it
 waits, when the pin that it stands by appears or ends: then that one turn is ranked anew, so
-that every operation is O(log n).
+that every operation is O(log n). Who stands at the gate waits here too, unseen by whoever admits.
 """
 
 from __future__ import annotations
 
+import itertools
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
@@ -23,24 +24,31 @@ class ProgramQueue:
     changed between the two: vLLM admits the request it peeked (scheduler.py, schedule()).
     """
 
-    def __init__(self, rank: Callable[[Any], Rank]) -> None:
+    def __init__(
+        self, rank: Callable[[Any], Rank], holds: Callable[[Any], bool] | None = None
+    ) -> None:
+        """`holds(request)`: whether it is to stand at the gate, until it is released."""
         self._rank = rank
+        self._holds = holds
+        self._held: dict[str, Any] = {}
         self._heap: LazyHeap[Any] = LazyHeap()
         self._by_id: dict[str, Any] = {}
         self._peeked: Any = None
 
     # --- vLLM's interface -------------------------------------------------------------
     def add_request(self, request: Any) -> None:
-        self._by_id[request.request_id] = request
-        self._push(request)
+        if self._holds is not None and self._holds(request):
+            self._held[request.request_id] = request
+        else:
+            self._admit(request)
 
     def prepend_request(self, request: Any) -> None:
         """Put a preempted or skipped request back; its rank says where."""
-        self.add_request(request)
+        self._admit(request)
 
     def prepend_requests(self, requests: Iterable[Any]) -> None:
         for request in requests:
-            self.add_request(request)
+            self._admit(request)
 
     def peek_request(self) -> Any:
         first = self._heap.first()
@@ -55,26 +63,29 @@ class ProgramQueue:
         return request
 
     def remove_request(self, request: Any) -> None:
+        if self._held.pop(request.request_id, None) is not None:
+            return
         del self._by_id[request.request_id]
         self._heap.discard(request)
         self._peeked = None
 
     def remove_requests(self, requests: Iterable[Any]) -> None:
         for request in list(requests):
-            if request in self._heap:
+            if request in self:
                 self.remove_request(request)
 
     def __bool__(self) -> bool:
+        """Whether anybody may be admitted: vLLM peeks then."""
         return bool(self._heap)
 
     def __len__(self) -> int:
-        return len(self._heap)
+        return len(self._heap) + len(self._held)
 
     def __contains__(self, request: Any) -> bool:
-        return request in self._heap
+        return request in self._heap or request.request_id in self._held
 
     def __iter__(self) -> Iterator[Any]:
-        return iter(self._heap)
+        return itertools.chain(self._heap, self._held.values())
 
     # --- ours -------------------------------------------------------------------------
     def peek_rank(self) -> Rank:
@@ -89,6 +100,16 @@ class ProgramQueue:
         request = self._by_id.get(request_id)
         if request is not None:
             self._push(request)
+
+    def release(self, request_id: str) -> None:
+        """The request stands at the gate no more, if it did so here."""
+        request = self._held.pop(request_id, None)
+        if request is not None:
+            self._admit(request)
+
+    def _admit(self, request: Any) -> None:
+        self._by_id[request.request_id] = request
+        self._push(request)
 
     def _push(self, request: Any) -> None:
         self._heap.push(self._rank(request), request)

@@ -18,7 +18,7 @@ from continuum_connector.scheduler.away import Away
 from continuum_connector.scheduler.outcomes import Outcomes
 from continuum_connector.scheduler.pins import LivePin, PinEnd
 from continuum_connector.scheduler.tiers.transfers import Transfer
-from continuum_connector.scheduler.turns import Turn
+from continuum_connector.scheduler.turns import Sample, Turn
 
 
 class Records:
@@ -45,12 +45,18 @@ class Records:
             request=request.request_id,
             tokens=request.num_tokens,
             gap_s=gap_s,
+            **_of_group(turn.sample),
         )
 
     def admitted(self, request: Any, turn: Turn, now: float) -> None:
         self.account.count("prompt_tokens", request.num_prompt_tokens)
         for memory, num_tokens in turn.hit_tokens.items():
             self.account.count("hit_tokens", num_tokens, memory)
+        sample = turn.sample
+        if sample is not None and sample.number > 1:
+            num_found = min(sample.num_tokens, sum(turn.hit_tokens.values()))
+            self.account.count("sample_prompt_tokens", sample.num_tokens)
+            self.account.count("sample_hit_tokens", num_found)
         if self.trace.enabled:
             self.trace.record(
                 "admit",
@@ -97,7 +103,7 @@ class Records:
     def happened(self, event: str, now: float, turn: Turn | None = None, **fields: Any) -> None:
         """What is told in the trace alone."""
         if turn is not None:
-            fields = {"program": turn.program.key, "turn": turn.number}
+            fields = {"program": turn.program.key, "turn": turn.number, **fields}
         self.trace.record(event, now, **fields)
 
     def pin_began(self) -> None:
@@ -162,6 +168,8 @@ def answer(turn: Turn, choice: Choice) -> dict[str, Any]:
         "ttl_s": decision.ttl_s if isinstance(decision, Pin) else 0.0,
         "cached_tokens": turn.hit_tokens,
     }
+    if turn.held_s:
+        body["held_s"] = turn.held_s
     if choice.receipts:
         body["hints"] = _told(choice.receipts)
     return {"continuum": body}
@@ -181,6 +189,12 @@ def _told(receipts: Sequence[Receipt]) -> list[dict[str, Any]]:
         }
         told.append({name: value for name, value in fields.items() if value is not None})
     return told
+
+
+def _of_group(sample: Sample | None) -> dict[str, Any]:
+    if sample is None:
+        return {}
+    return {"group": sample.group, "sample": sample.number, "samples": sample.size}
 
 
 def _known(finished: FinishedTurn, world: Snapshot, ttl_s: float | None) -> dict[str, Any]:

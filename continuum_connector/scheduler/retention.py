@@ -19,10 +19,17 @@ from continuum_connector.scheduler.records import Records
 
 
 class Retention:
-    """`budget`: VRAM blocks that pins may keep. `waker.set` is told of the next deadline."""
+    """`budget`: VRAM blocks that pins may keep; `hash_size`: tokens per block hash. `waker.set` is
+    told of the next deadline."""
 
     def __init__(
-        self, pool: BlockPool, budget: float, max_ttl_s: float, records: Records, waker: Any
+        self,
+        pool: BlockPool,
+        budget: float,
+        max_ttl_s: float,
+        hash_size: int,
+        records: Records,
+        waker: Any,
     ) -> None:
         self.pins = PinTable()
         self.holds = HoldTable(pool)
@@ -31,6 +38,7 @@ class Retention:
         self.num_wish_blocks = 0  # in those of them that do by now
         self.queues: list[Any] = []  # ProgramQueues, whose order depends on live pins
         self._max_ttl_s = max_ttl_s
+        self._hash_size = hash_size
         self._records = records
         self._waker = waker
 
@@ -56,7 +64,7 @@ class Retention:
         hold = self.holds.take(blocks.blocks)
         if old is not None:
             self._end(old, PinEnd.SUPERSEDED, now)
-        probe = (blocks.end - 1) // 2  # the chain's middle: see Pin
+        probe = (blocks.end // self._hash_size - 1) // 2  # the chain's middle: see Pin
         pin = LivePin(
             program=program.key,
             hold=hold,

@@ -10,6 +10,7 @@ from bisect import bisect_left, insort
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from continuum_connector.programs.program import Identity, Program
 
@@ -22,14 +23,25 @@ class TurnEnd(enum.Enum):
     ABORTED = "aborted"  # by the API server: a stop string, or the client went away
 
 
+class Sample(NamedTuple):
+    """The `number`th program of a group, counted from 1; of `size`, 0 if nobody said. `num_tokens`:
+    the prompt that they share."""
+
+    group: str
+    number: int
+    size: int
+    num_tokens: int
+
+
 @dataclass(eq=False)
 class Turn:
     """`number` counts the program's turns from 1; `arrival` is monotonic seconds.
 
     `vram_tokens` are what VRAM had for it when it was first admitted, `tier_tokens` what each
-    memory below it had beyond, nearest first.
+    memory below it had beyond, nearest first. `is_let_in`: the gate let it pass, after `held_s`.
     `is_stray`: as `strays` said last, when it arrived or when it ended. `max_head_start_s`: how
-    much earlier than it came it may stand in line.
+    much earlier than it came it may stand in line. `epoch`: of the oldest of its KV. `sample`:
+    which it begins, of a prompt that others send too.
     """
 
     program: Program
@@ -40,6 +52,10 @@ class Turn:
     is_preempted: bool = False  # and not admitted again yet
     vram_tokens: int = 0
     is_stray: bool = False
+    sample: Sample | None = None
+    is_let_in: bool = False
+    held_s: float = 0.0
+    epoch: int = 0
     max_head_start_s: float = 0.0
     tier_tokens: Mapping[str, int] = field(default_factory=dict)
 

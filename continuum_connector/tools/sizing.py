@@ -1,10 +1,12 @@
-"""Sizing: how much DRAM a server's agents need, from what they do. Arithmetic only.
+"""Sizing: how much DRAM and disk a server's agents need, from what they do. Arithmetic only.
 
     live programs = given, or arrivals/s x turns x (gap + turn)     (Little)
     live KV       = live programs x KV of a context
     DRAM          = live KV / 0.8, unless 0.8 of VRAM's KV space holds it
+    disk          = live KV / 0.8, unless 0.8 of the DRAM there is holds it
 
 DRAM is sized for all of the live KV: a pinned turn is in DRAM as well by the time its pin ends.
+The disk too: whoever is away longest leaves DRAM, and in time that is everybody once.
 The 0.8 is where hits collapse in measurements of full tiers: 0.75 to 0.87 of their reach.
 """
 
@@ -13,6 +15,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+DAY_S = 86_400
 FILL = 0.8  # of a tier; fuller, what leaves is needed again
 _P90 = 1.2815515655446004  # of the standard normal distribution
 
@@ -69,6 +72,21 @@ class Need:
     is_too_fast: bool
 
 
+@dataclass(frozen=True)
+class Overflow:
+    """What a disk below `dram_bytes` would have to do. Bytes per second of the node's drive;
+    `share`: of the turns, those that DRAM has not; `tokens`: of prompts, per second, that are read
+    and not computed; `written`: bytes per day, at most, for each is written once at most."""
+
+    share: float
+    disk_bytes: float
+    reads: float
+    read_s: float
+    tokens: float
+    written: float
+    is_too_slow: bool
+
+
 def mean_gap(median_s: float, p90_s: float) -> float:
     """The mean of a log-normal gap with this median and 90th percentile.
 
@@ -96,4 +114,22 @@ def need(load: Load, place: Place) -> Need:
         stores=stores,
         load_s=place.context_bytes / place.num_gpus / place.pcie,
         is_too_fast=loads > FILL * place.pcie,
+    )
+
+
+def overflow(load: Load, place: Place, dram_bytes: float, drive: float) -> Overflow:
+    """What is left for a drive of so many bytes per second where there is only so much DRAM."""
+    live = load.live * place.context_bytes
+    held = FILL * max(dram_bytes, place.vram_bytes * place.num_gpus)
+    share = max(0.0, 1.0 - held / live) if live else 0.0
+    away = load.turns_per_s * share
+    reads = away * place.context_bytes
+    return Overflow(
+        share=share,
+        disk_bytes=live / FILL if share else 0.0,
+        reads=reads,
+        read_s=place.context_bytes / drive,
+        tokens=away * load.context,
+        written=load.turns_per_s * place.new_bytes * DAY_S if share else 0.0,
+        is_too_slow=reads > FILL * drive,
     )

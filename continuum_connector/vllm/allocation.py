@@ -24,11 +24,14 @@ class Allocation:
         self._scheduler = scheduler
         self._manager = scheduler.kv_cache_manager
         self._pool = self._manager.block_pool
-        self._pins = ours.side.retention.holds
+        side = ours.side
+        self._pins, groups = side.retention.holds, side.groups
         self._own = self._manager.allocate_slots
-        self._with_room = _with_room(self._own, scheduler, ours)
+        self._rule = groups.rule
+        self._with_room = _with_room(self._own, scheduler, ours, groups.rule)
         self._ours = ours
-        self._num_blocks = ours.side.groups.num_blocks
+        self._num_blocks = groups.num_blocks
+        self._most_new = groups.most_new
         self._lookahead = scheduler.num_lookahead_tokens
         self._hears_of_admission = compat.tells_of_admission(scheduler)
         # vLLM's is a method of the class unless somebody else has put another in its place.
@@ -43,11 +46,11 @@ class Allocation:
             self._put_in_place(False)
             return False
         num_running, free = len(self._scheduler.running), self._pool.get_num_free_blocks()
-        # At most: n new tokens of a request take n / block_size blocks, rounded up.
         most = self._num_blocks(self._scheduler.max_num_scheduled_tokens)
-        most += num_running * (self._num_blocks(1) + self._num_blocks(self._lookahead))
+        most += num_running * (self._most_new + self._num_blocks(self._lookahead))
         self._put_in_place(free < most or not self._hears_of_admission)
-        return bool(free + self._pins.num_blocks < most)
+        # What running turns spare is counted only where it may matter.
+        return bool(free + self._pins.num_blocks < most and free + self._num_giving_way < most)
 
     def before_admission(self) -> None:
         """The step has served all that run; a turn that waits is looked at."""
@@ -56,8 +59,13 @@ class Allocation:
 
     def num_short(self) -> int:
         """How many blocks running requests will lack in the coming step, counted one by one."""
-        room = self._pool.get_num_free_blocks() + self._pins.num_blocks
+        room = self._pool.get_num_free_blocks() + self._num_giving_way
         return max(0, self._wanted(self._scheduler.running) - int(room))
+
+    @property
+    def _num_giving_way(self) -> int:
+        """How many blocks we hold, or have running turns keep, that go before anybody does."""
+        return int(self._pins.num_blocks + (self._rule.most_spare if self._rule is not None else 0))
 
     def _put_in_place(self, is_ours: bool) -> None:
         if is_ours is self._is_ours:
@@ -87,15 +95,28 @@ class Allocation:
         return num_blocks
 
 
-def _with_room(allocate: Callable[..., Any], scheduler: Any, ours: Any) -> Callable[..., Any]:
-    """Wrap KVCacheManager.allocate_slots: before it answers None, pins give way."""
+def _with_room(
+    allocate: Callable[..., Any], scheduler: Any, ours: Any, rule: Any
+) -> Callable[..., Any]:
+    """Wrap KVCacheManager.allocate_slots: before it answers None, pins give way, and before them,
+    for a running turn, what running turns keep beside what they read."""
     bind = _bound_arguments(allocate)
+    if rule is not None:
+        rule.gives_way = True
 
     def retry(request: Any, args: Any, kwargs: Any) -> Any:
-        need = 0  # a running request needs a block or so, and is preempted if it gets none
-        if compat.is_waiting(request):
-            need = build.blocks_needed(bind(request, *args, **kwargs), ours.side)
         attempt = functools.partial(allocate, request, *args, **kwargs)
+        need, blocks = 0, None  # a running request needs a block or so, and is preempted without it
+        if compat.is_waiting(request):
+            call = bind(request, *args, **kwargs)
+            if rule is not None and rule.waits_for_step(call.get("new_computed_blocks")):
+                return None
+            need = build.blocks_needed(call, ours.side)
+        elif rule is not None:
+            # Nobody is admitted for these few blocks, without which a whole context is not found.
+            blocks = _without_spare(rule, attempt, scheduler)
+        if blocks is not None:
+            return blocks
         return ours.make_room(request, attempt, need, bool(scheduler.running))
 
     @functools.wraps(allocate)
@@ -104,6 +125,14 @@ def _with_room(allocate: Callable[..., Any], scheduler: Any, ours: Any) -> Calla
         return retry(request, args, kwargs) if blocks is None else blocks
 
     return allocate_slots
+
+
+def _without_spare(rule: Any, attempt: Callable[[], Any], scheduler: Any) -> Any:
+    """Retry while running turns let go, one by one, of what only their next turns would read."""
+    blocks = None
+    while blocks is None and rule.give_up_spare(scheduler.requests):
+        blocks = attempt()
+    return blocks
 
 
 def _bound_arguments(function: Callable[..., Any]) -> Callable[..., dict[str, Any]]:

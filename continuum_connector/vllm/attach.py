@@ -1,8 +1,9 @@
 """Attach: a subclass of whichever Scheduler vLLM chose, in which our hooks have their place.
 
-It does six things: names a request's program before it is queued, queues in program order,
-lines up preemption victims, retries a failed allocation while pins give way, forgets the
-hashes of what a victim never computed, and drops pins before the prefix cache is reset.
+It does seven things: names a request's program before it is queued, queues in program order,
+lets in who stood at the gate, lines up preemption victims, retries a failed allocation while pins
+give way, forgets the hashes of what a victim never computed, and begins a new epoch before the
+prefix cache is reset.
 Servers without our connector never see it: it hangs on the one config that names us, in which
 it goes into the engine's process, and no class of vLLM is changed there.
 """
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
     from continuum_connector.config import ContinuumConfig
     from continuum_connector.vllm.allocation import Allocation
     from continuum_connector.vllm.order import Order
+    from continuum_connector.vllm.resets import Resets
 
 _MARK = "_continuum_wraps"
 _SERVER = "OPENAI_API_SERVER"  # vLLM's UsageContext of `vllm serve`, of `--headless` too
@@ -138,19 +140,20 @@ def __getattr__(name: str) -> Any:
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
-def _hook_in(scheduler: Any, ours: Any) -> tuple[Allocation, Order | None]:
+def _hook_in(scheduler: Any, ours: Any) -> tuple[Allocation, Order | None, Resets]:
     """Put our hooks into a scheduler that has just been built; no Order if that is vLLM's."""
     from continuum_connector.vllm import compat
     from continuum_connector.vllm.allocation import Allocation
     from continuum_connector.vllm.order import Order
+    from continuum_connector.vllm.resets import Resets
 
     compat.recompute_failed_loads(scheduler)
+    compat.look_up_as_without_connector(scheduler)
     if scheduler.connector is ours:  # a partner's loads may need what this would undo
         compat.free_blocks_at_once(scheduler)
-    allocation = Allocation(scheduler, ours)
-    if not ours.orders:
-        return allocation, None
-    return allocation, Order(scheduler, ours)
+    side = ours.side
+    order = Order(scheduler, ours) if side.orders else None
+    return Allocation(scheduler, ours), order, Resets(scheduler, ours, order)
 
 
 def _next_queue(scheduler: Any, order: Order | None, own: Callable[[], Any]) -> Any:
@@ -181,7 +184,7 @@ def subclass(base: Any) -> Any:
             ours = compat.find_ours(self.connector, ContinuumConnector)
             self._continuum = None if ours is None or ours.mode is Mode.ASIDE else ours
             if self._continuum is not None:
-                self._allocation, self._order = _hook_in(self, ours)
+                self._allocation, self._order, self._resets = _hook_in(self, ours)
                 ours.attached(base.__name__, self._order and self._order.switch)
 
         @property
@@ -209,9 +212,13 @@ def subclass(base: Any) -> Any:
 
         def schedule(self, *args: Any, **kwargs: Any) -> Any:
             if self._continuum is not None:
+                self._resets.follow_version()
                 self.kv_holders = None
-                if self._allocation.before_step() and self._order is not None:
-                    self._order.line_up(self._allocation.num_short())
+                must_line_up = self._allocation.before_step()
+                if self._order is not None:
+                    self._order.open()
+                    if must_line_up:
+                        self._order.line_up(self._allocation.num_short())
             return super().schedule(*args, **kwargs)
 
         def _preempt_request(self, request: Any, *args: Any, **kwargs: Any) -> None:
@@ -220,9 +227,11 @@ def subclass(base: Any) -> Any:
             super()._preempt_request(request, *args, **kwargs)
 
         def reset_prefix_cache(self, *args: Any, **kwargs: Any) -> bool:
-            if self._continuum is not None:
-                self._continuum.reset_cache()
-            return bool(super().reset_prefix_cache(*args, **kwargs))
+            own = functools.partial(super().reset_prefix_cache, *args, **kwargs)
+            if self._continuum is None:
+                return bool(own())
+            name = kwargs.get("reset_connector", args[1] if len(args) > 1 else False)
+            return bool(self._resets.reset(own, name))
 
     ContinuumScheduler.__name__ = ContinuumScheduler.__qualname__ = f"Continuum{base.__name__}"
     return ContinuumScheduler

@@ -15,10 +15,8 @@ from vllm.v1.request import RequestStatus
 
 from continuum_connector.config import our_part
 from continuum_connector.costs.step_clock import Work
-from continuum_connector.scheduler.kv_groups import KvGroup, KvGroups
 from continuum_connector.scheduler.turns import TurnEnd
 from continuum_connector.vllm.node import num_node_ranks
-from continuum_connector.vllm.proven import Group, check_groups
 
 # (release, what was run on it); tests/versions runs exactly these.
 SUPPORTED = (
@@ -85,35 +83,13 @@ def load_tokenizer(vllm_config: Any) -> Any:
 
 
 # --- KV cache ---------------------------------------------------------------------------
-def kv_groups(vllm_config: Any, kv_cache_config: Any) -> KvGroups:
-    """Describe the model's KV groups; ConfigError says which kind is not proven yet."""
-    groups = [_group(group.kv_cache_spec) for group in kv_cache_config.kv_cache_groups]
-    hash_size = getattr(kv_cache_config, "hash_block_size", None)
-    hash_size = hash_size or (groups[0].block_size if groups else 0)
-    parallel = vllm_config.parallel_config
-    check_groups(groups, hash_size, getattr(parallel, "decode_context_parallel_size", 1))
-    return KvGroups(
-        [KvGroup(index, group.block_size, group.window) for index, group in enumerate(groups)],
-        hash_size,
-    )
-
-
-def _group(spec: Any) -> Group:
-    """Where layers differ in bytes (UniformTypeKVCacheSpecs) workers take the first, as vLLM does
-    for the scheduler (generate_scheduler_kv_cache_config): both halves must give one answer."""
-    spec = next(iter(getattr(spec, "kv_cache_specs", {}).values()), spec)
-    kind, window = type(spec).__name__, None
-    if kind == "SlidingWindowSpec":  # and what vLLM retains behind it for drafts
-        window = spec.sliding_window + getattr(spec, "extra_retained_tokens", 0)
-    return Group(kind, spec.block_size, window)
-
-
 def bytes_per_block(kv_cache_config: Any) -> int:
     """VRAM bytes of one block on one rank, over all layers."""
     tensors = kv_cache_config.kv_cache_tensors
     sizes = [tensor.size for tensor in tensors]
-    # vLLM >= 0.29: placements within one backing allocation; `size` is the whole of it.
-    size = max(sizes) if hasattr(tensors[0], "layer_stride") else sum(sizes)
+    # vLLM >= 0.29: placements within one backing allocation; `size` is the whole of it. Before,
+    # only packed caches, those that name a stride, are one allocation.
+    size = max(sizes) if getattr(tensors[0], "block_stride", 0) else sum(sizes)
     return int(size // kv_cache_config.num_blocks)
 
 
@@ -130,18 +106,13 @@ def rank(vllm_config: Any) -> int:
     return int(vllm_config.parallel_config.rank)
 
 
-def wanted_layout(kv_layout: str, has_tier: bool) -> str | None:
-    """The KV cache layout to ask for; None leaves the choice to vLLM.
-
-    Block-outermost makes a block one contiguous run: one copy instead of one per layer.
-    """
+def has_layouts() -> bool:
+    """Whether there are KV cache layouts to ask for (vLLM >= 0.29)."""
     try:
-        from vllm.v1.kv_cache_layout import KVCacheLayout  # noqa: F401  (vLLM >= 0.29)
+        from vllm.v1.kv_cache_layout import KVCacheLayout  # noqa: F401
     except ImportError:
-        return None
-    if kv_layout == "auto":
-        return "BLHNC" if has_tier else None
-    return None if kv_layout == "stock" else kv_layout
+        return False
+    return True
 
 
 def can_fail_by_request() -> bool:
@@ -213,6 +184,11 @@ def waiting_with_kv(scheduler: Any) -> Iterator[Any]:
     return filter(holds_kv, scheduler.skipped_waiting)
 
 
+def num_idle_sessions(scheduler: Any) -> int:
+    """How many requests wait for their client's next input: vLLM counts them as no work."""
+    return int(scheduler.num_waiting_for_streaming_input)
+
+
 def starves_loaded(vllm_config: Any) -> bool:
     """Whether vLLM's own scheduler may ask a turn that does not fit before one that has loaded,
     in every step: it asks by priority, whoever holds KV (vLLM <= 0.30)."""
@@ -253,6 +229,11 @@ def forget_uncomputed(scheduler: Any, request: Any) -> None:
     manager.evict_blocks(unsealed)
 
 
+def reserve_nothing(scheduler: Any, request: Any) -> None:
+    """It has begun no prefill any more: no load has to leave room for the rest of it."""
+    scheduler._inflight_prefills.discard(request)
+
+
 def ask_to_recompute(vllm_config: Any) -> None:
     """Say so in the config as well, for a scheduler that is not ours: the scheduler reads it
     after it has created the connector (v1/core/sched/scheduler.py, __init__)."""
@@ -266,6 +247,21 @@ def free_blocks_at_once(scheduler: Any) -> None:
     compute stream.
     """
     scheduler.defer_block_free = False
+
+
+def takes_longest_hit() -> bool:
+    """Whether the scheduler asks each group for its hit as soon as there is a connector, and takes
+    the longest (vLLM 0.26, for models with states)."""
+    from vllm.v1.core.sched.scheduler import Scheduler
+
+    return "find_longest_cache_hit_per_group" in Scheduler.schedule.__code__.co_names
+
+
+def look_up_as_without_connector(scheduler: Any) -> None:
+    """There it also reads the cache for those who may not, as with prompt_logprobs. Nothing but
+    that lookup asks for this attribute once the scheduler is built."""
+    if takes_longest_hit():
+        scheduler.has_mamba_layers = False
 
 
 def recompute_failed_loads(scheduler: Any) -> None:
@@ -316,7 +312,7 @@ def about_vllm() -> dict[str, Any]:
         "version": vllm.__version__,
         "tested": [release for release, _ in SUPPORTED],
         "platform": str(getattr(current_platform, "device_name", "")),
-        "has_layouts": wanted_layout("auto", True) is not None,
+        "has_layouts": has_layouts(),
         "fails_by_request": can_fail_by_request(),
         "may_starve": _asks_by_priority(),
         "architectures": [a for name in generate for a in getattr(registry, name, ())],

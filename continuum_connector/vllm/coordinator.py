@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 
@@ -28,87 +28,225 @@ def find(pool: Any) -> Any:
     return None
 
 
-class HitRule:
-    """Which blocks the next turn will hit, as vLLM itself would answer it.
+def hit_in_all_groups(pool: Any) -> None:
+    """Mend the lookup of vLLM 0.26 for models with states, for as long as a connector is there.
 
-    With `prefix_cache_retention_interval` 0, vLLM's default, window groups keep only the window
-    that ends with the prompt (reachable_block_mask), so a turn that goes on from the answer would
-    compute the answer again; and once the answer is longer than the window, those blocks have
-    left the request and may be gone before it ends. So the running turn keeps the window before
-    the last block boundary, and when it ends vLLM hashes it. `is_on`: do so.
+    Its scheduler then takes the longest hit of any group for the hit, as if every connector brought
+    the rest unasked (schedule(), find_longest_cache_hit_per_group): turns would read what nobody
+    computed. From now on every group hits what all of them do.
+    """
+    coordinator = find(pool)
+    if not hasattr(coordinator, "find_longest_cache_hit_per_group"):
+        return
+
+    def per_group(block_hashes: Any, max_cache_hit_length: int) -> Any:
+        blocks, hit, *_ = coordinator.find_longest_cache_hit(block_hashes, max_cache_hit_length)
+        return blocks, (hit,) * len(blocks)
+
+    coordinator.find_longest_cache_hit_per_group = per_group
+
+
+class HitRule:
+    """Which blocks the next turn will hit, as vLLM itself would answer it; and the running turn
+    keeps what that needs.
+
+    Blocks of windows, chunks and states leave a running turn. With
+    `prefix_cache_retention_interval` 0, vLLM's default, they keep a hash only where the prompt ends
+    (reachable_block_mask), so a turn that goes on from the answer would compute the answer again;
+    and what has left may be somebody else's before the turn ends. So the running turn keeps what a
+    hit at the last block boundary needs (`spare` blocks), and when it ends vLLM hashes that. One
+    such set per turn: hashing all that decoding passes would cost others their cached blocks.
+
+    `is_on`: do so. `gives_way`: whoever allocates asks `give_up_spare` first, so that no allocation
+    fails for a spare block.
     """
 
     def __init__(self, coordinator: Any, pool: Any) -> None:
         self._coordinator = coordinator
         self._pool = pool
         self.is_on = True
+        self.gives_way = False
         managers = coordinator.single_type_managers
+        self._states = [each for each in managers if hasattr(each, "mamba_cache_mode")]
         self._windows = [each for each in managers if hasattr(each, "sliding_window")]
-        self._eagle_groups = [
-            group for group, each in enumerate(managers) if getattr(each, "use_eagle", False)
+        chunked = [each for each in managers if hasattr(each, "attention_chunk_size")]
+        self._flagged = [
+            each
+            for each in managers
+            if getattr(each, "use_eagle", False) and each not in self._states
         ]
-        if self._windows and self._is_sparse and all(map(_ends_on_blocks, self._windows)):
-            coordinator.remove_skipped_blocks = self._sparing(coordinator.remove_skipped_blocks)
+        # Tokens that a lookup drops for drafts (v1/core/kv_cache_utils.py, eagle_proof_margin).
+        self.num_proof_tokens = max(map(self._margin, self._flagged), default=0)
+        # For windows alone vLLM reckons with a block more (max_admission_blocks_per_request).
+        self._is_reckoned = not (self._states or chunked or self.num_proof_tokens) and all(
+            each.sliding_window % each.block_size == 0 for each in self._windows
+        )
+        self._num_sparse = len(self._states) + len(self._windows) + len(chunked)
+        self._at: dict[str, int] = {}  # running turn -> boundary behind which it keeps blocks
+        self._spare: dict[str, None] = {}  # those of them that have not given them up
+        self._remove = coordinator.remove_skipped_blocks
+        if self._num_sparse:
+            coordinator.remove_skipped_blocks = self._sparing(self._remove)
 
-    @property
-    def _is_sparse(self) -> bool:
-        return getattr(self._coordinator, "retention_interval", None) is not None
+    # --- at the end of a turn ---------------------------------------------------------
+    def kept(self, request: Any) -> list[tuple[list[int], list[Any]]]:
+        """Return per KV group the blocks that the next turn will hit, and where each ends in
+        tokens. They may have left the request, and lie in the free queue with their hash. Cost
+        grows with the hit."""
+        self._forget(request.request_id)
+        if getattr(self._coordinator, "retention_interval", None) is not None:
+            self._hash_last(request)
+        hashes = request.block_hashes
+        found, hit = self._found(request)
+        kept = []
+        for manager, blocks in zip(self._coordinator.single_type_managers, found, strict=True):
+            places = [(i, block) for i, block in enumerate(blocks) if not block.is_null]
+            ends = [min((i + 1) * manager.block_size, hit) for i, _ in places]
+            kept.append((ends, [block for _, block in places]))
+        for manager in self._flagged if hit else ():
+            end = hit + self._margin(manager)
+            proof = self._cached(manager, hashes, (hit // manager.block_size + 1), end)
+            ends, blocks = kept[manager.kv_cache_group_id]
+            if proof is not None and proof not in blocks[-1:]:
+                ends.append(end)
+                blocks.append(proof)
+        return kept
 
-    def kept(self, request: Any) -> list[list[Any]]:
-        """Return per KV group the blocks that the next turn will hit: [i] is that of index i, a
-        null one where the hit needs none. They may have left the request, and lie in the free
-        queue with their hash. Cost grows with the hit."""
-        if self._is_sparse:
-            self._hash_last_windows(request)
+    def _found(self, request: Any) -> tuple[Sequence[Any], int]:
+        """vLLM's lookup, but for states that other turns compute on in place.
+
+        With a match unit finer than blocks, the state amid a turn's prompt is found for one step;
+        the next one moves its hash to a copy and goes on in the block itself (MambaManager,
+        _cache_partial_tail_block), and a store copies behind that step.
+        """
         hashes, size = request.block_hashes, self._pool.hash_block_size
-        found, num_tokens, *_ = self._coordinator.find_longest_cache_hit(hashes, len(hashes) * size)
-        blocks = [list(each) for each in found]
-        end = num_tokens // size
-        for group in self._eagle_groups if end < len(hashes) else ():
-            # Drafts' groups drop the last block that is found: without the block behind the hit
-            # the next lookup would find a hit shorter by one, for which windows keep nothing.
-            proof = self._pool.get_cached_block(hashes[end], [group])
-            if proof and len(blocks[group]) == end:
-                blocks[group] += proof
-        return blocks
+        passing = {
+            block.block_id
+            for each in self._states
+            for request_id, (_, block) in each._partial_hit_reqs.items()
+            if request_id != request.request_id
+        }
+        limit = len(hashes) * size
+        while True:
+            found, hit, *_ = self._coordinator.find_longest_cache_hit(hashes, limit)
+            states = [b for each in self._states for b in found[each.kv_cache_group_id][-1:]]
+            if passing.isdisjoint(each.block_id for each in states):
+                return found, hit
+            limit = hit - 1
 
+    def _cached(self, manager: Any, hashes: Sequence[Any], number: int, end: int) -> Any:
+        """The block behind the hit, by the hash of its own end or by that of `end` inside it:
+        without it the next lookup would drop another one, and find no state or window there."""
+        size = self._pool.hash_block_size
+        for tokens in (number * manager.block_size, end):
+            if tokens // size <= len(hashes):
+                block_hash = hashes[tokens // size - 1]
+                found = self._pool.get_cached_block(block_hash, [manager.kv_cache_group_id])
+                if found:
+                    return found[0]
+        return None
+
+    def _margin(self, manager: Any) -> int:
+        fine = getattr(self._coordinator, "enable_partial_hash_hits", False)
+        if fine and manager.supports_fine_grained_hash_lookup:
+            return int(min(self._pool.hash_block_size, manager.block_size))
+        return int(manager.block_size)
+
+    def _hash_last(self, request: Any) -> None:
+        """Let vLLM hash what a hit at the turn's last boundary reads, as far as it is there."""
+        size, ends = self._coordinator.scheduler_block_size, []
+        for manager in self._coordinator.single_type_managers:
+            # How far vLLM has gone itself, hashing or leaving out: what lies there is computed.
+            end = manager.num_cached_block.get(request.request_id, 0) * manager.block_size
+            ends.append(end - (self._margin(manager) if manager in self._flagged else 0))
+        hit = max(0, min(ends)) // size * size
+        for manager in self._windows:
+            last = hit // manager.block_size
+            first = max(0, last - -(-(manager.sliding_window - 1) // manager.block_size))
+            self._hash(request, manager, first, last + (manager in self._flagged))
+        # Before the prompt's end vLLM may put another state into a block than that of its end
+        # (_cache_partial_tail_block), and after a preemption it computes answers as a prompt.
+        if hit >= max(request.num_prompt_tokens, 1) and not request.num_preemptions:
+            for manager in self._states:
+                last = hit // manager.block_size
+                self._hash(request, manager, last - 1, last)
+
+    def _hash(self, request: Any, manager: Any, first: int, last: int) -> None:
+        blocks = manager.req_to_blocks.get(request.request_id, ())
+        wanted = blocks[first:last]
+        mask = [block.block_hash is None for block in wanted]
+        if len(wanted) == last - first and any(mask) and not any(b.is_null for b in wanted):
+            group, size = manager.kv_cache_group_id, manager.block_size
+            self._pool.cache_full_blocks(request, blocks, first, last, size, group, mask)
+
+    # --- while a turn runs ------------------------------------------------------------
     def _sparing(self, remove: Callable[..., None]) -> Callable[..., None]:
-        """Wrap KVCacheCoordinator.remove_skipped_blocks: of an answer, windows are cut at block
-        boundaries, or the first block of the window before one would be gone when the turn ends.
+        """Wrap KVCacheCoordinator.remove_skipped_blocks: of an answer, blocks are cut at block
+        boundaries, and as far before the end as a lookup for drafts drops.
 
-        It costs a block per window group at most, and no request comes to hold more than vLLM
-        reckons with (SlidingWindowSpec.max_admission_blocks_per_request allows for a window that
-        begins amid a block), as long as a window is a number of blocks.
+        What stays is the request's own: it ends with the request, however that ends.
         """
         size = self._coordinator.scheduler_block_size
+        first = self._coordinator.single_type_managers[0]
 
         @functools.wraps(remove)
         def remove_skipped_blocks(
             request_id: str, processed_computed_tokens: int, num_prompt_tokens: int | None = None
         ) -> None:
             processed = processed_computed_tokens
-            if self.is_on and num_prompt_tokens is not None and processed > num_prompt_tokens:
-                processed = processed // size * size
+            spares = self.is_on and (self.gives_way or self._is_reckoned)
+            if spares and num_prompt_tokens is not None and processed >= num_prompt_tokens:
+                # At the end of a turn drafts may be computed that no step has cached.
+                cached = first.num_cached_block.get(request_id, 0) * first.block_size
+                boundary = max(0, min(processed, cached) - self.num_proof_tokens) // size * size
+                if self._at.get(request_id) != boundary:
+                    self._note(request_id, boundary)
+                processed = boundary if request_id in self._spare else processed
             remove(request_id, processed, num_prompt_tokens)
 
         return remove_skipped_blocks
 
-    def _hash_last_windows(self, request: Any) -> None:
-        """Let vLLM hash the last window of a turn, if all of it is still there."""
-        for manager in self._windows:
-            # How far vLLM has gone itself, hashing or leaving out: what lies there is computed.
-            end = manager.num_cached_block.get(request.request_id, 0)
-            start = max(0, end - -(-(manager.sliding_window - 1) // manager.block_size))
-            blocks: Sequence[Any] = manager.req_to_blocks.get(request.request_id, ())
-            window = blocks[start:end]
-            if any(block.is_null for block in window):
-                continue
-            mask = [block.block_hash is None for block in window]
-            if any(mask):
-                group = manager.kv_cache_group_id
-                size = manager.block_size
-                self._pool.cache_full_blocks(request, blocks, start, end, size, group, mask)
+    def _note(self, request_id: str, boundary: int) -> None:
+        """The turn has passed a block boundary: from now on it keeps what a hit there needs."""
+        self._at[request_id] = boundary
+        self._spare[request_id] = None
+        tables = self._coordinator.single_type_managers[0].req_to_blocks
+        if len(self._at) > 2 * len(tables) + 64:  # turns that were preempted
+            for each in [each for each in self._at if each not in tables]:
+                self._forget(each)
 
+    def _forget(self, request_id: str) -> None:
+        self._at.pop(request_id, None)
+        self._spare.pop(request_id, None)
 
-def _ends_on_blocks(manager: Any) -> bool:
-    return bool(manager.sliding_window % manager.block_size == 0)
+    @property
+    def most_spare(self) -> int:
+        """How many blocks running turns keep at most that vLLM would not. O(those turns)."""
+        tables = self._coordinator.single_type_managers[0].req_to_blocks
+        for each in [each for each in self._spare if each not in tables]:
+            self._forget(each)  # it was preempted, or ended while we were off
+        per_boundary = 1 + -(-self.num_proof_tokens // self._coordinator.scheduler_block_size)
+        return len(self._spare) * self._num_sparse * int(per_boundary)
+
+    def give_up_spare(self, requests: Mapping[str, Any]) -> bool:
+        """Let go of what one running turn keeps, of `requests` by id; False if none keeps any. It
+        keeps nothing again until its next block boundary."""
+        tables = self._coordinator.single_type_managers[0].req_to_blocks
+        while self._spare:
+            request_id, _ = self._spare.popitem()
+            request = requests.get(request_id)
+            if request is not None and request_id in tables:
+                processed = max(0, request.num_computed_tokens - request.num_in_flight_tokens)
+                self._remove(request_id, processed, request.num_prompt_tokens)
+                return True
+        return False
+
+    def waits_for_step(self, found: Any) -> bool:
+        """Whether an allocation fails because its hit, `found`, is a state of this very step: room
+        would not help, and in the next step it fits (MambaManager.get_num_blocks_to_allocate)."""
+        blocks = () if found is None else found.blocks
+        return bool(blocks) and any(
+            blocks[each.kv_cache_group_id][-1].block_hash in each.cached_blocks_this_step
+            for each in self._states
+            if blocks[each.kv_cache_group_id]
+        )

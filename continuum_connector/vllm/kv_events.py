@@ -16,30 +16,39 @@ class KvEventFactory:
         from vllm.v1.core import kv_cache_utils
 
         self._events = kv_events
+        self._storage = getattr(kv_events, "MEDIUM_STORAGE", None)
         self._convert = kv_cache_utils.maybe_convert_block_hash
         self._extra_keys = kv_cache_utils.generate_block_hash_extra_keys
         # Since 0.32 the keys of hashes are tagged, and those of events still are not.
         self._untag = getattr(kv_cache_utils, "to_event_extra_keys", list)
 
     def stored(
-        self, request: Any, indexes: Sequence[int], keys: Sequence[bytes], block_size: int
+        self,
+        request: Any,
+        spans: Sequence[tuple[int, int]],
+        keys: Sequence[bytes],
+        hash_size: int,
     ) -> list[Any]:
-        """One event for each block of `request` that comes to DRAM, by its place and its key."""
-        extra_keys = self._extra_keys_at(set(indexes), request, block_size)
+        """One event for each block of `request` that comes to DRAM, by the tokens from its first
+        to behind its last, and by its key."""
+        extra_keys = self._extra_keys_of(set(spans), request)
         return [
-            self._stored(request, index, key, block_size, extra_keys[index])
-            for index, key in zip(indexes, keys, strict=True)
+            self._stored(request, span, key, hash_size, extra_keys[span])
+            for span, key in zip(spans, keys, strict=True)
         ]
 
-    def _stored(self, request: Any, index: int, key: bytes, size: int, extra_keys: Any) -> Any:
+    def _stored(
+        self, request: Any, span: tuple[int, int], key: bytes, hash_size: int, extra_keys: Any
+    ) -> Any:
         """One block's event; its tokens and parent are those of the request's chain."""
+        start, end = span
         hashes = request.block_hashes
         lora = request.lora_request
         fields = {
             "block_hashes": [self._convert(key[:-4])],
-            "parent_block_hash": self._convert(hashes[index - 1]) if index else None,
-            "token_ids": list(request.all_token_ids[index * size : (index + 1) * size]),
-            "block_size": size,
+            "parent_block_hash": self._convert(hashes[start // hash_size - 1]) if start else None,
+            "token_ids": list(request.all_token_ids[start:end]),
+            "block_size": end - start,
             "lora_id": lora.adapter_id if lora else None,
             "medium": self.medium,
             "lora_name": lora.name if lora else None,
@@ -50,17 +59,20 @@ class KvEventFactory:
         }
         return self._build(self._events.BlockStored, fields)
 
-    def _extra_keys_at(self, indices: Iterable[int], request: Any, size: int) -> dict[int, Any]:
+    def _extra_keys_of(
+        self, spans: Iterable[tuple[int, int]], request: Any
+    ) -> dict[tuple[int, int], Any]:
         """What the hash of each of these blocks has beside its tokens.
 
-        Upwards, from the image where the last block ended (block_pool.py, `curr_mm_idx`): the
-        cost grows with blocks plus images, not with their product.
+        Blocks of one size upwards, from the image where the last block ended (block_pool.py,
+        `curr_mm_idx`): the cost grows with blocks plus images, not with their product.
         """
-        keys: dict[int, Any] = {}
-        image = 0
-        for index in sorted(indices):
-            start = index * size
-            keys[index], image = self._extra_keys(request, start, start + size, image)
+        keys: dict[tuple[int, int], Any] = {}
+        size = image = 0
+        for start, end in sorted(spans, key=lambda span: (span[1] - span[0], span)):
+            if end - start != size:
+                size, image = end - start, 0
+            keys[start, end], image = self._extra_keys(request, start, end, image)
         return keys
 
     def removed(self, key: bytes) -> Any:
@@ -72,9 +84,31 @@ class KvEventFactory:
         }
         return self._build(self._events.BlockRemoved, fields)
 
-    def cleared(self) -> Any:
-        """All blocks left DRAM."""
-        return self._events.AllBlocksCleared()
+    def on_disk(self, keys: Sequence[bytes], block_size: int) -> list[Any]:
+        """Those came to disk, where this vLLM has a word for it; without tokens, as vLLM's own
+        offloading tells it (kv_connector/v1/offloading/events.py), for their turns are long over.
+        """
+        if self._storage is None or not keys:
+            return []
+        fields = {
+            "block_hashes": [self._convert(key[:-4]) for key in keys],
+            "parent_block_hash": None,
+            "token_ids": [],
+            "block_size": block_size,
+            "lora_id": None,
+            "lora_name": None,
+            "medium": self._storage,
+            "group_idx": 0,
+        }
+        return [self._build(self._events.BlockStored, fields)]
+
+    def off_disk(self, keys: Sequence[bytes]) -> list[Any]:
+        """Those left it."""
+        if self._storage is None or not keys:
+            return []
+        hashes = [self._convert(key[:-4]) for key in keys]
+        fields = {"block_hashes": hashes, "medium": self._storage, "group_idx": 0}
+        return [self._build(self._events.BlockRemoved, fields)]
 
     @staticmethod
     def _build(kind: Any, fields: dict[str, Any]) -> Any:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 from collections import deque
+from collections.abc import Iterable
 from typing import Any
 
 from continuum_connector.scheduler.queue import Front, ProgramQueue
@@ -22,6 +23,7 @@ class Order:
         self._ours = ours
         self._side = ours.side
         self.queues = ours.side.queues
+        self._gate = ours.side.gate
         self._stock = {
             name: getattr(scheduler, name) for name in compat.queue_attributes(scheduler)
         }
@@ -40,6 +42,12 @@ class Order:
         else:
             self._give_back()
 
+    def open(self) -> None:
+        """Let in who may begin by now, before a step."""
+        if self.is_on and len(self._gate):
+            num_idle = compat.num_idle_sessions(self._scheduler)
+            self._release(self._ours.let_in(num_idle=num_idle))
+
     def line_up(self, num_short: int) -> None:
         """Put those whom vLLM shall preempt at the end of `running`, for `num_short` blocks.
 
@@ -56,27 +64,36 @@ class Order:
         victims: list[Any] = []
         while num_short > 0 and len(ranked) > 1:
             victims.append(ranked.pop())
-            num_short -= side.groups.num_blocks(victims[-1].num_computed_tokens)
+            num_short -= side.groups.least_blocks(victims[-1].num_computed_tokens)
         gone = {request.request_id for request in victims}
         running[:] = [each for each in running if each.request_id not in gone] + victims[::-1]
 
     def _take_over(self) -> None:
         ours = self._ours
         rank = functools.partial(ours.rank, by_priority=self._has_priorities)
-        queues = []
+        queues: list[ProgramQueue] = []
         for name, stock in self._stock.items():
             for request in stock:  # they came while we were off
                 ours.before_queued(request)
-            queues.append(ProgramQueue(rank))
+            # New turns come into the first, and into the other one (<= 0.30) if they wait for a
+            # grammar.
+            holds = ours.holds_back if self._gate.is_on and not self._has_priorities else None
+            queues.append(ProgramQueue(rank, holds))
             _move(stock, queues[-1])
             setattr(self._scheduler, name, queues[-1])
         self.queues[:] = queues
 
     def _give_back(self) -> None:
+        self._release(self._ours.let_in(everybody=True))
         self.queues.clear()
         for name, stock in self._stock.items():
             _move(getattr(self._scheduler, name), stock)
             setattr(self._scheduler, name, stock)
+
+    def _release(self, request_ids: Iterable[str]) -> None:
+        for request_id in request_ids:
+            for queue in self.queues:
+                queue.release(request_id)
 
 
 def _move(source: Any, target: Any) -> None:

@@ -6,11 +6,12 @@ could see. Both get the same answer, because it is given here.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from continuum_connector.config import ContinuumConfig
 from continuum_connector.errors import ConfigError
+from continuum_connector.scheduler.kv_groups import CHUNKED, FULL, STATE, WINDOW
 
 NO_UNATTACHED_TIER = (
     "ContinuumConnector: no DRAM tier under the priority policy of this vLLM, whose own scheduler "
@@ -19,37 +20,73 @@ NO_UNATTACHED_TIER = (
 )
 
 # Classes of vLLM's specs, and no subclass of them: one may keep its blocks in another way, as
-# RSWASpec does, which drops blocks amid a turn.
-KINDS = frozenset({"FullAttentionSpec", "MLAAttentionSpec", "SlidingWindowSpec"})
+# RSWASpec does, which drops blocks amid a turn. What the next token reads of such a group.
+KINDS: Mapping[str, str] = {
+    "FullAttentionSpec": FULL,
+    "MLAAttentionSpec": FULL,
+    "SlidingWindowSpec": WINDOW,
+    "SlidingWindowMLASpec": WINDOW,
+    "ChunkedLocalAttentionSpec": CHUNKED,
+    "MambaSpec": STATE,
+}
+# --mamba-cache-mode: where states are kept at block boundaries, so that a turn can go on from one.
+STATE_MODES = frozenset({"align", "all"})
 # --kv-cache-dtype: numbers as they are, or FP8 whose scales lie beside the weights or in the block.
 PLAIN_DTYPES = frozenset({"auto", "float32", "float", "bfloat16", "float16", "half"})
 FP8_DTYPES = frozenset({"fp8", "fp8_e4m3", "fp8_e5m2", "fp8_inc", "fp8_ds_mla"})
 
 
+STATES, COMPRESSED = "MambaSpec", "SlidingWindowMLASpec"
+
+
+class Server(NamedTuple):
+    """What decides whether blocks may go to DRAM, on a server whose pins work.
+
+    `kinds`: of its KV groups, one for each; `kv_cache_dtype`: --kv-cache-dtype, or what the
+    checkpoint asks for instead of auto; `executor`: --distributed-executor-backend;
+    `has_drafts`: --speculative-config is set; `has_lora`: --enable-lora.
+    """
+
+    kinds: tuple[str, ...] = ("FullAttentionSpec",)
+    fails_by_request: bool = True
+    kv_cache_dtype: str = "auto"
+    pipeline_parallel: int = 1
+    executor: str = "mp"
+    has_drafts: bool = False
+    has_lora: bool = False
+
+
 class Group(NamedTuple):
     """A KV group as vLLM's scheduler sees it. `kind`: the class of its spec, of one layer's where
-    layers differ in bytes alone; `block_size`: tokens; `window`: tokens that stay, None for all."""
+    layers differ in bytes alone; `block_size`: tokens; `window`: tokens of a window or a chunk,
+    None for neither; `mode`: when a state is kept; `is_scratch`: no hit ever reads it."""
 
     kind: str
     block_size: int
     window: int | None = None
+    mode: str = "align"
+    is_scratch: bool = False
 
 
 def check_groups(groups: Sequence[Group], hash_size: int, context_parallel: int) -> None:
-    """ConfigError, with what is not proven yet, unless the DRAM tier and pins know these groups.
+    """ConfigError, with what is not proven yet, unless pins know these groups.
 
     `hash_size`: tokens per block hash; `context_parallel`: ranks that share a sequence's KV.
     """
     for index, group in enumerate(groups):
         if group.kind not in KINDS:
             raise ConfigError(f"KV group {index} is {group.kind}, which is not proven yet")
+        if group.is_scratch:
+            raise ConfigError(
+                f"KV group {index} is {group.kind} that no hit reads, which is not proven yet"
+            )
+        if KINDS[group.kind] == STATE and group.mode not in STATE_MODES:
+            raise ConfigError(f"states with mamba_cache_mode {group.mode} are not proven yet")
     if not groups:
         raise ConfigError("the model has no KV cache")
-    sizes = {group.block_size for group in groups}
-    if sizes != {hash_size}:
-        raise ConfigError(
-            f"block sizes {sorted(sizes)} with hashes of {hash_size} are not proven yet"
-        )
+    sizes = sorted({group.block_size for group in groups})
+    if any(size % hash_size for size in sizes):
+        raise ConfigError(f"block sizes {sizes} with hashes of {hash_size} are not proven yet")
     if context_parallel > 1:
         raise ConfigError("decode context parallelism is not proven yet")
 
@@ -69,25 +106,52 @@ def why_aside(has_prefix_caching: bool, unproven: str) -> str:
     return ""
 
 
-def why_no_tier(
-    pipeline_parallel: int, num_groups: int, can_fail_by_request: bool, kv_cache_dtype: str
-) -> str:
-    """Say why pins work and the DRAM tier cannot, or return "".
-
-    `kv_cache_dtype`: --kv-cache-dtype, or what the checkpoint asks for instead of auto.
-    """
-    if kv_cache_dtype not in PLAIN_DTYPES | FP8_DTYPES:
+def why_no_tier(server: Server) -> str:
+    """Say why pins work and the DRAM tier cannot, or return ""."""
+    if server.kv_cache_dtype not in PLAIN_DTYPES | FP8_DTYPES:
         return (
-            f"no DRAM tier with --kv-cache-dtype {kv_cache_dtype}: where its scales lie is not "
-            "proven yet"
+            f"no DRAM tier with --kv-cache-dtype {server.kv_cache_dtype}: where its scales lie is "
+            "not proven yet"
         )
-    if pipeline_parallel > 1:
-        return "no DRAM tier with pipeline parallelism, not proven yet"
-    if num_groups > 1 and not can_fail_by_request:
+    if server.pipeline_parallel > 1 and server.executor != "mp":
+        return (
+            f"no DRAM tier with pipeline parallelism over the executor `{server.executor}`, which "
+            "may keep what the first stages report; --distributed-executor-backend mp passes it on"
+        )
+    if len(server.kinds) > 1 and not server.fails_by_request:
         return (
             "no DRAM tier for hybrid KV groups on this vLLM, which cannot "
             "recompute a failed load there; vLLM 0.30 can"
         )
+    if COMPRESSED in server.kinds:
+        return (
+            "no DRAM tier for DeepSeek V4, whose groups have blocks of 256, 64, 8 and 4 tokens: "
+            "not proven yet"
+        )
+    if STATES in server.kinds and server.has_drafts:
+        return (
+            "no DRAM tier for layers of state with speculative decoding, which has not run on a "
+            "GPU yet"
+        )
+    return ""
+
+
+def why_no_disk(server: Server) -> str:
+    """Say why a server that has a DRAM tier cannot have a disk below it, or return ""."""
+    if [KINDS.get(kind) for kind in server.kinds] != [FULL]:
+        return (
+            "no disk tier for KV groups with windows, chunks or states, of which a hit needs more "
+            "than the blocks of a chain: not proven yet"
+        )
+    if server.has_drafts:
+        return "no disk tier with speculative decoding: not proven yet"
+    if server.has_lora:
+        return (
+            "no disk tier with --enable-lora: an adapter that is trained again under its old name "
+            "would find the KV of before"
+        )
+    if server.pipeline_parallel > 1:
+        return "no disk tier with pipeline parallelism: not proven yet"
     return ""
 
 

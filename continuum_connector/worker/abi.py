@@ -17,8 +17,9 @@ from typing import Any
 import continuum_connector
 from continuum_connector.errors import TransferError
 
-ABI_VERSION = 2
+ABI_VERSION = 4
 SPECULATIVE = 1  # a flag of ckv_submit
+DISK_KEEP, DISK_BUFFERED, DISK_UNSUMMED = 1, 2, 4  # flags of ckv_disk_open
 NUMA_ANY, NUMA_DEVICE = -2, -1
 
 _i32, _u32, _i64, _u64 = ctypes.c_int32, ctypes.c_uint32, ctypes.c_int64, ctypes.c_uint64
@@ -118,6 +119,50 @@ class SimStats(ctypes.Structure):
         ("num_stopped", _u64),
         ("num_copied", _u64 * 2),
         ("num_violations", _u64),
+        ("num_disk_calls", _u64),
+        ("num_disk_stopped", _u64),
+    )
+
+
+NamespaceId = ctypes.c_uint8 * 32
+
+
+class DiskConfig(ctypes.Structure):
+    _fields_ = (
+        ("size", _u32),
+        ("flags", _u32),
+        ("num_threads", _u32),
+        ("slot_blocks", _u32),
+        ("num_slots", _i32),
+        ("namespace_id", NamespaceId),
+    )
+
+
+class DiskEntry(ctypes.Structure):
+    _fields_ = (
+        ("sequence", _u64),
+        ("slot", _i32),
+        ("depth", _u32),
+        ("key_bytes", _u32),
+        ("key", ctypes.c_uint8 * 40),
+    )
+
+
+class DiskState(ctypes.Structure):
+    """How a disk is doing; the pair is (written, read)."""
+
+    _fields_ = (
+        ("size", _u32),
+        ("error", _i32),
+        ("is_direct", _i32),
+        ("was_kept", _i32),
+        ("is_scanned", _i32),
+        ("is_ready", _i32),
+        ("oldest_op_us", _u64),
+        ("num_scanned", _u64),
+        ("num_foreign", _u64),
+        ("num_bytes", _u64 * 2),
+        ("why", ctypes.c_char * 256),
     )
 
 
@@ -132,6 +177,8 @@ _BLOCKING: dict[str, _Signature] = {
     "ckv_free": (None, (_ptr,)),
     "ckv_pool_map": (_i32, (_ptr, _ptr, _ptr)),
     "ckv_pool_wait": (_i32, (_ptr, _ptr, _i64)),
+    "ckv_pool_release": (_i32, (_ptr, _ptr)),
+    "ckv_pool_regrow": (_i32, (_ptr, _ptr)),
     "ckv_pool_unmap": (_i32, (_ptr, _ptr)),
     "ckv_sim_hold": (_i32, (_ptr, _i32)),
     "ckv_sim_fail": (_i32, (_ptr, _u64, _u64, _i32)),
@@ -144,6 +191,12 @@ _BLOCKING: dict[str, _Signature] = {
     "ckv_sim_block": (_i32, (_ptr, _ptr, _i32)),
     "ckv_sim_watch": (_i32, (_ptr, _i32)),
     "ckv_sim_get_stats": (_i32, (_ptr, _ptr)),
+    "ckv_disk_open": (_i32, (_ptr, ctypes.c_char_p, ctypes.c_char_p, _ptr, _ptr)),
+    "ckv_disk_close": (_i32, (_ptr, _i64)),
+    "ckv_sim_disk_fail_at": (_i32, (_ptr, _i32, _u64, _u64, _i32)),
+    "ckv_sim_disk_tear": (_i32, (_ptr, _u64, _u64, _i32)),
+    "ckv_sim_disk_stop": (_i32, (_ptr, _i32, _u64)),
+    "ckv_sim_disk_mbps": (_i32, (_ptr, _u32)),
 }
 _QUICK: dict[str, _Signature] = {
     "ckv_submit": (_i32, (_ptr, _i32, _u32, _ptr, _ptr, _size, _ptr, _u64)),
@@ -151,6 +204,10 @@ _QUICK: dict[str, _Signature] = {
     "ckv_cancel": (_i32, (_ptr, _u64)),
     "ckv_pool_get_state": (_i32, (_ptr, _ptr, _ptr)),
     "ckv_get_stats": (_i32, (_ptr, _ptr)),
+    "ckv_disk_submit": (_i32, (_ptr, _i32, _ptr, _ptr, _ptr, _size, _ptr, _size, _u64)),
+    "ckv_disk_scan": (_size, (_ptr, _ptr, _size)),
+    "ckv_disk_reset": (_i32, (_ptr,)),
+    "ckv_disk_get_state": (_i32, (_ptr, _ptr)),
     "ckv_last_error": (ctypes.c_char_p, ()),
 }
 

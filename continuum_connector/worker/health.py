@@ -12,7 +12,16 @@ from collections.abc import Callable, Sequence
 
 from continuum_connector.errors import TransferError
 from continuum_connector.messages import TransferOutcome
-from continuum_connector.worker.engine import CONFLICT, CORRUPT, Completion, CopyEngine, Status
+from continuum_connector.worker.engine import (
+    CONFLICT,
+    CORRUPT,
+    EIO,
+    ENOSPC,
+    MISSING,
+    Completion,
+    CopyEngine,
+    Status,
+)
 
 logger = logging.getLogger(f"vllm.{__name__}")
 
@@ -22,6 +31,7 @@ LOOK_EVERY_S = 1.0
 
 _REASONS = {Status.FAILED: "driver", Status.CANCELLED: "cancelled"}
 _REASONS_OF_ERRORS = {CONFLICT: "refused", CORRUPT: "corrupt"}
+_REASONS_OF_ERRORS |= {EIO: "eio", MISSING: "missing", ENOSPC: "enospc"}
 
 
 class EngineHealth:
@@ -92,13 +102,17 @@ _TIMEOUT_S = 2.0  # for copies that the driver has: a window of them, which take
 
 
 class Closer:
-    """Of one rank's engine. Nobody else may use an engine that is closed behind."""
+    """Of one rank's engine. Nobody else may use an engine that is closed behind, nor the disk that
+    lives off it; `end_disk` ends that one first, and says no while it is inside the engine."""
 
     def __init__(self) -> None:
         self._thread: threading.Thread | None = None
+        self.end_disk: Callable[[], bool] = lambda: True
 
     def close(self, engine: CopyEngine) -> None:
         """BLOCKS. Copies in flight get 2 s; an engine that does not close is left, and logged."""
+        if not self.end_disk():
+            return
         try:
             engine.close(_TIMEOUT_S)
         except TransferError as error:

@@ -14,6 +14,7 @@ whose blocks cannot be proven to be exactly these bytes is refused.
 | BLHNC, BLNHC; one tensor for all layers | 1 | 1 |
 | BHLNC | 1 per head | 1 |
 | (2, num_blocks, ...), vLLM <= 0.28 | K and V | 2 per layer |
+| states: one tensor of bytes per layer; vLLM 0.26: a list of them | 1 per state | 1 per layer |
 
 Groups of a hybrid model overlay the same bytes, and a block belongs to one group at a time, so
 the union of all groups' pieces serves each of them.
@@ -23,17 +24,29 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 from continuum_connector.errors import TransferError
-from continuum_connector.vllm.proven import KINDS
 from continuum_connector.worker.engine import Region
 
 if TYPE_CHECKING:
     import torch
 
+# Classes of vLLM's specs whose blocks are proven to be the bytes between a tensor's strides. What
+# a block means, and when it may be read again, is for others to say (vllm/proven.py).
+KINDS = frozenset(
+    {
+        "FullAttentionSpec",
+        "MLAAttentionSpec",
+        "SlidingWindowSpec",
+        "SlidingWindowMLASpec",
+        "ChunkedLocalAttentionSpec",
+        "MambaSpec",
+    }
+)
+DISK_UNIT = 4096  # O_DIRECT takes whole ones, at addresses that are multiples of it
 # Above it descriptors would cost more than bytes, and no vLLM layout is like that.
 _MAX_RUNS_PER_LAYER = 4096
 _MAX_QUANT_MODE = 1  # vLLM's KVQuantMode: 0 none, 1 FP8 with scales beside the weights
@@ -43,7 +56,9 @@ _MAX_QUANT_MODE = 1  # vLLM's KVQuantMode: 0 none, 1 FP8 with scales beside the 
 class Layout:
     """Where the bytes of every VRAM block lie, for one rank.
 
-    `device` is "cuda" or "cpu". A host slot holds the regions' pieces back to back.
+    `device` is "cuda" or "cpu". A host slot holds the regions' pieces back to back, and nothing
+    behind them up to `slot_bytes`. `order`: what those bytes are, layer by layer; only who reads
+    them in another process's life has to ask.
     """
 
     regions: tuple[Region, ...]
@@ -51,6 +66,16 @@ class Layout:
     slot_bytes: int
     device: str
     device_index: int
+    order: tuple[tuple[Any, ...], ...] = ()
+
+    def padded(self) -> Layout:
+        """With slots of whole DISK_UNITs, so that a disk reads and writes them in place."""
+        return replace(self, slot_bytes=padded(self.slot_bytes))
+
+
+def padded(num_bytes: int) -> int:
+    """In whole DISK_UNITs."""
+    return -(-num_bytes // DISK_UNIT) * DISK_UNIT
 
 
 @dataclass(frozen=True, order=True)
@@ -90,28 +115,38 @@ class _Window:
 def read_layout(kv_caches: Mapping[str, Any], kv_cache_config: Any) -> Layout:
     """Derive the regions of what `register_kv_caches` gets; TransferError if not proven."""
     _check_specs(kv_cache_config)
-    device, device_index = _check_tensors(kv_caches)
+    tensors = [(name, tensor) for name, cache in kv_caches.items() for tensor in _tensors(cache)]
+    device, device_index = _check_tensors(tensors)
     num_blocks = int(kv_cache_config.num_blocks)
     strides = _known_strides(kv_cache_config)
     pieces: set[_Piece] = set()
     storages: dict[int, _Storage] = {}
-    for name, tensor in kv_caches.items():
+    found: list[tuple[Any, ...]] = []
+    for name, tensor in tensors:
         raw = tensor.untyped_storage()
         base = raw.data_ptr()
         storage = storages.setdefault(base, _Storage(len(storages), base + raw.nbytes()))
         for start, run, stride in _pieces(name, tensor, num_blocks, strides.get(name, 0)):
             pieces.add(_Piece(storage, stride, start, run))
+        inside = _inside(name, tensor, num_blocks, strides.get(name, 0))
+        found.append((storage, tensor.data_ptr(), inside))
     windows = _windows(pieces)
     _check_windows(windows, num_blocks)
     want = _block_bytes(kv_caches, kv_cache_config)
     regions = _regions(windows, num_blocks, want)
-    return Layout(regions, num_blocks, want, device, device_index)
+    order = tuple(inside for *_, inside in sorted(found))
+    return Layout(regions, num_blocks, want, device, device_index, order)
 
 
 def all_layers(tensor: torch.Tensor, kv_cache_config: Any) -> dict[str, torch.Tensor]:
     """Give every layer's name the one tensor of `register_cross_layers_kv_cache` (<= 0.28)."""
     names = (name for spec in kv_cache_config.kv_cache_tensors for name in _layer_names(spec))
     return dict.fromkeys(names, tensor)
+
+
+def _tensors(cache: Any) -> list[Any]:
+    """A layer's tensors: one, or on vLLM 0.26 a list of its states."""
+    return list(cache) if isinstance(cache, (list, tuple)) else [cache]
 
 
 def _layer_names(tensor: Any) -> list[str]:
@@ -140,7 +175,8 @@ def _block_bytes(kv_caches: Mapping[str, Any], config: Any) -> int:
         # all lie in one allocation; packed ones say the block's bytes instead.
         whole = hasattr(tensor, "layer_stride")
         packed = 0 if whole else int(getattr(tensor, "block_stride", 0))
-        key = cache.untyped_storage().data_ptr(), -1 if whole or packed else index
+        storage = _tensors(cache)[0].untyped_storage()
+        key = storage.data_ptr(), -1 if whole or packed else index
         sizes[key] = packed * config.num_blocks or int(tensor.size)
     total = sum(sizes.values())
     if total == 0 or total % config.num_blocks:
@@ -151,13 +187,13 @@ def _block_bytes(kv_caches: Mapping[str, Any], config: Any) -> int:
 
 
 def _check_specs(config: Any) -> None:
-    """Refuse what a block copy may not restore: state layers, scales elsewhere, host pools."""
+    """Refuse what a block copy may not restore: kinds not known, scales elsewhere, host pools."""
     for group in config.kv_cache_groups:
         inner = getattr(group.kv_cache_spec, "kv_cache_specs", None)
         for spec in inner.values() if inner else (group.kv_cache_spec,):
             kind = type(spec).__name__
             if kind not in KINDS:
-                raise TransferError(f"layers of kind {kind} are not proven to be blocks of tokens")
+                raise TransferError(f"layers of kind {kind} are not proven to be blocks of bytes")
             mode = getattr(spec, "kv_quant_mode", 0)
             if int(mode) > _MAX_QUANT_MODE:
                 name = getattr(mode, "name", mode)
@@ -166,12 +202,12 @@ def _check_specs(config: Any) -> None:
             raise TransferError(f"the group of {group.layer_names[0]!r} already lies in DRAM")
 
 
-def _check_tensors(kv_caches: Mapping[str, Any]) -> tuple[str, int]:
+def _check_tensors(tensors: Iterable[tuple[str, Any]]) -> tuple[str, int]:
     """Return the device that all tensors lie on."""
     devices = set()
-    for name, tensor in kv_caches.items():
-        if not hasattr(tensor, "untyped_storage"):  # a state, or side tensors
-            raise TransferError(f"layer {name!r} has a {type(tensor).__name__} of tensors")
+    for name, tensor in tensors:
+        if not hasattr(tensor, "untyped_storage"):
+            raise TransferError(f"layer {name!r} has a {type(tensor).__name__}, not a tensor")
         devices.add((tensor.device.type, tensor.device.index or 0))
     if len(devices) != 1:
         raise TransferError(f"the KV cache lies on {len(devices)} devices, not on one")
@@ -199,6 +235,19 @@ def _pieces(
     run, offsets = _runs(name, item, inner)
     for offset in offsets:
         yield tensor.data_ptr() + offset, run, stride * kernel_blocks
+
+
+def _inside(name: str, tensor: torch.Tensor, num_blocks: int, known: int) -> tuple[Any, ...]:
+    """How a layer's tensor lies within a block, of however many: two layouts may have the same
+    runs, with heads before tokens and behind them. A stride beyond a block's only has its rank."""
+    dim = _block_dim(name, tensor, num_blocks, known)
+    steps = [s for s, size in zip(tensor.stride(), tensor.shape, strict=True) if size > 1]
+    inner = [
+        (size, sum(other < step for other in steps), step if step < tensor.stride(dim) else 0)
+        for d, (size, step) in enumerate(zip(tensor.shape, tensor.stride(), strict=True))
+        if d != dim and size > 1
+    ]
+    return name, str(tensor.dtype), dim, tensor.shape[dim] // num_blocks, *inner
 
 
 def _block_dim(name: str, tensor: torch.Tensor, num_blocks: int, known: int) -> int:

@@ -11,9 +11,11 @@ import numpy as np
 from continuum_connector.errors import ConfigError, TransferError
 from continuum_connector.messages import BlockIds
 from continuum_connector.worker import abi
+from continuum_connector.worker.disk_file import NativeDisk
 from continuum_connector.worker.engine import (
     Completion,
     Direction,
+    DiskTuning,
     Health,
     PoolState,
     Status,
@@ -70,6 +72,7 @@ class NativeEngine:
         self._handle: ctypes.c_void_p | None = None
         self._is_cuda = driver == "cuda"
         self._settled: list[Completion] = []
+        self._disks: list[NativeDisk] = []
         self._buffer = (abi.RawCompletion * _MAX_POLLED)()
         self.is_left_behind = False
         config = abi.Config(
@@ -95,27 +98,13 @@ class NativeEngine:
                 tuning.first_bytes,
                 tuning.chunk_bytes,
             )
-            self._set_regions(layout, num_slots)
+            self.pool.set_regions(layout, num_slots)
             self._paths: int = self.stats().paths
             self._pending = ctypes.c_uint64.from_address(self._blocking.ckv_pending_word(handle))
         except BaseException:
             self._blocking.ckv_free(handle)
             self._handle = None
             raise
-
-    def _set_regions(self, layout: Layout, num_slots: int) -> None:
-        base, size = self.pool.base, layout.slot_bytes
-        array = (abi.RawRegion * len(layout.regions))(
-            *(
-                abi.RawRegion(r.dev_base, r.dev_stride, base + r.host_offset, size, r.num_bytes)
-                for r in layout.regions
-            )
-        )
-        self._check(
-            self._blocking.ckv_set_regions(
-                self._handle, array, len(array), layout.num_blocks, num_slots
-            )
-        )
 
     def pool_state(self) -> PoolState:
         """How far the host pool has come, and what stopped it."""
@@ -126,6 +115,14 @@ class NativeEngine:
         """Block, without the GIL, until the host pool grows no more. False: timeout."""
         self._opened()
         return self.pool.wait(timeout_s)
+
+    def open_disk(self, path: str, tuning: DiskTuning) -> NativeDisk:
+        """BLOCK, without the GIL, until there is a file at `path`; see CopyEngine."""
+        disk = NativeDisk(self._opened(), path, tuning)
+        self._disks.append(disk)
+        if self._handle is None:  # closed meanwhile, by another thread
+            disk.forget()
+        return disk
 
     def submit(
         self,
@@ -207,6 +204,8 @@ class NativeEngine:
             if not self.is_left_behind:
                 self.pool.close()
         self._handle = None
+        for disk in self._disks:
+            disk.forget()
         if not is_growing:  # else the pool's thread is inside the driver with all of it
             self._blocking.ckv_free(handle)
 

@@ -12,7 +12,7 @@ logger = logging.getLogger(f"vllm.{__name__}")
 # What a path was made for: the driver's CUDA, and the release it came with.
 MADE_FOR = {
     "batch": (12080, 570),  # cuMemcpyBatchAsync
-    "gather": (13000, 580),  # the compiler of csrc/gather_fatbin.inc
+    "gather": (12000, 525),  # the compiler of csrc/gather_fatbin.inc
 }
 WITHOUT = {
     "batch": "no batch, so each piece is a call of its own",

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import logging
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
@@ -16,6 +17,9 @@ from continuum_connector.errors import TransferError
 from continuum_connector.worker import abi
 from continuum_connector.worker.engine import CopyEngine, PoolState
 
+if TYPE_CHECKING:
+    from continuum_connector.worker.layout import Layout
+
 _ETIMEOUT = -5  # CKV_TIMEOUT
 
 
@@ -23,7 +27,7 @@ class HostPool:
     """`num_bytes` of zeroed memory at address `base`; belongs to one native engine.
 
     Under CUDA the first `first_bytes` (0: all) are populated and page-locked when this returns
-    (seconds per 10 GiB) and the rest follows on a native thread, `chunk_bytes` (0: 1 GiB) at a
+    (seconds per 10 GiB) and the rest follows on a native thread, `chunk_bytes` (0: 128 MiB) at a
     time; what cannot be had stays out of `ready_bytes`. Under the simulator pages are touched only
     by use, and all are ready. A fork does not inherit it. `numa` prefers memory next to the device.
     """
@@ -79,6 +83,40 @@ class HostPool:
             raise TransferError(f"no pool to wait for: {self._quick.ckv_last_error().decode()}.")
         return bool(code == 0)
 
+    def set_regions(self, layout: Layout, num_slots: int) -> None:
+        """Say where the blocks lie whose slots are here; again once they were moved, which is
+        refused while a copy is under way."""
+        size = layout.slot_bytes
+        array = (abi.RawRegion * len(layout.regions))(
+            *(
+                abi.RawRegion(
+                    r.dev_base, r.dev_stride, self.base + r.host_offset, size, r.num_bytes
+                )
+                for r in layout.regions
+            )
+        )
+        self._check(
+            self._blocking.ckv_set_regions(
+                self._handle, array, len(array), layout.num_blocks, num_slots
+            ),
+            "regions are not set",
+        )
+
+    def release(self) -> None:
+        """BLOCK, without the GIL, until the system has all pages back; what is in them is lost.
+        Refused while a copy is under way."""
+        code = self._blocking.ckv_pool_release(self._handle, ctypes.c_void_p(self.base))
+        self._check(code, "the host pool keeps its pages")
+
+    def regrow(self) -> None:
+        """Have a pool that was released grow again, all of it on the native thread."""
+        code = self._blocking.ckv_pool_regrow(self._handle, ctypes.c_void_p(self.base))
+        self._check(code, "the host pool does not grow again")
+
+    def _check(self, code: int, what: str) -> None:
+        if code != 0:
+            raise TransferError(f"{what}: {self._quick.ckv_last_error().decode()}.")
+
     def view(self) -> npt.NDArray[np.uint8]:
         """The pool as bytes, not a copy; must not be used after `close`."""
         if self.base == 0:
@@ -111,8 +149,14 @@ class PoolGrowth:
     """
 
     def __init__(
-        self, engine: CopyEngine, num_slots: int, slot_bytes: int, may_be_short: bool
+        self,
+        engine: CopyEngine,
+        num_slots: int,
+        slot_bytes: int,
+        may_be_short: bool,
+        is_again: bool = False,
     ) -> None:
+        """`is_again`: the pool was released, and may have nothing for as long as others have it."""
         self.num_ready = 0
         self.is_over = False
         self.why_no_tier = ""
@@ -120,6 +164,7 @@ class PoolGrowth:
         self._num_slots = num_slots
         self._slot_bytes = slot_bytes
         self._may_be_short = may_be_short
+        self.is_again = is_again
         self._num_quarters = 0
         self._is_short = False
         self._num_calls = 0
@@ -169,7 +214,7 @@ class PoolGrowth:
         if not self._may_be_short:
             cure = "lower dram_bytes, or set dram_shortage = smaller to go on with less"
             self.why_no_tier = f"{shortage}. dram_shortage = off, so nothing is offloaded; {cure}"
-        elif self.num_ready == 0:
+        elif self.num_ready == 0 and not self.is_again:
             self.why_no_tier = f"{shortage}. Not one block fits, so nothing is offloaded"
         else:
             self._is_short = True

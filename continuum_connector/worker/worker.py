@@ -6,50 +6,35 @@ and runner, so every hook submits whatever is due by then, and each order leaves
 
 | queued | submitted by |
 |---|---|
-| cancels, loads | start_loads, submit_stores, poll, the next begin |
-| stores | submit_stores, the next begin; not poll, see there |
+| cancels, a disk's reset, loads, reads | start_loads, submit_stores, poll, the next begin |
+| stores, writes | submit_stores, the next begin; not poll, see there |
 """
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 
 from continuum_connector.config import ContinuumConfig
 from continuum_connector.errors import TransferError
 from continuum_connector.messages import (
     LoadOrder,
+    ReadOrder,
     StepPlan,
     StoreOrder,
     TransferOutcome,
     WorkerReport,
+    WriteOrder,
 )
 from continuum_connector.worker.engine import Completion, CopyEngine, Direction
-from continuum_connector.worker.health import Closer, EngineHealth, outcome_of
-from continuum_connector.worker.layout import Layout
-from continuum_connector.worker.pool import PoolGrowth
+from continuum_connector.worker.health import EngineHealth, outcome_of
+from continuum_connector.worker.loads import Loads, Polled
+from continuum_connector.worker.tier import EngineFactory, Order, RankTier
 
 logger = logging.getLogger(f"vllm.{__name__}")
 
-EngineFactory = Callable[[Layout, int], CopyEngine]
-Polled = tuple[set[str], set[str]]
 
-
-def num_slots_for(dram_bytes: int, num_ranks: int, slot_bytes: int) -> int:
-    """Return how many host slots one of a node's `num_ranks` ranks has; 0 if not one fits."""
-    return dram_bytes // num_ranks // slot_bytes
-
-
-@dataclass
-class _Waiting:
-    """A request with loads that have not settled, and the blocks of those that failed."""
-
-    num_loads: int = 0
-    bad_blocks: set[int] = field(default_factory=set)
-
-
-class ContinuumWorker:
+class ContinuumWorker(RankTier):
     """Carries out the scheduler's step plans on one rank. One thread calls everything."""
 
     def __init__(
@@ -64,105 +49,89 @@ class ContinuumWorker:
         """`num_ranks` share the node's `dram_bytes`; `current_stream` names the stream that
         copies are ordered behind (0: none); `rank` is this one's, among the engine's; `clock`
         says how long nothing has completed, in monotonic seconds."""
-        self._make_engine = make_engine
-        self._config = config
-        self._num_ranks = num_ranks
+        super().__init__(make_engine, config, num_ranks, rank, clock)
         self._current_stream = current_stream
-        self._rank = rank
-        self._engine: CopyEngine | None = None
-        self._growth: PoolGrowth | None = None  # while the pool grows
-        self._is_given_up = False  # the engine gets no more orders
-        self._closer = Closer()
         self._why_no_engine = "no_tier"
         self._health = EngineHealth(clock)
         self._plan: StepPlan | None = None
-        self._cancels: tuple[int, ...] = ()
-        self._loads: tuple[LoadOrder, ...] = ()
-        self._stores: tuple[StoreOrder, ...] = ()
-        self._in_flight: dict[int, LoadOrder | StoreOrder] = {}
-        self._waiting: dict[str, _Waiting] = {}
-        self._finished: set[str] = set()
-        self._bad_blocks: set[int] = set()
-        self._failed: set[str] = set()
-        self._report = WorkerReport()
+        self._begins: StepPlan | None = None  # whose cancels, reset, loads and reads are due
+        self._ends: StepPlan | None = None  # whose stores and writes are due
+        self._loads = Loads()
+        self._epoch = 0  # the newest that a plan was about
+        self._stale_epoch = -1  # what plans of it or an older one order is of other weights
+        self._stale: set[int] = set()  # in flight since before they changed
 
-    def register(self, layout: Layout) -> None:
-        """Build the host pool and the engine; on failure there is no tier, and a report says why.
+    def new_weights(self, how: str) -> None:
+        """The weights under this worker are others than they were, or DRAM is empty: what plans of
+        the epoch known by now order, and who waits for a load, is of the past ("stale"). What is on
+        disk does not outlive the process: it was computed by who knows which."""
+        self._stale_epoch = self._epoch
+        self._stale.update(self._in_flight)
+        self._report.new_weights, self._report.changed_in = how, self._epoch
+        if self._disk is not None:
+            self._disk.reset()
 
-        Costs seconds: page-locking the first part of the pool, or all of it unless `staged`; and
-        giving it back, on failure. Called once, before the first step.
+    def fall_asleep(self) -> None:
+        """Touch nothing of the KV cache from here on. BLOCKS until no copy is under way, 2 s at
+        most; TransferError if the driver keeps one even so, and then all is as it was. Idempotent.
+
+        A disk that hangs is not waited for, but then DRAM is not given back.
         """
-        if self._config.dram_bytes == 0:
+        if self._sleep.is_on:
             return
-        num_slots = num_slots_for(self._config.dram_bytes, self._num_ranks, layout.slot_bytes)
-        if num_slots == 0:
-            self.disable(
-                f"dram_bytes = {self._config.dram_bytes} over {self._num_ranks} rank(s) holds no "
-                f"block ({layout.slot_bytes} bytes each per rank), so nothing is offloaded; "
-                f"set {layout.slot_bytes * self._num_ranks} or more, or 0"
+        self._sleep.is_on = True
+        self.submit_stores()  # what is queued ends here
+        if self._engine is None:
+            return
+        for transfer_id in self._in_flight:
+            self._cancel(transfer_id)
+        left = self._sleep.wait(self._engine, self._in_flight)
+        self._drain()
+        if any(isinstance(self._in_flight.get(tag), LoadOrder | StoreOrder) for tag in left):
+            self._sleep.is_on = False
+            raise TransferError(
+                "the driver keeps copies of the KV cache under way, so it must not be taken away; "
+                "ask again, or restart the server"
             )
-            return
-        try:
-            self._engine = self._make_engine(layout, num_slots)
-            may_be_short = self._config.dram_shortage == "smaller"
-            growth = PoolGrowth(self._engine, num_slots, layout.slot_bytes, may_be_short)
-            growth.start(self._config.staged)
-        except TransferError as error:
-            self.disable(str(error))
-        else:
-            self._report.ready_slots[self._rank] = growth.num_ready
-            self._growth = growth
-            if growth.is_over:
-                self._end_growth(growth)
-        self._closer.join()
-
-    def disable(self, sentence: str) -> None:
-        """Run without a DRAM tier from here on: new orders fail as "no_tier"; say why once.
-
-        Never waits. What the engine has settles as it ends, for a load that is not over may still
-        write to its blocks; with the last of it the engine is closed, on a thread.
-        """
-        if self._is_given_up:
-            return
-        self._is_given_up = True
-        self._growth = None
-        logger.warning("No DRAM tier on this rank: %s", sentence)
-        self._report.tier_down = sentence
-        self._let_go()
+        if self._engine is not None and self._sleep.give_back(self._engine):
+            self._growth = None
+            self._report.ready_slots[self._rank] = 0
+            self.new_weights("sleep")
 
     def begin(self, plan: StepPlan) -> None:
         """Take this step's plan, after submitting what is left of the one before."""
         if plan is self._plan:
             return  # bound twice in one step; its orders are queued or gone already
-        if self._cancels or self._loads or self._stores:
-            self.submit_stores()
+        self.submit_stores()
         self._plan = plan
-        self._cancels, self._loads, self._stores = plan.cancels, plan.loads, plan.stores
+        self._epoch = max(self._epoch, plan.epoch)
+        if not plan.is_empty:
+            self._begins = self._ends = plan
 
     def start_loads(self) -> None:
-        """Submit the cancels and loads that are due, behind what the current stream has queued.
+        """Submit the cancels, loads and reads that are due, loads behind what the current stream
+        has queued.
 
         Before the forward pass that means behind block zeroing; after it, also behind compute.
         """
-        if not (self._loads or self._cancels):
+        plan, self._begins = self._begins, None
+        if plan is None:
             return
-        cancels, loads = self._cancels, self._loads
-        self._cancels = self._loads = ()
-        for transfer_id in cancels:
+        for transfer_id in plan.cancels:
             self._cancel(transfer_id)
-        for load in loads:
-            self._waiting.setdefault(load.request_id, _Waiting()).num_loads += 1
-        for load in loads:
-            self._submit(Direction.LOAD, load)
+        if plan.resets_disk and self._disk is not None:
+            self._disk.reset()
+        for load in plan.loads:
+            self._loads.begin(load)
+        self._submit_all(plan.loads, plan.reads)
 
     def submit_stores(self) -> None:
-        """Submit the stores behind the compute queued on the current stream; return at once."""
+        """Submit the stores behind the compute queued on the current stream, then the writes;
+        return at once."""
         self.start_loads()
-        if not self._stores:
-            return
-        stores, self._stores = self._stores, ()
-        for store in stores:
-            self._submit(Direction.STORE, store)
+        plan, self._ends = self._ends, None
+        if plan is not None:
+            self._submit_all(plan.stores, plan.writes)
 
     def poll(self) -> Polled:
         """Return (requests whose loads settled, those of them that failed) since last.
@@ -176,20 +145,15 @@ class ContinuumWorker:
             self._follow(self._growth)
         if self._in_flight:
             self._drain()
+        if self._disk is not None:
+            self._disk.follow(self._report)
         if self._is_given_up:
             self._let_go()
-        if not self._finished:
-            return set(), set()
-        polled = (self._finished, self._failed)
-        self._finished, self._failed = set(), set()
-        return polled
+        return self._loads.take()
 
     def take_bad_blocks(self) -> set[int]:
         """The VRAM blocks that hold no loaded data, of requests that failed since last."""
-        if not self._bad_blocks:
-            return set()
-        bad, self._bad_blocks = self._bad_blocks, set()
-        return bad
+        return self._loads.take_bad_blocks()
 
     def take_report(self) -> WorkerReport | None:
         """Hand over what settled since the last report, or None."""
@@ -218,52 +182,54 @@ class ContinuumWorker:
         self._in_flight.clear()
         self.submit_stores()  # without an engine this settles what is queued
 
-    def _follow(self, growth: PoolGrowth) -> None:
-        """Report the slots that have become usable since the last look."""
-        try:
-            if growth.advance():
-                self._report.ready_slots[self._rank] = growth.num_ready
-        except TransferError as error:
-            self.disable(str(error))
-            return
-        if growth.is_over:
-            self._end_growth(growth)
+    def _submit_all(self, *orders: Sequence[Order]) -> None:
+        for each in orders:
+            for order in each:
+                self._submit(order)
 
-    def _end_growth(self, growth: PoolGrowth) -> None:
-        """The pool is as large as it gets: go on with that, or without a tier."""
-        self._growth = None
-        if growth.why_no_tier:
-            self.disable(growth.why_no_tier)
-
-    def _let_go(self) -> None:
-        """Have the engine closed once nothing is in flight; without a thread, poll tries again."""
-        if self._engine is None or self._in_flight:
-            return
-        if self._closer.close_behind(self._engine):
-            self._engine = None
-
-    def _submit(self, direction: Direction, order: LoadOrder | StoreOrder) -> None:
-        """Give one order to the engine; what cannot be given settles here, and never raises."""
+    def _submit(self, order: Order) -> None:
+        """Give one order to the engine or the disk; what cannot be given settles here, and never
+        raises."""
+        reason = ""
         if self._engine is None or self._is_given_up:
-            self._settle(order, TransferOutcome(num_failed=1, reasons=(self._why_no_engine,)))
-            return
-        if self._plan is not None and order.transfer_id in self._plan.cancels:
+            reason = self._why_no_engine
+        elif reason := self._why_past(order):
+            pass
+        elif self._plan is not None and order.transfer_id in self._plan.cancels:
             # Too late before it left: an engine that did not step for long plans both at once.
-            self._settle(order, TransferOutcome(num_failed=1, reasons=("cancelled",)))
-            return
-        if len(order.blocks) == 0:
+            reason = "cancelled"
+        elif len(order.slots) == 0:
             self._settle(order, TransferOutcome(num_done=1))
             return
-        try:
-            self._engine.submit(
-                direction, order.blocks, order.slots, order.transfer_id, self._current_stream()
-            )
-        except TransferError as error:
-            self._look_at(self._engine, refusal=str(error))
-            reason = "driver" if self._health.has_ended else "refused"
+        else:
+            try:
+                reason = self._give(self._engine, order)
+            except TransferError as error:
+                self._look_at(self._engine, refusal=str(error))
+                reason = "driver" if self._health.has_ended else "refused"
+        if reason:
             self._settle(order, TransferOutcome(num_failed=1, reasons=(reason,)))
         else:
             self._in_flight[order.transfer_id] = order
+
+    def _why_past(self, order: Order) -> str:
+        """Why an order came too late to be begun, in a word, or ""."""
+        if self._plan is not None and self._plan.epoch <= self._stale_epoch:
+            return "stale"
+        if self._sleep.is_lost(order):
+            return "stale"
+        growth = self._growth
+        is_gone = growth is not None and growth.is_again and order.slots.max() >= growth.num_ready
+        return "asleep" if self._sleep.is_on or is_gone else ""
+
+    def _give(self, engine: CopyEngine, order: Order) -> str:
+        """Returns why it was not given, or ""."""
+        if isinstance(order, (ReadOrder, WriteOrder)):
+            return "no_tier" if self._disk is None else self._disk.submit(order)
+        way = Direction.LOAD if isinstance(order, LoadOrder) else Direction.STORE
+        stream = self._current_stream()
+        engine.submit(way, order.blocks, order.slots, order.transfer_id, stream)
+        return ""
 
     def _cancel(self, transfer_id: int) -> None:
         """Ask for the end of a transfer in flight; whether it came in time, its completion says."""
@@ -277,13 +243,24 @@ class ContinuumWorker:
     def _drain(self, reason: str = "") -> None:
         """Settle what the engine has completed; `reason`, if given, is why it did not."""
         assert self._engine is not None
-        completions = self._engine.poll()
-        for completion in completions:
+        copies = []
+        for completion in self._engine.poll():
             order = self._in_flight.pop(completion.tag, None)
+            if isinstance(order, (ReadOrder, WriteOrder)) and self._disk is not None:
+                self._disk.settle()
+            else:
+                copies.append(completion)
             if order is not None:
-                self._settle(order, outcome_of(completion, reason))
-        if not reason and (completions or self._health.is_look_due()):
-            self._look_at(self._engine, completions)
+                outcome = outcome_of(completion, reason)
+                if completion.tag in self._stale:
+                    self._stale.discard(completion.tag)
+                    outcome = TransferOutcome(num_failed=1, reasons=("stale",))
+                elif self._sleep.is_on and isinstance(order, LoadOrder) and outcome.num_done:
+                    # The block is taken away before vLLM is told of it.
+                    outcome = TransferOutcome(num_failed=1, reasons=("asleep",))
+                self._settle(order, outcome)
+        if not reason and (copies or self._health.is_look_due()):
+            self._look_at(self._engine, copies)
 
     def _look_at(
         self, engine: CopyEngine, completions: Sequence[Completion] = (), refusal: str = ""
@@ -292,22 +269,12 @@ class ContinuumWorker:
         if why := self._health.look(engine, completions, refusal):
             self.disable(why)
 
-    def _settle(self, order: LoadOrder | StoreOrder, outcome: TransferOutcome) -> None:
+    def _settle(self, order: Order, outcome: TransferOutcome) -> None:
         """Note the end of one order for the report and, if it is a load, for its request."""
         self._report.outcomes[order.transfer_id] = outcome
-        if isinstance(order, StoreOrder):
-            return
-        waiting = self._waiting[order.request_id]
-        waiting.num_loads -= 1
-        if outcome.num_failed:
-            waiting.bad_blocks.update(order.blocks.tolist())
-        if waiting.num_loads:
-            return  # vLLM dies of a request that is reported twice: its last load reports it
-        del self._waiting[order.request_id]
-        self._finished.add(order.request_id)
-        if waiting.bad_blocks:
-            self._failed.add(order.request_id)
-            self._bad_blocks |= waiting.bad_blocks
+        self._sleep.settled(order, outcome.num_done > 0)
+        if isinstance(order, LoadOrder):
+            self._loads.settle(order, outcome)
 
 
 def current_stream() -> int:

@@ -17,6 +17,8 @@ from typing import Any
 
 import pytest
 
+from continuum_connector.config import load_config, parse_bytes
+
 yaml = pytest.importorskip("yaml", reason="needs PyYAML, which vLLM brings")
 
 DEPLOY = Path(__file__).resolve().parents[2] / "deploy"
@@ -220,13 +222,35 @@ def test_kustomize_puts_everything_into_a_namespace_that_refuses_what_is_not_res
     }
 
 
-def test_page_locking_adds_two_capabilities_and_changes_nothing_else(tmp_path: Path) -> None:
+def kustomize_with(component: str, tmp_path: Path) -> list[Yaml]:
+    """As somebody has it who took the comment off."""
     shutil.copytree(KUBERNETES, tmp_path / "all")
     kustomization = tmp_path / "all" / "kustomization.yaml"
-    text = kustomization.read_text()
-    kustomization.write_text(text.replace("# components:", "components:").replace("#   - ", "  - "))
-    assert kustomization.read_text() != text
-    without, with_it = kustomize(KUBERNETES), kustomize(kustomization.parent)
+    text = kustomization.read_text().replace("# components:", "components:")
+    assert f"#   - {component} " in text
+    kustomization.write_text(text.replace(f"#   - {component} ", f"  - {component} "))
+    return kustomize(kustomization.parent)
+
+
+def test_a_disk_adds_a_claim_and_two_variables_and_stays_restricted(tmp_path: Path) -> None:
+    without, with_it = kustomize(KUBERNETES), kustomize_with("disk", tmp_path)
+    assert named("Namespace", with_it) == named("Namespace", without)
+    wanted = named("Deployment", without)["spec"]["template"]["spec"]
+    (container,) = wanted["containers"]
+    disk = {"CONTINUUM_DISK_PATH": "/kv/continuum", "CONTINUUM_DISK_BYTES": "900GiB"}
+    container["env"] += [{"name": name, "value": value} for name, value in disk.items()]
+    container["volumeMounts"].append({"name": "kv", "mountPath": "/kv"})
+    claim = {"name": "kv", "persistentVolumeClaim": {"claimName": "continuum-kv"}}
+    wanted["volumes"].append(claim)
+    assert named("Deployment", with_it)["spec"]["template"]["spec"] == wanted
+    (kv,) = (one for one in with_it if one["metadata"]["name"] == "continuum-kv")
+    room = parse_bytes(kv["spec"]["resources"]["requests"]["storage"].replace("Gi", "GiB"))
+    config = load_config({"dram_bytes": "1GiB"}, disk)
+    assert config.disk_bytes < 0.95 * room, "or the tier is refused"
+
+
+def test_page_locking_adds_two_capabilities_and_changes_nothing_else(tmp_path: Path) -> None:
+    without, with_it = kustomize(KUBERNETES), kustomize_with("page-locking", tmp_path)
     assert named("Namespace", with_it)["metadata"]["labels"][ENFORCE] == "privileged"
     wanted = named("Deployment", without)["spec"]["template"]["spec"]
     wanted["securityContext"].update(runAsNonRoot=False, runAsUser=0)

@@ -15,7 +15,8 @@ from typing import Any
 import pytest
 
 from bench.serve.prometheus import find
-from continuum_connector.observe.metric_table import HOOKS, METRICS, OTHER, Kind
+from continuum_connector.observe.metric import OTHER, Kind
+from continuum_connector.observe.metric_table import HOOKS, METRICS
 from deploy.grafana.dashboard import load, panels
 
 yaml = pytest.importorskip("yaml", reason="needs PyYAML, which vLLM brings")
@@ -109,7 +110,7 @@ def test_every_alert_has_its_section_in_the_runbook_and_none_is_left_over() -> N
 
 SILENT_WHEN_OFF = {
     *("ContinuumHitCollapse", "ContinuumTierDown", "ContinuumTierShort"),
-    "ContinuumProgramsUnknown",
+    *("ContinuumDiskDown", "ContinuumDiskBudgetSpent", "ContinuumProgramsUnknown"),
 }
 
 

@@ -172,7 +172,8 @@ EVENTS = (
     "outcome",
     "pin_end",
 )
-EVENTS += ("store", "load", "reset", "tier_down", "switch", "stop", "nobody")
+EVENTS += ("store", "load", "write", "read", "epoch", "tier_down", "switch")
+EVENTS += ("disk_down", "stop", "nobody")
 ODD: tuple[Any, ...] = (
     None,
     True,

@@ -44,7 +44,6 @@ def test_loaded_bytes_equal_stored_bytes(make_rig: MakeRig, layout: str, path: s
     trunks = rig.engine.stats().num_trunks
     if path != "auto":
         assert trunks[LOAD.value][PATHS[path]] > 0
-    if path in ("batch", "loop"):  # gather is for loads
         assert trunks[STORE.value][PATHS[path]] > 0
 
 

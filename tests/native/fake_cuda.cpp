@@ -62,7 +62,7 @@ thread_local Index threadIdx, blockIdx, blockDim, gridDim;
 
 #define __device__
 #define __global__
-#define __launch_bounds__(max)
+#define __launch_bounds__(...)
 #include "gather.cu"
 
 }  // namespace kernel

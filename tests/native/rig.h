@@ -9,6 +9,7 @@
 #include <cstdlib>
 #include <functional>
 #include <map>
+#include <mutex>
 #include <numeric>
 #include <string>
 #include <utility>
@@ -56,6 +57,23 @@ inline Ids range(int32_t begin, int32_t end) {
   std::iota(ids.begin(), ids.end(), begin);
   return ids;
 }
+
+// Completions on their way from the consumer to the thread that submitted the transfers.
+class Mailbox {
+ public:
+  void give(const ckv_completion &completion) {
+    std::lock_guard<std::mutex> lock(mutex_);
+    letters_.push_back(completion);
+  }
+  std::vector<ckv_completion> take() {
+    std::lock_guard<std::mutex> lock(mutex_);
+    return std::exchange(letters_, {});
+  }
+
+ private:
+  std::mutex mutex_;
+  std::vector<ckv_completion> letters_;
+};
 
 struct Shape {
   int num_blocks = 64;

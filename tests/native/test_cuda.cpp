@@ -224,7 +224,7 @@ TEST(test_cuda_copies_both_ways_by_batch_and_loop) {
 TEST(test_cuda_gather_copies_every_size_and_alignment) {
   apart([] {
     Bench bench;
-    CHECK(bench.has(CKV_LOAD, CKV_PATH_GATHER) && !bench.has(CKV_STORE, CKV_PATH_GATHER));
+    CHECK(bench.has(CKV_LOAD, CKV_PATH_GATHER) && bench.has(CKV_STORE, CKV_PATH_GATHER));
     CHECK(counts().modules == 1);
     auto expected = std::vector<uint8_t>(bench.vram.base, bench.vram.base + 16 * kPage);
     std::vector<ckv::Descriptor> loads;
@@ -267,6 +267,23 @@ TEST(test_cuda_gather_leaves_the_descriptors_of_launches_in_flight_alone) {
   });
 }
 
+// The two directions number their places each from 0.
+TEST(test_cuda_gather_of_one_direction_leaves_the_descriptors_of_the_other_alone) {
+  apart([] {
+    Bench bench;
+    std::vector<uint8_t> loaded(bench.dram.base + kPage, bench.dram.base + 2 * kPage);
+    std::vector<uint8_t> stored(bench.vram.base + 8 * kPage, bench.vram.base + 9 * kPage);
+    fake_cuda_hold(1);
+    CHECK(bench.copy(CKV_LOAD, CKV_PATH_GATHER, {bench.load(0, kPage, kPage)}) == 0);
+    CHECK(bench.copy(CKV_STORE, CKV_PATH_GATHER, {bench.store(4 * kPage, 8 * kPage, kPage)}) == 0);
+    fake_cuda_hold(0);
+    bench.drain(CKV_LOAD);
+    bench.drain(CKV_STORE);
+    CHECK(std::memcmp(bench.vram.base, loaded.data(), kPage) == 0);
+    CHECK(std::memcmp(bench.dram.base + 4 * kPage, stored.data(), kPage) == 0);
+  });
+}
+
 ckv_config gather_config() {
   ckv_config config = cuda_config();
   config.path = CKV_PATH_GATHER;
@@ -277,14 +294,17 @@ uint64_t num_loads_by(CudaRig &rig, int path) {
   return rig.engine_stats().num_trunks[CKV_LOAD][path];
 }
 
-TEST(test_cuda_small_loads_are_gathered) {
+TEST(test_cuda_small_loads_are_gathered_and_stores_where_they_are_asked_to) {
   for (const ckv_config &config : {cuda_config(), gather_config()}) {
     apart([&] {
       {
         CudaRig rig(Shape{64, 96, {4096, 1040, 24}, 0, 5 * kPage}, config);
         round_trip(rig);
         CHECK(num_loads_by(rig, CKV_PATH_GATHER) > 0);
-        CHECK(num_loads_by(rig, CKV_PATH_GATHER) == fake_cuda_num_calls("cuLaunchKernel"));
+        uint64_t num_stores = rig.engine_stats().num_trunks[CKV_STORE][CKV_PATH_GATHER];
+        CHECK((num_stores > 0) == (config.path == CKV_PATH_GATHER));
+        uint64_t num_launches = fake_cuda_num_calls("cuLaunchKernel");
+        CHECK(num_loads_by(rig, CKV_PATH_GATHER) + num_stores == num_launches);
       }
       CHECK(broken_rule().empty());
     });

@@ -93,7 +93,7 @@ rig.engine.close(5.0)
         ("auto", "batch", "gather"),
         ("batch", "batch", "batch"),
         ("loop", "loop", "loop"),
-        ("gather", "batch", "gather"),
+        ("gather", "gather", "gather"),
     ],
 )
 def test_loaded_bytes_equal_stored_bytes_by_the_path_that_stats_name(

@@ -398,10 +398,13 @@ def test_structs_are_as_long_as_the_library_says() -> None:
     assert ctypes.sizeof(abi.Config) == 64
     assert ctypes.sizeof(abi.RawRegion) == 40
     assert ctypes.sizeof(abi.RawCompletion) == 48
-    assert ctypes.sizeof(abi.SimStats) == 88
+    assert ctypes.sizeof(abi.SimStats) == 104
     assert ctypes.sizeof(abi.Stats) == 216
     assert ctypes.sizeof(abi.PoolConfig) == 40
     assert ctypes.sizeof(abi.PoolState) == 304
+    assert ctypes.sizeof(abi.DiskConfig) == 52
+    assert ctypes.sizeof(abi.DiskEntry) == 64
+    assert ctypes.sizeof(abi.DiskState) == 320
 
 
 def _python(code: str, *options: str) -> subprocess.CompletedProcess[str]:

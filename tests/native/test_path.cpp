@@ -33,6 +33,8 @@ TEST(test_a_wanted_path_is_taken_where_it_can_be_had) {
   CHECK(chosen(CKV_LOAD, 2, kMiB, kAll, CKV_PATH_GATHER) == CKV_PATH_GATHER);
   CHECK(chosen(CKV_LOAD, 100, 4096, kAll, CKV_PATH_LOOP) == CKV_PATH_LOOP);
   CHECK(chosen(CKV_STORE, 2, 4096, kBatch, CKV_PATH_GATHER) == CKV_PATH_BATCH);
+  CHECK(chosen(CKV_STORE, 64, 4096, kAll) == CKV_PATH_BATCH);
+  CHECK(chosen(CKV_STORE, 64, 4096, kAll, CKV_PATH_GATHER) == CKV_PATH_GATHER);
   CHECK(chosen(CKV_LOAD, 2, 4096, bit(CKV_PATH_LOOP), CKV_PATH_BATCH) == CKV_PATH_LOOP);
 }
 
@@ -158,7 +160,10 @@ TEST(test_a_wanted_path_is_forced_through_the_engine) {
     config.path = path;
     Rig rig(Shape(), config);
     CHECK(load(&rig, 1));
+    CHECK(rig.submit(CKV_STORE, scattered(), scattered(), 2) == CKV_OK);
+    CHECK(rig.finish(2).status == CKV_DONE);
     CHECK(rig.engine_stats().num_trunks[CKV_LOAD][path] == 1);
+    CHECK(rig.engine_stats().num_trunks[CKV_STORE][path] == 1);
   }
 }
 

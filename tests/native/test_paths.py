@@ -34,13 +34,13 @@ def test_the_engine_says_and_the_log_tells_what_was_offered_at_the_open(
     [
         (ALL, 13000, "CUDA 13.0 by batch, loop, gather"),
         (ALL, 0, "CUDA by batch, loop, gather"),
-        (ALL[:2], 12080, f"CUDA 12.8 by batch, loop; {NO_KERNEL} (made for CUDA 13.0, driver 580)"),
+        (ALL[:2], 11080, f"CUDA 11.8 by batch, loop; {NO_KERNEL} (made for CUDA 12.0, driver 525)"),
         (ALL[:2], 13010, f"CUDA 13.1 by batch, loop; {NO_KERNEL} (refused here)"),
         (
             ("loop",),
-            12040,
-            "CUDA 12.4 by loop; no batch, so each piece is a call of its own (made for CUDA 12.8, "
-            f"driver 570); {NO_KERNEL} (made for CUDA 13.0, driver 580)",
+            11080,
+            "CUDA 11.8 by loop; no batch, so each piece is a call of its own (made for CUDA 12.8, "
+            f"driver 570); {NO_KERNEL} (made for CUDA 12.0, driver 525)",
         ),
     ],
 )

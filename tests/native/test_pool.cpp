@@ -159,6 +159,32 @@ TEST(test_pool_is_ready_chunk_by_chunk) {
   CHECK(driver.registered.empty());
 }
 
+// While the pool locks pages, a step's own driver calls wait.
+TEST(test_a_pool_that_is_used_leaves_the_driver_alone_as_long_as_it_kept_it) {
+  using Clock = std::chrono::steady_clock;
+  InstantDriver driver(100);
+  Latch latch;
+  latch.attach(driver, 1);
+  auto wait = driver.before_register;
+  std::vector<std::pair<Clock::time_point, Clock::time_point>> locks;
+  driver.before_register = [&](size_t num_before) {
+    Clock::time_point begin = Clock::now();
+    wait(num_before);
+    locks.emplace_back(begin, Clock::now());
+  };
+  HostPool pool(driver, staged(), machine);
+  pool.grow();
+  latch.until_waiting();  // the second is under way
+  volatile uint64_t sum = 0;
+  for (uint64_t i = 0; i < 10 * kMiB; ++i) {  // milliseconds
+    sum = sum + i;
+  }
+  latch.open();
+  until_grown(pool);
+  CHECK(locks.size() == 3);
+  CHECK(locks[2].first - locks[1].second >= locks[1].second - locks[1].first);
+}
+
 TEST(test_pool_of_one_stage_is_ready_when_mapped) {
   InstantDriver driver(100);
   ckv_pool_config config = staged();
@@ -317,6 +343,83 @@ TEST(test_slots_beyond_what_is_ready_are_refused_until_it_is) {
   submit(9, 3);
   CHECK(has(failure_of(CKV_EINVAL, [&] { submit(10, 4); }), "10 of 16"));
   CHECK(engine.close(std::chrono::seconds(20)) == CKV_OK);
+}
+
+TEST(test_a_pool_that_is_given_back_is_empty_and_grows_again_in_its_place) {
+  InstantDriver driver(100);
+  HostPool pool(driver, staged(), machine);
+  pool.grow();
+  CHECK(until_grown(pool).ready_bytes == 10 * kMiB && driver.registered.size() == 3);
+  void *base = pool.base();
+  static_cast<char *>(base)[5] = 1;
+  pool.give_back();
+  pool.give_back();
+  CHECK(state_of(pool).ready_bytes == 0 && driver.registered.empty());
+  CHECK(resident_bytes(base, 10 * kMiB) == 0);
+  pool.grow_again();
+  CHECK(until_grown(pool).ready_bytes == 10 * kMiB && driver.registered.size() == 3);
+  CHECK(pool.base() == base && static_cast<char *>(base)[5] == 0);
+  CHECK(has(failure_of(CKV_EINVAL, [&] { pool.grow_again(); }), "once it was given back"));
+}
+
+TEST(test_a_pool_that_is_given_back_while_it_grows_stops_and_begins_anew) {
+  InstantDriver driver(100);
+  Latch latch;
+  latch.attach(driver, 1);
+  HostPool pool(driver, staged(), machine);
+  pool.grow();
+  latch.until_waiting();
+  std::thread opener([&] { latch.open(); });
+  pool.give_back();  // waits for the chunk under way
+  opener.join();
+  CHECK(driver.registered.empty() && resident_bytes(pool.base(), 10 * kMiB) == 0);
+  pool.grow_again();
+  CHECK(until_grown(pool).ready_bytes == 10 * kMiB);
+}
+
+TEST(test_a_pool_grows_again_without_waiting_for_memory_that_others_have) {
+  InstantDriver driver(100);
+  std::atomic<bool> is_taken{false};
+  ckv::Intake scarce([&] { return ckv::Room{"the machine", is_taken ? 0 : 64 * kMiB, 0}; });
+  HostPool pool(driver, staged(), scarce, std::chrono::milliseconds(1));
+  pool.grow();
+  until_grown(pool);
+  pool.give_back();
+  is_taken = true;
+  pool.grow_again();
+  ckv_pool_state state = until_grown(pool);
+  CHECK(state.ready_bytes == 0 && state.error == CKV_ENOMEM);
+  is_taken = false;
+  for (int i = 0; i < 20'000 && state.ready_bytes < 10 * kMiB; ++i) {
+    usleep(1000);
+    state = state_of(pool);
+  }
+  CHECK(state.ready_bytes == 10 * kMiB);
+}
+
+TEST(test_an_engine_gives_its_pool_back_only_when_nothing_uses_it_and_then_has_no_slot) {
+  GrowingEngine growing;
+  growing.latch.open();
+  ckv::Engine &engine = *growing.engine;
+  CHECK(engine.wait_pool(growing.base, kPatience));
+  static char vram[8 * 4096];
+  uint64_t base = reinterpret_cast<uint64_t>(growing.base);
+  ckv_region region = {reinterpret_cast<uint64_t>(vram), 4096, base, kMiB, 4096};
+  engine.set_regions(&region, 1, 8, 8);
+  auto submit = [&](uint64_t tag) {
+    int32_t one = 1;
+    engine.submit(CKV_STORE, 0, &one, &one, 1, 0, tag);
+  };
+  submit(1);
+  CHECK(engine.wait(1, kPatience));
+  engine.release_pool(growing.base);
+  CHECK(growing.driver->registered.empty());
+  CHECK(has(failure_of(CKV_EINVAL, [&] { submit(2); }), "grown to 0 of 8 slots"));
+  engine.regrow_pool(growing.base);
+  CHECK(engine.wait_pool(growing.base, kPatience));
+  submit(3);
+  CHECK(engine.close(std::chrono::seconds(20)) == CKV_OK);
+  failure_of(CKV_CLOSED, [&] { engine.regrow_pool(growing.base); });
 }
 
 TEST(test_close_ends_growth_and_the_engine_waits_for_the_chunk) {
@@ -512,7 +615,7 @@ TEST(test_what_others_have_begun_to_take_is_no_room) {
   }
 }
 
-constexpr uint64_t kTask = 64 * kMiB;
+constexpr uint64_t kTask = 16 * kMiB;
 
 // One chunk. Two looks come before the tasks': for the first bytes and for the chunk.
 ckv_pool_config of_tasks(uint64_t num_tasks, unsigned num_threads) {
@@ -527,12 +630,12 @@ TEST(test_a_pool_looks_for_room_before_each_task_and_gives_back_the_chunk) {
     FakeRoom room;
     room.before_look = [&](size_t num_before) {
       if (num_before == num_good) {
-        room.available = 63 * kMiB;
+        room.available = kTask - kMiB;
       }
     };
     HostPool pool(driver, of_tasks(3, 1), room.intake);
     std::string why = failure_of(CKV_ENOMEM, [&] { pool.grow(); });
-    CHECK(has(why, "the machine has 63.0 MiB available"));
+    CHECK(has(why, "the machine has 15.0 MiB available"));
     CHECK(room.num_looks == num_good + 2);  // the last one for the sentence
     CHECK(resident_bytes(pool.base(), 3 * kTask) == 0);
   }

@@ -6,7 +6,6 @@
 #include <algorithm>
 #include <atomic>
 #include <memory>
-#include <mutex>
 #include <random>
 #include <thread>
 
@@ -65,18 +64,10 @@ class Owner {
   }
 
   // By the consumer.
-  void give(const ckv_completion &completion) {
-    std::lock_guard<std::mutex> lock(mutex_);
-    reports_.push_back(completion);
-  }
+  void give(const ckv_completion &completion) { mailbox_.give(completion); }
 
   void take_reports() {
-    std::vector<ckv_completion> reports;
-    {
-      std::lock_guard<std::mutex> lock(mutex_);
-      reports.swap(reports_);
-    }
-    for (const ckv_completion &completion : reports) {
+    for (const ckv_completion &completion : mailbox_.take()) {
       finish(completion);
     }
   }
@@ -289,8 +280,7 @@ class Owner {
   uint64_t next_ = 0;
   size_t num_done_ = 0;
   uint64_t num_bytes_[2] = {0, 0};
-  std::mutex mutex_;
-  std::vector<ckv_completion> reports_;
+  Mailbox mailbox_;
 };
 
 class Run {

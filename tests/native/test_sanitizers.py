@@ -35,3 +35,9 @@ def test_random_calls_of_the_c_abi_are_clean_under_asan(tmp_path: Path) -> None:
     if not _has_sanitizer("address,undefined", tmp_path):
         pytest.skip("this compiler cannot link or start programs with AddressSanitizer")
     assert "1500 runs passed" in run(built("asan", "fuzz_abi") / "fuzz_abi", "1500", "1")
+
+
+def test_random_files_and_calls_of_a_disk_are_clean_under_asan(tmp_path: Path) -> None:
+    if not _has_sanitizer("address,undefined", tmp_path):
+        pytest.skip("this compiler cannot link or start programs with AddressSanitizer")
+    assert "500 runs passed" in run(built("asan", "fuzz_disk") / "fuzz_disk", "500", "1")

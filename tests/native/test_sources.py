@@ -57,13 +57,16 @@ def test_the_kernels_code_is_that_of_its_source() -> None:
     )
 
 
-@pytest.mark.skipif(shutil.which("nvcc") is None, reason="needs nvcc")
-def test_the_kernels_code_is_what_nvcc_makes_of_it(tmp_path: Path) -> None:
-    run("scripts/gather", tmp_path / "made.inc")
-    made, committed = (tmp_path / "made.inc").read_text(), FATBIN.read_text()
-    if made.splitlines()[1] != committed.splitlines()[1]:
-        pytest.skip(f"made by another {committed.splitlines()[1][3:]}")
-    assert made == committed
+@pytest.mark.skipif(shutil.which("fatbinary") is None, reason="needs a CUDA toolkit")
+def test_the_kernels_code_is_what_its_compiler_makes_of_it_in_32_registers(tmp_path: Path) -> None:
+    try:
+        said = run("scripts/gather", tmp_path / "made.inc")
+    except AssertionError as error:
+        if "No matching distribution" in str(error):
+            pytest.skip("needs pip to fetch the compiler")
+        raise
+    assert (tmp_path / "made.inc").read_text() == FATBIN.read_text()
+    assert re.search(r"Used (\d+) registers", said)[1] == "32"  # type: ignore[index]
 
 
 def _sources() -> list[str]:

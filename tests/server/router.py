@@ -8,7 +8,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from bench.serve.server import VllmServer, die_with_parent, end_group, free_port
+from bench.serve.server import VllmServer, as_a_child, end_group, free_port
 from tests.server.helpers import eventually
 
 
@@ -28,7 +28,7 @@ def router(policy: str, worker_urls: Sequence[str], *args: str) -> Iterator[Vllm
             stdout=log,
             stderr=subprocess.STDOUT,
             start_new_session=True,
-            preexec_fn=die_with_parent,
+            preexec_fn=as_a_child,
         )
 
     def answers() -> bool:

@@ -19,6 +19,7 @@ from pathlib import Path
 import pytest
 
 from bench.serve.server import VllmServer
+from tests.server.altered import transfer_config
 from tests.server.conftest import DRAM_BYTES, Stock
 from tests.server.helpers import (
     BLOCK,
@@ -129,18 +130,12 @@ def fault(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def watched(tiny_model: Path, stock: Stock, tsan: Tsan, fault: Path) -> Iterator[VllmServer]:
     """Turns leave for DRAM at once, so only their stores hold their blocks."""
-    extra = {"policy": "fixed_ttl", "ttl_s": 0, "dram_bytes": DRAM_BYTES}
-    config = {
-        "kv_connector": "ContinuumConnector",
-        "kv_connector_module_path": "tests.server.unheld",
-        "kv_role": "kv_both",
-        "kv_connector_extra_config": extra,
-    }
+    keys = {"policy": "fixed_ttl", "ttl_s": 0, "dram_bytes": DRAM_BYTES}
     with VllmServer(
         tiny_model,
         "test-lifetime",
         num_blocks=stock.num_blocks,
-        kv_transfer_config=config,
+        kv_transfer_config=transfer_config("unheld", keys),
         env={
             "CKV_SIM_WATCH": "1",
             "CKV_SIM_MBPS": str(MBPS),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +26,18 @@ VLLM = {
 }
 H100 = {"name": "NVIDIA H100 80GB HBM3", "pci_id": GPU_ID, "num_bytes": 80 * GIB}
 CUDA = {"has_library": True, "version": 12080, "library": "570.86.15", "gpus": [H100]}
-NATIVE = {"path": "/lib/libckv.so", "abi": 2}
+NATIVE = {"path": "/lib/libckv.so", "abi": 4}
+DISK = {
+    "place": "/kv",
+    "exists": True,
+    "mode": 0o700,
+    "num_bytes": 4000 * GIB,
+    "free_bytes": 3900 * GIB,
+    "is_direct": True,
+    "read_bytes": 64 << 20,
+    "bytes_per_s": 5e9,
+}
+DRIVE = "sys/devices/pci0000:00/0000:00:02.0/nvme/nvme0n1"
 FILES = {
     "proc/meminfo": "MemTotal: 268435456 kB\nMemAvailable: 209715200 kB\n",  # 256, 200 GiB
     "proc/self/cgroup": "0::/\n",
@@ -41,6 +53,12 @@ FILES = {
     f"{PCI}/current_link_speed": "2.5 GT/s PCIe",
     f"{PCI}/numa_node": "0",
     f"{BRIDGE}/max_link_speed": "32.0 GT/s PCIe",
+    "proc/self/mountinfo": "22 1 254:0 / / rw - ext4 /dev/vda rw\n"
+    "23 22 259:1 / /kv rw shared:5 - xfs /dev/nvme0n1p1 rw",
+    f"{DRIVE}/size": str(4096 * GIB // 512),
+    f"{DRIVE}/queue/rotational": "0",
+    f"{DRIVE}/nvme0n1p1/partition": "1",
+    f"{DRIVE}/nvme0n1p1/size": "99",
 }
 
 
@@ -52,6 +70,7 @@ def make(
     vllm: Mapping[str, Any] | None = None,
     cuda: Mapping[str, Any] | None = None,
     native: Mapping[str, Any] | None = None,
+    disk: Mapping[str, Any] | None = None,
     smi: str | None = None,
     plugins: Mapping[str, str] | None = None,
     memlock: int | None = None,
@@ -65,10 +84,14 @@ def make(
     link.parent.mkdir(parents=True, exist_ok=True)
     (root / PCI).mkdir(parents=True, exist_ok=True)
     link.symlink_to(root / PCI)
+    block = root / "sys/dev/block/259:1"
+    block.parent.mkdir(parents=True, exist_ok=True)
+    block.symlink_to(root / DRIVE / "nvme0n1p1")
     answers = {
         "ask_vllm": VLLM if vllm is None else vllm,
         "ask_cuda": CUDA if cuda is None else cuda,
         "ask_native": NATIVE if native is None else native,
+        "ask_disk": {**DISK, **(disk or {})},
     }
     return Machine(
         root,
@@ -89,3 +112,13 @@ def one(machine: Machine, plan: Any, subject: str) -> Line:
 
 def none_but_ok(lines: list[Line]) -> None:
     assert [line for line in lines if line.verdict is not Verdict.OK] == []
+
+
+def replace_ask(machine: Machine, asked: list[str]) -> Machine:
+    """The same machine, which writes down whom it asks."""
+
+    def ask(module: str, *words: str) -> dict[str, Any]:
+        asked.append(module)
+        return machine.ask(module, *words)
+
+    return replace(machine, ask=ask)

@@ -115,6 +115,28 @@ def test_every_number_of_a_small_trace_is_the_one_computed_by_hand(trace: Path) 
     )
 
 
+def test_a_disk_has_its_numbers_where_there_is_one(tmp_path: Path) -> None:
+    hits = {"vram": 100, "dram": 20, "disk": 180}
+    of_disk = [
+        record("write", 20.6, "B", blocks=8, outcome="done"),
+        record("read", 22.0, "B", blocks=4, outcome="done"),
+        record("read", 22.0, "B", blocks=4, outcome="cancelled"),
+        record("admit", 26.0, "B", turn=3, waited_s=0.0, tokens=600, hit_tokens=hits),
+    ]
+    found = numbers(write(tmp_path / "with.jsonl", [*by_hand(), *of_disk]))
+    assert found["disk"] == pytest.approx(
+        {"blocks written": 8, "blocks read": 4, "read back": 0.5, "transfers not done": 1}
+        | {"bytes out": 8000, "bytes in": 4000}
+    )
+    assert found["DRAM"]["transfers not done"] == 1
+    assert found["all prompts"]["hit ratio, disk"] == pytest.approx(180 / 1750)
+    # B had 410 tokens before the last admit, of which 300 were found somewhere.
+    assert found["returning turns"]["save ratio"] == pytest.approx(720 / 1060)
+    without = numbers(write(tmp_path / "without.jsonl", by_hand()))
+    assert "disk" not in without
+    assert "hit ratio, disk" not in without["all prompts"]
+
+
 def test_regret_and_calibration_are_the_ones_computed_by_hand(trace: Path) -> None:
     found = numbers(trace)
     # k = 10 / 20, 3 s to compute over all turns, 1.5 s to load; a pin costs 0.1 s a second.

@@ -45,7 +45,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[dict[str, str]
 @pytest.fixture
 def model(tmp_path: Path) -> str:
     sizes = {"num_hidden_layers": 4, "num_attention_heads": 2, "hidden_size": 64}
-    (tmp_path / "config.json").write_text(json.dumps(sizes))
+    (tmp_path / "config.json").write_text(json.dumps({**sizes, "model_type": "llama"}))
     return str(tmp_path)
 
 
@@ -244,11 +244,33 @@ def test_a_module_that_fails_is_an_answer(monkeypatch: pytest.MonkeyPatch) -> No
 def test_what_others_print_around_the_answer_is_passed_over(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    def run(words: list[str], **_: Any) -> subprocess.CompletedProcess[str]:
-        return subprocess.CompletedProcess(words, 0, 'hello\n{"version": "1"}\nbye\n', "")
+    class Asked:
+        def __init__(self, *_: Any, **__: Any) -> None: ...
 
-    monkeypatch.setattr(machines.subprocess, "run", run)
+        def communicate(self, timeout: float) -> tuple[str, str]:
+            return 'hello\n{"version": "1"}\nbye\n', ""
+
+    monkeypatch.setattr(machines.subprocess, "Popen", Asked)
     assert machines.this_machine({}).ask("ask_vllm") == {"version": "1"}
+
+
+def test_a_module_that_no_signal_ends_is_left_behind(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As one that waits for a disk which hangs: the kernel lets nobody kill it."""
+    waited: list[float] = []
+
+    class Stuck:
+        def __init__(self, *_: Any, **__: Any) -> None: ...
+
+        def kill(self) -> None:
+            waited.append(0.0)
+
+        def communicate(self, timeout: float) -> tuple[str, str]:
+            waited.append(timeout)
+            raise subprocess.TimeoutExpired("ask_disk", timeout)
+
+    monkeypatch.setattr(machines.subprocess, "Popen", Stuck)
+    assert machines.this_machine({}).ask("ask_disk") == {"trouble": "no answer within 180 s"}
+    assert waited == [machines.ASK_TIMEOUT_S, 0.0, machines.KILL_S], "and not for ever"
 
 
 def test_a_program_that_is_not_there_or_fails_says_nothing() -> None:

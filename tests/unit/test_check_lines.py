@@ -19,6 +19,7 @@ from tests.unit.fake_machine import BRIDGE, CUDA, GIB, H100, PCI, VLLM
 
 LLAMA = {
     "architectures": ["LlamaForCausalLM"],
+    "model_type": "llama",
     "num_hidden_layers": 32,
     "num_attention_heads": 32,
     "num_key_value_heads": 8,
@@ -61,7 +62,7 @@ def test_a_server_where_all_is_well_has_only_ok_lines(tmp_path: Path) -> None:
     assert said["DRAM"] == (
         "the machine has 200.0 GiB available and keeps 5.1 GiB; 64.0 GiB wanted"
     )
-    assert said["native library"] == "loads (ABI 2) and copies over CUDA"
+    assert said["native library"] == "loads (ABI 4) and copies over CUDA"
     assert all(not line.cure for line in lines)
 
 
@@ -263,10 +264,10 @@ def test_kv_layout(
 
 # --- the model ----------------------------------------------------------------------------
 def test_a_model_the_connector_steps_aside_for(tmp_path: Path) -> None:
-    model = {**LLAMA, "layer_types": ["mamba", "attention"] * 16}
+    model = {**LLAMA, "is_encoder_decoder": True}
     line = one(fake.make(tmp_path), plan(root=tmp_path, model=model), "model")
     assert line.verdict is ERROR
-    assert "steps aside: KV group 0 is MambaSpec, which is not proven yet" in line.text
+    assert "steps aside: KV group 1 is CrossAttentionSpec, which is not proven yet" in line.text
 
 
 def test_context_parallelism_is_stepped_aside_for(tmp_path: Path) -> None:
@@ -343,11 +344,14 @@ def test_a_middleware_of_ours_by_a_wrong_name_is_an_error(tmp_path: Path, name: 
         assert "middleware" not in {line.subject for line in lines}
 
 
-def test_pipeline_parallelism_has_no_tier(tmp_path: Path) -> None:
+def test_stages_have_a_tier_where_the_executor_passes_their_reports_on(tmp_path: Path) -> None:
     machine = fake.make(tmp_path, cuda={**CUDA, "gpus": [H100, H100]})
-    line = one(machine, plan("-pp", "2", root=tmp_path), "DRAM tier")
+    lines = check(machine, plan("-pp", "2", root=tmp_path))
+    assert "DRAM tier" not in {line.subject for line in lines}
+    ray = plan("-pp", "2", "--distributed-executor-backend", "ray", root=tmp_path)
+    line = one(machine, ray, "DRAM tier")
     assert line.verdict is ERROR
-    assert "pipeline parallelism" in line.text
+    assert "pipeline parallelism over the executor `ray`" in line.text
 
 
 @pytest.mark.parametrize(
@@ -759,24 +763,29 @@ def test_the_switch(
     assert part in line.text
 
 
-# --- the switch's endpoint ----------------------------------------------------------------
-ENDPOINT = ("--middleware", "continuum_connector.switch_endpoint.SwitchEndpoint")
+# --- endpoints for an operator ----------------------------------------------------------------
+ENDPOINTS = {
+    "switch endpoint": "continuum_connector.switch_endpoint.SwitchEndpoint",
+    "epoch endpoint": "continuum_connector.epoch_endpoint.EpochEndpoint",
+}
 SWITCH, KEY = {"CONTINUUM_SWITCH_PATH": "/var/switch"}, {"CONTINUUM_ADMIN_KEY": "k"}
 
 
 @pytest.mark.parametrize(
-    ("environ", "verdict", "part", "cure"),
+    ("which", "environ", "verdict", "part", "cure"),
     [
-        (SWITCH | KEY, OK, "/continuum/switch reads and writes /var/switch", ""),
-        (SWITCH, ERROR, "CONTINUUM_ADMIN_KEY is empty", "set a secret"),
-        (KEY, ERROR, "CONTINUUM_SWITCH_PATH is empty", "name the file there"),
+        ("switch", SWITCH | KEY, OK, "/continuum/switch reads and writes /var/switch", ""),
+        ("switch", SWITCH, ERROR, "CONTINUUM_ADMIN_KEY is empty", "set a secret"),
+        ("switch", KEY, ERROR, "CONTINUUM_SWITCH_PATH is empty", "name the file there"),
+        ("epoch", KEY, OK, "/continuum/epoch begins an epoch", ""),
+        ("epoch", {}, ERROR, "CONTINUUM_ADMIN_KEY is empty", "set a secret"),
     ],
 )
 def test_an_endpoint_that_would_stop_the_server(
-    tmp_path: Path, environ: dict[str, str], verdict: Verdict, part: str, cure: str
+    tmp_path: Path, which: str, environ: dict[str, str], verdict: Verdict, part: str, cure: str
 ) -> None:
-    machine = fake.make(tmp_path, environ=environ)
-    line = one(machine, plan("--middleware", "my.Own", *ENDPOINT), "switch endpoint")
+    machine, subject = fake.make(tmp_path, environ=environ), f"{which} endpoint"
+    line = one(machine, plan("--middleware", "my.Own", "--middleware", ENDPOINTS[subject]), subject)
     assert line.verdict is verdict
     assert part in line.text
     assert line.cure.startswith(cure)
@@ -785,4 +794,10 @@ def test_an_endpoint_that_would_stop_the_server(
 
 def test_nothing_is_said_of_an_endpoint_that_is_not_there(tmp_path: Path) -> None:
     lines = check(fake.make(tmp_path), plan("--middleware", "my.Own"))
-    assert "switch endpoint" not in {line.subject for line in lines}
+    assert ENDPOINTS.keys().isdisjoint(line.subject for line in lines)
+
+
+def test_each_endpoint_is_a_middleware_that_the_check_knows(tmp_path: Path) -> None:
+    named = [word for each in ENDPOINTS.values() for word in ("--middleware", each)]
+    lines = check(fake.make(tmp_path), plan(*named))
+    assert "middleware" not in {line.subject for line in lines}

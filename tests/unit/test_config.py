@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 import os
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,9 @@ from continuum_connector.config import (
     parse_bytes,
 )
 from continuum_connector.errors import ConfigError
+
+# One is of no use without the others.
+WITH_DISK = {"dram_bytes": 2**33, "disk_path": "/nowhere", "disk_bytes": 2**40}
 
 
 def load(extra: dict[str, Any] | None = None, **environ: str) -> ContinuumConfig:
@@ -89,6 +93,14 @@ def test_dram_bytes_as_a_number() -> None:
         ("dram_bytes", "1GiB", 2**30),
         ("staged", "0", False),
         ("dram_shortage", "off", "off"),
+        ("sleep_dram", "release", "release"),
+        ("disk_path", "/nowhere/yet", "/nowhere/yet"),
+        ("disk_bytes", "1TB", 10**12),
+        ("disk_write_budget", "0", 0),
+        ("disk_keep", "off", False),
+        ("disk_timeout_s", "2.5", 2.5),
+        ("disk_slot_bytes", "4MiB", 4 * 2**20),
+        ("disk_threads", "16", 16),
         ("huge_pages", "0", False),
         ("numa", "no", False),
         ("policy", "stock", "stock"),
@@ -98,8 +110,10 @@ def test_dram_bytes_as_a_number() -> None:
         ("max_hinted_fraction", "0.5", 0.5),
         ("max_wait_s", "3", 3.0),
         ("max_head_start_s", "30", 30.0),
+        ("gate_wait_s", "inf", math.inf),
         ("scheduler", "0", False),
         ("order", "off", False),
+        ("objective", "throughput", "throughput"),
         ("kv_layout", "BLNHC", "BLNHC"),
         ("driver", "sim", "sim"),
         ("trunk_bytes", "2MiB", 2 * 2**20),
@@ -113,6 +127,7 @@ def test_dram_bytes_as_a_number() -> None:
         ("trace_hashed", "1", True),
         ("state_path", "/tmp/learned", "/tmp/learned"),
         ("switch_path", "/run/continuum/switch", "/run/continuum/switch"),
+        ("keep_epochs", "2", 2),
         ("echo", " No ", False),
     ],
 )
@@ -120,11 +135,12 @@ def test_every_key_can_be_set_in_the_environment_and_the_extra_config_wins(
     key: str, text: str, value: object
 ) -> None:
     name = ENV_PREFIX + key.upper()
-    assert getattr(load_config(None, {name: text}), key) == value
-    assert getattr(load_config({key: value}, {}), key) == value
-    default = getattr(ContinuumConfig(), key)
+    rest = {k: v for k, v in WITH_DISK.items() if k != key} if key in WITH_DISK else {}
+    assert getattr(load_config(rest, {name: text}), key) == value
+    assert getattr(load_config({**rest, key: value}, {}), key) == value
+    default = WITH_DISK.get(key, getattr(ContinuumConfig(), key))
     assert value != default
-    assert getattr(load_config({key: default}, {name: text}), key) == default
+    assert getattr(load_config({**rest, key: default}, {name: text}), key) == default
 
 
 def test_the_table_above_names_every_key() -> None:
@@ -377,3 +393,69 @@ def test_a_trace_that_would_keep_next_to_nothing_is_refused() -> None:
     assert "trace_bytes = 256 is below 1 MiB" in refusal({"trace_bytes": 256})
     assert load({"trace_bytes": 0}).trace_bytes == 0
     assert load({"trace_bytes": "1MiB"}).trace_bytes == 2**20
+
+
+# --- the disk ---------------------------------------------------------------------------------
+def with_disk(path: Path | str, **more: object) -> dict[str, Any]:
+    """A server with a disk tier; what is None is left out."""
+    extra = {"dram_bytes": "1MiB", "disk_path": str(path), "disk_bytes": 2**21, **more}
+    return {key: value for key, value in extra.items() if value is not None}
+
+
+def test_a_disk_has_a_folder_that_may_not_be_there_yet(tmp_path: Path) -> None:
+    assert load(with_disk(tmp_path)).disk_path == str(tmp_path)
+    assert load(with_disk(tmp_path / "new")).disk_path == str(tmp_path / "new")
+    assert load(with_disk("/no/drive/is/mounted/here")).disk_bytes == 2**21
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("more", "says"),
+    [
+        ({"disk_bytes": None}, "without disk_bytes means no disk tier; set disk_bytes too"),
+        ({"disk_path": None}, "disk_bytes = 2097152 without disk_path means no disk tier; set"),
+        ({"dram_bytes": None}, "blocks reach the disk through DRAM alone; set dram_bytes, or"),
+        ({"disk_timeout_s": 0}, "disk_timeout_s = 0 would wait for no read, so the disk would be"),
+        ({"disk_bytes": "1MiB"}, "disk_bytes = 1048576 is below disk_slot_bytes = 2097152, so"),
+        ({"disk_bytes": 2**60}, "disk_bytes = 1152921504606846976 leaves less than 5% of the file"),
+        ({"disk_path": "cache"}, "disk_path = 'cache' is relative, so each process could mean"),
+        ({"disk_path": "/dev/null"}, "is a device, which cannot serve as a folder, so the server"),
+        ({"disk_path": __file__}, "is a file, which cannot serve as a folder, so the server"),
+        ({"disk_path": "/tmp/\0"}, "has a NUL in it, which no file's name may have"),
+        ({"disk_path": "/tmp/\ud800"}, "has half of a surrogate pair in it"),
+        ({"disk_slot_bytes": 2**31}, "disk_slot_bytes = 2147483648 does not fit"),
+        ({"disk_threads": 0}, "disk_threads = 0 does not fit"),
+        ({"disk_bytes": "a lot"}, "= 'a lot' is not a size, so the disk tier cannot be laid out"),
+    ],
+)
+def test_a_disk_that_cannot_work_is_refused_in_one_sentence(
+    tmp_path: Path, more: dict[str, object], says: str
+) -> None:
+    message = refusal(with_disk(tmp_path, **more))
+    assert says in message
+    assert message.isprintable()
+
+
+def test_a_folder_of_somebody_elses_is_refused_and_one_that_is_read_only_is_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "access", lambda _path, _mode: False)  # root may write anywhere
+    message = refusal(with_disk(tmp_path))
+    assert message == (
+        f"disk_path = {str(tmp_path)!r} is not ours to write in, so nothing could be kept there; "
+        "give the folder to the user who runs the server"
+    )
+    before = os.statvfs(tmp_path)
+    read_only = os.statvfs_result((*before[:8], before.f_flag | os.ST_RDONLY, before[9]))
+    monkeypatch.setattr(os, "statvfs", lambda _path: read_only)
+    assert load(with_disk(tmp_path)).disk_path == str(tmp_path)
+
+
+def test_a_drive_that_answers_nothing_does_not_stop_the_server(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(_path: str) -> os.statvfs_result:
+        raise OSError(5, "Input/output error")
+
+    monkeypatch.setattr(os, "statvfs", fail)
+    assert load(with_disk(tmp_path)).disk_path == str(tmp_path)

@@ -219,6 +219,7 @@ def taught() -> Costs:
         costs.seen.step(work, 0.01 + work.num_new * 1e-4)
         costs.seen.loaded(number, 0.002 + number * 1e-5)
         costs.seen.stored(number, 0.004 + number * 1e-5)
+        costs.seen.read(number, 0.006 + number * 1e-5)
         costs.seen.program_over(number % 7 + 1)
     return costs
 
@@ -254,6 +255,7 @@ def test_what_is_known_outlives_a_restart() -> None:
     assert set(before.state()) == set(PARTS)
     assert after.prefill_s(3000, 1000) == before.prefill_s(3000, 1000)
     assert after.load_s(77) == before.load_s(77)
+    assert after.read_s(77) == before.read_s(77)
     assert after.eta == before.eta
     assert after.state() == before.state()
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from types import SimpleNamespace
 from typing import Any
 
@@ -39,7 +40,9 @@ class World:
         )
         programs: Any = self.programs
         self.turns = Turns()
-        self.worth = DramWorth(programs, decider, self.turns)
+        self.group: Resident | None = None
+        samples: Any = SimpleNamespace(resident=lambda *_: self.group)
+        self.worth = DramWorth(programs, decider, self.turns, samples)
 
     def wait(self, *names: str) -> None:
         for name in names:
@@ -67,6 +70,14 @@ def test_a_program_waits_as_long_as_one_of_its_turns_does() -> None:
     world.turns.end("turn2")
     assert not world.shown("c").is_waiting
     assert world.shown("d").queueing_s == 0.0
+
+
+def test_a_group_of_samples_has_a_worth_and_what_nobody_knows_has_none() -> None:
+    world = World()
+    assert world.worth.rank("group:g", 60.0) == -math.inf
+    world.group = Resident("group:g", 1.0, 60.0, is_waiting=True)
+    world.worth.rank("group:g", 60.0)
+    assert world.seen == [world.group]
 
 
 def test_what_is_asked_of_those_that_wait_looks_at_none_of_them() -> None:

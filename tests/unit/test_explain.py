@@ -36,7 +36,7 @@ def small() -> list[dict[str, Any]]:
         record("admit", 10.25, turn=1, waited_s=0.25, tokens=790, hit_tokens={"vram": 96}),
         record("decision", 12.0, turn=1, tokens=801, values=VALUES, known=KNOWN, **pin),
         record("store", 12.1, blocks=50, outcome="done", seconds=0.1),
-        {"t": 1.7e9, "now": 12.5, "event": "reset"},
+        {"t": 1.7e9, "now": 12.5, "event": "epoch", "cause": "reset"},
         record("arrive", 13.0, "job:other", turn=1, tokens=10),
         record("decision", 13.5, "job:other", turn=1, decision="free", why="x"),
         record("return", 14.0, turn=2, tokens=900, gap_s=2.0),
@@ -83,7 +83,7 @@ job:p  2 turns in 5.5 s · of 1,690 prompt tokens 896 in VRAM, 0 in DRAM · 1 in
                 back in time with 83 %; half of such pauses are over after 2.5 s (12 seen); 1.5 s to
                 compute, 0.25 s to load; 50 blocks cost the others 0.05 s per second; 2 waiting
                 50 blocks stored in DRAM in 0.1 s
-2.50 s          the prefix cache was reset: every pin ended
+2.50 s          the prefix cache was reset: every pin ended, what was below VRAM is of the past
 
 4.00 s  turn 2  arrived: back after 2 s, 900 tokens, its pin waits for it
 4.00 s          ran after 3 ms of waiting: 800 in VRAM, 100 to compute
@@ -100,6 +100,49 @@ def test_a_life_is_told_turn_by_turn(trace: Path) -> None:
     assert result.exit_code == 0, result.output
     assert [line.rstrip() for line in result.output.splitlines()] == GOLDEN.splitlines()
     assert "\x1b" not in result.output
+
+
+def test_what_a_disk_brought_is_told_beside_the_other_tiers(tmp_path: Path) -> None:
+    hits = {"vram": 100, "dram": 200, "disk": 500}
+    records = [
+        record("arrive", 10.0, turn=1, tokens=790),
+        record("decision", 12.0, turn=1, tokens=800, decision="offload", why="worth it"),
+        record("write", 12.5, blocks=32, outcome="done", seconds=0.25),
+        record("arrive", 30.0, turn=2, tokens=900),
+        record("read", 30.5, blocks=32, outcome="done", seconds=0.5),
+        record("read", 30.6, blocks=16, outcome="failed", reasons=["corrupt"], seconds=0.6),
+        record("admit", 31.0, turn=2, waited_s=1.0, tokens=900, hit_tokens=hits),
+        record(
+            *("outcome", 31.0),
+            turn=1,
+            decision="offload",
+            outcome="in_disk",
+            hit_tokens=hits,
+            recomputed_tokens=20,
+            gap_s=18.0,
+        ),
+    ]
+    path = write(tmp_path / "trace.jsonl", records)
+    said = " ".join(run("explain", "p", "--trace", str(path), columns=200).output.split())
+    assert "of 900 prompt tokens 100 in VRAM, 200 in DRAM, 500 on disk" in said
+    assert "32 blocks written to disk in 0.25 s" in said
+    assert "32 blocks read from disk in 0.5 s" in said
+    assert "16 blocks not read from disk: failed (corrupt)" in said
+    assert "ran after 1 s of waiting: 100 in VRAM, 200 in DRAM, 500 on disk, 100 to compute" in said
+    assert (
+        "turn 1 was on disk; of its tokens 100 were in VRAM, 200 in DRAM, 500 on disk, 20" in said
+    )
+    every = run("explain", "--trace", str(path), columns=200).output
+    assert "100, 200+500, 20" in every
+
+
+def test_which_sample_of_a_prompt_a_program_is_stands_beside_its_arrival(tmp_path: Path) -> None:
+    records = [record("arrive", 10.0, turn=1, tokens=790, group="g", sample=2, samples=8)]
+    path = write(tmp_path / "trace.jsonl", records)
+    said = run("explain", "p", "--trace", str(path)).output
+    assert "arrived: 790 tokens, sample 2 of 8 of one prompt" in said
+    path = write(path, [record("arrive", 10.0, turn=1, tokens=790, group="g", sample=2, samples=0)])
+    assert "790 tokens, sample 2 of one prompt" in run("explain", "p", "--trace", str(path)).output
 
 
 @pytest.mark.parametrize("columns", [40, 60, 200])

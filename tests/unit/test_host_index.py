@@ -74,7 +74,12 @@ def test_slots_that_come_later_are_used_last_and_nothing_leaves_before() -> None
     index.grow(3)
     assert numbers(store(index, "p", keys("a", 2))) == [0, 1]
     index.grow(6)
-    index.grow(2)  # never shrinks
+    index.grow(2)  # the others are away
+    index.check()
+    worth = {"p": 1.0, "q": 0.0}
+    assert not len(index.reserve(keys("b", 4), "q", NOW, worth.__getitem__))
+    assert index.num_free == 4
+    index.grow(6)
     assert numbers(store(index, "q", keys("b", 4))) == [2, 3, 4, 5]
     assert (index.num_slots, index.num_free, index.num_evicted) == (6, 0, 0)
     assert ready(index, keys("a", 2)) == 2
@@ -97,8 +102,11 @@ def test_only_what_leaves_for_room_is_evicted() -> None:
     assert (len(index.gone), index.num_evicted) == (3, 0)
     store(index, "q", keys("c", 3))
     assert index.num_evicted == 2
+    assert len(index.gone) == 3 + 2
     index.clear()
     assert index.num_evicted == 2
+    assert len(index.gone) == 3 + 2
+    index.past.tidy()
     assert len(index.gone) == 3 + 2 + 4
 
 
@@ -267,6 +275,11 @@ class IndexMachine(RuleBasedStateMachine):
     @rule()
     def clear(self) -> None:
         self.index.clear()
+        self.stored.clear()
+
+    @rule()
+    def tidy(self) -> None:
+        self.index.past.tidy()
 
     @invariant()
     def slots_are_where_they_were_stored_and_busy_ones_are_nobody_elses(self) -> None:

@@ -5,11 +5,15 @@ from __future__ import annotations
 import gc
 from dataclasses import dataclass
 
-import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
-
-from continuum_connector.scheduler.kv_groups import Key, KvGroup, KvGroups, block_key
+from continuum_connector.scheduler.kv_groups import (
+    FULL,
+    STATE,
+    WINDOW,
+    Key,
+    KvGroup,
+    KvGroups,
+    block_key,
+)
 
 HASHES = [bytes([i]) * 4 for i in range(12)]
 
@@ -22,83 +26,17 @@ class FakeBlock:
 
 
 def groups(size: int, *windows: int | None) -> KvGroups:
-    return KvGroups([KvGroup(i, size, window) for i, window in enumerate(windows)], size)
-
-
-def can_start_at(hit: int, start: int, have: set[Key], which: KvGroups) -> bool:
-    """Whether all that the token after `hit` blocks and every later one attends to is there.
-
-    `start` blocks are in VRAM.
-    """
-    size, position = which.hash_size, hit * which.hash_size
-    for group in which:
-        first = 0 if group.window is None else max(0, position - group.window + 1)
-        read = {token // size for token in range(first, position)}
-        if any(i >= start and block_key(HASHES[i], group.index) not in have for i in read):
-            return False
-    return True
-
-
-@given(
-    st.sampled_from([1, 4, 16]),
-    st.lists(st.sampled_from([None, 1, 4, 10, 33, 64]), min_size=1, max_size=3),
-    st.sets(st.tuples(st.integers(0, 11), st.integers(0, 2))),
-    st.integers(0, 5),
-    st.integers(0, 14),
-)
-@settings(max_examples=120, deadline=None)
-def test_the_longest_hit_is_the_longest_that_attention_can_start_from(
-    size: int, windows: list[int | None], missing: set[tuple[int, int]], start: int, end: int
-) -> None:
-    which = groups(size, *windows)
-    every = {block_key(h, g) for h in HASHES for g in range(len(windows))}
-    have = every - {block_key(HASHES[i], g) for i, g in missing}
-    hits = [h for h in range(start, min(end, 12) + 1) if can_start_at(h, start, have, which)]
-    expected = max(hits, default=start)
-    found = which.longest_hit(HASHES, start * size, end * size, have.__contains__)
-    assert found == expected * size
-
-
-def test_a_lookup_costs_no_more_than_the_chain_is_long() -> None:
-    which, hashes = groups(1, None, 100), [i.to_bytes(4, "big") for i in range(2000)]
-    stored = {block_key(hashes[i], 1) for i in range(300, 398)}  # one block short of a window
-    num_asked = 0
-
-    def has(key: Key) -> bool:
-        nonlocal num_asked
-        num_asked += 1
-        return key[-1] == 0 or key in stored
-
-    assert which.longest_hit(hashes, 0, 2000, has) == 0
-    assert num_asked <= 2 * 2000
-
-
-def test_nothing_beyond_the_end_is_looked_up() -> None:
-    which = groups(16, None, 64)
-    asked: list[Key] = []
-
-    def has(key: Key) -> bool:
-        asked.append(key)
-        return True
-
-    assert which.longest_hit(HASHES, 2 * 16, 5 * 16, has) == 5 * 16
-    assert {key[0] for key in asked} == {2, 3, 4}
-    assert which.longest_hit(HASHES, 5 * 16, 5 * 16, has) == 5 * 16
-    found = which.longest_hit(HASHES[:3], 5 * 16, 9 * 16, has)  # fewer hashes than VRAM's hit
-    assert found == 5 * 16
-
-
-@pytest.mark.parametrize(("hit", "start", "first"), [(10, 0, 6), (10, 8, 8), (3, 0, 0), (4, 0, 0)])
-def test_a_window_needs_its_last_blocks_only(hit: int, start: int, first: int) -> None:
-    which = groups(16, None, 64)
-    full, window = which
-    assert which.first_needed(window, hit * 16, start * 16) == first
-    assert which.first_needed(full, hit * 16, start * 16) == start
+    kinds = [FULL if window is None else WINDOW for window in windows]
+    which = zip(kinds, windows, strict=True)
+    return KvGroups(
+        [KvGroup(i, size, kind, window) for i, (kind, window) in enumerate(which)], size
+    )
 
 
 def test_tokens_are_counted_in_blocks_of_each_groups_own_size() -> None:
     """As of DeepSeek V4, whose hashes are of 4 tokens: none of the three sizes is another."""
-    of_v4 = KvGroups([KvGroup(0, 256), KvGroup(1, 64, 100), KvGroup(2, 64, 100), KvGroup(3, 8)], 4)
+    windows = [KvGroup(i, 64, WINDOW, 100) for i in (1, 2)]
+    of_v4 = KvGroups([KvGroup(0, 256), *windows, KvGroup(3, 8)], 4)
     assert (of_v4.hash_size, of_v4.scheduler_size) == (4, 256)
     assert of_v4.num_blocks(257) == 2 + 5 + 5 + 33
     assert of_v4.num_full_blocks(257) == 2 + 33
@@ -115,10 +53,28 @@ def test_hashed_blocks_are_the_full_ones_head_first_over_all_groups() -> None:
     block_ids = [[1, 2, 3, 6], [0, 4, 5, 7]]  # 0 is the null block, 6 and 7 are not full
     found = which.hashed_blocks(pool, block_ids, HASHES)
     assert found.blocks == (pool[1], pool[2], pool[3], pool[5])
-    assert (found.indexes, found.end) == ([0, 1, 2, 2], 3)
+    assert (found.ends, found.end) == ([16, 32, 48, 48], 48)
     assert not which.hashed_blocks(pool, [[], []], HASHES)
     assert len(which.hashed_blocks(pool, block_ids, HASHES[:1])) == 1
     assert (which.num_full, len(which)) == (1, 2)
+
+
+def test_blocks_of_several_sizes_go_by_the_last_of_their_hashes() -> None:
+    which = KvGroups([KvGroup(0, 32), KvGroup(1, 8, WINDOW, 16), KvGroup(2, 32, STATE)], 8)
+    pool = [FakeBlock(None) for _ in range(10)]
+    for block_id, (number, group) in {
+        1: (3, 0),
+        2: (7, 0),
+        3: (5, 1),
+        4: (6, 1),
+        5: (7, 2),
+    }.items():
+        pool[block_id].block_hash = block_key(HASHES[number], group)
+    block_ids = [[1, 2], [0, 0, 0, 0, 0, 3, 4], [0, 5]]
+    found = which.hashed_blocks(pool, block_ids, HASHES[:8])
+    assert found.blocks == tuple(pool[i] for i in (1, 3, 4, 2, 5))
+    assert (found.ends, found.end) == ([32, 48, 56, 64, 64], 64)
+    assert [group.kind for group in which] == [FULL, WINDOW, STATE]
 
 
 def test_no_object_is_made_per_block_of_a_turn() -> None:
@@ -135,4 +91,4 @@ def test_no_object_is_made_per_block_of_a_turn() -> None:
         stored = found.only(range(9_000))
         made.append(len(gc.get_objects()) - before)
     assert min(made) < 10
-    assert (len(found), len(stored), stored.end) == (10_000, 9_000, 9_000)
+    assert (len(found), len(stored), stored.end) == (10_000, 9_000, 16 * 9_000)

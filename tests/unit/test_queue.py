@@ -189,3 +189,25 @@ def test_it_offers_all_that_vllms_request_queue_does() -> None:
     names = "add_request pop_request peek_request prepend_request prepend_requests remove_request"
     for name in [*names.split(), "remove_requests", "__bool__", "__len__", "__iter__"]:
         assert callable(getattr(queue_module.ProgramQueue, name))
+
+
+def test_who_is_held_counts_and_is_not_shown_to_whoever_admits() -> None:
+    held = {"r0", "r2"}
+    queue = ProgramQueue(Ranks(), lambda request: request.request_id in held)
+    requests = [Waiting(f"r{i}", i) for i in range(3)]
+    for request in requests:
+        queue.add_request(request)
+    assert (len(queue), queue.peek_request(), requests[0] in queue) == (3, requests[1], True)
+    assert list(queue) == [requests[1], requests[0], requests[2]]
+    queue.pop_request()
+    assert (bool(queue), len(queue)) == (False, 2)
+    queue.release("r2")
+    queue.remove_requests(requests)
+    assert len(queue) == 0
+
+
+def test_who_is_put_back_is_never_held() -> None:
+    queue = ProgramQueue(Ranks(), lambda request: True)
+    queue.prepend_request(Waiting("a"))
+    queue.prepend_requests([Waiting("b", 1)])
+    assert drain(queue) == [0, 1]

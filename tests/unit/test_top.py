@@ -25,7 +25,8 @@ pytest.importorskip("prometheus_client")
 from rich.console import Console
 from typer.testing import CliRunner, Result
 
-from continuum_connector.observe.metric_table import METRICS, WIRE_KEYS, Kind
+from continuum_connector.observe.metric import Kind
+from continuum_connector.observe.metric_table import METRICS, WIRE_KEYS
 from continuum_connector.tools.cli.app import app
 from continuum_connector.tools.cli.rates import Forecasts, Numbers, numbers
 from continuum_connector.tools.cli.scrape import Scrape
@@ -78,6 +79,28 @@ LATER: dict[str, float] = {  # two seconds after zero
 }
 
 
+DISK: dict[str, float] = {  # and with a disk
+    "hit_tokens{dram}": 100,
+    "hit_tokens{disk}": 150,
+    "disk_wanted_bytes": 100 * 2**30,
+    "disk_up": 1,
+    "disk_capacity_blocks": 1000,
+    "disk_blocks{ready}": 240,
+    "disk_blocks{writing}": 10,
+    "disk_used_bytes": 25 * 2**30,
+    "disk_budget_fill": 0.4,
+    "disk_unsaved_blocks": 24,
+    "disk_read_bytes": 6_000_000_000,
+    "disk_written_bytes": 2_000_000_000,
+    "reads{done}": 9,
+    "reads{cancelled}": 1,
+    "read_seconds": 10,
+    "transfers_in_flight{read}": 2,
+    "writes{done}": 4,
+    "write_seconds": 4,
+}
+
+
 def ours(values: dict[str, float], labels: str = HOST) -> dict[str, float]:
     """Every series of the connector, at 0 but for `values`, by wire key."""
     found: dict[str, float] = {}
@@ -111,7 +134,7 @@ def test_two_scrapes_become_rates_and_shares() -> None:
     kept = shown.kept
     assert kept is not None
     assert (shown.interval_s, shown.served.num_running, shown.served.models) == (2.0, 3, ["tiny"])
-    assert kept.hit == {"vram": 0.5, "dram": 0.25, "computed": 0.25}
+    assert kept.hit == {"vram": 0.5, "dram": 0.25, "disk": 0.0, "computed": 0.25}
     assert (kept.pinned, kept.held_for_stores, kept.num_pins) == (0.2, 0.1, 2)
     assert (kept.dram_used, kept.dram_used_bytes) == (0.5, 25 * 2**20)
     assert kept.decisions_per_s == {"pin": 1.5, "offload": 0.0, "free": 0.5}
@@ -137,6 +160,82 @@ def test_the_worst_forecasts_are_those_that_add_most_to_the_error() -> None:
     assert none.forecasts is None
     good = two(LATER | {"forecasts_true{40-50}": 9})
     assert "all 120 came as often as foretold" in "\n".join(drawn(good))
+
+
+def test_of_a_disk_it_says_how_full_it_is_what_it_moves_and_what_is_left_to_write() -> None:
+    kept = two(LATER | DISK).kept
+    assert kept is not None
+    disk = kept.disk
+    assert disk is not None
+    assert kept.hit == {"vram": 0.5, "dram": 0.1, "disk": 0.15, "computed": 0.25}
+    assert (disk.used, disk.used_bytes, disk.wanted_bytes) == (0.25, 25 * 2**30, 100 * 2**30)
+    assert (disk.budget_fill, disk.unsaved_per_s, disk.num_down) == (0.4, 12.0, 0)
+    assert (disk.reads.bytes_per_s, disk.reads.in_flight, disk.reads.num_bad) == (3e9, 2, 1)
+    assert (disk.writes.bytes_per_s, disk.writes.mean_s) == (1e9, 0.25)
+    text = "\n".join(drawn(two(LATER | DISK)))
+    assert "disk        █████░░░░░░░░░░░░░░░  25 %  25 GiB  read 3 GB/s  written 1 GB/s" in text
+    assert "            budget 40 %  12 lost unwritten/s" in text
+    assert "VRAM 50 %  DRAM 10 %  disk 15 %  computed 25 %" in text
+
+
+def test_without_a_disk_nothing_is_said_of_one() -> None:
+    kept = two(LATER).kept
+    assert kept is not None
+    assert kept.disk is None
+    assert not [line for line in drawn(two(LATER)) if "disk" in line]
+
+
+def test_epochs_are_told_of_where_there_were_any() -> None:
+    assert not [line for line in drawn(two(LATER)) if "epochs" in line]
+    begun = {"epochs{weights}": 3, "epochs{reset}": 1}
+    assert "epochs weights 3 reset 1" in " ".join(" ".join(drawn(two(LATER | begun))).split())
+
+
+def test_the_gate_is_told_of_where_it_follows_programs() -> None:
+    assert not [line for line in drawn(two(LATER)) if "gate" in line]
+    held = {"gate_held": 2, "gate_opened{fits_dram}": 5, "gate_opened{deadline}": 7}
+    held |= {"working_set_programs": 12, "working_set_blocks": 140}
+    text = " ".join(" ".join(drawn(two(LATER | held))).split())
+    assert "gate 12 under way want 140 % of VRAM a cycle 2 held deadline 7 fits_dram 5" in text
+    few = {"working_set_programs": 1, "working_set_blocks": 5}
+    text = " ".join(" ".join(drawn(two(LATER | few))).split())
+    assert "gate 1 under way want 5.0 % of VRAM a cycle 0 held" in text
+
+
+def test_samples_are_told_of_where_several_programs_begin_with_one_prompt() -> None:
+    assert not [line for line in drawn(two(LATER)) if "samples" in line]
+    first = {"sample_groups": 1, "samples": 1}
+    text = " ".join(" ".join(drawn(two(LATER | first))).split())
+    assert "samples 1 prompts 1 programs none came after a first" in text
+    more = {
+        "sample_groups": 3,
+        "samples": 20,
+        "sample_prompt_tokens": 800,
+        "sample_hit_tokens": 600,
+    }
+    text = " ".join(" ".join(drawn(two(LATER | more))).split())
+    assert "samples 3 prompts 20 programs 75 % of their prompts found" in text
+
+
+def test_a_disk_that_is_silent_wrong_or_gone_says_so() -> None:
+    bad = {"disk_oldest_op_seconds": 31, "disk_failures{corrupt}": 1, "disk_failures{eio}": 2}
+    text = " ".join(" ".join(drawn(two(LATER | DISK | bad))).split())
+    assert "silent for 31 s 3 errors" in text
+    assert "silent" not in " ".join(drawn(two(LATER | DISK | {"disk_oldest_op_seconds": 0.5})))
+    gone = " ".join(drawn(two(LATER | DISK | {"disk_up": 0})))
+    assert "none yet, or it was given up: the server's log says which" in gone
+
+
+def test_of_several_engines_the_disk_that_is_worst_off_is_told() -> None:
+    other = HOST.replace('"0"', '"1"')
+    vllm = {name.replace('engine="0"', 'engine="1"'): value for name, value in VLLM.items()}
+    worse = LATER | DISK | {"disk_up": 0, "disk_budget_fill": 0.1, "disk_oldest_op_seconds": 9}
+    scrape = Scrape.parse(text_of(VLLM, vllm, ours(LATER | DISK), ours(worse, other)), 0.0)
+    shown = numbers(Scrape(-1.0, {}), scrape)
+    assert shown.kept is not None
+    assert shown.kept.disk is not None
+    assert (shown.kept.disk.budget_fill, shown.kept.disk.oldest_op_s) == (0.1, 9.0)
+    assert "none on 1 of 2 engines" in " ".join(" ".join(drawn(shown)).split())
 
 
 def test_whether_it_is_switched_off_is_counted_by_engine() -> None:
@@ -214,7 +313,7 @@ def drawn(shown: Numbers | None, trouble: str = "", width: int = 80) -> list[str
 def test_the_screen_fits_a_narrow_terminal_at_its_fullest(width: int) -> None:
     causes = {f"pins_ended{{{cause}}}": 12345.0 for cause in ("returned", "expired", "pressure")}
     hooks = {"hook_seconds{get_num_new_matched_tokens}": 9, "hook_seconds{request_finished}": 8}
-    lines = drawn(two(LATER | causes | hooks), "no answer\nGone since", width)
+    lines = drawn(two(LATER | DISK | causes | hooks), "no answer\nGone since", width)
     assert len(lines) <= 24
     assert max(map(len, lines)) <= width
     text = "\n".join(lines)

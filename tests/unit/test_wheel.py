@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
 import sys
 import zipfile
 from pathlib import Path
@@ -33,3 +35,21 @@ def test_the_wheel_carries_the_bench_and_no_tests(
     names = zipfile.ZipFile(tmp_path / name).namelist()
     assert "continuum_connector/_bench/bench/serve/commands.py" in names
     assert [each for each in names if "tests" in Path(each).parts] == []
+
+
+@pytest.mark.full
+@pytest.mark.skipif("TEST_WHEEL" not in os.environ, reason="120 MB of tools: TEST_WHEEL=1")
+@pytest.mark.skipif(sys.platform != "linux", reason="wheels hold a library of Linux")
+def test_a_wheel_for_every_linux_installs_where_nothing_else_is(tmp_path: Path) -> None:
+    """`scripts/wheel --try`, of the Python that runs this."""
+    here = f"{sys.version_info.major}.{sys.version_info.minor}"
+    line = [sys.executable, ROOT / "scripts" / "wheel", "--out", tmp_path, "--try", here]
+    done = subprocess.run(line, capture_output=True, text=True, check=False)
+    if "No matching distribution found" in done.stderr:
+        pytest.skip("the tools that build it are not in this package index")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert f"Python {here}: installed" in done.stdout
+    [wheel] = tmp_path.glob("*.whl")
+    assert "-py3-none-manylinux_2_28_" in wheel.name
+    [archive] = tmp_path.glob("*.tar.gz")
+    assert archive.stat().st_size < 8 << 20

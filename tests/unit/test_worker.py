@@ -17,7 +17,8 @@ from continuum_connector.messages import LoadOrder, StepPlan, StoreOrder, Transf
 from continuum_connector.worker import health as condition
 from continuum_connector.worker.engine import CONFLICT, CORRUPT, Direction, Region, Status
 from continuum_connector.worker.layout import Layout
-from continuum_connector.worker.worker import ContinuumWorker, num_slots_for
+from continuum_connector.worker.tier import num_slots_for
+from continuum_connector.worker.worker import ContinuumWorker
 from tests.fakes import BLOCK_BYTES, BLOCK_SECONDS, FakeClock, FakeCopyEngine
 
 LAYOUT = Layout((Region(4096, 1000, 0, 1000),), 100, 1000, "cpu", 0)
@@ -216,7 +217,7 @@ def test_what_the_engine_says_of_a_failed_copy_is_its_reason():
     rig.worker.begin(StepPlan(loads=(load(1, "a", 3, 4), load(2, "b", 5), load(3, "c", 6))))
     rig.worker.start_loads()
     rig.engine.fail(1, CORRUPT)
-    rig.engine.fail(2, CORRUPT - 1)
+    rig.engine.fail(2, 2)
     rig.engine.fail(3, CONFLICT)
     rig.tell()
     assert (rig.failed, rig.bad) == ({"a", "b", "c"}, {3, 4, 5, 6})
@@ -593,7 +594,8 @@ def test_exactly_once_in_every_order_of_hooks(steps, gives_up, last):
     for number, (plan, hooks) in enumerate(steps):
         run.plan = run.new_plan(*plan)
         run.rig.worker.begin(run.plan)
-        assert run.rig.worker._stores == run.plan.stores, "leftovers leave before the next plan"
+        left = run.rig.worker._ends or StepPlan()
+        assert left.stores == run.plan.stores, "leftovers leave before the next plan"
         if number == gives_up:
             run.rig.worker.disable("the pool is short")
         for name in hooks:
@@ -604,7 +606,7 @@ def test_exactly_once_in_every_order_of_hooks(steps, gives_up, last):
     run.rig.engine.settle_all()
     run.rig.tell()
     run.check()
-    assert (run.rig.worker._in_flight, run.rig.worker._waiting) == ({}, {})
+    assert (run.rig.worker._in_flight, len(run.rig.worker._loads)) == ({}, 0)
 
 
 # Cost.

@@ -29,14 +29,22 @@ SEAMS = {
     "attach": "its arguments, plugins and scheduler classes",
     "bad_hints": "how a request carries what a client sent",
     "check": "its parser, its types of caches",
+    "disk": "turns that are passed over while they wait for reads",
+    "drafts": "what a lookup drops for drafts",
     "engine_dies": "a load that fails: by request, or by block",
+    "epochs": "resets, and turns that wait with KV; what loads write to",
     "everything": "the scheduler's whole loop",
+    "facts": "what of its config changes what a block holds",
+    "families": "which models have which groups",
+    "gate": "its waiting queues, and who counts as waiting",
     "harness": "the whole loop, as the other modules drive it",
     "head_start": "its waiting queues, and whom it skips there",
     "invalidate": "resets; adapters and salts in block hashes",
     "kv_events": "the events, and who sends them",
     "layout": "the tensors of the KV cache",
     "layout_backends": "each attention backend's shapes",
+    "layout_families": "the groups and tensors of real models",
+    "layout_wish": "which layouts split a block",
     "ledger": "when it hears of workers and asks for numbers",
     "load_order": "requests that wait for remote KV",
     "machine": "the whole loop, in whatever order",
@@ -44,28 +52,37 @@ SEAMS = {
     "never_stuck": "what it allocates after a load that failed",
     "node": "what its config says of ranks and nodes",
     "order": "admission and preemption",
+    "objective": "admission",
+    "samples": "who is admitted, and what a reset forgets",
+    "other_keys": "adapters, images and salts in block hashes",
     "pause": "when EngineCore takes itself for idle",
     "pin_endings": "how a request ends",
     "pins": "the block pool, the prefix cache",
     "pressure": "allocate_slots",
     "quiet_steps": "the hooks of a step without work",
     "rank": "how a worker knows its rank",
+    "shadow": "its coordinator, copied",
+    "stages": "whose reports its executors pass on",
+    "states": "groups with states, chunks and mixed block sizes",
     "step_times": "what a step says that it computes",
     "switch": "its own queues, put back",
     "tier": "hits by token, loads, stores",
     "tier_contract": "the same, of tiers that are not DRAM",
     "tier_failures": "failed and late transfers",
     "tier_given_up": "the worker's hooks",
+    "tier_states": "loads of states, chunks and drafts",
     "tool_formats": "its tool parsers, of which each release has more",
     "unattached": "a scheduler that is not ours",
     "victims": "preemption while steps are in flight",
     "windows": "groups with sliding windows",
+    "worker_calls": "what its worker is asked by name",
     "worker_start": "the layouts it offers the worker",
 }
 # What the others ask is decided above vLLM, so the installed one is asked alone.
 ALIKE = {
     "chat": "how long people wait for pins: a policy",
     "decider": "what is learned of turns",
+    "disk_machine": "what machine.py draws, with a disk that is always read",
     "hints": "what a wish costs whom",
     "outcomes": "what is told of decisions",
     "policies": "each policy over the same loop",
@@ -88,6 +105,11 @@ class Run:
     def summary(self) -> str:
         lines = [line.strip("= ") for line in self.output.strip().splitlines()]
         return lines[-1] if lines else "no output"
+
+    @property
+    def failures(self) -> str:
+        """The output from the first failure on; all of it if there is none."""
+        return self.output[max(0, self.output.find("= FAILURES =")) :]
 
 
 def run_version(version: str) -> Run:
@@ -157,7 +179,7 @@ def test_scheduler_side(
     assert imported, run.output[-4000:]
     assert imported[1] == version
     assert imported[2].startswith(str(sources.source_dir(version)))
-    assert run.returncode == 0, run.output[-20_000:]
+    assert run.returncode == 0, run.failures[-6000:]
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of torch, on import

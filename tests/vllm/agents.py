@@ -9,7 +9,7 @@ import numpy as np
 
 from continuum_connector.observe.metric_table import PIN_CAUSES
 from tests.vllm.fake_worker import extend_chain, next_token
-from tests.vllm.harness import Engine
+from tests.vllm.harness import Engine, prompt
 
 
 class AgentEngine(Engine):
@@ -59,6 +59,33 @@ class AgentEngine(Engine):
 
     def pinned_blocks(self) -> int:
         return int(self.side.retention.holds.num_blocks)
+
+
+def whole(engine: Engine, num_tokens: int) -> int:
+    """All that can be hit of a turn of so many tokens: the last of them has no KV."""
+    size = engine.connector.side.groups.scheduler_size
+    return int((num_tokens - 1) // size * size)
+
+
+def others_take_the_pool(engine: Engine, seed: int = 90) -> None:
+    """Foreign programs that end, one after the other: what is free has been theirs afterwards."""
+    for i in range(4):
+        engine.add(f"x{seed + i}", 900, max_tokens=2, seed=seed + i, program=f"x{seed}", final=True)
+        engine.run_until_idle()
+
+
+def play_under_pressure(engine: AgentEngine, answer: int, num_dropped: int = 0) -> None:
+    """Three turns of a program, and others after each: the next hits all of it, but for as many
+    tokens as drafts drop."""
+    tokens = prompt(500)
+    for turn in range(3):
+        request_id = f"a{turn}"
+        engine.run_turn(request_id, tokens, max_tokens=answer, program="p")
+        if turn:
+            hit = whole(engine, len(tokens) - 20 - num_dropped)
+            assert engine.cached[request_id] == (hit, 0)
+        others_take_the_pool(engine, seed=90 + 10 * turn)
+        tokens = engine.next_prompt(request_id, 20, seed=turn)
 
 
 def pinned(num_blocks: int, num_pins: int, **kwargs: Any) -> AgentEngine:

@@ -10,18 +10,19 @@ from __future__ import annotations
 
 import random
 from collections import Counter, deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from vllm.config import KVTransferConfig
 from vllm.distributed.kv_transfer.kv_connector.utils import KVOutputAggregator
-from vllm.sampling_params import SamplingParams
+from vllm.sampling_params import SamplingParams, StructuredOutputsParams
 from vllm.utils.hashing import get_hash_fn_by_name
 from vllm.v1.core.kv_cache_utils import get_request_block_hasher, init_none_hash
 from vllm.v1.outputs import KVConnectorOutput, ModelRunnerOutput
 from vllm.v1.request import Request, RequestStatus
 
 from bench.sim import versions
+from continuum_connector.scheduler.kv_groups import CHUNKED, FULL, STATE, WINDOW, KvGroup
 from tests.vllm.fake_worker import FakeWorker, OracleError
 
 __all__ = ["Engine", "FakeClock", "OracleError", "prompt"]
@@ -46,9 +47,23 @@ def prompt(length: int, seed: int = 0) -> list[int]:
     return [source.randrange(100, 30_000) for _ in range(length)]
 
 
+def groups_named(name: str, block_size: int, span: int) -> tuple[KvGroup, ...]:
+    """One group of full attention; and two of windows ("hybrid"), of chunks or of states; or one of
+    windows, whose blocks are of half the size while the full ones are of twice that ("mixed")."""
+    if name == "mixed":
+        full, window = KvGroup(0, 2 * block_size), KvGroup(1, block_size // 2, WINDOW, span)
+        return full, window
+    kind = {"hybrid": WINDOW, "chunked": CHUNKED, "state": STATE, "full": FULL}[name]
+    others = range(1, 1 if kind == FULL else 3)
+    span_of = None if kind == STATE else span
+    return KvGroup(0, block_size), *(KvGroup(i, block_size, kind, span_of) for i in others)
+
+
 class Engine:
     """See the module. `scheduler`, `pool`, `workers`, `clock` are there to be used by tests.
 
+    `groups`: of the KV cache, or their name (groups_named); `window`: tokens of windows and chunks.
+    `cache` and what else is given are vLLM's options, of its CacheConfig and SchedulerConfig.
     `ready_slots`: host slots that a rank has at start, None: all of them.
     """
 
@@ -60,9 +75,8 @@ class Engine:
         async_scheduling: bool = False,
         max_num_seqs: int = 8,
         max_num_batched_tokens: int = 512,
-        groups: str = "full",
+        groups: str | Sequence[KvGroup] = "full",
         window: int = 64,
-        num_sliding_groups: int = 2,
         policy: str = "fcfs",
         connector: str | None = "ContinuumConnector",
         connector_module: str | None = None,
@@ -70,6 +84,7 @@ class Engine:
         load_failure_policy: str = "recompute",
         enable_prefix_caching: bool = True,
         world_size: int = 1,
+        num_stages: int = 1,
         hold_transfers: bool = False,
         ready_slots: int | None = None,
         wrap_report: Callable[[Any], Any] | None = None,
@@ -79,15 +94,16 @@ class Engine:
     ) -> None:
         self.clock = clock or FakeClock()
         self.step_s = step_s
-        self.windows: tuple[int | None, ...] = (None,)
-        if groups == "hybrid":
-            self.windows += (window,) * num_sliding_groups
+        named = isinstance(groups, str)
+        self.groups = groups_named(groups, block_size, window) if named else tuple(groups)
+        block_size = max(group.block_size for group in self.groups)
         if connector == "ContinuumConnector" and not connector_module:
             _register_plugin()
         self.vllm_config = versions.vllm_config(
             block_size=block_size,
             enable_prefix_caching=enable_prefix_caching,
             world_size=world_size,
+            num_stages=num_stages,
             transfer=_transfer(connector, connector_module, extra_config, load_failure_policy),
             max_num_seqs=max_num_seqs,
             max_num_batched_tokens=max_num_batched_tokens,
@@ -96,20 +112,17 @@ class Engine:
         )
         # The CPU platform turns async scheduling off, for the sake of its own model runner.
         self.vllm_config.scheduler_config.async_scheduling = async_scheduling
-        self._build_scheduler(num_blocks, block_size)
+        self._build_scheduler(num_blocks)
         self.workers = [
-            FakeWorker(block_size, self.windows, wrap_report, hold_transfers, rank)
-            for rank in range(world_size)
+            FakeWorker(self.groups, wrap_report, hold_transfers, rank) for rank in range(world_size)
         ]
         self._report_ready(ready_slots)
         self._start_records()
 
-    def _build_scheduler(self, num_blocks: int, block_size: int) -> None:
+    def _build_scheduler(self, num_blocks: int) -> None:
         config = self.vllm_config
         self.scheduler: Any
-        self.scheduler, hash_block_size = versions.scheduler(
-            config, versions.kv_cache_config(num_blocks, block_size, self.windows)
-        )
+        self.scheduler, hash_block_size = versions.scheduler(config, self._cache(num_blocks))
         self.connector = self.scheduler.connector
         if hasattr(self.connector, "set_clock"):
             self.connector.set_clock(self.clock)
@@ -120,12 +133,16 @@ class Engine:
             init_none_hash(hash_fn)
             self._hasher = get_request_block_hasher(hash_block_size, hash_fn)
 
+    def _cache(self, num_blocks: int) -> Any:
+        return versions.cache_of(num_blocks, self.groups)
+
     def _report_ready(self, num_slots: int | None) -> None:
         """Every rank has its host memory, or `num_slots` of it, before the first step."""
         side = getattr(self.connector, "side", None)
         if side is not None and side.tier.is_up:
             for worker in self.workers:
-                worker.report_ready(side.tier.num_wanted_slots if num_slots is None else num_slots)
+                dram = getattr(side.tier, "dram", side.tier)
+                worker.report_ready(dram.num_wanted_slots if num_slots is None else num_slots)
 
     def _start_records(self) -> None:
         self.requests: dict[str, Request] = {}
@@ -160,6 +177,7 @@ class Engine:
         extra_args: dict[str, Any] | None = None,
         kv_transfer_params: dict[str, Any] | None = None,
         prompt_logprobs: int | None = None,
+        structured_outputs: StructuredOutputsParams | None = None,
         **request_fields: Any,
     ) -> Request:
         """Queue a request; `tokens` is the prompt or its length (with `seed`).
@@ -177,6 +195,7 @@ class Engine:
             ignore_eos=True,
             extra_args=args or None,
             prompt_logprobs=prompt_logprobs,
+            structured_outputs=structured_outputs,
         )
         request_fields.setdefault("arrival_time", self.clock())
         request = Request(
@@ -239,10 +258,13 @@ class Engine:
         self.admissions += [new.req_id for new in step.scheduled_new_reqs]
         self.admissions += [each for each in step.scheduled_cached_reqs.req_ids if each in resumed]
         outputs = []
-        for worker in self.workers:
+        last = len(self.workers) - self.vllm_config.parallel_config.tensor_parallel_size
+        for rank, worker in enumerate(self.workers):
             sampled = worker.execute(step)
-            outputs.append(_runner_output(sampled, worker.take_connector_output()))
-        output = self._aggregator.aggregate(outputs) if self.connector else outputs[0]
+            # Only a pipeline's last stage has tokens (v1/executor/multiproc_executor.py).
+            told = sampled if rank >= last else {}
+            outputs.append(_runner_output(told, worker.take_connector_output()))
+        output = self._aggregator.aggregate(outputs, last) if self.connector else outputs[last]
         self.num_prefill_tokens += sum(n for n in step.num_scheduled_tokens.values() if n > 1)
         self._queue.appendleft((step, output))
         return bool(step.total_num_scheduled_tokens)

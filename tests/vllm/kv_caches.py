@@ -77,6 +77,7 @@ def build_old(
     layers: dict[str, tuple[Any, Any]],
     kernel_block_size: int,
     dtype: str = "auto",
+    num_blocks: int = NUM_BLOCKS,
 ) -> tuple[dict[str, Any], Any]:
     """Make the KV tensors of layers with (backend, spec), as vLLM <= 0.28 does.
 
@@ -88,7 +89,7 @@ def build_old(
     from vllm.v1.worker.gpu_model_runner import GPUModelRunner
     from vllm.v1.worker.utils import AttentionGroup
 
-    config = describe(vllm_config, {name: spec for name, (_, spec) in layers.items()})
+    config = describe(vllm_config, {name: spec for name, (_, spec) in layers.items()}, num_blocks)
     groups = [AttentionGroup(backend, [name], spec, 0) for name, (backend, spec) in layers.items()]
     sizes = [kernel_block_size]
     attention.set_kv_cache_layout(order)

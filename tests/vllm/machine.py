@@ -8,7 +8,7 @@ output and nothing is held.
 
 from __future__ import annotations
 
-import contextlib
+import itertools
 from typing import Any
 
 from hypothesis import strategies as st
@@ -20,13 +20,14 @@ from hypothesis.stateful import (
     rule,
 )
 
-from bench.sim import versions
 from tests.vllm import tiering
 from tests.vllm.fake_worker import LoadOrder
 from tests.vllm.harness import Engine, prompt
 from tests.vllm.machine_draws import (
     COPIES,
     COSTS,
+    DISK,
+    GROUPS,
     OURS,
     PROGRAMS,
     RARELY,
@@ -35,7 +36,7 @@ from tests.vllm.machine_draws import (
     SCHEDULING,
     STEPS,
 )
-from tests.vllm.tiering import BLOCK, reference, tiered
+from tests.vllm.tiering import BLOCK, on_disk, reference, tiered
 
 # Longer than a batch is in flight, than pins that cannot help are left untried (room.RETRY_STEPS).
 MAX_IDLE_STEPS = 20
@@ -47,6 +48,8 @@ class Machine(RuleBasedStateMachine):
     """Programs on one engine. `done` are requests whose next turn may come."""
 
     num_steps = num_engines = 0  # of all examples so far, for long_machine.py
+    num_read = 0  # blocks from disks
+    may_have_disk = True  # not below tiers that are not ours
 
     def __init__(self) -> None:
         super().__init__()
@@ -55,25 +58,27 @@ class Machine(RuleBasedStateMachine):
         self.aborted: set[str] = set()
         self.skipping: set[str] = set()
         self.num_idle_steps = 0
+        self.weights_at: dict[str, int] = {}  # when each request came
 
     @initialize(
-        groups=st.sampled_from(["full", "hybrid"] if versions.CAN_FAIL_REQUESTS else ["full"]),
+        groups=GROUPS,
         num_blocks=st.sampled_from([30, 60, 150]),
         num_slots=st.sampled_from([400, 400, 40, 7, 0]),
         costs=st.sampled_from([None, *COSTS]),
         scheduling=SCHEDULING,
         ours=OURS,
         copies=COPIES,
+        disk=DISK,
         is_one_program=RARELY,
     )
     def start(self, groups: str, num_blocks: int, num_slots: int, costs: Any, **drawn: Any) -> None:
         config = {"policy": "adaptive" if costs else "fixed_ttl", "ttl_s": 0.5}
-        self.engine = tiered(
-            num_blocks,
-            num_slots,
-            groups=groups,
-            config=config | drawn["ours"] | {"load_timeout_s": 2.0},
-            **drawn["scheduling"],
+        config |= drawn["ours"] | {"load_timeout_s": 2.0}
+        is_wanted = self.may_have_disk and bool(drawn["disk"])
+        self.has_disk = is_wanted and groups == "full" and num_slots > 0
+        built = drawn["scheduling"] | (drawn["disk"] if self.has_disk else {})
+        self.engine = (on_disk if self.has_disk else tiered)(
+            num_blocks, num_slots, skips=False, groups=groups, config=config, **built
         )
         for worker in self.engine.workers:
             vars(worker).update(drawn["copies"])
@@ -82,12 +87,13 @@ class Machine(RuleBasedStateMachine):
         self.num_slots = num_slots
         self.is_one_program = drawn["is_one_program"]
         # What certainly fits when nothing else is there.
-        self.capacity = (num_blocks - 4) // len(self.engine.windows) * BLOCK
+        self.capacity = self.tokens_in(num_blocks - 4)
 
     # -- clients -----------------------------------------------------------------------
     def add(self, tokens: list[int], program: str | None, **said: Any) -> None:
         """Queue a request, cut to what fits, and take some steps. `said`: as REQUEST has it."""
         request_id = f"r{len(self.engine.requests)}"
+        self.weights_at[request_id] = self.engine.worker.weights
         num_steps, tool, num_outputs = (said.pop(k) for k in ("num_steps", "tool", "max_tokens"))
         if said.pop("skips_cache"):
             self.skipping.add(request_id)
@@ -165,6 +171,30 @@ class Machine(RuleBasedStateMachine):
             self.send(tokens[:num_warm], 1, 3, final=True, cache_salt=salt)
         self.hold_copies(held)
         self.return_from(before, "same", num_cut=0, **then)
+
+    @precondition(lambda self: self.has_disk and self.engine.connector.is_on)
+    @rule(
+        length=st.sampled_from([60, 110, 170]),
+        num_new=st.integers(0, 60),
+        held=st.booleans(),
+        said=REQUEST,
+    )
+    def come_back_from_disk(self, length: int, num_new: int, held: bool, said: Any) -> None:
+        """A turn whose KV has left DRAM, too: others have filled that meanwhile."""
+        self.hold_copies(False)
+        before = f"r{len(self.engine.requests)}"
+        quietly = {"tool": "slow", "skips_cache": False, "num_steps": 40, "max_tokens": 1}
+        num_left, tokens = self.num_slots, prompt(length, len(self.engine.requests))
+        while num_left > 0:
+            self.add(tokens, f"full{len(self.engine.requests)}", **quietly)
+            self.wait(3.0)
+            self.engine.idle(1.0)  # it is written meanwhile
+            num_left -= len(tokens) // BLOCK
+            tokens = prompt(300, 100 + len(self.engine.requests))
+        self.press(1, 40, final=True)
+        for worker in self.engine.workers:
+            worker.disk.is_held = held
+        self.return_from(before, "same", num_new, 0, said)
 
     @rule(num_outputs=st.sampled_from([1, 5, 17, 33]), num_steps=STEPS, final=st.booleans())
     def press(self, num_outputs: int, num_steps: int, final: bool) -> None:
@@ -247,6 +277,22 @@ class Machine(RuleBasedStateMachine):
         worker = data.draw(st.sampled_from(self.engine.workers))
         worker.report_ready(min(self.num_slots, worker.num_ready_slots + num_new))
 
+    # -- the disk ----------------------------------------------------------------------
+    @precondition(lambda self: self.has_disk)
+    @rule(
+        data=st.data(),
+        fails_with=st.sampled_from(["", "", "", "eio", "enospc", "corrupt", "missing"]),
+        is_held=st.booleans(),
+        really=RARELY,
+    )
+    def mistreat_disk(self, data: Any, fails_with: str, is_held: bool, really: bool) -> None:
+        """One rank's disk fails, is slow, or loses a slot that the others keep."""
+        disk = data.draw(st.sampled_from(self.engine.workers)).disk
+        disk.is_held = is_held
+        disk.fails_with = disk.refuses_with = fails_with if really else ""
+        if really and disk.slots:
+            del disk.slots[data.draw(st.sampled_from(sorted(disk.slots)))]
+
     # -- operators ---------------------------------------------------------------------
     @precondition(lambda self: self.done)
     @rule(really=RARELY, resets_connector=st.booleans())
@@ -254,21 +300,47 @@ class Machine(RuleBasedStateMachine):
         if not really:
             return
         done = self.engine.reset_prefix_cache(reset_connector=resets_connector)
-        # What is held now is held by requests, or by the step in flight: not by us.
-        assert not self.engine.foreign_refs()
-        assert done == (self.engine.usage() == 0)
+        # What is used now requests have, or the step in flight, or loads that are not over yet.
+        in_use = len(self.engine.pool.blocks) - 1 - self.engine.free_blocks()
+        assert done == (in_use == len(self.engine.foreign_refs()))
 
     @precondition(lambda self: self.done)
-    @rule(really=RARELY, resets_connector=st.booleans())
-    def reset_all(self, really: bool, resets_connector: bool) -> None:
-        """A weight update: whatever runs begins anew."""
+    @rule(really=RARELY, resets_connector=st.booleans(), is_seen=st.booleans())
+    def update_weights(self, really: bool, resets_connector: bool, is_seen: bool) -> None:
+        """Whatever runs begins anew, with other weights: KV of before is wrong from here on.
+        `is_seen`: the worker half tells of it, a step later."""
         if not really:
             return
-        with contextlib.suppress(RuntimeError):  # vLLM's answer where a load holds blocks
-            self.engine.reset_prefix_cache(
-                reset_running_requests=True, reset_connector=resets_connector
+        while self.engine._queue:  # vLLM's callers pause first: no step is under way
+            self.engine._update()
+        for worker in self.engine.workers:
+            worker.change_weights("update_weights" if is_seen else "")
+        assert self.engine.reset_prefix_cache(
+            reset_running_requests=True, reset_connector=resets_connector
+        )
+
+    @precondition(lambda self: self.num_slots and not any(w.is_down for w in self.engine.workers))
+    @rule(really=RARELY, num_slots=st.sampled_from([0, 5, 400]))
+    def sleep(self, really: bool, num_slots: int) -> None:
+        """And wake: DRAM was somebody else's meanwhile, and so much of it is there again."""
+        if not really:
+            return
+        while self.engine._queue:
+            self.engine._update()
+        assert self.engine.reset_prefix_cache(reset_running_requests=True, reset_connector=True)
+        for worker in self.engine.workers:
+            worker.give_back()
+            worker.report_ready(min(self.num_slots, num_slots))
+
+    def check_outputs(self, tokens: list[int], outputs: list[int], weights: int) -> None:
+        """Each token is what the weights of some time say, none of them older than before."""
+        while outputs:
+            said = reference(tokens, len(outputs), weights)
+            num_same = sum(
+                1 for _ in itertools.takewhile(_are_equal, zip(said, outputs, strict=True))
             )
-        assert not self.engine.foreign_refs()
+            tokens, outputs, weights = tokens + outputs[:num_same], outputs[num_same:], weights + 1
+            assert weights <= self.engine.worker.weights + 1, "nobody's answer"
 
     @rule(is_on=st.booleans(), really=RARELY)
     def switch(self, is_on: bool, really: bool) -> None:
@@ -304,7 +376,12 @@ class Machine(RuleBasedStateMachine):
 
     def num_free(self) -> int:
         """Tokens for which there is room now, pins left alone."""
-        return self.engine.free_blocks() // len(self.engine.windows) * BLOCK
+        return self.tokens_in(self.engine.free_blocks())
+
+    def tokens_in(self, num_blocks: int) -> int:
+        """How many tokens of one request so many blocks hold, whole in each group."""
+        per_token = sum(BLOCK // 2 / group.block_size for group in self.engine.groups)
+        return int(num_blocks / (2 * per_token)) * BLOCK
 
     def stands_still(self) -> bool:
         """Never True. Law 1: whatever pins and estimates say, somebody runs soon if nobody does,
@@ -331,19 +408,27 @@ class Machine(RuleBasedStateMachine):
         finally:
             Machine.num_steps += self.engine.num_steps
             Machine.num_engines += 1
+            Machine.num_read += sum(worker.disk.num_read for worker in self.engine.workers)
 
     def drain(self) -> None:
         tiering.hold(self.engine, False)
+        for worker in self.engine.workers:
+            worker.disk.is_held = False
         self.engine.run_until_idle(MAX_DRAIN_STEPS, until=self.stands_still)
         self.engine.clock.advance(100.0)
         self.engine.connector.has_pending_push_work()
         self.engine.run_until_idle()
+        tiering.come_to_rest(self.engine)
         tiering.assert_drained(self.engine)
         for request_id, request in self.engine.requests.items():
             outputs = self.engine.outputs[request_id]
-            assert outputs == reference(list(request.prompt_token_ids), len(outputs))
+            self.check_outputs(list(request.prompt_token_ids), outputs, self.weights_at[request_id])
             if request_id not in self.aborted:
                 assert len(outputs) == request.max_tokens
             if request_id in self.skipping:
                 assert self.engine.cached.get(request_id, (0, 0)) == (0, 0), "read the cache"
         assert set(self.engine.finish_reasons.values()) <= {"length", "abort"}
+
+
+def _are_equal(pair: tuple[int, int]) -> bool:
+    return pair[0] == pair[1]

@@ -8,6 +8,10 @@ from hypothesis import strategies as st
 
 from bench.sim import versions
 
+# Windows have a DRAM tier where a load can fail by request; the others have pins alone.
+GROUPS = st.sampled_from(
+    ["full", "state", "state", "chunked", "mixed", *["hybrid"] * 2 * versions.CAN_FAIL_REQUESTS]
+)
 PROGRAMS = st.sampled_from([None, "a", "b", "c", "d"])
 STEPS = st.sampled_from([0, 1, 3, 40])
 RARELY = st.integers(0, 3).map(lambda dice: dice == 3)
@@ -50,7 +54,15 @@ OURS = st.fixed_dictionaries(
         "order": st.booleans(),
         "max_pinned_fraction": st.sampled_from([0.3, 0.9]),
         "max_wait_s": st.sampled_from([0.0, 0.05, 1.0]),
+        "gate_wait_s": st.sampled_from([0.0, 0.05, 30.0, "inf"]),
     }
+)
+# Below a DRAM of one group of full attention: None, or a disk of so many slots of so many blocks.
+DISK = st.one_of(
+    st.none(),
+    st.fixed_dictionaries(
+        {"disk_slots": st.sampled_from([200, 20]), "per_slot": st.sampled_from([1, 1, 3])}
+    ),
 )
 # How the copies of a rank end: FakeWorker's own switches.
 COPIES = st.fixed_dictionaries(

@@ -40,7 +40,7 @@ class NativeWorker(FakeWorker):
     config: Mapping[str, Any] = MappingProxyType({})
 
     def __init__(self, fake: FakeWorker, num_blocks: int, num_slots: int) -> None:
-        super().__init__(fake.block_size, fake.windows, hold=True, rank=fake.rank)
+        super().__init__(fake.groups, hold=True, rank=fake.rank)
         self.patient = True
         config = ContinuumConfig(dram_bytes=num_slots * _PIECE, **self.config)
         self.worker = ContinuumWorker(self._make, config, rank=fake.rank)

@@ -21,7 +21,8 @@ class Shelf:
     """A dict. It takes what comes until it is full, evicts nothing, and uses no slot twice, so
     that a copy which is late meets nobody."""
 
-    names: Sequence[str] = ("dram",)  # the only one that the metrics know
+    names: Sequence[str] = ("dram",)  # the metrics know it
+    ahead = None
 
     def __init__(
         self, num_slots: int, groups: KvGroups, traffic: Traffic, first_slot: int = 0
@@ -39,6 +40,10 @@ class Shelf:
         self._keys: dict[int, list[Key]] = {}  # of a transfer in flight
         self._groups = groups
         self._owner = Owner(self._settled, self._go_down)
+
+    @property
+    def num_blocks(self) -> int:
+        return self.num_wanted_slots if self.is_up else 0
 
     def store(
         self,
@@ -59,9 +64,14 @@ class Shelf:
         return len(new) <= room
 
     def find(self, request: Any, num_vram_tokens: int) -> int:
-        end = self._groups.last_end(request.num_tokens)
-        has = self.ready.__contains__
-        hit = self._groups.longest_hit(request.block_hashes, num_vram_tokens, end, has)
+        hit, hashes = num_vram_tokens, request.block_hashes
+        if self._groups.lookup is not None:
+            end, has = request.num_tokens - 1, self.ready.__contains__
+            hit = self._groups.lookup.longest_hit(hashes, hit, end, has)
+        elif self._groups.are_simple:
+            end = self._groups.last_end(request.num_tokens)
+            while hit < end and block_key(hashes[hit // 16], 0) in self.ready:
+                hit += 16
         self.promised[request.request_id] = num_vram_tokens, hit
         return hit - num_vram_tokens
 
@@ -75,12 +85,14 @@ class Shelf:
     ) -> Mapping[str, int]:
         start, _ = self.promised.pop(request.request_id)
         blocks, keys = [], []
+        hit, unit = start + num_tokens, self._groups.hash_size
         for group in self._groups:
-            of_group = block_ids[group.index]
-            for index in range(start // 16, (start + num_tokens) // 16):
-                if of_group[index]:
-                    blocks.append(of_group[index])
-                    keys.append(block_key(request.block_hashes[index], group.index))
+            size = group.block_size
+            for index in range(start // size, -(-hit // size)):
+                if block_id := block_ids[group.index][index]:
+                    end = min((index + 1) * size, hit)  # a block goes by the hash of its end
+                    blocks.append(block_id)
+                    keys.append(block_key(request.block_hashes[end // unit - 1], group.index))
         is_there = all(key in self.ready for key in keys)
         slots = np.array([self.slots[key] if is_there else -1 for key in keys])
         ids = np.array(blocks, np.int32)
@@ -105,8 +117,8 @@ class Shelf:
             usable = min(self.num_wanted_slots, *self._num_usable.values())
             self._end = max(self._end, usable)
 
-    def reset(self, now: float) -> list[Transfer]:
-        over = self.traffic.abandon_stores(self._owner, now)
+    def reset(self, now: float, *names: str) -> list[Transfer]:
+        over = self.traffic.abandon(self._owner)
         self._forget(list(self.slots))
         return over
 
@@ -140,6 +152,7 @@ class DramAndShelf:
     that has more of it, from the nearer if both have the same."""
 
     names: Sequence[str] = ("dram",)
+    ahead = None
     take_events = Shelf.take_events
 
     def __init__(self, near: Tier, far: Shelf) -> None:
@@ -152,6 +165,10 @@ class DramAndShelf:
     @property
     def is_up(self) -> bool:
         return any(part.is_up for part in self._parts)
+
+    @property
+    def num_blocks(self) -> int:
+        return sum(part.num_blocks for part in self._parts)
 
     @property
     def down_reason(self) -> str:
@@ -191,8 +208,8 @@ class DramAndShelf:
     def hear(self, report: WorkerReport) -> None:
         self._all("hear", report)
 
-    def reset(self, now: float) -> list[Transfer]:
-        return [transfer for part in self._parts for transfer in part.reset(now)]
+    def reset(self, now: float, *names: str) -> list[Transfer]:
+        return [transfer for part in self._parts for transfer in part.reset(now, *names)]
 
     def update_gauges(self) -> None:
         self._all("update_gauges")
@@ -203,7 +220,7 @@ class DramAndShelf:
 
 
 def make_shelf(
-    num_slots: int, slot_bytes: int, groups: KvGroups, traffic: Traffic, *_: Any
+    num_slots: int, slot_bytes: int, groups: KvGroups, traffic: Traffic, *_: Any, **__: Any
 ) -> Tier:
     """In the place of make_tier."""
     return Shelf(num_slots, groups, traffic)
@@ -216,8 +233,12 @@ def make_both(
     traffic: Traffic,
     account: Account,
     events: Any,
+    disk: Any,
+    keep_epochs: int,
 ) -> Tier:
     """In the place of make_tier: a fifth of the slots is DRAM, so that the shelf has more."""
-    near = make_tier(num_slots // 5, slot_bytes, groups, traffic, account, events)
+    near = make_tier(
+        *(num_slots // 5, slot_bytes, groups, traffic, account, events), keep_epochs=keep_epochs
+    )
     far = Shelf(num_slots - num_slots // 5, groups, traffic, first_slot=num_slots // 5)
     return DramAndShelf(near, far)

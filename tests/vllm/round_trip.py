@@ -21,14 +21,23 @@ def first_dim(num_blocks: int = NUM_BLOCKS) -> Block:
 
 
 def bytes_of(tensor: Any) -> bytes:
-    return bytes(tensor.contiguous().view(torch.uint8).numpy())
+    return tensor.contiguous().view(torch.uint8).numpy().tobytes()
 
 
 def randomise(caches: dict[str, Any]) -> None:
-    for tensor in caches.values():
+    for tensor in flat(caches).values():
         storage = tensor.untyped_storage()
         raw = torch.empty(0, dtype=torch.uint8).set_(storage)
         raw.copy_(torch.randint(0, 256, raw.shape, dtype=torch.uint8))
+
+
+def flat(caches: dict[str, Any]) -> dict[str, Any]:
+    """Each tensor by a name: on vLLM 0.26 a layer of states has a list of them."""
+    found = {}
+    for name, cache in caches.items():
+        several = cache if isinstance(cache, list) else [cache]
+        found |= {f"{name}.{i}": tensor for i, tensor in enumerate(several)}
+    return found
 
 
 def copy(layout: Layout, block: int, slot: Any, store: bool) -> None:
@@ -47,6 +56,7 @@ def check_round_trip(
     randomise(source)
     randomise(target)
     reading, writing = read_layout(source, config), read_layout(target, config)
+    source, target = flat(source), flat(target)
     offset = 0
     for region in reading.regions:  # the pieces fill a slot back to back
         assert region.host_offset == offset

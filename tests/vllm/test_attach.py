@@ -341,11 +341,12 @@ def test_an_unproven_kv_cache_is_left_to_vllm_with_one_sentence() -> None:
     )
 
 
-def test_mixed_block_sizes_are_refused_with_a_sentence() -> None:
+def test_block_sizes_that_hashes_do_not_divide_are_refused_with_a_sentence() -> None:
     config = versions.kv_cache_config(100, 16, (None, 64))
-    object.__setattr__(config.kv_cache_groups[1].kv_cache_spec, "block_size", 32)
+    object.__setattr__(config.kv_cache_groups[1].kv_cache_spec, "block_size", 24)
+    config.hash_block_size = 16
     reason = build.reason_to_step_aside(Engine(connector=None).vllm_config, config)
-    assert reason.startswith("block sizes [16, 32] with hashes of 16 are not proven yet")
+    assert reason.startswith("block sizes [16, 24] with hashes of 16 are not proven yet")
 
 
 @pytest.mark.parametrize(
@@ -372,12 +373,12 @@ def test_a_bad_config_stops_the_server_with_value_consequence_and_cure(
 def test_the_connectors_hooks_are_all_known_to_vllms_base_class() -> None:
     """A hook that vLLM renamed would silently never be called."""
     ours = {"set_clock", "attached", "before_queued", "rank", "make_room", "bind_gpu_block_pool"}
-    ours |= {"orders", "is_on"}
+    ours |= {"begin_epoch", "is_on", "holds_back", "let_in"}
     assert len(ours) <= 10, "as every class may have (tests/test_layering.py)"
     # vLLM 0.26-0.28 only, or 0.30+ only
     ours |= {"prefer_cross_layer_blocks", "register_cross_layers_kv_cache"}
     ours |= {"has_pending_block_frees", "get_transfer_results", "get_required_kvcache_layout"}
-    ours |= {"requires_kv_delivery"}
+    ours |= {"requires_kv_delivery", "unregister_kv_caches", "restore_kv_caches"}
     theirs = [base for base in ContinuumConnector.__mro__ if base.__module__.startswith("vllm.")]
     for name in {**vars(WorkerHooks), **vars(ContinuumConnector)}:
         if not name.startswith("_") and name not in ours:

@@ -17,7 +17,6 @@ import torch
 import vllm
 from vllm.config.cache import CacheDType
 from vllm.v1.core.kv_cache_utils import generate_scheduler_kv_cache_config
-from vllm.v1.core.single_type_kv_cache_manager import SlidingWindowManager
 from vllm.v1.kv_cache_interface import (
     FullAttentionSpec,
     KVCacheGroupSpec,
@@ -38,6 +37,7 @@ from typer.testing import CliRunner
 from bench.sim import versions
 from continuum_connector import build
 from continuum_connector.config import ContinuumConfig
+from continuum_connector.scheduler.kv_groups import KvGroup, KvGroups
 from continuum_connector.tools.checks.line import Verdict
 from continuum_connector.tools.checks.machine import Facts, VllmSeen, this_machine
 from continuum_connector.tools.checks.model import aside
@@ -45,12 +45,13 @@ from continuum_connector.tools.checks.plan import Plan
 from continuum_connector.tools.checks.serving import lines
 from continuum_connector.tools.checks.shape import read_shape
 from continuum_connector.tools.cli.app import app
-from continuum_connector.vllm import compat
-from continuum_connector.vllm.proven import why_no_tier
+from continuum_connector.vllm import compat, served
+from continuum_connector.vllm.proven import Server, why_no_tier
 from tests.vllm import kv_caches
 
 MODEL: dict[str, Any] = {
     "architectures": ["LlamaForCausalLM"],
+    "model_type": "llama",
     "num_hidden_layers": 4,
     "num_attention_heads": 2,
     "num_key_value_heads": 2,
@@ -67,6 +68,7 @@ STATE = MambaSpec(
     shapes=((2, 64),),
     dtypes=(torch.bfloat16,),
     page_size_padded=FULL.page_size_bytes,
+    mamba_cache_mode="align",
 )
 MLA_MODEL = {**MODEL, "model_type": "deepseek_v3", "kv_lora_rank": 512, "qk_rope_head_dim": 64}
 
@@ -154,19 +156,6 @@ def test_subclasses_of_full_attention_keep_blocks_in_ways_of_their_own_and_are_n
     assert f"{type(spec).__name__}, which is not proven" in why
 
 
-@pytest.mark.skipif(not hasattr(WINDOW, "extra_retained_tokens"), reason="vLLM before that")
-def test_a_hit_needs_what_vllm_retains_behind_a_window_too() -> None:
-    spec = replace(WINDOW, extra_retained_tokens=20)
-    groups = SimpleNamespace(kv_cache_groups=[KVCacheGroupSpec(["layer"], spec)])
-    which = compat.kv_groups(config_of(), groups)
-    manager = SlidingWindowManager.__new__(SlidingWindowManager)
-    manager.sliding_window, manager.extra_retained_tokens = spec.sliding_window, 20
-    [group] = which
-    for hit in range(20):
-        kept = manager.get_num_skipped_tokens(hit * 16) // 16
-        assert which.first_needed(group, hit * 16, 0) <= kept
-
-
 DTYPES = [name for name in typing.get_args(CacheDType) if name != "auto"]
 
 
@@ -177,8 +166,10 @@ def test_the_scheduler_and_the_check_have_a_tier_for_the_same_types_of_the_cache
     config = config_of()
     config.cache_config.cache_dtype = dtype
     continuum = ContinuumConfig(dram_bytes=2**30)
-    num_slots = build._num_slots(continuum, config, 1, 1, 2**20)
-    said = why_no_tier(1, 1, True, read_shape(MODEL, kv_cache_dtype=dtype).kv_cache_dtype)
+    one_group = KvGroups([KvGroup(0, 16)], 16)
+    num_slots = build._num_slots(continuum, served.server(config), one_group, 1, 2**20)
+    resolved = read_shape(MODEL, kv_cache_dtype=dtype).kv_cache_dtype
+    said = why_no_tier(Server(kv_cache_dtype=resolved))
     assert bool(num_slots) is not bool(said)
     assert said in caplog.text
     mode = get_kv_quant_mode(dtype)
@@ -207,7 +198,7 @@ def test_this_vllm_is_seen() -> None:
     assert {"Qwen3ForCausalLM", "Gemma3ForConditionalGeneration"} <= set(seen.architectures)
     assert "BertModel" not in seen.architectures
     assert (seen.has_layouts, seen.fails_by_request) == (
-        compat.wanted_layout("auto", True) is not None,
+        compat.has_layouts(),
         compat.can_fail_by_request(),
     )
 
@@ -245,7 +236,7 @@ def said_by_vllm() -> list[dict[str, str]]:
     """Of each command, from a process of its own: on vLLM <= 0.29 logs go elsewhere afterwards."""
     code = """
 import json, sys
-from continuum_connector.vllm import compat
+from continuum_connector.vllm import compat, kv_specs
 print(json.dumps([compat.read_by_vllm(words) for words in json.loads(sys.argv[1])]))
 """
     words = json.dumps([each for each, _, _ in COMMANDS])

@@ -391,7 +391,7 @@ def test_where_prefill_costs_and_the_tool_is_short_the_turn_is_pinned() -> None:
 
 def test_a_policy_without_order_leaves_vllms_own() -> None:
     for policy, ordered in (("stock", False), ("program_order", True), ("adaptive", True)):
-        assert AgentEngine(extra_config={"policy": policy}).connector.orders is ordered
+        assert AgentEngine(extra_config={"policy": policy}).side.orders is ordered
 
 
 def test_what_was_learned_outlives_the_server(tmp_path: Path) -> None:

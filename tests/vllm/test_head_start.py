@@ -202,7 +202,7 @@ def test_of_all_who_came_back_for_a_pin_one_stands_by_it_and_then_the_next() -> 
     assert engine.scheduler.waiting.peek_rank()[2] == ranks[0]
     engine.abort("b2")
     assert pin.first_waiting == "b1"
-    engine.side.steps.reset(engine.clock())
+    engine.connector.reset_cache()
     assert engine.scheduler.waiting.peek_rank()[2] == ranks[1]
 
 

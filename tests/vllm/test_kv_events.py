@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 from vllm.config import KVEventsConfig
+from vllm.distributed import kv_events
 from vllm.distributed.kv_events import AllBlocksCleared, BlockRemoved, BlockStored
 from vllm.lora.request import LoRARequest
 from vllm.multimodal.inputs import MultiModalFeatureSpec, PlaceholderRange
@@ -17,6 +19,8 @@ from continuum_connector.vllm.kv_events import KvEventFactory
 from tests.vllm.harness import Engine
 from tests.vllm.tiering import (
     SLOT_BYTES,
+    Costs,
+    come_to_rest,
     hold,
     outlast_pins,
     park,
@@ -29,21 +33,24 @@ GROUPS = pytest.mark.parametrize("groups", ["full", "hybrid"])
 
 
 class EventEngine(Engine):
-    """An engine whose published KV events are kept in `events`, VRAM's left out."""
+    """An engine whose published KV events are kept in `events`; VRAM's are left out unless it
+    `hears_of_vram`."""
 
-    def __init__(self, num_slots: int = 400, **kwargs: Any) -> None:
+    def __init__(self, num_slots: int = 400, hears_of_vram: bool = False, **kwargs: Any) -> None:
         self.events: list[Any] = []
-        super().__init__(200, extra_config={"dram_bytes": num_slots * SLOT_BYTES}, **kwargs)
+        self._media = ("CPU", "STORAGE", *(["GPU"] if hears_of_vram else []))
+        config = {"dram_bytes": num_slots * SLOT_BYTES} | kwargs.pop("config", {})
+        super().__init__(200, extra_config=config, **kwargs)
 
-    def _build_scheduler(self, num_blocks: int, block_size: int) -> None:
+    def _build_scheduler(self, num_blocks: int) -> None:
         self.vllm_config.kv_events_config = KVEventsConfig(
             enable_kv_cache_events=True, publisher="null"
         )
-        super()._build_scheduler(num_blocks, block_size)
+        super()._build_scheduler(num_blocks)
         self.scheduler.kv_event_publisher.publish = self._publish
 
     def _publish(self, batch: Any) -> None:
-        self.events += [e for e in batch.events if getattr(e, "medium", "CPU") == "CPU"]
+        self.events += [e for e in batch.events if getattr(e, "medium", "CPU") in self._media]
 
     def take(self, kind: type) -> list[Any]:
         """Return the events of `kind` since the last take, and forget all others."""
@@ -77,7 +84,7 @@ def test_a_stored_block_is_announced_with_its_parent_and_tokens_once_it_is_there
         assert event.parent_block_hash == (hashes[index - 1] if index else None)
         assert event.token_ids == tokens[index * 16 : index * 16 + 16]
         assert (event.block_size, event.lora_id) == (16, None)
-    assert {event.group_idx for event in events} == set(range(len(engine.windows)))
+    assert {event.group_idx for event in events} == set(range(len(engine.groups)))
 
 
 def images(*places: tuple[int, int]) -> list[MultiModalFeatureSpec]:
@@ -128,7 +135,7 @@ def test_a_block_is_announced_with_all_that_vllm_announces_it_with(groups: str) 
         for event in stored
         if event.medium == "CPU"
     }
-    assert {group for _, group in in_dram} == set(range(len(engine.windows)))
+    assert {group for _, group in in_dram} == set(range(len(engine.groups)))
     assert in_dram == {block: in_vram[block] for block in in_dram}
     assert [in_dram[block, 0][0] for block in engine.hashes("a")[:8]] == [
         ("sql", ("0", 4), ("1", 10), "tenant"),
@@ -156,8 +163,8 @@ def test_images_are_gone_through_once_per_store_whatever_the_groups_and_the_orde
     engine = EventEngine()
     request = engine.add("a", 1600, cache_salt="tenant")
     request.mm_features = Looks(images(*((16 * index, 16) for index in range(100))))
-    indexes = 2 * list(reversed(range(100)))
-    events = KvEventFactory().stored(request, indexes, len(indexes) * [bytes(36)], 16)
+    spans = 2 * [(16 * index, 16 * index + 16) for index in reversed(range(100))]
+    events = KvEventFactory().stored(request, spans, len(spans) * [bytes(36)], 16)
     assert [event.extra_keys[0][0] for event in events] == 2 * [
         (str(index), 0) for index in reversed(range(100))
     ]
@@ -180,7 +187,7 @@ def test_a_failed_store_announces_nothing() -> None:
     engine.fail()
     engine.run_until_idle()
     assert engine.events == []
-    assert not engine.connector.side.tier._events._pending
+    assert not engine.connector.side.tier.events._pending
 
 
 def test_an_evicted_block_is_taken_back_and_can_be_announced_again() -> None:
@@ -204,6 +211,47 @@ def test_an_evicted_block_is_taken_back_and_can_be_announced_again() -> None:
     assert back == engine.hashes("c")[8:14]
 
 
+def seen_by_router(events: list[Any]) -> set[tuple[str, Any]]:
+    """Which blocks a router takes to be where, once it has heard all of that."""
+    seen: set[tuple[str, Any]] = set()
+    for event in events:
+        if isinstance(event, AllBlocksCleared):
+            seen.clear()
+            continue
+        blocks = {(event.medium, each) for each in event.block_hashes}
+        seen = seen | blocks if isinstance(event, BlockStored) else seen - blocks
+    return seen
+
+
+@pytest.mark.parametrize("how", ["reset", "weights", "version"])
+@pytest.mark.parametrize("again", ["the same", "another"])
+def test_over_a_new_epoch_a_router_knows_what_is_there_and_nothing_else(
+    how: str, again: str
+) -> None:
+    """`again`: the prompt that comes first in it, whose blocks come to VRAM in its first step."""
+    engine = EventEngine(hears_of_vram=True)
+    run_turn(engine, "a", 200, program="p")
+    outlast_pins(engine)
+    if how == "reset":
+        assert engine.reset_prefix_cache(reset_connector=True)
+    elif how == "weights":  # which compute the same, for the oracle's sake
+        engine.worker._report.new_weights = "update_weights"
+        run_turn(engine, "x", 40, seed=7, program="x")
+    else:
+        engine.scheduler._resets._version_now = lambda: "another"
+    run_turn(engine, "b", 200, seed=0 if again == "the same" else 8, program="q")
+    outlast_pins(engine)
+    seen = seen_by_router(engine.events)
+    keys = [block.block_hash for block in engine.pool.blocks if block.block_hash]
+    assert {each for medium, each in seen if medium == "GPU"} == set(map(named, keys))
+    index = engine.connector.side.tier.index
+    assert {each for medium, each in seen if medium == "CPU"} == set(map(named, index._numbers))
+
+
+def named(key: bytes) -> Any:
+    return maybe_convert_block_hash(key[:-4])
+
+
 def test_a_reset_clears_all_and_what_was_in_flight_is_never_announced() -> None:
     engine = EventEngine()
     run_turn(engine, "a", 200, program="p")
@@ -214,7 +262,8 @@ def test_a_reset_clears_all_and_what_was_in_flight_is_never_announced() -> None:
     engine.settle()
     hold(engine, False)
     engine.run_until_idle()
-    assert engine.take(AllBlocksCleared)
+    assert not seen_by_router(engine.events)
+    engine.events = []
     run_turn(engine, "c", 40, seed=4, program="r")
     engine.run_until_idle()
     assert len(engine.take(BlockStored)) == 3
@@ -247,3 +296,41 @@ def test_no_events_without_a_subscriber_and_forgotten_keys_do_not_pile_up() -> N
 def test_a_block_is_named_as_vllm_names_it(group: int) -> None:
     block_hash = bytes(range(32))
     assert block_key(block_hash, group) == make_block_hash_with_group_id(block_hash, group)
+
+
+def test_blocks_that_come_to_disk_and_leave_it_are_announced_without_tokens() -> None:
+    """And what is read back is in DRAM again, with tokens."""
+    disk = {"disk_path": "/disk", "disk_bytes": "1GiB", "disk_slot_bytes": SLOT_BYTES}
+    engine = EventEngine(num_slots=16, config=disk)
+    engine.worker.report_disk(100)
+    reading = engine.connector.side.tier.ahead
+    reading._plan = replace(reading._plan, costs=Costs())
+    for number in range(3):
+        run_turn(engine, f"r{number}", 200, seed=number, program=f"p{number}")
+        park(engine)
+        come_to_rest(engine)
+    engine.step()
+    told = [e for e in engine.events if getattr(e, "medium", "") == "STORAGE"]
+    if not hasattr(kv_events, "MEDIUM_STORAGE"):
+        assert told == []
+        return
+    hashes = [each for event in told for each in event.block_hashes]
+    assert sorted(hashes, key=repr) == sorted(
+        (maybe_convert_block_hash(key[:-4]) for key, _ in engine.worker.disk.slots.values()),
+        key=repr,
+    )
+    assert {type(event) for event in told} == {BlockStored}
+    assert [event.token_ids for event in told] == [[]] * len(told)
+    engine.events = []
+    run_turn(engine, "again", engine.next_prompt("r0", 10), program="p0")
+    num_read = engine.kv_transfer_params["again"]["continuum"]["cached_tokens"]["disk"] // 16
+    back = [e for e in engine.events if type(e) is BlockStored and e.medium == "CPU"]
+    assert num_read > 0
+    assert [event.block_hashes[0] for event in back[:num_read]] == engine.hashes("r0")[:num_read]
+    assert all(event.token_ids for event in back)
+    engine.events = []
+    engine.worker.report_disk_down("it is gone")
+    engine.add("wakes", 20, seed=99)
+    engine.run_until_idle()
+    gone = [e for e in engine.events if type(e) is BlockRemoved and e.medium == "STORAGE"]
+    assert {each for event in gone for each in event.block_hashes} >= set(hashes)

@@ -9,11 +9,13 @@ import warnings
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 
 from continuum_connector.errors import TransferError
 from continuum_connector.worker.layout import all_layers, read_layout
+from continuum_connector.worker.namespace import Checkpoint, prover
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # torch and vLLM use what they deprecate as they are imported
@@ -21,10 +23,10 @@ with warnings.catch_warnings():
     pytest.importorskip("vllm")
     from vllm.config import VllmConfig
     from vllm.v1.kv_cache_interface import (
+        CrossAttentionSpec,
         FullAttentionSpec,
         KVCacheGroupSpec,
         KVQuantMode,
-        MambaSpec,
         MLAAttentionSpec,
         SlidingWindowSpec,
     )
@@ -245,14 +247,15 @@ def refused(caches: dict[str, Any], config: Any, match: str) -> None:
         read_layout(caches, config)
 
 
-def test_state_layers_are_refused():
-    spec = MambaSpec(block_size=16, shapes=((4, 4),), dtypes=(torch.float32,))
-    refused(old_caches((7, 2, 16, 4, 8)), old_config(2, 7, PAGE, spec), "MambaSpec are not proven")
+def test_kinds_of_blocks_that_nobody_has_proven_are_refused():
+    spec = CrossAttentionSpec(block_size=16, num_kv_heads=4, head_size=8, dtype=torch.bfloat16)
+    config = old_config(2, 7, PAGE, spec)
+    refused(old_caches((7, 2, 16, 4, 8)), config, "CrossAttentionSpec are not proven")
 
 
-def test_lists_of_tensors_are_refused():
-    caches = {name: [tensor] for name, tensor in old_caches((7, 2, 16, 4, 8)).items()}
-    refused(caches, old_config(2, 7, PAGE), "list of tensors")
+def test_what_is_no_tensor_is_refused():
+    caches = {name: [{"state": t}] for name, t in old_caches((7, 2, 16, 4, 8)).items()}
+    refused(caches, old_config(2, 7, PAGE), "has a dict, not a tensor")
 
 
 def test_scales_of_unknown_place_are_refused():
@@ -344,3 +347,19 @@ def test_layers_that_share_bytes_at_different_strides_are_refused():
         "layers.1": whole.as_strided((7, PAGE // 2), (PAGE, 1), PAGE),
     }
     refused(caches, old_config(2, 7, PAGE), "different block strides")
+
+
+@pytest.mark.parametrize("same_runs", [("LBHNC", "LBNHC"), ("BLHNC", "BLNHC", "BHLNC")])
+def test_what_a_disk_holds_in_another_order_of_the_same_runs_is_another_models(
+    vllm_config: VllmConfig, same_runs: tuple[str, ...]
+) -> None:
+    specs = {f"layers.{i}": FULL for i in range(3)}
+    name = prover(dict, Checkpoint, False, "")
+
+    def named(layout: str) -> bytes:
+        found = read_layout(*build(vllm_config, layout, specs))
+        with patch("secrets.token_hex", return_value=""):  # the weights, which are the same
+            return name(found, lambda: False).digest
+
+    assert len({named(layout) for layout in same_runs}) == len(same_runs)
+    assert named(same_runs[0]) == named(same_runs[0])

@@ -24,13 +24,16 @@ from vllm.distributed.kv_transfer.kv_connector.v1 import metrics as vllm_metrics
 
 from continuum_connector.middleware import unread_bodies  # noqa: E402
 from continuum_connector.observe.account import Account  # noqa: E402
-from continuum_connector.observe.metric_table import METRICS, WIRE_KEYS, Kind  # noqa: E402
+from continuum_connector.observe.metric import Kind  # noqa: E402
+from continuum_connector.observe.metric_table import METRICS, WIRE_KEYS  # noqa: E402
 from continuum_connector.observe.metrics import (  # noqa: E402
     ContinuumPromMetrics,
     ContinuumStats,
     representative,
     unregister,
 )
+from continuum_connector.vllm import proven  # noqa: E402
+from tests.vllm.tiering import run_turn, tiered, total  # noqa: E402
 
 LABELNAMES = ["model_name", "engine"]
 
@@ -245,6 +248,7 @@ def test_the_log_line_is_short_and_says_what_matters() -> None:
         account.count("stored_bytes", 10**9)
         account.count("prompt_tokens", 1000)
         account.count("hit_tokens", 250, "dram")
+        account.count("hit_tokens", 100, "disk")
         account.gauge("pins_live", len(payloads))
         account.observe("load_seconds", 0.02)
         account.observe("hook_seconds", 1e-5, "wait_for_save")
@@ -257,7 +261,7 @@ def test_the_log_line_is_short_and_says_what_matters() -> None:
     ((_, text),) = logged
     assert text == (
         "pins_live=1, pins_started=6, pins_ended{returned}=4, mean load_seconds=0.02, "
-        "dram hit share=0.25, hook_seconds=2e-05"
+        "dram hit share=0.25, disk hit share=0.1, hook_seconds=2e-05"
     )
     logging.log(lambda *args: logged.append(args))
     assert len(logged) == 1, "an interval in which nothing happened says nothing"
@@ -334,3 +338,18 @@ def test_of_several_api_servers_counters_add_and_the_last_gauge_wins(tmp_path: P
     )
     assert done.returncode == 0, done.stderr
     assert done.stdout.split()[-3:] == ["5.0", "1.0", "2.0"]
+
+
+@pytest.mark.parametrize("drafts", [False, True])
+def test_a_disk_that_is_asked_for_and_cannot_be_is_told_from_one_nobody_asks_for(
+    monkeypatch: pytest.MonkeyPatch, drafts: bool
+) -> None:
+    monkeypatch.undo()  # the engine below wants the real connector
+    config = {"disk_path": "/disk", "disk_bytes": "1GiB"}
+    if drafts:
+        monkeypatch.setattr(proven, "why_no_disk", lambda _server: "no disk tier with drafts")
+    for extra, wanted in ((config, 2**30), ({}, 0)):
+        engine = tiered(num_slots=40, config=extra)
+        run_turn(engine, "a", 100)
+        assert total(engine, "disk_wanted_bytes") == wanted
+        assert total(engine, "disk_up") == 0, "no rank has opened one"

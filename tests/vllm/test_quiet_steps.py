@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from continuum_connector.scheduler.scheduler import LOOK_S
+from continuum_connector.scheduler.steps import LOOK_S
 from tests.vllm import tiering
 from tests.vllm.agents import AgentEngine
 from tests.vllm.harness import Engine

@@ -327,7 +327,7 @@ def test_a_load_promised_before_a_reset_is_refused_and_recomputed() -> None:
     request = engine.add("b", engine.next_prompt("a", 20), program="a")
     num_tokens = side.tier.find(request, 0)
     assert num_tokens
-    side.steps.reset(engine.clock())
+    engine.connector.reset_cache()
     side.tier.load("a", request, [list(range(1, 40))], num_tokens, engine.clock())
     (transfer,) = in_flight(engine, Kind.LOAD)
     assert set(transfer.slots.tolist()) == {-1}  # which every rank refuses

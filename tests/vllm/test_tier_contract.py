@@ -19,8 +19,10 @@ from tests.vllm.tiering import (
     MODES,
     answers_as_without_a_tier,
     assert_drained,
+    come_to_rest,
     hold,
     in_flight,
+    on_disk,
     outlast_pins,
     park,
     run_turn,
@@ -31,11 +33,30 @@ from tests.vllm.tiering import (
 MAKERS = {"shelf": pretend_tiers.make_shelf, "dram and shelf": pretend_tiers.make_both}
 
 
+OURS = "dram and disk"
+
+
 @pytest.fixture(params=MAKERS)
 def with_tier(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     """From now on engines are built with one of the tiers above in the place of ours."""
     monkeypatch.setattr(build, "make_tier", MAKERS[request.param])
     return str(request.param)
+
+
+@pytest.fixture(params=[*MAKERS, OURS])
+def with_any_tier(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """The same, or with our own of two kinds of memory."""
+    if request.param in MAKERS:
+        monkeypatch.setattr(build, "make_tier", MAKERS[request.param])
+    return str(request.param)
+
+
+def fill_dram(engine: Engine) -> None:
+    """What came before is on disk alone."""
+    for number in range(5):
+        run_turn(engine, f"more{number}", 200, seed=10 + number, program=f"more{number}")
+        park(engine)
+        come_to_rest(engine)
 
 
 Between = Callable[[Engine], Any]
@@ -46,24 +67,33 @@ BETWEEN: dict[str, tuple[Between, int]] = {  # what happens before a turn is bac
 }
 
 
-@pytest.mark.usefixtures("with_tier")
 @MODES
 @GROUPS
 @pytest.mark.parametrize("between", BETWEEN)
-def test_a_turn_comes_back_from_any_tier(async_scheduling: bool, groups: str, between: str) -> None:
+def test_a_turn_comes_back_from_any_tier(
+    with_any_tier: str, async_scheduling: bool, groups: str, between: str
+) -> None:
     happens, num_loaded = BETWEEN[between]
-    engine = tiered(async_scheduling=async_scheduling, groups=groups)
+    has_disk = with_any_tier == OURS
+    if has_disk and groups != "full":
+        pytest.skip("there is no disk below several KV groups")
+    make = on_disk if has_disk else tiered
+    engine = make(async_scheduling=async_scheduling, groups=groups)
     run_turn(engine, "a", 200, program="p")
     park(engine)
+    if has_disk:
+        fill_dram(engine)
     happens(engine)
     run_turn(engine, "other", 20, seed=5)
     run_turn(engine, "b", engine.next_prompt("a", 20), program="p")
     assert engine.cached["b"] == (0, num_loaded)
     found = engine.kv_transfer_params["b"]["continuum"]["cached_tokens"]
-    assert found == {"vram": 0, "dram": num_loaded}
-    assert total(engine, "hit_tokens", "dram") == num_loaded
+    *nearer, last = engine.connector.side.tier.names
+    assert found == {"vram": 0, **dict.fromkeys(nearer, 0), last: num_loaded}
+    assert total(engine, "hit_tokens", last) == num_loaded
     assert answers_as_without_a_tier(engine)
     outlast_pins(engine)
+    come_to_rest(engine)
     assert_drained(engine)
 
 
@@ -110,7 +140,8 @@ def test_a_tier_that_is_reset_leaves_the_copies_of_another_alone(
 
 
 @pytest.mark.usefixtures("with_tier")
-def test_the_machine_runs_over_any_tier() -> None:
+def test_the_machine_runs_over_any_tier(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Machine, "may_have_disk", False)
     run_state_machine_as_test(  # type: ignore[no-untyped-call]
         Machine,
         settings=settings(

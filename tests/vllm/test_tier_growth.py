@@ -147,6 +147,37 @@ def test_a_tier_that_goes_down_while_it_grows_has_no_capacity() -> None:
     assert_drained(engine)
 
 
+@GROUPS
+@MODES
+def test_of_a_pool_that_was_given_back_what_is_there_again_is_used(
+    async_scheduling: bool, groups: str
+) -> None:
+    """And nothing else: slots that a rank refuses would be taken first, again and again."""
+    engine = tiered(num_slots=200, async_scheduling=async_scheduling, groups=groups)
+    for i in range(8):
+        run_turn(engine, f"{i}.0", 200, seed=i, program=f"p{i}")
+    park(engine)
+    engine.worker.give_back()
+    engine.reset_prefix_cache()
+    grow(engine, 100)
+    run_turn(engine, "other", 17, seed=9, program="q")
+    assert capacity(engine) == (100, 200)
+    for i in range(4):
+        run_turn(engine, f"{i}.1", 200, seed=i, program=f"p{i}")
+        check(engine)
+    park(engine)
+    for i in range(4):
+        run_turn(engine, f"{i}.2", engine.next_prompt(f"{i}.1", 20), program=f"p{i}")
+    assert total(engine, "transfer_failures", "asleep") == 0
+    assert engine.cached["3.2"][1] >= 12 * 16
+    grow(engine, 200)
+    run_turn(engine, "more", 17, seed=10, program="q")
+    assert capacity(engine) == (200, 200)
+    assert answers_as_without_a_tier(engine)
+    outlast_pins(engine)
+    assert_drained(engine)
+
+
 def test_only_blocks_that_left_for_room_count_as_evicted() -> None:
     engine = tiered(num_slots=15, hold_transfers=True)
     run_turn(engine, "a", 200, program="p", idle=False)

@@ -3,21 +3,18 @@ of it: vLLM's own lookup is the rule, and others take what room there is meanwhi
 
 from __future__ import annotations
 
-import copy
 import dataclasses
 from collections.abc import Callable
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from vllm.v1.kv_cache_interface import KVCacheGroupSpec
 
 from bench.sim import versions
-from continuum_connector.scheduler.kv_groups import KvGroup, KvGroups, block_key
+from continuum_connector.scheduler.kv_groups import KvGroups
 from continuum_connector.vllm import coordinator
-from tests.vllm.agents import AgentEngine
-from tests.vllm.harness import Engine, prompt
+from tests.vllm.agents import AgentEngine, others_take_the_pool, play_under_pressure, whole
+from tests.vllm.harness import Engine
 from tests.vllm.tiering import (
     BLOCK,
     MODES,
@@ -38,21 +35,9 @@ def windowed(num_blocks: int = 300, **kwargs: Any) -> AgentEngine:
     return AgentEngine(num_blocks, groups="hybrid", max_num_batched_tokens=1024, **kwargs)
 
 
-def others_take_the_pool(engine: Engine, seed: int = 90) -> None:
-    """Foreign programs that end, one after the other: what is free has been theirs afterwards."""
-    for i in range(4):
-        engine.add(f"x{seed + i}", 700, max_tokens=2, seed=seed + i, program=f"x{seed}", final=True)
-        engine.run_until_idle()
-
-
 def groups_of(engine: Engine) -> KvGroups:
     groups: KvGroups = engine.connector.side.groups
     return groups
-
-
-def next_hit(engine: Engine, tokens: int) -> int:
-    """All that a next turn can find of so many tokens: the last of them has no KV yet."""
-    return (tokens - 1) // BLOCK * BLOCK
 
 
 @MODES
@@ -61,14 +46,7 @@ def test_under_pressure_the_next_turn_hits_prompt_and_answer(
     async_scheduling: bool, answer: int
 ) -> None:
     engine = windowed(async_scheduling=async_scheduling)
-    tokens = prompt(500)
-    for turn in range(3):
-        request_id = f"a{turn}"
-        engine.run_turn(request_id, tokens, max_tokens=answer, program="p")
-        if turn:
-            assert engine.cached[request_id] == (next_hit(engine, len(tokens) - 20), 0)
-        others_take_the_pool(engine, seed=90 + 10 * turn)
-        tokens = engine.next_prompt(request_id, 20, seed=turn)
+    play_under_pressure(engine, answer)
     assert answers_as_without_a_tier(engine)
 
 
@@ -81,7 +59,7 @@ def test_a_load_from_dram_brings_prompt_and_answer(async_scheduling: bool, answe
         park(engine)
         tokens = engine.next_prompt(before, 20)
         run_turn(engine, turn, tokens, max_tokens=answer, program="p")
-        assert engine.cached[turn] == (0, next_hit(engine, len(tokens) - 20))
+        assert engine.cached[turn] == (0, whole(engine, len(tokens) - 20))
         check(engine)
     assert answers_as_without_a_tier(engine)
 
@@ -100,9 +78,11 @@ def test_a_pin_holds_what_the_next_turn_hits_and_no_block_more(async_scheduling:
 
 
 def test_what_left_a_window_is_taken_out_of_the_free_queue() -> None:
-    """A window that is no number of blocks is not kept while the turn runs: then the prompt's own
-    is the last that vLLM hashed, and it has left the turn."""
+    """A window that is no number of blocks is not kept while the turn runs where no allocation is
+    ours, as with `scheduler` 0: then the prompt's own is the last that vLLM hashed, and it has left
+    the turn."""
     engine = windowed(window=72)
+    groups_of(engine).rule.gives_way = False
     in_turn: set[int] = set()
     finish = engine.connector.request_finished_all_groups
 
@@ -149,8 +129,7 @@ def test_switched_off_windows_are_cut_as_vllm_cuts_them() -> None:
         engine = windowed()
         engine.connector.side.switch(is_on, engine.clock())
         smallest.append(min(decode_sizes(engine)))
-    is_dense = engine.scheduler.kv_cache_manager.coordinator.retention_interval is None
-    assert smallest == ([4, 4] if is_dense else [5, 4])
+    assert smallest == [5, 4]
 
 
 def test_a_turn_that_never_ran_keeps_nothing_of_what_others_left() -> None:
@@ -195,47 +174,3 @@ def test_the_engine_hashes_windows_as_a_server_does() -> None:
     assert engine.scheduler.kv_cache_manager.coordinator.retention_interval == wanted
     assert isinstance(groups_of(engine).rule, coordinator.HitRule)
     assert groups_of(Engine(100)).rule is None  # one group of full attention: nothing to ask
-
-
-class Cached:
-    """The part of a BlockPool that vLLM's lookup reads, with the blocks of `keys` cached."""
-
-    def __init__(self, pool: Any, keys: set[bytes]) -> None:
-        self.null_block, self.hash_block_size = pool.null_block, pool.hash_block_size
-        self._block, self._keys = pool.blocks[1], keys
-
-    def get_cached_block(self, block_hash: bytes, groups: list[int]) -> list[Any] | None:
-        if any(block_key(block_hash, group) not in self._keys for group in groups):
-            return None
-        return [self._block] * len(groups)
-
-
-@pytest.fixture(scope="module")
-def lookups() -> dict[int, Any]:
-    return {}
-
-
-@given(
-    st.sampled_from([16, 17, 18, 40, 64, 65, 72]),
-    st.lists(st.tuples(st.integers(0, 11), st.integers(0, 2)), max_size=8),
-    st.integers(0, 12),
-)
-@settings(max_examples=150, deadline=None)
-def test_what_a_load_can_bring_is_what_vllm_would_hit_in_vram(
-    lookups: dict[int, Any], window: int, missing: list[tuple[int, int]], end: int
-) -> None:
-    hashes = [bytes([i]) * 32 for i in range(12)]
-    windows = enumerate((None, window, window))
-    groups = KvGroups([KvGroup(i, BLOCK, each) for i, each in windows], BLOCK)
-    have = {block_key(block_hash, g) for block_hash in hashes for g in range(3)}
-    have -= {block_key(hashes[index], group) for index, group in missing}
-    if window not in lookups:
-        lookups[window] = Engine(50, groups="hybrid", window=window).scheduler
-    manager = lookups[window].kv_cache_manager
-    shadow = copy.copy(manager.coordinator)
-    shadow.block_pool = pool = Cached(manager.block_pool, have)
-    shadow.single_type_managers = tuple(map(copy.copy, shadow.single_type_managers))
-    for each in shadow.single_type_managers:
-        each.block_pool = pool
-    hit = shadow.find_longest_cache_hit(hashes, end * BLOCK)[1]
-    assert groups.longest_hit(hashes, 0, end * BLOCK, have.__contains__) == hit

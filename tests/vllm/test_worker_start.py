@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -16,7 +17,7 @@ from vllm.v1.kv_cache_interface import FullAttentionSpec
 from bench.sim import versions
 from continuum_connector import build
 from continuum_connector.config import ContinuumConfig
-from continuum_connector.errors import ConfigError
+from continuum_connector.errors import ConfigError, TransferError
 from continuum_connector.vllm import plugin
 from continuum_connector.worker import native
 from continuum_connector.worker.engine import Region
@@ -92,6 +93,23 @@ def test_with_a_tier_vllm_puts_the_block_outermost_and_a_block_is_one_region(mad
     a_worker(config, kv_cache_config).register_kv_caches(caches)
     [region] = made.layout.regions
     assert (region.dev_stride, region.num_bytes) == (BLOCK_BYTES, BLOCK_BYTES)
+
+
+@ASKS_FOR_A_NAME
+def test_a_kv_cache_that_sleep_moved_is_found_where_it_is(made: Made) -> None:
+    config = server()
+    caches, kv_cache_config = kv_caches.build(config, "BLHNC", layers())
+    elsewhere, _ = kv_caches.build(config, "BLHNC", layers())
+    connector = a_worker(config, kv_cache_config)
+    connector.register_kv_caches(caches)
+    connector.unregister_kv_caches()
+    for name, tensor in elsewhere.items():
+        caches[name].set_(tensor)
+    connector.restore_kv_caches()
+    connector.restore_kv_caches()
+    [moved] = made.moved
+    assert moved.regions[0].dev_base == min(each.data_ptr() for each in elsewhere.values())
+    assert moved.regions[0].dev_base != made.layout.regions[0].dev_base
 
 
 @ASKS_FOR_A_NAME
@@ -206,3 +224,59 @@ def test_a_driver_that_cannot_copy_from_the_device_stops_the_server(
     with pytest.raises(ConfigError, match=said):
         start(driver, device)
     assert not hasattr(made, "layout")
+
+
+# A disk below DRAM.
+
+SMALL = replace(FULL, num_kv_heads=1, head_size=8)
+DISK = {"disk_bytes": "8MiB", "disk_slot_bytes": 10_000}
+
+
+class Opened(Made):
+    """And the file it was asked to open."""
+
+    path, tuning = "", None
+
+    def open_disk(self, path: str, tuning: Any) -> Any:
+        self.path, self.tuning = path, tuning
+        raise TransferError("seen enough")
+
+
+@pytest.fixture
+def opened(monkeypatch: pytest.MonkeyPatch) -> Opened:
+    engine = Opened()
+    monkeypatch.setattr(native, "NativeEngine", engine)
+    return engine
+
+
+def with_disk(path: Path, lora: Any = None) -> Any:
+    """The worker of a server with a disk, and its report once the open has ended."""
+    config = server(disk_path=str(path), disk_keep=False, **DISK)
+    config.lora_config = lora
+    caches, kv_cache_config = kv_caches.build(config, kv_caches.LAYOUTS[0], layers(SMALL))
+    connector = a_worker(config, kv_cache_config)
+    connector.register_kv_caches(caches)
+    if disk := connector.worker._disk:
+        disk._thread.join()
+    connector.worker.poll()
+    return connector.worker.take_report()
+
+
+@ASKS_FOR_A_NAME
+def test_with_a_disk_host_slots_are_whole_pages_and_each_rank_opens_its_file(
+    opened: Opened, tmp_path: Path
+) -> None:
+    report = with_disk(tmp_path / "disk")
+    assert report.disk_down.startswith("seen enough")
+    assert opened.path == str(tmp_path / "disk" / "dp0-rank0.slab")
+    assert NUM_LAYERS * SMALL.page_size_bytes < opened.layout.slot_bytes == 4096
+    assert opened.tuning.slot_blocks == 3
+    assert opened.tuning.num_slots == (8 * 2**20 - 2**20) // (4 * 4096)
+    assert '"hash"' in opened.tuning.facts
+
+
+@ASKS_FOR_A_NAME
+def test_a_server_that_may_have_no_disk_opens_none(opened: Opened, tmp_path: Path) -> None:
+    report = with_disk(tmp_path / "disk", lora=object())
+    assert (report.disk_down, opened.path) == ("", "")
+    assert not (tmp_path / "disk").exists()

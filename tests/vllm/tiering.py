@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import dataclass, replace
 from typing import Any
 
 import pytest
 
 from bench.sim import versions
 from continuum_connector.connector import Mode
+from continuum_connector.scheduler.tiers.disk import DiskTier
 from continuum_connector.scheduler.tiers.dram import DramTier
 from continuum_connector.scheduler.tiers.transfers import Kind, Transfer
 from tests.vllm.fake_worker import extend_chain, next_token
@@ -17,36 +19,82 @@ from tests.vllm.harness import Engine
 SLOT_BYTES = 4096  # of the harness' model: two heads of 32, 16 tokens, K and V in bfloat16
 BLOCK = 16
 MODES = pytest.mark.parametrize("async_scheduling", [False, True], ids=["sync", "async"])
-GROUPS = pytest.mark.parametrize("groups", ["full", "hybrid"])
+GROUPS = pytest.mark.parametrize("groups", ["full", "hybrid", "state"])
 RANKS = pytest.mark.parametrize("world_size", [1, 2])
 NO_HYBRID_TIER = "this vLLM fails loads by block only, so hybrid groups have no DRAM tier"
 
 
 def skip_without_tier(groups: str) -> None:
     """Skip where this vLLM has no DRAM tier for such groups."""
-    if groups == "hybrid" and not versions.CAN_FAIL_REQUESTS:
+    if groups != "full" and not versions.CAN_FAIL_REQUESTS:
         pytest.skip(NO_HYBRID_TIER)
 
 
-def tiered(num_blocks: int = 200, num_slots: int = 400, **kwargs: Any) -> Engine:
+def tiered(
+    num_blocks: int = 200, num_slots: int = 400, *, skips: bool = True, **kwargs: Any
+) -> Engine:
     """Return an engine whose every rank has `num_slots` host slots; `config` adds our keys.
 
-    Skips where there is no such thing: hybrid groups before vLLM 0.30 have no tier.
+    Hybrid groups before vLLM 0.30 have no tier: `skips` the test then, or has pins alone.
     """
-    skip_without_tier(kwargs.get("groups", "full"))
-    extra = {"dram_bytes": num_slots * SLOT_BYTES * kwargs.get("world_size", 1)}
+    if skips:
+        skip_without_tier(kwargs.get("groups", "full"))
+    slot_bytes = SLOT_BYTES * (2 if kwargs.get("groups") == "mixed" else 1)
+    extra = {"dram_bytes": num_slots * slot_bytes * kwargs.get("world_size", 1)}
     extra |= kwargs.pop("config", {})
     return Engine(num_blocks, extra_config=extra, **kwargs)
 
 
-def reference(tokens: list[int], num_outputs: int) -> list[int]:
+def on_disk(
+    num_blocks: int = 200, num_slots: int = 40, disk_slots: int = 200, **kwargs: Any
+) -> Engine:
+    """Return an engine with little DRAM and a disk below it, `per_slot` blocks in each disk slot.
+    `files`: the ranks' disks as an earlier server left them. `costs`: to compute is slow.
+    With `open_disks` off a test says when they are open.
+    """
+    costs = kwargs.pop("costs", Costs())
+    read_bytes, open_disks = kwargs.pop("read_bytes", 0), kwargs.pop("open_disks", True)
+    per_slot, files = kwargs.pop("per_slot", 1), kwargs.pop("files", ())
+    config = {"disk_path": "/disk", "disk_bytes": "1GiB", "policy": "fixed_ttl"}
+    config |= {"disk_slot_bytes": per_slot * SLOT_BYTES} | kwargs.pop("config", {})
+    engine = tiered(num_blocks, num_slots, config=config, **kwargs)
+    reading = engine.connector.side.tier.ahead
+    reading._plan = replace(reading._plan, costs=costs)
+    reading.max_read_bytes = read_bytes or reading.max_read_bytes
+    for worker, file in zip(engine.workers, files, strict=False):
+        worker.disk = file
+    for worker in engine.workers if open_disks else ():
+        worker.report_disk(disk_slots)
+    return engine
+
+
+@dataclass(frozen=True)
+class Costs:
+    """What copies and prompts cost, fixed: seconds per block, and per token."""
+
+    read: float = 1e-4
+    load: float = 1e-5
+    prefill: float = 1e-2
+    knows_prefill: bool = True
+
+    def read_s(self, num_blocks: int) -> float:
+        return self.read * num_blocks
+
+    def load_s(self, num_blocks: int) -> float:
+        return self.load * num_blocks
+
+    def prefill_s(self, num_tokens: int, num_cached: int = 0) -> float:
+        return self.prefill * num_tokens
+
+
+def reference(tokens: list[int], num_outputs: int, weights: int = 0) -> list[int]:
     """Return what the fake model answers, computed without any engine."""
     chain: list[int] = []
-    extend_chain(chain, tokens)
+    extend_chain(chain, tokens, weights)
     outputs = []
     for _ in range(num_outputs):
         outputs.append(next_token(chain, len(chain)))
-        extend_chain(chain, outputs[-1:])
+        extend_chain(chain, outputs[-1:], weights)
     return outputs
 
 
@@ -88,6 +136,15 @@ def outlast_pins(engine: Engine) -> None:
     assert not len(engine.connector.side.pins)
 
 
+def come_to_rest(engine: Engine) -> None:
+    """Let an idle engine write to its disk whatever it wants to."""
+    for _ in range(50):
+        engine.idle(0.2)
+        if not len(engine.connector.side.traffic):
+            return
+    raise AssertionError(f"the disk is never done: {engine.describe()}")
+
+
 def park(engine: Engine) -> None:
     """A long tool call on a busy server: afterwards nothing is left in VRAM."""
     outlast_pins(engine)
@@ -101,25 +158,39 @@ def hold(engine: Engine, on: bool = True) -> None:
         worker.hold = on
 
 
+def loading(**options: Any) -> Engine:
+    """`b` goes on where `a` ended, and waits for what its load brings, which stays in flight."""
+    engine = tiered(**options)
+    run_turn(engine, "a", 200, program="p")
+    park(engine)
+    hold(engine)
+    engine.add("b", engine.next_prompt("a", 20), program="p")
+    engine.run_until_idle(until=lambda: bool(in_flight(engine, Kind.LOAD)))
+    return engine
+
+
 def check(engine: Engine) -> None:
     """Assert everything that holds between any two calls of the engine."""
     side = engine.connector.side
     side.retention.holds.check()
     side.traffic.holds.check()
     side.traffic.ledger.check()
-    if isinstance(side.tier, DramTier):  # else one of pretend_tiers.py
-        _check_dram(engine, side.tier)
+    if dram := dram_of(engine):
+        _check_dram(engine, dram)
+    if isinstance(side.tier, DiskTier):
+        side.tier.disk.check()
     foreign_refs = engine.check()
     ours: Counter[int] = Counter()
     for pin in side.pins:
         ours.update(pin.hold.ids.tolist())
-    for transfer in in_flight(engine, Kind.STORE):
+    for transfer in (*in_flight(engine, Kind.STORE), *in_flight(engine, Kind.LOAD)):
         ours.update(transfer.hold.ids.tolist() if transfer.hold is not None else ())
     assert foreign_refs == dict(ours), "references that are neither pin nor store"
     assert total(engine, "pins_started") == total(engine, "pins_ended") + len(side.pins)
     closed = total(engine, "outcomes") + len(side.records.outcomes)
     assert total(engine, "decisions") == closed, "a decision has no outcome, or two"
-    for kind, outcomes in ((Kind.STORE, "stores"), (Kind.LOAD, "loads")):
+    for kind in Kind:
+        outcomes = f"{kind.value}s"
         settled = total(engine, outcomes) + len(in_flight(engine, kind))
         assert total(engine, "transfers_admitted", kind.value) == settled
     if engine.connector.mode is Mode.OFF:
@@ -137,6 +208,13 @@ def check(engine: Engine) -> None:
     assert (world.num_waiting, world.num_running) == (len(waiting), len(side.turns) - len(waiting))
 
 
+def dram_of(engine: Engine) -> DramTier | None:
+    """Its host memory; None with one of pretend_tiers.py."""
+    tier = engine.connector.side.tier
+    tier = tier.dram if isinstance(tier, DiskTier) else tier
+    return tier if isinstance(tier, DramTier) else None
+
+
 def _check_dram(engine: Engine, tier: DramTier) -> None:
     tier.index.check()
     assert engine.connector.mode is not Mode.OFF or not tier.index.num_ready
@@ -150,6 +228,8 @@ def assert_drained(engine: Engine) -> None:
     assert not engine.scheduler.requests
     assert len(side.pins) == len(side.traffic) == 0
     assert side.retention.holds.num_holds == side.traffic.holds.num_holds == 0
-    if isinstance(side.tier, DramTier):
-        assert side.tier.index.num_writing == side.tier.index.num_orphans_read == 0
+    if dram := dram_of(engine):
+        assert dram.index.num_writing == dram.index.num_orphans_read == 0
+    if isinstance(side.tier, DiskTier):
+        assert side.tier.disk.num_writing == 0
     assert engine.usage() == 0

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from html import escape
 
 from bench.page import document
-from bench.serve.compare import COMPARED, sameness
+from bench.serve.compare import COMPARED, TOLD, sameness
 from bench.serve.page.points import Point
 from bench.serve.page.words import interval
 from bench.serve.summary import BY_KEY
@@ -22,6 +22,10 @@ SHOWN = {
     "computed_tokens": "computed",
     "hit_vram_tokens": "hit in VRAM",
     "hit_dram_tokens": "hit in DRAM",
+    "cached_pct": "cached",
+    "theory_pct": "could be cached",
+    "found_pct": "of that cached",
+    "tokens_per_s": "tokens per second",
     FAILED: "failed",
 }
 RATIOS = {each.key for each in COMPARED}
@@ -29,8 +33,10 @@ RATIOS = {each.key for each in COMPARED}
 
 def point_table(point: Point) -> str:
     """A row per arm; below a figure its ratio to the first arm's, with its interval."""
-    failed = any(column.figure(FAILED) for column in point.arms.values())
-    keys = [key for key in SHOWN if key != FAILED or failed]
+    has = {FAILED} if any(column.figure(FAILED) for column in point.arms.values()) else set()
+    if any(column.is_told for column in point.arms.values()):
+        has.update(TOLD)
+    keys = [key for key in SHOWN if key not in (FAILED, *TOLD) or key in has]
     head = "".join(f"<th>{SHOWN[key]}</th>" for key in keys)
     rows = [f"<tr><th>arm</th>{head}<th>same answers</th></tr>"]
     for arm, column in point.arms.items():

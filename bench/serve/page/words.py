@@ -139,6 +139,7 @@ def facts(reported: Reported) -> str:
         {
             "Runs": _states(runs),
             "Load": "<br>".join(_each(runs, _load)),
+            "Client": "<br>".join(_each(runs, _client)),
             "Model": "<br>".join(_each(runs, _model)),
             "DRAM": "<br>".join(_each(runs, _dram)),
             "Versions": "<br>".join(_each(runs, lambda run: _pairs(run.run.versions))),
@@ -176,6 +177,12 @@ def _load(run: Loaded) -> str:
             ),
         )
     )
+
+
+def _client(run: Loaded) -> str:
+    """Who asked, where those were not our agents."""
+    named = (run.run.settings.get(key, "") for key in ("client", "scenario"))
+    return ", ".join(filter(None, named))
 
 
 def _model(run: Loaded) -> str:

@@ -32,6 +32,8 @@ def _room_for_all(machine: Machine, workload: Workload) -> Machine:
                 end = span.start + span.length
                 ends[span.stream] = max(ends.get(span.stream, 0), end)
     room = sum(ends.values()) + 2 * machine.block_size * (num_turns + len(ends))
+    states = machine.held_tokens(0)  # of a turn: one kept at its end, another it runs with
+    room += num_turns * (2 + machine.model.num_drafts) * states
     return replace(machine, kv_tokens=max(machine.kv_tokens, 2 * room))
 
 

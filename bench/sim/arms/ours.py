@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from bench.common.arms import Role
+from bench.common.plans import Workload
 from bench.sim.arms.arm import Asking, Away, LabArm, connector
 from bench.sim.bus import Bus
 from bench.sim.hardware import Machine
@@ -27,15 +28,27 @@ def our_transfer(policy: str, has_tier: bool, **options: Any) -> Callable[[Machi
 
         register()
         dram_bytes = machine.dram_bytes if has_tier else 0
-        return connector("ContinuumConnector", policy=policy, dram_bytes=dram_bytes, **options)
+        disk: dict[str, Any] = {}
+        if has_tier and machine.drive is not None:  # the path is the worker's, which is modelled
+            disk = {"disk_path": "/a disk of the lab", "disk_bytes": machine.drive.num_bytes}
+        return connector(
+            "ContinuumConnector", policy=policy, dram_bytes=dram_bytes, **disk, **options
+        )
 
     return make
 
 
 def our_worker(engine: Engine, bus: Bus) -> Worker:
     side = engine.connector.side
-    num_slots = side.tier.num_wanted_slots if side is not None and side.tier.is_up else 0
-    return OurWorker(bus, engine.machine.block_bytes, num_slots)
+    tier = side.tier if side is not None else None
+    dram = getattr(tier, "dram", tier)  # of a tier that is more than that
+    num_slots = dram.num_wanted_slots if dram is not None and dram.is_up else 0
+    block_bytes, drive = engine.machine.block_bytes, engine.machine.drive
+    if not num_slots or drive is None:
+        return OurWorker(bus, block_bytes, num_slots)
+    slot_bytes = -(-engine.connector.config.disk_slot_bytes // block_bytes) * block_bytes
+    num_disk_slots = drive.num_bytes // slot_bytes
+    return OurWorker(bus, block_bytes, num_slots, engine.disk, num_disk_slots)
 
 
 def our_args(asking: Asking) -> dict[str, Any]:
@@ -45,6 +58,8 @@ def our_args(asking: Asking) -> dict[str, Any]:
         says["program"] = asking.program.name
     if asking.program.parent:
         says["parent"] = asking.program.parent
+    if asking.program.group:
+        says |= {"group": asking.program.group, "group_size": asking.program.group_size}
     if asking.program.says_final:
         says["final"] = asking.turn.is_final
     if asking.program.says_tools and asking.turn.tool:
@@ -103,8 +118,12 @@ def ours(
     )
 
 
+def _without_drive(machine: Machine, workload: Workload) -> Machine:
+    return replace(machine, drive=None)
+
+
 OURS = (
-    ours("adaptive", "ours, the default", role=Role.OURS),
+    ours("adaptive", "ours, the default; with the machine's disk, if it has one", role=Role.OURS),
     ours("fixed_ttl", "ours, every turn pinned for 2 s and stored in DRAM, which goes by last use"),
     ours("continuum", "ours, the paper's Equation 2, with a DRAM tier"),
     ours(
@@ -129,6 +148,27 @@ OURS = (
 # What one part of adaptive is worth: it without the part, or another policy with it. The other
 # two such arms are `fixed_ttl`, whose DRAM goes by last use, and `oracle`, which has true gaps.
 PARTS = (
+    ours("adaptive", "adaptive with the gate before new programs", name="gate", gate_wait_s=30.0),
+    ours(
+        "adaptive",
+        "adaptive, for batches: when the last program ends is what counts",
+        name="throughput",
+        objective="throughput",
+    ),
+    replace(
+        ours("adaptive", "adaptive without the machine's disk", name="adaptive-no-disk"),
+        machine=_without_drive,
+        needs_disk=True,
+    ),
+    replace(
+        ours(
+            "adaptive",
+            "adaptive that writes to the disk without bound",
+            name="adaptive-unbounded",
+            disk_write_budget=0,
+        ),
+        needs_disk=True,
+    ),
     replace(
         ours("adaptive", "adaptive, of clients that name no tools", name="adaptive-no-tools"),
         args=without_tools,

@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from bench.sim.arms.arm import LabArm, by_program, by_service, connector
+from bench.sim.arms.arm import Away, LabArm, by_program, by_service, connector
 from bench.sim.bus import Bus
-from bench.sim.hardware import Machine
-from bench.sim.rival_workers import LmcacheWorker, OffloadingWorker, SimpleWorker
+from bench.sim.hardware import Machine, Model
+from bench.sim.rival_workers import LmcacheWorker, OffloadingWorker, SimpleWorker, TieringWorker
 from bench.sim.workers import Worker
 
 if TYPE_CHECKING:
@@ -52,6 +52,28 @@ def _offloading(name: str, title: str, policy: str) -> LabArm:
     return LabArm(name, title, transfer, worker)
 
 
+def _tiering_transfer(machine: Machine) -> Any:
+    from bench.sim.fs_tier import TIER, TieringSpec
+
+    return connector(
+        "OffloadingConnector",
+        cpu_bytes_to_use=machine.dram_bytes,
+        spec_name=TieringSpec.__name__,
+        spec_module_path=TieringSpec.__module__,
+        secondary_tiers=[{"type": TIER}],
+    )
+
+
+def _tiering_worker(engine: Engine, bus: Bus) -> Worker:
+    assert engine.disk is not None  # needs_disk
+    return TieringWorker(bus, engine.machine.block_bytes, disk=engine.disk)
+
+
+def _use_disk(engine: Engine, away: Away) -> None:
+    (tier,) = engine.connector.connector_scheduler.manager.secondary_tiers
+    tier.use(engine.disk, engine.clock)
+
+
 def _lmcache_transfer(machine: Machine) -> Any:
     num_bytes, token_bytes = machine.dram_bytes, machine.model.token_bytes
     num_tokens = num_bytes // token_bytes
@@ -62,6 +84,18 @@ def _lmcache_worker(engine: Engine, bus: Bus) -> Worker:
     return LmcacheWorker(bus, engine.machine.model.token_bytes)
 
 
+def _lmcache_refuses(model: Model) -> str:
+    """LMCacheConnectorV1 is no SupportsHMA (vLLM 0.26 to 0.33): VllmConfig disables the hybrid KV
+    cache manager beside it, without which unify_hybrid_kv_cache_specs raises."""
+    if model.states is None:
+        return ""
+    return (
+        "vLLM disables its hybrid KV cache manager beside LMCacheConnectorV1, so a server whose "
+        "model has states does not start; LMCache's server of its own, which takes such models, "
+        "is not modelled"
+    )
+
+
 _STOCK = LabArm("stock", "plain vLLM")
 _BASES = (
     _STOCK,
@@ -70,10 +104,19 @@ _BASES = (
     _offloading("offloading", "vLLM's OffloadingConnector, LRU", "lru"),
     _offloading("offloading-arc", "vLLM's OffloadingConnector, ARC", "arc"),
     LabArm(
+        "offloading-fs",
+        "vLLM's OffloadingConnector, LRU, tiered: all that DRAM gets goes to its fs tier as well",
+        _tiering_transfer,
+        _tiering_worker,
+        prepare=_use_disk,
+        needs_disk=True,
+    ),
+    LabArm(
         "lmcache",
         "a model of LMCache 0.3 to 0.5: chunks of 256 tokens, LRU, copies that the step waits for",
         _lmcache_transfer,
         _lmcache_worker,
+        refuses=_lmcache_refuses,
     ),
 )
 RIVALS = (

@@ -55,6 +55,8 @@ COLUMNS = (
     Column("DRAM hits", lambda f: f.share("num_external_tokens"), percent),
     Column("stored GB", lambda f: f.total("stored_bytes"), _gb),
     Column("loaded GB", lambda f: f.total("loaded_bytes"), _gb),
+    Column("written GB", lambda f: f.total("written_bytes"), _gb, is_brief=False),
+    Column("read GB", lambda f: f.total("read_bytes"), _gb, is_brief=False),
     Column("GPU busy", lambda f: f.busy, percent, is_brief=False),
 )
 

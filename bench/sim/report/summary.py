@@ -127,6 +127,8 @@ def machine_words(machine: dict[str, Any]) -> str:
         "tp": "TP {}",
         "dram_gb": "{} GB DRAM",
         "pcie_gb_s": "PCIe {} GB/s",
+        "disk_gb": "disk of {} GB",
+        "disk_gb_s": "which reads {} GB/s",
         "kv_tokens": "{} tokens of KV",
         "block_size": "blocks of {}",
     }

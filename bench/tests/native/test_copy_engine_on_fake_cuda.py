@@ -74,7 +74,7 @@ def test_the_delay_of_a_device_has_the_rivals_and_the_target(on_fake_gpu: dict[s
     assert (target["limit"], target["unit"]) == (5.0, "ms")
 
 
-def test_decode_beside_small_loads_goes_by_the_kernel_and_without(
+def test_decode_beside_small_pieces_goes_by_the_kernel_and_without(
     on_fake_gpu: dict[str, Any],
 ) -> None:
     paths = {row[0]: row[1] for row in on_fake_gpu["decode"]["rows"]}
@@ -84,7 +84,9 @@ def test_decode_beside_small_loads_goes_by_the_kernel_and_without(
         "stores, pieces of 64 KiB": "batch",
         "both, pieces of 64 KiB": "batch",
         "loads, pieces of 4 KiB, gather asked for": "gather",
+        "stores, pieces of 4 KiB, gather asked for": "gather",
         "loads, pieces of 4 KiB, batch asked for": "batch",
+        "stores, pieces of 4 KiB, batch asked for": "batch",
         "none, again": "-",
     }
 

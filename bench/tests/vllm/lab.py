@@ -10,9 +10,9 @@ from bench.sim.result import RunRecord
 from bench.sim.workloads.eight_turns import eight_turns
 
 
-def small_machine() -> Machine:
+def small_machine(disk_gb: float = 0.0) -> Machine:
     """VRAM for four programs' last turns, DRAM for as many again."""
-    return machine("A100-40", kv_tokens=60_000, dram_gb=8)
+    return machine("A100-40", kv_tokens=60_000, dram_gb=8, disk_gb=disk_gb)
 
 
 def small_workload(num_programs: int = 10) -> Workload:

@@ -26,7 +26,7 @@ def settle(lab: Lab) -> None:
 @pytest.mark.parametrize("name", ARMS)
 def test_every_arm_answers_every_turn_and_lets_go_of_every_block(name: str) -> None:
     workload = small_workload()
-    lab = Lab(small_machine(), ARMS[name], workload)
+    lab = Lab(small_machine(100.0 if ARMS[name].needs_disk else 0.0), ARMS[name], workload)
     record = lab.play()
     assert len(record.turns) == 8 * len(workload.programs)
     assert all(turn.arrived < turn.first_token <= turn.finished for turn in record.turns)

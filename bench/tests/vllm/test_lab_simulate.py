@@ -55,6 +55,7 @@ def test_a_job_is_the_same_run_in_whatever_process_and_order(tmp_path: Path) -> 
         (["--gpu", "H900"], "there is no GPU 'H900'; there is L40S, "),
         (["--sweep", "nope"], "there is no sweep 'nope'; there is published"),
         (["--model", "llama-70b-fp8", "--gpu", "A100-40"], "raise tp"),
+        (["--arms", "offloading-fs"], "needs a machine with a disk; give --disk-gb"),
         (["--rates", "0"], "rates are above 0"),
         (["--rates", "x"], "--rates 'x' should be numbers, like 1,3,6"),
         (["--set", "x"], "should read name=value"),
@@ -86,10 +87,11 @@ def test_options_of_a_workload_come_from_a_file_and_from_the_line(tmp_path: Path
     file.write_text('workload = "eight_turns"\ntool_s = 5.0\n')
     given = Options(
         arms="stock", workload=str(file), rates="1,2", gpu="H100", model="llama-8b",
-        dram_gb=100.0, pcie_gb_s=12.0, tp=1, seeds="1", settings=("window_s=9",), sweep="",
-        out=tmp_path / "x", report=None, workers=1,
+        dram_gb=100.0, pcie_gb_s=12.0, disk=(900.0, 3.0), tp=1, seeds="1",
+        settings=("window_s=9",), sweep="", out=tmp_path / "x", report=None, workers=1,
     )  # fmt: skip
     params = {"tool_s": 5.0, "window_s": 9}
     where = {"gpu": "H100", "model": "llama-8b", "dram_gb": 100.0, "pcie_gb_s": 12.0}
+    where |= {"disk_gb": 900.0, "disk_gb_s": 3.0}
     expected = [Job("stock", "eight_turns", {"rate": r, **params}, where, 1) for r in (1.0, 2.0)]
     assert [job.key for job in asked(given)] == [job.key for job in expected]

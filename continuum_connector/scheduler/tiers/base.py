@@ -13,6 +13,7 @@ from typing import Any, Protocol
 
 from continuum_connector.messages import WorkerReport
 from continuum_connector.scheduler.kv_groups import ChainBlocks
+from continuum_connector.scheduler.tiers.reading import Reading
 from continuum_connector.scheduler.tiers.traffic import Traffic
 from continuum_connector.scheduler.tiers.transfers import Transfer
 
@@ -26,14 +27,23 @@ class Tier(Protocol):
     `traffic`: its copies, those of all that lies below VRAM.
     `is_up`: whether it takes and gives anything; if it did once, `down_reason` says in a sentence
     why no more. `rank`: the programs' worth, the lowest leave first; with None the least recently
-    used do.
+    used do. `ahead`: what is brought nearer while turns wait; None where nothing is.
     """
 
     names: Sequence[str]
     traffic: Traffic
-    is_up: bool
-    down_reason: str
     rank: RankAt | None
+
+    @property
+    def is_up(self) -> bool: ...
+    @property
+    def down_reason(self) -> str: ...
+    @property
+    def ahead(self) -> Reading | None: ...
+
+    @property
+    def num_blocks(self) -> int:
+        """How many it can hold once it is there as a whole; 0 when it is down."""
 
     def store(
         self,
@@ -82,9 +92,11 @@ class Tier(Protocol):
     def hear(self, report: WorkerReport) -> None:
         """Take in what the workers say of the memory itself; copies are Traffic's."""
 
-    def reset(self, now: float) -> list[Transfer]:
-        """Forget every block, as after a weight update. Stores in flight are abandoned: their
-        VRAM blocks are free at once, and what they write is thrown away.
+    def reset(self, now: float, keep_as: str = "", name: str = "") -> list[Transfer]:
+        """Begin a new epoch: forget every block, as after a weight update, however many there are.
+        Stores in flight are abandoned: their VRAM blocks are free at once, and what they write is
+        thrown away. What has to go need not for good where the last epoch had a name, `keep_as`,
+        and such are kept; then the new one's `name` may find what it had.
 
         Returns the transfers that are over: stores that had not left yet.
         """

@@ -7,7 +7,8 @@ and leaves before anybody's live chain.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -19,6 +20,8 @@ from continuum_connector.scheduler.tiers.slots import (
     Chain,
     Numbers,
     SlotTable,
+    Tally,
+    Tickets,
     numbers_of,
 )
 
@@ -38,6 +41,7 @@ class SlotClaims:
     def __init__(self, table: SlotTable) -> None:
         self._table = table
         self._num_claims = 0
+        self._superseded: list[tuple[Chain, Tickets]] = []  # by the newest; as they were
         self.order = EvictionOrder(table.is_stuck)
 
     @property
@@ -56,6 +60,7 @@ class SlotClaims:
         self._num_claims += len(present)
         current = self.order.current(program)
         older: list[Chain] = []
+        self._superseded = []
         if current:
             self._table.mark(present, True)
             older = [c for c in current if supersedes or self._table.is_continued(c)]
@@ -67,6 +72,22 @@ class SlotClaims:
             self.order.supersede(self.order.current(program)[0])
         return chain
 
+    def withdraw(self, chain: Chain) -> None:
+        """The newest chain is not to be, and what it superseded is as it was."""
+        self._claim(chain, NO_TICKETS)
+        for older, before in self._superseded:
+            self._claim(older, before)
+            self.order.remove(older)
+            self.order.add(older)
+
+    def _claim(self, chain: Chain, tickets: Tickets) -> None:
+        """It claims these, and no others any more; of either some may have gone."""
+        table, before = self._table, chain.tickets
+        table.num_chains[numbers_of(before[table.are_there(before)])] -= 1
+        table.num_chains[numbers_of(tickets[table.are_there(tickets)])] += 1
+        self._num_claims += len(tickets) - len(before)
+        chain.tickets = tickets
+
     def extend(self, chain: Chain, numbers: Numbers) -> None:
         """It claims these now, of which more are there than when it began."""
         self._num_claims += len(numbers) - len(chain.tickets)
@@ -74,17 +95,33 @@ class SlotClaims:
 
     def _supersede(self, chain: Chain) -> None:
         """Leave it only what the newer, marked chain does not want."""
-        before, there = chain.tickets, chain.tickets[self._table.are_there(chain.tickets)]
-        chain.tickets = self._table.unmarked(chain)
-        self._table.num_chains[numbers_of(there)] -= 1
-        self._table.num_chains[numbers_of(chain.tickets)] += 1
-        self._num_claims -= len(before) - len(chain.tickets)
+        self._superseded.append((chain, chain.tickets))
+        self._claim(chain, self._table.unmarked(chain))
         (self.order.supersede if len(chain.tickets) else self.order.remove)(chain)
 
-    def let_go(self, chain: Chain, num_wanted: int) -> Iterator[Numbers]:
+    def enough(
+        self, order: Iterator[tuple[float, Chain]], num_wanted: int
+    ) -> list[tuple[float, Chain]]:
+        """The first of those chains with which, whole, `num_wanted` slots leave that nobody else
+        claims, without those of which something is busy; none where they are too few."""
+        chosen, tally = [], Tally(self._table)
+        for worth, chain in order:
+            num_free = tally.add(chain)
+            if num_free is not None:
+                chosen.append((worth, chain))
+                num_wanted -= num_free
+            if num_wanted <= 0:
+                return chosen
+        return []
+
+    def let_go(self, chain: Chain, num_wanted: int | None) -> Iterator[Numbers]:
         """Yield slots that nobody else claims, tail first, up to `num_wanted` all in all; fewer
-        where there are no more before a busy one. The caller forgets them at once."""
+        where there are no more before a busy one. None: all of them, or none if one is busy. The
+        caller forgets them at once."""
         is_stuck = False
+        if num_wanted is None:
+            num_wanted = len(chain.tickets)
+            is_stuck = Tally(self._table).add(chain) is None
         while len(chain.tickets) and num_wanted and not is_stuck:
             length, leaving, is_stuck = self._table.tail(chain, num_wanted)
             chain.cut(length)
@@ -92,7 +129,7 @@ class SlotClaims:
             num_wanted -= len(leaving)
             yield leaving
 
-    def excess(self, besides: Chain) -> Iterator[Numbers]:
+    def excess(self, besides: Chain, whole: bool) -> Iterator[Numbers]:
         """The same of the coldest chains, whole ones if need be, while there are too many bytes."""
         victims: list[Chain] = []
         num_empty = 0
@@ -103,7 +140,7 @@ class SlotClaims:
             num_left = 1
             while num_left and self.num_bytes - num_empty * CHAIN_BYTES > MAX_CLAIM_BYTES:
                 num_left = 0
-                for leaving in self.let_go(victim, 1):
+                for leaving in self.let_go(victim, None if whole else 1):
                     num_left += len(leaving)
                     yield leaving
             num_empty += not len(victim.tickets)
@@ -114,17 +151,24 @@ class SlotClaims:
             if not len(chain.tickets):
                 self.order.remove(chain)
 
-    def clear(self) -> None:
-        """Nobody claims anything; the slots' own counts go with the slots."""
-        self.order = EvictionOrder(self._table.is_stuck)
-        self._num_claims = 0
+    def clear(self) -> tuple[EvictionOrder, int, Sequence[Any]]:
+        """Nobody claims anything; the slots' own counts go with the slots. Returns what `restore`
+        takes, and what the chains were in, to be taken apart."""
+        order, num_claims = self.order, self._num_claims
+        self.restore(EvictionOrder(self._table.is_stuck), 0)
+        return order, num_claims, order.queues
 
-    def check(self, used: Numbers) -> None:
-        """Prove that the slots in use are claimed, as often as counted."""
+    def restore(self, order: EvictionOrder, num_claims: int) -> None:
+        """These chains claim what they did."""
+        self.order, self._num_claims, self._superseded = order, num_claims, []
+
+    def check(self, used: Numbers, past: Numbers) -> None:
+        """Prove that the slots in use are claimed, as often as counted; `past`: not any more."""
         chains = list(self.order)
         claimed = np.concatenate([NO_TICKETS, *(chain.tickets for chain in chains)])
         claims = np.zeros(len(self._table.tickets), np.int64)
         np.add.at(claims, numbers_of(claimed[self._table.are_there(claimed)]), 1)
+        claims[past] = self._table.num_chains[past]
         if not (self._table.num_chains == claims).all() or not claims[used].all():
             raise InvariantError(f"claims counted {self._table.num_chains}, found {claims}")
         if any(count > 1 for count in Counter(chains).values()):

@@ -8,18 +8,20 @@ from __future__ import annotations
 
 import logging
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from continuum_connector.messages import WorkerReport
 from continuum_connector.observe.account import Account
-from continuum_connector.scheduler.kv_groups import ChainBlocks, KvGroups
+from continuum_connector.scheduler.kv_groups import ChainBlocks, Key, KvGroups
 from continuum_connector.scheduler.tiers.base import RankAt
 from continuum_connector.scheduler.tiers.events import TierEvents
 from continuum_connector.scheduler.tiers.finding import Finder
 from continuum_connector.scheduler.tiers.index import HostIndex
+from continuum_connector.scheduler.tiers.reading import Reading
+from continuum_connector.scheduler.tiers.slots import Tickets
 from continuum_connector.scheduler.tiers.traffic import Owner, Traffic
 from continuum_connector.scheduler.tiers.transfers import Kind, Transfer, TransferState
 
@@ -35,6 +37,7 @@ class DramTier:
     """
 
     names: Sequence[str] = ("dram",)
+    ahead: Reading | None = None
 
     def __init__(
         self,
@@ -45,20 +48,32 @@ class DramTier:
         account: Account,
         events: TierEvents | None = None,
     ) -> None:
-        self.index = HostIndex(0)
+        self.index = HostIndex(0, whole=not groups.are_simple)
         self.is_up = num_slots > 0
         self.down_reason = ""
         self.rank: RankAt | None = None
         self.num_wanted_slots = num_slots
+        self._num_there = 0
         self._slot_bytes = slot_bytes
         self._ready_slots: dict[int, int] = {}  # rank -> host slots it can use
         self.traffic = traffic
+        past = self.index.past
+        traffic.background = lambda now: past.tidy()
         self._owner = Owner(self._settled, self._hangs)
         self._account = account
-        self._events = events
+        self.events = events
+        self._groups = groups
         self._found = Finder(self.index, groups)
+        # Told of slots that a load found to be wrong: copies of them may lie elsewhere.
+        self.doubts: Callable[[Tickets], None] = lambda tickets: None
+        # Of each store under way, the block of it that is the first in its chain.
+        self._firsts: dict[int, tuple[int, Key]] = {}
         account.gauge("dram_wanted_blocks", num_slots)
         account.gauge("tier_up", float(self.is_up))
+
+    @property
+    def num_blocks(self) -> int:
+        return self.num_wanted_slots if self.is_up else 0
 
     # --- stores -----------------------------------------------------------------------
     def store(
@@ -70,25 +85,32 @@ class DramTier:
         supersedes: bool = True,
     ) -> bool:
         """What `supersedes` is to the slots: HostIndex.reserve."""
-        if not self.is_up:
+        keys, is_up = blocks.keys, self.is_up
+        if None in keys:  # vLLM forgot them while a pin held them (BlockPool.evict_blocks)
+            is_up = is_up and self._groups.are_simple
+            num_named = next(number for number, key in enumerate(keys) if key is None)
+            blocks = blocks.only(range(num_named))
+            keys = blocks.keys
+        if not is_up:
             return False
         rank = self.rank
         rank_now = None if rank is None else lambda program: rank(program, now)
         evicted, refused = self.index.num_evicted, self.index.num_refused
-        keys = blocks.keys
-        slots = self.index.reserve(keys, program, now, rank_now, supersedes)
+        places = self._places(blocks)
+        slots = self.index.reserve(keys, program, now, rank_now, supersedes, places)
         self._account.count("dram_evicted_blocks", self.index.num_evicted - evicted)
         refused = self.index.num_refused - refused
         self._account.count("dram_refused_blocks", refused)
-        has_most = 2 * refused <= len(blocks)
+        has_most = 2 * refused <= len(blocks) if self._groups.are_simple else not refused
         if not len(slots):
             return has_most
         if len(slots) < len(blocks):
             new = set(self.index.keys_of(slots))
             blocks = blocks.only([n for n, key in enumerate(keys) if key in new])
         transfer = self.traffic.store(self._owner, program, blocks.blocks, slots, now)
-        if self._events is not None and request is not None:
-            self._events.describe(transfer.id, request, blocks)
+        self._firsts[transfer.id] = blocks.ends[0], blocks.blocks[0].block_hash
+        if self.events is not None and request is not None:
+            self.events.describe(transfer.id, request, blocks.keys, blocks.ends)
         return has_most
 
     # --- loads ------------------------------------------------------------------------
@@ -123,11 +145,9 @@ class DramTier:
     def residence_s(self, now: float) -> float:
         return self.index.residence.seconds(now)
 
-    def reset(self, now: float) -> list[Transfer]:
-        over = self.traffic.abandon_stores(self._owner, now)
-        self.index.clear()  # what `find` remembers is then of an older version of it
-        if self._events is not None:
-            self._events.cleared()
+    def reset(self, now: float, keep_as: str = "", name: str = "") -> list[Transfer]:
+        over = self.traffic.abandon(self._owner)
+        self.index.clear(keep_as, name)
         return over
 
     # --- every step -------------------------------------------------------------------
@@ -140,31 +160,43 @@ class DramTier:
 
     def take_events(self) -> list[Any]:
         gone, self.index.gone = self.index.gone, deque()
-        if self._events is None:
+        if self.events is None:
             return []
-        self._events.removed(gone)
-        return self._events.take()
+        self.events.removed(gone)
+        return self.events.take()
 
     def update_gauges(self) -> None:
         account, index = self._account, self.index
-        account.gauge("dram_capacity_blocks", index.num_slots if self.is_up else 0)
+        account.gauge("dram_capacity_blocks", self._num_there if self.is_up else 0)
         account.gauge("dram_blocks", index.num_ready, "ready")
         account.gauge("dram_blocks", index.num_writing, "writing")
         account.gauge("dram_used_bytes", (index.num_slots - index.num_free) * self._slot_bytes)
 
     # --- parts ------------------------------------------------------------------------
+    def _places(self, blocks: ChainBlocks) -> Sequence[int]:
+        """The blocks' places in their chain, if anybody asks."""
+        if self.index.marks is None:
+            return ()
+        return [end // self._groups.hash_size - 1 for end in blocks.ends]
+
     def _grow(self, ready_slots: dict[int, int]) -> None:
         """A block lies in the same slot on every rank, so the slowest rank sets the pace."""
         self._ready_slots |= ready_slots
         if len(self._ready_slots) == self.traffic.world_size:
-            self.index.grow(min(self.num_wanted_slots, *self._ready_slots.values()))
+            self._num_there = min(self.num_wanted_slots, *self._ready_slots.values())
+            self.index.grow(self._num_there)
 
     def _settled(self, transfer: Transfer) -> None:
         if transfer.kind is Kind.STORE:
+            first = self._firsts.pop(transfer.id)
+            if transfer.state is TransferState.DONE:
+                self._found.came(*first)
             self.index.settle(transfer.slots, stored=transfer.state is TransferState.DONE)
-            if self._events is not None:
-                self._events.stored(transfer.id, set(self.index.keys_of(transfer.slots)))
+            if self.events is not None:
+                self.events.stored(transfer.id, set(self.index.keys_of(transfer.slots)))
         elif transfer.slots[0] >= 0:
+            if transfer.outcome is not None and "corrupt" in transfer.outcome.reasons:
+                self.doubts(transfer.slots)
             self.index.release(transfer.slots, corrupt=transfer.state is TransferState.FAILED)
 
     def _hangs(self, sentence: str) -> None:
@@ -176,4 +208,6 @@ class DramTier:
         self.is_up = False
         self.down_reason = reason
         self.index.clear()
+        if self.events is not None:
+            self.events.lost()
         self._account.gauge("tier_up", 0.0)

@@ -9,33 +9,41 @@ from __future__ import annotations
 from collections.abc import Container, Iterable, Sequence
 from typing import Any, Protocol
 
-from continuum_connector.scheduler.kv_groups import ChainBlocks, Key
+from continuum_connector.scheduler.kv_groups import Key, KvGroups
+
+Span = tuple[int, int]  # tokens of a chain: the first, and the one behind the last
 
 
 class EventFactory(Protocol):
     """Builds vLLM's event objects (kv_events.KvEventFactory)."""
 
     def stored(
-        self, request: Any, indexes: Sequence[int], keys: Sequence[Key], block_size: int
+        self, request: Any, spans: Sequence[Span], keys: Sequence[Key], hash_size: int
     ) -> list[Any]: ...
     def removed(self, key: Key) -> Any: ...
-    def cleared(self) -> Any: ...
+    def on_disk(self, keys: Sequence[Key], block_size: int) -> list[Any]: ...
+    def off_disk(self, keys: Sequence[Key]) -> list[Any]: ...
 
 
 class TierEvents:
     """Collects events between two calls of vLLM's `take_events`."""
 
-    def __init__(self, factory: EventFactory, block_size: int) -> None:
+    def __init__(self, factory: EventFactory, groups: KvGroups) -> None:
         self._factory = factory
-        self._block_size = block_size
+        self._groups = groups
         self._pending: dict[int, list[tuple[Key, Any]]] = {}
         self._visible: set[Key] = set()  # announced as stored and not yet as removed
         self._out: list[Any] = []
 
-    def describe(self, transfer_id: int, request: Any, blocks: ChainBlocks) -> None:
-        """Prepare the events of a store while its request still has its tokens."""
-        keys = blocks.keys
-        events = self._factory.stored(request, blocks.indexes, keys, self._block_size)
+    def describe(
+        self, transfer_id: int, request: Any, keys: Sequence[Key], ends: Sequence[int]
+    ) -> None:
+        """Prepare the events of a store, or of a read from disk, while its request still has its
+        tokens; `ends`: where in the chain each block ends."""
+        spans = [
+            (self._groups.start_of(key, end), end) for key, end in zip(keys, ends, strict=True)
+        ]
+        events = self._factory.stored(request, spans, keys, self._groups.hash_size)
         self._pending[transfer_id] = list(zip(keys, events, strict=True))
 
     def stored(self, transfer_id: int, kept: Container[Key]) -> None:
@@ -45,10 +53,9 @@ class TierEvents:
                 self._visible.add(key)
                 self._out.append(event)
 
-    def cleared(self) -> None:
-        """Everything in DRAM was forgotten at once."""
-        self._out = [self._factory.cleared()]
-        self._visible.clear()
+    def lost(self) -> None:
+        """Everything in DRAM was forgotten, and nothing else."""
+        self.removed(list(self._visible))
 
     def removed(self, keys: Iterable[Key]) -> None:
         """These left DRAM, or their store failed; only what was announced is taken back."""
@@ -56,6 +63,15 @@ class TierEvents:
             if key in self._visible:
                 self._visible.discard(key)
                 self._out.append(self._factory.removed(key))
+
+    def written(self, keys: Sequence[Key]) -> None:
+        """They are on disk. What was written with them under one name is not told: once the name
+        alone is left, nobody knows what that was."""
+        self._out += self._factory.on_disk(keys, self._groups.hash_size)
+
+    def left_disk(self, keys: Sequence[Key]) -> None:
+        """They are on disk no more."""
+        self._out += self._factory.off_disk(keys)
 
     def take(self) -> list[Any]:
         """Return the events since the last take, in the order in which things happened."""

@@ -13,10 +13,13 @@ import itertools
 import math
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
 from continuum_connector.scheduler.tiers.slots import Chain
 
 Rank = Callable[[str], float]  # program -> worth of its blocks in DRAM
+
+DEAD = -math.inf  # what finished or was superseded is worth so little: it is nobody's loss
 
 # How many live chains of either end of the least-recently-used order are compared at a time.
 # Both ends, for where programs return in turn, the one used last is needed last: with less DRAM
@@ -41,6 +44,11 @@ class EvictionOrder:
 
     def __len__(self) -> int:
         return len(self._done) + len(self._superseded) + len(self._live)
+
+    @property
+    def queues(self) -> Sequence[Any]:
+        """What the chains are in, for who takes it apart."""
+        return self._done, self._superseded, self._live, self._current
 
     def current(self, program: str) -> Sequence[Chain]:
         """The program's chains that no newer turn superseded, oldest first."""
@@ -88,7 +96,11 @@ class EvictionOrder:
         for one more per live chain yielded, however many there are.
         """
         for chain in itertools.chain(self._done, self._superseded):
-            yield -math.inf, chain
+            yield DEAD, chain
+        yield from self.live(besides, rank)
+
+    def live(self, besides: Chain, rank: Rank | None) -> Iterator[tuple[float, Chain]]:
+        """The same of live chains alone."""
         if rank is not None:
             yield from self._by_rank(besides, rank)
             return

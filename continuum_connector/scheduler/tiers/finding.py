@@ -1,37 +1,52 @@
 """Finder: how much of a waiting turn's prompt is in DRAM.
 
 vLLM asks in every step for each turn that it cannot admit, while stores of others settle and
-blocks leave. So what was found is remembered: a block that came is looked for where the last
-look ended, and one that left counts only if it was among those found.
+blocks leave. So what was found is remembered: of one group of full attention a block that came is
+looked for where the last look ended; of other models vLLM's own lookup, which walks them all, is
+asked again only when a block of that very prompt has come. What left counts only if it was among
+what was found.
 """
 
 from __future__ import annotations
 
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
 from continuum_connector.messages import BlockIds
-from continuum_connector.scheduler.kv_groups import Key, KvGroups, block_key
+from continuum_connector.scheduler.kv_groups import FULL, Key, KvGroup, KvGroups, block_key
 from continuum_connector.scheduler.tiers.index import HostIndex
 from continuum_connector.scheduler.tiers.slots import NO_TICKETS, Tickets
 
 # Turns whose slots are remembered, 8 bytes each: few are asked for in one step.
 MAX_REMEMBERED = 64
+MAX_ARRIVALS = 256  # stores that settled; a turn not asked for through more looks anew
 _FIRST_LOOK = 16  # blocks; then twice as many each time, so that a miss costs little
+# A lookup whose load would get more blocks than there are is asked for a shorter one.
+_NUM_LOOKS = 4
 
 
 @dataclass(eq=False, slots=True)
 class _Promise:
-    """Blocks [start, hit) are in DRAM, as of these counts of the index."""
+    """Tokens [start, hit) are in DRAM, as of these counts of the index and of stores."""
 
     start: int
     hit: int
     version: int
     num_lost: int
+    num_arrivals: int = 0
+
+
+class _Look(Protocol):
+    """Where the hit ends that begins at `start`, and which blocks of the request to load."""
+
+    def hit(self, request: Any, start: int, known: _Promise | None) -> int: ...
+    def slots(
+        self, request: Any, block_ids: Sequence[Sequence[int]], start: int, hit: int
+    ) -> tuple[BlockIds, Tickets]: ...
 
 
 class Finder:
@@ -39,102 +54,241 @@ class Finder:
 
     def __init__(self, index: HostIndex, groups: KvGroups) -> None:
         self._index = index
-        self._groups = groups
-        # Without windows a hit needs every block from its first, so it can be resumed.
-        self._is_full = groups.num_full == len(groups)
-        self._suffixes = [block_key(b"", group.index) for group in groups]
         self._promises: dict[str, _Promise] = {}
-        self._tickets: OrderedDict[str, Tickets] = OrderedDict()
+        self._tickets = Remembered()
+        self._epoch = index.num_epochs  # in which those were found
+        self._arrivals = Arrivals(groups)
+        # Whose promise was cut to where no hit ends: it would be made again for ever.
+        self._cut: set[str] = set()
+        self._look: _Look
+        if groups.lookup is None:
+            self._look = EveryBlock(index, groups, self._tickets)
+        else:
+            self._look = ByRule(index, groups, self._tickets, self._arrivals)
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._promises)
 
+    def came(self, first_end: int, first_key: Key) -> None:
+        """A store has settled; `first_...`: of the block of it that is the first in its chain."""
+        self._arrivals.add(first_end, first_key)
+
     def find(self, request: Any, num_vram_tokens: int) -> int:
         """Return how many tokens beyond `num_vram_tokens` a load could bring back."""
-        size, index = self._groups.hash_size, self._index
-        start = num_vram_tokens // size
+        index, start = self._index, num_vram_tokens
+        self._follow_epoch()
         known = self._promises.get(request.request_id)
         if known is None or known.version != index.version or known.start != start:
-            end, hashes = self._groups.last_end(request.num_tokens), request.block_hashes
-            if self._is_full:
-                hit = self._resume(request, start, end // size, known)
-            else:
-                hit = self._groups.longest_hit(hashes, start * size, end, index.is_ready) // size
-            known = _Promise(start, hit, index.version, index.num_lost)
+            if request.request_id in self._cut:
+                return 0
+            hit = self._look.hit(request, start, known)
+            known = _Promise(start, hit, index.version, index.num_lost, self._arrivals.num)
             self._promises[request.request_id] = known
-        return (known.hit - start) * size
+        return known.hit - start
 
     def take(
         self, request: Any, block_ids: Sequence[Sequence[int]], num_tokens: int
     ) -> tuple[BlockIds, Tickets | None]:
         """Return what was promised for the first `num_tokens` of it, once: which VRAM blocks of
         the request's to load, and from which slots; None where one of those has gone since."""
+        self._follow_epoch()
         promise = self._promises.pop(request.request_id)
-        tickets = self._tickets.pop(request.request_id, None)
-        hashes, start = request.block_hashes, promise.start
-        hit = min(promise.hit, start + num_tokens // self._groups.hash_size)
-        if self._is_full:
-            blocks = np.array([ids[start:hit] for ids in block_ids], dtype=np.int32).T.ravel()
-            if tickets is None:  # too many others were asked for since
-                tickets = self._index.find(self._keys(hashes, start, hit))
-        else:
-            keys, blocks = self._windows(hashes, block_ids, start, hit)
-            tickets = self._index.find(keys)
-        tickets = tickets[: len(blocks)]
-        is_there = self._index.still_ready(tickets) == len(blocks)
-        return blocks, tickets if is_there else None
+        start, hit = promise.start, min(promise.hit, promise.start + num_tokens)
+        blocks, tickets = self._look.slots(request, block_ids, start, hit)
+        if self._index.still_ready(tickets) == len(blocks):
+            return blocks, tickets
+        if hit < promise.hit:
+            self._cut.add(request.request_id)
+        return blocks, None
+
+    def _follow_epoch(self) -> None:
+        """Slots that were found in another epoch are nobody's. Who was promised some is still to
+        take it, and gets nothing. What was not found may be there: an epoch may have come back."""
+        if self._epoch != self._index.num_epochs:
+            self._epoch = self._index.num_epochs
+            self._tickets.clear()
+            self._arrivals.all_may_have()
 
     def forget(self, request_id: str) -> None:
         """The request is over."""
         self._promises.pop(request_id, None)
-        self._tickets.pop(request_id, None)
+        self._tickets.pop(request_id)
+        self._cut.discard(request_id)
 
-    # --- parts ------------------------------------------------------------------------
-    def _resume(self, request: Any, start: int, end: int, known: _Promise | None) -> int:
-        """Look on from where the last look ended, or from the first block that has left."""
-        tickets = self._tickets.pop(request.request_id, NO_TICKETS)
-        if known is None or known.start != start:
-            tickets = NO_TICKETS
-        elif known.num_lost != self._index.num_lost:
-            tickets = tickets[: self._index.still_ready(tickets)]
-        width, length = len(self._suffixes), _FIRST_LOOK
-        hit = start + len(tickets) // width
-        end = min(end, len(request.block_hashes))
-        pieces = [tickets[: (hit - start) * width]]
-        while hit < end:
-            upto = min(end, hit + length)
-            piece = self._index.find(self._keys(request.block_hashes, hit, upto))
-            piece = piece[: len(piece) // width * width]
-            pieces.append(piece)
-            hit += len(piece) // width
-            if hit < upto:
-                break
-            length *= 2
-        self._remember(request.request_id, np.concatenate(pieces))
-        return hit
 
-    def _remember(self, request_id: str, tickets: Tickets) -> None:
+class Remembered:
+    """The slots found for the requests asked for last."""
+
+    def __init__(self) -> None:
+        self._tickets: OrderedDict[str, Tickets] = OrderedDict()
+
+    def __len__(self) -> int:
+        return len(self._tickets)
+
+    def __contains__(self, request_id: str) -> bool:
+        return request_id in self._tickets
+
+    def pop(self, request_id: str) -> Tickets | None:
+        return self._tickets.pop(request_id, None)
+
+    def get(self, request_id: str) -> Tickets | None:
+        return self._tickets.get(request_id)
+
+    def clear(self) -> None:
+        self._tickets.clear()
+
+    def put(self, request_id: str, tickets: Tickets) -> None:
         self._tickets[request_id] = tickets
         if len(self._tickets) > MAX_REMEMBERED:
             self._tickets.popitem(last=False)
 
+
+class Arrivals:
+    """The first block of each store that settled lately. A block's hash covers all before it, so
+    a prompt that has not this one has none of that store."""
+
+    def __init__(self, groups: KvGroups) -> None:
+        self.num = 0
+        self._unit = groups.hash_size
+        # A block that a hit ended amid may have been filled since, and goes by a later hash.
+        self._span = groups.scheduler_size // groups.hash_size
+        self._firsts: deque[tuple[int, bytes]] = deque(maxlen=MAX_ARRIVALS)
+
+    def add(self, end: int, key: Key) -> None:
+        self.num += 1
+        self._firsts.append((end // self._unit - 1, key[: -len(_SUFFIX)]))
+
+    def all_may_have(self) -> None:
+        """Something of any prompt may have come."""
+        self.num += 1
+        self._firsts.clear()
+
+    def concern(self, hashes: Sequence[bytes], since: int) -> bool:
+        """Whether one of those after the first `since` may be of a prompt of these hashes."""
+        num_new = self.num - since
+        if num_new > len(self._firsts):
+            return True
+        new = (self._firsts[-number] for number in range(1, num_new + 1))
+        return any(first in hashes[place : place + self._span] for place, first in new)
+
+
+_SUFFIX = block_key(b"", 0)
+
+
+class EveryBlock:
+    """One group of full attention: a hit needs every block from its first, so it can be resumed."""
+
+    def __init__(self, index: HostIndex, groups: KvGroups, remembered: Remembered) -> None:
+        self._index = index
+        self._groups = groups
+        self._tickets = remembered
+
+    def hit(self, request: Any, start: int, known: _Promise | None) -> int:
+        """Look on from where the last look ended, or from the first block that has left."""
+        size, index, hashes = self._groups.hash_size, self._index, request.block_hashes
+        first, end = start // size, self._groups.last_end(request.num_tokens) // size
+        tickets = self._tickets.pop(request.request_id)
+        if tickets is None or known is None or known.start != start:
+            tickets = NO_TICKETS
+        elif known.num_lost != index.num_lost:
+            tickets = tickets[: index.still_ready(tickets)]
+        hit, end, length = first + len(tickets), min(end, len(hashes)), _FIRST_LOOK
+        pieces = [tickets]
+        while hit < end:
+            upto = min(end, hit + length)
+            piece = index.find(self._keys(hashes, hit, upto))
+            pieces.append(piece)
+            hit += len(piece)
+            if hit < upto:
+                break
+            length *= 2
+        self._tickets.put(request.request_id, np.concatenate(pieces))
+        return hit * size
+
+    def slots(
+        self, request: Any, block_ids: Sequence[Sequence[int]], start: int, hit: int
+    ) -> tuple[BlockIds, Tickets]:
+        size = self._groups.hash_size
+        first, last = start // size, hit // size
+        blocks = np.array(block_ids[0][first:last], dtype=np.int32)
+        tickets = self._tickets.pop(request.request_id)
+        if tickets is None:  # too many others were asked for since
+            tickets = self._index.find(self._keys(request.block_hashes, first, last))
+        return blocks, tickets[: len(blocks)]
+
     def _keys(self, hashes: Sequence[bytes], first: int, last: int) -> list[Key]:
-        """The keys of those blocks in all groups, those of one index beside each other."""
-        some, width = hashes[first:last], len(self._suffixes)
-        keys = [b""] * (len(some) * width)
-        for number, suffix in enumerate(self._suffixes):
-            keys[number::width] = [block_hash + suffix for block_hash in some]
+        return [block_hash + _SUFFIX for block_hash in hashes[first:last]]
+
+
+class ByRule:
+    """Any other model: vLLM's own lookup says where a hit ends and what a load gets blocks for."""
+
+    def __init__(
+        self, index: HostIndex, groups: KvGroups, remembered: Remembered, arrivals: Arrivals
+    ) -> None:
+        assert groups.lookup is not None
+        self._lookup = groups.lookup
+        self._index = index
+        self._groups = groups
+        self._tickets = remembered
+        self._arrivals = arrivals
+
+    def hit(self, request: Any, start: int, known: _Promise | None) -> int:
+        if known is not None and known.start == start and self._stands(request, known):
+            return known.hit
+        hit, hashes, index = request.num_tokens, request.block_hashes, self._index
+        for _ in range(_NUM_LOOKS):
+            hit = self._lookup.longest_hit(hashes, start, hit - 1, index.is_ready)
+            if hit == start:
+                break
+            keys = self._needed(hashes, start, hit)
+            tickets = index.find(keys)
+            if len(tickets) == len(keys):
+                self._tickets.put(request.request_id, tickets)
+                return hit
+        self._tickets.put(request.request_id, NO_TICKETS)
+        return start
+
+    def slots(
+        self, request: Any, block_ids: Sequence[Sequence[int]], start: int, hit: int
+    ) -> tuple[BlockIds, Tickets]:
+        self._tickets.pop(request.request_id)
+        keys: list[Key] = []
+        blocks: list[int] = []
+        for group in self._groups:
+            first, last = start // group.block_size, -(-hit // group.block_size)
+            ids = block_ids[group.index][first:last]
+            named = self._keys(request.block_hashes, group, first, hit)
+            keys += [key for key, block_id in zip(named, ids, strict=True) if block_id]
+            blocks += filter(None, ids)
+        return np.array(blocks, dtype=np.int32), self._index.find(keys)
+
+    def _stands(self, request: Any, known: _Promise) -> bool:
+        """Whether another look would find the same."""
+        if self._arrivals.concern(request.block_hashes, known.num_arrivals):
+            return False
+        if known.hit == known.start or known.num_lost == self._index.num_lost:
+            return True
+        tickets = self._tickets.get(request.request_id)
+        return tickets is not None and self._index.still_ready(tickets) == len(tickets)
+
+    def _needed(self, hashes: Sequence[bytes], start: int, hit: int) -> list[Key]:
+        """What a load of those tokens gets blocks for; vLLM's lookup may ask for less of it."""
+        keys: list[Key] = []
+        for group in self._groups:
+            first = max(start, self._lookup.first_read(group.index, hit)) // group.block_size
+            keys += self._keys(hashes, group, first, hit)
         return keys
 
-    def _windows(
-        self, hashes: Sequence[bytes], block_ids: Sequence[Sequence[int]], start: int, hit: int
-    ) -> tuple[list[Key], BlockIds]:
-        """The same where some groups' blocks are null (0), outside their windows."""
-        keys, blocks = [], []
-        for group in self._groups:
-            for index in range(start, hit):
-                block_id = block_ids[group.index][index]
-                if block_id:
-                    keys.append(block_key(hashes[index], group.index))
-                    blocks.append(block_id)
-        return keys, np.array(blocks, dtype=np.int32)
+    def _keys(self, hashes: Sequence[bytes], group: KvGroup, first: int, hit: int) -> list[Key]:
+        """Those of the group's blocks from the one of index `first` on to where the hit ends. A
+        block is named by the hash at its end, and one that the hit ends amid by the hash there; of
+        full attention any that goes on with the same tokens will do."""
+        size, unit, suffix = group.block_size, self._groups.hash_size, block_key(b"", group.index)
+        ends = range((first + 1) * size, hit + 1, size)
+        keys = [hashes[end // unit - 1] + suffix for end in ends]
+        if hit % size:
+            longest = (hit // size + 1) * size // unit if group.kind == FULL else hit // unit
+            tails = [each + suffix for each in hashes[hit // unit - 1 : longest]]
+            keys.append(next(filter(self._index.is_ready, tails), tails[0]))
+        return keys

@@ -4,23 +4,29 @@ A slot is FREE, WRITING (a store is under way) or READY; a READY slot may have r
 Only READY slots are ever found. A slot that is forgotten while somebody writes or reads it
 becomes an orphan: nobody finds it, and it is FREE once the last of them is done.
 
+A new epoch begins with empty tables; what the old ones held is FREE by and by (past.py).
+
 A program's turn keeps a chain of slots. Chains leave tail first, in the order of eviction.py;
 a slot that several chains claim, as those of a common system prompt, leaves with the last.
+
+Where a hit needs more than every block before its end, as the state or the window there, a chain
+without its tail is a hit for nobody: then chains come whole and leave whole (`whole`).
 """
 
 from __future__ import annotations
 
 import itertools
-import math
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 
 from continuum_connector.errors import InvariantError
 from continuum_connector.scheduler.kv_groups import Key
 from continuum_connector.scheduler.tiers.chains import SlotClaims
-from continuum_connector.scheduler.tiers.eviction import Rank, Residence
+from continuum_connector.scheduler.tiers.eviction import DEAD, Rank, Residence
+from continuum_connector.scheduler.tiers.marks import Flags, Marks
+from continuum_connector.scheduler.tiers.past import Past, Table
 from continuum_connector.scheduler.tiers.slots import (
     Chain,
     FreeSlots,
@@ -30,16 +36,20 @@ from continuum_connector.scheduler.tiers.slots import (
     numbers_of,
 )
 
+NOBODYS = Chain("", 0.0)  # beside which every chain may leave
+
 
 class HostIndex:
     """Block hash -> slot, the slots' states, and the chains that claim them."""
 
-    def __init__(self, num_slots: int) -> None:
+    def __init__(self, num_slots: int, whole: bool = False) -> None:
+        self._whole = whole
         self.num_slots = 0  # that exist by now, see `grow`
         self.num_ready = 0
         self.num_writing = 0  # orphans under a store included
         self.num_orphans_read = 0
         self.version = 0  # grows whenever a lookup may answer differently
+        self.num_epochs = 0  # tickets of READY slots are worth nothing in another one
         self.num_lost = 0  # grows with every READY slot that is forgotten
         self.num_evicted = 0  # for room, ever
         self.num_refused = 0  # blocks no room was made for, ever
@@ -49,19 +59,26 @@ class HostIndex:
         self._numbers: dict[Key, int] = {}
         self._table = SlotTable()
         self._claims = SlotClaims(self._table)
+        self.past = Past(self._regain)  # of earlier epochs
+        self.marks: Marks | None = None  # kept where there is a disk
         self.grow(num_slots)
 
     def grow(self, num_slots: int) -> None:
-        """Slots up to `num_slots` exist from now on; they are used after those that did."""
+        """Slots up to `num_slots` exist from now on; they are used after those that did. Fewer than
+        there were: the others are away until they exist again."""
         if num_slots > self.num_slots:
             self._free.grow(self.num_slots, num_slots)
             self._table.grow(num_slots)
+            if self.marks is not None:
+                self.marks.grow(num_slots)
             self.num_slots = num_slots
             self.residence = Residence()  # of a smaller DRAM; nothing has to leave this one
+        self._free.end_at(num_slots)
 
     @property
     def num_free(self) -> int:
-        return self._free.num
+        """Slots that nothing is in, or nothing of this epoch."""
+        return self._free.num + len(self._free.away) + self.past.num
 
     def __contains__(self, key: Key) -> bool:
         return key in self._numbers
@@ -88,15 +105,18 @@ class HostIndex:
         now: float,
         rank: Rank | None = None,
         supersedes: bool = True,
+        places: Sequence[int] = (),
     ) -> Tickets:
         """Claim slots for those of `keys`, one chain, not stored yet, evicting if needed.
 
         Returns a WRITING slot per new key. Stops at the first key for which no room can be
-        made, so what is stored of a chain is always a prefix of what was asked: everything
-        else is busy, or by `rank` worth more than what `program` has in DRAM. None: the least
+        made, so what is stored of a chain is always a prefix of what was asked, or nothing where
+        chains are `whole`, for which nobody leaves in vain: everything else is busy, or by
+        `rank` worth more than what `program` has in DRAM. None: the least
         recently used is worth least. With `supersedes` what the program stored of other chains
         leaves before anybody's live chain; without it only what this chain continues does,
-        as the program has other turns under way.
+        as the program has other turns under way. `places`: of the blocks in their chain, from 0,
+        for the marks.
         """
         numbers = self._look(keys)
         missing = (numbers < 0).nonzero()[0]
@@ -105,7 +125,12 @@ class HostIndex:
         victims: list[Chain] = []
         claimed = self._make_room(len(missing), chain, now, rank, victims)
         self.num_refused += len(missing) - len(claimed)
+        if self._whole and len(claimed) < len(missing):
+            self._claims.withdraw(chain)
         missing = missing[: len(claimed)]
+        if self.marks is not None:
+            self.marks.used(numbers[numbers >= 0])
+            self.marks.came(claimed, np.asarray(places, np.int32)[missing])
         if len(claimed):
             is_all = len(missing) == len(keys)
             named = keys if is_all else [keys[place] for place in missing.tolist()]
@@ -116,7 +141,7 @@ class HostIndex:
             self.num_writing += len(claimed)
         self._claims.drop_empty([*victims, chain])
         if self._claims.are_too_many:
-            for leaving in self._claims.excess(chain):
+            for leaving in self._claims.excess(chain, self._whole):
                 self._evict(leaving)
                 self._free.put(leaving)
         return self._table.tickets[claimed]
@@ -137,6 +162,11 @@ class HostIndex:
             self._forget(numbers[there])
             self._free.put(numbers)
         self.version += 1
+
+    def disown(self, tickets: Tickets) -> None:
+        """Nobody waits for what is being written there: others may store those blocks anew, and
+        the slots are FREE once it has settled."""
+        self._forget(numbers_of(tickets[self._table.are_there(tickets)]))
 
     def keys_of(self, tickets: Tickets) -> list[Key]:
         """The keys of those that were not forgotten."""
@@ -169,42 +199,91 @@ class HostIndex:
         """The program is done: what nobody else claims of it is the first to be evicted."""
         self._claims.order.demote(program)
 
-    def clear(self) -> None:
-        """Forget everything, as after a weight update; used slots are freed when done."""
-        numbers = np.fromiter(self._numbers.values(), np.int64, len(self._numbers))
-        is_writing = self._table.is_writing[numbers]
-        self._forget(numbers[is_writing])
-        self._orphan(numbers[~is_writing])
-        self._free_orphans(numbers[~is_writing])
-        self._claims.clear()
+    def next_to_leave(self, rank: Rank | None) -> Iterator[Chain]:
+        """Live chains in the order in which they leave, the tail of each first; changes nothing,
+        and ends with the first change."""
+        return (chain for _, chain in self._claims.order.live(NOBODYS, rank))
+
+    def slots_of(self, keys: Sequence[Key]) -> Numbers:
+        """The keys' slots, READY or WRITING, -1 where there is none."""
+        return self._look(keys)
+
+    def are_there(self, tickets: Tickets) -> Flags:
+        """Which of them were not forgotten."""
+        return self._table.are_there(tickets)
+
+    def are_ready(self, tickets: Tickets) -> Flags:
+        """Which of them can be read."""
+        return self._table.are_ready(tickets)
+
+    def keys_at(self, numbers: Numbers) -> list[Key]:
+        """What the slots hold."""
+        return list(self._table.keys[numbers].tolist())
+
+    def clear(self, keep_as: str = "", name: str = "") -> None:
+        """A new epoch: nobody finds anything of before, at once. Who has tickets is to look at
+        `num_epochs`: only slots that are written or read are seen to be gone, FREE thereafter.
+        `keep_as`: the last epoch's name, `name`: the new one's, whose blocks may be there."""
+        table = self._table
+        busy = (table.is_writing | (table.num_readers > 0)).nonzero()[0]
+        busy = busy[np.array([key is not None for key in table.keys[busy].tolist()], np.bool_)]
+        self._forget(busy[table.is_writing[busy]])
+        self._orphan(busy[~table.is_writing[busy]])
+        self.num_lost += self.num_ready
+        found = self.past.change(keep_as, Table(self._numbers, *self._claims.clear()), name)
+        self._numbers = {} if found is None else found.numbers
+        self.num_ready = len(self._numbers)
+        if found is not None:
+            self._claims.restore(found.order, found.num_claims)
+            if self.marks is not None:
+                self.marks.is_saved[:] = False  # no disk outlasts an epoch
+        self.version += 1
+        self.num_epochs += 1
         self.residence = Residence()
 
     # --- room -------------------------------------------------------------------------
     def _make_room(
         self, num_wanted: int, chain: Chain, now: float, rank: Rank | None, victims: list[Chain]
     ) -> Numbers:
-        """Return slots: the free ones, then those of what is worth no more than `chain`.
-        `victims` are then to be dropped if they are empty."""
+        """Return slots: the free ones, then those of what is worth no more than `chain`; none if
+        they do not suffice where chains are whole. `victims` are then to be dropped if empty."""
+        if self._free.num < num_wanted:
+            self.past.yield_slots(num_wanted - self._free.num)
         free = self._free.take(num_wanted)
         if len(free) == num_wanted:
             return free
-        taken, num_missing = [free], num_wanted - len(free)
-        num_displaced = 0  # live blocks
+        num_missing = num_wanted - len(free)
         own = rank(chain.program) if rank is not None else 0.0
-        for worth, victim in self._claims.order.victims(chain, rank):
-            if worth > own:
-                break
+        order: Iterator[tuple[float, Chain]] = itertools.takewhile(
+            lambda each: each[0] <= own, self._claims.order.victims(chain, rank)
+        )
+        if self._whole:
+            order = iter(self._claims.enough(order, num_missing))
+        taken = [free]
+        num_displaced = 0  # live blocks
+        for worth, victim in order:
             victims.append(victim)
-            for leaving in self._claims.let_go(victim, num_missing):
+            for leaving in self._claims.let_go(victim, None if self._whole else num_missing):
                 self._evict(leaving)
+                if self.marks is not None and worth > DEAD:
+                    self.marks.left(leaving)
                 taken.append(leaving)
                 num_missing -= len(leaving)
-                num_displaced += len(leaving) if worth > -math.inf else 0
-            if not num_missing:
+                num_displaced += len(leaving) if worth > DEAD else 0
+            if num_missing <= 0:
                 break
         if num_displaced:
             self.residence.evicted(num_displaced, self.num_slots, now)
-        return np.concatenate(taken)
+        slots = np.concatenate(taken)
+        spare = 0 if self._whole and len(slots) < num_wanted else num_wanted
+        self._free.put(slots[spare:])
+        return slots[:spare]
+
+    def _regain(self, numbers: Numbers) -> None:
+        """These slots of earlier epochs are FREE now."""
+        keys = self._table.forget(numbers)
+        self._free.put(numbers)
+        self.gone.extend(key for key in keys if key not in self._numbers)
 
     def _evict(self, numbers: Numbers) -> None:
         self._lose(numbers)
@@ -254,15 +333,16 @@ class HostIndex:
                 f"{self.num_slots} slots, but free {self.num_free} + ready {self.num_ready} + "
                 f"writing {self.num_writing} + orphans being read {self.num_orphans_read} = {total}"
             )
-        free = self._free.all()
-        numbers = np.concatenate([used, free])
+        free, past = self._free.all(), self.past.slots()
+        numbers = np.concatenate([used, free, past])
         if len(set(numbers.tolist())) != len(numbers):
             raise InvariantError("a slot is both free and used, or used twice")
         if self._table.keys[used].tolist() != list(self._numbers):
             raise InvariantError("a slot holds another key than the one it is found by")
-        if (self._table.is_writing[free] | (self._table.num_readers[free] > 0)).any():
+        idle = np.concatenate([free, past])
+        if (self._table.is_writing[idle] | (self._table.num_readers[idle] > 0)).any():
             raise InvariantError("a free slot is written or read")
-        self._claims.check(used)
+        self._claims.check(used, past)
 
 
 def _first(flags: np.ndarray[tuple[int], np.dtype[np.bool_]]) -> int:

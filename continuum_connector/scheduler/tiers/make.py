@@ -5,8 +5,10 @@ from __future__ import annotations
 from continuum_connector.observe.account import Account
 from continuum_connector.scheduler.kv_groups import KvGroups
 from continuum_connector.scheduler.tiers.base import Tier
+from continuum_connector.scheduler.tiers.disk import DiskTier
 from continuum_connector.scheduler.tiers.dram import DramTier
 from continuum_connector.scheduler.tiers.events import EventFactory, TierEvents
+from continuum_connector.scheduler.tiers.reading import DiskPlan
 from continuum_connector.scheduler.tiers.traffic import Traffic
 
 
@@ -17,10 +19,17 @@ def make_tier(
     traffic: Traffic,
     account: Account,
     events: EventFactory | None,
+    disk: DiskPlan | None = None,
+    keep_epochs: int = 0,
 ) -> Tier:
-    """Return host memory of `num_slots` blocks, 0 for none, each `slot_bytes` on all ranks.
+    """Return host memory of `num_slots` blocks, 0 for none, each `slot_bytes` on all ranks; with
+    `disk` its overflow is kept there.
 
-    `events` builds vLLM's KV events, where the server publishes any.
+    `events` builds vLLM's KV events, where the server publishes any. `keep_epochs`: of those that
+    have a name so many are kept in DRAM while others serve.
     """
-    announced = None if events is None else TierEvents(events, groups.hash_size)
-    return DramTier(num_slots, slot_bytes, groups, traffic, account, announced)
+    announced = None if events is None else TierEvents(events, groups)
+    dram = DramTier(num_slots, slot_bytes, groups, traffic, account, announced)
+    past = dram.index.past
+    past.most_kept = keep_epochs
+    return dram if disk is None else DiskTier(dram, disk, groups, account)

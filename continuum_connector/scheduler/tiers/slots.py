@@ -50,11 +50,14 @@ class Chain:
 
 
 class FreeSlots:
-    """Slots that hold nothing; those freed last are taken first."""
+    """Slots that hold nothing; those freed last are taken first. `away`: those that nobody takes,
+    for now."""
 
     def __init__(self) -> None:
         self.num = 0
+        self.away: Numbers = np.empty(0, np.int64)
         self._numbers: Numbers = np.empty(0, np.int64)
+        self._end = 0  # slots from here on are away
 
     def grow(self, first: int, last: int) -> None:
         """Slots from `first` to before `last` exist from now on; they are taken after the others,
@@ -62,8 +65,20 @@ class FreeSlots:
         new = np.arange(last - 1, first - 1, -1)
         self._numbers = np.concatenate([new, self._numbers])  # as long as there are slots
         self.num += len(new)
+        self._end = max(self._end, last)
+
+    def end_at(self, end: int) -> None:
+        """Slots from `end` on are away, those before it are not."""
+        is_less, self._end = end < self._end, end
+        if is_less or len(self.away):
+            numbers = np.concatenate([self.away, self._numbers[: self.num]])
+            self.num, self.away = 0, np.empty(0, np.int64)
+            self.put(numbers)
 
     def put(self, numbers: Numbers) -> None:
+        if self._end < len(self._numbers):
+            self.away = np.concatenate([self.away, numbers[numbers >= self._end]])
+            numbers = numbers[numbers < self._end]
         self._numbers[self.num : self.num + len(numbers)] = numbers
         self.num += len(numbers)
 
@@ -74,9 +89,16 @@ class FreeSlots:
         self.num = first
         return taken
 
+    def remove(self, numbers: Numbers) -> None:
+        """These of them hold something after all; costs as much as there are free ones."""
+        left = self._numbers[: self.num]
+        left = left[~np.isin(left, numbers)]
+        self.num = len(left)
+        self._numbers[: self.num] = left
+
     def all(self) -> Numbers:
-        numbers: Numbers = self._numbers[: self.num]
-        return numbers
+        """With those that are away."""
+        return np.concatenate([self.away, self._numbers[: self.num]])
 
 
 class SlotTable:
@@ -182,3 +204,22 @@ class SlotTable:
             length = int(leaving[-1]) + 1
         self.num_chains[numbers[:length][there[:length]]] -= 1
         return length, numbers[leaving], is_stuck
+
+
+class Tally:
+    """What would be free if chains let go, one after the other, each as a whole."""
+
+    def __init__(self, table: SlotTable) -> None:
+        self._table = table
+        self._num_gone = np.zeros(len(table.tickets), np.int32)  # of each slot's chains
+
+    def add(self, chain: Chain) -> int | None:
+        """How many more slots nobody claims without this one, too; None, and it stays, where one of
+        those is written or read."""
+        table = self._table
+        numbers = numbers_of(chain.tickets[table.are_there(chain.tickets)])
+        free = numbers[self._num_gone[numbers] + 1 == table.num_chains[numbers]]
+        if (table.is_writing[free] | (table.num_readers[free] > 0)).any():
+            return None
+        self._num_gone[numbers] += 1
+        return len(free)

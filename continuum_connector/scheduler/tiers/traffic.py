@@ -1,4 +1,4 @@
-"""Traffic: every copy between VRAM and the tiers, whichever tier's it is.
+"""Traffic: every copy between VRAM and the tiers or among these, whichever tier's it is.
 
 It holds the VRAM blocks of stores until they settle, cancels what takes too long, finds what hangs
 even then, and counts. Tiers begin transfers here and are told when those are over.
@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,48 +18,87 @@ from continuum_connector.scheduler.holds import HoldTable
 from continuum_connector.scheduler.tiers.slots import Tickets
 from continuum_connector.scheduler.tiers.transfers import (
     Deadlines,
+    DiskPlaces,
     Kind,
     Transfer,
     TransferLedger,
     TransferState,
 )
 
-# How often an engine that has nothing else to do looks whether a copy that hangs has ended.
+# How often an engine that has nothing else to do looks whether a copy that hangs has ended; and
+# whether one of a disk has, for which no request waits: with such a request it does step.
 LOOK_S = 1.0
-# What a kind of transfer is counted as: those that settled, and what was copied.
-_COUNTED = {Kind.STORE: ("stores", "stored"), Kind.LOAD: ("loads", "loaded")}
+DISK_LOOK_S = 0.05
+OF_DISK = (Kind.WRITE, Kind.READ)
 
 
 @dataclass(frozen=True)
+class _Names:
+    """What a kind of transfer is counted as: those that settled, why they failed, what was copied,
+    in blocks if they are counted, and how long it took."""
+
+    settled: str
+    failed: str
+    num_bytes: str
+    seconds: str
+    num_blocks: str = ""
+
+
+_COUNTED = {
+    Kind.STORE: _Names(
+        "stores", "transfer_failures", "stored_bytes", "store_seconds", "stored_blocks"
+    ),
+    Kind.LOAD: _Names(
+        "loads", "transfer_failures", "loaded_bytes", "load_seconds", "loaded_blocks"
+    ),
+    Kind.WRITE: _Names("writes", "disk_failures", "disk_written_bytes", "write_seconds"),
+    Kind.READ: _Names("reads", "disk_failures", "disk_read_bytes", "read_seconds"),
+}
+
+
+@dataclass(frozen=True, eq=False)
 class Owner:
     """A tier, as its transfers know it.
 
     `settled` is called once with each that is over; `hangs` with a sentence about one that does
-    not end though it was cancelled.
+    not end though it was cancelled. `of_disk`: they are reads and writes, or else VRAM's.
     """
 
     settled: Callable[[Transfer], None]
     hangs: Callable[[str], None]
+    of_disk: bool = False
 
 
 class Traffic:
     """The ledger that all tiers share, with holds, deadlines and numbers.
 
-    `world_size`: ranks that must report each transfer; `timeout_s`: how long one may take.
+    `world_size`: ranks that must report each transfer; `timeout_s`: how long one may take,
+    `disk_timeout_s` if it is a disk's. `background`: called with the time before orders leave, to
+    begin what no request asks for. `look_every_s`: workers have something to tell so often.
     """
 
     def __init__(
-        self, world_size: int, holds: HoldTable, account: Account, timeout_s: float
+        self,
+        world_size: int,
+        holds: HoldTable,
+        account: Account,
+        timeout_s: float,
+        disk_timeout_s: float = 0.0,
     ) -> None:
         self.world_size = world_size
         self.holds = holds
         self.ledger = TransferLedger(world_size)
         self._account = account
-        self._deadlines = Deadlines(self.ledger, timeout_s)
+        of_vram, of_disk = (Deadlines(self.ledger, each) for each in (timeout_s, disk_timeout_s))
+        self._deadlines = {kind: of_disk if kind in OF_DISK else of_vram for kind in Kind}
+        self._all_deadlines = of_vram, of_disk
         self._owners: dict[int, Owner] = {}  # of the transfers in flight
         self._num_in_flight = Counter(dict.fromkeys(Kind, 0))
-        self._hangs = False
+        self._num_owned: Counter[Owner] = Counter()
+        self._hung: set[Owner] = set()  # those with a transfer that hangs
         self._looked = 0.0
+        self.background: Callable[[float], None] | None = None
+        self.look_every_s = math.inf
 
     def __len__(self) -> int:
         return len(self.ledger)
@@ -68,6 +107,15 @@ class Traffic:
     def num_held(self) -> int:
         """VRAM blocks that stores under way hold."""
         return self.holds.num_blocks
+
+    @property
+    def num_loads(self) -> int:
+        """Loads under way."""
+        return self.num_of(Kind.LOAD)
+
+    def num_of(self, kind: Kind) -> int:
+        """Transfers of that kind under way."""
+        return self._num_in_flight[kind]
 
     # --- tiers begin transfers ----------------------------------------------------------
     def store(
@@ -89,16 +137,32 @@ class Traffic:
         """Queue a load into the request's VRAM `blocks`; it waits until this settles."""
         return self._admitted(owner, self.ledger.load(program, request_id, blocks, slots, now))
 
-    def abandon_stores(self, owner: Owner, now: float) -> list[Transfer]:
-        """The tier wants none of its stores any more; returns those that are over, as they had not
-        left yet. The VRAM blocks of all are free at once."""
+    def of_disk(
+        self, owner: Owner, kind: Kind, program: str, places: DiskPlaces, slots: Tickets, now: float
+    ) -> Transfer:
+        """Queue a write of host `slots` to the disk, or a read to them."""
+        return self._admitted(owner, self.ledger.of_disk(kind, program, places, slots, now))
+
+    def cancel(self, transfer: Transfer) -> None:
+        """Nobody waits for it any more: what has not begun of it does not begin."""
+        if transfer.state is not TransferState.QUEUED:
+            self.ledger.cancel(transfer)
+        elif self.ledger.abandon(transfer):
+            self._settled(transfer, transfer.admitted)
+
+    def abandon(self, owner: Owner, resets_disk: bool = False) -> list[Transfer]:
+        """The tier wants none of its transfers any more, but for loads, for which requests wait;
+        returns those that are over, as they had not left yet. VRAM blocks are free at once. With
+        `resets_disk` what is on disk by now is foreign from here on."""
         over = []
+        if resets_disk:
+            self.ledger.reset_disk()
         for transfer in self.ledger:
-            if transfer.kind is not Kind.STORE or self._owners[transfer.id] is not owner:
+            if transfer.kind is Kind.LOAD or self._owners[transfer.id] is not owner:
                 continue
             self._release(transfer)
             if self.ledger.abandon(transfer):
-                self._settled(transfer, now)
+                self._settled(transfer, transfer.admitted)
                 over.append(transfer)
         return over
 
@@ -111,13 +175,18 @@ class Traffic:
         may yet write to (vLLM keeps those behind a prefix hit for it).
         """
         self._looked = now
-        hung = self._deadlines.step(now)
-        if hung is not None:
-            self._hangs = True
-            self._owners[hung.id].hangs(
-                f"{hung.kind.value} {hung.id} hangs: begun {now - hung.admitted:.0f} s ago, "
-                "cancelled, and the driver has not ended it"
-            )
+        for deadlines in self._all_deadlines:
+            hung = deadlines.step(now)
+            if hung is not None:
+                owner = self._owners[hung.id]
+                self._hung.add(owner)
+                who = "disk" if hung.kind in OF_DISK else "driver"
+                owner.hangs(
+                    f"{hung.kind.value} {hung.id} hangs: begun {now - hung.admitted:.0f} s ago, "
+                    f"cancelled, and the {who} has not ended it"
+                )
+        if self.background is not None:
+            self.background(now)
         return self.ledger.drain()
 
     def settle(self, report: WorkerReport, now: float) -> list[Transfer]:
@@ -130,10 +199,21 @@ class Traffic:
     @property
     def next_look(self) -> float:
         """From when on an otherwise idle engine must step for the copies in flight: it is by
-        steps that workers report. Once one hangs, which may be for ever, only now and then."""
+        steps that workers report. At once where one of VRAM is under way; of a disk's and of what
+        hangs, which may be for ever, only now and then."""
         if not len(self.ledger):
-            return math.inf
-        return self._looked + LOOK_S if self._hangs else -math.inf
+            return self._looked + self.look_every_s
+        if any(self._owners_of(of_disk=False)):
+            return -math.inf
+        is_awaited = any(not transfer.cancelled for transfer in self.ledger)
+        goes_on = is_awaited and any(self._owners_of(of_disk=True))
+        return self._looked + min(DISK_LOOK_S if goes_on else LOOK_S, self.look_every_s)
+
+    def _owners_of(self, of_disk: bool) -> Iterator[Owner]:
+        """Those of VRAM's copies, or a disk's, that have some under way and none that hangs."""
+        for owner, number in self._num_owned.items():
+            if number and owner.of_disk is of_disk and owner not in self._hung:
+                yield owner
 
     def oldest_store_age(self, now: float) -> float | None:
         """Seconds since the oldest store that holds blocks was queued, or None if none does."""
@@ -143,6 +223,12 @@ class Traffic:
         oldest = next(held, None)
         return None if oldest is None else now - oldest.admitted
 
+    @property
+    def oldest_of_disk_s(self) -> float:
+        """How old the oldest read or write under way was in the last step."""
+        first = next((each for each in self.ledger if each.kind in OF_DISK), None)  # oldest first
+        return 0.0 if first is None else max(0.0, self._looked - first.admitted)
+
     def update_gauges(self) -> None:
         """Set what the counters are balanced with."""
         for kind, number in self._num_in_flight.items():
@@ -151,14 +237,19 @@ class Traffic:
     # --- parts ------------------------------------------------------------------------
     def _admitted(self, owner: Owner, transfer: Transfer) -> Transfer:
         self._owners[transfer.id] = owner
-        self._deadlines.add(transfer)
+        self._num_owned[owner] += 1
+        self._deadlines[transfer.kind].add(transfer)
         self._num_in_flight[transfer.kind] += 1
         self._account.count("transfers_admitted", label=transfer.kind.value)
         return transfer
 
     def _settled(self, transfer: Transfer, now: float) -> None:
-        self._owners.pop(transfer.id).settled(transfer)
+        owner = self._owners.pop(transfer.id)
+        owner.settled(transfer)
         self._release(transfer)
+        self._num_owned[owner] -= 1
+        if not self._num_owned[owner]:
+            self._hung.discard(owner)
         self._num_in_flight[transfer.kind] -= 1
         self._count(transfer, now)
 
@@ -170,14 +261,15 @@ class Traffic:
     def _count(self, transfer: Transfer, now: float) -> None:
         account, outcome = self._account, transfer.outcome
         assert outcome is not None
-        counted, copied = _COUNTED[transfer.kind]
+        names = _COUNTED[transfer.kind]
         is_late = transfer.cancelled and transfer.state is TransferState.FAILED
-        is_cancelled = is_late and transfer.kind is Kind.LOAD
-        account.count(counted, label="cancelled" if is_cancelled else transfer.state.value)
+        is_cancelled = is_late and transfer.kind is not Kind.STORE
+        account.count(names.settled, label="cancelled" if is_cancelled else transfer.state.value)
         for reason in set(outcome.reasons):
             is_timeout = is_late and reason == "cancelled"
-            account.count("transfer_failures", label="timeout" if is_timeout else reason)
+            account.count(names.failed, label="timeout" if is_timeout else reason)
         if transfer.state is TransferState.DONE:
-            account.count(f"{copied}_blocks", len(transfer))
-            account.count(f"{copied}_bytes", outcome.num_bytes)
-            account.observe(f"{transfer.kind.value}_seconds", now - transfer.admitted)
+            if names.num_blocks:
+                account.count(names.num_blocks, len(transfer))
+            account.count(names.num_bytes, outcome.num_bytes)
+            account.observe(names.seconds, now - transfer.admitted)

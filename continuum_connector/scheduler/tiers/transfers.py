@@ -1,7 +1,7 @@
-"""TransferLedger: every store and load from queued to settled, each counted exactly once.
+"""TransferLedger: every copy from queued to settled, each counted exactly once.
 
-admitted = done + failed + abandoned + in flight, at any time. A transfer keeps what it
-needs alive (VRAM blocks of a store, host slots of a load) until every rank has reported.
+admitted = done + failed + abandoned + in flight, at any time. A transfer keeps what it needs
+alive (VRAM blocks of a store, host slots of a load or a write) until every rank has reported.
 
 Deadlines: which transfers take too long. They are cancelled; one that does not end even then
 hangs: the driver has its copies and does not give them back.
@@ -12,8 +12,9 @@ from __future__ import annotations
 import enum
 import itertools
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -21,18 +22,33 @@ from continuum_connector.errors import InvariantError
 from continuum_connector.messages import (
     BlockIds,
     LoadOrder,
+    ReadOrder,
     StepPlan,
     StoreOrder,
     TransferOutcome,
     WorkerReport,
+    WriteOrder,
 )
 from continuum_connector.scheduler.holds import Hold
+from continuum_connector.scheduler.kv_groups import Key
 from continuum_connector.scheduler.tiers.slots import Tickets
 
 
+@dataclass(frozen=True)
+class DiskPlaces:
+    """Disk slots in the order of a chain, what each is named, and its place in its chain, in
+    disk slots."""
+
+    slots: BlockIds
+    keys: Sequence[Key]
+    depths: Sequence[int]
+
+
 class Kind(enum.Enum):
-    STORE = "store"
-    LOAD = "load"
+    STORE = "store"  # VRAM to DRAM
+    LOAD = "load"  # DRAM to VRAM
+    WRITE = "write"  # DRAM to disk
+    READ = "read"  # disk to DRAM
 
 
 class TransferState(enum.Enum):
@@ -46,7 +62,12 @@ class TransferState(enum.Enum):
 @dataclass(eq=False)
 class Transfer:
     """One batch of block copies. `blocks` are VRAM block ids, pairwise with `slots`; those of a
-    load to be refused by every rank are -1."""
+    load to be refused by every rank are -1.
+
+    Of a write or a read `blocks` are disk slots, named by `keys`, each of as many blocks as there
+    are `slots` for it; those that a read does not bring are -1. `depths`: places in the chain.
+    `num_ahead`: blocks of the reads that were under way before it, which the disk brings first.
+    """
 
     id: int
     kind: Kind
@@ -59,8 +80,14 @@ class Transfer:
     state: TransferState = TransferState.QUEUED
     cancelled: bool = False
     outcome: TransferOutcome | None = None
+    keys: tuple[Key, ...] = ()
+    depths: tuple[int, ...] = ()
+    num_ahead: int = 0
 
     def __len__(self) -> int:
+        """How many blocks it brings."""
+        if self.kind is Kind.READ:
+            return int(np.count_nonzero(self.slots >= 0))
         return len(self.slots)
 
 
@@ -69,10 +96,12 @@ class TransferLedger:
 
     def __init__(self, world_size: int) -> None:
         self._world_size = world_size
-        self._ids = itertools.count(1)
+        self._new_id = itertools.count(1).__next__
         self._in_flight: dict[int, Transfer] = {}
         self._queued: dict[int, Transfer] = {}
         self._cancels: list[int] = []
+        self._resets_disk = False
+        self.epoch = 0  # of the orders that leave
         self.num_admitted = 0
         self.num_settled = dict.fromkeys(
             (TransferState.DONE, TransferState.FAILED, TransferState.ABANDONED), 0
@@ -90,7 +119,9 @@ class TransferLedger:
     def store(self, program: str, hold: Hold, slots: Tickets, now: float) -> Transfer:
         """Queue a store of the held blocks, pairwise into `slots`."""
         blocks = hold.ids.astype(np.int32)
-        return self._admit(Kind.STORE, program, "", blocks, slots, now, hold)
+        return self._admit(
+            Transfer(self._new_id(), Kind.STORE, program, "", blocks, slots, now, hold)
+        )
 
     def load(
         self,
@@ -101,41 +132,52 @@ class TransferLedger:
         now: float,
     ) -> Transfer:
         """Queue a load into the request's VRAM `blocks`; it waits until this settles."""
-        return self._admit(Kind.LOAD, program, request_id, blocks, slots, now, None)
+        return self._admit(
+            Transfer(self._new_id(), Kind.LOAD, program, request_id, blocks, slots, now)
+        )
 
-    def _admit(
-        self,
-        kind: Kind,
-        program: str,
-        request_id: str,
-        blocks: BlockIds,
-        slots: Tickets,
-        now: float,
-        hold: Hold | None,
+    def of_disk(
+        self, kind: Kind, program: str, places: DiskPlaces, slots: Tickets, now: float
     ) -> Transfer:
-        if len(blocks) != len(slots) or not len(blocks):
-            raise InvariantError(f"{kind.value} of {len(blocks)} blocks and {len(slots)} slots")
-        transfer = Transfer(next(self._ids), kind, program, request_id, blocks, slots, now, hold)
+        """Queue a write of host `slots` to the disk, or a read to them."""
+        transfer = Transfer(self._new_id(), kind, program, "", places.slots, slots, now)
+        transfer.keys, transfer.depths = tuple(places.keys), tuple(places.depths)
+        return self._admit(transfer)
+
+    def _admit(self, transfer: Transfer) -> Transfer:
+        num_blocks, num_slots = len(transfer.blocks), len(transfer.slots)
+        is_whole = num_slots == num_blocks or (transfer.keys and num_slots % num_blocks == 0)
+        if not num_blocks or not is_whole:
+            kind = transfer.kind.value
+            raise InvariantError(f"{kind} of {num_blocks} blocks and {num_slots} slots")
         self._in_flight[transfer.id] = transfer
         self._queued[transfer.id] = transfer
         self.num_admitted += 1
         return transfer
 
+    def reset_disk(self) -> None:
+        """The next plan says that what is on disk is foreign."""
+        self._resets_disk = True
+
     def drain(self) -> StepPlan:
         """Hand everything queued to the workers, in the order it was queued."""
-        if not self._queued and not self._cancels:
-            return StepPlan()
-        loads, stores = [], []
+        if not self._queued and not self._cancels and not self._resets_disk:
+            return StepPlan(epoch=self.epoch)
+        orders: dict[Kind, list[Any]] = {kind: [] for kind in Kind}
         for transfer in self._queued.values():
-            slots = transfer.slots.astype(np.int32)  # the number: a ticket's lower half
-            if transfer.kind is Kind.LOAD:
-                loads.append(LoadOrder(transfer.id, transfer.request_id, transfer.blocks, slots))
-            else:
-                stores.append(StoreOrder(transfer.id, transfer.blocks, slots))
+            orders[transfer.kind].append(_order(transfer))
             if transfer.state is TransferState.QUEUED:
                 transfer.state = TransferState.SUBMITTED
-        plan = StepPlan(tuple(loads), tuple(stores), tuple(self._cancels))
-        self._queued, self._cancels = {}, []
+        plan = StepPlan(
+            loads=tuple(orders[Kind.LOAD]),
+            stores=tuple(orders[Kind.STORE]),
+            cancels=tuple(self._cancels),
+            reads=tuple(orders[Kind.READ]),
+            writes=tuple(orders[Kind.WRITE]),
+            resets_disk=self._resets_disk,
+            epoch=self.epoch,
+        )
+        self._queued, self._cancels, self._resets_disk = {}, [], False
         return plan
 
     def cancel(self, transfer: Transfer) -> None:
@@ -144,8 +186,19 @@ class TransferLedger:
             transfer.cancelled = True
             self._cancels.append(transfer.id)
 
+    def begin_epoch(self) -> int:
+        """Orders from now on are of a new epoch, whose number is returned. Loads under way bring KV
+        of the last one, which nobody wants; but requests wait for their end: they leave if they
+        have not, are stopped, and settle as abandoned."""
+        for transfer in self:
+            if transfer.kind is Kind.LOAD and transfer.state is not TransferState.ABANDONED:
+                transfer.state = TransferState.ABANDONED
+                self.cancel(transfer)
+        self.epoch += 1
+        return self.epoch
+
     def abandon(self, transfer: Transfer) -> bool:
-        """Nobody wants the result of this store. True if that ends it: it never left.
+        """Nobody wants the result of this any more. True if that ends it: it never left.
 
         What has left is cancelled, so that it does not go on copying blocks that may be
         somebody else's by now, and settles as abandoned.
@@ -193,6 +246,16 @@ class TransferLedger:
             raise InvariantError(
                 f"{self.num_admitted} transfers admitted, {settled} settled, {len(self)} in flight"
             )
+
+
+def _order(transfer: Transfer) -> LoadOrder | StoreOrder | WriteOrder | ReadOrder:
+    slots = transfer.slots.astype(np.int32)  # the number: a ticket's lower half
+    named = transfer.id, slots, transfer.blocks, transfer.keys
+    if transfer.kind is Kind.LOAD:
+        return LoadOrder(transfer.id, transfer.request_id, transfer.blocks, slots)
+    if transfer.kind is Kind.STORE:
+        return StoreOrder(transfer.id, transfer.blocks, slots)
+    return ReadOrder(*named) if transfer.kind is Kind.READ else WriteOrder(*named, transfer.depths)
 
 
 # What a cancel cannot take back is a trunk or two that are being copied: milliseconds.

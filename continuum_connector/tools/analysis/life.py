@@ -17,7 +17,14 @@ from continuum_connector.tools.analysis.source import Record, count, number, par
 MAX_NAMES = 200_000  # programs whose turns are counted, to name some if the one is not there
 _LONG = 100  # characters of an id by which a program is sure to be found
 _SHORTENED = re.compile(r"(.+)~[0-9a-f]{32}").fullmatch  # a long id's key (programs/program.py)
-EVERYBODY = ("start", "reset", "tier_down", "switch", "stop")  # what happens to every program
+EVERYBODY = (
+    "start",
+    "epoch",
+    "tier_down",
+    "disk_down",
+    "switch",
+    "stop",
+)  # what happens to every program
 
 
 @dataclass
@@ -176,8 +183,9 @@ def _outcome(outcome: Record | None) -> str:
 def _found(outcome: Record | None) -> str:
     if outcome is None or "hit_tokens" not in outcome:
         return ""
-    vram, dram = tiers(outcome)
-    return f"{vram:,}, {dram:,}, {count(outcome, 'recomputed_tokens'):,}"
+    vram, dram, disk = tiers(outcome)
+    below = f"{dram:,}" + (f"+{disk:,}" if disk else "")
+    return f"{vram:,}, {below}, {count(outcome, 'recomputed_tokens'):,}"
 
 
 def _saved(outcome: Record | None) -> str:

@@ -103,6 +103,8 @@ def _tokens(group: str, tokens: Tokens, saves: bool = False) -> Iterator[Row]:
     yield Row(group, "tokens", tokens.num)
     yield Row(group, "hit ratio, VRAM", _share(tokens.vram, tokens.num), "%")
     yield Row(group, "hit ratio, DRAM", _share(tokens.dram, tokens.num), "%")
+    if tokens.disk:
+        yield Row(group, "hit ratio, disk", _share(tokens.disk, tokens.num), "%")
     if saves:
         yield Row(group, "save ratio", _share(tokens.saved, tokens.had), "%")
 
@@ -135,14 +137,24 @@ def _pins(summary: Summary) -> Iterator[Row]:
 
 
 def _copies(summary: Summary) -> Iterator[Row]:
-    group, blocks, num_bytes = "DRAM", summary.blocks, summary.bytes
-    yield Row(group, "blocks stored", blocks["store"])
-    yield Row(group, "blocks loaded", blocks["load"])
-    yield Row(group, "read back", _share(blocks["load"], blocks["store"]), "%")
-    for direction, name in (("store", "bytes out"), ("load", "bytes in")):
+    yield from _both_ways(summary, "DRAM", ("store", "stored"), ("load", "loaded"))
+    if {"write", "read"} & {*summary.blocks, *summary.num_failed}:
+        yield from _both_ways(summary, "disk", ("write", "written"), ("read", "read"))
+
+
+def _both_ways(
+    summary: Summary, group: str, out: tuple[str, str], back: tuple[str, str]
+) -> Iterator[Row]:
+    """Copies to a tier and back: what the records are called, and what was done."""
+    blocks, num_bytes = summary.blocks, summary.bytes
+    for direction, verb in (out, back):
+        yield Row(group, f"blocks {verb}", blocks[direction])
+    yield Row(group, "read back", _share(blocks[back[0]], blocks[out[0]]), "%")
+    for (direction, _), name in ((out, "bytes out"), (back, "bytes in")):
         is_known = num_bytes[direction] or not blocks[direction]
         yield Row(group, name, num_bytes[direction] if is_known else None, "bytes")
-    yield Row(group, "transfers not done", summary.num_failed)
+    num_failed = sum(summary.num_failed[direction] for direction, _ in (out, back))
+    yield Row(group, "transfers not done", num_failed)
 
 
 def _hindsight(summary: Summary) -> Iterator[Row]:

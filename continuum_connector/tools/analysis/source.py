@@ -8,7 +8,7 @@ import os
 import stat
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, NamedTuple
 
 import msgspec
 
@@ -137,10 +137,18 @@ def part(record: Record, key: str) -> Record:
     return value if isinstance(value, dict) else {}
 
 
-def tiers(record: Record) -> tuple[int, int]:
-    """Tokens found, in VRAM and in DRAM."""
+class Hits(NamedTuple):
+    """Tokens found, by where they were."""
+
+    vram: int
+    dram: int
+    disk: int
+
+
+def tiers(record: Record) -> Hits:
+    """Those of a record; 0 of what it does not name."""
     hits = part(record, "hit_tokens")
-    return count(hits, "vram"), count(hits, "dram")
+    return Hits(*(count(hits, name) for name in Hits._fields))
 
 
 def _start(path: Path) -> bytes:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from continuum_connector.tools.analysis.hindsight import Calibration, Regret, Stakes, came_true
-from continuum_connector.tools.analysis.source import Record, count, number, text, tiers
+from continuum_connector.tools.analysis.source import Hits, Record, count, number, text, tiers
 
 MAX_PROGRAMS = 200_000  # followed at a time; beyond, the one silent for longest counts as over
 NUM_WORST = 5  # decisions named, for `continuum explain`
@@ -25,15 +25,17 @@ class Tokens:
     num: int = 0
     vram: int = 0
     dram: int = 0
+    disk: int = 0
     had: int = 0
     saved: int = 0
 
-    def add(self, tokens: int, vram: int, dram: int, had: int = 0) -> None:
+    def add(self, tokens: int, hits: Hits, had: int = 0) -> None:
         self.num += tokens
-        self.vram += vram
-        self.dram += dram
+        self.vram += hits.vram
+        self.dram += hits.dram
+        self.disk += hits.disk
         self.had += had
-        self.saved += min(vram + dram, had)
+        self.saved += min(sum(hits), had)
 
 
 @dataclass
@@ -112,7 +114,7 @@ class Summary:
         self.block_seconds: Counter[str] = Counter()  # by cause
         self.blocks: Counter[str] = Counter()  # copied, by direction
         self.bytes: Counter[str] = Counter()
-        self.num_failed = 0
+        self.num_failed: Counter[str] = Counter()  # by direction
         self.num_preempted = 0
         self.saved_s = self.lost_s = 0.0
         self.calibration = Calibration()
@@ -129,6 +131,8 @@ class Summary:
             "pin_end": self._pin_ended,
             "store": self._copied,
             "load": self._copied,
+            "write": self._copied,
+            "read": self._copied,
         }
 
     def add(self, record: Record) -> None:
@@ -160,9 +164,9 @@ class Summary:
         self._programs.move_to_end(key)
 
     def _admitted(self, record: Record) -> None:
-        vram, dram = tiers(record)
+        hits = tiers(record)
         num = count(record, "tokens")
-        self.prompts.add(num, vram, dram)
+        self.prompts.add(num, hits)
         waited_s = number(record, "waited_s")
         if waited_s is not None:
             self.waited.add(waited_s)
@@ -170,7 +174,7 @@ class Summary:
         if program is None:
             return
         if program.num_ended:
-            self.returning.add(num, vram, dram, min(num, program.num_tokens))
+            self.returning.add(num, hits, min(num, program.num_tokens))
         program.num_tokens = num  # until its decision says how long the answer was
 
     def _preempted(self, _: Record) -> None:
@@ -220,7 +224,7 @@ class Summary:
 
     def _copied(self, record: Record) -> None:
         if text(record, "outcome") != "done":
-            self.num_failed += 1
+            self.num_failed[record["event"]] += 1
             return
         direction, blocks = record["event"], count(record, "blocks")
         self.blocks[direction] += blocks

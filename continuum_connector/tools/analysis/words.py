@@ -42,16 +42,43 @@ def _arrive(record: Record) -> Iterator[Line]:
     gap_s = number(record, "gap_s")
     back = "" if gap_s is None else f"back after {seconds(gap_s)}, "
     pin = ", its pin waits for it" if record["event"] == "return" else ""
-    yield Line(record, f"arrived: {back}{_tokens(record)}{pin}")
+    yield Line(record, f"arrived: {back}{_tokens(record)}{_sample(record)}{pin}")
+
+
+def _sample(record: Record) -> str:
+    """Of a prompt that others send too."""
+    if "sample" not in record:
+        return ""
+    size = count(record, "samples")
+    of = f" of {size:,}" if size else ""
+    return f", sample {count(record, 'sample'):,}{of} of one prompt"
+
+
+_WHERE = ("in VRAM", "in DRAM", "on disk")
 
 
 def _admit(record: Record) -> Iterator[Line]:
-    vram, dram = tiers(record)
-    num = count(record, "tokens")
-    parts = [f"{vram:,} in VRAM"] * bool(vram) + [f"{dram:,} in DRAM"] * bool(dram)
-    rest = f"{max(0, num - vram - dram):,} to compute"
+    hits = tiers(record)
+    parts = [f"{num:,} {where}" for num, where in zip(hits, _WHERE, strict=True) if num]
+    rest = f"{max(0, count(record, 'tokens') - sum(hits)):,} to compute"
     waited_s = number(record, "waited_s") or 0.0
     yield Line(record, f"ran after {seconds(waited_s)} of waiting: {', '.join([*parts, rest])}")
+
+
+def _let_in(record: Record) -> Iterator[Line]:
+    why = {
+        "fits_vram": "now it fits into VRAM",
+        "fits_dram": "now it fits into DRAM",
+        "gpu_idle": "the GPU was idle for as long as the others will pay",
+        "empty": "nobody else was left",
+        "deadline": "it had waited long enough",
+        "switched_off": "the connector was switched off",
+    }.get(text(record, "because"), text(record, "because"))
+    cost = f"starting it would have cost the others {_of(record, 'cost_s')} of prefill"
+    yield Line(
+        record,
+        f"held for {_of(record, 'held_s')}: {cost} per cycle of {_of(record, 'cycle_s')}; {why}",
+    )
 
 
 def _preempt(record: Record) -> Iterator[Line]:
@@ -116,6 +143,11 @@ def _known(record: Record, known: Record) -> str:
     return f"{chance}{median}{seen}; {costs}; {price}; {count(known, 'waiting')} waiting"
 
 
+_CAUSES = {
+    "reset": "the prefix cache was reset",
+    "weights": "the weights changed",
+    "version": "vLLM was told another weight version",
+}
 _OUTCOMES = {
     "in_time": ("'s pin served: it was in time", "good"),
     "expired": ("'s pin had expired when it was needed", "bad"),
@@ -128,6 +160,7 @@ _OUTCOMES = {
     "done": (": nothing more is needed of it", ""),
     "in_vram": (" was still in VRAM", "good"),
     "in_dram": (" was in DRAM", "good"),
+    "in_disk": (" was on disk", "good"),
     "recomputed": (" was gone and is computed again", "bad"),
 }
 
@@ -137,9 +170,10 @@ def _outcome(record: Record) -> Iterator[Line]:
     words, kind = _OUTCOMES.get(outcome, (f": {outcome}", ""))
     words = f"turn {count(record, 'turn')}{words}"
     if "hit_tokens" in record:
-        vram, dram = tiers(record)
+        vram, dram, disk = tiers(record)
         lost = count(record, "recomputed_tokens")
-        words += f"; of its tokens {vram:,} were in VRAM, {dram:,} in DRAM, {lost:,} lost"
+        below = f"{dram:,} in DRAM" + (f", {disk:,} on disk" if disk else "")
+        words += f"; of its tokens {vram:,} were in VRAM, {below}, {lost:,} lost"
         saved_s, lost_s = number(record, "saved_s") or 0.0, number(record, "lost_s") or 0.0
         if saved_s or lost_s:
             words += f"; about {seconds(saved_s)} of prefill saved, {seconds(lost_s)} repeated"
@@ -152,8 +186,12 @@ def _pin_end(record: Record) -> Iterator[Line]:
     yield Line(record, f"pin ended after {_of(record, 'held_s')}: {cause}", kind)
 
 
+_COPIED = {"store": "stored in DRAM", "load": "loaded from DRAM"}
+_COPIED |= {"write": "written to disk", "read": "read from disk"}
+
+
 def _copy(record: Record) -> Iterator[Line]:
-    what = "stored in DRAM" if record["event"] == "store" else "loaded from DRAM"
+    what = _COPIED[record["event"]]
     blocks, outcome = f"{count(record, 'blocks'):,} blocks", text(record, "outcome")
     if outcome == "done":
         yield Line(record, f"{blocks} {what} in {_of(record, 'seconds')}", "detail")
@@ -169,6 +207,13 @@ def _everybody(words: str) -> Callable[[Record], Iterator[Line]]:
         yield Line(record, f"{words}{f': {reason}' if reason else ''}", "bad")
 
     return tell
+
+
+def _epoch(record: Record) -> Iterator[Line]:
+    cause, why = text(record, "cause"), text(record, "why")
+    words = _CAUSES.get(cause, f"a new epoch began ({cause})")
+    words += f" ({why})" if why else ""
+    yield Line(record, f"{words}: every pin ended, what was below VRAM is of the past", "bad")
 
 
 def _switch(record: Record) -> Iterator[Line]:
@@ -194,13 +239,17 @@ _TELL: dict[str, Callable[[Any], Iterator[Line]]] = {
     "admit": _admit,
     "preempt": _preempt,
     "readmit": _readmit,
+    "let_in": _let_in,
     "decision": _decision,
     "outcome": _outcome,
     "pin_end": _pin_end,
     "store": _copy,
     "load": _copy,
-    "reset": _everybody("the prefix cache was reset: every pin ended"),
+    "write": _copy,
+    "read": _copy,
+    "epoch": _epoch,
     "tier_down": _everybody("the DRAM tier went down"),
+    "disk_down": _everybody("the disk tier went down"),
     "switch": _switch,
     "stop": _everybody("the server stopped"),
 }

@@ -58,4 +58,5 @@ def _role(plan: Plan) -> Line:
     if config.dram_bytes == 0:
         text = f"policy {config.policy}, pins in VRAM and no DRAM tier (dram_bytes = 0)"
         return ok("config", f"{text}; `continuum size` says how much one would need")
-    return ok("config", f"policy {config.policy}, a DRAM tier of {size(config.dram_bytes)}")
+    below = f", below it a disk tier of {size(config.disk_bytes)}" if config.disk_path else ""
+    return ok("config", f"policy {config.policy}, a DRAM tier of {size(config.dram_bytes)}{below}")

@@ -5,9 +5,10 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 
+from continuum_connector import epoch_endpoint, switch_endpoint
+from continuum_connector.endpoints import read_key
 from continuum_connector.errors import ConfigError
 from continuum_connector.switch import MEANINGS, read_switch
-from continuum_connector.switch_endpoint import MIDDLEWARE, PATH, read_settings
 from continuum_connector.tools.checks.line import Line, error, ok, warning
 from continuum_connector.tools.checks.machine import Machine
 from continuum_connector.tools.checks.plan import Plan
@@ -21,8 +22,10 @@ def lines(machine: Machine, plan: Plan) -> Iterator[Line]:
         yield _trace(machine, path)
     if path := plan.config.switch_path:
         yield _switch(machine, path)
-    if MIDDLEWARE in plan.middleware:
-        yield _endpoint(machine)
+    if switch_endpoint.MIDDLEWARE in plan.middleware:
+        yield _switch_endpoint(machine)
+    if epoch_endpoint.MIDDLEWARE in plan.middleware:
+        yield _epoch_endpoint(machine)
 
 
 def _state(machine: Machine, path: str) -> Line:
@@ -62,10 +65,20 @@ def _switch(machine: Machine, path: str) -> Line:
     return ok("switch_path", f"on: {path} {why_on}")
 
 
-def _endpoint(machine: Machine) -> Line:
+def _switch_endpoint(machine: Machine) -> Line:
     try:
-        path, _ = read_settings(machine.environ)
+        path, _ = switch_endpoint.read_settings(machine.environ)
     except ConfigError as why:
         text, _, cure = str(why).partition("; ")
         return error("switch endpoint", text, cure)
-    return ok("switch endpoint", f"{PATH} reads and writes {path}, for who has the key")
+    text = f"{switch_endpoint.PATH} reads and writes {path}, for who has the key"
+    return ok("switch endpoint", text)
+
+
+def _epoch_endpoint(machine: Machine) -> Line:
+    try:
+        read_key(machine.environ, epoch_endpoint.PATH, epoch_endpoint.MIDDLEWARE)
+    except ConfigError as why:
+        text, _, cure = str(why).partition("; ")
+        return error("epoch endpoint", text, cure)
+    return ok("epoch endpoint", f"{epoch_endpoint.PATH} begins an epoch, for who has the key")

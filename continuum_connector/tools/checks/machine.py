@@ -21,6 +21,7 @@ from typing import Any
 import msgspec
 
 ASK_TIMEOUT_S = 180.0  # importing vLLM from a cold network disk
+KILL_S = 5.0  # who has not gone by then waits for a disk, and no signal reaches him
 
 
 @dataclass(frozen=True)
@@ -103,17 +104,20 @@ def _ask(module: str, given: Sequence[str], environ: Mapping[str, str]) -> dict[
     A process of its own: vLLM prints, a driver may crash, and neither takes the check along.
     """
     words = [sys.executable, "-m", f"continuum_connector.tools.checks.{module}", *given]
+    pipe = subprocess.PIPE
+    process = subprocess.Popen(words, stdout=pipe, stderr=pipe, text=True, env=dict(environ))
     try:
-        done = subprocess.run(
-            words, capture_output=True, text=True, timeout=ASK_TIMEOUT_S, env=dict(environ)
-        )
+        told, troubles = process.communicate(timeout=ASK_TIMEOUT_S)
     except subprocess.TimeoutExpired:
+        process.kill()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.communicate(timeout=KILL_S)
         return {"trouble": f"no answer within {ASK_TIMEOUT_S:.0f} s"}
-    for line in reversed(done.stdout.splitlines()):
+    for line in reversed(told.splitlines()):
         if line.startswith("{"):  # what others print at exit comes behind it
             with contextlib.suppress(ValueError):  # theirs begins so too
                 return dict(json.loads(line))
-    said = (done.stderr.strip().splitlines() or [f"exit status {done.returncode}"])[-1]
+    said = (troubles.strip().splitlines() or [f"exit status {process.returncode}"])[-1]
     return {"trouble": said}
 
 
@@ -176,6 +180,25 @@ class NativeSeen(msgspec.Struct, frozen=True):
     trouble: str = ""
     path: str = ""
     abi: int = 0
+
+
+class DiskSeen(msgspec.Struct, frozen=True):
+    """The folder of the disk tier. `place`: it, or the next above it that is there; `trouble`: why
+    no file can be made there; `exists`, `mode`, `is_ours`: it, and whose it is; `num_bytes`,
+    `free_bytes`: of the file system; `slab_bytes`: of the tier's own files in it; `is_direct`: it
+    takes O_DIRECT, by which `read_bytes` of a temporary file were read."""
+
+    trouble: str = ""
+    place: str = ""
+    exists: bool = False
+    mode: int = 0
+    is_ours: bool = True
+    num_bytes: int = 0
+    free_bytes: int = 0
+    slab_bytes: int = 0
+    is_direct: bool = False
+    read_bytes: int = 0
+    bytes_per_s: float = 0.0
 
 
 class Facts:

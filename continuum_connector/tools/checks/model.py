@@ -2,10 +2,19 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 
 from continuum_connector.errors import ConfigError
-from continuum_connector.tools.checks.line import Line, error, ok, several, size, unseen
+from continuum_connector.tools.checks.line import (
+    Line,
+    error,
+    ok,
+    several,
+    size,
+    unseen,
+    warning,
+)
 from continuum_connector.tools.checks.machine import Machine, VllmSeen
 from continuum_connector.tools.checks.model_file import (
     BrokenModelError,
@@ -14,8 +23,8 @@ from continuum_connector.tools.checks.model_file import (
 )
 from continuum_connector.tools.checks.plan import Plan
 from continuum_connector.tools.checks.shape import (
+    BLOCK_SIZE,
     CHUNKED,
-    FULL,
     MLA,
     SLIDING,
     Layer,
@@ -24,16 +33,28 @@ from continuum_connector.tools.checks.shape import (
     count_kinds,
     read_shape,
 )
-from continuum_connector.vllm.proven import Group, check_groups, why_aside, why_no_tier
+from continuum_connector.tools.checks.states import FULL, STATE, match_unit
+from continuum_connector.vllm.proven import (
+    Group,
+    Server,
+    check_groups,
+    why_aside,
+    why_no_disk,
+    why_no_tier,
+)
 
-BLOCK_SIZE = 16  # any: all groups of such a model have the same
-_WORDS = {FULL: "full attention", MLA: "latent attention (MLA)", CHUNKED: "chunked attention"}
+_WORDS = {
+    FULL: "full attention",
+    MLA: "latent attention (MLA)",
+    CHUNKED: "chunked attention",
+    STATE: "states",
+}
 LOG = "the server's log says `steps aside` if it does not"
 
 
 def lines(machine: Machine, plan: Plan, vllm: VllmSeen) -> Iterator[Line]:
     """Will this model's turns be kept, and may they go to DRAM?"""
-    num_groups, kv_cache_dtype = 1, plan.kv_cache_dtype  # where the model is not seen
+    kinds, kv_cache_dtype = Server().kinds, plan.kv_cache_dtype  # where the model is not seen
     try:
         shape = _shape(machine, plan, plan.model or vllm.model)
     except BrokenModelError as why:
@@ -46,18 +67,36 @@ def lines(machine: Machine, plan: Plan, vllm: VllmSeen) -> Iterator[Line]:
         yield unseen("model", f"whether it is served cannot be told from config.json: {why}", LOG)
     else:
         yield _served(plan, shape, vllm)
-        num_groups, kv_cache_dtype = len(groups_of(shape)), shape.kv_cache_dtype
-    fails = vllm.fails_by_request or not vllm.version  # unseen: do not blame it
-    why_not = why_no_tier(plan.pipeline_parallel, num_groups, fails, kv_cache_dtype)
-    if plan.config.dram_bytes and why_not:
-        yield error("DRAM tier", why_not, "leave dram_bytes at 0, or serve without what it names")
+        yield from _states(plan, shape, vllm)
+        kinds, kv_cache_dtype = tuple(g.kind for g in groups_of(shape)), shape.kv_cache_dtype
+    yield from _tiers(
+        plan,
+        Server(
+            kinds=kinds,
+            fails_by_request=vllm.fails_by_request or not vllm.version,  # unseen: do not blame it
+            kv_cache_dtype=kv_cache_dtype,
+            pipeline_parallel=plan.pipeline_parallel,
+            executor=plan.executor,
+            has_drafts=bool(plan.speculative),
+            has_lora=plan.lora,
+        ),
+    )
+
+
+def _tiers(plan: Plan, server: Server) -> Iterator[Line]:
+    """Those that are asked for and cannot be: without DRAM the disk is not to blame as well."""
+    if plan.config.dram_bytes and (why := why_no_tier(server)):
+        yield error("DRAM tier", why, "leave dram_bytes at 0, or serve without what it names")
+    elif plan.config.disk_path and (why := why_no_disk(server)):
+        yield error("disk tier", why, "leave disk_path and disk_bytes out, or what it names")
 
 
 def _shape(machine: Machine, plan: Plan, model: str) -> Shape:
     if not model:
         raise NoModelError("none was named, so its KV groups are not known")
     config = read_model_config(model, machine.environ)
-    return read_shape(config, plan.dtype, plan.kv_cache_dtype, plan.hybrid_manager)
+    flags = plan.dtype, plan.kv_cache_dtype, plan.hybrid_manager, plan.ssm_dtype
+    return read_shape(config, *flags)
 
 
 def aside(plan: Plan, shape: Shape) -> str:
@@ -86,13 +125,74 @@ def _served(plan: Plan, shape: Shape, vllm: VllmSeen) -> Line:
         text = f"this vLLM has no generating model {shape.architecture[:100]} of its own"
         return unseen("model", text, f"see whether it serves it at all; {LOG}")
     kinds = ", ".join(_layers(layer, number) for layer, number in count_kinds(shape))
-    return ok("model", f"{shape.architecture} is served: {kinds}; {_token(plan, shape)}")
+    text = f"{shape.architecture} is served: {kinds}; {_token(plan, shape)}"
+    if not shape.model_type:
+        text += "; config.json has no model_type, by which the server knows how to read it"
+        return warning("model", text, "put model_type into config.json, as the model's own has it")
+    return ok("model", text)
 
 
 def _token(plan: Plan, shape: Shape) -> str:
     if not shape.value_bytes:
         return f"how many bytes {shape.kv_cache_dtype} takes is not known here"
-    return f"{size(len(shape.layers) * shape.token_bytes(plan.tensor_parallel))} per token"
+    num_layers, token = (
+        len(shape.layers) - shape.num_states,
+        shape.token_bytes(plan.tensor_parallel),
+    )
+    text = f"{size(num_layers * token)} per token"
+    if block := shape.num_states and shape.block_size(plan.tensor_parallel):
+        text += f", {size(shape.num_states * block * token)} of states per turn"
+        text += f", blocks of {block:,} tokens"
+    return text
+
+
+def _states(plan: Plan, shape: Shape, vllm: VllmSeen) -> Iterator[Line]:
+    """What else a model with states wants to be told: those come with large blocks."""
+    if not shape.num_states:
+        return
+    if plan.prefix_caching is None and vllm.version and not vllm.has_layouts:  # before 0.29
+        text, _, cure = why_aside(False, "").rpartition("; ")
+        why = f"the connector steps aside: {text} (vLLM before 0.29 leaves it off for states)"
+        yield error("states", why, cure)
+        return
+    block = shape.block_size(plan.tensor_parallel)
+    if not block:
+        text = "how large this model's states are, and so its blocks, is not known here"
+        yield unseen("states", text, "the server's log says `Setting attention block size`")
+        return
+    yield _recomputed(plan, block)
+    if drops_a_block(plan.speculative):
+        text = f"drafts drop the last block that is found, so a turn computes {block:,} tokens more"
+        cure = '"disable_eagle_block_drop": true in --speculative-config, from vLLM 0.32 on'
+        yield warning("drafts", text, cure)
+
+
+def _recomputed(plan: Plan, block: int) -> Line:
+    """What a turn computes of what the last one had (docs/models.md)."""
+    unit = match_unit(block)
+    text = f"a turn goes on from a block of {block:,} tokens: it computes up to that many again"
+    text += f", {block // 2:,} in the mean"
+    if plan.match_unit:
+        return ok(
+            "states", f"{text}; or the last answer and {plan.match_unit // 2} tokens, if less"
+        )
+    least = block // 2 - unit // 2
+    cure = f"--prefix-match-unit {unit} where answers are shorter than {least:,} tokens, as those "
+    cure += f"that call tools are: then it computes the answer and {unit // 2} tokens again"
+    return warning("states", text, cure)
+
+
+def drops_a_block(speculative: str) -> bool:
+    """Whether these drafts have KV of their own, whose last block vLLM does not trust
+    (config/speculative.py, use_eagle_block_drop)."""
+    try:
+        config = json.loads(speculative or "{}")
+    except ValueError:
+        return False  # vLLM's own parser says so
+    if not isinstance(config, dict) or config.get("disable_eagle_block_drop"):
+        return False
+    method = str(config.get("method", ""))
+    return any(each in method for each in ("eagle", "mtp"))
 
 
 def _layers(layer: Layer, number: int) -> str:

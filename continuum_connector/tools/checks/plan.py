@@ -40,7 +40,7 @@ class Plan:
     is_stock: bool = False
     options_file: str = ""  # of --config, which is not read here
     middleware: tuple[str, ...] = ()
-    prefix_caching: bool = True
+    prefix_caching: bool | None = None  # None: not said, which is on but for states before 0.29
     scheduler_cls: str | None = None
     scheduling_policy: str = "fcfs"
     hybrid_manager: bool = True
@@ -50,6 +50,11 @@ class Plan:
     pipeline_parallel: int = 1
     prefill_context_parallel: int = 1
     context_parallel: int = 1
+    executor: str = "mp"
+    speculative: str = ""  # --speculative-config
+    lora: bool = False
+    match_unit: int = 0
+    ssm_dtype: str = "auto"
     num_engines: int = 1
     node_engines: int = 1
     num_nodes: int = 1
@@ -175,6 +180,11 @@ def read_plan(words: Sequence[str], environ: Mapping[str, str]) -> Plan:
         pipeline_parallel=known.pipeline_parallel_size,
         prefill_context_parallel=known.prefill_context_parallel_size,
         context_parallel=known.decode_context_parallel_size,
+        executor=known.distributed_executor_backend,
+        speculative=known.speculative_config or "",
+        lora=known.enable_lora,
+        match_unit=known.prefix_match_unit,
+        ssm_dtype=known.mamba_ssm_cache_dtype,
         num_nodes=known.nnodes,
         **_engines(known),  # type: ignore[arg-type]
     )
@@ -200,12 +210,17 @@ def _parser() -> _Parser:
     parser.add_argument("--kv-transfer-config")
     parser.add_argument("--middleware", action="append", default=[])
     both = argparse.BooleanOptionalAction
-    parser.add_argument("--enable-prefix-caching", action=both, default=True)
+    parser.add_argument("--enable-prefix-caching", action=both)
     parser.add_argument("--disable-hybrid-kv-cache-manager", action=both, default=False)
     parser.add_argument("--scheduler-cls")
     parser.add_argument("--scheduling-policy", default="fcfs")
     parser.add_argument("--kv-cache-dtype", default="auto")
     parser.add_argument("--dtype", default="auto")
+    parser.add_argument("--distributed-executor-backend", default="mp")
+    parser.add_argument("--speculative-config", "-sc")
+    parser.add_argument("--enable-lora", action=both, default=False)
+    parser.add_argument("--prefix-match-unit", type=_number, default=0)
+    parser.add_argument("--mamba-ssm-cache-dtype", default="auto")
     for long, short in (
         ("tensor-parallel-size", "tp"),
         ("pipeline-parallel-size", "pp"),

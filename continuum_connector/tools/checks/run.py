@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 from continuum_connector.tools.checks import (
     config,
+    disk,
     files,
     gpu,
     link,
@@ -33,4 +34,5 @@ def check(machine: Machine, plan: Plan) -> Iterator[Line]:
     yield from numa.lines(machine, plan, seen.cuda.gpus)
     yield from memory.lines(machine, plan, native.who_copies(plan, seen))
     yield native.line(plan, seen)
+    yield from disk.lines(machine, plan)
     yield from files.lines(machine, plan)

@@ -4,19 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from continuum_connector import switch_endpoint
+from continuum_connector import epoch_endpoint, switch_endpoint
 from continuum_connector.tools.checks.line import Line, error, ok, unseen, warning
 from continuum_connector.tools.checks.machine import Machine, VllmSeen
 from continuum_connector.tools.checks.plan import Plan
 from continuum_connector.vllm.proven import NO_UNATTACHED_TIER, why_aside, why_unattached
 
 OURS = "continuum_connector.scheduler_cls"
-MIDDLEWARE = ("continuum_connector.middleware.ProgramMiddleware", switch_endpoint.MIDDLEWARE)
+MIDDLEWARE = (
+    "continuum_connector.middleware.ProgramMiddleware",
+    switch_endpoint.MIDDLEWARE,
+    epoch_endpoint.MIDDLEWARE,
+)
 
 
 def lines(machine: Machine, plan: Plan, vllm: VllmSeen) -> Iterator[Line]:
     """What the flags mean for us."""
-    yield _prefix_caching(plan)
+    yield _prefix_caching(plan, vllm)
     yield from _scheduler(plan, vllm)
     yield _layout(machine, plan, vllm)
     for name in plan.middleware:
@@ -25,10 +29,12 @@ def lines(machine: Machine, plan: Plan, vllm: VllmSeen) -> Iterator[Line]:
             yield error("middleware", text, f"one of {', '.join(MIDDLEWARE)}")
 
 
-def _prefix_caching(plan: Plan) -> Line:
-    if why := why_aside(plan.prefix_caching, ""):
+def _prefix_caching(plan: Plan, vllm: VllmSeen) -> Line:
+    if why := why_aside(plan.prefix_caching is not False, ""):
         text, _, cure = f"the connector steps aside: {why}".rpartition("; ")
         return error("prefix caching", text, cure)
+    if plan.prefix_caching is None and vllm.version and not vllm.has_layouts:
+        return ok("prefix caching", "on, unless the model has states")
     return ok("prefix caching", "on")
 
 
@@ -66,4 +72,5 @@ def _layout(machine: Machine, plan: Plan, vllm: VllmSeen) -> Line:
     if named is not None and named != wanted:
         text = f"VLLM_KV_CACHE_LAYOUT={named} wins over {wanted}, which makes a block one copy"
         return warning("KV layout", text, "unset VLLM_KV_CACHE_LAYOUT")
-    return ok("KV layout", f"{wanted} is asked for: a block is one copy, if the attention has it")
+    text = f"{wanted} is asked for, but with states: a block is one copy, if the attention has it"
+    return ok("KV layout", text)

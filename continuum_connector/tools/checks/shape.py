@@ -12,11 +12,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+from continuum_connector.tools.checks import states
 from continuum_connector.tools.checks.model_file import BrokenModelError
+from continuum_connector.tools.checks.states import FULL, STATE
 from continuum_connector.vllm.proven import FP8_DTYPES
 
-FULL, SLIDING, MLA = "FullAttentionSpec", "SlidingWindowSpec", "MLAAttentionSpec"
-CHUNKED, STATE, CROSS = "ChunkedLocalAttentionSpec", "MambaSpec", "CrossAttentionSpec"
+SLIDING, MLA = "SlidingWindowSpec", "MLAAttentionSpec"
+CHUNKED, CROSS = "ChunkedLocalAttentionSpec", "CrossAttentionSpec"
+BLOCK_SIZE = 16  # tokens: of a model without states
 
 # config.json's layer_types
 _TYPES = {
@@ -65,7 +68,8 @@ class Shape:
     numbers that a head keeps per token and layer; `value_bytes`: of one, 0 if not known here;
     `index_bytes`: of a token and layer, beside MLA's; `max_context`: tokens, 0 if not said;
     `kv_cache_dtype`: the flag's, or what the checkpoint asks for instead of auto;
-    `attention_heads`: those that ask, 0 if not said."""
+    `attention_heads`: those that ask, 0 if not said; `state_bytes`: of a layer's state over all
+    ranks, 0 if there is none or it is not known here."""
 
     architecture: str
     layers: tuple[Layer, ...]
@@ -76,6 +80,23 @@ class Shape:
     max_context: int
     kv_cache_dtype: str
     attention_heads: int = 0
+    state_bytes: int = 0
+    model_type: str = ""
+
+    @property
+    def num_states(self) -> int:
+        """Layers that keep a state."""
+        return sum(layer.kind == STATE for layer in self.layers)
+
+    def block_size(self, tensor_parallel: int = 1) -> int:
+        """Tokens of a block; 0 where it follows from a state that is not known here."""
+        if not self.num_states:
+            return BLOCK_SIZE
+        token = self.token_bytes(tensor_parallel) / tensor_parallel
+        if not self.state_bytes or not token:
+            return 0
+        is_latent = Layer(MLA) in self.layers
+        return states.block_size(self.state_bytes / tensor_parallel, token, is_latent)
 
     def token_bytes(self, tensor_parallel: int = 1) -> int:
         """KV bytes of a token in one layer, over all ranks: heads that do not divide are kept by
@@ -84,8 +105,17 @@ class Shape:
         return self.num_heads * copies * (self.head_values * self.value_bytes + self.index_bytes)
 
     def context_bytes(self, num_tokens: int, tensor_parallel: int = 1) -> int:
-        """KV bytes that the next turn needs of a context: all of it, or a layer's window."""
-        kept = sum(min(num_tokens, layer.window or num_tokens) for layer in self.layers)
+        """KV bytes that the next turn needs of a context: all of it, a layer's window, or one state
+        of a layer, which is padded to a block."""
+        attention = (layer for layer in self.layers if layer.kind != STATE)
+        kept = sum(min(num_tokens, layer.window or num_tokens) for layer in attention)
+        kept += self.num_states * self.block_size(tensor_parallel)
+        return kept * self.token_bytes(tensor_parallel)
+
+    def new_bytes(self, num_tokens: int, tensor_parallel: int = 1) -> int:
+        """KV bytes of the tokens that a turn adds, and of the states behind them."""
+        kept = (len(self.layers) - self.num_states) * num_tokens
+        kept += self.num_states * self.block_size(tensor_parallel)
         return kept * self.token_bytes(tensor_parallel)
 
 
@@ -94,6 +124,7 @@ def read_shape(
     dtype: str = "auto",
     kv_cache_dtype: str = "auto",
     hybrid_manager: bool = True,
+    ssm_dtype: str = "auto",
 ) -> Shape:
     """Read config.json as vLLM would with these flags. Raises ShapeError."""
     text = {**config, **_part(config, "text_config")}
@@ -103,6 +134,8 @@ def read_shape(
         # vLLM turns its hybrid manager off for chunked attention, and all that is left is full.
         layers = _promoted(layers)
     num_heads, head_values = _heads(text)
+    has_states = any(layer.kind == STATE for layer in layers)
+    plain_bytes = _value_bytes(text, dtype, "auto") if has_states else 0
     kv_cache_dtype = _resolved(text, kv_cache_dtype)
     return Shape(
         architecture=str(next(iter(_list(config, "architectures")), "?")),
@@ -114,6 +147,8 @@ def read_shape(
         max_context=_number(text, "max_position_embeddings"),
         kv_cache_dtype=kv_cache_dtype,
         attention_heads=_number(text, "num_attention_heads", "n_head", "n_heads"),
+        model_type=str(config.get("model_type") or ""),
+        state_bytes=states.state_bytes(text, plain_bytes, ssm_dtype) if has_states else 0,
     )
 
 
@@ -172,6 +207,9 @@ def _layers(text: Mapping[str, Any]) -> list[Layer]:
         )
     if types := _list(text, "layer_types"):
         return [_layer(text, each) for each in types[:number]]
+    if kinds := states.kinds_by_pattern(text, number):
+        full = Layer(MLA if text.get("kv_lora_rank") is not None else FULL)
+        return [full if kind == FULL else Layer(kind) for kind in kinds]
     if any(text.get(key) for key in _STATES) or 0 in _list(text, "attn_type_list"):
         return [Layer(STATE)] * number
     if text.get("kv_lora_rank") is not None:

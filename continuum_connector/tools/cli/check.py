@@ -68,8 +68,8 @@ def check(
 ) -> None:
     """Say whether ContinuumConnector will work here, and what to change if not.
 
-    Looks at vLLM, the flags, the model's KV cache, GPU, links and memory; changes nothing and
-    downloads nothing. Paste the command line you serve with, or give the options that matter:
+    Looks at vLLM, the flags, the model's KV cache, GPU, links, memory and disk; changes nothing
+    and downloads nothing. Paste the command line you serve with, or give the options that matter:
 
         continuum check -- vllm serve MODEL --kv-transfer-config '{"kv_connector": ...}'
 

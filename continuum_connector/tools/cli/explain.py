@@ -91,10 +91,12 @@ def head(life: Life) -> Text:
     outcomes = Counter(text(e, "outcome") for e in life.records if e["event"] == "outcome")
     admitted = [each for each in life.records if each["event"] == "admit"]
     num = sum(count(each, "tokens") for each in admitted)
-    found = [sum(each) for each in zip(*map(tiers, admitted), strict=True)] or [0, 0]
+    found = [sum(each) for each in zip(*map(tiers, admitted), strict=True)] or [0, 0, 0]
     parts = [f"{len(turns)} turns in {seconds(life.records[-1]['now'] - life.records[0]['now'])}"]
     if num:
-        parts.append(f"of {num:,} prompt tokens {found[0]:,} in VRAM, {found[1]:,} in DRAM")
+        on_disk = f", {found[2]:,} on disk" if found[2] else ""
+        where = f"{found[0]:,} in VRAM, {found[1]:,} in DRAM{on_disk}"
+        parts.append(f"of {num:,} prompt tokens {where}")
     parts += [f"{n} {outcome.replace('_', ' ')}" for outcome, n in outcomes.most_common()]
     return Text.assemble((life.key, "bold"), f"  {' · '.join(parts)}")
 

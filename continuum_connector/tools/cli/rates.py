@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from continuum_connector.tools.cli.scrape import Scrape
 
+TIERS = ("vram", "dram", "disk")
 _CHANCE = re.compile(r"[0-9]{1,3}-[0-9]{1,3}")
 # Decisions that something was lost by: kept for nobody, or gone when it was wanted.
 BAD_OUTCOMES = ("expired", "pressure", "diverged", "never", "recomputed")
@@ -22,6 +23,26 @@ class Copies:
     bytes_per_s: float
     mean_s: float | None
     num_bad: int
+
+
+@dataclass(frozen=True)
+class Disk:
+    """A disk that the config asks for. `used`: share of its blocks, None before it is open;
+    `budget_fill`: of a day's disk_write_budget, on the engine that has least of it left;
+    `oldest_op_s`: how long it has owed an answer; `num_wrong`: reads that brought what nobody had
+    written, and errors of the drive, since the start; `unsaved_per_s`: blocks that left DRAM
+    unwritten."""
+
+    num_down: int  # of the engines
+    used: float | None
+    used_bytes: int
+    wanted_bytes: int
+    budget_fill: float
+    oldest_op_s: float
+    num_wrong: int
+    unsaved_per_s: float
+    writes: Copies
+    reads: Copies
 
 
 @dataclass(frozen=True)
@@ -73,6 +94,27 @@ class Served:
 
 
 @dataclass(frozen=True)
+class Gate:
+    """It begins no more programs than memory, or idle time, is there for. `wanted`: blocks that
+    those under way want within a cycle, as a share of VRAM's."""
+
+    num_under_way: int
+    wanted: float | None
+    num_held: int  # first turns, just now
+    let_in: dict[str, int]  # why those before were; empty where nobody was ever held
+
+
+@dataclass(frozen=True)
+class Samples:
+    """Prompts that several programs begin with. `found`: the share of that prompt which those that
+    came after the first did not compute, since the server's start; None before the second."""
+
+    num_groups: int
+    num_programs: int
+    found: float | None
+
+
+@dataclass(frozen=True)
 class Kept:
     """The connector's part. Shares are of VRAM blocks; `pins_ended`, `worst` and `forecasts` count
     from the server's start."""
@@ -97,6 +139,10 @@ class Kept:
     hit: dict[str, float | None]  # by tier, and "computed": shares of the prompt tokens admitted
     stores: Copies
     loads: Copies
+    disk: Disk | None  # None where none is asked for
+    gate: Gate | None  # None where it is off, or nobody has come yet
+    samples: Samples | None  # None where no prompt is known to be sampled
+    epochs: dict[str, int]  # by what began them, on all engines, since the server's start
     decisions_per_s: dict[str, float]
     outcomes: int
     worst: list[DecisionOutcome]
@@ -167,6 +213,10 @@ def _kept(now: Scrape, added: Scrape) -> Kept:
         hit=_hits(added),
         stores=_copies("store", "stored", now, added),
         loads=_copies("load", "loaded", now, added),
+        disk=_disk(now, added),
+        gate=_gate(now, vram),
+        samples=_samples(now),
+        epochs=_counts(now.by("continuum:epochs_total", "cause")),
         decisions_per_s={name: num / added.at for name, num in decisions.items()},
         outcomes=int(sum(outcomes.values())),
         worst=_worst(outcomes),
@@ -177,7 +227,7 @@ def _kept(now: Scrape, added: Scrape) -> Kept:
 
 def _hits(added: Scrape) -> dict[str, float | None]:
     prompt = added.total("continuum:prompt_tokens_total")
-    hits = {tier: added.total("continuum:hit_tokens_total", tier=tier) for tier in ("vram", "dram")}
+    hits = {tier: added.total("continuum:hit_tokens_total", tier=tier) for tier in TIERS}
     # A preempted turn is looked up again and counted once: never below nothing.
     hits["computed"] = max(0.0, prompt - sum(hits.values()))
     return {tier: _share(num, prompt) for tier, num in hits.items()}
@@ -194,6 +244,47 @@ def _copies(kind: str, verb: str, now: Scrape, added: Scrape) -> Copies:
         mean_s=_share(added.total(f"{name}_sum"), num),
         num_bad=int(sum(settled.values()) - settled.get("done", 0.0)),
     )
+
+
+def _disk(now: Scrape, added: Scrape) -> Disk | None:
+    wanted = now.total("continuum:disk_wanted_bytes")
+    if not wanted:
+        return None
+    used = now.total("continuum:disk_blocks")
+    failures = now.by("continuum:disk_failures_total", "reason")
+    fills = now.samples.get("continuum:disk_budget_fill", {}).values()
+    ages = now.samples.get("continuum:disk_oldest_op_seconds", {}).values()
+    return Disk(
+        num_down=_num_at_0(now, "continuum:disk_up"),
+        used=_share(used, now.total("continuum:disk_capacity_blocks")),
+        used_bytes=int(now.total("continuum:disk_used_bytes")),
+        wanted_bytes=int(wanted),
+        budget_fill=min(fills, default=0.0),
+        oldest_op_s=max(ages, default=0.0),
+        num_wrong=int(failures.get("corrupt", 0.0) + failures.get("eio", 0.0)),
+        unsaved_per_s=_rate(added, "continuum:disk_unsaved_blocks_total"),
+        writes=_copies("write", "disk_written", now, added),
+        reads=_copies("read", "disk_read", now, added),
+    )
+
+
+def _gate(now: Scrape, vram: float) -> Gate | None:
+    num_under_way = int(now.total("continuum:working_set_programs"))
+    num_held = int(now.total("continuum:gate_held"))
+    let_in = _counts(now.by("continuum:gate_opened_total", "because"))
+    if not (num_under_way or num_held or any(let_in.values())):
+        return None
+    wanted = _share(now.total("continuum:working_set_blocks"), vram)
+    return Gate(num_under_way, wanted, num_held, let_in)
+
+
+def _samples(now: Scrape) -> Samples | None:
+    prompt = now.total("continuum:sample_prompt_tokens_total")
+    groups = now.total("continuum:sample_groups")
+    if not groups and not prompt:
+        return None
+    found = now.total("continuum:sample_hit_tokens_total")
+    return Samples(int(groups), int(now.total("continuum:samples")), _share(found, prompt))
 
 
 def _worst(outcomes: dict[str, float]) -> list[DecisionOutcome]:

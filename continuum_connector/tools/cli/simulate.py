@@ -26,6 +26,10 @@ Dram = Annotated[float, typer.Option(min=0, max=1e9, help="DRAM for offloaded bl
 Pcie = Annotated[
     float | None, typer.Option(min=0.1, max=1e6, help="PCIe instead of the GPU's own.")
 ]
+Disk = Annotated[float, typer.Option(min=0, max=1e9, help="A disk for what leaves DRAM; 0: none.")]
+DiskRate = Annotated[
+    float, typer.Option("--disk-gb-s", min=0.01, max=1e6, help="It reads; it writes half as fast.")
+]
 Tp = Annotated[int, typer.Option(min=1, max=1024, help="GPUs that share the model.")]
 Seeds = Annotated[str, typer.Option(help="A run for each; figures are of all together.")]
 Sweep = Annotated[str, typer.Option(help="A sweep of --list, instead of all options above.")]
@@ -46,6 +50,8 @@ def simulate(
     model: Model = "llama-8b",
     dram_gb: Dram = 400.0,
     pcie_gb_s: Pcie = None,
+    disk_gb: Disk = 0.0,
+    disk_rate: DiskRate = 7.0,
     tp: Tp = 1,
     seeds: Seeds = "42",
     sweep: Sweep = "",
@@ -80,7 +86,7 @@ def simulate(
         if show_list:
             lab.listing(terminal())
             return
-        machine = (gpu, model, dram_gb, pcie_gb_s, tp)
+        machine = (gpu, model, dram_gb, pcie_gb_s, (disk_gb, disk_rate), tp)
         files = (out, report, workers)
         given = lab.Options(arms, workload, settings, rates, *machine, seeds, sweep, *files)
         try:

@@ -1,10 +1,11 @@
-"""`continuum size`: how much DRAM does a server need?"""
+"""`continuum size`: how much DRAM does a server need, and how much disk below it?"""
 
 from __future__ import annotations
 
 import json
 import math
 import os
+from collections.abc import Callable
 from typing import Annotated, Any
 
 import typer
@@ -12,15 +13,24 @@ from rich.table import Table
 
 from continuum_connector.config import parse_bytes
 from continuum_connector.tools.checks.line import size as text_of
-from continuum_connector.tools.checks.model import aside
+from continuum_connector.tools.checks.model import aside, groups_of
 from continuum_connector.tools.checks.model_file import NoModelError, read_model_config
 from continuum_connector.tools.checks.plan import Plan
 from continuum_connector.tools.checks.shape import Shape, ShapeError, read_shape
 from continuum_connector.tools.cli.reading import command
 from continuum_connector.tools.cli.server import CommandError
 from continuum_connector.tools.cli.terminal import name, terminal
-from continuum_connector.tools.sizing import FILL, Load, Need, Place, mean_gap, need
-from continuum_connector.vllm.proven import why_no_tier
+from continuum_connector.tools.sizing import (
+    FILL,
+    Load,
+    Need,
+    Overflow,
+    Place,
+    mean_gap,
+    need,
+    overflow,
+)
+from continuum_connector.vllm.proven import Server, why_no_disk, why_no_tier
 
 GIB = 2**30
 MOST = 2**60  # bytes
@@ -45,6 +55,10 @@ NewTokens = Annotated[int, typer.Option(min=1, max=10**9, help="Tokens a turn ad
 Vram = Annotated[str, typer.Option(help="KV space of one GPU: vLLM logs it at start.")]
 Gpus = Annotated[int, typer.Option(min=1, max=10**5, help="GPUs that share a model.")]
 Pcie = Annotated[float, typer.Option(min=0.1, max=1e6, help="GB/s of one GPU's link, one way.")]
+Dram = Annotated[str, typer.Option(help="DRAM there is for the tier; the rest goes to a disk.")]
+DriveRate = Annotated[
+    float, typer.Option("--drive", min=0.01, max=1e6, help="GB/s at which its drive reads.")
+]
 AsJson = Annotated[bool, typer.Option("--json", help="One JSON object, for programs.")]
 
 
@@ -63,9 +77,12 @@ def size(
     vram: Vram = "55GiB",
     gpus: Gpus = 1,
     pcie: Pcie = 50.0,
+    dram: Dram = "",
+    drive: DriveRate = 3.0,
     as_json: AsJson = False,
 ) -> None:
-    """Say how much DRAM a server's agents need, and how busy the links to its GPUs would be.
+    """Say how much DRAM a server's agents need, and how busy the links to its GPUs would be; with
+    --dram also how much disk, where that much DRAM is all there is.
 
     Defaults are what was measured of coding agents; give what you know of yours:
 
@@ -79,6 +96,8 @@ def size(
 
     dram_bytes = live KV / 0.8; 0 where 0.8 of VRAM's KV space holds it
 
+    disk_bytes = live KV / 0.8; 0 where 0.8 of --dram holds it
+
     The mean gap is that of a log-normal distribution with this median and P90.
     """
     with command("size"):
@@ -86,39 +105,62 @@ def size(
             raise CommandError("how many agents? --programs alive at once, or --rate per second")
         mean_s = mean_gap(gap, gap_p90 or gap)
         load = Load(context, new_tokens, mean_s, turn, programs, rate, turns)
-        place = _place(model, bytes_per_token, kv_cache_dtype, load, vram, gpus, pcie)
+        has = _bytes("--dram", dram) if dram else 0
+        kv = _of_token(bytes_per_token, model) or _of_model(model, kv_cache_dtype, bool(has))
+        place = Place(*kv(load, gpus), _bytes("--vram", vram), gpus, pcie * 1e9)
         found = need(load, place)
+        below = overflow(load, place, has, drive * 1e9) if has else None
     if as_json:
-        print(json.dumps(as_object(load, place, found), indent=1))
-        return
+        told = as_object(load, place, found)
+        print(json.dumps(told | {"disk": None if below is None else vars(below)}, indent=1))
+    elif below is None or not found.dram_bytes:
+        _show(rows(load, place, found), advice(place, found))
+    else:
+        lines = [*rows(load, place, found), ("", "", ""), *disk_rows(load, has, below, drive)]
+        _show(lines, disk_advice(has, below, drive))
+
+
+def _show(lines: list[tuple[str, str, str]], said: str) -> None:
     console = terminal()
-    console.print(_table(rows(load, place, found)))
-    console.print(f"\n{name(advice(place, found))}", soft_wrap=True)
+    console.print(_table(lines))
+    console.print(f"\n{name(said)}", soft_wrap=True)
 
 
-def _place(
-    model: str, per_token: str, dtype: str, load: Load, vram: str, gpus: int, pcie: float
-) -> Place:
+Kv = Callable[[Load, int], tuple[float, float]]  # a context's bytes and a turn's, on so many GPUs
+
+
+def _of_token(per_token: str, model: str) -> Kv | None:
+    """None where it is the model that says."""
     if bool(model) is bool(per_token):
         raise CommandError("give --model or --bytes-per-token, one of them")
-    vram_bytes = _bytes("--vram", vram)
-    if per_token:
-        token = _bytes("--bytes-per-token", per_token)
-        context, new = token * load.context, token * load.new_tokens
-    else:
-        shape = _shape(model, dtype)
-        context = shape.context_bytes(load.context, gpus)
-        new = len(shape.layers) * shape.token_bytes(gpus) * load.new_tokens
-    return Place(context, new, vram_bytes, gpus, pcie * 1e9)
+    if not per_token:
+        return None
+    token = _bytes("--bytes-per-token", per_token)
+    return lambda load, _gpus: (token * load.context, token * load.new_tokens)
 
 
-def _shape(model: str, dtype: str) -> Shape:
+def _of_model(model: str, dtype: str, has_disk: bool) -> Kv:
+    shape = _shape(model, dtype, has_disk)
+    return lambda load, gpus: (
+        shape.context_bytes(load.context, gpus),
+        shape.new_bytes(load.new_tokens, gpus),
+    )
+
+
+def _shape(model: str, dtype: str, has_disk: bool) -> Shape:
     try:
         shape = read_shape(read_model_config(model, os.environ), kv_cache_dtype=dtype)
     except (NoModelError, ShapeError) as why:
         raise CommandError(f"{why}; give --bytes-per-token instead of --model") from None
-    if why_not := aside(Plan(), shape) or why_no_tier(1, 1, True, shape.kv_cache_dtype):
+    if why_not := aside(Plan(), shape) or why_no_tier(Server(kv_cache_dtype=shape.kv_cache_dtype)):
         raise CommandError(f"{why_not}; no DRAM would be used")
+    if has_disk and (why_not := why_no_disk(Server(kinds=tuple(g.kind for g in groups_of(shape))))):
+        raise CommandError(f"{why_not}; leave --dram out")
+    if not shape.block_size():
+        raise CommandError(
+            "how large this model's states are is not known here; give --bytes-per-token instead "
+            "of --model"
+        )
     return shape
 
 
@@ -188,6 +230,52 @@ def advice(place: Place, found: Need) -> str:
             f"{place.pcie / 1e9:g} GB/s: use more GPUs, or fewer programs on each."
         )
     return f"Serve with {setting} (per node: once for all its GPUs)."
+
+
+def disk_rows(
+    load: Load, dram_bytes: int, below: Overflow, drive: float
+) -> list[tuple[str, str, str]]:
+    """The same for the disk below `dram_bytes`, whose drive reads `drive` GB/s."""
+    share = ("of it not in DRAM", f"{below.share:.0%}", f"beyond {FILL:g} x {text_of(dram_bytes)}")
+    if not below.disk_bytes:
+        return [share, ("disk_bytes", "0 GiB", f"{FILL:.0%} of the DRAM there is holds all")]
+    return [
+        share,
+        ("disk_bytes", f"{whole_gib(below.disk_bytes)} GiB", f"live KV / {FILL:g}, rounded up"),
+        ("disk reads", f"{below.reads / 1e9:.2f} GB/s", "turns not in DRAM x context"),
+        ("one read", f"{below.read_s:.2f} s", f"a context at {drive:g} GB/s"),
+        (
+            "not computed",
+            f"{below.tokens:,.0f}/s",
+            "prompt tokens, if all is written",
+        ),
+        (
+            "disk writes",
+            f"{below.written / 1e12:.2f} TB/day",
+            f"all of it: turns x {load.new_tokens:,} new",
+        ),
+    ]
+
+
+def disk_advice(dram_bytes: int, below: Overflow, drive: float) -> str:
+    """The last line where a disk is asked for."""
+    setting = f"CONTINUUM_DRAM_BYTES={whole_gib(dram_bytes)}GiB"
+    if not below.disk_bytes:
+        return f"Serve with {setting}: no disk is needed."
+    setting += f" CONTINUUM_DISK_PATH=FOLDER CONTINUUM_DISK_BYTES={whole_gib(below.disk_bytes)}GiB"
+    written = min(1.0, below.disk_bytes / below.written)
+    budget = "all new KV fits disk_write_budget as it is, disk_bytes a day"
+    if written < 1.0:
+        budget = (
+            f"disk_write_budget as it is, disk_bytes a day, takes {written:.0%} of all new KV: "
+            "that of programs that came back most"
+        )
+    if below.is_too_slow:
+        return (
+            f"{setting} would hold it, but reads take more than {FILL:.0%} of a drive of "
+            f"{drive:g} GB/s: turns that find it busy compute instead; {budget}."
+        )
+    return f"Serve with {setting}; {budget}."
 
 
 def as_object(load: Load, place: Place, found: Need) -> dict[str, Any]:

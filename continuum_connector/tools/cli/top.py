@@ -42,6 +42,8 @@ def top(
     """Watch a running server.
 
     VRAM       how much of the KV cache requests, copies to DRAM and pins use
+    gate       first turns held just now, and why those before were let in; with gate_wait_s only
+    disk       how full it is, what is left of a day's budget; with disk_path only
     prompts    where the tokens of the prompts admitted lately were found
     pins       how many there are, and what ended those that were
     lost by    decisions that cost something: `pin never` kept VRAM for nobody,

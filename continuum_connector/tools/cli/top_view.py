@@ -9,16 +9,25 @@ from rich.table import Table
 from rich.text import Text
 
 from continuum_connector.tools.analysis.report import seconds, size
-from continuum_connector.tools.cli.rates import Copies, Kept, Numbers, Served
+from continuum_connector.tools.cli.rates import (
+    Copies,
+    Disk,
+    Gate,
+    Kept,
+    Numbers,
+    Samples,
+    Served,
+)
 
 BAR = 20  # characters
 PINS, STORES, REQUESTS = "cyan", "blue", "green"
-VRAM, DRAM, COMPUTED = "cyan", "magenta", "yellow"
+VRAM, DRAM, DISK, COMPUTED = "cyan", "magenta", "blue", "yellow"
 NO_CONNECTOR = (
     "ContinuumConnector does not run there, so there is nothing of it to show. To run it, serve "
     'with: --kv-transfer-config \'{"kv_connector":"ContinuumConnector","kv_role":"kv_both"}\''
 )
 NUM_WORST = 3
+SLOW_S = 1.0  # that a disk owes an answer, before it is told
 GAP = "  "  # between two facts of a row
 
 
@@ -65,6 +74,8 @@ def _shares(served: Served, kept: Kept | None) -> Table:
     table.add_row("VRAM", _vram(served, kept))
     if kept is not None:
         table.add_row("DRAM", _dram(kept, served.num_engines))
+        if kept.disk is not None:
+            table.add_row("disk", _disk(kept.disk, served.num_engines))
         table.add_row("prompts", _hits(kept))
     elif served.vram_hit is not None:
         bar = _bar([(served.vram_hit, VRAM)])
@@ -76,6 +87,10 @@ def _rates(shown: Numbers) -> Table:
     served, kept = shown.served, shown.kept
     table = _rows()
     table.add_row("requests", _requests(served))
+    if kept is not None and kept.gate is not None:
+        table.add_row("gate", _gate(kept.gate))
+    if kept is not None and kept.samples is not None:
+        table.add_row("samples", _samples(kept.samples))
     tokens = (f"{served.prompt_per_s:,.0f} of prompts", f"{served.output_per_s:,.0f} generated")
     table.add_row("tokens/s", _facts(*tokens))
     if kept is None:
@@ -86,6 +101,8 @@ def _rates(shown: Numbers) -> Table:
     pins = (f"{kept.num_pins:,} live", f"{kept.num_pinned_blocks:,} blocks")
     table.add_row("pins", _facts(*pins, f"{kept.pins_per_s:.3g} new/s"))
     table.add_row("ended by", _ends(kept))
+    if any(kept.epochs.values()):
+        table.add_row("epochs", _epochs(kept))
     table.add_row("stores", _copies(kept.stores))
     table.add_row("loads", _copies(kept.loads))
     table.add_row("lost by", _worst(kept))
@@ -123,17 +140,32 @@ def _dram(kept: Kept, num_engines: int) -> Text:
     return _facts(_bar([(kept.dram_used or 0.0, DRAM)]), _percent(kept.dram_used), *facts)
 
 
+def _disk(disk: Disk, num_engines: int) -> Text:
+    if disk.num_down >= num_engines:
+        return Text("none yet, or it was given up: the server's log says which, and why", "yellow")
+    rates = (("read", disk.reads), ("written", disk.writes))
+    facts: list[str | Text] = [size(disk.used_bytes)]
+    facts += [f"{verb} {copies.bytes_per_s / 1e9:.3g} GB/s" for verb, copies in rates]
+    facts.append(Text(f"budget {_percent(disk.budget_fill)}", "" if disk.budget_fill else "yellow"))
+    if disk.unsaved_per_s:
+        facts.append(f"{disk.unsaved_per_s:.3g} lost unwritten/s")
+    if disk.oldest_op_s > SLOW_S:
+        facts.append(Text(f"silent for {seconds(disk.oldest_op_s)}", "red"))
+    if disk.num_wrong:
+        facts.append(Text(f"{disk.num_wrong:,} errors", "red"))
+    if disk.num_down:
+        facts.append(Text(f"none on {disk.num_down} of {num_engines} engines", "yellow"))
+    return _facts(_bar([(disk.used or 0.0, DISK)]), _percent(disk.used), *facts)
+
+
 def _hits(kept: Kept) -> Text:
-    vram, dram, computed = (kept.hit[name] for name in ("vram", "dram", "computed"))
-    if computed is None:
+    colors = {"vram": VRAM, "dram": DRAM, "disk": DISK, "computed": COMPUTED}
+    names = {"vram": "VRAM", "dram": "DRAM", "disk": "disk", "computed": "computed"}
+    if kept.hit["computed"] is None:
         return _facts(_bar([]), Text("none admitted", "dim"))
-    parts = [(vram or 0.0, VRAM), (dram or 0.0, DRAM), (computed, COMPUTED)]
-    names = ("in VRAM", "in DRAM", "computed")
-    said = [
-        Text(f"{name} {_percent(share)}", color)
-        for name, (share, color) in zip(names, parts, strict=True)
-    ]
-    return _facts(_bar(parts), *said)
+    parts = {of: kept.hit[of] or 0.0 for of in colors if of != "disk" or kept.disk is not None}
+    said = [Text(f"{names[of]} {_percent(share)}", colors[of]) for of, share in parts.items()]
+    return _facts(_bar([(share, colors[of]) for of, share in parts.items()]), *said)
 
 
 def _requests(served: Served) -> Text:
@@ -145,6 +177,27 @@ def _requests(served: Served) -> Text:
 def _preempted(served: Served) -> Text:
     style = "red" if served.preempted_per_s else ""
     return Text(f"{served.preempted_per_s:.3g} preempted/s", style)
+
+
+def _gate(gate: Gate) -> Text:
+    """What is under way, beside what there is for it; and who waits until there is more."""
+    wants = f"want {_percent(gate.wanted)} of VRAM a cycle"
+    by_number = sorted(gate.let_in.items(), key=lambda each: -each[1])
+    let_in = (f"{why} {num:,}" for why, num in by_number if num)
+    return _facts(f"{gate.num_under_way:,} under way", wants, f"{gate.num_held:,} held", *let_in)
+
+
+def _samples(found: Samples) -> Text:
+    shared = Text("none came after a first", "dim")
+    if found.found is not None:
+        shared = Text(f"{_percent(found.found)} of their prompts found")
+    return _facts(f"{found.num_groups:,} prompts", f"{found.num_programs:,} programs", shared)
+
+
+def _epochs(kept: Kept) -> Text:
+    """Each of them emptied all below VRAM."""
+    by_number = sorted(kept.epochs.items(), key=lambda each: -each[1])
+    return _facts(*(f"{cause} {num:,}" for cause, num in by_number if num))
 
 
 def _ends(kept: Kept) -> Text:

@@ -1,7 +1,5 @@
 """The connector, with the fault that `test_lifetime` must find: while the file TEST_FAULT_FILE
 is there, stores hold nothing, so vLLM may give their blocks to others before they are copied.
-
-A server takes it by `kv_connector_module_path`; the name is ours, for the plug-in goes by that.
 """
 
 from __future__ import annotations

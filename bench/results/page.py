@@ -1,0 +1,103 @@
+"""Kept tables as pages: docs/results.md, and what the front page quotes of them."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from pathlib import Path
+
+from bench.gpu.__main__ import NO_CLAIM, committed
+from bench.gpu.steps import STEPS, Verdict
+from bench.results.kept import Cell, Kept
+
+ROOT = Path(__file__).resolve().parents[2]
+MATRIX = ROOT / "bench" / "sim" / "MATRIX.md"
+
+TABLES = "tables"  # the markers between which all of this stands in docs/results.md
+STOCK, OURS = "stock", "adaptive"
+RATE = 6  # programs per second, of the lab's that the front page quotes
+
+
+def results(kept: Mapping[str, Kept]) -> str:
+    """All of docs/results.md that is made."""
+    return "\n\n".join([_gpu(), *(_section(each) for each in kept.values()), _matrix()])
+
+
+def _gpu() -> str:
+    """Whether a device has shown anything: bench/gpu/result.json says."""
+    state = committed()
+    claims = [each for each in STEPS if each.name not in NO_CLAIM]
+    proven = sum(state.of(each).verdict == Verdict.PROVEN.value for each in claims)
+    return (
+        f"**On a GPU {proven} of {len(claims)} claims are proven** "
+        "([which](limits.md#what-is-not-proven)). What is below is from CPU servers, on which "
+        "decisions are real and prices are not, or from the lab, which computes times from data "
+        "sheets. So read ratios, not seconds."
+    )
+
+
+def _section(kept: Kept) -> str:
+    parts = [f"## {kept.question}", table(kept)]
+    parts += [f"{note}" for note in kept.notes]
+    return "\n\n".join([*parts, kept.origin])
+
+
+def table(kept: Kept) -> str:
+    """As Markdown."""
+    lines = [kept.columns, ["---"] * len(kept.columns)]
+    lines += [[_cell(cell) for cell in row] for row in kept.rows]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+def _cell(cell: Cell) -> str:
+    if cell is None:
+        return ""
+    if isinstance(cell, str):
+        return cell
+    return f"{cell:,.0f}" if abs(cell) >= 100 or cell == int(cell) else f"{cell:.3g}"
+
+
+def _matrix() -> str:
+    """How many cells hold their aim, as the lab's own page says."""
+    text = MATRIX.read_text()
+    origin = re.search(r"^`.*?commit \w+", text, re.MULTILINE)
+    aims = re.search(r"^\| aim \|.*?(?=\n\n)", text, re.MULTILINE | re.DOTALL)
+    if origin is None or aims is None:
+        raise ValueError(f"{MATRIX} is not the page that python -m bench.sim.matrix --write makes")
+    cells = "[All cells and arms](../bench/sim/MATRIX.md), those where ours loses too"
+    reach = (
+        "[What the lab can and cannot say](../bench/sim/README.md#does-it-tell-what-was-measured)"
+    )
+    heading = "## In the lab's matrix, where do the aims hold?"
+    return "\n\n".join([heading, aims[0], f"{cells}: {origin[0]}. {reach}."])
+
+
+# --- the front page ---------------------------------------------------------------------
+def front(kept: Mapping[str, Kept]) -> str:
+    """Three numbers, and what stands beside each."""
+    agents, lab, step = (kept[name].cited for name in ("agents", "lab", "step-cost"))
+    at = f" {RATE}"
+    jct = {arm.removesuffix(at): s for arm, s in lab.items() if arm.endswith(at)}
+    best = min(jct.keys() - {OURS}, key=lambda arm: (jct[arm], arm))
+    rows = [
+        (
+            "prompt tokens computed for 12 agents whose contexts need twice the VRAM pool",
+            f"**{agents['recomputed']:.2f}x** of stock vLLM's",
+            f"{agents['same_answers']:.0f} of {agents['answers']:.0f} answers are stock's, token "
+            "for token; a program's first answer begins after "
+            f"{agents['ttft_first_mean_s']:.2g}x of stock's time",
+        ),
+        (
+            f"mean job completion time on an H100, {RATE} programs a second, **simulated**",
+            f"**{jct[OURS] / jct[STOCK]:.2f}x** of stock vLLM's",
+            f"the best other, `{best}`: {jct[best] / jct[STOCK]:.2f}x",
+        ),
+        (
+            "CPU time of a scheduler's step that only decodes, with nothing pinned",
+            f"**{step['adaptive 0']:.1f} %** more than stock's",
+            f"of a connector that does nothing: {step['nothing 0']:.1f} %",
+        ),
+    ]
+    lines = ["| | ours | beside it |", "|---|---|---|"]
+    lines += [f"| {what} | {number} | {beside} |" for what, number, beside in rows]
+    return "\n".join(lines)

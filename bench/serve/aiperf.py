@@ -1,0 +1,263 @@
+"""aiperf as the client of `continuum bench ab`: it replays our programs, and we read its records.
+
+    python -m bench.serve.aiperf        # installs it: a venv of its own, vLLM's stays as it is
+
+Every program becomes a Weka trace file (weka.py): its lengths, cuts and pauses. aiperf makes up the
+text and sends chats, as many programs at a time as `closed:N` says, and waits out their pauses. It
+names no program in a way that vLLM reads: its one id is the header `X-Correlation-ID`, which only
+our middleware looks at, and servers of `bench ab` are started without it.
+
+`theoretical_prefix_cache_hit` is aiperf's: the share of prompt blocks that a cache without bounds
+would find, over the requests that were answered.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from bench.cache import CACHE
+from bench.cli import start, teaching_parser
+from bench.serve import weka
+from bench.serve.api import Api, ApiError
+from bench.serve.clients import ClientError, OnTurn, Site
+from bench.serve.load import Load
+from bench.serve.record import RunFolder
+from bench.serve.results import Program, Turn
+
+FOLDER = CACHE / "clients" / "aiperf"
+PACKAGE = "aiperf==0.13.0"
+INSTALL = "python -m bench.serve.aiperf"
+TEACH = f"It goes into {FOLDER}, a virtual environment: it needs none of vLLM's packages."
+RECORDS, SUMMARY, LOG = "profile_export.jsonl", "profile_export_aiperf.json", "aiperf.log"
+# One lane of a recorded session is one program here; nothing is to be split once more.
+ENVIRONMENT = {"AIPERF_DATASET_WEKA_SPLIT_FLATTENED_AGENTS": "false"}
+NS = 1e9
+STOP_S = 20.0
+TOLD = {  # what it says of a whole run -> our names
+    "theoretical_prefix_cache_hit": "theory_pct",
+    "overall_usage_prompt_cache_read_pct": "read_pct",
+    "total_token_throughput": "tokens_per_s",
+    "output_token_throughput": "answered_per_s",
+    "request_throughput": "requests_per_s",
+}
+
+
+class _Meta(msgspec.Struct):
+    conversation_id: str = ""
+    x_correlation_id: str = ""
+    turn_index: int = 0
+    request_start_ns: int = 0
+    request_end_ns: int = 0
+    benchmark_phase: str = "profiling"
+
+
+class _Value(msgspec.Struct):
+    value: Any = 0.0
+
+
+class _Error(msgspec.Struct):
+    code: int | None = None
+    message: str = ""
+
+
+class _Record(msgspec.Struct):
+    metadata: _Meta
+    metrics: dict[str, _Value] = {}
+    error: _Error | None = None
+
+    def number(self, name: str) -> float:
+        return float(self.metrics[name].value) if name in self.metrics else 0.0
+
+
+@dataclass(frozen=True)
+class Aiperf:
+    """Plays loads with the aiperf of a virtual environment."""
+
+    site: Site
+    scenario: str = ""
+    folder: Path = FOLDER
+    version: str = ""
+
+    @classmethod
+    def installed(cls, site: Site, scenario: str, folder: Path = FOLDER) -> Aiperf:
+        """ClientError, with the cure, where it is not."""
+        found = sorted(folder.glob("lib/python*/site-packages/aiperf-*.dist-info"))
+        if not found or not (folder / "bin" / "aiperf").exists():
+            raise ClientError(
+                f"--client aiperf: there is none in {folder}; install it with: {INSTALL}"
+            )
+        version = found[-1].name.removeprefix("aiperf-").removesuffix(".dist-info")
+        return cls(site, scenario, folder, version)
+
+    def settings(self) -> dict[str, Any]:
+        named = {"scenario": f"{self.scenario}, no submission"} if self.scenario else {}
+        return {"client": f"aiperf {self.version}", **named}
+
+    def check(self, load: Load) -> None:
+        """It plays programs in a closed loop, and sends no priority."""
+        if not load.arrivals.at_once:
+            raise ClientError(
+                f"--client aiperf: it plays a number of programs at a time, and the arrivals are "
+                f"{load.arrivals.text}; give --arrivals closed:N"
+            )
+        if load.most_programs() is None:
+            raise ClientError("--client aiperf: it must know how many programs; give --programs")
+        if load.priority:
+            raise ClientError("--client aiperf: it sends no priority; leave out none-priority")
+
+    async def drive(self, api: Api, load: Load, folder: RunFolder, on_turn: OnTurn) -> None:
+        """Write the traces, run aiperf to its end, read its records."""
+        out, traces = folder.folder / "aiperf", folder.folder / "traces"
+        plans = [load.plan(number) for number in range(load.most_programs() or 0)]
+        weka.write(plans, traces, self.site.block_size)
+        with (folder.folder / LOG).open("wb") as log:
+            process = await asyncio.create_subprocess_exec(
+                *self.command(api, load, traces, out),
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                env={**os.environ, **ENVIRONMENT},
+                start_new_session=True,
+            )
+            try:
+                status = await process.wait()
+            finally:
+                await _end(process)
+        if status or not (out / SUMMARY).exists():
+            raise ApiError(f"aiperf ended with status {status}: {_why(folder.folder / LOG)}", False)
+        folder.run.told = told(out / SUMMARY)
+        planned = {plan.name: len(plan.turns) for plan in plans}
+        write_down(out / RECORDS, planned, folder, on_turn)
+
+    def command(self, api: Api, load: Load, traces: Path, out: Path) -> list[str]:
+        """What is run. Records hold no text, so its own tokenizer need not count."""
+        line = [str(self.folder / "bin" / "aiperf"), "profile", "--model", load.model]
+        line += ["--url", api.url, "--endpoint-type", "chat", "--streaming"]
+        line += ["--custom-dataset-type", "weka-trace", "--input-file", str(traces)]
+        line += ["--tokenizer", str(self.site.model.absolute()), "--use-server-token-count"]
+        line += ["--concurrency", str(load.arrivals.at_once)]
+        line += ["--random-seed", str(load.tokens.seed), "--artifact-dir", str(out)]
+        line += ["--extra-inputs", json.dumps({"ignore_eos": True, "temperature": 0, **load.extra})]
+        line += ["--request-timeout-seconds", str(api.patience.timeout_s), "--ui", "none"]
+        line += ["--workers-max", "2", "--record-processors", "1"]
+        line += ["--no-gpu-telemetry", "--no-server-metrics"]
+        if self.scenario:  # it says by itself which programs, and from where on
+            # It trusts no local traces; overridden, it marks its result as no submission.
+            line += ["--scenario", self.scenario, "--unsafe-override"]
+            return [*line, "--benchmark-duration", f"{load.duration_s:g}"]
+        line += ["--dataset-sampling-strategy", "sequential"]
+        return [*line, "--num-conversations", str(load.most_programs())]
+
+
+async def _end(process: asyncio.subprocess.Process) -> None:
+    """End it and all it started, where it still runs."""
+    for kind in (signal.SIGINT, signal.SIGKILL):
+        if process.returncode is not None:
+            return
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, kind)
+        with contextlib.suppress(asyncio.TimeoutError):
+            await asyncio.wait_for(asyncio.shield(process.wait()), STOP_S)
+
+
+def _why(log: Path) -> str:
+    """What its log calls an error, first of all."""
+    lines = log.read_text(errors="replace").splitlines()
+    said = [line for line in lines if "ERROR" in line or "Error" in line]
+    return f"{(said or lines[-1:] or [''])[0].strip()[:400]} (log: {log})"
+
+
+def told(summary: Path) -> dict[str, float]:
+    """What aiperf says of the whole run, by our names."""
+    found = json.loads(summary.read_text())
+    return {name: float(found[tag]["avg"]) for tag, name in TOLD.items() if tag in found}
+
+
+def write_down(records: Path, planned: dict[str, int], folder: RunFolder, on_turn: OnTurn) -> None:
+    """Its records as turns and programs. A program that did not run from its first turn to its
+    last, as a scenario cuts them, has turns but no line of its own."""
+    found = sorted(_read(records), key=lambda each: each.metadata.request_end_ns)
+    began = min((each.metadata.request_start_ns for each in found), default=0)
+    programs: dict[str, list[Turn]] = {}
+    for record in found:
+        meta, turn = record.metadata, _turn(record, began)
+        folder.turn(turn)
+        on_turn(turn)
+        programs.setdefault(meta.x_correlation_id or meta.conversation_id, []).append(turn)
+    for turns in sorted(programs.values(), key=lambda each: each[-1].start_s):
+        wanted = planned.get(turns[0].program, 0)
+        if len(turns) == wanted or any(turn.error for turn in turns):
+            folder.program(_program(turns, wanted))
+    folder.run.wall_s = max((each.metadata.request_end_ns - began for each in found), default=0)
+    folder.run.wall_s /= NS
+
+
+def _read(records: Path) -> Iterator[_Record]:
+    decode = msgspec.json.Decoder(_Record).decode
+    for line in records.read_bytes().splitlines():
+        record = decode(line)
+        if record.metadata.benchmark_phase == "profiling":
+            yield record
+
+
+def _turn(record: _Record, began: int) -> Turn:
+    meta, error = record.metadata, ""
+    if record.error is not None:
+        error = f"{record.error.code or ''} {record.error.message}".strip()[:300] or "failed"
+    return Turn(
+        program=meta.conversation_id,
+        turn=meta.turn_index,
+        start_s=(meta.request_start_ns - began) / NS,
+        latency_s=(meta.request_end_ns - meta.request_start_ns) / NS,
+        ttft_s=record.number("time_to_first_token") / 1e3,
+        tpot_s=record.number("inter_token_latency") / 1e3,
+        prompt_tokens=int(record.number("usage_prompt_tokens")),
+        cached_tokens=int(record.number("usage_prompt_cache_read_tokens")),
+        answer_tokens=int(record.number("usage_completion_tokens")),
+        failures=[error] if error else [],
+        error=error,
+    )
+
+
+def _program(turns: list[Turn], planned: int) -> Program:
+    first, last = turns[0], turns[-1]
+    jct_s = last.start_s + last.latency_s - first.start_s
+    return Program(
+        program=first.program,
+        arrival_s=first.start_s,
+        start_s=first.start_s,
+        jct_s=jct_s,
+        turns=sum(not turn.error for turn in turns),
+        planned_turns=planned,
+        tool_s=max(0.0, jct_s - sum(turn.latency_s for turn in turns)),
+        error=next((turn.error for turn in turns if turn.error), ""),
+    )
+
+
+def install(folder: Path = FOLDER) -> None:
+    """Make its environment; raises if pip fails."""
+    subprocess.run([sys.executable, "-m", "venv", "--clear", str(folder)], check=True)
+    pip = [str(folder / "bin" / "python"), "-m", "pip", "install", "--quiet", PACKAGE]
+    subprocess.run(pip, check=True)
+
+
+def main() -> None:
+    """Install; `--help` only tells."""
+    teaching_parser(INSTALL, "Install aiperf for `bench ab --client aiperf`.", TEACH).parse_args()
+    install()
+
+
+if __name__ == "__main__":
+    start(main, INSTALL)

@@ -1,0 +1,72 @@
+"""Who puts a load on an arm's server: our own agents, or a load generator that nobody here wrote.
+
+agents    ours (load.py): token ids, exact lengths, every answer compared
+aiperf    NVIDIA's (aiperf.py): chats made up from the same programs' lengths
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+from bench.serve.api import Api
+from bench.serve.load import Driver, Load
+from bench.serve.record import RunFolder
+from bench.serve.results import Turn
+from continuum_connector.tools.cli.ending import ToldError
+
+OnTurn = Callable[[Turn], None]
+
+
+class ClientError(ToldError):
+    """A client that cannot be used, or a load that it cannot play; the message says what to do."""
+
+
+class Client(Protocol):
+    """A way to put a load on a server."""
+
+    def settings(self) -> dict[str, Any]:
+        """What two runs in one folder must have in common, beside their load."""
+
+    def check(self, load: Load) -> None:
+        """ClientError if it cannot play this load."""
+
+    async def drive(self, api: Api, load: Load, folder: RunFolder, on_turn: OnTurn) -> None:
+        """Play the load and write down what came of it; cancelled, it stops early."""
+
+
+@dataclass(frozen=True)
+class Agents:
+    """Ours. It has no settings: results of before there was a choice have none."""
+
+    def settings(self) -> dict[str, Any]:
+        return {}
+
+    def check(self, load: Load) -> None:
+        """It plays every load."""
+
+    async def drive(self, api: Api, load: Load, folder: RunFolder, on_turn: OnTurn) -> None:
+        await Driver(api, load, folder, on_turn).run()
+
+
+@dataclass(frozen=True)
+class Site:
+    """What a client must know of the servers that it will meet."""
+
+    model: Path
+    block_size: int
+
+
+def find_client(name: str, scenario: str, site: Site) -> Client:
+    """The client of this name; ClientError if there is none, or it is not installed."""
+    if name == "aiperf":
+        from bench.serve.aiperf import Aiperf
+
+        return Aiperf.installed(site, scenario)
+    if name != "agents":
+        raise ClientError(f"--client {name}: not known; there is agents and aiperf")
+    if scenario:
+        raise ClientError(f"--scenario {scenario}: our agents know none; add --client aiperf")
+    return Agents()

@@ -1,0 +1,175 @@
+"""aiperf as a client: what it is asked to do, and what is made of its records. A script stands
+for aiperf here; it writes what aiperf 0.13 writes."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bench.common.plans import Added
+from bench.serve.aiperf import Aiperf
+from bench.serve.api import Api, ApiError, Patience
+from bench.serve.arrivals import Arrivals
+from bench.serve.clients import Agents, ClientError, Site, find_client
+from bench.serve.load import Load
+from bench.serve.programs import Defaults, Uniform
+from bench.serve.record import RunFolder
+from bench.serve.results import Loaded, Run, load_run
+from bench.serve.summary import BY_KEY
+from bench.serve.token_ids import Tokens
+
+SMALL = Uniform("small", "p", (Added(70, 4), Added(40, 4, 1.0)), 0, Defaults("closed:2"))
+LOAD = Load(SMALL, Arrivals("closed:2", at_once=2), Tokens(42, 1000, 2000), "tiny", programs=2)
+S = 1_000_000_000
+
+
+def record(program: str, turn: int, start_s: float, end_s: float, **more: Any) -> dict[str, Any]:
+    """One line of profile_export.jsonl."""
+    numbers = {"usage_prompt_tokens": 100, "usage_prompt_cache_read_tokens": 32 * turn}
+    numbers |= {"usage_completion_tokens": 4, "time_to_first_token": 250.0}
+    meta = {"conversation_id": program, "x_correlation_id": f"x-{program}", "turn_index": turn}
+    meta |= {"request_start_ns": int(start_s * S), "request_end_ns": int(end_s * S)}
+    meta["benchmark_phase"] = more.pop("phase", "profiling")
+    metrics = {name: {"value": value, "unit": ""} for name, value in numbers.items()}
+    return {"metadata": meta, "metrics": metrics, **more}
+
+
+GOOD = [
+    record("p0000", 0, 10.0, 11.0),
+    record("p0001", 0, 10.5, 11.5),
+    record("p0000", 1, 12.0, 14.0),
+    record("p0001", 1, 13.0, 15.0),
+]
+SUMMARY = {"theoretical_prefix_cache_hit": {"avg": 20.0}, "total_token_throughput": {"avg": 83.2}}
+FAKE = """#!/usr/bin/env python3
+import json, pathlib, sys
+here = pathlib.Path(__file__).parent
+out = pathlib.Path(sys.argv[sys.argv.index("--artifact-dir") + 1])
+(here / "argv.json").write_text(json.dumps(sys.argv))
+if (here / "fails").exists():
+    print("10:00 ERROR    Failed to load tokenizer")
+    sys.exit(1)
+out.mkdir()
+(out / "profile_export.jsonl").write_bytes((here / "records").read_bytes())
+(out / "profile_export_aiperf.json").write_bytes((here / "summary").read_bytes())
+"""
+
+
+@pytest.fixture
+def home(tmp_path: Path) -> Path:
+    """Where an aiperf is installed that writes GOOD."""
+    home = tmp_path / "home"
+    (home / "bin").mkdir(parents=True)
+    (home / "lib/python3.12/site-packages/aiperf-0.13.0.dist-info").mkdir(parents=True)
+    (home / "bin/aiperf").write_text(FAKE)
+    (home / "bin/aiperf").chmod(0o755)
+    (home / "bin/summary").write_text(json.dumps(SUMMARY))
+    write(home, GOOD)
+    return home
+
+
+def write(home: Path, records: list[dict[str, Any]]) -> None:
+    (home / "bin/records").write_text("".join(json.dumps(each) + "\n" for each in records))
+
+
+def client(home: Path, scenario: str = "") -> Aiperf:
+    return Aiperf.installed(Site(home / "model", 32), scenario, home)
+
+
+def played(home: Path, scenario: str = "") -> Loaded:
+    """What is in the folder of a run that this aiperf made."""
+    folder = home / "run"
+    api = Api("http://127.0.0.1:9", patience=Patience(5))
+    with RunFolder(folder, Run(name="run")) as out:
+        asyncio.run(client(home, scenario).drive(api, LOAD, out, lambda turn: None))
+        out.close("done")
+    return load_run(folder)
+
+
+def test_records_become_turns_as_the_client_saw_them(home: Path) -> None:
+    turns = played(home).turns
+    assert [(t.program, t.turn, t.start_s, t.latency_s) for t in turns] == [
+        ("p0000", 0, 0.0, 1.0),
+        ("p0001", 0, 0.5, 1.0),
+        ("p0000", 1, 2.0, 2.0),
+        ("p0001", 1, 3.0, 2.0),
+    ]
+    assert {(t.ttft_s, t.prompt_tokens, t.answer_tokens) for t in turns} == {(0.25, 100, 4)}
+    assert [t.cached_tokens for t in turns] == [0, 0, 32, 32]
+
+
+def test_a_program_lasts_from_its_first_request_to_its_last_answer(home: Path) -> None:
+    found = played(home)
+    told = [(p.program, p.jct_s, p.tool_s, p.turns) for p in found.programs]
+    assert told == [("p0000", 4.0, 1.0, 2), ("p0001", 4.5, 1.5, 2)]
+    assert found.run.wall_s == 5.0
+
+
+def test_its_own_theoretical_share_stands_beside_what_was_cached(home: Path) -> None:
+    found = played(home)
+    shown = {key: BY_KEY[key].value(found) for key in ("cached_pct", "theory_pct", "found_pct")}
+    assert shown == {"cached_pct": 16.0, "theory_pct": 20.0, "found_pct": 80.0}
+
+
+def test_a_request_that_failed_ends_its_program_with_the_reason(home: Path) -> None:
+    broken = record("p0001", 0, 10.5, 11.5, error={"code": 400, "message": "too long"})
+    write(home, [GOOD[0], broken, GOOD[2]])
+    found = played(home)
+    assert {(p.program, p.error, p.turns) for p in found.programs} == {
+        ("p0000", "", 2),
+        ("p0001", "400 too long", 0),
+    }
+
+
+def test_a_program_that_was_cut_short_is_in_no_jct(home: Path) -> None:
+    write(home, GOOD[:3])
+    assert [program.program for program in played(home).programs] == ["p0000"]
+
+
+def test_what_a_warm_up_sent_is_in_no_figure(home: Path) -> None:
+    write(home, [record("p0000", 0, 1.0, 9.0, phase="warmup"), *GOOD])
+    assert len(played(home).turns) == 4
+
+
+def test_every_program_is_played_once_as_many_at_a_time_as_was_said(home: Path) -> None:
+    played(home)
+    line = json.loads((home / "bin/argv.json").read_text())
+    for option, value in {"--concurrency": "2", "--num-conversations": "2"}.items():
+        assert line[line.index(option) + 1] == value
+    assert len(list((home / "run/traces").glob("*.json"))) == 2
+
+
+def test_a_scenario_says_by_itself_what_is_played(home: Path) -> None:
+    played(home, "inferencex-agentx-mvp")
+    line = json.loads((home / "bin/argv.json").read_text())
+    assert "--num-conversations" not in line
+    assert line[line.index("--scenario") + 1] == "inferencex-agentx-mvp"
+
+
+def test_an_aiperf_that_fails_is_told_with_its_own_words(home: Path) -> None:
+    (home / "bin/fails").touch()
+    with pytest.raises(ApiError, match="status 1: 10:00 ERROR    Failed to load tokenizer"):
+        played(home)
+
+
+def test_without_aiperf_one_sentence_says_how_to_get_it(tmp_path: Path) -> None:
+    with pytest.raises(ClientError, match=r"install it with: python -m bench\.serve\.aiperf"):
+        Aiperf.installed(Site(tmp_path, 32), "", tmp_path)
+
+
+def test_a_load_that_aiperf_cannot_play_is_refused_before_a_server_starts(home: Path) -> None:
+    open_loop = Load(SMALL, Arrivals("poisson:1", times_s=(1.0,)), LOAD.tokens, "tiny", programs=2)
+    with pytest.raises(ClientError, match="give --arrivals closed:N"):
+        client(home).check(open_loop)
+    client(home).check(LOAD)
+
+
+def test_runs_of_two_clients_do_not_share_a_folder(home: Path) -> None:
+    assert client(home).settings() == {"client": "aiperf 0.13.0"}
+    assert find_client("agents", "", Site(home, 32)) == Agents()
+    with pytest.raises(ClientError, match="add --client aiperf"):
+        find_client("agents", "x", Site(home, 32))

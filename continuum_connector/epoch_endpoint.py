@@ -1,0 +1,77 @@
+"""ASGI middleware: a trainer with a key says that other weights serve from now on.
+
+    CONTINUUM_ADMIN_KEY=SECRET vllm serve MODEL ... \
+        --middleware continuum_connector.epoch_endpoint.EpochEndpoint
+
+    PUT /continuum/epoch     body: nothing, or {"name": "policy-120"}
+
+It is vLLM's own reset of its prefix cache, connector included, on every engine, so all of them have
+begun the epoch when the answer comes. The name goes in the place of `reset_connector=True`, which
+vLLM hands through as it is; from Python the same: `llm.reset_prefix_cache(reset_connector=NAME)`.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any, ClassVar
+
+from continuum_connector.endpoints import Endpoint, RequestError, read_body, read_key
+from continuum_connector.middleware import Receive, Scope
+
+PATH = "/continuum/epoch"
+MAX_BODY_BYTES = 4096
+MAX_NAME = 200  # characters
+MIDDLEWARE = f"{__name__}.EpochEndpoint"  # what --middleware is given
+_BODY = 'send nothing, or {"name": "the weights\' name", "reset_running_requests": true}'
+
+
+class EpochEndpoint(Endpoint):
+    """A PUT is a reset of vLLM's prefix cache, connector included."""
+
+    path = PATH
+    methods: ClassVar[Mapping[str, str]] = {"PUT": "begin an epoch"}
+
+    def read_settings(self, environ: Mapping[str, str]) -> bytes:
+        return read_key(environ, PATH, MIDDLEWARE)
+
+    async def answer(self, scope: Scope, receive: Receive) -> Mapping[str, Any]:
+        name, recomputes = _read(await read_body(receive, MAX_BODY_BYTES))
+        client = _client(scope)
+        try:
+            is_empty = await client.reset_prefix_cache(recomputes, name or True)
+        except Exception as error:  # whatever an engine answers, or that it is gone
+            raise RequestError(503, _not_reset(error)) from error
+        return {"name": name, "vram_emptied": bool(is_empty)}
+
+
+def _read(body: bytes) -> tuple[str, bool]:
+    """The name, or "", and whether running turns are computed again."""
+    try:
+        said = json.loads(body) if body.strip() else {}
+    except ValueError:
+        said = None
+    if not isinstance(said, dict) or len(body) > MAX_BODY_BYTES:
+        raise RequestError(
+            400, f"the body says nothing that can be read, so no epoch began; {_BODY}"
+        )
+    name, recomputes = said.pop("name", ""), said.pop("reset_running_requests", False)
+    is_name = isinstance(name, str) and len(name) <= MAX_NAME
+    if said or not is_name or not isinstance(recomputes, bool):
+        raise RequestError(400, f"the body says something else, so no epoch began; {_BODY}")
+    return name, recomputes
+
+
+def _not_reset(error: Exception) -> str:
+    return (
+        f"vLLM's reset failed ({type(error).__name__}: {error}), so on some engine the old epoch "
+        "may go on; send it again before anything is asked of the new weights"
+    )
+
+
+def _client(scope: Scope) -> Any:
+    """vLLM's engine client, where its API server keeps it (v1/engine/async_llm.py)."""
+    client = getattr(getattr(scope.get("app"), "state", None), "engine_client", None)
+    if client is None:
+        raise RequestError(503, "no engine is behind this server, so no epoch began")
+    return client

@@ -1,0 +1,85 @@
+"""DISK_METRICS: the numbers of a disk tier; all are 0 without one."""
+
+from __future__ import annotations
+
+from continuum_connector.observe.metric import COPY_BUCKETS, OTHER, Kind, Metric
+
+DISK_FAILURES: tuple[str, ...] = ("eio", "enospc", "corrupt", "missing", "timeout")
+DISK_FAILURES += ("driver", "cancelled", "closed", "no_tier", "refused", "stale", "asleep", OTHER)
+_C, _G, _H = Kind.COUNTER, Kind.GAUGE, Kind.HISTOGRAM
+
+DISK_METRICS: tuple[Metric, ...] = (
+    Metric("disk_up", _G, "1 while the disk tier works; 0: off by config, not open yet, or failed"),
+    Metric(
+        "disk_wanted_bytes",
+        _G,
+        "disk_bytes of the config; above 0 with disk_up at 0 for long: no disk tier, see the log",
+    ),
+    Metric("disk_capacity_blocks", _G, "Blocks the disk can hold; 0 without one"),
+    Metric(
+        "disk_blocks",
+        _G,
+        "Blocks on disk, by state; `writing` stays up only while writes are in flight",
+        "state",
+        ("ready", "writing"),
+    ),
+    Metric("disk_used_bytes", _G, "Bytes of the blocks on disk, over all ranks"),
+    Metric(
+        "writes",
+        _C,
+        "Transfers DRAM to disk, by outcome; much `cancelled`: the disk is slow, or reads a lot",
+        "outcome",
+        ("done", "failed", "cancelled", "abandoned"),
+    ),
+    Metric(
+        "reads",
+        _C,
+        "Transfers disk to DRAM, by outcome; all but `done` were recomputed instead",
+        "outcome",
+        ("done", "failed", "cancelled", "abandoned"),
+    ),
+    Metric("disk_written_bytes", _C, "Bytes written to disk, over all ranks: what wears the drive"),
+    Metric("disk_read_bytes", _C, "Bytes read from disk, over all ranks; below written: no use"),
+    Metric(
+        "write_seconds",
+        _H,
+        "From queued to settled, per write; nobody waits for it",
+        buckets=COPY_BUCKETS,
+    ),
+    Metric(
+        "read_seconds",
+        _H,
+        "From queued to settled, per read, which a turn waits for; at disk_timeout_s it ends",
+        buckets=COPY_BUCKETS,
+    ),
+    Metric(
+        "disk_failures",
+        _C,
+        "Ranks' failed reads and writes, by reason; each read is a miss; `corrupt`, `eio`: mend it",
+        "reason",
+        DISK_FAILURES,
+    ),
+    Metric(
+        "disk_unsaved_blocks",
+        _C,
+        "Blocks that left DRAM before they were written; fast: the disk is slow, or DRAM small",
+    ),
+    Metric(
+        "disk_refused_blocks",
+        _C,
+        "Blocks not written, by reason; much `once` or `budget`: disk_write_budget is spent",
+        "because",
+        ("once", "budget"),
+    ),
+    Metric("disk_budget_fill", _G, "Share left of a day's disk_write_budget, 1 without a bound"),
+    Metric(
+        "disk_oldest_op_seconds",
+        _G,
+        "Age of the oldest read or write under way; above disk_timeout_s: the disk hangs",
+    ),
+    Metric(
+        "read_seconds_per_block",
+        _G,
+        "Seconds per block of a read of 1000; above its tokens' prefill: the disk is no use",
+    ),
+)

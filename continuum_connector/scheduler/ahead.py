@@ -1,0 +1,46 @@
+"""Ahead: tells the tiers who has arrived, so that what lies farther away comes nearer meanwhile."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from continuum_connector.scheduler.holds import BlockPool
+from continuum_connector.scheduler.tiers.base import Tier
+from continuum_connector.scheduler.turns import Turn, Turns
+
+
+class Ahead:
+    """Asks and answers for turns that wait. Does nothing where no tier is slow to read."""
+
+    def __init__(self, tier: Tier, pool: BlockPool, turns: Turns, token_size: int) -> None:
+        """`token_size`: tokens of a block hash."""
+        self._reading = tier.ahead
+        self._pool = pool
+        self._turns = turns
+        self._size = token_size
+
+    def expect(self, turn: Turn, request: Any, now: float) -> None:
+        """The turn has arrived."""
+        if self._reading is None or request.skip_reading_prefix_cache:
+            return
+        program = turn.program
+        is_alone = program.num_active <= 1 and not turn.is_stray
+        known = self._num_in_vram(request), len(self._turns), is_alone
+        self._reading.expect(program.key, request, *known, now)
+
+    def awaits(self, request_id: str, now: float) -> bool:
+        """Whether vLLM is to pass it over in this step, as more of it will be there soon."""
+        return self._reading is not None and self._reading.awaits(request_id, now)
+
+    def _num_in_vram(self, request: Any) -> int:
+        """About how much of the prompt VRAM has: blocks leave it tail first, and vLLM looks
+        exactly when the turn is admitted."""
+        hashes = request.block_hashes
+        low, high = 0, len(hashes)
+        while low < high:
+            middle = (low + high) // 2
+            if self._pool.get_cached_block(hashes[middle], [0]) is None:
+                high = middle
+            else:
+                low = middle + 1
+        return low * self._size

@@ -1,0 +1,135 @@
+"""Steps: the scheduler half's hooks for the engine's steps: what is due, what leaves, what came.
+
+It runs on the scheduler's thread; `now` is monotonic seconds, read by connector.py.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from continuum_connector.messages import StepPlan, WorkerReport
+from continuum_connector.policy.base import After
+from continuum_connector.scheduler.decider import Decider
+from continuum_connector.scheduler.epochs import Cause, Epochs
+from continuum_connector.scheduler.pins import LivePin, PinEnd
+from continuum_connector.scheduler.records import Records
+from continuum_connector.scheduler.retention import Retention
+from continuum_connector.scheduler.room import Room
+from continuum_connector.scheduler.tiers.base import Tier
+
+# A preemption costs a prefill; a store in flight ends within milliseconds. Beyond this
+# many seconds the store counts as slow and the running turn is preempted after all.
+MAX_STORE_WAIT_S = 0.25
+# While nothing happens, programs that fall silent and the state file are looked after this often.
+LOOK_S = 0.05
+
+
+class Steps:
+    """What the engine asks in each step. `epochs`: which KV is of these weights."""
+
+    def __init__(
+        self,
+        retention: Retention,
+        tier: Tier,
+        decider: Decider,
+        records: Records,
+        room: Room,
+        waker: Any,
+    ) -> None:
+        self._retention = retention
+        self._pins = retention.pins
+        self._tier, self._traffic = tier, tier.traffic
+        self._decider, self._away = decider, decider.away
+        self._records, self._outcomes = records, records.outcomes
+        self._room = room
+        self._waker = waker
+        self.epochs = Epochs(retention, tier, records)
+        self._told_reason = ""
+        self._owes_step = False  # metrics show a reset only after a step
+        self._idle_until = -math.inf  # what happens sets it back
+
+    def stir(self) -> None:
+        """Something happens that the next plan may have to follow."""
+        self._idle_until = -math.inf
+
+    def plan(self, now: float) -> StepPlan:
+        """One tick: expire what is due, then send everything queued to the workers."""
+        self.expire(now)
+        for absence in self._away.silent(now):
+            self._decider.silent(absence, now)
+            self._outcomes.silent(absence, now)
+        self._room.new_step(self._decider.new_step(now), now)
+        self._owes_step = False
+        plan = self._traffic.drain(now)
+        at = self._traffic.next_look
+        self._waker.set(at if at > now else math.inf, "tier")
+        self._record_tier(now)
+        if not (len(self._traffic) or self._decider.is_saving):
+            self._idle_until = min(now + LOOK_S, self._pins.next_deadline())
+        return plan
+
+    def is_idle(self, now: float) -> bool:
+        """Whether `plan` has nothing to do: nothing happened since it last ran, no copy is under
+        way and nothing is due. Most steps of a busy server are such."""
+        return now < self._idle_until
+
+    def settle(self, report: WorkerReport, now: float) -> None:
+        """Take in what the workers saw settle since their last report."""
+        self.stir()
+        if report.new_weights and not 0 <= report.changed_in < self.epochs.number:
+            self.new_epoch(Cause.WEIGHTS, now, report.new_weights)
+        self._tier.hear(report)
+        for transfer in self._traffic.settle(report, now):
+            self._records.settled(transfer, now)
+            self._decider.settled(transfer, now)
+            self._room.references_dropped()
+        self._record_tier(now)
+
+    def expire(self, now: float) -> None:
+        """End the pins that are due. What is not in DRAM yet and should be, goes there."""
+
+        def store(pin: LivePin) -> None:
+            if pin.then is After.STORE:
+                self._tier.store(pin.program, pin.blocks, now, supersedes=False)
+
+        self._retention.expire(now, before=store)
+
+    def has_work(self, now: float) -> bool:
+        """Whether an otherwise idle engine must step: copies to settle, pins to expire,
+        or once after a reset, since vLLM sends metrics only with a step."""
+        next_look = min(self._traffic.next_look, self._pins.next_deadline())
+        return next_look <= now or self._owes_step
+
+    def will_free_blocks(self, now: float) -> bool:
+        """Whether a store in flight will let go of blocks soon enough to wait for it."""
+        age = self._traffic.oldest_store_age(now)
+        return age is not None and age < MAX_STORE_WAIT_S
+
+    def new_epoch(self, cause: Cause, now: float, why: str = "", name: str = "") -> None:
+        """What was computed until now is of the past: end every pin, forget all below VRAM."""
+        if cause is Cause.RESET and self.epochs.is_resetting:
+            return
+        self.stir()
+        self.epochs.begin(cause, now, why, name)
+        self._owes_step = True
+
+    def let_go(self, cause: PinEnd, now: float) -> None:
+        """End every pin for that cause, and forget every block below VRAM."""
+        self.stir()
+        self.epochs.let_go(cause, now)
+        self._owes_step = True
+
+    def shutdown(self, now: float) -> None:
+        """The server stops: end every pin, close what has threads. Idempotent."""
+        self._retention.end_all(PinEnd.SHUTDOWN, now)
+        self._waker.close()
+        self._decider.close()
+        self._records.close(now)
+
+    def _record_tier(self, now: float) -> None:
+        """Tell once of what is no more: all that lies below VRAM, or the disk alone."""
+        if (reason := self._tier.down_reason) != self._told_reason:
+            self._told_reason = reason
+            what = "disk_down" if self._tier.is_up else "tier_down"
+            self._records.happened(what, now, reason=reason)

@@ -1,0 +1,310 @@
+"""DiskTier: host memory whose overflow is kept on a disk (base.py, Tier).
+
+The disk talks to DRAM's slots alone: what would leave DRAM is written ahead of that, and a turn's
+blocks are read back to it, before a load brings them from there as ever. Whatever goes wrong with
+the disk ends as a miss, and a disk that is down leaves DRAM as it is.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections import deque
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from continuum_connector.messages import WorkerReport
+from continuum_connector.observe.account import Account
+from continuum_connector.scheduler.kv_groups import KvGroups
+from continuum_connector.scheduler.tiers.base import RankAt
+from continuum_connector.scheduler.tiers.disk_index import DiskIndex
+from continuum_connector.scheduler.tiers.dram import DramTier
+from continuum_connector.scheduler.tiers.eviction import Rank
+from continuum_connector.scheduler.tiers.found import Found
+from continuum_connector.scheduler.tiers.marks import Marks
+from continuum_connector.scheduler.tiers.reading import DiskPlan, Reading
+from continuum_connector.scheduler.tiers.saving import Budget, Saving
+from continuum_connector.scheduler.tiers.slots import Tickets
+from continuum_connector.scheduler.tiers.traffic import Owner
+from continuum_connector.scheduler.tiers.transfers import (
+    DiskPlaces,
+    Kind,
+    Transfer,
+    TransferState,
+)
+
+logger = logging.getLogger(f"vllm.{__name__}")
+
+# How often an idle engine asks whether the disks are open; what a restart found there; and for how
+# long no more of that comes once it is all told: to write earlier would be over what is not found.
+OPENING_LOOK_S, SCAN_LOOK_S, SCAN_S = 0.25, 0.02, 3.0
+SAVE_LOOK_S = 0.1  # how often it goes on to write what nobody asks for
+MAX_WRITE_BYTES = 64 << 20  # of an order, on a rank
+# Under way at once, which a long step's time is written in; one while anybody reads.
+MAX_WRITES = 16
+MAX_BUSY = 8  # so much of DRAM is being written at most: a disk that hangs keeps it
+# What ends a disk's life: what it gave was wrong so often in an hour (a power cut alone tears as
+# many slots as were being written), it failed so often, it was full so often in a row (then it is
+# only read).
+MAX_CORRUPT, CORRUPT_S, MAX_EIO, MAX_ENOSPC = 16, 3600.0, 3, 3
+
+
+class DiskTier:
+    """DRAM and a disk as one. The disk is there once every rank has told how large its part is."""
+
+    names: Sequence[str] = ("dram", "disk")
+
+    def __init__(self, dram: DramTier, plan: DiskPlan, groups: KvGroups, account: Account) -> None:
+        self.dram = dram
+        self.traffic = dram.traffic
+        self.store, self.residence_s = dram.store, dram.residence_s
+        self.disk = DiskIndex()
+        self._plan = plan
+        self._account = account
+        self._pasts = dram.index.past, self.disk.past
+        marks = dram.index.marks = Marks(dram.index.num_slots)
+        self._marks = marks
+        disk_bytes = plan.slot_blocks * plan.block_bytes * self.traffic.world_size
+        self._budget = Budget(plan.write_budget, disk_bytes)
+        length = plan.slot_blocks
+        self._saving = Saving(dram.index, marks, self.disk, length, self._budget, account)
+        self.ahead = Reading(plan, dram.index, self.disk, groups, self.traffic, account)
+        self.ahead.rank_at = self._rank_at
+        self._owner = Owner(self._settled, self._hangs, of_disk=True)
+        self._found = Found(self.traffic.world_size)
+        self._disk_bytes = disk_bytes
+        self._disk_slots: dict[int, int] = {}  # rank -> how many it has
+        self._disk_down = ""
+        self._corrupt: deque[float] = deque()  # when, of the last hour
+        self._num_eio = self._num_enospc = self._num_unsaved = 0
+        self._is_new = False  # what the ranks said of their disks
+        self._settles_at = -math.inf  # until then more of it is expected
+        dram.doubts = self._doubt
+        self._events = self.ahead.events = dram.events
+        if dram.events is not None:
+            self.disk.gone = deque()
+        self.traffic.background = self._step
+        self.traffic.look_every_s = OPENING_LOOK_S
+
+    @property
+    def is_up(self) -> bool:
+        return self.dram.is_up
+
+    @property
+    def down_reason(self) -> str:
+        return self.dram.down_reason or self._disk_down
+
+    @property
+    def rank(self) -> RankAt | None:
+        return self.dram.rank
+
+    @rank.setter
+    def rank(self, rank: RankAt | None) -> None:
+        self.dram.rank = rank
+
+    @property
+    def num_blocks(self) -> int:
+        on_disk = self.disk.num_slots * self._plan.slot_blocks if self._has_disk else 0
+        return max(self.dram.num_blocks, on_disk) if self.dram.is_up else 0
+
+    # --- as DRAM does it --------------------------------------------------------------
+    def find(self, request: Any, num_vram_tokens: int) -> int:
+        self.ahead.looked(request.request_id, num_vram_tokens)
+        return self.dram.find(request, num_vram_tokens)
+
+    def load(
+        self,
+        program: str,
+        request: Any,
+        block_ids: Sequence[Sequence[int]],
+        num_tokens: int,
+        now: float,
+    ) -> Mapping[str, int]:
+        self.dram.load(program, request, block_ids, num_tokens, now)
+        of_disk = self.ahead.num_tokens(request.request_id, num_tokens)
+        return {"dram": num_tokens - of_disk, "disk": of_disk}
+
+    def forget_request(self, request_id: str) -> None:
+        self.ahead.forget(request_id)
+        self.dram.forget_request(request_id)
+
+    def demote(self, program: str) -> None:
+        self.dram.demote(program)
+        self.disk.shelves.demote(program)
+
+    def take_events(self) -> list[Any]:
+        if self._events is not None and self.disk.gone:
+            self._events.left_disk(list(self.disk.gone))
+            self.disk.gone.clear()
+        return self.dram.take_events()
+
+    # --- all of it --------------------------------------------------------------------
+    def reset(self, now: float, keep_as: str = "", name: str = "") -> list[Transfer]:
+        over = self.traffic.abandon(self._owner, resets_disk=True)
+        self._forget_all()
+        self._found.close()
+        return over + self.dram.reset(now, keep_as, name)
+
+    def hear(self, report: WorkerReport) -> None:
+        self.dram.hear(report)
+        self._is_new = bool(report.disk_slots or report.found) or self._is_new
+        if self._has_disk:  # a store that settles now may be the last thing that happens
+            self.traffic.look_every_s = min(SAVE_LOOK_S, self.traffic.look_every_s)
+        if report.disk_down:
+            self._go_down(report.disk_down)
+        if report.disk_slots and self.dram.is_up and not self._disk_down:
+            self._disk_slots |= report.disk_slots
+            if len(self._disk_slots) == self.traffic.world_size:
+                self.disk.grow(min(self._disk_slots.values()))
+                self.ahead.owner = self._owner
+        found = self._found.on_all(report.found)  # also of a rank that others are behind
+        if found and self._has_disk:
+            self._budget.found(self.disk.found(found) * self._disk_bytes)
+
+    def update_gauges(self) -> None:
+        self.dram.update_gauges()
+        account, disk, length = self._account, self.disk, self._plan.slot_blocks
+        account.gauge("disk_up", float(self._has_disk))
+        account.gauge("disk_capacity_blocks", disk.num_slots * length if self._has_disk else 0)
+        account.gauge("disk_blocks", disk.num_ready * length, "ready")
+        account.gauge("disk_blocks", disk.num_writing * length, "writing")
+        num_used = disk.num_ready + disk.num_writing
+        account.gauge("disk_oldest_op_seconds", self.traffic.oldest_of_disk_s)
+        account.gauge("disk_used_bytes", num_used * self._disk_bytes)
+        account.count("disk_unsaved_blocks", self._marks.num_unsaved - self._num_unsaved)
+        self._num_unsaved = self._marks.num_unsaved
+
+    # --- parts ------------------------------------------------------------------------
+    @property
+    def _has_disk(self) -> bool:
+        return self.ahead.owner is not None
+
+    def _rank_at(self, now: float) -> Rank | None:
+        rank = self.dram.rank
+        return None if rank is None else lambda program: rank(program, now)
+
+    def _step(self, now: float) -> None:
+        """What no request asks for: follow the ranks' disks, write what leaves DRAM next, take
+        apart what earlier epochs left."""
+        for past in self._pasts:
+            past.tidy()
+        if not self.dram.is_up:
+            self._leave()
+        if self._is_new:
+            self._is_new, self._settles_at = False, now + SCAN_S
+            if self._has_disk:
+                self.traffic.look_every_s = SCAN_LOOK_S
+        if self._has_disk and now >= self._settles_at:
+            self._account.gauge("disk_budget_fill", self._budget.fill(now))
+            takes = self._num_enospc < MAX_ENOSPC and not self.ahead.is_stuck
+            most = 1 if self.traffic.num_of(Kind.READ) else MAX_WRITES
+            for _ in range(most - self.traffic.num_of(Kind.WRITE) if takes else 0):
+                if not self._write(now) and not self._saving.goes_on:
+                    break
+            goes_on = takes and self._saving.goes_on
+            self.traffic.look_every_s = SAVE_LOOK_S if goes_on else math.inf
+
+    def _write(self, now: float) -> bool:
+        """Begin to write what is next; False: there is nothing, or not now."""
+        length = self._plan.slot_blocks
+        most = max(1, MAX_WRITE_BYTES // (length * self._plan.block_bytes))
+        room = self.dram.index.num_slots // MAX_BUSY - self.disk.num_writing * length
+        most = min(most, max(room // length, not self.disk.num_writing))
+        batch = self._saving.next(most, self._rank_at(now), now) if most else None
+        if batch is None:
+            return False
+        numbers = self.disk.reserve(batch.program, batch.keys, batch.depths)
+        num = len(numbers)
+        if not num:
+            return False
+        self._budget.take(num * self._disk_bytes)
+        tickets = self.dram.index.acquire(batch.tickets[: num * length])
+        keys, depths = batch.keys[:num], batch.depths[:num]
+        places = DiskPlaces(numbers.astype(np.int32), keys, depths)
+        self.traffic.of_disk(self._owner, Kind.WRITE, batch.program, places, tickets, now)
+        return True
+
+    def _settled(self, transfer: Transfer) -> None:
+        numbers = transfer.blocks.astype(np.int64)
+        assert transfer.outcome is not None
+        reasons = set(transfer.outcome.reasons)
+        is_bad = "eio" in reasons
+        if transfer.kind is Kind.READ:
+            self.ahead.settled(transfer)
+            is_wrong = bool(reasons & {"corrupt", "missing", "eio"})
+            self.disk.release(numbers, forget=is_wrong, is_bad=is_bad)
+        else:
+            self._written(transfer, numbers, is_bad)
+        self._judge(reasons, transfer)
+
+    def _written(self, transfer: Transfer, numbers: Any, is_bad: bool) -> None:
+        """What DRAM forgot meanwhile, as a load found it wrong, is not to be found on disk."""
+        index, tickets = self.dram.index, transfer.slots
+        is_done = transfer.state is TransferState.DONE
+        are_there = index.are_there(tickets)
+        index.release(tickets)
+        is_right = np.asarray(are_there.reshape(len(numbers), -1).all(axis=1) & is_done)
+        if is_right.any():
+            self._num_enospc = 0
+            tickets = tickets[np.repeat(is_right, self._plan.slot_blocks)]
+            names = [transfer.keys[place] for place in is_right.nonzero()[0].tolist()]
+            self._marks.save(tickets)
+            if self._plan.slot_blocks > 1:
+                self._marks.name(tickets, names)
+            self.disk.settle(numbers[is_right], written=True)
+            if self._events is not None:
+                self._events.written(names)
+        if not is_right.all():
+            self.disk.settle(numbers[~is_right], written=False, is_bad=is_bad)
+
+    def _doubt(self, tickets: Tickets) -> None:
+        """A load found these wrong in DRAM: what was written from there is as wrong."""
+        names = {*self.dram.index.keys_of(tickets), *self._marks.names_of(tickets)}
+        numbers = self.disk.find(list(names))
+        self.disk.forget(numbers[numbers >= 0])
+
+    def _judge(self, reasons: set[str], transfer: Transfer) -> None:
+        now = transfer.admitted  # within seconds, of an hour
+        if "enospc" in reasons:
+            self._num_enospc += 1
+            if self._num_enospc == MAX_ENOSPC:
+                logger.warning("The disk is full: what is on it is read, and nothing is written")
+        if "eio" in reasons:
+            self._num_eio += 1
+            if self._num_eio == MAX_EIO:
+                self._go_down(f"the disk failed {MAX_EIO} times (input/output error)")
+        if "corrupt" in reasons and transfer.kind is Kind.READ:
+            self._corrupt.append(now)
+            while now - self._corrupt[0] > CORRUPT_S:
+                self._corrupt.popleft()
+            if len(self._corrupt) >= MAX_CORRUPT:
+                self._go_down(
+                    f"{MAX_CORRUPT} reads within an hour brought other bytes than written"
+                )
+
+    def _hangs(self, sentence: str) -> None:
+        self._go_down(sentence)
+
+    def _go_down(self, reason: str) -> None:
+        if self._disk_down:
+            return
+        self._disk_down = reason
+        logger.warning(
+            "No disk tier: %s; DRAM goes on. Restart the server once it is mended", reason
+        )
+        self._leave()
+
+    def _leave(self) -> None:
+        """Nothing is written or read any more."""
+        self.traffic.look_every_s = math.inf
+        if self._has_disk:
+            self.ahead.owner = None
+            self._forget_all()
+            self.traffic.abandon(self._owner)
+
+    def _forget_all(self) -> None:
+        self.ahead.clear()
+        self._saving.clear()
+        self.disk.clear()

@@ -1,0 +1,233 @@
+"""DiskIndex: what is on disk, in which disk slot, and who leaves for room.
+
+A disk slot holds some consecutive blocks of one chain and is named by the last of them, whose hash
+covers all before. It is FREE, WRITING, READY, or BAD: the disk failed there, so nobody gets it any
+more. A slot that is forgotten while somebody writes or reads it is an orphan until they are done.
+
+Who leaves for room says disk_shelves.py; of each shelf the deepest in its chain goes first.
+"""
+
+from __future__ import annotations
+
+import enum
+import itertools
+from collections import deque
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from continuum_connector.errors import InvariantError
+from continuum_connector.messages import OnDisk
+from continuum_connector.scheduler.kv_groups import Key
+from continuum_connector.scheduler.tiers.disk_shelves import Shelves
+from continuum_connector.scheduler.tiers.past import Past
+from continuum_connector.scheduler.tiers.slots import FreeSlots, Numbers
+
+
+class _State(enum.IntEnum):
+    FREE = 0
+    WRITING = 1
+    READY = 2
+    ORPHAN = 3
+    BAD = 4
+
+
+class DiskIndex:
+    """Key -> disk slot, the slots' states, and the shelves that they stand on."""
+
+    def __init__(self) -> None:
+        self.num_slots = 0
+        self.num_ready = 0
+        self.num_writing = 0  # orphans included
+        self.num_bad = 0
+        self.num_evicted = 0  # ever
+        self.gone: deque[Key] | None = None  # keys forgotten that were READY, if anybody asks
+        # Told of the keys that leave for room.
+        self.leaving: Callable[[list[Key]], None] = lambda keys: None
+        self._numbers: dict[Key, int] = {}  # of those that are WRITING or READY
+        self._free = FreeSlots()
+        self._keys: npt.NDArray[np.object_] = np.empty(0, object)
+        self._states = np.empty(0, np.int8)
+        self._num_readers = np.empty(0, np.int32)
+        self._depths = np.empty(0, np.int32)
+        self.shelves = Shelves()
+        self.past = Past(self._regain)  # of earlier epochs
+
+    def grow(self, num_slots: int) -> None:
+        """Slots up to `num_slots` exist from now on."""
+        more = num_slots - self.num_slots
+        if more <= 0:
+            return
+        self._free.grow(self.num_slots, num_slots)
+        self._keys = np.concatenate([self._keys, np.empty(more, object)])
+        for name in ("_states", "_num_readers", "_depths"):
+            column = getattr(self, name)
+            setattr(self, name, np.concatenate([column, np.zeros(more, column.dtype)]))
+        self.shelves.grow(num_slots)
+        self.num_slots = num_slots
+
+    @property
+    def num_free(self) -> int:
+        """Slots that nothing is in, or nothing of this epoch."""
+        return self._free.num + self.past.num
+
+    def __contains__(self, key: Key) -> bool:
+        return key in self._numbers
+
+    def find(self, keys: Sequence[Key]) -> Numbers:
+        """Each key's slot if it is READY, or else -1."""
+        if not self._numbers:
+            return np.full(len(keys), -1)
+        found = map(self._numbers.get, keys, itertools.repeat(-1))
+        numbers = np.fromiter(found, np.int64, len(keys))
+        numbers[self._states[numbers] != _State.READY] = -1
+        return numbers
+
+    # --- writes -----------------------------------------------------------------------
+    def reserve(self, program: str, keys: Sequence[Key], depths: Sequence[int]) -> Numbers:
+        """A WRITING slot for each of those keys, from the first, none of which is there yet; fewer
+        where all the rest is busy. Makes room by what has been used least recently."""
+        if self._free.num < len(keys):
+            self.past.yield_slots(len(keys) - self._free.num)
+        if self._free.num < len(keys):
+            self._make_room(len(keys) - self._free.num)
+        numbers = self._free.take(len(keys))
+        keys = keys[: len(numbers)]
+        self._claim(numbers, keys, depths[: len(numbers)], _State.WRITING)
+        self.num_writing += len(numbers)
+        self.shelves.place(program, numbers)
+        return numbers
+
+    def settle(self, numbers: Numbers, written: bool, is_bad: bool = False) -> None:
+        """Their write is over: READY if it succeeded and is still wanted, else FREE."""
+        if not np.isin(self._states[numbers], (_State.WRITING, _State.ORPHAN)).all():
+            raise InvariantError(f"disk slots {numbers}: expected WRITING, found another state")
+        self.num_writing -= len(numbers)
+        is_wanted = self._states[numbers] == _State.WRITING
+        if written:
+            self._states[numbers[is_wanted]] = _State.READY
+            self.num_ready += int(np.count_nonzero(is_wanted))
+            self._let_go(numbers[~is_wanted])
+            return
+        self._forget_keys(numbers[is_wanted])
+        self._let_go(numbers, is_bad)
+
+    # --- reads ------------------------------------------------------------------------
+    def acquire(self, numbers: Numbers) -> None:
+        """Start reading; all must be READY. The slots are nobody else's meanwhile."""
+        if (self._states[numbers] != _State.READY).any():
+            raise InvariantError(f"disk slots {numbers}: expected READY, found another state")
+        self._num_readers[numbers] += 1
+
+    def release(self, numbers: Numbers, forget: bool = False, is_bad: bool = False) -> None:
+        """Stop reading; `forget` what did not prove right."""
+        self._num_readers[numbers] -= 1
+        if forget:
+            self.forget(numbers, is_bad)
+        orphans = numbers[self._states[numbers] == _State.ORPHAN]
+        self._let_go(orphans[self._num_readers[orphans] == 0], is_bad)
+
+    def forget(self, numbers: Numbers, is_bad: bool = False) -> None:
+        """Nobody finds them any more; those that are READY and not being read are FREE at once."""
+        numbers = numbers[self._states[numbers] == _State.READY]
+        self.num_ready -= len(numbers)
+        if self.gone is not None:
+            self.gone.extend(self._keys[numbers].tolist())
+        self._forget_keys(numbers)
+        is_idle = self._num_readers[numbers] == 0
+        self._states[numbers[~is_idle]] = _State.ORPHAN
+        self._let_go(numbers[is_idle], is_bad)
+
+    # --- all of them ------------------------------------------------------------------
+    def found(self, entries: Sequence[OnDisk]) -> int:
+        """What a restart found, if its slot is FREE yet and its key nowhere else; returns how much
+        that is. Nobody knows who used it: it leaves before all that was used since."""
+        last: dict[Key, OnDisk] = {}  # a key may lie in slots that it has left for room, too
+        for each in sorted(entries, key=lambda each: each.sequence):
+            is_free = each.slot < self.num_slots and self._states[each.slot] == _State.FREE
+            if is_free and each.key not in self._numbers:
+                last[each.key] = each
+        entries = list(last.values())
+        numbers = np.array([each.slot for each in entries], np.int64)
+        if len(numbers):
+            self._free.remove(numbers)
+            depths = [each.depth for each in entries]
+            self._claim(numbers, [each.key for each in entries], depths, _State.READY)
+            self.num_ready += len(numbers)
+            self.shelves.found(numbers)
+        return len(numbers)
+
+    def clear(self) -> None:
+        """A new epoch: nobody finds anything of before, at once. Slots that are written or read are
+        orphans until that is over, the others are FREE by and by."""
+        states = self._states
+        writing = (states == _State.WRITING).nonzero()[0]
+        self._forget_keys(writing)
+        states[writing] = _State.ORPHAN
+        self.forget((self._num_readers > 0).nonzero()[0])
+        self.num_ready = 0
+        self.past.add(self._numbers, *self.shelves.clear())
+        self._numbers = {}
+
+    # --- parts ------------------------------------------------------------------------
+    def _claim(
+        self, numbers: Numbers, keys: Sequence[Key], depths: Sequence[int], state: _State
+    ) -> None:
+        self._numbers.update(zip(keys, numbers.tolist(), strict=True))
+        self._keys[numbers] = np.fromiter(keys, object, len(keys))
+        self._depths[numbers] = depths
+        self._states[numbers] = state
+
+    def _forget_keys(self, numbers: Numbers) -> None:
+        for key in self._keys[numbers].tolist():
+            del self._numbers[key]
+        self._keys[numbers] = None
+        self.shelves.take_off(numbers)
+
+    def _let_go(self, numbers: Numbers, is_bad: bool = False) -> None:
+        self._states[numbers] = _State.BAD if is_bad else _State.FREE
+        if is_bad:
+            self.num_bad += len(numbers)
+        else:
+            self._free.put(numbers)
+
+    def _regain(self, numbers: Numbers) -> None:
+        """These slots of earlier epochs are FREE now."""
+        if self.gone is not None:
+            keys = self._keys[numbers].tolist()
+            self.gone.extend(key for key in keys if key not in self._numbers)
+        self._keys[numbers] = None
+        self.shelves.take_off(numbers)
+        self._let_go(numbers)
+
+    def _make_room(self, num_wanted: int) -> None:
+        for shelf in self.shelves.to_leave():
+            slots = self.shelves.standing(shelf)
+            is_idle = (self._states[slots] == _State.READY) & (self._num_readers[slots] == 0)
+            idle = slots[is_idle]
+            leaving = idle[np.argsort(self._depths[idle], kind="stable")][-num_wanted:]
+            self.num_evicted += len(leaving)
+            self.leaving(self._keys[leaving].tolist())
+            self.forget(leaving[::-1])
+            num_wanted -= len(leaving)
+            if num_wanted <= 0:
+                return
+
+    def check(self) -> None:
+        """Prove that every slot is in exactly one state; O(slots), for tests."""
+        used = np.fromiter(self._numbers.values(), np.int64, len(self._numbers))
+        free = self._free.all()
+        states = [int(np.count_nonzero(self._states == state)) for state in _State]
+        states[_State.READY] -= self.past.num
+        if states[_State.FREE] != len(free) or len(set(free.tolist())) != len(free):
+            raise InvariantError(f"{len(free)} disk slots free, {states[_State.FREE]} marked so")
+        if states[_State.READY] != self.num_ready or states[_State.BAD] != self.num_bad:
+            raise InvariantError(f"{self.num_ready} READY, {self.num_bad} BAD counted: {states}")
+        if states[_State.READY] + states[_State.WRITING] != len(used):
+            raise InvariantError(f"{len(used)} keys, but slots {states}")
+        if self._keys[used].tolist() != list(self._numbers):
+            raise InvariantError("a disk slot holds another key than the one it is found by")
+        standing = [self.shelves.standing(shelf) for shelf in self.shelves.to_leave()]
+        if sorted(np.concatenate([free[:0], *standing]).tolist()) != sorted(used.tolist()):
+            raise InvariantError("a disk slot stands on no shelf, or on two")

@@ -1,0 +1,323 @@
+"""Reading: brings to DRAM what a turn wants of the disk, while it waits in the queue.
+
+Reads begin when the turn arrives, in the order of its chain, if they and the load are sooner than
+to compute it all again. Who is about to be admitted while his reads are under way waits for them,
+before he has a block of VRAM, until a deadline, and then never again: what is in DRAM is loaded.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from continuum_connector.observe.account import Account
+from continuum_connector.scheduler.kv_groups import Key, KvGroups, block_key
+from continuum_connector.scheduler.tiers.disk_index import DiskIndex
+from continuum_connector.scheduler.tiers.events import TierEvents
+from continuum_connector.scheduler.tiers.eviction import Rank
+from continuum_connector.scheduler.tiers.index import HostIndex
+from continuum_connector.scheduler.tiers.slots import Numbers, Tickets, numbers_of
+from continuum_connector.scheduler.tiers.traffic import Owner, Traffic
+from continuum_connector.scheduler.tiers.transfers import (
+    DiskPlaces,
+    Kind,
+    Transfer,
+    TransferState,
+)
+
+MAX_READ_BYTES = 64 << 20  # of an order, on a rank: each that settles is a longer hit
+PROBE_S = 60.0  # so long after the last read a disk that seemed too slow is asked again
+
+
+class CopyCosts(Protocol):
+    """Seconds, as the scheduler side has measured them."""
+
+    def read_s(self, num_blocks: int) -> float: ...
+    def load_s(self, num_blocks: int) -> float: ...
+    def prefill_s(self, num_tokens: int, num_cached: int = 0) -> float: ...
+    @property
+    def knows_prefill(self) -> bool: ...
+
+
+@dataclass(frozen=True)
+class DiskPlan:
+    """A disk tier as the config has it: blocks of a disk slot, bytes of a block on one rank, how
+    long a turn waits, bytes written per day (0: no bound), what things cost."""
+
+    slot_blocks: int
+    block_bytes: int
+    timeout_s: float
+    write_budget: int
+    costs: CopyCosts
+
+
+@dataclass(eq=False)
+class _Wait:
+    """What a turn waits for. `reads`: the first one last; `start`: where its load begins, in
+    blocks; `came`: the places in its chain of what reads brought."""
+
+    deadline: float
+    reads: list[_Read] = field(default_factory=list)
+    start: int = 0
+    came: list[Numbers] = field(default_factory=list)
+
+
+@dataclass(eq=False)
+class _Read:
+    """A read under way: what it brings where, and who waits for it."""
+
+    transfer: Transfer
+    tickets: Tickets
+    places: Numbers
+    waits: list[_Wait] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class _Prompt:
+    """How much of a prompt is where: of each of its blocks the key and the slot in DRAM, of each
+    disk slot the number; -1 where there is none. `is_there`: in DRAM, or VRAM has it."""
+
+    keys: list[Key]
+    in_dram: Numbers
+    is_there: npt.NDArray[np.bool_]
+    on_disk: Numbers
+    names: list[Key]
+
+    def missing(self, length: int) -> Numbers:
+        """The disk slots, by their place in the chain, that a hit needs beside what is there, as
+        far as there are any."""
+        is_whole = np.asarray(self.is_there.reshape(-1, length).all(axis=1))
+        ends = (~is_whole & (self.on_disk < 0)).nonzero()[0]
+        end = int(ends[0]) if len(ends) else len(is_whole)
+        groups: Numbers = (~is_whole[:end]).nonzero()[0]
+        return groups
+
+
+class Reading:
+    """Reads of turns that wait, and what is remembered for these.
+
+    `owner` of the transfers, None while there is no disk; `rank_at`: the worth of programs, now.
+    """
+
+    def __init__(
+        self,
+        plan: DiskPlan,
+        dram: HostIndex,
+        disk: DiskIndex,
+        groups: KvGroups,
+        traffic: Traffic,
+        account: Account,
+    ) -> None:
+        self._plan = plan
+        self._dram = dram
+        self._disk = disk
+        self._size = groups.hash_size
+        self._traffic = traffic
+        self._account = account
+        self._waits: dict[str, _Wait] = {}
+        self._reads: dict[int, _Read] = {}  # under way, by transfer
+        self._read_to: dict[int, _Read] = {}  # by the host slot that it writes to
+        self._num_reading = 0  # blocks, of the reads under way
+        self._began = -math.inf  # when the last of them was begun
+        self.owner: Owner | None = None
+        self.max_read_bytes = MAX_READ_BYTES
+        self.events: TierEvents | None = None  # of DRAM, to which the blocks come
+        self.rank_at: Callable[[float], Rank | None] = lambda now: None
+
+    @property
+    def is_stuck(self) -> bool:
+        """Whether the disk owes an answer for so long that it is asked nothing more until then."""
+        return self._traffic.oldest_of_disk_s > self._plan.timeout_s
+
+    # --- what turns ask ---------------------------------------------------------------
+    def expect(
+        self,
+        program: str,
+        request: Any,
+        num_vram_tokens: int,
+        num_turns: int,
+        supersedes: bool,
+        now: float,
+    ) -> None:
+        """A turn has arrived: begin to read what it will want, if that is worth it. VRAM seems to
+        have so many tokens of it; so many turns are under way, whom a prefill delays;
+        `supersedes`: none of its program runs."""
+        length, hashes = self._plan.slot_blocks, request.block_hashes
+        num_groups = min(len(hashes), request.num_tokens // self._size) // length
+        if self.owner is None or not self._disk.num_ready or not num_groups or self.is_stuck:
+            return
+        names = _keys(hashes[length - 1 : num_groups * length : length])
+        on_disk = self._disk.find(names)
+        if (on_disk < 0).all():
+            return
+        self._disk.shelves.use(program, on_disk[on_disk >= 0], supersedes)
+        keys, start = _keys(hashes[: num_groups * length]), num_vram_tokens // self._size
+        in_dram = self._dram.slots_of(keys)
+        is_there = in_dram >= 0
+        is_there[:start] = True
+        prompt = _Prompt(keys, in_dram, is_there, on_disk, names)
+        groups = prompt.missing(length)
+        num_tokens, cached = self._gained(prompt, groups, start)
+        prefill_s = self._plan.costs.prefill_s(num_tokens, cached)
+        patience_s = 2 * prefill_s if self._plan.costs.knows_prefill else math.inf
+        wait = _Wait(now + min(self._plan.timeout_s, patience_s))
+        wait.reads = self._under_way(in_dram[start:])
+        if len(groups) and self._is_worth(prompt, groups, prefill_s * max(1, num_turns)):
+            wait.reads += self._begin(program, prompt, groups, now)
+        elif len(groups) and now - self._began >= PROBE_S:
+            self._begin(program, prompt, groups[:1], now)  # nobody waits: how fast is it by now?
+        if wait.reads:
+            for read in wait.reads:
+                read.waits.append(wait)
+                self._describe(read, request, keys)
+            wait.reads.reverse()
+            self._waits[request.request_id] = wait
+
+    def awaits(self, request_id: str, now: float) -> bool:
+        """Whether the turn is to wait for its reads; once it is not, it never is again."""
+        wait = self._waits.get(request_id)
+        if wait is None:
+            return False
+        while wait.reads and wait.reads[-1].transfer.id not in self._reads:
+            wait.reads.pop()
+        if wait.reads and now < wait.deadline:
+            return True
+        self._give_up(wait)
+        return False
+
+    def looked(self, request_id: str, num_vram_tokens: int) -> None:
+        """Its load would begin there."""
+        wait = self._waits.get(request_id)
+        if wait is not None:
+            wait.start = num_vram_tokens // self._size
+
+    def num_tokens(self, request_id: str, num_loaded: int) -> int:
+        """How many of the tokens that are loaded for it came from disk since it arrived."""
+        wait = self._waits.get(request_id)
+        if wait is None or not wait.came:
+            return 0
+        came, end = np.concatenate(wait.came), wait.start + num_loaded // self._size
+        return int(np.count_nonzero((came >= wait.start) & (came < end))) * self._size
+
+    def forget(self, request_id: str) -> None:
+        """The turn is over, or its client went away: nobody waits for what it asked for."""
+        wait = self._waits.pop(request_id, None)
+        if wait is not None:
+            self._give_up(wait)
+
+    # --- what happens to reads --------------------------------------------------------
+    def settled(self, transfer: Transfer) -> None:
+        """A read is over: what it brought can be found in DRAM, where it is on disk as well."""
+        read, is_done = self._reads.pop(transfer.id), transfer.state is TransferState.DONE
+        numbers = numbers_of(read.tickets)
+        self._num_reading -= len(numbers)
+        for number in numbers.tolist():
+            del self._read_to[number]
+        if is_done and self._dram.marks is not None:
+            self._dram.marks.is_saved[numbers[self._dram.are_there(read.tickets)]] = True
+        self._dram.settle(read.tickets, stored=is_done)
+        if self.events is not None:
+            self.events.stored(transfer.id, set(self._dram.keys_of(read.tickets)))
+        if is_done:
+            for wait in read.waits:
+                wait.came.append(read.places)
+
+    def clear(self) -> None:
+        """What is being read is wanted by nobody any more."""
+        for read in self._reads.values():
+            self._dram.disown(read.tickets)
+        for wait in self._waits.values():
+            wait.reads = []
+        self._waits.clear()
+
+    # --- parts ------------------------------------------------------------------------
+    def _gained(self, prompt: _Prompt, groups: Numbers, start: int) -> tuple[int, int]:
+        """How many tokens need not be computed once all that is missing is there, behind how many
+        that are there already."""
+        if not len(groups):
+            end = len(prompt.keys)
+            first = start
+        else:
+            first, end = int(groups[0]), int(groups[-1]) + 1
+            first, end = first * self._plan.slot_blocks, end * self._plan.slot_blocks
+            first += int((~prompt.is_there[first:end]).argmax())
+        return (end - first) * self._size, first * self._size
+
+    def _is_worth(self, prompt: _Prompt, groups: Numbers, prefill_s: float) -> bool:
+        costs, length = self._plan.costs, self._plan.slot_blocks
+        if not costs.knows_prefill:
+            return True  # until the deadline
+        missing = ~prompt.is_there.reshape(-1, length)[groups]
+        num_loaded = int(groups[-1] + 1 - groups[0]) * length
+        read_s = costs.read_s(self._num_reading + int(np.count_nonzero(missing)))
+        return read_s + costs.load_s(num_loaded) < prefill_s
+
+    def _under_way(self, numbers: Numbers) -> list[_Read]:
+        """Reads that others began, to these slots."""
+        if not self._read_to:
+            return []
+        found = (self._read_to.get(number) for number in numbers.tolist())
+        return list(dict.fromkeys(read for read in found if read is not None))
+
+    def _begin(self, program: str, prompt: _Prompt, groups: Numbers, now: float) -> list[_Read]:
+        """Reserve slots in DRAM, as a store of that program would, and queue the reads; as many
+        as get such a slot."""
+        length, end = self._plan.slot_blocks, (int(groups[-1]) + 1) * self._plan.slot_blocks
+        is_wanted = np.zeros(end, np.bool_)
+        is_wanted.reshape(-1, length)[groups] = ~prompt.is_there.reshape(-1, length)[groups]
+        chain = (is_wanted | (prompt.in_dram[:end] >= 0)).nonzero()[0].tolist()
+        keys, rank = [prompt.keys[place] for place in chain], self.rank_at(now)
+        num_evicted = self._dram.num_evicted
+        tickets = self._dram.reserve(keys, program, now, rank, supersedes=False, places=chain)
+        self._account.count("dram_evicted_blocks", self._dram.num_evicted - num_evicted)
+        targets = np.full(end, -1, np.int64)
+        targets[is_wanted.nonzero()[0][: len(tickets)]] = tickets
+        groups = groups[(targets.reshape(-1, length)[groups] >= 0).any(axis=1)]
+        step = max(1, self.max_read_bytes // (length * self._plan.block_bytes))
+        parts = (groups[first : first + step] for first in range(0, len(groups), step))
+        return [self._read(program, prompt, part, targets, now) for part in parts]
+
+    def _read(
+        self, program: str, prompt: _Prompt, groups: Numbers, targets: Tickets, now: float
+    ) -> _Read:
+        assert self.owner is not None
+        length, numbers = self._plan.slot_blocks, prompt.on_disk[groups]
+        places = (groups[:, None] * length + np.arange(length)).ravel()
+        names = [prompt.names[group] for group in groups.tolist()]
+        disk = DiskPlaces(numbers.astype(np.int32), names, groups.tolist())
+        self._disk.acquire(numbers)
+        self._began = now
+        transfer = self._traffic.of_disk(self.owner, Kind.READ, program, disk, targets[places], now)
+        transfer.num_ahead = self._num_reading
+        self._num_reading += len(transfer)
+        places = places[transfer.slots >= 0]
+        read = self._reads[transfer.id] = _Read(transfer, targets[places], places)
+        self._read_to.update(dict.fromkeys(numbers_of(read.tickets).tolist(), read))
+        return read
+
+    def _describe(self, read: _Read, request: Any, keys: Sequence[Key]) -> None:
+        if self.events is not None and len(read.waits) == 1:
+            places = read.places.tolist()
+            ends = [(place + 1) * self._size for place in places]
+            named = [keys[place] for place in places]
+            self.events.describe(read.transfer.id, request, named, ends)
+
+    def _give_up(self, wait: _Wait) -> None:
+        """It waits no more. What nobody waits for and has not begun is not read."""
+        reads, wait.reads = wait.reads, []
+        for read in reads:
+            if read.transfer.id in self._reads:
+                read.waits.remove(wait)
+                if not read.waits:
+                    self._dram.disown(read.tickets)
+                    self._traffic.cancel(read.transfer)
+
+
+def _keys(hashes: Sequence[bytes]) -> list[Key]:
+    suffix = block_key(b"", 0)
+    return [block_hash + suffix for block_hash in hashes]

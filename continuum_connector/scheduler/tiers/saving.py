@@ -1,0 +1,245 @@
+"""Saving: which blocks of DRAM are written to the disk next, and how many bytes may be.
+
+What would leave DRAM next is written ahead of it, so that eviction stays instant: who needs room
+never waits for a disk, and what is not written by then is dropped. With budget to spare the rest is
+written too, for a restart to find. Nothing is written twice, and nothing of programs that are over.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from dataclasses import dataclass
+
+import numpy as np
+
+from continuum_connector.observe.account import Account
+from continuum_connector.scheduler.kv_groups import Key
+from continuum_connector.scheduler.tiers.disk_index import DiskIndex
+from continuum_connector.scheduler.tiers.eviction import Rank
+from continuum_connector.scheduler.tiers.index import HostIndex
+from continuum_connector.scheduler.tiers.marks import Marks
+from continuum_connector.scheduler.tiers.slots import Chain, Numbers, Tickets, numbers_of
+
+COLD_SHARE = 0.1  # of DRAM: what would leave next
+WALK = 64  # slots looked at in a step, behind at most so many that are on disk
+SKIP = 4096
+MAX_COLD_CHAINS, MAX_CHAINS = 32, 4096  # looked up at a time; the worth of the first is asked for
+COLD_S, SPARE_S = 0.1, 1.0  # between two such times
+DAY_S = 24 * 3600.0
+# Of what may be written: above it everything is, below it what leaves next, and of that only what
+# was used the more often the less there is.
+SPARE_FILL = 0.5
+START_SHARE = 1 / 24  # what there is at least after a restart that found the disk full
+
+
+class Budget:
+    """Bytes that may be written: they come evenly over the day, and a day's at most are kept, so
+    that a burst may write what idle hours left.
+
+    A block must have been used the more often, the less of the second half is left: so what little
+    may be written is what is read most.
+    """
+
+    def __init__(self, bytes_per_day: int, least_bytes: int) -> None:
+        """`bytes_per_day`: 0 for no bound; `least_bytes`: so many are kept in any case."""
+        self._per_second = bytes_per_day / DAY_S
+        self._capacity = float(max(bytes_per_day, least_bytes)) if bytes_per_day else 0.0
+        self._level = self._capacity
+        self._since = -math.inf
+
+    def fill(self, now: float) -> float:
+        """How much is left of what can be kept, 0 to 1."""
+        if not self._capacity:
+            return 1.0
+        if now > self._since:
+            passed = now - self._since if self._since > -math.inf else 0.0
+            self._level = min(self._capacity, self._level + passed * self._per_second)
+            self._since = now
+        return max(0.0, self._level / self._capacity)
+
+    def least_uses(self, now: float) -> float:
+        """By how many turns a block must have been used; by more than any, if nothing is left."""
+        fill = self.fill(now)
+        if fill <= 0.0:
+            return math.inf
+        return float(2 ** max(0, math.ceil((SPARE_FILL - fill) * 10 - 1e-9)))
+
+    def take(self, num_bytes: int) -> None:
+        """So much is written; a little may be owed then."""
+        self._level -= num_bytes
+
+    def found(self, num_bytes: int) -> None:
+        """So much an earlier life has written, of a budget that began as full as this one."""
+        least = min(self._level, START_SHARE * self._capacity)
+        self._level = max(least, self._level - num_bytes)
+
+
+@dataclass(frozen=True)
+class Batch:
+    """What to write: of each disk slot the host slots, head first, its key and its depth."""
+
+    program: str
+    tickets: Tickets
+    keys: list[Key]
+    depths: list[int]
+
+
+@dataclass
+class _Walk:
+    """Where in a chain: the next look is at the blocks before `end`, the last at those from
+    `first` on."""
+
+    chain: Chain
+    first: int
+    end: int
+
+
+class Saving:
+    """Walks what would leave DRAM next, a few slots per step; changes nothing there but marks."""
+
+    def __init__(
+        self,
+        dram: HostIndex,
+        marks: Marks,
+        disk: DiskIndex,
+        slot_blocks: int,
+        budget: Budget,
+        account: Account,
+    ) -> None:
+        self._dram = dram
+        self._marks = marks
+        self._disk = disk
+        self._length = slot_blocks
+        disk.leaving = self._forget
+        self._budget = budget
+        self._account = account
+        # Chains to walk, the next one last: those that leave soon, those that do not.
+        self._cold: list[_Walk] = []
+        self._spare: list[_Walk] = []
+        self._cold_at = self._spare_at = -math.inf
+        self._has_found = False  # something to write, since the last pass over all began
+        self._version = -1  # of DRAM, at that time
+        self._has_spare = False  # budget, for more than what leaves soon
+
+    @property
+    def goes_on(self) -> bool:
+        """Whether more may be to write, so that an idle engine is to ask again."""
+        return bool(self._cold or self._spare) or (self._has_spare and self._is_due)
+
+    def next(self, num_wanted: int, rank: Rank | None, now: float) -> Batch | None:
+        """What is to be written now, `num_wanted` disk slots at most; None: nothing in this step,
+        or at all."""
+        for walks in self._next_walks(rank, now):
+            walk = walks[-1]
+            batch = self._look(walk, num_wanted, self._budget.least_uses(now))
+            if walk.end <= walk.first:
+                walks.pop()
+            if batch is not None:
+                self._has_found = True
+                return batch
+        return None
+
+    def clear(self) -> None:
+        """What was to be written is gone."""
+        self._cold, self._spare, self._has_found = [], [], False
+
+    # --- where to look ----------------------------------------------------------------
+    def _next_walks(self, rank: Rank | None, now: float) -> list[list[_Walk]]:
+        """Those that have somewhere to go, the urgent one first."""
+        if not self._cold and now >= self._cold_at:
+            self._cold_at = now + COLD_S
+            self._cold = self._coldest(rank)
+        # On a disk smaller than DRAM each block would push out one that is to be written again.
+        has_room = self._disk.num_slots * self._length >= self._dram.num_slots
+        self._has_spare = has_room and self._budget.fill(now) > SPARE_FILL
+        if not self._has_spare:
+            self._spare, self._has_found = [], False
+        elif not self._spare and now >= self._spare_at and self._is_due:
+            self._spare_at, self._has_found = now + SPARE_S, False
+            self._version = self._dram.version
+            chains = itertools.islice(self._dram.next_to_leave(None), MAX_CHAINS)
+            self._spare = [_Walk(chain, 0, len(chain.tickets)) for chain in chains][::-1]
+        return [walks for walks in (self._cold, self._spare) if walks]
+
+    @property
+    def _is_due(self) -> bool:
+        return self._has_found or self._version != self._dram.version
+
+    def _coldest(self, rank: Rank | None) -> list[_Walk]:
+        dram, walks = self._dram, []
+        num_left = max(math.ceil(COLD_SHARE * dram.num_slots), self._length) - dram.num_free
+        for chain in itertools.islice(dram.next_to_leave(rank), MAX_COLD_CHAINS):
+            if num_left <= 0:
+                break
+            length = len(chain.tickets)
+            walks.append(_Walk(chain, max(0, length - num_left), length))
+            num_left -= length
+        return walks[::-1]
+
+    # --- what is there ----------------------------------------------------------------
+    def _forget(self, names: list[Key]) -> None:
+        """They leave the disk: what DRAM has of them is to be written again. A disk slot is asked
+        for by its last block."""
+        numbers = self._dram.slots_of(names)
+        self._marks.is_saved[numbers[numbers >= 0]] = False
+        self._has_found = True
+
+    def _look(self, walk: _Walk, num_wanted: int, least_uses: float) -> Batch | None:
+        """Look at the last so many blocks before the walk's place, and let it go on from there."""
+        length, tickets = self._length, walk.chain.tickets
+        end = min(walk.end, len(tickets))  # its tail may have left since
+        end = self._unsaved_end(tickets[max(0, end - SKIP) : end], max(0, end - SKIP))
+        walk.end = max(walk.first, end - max(WALK, length))
+        begin = max(0, walk.end - length + 1)
+        tickets = tickets[begin:end]
+        lasts = self._whole(tickets)
+        lasts = lasts[lasts + begin >= walk.end]
+        lasts = self._admitted(numbers_of(tickets), lasts, least_uses)
+        if len(lasts) > num_wanted:
+            lasts = lasts[len(lasts) - num_wanted :]
+            walk.end = begin + int(lasts[0])
+        if not len(lasts):
+            return None
+        places = (lasts[:, None] + np.arange(1 - length, 1)).ravel()
+        numbers = numbers_of(tickets)[lasts]
+        depths = self._marks.places[numbers] // length
+        keys = self._dram.keys_at(numbers)
+        return Batch(walk.chain.program, tickets[places], keys, depths.tolist())
+
+    def _unsaved_end(self, tickets: Tickets, begin: int) -> int:
+        """Where the last disk slot of these ends of which something is not on disk; `begin`, the
+        place of the first of them, if all is."""
+        unsaved = (~self._marks.is_saved[numbers_of(tickets)]).nonzero()[0]
+        if not len(unsaved):
+            return begin
+        return begin + min(len(tickets), int(unsaved[-1]) + self._length)
+
+    def _whole(self, tickets: Tickets) -> Numbers:
+        """Where the blocks of a disk slot end of which all are there, and some not on disk yet."""
+        length, marks, numbers = self._length, self._marks, numbers_of(tickets)
+        places = marks.places[numbers]
+        lasts: Numbers = (places % length == length - 1).nonzero()[0]
+        lasts = lasts[lasts >= length - 1]
+        if length > 1:
+            lasts = lasts[places[lasts] - places[lasts - length + 1] == length - 1]
+        num_ready = np.concatenate([[0], np.cumsum(self._dram.are_ready(tickets))])
+        lasts = lasts[num_ready[lasts + 1] - num_ready[lasts + 1 - length] == length]
+        return lasts[~marks.is_saved[numbers[lasts]]]
+
+    def _admitted(self, numbers: Numbers, lasts: Numbers, least_uses: float) -> Numbers:
+        """Those of them that are not on disk, or on the way there, and may be written."""
+        if not len(lasts):
+            return lasts
+        marks, length = self._marks, self._length
+        keys = self._dram.keys_at(numbers[lasts])
+        for last in lasts[self._disk.find(keys) >= 0].tolist():  # its blocks were computed anew
+            marks.is_saved[numbers[last - length + 1 : last + 1]] = True
+        lasts = lasts[np.array([key not in self._disk for key in keys])]
+        uses = marks.uses[numbers[lasts]]
+        refused = lasts[uses < least_uses]
+        for last in refused[~marks.is_refused[numbers[refused]]].tolist():
+            why = "once" if marks.uses[numbers[last]] == 1 else "budget"
+            self._account.count("disk_refused_blocks", length, why)
+            marks.is_refused[numbers[last - length + 1 : last + 1]] = True
+        return lasts[uses >= least_uses]

@@ -1,0 +1,155 @@
+"""Facts: all that the bytes of a KV block depend on, as vLLM has it: what a restart must share.
+
+By feature, as compat.py. What is told too much only makes a restart begin anew; what is told too
+little could give a turn the KV of another model, so nothing is left out because it seldom matters.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+from typing import Any
+
+from continuum_connector.worker.namespace import Checkpoint
+
+# Loaders that read files of the model's folder, and do nothing with them but what those say.
+FROM_FILES = frozenset(
+    {
+        *("auto", "hf", "safetensors", "fastsafetensors", "instanttensor", "mistral", "npcache"),
+        *("pt", "sharded_state"),
+    }
+)
+OTHER_FORMATS = frozenset({"pt", "npcache", "sharded_state"})  # not safetensors wherever they are
+# What an image or a video becomes, whose hash in a block's name is that of its content alone.
+_EMBEDDINGS = ("mm_processor_kwargs", "video_pruning_rate", "video_pruning_method")
+# What a backend puts where in a block, beyond what its tensor's strides say.
+_ENVIRONMENT = ("VLLM_ROCM_SHUFFLE_KV_CACHE_LAYOUT",)
+_CRYPTOGRAPHIC = frozenset({"sha256", "sha256_cbor"})
+SET_SEED = (
+    "this vLLM draws the first hash of every prompt anew at each start; set PYTHONHASHSEED=0, and "
+    "a restart finds again what it left"
+)
+
+
+def facts(vllm_config: Any) -> dict[str, Any]:
+    """As JSON takes them, or can be made to with `str`."""
+    import vllm
+    from vllm.platforms import current_platform
+
+    model, cache = vllm_config.model_config, vllm_config.cache_config
+    parallel = vllm_config.parallel_config
+    shape = model.hf_config.to_dict()
+    shape.pop("_name_or_path", None)  # the files' digest says more than their place
+    multimodal = getattr(model, "multimodal_config", None)
+    sizes = ("tensor", "pipeline", "decode_context", "prefill_context")
+    return {
+        "vllm": vllm.__version__,
+        "device": current_platform.get_device_name(),
+        "model": shape,
+        "dtype": str(model.dtype),
+        "quantization": model.quantization,
+        "max_model_len": model.max_model_len,
+        "impl": str(getattr(model.model_impl, "value", model.model_impl)),
+        "mm_processor": [getattr(multimodal, each, None) for each in _EMBEDDINGS],
+        "cache": [cache.cache_dtype, cache.block_size, getattr(cache, "sliding_window", None)],
+        "skips": getattr(cache, "kv_cache_dtype_skip_layers", None),
+        "hash": [cache.prefix_caching_hash_algo, hash_seed(vllm_config)],
+        "ranks": [getattr(parallel, f"{each}_parallel_size", 1) for each in sizes],
+        "rank": parallel.rank,
+        "backends": _backends(vllm_config),
+        "environment": [os.environ.get(each) for each in _ENVIRONMENT],
+    }
+
+
+def hash_seed(vllm_config: Any) -> str | None:
+    """What the first hash of every prompt is made of; None where each start draws its own, as up to
+    vLLM 0.27, and later for hashes that are not cryptographic (v1/core/kv_cache_utils.py)."""
+    if (seed := os.environ.get("PYTHONHASHSEED")) is not None:
+        return seed
+    from vllm.v1.core import kv_cache_utils
+
+    if vllm_config.cache_config.prefix_caching_hash_algo not in _CRYPTOGRAPHIC:
+        return None
+    return getattr(kv_cache_utils, "DEFAULT_NONE_HASH_SEED", None)
+
+
+def _backends(vllm_config: Any) -> list[str]:
+    """Of all layers: what a block's bytes mean is for the attention backend to say."""
+    layers = vllm_config.compilation_config.static_forward_context.values()
+    found = {layer.get_attn_backend() for layer in layers if hasattr(layer, "get_attn_backend")}
+    return sorted(f"{each.__module__}.{each.__qualname__}" for each in found)
+
+
+def checkpoint(vllm_config: Any) -> Checkpoint:
+    """Where the model's weights were read from, once they are loaded; or why a restart could not
+    find again what was on the disk."""
+    model, load = vllm_config.model_config, vllm_config.load_config
+    load_format = str(getattr(load.load_format, "value", load.load_format))
+    why = ""
+    if hash_seed(vllm_config) is None:
+        why = SET_SEED
+    elif load_format not in FROM_FILES:
+        why = f"load_format {load_format} leaves no file that would prove the weights the same"
+    elif getattr(model, "model_weights", ""):
+        why = "weights from an object store leave no file that would prove them the same"
+    elif model.quantization and not _is_quantized_on_disk(model.hf_config):
+        why = f"quantization {model.quantization} is worked out while the weights are loaded"
+    elif getattr(vllm_config.cache_config, "calculate_kv_scales", False):
+        why = "the scales of the KV cache are worked out while the server runs"
+    elif any(getattr(model.hf_config, f"{part}_model_id", None) for part in ("text", "audio")):
+        why = "a part of the model is loaded from another repository"
+    if why:
+        return Checkpoint(why=why)
+    folder = _folder(model, load.download_dir)
+    if not folder:
+        return Checkpoint(why=f"the files of {model.model!r} were not found on this node")
+    if _is_another(folder, model):
+        why = f"{model.model!r} became another revision while this process began"
+        return Checkpoint(why=why)
+    return Checkpoint(folder, _started(), load_format in OTHER_FORMATS)
+
+
+def _is_quantized_on_disk(hf_config: Any) -> bool:
+    text = getattr(hf_config, "text_config", None)
+    names = ("quantization_config", "compression_config")
+    return any(getattr(each, name, None) for each in (hf_config, text) for name in names)
+
+
+def _is_another(folder: str, model: Any) -> bool:
+    """Whether a branch of the Hugging Face cache named another folder as the model was loaded: one
+    whose files may all be older than this process, so that their times tell nothing."""
+    loaded = getattr(model.hf_config, "_commit_hash", None)
+    if not loaded or os.path.isdir(model.model) or getattr(model, "hf_config_path", None):
+        return False
+    return Path(folder).name != str(loaded)
+
+
+def _folder(model: Any, download_dir: str | None) -> str:
+    import vllm.envs
+
+    if os.path.isdir(model.model):
+        return str(model.model)
+    if vllm.envs.VLLM_USE_MODELSCOPE:
+        return ""  # its cache is not the one that is asked below
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import HFValidationError, LocalEntryNotFoundError
+
+    try:
+        return str(
+            snapshot_download(
+                model.model,
+                revision=model.revision,
+                cache_dir=download_dir,
+                local_files_only=True,
+            )
+        )
+    except (LocalEntryNotFoundError, HFValidationError, OSError):
+        return ""
+
+
+def _started() -> float:
+    """When this process did, in seconds of the wall clock: what it loaded, it loaded since."""
+    since_boot = Path("/proc/self/stat").read_text().rpartition(")")[2].split()[19]
+    [boot] = re.findall(r"^btime (\d+)$", Path("/proc/stat").read_text(), re.MULTILINE)
+    return int(boot) + int(since_boot) / os.sysconf("SC_CLK_TCK")

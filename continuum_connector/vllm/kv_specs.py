@@ -1,0 +1,65 @@
+"""KvSpecs: vLLM's KV groups as KvGroups, read from what it built; what is not proven is refused.
+
+By feature, as compat.py: the fields of specs are those of v1/kv_cache_interface.py.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from continuum_connector.scheduler.kv_groups import CHUNKED, WINDOW, KvGroup, KvGroups
+from continuum_connector.vllm.proven import KINDS, Group, check_groups
+
+
+def read_groups(vllm_config: Any, kv_cache_config: Any) -> KvGroups:
+    """Describe the model's KV groups; ConfigError says which kind is not proven yet."""
+    groups = [_group(group) for group in kv_cache_config.kv_cache_groups]
+    hash_size = _hash_size(vllm_config, kv_cache_config) if groups else 0
+    parallel = vllm_config.parallel_config
+    check_groups(groups, hash_size, getattr(parallel, "decode_context_parallel_size", 1))
+    return KvGroups(
+        [
+            KvGroup(index, group.block_size, KINDS[group.kind], group.window)
+            for index, group in enumerate(groups)
+        ],
+        hash_size,
+    )
+
+
+def kinds(kv_cache_config: Any) -> tuple[str, ...]:
+    """The class of each KV group's spec, as proven.Group has it."""
+    return tuple(_group(group).kind for group in kv_cache_config.kv_cache_groups)
+
+
+def _hash_size(vllm_config: Any, kv_cache_config: Any) -> int:
+    """Tokens per block hash. Of one group it is the block's; of several vLLM keeps it since 0.32,
+    and before that the engine works it out as here (v1/engine/core.py)."""
+    groups = kv_cache_config.kv_cache_groups
+    if len(groups) == 1:
+        return int(groups[0].kv_cache_spec.block_size)
+    from vllm.v1.core.kv_cache_utils import resolve_kv_cache_block_sizes
+
+    kept = getattr(kv_cache_config, "hash_block_size", None)
+    return int(kept or resolve_kv_cache_block_sizes(kv_cache_config, vllm_config)[1])
+
+
+def _group(group: Any) -> Group:
+    """Where layers differ in bytes (UniformTypeKVCacheSpecs) workers take the first, as vLLM does
+    for the scheduler (generate_scheduler_kv_cache_config): both halves must give one answer."""
+    spec = group.kv_cache_spec
+    spec = next(iter(getattr(spec, "kv_cache_specs", {}).values()), spec)
+    kind, window = type(spec).__name__, None
+    if KINDS.get(kind) == WINDOW:  # and what vLLM retains behind it for drafts
+        window = spec.sliding_window + getattr(spec, "extra_retained_tokens", 0)
+    if KINDS.get(kind) == CHUNKED:
+        window = spec.attention_chunk_size
+    role = getattr(getattr(group, "role", None), "value", "default")
+    if role != "default":
+        kind += f" in the role {role}"
+    return Group(
+        kind,
+        spec.block_size,
+        window,
+        mode=getattr(spec, "mamba_cache_mode", "align"),
+        is_scratch=not getattr(spec, "prefix_cacheable", True),
+    )

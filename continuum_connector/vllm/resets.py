@@ -1,0 +1,141 @@
+"""Resets: what a new epoch needs of vLLM's scheduler, which knows no epochs.
+
+Turns that wait may own KV already, which only a connector gives them: vLLM neither takes it back
+nor resets its prefix cache while they have it. So they lose it, and are computed as any other.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from vllm.v1.request import RequestStatus
+
+from continuum_connector.vllm import compat
+
+LOADING = RequestStatus.WAITING_FOR_REMOTE_KVS
+_WAITING = (LOADING, RequestStatus.WAITING, RequestStatus.PREEMPTED)
+
+
+def forget_loaded(scheduler: Any, hold_load: Callable[[str], bool]) -> Iterator[str]:
+    """Take from every turn that waits what was loaded for it; yields those who had something.
+
+    `hold_load(request_id)`: keep the blocks that a load under way writes to, until it has settled;
+    False if there is none. A turn that is over, and waits for nothing but the end of its load,
+    loses its blocks too. One whose load is not ours keeps them: we cannot say when they are free.
+    """
+    manager = scheduler.kv_cache_manager
+    for request in list(scheduler.requests.values()):
+        is_over = request.is_finished()
+        if request.status not in _WAITING and not is_over:
+            continue
+        request_id = request.request_id
+        is_held = (is_over or request.status == LOADING) and hold_load(request_id)
+        if is_over and is_held:
+            manager.free(request)
+        elif request.status == LOADING:
+            if is_held or request_id in scheduler.finished_recving_kv_req_ids:
+                # As a load that failed: vLLM asks for all of it anew once it has ended
+                # (_update_waiting_for_remote_kv), and to free nothing is no harm.
+                manager.free(request)
+                request.num_computed_tokens = 0
+                compat.reserve_nothing(scheduler, request)
+                scheduler.failed_recving_kv_req_ids.add(request_id)
+                yield request_id
+        elif request.num_computed_tokens and not is_over:
+            manager.free(request)
+            request.num_computed_tokens = 0
+            compat.reserve_nothing(scheduler, request)
+            yield request_id
+
+
+class Resets:
+    """The resets of one scheduler, vLLM's own but for what hinders them."""
+
+    def __init__(self, scheduler: Any, ours: Any, order: Any) -> None:
+        """`order`: our queues in the place of vLLM's, or None."""
+        side = ours.side
+        self._scheduler = scheduler
+        self._pool = scheduler.kv_cache_manager.block_pool
+        self._ours = ours
+        self._queues = order.queues if order is not None else ()
+        traffic, steps = side.traffic, side.steps
+        self._ledger, self._holds, self._epochs = traffic.ledger, traffic.holds, steps.epochs
+        self._epochs.on_begin = self._forget_loaded
+        self._version: str | None = None
+        self._version_now = _weight_version()
+
+    def follow_version(self) -> None:
+        """Before each step: was vLLM told another weight version since the last one?"""
+        version = self._version_now()
+        if version != self._version:
+            if self._version is not None:  # or it is the first step
+                self._ours.begin_epoch(version, is_version=True)
+            self._version = version
+
+    def reset(self, own: Callable[..., bool], name: Any) -> bool:
+        """`own`: vLLM's reset, which asks our connector too, or does not. `name`: `reset_connector`
+        as vLLM got it, where a client may have put the name of its weights."""
+        self._ours.begin_epoch(name if isinstance(name, str) else "")
+        self._epochs.is_resetting = True
+        try:
+            with as_if_free(self._pool, self._holds.num_blocks):
+                done = bool(own())
+        finally:
+            self._epochs.is_resetting = False
+        if done:
+            self._epochs.vram_emptied()
+        return done
+
+    def _forget_loaded(self) -> None:
+        loads = [each for each in self._ledger if each.request_id]
+
+        def hold_load(request_id: str) -> bool:
+            under_way = [each for each in loads if each.request_id == request_id]
+            for transfer in under_way:
+                if transfer.hold is None:  # released when it settles
+                    transfer.hold = self._holds.take_ids(transfer.blocks)
+            return bool(under_way)
+
+        for request_id in forget_loaded(self._scheduler, hold_load):
+            for queue in self._queues:
+                queue.rerank(request_id)  # who has KV stands before who has none
+
+
+def _weight_version() -> Callable[[], str]:
+    """What says which weights vLLM was told to serve (>= 0.29; v1/engine/core.py). Only its engine
+    core knows, which is reachable from its constructor alone: that is on the call stack while the
+    scheduler is built."""
+    from vllm.v1.engine.core import EngineCore
+
+    frame = sys._getframe(1) if hasattr(EngineCore, "get_weight_version") else None
+    while frame is not None:
+        core = frame.f_locals.get("self")
+        if isinstance(core, EngineCore):
+            return core.get_weight_version  # type: ignore[no-any-return]
+        frame = frame.f_back
+    return lambda: ""
+
+
+@contextmanager
+def as_if_free(pool: Any, num_blocks: int) -> Iterator[None]:
+    """So many blocks that only our loads under way hold do not count as used: vLLM's reset of its
+    prefix cache refuses where any is (BlockPool.reset_prefix_cache). It hands none out, and these
+    have no hash that anybody could find them by."""
+    if not num_blocks:
+        yield
+        return
+    own = pool.get_num_free_blocks
+    pool.get_num_free_blocks = lambda: own() + num_blocks
+    try:
+        yield
+    finally:
+        del pool.get_num_free_blocks  # the method of its class again
+
+
+def is_empty(pool: Any) -> bool:
+    """Whether VRAM's prefix cache has nothing, and no turn has blocks that might get into it."""
+    num_used = pool.num_gpu_blocks - pool.get_num_free_blocks() - 1  # the null block
+    return not num_used and not len(pool.cached_block_hash_to_block)

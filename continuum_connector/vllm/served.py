@@ -1,0 +1,61 @@
+"""Served: a server as vLLM's config describes it, in the terms in which proven.py judges it.
+
+And the one wish that we have before it is built: where a block's bytes shall lie.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from continuum_connector.config import ContinuumConfig
+from continuum_connector.vllm import compat, kv_specs
+from continuum_connector.vllm.proven import Server, why_no_tier
+
+BLOCK_OUTERMOST = "BLHNC"
+
+
+def server(vllm_config: Any, kv_cache_config: Any = None) -> Server:
+    """What decides on a DRAM tier; before the KV groups are made, as if there were one."""
+    parallel = vllm_config.parallel_config
+    return Server(
+        kinds=kv_specs.kinds(kv_cache_config) if kv_cache_config else Server().kinds,
+        fails_by_request=compat.can_fail_by_request(),
+        kv_cache_dtype=vllm_config.cache_config.cache_dtype,
+        pipeline_parallel=parallel.pipeline_parallel_size,
+        executor=str(parallel.distributed_executor_backend),
+        has_drafts=vllm_config.speculative_config is not None,
+        has_lora=vllm_config.lora_config is not None,
+    )
+
+
+def wanted_layout(config: ContinuumConfig, vllm_config: Any) -> str | None:
+    """The KV cache layout to ask for; None leaves the choice to vLLM.
+
+    Block-outermost makes a block one contiguous run: one copy instead of one per layer. It is not
+    asked for where nothing will be copied, and where it would keep vLLM from splitting blocks.
+    """
+    if config.kv_layout == "stock" or not compat.has_layouts():
+        return None
+    if config.kv_layout != "auto":
+        return config.kv_layout
+    is_wanted = may_have_tier(config, vllm_config) and not splits_blocks(vllm_config)
+    return BLOCK_OUTERMOST if is_wanted else None
+
+
+def splits_blocks(vllm_config: Any) -> bool:
+    """Whether the model's blocks are so large, to match a state's, that attention kernels take
+    them in pieces.
+
+    Blocks that lie block-outermost are not split (v1/worker/utils.py, prepare_kernel_block_sizes).
+    For kernels of fixed sizes, such as FlashInfer's, later vLLM then maps every block table anew
+    (AttentionGroup.kernel_block_table), and 0.29 ends with a ValueError.
+    """
+    return bool(vllm_config.model_config.is_hybrid)
+
+
+def may_have_tier(config: ContinuumConfig, vllm_config: Any) -> bool:
+    """Whether something will be copied, as far as that is known before there are KV groups."""
+    if config.dram_bytes == 0 or not vllm_config.cache_config.enable_prefix_caching:
+        return False
+    shares_kv = vllm_config.parallel_config.decode_context_parallel_size > 1
+    return not shares_kv and not why_no_tier(server(vllm_config))

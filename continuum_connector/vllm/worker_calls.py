@@ -1,0 +1,198 @@
+"""WorkerCalls: what is asked of a vLLM worker that a cache below VRAM must know of.
+
+No vLLM up to 0.33 tells a connector that the weights under it have changed, and none before 0.33
+that its KV cache is about to be taken away. Trainers ask both of the worker by name, over
+`collective_rpc`, which looks the name up on the worker (v1/serial_utils.py, run_method). So the
+methods are wrapped on the one worker that has our connector, and on its model; no class is touched.
+
+What nobody calls cannot be seen: a function that was sent to the worker and writes tensors itself.
+"""
+
+from __future__ import annotations
+
+import functools
+import sys
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple, Protocol
+
+# Methods of a worker after which its weights may be others (v1/worker/gpu_worker.py); apply_model
+# runs a function of the caller's on the model. Not every release has each of them.
+CHANGING = (
+    *("reload_weights", "reset_weights", "apply_model"),
+    *("start_weight_update", "start_draft_weight_update", "update_weights", "finish_weight_update"),
+)
+# A trainer's own methods, by `worker_extension_cls` or `worker_cls`, are what it likes; those named
+# so are for weights. Once too often costs what is below VRAM, once too rarely makes wrong answers.
+_OF_WEIGHTS = ("weight", "param", "lora", "update", "refit")
+_MAX_ADAPTERS = 4096  # whose names are remembered
+
+
+class SleepHooks(Protocol):
+    """Those of a connector of vLLM >= 0.33."""
+
+    def unregister_kv_caches(self) -> None: ...
+    def restore_kv_caches(self) -> None: ...
+
+
+class _Wrap(NamedTuple):
+    holder: Any
+    name: str
+    outer: Callable[..., Any]
+    before: Any  # the holder's own attribute of that name, or None
+
+
+def find_worker() -> Any:
+    """The worker that is being given its KV cache further up this stack, or None.
+
+    initialize_from_config <- ... <- register_kv_caches: a connector is not told whose it is.
+    """
+    from vllm.v1.worker.worker_base import WorkerBase
+
+    frame = sys._getframe(1)
+    while frame is not None:
+        found = frame.f_locals.get("self")
+        if isinstance(found, WorkerBase):
+            return found
+        frame = frame.f_back  # type: ignore[assignment]
+    return None
+
+
+class WorkerCalls:
+    """Wraps the calls of one worker from its making to `end`."""
+
+    def __init__(self, worker: Any, new_weights: Callable[[str], None], sleep: SleepHooks) -> None:
+        """`new_weights` is told by which call they came, once that has returned."""
+        self._worker = worker
+        self._new_weights, self._sleep = new_weights, sleep
+        self._wraps: list[_Wrap] = []
+        self._depth = 0  # of calls that change weights: reload_weights calls load_weights
+        self._adapters: set[str] = set()
+        self._is_empty = False  # the weights were thrown away
+        for name in dict.fromkeys((*CHANGING, *_of_trainer(worker))):
+            self._wrap(worker, name, self._changing(name))
+        self._follow_models(worker)
+        # Extensions call the runner's as well, and not all that it does is load_weights.
+        for holder in (worker, worker.model_runner):
+            self._wrap(holder, "load_model", self._loading)
+        self._wrap(worker.model_runner, "reload_weights", self._changing("reload_weights"))
+        self._wrap(worker, "add_lora", self._adding)
+        self._wrap(worker, "sleep", self._sleeping)
+        self._wrap(worker, "wake_up", self._waking)
+        self._wrap(worker, "discard", self._discarding)
+
+    @property
+    def names(self) -> frozenset[str]:
+        """The methods that this release has."""
+        return frozenset(wrap.name for wrap in self._wraps)
+
+    def end(self) -> None:
+        """Leave the worker as it was; nothing is told any more."""
+        for holder, name, outer, before in reversed(self._wraps):
+            if vars(holder).get(name) is not outer:
+                continue  # somebody has wrapped it once more
+            if before is None:
+                delattr(holder, name)
+            else:
+                setattr(holder, name, before)
+        self._wraps.clear()
+
+    def _wrap(self, holder: Any, name: str, around: Callable[..., Any]) -> None:
+        inner = getattr(holder, name, None)
+        if not callable(inner):
+            return
+
+        @functools.wraps(inner)
+        def outer(*args: Any, **kwargs: Any) -> Any:
+            return around(inner, *args, **kwargs) if self._wraps else inner(*args, **kwargs)
+
+        self._wraps.append(_Wrap(holder, name, outer, vars(holder).get(name)))
+        setattr(holder, name, outer)
+
+    def _follow_models(self, worker: Any) -> None:
+        """Again once they are loaded again: these are other objects."""
+        known = [wrap.holder for wrap in self._wraps]
+        for model in _models(worker):
+            if not any(model is each for each in known):
+                self._wrap(model, "load_weights", self._changing("load_weights"))
+
+    def _loading(self, inner: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        loaded = self._changing("load_model")(inner, *args, **kwargs)
+        self._follow_models(self._worker)
+        return loaded
+
+    def _changing(self, name: str) -> Callable[..., Any]:
+        def around(inner: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+            self._depth += 1
+            try:
+                return inner(*args, **kwargs)
+            finally:  # also where it failed: some of them may be there
+                self._depth -= 1
+                if not self._depth:
+                    self._new_weights(name)
+
+        return around
+
+    def _adding(self, inner: Callable[..., Any], lora_request: Any, *args: Any, **kw: Any) -> Any:
+        """An adapter's name is in the hashes of its blocks, its weights are not."""
+        name = str(lora_request.lora_name)
+        is_known = name in self._adapters or getattr(lora_request, "load_inplace", False)
+        if len(self._adapters) >= _MAX_ADAPTERS:
+            self._adapters.clear()
+            is_known = True
+        self._adapters.add(name)
+        around = self._changing("add_lora") if is_known else _plain
+        return around(inner, lora_request, *args, **kw)
+
+    def _sleeping(self, inner: Callable[..., Any], level: int = 1, *args: Any, **kw: Any) -> Any:
+        self._is_empty = self._is_empty or level >= 2
+        return self._taking(inner, level, *args, **kw)
+
+    def _discarding(self, inner: Callable[..., Any], tags: Any, *args: Any, **kw: Any) -> Any:
+        self._is_empty = self._is_empty or "weights" in tags
+        take = self._taking if "kv_cache" in tags else _plain
+        return take(inner, tags, *args, **kw)
+
+    def _taking(self, inner: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """The KV cache goes; where that is refused, as on a CPU, it is still there."""
+        self._sleep.unregister_kv_caches()
+        try:
+            return inner(*args, **kwargs)
+        except BaseException:
+            self._sleep.restore_kv_caches()
+            raise
+
+    def _waking(self, inner: Callable[..., Any], tags: Any = None, *args: Any, **kw: Any) -> Any:
+        done = inner(tags, *args, **kw)
+        if tags is None or "kv_cache" in tags:
+            self._sleep.restore_kv_caches()
+        if self._is_empty and (tags is None or "weights" in tags):
+            self._is_empty = False
+            self._new_weights("wake_up")
+        return done
+
+
+def _plain(inner: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    return inner(*args, **kwargs)
+
+
+def _of_trainer(worker: Any) -> Iterator[str]:
+    """The methods that sound like weights of the worker's classes that are not vLLM's own. vLLM
+    mixes `worker_extension_cls` in (worker_base.py, init_worker)."""
+    for base in type(worker).__mro__:
+        if not base.__module__.startswith("vllm."):
+            for name, what in vars(base).items():
+                is_method = callable(what) or isinstance(what, classmethod)
+                if (
+                    is_method
+                    and name[0] != "_"
+                    and any(word in name.lower() for word in _OF_WEIGHTS)
+                ):
+                    yield name
+
+
+def _models(worker: Any) -> Iterator[Any]:
+    """The model, and the one that drafts for it where the runner tells of it, as vLLM asks."""
+    yield worker.get_model()
+    draft = getattr(worker.model_runner, "get_draft_model", lambda: None)()
+    if draft is not None:
+        yield draft

@@ -1,0 +1,265 @@
+"""WorkerDisk: one rank's file on a disk, from its open, on a thread, to its end.
+
+    start -> opening (folder, room, namespace, file) -> serves -> given up, or ended
+
+To open it takes as long as it takes to read the model's weights once, so DRAM serves meanwhile. The
+disk talks to DRAM's slots alone; whatever happens to it, DRAM stays.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import NamedTuple
+
+from continuum_connector.config import ContinuumConfig
+from continuum_connector.errors import TransferError
+from continuum_connector.messages import ReadOrder, WorkerReport, WriteOrder
+from continuum_connector.worker.engine import CopyEngine, DiskFile, DiskTuning
+from continuum_connector.worker.folder import check_room, make_folder, only_one
+from continuum_connector.worker.health import LOOK_EVERY_S
+from continuum_connector.worker.layout import DISK_UNIT, Layout
+
+logger = logging.getLogger(f"vllm.{__name__}")
+
+HUNG_S = 60.0  # without an answer
+MAX_FOUND = 512  # of a restart's slots, in one report
+_HEAD_BYTES = 2**20  # of the file, before its slots
+_END_S = 2.0
+
+_CONSEQUENCE = "what leaves DRAM is computed again until the server is restarted"
+
+
+class Namespace(NamedTuple):
+    """What a block's bytes depend on: its digest, and the facts as JSON, for people."""
+
+    digest: bytes
+    facts: str
+
+
+Prove = Callable[[Layout, Callable[[], bool]], Namespace]  # BLOCKS, until told to stop
+
+
+class DiskPlace(NamedTuple):
+    """Which file is this rank's; `num_ranks` share the node's `disk_bytes`."""
+
+    engine: int
+    rank: int
+    num_ranks: int
+
+
+class DiskShape(NamedTuple):
+    """How many disk slots one rank has, and how many blocks each takes."""
+
+    num_slots: int
+    slot_blocks: int
+
+
+def blocks_per_slot(config: ContinuumConfig, slot_bytes: int) -> int:
+    """Of a disk, whose slots take as many host slots of `slot_bytes` as make `disk_slot_bytes`."""
+    return -(-config.disk_slot_bytes // slot_bytes)
+
+
+def disk_shape(config: ContinuumConfig, num_ranks: int, slot_bytes: int) -> DiskShape:
+    """Of one of a node's `num_ranks` ranks, whose host slots have `slot_bytes`."""
+    slot_blocks = blocks_per_slot(config, slot_bytes)
+    stride = DISK_UNIT + slot_blocks * slot_bytes  # a header before each slot
+    room = config.disk_bytes // num_ranks - _HEAD_BYTES
+    return DiskShape(max(0, room // stride), slot_blocks)
+
+
+class WorkerDisk:
+    """One thread calls everything but `end`, which may come from another where nothing is in
+    flight; only `end` blocks. Orders that come while there is no file fail as "no_tier"."""
+
+    def __init__(
+        self,
+        config: ContinuumConfig,
+        place: DiskPlace,
+        prove: Prove,
+        clock: Callable[[], float] = lambda: 0.0,
+    ) -> None:
+        self._config = config
+        self._place = place
+        self._prove = prove
+        self._clock = clock
+        self._file: DiskFile | None = None
+        self._shape = DiskShape(0, 0)
+        self._thread: threading.Thread | None = None  # that opens the file, or closes it
+        self._opened: DiskFile | str | None = None  # by the thread: the file, or why there is none
+        self._is_over = threading.Event()
+        self._is_given_up = False
+        self._is_reset = False  # before there was a file
+        self._is_scanned = False
+        self._num_in_flight = 0
+        self._looked = float("-inf")
+
+    @property
+    def path(self) -> Path:
+        name = f"dp{self._place.engine}-rank{self._place.rank}.slab"
+        return Path(self._config.disk_path, name)
+
+    def start(self, engine: CopyEngine, layout: Layout) -> None:
+        """Open the file on a thread; `layout` is that of the host slots."""
+        self._shape = disk_shape(self._config, self._place.num_ranks, layout.slot_bytes)
+        if not self._run(self._open, engine, layout):
+            self._opened = f"the system has no thread to open {self.path}"
+
+    def follow(self, report: WorkerReport) -> None:
+        """Take what the open came to, then what a restart finds; once a second, a look."""
+        if self._is_given_up:
+            return
+        if self._file is None:
+            if self._opened is not None:
+                self._take(self._opened, report)
+            return
+        if not self._is_scanned and (found := self._file.scan(MAX_FOUND)):
+            report.found.setdefault(self._place.rank, []).extend(found)
+        if self._clock() - self._looked >= LOOK_EVERY_S:
+            self._look(self._file, report)
+
+    def reset(self) -> None:
+        """What is on the disk by now is foreign from here on, also where it is not open yet."""
+        self._is_reset = True
+        if self._file is not None:
+            self._file.reset()
+
+    def submit(self, order: WriteOrder | ReadOrder) -> str:
+        """Give one order to the disk, or say in a word why not; TransferError if it is refused."""
+        if self._file is None or self._is_given_up:
+            return "no_tier"
+        if isinstance(order, ReadOrder):
+            self._file.read(order.slots, order.disk_slots, order.keys, order.transfer_id)
+        else:
+            self._file.write(
+                order.slots, order.disk_slots, order.keys, order.depths, order.transfer_id
+            )
+        self._num_in_flight += 1
+        return ""
+
+    def settle(self) -> None:
+        """An order that was submitted has ended."""
+        self._num_in_flight -= 1
+        if self._is_given_up:
+            self._let_go()
+
+    def give_up(self, why: str, report: WorkerReport) -> None:
+        """Run without a disk from here on; never waits. What is in flight settles as it ends."""
+        if self._is_given_up:
+            return
+        self._is_given_up = True
+        self._is_over.set()
+        report.disk_down = f"{why.rstrip('.')}; {_CONSEQUENCE}"
+        logger.warning("No disk on this rank: %s", report.disk_down)
+        self._let_go()
+
+    def end(self) -> bool:
+        """BLOCK until the file is closed. A disk that does not answer in time is left, and logged.
+
+        False: it hangs while it is being opened, so the engine must not be closed under it.
+        """
+        self._is_given_up = True
+        self._is_over.set()
+        if self._thread is not None:
+            self._thread.join(2 * _END_S)
+            if self._thread.is_alive():
+                logger.warning(
+                    "the disk at %s hangs, and with it the end of this process", self.path
+                )
+                return False
+        file = self._file or self._opened
+        self._file = self._opened = None
+        if file is not None and not isinstance(file, str):
+            self._close(file)
+        return True
+
+    def _run(self, what: Callable[..., None], *args: object) -> bool:
+        """On a thread. A daemon: a disk that hangs must not keep the interpreter from its end."""
+        self._thread = threading.Thread(target=what, args=args, name="continuum-disk", daemon=True)
+        try:
+            self._thread.start()
+        except RuntimeError:  # the system has none to give, as while memory is short
+            self._thread = None
+        return self._thread is not None
+
+    def _open(self, engine: CopyEngine, layout: Layout) -> None:
+        """On the thread; whatever fails here, there is no disk."""
+        try:
+            self._opened = self._made(engine, layout)
+        except (TransferError, OSError) as error:
+            self._opened = str(error)
+        except Exception as error:
+            logger.exception("the disk at %s was not opened", self.path)
+            self._opened = f"{self.path} was not opened: {error!r}"
+
+    def _made(self, engine: CopyEngine, layout: Layout) -> DiskFile:
+        config, (num_slots, slot_blocks) = self._config, self._shape
+        slot_bytes = slot_blocks * layout.slot_bytes
+        if num_slots == 0:
+            raise TransferError(
+                f"disk_bytes = {config.disk_bytes} over {self._place.num_ranks} rank(s) holds no "
+                f"slot ({slot_bytes} bytes each per rank), so nothing would be written"
+            )
+        make_folder(config.disk_path)
+        with only_one(config.disk_path, self._is_over):
+            namespace = self._prove(layout, self._is_over.is_set)
+            check_room(self.path, _HEAD_BYTES + num_slots * (DISK_UNIT + slot_bytes))
+            tuning = DiskTuning(
+                num_slots=num_slots,
+                slot_blocks=slot_blocks,
+                namespace=namespace.digest,
+                facts=namespace.facts,
+                keep=config.disk_keep,
+                num_threads=config.disk_threads,
+            )
+            return engine.open_disk(str(self.path), tuning)
+
+    def _take(self, opened: DiskFile | str, report: WorkerReport) -> None:
+        self._opened = None
+        if isinstance(opened, str):
+            self.give_up(opened, report)
+            return
+        self._file = opened
+        if self._is_reset:
+            opened.reset()
+        report.disk_slots[self._place.rank] = self._shape.num_slots
+        state = opened.state()
+        logger.info(
+            "disk of %d slots of %d blocks at %s (%s; %s)",
+            *self._shape,
+            self.path,
+            "direct" if state.is_direct else "through the page cache, which takes memory from DRAM",
+            "looking for what was kept" if state.was_kept else "begun anew",
+        )
+
+    def _look(self, file: DiskFile, report: WorkerReport) -> None:
+        self._looked = self._clock()
+        state = file.state()
+        self._is_scanned = state.is_scanned
+        if state.error:
+            self.give_up(state.why, report)
+        elif state.oldest_op_s >= HUNG_S:
+            self.give_up(
+                f"{self.path} has not answered for {state.oldest_op_s:.0f} s, and until it does, "
+                "this process, and so its GPU, cannot end",
+                report,
+            )
+
+    def _let_go(self) -> None:
+        """Have the file closed once nothing is in flight."""
+        file = self._file
+        if file is None or self._num_in_flight:
+            return
+        self._file = None
+        if not self._run(self._close, file):
+            self._file = file  # `end` closes it
+
+    def _close(self, file: DiskFile) -> None:
+        if not file.close(_END_S):
+            logger.warning(
+                "the disk at %s does not answer: what it owes is left behind, and this process, "
+                "and so its GPU, ends only when it answers",
+                self.path,
+            )

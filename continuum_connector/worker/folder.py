@@ -1,0 +1,86 @@
+"""The folder of a disk's files: whose it is, who is busy in it, how much room it has.
+
+Everything here may take as long as a disk takes: it is for the thread that opens the disk.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import stat
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from continuum_connector.errors import TransferError
+from continuum_connector.places import MIN_LEFT
+
+ENDED = "the server ended before its disk was open"
+_LOOK_EVERY_S = 0.1
+
+
+def make_folder(path: str) -> None:
+    """Make the last folder of `path`, for us alone; TransferError if somebody else may write it."""
+    with suppress(FileExistsError):
+        os.mkdir(path, 0o700)
+    found = os.lstat(path)
+    if not stat.S_ISDIR(found.st_mode):
+        is_link = stat.S_ISLNK(found.st_mode)
+        why = "is a symbolic link, which may be pointed elsewhere" if is_link else "is no folder"
+    elif found.st_uid != os.geteuid():
+        why = f"belongs to user {found.st_uid}, not to {os.geteuid()} who runs the server"
+    elif found.st_mode & 0o022:
+        why = f"may be written by others (mode {stat.S_IMODE(found.st_mode):o})"
+    else:
+        return
+    raise TransferError(
+        f"disk_path = {path!r} {why}, so what is read from it could be anybody's; name a folder in "
+        "it that is not there yet, which is then made for this server alone"
+    )
+
+
+def _is_locked(descriptor: int) -> bool:
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
+@contextmanager
+def only_one(folder: str, is_over: threading.Event) -> Iterator[None]:
+    """One rank at a time: then the first reads the weights for all, and each sees what room the
+    others took."""
+    lock = os.open(
+        Path(folder, "lock"), os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600
+    )
+    try:
+        while not _is_locked(lock):
+            if is_over.wait(_LOOK_EVERY_S):
+                raise TransferError(ENDED)
+        yield
+    finally:
+        os.close(lock)
+
+
+def check_room(path: Path, num_bytes: int) -> None:
+    """TransferError if a file of `num_bytes` at `path` would leave its file system too full, or if
+    something else is there, such as a link to a file elsewhere."""
+    system = os.statvfs(path.parent)
+    free, total = (n * system.f_frsize for n in (system.f_bavail, system.f_blocks))
+    with suppress(FileNotFoundError):
+        found = os.lstat(path)
+        if not stat.S_ISREG(found.st_mode):
+            raise TransferError(f"{path} is no file, so nothing can be kept in it; remove it")
+        if found.st_uid != os.geteuid() or found.st_mode & 0o022:
+            raise TransferError(
+                f"{path} may be another user's to write; remove it, and it is made for us alone"
+            )
+        free += found.st_blocks * 512  # it is there already
+    if free - num_bytes < MIN_LEFT * total:
+        raise TransferError(
+            f"{path} of {num_bytes} bytes would leave less than {MIN_LEFT:.0%} of its file system, "
+            f"which has {total} bytes and {free} free; lower disk_bytes, or remove what is not "
+            "needed there, such as the *.slab of ranks that are no more"
+        )

@@ -1,0 +1,151 @@
+"""RankTier: what one rank has below VRAM: engine, pool and disk, from their making to their end."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+
+from continuum_connector.config import ContinuumConfig
+from continuum_connector.errors import TransferError
+from continuum_connector.messages import (
+    LoadOrder,
+    ReadOrder,
+    StoreOrder,
+    WorkerReport,
+    WriteOrder,
+)
+from continuum_connector.worker.disk import WorkerDisk
+from continuum_connector.worker.engine import CopyEngine
+from continuum_connector.worker.health import Closer
+from continuum_connector.worker.layout import Layout
+from continuum_connector.worker.pool import PoolGrowth
+from continuum_connector.worker.sleep import Sleep
+
+logger = logging.getLogger(f"vllm.{__name__}")
+
+EngineFactory = Callable[[Layout, int], CopyEngine]
+Order = LoadOrder | StoreOrder | ReadOrder | WriteOrder
+
+
+def num_slots_for(dram_bytes: int, num_ranks: int, slot_bytes: int) -> int:
+    """Return how many host slots one of a node's `num_ranks` ranks has; 0 if not one fits."""
+    return dram_bytes // num_ranks // slot_bytes
+
+
+class RankTier:
+    """Built once vLLM has a KV cache. What fails here ends the tier, never the server."""
+
+    def __init__(
+        self,
+        make_engine: EngineFactory,
+        config: ContinuumConfig,
+        num_ranks: int,
+        rank: int,
+        clock: Callable[[], float],
+    ) -> None:
+        self._make_engine = make_engine
+        self._config = config
+        self._num_ranks = num_ranks
+        self._rank = rank
+        self._engine: CopyEngine | None = None
+        self._growth: PoolGrowth | None = None  # while the pool grows
+        self._is_given_up = False  # the engine gets no more orders
+        self._closer = Closer()
+        self._disk: WorkerDisk | None = None
+        self._sleep = Sleep(config.sleep_dram == "release", clock)
+        self._in_flight: dict[int, Order] = {}
+        self._report = WorkerReport()
+
+    def register(self, layout: Layout, disk: WorkerDisk | None = None) -> None:
+        """Build the host pool and the engine; on failure there is no tier, and a report says why.
+        `disk` takes what leaves it, once it is open.
+
+        Costs seconds: page-locking the first part of the pool, or all of it unless `staged`; and
+        giving it back, on failure. Called once, before the first step.
+        """
+        if self._config.dram_bytes == 0:
+            return
+        num_slots = self._num_slots(layout)
+        if num_slots == 0:
+            self.disable(
+                f"dram_bytes = {self._config.dram_bytes} over {self._num_ranks} rank(s) holds no "
+                f"block ({layout.slot_bytes} bytes each per rank), so nothing is offloaded; "
+                f"set {layout.slot_bytes * self._num_ranks} or more, or 0"
+            )
+            return
+        try:
+            self._engine = self._make_engine(layout, num_slots)
+            self._begin_growth(self._engine, layout)
+        except TransferError as error:
+            self.disable(str(error))
+        else:
+            if disk is not None and not self._is_given_up:
+                self._disk, self._closer.end_disk = disk, disk.end
+                disk.start(self._engine, layout)
+        self._closer.join()
+
+    def disable(self, sentence: str) -> None:
+        """Run without a DRAM tier from here on: new orders fail as "no_tier"; say why once.
+
+        Never waits. What the engine has settles as it ends, for a load that is not over may still
+        write to its blocks; with the last of it the engine is closed, on a thread.
+        """
+        if self._is_given_up:
+            return
+        self._is_given_up = True
+        self._growth = None
+        logger.warning("No DRAM tier on this rank: %s", sentence)
+        self._report.tier_down = sentence
+        if self._disk is not None:
+            self._disk.give_up("there is no DRAM tier any more", self._report)
+        self._let_go()
+
+    def wake_up(self, layout: Layout) -> None:
+        """The KV cache is back, and lies where `layout` says."""
+        if not self._sleep.is_on:
+            return
+        self._sleep.is_on = False
+        if self._engine is None or self._is_given_up:
+            return
+        try:
+            if self._sleep.end(self._engine, layout, self._num_slots(layout)):
+                self._begin_growth(self._engine, layout, is_again=True)
+        except TransferError as error:
+            self.disable(str(error))
+
+    def _num_slots(self, layout: Layout) -> int:
+        return num_slots_for(self._config.dram_bytes, self._num_ranks, layout.slot_bytes)
+
+    def _begin_growth(self, engine: CopyEngine, layout: Layout, is_again: bool = False) -> None:
+        """BLOCKS until the pool is whole, unless `staged`."""
+        may_be_short = self._config.dram_shortage == "smaller"
+        slots = self._num_slots(layout), layout.slot_bytes
+        self._growth = growth = PoolGrowth(engine, *slots, may_be_short, is_again)
+        growth.start(self._config.staged)
+        self._report.ready_slots[self._rank] = growth.num_ready
+        if growth.is_over:
+            self._end_growth(growth)
+
+    def _follow(self, growth: PoolGrowth) -> None:
+        """Report the slots that have become usable since the last look."""
+        try:
+            if growth.advance():
+                self._report.ready_slots[self._rank] = growth.num_ready
+        except TransferError as error:
+            self.disable(str(error))
+            return
+        if growth.is_over:
+            self._end_growth(growth)
+
+    def _end_growth(self, growth: PoolGrowth) -> None:
+        """The pool is as large as it gets: go on with that, or without a tier."""
+        self._growth = None
+        if growth.why_no_tier:
+            self.disable(growth.why_no_tier)
+
+    def _let_go(self) -> None:
+        """Have the engine closed once nothing is in flight; without a thread, poll tries again."""
+        if self._engine is None or self._in_flight:
+            return
+        if self._closer.close_behind(self._engine):
+            self._engine = None

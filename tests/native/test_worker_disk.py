@@ -1,0 +1,183 @@
+"""A worker's disk over the native library: real files, found again by the next life, or refused."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from continuum_connector.config import ContinuumConfig
+from continuum_connector.messages import OnDisk, ReadOrder, StepPlan, WorkerReport, WriteOrder
+from continuum_connector.worker.disk import DiskPlace, Namespace, Prove, WorkerDisk
+from continuum_connector.worker.engine import Region
+from continuum_connector.worker.layout import Layout
+from continuum_connector.worker.namespace import Checkpoint, prover
+from continuum_connector.worker.native import NativeEngine
+from continuum_connector.worker.worker import ContinuumWorker
+from tests.fakes import FakeClock, mount_tmpfs
+
+NUM_BLOCKS, BLOCK = 16, 4096
+KEYS = (b"a" * 36, b"b" * 36)
+
+
+def ids(*values: int) -> np.ndarray:
+    return np.array(values, np.int32)
+
+
+class Life:
+    """A worker from its start to its end, with a disk of four slots of two blocks and more."""
+
+    def __init__(
+        self,
+        folder: Path,
+        namespace: bytes = b"n" * 32,
+        prove: Prove | None = None,
+        **keys: Any,
+    ) -> None:
+        self.vram = np.zeros(NUM_BLOCKS * BLOCK, np.uint8)
+        region = Region(self.vram.ctypes.data, BLOCK, 0, BLOCK)
+        self.layout = Layout((region,), NUM_BLOCKS, BLOCK, "cpu", 0)
+        self.epoch = 0
+        config = ContinuumConfig(
+            dram_bytes=NUM_BLOCKS * BLOCK,
+            disk_path=str(folder),
+            disk_bytes=2 * 2**20,
+            disk_slot_bytes=2 * BLOCK,
+            **keys,
+        )
+        self.clock = FakeClock()
+        named = Namespace(namespace, "{}")
+        prove = prove or (lambda *_: named)
+        self.disk = WorkerDisk(config, DiskPlace(0, 0, 1), prove, self.clock)
+        self.worker = ContinuumWorker(
+            lambda each, n: NativeEngine("sim", each, n), config, clock=self.clock
+        )
+        self.worker.register(self.layout, self.disk)
+        self.report = WorkerReport()
+        assert self.disk._thread is not None
+        self.disk._thread.join()
+        self.hear()
+
+    def hear(self) -> None:
+        self.clock.advance(1.0)
+        self.worker.poll()
+        if report := self.worker.take_report():
+            self.report.merge(report)
+
+    def found(self) -> list[OnDisk]:
+        while not self.disk._is_scanned:
+            self.hear()
+        return sorted(self.report.found.get(0, []), key=lambda each: each.slot)
+
+    def do(self, *orders: ReadOrder | WriteOrder) -> list[tuple[str, ...]]:
+        """How each went: no reason, or why it failed."""
+        reads = tuple(each for each in orders if isinstance(each, ReadOrder))
+        writes = tuple(each for each in orders if isinstance(each, WriteOrder))
+        self.worker.begin(StepPlan(reads=reads, writes=writes, epoch=self.epoch))
+        self.worker.submit_stores()
+        while not all(each.transfer_id in self.report.outcomes for each in orders):
+            self.hear()
+        return [self.report.outcomes[each.transfer_id].reasons for each in orders]
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    return tmp_path / "disk"
+
+
+@pytest.fixture
+def ends() -> Iterator[ExitStack]:
+    with ExitStack() as stack:
+        yield stack
+
+
+def write(transfer_id: int) -> WriteOrder:
+    return WriteOrder(transfer_id, ids(0, 1, 2, 3), ids(2, 0), KEYS, (0, 1))
+
+
+def test_the_next_life_finds_what_was_written_and_another_namespace_does_not(
+    folder: Path, ends: ExitStack
+) -> None:
+    first = Life(folder)
+    assert first.found() == []
+    assert first.do(write(1)) == [()]
+    first.worker.shutdown()
+    assert (folder / "dp0-rank0.slab").stat().st_mode & 0o777 == 0o600
+
+    second = Life(folder)
+    assert [(each.slot, each.depth, each.key) for each in second.found()] == [
+        (0, 1, KEYS[1]),
+        (2, 0, KEYS[0]),
+    ]
+    right = ReadOrder(2, ids(4, -1), ids(0), KEYS[1:])
+    wrong = ReadOrder(3, ids(6, 7), ids(2), KEYS[1:])
+    assert second.do(right, wrong) == [(), ("missing",)]
+    second.worker.shutdown()
+
+    third = Life(folder, b"o" * 32)
+    ends.callback(third.worker.shutdown)
+    assert third.found() == []
+    assert third.do(ReadOrder(2, ids(4, 5), ids(0), KEYS[1:])) == [("missing",)]
+
+
+def test_who_has_read_the_weights_leaves_the_disk_threads_as_nice_as_they_make_themselves(
+    folder: Path, tmp_path: Path, ends: ExitStack
+) -> None:
+    (tmp_path / "model.safetensors").write_bytes(b"weights")
+    read_from = Checkpoint(str(tmp_path), time.time() + 60.0)
+    life = Life(folder, prove=prover(dict, lambda: read_from, True, str(folder)))
+    ends.callback(life.worker.shutdown)
+    assert life.found() == []  # so one of the threads has begun; another may be about to
+    tasks = [each for each in Path("/proc/self/task").iterdir() if each.name != str(os.getpid())]
+    nice = {
+        os.getpriority(os.PRIO_PROCESS, int(each.name))
+        for each in tasks
+        if (each / "comm").read_text() == "ckv-disk\n"
+    }
+    own = os.getpriority(os.PRIO_PROCESS, os.getpid())
+    assert {min(19, own + 5)} <= nice <= {own, min(19, own + 5)}
+
+
+def test_a_second_worker_on_the_path_has_no_disk_and_says_why(
+    folder: Path, ends: ExitStack
+) -> None:
+    first, second = Life(folder), Life(folder)
+    ends.callback(second.worker.shutdown)
+    ends.callback(first.worker.shutdown)
+    assert "dp0-rank0.slab is in use by another process; what leaves" in second.report.disk_down
+    assert second.do(write(1)) == [("no_tier",)]
+    assert first.do(write(1)) == [()]
+
+
+def test_a_reset_is_kept_over_a_restart(folder: Path, ends: ExitStack) -> None:
+    first = Life(folder)
+    assert first.do(write(1)) == [()]
+    first.worker.begin(StepPlan(resets_disk=True))
+    first.worker.submit_stores()
+    first.worker.shutdown()
+    second = Life(folder)
+    ends.callback(second.worker.shutdown)
+    assert second.found() == []
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (("size=8m", "ro"), "Read-only file system"),
+        (("size=1m",), "would leave less than 5% of its file system"),
+    ],
+)
+def test_a_file_system_that_is_read_only_or_too_small_is_no_disk_and_says_why(
+    folder: Path, ends: ExitStack, options: tuple[str, ...], said: str
+) -> None:
+    mount_tmpfs(folder, ends, *options)
+    life = Life(folder)
+    ends.callback(life.worker.shutdown)
+    assert said in life.report.disk_down
+    assert not life.report.tier_down

@@ -1,0 +1,86 @@
+"""What the ladder climbs: a model of each family, and the servers it is played on."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from bench.serve.server import DTYPE_BYTES
+from bench.serve.tiny_model import GPT_OSS, GRANITE, LLAMA, QWEN3_NEXT, ModelShape, make_model
+from tests.server.altered import transfer_config
+from tests.server.mamba2_cpu import plugin_path
+
+MAX_TOKENS = 2048  # of a context
+
+
+@dataclass(frozen=True)
+class Family:
+    """`block`: tokens of a block as vLLM makes it; `num_groups`: KV groups, `layers` each;
+    `others`: prompts of 1300 tokens that together need all of VRAM."""
+
+    shape: ModelShape
+    num_groups: int
+    layers: int
+    num_blocks: int
+    num_slots: int
+    others: int
+    block: int = 32
+    dtype: str = "float32"
+
+    @property
+    def slot_bytes(self) -> int:
+        heads = 2 * self.shape.kv_heads * self.shape.head_dim
+        return self.layers * self.block * heads * DTYPE_BYTES[self.dtype]
+
+    @property
+    def is_exact(self) -> bool:
+        return self.dtype == "float32"
+
+
+# VRAM bears two or three contexts at once, DRAM four to six.
+FAMILIES = {
+    "llama": Family(LLAMA, 1, 6, num_blocks=81, num_slots=101, others=2),
+    "gpt_oss": Family(GPT_OSS, 2, 2, num_blocks=121, num_slots=151, others=3),
+    "qwen3_next": Family(
+        QWEN3_NEXT, 4, 1, num_blocks=49, num_slots=61, others=3, block=96, dtype="bfloat16"
+    ),
+    "mamba2": Family(GRANITE, 4, 1, num_blocks=49, num_slots=61, others=3, block=96),
+}
+
+
+def options(family: Family, folder: Path) -> dict[str, Any]:
+    """Options of every server: the control's, too."""
+    found: dict[str, Any] = {
+        "num_blocks": family.num_blocks,
+        "max_model_len": MAX_TOKENS,
+        "dtype": family.dtype,
+    }
+    if family.shape.state == "mamba2":
+        found["env"] = {"PYTHONPATH": plugin_path(folder)}
+    return found
+
+
+def control_options(family: Family, folder: Path) -> dict[str, Any]:
+    """Neither connector nor prefix cache, and room for all it is asked at once."""
+    found = options(family, folder) | {"num_blocks": 2 * family.num_blocks}
+    return found | {"args": ("--no-enable-prefix-caching",)}
+
+
+def connector_options(family: Family, folder: Path, checksum_every: int) -> dict[str, Any]:
+    """With the connector, its faults and its switch; turns are pinned until a client says less."""
+    keys: dict[str, Any] = {
+        "policy": "fixed_ttl",
+        "ttl_s": 3600,
+        "max_ttl_s": 3600,
+        "dram_bytes": family.num_slots * family.slot_bytes,
+        "checksum_every": checksum_every,
+        "switch_path": str(folder / "switch"),
+    }
+    found = options(family, folder)
+    found["env"] = {**found.get("env", {}), "TEST_FAULT_FILE": str(folder / "fault")}
+    return found | {"kv_transfer_config": transfer_config("faulty", keys)}
+
+
+def model_of(family: Family) -> Path:
+    return make_model(family.shape)

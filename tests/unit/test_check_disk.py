@@ -1,0 +1,369 @@
+"""The lines of `continuum check` on the disk tier, and what it asks of a real folder."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from continuum_connector.errors import TransferError
+from continuum_connector.tools.checks import ask_disk
+from continuum_connector.tools.checks.line import Line, Verdict
+from continuum_connector.tools.checks.plan import Plan, read_plan
+from continuum_connector.tools.checks.run import check
+from continuum_connector.worker.folder import make_folder
+from tests.unit import fake_machine as fake
+from tests.unit.fake_machine import DRIVE, GIB
+
+OK, WARNING, ERROR, UNSEEN = Verdict.OK, Verdict.WARNING, Verdict.ERROR, Verdict.UNSEEN
+SUBJECTS = ("disk", "file system", "disk space", "disk speed", "disk writes")
+MOUNTED = "22 1 254:0 / / rw - ext4 /dev/vda rw\n23 22 {} / /kv rw - {} {} rw"
+
+
+def plan(**config: Any) -> Plan:
+    """A plan for a disk of 2 TiB below 64 GiB of DRAM."""
+    extra = {"dram_bytes": "64GiB", "disk_path": "/kv", "disk_bytes": "2TiB", **config}
+    transfer = {"kv_connector": "ContinuumConnector", "kv_role": "kv_both"}
+    transfer["kv_connector_extra_config"] = extra  # type: ignore[assignment]
+    return read_plan(["--kv-transfer-config", json.dumps(transfer)], {})
+
+
+def said(tmp_path: Path, served: Plan | None = None, **made: Any) -> dict[str, Line]:
+    """Subject to line, of the lines on the disk alone."""
+    machine = fake.make(tmp_path, made.pop("files", None), **made)
+    return {each.subject: each for each in check(machine, served or plan()) if _is_of_disk(each)}
+
+
+def _is_of_disk(line: Line) -> bool:
+    return "disk" in line.subject or line.subject == "file system"
+
+
+def test_a_drive_where_all_is_well_has_only_ok_lines(tmp_path: Path) -> None:
+    lines = said(tmp_path)
+    assert tuple(lines) == SUBJECTS
+    fake.none_but_ok(list(lines.values()))
+    assert {each.subject: each.text for each in lines.values()} == {
+        "disk": "/kv may be written by the server alone",
+        "file system": "xfs at /kv",
+        "disk space": "2048.0 GiB wanted of 3700.0 GiB that may be used: 3900.0 GiB free of "
+        "4000.0 GiB, of which 5% stay so",
+        "disk speed": "5 GB/s: 64.0 MiB read back past the page cache (O_DIRECT); a glance, "
+        "beside whatever else the drive has to do",
+        "disk writes": "2048.0 GiB a day, 25.5 MB/s in the mean: 0.5 times the drive of 4096.0 GiB",
+    }
+
+
+def test_without_a_disk_nothing_is_said_and_nobody_is_asked(tmp_path: Path) -> None:
+    machine = fake.make(tmp_path)
+    asked: list[str] = []
+    spy = fake.replace_ask(machine, asked)
+    lines = list(check(spy, plan(disk_path="", disk_bytes=0)))
+    assert not [each for each in lines if each.subject in SUBJECTS]
+    assert "ask_disk" not in asked
+
+
+@pytest.mark.parametrize(
+    ("seen", "verdict", "part", "cure"),
+    [
+        (
+            {"trouble": "no answer within 180 s"},
+            ERROR,
+            "/kv: no answer within 180 s, so",
+            "answers",
+        ),
+        ({"exists": False, "place": "/"}, OK, "is not there yet, and is made for", ""),
+        ({"mode": 0o755}, OK, "written by the server alone", ""),
+        ({"mode": 0o775}, ERROR, "has mode 775: what is read", "chmod 700"),
+        ({"mode": 0o702}, ERROR, "has mode 702", "chmod 700"),
+        ({"is_ours": False}, ERROR, "belongs to another user", "chown /kv"),
+    ],
+)
+def test_the_folder(
+    tmp_path: Path, seen: dict[str, Any], verdict: Verdict, part: str, cure: str
+) -> None:
+    line = said(tmp_path, disk=seen)["disk"]
+    assert line.verdict is verdict
+    assert part in line.text
+    assert cure in line.cure
+
+
+def test_of_a_folder_that_cannot_be_used_nothing_else_is_said(tmp_path: Path) -> None:
+    assert tuple(said(tmp_path, disk={"trouble": "/kv is no folder"})) == ("disk",)
+
+
+@pytest.mark.parametrize(
+    ("kind", "verdict", "part"),
+    [
+        ("ext4", OK, "ext4 at /kv"),
+        ("tmpfs", ERROR, "is memory"),
+        ("nfs4", WARNING, "over a network"),
+        ("fuse.sshfs", WARNING, "somebody's process"),
+        ("overlay", WARNING, "goes with the container"),
+        ("btrfs", WARNING, "to a new place"),
+    ],
+)
+def test_the_file_system(tmp_path: Path, kind: str, verdict: Verdict, part: str) -> None:
+    mounts = MOUNTED.format("259:1", kind, "/dev/nvme0n1p1")
+    line = said(tmp_path, files={"proc/self/mountinfo": mounts})["file system"]
+    assert line.verdict is verdict
+    assert part in line.text
+    assert bool(line.cure) is (verdict is not OK)
+
+
+def test_the_mount_nearest_to_the_folder_counts_and_of_two_there_the_last(tmp_path: Path) -> None:
+    text = "1 0 1:1 / / rw - ext4 /dev/a rw\n2 1 1:2 / /k rw - tmpfs t rw\n"
+    text += "3 1 1:3 / /kv\\0402 rw - xfs /dev/b rw\n4 1 1:4 / /kv\\0402 rw - nfs4 host:/x rw\n"
+    text += "5 1 1:5 / /kv\\0402/deeper rw - tmpfs t rw\nno line of a mount\n"
+    text += "6 1 1:6 / /kv\\0402/mod rw - tmpfs t rw\n"
+    lines = said(
+        tmp_path,
+        plan(disk_path="/kv 2/model"),
+        disk={"place": "/kv 2/model"},
+        files={"proc/self/mountinfo": text},
+    )
+    assert lines["file system"].text.startswith("nfs4 at /kv 2")
+
+
+def test_who_sees_no_mounts_judges_none(tmp_path: Path) -> None:
+    lines = said(tmp_path, files={"proc/self/mountinfo": None})
+    assert lines["file system"].verdict is UNSEEN
+    assert lines["disk writes"].verdict is UNSEEN
+
+
+@pytest.mark.parametrize(
+    ("model", "words", "part"),
+    [
+        ({}, ["--enable-lora"], "no disk tier with --enable-lora"),
+        ({}, ["--pipeline-parallel-size", "2"], "no disk tier with pipeline parallelism"),
+        ({}, ["--speculative-config", '{"method":"ngram"}'], "with speculative decoding"),
+        ({"model_type": "mistral", "sliding_window": 4096}, [], "KV groups with windows"),
+    ],
+)
+def test_what_gets_no_disk_tier_is_said_before_the_start(
+    tmp_path: Path, model: dict[str, Any], words: list[str], part: str
+) -> None:
+    sizes = {"num_hidden_layers": 4, "num_attention_heads": 2, "hidden_size": 64}
+    (tmp_path / "config.json").write_text(json.dumps({**sizes, "model_type": "llama", **model}))
+    served = replace(read_plan([*words, "--model", str(tmp_path)], {}), config=plan().config)
+    line = fake.one(fake.make(tmp_path / "machine"), served, "disk tier")
+    assert line.verdict is ERROR
+    assert part in line.text
+    without = replace(served, config=plan(disk_path="", disk_bytes=0).config)
+    lines = check(fake.make(tmp_path / "without"), without)
+    assert "disk tier" not in {each.subject for each in lines}
+
+
+def test_where_there_can_be_no_dram_tier_the_disk_is_not_blamed_as_well(tmp_path: Path) -> None:
+    served = replace(plan(), pipeline_parallel=2, executor="ray")
+    lines = [each.subject for each in check(fake.make(tmp_path), served)]
+    assert "DRAM tier" in lines
+    assert "disk tier" not in lines
+
+
+# --- space --------------------------------------------------------------------------------
+def test_a_twentieth_of_the_file_system_stays_free(tmp_path: Path) -> None:
+    room = {"num_bytes": 4000 * GIB, "free_bytes": 2248 * GIB}
+    assert said(tmp_path / "a", disk=room)["disk space"].verdict is OK
+    line = said(tmp_path / "b", disk={**room, "free_bytes": 2248 * GIB - 1})["disk space"]
+    assert line.verdict is ERROR
+    assert "so there is no disk tier" in line.text
+
+
+def test_files_that_the_tier_has_already_count_as_room(tmp_path: Path) -> None:
+    room = {"num_bytes": 4000 * GIB, "free_bytes": 200 * GIB, "slab_bytes": 2048 * GIB}
+    line = said(tmp_path, disk=room)["disk space"]
+    assert line.verdict is OK
+    assert line.text.endswith("and 2048.0 GiB in files of the tier")
+
+
+def test_a_disk_below_dram_is_of_little_use(tmp_path: Path) -> None:
+    line = said(tmp_path, plan(disk_bytes="63GiB"))["disk space"]
+    assert line.verdict is WARNING
+    assert "less than dram_bytes" in line.text
+    assert "continuum size --dram" in line.cure
+
+
+def test_servers_of_one_command_take_a_disk_each(tmp_path: Path) -> None:
+    transfer = {"kv_connector": "ContinuumConnector", "kv_role": "kv_both"}
+    extra = {"dram_bytes": "64GiB", "disk_path": "/kv", "disk_bytes": "2TiB"}
+    words = ["-dp", "2", "-dpl", "2", "--data-parallel-multi-port-external-lb"]
+    words += ["--kv-transfer-config", json.dumps(transfer | {"kv_connector_extra_config": extra})]
+    lines = said(tmp_path, read_plan(words, {}))
+    assert lines["disk space"].text.startswith("4096.0 GiB (2 servers) wanted")
+    assert lines["disk space"].verdict is ERROR
+    assert "1 times the drive" in lines["disk writes"].text
+
+
+# --- drive --------------------------------------------------------------------------------
+@pytest.mark.parametrize(
+    ("seen", "verdict", "part"),
+    [
+        ({"bytes_per_s": 0.49e9}, WARNING, "0.49 GB/s"),
+        ({"bytes_per_s": 0.5e9}, OK, "0.5 GB/s"),
+        ({"is_direct": False}, WARNING, "O_DIRECT is refused"),
+        ({"bytes_per_s": 0.0, "read_bytes": 0}, UNSEEN, "no room"),
+    ],
+)
+def test_its_speed(tmp_path: Path, seen: dict[str, Any], verdict: Verdict, part: str) -> None:
+    line = said(tmp_path, disk=seen)["disk speed"]
+    assert line.verdict is verdict
+    assert part in line.text
+
+
+def test_a_drive_that_rotates_is_judged_by_its_speed_for_virtual_ones_say_so_too(
+    tmp_path: Path,
+) -> None:
+    for rate, verdict in ((0.2e9, WARNING), (5e9, OK)):
+        files = {f"{DRIVE}/queue/rotational": "1"}
+        root = tmp_path / verdict.value
+        line = said(root, files=files, disk={"bytes_per_s": rate})["disk speed"]
+        assert line.verdict is verdict
+        assert "rotates" in line.text
+
+
+@pytest.mark.parametrize(
+    ("budget", "verdict", "part"),
+    [
+        ("4TiB", OK, "1 times the drive"),
+        ("4100GiB", WARNING, "most are made for 1 a day"),
+        (0, WARNING, "no bound"),
+    ],
+)
+def test_what_is_written_per_day(tmp_path: Path, budget: Any, verdict: Verdict, part: str) -> None:
+    line = said(tmp_path, plan(disk_write_budget=budget))["disk writes"]
+    assert line.verdict is verdict
+    assert part in line.text
+
+
+def test_the_drive_behind_a_mapped_device_and_of_btrfs(tmp_path: Path) -> None:
+    mapped = tmp_path / "a"
+    (mapped / "sys/devices/virtual/block/dm-0/slaves").mkdir(parents=True)
+    below = mapped / "sys/devices/virtual/block/dm-0/slaves/nvme0n1p1"
+    below.symlink_to(mapped / DRIVE / "nvme0n1p1")
+    (mapped / "sys/dev/block").mkdir(parents=True)
+    (mapped / "sys/dev/block/253:0").symlink_to(mapped / "sys/devices/virtual/block/dm-0")
+    files = {"proc/self/mountinfo": MOUNTED.format("253:0", "ext4", "/dev/mapper/vg-kv")}
+    files["sys/devices/virtual/block/dm-0/size"] = "99"
+    assert "the drive of 4096.0 GiB" in said(mapped, files=files)["disk writes"].text
+
+    named = tmp_path / "b"
+    (named / "sys/class/block").mkdir(parents=True)
+    (named / "sys/class/block/nvme0n1p1").symlink_to(named / DRIVE / "nvme0n1p1")
+    files = {"proc/self/mountinfo": MOUNTED.format("0:31", "btrfs", "/dev/nvme0n1p1")}
+    assert "the drive of 4096.0 GiB" in said(named, files=files)["disk writes"].text
+
+
+def test_a_drive_that_the_kernel_does_not_name_has_no_size(tmp_path: Path) -> None:
+    files = {"proc/self/mountinfo": MOUNTED.format("0:31", "nfs4", "host:/kv")}
+    assert said(tmp_path, files=files)["disk writes"].verdict is UNSEEN
+
+
+# --- a real folder ------------------------------------------------------------------------
+@pytest.fixture
+def small(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ask_disk, "MOST", 3 * ask_disk.PIECE)
+
+
+@pytest.mark.usefixtures("small")
+def test_a_folder_is_looked_at_and_left_as_it_was(tmp_path: Path) -> None:
+    found = ask_disk.look(str(tmp_path / "there"))
+    assert (found["place"], found["exists"]) == (str(tmp_path), False)
+    assert found["is_ours"]
+    assert found["num_bytes"] > found["free_bytes"] > 0
+    assert found["is_direct"] is False or found["read_bytes"] == 3 * ask_disk.PIECE
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.usefixtures("small")
+def test_files_of_the_tier_are_counted_by_what_they_take(tmp_path: Path) -> None:
+    (tmp_path / "dp0-rank1.slab").write_bytes(b"x" * 8192)
+    with (tmp_path / "dp0-rank0.slab").open("wb") as file:
+        file.truncate(1 << 30)  # and no block of it there
+    (tmp_path / "others.slab").write_bytes(b"x" * 8192)
+    assert ask_disk.look(str(tmp_path))["slab_bytes"] == 8192
+
+
+@pytest.mark.usefixtures("small")
+def test_a_file_system_without_nameless_files_gets_one_that_is_unlinked_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plain = os.open
+
+    def refuses(path: Any, flags: int, *more: Any, **named: Any) -> int:
+        if flags & os.O_TMPFILE == os.O_TMPFILE:
+            raise OSError(errno.EOPNOTSUPP, "not supported")
+        return plain(path, flags, *more, **named)
+
+    monkeypatch.setattr(os, "open", refuses)
+    found = ask_disk.look(str(tmp_path))
+    assert "trouble" not in found
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.usefixtures("small")
+@pytest.mark.parametrize("fails", ["fcntl", "preadv"])
+def test_where_o_direct_is_refused_nothing_is_said_of_speed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fails: str
+) -> None:
+    def refuses(*_: Any) -> int:
+        raise OSError(errno.EINVAL, "invalid argument")
+
+    monkeypatch.setattr(ask_disk.fcntl if fails == "fcntl" else os, fails, refuses)
+    found = ask_disk.look(str(tmp_path))
+    assert found["is_direct"] is False
+    assert "bytes_per_s" not in found
+
+
+@pytest.mark.usefixtures("small")
+def test_a_disk_that_fills_up_is_read_as_far_as_it_was_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plain = os.pwrite
+
+    def is_full(file: int, data: Any, offset: int) -> int:
+        if offset >= 2 * ask_disk.PIECE:
+            raise OSError(errno.ENOSPC, "no space left")
+        return plain(file, data, offset)
+
+    monkeypatch.setattr(os, "pwrite", is_full)
+    found = ask_disk.look(str(tmp_path))
+    assert found["is_direct"] is False or found["read_bytes"] == 2 * ask_disk.PIECE
+
+
+@pytest.mark.parametrize(
+    ("name", "trouble"),
+    [
+        ("file", "it is no folder"),
+        ("file/kv", "{0}/file is no folder"),
+        ("none/kv", "{0}/none is not there, and only the last folder is made"),
+        ("link", "it is a symbolic link, which may be pointed elsewhere"),
+    ],
+)
+def test_what_the_server_would_not_take_for_its_folder_is_said(
+    tmp_path: Path, name: str, trouble: str
+) -> None:
+    (tmp_path / "file").write_text("x")
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "link").symlink_to(tmp_path / "folder")
+    assert ask_disk.look(str(tmp_path / name))["trouble"] == trouble.format(tmp_path)
+
+
+@pytest.mark.usefixtures("small")
+@pytest.mark.parametrize("mode", [0o700, 0o755, 0o770, 0o702])
+def test_the_check_takes_the_folders_that_the_server_takes(tmp_path: Path, mode: int) -> None:
+    """One rule in two places: this one may not make the folder, that one is amid a start."""
+    (tmp_path / "kv").mkdir()
+    (tmp_path / "kv").chmod(mode)
+    machine = fake.make(tmp_path / "machine", disk=ask_disk.look(str(tmp_path / "kv")))
+    takes = fake.one(machine, plan(), "disk").verdict is OK
+    try:
+        make_folder(str(tmp_path / "kv"))
+    except TransferError:
+        assert not takes
+    else:
+        assert takes

@@ -1,0 +1,216 @@
+"""What is on disk, in which slot, and who leaves for room."""
+
+from __future__ import annotations
+
+import numpy as np
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from continuum_connector.messages import OnDisk
+from continuum_connector.scheduler.kv_groups import Key
+from continuum_connector.scheduler.tiers.disk_index import DiskIndex
+from continuum_connector.scheduler.tiers.slots import Numbers
+from tests.unit.chains import keys
+
+
+def disk(num_slots: int) -> DiskIndex:
+    index = DiskIndex()
+    index.grow(num_slots)
+    return index
+
+
+def write(index: DiskIndex, program: str, chain: list[Key], first: int = 0) -> Numbers:
+    """Write them at once; `first`: the place of the first in its chain."""
+    numbers = index.reserve(program, chain, list(range(first, first + len(chain))))
+    index.settle(numbers, written=True)
+    index.check()
+    return numbers
+
+
+def has(index: DiskIndex, chain: list[Key]) -> list[bool]:
+    return [bool(number >= 0) for number in index.find(chain)]
+
+
+def test_a_block_is_found_only_once_its_write_has_settled() -> None:
+    index = disk(4)
+    numbers = index.reserve("p", keys("a", 3), [0, 1, 2])
+    assert numbers.tolist() == [0, 1, 2]  # a chain's slots lie side by side
+    assert keys("a", 1)[0] in index
+    assert has(index, keys("a", 3)) == [False] * 3
+    index.settle(numbers, written=True)
+    assert has(index, keys("a", 4)) == [True, True, True, False]
+
+
+def test_a_failed_write_frees_its_slots_unless_the_disk_failed_there() -> None:
+    index = disk(4)
+    index.settle(index.reserve("p", keys("a", 2), [0, 1]), written=False)
+    assert (index.num_free, index.num_bad) == (4, 0)
+    index.settle(index.reserve("p", keys("a", 2), [0, 1]), written=False, is_bad=True)
+    assert (index.num_free, index.num_bad) == (2, 2)
+    assert len(index.reserve("p", keys("a", 4), [0, 1, 2, 3])) == 2
+    index.check()
+
+
+def test_the_least_recently_used_program_leaves_first_and_its_deepest_first() -> None:
+    index = disk(9)
+    for name in "abc":
+        write(index, name, keys(name, 3))
+    index.shelves.use("a", index.find(keys("a", 3)), supersedes=True)
+    write(index, "d", keys("d", 2))
+    assert has(index, keys("b", 3)) == [True, False, False]
+    assert has(index, keys("a", 3)) == has(index, keys("c", 3)) == [True] * 3
+    assert index.num_evicted == 2
+
+
+def test_a_tail_that_was_written_first_leaves_first() -> None:
+    index = disk(4)
+    write(index, "a", keys("a", 4, start=2), first=2)
+    write(index, "a", keys("a", 2))
+    write(index, "b", keys("b", 3))
+    assert has(index, keys("a", 4)) == [True, False, False, False]
+
+
+def test_what_finished_programs_left_goes_first_then_what_was_superseded_then_what_was_found() -> (
+    None
+):
+    index = disk(8)
+    index.found([OnDisk(7, 1, 0, b"found")])
+    write(index, "a", keys("a", 4))
+    index.shelves.use("a", index.find(keys("a", 3)), supersedes=True)  # the last is superseded
+    write(index, "b", keys("b", 2))
+    index.shelves.demote("b")
+    write(index, "c", keys("c", 2))
+    assert has(index, keys("b", 2)) == [True, False]
+    write(index, "c", keys("c", 3, start=2), first=2)
+    assert has(index, keys("b", 2)) == [False, False]
+    write(index, "c", keys("c", 4, start=3), first=3)
+    assert has(index, keys("a", 4)) == [True, True, True, False]
+    write(index, "c", keys("c", 5, start=4), first=4)
+    assert (has(index, [b"found"]), has(index, keys("a", 3))) == ([False], [True] * 3)
+    index.check()
+
+
+def test_a_turn_beside_others_of_its_program_supersedes_nothing() -> None:
+    index = disk(6)
+    write(index, "a", keys("a", 3))
+    write(index, "a", keys("x", 1), first=3)
+    index.shelves.use("a", index.find(keys("x", 1)), supersedes=False)
+    write(index, "b", keys("b", 2))
+    write(index, "c", keys("c", 1))
+    assert has(index, keys("a", 3)) == [True] * 3
+    assert has(index, keys("x", 1)) == [False]  # the deepest of the least recently used
+
+
+def test_what_is_read_is_nobody_elses_and_what_was_wrong_is_forgotten() -> None:
+    index = disk(2)
+    numbers = write(index, "a", keys("a", 2))
+    index.acquire(numbers)
+    assert len(index.reserve("b", keys("b", 1), [0])) == 0
+    index.release(numbers[:1])
+    index.release(numbers[1:], forget=True)
+    assert has(index, keys("a", 2)) == [True, False]
+    assert index.num_free == 1
+    index.check()
+
+
+def test_what_is_forgotten_under_a_copy_is_free_once_that_has_settled() -> None:
+    index = disk(4)
+    read = write(index, "a", keys("a", 2))
+    index.acquire(read)
+    written = index.reserve("b", keys("b", 2), [0, 1])
+    index.clear()
+    index.check()
+    assert (index.num_free, index.num_ready) == (0, 0)
+    index.settle(written, written=True)
+    index.release(read)
+    assert (index.num_free, index.num_ready) == (4, 0)
+    assert not any(has(index, keys("a", 2) + keys("b", 2)))
+    index.check()
+
+
+def test_what_a_restart_found_counts_where_nobody_has_written_since() -> None:
+    index = disk(4)
+    write(index, "a", keys("a", 1))
+    found = [OnDisk(0, 5, 0, b"old"), OnDisk(1, 6, 0, b"kept"), OnDisk(9, 7, 0, b"beyond")]
+    assert index.found([*found, OnDisk(2, 8, 0, keys("a", 1)[0])]) == 1
+    assert has(index, [b"old", b"kept", b"beyond"]) == [False, True, False]
+    index.check()
+
+
+def test_a_block_that_lies_on_disk_twice_is_found_once_as_it_was_written_last() -> None:
+    """What leaves for room stays in its slot until somebody writes there; a restart finds it."""
+    index = disk(4)
+    assert index.found([OnDisk(0, 1, 0, b"k"), OnDisk(2, 5, 0, b"k"), OnDisk(2, 5, 0, b"k")]) == 1
+    index.check()
+    assert index.find([b"k"]).tolist() == [2]
+    write(index, "p", keys("a", 4))
+    assert has(index, [b"k"]) == [False]
+
+
+def test_shelves_that_many_programs_took_from_are_tidied() -> None:
+    index = disk(20)
+    prefix = write(index, "p0", keys("a", 10))
+    for number in range(1, 200):
+        index.shelves.use(f"p{number}", prefix, supersedes=True)
+    assert sum(len(shelf.slots) for shelf in index.shelves.to_leave()) <= 40
+    index.check()
+
+
+class Disk(RuleBasedStateMachine):
+    """Against a dict: what was written and not said to be gone is there under its own number."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.index = disk(6)
+        self.writing: list[Numbers] = []
+        self.reading: list[Numbers] = []
+        self.number = 0
+
+    @rule(program=st.sampled_from("abc"), length=st.integers(1, 4))
+    def reserve(self, program: str, length: int) -> None:
+        self.number += 1
+        chain = keys(f"k{self.number}.", length)
+        numbers = self.index.reserve(program, chain, list(range(length)))
+        busy = np.concatenate([numbers[:0], *self.writing, *self.reading])
+        assert not set(numbers.tolist()) & set(busy.tolist())
+        if len(numbers):
+            self.writing.append(numbers)
+
+    @precondition(lambda self: self.writing)
+    @rule(data=st.data(), written=st.booleans())
+    def settle(self, data: st.DataObject, written: bool) -> None:
+        numbers = self.writing.pop(data.draw(st.integers(0, len(self.writing) - 1)))
+        self.index.settle(numbers, written)
+
+    @rule(data=st.data(), program=st.sampled_from("abc"), supersedes=st.booleans())
+    def read(self, data: st.DataObject, program: str, supersedes: bool) -> None:
+        ready = self.index.find(list(self.index._numbers))
+        ready = ready[ready >= 0]
+        if len(ready):
+            numbers = ready[: data.draw(st.integers(1, len(ready)))]
+            self.index.shelves.use(program, numbers, supersedes)
+            self.index.acquire(numbers)
+            self.reading.append(numbers)
+
+    @precondition(lambda self: self.reading)
+    @rule(forget=st.booleans())
+    def release(self, forget: bool) -> None:
+        self.index.release(self.reading.pop(), forget)
+
+    @rule(program=st.sampled_from("abc"))
+    def demote(self, program: str) -> None:
+        self.index.shelves.demote(program)
+
+    @rule(dice=st.integers(0, 9))
+    def clear(self, dice: int) -> None:
+        if not dice:
+            self.index.clear()
+
+    @invariant()
+    def books_close(self) -> None:
+        self.index.check()
+
+
+Disk.TestCase.settings = settings(max_examples=150, stateful_step_count=30, deadline=None)
+TestDisk = Disk.TestCase

@@ -1,0 +1,255 @@
+"""Who of DRAM is written to the disk next, and how many bytes may be."""
+
+from __future__ import annotations
+
+import itertools
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from continuum_connector.observe.account import Account
+from continuum_connector.scheduler.kv_groups import Key
+from continuum_connector.scheduler.tiers.disk_index import DiskIndex
+from continuum_connector.scheduler.tiers.index import HostIndex
+from continuum_connector.scheduler.tiers.marks import Marks
+from continuum_connector.scheduler.tiers.saving import DAY_S, Batch, Budget, Saving
+from continuum_connector.scheduler.tiers.slots import numbers_of
+from tests.unit.chains import NOW, keys
+
+MANY = 100
+
+
+class Rig:
+    """A DRAM, a disk and what saves the one to the other; writes settle at once."""
+
+    def __init__(
+        self,
+        num_slots: int,
+        slot_blocks: int = 1,
+        bytes_per_day: int = 0,
+        least_bytes: int = 1,
+        num_on_disk: int = 100 * MANY,  # nothing ever has to leave it
+    ) -> None:
+        self.dram, self.disk, self.account = HostIndex(0), DiskIndex(), Account()
+        self.dram.marks = self.marks = Marks(0)
+        self.dram.grow(num_slots)
+        self.disk.grow(num_on_disk)
+        self.budget = Budget(bytes_per_day, least_bytes)
+        parts = self.disk, slot_blocks, self.budget, self.account
+        self.saving = Saving(self.dram, self.marks, *parts)
+        self.now = NOW
+
+    def store(self, program: str, chain: list[Key], supersedes: bool = True) -> None:
+        places = list(range(len(chain)))
+        slots = self.dram.reserve(chain, program, self.now, None, supersedes, places)
+        self.dram.settle(slots, stored=True)
+
+    def next(self, num_wanted: int = MANY) -> Batch | None:
+        self.now += 1.0
+        return self.saving.next(num_wanted, None, self.now)
+
+    def save(self, num_steps: int = 10) -> list[Key]:
+        """Take so many steps; returns the names of what was written, in order."""
+        written: list[Key] = []
+        for _ in range(num_steps):
+            batch = self.next()
+            if batch is not None:
+                numbers = self.disk.reserve(batch.program, batch.keys, batch.depths)
+                self.disk.settle(numbers, written=True)
+                self.marks.save(batch.tickets)
+                written += batch.keys
+        return written
+
+
+def test_what_would_leave_next_is_written_first_and_all_of_it_once() -> None:
+    rig = Rig(20)
+    rig.store("a", keys("a", 8))
+    rig.store("b", keys("b", 12))
+    first = rig.next(2)
+    assert rig.saving.goes_on
+    assert first is not None
+    assert (first.program, first.keys, first.depths) == ("a", keys("a", 8, start=6), [6, 7])
+    assert rig.dram.keys_of(first.tickets) == first.keys
+    written = rig.save()
+    assert sorted(written) == sorted(keys("a", 8) + keys("b", 12))
+    assert rig.save() == []
+    assert not rig.saving.goes_on
+
+
+def test_looking_changes_nothing_in_dram() -> None:
+    rig = Rig(20)
+    rig.store("a", keys("a", 8))
+    rig.store("b", keys("b", 12))
+    before = [list(chain.tickets) for chain in rig.dram.next_to_leave(None)]
+    rig.save()
+    assert [list(chain.tickets) for chain in rig.dram.next_to_leave(None)] == before
+    rig.dram.check()
+
+
+@pytest.mark.parametrize("length", [2, 3])
+def test_a_disk_slot_takes_blocks_that_lie_side_by_side_counted_from_the_head(length: int) -> None:
+    rig = Rig(20, slot_blocks=length)
+    rig.store("a", keys("a", 8))
+    batch = rig.next()
+    assert batch is not None
+    names = keys("a", 8)[length - 1 :: length]
+    assert (batch.keys, batch.depths) == (names, list(range(len(names))))
+    assert rig.dram.keys_of(batch.tickets) == keys("a", len(names) * length)
+
+
+def test_a_disk_slot_of_which_a_block_is_missing_is_not_written() -> None:
+    rig = Rig(20, slot_blocks=3)
+    slots = rig.dram.reserve(keys("a", 6), "a", NOW, places=range(6))
+    rig.dram.settle(slots[:5], stored=True)  # the last one's store is under way
+    assert rig.save() == [keys("a", 3)[2]]
+
+
+def test_what_finished_or_superseded_is_not_written() -> None:
+    rig = Rig(20)
+    rig.store("a", keys("a", 4))
+    rig.dram.demote("a")
+    rig.store("b", keys("b", 4))
+    rig.store("b", keys("c", 4))  # another way: what b had is superseded
+    assert rig.save() == keys("c", 4)
+
+
+def test_what_is_on_disk_already_is_not_written_again() -> None:
+    rig = Rig(20)
+    numbers = rig.disk.reserve("a", keys("a", 2), [0, 1])
+    rig.disk.settle(numbers, written=True)
+    rig.store("a", keys("a", 4))  # computed anew
+    assert rig.save() == keys("a", 4, start=2)
+    assert rig.marks.is_saved[:4].all()
+
+
+@pytest.mark.parametrize("length", [1, 2])
+def test_what_left_the_disk_while_dram_has_it_is_written_again(length: int) -> None:
+    rig = Rig(20, slot_blocks=length, num_on_disk=24 // length)
+    rig.store("a", keys("a", 12))
+    assert len(rig.save()) == 12 // length
+    others = rig.disk.reserve("b", keys("b", 18 // length), range(18 // length))
+    assert rig.disk.num_evicted == 6 // length
+    rig.disk.settle(others, written=False)
+    assert rig.save() == keys("a", 12)[length - 1 :: length][6 // length :]
+
+
+def test_a_disk_smaller_than_dram_takes_only_what_leaves_next() -> None:
+    rig = Rig(40, num_on_disk=39)
+    rig.store("a", keys("a", 20))
+    rig.store("b", keys("b", 20))
+    assert set(rig.save()) == set(keys("a", 20, start=16))
+
+
+def test_without_budget_to_spare_only_the_coldest_tenth_is_written() -> None:
+    rig = Rig(40, bytes_per_day=100)
+    rig.budget.take(55)
+    for name in "abab":  # each is used twice
+        rig.store(name, keys(name, 20))
+    assert set(rig.save()) == set(keys("a", 20, start=16))
+
+
+def test_the_emptier_the_bucket_the_more_often_a_block_must_have_been_used() -> None:
+    budget = Budget(1000, 1)
+    seen = []
+    for _ in range(12):
+        seen.append(budget.least_uses(NOW))
+        budget.take(100)
+    assert seen == [*[1.0] * 6, 2.0, 4.0, 8.0, 16.0, np.inf, np.inf]
+    assert budget.least_uses(NOW + 0.2 * DAY_S) == np.inf  # two hundred were owed
+    assert budget.least_uses(NOW + 0.6 * DAY_S) == 2.0
+    assert Budget(0, 1).least_uses(NOW) == 1.0
+
+
+def test_a_burst_may_write_what_a_day_brings_and_no_idle_time_brings_more() -> None:
+    budget = Budget(1000, 1)
+    assert budget.fill(NOW) == 1.0
+    assert budget.fill(NOW + 100 * DAY_S) == 1.0
+    budget.take(1000)
+    assert budget.least_uses(NOW + 100 * DAY_S) == np.inf
+    assert budget.fill(NOW + 100.5 * DAY_S) == pytest.approx(0.5)
+
+
+def test_what_a_restart_finds_on_disk_was_written_on_the_budget_of_before() -> None:
+    budget = Budget(2400, 1)
+    budget.found(600)
+    assert budget.fill(NOW) == 0.75
+    budget.found(10_000)
+    assert budget.fill(NOW) == pytest.approx(1 / 24)
+    budget.take(90)
+    budget.found(10_000)
+    assert budget.fill(NOW) == pytest.approx(1 / 240)
+
+
+def test_a_prompt_that_many_share_is_written_with_little_budget_left() -> None:
+    rig = Rig(100, bytes_per_day=1000)
+    for name in "abcdef":
+        rig.store(name, [*keys("s", 5), *keys(name, 5)])
+    rig.budget.fill(NOW)
+    rig.budget.take(650)  # four uses are asked for
+    rig.now = NOW - 1.0
+    rig.dram.grow(0)
+    for chain in list(rig.dram.next_to_leave(None)):
+        numbers = numbers_of(chain.tickets)
+        admitted = rig.saving._admitted(numbers, np.arange(10), 4.0)
+        assert rig.dram.keys_at(numbers[admitted]) == keys("s", 5)
+    assert rig.account.total("disk_refused_blocks", "once") == 6 * 5
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    length=st.integers(1, 4),
+    chains=st.lists(st.tuples(st.sampled_from("abc"), st.integers(0, 12), st.integers(1, 12))),
+    num_wanted=st.integers(1, 5),
+)
+def test_whatever_is_stored_each_disk_slot_is_written_once_with_its_own_blocks(
+    length: int, chains: list[tuple[str, int, int]], num_wanted: int
+) -> None:
+    """Chains that fork at any place, in a DRAM that is too small for them."""
+    rig, seen, before = Rig(30, slot_blocks=length), set(), dict[Key, Key]()
+    for number, (name, shared, num_new) in enumerate(chains):
+        chain = [*keys(name, shared), *keys(f"{name}{number}.", shared + num_new, start=shared)]
+        rig.store(name, chain)
+        before.update(itertools.pairwise(chain[::-1]))
+        for _ in range(3):
+            batch = rig.next(num_wanted)
+            if batch is None:
+                continue
+            assert len(batch.keys) <= num_wanted
+            named = rig.dram.keys_of(batch.tickets)
+            for place, (key, depth) in enumerate(zip(batch.keys, batch.depths, strict=True)):
+                blocks = named[place * length : (place + 1) * length]
+                assert key == blocks[-1]
+                assert key not in seen
+                seen.add(key)
+                whole = [key]
+                while whole[-1] in before:
+                    whole.append(before[whole[-1]])
+                assert whole[:length][::-1] == blocks
+                assert len(whole) == (depth + 1) * length
+            numbers = rig.disk.reserve(batch.program, batch.keys, batch.depths)
+            rig.disk.settle(numbers, written=True)
+            rig.marks.save(batch.tickets)
+        rig.dram.check()
+
+
+def test_it_goes_on_for_what_came_since_the_last_pass_while_there_is_budget() -> None:
+    rig = Rig(num_slots=MANY)
+    rig.store("b", keys("b", 3))
+    assert len(rig.save(num_steps=2)) == 3
+    assert not rig.saving.goes_on
+    rig.store("a", keys("a", 3))
+    rig.now -= 0.9  # too soon for another pass
+    assert rig.next() is None
+    assert rig.saving.goes_on
+    assert len(rig.save()) == 3
+    assert not rig.saving.goes_on
+
+
+def test_it_does_not_go_on_for_what_there_is_no_budget_for() -> None:
+    rig = Rig(num_slots=MANY, bytes_per_day=1, least_bytes=100)
+    rig.budget.take(60)
+    rig.store("a", keys("a", 3))
+    assert not rig.save()
+    assert not rig.saving.goes_on
