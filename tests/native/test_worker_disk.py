@@ -12,8 +12,10 @@ from typing import Any
 import numpy as np
 import pytest
 
+from continuum_connector import places
 from continuum_connector.config import ContinuumConfig
 from continuum_connector.messages import OnDisk, ReadOrder, StepPlan, WorkerReport, WriteOrder
+from continuum_connector.worker import folder as folders
 from continuum_connector.worker.disk import DiskPlace, Namespace, Prove, WorkerDisk
 from continuum_connector.worker.engine import Region
 from continuum_connector.worker.layout import Layout
@@ -72,6 +74,7 @@ class Life:
 
     def found(self) -> list[OnDisk]:
         while not self.disk._is_scanned:
+            assert not self.report.disk_down
             self.hear()
         return sorted(self.report.found.get(0, []), key=lambda each: each.slot)
 
@@ -174,8 +177,13 @@ def test_a_reset_is_kept_over_a_restart(folder: Path, ends: ExitStack) -> None:
     ],
 )
 def test_a_file_system_that_is_read_only_or_too_small_is_no_disk_and_says_why(
-    folder: Path, ends: ExitStack, options: tuple[str, ...], said: str
+    folder: Path,
+    ends: ExitStack,
+    monkeypatch: pytest.MonkeyPatch,
+    options: tuple[str, ...],
+    said: str,
 ) -> None:
+    monkeypatch.setattr(folders, "MIN_LEFT", places.MIN_LEFT)
     mount_tmpfs(folder, ends, *options)
     life = Life(folder)
     ends.callback(life.worker.shutdown)

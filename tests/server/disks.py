@@ -23,7 +23,7 @@ _STRIDE = 4096 + SLOT_BLOCKS * BLOCK_BYTES
 _SLOTS_AT = 2**20
 
 
-def with_disk(folder: Path, altered: str = "reads_always", **more: Any) -> dict[str, Any]:
+def with_disk(folder: Path, altered: str = "disk_always", **more: Any) -> dict[str, Any]:
     """Options of a server with less DRAM than its programs take, and a disk below it."""
     keys = {
         "policy": "fixed_ttl",

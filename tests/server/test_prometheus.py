@@ -18,10 +18,11 @@ from bench.serve.prometheus import RULES, Prometheus, find
 from bench.serve.server import VllmServer
 from deploy.grafana.dashboard import load, panels, queries
 from tests.server.conftest import ServerFactory
-from tests.server.helpers import eventually
+from tests.server.helpers import ask, eventually, last, text_of
 
 MISSING = "no prometheus on PATH or in .cache: run `make prometheus`, or install it"
 LOAD = Agents(programs=6, turns=3, arrivals_per_s=2.0)
+SAMPLES = 2  # of one prompt
 NUM_BLOCKS = 150  # half of what the agents need in the end, so that pins give way and DRAM is used
 RATE, RANGE = "2m", "10m"
 PANELS = {panel["title"]: panel for panel in panels(load())}
@@ -55,7 +56,10 @@ def watched(server_factory: ServerFactory) -> Iterator[Watched]:
         began = time.time()
         found = asyncio.run(run_agents(server.url, LOAD.plan()))
         assert len(found.finished) == LOAD.programs
-        turns = LOAD.programs * LOAD.turns
+        for _ in range(SAMPLES):
+            fields = last(group="task", group_size=SAMPLES)
+            ask(server, "completions", [text_of(100, "a task")], 4, **fields)
+        turns = LOAD.programs * LOAD.turns + SAMPLES
         eventually(lambda: value(prometheus, "sum(continuum:decisions_total)") == turns)
         eventually(lambda: server.metric("continuum:transfers_in_flight") == 0)
         yield Watched(server, prometheus, began)

@@ -9,7 +9,7 @@ from typing import Any
 
 from continuum_connector.scheduler.epochs import Epochs
 from continuum_connector.worker.worker import ContinuumWorker
-from tests.server.altered.reads_always import ContinuumConnector as ContinuumConnector
+from tests.server.altered.disk_always import ContinuumConnector as ContinuumConnector
 
 _new_weights, _begin = ContinuumWorker.new_weights, Epochs.begin
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 from typing import Any
 
 from continuum_connector.worker.namespace import Checkpoint, Reader
-from tests.server.altered.reads_always import ContinuumConnector as ContinuumConnector
+from tests.server.altered.disk_always import ContinuumConnector as ContinuumConnector
 
 
 def nothing(_self: Reader, _checkpoint: Checkpoint) -> list[list[Any]]:

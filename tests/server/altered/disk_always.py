@@ -1,12 +1,14 @@
-"""The connector, to which a read from disk is always worth its time.
+"""The connector, to whose disk a read is always worth its time, and whose disk always has room.
 
 Where prefill is as fast as the disk, and the tiny model's often is, nothing would be read, and so
-nothing seen.
+nothing seen; on a machine whose drive is nearly full there would be no disk tier at all.
 """
 
 from __future__ import annotations
 
 from continuum_connector.connector import ContinuumConnector as ContinuumConnector
 from continuum_connector.costs.costs import Costs
+from continuum_connector.worker import folder
 
 Costs.knows_prefill = property(lambda self: False)  # type: ignore[assignment, method-assign]
+folder.MIN_LEFT = 0.0  # type: ignore[misc]
