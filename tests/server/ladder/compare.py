@@ -1,9 +1,9 @@
 """Is an answer the control's? In float32 it is so to the token; in bfloat16, where rounding
-differs with how a prompt was split into batches, up to a token that was as likely as its rival;
-so may answers that are drawn part, within the same bounds.
+differs with how a prompt was split into batches, up to a token that was as likely as its rival.
 
-Of bfloat16 the logprobs must agree as far as the tokens do, and where they part, both tokens must
-be likely to both, within BOUND: a wrong state moves logprobs by whole units.
+The logprobs must agree as far as the tokens do, and where rounding parts them, both tokens must be
+likely to both, within BOUND: a wrong state moves logprobs by whole units. Drawn answers may part
+where both give both tokens the same logprobs, so near each other that a draw may take either.
 """
 
 from __future__ import annotations
@@ -14,6 +14,8 @@ from tests.server.ladder.player import Asked
 
 EXACT = 1e-2  # of logprobs in float32
 BOUND = 0.5  # in bfloat16
+LEAST = 0.01  # of temperatures, as vLLM draws
+NEAR = 14.0  # temperatures between two logprobs: the other is drawn once in a million times
 
 
 @dataclass
@@ -48,9 +50,14 @@ def _compare_choice(
             found.largest = _worse(found.largest, our[one] - their[one])
             continue
         found.num_parted += 1
-        may_part = not is_exact or asked.body.get("temperature", 0) > 0
-        if not may_part or one not in their or other not in our:
+        temperature = asked.body.get("temperature", 0)
+        if one not in their or other not in our or (is_exact and not temperature):
             found.why = f"token {place} is {one}, not {other}"
+        elif temperature:
+            found.largest = _worse(found.largest, our[one] - their[one])
+            found.largest = _worse(found.largest, our[other] - their[other])
+            if abs(our[one] - our[other]) > NEAR * max(temperature, LEAST):
+                found.why = f"token {place} is {one}, not {other}, which nobody would have drawn"
         else:
             found.largest = _worse(found.largest, their[other] - their[one])
             found.largest = _worse(found.largest, our[one] - our[other])
