@@ -159,7 +159,9 @@ class HitRule:
             # How far vLLM has gone itself, hashing or leaving out: what lies there is computed.
             end = manager.num_cached_block.get(request.request_id, 0) * manager.block_size
             ends.append(end - (self._margin(manager) if manager in self._flagged else 0))
-        hit = max(0, min(ends)) // size * size
+        hit = min(ends) // size * size
+        if hit <= 0:
+            return  # a shorter turn: nothing reads it, and what it has of a block is not a block
         for manager in self._windows:
             last = hit // manager.block_size
             first = max(0, last - -(-(manager.sliding_window - 1) // manager.block_size))

@@ -228,6 +228,19 @@ def test_what_is_kept_with_drafts_is_hit(
     assert answers_as_without_a_tier(engine)
 
 
+@pytest.mark.parametrize(("groups", "flagged"), FLAGGED)
+def test_turns_of_less_than_a_block_leave_nothing_that_drafts_read_unfilled(
+    monkeypatch: pytest.MonkeyPatch, groups: Any, flagged: int
+) -> None:
+    engine = drafting(monkeypatch, groups, flagged)
+    for n in (1, 6, 7, 8, 9, 15, 16, 17, 31, 32, 33, 40):
+        tokens = prompt(n, seed=n)
+        engine.run_turn(f"a{n}", tokens, max_tokens=1, program="a")  # its last token has no KV
+        engine.run_turn(f"b{n}", engine.next_prompt(f"a{n}", 45), max_tokens=2, program="b")
+        engine.run_turn(f"c{n}", engine.next_prompt(f"b{n}", 30), max_tokens=2, program="c")
+    assert answers_as_without_a_tier(engine)
+
+
 def test_a_program_is_known_to_keep_what_it_hits_and_not_the_block_that_proves_it(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
