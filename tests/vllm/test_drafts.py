@@ -8,6 +8,8 @@ from typing import Any
 import pytest
 
 from tests.vllm.agents import AgentEngine, model_output, play_under_pressure, whole
+from tests.vllm.drafts import drafts_read
+from tests.vllm.harness import prompt
 from tests.vllm.tiering import SLOT_BYTES, answers_as_without_a_tier, skip_without_tier
 
 NUM_DRAFTS = 3
@@ -65,3 +67,25 @@ def test_what_is_stored_is_what_was_accepted(groups: str) -> None:
     engine.run_turn("b", engine.next_prompt("a", 20), max_tokens=50, program="p")
     assert engine.cached["b"] == (0, whole(engine, 600))
     assert answers_as_without_a_tier(engine)
+
+
+@pytest.mark.parametrize("dram", [0, 400 * SLOT_BYTES])
+@pytest.mark.parametrize(("groups", "read"), [("full", 0), ("hybrid", 0), ("hybrid", 1)])
+def test_what_drafts_read_is_kept_and_stored_with_drafts_under_way(
+    monkeypatch: pytest.MonkeyPatch, groups: str, read: int, dram: int
+) -> None:
+    if dram:
+        skip_without_tier(groups)
+    drafts_read(monkeypatch, read)
+    engine = drafted(groups, {"dram_bytes": dram})
+    play_under_pressure(engine, 100, engine.side.groups.num_proof_tokens)
+    for n in (1, 15, 16, 17, 33):
+        engine.run_turn(f"s{n}", prompt(n, seed=n), max_tokens=4, program="s")
+        engine.run_turn(f"t{n}", engine.next_prompt(f"s{n}", 45), max_tokens=4, program="s")
+    engine.clock.advance(100.0)
+    engine.run_until_idle()
+    assert engine.pool.reset_prefix_cache()
+    engine.run_turn("last", engine.next_prompt("a2", 20), max_tokens=50, program="p")
+    assert bool(engine.cached["last"][1]) is bool(dram)
+    assert answers_as_without_a_tier(engine)
+    assert 0 < engine.num_right < engine.num_drafted

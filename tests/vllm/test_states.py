@@ -3,24 +3,21 @@ one hits, and all of it, though others take what room there is while it runs and
 
 from __future__ import annotations
 
-import dataclasses
 from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from vllm.v1.kv_cache_interface import KVCacheGroupSpec
 
-from bench.sim import versions
 from continuum_connector.scheduler.kv_groups import FULL, STATE, WINDOW, KvGroup, KvGroups
 from tests.vllm.agents import AgentEngine, others_take_the_pool, play_under_pressure, whole
+from tests.vllm.drafts import drafts_read
 from tests.vllm.harness import Engine, prompt
 from tests.vllm.tiering import MODES, answers_as_without_a_tier
 
 KINDS = pytest.mark.parametrize("groups", ["state", "chunked", "hybrid", "mixed"])
 # As servers have it, and every block hashed.
 RETENTION = pytest.mark.parametrize("cache", [{}, {"prefix_cache_retention_interval": None}])
-HAS_FLAGS = "is_eagle_group" in {field.name for field in dataclasses.fields(KVCacheGroupSpec)}
 
 
 def engine_of(groups: Any, num_blocks: int = 300, **kwargs: Any) -> AgentEngine:
@@ -196,19 +193,9 @@ def test_a_state_of_this_very_step_is_waited_for_and_no_pin_tried() -> None:
 
 def drafting(monkeypatch: pytest.MonkeyPatch, groups: Any, flagged: int, **kwargs: Any) -> Any:
     """An engine whose lookups drop a block of the group `flagged`, as for drafts."""
-    if not HAS_FLAGS:
-        pytest.skip("this vLLM does not say whose groups drafts read")
-    build = versions.cache_of
-
-    def with_drafts(*args: Any) -> Any:
-        built = build(*args)
-        built.kv_cache_groups[flagged].is_eagle_group = True
-        return built
-
-    monkeypatch.setattr(versions, "cache_of", with_drafts)
+    drafts_read(monkeypatch, flagged)
     engine = engine_of(groups, **kwargs)
-    if not managers(engine)[flagged].use_eagle:
-        pytest.skip("this vLLM drops blocks only where drafts run")
+    assert managers(engine)[flagged].use_eagle
     return engine
 
 

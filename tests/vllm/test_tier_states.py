@@ -3,15 +3,13 @@ back to where vLLM's own lookup would resume it, and answers as without a tier."
 
 from __future__ import annotations
 
-import dataclasses
 from typing import Any
 
 import pytest
-from vllm.v1.kv_cache_interface import KVCacheGroupSpec
 
-from bench.sim import versions
 from continuum_connector.scheduler.kv_groups import STATE, KvGroup
 from continuum_connector.scheduler.tiers.transfers import Kind
+from tests.vllm.drafts import drafts_read
 from tests.vllm.harness import Engine, OracleError, prompt
 from tests.vllm.tiering import (
     MODES,
@@ -229,20 +227,8 @@ def test_a_state_that_another_turn_goes_on_from_in_place_is_not_stored(
 def test_of_what_drafts_read_a_load_brings_a_block_less_than_is_there(
     monkeypatch: pytest.MonkeyPatch, async_scheduling: bool, groups: str
 ) -> None:
-    if "is_eagle_group" not in {field.name for field in dataclasses.fields(KVCacheGroupSpec)}:
-        pytest.skip("this vLLM does not say whose groups drafts read")
-    build = versions.cache_of
-
-    def with_drafts(*args: Any, **kwargs: Any) -> Any:
-        built = build(*args, **kwargs)
-        built.kv_cache_groups[0].is_eagle_group = True
-        return built
-
-    monkeypatch.setattr(versions, "cache_of", with_drafts)
+    drafts_read(monkeypatch, 0)
     engine = tiered(groups=groups, async_scheduling=async_scheduling)
-    managers = engine.scheduler.kv_cache_manager.coordinator.single_type_managers
-    if not managers[0].use_eagle:
-        pytest.skip("this vLLM drops blocks only where drafts run")
     size = engine.groups[0].block_size
     run_turn(engine, "a", 300, max_tokens=40, program="p")
     for turn, before in (("b", "a"), ("c", "b")):

@@ -3,17 +3,14 @@ of it: vLLM's own lookup is the rule, and others take what room there is meanwhi
 
 from __future__ import annotations
 
-import dataclasses
-from collections.abc import Callable
 from typing import Any
 
 import pytest
-from vllm.v1.kv_cache_interface import KVCacheGroupSpec
 
-from bench.sim import versions
 from continuum_connector.scheduler.kv_groups import KvGroups
 from continuum_connector.vllm import coordinator
 from tests.vllm.agents import AgentEngine, others_take_the_pool, play_under_pressure, whole
+from tests.vllm.drafts import drafts_read
 from tests.vllm.harness import Engine
 from tests.vllm.tiering import (
     BLOCK,
@@ -143,20 +140,8 @@ def test_a_turn_that_never_ran_keeps_nothing_of_what_others_left() -> None:
 def test_drafts_drop_a_block_of_the_next_hit_but_not_the_hit(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    if "is_eagle_group" not in {field.name for field in dataclasses.fields(KVCacheGroupSpec)}:
-        pytest.skip("this vLLM does not say whose groups drafts read")
-    build: Callable[..., Any] = versions.kv_cache_config
-
-    def with_drafts(*args: Any, **kwargs: Any) -> Any:
-        built = build(*args, **kwargs)
-        built.kv_cache_groups[0].is_eagle_group = True
-        return built
-
-    monkeypatch.setattr(versions, "kv_cache_config", with_drafts)
+    drafts_read(monkeypatch, 0)
     engine = windowed()
-    managers = engine.scheduler.kv_cache_manager.coordinator.single_type_managers
-    if not managers[0].use_eagle:
-        pytest.skip("this vLLM drops blocks only where drafts run")
     engine.run_turn("a", 500, max_tokens=100, program="p")
     hit = engine.pinned_blocks()
     others_take_the_pool(engine)
