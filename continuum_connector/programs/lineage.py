@@ -11,6 +11,10 @@ What identifies, and what must not:
             be a system prompt that others share: it identifies only while a single program
             ever ended a prompt there and a single text ever followed it. When a second one
             comes, it identifies nobody from then on.
+    later:  from the second turn on, the prompt's blocks behind the end by which A was known follow
+            what A alone was answered: p-1 is strong then, and so are p-2, p-4, p-16. Needed where
+            the last message changes afterwards: a reminder taken out again, an answer written
+            anew and with it the rest of its block. If A was known by such a block, it stays.
 
 A block hash covers everything before it (and salt, LoRA, images), so equal hashes mean equal
 prefixes. A wrong answer costs order and a pin, never content.
@@ -24,6 +28,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 NUM_STRONG = 3
+BEFORE = (1, 2, 4, 16)  # blocks from a prompt's end back
+NUM_ENDS = NUM_STRONG + len(BEFORE) + 1  # of a program, at most
 
 
 @dataclass(slots=True)
@@ -38,6 +44,8 @@ class _End:
     parent: str | None
     position: int
     weak: bool
+    of_prompt: bool
+    num_prompt_tokens: int = 0
     live: bool = True
     shared: bool = False
     next_hash: bytes = b""
@@ -62,24 +70,29 @@ class LineageIndex:
         block_hashes: Sequence[bytes],
         num_prompt_blocks: int,
         parent: str | None = None,
+        num_prompt_tokens: int = 0,
     ) -> None:
         """Make the turn that just ended the one by which `program` is recognised.
 
         `block_hashes` cover prompt and output, the first `num_prompt_blocks` of them the full
-        blocks of the prompt alone. Replaces the program's earlier turn. Costs a few dictionary
-        operations, whatever the length.
+        blocks of the prompt alone; `num_prompt_tokens` counts the last block's rest, too.
+        Replaces the program's earlier turn. Costs a few dictionary operations, whatever the length.
         """
+        known = self._last_known(program, block_hashes)
         self.forget(program)
         num_blocks = len(block_hashes)
         prompt_end = min(max(num_prompt_blocks, 0), num_blocks)
-        if prompt_end:
-            self._add(block_hashes[prompt_end - 1], _End(program, parent, prompt_end - 1, True))
-        for position in range(max(num_blocks - NUM_STRONG, prompt_end), num_blocks):
-            self._add(block_hashes[position], _End(program, parent, position, False))
+        strong = set(range(max(num_blocks - NUM_STRONG, prompt_end), num_blocks))
+        if known:
+            strong.update(self._of_later_prompt(prompt_end, known))
+        for position in sorted(strong | {prompt_end - 1} - {-1}):
+            is_weak, of_prompt = position not in strong, position < prompt_end
+            end = _End(program, parent, position, is_weak, of_prompt, num_prompt_tokens)
+            self._add(block_hashes[position], end)
         while len(self._ends) > self._max_ends:
             self._drop(next(iter(self._ends)))
 
-    def match(self, block_hashes: Sequence[bytes]) -> str | None:
+    def match(self, block_hashes: Sequence[bytes], num_prompt_tokens: int = 0) -> str | None:
         """Return the program whose last turn this prompt continues, or None if unsure.
 
         The longest known end decides; if that one is shared, nobody is named. Probes only
@@ -95,7 +108,10 @@ class LineageIndex:
             return None
         self._ends.move_to_end(found)
         end = self._ends[found]
-        if end.weak and not self._follow(end, block_hashes):
+        # The same prompt again is a retry, or another sample of one task, unless it has grown
+        # within its last block; where a first prompt ends, that text may be anybody's.
+        has_grown = num_prompt_tokens > end.num_prompt_tokens and not end.weak
+        if end.of_prompt and not self._follow(end, block_hashes) and not has_grown:
             return None
         return end.program if end.live and not end.shared else None
 
@@ -108,17 +124,32 @@ class LineageIndex:
             else:
                 self._remove(block_hash)
 
-    def _follow(self, end: _End, block_hashes: Sequence[bytes]) -> bool:
-        """Note what follows a weak end; return whether it is all that ever followed.
+    @staticmethod
+    def _of_later_prompt(prompt_end: int, known: _End) -> list[int]:
+        """Positions in a prompt, known by that end, which only its program's text can reach."""
+        found = [prompt_end - back for back in BEFORE if prompt_end - back > known.position]
+        if known.of_prompt and not known.weak:
+            found.append(known.position)
+        return found
 
-        A prompt that stops at the end is the same prompt again (a retry, another sample of
-        one task) and no next turn.
-        """
+    def _last_known(self, program: str, block_hashes: Sequence[bytes]) -> _End | None:
+        """Of the ends that name the program, the last that is in these blocks."""
+        mine = [(each, self._ends[each]) for each in self._by_program.get(program, ())]
+        known = (
+            end
+            for block_hash, end in mine
+            if not end.shared and block_hashes[end.position : end.position + 1] == [block_hash]
+        )
+        return max(known, key=lambda end: end.position, default=None)
+
+    def _follow(self, end: _End, block_hashes: Sequence[bytes]) -> bool:
+        """Note which block follows an end of a prompt; return whether any does."""
         following = end.position + 1
         if following >= len(block_hashes):
             return False
-        end.next_hash = end.next_hash or block_hashes[following]
-        end.shared |= block_hashes[following] != end.next_hash
+        if end.weak:
+            end.next_hash = end.next_hash or block_hashes[following]
+            end.shared |= block_hashes[following] != end.next_hash
         return True
 
     def _add(self, block_hash: bytes, end: _End) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 
-from continuum_connector.programs.lineage import NUM_STRONG, LineageIndex
+from continuum_connector.programs.lineage import NUM_ENDS, LineageIndex
 from continuum_connector.programs.program import (
     OVER_S,
     Hints,
@@ -40,7 +40,7 @@ class ProgramTable:
         self._max_programs = max_programs
         self._evictable = evictable
         if lineage is None:
-            lineage = LineageIndex((NUM_STRONG + 1) * max_programs)
+            lineage = LineageIndex(NUM_ENDS * max_programs)
         self._lineage = lineage
         self._programs: OrderedDict[str, Program] = OrderedDict()
 
@@ -53,13 +53,15 @@ class ProgramTable:
         block_hashes: Sequence[bytes],
         now: float,
         hints: Hints | None = None,
+        num_prompt_tokens: int = 0,
     ) -> tuple[Program, Identity]:
         """A turn is under way; return its program and who it is.
 
-        Without an identity the prompt's lineage names the program, else it is a new one of
-        its own; `hints` are for such requests.
+        Without an identity the lineage of the prompt, of those blocks and so many tokens, names
+        the program, else it is a new one of its own; `hints` are for such requests.
         """
-        identity = identity or self._infer(block_hashes, hints or Hints())
+        if identity is None:
+            identity = self._infer(block_hashes, num_prompt_tokens, hints or Hints())
         program = self._programs.get(identity.key)
         if program is None:
             program = Program(identity.key, identity.source, arrival=now)
@@ -83,13 +85,15 @@ class ProgramTable:
         now: float,
         block_hashes: Sequence[bytes] = (),
         num_prompt_blocks: int = 0,
+        num_prompt_tokens: int = 0,
         is_stray: bool = False,
     ) -> None:
         """A turn of `program` with those `hints`, begun before, is over.
 
         With the turn's `block_hashes` (of prompt and output; the first `num_prompt_blocks` are
-        the prompt's own) the program can be recognised without an id from now on. A turn whose
-        output is lost is ended without them. A stray turn leaves no trace (Turn.strays).
+        the prompt's own, which has `num_prompt_tokens`) the program can be recognised without an
+        id from now on. A turn whose output is lost is ended without them. A stray turn leaves no
+        trace (Turn.strays).
         """
         program.num_active -= 1
         self._programs.move_to_end(program.key)
@@ -99,15 +103,19 @@ class ProgramTable:
             program.final |= bool(hints.final)
             program.parent = program.parent or hints.parent
             if block_hashes and not hints.compaction:
-                self._lineage.register(program.key, block_hashes, num_prompt_blocks, program.parent)
+                self._lineage.register(
+                    program.key, block_hashes, num_prompt_blocks, program.parent, num_prompt_tokens
+                )
         self._shrink()
 
     def get(self, key: str) -> Program | None:
         """Return the program with this key, if it is remembered."""
         return self._programs.get(key)
 
-    def _infer(self, block_hashes: Sequence[bytes], hints: Hints) -> Identity:
-        key = self._lineage.match(block_hashes)
+    def _infer(
+        self, block_hashes: Sequence[bytes], num_prompt_tokens: int, hints: Hints
+    ) -> Identity:
+        key = self._lineage.match(block_hashes, num_prompt_tokens)
         if key is not None and key in self._programs:
             return Identity(key, IdentitySource.LINEAGE, hints)
         return Identity(anonymous_key(), IdentitySource.NONE, hints)

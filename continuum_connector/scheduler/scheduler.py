@@ -118,7 +118,8 @@ class SchedulerSide:
 
     def _identify(self, request: Any, now: float) -> tuple[Program, Identity]:
         identity, hints = identify_request(request)
-        return self.programs.begin_turn(identity, request.block_hashes, now, hints)
+        hashes, num_tokens = request.block_hashes, request.num_prompt_tokens
+        return self.programs.begin_turn(identity, hashes, now, hints, num_tokens)
 
     def rank(self, request: Any, is_preempted: bool) -> tuple[Any, ...]:
         """The place of a waiting request; lower is earlier.
@@ -216,6 +217,7 @@ class SchedulerSide:
             now,
             () if end is TurnEnd.ABORTED else request.block_hashes,
             request.num_prompt_tokens // self.groups.hash_size,
+            request.num_prompt_tokens,
             turn.is_stray,
         )
         if not turn.is_stray and (blocks or end is not TurnEnd.ABORTED):

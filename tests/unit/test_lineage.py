@@ -112,6 +112,64 @@ def test_blocks_of_the_prompt_never_identify_by_themselves(index: LineageIndex) 
     assert index.match(chain("SSSS", "o", "t")) == "A"
 
 
+def test_a_last_message_that_changes_afterwards_leaves_the_blocks_before_it(
+    index: LineageIndex,
+) -> None:
+    index.register("A", chain("SSab", "ooo"), 4)
+    index.register("A", chain("SSab", "ooo", "ttttx", "ppp"), 12)
+    assert index.match(chain("SSab", "ooo", "tttty", "qq")) == "A"
+    assert index.match(chain("SSab", "ooo", "tt", "reminder")) == "A"
+    assert index.match(chain("SSab", "ooo", "u")) is None, "a fork of the turn before"
+    index.register("B", chain("TTab", "ooo"), 4)
+    index.register("B", chain("TTab", "uvwxy", "ppp"), 9)
+    assert index.match(chain("TTab", "z")) is None, "which anybody may ask after a first prompt"
+
+
+def test_a_program_whose_answers_are_all_rewritten_is_known_by_its_prompts(
+    index: LineageIndex,
+) -> None:
+    """Each prompt parts from the one before within its last blocks, once in its last message."""
+    turns = ["SSab", "SSabuvw", "SSabuvwxy", "SSabuvwmn", "SSabuvwpqr"]
+    for prompt in turns:
+        assert index.match(chain(prompt)) == (None if prompt == turns[0] else "A")
+        index.register("A", chain(prompt, "ooo"), len(prompt))
+
+
+def test_the_same_prompt_again_is_no_next_turn_in_later_turns_either(index: LineageIndex) -> None:
+    index.register("A", chain("SSab", "ooo"), 4)
+    index.register("A", chain("SSab", "ooo", "tttt", "ppp"), 11)
+    assert index.match(chain("SSab", "ooo", "tttt")) is None
+    index.register("B", chain("SSab", "ooo", "tttt", "qqq"), 11)
+    assert index.match(chain("SSab", "ooo", "tttt", "ppp", "u")) == "A"
+    assert index.match(chain("SSab", "ooo", "tttt", "qqq", "u")) == "B"
+
+
+def test_a_later_prompt_may_grow_by_less_than_a_block(index: LineageIndex) -> None:
+    def register(program: str, prompt: str, num_tokens: int) -> None:
+        index.register(program, chain(prompt, "ooo"), len(prompt), None, num_tokens)
+
+    register("A", "SSab", 66)
+    assert index.match(chain("SSab"), 70) is None, "of a first prompt that may be anybody's task"
+    register("A", "SSabuv", 98)
+    assert index.match(chain("SSabuv"), 98) is None, "the same prompt again"
+    assert index.match(chain("SSabuv"), 97) is None
+    assert index.match(chain("SSabuv"), 105) == "A"
+    register("A", "SSabuv", 105)
+    assert index.match(chain("SSabuv"), 104) is None
+    assert index.match(chain("SSabuvw"), 115) == "A"
+
+
+def test_a_first_prompt_says_nothing_before_its_end(index: LineageIndex) -> None:
+    """Not for a program's first turn, nor for what its client's id begins anew."""
+    index.register("A", chain("SSSSx", "ooo"), 5)
+    assert index.match(chain("SSSSy")) is None
+    index.register("B", chain("TTTT", "ooo"), 4)
+    index.match(chain("TTTT", "x"))
+    index.match(chain("TTTT", "y"))
+    index.register("B", chain("TTTT", "task", "p"), 8)
+    assert index.match(chain("TTTT", "tas", "other")) is None
+
+
 def test_a_forgotten_program_is_not_recognised(index: LineageIndex) -> None:
     index.register("A", chain("Sab", "ooo"), 3)
     index.forget("A")
