@@ -115,6 +115,13 @@ def has_layouts() -> bool:
     return True
 
 
+def maps_kernel_blocks() -> bool:
+    """Whether blocks that no layout splits may be larger than a kernel's (not in vLLM 0.29)."""
+    from vllm.v1.worker.utils import AttentionGroup
+
+    return "kernel_block_table" in AttentionGroup.__dataclass_fields__
+
+
 def can_fail_by_request() -> bool:
     """Whether a failed load can be reported per request (vLLM >= 0.30), not only per block."""
     from vllm.distributed.kv_transfer.kv_connector.v1 import base
@@ -202,8 +209,7 @@ def _asks_by_priority() -> bool:
 
 
 def preempts_by_priority(scheduler: Any) -> bool:
-    """Whether the user's priorities choose who is preempted (v1/core/sched/scheduler.py,
-    schedule())."""
+    """Whether the user's priorities choose who is preempted (in Scheduler.schedule)."""
     return bool(scheduler.policy.value == "priority")
 
 
@@ -243,8 +249,7 @@ def ask_to_recompute(vllm_config: Any) -> None:
 def free_blocks_at_once(scheduler: Any) -> None:
     """Undo `defer_block_free`: blocks that a victim frees return a step late, so up to vLLM 0.31
     one failed allocation preempts everybody, and since then the rest of the batch sits a step out.
-    It guards against loads that are not ordered behind the step in flight; ours wait for the
-    compute stream.
+    It guards against loads not ordered behind the step in flight; ours wait for the compute stream.
     """
     scheduler.defer_block_free = False
 

@@ -12,6 +12,7 @@ from continuum_connector.vllm import compat, kv_specs
 from continuum_connector.vllm.proven import Server, why_no_tier
 
 BLOCK_OUTERMOST = "BLHNC"
+LARGEST_FIXED = 64  # tokens of a block for kernels of fixed sizes: FlashInfer's, FlashMLA's
 
 
 def server(vllm_config: Any, kv_cache_config: Any = None) -> Server:
@@ -43,14 +44,17 @@ def wanted_layout(config: ContinuumConfig, vllm_config: Any) -> str | None:
 
 
 def splits_blocks(vllm_config: Any) -> bool:
-    """Whether the model's blocks are so large, to match a state's, that attention kernels take
-    them in pieces.
+    """Whether attention kernels take the model's blocks in pieces: because they are so large, to
+    match a state's, or, as far as one can know, because the user asked for large ones.
 
     Blocks that lie block-outermost are not split (v1/worker/utils.py, prepare_kernel_block_sizes).
     For kernels of fixed sizes, such as FlashInfer's, later vLLM then maps every block table anew
     (AttentionGroup.kernel_block_table), and 0.29 ends with a ValueError.
     """
-    return bool(vllm_config.model_config.is_hybrid)
+    if vllm_config.model_config.is_hybrid:
+        return True
+    block_size = vllm_config.cache_config.block_size or 0
+    return block_size > LARGEST_FIXED and not compat.maps_kernel_blocks()
 
 
 def may_have_tier(config: ContinuumConfig, vllm_config: Any) -> bool:

@@ -35,8 +35,6 @@ def test_every_turn_hits_what_it_can_and_answers_as_from_a_cold_cache(player: Pl
     for name in RUNGS[player.name]:
         player.begin(f"main:{name}")
         PROBES[name](player)  # which asserts what is hit
-    if not player.family.is_exact:
-        return  # bfloat16 parts from itself when a prompt is computed in other pieces
     assert [each.why for each in differences(player, player.asked)] == [""] * len(player.asked)
     # What is compared is worth it: one byte of any group, wrong in DRAM, is seen in the answer.
     for group in range(player.family.num_groups):

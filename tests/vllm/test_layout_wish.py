@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Iterator
 from typing import Any
 
@@ -15,6 +14,7 @@ from vllm.v1.worker.gpu import attn_utils
 from vllm.v1.worker.utils import AttentionGroup, prepare_kernel_block_sizes
 
 from continuum_connector.connector import ContinuumConnector
+from continuum_connector.vllm import compat
 from tests.vllm import kv_caches
 from tests.vllm.families import abridged, qwen3_next
 from tests.vllm.test_worker_start import server
@@ -22,9 +22,7 @@ from tests.vllm.test_worker_start import server
 pytestmark = pytest.mark.skipif(not kv_caches.LAYOUTS, reason="vLLM <= 0.28")
 
 STOCK = "LBNHC"
-IS_AN_ERROR = "kernel_block_table" not in {
-    field.name for field in dataclasses.fields(AttentionGroup)
-}
+IS_AN_ERROR = not compat.maps_kernel_blocks()
 
 
 def wish(config: Any) -> str | None:
@@ -131,6 +129,15 @@ def test_blocks_that_lie_outermost_are_not_split(hybrid: Any) -> None:
             kernel_size(hybrid, "BLHNC")
     else:
         assert kernel_size(hybrid, "BLHNC") == 544
+
+
+@pytest.mark.parametrize(("block_size", "is_wanted"), [(64, True), (128, not IS_AN_ERROR)])
+def test_large_blocks_that_a_user_asks_for_do_not_end_the_server(
+    block_size: int, is_wanted: bool
+) -> None:
+    config = server()
+    config.cache_config.block_size = block_size
+    assert wish(config) == ("BLHNC" if is_wanted else None)
 
 
 def test_what_the_operator_names_is_asked_for_all_the_same(hybrid: Any) -> None:

@@ -6,6 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from bench.serve.server import DTYPE_BYTES
 from bench.serve.tiny_model import GPT_OSS, GRANITE, LLAMA, QWEN3_NEXT, ModelShape, make_model
 from tests.server.altered import transfer_config
@@ -38,12 +40,23 @@ class Family:
         return self.dtype == "float32"
 
 
+# Where a CPU computes such states itself, vLLM keeps them in float32 (platforms/cpu.py), and a block
+# is as large as a state.
+_LARGE = torch.cpu._is_avx512_bf16_supported()
+
 # VRAM bears two or three contexts at once, DRAM four to six.
 FAMILIES = {
     "llama": Family(LLAMA, 1, 6, num_blocks=81, num_slots=101, others=2),
     "gpt_oss": Family(GPT_OSS, 2, 2, num_blocks=121, num_slots=151, others=3),
     "qwen3_next": Family(
-        QWEN3_NEXT, 4, 1, num_blocks=49, num_slots=61, others=3, block=96, dtype="bfloat16"
+        QWEN3_NEXT,
+        num_groups=4,
+        layers=1,
+        num_blocks=33 if _LARGE else 49,
+        num_slots=41 if _LARGE else 61,
+        others=3,
+        block=160 if _LARGE else 96,
+        dtype="bfloat16",
     ),
     "mamba2": Family(GRANITE, 4, 1, num_blocks=49, num_slots=61, others=3, block=96),
 }
