@@ -40,8 +40,8 @@ class Family:
         return self.dtype == "float32"
 
 
-# Where a CPU computes such states itself, vLLM keeps them in float32 (platforms/cpu.py), and a block
-# is as large as a state.
+# Where a CPU has products of bfloat16, vLLM keeps such states in float32 (platforms/cpu.py), and a
+# block is as large as a state.
 _LARGE = torch.cpu._is_avx512_bf16_supported()
 
 # VRAM bears two or three contexts at once, DRAM four to six.
