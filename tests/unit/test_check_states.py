@@ -179,3 +179,10 @@ def test_a_config_json_without_model_type_is_not_ok(tmp_path: Path) -> None:
     line = said(tmp_path, model={k: v for k, v in QWEN3_NEXT.items() if k != "model_type"})("model")
     assert line.verdict is WARNING
     assert "no model_type" in line.text
+
+
+def test_of_deepseek_v4_the_check_says_that_there_is_no_dram_tier(tmp_path: Path) -> None:
+    v4 = {"model_type": "deepseek_v4", "architectures": ["DeepseekV4ForCausalLM"]}
+    found = said(tmp_path, model=v4)
+    assert "cannot be told from config.json" in found("model").text
+    assert found("DRAM tier").text.startswith("no DRAM tier for DeepSeek V4")

@@ -35,6 +35,7 @@ from continuum_connector.tools.checks.shape import (
 )
 from continuum_connector.tools.checks.states import FULL, STATE, match_unit
 from continuum_connector.vllm.proven import (
+    COMPRESSED,
     Group,
     Server,
     check_groups,
@@ -49,6 +50,7 @@ _WORDS = {
     CHUNKED: "chunked attention",
     STATE: "states",
 }
+_V4 = "deepseek_v4"  # whose layers config.json does not tell in words that are known here
 LOG = "the server's log says `steps aside` if it does not"
 
 
@@ -65,6 +67,8 @@ def lines(machine: Machine, plan: Plan, vllm: VllmSeen) -> Iterator[Line]:
         yield unseen("model", str(why), cure)
     except ShapeError as why:
         yield unseen("model", f"whether it is served cannot be told from config.json: {why}", LOG)
+        if read_model_config(plan.model or vllm.model, machine.environ).get("model_type") == _V4:
+            kinds = (COMPRESSED,)
     else:
         yield _served(plan, shape, vllm)
         yield from _states(plan, shape, vllm)
