@@ -1,10 +1,17 @@
-"""The sentences for servers whose pins work and whose DRAM tier cannot."""
+"""The sentences for servers of which something is not proven: their KV groups, DRAM, disk."""
 
 from __future__ import annotations
 
 import pytest
 
-from continuum_connector.vllm.proven import Server, why_no_disk, why_no_tier
+from continuum_connector.errors import ConfigError
+from continuum_connector.vllm.proven import (
+    Group,
+    Server,
+    check_groups,
+    why_no_disk,
+    why_no_tier,
+)
 
 FULL, STATE = "FullAttentionSpec", "MambaSpec"
 
@@ -63,3 +70,26 @@ def test_a_disk_that_is_not_proven_gets_one_sentence(server: Server, part: str) 
     said = why_no_disk(server)
     assert part in said
     assert said.startswith(("no disk tier with ", "no disk tier for "))
+
+
+@pytest.mark.parametrize(
+    ("group", "part"),
+    [
+        (Group("SlidingWindowMLASpec", 64, is_scratch=True), "that no hit reads"),  # V4.1, GLM-5.3
+        (Group("FullAttentionSpec in the role host", 64), "in the role host"),
+        (Group("RSWASpec", 64), "KV group 0 is RSWASpec"),
+        (Group("MambaSpec", 64, mode="none"), "mamba_cache_mode none"),
+        (Group("FullAttentionSpec", 48), r"block sizes \[48\] with hashes of 32"),
+    ],
+)
+def test_groups_that_are_not_proven_are_left_to_stock_vllm(group: Group, part: str) -> None:
+    with pytest.raises(ConfigError, match=part):
+        check_groups([group], 32, 1)
+
+
+def test_what_pins_know_is_served() -> None:
+    check_groups([Group("FullAttentionSpec", 64), Group("MambaSpec", 64, mode="align")], 32, 1)
+    with pytest.raises(ConfigError, match="no KV cache"):
+        check_groups([], 32, 1)
+    with pytest.raises(ConfigError, match="decode context parallelism"):
+        check_groups([Group("FullAttentionSpec", 64)], 32, 2)
