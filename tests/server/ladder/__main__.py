@@ -5,9 +5,9 @@
 
 Probes are played on two servers with the connector, of little VRAM and little DRAM: `main` (with
 checksums) and `small` (batches of 128 tokens, no asynchronous scheduling). A control, a server
-with neither connector nor prefix cache, then answers every prompt again, and the answers must be
-the same. Last comes the negative control: with one byte of a loaded block wrong in DRAM and no
-checksum, of each KV group, the answers must differ, or the ladder would see nothing.
+without the connector whose caches have nothing, then answers every prompt again, and the answers
+must be the same. Last comes the negative control: with one byte of a loaded block wrong in DRAM and
+no checksum, of each KV group, the answers must differ, or the ladder would see nothing.
 
 Ends with status 0 if all answers are equal and the negative control differs, 1 if not.
 """
@@ -36,7 +36,7 @@ from tests.server.ladder.families import (
     control_options,
     model_of,
 )
-from tests.server.ladder.player import OURS, Asked, Player, ask
+from tests.server.ladder.player import OURS, Asked, Player, ask_cold
 from tests.server.ladder.probes import PROBES, corrupt
 
 SMALL = (
@@ -134,9 +134,10 @@ def answer_again(family: Family, folder: Path, asked: Sequence[Asked]) -> list[A
     with VllmServer(
         model_of(family), "ladder-control", **control_options(family, folder)
     ) as server:
-        answer = partial(ask, server, "control")
+        answer = partial(ask_cold, server)
         with ThreadPoolExecutor(8 if family.is_exact else 1) as threads:
-            answers = dict(zip(unlike, threads.map(answer, unlike.values()), strict=True))
+            found = threads.map(answer, unlike.values(), map(str, range(len(unlike))))
+            answers = dict(zip(unlike, found, strict=True))
     return [answers[name] for name in names]
 
 

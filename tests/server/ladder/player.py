@@ -44,6 +44,13 @@ def ask(server: VllmServer, probe: str, body: dict[str, Any]) -> Asked:
     )
 
 
+def ask_cold(server: VllmServer, body: dict[str, Any], salt: str) -> Asked:
+    """Where no cache has anything of this prompt."""
+    found = ask(server, "cold", {**body, "cache_salt": salt})
+    assert found.vram == found.dram == 0
+    return found
+
+
 def likely_of(top_logprobs: Sequence[dict[str, float]]) -> list[dict[int, float]]:
     return [{int(name.partition(":")[2]): p for name, p in each.items()} for each in top_logprobs]
 
