@@ -11,6 +11,7 @@ from __future__ import annotations
 import itertools
 from typing import Any
 
+import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import (
     RuleBasedStateMachine,
@@ -21,6 +22,7 @@ from hypothesis.stateful import (
 )
 
 from tests.vllm import tiering
+from tests.vllm.drafts import drafts_read
 from tests.vllm.fake_worker import LoadOrder
 from tests.vllm.harness import Engine, prompt
 from tests.vllm.machine_draws import (
@@ -31,6 +33,7 @@ from tests.vllm.machine_draws import (
     OURS,
     PROGRAMS,
     RARELY,
+    READ_BY_DRAFTS,
     REQUEST,
     SALTS,
     SCHEDULING,
@@ -69,6 +72,7 @@ class Machine(RuleBasedStateMachine):
         ours=OURS,
         copies=COPIES,
         disk=DISK,
+        read_by_drafts=READ_BY_DRAFTS,
         is_one_program=RARELY,
     )
     def start(self, groups: str, num_blocks: int, num_slots: int, costs: Any, **drawn: Any) -> None:
@@ -77,9 +81,12 @@ class Machine(RuleBasedStateMachine):
         is_wanted = self.may_have_disk and bool(drawn["disk"])
         self.has_disk = is_wanted and groups == "full" and num_slots > 0
         built = drawn["scheduling"] | (drawn["disk"] if self.has_disk else {})
-        self.engine = (on_disk if self.has_disk else tiered)(
-            num_blocks, num_slots, skips=False, groups=groups, config=config, **built
-        )
+        with pytest.MonkeyPatch.context() as patch:
+            if drawn["read_by_drafts"] is not None and groups != "chunked":  # vLLM has not both
+                drafts_read(patch, drawn["read_by_drafts"])
+            self.engine = (on_disk if self.has_disk else tiered)(
+                num_blocks, num_slots, skips=False, groups=groups, config=config, **built
+            )
         for worker in self.engine.workers:
             vars(worker).update(drawn["copies"])
         if costs:
@@ -110,7 +117,7 @@ class Machine(RuleBasedStateMachine):
 
     @rule(
         program=PROGRAMS,
-        length=st.integers(1, 200),
+        length=st.one_of(st.integers(1, 200), st.sampled_from([1, BLOCK - 1, BLOCK, BLOCK + 1])),
         seed=st.integers(0, 2),
         salt=SALTS,
         said=REQUEST,

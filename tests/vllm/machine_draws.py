@@ -7,11 +7,14 @@ from typing import Any
 from hypothesis import strategies as st
 
 from bench.sim import versions
+from tests.vllm.drafts import HAS_FLAGS
 
 # Windows have a DRAM tier where a load can fail by request; the others have pins alone.
 GROUPS = st.sampled_from(
     ["full", "state", "state", "chunked", "mixed", *["hybrid"] * 2 * versions.CAN_FAIL_REQUESTS]
 )
+# The KV group that drafts read, of which each lookup drops a block; None: there are no drafts.
+READ_BY_DRAFTS = st.sampled_from([None, None, None, 0, -1] if HAS_FLAGS else [None])
 PROGRAMS = st.sampled_from([None, "a", "b", "c", "d"])
 STEPS = st.sampled_from([0, 1, 3, 40])
 RARELY = st.integers(0, 3).map(lambda dice: dice == 3)
