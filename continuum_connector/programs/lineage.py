@@ -138,7 +138,9 @@ class LineageIndex:
         known = (
             end
             for block_hash, end in mine
-            if not end.shared and block_hashes[end.position : end.position + 1] == [block_hash]
+            if not end.shared
+            and end.position < len(block_hashes)
+            and block_hashes[end.position] == block_hash
         )
         return max(known, key=lambda end: end.position, default=None)
 

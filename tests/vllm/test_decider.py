@@ -12,6 +12,7 @@ from continuum_connector.policy.simple import FixedTtl
 from continuum_connector.programs.program import OVER_S
 from continuum_connector.toolcalls.asked import UNREAD, Asked, Ending, ToolCall
 from tests.vllm.agents import AgentEngine, live, pinned
+from tests.vllm.harness import prompt
 
 TOOLS = {"continuum": {"tools": ["pytest"]}}
 # base, per token, per token and context, per decode, per decode and context; seconds
@@ -145,6 +146,18 @@ def test_one_request_that_nobody_named_is_no_program() -> None:
     engine.clock.advance(OVER_S + 1)
     engine.run_turn("z", 100, seed=4)
     assert over == [2, 1]
+
+
+def test_a_client_that_writes_each_answer_anew_is_one_program() -> None:
+    """Its prompts grow by what it says itself, once by less than a block."""
+    engine = AgentEngine(200)
+    tokens = prompt(100, seed=2)
+    for number, num_more in enumerate((0, 60, 5, 40)):
+        tokens = tokens + prompt(num_more, seed=10 + number)
+        engine.run_turn(f"t{number}", tokens)
+    assert len(engine.side.programs) == 1
+    engine.run_turn("once more", tokens)
+    assert len(engine.side.programs) == 2, "another sample, for all that is known"
 
 
 def test_after_a_quiet_night_programs_are_over_a_few_per_step() -> None:
