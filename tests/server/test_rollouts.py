@@ -7,8 +7,11 @@ which. KV of others changes it: a server whose epochs do not end shows that this
 from __future__ import annotations
 
 import itertools
+import json
 import re
 import threading
+import urllib.error
+import urllib.request
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
@@ -34,6 +37,8 @@ from tests.server.helpers import (
     tokens_of,
 )
 
+KEY = "the-trainers-own"
+ENDPOINT = ("--middleware", "continuum_connector.epoch_endpoint.EpochEndpoint")
 MAX_TOKENS = 12
 NUM_UPDATES = 20
 # Six prompts of about 20 blocks, of which VRAM has 128: together with FILLERS they push one
@@ -117,15 +122,16 @@ def learn(server: VllmServer, weights: Weights) -> None:
 
 
 def served(name: str, model: Path, fault: Path, options: dict[str, Any]) -> VllmServer:
-    return VllmServer(model, name, env={"TEST_FAULT_FILE": str(fault)}, **options)
+    env = {"TEST_FAULT_FILE": str(fault), "CONTINUUM_ADMIN_KEY": KEY}
+    return VllmServer(model, name, env=env, **options)
 
 
 @pytest.fixture(scope="module")
 def rollouts(models: Weights, fault: Path) -> Iterator[VllmServer]:
     """Turns leave for DRAM at once; it has room for all of them."""
-    keys = {"policy": "fixed_ttl", "ttl_s": 0, "dram_bytes": 600 * BYTES}
+    keys = {"policy": "fixed_ttl", "ttl_s": 0, "dram_bytes": 600 * BYTES, "keep_epochs": 1}
     config = transfer_config("timeless", keys)
-    options = {"num_blocks": NUM_BLOCKS, "kv_transfer_config": config}
+    options = {"num_blocks": NUM_BLOCKS, "kv_transfer_config": config, "args": ENDPOINT}
     with served("test-rollouts", models.old, fault, options) as server:
         learn(server, models)
         yield server
@@ -238,6 +244,38 @@ def test_twenty_updates_under_load_serve_what_each_weights_answer(
     assert dram_hits(rollouts) >= known
     assert rollouts.metric("continuum:tier_up") == 1
     assert "Traceback" not in log_of(rollouts)
+
+
+def say(server: VllmServer, name: str, key: str = KEY) -> dict[str, Any]:
+    """As curl does in docs/switch-off.md: the weights of that name serve from now on."""
+    request = urllib.request.Request(
+        f"{server.url}/continuum/epoch",
+        method="PUT",
+        data=json.dumps({"name": name}).encode(),
+        headers={"Authorization": f"Bearer {key}"},
+    )
+    with urllib.request.urlopen(request, timeout=30) as answer:
+        found = json.loads(answer.read())
+    assert isinstance(found, dict)
+    return found
+
+
+def test_weights_that_a_trainer_names_find_their_kv_when_they_serve_again(
+    rollouts: VllmServer,
+) -> None:
+    with pytest.raises(urllib.error.HTTPError, match="401"):
+        say(rollouts, "policy-1", key="somebody-elses")
+    found = {}
+    for turn, name in enumerate(("policy-1", "policy-2", "policy-1")):
+        idle(rollouts)
+        began, known = epoch(rollouts), dram_hits(rollouts)
+        assert say(rollouts, name) == {"name": name, "vram_emptied": True}
+        answers(rollouts)
+        assert epoch(rollouts) == began + 1
+        found[turn] = dram_hits(rollouts) - known
+    assert found[0] == found[1] == 0
+    assert found[2] > 0
+    assert rollouts.metric("continuum:epochs_total", cause="reset") >= 3
 
 
 def test_after_new_weights_what_the_disk_has_of_the_old_is_not_read(
