@@ -50,6 +50,7 @@ SEAMS = {
     "machine": "the whole loop, in whatever order",
     "metrics": "its stat loggers",
     "never_stuck": "what it allocates after a load that failed",
+    "next_turns": "what its lookup wants of windows, chunks and states",
     "node": "what its config says of ranks and nodes",
     "order": "admission and preemption",
     "objective": "admission",
