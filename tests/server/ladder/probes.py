@@ -134,13 +134,13 @@ def turn_ends_at_a_boundary(p: Player) -> None:
 
 @probe
 def asked_again(p: Player) -> None:
-    """The same prompt, of which a token is always computed. Of states, that of its last block's
-    beginning is not kept, so they hit nothing."""
+    """The same prompt, of which a token is always computed. States and windows of its last block's
+    beginning are not kept, so such models hit nothing."""
     talk = p.talk("a", 6 * p.family.block)
     again = [talk.fork() for _ in range(2)]
     talk.leave()
     again[0].leave()
-    hits(again[1].turn(), "dram", 0 if p.family.shape.state else 1)
+    hits(again[1].turn(), "dram", 0 if p.family.num_groups > 1 else 1)
 
 
 # --- forks, compactions, edits --------------------------------------------------------------
@@ -251,7 +251,7 @@ def preemption(p: Player) -> None:
     before = p.server.metric("vllm:num_preemptions_total")
     num = 10
     talks = [p.talk(f"{i}", 300 + 7 * i) for i in range(num)]
-    p.at_once([partial(each.turn, 4 * p.family.block) for each in talks])
+    p.at_once([partial(each.turn, max(512, 4 * p.family.block)) for each in talks])
     assert p.server.metric("vllm:num_preemptions_total") > before, "nobody was preempted"
     p.at_once([partial(each.tool().turn, 8) for each in talks[:6]])
 
@@ -396,7 +396,8 @@ def two_choices(p: Player) -> None:
     both: dict[str, Any] = {"n": 2, "temperature": 1e-3}
     talk.turn(**both)
     p.others()
-    hits(talk.tool().turn(**both), "vram")
+    again = talk.tool().turn(**both)
+    assert again.vram or again.dram, "its pin may have given way to the other choice"
 
 
 @probe
