@@ -404,7 +404,7 @@ def two_choices(p: Player) -> None:
 def stop_token(p: Player) -> None:
     """The answer ends early, by a token it is known to have."""
     talk = p.talk("a")
-    ids = talk.fork("other").turn(60).choices[0]
+    ids = talk.fork("other").turn(60, ttl_s=GONE_S).choices[0]
     talk.leave(60, stop_token_ids=[ids[40]])
     hits(talk.tool().turn(), "dram")
 
