@@ -66,7 +66,11 @@ def idle(server: VllmServer) -> None:
 
 
 def push_out(server: VllmServer, until: Callable[[VllmServer], None] = idle) -> None:
-    """Let other prompts have all of VRAM; `until` waits for the copies of that."""
+    """Let other prompts have all of VRAM; `until` waits for copies, of what is there and of them.
+
+    What leaves DRAM before it was saved is lost, and a fast server has the fillers at once.
+    """
+    until(server)
     for number, filler in enumerate(FILLERS):
         answer(server, filler, cache_salt=f"filler {number}", max_tokens=1)
     until(server)
