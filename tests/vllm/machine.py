@@ -82,8 +82,9 @@ class Machine(RuleBasedStateMachine):
         self.has_disk = is_wanted and groups == "full" and num_slots > 0
         built = drawn["scheduling"] | (drawn["disk"] if self.has_disk else {})
         with pytest.MonkeyPatch.context() as patch:
-            if drawn["read_by_drafts"] is not None and groups != "chunked":  # vLLM has not both
-                drafts_read(patch, drawn["read_by_drafts"])
+            read = drawn.get("read_by_drafts")  # a disk's machine draws none
+            if read is not None and groups != "chunked":  # vLLM has not both
+                drafts_read(patch, read)
             self.engine = (on_disk if self.has_disk else tiered)(
                 num_blocks, num_slots, skips=False, groups=groups, config=config, **built
             )
