@@ -14,7 +14,7 @@ from bench.serve.tiny_model import LLAMA
 from continuum_connector.scheduler.tiers.saving import SPARE_S
 from tests.server.altered import transfer_config
 from tests.server.conftest import MIDDLEWARE, NUM_BLOCKS
-from tests.server.helpers import BLOCK, Dialog, ask, eventually, in_flight, last, text_of, told
+from tests.server.helpers import BLOCK, Dialog, ask, eventually, in_flight, last, play, text_of, told
 
 BLOCK_BYTES = BLOCK * LLAMA.kv_bytes_per_token()
 SLOT_BLOCKS = 2
@@ -76,6 +76,18 @@ def quiet(server: VllmServer) -> None:
         return now - since > 1.5 * SPARE_S
 
     eventually(is_quiet)
+
+
+def play_saved(server: VllmServer, programs: list[Dialog]) -> list[list[list[int]]]:
+    """As `play`, each once all of the one before is on disk.
+
+    What leaves DRAM before it was saved is lost, and how much of it does is up to the drive.
+    """
+    answers = []
+    for each in programs:
+        answers += play(server, [each])
+        quiet(server)
+    return answers
 
 
 def nudge(server: VllmServer) -> None:

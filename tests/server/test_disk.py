@@ -27,6 +27,7 @@ from tests.server.disks import (
     kill,
     last_turns,
     on_disk,
+    play_saved,
     quiet,
     turns,
     with_disk,
@@ -93,16 +94,14 @@ def test_agents_come_back_from_disk_and_go_on_over_a_kill_with_equal_answers(
     right = play(server, PROGRAMS, cold=True)
 
     # What a last turn costs where nothing is killed; by then these are on disk alone.
-    before = play(server, turns(OTHERS, 2))
-    quiet(server)
+    before = play_saved(server, turns(OTHERS, 2))
     flush(server, "one")
     known, hits = computed(server), disk_hits(server)
     play(server, last_turns(OTHERS, before))
     cost, of_disk = computed(server) - known, disk_hits(server) - hits
     assert of_disk > 0
 
-    first = play(server, turns(PROGRAMS, 2))
-    quiet(server)
+    first = play_saved(server, turns(PROGRAMS, 2))
     flush(server, "two")
     assert server.metric("continuum:reads_total", outcome="failed") == 0
     assert ledger_closes(server.metrics())
