@@ -45,6 +45,7 @@ class Options:
     arms: Sequence[str]
     workload: Source
     dram: str
+    disk: Path | None
     model: Path | None
     vocab: str
     server: ServerOptions
@@ -63,6 +64,7 @@ class Options:
             model=model,
             pressures=pressures,
             dram_bytes=dram_bytes,
+            disk=self.disk or Experiment.disk,
             vocab=self._vocab(),
             server=self.server,
             patience=self.patience,

@@ -143,8 +143,16 @@ def ab(
         server = ServerOptions(blocks, block_size, max_len, seqs, batch_tokens, dtype, eager)
         server.args, server.start_timeout_s = cli_ab.read_server_args(server_args), start_timeout
         chosen = cli_ab.Options(
-            *(arms.split(","), find_workload(workload), dram, model, vocab),
-            *(server, Patience(timeout), client, scenario),
+            arms=arms.split(","),
+            workload=find_workload(workload),
+            dram=dram,
+            disk=disk_path,
+            model=model,
+            vocab=vocab,
+            server=server,
+            patience=Patience(timeout),
+            client=client,
+            scenario=scenario,
         ).experiment(
             arrivals=arrivals,
             duration_s=duration,
@@ -154,7 +162,6 @@ def ab(
             shims=shims,
             rivals=rivals or FOLDER,
             disk_bytes=cli_ab.read_disk(disk),
-            **({"disk": disk_path} if disk_path else {}),
             sample_s=sample,
         )
         loads = cli_ab.read_rates(rates, chosen, out or _folder("ab"))

@@ -12,10 +12,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from continuum_connector import places
 from continuum_connector.config import ContinuumConfig
 from continuum_connector.messages import OnDisk, ReadOrder, StepPlan, WorkerReport, WriteOrder
-from continuum_connector.worker import folder as folders
 from continuum_connector.worker.disk import DiskPlace, Namespace, Prove, WorkerDisk
 from continuum_connector.worker.engine import Region
 from continuum_connector.worker.layout import Layout
@@ -169,6 +167,7 @@ def test_a_reset_is_kept_over_a_restart(folder: Path, ends: ExitStack) -> None:
     assert second.found() == []
 
 
+@pytest.mark.min_left
 @pytest.mark.parametrize(
     ("options", "said"),
     [
@@ -179,11 +178,9 @@ def test_a_reset_is_kept_over_a_restart(folder: Path, ends: ExitStack) -> None:
 def test_a_file_system_that_is_read_only_or_too_small_is_no_disk_and_says_why(
     folder: Path,
     ends: ExitStack,
-    monkeypatch: pytest.MonkeyPatch,
     options: tuple[str, ...],
     said: str,
 ) -> None:
-    monkeypatch.setattr(folders, "MIN_LEFT", places.MIN_LEFT)
     mount_tmpfs(folder, ends, *options)
     life = Life(folder)
     ends.callback(life.worker.shutdown)

@@ -14,7 +14,17 @@ from bench.serve.tiny_model import LLAMA
 from continuum_connector.scheduler.tiers.saving import SPARE_S
 from tests.server.altered import transfer_config
 from tests.server.conftest import MIDDLEWARE, NUM_BLOCKS
-from tests.server.helpers import BLOCK, Dialog, ask, eventually, in_flight, last, play, text_of, told
+from tests.server.helpers import (
+    BLOCK,
+    Dialog,
+    ask,
+    eventually,
+    in_flight,
+    last,
+    play,
+    text_of,
+    told,
+)
 
 BLOCK_BYTES = BLOCK * LLAMA.kv_bytes_per_token()
 SLOT_BLOCKS = 2

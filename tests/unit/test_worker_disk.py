@@ -10,7 +10,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from continuum_connector import places
 from continuum_connector.config import ContinuumConfig
 from continuum_connector.errors import TransferError
 from continuum_connector.messages import (
@@ -425,6 +424,7 @@ def test_a_folder_that_others_could_write_is_refused(
         folder.make_folder(str(tmp_path / "not" / "mounted"))
 
 
+@pytest.mark.min_left
 def test_a_file_that_would_fill_its_file_system_is_refused_unless_it_is_there(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -436,7 +436,6 @@ def test_a_file_that_would_fill_its_file_system_is_refused_unless_it_is_there(
         return os.statvfs_result((kib, kib, total, free, free, *before[5:]))
 
     monkeypatch.setattr(os, "statvfs", statvfs)
-    monkeypatch.setattr(folder, "MIN_LEFT", places.MIN_LEFT)
     folder.check_room(path, 1500 * kib)
     with pytest.raises(TransferError, match=r"would leave less than 5% of its file system, which"):
         folder.check_room(path, 1501 * kib)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from typing import Any
 
 from continuum_connector.errors import ConfigError
 from continuum_connector.tools.checks.line import (
@@ -58,7 +59,8 @@ def lines(machine: Machine, plan: Plan, vllm: VllmSeen) -> Iterator[Line]:
     """Will this model's turns be kept, and may they go to DRAM?"""
     kinds, kv_cache_dtype = Server().kinds, plan.kv_cache_dtype  # where the model is not seen
     try:
-        shape = _shape(machine, plan, plan.model or vllm.model)
+        config = _config(machine, plan.model or vllm.model)
+        shape = _shape(plan, config)
     except BrokenModelError as why:
         cure = "mend it, or name another --model: vLLM reads the same file"
         yield error("model", str(why), cure)
@@ -67,7 +69,7 @@ def lines(machine: Machine, plan: Plan, vllm: VllmSeen) -> Iterator[Line]:
         yield unseen("model", str(why), cure)
     except ShapeError as why:
         yield unseen("model", f"whether it is served cannot be told from config.json: {why}", LOG)
-        if read_model_config(plan.model or vllm.model, machine.environ).get("model_type") == _V4:
+        if config.get("model_type") == _V4:
             kinds = (COMPRESSED,)
     else:
         yield _served(plan, shape, vllm)
@@ -95,12 +97,14 @@ def _tiers(plan: Plan, server: Server) -> Iterator[Line]:
         yield error("disk tier", why, "leave disk_path and disk_bytes out, or what it names")
 
 
-def _shape(machine: Machine, plan: Plan, model: str) -> Shape:
+def _config(machine: Machine, model: str) -> dict[str, Any]:
     if not model:
         raise NoModelError("none was named, so its KV groups are not known")
-    config = read_model_config(model, machine.environ)
-    flags = plan.dtype, plan.kv_cache_dtype, plan.hybrid_manager, plan.ssm_dtype
-    return read_shape(config, *flags)
+    return read_model_config(model, machine.environ)
+
+
+def _shape(plan: Plan, config: dict[str, Any]) -> Shape:
+    return read_shape(config, plan.dtype, plan.kv_cache_dtype, plan.hybrid_manager, plan.ssm_dtype)
 
 
 def aside(plan: Plan, shape: Shape) -> str:

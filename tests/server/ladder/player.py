@@ -29,6 +29,7 @@ class Asked:
     likely: list[list[dict[int, float]]]
     vram: int = 0
     dram: int = 0
+    num_cached: int = 0  # as vLLM counts them, with or without a connector
 
 
 def ask(server: VllmServer, probe: str, body: dict[str, Any]) -> Asked:
@@ -41,13 +42,14 @@ def ask(server: VllmServer, probe: str, body: dict[str, Any]) -> Asked:
         [likely_of(choice["logprobs"]["top_logprobs"]) for choice in answer["choices"]],
         told.get("vram", 0),
         told.get("dram", 0),
+        (answer["usage"].get("prompt_tokens_details") or {}).get("cached_tokens") or 0,
     )
 
 
 def ask_cold(server: VllmServer, body: dict[str, Any], salt: str) -> Asked:
     """Where no cache has anything of this prompt."""
     found = ask(server, "cold", {**body, "cache_salt": salt})
-    assert found.vram == found.dram == 0
+    assert found.vram == found.dram == found.num_cached == 0
     return found
 
 
