@@ -28,6 +28,7 @@ from tests.vllm.tiering import (
     park,
     run_turn,
     total,
+    wind_down,
 )
 
 NUM_SLOTS = 400
@@ -51,8 +52,7 @@ def stored(engine: Engine) -> None:
 def assert_all_answered(engine: Engine) -> None:
     """As without a tier, and nothing is left of it."""
     assert answers_as_without_a_tier(engine)
-    outlast_pins(engine)
-    assert_drained(engine)
+    wind_down(engine)
 
 
 def assert_no_tier(engine: Engine, why: str) -> None:

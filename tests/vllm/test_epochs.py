@@ -29,6 +29,7 @@ from tests.vllm.tiering import (
     run_turn,
     tiered,
     total,
+    wind_down,
 )
 
 RESETS = pytest.mark.parametrize("running", [False, True], ids=["alone", "with-running"])
@@ -77,8 +78,7 @@ def test_weights_that_a_worker_saw_change_begin_an_epoch(
     assert engine.cached.get("b", (0, 0)) == (0, 0)
     assert answers(engine, "b", weights=1)
     assert number(engine) == total(engine, "epochs", "weights") == 1
-    outlast_pins(engine)
-    assert_drained(engine)
+    wind_down(engine)
 
 
 def test_without_an_epoch_a_turn_is_served_what_other_weights_computed() -> None:
@@ -118,8 +118,7 @@ def test_a_reset_begins_one(async_scheduling: bool, running: bool) -> None:
     park(engine)
     run_turn(engine, "c", engine.next_prompt("b", 20), program="p")
     assert engine.cached["c"][1] > 200, "what the new weights computed is kept as ever"
-    outlast_pins(engine)
-    assert_drained(engine)
+    wind_down(engine)
 
 
 @MODES
@@ -169,8 +168,7 @@ def test_a_load_under_way_brings_nothing(async_scheduling: bool, groups: str) ->
     assert answers(engine, "b", weights=1)
     assert total(engine, "loads", "abandoned") == 1
     assert total(engine, "loads", "done") == 0
-    outlast_pins(engine)
-    assert_drained(engine)
+    wind_down(engine)
 
 
 def test_a_store_that_settles_late_is_found_by_nobody_and_has_its_slots_to_itself() -> None:
@@ -198,8 +196,7 @@ def test_a_store_that_settles_late_is_found_by_nobody_and_has_its_slots_to_itsel
     run_turn(engine, "d", engine.next_prompt("a", 20), program="p")
     assert answers(engine, "c", weights=1)
     assert answers(engine, "d", weights=1)
-    outlast_pins(engine)
-    assert_drained(engine)
+    wind_down(engine)
 
 
 # --- a reset never fails for what is ours -------------------------------------------------
@@ -260,8 +257,7 @@ def test_a_reset_is_done_whatever_is_pinned_stored_or_loaded(
     engine.run_until_idle()
     if "b" in engine.requests and state is not left_while_loading:
         assert answers(engine, "b", weights=1)
-    outlast_pins(engine)
-    assert_drained(engine)
+    wind_down(engine)
 
 
 def test_a_load_that_ends_after_a_reset_writes_to_nobodys_blocks() -> None:
@@ -282,8 +278,7 @@ def test_a_load_that_ends_after_a_reset_writes_to_nobodys_blocks() -> None:
     engine.run_until_idle()
     assert answers(engine, "x", weights=1)
     assert answers(engine, "b", weights=1)
-    outlast_pins(engine)
-    assert_drained(engine)
+    wind_down(engine)
 
 
 # --- VRAM that nobody empties -------------------------------------------------------------
@@ -314,8 +309,7 @@ def test_what_is_computed_behind_old_kv_in_vram_is_not_kept_either() -> None:
     assert engine.reset_prefix_cache()
     run_turn(engine, "c", engine.next_prompt("b", 20), program="p")
     assert engine.worker.num_blocks_stored > num_stored
-    outlast_pins(engine)
-    assert_drained(engine)
+    wind_down(engine)
 
 
 def test_a_turn_that_waits_with_old_kv_while_we_are_switched_off_and_on_is_not_kept() -> None:
@@ -340,8 +334,7 @@ def test_a_turn_that_waits_with_old_kv_while_we_are_switched_off_and_on_is_not_k
     engine.run_until_idle()
     assert engine.cached["c"] == (96, 80)
     assert not dram_of(engine).index.num_ready
-    outlast_pins(engine)
-    assert_drained(engine)
+    wind_down(engine)
 
 
 # --- keep mode, and trajectories that are sent again --------------------------------------
@@ -375,8 +368,7 @@ def test_in_a_new_epoch_it_is_computed_again(async_scheduling: bool) -> None:
     engine.run_until_idle()
     assert engine.num_prefill_tokens >= computed + 200
     assert len(engine.outputs["a"]) == 30
-    outlast_pins(engine)
-    assert_drained(engine)
+    wind_down(engine)
 
 
 def test_a_trajectory_aborted_and_sent_again_has_its_place_and_its_chain() -> None:
@@ -424,8 +416,7 @@ def test_weights_seen_before_find_their_kv_by_their_name(
     run_turn(engine, "c", engine.next_prompt("a", 20), program="p")
     assert engine.cached["c"][1] >= 192
     assert answers(engine, "c", weights=1)
-    outlast_pins(engine)
-    assert_drained(engine)
+    wind_down(engine)
 
 
 @GROUPS
@@ -496,8 +487,7 @@ def test_epochs_kept_leave_before_anybody_has_to_and_are_no_more_than_told() -> 
     named(engine, "three", 3)
     assert not index.num_ready
     index.check()
-    outlast_pins(engine)
-    assert_drained(engine)
+    wind_down(engine)
 
 
 # --- vLLM's own word for it ---------------------------------------------------------------

@@ -16,11 +16,11 @@ from tests.vllm.tiering import (
     answers_as_without_a_tier,
     assert_drained,
     hold,
-    outlast_pins,
     park,
     run_turn,
     tiered,
     total,
+    wind_down,
 )
 
 HASHES_PATHS = "lora_path" in inspect.getsource(kv_cache_utils._gen_lora_extra_hash_keys)
@@ -69,8 +69,7 @@ def test_no_two_of_them_share_a_block(first: str, async_scheduling: bool, groups
     assert total(engine, "hit_tokens") == 0
     run_turn(engine, "again", prompt, max_tokens=1, program="p", **ADAPTERS[first])
     assert total(engine, "hit_tokens", "dram") >= 288
-    outlast_pins(engine)
-    assert_drained(engine)
+    wind_down(engine)
 
 
 def in_the_middle(engine: Any) -> None:
@@ -112,8 +111,7 @@ def test_a_pause_that_keeps_turns_empties_both_tiers(async_scheduling: bool) -> 
         run_turn(engine, f"{name} 2", engine.next_prompt(name, 20), program=name)
         assert engine.cached.get(f"{name} 2", (0, 0)) == (0, 0)
     assert answers_as_without_a_tier(engine)
-    outlast_pins(engine)
-    assert_drained(engine)
+    wind_down(engine)
 
 
 @MODES
@@ -152,5 +150,4 @@ def test_a_reset_amid_copies_and_running_turns_empties_both_tiers() -> None:
     hold(engine, False)
     engine.run_until_idle()
     assert answers_as_without_a_tier(engine)
-    outlast_pins(engine)
-    assert_drained(engine)
+    wind_down(engine)

@@ -14,12 +14,12 @@ from tests.vllm.harness import Engine, prompt
 from tests.vllm.tiering import (
     MODES,
     answers_as_without_a_tier,
-    assert_drained,
     hold,
     outlast_pins,
     park,
     run_turn,
     tiered,
+    wind_down,
 )
 
 SOON = 40  # steps; a pin lasts 500 of them
@@ -66,8 +66,7 @@ def finishes_soon(engine: Engine, request_id: str) -> bool:
 def assert_all_ends(engine: Engine) -> None:
     engine.run_until_idle()
     assert answers_as_without_a_tier(engine)
-    outlast_pins(engine)
-    assert_drained(engine)
+    wind_down(engine)
 
 
 @MODES

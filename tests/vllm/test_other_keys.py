@@ -14,7 +14,13 @@ from vllm.multimodal.inputs import MultiModalFeatureSpec, PlaceholderRange
 from vllm.v1.core.encoder_cache_manager import EncoderCacheManager
 
 from tests.vllm.harness import Engine
-from tests.vllm.tiering import GROUPS, assert_drained, outlast_pins, park, run_turn, tiered
+from tests.vllm.tiering import (
+    GROUPS,
+    park,
+    run_turn,
+    tiered,
+    wind_down,
+)
 
 NUM_IMAGE_TOKENS = 32
 
@@ -70,8 +76,7 @@ def test_turns_that_differ_in_no_token_share_no_block_in_dram(
     park(engine)
     run_turn(engine, "b", engine.next_prompt("a", 20), program="p", **of("one"))
     assert engine.cached["b"] == (0, 208)
-    outlast_pins(engine)
-    assert_drained(engine)
+    wind_down(engine)
 
 
 def test_a_turn_without_an_adapter_shares_nothing_with_one_that_has_it() -> None:

@@ -12,7 +12,14 @@ from vllm.v1.engine.core import EngineCoreProc
 
 from continuum_connector.scheduler.tiers.transfers import HANGS_AFTER_S, Kind
 from tests.vllm.harness import Engine
-from tests.vllm.tiering import assert_drained, hold, in_flight, outlast_pins, run_turn, tiered
+from tests.vllm.tiering import (
+    assert_drained,
+    hold,
+    in_flight,
+    run_turn,
+    tiered,
+    wind_down,
+)
 
 PAUSES = pytest.mark.parametrize("mode", ["abort", "wait", "keep"])
 
@@ -92,5 +99,4 @@ def test_a_pause_behind_a_copy_that_hangs_is_complete_once_the_tier_is_down(mode
     core.resume_scheduler()
     hold(engine, False)
     run_turn(engine, "b", 40, program="q")
-    outlast_pins(engine)
-    assert_drained(engine)
+    wind_down(engine)

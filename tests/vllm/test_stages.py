@@ -23,6 +23,7 @@ from tests.vllm.tiering import (
     run_turn,
     tiered,
     total,
+    wind_down,
 )
 
 GROUPS = pytest.mark.parametrize(
@@ -56,8 +57,7 @@ def test_a_turn_comes_back_on_every_rank_of_every_stage(
     assert engine.cached["b"] == (0, 208)
     assert [worker.num_blocks_loaded > 0 for worker in engine.workers] == [True] * world_size
     assert answers_as_without_a_tier(engine)
-    outlast_pins(engine)
-    assert_drained(engine)
+    wind_down(engine)
 
 
 @STAGES
@@ -75,8 +75,7 @@ def test_a_load_that_fails_on_the_first_stage_alone_is_a_miss(
     engine.run_until_idle()
     assert total(engine, "loads", "failed") == 1
     assert answers_as_without_a_tier(engine)
-    outlast_pins(engine)
-    assert_drained(engine)
+    wind_down(engine)
 
 
 @STAGES

@@ -24,11 +24,11 @@ from tests.vllm.tiering import (
     assert_drained,
     hold,
     in_flight,
-    outlast_pins,
     park,
     run_turn,
     tiered,
     total,
+    wind_down,
 )
 
 OFF_STEPS = 3  # a step to do as the switch says, one or two in flight before it
@@ -285,8 +285,7 @@ def test_switched_on_again_it_pins_and_orders_those_that_came_meanwhile(
     assert total(engine, "switched_on") == 1
     pins = {pin.program for pin in engine.connector.side.pins}
     assert pins == {"job:old", "job:n"}  # `long` ran when nobody knew of it
-    outlast_pins(engine)
-    assert_drained(engine)
+    wind_down(engine)
     assert answers_as_without_a_tier(engine)
 
 

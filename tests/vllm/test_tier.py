@@ -23,6 +23,7 @@ from tests.vllm.tiering import (
     run_turn,
     tiered,
     total,
+    wind_down,
 )
 
 
@@ -65,8 +66,7 @@ def test_a_turn_comes_back_block_for_block(
     assert len(num_blocks) == 1
     assert total(engine, "hit_tokens", "dram") == 208
     assert answers_as_without_a_tier(engine)
-    outlast_pins(engine)
-    assert_drained(engine)
+    wind_down(engine)
 
 
 @MODES
@@ -109,8 +109,7 @@ def test_a_program_under_pressure_answers_as_without_a_tier(
         check(engine)
     assert engine.worker.num_blocks_loaded > 0
     assert answers_as_without_a_tier(engine)
-    outlast_pins(engine)
-    assert_drained(engine)
+    wind_down(engine)
 
 
 @GROUPS

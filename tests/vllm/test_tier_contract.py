@@ -28,6 +28,7 @@ from tests.vllm.tiering import (
     run_turn,
     tiered,
     total,
+    wind_down,
 )
 
 MAKERS = {"shelf": pretend_tiers.make_shelf, "dram and shelf": pretend_tiers.make_both}
@@ -115,8 +116,7 @@ def test_a_copy_that_hangs_takes_down_only_the_tier_that_it_is_of(with_tier: str
     hold(engine, False)
     engine.run_until_idle()
     assert answers_as_without_a_tier(engine)
-    outlast_pins(engine)
-    assert_drained(engine)
+    wind_down(engine)
 
 
 def test_a_tier_that_is_reset_leaves_the_copies_of_another_alone(
@@ -135,8 +135,7 @@ def test_a_tier_that_is_reset_leaves_the_copies_of_another_alone(
     run_turn(engine, "b", engine.next_prompt("a", 20), program="p")
     assert engine.cached["b"] == (0, 208)
     assert answers_as_without_a_tier(engine)
-    outlast_pins(engine)
-    assert_drained(engine)
+    wind_down(engine)
 
 
 @pytest.mark.usefixtures("with_tier")

@@ -24,6 +24,7 @@ from tests.vllm.tiering import (
     run_turn,
     tiered,
     total,
+    wind_down,
 )
 
 
@@ -33,8 +34,7 @@ def assert_recovered(engine: Engine) -> None:
     engine.run_until_idle()
     assert set(engine.finish_reasons.values()) == {"length"}
     assert answers_as_without_a_tier(engine)
-    outlast_pins(engine)
-    assert_drained(engine)
+    wind_down(engine)
 
 
 @GROUPS

@@ -22,13 +22,12 @@ from tests.vllm.tiering import (
     MODES,
     RANKS,
     answers_as_without_a_tier,
-    assert_drained,
     check,
     in_flight,
-    outlast_pins,
     park,
     run_turn,
     total,
+    wind_down,
 )
 
 NUM_SLOTS = 400
@@ -85,8 +84,7 @@ def assert_given_back(engine: Engine, worker: NativeWorker) -> None:
     run_turn(engine, "z", engine.next_prompt("a", 20), program="p")
     assert engine.cached["z"][1] == 0
     assert answers_as_without_a_tier(engine)
-    outlast_pins(engine)
-    assert_drained(engine)
+    wind_down(engine)
 
 
 @MODES

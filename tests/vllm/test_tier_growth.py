@@ -9,7 +9,6 @@ from tests.vllm.tiering import (
     GROUPS,
     MODES,
     answers_as_without_a_tier,
-    assert_drained,
     check,
     hold,
     outlast_pins,
@@ -17,6 +16,7 @@ from tests.vllm.tiering import (
     run_turn,
     tiered,
     total,
+    wind_down,
 )
 
 
@@ -61,8 +61,7 @@ def test_turns_are_stored_and_found_before_while_and_after_the_pool_grows(
     assert engine.cached["f"][1] > 20 * 16
     assert capacity(engine) == (40, 40)
     assert answers_as_without_a_tier(engine)
-    outlast_pins(engine)
-    assert_drained(engine)
+    wind_down(engine)
 
 
 @GROUPS
@@ -81,8 +80,7 @@ def test_a_pool_that_grows_at_every_step_changes_no_answer(
         park(engine)
     assert engine.worker.num_blocks_loaded > 0
     assert answers_as_without_a_tier(engine)
-    outlast_pins(engine)
-    assert_drained(engine)
+    wind_down(engine)
 
 
 def test_the_slowest_rank_sets_the_pace() -> None:
@@ -102,8 +100,7 @@ def test_the_slowest_rank_sets_the_pace() -> None:
     assert capacity(engine) == (40, 40)
     check(engine)
     assert answers_as_without_a_tier(engine)
-    outlast_pins(engine)
-    assert_drained(engine)
+    wind_down(engine)
 
 
 def test_one_rank_that_has_not_reported_keeps_the_tier_empty() -> None:
@@ -111,8 +108,7 @@ def test_one_rank_that_has_not_reported_keeps_the_tier_empty() -> None:
     engine.workers[1]._report.ready_slots.clear()
     run_turn(engine, "a", 200, program="p")
     assert (index(engine).num_slots, engine.worker.num_blocks_stored) == (0, 0)
-    outlast_pins(engine)
-    assert_drained(engine)
+    wind_down(engine)
 
 
 def test_a_turn_that_ended_before_there_was_memory_is_stored_when_its_pin_ends() -> None:
@@ -143,8 +139,7 @@ def test_a_tier_that_goes_down_while_it_grows_has_no_capacity() -> None:
     assert capacity(engine) == (0, 40)
     assert total(engine, "tier_up") == 0
     assert answers_as_without_a_tier(engine)
-    outlast_pins(engine)
-    assert_drained(engine)
+    wind_down(engine)
 
 
 @GROUPS
@@ -174,8 +169,7 @@ def test_of_a_pool_that_was_given_back_what_is_there_again_is_used(
     run_turn(engine, "more", 17, seed=10, program="q")
     assert capacity(engine) == (200, 200)
     assert answers_as_without_a_tier(engine)
-    outlast_pins(engine)
-    assert_drained(engine)
+    wind_down(engine)
 
 
 def test_only_blocks_that_left_for_room_count_as_evicted() -> None:
@@ -191,5 +185,4 @@ def test_only_blocks_that_left_for_room_count_as_evicted() -> None:
     assert total(engine, "dram_evicted_blocks") == 0
     run_turn(engine, "c", 100, seed=3, program="r")  # seven blocks, two free
     assert total(engine, "dram_evicted_blocks") == 5
-    outlast_pins(engine)
-    assert_drained(engine)
+    wind_down(engine)

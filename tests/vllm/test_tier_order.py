@@ -8,12 +8,11 @@ from typing import Any
 from tests.vllm.harness import Engine, prompt
 from tests.vllm.tiering import (
     answers_as_without_a_tier,
-    assert_drained,
-    outlast_pins,
     park,
     run_turn,
     tiered,
     total,
+    wind_down,
 )
 
 
@@ -28,8 +27,7 @@ def test_a_fork_leaves_what_it_superseded_to_others_first() -> None:
     run_turn(engine, "z2", engine.next_prompt("z", 20), program="z")
     assert engine.cached["z2"][1] == 7 * 16
     assert answers_as_without_a_tier(engine)
-    outlast_pins(engine)
-    assert_drained(engine)
+    wind_down(engine)
 
 
 def test_turns_of_one_program_at_once_do_not_supersede_each_other() -> None:
@@ -44,8 +42,7 @@ def test_turns_of_one_program_at_once_do_not_supersede_each_other() -> None:
     engine.run_until_idle()  # `long` is the last of them, and the program is alone
     assert len(order.current("job:p")) == 1
     assert answers_as_without_a_tier(engine)
-    outlast_pins(engine)
-    assert_drained(engine)
+    wind_down(engine)
 
 
 def test_what_is_worth_less_than_all_that_is_there_is_refused_and_counted() -> None:
@@ -68,8 +65,7 @@ def test_what_is_worth_less_than_all_that_is_there_is_refused_and_counted() -> N
     assert total(engine, "dram_evicted_blocks") == 7
     assert tier.residence_s(engine.clock.now) < math.inf
     assert answers_as_without_a_tier(engine)
-    outlast_pins(engine)
-    assert_drained(engine)
+    wind_down(engine)
 
 
 def asked_with(engine: Engine) -> list[bool]:
@@ -97,5 +93,4 @@ def test_a_turn_that_dram_refuses_is_decided_again_and_one_whose_tail_it_refuses
     run_turn(engine, "a2", engine.next_prompt("a", 60), program="p")  # 5 more blocks
     assert asked == [True, True, False, True]
     assert answers_as_without_a_tier(engine)
-    outlast_pins(engine)
-    assert_drained(engine)
+    wind_down(engine)

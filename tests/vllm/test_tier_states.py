@@ -15,16 +15,15 @@ from tests.vllm.tiering import (
     MODES,
     RANKS,
     answers_as_without_a_tier,
-    assert_drained,
     check,
     hold,
     in_flight,
-    outlast_pins,
     park,
     reference,
     run_turn,
     tiered,
     total,
+    wind_down,
 )
 
 KINDS = pytest.mark.parametrize("groups", ["state", "chunked", "hybrid", "mixed"])
@@ -55,8 +54,7 @@ def test_a_turn_comes_back_to_where_vllm_would_resume_it(
         assert engine.cached[turn] == (0, hit)
         check(engine)
     assert answers_as_without_a_tier(engine)
-    outlast_pins(engine)
-    assert_drained(engine)
+    wind_down(engine)
 
 
 @MODES
@@ -79,8 +77,7 @@ def test_programs_under_pressure_answer_as_without_a_tier(
     assert engine.worker.num_blocks_loaded > 0
     assert total(engine, "dram_evicted_blocks") > 0
     assert answers_as_without_a_tier(engine)
-    outlast_pins(engine)
-    assert_drained(engine)
+    wind_down(engine)
 
 
 @pytest.mark.parametrize("of", ["states", "blocks"])
@@ -157,8 +154,7 @@ def test_what_left_between_the_promise_and_the_load_is_a_miss() -> None:
     run_turn(engine, "b", engine.next_prompt("a", 20), program="p")
     assert total(engine, "loads", "failed") == 1
     assert answers_as_without_a_tier(engine)
-    outlast_pins(engine)
-    assert_drained(engine)
+    wind_down(engine)
 
 
 @MODES
@@ -195,8 +191,7 @@ def test_a_turn_comes_back_to_amid_a_block(async_scheduling: bool, answer: int) 
         check(engine)
     assert any(is_amid) is (answer < 16)
     assert answers_as_without_a_tier(engine)
-    outlast_pins(engine)
-    assert_drained(engine)
+    wind_down(engine)
 
 
 @MODES

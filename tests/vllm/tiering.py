@@ -233,3 +233,9 @@ def assert_drained(engine: Engine) -> None:
     if isinstance(side.tier, DiskTier):
         assert side.tier.disk.num_writing == 0
     assert engine.usage() == 0
+
+
+def wind_down(engine: Engine) -> None:
+    """Let every pin of a load that has ended expire, and assert that nothing is left of it."""
+    outlast_pins(engine)
+    assert_drained(engine)
