@@ -9,6 +9,7 @@ import re
 import signal
 import time
 import urllib.error
+import urllib.request
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -224,6 +225,21 @@ def dialogs(num: int, rounds: int, first: int, tool: int) -> list[Dialog]:
         )
         for i in range(num)
     ]
+
+
+def administer(server: VllmServer, path: str, key: str, text: str = "") -> dict[str, Any]:
+    """PUT the text at `/continuum/PATH`, GET without one, as curl does in docs/switch-off.md; the
+    answer's JSON."""
+    request = urllib.request.Request(
+        f"{server.url}/continuum/{path}",
+        method="PUT" if text else "GET",
+        data=text.encode() or None,
+        headers={"Authorization": f"Bearer {key}"},
+    )
+    with urllib.request.urlopen(request, timeout=30) as answer:
+        found = json.loads(answer.read())
+    assert isinstance(found, dict)
+    return found
 
 
 # About 45 blocks each in the end: together more than 128 of VRAM, less than DRAM's 397.

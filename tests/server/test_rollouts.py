@@ -27,6 +27,7 @@ from tests.server.conftest import NUM_BLOCKS
 from tests.server.disks import BLOCK_BYTES as BYTES
 from tests.server.disks import NUM_DRAM, disk_hits, is_up, on_disk, quiet, with_disk
 from tests.server.helpers import (
+    administer,
     dram_hits,
     eventually,
     find_mapping,
@@ -251,17 +252,8 @@ def test_twenty_updates_under_load_serve_what_each_weights_answer(
 
 
 def say(server: VllmServer, name: str, key: str = KEY) -> dict[str, Any]:
-    """As curl does in docs/switch-off.md: the weights of that name serve from now on."""
-    request = urllib.request.Request(
-        f"{server.url}/continuum/epoch",
-        method="PUT",
-        data=json.dumps({"name": name}).encode(),
-        headers={"Authorization": f"Bearer {key}"},
-    )
-    with urllib.request.urlopen(request, timeout=30) as answer:
-        found = json.loads(answer.read())
-    assert isinstance(found, dict)
-    return found
+    """The weights of that name serve from now on."""
+    return administer(server, "epoch", key, json.dumps({"name": name}))
 
 
 def test_weights_that_a_trainer_names_find_their_kv_when_they_serve_again(

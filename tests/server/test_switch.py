@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import json
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
@@ -17,6 +16,7 @@ from bench.serve.server import VllmServer
 from tests.server.conftest import DRAM_BYTES, Stock
 from tests.server.helpers import (
     PROGRAMS,
+    administer,
     ask,
     count_by,
     eventually,
@@ -68,17 +68,7 @@ def switch(server: VllmServer, folder: Path, text: str) -> None:
 
 
 def at_endpoint(server: VllmServer, text: str = "", key: str = KEY) -> dict[str, str]:
-    """PUT the text, GET without one, as curl does in docs/switch-off.md; the answer's JSON."""
-    request = urllib.request.Request(
-        f"{server.url}/continuum/switch",
-        method="PUT" if text else "GET",
-        data=text.encode() or None,
-        headers={"Authorization": f"Bearer {key}"},
-    )
-    with urllib.request.urlopen(request, timeout=10) as answer:
-        found = json.loads(answer.read())
-    assert isinstance(found, dict)
-    return found
+    return administer(server, "switch", key, text)
 
 
 def is_neutral(server: VllmServer) -> bool:
