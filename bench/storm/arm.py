@@ -17,7 +17,7 @@ import aiohttp
 
 from bench.cache import CACHE
 from bench.serve.ledger import open_accounts, still_held
-from bench.serve.metrics import Metrics, parse_metrics
+from bench.serve.metrics import Metrics, parse_metrics, total
 from bench.serve.server import ServerOptions, VllmServer
 from bench.storm.agents import Force, Storm
 from bench.storm.client import Client, Tally
@@ -71,6 +71,7 @@ class ArmRun:
             **{name: getattr(self, name) for name in ("open_accounts", "tracebacks")},
             "statuses": self.tally.by_status,
             "unexpected": self.tally.unexpected,
+            "hits": [[done, *hits(metrics)] for done, metrics in self.scrapes],
             "samples": [asdict(sample) for sample in self.samples],
             "metrics": {
                 f"{name} {dict(sorted(labels))}": value
@@ -78,6 +79,13 @@ class ArmRun:
                 if not name.endswith("_bucket")
             },
         }
+
+
+def hits(metrics: Metrics) -> list[float]:
+    """Prompt tokens that were found, in each tier, and all."""
+    tiers = ("vram", "dram")
+    found = [total(metrics, "continuum:hit_tokens_total", tier=tier) for tier in tiers]
+    return [*found, total(metrics, "continuum:prompt_tokens_total")]
 
 
 @contextmanager

@@ -121,6 +121,8 @@ class Program:
     last_seen: float = 0.0
     last_finish: float | None = None
     kept: Kept = field(default_factory=lambda: Kept())  # of its last finished turn
+    prompt_end: tuple[int, bytes] | None = None  # of that turn: index and hash of a block
+    alters_answers: bool | None = None  # before it sends them back (answers.py); None: not seen
     parent: str | None = None
     final: bool = False
     num_active: int = 0

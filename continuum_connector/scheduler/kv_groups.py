@@ -40,7 +40,9 @@ class HitRule(Protocol):
 
     @property
     def most_spare(self) -> int: ...
-    def kept(self, request: Any) -> Sequence[tuple[Sequence[int], Sequence[Any]]]: ...
+    def kept(
+        self, request: Any, prompts_end: int
+    ) -> Sequence[tuple[Sequence[int], Sequence[Any]]]: ...
     def give_up_spare(self, requests: Mapping[str, Any]) -> bool: ...
     def waits_for_step(self, found: Any) -> bool: ...
 
@@ -157,6 +159,10 @@ class KvGroups:
         wanted, is left to compute."""
         return (num_tokens - 1) // self.scheduler_size * self.scheduler_size
 
+    def prompts_end(self, request: Any) -> int:
+        """Where the request's prompt is hit at most by another that begins like it, drafts too."""
+        return max(0, self.last_end(request.num_prompt_tokens - self.num_proof_tokens))
+
     @property
     def are_simple(self) -> bool:
         """Whether a hit needs every block before its end, and nothing else."""
@@ -170,17 +176,23 @@ class KvGroups:
         return end - (self.hash_size if end % size else size)
 
     def kept(
-        self, pool_blocks: Sequence[Any], block_ids: Sequence[Sequence[int]], request: Any
+        self,
+        pool_blocks: Sequence[Any],
+        block_ids: Sequence[Sequence[int]],
+        request: Any,
+        needs_prompt: bool = False,
     ) -> ChainBlocks:
         """Return the blocks of a finished turn that the next one will hit.
 
         `block_ids`: the turn's blocks per group; without any it computed nothing that is kept.
+        `needs_prompt`: what a hit at the prompt's end needs is kept too.
         """
         if self.rule is None:
             return self.hashed_blocks(pool_blocks, block_ids, request.block_hashes)
         if not any(block_ids):
             return NO_BLOCKS
-        return ChainBlocks.of(self.rule.kept(request))
+        end = self.prompts_end(request) if needs_prompt else 0
+        return ChainBlocks.of(self.rule.kept(request, end))
 
     def hashed_blocks(
         self,

@@ -73,7 +73,7 @@ class Samples:
         self._kv_groups = groups
         self._most = most
         self._of_batch = of_batch
-        self._keeps = keeps and groups.are_simple  # elsewhere a prompt's end alone is no hit
+        self._keeps = keeps
         self._groups: OrderedDict[str, Group] = OrderedDict()
         self._of_program: OrderedDict[str, Group] = OrderedDict()
         self._num_shared = 0  # groups of more than one
@@ -109,16 +109,23 @@ class Samples:
         if group.is_shared:
             turn.sample = Sample(key, group.num_begun, group.size, group.num_tokens)
 
+    def want_prompt(self, program: Program, epoch: int) -> bool:
+        """Whether a turn that ends with KV of that epoch may have what the others need, who go on
+        from the prompt's end."""
+        group = self._of_program.get(program.key)
+        if group is None or not self._keeps or group.kept == epoch:
+            return False
+        return group.awaits_others(program.key)
+
     def finished(
         self, turn: Turn, request: Any, blocks: ChainBlocks, epoch: int, now: float
     ) -> None:
         """A turn has ended with those `blocks`, which are KV of that epoch: the prompt's are stored
         for the group, unless they were."""
-        program = turn.program
-        group = self._of_program.get(program.key)
-        if group is None or not self._keeps or group.kept == epoch:
+        if not self.want_prompt(turn.program, epoch):
             return
-        if not group.awaits_others(program.key) or blocks.end < group.num_tokens:
+        group = self._of_program[turn.program.key]
+        if blocks.end < self._kv_groups.last_end(group.num_tokens + 1):
             return
         number = group.num_tokens // self._kv_groups.hash_size
         if request.block_hashes[number - 1] != group.prompt:  # it has left the prompt

@@ -16,11 +16,12 @@ from continuum_connector.programs.identify import identify_request
 from continuum_connector.programs.program import Identity, Kept, Program
 from continuum_connector.programs.table import ProgramTable
 from continuum_connector.scheduler.ahead import Ahead
+from continuum_connector.scheduler.answers import Answers
 from continuum_connector.scheduler.decider import Decider, DramWorth
 from continuum_connector.scheduler.decisions import Decisions, Snapshots
 from continuum_connector.scheduler.gate import Gate
 from continuum_connector.scheduler.holds import BlockPool
-from continuum_connector.scheduler.kv_groups import NO_BLOCKS, KvGroups
+from continuum_connector.scheduler.kv_groups import NO_BLOCKS, ChainBlocks, KvGroups
 from continuum_connector.scheduler.pins import PinEnd
 from continuum_connector.scheduler.records import Records, answer
 from continuum_connector.scheduler.retention import Retention
@@ -73,6 +74,7 @@ class SchedulerSide:
         is_for_batches = config.objective == "throughput"
         kept_for = config.max_programs, decider.policy.ranks_dram, is_for_batches
         self._samples = Samples(self.tier, self.groups, *kept_for)
+        self._answers = Answers(self.groups.hash_size)
         self._worth = DramWorth(self.programs, decider, self.turns, self._samples)
         if decider.policy.ranks_dram:
             self.tier.rank = self._worth.rank
@@ -108,6 +110,8 @@ class SchedulerSide:
             tier_tokens=self._none_found,
         )
         turn.is_stray = turn.strays(request.block_hashes)
+        if not turn.is_stray:
+            self._answers.came_back(program, request.block_hashes)
         self._samples.begin(turn, request, now)
         self.turns.begin(request.request_id, turn)
         self._ahead.expect(turn, request, now)
@@ -205,7 +209,11 @@ class SchedulerSide:
         self.steps.stir()
         self.room.references_dropped()
         self.retention.unexpect(turn.program.key, request.request_id)
-        blocks = self.groups.kept(self._pool.blocks, block_ids, request)
+        blocks = self.groups.kept(
+            *(self._pool.blocks, block_ids, request),
+            needs_prompt=self._answers.are_altered(turn.program)
+            or self._samples.want_prompt(turn.program, self._epochs.number),
+        )
         if turn.epoch < self._epochs.number:  # some of it is KV of other weights
             blocks = NO_BLOCKS
         if end is TurnEnd.ABORTED and not self._endings.went_away(request):
@@ -221,9 +229,7 @@ class SchedulerSide:
             turn.is_stray,
         )
         if not turn.is_stray and (blocks or end is not TurnEnd.ABORTED):
-            size = self.groups.hash_size
-            hit = max(0, blocks.end - self.groups.num_proof_tokens)
-            turn.program.kept = Kept.of(request.block_hashes, hit // size, size)
+            self._note_kept(turn.program, request, blocks)
         self._samples.finished(turn, request, blocks, self._epochs.number, now)
         choice = self._decisions.keep(turn, request, blocks, end, now)
         if turn.program.final and not turn.program.num_active:
@@ -231,6 +237,13 @@ class SchedulerSide:
         if turn.is_let_in:
             self._working_set.finished(turn, request.num_tokens, now)
         return answer(turn, choice) if self._echo else None
+
+    def _note_kept(self, program: Program, request: Any, blocks: ChainBlocks) -> None:
+        size = self.groups.hash_size
+        hit = max(0, blocks.end - self.groups.num_proof_tokens)
+        program.kept = Kept.of(request.block_hashes, hit // size, size)
+        end = self.groups.prompts_end(request)
+        self._answers.finished(program, request.block_hashes, end)
 
     def switch(self, is_on: bool, now: float) -> None:
         """Begin to act, or stop: then nothing is kept but what was learned, no turn is known any

@@ -81,18 +81,21 @@ class HitRule:
         self._is_reckoned = not (self._states or chunked or self.num_proof_tokens) and all(
             each.sliding_window % each.block_size == 0 for each in self._windows
         )
-        self._num_sparse = len(self._states) + len(self._windows) + len(chunked)
+        self._sparse = [*self._states, *self._windows, *chunked]
         self._at: dict[str, int] = {}  # running turn -> boundary behind which it keeps blocks
         self._spare: dict[str, None] = {}  # those of them that have not given them up
         self._remove = coordinator.remove_skipped_blocks
-        if self._num_sparse:
+        if self._sparse:
             coordinator.remove_skipped_blocks = self._sparing(self._remove)
 
     # --- at the end of a turn ---------------------------------------------------------
-    def kept(self, request: Any) -> list[tuple[list[int], list[Any]]]:
+    def kept(self, request: Any, prompts_end: int) -> list[tuple[list[int], list[Any]]]:
         """Return per KV group the blocks that the next turn will hit, and where each ends in
-        tokens. They may have left the request, and lie in the free queue with their hash. Cost
-        grows with the hit."""
+        tokens, ascending. They may have left the request, and lie in the free queue with their
+        hash. Cost grows with the hit.
+
+        `prompts_end`: in tokens; what a hit there needs is kept too, as far as it is there.
+        """
         self._forget(request.request_id)
         if getattr(self._coordinator, "retention_interval", None) is not None:
             self._hash_last(request)
@@ -110,7 +113,24 @@ class HitRule:
             if proof is not None and proof not in blocks[-1:]:
                 ends.append(end)
                 blocks.append(proof)
+        if 0 < prompts_end < hit:
+            self._add_hit(kept, hashes, prompts_end)
         return kept
+
+    def _add_hit(self, kept: list[Any], hashes: Sequence[Any], hit: int) -> None:
+        """Put what a shorter hit needs beside the longest: of full attention nothing more."""
+        fine = getattr(self._coordinator, "enable_partial_hash_hits", False)
+        wanted = {}
+        for manager in self._sparse if not fine else ():
+            size, group = manager.block_size, manager.kv_cache_group_id
+            last = hit + (self._margin(manager) if manager in self._flagged else 0)
+            ends = range((manager.get_num_skipped_tokens(hit) // size + 1) * size, last + 1, size)
+            wanted[group] = {end: self._cached(manager, hashes, end // size, end) for end in ends}
+        if any(None in blocks.values() for blocks in wanted.values()):
+            return  # others took some of it, and it is of no use without
+        for group, blocks in wanted.items():
+            merged = blocks | dict(zip(*kept[group], strict=True))
+            kept[group] = sorted(merged), [merged[end] for end in sorted(merged)]
 
     def _found(self, request: Any) -> tuple[Sequence[Any], int]:
         """vLLM's lookup, but for states that other turns compute on in place.
@@ -228,7 +248,7 @@ class HitRule:
         for each in [each for each in self._spare if each not in tables]:
             self._forget(each)  # it was preempted, or ended while we were off
         per_boundary = 1 + -(-self.num_proof_tokens // self._coordinator.scheduler_block_size)
-        return len(self._spare) * self._num_sparse * int(per_boundary)
+        return len(self._spare) * len(self._sparse) * int(per_boundary)
 
     def give_up_spare(self, requests: Mapping[str, Any]) -> bool:
         """Let go of what one running turn keeps, of `requests` by id; False if none keeps any. It

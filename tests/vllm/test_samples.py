@@ -13,10 +13,11 @@ TOKENS = 400  # of the prompt: 25 blocks, of which the last is computed again
 SIZE = 3
 
 
-def engine_of(num_slots: int = 400) -> Engine:
+def engine_of(num_slots: int = 400, num_blocks: int = 80, **more: Any) -> Engine:
     """One turn at a time, in VRAM for one and a half; to compute is slow, to load is not."""
     options = {"max_num_seqs": 1, "max_num_batched_tokens": 2048, "config": {"policy": "adaptive"}}
-    engine = tiered(80, num_slots, **options)
+    options |= more
+    engine = tiered(num_blocks, num_slots, **options)
     costs = {"prefill": [0.0, 1e-2, 0.0, 0.0, 0.0], "load": [0.0, 1e-6]}
     engine.connector.costs.restore(costs)
     return engine
@@ -56,6 +57,18 @@ def test_a_prompt_whose_samples_come_one_by_one_is_computed_and_stored_once() ->
     assert total(engine, "sample_hit_tokens") == 2 * 384
     samples = engine.connector.side._samples
     assert samples.resident("group:task-1", 0.0, engine.clock()) is None
+
+
+@pytest.mark.parametrize("groups", ["state", "chunked", "hybrid", "mixed"])
+def test_of_windows_and_states_what_the_prompts_end_needs_is_stored_for_the_others(
+    groups: str,
+) -> None:
+    engine = engine_of(800, groups=groups, num_blocks=300)
+    for n in range(SIZE):
+        sample(engine, f"a{n}", group())
+        others(engine, 8, seed=50 + 8 * n)
+    end = engine.connector.side.groups.last_end(TOKENS)
+    assert [engine.cached[f"a{n}"] for n in range(SIZE)] == [(0, 0), (0, end), (0, end)]
 
 
 def test_a_prompt_stays_in_a_full_dram_until_the_last_sample_is_over() -> None:
