@@ -3,7 +3,7 @@
 vLLM's block hashes do not cover the weights, so whatever is found by hash must be forgotten then.
 What lies below VRAM is, at once. VRAM's own prefix cache is vLLM's: where nobody empties it, turns
 go on with KV of before, and all that we owe is that nothing of that is kept for later: no pin, and
-nothing in DRAM.
+nothing in DRAM. A reset that vLLM refuses, because turns run, empties it but for those (resets.py).
 """
 
 from __future__ import annotations
@@ -27,7 +27,9 @@ class Epochs:
     """`number` grows with each. `on_begin` is told of one once all of ours is forgotten: vLLM's
     scheduler has turns whose KV was loaded, or is being loaded, and not used yet. `is_resetting`:
     one has begun for a reset that goes on, and no other is to begin for it. `is_vram_empty`: no
-    turn has KV, and none is to be found."""
+    turn has KV, and none is to be found. `is_of_before`: None, or VRAM's prefix cache has nothing
+    older than this epoch but what turns still add that ran when it began, and this says whether the
+    request of that id, which has just got its blocks, found some of theirs."""
 
     def __init__(self, retention: Retention, tier: Tier, records: Records) -> None:
         self.number = 0
@@ -35,6 +37,7 @@ class Epochs:
         self.is_resetting = False
         self.is_vram_empty: Callable[[], bool] = lambda: False
         self.on_begin: Callable[[], None] = lambda: None
+        self.is_of_before: Callable[[str], bool] | None = None
         self._vram_since = 0  # VRAM's prefix cache holds nothing older
         self._retention = retention
         self._tier, traffic = tier, tier.traffic
@@ -50,6 +53,7 @@ class Epochs:
         keep_as = "" if cause is Cause.WEIGHTS else self.name
         self.name = name
         self.let_go(PinEnd.RESET, now, keep_as, name)
+        self.is_of_before = None
         self.on_begin()
         if self.is_vram_empty():
             self.vram_emptied()
@@ -66,8 +70,19 @@ class Epochs:
     def vram_emptied(self) -> None:
         """VRAM's prefix cache is empty, and no turn has KV."""
         self._vram_since = self.number
+        self.is_of_before = None
+
+    def of_kv(self, num_tokens: int) -> int:
+        """The epoch of a turn that has so many tokens of KV, from whomever: an older one, if these
+        may be of it."""
+        return self._vram_since if num_tokens else self.number
 
     def of_hit(self, num_vram_tokens: int) -> int:
-        """The epoch of a turn's KV that begins with so many tokens found in VRAM: an older one, if
-        these may be of it."""
-        return self._vram_since if num_vram_tokens else self.number
+        """The same of one that is about to get what was found in VRAM."""
+        return self.of_kv(num_vram_tokens) if self.is_of_before is None else self.number
+
+    def of_blocks(self, epoch: int, request_id: str) -> int:
+        """The same once it has got its blocks; `epoch`: what it was taken for."""
+        if self.is_of_before is not None and self.is_of_before(request_id):
+            return self._vram_since
+        return epoch

@@ -105,7 +105,7 @@ class SchedulerSide:
         turn = Turn(
             *(program, identity, program.num_turns, now),
             # It may wait with KV by now, if it came while we were switched off.
-            epoch=self._epochs.of_hit(request.num_computed_tokens),
+            epoch=self._epochs.of_kv(request.num_computed_tokens),
             max_head_start_s=self._max_head_start_s,
             tier_tokens=self._none_found,
         )
@@ -166,6 +166,7 @@ class SchedulerSide:
         """The request owns its blocks now: load what it lacks, hand the pin over."""
         self.steps.stir()
         turn = self.begin_turn(request, now)
+        turn.epoch = self._epochs.of_blocks(turn.epoch, request.request_id)
         found = self._none_found
         if num_external:
             found = self.tier.load(turn.program.key, request, block_ids, num_external, now)
@@ -254,6 +255,7 @@ class SchedulerSide:
             for turn in filter(None, map(self.turns.end, list(self.turns))):
                 self.programs.end_turn(turn.program, turn.identity.hints, now)
             self.decider.forget_open(now)
+            self._epochs.is_of_before = None  # who comes now is not looked at
             self._samples.clear()
         if self.groups.rule is not None:
             self.groups.rule.is_on = is_on

@@ -2,6 +2,10 @@
 
 Turns that wait may own KV already, which only a connector gives them: vLLM neither takes it back
 nor resets its prefix cache while they have it. So they lose it, and are computed as any other.
+
+Nor does it reset its prefix cache while turns run. What was cached is forgotten then all the same,
+or no turn that finds a system prompt of before could be kept until somebody asks again; turns that
+run end with what they have, and take what they have cached with them (Remainder).
 """
 
 from __future__ import annotations
@@ -13,6 +17,7 @@ from typing import Any
 
 from vllm.v1.request import RequestStatus
 
+from continuum_connector.scheduler.epochs import Epochs
 from continuum_connector.vllm import compat
 
 LOADING = RequestStatus.WAITING_FOR_REMOTE_KVS
@@ -63,7 +68,11 @@ class Resets:
         self._queues = order.queues if order is not None else ()
         traffic, steps = side.traffic, side.steps
         self._ledger, self._holds, self._epochs = traffic.ledger, traffic.holds, steps.epochs
-        self._epochs.on_begin = self._forget_loaded
+        self._epochs.on_begin = self._on_begin
+        # Blocks that left a running turn's window or chunk are in no table, and may be cached; so
+        # are those of a turn that ended, where a partner of ours needs vLLM's fence around them.
+        self._tells_blocks = side.groups.are_simple and scheduler.connector is ours
+        self._remainder: Remainder | None = None
         self._version: str | None = None
         self._version_now = _weight_version()
 
@@ -87,7 +96,15 @@ class Resets:
             self._epochs.is_resetting = False
         if done:
             self._epochs.vram_emptied()
+        elif self._tells_blocks and self._ours.is_on:
+            self._remainder = Remainder(self._scheduler, self._epochs)
         return done
+
+    def _on_begin(self) -> None:
+        if self._remainder is not None:
+            self._remainder.end()
+            self._remainder = None
+        self._forget_loaded()
 
     def _forget_loaded(self) -> None:
         loads = [each for each in self._ledger if each.request_id]
@@ -102,6 +119,54 @@ class Resets:
         for request_id in forget_loaded(self._scheduler, hold_load):
             for queue in self._queues:
                 queue.rerank(request_id)  # who has KV stands before who has none
+
+
+class Remainder:
+    """Turns that run on with KV of before, when all else that was cached is forgotten: until the
+    last of them, and of those that found what they cached meanwhile, has given its blocks back.
+    Exact for one group of full attention: what such a turn caches is in its table while it runs."""
+
+    def __init__(self, scheduler: Any, epochs: Epochs) -> None:
+        self._manager, self._epochs = scheduler.kv_cache_manager, epochs
+        self._pool = self._manager.block_pool
+        cached = (block.block_id for block in self._pool.blocks if block.block_hash is not None)
+        self._pool.evict_blocks(set(cached))
+        self._turns = {each for each in scheduler.requests if self._blocks_of(each)}
+        self._free = self._manager.free
+        self._manager.free = self._take_along
+        epochs.is_of_before = self._found_theirs
+        self._end_if_over()
+
+    def end(self) -> None:
+        """It is of no use any more."""
+        if self._manager.__dict__.get("free") == self._take_along:
+            del self._manager.free  # the method of its class again
+
+    def _found_theirs(self, request_id: str) -> bool:
+        """Whether some of that turn's blocks are those of one of them, as it is then itself."""
+        blocks = self._blocks_of(request_id)
+        if any(not blocks.isdisjoint(self._blocks_of(each)) for each in self._turns):
+            self._turns.add(request_id)
+        return request_id in self._turns
+
+    def _take_along(self, request: Any) -> None:
+        """KVCacheManager.free: it ends, is preempted, or loses what was loaded."""
+        if request.request_id in self._turns:
+            blocks = self._blocks_of(request.request_id)
+            # What it shares is not its own: it has found it, or another of them takes it along.
+            alone = {each for each in blocks if self._pool.blocks[each].ref_cnt == 1}
+            self._pool.evict_blocks(alone)
+            self._turns.remove(request.request_id)
+        self._free(request)
+        self._end_if_over()
+
+    def _end_if_over(self) -> None:
+        if not self._turns and self._epochs.is_of_before == self._found_theirs:
+            self._epochs.vram_emptied()
+            self.end()
+
+    def _blocks_of(self, request_id: str) -> set[int]:
+        return {each for ids in self._manager.get_block_ids(request_id) for each in ids}
 
 
 def _weight_version() -> Callable[[], str]:

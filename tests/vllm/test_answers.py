@@ -72,6 +72,8 @@ def test_a_turn_after_an_altered_answer_hits_the_prompt_before_it(
 def test_drafts_drop_a_block_of_it(
     monkeypatch: pytest.MonkeyPatch, groups: str, flagged: int
 ) -> None:
+    if groups == "state" and not versions.CAN_FAIL_REQUESTS:
+        pytest.skip("before vLLM 0.30 no state is left where such a lookup ends")
     drafts_read(monkeypatch, flagged)
     engine = engine_of(groups, PINS)
     for hit, num_before in play(engine, [True] * 3)[1:]:

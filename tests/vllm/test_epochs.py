@@ -13,6 +13,7 @@ from vllm.v1.core.sched.interface import PauseState
 
 from continuum_connector.scheduler.epochs import Epochs
 from continuum_connector.scheduler.tiers.transfers import Kind
+from continuum_connector.vllm.resets import Remainder
 from tests.vllm.harness import Engine, OracleError
 from tests.vllm.tiering import (
     GROUPS,
@@ -309,6 +310,102 @@ def test_what_is_computed_behind_old_kv_in_vram_is_not_kept_either() -> None:
     assert engine.reset_prefix_cache()
     run_turn(engine, "c", engine.next_prompt("b", 20), program="p")
     assert engine.worker.num_blocks_stored > num_stored
+    wind_down(engine)
+
+
+def with_one_of_before(max_tokens: int, weights: int = 0) -> Engine:
+    """A turn runs, `r`, and vLLM has refused to empty its cache for that."""
+    engine = tiered(config={"ttl_s": 50})
+    engine.add("r", 200, max_tokens=max_tokens, program="r")
+    engine.run_until_idle(until=lambda: len(engine.outputs["r"]) > 5)
+    for _ in range(weights):
+        update(engine, way="")
+    assert not engine.reset_prefix_cache()
+    return engine
+
+
+def run_beside(engine: Engine, request_id: str, tokens: Any, program: str) -> None:
+    """A turn to its end, while `r` runs on."""
+    engine.add(request_id, tokens, max_tokens=2, program=program)
+    engine.run_until_idle(until=lambda: request_id in engine.finish_reasons)
+    assert "r" not in engine.finish_reasons
+
+
+def is_pinned(engine: Engine, program: str) -> bool:
+    return engine.connector.side.pins.get(f"job:{program}") is not None
+
+
+def test_beside_a_turn_that_made_vllm_refuse_a_reset_new_ones_compute_all_and_are_kept() -> None:
+    engine = with_one_of_before(max_tokens=60, weights=1)
+    run_beside(engine, "t", 230, "t")  # which begins like `r`
+    assert engine.cached.get("t", (0, 0)) == (0, 0)
+    assert answers(engine, "t", weights=1)
+    assert is_pinned(engine, "t")
+    engine.run_until_idle()
+    assert not is_pinned(engine, "r")
+    run_turn(engine, "u", engine.next_prompt("t", 20), program="t")
+    assert engine.cached["u"] == (224, 0)
+    assert answers(engine, "u", weights=1)
+    wind_down(engine)
+
+
+@pytest.mark.parametrize("is_blind", [False, True])
+def test_who_finds_what_such_a_turn_has_cached_since_is_not_kept(
+    is_blind: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Blind, the negative control: it is kept, as if it were of this epoch."""
+    if is_blind:
+        monkeypatch.setattr(Remainder, "_found_theirs", lambda *args: False)
+    engine = with_one_of_before(max_tokens=120)
+    run_beside(engine, "u", 200, "u")
+    engine.run_until_idle(until=lambda: len(engine.outputs["r"]) > 60)
+    request = engine.requests["r"]
+    tail = [*request.prompt_token_ids, *engine.outputs["r"][:50], *range(200, 230)]
+    run_beside(engine, "v", tail, "v")
+    assert engine.cached["v"] == (240, 0), "vLLM's own cache is vLLM's"
+    assert is_pinned(engine, "u")
+    assert is_pinned(engine, "v") == is_blind
+    if not is_blind:
+        engine.run_until_idle()
+        assert engine.connector.side.steps.epochs.is_of_before is None
+        run_turn(engine, "x", tail, program="x")
+        assert engine.cached["x"] == (192, 0), "what `u` has computed, and nothing of `r`"
+        assert is_pinned(engine, "x")
+        wind_down(engine)
+
+
+@pytest.mark.parametrize("how", ["preempted", "aborted"])
+def test_such_a_turn_takes_along_what_it_has_cached_however_it_goes(how: str) -> None:
+    engine = with_one_of_before(max_tokens=120)
+    run_beside(engine, "u", 200, "u")
+    engine.run_until_idle(until=lambda: len(engine.outputs["r"]) > 60)
+    tail = [*engine.requests["r"].prompt_token_ids, *engine.outputs["r"][:50]]
+    if how == "aborted":
+        engine.abort("r")
+    else:
+        engine.scheduler.running.remove(engine.requests["r"])
+        engine.scheduler._preempt_request(engine.requests["r"], 0.0)
+    run_turn(engine, "x", tail, program="x")
+    assert engine.connector.side.steps.epochs.is_of_before is None
+    # Who was preempted is back by then, and has computed it anew.
+    assert engine.cached["x"] == (192 if how == "aborted" else 240, 0)
+    engine.run_until_idle()
+    assert is_pinned(engine, "x")
+    assert is_pinned(engine, "r") == (how == "preempted")
+    wind_down(engine)
+
+
+def test_what_came_while_we_were_off_is_not_taken_for_new() -> None:
+    engine = with_one_of_before(max_tokens=60)
+    for is_on in (False, True):
+        engine.connector.switch = SimpleNamespace(is_on=is_on, close=lambda: None)
+        engine.step()
+    run_beside(engine, "t", 230, "t")
+    run_beside(engine, "u", 230, "u")  # it finds what `t` has computed
+    assert is_pinned(engine, "t")
+    assert not is_pinned(engine, "u")
+    engine.run_until_idle()
+    assert engine.reset_prefix_cache()
     wind_down(engine)
 
 
