@@ -17,7 +17,6 @@ from typing import Any
 
 from vllm.v1.request import RequestStatus
 
-from continuum_connector.scheduler.epochs import Epochs
 from continuum_connector.vllm import compat
 
 LOADING = RequestStatus.WAITING_FOR_REMOTE_KVS
@@ -126,7 +125,7 @@ class Remainder:
     last of them, and of those that found what they cached meanwhile, has given its blocks back.
     Exact for one group of full attention: what such a turn caches is in its table while it runs."""
 
-    def __init__(self, scheduler: Any, epochs: Epochs) -> None:
+    def __init__(self, scheduler: Any, epochs: Any) -> None:
         self._manager, self._epochs = scheduler.kv_cache_manager, epochs
         self._pool = self._manager.block_pool
         cached = (block.block_id for block in self._pool.blocks if block.block_hash is not None)
