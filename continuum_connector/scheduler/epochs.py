@@ -68,7 +68,7 @@ class Epochs:
             self._records.settled(transfer, now)
 
     def vram_emptied(self) -> None:
-        """VRAM's prefix cache is empty, and no turn has KV."""
+        """VRAM's prefix cache has nothing of before, nor has any turn."""
         self._vram_since = self.number
         self.is_of_before = None
 

@@ -160,9 +160,11 @@ class Remainder:
         self._end_if_over()
 
     def _end_if_over(self) -> None:
-        if not self._turns and self._epochs.is_of_before == self._found_theirs:
+        if self._turns:
+            return
+        self.end()
+        if self._epochs.is_of_before == self._found_theirs:  # or we were switched off meanwhile
             self._epochs.vram_emptied()
-            self.end()
 
     def _blocks_of(self, request_id: str) -> set[int]:
         return {each for ids in self._manager.get_block_ids(request_id) for each in ids}
