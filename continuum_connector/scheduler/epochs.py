@@ -72,6 +72,10 @@ class Epochs:
         self._vram_since = self.number
         self.is_of_before = None
 
+    @property
+    def is_vram_of_now(self) -> bool:
+        return self._vram_since == self.number
+
     def of_kv(self, num_tokens: int) -> int:
         """The epoch of a turn that has so many tokens of KV, from whomever: an older one, if these
         may be of it."""

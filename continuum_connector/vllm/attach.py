@@ -212,7 +212,7 @@ def subclass(base: Any) -> Any:
 
         def schedule(self, *args: Any, **kwargs: Any) -> Any:
             if self._continuum is not None:
-                self._resets.follow_version()
+                self._resets.before_step()
                 self.kv_holders = None
                 must_line_up = self._allocation.before_step()
                 if self._order is not None:

@@ -71,12 +71,16 @@ class Resets:
         # Blocks that left a running turn's window or chunk are in no table, and may be cached; so
         # are those of a turn that ended, where a partner of ours needs vLLM's fence around them.
         self._tells_blocks = side.groups.are_simple and scheduler.connector is ours
+        self._is_refused = False  # the last reset
         self._remainder: Remainder | None = None
         self._version: str | None = None
         self._version_now = _weight_version()
 
-    def follow_version(self) -> None:
-        """Before each step: was vLLM told another weight version since the last one?"""
+    def before_step(self) -> None:
+        """Was vLLM told another weight version since the last step, or are we on again since a
+        reset was refused?"""
+        if self._is_refused:
+            self._forget_cached()
         version = self._version_now()
         if version != self._version:
             if self._version is not None:  # or it is the first step
@@ -95,15 +99,29 @@ class Resets:
             self._epochs.is_resetting = False
         if done:
             self._epochs.vram_emptied()
-        elif self._tells_blocks and self._ours.is_on:
-            self._remainder = Remainder(self._scheduler, self._epochs)
+        else:
+            self._is_refused = self._tells_blocks
+            self._forget_cached()
         return done
 
     def _on_begin(self) -> None:
+        self._is_refused = False
+        self._end_remainder()
+        self._forget_loaded()
+
+    def _end_remainder(self) -> None:
         if self._remainder is not None:
             self._remainder.end()
             self._remainder = None
-        self._forget_loaded()
+
+    def _forget_cached(self) -> None:
+        """What vLLM refused, once we look at who comes; and anew, if we did not meanwhile."""
+        epochs = self._epochs
+        if self._is_refused and self._ours.is_on and epochs.is_of_before is None:
+            self._end_remainder()
+            self._is_refused = not epochs.is_vram_of_now
+            if self._is_refused:
+                self._remainder = Remainder(self._scheduler, epochs)
 
     def _forget_loaded(self) -> None:
         loads = [each for each in self._ledger if each.request_id]

@@ -331,6 +331,11 @@ def run_beside(engine: Engine, request_id: str, tokens: Any, program: str) -> No
     assert "r" not in engine.finish_reasons
 
 
+def switch(engine: Engine, is_on: bool) -> None:
+    engine.connector.switch = SimpleNamespace(is_on=is_on, close=lambda: None)
+    engine.step()
+
+
 def is_pinned(engine: Engine, program: str) -> bool:
     return engine.connector.side.pins.get(f"job:{program}") is not None
 
@@ -396,16 +401,36 @@ def test_such_a_turn_takes_along_what_it_has_cached_however_it_goes(how: str) ->
 
 
 def test_what_came_while_we_were_off_is_not_taken_for_new() -> None:
-    engine = with_one_of_before(max_tokens=60)
-    for is_on in (False, True):
-        engine.connector.switch = SimpleNamespace(is_on=is_on, close=lambda: None)
-        engine.step()
-    run_beside(engine, "t", 230, "t")
-    run_beside(engine, "u", 230, "u")  # it finds what `t` has computed
-    assert is_pinned(engine, "t")
-    assert not is_pinned(engine, "u")
+    engine = with_one_of_before(max_tokens=120)
+    run_beside(engine, "u", 200, "u")
+    switch(engine, False)
+    engine.run_until_idle(until=lambda: len(engine.outputs["r"]) > 60)
+    tail = [*engine.requests["r"].prompt_token_ids, *engine.outputs["r"][:50]]
+    engine.add("v", tail, max_tokens=40, program="v")
+    engine.run_until_idle(until=lambda: len(engine.outputs["v"]) > 5)
+    assert engine.cached["v"] == (240, 0)
+    switch(engine, True)
+    run_beside(engine, "x", tail, "x")
+    assert engine.cached.get("x", (0, 0)) == (0, 0), "all of it may be of before"
+    assert is_pinned(engine, "x")
     engine.run_until_idle()
-    assert engine.reset_prefix_cache()
+    assert not is_pinned(engine, "v")
+    assert engine.connector.side.steps.epochs.is_of_before is None
+    wind_down(engine)
+
+
+def test_a_reset_that_was_refused_while_we_were_off_is_made_up_for() -> None:
+    engine = tiered(config={"ttl_s": 50})
+    engine.add("r", 200, max_tokens=60, program="r")
+    engine.run_until_idle(until=lambda: len(engine.outputs["r"]) > 5)
+    switch(engine, False)
+    assert not engine.reset_prefix_cache()
+    switch(engine, True)
+    run_beside(engine, "t", 230, "t")
+    assert engine.cached.get("t", (0, 0)) == (0, 0)
+    assert is_pinned(engine, "t")
+    engine.run_until_idle()
+    assert not is_pinned(engine, "r")
     wind_down(engine)
 
 
@@ -424,9 +449,8 @@ def test_a_turn_that_waits_with_old_kv_while_we_are_switched_off_and_on_is_not_k
     hold(engine)
     engine.add("c", 190, program="r")
     engine.run_until_idle(until=lambda: bool(in_flight(engine, Kind.LOAD)))
-    for is_on in (False, True):
-        engine.connector.switch = SimpleNamespace(is_on=is_on, close=lambda: None)
-        engine.step()
+    switch(engine, False)
+    switch(engine, True)
     hold(engine, False)
     engine.run_until_idle()
     assert engine.cached["c"] == (96, 80)
