@@ -73,7 +73,7 @@ class Samples:
         self._kv_groups = groups
         self._most = most
         self._of_batch = of_batch
-        self._keeps = keeps
+        self._keeps = keeps and groups.are_simple  # elsewhere a prompt's end alone is no hit
         self._groups: OrderedDict[str, Group] = OrderedDict()
         self._of_program: OrderedDict[str, Group] = OrderedDict()
         self._num_shared = 0  # groups of more than one

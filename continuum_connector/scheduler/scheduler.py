@@ -215,7 +215,9 @@ class SchedulerSide:
             needs_prompt=self._answers.are_altered(turn.program)
             or self._samples.want_prompt(turn.program, self._epochs.number),
         )
-        if turn.epoch < self._epochs.number:  # some of it is KV of other weights
+        # Some of it is KV of other weights, or may be found by hash in its place.
+        is_found_by_hash = self.groups.rule is not None and not self._epochs.is_vram_of_now
+        if turn.epoch < self._epochs.number or is_found_by_hash:
             blocks = NO_BLOCKS
         if end is TurnEnd.ABORTED and not self._endings.went_away(request):
             end = TurnEnd.STOP

@@ -59,18 +59,6 @@ def test_a_prompt_whose_samples_come_one_by_one_is_computed_and_stored_once() ->
     assert samples.resident("group:task-1", 0.0, engine.clock()) is None
 
 
-@pytest.mark.parametrize("groups", ["state", "chunked", "hybrid", "mixed"])
-def test_of_windows_and_states_what_the_prompts_end_needs_is_stored_for_the_others(
-    groups: str,
-) -> None:
-    engine = engine_of(800, groups=groups, num_blocks=300)
-    for n in range(SIZE):
-        sample(engine, f"a{n}", group())
-        others(engine, 8, seed=50 + 8 * n)
-    end = engine.connector.side.groups.last_end(TOKENS)
-    assert [engine.cached[f"a{n}"] for n in range(SIZE)] == [(0, 0), (0, end), (0, end)]
-
-
 def test_a_prompt_stays_in_a_full_dram_until_the_last_sample_is_over() -> None:
     engine = engine_of(num_slots=90)
     sample(engine, "a0", group(size=2))
