@@ -109,23 +109,16 @@ class Samples:
         if group.is_shared:
             turn.sample = Sample(key, group.num_begun, group.size, group.num_tokens)
 
-    def want_prompt(self, program: Program, epoch: int) -> bool:
-        """Whether a turn that ends with KV of that epoch may have what the others need, who go on
-        from the prompt's end."""
-        group = self._of_program.get(program.key)
-        if group is None or not self._keeps or group.kept == epoch:
-            return False
-        return group.awaits_others(program.key)
-
     def finished(
         self, turn: Turn, request: Any, blocks: ChainBlocks, epoch: int, now: float
     ) -> None:
         """A turn has ended with those `blocks`, which are KV of that epoch: the prompt's are stored
         for the group, unless they were."""
-        if not self.want_prompt(turn.program, epoch):
+        program = turn.program
+        group = self._of_program.get(program.key)
+        if group is None or not self._keeps or group.kept == epoch:
             return
-        group = self._of_program[turn.program.key]
-        if blocks.end < self._kv_groups.last_end(group.num_tokens + 1):
+        if not group.awaits_others(program.key) or blocks.end < group.num_tokens:
             return
         number = group.num_tokens // self._kv_groups.hash_size
         if request.block_hashes[number - 1] != group.prompt:  # it has left the prompt

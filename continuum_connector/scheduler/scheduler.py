@@ -210,15 +210,7 @@ class SchedulerSide:
         self.steps.stir()
         self.room.references_dropped()
         self.retention.unexpect(turn.program.key, request.request_id)
-        blocks = self.groups.kept(
-            *(self._pool.blocks, block_ids, request),
-            needs_prompt=self._answers.are_altered(turn.program)
-            or self._samples.want_prompt(turn.program, self._epochs.number),
-        )
-        # Some of it is KV of other weights, or may be found by hash in its place.
-        is_found_by_hash = self.groups.rule is not None and not self._epochs.is_vram_of_now
-        if turn.epoch < self._epochs.number or is_found_by_hash:
-            blocks = NO_BLOCKS
+        blocks = self._kept(turn, request, block_ids)
         if end is TurnEnd.ABORTED and not self._endings.went_away(request):
             end = TurnEnd.STOP
         turn.is_stray = turn.strays(request.block_hashes)  # others may have ended since it arrived
@@ -240,6 +232,16 @@ class SchedulerSide:
         if turn.is_let_in:
             self._working_set.finished(turn, request.num_tokens, now)
         return answer(turn, choice) if self._echo else None
+
+    def _kept(self, turn: Turn, request: Any, block_ids: Sequence[Sequence[int]]) -> ChainBlocks:
+        """The blocks of the turn that may be kept: none if some of it is KV of other weights, or if
+        such may be found by hash in its place."""
+        is_found_by_hash = self.groups.rule is not None and not self._epochs.is_vram_of_now
+        blocks = self.groups.kept(
+            *(self._pool.blocks, block_ids, request),
+            needs_prompt=self._answers.are_altered(turn.program),
+        )
+        return NO_BLOCKS if turn.epoch < self._epochs.number or is_found_by_hash else blocks
 
     def _note_kept(self, program: Program, request: Any, blocks: ChainBlocks) -> None:
         size = self.groups.hash_size
