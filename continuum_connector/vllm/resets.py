@@ -11,7 +11,7 @@ run end with what they have, and take what they have cached with them (Remainder
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -148,7 +148,8 @@ class Remainder:
         self._pool = self._manager.block_pool
         cached = (block.block_id for block in self._pool.blocks if block.block_hash is not None)
         self._pool.evict_blocks(set(cached))
-        self._turns = {each for each in scheduler.requests if self._blocks_of(each)}
+        self._num_seen = {each: 0 for each in scheduler.requests if self._blocks_of(each)}
+        self._theirs: set[int] = set()  # of these turns' blocks, those seen so far
         self._free = self._manager.free
         self._manager.free = self._take_along
         epochs.is_of_before = self._found_theirs
@@ -161,31 +162,40 @@ class Remainder:
 
     def _found_theirs(self, request_id: str) -> bool:
         """Whether some of that turn's blocks are those of one of them, as it is then itself."""
-        blocks = self._blocks_of(request_id)
-        if any(not blocks.isdisjoint(self._blocks_of(each)) for each in self._turns):
-            self._turns.add(request_id)
-        return request_id in self._turns
+        self._see()
+        if any(block.block_id in self._theirs for block in self._blocks_of(request_id)):
+            self._num_seen.setdefault(request_id, 0)
+        return request_id in self._num_seen
+
+    def _see(self) -> None:
+        """What they have got since: a table of full attention only grows."""
+        for turn, num_seen in self._num_seen.items():
+            blocks = self._blocks_of(turn)
+            if len(blocks) > num_seen:
+                self._theirs.update(block.block_id for block in blocks[num_seen:])
+                self._num_seen[turn] = len(blocks)
 
     def _take_along(self, request: Any) -> None:
         """KVCacheManager.free: it ends, is preempted, or loses what was loaded."""
-        if request.request_id in self._turns:
+        if self._num_seen.pop(request.request_id, None) is not None:
             blocks = self._blocks_of(request.request_id)
             # What it shares is not its own: it has found it, or another of them takes it along.
-            alone = {each for each in blocks if self._pool.blocks[each].ref_cnt == 1}
+            alone = {block.block_id for block in blocks if block.ref_cnt == 1}
             self._pool.evict_blocks(alone)
-            self._turns.remove(request.request_id)
+            self._theirs -= alone
         self._free(request)
         self._end_if_over()
 
     def _end_if_over(self) -> None:
-        if self._turns:
+        if self._num_seen:
             return
         self.end()
         if self._epochs.is_of_before == self._found_theirs:  # or we were switched off meanwhile
             self._epochs.vram_emptied()
 
-    def _blocks_of(self, request_id: str) -> set[int]:
-        return {each for ids in self._manager.get_block_ids(request_id) for each in ids}
+    def _blocks_of(self, request_id: str) -> Sequence[Any]:
+        blocks: Sequence[Any] = self._manager.get_blocks(request_id).blocks[0]
+        return blocks
 
 
 def _weight_version() -> Callable[[], str]:

@@ -313,6 +313,33 @@ def test_what_is_computed_behind_old_kv_in_vram_is_not_kept_either() -> None:
     wind_down(engine)
 
 
+@pytest.mark.parametrize("groups", ["hybrid", "state"])
+def test_blocks_of_before_that_only_a_hash_finds_are_not_kept(groups: str) -> None:
+    """`b` has computed all of it anew, and what vLLM's lookup names for the next turn are blocks
+    of `a`, which are still findable in the group whose blocks nobody took."""
+    engine = tiered(groups=groups, config={"ttl_s": 50})
+    run_turn(engine, "a", 200, program="p")
+    for block_hash in engine.requests["a"].block_hashes:
+        for group in (1, 2):
+            while blocks := engine.pool.get_cached_block(block_hash, [group]):
+                engine.pool.evict_blocks({blocks[0].block_id})
+    engine.add("r", 100, max_tokens=60, seed=9, program="r")
+    engine.run_until_idle(until=lambda: len(engine.outputs["r"]) > 5)
+    update(engine, way="")
+    assert not engine.reset_prefix_cache()
+    run_beside(engine, "b", list(engine.requests["a"].prompt_token_ids), "q")
+    assert engine.cached.get("b", (0, 0)) == (0, 0)
+    assert not is_pinned(engine, "q")
+    engine.run_until_idle()
+    park(engine)
+    assert engine.reset_prefix_cache()
+    for turn, tokens in (("c", engine.next_prompt("b", 20)), ("d", None)):
+        run_turn(engine, turn, tokens or engine.next_prompt("c", 20), program="q")
+        assert answers(engine, turn, weights=1)
+    assert engine.cached["d"][0] > 200, "what the new weights computed is kept as ever"
+    wind_down(engine)
+
+
 def with_one_of_before(max_tokens: int, weights: int = 0) -> Engine:
     """A turn runs, `r`, and vLLM has refused to empty its cache for that."""
     engine = tiered(config={"ttl_s": 50})
@@ -366,6 +393,10 @@ def test_who_finds_what_such_a_turn_has_cached_since_is_not_kept(
     engine.run_until_idle(until=lambda: len(engine.outputs["r"]) > 60)
     request = engine.requests["r"]
     tail = [*request.prompt_token_ids, *engine.outputs["r"][:50], *range(200, 230)]
+    # Of `r` it finds but what `r` got after `u` came: `w` has the block between.
+    (block,) = engine.pool.get_cached_block(request.block_hashes[12], [0])
+    engine.pool.evict_blocks({block.block_id})
+    run_beside(engine, "w", tail[:212], "w")
     run_beside(engine, "v", tail, "v")
     assert engine.cached["v"] == (240, 0), "vLLM's own cache is vLLM's"
     assert is_pinned(engine, "u")
@@ -374,7 +405,7 @@ def test_who_finds_what_such_a_turn_has_cached_since_is_not_kept(
         engine.run_until_idle()
         assert engine.connector.side.steps.epochs.is_of_before is None
         run_turn(engine, "x", tail, program="x")
-        assert engine.cached["x"] == (192, 0), "what `u` has computed, and nothing of `r`"
+        assert engine.cached["x"] == (208, 0), "what `u` and `w` have computed, and nothing of `r`"
         assert is_pinned(engine, "x")
         wind_down(engine)
 
