@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import functools
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from continuum_connector.scheduler.queue import Front, ProgramQueue
 from continuum_connector.vllm import compat
+from continuum_connector.vllm.resets import LOADING
 
 
 class Order:
@@ -99,6 +100,18 @@ class Order:
 def _move(source: Any, target: Any) -> None:
     while source:
         target.add_request(source.pop_request())
+
+
+def is_ready(request: Any, own: Callable[[Any], bool]) -> bool:
+    """Whether a turn that was loading may be admitted now; `own` is vLLM's own answer.
+
+    One whose load has failed has no KV any more, and may need blocks of those who wait with some:
+    skipped once, it goes behind them, to those who have none. In its old place it would keep them
+    from being looked at, for ever: a prompt takes more blocks of a window's group than its load
+    did, for which vLLM kept them free.
+    """
+    was_loading = request.status is LOADING
+    return own(request) and not (was_loading and not request.num_computed_tokens)
 
 
 def kv_first(scheduler: Any) -> Front | None:

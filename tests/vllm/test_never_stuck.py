@@ -7,14 +7,18 @@ what it still needs is less than its numbers say; the pool is full of another pr
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from continuum_connector import build
+from continuum_connector.scheduler.tiers.transfers import Kind
 from tests.vllm.harness import Engine, prompt
 from tests.vllm.tiering import (
     MODES,
     answers_as_without_a_tier,
     hold,
+    in_flight,
     outlast_pins,
     park,
     run_turn,
@@ -108,3 +112,31 @@ def test_while_nothing_runs_no_estimate_keeps_a_pin(
     monkeypatch.setattr(build, "blocks_needed", lambda *_: 10**9)
     engine.add("b1", 16 * 30, 1, seed=2, program="b")
     assert finishes_soon(engine, "b1")
+
+
+@MODES
+@pytest.mark.parametrize("both", [True, False], ids=["both fail", "one fails"])
+@pytest.mark.parametrize("order", [True, False], ids=["our order", "vLLM's order"])
+@pytest.mark.parametrize(("groups", "num_blocks"), [("hybrid", 36), ("chunked", 31)])
+def test_a_turn_whose_load_failed_does_not_wait_before_one_that_has_the_blocks_it_needs(
+    async_scheduling: bool, both: bool, order: bool, groups: str, num_blocks: int
+) -> None:
+    """To compute a prompt takes more blocks of a window's group than to load it, so both loads fit
+    and both prompts do not. vLLM (>= 0.31) serves turns with KV first, in their order; the first
+    has none any more, finds no blocks, and nobody behind it is looked at."""
+    modes: dict[str, Any] = {"groups": groups, "async_scheduling": async_scheduling}
+    engine = tiered(num_blocks, config={"order": order}, **modes)
+    tokens = prompt(112, seed=1)
+    run_turn(engine, "a", tokens, max_tokens=1, program="a")
+    park(engine)
+    hold(engine)
+    for name in ("b", "c"):
+        engine.add(name, tokens + prompt(15, seed=2), max_tokens=1, program=name)
+    engine.run_until_idle(until=lambda: len(in_flight(engine, Kind.LOAD)) == 2)
+    first, second = in_flight(engine, Kind.LOAD)
+    engine.fail(first.id)
+    (engine.fail if both else engine.settle)(second.id)
+    hold(engine, False)
+    assert finishes_soon(engine, "b")
+    assert finishes_soon(engine, "c")
+    assert_all_ends(engine)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -180,12 +181,10 @@ def check(engine: Engine) -> None:
     if isinstance(side.tier, DiskTier):
         side.tier.disk.check()
     foreign_refs = engine.check()
-    ours: Counter[int] = Counter()
-    for pin in side.pins:
-        ours.update(pin.hold.ids.tolist())
-    for transfer in (*in_flight(engine, Kind.STORE), *in_flight(engine, Kind.LOAD)):
-        ours.update(transfer.hold.ids.tolist() if transfer.hold is not None else ())
-    assert foreign_refs == dict(ours), "references that are neither pin nor store"
+    # What a load writes to is ours only once its turn is gone, or has lost it in a reset.
+    loads = _held(in_flight(engine, Kind.LOAD))
+    ours = _held([*side.pins, *in_flight(engine, Kind.STORE)]) + loads
+    assert foreign_refs == dict(ours), "references that are neither pin nor copy"
     assert total(engine, "pins_started") == total(engine, "pins_ended") + len(side.pins)
     closed = total(engine, "outcomes") + len(side.records.outcomes)
     assert total(engine, "decisions") == closed, "a decision has no outcome, or two"
@@ -194,7 +193,7 @@ def check(engine: Engine) -> None:
         settled = total(engine, outcomes) + len(in_flight(engine, kind))
         assert total(engine, "transfers_admitted", kind.value) == settled
     if engine.connector.mode is Mode.OFF:
-        assert not ours, "switched off, and holding blocks"
+        assert ours == loads, "switched off, and holding blocks"
         assert not side.turns
         assert not len(side.records.outcomes)
     assert set(side.turns) <= set(engine.scheduler.requests)
@@ -206,6 +205,12 @@ def check(engine: Engine) -> None:
         )
     world = side.snapshots.snapshot(engine.clock())
     assert (world.num_waiting, world.num_running) == (len(waiting), len(side.turns) - len(waiting))
+
+
+def _held(holders: Iterable[Any]) -> Counter[int]:
+    """How often they hold each block: pins, or copies."""
+    holds = (each.hold for each in holders)
+    return Counter(block for hold in holds if hold is not None for block in hold.ids.tolist())
 
 
 def dram_of(engine: Engine) -> DramTier | None:
