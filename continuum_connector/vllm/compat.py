@@ -23,6 +23,7 @@ SUPPORTED = (
     ("0.26.0", "scheduler side"),
     ("0.27.1", "scheduler side"),
     ("0.29.0", "scheduler side"),
+    ("0.30.0", "scheduler side"),
     ("0.32.0", "scheduler side, worker side and server on CPU"),
     ("0.33.0", "scheduler side"),
 )
@@ -216,8 +217,7 @@ def preempts_by_priority(scheduler: Any) -> bool:
 def tells_of_admission(scheduler: Any) -> bool:
     """Whether schedule() calls a method of its own before it allocates for a turn that waits."""
     names = "_select_waiting_queue_for_scheduling", "_handle_blocked_waiting_request"
-    base = type(scheduler).__base__
-    return any(hasattr(base, name) for name in names)
+    return any(hasattr(type(scheduler).__base__, name) for name in names)
 
 
 def forget_uncomputed(scheduler: Any, request: Any) -> None:

@@ -19,7 +19,7 @@ import time
 import zipfile
 from pathlib import Path
 
-VERSIONS = ("0.26.0", "0.27.1", "0.29.0", "0.32.0", "0.33.0")
+VERSIONS = ("0.26.0", "0.27.1", "0.29.0", "0.30.0", "0.32.0", "0.33.0")
 ROOT = Path(__file__).parents[2]
 CACHE = ROOT / ".cache" / "vllm"
 

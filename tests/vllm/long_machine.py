@@ -60,12 +60,14 @@ def _options(arguments: list[str]) -> argparse.Namespace:
 
 def _enter(version: str | None) -> None:
     """Begin again where vLLM is that version and block hashes are the same each time."""
-    from tests.versions.sources import ROOT, source_dir
+    from tests.versions.sources import CACHE, ROOT, is_cached, source_dir
 
     path = [str(ROOT)] if version is None else [str(source_dir(version)), str(ROOT)]
     wanted = {"PYTHONPATH": os.pathsep.join(path), "PYTHONHASHSEED": "0", "OMP_NUM_THREADS": "1"}
     wanted |= {"VLLM_TARGET_DEVICE": "cpu", "VLLM_LOGGING_LEVEL": "ERROR"}
     wanted |= {"VLLM_NO_USAGE_STATS": "1"}
+    if version is not None and not is_cached(version):
+        sys.exit(f"no vLLM {version} in {CACHE}: python -m tests.versions.sources {version}")
     if wanted.items() <= os.environ.items():
         return
     os.execve(
