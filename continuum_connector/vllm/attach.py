@@ -203,14 +203,14 @@ def subclass(base: Any) -> Any:
 
         def _try_promote_blocked_waiting_request(self, request: Any) -> Any:  # vLLM <= 0.30
             own = super()._try_promote_blocked_waiting_request
-            return own(request) if self._continuum is None else is_ready(request, own)
+            return own(request) if self._continuum is None else is_ready(self, request, own)
 
         def _handle_blocked_waiting_request(self, request: Any) -> Any:  # vLLM >= 0.31
             own = super()._handle_blocked_waiting_request
             if self._continuum is None:
                 return own(request)
             self._allocation.before_admission()
-            return is_ready(request, own)
+            return is_ready(self, request, own)
 
         def add_request(self, request: Any) -> None:
             if self._acting is not None and request.request_id not in self.requests:

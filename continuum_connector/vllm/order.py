@@ -102,8 +102,8 @@ def _move(source: Any, target: Any) -> None:
         target.add_request(source.pop_request())
 
 
-def is_ready(request: Any, own: Callable[[Any], bool]) -> bool:
-    """Whether a turn that was loading may be admitted now; `own` is vLLM's own answer.
+def is_ready(scheduler: Any, request: Any, own: Callable[[Any], bool]) -> bool:
+    """Whether a turn that may be loading may be admitted now; `own` is vLLM's own answer.
 
     One whose load has failed has no KV any more, and may need blocks of those who wait with some:
     skipped once, it goes behind them, to those who have none. In its old place it would keep them
@@ -111,7 +111,12 @@ def is_ready(request: Any, own: Callable[[Any], bool]) -> bool:
     did, for which vLLM kept them free.
     """
     was_loading = request.status is LOADING
-    return own(request) and not (was_loading and not request.num_computed_tokens)
+    if not own(request):
+        return False
+    has_lost_it = was_loading and not request.num_computed_tokens
+    if has_lost_it:
+        compat.reserve_nothing(scheduler, request)  # or others would not load, and stand before it
+    return not has_lost_it
 
 
 def kv_first(scheduler: Any) -> Front | None:
