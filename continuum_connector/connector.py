@@ -169,9 +169,10 @@ class ContinuumConnector(WorkerHooks, SupportsHMA):  # type: ignore[misc]
             logger.warning(
                 proven.why_unattached(self.config, self._vllm_config.scheduler_config.scheduler_cls)
             )
-            if compat.starves_loaded(self._vllm_config):
-                logger.warning(proven.NO_UNATTACHED_TIER)
-                self._steps.settle(WorkerReport(tier_down=proven.NO_UNATTACHED_TIER), self._clock())
+            may_starve = compat.starves_loaded(self._vllm_config)
+            if why := proven.why_no_unattached_tier(self.side.groups.rule is None, may_starve):
+                logger.warning("ContinuumConnector: %s", why)
+                self._steps.settle(WorkerReport(tier_down=why), self._clock())
         self.side.begin_turn(request, self._clock())
 
     def holds_back(self, request: Any) -> bool:

@@ -6,18 +6,12 @@ could see. Both get the same answer, because it is given here.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import NamedTuple
 
 from continuum_connector.config import ContinuumConfig
 from continuum_connector.errors import ConfigError
 from continuum_connector.scheduler.kv_groups import CHUNKED, FULL, STATE, WINDOW
-
-NO_UNATTACHED_TIER = (
-    "ContinuumConnector: no DRAM tier under the priority policy of this vLLM, whose own scheduler "
-    "can wait for ever between a turn that has loaded and one that comes before it; upgrade to "
-    "vLLM 0.32, or let ContinuumConnector attach to the scheduler"
-)
 
 # Classes of vLLM's specs, and no subclass of them: one may keep its blocks in another way, as
 # RSWASpec does, which drops blocks amid a turn. What the next token reads of such a group.
@@ -136,9 +130,34 @@ def why_no_tier(server: Server) -> str:
     return ""
 
 
+def why_no_unattached_tier(is_full: bool, may_starve: bool) -> str:
+    """Say why the DRAM tier cannot work under vLLM's own scheduler, or return "".
+
+    `is_full`: the model has one group of full attention; `may_starve`: compat.starves_loaded.
+    """
+    if may_starve:
+        return (
+            "no DRAM tier under the priority policy of this vLLM, whose own scheduler can wait "
+            "for ever between a turn that has loaded and one that comes before it; upgrade to "
+            "vLLM 0.32, or let ContinuumConnector attach to the scheduler"
+        )
+    if not is_full:
+        return (
+            "no DRAM tier for windows, chunks or states under vLLM's own scheduler, where a turn "
+            "whose load failed can wait for ever before one that has the blocks it needs; let "
+            "ContinuumConnector attach to the scheduler"
+        )
+    return ""
+
+
+def has_full_attention_alone(kinds: Collection[str]) -> bool:
+    """Whether these KV groups are one, of full attention."""
+    return [KINDS.get(kind) for kind in kinds] == [FULL]
+
+
 def why_no_disk(server: Server) -> str:
     """Say why a server that has a DRAM tier cannot have a disk below it, or return ""."""
-    if [KINDS.get(kind) for kind in server.kinds] != [FULL]:
+    if not has_full_attention_alone(server.kinds):
         return (
             "no disk tier for KV groups with windows, chunks or states, of which a hit needs more "
             "than the blocks of a chain: not proven yet"

@@ -237,6 +237,19 @@ def test_the_tier_that_an_unattached_scheduler_by_priority_cannot_have(tmp_path:
     assert "upgrade to vLLM 0.32" in line.cure
 
 
+def test_the_tier_that_an_unattached_scheduler_cannot_have_for_windows(tmp_path: Path) -> None:
+    windows = {**LLAMA, "sliding_window": 128, "layer_types": ["sliding_attention"] * 32}
+    windows |= {"model_type": "gpt_oss", "architectures": ["GptOssForCausalLM"]}
+    machine = fake.make(tmp_path, vllm={**VLLM, "fails_by_request": True})
+    assert "DRAM tier" not in {
+        line.subject for line in check(machine, plan(root=tmp_path, model=windows))
+    }
+    line = one(machine, plan(root=tmp_path, model=windows, scheduler=False), "DRAM tier")
+    assert line.verdict is ERROR
+    assert line.text.startswith("no DRAM tier for windows, chunks or states under vLLM's own")
+    assert line.cure == "let ContinuumConnector attach to the scheduler"
+
+
 def test_a_later_vllm_has_that_tier(tmp_path: Path) -> None:
     served = plan("--scheduling-policy", "priority", scheduler=False)
     assert "DRAM tier" not in {line.subject for line in check(fake.make(tmp_path), served)}

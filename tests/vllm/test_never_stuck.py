@@ -27,6 +27,8 @@ from tests.vllm.tiering import (
 )
 
 SOON = 40  # steps; a pin lasts 500 of them
+# Blocks for two loads of 112 tokens, and not for one prompt beside such a load.
+TIGHT = [("hybrid", 36), ("chunked", 31)]
 
 
 def load_fails_behind_a_hit(
@@ -117,7 +119,7 @@ def test_while_nothing_runs_no_estimate_keeps_a_pin(
 @MODES
 @pytest.mark.parametrize("both", [True, False], ids=["both fail", "one fails"])
 @pytest.mark.parametrize("order", [True, False], ids=["our order", "vLLM's order"])
-@pytest.mark.parametrize(("groups", "num_blocks"), [("hybrid", 36), ("chunked", 31)])
+@pytest.mark.parametrize(("groups", "num_blocks"), TIGHT)
 def test_a_turn_whose_load_failed_does_not_wait_before_one_that_has_the_blocks_it_needs(
     async_scheduling: bool, both: bool, order: bool, groups: str, num_blocks: int
 ) -> None:
@@ -139,4 +141,43 @@ def test_a_turn_whose_load_failed_does_not_wait_before_one_that_has_the_blocks_i
     hold(engine, False)
     assert finishes_soon(engine, "b")
     assert finishes_soon(engine, "c")
+    assert_all_ends(engine)
+
+
+@MODES
+@pytest.mark.parametrize("order", [True, False], ids=["our order", "vLLM's order"])
+def test_what_a_failed_load_had_reserved_for_its_prompt_keeps_nobody_from_loading(
+    async_scheduling: bool, order: bool
+) -> None:
+    """Who comes later and ranks before it would wait for those blocks, and it for that one."""
+    config = {"order": order, "max_wait_s": 0}
+    modes: dict[str, Any] = {"policy": "priority", "async_scheduling": async_scheduling}
+    engine = tiered(30, config=config, **modes)
+    run_turn(engine, "a", 100, max_tokens=1, program="a", seed=3)
+    park(engine)
+    run_turn(engine, "b", 300, max_tokens=1, program="b", seed=1)
+    park(engine)
+    hold(engine)
+    engine.add("c", engine.next_prompt("b", 100), max_tokens=1, program="b", priority=1)
+    engine.run_until_idle(until=lambda: bool(in_flight(engine, Kind.LOAD)))
+    engine.fail()
+    hold(engine, False)
+    engine.add("d", engine.next_prompt("a", 100), max_tokens=1, program="a")
+    assert finishes_soon(engine, "d")
+    assert engine.cached["d"][1]
+    assert finishes_soon(engine, "c")
+    assert_all_ends(engine)
+
+
+@pytest.mark.parametrize(("groups", "num_blocks"), TIGHT)
+def test_vllms_own_scheduler_loads_nothing_where_it_could_wait_so(
+    groups: str, num_blocks: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    engine = tiered(num_blocks, groups=groups, config={"scheduler": False})
+    run_turn(engine, "a", 112, max_tokens=1, program="a")
+    park(engine)
+    run_turn(engine, "b", engine.next_prompt("a", 15), max_tokens=1, program="a")
+    assert not engine.worker.num_blocks_stored
+    said = [each.message for each in caplog.records if "vLLM's own scheduler" in each.message]
+    assert len(said) == 1
     assert_all_ends(engine)

@@ -40,9 +40,11 @@ from continuum_connector.vllm.proven import (
     Group,
     Server,
     check_groups,
+    has_full_attention_alone,
     why_aside,
     why_no_disk,
     why_no_tier,
+    why_no_unattached_tier,
 )
 
 _WORDS = {
@@ -86,13 +88,19 @@ def lines(machine: Machine, plan: Plan, vllm: VllmSeen) -> Iterator[Line]:
             has_drafts=bool(plan.speculative),
             has_lora=plan.lora,
         ),
+        vllm.may_starve and plan.scheduling_policy == "priority",
     )
 
 
-def _tiers(plan: Plan, server: Server) -> Iterator[Line]:
+def _tiers(plan: Plan, server: Server, may_starve: bool) -> Iterator[Line]:
     """Those that are asked for and cannot be: without DRAM the disk is not to blame as well."""
+    is_full = has_full_attention_alone(server.kinds)
+    why_unattached = "" if plan.is_attached else why_no_unattached_tier(is_full, may_starve)
     if plan.config.dram_bytes and (why := why_no_tier(server)):
         yield error("DRAM tier", why, "leave dram_bytes at 0, or serve without what it names")
+    elif plan.config.dram_bytes and why_unattached:
+        text, _, cure = why_unattached.partition("; ")
+        yield error("DRAM tier", text, cure)
     elif plan.config.disk_path and (why := why_no_disk(server)):
         yield error("disk tier", why, "leave disk_path and disk_bytes out, or what it names")
 

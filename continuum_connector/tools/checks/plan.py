@@ -19,6 +19,7 @@ from continuum_connector.config import CONNECTOR_NAME, ContinuumConfig, load_con
 from continuum_connector.errors import ConfigError
 from continuum_connector.vllm.node import node_ranks
 
+OURS = "continuum_connector.scheduler_cls"
 DEFAULT_TRANSFER = {"kv_connector": CONNECTOR_NAME, "kv_role": "kv_both"}
 
 
@@ -70,6 +71,11 @@ class Plan:
     def num_gpus(self) -> int:
         """GPUs of this node, of all servers that the command starts there."""
         return self.num_ranks * self.num_servers
+
+    @property
+    def is_attached(self) -> bool:
+        """Whether vLLM's scheduler is our subclass of it."""
+        return self.config.scheduler and self.scheduler_cls in (None, OURS)
 
     @property
     def names_us(self) -> bool:

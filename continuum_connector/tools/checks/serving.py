@@ -7,10 +7,9 @@ from collections.abc import Iterator
 from continuum_connector import epoch_endpoint, switch_endpoint
 from continuum_connector.tools.checks.line import Line, error, ok, unseen, warning
 from continuum_connector.tools.checks.machine import Machine, VllmSeen
-from continuum_connector.tools.checks.plan import Plan
-from continuum_connector.vllm.proven import NO_UNATTACHED_TIER, why_aside, why_unattached
+from continuum_connector.tools.checks.plan import OURS, Plan
+from continuum_connector.vllm.proven import why_aside, why_unattached
 
-OURS = "continuum_connector.scheduler_cls"
 MIDDLEWARE = (
     "continuum_connector.middleware.ProgramMiddleware",
     switch_endpoint.MIDDLEWARE,
@@ -21,7 +20,7 @@ MIDDLEWARE = (
 def lines(machine: Machine, plan: Plan, vllm: VllmSeen) -> Iterator[Line]:
     """What the flags mean for us."""
     yield _prefix_caching(plan, vllm)
-    yield from _scheduler(plan, vllm)
+    yield _scheduler(plan)
     yield _layout(machine, plan, vllm)
     for name in plan.middleware:
         if name.startswith("continuum_connector") and name not in MIDDLEWARE:
@@ -38,18 +37,14 @@ def _prefix_caching(plan: Plan, vllm: VllmSeen) -> Line:
     return ok("prefix caching", "on")
 
 
-def _scheduler(plan: Plan, vllm: VllmSeen) -> Iterator[Line]:
-    """Attached, or what that costs; and the tier that an unattached scheduler cannot have."""
-    named = plan.scheduler_cls if plan.scheduler_cls != OURS else None
-    if plan.config.scheduler and named is None:
+def _scheduler(plan: Plan) -> Line:
+    """Attached, or what that costs."""
+    if plan.is_attached:
         order = "program order" if plan.config.order else "vLLM's own order (order = 0)"
-        yield ok("scheduler", f"ours, a subclass of vLLM's: pins yield, turns wait in {order}")
-        return
+        return ok("scheduler", f"ours, a subclass of vLLM's: pins yield, turns wait in {order}")
+    named = plan.scheduler_cls if plan.scheduler_cls != OURS else None
     text, _, cure = why_unattached(plan.config, named).rpartition("; ")
-    yield warning("scheduler", text, cure.removesuffix(" to change that"))
-    if plan.config.dram_bytes and plan.scheduling_policy == "priority" and vllm.may_starve:
-        text, _, cure = NO_UNATTACHED_TIER.partition("; ")
-        yield error("DRAM tier", text.partition(": ")[2], cure)
+    return warning("scheduler", text, cure.removesuffix(" to change that"))
 
 
 def _layout(machine: Machine, plan: Plan, vllm: VllmSeen) -> Line:
