@@ -11,9 +11,10 @@ from collections import deque
 from collections.abc import Callable, Iterable
 from typing import Any
 
+from vllm.v1.request import RequestStatus
+
 from continuum_connector.scheduler.queue import Front, ProgramQueue
 from continuum_connector.vllm import compat
-from continuum_connector.vllm.resets import LOADING
 
 
 class Order:
@@ -110,7 +111,7 @@ def is_ready(scheduler: Any, request: Any, own: Callable[[Any], bool]) -> bool:
     from being looked at, for ever: a prompt takes more blocks of a window's group than its load
     did, for which vLLM kept them free.
     """
-    was_loading = request.status is LOADING
+    was_loading = request.status is RequestStatus.WAITING_FOR_REMOTE_KVS
     if not own(request):
         return False
     has_lost_it = was_loading and not request.num_computed_tokens
