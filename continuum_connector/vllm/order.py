@@ -11,8 +11,6 @@ from collections import deque
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from vllm.v1.request import RequestStatus
-
 from continuum_connector.scheduler.queue import Front, ProgramQueue
 from continuum_connector.vllm import compat
 
@@ -111,13 +109,13 @@ def is_ready(scheduler: Any, request: Any, own: Callable[[Any], bool]) -> bool:
     from being looked at, for ever: a prompt takes more blocks of a window's group than its load
     did, for which vLLM kept them free.
     """
-    was_loading = request.status is RequestStatus.WAITING_FOR_REMOTE_KVS
+    had_kv = compat.holds_kv(request)
     if not own(request):
         return False
-    has_lost_it = was_loading and not request.num_computed_tokens
-    if has_lost_it:
+    if had_kv and not compat.holds_kv(request):
         compat.reserve_nothing(scheduler, request)  # or others would not load, and stand before it
-    return not has_lost_it
+        return False
+    return True
 
 
 def kv_first(scheduler: Any) -> Front | None:
