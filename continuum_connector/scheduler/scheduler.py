@@ -237,10 +237,9 @@ class SchedulerSide:
         """The blocks of the turn that may be kept: none if some of it is KV of other weights, or if
         such may be found by hash in its place."""
         is_found_by_hash = self.groups.rule is not None and not self._epochs.is_vram_of_now
-        blocks = self.groups.kept(
-            *(self._pool.blocks, block_ids, request),
-            needs_prompt=self._answers.are_altered(turn.program),
-        )
+        needs_prompt = self._answers.are_altered(turn.program)
+        # Asked in any case: the rule forgets the turn.
+        blocks = self.groups.kept(self._pool.blocks, block_ids, request, needs_prompt)
         return NO_BLOCKS if turn.epoch < self._epochs.number or is_found_by_hash else blocks
 
     def _note_kept(self, program: Program, request: Any, blocks: ChainBlocks) -> None:
