@@ -416,15 +416,17 @@ def test_a_disk_that_gives_what_is_wrong_is_given_up_after_a_few_times(
     finish(engine)
 
 
-def test_a_full_disk_is_read_and_not_written() -> None:
+@pytest.mark.parametrize("reason", ["enospc", "driver"])
+def test_a_disk_that_takes_no_write_is_read_and_not_written(reason: str) -> None:
+    """Full, or for a cause that need not pass, as no memory is: it is not asked for ever."""
     engine = on_disk()
     overrun(engine)
-    engine.worker.disk.refuses_with = "enospc"
+    engine.worker.disk.refuses_with = reason
     for number in range(6):
         run_turn(engine, f"more{number}", 200, seed=50 + number, program=f"more{number}")
         park(engine)
         come_to_rest(engine)
-    assert total(engine, "disk_failures", "enospc") == 3
+    assert total(engine, "disk_failures", reason) == 3
     come_back(engine)
     engine.run_until_idle()
     assert engine.cached["b"] == (0, 208)

@@ -48,7 +48,9 @@ MAX_BUSY = 8  # so much of DRAM is being written at most: a disk that hangs keep
 # What ends a disk's life: what it gave was wrong so often in an hour (a power cut alone tears as
 # many slots as were being written), it failed so often, it was full so often in a row (then it is
 # only read).
-MAX_CORRUPT, CORRUPT_S, MAX_EIO, MAX_ENOSPC = 16, 3600.0, 3, 3
+MAX_CORRUPT, CORRUPT_S, MAX_EIO, MAX_UNWRITTEN = 16, 3600.0, 3, 3
+# Why a copy was not made that may be made the next time.
+PASSING = frozenset({"cancelled", "stale", "asleep", "closed", "no_tier"})
 
 
 class DiskTier:
@@ -78,7 +80,7 @@ class DiskTier:
         self._disk_slots: dict[int, int] = {}  # rank -> how many it has
         self._disk_down = ""
         self._corrupt: deque[float] = deque()  # when, of the last hour
-        self._num_eio = self._num_enospc = self._num_unsaved = 0
+        self._num_eio = self._num_unwritten = self._num_unsaved = 0
         self._is_new = False  # what the ranks said of their disks
         self._settles_at = -math.inf  # until then more of it is expected
         dram.doubts = self._doubt
@@ -198,7 +200,7 @@ class DiskTier:
                 self.traffic.look_every_s = SCAN_LOOK_S
         if self._has_disk and now >= self._settles_at:
             self._account.gauge("disk_budget_fill", self._budget.fill(now))
-            takes = self._num_enospc < MAX_ENOSPC and not self.ahead.is_stuck
+            takes = self._num_unwritten < MAX_UNWRITTEN and not self.ahead.is_stuck
             most = 1 if self.traffic.num_of(Kind.READ) else MAX_WRITES
             for _ in range(most - self.traffic.num_of(Kind.WRITE) if takes else 0):
                 if not self._write(now) and not self._saving.goes_on:
@@ -247,7 +249,7 @@ class DiskTier:
         index.release(tickets)
         is_right = np.asarray(are_there.reshape(len(numbers), -1).all(axis=1) & is_done)
         if is_right.any():
-            self._num_enospc = 0
+            self._num_unwritten = 0
             tickets = tickets[np.repeat(is_right, self._plan.slot_blocks)]
             names = [transfer.keys[place] for place in is_right.nonzero()[0].tolist()]
             self._marks.save(tickets)
@@ -267,10 +269,11 @@ class DiskTier:
 
     def _judge(self, reasons: set[str], transfer: Transfer) -> None:
         now = transfer.admitted  # within seconds, of an hour
-        if "enospc" in reasons:
-            self._num_enospc += 1
-            if self._num_enospc == MAX_ENOSPC:
-                logger.warning("The disk is full: what is on it is read, and nothing is written")
+        if transfer.kind is Kind.WRITE and reasons - PASSING:
+            self._num_unwritten += 1
+            if self._num_unwritten == MAX_UNWRITTEN:
+                why = "is full" if "enospc" in reasons else f"took no write {MAX_UNWRITTEN} times"
+                logger.warning("The disk %s: what is on it is read, and nothing is written", why)
         if "eio" in reasons:
             self._num_eio += 1
             if self._num_eio == MAX_EIO:
