@@ -13,6 +13,7 @@ import contextlib
 import itertools
 import json
 import os
+import re
 import shutil
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
@@ -139,7 +140,7 @@ class Cell:
     def name(self) -> str:
         """Of its folder."""
         dram = f"-{self.dram.pressure:.3g}x" if self.dram else ""
-        return f"{self.repeat + 1:02d}-{self.arm.name.replace(':', '-')}{dram}"
+        return f"{self.repeat + 1:02d}-{re.sub(r'[^A-Za-z0-9.+=_-]', '-', self.arm.name)}{dram}"
 
 
 def cells(experiment: Experiment) -> list[Cell]:

@@ -9,6 +9,7 @@
     offloading-lru, -arc  vLLM's OffloadingConnector
     continuum-disk:POLICY, lmcache-mp-disk, offloading-fs
                           three of them with a disk below DRAM, as large for each of them
+    OURS+KEY=VALUE        one of ours with a config key of its own: continuum+gate_wait_s=30
 
 LMCache comes from a folder of its own (`python -m bench.serve.rivals`), so that its pinned
 dependencies do not touch vLLM's. `lmcache-v1`, `simple` and `offloading` copy with CUDA: on a CPU
@@ -26,9 +27,11 @@ from typing import Any
 
 from bench.common.arms import Arm, Role
 from bench.serve.rivals import LMCACHE_ENV, LmcacheServer, missing
-from continuum_connector.config import POLICIES
+from continuum_connector.config import POLICIES, load_config
+from continuum_connector.errors import ConfigError
 
-OURS = ("continuum", "continuum-disk")  # each with a policy behind a colon
+OURS = ("continuum", "continuum-disk")  # each with a policy behind a colon, keys behind +
+PLACES = {"policy", "dram_bytes", "disk_path", "disk_bytes"}  # which the runner sets for each arm
 CHUNK = 256  # tokens; LMCache's default. On a CPU it must be a multiple of 128.
 
 
@@ -90,27 +93,47 @@ class ServerArm(Arm):
 
 
 def find_arm(name: str) -> ServerArm:
-    """The arm of this name; KeyError if there is none."""
-    kind, _, policy = name.partition(":")
+    """The arm of this name.
+
+    Raises KeyError if there is none, ConfigError if a key of ours has a value it cannot have.
+    """
+    kind, *added = name.split("+")
+    kind, _, policy = kind.partition(":")
     if kind not in OURS:
         return ARMS[name]
     policy = policy or "adaptive"
     if policy not in POLICIES:
         raise KeyError(name)
-    role, title = Role.OURS if policy == "adaptive" else Role.RELATED, f"Continuum {policy}"
-    if kind == "continuum-disk":
-        setup, title = _continuum_disk(policy), f"{title}, disk"
-        return ServerArm(f"{kind}:{policy}", title, setup, role=role, uses_disk=True)
-    return ServerArm(f"{kind}:{policy}", title, _continuum(policy), role=role)
+    keys, uses_disk = _keys(added), kind == "continuum-disk"
+    setup = (_with_disk if uses_disk else _continuum)({"policy": policy, **keys})
+    return ServerArm(
+        "+".join([f"{kind}:{policy}", *added]),
+        ", ".join([f"Continuum {policy}", *["disk"] * uses_disk, *added]),
+        setup,
+        role=Role.OURS if policy == "adaptive" and not keys else Role.RELATED,
+        uses_disk=uses_disk,
+    )
 
 
-def _continuum(policy: str) -> Callable[[Place], Setup]:
-    return lambda place: Setup(connector={"policy": policy, "dram_bytes": place.dram_bytes})
+def _keys(added: list[str]) -> dict[str, str]:
+    """`KEY=VALUE`, each as the connector reads it; what is the same for all arms is no arm's."""
+    keys = dict(text.partition("=")[::2] for text in added)
+    for key in PLACES & keys.keys():
+        raise ConfigError(
+            f"{key} = {keys[key]} is one arm's alone, and all arms have the same; "
+            "say it with --dram, --disk, --disk-path, or :POLICY"
+        )
+    load_config(keys, environ={})
+    return keys
 
 
-def _continuum_disk(policy: str) -> Callable[[Place], Setup]:
+def _continuum(config: dict[str, str]) -> Callable[[Place], Setup]:
+    return lambda place: Setup(connector={**config, "dram_bytes": place.dram_bytes})
+
+
+def _with_disk(config: dict[str, str]) -> Callable[[Place], Setup]:
     def setup(place: Place) -> Setup:
-        made, folder = _continuum(policy)(place), place.folder()
+        made, folder = _continuum(config)(place), place.folder()
         disk = {"disk_path": str(folder), "disk_bytes": place.disk_bytes}
         return Setup(connector={**(made.connector or {}), **disk}, disk=folder)
 

@@ -27,6 +27,7 @@ from bench.serve.server import ServerOptions
 from bench.serve.tiny_model import LLAMA, make_model
 from bench.serve.tokenizer import FIRST_WORD
 from continuum_connector.config import POLICIES, parse_bytes
+from continuum_connector.errors import ConfigError
 from continuum_connector.tools.cli.server import CommandError
 from continuum_connector.tools.cli.terminal import name as shown
 from continuum_connector.tools.cli.terminal import terminal
@@ -225,5 +226,7 @@ def _arm(name: str) -> ServerArm:
         return find_arm(name)
     except KeyError:
         ours = (f"{kind}:{policy}" for kind in OURS for policy in POLICIES)
-        known = ", ".join((*ARMS, *ours))
+        known = f"{', '.join((*ARMS, *ours))}, and ours with +KEY=VALUE behind"
         raise CommandError(f"--arms: {name!r} is none of {known}") from None
+    except ConfigError as error:
+        raise CommandError(f"--arms {name}: {error}") from None

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 import select
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +21,7 @@ from bench.serve.cli_ab import read_dram, read_server_args
 from bench.serve.commands import app
 from bench.serve.rivals import LmcacheServer
 from bench.serve.server import ServerError, end_group
+from continuum_connector.config import load_config
 from continuum_connector.tools.cli.server import CommandError
 
 
@@ -221,7 +224,31 @@ def test_only_ids_that_the_model_knows_are_sent(
     assert cli_ab.known_ids(tmp_path) == ids
 
 
-@pytest.mark.parametrize("name", ["lmcache", "continuum:best", ""])
+def test_one_of_ours_may_have_keys_of_its_own(tmp_path: Path) -> None:
+    arm = find_arm("continuum-disk+gate_wait_s=inf+ttl_s=3")
+    assert arm.name == "continuum-disk:adaptive+gate_wait_s=inf+ttl_s=3"
+    assert arm.title == "Continuum adaptive, disk, gate_wait_s=inf, ttl_s=3"
+    place = Place(dram_bytes=2**30, block_size=128, on_cpu=True, rivals=tmp_path, disk=tmp_path)
+    config = load_config(arm.setup(replace(place, disk_bytes=2**32)).connector, environ={})
+    assert (config.gate_wait_s, config.ttl_s, config.dram_bytes) == (math.inf, 3.0, 2**30)
+
+
+@pytest.mark.parametrize(
+    ("name", "sentence"),
+    [
+        ("continuum+gate_wait=3", "did you mean `gate_wait_s`"),
+        ("continuum+gate_wait_s", "gate_wait_s"),
+        ("continuum:fixed_ttl+ttl_s=-1", "ttl_s = '-1' does not fit"),
+        ("continuum+dram_bytes=1GiB", "say it with --dram"),
+        ("continuum+policy=stock", "or :POLICY"),
+    ],
+)
+def test_keys_that_no_arm_can_have_are_refused(name: str, sentence: str) -> None:
+    with pytest.raises(CommandError, match=re.escape(sentence)):
+        cli_ab._arm(name)
+
+
+@pytest.mark.parametrize("name", ["lmcache", "continuum:best", "none+ttl_s=3", ""])
 def test_unknown_arms_are_refused(name: str) -> None:
     with pytest.raises(KeyError):
         find_arm(name)
