@@ -2,6 +2,7 @@
 
     python -m bench.sim.week --turns 100000 --out runs/week.json
     python -m bench.sim.week --turns 4000 --days 1    # a first look, half a minute
+    python -m bench.sim.week --disk-gb 20             # and what wears a drive out
 
 Agents, people, forks, compactions, sub-agents and single requests, of clients that say who they
 are and of some that say nothing, more by day than by night. Some turns are aborted, some programs
@@ -11,12 +12,14 @@ all that are under way.
 Prints, by day: turns, share of prompt tokens found in VRAM or DRAM, CPU of the process per step,
 Python objects, memory. Then what is larger on the last day than in the middle of the week: of every
 container of ours its items, and the columns just named. What stands at its bound is not larger.
-Ends with status 1 if anything is.
+With a disk, by day, what was written to it: its budget is the whole drive once a day, and a day's
+worth is in hand at the start. Ends with status 1 if anything is larger, or more was written.
 """
 
 from __future__ import annotations
 
 import functools
+import itertools
 import random
 import sys
 import time
@@ -30,8 +33,9 @@ from bench.cli import MOST, start, teaching_parser
 from bench.common.plans import ProgramPlan, Span, TurnPlan, Workload
 from bench.sim import census, provenance
 from bench.sim.arms import ARMS
+from bench.sim.bus import Way
 from bench.sim.engine import Finished
-from bench.sim.hardware import machine
+from bench.sim.hardware import GB, machine
 from bench.sim.lab import Lab, Running
 from bench.sim.load import stretched
 from bench.sim.workloads.registry import build
@@ -49,7 +53,8 @@ GROWN, FEW = 1.1, 64  # larger is what is so by this factor, and by so many item
 
 
 class Sample(msgspec.Struct, frozen=True):
-    """One look: sums since the beginning; `tables`: items by container, as they are now."""
+    """One look: sums since the beginning, `written` in bytes to a disk; `tables`: items by
+    container, as they are now."""
 
     at_s: float
     num_turns: int
@@ -61,6 +66,7 @@ class Sample(msgspec.Struct, frozen=True):
     num_objects: int
     mib: float
     tables: dict[str, int]
+    written: float = 0.0
 
 
 # --- what is asked ------------------------------------------------------------------------
@@ -118,9 +124,12 @@ def _as_is_client(plan: ProgramPlan, rng: random.Random) -> ProgramPlan:
 class Week(Lab):
     """A lab whose programs come hour by hour, and are forgotten when they are over."""
 
-    def __init__(self, num_hours: int, turns_per_hour: float, seed: int) -> None:
+    def __init__(
+        self, num_hours: int, turns_per_hour: float, seed: int, disk_gb: float = 0.0
+    ) -> None:
         live = turns_per_hour / HOUR_S * 150_000  # tokens under way, about, at these gaps
-        on = machine("A100-40", kv_tokens=int(max(16_000, live / 4)), dram_gb=max(2.0, live / 16e3))
+        kv_tokens, dram_gb = int(max(16_000, live / 4)), max(2.0, live / 16e3)
+        on = machine("A100-40", kv_tokens=kv_tokens, dram_gb=dram_gb, disk_gb=disk_gb)
         nobody = ProgramPlan("nobody", (TurnPlan((Span(SHARED, 1),), Span(SHARED, 1, 1)),), MOST)
         super().__init__(on, ARMS["adaptive"], Workload("week", (nobody,), "made up"))
         self._running.clear()
@@ -213,13 +222,14 @@ class Week(Lab):
             num_objects=census.num_objects(),
             mib=census.resident_mib(),
             tables=census.count(self.engine.connector),
+            written=disk.num_bytes[Way.WRITE] if (disk := self.engine.disk) else 0.0,
         )
 
 
 # --- what is told -------------------------------------------------------------------------
 class Day(msgspec.Struct, frozen=True):
     """What one day added, and what stood at its looks, at most. `cached`: of its prompt tokens;
-    `step_ms`: CPU of the process per step."""
+    `step_ms`: CPU of the process per step; `written_gb`: to a disk."""
 
     num_turns: int
     cached: float
@@ -227,6 +237,7 @@ class Day(msgspec.Struct, frozen=True):
     num_objects: int
     mib: float
     tables: dict[str, int]
+    written_gb: float = 0.0
 
 
 def days_of(samples: Sequence[Sample], day_s: float = HOURS * HOUR_S) -> list[Day]:
@@ -245,6 +256,7 @@ def days_of(samples: Sequence[Sample], day_s: float = HOURS * HOUR_S) -> list[Da
                 max(each.num_objects for each in own),
                 max(each.mib for each in own),
                 tables,
+                (last.written - before.written) / GB,
             )
         )
         before = last
@@ -265,13 +277,21 @@ def larger(days: Sequence[Day]) -> dict[str, tuple[float, float]]:
     return found | {n: v for n, v in whole.items() if v[1] > GROWN * v[0]}
 
 
+def overwritten(days: Sequence[Day], disk_gb: float) -> list[int]:
+    """The days by whose end more was written than their budgets, and the one in hand, allow."""
+    sums = itertools.accumulate(day.written_gb for day in days)
+    return [number for number, gb in enumerate(sums, 1) if gb > GROWN * (number + 1) * disk_gb]
+
+
 def table(days: Sequence[Day]) -> Iterator[str]:
-    yield "| day | turns | found | CPU ms a step | objects | MiB |"
-    yield "|---|---|---|---|---|---|"
+    has_disk = any(day.written_gb for day in days)
+    yield "| day | turns | found | CPU ms a step | objects | MiB |" + has_disk * " GB written |"
+    yield "|---|---|---|---|---|---|" + has_disk * "---|"
     for number, day in enumerate(days, 1):
+        written = f" {day.written_gb:,.1f} |" if has_disk else ""
         yield (
             f"| {number} | {day.num_turns:,} | {day.cached:.1%} | {day.step_ms:.3f} | "
-            f"{day.num_objects:,} | {day.mib:.0f} |"
+            f"{day.num_objects:,} | {day.mib:.0f} |{written}"
         )
 
 
@@ -288,13 +308,16 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--days", type=int, default=7, help="default: 7; two at least tell")
     parser.add_argument("--looks", type=int, default=12, help="a day (default: 12)")
     parser.add_argument("--seed", type=int, default=1, help="default: 1")
+    parser.add_argument("--disk-gb", type=float, default=0.0, help="a drive; default: none")
     parser.add_argument("--out", type=Path, help="all looks, days and versions, as JSON")
     said = parser.parse_args(arguments)
     for name in ("turns", "days", "looks"):
         if not 0 < getattr(said, name) <= MOST:
             parser.error(f"--{name} {getattr(said, name)} is no number of {name} to play")
+    if not 0 <= said.disk_gb <= MOST:
+        parser.error(f"--disk-gb {said.disk_gb} is no size of a drive; write GB, such as 20")
     num_hours = said.days * HOURS
-    week = Week(num_hours, said.turns / num_hours, said.seed)
+    week = Week(num_hours, said.turns / num_hours, said.seed, said.disk_gb)
     samples = []
     for sample in week.live(num_hours * HOUR_S, HOURS * HOUR_S / said.looks):
         samples.append(sample)
@@ -305,11 +328,16 @@ def main(arguments: Sequence[str]) -> int:
     grown = larger(days)
     print("\n".join([*table(days), "", *verdict(grown, len(days[-1].tables))]))
     print(f"{week.num_aborted:,} turns aborted; {samples[-1].num_steps:,} steps.")
+    over = overwritten(days, said.disk_gb)
+    if over:
+        print(
+            f"More written than {said.disk_gb:g} GB a day, and as much in hand: by day {over[0]}."
+        )
     if said.out is not None:
         said.out.parent.mkdir(parents=True, exist_ok=True)
         found = {"command": sys.argv, "versions": provenance.versions()}
         files.put(said.out, msgspec.json.encode({**found, "days": days, "samples": samples}))
-    return 1 if grown else 0
+    return 1 if grown or over else 0
 
 
 if __name__ == "__main__":

