@@ -95,6 +95,7 @@ MAY_IMPORT = {  # what each room, a folder or a file, may import besides itself 
     "vllm/carriers": {"messages"},
     "vllm/worker_calls": set(),
     "vllm/compat": {"scheduler", "costs", "config", "vllm/node"},
+    "vllm/about": {"vllm/compat"},
     "vllm/order": {"vllm/compat", "scheduler"},
     "vllm/resets": {"vllm/compat"},
     "vllm/allocation": {"build", "vllm/compat"},
@@ -122,7 +123,7 @@ MAY_IMPORT = {  # what each room, a folder or a file, may import besides itself 
     "tools/sizing": set(),
     "tools/analysis": {"observe/trace", "observe/trace_file", "forecast"},
     "tools/checks": {
-        *("vllm/compat", "vllm/plugin", "vllm/proven", "vllm/node"),
+        *("vllm/about", "vllm/plugin", "vllm/proven", "vllm/node"),
         *("config", "places", "worker", "switch"),
         *("switch_endpoint", "epoch_endpoint", "endpoints"),
     },
@@ -135,7 +136,16 @@ MAY_IMPORT = {  # what each room, a folder or a file, may import besides itself 
 VLLM_IN = {"connector.py", "worker_hooks.py", "observe/metrics.py"}
 VLLM_IN |= {
     f"vllm/{name}.py"
-    for name in ("compat", "plugin", "carriers", "kv_events", "kv_specs", "facts", "resets")
+    for name in (
+        "about",
+        "compat",
+        "plugin",
+        "carriers",
+        "kv_events",
+        "kv_specs",
+        "facts",
+        "resets",
+    )
 }
 VLLM_IN.add("vllm/worker_calls.py")
 CLOCK_IN = {  # who may ask what time it is

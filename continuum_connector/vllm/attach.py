@@ -175,7 +175,7 @@ def subclass(base: Any) -> Any:
     """Return `base` with our hooks; one class per base."""
     from continuum_connector.connector import ContinuumConnector, Mode
     from continuum_connector.vllm import compat
-    from continuum_connector.vllm.order import is_ready
+    from continuum_connector.vllm.order import end_lost_loads
 
     class ContinuumScheduler(base):  # type: ignore[misc]
         """vLLM's scheduler with pins that yield and turns in program order."""
@@ -201,16 +201,10 @@ def subclass(base: Any) -> Any:
             self._allocation.before_admission()
             return _next_queue(self, self._order, own)
 
-        def _try_promote_blocked_waiting_request(self, request: Any) -> Any:  # vLLM <= 0.30
-            own = super()._try_promote_blocked_waiting_request
-            return own(request) if self._continuum is None else is_ready(self, request, own)
-
         def _handle_blocked_waiting_request(self, request: Any) -> Any:  # vLLM >= 0.31
-            own = super()._handle_blocked_waiting_request
-            if self._continuum is None:
-                return own(request)
-            self._allocation.before_admission()
-            return is_ready(self, request, own)
+            if self._continuum is not None:
+                self._allocation.before_admission()
+            return super()._handle_blocked_waiting_request(request)
 
         def add_request(self, request: Any) -> None:
             if self._acting is not None and request.request_id not in self.requests:
@@ -220,6 +214,8 @@ def subclass(base: Any) -> Any:
         def schedule(self, *args: Any, **kwargs: Any) -> Any:
             if self._continuum is not None:
                 self._resets.before_step()
+                ours = self._acting
+                end_lost_loads(self, ours.before_queued if ours is not None else None)
                 self.kv_holders = None
                 must_line_up = self._allocation.before_step()
                 if self._order is not None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Collection, Iterator, Sequence
-from typing import Any, NoReturn
+from typing import Any
 
 from vllm.logger import init_logger
 from vllm.v1.request import RequestStatus
@@ -41,8 +41,11 @@ def is_preempted(request: Any) -> bool:
 
 def holds_kv(request: Any) -> bool:
     """Whether a waiting request has blocks: it is loading, or has loaded and waits to run."""
-    loading = request.status == RequestStatus.WAITING_FOR_REMOTE_KVS
-    return bool(loading or request.num_computed_tokens > 0)
+    return is_loading(request) or bool(request.num_computed_tokens > 0)
+
+
+def is_loading(request: Any) -> bool:
+    return bool(request.status == RequestStatus.WAITING_FOR_REMOTE_KVS)
 
 
 def is_waiting(request: Any) -> bool:
@@ -200,10 +203,10 @@ def num_idle_sessions(scheduler: Any) -> int:
 def starves_loaded(vllm_config: Any) -> bool:
     """Whether vLLM's own scheduler may ask a turn that does not fit before one that has loaded,
     in every step: it asks by priority, whoever holds KV (vLLM <= 0.30)."""
-    return vllm_config.scheduler_config.policy == "priority" and _asks_by_priority()
+    return vllm_config.scheduler_config.policy == "priority" and asks_by_priority()
 
 
-def _asks_by_priority() -> bool:
+def asks_by_priority() -> bool:
     from vllm.v1.core.sched.scheduler import Scheduler
 
     return hasattr(Scheduler, "_select_waiting_queue_for_scheduling")
@@ -238,6 +241,30 @@ def forget_uncomputed(scheduler: Any, request: Any) -> None:
 def reserve_nothing(scheduler: Any, request: Any) -> None:
     """It has begun no prefill any more: no load has to leave room for the rest of it."""
     scheduler._inflight_prefills.discard(request)
+
+
+def lost_loads(scheduler: Any) -> list[Any]:
+    """Turns whose load is over and has brought nothing, of which vLLM has not taken notice yet."""
+    lost = scheduler.finished_recving_kv_req_ids & scheduler.failed_recving_kv_req_ids
+    requests = [scheduler.requests[each] for each in sorted(lost) if each in scheduler.requests]
+    return [each for each in requests if is_loading(each) and not each.num_computed_tokens]
+
+
+def end_load(scheduler: Any, request: Any) -> None:
+    """As vLLM does when it comes to a turn whose load is over (v1/core/sched/scheduler.py)."""
+    scheduler._update_waiting_for_remote_kv(request)
+    preempted, waiting = RequestStatus.PREEMPTED, RequestStatus.WAITING
+    request.status = preempted if request.num_preemptions else waiting
+
+
+def wait_without_kv(scheduler: Any, request: Any) -> None:
+    """It has no KV any more, and stands where those stand who never had any."""
+    reserve_nothing(scheduler, request)
+    for name in ("kv_holding_waiting", "skipped_waiting"):  # vLLM >= 0.31, <= 0.30
+        queue: Any = getattr(scheduler, name, ())
+        if request in queue:
+            queue.remove_request(request)
+            scheduler.waiting.prepend_request(request)
 
 
 def ask_to_recompute(vllm_config: Any) -> None:
@@ -303,48 +330,3 @@ def find_ours(connector: Any, kind: type) -> Any:
 def our_extra_config(transfer: Any) -> dict[str, Any]:
     """Return our part of the extra config, also when we are inside a MultiConnector."""
     return our_part(transfer.kv_connector, transfer.kv_connector_extra_config) or {}
-
-
-# --- for `continuum check` ----------------------------------------------------------------
-def about_vllm() -> dict[str, Any]:
-    """What this vLLM is and can do, as the fields of tools/checks/machine.py VllmSeen."""
-    import vllm
-    from vllm.model_executor.models import registry
-    from vllm.platforms import current_platform
-
-    generate = ("_TEXT_GENERATION_MODELS", "_MULTIMODAL_MODELS")
-    return {
-        "version": vllm.__version__,
-        "tested": [release for release, _ in SUPPORTED],
-        "platform": str(getattr(current_platform, "device_name", "")),
-        "has_layouts": has_layouts(),
-        "fails_by_request": can_fail_by_request(),
-        "may_starve": _asks_by_priority(),
-        "architectures": [a for name in generate for a in getattr(registry, name, ())],
-    }
-
-
-def read_by_vllm(words: Sequence[str]) -> dict[str, str]:
-    """What vLLM's parser says of its options: "refused"; else the "model", and what is "unread"."""
-    from vllm.entrypoints.cli.serve import ServeSubcommand
-    from vllm.utils.argparse_utils import FlexibleArgumentParser
-
-    class Parser(FlexibleArgumentParser):  # type: ignore[misc]
-        def error(self, message: str) -> NoReturn:
-            raise ValueError(message)
-
-    serve, top = ServeSubcommand(), Parser()
-    below = serve.subparser_init(top.add_subparsers())
-    try:
-        serve.validate(options := top.parse_args(["serve", *words]))
-    except SystemExit:
-        return {"refused": "they only print"}
-    except Exception as error:  # argparse's, YAML's, pydantic's: the server would end with it too
-        return {"refused": " ".join(str(error).split()) or type(error).__name__}
-    found = {"model": options.model_tag or options.model}
-    below.allow_abbrev = False
-    try:
-        top.parse_args(["serve", *words])
-    except ValueError as error:
-        found["unread"] = str(error)  # names that are shortened
-    return found

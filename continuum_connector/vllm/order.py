@@ -101,21 +101,19 @@ def _move(source: Any, target: Any) -> None:
         target.add_request(source.pop_request())
 
 
-def is_ready(scheduler: Any, request: Any, own: Callable[[Any], bool]) -> bool:
-    """Whether a turn that may be loading may be admitted now; `own` is vLLM's own answer.
+def end_lost_loads(scheduler: Any, before_queued: Callable[[Any], None] | None) -> None:
+    """Before a step: who has lost what it loaded waits as those do who have no KV.
 
-    One whose load has failed has no KV any more, and may need blocks of those who wait with some:
-    skipped once, it goes behind them, to those who have none. In its old place it would keep them
-    from being looked at, for ever: a prompt takes more blocks of a window's group than its load
-    did, for which vLLM kept them free.
+    It may need blocks of those who wait with some. vLLM lets it keep its place among them, where
+    it would keep them from being looked at, for ever: a prompt takes more blocks of a window's
+    group than its load did, for which vLLM kept them free. `before_queued` names its program, if
+    it came while we were switched off; None while we are.
     """
-    had_kv = compat.holds_kv(request)
-    if not own(request):
-        return False
-    if had_kv and not compat.holds_kv(request):
-        compat.reserve_nothing(scheduler, request)  # or others would not load, and stand before it
-        return False
-    return True
+    for request in compat.lost_loads(scheduler):
+        compat.end_load(scheduler, request)
+        if before_queued is not None:
+            before_queued(request)
+        compat.wait_without_kv(scheduler, request)
 
 
 def kv_first(scheduler: Any) -> Front | None:

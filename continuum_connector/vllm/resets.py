@@ -51,7 +51,7 @@ def forget_loaded(scheduler: Any, hold_load: Callable[[str], bool]) -> Iterator[
         elif request.num_computed_tokens and not is_over:
             manager.free(request)
             request.num_computed_tokens = 0
-            compat.reserve_nothing(scheduler, request)
+            compat.wait_without_kv(scheduler, request)
             yield request_id
 
 
@@ -163,8 +163,11 @@ class Remainder:
     def _found_theirs(self, request_id: str) -> bool:
         """Whether some of that turn's blocks are those of one of them, as it is then itself."""
         self._see()
-        if any(block.block_id in self._theirs for block in self._blocks_of(request_id)):
-            self._num_seen.setdefault(request_id, 0)
+        if request_id not in self._num_seen:
+            blocks = enumerate(self._blocks_of(request_id))
+            first = next((n for n, block in blocks if block.block_id in self._theirs), None)
+            if first is not None:  # what is before it, is of now
+                self._num_seen[request_id] = first
         return request_id in self._num_seen
 
     def _see(self) -> None:
@@ -177,10 +180,12 @@ class Remainder:
 
     def _take_along(self, request: Any) -> None:
         """KVCacheManager.free: it ends, is preempted, or loses what was loaded."""
-        if self._num_seen.pop(request.request_id, None) is not None:
+        if request.request_id in self._num_seen:
+            self._see()
+            del self._num_seen[request.request_id]
             blocks = self._blocks_of(request.request_id)
             # What it shares is not its own: it has found it, or another of them takes it along.
-            alone = {block.block_id for block in blocks if block.ref_cnt == 1}
+            alone = {block.block_id for block in blocks if block.ref_cnt == 1} & self._theirs
             self._pool.evict_blocks(alone)
             self._theirs -= alone
         self._free(request)

@@ -236,8 +236,8 @@ def said_by_vllm() -> list[dict[str, str]]:
     """Of each command, from a process of its own: on vLLM <= 0.29 logs go elsewhere afterwards."""
     code = """
 import json, sys
-from continuum_connector.vllm import compat, kv_specs
-print(json.dumps([compat.read_by_vllm(words) for words in json.loads(sys.argv[1])]))
+from continuum_connector.vllm import about, kv_specs
+print(json.dumps([about.read_by_vllm(words) for words in json.loads(sys.argv[1])]))
 """
     words = json.dumps([each for each, _, _ in COMMANDS])
     command = [sys.executable, "-W", "ignore", "-c", code, words]

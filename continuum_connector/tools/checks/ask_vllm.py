@@ -17,9 +17,9 @@ def look(words: Sequence[str] = ()) -> dict[str, Any]:
         return {}
     os.environ["VLLM_LOGGING_LEVEL"] = "ERROR"
     try:
-        from continuum_connector.vllm import compat, plugin
+        from continuum_connector.vllm import about, plugin
 
-        found = compat.about_vllm()
+        found = about.about_vllm()
     except Exception as error:  # whatever a broken install raises is what the user must read
         return {"is_installed": True, "trouble": f"{type(error).__name__}: {error}"}
     try:
@@ -27,7 +27,7 @@ def look(words: Sequence[str] = ()) -> dict[str, Any]:
     except Exception as error:  # vLLM would only log it
         found["plugin_trouble"] = f"{type(error).__name__}: {error}"
     try:
-        found |= compat.read_by_vllm(words) if words else {}
+        found |= about.read_by_vllm(words) if words else {}
     except Exception as error:  # a vLLM that makes its parser in another way
         found["unread"] = f"vLLM's parser cannot be asked, {type(error).__name__}: {error}"
     return {"is_installed": True, **found}

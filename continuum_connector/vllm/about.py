@@ -1,0 +1,58 @@
+"""About: what the installed vLLM is, can do and reads, for `continuum check`. By feature, as
+compat.py."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NoReturn
+
+from continuum_connector.vllm.compat import (
+    SUPPORTED,
+    asks_by_priority,
+    can_fail_by_request,
+    has_layouts,
+)
+
+
+def about_vllm() -> dict[str, Any]:
+    """What this vLLM is and can do, as the fields of tools/checks/machine.py VllmSeen."""
+    import vllm
+    from vllm.model_executor.models import registry
+    from vllm.platforms import current_platform
+
+    generate = ("_TEXT_GENERATION_MODELS", "_MULTIMODAL_MODELS")
+    return {
+        "version": vllm.__version__,
+        "tested": [release for release, _ in SUPPORTED],
+        "platform": str(getattr(current_platform, "device_name", "")),
+        "has_layouts": has_layouts(),
+        "fails_by_request": can_fail_by_request(),
+        "may_starve": asks_by_priority(),
+        "architectures": [a for name in generate for a in getattr(registry, name, ())],
+    }
+
+
+def read_by_vllm(words: Sequence[str]) -> dict[str, str]:
+    """What vLLM's parser says of its options: "refused"; else the "model", and what is "unread"."""
+    from vllm.entrypoints.cli.serve import ServeSubcommand
+    from vllm.utils.argparse_utils import FlexibleArgumentParser
+
+    class Parser(FlexibleArgumentParser):  # type: ignore[misc]
+        def error(self, message: str) -> NoReturn:
+            raise ValueError(message)
+
+    serve, top = ServeSubcommand(), Parser()
+    below = serve.subparser_init(top.add_subparsers())
+    try:
+        serve.validate(options := top.parse_args(["serve", *words]))
+    except SystemExit:
+        return {"refused": "they only print"}
+    except Exception as error:  # argparse's, YAML's, pydantic's: the server would end with it too
+        return {"refused": " ".join(str(error).split()) or type(error).__name__}
+    found = {"model": options.model_tag or options.model}
+    below.allow_abbrev = False
+    try:
+        top.parse_args(["serve", *words])
+    except ValueError as error:
+        found["unread"] = str(error)  # names that are shortened
+    return found
