@@ -26,7 +26,7 @@ def store(
     supersedes: bool = True,
 ) -> Tickets:
     """Store what is not there yet, at once."""
-    slots = index.reserve(chain, program, now, rank, supersedes)
+    slots = index.reserve(chain, program, now, rank, supersedes, range(len(chain)))
     index.settle(slots, stored=True)
     index.check()
     return slots

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from continuum_connector.scheduler.tiers.eviction import NUM_CANDIDATES, Rank
+from continuum_connector.scheduler.kv_groups import Key
+from continuum_connector.scheduler.tiers.chains import MOST_LIVE
+from continuum_connector.scheduler.tiers.eviction import DEAD, NUM_CANDIDATES, Rank
 from continuum_connector.scheduler.tiers.index import HostIndex
-from tests.unit.chains import keys, ready, store
+from continuum_connector.scheduler.tiers.marks import Marks
+from tests.unit.chains import NOW, keys, ready, store
 
 Order = Callable[[HostIndex, float], Rank | None]
 
@@ -68,6 +72,100 @@ def test_what_is_worth_less_than_all_that_is_there_is_not_stored() -> None:
     worth["mid"] = 3.0  # as much is enough
     store(index, "mid", keys("mid", 4), rank=worth.__getitem__)
     assert (ready(index, keys("mid", 4)), index.num_refused) == (4, 1)
+
+
+def above_a_disk(num_slots: int, slot_blocks: int = 1, passes_on: bool = True) -> HostIndex:
+    """An index whose blocks are on disk once `save` says so."""
+    index = HostIndex(num_slots)
+    index.marks = Marks(num_slots, slot_blocks)
+    index.marks.passes_on = lambda now: passes_on
+    return index
+
+
+def save(index: HostIndex, chain: list[Key]) -> None:
+    assert index.marks is not None
+    index.marks.save(index.find(chain))
+
+
+def by_name(program: str) -> float:
+    return {"low": -30.0, "high": -8.0, "higher": -4.0, "soon": -0.5}[program]
+
+
+@pytest.mark.parametrize("passes_on", [False, True])
+def test_what_is_on_disk_leaves_for_what_is_worth_less_where_that_goes_there_too(
+    passes_on: bool,
+) -> None:
+    index = above_a_disk(4, passes_on=passes_on)
+    store(index, "higher", keys("higher", 2))
+    store(index, "high", keys("high", 2))
+    save(index, keys("higher", 2) + keys("high", 2))
+    store(index, "low", keys("low", 3), rank=by_name)
+    found = [ready(index, keys(name, 3)) for name in ("high", "higher", "low")]
+    assert found == ([0, 1, 3] if passes_on else [2, 2, 0])
+    assert index.residence.seconds(NOW) == math.inf, "nobody has lost anything"
+
+
+def test_nobody_loses_what_no_disk_has_to_what_is_worth_less() -> None:
+    index = above_a_disk(6)
+    store(index, "high", keys("high", 4))
+    store(index, "higher", keys("high", 2) + keys("higher", 4, start=2))
+    save(index, keys("high", 2) + keys("high", 4, start=3))
+    save(index, keys("higher", 4, start=3))
+    store(index, "low", keys("low", 6), rank=by_name)
+    assert ready(index, keys("low", 6)) == 2, "the last of either"
+    assert ready(index, keys("high", 4)) == 3
+    assert ready(index, keys("high", 2) + keys("higher", 4, start=2)) == 3
+
+
+def test_what_is_on_disk_leaves_before_what_is_not_though_that_is_worth_less() -> None:
+    index = above_a_disk(4)
+    store(index, "high", keys("high", 2))
+    store(index, "higher", keys("higher", 2))
+    save(index, keys("higher", 2))
+    worth = {"high": -8.0, "higher": -4.0, "new": -2.0}
+    store(index, "new", keys("new", 3), rank=worth.__getitem__)
+    assert [ready(index, keys(name, 3)) for name in ("high", "higher", "new")] == [1, 0, 3]
+
+
+def test_what_is_needed_at_once_stays_for_it_may_just_have_been_read() -> None:
+    index = above_a_disk(2)
+    store(index, "soon", keys("soon", 2))
+    save(index, keys("soon", 2))
+    store(index, "low", keys("low", 2), rank=by_name)
+    assert (ready(index, keys("soon", 2)), ready(index, keys("low", 2))) == (2, 0)
+
+
+def test_what_is_over_does_not_take_the_place_of_what_is_on_disk() -> None:
+    index = above_a_disk(2)
+    store(index, "high", keys("high", 2))
+    save(index, keys("high", 2))
+    store(index, "over", keys("over", 2), rank={"high": -8.0, "over": DEAD}.__getitem__)
+    assert (ready(index, keys("high", 2)), ready(index, keys("over", 2))) == (2, 0)
+
+
+@pytest.mark.parametrize(("num_saved", "left"), [(4, 2), (2, 5), (0, 5)])
+def test_what_no_disk_slot_takes_goes_with_the_one_before_it(num_saved: int, left: int) -> None:
+    index = above_a_disk(5, slot_blocks=2)
+    high = keys("high", 5)
+    store(index, "high", high)
+    save(index, high[:num_saved])
+    store(index, "low", keys("low", 3), rank=by_name)
+    assert ready(index, high) == left
+
+
+def test_few_are_asked_for_what_a_disk_has_of_them() -> None:
+    index = above_a_disk(200)
+    for number in range(200):
+        store(index, f"p{number}", keys(f"p{number}.", 1))
+    asked = []
+
+    def rank(program: str) -> float:
+        asked.append(program)
+        return by_name("low" if program == "low" else "high")
+
+    store(index, "low", keys("low", 1), rank=rank)
+    assert len(asked) <= 2 + MOST_LIVE + 2 * NUM_CANDIDATES
+    assert index.num_refused == 1
 
 
 def test_nothing_is_refused_while_slots_are_free() -> None:

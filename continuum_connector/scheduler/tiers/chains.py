@@ -6,6 +6,7 @@ and leaves before anybody's live chain.
 
 from __future__ import annotations
 
+import itertools
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
@@ -13,7 +14,8 @@ from typing import Any
 import numpy as np
 
 from continuum_connector.errors import InvariantError
-from continuum_connector.scheduler.tiers.eviction import EvictionOrder
+from continuum_connector.scheduler.tiers.eviction import DEAD, EvictionOrder, Rank
+from continuum_connector.scheduler.tiers.marks import Marks
 from continuum_connector.scheduler.tiers.slots import (
     NO_TICKETS,
     TICKET_BYTES,
@@ -33,6 +35,9 @@ CHAIN_BYTES = 600  # beside its claims: the object, an array's head, its places 
 # A client may send one id for all it does; every store and load looks at all chains of a program.
 # Agents fork into a few; beyond this many branches the oldest is as good as superseded.
 MAX_CHAINS_PER_PROGRAM = 64
+# Of live chains so many are looked at for tails that are on disk; what is needed within so many
+# seconds stays, also if it is: it may just have been read.
+MOST_LIVE, SOON_S = 64, 1.0
 
 
 class SlotClaims:
@@ -99,16 +104,56 @@ class SlotClaims:
         self._claim(chain, self._table.unmarked(chain))
         (self.order.supersede if len(chain.tickets) else self.order.remove)(chain)
 
-    def enough(
-        self, order: Iterator[tuple[float, Chain]], num_wanted: int
-    ) -> list[tuple[float, Chain]]:
+    def leaving(
+        self, chain: Chain, own: float, rank: Rank | None, on_disk: Marks | None, num_whole: int = 0
+    ) -> Iterator[tuple[float, Chain, int]]:
+        """Yield (worth, chain, how many of its slots) in the order in which they leave for the
+        chain, which is worth `own`. `num_whole`: chains leave whole, and none where those that may
+        leave are not as many slots."""
+        order = self._may_leave(chain, own, rank, on_disk)
+        return iter(self._enough(order, num_whole)) if num_whole else order
+
+    def _may_leave(
+        self, chain: Chain, own: float, rank: Rank | None, on_disk: Marks | None
+    ) -> Iterator[tuple[float, Chain, int]]:
+        """What is worth no more. Where marks tell what is on disk, such tails go before all others
+        that are live, and of a few that are worth more as well."""
+        order = self.order.victims(chain, rank)
+        live: list[tuple[float, Chain]] = []
+        for worth, victim in order if on_disk is not None else ():
+            if worth > DEAD:
+                live = [(worth, victim), *itertools.islice(order, MOST_LIVE - 1)]
+                break
+            yield worth, victim, len(victim.tickets)
+        for worth, victim in live:
+            num = self._num_saved(victim, on_disk) if worth <= own or worth < -SOON_S else 0
+            if num:
+                yield worth, victim, num
+        order = itertools.chain(live, order)
+        for worth, victim in itertools.takewhile(lambda each: each[0] <= own, order):
+            yield worth, victim, len(victim.tickets)
+
+    def _num_saved(self, chain: Chain, marks: Marks | None) -> int:
+        """How many slots at its tail are on disk, and no other chain's."""
+        assert marks is not None
+        table, numbers = self._table, numbers_of(chain.tickets)
+        there = table.are_there(chain.tickets)
+        unsaved = (there & ~marks.are_saved(numbers)).nonzero()[0]
+        tail = slice(int(unsaved[-1]) + 1 if len(unsaved) else 0, None)
+        if not marks.is_saved[numbers[tail]].any():
+            return 0
+        return int(np.count_nonzero(there[tail] & (table.num_chains[numbers[tail]] == 1)))
+
+    def _enough(
+        self, order: Iterator[tuple[float, Chain, int]], num_wanted: int
+    ) -> list[tuple[float, Chain, int]]:
         """The first of those chains with which, whole, `num_wanted` slots leave that nobody else
         claims, without those of which something is busy; none where they are too few."""
         chosen, tally = [], Tally(self._table)
-        for worth, chain in order:
+        for worth, chain, _ in order:
             num_free = tally.add(chain)
             if num_free is not None:
-                chosen.append((worth, chain))
+                chosen.append((worth, chain, num_free))
                 num_wanted -= num_free
             if num_wanted <= 0:
                 return chosen

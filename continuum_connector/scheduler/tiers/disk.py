@@ -66,8 +66,8 @@ class DiskTier:
         self._plan = plan
         self._account = account
         self._pasts = dram.index.past, self.disk.past
-        marks = dram.index.marks = Marks(dram.index.num_slots)
-        self._marks = marks
+        marks = dram.index.marks = Marks(dram.index.num_slots, plan.slot_blocks)
+        marks.passes_on, self._marks = self._passes_on, marks
         disk_bytes = plan.slot_blocks * plan.block_bytes * self.traffic.world_size
         self._budget = Budget(plan.write_budget, disk_bytes)
         length = plan.slot_blocks
@@ -76,7 +76,7 @@ class DiskTier:
         self.ahead.rank_at = self._rank_at
         self._owner = Owner(self._settled, self._hangs, of_disk=True)
         self._found = Found(self.traffic.world_size)
-        self._disk_bytes = disk_bytes
+        self._disk_bytes, self._block_tokens = disk_bytes, groups.hash_size
         self._disk_slots: dict[int, int] = {}  # rank -> how many it has
         self._disk_down = ""
         self._corrupt: deque[float] = deque()  # when, of the last hour
@@ -183,6 +183,20 @@ class DiskTier:
     def _has_disk(self) -> bool:
         return self.ahead.owner is not None
 
+    @property
+    def _takes(self) -> bool:
+        """Whether the disk is written to."""
+        return self._num_unwritten < MAX_UNWRITTEN and not self.ahead.is_stuck
+
+    def _passes_on(self, now: float) -> bool:
+        """Whether what comes to DRAM goes on to the disk whatever it is worth, and is back sooner
+        than it is computed: the budget is to spare, and a block is read faster than prefilled."""
+        if not (self._has_disk and self._takes and self._saving.has_spare(now)):
+            return False
+        costs, num = self._plan.costs, 1000
+        read_s, prefill_s = costs.read_s(num) / num, costs.prefill_s(num) / num * self._block_tokens
+        return not costs.knows_prefill or read_s < prefill_s
+
     def _rank_at(self, now: float) -> Rank | None:
         rank = self.dram.rank
         return None if rank is None else lambda program: rank(program, now)
@@ -200,7 +214,7 @@ class DiskTier:
                 self.traffic.look_every_s = SCAN_LOOK_S
         if self._has_disk and now >= self._settles_at:
             self._account.gauge("disk_budget_fill", self._budget.fill(now))
-            takes = self._num_unwritten < MAX_UNWRITTEN and not self.ahead.is_stuck
+            takes = self._takes
             most = 1 if self.traffic.num_of(Kind.READ) else MAX_WRITES
             for _ in range(most - self.traffic.num_of(Kind.WRITE) if takes else 0):
                 if not self._write(now) and not self._saving.goes_on:

@@ -252,28 +252,25 @@ class HostIndex:
         free = self._free.take(num_wanted)
         if len(free) == num_wanted:
             return free
-        num_missing = num_wanted - len(free)
+        num_missing, marks = num_wanted - len(free), self.marks
         own = rank(chain.program) if rank is not None else 0.0
-        order: Iterator[tuple[float, Chain]] = itertools.takewhile(
-            lambda each: each[0] <= own, self._claims.order.victims(chain, rank)
-        )
-        if self._whole:
-            order = iter(self._claims.enough(order, num_missing))
+        on_disk = marks if marks and own > DEAD and marks.passes_on(now) else None
+        num_whole = num_missing if self._whole else 0
         taken = [free]
-        num_displaced = 0  # live blocks
-        for worth, victim in order:
+        num_lost = 0  # live blocks
+        for worth, victim, most in self._claims.leaving(chain, own, rank, on_disk, num_whole):
             victims.append(victim)
-            for leaving in self._claims.let_go(victim, None if self._whole else num_missing):
+            most = min(most, num_missing)
+            for leaving in self._claims.let_go(victim, None if self._whole else most):
+                if worth > DEAD:
+                    num_lost += len(leaving) if marks is None else marks.left(leaving)
                 self._evict(leaving)
-                if self.marks is not None and worth > DEAD:
-                    self.marks.left(leaving)
                 taken.append(leaving)
                 num_missing -= len(leaving)
-                num_displaced += len(leaving) if worth > DEAD else 0
             if num_missing <= 0:
                 break
-        if num_displaced:
-            self.residence.evicted(num_displaced, self.num_slots, now)
+        if num_lost:
+            self.residence.evicted(num_lost, self.num_slots, now)
         slots = np.concatenate(taken)
         spare = 0 if self._whole and len(slots) < num_wanted else num_wanted
         self._free.put(slots[spare:])

@@ -6,7 +6,7 @@ Kept only where there is a disk.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -21,13 +21,18 @@ _MOST_USES = 2**30
 class Marks:
     """Of every slot: its block's place in its chain, how many turns used it, is it on disk?"""
 
-    def __init__(self, num_slots: int) -> None:
+    def __init__(self, num_slots: int, slot_blocks: int = 1) -> None:
+        """`slot_blocks`: of a disk slot."""
+        self._slot_blocks = slot_blocks
         self.places = np.zeros(num_slots, np.int32)
         self.uses = np.zeros(num_slots, np.int32)  # by turns that stored it, or on top of it
         self.is_saved = np.zeros(num_slots, np.bool_)
         self.is_refused = np.zeros(num_slots, np.bool_)  # to be written, and counted as such
         # Names of the disk slots that were written from there, where one takes several blocks.
         self._names: npt.NDArray[np.object_] = np.zeros(num_slots, object)
+        # Whether what comes may take the place of what is on disk, where it is going as well,
+        # though it is worth less.
+        self.passes_on: Callable[[float], bool] = lambda now: False
         self.num_unsaved = 0  # blocks that left for room before their turn to be written, ever
 
     def grow(self, num_slots: int) -> None:
@@ -66,7 +71,17 @@ class Marks:
         """Of all disk slots that were written from them."""
         return set(itertools.chain.from_iterable(filter(None, self._names[numbers_of(tickets)])))
 
-    def left(self, numbers: Numbers) -> None:
-        """They left for room, and somebody may want them."""
-        is_lost = ~self.is_saved[numbers] & ~self.is_refused[numbers]
-        self.num_unsaved += int(np.count_nonzero(is_lost))
+    def are_saved(self, numbers: Numbers) -> Flags:
+        """Which of a chain's blocks are on disk. As good as there is what its tail has behind the
+        last disk slot, which no disk takes."""
+        are_saved = self.is_saved[numbers]
+        if self._slot_blocks > 1 and len(numbers):
+            places = self.places[numbers]
+            are_saved |= places >= (places[-1] + 1) // self._slot_blocks * self._slot_blocks
+        return are_saved
+
+    def left(self, numbers: Numbers) -> int:
+        """They left for room, and somebody may want them. Returns how many no disk has."""
+        is_lost = ~self.is_saved[numbers]
+        self.num_unsaved += int(np.count_nonzero(is_lost & ~self.is_refused[numbers]))
+        return int(np.count_nonzero(is_lost))

@@ -127,6 +127,12 @@ class Saving:
         """Whether more may be to write, so that an idle engine is to ask again."""
         return bool(self._cold or self._spare) or (self._has_spare and self._is_due)
 
+    def has_spare(self, now: float) -> bool:
+        """Whether there is budget for more than what leaves soon. On a disk smaller than DRAM each
+        block would push out one that is to be written again."""
+        has_room = self._disk.num_slots * self._length >= self._dram.num_slots
+        return has_room and self._budget.fill(now) > SPARE_FILL
+
     def next(self, num_wanted: int, rank: Rank | None, now: float) -> Batch | None:
         """What is to be written now, `num_wanted` disk slots at most; None: nothing in this step,
         or at all."""
@@ -150,9 +156,7 @@ class Saving:
         if not self._cold and now >= self._cold_at:
             self._cold_at = now + COLD_S
             self._cold = self._coldest(rank)
-        # On a disk smaller than DRAM each block would push out one that is to be written again.
-        has_room = self._disk.num_slots * self._length >= self._dram.num_slots
-        self._has_spare = has_room and self._budget.fill(now) > SPARE_FILL
+        self._has_spare = self.has_spare(now)
         if not self._has_spare:
             self._spare, self._has_found = [], False
         elif not self._spare and now >= self._spare_at and self._is_due:
