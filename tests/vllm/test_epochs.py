@@ -14,7 +14,7 @@ from vllm.v1.core.sched.interface import PauseState
 from continuum_connector.scheduler.epochs import Epochs
 from continuum_connector.scheduler.tiers.transfers import Kind
 from continuum_connector.vllm.resets import Remainder
-from tests.vllm.harness import Engine, OracleError
+from tests.vllm.harness import Engine, OracleError, prompt
 from tests.vllm.tiering import (
     GROUPS,
     MODES,
@@ -408,6 +408,33 @@ def test_who_finds_what_such_a_turn_has_cached_since_is_not_kept(
         assert engine.cached["x"] == (208, 0), "what `u` and `w` have computed, and nothing of `r`"
         assert is_pinned(engine, "x")
         wind_down(engine)
+
+
+def test_what_new_turns_share_with_one_of_before_is_not_its_own() -> None:
+    """Of three samples of one prompt x is of before, n computes it anew, and y finds n's first
+    blocks and x's later ones. n's are of now, and with overlapping turns never free again: as y's
+    they kept every turn with that system prompt from being kept, for ever."""
+    engine = tiered(400, 400, config={"ttl_s": 0.5}, max_num_batched_tokens=64)
+    system = prompt(96, seed=1)
+    sample = system + prompt(300, seed=2)
+    engine.add("x", sample, 20, program="x")
+    for _ in range(3):
+        engine.step()
+    assert not engine.reset_prefix_cache()
+    engine.run_until_idle(until=lambda: len(engine.outputs["x"]) > 3)
+    engine.add("n", sample, 30, program="n")
+    engine.run_until_idle(until=lambda: bool(engine.outputs["n"]))
+    engine.add("y", sample + prompt(40, seed=5), 4, program="y")
+    engine.run_until_idle(until=lambda: bool(engine.outputs["y"]))
+    epochs = engine.connector.side.steps.epochs
+    assert epochs.is_of_before is not None
+    for number in range(200):
+        if number % 6 == 0:
+            engine.add(f"z{number}", system + prompt(20, seed=100 + number), 12)
+        engine.step()
+    assert epochs.is_of_before is None
+    engine.run_until_idle()
+    wind_down(engine)
 
 
 @pytest.mark.parametrize("how", ["preempted", "aborted"])

@@ -7,9 +7,12 @@ what it still needs is less than its numbers say; the pool is full of another pr
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from vllm.sampling_params import SamplingParams
+from vllm.v1.request import Request, RequestStatus
 
 from continuum_connector import build
 from continuum_connector.scheduler.tiers.transfers import Kind
@@ -26,6 +29,7 @@ from tests.vllm.tiering import (
     wind_down,
 )
 
+IDLE = {RequestStatus.WAITING_FOR_STREAMING_REQ}
 SOON = 40  # steps; a pin lasts 500 of them
 # Blocks for two loads of 112 tokens, and not for one prompt beside such a load.
 TIGHT = [("hybrid", 36), ("chunked", 31)]
@@ -167,6 +171,88 @@ def test_what_a_failed_load_had_reserved_for_its_prompt_keeps_nobody_from_loadin
     assert engine.cached["d"][1]
     assert finishes_soon(engine, "c")
     assert_all_ends(engine)
+
+
+def lose_a_load(engine: Engine, **turn: Any) -> None:
+    """Turn b loads and is to find that it got nothing; nobody has noticed yet."""
+    run_turn(engine, "a", 200, max_tokens=1, program="p")
+    park(engine)
+    hold(engine)
+    engine.add("b", engine.next_prompt("a", 20), max_tokens=2, program="p", **turn)
+    engine.run_until_idle(until=lambda: bool(in_flight(engine, Kind.LOAD)))
+
+
+def switch(engine: Engine, is_on: bool) -> None:
+    engine.connector.switch = SimpleNamespace(is_on=is_on, close=lambda: None)
+    engine.step()
+
+
+@MODES
+def test_a_turn_that_loads_while_we_are_switched_off_and_on_and_gets_nothing_keeps_a_place(
+    async_scheduling: bool,
+) -> None:
+    """Nobody had named its program since; in the queue it ranked behind all that came."""
+    modes: dict[str, Any] = {"async_scheduling": async_scheduling, "max_num_seqs": 2}
+    engine = tiered(60, 400, config={"max_wait_s": 0.05, "max_head_start_s": 1.0}, **modes)
+    lose_a_load(engine)
+    switch(engine, False)
+    switch(engine, True)
+    engine.fail()
+    hold(engine, False)
+    for number in range(SOON):
+        engine.add(f"c{number}", 60, 12, seed=100 + number, program=f"c{number}")
+        engine.step()
+    assert "b" in engine.finish_reasons
+    assert_all_ends(engine)
+
+
+@MODES
+@pytest.mark.parametrize("policy", ["fcfs", "priority"])
+def test_a_turn_whose_load_failed_is_passed_by_nobody_behind_it(
+    async_scheduling: bool, policy: str
+) -> None:
+    modes: dict[str, Any] = {"async_scheduling": async_scheduling, "max_num_seqs": 1}
+    engine = tiered(100, 400, policy=policy, **modes)
+    lose_a_load(engine, priority=0)
+    engine.fail()
+    hold(engine, False)
+    engine.run_until_idle(until=lambda: "b" in engine.scheduler.failed_recving_kv_req_ids)
+    engine.add("c", 100, 500, seed=9, program="q", priority=5)
+    assert finishes_soon(engine, "b")
+    assert_all_ends(engine)
+
+
+@pytest.mark.parametrize("resets", [True, False])
+def test_who_loses_what_was_loaded_to_a_reset_does_not_stand_before_those_who_have_kv(
+    resets: bool,
+) -> None:
+    """A session that waits for its client has blocks that the turn would need to be computed. In
+    its old place, with nothing, it kept vLLM (>= 0.31) from looking at the session's next turn."""
+    engine = tiered(48, groups="hybrid", config={"load_timeout_s": 80000.0})
+    tokens = prompt(208, seed=1)
+    run_turn(engine, "a", tokens, max_tokens=1, program="a")
+    park(engine)
+    hold(engine)
+    session = engine.add("s", prompt(60, seed=9), 4, program="s", resumable=True)
+    engine.add("r", 16, 124, seed=8, program="r")
+    engine.step()
+    turn = engine.add("b", tokens + prompt(15, seed=2), max_tokens=1, program="b")
+    engine.run_until_idle(until=lambda: bool(in_flight(engine, Kind.LOAD)))
+    engine.run_until_idle(until=lambda: session.status in IDLE and engine.free_blocks() < 3)
+    engine.settle(in_flight(engine, Kind.LOAD)[0].id)
+    for _ in range(3):
+        engine.step()
+    assert turn.status is RequestStatus.WAITING
+    assert turn.num_computed_tokens
+    if resets:
+        engine.reset_prefix_cache()
+    hold(engine, False)
+    num_before = len(engine.outputs["s"])
+    params = SamplingParams(max_tokens=3, ignore_eos=True)
+    more = Request("s", prompt(5, seed=7), params, None, arrival_time=1e9, resumable=True)
+    engine.scheduler.add_request(more)
+    engine.run_until_idle(until=lambda: len(engine.outputs["s"]) > num_before)
+    assert len(engine.outputs["s"]) > num_before
 
 
 @pytest.mark.parametrize(("groups", "num_blocks"), TIGHT)
