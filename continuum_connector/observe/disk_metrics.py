@@ -11,6 +11,11 @@ _C, _G, _H = Kind.COUNTER, Kind.GAUGE, Kind.HISTOGRAM
 DISK_METRICS: tuple[Metric, ...] = (
     Metric("disk_up", _G, "1 while the disk tier works; 0: off by config, not open yet, or failed"),
     Metric(
+        "disk_writable",
+        _G,
+        "1 while the disk takes writes; 0 with disk_up at 1: it is full or failing, and only read",
+    ),
+    Metric(
         "disk_wanted_bytes",
         _G,
         "disk_bytes of the config; above 0 with disk_up at 0 for long: no disk tier, see the log",

@@ -14,7 +14,14 @@ from continuum_connector.scheduler.kv_groups import Key
 from continuum_connector.scheduler.tiers.disk_index import DiskIndex
 from continuum_connector.scheduler.tiers.index import HostIndex
 from continuum_connector.scheduler.tiers.marks import Marks
-from continuum_connector.scheduler.tiers.saving import DAY_S, Batch, Budget, Saving
+from continuum_connector.scheduler.tiers.saving import (
+    DAY_S,
+    RETRY_S,
+    Attempts,
+    Batch,
+    Budget,
+    Saving,
+)
 from continuum_connector.scheduler.tiers.slots import numbers_of
 from tests.unit.chains import NOW, keys
 
@@ -253,3 +260,35 @@ def test_it_does_not_go_on_for_what_there_is_no_budget_for() -> None:
     rig.store("a", keys("a", 3))
     assert not rig.save()
     assert not rig.saving.goes_on
+
+
+def test_writing_is_over_after_three_attempts_within_an_hour() -> None:
+    attempts = Attempts()
+    assert [attempts.fail(begun, now) for begun, now in ((0.0, 1.0), (2.0, 3.0))] == [False, False]
+    assert attempts.may_begin(4.0, 9)
+    assert attempts.fail(4.0, 5.0)
+    assert attempts.is_over
+    assert not attempts.may_begin(6.0, 0)
+    assert attempts.may_begin(5.0 + RETRY_S, 0)
+    assert not attempts.may_begin(5.0 + RETRY_S, 1), "one at a time"
+    assert not attempts.fail(6.0 + RETRY_S, 7.0 + RETRY_S), "that is known"
+    assert not attempts.may_begin(8.0 + RETRY_S, 0)
+
+
+def test_writes_under_way_at_once_fail_as_one_attempt() -> None:
+    attempts = Attempts()
+    assert not any(attempts.fail(0.0, now) for now in (1.0, 1.0, 2.0, 3.0))
+    assert not attempts.is_over
+    hours = [attempts.fail(hour * 3700.0, hour * 3700.0 + 1.0) for hour in range(1, 9)]
+    assert not any(hours), "two in an hour at most"
+
+
+def test_what_was_under_way_when_writing_ended_does_not_begin_it_again() -> None:
+    attempts = Attempts()
+    for begun in (1.0, 2.0, 3.0):
+        attempts.fail(begun, begun + 0.5)
+    assert not attempts.succeed(3.0)
+    assert attempts.is_over
+    assert attempts.succeed(3.5 + RETRY_S)
+    assert not attempts.is_over
+    assert not attempts.fail(9e3, 9e3 + 1.0), "it counts anew"

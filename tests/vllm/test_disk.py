@@ -8,6 +8,7 @@ import pytest
 
 from continuum_connector.scheduler.tiers import disk
 from continuum_connector.scheduler.tiers.reading import PROBE_S
+from continuum_connector.scheduler.tiers.saving import RETRY_S
 from continuum_connector.scheduler.tiers.transfers import HANGS_AFTER_S, Kind
 from tests.vllm.fake_worker import OF_DISK
 from tests.vllm.harness import Engine
@@ -422,14 +423,68 @@ def test_a_disk_that_takes_no_write_is_read_and_not_written(reason: str) -> None
     engine = on_disk()
     overrun(engine)
     engine.worker.disk.refuses_with = reason
-    for number in range(6):
-        run_turn(engine, f"more{number}", 200, seed=50 + number, program=f"more{number}")
-        park(engine)
-        come_to_rest(engine)
+    ask_more(engine, 6)
     assert total(engine, "disk_failures", reason) == 3
+    assert (total(engine, "disk_up"), total(engine, "disk_writable")) == (1, 0)
     come_back(engine)
     engine.run_until_idle()
     assert engine.cached["b"] == (0, 208)
+    finish(engine)
+
+
+def ask_more(engine: Engine, num_programs: int, first: int = 50) -> None:
+    for number in range(first, first + num_programs):
+        run_turn(engine, f"more{number}", 200, seed=number, program=f"more{number}")
+        park(engine)
+        come_to_rest(engine)
+    engine.connector.side.update_gauges(all_of_them=True)
+
+
+def test_writing_begins_again_once_a_try_succeeds(caplog: pytest.LogCaptureFixture) -> None:
+    engine = on_disk()
+    overrun(engine)
+    engine.worker.disk.refuses_with = "enospc"
+    ask_more(engine, 6)
+    engine.clock.advance(RETRY_S)
+    ask_more(engine, 3, first=60)
+    assert total(engine, "disk_failures", "enospc") == 4, "one try"
+    engine.worker.disk.refuses_with = ""
+    num_written = engine.worker.disk.num_written
+    engine.clock.advance(RETRY_S)
+    ask_more(engine, 6, first=70)
+    assert total(engine, "disk_writable") == 1
+    assert engine.worker.disk.num_written > num_written + 13
+    said = [each.message for each in caplog.records if each.message.startswith("The disk ")]
+    assert [text[:17] for text in said] == ["The disk is full,", "The disk takes wr"]
+    finish(engine)
+
+
+def test_a_disk_that_fails_for_good_says_one_sentence(caplog: pytest.LogCaptureFixture) -> None:
+    """Its own errors have a rule of their own: nothing is read any more either."""
+    engine = on_disk()
+    overrun(engine)
+    engine.worker.disk.refuses_with = "eio"
+    ask_more(engine, 6)
+    said = [each.message for each in caplog.records if " disk " in each.message]
+    assert len([text for text in said if "3 times (input/output error)" in text]) == 1
+    assert not [text for text in said if "takes no writes" in text]
+
+
+def test_slots_that_a_rank_calls_stale_are_forgotten_and_cost_no_budget() -> None:
+    """An epoch that comes back may find slots that a sleep emptied: they were written for ever."""
+    engine = on_disk(config={"disk_write_budget": 4096 * 1000})
+    engine.worker.disk.refuses_with = "stale"
+    overrun(engine)
+    num_failed = total(engine, "disk_failures", "stale")
+    assert 0 < num_failed <= total(engine, "writes", "failed")
+    engine.clock.advance(60.0)
+    engine.run_until_idle()
+    assert total(engine, "disk_failures", "stale") == num_failed
+    engine.connector.side.update_gauges(all_of_them=True)
+    assert total(engine, "disk_budget_fill") == pytest.approx(1.0, abs=0.01)
+    come_back(engine)
+    engine.run_until_idle()
+    assert engine.cached["b"] == (0, 0)
     finish(engine)
 
 

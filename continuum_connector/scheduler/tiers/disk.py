@@ -25,7 +25,7 @@ from continuum_connector.scheduler.tiers.eviction import Rank
 from continuum_connector.scheduler.tiers.found import Found
 from continuum_connector.scheduler.tiers.marks import Marks
 from continuum_connector.scheduler.tiers.reading import DiskPlan, Reading
-from continuum_connector.scheduler.tiers.saving import Budget, Saving
+from continuum_connector.scheduler.tiers.saving import Attempts, Budget, Saving
 from continuum_connector.scheduler.tiers.slots import Tickets
 from continuum_connector.scheduler.tiers.traffic import Owner
 from continuum_connector.scheduler.tiers.transfers import (
@@ -46,11 +46,11 @@ MAX_WRITE_BYTES = 64 << 20  # of an order, on a rank
 MAX_WRITES = 16
 MAX_BUSY = 8  # so much of DRAM is being written at most: a disk that hangs keeps it
 # What ends a disk's life: what it gave was wrong so often in an hour (a power cut alone tears as
-# many slots as were being written), it failed so often, it was full so often in a row (then it is
-# only read).
-MAX_CORRUPT, CORRUPT_S, MAX_EIO, MAX_UNWRITTEN = 16, 3600.0, 3, 3
+# many slots as were being written), it failed so often. What it does not take, ends its writing.
+MAX_CORRUPT, CORRUPT_S, MAX_EIO = 16, 3600.0, 3
+NOT_BEGUN = frozenset({"stale", "asleep", "no_tier"})
 # Why a copy was not made that may be made the next time.
-PASSING = frozenset({"cancelled", "stale", "asleep", "closed", "no_tier"})
+PASSING = NOT_BEGUN | {"cancelled", "closed"}
 
 
 class DiskTier:
@@ -80,7 +80,9 @@ class DiskTier:
         self._disk_slots: dict[int, int] = {}  # rank -> how many it has
         self._disk_down = ""
         self._corrupt: deque[float] = deque()  # when, of the last hour
-        self._num_eio = self._num_unwritten = self._num_unsaved = 0
+        self._num_eio = self._num_unsaved = 0
+        self._attempts = Attempts()
+        self._now = -math.inf  # of the last step
         self._is_new = False  # what the ranks said of their disks
         self._settles_at = -math.inf  # until then more of it is expected
         dram.doubts = self._doubt
@@ -169,6 +171,7 @@ class DiskTier:
         self.dram.update_gauges()
         account, disk, length = self._account, self.disk, self._plan.slot_blocks
         account.gauge("disk_up", float(self._has_disk))
+        account.gauge("disk_writable", float(self._has_disk and not self._attempts.is_over))
         account.gauge("disk_capacity_blocks", disk.num_slots * length if self._has_disk else 0)
         account.gauge("disk_blocks", disk.num_ready * length, "ready")
         account.gauge("disk_blocks", disk.num_writing * length, "writing")
@@ -183,15 +186,11 @@ class DiskTier:
     def _has_disk(self) -> bool:
         return self.ahead.owner is not None
 
-    @property
-    def _takes(self) -> bool:
-        """Whether the disk is written to."""
-        return self._num_unwritten < MAX_UNWRITTEN and not self.ahead.is_stuck
-
     def _passes_on(self, now: float) -> bool:
         """Whether what comes to DRAM goes on to the disk whatever it is worth, and is back sooner
         than it is computed: the budget is to spare, and a block is read faster than prefilled."""
-        if not (self._has_disk and self._takes and self._saving.has_spare(now)):
+        takes = self._has_disk and not self._attempts.is_over and not self.ahead.is_stuck
+        if not (takes and self._saving.has_spare(now)):
             return False
         costs, num = self._plan.costs, 1000
         read_s, prefill_s = costs.read_s(num) / num, costs.prefill_s(num) / num * self._block_tokens
@@ -206,6 +205,7 @@ class DiskTier:
         apart what earlier epochs left."""
         for past in self._pasts:
             past.tidy()
+        self._now = now
         if not self.dram.is_up:
             self._leave()
         if self._is_new:
@@ -214,8 +214,9 @@ class DiskTier:
                 self.traffic.look_every_s = SCAN_LOOK_S
         if self._has_disk and now >= self._settles_at:
             self._account.gauge("disk_budget_fill", self._budget.fill(now))
-            takes = self._takes
-            most = 1 if self.traffic.num_of(Kind.READ) else MAX_WRITES
+            takes = self._attempts.may_begin(now, self.traffic.num_of(Kind.WRITE))
+            takes = takes and not self.ahead.is_stuck
+            most = 1 if self._attempts.is_over or self.traffic.num_of(Kind.READ) else MAX_WRITES
             for _ in range(most - self.traffic.num_of(Kind.WRITE) if takes else 0):
                 if not self._write(now) and not self._saving.goes_on:
                     break
@@ -252,18 +253,22 @@ class DiskTier:
             is_wrong = bool(reasons & {"corrupt", "missing", "eio"})
             self.disk.release(numbers, forget=is_wrong, is_bad=is_bad)
         else:
-            self._written(transfer, numbers, is_bad)
+            self._written(transfer, numbers, reasons)
         self._judge(reasons, transfer)
 
-    def _written(self, transfer: Transfer, numbers: Any, is_bad: bool) -> None:
-        """What DRAM forgot meanwhile, as a load found it wrong, is not to be found on disk."""
+    def _written(self, transfer: Transfer, numbers: Any, reasons: set[str]) -> None:
+        """What DRAM forgot meanwhile, as a load found it wrong, is not to be found on disk. Slots
+        that a rank calls stale hold nothing, and would be written from again and again."""
         index, tickets = self.dram.index, transfer.slots
         is_done = transfer.state is TransferState.DONE
         are_there = index.are_there(tickets)
-        index.release(tickets)
+        index.release(tickets, corrupt="stale" in reasons)
+        if reasons and reasons <= NOT_BEGUN:
+            self._budget.take(-len(numbers) * self._disk_bytes)
         is_right = np.asarray(are_there.reshape(len(numbers), -1).all(axis=1) & is_done)
         if is_right.any():
-            self._num_unwritten = 0
+            if self._attempts.succeed(transfer.admitted):
+                logger.warning("The disk takes writes again")
             tickets = tickets[np.repeat(is_right, self._plan.slot_blocks)]
             names = [transfer.keys[place] for place in is_right.nonzero()[0].tolist()]
             self._marks.save(tickets)
@@ -273,7 +278,7 @@ class DiskTier:
             if self._events is not None:
                 self._events.written(names)
         if not is_right.all():
-            self.disk.settle(numbers[~is_right], written=False, is_bad=is_bad)
+            self.disk.settle(numbers[~is_right], written=False, is_bad="eio" in reasons)
 
     def _doubt(self, tickets: Tickets) -> None:
         """A load found these wrong in DRAM: what was written from there is as wrong."""
@@ -283,11 +288,13 @@ class DiskTier:
 
     def _judge(self, reasons: set[str], transfer: Transfer) -> None:
         now = transfer.admitted  # within seconds, of an hour
-        if transfer.kind is Kind.WRITE and reasons - PASSING:
-            self._num_unwritten += 1
-            if self._num_unwritten == MAX_UNWRITTEN:
-                why = "is full" if "enospc" in reasons else f"took no write {MAX_UNWRITTEN} times"
-                logger.warning("The disk %s: what is on it is read, and nothing is written", why)
+        if self._disk_down:
+            return
+        is_lost = transfer.kind is Kind.WRITE and reasons - PASSING - {"eio"}  # which has its own
+        if is_lost and self._attempts.fail(now, self._now):
+            why = "is full, or may only be read" if "enospc" in reasons else "takes no writes"
+            told = "; what is on it is read, and a write is tried every 10 minutes"
+            logger.warning("The disk %s (%s)%s", why, ", ".join(sorted(reasons)), told)
         if "eio" in reasons:
             self._num_eio += 1
             if self._num_eio == MAX_EIO:

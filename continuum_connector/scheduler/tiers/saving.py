@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from collections import deque
 from dataclasses import dataclass
 
 import numpy as np
@@ -30,6 +31,8 @@ DAY_S = 24 * 3600.0
 # Of what may be written: above it everything is, below it what leaves next, and of that only what
 # was used the more often the less there is.
 SPARE_FILL = 0.5
+MAX_FAILED, FAILED_S = 3, 3600.0  # attempts to write, within so many seconds: then none is made
+RETRY_S = 600.0  # but one, so long after the last
 START_SHARE = 1 / 24  # what there is at least after a restart that found the disk full
 
 
@@ -66,13 +69,47 @@ class Budget:
         return float(2 ** max(0, math.ceil((SPARE_FILL - fill) * 10 - 1e-9)))
 
     def take(self, num_bytes: int) -> None:
-        """So much is written; a little may be owed then."""
+        """So much is written; a little may be owed then. Below 0: so much was not, after all."""
         self._level -= num_bytes
 
     def found(self, num_bytes: int) -> None:
         """So much an earlier life has written, of a budget that began as full as this one."""
         least = min(self._level, START_SHARE * self._capacity)
         self._level = max(least, self._level - num_bytes)
+
+
+class Attempts:
+    """Whether the disk is written to: not after so many failed attempts within an hour, but for a
+    try now and then, which begins it again. Writes under way at once fail as one attempt."""
+
+    def __init__(self) -> None:
+        self._failed: deque[float] = deque()
+        self._known_at = -math.inf  # what was begun until then, tells nothing new
+        self._retry_at = math.inf  # where writing is over
+        self.is_over = False
+
+    def may_begin(self, now: float, num_under_way: int) -> bool:
+        return not self.is_over or (now >= self._retry_at and not num_under_way)
+
+    def fail(self, begun: float, now: float) -> bool:
+        """A write begun then has failed; True: with it writing is over."""
+        if begun <= self._known_at:
+            return False
+        self._known_at = now
+        self._failed.append(now)
+        while now - self._failed[0] > FAILED_S:
+            self._failed.popleft()
+        was_over, self.is_over = self.is_over, self.is_over or len(self._failed) >= MAX_FAILED
+        self._retry_at = now + RETRY_S
+        return self.is_over and not was_over
+
+    def succeed(self, begun: float) -> bool:
+        """A write begun then is done; True: with it writing begins again."""
+        if not self.is_over or begun <= self._known_at:
+            return False
+        self.is_over = False
+        self._failed.clear()
+        return True
 
 
 @dataclass(frozen=True)
