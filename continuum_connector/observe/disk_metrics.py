@@ -5,7 +5,7 @@ from __future__ import annotations
 from continuum_connector.observe.metric import COPY_BUCKETS, OTHER, Kind, Metric
 
 DISK_FAILURES: tuple[str, ...] = ("eio", "enospc", "corrupt", "missing", "timeout")
-DISK_FAILURES += ("driver", "cancelled", "closed", "no_tier", "refused", "stale", "asleep", OTHER)
+DISK_FAILURES += ("driver", "cancelled", "no_tier", "refused", "stale", "asleep", OTHER)
 _C, _G, _H = Kind.COUNTER, Kind.GAUGE, Kind.HISTOGRAM
 
 DISK_METRICS: tuple[Metric, ...] = (
