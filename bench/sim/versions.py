@@ -226,11 +226,16 @@ def hybrid_cache(
     MTP layer lies where there is one: vLLM flags it (kv_cache_utils.py, _annotate_eagle_groups)."""
     states = [KvGroup(index, block_size, STATE) for index in range(num_states)]
     built = cache_of(num_blocks, [*states, KvGroup(num_states, block_size)], token_bytes)
-    *groups, full = built.kv_cache_groups
-    full.is_eagle_group = num_drafts > 0
-    for group in groups:
-        spec = group.kv_cache_spec
-        group.kv_cache_spec = dataclasses.replace(spec, num_speculative_blocks=num_drafts)
+    return with_drafts(built, num_states, num_drafts) if num_drafts else built
+
+
+def with_drafts(built: KVCacheConfig, index: int, num_drafts: int) -> KVCacheConfig:
+    """Have that group hold the KV of a layer that drafts, and states room for one after each."""
+    built.kv_cache_groups[index].is_eagle_group = True
+    for group in built.kv_cache_groups:
+        if isinstance(group.kv_cache_spec, MambaSpec):
+            room = {"num_speculative_blocks": num_drafts}
+            group.kv_cache_spec = dataclasses.replace(group.kv_cache_spec, **room)
     return built
 
 

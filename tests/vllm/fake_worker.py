@@ -30,6 +30,7 @@ from continuum_connector.scheduler.kv_groups import CHUNKED, FULL, STATE, KvGrou
 
 _MASK = (1 << 61) - 1
 _FIRST_TOKEN, _NUM_TOKENS = 100, 30_000  # sampled ids: clear of the special ones
+_WRONG = 1  # a draft that the model never says
 
 
 class OracleError(AssertionError):
@@ -72,6 +73,10 @@ class _Request:
     num_computed: int
     weights: int
     chain: list[int] = field(default_factory=list)
+    drafts: list[int] = field(default_factory=list)  # guessed for the next step
+    states: dict[int, tuple[int, int]] = field(default_factory=dict)
+    """By group of states: the column of its running state, and how many drafts behind that the
+    newest accepted one stands (vLLM: mamba_state_idx, num_accepted_tokens - 1)."""
 
     def truncate(self, num_tokens: int) -> None:
         del self.tokens[num_tokens:]
@@ -150,6 +155,8 @@ class FakeWorker:
         self.pending: dict[int, _Transfer] = {}
         self.num_blocks_loaded = 0
         self.num_blocks_stored = 0
+        self.num_drafts = 0  # that it guesses behind each token it samples
+        self.num_drafted = self.num_accepted = 0  # of them so far
         self.disk = FakeDisk()
         self._wrap_report = wrap_report or _connector_metadata
         self._requests: dict[str, _Request] = {}
@@ -462,11 +469,17 @@ class FakeWorker:
         cached = step.scheduled_cached_reqs
         for i, request_id in enumerate(cached.req_ids):
             request = self._requests[request_id]
-            request.num_computed = cached.num_computed_tokens[i]
+            told = cached.num_computed_tokens[i]
+            if request_id in cached.resumed_req_ids:
+                request.num_computed = told
+                request.drafts.clear()
+            else:  # under asynchronous scheduling it counts drafts that were not accepted
+                request.num_computed = min(request.num_computed, told)
             request.truncate(request.num_prompt_tokens + cached.num_output_tokens[i])
             new_ids = cached.new_block_ids[i]
             if request_id in cached.resumed_req_ids:
                 request.tables = [list(ids) for ids in new_ids]
+                request.states.clear()
                 if request.weights != self.weights:  # all of it is computed again
                     request.weights = self.weights
                     request.chain.clear()
@@ -476,9 +489,12 @@ class FakeWorker:
 
     def _forward(self, request_id: str, num_tokens: int, drafts: Sequence[int]) -> list[int]:
         """`drafts` stand behind the known tokens, with KV like any; what follows the first that the
-        model would not have said is wrong, and states do not go on from it."""
+        model would not have said is wrong, and states do not go on from it. -1 stands for what was
+        guessed here; of a request that has just come nothing was."""
         request = self._requests[request_id]
         start, end = request.num_computed, request.num_computed + num_tokens
+        if -1 in drafts:
+            drafts = (request.drafts + [_WRONG] * len(drafts))[: len(drafts)]
         request.tokens += drafts
         extend_chain(request.chain, request.tokens[len(request.chain) : end], self.weights)
         sampled, stop = [], end - len(drafts)
@@ -489,25 +505,60 @@ class FakeWorker:
                 sampled.append(next_token(request.chain, stop))
         for group in self.groups:
             if group.kind == STATE:
-                self._step_state(request_id, group, start, stop)
+                self._step_state(request_id, group, (start, end - len(drafts), stop), end)
                 continue
             self._check(request_id, group, _first_read(group, start), start)
             self._write(request_id, group, start, end)
+        request.num_computed = stop
         if sampled:
             request.truncate(stop)
             request.tokens.append(sampled[-1])
+            request.drafts = self._guess(request)
+            self.num_drafted += len(drafts)
+            self.num_accepted += len(sampled) - 1
         return sampled
 
-    def _step_state(self, request_id: str, group: KvGroup, start: int, end: int) -> None:
-        """Go on from the state after `start` tokens to that after `end`, each in the block in which
-        its last token lies (v1/worker/mamba_utils.py): only a block's end leaves one for good."""
+    def _guess(self, request: _Request) -> list[int]:
+        """What the model will say next: all of the drafts right, the first one, the first two, ..."""
+        chain, guessed = request.chain.copy(), request.tokens[-1:]
+        for _ in range(self.num_drafts):
+            extend_chain(chain, guessed[-1:], self.weights)
+            guessed.append(next_token(chain, len(chain)))
+        num_right = len(request.tokens) % (self.num_drafts + 1)
+        return guessed[1 : 1 + num_right] + [_WRONG] * (self.num_drafts - num_right)
+
+    def take_drafts(self) -> dict[str, list[int]]:
+        """Return what was guessed behind each sampled token."""
+        return {key: list(each.drafts) for key, each in self._requests.items() if each.drafts}
+
+    def _step_state(
+        self, request_id: str, group: KvGroup, told: tuple[int, int, int], end: int
+    ) -> None:
+        """Go on from one state to the next, as v1/worker/mamba_utils.py does in mode `align`.
+
+        `told`: tokens computed before the step, known without drafts, and accepted after it; `end`:
+        all that it computes. The running state lies in the column of `end`, the state after each
+        draft in one of its own behind that. Once it is known which are accepted, the state at a
+        block's end that they passed is copied to its column; nothing else leaves one for good.
+        """
+        start, known, accepted = told
         request, size = self._requests[request_id], group.block_size
-        if start:
-            self._compare(request_id, group, (start - 1) // size, slice(0, 1), start - 1, start)
-        passed = end // size * size
-        for stop in {passed, end} if end - start <= size and passed > start else {end}:
-            block = request.tables[group.index][-(-stop // size) - 1]
-            self._content(request_id, block, group, 1).values[0] = request.chain[stop - 1]
+        column, ahead = request.states.get(group.index, ((start - 1) // size, 0))
+        if start:  # read from there, or copied from there to where the step begins
+            self._compare(request_id, group, column + ahead, slice(0, 1), start - 1, start)
+        column = -(-end // size) - 1
+        for i in range(known, end + 1):
+            self._keep_state(request_id, group, column + i - known, i)
+        ahead, passed = accepted - known, accepted // size * size
+        if passed >= known:
+            self._keep_state(request_id, group, passed // size - 1, passed)
+            ahead = 0 if passed // size - 1 == column else ahead
+        request.states[group.index] = column, ahead
+
+    def _keep_state(self, request_id: str, group: KvGroup, column: int, num_tokens: int) -> None:
+        request = self._requests[request_id]
+        block = request.tables[group.index][column]
+        self._content(request_id, block, group, 1).values[0] = request.chain[num_tokens - 1]
 
     def _check(self, request_id: str, group: KvGroup, first: int, end: int) -> None:
         """Compare what attention reads, positions first to end, with what must be there."""

@@ -18,7 +18,7 @@ from vllm.distributed.kv_transfer.kv_connector.utils import KVOutputAggregator
 from vllm.sampling_params import SamplingParams, StructuredOutputsParams
 from vllm.utils.hashing import get_hash_fn_by_name
 from vllm.v1.core.kv_cache_utils import get_request_block_hasher, init_none_hash
-from vllm.v1.outputs import KVConnectorOutput, ModelRunnerOutput
+from vllm.v1.outputs import DraftTokenIds, KVConnectorOutput, ModelRunnerOutput
 from vllm.v1.request import Request, RequestStatus
 
 from bench.sim import versions
@@ -64,7 +64,8 @@ class Engine:
 
     `groups`: of the KV cache, or their name (groups_named); `window`: tokens of windows and chunks.
     `cache` and what else is given are vLLM's options, of its CacheConfig and SchedulerConfig.
-    `ready_slots`: host slots that a rank has at start, None: all of them.
+    `ready_slots`: host slots that a rank has at start, None: all of them. `num_drafts`: tokens that
+    an MTP layer in `draft_group` guesses in each step, of which some are right.
     """
 
     def __init__(
@@ -85,6 +86,8 @@ class Engine:
         enable_prefix_caching: bool = True,
         world_size: int = 1,
         num_stages: int = 1,
+        num_drafts: int = 0,
+        draft_group: int = 0,
         hold_transfers: bool = False,
         ready_slots: int | None = None,
         wrap_report: Callable[[Any], Any] | None = None,
@@ -104,6 +107,8 @@ class Engine:
             enable_prefix_caching=enable_prefix_caching,
             world_size=world_size,
             num_stages=num_stages,
+            has_states=num_drafts > 0,
+            num_drafts=num_drafts,
             transfer=_transfer(connector, connector_module, extra_config, load_failure_policy),
             max_num_seqs=max_num_seqs,
             max_num_batched_tokens=max_num_batched_tokens,
@@ -112,10 +117,13 @@ class Engine:
         )
         # The CPU platform turns async scheduling off, for the sake of its own model runner.
         self.vllm_config.scheduler_config.async_scheduling = async_scheduling
+        self.num_drafts, self.draft_group = num_drafts, draft_group
         self._build_scheduler(num_blocks)
         self.workers = [
             FakeWorker(self.groups, wrap_report, hold_transfers, rank) for rank in range(world_size)
         ]
+        for worker in self.workers:
+            worker.num_drafts = num_drafts
         self._report_ready(ready_slots)
         self._start_records()
 
@@ -134,7 +142,10 @@ class Engine:
             self._hasher = get_request_block_hasher(hash_block_size, hash_fn)
 
     def _cache(self, num_blocks: int) -> Any:
-        return versions.cache_of(num_blocks, self.groups)
+        built = versions.cache_of(num_blocks, self.groups)
+        if self.num_drafts:
+            versions.with_drafts(built, self.draft_group, self.num_drafts)
+        return built
 
     def _report_ready(self, num_slots: int | None) -> None:
         """Every rank has its host memory, or `num_slots` of it, before the first step."""
@@ -275,6 +286,11 @@ class Engine:
                 self.stats.append(batch.scheduler_stats)
             for output in batch.outputs:
                 self._record(output)
+        if self.num_drafts and not self.vllm_config.scheduler_config.async_scheduling:
+            drafts = self.workers[-1].take_drafts()  # as EngineCore.post_step does
+            self.scheduler.update_draft_token_ids(
+                DraftTokenIds(list(drafts), list(drafts.values()))
+            )
 
     def _record(self, output: Any) -> None:
         request_id = output.request_id

@@ -11,7 +11,6 @@ from __future__ import annotations
 import itertools
 from typing import Any
 
-import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import (
     RuleBasedStateMachine,
@@ -22,18 +21,17 @@ from hypothesis.stateful import (
 )
 
 from tests.vllm import tiering
-from tests.vllm.drafts import drafts_read
 from tests.vllm.fake_worker import LoadOrder
 from tests.vllm.harness import Engine, prompt
 from tests.vllm.machine_draws import (
     COPIES,
     COSTS,
     DISK,
+    DRAFTS,
     GROUPS,
     OURS,
     PROGRAMS,
     RARELY,
-    READ_BY_DRAFTS,
     REQUEST,
     SALTS,
     SCHEDULING,
@@ -72,7 +70,7 @@ class Machine(RuleBasedStateMachine):
         ours=OURS,
         copies=COPIES,
         disk=DISK,
-        read_by_drafts=READ_BY_DRAFTS,
+        drafts=DRAFTS,
         is_one_program=RARELY,
     )
     def start(self, groups: str, num_blocks: int, num_slots: int, costs: Any, **drawn: Any) -> None:
@@ -81,13 +79,11 @@ class Machine(RuleBasedStateMachine):
         is_wanted = self.may_have_disk and bool(drawn["disk"])
         self.has_disk = is_wanted and groups == "full" and num_slots > 0
         built = drawn["scheduling"] | (drawn["disk"] if self.has_disk else {})
-        with pytest.MonkeyPatch.context() as patch:
-            read = drawn.get("read_by_drafts")  # a disk's machine draws none
-            if read is not None and groups != "chunked":  # vLLM has not both
-                drafts_read(patch, read)
-            self.engine = (on_disk if self.has_disk else tiered)(
-                num_blocks, num_slots, skips=False, groups=groups, config=config, **built
-            )
+        if groups != "chunked" and not self.has_disk:  # vLLM has not both; we have not both
+            built |= drawn["drafts"]
+        self.engine = (on_disk if self.has_disk else tiered)(
+            num_blocks, num_slots, skips=False, groups=groups, config=config, **built
+        )
         for worker in self.engine.workers:
             vars(worker).update(drawn["copies"])
         if costs:

@@ -13,8 +13,12 @@ from tests.vllm.drafts import HAS_FLAGS
 GROUPS = st.sampled_from(
     ["full", "state", "state", "chunked", "mixed", *["hybrid"] * 2 * versions.CAN_FAIL_REQUESTS]
 )
-# The KV group that drafts read, of which each lookup drops a block; None: there are no drafts.
-READ_BY_DRAFTS = st.sampled_from([None, None, None, 0, -1] if HAS_FLAGS else [None])
+# Of each step, and the KV group that they read, of which each lookup drops a block.
+DRAFTS = st.sampled_from(
+    [{}, {}, *({"num_drafts": n, "draft_group": i} for n, i in ((1, 0), (3, 0), (3, -1)))]
+    if HAS_FLAGS
+    else [{}]
+)
 PROGRAMS = st.sampled_from([None, "a", "b", "c", "d"])
 STEPS = st.sampled_from([0, 1, 3, 40])
 RARELY = st.integers(0, 3).map(lambda dice: dice == 3)
