@@ -122,11 +122,6 @@ def why_no_tier(server: Server) -> str:
             "no DRAM tier for DeepSeek V4, whose groups have blocks of 256, 64, 8 and 4 tokens: "
             "not proven yet"
         )
-    if STATES in server.kinds and server.has_drafts:
-        return (
-            "no DRAM tier for layers of state with speculative decoding, which has not run on a "
-            "GPU yet"
-        )
     return ""
 
 
