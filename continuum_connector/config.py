@@ -24,7 +24,7 @@ SWITCH_PATH = ENV_PREFIX + "SWITCH_PATH"
 ADMIN_KEY = ENV_PREFIX + "ADMIN_KEY"  # for switch_endpoint.py; no knob: vLLM logs those
 
 MIN_TRACE_BYTES = 2**20
-FIRST_BYTES = 2**30  # of a rank's DRAM, before its worker is ready; the rest grows behind
+FIRST_BYTES = 2**30  # of a rank's DRAM, before its worker is ready; the rest grows later
 
 # Kubernetes sets these in every pod beside a service called `continuum` or `continuum-...`
 _SERVICE_LINK = re.compile(
@@ -100,61 +100,62 @@ class ContinuumConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, k
 
 
 KNOBS: dict[str, str] = {
-    "dram_bytes": 'host memory for offloaded blocks per node, split over ranks ("64GiB" or bytes); '
+    "dram_bytes": 'host memory for stored blocks per node, split over ranks ("64GiB" or bytes); '
     "0 turns the tier off",
-    "staged": "serve with the first GiB of a rank's DRAM, page-lock the rest behind; 0: all first",
-    "dram_shortage": "when the system gives less: smaller (go on with that), or off (no tier)",
-    "sleep_dram": "DRAM while vLLM sleeps: keep, or release (to the system; it grows anew behind)",
+    "staged": "serve with the first GiB of a rank's DRAM, page-lock the rest later; 0: all first",
+    "dram_shortage": "when the system gives less: smaller (go on with that) or off (no tier)",
+    "sleep_dram": "DRAM while vLLM sleeps: keep, or release (to the system; it grows again after)",
     "disk_path": "folder on a local drive for what leaves DRAM; empty: no disk tier",
-    "disk_bytes": "of the folder, per node, split over ranks; taken whole when the server starts",
-    "disk_write_budget": "bytes written to the disk per day; left out: disk_bytes, so that a drive "
-    "given whole is written once a day; 0: no bound",
-    "disk_keep": "find again after a restart what the same model left on the disk; 0 begins anew",
-    "disk_timeout_s": "a turn waits no longer for the disk, then it is computed, in seconds",
-    "disk_slot_bytes": "per rank, bytes read or written at once at least; smaller blocks share one",
+    "disk_bytes": "disk space per node, split over ranks; taken whole when the server starts",
+    "disk_write_budget": "bytes written to the disk per day; left out: disk_bytes, so a drive used "
+    "whole is written once a day; 0: no bound",
+    "disk_keep": "find again after a restart what the same model left on the disk; 0: begin anew",
+    "disk_timeout_s": "longest that a turn waits for the disk before it is computed, in seconds",
+    "disk_slot_bytes": "least bytes per read or write, per rank; smaller blocks share a disk slot",
     "disk_threads": "reads and writes under way at once, per rank",
-    "huge_pages": "ask for huge pages, which leave fewer to page-lock; 0 takes small ones",
-    "numa": "take DRAM on the NUMA node of the rank's GPU; 0 leaves the place to the system",
+    "huge_pages": "ask for huge pages, which are fewer to page-lock; 0: small pages",
+    "numa": "take DRAM on the NUMA node of the rank's GPU; 0: let the system choose",
     "policy": "what decides between pin, offload and free: " + ", ".join(POLICIES),
     "ttl_s": "how long `fixed_ttl` pins a finished turn, in seconds",
-    "max_ttl_s": "no pin lives longer, whatever a policy or a client asks, in seconds",
-    "max_pinned_fraction": "of VRAM blocks; above it the cheapest pin goes first",
-    "max_hinted_fraction": "of VRAM blocks, for pins longer than the policy's because clients ask; "
+    "max_ttl_s": "longest life of a pin, whatever a policy or a client asks, in seconds",
+    "max_pinned_fraction": "of VRAM blocks, for all pins; above it the cheapest pin goes first",
+    "max_hinted_fraction": "of VRAM blocks, for pins that clients make longer than the policy; "
     "these give way first, so others lose at most that much idle prefix cache",
-    "max_wait_s": "how long a waiting turn leaves pins alone that are worth more than its wait, in "
+    "max_wait_s": "how long a waiting turn spares pins that are worth more than its wait, in "
     "seconds; only pins of programs that came before its own, and only while others run",
-    "max_head_start_s": "how much earlier than its own arrival a turn may stand in the queue, in "
-    "seconds, because its program came earlier; a pin counts for half of it; 0 is vLLM's order",
-    "gate_wait_s": "how long a program's first turn is held, in seconds, while to start it would "
-    "push out what others come back for; 0 holds nobody, inf as long as it takes",
-    "scheduler": "attach to vLLM's (pins yield inside allocations, program order); 0: stock",
-    "order": "waiting turns in program order; 0 keeps vLLM's order",
-    "objective": "what the order serves: "
+    "max_head_start_s": "how far before its own arrival a turn may stand in the queue, in seconds, "
+    "because its program came earlier; a pin counts for half of it; 0: vLLM's order",
+    "gate_wait_s": "how long to hold a program's first turn, in seconds, while its start would "
+    "push out what others come back for; 0: hold nobody; inf: as long as it takes",
+    "scheduler": "attach to vLLM's scheduler (pins yield inside allocations, program order); "
+    "0: leave it stock",
+    "order": "serve waiting turns in program order; 0: vLLM's order",
+    "objective": "what the order is for: "
     + " or ".join(OBJECTIVES)
-    + ", of batches: programs stand "
-    "by their arrival however long others wait, samples of a prompt together",
+    + "; with throughput, for batches, "
+    "programs go by arrival however long others wait, and samples of a prompt go together",
     "kv_layout": "KV cache layout to ask vLLM for: "
     + ", ".join(KV_LAYOUTS)
     + " (auto: BLHNC when the tier is on)",
-    "driver": "who copies: auto picks by the KV cache's device; " + ", ".join(DRIVERS[1:]),
-    "trunk_bytes": "bytes per driver call; what vLLM itself copies waits behind one of them",
-    "window_bytes": "copies under way at once per direction, at least trunk_bytes; larger keeps a "
-    "slow bus busy, and makes a load wait behind more",
-    "checksum_every": "every n-th stored block is summed, and checked when it is loaded; a block "
-    "that differs is computed again; 0 sums none, 1 all",
+    "driver": "what copies: auto picks by the KV cache's device; " + ", ".join(DRIVERS[1:]),
+    "trunk_bytes": "bytes per driver call; vLLM's own copies wait behind at most one such call",
+    "window_bytes": "bytes being copied at once per direction, at least trunk_bytes; a larger "
+    "window keeps a slow bus busy, but a load then waits behind more",
+    "checksum_every": "every n-th stored block gets a checksum, compared when the block is loaded; "
+    "a block that differs is computed again; 0: none, 1: all",
     "load_timeout_s": "a load that takes longer is cancelled and recomputed, in seconds",
     "max_programs": "programs remembered; the least recently seen is forgotten first",
-    "trace_path": "file that gets one JSON line per decision and outcome; empty writes none",
+    "trace_path": "file that gets one JSON line per decision and outcome; empty: no trace",
     "trace_bytes": "size at which the trace moves to trace_path.1 and begins anew, at least 1 MiB; "
-    "0 lets it grow",
-    "trace_files": "how many of these are kept, the one at trace_path among them",
-    "trace_hashed": "1 writes programs and requests as digests, whose key ends with the process",
-    "state_path": "file, or directory for one per model and device, in which learned tool times "
-    "and costs outlive a restart; `continuum calibrate` writes one; empty forgets",
-    "switch_path": "file that switches the connector off and on while the server runs: write off "
-    "into it, and within about a second every engine that reads it serves as stock; empty: none",
-    "keep_epochs": "so many sets of weights that have a name keep their KV in DRAM while others "
-    "serve, as far as there is room; 0: what the last weights computed is forgotten",
+    "0: it grows without end",
+    "trace_files": "how many trace files are kept, the one at trace_path among them",
+    "trace_hashed": "1 writes programs and requests as digests whose key ends with the process",
+    "state_path": "file, or directory with one file per model and device, that keeps learned tool "
+    "times and costs over a restart; `continuum calibrate` writes one; empty: forget",
+    "switch_path": "file that switches the connector off and on while the server runs: with off in "
+    "it, every engine that reads it serves as stock within about a second; empty: none",
+    "keep_epochs": "how many named sets of weights keep their KV in DRAM while others serve, "
+    "while there is room; 0: forget what the last weights computed",
     "echo": "answer the decision in non-streamed responses (kv_transfer_params.continuum)",
 }
 
@@ -175,10 +176,10 @@ def parse_bytes(text: str) -> int:
 
 
 def our_part(connector: Any, extra: Any) -> dict[str, Any] | None:
-    """Our extra config, also inside a MultiConnector's; None where we are not named.
+    """Our extra config, also inside a MultiConnector's; None if we are not named.
 
-    `connector`, `extra`: `kv_connector` and `kv_connector_extra_config` of vLLM's config. What is
-    no object of ours is the business of whose it is; ConfigError if ours is none.
+    `connector`, `extra`: `kv_connector` and `kv_connector_extra_config` of vLLM's config. Raises
+    ConfigError if our own is no JSON object; another connector's is not our business.
     """
     if connector == CONNECTOR_NAME:
         return _object(extra)
@@ -193,8 +194,8 @@ def _object(extra: Any) -> dict[str, Any]:
     if extra is None or isinstance(extra, Mapping):
         return dict(extra or {})
     raise ConfigError(
-        f"kv_connector_extra_config = {extra!r} is no JSON object, so no key of it could be read; "
-        'write one, without quotes around it, such as {"dram_bytes": "64GiB"}'
+        f"kv_connector_extra_config = {extra!r} is no JSON object, so its keys cannot be read; "
+        'write one without quotes around it, such as {"dram_bytes": "64GiB"}'
     )
 
 

@@ -1,7 +1,7 @@
 """METRICS: every number we publish, with its type, help text, labels and buckets.
 
-Needs no vLLM. Those of a disk are in disk_metrics.py. account.py adds the numbers up, metrics.py
-hands them to Prometheus.
+This file needs no vLLM. disk_metrics.py has the disk's numbers, account.py adds all of them up, and
+metrics.py hands them to Prometheus.
 """
 
 from __future__ import annotations
@@ -37,34 +37,36 @@ HOOK_BUCKETS = (1e-6, 2e-6, 5e-6, 1e-5, 2e-5, 5e-5, 1e-4, 2e-4, 5e-4, 1e-3, 0.01
 _C, _G, _H = Kind.COUNTER, Kind.GAUGE, Kind.HISTOGRAM
 
 METRICS: tuple[Metric, ...] = (
-    Metric("switched_on", _G, "1: on; 0: switched off, or stepped aside", first=1.0),
-    Metric("epoch", _G, "Which weights serve: grows when they change and with each reset"),
+    Metric("switched_on", _G, "1 while on; 0: switched off, or stepped aside", first=1.0),
+    Metric(
+        "epoch", _G, "Number of the current epoch; grows with each reset and each change of weights"
+    ),
     Metric(
         "epochs",
         _C,
-        "Epochs begun, by what began them; each empties all below VRAM and ends every pin",
+        "Epochs begun, by cause; each empties every tier below VRAM and ends every pin",
         "cause",
         EPOCHS,
     ),
-    Metric("programs", _G, "Programs remembered; at max_programs the quiet ones are forgotten"),
+    Metric("programs", _G, "Programs remembered; at max_programs the least recently seen go"),
     Metric(
         "turns",
         _C,
-        "Turns begun, by how their program was identified; mostly `none` means no turn can be kept",
+        "Turns begun, by how their program was identified; mostly `none`: no turn can be kept",
         "source",
         tuple(source.value for source in IdentitySource),
     ),
     Metric(
         "decisions",
         _C,
-        "Finished turns, by what was decided; all `free` means the connector changes nothing",
+        "Finished turns, by decision; all `free`: the connector changes nothing",
         "decision",
         ("pin", "offload", "free"),
     ),
     Metric(
         "endings",
         _C,
-        "Finished turns, by how their output ends; mostly `unread` means tool calls are not seen",
+        "Finished turns, by how their output ends; mostly `unread`: tool calls are not recognised",
         "ending",
         tuple(ending.value for ending in Ending),
     ),
@@ -72,78 +74,80 @@ METRICS: tuple[Metric, ...] = (
         "unread_turns",
         _C,
         "Turns whose tool calls were not read, by reason; `no_tokenizer` after the first minute: "
-        "see the log, `no_time`: more turns end at once than one step reads in 1 ms",
+        "see the log; `no_time`: more turns end at once than one step can read in 1 ms",
         "reason",
         WHY_UNREAD,
     ),
     Metric(
         "hints",
         _C,
-        "Hints answered, by outcome; much `refused`: see `hints` of a response, or docs/hints.md",
+        "Hints answered, by outcome; many `refused`: see `hints` in a response, or docs/hints.md",
         "outcome",
         ("accepted", "clipped", "refused"),
     ),
     Metric(
         "outcomes",
         _C,
-        "What came of decisions; much `pin_never`: VRAM kept for nobody, much `free_recomputed`: "
-        "what returned was gone",
+        "Decisions, by outcome; many `pin_never`: VRAM kept for nobody; many `free_recomputed`: "
+        "programs came back and their KV was gone",
         "decision_outcome",
         OUTCOMES,
     ),
     Metric(
         "forecasts",
         _C,
-        "Predicted returns, by predicted chance in percent, once the outcome is known",
+        "Predicted returns whose outcome is known, by predicted chance in percent",
         "chance",
         CHANCES,
     ),
     Metric(
         "forecasts_true",
         _C,
-        "Predicted returns that came in time; a share far from the chance: gaps are not learned",
+        "Predicted returns that came in time; a share far from the chance: forecasts are off",
         "chance",
         CHANCES,
     ),
-    Metric("pins_live", _G, "Turns pinned now; still above 0 after an idle max_ttl_s: a leak"),
-    Metric("vram_blocks", _G, "VRAM blocks that requests and pins share: the whole KV cache"),
-    Metric("pinned_blocks", _G, "VRAM blocks kept by pins; near the budget, pins end by pressure"),
+    Metric(
+        "pins_live", _G, "Turns pinned now; still above 0 after max_ttl_s without traffic: a leak"
+    ),
+    Metric("vram_blocks", _G, "VRAM blocks in the whole KV cache, which requests and pins share"),
+    Metric("pinned_blocks", _G, "VRAM blocks kept by pins; near the budget pins end by pressure"),
     Metric(
         "held_blocks",
         _G,
-        "VRAM blocks held for pins and stores; above 0 with no pin and no store is a leak",
+        "VRAM blocks held for pins and stores; above 0 with no pin and no store: a leak",
     ),
-    Metric("pins_started", _C, "Turns pinned; minus pins_ended it is pins_live"),
+    Metric("pins_started", _C, "Turns pinned; minus pins_ended this is pins_live"),
     Metric(
         "pins_ended",
         _C,
-        "Pins ended, by cause; much `expired`: the TTL is short, much `pressure`: VRAM is short",
+        "Pins ended, by cause; many `expired`: the TTL is short; many `pressure`: VRAM is short",
         "cause",
         PIN_CAUSES,
     ),
     Metric(
         "pin_seconds",
         _H,
-        "How long pins were held; piled up at ttl_s means tool calls outlast the TTL",
+        "How long pins were held; most near ttl_s: tool calls outlast the TTL",
         buckets=PIN_BUCKETS,
     ),
-    Metric("prompt_tokens", _C, "Prompt tokens looked up: what hit_tokens is a share of"),
+    Metric("prompt_tokens", _C, "Prompt tokens looked up; hit_tokens is a share of them"),
     Metric(
         "hit_tokens",
         _C,
-        "Prompt tokens found, by tier; a falling share of prompt_tokens means KV is lost in pauses",
+        "Prompt tokens found, by tier; a falling share of prompt_tokens: pauses lose KV",
         "tier",
         ("vram", "dram", "disk"),
     ),
-    Metric("sample_groups", _G, "Prompts of which several samples are known, or announced"),
-    Metric("samples", _G, "Programs of those groups that are not over"),
+    Metric("sample_groups", _G, "Prompts with several samples, seen or announced"),
+    Metric("samples", _G, "Programs in sample_groups that are not over"),
     Metric(
         "sample_prompt_tokens",
         _C,
-        "Prompts of samples that began after a first one: what sample_hit_tokens is a share of",
+        "Prompt tokens of samples after the first; sample_hit_tokens is a share of them",
     ),
     Metric(
-        "sample_hit_tokens", _C, "Of those, found in some tier; little: samples compute them anew"
+        "sample_hit_tokens", _C, "Tokens of them found in some tier; few: samples compute them anew"
     ),
     Metric(
         "transfers_admitted",
@@ -155,53 +159,55 @@ METRICS: tuple[Metric, ...] = (
     Metric(
         "transfers_in_flight",
         _G,
-        "Transfers not settled; growing without end means copies are slower than turns, or stuck",
+        "Transfers not settled; growing without end: copies are slower than turns, or stuck",
         "direction",
         DIRECTIONS,
     ),
     Metric(
         "stores",
         _C,
-        "Transfers VRAM to DRAM, by outcome; `abandoned`: overtaken by a reset or shutdown",
+        "Transfers VRAM to DRAM, by outcome; `abandoned`: a reset or shutdown came first",
         "outcome",
         ("done", "failed", "abandoned"),
     ),
     Metric(
         "loads",
         _C,
-        "Transfers DRAM to VRAM, by outcome; all but `done` were recomputed instead",
+        "Transfers DRAM to VRAM, by outcome; all but `done` were recomputed",
         "outcome",
         ("done", "failed", "cancelled", "abandoned"),
     ),
     Metric(
         "transfer_failures",
         _C,
-        "Ranks' failed transfers, by reason; each is a miss, `corrupt` or `driver` needs a look",
+        "Ranks' failed transfers, by reason; each is a miss; `corrupt`, `driver`: check the host",
         "reason",
         FAILURES,
     ),
     Metric("stored_blocks", _C, "Blocks copied to DRAM"),
-    Metric("loaded_blocks", _C, "Blocks copied back; far below stored_blocks means wasted stores"),
+    Metric("loaded_blocks", _C, "Blocks copied back; far below stored_blocks: wasted stores"),
     Metric("stored_bytes", _C, "Bytes copied to DRAM, over all ranks"),
     Metric("loaded_bytes", _C, "Bytes copied back, over all ranks"),
     Metric(
         "store_seconds",
         _H,
-        "From queued to settled, per store; far above its bytes over the bus speed: a busy bus",
+        "Time of a store from queued to settled; far above bytes / bus speed: the bus is busy",
         buckets=COPY_BUCKETS,
     ),
     Metric(
         "load_seconds",
         _H,
-        "From queued to settled, per load, which a request waits for; at load_timeout_s it ends",
+        "Time of a load from queued to settled; its request waits, load_timeout_s at most",
         buckets=COPY_BUCKETS,
     ),
     Metric("tier_up", _G, "1 while the DRAM tier works; 0: off by config, or a rank has none"),
-    Metric("dram_capacity_blocks", _G, "Blocks the DRAM tier can hold by now; 0 without a tier"),
+    Metric(
+        "dram_capacity_blocks", _G, "Blocks that the DRAM tier can hold by now; 0 without a tier"
+    ),
     Metric(
         "dram_wanted_blocks",
         _G,
-        "Blocks that fit dram_bytes; minutes above dram_capacity_blocks: a rank is short of DRAM",
+        "Blocks that dram_bytes can hold; above dram_capacity_blocks for minutes: DRAM is short",
     ),
     Metric(
         "dram_blocks",
@@ -213,14 +219,14 @@ METRICS: tuple[Metric, ...] = (
     Metric(
         "prefill_seconds_per_token",
         _G,
-        "Seconds per token of a prompt of 1000 behind so many cached ones; 0: not known yet",
+        "Seconds per token of a 1000-token prefill behind that many cached ones; 0: unknown yet",
         "cached_tokens",
         ("0", "32768"),
     ),
     Metric(
         "load_seconds_per_block",
         _G,
-        "Seconds per block of a load of 1000 from DRAM; above its tokens' prefill: DRAM is no use",
+        "Seconds per block of a 1000-block load from DRAM; above prefill of its tokens: no gain",
     ),
     Metric(
         "queueing_seconds",
@@ -230,39 +236,39 @@ METRICS: tuple[Metric, ...] = (
     Metric(
         "memoryfulness",
         _G,
-        "1: programs are equally long, keeping the oldest ends them soonest; 0: age says nothing",
+        "1: programs are equally long, so the oldest ends soonest; 0: age says nothing",
     ),
     Metric(
         "block_second_price",
         _G,
-        "Seconds of delay that one VRAM block kept for 1 s costs others; 0: keeping is free",
+        "Seconds that one VRAM block kept for 1 s delays others; 0: keeping is free",
     ),
     Metric(
         "costs_known",
         _G,
-        "1: measured, here or by `continuum calibrate`; long 0: too little traffic to learn from",
+        "1: measured, here or by `continuum calibrate`; 0 for long: too little traffic to learn",
         "cost",
         ("prefill", "load", "memoryfulness"),
     ),
-    Metric("dram_used_bytes", _G, "Host bytes of the blocks in DRAM, over all ranks"),
-    Metric("dram_evicted_blocks", _C, "Blocks dropped from DRAM for room; fast: raise dram_bytes"),
+    Metric("dram_used_bytes", _G, "Host bytes that blocks take in DRAM, over all ranks"),
+    Metric("dram_evicted_blocks", _C, "Blocks dropped from DRAM for room; many: raise dram_bytes"),
     Metric(
         "dram_refused_blocks",
         _C,
-        "Blocks not stored: what fills DRAM is worth more, or busy; above stored: raise dram_bytes",
+        "Blocks not stored because those in DRAM are worth more or busy; many: raise dram_bytes",
     ),
     Metric("gate_held", _G, "First turns held at the gate; above 0 for long: memory is short"),
     Metric(
         "gate_opened",
         _C,
-        "Held first turns let in, by reason; much `deadline`: more programs than memory is for",
+        "Held first turns let in, by reason; many `deadline`: more programs than memory can hold",
         "because",
         OPENED,
     ),
     Metric(
         "gate_wait_seconds",
         _H,
-        "How long first turns were held; part of their time to first token",
+        "How long first turns were held; their time to first token includes it",
         buckets=PIN_BUCKETS,
     ),
     Metric(
@@ -272,26 +278,28 @@ METRICS: tuple[Metric, ...] = (
         "of",
         ("gpu", "bus"),
     ),
-    Metric("working_set_programs", _G, "Programs under way: begun, and expected back"),
-    Metric("working_set_blocks", _G, "Blocks that programs under way want within a cycle"),
+    Metric("working_set_programs", _G, "Programs that have begun and are expected back"),
+    Metric("working_set_blocks", _G, "Blocks that these programs want within a cycle"),
     Metric(
         "hook_seconds",
         _H,
-        "Time we spend inside vLLM's step, by hook; above 0.0001 it costs throughput",
+        "Time of our hooks inside vLLM's step; above 0.0001 they cost throughput",
         "hook",
         HOOKS,
         HOOK_BUCKETS,
     ),
-    Metric("trace_dropped", _C, "Trace records lost; above 0 the file at trace_path is incomplete"),
+    Metric(
+        "trace_dropped", _C, "Trace records lost; above 0: the file at trace_path is incomplete"
+    ),
     *DISK_METRICS,
 )
 
-# Counted in an API server by middleware.py, as long as it is loaded; no engine knows of it.
+# middleware.py counts it in an API server, if it is loaded; no engine knows of it.
 UNREAD_BODIES = Metric(
     "unread_bodies",
     _C,
-    "Requests whose body the middleware left unread, by reason; `in_part`: only a field or "
-    "cache marks; what they say outside of vLLM's own fields is not heard",
+    "Requests whose body the middleware did not read, by reason; `in_part`: only a field or the "
+    "cache marks; only vLLM's own fields in them count",
     "reason",
     ("long", "compressed", "in_part"),
 )
@@ -307,7 +315,7 @@ class WireKey(NamedTuple):
 
     @property
     def text(self) -> str:
-        """The key that crosses processes, `pins_ended{expired}` or `pins_live`."""
+        """The key that crosses processes, such as `pins_ended{expired}` or `pins_live`."""
         return self.metric.name if self.label is None else f"{self.metric.name}{{{self.label}}}"
 
 

@@ -118,7 +118,7 @@ def test_under_the_helm_values_the_switch_lives_as_long_as_its_pod(path: Path) -
         " ".join((ROOT / "docs" / f"{name}.md").read_text().split())
         for name in ("runbook", "switch-off")
     )
-    assert "under the Helm values over a container's; a new pod there begins with on" in runbook
+    assert "stays off over a restart of the container, but a new pod begins with on" in runbook
     assert "it outlives a container that crashed, and ends with its pod" in switch_off
 
 
