@@ -28,9 +28,7 @@ STATE_MODES = frozenset({"align", "all"})
 # --kv-cache-dtype: numbers as they are, or FP8 whose scales lie beside the weights or in the block.
 PLAIN_DTYPES = frozenset({"auto", "float32", "float", "bfloat16", "float16", "half"})
 FP8_DTYPES = frozenset({"fp8", "fp8_e4m3", "fp8_e5m2", "fp8_inc", "fp8_ds_mla"})
-
-
-STATES, COMPRESSED = "MambaSpec", "SlidingWindowMLASpec"
+STATES = "MambaSpec"
 
 
 class Server(NamedTuple):
@@ -117,10 +115,10 @@ def why_no_tier(server: Server) -> str:
             "no DRAM tier for hybrid KV groups on this vLLM, which cannot "
             "recompute a failed load there; vLLM 0.30 can"
         )
-    if COMPRESSED in server.kinds:
+    if STATES in server.kinds and server.has_drafts:
         return (
-            "no DRAM tier for DeepSeek V4, whose groups have blocks of 256, 64, 8 and 4 tokens: "
-            "not proven yet"
+            "no DRAM tier for layers of state with speculative decoding: there vLLM itself is "
+            "reported to cache wrong states (its issue 53912), and DRAM would keep them"
         )
     return ""
 

@@ -172,7 +172,7 @@ def test_drafts_that_cost_a_block_are_told(tmp_path: Path, config: str, warns: b
     if warns:
         assert "computes 544 tokens more" in found["drafts"].text
         assert "disable_eagle_block_drop" in found["drafts"].cure
-    assert "layers of state with speculative decoding" in found["DRAM tier"].text
+    assert "reported to cache wrong states" in found["DRAM tier"].text
 
 
 def test_a_config_json_without_model_type_is_not_ok(tmp_path: Path) -> None:
@@ -181,8 +181,13 @@ def test_a_config_json_without_model_type_is_not_ok(tmp_path: Path) -> None:
     assert "no model_type" in line.text
 
 
-def test_of_deepseek_v4_the_check_says_that_there_is_no_dram_tier(tmp_path: Path) -> None:
+def test_deepseek_v4_has_a_dram_tier_and_no_disk(tmp_path: Path) -> None:
+    """Its layers are not in config.json, and yet they are several groups."""
+    from continuum_connector.tools.checks.run import check
+
     v4 = {"model_type": "deepseek_v4", "architectures": ["DeepseekV4ForCausalLM"]}
-    found = said(tmp_path, model=v4)
-    assert "cannot be told from config.json" in found("model").text
-    assert found("DRAM tier").text.startswith("no DRAM tier for DeepSeek V4")
+    served = plan(root=tmp_path, model=v4, disk_path=str(tmp_path), disk_bytes="8GiB")
+    found = {line.subject: line for line in check(fake.make(tmp_path / "machine"), served)}
+    assert "cannot be told from config.json" in found["model"].text
+    assert "DRAM tier" not in found
+    assert "windows, chunks or states" in found["disk tier"].text

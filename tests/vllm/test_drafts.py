@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from tests.vllm.agents import AgentEngine, model_output, play_under_pressure, whole
+from continuum_connector.vllm import proven
+from tests.vllm.agents import AgentEngine, play_under_pressure, whole
 from tests.vllm.drafts import HAS_FLAGS
 from tests.vllm.harness import prompt
 from tests.vllm.tiering import SLOT_BYTES, answers_as_without_a_tier, park, skip_without_tier
@@ -16,6 +17,12 @@ NUM_DRAFTS = 3
 pytestmark = pytest.mark.skipif(
     not HAS_FLAGS, reason="this vLLM does not say whose groups drafts read"
 )
+
+
+@pytest.fixture(autouse=True)
+def a_tier_for_states(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is off because of vLLM's worker (proven.py); this is what holds it to the scheduler's."""
+    monkeypatch.setattr(proven, "why_no_tier", lambda _server: "")
 
 
 def drafted(groups: str, extra: Mapping[str, Any], **kwargs: Any) -> AgentEngine:

@@ -13,9 +13,10 @@ from vllm.v1.core.kv_cache_utils import generate_scheduler_kv_cache_config
 from bench.sim import versions
 from continuum_connector.vllm import kv_specs
 from tests.vllm import kv_caches
+from tests.vllm.drafts import HAS_FLAGS
 from tests.vllm.families import FAMILIES, Family, deepseek_v4, llama4
 from tests.vllm.harness import Engine
-from tests.vllm.tiering import answers_as_without_a_tier, park
+from tests.vllm.tiering import NO_HYBRID_TIER, answers_as_without_a_tier, park
 
 CHUNKS = Family("Llama 4, chunks", llama4, [12] * 4, 16, 786_432)
 V4 = Family("DeepSeek V4", deepseek_v4, [92, 31, 30, 62, 30], 256, 1_480_320)
@@ -26,7 +27,7 @@ def row(family: Family) -> str:
     """What docs/models.md says of it."""
     layers = ", ".join(map(str, family.groups))
     hybrid, states = len(family.groups) > 1, "MambaSpec" in str(family.layers())
-    tier = "no" if family is V4 else "0.30" if hybrid else "0.26"
+    tier = "0.30" if hybrid else "0.26"
     cells = [
         family.name,
         f"{len(family.groups)}: {layers}",
@@ -34,7 +35,7 @@ def row(family: Family) -> str:
         f"{family.block_bytes / 1e6:.2f} MB",
         "0.26, named; 0.29" if states else "0.26",
         tier,
-        "-" if family is CHUNKS else "pins" if states or family is V4 else "pins, DRAM",
+        "-" if family is CHUNKS else "pins" if states else "pins, DRAM",
         f"{family.block_size // 2:,}",
     ]
     return f"| {' | '.join(cells)} |"
@@ -70,7 +71,10 @@ class FamilyEngine(Engine):
         super().__init__(num_blocks, groups=list(groups), **batch, **kwargs)
 
     def _cache(self, num_blocks: int) -> Any:
-        return cache_of(self.vllm_config, self.family, num_blocks)
+        built = cache_of(self.vllm_config, self.family, num_blocks)
+        if self.num_drafts:
+            versions.with_drafts(built, self.draft_group, self.num_drafts)
+        return built
 
 
 NUM_FOREIGN = 20  # blocks of a foreign program
@@ -131,6 +135,21 @@ def test_it_comes_back_from_dram_where_this_vllm_can_recompute_a_failed_load(
     extra = {"dram_bytes": 400 * family.block_bytes}
     engine = FamilyEngine(family, num_blocks(family), extra_config=extra)
     hit = goes_on(engine, park)
-    has_tier = family is not V4 and (len(family.groups) == 1 or versions.CAN_FAIL_REQUESTS)
+    has_tier = len(family.groups) == 1 or versions.CAN_FAIL_REQUESTS
     assert engine.cached["b"] == (0, hit if has_tier else 0)
     assert answers_as_without_a_tier(engine)
+
+
+@pytest.mark.skipif(not HAS_FLAGS, reason="this vLLM does not say whose groups drafts read")
+@pytest.mark.skipif(not versions.CAN_FAIL_REQUESTS, reason=NO_HYBRID_TIER)
+@pytest.mark.parametrize("group", range(5))
+def test_deepseek_v4_comes_back_from_dram_with_drafts_that_read_any_of_its_groups(
+    group: int,
+) -> None:
+    extra = {"dram_bytes": 400 * V4.block_bytes}
+    engine = FamilyEngine(V4, 1200, extra_config=extra, num_drafts=3, draft_group=group)
+    goes_on(engine, park)
+    found = sum(tokens(V4)) - 1 - engine.connector.side.groups.num_proof_tokens
+    assert engine.cached["b"] == (0, found // 256 * 256)
+    assert answers_as_without_a_tier(engine)
+    assert 0 < engine.worker.num_accepted < engine.worker.num_drafted

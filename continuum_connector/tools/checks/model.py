@@ -36,7 +36,6 @@ from continuum_connector.tools.checks.shape import (
 )
 from continuum_connector.tools.checks.states import FULL, STATE, match_unit
 from continuum_connector.vllm.proven import (
-    COMPRESSED,
     Group,
     Server,
     check_groups,
@@ -53,7 +52,8 @@ _WORDS = {
     CHUNKED: "chunked attention",
     STATE: "states",
 }
-_V4 = "deepseek_v4"  # whose layers config.json does not tell in words that are known here
+_V4 = "deepseek_v4"  # config.json does not list its layers in a form that we can read
+_V4_KINDS = ("MLAAttentionSpec", "SlidingWindowMLASpec")
 LOG = "the server's log says `steps aside` if it does not"
 
 
@@ -72,7 +72,7 @@ def lines(machine: Machine, plan: Plan, vllm: VllmSeen) -> Iterator[Line]:
     except ShapeError as why:
         yield unseen("model", f"whether it is served cannot be told from config.json: {why}", LOG)
         if config.get("model_type") == _V4:
-            kinds = (COMPRESSED,)
+            kinds = _V4_KINDS
     else:
         yield _served(plan, shape, vllm)
         yield from _states(plan, shape, vllm)
