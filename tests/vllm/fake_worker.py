@@ -519,7 +519,7 @@ class FakeWorker:
         return sampled
 
     def _guess(self, request: _Request) -> list[int]:
-        """What the model will say next: all of the drafts right, the first one, the first two, ..."""
+        """What the model will say next; how many are right changes from step to step."""
         chain, guessed = request.chain.copy(), request.tokens[-1:]
         for _ in range(self.num_drafts):
             extend_chain(chain, guessed[-1:], self.weights)
