@@ -25,6 +25,7 @@ import math
 from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from operator import truediv
 
 from continuum_connector.costs.pressure import QUIET
@@ -79,20 +80,14 @@ class Adaptive:
         stake = _stake(turn, snapshot, stored_s, p_read)
         pin = best_pin(turn.gap, stake, turn.num_blocks, self._max_ttl_s)
         ttl_s, asked_for = self._with_hint(turn, snapshot, stake, pin)
-        offload = stake.weight * p_read * stored_s
-        values = {"free": 0.0, "pin": pin.gain}
-        if snapshot.has_tier:
-            dropped = _stake(turn, snapshot, 0.0, 0.0) if stored_s else stake
-            alone = best_pin(turn.gap, dropped, turn.num_blocks, self._max_ttl_s)
-            values |= {"pin": alone.gain, "offload": offload, "pin_store": offload + pin.gain}
+        values = partial(self._values, turn, snapshot, stake, pin)
         if ttl_s:
             then = After.STORE if stored_s else After.DROP
-            return Choice(
-                Pin(ttl_s, then, pin.value), _why_pin(turn, stake, ttl_s, asked_for), values
-            )
+            why = partial(_why_pin, turn, stake, ttl_s, asked_for)
+            return Choice(Pin(ttl_s, then, pin.value), why, values)
         if stored_s:
-            return Choice(Offload(), _why_offload(turn, p_read), values)
-        return Choice(Free(), self._why_free(turn, snapshot, p_read), values)
+            return Choice(Offload(), partial(_why_offload, turn, p_read), values)
+        return Choice(Free(), partial(self._why_free, turn, snapshot, p_read), values)
 
     def dram_rank(self, resident: Resident, now: float) -> float:
         """Minus the seconds until the program's blocks are used next; older programs first."""
@@ -103,6 +98,22 @@ class Adaptive:
         """The same seconds saved, for the room that one return takes at best from now on."""
         now_s = soonest(gap, age)
         return value * soonest(gap, 0.0) / now_s if now_s < math.inf else 0.0
+
+    def _values(
+        self, turn: FinishedTurn, snapshot: Snapshot, stake: Stake, pin: BestPin
+    ) -> dict[str, float]:
+        """What each alternative gains; `pin` is the best one beside a store of that `stake`."""
+        if not snapshot.has_tier:
+            return {"free": 0.0, "pin": pin.gain}
+        offload = stake.weight * stake.p_stored * stake.stored_s
+        dropped = _stake(turn, snapshot, 0.0, 0.0) if stake.stored_s else stake
+        alone = best_pin(turn.gap, dropped, turn.num_blocks, self._max_ttl_s)
+        return {
+            "free": 0.0,
+            "pin": alone.gain,
+            "offload": offload,
+            "pin_store": offload + pin.gain,
+        }
 
     def _p_back(self, gap: Forecast) -> float:
         return gap.within(self._max_ttl_s)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import enum
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from continuum_connector.forecast.forecast import Forecast
 from continuum_connector.programs.program import Hints
@@ -93,13 +93,22 @@ class Choice:
 
     `values`: net seconds that all programs together are expected to gain by "pin",
     "pin_store", "offload" and "free"; empty where a policy does not price them. `receipts`:
-    one answer for each hint of the turn.
+    one answer for each hint of the turn. `reason`, `prices`: the first two, or what makes them:
+    few ask, and to put them into words takes longer than to decide.
     """
 
     decision: Decision
-    why: str
-    values: Mapping[str, float] = field(default_factory=dict)
+    reason: str | Callable[[], str]
+    prices: Mapping[str, float] | Callable[[], Mapping[str, float]] = field(default_factory=dict)
     receipts: tuple[Receipt, ...] = ()
+
+    @property
+    def why(self) -> str:
+        return self.reason if isinstance(self.reason, str) else self.reason()
+
+    @property
+    def values(self) -> Mapping[str, float]:
+        return self.prices() if callable(self.prices) else self.prices
 
 
 def stores(decision: Decision) -> bool:
@@ -171,8 +180,7 @@ class Snapshot:
         return 1 + self.num_running + self.num_waiting
 
 
-@dataclass(frozen=True)
-class Resident:
+class Resident(NamedTuple):
     """A program with blocks in DRAM, as the one who makes room there sees it.
 
     `last_used`: when its blocks were last stored or loaded. `finished`: when its last turn ended,

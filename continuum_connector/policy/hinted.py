@@ -116,7 +116,7 @@ class Hinted:
                 decision = replace(decision, then=After.STORE, is_wish=True)
             elif not why:
                 decision = Offload(is_wish=True)
-                choice = replace(choice, why=f"client asked to keep it for {wish_s:g} s")
+                choice = replace(choice, reason=f"client asked to keep it for {wish_s:g} s")
         if stores(decision):
             why = NO_ROOM
             if snapshot.takes_store:
@@ -146,16 +146,16 @@ def without_pin(choice: Choice, why: str) -> Choice:
     assert isinstance(pin, Pin)
     if pin.then is After.STORE:
         receipts = _refuse(choice.receipts, "ttl_s", why)
-        return replace(choice, decision=Offload(pin.is_wish), why=why, receipts=receipts)
+        return replace(choice, decision=Offload(pin.is_wish), reason=why, receipts=receipts)
     receipts = _refuse(_refuse(choice.receipts, "ttl_s", why), "keep_s", why)
-    return replace(choice, decision=Free(), why=why, receipts=receipts)
+    return replace(choice, decision=Free(), reason=why, receipts=receipts)
 
 
 def without_end(choice: Choice) -> Choice:
     """Return the choice for a turn that says to be the last of a program not shown to be its own:
     nothing of it is kept, for that would supersede what the program has."""
     receipts = _refuse(choice.receipts, "final", NOT_CONTINUED)
-    return replace(choice, decision=Free(), why=NOT_CONTINUED, receipts=receipts)
+    return replace(choice, decision=Free(), reason=NOT_CONTINUED, receipts=receipts)
 
 
 def _facts(hints: Hints) -> list[Receipt]:

@@ -89,6 +89,10 @@ class Asked(HostIndex):
         self.num_keys += len(keys)
         return super().find(keys)
 
+    def __contains__(self, key: Key) -> bool:
+        self.num_keys += 1
+        return super().__contains__(key)
+
 
 def prompt(name: str, length: int, request_id: str = "r") -> Any:
     hashes = [f"{name}{i}".encode() for i in range(length)]

@@ -225,8 +225,21 @@ def test_nothing_goes_to_dram_without_a_tier(
 def test_a_place_in_the_queue_is_worth_nothing_for_another_loses_it() -> None:
     turn = finished(gap=BACK_IN_2_S, prefill_s=5.0)
     short, long = (world(price=0.1, queueing_s=q, eta=1.0) for q in (0.0, 900.0))
-    assert isinstance(decide(turn, short).decision, Pin)
-    assert decide(turn, long) == decide(turn, short)
+    one, other = decide(turn, short), decide(turn, long)
+    assert isinstance(one.decision, Pin)
+    assert (other.decision, other.why, other.values) == (one.decision, one.why, one.values)
+
+
+def test_a_decision_is_put_into_words_and_prices_for_who_asks_alone(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    turn, asked = finished(gap=BACK_IN_2_S, prefill_s=5.0), []
+    monkeypatch.setattr(adaptive, "_why_pin", lambda *_: asked.append("why") or "so")
+    monkeypatch.setattr(Adaptive, "_values", lambda *_: asked.append("values") or {"pin": 1.0})
+    choice = decide(turn, world(price=0.1))
+    assert isinstance(choice.decision, Pin)
+    assert not asked
+    assert (choice.why, choice.values, asked) == ("so", {"pin": 1.0}, ["why", "values"])
 
 
 def test_a_prefill_delays_everybody_and_a_load_only_its_own_turn() -> None:

@@ -119,23 +119,25 @@ class SlotClaims:
         """What is worth no more. Where marks tell what is on disk, such tails go before all others
         that are live, and of a few that are worth more as well."""
         order = self.order.victims(chain, rank)
-        live: list[tuple[float, Chain]] = []
-        for worth, victim in order if on_disk is not None else ():
-            if worth > DEAD:
-                live = [(worth, victim), *itertools.islice(order, MOST_LIVE - 1)]
-                break
-            yield worth, victim, len(victim.tickets)
-        for worth, victim in live:
-            num = self._num_saved(victim, on_disk) if worth <= own or worth < -SOON_S else 0
-            if num:
-                yield worth, victim, num
-        order = itertools.chain(live, order)
-        for worth, victim in itertools.takewhile(lambda each: each[0] <= own, order):
+        if on_disk is not None:
+            live: list[tuple[float, Chain]] = []
+            for worth, victim in order:
+                if worth > DEAD:
+                    live = [(worth, victim), *itertools.islice(order, MOST_LIVE - 1)]
+                    break
+                yield worth, victim, len(victim.tickets)
+            for worth, victim in live:
+                num = self._num_saved(victim, on_disk) if worth <= own or worth < -SOON_S else 0
+                if num:
+                    yield worth, victim, num
+            order = itertools.chain(live, order)
+        for worth, victim in order:
+            if worth > own:
+                return
             yield worth, victim, len(victim.tickets)
 
-    def _num_saved(self, chain: Chain, marks: Marks | None) -> int:
+    def _num_saved(self, chain: Chain, marks: Marks) -> int:
         """How many slots at its tail are on disk, and no other chain's."""
-        assert marks is not None
         table, numbers = self._table, numbers_of(chain.tickets)
         there = table.are_there(chain.tickets)
         unsaved = (there & ~marks.are_saved(numbers)).nonzero()[0]
@@ -162,7 +164,7 @@ class SlotClaims:
     def let_go(self, chain: Chain, num_wanted: int | None) -> Iterator[Numbers]:
         """Yield slots that nobody else claims, tail first, up to `num_wanted` all in all; fewer
         where there are no more before a busy one. None: all of them, or none if one is busy. The
-        caller forgets them at once."""
+        caller forgets them before it looks anything up."""
         is_stuck = False
         if num_wanted is None:
             num_wanted = len(chain.tickets)

@@ -88,22 +88,21 @@ class EvictionOrder:
                 del self._current[chain.program]
 
     def victims(self, besides: Chain, rank: Rank | None) -> Iterator[tuple[float, Chain]]:
-        """Yield (worth, chain) in the order in which they leave; without `rank` live chains are
+        """Return (worth, chain) in the order in which they leave; without `rank` live chains are
         worth 0 and leave least recently used first, what leaves before them is worth -inf.
 
         The caller takes what it can of each before it asks for the next, and changes the
         order only when it asks no more. `rank` is asked for 2 * NUM_CANDIDATES programs, then
         for one more per live chain yielded, however many there are.
         """
-        for chain in itertools.chain(self._done, self._superseded):
-            yield DEAD, chain
-        yield from self.live(besides, rank)
+        dead = itertools.chain(self._done, self._superseded)
+        return itertools.chain(zip(itertools.repeat(DEAD), dead), self.live(besides, rank))
 
     def live(self, besides: Chain, rank: Rank | None) -> Iterator[tuple[float, Chain]]:
         """The same of live chains alone."""
-        if rank is not None:
-            yield from self._by_rank(besides, rank)
-            return
+        return self._by_use(besides) if rank is None else self._by_rank(besides, rank)
+
+    def _by_use(self, besides: Chain) -> Iterator[tuple[float, Chain]]:
         for chain in self._live:
             if chain is not besides:
                 yield 0.0, chain

@@ -193,6 +193,9 @@ class EveryBlock:
         elif known.num_lost != index.num_lost:
             tickets = tickets[: index.still_ready(tickets)]
         hit, end, length = first + len(tickets), min(end, len(hashes)), _FIRST_LOOK
+        if hit >= end or hashes[hit] + _SUFFIX not in index:  # most prompts: nothing is there
+            self._tickets.put(request.request_id, tickets)
+            return hit * size
         pieces = [tickets]
         while hit < end:
             upto = min(end, hit + length)

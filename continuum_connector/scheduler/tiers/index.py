@@ -119,9 +119,10 @@ class HostIndex:
         for the marks.
         """
         numbers = self._look(keys)
-        missing = (numbers < 0).nonzero()[0]
+        is_missing = numbers < 0
+        missing, present = is_missing.nonzero()[0], numbers[~is_missing]
         self.touch(program, now)
-        chain = self._claims.begin(numbers[numbers >= 0], program, now, supersedes)
+        chain = self._claims.begin(present, program, now, supersedes)
         victims: list[Chain] = []
         claimed = self._make_room(len(missing), chain, now, rank, victims)
         self.num_refused += len(missing) - len(claimed)
@@ -129,7 +130,7 @@ class HostIndex:
             self._claims.withdraw(chain)
         missing = missing[: len(claimed)]
         if self.marks is not None:
-            self.marks.used(numbers[numbers >= 0])
+            self.marks.used(present)
             self.marks.came(claimed, np.asarray(places, np.int32)[missing])
         if len(claimed):
             is_all = len(missing) == len(keys)
@@ -137,7 +138,7 @@ class HostIndex:
             self._numbers.update(zip(named, claimed.tolist(), strict=True))
             self._table.claim(claimed, named)
             numbers[missing] = claimed
-            self._claims.extend(chain, numbers[numbers >= 0])
+            self._claims.extend(chain, claimed if is_all else numbers[numbers >= 0])
             self.num_writing += len(claimed)
         self._claims.drop_empty([*victims, chain])
         if self._claims.are_too_many:
@@ -150,7 +151,7 @@ class HostIndex:
         """Their store is over: READY if it succeeded and is still wanted, else FREE."""
         numbers, there = numbers_of(tickets), self._table.are_there(tickets)
         is_writing = self._table.is_writing[numbers]
-        if not is_writing.all():
+        if np.count_nonzero(is_writing) < len(numbers):
             idle = numbers[~is_writing]
             raise InvariantError(f"slots {idle}: expected WRITING, found READY or FREE")
         self._table.is_writing[numbers] = False
@@ -264,7 +265,6 @@ class HostIndex:
             for leaving in self._claims.let_go(victim, None if self._whole else most):
                 if worth > DEAD:
                     num_lost += len(leaving) if marks is None else marks.left(leaving)
-                self._evict(leaving)
                 taken.append(leaving)
                 num_missing -= len(leaving)
             if num_missing <= 0:
@@ -272,6 +272,7 @@ class HostIndex:
         if num_lost:
             self.residence.evicted(num_lost, self.num_slots, now)
         slots = np.concatenate(taken)
+        self._evict(slots[len(free) :])
         spare = 0 if self._whole and len(slots) < num_wanted else num_wanted
         self._free.put(slots[spare:])
         return slots[:spare]
@@ -344,4 +345,5 @@ class HostIndex:
 
 def _first(flags: np.ndarray[tuple[int], np.dtype[np.bool_]]) -> int:
     """The place of the first that is set, or how many there are."""
-    return int(flags.argmax()) if flags.any() else len(flags)
+    first = int(flags.argmax()) if len(flags) else 0
+    return first if first < len(flags) and flags[first] else len(flags)

@@ -93,6 +93,8 @@ class Past:
 
     def tidy(self) -> None:
         """Take a bite; once a step."""
+        if not (self._tables or self._rubbish):
+            return
         self._give(BITE)
         num_entries = BITE
         while self._rubbish and num_entries:

@@ -23,13 +23,14 @@ Tickets = npt.NDArray[np.int64]
 _GROUP_BYTES = 4
 _NUMBER_BITS = 32
 _NUMBER_MASK = (1 << _NUMBER_BITS) - 1
+_MASK = np.array(_NUMBER_MASK)  # numpy takes longer to make one of an int than to use it
 NO_TICKETS: Tickets = np.empty(0, np.int64)
 TICKET_BYTES = 8
 
 
 def numbers_of(tickets: Tickets) -> Numbers:
     """The slots' numbers."""
-    return tickets & _NUMBER_MASK
+    return np.asarray(tickets & _MASK)
 
 
 @dataclass(eq=False, slots=True)
@@ -140,9 +141,9 @@ class SlotTable:
             return False
         ticket = int(chain.tickets[-1])
         number = ticket & _NUMBER_MASK
-        if self.num_chains[number] != 1 or self.tickets[number] != ticket:
+        if not (self.is_writing[number] or self.num_readers[number]):  # dozens are asked per store
             return False
-        return bool(self.is_writing[number] or self.num_readers[number])
+        return bool(self.num_chains[number] == 1 and self.tickets[number] == ticket)
 
     def claim(self, numbers: Numbers, keys: Sequence[Key]) -> None:
         """They are to hold these keys' blocks: WRITING, for one chain."""
@@ -191,7 +192,7 @@ class SlotTable:
         them.
         """
         tickets = chain.tickets[: -num_wanted - 65 : -1]  # some are claimed by others, too
-        numbers = tickets & _NUMBER_MASK
+        numbers = numbers_of(tickets)
         there = self.tickets[numbers] == tickets
         alone = there & (self.num_chains[numbers] == 1)
         busy = self.is_writing[numbers] | (self.num_readers[numbers] > 0)
