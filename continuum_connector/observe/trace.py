@@ -37,6 +37,7 @@ EVENTS: dict[str, str] = {
     "readmit": "a turn that was put back goes from waiting to running again",
     "decision": "a turn is done and is pinned, offloaded or freed, and why",
     "outcome": "what came of a decision, once its program's next turn is admitted or given up",
+    "prompt": "a prompt that samples share is pinned: for how long, for how many others",
     "pin_end": "a pin ends, with its cause and age",
     "store": "a transfer VRAM -> DRAM settled, with its outcome",
     "load": "a transfer DRAM -> VRAM settled, with its outcome",

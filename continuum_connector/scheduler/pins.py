@@ -12,6 +12,7 @@ import math
 from collections import OrderedDict
 from collections.abc import Generator, Iterator
 from dataclasses import dataclass, field
+from typing import Protocol
 
 from continuum_connector.errors import InvariantError
 from continuum_connector.policy.base import After
@@ -33,9 +34,19 @@ class PinEnd(enum.Enum):
     SHUTDOWN = "shutdown"  # the server stopped
 
 
+class Owner(Protocol):
+    """Whose a pin is: a program, or the samples of one prompt. One key, one pin."""
+
+    @property
+    def key(self) -> str: ...
+    @property
+    def arrival(self) -> float: ...
+
+
 @dataclass(eq=False)
 class LivePin:
-    """One program's finished turn, kept in VRAM until `deadline` (monotonic seconds).
+    """One program's finished turn, or the prompt that several samples share (`program` is the key
+    of their group then), kept in VRAM until `deadline` (monotonic seconds).
 
     `probe_index` and `probe_hash` identify the chain: a request whose block hash there is
     the same one shares at least half of the pinned blocks, and so is the turn we waited for.

@@ -14,7 +14,7 @@ from continuum_connector.policy.base import After, Pin
 from continuum_connector.programs.program import Program
 from continuum_connector.scheduler.holds import BlockPool, HoldTable
 from continuum_connector.scheduler.kv_groups import ChainBlocks
-from continuum_connector.scheduler.pins import LivePin, PinEnd, PinTable
+from continuum_connector.scheduler.pins import LivePin, Owner, PinEnd, PinTable
 from continuum_connector.scheduler.records import Records
 
 
@@ -51,28 +51,28 @@ class Retention:
     def begin(
         self,
         decision: Pin,
-        program: Program,
+        owner: Owner,
         hashes: Sequence[bytes],
         blocks: ChainBlocks,
         now: float,
     ) -> None:
-        """Pin a finished turn's `blocks`; the program's older pin is superseded.
+        """Pin a finished turn's `blocks`; the owner's older pin is superseded.
 
         `hashes` are the turn's block hashes. Pins above the budget give way, cheapest first.
         """
-        old = self.pins.get(program.key)
+        old = self.pins.get(owner.key)
         hold = self.holds.take(blocks.blocks)
         if old is not None:
             self._end(old, PinEnd.SUPERSEDED, now)
         probe = (blocks.end // self._hash_size - 1) // 2  # the chain's middle: see Pin
         pin = LivePin(
-            program=program.key,
+            program=owner.key,
             hold=hold,
             blocks=blocks,
             started=now,
             deadline=now + min(decision.ttl_s, self._max_ttl_s),
             then=After.DROP if decision.is_wish else decision.then,  # a wish is stored once
-            rank=(decision.value, -program.arrival),
+            rank=(decision.value, -owner.arrival),
             probe_index=probe,
             probe_hash=hashes[probe],
             asked_from=now + decision.asked_from_s,

@@ -15,7 +15,7 @@ afterwards: the engine must always progress (law 1).
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sized
+from collections.abc import Callable, Sequence, Sized
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -89,7 +89,8 @@ class Room:
         """
         need = need if others_run else min(need, 1)
         claim = self._claim(request_id, turn, bool(need) and others_run, now)
-        own = self._retention.awaited(claim.program, request_id)
+        found = self._pins.get(claim.group), self._retention.awaited(claim.program, request_id)
+        own = [pin for pin in found if pin is not None]
         taken, blocks = self._without_pins(attempt, request_id, need, own, claim)
         for pin in taken:
             self._retention.gave_way(pin, now)
@@ -105,6 +106,7 @@ class Room:
         is_early = now - turn.arrival < self._max_wait_s
         return PinClaim(
             program=turn.program.key,
+            group=turn.group,
             arrival=turn.program.arrival,
             is_patient=can_wait and is_early and not turn.is_admitted,
             # This one waits for certain: a second per second, for about so many blocks.
@@ -117,12 +119,12 @@ class Room:
         attempt: Callable[[], T | None],
         request_id: str,
         need: int,
-        own: LivePin | None,
+        own: Sequence[LivePin],
         claim: PinClaim,
     ) -> tuple[list[LivePin], T | None]:
         """Retry `attempt` without the cheapest pins that it may take; return those and its answer.
 
-        `own`: the pin that this very request came back for, which goes
+        `own`: the pins of blocks that this very request may have found, which go
         last: the blocks it shares with the request gain nothing, they would only be counted
         as free instead of found. Costs O(blocks) per pin tried, so what failed for a waiting
         request is not tried again until something changed, RETRY_STEPS at the latest; a patient
@@ -147,14 +149,14 @@ class Room:
         return tried, answer
 
     def _try(
-        self, attempt: Callable[[], T | None], need: int, own: LivePin | None, claim: PinClaim
+        self, attempt: Callable[[], T | None], need: int, own: Sequence[LivePin], claim: PinClaim
     ) -> tuple[list[LivePin], T | None]:
         tried: list[LivePin] = []
         num_spared = 0
         pins = self._pins.cheapest_first()
         try:
             for pin in pins:
-                if pin is own:
+                if pin in own:
                     continue
                 if not claim.may_take(pin):
                     num_spared += 1
@@ -164,8 +166,10 @@ class Room:
                 answer = self._without(pin, tried, attempt, need)
                 if answer is not None:
                     return tried, answer
-            if own is not None:
-                return tried, self._without(own, tried, attempt, 0)
+            for pin in own:
+                answer = self._without(pin, tried, attempt, 0)
+                if answer is not None:
+                    return tried, answer
         finally:
             pins.close()
         return tried, None
@@ -195,6 +199,7 @@ class PinClaim:
     """
 
     program: str
+    group: str = ""
     arrival: float = -math.inf
     is_patient: bool = False
     price: float = 0.0

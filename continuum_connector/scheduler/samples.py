@@ -3,7 +3,9 @@
 A trainer samples a prompt several times. Clients say so (`group`, `group_size`), or the first
 prompts of the samples are the same. Below VRAM the prompt is a chain of the group's own beside
 theirs, of the same slots, so that it is there once and stays until the last of them is over,
-whoever ends first. In a batch they stand in line where the first of them stands.
+whoever ends first. In VRAM it is held by a pin of the group's own, if the policy finds that worth
+its room, which each turn of a sample that ends decides anew. In a batch they stand in line where
+the first of them stands.
 """
 
 from __future__ import annotations
@@ -17,6 +19,8 @@ from continuum_connector.observe.account import Account
 from continuum_connector.policy.base import Resident
 from continuum_connector.programs.program import GROUP, OVER_S, Program
 from continuum_connector.scheduler.kv_groups import ChainBlocks, KvGroups
+from continuum_connector.scheduler.pins import PinEnd
+from continuum_connector.scheduler.retention import Retention
 from continuum_connector.scheduler.tiers.base import Tier
 from continuum_connector.scheduler.turns import Sample, Turn
 
@@ -52,24 +56,42 @@ class Group:
     def is_over(self) -> bool:
         return not self.live and self.is_whole
 
-    def awaits_others(self, program: str) -> bool:
-        """Whether somebody beside that sample may want the prompt."""
-        return not self.is_whole or bool(self.live - {program})
+    def num_others(self, program: str) -> int:
+        """How many beside that sample may want the prompt: those under way, and those to come."""
+        return len(self.live - {program}) + max(0, self.size - self.num_begun)
+
+
+@dataclass(frozen=True)
+class Prompt:
+    """A group's prompt, of which the last turn of `program` has left the `blocks`; `num_others`
+    samples beside it may want them."""
+
+    group: Group
+    program: str
+    blocks: ChainBlocks
+    num_others: int
 
 
 class Samples:
     """Groups by key, and programs with a group: `most` of either at most. The group that nobody
     joined for longest is forgotten first, and the program that has been silent for longest.
 
-    `keeps`: whether the policy says what is worth a place in DRAM; else nothing is stored for a
+    `keeps`: whether the policy says what is worth a place in DRAM; else nothing is kept for a
     group. `of_batch`: they stand together in line; elsewhere who sends what others send, or names
     their group, would come before all who came meanwhile. Microseconds per call.
     """
 
     def __init__(
-        self, tier: Tier, groups: KvGroups, most: int, keeps: bool, of_batch: bool
+        self,
+        tier: Tier,
+        retention: Retention,
+        groups: KvGroups,
+        most: int,
+        keeps: bool,
+        of_batch: bool,
     ) -> None:
         self._tier = tier
+        self._retention = retention
         self._kv_groups = groups
         self._most = most
         self._of_batch = of_batch
@@ -91,6 +113,7 @@ class Samples:
         known = self._of_program.get(program.key)
         if known is not None:
             known.last_seen = now
+            turn.group = known.key
             self._of_program.move_to_end(program.key)
             return
         num_blocks = request.num_prompt_tokens // self._kv_groups.hash_size
@@ -100,36 +123,39 @@ class Samples:
         key = hints.group or f"{GROUP}{prompt.hex()}"
         group = self._groups.get(key)
         if group is None or group.prompt != prompt or group.is_over or self._is_silent(group, now):
-            self._over(group)
+            self._over(group, now)
             num_tokens = num_blocks * self._kv_groups.hash_size
             group = Group(key, program.arrival, hints.group_size or 0, prompt, num_tokens)
         elif group.size and group.is_whole:
             return  # one more than it was to have
         self._join(group, program, now)
+        turn.group = key
         if group.is_shared:
             turn.sample = Sample(key, group.num_begun, group.size, group.num_tokens)
 
     def finished(
         self, turn: Turn, request: Any, blocks: ChainBlocks, epoch: int, now: float
-    ) -> None:
+    ) -> Prompt | None:
         """A turn has ended with those `blocks`, which are KV of that epoch: the prompt's are stored
-        for the group, unless they were."""
-        program = turn.program
-        group = self._of_program.get(program.key)
-        if group is None or not self._keeps or group.kept == epoch:
-            return
-        if not group.awaits_others(program.key) or blocks.end < group.num_tokens:
-            return
+        for the group, unless they were. Returns that prompt, if others may want it."""
+        program = turn.program.key
+        group = self._of_program.get(program)
+        if group is None or not self._keeps or blocks.end < group.num_tokens:
+            return None
+        num_others = group.num_others(program)
         number = group.num_tokens // self._kv_groups.hash_size
-        if request.block_hashes[number - 1] != group.prompt:  # it has left the prompt
-            return
+        if not num_others or request.block_hashes[number - 1] != group.prompt:  # it has left it
+            return None
         prompt = blocks.only(range(bisect_right(blocks.ends, group.num_tokens)))
-        if self._tier.store(group.key, prompt, now, request, supersedes=False):
+        if group.kept != epoch and self._tier.store(
+            group.key, prompt, now, request, supersedes=False
+        ):
             group.kept = epoch
+        return Prompt(group, program, prompt, num_others)
 
-    def ended(self, program: Program) -> None:
+    def ended(self, program: Program, now: float) -> None:
         """The program is over; with a group's last one its prompt is nobody's any more."""
-        self._leave(program.key)
+        self._leave(program.key, now)
 
     def resident(self, key: str, queueing_s: float, now: float) -> Resident | None:
         """The group as who makes room in DRAM sees it; None if there is none of that key any more.
@@ -163,20 +189,20 @@ class Samples:
         if self._of_batch:
             program.arrival = min(program.arrival, group.arrival)
         if len(self._groups) > self._most:
-            self._over(next(iter(self._groups.values())))
+            self._over(next(iter(self._groups.values())), now)
         if len(self._of_program) > self._most:  # many send one prompt, and are never over
-            self._leave(next(iter(self._of_program)))
+            self._leave(next(iter(self._of_program)), now)
 
-    def _leave(self, program: str) -> None:
+    def _leave(self, program: str, now: float) -> None:
         group = self._of_program.pop(program, None)
         if group is not None:
             self._count(group, -1)
             group.live.discard(program)
             self._count(group, 1)
             if group.is_over:
-                self._over(group)
+                self._over(group, now)
 
-    def _over(self, group: Group | None) -> None:
+    def _over(self, group: Group | None, now: float) -> None:
         if group is None:
             return
         del self._groups[group.key]
@@ -185,6 +211,7 @@ class Samples:
             del self._of_program[program]
         if group.kept != _UNKNOWN:
             self._tier.demote(group.key)
+        self._retention.end_of(group.key, PinEnd.PROGRAM_DONE, now)
 
     def _count(self, group: Group, sign: int) -> None:
         """The group as it stands goes into the sums, or out of them before it changes."""

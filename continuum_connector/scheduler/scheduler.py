@@ -23,6 +23,7 @@ from continuum_connector.scheduler.gate import Gate
 from continuum_connector.scheduler.holds import BlockPool
 from continuum_connector.scheduler.kv_groups import NO_BLOCKS, ChainBlocks, KvGroups
 from continuum_connector.scheduler.pins import PinEnd
+from continuum_connector.scheduler.prompts import Prompts
 from continuum_connector.scheduler.records import Records, answer
 from continuum_connector.scheduler.retention import Retention
 from continuum_connector.scheduler.room import Room
@@ -71,9 +72,10 @@ class SchedulerSide:
         self.snapshots = Snapshots(pool, *held, decider.costs, self.turns)
         told = self.retention, self.tier, self.records
         self._decisions = Decisions(decider, self.snapshots, *told)
+        self._prompts = Prompts(decider, self.snapshots, self.retention, self.records)
         is_for_batches = config.objective == "throughput"
         kept_for = config.max_programs, decider.policy.ranks_dram, is_for_batches
-        self._samples = Samples(self.tier, self.groups, *kept_for)
+        self._samples = Samples(self.tier, self.retention, self.groups, *kept_for)
         self._answers = Answers(self.groups.hash_size)
         self._worth = DramWorth(self.programs, decider, self.turns, self._samples)
         if decider.policy.ranks_dram:
@@ -225,10 +227,12 @@ class SchedulerSide:
         )
         if not turn.is_stray and (blocks or end is not TurnEnd.ABORTED):
             self._note_kept(turn.program, request, blocks)
-        self._samples.finished(turn, request, blocks, self._epochs.number, now)
+        prompt = self._samples.finished(turn, request, blocks, self._epochs.number, now)
         choice = self._decisions.keep(turn, request, blocks, end, now)
+        if prompt is not None:
+            self._prompts.keep(prompt, request, now)
         if turn.program.final and not turn.program.num_active:
-            self._samples.ended(turn.program)
+            self._samples.ended(turn.program, now)
         if turn.is_let_in:
             self._working_set.finished(turn, request.num_tokens, now)
         return answer(turn, choice) if self._echo else None

@@ -41,7 +41,8 @@ class Turn:
     memory below it had beyond, nearest first. `is_let_in`: the gate let it pass, after `held_s`.
     `is_stray`: as `strays` said last, when it arrived or when it ended. `max_head_start_s`: how
     much earlier than it came it may stand in line. `epoch`: of the oldest of its KV. `sample`:
-    which it begins, of a prompt that others send too.
+    which it begins, of a prompt that others send too. `group`: key of the samples that its program
+    is one of, "" if it is of none.
     """
 
     program: Program
@@ -53,6 +54,7 @@ class Turn:
     vram_tokens: int = 0
     is_stray: bool = False
     sample: Sample | None = None
+    group: str = ""
     is_let_in: bool = False
     held_s: float = 0.0
     epoch: int = 0

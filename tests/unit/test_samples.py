@@ -16,6 +16,7 @@ from continuum_connector.programs.program import (
     Program,
 )
 from continuum_connector.scheduler.kv_groups import ChainBlocks, KvGroup, KvGroups
+from continuum_connector.scheduler.pins import PinEnd
 from continuum_connector.scheduler.samples import Samples
 from continuum_connector.scheduler.turns import Turn
 
@@ -40,13 +41,24 @@ class Tier:
         self.demoted.append(key)
 
 
+class Retention:
+    """Notes whose pins end."""
+
+    def __init__(self) -> None:
+        self.ended: list[tuple[str, str]] = []
+
+    def end_of(self, key: str, cause: PinEnd, now: float) -> None:
+        self.ended.append((key, cause.value))
+
+
 class World:
     """Programs that come and end; `most` are remembered."""
 
     def __init__(self, most: int = 100, keeps: bool = True, of_batch: bool = True) -> None:
         self.tier: Any = Tier()
+        self.retention: Any = Retention()
         groups = KvGroups([KvGroup(0, BLOCK)], BLOCK)
-        self.samples = Samples(self.tier, groups, most, keeps, of_batch)
+        self.samples = Samples(self.tier, self.retention, groups, most, keeps, of_batch)
         self.now = 0.0
         self.turns: dict[str, Turn] = {}
 
@@ -64,13 +76,13 @@ class World:
         num_tokens = len(hashes) * BLOCK + 3
         return SimpleNamespace(num_prompt_tokens=num_tokens, block_hashes=[*hashes, b"answer"])
 
-    def finish(self, name: str, hashes: list[bytes] = PROMPT, epoch: int = 0) -> None:
+    def finish(self, name: str, hashes: list[bytes] = PROMPT, epoch: int = 0) -> Any:
         blocks = ChainBlocks((None,) * 4, [BLOCK * n for n in range(1, 5)])
         request = self.request(hashes)
-        self.samples.finished(self.turns[name], request, blocks, epoch, self.now)
+        return self.samples.finished(self.turns[name], request, blocks, epoch, self.now)
 
     def end(self, name: str) -> None:
-        self.samples.ended(self.turns[name].program)
+        self.samples.ended(self.turns[name].program, self.now)
 
     def shared(self) -> tuple[float, float]:
         """Prompts that are shared, and the programs that do."""
@@ -121,6 +133,23 @@ def test_a_prompt_stays_for_samples_that_have_not_come_yet() -> None:
     world.end("b")
     assert world.tier.demoted == ["group:g"]
     assert world.samples.resident("group:g", 7.0, world.now) is None
+
+
+def test_a_turn_leaves_the_prompt_to_as_many_others_as_are_under_way_or_to_come() -> None:
+    world = World()
+    world.begin("a", group="group:g", group_size=3)
+    world.begin("b", group="group:g", group_size=3)
+    left = world.finish("a")
+    assert (left.group.key, left.program, left.num_others) == ("group:g", "a", 2)
+    assert (len(left.blocks), left.blocks.end) == (len(PROMPT), left.group.num_tokens)
+    world.end("a")
+    world.begin("c", group="group:g", group_size=3)
+    assert world.finish("b").num_others == 1, "its prompt is in DRAM, and wanted all the same"
+    world.end("c")
+    assert world.finish("b") is None, "nobody else wants it"
+    assert world.retention.ended == []
+    world.end("b")
+    assert world.retention.ended == [("group:g", "program_done")]
 
 
 def test_without_a_word_the_same_first_prompt_makes_a_group() -> None:

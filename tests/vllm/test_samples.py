@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from tests.vllm.harness import Engine
-from tests.vllm.tiering import tiered, total
+from tests.vllm.tiering import MODES, assert_drained, check, tiered, total
 
 TOKENS = 400  # of the prompt: 25 blocks, of which the last is computed again
 SIZE = 3
@@ -99,3 +99,127 @@ def test_a_weight_update_forgets_the_prompt() -> None:
     others(engine, 2)
     sample(engine, "a2", group())
     assert engine.cached["a2"] == (0, 384), "what the new weights computed is there"
+
+
+# --- in VRAM ------------------------------------------------------------------------------
+def vram_alone(num_blocks: int = 110, **more: Any) -> Engine:
+    """No DRAM, and room for a prompt beside one other turn."""
+    return engine_of(0, num_blocks, **more)
+
+
+def passers(engine: Engine, number: int, seed: int = 50) -> None:
+    """Questions that nobody follows up, whose KV takes all of VRAM that is free."""
+    for n in range(seed, seed + number):
+        engine.add(f"x{n}", 900, 2, seed=n, final=True, program=f"x{n}")
+        engine.run_until_idle()
+
+
+def pinned(engine: Engine, key: str = "group:task-1") -> int:
+    """Blocks of the group's pin."""
+    pin = engine.connector.side.pins.get(key)
+    return 0 if pin is None else len(pin.blocks)
+
+
+@MODES
+def test_a_prompt_is_held_in_vram_until_its_last_sample_is_over(async_scheduling: bool) -> None:
+    engine = vram_alone(async_scheduling=async_scheduling)
+    for n in range(SIZE):
+        sample(engine, f"a{n}", group())
+        assert pinned(engine) == (25 if n < SIZE - 1 else 0)
+        check(engine)
+        passers(engine, 3, seed=50 + 3 * n)
+    assert [engine.cached[f"a{n}"] for n in range(SIZE)] == [(0, 0), (384, 0), (384, 0)]
+    assert total(engine, "pins_started") == total(engine, "pins_ended", "program_done") == 1
+    assert_drained(engine)
+
+
+def test_a_prompt_that_nobody_else_wants_is_held_by_nobody() -> None:
+    engine = vram_alone()
+    sample(engine, "a0", group(size=1))
+    sample(engine, "b0")
+    assert total(engine, "pins_started") == 0
+    passers(engine, 3)
+    sample(engine, "a1", group(size=1))
+    assert engine.cached["a1"] == (0, 0)
+
+
+def test_a_prompt_in_vram_gives_way_to_whoever_needs_the_room() -> None:
+    engine = vram_alone()
+    sample(engine, "a0", group())
+    engine.add("big", 1600, 4, seed=9)
+    engine.run_until_idle()
+    assert engine.outputs["big"]
+    assert total(engine, "pins_ended", "pressure") == 1
+    assert_drained(engine)
+    sample(engine, "a1", group())
+    assert engine.cached["a1"][0] < 384
+    assert pinned(engine) == 25, "who computed it again holds it again"
+
+
+def test_a_prompt_that_no_sample_asks_for_is_let_go_of_in_time() -> None:
+    engine = vram_alone(config={"policy": "adaptive", "max_ttl_s": 5.0})
+    sample(engine, "a0", group())
+    engine.idle(5.1)
+    assert total(engine, "pins_ended", "expired") == 1
+    assert_drained(engine)
+
+
+def test_a_turn_that_ends_in_the_second_half_of_the_time_decides_anew() -> None:
+    engine = vram_alone(config={"policy": "adaptive", "max_ttl_s": 5.0})
+    pins = engine.connector.side.pins
+    sample(engine, "a0", group(size=9))
+    first = pins.get("group:task-1")
+    sample(engine, "a1", group(size=9))
+    assert pins.get("group:task-1") is first
+    engine.idle((first.deadline - first.started) / 2)
+    sample(engine, "a2", group(size=9))
+    assert pins.get("group:task-1").deadline > first.deadline
+    assert total(engine, "pins_ended", "superseded") == 1
+    check(engine)
+
+
+@pytest.mark.parametrize("way", ["reset", "switched_off", "shutdown"])
+def test_whatever_ends_all_pins_ends_a_prompts(way: str) -> None:
+    engine = vram_alone()
+    sample(engine, "a0", group())
+    assert pinned(engine) == 25
+    if way == "reset":
+        assert engine.reset_prefix_cache(reset_running_requests=False, reset_connector=True)
+    elif way == "switched_off":
+        engine.connector.side.switch(False, engine.clock())
+    else:
+        engine.connector.shutdown()
+    assert total(engine, "pins_ended", way) == total(engine, "pins_started") == 1
+    assert engine.usage() == 0
+
+
+def test_a_sample_that_waits_takes_others_pins_before_its_own_prompts() -> None:
+    """Blocks that it has found gain it nothing; they would only be counted as free."""
+    engine = vram_alone(config={"policy": "adaptive", "max_wait_s": 0.0})
+    engine.add("y", 900, 2, seed=3, program="y")
+    engine.run_until_idle()
+    said = {"continuum": {"program": "a", **group()}}
+    engine.add("a0", TOKENS, 4, seed=7, kv_transfer_params=said)
+    engine.run_until_idle()
+    pins = engine.connector.side.pins
+    assert {pin.program for pin in pins} == {"job:y", "a", "group:task-1"}
+    pins.revalue(pins.get("group:task-1"), -1.0)  # it would be the first to give way
+    engine.add("a1", engine.next_prompt("a0", 900), 4, kv_transfer_params=said)
+    engine.run_until_idle()
+    assert engine.cached["a1"][0] >= TOKENS
+    assert total(engine, "pins_ended", "pressure") == 1
+    assert pinned(engine) == 25
+    check(engine)
+
+
+def test_a_prompt_larger_than_pins_may_hold_is_not_held() -> None:
+    engine = vram_alone(config={"policy": "adaptive", "max_pinned_fraction": 0.2})
+    sample(engine, "a0", group())
+    assert total(engine, "pins_started") == 0
+
+
+@pytest.mark.parametrize("groups", ["hybrid", "state", "chunked"])
+def test_where_a_prompts_end_alone_is_no_hit_no_prompt_is_held(groups: str) -> None:
+    engine = vram_alone(200, groups=groups)
+    sample(engine, "a0", group())
+    assert total(engine, "pins_started") == 0

@@ -180,6 +180,12 @@ def _outcome(record: Record) -> Iterator[Line]:
     yield Line(record, words, kind)
 
 
+def _prompt(record: Record) -> Iterator[Line]:
+    blocks, others = count(record, "blocks"), count(record, "others")
+    words = f"the prompt's {blocks:,} blocks pinned for {_of(record, 'ttl_s')}"
+    yield Line(record, f"{words}, {others:,} other samples may want them")
+
+
 def _pin_end(record: Record) -> Iterator[Line]:
     cause = text(record, "cause") or "unpinned"
     kind = {"returned": "good", "expired": "bad", "pressure": "bad"}.get(cause, "")
@@ -242,6 +248,7 @@ _TELL: dict[str, Callable[[Any], Iterator[Line]]] = {
     "let_in": _let_in,
     "decision": _decision,
     "outcome": _outcome,
+    "prompt": _prompt,
     "pin_end": _pin_end,
     "store": _copy,
     "load": _copy,

@@ -1,0 +1,74 @@
+"""Prompts: those that samples share, in VRAM. Each is a pin of its group's own, priced as any.
+
+A sample's turn holds the prompt while it runs, and its pin does while that lasts. Between those,
+and for samples that have not come, nobody would: vLLM's prefix cache has it until somebody needs
+the blocks. So each turn of a sample that ends asks whether to hold the prompt for the others. Below
+VRAM it has a chain of the group's own (samples.py).
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from typing import Any
+
+from continuum_connector.policy.base import After, FinishedTurn, Pin, Snapshot
+from continuum_connector.policy.hinted import NO_HINTS
+from continuum_connector.scheduler.decider import Decider
+from continuum_connector.scheduler.decisions import Snapshots
+from continuum_connector.scheduler.pins import PinEnd
+from continuum_connector.scheduler.records import Records
+from continuum_connector.scheduler.retention import Retention
+from continuum_connector.scheduler.samples import Prompt
+from continuum_connector.toolcalls.asked import UNREAD
+
+
+class Prompts:
+    """Decides, pins and records, once half of the time of the group's last pin is over."""
+
+    def __init__(
+        self, decider: Decider, snapshots: Snapshots, retention: Retention, records: Records
+    ) -> None:
+        self._decider = decider
+        self._away, self._gaps, self._costs = decider.away, decider.gaps, decider.costs
+        self._snapshots = snapshots
+        self._retention, self._pins = retention, retention.pins
+        self._records = records
+
+    def keep(self, prompt: Prompt, request: Any, now: float) -> None:
+        """Hold it for the group's other samples, if the policy finds that worth its room."""
+        key, num_blocks = prompt.group.key, len(prompt.blocks)
+        old = self._pins.get(key)
+        if old is not None and now - old.started < (old.deadline - old.started) / 2:
+            return
+        world = self._snapshots.snapshot(now)
+        pin = self._decider.choose(self._as_turn(prompt, world), world).decision
+        if not isinstance(pin, Pin) or num_blocks > self._retention.budget:
+            self._retention.end_of(key, PinEnd.SUPERSEDED, now)
+            return
+        self._records.happened(
+            "prompt",
+            now,
+            program=key,
+            ttl_s=pin.ttl_s,
+            blocks=num_blocks,
+            others=prompt.num_others,
+        )
+        pin = replace(pin, then=After.DROP)  # its chain below VRAM is there, or found no room
+        self._retention.begin(pin, prompt.group, request.block_hashes, prompt.blocks, now)
+
+    def _as_turn(self, prompt: Prompt, world: Snapshot) -> FinishedTurn:
+        """It is wanted when the first of the others is back. Of one that has not come nobody knows
+        when it will: as soon as one that is away."""
+        gap = self._away.forecast_of(prompt.program) or self._gaps.forecast(UNREAD)
+        num_blocks, num_tokens = len(prompt.blocks), prompt.blocks.end
+        return FinishedTurn(
+            program=prompt.group.key,
+            turn=prompt.group.num_begun,
+            num_tokens=num_tokens,
+            num_blocks=num_blocks,
+            hints=NO_HINTS,
+            gap=gap.first_of(prompt.num_others),
+            prefill_s=self._costs.prefill_s(num_tokens),
+            load_s=self._costs.load_s(num_blocks) if world.has_tier else math.inf,
+        )
