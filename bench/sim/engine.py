@@ -72,7 +72,7 @@ class Progress:
     """One request as the engine sees it. `script`: the answer, token by token."""
 
     request: Request
-    script: range
+    script: Sequence[int]
     admitted: float = math.inf  # when the step began that first computed for it
     first_token: float = 0.0
     num_local: int = 0  # prompt tokens found in VRAM
@@ -151,17 +151,21 @@ class Engine:
     ) -> None:
         """Queue a request that arrived at `arrived` and is answered with `script`."""
         params = SamplingParams(max_tokens=len(script), ignore_eos=True, extra_args=extra_args)
-        request = Request(
-            request_id,
-            tokens,
-            params,
-            None,
-            arrival_time=arrived,
-            priority=priority,
-            block_hasher=self._hasher,
-        )
-        self._progress[request_id] = Progress(request, script)
+        self.send(request_id, tokens, params, script, arrival_time=arrived, priority=priority)
+
+    def send(
+        self,
+        request_id: str,
+        tokens: Sequence[int],
+        params: SamplingParams,
+        script: Sequence[int],
+        **fields: Any,
+    ) -> Progress:
+        """Queue a request with parameters of its own; `fields` are more of vLLM's Request."""
+        request = Request(request_id, tokens, params, None, block_hasher=self._hasher, **fields)
+        progress = self._progress[request_id] = Progress(request, script)
         self.scheduler.add_request(request)
+        return progress
 
     def abort(self, request_id: str) -> None:
         """Its client went away before it was answered."""

@@ -49,7 +49,6 @@ SILENT, LEFT = 0.3, 0.1  # of the programs say nothing of themselves; are left b
 ABORTED = 0.01  # of the turns, before they are answered
 SHARED = 1  # the stream of the system prompt; all others are new each hour
 STREAMS = 1 << 20  # more than an hour has
-GROWN, FEW = 1.1, 64  # larger is what is so by this factor, and by so many items
 
 
 class Sample(msgspec.Struct, frozen=True):
@@ -266,21 +265,25 @@ def days_of(samples: Sequence[Sample], day_s: float = HOURS * HOUR_S) -> list[Da
 def larger(days: Sequence[Day]) -> dict[str, tuple[float, float]]:
     """What is larger on the last day than on the middle one, by name: both values."""
     middle, last = days[len(days) // 2], days[-1]
-    both = {name: (float(middle.tables.get(name, 0)), float(n)) for name, n in last.tables.items()}
-    found = {n: v for n, v in both.items() if v[1] > GROWN * v[0] and v[1] > v[0] + FEW}
-    whole = {
-        "ms of CPU per step": (middle.step_ms, last.step_ms),
-        "Python objects": (float(middle.num_objects), float(last.num_objects)),
-        "MiB": (middle.mib, last.mib),
-        "tokens computed again, of 1": (1.0 - middle.cached, 1.0 - last.cached),
-    }
-    return found | {n: v for n, v in whole.items() if v[1] > GROWN * v[0]}
+    found = census.larger(middle.tables, last.tables)
+    whole = [
+        {
+            "ms of CPU per step": day.step_ms,
+            "Python objects": day.num_objects,
+            "MiB": day.mib,
+            "tokens computed again, of 1": 1.0 - day.cached,
+        }
+        for day in (middle, last)
+    ]
+    return found | census.larger(*whole, few=0)
 
 
 def overwritten(days: Sequence[Day], disk_gb: float) -> list[int]:
     """The days by whose end more was written than their budgets, and the one in hand, allow."""
     sums = itertools.accumulate(day.written_gb for day in days)
-    return [number for number, gb in enumerate(sums, 1) if gb > GROWN * (number + 1) * disk_gb]
+    return [
+        number for number, gb in enumerate(sums, 1) if gb > census.GROWN * (number + 1) * disk_gb
+    ]
 
 
 def table(days: Sequence[Day]) -> Iterator[str]:

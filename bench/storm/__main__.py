@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import signal
 import sys
 from collections.abc import Sequence
@@ -45,10 +46,18 @@ what must be true (exit status 1 otherwise)
               most 5 % of all fewer than in the first half
   kill -9     nothing is left that stock does not leave, and nothing that bears our name
 
+with --virtual there is no server: vLLM's own scheduler, all of our scheduler half, our middleware
+and vLLM's schemas, in virtual time; steps, copies and answers are made up. Then, besides:
+  ledger      every block of VRAM is free once it is idle
+  containers  no container of ours has more items in the last quarter than around the middle
+  memory      this process, in which the agents are too, grows over the storm by less than 5 %
+
 examples
   python -m bench.storm                             both servers, and the kills
   python -m bench.storm --smoke                     a small one, ours alone
   python -m bench.storm --requests 20000 --json storm.json --no-kill
+  python -m bench.storm --virtual --requests 100000 --json storm.json
+                                                    seven minutes of a quiet core
   python -m bench.storm --seed 7 --concurrency 64   other agents, and more of them at once
 """
 
@@ -91,6 +100,7 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     add("--policy", choices=POLICIES, default=Force.policy, help=f"what decides ({Force.policy})")
     add("--no-stock", action="store_true", help="ours alone: nothing to compare memory with")
     add("--no-kill", action="store_true", help="without kill -9 of each process")
+    add("--virtual", action="store_true", help="no server: vLLM's scheduler in virtual time")
     add("--smoke", action="store_true", help="small: ours alone, no kills; about a minute")
     add("--json", type=Path, metavar="FILE", help="write everything there")
     options = parser.parse_args(argv)
@@ -104,6 +114,8 @@ def _run(
     options: argparse.Namespace, force: Force, say: Say
 ) -> tuple[list[ArmRun], list[Kill], list[Finding]]:
     """Everything that was asked for, or what there was before a server did not start."""
+    if options.virtual:
+        return _run_virtual(force, say)
     model = make_model(MODEL)
     runs: list[ArmRun] = []
     kills: list[Kill] = []
@@ -119,6 +131,14 @@ def _run(
         failed.append(Finding("start", Verdict.WRONG, str(error).partition("\n")[0]))
     stock = runs[1] if len(runs) > 1 else None
     return runs, kills, [*judge(runs[0], stock, kills), *failed]
+
+
+def _run_virtual(force: Force, say: Say) -> tuple[list[ArmRun], list[Kill], list[Finding]]:
+    os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")  # vLLM reads it when it is imported
+    from bench.storm.fake_arm import judge_fake, run_fake  # vLLM, which takes seconds
+
+    run = run_fake(force, say)
+    return [run], [], judge_fake(run)
 
 
 if __name__ == "__main__":

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import itertools
 import random
-import time
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -13,7 +12,7 @@ from typing import Any
 
 from bench.serve.apis import APIS
 from bench.serve.server import SERVED_NAME
-from bench.storm.client import ABORTED, Client, Ended, Tally
+from bench.storm.client import ABORTED, Ended, Server, Tally
 from bench.storm.garbage import BODIES, encode, spoil
 from bench.storm.plan import Agent, Turn, draw_agent, text
 
@@ -41,7 +40,7 @@ class Force:
 class Storm:
     """One storm at one server. `switch`: the file that switches the connector, if it has one."""
 
-    client: Client
+    client: Server
     force: Force
     switch: Path | None = None
     tally: Tally = field(default_factory=Tally)
@@ -164,8 +163,9 @@ class Storm:
     async def _switching(self) -> None:
         """Off for a while, and on again; longer in a longer storm."""
         self._say("off")
-        began, until = time.monotonic(), self.done + self.force.requests / 40
-        while time.monotonic() < began + SWITCH_S or (self.done < until and not self._over):
+        now, until = asyncio.get_running_loop().time, self.done + self.force.requests / 40
+        began = now()
+        while now() < began + SWITCH_S or (self.done < until and not self._over):
             await asyncio.sleep(0.2)
         self._say("on")
 

@@ -30,6 +30,7 @@ NUM_BLOCKS = 129  # a third of what is alive at a time: preemptions, and pins th
 DRAM_BLOCKS = 397
 MAX_TTL_S = 6.0
 MOST_PROGRAMS = 200  # of the table: full early on, so that what grows later is a leak
+MAX_MODEL_LEN = 4096
 IDLE_S = 60.0  # to let everything go once max_ttl_s is over
 SAMPLE_S, SCRAPE_EVERY = 0.5, 4  # RSS twice a second, /metrics every other second
 MIDDLEWARE = ("--middleware", "continuum_connector.middleware.ProgramMiddleware")
@@ -109,7 +110,7 @@ def server_options(name: str, folder: Path, policy: str) -> ServerOptions:
     options = ServerOptions(
         num_blocks=NUM_BLOCKS,
         block_size=BLOCK_SIZE,
-        max_model_len=4096,
+        max_model_len=MAX_MODEL_LEN,
         start_timeout_s=900.0,  # minutes of a storm must not be lost to a machine that is busy
         env={
             "TMPDIR": str(folder / "scratch"),

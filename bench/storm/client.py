@@ -7,7 +7,7 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from types import TracebackType
-from typing import Any
+from typing import Any, Protocol
 
 import aiohttp
 
@@ -57,6 +57,20 @@ class Tally:
 def is_expected(status: str) -> bool:
     """Answered, refused as the client's mistake, or not waited for."""
     return status in ("200", "400", ABORTED, RESET_REFUSED)
+
+
+class Server(Protocol):
+    """What the storm needs of what it is fired at."""
+
+    async def generate(
+        self, api: str, payload: bytes, headers: Mapping[str, str], abort_s: float = 0.0
+    ) -> Ended:
+        """Send a request to one of the four APIs; hang up after `abort_s`, unless it is 0."""
+        ...
+
+    async def reset(self, query: str) -> Ended:
+        """Empty the prefix cache, as far as the server does that now."""
+        ...
 
 
 class Client:

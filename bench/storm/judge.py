@@ -52,17 +52,23 @@ def judge(ours: ArmRun, stock: ArmRun | None, kills: Sequence[Kill]) -> list[Fin
     ]
 
 
-def _found(what: str, holds: bool, text: str) -> Finding:
+def books(run: ArmRun) -> list[Finding]:
+    """What must be true of any server of ours, one without a model included."""
+    return [_statuses(run), _worked(run), _ledger(run), _hits(run)]
+
+
+def found(what: str, holds: bool, text: str) -> Finding:
+    """What a condition comes to."""
     return Finding(what, Verdict.OK if holds else Verdict.WRONG, text)
 
 
 def _statuses(run: ArmRun) -> Finding:
     count = run.tally.num_unexpected
-    return _found("statuses", not count, f"{count} requests ended otherwise than with 200 or 400")
+    return found("statuses", not count, f"{count} requests ended otherwise than with 200 or 400")
 
 
 def _lives(run: ArmRun) -> Finding:
-    return _found("server", run.alive, "healthy at the end" if run.alive else "dead at the end")
+    return found("server", run.alive, "healthy at the end" if run.alive else "dead at the end")
 
 
 def _log(ours: ArmRun, stock: ArmRun | None) -> Finding:
@@ -71,7 +77,7 @@ def _log(ours: ArmRun, stock: ArmRun | None) -> Finding:
     others = [e for e in ours.tracebacks if not any(r in e for r in REFUSALS)]
     faults = [end for end in others if _kind(end) not in known]
     text = f"{len(faults)} tracebacks but for refused requests"
-    return _found("log", not faults, "; ".join([text, *sorted(set(faults))[:3]]))
+    return found("log", not faults, "; ".join([text, *sorted(set(faults))[:3]]))
 
 
 def _kind(end: str) -> str:
@@ -86,7 +92,7 @@ def _same_answers(ours: ArmRun, stock: ArmRun | None) -> Finding:
     text = (
         f"{differing} of {len(asked)} questions, asked all along, had different answers ({whose})"
     )
-    return _found("answers", not differing, text)
+    return found("answers", not differing, text)
 
 
 def _pairs(ours: ArmRun, stock: ArmRun) -> list[tuple[set[str], set[str]]]:
@@ -99,14 +105,14 @@ def _worked(run: ArmRun) -> Finding:
     names = ("pins_started_total", "stores_total", "loads_total")
     did = {name: total(last, f"continuum:{name}") for name in names}
     text = ", ".join(f"{value:.0f} {name.split('_')[0]}" for name, value in did.items())
-    return _found("connector", all(did.values()), text)
+    return found("connector", all(did.values()), text)
 
 
 def _ledger(run: ArmRun) -> Finding:
     if not run.scrapes or not run.alive:
         return Finding("ledger", Verdict.UNSEEN, "no server to ask")
     wrong = [*run.open_accounts, *(f"{name} = {value:g}" for name, value in run.held.items())]
-    return _found("ledger", not wrong, "; ".join(wrong) or "closed, and nothing held once idle")
+    return found("ledger", not wrong, "; ".join(wrong) or "closed, and nothing held once idle")
 
 
 # --- memory -------------------------------------------------------------------------------
@@ -137,7 +143,7 @@ def compare(role: str, ours: Growth, stock: Growth) -> Finding:
     what = f"memory, {role}"
     if num < ENOUGH or wiggle > MOST_EXCESS:
         return Finding(what, Verdict.UNSEEN, text)
-    return _found(what, share <= MOST_EXCESS, text)
+    return found(what, share <= MOST_EXCESS, text)
 
 
 # --- hits ---------------------------------------------------------------------------------
@@ -178,7 +184,7 @@ def _hits(run: ArmRun) -> Finding:
     )
     if run.tally.num_ended < ENOUGH:
         return Finding("hits", Verdict.UNSEEN, text)
-    return _found("hits", all(r.late >= r.early - MOST_LOST for r in (vllms, ours)), text)
+    return found("hits", all(r.late >= r.early - MOST_LOST for r in (vllms, ours)), text)
 
 
 # --- kill -9 --------------------------------------------------------------------------------
@@ -191,5 +197,5 @@ def _kills(kills: Sequence[Kill]) -> list[Finding]:
         if arm != "stock":
             wrong = worse(kill, stock)
             text = "; ".join(wrong) or f"nothing of ours left ({kill.in_words})"
-            findings.append(_found(f"kill -9 {role}", not wrong, text))
+            findings.append(found(f"kill -9 {role}", not wrong, text))
     return findings

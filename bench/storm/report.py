@@ -58,10 +58,12 @@ def _memory(runs: Sequence[ArmRun]) -> Table:
     table = _table("RSS without mapped files, MiB; slope over the second half", *columns)
     for role in ROLES:
         for run in runs:
+            sizes = [sample.rss[role] for sample in run.samples if role in sample.rss]
+            if not sizes:
+                continue
             grown = growth_of(run, role)
             cells = (grown.level, grown.slope, grown.noise)
             numbers = (f"{value / 2**20:.2f}" for value in cells)
-            sizes = [sample.rss[role] for sample in run.samples if role in sample.rss]
             table.add_row(role, run.name, *numbers, sparkline(sizes))
     return table
 
