@@ -191,7 +191,7 @@ def test_two_traces_are_two_columns(trace: Path, tmp_path: Path) -> None:
     assert ["", "programs", "2", "2"] in lines
     assert ["JCT", "programs", "2", "2"] in lines
     assert ["", "save ratio", "64.6 %", "99.9 %"] in lines
-    assert "Returns in time, foretold and observed: trace.jsonl" in result.output
+    assert "Returns in time, predicted and observed: trace.jsonl" in result.output
     assert " 70- 80 %     100 %        1  #####" in result.output
     assert "\x1b" not in result.output
 

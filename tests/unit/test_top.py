@@ -159,7 +159,7 @@ def test_the_worst_forecasts_are_those_that_add_most_to_the_error() -> None:
     assert none is not None
     assert none.forecasts is None
     good = two(LATER | {"forecasts_true{40-50}": 9})
-    assert "all 120 came as often as foretold" in "\n".join(drawn(good))
+    assert "all 120 came as often as predicted" in "\n".join(drawn(good))
 
 
 def test_of_a_disk_it_says_how_full_it_is_what_it_moves_and_what_is_left_to_write() -> None:

@@ -101,7 +101,7 @@ def _print(
             console.print()
             console.print(_worst(name, summary))
         if summary.calibration.num:
-            console.print(f"\n[bold]Returns in time, foretold and observed: {shown(name)}")
+            console.print(f"\n[bold]Returns in time, predicted and observed: {shown(name)}")
             console.print("\n".join(plot.as_text(summary.calibration)), markup=False)
 
 

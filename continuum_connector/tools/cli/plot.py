@@ -16,7 +16,7 @@ KINDS = (".png", ".svg", ".pdf")
 
 def as_text(calibration: Calibration) -> Iterator[str]:
     """A bar per bin: `#` up to what was observed, `|` where it should have been."""
-    yield f"{'foretold':>10}  {'observed':>8}  {'turns':>7}"
+    yield f"{'predicted':>10}  {'observed':>8}  {'turns':>7}"
     for index, one in enumerate(calibration.bins):
         low, high = (100 * each // NUM_BINS for each in (index, index + 1))
         if not one.num:

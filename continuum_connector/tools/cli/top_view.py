@@ -232,7 +232,7 @@ def _forecasts(kept: Kept) -> Text:
     if found is None:
         return Text("none has shown yet whether it was right", "dim")
     if not found.error:
-        return Text(f"all {found.num:,} came as often as foretold", "green")
+        return Text(f"all {found.num:,} came as often as predicted", "green")
     worst = f"worst: of {found.num_worst:,} with {found.worst} % {_percent(found.came)} came"
     return _facts(f"{_percent(found.error)} off", worst)
 
