@@ -91,17 +91,17 @@ class Resets:
         """`own`: vLLM's reset, which asks our connector too, or does not. `name`: `reset_connector`
         as vLLM got it, where a client may have put the name of its weights."""
         self._ours.begin_epoch(name if isinstance(name, str) else "")
-        self._epochs.is_resetting = True
+        self._epochs.is_resetting, done = True, False
         try:
             with as_if_free(self._pool, self._holds.num_blocks):
                 done = bool(own())
-        finally:
+        finally:  # it raises, where running turns were to go and a session keeps its blocks
             self._epochs.is_resetting = False
-        if done:
-            self._epochs.vram_emptied()
-        else:
-            self._is_refused = self._tells_blocks
-            self._forget_cached()
+            if done:
+                self._epochs.vram_emptied()
+            else:
+                self._is_refused = self._tells_blocks
+                self._forget_cached()
         return done
 
     def _on_begin(self) -> None:

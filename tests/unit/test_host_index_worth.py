@@ -10,10 +10,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from continuum_connector.scheduler.kv_groups import Key
-from continuum_connector.scheduler.tiers.chains import MOST_LIVE
+from continuum_connector.scheduler.tiers.chains import FIRST_LOOK, MOST_LIVE
 from continuum_connector.scheduler.tiers.eviction import DEAD, NUM_CANDIDATES, Rank
 from continuum_connector.scheduler.tiers.index import HostIndex
-from continuum_connector.scheduler.tiers.marks import Marks
+from continuum_connector.scheduler.tiers.marks import Flags, Marks
+from continuum_connector.scheduler.tiers.slots import Numbers
 from tests.unit.chains import NOW, keys, ready, store
 
 Order = Callable[[HostIndex, float], Rank | None]
@@ -166,6 +167,37 @@ def test_few_are_asked_for_what_a_disk_has_of_them() -> None:
     store(index, "low", keys("low", 1), rank=rank)
     assert len(asked) <= 2 + MOST_LIVE + 2 * NUM_CANDIDATES
     assert index.num_refused == 1
+
+
+def test_a_tail_that_is_not_on_disk_costs_little_however_long_its_chain(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    num, length = MOST_LIVE + 3, 4 * FIRST_LOOK
+    index = above_a_disk(num * length)
+    for number in range(num):
+        store(index, f"p{number}", keys(f"p{number}.", length))
+        save(index, keys(f"p{number}.", length - 1))
+    looked: list[int] = []
+
+    def are_saved(marks: Marks, numbers: Numbers) -> Flags:
+        looked.append(len(numbers))
+        return own(marks, numbers)
+
+    own = Marks.are_saved
+    monkeypatch.setattr(Marks, "are_saved", are_saved)
+    store(
+        index, "low", keys("low", 1), rank=lambda name: by_name("low" if name == "low" else "high")
+    )
+    assert (len(looked), max(looked)) == (MOST_LIVE, FIRST_LOOK)
+
+
+def test_a_long_tail_that_is_on_disk_leaves_whole() -> None:
+    length, num_saved = 9 * FIRST_LOOK, 6 * FIRST_LOOK
+    index = above_a_disk(length)
+    store(index, "high", keys("high", length))
+    save(index, keys("high", length, start=length - num_saved))
+    store(index, "low", keys("low", length), rank=by_name)
+    assert ready(index, keys("high", length)) == length - num_saved
 
 
 def test_nothing_is_refused_while_slots_are_free() -> None:

@@ -492,6 +492,27 @@ def test_a_reset_that_was_refused_while_we_were_off_is_made_up_for() -> None:
     wind_down(engine)
 
 
+@MODES
+def test_a_reset_that_vllm_refuses_with_an_exception_forgets_all_the_rest_too(
+    async_scheduling: bool,
+) -> None:
+    """Running turns were to begin anew, but a session that waits for its client keeps its blocks:
+    nothing that found the system prompt of before was kept until somebody asked again."""
+    engine = tiered(config={"ttl_s": 50}, async_scheduling=async_scheduling)
+    run_turn(engine, "a", 96, program="a")
+    engine.add("s", 60, max_tokens=4, seed=9, program="s", resumable=True)
+    engine.run_until_idle()
+    with pytest.raises(RuntimeError, match="Failed to reset KV cache"):
+        engine.reset_prefix_cache(reset_running_requests=True)
+    run_beside(engine, "b", prompt(96) + prompt(60, seed=5), "b")
+    assert engine.cached.get("b", (0, 0)) == (0, 0)
+    assert is_pinned(engine, "b")
+    engine.abort("s")
+    engine.run_until_idle()
+    assert engine.connector.side.steps.epochs.is_vram_of_now
+    wind_down(engine)
+
+
 def test_a_turn_that_waits_with_old_kv_while_we_are_switched_off_and_on_is_not_kept() -> None:
     """Its first blocks are VRAM's, of before; the rest is being loaded, of the new weights."""
     engine = tiered(config={"ttl_s": 0.05})

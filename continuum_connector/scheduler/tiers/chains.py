@@ -36,8 +36,9 @@ CHAIN_BYTES = 600  # beside its claims: the object, an array's head, its places 
 # Agents fork into a few; beyond this many branches the oldest is as good as superseded.
 MAX_CHAINS_PER_PROGRAM = 64
 # Of live chains so many are looked at for tails that are on disk; what is needed within so many
-# seconds stays, also if it is: it may just have been read.
-MOST_LIVE, SOON_S = 64, 1.0
+# seconds stays, also if it is: it may just have been read. FIRST_LOOK: blocks of a tail; then more
+# each time, so that one that is not on disk costs little, however long the chain.
+MOST_LIVE, SOON_S, FIRST_LOOK = 64, 1.0, 128
 
 
 class SlotClaims:
@@ -138,9 +139,14 @@ class SlotClaims:
 
     def _num_saved(self, chain: Chain, marks: Marks) -> int:
         """How many slots at its tail are on disk, and no other chain's."""
-        table, numbers = self._table, numbers_of(chain.tickets)
-        there = table.are_there(chain.tickets)
-        unsaved = (there & ~marks.are_saved(numbers)).nonzero()[0]
+        table, num_looked = self._table, FIRST_LOOK
+        while True:
+            tickets = chain.tickets[-num_looked:]
+            there, numbers = table.are_there(tickets), numbers_of(tickets)
+            unsaved = (there & ~marks.are_saved(numbers)).nonzero()[0]
+            if len(unsaved) or len(tickets) == len(chain.tickets):
+                break
+            num_looked *= 4
         tail = slice(int(unsaved[-1]) + 1 if len(unsaved) else 0, None)
         if not marks.is_saved[numbers[tail]].any():
             return 0
