@@ -10,9 +10,9 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 
-from continuum_connector.toolcalls.arguments import RawCall, classified
 from continuum_connector.toolcalls.asked import MAX_CALLS, Asked, Ending, clean_name
 from continuum_connector.toolcalls.formats import harmony, special_tokens, tags, unmarked, xml_calls
+from continuum_connector.toolcalls.raw_calls import RawCall, tools_of
 from continuum_connector.toolcalls.thinking import one_of, plain, spoken
 
 MAX_CHARS = 4_096  # of the end: 512 tokens of ordinary text are half of it
@@ -50,14 +50,9 @@ def parse(text: str, *, truncated: bool = False, headless: bool = False) -> Aske
     if harmony.is_thinking(aloud) or not aloud.strip():
         return CUT
     raw = _raw_calls(aloud)
-    calls = [
-        call
-        for each in raw[:MAX_CALLS]
-        if each.finished or not truncated
-        for call in classified(each)
-    ]
-    if calls:
-        return Asked(Ending.CALLS, tuple(dict.fromkeys(calls))[:MAX_CALLS])
+    calls = [call for call in raw[:MAX_CALLS] if call.finished or not truncated]
+    if tools := dict.fromkeys(name for call in calls for name in tools_of(call)):
+        return Asked(Ending.CALLS, tuple(tools)[:MAX_CALLS])
     if truncated:
         return CUT
     if headless and (_END_OF_CALL.search(aloud) or _LONE_FENCE.search(aloud)):

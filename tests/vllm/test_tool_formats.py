@@ -154,7 +154,7 @@ def test_vllm_reads_the_same_calls(parser: str, file: str, name: str) -> None:
     for end in ENDS:
         text = text.removesuffix(end)
     theirs = names_of(parser, thinking.spoken(text).aloud)
-    assert [call.name for call in parse(text).calls] == theirs
+    assert list(parse(text).tools) == list(dict.fromkeys(theirs))
 
 
 @pytest.mark.vllm

@@ -9,10 +9,10 @@ from __future__ import annotations
 import re
 from itertools import islice
 
-from continuum_connector.toolcalls.arguments import RawCall
 from continuum_connector.toolcalls.asked import MAX_CALLS
 from continuum_connector.toolcalls.formats import python_calls
 from continuum_connector.toolcalls.formats.json_calls import read_calls, read_value
+from continuum_connector.toolcalls.raw_calls import RawCall
 
 SHELLS = ("bash", "sh", "shell", "zsh", "console", "mswea_bash_command")
 FENCE = re.compile(rf"```(?:{'|'.join(SHELLS)})[ \t]{{0,8}}(?:\n|$)")

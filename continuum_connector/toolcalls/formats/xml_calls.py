@@ -5,9 +5,9 @@ from __future__ import annotations
 
 import re
 
-from continuum_connector.toolcalls.arguments import RawCall, read_each
 from continuum_connector.toolcalls.asked import MAX_CALLS
 from continuum_connector.toolcalls.formats.json_calls import read_value
+from continuum_connector.toolcalls.raw_calls import RawCall, read_each
 
 _PREFIX = r"[\w:｜|]{0,24}? ?"
 _OPEN = re.compile(
