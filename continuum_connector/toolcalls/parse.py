@@ -20,13 +20,13 @@ MAX_FALSE_MARKERS = 4  # a text may speak about markers
 CUT = Asked(Ending.CUT)
 ANSWER = Asked(Ending.ANSWER)
 
-_READERS: dict[str, Callable[[str, int], list[RawCall]]] = {
+READERS: dict[str, Callable[[str, int], list[RawCall]]] = {
     **tags.READERS,
     **special_tokens.READERS,
     **xml_calls.READERS,
     **harmony.READERS,
 }
-_MARKER = one_of(_READERS)
+_MARKER = one_of(READERS)
 # A call that began before the text does: its end, or a lone fence, is all that is there.
 _END_OF_CALL = re.compile(
     r"</tool_call>|</[\w:｜]{0,24}?(?:invoke|function)>|<｜tool▁call▁end｜>|<\|tool_call_end\|>"
@@ -76,7 +76,7 @@ def _raw_calls(text: str) -> list[RawCall]:
                 marker = _MARKER.search(text, position)
             continue
         assert marker is not None
-        calls = _READERS[marker[0]](text, marker.start())
+        calls = READERS[marker[0]](text, marker.start())
         if any(clean_name(call.name) for call in calls):
             return calls
         begun = begun or [call for call in calls if not call.finished]
