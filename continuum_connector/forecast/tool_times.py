@@ -8,23 +8,28 @@ after some dozen gaps and a sensible guess before the first one.
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import islice
+from typing import Any, TypeVar
 
 import numpy as np
 
 from continuum_connector.costs.state_file import Bites
 from continuum_connector.forecast import seeds
-from continuum_connector.forecast.bounded import FEW, touch_and_evict
 from continuum_connector.forecast.forecast import Forecast
 from continuum_connector.forecast.survival import Curve, Row, Survival
 from continuum_connector.toolcalls.asked import Asked, Ending
 
+T = TypeVar("T")
+
+# Observations. A parent's curve counts as so many: with fewer of its own, what is known of a key
+# is mostly its parent's, and little is lost with it.
+FEW = 8.0
 # Observations that a parent's curve counts as; in bench/gaps 4 to 16 are about equally good.
 PRIOR_WEIGHT = FEW
 
 # Agents have tens of tools, a shell some hundred commands. What exceeds this is forgotten
-# (bounded.py).
+# (touch_and_evict).
 MAX_TOOLS = 256
 _WORTH_SAVING = 2.0  # observations; what was seen once says little, and a flood of names is that
 _TOLERANCE = 0.01
@@ -204,3 +209,20 @@ def _restore(key: _Key, state: object) -> bool:
 
 def _mapping(value: object) -> Mapping[Any, Any]:
     return value if isinstance(value, Mapping) else {}
+
+
+def touch_and_evict(
+    keys: OrderedDict[str, T], name: str, limit: int, num_seen: Callable[[T], float]
+) -> None:
+    """`name`, which is among `keys`, was seen just now; of more than `limit` one is forgotten.
+
+    That is the least recently seen of those with FEW observations, else of all, but not `name`:
+    a flood of new names pushes out itself, and a new tool still finds its place. Some 30 us
+    at worst, for 256 keys.
+    """
+    keys.move_to_end(name)
+    if len(keys) <= limit:
+        return
+    others = islice(keys.items(), len(keys) - 1)
+    little_known = (key for key, value in others if num_seen(value) < FEW)
+    del keys[next(little_known, next(iter(keys)))]
