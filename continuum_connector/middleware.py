@@ -26,8 +26,7 @@ from typing import Any
 import msgspec
 
 from continuum_connector.observe.metric_table import UNREAD_BODIES
-from continuum_connector.programs.carried import read_carried
-from continuum_connector.programs.vendors import Fields, read_keep_s
+from continuum_connector.programs.vendors import Fields, read_carried, read_keep_s
 
 Scope = MutableMapping[str, Any]
 Message = MutableMapping[str, Any]

@@ -252,6 +252,6 @@ def _said_options(line: list[str]) -> set[str]:
 def test_metrics_and_keys_that_a_document_names_exist(path: str) -> None:
     text = (ROOT / path).read_text()
     metrics = {re.sub(r"_(total|bucket|sum|count)$", "", n) for n in re.findall(METRIC, text)}
-    arms = {f"continuum:{policy}" for policy in POLICIES}  # of bench/policies
+    arms = {f"continuum:{policy}" for policy in POLICIES}  # of bench ab
     assert metrics - arms <= {metric.full_name for metric in PUBLISHED}
     assert set(re.findall(rf"{ENV_PREFIX}[A-Z]\w+", text)) <= VARIABLES

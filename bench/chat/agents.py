@@ -1,9 +1,8 @@
 """Agents that chat, messages in and words out, all at once.
 
 What an agent framework does, template and streaming included; elsewhere token ids are sent, so
-that every way to serve computes exactly the same. `job_id`, `is_last_step` and, where it is told,
-the tool that runs next travel in `vllm_xargs`; stock vLLM takes no notice of them, so both arms get
-the same requests.
+that every way to serve computes exactly the same. `job_id` and `is_last_step`
+travel in `vllm_xargs`; stock vLLM takes no notice of them, so both arms get the same requests.
 """
 
 from __future__ import annotations
@@ -49,14 +48,10 @@ async def run_agents(
     url: str,
     plans: Sequence[ProgramPlan],
     on_turn: Callable[[Turn], None] | None = None,
-    tool: str = "",
 ) -> Loaded:
-    """Run every program at its time; return what came of them when the last one is done.
-
-    `tool`: said to run after each turn; a random model writes no tool calls that could be read.
-    """
+    """Run every program at its time; return what came of them when the last one is done."""
     arrivals = Arrivals(PLANNED, times_s=tuple(plan.arrival_s for plan in plans))
-    load = Load(Planned(plans), arrivals, Tokens(0), SERVED_NAME, tool=tool)
+    load = Load(Planned(plans), arrivals, Tokens(0), SERVED_NAME)
     book = Loaded(Path(), Run(name="chat"))
     async with Api(url, patience=ONE_TRY) as api:
         await Driver(api, load, book, on_turn).run()

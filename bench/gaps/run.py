@@ -12,7 +12,7 @@ from bench.common.workloads import Request
 from bench.gaps.trace import Event, events
 from continuum_connector.forecast import survival, tool_times
 from continuum_connector.forecast.gaps import Gap, Gaps
-from continuum_connector.toolcalls.asked import UNREAD, Asked, Ending, ToolCall
+from continuum_connector.toolcalls.asked import UNREAD, Asked, Ending
 from continuum_connector.tools.cli.ending import ToldError
 
 TTLS = (1.0, 2.0, 5.0, 10.0, 30.0, 60.0, 120.0)
@@ -22,26 +22,19 @@ Reader = Callable[[Request, str], Asked]
 Scored = tuple[tuple[float, ...], float]  # P(gap <= TTL) for each, and the gap: infinite if never
 
 
-def _ending(request: Request, call: ToolCall) -> Asked:
+def _ending(request: Request, tool: str) -> Asked:
     if request.stop == "tool_use":
-        return Asked(Ending.CALLS, (call,))
+        return Asked(Ending.CALLS, (tool,))
     return Asked(Ending.ANSWER) if request.stop == "end_turn" else UNREAD
 
 
 # What a server could know of a turn; the trace names no tools, so other things stand in for them.
 READERS: dict[str, Reader] = {
     "nothing: one curve": lambda request, program: UNREAD,
-    "tool or person": lambda request, program: _ending(request, ToolCall("tool")),
-    "+ output length as class": lambda request, program: _ending(
-        request, ToolCall("tool", str(request.out.bit_length()))
-    ),
-    "+ model as tool, length as class": lambda request, program: _ending(
-        request, ToolCall(request.model, str(request.out.bit_length()))
-    ),
-    "+ a useless class, 1 of 16": lambda request, program: _ending(
-        request, ToolCall("tool", str(request.inp % 16))
-    ),
-    "+ the program itself as tool": lambda request, program: _ending(request, ToolCall(program)),
+    "tool or person": lambda request, program: _ending(request, "tool"),
+    "+ model as tool": lambda request, program: _ending(request, request.model),
+    "+ a useless tool, 1 of 16": lambda request, program: _ending(request, str(request.inp % 16)),
+    "+ the program itself as tool": lambda request, program: _ending(request, program),
 }
 
 

@@ -37,7 +37,6 @@ class Load:
     hints: bool = True  # program name and last turn, in `vllm_xargs`
     priority: bool = False  # the program's number as vLLM's request priority
     extra: dict[str, Any] = field(default_factory=dict)  # into every request
-    tool: str = ""  # said beside the hints, to run after each turn but the last
 
     def plan(self, number: int) -> ProgramPlan:
         """Program `number`."""
@@ -210,8 +209,6 @@ class _Run:
         if load.hints:
             last = index == len(self.plan.turns) - 1
             body["vllm_xargs"] = {"job_id": self.plan.name, "is_last_step": int(last)}
-            if load.tool and not last:
-                body["vllm_xargs"]["this_func_call"] = load.tool
         if load.priority:
             body["priority"] = self._number
         return body | load.extra

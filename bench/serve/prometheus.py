@@ -87,10 +87,6 @@ class Prometheus:
         """The series of `expr` now; raises ServerError with Prometheus' own words."""
         return self._series("query", query=expr)
 
-    def query_range(self, expr: str, start: float, end: float, step_s: float) -> Series:
-        """The series of `expr` from `start` to `end`, unix times."""
-        return self._series("query_range", query=expr, start=start, end=end, step=step_s)
-
     def rules(self) -> list[dict[str, Any]]:
         """Every alert rule: name, health, lastError, state."""
         groups = self._get("rules")["groups"]

@@ -21,13 +21,12 @@ PROMPT = "vllm:prompt_tokens_by_source_total"
 
 @dataclass(frozen=True)
 class Figure:
-    """One number of a run. `better` is the direction that is good, 0 where neither is."""
+    """One number of a run."""
 
     key: str
     title: str
     value: Callable[[Loaded], float]
     unit: str = ""
-    better: int = 0
 
     def show(self, value: float) -> str:
         """The value with its unit; a dash where there is none."""
@@ -73,46 +72,42 @@ def _metric(name: str) -> Callable[[Loaded], float]:
 
 
 FIGURES = (
-    Figure("jct_mean_s", "JCT mean", lambda r: mean(_jct(r)), "s", -1),
-    Figure("jct_p50_s", "JCT P50", lambda r: quantile(_jct(r), 0.5), "s", -1),
-    Figure("jct_p95_s", "JCT P95", lambda r: quantile(_jct(r), 0.95), "s", -1),
-    Figure("jct_p99_s", "JCT P99", lambda r: quantile(_jct(r), 0.99), "s", -1),
-    Figure("ttft_mean_s", "TTFT mean", lambda r: mean(_ttft(r)), "s", -1),
-    Figure("ttft_p95_s", "TTFT P95", lambda r: quantile(_ttft(r), 0.95), "s", -1),
+    Figure("jct_mean_s", "JCT mean", lambda r: mean(_jct(r)), "s"),
+    Figure("jct_p50_s", "JCT P50", lambda r: quantile(_jct(r), 0.5), "s"),
+    Figure("jct_p95_s", "JCT P95", lambda r: quantile(_jct(r), 0.95), "s"),
+    Figure("jct_p99_s", "JCT P99", lambda r: quantile(_jct(r), 0.99), "s"),
+    Figure("ttft_mean_s", "TTFT mean", lambda r: mean(_ttft(r)), "s"),
+    Figure("ttft_p95_s", "TTFT P95", lambda r: quantile(_ttft(r), 0.95), "s"),
     Figure(
         "tpot_mean_s",
         "TPOT mean",
         lambda r: mean([t.tpot_s for t in _good(r) if t.tpot_s]),
         "s",
-        -1,
     ),
-    Figure("turn_mean_s", "turn mean", lambda r: mean([t.latency_s for t in _good(r)]), "s", -1),
+    Figure("turn_mean_s", "turn mean", lambda r: mean([t.latency_s for t in _good(r)]), "s"),
     Figure("prompt_tokens", "prompt tokens", lambda r: sum(t.prompt_tokens for t in _good(r))),
-    Figure("cached_tokens", "  cached", lambda r: sum(t.cached_tokens for t in _good(r)), "", 1),
-    Figure("cached_pct", "  cached", _cached_pct, "%", 1),
+    Figure("cached_tokens", "  cached", lambda r: sum(t.cached_tokens for t in _good(r))),
+    Figure("cached_pct", "  cached", _cached_pct, "%"),
     Figure("theory_pct", "  could be cached", _told("theory_pct"), "%"),
     Figure(
         "found_pct",
         "  of that cached",
         lambda r: 100 * _cached_pct(r) / r.run.told.get("theory_pct", math.nan),
         "%",
-        1,
     ),
-    Figure("tokens_per_s", "tokens per second", _told("tokens_per_s"), "", 1),
-    Figure("computed_tokens", "  server: computed", _source("local_compute"), "", -1),
+    Figure("tokens_per_s", "tokens per second", _told("tokens_per_s")),
+    Figure("computed_tokens", "  server: computed", _source("local_compute")),
     Figure("hit_vram_tokens", "  server: hit in VRAM", _source("local_cache_hit")),
     Figure("hit_dram_tokens", "  server: hit in DRAM", _source("external_kv_transfer")),
-    Figure("saved_tokens", "  server: saved by both", _saved, "", 1),
-    Figure("preemptions", "preemptions", _metric("vllm:num_preemptions_total"), "", -1),
+    Figure("saved_tokens", "  server: saved by both", _saved),
+    Figure("preemptions", "preemptions", _metric("vllm:num_preemptions_total")),
     Figure("programs", "programs done", lambda r: len(r.finished)),
-    Figure(
-        "failed_programs", "programs failed", lambda r: len(r.programs) - len(r.finished), "", -1
-    ),
-    Figure("failed_turns", "turns failed", lambda r: sum(bool(t.error) for t in r.turns), "", -1),
-    Figure("retries", "retries", lambda r: sum(max(t.tries - 1, 0) for t in r.turns), "", -1),
-    Figure("timeouts", "timeouts", lambda r: _timeouts(r.turns), "", -1),
+    Figure("failed_programs", "programs failed", lambda r: len(r.programs) - len(r.finished)),
+    Figure("failed_turns", "turns failed", lambda r: sum(bool(t.error) for t in r.turns)),
+    Figure("retries", "retries", lambda r: sum(max(t.tries - 1, 0) for t in r.turns)),
+    Figure("timeouts", "timeouts", lambda r: _timeouts(r.turns)),
     Figure("wall_s", "wall", lambda r: r.run.wall_s, "s"),
-    Figure("late_s", "client late, most", lambda r: _late(r), "s", -1),
+    Figure("late_s", "client late, most", lambda r: _late(r), "s"),
 )
 BY_KEY = {figure.key: figure for figure in FIGURES}
 

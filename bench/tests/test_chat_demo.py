@@ -1,4 +1,4 @@
-"""bench/chat: the demo and the policies' runs over a small API in the place of real servers."""
+"""bench/chat: the demo over a small API in the place of real servers."""
 
 from __future__ import annotations
 
@@ -11,9 +11,6 @@ from typing import Any
 import pytest
 
 from bench.chat import demo
-from bench.policies import run as policies
-from bench.policies import table
-from bench.policies.regimes import REGIMES
 from bench.serve.metrics import Metrics, parse_metrics
 from bench.serve.server import ServerOptions
 from bench.tests.fake_server import fake_server
@@ -75,15 +72,3 @@ def test_the_demo_compares_two_servers_and_keeps_every_turn(
     for program in told["arms"][0]["programs"]:
         assert [turn["turn"] for turn in program["turns"]] == [0, 1]
         assert all(turn["text"] for turn in program["turns"])
-
-
-def test_a_run_of_a_policy_is_a_line_that_the_table_reads(tmp_path: Path) -> None:
-    work = demo.Agents(programs=2, turns=2, arrivals_per_s=1e6).plan()
-    setting = policies.Setting("pressure", next(iter(REGIMES)))
-    with FakeVllm(Path(), "x") as server:
-        found = policies.run_once(server, setting, "stock", 1, work)
-    assert (found["failed"], len(found["jct_s"]), len(found["answers"])) == (0, 2, 4)
-    assert all(text.startswith(" a") for text in found["answers"].values())
-    out = tmp_path / "runs.jsonl"
-    out.write_text(json.dumps(found) + "\n")
-    assert "| pressure | fast | stock |" in table.render(table.load(out))

@@ -11,7 +11,6 @@ import pytest
 from rich.console import Console
 
 from bench.common.workloads import Request, lines
-from bench.policies import table as policies
 from bench.serve import compare, results
 from bench.serve.summary import summarize
 from bench.sim import store
@@ -57,12 +56,6 @@ def test_a_folder_of_real_servers() -> None:
     assert str(compare.ratio(base, ours, compare.COMPARED[0])) == "0.50x"
     assert str(compare.sameness(base, ours)) == "yes (15/15)"
     assert [len(run.samples) for run in runs] == [5, 5, 0]
-
-
-def test_a_file_of_policies() -> None:
-    found = policies.load(OLD / "policies.jsonl")
-    *_, ours = policies.render(found).splitlines()
-    assert ours.startswith("| pressure | coding | adaptive | 3.00 [3.00..3.00] | 0.50x [0.50x..0.5")
 
 
 @pytest.mark.parametrize("path", TRACES, ids=lambda path: path.name)

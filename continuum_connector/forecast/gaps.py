@@ -64,7 +64,7 @@ class Gaps:
         if gap is not None and self.drop(gap):
             seconds = max(0.0, now - gap.since)
             if gap.asked.ending is not Ending.ANSWER:  # the paper's programs have no people in them
-                self._recorded.add(self._tool(gap.asked), seconds)
+                self._recorded.add(self._times.longest(gap.asked), seconds)
             self._times.observe(gap.asked, seconds, after_s=gap.observed_s)
         self._look(now)
         return seconds
@@ -88,10 +88,10 @@ class Gaps:
     def recorded(self, asked: Asked) -> tuple[Sequence[float], Sequence[float]]:
         """Recorded gaps in seconds, ascending: of this turn's tool, of all tools.
 
-        The tool is a name without arguments, as in the paper; of several, the one expected
-        to take longest. Valid until the next call that learns.
+        Of several tools it is the one that is expected to take longest. Valid until the next
+        call that learns.
         """
-        return self._recorded.of(self._tool(asked))
+        return self._recorded.of(self._times.longest(asked))
 
     def to_state(self) -> Bites[dict[str, Any]]:
         """What was learned; open gaps end with the process. Between two bites more may be."""
@@ -105,10 +105,6 @@ class Gaps:
             return 1
         dropped = self._times.load_state(state.get("times"))
         return dropped + self._recorded.load_state(state.get("recorded"))
-
-    def _tool(self, asked: Asked) -> str | None:
-        call = self._times.longest(asked)
-        return call.name if call else None
 
     def _look(self, now: float) -> None:
         """Observe gaps that have passed a milestone, a few per call."""

@@ -9,8 +9,8 @@ from itertools import islice
 from typing import Any
 
 from continuum_connector.costs.state_file import Bites
-from continuum_connector.forecast.bounded import touch_and_evict
 from continuum_connector.forecast.forecast import EDGES
+from continuum_connector.forecast.tool_times import touch_and_evict
 
 MAX_RECORDS = 1000  # of a tool, the most recent: ten times what the paper asks for (its K = 100)
 MAX_TOOLS = 256

@@ -1,34 +1,36 @@
 """ToolTimes: how long a program is away, by what its turn asked for; learned while serving.
 
-A tree of survival curves: class of arguments -> tool -> all tools -> every gap -> a prior, and
-people -> every gap. Each counts its own gaps and takes its parent's curve as PRIOR_WEIGHT more,
-so a curve is its own after some dozen gaps and a sensible guess before the first one.
+A tree of survival curves: tool -> all tools -> every gap -> a prior, and people -> every gap.
+Each counts its own gaps and takes its parent's curve as PRIOR_WEIGHT more, so a curve is its own
+after some dozen gaps and a sensible guess before the first one.
 """
 
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import islice
+from typing import Any, TypeVar
 
 import numpy as np
 
 from continuum_connector.costs.state_file import Bites
 from continuum_connector.forecast import seeds
-from continuum_connector.forecast.bounded import FEW, touch_and_evict
 from continuum_connector.forecast.forecast import Forecast
 from continuum_connector.forecast.survival import Curve, Row, Survival
-from continuum_connector.toolcalls.asked import Asked, Ending, ToolCall
+from continuum_connector.toolcalls.asked import Asked, Ending
 
-# Observations that a parent's curve counts as. bench/gaps, where weak signs stand in for names,
-# would have it at 16 or more; names with arguments tell much (they rank gaps with a Spearman
-# correlation of 0.89 in public Claude Code traces), so a few of their own should soon count.
+T = TypeVar("T")
+
+# Observations. A parent's curve counts as so many: with fewer of its own, what is known of a key
+# is mostly its parent's, and little is lost with it.
+FEW = 8.0
+# Observations that a parent's curve counts as; in bench/gaps 4 to 16 are about equally good.
 PRIOR_WEIGHT = FEW
 
 # Agents have tens of tools, a shell some hundred commands. What exceeds this is forgotten
-# (bounded.py); 30 MB if every key is asked about, 0.6 MB with 20 tools of 4 classes.
+# (touch_and_evict).
 MAX_TOOLS = 256
-MAX_CLASSES = 16  # of arguments, for each tool
 _WORTH_SAVING = 2.0  # observations; what was seen once says little, and a flood of names is that
 _TOLERANCE = 0.01
 _MAX_NAME = 100  # characters; longer ones are the client's business
@@ -40,11 +42,10 @@ class _Key:
     So the curves at the top, which every gap changes a little, are not made for each of them.
     """
 
-    __slots__ = ("_curve", "_forecast", "_num_new", "_of", "_seed", "classes", "counts")
+    __slots__ = ("_curve", "_forecast", "_num_new", "_of", "_seed", "counts")
 
     def __init__(self, seed: Curve | None = None) -> None:
         self.counts = Survival()
-        self.classes: OrderedDict[str, _Key] = OrderedDict()
         self._seed = seed
         self._curve: Row | None = None
         self._of: object = None  # the parent's curve that it was made with
@@ -83,7 +84,7 @@ class ToolTimes:
     of independent calls, and the gap teaches the one that was expected to be it. To the others it
     says only "not longer", which is weak, and as their gap it would be wrong: `cd x && pytest`
     would make `cd` slow. Only when nothing is known of any of them does it teach all. Calls
-    of the same class count as one, in the forecast as in what is learned.
+    of one tool count as one, in the forecast as in what is learned.
     """
 
     def __init__(self) -> None:
@@ -101,9 +102,7 @@ class ToolTimes:
         """
         keys = [self._everything]
         if asked.ending is Ending.CALLS:
-            calls = self._to_teach(asked)
-            keys += [self._all_tools, *map(self._tool, {call.name: None for call in calls})]
-            keys += map(self._class, calls)
+            keys += [self._all_tools, *map(self._tool, self._to_teach(asked))]
         elif asked.ending is Ending.ANSWER:
             keys.append(self._people)
         for key in keys:
@@ -111,8 +110,8 @@ class ToolTimes:
 
     def forecast(self, asked: Asked) -> Forecast:
         """When the program will be back; some tens of microseconds after something changed."""
-        if asked.calls:
-            parts = [self._of_call(call) for call in dict.fromkeys(asked.calls)]
+        if asked.tools:
+            parts = [self._of_tool(name) for name in dict.fromkeys(asked.tools)]
             return Forecast.longest(parts) if len(parts) > 1 else parts[0]
         everything = self._everything.curve(seeds.EVERYTHING)
         if asked.ending is Ending.CALLS:  # of which nobody could read the name
@@ -121,18 +120,18 @@ class ToolTimes:
             return self._people.forecast(everything)
         return self._everything.forecast(seeds.EVERYTHING)
 
-    def longest(self, asked: Asked) -> ToolCall | None:
-        """The call that is expected to take longest; None without calls."""
-        if len(asked.calls) < 2:
-            return asked.calls[0] if asked.calls else None
-        return max(asked.calls, key=lambda call: self._of_call(call).quantile(0.5))
+    def longest(self, asked: Asked) -> str | None:
+        """The tool whose call is expected to take longest; None without calls."""
+        if len(asked.tools) < 2:
+            return asked.tools[0] if asked.tools else None
+        return max(asked.tools, key=lambda name: self._of_tool(name).quantile(0.5))
 
     def to_state(self) -> Bites[dict[str, Any]]:
         """What was learned, a tool per bite: about 3 us for each key."""
         tools = {}
         for name, tool in list(self._tools.items()):
             if tool.counts.num_seen >= _WORTH_SAVING:
-                tools[name] = {"counts": tool.counts.to_state(), "classes": _saved(tool.classes)}
+                tools[name] = {"counts": tool.counts.to_state()}
                 yield
         roots = {name: key.counts.to_state() for name, key in self._roots()}
         return {"roots": roots, "tools": tools}
@@ -147,10 +146,7 @@ class ToolTimes:
             if not isinstance(name, str):
                 num_dropped += 1
                 continue
-            tool = self._tool(name)
-            num_dropped += not _restore(tool, _mapping(saved).get("counts"))
-            for arguments, counts in _mapping(_mapping(saved).get("classes")).items():
-                num_dropped += not _restore(self._class(ToolCall(name, str(arguments))), counts)
+            num_dropped += not _restore(self._tool(name), _mapping(saved).get("counts"))
         return num_dropped
 
     def _roots(self) -> Iterator[tuple[str, _Key]]:
@@ -158,25 +154,20 @@ class ToolTimes:
         yield "people", self._people
         yield "all_tools", self._all_tools
 
-    def _to_teach(self, asked: Asked) -> Sequence[ToolCall]:
-        """The call that a gap is to teach, or all if nothing is known of any."""
-        calls = tuple(dict.fromkeys(asked.calls))
-        known = any(
-            call.name in seeds.BY_TOOL or _short(call.name) in self._tools for call in calls
-        )
+    def _to_teach(self, asked: Asked) -> Sequence[str]:
+        """The tool that a gap is to teach, or all if nothing is known of any."""
+        names = tuple(dict.fromkeys(asked.tools))
+        known = any(name in seeds.BY_TOOL or _short(name) in self._tools for name in names)
         longest = self.longest(asked)
-        return (longest,) if known and longest else calls
+        return (longest,) if known and longest else names
 
-    def _of_call(self, call: ToolCall) -> Forecast:
+    def _of_tool(self, name: str) -> Forecast:
         """The forecast for one call; a look, which leaves no trace of an unknown name."""
         parent = self._all_tools.curve(self._everything.curve(seeds.EVERYTHING))
-        tool = self._tools.get(_short(call.name))
+        tool = self._tools.get(_short(name))
         if tool is None:
-            return _forecast(_prior(parent, seeds.BY_TOOL.get(call.name)), 0.0)
-        key = tool.classes.get(_short(call.arguments))
-        if key is None:
-            return _forecast(tool.curve(parent), 0.0)
-        return key.forecast(tool.curve(parent))
+            return _forecast(_prior(parent, seeds.BY_TOOL.get(name)), 0.0)
+        return tool.forecast(parent)
 
     def _tool(self, name: str) -> _Key:
         name = _short(name)
@@ -185,15 +176,6 @@ class ToolTimes:
             tool = self._tools[name] = _Key(seeds.BY_TOOL.get(name))
         touch_and_evict(self._tools, name, MAX_TOOLS, _num_seen)
         return tool
-
-    def _class(self, call: ToolCall) -> _Key:
-        classes = self._tool(call.name).classes
-        name = _short(call.arguments)
-        key = classes.get(name)
-        if key is None:
-            key = classes[name] = _Key()
-        touch_and_evict(classes, name, MAX_CLASSES, _num_seen)
-        return key
 
 
 def _prior(parent: Curve, seed: Curve | None) -> Curve:
@@ -217,14 +199,6 @@ def _num_seen(key: _Key) -> float:
     return key.counts.num_seen
 
 
-def _saved(keys: Mapping[str, _Key]) -> dict[str, Any]:
-    return {
-        name: key.counts.to_state()
-        for name, key in keys.items()
-        if key.counts.num_seen >= _WORTH_SAVING
-    }
-
-
 def _restore(key: _Key, state: object) -> bool:
     counts = Survival.from_state(state)
     if counts is None:
@@ -235,3 +209,20 @@ def _restore(key: _Key, state: object) -> bool:
 
 def _mapping(value: object) -> Mapping[Any, Any]:
     return value if isinstance(value, Mapping) else {}
+
+
+def touch_and_evict(
+    keys: OrderedDict[str, T], name: str, limit: int, num_seen: Callable[[T], float]
+) -> None:
+    """`name`, which is among `keys`, was seen just now; of more than `limit` one is forgotten.
+
+    That is the least recently seen of those with FEW observations, else of all, but not `name`:
+    a flood of new names pushes out itself, and a new tool still finds its place. Some 30 us
+    at worst, for 256 keys.
+    """
+    keys.move_to_end(name)
+    if len(keys) <= limit:
+        return
+    others = islice(keys.items(), len(keys) - 1)
+    little_known = (key for key, value in others if num_seen(value) < FEW)
+    del keys[next(little_known, next(iter(keys)))]

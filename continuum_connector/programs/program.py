@@ -72,10 +72,6 @@ class Identity:
     source: IdentitySource
     hints: Hints = field(default_factory=Hints)
 
-    @property
-    def is_anonymous(self) -> bool:
-        return self.source is IdentitySource.NONE
-
 
 @dataclass(frozen=True)
 class Kept:

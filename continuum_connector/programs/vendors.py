@@ -1,8 +1,10 @@
-"""What agents and gateways send of their own accord: their headers and body fields, by vendor.
+"""What clients say where vLLM drops it before a connector can see it -> continuum fields.
 
 Pure: a request's headers (names in lower case) and top-level body fields in, the fields of
-`kv_transfer_params.continuum` out. Ids get the vendor's namespace here ("codex:<id>").
-`user` and `safety_identifier` are not read: they name a tenant, who runs many programs.
+`kv_transfer_params.continuum` out. What the client wrote there itself is never changed. Else
+agents and gateways say who they are in headers and fields of their vendor's; ids get the vendor's
+namespace here ("codex:<id>"). `user` and `safety_identifier` are not read: they name a tenant,
+who runs many programs.
 
 How long a client would like its KV to be found again is read where a vendor's API can say it.
 Anthropic: `cache_control: {"type": "ephemeral", "ttl": "5m" | "1h"}`, at the top of a request or
@@ -19,7 +21,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from continuum_connector.programs.identify import as_flag, as_id, read_agent_hint
+from continuum_connector.programs.identify import as_flag, as_id, as_tools, read_agent_hint
 from continuum_connector.programs.program import IdentitySource
 
 Headers = Mapping[str, str]
@@ -233,3 +235,53 @@ def _marked_s(mark: Any) -> float | None:
         return None
     ttl = mark.get("ttl")
     return ANTHROPIC_S.get(ttl) if ttl is None or isinstance(ttl, str) else None
+
+
+def read_carried(
+    body: Fields, params: Fields, said: Fields, headers: Mapping[str, str], is_messages: bool
+) -> Fields:
+    """Return the continuum fields the request implies and the client did not write itself.
+
+    `body`: its top-level fields. `params`: of them `kv_transfer_params`, of which `said` is
+    `continuum`. `is_messages`: it came to /v1/messages, where vLLM before 0.29 drops `vllm_xargs`.
+    """
+    client = _client_fields(body)
+    xargs = _client_fields(body["vllm_xargs"]) if isinstance(body["vllm_xargs"], dict) else {}
+    if is_messages:
+        client |= xargs
+    hint = params.get("agent_hint")
+    explicit = "program" in said or "source" in said
+    explicit = explicit or (isinstance(hint, dict) and read_agent_hint(hint)[0] is not None)
+    if explicit or ("program" in xargs and not is_messages):
+        found: Fields = {}  # identify reads those by itself
+    elif "program" in client:
+        found = {name: client[name] for name in ("program", "source")}
+    else:
+        found = _session_fields(body, headers) or read_vendors(headers, body)
+    found |= {name: client[name] for name in ("final", "tools") if name in client}
+    return {name: value for name, value in found.items() if name not in said}
+
+
+def _client_fields(fields: Mapping[str, Any]) -> Fields:
+    """`job_id` and its kin, top level (the OpenAI client's extra_body) or in vllm_xargs."""
+    program = as_id(fields.get("job_id")) or as_id(fields.get("program_id"))
+    final = as_flag(fields.get("is_last_step"))
+    tools = as_tools(fields.get("this_func_call"))
+    found: Fields = {}
+    if program is not None:
+        found |= {"program": program, "source": IdentitySource.CLIENT.value}
+    if final is not None:
+        found["final"] = final
+    if tools:
+        found["tools"] = list(tools)
+    return found
+
+
+def _session_fields(body: Mapping[str, Any], headers: Mapping[str, str]) -> Fields:
+    """vLLM's own session id: read by it from 0.28 on, but never with a parent."""
+    program = as_id(body.get("session_id")) or as_id(headers.get("x-session-id"))
+    if program is None:
+        return {}
+    parent = as_id(headers.get("x-parent-session-id"))
+    found: Fields = {"program": program, "source": IdentitySource.SESSION.value}
+    return found if parent is None else {**found, "parent": parent}

@@ -202,7 +202,7 @@ def _known(finished: FinishedTurn, world: Snapshot, ttl_s: float | None) -> dict
     gap, asked = finished.gap, finished.asked
     return {
         "ending": asked.ending.value,
-        "tools": [f"{call.name} {call.arguments}".rstrip() for call in asked.calls],
+        "tools": list(asked.tools),
         "gap_p50": gap.quantile(0.5),
         "gap_p90": gap.quantile(0.9),
         "gaps_seen": gap.num_seen,

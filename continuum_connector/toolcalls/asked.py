@@ -9,7 +9,6 @@ from dataclasses import dataclass
 
 MAX_CALLS = 8  # of one turn; the longest counts, and the ninth is hardly ever it
 MAX_NAME = 64  # characters
-MAX_ARGUMENTS = 64  # characters
 _NAME = re.compile(r"(?:functions?[.:])?([A-Za-z_./][\w.+\-/@:]*?)(?::\d+)?")  # functions.bash:0
 
 
@@ -23,27 +22,17 @@ class Ending(enum.Enum):
 
 
 @dataclass(frozen=True)
-class ToolCall:
-    """One tool call. `name` is a tool's ("get_weather") or, in a shell, a command's ("pytest").
-
-    `arguments` is the class of its arguments, not the arguments: short, the same for calls
-    that should take about as long ("-q path"), and free of what only one program would say.
-    """
-
-    name: str
-    arguments: str = ""
-
-
-@dataclass(frozen=True)
 class Asked:
-    """What a turn asks for. `calls` is empty unless `ending` is CALLS.
+    """What a turn asks for: the names of the tools that it calls, without what they are given.
 
-    The program is back when the longest of the calls is done, whether they run side by side
-    or, as in `a && b`, after each other: gaps are heavy-tailed, so one of them dominates.
+    A name is a tool's ("get_weather") or, in a shell, a command's ("pytest"). There is none
+    unless `ending` is CALLS. The program is back when the longest of the calls is done, whether
+    they run side by side or, as in `a && b`, after each other: gaps are heavy-tailed, so one of
+    them dominates.
     """
 
     ending: Ending
-    calls: tuple[ToolCall, ...] = ()
+    tools: tuple[str, ...] = ()
 
 
 UNREAD = Asked(Ending.UNREAD)
@@ -59,8 +48,7 @@ def asked_of(declared: tuple[str, ...], read: Callable[[], Asked]) -> Asked:
     names = [name for tool in declared if (name := clean_name(tool))]
     if not names:
         return read()
-    calls = dict.fromkeys(ToolCall(name) for name in names)
-    return Asked(Ending.CALLS, tuple(calls)[:MAX_CALLS])
+    return Asked(Ending.CALLS, tuple(dict.fromkeys(names))[:MAX_CALLS])
 
 
 def clean_name(name: object) -> str:

@@ -10,9 +10,9 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 
-from continuum_connector.toolcalls.arguments import RawCall, classified
 from continuum_connector.toolcalls.asked import MAX_CALLS, Asked, Ending, clean_name
 from continuum_connector.toolcalls.formats import harmony, special_tokens, tags, unmarked, xml_calls
+from continuum_connector.toolcalls.raw_calls import RawCall, tools_of
 from continuum_connector.toolcalls.thinking import one_of, plain, spoken
 
 MAX_CHARS = 4_096  # of the end: 512 tokens of ordinary text are half of it
@@ -20,13 +20,13 @@ MAX_FALSE_MARKERS = 4  # a text may speak about markers
 CUT = Asked(Ending.CUT)
 ANSWER = Asked(Ending.ANSWER)
 
-_READERS: dict[str, Callable[[str, int], list[RawCall]]] = {
+READERS: dict[str, Callable[[str, int], list[RawCall]]] = {
     **tags.READERS,
     **special_tokens.READERS,
     **xml_calls.READERS,
     **harmony.READERS,
 }
-_MARKER = one_of(_READERS)
+_MARKER = one_of(READERS)
 # A call that began before the text does: its end, or a lone fence, is all that is there.
 _END_OF_CALL = re.compile(
     r"</tool_call>|</[\w:｜]{0,24}?(?:invoke|function)>|<｜tool▁call▁end｜>|<\|tool_call_end\|>"
@@ -50,14 +50,9 @@ def parse(text: str, *, truncated: bool = False, headless: bool = False) -> Aske
     if harmony.is_thinking(aloud) or not aloud.strip():
         return CUT
     raw = _raw_calls(aloud)
-    calls = [
-        call
-        for each in raw[:MAX_CALLS]
-        if each.finished or not truncated
-        for call in classified(each)
-    ]
-    if calls:
-        return Asked(Ending.CALLS, tuple(dict.fromkeys(calls))[:MAX_CALLS])
+    calls = [call for call in raw[:MAX_CALLS] if call.finished or not truncated]
+    if tools := dict.fromkeys(name for call in calls for name in tools_of(call)):
+        return Asked(Ending.CALLS, tuple(tools)[:MAX_CALLS])
     if truncated:
         return CUT
     if headless and (_END_OF_CALL.search(aloud) or _LONE_FENCE.search(aloud)):
@@ -81,7 +76,7 @@ def _raw_calls(text: str) -> list[RawCall]:
                 marker = _MARKER.search(text, position)
             continue
         assert marker is not None
-        calls = _READERS[marker[0]](text, marker.start())
+        calls = READERS[marker[0]](text, marker.start())
         if any(clean_name(call.name) for call in calls):
             return calls
         begun = begun or [call for call in calls if not call.finished]

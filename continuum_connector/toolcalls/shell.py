@@ -1,55 +1,68 @@
-"""The calls of a shell script: the commands in it that take time, each with a class of arguments.
+"""The commands in a shell script that take time, by name.
 
 The first word names a command. `cd`, assignments and the like are dropped where something
 else is there, wrappers (`sudo`, `timeout 60`, `uv run`, `bash -c "..."`) stand for what they
 run, and the filters behind a pipe for nothing: they take as long as what feeds them.
 
-A class is a subcommand, flags, whether a path is given, and how long: `pytest -q tests/unit` and
-`pytest -q tests/vllm` are one class, `pytest` another. What only one program would say (names,
-patterns, messages) is left out. Sizes and times count as powers of two, so that near ones meet.
+A script is split in one pass, linear, quotes and heredocs respected, no errors: what bash would
+refuse is read as far as it goes.
 """
 
 from __future__ import annotations
 
-import math
 import re
+from dataclasses import dataclass, field
 
-from continuum_connector.toolcalls.asked import MAX_ARGUMENTS, MAX_CALLS, ToolCall, clean_name
-from continuum_connector.toolcalls.shell_words import Command, commands_of
+from continuum_connector.toolcalls.asked import MAX_CALLS, clean_name
 
 MAX_DEPTH = 3  # of bash -c "bash -c ..."
 _ASSIGNMENT = re.compile(r"[A-Za-z_]\w*(?:\[[^\]]{0,64}\])?\+?=")
 _PYTHON = re.compile(r"(python|pip|pypy)[\d.]+$")
+MAX_COMMANDS = 32  # more than this many in one script are not read
+MAX_WORDS = 64  # of one command
+MAX_TOKENS = 512  # words, blanks and separators; each costs a microsecond
+_TOKEN = re.compile(
+    r"""(?P<blank>[ \t\r]+|\\\n)
+      | (?P<comment>\#[^\n]*)
+      | (?P<newline>\n)
+      | (?P<heredoc><<-?[ \t]*(?P<quote>['"\\]?)(?P<mark>\w+)['"]?)
+      | (?P<redirect>\d?(?:<<<|>>|>&|<&|&>>|&>|>\||[<>](?!\())(?:\d-?(?=[\s;&|)]|$))?)
+      | (?P<end>&&|\|\|?&?|;;?|&|\$?[<>]?\(|\)|`)
+      | (?P<word>(?:[^\s'"\\;&|<>()`$]+|\$(?!\()|\$\(\([^()]*\)\)|'[^']*'?|"(?:[^"\\]+|\\.)*"?
+                 |\\.|\\$)+)
+      | (?P<other>.)""",
+    re.VERBOSE | re.DOTALL,
+)
+_QUOTES = re.compile(r"'([^']*)'?|\"((?:[^\"\\]+|\\.)*)\"?|\\(.)", re.DOTALL)
 
 
-def calls_of(script: str, depth: int = 0) -> list[ToolCall]:
-    """The calls of a script, in order; if nothing in it takes time, what it begins with."""
-    calls: list[ToolCall] = []
-    instant: list[ToolCall] = []
-    for command in commands_of(script):
-        for call, counts in _calls_of(command, depth):
-            (calls if counts else instant).append(call)
-        if len(calls) >= MAX_CALLS:
+def commands_that_take_time(script: str, depth: int = 0) -> list[str]:
+    """Their names, in order; if nothing in the script takes time, what it ends with."""
+    slow: list[str] = []
+    instant: list[str] = []
+    for command in split(script):
+        for name, takes_time in _names(command, depth):
+            (slow if takes_time else instant).append(name)
+        if len(slow) >= MAX_CALLS:
             break
     # What a script ends with is what it is for: `export A=1; echo $A`.
-    return calls[:MAX_CALLS] or instant[-1:]
+    return slow[:MAX_CALLS] or instant[-1:]
 
 
-def _calls_of(command: Command, depth: int) -> list[tuple[ToolCall, bool]]:
-    """The calls of one simple command, each with whether it takes time."""
+def _names(command: Command, depth: int) -> list[tuple[str, bool]]:
+    """What one simple command runs, each with whether it takes time."""
     words, wrapped = _unwrapped(command.words)
     if not words:
         return []
     name = _name(words[0])
     if (script := _inner_script(name, words)) is not None and depth < MAX_DEPTH:
-        return [(call, True) for call in calls_of(script, depth + 1)]
+        return [(name, True) for name in commands_that_take_time(script, depth + 1)]
     if name == "python" and "-m" in words[1:3] and len(words) > (at := words.index("-m") + 1):
-        name, words = _name(words[at]), words[at:]
+        name = _name(words[at])
     if not name:
         return []
-    call = ToolCall(name, argument_class(name, words[1:], command.reads_heredoc))
-    counts = name not in INSTANT and not (command.piped and not wrapped and name in FILTERS)
-    return [(call, counts)]
+    is_filter = command.piped and not wrapped and name in FILTERS
+    return [(name, name not in INSTANT and not is_filter)]
 
 
 def _unwrapped(words: list[str]) -> tuple[list[str], bool]:
@@ -137,105 +150,84 @@ WRAPPERS: dict[str, tuple[frozenset[str], int]] = {
 RUNNERS = _words("uv poetry pipenv pdm hatch rye conda mamba bundle")
 RUNNER_VALUES = _words("-n --name -p --python --with --extra --group --project")
 SHELLS = _words("bash sh zsh dash ash")
-# Commands whose first word says what they do; and words after which the next one does, too.
-SUBCOMMANDS = _words(
-    "git pip npm yarn pnpm bun cargo docker podman kubectl apt apt-get make go uv poetry conda "
-    "systemctl brew gh dotnet mvn gradle gradlew terraform helm bazel rustup ninja just tox nox "
-    "snap dnf yum apk service composer mix bundle rake gem swift zig deno vllm"
-)
-TWO_DEEP = _words("run compose pip mod pr issue container image stash")
 
 
-MAX_FLAGS = 6
-_SUBCOMMAND = re.compile(r"[a-z][a-z0-9:_\-]{0,23}")
-_FLAG = re.compile(r"(-[A-Za-z]{1,4}|--[A-Za-z][\w\-]{0,23}?)\d{0,4}")  # -j8 is -j
-_NUMBER_FLAG = re.compile(r"-\d+")
-_PATH = re.compile(r".*[/*].*|\.{1,2}|[^\s]*\.[A-Za-z]\w{0,7}", re.DOTALL)
-_SENTINEL = re.compile(r"[A-Z][A-Z_]{3,47}")
-TIMEOUTS = ("--timeout", "--max-time", "--time-limit", "--wait")
+@dataclass
+class Command:
+    """One simple command. `piped`: it reads what another one writes."""
+
+    words: list[str] = field(default_factory=list)
+    piped: bool = False
 
 
-def argument_class(name: str, words: list[str], reads_heredoc: bool = False) -> str:
-    """The class of `name`'s arguments `words`, at most MAX_ARGUMENTS characters."""
-    if name == "sleep":
-        return octave(sum(seconds(word) or 0.0 for word in words))
-    if name == "echo" and len(words) == 1 and _SENTINEL.fullmatch(words[0]):
-        return words[0]  # an agent's last words: COMPLETE_TASK_AND_SUBMIT_FINAL_OUTPUT
-    parts, words = _subcommand(name, words)
-    flags, limit, has_path = _options(words)
-    parts += sorted(flags)[:MAX_FLAGS]
-    if limit is not None:
-        parts.append(f"timeout{octave(limit)}")
-    if reads_heredoc:
-        parts.append("<<")
-    if has_path:
-        parts.append("path")
-    return joined(parts)
-
-
-def joined(parts: list[str]) -> str:
-    """Join as many parts as fit."""
-    line = ""
-    for part in parts:
-        longer = f"{line} {part}" if line else part
-        if len(longer) > MAX_ARGUMENTS:
+def split(script: str) -> list[Command]:
+    """Split a script into its simple commands, in order, empty ones left out."""
+    reader = _Reader(script)
+    position = 0
+    for _ in range(MAX_TOKENS):
+        if position >= len(script) or len(reader.found) >= MAX_COMMANDS:
             break
-        line = longer
-    return line
-
-
-def _subcommand(name: str, words: list[str]) -> tuple[list[str], list[str]]:
-    """The words that say what `name` does, and the rest. `git -C dir log` is `log`."""
-    if name not in SUBCOMMANDS:
-        return [], words
-    before: list[str] = []
-    at = 0
-    while at < len(words) and words[at].startswith("-"):
-        has_value = words[at] in ("-C", "-c", "--context", "-n", "-f")
-        before += [] if has_value else [words[at]]
-        at += 2 if has_value else 1
-    found: list[str] = []
-    while at < len(words) and len(found) < 2 and _SUBCOMMAND.fullmatch(words[at]):
-        found.append(words[at])
-        at += 1
-        if found[-1] not in TWO_DEEP:
+        token = _TOKEN.match(script, position)
+        if token is None:  # unreachable: `other` matches anything
             break
-    return found, before + words[at:] if found else words
+        position = reader.take(token)
+    reader.end_command(piped=False)
+    return reader.found
 
 
-def _options(words: list[str]) -> tuple[set[str], float | None, bool]:
-    """The flags, the longest time limit in seconds, and whether a path is given."""
-    flags: set[str] = set()
-    limit: float | None = None
-    has_path = False
-    for at, word in enumerate(words):
-        flag, _, value = word.partition("=")
-        if flag in TIMEOUTS:
-            given = seconds(value or (words[at + 1] if at + 1 < len(words) else ""))
-            limit = max(limit or 0.0, given) if given is not None else limit
-        elif known := _FLAG.fullmatch(flag):
-            flags.add(known[1])
-        elif _NUMBER_FLAG.fullmatch(word):
-            flags.add("-N")
-        elif not word.startswith("-") and _PATH.fullmatch(word[:256]):
-            has_path = True
-    return flags, limit, has_path
+class _Reader:
+    """Where in the script we are."""
+
+    def __init__(self, script: str) -> None:
+        self.found: list[Command] = []
+        self._script = script
+        self._command = Command()
+        self._heredocs: list[str] = []
+        self._drops_word = False  # the target of a redirection comes next
+        self._after_group = False  # behind `)` only a separator begins a command
+
+    def take(self, token: re.Match[str]) -> int:
+        """Take one token; return where the next one begins."""
+        kind = token.lastgroup if token.lastgroup not in ("quote", "mark") else "heredoc"
+        text = token[0]
+        if kind == "newline":
+            self.end_command(piped=False)
+            return self._skip_heredocs(token.end())
+        if kind == "heredoc":
+            self._heredocs.append(token["mark"])
+        elif kind == "redirect":
+            self._drops_word = not text[-1].isdigit() and not text.endswith("-")
+        elif kind == "end":
+            self.end_command(piped=text in ("|", "|&"))
+            self._after_group = text == ")"
+        elif kind == "word":
+            self._take_word(text)
+        return token.end()
+
+    def end_command(self, piped: bool) -> None:
+        """What came so far is a command; the next one is `piped` from it."""
+        if self._command.words:
+            self.found.append(self._command)
+        self._command = Command(piped=piped)
+        self._drops_word = self._after_group = False
+
+    def _take_word(self, text: str) -> None:
+        if self._drops_word:
+            self._drops_word = False
+        elif not self._after_group and len(self._command.words) < MAX_WORDS:
+            self._command.words.append(unquoted(text))
+
+    def _skip_heredocs(self, position: int) -> int:
+        for mark in self._heredocs[:4]:
+            end = re.compile(rf"^\t*{re.escape(mark)}[ \t]*$", re.MULTILINE)
+            found = end.search(self._script, position)
+            position = min(found.end() + 1, len(self._script)) if found else len(self._script)
+        self._heredocs = []
+        return position
 
 
-_DURATION = re.compile(r"(\d{1,9}(?:\.\d{0,9})?|\.\d{1,9})(ms|s|m|h|d)?")
-_SECONDS = {None: 1.0, "ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
-MAX_OCTAVE = 40
-
-
-def octave(value: float) -> str:
-    """The power of two above a value: 5 -> "<8". Below 1 it is "<1"."""
-    if not value >= 1:  # NaN and what is negative, too
-        return "<1"
-    exponent = min(MAX_OCTAVE, math.floor(math.log2(min(value, 2.0**MAX_OCTAVE))) + 1)
-    return f"<{2**exponent}"
-
-
-def seconds(text: str) -> float | None:
-    """Seconds in "90", "1.5", "2m", "1h"; None if it is no duration."""
-    match = _DURATION.fullmatch(text)
-    return float(match[1]) * _SECONDS[match[2]] if match else None
+def unquoted(word: str) -> str:
+    """A word without its quotes."""
+    if "'" not in word and '"' not in word and "\\" not in word:
+        return word
+    return _QUOTES.sub(lambda part: part[1] or part[2] or part[3] or "", word)

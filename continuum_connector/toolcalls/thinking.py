@@ -28,7 +28,6 @@ OPENERS = (
     "<thinking>",
     "[THINK]",
     "<seed:think>",
-    "<|begin_of_thought|>",
     *("<|START_THINKING|>", "<|open|>think<|sep|>", "<|content_thinking|>"),
 )
 CLOSERS = (
@@ -36,7 +35,6 @@ CLOSERS = (
     "</thinking>",
     "[/THINK]",
     "</seed:think>",
-    "<|end_of_thought|>",
     *("<|END_THINKING|>", "<|close|>think<|sep|>", "<|content_text|>"),
 )
 ENDING_CALLS = (

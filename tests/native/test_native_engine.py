@@ -16,7 +16,7 @@ import pytest
 
 from continuum_connector.config import ContinuumConfig
 from continuum_connector.errors import ConfigError, TransferError
-from continuum_connector.tools.checks import ask_native
+from continuum_connector.tools.checks import native as ask_native
 from continuum_connector.worker import abi
 from continuum_connector.worker.engine import CONFLICT, Direction, Health, Region, Status
 from continuum_connector.worker.layout import Layout

@@ -109,7 +109,7 @@ def test_how_turns_end_is_read_from_their_output(server: VllmServer, folder: Pat
     unread = [known["ending"] for known in seen].count("unread")
     assert unread < 5
     assert [(known["ending"], known["tools"]) for known in seen[unread:]] == [
-        *[("calls", ["pytest -q"])] * (14 - unread),
+        *[("calls", ["pytest"])] * (14 - unread),
         *[("calls", ["grep pattern <8"])] * 3,
         ("answer", []),
     ]
@@ -131,7 +131,7 @@ def test_gaps_are_learned_by_tool(server: VllmServer, folder: Path) -> None:
     gaps = [r["gap_s"] for r in arrivals if r["program"] == "job:learns"]
     assert gaps[0] is None
     assert all(0.0 < gap < 60.0 for gap in gaps[1:])
-    known = [each["known"] for each in made if each["known"]["tools"] == ["pytest -q"]]
+    known = [each["known"] for each in made if each["known"]["tools"] == ["pytest"]]
     assert known[0]["gaps_seen"] == 0
     assert known[-1]["gaps_seen"] > 8
     assert known[-1]["gap_p50"] < max(gaps[1:]) * 1.5

@@ -90,7 +90,7 @@ def make(
     answers = {
         "ask_vllm": VLLM if vllm is None else vllm,
         "ask_cuda": CUDA if cuda is None else cuda,
-        "ask_native": NATIVE if native is None else native,
+        "native": NATIVE if native is None else native,
         "ask_disk": {**DISK, **(disk or {})},
     }
     return Machine(

@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 from continuum_connector.forecast.gaps import MILESTONES, Gaps
 from continuum_connector.programs.program import OVER_S, IdentitySource, Program
 from continuum_connector.scheduler.away import Away, OpenDecision
-from continuum_connector.toolcalls.asked import Asked, Ending, ToolCall
+from continuum_connector.toolcalls.asked import Asked, Ending
 
-RUN = Asked(Ending.CALLS, (ToolCall("run", "-q"),))
+RUN = Asked(Ending.CALLS, ("run",))
 ANSWER = Asked(Ending.ANSWER)
 
 

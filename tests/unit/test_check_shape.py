@@ -42,7 +42,6 @@ def test_a_llama_of_8b_takes_128_kib_per_token() -> None:
     shape = read_shape(LLAMA_8B)
     assert shape.context_bytes(1) == 128 * 1024
     assert shape.context_bytes(104_000) == 104_000 * 128 * 1024
-    assert shape.max_context == 131072
     assert kinds(LLAMA_8B) == [(Layer(FULL), 32)]
 
 

@@ -13,12 +13,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from continuum_connector.toolcalls.asked import (
-    MAX_ARGUMENTS,
     MAX_CALLS,
     MAX_NAME,
     Asked,
     Ending,
-    ToolCall,
     asked_of,
 )
 from continuum_connector.toolcalls.parse import MAX_CHARS, parse
@@ -39,19 +37,19 @@ TEXTS = [param.values[0]["text"] for param in CORPUS]
 
 
 def check_bounds(asked: Asked) -> None:
-    assert len(asked.calls) <= MAX_CALLS
-    assert not asked.calls or asked.ending is Ending.CALLS
-    for call in asked.calls:
-        assert 0 < len(call.name) <= MAX_NAME
-        assert len(call.arguments) <= MAX_ARGUMENTS
-        assert (call.name + call.arguments).isprintable()
+    assert len(asked.tools) <= MAX_CALLS
+    assert not asked.tools or asked.ending is Ending.CALLS
+    assert len(set(asked.tools)) == len(asked.tools)
+    for name in asked.tools:
+        assert 0 < len(name) <= MAX_NAME
+        assert name.isprintable()
 
 
 @pytest.mark.parametrize("sample", CORPUS)
 def test_the_corpus(sample: dict[str, Any]) -> None:
     flags = {flag: sample.get(flag, False) for flag in ("truncated", "headless")}
     asked = parse(sample["text"], **flags)
-    assert [[call.name, call.arguments] for call in asked.calls] == sample.get("calls", [])
+    assert list(asked.tools) == sample.get("tools", [])
     assert asked.ending.value == sample.get("ending", "calls")
 
 
@@ -67,11 +65,11 @@ def test_a_sample_may_be_cut_at_every_position(sample: dict[str, Any]) -> None:
 def test_at_a_token_limit_only_what_was_finished_counts(sample: dict[str, Any]) -> None:
     """Half a name would be a tool of its own in the statistics. Samples think about calling "a"."""
     text = sample["text"]
-    names = {call.name for call in parse(text).calls}
+    names = set(parse(text).tools)
     for at in range(len(text)):
         cut = parse(text[:at], truncated=True)
         check_bounds(cut)
-        assert {call.name for call in cut.calls} <= names | {"a"}, text[:at]
+        assert set(cut.tools) <= names | {"a"}, text[:at]
 
 
 PIECES = [
@@ -153,7 +151,7 @@ def test_nesting_has_no_depth_that_hurts() -> None:
 
 def test_only_the_end_of_a_long_text_is_read() -> None:
     call = '<tool_call>{"name": "a_tool", "arguments": {}}</tool_call>'
-    assert parse("x" * 10**6 + call).calls == (ToolCall("a_tool"),)
+    assert parse("x" * 10**6 + call).tools == ("a_tool",)
     assert parse(call + "x" * 10**6).ending is Ending.ANSWER
 
 
@@ -162,7 +160,7 @@ def test_what_the_client_declares_wins_and_costs_no_reading() -> None:
         raise AssertionError("read although the client declared its tools")
 
     asked = asked_of(("functions.pytest:0", " ", "pytest", "x" * 99), never)
-    assert asked.calls == (ToolCall("pytest"), ToolCall("x" * MAX_NAME))
+    assert asked.tools == ("pytest", "x" * MAX_NAME)
     read = Asked(Ending.ANSWER)
     assert asked_of((), lambda: read) is read
     assert asked_of(("\n",), lambda: read) is read

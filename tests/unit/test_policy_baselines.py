@@ -18,7 +18,7 @@ from continuum_connector.policy.baselines import (
 from continuum_connector.policy.registry import MAKERS, make_policy
 from continuum_connector.policy.simple import LruOffload, ProgramOrder
 from continuum_connector.programs.program import Hints
-from continuum_connector.toolcalls.asked import Asked, Ending, ToolCall
+from continuum_connector.toolcalls.asked import Asked, Ending
 from tests.unit.deciding import finished, world
 
 
@@ -63,26 +63,23 @@ def test_infercept_without_a_tier_preserves_or_discards() -> None:
 
 # --- ContextServe ----------------------------------------------------------------------
 def calling(*commands: str, gaps: tuple[float, ...] = ()) -> FinishedTurn:
-    calls = tuple(ToolCall(*command.split(maxsplit=1)) for command in commands)
-    return finished(asked=Asked(Ending.CALLS, calls), tool_gaps=gaps, prefill_s=math.e)
+    return finished(asked=Asked(Ending.CALLS, commands), tool_gaps=gaps, prefill_s=math.e)
 
 
 @pytest.mark.parametrize(
     ("turn", "choice"),
     [
         (calling("ls"), Choice(Pin(3.0), "a fast tool")),
-        (calling("git status"), Choice(Pin(3.0), "a fast tool")),
-        (calling("ls -l", "cat path"), Choice(Pin(3.0), "a fast tool")),
-        (calling("pip install"), Choice(Free(), "a slow tool")),
-        (calling("docker build -t"), Choice(Free(), "a slow tool")),
-        (calling("ls", "pytest -q"), Choice(Free(), "a slow tool")),
+        (calling("ls", "cat"), Choice(Pin(3.0), "a fast tool")),
+        (calling("pip"), Choice(Free(), "a slow tool")),
+        (calling("ls", "pytest"), Choice(Free(), "a slow tool")),
     ],
 )
 def test_contextserve_knows_some_tools_by_name(turn: FinishedTurn, choice: Choice) -> None:
     assert ContextServe(60.0).decide(turn, world()) == choice
 
 
-@pytest.mark.parametrize("command", ["lsof", "git push", "pip list", "python file"])
+@pytest.mark.parametrize("command", ["lsof", "python"])
 def test_contextserve_asks_the_posterior_about_others(command: str) -> None:
     choice = ContextServe(60.0).decide(calling(command, gaps=(4.0,) * 1000), world())
     assert isinstance(choice.decision, Pin)
@@ -91,13 +88,13 @@ def test_contextserve_asks_the_posterior_about_others(command: str) -> None:
 
 
 def test_contextserve_lets_go_of_a_tool_that_takes_longer_than_any_pin() -> None:
-    turn = calling("python file", gaps=(100.0,) * 1000)
+    turn = calling("python", gaps=(100.0,) * 1000)
     assert ContextServe(60.0).decide(turn, world(True)).decision == Offload()
     assert ContextServe(60.0).decide(turn, world()).decision == Free()
 
 
 def test_contextserve_falls_back_to_continuum_where_nothing_is_known() -> None:
-    choice = ContextServe(60.0).decide(calling("python file"), world())
+    choice = ContextServe(60.0).decide(calling("python"), world())
     assert choice.decision == Pin(pytest.approx(1.0))
     assert choice.why.startswith("cold start")
 

@@ -130,7 +130,7 @@ def test_a_subagent_keeps_its_own_program(table: ProgramTable) -> None:
 
 def test_a_turn_without_identity_is_recognised_by_its_lineage(table: ProgramTable) -> None:
     first, who = turn(table, None, 1.0, "Sab", "ooo")
-    assert who.is_anonymous
+    assert who.source is IdentitySource.NONE
     hints = Hints(final=True)
     second, who = turn(table, None, 3.0, "Saboootool", "ppp", hints)
     assert second is first
@@ -155,7 +155,7 @@ def test_the_least_recently_seen_program_is_forgotten_first() -> None:
         turn(table, named(key), float(now), key * 3, "out")
     turn(table, named("d"), 9.0)
     assert [key for key in "abcd" if table.get(key)] == ["a", "c", "d"]
-    assert turn(table, None, 11.0, "bbbout?")[1].is_anonymous
+    assert turn(table, None, 11.0, "bbbout?")[1].source is IdentitySource.NONE
 
 
 def test_programs_in_use_are_never_forgotten() -> None:

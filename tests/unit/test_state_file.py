@@ -14,7 +14,7 @@ from continuum_connector.costs import state_file
 from continuum_connector.costs.state_file import SAVE_EVERY_S, Bites, StateFile, run_to_end
 from continuum_connector.errors import ConfigError
 from continuum_connector.forecast.gaps import Gaps
-from continuum_connector.toolcalls.asked import Asked, Ending, ToolCall
+from continuum_connector.toolcalls.asked import Asked, Ending
 
 
 class Writer:
@@ -64,7 +64,7 @@ def test_what_is_saved_comes_back(tmp_path: Path) -> None:
 
 
 def test_tool_times_come_back(tmp_path: Path) -> None:
-    run = Asked(Ending.CALLS, (ToolCall("run"),))
+    run = Asked(Ending.CALLS, ("run",))
     gaps, again = Gaps(), Gaps()
     for _ in range(20):
         gaps.arrived(gaps.begin(run, 0.0), 3.0)

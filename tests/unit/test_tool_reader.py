@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from continuum_connector.toolcalls.asked import UNREAD, Ending, ToolCall
+from continuum_connector.toolcalls.asked import UNREAD, Ending
 from continuum_connector.toolcalls.markers import Markers, Span, markers_of
 from continuum_connector.toolcalls.reader import HEAD_TOKENS, TAIL_TOKENS, StepBudget, ToolReader
 from continuum_connector.toolcalls.tokenizer import BackgroundTokenizer
@@ -58,7 +58,7 @@ def loaded(tokenizer: Letters) -> ToolReader:
 
 
 CALL = '<tool_call>{"name": "get_weather", "arguments": {"city": "Rome"}}</tool_call>'
-ROME = (ToolCall("get_weather", "city <8"),)
+ROME = ("get_weather",)
 
 
 @pytest.mark.parametrize("special", [{}, SPECIAL])
@@ -66,7 +66,7 @@ def test_a_call_is_read_with_or_without_ids_for_its_marker(special: dict[str, in
     tokenizer = Letters(special)
     reader = loaded(tokenizer)
     asked = reader.read(tokenizer.encode(f"<think>{CALL}</think>Let me see. {CALL}"))
-    assert (asked.ending, asked.calls) == (Ending.CALLS, ROME)
+    assert (asked.ending, asked.tools) == (Ending.CALLS, ROME)
     assert tokenizer.not_read == []
 
 
@@ -85,7 +85,7 @@ def test_a_call_that_ends_the_thinking_is_read(special: dict[str, int]) -> None:
     said = f"I think. <think>{CALL}</think>No: <think>so {CALL[:-20]}"
     assert reader.read(tokenizer.encode(said)).ending is Ending.CUT
     asked = reader.read(tokenizer.encode(said + CALL[-20:]))
-    assert (asked.ending, asked.calls) == (Ending.CALLS, ROME)
+    assert (asked.ending, asked.tools) == (Ending.CALLS, ROME)
 
 
 def test_by_ids_only_the_thinking_that_does_not_end_is_decoded() -> None:
@@ -108,7 +108,7 @@ def test_a_call_that_began_before_the_tail_is_found_by_its_id() -> None:
     reader = loaded(tokenizer)
     long = f'<tool_call>{{"name": "write", "arguments": {{"text": "{"x" * 3000}"}}}}</tool_call>'
     asked = reader.read(tokenizer.encode("Let me write. " + long))
-    assert [call.name for call in asked.calls] == ["write"]
+    assert asked.tools == ("write",)
     assert tokenizer.num_decoded == [HEAD_TOKENS]
     endless = long.replace("x" * 3000, "x" * 9000)
     assert reader.read(tokenizer.encode(endless)) == type(asked)(Ending.CALLS)
@@ -119,7 +119,7 @@ def test_a_harmony_message_begins_at_its_start() -> None:
     reader = loaded(tokenizer)
     call = "<|start|>assistant<|channel|>commentary to=functions.x <|message|>{}<|call|>"
     asked = reader.read(tokenizer.encode("<|channel|>analysis<|message|>hm<|end|>" + call))
-    assert asked.calls == (ToolCall("x"),)
+    assert asked.tools == ("x",)
     assert tokenizer.num_decoded == [len(tokenizer.encode(call))]
 
 
@@ -127,7 +127,7 @@ def test_a_turn_at_its_token_limit_is_cut() -> None:
     tokenizer = Letters(SPECIAL)
     reader = loaded(tokenizer)
     assert reader.read(tokenizer.encode(CALL[:-20]), truncated=True).ending is Ending.CUT
-    assert reader.read(tokenizer.encode(CALL[:-20])).calls[0].name == "get_weather"
+    assert reader.read(tokenizer.encode(CALL[:-20])).tools[0] == "get_weather"
     assert reader.read([], truncated=True).ending is Ending.CUT
 
 
@@ -151,7 +151,7 @@ def test_a_call_that_the_budget_cuts_short_keeps_its_name() -> None:
     reader = loaded(tokenizer)
     text = f'<tool_call>{{"name": "write", "arguments": {{"text": "{"x" * 400}"}}}}</tool_call>'
     asked = reader.read(tokenizer.encode(text), truncated=True)
-    assert [call.name for call in asked.calls] == ["write"]
+    assert asked.tools == ("write",)
     assert 99 <= tokenizer.num_decoded[0] <= 100
 
 

@@ -12,15 +12,15 @@ from hypothesis import strategies as st
 from continuum_connector.forecast import seeds
 from continuum_connector.forecast.forecast import EDGES, Forecast
 from continuum_connector.forecast.survival import HALF_LIFE
-from continuum_connector.forecast.tool_times import MAX_CLASSES, MAX_TOOLS, ToolTimes
-from continuum_connector.toolcalls.asked import UNREAD, Asked, Ending, ToolCall
+from continuum_connector.forecast.tool_times import MAX_TOOLS, ToolTimes
+from continuum_connector.toolcalls.asked import UNREAD, Asked, Ending
 
 ANSWER = Asked(Ending.ANSWER)
 TOOL_NAMES = [*seeds.BY_TOOL, "never_heard_of"]
 
 
-def asks(*names: str, arguments: str = "") -> Asked:
-    return Asked(Ending.CALLS, tuple(ToolCall(name, arguments) for name in names))
+def asks(*names: str) -> Asked:
+    return Asked(Ending.CALLS, names)
 
 
 def taught(times: ToolTimes, asked: Asked, gap_s: float, n: int = 1) -> ToolTimes:
@@ -45,7 +45,7 @@ def spread(n: int, median: float, sigma: float) -> list[float]:
 )
 def test_after_50_gaps_the_seed_has_washed_out(name: str, median: float, sigma: float) -> None:
     """The quantiles are those of the gaps within 20 %, whatever was believed before."""
-    times, asked = ToolTimes(), asks(name, arguments="x")
+    times, asked = ToolTimes(), asks(name)
     values = spread(50, median, sigma)
     for value in values:
         times.observe(asked, value)
@@ -103,15 +103,14 @@ def test_a_shift_is_followed_within_one_half_life() -> None:
     assert times.forecast(asks("run")).quantile(0.5) == pytest.approx(20.0, rel=0.2)
 
 
-def test_a_class_of_arguments_leans_on_its_tool_until_it_has_its_own() -> None:
-    times = taught(ToolTimes(), asks("run", arguments="path"), 0.7, 100)
-    new = asks("run", arguments="everything")
-    assert times.forecast(new).quantile(0.5) == pytest.approx(0.7, rel=0.2)
-    assert times.forecast(new).num_seen == 0.0
-    taught(times, new, 7.0, 20)
-    assert times.forecast(new).quantile(0.5) == pytest.approx(7.0, rel=0.2)
-    assert times.forecast(new).num_seen == pytest.approx(20, rel=0.1)
-    assert times.forecast(asks("run", arguments="path")).quantile(0.5) < 0.8
+def test_a_tool_leans_on_all_tools_until_it_has_its_own_gaps() -> None:
+    times = taught(ToolTimes(), asks("run"), 0.7, 100)
+    assert times.forecast(asks("new")).quantile(0.5) == pytest.approx(0.7, rel=0.2)
+    assert times.forecast(asks("new")).num_seen == 0.0
+    taught(times, asks("new"), 7.0, 20)
+    assert times.forecast(asks("new")).quantile(0.5) == pytest.approx(7.0, rel=0.2)
+    assert times.forecast(asks("new")).num_seen == pytest.approx(20, rel=0.1)
+    assert times.forecast(asks("run")).quantile(0.5) < 0.8
 
 
 def test_a_tool_never_seen_leans_on_all_tools_not_on_people() -> None:
@@ -150,7 +149,7 @@ def test_a_call_whose_name_is_not_known_is_some_tool_and_no_person() -> None:
 def test_of_several_calls_the_one_expected_longest_learns() -> None:
     times = taught(ToolTimes(), asks("cd"), 0.1, 20)
     both = asks("cd", "grind")
-    assert times.longest(both) == ToolCall("grind")
+    assert times.longest(both) == "grind"
     taught(times, both, 30.0, 20)
     assert times.forecast(asks("cd")).quantile(0.5) < 0.2
     assert times.forecast(asks("grind")).quantile(0.5) == pytest.approx(30.0, rel=0.2)
@@ -163,7 +162,7 @@ def test_of_several_unknown_calls_all_learn() -> None:
     assert times.forecast(UNREAD).num_seen == 1.0  # it was one gap
 
 
-def test_calls_of_one_class_count_as_one() -> None:
+def test_calls_of_one_tool_count_as_one() -> None:
     times = taught(ToolTimes(), asks("one", "one", "one"), 5.0)
     assert times.forecast(asks("one")).num_seen == 1.0
     assert times.forecast(asks("one", "one")).cdf == times.forecast(asks("one")).cdf
@@ -189,10 +188,10 @@ def test_a_forecast_is_made_once_until_something_changes() -> None:
 
 
 def test_a_forecast_follows_what_is_above_it() -> None:
-    times = taught(ToolTimes(), asks("run", arguments="a"), 1.0)
-    before = times.forecast(asks("run", arguments="a")).within(5.0)
-    taught(times, asks("run", arguments="b"), 30.0, 50)
-    assert times.forecast(asks("run", arguments="a")).within(5.0) < before - 0.2
+    times = taught(ToolTimes(), asks("run"), 1.0)
+    before = times.forecast(asks("run")).within(5.0)
+    taught(times, asks("walk"), 30.0, 50)
+    assert times.forecast(asks("run")).within(5.0) < before - 0.2
 
 
 def test_a_seed_is_half_of_what_is_believed_of_a_known_name() -> None:
@@ -204,26 +203,21 @@ def test_a_seed_is_half_of_what_is_believed_of_a_known_name() -> None:
 def test_ten_thousand_names_stay_bounded() -> None:
     times = ToolTimes()
     for i in range(10_000):
-        times.observe(asks(f"tool {i} " + "x" * 200, arguments=str(i)), 1.0)
+        times.observe(asks(f"tool {i} " + "x" * 200), 1.0)
         if i % 100 == 0:
-            times.observe(asks("steady", arguments=str(i)), 7.0)
+            times.observe(asks("steady"), 7.0)
     assert len(times._tools) == MAX_TOOLS
-    assert sum(len(tool.classes) for tool in times._tools.values()) <= MAX_TOOLS * MAX_CLASSES
     assert max(map(len, times._tools)) <= 100
-    assert len(times._tools["steady"].classes) == MAX_CLASSES
     assert times.forecast(asks("steady")).quantile(0.5) == pytest.approx(7.0, rel=0.2)
 
 
 def test_a_flood_of_invented_names_pushes_out_itself() -> None:
-    times = taught(ToolTimes(), asks("pytest", arguments="-q"), 30.0, 20)
+    times = taught(ToolTimes(), asks("pytest"), 30.0, 20)
     for i in range(3 * MAX_TOOLS):
         taught(times, asks(f"junk {i}"), 1.0, 2)
-    f = times.forecast(asks("pytest", arguments="-q"))
+    f = times.forecast(asks("pytest"))
     assert f.quantile(0.5) == pytest.approx(30.0, rel=0.2)
     assert f.num_seen > 15
-    for i in range(3 * MAX_CLASSES):
-        taught(times, asks("pytest", arguments=f"junk {i}"), 1.0)
-    assert times.forecast(asks("pytest", arguments="-q")).num_seen > 15
 
 
 def test_among_tools_that_are_all_known_a_new_one_takes_the_place_of_the_oldest() -> None:

@@ -168,7 +168,7 @@ def test_of_a_disk_it_says_how_full_it_is_what_it_moves_and_what_is_left_to_writ
     disk = kept.disk
     assert disk is not None
     assert kept.hit == {"vram": 0.5, "dram": 0.1, "disk": 0.15, "computed": 0.25}
-    assert (disk.used, disk.used_bytes, disk.wanted_bytes) == (0.25, 25 * 2**30, 100 * 2**30)
+    assert (disk.used, disk.used_bytes) == (0.25, 25 * 2**30)
     assert (disk.budget_fill, disk.unsaved_per_s, disk.num_down) == (0.4, 12.0, 0)
     assert (disk.reads.bytes_per_s, disk.reads.in_flight, disk.reads.num_bad) == (3e9, 2, 1)
     assert (disk.writes.bytes_per_s, disk.writes.mean_s) == (1e9, 0.25)

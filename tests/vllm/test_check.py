@@ -183,7 +183,9 @@ def test_the_server_and_the_check_say_the_same_of_prefix_caching() -> None:
     config = config_of(enable_prefix_caching=False)
     at_start = build.reason_to_step_aside(config, versions.kv_cache_config(100, 16, (None,)))
     machine, plan = this_machine(os.environ), Plan(prefix_caching=False)
-    line = next(iter(lines(machine, plan, VllmSeen())))
+    line = next(
+        each for each in lines(machine, plan, VllmSeen()) if each.subject == "prefix caching"
+    )
     assert line.verdict is Verdict.ERROR
     assert f"{line.text}; {line.cure}" == f"the connector steps aside: {at_start}"
 

@@ -10,7 +10,7 @@ import pytest
 from continuum_connector.policy.base import Choice, FinishedTurn, Pin, Snapshot
 from continuum_connector.policy.simple import FixedTtl
 from continuum_connector.programs.program import OVER_S
-from continuum_connector.toolcalls.asked import UNREAD, Asked, Ending, ToolCall
+from continuum_connector.toolcalls.asked import UNREAD, Asked, Ending
 from tests.vllm.agents import AgentEngine, live, pinned
 from tests.vllm.harness import prompt
 
@@ -51,7 +51,7 @@ def test_a_gap_is_from_the_finish_to_the_next_arrival() -> None:
     engine.clock.now = ended + 7.0
     engine.run_turn("b", engine.next_prompt("a", 20), program="p", kv_transfer_params=TOOLS)
     turn, _ = spy.seen[-1]
-    assert turn.asked == Asked(Ending.CALLS, (ToolCall("pytest"),))
+    assert turn.asked == Asked(Ending.CALLS, ("pytest",))
     assert turn.tool_gaps == pytest.approx([7.0], abs=0.02)
     assert turn.all_gaps == turn.tool_gaps
 

@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import functools
+import re
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from continuum_connector.toolcalls import markers, thinking
-from continuum_connector.toolcalls.parse import parse
+from continuum_connector.toolcalls.formats import tags
+from continuum_connector.toolcalls.parse import READERS, parse
 
 tomllib = pytest.importorskip("tomllib")  # Python 3.11
 pytest.importorskip("vllm.tool_parsers")  # where newer vLLMs have them
 
 CORPUS = Path(__file__).parents[1] / "unit" / "tool_outputs"
+DOCS = (Path(__file__).parents[2] / "docs" / "tool-calls.md").read_text()
 ENDS = ("<|im_end|>", "<|eot_id|>", "<|eom_id|>", "</s>", "<｜end▁of▁sentence｜>")
 MORE_MARKERS = (
     *("<|tool_calls_section_begin|>", "<|tool_calls_section_end|>", "<｜tool▁calls▁begin｜>"),
@@ -90,6 +93,12 @@ NOT_COMPARED = {  # the corpus has them, but vLLM's class alone cannot read a te
     "openai": "a stub: vLLM reads harmony by its tokens",
     "step3": "reads streams and other wrappings than the corpus' sample",
 }
+ALIASES = {"muse", "musespark1x", "step5"}  # what older or newer vLLMs call one of the others
+WRITTEN_BY_OTHERS = {  # than the parsers that SAMPLES compares with
+    "<|channel|>": "gpt-oss",
+    "<|START_ACTION|>": "Cohere, as NOT_COMPARED says",
+    "<TOOLCALL>": "Nemotron Nano 2, whose checkpoint brings a parser",
+}
 UNREAD = {  # as docs/tool-calls.md says
     "beam": "no sample of it is known to us",
     "hf": "reads what a checkpoint's own template declares",
@@ -154,7 +163,7 @@ def test_vllm_reads_the_same_calls(parser: str, file: str, name: str) -> None:
     for end in ENDS:
         text = text.removesuffix(end)
     theirs = names_of(parser, thinking.spoken(text).aloud)
-    assert [call.name for call in parse(text).calls] == theirs
+    assert list(parse(text).tools) == list(dict.fromkeys(theirs))
 
 
 @pytest.mark.vllm
@@ -171,10 +180,33 @@ def test_every_tool_parser_of_vllm_is_compared_or_named() -> None:
     )
 
 
+def test_the_docs_say_who_writes_each_format() -> None:
+    """By vLLM's name for its parser, or by a link to who else writes it."""
+    table = DOCS.partition("## Formats that are read")[2].partition("The first marker")[0]
+    rows = [line for line in table.splitlines() if line.startswith("|")][2:]
+    writers = [row.rstrip("| ").rpartition(" | ")[2] for row in rows]
+    assert all(writer.startswith("`") or "](https://" in writer for writer in writers)
+    named = re.findall(r"`([^`]+)`", " ".join(writers))
+    known = {*NOT_COMPARED, *(parser for parser, _, _ in SAMPLES)}
+    assert sorted(named) == sorted(known - ALIASES)
+
+
+def test_every_marker_that_is_read_has_somebody_who_writes_it() -> None:
+    compared = {(file, name) for _, file, name in SAMPLES}
+    written = [
+        sample["text"]
+        for path in CORPUS.glob("*.toml")
+        for sample in tomllib.loads(path.read_text())["sample"]
+        if (path.stem, sample["name"]) in compared
+    ]
+    texts = [thinking.plain(text) for text in written]
+    lonely = {m for m in READERS if not any(m in text for text in texts)}
+    assert lonely == {*WRITTEN_BY_OTHERS, *(f"<{tool}>" for tool in tags.AGENT_TOOLS)}
+
+
 @pytest.mark.parametrize("parser", UNREAD)
 def test_the_docs_name_what_is_not_read(parser: str) -> None:
-    docs = Path(__file__).parents[2] / "docs" / "tool-calls.md"
-    assert f"`{parser}`" in docs.read_text().partition("Not read:")[2].partition("##")[0]
+    assert f"`{parser}`" in DOCS.partition("Not read:")[2].partition("##")[0]
 
 
 THINKERS = [  # a reasoning parser, what opens its thinking, what begins its calls

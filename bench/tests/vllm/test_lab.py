@@ -12,7 +12,6 @@ import msgspec
 import pytest
 
 from bench.common.plans import ProgramPlan, Span, TurnPlan, Workload
-from bench.sim.apart import Apart
 from bench.sim.arms import ARMS
 from bench.sim.hardware import machine
 from bench.sim.lab import Lab, StuckError
@@ -172,23 +171,3 @@ def test_an_oracle_plays_programs_that_do_not_name_themselves() -> None:
     workload = Workload(whole.name, silent)
     records = [play(arm, workload, small_machine()) for arm in ("oracle", "adaptive")]
     assert records[0].jct_s == records[1].jct_s
-
-
-def test_loads_that_need_no_block_freed_lately_are_counted_beside_an_unchanged_run() -> None:
-    lab = Lab(small_machine(), ARMS["adaptive"], small_workload())
-    watched = Apart(lab)
-    assert watched.play() == sum(play("adaptive", small_workload(), small_machine()).jct_s.values())
-    assert 0 < watched.num_apart < watched.num_loads
-    assert 0.0 < watched.waits_s < lab.engine.busy_s
-
-
-def test_what_is_freed_twice_over_the_window_is_not_fresh_any_more(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    def num_apart(steps_behind: int) -> int:
-        monkeypatch.setattr("bench.sim.apart.STEPS_BEHIND", steps_behind)
-        watched = Apart(Lab(small_machine(), ARMS["adaptive"], small_workload()))
-        watched.play()
-        return watched.num_apart
-
-    assert num_apart(10**6) < num_apart(1)

@@ -9,10 +9,10 @@ from __future__ import annotations
 import re
 from itertools import islice
 
-from continuum_connector.toolcalls.arguments import RawCall
 from continuum_connector.toolcalls.asked import MAX_CALLS
 from continuum_connector.toolcalls.formats.json_calls import read_value
 from continuum_connector.toolcalls.formats.xml_calls import read as read_xml
+from continuum_connector.toolcalls.raw_calls import RawCall
 
 _TOKEN = re.compile(r"<\|(start|end|call|return|message|eom|eot)\|>")
 _END = re.compile(r"<\|(?:end|call|return)\|>")

@@ -10,12 +10,12 @@ import re
 from dataclasses import dataclass
 from itertools import islice
 
-from continuum_connector.toolcalls.arguments import RawCall
 from continuum_connector.toolcalls.asked import MAX_CALLS
+from continuum_connector.toolcalls.raw_calls import RawCall
 
 _DECODER = json.JSONDecoder(strict=False)  # raw newlines in strings are common
 _TOKEN = re.compile(r'"(?:[^"\\]+|\\.)*(")?|[{}\[\],]', re.DOTALL)
-_NAME_BEFORE = re.compile(r'"(?:name|function|tool_name)"\s{0,8}:\s{0,8}$')
+_NAME_BEFORE = re.compile(r'"(?:name|tool_name)"\s{0,8}:\s{0,8}$')
 _PAIR = re.compile(
     r"""(["'])(\w{1,64})\1\s*:\s*(?:"((?:[^"\\]+|\\.)*)|'((?:[^'\\]+|\\.)*))""", re.DOTALL
 )
@@ -94,7 +94,7 @@ def _picked(text: str) -> dict[str, str]:
     for match in _PAIR.finditer(text):
         value = match[3] if match[3] is not None else match[4]
         closed = match.end() < len(text)
-        if closed or match[2] not in ("name", "function", "tool_name"):
+        if closed or match[2] not in NAMES:
             found.setdefault(match[2], _unescaped(value))
     return found
 
@@ -103,8 +103,8 @@ def _unescaped(text: str) -> str:
     return text.replace("\\n", "\n").replace('\\"', '"').replace("\\\\", "\\")
 
 
-NAMES = ("name", "tool_name", "function", "tool", "recipient_name")
-ARGUMENTS = ("arguments", "parameters", "args", "input", "tool_input", "kwargs")
+NAMES = ("name", "tool_name")
+ARGUMENTS = ("arguments", "parameters", "args")
 _BETWEEN = " \t\r\n;,"
 
 
@@ -132,15 +132,12 @@ def read_calls(text: str, start: int, sure: bool) -> tuple[list[RawCall], int]:
 
 
 def calls_of(value: object, sure: bool, finished: bool = True) -> list[RawCall]:
-    """The calls in a JSON value: one object, a list, OpenAI's {"function": ...} or "tool_calls"."""
+    """The calls in a JSON value: one object or a list."""
     if isinstance(value, list):
         each = [call for item in value[:MAX_CALLS] for call in calls_of(item, sure)]
         return [*each[:-1], RawCall(each[-1].name, each[-1].arguments, finished)] if each else []
     if not isinstance(value, dict):
         return []
-    inner = value.get("tool_calls") or value.get("function")
-    if isinstance(inner, list | dict):
-        return calls_of(inner, sure, finished) if _is_flat(inner) else []
     name = next((value[key] for key in NAMES if isinstance(value.get(key), str)), None)
     key = next((key for key in ARGUMENTS if key in value), None)
     if name is None:
@@ -151,18 +148,6 @@ def calls_of(value: object, sure: bool, finished: bool = True) -> list[RawCall]:
         rest = {k: v for k, v in value.items() if k not in (*NAMES, "type", "id")}
         return [RawCall(name, rest or None, finished)]
     return [RawCall(name, _decoded_object(value[key]), finished)]
-
-
-def _is_flat(value: object) -> bool:
-    """Calls lie at most two objects deep; what nests further is no call, and could be endless."""
-    items = value if isinstance(value, list) else [value]
-    for item in items[:MAX_CALLS]:
-        inner = item.get("tool_calls") or item.get("function") if isinstance(item, dict) else item
-        if isinstance(inner, dict):
-            inner = inner.get("tool_calls") or inner.get("function")
-        if isinstance(inner, list | dict):
-            return False
-    return True
 
 
 def _named_by_key(value: dict[str, object], finished: bool) -> list[RawCall]:

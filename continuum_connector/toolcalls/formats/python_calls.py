@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 from itertools import islice
 
-from continuum_connector.toolcalls.arguments import RawCall
 from continuum_connector.toolcalls.asked import MAX_CALLS
+from continuum_connector.toolcalls.raw_calls import RawCall
 
 _HEAD = re.compile(r"[\s,;]{0,64}([A-Za-z_][\w.]{0,127})\(")
 _TOKEN = re.compile(r"\"(?:[^\"\\]+|\\.)*(\")?|'(?:[^'\\]+|\\.)*(')?|([()\[\]{},])", re.DOTALL)

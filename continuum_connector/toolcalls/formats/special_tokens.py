@@ -10,10 +10,10 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from continuum_connector.toolcalls.arguments import RawCall
 from continuum_connector.toolcalls.asked import MAX_CALLS
 from continuum_connector.toolcalls.formats import python_calls
 from continuum_connector.toolcalls.formats.json_calls import read_calls, read_value
+from continuum_connector.toolcalls.raw_calls import RawCall
 
 PYTHON_TAG = "<|python_tag|>"
 MARKERS = (

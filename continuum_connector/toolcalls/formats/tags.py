@@ -9,10 +9,10 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 
-from continuum_connector.toolcalls.arguments import RawCall, read_each
 from continuum_connector.toolcalls.asked import MAX_CALLS
 from continuum_connector.toolcalls.formats.json_calls import read_calls, read_value
 from continuum_connector.toolcalls.formats.xml_calls import read as read_xml
+from continuum_connector.toolcalls.raw_calls import RawCall, read_each
 
 TOOL_CALL, TOOL_CALL_END = "<tool_call>", "</tool_call>"
 MAX_TAGS = 2 * MAX_CALLS  # looked into: a text about the tag may hold hundreds that are no calls

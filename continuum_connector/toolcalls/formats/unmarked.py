@@ -1,7 +1,7 @@
 """Calls that no marker announces: shell blocks in fences, a message that is JSON, ReAct's actions.
 
-JSON is Llama 3's call without its tag, OpenAI's objects, or what Terminal-Bench's agent types into
-its terminal: {"commands": [{"keystrokes": "ls\\n", "duration": 0.1}]}.
+JSON is Llama 3's call without its tag, or what Terminal-Bench's agent types into its terminal:
+{"commands": [{"keystrokes": "ls\\n", "duration": 0.1}]}.
 """
 
 from __future__ import annotations
@@ -9,12 +9,12 @@ from __future__ import annotations
 import re
 from itertools import islice
 
-from continuum_connector.toolcalls.arguments import RawCall
 from continuum_connector.toolcalls.asked import MAX_CALLS
 from continuum_connector.toolcalls.formats import python_calls
 from continuum_connector.toolcalls.formats.json_calls import read_calls, read_value
+from continuum_connector.toolcalls.raw_calls import RawCall
 
-SHELLS = ("bash", "sh", "shell", "zsh", "console", "mswea_bash_command")
+SHELLS = ("bash", "sh", "shell", "mswea_bash_command")
 FENCE = re.compile(rf"```(?:{'|'.join(SHELLS)})[ \t]{{0,8}}(?:\n|$)")
 _FENCE_END = re.compile(r"\n[ \t]{0,8}```")
 
@@ -25,7 +25,6 @@ MAX_TRIES = 4  # prose may hold other JSON before it
 MAX_WAIT_S = 3600.0  # of a terminal's command
 
 _ACTION = re.compile(r"Action(?: \d{1,3})?:[ \t*]{0,8}([\w.\-]{1,128})")
-_ACTION_BRACKETS = re.compile(r"\[([^\]\n]{0,4096})\][ \t]{0,8}(?:\n|$)")
 _ACTION_INPUT = re.compile(r"[ \t*]{0,8}\n[ \t*]{0,8}Action Input(?: \d{1,3})?:[ \t*]{0,8}")
 _OBSERVATION = "\nObservation"  # what comes behind it, the model made up
 
@@ -107,8 +106,6 @@ def read_react(text: str) -> list[RawCall]:
         line = text[max(0, action.start() - 8) : action.start()].rstrip(" \t*")
         if line and not line.endswith("\n"):
             continue
-        if bracketed := _ACTION_BRACKETS.match(text, action.end()):
-            return [RawCall(action[1], bracketed[1])]
         if given := _ACTION_INPUT.match(text, action.end()):
             return [_action(action[1], text, given.end())]
     return []

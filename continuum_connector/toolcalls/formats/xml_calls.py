@@ -5,9 +5,9 @@ from __future__ import annotations
 
 import re
 
-from continuum_connector.toolcalls.arguments import RawCall, read_each
 from continuum_connector.toolcalls.asked import MAX_CALLS
 from continuum_connector.toolcalls.formats.json_calls import read_value
+from continuum_connector.toolcalls.raw_calls import RawCall, read_each
 
 _PREFIX = r"[\w:｜|]{0,24}? ?"
 _OPEN = re.compile(
@@ -20,15 +20,10 @@ _PARAMETER = re.compile(
     r"[\"']?([^\"'<>\n]{1,128})(?:[\"'][^<>\n]{0,64})?>"
 )
 _PARAMETER_END = re.compile(rf"</{_PREFIX}param(?:eter)?>")
-_BASH = "<execute_bash>"  # OpenHands' CodeAct without function calling
 
 
 def read(text: str, start: int) -> list[RawCall]:
     """Read the calls from `start` on."""
-    if text.startswith(_BASH, start):
-        end = text.find("</execute_bash>", start)
-        command = text[start + len(_BASH) : end if end >= 0 else len(text)]
-        return [RawCall("bash", {"command": command}, end >= 0)]
     # a marker may stand behind the prefix that begins its tag
     position = max(text.rfind("<", max(0, start - 24), start + 1), 0)
     return read_each(text, position, _OPEN, read_one)
@@ -67,7 +62,6 @@ READERS = dict.fromkeys(
         "｜invoke",
         "｜ invoke",
         "<function name=",
-        "<execute_bash>",
     ),
     read,
 )

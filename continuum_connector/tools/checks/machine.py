@@ -208,4 +208,4 @@ class Facts:
         """`words`: the options of `vllm serve`, for vLLM to read."""
         self.vllm = msgspec.convert(machine.ask("ask_vllm", *words), VllmSeen)
         self.cuda = msgspec.convert(machine.ask("ask_cuda"), CudaSeen)
-        self.native = msgspec.convert(machine.ask("ask_native"), NativeSeen)
+        self.native = msgspec.convert(machine.ask("native"), NativeSeen)

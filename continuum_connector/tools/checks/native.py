@@ -1,10 +1,33 @@
-"""Lines on the native library and who copies."""
+"""The native library: whether it loads, asked in a process of its own, and who copies."""
 
 from __future__ import annotations
 
+import ctypes
+import json
+from typing import Any
+
+from continuum_connector.errors import TransferError
 from continuum_connector.tools.checks.line import Line, error, ok, unseen, warning
 from continuum_connector.tools.checks.machine import Facts
 from continuum_connector.tools.checks.plan import Plan
+from continuum_connector.worker import abi
+
+SIMULATOR = 2  # CKV_DRIVER_SIM
+
+
+def look() -> dict[str, Any]:
+    """The fields of `NativeSeen`. An engine is opened over the simulator: no GPU is touched."""
+    try:
+        path = str(abi.find_library())
+        blocking, quick = abi.load_library()
+    except TransferError as failure:
+        return {"trouble": str(failure)}
+    config = abi.Config(size=ctypes.sizeof(abi.Config), abi=abi.ABI_VERSION, driver=SIMULATOR)
+    engine = ctypes.c_void_p()
+    if blocking.ckv_open(ctypes.byref(config), ctypes.byref(engine)):
+        return {"path": path, "trouble": quick.ckv_last_error().decode(errors="replace")}
+    blocking.ckv_free(engine)
+    return {"path": path, "abi": abi.ABI_VERSION}
 
 
 def who_copies(plan: Plan, seen: Facts) -> str:
@@ -34,3 +57,7 @@ def line(plan: Plan, seen: Facts) -> Line:
         return unseen("native library", f"{library}; who copies depends on the server's device")
     over = "CUDA" if driver == "cuda" else "the simulated driver"
     return ok("native library", f"{library} and copies over {over}")
+
+
+if __name__ == "__main__":
+    print(json.dumps(look()))

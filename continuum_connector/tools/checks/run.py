@@ -4,19 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from continuum_connector.tools.checks import (
-    config,
-    disk,
-    files,
-    gpu,
-    link,
-    memory,
-    model,
-    native,
-    numa,
-    serving,
-    vllm,
-)
+from continuum_connector.tools.checks import disk, files, gpu, memory, model, native, serving
 from continuum_connector.tools.checks.line import Line
 from continuum_connector.tools.checks.machine import Facts, Machine
 from continuum_connector.tools.checks.plan import Plan
@@ -25,13 +13,9 @@ from continuum_connector.tools.checks.plan import Plan
 def check(machine: Machine, plan: Plan) -> Iterator[Line]:
     """Look at everything; takes seconds, for vLLM is imported (in a process of its own)."""
     seen = Facts(machine, plan.words)
-    yield from vllm.lines(machine, seen.vllm)
-    yield from config.lines(plan, seen.vllm)
     yield from serving.lines(machine, plan, seen.vllm)
     yield from model.lines(machine, plan, seen.vllm)
     yield from gpu.lines(machine, plan, seen)
-    yield from link.lines(machine, seen.cuda.gpus)
-    yield from numa.lines(machine, plan, seen.cuda.gpus)
     yield from memory.lines(machine, plan, native.who_copies(plan, seen))
     yield native.line(plan, seen)
     yield from disk.lines(machine, plan)

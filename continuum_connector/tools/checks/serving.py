@@ -1,15 +1,21 @@
-"""Lines on how vLLM is told to serve: prefix caching, scheduler, KV layout."""
+"""Lines on the server: its vLLM, our plugin, our config, how it is told to serve."""
 
 from __future__ import annotations
 
+import re
+import sys
 from collections.abc import Iterator
 
 from continuum_connector import epoch_endpoint, switch_endpoint
-from continuum_connector.tools.checks.line import Line, error, ok, unseen, warning
+from continuum_connector.config import CONNECTOR_NAME
+from continuum_connector.tools.checks.line import Line, error, ok, size, unseen, warning
 from continuum_connector.tools.checks.machine import Machine, VllmSeen
 from continuum_connector.tools.checks.plan import OURS, Plan
 from continuum_connector.vllm.proven import why_aside, why_unattached
 
+ENTRY_POINT = "continuum"
+FLAG = f'--kv-transfer-config \'{{"kv_connector":"{CONNECTOR_NAME}","kv_role":"kv_both"}}\''
+ROLES = ("kv_producer", "kv_consumer", "kv_both")
 MIDDLEWARE = (
     "continuum_connector.middleware.ProgramMiddleware",
     switch_endpoint.MIDDLEWARE,
@@ -18,7 +24,10 @@ MIDDLEWARE = (
 
 
 def lines(machine: Machine, plan: Plan, vllm: VllmSeen) -> Iterator[Line]:
-    """What the flags mean for us."""
+    """Which vLLM, does it find us, what is it asked for, and what do its flags mean for us?"""
+    yield _version(vllm)
+    yield _plugin(machine, vllm)
+    yield from _config_lines(plan, vllm)
     yield _prefix_caching(plan, vllm)
     yield _scheduler(plan)
     yield _layout(machine, plan, vllm)
@@ -26,6 +35,97 @@ def lines(machine: Machine, plan: Plan, vllm: VllmSeen) -> Iterator[Line]:
         if name.startswith("continuum_connector") and name not in MIDDLEWARE:
             text = f"{name[:100]} is no name of ours, so the server stops at start"
             yield error("middleware", text, f"one of {', '.join(MIDDLEWARE)}")
+
+
+def _version(vllm: VllmSeen) -> Line:
+    if not vllm.is_installed and not vllm.trouble:
+        cure = "run this check with the Python that runs the server, or install vLLM there"
+        return error("vLLM", f"not installed in {sys.executable}, so nothing serves", cure)
+    if vllm.trouble:
+        cure = "reinstall vLLM and the torch it asks for"
+        return error("vLLM", f"cannot be imported ({vllm.trouble})", cure)
+    here, tested = _release(vllm.version), [_release(each) for each in vllm.tested]
+    span = f"{vllm.tested[0]} to {vllm.tested[-1]}"
+    if here < tested[0]:
+        return error("vLLM", f"{vllm.version} is older than what is tested, {span}", "upgrade vLLM")
+    if here > tested[-1]:
+        text = (
+            f"{vllm.version} is newer than what is tested, {span}; features are asked for by name"
+        )
+        return warning("vLLM", text, "look at the log for `ContinuumConnector attached`")
+    return ok("vLLM", f"{vllm.version}, within what is tested, {span}")
+
+
+def _release(version: str) -> tuple[int, ...]:
+    """(0, 32) of "0.32.0+cpu"; a development build counts as the release it leads to."""
+    return tuple(int(each) for each in re.findall(r"\d+", version)[:2])
+
+
+def _plugin(machine: Machine, vllm: VllmSeen) -> Line:
+    """Whether a server started here registers the connector."""
+    if ENTRY_POINT not in machine.plugins:
+        text = "our entry point is not installed, so vLLM would not know the connector's name"
+        return error("plugin", text, "pip install . in a clone of ContinuumConnector, beside vLLM")
+    allowed = machine.environ.get("VLLM_PLUGINS")
+    if allowed is not None and ENTRY_POINT not in allowed.split(","):
+        text = f"VLLM_PLUGINS={allowed} keeps ours from being loaded"
+        wanted = ",".join(filter(None, [allowed, ENTRY_POINT]))
+        return error("plugin", text, f"unset VLLM_PLUGINS, or set VLLM_PLUGINS={wanted}")
+    if vllm.plugin_trouble:
+        text = f"it fails ({vllm.plugin_trouble}), which vLLM would only log"
+        return error("plugin", text, "report it with the version of vLLM")
+    if not vllm.is_installed or vllm.trouble:
+        return unseen("plugin", "its entry point is installed; no vLLM here to load it")
+    return ok("plugin", "loads and registers ContinuumConnector")
+
+
+def _config_lines(plan: Plan, vllm: VllmSeen) -> Iterator[Line]:
+    """Can it be read, does it name us, what does it ask for?"""
+    if plan.why_no_server:
+        cure = "paste all of `vllm serve MODEL ...`, or give --model and the other options here"
+        yield error("command", plan.why_no_server, cure)
+    if vllm.refused:
+        cure = "mend it, or the server stops at start"
+        yield error("options", f"this vLLM refuses them: {vllm.refused[:300]}", cure)
+    elif vllm.unread:
+        cure = "write options in full; or ask `vllm serve` itself"
+        yield unseen("options", f"not all are understood here ({vllm.unread[:300]})", cure)
+    if plan.options_file:
+        cure = "give the options that matter on the command line as well"
+        yield unseen("options", f"{plan.options_file} is not read here", cure)
+    if plan.why_no_config:
+        cure = "mend it, or the server stops at start; what follows takes the defaults"
+        yield error("config", plan.why_no_config, cure)
+    elif not plan.names_us:
+        named = plan.transfer.get("kv_connector")
+        yield error(
+            "config", f"kv_connector is {named!r}, so we are not used", f"serve with {FLAG}"
+        )
+    else:
+        yield _role(plan)
+        if plan.is_stock:
+            text = (
+                "the command has none, so as it stands it serves as stock; it was looked at as if"
+            )
+            yield warning("connector", text, f"serve with {FLAG}")
+
+
+def _role(plan: Plan) -> Line:
+    role = plan.transfer.get("kv_role")
+    if role is None:
+        return error("config", "kv_role is missing, so vLLM stops at start", f"serve with {FLAG}")
+    if role not in ROLES:
+        text = f"kv_role is {str(role)[:100]!r}, so vLLM stops at start"
+        return error("config", text, f"write one of {', '.join(ROLES)}; here kv_both")
+    if role != "kv_both":
+        text = f"kv_role is {role!r}: one server is both ends of what we store and load"
+        return warning("config", text, 'write "kv_role": "kv_both"')
+    config = plan.config
+    if config.dram_bytes == 0:
+        text = f"policy {config.policy}, pins in VRAM and no DRAM tier (dram_bytes = 0)"
+        return ok("config", f"{text}; `continuum size` says how much one would need")
+    below = f", below it a disk tier of {size(config.disk_bytes)}" if config.disk_path else ""
+    return ok("config", f"policy {config.policy}, a DRAM tier of {size(config.dram_bytes)}{below}")
 
 
 def _prefix_caching(plan: Plan, vllm: VllmSeen) -> Line:

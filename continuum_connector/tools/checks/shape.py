@@ -66,7 +66,7 @@ class Layer(NamedTuple):
 class Shape:
     """`layers`: those with KV of their own; `num_heads`: KV heads, 1 for MLA; `head_values`:
     numbers that a head keeps per token and layer; `value_bytes`: of one, 0 if not known here;
-    `index_bytes`: of a token and layer, beside MLA's; `max_context`: tokens, 0 if not said;
+    `index_bytes`: of a token and layer, beside MLA's;
     `kv_cache_dtype`: the flag's, or what the checkpoint asks for instead of auto;
     `attention_heads`: those that ask, 0 if not said; `state_bytes`: of a layer's state over all
     ranks, 0 if there is none or it is not known here."""
@@ -77,7 +77,6 @@ class Shape:
     head_values: int
     value_bytes: int
     index_bytes: int
-    max_context: int
     kv_cache_dtype: str
     attention_heads: int = 0
     state_bytes: int = 0
@@ -144,7 +143,6 @@ def read_shape(
         head_values=head_values,
         value_bytes=_value_bytes(text, dtype, kv_cache_dtype),
         index_bytes=_index_bytes(text, kv_cache_dtype),
-        max_context=_number(text, "max_position_embeddings"),
         kv_cache_dtype=kv_cache_dtype,
         attention_heads=_number(text, "num_attention_heads", "n_head", "n_heads"),
         model_type=str(config.get("model_type") or ""),

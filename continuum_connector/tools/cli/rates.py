@@ -36,7 +36,6 @@ class Disk:
     num_down: int  # of the engines
     used: float | None
     used_bytes: int
-    wanted_bytes: int
     budget_fill: float
     oldest_op_s: float
     num_wrong: int
@@ -131,7 +130,6 @@ class Kept:
     num_without_tier: int  # of the engines
     dram_used: float | None  # share of the blocks that DRAM holds by now; None without a tier
     dram_used_bytes: int
-    dram_ready_blocks: int
     dram_writing_blocks: int
     dram_capacity_blocks: int
     dram_wanted_blocks: int
@@ -205,7 +203,6 @@ def _kept(now: Scrape, added: Scrape) -> Kept:
         num_without_tier=_num_at_0(now, "continuum:tier_up"),
         dram_used=_share(ready + writing, capacity),
         dram_used_bytes=int(now.total("continuum:dram_used_bytes")),
-        dram_ready_blocks=int(ready),
         dram_writing_blocks=int(writing),
         dram_capacity_blocks=int(capacity),
         dram_wanted_blocks=int(now.total("continuum:dram_wanted_blocks")),
@@ -247,8 +244,7 @@ def _copies(kind: str, verb: str, now: Scrape, added: Scrape) -> Copies:
 
 
 def _disk(now: Scrape, added: Scrape) -> Disk | None:
-    wanted = now.total("continuum:disk_wanted_bytes")
-    if not wanted:
+    if not now.total("continuum:disk_wanted_bytes"):
         return None
     used = now.total("continuum:disk_blocks")
     failures = now.by("continuum:disk_failures_total", "reason")
@@ -258,7 +254,6 @@ def _disk(now: Scrape, added: Scrape) -> Disk | None:
         num_down=_num_at_0(now, "continuum:disk_up"),
         used=_share(used, now.total("continuum:disk_capacity_blocks")),
         used_bytes=int(now.total("continuum:disk_used_bytes")),
-        wanted_bytes=int(wanted),
         budget_fill=min(fills, default=0.0),
         oldest_op_s=max(ages, default=0.0),
         num_wrong=int(failures.get("corrupt", 0.0) + failures.get("eio", 0.0)),
