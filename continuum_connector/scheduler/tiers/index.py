@@ -204,6 +204,10 @@ class HostIndex:
         and ends with the first change."""
         return (chain for _, chain in self._claims.order.live(NOBODYS, rank))
 
+    def chains_of(self, program: str) -> Sequence[Chain]:
+        """The program's live chains."""
+        return self._claims.order.live_of(program)
+
     def slots_of(self, keys: Sequence[Key]) -> Numbers:
         """The keys' slots, READY or WRITING, -1 where there is none."""
         return self._look(keys)
