@@ -35,9 +35,7 @@ CHAIN_BYTES = 600  # beside its claims: the object, an array's head, its places 
 # A client may send one id for all it does; every store and load looks at all chains of a program.
 # Agents fork into a few; beyond this many branches the oldest is as good as superseded.
 MAX_CHAINS_PER_PROGRAM = 64
-# Of live chains so many are looked at for tails that are on disk; what is needed within so many
-# seconds stays, also if it is: it may just have been read.
-MOST_LIVE, SOON_S = 64, 1.0
+MOST_LIVE = 64  # live chains that are looked at for tails that are on disk
 
 
 class SlotClaims:
@@ -125,17 +123,16 @@ class SlotClaims:
                 live = [(worth, victim), *itertools.islice(order, MOST_LIVE - 1)]
                 break
             yield worth, victim, len(victim.tickets)
-        for worth, victim in live:
-            num = self._num_saved(victim, on_disk) if worth <= own or worth < -SOON_S else 0
-            if num:
+        for worth, victim in live if on_disk is not None else ():
+            num = self._num_saved(victim, on_disk)
+            if num and (worth <= own or not on_disk.stays(victim.program, worth, num)):
                 yield worth, victim, num
         order = itertools.chain(live, order)
         for worth, victim in itertools.takewhile(lambda each: each[0] <= own, order):
             yield worth, victim, len(victim.tickets)
 
-    def _num_saved(self, chain: Chain, marks: Marks | None) -> int:
+    def _num_saved(self, chain: Chain, marks: Marks) -> int:
         """How many slots at its tail are on disk, and no other chain's."""
-        assert marks is not None
         table, numbers = self._table, numbers_of(chain.tickets)
         there = table.are_there(chain.tickets)
         unsaved = (there & ~marks.are_saved(numbers)).nonzero()[0]

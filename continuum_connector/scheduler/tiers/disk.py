@@ -68,7 +68,7 @@ class DiskTier:
         self._account = account
         self._pasts = dram.index.past, self.disk.past
         marks = dram.index.marks = Marks(dram.index.num_slots, plan.slot_blocks)
-        marks.passes_on, self._marks = self._passes_on, marks
+        marks.passes_on, marks.stays, self._marks = self._passes_on, self._stays, marks
         disk_bytes = plan.slot_blocks * plan.block_bytes * self.traffic.world_size
         self._budget = Budget(plan.write_budget, disk_bytes)
         length = plan.slot_blocks
@@ -196,6 +196,11 @@ class DiskTier:
         costs, num = self._plan.costs, 1000
         read_s, prefill_s = costs.read_s(num) / num, costs.prefill_s(num) / num * self._block_tokens
         return not costs.knows_prefill or read_s < prefill_s
+
+    def _stays(self, program: str, worth: float, num_blocks: int) -> bool:
+        """Whether they are needed sooner than they could be read back: a turn reads when it
+        arrives, and never again."""
+        return self.ahead.has_waiting(program) or -worth < self._plan.costs.read_s(num_blocks)
 
     def _rank_at(self, now: float) -> Rank | None:
         rank = self.dram.rank

@@ -124,6 +124,7 @@ class Reading:
         self._read_to: dict[int, _Read] = {}  # by the host slot that it writes to
         self._num_reading = 0  # blocks, of the reads under way
         self._began = -math.inf  # when the last of them was begun
+        self.has_waiting: Callable[[str], bool] = lambda program: False  # a turn of it
         self.owner: Owner | None = None
         self.max_read_bytes = MAX_READ_BYTES
         self.events: TierEvents | None = None  # of DRAM, to which the blocks come
