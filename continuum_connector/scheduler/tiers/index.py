@@ -106,6 +106,7 @@ class HostIndex:
         rank: Rank | None = None,
         supersedes: bool = True,
         places: Sequence[int] = (),
+        loses: bool = True,
     ) -> Tickets:
         """Claim slots for those of `keys`, one chain, not stored yet, evicting if needed.
 
@@ -116,14 +117,15 @@ class HostIndex:
         recently used is worth least. With `supersedes` what the program stored of other chains
         leaves before anybody's live chain; without it only what this chain continues does,
         as the program has other turns under way. `places`: of the blocks in their chain, from 0,
-        for the marks.
+        for the marks. Without `loses` only what is on disk leaves of live chains, where all the
+        others are going there.
         """
         numbers = self._look(keys)
         missing = (numbers < 0).nonzero()[0]
         self.touch(program, now)
         chain = self._claims.begin(numbers[numbers >= 0], program, now, supersedes)
         victims: list[Chain] = []
-        claimed = self._make_room(len(missing), chain, now, rank, victims)
+        claimed = self._make_room(len(missing), chain, now, rank, victims, loses)
         self.num_refused += len(missing) - len(claimed)
         if self._whole and len(claimed) < len(missing):
             self._claims.withdraw(chain)
@@ -247,7 +249,13 @@ class HostIndex:
 
     # --- room -------------------------------------------------------------------------
     def _make_room(
-        self, num_wanted: int, chain: Chain, now: float, rank: Rank | None, victims: list[Chain]
+        self,
+        num_wanted: int,
+        chain: Chain,
+        now: float,
+        rank: Rank | None,
+        victims: list[Chain],
+        loses: bool,
     ) -> Numbers:
         """Return slots: the free ones, then those of what is worth no more than `chain`; none if
         they do not suffice where chains are whole. `victims` are then to be dropped if empty."""
@@ -262,7 +270,8 @@ class HostIndex:
         num_whole = num_missing if self._whole else 0
         taken = [free]
         num_lost = 0  # live blocks
-        for worth, victim, most in self._claims.leaving(chain, own, rank, on_disk, num_whole):
+        order = self._claims.leaving(chain, own, rank, on_disk, num_whole, loses)
+        for worth, victim, most in order:
             victims.append(victim)
             most = min(most, num_missing)
             for leaving in self._claims.let_go(victim, None if self._whole else most):

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -59,12 +59,15 @@ class DiskPlan:
 @dataclass(eq=False)
 class _Wait:
     """What a turn waits for. `reads`: the first one last; `start`: where its load begins, in
-    blocks; `came`: the places in its chain of what reads brought."""
+    blocks; `came`: the places in its chain of what reads brought. `rest`: where DRAM had no room
+    to read all of it to, and may have soon; `tried`: how things stood when it had none."""
 
     deadline: float
     reads: list[_Read] = field(default_factory=list)
     start: int = 0
     came: list[Numbers] = field(default_factory=list)
+    rest: _Wanted | None = None
+    tried: tuple[int, ...] = ()
 
 
 @dataclass(eq=False)
@@ -75,6 +78,17 @@ class _Read:
     tickets: Tickets
     places: Numbers
     waits: list[_Wait] = field(default_factory=list)
+
+
+class _Wanted(NamedTuple):
+    """What a turn wants: of each block the key, of each disk slot the name; VRAM has the first
+    `start` blocks."""
+
+    program: str
+    request: Any
+    keys: list[Key]
+    names: list[Key]
+    start: int
 
 
 @dataclass(frozen=True)
@@ -125,6 +139,7 @@ class Reading:
         self._num_reading = 0  # blocks, of the reads under way
         self._began = -math.inf  # when the last of them was begun
         self.has_waiting: Callable[[str], bool] = lambda program: False  # a turn of it
+        self.has_new: Callable[[], bool] = lambda: False  # that is to be written at once
         self.owner: Owner | None = None
         self.max_read_bytes = MAX_READ_BYTES
         self.events: TierEvents | None = None  # of DRAM, to which the blocks come
@@ -158,25 +173,20 @@ class Reading:
             return
         self._disk.shelves.use(program, on_disk[on_disk >= 0], supersedes)
         keys, start = _keys(hashes[: num_groups * length]), num_vram_tokens // self._size
-        in_dram = self._dram.slots_of(keys)
-        is_there = in_dram >= 0
-        is_there[:start] = True
-        prompt = _Prompt(keys, in_dram, is_there, on_disk, names)
+        wanted = _Wanted(program, request, keys, names, start)
+        prompt = self._look(wanted)
         groups = prompt.missing(length)
         num_tokens, cached = self._gained(prompt, groups, start)
         prefill_s = self._plan.costs.prefill_s(num_tokens, cached)
         patience_s = 2 * prefill_s if self._plan.costs.knows_prefill else math.inf
         wait = _Wait(now + min(self._plan.timeout_s, patience_s))
-        wait.reads = self._under_way(in_dram[start:])
+        reads = self._under_way(prompt.in_dram[start:])
         if len(groups) and self._is_worth(prompt, groups, prefill_s * max(1, num_turns)):
-            wait.reads += self._begin(program, prompt, groups, now)
+            reads += self._begin(wait, wanted, prompt, groups, now)
         elif len(groups) and now - self._began >= PROBE_S:
-            self._begin(program, prompt, groups[:1], now)  # nobody waits: how fast is it by now?
-        if wait.reads:
-            for read in wait.reads:
-                read.waits.append(wait)
-                self._describe(read, request, keys)
-            wait.reads.reverse()
+            self._begin(None, wanted, prompt, groups[:1], now)  # only to see how fast it is by now
+        self._join(wait, reads, wanted)
+        if wait.reads or wait.rest is not None:
             self._waits[request.request_id] = wait
 
     def awaits(self, request_id: str, now: float) -> bool:
@@ -186,7 +196,9 @@ class Reading:
             return False
         while wait.reads and wait.reads[-1].transfer.id not in self._reads:
             wait.reads.pop()
-        if wait.reads and now < wait.deadline:
+        if not wait.reads and wait.rest is not None and now < wait.deadline:
+            self._go_on(wait, wait.rest, now)
+        if (wait.reads or wait.rest is not None) and now < wait.deadline:
             return True
         self._give_up(wait)
         return False
@@ -233,10 +245,42 @@ class Reading:
         for read in self._reads.values():
             self._dram.disown(read.tickets)
         for wait in self._waits.values():
-            wait.reads = []
+            wait.reads, wait.rest = [], None
         self._waits.clear()
 
     # --- parts ------------------------------------------------------------------------
+    def _look(self, wanted: _Wanted) -> _Prompt:
+        in_dram = self._dram.slots_of(wanted.keys)
+        is_there = in_dram >= 0
+        is_there[: wanted.start] = True
+        on_disk = self._disk.find(wanted.names)
+        return _Prompt(wanted.keys, in_dram, is_there, on_disk, wanted.names)
+
+    def _join(self, wait: _Wait, reads: list[_Read], wanted: _Wanted) -> None:
+        """The turn waits for these."""
+        for read in reads:
+            read.waits.append(wait)
+            self._describe(read, wanted.request, wanted.keys)
+        wait.reads = reads[::-1]
+
+    def _go_on(self, wait: _Wait, wanted: _Wanted, now: float) -> None:
+        """Read on, if there is room by now."""
+        if wait.tried == self._stand:
+            return
+        prompt, wait.rest = self._look(wanted), None
+        groups = prompt.missing(self._plan.slot_blocks)
+        reads = self._under_way(prompt.in_dram[wanted.start :])
+        if len(groups):
+            reads += self._begin(wait, wanted, prompt, groups, now)
+        self._join(wait, reads, wanted)
+
+    @property
+    def _stand(self) -> tuple[int, ...]:
+        """Changes where DRAM may have more room: what is copied from or to it stays meanwhile."""
+        traffic = self._traffic
+        copies = traffic.num_of(Kind.STORE), traffic.num_of(Kind.WRITE)
+        return self._dram.version, *copies, int(self.has_new())
+
     def _gained(self, prompt: _Prompt, groups: Numbers, start: int) -> tuple[int, int]:
         """How many tokens need not be computed once all that is missing is there, behind how many
         that are there already."""
@@ -265,20 +309,27 @@ class Reading:
         found = (self._read_to.get(number) for number in numbers.tolist())
         return list(dict.fromkeys(read for read in found if read is not None))
 
-    def _begin(self, program: str, prompt: _Prompt, groups: Numbers, now: float) -> list[_Read]:
+    def _begin(
+        self, wait: _Wait | None, wanted: _Wanted, prompt: _Prompt, groups: Numbers, now: float
+    ) -> list[_Read]:
         """Reserve slots in DRAM, as a store of that program would, and queue the reads; as many
-        as get such a slot."""
+        as get such a slot. Of the rest `wait` knows, while copies under way keep slots."""
         length, end = self._plan.slot_blocks, (int(groups[-1]) + 1) * self._plan.slot_blocks
         is_wanted = np.zeros(end, np.bool_)
         is_wanted.reshape(-1, length)[groups] = ~prompt.is_there.reshape(-1, length)[groups]
         chain = (is_wanted | (prompt.in_dram[:end] >= 0)).nonzero()[0].tolist()
         keys, rank = [prompt.keys[place] for place in chain], self.rank_at(now)
         num_evicted = self._dram.num_evicted
-        tickets = self._dram.reserve(keys, program, now, rank, supersedes=False, places=chain)
+        program = wanted.program
+        loses = wait is None or not any(self._stand[1:])
+        tickets = self._dram.reserve(keys, program, now, rank, False, chain, loses)
         self._account.count("dram_evicted_blocks", self._dram.num_evicted - num_evicted)
         targets = np.full(end, -1, np.int64)
         targets[is_wanted.nonzero()[0][: len(tickets)]] = tickets
-        groups = groups[(targets.reshape(-1, length)[groups] >= 0).any(axis=1)]
+        has_room = (targets.reshape(-1, length)[groups] >= 0).any(axis=1)
+        if wait is not None and not has_room.all() and not loses:
+            wait.rest, wait.tried = wanted, self._stand
+        groups = groups[has_room]
         step = max(1, self.max_read_bytes // (length * self._plan.block_bytes))
         parts = (groups[first : first + step] for first in range(0, len(groups), step))
         return [self._read(program, prompt, part, targets, now) for part in parts]
@@ -310,7 +361,7 @@ class Reading:
 
     def _give_up(self, wait: _Wait) -> None:
         """It waits no more. What nobody waits for and has not begun is not read."""
-        reads, wait.reads = wait.reads, []
+        reads, wait.reads, wait.rest = wait.reads, [], None
         for read in reads:
             if read.transfer.id in self._reads:
                 read.waits.remove(wait)

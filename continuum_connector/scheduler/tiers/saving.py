@@ -164,8 +164,13 @@ class Saving:
     @property
     def goes_on(self) -> bool:
         """Whether more may be to write, so that an idle engine is to ask again."""
-        has_new = bool(self._new or self._came)
-        return has_new or bool(self._cold or self._spare) or (self._has_spare and self._is_due)
+        has_walks = self.has_new or bool(self._cold or self._spare)
+        return has_walks or (self._has_spare and self._is_due)
+
+    @property
+    def has_new(self) -> bool:
+        """Whether something that came lately has not been looked at."""
+        return bool(self._new or self._came)
 
     def has_spare(self, now: float) -> bool:
         """Whether there is budget for more than what leaves soon. On a disk smaller than DRAM each
