@@ -111,8 +111,8 @@ KNOBS: dict[str, str] = {
     "given whole is written once a day; 0: no bound",
     "disk_keep": "find again after a restart what the same model left on the disk; 0 begins anew",
     "disk_timeout_s": "a turn waits no longer for the disk, then it is computed, in seconds",
-    "disk_slot_bytes": "per rank, bytes read or written at once at least; smaller blocks share one; "
-    "left out: 2 MiB, or a 64th of the rank's DRAM where that is less",
+    "disk_slot_bytes": "per rank, bytes read or written at once at least; smaller blocks share "
+    "one; left out: 2 MiB, or a 64th of the rank's DRAM where that is less",
     "disk_threads": "reads and writes under way at once, per rank",
     "huge_pages": "ask for huge pages, which leave fewer to page-lock; 0 takes small ones",
     "numa": "take DRAM on the NUMA node of the rank's GPU; 0 leaves the place to the system",

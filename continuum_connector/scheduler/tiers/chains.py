@@ -103,22 +103,16 @@ class SlotClaims:
         (self.order.supersede if len(chain.tickets) else self.order.remove)(chain)
 
     def leaving(
-        self,
-        chain: Chain,
-        own: float,
-        rank: Rank | None,
-        on_disk: Marks | None,
-        num_whole: int = 0,
-        loses: bool = True,
+        self, chain: Chain, own: float, rank: Rank | None, on_disk: Marks | None, num_whole: int = 0
     ) -> Iterator[tuple[float, Chain, int]]:
         """Yield (worth, chain, how many of its slots) in the order in which they leave for the
         chain, which is worth `own`. `num_whole`: chains leave whole, and none where those that may
-        leave are not as many slots. `loses`: as HostIndex.reserve has it."""
-        order = self._may_leave(chain, own, rank, on_disk, loses)
+        leave are not as many slots."""
+        order = self._may_leave(chain, own, rank, on_disk)
         return iter(self._enough(order, num_whole)) if num_whole else order
 
     def _may_leave(
-        self, chain: Chain, own: float, rank: Rank | None, on_disk: Marks | None, loses: bool
+        self, chain: Chain, own: float, rank: Rank | None, on_disk: Marks | None
     ) -> Iterator[tuple[float, Chain, int]]:
         """What is worth no more. Where marks tell what is on disk, such tails go before all others
         that are live, and of a few that are worth more as well."""
@@ -129,12 +123,11 @@ class SlotClaims:
                 live = [(worth, victim), *itertools.islice(order, MOST_LIVE - 1)]
                 break
             yield worth, victim, len(victim.tickets)
-        for worth, victim in live if on_disk is not None else ():
+        for worth, victim in live:
+            assert on_disk is not None
             num = self._num_saved(victim, on_disk)
             if num and (worth <= own or not on_disk.stays(victim.program, worth, num)):
                 yield worth, victim, num
-        if on_disk is not None and not loses:
-            return
         order = itertools.chain(live, order)
         for worth, victim in itertools.takewhile(lambda each: each[0] <= own, order):
             yield worth, victim, len(victim.tickets)

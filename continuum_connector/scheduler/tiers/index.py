@@ -106,7 +106,6 @@ class HostIndex:
         rank: Rank | None = None,
         supersedes: bool = True,
         places: Sequence[int] = (),
-        loses: bool = True,
     ) -> Tickets:
         """Claim slots for those of `keys`, one chain, not stored yet, evicting if needed.
 
@@ -117,15 +116,14 @@ class HostIndex:
         recently used is worth least. With `supersedes` what the program stored of other chains
         leaves before anybody's live chain; without it only what this chain continues does,
         as the program has other turns under way. `places`: of the blocks in their chain, from 0,
-        for the marks. Without `loses` only what is on disk leaves of live chains, where all the
-        others are going there.
+        for the marks.
         """
         numbers = self._look(keys)
         missing = (numbers < 0).nonzero()[0]
         self.touch(program, now)
         chain = self._claims.begin(numbers[numbers >= 0], program, now, supersedes)
         victims: list[Chain] = []
-        claimed = self._make_room(len(missing), chain, now, rank, victims, loses)
+        claimed = self._make_room(len(missing), chain, now, rank, victims)
         self.num_refused += len(missing) - len(claimed)
         if self._whole and len(claimed) < len(missing):
             self._claims.withdraw(chain)
@@ -249,13 +247,7 @@ class HostIndex:
 
     # --- room -------------------------------------------------------------------------
     def _make_room(
-        self,
-        num_wanted: int,
-        chain: Chain,
-        now: float,
-        rank: Rank | None,
-        victims: list[Chain],
-        loses: bool,
+        self, num_wanted: int, chain: Chain, now: float, rank: Rank | None, victims: list[Chain]
     ) -> Numbers:
         """Return slots: the free ones, then those of what is worth no more than `chain`; none if
         they do not suffice where chains are whole. `victims` are then to be dropped if empty."""
@@ -268,10 +260,8 @@ class HostIndex:
         own = rank(chain.program) if rank is not None else 0.0
         on_disk = marks if marks and own > DEAD and marks.passes_on(now) else None
         num_whole = num_missing if self._whole else 0
-        taken = [free]
-        num_lost = 0  # live blocks
-        order = self._claims.leaving(chain, own, rank, on_disk, num_whole, loses)
-        for worth, victim, most in order:
+        taken, num_lost = [free], 0  # live blocks
+        for worth, victim, most in self._claims.leaving(chain, own, rank, on_disk, num_whole):
             victims.append(victim)
             most = min(most, num_missing)
             for leaving in self._claims.let_go(victim, None if self._whole else most):

@@ -218,8 +218,8 @@ class Saving:
         if not self._new and self._came:
             program = next(iter(self._came))
             del self._came[program]
-            chains = self._dram.chains_of(program)
-            self._new = [_Walk(chain, 0, len(chain.tickets)) for chain in chains]
+            new = self._dram.chains_of(program)
+            self._new = [_Walk(chain, 0, len(chain.tickets)) for chain in new]
         return [walks for walks in (self._cold, self._new, self._spare) if walks]
 
     @property
