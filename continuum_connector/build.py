@@ -87,7 +87,7 @@ def scheduler_side(
     timeouts = config.load_timeout_s, config.disk_timeout_s
     traffic = Traffic(world_size, HoldTable(pool), account, *timeouts)
     account.gauge("disk_wanted_bytes", config.disk_bytes)
-    disk = _disk_plan(config, seen, num_slots, slot_bytes, costs)
+    disk = _disk_plan(config, seen, num_slots, slot_bytes, node_ranks, costs)
     tier_bytes, events = slot_bytes * world_size, _tier_events(vllm_config)
     tokenizer = BackgroundTokenizer(lambda: compat.load_tokenizer(vllm_config))
     sizes = {"vram_blocks": pool.num_gpu_blocks - 1, "dram_blocks": num_slots}
@@ -217,6 +217,7 @@ def _disk_plan(
     seen: proven.Server,
     num_slots: int,
     slot_bytes: int,
+    node_ranks: int,
     costs: Costs,
 ) -> DiskPlan | None:
     """What is below DRAM; None where there is to be nothing, and a sentence in the log says why."""
@@ -227,7 +228,7 @@ def _disk_plan(
         return None
     budget = config.disk_write_budget
     return DiskPlan(
-        slot_blocks=blocks_per_slot(config, slot_bytes),
+        slot_blocks=blocks_per_slot(config, node_ranks, slot_bytes),
         block_bytes=slot_bytes,
         timeout_s=config.disk_timeout_s,
         write_budget=config.disk_bytes if budget is None else budget,

@@ -67,7 +67,7 @@ class ContinuumConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, k
     disk_write_budget: Bytes | None = None
     disk_keep: bool = True
     disk_timeout_s: Seconds = 5.0
-    disk_slot_bytes: CopyBytes = 2 * 2**20
+    disk_slot_bytes: CopyBytes | None = None
     disk_threads: Annotated[int, msgspec.Meta(ge=1, le=64)] = 8
     huge_pages: bool = True
     numa: bool = True
@@ -111,7 +111,8 @@ KNOBS: dict[str, str] = {
     "whole is written once a day; 0: no bound",
     "disk_keep": "find again after a restart what the same model left on the disk; 0: begin anew",
     "disk_timeout_s": "longest that a turn waits for the disk before it is computed, in seconds",
-    "disk_slot_bytes": "least bytes per read or write, per rank; smaller blocks share a disk slot",
+    "disk_slot_bytes": "least bytes per read or write, per rank; smaller blocks share a disk slot; "
+    "left out: 2 MiB, or a 64th of the rank's DRAM if that is less",
     "disk_threads": "reads and writes under way at once, per rank",
     "huge_pages": "ask for huge pages, which are fewer to page-lock; 0: small pages",
     "numa": "take DRAM on the NUMA node of the rank's GPU; 0: let the system choose",
@@ -316,7 +317,7 @@ def _check_disk(config: ContinuumConfig) -> None:
             "disk_timeout_s = 0 would wait for no read, so the disk would be written and never "
             "read; set some seconds, or leave disk_path out"
         )
-    if num_bytes < config.disk_slot_bytes:
+    if num_bytes < (config.disk_slot_bytes or 0):
         raise ConfigError(
             f"disk_bytes = {num_bytes} is below disk_slot_bytes = {config.disk_slot_bytes}, so "
             "nothing would fit; raise disk_bytes"

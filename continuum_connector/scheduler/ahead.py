@@ -15,6 +15,8 @@ class Ahead:
     def __init__(self, tier: Tier, pool: BlockPool, turns: Turns, token_size: int) -> None:
         """`token_size`: tokens of a block hash."""
         self._reading = tier.ahead
+        if tier.ahead is not None:
+            tier.ahead.has_waiting = turns.has_waiting
         self._pool = pool
         self._turns = turns
         self._size = token_size

@@ -68,8 +68,11 @@ class Decider:
         return None if turn.is_stray else self.away.arrived(turn.program.key, now)
 
     def settled(self, transfer: Transfer, now: float) -> None:
-        """A transfer is over: if its bytes arrived, it says what such a copy takes."""
-        seen, seconds = self._seen, now - transfer.admitted
+        """A transfer is over: if its bytes arrived, it says what such a copy takes. Of a store the
+        copy alone: its report comes with a step's, which may have computed a prompt beside it."""
+        seen, seconds, outcome = self._seen, now - transfer.admitted, transfer.outcome
+        if transfer.kind is Kind.STORE and outcome is not None and outcome.seconds:
+            seconds = min(seconds, outcome.seconds / outcome.num_done)
         if transfer.state is TransferState.DONE:
             learn = {Kind.LOAD: seen.loaded, Kind.STORE: seen.stored, Kind.READ: seen.read}
             if transfer.kind in learn:

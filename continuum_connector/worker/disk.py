@@ -26,6 +26,9 @@ logger = logging.getLogger(f"vllm.{__name__}")
 
 HUNG_S = 60.0  # without an answer
 MAX_FOUND = 512  # of a restart's slots, in one report
+# A disk slot where the config says nothing: reads of that size are as fast as any, but what a chain
+# has behind its last whole one is on no disk, so it is a small part of DRAM.
+SLOT_BYTES, DRAM_SHARE = 2 * 2**20, 64
 _HEAD_BYTES = 2**20  # of the file, before its slots
 _END_S = 2.0
 
@@ -57,14 +60,18 @@ class DiskShape(NamedTuple):
     slot_blocks: int
 
 
-def blocks_per_slot(config: ContinuumConfig, slot_bytes: int) -> int:
-    """Of a disk, whose slots take as many host slots of `slot_bytes` as make `disk_slot_bytes`."""
-    return -(-config.disk_slot_bytes // slot_bytes)
+def blocks_per_slot(config: ContinuumConfig, num_ranks: int, slot_bytes: int) -> int:
+    """Of a disk, whose slots take as many host slots of `slot_bytes` as make `disk_slot_bytes`, on
+    each of a node's `num_ranks` ranks."""
+    if config.disk_slot_bytes is not None:
+        return -(-config.disk_slot_bytes // slot_bytes)
+    most = config.dram_bytes // num_ranks // DRAM_SHARE // slot_bytes
+    return max(1, min(-(-SLOT_BYTES // slot_bytes), most))
 
 
 def disk_shape(config: ContinuumConfig, num_ranks: int, slot_bytes: int) -> DiskShape:
     """Of one of a node's `num_ranks` ranks, whose host slots have `slot_bytes`."""
-    slot_blocks = blocks_per_slot(config, slot_bytes)
+    slot_blocks = blocks_per_slot(config, num_ranks, slot_bytes)
     stride = DISK_UNIT + slot_blocks * slot_bytes  # a header before each slot
     room = config.disk_bytes // num_ranks - _HEAD_BYTES
     return DiskShape(max(0, room // stride), slot_blocks)

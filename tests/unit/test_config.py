@@ -416,7 +416,10 @@ def test_a_disk_has_a_folder_that_may_not_be_there_yet(tmp_path: Path) -> None:
         ({"disk_path": None}, "disk_bytes = 2097152 without disk_path means no disk tier; set"),
         ({"dram_bytes": None}, "blocks reach the disk through DRAM alone; set dram_bytes, or"),
         ({"disk_timeout_s": 0}, "disk_timeout_s = 0 would wait for no read, so the disk would be"),
-        ({"disk_bytes": "1MiB"}, "disk_bytes = 1048576 is below disk_slot_bytes = 2097152, so"),
+        (
+            {"disk_slot_bytes": "4MiB"},
+            "disk_bytes = 2097152 is below disk_slot_bytes = 4194304, so",
+        ),
         ({"disk_bytes": 2**60}, "disk_bytes = 1152921504606846976 leaves less than 5% of the file"),
         ({"disk_path": "cache"}, "disk_path = 'cache' is relative, so each process could mean"),
         ({"disk_path": "/dev/null"}, "is a device, which cannot serve as a folder, so the server"),

@@ -80,6 +80,7 @@ def above_a_disk(num_slots: int, slot_blocks: int = 1, passes_on: bool = True) -
     index = HostIndex(num_slots)
     index.marks = Marks(num_slots, slot_blocks)
     index.marks.passes_on = lambda now: passes_on
+    index.marks.stays = lambda program, worth, num: program == "soon"
     return index
 
 
@@ -128,7 +129,7 @@ def test_what_is_on_disk_leaves_before_what_is_not_though_that_is_worth_less() -
     assert [ready(index, keys(name, 3)) for name in ("high", "higher", "new")] == [1, 0, 3]
 
 
-def test_what_is_needed_at_once_stays_for_it_may_just_have_been_read() -> None:
+def test_what_is_needed_sooner_than_it_is_read_back_stays() -> None:
     index = above_a_disk(2)
     store(index, "soon", keys("soon", 2))
     save(index, keys("soon", 2))

@@ -254,6 +254,34 @@ def test_it_goes_on_for_what_came_since_the_last_pass_while_there_is_budget() ->
     assert not rig.saving.goes_on
 
 
+def test_what_has_just_come_is_written_without_waiting_for_a_pass() -> None:
+    rig = Rig(num_slots=MANY, slot_blocks=2)
+    rig.store("b", keys("b", 4))
+    assert len(rig.save(num_steps=2)) == 2
+    rig.store("old", keys("old", 8))
+    rig.store("a", keys("a", 4))
+    rig.store("a", keys("a", 7))
+    for program in ("a", "gone", "a"):
+        rig.saving.came(program)
+    rig.now -= 0.9  # too soon for another pass
+    batch = rig.next()
+    assert batch is not None
+    assert (batch.program, batch.keys) == ("a", keys("a", 6)[1::2])
+    rig.marks.save(batch.tickets)
+    rig.now -= 1.0
+    assert rig.next() is None
+    assert sorted(rig.save()) == sorted(keys("old", 8)[1::2])
+
+
+def test_what_has_just_come_waits_with_all_else_where_there_is_no_budget_to_spare() -> None:
+    rig = Rig(num_slots=MANY, bytes_per_day=1, least_bytes=100)
+    rig.budget.take(60)
+    rig.store("a", keys("a", 3))
+    rig.saving.came("a")
+    assert rig.next() is None
+    assert not rig.saving.goes_on
+
+
 def test_it_does_not_go_on_for_what_there_is_no_budget_for() -> None:
     rig = Rig(num_slots=MANY, bytes_per_day=1, least_bytes=100)
     rig.budget.take(60)

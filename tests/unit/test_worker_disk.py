@@ -211,6 +211,18 @@ def test_the_shape_of_a_file_fills_what_a_rank_may_have_and_not_more() -> None:
     assert disk_shape(config, 99, 3 * MIB).num_slots == 0
 
 
+@pytest.mark.parametrize(
+    ("dram", "num_ranks", "blocks"), [(18 * MIB, 1, 1), (96 * MIB, 1, 6), (96 * MIB, 2, 3)]
+)
+def test_where_the_config_says_nothing_a_disk_slot_is_a_small_part_of_dram(
+    dram: int, num_ranks: int, blocks: int
+) -> None:
+    config = ContinuumConfig(dram_bytes=dram, disk_bytes=100 * MIB)
+    assert disk_shape(config, num_ranks, 256 * 1024).slot_blocks == blocks
+    config = ContinuumConfig(dram_bytes=2**36, disk_bytes=100 * MIB)
+    assert disk_shape(config, num_ranks, 256 * 1024).slot_blocks == 8, "2 MiB"
+
+
 # --- a step ---------------------------------------------------------------------------------
 def test_a_plan_is_carried_out_in_its_order(rig: Rig) -> None:
     rig.step(reads=(read(1),))

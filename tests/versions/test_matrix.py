@@ -31,6 +31,7 @@ SEAMS = {
     "bad_hints": "how a request carries what a client sent",
     "check": "its parser, its types of caches",
     "disk": "turns that are passed over while they wait for reads",
+    "disk_small_dram": "the whole loop, with reads that go on",
     "drafts": "what a lookup drops for drafts",
     "engine_dies": "a load that fails: by request, or by block",
     "epochs": "resets, and turns that wait with KV; what loads write to",

@@ -15,6 +15,7 @@ from bench.sim.workers import OurWorker, Worker
 from continuum_connector.policy.adaptive import Adaptive
 from continuum_connector.policy.base import RetentionPolicy
 from continuum_connector.policy.simple import FixedTtl
+from continuum_connector.worker.disk import blocks_per_slot
 
 if TYPE_CHECKING:
     from bench.sim.engine import Engine
@@ -46,8 +47,8 @@ def our_worker(engine: Engine, bus: Bus) -> Worker:
     block_bytes, drive = engine.machine.block_bytes, engine.machine.drive
     if not num_slots or drive is None:
         return OurWorker(bus, block_bytes, num_slots)
-    slot_bytes = -(-engine.connector.config.disk_slot_bytes // block_bytes) * block_bytes
-    num_disk_slots = drive.num_bytes // slot_bytes
+    slot_blocks = blocks_per_slot(engine.connector.config, 1, block_bytes)
+    num_disk_slots = drive.num_bytes // (slot_blocks * block_bytes)
     return OurWorker(bus, block_bytes, num_slots, engine.disk, num_disk_slots)
 
 

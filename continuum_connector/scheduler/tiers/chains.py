@@ -35,10 +35,9 @@ CHAIN_BYTES = 600  # beside its claims: the object, an array's head, its places 
 # A client may send one id for all it does; every store and load looks at all chains of a program.
 # Agents fork into a few; beyond this many branches the oldest is as good as superseded.
 MAX_CHAINS_PER_PROGRAM = 64
-# Of live chains so many are looked at for tails that are on disk; what is needed within so many
-# seconds stays, also if it is: it may just have been read. FIRST_LOOK: blocks of a tail; then more
-# each time, so that one that is not on disk costs little, however long the chain.
-MOST_LIVE, SOON_S, FIRST_LOOK = 64, 1.0, 128
+# Live chains that are looked at for tails that are on disk; and how many blocks of a tail at first,
+# then more each time, so that a tail that is not on disk costs little, however long the chain.
+MOST_LIVE, FIRST_LOOK = 64, 128
 
 
 class SlotClaims:
@@ -128,8 +127,8 @@ class SlotClaims:
                     break
                 yield worth, victim, len(victim.tickets)
             for worth, victim in live:
-                num = self._num_saved(victim, on_disk) if worth <= own or worth < -SOON_S else 0
-                if num:
+                num = self._num_saved(victim, on_disk)
+                if num and (worth <= own or not on_disk.stays(victim.program, worth, num)):
                     yield worth, victim, num
             order = itertools.chain(live, order)
         for worth, victim in order:

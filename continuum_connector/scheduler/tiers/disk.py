@@ -41,10 +41,11 @@ logger = logging.getLogger(f"vllm.{__name__}")
 # long no more of that comes once it is all told: to write earlier would be over what is not found.
 OPENING_LOOK_S, SCAN_LOOK_S, SCAN_S = 0.25, 0.02, 3.0
 SAVE_LOOK_S = 0.1  # how often it goes on to write what nobody asks for
+NEW_LOOK_S = 0.02  # and what has just come
 MAX_WRITE_BYTES = 64 << 20  # of an order, on a rank
 # Under way at once, which a long step's time is written in; one while anybody reads.
 MAX_WRITES = 16
-MAX_BUSY = 8  # so much of DRAM is being written at most: a disk that hangs keeps it
+MAX_BUSY = 2  # so much of DRAM is being written at most: a disk that hangs keeps it
 # What ends a disk's life: what it gave was wrong so often in an hour (a power cut alone tears as
 # many slots as were being written), it failed so often. What it does not take, ends its writing.
 MAX_CORRUPT, CORRUPT_S, MAX_EIO = 16, 3600.0, 3
@@ -67,13 +68,14 @@ class DiskTier:
         self._account = account
         self._pasts = dram.index.past, self.disk.past
         marks = dram.index.marks = Marks(dram.index.num_slots, plan.slot_blocks)
-        marks.passes_on, self._marks = self._passes_on, marks
+        marks.passes_on, marks.stays, self._marks = self._passes_on, self._stays, marks
         disk_bytes = plan.slot_blocks * plan.block_bytes * self.traffic.world_size
         self._budget = Budget(plan.write_budget, disk_bytes)
         length = plan.slot_blocks
         self._saving = Saving(dram.index, marks, self.disk, length, self._budget, account)
         self.ahead = Reading(plan, dram.index, self.disk, groups, self.traffic, account)
         self.ahead.rank_at = self._rank_at
+        self.ahead.has_new = lambda: self._saving.has_new
         self._owner = Owner(self._settled, self._hangs, of_disk=True)
         self._found = Found(self.traffic.world_size)
         self._disk_bytes, self._block_tokens = disk_bytes, groups.hash_size
@@ -85,7 +87,7 @@ class DiskTier:
         self._now = -math.inf  # of the last step
         self._is_new = False  # what the ranks said of their disks
         self._settles_at = -math.inf  # until then more of it is expected
-        dram.doubts = self._doubt
+        dram.doubts, dram.came = self._doubt, self._came
         self._events = self.ahead.events = dram.events
         if dram.events is not None:
             self.disk.gone = deque()
@@ -196,6 +198,11 @@ class DiskTier:
         read_s, prefill_s = costs.read_s(num) / num, costs.prefill_s(num) / num * self._block_tokens
         return not costs.knows_prefill or read_s < prefill_s
 
+    def _stays(self, program: str, worth: float, num_blocks: int) -> bool:
+        """Whether they are needed sooner than they could be read back: a turn reads when it
+        arrives, and never again."""
+        return self.ahead.has_waiting(program) or -worth < self._plan.costs.read_s(num_blocks)
+
     def _rank_at(self, now: float) -> Rank | None:
         rank = self.dram.rank
         return None if rank is None else lambda program: rank(program, now)
@@ -222,6 +229,12 @@ class DiskTier:
                     break
             goes_on = takes and self._saving.goes_on
             self.traffic.look_every_s = SAVE_LOOK_S if goes_on else math.inf
+
+    def _came(self, program: str) -> None:
+        """Something of it was stored."""
+        if self._has_disk:
+            self._saving.came(program)
+            self.traffic.look_every_s = NEW_LOOK_S
 
     def _write(self, now: float) -> bool:
         """Begin to write what is next; False: there is nothing, or not now."""

@@ -66,6 +66,8 @@ class DramTier:
         self._found = Finder(self.index, groups)
         # Told of slots that a load found to be wrong: copies of them may lie elsewhere.
         self.doubts: Callable[[Tickets], None] = lambda tickets: None
+        # Told of whom something has been stored.
+        self.came: Callable[[str], None] = lambda program: None
         # Of each store under way, the block of it that is the first in its chain.
         self._firsts: dict[int, tuple[int, Key]] = {}
         account.gauge("dram_wanted_blocks", num_slots)
@@ -192,6 +194,8 @@ class DramTier:
             if transfer.state is TransferState.DONE:
                 self._found.came(*first)
             self.index.settle(transfer.slots, stored=transfer.state is TransferState.DONE)
+            if transfer.state is TransferState.DONE:
+                self.came(transfer.program)
             if self.events is not None:
                 self.events.stored(transfer.id, set(self.index.keys_of(transfer.slots)))
         elif transfer.slots[0] >= 0:

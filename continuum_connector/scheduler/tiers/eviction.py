@@ -54,6 +54,10 @@ class EvictionOrder:
         """The program's chains that no newer turn superseded, oldest first."""
         return tuple(self._current.get(program, ()))
 
+    def live_of(self, program: str) -> Sequence[Chain]:
+        """Those of them that are live."""
+        return [chain for chain in self._current.get(program, ()) if chain in self._live]
+
     def add(self, chain: Chain) -> None:
         """A new live chain, the last to leave among equals."""
         self._live[chain] = None

@@ -205,6 +205,10 @@ class HostIndex:
         and ends with the first change."""
         return (chain for _, chain in self._claims.order.live(NOBODYS, rank))
 
+    def chains_of(self, program: str) -> Sequence[Chain]:
+        """The program's live chains."""
+        return self._claims.order.live_of(program)
+
     def slots_of(self, keys: Sequence[Key]) -> Numbers:
         """The keys' slots, READY or WRITING, -1 where there is none."""
         return self._look(keys)
@@ -257,8 +261,7 @@ class HostIndex:
         own = rank(chain.program) if rank is not None else 0.0
         on_disk = marks if marks and own > DEAD and marks.passes_on(now) else None
         num_whole = num_missing if self._whole else 0
-        taken = [free]
-        num_lost = 0  # live blocks
+        taken, num_lost = [free], 0  # live blocks
         for worth, victim, most in self._claims.leaving(chain, own, rank, on_disk, num_whole):
             victims.append(victim)
             most = min(most, num_missing)

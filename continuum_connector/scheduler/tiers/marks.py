@@ -33,6 +33,8 @@ class Marks:
         # Whether what comes may take the place of what is on disk, where it is going as well,
         # though it is worth less.
         self.passes_on: Callable[[float], bool] = lambda now: False
+        # Whether so many blocks of a program that are on disk stay even so, though worth so much.
+        self.stays: Callable[[str, float, int], bool] = lambda program, worth, num: True
         self.num_unsaved = 0  # blocks that left for room before their turn to be written, ever
 
     def grow(self, num_slots: int) -> None:

@@ -8,15 +8,15 @@ before he has a block of VRAM, until a deadline, and then never again: what is i
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import numpy as np
-import numpy.typing as npt
 
 from continuum_connector.observe.account import Account
-from continuum_connector.scheduler.kv_groups import Key, KvGroups, block_key
+from continuum_connector.scheduler.kv_groups import Key, KvGroups
 from continuum_connector.scheduler.tiers.disk_index import DiskIndex
 from continuum_connector.scheduler.tiers.events import TierEvents
 from continuum_connector.scheduler.tiers.eviction import Rank
@@ -29,6 +29,7 @@ from continuum_connector.scheduler.tiers.transfers import (
     Transfer,
     TransferState,
 )
+from continuum_connector.scheduler.tiers.wanted import Prompt, Wanted, block_keys
 
 MAX_READ_BYTES = 64 << 20  # of an order, on a rank: each that settles is a longer hit
 PROBE_S = 60.0  # so long after the last read a disk that seemed too slow is asked again
@@ -59,12 +60,15 @@ class DiskPlan:
 @dataclass(eq=False)
 class _Wait:
     """What a turn waits for. `reads`: the first one last; `start`: where its load begins, in
-    blocks; `came`: the places in its chain of what reads brought."""
+    blocks; `came`: the places in its chain of what reads brought. `rest`: where DRAM had no room
+    to read all of it to, and may have soon; `tried`: how things stood when it had none."""
 
     deadline: float
     reads: list[_Read] = field(default_factory=list)
     start: int = 0
     came: list[Numbers] = field(default_factory=list)
+    rest: Wanted | None = None
+    tried: tuple[int, ...] = ()
 
 
 @dataclass(eq=False)
@@ -75,27 +79,6 @@ class _Read:
     tickets: Tickets
     places: Numbers
     waits: list[_Wait] = field(default_factory=list)
-
-
-@dataclass(frozen=True)
-class _Prompt:
-    """How much of a prompt is where: of each of its blocks the key and the slot in DRAM, of each
-    disk slot the number; -1 where there is none. `is_there`: in DRAM, or VRAM has it."""
-
-    keys: list[Key]
-    in_dram: Numbers
-    is_there: npt.NDArray[np.bool_]
-    on_disk: Numbers
-    names: list[Key]
-
-    def missing(self, length: int) -> Numbers:
-        """The disk slots, by their place in the chain, that a hit needs beside what is there, as
-        far as there are any."""
-        is_whole = np.asarray(self.is_there.reshape(-1, length).all(axis=1))
-        ends = (~is_whole & (self.on_disk < 0)).nonzero()[0]
-        end = int(ends[0]) if len(ends) else len(is_whole)
-        groups: Numbers = (~is_whole[:end]).nonzero()[0]
-        return groups
 
 
 class Reading:
@@ -124,6 +107,8 @@ class Reading:
         self._read_to: dict[int, _Read] = {}  # by the host slot that it writes to
         self._num_reading = 0  # blocks, of the reads under way
         self._began = -math.inf  # when the last of them was begun
+        self.has_waiting: Callable[[str], bool] = lambda program: False  # a turn of it
+        self.has_new: Callable[[], bool] = lambda: False  # that is to be written at once
         self.owner: Owner | None = None
         self.max_read_bytes = MAX_READ_BYTES
         self.events: TierEvents | None = None  # of DRAM, to which the blocks come
@@ -151,31 +136,26 @@ class Reading:
         num_groups = min(len(hashes), request.num_tokens // self._size) // length
         if self.owner is None or not self._disk.num_ready or not num_groups or self.is_stuck:
             return
-        names = _keys(hashes[length - 1 : num_groups * length : length])
+        names = block_keys(hashes[length - 1 : num_groups * length : length])
         on_disk = self._disk.find(names)
         if (on_disk < 0).all():
             return
         self._disk.shelves.use(program, on_disk[on_disk >= 0], supersedes)
-        keys, start = _keys(hashes[: num_groups * length]), num_vram_tokens // self._size
-        in_dram = self._dram.slots_of(keys)
-        is_there = in_dram >= 0
-        is_there[:start] = True
-        prompt = _Prompt(keys, in_dram, is_there, on_disk, names)
+        keys, start = block_keys(hashes[: num_groups * length]), num_vram_tokens // self._size
+        prompt = self._look(wanted := Wanted(program, request, keys, names, start))
         groups = prompt.missing(length)
-        num_tokens, cached = self._gained(prompt, groups, start)
-        prefill_s = self._plan.costs.prefill_s(num_tokens, cached)
+        num_gained, num_before = prompt.gained(groups, length)
+        size, costs = self._size, self._plan.costs
+        prefill_s = costs.prefill_s(num_gained * size, num_before * size)
         patience_s = 2 * prefill_s if self._plan.costs.knows_prefill else math.inf
         wait = _Wait(now + min(self._plan.timeout_s, patience_s))
-        wait.reads = self._under_way(in_dram[start:])
+        reads = self._under_way(prompt.in_dram[start:])
         if len(groups) and self._is_worth(prompt, groups, prefill_s * max(1, num_turns)):
-            wait.reads += self._begin(program, prompt, groups, now)
+            reads += self._begin(wait, prompt, groups, now)
         elif len(groups) and now - self._began >= PROBE_S:
-            self._begin(program, prompt, groups[:1], now)  # nobody waits: how fast is it by now?
-        if wait.reads:
-            for read in wait.reads:
-                read.waits.append(wait)
-                self._describe(read, request, keys)
-            wait.reads.reverse()
+            self._begin(None, prompt, groups[:1], now)  # only to see how fast it is by now
+        self._join(wait, reads, wanted)
+        if wait.reads or wait.rest is not None:
             self._waits[request.request_id] = wait
 
     def awaits(self, request_id: str, now: float) -> bool:
@@ -185,7 +165,9 @@ class Reading:
             return False
         while wait.reads and wait.reads[-1].transfer.id not in self._reads:
             wait.reads.pop()
-        if wait.reads and now < wait.deadline:
+        if not wait.reads and wait.rest is not None and now < wait.deadline:
+            self._go_on(wait, wait.rest, now)
+        if (wait.reads or wait.rest is not None) and now < wait.deadline:
             return True
         self._give_up(wait)
         return False
@@ -232,23 +214,44 @@ class Reading:
         for read in self._reads.values():
             self._dram.disown(read.tickets)
         for wait in self._waits.values():
-            wait.reads = []
+            wait.reads, wait.rest = [], None
         self._waits.clear()
 
     # --- parts ------------------------------------------------------------------------
-    def _gained(self, prompt: _Prompt, groups: Numbers, start: int) -> tuple[int, int]:
-        """How many tokens need not be computed once all that is missing is there, behind how many
-        that are there already."""
-        if not len(groups):
-            end = len(prompt.keys)
-            first = start
-        else:
-            first, end = int(groups[0]), int(groups[-1]) + 1
-            first, end = first * self._plan.slot_blocks, end * self._plan.slot_blocks
-            first += int((~prompt.is_there[first:end]).argmax())
-        return (end - first) * self._size, first * self._size
+    def _look(self, wanted: Wanted) -> Prompt:
+        return Prompt.look(wanted, self._dram, self._disk)
 
-    def _is_worth(self, prompt: _Prompt, groups: Numbers, prefill_s: float) -> bool:
+    def _join(self, wait: _Wait, reads: list[_Read], wanted: Wanted) -> None:
+        """The turn waits for these."""
+        for read in reads:
+            read.waits.append(wait)
+            self._describe(read, wanted.request, wanted.keys)
+        wait.reads = reads[::-1]
+
+    def _go_on(self, wait: _Wait, wanted: Wanted, now: float) -> None:
+        """Read on, if there is room by now."""
+        if wait.tried == self._stand:
+            return
+        prompt, wait.rest = self._look(wanted), None
+        groups = prompt.missing(self._plan.slot_blocks)
+        reads = self._under_way(prompt.in_dram[wanted.start :])
+        if len(groups):
+            reads += self._begin(wait, prompt, groups, now)
+        self._join(wait, reads, wanted)
+
+    @property
+    def _stand(self) -> tuple[int, ...]:
+        """Changes where DRAM may have more room."""
+        traffic = self._traffic
+        copies = traffic.num_of(Kind.STORE), traffic.num_of(Kind.WRITE)
+        return self._dram.version, *copies, int(self.has_new())
+
+    def _makes_room(self, now: float) -> bool:
+        """Whether blocks of DRAM are on their way to the disk, and may leave soon."""
+        marks = self._dram.marks
+        return marks is not None and marks.passes_on(now) and any(self._stand[1:])
+
+    def _is_worth(self, prompt: Prompt, groups: Numbers, prefill_s: float) -> bool:
         costs, length = self._plan.costs, self._plan.slot_blocks
         if not costs.knows_prefill:
             return True  # until the deadline
@@ -264,35 +267,44 @@ class Reading:
         found = (self._read_to.get(number) for number in numbers.tolist())
         return list(dict.fromkeys(read for read in found if read is not None))
 
-    def _begin(self, program: str, prompt: _Prompt, groups: Numbers, now: float) -> list[_Read]:
+    def _begin(
+        self, wait: _Wait | None, prompt: Prompt, groups: Numbers, now: float
+    ) -> list[_Read]:
         """Reserve slots in DRAM, as a store of that program would, and queue the reads; as many
-        as get such a slot."""
+        as get such a slot. Where room will be made soon, nobody loses what is on no disk yet for
+        it: the turn waits for the rest."""
         length, end = self._plan.slot_blocks, (int(groups[-1]) + 1) * self._plan.slot_blocks
         is_wanted = np.zeros(end, np.bool_)
         is_wanted.reshape(-1, length)[groups] = ~prompt.is_there.reshape(-1, length)[groups]
         chain = (is_wanted | (prompt.in_dram[:end] >= 0)).nonzero()[0].tolist()
-        keys, rank = [prompt.keys[place] for place in chain], self.rank_at(now)
-        num_evicted = self._dram.num_evicted
+        wanted, num_evicted = prompt.wanted, self._dram.num_evicted
+        keys, program = [wanted.keys[place] for place in chain], wanted.program
+        can_wait = wait is not None and self._makes_room(now)
+        rank = self.rank_at(now)
+        rank = _last(program, rank) if can_wait else rank
         tickets = self._dram.reserve(keys, program, now, rank, supersedes=False, places=chain)
         self._account.count("dram_evicted_blocks", self._dram.num_evicted - num_evicted)
         targets = np.full(end, -1, np.int64)
         targets[is_wanted.nonzero()[0][: len(tickets)]] = tickets
-        groups = groups[(targets.reshape(-1, length)[groups] >= 0).any(axis=1)]
+        has_room = (targets.reshape(-1, length)[groups] >= 0).any(axis=1)
+        if wait is not None and can_wait and not has_room.all():
+            wait.rest, wait.tried = wanted, self._stand
+        groups = groups[has_room]
         step = max(1, self.max_read_bytes // (length * self._plan.block_bytes))
         parts = (groups[first : first + step] for first in range(0, len(groups), step))
-        return [self._read(program, prompt, part, targets, now) for part in parts]
+        return [self._read(prompt, part, targets, now) for part in parts]
 
-    def _read(
-        self, program: str, prompt: _Prompt, groups: Numbers, targets: Tickets, now: float
-    ) -> _Read:
+    def _read(self, prompt: Prompt, groups: Numbers, targets: Tickets, now: float) -> _Read:
         assert self.owner is not None
+        wanted = prompt.wanted
         length, numbers = self._plan.slot_blocks, prompt.on_disk[groups]
         places = (groups[:, None] * length + np.arange(length)).ravel()
-        names = [prompt.names[group] for group in groups.tolist()]
+        names = [wanted.names[group] for group in groups.tolist()]
         disk = DiskPlaces(numbers.astype(np.int32), names, groups.tolist())
         self._disk.acquire(numbers)
         self._began = now
-        transfer = self._traffic.of_disk(self.owner, Kind.READ, program, disk, targets[places], now)
+        what = wanted.program, disk, targets[places]
+        transfer = self._traffic.of_disk(self.owner, Kind.READ, *what, now)
         transfer.num_ahead = self._num_reading
         self._num_reading += len(transfer)
         places = places[transfer.slots >= 0]
@@ -309,7 +321,7 @@ class Reading:
 
     def _give_up(self, wait: _Wait) -> None:
         """It waits no more. What nobody waits for and has not begun is not read."""
-        reads, wait.reads = wait.reads, []
+        reads, wait.reads, wait.rest = wait.reads, [], None
         for read in reads:
             if read.transfer.id in self._reads:
                 read.waits.remove(wait)
@@ -318,6 +330,13 @@ class Reading:
                     self._traffic.cancel(read.transfer)
 
 
-def _keys(hashes: Sequence[bytes]) -> list[Key]:
-    suffix = block_key(b"", 0)
-    return [block_hash + suffix for block_hash in hashes]
+def _last(program: str, rank: Rank | None) -> Rank:
+    """By which what it wants is worth less than all that is live; without `rank` nobody else is
+    needed soon."""
+
+    def worth(each: str) -> float:
+        if each == program:
+            return -sys.float_info.max
+        return rank(each) if rank is not None else -sys.float_info.max / 2
+
+    return worth

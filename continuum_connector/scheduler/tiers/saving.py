@@ -154,6 +154,8 @@ class Saving:
         # Chains to walk, the next one last: those that leave soon, those that do not.
         self._cold: list[_Walk] = []
         self._spare: list[_Walk] = []
+        self._new: list[_Walk] = []  # those that came lately
+        self._came: dict[str, None] = {}  # programs of whom something did
         self._cold_at = self._spare_at = -math.inf
         self._has_found = False  # something to write, since the last pass over all began
         self._version = -1  # of DRAM, at that time
@@ -162,13 +164,23 @@ class Saving:
     @property
     def goes_on(self) -> bool:
         """Whether more may be to write, so that an idle engine is to ask again."""
-        return bool(self._cold or self._spare) or (self._has_spare and self._is_due)
+        has_walks = self.has_new or bool(self._cold or self._spare)
+        return has_walks or (self._has_spare and self._is_due)
+
+    @property
+    def has_new(self) -> bool:
+        """Whether something that came lately has not been looked at."""
+        return bool(self._new or self._came)
 
     def has_spare(self, now: float) -> bool:
         """Whether there is budget for more than what leaves soon. On a disk smaller than DRAM each
         block would push out one that is to be written again."""
         has_room = self._disk.num_slots * self._length >= self._dram.num_slots
         return has_room and self._budget.fill(now) > SPARE_FILL
+
+    def came(self, program: str) -> None:
+        """Something of it has come to DRAM: if there is budget, it goes on at once."""
+        self._came[program] = None
 
     def next(self, num_wanted: int, rank: Rank | None, now: float) -> Batch | None:
         """What is to be written now, `num_wanted` disk slots at most; None: nothing in this step,
@@ -186,6 +198,7 @@ class Saving:
     def clear(self) -> None:
         """What was to be written is gone."""
         self._cold, self._spare, self._has_found = [], [], False
+        self._new, self._came = [], {}
 
     # --- where to look ----------------------------------------------------------------
     def _next_walks(self, rank: Rank | None, now: float) -> list[list[_Walk]]:
@@ -196,12 +209,18 @@ class Saving:
         self._has_spare = self.has_spare(now)
         if not self._has_spare:
             self._spare, self._has_found = [], False
+            self._new, self._came = [], {}
         elif not self._spare and now >= self._spare_at and self._is_due:
             self._spare_at, self._has_found = now + SPARE_S, False
             self._version = self._dram.version
             chains = itertools.islice(self._dram.next_to_leave(None), MAX_CHAINS)
             self._spare = [_Walk(chain, 0, len(chain.tickets)) for chain in chains][::-1]
-        return [walks for walks in (self._cold, self._spare) if walks]
+        if not self._new and self._came:
+            program = next(iter(self._came))
+            del self._came[program]
+            new = self._dram.chains_of(program)
+            self._new = [_Walk(chain, 0, len(chain.tickets)) for chain in new]
+        return [walks for walks in (self._cold, self._new, self._spare) if walks]
 
     @property
     def _is_due(self) -> bool:

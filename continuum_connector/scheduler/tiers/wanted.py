@@ -1,0 +1,69 @@
+"""Wanted: what a turn wants of the disk; Prompt: where each block of that is."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from continuum_connector.scheduler.kv_groups import Key, block_key
+from continuum_connector.scheduler.tiers.disk_index import DiskIndex
+from continuum_connector.scheduler.tiers.index import HostIndex
+from continuum_connector.scheduler.tiers.slots import Numbers
+
+
+class Wanted(NamedTuple):
+    """Of each block of a prompt the key, of each disk slot the name. VRAM has the first `start`
+    blocks."""
+
+    program: str
+    request: Any
+    keys: list[Key]
+    names: list[Key]
+    start: int
+
+
+@dataclass(frozen=True)
+class Prompt:
+    """How much of what is wanted is where: of each block the slot in DRAM, of each disk slot the
+    number; -1 where there is none. `is_there`: in DRAM, or VRAM has it."""
+
+    wanted: Wanted
+    in_dram: Numbers
+    is_there: npt.NDArray[np.bool_]
+    on_disk: Numbers
+
+    @classmethod
+    def look(cls, wanted: Wanted, dram: HostIndex, disk: DiskIndex) -> Prompt:
+        """As it is now."""
+        in_dram = dram.slots_of(wanted.keys)
+        is_there = in_dram >= 0
+        is_there[: wanted.start] = True
+        return cls(wanted, in_dram, is_there, disk.find(wanted.names))
+
+    def missing(self, length: int) -> Numbers:
+        """The disk slots, by their place in the chain, that a hit needs beside what is there, as
+        far as there are any."""
+        is_whole = np.asarray(self.is_there.reshape(-1, length).all(axis=1))
+        ends = (~is_whole & (self.on_disk < 0)).nonzero()[0]
+        end = int(ends[0]) if len(ends) else len(is_whole)
+        groups: Numbers = (~is_whole[:end]).nonzero()[0]
+        return groups
+
+    def gained(self, groups: Numbers, length: int) -> tuple[int, int]:
+        """How many blocks need not be computed once all that is missing is there, behind how many
+        that are there already."""
+        if not len(groups):
+            return len(self.wanted.keys) - self.wanted.start, self.wanted.start
+        first, end = int(groups[0]) * length, (int(groups[-1]) + 1) * length
+        first += int((~self.is_there[first:end]).argmax())
+        return end - first, first
+
+
+def block_keys(hashes: Sequence[bytes]) -> list[Key]:
+    """Of a model's blocks of full attention."""
+    suffix = block_key(b"", 0)
+    return [block_hash + suffix for block_hash in hashes]

@@ -1,0 +1,124 @@
+"""A DRAM of a context and a half above a disk: programs in turn, each wanting all that it left."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from continuum_connector.scheduler.tiers.transfers import Kind
+from tests.vllm.harness import Engine, prompt
+from tests.vllm.tiering import (
+    SLOT_BYTES,
+    Costs,
+    answers_as_without_a_tier,
+    come_to_rest,
+    hold,
+    in_flight,
+    on_disk,
+    park,
+    run_turn,
+    total,
+)
+
+BLOCK = 32
+LENGTHS = (700, 908, 1116, 1324)  # the prompts of `continuum bench ab`'s `pressure`
+NUM_PROGRAMS, NUM_ANSWERED = 6, 8
+NUM_KEPT = sum(length // BLOCK * BLOCK for length in (707, 915, 1123))  # of a program, at best
+
+
+class Timed(Engine):
+    """Steps take as long as what they compute, so that there is something to save."""
+
+    def _update(self) -> None:
+        scheduled = self._queue[-1][0].num_scheduled_tokens.values() if self._queue else ()
+        self.clock.advance(1.5e-4 * sum(scheduled))
+        super()._update()
+
+
+def small() -> Timed:
+    slots = {"dram_bytes": 62 * 2 * SLOT_BYTES, "disk_path": "/disk", "disk_bytes": "1GiB"}
+    engine = Timed(
+        65,
+        block_size=BLOCK,
+        max_num_batched_tokens=2048,
+        extra_config={"policy": "adaptive", **slots},
+        step_s=0.005,
+    )
+    engine.worker.report_disk(2000)
+    engine.idle(10.0)
+    for number in range(2):  # now it is known what a prompt costs
+        run_turn(engine, f"warm{number}", 700, seed=1000 + number, final=True)
+    return engine
+
+
+def test_programs_in_turn_compute_only_what_is_new_though_dram_holds_one_of_them() -> None:
+    """As on a real server: the next one comes as soon as the last one is answered."""
+    engine = small()
+    num_prompt = num_found = 0
+    for turn, length in enumerate(LENGTHS):
+        for number in range(NUM_PROGRAMS):
+            tokens = prompt(length, seed=number)
+            if turn:
+                before = list(engine.requests[f"p{number}.{turn - 1}"].all_token_ids)
+                tokens = before + prompt(length - len(before), seed=100 * turn + number)
+            request = f"p{number}.{turn}"
+            final = turn == len(LENGTHS) - 1
+            engine.add(request, tokens, NUM_ANSWERED, program=f"p{number}", final=final)
+            engine.run_until_idle(until=lambda asked=request: asked in engine.finish_reasons)
+            num_prompt += length
+            num_found += sum(engine.cached.get(request, (0, 0)))
+    engine.connector.side.update_gauges(all_of_them=True)
+    assert num_found == NUM_PROGRAMS * NUM_KEPT
+    assert total(engine, "disk_unsaved_blocks") == 0
+    assert num_prompt - num_found == 7968
+    assert answers_as_without_a_tier(engine)
+
+
+def came_back(**kwargs: Any) -> Engine:
+    """`a` is on disk alone; what others left fills DRAM, and is being written."""
+    engine = on_disk(num_slots=20, **kwargs)
+    run_turn(engine, "a", 200, program="a")
+    park(engine)
+    run_turn(engine, "b", 200, seed=1, program="b")
+    park(engine)
+    come_to_rest(engine)
+    engine.worker.disk.is_held = True
+    run_turn(engine, "c", 200, seed=2, program="c", idle=False)
+    while not in_flight(engine, Kind.WRITE):
+        engine.step()
+        engine.clock.advance(0.02)
+    engine.add("d", engine.next_prompt("a", 20), program="a")
+    return engine
+
+
+def test_a_turn_reads_on_when_what_is_being_written_has_made_room() -> None:
+    engine = came_back()
+    engine.step()
+    num_first = sum(len(each) for each in in_flight(engine, Kind.READ))
+    assert 0 < num_first < 13, "DRAM has no room for all of it"
+    engine.worker.disk.is_held = False
+    engine.run_until_idle()
+    assert engine.cached["d"] == (0, 208)
+    assert answers_as_without_a_tier(engine)
+
+
+def test_a_turn_waits_for_room_no_longer_than_for_reads() -> None:
+    engine = came_back(costs=Costs(prefill=1e-3))
+    for _ in range(60):
+        engine.step()
+    assert "d" in engine.finish_reasons
+    hold(engine, False)
+    engine.worker.disk.is_held = False
+    engine.run_until_idle()
+    assert answers_as_without_a_tier(engine)
+    assert not engine.connector.side.tier.ahead._waits
+
+
+@pytest.mark.parametrize("is_waiting", [True, False])
+def test_what_a_turn_in_line_was_read_stays_in_dram_until_it_is_loaded(is_waiting: bool) -> None:
+    engine = on_disk()
+    tier = engine.connector.side.tier
+    tier.ahead.has_waiting = lambda program: is_waiting
+    assert tier._stays("any", -1e6, 10) is is_waiting
+    assert tier._stays("any", -0.5e-3, 10), "it is needed before it would be back"
