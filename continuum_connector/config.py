@@ -131,13 +131,10 @@ KNOBS: dict[str, str] = {
     "scheduler": "attach to vLLM's scheduler (pins yield inside allocations, program order); "
     "0: leave it stock",
     "order": "serve waiting turns in program order; 0: vLLM's order",
-    "objective": "what the order is for: "
-    + " or ".join(OBJECTIVES)
-    + "; with throughput, for batches, "
+    "objective": f"what the order is for: {' or '.join(OBJECTIVES)}; with throughput, for batches, "
     "programs go by arrival however long others wait, and samples of a prompt go together",
-    "kv_layout": "KV cache layout to ask vLLM for: "
-    + ", ".join(KV_LAYOUTS)
-    + " (auto: BLHNC when the tier is on)",
+    "kv_layout": f"KV cache layout to ask vLLM for: {', '.join(KV_LAYOUTS)} (auto: BLHNC when the "
+    "tier is on)",
     "driver": "what copies: auto picks by the KV cache's device; " + ", ".join(DRIVERS[1:]),
     "trunk_bytes": "bytes per driver call; vLLM's own copies wait behind at most one such call",
     "window_bytes": "bytes being copied at once per direction, at least trunk_bytes; a larger "

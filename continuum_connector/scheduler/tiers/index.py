@@ -3,7 +3,6 @@
 A slot is FREE, WRITING (a store is under way) or READY; a READY slot may have readers.
 Only READY slots are ever found. A slot that is forgotten while somebody writes or reads it
 becomes an orphan: nobody finds it, and it is FREE once the last of them is done.
-
 A new epoch begins with empty tables; what the old ones held is FREE by and by (past.py).
 
 A program's turn keeps a chain of slots. Chains leave tail first, in the order of eviction.py;
@@ -119,8 +118,7 @@ class HostIndex:
         for the marks.
         """
         numbers = self._look(keys)
-        is_missing = numbers < 0
-        missing, present = is_missing.nonzero()[0], numbers[~is_missing]
+        present, missing = numbers[numbers >= 0], (numbers < 0).nonzero()[0]
         self.touch(program, now)
         chain = self._claims.begin(present, program, now, supersedes)
         victims: list[Chain] = []
