@@ -267,7 +267,9 @@ class ContinuumConnector(WorkerHooks, SupportsHMA):  # type: ignore[misc]
 
     def update_connector_output(self, connector_output: Any) -> None:
         meta = connector_output.kv_connector_worker_meta
-        if self.mode is not Mode.ASIDE and isinstance(meta, WorkerMetadata):
+        if meta is None or self.mode is Mode.ASIDE:
+            return
+        if isinstance(meta, WorkerMetadata):
             self._settle(meta.report)
 
     @timed("update_connector_output")

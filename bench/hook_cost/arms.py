@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from bench.hook_cost.population import fill_dram, pin_programs, remember_programs
+from bench.hook_cost.population import fill_dram, remember_programs, run_turns
 from tests.vllm.harness import Engine
 from tests.vllm.tiering import SLOT_BYTES
 
@@ -121,7 +121,9 @@ def build_arms(
 ) -> list[TimedEngine]:
     """Stock, then ours, one per policy, with one size of pool; ours with pins and a full DRAM.
 
-    NOTHING among the policies is a connector that does nothing, in the place of ours.
+    NOTHING among the policies is a connector that does nothing, in the place of ours. All run the
+    turns that ours pins, so that as many blocks are in each prefix cache: a step looks into that,
+    and the larger it is, the slower.
     """
     common: dict[str, Any] = {
         "num_blocks": args.vram_blocks,
@@ -130,8 +132,9 @@ def build_arms(
     }
     say("building the stock engine")
     stock = Engine(connector=None, **common)
+    run_turns(stock, num_pins, args.prompt)
     ours = {
-        policy: _nothing(common)
+        policy: _nothing(args, num_pins, common)
         if policy == NOTHING
         else _ours(policy, args, num_pins, common, say)
         for policy in policies
@@ -144,13 +147,15 @@ def build_arms(
     return arms
 
 
-def _nothing(common: dict[str, Any]) -> Engine:
-    return Engine(
+def _nothing(args: argparse.Namespace, num_pins: int, common: dict[str, Any]) -> Engine:
+    engine = Engine(
         connector="NothingConnector",
         connector_module="bench.hook_cost.nothing",
         extra_config={},
         **common,
     )
+    run_turns(engine, num_pins, args.prompt)
+    return engine
 
 
 def _ours(
@@ -166,7 +171,7 @@ def _ours(
     engine = Engine(extra_config=config, **common)
     assert engine.connector.costs.restore(KNOWN_COSTS) == 0
     remember_programs(engine.connector.side, args.programs)
-    pin_programs(engine, num_pins, args.prompt)
+    run_turns(engine, num_pins, args.prompt)  # each is pinned
     fill_dram(engine.connector.side, args.dram_blocks, args.programs)
     return engine
 

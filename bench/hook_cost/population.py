@@ -19,8 +19,8 @@ def remember_programs(side: Any, num_programs: int) -> None:
         side.programs.end_turn(program, identity.hints, now=0.0)
 
 
-def pin_programs(engine: Engine, num_programs: int, prompt_tokens: int) -> None:
-    """Run one turn of each program to its end, so that it is pinned."""
+def run_turns(engine: Engine, num_programs: int, prompt_tokens: int) -> None:
+    """Run one turn of each program to its end."""
     for number in range(num_programs):
         name = f"pinned{number}"
         engine.add(name, prompt_tokens, 1, seed=1_000_000 + number, program=name)

@@ -112,9 +112,12 @@ class Account:
         """
         payload: Payload = {}
         if self._changed:
-            deltas = {k: self._counts[k] - self._taken[k] for k in self._changed}
-            payload["counters"] = {self._text[k]: n for k, n in deltas.items() if n}
-            self._taken |= {k: self._counts[k] for k in self._changed}
+            counts, taken, text = self._counts, self._taken, self._text
+            counters = payload["counters"] = {}
+            for key in self._changed:
+                if n := counts[key] - taken[key]:
+                    counters[text[key]] = n
+                    taken[key] = counts[key]
             self._changed.clear()
         if self._moved:
             payload["gauges"] = {self._text[k]: self._gauges[k] for k in self._moved}

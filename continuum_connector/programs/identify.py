@@ -150,7 +150,11 @@ def _claims(
         claims.append(_client(xargs))
     sessions = xargs.get("session_id"), session_id
     claims += [_session(value) for value in sessions if value is not None]
-    return sorted(claims, key=lambda claim: _RANKS[claim.source])
+    return sorted(claims, key=_rank) if len(claims) > 1 else claims
+
+
+def _rank(claim: _Said) -> int:
+    return _RANKS[claim.source]
 
 
 def _continuum(fields: Mapping[str, Any]) -> _Said:

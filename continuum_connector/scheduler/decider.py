@@ -9,6 +9,7 @@ DramWorth: what a program's blocks in DRAM are worth, as the policy sees it.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 from continuum_connector.costs.costs import Costs
@@ -52,7 +53,12 @@ class Decider:
         self.gaps = gaps
         self.away = away
         self.costs = costs
-        self._seen = costs.seen
+        self._seen = seen = costs.seen
+        self._learn: dict[Kind, Callable[[int, float], None]] = {
+            Kind.LOAD: seen.loaded,
+            Kind.STORE: seen.stored,
+            Kind.READ: seen.read,
+        }
         self._reader = reader
         self._state_file = state_file
         state_file.restore("gaps", gaps.load_state)
@@ -74,9 +80,9 @@ class Decider:
         if transfer.kind is Kind.STORE and outcome is not None and outcome.seconds:
             seconds = min(seconds, outcome.seconds / outcome.num_done)
         if transfer.state is TransferState.DONE:
-            learn = {Kind.LOAD: seen.loaded, Kind.STORE: seen.stored, Kind.READ: seen.read}
-            if transfer.kind in learn:
-                learn[transfer.kind](transfer.num_ahead + len(transfer), seconds)
+            learn = self._learn.get(transfer.kind)
+            if learn is not None:
+                learn(transfer.num_ahead + len(transfer), seconds)
         elif transfer.kind is Kind.READ and transfer.cancelled:
             seen.read(transfer.num_ahead + len(transfer), seconds, is_done=False)
 

@@ -31,8 +31,10 @@ class Allocation:
         self._with_room = _with_room(self._own, scheduler, ours, groups.rule)
         self._ours = ours
         self._num_blocks = groups.num_blocks
-        self._most_new = groups.most_new
         self._lookahead = scheduler.num_lookahead_tokens
+        # What a step takes at most, and each running turn beside its share of that.
+        self._most_per_step = groups.num_blocks(scheduler.max_num_scheduled_tokens)
+        self._most_per_turn = groups.most_new + groups.num_blocks(self._lookahead)
         self._hears_of_admission = compat.tells_of_admission(scheduler)
         # vLLM's is a method of the class unless somebody else has put another in its place.
         self._is_method = getattr(self._own, "__func__", None) is type(self._manager).allocate_slots
@@ -46,8 +48,7 @@ class Allocation:
             self._put_in_place(False)
             return False
         num_running, free = len(self._scheduler.running), self._pool.get_num_free_blocks()
-        most = self._num_blocks(self._scheduler.max_num_scheduled_tokens)
-        most += num_running * (self._most_new + self._num_blocks(self._lookahead))
+        most = self._most_per_step + num_running * self._most_per_turn
         self._put_in_place(free < most or not self._hears_of_admission)
         # What running turns spare is counted only where it may matter.
         return bool(free + self._pins.num_blocks < most and free + self._num_giving_way < most)

@@ -161,9 +161,10 @@ class DramTier:
             self._grow(report.ready_slots)
 
     def take_events(self) -> list[Any]:
-        gone, self.index.gone = self.index.gone, deque()
         if self.events is None:
+            self.index.gone.clear()
             return []
+        gone, self.index.gone = self.index.gone, deque()
         self.events.removed(gone)
         return self.events.take()
 

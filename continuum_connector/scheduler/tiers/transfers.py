@@ -45,6 +45,9 @@ class DiskPlaces:
 
 
 class Kind(enum.Enum):
+    # Members are singletons; Enum's own hash is a Python call, and each copy asks for a dozen.
+    __hash__ = object.__hash__
+
     STORE = "store"  # VRAM to DRAM
     LOAD = "load"  # DRAM to VRAM
     WRITE = "write"  # DRAM to disk
