@@ -64,6 +64,7 @@ SEAMS = {
     "pressure": "allocate_slots",
     "quiet_steps": "the hooks of a step without work",
     "rank": "how a worker knows its rank",
+    "resets_beside_stock": "what its resets answer, and its own MultiConnector's",
     "shadow": "its coordinator, copied",
     "stages": "whose reports its executors pass on",
     "states": "groups with states, chunks and mixed block sizes",
