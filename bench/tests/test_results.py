@@ -130,4 +130,5 @@ def test_keeping_a_table_anew_leaves_what_people_said_of_it(
     again = keep(2.0)
     assert (again.question, again.notes, again.place) == ("Sooner?", ["**No**"], 7)
     assert again.cited["jct_mean_s"] == 0.2
+    assert not again.is_simulated
     assert len(pages) == 2
