@@ -165,9 +165,7 @@ class WorkerDisk:
         if self._thread is not None:
             self._thread.join(2 * _END_S)
             if self._thread.is_alive():
-                logger.warning(
-                    "the disk at %s hangs, and with it the end of this process", self.path
-                )
+                logger.warning("the disk at %s hangs, so this process cannot end", self.path)
                 return False
         file = self._file or self._opened
         self._file = self._opened = None
@@ -259,7 +257,7 @@ class WorkerDisk:
     def _close(self, file: DiskFile) -> None:
         if not file.close(_END_S):
             logger.warning(
-                "the disk at %s does not answer: what it owes is left behind, and this process, "
-                "and so its GPU, ends only when it answers",
+                "the disk at %s does not answer; what it still has to do is left behind, and "
+                "this process ends, and frees its GPU, only once it answers",
                 self.path,
             )
