@@ -69,5 +69,5 @@ def _layout(machine: Machine, plan: Plan, vllm: VllmSeen) -> Line:
     if named is not None and named != wanted:
         text = f"VLLM_KV_CACHE_LAYOUT={named} wins over {wanted}, which makes a block one copy"
         return warning("KV layout", text, "unset VLLM_KV_CACHE_LAYOUT")
-    text = f"asks for {wanted}, except with states: a block is one copy, if attention supports it"
+    text = f"{wanted} is asked for, except with states: a block is one copy, if attention has it"
     return ok("KV layout", text)
