@@ -1,4 +1,4 @@
-"""Which key to forget when there are too many: names come from clients, who may invent them."""
+"""Which key to forget when there are too many, because clients may invent any number of names."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a request says where vLLM drops it before a connector can see it -> continuum fields.
+"""The parts of a request that vLLM drops before a connector can see them -> continuum fields.
 
 Pure: a request's top-level body fields and headers (names in lower case) in, the fields of
 `kv_transfer_params.continuum` out. What the client wrote there itself is never changed.

@@ -1,10 +1,10 @@
-"""What agents and gateways send of their own accord: their headers and body fields, by vendor.
+"""What agents and gateways already send: their headers and body fields, by vendor.
 
 Pure: a request's headers (names in lower case) and top-level body fields in, the fields of
 `kv_transfer_params.continuum` out. Ids get the vendor's namespace here ("codex:<id>").
 `user` and `safety_identifier` are not read: they name a tenant, who runs many programs.
 
-How long a client would like its KV to be found again is read where a vendor's API can say it.
+Some vendors' APIs can say how long a client would like its KV to be found again:
 Anthropic: `cache_control: {"type": "ephemeral", "ttl": "5m" | "1h"}`, at the top of a request or
 on a block of `system`, `messages` (in `content`, to any depth of tool results) or `tools`.
 OpenAI: `prompt_cache_retention: "in_memory" | "24h"`.

@@ -1,4 +1,4 @@
-"""From a call as the model wrote it to those that statistics know: names and argument classes.
+"""Turns a call as the model wrote it into what statistics use: names and argument classes.
 
 A tool that runs a shell is read as the commands in its script.
 """

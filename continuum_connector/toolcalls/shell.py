@@ -1,12 +1,13 @@
 """The calls of a shell script: the commands in it that take time, each with a class of arguments.
 
-The first word names a command. `cd`, assignments and the like are dropped where something
-else is there, wrappers (`sudo`, `timeout 60`, `uv run`, `bash -c "..."`) stand for what they
-run, and the filters behind a pipe for nothing: they take as long as what feeds them.
+The first word names a command. `cd`, assignments and the like are dropped if there is another
+command. Wrappers (`sudo`, `timeout 60`, `uv run`, `bash -c "..."`) count as what they run. Filters
+after a pipe do not count: they take as long as what feeds them.
 
 A class is a subcommand, flags, whether a path is given, and how long: `pytest -q tests/unit` and
-`pytest -q tests/vllm` are one class, `pytest` another. What only one program would say (names,
-patterns, messages) is left out. Sizes and times count as powers of two, so that near ones meet.
+`pytest -q tests/vllm` are one class, `pytest` another. It leaves out what only one program would
+say (names, patterns, messages). Sizes and times count as powers of two, so that similar ones are
+equal.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """A shell script as simple commands: words between separators, quotes and heredocs respected.
 
-One pass, linear, no errors: what bash would refuse is read as far as it goes.
+One pass, linear, no errors: it reads what bash would refuse as far as it can.
 """
 
 from __future__ import annotations

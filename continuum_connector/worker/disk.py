@@ -2,8 +2,8 @@
 
     start -> opening (folder, room, namespace, file) -> serves -> given up, or ended
 
-To open it takes as long as it takes to read the model's weights once, so DRAM serves meanwhile. The
-disk talks to DRAM's slots alone; whatever happens to it, DRAM stays.
+Opening takes as long as reading the model's weights once, so DRAM serves meanwhile. The disk only
+copies to and from DRAM's slots; whatever happens to it, DRAM stays.
 """
 
 from __future__ import annotations

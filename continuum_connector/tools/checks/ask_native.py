@@ -1,4 +1,4 @@
-"""Whether the native library loads and copies; run by Machine.ask in a process of its own."""
+"""Whether the native library loads and copies; Machine.ask runs this in its own process."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Lines on the GPUs and their driver, as CUDA shows them to a server started here."""
+"""Lines on the GPUs and their driver, as CUDA would show them to a server started here."""
 
 from __future__ import annotations
 

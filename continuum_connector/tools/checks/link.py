@@ -1,4 +1,4 @@
-"""Lines on the PCIe links: DRAM is as fast as they are."""
+"""Lines on the PCIe links: DRAM is only as fast as they are."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """Lines on memory: room for dram_bytes, the right to lock it, huge pages.
 
-How much room there is follows the rule of csrc/available.cpp.
+It computes the room by the rule of csrc/available.cpp.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Lines on the native library and who copies."""
+"""Lines on the native library, and what copies."""
 
 from __future__ import annotations
 

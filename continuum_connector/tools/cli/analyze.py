@@ -1,4 +1,4 @@
-"""`continuum analyze`: traces in numbers, a column each."""
+"""`continuum analyze`: traces in numbers, one column each."""
 
 from __future__ import annotations
 

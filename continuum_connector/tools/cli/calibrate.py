@@ -1,4 +1,4 @@
-"""`continuum calibrate`: what this server's prefill costs, as a file its connector starts from."""
+"""`continuum calibrate`: measures a server's prefill cost, as a file for its connector's start."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Traces in a command: a bar while one is read, a sentence if that fails, none is overwritten."""
+"""Reads traces for a command: with a progress bar, a sentence on failure; overwrites none."""
 
 from __future__ import annotations
 

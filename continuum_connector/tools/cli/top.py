@@ -1,4 +1,4 @@
-"""`continuum top`: a running server, live: what VRAM and DRAM hold, and what it is good for."""
+"""`continuum top`: a running server, live: what VRAM and DRAM hold, and what that brings."""
 
 from __future__ import annotations
 
