@@ -12,7 +12,7 @@ from continuum_connector.tools.cli.reading import command
 from continuum_connector.tools.cli.server import CommandError
 from continuum_connector.tools.cli.terminal import terminal
 
-Arms = Annotated[str, typer.Option(help="What is compared; ratios are to the first.")]
+Arms = Annotated[str, typer.Option(help="Arms to compare; ratios are to the first.")]
 Workload = Annotated[
     str, typer.Option(help="A name of --list, or a TOML file: workload = NAME, its options.")
 ]
@@ -28,16 +28,21 @@ Pcie = Annotated[
 ]
 Disk = Annotated[float, typer.Option(min=0, max=1e9, help="A disk for what leaves DRAM; 0: none.")]
 DiskRate = Annotated[
-    float, typer.Option("--disk-gb-s", min=0.01, max=1e6, help="It reads; it writes half as fast.")
+    float,
+    typer.Option(
+        "--disk-gb-s", min=0.01, max=1e6, help="How fast it reads; it writes half as fast."
+    ),
 ]
 Tp = Annotated[int, typer.Option(min=1, max=1024, help="GPUs that share the model.")]
-Seeds = Annotated[str, typer.Option(help="A run for each; figures are of all together.")]
+Seeds = Annotated[str, typer.Option(help="One run for each; figures cover all of them.")]
 Sweep = Annotated[str, typer.Option(help="A sweep of --list, instead of all options above.")]
-Out = Annotated[Path, typer.Option(help="Results, a line per run; what it has is not run again.")]
+Out = Annotated[
+    Path, typer.Option(help="Results, one line per run; it does not repeat runs in it.")
+]
 Report = Annotated[Path | None, typer.Option(help="Write a page with plots here.")]
 Workers = Annotated[int, typer.Option(min=0, max=4096, help="Processes; 0: one per core.")]
 ShowList = Annotated[
-    bool, typer.Option("--list", help="Arms, workloads, GPUs, models, sweeps; then end.")
+    bool, typer.Option("--list", help="List arms, workloads, GPUs, models, sweeps; then end.")
 ]
 
 
@@ -66,8 +71,8 @@ def simulate(
     time: who is admitted, cached, stored, loaded and evicted is real; how long steps and copies
     take is modelled. Same options, same numbers, on any machine.
 
-    Prints a table per point; ratios are to the first arm. A run that was stopped goes on
-    from --out with the same command; runs by other code are done anew.
+    Prints a table per point; ratios are to the first arm. The same command
+    continues a stopped run from --out; runs by other code are done anew.
 
     [bold]Examples[/]
 
