@@ -258,16 +258,16 @@ def disk_rows(
 
 
 def disk_advice(dram_bytes: int, below: Overflow, drive: float) -> str:
-    """The last line where a disk is asked for."""
+    """The last line, if there is to be a disk."""
     setting = f"CONTINUUM_DRAM_BYTES={whole_gib(dram_bytes)}GiB"
     if not below.disk_bytes:
         return f"Serve with {setting}: no disk is needed."
     setting += f" CONTINUUM_DISK_PATH=FOLDER CONTINUUM_DISK_BYTES={whole_gib(below.disk_bytes)}GiB"
     written = min(1.0, below.disk_bytes / below.written)
-    budget = "all new KV fits disk_write_budget as it is, disk_bytes a day"
+    budget = "the default disk_write_budget, disk_bytes a day, covers all new KV"
     if written < 1.0:
         budget = (
-            f"disk_write_budget as it is, disk_bytes a day, takes {written:.0%} of all new KV: "
+            f"the default disk_write_budget, disk_bytes a day, covers {written:.0%} of all new KV: "
             "that of programs that came back most"
         )
     if below.is_too_slow:
