@@ -1,4 +1,4 @@
-"""Kept tables as pages: docs/results.md, and what the front page quotes of them."""
+"""Kept tables as pages: docs/results.md, and the numbers that the front page quotes."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def _gpu() -> str:
     proven = sum(state.of(each).verdict == Verdict.PROVEN.value for each in claims)
     return (
         f"**On a GPU {proven} of {len(claims)} claims are proven** "
-        "([which](limits.md#what-is-not-proven)). What is below is from CPU servers, on which "
+        "([which](limits.md#what-is-not-proven)). The numbers below come from CPU servers, where "
         "decisions are real and prices are not, or from the lab, which computes times from data "
         "sheets. So read ratios, not seconds."
     )
@@ -64,7 +64,7 @@ def _matrix() -> str:
     aims = re.search(r"^\| aim \|.*?(?=\n\n)", text, re.MULTILINE | re.DOTALL)
     if origin is None or aims is None:
         raise ValueError(f"{MATRIX} is not the page that python -m bench.sim.matrix --write makes")
-    cells = "[All cells and arms](../bench/sim/MATRIX.md), those where ours loses too"
+    cells = "[All cells and arms](../bench/sim/MATRIX.md), including those where ours loses"
     reach = (
         "[What the lab can and cannot say](../bench/sim/README.md#does-it-tell-what-was-measured)"
     )

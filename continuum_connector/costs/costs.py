@@ -1,4 +1,4 @@
-"""Costs: what happened goes in, what it costs comes out. All in seconds; one per engine."""
+"""Costs: events go in, costs in seconds come out. One per engine."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Memoryfulness: does a program's age say how much of it is left? (paper 4.2, eta)"""
+"""Memoryfulness: does a program's age say how much longer it runs? (paper 4.2, eta)"""
 
 from __future__ import annotations
 

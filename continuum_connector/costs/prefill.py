@@ -5,10 +5,10 @@ A step takes base + per_token * new + per_pair * new * (cached + new / 2) + per_
 and launch and weight reads in the base. The paper fits a parabola to one prompt's time
 (section 4.2); this is that parabola, with the cached prefix and a mixed batch told apart.
 
-The fit (RobustFit) has much to bear. A step that took ten times as long (a compile, a pause) counts
-by its absolute deviation, not its square. A thousand steps alike push out only steps of their own
-kind, so what longer ones taught is not forgotten. A seed fills the directions in which nothing was
-seen, and fades where something was.
+The fit (RobustFit) tolerates bad data. A step that took ten times as long (a compile, a pause)
+counts by its absolute deviation, not its square. A thousand similar steps push out only steps of
+their own kind, so what longer steps taught is not forgotten. A seed fills the directions in which
+nothing was seen, and fades where something was.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What waiting costs: the price of a held block, and the wait of those who find theirs gone."""
+"""What waiting costs: the price of a held block, and the wait of turns that lost their blocks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The state file: what was learned while serving outlives the process. Never in the way.
+"""The state file keeps what was learned over a restart, and holds up no engine step.
 
 The parts of the state come in Bites, generators that pause after some tens of microseconds, so that
 no engine step pays for all of it.

@@ -1,4 +1,4 @@
-"""Gaps: from the finish of a program's turn to the arrival of its next one."""
+"""Gaps: the time from the end of a program's turn to the arrival of its next one."""
 
 from __future__ import annotations
 

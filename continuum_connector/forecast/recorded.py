@@ -1,4 +1,4 @@
-"""Recorded gaps as they were, for the one rule that wants samples: Continuum, Eq. 2."""
+"""Recorded gaps themselves, for the one rule that needs samples: Continuum, Equation 2."""
 
 from __future__ import annotations
 

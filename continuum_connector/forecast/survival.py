@@ -1,9 +1,9 @@
-"""Survival: how long gaps last, on EDGES; the old count less, and those still open count too.
+"""Survival: how long gaps last, on EDGES; old gaps count less, and open gaps count too.
 
 Three facts shape it. Gaps are heavy-tailed, so it keeps a curve and no moments: a ten-minute
-outlier is one count in one bin. Programs that have not come back tell something (the gap is
-longer than this), so it keeps who left the risk set and when, besides who returned: the
-product-limit estimate of Kaplan and Meier. And few observations must lean on more general
+outlier is one count in one bin. A program that has not come back also tells something (its gap
+is longer than this), so it keeps not only who returned but also who left the risk set and when:
+the product-limit estimate of Kaplan and Meier. And a few observations must rely on more general
 ones: `shrunk` counts a parent's curve as `weight` more observations. That is the Bayes
 estimate under a Dirichlet prior with that curve (Susarla and Van Ryzin, 1976); without open
 gaps it is simply the weighted mean of the observed and the parent's distribution.

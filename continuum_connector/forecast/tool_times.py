@@ -1,8 +1,8 @@
 """ToolTimes: how long a program is away, by what its turn asked for; learned while serving.
 
-A tree of survival curves: tool -> all tools -> every gap -> a prior, and people -> every gap.
-Each counts its own gaps and takes its parent's curve as PRIOR_WEIGHT more, so a curve is its own
-after some dozen gaps and a sensible guess before the first one.
+A tree of survival curves: tool -> all tools -> every gap -> a prior, and people -> every gap. Each
+counts its own gaps and its parent's curve as PRIOR_WEIGHT more gaps, so a curve is a sensible
+guess before its first gap and its own after some dozen.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Metric: what one number that we publish is."""
+"""Metric: one number that we publish."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Trace: one JSON line per decision and per outcome, written by a thread of its own."""
+"""Trace: one JSON line per decision and per outcome, written by its own thread."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""The trace's file: appended to, begun anew when it is full, and bounded in number.
+"""The trace's files: appended to, begun anew when full, and bounded in number.
 
-`path` is the newest, `path.1` the one before it, and so on. Nobody but their owner may read them:
+`path` is the newest, `path.1` the one before it, and so on. Only their owner may read them, because
 they name programs and tools.
 """
 

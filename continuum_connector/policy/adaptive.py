@@ -6,10 +6,10 @@
     pin_store  offload + the same, where a return that DRAM would have served saves only
                min(N * prefill, load)
 
-P, H: see adaptive.py. k = blocks / mean_blocks, how many average turns' room this one takes.
-N = turns that run or wait, and the returning one: a prefill takes the GPU's time from all of
-them, a load only its own turn's. A place in the queue is worth nothing here: what one program
-gains by it, another loses. The price is charged as FORESEEN / mean_blocks where it is less.
+P, H: see adaptive.py. k = blocks / mean_blocks: how many average turns' room this one takes.
+N = turns that run or wait, plus the returning one: a prefill takes the GPU's time from all of
+them, a load takes only its own turn's time. A place in the queue is worth nothing here: what one
+program gains by it, another loses. The price is at least FORESEEN / mean_blocks.
 docs/decisions.md has the reasons, and what follows for each kind of gap.
 
 What a pin is worth, by when its program is expected back. Seconds, and block-seconds.

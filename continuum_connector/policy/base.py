@@ -1,4 +1,4 @@
-"""The interface every retention policy implements, and the words of its answer."""
+"""The interface of every retention policy, and the types of its answer."""
 
 from __future__ import annotations
 

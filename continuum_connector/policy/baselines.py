@@ -1,4 +1,4 @@
-"""Baselines: other papers' rules, and an oracle, to be compared with.
+"""Baselines: other papers' rules, and an oracle, to compare with.
 
 InferCept: the least waste of preserve, swap and discard (ICML 2024).
 

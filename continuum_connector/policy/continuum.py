@@ -1,8 +1,8 @@
 """Continuum's rule, as its paper has it (arXiv:2511.02230, sections 4.1, 4.2, Algorithm 1).
 
 Equation 2: the TTL is argmax over tau of P(tau, f) * (T * eta + PrefillReload(r)) - tau, over
-tau = 0 and the recorded durations of tool f. All terms are seconds; the room that the turn
-takes, MemUsage(r) / M, is common to benefit and cost and cancels.
+tau = 0 and the recorded durations of tool f. All terms are in seconds; the turn's
+room, MemUsage(r) / M, is common to benefit and cost and cancels.
 
 - P is the empirical CDF of tool f where more than K of its calls are known, that of all tools
   where more than K calls are known at all.
@@ -14,8 +14,8 @@ takes, MemUsage(r) / M, is common to benefit and cost and cancels.
   gives no number; R differs per turn and T is 0 at first, so we take the formula. The 2 s of
   the released code are this optimum for one R, e^2 = 7.4 s.
 
-Where there is a tier, a turn whose TTL is 0 is offloaded and a pinned one stored meanwhile, as
-the paper runs beside LMCache, which stores every turn. The rest of Algorithm 1 lies elsewhere:
+Where there is a tier, a turn whose TTL is 0 is offloaded and a pinned one stored meanwhile, because
+the paper runs beside LMCache, which stores every turn. The rest of Algorithm 1 is elsewhere:
 the queue's order and the pin that waits for its program's turn in scheduler/, the gaps in costs/.
 """
 

@@ -1,9 +1,9 @@
 """Hinted: what a client asks for, granted on top of a policy where it costs nobody else.
 
-The policy decides without the client's wishes first; that is what the turn gets in any case.
-What a wish adds to it lives on other terms (docs/hints.md): a longer pin gives way before
-every other, moves nobody's place in the queue, and comes out of a budget; a copy in DRAM is made
-only while there is room, and leaves before all others. So a wish never harms another client.
+The policy first decides without the client's wishes, and the turn gets that in any case. What a
+wish adds has other terms (docs/hints.md): a longer pin gives way before every other, moves
+nobody's place in the queue, and counts against a budget; a copy in DRAM is made only while there
+is room, and leaves before all others. So a wish never harms another client.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Registry: the policies that a config can name, and how each is made from the config's values."""
+"""Registry: the policies that a config can name, and how to make each from the config's values."""
 
 from __future__ import annotations
 

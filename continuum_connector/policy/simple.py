@@ -9,8 +9,8 @@ This is what Continuum's released code does (2 s, whatever the tool); the paper'
 
 LRU offload: what LMCache does. Every turn goes to DRAM, nothing is pinned, no order.
 
-LMCache stores whatever was computed, the last turn of a program and the turn of a client
-that went away included, for it knows no programs; DRAM is left by the least recently used.
+LMCache knows no programs, so it stores whatever was computed, including a program's last turn and
+the turn of a client that went away. The least recently used blocks leave DRAM first.
 
 Program order: keep nothing, but serve waiting turns by the arrival of their programs.
 

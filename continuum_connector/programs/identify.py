@@ -1,13 +1,13 @@
-"""Read what a request says of itself: which program it belongs to, and hints about its turn.
+"""Read what a request says about itself: which program it belongs to, and hints about its turn.
 
-The sole reader of client fields, and a total function: whatever a client sends, a field is
-either understood or ignored. docs/identity.md tells clients what to send.
+This is the only reader of client fields, and a total function: whatever a client sends, it either
+understands or ignores each field. docs/identity.md tells clients what to send.
 
-A key is the client's id behind the namespace it was found in ("job:", "session:", ...), so
+A key is the client's id after the namespace it was found in ("job:", "session:", ...), so
 equal ids from different places stay different programs. Ids a client puts into
-`kv_transfer_params.continuum` are keys as they stand; a client may name any program there.
-Requests with a `cache_salt` have a namespace per salt (program.py): whoever does not send the salt
-can neither read their KV (vLLM) nor name their programs (docs/hints.md).
+`kv_transfer_params.continuum` are keys as they are; a client may name any program there.
+Requests with a `cache_salt` have a namespace per salt (program.py): a client that does not send the
+salt can neither read their KV (vLLM) nor name their programs (docs/hints.md).
 """
 
 from __future__ import annotations

@@ -11,10 +11,10 @@ What identifies, and what must not:
             be a system prompt that others share: it identifies only while a single program
             ever ended a prompt there and a single text ever followed it. When a second one
             comes, it identifies nobody from then on.
-    later:  from the second turn on, the prompt's blocks behind the end by which A was known follow
-            what A alone was answered: p-1 is strong then, and so are p-2, p-4, p-16. Needed where
+    later:  from the second turn on, the prompt's blocks after the end that identified A follow an
+            answer that only A got: then p-1 is strong, and so are p-2, p-4, p-16. Needed where
             the last message changes afterwards: a reminder taken out again, an answer written
-            anew and with it the rest of its block. If A was known by such a block, it stays.
+            anew and with it the rest of its block. If such a block identified A, it stays.
 
 A block hash covers everything before it (and salt, LoRA, images), so equal hashes mean equal
 prefixes. A wrong answer costs order and a pin, never content.

@@ -3,13 +3,13 @@
 A program's key: the name its client gave it, in a namespace that only such clients can write.
 
     job:run-17                             named without a `cache_salt`
-    salted:<digest of the salt>:job:run-17 named with one: in reach of requests with that salt
-    anonymous:<random>                     named by nobody: in reach of its own lineage alone
+    salted:<digest of the salt>:job:run-17 named with one: only requests with that salt reach it
+    anonymous:<random>                     named by nobody: only its own lineage reaches it
 
-No text of a client becomes a key of the lower two kinds, for `program_key` puts a colon before
-one that begins like them; so it does not matter who has read such a key. The digests have a key
-of their own per process: whoever can guess a salt cannot tell from a digest that he has guessed
-right. Nothing that outlives the process may be found by a key.
+No client's text becomes a key of the lower two kinds, because `program_key` puts a colon before
+one that begins like them. So it does not matter who has read such a key. The digests are keyed
+per process: a digest does not tell somebody who guesses a salt that the guess is right. Nothing
+that outlives the process may be found by a key.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What clients say where vLLM drops it before a connector can see it -> continuum fields.
+"""What agents and gateways already send, and vLLM drops -> continuum fields, by vendor.
 
 Pure: a request's headers (names in lower case) and top-level body fields in, the fields of
 `kv_transfer_params.continuum` out. What the client wrote there itself is never changed. Else
@@ -6,7 +6,7 @@ agents and gateways say who they are in headers and fields of their vendor's; id
 namespace here ("codex:<id>"). `user` and `safety_identifier` are not read: they name a tenant,
 who runs many programs.
 
-How long a client would like its KV to be found again is read where a vendor's API can say it.
+Some vendors' APIs can say how long a client would like its KV to be found again:
 Anthropic: `cache_control: {"type": "ephemeral", "ttl": "5m" | "1h"}`, at the top of a request or
 on a block of `system`, `messages` (in `content`, to any depth of tool results) or `tools`.
 OpenAI: `prompt_cache_retention: "in_memory" | "24h"`.

@@ -1,8 +1,8 @@
 """Parse: what a finished turn's text asks for, in whichever format it is written.
 
-The first marker outside a shell block decides the format: what stands inside a call, such as
-a file that is about calls, does not count. Without any marker the shell blocks are the calls,
-then JSON, ReAct's actions, or Python calls. All of it is linear in the text.
+The first marker outside a shell block decides the format: text inside a call, such as a file
+about calls, does not count. Without any marker the calls are the shell blocks, else JSON, ReAct's
+actions, or Python calls. Everything is linear in the text.
 """
 
 from __future__ import annotations

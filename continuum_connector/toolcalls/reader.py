@@ -1,7 +1,7 @@
 """ToolReader: what a finished turn asks for, from its last output tokens, within a budget.
 
-Decoding and parsing happen in the scheduler's step, so each step has BUDGET_S for it. What it
-cannot buy is not read: fewer tokens, or Asked UNREAD, and the reason is told.
+Decoding and parsing happen in the scheduler's step, so each step has BUDGET_S for them. Beyond the
+budget it reads fewer tokens, or answers Asked UNREAD with the reason.
 """
 
 from __future__ import annotations

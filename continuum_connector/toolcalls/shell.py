@@ -1,8 +1,8 @@
 """The commands in a shell script that take time, by name.
 
-The first word names a command. `cd`, assignments and the like are dropped where something
-else is there, wrappers (`sudo`, `timeout 60`, `uv run`, `bash -c "..."`) stand for what they
-run, and the filters behind a pipe for nothing: they take as long as what feeds them.
+The first word names a command. `cd`, assignments and the like are dropped if there is another
+command. Wrappers (`sudo`, `timeout 60`, `uv run`, `bash -c "..."`) count as what they run. Filters
+after a pipe do not count: they take as long as what feeds them.
 
 A script is split in one pass, linear, quotes and heredocs respected, no errors: what bash would
 refuse is read as far as it goes.

@@ -1,8 +1,8 @@
-"""Thinking: what a model says to itself before it acts; calls in there do not count.
+"""Thinking: what a model says to itself before it acts; calls in it do not count.
 
-In some formats a call ends the thinking without a closing tag: there vLLM's parsers hand the
+In some formats a call ends the thinking without a closing tag. There vLLM's parsers hand the
 call to the client (vllm/parser/qwen3.py, glm47_moe.py, mistral.py, minimax_m2.py, kimi_k2.py,
-seed_oss.py, deepseek_v4.py), while the rest take all of it for thinking.
+seed_oss.py, deepseek_v4.py), while the others take all of it as thinking.
 """
 
 from __future__ import annotations

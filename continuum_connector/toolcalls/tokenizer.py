@@ -1,7 +1,7 @@
 """BackgroundTokenizer: the server's tokenizer, loaded by a thread when somebody needs it.
 
-Loading takes seconds and hundreds of MB, so nobody waits for it and it happens once. Until it
-is there, and for ever if it cannot be, `get` answers None and its users do without.
+Loading takes seconds and hundreds of MB, so it happens once and nobody waits for it. Until it is
+loaded, and for ever if it cannot be, `get` answers None and its users do without.
 """
 
 from __future__ import annotations

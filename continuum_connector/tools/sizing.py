@@ -3,11 +3,11 @@
     live programs = given, or arrivals/s x turns x (gap + turn)     (Little)
     live KV       = live programs x KV of a context
     DRAM          = live KV / 0.8, unless 0.8 of VRAM's KV space holds it
-    disk          = live KV / 0.8, unless 0.8 of the DRAM there is holds it
+    disk          = live KV / 0.8, unless 0.8 of the given DRAM holds it
 
-DRAM is sized for all of the live KV: a pinned turn is in DRAM as well by the time its pin ends.
-The disk too: whoever is away longest leaves DRAM, and in time that is everybody once.
-The 0.8 is where hits collapse in measurements of full tiers: 0.75 to 0.87 of their reach.
+DRAM must hold all of the live KV, because a pinned turn is also in DRAM by the time its pin ends.
+So must the disk: the program that is away longest leaves DRAM, and sooner or later that is every
+program. 0.8 is where hits collapse in measurements of full tiers: 0.75 to 0.87 of what they hold.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """The C boundary of csrc/ckv.h in ctypes: structs, signatures, and where the library is.
 
-What a step calls takes microseconds and keeps the GIL (PyDLL): giving it up costs up to a switch
-interval when another thread wants it. Calls that block release it (CDLL), and so do the rest:
-those of start, end and tests.
+Calls from a step take microseconds and keep the GIL (PyDLL): releasing it costs up to a switch
+interval if another thread wants it. Calls that block release it (CDLL), and so do all others: those
+at the start, at the end and in tests.
 """
 
 from __future__ import annotations

@@ -2,8 +2,8 @@
 
     start -> opening (folder, room, namespace, file) -> serves -> given up, or ended
 
-To open it takes as long as it takes to read the model's weights once, so DRAM serves meanwhile. The
-disk talks to DRAM's slots alone; whatever happens to it, DRAM stays.
+Opening takes as long as reading the model's weights once, so DRAM serves meanwhile. The disk only
+copies to and from DRAM's slots; whatever happens to it, DRAM stays.
 """
 
 from __future__ import annotations
@@ -172,9 +172,7 @@ class WorkerDisk:
         if self._thread is not None:
             self._thread.join(2 * _END_S)
             if self._thread.is_alive():
-                logger.warning(
-                    "the disk at %s hangs, and with it the end of this process", self.path
-                )
+                logger.warning("the disk at %s hangs, so this process cannot end", self.path)
                 return False
         file = self._file or self._opened
         self._file = self._opened = None
@@ -266,7 +264,7 @@ class WorkerDisk:
     def _close(self, file: DiskFile) -> None:
         if not file.close(_END_S):
             logger.warning(
-                "the disk at %s does not answer: what it owes is left behind, and this process, "
-                "and so its GPU, ends only when it answers",
+                "the disk at %s does not answer; what it still has to do is left behind, and "
+                "this process ends, and frees its GPU, only once it answers",
                 self.path,
             )

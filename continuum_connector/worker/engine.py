@@ -1,4 +1,4 @@
-"""CopyEngine: what the worker needs of a thing that copies blocks; DiskFile: of a disk."""
+"""CopyEngine: what the worker needs of a copier of blocks; DiskFile: what it needs of a disk."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""The folder of a disk's files: whose it is, who is busy in it, how much room it has.
+"""The folder of a disk's files: its owner, its lock, its room.
 
-Everything here may take as long as a disk takes: it is for the thread that opens the disk.
+Every call here may take as long as a disk takes, so only the thread that opens the disk uses it.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""How the copy engine is, and how it ends: EngineHealth says what has failed, Closer closes it.
+"""The copy engine's health and its end: EngineHealth says what has failed, Closer closes it.
 
-Closing ends the engine's threads, unlocks and unmaps its pool. That takes seconds where the pool is
-large, so it has a thread of its own while the server still steps.
+Closing ends the engine's threads, and unlocks and unmaps its pool. With a large pool that takes
+seconds, so while the server still steps, it runs on its own thread.
 """
 
 from __future__ import annotations

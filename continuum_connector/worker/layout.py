@@ -1,7 +1,7 @@
 """vLLM's KV tensors -> the regions that hold a block's bytes.
 
-Nothing is assumed of a layout's name: strides are read back from the tensors, and a cache
-whose blocks cannot be proven to be exactly these bytes is refused.
+It assumes nothing from a layout's name: it reads strides back from the tensors, and refuses a cache
+whose blocks it cannot prove to be exactly these bytes.
 
     tensors -> pieces (address and length of block 0's runs, and how far the next block's are)
             -> windows (pieces of one block that lie within one block stride, merged)

@@ -1,11 +1,11 @@
-"""Namespace: the digest of all that a block's bytes depend on, the model's weights among it.
+"""Namespace: the digest of everything that a block's bytes depend on, including the weights.
 
-What a disk holds under another namespace is foreign. So a restart that serves the same model in the
-same way finds its KV again, and nothing else does: other weights in the same files, another layout,
-another vLLM. Where something cannot be proven the same, each start has a namespace of its own.
+Blocks on a disk under another namespace are foreign. So a restart finds its KV again only if it
+serves the same model in the same way: not with other weights in the same files, another layout or
+another vLLM. If something cannot be proven equal, each start has its own namespace.
 
-Reading the weights takes a minute or so per 100 GB, on the disk's own thread, the first time; what
-was read is remembered by what a file cannot change without: inode, size, times.
+Reading the weights takes about a minute per 100 GB, on the disk's own thread, the first time. The
+result is remembered with what changes whenever a file does: inode, size, times.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""Which ways of copying an engine has, as one line of the log at start: a driver or device that
-lacks one is served by the others, so nothing else would tell."""
+"""Logs at the start which ways of copying an engine has. If a driver or device lacks one, the
+engine uses the others, so nothing else would show it."""
 
 from __future__ import annotations
 

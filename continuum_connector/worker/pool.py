@@ -1,7 +1,7 @@
 """The DRAM that holds the slots: mapped and page-locked by the native library, and how it grows.
 
-The pool grows on a native thread while the server serves; Python only watches, and reports to the
-scheduler in slots, to the log in GiB.
+The pool grows on a native thread while the server serves. Python only watches it, and reports slots
+to the scheduler and GiB to the log.
 """
 
 from __future__ import annotations

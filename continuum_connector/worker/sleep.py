@@ -1,9 +1,9 @@
-"""Sleep: between the moment when vLLM takes a rank's KV cache away and the one when it is back.
+"""Sleep: the time from when vLLM takes a rank's KV cache away until it is back.
 
     awake -> drained (no copy is under way, none begins) -> asleep -> moved -> awake
 
-vLLM unmaps VRAM and may map it elsewhere; a copy that is under way then writes where something else
-lies by now. DRAM stays as it is, or all of it goes to whoever shares the machine (`sleep_dram`).
+vLLM unmaps VRAM and may map it elsewhere; a copy still under way would then overwrite something
+else. DRAM stays as it is, or all of it goes to whoever shares the machine (`sleep_dram`).
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""RankTier: what one rank has below VRAM: engine, pool and disk, from their making to their end."""
+"""RankTier: what one rank has below VRAM: engine, pool and disk, from start to end."""
 
 from __future__ import annotations
 

@@ -2,7 +2,7 @@
 
 The life of an order is QUEUED (the plan has come) -> SUBMITTED (the engine has it) ->
 settled (one `Outcome` in the next report). vLLM's hooks differ in order and number by version
-and runner, so every hook submits whatever is due by then, and each order leaves the queue once:
+and runner, so every hook submits whatever is due, and each order leaves the queue once:
 
 | queued | submitted by |
 |---|---|

@@ -48,13 +48,13 @@ def test_a_drive_where_all_is_well_has_only_ok_lines(tmp_path: Path) -> None:
     assert tuple(lines) == SUBJECTS
     fake.none_but_ok(list(lines.values()))
     assert {each.subject: each.text for each in lines.values()} == {
-        "disk": "/kv may be written by the server alone",
+        "disk": "only the server may write to /kv",
         "file system": "xfs at /kv",
-        "disk space": "2048.0 GiB wanted of 3700.0 GiB that may be used: 3900.0 GiB free of "
-        "4000.0 GiB, of which 5% stay so",
-        "disk speed": "5 GB/s: 64.0 MiB read back past the page cache (O_DIRECT); a glance, "
-        "beside whatever else the drive has to do",
-        "disk writes": "2048.0 GiB a day, 25.5 MB/s in the mean: 0.5 times the drive of 4096.0 GiB",
+        "disk space": "2048.0 GiB wanted, of 3700.0 GiB that may be used: 3900.0 GiB free of "
+        "4000.0 GiB, of which 5% must stay free",
+        "disk speed": "5 GB/s: 64.0 MiB read back past the page cache (O_DIRECT); only a "
+        "glance, beside the drive's other work",
+        "disk writes": "2048.0 GiB a day, 25.5 MB/s on average: 0.5 times the drive of 4096.0 GiB",
     }
 
 
@@ -76,9 +76,9 @@ def test_without_a_disk_nothing_is_said_and_nobody_is_asked(tmp_path: Path) -> N
             "/kv: no answer within 180 s, so",
             "answers",
         ),
-        ({"exists": False, "place": "/"}, OK, "is not there yet, and is made for", ""),
-        ({"mode": 0o755}, OK, "written by the server alone", ""),
-        ({"mode": 0o775}, ERROR, "has mode 775: what is read", "chmod 700"),
+        ({"exists": False, "place": "/"}, OK, "is not there yet; the server makes it", ""),
+        ({"mode": 0o755}, OK, "only the server may write", ""),
+        ({"mode": 0o775}, ERROR, "has mode 775: others could write", "chmod 700"),
         ({"mode": 0o702}, ERROR, "has mode 702", "chmod 700"),
         ({"is_ours": False}, ERROR, "belongs to another user", "chown /kv"),
     ],
@@ -101,9 +101,9 @@ def test_of_a_folder_that_cannot_be_used_nothing_else_is_said(tmp_path: Path) ->
     [
         ("ext4", OK, "ext4 at /kv"),
         ("tmpfs", ERROR, "is memory"),
-        ("nfs4", WARNING, "over a network"),
-        ("fuse.sshfs", WARNING, "somebody's process"),
-        ("overlay", WARNING, "goes with the container"),
+        ("nfs4", WARNING, "is a network"),
+        ("fuse.sshfs", WARNING, "or a process"),
+        ("overlay", WARNING, "ends with the container"),
         ("btrfs", WARNING, "to a new place"),
     ],
 )
@@ -230,7 +230,7 @@ def test_a_drive_that_rotates_is_judged_by_its_speed_for_virtual_ones_say_so_too
     ("budget", "verdict", "part"),
     [
         ("4TiB", OK, "1 times the drive"),
-        ("4100GiB", WARNING, "most are made for 1 a day"),
+        ("4100GiB", WARNING, "most are rated for 1 a day"),
         (0, WARNING, "no bound"),
     ],
 )

@@ -83,7 +83,7 @@ job:p  2 turns in 5.5 s · of 1,690 prompt tokens 896 in VRAM, 0 in DRAM · 1 in
                 back in time with 83 %; half of such pauses are over after 2.5 s (12 seen); 1.5 s to
                 compute, 0.25 s to load; 50 blocks cost the others 0.05 s per second; 2 waiting
                 50 blocks stored in DRAM in 0.1 s
-2.50 s          the prefix cache was reset: every pin ended, what was below VRAM is of the past
+2.50 s          the prefix cache was reset: every pin ended, everything below VRAM is forgotten
 
 4.00 s  turn 2  arrived: back after 2 s, 900 tokens, its pin waits for it
 4.00 s          ran after 3 ms of waiting: 800 in VRAM, 100 to compute

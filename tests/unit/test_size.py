@@ -129,14 +129,14 @@ AGENTS = ("--bytes-per-token", "128KiB", "--programs", "40")
         (["--dram", "800GiB"], ["CONTINUUM_DRAM_BYTES=800GiB: no disk is needed"], "disk reads"),
         (
             ["--dram", "400GiB", "--drive", "20"],
-            ["CONTINUUM_DISK_PATH=FOLDER CONTINUUM_DISK_BYTES=745GiB; disk_write", "takes 2% of"],
+            ["CONTINUUM_DISK_PATH=FOLDER CONTINUUM_DISK_BYTES=745GiB; the default", "covers 2% of"],
             "would hold",
         ),
         (["--dram", "200GiB"], ["would hold it, but reads take more than 80% of a"], "Serve with"),
         (
             ["--dram", "200GiB", "--new-tokens", "30"],
-            ["all new KV fits disk_write_budget"],
-            "takes",
+            ["disk_bytes a day, covers all new KV"],
+            "came back most",
         ),
     ],
 )

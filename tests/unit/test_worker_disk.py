@@ -379,8 +379,8 @@ def test_a_disk_that_does_not_answer_is_left_behind_and_the_log_says_what_that_m
     rig.worker.shutdown()
     assert rig.engine.closed
     assert told == [
-        f"the disk at {rig.disk.path} does not answer: what it owes is left behind, and this "
-        "process, and so its GPU, ends only when it answers"
+        f"the disk at {rig.disk.path} does not answer; what it still has to do is left "
+        "behind, and this process ends, and frees its GPU, only once it answers"
     ]
 
 
@@ -393,7 +393,7 @@ def test_a_disk_that_hangs_in_its_open_keeps_the_engine_from_being_closed_under_
     rig = Rig(tmp_path, is_open=False)
     rig.worker.shutdown()
     assert not rig.engine.closed
-    assert told == [f"the disk at {rig.disk.path} hangs, and with it the end of this process"]
+    assert told == [f"the disk at {rig.disk.path} hangs, so this process cannot end"]
     rig.engine.gate.set()
     rig.join()
 

@@ -1,7 +1,7 @@
-"""Hindsight: what a decision was worth once its program's return is known, and the best was.
+"""Hindsight: what a decision was worth once its program's return is known, and what was best.
 
-Worth is net seconds that all programs together gain, by the costs and prices that were known
-at the decision, with the formulas of policy/adaptive.py and certainty in place of chances:
+Worth is net seconds that all programs together gain, by the costs and prices known at the
+decision, with the formulas of policy/adaptive.py and certainty instead of chances:
 
     free            0
     offload         k * max(0, N * prefill - load)   if back while DRAM has it, else 0
@@ -10,9 +10,9 @@ at the decision, with the formulas of policy/adaptive.py and certainty in place 
     the best pin    the one whose TTL is the gap
 
 k = blocks / mean blocks of a turn, N = turns that a prefill delays. Regret = worth of the best -
-worth of the chosen, never negative. What became of a pin under pressure is not the decision's.
+worth of the chosen, never negative. What happened to a pin under pressure is not the decision's.
 
-Forecasts are judged too (Calibration): of the returns predicted with 70 %, did 70 % come?
+It also judges forecasts (Calibration): of the returns predicted with 70 %, did 70 % come?
 """
 
 from __future__ import annotations

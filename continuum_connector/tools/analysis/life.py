@@ -1,5 +1,5 @@
-"""One program's life, everything that a trace says about it; and the log of all decisions, one line
-each with what came of it.
+"""Everything that a trace says about one program; and the log of all decisions, one line each, with
+its outcome.
 """
 
 from __future__ import annotations

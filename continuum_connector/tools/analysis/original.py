@@ -1,8 +1,8 @@
 """The original recorder's `scheduler_timestamps`, read and written.
 
 One JSON object: job -> list of entries in the order of time, each with one of the keys of
-RECORDER_KEYS and the wall clock in seconds; `waiting_to_running` and `evicted_to_running` have
-`prompt_length` and `hit_length` beside it (Continuum's estimate_with_func.py).
+RECORDER_KEYS and the wall clock in seconds; `waiting_to_running` and `evicted_to_running` also
+have `prompt_length` and `hit_length` (Continuum's estimate_with_func.py).
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Source: a trace's records, one after the other, whatever else is in the file."""
+"""Source: a trace's records, one after another, whatever else is in the file."""
 
 from __future__ import annotations
 

@@ -69,7 +69,7 @@ def _let_in(record: Record) -> Iterator[Line]:
     why = {
         "fits_vram": "now it fits into VRAM",
         "fits_dram": "now it fits into DRAM",
-        "gpu_idle": "the GPU was idle for as long as the others will pay",
+        "gpu_idle": "the GPU had been idle for as long as the others will pay",
         "empty": "nobody else was left",
         "deadline": "it had waited long enough",
         "switched_off": "the connector was switched off",
@@ -152,7 +152,7 @@ _OUTCOMES = {
     "in_time": ("'s pin served: it was in time", "good"),
     "expired": ("'s pin had expired when it was needed", "bad"),
     "pressure": ("'s pin had been given up for others", "bad"),
-    "diverged": ("'s pin was of no use: the next turn went another way", "bad"),
+    "diverged": ("'s pin was of no use: the next turn did not continue it", "bad"),
     "superseded": (" was overtaken by a newer turn of the program", ""),
     "reset": ("'s pin had ended with a reset of the prefix cache", "bad"),
     "switched_off": (": the connector was switched off before it was known", ""),
@@ -219,7 +219,7 @@ def _epoch(record: Record) -> Iterator[Line]:
     cause, why = text(record, "cause"), text(record, "why")
     words = _CAUSES.get(cause, f"a new epoch began ({cause})")
     words += f" ({why})" if why else ""
-    yield Line(record, f"{words}: every pin ended, what was below VRAM is of the past", "bad")
+    yield Line(record, f"{words}: every pin ended, everything below VRAM is forgotten", "bad")
 
 
 def _switch(record: Record) -> Iterator[Line]:

@@ -1,6 +1,6 @@
-"""What the CUDA driver says of itself and its GPUs; run by Machine.ask in a process of its own.
+"""What the CUDA driver says about itself and its GPUs; Machine.ask runs this in its own process.
 
-No context is made, so no VRAM is taken and a busy or exclusive GPU can be looked at too.
+It makes no context, so it takes no VRAM, and a busy or exclusive GPU can be checked too.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""What a folder for the disk tier is like; run by Machine.ask in a process of its own, which a
-disk that hangs takes along, and not the check."""
+"""What a folder for the disk tier is like. Machine.ask runs this in its own process, so a disk that
+hangs holds up that process and not the check."""
 
 from __future__ import annotations
 

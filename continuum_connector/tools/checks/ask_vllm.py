@@ -1,4 +1,4 @@
-"""What the installed vLLM says of itself; run by Machine.ask in a process of its own."""
+"""What the installed vLLM says about itself; Machine.ask runs this in its own process."""
 
 from __future__ import annotations
 

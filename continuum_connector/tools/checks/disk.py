@@ -1,4 +1,4 @@
-"""Lines on the disk tier: its folder, the drive behind it, and how much is written to it."""
+"""Lines on the disk tier: its folder, its drive, and how much is written to it."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ ELSEWHERE = "a folder on a local drive, ext4 or xfs"
 
 @dataclass(frozen=True)
 class Mount:
-    """Where a file system hangs. `device`: "259:2"; `source`: what was mounted."""
+    """Where a file system is mounted. `device`: "259:2"; `source`: what was mounted."""
 
     point: str
     device: str
@@ -42,7 +42,7 @@ class Drive:
 
 
 def lines(machine: Machine, plan: Plan) -> Iterator[Line]:
-    """Nothing is said where no disk is asked for, and nothing of a drive that cannot be used."""
+    """No lines without disk_path, and only the folder's if the folder cannot be used."""
     path = plan.config.disk_path
     if not path:
         return
@@ -64,31 +64,27 @@ def _folder(path: str, seen: DiskSeen) -> Line:
         cure = "a folder that the server may make or write to, on a drive that answers"
         return error("disk", f"{path}: {seen.trouble}, so there is no disk tier", cure)
     if not seen.exists:
-        return ok("disk", f"{path} is not there yet, and is made for the server alone")
+        return ok("disk", f"{path} is not there yet; the server makes it, for itself alone")
     if seen.mode & 0o022 or not seen.is_ours:
-        whose = f"has mode {seen.mode:o}" if seen.is_ours else "belongs to another user than we are"
-        text = f"{path} {whose}: what is read from it could be anybody's, so there is no disk tier"
-        cure = f"chmod 700 and chown {path}; or name a folder in it, which is made for the server"
+        whose = f"has mode {seen.mode:o}" if seen.is_ours else "belongs to another user"
+        text = f"{path} {whose}: others could write its files, so there is no disk tier"
+        cure = f"chmod 700 and chown {path}; or name a folder in it, which the server makes"
         return error("disk", text, cure)
-    return ok("disk", f"{path} may be written by the server alone")
+    return ok("disk", f"only the server may write to {path}")
 
 
 def _file_system(path: str, mount: Mount | None) -> Line:
     if mount is None:
-        return unseen("file system", f"the kernel does not say what {path} lies on")
+        return unseen("file system", f"the kernel does not say which file system {path} is on")
     said = f"{mount.kind} at {mount.point}"
     if mount.kind in MEMORY:
-        text = (
-            f"{said} is memory: what leaves DRAM would go there again, and nothing outlives a boot"
-        )
+        text = f"{said} is memory: what leaves DRAM would be in DRAM again, and lost at a reboot"
         return error("file system", text, f"{ELSEWHERE}; or more dram_bytes")
     if mount.kind in REMOTE or mount.kind.startswith("fuse"):
-        text = (
-            f"{said} is over a network, or somebody's process: where that hangs, so does the exit"
-        )
+        text = f"{said} is a network or a process: if that hangs, the server cannot end"
         return warning("file system", text, ELSEWHERE)
     if mount.kind in LAYERED:
-        text = f"{said} is the container's own layer, which goes with the container"
+        text = f"{said} is the container's own layer, which ends with the container"
         return warning("file system", text, "mount a volume of the node's drive there")
     if mount.kind in COPYING:
         text = f"{said} writes each change to a new place, so room taken at the start is not kept"
@@ -101,31 +97,32 @@ def _space(plan: Plan, seen: DiskSeen) -> Line:
     wanted = config.disk_bytes * plan.num_servers
     servers = f" ({plan.num_servers} servers)" if plan.num_servers > 1 else ""
     room = max(0, seen.free_bytes + seen.slab_bytes - int(MIN_LEFT * seen.num_bytes))
-    text = f"{size(wanted)}{servers} wanted of {size(room)} that may be used"
-    text += (
-        f": {size(seen.free_bytes)} free of {size(seen.num_bytes)}, of which {MIN_LEFT:.0%} stay so"
-    )
+    text = f"{size(wanted)}{servers} wanted, of {size(room)} that may be used"
+    text += f": {size(seen.free_bytes)} free of {size(seen.num_bytes)}"
+    text += f", of which {MIN_LEFT:.0%} must stay free"
     if seen.slab_bytes:
         text += f", and {size(seen.slab_bytes)} in files of the tier"
     if wanted > room:
-        return error("disk space", f"{text}; so there is no disk tier", "less disk_bytes, or room")
+        return error(
+            "disk space", f"{text}; so there is no disk tier", "less disk_bytes, or free room"
+        )
     if config.disk_bytes < config.dram_bytes:
         text = f"{size(config.disk_bytes)} are less than dram_bytes, {size(config.dram_bytes)}"
         cure = "disk_bytes above dram_bytes: `continuum size --dram` says how much"
-        return warning("disk space", f"{text}: most of it would be in DRAM as well", cure)
+        return warning("disk space", f"{text}: most of it would also be in DRAM", cure)
     return ok("disk space", text)
 
 
 def _speed(seen: DiskSeen, drive: Drive | None) -> Line:
     if not seen.is_direct:
-        text = "O_DIRECT is refused: the page cache takes memory, and says nothing of the drive"
+        text = "O_DIRECT is refused: the page cache takes memory, and hides the drive's speed"
         return warning("disk speed", text, ELSEWHERE)
     if not seen.bytes_per_s:
         return unseen("disk speed", "no room for a temporary file to read")
     text = f"{seen.bytes_per_s / 1e9:.2g} GB/s: {size(seen.read_bytes)} read back past the page"
-    text += " cache (O_DIRECT); a glance, beside whatever else the drive has to do"
+    text += " cache (O_DIRECT); only a glance, beside the drive's other work"
     if drive and drive.rotates:
-        text += "; the kernel says that the drive rotates, as it says of many virtual ones"
+        text += "; the kernel says that the drive rotates, as it does for many virtual ones"
     if seen.bytes_per_s < SLOW:
         text += "; computing a prompt is faster on most GPUs, so turns will seldom read"
         return warning("disk speed", text, "an NVMe drive; or no disk tier")
@@ -137,21 +134,21 @@ def _writes(plan: Plan, drive: Drive | None) -> Line:
     budget = config.disk_bytes if config.disk_write_budget is None else config.disk_write_budget
     per_day = budget * plan.num_servers
     if not per_day:
-        text = "disk_write_budget = 0: no bound, so agents may write a drive several times a day"
+        text = "disk_write_budget = 0: no bound, so agents may fill the drive several times a day"
         return warning("disk writes", text, "leave it out: disk_bytes per day")
-    text = f"{size(per_day)} a day, {per_day / DAY_S / 1e6:.3g} MB/s in the mean"
+    text = f"{size(per_day)} a day, {per_day / DAY_S / 1e6:.3g} MB/s on average"
     if drive is None:
-        return unseen("disk writes", f"{text}; how large the drive is cannot be seen")
+        return unseen("disk writes", f"{text}; the size of the drive cannot be seen")
     times = per_day / drive.num_bytes
     text += f": {times:.2g} times the drive of {size(drive.num_bytes)}"
     if times > 1:
-        cure = "a smaller disk_write_budget; or a drive that is sold for so many writes per day"
-        return warning("disk writes", f"{text}, where most are made for 1 a day", cure)
+        cure = "a smaller disk_write_budget, or a drive rated for that many writes a day"
+        return warning("disk writes", f"{text}, where most are rated for 1 a day", cure)
     return ok("disk writes", text)
 
 
 def find_mount(machine: Machine, place: str) -> Mount | None:
-    """What `place` lies on: the mount with the longest name above it, the last of equal ones."""
+    """The mount that `place` is on: the longest path above it, the last of equal ones."""
     above = {str(each) for each in (PurePath(place), *PurePath(place).parents)}
     best: Mount | None = None
     for line in (machine.text("proc/self/mountinfo") or "").splitlines():
@@ -171,7 +168,7 @@ def _plain(word: str) -> str:
 
 
 def find_drive(machine: Machine, mount: Mount) -> Drive | None:
-    """The whole drive: of a partition what it is of, of a mapped device the only one below it."""
+    """The whole drive: a partition's drive, or the only drive below a mapped device."""
     at = machine.real(f"sys/dev/block/{mount.device}")
     if machine.number(f"{at}/size") is None:  # btrfs and zfs have numbers of their own
         name = PurePath(machine.real(mount.source.lstrip("/"))).name

@@ -1,4 +1,4 @@
-"""Lines on the GPUs as a server started here sees them: their driver, PCIe links, near memory."""
+"""Lines on the GPUs, as a server started here would see them: driver, PCIe links, near memory."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def _gpus(plan: Plan, cuda: CudaSeen) -> Line:
     found = f"{several('GPU', len(cuda.gpus))}: {', '.join(names)}"
     if len(cuda.gpus) < plan.num_gpus:
         text = f"the server needs {plan.num_gpus} on this node, CUDA shows {found}"
-        return error("GPU", text, "lower --tensor-parallel-size, or mend CUDA_VISIBLE_DEVICES")
+        return error("GPU", text, "lower --tensor-parallel-size, or correct CUDA_VISIBLE_DEVICES")
     return ok("GPU", found)
 
 
@@ -86,7 +86,9 @@ def _driver(machine: Machine, cuda: CudaSeen) -> Line:
     release = f"driver {module or cuda.library}" if module or cuda.library else "driver"
     version = f"{cuda.version // 1000}.{cuda.version % 1000 // 10}"
     if cuda.version < BATCH_VERSION:
-        text = f"{release}, CUDA {version}: one call per copy, before 12.8 it takes no batches"
+        text = (
+            f"{release}, CUDA {version}: one call per copy, because it takes no batches before 12.8"
+        )
         return warning("driver", text, "a driver of release 570 or later")
     return ok("driver", f"{release}, CUDA {version}: many copies in one call")
 

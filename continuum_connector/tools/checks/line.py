@@ -1,6 +1,6 @@
 """Line: one finding, with its verdict, and what to do about it.
 
-How numbers are said in lines: as the native library says them (csrc/available.cpp).
+It also formats numbers, as the native library does (csrc/available.cpp).
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""Machine: all that a check may look at, so that a test can be any machine.
+"""Machine: everything that a check may look at, so that a test can simulate any machine.
 
-What was told by those whom `Machine.ask` asked: vLLM, the CUDA driver, our native library.
+It also has what `Machine.ask` learned from vLLM, the CUDA driver and our native library.
 """
 
 from __future__ import annotations

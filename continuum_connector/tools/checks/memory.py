@@ -1,6 +1,6 @@
 """Lines on memory: room for dram_bytes, the right to lock it, huge pages.
 
-How much room there is follows the rule of csrc/available.cpp.
+It computes the room by the rule of csrc/available.cpp.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ HUGE_2M = f"{HUGE}/hugepages-2048kB/enabled"
 
 
 def lines(machine: Machine, plan: Plan, driver: str) -> Iterator[Line]:
-    """Nothing is said of locking and pages where there is no tier, or no driver that locks."""
+    """No lines on locking and pages without a tier, or without a driver that locks."""
     yield _room(machine, plan, driver != "sim")
     if plan.config.dram_bytes and driver != "sim":
         yield _lock(machine, plan)
@@ -75,7 +75,7 @@ def _huge_pages(machine: Machine, plan: Plan) -> Line:
     if chosen == "never":
         text = "off in the kernel, so page-locking takes longer"
         return warning("huge pages", text, f"echo madvise > /{HUGE}/enabled")
-    return ok("huge pages", f"the kernel gives them to who asks ({chosen}), and the pool asks")
+    return ok("huge pages", f"the kernel gives them on request ({chosen}), and the pool asks")
 
 
 def _chosen(machine: Machine, path: str) -> str:
@@ -127,7 +127,7 @@ def find_room(machine: Machine) -> Headroom | None:
 
 
 def _reserve(bound: int) -> int:
-    """What is never taken: it keeps the kernel from killing somebody."""
+    """What we never take, so that the kernel kills nobody."""
     return max(GIB, bound // 50)
 
 

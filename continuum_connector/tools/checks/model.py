@@ -1,4 +1,4 @@
-"""Lines on the model: its KV groups, and whether the connector serves it."""
+"""Lines on the model: its KV groups, and whether the connector supports it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The native library: whether it loads, asked in a process of its own, and who copies."""
+"""Lines on the native library, asked in a process of its own, and what copies."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""Plan: the server that somebody means to start, as far as it was told.
+"""Plan: the planned server, as far as the command line says.
 
-The command line of `vllm serve` -> Plan. What does not matter here is passed over.
+The command line of `vllm serve` -> Plan. It skips options that do not matter here.
 """
 
 from __future__ import annotations

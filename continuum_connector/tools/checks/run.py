@@ -1,4 +1,4 @@
-"""All the checks, in the order in which a server would come upon them."""
+"""All the checks, in the order in which a server would meet them."""
 
 from __future__ import annotations
 

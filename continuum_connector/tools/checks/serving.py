@@ -33,7 +33,7 @@ def lines(machine: Machine, plan: Plan, vllm: VllmSeen) -> Iterator[Line]:
     yield _layout(machine, plan, vllm)
     for name in plan.middleware:
         if name.startswith("continuum_connector") and name not in MIDDLEWARE:
-            text = f"{name[:100]} is no name of ours, so the server stops at start"
+            text = f"{name[:100]} does not exist in our package, so the server stops at start"
             yield error("middleware", text, f"one of {', '.join(MIDDLEWARE)}")
 
 
@@ -157,7 +157,9 @@ def _layout(machine: Machine, plan: Plan, vllm: VllmSeen) -> Line:
             "KV layout", "vLLM's own, as kv_layout = stock says: one copy per layer and block"
         )
     if not vllm.version:
-        return unseen("KV layout", "whether this vLLM can be asked for one, without vLLM")
+        return unseen(
+            "KV layout", "without vLLM here, nobody knows whether it can be asked for one"
+        )
     if vllm.platform == "cpu":
         return ok("KV layout", "vLLM's own: CPU attention has no other")
     if not vllm.has_layouts:
@@ -167,5 +169,5 @@ def _layout(machine: Machine, plan: Plan, vllm: VllmSeen) -> Line:
     if named is not None and named != wanted:
         text = f"VLLM_KV_CACHE_LAYOUT={named} wins over {wanted}, which makes a block one copy"
         return warning("KV layout", text, "unset VLLM_KV_CACHE_LAYOUT")
-    text = f"{wanted} is asked for, but with states: a block is one copy, if the attention has it"
+    text = f"{wanted} is asked for, except with states: a block is one copy, if attention has it"
     return ok("KV layout", text)

@@ -1,7 +1,7 @@
 """Shape: what a model's config.json says of its KV cache, as vLLM will lay it out.
 
-vLLM asks the model's layers, which do not exist yet here. So only what is plain is read, and
-what is not raises ShapeError: no answer is better than a wrong one. What no such file can say
+vLLM asks the model's layers, which do not exist yet here. So this reads only what is clear, and
+raises ShapeError for the rest: no answer is better than a wrong one. A file that no model can have
 raises BrokenModelError: no server starts with it.
 """
 

@@ -1,4 +1,4 @@
-"""`continuum analyze`: traces in numbers, a column each."""
+"""`continuum analyze`: traces in numbers, one column each."""
 
 from __future__ import annotations
 
@@ -32,16 +32,14 @@ def analyze(
     plot_to: Annotated[
         Path | None, typer.Option("--plot", help="The calibration as .png, .svg or .pdf.")
     ] = None,
-    report: Annotated[
-        Path | None, typer.Option(help="The same as one HTML file, to be sent around.")
-    ] = None,
+    report: Annotated[Path | None, typer.Option(help="The same as one HTML file to share.")] = None,
     force: Force = False,
 ) -> None:
     """Put traces into numbers: JCT, queueing, hits, pins, copies, regret, calibration.
 
     Several traces are columns of one table, to compare policies. Regret is what a decision
-    lost against the best alternative, now that one knows when the program came back;
-    calibration, how often programs came back in time of those expected with 10 %, 20 %, ...
+    lost against the best alternative, now that we know when the program came back.
+    Calibration is how many of those expected with 10 %, 20 %, ... came back in time.
     """
     with command("analyze"):
         plot.check(plot_to)

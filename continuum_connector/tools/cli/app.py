@@ -17,7 +17,7 @@ from continuum_connector.tools.cli.top import top
 app = typer.Typer(
     name="continuum",
     cls=Commands,
-    help="Measure, and look into, a vLLM server that runs ContinuumConnector.",
+    help="Check, measure and explain a vLLM server that runs ContinuumConnector.",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,

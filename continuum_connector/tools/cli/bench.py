@@ -1,7 +1,7 @@
 """`continuum bench`, `continuum simulate`: they hand over to bench/serve and the lab, bench/sim.
 
-Find `bench`, the lab and the benchmarks: beside the package in the source tree, inside of it in
-a wheel, where a top-level package of that name would be in everybody's way.
+Finds `bench`, the lab and the benchmarks: beside the package in the source tree, inside it in a
+wheel, where a top-level package of that name could clash with others.
 """
 
 from __future__ import annotations

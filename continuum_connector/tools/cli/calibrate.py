@@ -1,4 +1,4 @@
-"""`continuum calibrate`: what this server's prefill costs, as a file its connector starts from."""
+"""`continuum calibrate`: measures a server's prefill cost, as a file for its connector's start."""
 
 from __future__ import annotations
 
@@ -29,14 +29,14 @@ LOCAL = ("localhost", "127.0.0.1", "::1")
 
 def calibrate(
     url: Annotated[str, typer.Argument(help="The server's address, like http://localhost:8000.")],
-    model: Annotated[str, typer.Option(help="Which model, if it serves several.")] = "",
+    model: Annotated[str, typer.Option(help="Which model, if the server has several.")] = "",
     lengths: Annotated[
         str, typer.Option(help="Prompt lengths in tokens, like 1000,4000,max. Empty: doubling.")
     ] = "",
     out: Annotated[
         Path, typer.Option(help="A folder, for a file named after model and GPU; or a file.")
     ] = Path(),
-    repeats: Annotated[int, typer.Option(min=1, max=100, help="Times each is sent.")] = 3,
+    repeats: Annotated[int, typer.Option(min=1, max=100, help="How often to send each.")] = 3,
     chunk: Annotated[
         int,
         typer.Option(
@@ -52,8 +52,8 @@ def calibrate(
 
     Sends random prompts of growing length, first unknown to any cache and then behind a
     cached prefix, reads how long each prefill took, and fits seconds per step, per token and
-    per attended pair. The connector learns the same while it serves; the file lets it
-    know from the first turn: start the server with state_path set to it.
+    per attended pair. The connector learns the same while it serves. With the file
+    it knows from the first turn: start the server with state_path set to it.
 
     Run it while nobody else uses the server. Ctrl-C keeps what was measured so far.
     """

@@ -47,36 +47,39 @@ STATUS = {
 def check(
     command: Annotated[
         list[str] | None,
-        typer.Argument(help="The whole `vllm serve ...`, pasted behind two dashes."),
+        typer.Argument(help="The whole `vllm serve ...`, pasted after two dashes."),
     ] = None,
-    model: Annotated[str, typer.Option(help="A folder, or a model that is downloaded.")] = "",
+    model: Annotated[str, typer.Option(help="A folder, or a downloaded model.")] = "",
     kv_transfer_config: Annotated[
-        str, typer.Option(help="The JSON that vLLM gets. Empty: ours, with its defaults.")
+        str, typer.Option(help="The JSON for vLLM. Empty: ours with defaults.")
     ] = "",
     prefix_caching: Annotated[
-        bool, typer.Option("--enable-prefix-caching/--no-enable-prefix-caching", help="As served.")
+        bool,
+        typer.Option("--enable-prefix-caching/--no-enable-prefix-caching", help="As you serve."),
     ] = True,
-    scheduler_cls: Annotated[str, typer.Option(help="A scheduler of your own.")] = "",
+    scheduler_cls: Annotated[str, typer.Option(help="Your own scheduler.")] = "",
     tensor_parallel_size: Annotated[
         int, typer.Option(min=1, max=10**5, help="GPUs of the model.")
     ] = 1,
     accept: Annotated[
         list[str] | None,
-        typer.Option(metavar="LINE", help="May be not seen, like `PCIe link`. Repeatable."),
+        typer.Option(
+            metavar="LINE", help="A line that may be not seen, like `PCIe link`. Repeatable."
+        ),
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object, for programs.")] = False,
 ) -> None:
     """Say whether ContinuumConnector will work here, and what to change if not.
 
-    Looks at vLLM, the flags, the model's KV cache, GPU, links, memory and disk; changes nothing
+    Looks at vLLM, the flags, the model's KV cache, GPU, links, memory and disk. Changes nothing
     and downloads nothing. Paste the command line you serve with, or give the options that matter:
 
         continuum check -- vllm serve MODEL --kv-transfer-config '{"kv_connector": ...}'
 
         continuum check --model MODEL --tensor-parallel-size 2
 
-    Status: 0 all ok, or warnings at most; 1 an error; 2 wrong usage; 3 no error, but a line that
-    is not seen: what is not known is not ok, unless --accept names it.
+    Status: 0 ok or warnings only; 1 an error; 2 wrong usage; 3 no error, but a line that is not
+    seen: unknown is not ok, unless --accept names the line.
     """
     options = {
         "--model": model,
@@ -96,7 +99,7 @@ def check(
 
 
 def _accepted(lines: list[Line], subjects: Sequence[str]) -> list[Line]:
-    """The lines, of which those that may be not seen are ok then."""
+    """The lines, in which those that may be not seen are ok."""
     return [
         ok(line.subject, f"not seen, which was accepted: {line.text}")
         if line.verdict is Verdict.UNSEEN and line.subject in subjects
@@ -106,7 +109,7 @@ def _accepted(lines: list[Line], subjects: Sequence[str]) -> list[Line]:
 
 
 def _look(command: list[str], given: list[str]) -> list[Line]:
-    """All lines for the command pasted; `given` are options of our own, which win."""
+    """All lines for the pasted command; `given` are our own options, which win."""
     try:
         assigned, words = split_environment(split_pasted(command))
         environ = {**os.environ, **assigned}
@@ -131,7 +134,7 @@ def as_object(lines: list[Line]) -> dict[str, object]:
 
 
 def show(console: Console, lines: list[Line]) -> None:
-    """A table for eyes; for a pipe one line each, cure included."""
+    """A table on a terminal; one line each, cure included, in a pipe."""
     if console.is_terminal:
         console.print(_table(lines))
         console.print()
@@ -157,7 +160,7 @@ def _table(lines: list[Line]) -> Table:
 
 
 def verdict(lines: list[Line]) -> str:
-    """The last line: how many of what, and so what."""
+    """The last line: the counts, and what they mean."""
     count = Counter(line.verdict for line in lines)
     parts = [several(name, count[each]) for each, name in _COUNTED if count[each]]
     if count[Verdict.UNSEEN]:

@@ -31,8 +31,8 @@ def convert(
 ) -> None:
     """Write a trace as the original recorder would have: job -> time stamps, in one JSON file.
 
-    What that format does not know is left out: loads and stores, why, what it was worth. Its
-    hit_length is what was found in VRAM and in DRAM together.
+    That format leaves out loads and stores, reasons, and worth. Its hit_length is what was found
+    in VRAM and DRAM together.
     """
     with command("convert"):
         source = open_source(trace)

@@ -1,6 +1,6 @@
-"""How every command ends: what went wrong in one sentence on stderr, and a status that says what.
+"""How every command ends: with one sentence on stderr about what went wrong, and a status.
 
-Needs no other package, for it also ends commands whose packages are not there.
+It needs no other package, because it also ends commands whose packages are missing.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The `continuum` command's first lines: they work without the extra that the rest needs."""
+"""The `continuum` command's first lines, which work without the `cli` extra."""
 
 from __future__ import annotations
 

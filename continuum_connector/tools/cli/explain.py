@@ -33,15 +33,15 @@ def explain(
     trace: Annotated[Path, typer.Option(help="The file that trace_path names.")],
     program: Annotated[
         str,
-        typer.Argument(help="Its name in the trace, or the id you sent. None: all, a line each."),
+        typer.Argument(help="Its name in the trace, or the id you sent. None: all, one line each."),
     ] = "",
     as_json: Annotated[bool, typer.Option("--json", help="JSON, for programs.")] = False,
 ) -> None:
     """Tell a program's life: when its turns came, what was found, what was decided and why.
 
-    Times are seconds since its first arrival. Under each decision is what every alternative
-    was worth and what was known; under the next turn's admission, what came of it.
-    Without a program: every decision of all of them on one line, with what came of it.
+    Times are seconds since its first arrival. Below each decision is what every alternative
+    was worth and what was known; below the next turn's admission, what came of the decision.
+    Without a program: every decision of all programs on one line, with its outcome.
     """
     with command("explain"):
         source = open_source(trace)

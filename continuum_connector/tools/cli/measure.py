@@ -1,4 +1,4 @@
-"""What `continuum calibrate` sends, and what it makes of the times that come back."""
+"""What `continuum calibrate` sends, and how it evaluates the times that come back."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The calibration as a picture: always as text, as a file where matplotlib is installed."""
+"""The calibration as a picture: always as text, and as a file if matplotlib is installed."""
 
 from __future__ import annotations
 

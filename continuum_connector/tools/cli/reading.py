@@ -1,4 +1,4 @@
-"""Traces in a command: a bar while one is read, a sentence if that fails, none is overwritten."""
+"""Reads traces for a command: with a progress bar, a sentence on failure; overwrites none."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from continuum_connector.tools.cli.server import CommandError
 from continuum_connector.tools.cli.terminal import name as shown
 from continuum_connector.tools.cli.terminal import terminal
 
-Force = Annotated[bool, typer.Option("--force", help="Replace a file that is there already.")]
+Force = Annotated[bool, typer.Option("--force", help="Replace an existing file.")]
 
 SHOW_FROM = 8 << 20  # bytes; less is read before a bar could be seen
 

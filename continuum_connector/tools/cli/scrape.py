@@ -1,4 +1,4 @@
-"""Scrape: one answer of /metrics, and what was added since an earlier one. Knows no clock."""
+"""Scrape: one answer of /metrics, and what was added since an earlier one. Reads no clock."""
 
 from __future__ import annotations
 

@@ -35,29 +35,29 @@ from continuum_connector.vllm.proven import Server, why_no_disk, why_no_tier
 GIB = 2**30
 MOST = 2**60  # bytes
 
-Model = Annotated[str, typer.Option(help="A folder with config.json, or downloaded.")]
+Model = Annotated[str, typer.Option(help="A folder with config.json, or a downloaded model.")]
 PerToken = Annotated[
     str, typer.Option(help="KV bytes of a token over all layers, instead of --model.")
 ]
-KvDtype = Annotated[str, typer.Option(help="As served: auto or fp8.")]
-Context = Annotated[int, typer.Option(min=1, max=10**9, help="Tokens of a context, mean.")]
+KvDtype = Annotated[str, typer.Option(help="As you serve: auto or fp8.")]
+Context = Annotated[int, typer.Option(min=1, max=10**9, help="Mean tokens of a context.")]
 Programs = Annotated[float, typer.Option(min=0.0, max=1e9, help="Agents alive at once.")]
 Rate = Annotated[float, typer.Option(min=0.0, max=1e6, help="Or: agents that start, per second.")]
 Turns = Annotated[
-    float, typer.Option(min=1.0, max=1e9, help="Turns of an agent, mean, with --rate.")
+    float, typer.Option(min=1.0, max=1e9, help="Mean turns of an agent, with --rate.")
 ]
-Gap = Annotated[float, typer.Option(min=0.01, max=1e9, help="Seconds between turns, median.")]
+Gap = Annotated[float, typer.Option(min=0.01, max=1e9, help="Median seconds between turns.")]
 GapP90 = Annotated[
-    float, typer.Option(min=0.0, max=1e9, help="And 90th percentile. 0: as the median.")
+    float, typer.Option(min=0.0, max=1e9, help="Their 90th percentile. 0: same as the median.")
 ]
-TurnS = Annotated[float, typer.Option(min=0.01, max=1e9, help="Seconds that a turn takes, mean.")]
-NewTokens = Annotated[int, typer.Option(min=1, max=10**9, help="Tokens a turn adds, mean.")]
-Vram = Annotated[str, typer.Option(help="KV space of one GPU: vLLM logs it at start.")]
+TurnS = Annotated[float, typer.Option(min=0.01, max=1e9, help="Mean seconds that a turn takes.")]
+NewTokens = Annotated[int, typer.Option(min=1, max=10**9, help="Mean tokens that a turn adds.")]
+Vram = Annotated[str, typer.Option(help="KV space of one GPU; vLLM logs it at its start.")]
 Gpus = Annotated[int, typer.Option(min=1, max=10**5, help="GPUs that share a model.")]
 Pcie = Annotated[float, typer.Option(min=0.1, max=1e6, help="GB/s of one GPU's link, one way.")]
-Dram = Annotated[str, typer.Option(help="DRAM there is for the tier; the rest goes to a disk.")]
+Dram = Annotated[str, typer.Option(help="DRAM for the tier; the rest goes to a disk.")]
 DriveRate = Annotated[
-    float, typer.Option("--drive", min=0.01, max=1e6, help="GB/s at which its drive reads.")
+    float, typer.Option("--drive", min=0.01, max=1e6, help="GB/s at which the drive reads.")
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="One JSON object, for programs.")]
 
@@ -82,9 +82,9 @@ def size(
     as_json: AsJson = False,
 ) -> None:
     """Say how much DRAM a server's agents need, and how busy the links to its GPUs would be; with
-    --dram also how much disk, where that much DRAM is all there is.
+    --dram also how much disk they need if there is only that much DRAM.
 
-    Defaults are what was measured of coding agents; give what you know of yours:
+    Defaults were measured on coding agents; give what you know about yours:
 
         continuum size --bytes-per-token 128KiB --programs 40
 
@@ -94,9 +94,9 @@ def size(
 
     live KV = live programs x context x bytes per token
 
-    dram_bytes = live KV / 0.8; 0 where 0.8 of VRAM's KV space holds it
+    dram_bytes = live KV / 0.8; 0 if 0.8 of VRAM's KV space holds it
 
-    disk_bytes = live KV / 0.8; 0 where 0.8 of --dram holds it
+    disk_bytes = live KV / 0.8; 0 if 0.8 of --dram holds it
 
     The mean gap is that of a log-normal distribution with this median and P90.
     """
@@ -258,16 +258,16 @@ def disk_rows(
 
 
 def disk_advice(dram_bytes: int, below: Overflow, drive: float) -> str:
-    """The last line where a disk is asked for."""
+    """The last line, if there is to be a disk."""
     setting = f"CONTINUUM_DRAM_BYTES={whole_gib(dram_bytes)}GiB"
     if not below.disk_bytes:
         return f"Serve with {setting}: no disk is needed."
     setting += f" CONTINUUM_DISK_PATH=FOLDER CONTINUUM_DISK_BYTES={whole_gib(below.disk_bytes)}GiB"
     written = min(1.0, below.disk_bytes / below.written)
-    budget = "all new KV fits disk_write_budget as it is, disk_bytes a day"
+    budget = "the default disk_write_budget, disk_bytes a day, covers all new KV"
     if written < 1.0:
         budget = (
-            f"disk_write_budget as it is, disk_bytes a day, takes {written:.0%} of all new KV: "
+            f"the default disk_write_budget, disk_bytes a day, covers {written:.0%} of all new KV: "
             "that of programs that came back most"
         )
     if below.is_too_slow:

@@ -1,4 +1,4 @@
-"""What typer and rich are told to do otherwise: errors in a sentence, names as they are."""
+"""Changes typer's and rich's defaults: errors in one sentence, names as they are."""
 
 from __future__ import annotations
 

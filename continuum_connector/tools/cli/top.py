@@ -1,4 +1,4 @@
-"""`continuum top`: a running server, live: what VRAM and DRAM hold, and what it is good for."""
+"""`continuum top`: a running server, live: what VRAM and DRAM hold, and what that brings."""
 
 from __future__ import annotations
 
@@ -32,27 +32,27 @@ def top(
         float, typer.Option(min=0.1, max=3600.0, help="Seconds between two looks.")
     ] = 2.0,
     once: Annotated[
-        bool, typer.Option("--once", help="One look, which takes an interval.")
+        bool, typer.Option("--once", help="One look, which takes one interval.")
     ] = False,
     as_json: Annotated[
-        bool, typer.Option("--json", help="One JSON object per look, on a line of its own.")
+        bool, typer.Option("--json", help="One JSON object per look and line.")
     ] = False,
     api_key: Annotated[str, typer.Option(envvar="VLLM_API_KEY", help="If it wants one.")] = "",
 ) -> None:
     """Watch a running server.
 
     VRAM       how much of the KV cache requests, copies to DRAM and pins use
-    gate       first turns held just now, and why those before were let in; with gate_wait_s only
-    disk       how full it is, what is left of a day's budget; with disk_path only
-    prompts    where the tokens of the prompts admitted lately were found
-    pins       how many there are, and what ended those that were
+    gate       first turns held now, and why earlier ones were let in; only with gate_wait_s
+    disk       how full it is, what is left of a day's budget; only with disk_path
+    prompts    where the tokens of recently admitted prompts were found
+    pins       how many there are, and what ended earlier ones
     lost by    decisions that cost something: `pin never` kept VRAM for nobody,
-               `free recomputed` let go of what came back
-    forecasts  how far the chances of a return were off, and which ones most
+               `free recomputed` dropped what came back
+    forecasts  how far predicted chances of a return were off, and which were off most
 
-    It reads /metrics, needs nothing on the server and changes nothing there.
-    A server that goes away is waited for. Ctrl-C ends.
-    Where the output is no terminal, --once is implied unless --json is given.
+    It reads /metrics, needs nothing else on the server and changes nothing there. If the server
+    goes away, it waits for it. Ctrl-C ends. If the output is no terminal, --once is implied
+    unless --json is given.
     """
     with command("top"):
         server = Server(url, api_key, TIMEOUT_S)
