@@ -8,7 +8,6 @@ import itertools
 import os
 import time
 from collections.abc import Iterator
-from types import TracebackType
 from typing import Any
 
 import numpy as np
@@ -98,12 +97,7 @@ class Rig:
     def __enter__(self) -> Rig:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *ended: object) -> None:
         self.engine.close(5.0)
 
     def started(self) -> Rig:

@@ -11,7 +11,6 @@ from __future__ import annotations
 import asyncio
 import time
 from dataclasses import dataclass, field
-from types import TracebackType
 from typing import Any
 
 import aiohttp
@@ -110,12 +109,7 @@ class Api:
         )
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *ended: object) -> None:
         if self._session is not None:
             await self._session.close()
 

@@ -14,7 +14,6 @@ import json
 import zlib
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
-from types import TracebackType
 from typing import Any
 
 from aiohttp import web
@@ -71,12 +70,7 @@ class FakeApi:
         self.url = f"http://127.0.0.1:{self._runner.addresses[0][1]}"
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *ended: object) -> None:
         if self._runner is not None:
             await self._runner.cleanup()
 

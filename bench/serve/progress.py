@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from types import TracebackType
 
 from rich import progress as bars
 from rich.console import Console
@@ -36,12 +35,7 @@ class Progress:
             self._task = self._bar.add_task(self._label, total=self._num_turns or None, state="")
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *ended: object) -> None:
         if self._bar:
             self._bar.stop()
 

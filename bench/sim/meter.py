@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable
-from types import TracebackType
 
 from rich import progress as bars
 from rich.console import Console
@@ -42,12 +41,7 @@ class Meter:
             self._task = self._bar.add_task("simulating", total=self._total, state="vLLM starts")
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *ended: object) -> None:
         if self._bar is not None:
             self._bar.stop()
 

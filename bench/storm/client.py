@@ -6,7 +6,6 @@ import asyncio
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from types import TracebackType
 from typing import Any, Protocol
 
 import aiohttp
@@ -89,12 +88,7 @@ class Client:
         )
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *ended: object) -> None:
         if self._session is not None:
             await self._session.close()
 

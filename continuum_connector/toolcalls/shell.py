@@ -37,16 +37,18 @@ _QUOTES = re.compile(r"'([^']*)'?|\"((?:[^\"\\]+|\\.)*)\"?|\\(.)", re.DOTALL)
 
 
 def commands_that_take_time(script: str, depth: int = 0) -> list[str]:
-    """Their names, in order; if nothing in the script takes time, what it ends with."""
-    slow: list[str] = []
-    instant: list[str] = []
+    """Their names, each once, in order; if nothing takes time, what the script ends with."""
+    slow: dict[str, None] = {}
+    last = ""
     for command in split(script):
-        for name, takes_time in _names(command, depth):
-            (slow if takes_time else instant).append(name)
+        for last, takes_time in _names(command, depth):
+            if takes_time:
+                slow[last] = None
         if len(slow) >= MAX_CALLS:
             break
-    # What a script ends with is what it is for: `export A=1; echo $A`.
-    return slow[:MAX_CALLS] or instant[-1:]
+    if not slow and last:  # what a script ends with is what it is for: `export A=1; echo $A`
+        return [last]
+    return list(slow)[:MAX_CALLS]
 
 
 def _names(command: Command, depth: int) -> list[tuple[str, bool]]:

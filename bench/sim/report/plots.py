@@ -110,21 +110,22 @@ def turn_latency(table: Table) -> str:
 
 def waiting_tail(table: Table) -> str:
     """Share of turns whose first token took longer than that."""
-    with matplotlib.rc_context(STYLE):
-        figure, axes = _per_point(table, waiting, lambda f: f.ttft_s, sharey=True)
-        for panel in axes:
-            panel.set(xlabel="TTFT")
-        axes[0].set_ylabel("turns that wait longer")
-        return svg(figure)
+    return _shares(table, waiting, lambda f: f.ttft_s, "TTFT", "turns that wait longer")
 
 
 def jct_shares(table: Table) -> str:
     """Share of programs that were done by then."""
+    return _shares(table, done_by, lambda f: f.jct_s, "JCT", "programs done")
+
+
+def _shares(
+    table: Table, draw: Draw, values: Callable[[Figures], Sequence[float]], of: str, share: str
+) -> str:
     with matplotlib.rc_context(STYLE):
-        figure, axes = _per_point(table, done_by, lambda f: f.jct_s, sharey=True)
+        figure, axes = _per_point(table, draw, values, sharey=True)
         for panel in axes:
-            panel.set(xlabel="JCT")
-        axes[0].set_ylabel("programs done")
+            panel.set(xlabel=of)
+        axes[0].set_ylabel(share)
         return svg(figure)
 
 
