@@ -19,8 +19,9 @@ from continuum_connector.observe.account import Account, timed
 from continuum_connector.observe.metrics import ContinuumPromMetrics, ContinuumStats
 from continuum_connector.vllm import compat, served
 from continuum_connector.vllm.carriers import StepMetadata, WorkerMetadata
-from continuum_connector.vllm.worker_calls import WorkerCalls, find_worker
+from continuum_connector.vllm.worker_calls import WorkerCalls, find_worker, rank_groups
 from continuum_connector.worker.layout import all_layers
+from continuum_connector.worker.together import anyone
 
 if TYPE_CHECKING:
     from continuum_connector.worker.worker import ContinuumWorker
@@ -78,7 +79,7 @@ class WorkerHooks(KVConnectorBase_V1):  # type: ignore[misc]
         self._kv_caches = kv_caches
         of_vllm = find_worker()
         if of_vllm is not None:
-            self._calls = WorkerCalls(of_vllm, self.worker.new_weights, self)
+            self._calls = WorkerCalls(of_vllm, self.worker.new_weights, self, _on_any_rank)
 
     def register_cross_layers_kv_cache(self, kv_cache: Any, attn_backend: Any) -> None:
         """vLLM <= 0.28: one tensor for all layers, because of prefer_cross_layer_blocks."""
@@ -151,3 +152,7 @@ class WorkerHooks(KVConnectorBase_V1):  # type: ignore[misc]
     def build_connector_worker_meta(self) -> WorkerMetadata | None:
         report = self.worker.take_report() if self.worker is not None else None
         return WorkerMetadata(report) if report is not None else None
+
+
+def _on_any_rank(is_so: bool) -> bool:
+    return anyone(rank_groups(), is_so)

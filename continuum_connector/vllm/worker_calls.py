@@ -15,6 +15,8 @@ import sys
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple, Protocol
 
+from continuum_connector.errors import TransferError
+
 # Methods of a worker after which its weights may be others (v1/worker/gpu_worker.py); apply_model
 # runs a function of the caller's on the model. Not every release has each of them.
 CHANGING = (
@@ -25,6 +27,10 @@ CHANGING = (
 # so are for weights. Once too often costs what is below VRAM, once too rarely makes wrong answers.
 _OF_WEIGHTS = ("weight", "param", "lora", "update", "refit")
 _MAX_ADAPTERS = 4096  # whose names are remembered
+_ANOTHER_REFUSED = (
+    "another rank keeps copies of the KV cache under way, so it is taken away on none; "
+    "ask again, or restart the server"
+)
 
 
 class SleepHooks(Protocol):
@@ -57,12 +63,31 @@ def find_worker() -> Any:
     return None
 
 
+def rank_groups() -> list[Any]:
+    """The process groups on CPUs that this rank is in and that span its engine one after the
+    other; none where it is alone. In the world's may be other engines, of data parallelism."""
+    from vllm.distributed import parallel_state
+
+    if not parallel_state.model_parallel_is_initialized():
+        return []
+    names = ("get_tp_group", "get_pp_group", "get_pcp_group")
+    groups = [getattr(parallel_state, name)() for name in names]
+    return [group.cpu_group for group in groups if group.world_size > 1]
+
+
 class WorkerCalls:
     """Wraps the calls of one worker from its making to `end`."""
 
-    def __init__(self, worker: Any, new_weights: Callable[[str], None], sleep: SleepHooks) -> None:
-        """`new_weights` is told by which call they came, once that has returned."""
-        self._worker = worker
+    def __init__(
+        self,
+        worker: Any,
+        new_weights: Callable[[str], None],
+        sleep: SleepHooks,
+        anyone: Callable[[bool], bool],
+    ) -> None:
+        """`new_weights` is told by which call they came, once that has returned. `anyone`: whether
+        it is so on any rank; each asks."""
+        self._worker, self._anyone = worker, anyone
         self._new_weights, self._sleep = new_weights, sleep
         self._wraps: list[_Wrap] = []
         self._depth = 0  # of calls that change weights: reload_weights calls load_weights
@@ -154,12 +179,26 @@ class WorkerCalls:
 
     def _taking(self, inner: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """The KV cache goes; where that is refused, as on a CPU, it is still there."""
-        self._sleep.unregister_kv_caches()
+        self._let_go()
         try:
             return inner(*args, **kwargs)
         except BaseException:
             self._sleep.restore_kv_caches()
             raise
+
+    def _let_go(self) -> None:
+        """On all ranks or on none: vLLM has no way to wake some that sleep while others do not."""
+        refusal: Exception | None = None
+        try:
+            self._sleep.unregister_kv_caches()
+        except Exception as error:  # whatever it is, the others wait for this rank's word
+            refusal = error
+        if not self._anyone(refusal is not None):
+            return
+        if refusal is None:
+            self._sleep.restore_kv_caches()
+            refusal = TransferError(_ANOTHER_REFUSED)
+        raise refusal
 
     def _waking(self, inner: Callable[..., Any], tags: Any = None, *args: Any, **kw: Any) -> Any:
         done = inner(tags, *args, **kw)

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -15,6 +18,7 @@ from vllm.v1.worker.cpu_worker import CPUWorker
 from vllm.v1.worker.gpu_worker import Worker
 
 from bench.sim import versions
+from continuum_connector.errors import TransferError
 from continuum_connector.vllm.worker_calls import CHANGING, WorkerCalls, find_worker
 
 # Public methods of a worker that sound like weights, adapters or sleep and are not: they read,
@@ -107,8 +111,12 @@ def of_vllm() -> Iterator[Any]:
         yield worker
 
 
-def listening(worker: Any, told: Told) -> WorkerCalls:
-    return WorkerCalls(worker, told.new_weights, told)
+def alone(is_so: bool) -> bool:
+    return is_so
+
+
+def listening(worker: Any, told: Told, anyone: Callable[[bool], bool] = alone) -> WorkerCalls:
+    return WorkerCalls(worker, told.new_weights, told, anyone)
 
 
 def ask(worker: Any, method: str, *args: Any, **kwargs: Any) -> Any:
@@ -217,6 +225,56 @@ def test_the_kv_cache_is_let_go_before_sleep_and_taken_again_with_its_tag(of_vll
     assert told.log == ["asleep"]
     ask(of_vllm, "wake_up", tags=["kv_cache"])
     assert told.log == ["asleep", "awake"]
+
+
+def test_where_another_rank_refuses_no_rank_sleeps(of_vllm: Any) -> None:
+    """vLLM takes itself for awake then, and would wake nobody."""
+    told, said = Told(), []
+    listening(of_vllm, told, lambda is_so: said.append(is_so) or True)  # type: ignore[func-returns-value]
+    with pytest.raises(TransferError, match="another rank keeps copies"):
+        ask(of_vllm, "sleep", level=1)
+    assert told.log == ["asleep", "awake"]
+    assert said == [False]
+
+
+@pytest.mark.parametrize("kind", [TransferError, ValueError])
+def test_a_rank_that_refuses_to_sleep_tells_the_others(of_vllm: Any, kind: type[Exception]) -> None:
+    class Busy(Told):
+        def unregister_kv_caches(self) -> None:
+            raise kind("copies are under way")
+
+    told, said = Busy(), []
+    listening(of_vllm, told, lambda is_so: said.append(is_so) or is_so)  # type: ignore[func-returns-value]
+    with pytest.raises(kind, match="copies are under way"):
+        ask(of_vllm, "sleep", level=1)
+    assert (told.log, said) == ([], [True])
+
+
+RANK = """
+import sys
+import torch.distributed as dist
+from continuum_connector.worker.together import anyone
+
+rank = int(sys.argv[1])
+dist.init_process_group("gloo", init_method=f"file://{sys.argv[2]}", rank=rank, world_size=4)
+across = [dist.new_group(ranks) for ranks in ([0, 1], [2, 3])]
+down = [dist.new_group(ranks) for ranks in ([0, 2], [1, 3])]
+mine = [across[rank // 2], down[rank % 2]]
+print([anyone(mine, rank == busy) for busy in range(5)], anyone([], False), anyone([], True))
+"""
+
+
+def test_what_one_rank_of_four_says_all_hear(tmp_path: Path) -> None:
+    """Two by two, as tensor and pipeline parallelism lay them out."""
+    command = [sys.executable, "-c", RANK]
+    ranks = [
+        subprocess.Popen(
+            [*command, str(n), str(tmp_path / "meet")], stdout=subprocess.PIPE, text=True
+        )
+        for n in range(4)
+    ]
+    said = {rank.communicate(timeout=120)[0].strip() for rank in ranks}
+    assert said == {"[True, True, True, True, False] False True"}
 
 
 def test_weights_that_sleep_threw_away_are_other_ones(of_vllm: Any) -> None:
