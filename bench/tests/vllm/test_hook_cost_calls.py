@@ -1,0 +1,47 @@
+"""bench/hook_cost/calls counts the same each time, whoever else uses the machine."""
+
+from __future__ import annotations
+
+import argparse
+
+import pytest
+
+from bench.hook_cost.calls import Count, of_decoding, of_turns
+
+SMALL = argparse.Namespace(
+    running=8,
+    waiting=4,
+    pins=8,
+    programs=20,
+    dram_blocks=200,
+    vram_blocks=2000,
+    prompt=64,
+    output=16,
+    steps=40,
+    warmup=4,
+    progress=False,
+)
+
+
+class Two:
+    def outer(self) -> str:
+        return self.inner().upper()
+
+    def inner(self) -> str:
+        return "a"
+
+
+def test_a_call_within_a_call_counts_once() -> None:
+    two = Two()
+    count = Count(two, ("outer", "inner"))
+    assert two.outer() == "A"
+    alone = count.total
+    assert two.outer() == "A"
+    assert count.total == 2 * alone > 0
+
+
+@pytest.mark.parametrize("policy", ["fixed_ttl"])
+def test_a_decoding_step_costs_ours_a_few_calls_more_and_a_turn_some_hundred(policy: str) -> None:
+    stock, ours = of_decoding(SMALL, policy)
+    assert 0 < ours - stock < 120
+    assert 200 < of_turns(SMALL, policy) < 4000
