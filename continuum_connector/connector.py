@@ -131,7 +131,8 @@ class ContinuumConnector(WorkerHooks, SupportsHMA):  # type: ignore[misc]
             self.costs,
             self._wake,
         )
-        self._steps, self._tier, self._gate = side.steps, side.tier, side.gate
+        self._steps, self._tier = side.steps, side.tier
+        self._gate, self._ahead = side.gate, side.ahead
         self._epochs = self._steps.epochs
         self._epochs.is_vram_empty = functools.partial(resets.is_empty, gpu_block_pool)
         self._traffic, self._queues = side.traffic, side.queues
@@ -182,6 +183,14 @@ class ContinuumConnector(WorkerHooks, SupportsHMA):  # type: ignore[misc]
             return False
         asked = request.request_id, turn, request.num_tokens, len(self._turns)
         return self._gate.holds(*asked, self._clock())
+
+    def hides(self, request: Any) -> bool:
+        """Whether a request that was skipped waits for a disk, unseen (scheduler subclass only)."""
+        return self._ahead.hides(request.request_id, self._clock())
+
+    def seen(self, everybody: bool = False) -> Iterator[str]:
+        """Who does so no more (scheduler subclass only)."""
+        return self._ahead.seen(self._clock(), everybody)
 
     def let_in(self, everybody: bool = False, num_idle: int = 0) -> Iterator[str]:
         """Who stands at the gate no more by now; `num_idle` turns wait for their client
@@ -244,7 +253,8 @@ class ContinuumConnector(WorkerHooks, SupportsHMA):  # type: ignore[misc]
         work = compat.step_work(scheduler_output, self._step_clock.skips_decodes)
         self._step_clock.scheduled(work, now)
         if self._queues and self._gate.is_on:
-            self._gate.stepped(work, self._traffic.num_loads > 0, any(self._queues), now)
+            is_anybody_waiting = any(self._queues) or len(self._ahead) > 0
+            self._gate.stepped(work, self._traffic.num_loads > 0, is_anybody_waiting, now)
         if (
             self._steps.is_idle(now)
             and self.mode is not Mode.UNATTACHED

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from collections import OrderedDict
+from collections.abc import Iterator
 from typing import Any
 
 from continuum_connector.scheduler.holds import BlockPool
 from continuum_connector.scheduler.tiers.base import Tier
 from continuum_connector.scheduler.turns import Turn, Turns
+
+LOOKS_PER_STEP = 256  # at those that wait unseen
 
 
 class Ahead:
@@ -20,6 +24,15 @@ class Ahead:
         self._pool = pool
         self._turns = turns
         self._size = token_size
+        self._unseen: OrderedDict[str, None] = OrderedDict()
+
+    def __len__(self) -> int:
+        """How many are hidden."""
+        return len(self._unseen)
+
+    @property
+    def is_needed(self) -> bool:
+        return self._reading is not None
 
     def expect(self, turn: Turn, request: Any, now: float) -> None:
         """The turn has arrived."""
@@ -33,6 +46,25 @@ class Ahead:
     def awaits(self, request_id: str, now: float) -> bool:
         """Whether vLLM is to pass it over in this step, as more of it will be there soon."""
         return self._reading is not None and self._reading.awaits(request_id, now)
+
+    def hides(self, request_id: str, now: float) -> bool:
+        """Whether it is to wait unseen by whoever admits, until `seen` tells of it: vLLM looks up
+        the prompts of all that it sees in every step."""
+        if not self.awaits(request_id, now):
+            return False
+        self._unseen[request_id] = None
+        return True
+
+    def seen(self, now: float, everybody: bool = False) -> Iterator[str]:
+        """Who was hidden and waits for no tier any more; asked before each step. Looks at a few, so
+        that thousands that wait cost a step no more. `everybody`: nobody is hidden any more."""
+        num = len(self._unseen)
+        for _ in range(num if everybody else min(num, LOOKS_PER_STEP)):
+            request_id, _ = self._unseen.popitem(last=False)
+            if not everybody and self.awaits(request_id, now):
+                self._unseen[request_id] = None
+            else:
+                yield request_id
 
     def _num_in_vram(self, request: Any) -> int:
         """About how much of the prompt VRAM has: blocks leave it tail first, and vLLM looks

@@ -2,7 +2,8 @@
 
 Preempted turns first, then by place (SchedulerSide.rank). A turn's place changes while it
 waits, when the pin that it stands by appears or ends: then that one turn is ranked anew, so
-that every operation is O(log n). Who stands at the gate waits here too, unseen by whoever admits.
+that every operation is O(log n). Who stands at the gate waits here too, unseen by whoever admits,
+and so does who waits for a disk.
 """
 
 from __future__ import annotations
@@ -25,11 +26,16 @@ class ProgramQueue:
     """
 
     def __init__(
-        self, rank: Callable[[Any], Rank], holds: Callable[[Any], bool] | None = None
+        self,
+        rank: Callable[[Any], Rank],
+        holds: Callable[[Any], bool] | None = None,
+        hides: Callable[[Any], bool] | None = None,
     ) -> None:
-        """`holds(request)`: whether it is to stand at the gate, until it is released."""
+        """`holds(request)`: whether it is to stand at the gate, until it is released;
+        `hides(request)`: whether one that vLLM has skipped is to be unseen until then."""
         self._rank = rank
         self._holds = holds
+        self._hides = hides
         self._held: dict[str, Any] = {}
         self._heap: LazyHeap[Any] = LazyHeap()
         self._by_id: dict[str, Any] = {}
@@ -44,11 +50,14 @@ class ProgramQueue:
 
     def prepend_request(self, request: Any) -> None:
         """Put a preempted or skipped request back; its rank says where."""
-        self._admit(request)
+        if self._hides is not None and self._hides(request):
+            self._held[request.request_id] = request
+        else:
+            self._admit(request)
 
     def prepend_requests(self, requests: Iterable[Any]) -> None:
         for request in requests:
-            self._admit(request)
+            self.prepend_request(request)
 
     def peek_request(self) -> Any:
         first = self._heap.first()
@@ -102,7 +111,7 @@ class ProgramQueue:
             self._push(request)
 
     def release(self, request_id: str) -> None:
-        """The request stands at the gate no more, if it did so here."""
+        """The request stands at the gate no more, or is seen again, if it was here."""
         request = self._held.pop(request_id, None)
         if request is not None:
             self._admit(request)

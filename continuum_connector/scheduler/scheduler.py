@@ -67,7 +67,7 @@ class SchedulerSide:
         self.tier, self.traffic = parts.tier, parts.tier.traffic
         self._none_found: Mapping[str, int] = dict.fromkeys(self.tier.names, 0)
         self.turns = Turns()
-        self._ahead = Ahead(self.tier, pool, self.turns, self.groups.hash_size)
+        self.ahead = Ahead(self.tier, pool, self.turns, self.groups.hash_size)
         held = self.retention, self.tier, self.traffic
         self.snapshots = Snapshots(pool, *held, decider.costs, self.turns)
         told = self.retention, self.tier, self.records
@@ -116,7 +116,7 @@ class SchedulerSide:
             self._answers.came_back(program, request.block_hashes)
         self._samples.begin(turn, request, now)
         self.turns.begin(request.request_id, turn)
-        self._ahead.expect(turn, request, now)
+        self.ahead.expect(turn, request, now)
         gap_s = self.decider.arrived(turn, now)
         pin = None if turn.is_stray else self.retention.expect(request, program)
         self.records.arrived(request, turn, pin is not None, gap_s, now)
@@ -154,7 +154,7 @@ class SchedulerSide:
     def match(self, request: Any, num_vram_tokens: int, now: float) -> tuple[int | None, bool]:
         """How many tokens beyond VRAM's hit a load can bring (None: soon), and if it is async."""
         turn = self.begin_turn(request, now)
-        if self._ahead.awaits(request.request_id, now):
+        if self.ahead.awaits(request.request_id, now):
             return None, False
         if not turn.is_admitted:
             turn.vram_tokens = num_vram_tokens

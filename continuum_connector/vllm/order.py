@@ -23,7 +23,7 @@ class Order:
         self._ours = ours
         self._side = ours.side
         self.queues = ours.side.queues
-        self._gate = ours.side.gate
+        self._gate, self._ahead = ours.side.gate, ours.side.ahead
         self._stock = {
             name: getattr(scheduler, name) for name in compat.queue_attributes(scheduler)
         }
@@ -43,8 +43,13 @@ class Order:
             self._give_back()
 
     def open(self) -> None:
-        """Let in who may begin by now, before a step."""
-        if self.is_on and len(self._gate):
+        """Let in who may begin by now, before a step; and let vLLM see who waits for a disk no
+        more."""
+        if not self.is_on:
+            return
+        if len(self._ahead):
+            self._release(self._ours.seen())
+        if len(self._gate):
             num_idle = compat.num_idle_sessions(self._scheduler)
             self._release(self._ours.let_in(num_idle=num_idle))
 
@@ -78,13 +83,15 @@ class Order:
             # New turns come into the first, and into the other one (<= 0.30) if they wait for a
             # grammar.
             holds = ours.holds_back if self._gate.is_on and not self._has_priorities else None
-            queues.append(ProgramQueue(rank, holds))
+            hides = ours.hides if self._ahead.is_needed else None
+            queues.append(ProgramQueue(rank, holds, hides))
             _move(stock, queues[-1])
             setattr(self._scheduler, name, queues[-1])
         self.queues[:] = queues
 
     def _give_back(self) -> None:
         self._release(self._ours.let_in(everybody=True))
+        self._release(self._ours.seen(everybody=True))
         self.queues.clear()
         for name, stock in self._stock.items():
             _move(getattr(self._scheduler, name), stock)
