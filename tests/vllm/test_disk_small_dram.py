@@ -79,6 +79,32 @@ def test_a_turn_waits_for_room_no_longer_than_for_reads() -> None:
 def test_what_a_turn_in_line_was_read_stays_in_dram_until_it_is_loaded(is_waiting: bool) -> None:
     engine = on_disk()
     tier = engine.connector.side.tier
+    tier._plan = tier.ahead._plan
+    waits = engine.connector.side.turns.has_waiting
+    assert tier.ahead.has_waiting == waits
     tier.ahead.has_waiting = lambda program: is_waiting
     assert tier._stays("any", -1e6, 10) is is_waiting
     assert tier._stays("any", -0.5e-3, 10), "it is needed before it would be back"
+
+
+@pytest.mark.parametrize(("read", "passes"), [(0.0799, True), (0.0801, False)])
+def test_what_is_worth_less_passes_through_dram_if_two_reads_cost_less_than_a_prefill(
+    read: float, passes: bool
+) -> None:
+    """Seconds of a block of 16 tokens, of which each takes 0.01 s."""
+    engine = on_disk(costs=Costs(read=read))
+    engine.idle(10.0)
+    tier = engine.connector.side.tier
+    tier._plan = tier.ahead._plan
+    assert tier._passes_on(engine.clock()) is passes
+
+
+def test_what_a_store_takes_is_the_copy_and_not_the_prompt_beside_it() -> None:
+    engine = turns.small()
+    costs = engine.connector.side.decider.costs
+    for number in range(4):
+        engine.add(f"p{number}", 600 + number, 2, seed=number, program=f"p{number}")
+        engine.run_until_idle(until=lambda asked=f"p{number}": asked in engine.finish_reasons)
+    engine.add("next", 700, 2, seed=9)
+    engine.run_until_idle()
+    assert 0.0 < costs.load_s(20) < 0.01, "a prompt takes ten times that"
