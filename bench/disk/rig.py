@@ -12,7 +12,7 @@ import numpy as np
 from continuum_connector.errors import TransferError
 from continuum_connector.worker.abi import DISK_UNSUMMED
 from continuum_connector.worker.disk_file import NativeDisk
-from continuum_connector.worker.engine import DiskTuning, Region, Status
+from continuum_connector.worker.engine import Completion, DiskTuning, Region, Status
 from continuum_connector.worker.layout import DISK_UNIT, Layout
 from continuum_connector.worker.native import NativeEngine
 
@@ -65,6 +65,7 @@ class Threads:
         layout = Layout((region,), 1, shape.slot_bytes, "cpu", 0)
         self._engine = NativeEngine("sim", layout, _QUEUED * shape.depth)
         self._tag = 0
+        self._under_way: dict[int, int] = {}  # tag -> which part of the pool; of `follow`
         view = self._engine.pool.view()
         view[:] = np.random.default_rng(1).integers(0, 256, len(view), dtype=np.uint8)
         num_slots = shape.num_orders * shape.depth
@@ -81,6 +82,35 @@ class Threads:
         num_bytes = self._run(self.shape.writes)
         seconds, cpu_s = time.perf_counter() - began, _cpu_s() - before
         return Sample(num_bytes / GB / seconds, cpu_s * 1e3 / (num_bytes / GB))
+
+    def follow(self) -> int:
+        """Take what was read, ask for more, wait for nothing, as a worker does in each step;
+        returns how many bytes came."""
+        shape, num_bytes = self.shape, self._took()
+        free = [part for part in range(_QUEUED) if part not in self._under_way.values()]
+        for part in free:
+            first = self._tag * shape.depth
+            disk_slots = np.arange(first, first + shape.depth) % (shape.num_orders * shape.depth)
+            slots = np.arange(part * shape.depth, (part + 1) * shape.depth, dtype=np.int32)
+            keys = [_KEY] * shape.depth
+            self._disk.read(slots, disk_slots.astype(np.int32), keys, self._tag)
+            self._under_way[self._tag] = part
+            self._tag += 1
+        return num_bytes
+
+    def rest(self) -> None:
+        """Wait until nothing is under way."""
+        while self._under_way:
+            self._engine.wait(next(iter(self._under_way)), LIMIT_S)
+            self._took()
+
+    def _took(self) -> int:
+        num_done = 0
+        for done in self._engine.poll():
+            _check(done)
+            del self._under_way[done.tag]
+            num_done += 1
+        return num_done * self.shape.depth * self.shape.slot_bytes
 
     def _run(self, writes: bool) -> int:
         shape = self.shape
@@ -105,13 +135,17 @@ class Threads:
         if not self._engine.wait(tag, LIMIT_S):
             raise TransferError(f"the disk did not answer in {LIMIT_S:g} s.")
         for done in self._engine.poll():
-            if done.status is not Status.DONE:
-                raise TransferError(f"a transfer failed with {done.error}.")
+            _check(done)
 
     def close(self) -> None:
         """Close the file and remove it."""
         self._engine.close(LIMIT_S)
         self.path.unlink(missing_ok=True)
+
+
+def _check(done: Completion) -> None:
+    if done.status is not Status.DONE:
+        raise TransferError(f"a transfer failed with {done.error}.")
 
 
 def _cpu_s() -> float:

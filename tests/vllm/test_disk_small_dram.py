@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
+from bench.disk import turns
 from continuum_connector.scheduler.tiers.transfers import Kind
-from tests.vllm.harness import Engine, prompt
+from tests.vllm.harness import Engine
 from tests.vllm.tiering import (
-    SLOT_BYTES,
     Costs,
     answers_as_without_a_tier,
     come_to_rest,
@@ -21,57 +21,17 @@ from tests.vllm.tiering import (
     total,
 )
 
-BLOCK = 32
-LENGTHS = (700, 908, 1116, 1324)  # the prompts of `continuum bench ab`'s `pressure`
-NUM_PROGRAMS, NUM_ANSWERED = 6, 8
-NUM_KEPT = sum(length // BLOCK * BLOCK for length in (707, 915, 1123))  # of a program, at best
 
-
-class Timed(Engine):
-    """Steps take as long as what they compute, so that there is something to save."""
-
-    def _update(self) -> None:
-        scheduled = self._queue[-1][0].num_scheduled_tokens.values() if self._queue else ()
-        self.clock.advance(1.5e-4 * sum(scheduled))
-        super()._update()
-
-
-def small() -> Timed:
-    slots = {"dram_bytes": 62 * 2 * SLOT_BYTES, "disk_path": "/disk", "disk_bytes": "1GiB"}
-    engine = Timed(
-        65,
-        block_size=BLOCK,
-        max_num_batched_tokens=2048,
-        extra_config={"policy": "adaptive", **slots},
-        step_s=0.005,
-    )
-    engine.worker.report_disk(2000)
-    engine.idle(10.0)
-    for number in range(2):  # now it is known what a prompt costs
-        run_turn(engine, f"warm{number}", 700, seed=1000 + number, final=True)
-    return engine
-
-
-def test_programs_in_turn_compute_only_what_is_new_though_dram_holds_one_of_them() -> None:
+@pytest.mark.parametrize("delay", [1, 4])
+def test_programs_in_turn_compute_only_what_is_new_though_dram_holds_one_of_them(
+    delay: int,
+) -> None:
     """As on a real server: the next one comes as soon as the last one is answered."""
-    engine = small()
-    num_prompt = num_found = 0
-    for turn, length in enumerate(LENGTHS):
-        for number in range(NUM_PROGRAMS):
-            tokens = prompt(length, seed=number)
-            if turn:
-                before = list(engine.requests[f"p{number}.{turn - 1}"].all_token_ids)
-                tokens = before + prompt(length - len(before), seed=100 * turn + number)
-            request = f"p{number}.{turn}"
-            final = turn == len(LENGTHS) - 1
-            engine.add(request, tokens, NUM_ANSWERED, program=f"p{number}", final=final)
-            engine.run_until_idle(until=lambda asked=request: asked in engine.finish_reasons)
-            num_prompt += length
-            num_found += sum(engine.cached.get(request, (0, 0)))
+    engine = turns.small(delay=delay)
+    lost = [turn for turn in turns.play(engine) if sum(turn.found.values()) < turn.num_wanted]
+    assert not lost
     engine.connector.side.update_gauges(all_of_them=True)
-    assert num_found == NUM_PROGRAMS * NUM_KEPT
     assert total(engine, "disk_unsaved_blocks") == 0
-    assert num_prompt - num_found == 7968
     assert answers_as_without_a_tier(engine)
 
 
@@ -119,6 +79,32 @@ def test_a_turn_waits_for_room_no_longer_than_for_reads() -> None:
 def test_what_a_turn_in_line_was_read_stays_in_dram_until_it_is_loaded(is_waiting: bool) -> None:
     engine = on_disk()
     tier = engine.connector.side.tier
+    tier._plan = tier.ahead._plan
+    waits = engine.connector.side.turns.has_waiting
+    assert tier.ahead.has_waiting == waits
     tier.ahead.has_waiting = lambda program: is_waiting
     assert tier._stays("any", -1e6, 10) is is_waiting
     assert tier._stays("any", -0.5e-3, 10), "it is needed before it would be back"
+
+
+@pytest.mark.parametrize(("read", "passes"), [(0.0799, True), (0.0801, False)])
+def test_what_is_worth_less_passes_through_dram_if_two_reads_cost_less_than_a_prefill(
+    read: float, passes: bool
+) -> None:
+    """Seconds of a block of 16 tokens, of which each takes 0.01 s."""
+    engine = on_disk(costs=Costs(read=read))
+    engine.idle(10.0)
+    tier = engine.connector.side.tier
+    tier._plan = tier.ahead._plan
+    assert tier._passes_on(engine.clock()) is passes
+
+
+def test_what_a_store_takes_is_the_copy_and_not_the_prompt_beside_it() -> None:
+    engine = turns.small()
+    costs = engine.connector.side.decider.costs
+    for number in range(4):
+        engine.add(f"p{number}", 600 + number, 2, seed=number, program=f"p{number}")
+        engine.run_until_idle(until=lambda asked=f"p{number}": asked in engine.finish_reasons)
+    engine.add("next", 700, 2, seed=9)
+    engine.run_until_idle()
+    assert 0.0 < costs.load_s(20) < 0.01, "a prompt takes ten times that"
