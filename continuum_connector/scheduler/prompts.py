@@ -1,4 +1,4 @@
-"""Prompts: those that samples share, in VRAM. Each is a pin of its group's own, priced as any.
+"""Prompts: those that samples share, in VRAM. Each is a pin of its group's own, in spare room.
 
 A sample's turn holds the prompt while it runs, and its pin does while that lasts. Between those,
 and for samples that have not come, nobody would: vLLM's prefix cache has it until somebody needs
@@ -36,14 +36,16 @@ class Prompts:
         self._records = records
 
     def keep(self, prompt: Prompt, request: Any, now: float) -> None:
-        """Hold it for the group's other samples, if the policy finds that worth its room."""
+        """Hold it for the group's other samples, if the policy finds that worth its room and nobody
+        has waited for blocks of late. It gives way before all that the policy has priced."""
         key, num_blocks = prompt.group.key, len(prompt.blocks)
         old = self._pins.get(key)
         if old is not None and now - old.started < (old.deadline - old.started) / 2:
             return
         world = self._snapshots.snapshot(now)
         pin = self._decider.choose(self._as_turn(prompt, world), world).decision
-        if not isinstance(pin, Pin) or num_blocks > self._retention.budget:
+        has_room = world.price == 0.0 and num_blocks <= self._retention.budget
+        if not (isinstance(pin, Pin) and has_room):
             self._retention.end_of(key, PinEnd.SUPERSEDED, now)
             return
         self._records.happened(
@@ -54,7 +56,9 @@ class Prompts:
             blocks=num_blocks,
             others=prompt.num_others,
         )
-        pin = replace(pin, then=After.DROP)  # its chain below VRAM is there, or found no room
+        # Below VRAM it has a chain, or found no room. Any other pin is worth more: priced by all
+        # who share it, it outlives theirs, and they compute all but the prompt anew.
+        pin = replace(pin, then=After.DROP, value=0.0)
         self._retention.begin(pin, prompt.group, request.block_hashes, prompt.blocks, now)
 
     def _as_turn(self, prompt: Prompt, world: Snapshot) -> FinishedTurn:

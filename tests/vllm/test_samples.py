@@ -203,7 +203,9 @@ def test_a_sample_that_waits_takes_others_pins_before_its_own_prompts() -> None:
     engine.run_until_idle()
     pins = engine.connector.side.pins
     assert {pin.program for pin in pins} == {"job:y", "a", "group:task-1"}
-    pins.revalue(pins.get("group:task-1"), -1.0)  # it would be the first to give way
+    in_line = pins.cheapest_first()
+    assert next(in_line).program == "group:task-1", "whatever else is pinned is worth more"
+    in_line.close()
     engine.add("a1", engine.next_prompt("a0", 900), 4, kv_transfer_params=said)
     engine.run_until_idle()
     assert engine.cached["a1"][0] >= TOKENS
@@ -221,5 +223,15 @@ def test_a_prompt_larger_than_pins_may_hold_is_not_held() -> None:
 @pytest.mark.parametrize("groups", ["hybrid", "state", "chunked"])
 def test_where_a_prompts_end_alone_is_no_hit_no_prompt_is_held(groups: str) -> None:
     engine = vram_alone(200, groups=groups)
+    sample(engine, "a0", group())
+    assert total(engine, "pins_started") == 0
+
+
+def test_while_others_wait_for_blocks_no_prompt_is_held() -> None:
+    """Room has a price then, and what samples have beyond the prompt is worth more."""
+    engine = vram_alone()
+    engine.connector.side.decider.costs.seen.blocked(engine.clock())
+    engine.clock.advance(1.0)
+    assert engine.connector.side.snapshots.snapshot(engine.clock()).price > 0.0
     sample(engine, "a0", group())
     assert total(engine, "pins_started") == 0
