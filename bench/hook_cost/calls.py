@@ -64,7 +64,7 @@ def of_turns(args: argparse.Namespace, policy: str) -> float:
     """Calls below our hooks, per turn that ends while others wait and DRAM is full."""
     ours: TimedEngine = build_arms(args, [policy], args.pins, progress(args))[1]
     ours.num_turns += args.waiting
-    interleave([ours], args.warmup + 100)  # as long as it takes until turns end
+    interleave([ours], args.warmup + args.output)  # the first turns end then
     finished = ours.engine.finish_reasons
     num_before = len(finished)
     count = Count(ours.engine.connector, HOOKS)
