@@ -244,7 +244,8 @@ class ContinuumConnector(WorkerHooks, SupportsHMA):  # type: ignore[misc]
         work = compat.step_work(scheduler_output, self._step_clock.skips_decodes)
         self._step_clock.scheduled(work, now)
         if self._queues and self._gate.is_on:
-            self._gate.stepped(work, self._traffic.num_loads > 0, any(self._queues), now)
+            is_anybody_waiting = any(queue.num_let_in for queue in self._queues)
+            self._gate.stepped(work, self._traffic.num_loads > 0, is_anybody_waiting, now)
         if (
             self._steps.is_idle(now)
             and self.mode is not Mode.UNATTACHED

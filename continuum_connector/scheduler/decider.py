@@ -71,9 +71,11 @@ class Decider:
         """A transfer is over: if its bytes arrived, it says what such a copy takes."""
         seen, seconds = self._seen, now - transfer.admitted
         if transfer.state is TransferState.DONE:
-            learn = {Kind.LOAD: seen.loaded, Kind.STORE: seen.stored, Kind.READ: seen.read}
+            learn = {Kind.STORE: seen.stored, Kind.READ: seen.read}
             if transfer.kind in learn:
                 learn[transfer.kind](transfer.num_ahead + len(transfer), seconds)
+            elif transfer.kind is Kind.LOAD and (outcome := transfer.outcome) is not None:
+                seen.loaded(len(transfer), seconds, outcome.seconds / outcome.num_ranks)
         elif transfer.kind is Kind.READ and transfer.cancelled:
             seen.read(transfer.num_ahead + len(transfer), seconds, is_done=False)
 

@@ -44,6 +44,7 @@ class Order:
 
     def open(self) -> None:
         """Let in who may begin by now, before a step."""
+        self._side.bus.new_step()
         if self.is_on and len(self._gate):
             num_idle = compat.num_idle_sessions(self._scheduler)
             self._release(self._ours.let_in(num_idle=num_idle))
@@ -85,6 +86,7 @@ class Order:
 
     def _give_back(self) -> None:
         self._release(self._ours.let_in(everybody=True))
+        self._side.bus.new_step()
         self.queues.clear()
         for name, stock in self._stock.items():
             _move(getattr(self._scheduler, name), stock)
