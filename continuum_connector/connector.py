@@ -253,7 +253,9 @@ class ContinuumConnector(WorkerHooks, SupportsHMA):  # type: ignore[misc]
         work = compat.step_work(scheduler_output, self._step_clock.skips_decodes)
         self._step_clock.scheduled(work, now)
         if self._queues and self._gate.is_on:
-            is_anybody_waiting = any(self._queues) or len(self._ahead) > 0
+            is_anybody_waiting = (
+                any(queue.num_let_in for queue in self._queues) or len(self._ahead) > 0
+            )
             self._gate.stepped(work, self._traffic.num_loads > 0, is_anybody_waiting, now)
         if (
             self._steps.is_idle(now)

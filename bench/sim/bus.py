@@ -20,14 +20,15 @@ class Way(enum.Enum):
 
 @dataclass(eq=False)  # of two that look alike one may be taken back
 class Copy:
-    """One transfer. `left`: bytes still to go, its latency's worth included; `done`: when the last
-    one arrived, or infinite."""
+    """One transfer. `left`: bytes still to go, its latency's worth included; `began`: when they
+    began to flow; `done`: when the last one arrived. Both are infinite until then."""
 
     way: Way
     num_bytes: float
     not_before: float
     submitted: float
     left: float
+    began: float = math.inf
     done: float = math.inf
 
 
@@ -88,6 +89,7 @@ class Link:
         self, active: list[Copy], rates: Mapping[Way, float], first: Copy, until: float
     ) -> None:
         for copy in active:
+            copy.began = min(copy.began, self._now)
             copy.left -= rates[copy.way] * (until - self._now)
             if copy.left < 1.0 or (copy is first and until == self._now):  # a byte is rounding
                 copy.left, copy.done = 0.0, until

@@ -125,7 +125,7 @@ class OurWorker:
         if settled:
             self._pending = [each for each in self._pending if each.copy.done > now]
         for each in settled:
-            seconds = each.copy.done - each.copy.submitted
+            seconds = each.copy.done - each.copy.began  # as csrc's engine counts them
             outcome = TransferOutcome(
                 num_done=1, num_bytes=int(each.copy.num_bytes), seconds=seconds
             )

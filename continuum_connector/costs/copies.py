@@ -36,7 +36,9 @@ class CopyModel:
         self._guess = (latency, per_block)
 
     def add(self, num_blocks: int, seconds: float) -> None:
-        """A transfer of `num_blocks` settled `seconds` after it was queued."""
+        """A transfer of `num_blocks` settled `seconds` after it was queued; 0 is no time."""
+        if seconds <= 0.0:
+            return
         self._fit.add((1.0, num_blocks), seconds)
         self.num_transfers += 1
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -24,6 +25,7 @@ PARTS = {
     "read": (2, MAX_COST_S),
     "memoryfulness": (7, MAX_SUM),
 }
+NUM_STEPS = 8  # with a prompt, or one of as many that only decode: some of either kind
 NOTHING = 1e-15  # seconds; what is below it counts as 0, so that its inverse is finite
 
 
@@ -35,9 +37,11 @@ class _Models:
     load: CopyModel
     store: CopyModel
     read: CopyModel
+    bus: CopyModel
     queueing: Queueing
     memory: Memoryfulness
     price: Price
+    steps: deque[float]
 
 
 class Seen:
@@ -49,10 +53,13 @@ class Seen:
     def step(self, work: Work, seconds: float) -> None:
         """An engine step is done."""
         self._models.prefill.add(work, seconds)
+        self._models.steps.append(seconds)
 
-    def loaded(self, num_blocks: int, seconds: float) -> None:
-        """A load of `num_blocks` is done, `seconds` after it was queued."""
+    def loaded(self, num_blocks: int, seconds: float, bus_s: float = 0.0) -> None:
+        """A load of `num_blocks` is done, `seconds` after it was queued, of which the bus was busy
+        with it for `bus_s` (0: not known)."""
         self._models.load.add(num_blocks, seconds)
+        self._models.bus.add(num_blocks, bus_s)
 
     def stored(self, num_blocks: int, seconds: float) -> None:
         """A store of `num_blocks` is done, `seconds` after it was queued."""
@@ -106,9 +113,11 @@ class Costs:
             load=CopyModel(),
             store=CopyModel(),
             read=CopyModel(),
+            bus=CopyModel(),
             queueing=Queueing(),
             memory=Memoryfulness(),
             price=Price(),
+            steps=deque(maxlen=NUM_STEPS),
         )
         self.seen = Seen(self._models)
 
@@ -125,6 +134,16 @@ class Costs:
         """Seconds to bring `num_blocks` back from DRAM; until loads were seen, as for stores."""
         model = self._models.load if self._models.load.is_known else self._models.store
         return model.seconds(num_blocks)
+
+    def bus_s(self, num_blocks: int) -> float:
+        """Seconds that the bus takes to bring `num_blocks` from DRAM, once they are next."""
+        return self._models.bus.seconds(num_blocks) if self._models.bus.is_known else 0.0
+
+    @property
+    def step_s(self) -> float:
+        """Seconds that the coming step will take, as the last few did on average."""
+        steps = self._models.steps
+        return sum(steps) / len(steps) if steps else 0.0
 
     @property
     def knows_prefill(self) -> bool:

@@ -55,7 +55,6 @@ class Decider:
         self.costs = costs
         self._seen = seen = costs.seen
         self._learn: dict[Kind, Callable[[int, float], None]] = {
-            Kind.LOAD: seen.loaded,
             Kind.STORE: seen.stored,
             Kind.READ: seen.read,
         }
@@ -83,6 +82,8 @@ class Decider:
             learn = self._learn.get(transfer.kind)
             if learn is not None:
                 learn(transfer.num_ahead + len(transfer), seconds)
+            elif transfer.kind is Kind.LOAD and outcome is not None:
+                seen.loaded(len(transfer), seconds, outcome.seconds / outcome.num_ranks)
         elif transfer.kind is Kind.READ and transfer.cancelled:
             seen.read(transfer.num_ahead + len(transfer), seconds, is_done=False)
 

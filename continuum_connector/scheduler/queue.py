@@ -40,6 +40,7 @@ class ProgramQueue:
         self._heap: LazyHeap[Any] = LazyHeap()
         self._by_id: dict[str, Any] = {}
         self._peeked: Any = None
+        self.is_open = True  # else nobody may be admitted in this step
 
     # --- vLLM's interface -------------------------------------------------------------
     def add_request(self, request: Any) -> None:
@@ -85,7 +86,7 @@ class ProgramQueue:
 
     def __bool__(self) -> bool:
         """Whether anybody may be admitted: vLLM peeks then."""
-        return bool(self._heap)
+        return bool(self._heap) and self.is_open
 
     def __len__(self) -> int:
         return len(self._heap) + len(self._held)
@@ -97,6 +98,11 @@ class ProgramQueue:
         return itertools.chain(self._heap, self._held.values())
 
     # --- ours -------------------------------------------------------------------------
+    @property
+    def num_let_in(self) -> int:
+        """How many wait here who do not stand at the gate."""
+        return len(self._heap)
+
     def peek_rank(self) -> Rank:
         """The rank of whom `peek_request` would show; the queue must not be empty."""
         first = self._heap.first()

@@ -17,6 +17,7 @@ from continuum_connector.programs.program import Identity, Kept, Program
 from continuum_connector.programs.table import ProgramTable
 from continuum_connector.scheduler.ahead import Ahead
 from continuum_connector.scheduler.answers import Answers
+from continuum_connector.scheduler.bus import Bus
 from continuum_connector.scheduler.decider import Decider, DramWorth
 from continuum_connector.scheduler.decisions import Decisions, Snapshots
 from continuum_connector.scheduler.gate import Gate
@@ -65,6 +66,7 @@ class SchedulerSide:
         self.queues = self.retention.queues
         self.programs = ProgramTable(config.max_programs, lambda key: key not in self.pins)
         self.tier, self.traffic = parts.tier, parts.tier.traffic
+        self.bus = Bus(self.traffic, decider.costs, self.queues)
         self._none_found: Mapping[str, int] = dict.fromkeys(self.tier.names, 0)
         self.turns = Turns()
         self.ahead = Ahead(self.tier, pool, self.turns, self.groups.hash_size)
@@ -160,6 +162,8 @@ class SchedulerSide:
             turn.vram_tokens = num_vram_tokens
         turn.epoch = self._epochs.of_hit(num_vram_tokens)
         num_tokens = self.tier.find(request, num_vram_tokens)
+        if num_tokens and self.bus.is_busy(now):
+            return None, False
         return num_tokens, num_tokens > 0
 
     def after_alloc(

@@ -1,9 +1,10 @@
 """WorkingSet: the programs under way, and how much of their KV will be asked for within a cycle.
 
-A program is under way from its first turn until nobody expects it back. What it will hold is its
-size, or the size at which programs end if that is more: first prompts are small. Who is away counts
-by the chance to be back within one cycle (the mean time from a program's turn to its next), so
-dead chats do not fill memory that nobody will ask for.
+A program is under way from its first turn until nobody expects it back. It counts with what it
+holds by now: some grow while others end, so that is what all of them hold together. One that is to
+begin counts with the size at which programs end, for first prompts are small. Who is away counts by
+the chance to be back within one cycle (the mean time from a program's turn to its next), so dead
+chats do not fill memory that nobody will ask for.
 """
 
 from __future__ import annotations
@@ -151,9 +152,9 @@ class WorkingSet:
             self._over(key, member)
             return
         self._members.move_to_end(key)
-        size = self.full_size(member.size)
-        own = max(0, self.num_blocks(size) - self.num_blocks(member.shared))
-        work = self._costs.prefill_s(size - member.size, member.size)
+        own = max(0, self.num_blocks(member.size) - self.num_blocks(member.shared))
+        left = self.full_size(member.size) - member.size
+        work = self._costs.prefill_s(left, member.size)
         self._count(member, chance * own, chance * work)
 
     def _chance(self, key: str, member: _Member, now: float) -> float | None:

@@ -43,8 +43,9 @@ class Order:
             self._give_back()
 
     def open(self) -> None:
-        """Let in who may begin by now, before a step; and let vLLM see who waits for a disk no
-        more."""
+        """Let in who may begin by now, before a step; let vLLM see who waits for a disk no more;
+        and whoever waits for the bus is asked again."""
+        self._side.bus.new_step()
         if not self.is_on:
             return
         if len(self._ahead):
@@ -92,6 +93,7 @@ class Order:
     def _give_back(self) -> None:
         self._release(self._ours.let_in(everybody=True))
         self._release(self._ours.seen(everybody=True))
+        self._side.bus.new_step()
         self.queues.clear()
         for name, stock in self._stock.items():
             _move(getattr(self._scheduler, name), stock)

@@ -273,6 +273,20 @@ def test_a_program_that_nobody_expects_leaves_and_teaches_how_large_programs_get
     assert server.set.full_size(TOKENS) == 3 * TOKENS
 
 
+def test_who_has_begun_counts_with_what_it_holds_and_who_has_not_with_what_it_will() -> None:
+    """A program gives its room back at its end, before the last of the others has grown up."""
+    server = busy(dram=3 * 60 + 60)
+    server.finish("a1")
+    server.turn("a")
+    server.finish("a2", 3 * TOKENS, is_back=False)
+    server.turn("c")
+    assert server.set.blocks == 60
+    server.set.cycle_s = 10.0
+    assert server.turn("b")
+    server.step(new_tokens=10**9)
+    assert server.open(0.3) == {"b1": Because.FITS_DRAM}
+
+
 def test_what_the_first_turn_found_is_held_by_others() -> None:
     server = busy()
     server.set.found(server.turns["a1"], 20 * BLOCK)

@@ -97,6 +97,8 @@ class Traffic:
         self._num_owned: Counter[Owner] = Counter()
         self._hung: set[Owner] = set()  # those with a transfer that hangs
         self._looked = 0.0
+        self.num_load_blocks = 0  # that loads under way are to bring
+        self.loads_since = 0.0  # when the first of those had the bus for itself
         self.background: Callable[[float], None] | None = None
         self.look_every_s = math.inf
 
@@ -135,6 +137,9 @@ class Traffic:
         now: float,
     ) -> Transfer:
         """Queue a load into the request's VRAM `blocks`; it waits until this settles."""
+        if not self.num_loads:
+            self.loads_since = now
+        self.num_load_blocks += len(slots)
         return self._admitted(owner, self.ledger.load(program, request_id, blocks, slots, now))
 
     def of_disk(
@@ -247,6 +252,9 @@ class Traffic:
         owner = self._owners.pop(transfer.id)
         owner.settled(transfer)
         self._release(transfer)
+        if transfer.kind is Kind.LOAD:
+            self.num_load_blocks -= len(transfer)
+            self.loads_since = now
         self._num_owned[owner] -= 1
         if not self._num_owned[owner]:
             self._hung.discard(owner)

@@ -1,0 +1,130 @@
+"""Whoever waits for the bus waits without a block, passes nobody's turn on, and is asked again."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from continuum_connector.costs.step_clock import Work
+from continuum_connector.scheduler.bus import MAX_PASSED
+from continuum_connector.scheduler.tiers.transfers import Kind
+from tests.vllm import tiering
+from tests.vllm.harness import Engine
+from tests.vllm.tiering import MODES
+
+NUM_BLOCKS = 18  # of each load
+STEP_S = 0.01
+
+
+def waiting(
+    num_programs: int, slow_s: float = 10.0, num_blocks: int = 800, **options: Any
+) -> Engine:
+    """Turns of so many programs that all want a load, and one of `new`, that wants none. A load
+    takes the bus `slow_s` seconds, and stays under way until a test says so."""
+    engine = tiering.tiered(num_blocks, **options)
+    names = [f"p{number}" for number in range(num_programs)]
+    for seed, name in enumerate(names):
+        tiering.run_turn(engine, f"{name}/0", 300, seed=seed, program=name, max_tokens=1)
+    tiering.park(engine)
+    tiering.hold(engine)
+    seen = engine.connector.costs.seen
+    seen.step(Work(num_new=100), STEP_S)
+    for _ in range(4):
+        seen.loaded(NUM_BLOCKS, slow_s, slow_s)
+    for name in names:
+        engine.add(f"{name}/1", engine.next_prompt(f"{name}/0", 10), 2, program=name)
+    engine.add("new", 100, 2, seed=99, program="new")
+    return engine
+
+
+def loading(engine: Engine) -> list[str]:
+    return [each.request_id for each in tiering.in_flight(engine, Kind.LOAD)]
+
+
+def finish(engine: Engine) -> None:
+    tiering.hold(engine, False)
+    engine.settle()
+    engine.run_until_idle(max_steps=400)
+    assert tiering.answers_as_without_a_tier(engine)
+    tiering.check(engine)
+
+
+@MODES
+def test_a_load_that_the_bus_could_not_begin_holds_no_block(async_scheduling: bool) -> None:
+    engine = waiting(3, async_scheduling=async_scheduling)
+    for _ in range(5):
+        engine.step()
+    assert loading(engine) == ["p0/1"]
+    assert "new" in engine.admissions  # it needs no load, and passes
+    used = sum(map(len, engine.scheduler.kv_cache_manager.get_block_ids("p1/1")))
+    assert not used
+    engine.settle()
+    for _ in range(3):
+        engine.step()
+    assert loading(engine) == ["p1/1"]  # in program order
+    finish(engine)
+    assert [each for each in engine.admissions if each != "new"][3:] == ["p0/1", "p1/1", "p2/1"]
+
+
+@MODES
+def test_what_the_bus_carries_within_a_step_begins_at_once(async_scheduling: bool) -> None:
+    engine = waiting(3, slow_s=1e-4, async_scheduling=async_scheduling)
+    engine.step()
+    assert loading(engine) == ["p0/1", "p1/1", "p2/1"]
+    finish(engine)
+
+
+@MODES
+def test_a_load_begins_as_soon_as_the_one_before_is_about_to_end(async_scheduling: bool) -> None:
+    engine = waiting(3, async_scheduling=async_scheduling)
+    engine.step()
+    assert loading(engine) == ["p0/1"]
+    engine.clock.advance(10.0)  # its time is over, though nobody has told yet
+    engine.step()
+    assert loading(engine)[:2] == ["p0/1", "p1/1"]
+    finish(engine)
+
+
+@MODES
+def test_a_step_asks_a_few_of_those_who_wait_and_then_nobody(async_scheduling: bool) -> None:
+    engine = waiting(MAX_PASSED + 9, async_scheduling=async_scheduling)
+    asked: list[str] = []
+    find = engine.connector.side.tier.find
+
+    def counted(request: Any, num_vram_tokens: int) -> int:
+        asked.append(request.request_id)
+        return int(find(request, num_vram_tokens))
+
+    engine.connector.side.tier.find = counted
+    engine.step()
+    assert len(asked) == 1 + MAX_PASSED
+    assert engine.scheduler.has_requests()
+    assert all(each not in engine.admissions for each in ("new",))  # it stands behind them
+    finish(engine)
+    assert "new" in engine.admissions
+
+
+@pytest.mark.parametrize("config", [{"scheduler": "0"}, {"order": "0"}], ids=["aside", "order"])
+def test_in_vllms_own_queue_nobody_waits_for_the_bus(config: dict[str, str]) -> None:
+    """There room was made for whoever asks, pin by pin, each time that it asks."""
+    engine = waiting(3, config=config)
+    engine.step()
+    assert loading(engine) == ["p0/1", "p1/1", "p2/1"]
+    finish(engine)
+
+
+@MODES
+def test_who_waits_for_the_bus_can_go_away(async_scheduling: bool) -> None:
+    engine = waiting(3, async_scheduling=async_scheduling)
+    engine.step()
+    engine.step()
+    engine.abort("p1/1")
+    engine.settle()
+    for _ in range(3):
+        engine.step()
+    assert loading(engine) == ["p2/1"]
+    tiering.hold(engine, False)
+    engine.settle()
+    engine.run_until_idle(max_steps=400)
+    assert tiering.answers_as_without_a_tier(engine, "p0/1", "p2/1", "new")
