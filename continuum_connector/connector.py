@@ -184,18 +184,11 @@ class ContinuumConnector(WorkerHooks, SupportsHMA):  # type: ignore[misc]
         asked = request.request_id, turn, request.num_tokens, len(self._turns)
         return self._gate.holds(*asked, self._clock())
 
-    def hides(self, request: Any) -> bool:
-        """Whether a request that was skipped waits for a disk, unseen (scheduler subclass only)."""
-        return self._ahead.hides(request.request_id, self._clock())
-
-    def seen(self, everybody: bool = False) -> Iterator[str]:
-        """Who does so no more (scheduler subclass only)."""
-        return self._ahead.seen(self._clock(), everybody)
-
     def let_in(self, everybody: bool = False, num_idle: int = 0) -> Iterator[str]:
-        """Who stands at the gate no more by now; `num_idle` turns wait for their client
-        (scheduler subclass only)."""
+        """Who waits for a disk, or stands at the gate, no more by now; `num_idle` turns wait for
+        their client (scheduler subclass only)."""
         now, gate, num_known = self._clock(), self._gate, len(self._turns) - num_idle
+        yield from self._ahead.seen(now, everybody)
         for held in gate.let_all_in(now) if everybody else gate.open(num_known, now):
             self._records.happened("let_in", now, held.turn, **held.told())
             yield held.request_id

@@ -25,6 +25,7 @@ class Ahead:
         self._turns = turns
         self._size = token_size
         self._unseen: OrderedDict[str, None] = OrderedDict()
+        self._now = 0.0  # of the last look
 
     def __len__(self) -> int:
         """How many are hidden."""
@@ -45,14 +46,15 @@ class Ahead:
 
     def awaits(self, request_id: str, now: float) -> bool:
         """Whether vLLM is to pass it over in this step, as more of it will be there soon."""
+        self._now = now
         return self._reading is not None and self._reading.awaits(request_id, now)
 
-    def hides(self, request_id: str, now: float) -> bool:
-        """Whether it is to wait unseen by whoever admits, until `seen` tells of it: vLLM looks up
-        the prompts of all that it sees in every step."""
-        if not self.awaits(request_id, now):
+    def hides(self, request: Any) -> bool:
+        """Whether a request that vLLM has just passed over is to wait unseen by whoever admits,
+        until `seen` tells of it: vLLM looks up the prompts of all that it sees in every step."""
+        if not self.awaits(request.request_id, self._now):
             return False
-        self._unseen[request_id] = None
+        self._unseen[request.request_id] = None
         return True
 
     def seen(self, now: float, everybody: bool = False) -> Iterator[str]:

@@ -43,14 +43,9 @@ class Order:
             self._give_back()
 
     def open(self) -> None:
-        """Let in who may begin by now, before a step; let vLLM see who waits for a disk no more;
-        and whoever waits for the bus is asked again."""
+        """Let in who may begin by now, before a step; whoever waits for the bus is asked again."""
         self._side.bus.new_step()
-        if not self.is_on:
-            return
-        if len(self._ahead):
-            self._release(self._ours.seen())
-        if len(self._gate):
+        if self.is_on and (len(self._gate) or len(self._ahead)):
             num_idle = compat.num_idle_sessions(self._scheduler)
             self._release(self._ours.let_in(num_idle=num_idle))
 
@@ -84,7 +79,7 @@ class Order:
             # New turns come into the first, and into the other one (<= 0.30) if they wait for a
             # grammar.
             holds = ours.holds_back if self._gate.is_on and not self._has_priorities else None
-            hides = ours.hides if self._ahead.is_needed else None
+            hides = self._ahead.hides if self._ahead.is_needed else None
             queues.append(ProgramQueue(rank, holds, hides))
             _move(stock, queues[-1])
             setattr(self._scheduler, name, queues[-1])
@@ -92,7 +87,6 @@ class Order:
 
     def _give_back(self) -> None:
         self._release(self._ours.let_in(everybody=True))
-        self._release(self._ours.seen(everybody=True))
         self._side.bus.new_step()
         self.queues.clear()
         for name, stock in self._stock.items():

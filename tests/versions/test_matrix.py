@@ -32,6 +32,7 @@ SEAMS = {
     "bus": "turns that are passed over while the bus is busy",
     "check": "its parser, its types of caches",
     "disk": "turns that are passed over while they wait for reads",
+    "disk_waiting": "turns that wait for reads unseen by vLLM's scheduler",
     "disk_small_dram": "the whole loop, with reads that go on",
     "drafts": "what a lookup drops for drafts",
     "engine_dies": "a load that fails: by request, or by block",
