@@ -140,10 +140,10 @@ class Costs:
         return self._models.bus.seconds(num_blocks) if self._models.bus.is_known else 0.0
 
     @property
-    def step_s(self) -> float:
-        """Seconds that the coming step will take, as the last few did on average."""
+    def step_s(self) -> tuple[float, float]:
+        """Seconds that a step takes, the shortest and the longest of the last few."""
         steps = self._models.steps
-        return sum(steps) / len(steps) if steps else 0.0
+        return (min(steps), max(steps)) if steps else (0.0, 0.0)
 
     @property
     def knows_prefill(self) -> bool:

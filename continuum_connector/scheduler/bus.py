@@ -42,7 +42,8 @@ class Bus:
             return False
         gone_s = now - self._traffic.loads_since
         left_s = self._costs.bus_s(self._traffic.num_load_blocks) - gone_s
-        if left_s <= self._costs.step_s:
+        _, longest_s = self._costs.step_s
+        if left_s <= longest_s:
             return False
         self.num_waiting += 1
         if self.num_waiting >= MAX_PASSED:

@@ -73,11 +73,14 @@ class Decider:
         return None if turn.is_stray else self.away.arrived(turn.program.key, now)
 
     def settled(self, transfer: Transfer, now: float) -> None:
-        """A transfer is over: if its bytes arrived, it says what such a copy takes. Of a store the
-        copy alone: its report comes with a step's, which may have computed a prompt beside it."""
+        """A transfer is over: if its bytes arrived, it says what such a copy takes. A store counts
+        as the copy and a short step, at whose end a load is seen: its own report comes with a step
+        that may have computed a prompt beside it."""
         seen, seconds, outcome = self._seen, now - transfer.admitted, transfer.outcome
         if transfer.kind is Kind.STORE and outcome is not None and outcome.seconds:
-            seconds = min(seconds, outcome.seconds / outcome.num_done)
+            copy_s = outcome.seconds / outcome.num_done
+            shortest_s, _ = self.costs.step_s
+            seconds = min(seconds, copy_s + shortest_s)
         if transfer.state is TransferState.DONE:
             learn = self._learn.get(transfer.kind)
             if learn is not None:

@@ -67,6 +67,15 @@ def test_a_load_that_the_bus_could_not_begin_holds_no_block(async_scheduling: bo
     assert [each for each in engine.admissions if each != "new"][3:] == ["p0/1", "p1/1", "p2/1"]
 
 
+def test_a_step_may_be_as_long_as_the_longest_of_late() -> None:
+    """By the mean the bus would stand still in it, and new programs pass those who wait."""
+    engine = waiting(3, slow_s=0.3)
+    engine.connector.costs.seen.step(Work(num_new=1000), 0.5)
+    engine.step()
+    assert loading(engine) == ["p0/1", "p1/1", "p2/1"]
+    finish(engine)
+
+
 @MODES
 def test_what_the_bus_carries_within_a_step_begins_at_once(async_scheduling: bool) -> None:
     engine = waiting(3, slow_s=1e-4, async_scheduling=async_scheduling)

@@ -99,7 +99,7 @@ def test_what_is_worth_less_passes_through_dram_if_two_reads_cost_less_than_a_pr
     assert tier._passes_on(engine.clock()) is passes
 
 
-def test_what_a_store_takes_is_the_copy_and_not_the_prompt_beside_it() -> None:
+def test_what_a_store_takes_is_the_copy_and_a_step_and_not_the_prompt_beside_it() -> None:
     engine = turns.small()
     costs = engine.connector.side.decider.costs
     for number in range(4):
