@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import shutil
 import signal
@@ -175,11 +176,14 @@ def test_kills_at_random_times_never_leave_a_wrong_block(
         lives.append(server)
         eventually(lambda server=server: is_up(server))
         right = right or play(server, PROGRAMS, cold=True)
+        played = list(zip(PROGRAMS, right, strict=True))
+        rounds = itertools.repeat(played, 3)
         if number < NUM_KILLS:
             killer = Timer(random.uniform(0.2, 8.0), os.killpg, (server.pid, signal.SIGKILL))
             killer.start()
+            rounds = itertools.repeat(played)  # at work until it is killed
         try:
-            for program, answers in zip(PROGRAMS * 3, right * 3, strict=True):
+            for program, answers in itertools.chain.from_iterable(rounds):
                 assert play(server, [program]) == [answers]
                 num_answers += 1
                 num_hits = max(num_hits, disk_hits(server))
