@@ -87,8 +87,8 @@ def test_what_a_turn_in_line_was_read_stays_in_dram_until_it_is_loaded(is_waitin
     assert tier._stays("any", -0.5e-3, 10), "it is needed before it would be back"
 
 
-@pytest.mark.parametrize(("read", "passes"), [(0.0799, True), (0.0801, False)])
-def test_what_is_worth_less_passes_through_dram_if_two_reads_cost_less_than_a_prefill(
+@pytest.mark.parametrize(("read", "passes"), [(0.1599, True), (0.1601, False)])
+def test_what_is_worth_less_passes_through_dram_if_a_read_costs_less_than_a_prefill(
     read: float, passes: bool
 ) -> None:
     """Seconds of a block of 16 tokens, of which each takes 0.01 s."""

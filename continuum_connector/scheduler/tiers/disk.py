@@ -190,14 +190,13 @@ class DiskTier:
 
     def _passes_on(self, now: float) -> bool:
         """Whether what comes to DRAM goes on to the disk whatever it is worth, and that pays: the
-        budget is to spare, and two reads, of what comes and of what leaves for it, are sooner than
-        the prefill that it saves."""
+        budget is to spare, and a read is sooner than the prefill that it saves."""
         takes = self._has_disk and not self._attempts.is_over and not self.ahead.is_stuck
         if not (takes and self._saving.has_spare(now)):
             return False
         costs, num = self._plan.costs, 1000
         read_s, prefill_s = costs.read_s(num) / num, costs.prefill_s(num) / num * self._block_tokens
-        return not costs.knows_prefill or 2 * read_s < prefill_s
+        return not costs.knows_prefill or read_s < prefill_s
 
     def _stays(self, program: str, worth: float, num_blocks: int) -> bool:
         """Whether they are needed sooner than they could be read back: a turn reads when it
