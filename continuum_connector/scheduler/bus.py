@@ -1,10 +1,10 @@
-"""Bus: who waits for it, so that a load holds no block of VRAM before the bus can carry it.
+"""Bus: makes turns wait for it, so that no load holds blocks before the bus can carry it.
 
-A load has its blocks from the moment it is begun. Behind others on the bus it has them for nothing,
-and pins gave way to it whose programs come back meanwhile: then those load as well, and the bus is
-never free again. So whoever wants a load while those under way keep the bus busy until the next
-step at least, waits in the queue, without a block, and is asked again in that step. The bus
-stands no stiller for that, and who needs no load passes.
+A load has its VRAM blocks from the moment it begins. While it waits behind others on the bus, pins
+give way to it whose programs come back meanwhile; then those load as well, and the bus is never
+free again. So a turn that wants a load waits in the queue, without a block, while the loads under
+way keep the bus busy for longer than the next step may take, and is asked again in that step. The
+bus does not idle for it, and turns that need no load pass.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ MAX_PASSED = 16
 
 
 class Bus:
-    """`queues`: ours, in which turns wait. Without any nobody waits here: vLLM's own would not let
-    others pass, and room was made for whoever asks (room.py, Unattached)."""
+    """`queues`: ours, in which turns wait. Without them no turn waits here: vLLM's own queues let
+    nobody pass, and room has been made for the turn that asks (room.py, Unattached)."""
 
     def __init__(self, traffic: Traffic, costs: Costs, queues: Sequence[ProgramQueue]) -> None:
         self._traffic = traffic

@@ -77,11 +77,10 @@ class Decider:
         as the copy and a short step, at whose end a load is seen: its own report comes with a step
         that may have computed a prompt beside it."""
         seen, seconds, outcome = self._seen, now - transfer.admitted, transfer.outcome
-        if transfer.kind is Kind.STORE and outcome is not None and outcome.seconds:
-            copy_s = outcome.seconds / outcome.num_done
-            shortest_s, _ = self.costs.step_s
-            seconds = min(seconds, copy_s + shortest_s)
         if transfer.state is TransferState.DONE:
+            if transfer.kind is Kind.STORE and outcome is not None and outcome.seconds:
+                shortest_s, _ = self.costs.step_s
+                seconds = min(seconds, outcome.seconds / outcome.num_ranks + shortest_s)
             learn = self._learn.get(transfer.kind)
             if learn is not None:
                 learn(transfer.num_ahead + len(transfer), seconds)
