@@ -15,7 +15,7 @@ from bench.sim.batches import Batches
 from bench.sim.hardware import Machine
 from bench.sim.seen import Seen
 from bench.sim.step_time import step_seconds
-from continuum_connector.costs.step_clock import Work
+from continuum_connector.costs.prefill import Work
 
 
 @dataclass(frozen=True)

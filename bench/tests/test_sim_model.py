@@ -13,7 +13,7 @@ from bench.sim.load import prefill_seconds
 from bench.sim.published import CONTINUUM, DRAM_GB, FCFS, LMCACHE
 from bench.sim.step_time import step_seconds
 from bench.sim.workloads.eight_turns import eight_turns
-from continuum_connector.costs.step_clock import Work
+from continuum_connector.costs.prefill import Work
 
 H100 = machine("H100")
 FLOPS = 989e12 * 0.63  # per second that a prefill reaches

@@ -6,11 +6,9 @@ from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from continuum_connector.costs.copies import CopyModel
-from continuum_connector.costs.memoryfulness import Memoryfulness
-from continuum_connector.costs.prefill import PrefillModel
-from continuum_connector.costs.pressure import Price, Queueing
-from continuum_connector.costs.step_clock import Work
+from continuum_connector.costs.fit import CopyModel
+from continuum_connector.costs.prefill import PrefillModel, Work
+from continuum_connector.costs.pressure import Memoryfulness, Price, Queueing
 
 GUESSED_LATENCY_S, GUESSED_BUS = 1e-3, 12e9  # a step's, and bytes per second: half of PCIe 4.0 x16
 GUESSED_DISK = 2e9  # bytes per second: half of what an NVMe drive on PCIe 4.0 reads, shared by two

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from continuum_connector.costs.costs import Costs
-from continuum_connector.costs.step_clock import Work
+from continuum_connector.costs.prefill import Work
 from continuum_connector.observe.account import Account
 from continuum_connector.scheduler.lazy_heap import LazyHeap
 from continuum_connector.scheduler.tiers.base import Tier

@@ -14,7 +14,7 @@ from vllm.logger import init_logger
 from vllm.v1.request import RequestStatus
 
 from continuum_connector.config import our_part
-from continuum_connector.costs.step_clock import Work
+from continuum_connector.costs.prefill import Work
 from continuum_connector.scheduler.turns import TurnEnd
 from continuum_connector.vllm.node import num_node_ranks
 

@@ -13,9 +13,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from continuum_connector.costs.costs import LONG_PREFIX, PARTS, Costs
-from continuum_connector.costs.memoryfulness import MIN_PROGRAMS, Memoryfulness
-from continuum_connector.costs.pressure import MAX_AGE_S, TIME_CONSTANT_S, WINDOW, Price, Queueing
-from continuum_connector.costs.step_clock import MAX_IN_FLIGHT, StepClock, Work
+from continuum_connector.costs.prefill import MAX_IN_FLIGHT, StepClock, Work
+from continuum_connector.costs.pressure import (
+    MAX_AGE_S,
+    MIN_PROGRAMS,
+    TIME_CONSTANT_S,
+    WINDOW,
+    Memoryfulness,
+    Price,
+    Queueing,
+)
 from continuum_connector.observe.account import Account
 from continuum_connector.policy.adaptive import Adaptive
 from continuum_connector.policy.base import FinishedTurn, Snapshot

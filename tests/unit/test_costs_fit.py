@@ -8,16 +8,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from continuum_connector.costs.copies import CopyModel
-from continuum_connector.costs.prefill import (
-    HALF_LIFE,
-    MIN_STEPS,
-    NUM_KINDS,
-    PER_KIND,
-    PrefillModel,
-    RobustFit,
-)
-from continuum_connector.costs.step_clock import Work
+from continuum_connector.costs.fit import HALF_LIFE, NUM_KINDS, PER_KIND, CopyModel, RobustFit
+from continuum_connector.costs.prefill import MIN_STEPS, PrefillModel, Work
 
 # An 8B model on one H100, about: 6 ms a step, 40 us a token, 128K of context double that.
 TRUE = (6e-3, 4e-5, 3e-10, 2e-5, 2e-9)

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from continuum_connector.costs.costs import Costs
-from continuum_connector.costs.step_clock import Work
+from continuum_connector.costs.prefill import Work
 from continuum_connector.forecast.gaps import Gaps
 from continuum_connector.observe.account import Account
 from continuum_connector.observe.metric_table import OPENED

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from continuum_connector.costs.step_clock import Work
+from continuum_connector.costs.prefill import Work
 from continuum_connector.scheduler.bus import MAX_PASSED
 from continuum_connector.scheduler.tiers.transfers import Kind
 from tests.vllm import tiering

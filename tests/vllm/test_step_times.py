@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from continuum_connector.costs import step_clock
-from continuum_connector.costs.step_clock import DECODES_PER_LOOK, Work
+from continuum_connector.costs import prefill
+from continuum_connector.costs.prefill import DECODES_PER_LOOK, Work
 from tests.vllm.harness import Engine
 
 STEP_S = 0.01
@@ -34,7 +34,7 @@ def watched(**options: Any) -> tuple[Engine, Seen]:
 @pytest.fixture
 def every_step(monkeypatch: pytest.MonkeyPatch) -> None:
     """Look at every step, those that only decode too."""
-    monkeypatch.setattr(step_clock, "DECODES_PER_LOOK", 1)
+    monkeypatch.setattr(prefill, "DECODES_PER_LOOK", 1)
 
 
 def run(engine: Engine) -> None:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from continuum_connector.costs.costs import Costs
-from continuum_connector.costs.prefill import RobustFit
+from continuum_connector.costs.fit import RobustFit
 from continuum_connector.tools.cli.server import CommandError, Server
 
 FIRST_ID, LAST_ID = 10, 999  # ordinary ids in every vocabulary, hardly ever special ones

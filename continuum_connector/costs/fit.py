@@ -1,0 +1,194 @@
+"""RobustFit: costs fitted online over samples, some of which are bad; CopyModel: those of copies.
+
+A sample that took ten times as long (a compile, a pause) counts by its absolute deviation, not by
+its square. A thousand similar samples push out only samples of their own kind, so what unlike ones
+taught is not forgotten. A seed fills the directions in which nothing was seen, and fades where
+something was.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import OrderedDict
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+Array = npt.NDArray[np.float64]
+
+NUM_KINDS = 64  # kinds differ by a factor of 4 in some feature; a server shows a dozen or two
+PER_KIND = 8  # latest samples of each; a median of 8 bears three outliers
+# After this many samples of others, a sample counts half: a clock that was throttled an hour
+# ago says little, but more than nothing, about lengths not seen since.
+HALF_LIFE = 2000
+SEED_DOUBT = 0.3  # another driver, clock or neighbour moves a calibrated cost by about this part
+REFUTED = 4.0  # standard errors between what samples say alone and a seed, and it was a wrong one
+FLAT = 0.05  # relative deviations below it are noise, not reason to weigh one sample less
+ROUNDS = 3  # of reweighting; it starts from the last fit, so it is nearly there
+
+
+class RobustFit:
+    """Least absolute relative deviations over the samples kept, with no cost below 0.
+
+    An `add` takes microseconds; every 128th, and a few of the first ones, also fits, which takes
+    some 0.2 ms. Memory is bounded by NUM_KINDS * PER_KIND samples.
+    """
+
+    def __init__(self, num_features: int) -> None:
+        self._x: Array = np.zeros((NUM_KINDS * PER_KIND, num_features))
+        self._seconds: Array = np.zeros(NUM_KINDS * PER_KIND)
+        self._serial: Array = np.zeros(NUM_KINDS * PER_KIND)
+        # kind -> (its row among kinds, samples seen), least recently seen first
+        self._kinds: OrderedDict[tuple[int, ...], tuple[int, int]] = OrderedDict()
+        self._seed: Array = np.zeros(num_features)
+        self._num_added = self._next_fit = 0
+        self.coefficients: tuple[float, ...] = (0.0,) * num_features
+        self.is_seeded = False
+
+    def seed(self, coefficients: Sequence[float]) -> None:
+        """Start from known costs, finite and not negative."""
+        self.is_seeded = True
+        self._seed = np.asarray(coefficients, dtype=np.float64)
+        self.coefficients = tuple(float(c) for c in coefficients)
+        if self._num_added:
+            self.fit()
+
+    def add(self, features: Sequence[float], seconds: float) -> None:
+        """One observation: `features` (all >= 0) took `seconds`. Nonsense is left out."""
+        if not 0.0 < seconds < math.inf:
+            return
+        kind = tuple((math.frexp(feature)[1] + 1) >> 1 for feature in features)
+        place, seen = self._kinds.pop(kind, (-1, 0))
+        if place < 0:
+            place = len(self._kinds)
+            if place == NUM_KINDS:
+                place = self._kinds.popitem(last=False)[1][0]
+                self._seconds[place * PER_KIND : (place + 1) * PER_KIND] = 0.0
+        self._kinds[kind] = (place, seen + 1)
+        row = place * PER_KIND + seen % PER_KIND
+        self._num_added += 1
+        self._x[row] = features
+        self._seconds[row] = seconds
+        self._serial[row] = self._num_added
+        if self._num_added >= self._next_fit:
+            self.fit()
+
+    def fit(self) -> None:
+        """Fit all samples kept; `add` does it by itself often enough while serving."""
+        self._next_fit = self._num_added + min(128, max(4, self._num_added // 2))
+        rows = np.flatnonzero(self._seconds)
+        x, seconds = self._x[rows], self._seconds[rows]
+        recent = 0.5 ** ((self._num_added - self._serial[rows]) / HALF_LIFE)
+        predicted = x @ np.asarray(self.coefficients)
+        weight = recent
+        if predicted.min() > 0.0:
+            weight = recent / np.maximum(np.abs(seconds / predicted - 1.0), FLAT)
+        else:
+            predicted = seconds
+        try:
+            with np.errstate(all="raise", under="ignore"):
+                doubt = self._doubt(x / predicted[:, None], seconds / predicted, weight)
+                for _ in range(ROUNDS):
+                    solution = self._solve(
+                        x / predicted[:, None], seconds / predicted, weight, doubt
+                    )
+                    fitted = x @ solution
+                    predicted = np.where(fitted > 0.0, fitted, seconds)
+                    weight = recent / np.maximum(np.abs(seconds / predicted - 1.0), FLAT)
+        except (np.linalg.LinAlgError, FloatingPointError):  # beyond what floats tell apart
+            return
+        self.coefficients = tuple(solution.tolist())
+
+    def _doubt(self, x: Array, y: Array, weight: Array) -> Array:
+        """By how much each seed may be wrong: a part of it, unless the samples alone refute it.
+
+        A seed that is a hundred times too low would otherwise be a hundred times too sure.
+        """
+        doubt = SEED_DOUBT * self._seed
+        num_spare = len(y) - len(doubt)
+        if num_spare < 1 or not doubt.any():
+            return doubt
+        a, b, ridge = _normal(x, y, weight)
+        root = np.sqrt(a.diagonal() + ridge)
+        inverse = np.linalg.inv((a + np.diag(ridge)) / np.outer(root, root)) / np.outer(root, root)
+        alone = inverse @ b
+        squares = float(weight @ (y - x @ alone) ** 2) / weight.sum() * len(y)
+        noise = max(FLAT, math.sqrt(squares / num_spare))
+        off = np.abs(alone - self._seed)
+        error = np.hypot(noise * np.sqrt(np.maximum(inverse.diagonal(), 0.0)), doubt)
+        return np.where(off > REFUTED * error, off, doubt)
+
+    def _solve(self, x: Array, y: Array, weight: Array, doubt: Array) -> Array:
+        """Weighted least squares, drawn to the seed; what falls below 0 is 0."""
+        a, b, pull = _normal(x, y, weight)
+        # As much as a sample with FLAT of noise weighs against a seed with its doubt.
+        seeded = doubt > 0.0
+        pull[seeded] = (FLAT / doubt[seeded]) ** 2
+        a = a + np.diag(pull)
+        b = b + pull * self._seed
+        solution = np.zeros(len(b))
+        left = np.arange(len(b))
+        while len(left):
+            root = np.sqrt(a.diagonal()[left])  # to unit diagonal: features span ten decades
+            part = np.linalg.solve(a[np.ix_(left, left)] / np.outer(root, root), b[left] / root)
+            part = part / root
+            if part.min() >= 0.0:
+                solution[left] = part
+                break
+            left = np.delete(left, part.argmin())
+        return solution
+
+
+def _normal(x: Array, y: Array, weight: Array) -> tuple[Array, Array, Array]:
+    """The normal equations, and a ridge just enough to solve them where features rise and fall
+    together. Weights come to 1 on average."""
+    weight = weight / weight.sum() * len(weight)
+    weighted = x * weight[:, None]
+    a, b = x.T @ weighted, y @ weighted
+    scale = a.diagonal() / len(weight)
+    return a, b, np.where(scale > 0.0, 1e-6 * scale, 1.0)
+
+
+MIN_TRANSFERS = 4  # two costs need two unlike transfers; twice that
+
+
+class CopyModel:
+    """Latency + seconds per block, from queued to settled: that is what a turn waits for."""
+
+    def __init__(self) -> None:
+        self._fit = RobustFit(2)
+        self._guess = (0.0, 0.0)
+        self.num_transfers = 0
+
+    @property
+    def is_known(self) -> bool:
+        """Whether `seconds` answers from a seed or from enough transfers."""
+        return self._fit.is_seeded or self.num_transfers >= MIN_TRANSFERS
+
+    @property
+    def coefficients(self) -> tuple[float, ...]:
+        """Seconds: latency, per block."""
+        return self._fit.coefficients
+
+    def seed(self, coefficients: Sequence[float]) -> None:
+        """Start from coefficients measured before, on this machine."""
+        self._fit.seed(coefficients)
+
+    def guess(self, latency: float, per_block: float) -> None:
+        """What to answer until something is known."""
+        self._guess = (latency, per_block)
+
+    def add(self, num_blocks: int, seconds: float) -> None:
+        """A transfer of `num_blocks` settled `seconds` after it was queued; 0 is no time."""
+        if seconds <= 0.0:
+            return
+        self._fit.add((1.0, num_blocks), seconds)
+        self.num_transfers += 1
+
+    def seconds(self, num_blocks: int) -> float:
+        """Seconds that `num_blocks` take; 0.0 for none."""
+        if num_blocks <= 0:
+            return 0.0
+        latency, per_block = self._fit.coefficients if self.is_known else self._guess
+        return latency + per_block * num_blocks
