@@ -61,8 +61,7 @@ MAY_IMPORT = {  # what each room, a folder or a file, may import besides itself 
     "switch": {"files"},
     "programs": set(),
     "toolcalls": set(),
-    "observe/trace_file": set(),
-    "observe/trace": {"config", "observe/trace_file"},
+    "observe/trace": {"config"},
     "observe/metric": set(),
     "observe/disk_metrics": {"observe/metric"},
     "observe/metric_table": {"observe/metric", "observe/disk_metrics", "programs", "toolcalls"},
@@ -117,11 +116,11 @@ MAY_IMPORT = {  # what each room, a folder or a file, may import besides itself 
     },
     "vllm/attach": {
         *("connector", "config", "vllm/compat", "vllm/order", "vllm/allocation", "vllm/node"),
-        *("vllm/resets", "switch", "observe/trace_file"),
+        *("vllm/resets", "switch", "observe/trace"),
     },
     "vllm/plugin": {"vllm/attach"},
     "tools/sizing": set(),
-    "tools/analysis": {"observe/trace", "observe/trace_file", "forecast"},
+    "tools/analysis": {"observe/trace", "forecast"},
     "tools/checks": {
         *("vllm/about", "vllm/plugin", "vllm/proven", "vllm/node"),
         *("config", "places", "worker", "switch"),

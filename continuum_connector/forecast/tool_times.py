@@ -7,18 +7,71 @@ guess before its first gap and its own after some dozen.
 
 from __future__ import annotations
 
+import math
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import islice
+from statistics import NormalDist
 from typing import Any, TypeVar
 
 import numpy as np
 
 from continuum_connector.costs.state_file import Bites
-from continuum_connector.forecast import seeds
-from continuum_connector.forecast.forecast import Forecast
+from continuum_connector.forecast.forecast import EDGES, Forecast
 from continuum_connector.forecast.survival import Curve, Row, Survival
 from continuum_connector.toolcalls.asked import Asked, Ending
+
+# The seeds: typical gaps of well-known tools, for the first few calls. Every number was measured
+# elsewhere, on other machines and for other work, so a seed weighs as much as a handful of
+# observations (PRIOR_WEIGHT) and fades as soon as there are some. Sources: SWE-Bench agents, tools
+# of 0.925 s on average (Continuum, Table 2); coding agents, gaps of p10 4 s, p50 9 s, p90 72 s, and
+# people, p50 127 s, p90 1,543 s (public Claude Code traces); single commands in a sandbox: editor
+# 0 s, grep 0.2 s, pytest of a path 0.7 s, of everything 6.9 s, pip install 8.2 s. The spreads of
+# single commands are guesses, and wide ones.
+_NORMAL = NormalDist()
+_LASTS_LONGER = 1.0  # sigma of ln(gap): nine in ten between a quarter and four times the median
+
+
+def log_normal(median_s: float, sigma: float = _LASTS_LONGER, never: float = 0.01) -> Curve:
+    """Gaps around `median_s`, sigma of their logarithm; a share `never` has no end."""
+    mu = math.log(median_s)
+    return tuple(
+        never + (1.0 - never) * (1.0 - _NORMAL.cdf((math.log(edge) - mu) / sigma)) for edge in EDGES
+    )
+
+
+def mixture(*parts: tuple[float, Curve]) -> Curve:
+    """The curve of (share, curve) pairs; shares add up to 1."""
+    shares = [share for share, _ in parts]
+    curves = zip(*(curve for _, curve in parts), strict=True)
+    return tuple(sum(s * p for s, p in zip(shares, ps, strict=True)) for ps in curves)
+
+
+FAST = log_normal(0.45, 1.2)  # mean 0.92 s: a tool in a sandbox
+AGENT = mixture((0.7, log_normal(7.0, 0.5)), (0.3, log_normal(45.0, 1.2)))  # 4, 9, 84 s
+PERSON = log_normal(127.0, 1.8, never=0.1)  # one answer in ten is the last
+TOOLS = mixture((0.5, FAST), (0.5, AGENT))  # a tool of which nothing is known
+EVERYTHING = mixture((0.85, TOOLS), (0.15, PERSON))  # a turn of which nothing is known
+
+_EDITOR, _LOOK, _SEARCH = log_normal(0.05), log_normal(0.1), log_normal(0.2)
+_NETWORK, _INSTALL, _BUILD = log_normal(2.0, 1.2), log_normal(8.0, 1.2), log_normal(10.0, 1.5)
+_TESTS = mixture((0.6, log_normal(0.75)), (0.4, log_normal(7.0, 1.3)))  # a path; everything
+_SCRIPT = log_normal(0.6, 1.5)
+
+_NAMES: dict[str, Curve] = {
+    "str_replace_editor str_replace_based_edit_tool edit_file write_file apply_patch sed": _EDITOR,
+    "cd ls cat head tail pwd echo mkdir cp mv rm nl wc touch read_file list_files": _LOOK,
+    "grep rg find awk git search": _SEARCH,
+    "curl wget fetch_url web_search fetch": _NETWORK,
+    "pip npm apt apt-get conda uv yarn pnpm": _INSTALL,
+    "make cmake cargo mvn gradle ninja docker": _BUILD,
+    "pytest tox unittest": _TESTS,
+    "python python3 node": _SCRIPT,
+}
+BY_TOOL: dict[str, Curve] = {
+    name: curve for names, curve in _NAMES.items() for name in names.split()
+}
+
 
 T = TypeVar("T")
 
@@ -89,8 +142,8 @@ class ToolTimes:
 
     def __init__(self) -> None:
         self._everything = _Key()
-        self._people = _Key(seeds.PERSON)
-        self._all_tools = _Key(seeds.TOOLS)
+        self._people = _Key(PERSON)
+        self._all_tools = _Key(TOOLS)
         self._tools: OrderedDict[str, _Key] = OrderedDict()  # least recently seen first
 
     def observe(
@@ -113,12 +166,12 @@ class ToolTimes:
         if asked.tools:
             parts = [self._of_tool(name) for name in dict.fromkeys(asked.tools)]
             return Forecast.longest(parts) if len(parts) > 1 else parts[0]
-        everything = self._everything.curve(seeds.EVERYTHING)
+        everything = self._everything.curve(EVERYTHING)
         if asked.ending is Ending.CALLS:  # of which nobody could read the name
             return self._all_tools.forecast(everything)
         if asked.ending is Ending.ANSWER:
             return self._people.forecast(everything)
-        return self._everything.forecast(seeds.EVERYTHING)
+        return self._everything.forecast(EVERYTHING)
 
     def longest(self, asked: Asked) -> str | None:
         """The tool whose call is expected to take longest; None without calls."""
@@ -157,23 +210,23 @@ class ToolTimes:
     def _to_teach(self, asked: Asked) -> Sequence[str]:
         """The tool that a gap is to teach, or all if nothing is known of any."""
         names = tuple(dict.fromkeys(asked.tools))
-        known = any(name in seeds.BY_TOOL or _short(name) in self._tools for name in names)
+        known = any(name in BY_TOOL or _short(name) in self._tools for name in names)
         longest = self.longest(asked)
         return (longest,) if known and longest else names
 
     def _of_tool(self, name: str) -> Forecast:
         """The forecast for one call; a look, which leaves no trace of an unknown name."""
-        parent = self._all_tools.curve(self._everything.curve(seeds.EVERYTHING))
+        parent = self._all_tools.curve(self._everything.curve(EVERYTHING))
         tool = self._tools.get(_short(name))
         if tool is None:
-            return _forecast(_prior(parent, seeds.BY_TOOL.get(name)), 0.0)
+            return _forecast(_prior(parent, BY_TOOL.get(name)), 0.0)
         return tool.forecast(parent)
 
     def _tool(self, name: str) -> _Key:
         name = _short(name)
         tool = self._tools.get(name)
         if tool is None:
-            tool = self._tools[name] = _Key(seeds.BY_TOOL.get(name))
+            tool = self._tools[name] = _Key(BY_TOOL.get(name))
         touch_and_evict(self._tools, name, MAX_TOOLS, _num_seen)
         return tool
 

@@ -1,9 +1,21 @@
-"""Baselines: other papers' rules, and an oracle, to compare with.
+"""Baselines: the rules to compare with, of this code's forerunners, of other papers, and an oracle.
 
-InferCept: the least waste of preserve, swap and discard (ICML 2024).
+Stock keeps nothing beyond what vLLM's own prefix cache keeps.
 
-Waste is VRAM that is held and computes nothing, in block-seconds. With B blocks of the turn and
-C blocks of the turns that run beside it:
+FixedTtl pins every turn that is not the last for the same time, as Continuum's released code does
+(2 s, whatever the tool). The paper's rule (section 4) puts an estimate in place of the constant.
+
+LruOffload is what LMCache does: every turn goes to DRAM, nothing is pinned, no order. LMCache knows
+no programs, so it stores whatever was computed, including a program's last turn and the turn of a
+client that went away. The least recently used blocks leave DRAM first.
+
+ProgramOrder keeps nothing, but serves waiting turns by the arrival of their programs. That is the
+larger part of what Continuum gains (its section 4.3), so what retention adds is measured against
+this policy, not against stock vLLM.
+
+Infercept: the least waste of preserve, swap and discard (ICML 2024). Waste is VRAM that is held and
+computes nothing, in block-seconds. With B blocks of the turn and C blocks of the turns that run
+beside it:
 
     preserve = expected pause * B           they lie there until the program is back
     swap     = 2 * load_s * B               out, in; copies do not stop the others
@@ -14,9 +26,8 @@ form above, "since the CPU offloading is non-blocking" (section 6.1), and so do 
 term for the queue that a turn without blocks stands in, and no TTL: preserve lasts until the
 program is back, here until max_ttl_s. The pause is the forecast's, not a profile made offline.
 
-ContextServe: tools are fast, slow or uncertain, and each kind is treated in its own way.
-
-From the execution note of vllm-continuum, section 10.4: a fast tool (`ls`) pins for 3 s, a slow
+ContextServe: tools are fast, slow or uncertain, and each kind is treated in its own way. From the
+execution note of vllm-continuum, section 10.4: a fast tool (`ls`) pins for 3 s, a slow
 one (`pip install`) frees at once, for all others a Normal-Inverse-Gamma posterior over the
 logarithm of the tool's gaps gives the TTL at a quantile; with nothing known of the tool,
 Continuum's rule decides. The note does not give the prior nor the quantile: the prior here is
@@ -24,9 +35,8 @@ worth one call of 1 s, and the TTL is what 90 % return within. The posterior pre
 instead of a Thompson sample, since a decision is a function of its arguments; the note's
 fallback of gradient-boosted trees is left out.
 
-Oracle: adaptive with the forecast of one who knows. For the lab, not for servers.
-
-What adaptive loses against it is what better forecasts could still gain.
+Oracle: adaptive with the forecast of one who knows. For the lab, not for servers. What adaptive
+loses against it is what better forecasts could still gain.
 """
 
 from __future__ import annotations
@@ -52,6 +62,66 @@ from continuum_connector.policy.base import (
     let_go,
 )
 from continuum_connector.policy.continuum import Continuum
+
+
+class Stock(Unpriced):
+    """Free every turn and leave vLLM's order: what a server without us does."""
+
+    name = "stock"
+    orders = False
+    reads = False
+
+    def decide(self, turn: FinishedTurn, snapshot: Snapshot) -> Choice:
+        return Choice(Free(), "policy is stock")
+
+
+class FixedTtl(Unpriced):
+    """Pin for `ttl_s`, or for what the client asked for, but never above `max_ttl_s`."""
+
+    name = "fixed_ttl"
+    orders = True
+    reads = False
+
+    def __init__(self, ttl_s: float, max_ttl_s: float) -> None:
+        self._ttl_s = ttl_s
+        self._max_ttl_s = max_ttl_s
+
+    def decide(self, turn: FinishedTurn, snapshot: Snapshot) -> Choice:
+        if (over := let_go(turn)) is not None:
+            return over
+        asked = turn.hints.ttl_s
+        ttl_s = min(self._ttl_s if asked is None else asked, self._max_ttl_s)
+        if not ttl_s:
+            return Choice(Offload() if snapshot.has_tier else Free(), "a TTL of 0 s")
+        then = After.STORE if snapshot.has_tier else After.DROP
+        why = "fixed TTL" if asked is None else f"client asked for {asked:g} s"
+        return Choice(Pin(ttl_s, then), why)
+
+
+class LruOffload(Unpriced):
+    """Store every turn that has a full block; without a tier, free it."""
+
+    name = "lru_offload"
+    orders = False
+    reads = False
+
+    def decide(self, turn: FinishedTurn, snapshot: Snapshot) -> Choice:
+        if not turn.num_blocks:
+            return Choice(Free(), "no full block to keep")
+        if not snapshot.has_tier:
+            return Choice(Free(), "there is no DRAM tier")
+        return Choice(Offload(), "policy is lru_offload")
+
+
+class ProgramOrder(Unpriced):
+    """Free every turn; only the order of the waiting ones differs from stock vLLM."""
+
+    name = "program_order"
+    orders = True
+    reads = False
+
+    def decide(self, turn: FinishedTurn, snapshot: Snapshot) -> Choice:
+        return Choice(Free(), "policy is program_order")
 
 
 class Infercept(Unpriced):

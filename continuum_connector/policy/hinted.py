@@ -28,7 +28,7 @@ from continuum_connector.policy.base import (
     Snapshot,
     stores,
 )
-from continuum_connector.policy.simple import Stock
+from continuum_connector.policy.baselines import Stock
 from continuum_connector.programs.program import Hints
 
 NOT_READ = "not understood, so it has no effect"

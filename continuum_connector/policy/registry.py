@@ -6,9 +6,15 @@ from collections.abc import Callable
 
 from continuum_connector.policy.adaptive import Adaptive
 from continuum_connector.policy.base import RetentionPolicy
-from continuum_connector.policy.baselines import ContextServe, Infercept
+from continuum_connector.policy.baselines import (
+    ContextServe,
+    FixedTtl,
+    Infercept,
+    LruOffload,
+    ProgramOrder,
+    Stock,
+)
 from continuum_connector.policy.continuum import Continuum
-from continuum_connector.policy.simple import FixedTtl, LruOffload, ProgramOrder, Stock
 
 # Name -> maker from (ttl_s, max_ttl_s). `oracle` is the lab's: no config can tell the future.
 MAKERS: dict[str, Callable[[float, float], RetentionPolicy]] = {

@@ -23,8 +23,7 @@ from continuum_connector.policy.base import (
     Snapshot,
 )
 from continuum_connector.policy.hinted import Hinted
-from continuum_connector.programs.program import Hints, IdentitySource, Program
-from continuum_connector.programs.table import ProgramTable
+from continuum_connector.programs.program import Hints, IdentitySource, Program, ProgramTable
 from continuum_connector.scheduler.away import Absence, Away
 from continuum_connector.scheduler.kv_groups import ChainBlocks
 from continuum_connector.scheduler.pins import LivePin

@@ -89,10 +89,10 @@ def _check_folders(vllm_config: Any) -> None:
     if ours is None or not is_here or parallel.nnodes > 1:
         return
     from continuum_connector import switch
-    from continuum_connector.observe import trace_file
+    from continuum_connector.observe import trace
 
     if ours.trace_path:
-        trace_file.check(ours.trace_path)
+        trace.check(ours.trace_path)
     if ours.switch_path:
         switch.check(ours.switch_path)
 

@@ -12,10 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from continuum_connector.costs.state_file import run_to_end
-from continuum_connector.forecast import recorded as recorded_module
+from continuum_connector.forecast import gaps as gaps_module
 from continuum_connector.forecast.forecast import EDGES
-from continuum_connector.forecast.gaps import Gaps
-from continuum_connector.forecast.recorded import MAX_RECORDS, MAX_SAVED, MAX_TOOLS, RecordedGaps
+from continuum_connector.forecast.gaps import MAX_RECORDS, MAX_SAVED, MAX_TOOLS, Gaps, RecordedGaps
 from continuum_connector.forecast.survival import HALF_LIFE, Survival
 from continuum_connector.policy.baselines import return_quantile
 from continuum_connector.toolcalls.asked import UNREAD, Asked, Ending
@@ -119,7 +118,7 @@ def test_the_window_holds_the_most_recent_in_order(values: list[float]) -> None:
     recorded = RecordedGaps()
     limit = 20
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(recorded_module, "MAX_RECORDS", limit)
+        patch.setattr(gaps_module, "MAX_RECORDS", limit)
         for value in values:
             recorded.add("run", value)
     expected: list[float] = []

@@ -21,8 +21,8 @@ from continuum_connector.policy.base import (
     RetentionPolicy,
     Snapshot,
 )
+from continuum_connector.policy.baselines import FixedTtl, Stock
 from continuum_connector.policy.hinted import NO_ROOM, NOT_READ, Hinted, without_end, without_pin
-from continuum_connector.policy.simple import FixedTtl, Stock
 from continuum_connector.programs.program import Hints
 
 OK, LESS, NO = HintOutcome.ACCEPTED, HintOutcome.CLIPPED, HintOutcome.REFUSED

@@ -16,7 +16,7 @@ from continuum_connector.policy.base import (
     Pin,
     Snapshot,
 )
-from continuum_connector.policy.simple import FixedTtl, Stock
+from continuum_connector.policy.baselines import FixedTtl, Stock
 from continuum_connector.programs.program import Hints
 
 

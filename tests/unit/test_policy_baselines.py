@@ -12,11 +12,12 @@ from continuum_connector.policy.base import After, Choice, FinishedTurn, Free, O
 from continuum_connector.policy.baselines import (
     ContextServe,
     Infercept,
+    LruOffload,
+    ProgramOrder,
     return_quantile,
     student_quantile,
 )
 from continuum_connector.policy.registry import MAKERS, make_policy
-from continuum_connector.policy.simple import LruOffload, ProgramOrder
 from continuum_connector.programs.program import Hints
 from continuum_connector.toolcalls.asked import Asked, Ending
 from tests.unit.deciding import finished, world

@@ -13,8 +13,8 @@ from continuum_connector.programs.program import (
     Identity,
     IdentitySource,
     Program,
+    ProgramTable,
 )
-from continuum_connector.programs.table import ProgramTable
 
 NO_HINTS = Hints()
 

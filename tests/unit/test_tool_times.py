@@ -9,14 +9,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from continuum_connector.forecast import seeds
+from continuum_connector.forecast import tool_times
 from continuum_connector.forecast.forecast import EDGES, Forecast
 from continuum_connector.forecast.survival import HALF_LIFE
 from continuum_connector.forecast.tool_times import MAX_TOOLS, ToolTimes
 from continuum_connector.toolcalls.asked import UNREAD, Asked, Ending
 
 ANSWER = Asked(Ending.ANSWER)
-TOOL_NAMES = [*seeds.BY_TOOL, "never_heard_of"]
+TOOL_NAMES = [*tool_times.BY_TOOL, "never_heard_of"]
 
 
 def asks(*names: str) -> Asked:
@@ -31,7 +31,7 @@ def taught(times: ToolTimes, asked: Asked, gap_s: float, n: int = 1) -> ToolTime
 
 def spread(n: int, median: float, sigma: float) -> list[float]:
     """n quantiles of a log-normal, in an order that is not theirs."""
-    normal = seeds.NormalDist(0.0, sigma)
+    normal = tool_times.NormalDist(0.0, sigma)
     values = [median * 2.718281828 ** normal.inv_cdf((i + 0.5) / n) for i in range(n)]
     random.Random(n).shuffle(values)
     return values
@@ -67,18 +67,23 @@ def test_before_the_first_gap_a_known_tool_is_as_its_seed_and_others_are_anythin
 
 
 def test_the_seeds_are_what_was_published() -> None:
-    def quantiles(curve: seeds.Curve) -> list[float]:
+    def quantiles(curve: tool_times.Curve) -> list[float]:
         f = Forecast([1.0 - p for p in curve])
         return [f.quantile(q) for q in (0.1, 0.5, 0.9)]
 
-    assert quantiles(seeds.AGENT) == pytest.approx([4.0, 9.0, 72.0], rel=0.25)
-    assert quantiles(seeds.PERSON)[1] == pytest.approx(127.0, rel=0.35)
-    fast = Forecast([1.0 - p for p in seeds.FAST])
+    assert quantiles(tool_times.AGENT) == pytest.approx([4.0, 9.0, 72.0], rel=0.25)
+    assert quantiles(tool_times.PERSON)[1] == pytest.approx(127.0, rel=0.35)
+    fast = Forecast([1.0 - p for p in tool_times.FAST])
     assert fast.held(20.0) - 0.01 * 20.0 == pytest.approx(0.925, rel=0.1)  # 1 % never end
 
 
 def test_every_seed_is_a_curve_that_leaves_something_open() -> None:
-    for curve in (*seeds.BY_TOOL.values(), seeds.EVERYTHING, seeds.TOOLS, seeds.PERSON):
+    for curve in (
+        *tool_times.BY_TOOL.values(),
+        tool_times.EVERYTHING,
+        tool_times.TOOLS,
+        tool_times.PERSON,
+    ):
         assert len(curve) == len(EDGES)
         assert all(0.0 < low <= high <= 1.0 for high, low in pairwise(curve))
 

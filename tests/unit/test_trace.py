@@ -20,9 +20,15 @@ import continuum_connector
 from continuum_connector.config import ContinuumConfig
 from continuum_connector.errors import ConfigError
 from continuum_connector.observe import trace as trace_module
-from continuum_connector.observe import trace_file
-from continuum_connector.observe.trace import EVENTS, RECORDER_KEYS, NullTrace, Trace, open_trace
-from continuum_connector.observe.trace_file import TraceFile, older_files
+from continuum_connector.observe.trace import (
+    EVENTS,
+    RECORDER_KEYS,
+    NullTrace,
+    Trace,
+    TraceFile,
+    older_files,
+    open_trace,
+)
 from continuum_connector.programs.program import IdentitySource
 
 PACKAGE = Path(continuum_connector.__file__).parent
@@ -315,14 +321,14 @@ def test_who_finds_the_file_moved_by_another_under_the_lock_does_not_move_it_aga
 ) -> None:
     first, second = (TraceFile(str(path), max_bytes=20, max_files=5) for _ in range(2))
     first.append(numbered(1, 2))
-    flock = trace_file.fcntl.flock
+    flock = trace_module.fcntl.flock
 
     def late(descriptor: int, how: int) -> None:
-        monkeypatch.setattr(trace_file.fcntl, "flock", flock)
+        monkeypatch.setattr(trace_module.fcntl, "flock", flock)
         second.append(numbered(3))  # while the first waits for the lock
         flock(descriptor, how)
 
-    monkeypatch.setattr(trace_file.fcntl, "flock", late)
+    monkeypatch.setattr(trace_module.fcntl, "flock", late)
     first.append(numbered(4))
     assert contents(path) == [numbered(3, 4), numbered(1, 2)]
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from continuum_connector.policy.base import Choice, FinishedTurn, Pin, Snapshot
-from continuum_connector.policy.simple import FixedTtl
+from continuum_connector.policy.baselines import FixedTtl
 from continuum_connector.programs.program import OVER_S
 from continuum_connector.toolcalls.asked import UNREAD, Asked, Ending
 from tests.vllm.agents import AgentEngine, live, pinned

@@ -12,8 +12,8 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from continuum_connector.policy.base import After, Choice, FinishedTurn, Pin, Snapshot
+from continuum_connector.policy.baselines import FixedTtl
 from continuum_connector.policy.hinted import Hinted
-from continuum_connector.policy.simple import FixedTtl
 from continuum_connector.toolcalls.asked import UNREAD
 from tests.vllm import tiering
 from tests.vllm.agents import AgentEngine, live

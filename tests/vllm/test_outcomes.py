@@ -11,7 +11,7 @@ import pytest
 from continuum_connector.observe.metric_table import CHANCES, OUTCOMES
 from continuum_connector.observe.trace import EVENTS
 from continuum_connector.policy.base import Choice, FinishedTurn, Free, Offload, Pin, Snapshot
-from continuum_connector.policy.simple import FixedTtl
+from continuum_connector.policy.baselines import FixedTtl
 from continuum_connector.programs.program import OVER_S, Identity, IdentitySource, Program
 from continuum_connector.scheduler.outcomes import Found
 from continuum_connector.scheduler.turns import Turn

@@ -14,7 +14,7 @@ from bench.sim.hardware import Machine
 from bench.sim.workers import OurWorker, Worker
 from continuum_connector.policy.adaptive import Adaptive
 from continuum_connector.policy.base import RetentionPolicy
-from continuum_connector.policy.simple import FixedTtl
+from continuum_connector.policy.baselines import FixedTtl
 from continuum_connector.worker.disk import blocks_per_slot
 
 if TYPE_CHECKING:

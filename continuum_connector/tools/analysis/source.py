@@ -13,7 +13,7 @@ from typing import Any, BinaryIO, NamedTuple
 import msgspec
 
 from continuum_connector.errors import shown
-from continuum_connector.observe.trace_file import older_files, older_names
+from continuum_connector.observe.trace import older_files, older_names
 from continuum_connector.tools.analysis import original
 
 Record = dict[str, Any]
@@ -32,7 +32,7 @@ class SourceError(Exception):
 class Source:
     """Reads our trace, or `scheduler_timestamps` of the original recorder as if it were one.
 
-    A trace is read from the oldest of its files on (trace_file.py). `num_bad` counts lines that
+    A trace is read from the oldest of its files on (TraceFile). `num_bad` counts lines that
     are no record, cut short by a crash for instance; they are skipped. Our format is streamed; the
     original is one JSON value and is read whole.
     """
