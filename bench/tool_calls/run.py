@@ -21,7 +21,8 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, 
 from transformers import PreTrainedTokenizerFast
 
 from bench.cli import positive, start, teaching_parser
-from continuum_connector.toolcalls import markers, thinking
+from continuum_connector.toolcalls import thinking
+from continuum_connector.toolcalls import tokenizer as markers
 from continuum_connector.toolcalls.parse import parse
 from continuum_connector.toolcalls.reader import TAIL_TOKENS, ToolReader
 from continuum_connector.toolcalls.tokenizer import BackgroundTokenizer

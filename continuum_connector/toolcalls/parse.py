@@ -2,7 +2,8 @@
 
 The first marker outside a shell block decides the format: text inside a call, such as a file
 about calls, does not count. Without any marker the calls are the shell blocks, else JSON, ReAct's
-actions, or Python calls. Everything is linear in the text.
+actions, or Python calls. Everything is linear in the text. A tool that runs a shell is read as the
+commands in its script.
 """
 
 from __future__ import annotations
@@ -10,9 +11,9 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 
-from continuum_connector.toolcalls.asked import MAX_CALLS, Asked, Ending, clean_name
-from continuum_connector.toolcalls.formats import harmony, special_tokens, tags, unmarked, xml_calls
-from continuum_connector.toolcalls.raw_calls import RawCall, tools_of
+from continuum_connector.toolcalls import special_tokens, tags, unmarked
+from continuum_connector.toolcalls.asked import MAX_CALLS, Asked, Ending, RawCall, clean_name
+from continuum_connector.toolcalls.shell import SHELLS, commands_that_take_time
 from continuum_connector.toolcalls.thinking import one_of, plain, spoken
 
 MAX_CHARS = 4_096  # of the end: 512 tokens of ordinary text are half of it
@@ -23,8 +24,6 @@ ANSWER = Asked(Ending.ANSWER)
 READERS: dict[str, Callable[[str, int], list[RawCall]]] = {
     **tags.READERS,
     **special_tokens.READERS,
-    **xml_calls.READERS,
-    **harmony.READERS,
 }
 _MARKER = one_of(READERS)
 # A call that began before the text does: its end, or a lone fence, is all that is there.
@@ -33,6 +32,9 @@ _END_OF_CALL = re.compile(
     r"|<\|call\|>"
 )
 _LONE_FENCE = re.compile(r"(?:^|\n)```\s{0,64}(?:<[^>\n]{1,32}>\s{0,8})?\Z")
+SCRIPT_KEYS = ("command", "cmd", "script", "keystrokes", "bash_command", "shell_command")
+SHELL_TOOLS = {*SHELLS, "shell", "terminal"}  # where the arguments are a text without keys
+NO_SHELL_KEYS = {"path", "file_path", "file_text", "old_str"}  # an editor has commands, too
 
 
 def parse(text: str, *, truncated: bool = False, headless: bool = False) -> Asked:
@@ -47,7 +49,7 @@ def parse(text: str, *, truncated: bool = False, headless: bool = False) -> Aske
         text, headless = text[-MAX_CHARS:], True
     said = spoken(plain(text))
     aloud, truncated = said.aloud, truncated or said.in_thinking
-    if harmony.is_thinking(aloud) or not aloud.strip():
+    if special_tokens.is_thinking(aloud) or not aloud.strip():
         return CUT
     raw = _raw_calls(aloud)
     calls = [call for call in raw[:MAX_CALLS] if call.finished or not truncated]
@@ -83,3 +85,29 @@ def _raw_calls(text: str) -> list[RawCall]:
         num_false += 1
         marker = None if num_false == MAX_FALSE_MARKERS else _MARKER.search(text, marker.end())
     return blocks or unmarked.read_unmarked(text) or begun
+
+
+def tools_of(raw: RawCall) -> list[str]:
+    """The names of what a call runs; none if it has no name yet."""
+    name = clean_name(raw.name)
+    script = _script(name, raw.arguments)
+    commands = commands_that_take_time(script) if script is not None else []
+    return commands or ([name] if name else [])
+
+
+def _script(name: str, arguments: object) -> str | None:
+    """The shell script among the arguments, if there is one."""
+    if isinstance(arguments, str):
+        return arguments if name.lower() in SHELL_TOOLS else None
+    if not isinstance(arguments, dict) or "edit" in name or NO_SHELL_KEYS & arguments.keys():
+        return None
+    for key in SCRIPT_KEYS:
+        value = arguments.get(key)
+        if isinstance(value, str):
+            return value
+        if isinstance(value, list):  # argv, as Codex sends it: ["bash", "-lc", "pytest -q"]
+            words = [word for word in value[:64] if isinstance(word, str)]
+            if len(words) > 2 and words[0].rsplit("/", 1)[-1] in SHELLS and words[1][:1] == "-":
+                return words[2]
+            return " ".join(words)
+    return None

@@ -10,9 +10,8 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from continuum_connector.toolcalls.asked import UNREAD, Asked, Ending
-from continuum_connector.toolcalls.markers import Markers, Span, markers_of
 from continuum_connector.toolcalls.parse import parse
-from continuum_connector.toolcalls.tokenizer import BackgroundTokenizer
+from continuum_connector.toolcalls.tokenizer import BackgroundTokenizer, Markers, Span, markers_of
 
 TAIL_TOKENS = 512  # calls are short
 HEAD_TOKENS = 128  # of a call that began before the tail: its name, and most of its keys

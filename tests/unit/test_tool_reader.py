@@ -8,9 +8,8 @@ from typing import Any
 import pytest
 
 from continuum_connector.toolcalls.asked import UNREAD, Ending
-from continuum_connector.toolcalls.markers import Markers, Span, markers_of
 from continuum_connector.toolcalls.reader import HEAD_TOKENS, TAIL_TOKENS, StepBudget, ToolReader
-from continuum_connector.toolcalls.tokenizer import BackgroundTokenizer
+from continuum_connector.toolcalls.tokenizer import BackgroundTokenizer, Markers, Span, markers_of
 
 OPEN, CLOSE, THINK, SPEAK = 9001, 9002, 9003, 9004
 SPECIAL = {"<tool_call>": OPEN, "</tool_call>": CLOSE, "<think>": THINK, "</think>": SPEAK}

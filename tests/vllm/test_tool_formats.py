@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from continuum_connector.toolcalls import markers, thinking
-from continuum_connector.toolcalls.formats import tags
+from continuum_connector.toolcalls import tags, thinking
+from continuum_connector.toolcalls import tokenizer as markers
 from continuum_connector.toolcalls.parse import READERS, parse
 
 tomllib = pytest.importorskip("tomllib")  # Python 3.11

@@ -1,4 +1,7 @@
-"""Calls in tags that look like XML, whatever a model or an agent calls its tags.
+"""Calls in tags, be it XML or what looks like it, whatever a model or an agent calls its tags.
+
+XML: Anthropic's <invoke name="x">, MiniMax and DeepSeek V3.2 with a prefix, and Qwen3-Coder's
+<function=x><parameter=y>.
 
 `<tool_call>` (Hermes and Qwen put JSON into it, Qwen3-Coder XML, GLM a name and its pairs), Gemma's
 `call:name{...}`, Kimi K3's `<|open|>call`, and the tags of Cline and Roo Code, named after tools.
@@ -9,10 +12,55 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 
-from continuum_connector.toolcalls.asked import MAX_CALLS
-from continuum_connector.toolcalls.formats.json_calls import read_calls, read_value
-from continuum_connector.toolcalls.formats.xml_calls import read as read_xml
-from continuum_connector.toolcalls.raw_calls import RawCall, read_each
+from continuum_connector.toolcalls.asked import MAX_CALLS, RawCall, read_each
+from continuum_connector.toolcalls.json_calls import read_calls, read_value
+
+_XML_PREFIX = r"[\w:｜|]{0,24}? ?"
+_XML_OPEN = re.compile(
+    rf"<{_XML_PREFIX}(?:function=|(?:invoke|function)\s{{1,8}}name\s{{0,8}}=\s{{0,8}})"
+    r"[\"']?([^\"'<>\n]{1,128})[\"']?\s{0,8}>"
+)
+_XML_CLOSE = re.compile(rf"</{_XML_PREFIX}(?:invoke|function)>")
+_XML_PARAMETER = re.compile(
+    rf"<{_XML_PREFIX}param(?:eter)?(?:=|\s{{1,8}}name\s{{0,8}}=\s{{0,8}})"
+    r"[\"']?([^\"'<>\n]{1,128})(?:[\"'][^<>\n]{0,64})?>"
+)
+_XML_PARAMETER_END = re.compile(rf"</{_XML_PREFIX}param(?:eter)?>")
+
+
+def read_xml(text: str, start: int) -> list[RawCall]:
+    """Read the calls from `start` on."""
+    # a marker may stand behind the prefix that begins its tag
+    position = max(text.rfind("<", max(0, start - 24), start + 1), 0)
+    return read_each(text, position, _XML_OPEN, _read_xml_call)
+
+
+def _read_xml_call(text: str, opened: re.Match[str]) -> tuple[RawCall, int]:
+    """Read the call whose opening tag is `opened`; return it and where it ends."""
+    position = opened.end()
+    found: dict[str, object] = {}
+    for _ in range(MAX_CALLS * 4):
+        key = _XML_PARAMETER.search(text, position)
+        end = _XML_CLOSE.search(text, position, key.start() if key else len(text))
+        if end is not None or key is None:
+            arguments = found or _json_body(text, opened.end())
+            at = end.end() if end is not None else len(text)
+            return RawCall(opened[1], arguments, end is not None), at
+        close = _XML_PARAMETER_END.search(text, key.end())
+        position = close.end() if close is not None else len(text)
+        value_end = close.start() if close is not None else len(text)
+        found[key[1]] = text[key.end() : value_end].strip("\n")
+    return RawCall(opened[1], found), position
+
+
+def _json_body(text: str, start: int) -> object:
+    """Llama 3.1 writes <function=name>{json}</function>."""
+    while start < len(text) and text[start] in " \n":
+        start += 1
+    return read_value(text, start).value if text[start : start + 1] == "{" else None
+
+
+XML_MARKERS = ("<function=", "<invoke", ":invoke", "｜invoke", "｜ invoke", "<function name=")
 
 TOOL_CALL, TOOL_CALL_END = "<tool_call>", "</tool_call>"
 MAX_TAGS = 2 * MAX_CALLS  # looked into: a text about the tag may hold hundreds that are no calls
@@ -153,6 +201,7 @@ def _until(text: str, start: int, mark: str) -> tuple[int, int]:
 
 
 READERS: dict[str, Callable[[str, int], list[RawCall]]] = {
+    **dict.fromkeys(XML_MARKERS, read_xml),
     TOOL_CALL: read_tool_call,
     "<|tool_call>call:": read_gemma,
     "<start_function_call>call:": read_gemma,

@@ -2,6 +2,10 @@
 
 DeepSeek V3, R1, V3.1 and Kimi K2 put tokens around the name. Mistral writes [TOOL_CALLS][{...}],
 since its v11 tokenizer [TOOL_CALLS]name[ARGS]{...}. The rest writes one marker, then all of it.
+
+Harmony, gpt-oss' format, writes messages with a channel, and for a call a recipient.
+`<|channel|>analysis` is thinking, `final` is for a person; `to=functions.x` in a header makes
+the message a call, on whichever channel.
 """
 
 from __future__ import annotations
@@ -9,11 +13,12 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import islice
 
-from continuum_connector.toolcalls.asked import MAX_CALLS
-from continuum_connector.toolcalls.formats import python_calls
-from continuum_connector.toolcalls.formats.json_calls import read_calls, read_value
-from continuum_connector.toolcalls.raw_calls import RawCall
+from continuum_connector.toolcalls.asked import MAX_CALLS, RawCall
+from continuum_connector.toolcalls.json_calls import read_calls, read_value
+from continuum_connector.toolcalls.tags import read_xml
+from continuum_connector.toolcalls.unmarked import read_python
 
 PYTHON_TAG = "<|python_tag|>"
 MARKERS = (
@@ -41,7 +46,7 @@ def read_marked(text: str, start: int) -> list[RawCall]:
     start += len(marker.removesuffix("["))
     calls, _ = read_calls(text, start, sure=True)
     if not calls:
-        calls = python_calls.read(text[start:], sure=True)
+        calls = read_python(text[start:], sure=True)
     if not calls and marker == PYTHON_TAG:  # Llama's code interpreter
         code, end, _ = text[start:].partition("<|eo")
         return [RawCall("python", {"code": code}, bool(end))]
@@ -113,8 +118,63 @@ def _read_section(text: str, start: int, dialect: Dialect) -> tuple[RawCall, int
     return RawCall(name, value.value, value.finished), value.end
 
 
+HARMONY_MARKERS = ("<|channel|>", "<|message|>")
+_HARMONY_TOKEN = re.compile(r"<\|(start|end|call|return|message|eom|eot)\|>")
+_MESSAGE_END = re.compile(r"<\|(?:end|call|return)\|>")
+_NO_TOOL = ("self", "user", "commentary", "developer")  # to whom Muse thinks and speaks
+MAX_HEADER = 256  # characters
+MAX_HARMONY_TOKENS = 8 * MAX_CALLS  # of harmony's; a message has three
+_RECIPIENT = re.compile(r" to=([\w.\-]{1,128})")
+
+
+def read_harmony(text: str, start: int) -> list[RawCall]:
+    """Read the calls of every message; a recipient may stand before the marker at `start`."""
+    calls: list[RawCall] = []
+    header_at, recipient, body_at = max(0, start - MAX_HEADER), "", -1
+    for token in islice(_HARMONY_TOKEN.finditer(text, header_at), MAX_HARMONY_TOKENS):
+        if token[1] == "message":
+            header_at = max(header_at, token.start() - MAX_HEADER)
+            found = _recipient(text, header_at, token.start())
+            recipient, body_at = (found[1] if found else ""), token.end()
+            continue
+        if recipient and body_at >= 0:
+            calls.append(_harmony_call(recipient, text[body_at : token.start()], True))
+        header_at, recipient, body_at = token.end(), "", -1
+        if len(calls) >= MAX_CALLS:
+            return calls
+    if recipient:
+        calls.append(_harmony_call(recipient, text[body_at:], False))
+    elif body_at < 0 and (found := _recipient(text, header_at, len(text))):
+        whole = found.end() < len(text)  # else the name itself may be cut
+        calls.append(RawCall(found[1] if whole else "", finished=False))
+    return calls
+
+
+def is_thinking(text: str) -> bool:
+    """Whether the text ends inside the analysis channel."""
+    last = text.rfind("<|channel|>")
+    return text.startswith("<|channel|>analysis", last) and not _MESSAGE_END.search(text, last)
+
+
+def _recipient(text: str, start: int, end: int) -> re.Match[str] | None:
+    at = text.find(" to=", start, end)
+    found = _RECIPIENT.match(text, at, end) if at >= 0 else None
+    return None if found is None or found[1] in _NO_TOOL else found
+
+
+def _harmony_call(recipient: str, body: str, finished: bool) -> RawCall:
+    if calls := read_xml(body, 0) if ":invoke" in body[:MAX_HEADER] else []:  # Muse
+        return calls[0]
+    start = body.find("{", 0, 64)
+    if start < 0:  # the built-in python tool takes plain code
+        return RawCall(recipient, {"code": body} if body else None, finished)
+    value = read_value(body, start)
+    return RawCall(recipient, value.value, finished or value.finished)
+
+
 READERS: dict[str, Callable[[str, int], list[RawCall]]] = {
     **dict.fromkeys(MARKERS, read_marked),
+    **dict.fromkeys(HARMONY_MARKERS, read_harmony),
     MISTRAL: read_mistral,
     DEEPSEEK.begin: read_sections,
     KIMI.begin: read_sections,

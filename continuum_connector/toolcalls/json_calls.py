@@ -10,8 +10,7 @@ import re
 from dataclasses import dataclass
 from itertools import islice
 
-from continuum_connector.toolcalls.asked import MAX_CALLS
-from continuum_connector.toolcalls.raw_calls import RawCall
+from continuum_connector.toolcalls.asked import MAX_CALLS, RawCall
 
 _DECODER = json.JSONDecoder(strict=False)  # raw newlines in strings are common
 _TOKEN = re.compile(r'"(?:[^"\\]+|\\.)*(")?|[{}\[\],]', re.DOTALL)

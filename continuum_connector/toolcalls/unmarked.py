@@ -1,7 +1,9 @@
-"""Calls that no marker announces: shell blocks in fences, a message that is JSON, ReAct's actions.
+"""Calls that no marker announces: shell blocks in fences, a message that is JSON, ReAct's actions,
+Python-style calls.
 
 JSON is Llama 3's call without its tag, or what Terminal-Bench's agent types into its terminal:
-{"commands": [{"keystrokes": "ls\\n", "duration": 0.1}]}.
+{"commands": [{"keystrokes": "ls\\n", "duration": 0.1}]}. Python-style is a list,
+[get_weather(city="Paris"), get_time()], or one call a line.
 """
 
 from __future__ import annotations
@@ -9,10 +11,8 @@ from __future__ import annotations
 import re
 from itertools import islice
 
-from continuum_connector.toolcalls.asked import MAX_CALLS
-from continuum_connector.toolcalls.formats import python_calls
-from continuum_connector.toolcalls.formats.json_calls import read_calls, read_value
-from continuum_connector.toolcalls.raw_calls import RawCall
+from continuum_connector.toolcalls.asked import MAX_CALLS, RawCall
+from continuum_connector.toolcalls.json_calls import read_calls, read_value
 
 SHELLS = ("bash", "sh", "shell", "mswea_bash_command")
 FENCE = re.compile(rf"```(?:{'|'.join(SHELLS)})[ \t]{{0,8}}(?:\n|$)")
@@ -47,7 +47,7 @@ def read_unmarked(text: str) -> list[RawCall]:
     text = text.strip()
     for end in ("<|eot_id|>", "<|eom_id|>", "<|im_end|>", "</s>"):
         text = text.removesuffix(end).rstrip()
-    return read_json(text) or read_react(text) or python_calls.read(text, sure=False)
+    return read_json(text) or read_react(text) or read_python(text, sure=False)
 
 
 def read_json(text: str) -> list[RawCall]:
@@ -117,3 +117,77 @@ def _action(name: str, text: str, start: int) -> RawCall:
         return RawCall(name, value.value, value.finished)
     end = text.find(_OBSERVATION, start)
     return RawCall(name, text[start : end if end >= 0 else len(text)].strip(), end >= 0)
+
+
+_HEAD = re.compile(r"[\s,;]{0,64}([A-Za-z_][\w.]{0,127})\(")
+_PYTHON_TOKEN = re.compile(
+    r"\"(?:[^\"\\]+|\\.)*(\")?|'(?:[^'\\]+|\\.)*(')?|([()\[\]{},])", re.DOTALL
+)
+_KEY = re.compile(r"\s{0,16}([A-Za-z_]\w{0,63})\s{0,16}=(?!=)\s{0,16}")
+_OPENING = "([{"
+MAX_PYTHON_TOKENS = 512  # strings, brackets and commas of one call
+
+
+def read_python(text: str, sure: bool) -> list[RawCall]:
+    """Read a text that is nothing but calls.
+
+    `sure`: a marker or a `[` says that they are calls. Without one, each must name its
+    parameters, for `print(x)` is prose about code.
+    """
+    text = text.strip()
+    listed = text.startswith("[")
+    position = 1 if listed else 0
+    calls: list[RawCall] = []
+    while len(calls) < MAX_CALLS and (head := _HEAD.match(text, position)):
+        call, position = _read_python_call(text, head)
+        if not isinstance(call.arguments, dict) or not (call.arguments or sure or listed):
+            return []
+        calls.append(call)
+    rest = text[position : position + 32].lstrip()
+    if not calls or (rest and rest[0] not in ",]<" and len(calls) < MAX_CALLS and not sure):
+        return []
+    return calls
+
+
+def _read_python_call(text: str, head: re.Match[str]) -> tuple[RawCall, int]:
+    """Read one call up to its `)`. Positional arguments make `arguments` a text, no dict."""
+    depth, begin = 1, head.end()
+    parts: list[str] = []
+    for token in islice(_PYTHON_TOKEN.finditer(text, head.end()), MAX_PYTHON_TOKENS):
+        mark = token[3]
+        if mark is None:
+            continue
+        if mark in _OPENING:
+            depth += 1
+        elif mark == ",":
+            if depth == 1:
+                parts.append(text[begin : token.start()])
+                begin = token.end()
+        else:
+            depth -= 1
+        if depth == 0:
+            parts.append(text[begin : token.start()])
+            return RawCall(head[1], _arguments(parts)), token.end()
+    parts.append(text[begin:])
+    return RawCall(head[1], _arguments(parts), finished=False), len(text)
+
+
+def _arguments(parts: list[str]) -> object:
+    found: dict[str, object] = {}
+    for part in parts:
+        key = _KEY.match(part)
+        if key is None:
+            if part.strip():
+                return ",".join(parts)
+            continue
+        found[key[1]] = _literal(part[key.end() :].strip())
+    return found
+
+
+def _literal(value: str) -> object:
+    if value[:1] in ("'", '"'):
+        return value[1:].removesuffix(value[0])
+    try:
+        return float(value[:32])
+    except ValueError:
+        return value
