@@ -153,7 +153,7 @@ CLOCK_IN = {  # who may ask what time it is
     "observe/account.py",
     "observe/trace.py",
     "scheduler/waker.py",
-    "tools/checks/ask_disk.py",  # it times a drive
+    "tools/checks/ask.py",  # it times a drive
     "tools/cli/server.py",  # a client: it times what it asks for
     "tools/cli/top.py",
 }

@@ -52,7 +52,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def ask(folder: Path, **environ: str) -> dict[str, Any]:
     found = {**os.environ, "LD_LIBRARY_PATH": str(folder), **environ}
-    return this_machine(found).ask("ask_cuda")
+    return this_machine(found).ask("cuda")
 
 
 def test_driver_and_gpus(folder: Path) -> None:

@@ -16,7 +16,7 @@ import pytest
 
 from continuum_connector.config import ContinuumConfig
 from continuum_connector.errors import ConfigError, TransferError
-from continuum_connector.tools.checks import native as ask_native
+from continuum_connector.tools.checks import ask
 from continuum_connector.worker import abi
 from continuum_connector.worker.engine import CONFLICT, Direction, Health, Region, Status
 from continuum_connector.worker.layout import Layout
@@ -377,7 +377,7 @@ def test_a_library_that_does_not_load_costs_the_tier_and_not_the_server(
     assert report is not None
     assert report.tier_down.startswith(f"the native library does not load ({library}: ")
     assert report.tier_down.endswith("); install the package again here.")
-    assert ask_native.look()["trouble"] == report.tier_down
+    assert ask.look_at_native()["trouble"] == report.tier_down
 
 
 @pytest.mark.skipif(shutil.which("nm") is None, reason="needs nm")
@@ -423,6 +423,6 @@ def _has_libcuda() -> bool:
 def test_continuum_check_says_why_the_library_opens_no_engine(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    assert ask_native.look() == {"path": str(abi.find_library()), "abi": abi.ABI_VERSION}
-    monkeypatch.setattr(ask_native, "SIMULATOR", 99)
-    assert "99" in ask_native.look()["trouble"]
+    assert ask.look_at_native() == {"path": str(abi.find_library()), "abi": abi.ABI_VERSION}
+    monkeypatch.setattr(ask, "SIMULATOR", 99)
+    assert "99" in ask.look_at_native()["trouble"]

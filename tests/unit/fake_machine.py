@@ -88,15 +88,15 @@ def make(
     block.parent.mkdir(parents=True, exist_ok=True)
     block.symlink_to(root / DRIVE / "nvme0n1p1")
     answers = {
-        "ask_vllm": VLLM if vllm is None else vllm,
-        "ask_cuda": CUDA if cuda is None else cuda,
+        "vllm": VLLM if vllm is None else vllm,
+        "cuda": CUDA if cuda is None else cuda,
         "native": NATIVE if native is None else native,
-        "ask_disk": {**DISK, **(disk or {})},
+        "disk": {**DISK, **(disk or {})},
     }
     return Machine(
         root,
         environ or {},
-        lambda module, *_words: dict(answers[module]),
+        lambda about, *_words: dict(answers[about]),
         lambda _words: smi,
         {"continuum": "continuum_connector.vllm.plugin:register"} if plugins is None else plugins,
         memlock,

@@ -164,8 +164,8 @@ def test_vllms_own_parser_is_asked(
     asked: list[tuple[str, ...]] = []
 
     def ask(module: str, *words: str) -> dict[str, Any]:
-        asked.extend([words] if module == "ask_vllm" else [])
-        return healthy.ask(module) | ({said: "-tp2"} if module == "ask_vllm" else {})
+        asked.extend([words] if module == "vllm" else [])
+        return healthy.ask(module) | ({said: "-tp2"} if module == "vllm" else {})
 
     healthy = fake.make(tmp_path / "root")
     monkeypatch.setattr(command, "this_machine", lambda environ: replace(healthy, ask=ask))
@@ -180,7 +180,7 @@ def test_a_model_behind_options_is_found_by_vllms_parser(
     model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def ask(module: str, *words: str) -> dict[str, Any]:
-        return healthy.ask(module) | ({"model": words[-1]} if module == "ask_vllm" else {})
+        return healthy.ask(module) | ({"model": words[-1]} if module == "vllm" else {})
 
     healthy = fake.make(tmp_path / "root")
     monkeypatch.setattr(command, "this_machine", lambda environ: replace(healthy, ask=ask))
@@ -234,11 +234,11 @@ def test_the_last_line_counts() -> None:
 
 
 # --- this machine -------------------------------------------------------------------------
-def test_a_module_that_fails_is_an_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_process_that_fails_is_an_answer(monkeypatch: pytest.MonkeyPatch) -> None:
     machine = machines.this_machine(os.environ)
-    assert "No module named" in machine.ask("no_such_module")["trouble"]
+    assert machine.ask("nothing_we_know")["trouble"] == "KeyError: 'nothing_we_know'"
     monkeypatch.setattr(machines, "ASK_TIMEOUT_S", 0.0)
-    assert machines.this_machine(os.environ).ask("ask_cuda") == {"trouble": "no answer within 0 s"}
+    assert machines.this_machine(os.environ).ask("cuda") == {"trouble": "no answer within 0 s"}
 
 
 def test_what_others_print_around_the_answer_is_passed_over(
@@ -251,10 +251,10 @@ def test_what_others_print_around_the_answer_is_passed_over(
             return 'hello\n{"version": "1"}\nbye\n', ""
 
     monkeypatch.setattr(machines.subprocess, "Popen", Asked)
-    assert machines.this_machine({}).ask("ask_vllm") == {"version": "1"}
+    assert machines.this_machine({}).ask("vllm") == {"version": "1"}
 
 
-def test_a_module_that_no_signal_ends_is_left_behind(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_process_that_no_signal_ends_is_left_behind(monkeypatch: pytest.MonkeyPatch) -> None:
     """As one that waits for a disk which hangs: the kernel lets nobody kill it."""
     waited: list[float] = []
 
@@ -266,10 +266,10 @@ def test_a_module_that_no_signal_ends_is_left_behind(monkeypatch: pytest.MonkeyP
 
         def communicate(self, timeout: float) -> tuple[str, str]:
             waited.append(timeout)
-            raise subprocess.TimeoutExpired("ask_disk", timeout)
+            raise subprocess.TimeoutExpired("disk", timeout)
 
     monkeypatch.setattr(machines.subprocess, "Popen", Stuck)
-    assert machines.this_machine({}).ask("ask_disk") == {"trouble": "no answer within 180 s"}
+    assert machines.this_machine({}).ask("disk") == {"trouble": "no answer within 180 s"}
     assert waited == [machines.ASK_TIMEOUT_S, 0.0, machines.KILL_S], "and not for ever"
 
 

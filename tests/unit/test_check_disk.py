@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from continuum_connector.errors import TransferError
-from continuum_connector.tools.checks import ask_disk
+from continuum_connector.tools.checks import ask
 from continuum_connector.tools.checks.line import Line, Verdict
 from continuum_connector.tools.checks.plan import Plan, read_plan
 from continuum_connector.tools.checks.run import check
@@ -64,7 +64,7 @@ def test_without_a_disk_nothing_is_said_and_nobody_is_asked(tmp_path: Path) -> N
     spy = fake.replace_ask(machine, asked)
     lines = list(check(spy, plan(disk_path="", disk_bytes=0)))
     assert not [each for each in lines if each.subject in SUBJECTS]
-    assert "ask_disk" not in asked
+    assert "disk" not in asked
 
 
 @pytest.mark.parametrize(
@@ -266,16 +266,16 @@ def test_a_drive_that_the_kernel_does_not_name_has_no_size(tmp_path: Path) -> No
 # --- a real folder ------------------------------------------------------------------------
 @pytest.fixture
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ask_disk, "MOST", 3 * ask_disk.PIECE)
+    monkeypatch.setattr(ask, "MOST", 3 * ask.PIECE)
 
 
 @pytest.mark.usefixtures("small")
 def test_a_folder_is_looked_at_and_left_as_it_was(tmp_path: Path) -> None:
-    found = ask_disk.look(str(tmp_path / "there"))
+    found = ask.look_at_disk(str(tmp_path / "there"))
     assert (found["place"], found["exists"]) == (str(tmp_path), False)
     assert found["is_ours"]
     assert found["num_bytes"] > found["free_bytes"] > 0
-    assert found["is_direct"] is False or found["read_bytes"] == 3 * ask_disk.PIECE
+    assert found["is_direct"] is False or found["read_bytes"] == 3 * ask.PIECE
     assert list(tmp_path.iterdir()) == []
 
 
@@ -285,7 +285,7 @@ def test_files_of_the_tier_are_counted_by_what_they_take(tmp_path: Path) -> None
     with (tmp_path / "dp0-rank0.slab").open("wb") as file:
         file.truncate(1 << 30)  # and no block of it there
     (tmp_path / "others.slab").write_bytes(b"x" * 8192)
-    assert ask_disk.look(str(tmp_path))["slab_bytes"] == 8192
+    assert ask.look_at_disk(str(tmp_path))["slab_bytes"] == 8192
 
 
 @pytest.mark.usefixtures("small")
@@ -300,7 +300,7 @@ def test_a_file_system_without_nameless_files_gets_one_that_is_unlinked_at_once(
         return plain(path, flags, *more, **named)
 
     monkeypatch.setattr(os, "open", refuses)
-    found = ask_disk.look(str(tmp_path))
+    found = ask.look_at_disk(str(tmp_path))
     assert "trouble" not in found
     assert list(tmp_path.iterdir()) == []
 
@@ -313,8 +313,8 @@ def test_where_o_direct_is_refused_nothing_is_said_of_speed(
     def refuses(*_: Any) -> int:
         raise OSError(errno.EINVAL, "invalid argument")
 
-    monkeypatch.setattr(ask_disk.fcntl if fails == "fcntl" else os, fails, refuses)
-    found = ask_disk.look(str(tmp_path))
+    monkeypatch.setattr(ask.fcntl if fails == "fcntl" else os, fails, refuses)
+    found = ask.look_at_disk(str(tmp_path))
     assert found["is_direct"] is False
     assert "bytes_per_s" not in found
 
@@ -326,13 +326,13 @@ def test_a_disk_that_fills_up_is_read_as_far_as_it_was_written(
     plain = os.pwrite
 
     def is_full(file: int, data: Any, offset: int) -> int:
-        if offset >= 2 * ask_disk.PIECE:
+        if offset >= 2 * ask.PIECE:
             raise OSError(errno.ENOSPC, "no space left")
         return plain(file, data, offset)
 
     monkeypatch.setattr(os, "pwrite", is_full)
-    found = ask_disk.look(str(tmp_path))
-    assert found["is_direct"] is False or found["read_bytes"] == 2 * ask_disk.PIECE
+    found = ask.look_at_disk(str(tmp_path))
+    assert found["is_direct"] is False or found["read_bytes"] == 2 * ask.PIECE
 
 
 @pytest.mark.parametrize(
@@ -350,7 +350,7 @@ def test_what_the_server_would_not_take_for_its_folder_is_said(
     (tmp_path / "file").write_text("x")
     (tmp_path / "folder").mkdir()
     (tmp_path / "link").symlink_to(tmp_path / "folder")
-    assert ask_disk.look(str(tmp_path / name))["trouble"] == trouble.format(tmp_path)
+    assert ask.look_at_disk(str(tmp_path / name))["trouble"] == trouble.format(tmp_path)
 
 
 @pytest.mark.usefixtures("small")
@@ -359,7 +359,7 @@ def test_the_check_takes_the_folders_that_the_server_takes(tmp_path: Path, mode:
     """One rule in two places: this one may not make the folder, that one is amid a start."""
     (tmp_path / "kv").mkdir()
     (tmp_path / "kv").chmod(mode)
-    machine = fake.make(tmp_path / "machine", disk=ask_disk.look(str(tmp_path / "kv")))
+    machine = fake.make(tmp_path / "machine", disk=ask.look_at_disk(str(tmp_path / "kv")))
     takes = fake.one(machine, plan(), "disk").verdict is OK
     try:
         make_folder(str(tmp_path / "kv"))

@@ -26,9 +26,9 @@ KILL_S = 5.0  # who has not gone by then waits for a disk, and no signal reaches
 
 @dataclass(frozen=True)
 class Machine:
-    """`root` is where /proc and /sys are; `environ`, what the server would inherit; `ask`, a module
-    of this room, and words for it, run in a process of its own; `run`, a program's output, None if
-    it failed."""
+    """`root` is where /proc and /sys are; `environ`, what the server would inherit; `ask`, what
+    ask.py says about something, in a process of its own; `run`, a program's output, None if it
+    failed."""
 
     root: Path
     environ: Mapping[str, str]
@@ -91,19 +91,19 @@ def this_machine(environ: Mapping[str, str]) -> Machine:
     return Machine(
         Path("/"),
         environ,
-        lambda module, *words: _ask(module, words, environ),
+        lambda about, *words: _ask(about, words, environ),
         lambda words: _run(words, environ),
         {each.name: each.value for each in found},
         None if limit == resource.RLIM_INFINITY else limit,
     )
 
 
-def _ask(module: str, given: Sequence[str], environ: Mapping[str, str]) -> dict[str, Any]:
-    """The last JSON object that the module prints; {"trouble": ...} if it comes to no such thing.
+def _ask(about: str, given: Sequence[str], environ: Mapping[str, str]) -> dict[str, Any]:
+    """The last JSON object that ask.py prints; {"trouble": ...} if it comes to no such thing.
 
     A process of its own: vLLM prints, a driver may crash, and neither takes the check along.
     """
-    words = [sys.executable, "-m", f"continuum_connector.tools.checks.{module}", *given]
+    words = [sys.executable, "-m", "continuum_connector.tools.checks.ask", about, *given]
     pipe = subprocess.PIPE
     process = subprocess.Popen(words, stdout=pipe, stderr=pipe, text=True, env=dict(environ))
     try:
@@ -206,6 +206,6 @@ class Facts:
 
     def __init__(self, machine: Machine, words: Sequence[str] = ()) -> None:
         """`words`: the options of `vllm serve`, for vLLM to read."""
-        self.vllm = msgspec.convert(machine.ask("ask_vllm", *words), VllmSeen)
-        self.cuda = msgspec.convert(machine.ask("ask_cuda"), CudaSeen)
+        self.vllm = msgspec.convert(machine.ask("vllm", *words), VllmSeen)
+        self.cuda = msgspec.convert(machine.ask("cuda"), CudaSeen)
         self.native = msgspec.convert(machine.ask("native"), NativeSeen)

@@ -1,4 +1,4 @@
-"""Lines on memory: room for dram_bytes, the right to lock it, huge pages.
+"""Lines on DRAM: room for dram_bytes, the right to lock it, huge pages, the library that copies.
 
 It computes the room by the rule of csrc/available.cpp.
 """
@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from continuum_connector.config import FIRST_BYTES
 from continuum_connector.tools.checks.line import Line, error, ok, size, unseen, warning
-from continuum_connector.tools.checks.machine import Machine
+from continuum_connector.tools.checks.machine import Facts, Machine
 from continuum_connector.tools.checks.plan import Plan
 
 HUGE = "sys/kernel/mm/transparent_hugepage"
@@ -19,12 +19,14 @@ HUGE = "sys/kernel/mm/transparent_hugepage"
 HUGE_2M = f"{HUGE}/hugepages-2048kB/enabled"
 
 
-def lines(machine: Machine, plan: Plan, driver: str) -> Iterator[Line]:
+def lines(machine: Machine, plan: Plan, seen: Facts) -> Iterator[Line]:
     """No lines on locking and pages without a tier, or without a driver that locks."""
-    yield _room(machine, plan, driver != "sim")
-    if plan.config.dram_bytes and driver != "sim":
+    locks = who_copies(plan, seen) != "sim"
+    yield _room(machine, plan, locks)
+    if plan.config.dram_bytes and locks:
         yield _lock(machine, plan)
         yield _huge_pages(machine, plan)
+    yield _native(plan, seen)
 
 
 def _room(machine: Machine, plan: Plan, locks: bool) -> Line:
@@ -82,6 +84,35 @@ def _chosen(machine: Machine, path: str) -> str:
     """The word in brackets of "always [madvise] never"."""
     match = re.search(r"\[(\w+)\]", machine.text(path) or "")
     return match[1] if match else ""
+
+
+def who_copies(plan: Plan, seen: Facts) -> str:
+    """cuda or sim, as build.worker chooses by the device; "" where the device is not known."""
+    if plan.config.driver != "auto":
+        return plan.config.driver
+    by_platform = {"cuda": "cuda", "cpu": "sim"}.get(seen.vllm.platform, "")
+    return by_platform or ("cuda" if seen.cuda.gpus else "")
+
+
+def _native(plan: Plan, seen: Facts) -> Line:
+    """Does it load, and over which driver will it copy?"""
+    if seen.native.trouble:
+        if not plan.config.dram_bytes:
+            text = f"{seen.native.trouble} No matter without a DRAM tier"
+            return warning("native library", text, "install the package again")
+        return error("native library", seen.native.trouble, "install the package again")
+    library = f"loads (ABI {seen.native.abi})"
+    driver = who_copies(plan, seen)
+    if driver == "sim" and seen.vllm.platform == "cuda":
+        text = f"{library}, but driver = sim cannot copy from a GPU"
+        return error("native library", text, "leave driver at auto")
+    if driver == "cuda" and not seen.cuda.gpus:
+        text = f"{library}; driver = cuda without a GPU here"
+        return unseen("native library", text, "run this where the server runs")
+    if not driver:
+        return unseen("native library", f"{library}; who copies depends on the server's device")
+    over = "CUDA" if driver == "cuda" else "the simulated driver"
+    return ok("native library", f"{library} and copies over {over}")
 
 
 GIB = 2**30

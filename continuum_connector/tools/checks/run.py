@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from continuum_connector.tools.checks import disk, files, gpu, memory, model, native, serving
+from continuum_connector.tools.checks import disk, gpu, memory, model, serving
 from continuum_connector.tools.checks.line import Line
 from continuum_connector.tools.checks.machine import Facts, Machine
 from continuum_connector.tools.checks.plan import Plan
@@ -16,7 +16,5 @@ def check(machine: Machine, plan: Plan) -> Iterator[Line]:
     yield from serving.lines(machine, plan, seen.vllm)
     yield from model.lines(machine, plan, seen.vllm)
     yield from gpu.lines(machine, plan, seen)
-    yield from memory.lines(machine, plan, native.who_copies(plan, seen))
-    yield native.line(plan, seen)
+    yield from memory.lines(machine, plan, seen)
     yield from disk.lines(machine, plan)
-    yield from files.lines(machine, plan)

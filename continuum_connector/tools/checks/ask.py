@@ -1,0 +1,233 @@
+"""What vLLM, the CUDA driver, our native library and the disk tier's folder say about themselves.
+
+Machine.ask runs this file in a process of its own for each question: vLLM prints, a driver may
+crash, a disk may hang, and none of that reaches the check.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import errno
+import fcntl
+import importlib.util
+import json
+import mmap
+import os
+import stat
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+from continuum_connector.errors import TransferError
+
+
+def look_at_vllm(*words: str) -> dict[str, Any]:
+    """The fields of `VllmSeen`; "trouble" where vLLM or our plugin cannot be imported. `words`: the
+    options of `vllm serve`, for vLLM's own parser to read."""
+    if importlib.util.find_spec("vllm") is None:
+        return {}
+    os.environ["VLLM_LOGGING_LEVEL"] = "ERROR"
+    try:
+        from continuum_connector.vllm import about, plugin
+
+        found = about.about_vllm()
+    except Exception as error:  # whatever a broken install raises is what the user must read
+        return {"is_installed": True, "trouble": f"{type(error).__name__}: {error}"}
+    try:
+        plugin.register()
+    except Exception as error:  # vLLM would only log it
+        found["plugin_trouble"] = f"{type(error).__name__}: {error}"
+    try:
+        found |= about.read_by_vllm(words) if words else {}
+    except Exception as error:  # a vLLM that makes its parser in another way
+        found["unread"] = f"vLLM's parser cannot be asked, {type(error).__name__}: {error}"
+    return {"is_installed": True, **found}
+
+
+def look_at_cuda() -> dict[str, Any]:
+    """The fields of `CudaSeen`. Makes no context: that would take VRAM, and a GPU
+    that is busy or set to exclusive use can be checked too."""
+    try:
+        driver = ctypes.CDLL("libcuda.so.1")
+    except OSError as error:
+        return {"trouble": str(error)}
+    found: dict[str, Any] = {"has_library": True, "library": _library_version()}
+    version = ctypes.c_int()
+    driver.cuDriverGetVersion(ctypes.byref(version))
+    found["version"] = version.value
+    if code := driver.cuInit(0):
+        return {**found, "code": code, "trouble": _name_of(driver, code)}
+    count = ctypes.c_int()
+    driver.cuDeviceGetCount(ctypes.byref(count))
+    return {**found, "gpus": [_gpu(driver, index) for index in range(count.value)]}
+
+
+def _gpu(driver: ctypes.CDLL, index: int) -> dict[str, Any]:
+    device, size = ctypes.c_int(), ctypes.c_size_t()
+    name, bus = ctypes.create_string_buffer(128), ctypes.create_string_buffer(32)
+    driver.cuDeviceGet(ctypes.byref(device), index)
+    driver.cuDeviceGetName(name, len(name), device)
+    driver.cuDeviceTotalMem_v2(ctypes.byref(size), device)
+    driver.cuDeviceGetPCIBusId(bus, len(bus), device)
+    return {
+        "name": name.value.decode(errors="replace"),
+        "pci_id": bus.value.decode(errors="replace").lower(),
+        "num_bytes": size.value,
+    }
+
+
+def _name_of(driver: ctypes.CDLL, code: int) -> str:
+    name = ctypes.c_char_p()
+    driver.cuGetErrorName(code, ctypes.byref(name))
+    return (name.value or b"an error").decode(errors="replace")
+
+
+def _library_version() -> str:
+    """The release of the mapped libcuda, by its file's name; "" if it does not say."""
+    for line in Path("/proc/self/maps").read_text().splitlines():
+        path = line.rpartition(" ")[2]
+        if "/libcuda.so" in path:
+            return path.rpartition("libcuda.so.")[2] if path.count(".") > 2 else ""
+    return ""
+
+
+SIMULATOR = 2  # CKV_DRIVER_SIM
+
+
+def look_at_native() -> dict[str, Any]:
+    """The fields of `NativeSeen`. An engine is opened over the simulator: no GPU is touched."""
+    from continuum_connector.worker import abi
+
+    try:
+        path = str(abi.find_library())
+        blocking, quick = abi.load_library()
+    except TransferError as failure:
+        return {"trouble": str(failure)}
+    config = abi.Config(size=ctypes.sizeof(abi.Config), abi=abi.ABI_VERSION, driver=SIMULATOR)
+    engine = ctypes.c_void_p()
+    if blocking.ckv_open(ctypes.byref(config), ctypes.byref(engine)):
+        return {"path": path, "trouble": quick.ckv_last_error().decode(errors="replace")}
+    blocking.ckv_free(engine)
+    return {"path": path, "abi": abi.ABI_VERSION}
+
+
+PAGE = 4096
+PIECE = 2 << 20  # what the tier reads at once, if disk_slot_bytes is left alone
+MOST = 64 << 20
+SECONDS = 0.5  # for writing, and again for reading
+THREADS = 8  # as disk_threads
+
+
+def look_at_disk(path: str) -> dict[str, Any]:
+    """The fields of `DiskSeen`. Makes no folder; its file has no name, so nothing can stay."""
+    try:
+        return _look_at_folder(path)
+    except OSError as why:
+        return {"trouble": f"{why.strerror or why} ({why.filename or path})"}
+
+
+def _look_at_folder(path: str) -> dict[str, Any]:
+    wanted = Path(path)
+    exists = os.path.lexists(wanted)
+    place = wanted if exists else wanted.parent  # the server makes the last folder, none above it
+    found: dict[str, Any] = {"place": str(place.resolve()), "exists": exists}
+    if wanted.is_symlink():
+        return found | {"trouble": "it is a symbolic link, which may be pointed elsewhere"}
+    if not place.is_dir():
+        what = (
+            "is no folder" if place.exists() else "is not there, and only the last folder is made"
+        )
+        return found | {"trouble": f"{'it' if exists else place} {what}"}
+    room, rights = os.statvfs(place), place.stat()
+    found |= {
+        "mode": stat.S_IMODE(rights.st_mode),
+        "is_ours": rights.st_uid == os.geteuid(),
+        "num_bytes": room.f_blocks * room.f_frsize,
+        "free_bytes": room.f_bavail * room.f_frsize,
+        "slab_bytes": sum(each.stat().st_blocks * 512 for each in wanted.glob("dp*-rank*.slab")),
+    }
+    try:
+        file = _nameless(place)
+    except OSError as why:
+        return found | {"trouble": f"no file can be made in {place} ({why.strerror})"}
+    try:
+        return found | _glance(file)
+    finally:
+        os.close(file)
+
+
+def _nameless(folder: Path) -> int:
+    """A file that is gone when it is closed, whatever becomes of us."""
+    try:
+        return os.open(folder, os.O_TMPFILE | os.O_RDWR | os.O_CLOEXEC, 0o600)
+    except OSError as why:
+        if why.errno not in (errno.EOPNOTSUPP, errno.EISDIR):  # NFS and old kernels have none
+            raise
+    file, name = tempfile.mkstemp(prefix=".continuum-check-", dir=folder)
+    os.unlink(name)
+    return file
+
+
+def _glance(file: int) -> dict[str, Any]:
+    """Whether O_DIRECT works, and bytes per second read so; {} where there is no room to try."""
+    buffer = mmap.mmap(-1, PIECE)  # begins at a page, as O_DIRECT wants it
+    buffer.write(os.urandom(PIECE))  # some drives do not store zeros
+    if not _goes_direct(file, buffer):
+        return {"is_direct": False}
+    num = _fill(file, buffer)
+    return {"is_direct": True} | (_read(file, num) if num else {})
+
+
+def _fill(file: int, buffer: mmap.mmap) -> int:
+    """How many pieces there are to read back: as far as the time goes, the room, or the quota."""
+    num, until = 0, time.monotonic() + SECONDS
+    with contextlib.suppress(OSError):
+        while num < MOST // PIECE and (not num or time.monotonic() < until):
+            if os.pwrite(file, buffer, num * PIECE) < PIECE:
+                break
+            num += 1
+    return num
+
+
+def _goes_direct(file: int, buffer: mmap.mmap) -> bool:
+    """A file system may take the flag and then refuse the reads."""
+    try:
+        flags = fcntl.fcntl(file, fcntl.F_GETFL)
+        fcntl.fcntl(file, fcntl.F_SETFL, flags | os.O_DIRECT)
+        page = memoryview(buffer)[:PAGE]
+        os.pwrite(file, page, 0)
+        return os.preadv(file, [page], 0) == PAGE
+    except OSError as why:
+        if why.errno == errno.EINVAL:
+            return False
+        raise
+
+
+def _read(file: int, num: int) -> dict[str, Any]:
+    """Read `num` pieces, as many at once as the tier would, or as far as the time goes."""
+    begin = time.monotonic()
+
+    def read(index: int) -> int:
+        if index >= THREADS and time.monotonic() - begin > SECONDS:
+            return 0
+        return os.preadv(file, [mmap.mmap(-1, PIECE)], index * PIECE)
+
+    with ThreadPoolExecutor(THREADS) as threads:
+        num_read = sum(threads.map(read, range(num)))
+    return {"read_bytes": num_read, "bytes_per_s": num_read / (time.monotonic() - begin)}
+
+
+ABOUT: dict[str, Callable[..., dict[str, Any]]] = {
+    "vllm": look_at_vllm,
+    "cuda": look_at_cuda,
+    "native": look_at_native,
+    "disk": look_at_disk,
+}
+
+if __name__ == "__main__":
+    print(json.dumps(ABOUT[sys.argv[1]](*sys.argv[2:])))
