@@ -92,7 +92,7 @@ def test_the_trace_is_analyzed_and_explained_without_loss(agents: VllmServer) ->
     pytest.importorskip("typer")
     from continuum_connector.tools.analysis import words
     from continuum_connector.tools.cli import analyze, explain
-    from continuum_connector.tools.cli.reading import open_source
+    from continuum_connector.tools.cli.terminal import open_source
 
     play(agents, dialogs(2, rounds=3, first=200, tool=100))
     reset(agents)

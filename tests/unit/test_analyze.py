@@ -12,11 +12,12 @@ from typing import Any
 import pytest
 
 pytest.importorskip("typer")
-from continuum_connector.tools.analysis import original, summary
+from continuum_connector.tools.analysis import source as sources
+from continuum_connector.tools.analysis import summary
 from continuum_connector.tools.analysis import summary as sample
 from continuum_connector.tools.analysis.source import Source, SourceError
 from continuum_connector.tools.analysis.summary import Sample, Summary
-from continuum_connector.tools.cli import plot
+from continuum_connector.tools.cli import analyze as command
 from tests.unit.test_explain import record, run, small, write
 
 COSTS = {"prefill": 1.0, "price": 0.01, "mean_blocks": 20.0}
@@ -311,8 +312,8 @@ def test_the_original_format_is_analyzed_as_its_own_script_does(tmp_path: Path) 
 
 
 def test_the_original_format_survives_being_read_and_written() -> None:
-    records = [each for each in original.read(ORIGINAL) if each is not None]
-    assert original.write(records) == ORIGINAL
+    records = [each for each in sources.read_original(ORIGINAL) if each is not None]
+    assert sources.write_original(records) == ORIGINAL
 
 
 def test_a_converted_trace_has_the_same_times(trace: Path, tmp_path: Path) -> None:
@@ -427,7 +428,7 @@ def test_a_trace_that_moves_while_it_is_opened_is_read_once_and_whole(
 
 def test_pins_of_turns_side_by_side_stay_pairs() -> None:
     pin = {"decision": "pin", "ttl_s": 4.0}
-    jobs = original.write(
+    jobs = sources.write_original(
         [
             record("decision", 1.0, turn=1, **pin),
             record("decision", 2.0, turn=2, **pin),
@@ -458,7 +459,7 @@ def test_a_picture_is_refused_before_the_traces_are_read(tmp_path: Path) -> None
 def test_without_matplotlib_a_picture_is_refused_with_its_extra(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(plot.importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setattr(command.importlib.util, "find_spec", lambda name: None)
     result = run("analyze", "nowhere", "--plot", str(tmp_path / "x.png"))
     assert "pip install '.[plot]'" in " ".join(result.output.split())
 
@@ -471,7 +472,7 @@ def test_a_picture_bears_any_name_of_a_trace(trace: Path, tmp_path: Path, name: 
     assert result.exit_code == 0, result.output
 
 
-@pytest.mark.parametrize("suffix", plot.KINDS)
+@pytest.mark.parametrize("suffix", command.PLOT_KINDS)
 def test_with_matplotlib_the_picture_is_there(trace: Path, tmp_path: Path, suffix: str) -> None:
     pytest.importorskip("matplotlib")
     path = tmp_path / f"x{suffix}"

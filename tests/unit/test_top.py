@@ -29,8 +29,7 @@ from continuum_connector.observe.metric import Kind
 from continuum_connector.observe.metric_table import METRICS, WIRE_KEYS
 from continuum_connector.tools.cli.app import app
 from continuum_connector.tools.cli.rates import Forecasts, Numbers, numbers
-from continuum_connector.tools.cli.scrape import Scrape
-from continuum_connector.tools.cli.server import CommandError, Server
+from continuum_connector.tools.cli.server import CommandError, Scrape, Server
 from continuum_connector.tools.cli.top import WINDOW_S, Watch
 from continuum_connector.tools.cli.top_view import screen
 

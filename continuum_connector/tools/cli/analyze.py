@@ -1,9 +1,14 @@
-"""`continuum analyze`: traces in numbers, one column each."""
+"""`continuum analyze`: traces in numbers, one column each.
+
+The calibration is also a picture: always as text, and as a file if matplotlib is installed.
+"""
 
 from __future__ import annotations
 
+import importlib.util
 import io
 import json
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -11,15 +16,21 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from continuum_connector import files
+from continuum_connector import errors, files
+from continuum_connector.tools.analysis.hindsight import NUM_BINS, Calibration
 from continuum_connector.tools.analysis.report import Row, as_dict, rows, seconds
 from continuum_connector.tools.analysis.source import Source
 from continuum_connector.tools.analysis.summary import Summary
-from continuum_connector.tools.cli import plot
-from continuum_connector.tools.cli.reading import Force, command, may_write, open_source, records
 from continuum_connector.tools.cli.server import CommandError
+from continuum_connector.tools.cli.terminal import (
+    Force,
+    command,
+    may_write,
+    open_source,
+    records,
+    terminal,
+)
 from continuum_connector.tools.cli.terminal import name as shown
-from continuum_connector.tools.cli.terminal import terminal
 
 REPORT_WIDTH = 80  # characters, and 20 for each trace
 
@@ -42,7 +53,7 @@ def analyze(
     Calibration is how many of those expected with 10 %, 20 %, ... came back in time.
     """
     with command("analyze"):
-        plot.check(plot_to)
+        check_plot(plot_to)
         sources = [open_source(path) for path in traces]
         for path in (report, plot_to):
             may_write(path, force, sources)
@@ -56,7 +67,7 @@ def analyze(
         if report is not None:
             _save(report, names, summaries, found)
         if plot_to is not None:
-            plot.save(plot_to, {n: s.calibration for n, s in zip(names, summaries, strict=True)})
+            save_plot(plot_to, {n: s.calibration for n, s in zip(names, summaries, strict=True)})
 
 
 def summarize(source: Source) -> Summary:
@@ -100,7 +111,7 @@ def _print(
             console.print(_worst(name, summary))
         if summary.calibration.num:
             console.print(f"\n[bold]Returns in time, predicted and observed: {shown(name)}")
-            console.print("\n".join(plot.as_text(summary.calibration)), markup=False)
+            console.print("\n".join(as_text(summary.calibration)), markup=False)
 
 
 def table(names: list[str], found: list[list[Row]]) -> Table:
@@ -175,3 +186,61 @@ def _as_json(names: list[str], summaries: list[Summary], found: list[list[Row]])
         }
         for name, summary, each in zip(names, summaries, found, strict=True)
     ]
+
+
+BAR_WIDTH = 50  # characters for 100 %
+PLOT_KINDS = (".png", ".svg", ".pdf")
+
+
+def as_text(calibration: Calibration) -> Iterator[str]:
+    """A bar per bin: `#` up to what was observed, `|` where it should have been."""
+    yield f"{'predicted':>10}  {'observed':>8}  {'turns':>7}"
+    for index, one in enumerate(calibration.bins):
+        low, high = (100 * each // NUM_BINS for each in (index, index + 1))
+        if not one.num:
+            yield f"{low:>3}-{high:>3} %  {'-':>8}  {0:>7,}"
+            continue
+        bar = list(("#" * round(BAR_WIDTH * one.observed)).ljust(BAR_WIDTH + 1))
+        bar[round(BAR_WIDTH * one.predicted)] = "|"
+        observed = f"{100 * one.observed:.0f} %"
+        yield f"{low:>3}-{high:>3} %  {observed:>8}  {one.num:>7,}  {''.join(bar).rstrip()}"
+
+
+def check_plot(path: Path | None) -> None:
+    """Before a long read: can the picture be made at all?"""
+    if path is None:
+        return
+    if path.suffix not in PLOT_KINDS:
+        raise CommandError(f"--plot {path} should end in one of {', '.join(PLOT_KINDS)}")
+    if not path.parent.is_dir():
+        raise CommandError(f"there is no folder {path.parent}; make it, or give another --plot")
+    if importlib.util.find_spec("matplotlib") is None:
+        raise CommandError(
+            "--plot needs matplotlib; install it with: pip install '.[plot]' in a clone, "
+            "or leave --plot out: the same is in the text"
+        )
+
+
+def save_plot(path: Path, calibrations: dict[str, Calibration]) -> None:
+    """Draw predicted against observed, a line per trace, points as large as turns are many."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(6.0, 6.0), layout="constrained")
+    axes = figure.add_subplot()
+    axes.plot([0, 1], [0, 1], color="grey", linewidth=1, linestyle="--", label="perfect")
+    for name, calibration in calibrations.items():
+        bins = [one for one in calibration.bins if one.num]
+        most = max((one.num for one in bins), default=1)
+        xs, ys = [one.predicted for one in bins], [one.observed for one in bins]
+        # `$` would begin a formula, and a label that begins with _ is left out.
+        label = f"{calibration.num:,} turns: {errors.shown(name)}".replace("$", r"\$")
+        (line,) = axes.plot(xs, ys, label=label)
+        sizes = [20 + 180 * one.num / most for one in bins]
+        axes.scatter(xs, ys, sizes, color=line.get_color())
+    axes.set(xlim=(-0.02, 1.02), ylim=(-0.02, 1.02), aspect="equal")
+    axes.set(xlabel="predicted P(back in time)", ylabel="share that was back in time")
+    axes.legend(loc="lower right")
+    try:
+        figure.savefig(path)
+    except OSError as error:
+        raise CommandError(f"{path} cannot be written ({error.strerror})") from None

@@ -13,9 +13,8 @@ from typing import Annotated, Any
 
 import typer
 
-from continuum_connector.tools.cli.reading import command
 from continuum_connector.tools.cli.server import CommandError
-from continuum_connector.tools.cli.terminal import terminal
+from continuum_connector.tools.cli.terminal import command, terminal
 
 PACKAGE = Path(__file__).parents[2]
 # Options and help are those of bench/serve.

@@ -20,9 +20,8 @@ from continuum_connector import files
 from continuum_connector.costs import state_file
 from continuum_connector.tools.cli import measure
 from continuum_connector.tools.cli.measure import Point, Prober
-from continuum_connector.tools.cli.reading import command
 from continuum_connector.tools.cli.server import CommandError, Model, Server
-from continuum_connector.tools.cli.terminal import name, terminal
+from continuum_connector.tools.cli.terminal import command, name, terminal
 
 LOCAL = ("localhost", "127.0.0.1", "::1")
 

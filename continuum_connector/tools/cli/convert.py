@@ -10,9 +10,9 @@ from typing import Annotated
 import typer
 
 from continuum_connector import files
-from continuum_connector.tools.analysis import original
-from continuum_connector.tools.cli.reading import Force, command, may_write, open_source, records
+from continuum_connector.tools.analysis.source import write_original
 from continuum_connector.tools.cli.server import CommandError
+from continuum_connector.tools.cli.terminal import Force, command, may_write, open_source, records
 
 
 class Format(str, enum.Enum):
@@ -40,7 +40,7 @@ def convert(
         if not path.name:
             raise CommandError(f"--out {path} names no file; give one")
         may_write(path, force, [source])
-        jobs = original.write(records(source))
+        jobs = write_original(records(source))
         try:
             files.put(path, json.dumps(jobs, indent=2).encode())
         except OSError as error:

@@ -22,9 +22,8 @@ from continuum_connector.tools.analysis.life import (
 from continuum_connector.tools.analysis.report import seconds
 from continuum_connector.tools.analysis.source import Source, count, text, tiers
 from continuum_connector.tools.analysis.words import Line, told
-from continuum_connector.tools.cli.reading import command, open_source, records
 from continuum_connector.tools.cli.server import CommandError
-from continuum_connector.tools.cli.terminal import terminal
+from continuum_connector.tools.cli.terminal import command, open_source, records, terminal
 
 STYLES = {"good": "green", "bad": "yellow", "detail": "dim"}
 

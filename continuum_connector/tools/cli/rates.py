@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from continuum_connector.tools.cli.scrape import Scrape
+from continuum_connector.tools.cli.server import Scrape
 
 TIERS = ("vram", "dram", "disk")
 _CHANCE = re.compile(r"[0-9]{1,3}-[0-9]{1,3}")

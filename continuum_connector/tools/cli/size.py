@@ -17,9 +17,8 @@ from continuum_connector.tools.checks.model import aside, groups_of
 from continuum_connector.tools.checks.model_file import NoModelError, read_model_config
 from continuum_connector.tools.checks.plan import Plan
 from continuum_connector.tools.checks.shape import Shape, ShapeError, read_shape
-from continuum_connector.tools.cli.reading import command
 from continuum_connector.tools.cli.server import CommandError
-from continuum_connector.tools.cli.terminal import name, terminal
+from continuum_connector.tools.cli.terminal import command, name, terminal
 from continuum_connector.tools.sizing import (
     FILL,
     Load,

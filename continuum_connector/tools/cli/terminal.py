@@ -1,18 +1,25 @@
-"""Changes typer's and rich's defaults: errors in one sentence, names as they are."""
+"""What the commands share: typer's and rich's defaults changed, so that errors are one sentence and
+names are shown as they are; a trace is read with a progress bar, and no file is overwritten."""
 
 from __future__ import annotations
 
+import contextlib
 import sys
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Annotated, Any
 
 import typer
+from rich import progress as bars
 from rich.console import Console
 from rich.markup import escape
 from typer.core import TyperGroup
 
+from continuum_connector import files
 from continuum_connector.errors import shown
+from continuum_connector.tools.analysis.source import Record, Source, SourceError
 from continuum_connector.tools.cli import ending
+from continuum_connector.tools.cli.server import CommandError
 
 # typer brings a click of its own since 0.2x, and does not name the class.
 _ClickError: Any = next(c for c in typer.BadParameter.__mro__ if c.__name__ == "ClickException")
@@ -73,3 +80,53 @@ def terminal(**options: Any) -> Console:
 def name(text: str) -> str:
     """A name, or any text that is not ours, as it may stand among markup."""
     return escape(shown(text))
+
+
+Force = Annotated[bool, typer.Option("--force", help="Replace an existing file.")]
+
+SHOW_FROM = 8 << 20  # bytes; less is read before a bar could be seen
+
+
+def records(source: Source) -> Iterator[Record]:
+    """The source's records, with a bar on stderr for a large file."""
+    console = terminal(stderr=True)
+    if source.num_bytes < SHOW_FROM or not console.is_terminal:
+        yield from source.records()
+        return
+    columns = (
+        bars.TextColumn("{task.description}"),
+        bars.BarColumn(),
+        bars.DownloadColumn(),
+        bars.TimeRemainingColumn(),
+    )
+    with bars.Progress(*columns, console=console, transient=True) as bar:
+        task = bar.add_task(name(source.path.name), total=source.num_bytes)
+        yield from source.records(lambda num: bar.advance(task, num))
+
+
+def open_source(path: Path) -> Source:
+    """The trace at `path`; CommandError if there is none."""
+    try:
+        return Source(path)
+    except SourceError as error:
+        raise CommandError(str(error)) from None
+
+
+def may_write(path: Path | None, forced: bool, sources: Iterable[Source]) -> None:
+    """Before a long read: CommandError if writing `path` would destroy something unasked."""
+    if path is None or not path.exists():
+        return
+    if any(files.is_same(path, each) for source in sources for each in source.paths):
+        raise CommandError(f"{path} is the trace itself, which would be lost; name another file")
+    if not forced:
+        raise CommandError(f"{path} exists and would be lost; name another file, or add --force")
+
+
+@contextlib.contextmanager
+def command(name: str) -> Iterator[None]:
+    """What goes wrong inside is told in one sentence, with status 1."""
+    try:
+        yield
+    except (CommandError, SourceError) as error:
+        ending.tell(f"continuum {name}", str(error))
+        raise typer.Exit(ending.FAILED) from None

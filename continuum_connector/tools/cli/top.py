@@ -16,10 +16,8 @@ from rich.live import Live
 
 from continuum_connector.errors import shown
 from continuum_connector.tools.cli.rates import Numbers, numbers
-from continuum_connector.tools.cli.reading import command
-from continuum_connector.tools.cli.scrape import Scrape
-from continuum_connector.tools.cli.server import CommandError, Server
-from continuum_connector.tools.cli.terminal import terminal
+from continuum_connector.tools.cli.server import CommandError, Scrape, Server
+from continuum_connector.tools.cli.terminal import command, terminal
 from continuum_connector.tools.cli.top_view import screen
 
 WINDOW_S = 10.0  # what rates are means of, if a scrape is no rarer
