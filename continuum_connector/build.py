@@ -36,7 +36,6 @@ from continuum_connector.vllm.shadow import Shadow
 from continuum_connector.worker.disk import DiskPlace, WorkerDisk, blocks_per_slot
 from continuum_connector.worker.layout import Layout, padded, read_layout
 from continuum_connector.worker.namespace import prover
-from continuum_connector.worker.paths import tell_paths
 from continuum_connector.worker.tier import num_slots_for
 from continuum_connector.worker.worker import ContinuumWorker, current_stream
 
@@ -261,7 +260,7 @@ def worker(config: ContinuumConfig, vllm_config: Any) -> ContinuumWorker:
     _, node_ranks = compat.num_ranks(vllm_config)
 
     def make_engine(layout: Any, num_slots: int) -> Any:
-        from continuum_connector.worker.native import NativeEngine, Tuning
+        from continuum_connector.worker.native import NativeEngine, Tuning, tell_paths
 
         driver = _driver(config.driver, layout.device)
         tuning = Tuning(

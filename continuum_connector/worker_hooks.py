@@ -21,7 +21,7 @@ from continuum_connector.vllm import compat, served
 from continuum_connector.vllm.carriers import StepMetadata, WorkerMetadata
 from continuum_connector.vllm.worker_calls import WorkerCalls, find_worker, rank_groups
 from continuum_connector.worker.layout import all_layers
-from continuum_connector.worker.together import anyone
+from continuum_connector.worker.tier import anyone
 
 if TYPE_CHECKING:
     from continuum_connector.worker.worker import ContinuumWorker

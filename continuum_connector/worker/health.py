@@ -96,8 +96,6 @@ def outcome_of(completion: Completion, reason: str) -> TransferOutcome:
     return TransferOutcome(num_failed=1, reasons=(reason,))
 
 
-logger = logging.getLogger(f"vllm.{__name__}")
-
 _TIMEOUT_S = 2.0  # for copies that the driver has: a window of them, which takes milliseconds
 
 

@@ -7,14 +7,14 @@ from pathlib import Path
 
 import pytest
 
-from continuum_connector.worker.paths import describe, tell_paths
+from continuum_connector.worker.native import describe, tell_paths
 from tests.native.conftest import Rig
 from tests.native.libcuda import compile_libcuda, python_over
 
 ALL = ("batch", "loop", "gather")
 NO_KERNEL = "no gather kernel for loads of small pieces, which go as all others"
 VERSION = """
-from continuum_connector.worker.paths import cuda_version
+from continuum_connector.worker.native import cuda_version
 print(cuda_version())
 """
 OLD_DRIVER = 'extern "C" int cuDriverGetVersion(int *out) { *out = 12080; return 0; }'
@@ -24,7 +24,7 @@ def test_the_engine_says_and_the_log_tells_what_was_offered_at_the_open(
     rig: Rig, caplog: pytest.LogCaptureFixture
 ) -> None:
     assert rig.engine.paths == ALL
-    with caplog.at_level(logging.INFO, logger="vllm.continuum_connector.worker.paths"):
+    with caplog.at_level(logging.INFO, logger="vllm.continuum_connector.worker.native"):
         tell_paths("sim", rig.engine.paths)
     assert caplog.messages == ["blocks are copied over the simulator by batch, loop, gather"]
 
