@@ -15,7 +15,7 @@ from typing import Annotated, Any
 
 import msgspec
 
-from continuum_connector import places
+from continuum_connector import files
 from continuum_connector.errors import ConfigError, shown
 
 CONNECTOR_NAME = "ContinuumConnector"
@@ -268,9 +268,9 @@ def _convert(values: dict[str, Any]) -> ContinuumConfig:
 
 def _check(config: ContinuumConfig) -> None:
     _check_choices(config)
-    places.check_names({key: getattr(config, key) for key in (*PATHS, "disk_path")})
+    files.check_names({key: getattr(config, key) for key in (*PATHS, "disk_path")})
     named = {key: path for key in PATHS if (path := getattr(config, key))}
-    places.check_files(named, moves_trace=config.trace_bytes > 0)
+    files.check_files(named, moves_trace=config.trace_bytes > 0)
     _check_disk(config)
     if config.ttl_s > config.max_ttl_s:
         raise ConfigError(
@@ -319,7 +319,7 @@ def _check_disk(config: ContinuumConfig) -> None:
             f"disk_bytes = {num_bytes} is below disk_slot_bytes = {config.disk_slot_bytes}, so "
             "nothing would fit; raise disk_bytes"
         )
-    places.check_drive("disk_path", path, "disk_bytes", num_bytes)
+    files.check_drive("disk_path", path, "disk_bytes", num_bytes)
 
 
 def _check_endpoint(config: ContinuumConfig, environ: Mapping[str, str]) -> None:

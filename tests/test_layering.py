@@ -56,8 +56,7 @@ MAY_IMPORT = {  # what each room, a folder or a file, may import besides itself 
     "errors": set(),
     "messages": set(),
     "files": set(),
-    "places": {"files"},
-    "config": {"places"},
+    "config": {"files"},
     "switch": {"files"},
     "programs": set(),
     "toolcalls": set(),
@@ -82,7 +81,7 @@ MAY_IMPORT = {  # what each room, a folder or a file, may import besides itself 
         *("policy", "programs", "toolcalls", "forecast", "costs", "messages", "config"),
         *("observe/account", "observe/metric_table"),
     },
-    "worker": {"messages", "config", "places", "files"},
+    "worker": {"messages", "config", "files"},
     "vllm/proven": {"config", "scheduler/kv_groups"},
     "vllm/node": set(),
     "vllm/coordinator": set(),
@@ -123,7 +122,7 @@ MAY_IMPORT = {  # what each room, a folder or a file, may import besides itself 
     "tools/analysis": {"observe/trace", "forecast"},
     "tools/checks": {
         *("vllm/about", "vllm/plugin", "vllm/proven", "vllm/node"),
-        *("config", "places", "worker", "switch"),
+        *("config", "files", "worker", "switch"),
         *("switch_endpoint", "epoch_endpoint", "endpoints"),
     },
     "tools/cli": {

@@ -14,7 +14,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from continuum_connector.errors import TransferError
-from continuum_connector.places import MIN_LEFT
+from continuum_connector.files import MIN_LEFT
 
 ENDED = "the server ended before its disk was open"
 _LOOK_EVERY_S = 0.1

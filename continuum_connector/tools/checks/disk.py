@@ -14,7 +14,7 @@ import msgspec
 from continuum_connector import epoch_endpoint, switch_endpoint
 from continuum_connector.endpoints import read_key
 from continuum_connector.errors import ConfigError
-from continuum_connector.places import MIN_LEFT
+from continuum_connector.files import MIN_LEFT
 from continuum_connector.switch import MEANINGS, read_switch
 from continuum_connector.tools.checks.line import Line, error, ok, size, unseen, warning
 from continuum_connector.tools.checks.machine import DiskSeen, Machine
