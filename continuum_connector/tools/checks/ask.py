@@ -36,15 +36,15 @@ def look_at_vllm(*words: str) -> dict[str, Any]:
         from continuum_connector.vllm import about, plugin
 
         found = about.about_vllm()
-    except Exception as error:  # whatever a broken install raises is what the user must read
+    except Exception as error:  # the user must read whatever a broken install raises
         return {"is_installed": True, "trouble": f"{type(error).__name__}: {error}"}
     try:
         plugin.register()
-    except Exception as error:  # vLLM would only log it
+    except Exception as error:  # vLLM itself would only log it
         found["plugin_trouble"] = f"{type(error).__name__}: {error}"
     try:
         found |= about.read_by_vllm(words) if words else {}
-    except Exception as error:  # a vLLM that makes its parser in another way
+    except Exception as error:  # this vLLM builds its parser in another way
         found["unread"] = f"vLLM's parser cannot be asked, {type(error).__name__}: {error}"
     return {"is_installed": True, **found}
 
@@ -88,7 +88,7 @@ def _name_of(driver: ctypes.CDLL, code: int) -> str:
 
 
 def _library_version() -> str:
-    """The release of the mapped libcuda, by its file's name; "" if it does not say."""
+    """The release of the mapped libcuda, read from its file name; "" if the name has none."""
     for line in Path("/proc/self/maps").read_text().splitlines():
         path = line.rpartition(" ")[2]
         if "/libcuda.so" in path:
@@ -96,11 +96,11 @@ def _library_version() -> str:
     return ""
 
 
-SIMULATOR = 2  # CKV_DRIVER_SIM
+SIMULATOR = 2  # CKV_DRIVER_SIM in csrc/ckv.h
 
 
 def look_at_native() -> dict[str, Any]:
-    """The fields of `NativeSeen`. An engine is opened over the simulator: no GPU is touched."""
+    """The fields of `NativeSeen`. Opens an engine over the simulator, so no GPU is touched."""
     from continuum_connector.worker import abi
 
     try:
@@ -124,7 +124,7 @@ THREADS = 8  # as disk_threads
 
 
 def look_at_disk(path: str) -> dict[str, Any]:
-    """The fields of `DiskSeen`. Makes no folder; its file has no name, so nothing can stay."""
+    """The fields of `DiskSeen`. Makes no folder, and a file without a name, so nothing is left."""
     try:
         return _look_at_folder(path)
     except OSError as why:
@@ -162,7 +162,7 @@ def _look_at_folder(path: str) -> dict[str, Any]:
 
 
 def _nameless(folder: Path) -> int:
-    """A file that is gone when it is closed, whatever becomes of us."""
+    """Open a file that disappears when it is closed, even if this process is killed."""
     try:
         return os.open(folder, os.O_TMPFILE | os.O_RDWR | os.O_CLOEXEC, 0o600)
     except OSError as why:
@@ -174,8 +174,9 @@ def _nameless(folder: Path) -> int:
 
 
 def _glance(file: int) -> dict[str, Any]:
-    """Whether O_DIRECT works, and bytes per second read so; {} where there is no room to try."""
-    buffer = mmap.mmap(-1, PIECE)  # begins at a page, as O_DIRECT wants it
+    """Say whether O_DIRECT works, and how many bytes per second it reads if there is room to
+    try."""
+    buffer = mmap.mmap(-1, PIECE)  # page-aligned, as O_DIRECT requires
     buffer.write(os.urandom(PIECE))  # some drives do not store zeros
     if not _goes_direct(file, buffer):
         return {"is_direct": False}
@@ -184,7 +185,7 @@ def _glance(file: int) -> dict[str, Any]:
 
 
 def _fill(file: int, buffer: mmap.mmap) -> int:
-    """How many pieces there are to read back: as far as the time goes, the room, or the quota."""
+    """Write pieces until the time, the room or the quota is used up; return how many there are."""
     num, until = 0, time.monotonic() + SECONDS
     with contextlib.suppress(OSError):
         while num < MOST // PIECE and (not num or time.monotonic() < until):
@@ -195,7 +196,8 @@ def _fill(file: int, buffer: mmap.mmap) -> int:
 
 
 def _goes_direct(file: int, buffer: mmap.mmap) -> bool:
-    """A file system may take the flag and then refuse the reads."""
+    """Whether reads past the page cache work: a file system may take the flag and refuse the
+    reads."""
     try:
         flags = fcntl.fcntl(file, fcntl.F_GETFL)
         fcntl.fcntl(file, fcntl.F_SETFL, flags | os.O_DIRECT)
@@ -209,7 +211,7 @@ def _goes_direct(file: int, buffer: mmap.mmap) -> bool:
 
 
 def _read(file: int, num: int) -> dict[str, Any]:
-    """Read `num` pieces, as many at once as the tier would, or as far as the time goes."""
+    """Read `num` pieces, as many at once as the tier would, until the time is used up."""
     begin = time.monotonic()
 
     def read(index: int) -> int:

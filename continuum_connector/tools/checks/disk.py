@@ -1,5 +1,5 @@
-"""Lines on files: the disk tier's folder, its drive, how much is written to it; then the files that
-the connector writes, and the one that it obeys."""
+"""Lines on files: the disk tier's folder, its drive and how much is written to it; then the files
+that the connector writes, and the one that switches it off."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from continuum_connector.tools.checks.line import Line, error, ok, size, unseen,
 from continuum_connector.tools.checks.machine import DiskSeen, Machine
 from continuum_connector.tools.checks.plan import Plan
 
-SLOW = 0.5e9  # bytes per second: below, most GPUs compute a prompt faster than it is read
+SLOW = 0.5e9  # bytes per second; below this, most GPUs compute a prompt faster than a disk reads it
 DAY_S = 86_400
 MEMORY = ("tmpfs", "ramfs", "hugetlbfs")
 REMOTE = ("nfs", "nfs4", "cifs", "smb3", "ceph", "9p", "virtiofs", "lustre", "gpfs", "beegfs")
@@ -48,14 +48,14 @@ class Drive:
 
 
 def lines(machine: Machine, plan: Plan) -> Iterator[Line]:
-    """Lines only on what the config asks for."""
+    """Check only what the config asks for."""
     if plan.config.disk_path:
         yield from _tier_lines(machine, plan)
     yield from _file_lines(machine, plan)
 
 
 def _tier_lines(machine: Machine, plan: Plan) -> Iterator[Line]:
-    """Only the folder's line if the folder cannot be used."""
+    """If the folder cannot be used, its line is the only one."""
     path = plan.config.disk_path
     seen = msgspec.convert(machine.ask("disk", str(machine.place(path))), DiskSeen)
     folder = _folder(path, seen)
@@ -159,7 +159,8 @@ def _writes(plan: Plan, drive: Drive | None) -> Line:
 
 
 def find_mount(machine: Machine, place: str) -> Mount | None:
-    """The mount that `place` is on: the longest path above it, the last of equal ones."""
+    """The mount that holds `place`: the one with the longest path above it, the last among
+    equals."""
     above = {str(each) for each in (PurePath(place), *PurePath(place).parents)}
     best: Mount | None = None
     for line in (machine.text("proc/self/mountinfo") or "").splitlines():
@@ -174,14 +175,14 @@ def find_mount(machine: Machine, place: str) -> Mount | None:
 
 
 def _plain(word: str) -> str:
-    """The kernel writes a blank in a name as \\040."""
+    """Decode the kernel's escapes: it writes a space in a name as \\040."""
     return re.sub(r"\\([0-7]{3})", lambda match: chr(int(match[1], 8)), word)
 
 
 def find_drive(machine: Machine, mount: Mount) -> Drive | None:
-    """The whole drive: a partition's drive, or the only drive below a mapped device."""
+    """The whole drive: the one that has this partition, or the only one below a mapped device."""
     at = machine.real(f"sys/dev/block/{mount.device}")
-    if machine.number(f"{at}/size") is None:  # btrfs and zfs have numbers of their own
+    if machine.number(f"{at}/size") is None:  # btrfs and zfs use device numbers of their own
         name = PurePath(machine.real(mount.source.lstrip("/"))).name
         at = machine.real(f"sys/class/block/{name}")
     for _ in range(8):
@@ -200,7 +201,7 @@ def find_drive(machine: Machine, mount: Mount) -> Drive | None:
 
 
 def _file_lines(machine: Machine, plan: Plan) -> Iterator[Line]:
-    """Can they be written, or read? Nothing is said of those that are not asked for."""
+    """Can each file that the config names be written or read, and does each endpoint have a key?"""
     if path := plan.config.state_path:
         yield _state(machine, path)
     if path := plan.config.trace_path:

@@ -30,7 +30,7 @@ CURES = {  # what cuInit answers
     804: "remove the cuda-compat libraries from LD_LIBRARY_PATH",
 }
 DEVICES = "sys/bus/pci/devices"
-LINKED = ("GH200", "GB200", "GB300")  # their CPU is behind NVLink; PCIe carries nothing of ours
+LINKED = ("GH200", "GB200", "GB300")  # NVLink connects their CPU, so our copies do not use PCIe
 _SMI = "pcie.link.width.current,pcie.link.width.max,pcie.link.gen.gpumax,pcie.link.gen.hostmax"
 _GENERATIONS = {1: 2.5, 2: 5.0, 3: 8.0, 4: 16.0, 5: 32.0, 6: 64.0}  # GT/s per lane
 NODES = "sys/devices/system/node"
@@ -94,7 +94,7 @@ def _driver(machine: Machine, cuda: CudaSeen) -> Line:
 
 
 def kernel_module(machine: Machine) -> str:
-    """The release of the kernel's nvidia module, "" if it does not say."""
+    """The release of the kernel's nvidia module, "" if the kernel does not say."""
     text = machine.text("sys/module/nvidia/version")
     if text is None:
         found = re.search(
@@ -106,9 +106,9 @@ def kernel_module(machine: Machine) -> str:
 
 @dataclass(frozen=True)
 class Link:
-    """Lanes that are up, lanes the GPU has, GT/s per lane that the GPU and its slot can do.
+    """Lanes in use, lanes that the GPU has, and GT/s per lane that both GPU and slot support.
 
-    The speed that is up is of no use: an idle link slows down to save power.
+    The current speed says nothing: an idle link slows down to save power.
     """
 
     width: int
@@ -118,7 +118,7 @@ class Link:
 
     @property
     def rate(self) -> float:
-        """GB/s one way, before the overhead of packets."""
+        """GB/s in one direction, before the overhead of packets."""
         speed = min(self.speed, self.slot_speed)
         coding = 0.8 if speed < 8.0 else 128 / 130
         return speed * self.width * coding / 8
@@ -134,7 +134,7 @@ def _link_lines(machine: Machine, gpus: tuple[Gpu, ...]) -> Iterator[Line]:
 
 
 def read_link(machine: Machine, gpu: Gpu) -> Link | None:
-    """What the kernel says of the link, else what nvidia-smi says; None where neither does."""
+    """The link as the kernel describes it, else as nvidia-smi does; None if neither does."""
     at = f"{DEVICES}/{gpu.pci_id}"
     width = machine.number(f"{at}/current_link_width") or 0
     max_width = machine.number(f"{at}/max_link_width") or 0
@@ -157,7 +157,7 @@ def _ask_smi(machine: Machine, gpu: Gpu) -> Link | None:
 
 
 def _speed(text: str | None) -> float:
-    """GT/s of "32.0 GT/s PCIe"; 0 if it does not say."""
+    """The number in "32.0 GT/s PCIe"; 0 if there is none."""
     match = re.match(r"(\d+(?:\.\d+)?) GT/s", text or "")
     return float(match[1]) if match else 0.0
 
@@ -226,7 +226,7 @@ def _node(machine: Machine, node: int, gpus: str, wanted: int) -> Line:
 
 
 def free_bytes(machine: Machine, node: int) -> int:
-    """What the node could give: free pages, and file cache that the kernel would drop."""
+    """What the node could provide: free pages, and file cache that the kernel would drop."""
     words = (machine.text(f"{NODES}/node{node}/meminfo") or "").replace(f"Node {node} ", "")
     found = {}
     for line in words.splitlines():

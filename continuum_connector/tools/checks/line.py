@@ -11,8 +11,8 @@ from typing import NamedTuple
 
 
 class Verdict(Enum):
-    """OK; WARNING: works, but less well than it could; ERROR: the server would not start, or not
-    do what was asked of it; UNSEEN: it could not be looked at from here."""
+    """OK; WARNING: it works, but could work better; ERROR: the server would not start, or would not
+    do what was asked of it; UNSEEN: this process could not look at it."""
 
     OK = "ok"
     WARNING = "warning"
@@ -45,12 +45,12 @@ def error(subject: str, text: str, cure: str) -> Line:
 
 
 def unseen(subject: str, text: str, cure: str = "") -> Line:
-    """Not a judgement: `text` says why there is none, `cure` where there would be one."""
+    """There is no verdict: `text` says why, and `cure` how to get one."""
     return Line(subject, Verdict.UNSEEN, text, cure)
 
 
 def worst(lines: Iterable[Line]) -> Verdict:
-    """ERROR if any line has it, then UNSEEN: what is not known is not ok. Then WARNING, then OK."""
+    """ERROR if any line has it, else UNSEEN, as the unknown is not ok, else WARNING, else OK."""
     found = {line.verdict for line in lines}
     order = (Verdict.ERROR, Verdict.UNSEEN, Verdict.WARNING)
     return next((each for each in order if each in found), Verdict.OK)
@@ -76,7 +76,7 @@ def listed(numbers: Sequence[int]) -> str:
 
 
 def numbers_of(text: str) -> set[int]:
-    """What the kernel means by "0-3,8"."""
+    """The numbers in one of the kernel's lists, such as "0-3,8"."""
     found: set[int] = set()
     for part in filter(None, text.split(",")):
         first, _, last = part.strip().partition("-")

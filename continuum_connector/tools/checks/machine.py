@@ -1,6 +1,6 @@
 """Machine: everything that a check may look at, so that a test can simulate any machine.
 
-It also has what `Machine.ask` learned from vLLM, the CUDA driver and our native library.
+The structs at the end are what `Machine.ask` learns from vLLM, CUDA, our native library and a disk.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ from typing import Any
 
 import msgspec
 
-ASK_TIMEOUT_S = 180.0  # importing vLLM from a cold network disk
-KILL_S = 5.0  # who has not gone by then waits for a disk, and no signal reaches him
+ASK_TIMEOUT_S = 180.0  # enough to import vLLM from a cold network disk
+KILL_S = 5.0  # a process that is still there waits for a disk, and no signal reaches it
 
 
 @dataclass(frozen=True)
 class Machine:
-    """`root` is where /proc and /sys are; `environ`, what the server would inherit; `ask`, what
-    ask.py says about something, in a process of its own; `run`, a program's output, None if it
-    failed."""
+    """`root`: where /proc and /sys are. `environ`: what the server would inherit. `ask`: runs
+    ask.py in a process of its own and returns its answer. `run`: returns a program's output, None
+    if it failed."""
 
     root: Path
     environ: Mapping[str, str]
@@ -38,23 +38,23 @@ class Machine:
     memlock: int | None  # bytes; None: no limit
 
     def text(self, path: str) -> str | None:
-        """What a file says, without the newline at its end; None if it cannot be read."""
+        """The file's text without the newline at its end; None if it cannot be read."""
         try:
             return (self.root / path).read_text(errors="replace").strip()
         except OSError:
             return None
 
     def number(self, path: str) -> int | None:
-        """A file that holds one number, or None."""
+        """The one number in a file; None if it holds anything else."""
         word = self.text(path) or ""
         return int(word) if word.lstrip("-").isdecimal() else None
 
     def real(self, path: str) -> str:
-        """The path that a link stands for, as `text` takes it."""
+        """The path that a link points to, in the form that `text` takes."""
         return str((self.root / path).resolve())
 
     def can_write(self, path: str) -> bool:
-        """Whether a file of this name may be written or made: the folder has to exist."""
+        """Whether this file may be written, or made: its folder must exist."""
         found = self.place(path)
         place = found if found.exists() else found.parent
         return place.exists() and os.access(place, os.W_OK)
@@ -64,18 +64,19 @@ class Machine:
         return self.place(path).is_dir()
 
     def place(self, path: str) -> Path:
-        """Where a path lies that the server would be given."""
+        """Where a path of the server's config is on this machine."""
         return self.root / path.lstrip("/") if path.startswith("/") else Path(path)
 
     def names(self, path: str) -> list[str]:
-        """What is in a folder, in order; [] if there is none."""
+        """The names in a folder, sorted; [] if there is no such folder."""
         try:
             return sorted(each.name for each in (self.root / path).iterdir())
         except OSError:
             return []
 
     def keys(self, path: str) -> dict[str, int]:
-        """A file of lines `key number`, such as /proc/meminfo; the colon is left out."""
+        """The numbers in a file of `key number` lines, such as /proc/meminfo, without the
+        colons."""
         found = {}
         for line in (self.text(path) or "").splitlines():
             words = line.replace(":", " ").split()
@@ -85,7 +86,7 @@ class Machine:
 
 
 def this_machine(environ: Mapping[str, str]) -> Machine:
-    """The one we run on, for a server that is started with `environ`."""
+    """The machine that we run on, for a server that starts with `environ`."""
     limit = resource.getrlimit(resource.RLIMIT_MEMLOCK)[0]
     found = importlib.metadata.entry_points(group="vllm.general_plugins")
     return Machine(
@@ -99,9 +100,9 @@ def this_machine(environ: Mapping[str, str]) -> Machine:
 
 
 def _ask(about: str, given: Sequence[str], environ: Mapping[str, str]) -> dict[str, Any]:
-    """The last JSON object that ask.py prints; {"trouble": ...} if it comes to no such thing.
+    """Run ask.py in a process of its own and return its answer; {"trouble": ...} if there is none.
 
-    A process of its own: vLLM prints, a driver may crash, and neither takes the check along.
+    The answer is the last JSON object that it prints, for vLLM and others print, too.
     """
     words = [sys.executable, "-m", "continuum_connector.tools.checks.ask", about, *given]
     pipe = subprocess.PIPE
@@ -114,8 +115,8 @@ def _ask(about: str, given: Sequence[str], environ: Mapping[str, str]) -> dict[s
             process.communicate(timeout=KILL_S)
         return {"trouble": f"no answer within {ASK_TIMEOUT_S:.0f} s"}
     for line in reversed(told.splitlines()):
-        if line.startswith("{"):  # what others print at exit comes behind it
-            with contextlib.suppress(ValueError):  # theirs begins so too
+        if line.startswith("{"):  # what others print at exit comes after it
+            with contextlib.suppress(ValueError):  # and may begin with a brace, too
                 return dict(json.loads(line))
     said = (troubles.strip().splitlines() or [f"exit status {process.returncode}"])[-1]
     return {"trouble": said}
@@ -135,9 +136,9 @@ def _run(words: list[str], environ: Mapping[str, str]) -> str | None:
 
 
 class VllmSeen(msgspec.Struct, frozen=True):
-    """The vLLM of this Python. `trouble`: why it cannot be imported; `architectures`: of models
-    that generate; `refused`, `unread`: what its own parser says of the options, and which `model`
-    it finds among them; the rest is from compat.py."""
+    """The vLLM of this Python. `trouble`: why it cannot be imported. `architectures`: those of
+    models that generate. `refused`, `unread`: what vLLM's own parser says of the options. `model`:
+    the one that it finds among them. The rest comes from compat.py."""
 
     is_installed: bool = False
     trouble: str = ""
@@ -163,8 +164,8 @@ class Gpu(msgspec.Struct, frozen=True):
 
 
 class CudaSeen(msgspec.Struct, frozen=True):
-    """libcuda. `version`: of CUDA, 12080 is 12.8; `library`: the driver's release; `code`: what
-    cuInit answered."""
+    """libcuda. `version`: that of CUDA, where 12080 is 12.8. `library`: the driver's release.
+    `code`: what cuInit returned."""
 
     has_library: bool = False
     trouble: str = ""
@@ -183,10 +184,11 @@ class NativeSeen(msgspec.Struct, frozen=True):
 
 
 class DiskSeen(msgspec.Struct, frozen=True):
-    """The folder of the disk tier. `place`: it, or the next above it that is there; `trouble`: why
-    no file can be made there; `exists`, `mode`, `is_ours`: it, and whose it is; `num_bytes`,
-    `free_bytes`: of the file system; `slab_bytes`: of the tier's own files in it; `is_direct`: it
-    takes O_DIRECT, by which `read_bytes` of a temporary file were read."""
+    """The folder of the disk tier. `place`: the folder, or the one above if it does not exist yet.
+    `trouble`: why no file can be made there. `exists`, `mode`, `is_ours`: whether it is there, its
+    permissions, whether we own it. `num_bytes`, `free_bytes`: size and free space of its file
+    system. `slab_bytes`: what the tier's own files take in it. `is_direct`: whether it supports
+    O_DIRECT. `read_bytes`: how much of a temporary file was read that way."""
 
     trouble: str = ""
     place: str = ""
@@ -202,10 +204,10 @@ class DiskSeen(msgspec.Struct, frozen=True):
 
 
 class Facts:
-    """The three answers, asked for once."""
+    """What vLLM, CUDA and the native library answer; each is asked once."""
 
     def __init__(self, machine: Machine, words: Sequence[str] = ()) -> None:
-        """`words`: the options of `vllm serve`, for vLLM to read."""
+        """`words`: the options of `vllm serve`, which vLLM's own parser reads."""
         self.vllm = msgspec.convert(machine.ask("vllm", *words), VllmSeen)
         self.cuda = msgspec.convert(machine.ask("cuda"), CudaSeen)
         self.native = msgspec.convert(machine.ask("native"), NativeSeen)

@@ -15,12 +15,12 @@ from continuum_connector.tools.checks.machine import Facts, Machine
 from continuum_connector.tools.checks.plan import Plan
 
 HUGE = "sys/kernel/mm/transparent_hugepage"
-# of anonymous memory in 2 MiB pages, from Linux 6.8 on; "inherit" leaves it to the one above
+# for anonymous memory in 2 MiB pages, from Linux 6.8 on; "inherit" defers to the setting above it
 HUGE_2M = f"{HUGE}/hugepages-2048kB/enabled"
 
 
 def lines(machine: Machine, plan: Plan, seen: Facts) -> Iterator[Line]:
-    """No lines on locking and pages without a tier, or without a driver that locks."""
+    """Locking and huge pages matter only to a tier whose driver locks its memory."""
     locks = who_copies(plan, seen) != "sim"
     yield _room(machine, plan, locks)
     if plan.config.dram_bytes and locks:
@@ -60,7 +60,7 @@ def _lock(machine: Machine, plan: Plan) -> Line:
         return ok("memlock", "no limit")
     if machine.memlock >= wanted:
         return ok("memlock", f"{size(machine.memlock)}, a rank locks {size(wanted)}")
-    # NVIDIA's driver pins pages without asking it; others, and seccomp profiles, may ask.
+    # NVIDIA's driver pins pages whatever the limit; other drivers and seccomp profiles may heed it.
     text = f"{size(machine.memlock)}, where a rank locks {size(wanted)}; some drivers refuse"
     return warning("memlock", text, "`ulimit -l unlimited`, --ulimit memlock=-1 for a container")
 
@@ -87,7 +87,7 @@ def _chosen(machine: Machine, path: str) -> str:
 
 
 def who_copies(plan: Plan, seen: Facts) -> str:
-    """cuda or sim, as build.worker chooses by the device; "" where the device is not known."""
+    """cuda or sim, chosen by the device as build.worker does; "" if the device is not known."""
     if plan.config.driver != "auto":
         return plan.config.driver
     by_platform = {"cuda": "cuda", "cpu": "sim"}.get(seen.vllm.platform, "")
@@ -95,7 +95,7 @@ def who_copies(plan: Plan, seen: Facts) -> str:
 
 
 def _native(plan: Plan, seen: Facts) -> Line:
-    """Does it load, and over which driver will it copy?"""
+    """Does the native library load, and over which driver will it copy?"""
     if seen.native.trouble:
         if not plan.config.dram_bytes:
             text = f"{seen.native.trouble} No matter without a DRAM tier"
@@ -117,7 +117,7 @@ def _native(plan: Plan, seen: Facts) -> Line:
 
 GIB = 2**30
 CGROUP = "sys/fs/cgroup"
-# limits, usage, and the keys of memory.stat that are cache; version 2, version 1
+# the files with the limits and the usage, and the keys of memory.stat that count cache
 _V2 = (("memory.max", "memory.high"), "memory.current", ("inactive_file", "active_file"))
 _V1 = (
     ("memory.limit_in_bytes",),
@@ -136,7 +136,7 @@ class Headroom(NamedTuple):
 
     @property
     def usable(self) -> int:
-        """What a pool may take."""
+        """Bytes that a pool may take."""
         return max(0, self.available - self.reserve)
 
 
@@ -158,12 +158,13 @@ def find_room(machine: Machine) -> Headroom | None:
 
 
 def _reserve(bound: int) -> int:
-    """What we never take, so that the kernel kills nobody."""
+    """Bytes that we leave free, so that the kernel kills no process."""
     return max(GIB, bound // 50)
 
 
 def _snapshots(machine: Machine, mount: str, path: str, files: _Files) -> Iterator[Headroom]:
-    """From the process's cgroup up to the mount; a container often sees its own as the mount."""
+    """Headroom of each cgroup, from the process's own up to the mount. A container often sees its
+    own cgroup as the mount."""
     parts = [part for part in path.split("/") if part]
     for depth in range(len(parts), -1, -1):
         room = _level(machine, "/".join([mount, *parts[:depth]]), files)
@@ -173,7 +174,7 @@ def _snapshots(machine: Machine, mount: str, path: str, files: _Files) -> Iterat
 
 def _level(machine: Machine, folder: str, files: _Files) -> Headroom | None:
     numbers = [machine.number(f"{folder}/{file}") for file in files[0]]
-    limits = [number for number in numbers if number is not None]  # "max" is no number: no bound
+    limits = [number for number in numbers if number is not None]  # "max" sets no limit
     usage = machine.number(f"{folder}/{files[1]}")
     if not limits or usage is None:
         return None

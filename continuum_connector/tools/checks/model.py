@@ -59,7 +59,7 @@ LOG = "the server's log says `steps aside` if it does not"
 
 def lines(machine: Machine, plan: Plan, vllm: VllmSeen) -> Iterator[Line]:
     """Will this model's turns be kept, and may they go to DRAM?"""
-    kinds, kv_cache_dtype = Server().kinds, plan.kv_cache_dtype  # where the model is not seen
+    kinds, kv_cache_dtype = Server().kinds, plan.kv_cache_dtype  # used if the model is not seen
     try:
         config = _config(machine, plan.model or vllm.model)
         shape = _shape(plan, config)
@@ -93,7 +93,7 @@ def lines(machine: Machine, plan: Plan, vllm: VllmSeen) -> Iterator[Line]:
 
 
 def _tiers(plan: Plan, server: Server, may_starve: bool) -> Iterator[Line]:
-    """Those that are asked for and cannot be: without DRAM the disk is not to blame as well."""
+    """The tiers that are asked for and refused. Without a DRAM tier nothing is said of the disk."""
     is_full = has_full_attention_alone(server.kinds)
     why_unattached = "" if plan.is_attached else why_no_unattached_tier(is_full, may_starve)
     if plan.config.dram_bytes and (why := why_no_tier(server)):
@@ -125,7 +125,7 @@ def aside(plan: Plan, shape: Shape) -> str:
 
 
 def groups_of(shape: Shape) -> list[Group]:
-    """One group per kind of layer; vLLM may make several of a kind, which changes no answer."""
+    """One group per kind of layer. vLLM may make several per kind, which changes no verdict."""
     return [Group(layer.kind, BLOCK_SIZE, layer.window) for layer, _ in count_kinds(shape)]
 
 
@@ -163,7 +163,7 @@ def _token(plan: Plan, shape: Shape) -> str:
 
 
 def _states(plan: Plan, shape: Shape, vllm: VllmSeen) -> Iterator[Line]:
-    """What else a model with states wants to be told: those come with large blocks."""
+    """What to set for a model with states, because its blocks are large."""
     if not shape.num_states:
         return
     if plan.prefix_caching is None and vllm.version and not vllm.has_layouts:  # before 0.29
@@ -184,7 +184,7 @@ def _states(plan: Plan, shape: Shape, vllm: VllmSeen) -> Iterator[Line]:
 
 
 def _recomputed(plan: Plan, block: int) -> Line:
-    """What a turn computes of what the last one had (docs/models.md)."""
+    """How much of its predecessor's context a turn computes again (docs/models.md)."""
     unit = match_unit(block)
     text = f"a turn goes on from a block of {block:,} tokens: it computes up to that many again"
     text += f", {block // 2:,} in the mean"
@@ -199,12 +199,12 @@ def _recomputed(plan: Plan, block: int) -> Line:
 
 
 def drops_a_block(speculative: str) -> bool:
-    """Whether these drafts have KV of their own, whose last block vLLM does not trust
+    """Whether these drafts have KV of their own, of which vLLM drops the last block at a hit
     (config/speculative.py, use_eagle_block_drop)."""
     try:
         config = json.loads(speculative or "{}")
     except ValueError:
-        return False  # vLLM's own parser says so
+        return False  # vLLM's own parser reports it
     if not isinstance(config, dict) or config.get("disable_eagle_block_drop"):
         return False
     method = str(config.get("method", ""))

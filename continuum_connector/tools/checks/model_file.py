@@ -1,4 +1,4 @@
-"""Where a model's config.json is: in a folder, or in the cache of downloads. Never downloads."""
+"""Finds a model's config.json in a folder or in the cache of downloads. It downloads nothing."""
 
 from __future__ import annotations
 
@@ -7,19 +7,19 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-MAX_BYTES = 16 << 20  # the largest have some hundred KB
+MAX_BYTES = 16 << 20  # the largest are a few hundred KB
 
 
 class NoModelError(ValueError):
-    """There is no config.json to read here; the text says where it was looked for."""
+    """No config.json can be read here; the message says where we looked."""
 
 
 class BrokenModelError(NoModelError):
-    """The model is here and its config.json is not, or not as one: no server starts with it."""
+    """The model is here, but its config.json is missing or broken, so no server starts with it."""
 
 
 def read_model_config(model: str, environ: Mapping[str, str]) -> dict[str, Any]:
-    """The model's config.json. `model`: a folder, its config.json, or a name on the Hub."""
+    """Read the model's config.json. `model`: a folder, its config.json, or a name on the Hub."""
     found = _find(model, environ)
     try:
         with found.open("rb") as file:
@@ -41,7 +41,7 @@ def _find(model: str, environ: Mapping[str, str]) -> Path:
         if file.is_file():
             return file
         exists, is_other = path.exists(), path.is_file() or (path / "params.json").is_file()
-    except (OSError, RuntimeError) as error:  # a name too long, a `~` of nobody
+    except (OSError, RuntimeError) as error:  # the name is too long, or `~` names no user
         raise BrokenModelError(f"{model} is no folder ({error})") from None
     if is_other:
         raise NoModelError(f"{model} has no config.json, and other formats are not read here")

@@ -1,6 +1,6 @@
-"""Plan: the planned server, as far as the command line says.
+"""Plan: what the command line of `vllm serve` says about the planned server.
 
-The command line of `vllm serve` -> Plan. It skips options that do not matter here.
+Options that no check needs are skipped.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ DEFAULT_TRANSFER = {"kv_connector": CONNECTOR_NAME, "kv_role": "kv_both"}
 
 @dataclass(frozen=True)
 class Plan:
-    """Options of `vllm serve`; what was not said has vLLM's default, `transfer` ours.
+    """Options of `vllm serve`. What the user left out has vLLM's default; `transfer` has ours.
 
-    `transfer`: --kv-transfer-config; `why_no_config`: why it, or our part of it, cannot be read;
-    `why_no_server`: why the command that was told would start none; `words`: its options as told;
-    `is_stock`: a whole command was told, without --kv-transfer-config.
+    `transfer`: --kv-transfer-config. `why_no_config`: why it, or our part of it, cannot be read.
+    `why_no_server`: why the given command would not start a server. `words`: its options as given.
+    `is_stock`: the user gave a whole command, without --kv-transfer-config.
     """
 
     model: str = ""
@@ -39,9 +39,11 @@ class Plan:
     why_no_server: str = ""
     words: tuple[str, ...] = ()
     is_stock: bool = False
-    options_file: str = ""  # of --config, which is not read here
+    options_file: str = ""  # what --config names; we do not read it
     middleware: tuple[str, ...] = ()
-    prefix_caching: bool | None = None  # None: not said, which is on but for states before 0.29
+    prefix_caching: bool | None = (
+        None  # None: not given; vLLM's default is on, for states from 0.29
+    )
     scheduler_cls: str | None = None
     scheduling_policy: str = "fcfs"
     hybrid_manager: bool = True
@@ -59,17 +61,17 @@ class Plan:
     num_engines: int = 1
     node_engines: int = 1
     num_nodes: int = 1
-    num_servers: int = 1  # on this node, of one command: each takes `dram_bytes` of its own
+    num_servers: int = 1  # that one command starts on this node; each takes its own `dram_bytes`
 
     @property
     def num_ranks(self) -> int:
-        """GPUs of this node that share one `dram_bytes`, as compat.num_ranks counts them."""
+        """GPUs of this node that share one `dram_bytes`, counted as in compat.num_ranks."""
         ranks = self.tensor_parallel * self.pipeline_parallel * self.prefill_context_parallel
         return node_ranks(ranks, self.node_engines, self.num_engines, self.num_nodes)
 
     @property
     def num_gpus(self) -> int:
-        """GPUs of this node, of all servers that the command starts there."""
+        """GPUs of this node, over all servers that the command starts on it."""
         return self.num_ranks * self.num_servers
 
     @property
@@ -82,14 +84,14 @@ class Plan:
         """Whether --kv-transfer-config has our connector in it."""
         try:
             return _our_part(self.transfer) is not None
-        except ConfigError:  # named, and then given what is no config: `why_no_config` says it
+        except ConfigError:  # it names us but gives no valid config; `why_no_config` says why
             return True
 
 
 def read_config(
     transfer: Mapping[str, Any], environ: Mapping[str, str]
 ) -> tuple[ContinuumConfig, str]:
-    """Our config as the server will read it, and ""; or the defaults, and why it cannot."""
+    """Return our config as the server will read it, and ""; or the defaults, and what is wrong."""
     try:
         return load_config(_our_part(transfer), environ), ""
     except ConfigError as error:
@@ -107,7 +109,7 @@ _DOTTED = re.compile(r"--kv-transfer-config\.([\w.]+)")
 
 
 class UsageError(ValueError):
-    """An option that `vllm serve` would refuse as well."""
+    """An option that `vllm serve` would refuse, too."""
 
 
 class _Parser(argparse.ArgumentParser):
@@ -116,8 +118,9 @@ class _Parser(argparse.ArgumentParser):
 
 
 def split_environment(words: Sequence[str]) -> tuple[dict[str, str], list[str]]:
-    """Cut `NAME=value ...` off the front of a command, as a shell (or `env`) would; what stands
-    later before the server's words (`nohup env A=b`, `docker run -e A=b`) is read, and stays."""
+    """Cut `NAME=value ...` off the front of a command, as a shell or `env` would. Assignments
+    further on, before the server's words (`nohup env A=b`, `docker run -e A=b`), are read but left
+    in place."""
     found: dict[str, str] = {}
     rest = list(words)
     while rest and (rest[0] == "env" or _ASSIGNMENT.fullmatch(rest[0])):
@@ -130,8 +133,8 @@ def split_environment(words: Sequence[str]) -> tuple[dict[str, str], list[str]]:
 
 
 def split_pasted(words: Sequence[str]) -> list[str]:
-    """The words of a command that was pasted as they are, or as one in quotes: then without what
-    a shell would take for itself, from the first `>`, `|`, `&` behind the server's name on."""
+    """The words of a pasted command. If it was pasted as one quoted string, cut off what a shell
+    would take for itself: everything from the first `>`, `|` or `&` after the server's name."""
     if len(words) != 1 or not _SPACE.search(words[0]):
         return list(words)
     try:
@@ -146,8 +149,8 @@ def split_pasted(words: Sequence[str]) -> list[str]:
 
 
 def why_no_server(words: Sequence[str]) -> str:
-    """Why this command does not start vLLM's server, "" if it does: by `vllm serve`, or by the
-    module behind it, wherever in the line that is."""
+    """Why this command does not start vLLM's server; "" if it does, with `vllm serve` or the module
+    behind it anywhere in the line."""
     if any((basename(one), two) == ("vllm", "serve") for one, two in pairwise(words)):
         return ""
     if "serve" in words if _CLI in words else any(map(words.__contains__, _SERVERS)):
@@ -197,7 +200,7 @@ def read_plan(words: Sequence[str], environ: Mapping[str, str]) -> Plan:
 
 
 def _engines(known: argparse.Namespace) -> dict[str, int]:
-    """How many engines there are, and who has those of this node (vLLM's engine/arg_utils.py)."""
+    """How many engines there are, and how many are on this node (vLLM's engine/arg_utils.py)."""
     total, here = known.data_parallel_size, known.data_parallel_size_local
     if known.data_parallel_multi_port_external_lb:  # dp_supervisor.py: a server for each engine
         return {"num_engines": total, "node_engines": 1, "num_servers": here or 1}
@@ -254,19 +257,20 @@ def _number(word: str, least: int = 0) -> int:
 
 
 def after_serve(words: Sequence[str]) -> list[str]:
-    """What follows `vllm serve`, or a module of vLLM; all of it where there is neither."""
+    """The words after `vllm serve` or a module of vLLM; all words if there is neither."""
     for index, word in enumerate(words):
         if word == "serve" or (word.startswith("vllm.entrypoints") and word != _CLI):
             return list(words[index + 1 :])
     return list(words)
 
 
-_CLI = "vllm.entrypoints.cli.main"  # `serve` still follows
+_CLI = "vllm.entrypoints.cli.main"  # `serve` follows it
 _SERVERS = ("vllm.entrypoints.openai.api_server", "vllm.entrypoints.api_server")
 
 
 def _normal(words: Sequence[str]) -> tuple[list[str], dict[str, str]]:
-    """Dashes in names, as vLLM takes both; and `--kv-transfer-config.KEY VALUE` set apart."""
+    """Write names with dashes, as vLLM takes both forms; split off `--kv-transfer-config.KEY
+    VALUE`."""
     flags: list[str] = []
     dotted: dict[str, str] = {}
     rest = iter(words)
@@ -285,15 +289,15 @@ def _normal(words: Sequence[str]) -> tuple[list[str], dict[str, str]]:
 
 
 def _first_word(rest: Sequence[str]) -> str:
-    """The model, where it is the first word of what is left: options of no matter follow it."""
+    """The model, if it is the first of the words that are left; options we skip may follow it."""
     return rest[0] if rest and not rest[0].startswith("-") else ""
 
 
 def _transfer(text: str | None, dotted: Mapping[str, str]) -> Mapping[str, Any]:
-    """The JSON of --kv-transfer-config, or its dotted parts, which win; ours where neither is."""
+    """The JSON of --kv-transfer-config, where dotted parts win; ours if neither is given."""
     if text is None and not dotted:
         return DEFAULT_TRANSFER
-    # vLLM puts the dotted parts together as one more --kv-transfer-config, behind all others.
+    # vLLM joins the dotted parts into one more --kv-transfer-config, after all others.
     found = {} if dotted else json.loads(text or "")
     if not isinstance(found, dict):
         raise ValueError(f"{text} is no JSON object")

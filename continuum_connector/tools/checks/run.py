@@ -11,7 +11,7 @@ from continuum_connector.tools.checks.plan import Plan
 
 
 def check(machine: Machine, plan: Plan) -> Iterator[Line]:
-    """Look at everything; takes seconds, for vLLM is imported (in a process of its own)."""
+    """Run every check. Takes seconds, because another process imports vLLM."""
     seen = Facts(machine, plan.words)
     yield from serving.lines(machine, plan, seen.vllm)
     yield from model.lines(machine, plan, seen.vllm)

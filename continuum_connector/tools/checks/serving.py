@@ -1,4 +1,4 @@
-"""Lines on the server: its vLLM, our plugin, our config, how it is told to serve."""
+"""Lines on the server: its vLLM, our plugin, our config, and the flags that it is given."""
 
 from __future__ import annotations
 
@@ -24,7 +24,8 @@ MIDDLEWARE = (
 
 
 def lines(machine: Machine, plan: Plan, vllm: VllmSeen) -> Iterator[Line]:
-    """Which vLLM, does it find us, what is it asked for, and what do its flags mean for us?"""
+    """Which vLLM is it, does it find us, what does its config ask for, what do its flags mean to
+    us?"""
     yield _version(vllm)
     yield _plugin(machine, vllm)
     yield from _config_lines(plan, vllm)
@@ -57,7 +58,7 @@ def _version(vllm: VllmSeen) -> Line:
 
 
 def _release(version: str) -> tuple[int, ...]:
-    """(0, 32) of "0.32.0+cpu"; a development build counts as the release it leads to."""
+    """(0, 32) for "0.32.0+cpu". A development build counts as the release that it precedes."""
     return tuple(int(each) for each in re.findall(r"\d+", version)[:2])
 
 
@@ -80,7 +81,7 @@ def _plugin(machine: Machine, vllm: VllmSeen) -> Line:
 
 
 def _config_lines(plan: Plan, vllm: VllmSeen) -> Iterator[Line]:
-    """Can it be read, does it name us, what does it ask for?"""
+    """Can --kv-transfer-config be read, does it name us, and what does it ask for?"""
     if plan.why_no_server:
         cure = "paste all of `vllm serve MODEL ...`, or give --model and the other options here"
         yield error("command", plan.why_no_server, cure)
@@ -138,7 +139,7 @@ def _prefix_caching(plan: Plan, vllm: VllmSeen) -> Line:
 
 
 def _scheduler(plan: Plan) -> Line:
-    """Attached, or what that costs."""
+    """Whether our scheduler is attached, and what it costs if not."""
     if plan.is_attached:
         order = "program order" if plan.config.order else "vLLM's own order (order = 0)"
         return ok("scheduler", f"ours, a subclass of vLLM's: pins yield, turns wait in {order}")
@@ -148,7 +149,7 @@ def _scheduler(plan: Plan) -> Line:
 
 
 def _layout(machine: Machine, plan: Plan, vllm: VllmSeen) -> Line:
-    """The KV cache layout that is asked for; only the attention backend knows whether it has it."""
+    """The KV cache layout that is requested. Only the attention backend knows whether it can."""
     config, named = plan.config, machine.environ.get("VLLM_KV_CACHE_LAYOUT")
     if not config.dram_bytes:
         return ok("KV layout", "vLLM's own: without a DRAM tier nothing is copied")

@@ -1,8 +1,8 @@
-"""Shape: what a model's config.json says of its KV cache, as vLLM will lay it out.
+"""Shape: what a model's config.json says about its KV cache, as vLLM will lay it out.
 
-vLLM asks the model's layers, which do not exist yet here. So this reads only what is clear, and
-raises ShapeError for the rest: no answer is better than a wrong one. A file that no model can have
-raises BrokenModelError: no server starts with it.
+vLLM asks the model's layers, which do not exist here. So this reads only what is clear, and raises
+ShapeError for the rest: no answer is better than a wrong one. A file that fits no model raises
+BrokenModelError, because no server starts with it.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from continuum_connector.vllm.proven import FP8_DTYPES
 
 SLIDING, MLA = "SlidingWindowSpec", "MLAAttentionSpec"
 CHUNKED, CROSS = "ChunkedLocalAttentionSpec", "CrossAttentionSpec"
-BLOCK_SIZE = 16  # tokens: of a model without states
+BLOCK_SIZE = 16  # tokens, for a model without states
 
 # config.json's layer_types
 _TYPES = {
@@ -28,7 +28,7 @@ _TYPES = {
     **dict.fromkeys(("mamba", "mamba2", "linear_attention", "conv", "recurrent"), STATE),
     "chunked_attention": CHUNKED,
 }
-# Models whose config.json leaves out that every n-th layer is full: transformers knows.
+# Models whose config.json does not say that every n-th layer is full, which transformers knows.
 _FULL_EVERY = {"gemma2": 2, "gpt_oss": 2, "cohere2": 4, "gemma3": 6, "gemma3_text": 6}
 _STATES = (  # keys that only models with layers of state have
     *("mamba_d_state", "ssm_state_size", "ssm_cfg", "attn_layer_period", "mamba_expand"),
@@ -43,20 +43,21 @@ _MLA = (
     *("axk1", "deepseek_v2", "deepseek_v3", "deepseek_v32", "glm_moe_dsa", "glm4_moe_lite"),
     *("kimi_k2", "kimi_linear", "longcat_flash", "pangu_ultra_moe", "bailing_hybrid"),
 )
-_INDEX_SHARED = ("index_topk_freq", "index_topk_pattern")  # some layers use another's index
+_INDEX_SHARED = ("index_topk_freq", "index_topk_pattern")  # some layers use another layer's index
 _KV_HEADS = ("num_key_value_heads", "num_kv_heads", "n_head_kv", "multi_query_group_num")
 DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2, "half": 2, "float": 4}
 
 
-MOST, MOST_LAYERS = 1 << 40, 100_000  # of anything that a config.json counts; of layers
+MOST, MOST_LAYERS = 1 << 40, 100_000  # the largest number that we accept; the most layers
 
 
 class ShapeError(ValueError):
-    """This config.json does not say plainly what the KV cache will be."""
+    """This config.json does not say clearly what the KV cache will be."""
 
 
 class Layer(NamedTuple):
-    """`kind`: the class of vLLM's spec; `window`: tokens attention looks back, None for all."""
+    """`kind`: the class of vLLM's spec. `window`: how many tokens attention looks back, None:
+    all."""
 
     kind: str
     window: int | None = None
@@ -64,12 +65,12 @@ class Layer(NamedTuple):
 
 @dataclass(frozen=True)
 class Shape:
-    """`layers`: those with KV of their own; `num_heads`: KV heads, 1 for MLA; `head_values`:
-    numbers that a head keeps per token and layer; `value_bytes`: of one, 0 if not known here;
-    `index_bytes`: of a token and layer, beside MLA's;
-    `kv_cache_dtype`: the flag's, or what the checkpoint asks for instead of auto;
-    `attention_heads`: those that ask, 0 if not said; `state_bytes`: of a layer's state over all
-    ranks, 0 if there is none or it is not known here."""
+    """`layers`: those with KV of their own. `num_heads`: KV heads, 1 for MLA. `head_values`:
+    numbers that a head keeps per token and layer. `value_bytes`: the size of one such number, 0 if
+    we do not know it. `index_bytes`: the index that comes with MLA, per token and layer.
+    `kv_cache_dtype`: the flag, or what the checkpoint asks for if the flag is auto.
+    `attention_heads`: query heads, 0 if not given. `state_bytes`: a layer's state over all ranks, 0
+    if there is none or we do not know."""
 
     architecture: str
     layers: tuple[Layer, ...]
@@ -88,7 +89,7 @@ class Shape:
         return sum(layer.kind == STATE for layer in self.layers)
 
     def block_size(self, tensor_parallel: int = 1) -> int:
-        """Tokens of a block; 0 where it follows from a state that is not known here."""
+        """Tokens of a block; 0 if it depends on a state whose size we do not know."""
         if not self.num_states:
             return BLOCK_SIZE
         token = self.token_bytes(tensor_parallel) / tensor_parallel
@@ -98,21 +99,21 @@ class Shape:
         return states.block_size(self.state_bytes / tensor_parallel, token, is_latent)
 
     def token_bytes(self, tensor_parallel: int = 1) -> int:
-        """KV bytes of a token in one layer, over all ranks: heads that do not divide are kept by
-        several ranks, MLA's one by all."""
+        """KV bytes of a token in one layer, over all ranks. If the heads do not divide, several
+        ranks keep the same one; all ranks keep MLA's."""
         copies = max(1, tensor_parallel // self.num_heads)
         return self.num_heads * copies * (self.head_values * self.value_bytes + self.index_bytes)
 
     def context_bytes(self, num_tokens: int, tensor_parallel: int = 1) -> int:
-        """KV bytes that the next turn needs of a context: all of it, a layer's window, or one state
-        of a layer, which is padded to a block."""
+        """KV bytes of a context that the next turn needs: all of it, or a layer's window, or a
+        layer's state, which is padded to a block."""
         attention = (layer for layer in self.layers if layer.kind != STATE)
         kept = sum(min(num_tokens, layer.window or num_tokens) for layer in attention)
         kept += self.num_states * self.block_size(tensor_parallel)
         return kept * self.token_bytes(tensor_parallel)
 
     def new_bytes(self, num_tokens: int, tensor_parallel: int = 1) -> int:
-        """KV bytes of the tokens that a turn adds, and of the states behind them."""
+        """KV bytes of the tokens that a turn adds, and of the states after them."""
         kept = (len(self.layers) - self.num_states) * num_tokens
         kept += self.num_states * self.block_size(tensor_parallel)
         return kept * self.token_bytes(tensor_parallel)
@@ -130,7 +131,7 @@ def read_shape(
     _refuse(text)
     layers = _layers(text)
     if not hybrid_manager or any(layer.kind == CHUNKED for layer in layers):
-        # vLLM turns its hybrid manager off for chunked attention, and all that is left is full.
+        # vLLM turns its hybrid manager off for chunked attention, so every layer becomes full.
         layers = _promoted(layers)
     num_heads, head_values = _heads(text)
     has_states = any(layer.kind == STATE for layer in layers)
@@ -159,7 +160,7 @@ def _refuse(text: Mapping[str, Any]) -> None:
 
 
 def _number(text: Mapping[str, Any], *names: str) -> int:
-    """The first of these keys that has a number; 0 if none has one."""
+    """The number under the first of these keys that has one; 0 if none does."""
     for name in names:
         value = text.get(name)
         if isinstance(value, list):
@@ -177,7 +178,7 @@ def _count(name: str, value: object) -> int:
 
 
 def _list(text: Mapping[str, Any], name: str) -> list[Any]:
-    """The list of this key; [] where there is none."""
+    """The list under this key; [] if there is none."""
     value = text.get(name) or []
     if not isinstance(value, list):
         raise BrokenModelError(f"config.json is broken: {name} is {repr(value)[:100]}, no list")
@@ -185,7 +186,7 @@ def _list(text: Mapping[str, Any], name: str) -> list[Any]:
 
 
 def _part(text: Mapping[str, Any], name: str) -> Mapping[str, Any]:
-    """The object of this key; {} where there is none."""
+    """The object under this key; {} if there is none."""
     value = text.get(name) or {}
     if not isinstance(value, dict):
         raise BrokenModelError(f"config.json is broken: {name} is {repr(value)[:100]}, no object")
@@ -233,7 +234,7 @@ def _window(text: Mapping[str, Any]) -> int | None:
 
 
 def _windows(text: Mapping[str, Any], number: int) -> list[Layer]:
-    """Which layers have the window, where layer_types does not say."""
+    """Which layers have the window, if layer_types does not say."""
     window = _window(text)
     if window is None:
         return [Layer(FULL)] * number
@@ -250,7 +251,7 @@ def _windows(text: Mapping[str, Any], number: int) -> list[Layer]:
 
 
 def _promoted(layers: list[Layer]) -> list[Layer]:
-    """Without the hybrid manager layers of several kinds become full attention."""
+    """Without the hybrid manager, layers of different kinds all become full attention."""
     local = {SLIDING, CHUNKED}
     kinds = {layer.kind for layer in layers}
     if len(kinds) == 1 and CHUNKED not in kinds:
@@ -259,7 +260,7 @@ def _promoted(layers: list[Layer]) -> list[Layer]:
 
 
 def _heads(text: Mapping[str, Any]) -> tuple[int, int]:
-    """KV heads, and the numbers each keeps per token: keys and values, or MLA's one vector."""
+    """KV heads, and how many numbers each keeps per token: keys and values, or MLA's one vector."""
     if rank := _number(text, "kv_lora_rank"):
         return 1, rank + _number(text, "qk_rope_head_dim")
     num_heads = _number(text, "num_attention_heads", "n_head", "n_heads")
@@ -273,8 +274,8 @@ def _heads(text: Mapping[str, Any]) -> tuple[int, int]:
 
 
 def _index_bytes(text: Mapping[str, Any], kv_cache_dtype: str) -> int:
-    """Of the keys by which DeepSeek's sparse attention chooses: FP8, and a float per 128 of them
-    (model_executor/models/deepseek_v2.py, Indexer)."""
+    """Bytes per token of the keys by which DeepSeek's sparse attention chooses tokens: FP8, and a
+    float per 128 of them (model_executor/models/deepseek_v2.py, Indexer)."""
     if not text.get("index_topk"):
         return 0
     if any(text.get(key) is not None for key in _INDEX_SHARED):
@@ -286,7 +287,7 @@ def _index_bytes(text: Mapping[str, Any], kv_cache_dtype: str) -> int:
 
 
 def _resolved(text: Mapping[str, Any], kv_cache_dtype: str) -> str:
-    """What --kv-cache-dtype comes to: a checkpoint may ask for a type by itself
+    """The type that --kv-cache-dtype resolves to: a checkpoint may ask for one itself
     (utils/torch_utils.py, get_kv_cache_quant_algo_string)."""
     quantised = _part(text, "quantization_config")
     wish = quantised.get("kv_cache_scheme") or quantised.get("kv_cache_quant_algo")
@@ -298,7 +299,7 @@ def _resolved(text: Mapping[str, Any], kv_cache_dtype: str) -> str:
 
 
 def _value_bytes(text: Mapping[str, Any], dtype: str, kv_cache_dtype: str) -> int:
-    """Bytes of one number in the KV cache, 0 if not known here. `kv_cache_dtype`: resolved."""
+    """Bytes of one number in the KV cache, 0 if unknown. `kv_cache_dtype`: as resolved above."""
     if kv_cache_dtype in FP8_DTYPES:
         return 1
     if kv_cache_dtype != "auto":
@@ -312,5 +313,5 @@ def _value_bytes(text: Mapping[str, Any], dtype: str, kv_cache_dtype: str) -> in
 
 
 def count_kinds(shape: Shape) -> list[tuple[Layer, int]]:
-    """Each kind of layer and how many there are, the commonest first."""
+    """Each kind of layer with its number of layers, the most common first."""
     return Counter(shape.layers).most_common()

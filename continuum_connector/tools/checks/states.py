@@ -1,4 +1,4 @@
-"""States: which layers of a model keep one, how large it is, and the blocks that vLLM makes of it.
+"""States: which layers of a model keep one, how large it is, and how large it makes vLLM's blocks.
 
 vLLM raises attention's block until a layer's page holds a state, and pads the state to that page
 (platforms/interface.py, _align_hybrid_block_size): a state costs as much as a block of tokens.
@@ -11,13 +11,13 @@ from typing import Any
 
 FULL, STATE = "FullAttentionSpec", "MambaSpec"
 _BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
-_ATTENTION_STEP, _MLA_STEP = 16, 128  # tokens, of which blocks are multiples
+_ATTENTION_STEP, _MLA_STEP = 16, 128  # tokens; a block is a multiple of it
 _LARGEST_UNIT = 64
 
 
 def kinds_by_pattern(text: Mapping[str, Any], number: int) -> list[str]:
-    """Each layer's kind where layer_types does not say, of models known here; else []. Layers
-    that keep nothing, those of experts alone, are left out."""
+    """Each layer's kind, for known models without layer_types; [] for others. Layers that keep
+    nothing, because they have only experts, are left out."""
     if pattern := text.get("hybrid_override_pattern"):  # Nemotron-H: M, *, and - or E
         return [{"M": STATE, "*": FULL}[each] for each in str(pattern) if each in "M*"]
     parts = text.get("linear_attn_config")
@@ -31,10 +31,10 @@ def kinds_by_pattern(text: Mapping[str, Any], number: int) -> list[str]:
 
 
 def state_bytes(text: Mapping[str, Any], value_bytes: int, ssm_dtype: str) -> int:
-    """Bytes of one layer's state over all ranks; 0 where they are not known here.
+    """Bytes of one layer's state over all ranks; 0 if we do not know them.
 
-    `value_bytes`: of a number of the model; `ssm_dtype`: --mamba-ssm-cache-dtype. The shapes are
-    those of model_executor/layers/mamba/mamba_utils.py, MambaStateShapeCalculator.
+    `value_bytes`: size of a number of the model. `ssm_dtype`: --mamba-ssm-cache-dtype. The shapes
+    are those of model_executor/layers/mamba/mamba_utils.py, MambaStateShapeCalculator.
     """
     if found := _gated_delta_net(text) or _kimi_delta(text) or _mamba2(text):
         conv, ssm, default = found
@@ -44,13 +44,13 @@ def state_bytes(text: Mapping[str, Any], value_bytes: int, ssm_dtype: str) -> in
 
 
 def block_size(state: float, token: float, is_latent: bool) -> int:
-    """Tokens of a block: `state` and `token` are bytes of one layer on one rank."""
+    """Tokens of a block. `state` and `token`: bytes in one layer on one rank."""
     step = _MLA_STEP if is_latent else _ATTENTION_STEP
     return step * -int(-state // (step * token))
 
 
 def match_unit(size: int) -> int:
-    """What --prefix-match-unit may be for blocks of this size: the largest power of two."""
+    """The largest --prefix-match-unit for blocks of this size: a power of two that divides it."""
     return min(_LARGEST_UNIT, size & -size)
 
 
@@ -83,7 +83,7 @@ _GRANITE = "mamba_n_heads", "mamba_d_head", "mamba_d_state", "mamba_n_groups", "
 
 
 def _mamba2(text: Mapping[str, Any]) -> Values | None:
-    """Nemotron-H, Granite 4: two sets of names."""
+    """Nemotron-H and Granite 4, which name the same things differently."""
     for names, default in ((_NEMOTRON_H, "float32"), (_GRANITE, "")):
         heads, dim, size, groups, width = _counts(text, *names)
         if heads * dim * size * groups * width:
@@ -93,6 +93,6 @@ def _mamba2(text: Mapping[str, Any]) -> Values | None:
 
 
 def _counts(text: Mapping[str, Any], *names: str) -> list[int]:
-    """Numbers of config.json; 0 for what is none."""
+    """Counts from config.json; 0 for each that is not a number."""
     found = [text.get(name) for name in names]
     return [each if isinstance(each, int) and each > 0 else 0 for each in found]
