@@ -16,40 +16,41 @@ import math
 from dataclasses import dataclass
 
 DAY_S = 86_400
-FILL = 0.8  # of a tier; fuller, what leaves is needed again
+FILL = 0.8  # of a tier; if it is fuller, KV leaves that is needed again
 _P90 = 1.2815515655446004  # of the standard normal distribution
 
 
 @dataclass(frozen=True)
 class Load:
-    """What agents do. Seconds and tokens; `arrivals` are programs per second.
+    """What agents do, in seconds and tokens. `arrivals`: programs per second.
 
-    `programs` counts those alive at once; 0 derives it from `arrivals`.
+    `programs`: how many are alive at once; 0 derives it from `arrivals`.
     """
 
     context: int
     new_tokens: int
-    gap_s: float  # between two turns: mean
-    turn_s: float  # one turn, from its arrival to its last token: mean
+    gap_s: float  # mean time between two turns
+    turn_s: float  # mean time of a turn, from its arrival to its last token
     programs: float = 0.0
     arrivals: float = 0.0
     turns: float = 0.0
 
     @property
     def live(self) -> float:
-        """Programs alive at once."""
+        """Programs that are alive at once."""
         return self.programs or self.arrivals * self.turns * (self.gap_s + self.turn_s)
 
     @property
     def turns_per_s(self) -> float:
-        """Turns that begin per second, over all programs."""
+        """Turns that all programs together begin per second."""
         return self.live / (self.gap_s + self.turn_s)
 
 
 @dataclass(frozen=True)
 class Place:
-    """Where it runs. `context_bytes`: KV of one context, over all GPUs; `new_bytes`: of the tokens
-    that a turn adds; `vram_bytes`: KV space, `pcie`: bytes per second, of one of `num_gpus`."""
+    """Where it runs. `context_bytes`: KV of one context over all GPUs. `new_bytes`: KV of the
+    tokens that a turn adds. `vram_bytes`: KV space of one of `num_gpus`. `pcie`: bytes per second
+    of its link."""
 
     context_bytes: float
     new_bytes: float
@@ -60,7 +61,7 @@ class Place:
 
 @dataclass(frozen=True)
 class Need:
-    """What follows. Bytes, and bytes per second of one GPU; `share_vram`: of the live KV."""
+    """What follows, in bytes, and bytes per second for each GPU. `share_vram`: of the live KV."""
 
     live_bytes: float
     num_in_vram: int
@@ -74,9 +75,9 @@ class Need:
 
 @dataclass(frozen=True)
 class Overflow:
-    """What a disk below `dram_bytes` would have to do. Bytes per second of the node's drive;
-    `share`: of the turns, those that DRAM has not; `tokens`: of prompts, per second, that are read
-    and not computed; `written`: bytes per day, at most, for each is written once at most."""
+    """What a disk below `dram_bytes` would have to do, in bytes per second of the node's drive.
+    `share`: the share of turns whose KV is not in DRAM. `tokens`: prompt tokens per second that are
+    read instead of computed. `written`: at most so many bytes per day, as each is written once."""
 
     share: float
     disk_bytes: float
@@ -90,19 +91,19 @@ class Overflow:
 def mean_gap(median_s: float, p90_s: float) -> float:
     """The mean of a log-normal gap with this median and 90th percentile.
 
-    Real gaps have a heavier tail: those of people who went away. Their KV may leave.
+    Real gaps have a heavier tail, because people go away. The KV of those may leave.
     """
     sigma = math.log(max(p90_s / median_s, 1.0)) / _P90
     return median_s * math.exp(sigma * sigma / 2)
 
 
 def need(load: Load, place: Place) -> Need:
-    """The DRAM for this load, and the rates on each GPU's link with it."""
+    """The DRAM that this load needs, and the rates on each GPU's link with so much of it."""
     live = load.live * place.context_bytes
     vram = place.vram_bytes * place.num_gpus
     share = min(1.0, vram / live) if live else 1.0
     dram = 0.0 if live <= FILL * vram else live / FILL
-    away = load.turns_per_s * (1.0 - share) if dram else 0.0  # turns per second that load
+    away = load.turns_per_s * (1.0 - share) if dram else 0.0  # turns per second that must load
     loads = away * place.context_bytes / place.num_gpus
     stores = load.turns_per_s * place.new_bytes / place.num_gpus if dram else 0.0
     return Need(
@@ -118,7 +119,7 @@ def need(load: Load, place: Place) -> Need:
 
 
 def overflow(load: Load, place: Place, dram_bytes: float, drive: float) -> Overflow:
-    """What is left for a drive of so many bytes per second where there is only so much DRAM."""
+    """What is left to a drive of so many bytes per second if there is only so much DRAM."""
     live = load.live * place.context_bytes
     held = FILL * max(dram_bytes, place.vram_bytes * place.num_gpus)
     share = max(0.0, 1.0 - held / live) if live else 0.0

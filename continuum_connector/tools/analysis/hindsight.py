@@ -10,9 +10,9 @@ decision, with the formulas of policy/adaptive.py and certainty instead of chanc
     the best pin    the one whose TTL is the gap
 
 k = blocks / mean blocks of a turn, N = turns that a prefill delays. Regret = worth of the best -
-worth of the chosen, never negative. What happened to a pin under pressure is not the decision's.
+worth of the chosen, never negative. A decision is not blamed for what pressure did to its pin.
 
-It also judges forecasts (Calibration): of the returns predicted with 70 %, did 70 % come?
+Calibration judges forecasts: of the returns predicted with 70 %, did 70 % come?
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ class Regret:
 
 @dataclass(frozen=True)
 class Stakes:
-    """What was at stake at a decision; seconds. `prefill_s`: what computing it again takes from
-    all turns together. `load_s` is None without a DRAM tier, or if it refused."""
+    """What was at stake at a decision, in seconds. `prefill_s`: what it costs all turns together to
+    compute the KV again. `load_s`: None without a DRAM tier, or if the tier refused."""
 
     decision: str
     is_stored: bool
@@ -49,9 +49,9 @@ class Stakes:
 
     @classmethod
     def of(cls, record: Record) -> Stakes | None:
-        """Those of a `decision` record; None if it does not say what they were.
+        """The stakes in a `decision` record; None if it does not say what they were.
 
-        Neither does one with a prefill of 0 s: what prefills cost was not measured yet.
+        One with a prefill of 0 s does not say so either: no prefill had been measured yet.
         """
         known, decision = part(record, "known"), text(record, "decision")
         prefill_s = number(known, "prefill")
@@ -72,14 +72,14 @@ class Stakes:
         )
 
     def regret(self, gap_s: float | None) -> Regret:
-        """Against the best for a return after `gap_s` seconds; None: there was none."""
+        """Regret if the program returned after `gap_s` seconds; None: it never did."""
         gap = math.inf if gap_s is None else gap_s
         values = {"free": 0.0, "offload": self._stored(gap), "pin": self._pinned(gap, gap)}
         best = max(values, key=lambda name: values[name])
         chosen = {"free": 0.0, "offload": values["offload"]}.get(self.decision)
         if chosen is None:
             chosen = self._pinned(gap, self.ttl_s)
-        # Other figures in the record than the ones it was decided by cannot make it negative.
+        # Rounded or altered numbers in the record must not make it negative.
         return Regret(self.decision, best, max(0.0, values[best] - chosen))
 
     def _stored(self, gap: float) -> float:
@@ -89,7 +89,7 @@ class Stakes:
 
     def _pinned(self, gap: float, ttl_s: float) -> float:
         if math.isinf(gap) and math.isinf(ttl_s):
-            return -math.inf  # for ever, for nobody
+            return -math.inf  # an endless pin for nobody
         if gap <= ttl_s:
             return self.weight * self.prefill_s - self.cost * gap
         return (self._stored(gap) if self.is_stored else 0.0) - self.cost * ttl_s
@@ -116,10 +116,9 @@ class Bin:
 
 
 class Calibration:
-    """Each outcome says with which probability `p` its program was expected back within
-    `horizon_s` (a pin's TTL; how long a stored block stays, but no longer than what counts as
-    silent), and after which gap it was. Those that nobody can judge are left out: `num_open`.
-    """
+    """Each outcome gives the probability `p` of a return within `horizon_s` and the gap after which
+    the program returned. The horizon is a pin's TTL, or how long a stored block stays, at most
+    until the program counts as silent. `num_open` counts the outcomes that nobody can judge."""
 
     def __init__(self) -> None:
         self.bins = [Bin() for _ in range(NUM_BINS)]
@@ -129,7 +128,7 @@ class Calibration:
         """Take in an `outcome` record."""
         p, horizon_s = number(outcome, "p"), number(outcome, "horizon_s")
         if text(outcome, "outcome") == "done" or p is None or horizon_s is None:
-            return  # a program that is over is expected by nobody
+            return  # nobody expects a program that is over to return
         is_true = came_true(outcome, horizon_s)
         if is_true is None:
             self.num_open += 1
@@ -146,14 +145,14 @@ class Calibration:
 
     @property
     def error(self) -> float | None:
-        """The mean distance of predicted and observed, over all predictions."""
+        """The mean distance between predicted and observed, over all predictions."""
         if not self.num:
             return None
         return sum(abs(one.total - one.num_true) for one in self.bins) / self.num
 
 
 def came_true(outcome: Record, horizon_s: float) -> bool | None:
-    """Whether the program was back in time; None if it was not watched for so long."""
+    """Whether the program returned in time; None if it was not watched for long enough."""
     is_watched = text(outcome, "outcome") != "superseded"
     watched_s = (number(outcome, "open_s") or 0.0) if is_watched else 0.0
     return forecast.came_true(number(outcome, "gap_s"), watched_s, horizon_s)

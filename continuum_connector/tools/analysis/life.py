@@ -1,5 +1,5 @@
-"""Everything that a trace says about one program; and the log of all decisions, one line each, with
-its outcome.
+"""Life: everything that a trace says about one program. Also, every decision on one line, with its
+outcome.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from continuum_connector.errors import shown
 from continuum_connector.tools.analysis.report import seconds
 from continuum_connector.tools.analysis.source import Record, count, number, part, text, tiers
 
-MAX_NAMES = 200_000  # programs whose turns are counted, to name some if the one is not there
-_LONG = 100  # characters of an id by which a program is sure to be found
+MAX_NAMES = 200_000  # programs whose turns we count, to name some if the wanted one is missing
+_LONG = 100  # leading characters of an id that identify a program for certain
 _SHORTENED = re.compile(r"(.+)~[0-9a-f]{32}").fullmatch  # a long id's key (programs/program.py)
 EVERYBODY = (
     "start",
@@ -29,8 +29,8 @@ EVERYBODY = (
 
 @dataclass
 class Life:
-    """`key`: the program's name in the trace. `records`: its own and, from its first to its
-    last, what happened to everybody."""
+    """`key`: the program's name in the trace. `records`: its own, and what happened to every
+    program between its first and its last."""
 
     key: str
     records: list[Record] = field(default_factory=list)
@@ -39,8 +39,8 @@ class Life:
 class Search:
     """One pass over a trace for a program, by its key or the client's own id.
 
-    The connector puts a namespace before the ids that clients send (`job:x`), and one more where
-    they send a salt (`salted:1f..:job:x`): with any or none of them the id names the program.
+    The connector puts a namespace before the ids that clients send (`job:x`), and another before
+    that if they send a salt (`salted:1f..:job:x`). The id may be given with or without them.
     """
 
     def __init__(self, wanted: str) -> None:
@@ -61,13 +61,13 @@ class Search:
                     self._note(key, record)
 
     def life(self) -> Life | None:
-        """The program that was meant; None if there is none, or several."""
+        """The life of the wanted program; None if there is no such program, or several."""
         if self._wanted in self.found:
             return self.found[self._wanted]
         return next(iter(self.found.values())) if len(self.found) == 1 else None
 
     def excuse(self) -> str:
-        """Why there is no life, and which names there are."""
+        """Why there is no life to show, and which programs there are."""
         if len(self.found) > 1:
             return f"{self._wanted!r} may be any of {_list(self.found)}; give the whole name"
         said = f"no program {self._wanted!r} is in the trace"
@@ -96,7 +96,7 @@ class Search:
 
 
 def _names(wanted: str, key: str) -> bool:
-    """Whether the id, as its client sent it or behind its namespaces, became this key."""
+    """Whether this key was made from the id, given with or without its namespaces."""
     if key == wanted or key.endswith(f":{wanted}"):
         return True
     if len(wanted) < _LONG or not (shortened := _SHORTENED(key)):
@@ -115,14 +115,14 @@ HEAD = (
     f"{'worth, next best':19} {'outcome':12} {'back after':>10}  {'in VRAM, DRAM, lost':>22}  saved"
 )
 NAME = 24  # characters of a program's name; ids differ at their ends
-MAX_OPEN = 100_000  # decisions that wait for their outcome; beyond, the oldest is told as open
+MAX_OPEN = 100_000  # decisions that wait for their outcome; beyond, the oldest counts as open
 
 Pair = tuple[Record, Record | None]
 Pending = OrderedDict[tuple[str, int], list[Record]]  # by program and turn: decision, outcome
 
 
 def decisions(records: Iterable[Record]) -> Iterator[Pair]:
-    """Each decision in its order, with its outcome; None where the trace has none."""
+    """Each decision in order, with its outcome; None if the trace has none."""
     pending: Pending = OrderedDict()
     for record in records:
         key = text(record, "program"), count(record, "turn")
@@ -137,7 +137,8 @@ def decisions(records: Iterable[Record]) -> Iterator[Pair]:
 
 
 def _told(pending: Pending, even_open: bool = False) -> Iterator[Pair]:
-    """Take the oldest as long as their outcomes are known; `even_open`: the first in any case."""
+    """Yield the oldest decisions whose outcomes are known; if `even_open`, the first in any
+    case."""
     while pending:
         key, (decision, *outcome) = next(iter(pending.items()))
         if not outcome and not even_open:
@@ -148,7 +149,7 @@ def _told(pending: Pending, even_open: bool = False) -> Iterator[Pair]:
 
 
 def as_line(decision: Record, outcome: Record | None, since: float) -> str:
-    """The two as one line under HEAD; times in seconds after `since`."""
+    """Decision and outcome as one line under HEAD; times are seconds after `since`."""
     name = text(decision, "program")
     name = name if len(name) <= NAME else "…" + name[1 - NAME :]
     gap_s = None if outcome is None else number(outcome, "gap_s")
@@ -167,7 +168,7 @@ def _decided(decision: Record) -> str:
 
 
 def _worth(decision: Record) -> str:
-    """Of the best alternative and of the next, in seconds to all programs."""
+    """Worth of the best alternative and of the next best, in seconds to all programs."""
     worths = sorted((w for w in part(decision, "values").values() if _is_number(w)), reverse=True)
     return ", ".join(seconds(each) for each in worths[:2]) if any(worths) else ""
 

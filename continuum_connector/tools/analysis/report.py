@@ -12,7 +12,7 @@ DECISIONS = ("pin", "offload", "free")
 
 
 class Row(NamedTuple):
-    """One number. `unit`: "s", "%" (of a share from 0 to 1), "bytes" or "" for a count."""
+    """One number. `unit`: "s", "%" (for a share from 0 to 1), "bytes", or "" for a count."""
 
     group: str
     name: str
@@ -21,7 +21,7 @@ class Row(NamedTuple):
 
     @property
     def cell(self) -> str:
-        """The value as it is shown; "-" where there is none."""
+        """The value as text; "-" if there is none."""
         if self.value is None:
             return "-"
         if isinstance(self.value, str):
@@ -34,7 +34,7 @@ class Row(NamedTuple):
 
 
 def seconds(value: float) -> str:
-    """Three digits of them, as long as three digits say enough."""
+    """Seconds as text, to three digits if three are enough."""
     if value and abs(value) < 0.01:
         return f"{1000 * value:.3g} ms"
     return f"{value:,.0f} s" if abs(value) >= 1000 else f"{value:.3g} s"
@@ -49,7 +49,7 @@ def size(value: float) -> str:
 
 
 def rows(summary: Summary, num_bad: int = 0) -> list[Row]:
-    """Every row, in the order in which they are read."""
+    """Every row, in reading order."""
     return [
         *_what(summary, num_bad),
         *_times(summary),
@@ -63,7 +63,8 @@ def rows(summary: Summary, num_bad: int = 0) -> list[Row]:
 
 
 def as_dict(found: list[Row]) -> dict[str, dict[str, Any]]:
-    """The same for programs: group -> name -> value, in seconds, shares, bytes and counts."""
+    """The rows for a program to read: group -> name -> value, in seconds, shares, bytes and
+    counts."""
     groups: dict[str, dict[str, Any]] = {}
     for row in found:
         groups.setdefault(row.group, {})[row.name] = row.value
@@ -145,7 +146,7 @@ def _copies(summary: Summary) -> Iterator[Row]:
 def _both_ways(
     summary: Summary, group: str, out: tuple[str, str], back: tuple[str, str]
 ) -> Iterator[Row]:
-    """Copies to a tier and back: what the records are called, and what was done."""
+    """Rows on the copies to a tier and back."""
     blocks, num_bytes = summary.blocks, summary.bytes
     for direction, verb in (out, back):
         yield Row(group, f"blocks {verb}", blocks[direction])

@@ -23,23 +23,23 @@ from continuum_connector.observe.trace import RECORDER_KEYS, older_files, older_
 
 Record = dict[str, Any]
 
-MAX_LINE = 1 << 20  # bytes; a record has a few hundred
+MAX_LINE = 1 << 20  # bytes; a record takes a few hundred
 MAX_COUNT = 1 << 53
-MAX_PARTS = 200  # brackets of a record, which has a dozen: deep ones are no records of ours
-_LOOK = 1 << 16  # bytes of the beginning in which a trace has its first record
+MAX_PARTS = 200  # brackets; a record of ours has a dozen
+_LOOK = 1 << 16  # leading bytes, within which a trace has its first record
 _decode = msgspec.json.Decoder(Record).decode
 
 
 class SourceError(Exception):
-    """A file that is no trace; the message is a sentence for its user."""
+    """The file is not a trace; the message is a sentence for the user."""
 
 
 class Source:
     """Reads our trace, or `scheduler_timestamps` of the original recorder as if it were one.
 
-    A trace is read from the oldest of its files on (TraceFile). `num_bad` counts lines that
-    are no record, cut short by a crash for instance; they are skipped. Our format is streamed; the
-    original is one JSON value and is read whole.
+    A trace is read from its oldest file on (TraceFile). `num_bad` counts lines that are not
+    records, for instance because a crash cut them short; they are skipped. Our format is streamed.
+    The original is one JSON value and is read whole.
     """
 
     def __init__(self, path: Path) -> None:
@@ -55,7 +55,7 @@ class Source:
         self.num_bytes = sum(each.stat().st_size for each in self.paths)
 
     def records(self, on_bytes: Callable[[int], object] = lambda _: None) -> Iterator[Record]:
-        """Every record in the order of the files; `on_bytes` hears of the bytes read."""
+        """Every record, in the order of the files; `on_bytes` is called with the bytes read."""
         if self.is_original:
             yield from self._of_original(on_bytes)
             return
@@ -64,15 +64,15 @@ class Source:
                 yield from self._of_file(file, on_bytes)
 
     def _opened(self, stack: contextlib.ExitStack) -> list[BinaryIO]:
-        """All files, the newest first: as a server moves them meanwhile, one may be met again
-        under its next name, and none is missed."""
+        """Open all files, the newest first. If a server moves them meanwhile, one may be met again
+        under its next name, but none is missed."""
         opened: dict[tuple[int, int], BinaryIO] = {}
         for each in itertools.chain([self.path], older_names(self.path)):
             try:
                 file = stack.enter_context(each.open("rb"))
             except FileNotFoundError:
                 break
-            except OSError as error:  # the records of this one and all older would be missing
+            except OSError as error:  # this file's records and all older ones would be missing
                 raise SourceError(f"{each} cannot be read ({error.strerror})") from None
             status = os.fstat(file.fileno())
             opened.setdefault((status.st_dev, status.st_ino), file)
@@ -94,7 +94,7 @@ class Source:
     def _of_original(self, on_bytes: Callable[[int], object]) -> Iterator[Record]:
         jobs: Any = None
         try:
-            if self._is_object:  # or it may be anything, of any size
+            if self._is_object:  # else it may be anything, of any size
                 jobs = msgspec.json.decode(self.path.read_bytes())
         except (OSError, ValueError, RecursionError):
             jobs = None
@@ -113,31 +113,31 @@ class Source:
 
 
 def number(record: Record, key: str) -> float | None:
-    """The field as a number that something may be, else None."""
+    """The field as a number (is_number), else None."""
     value = record.get(key)
     return float(value) if is_number(value) else None  # type: ignore[arg-type]
 
 
 def count(record: Record, key: str) -> int:
-    """The field as a whole number; 0 where there is none that counts something."""
+    """The field as a count; 0 if it is not one."""
     value = number(record, key)
     return int(value) if value is not None and 0 <= value < MAX_COUNT else 0
 
 
 def text(record: Record, key: str) -> str:
-    """The field as it may be shown, "" where it is no text."""
+    """The field as printable text, "" if it is not text."""
     value = record.get(key)
     return shown(value) if isinstance(value, str) else ""
 
 
 def texts(record: Record, key: str) -> list[str]:
-    """The field's parts as they may be shown, [] where it is no list."""
+    """The field's parts as printable texts, [] if it is not a list."""
     value = record.get(key)
     return [shown(str(each)) for each in value] if isinstance(value, list) else []
 
 
 def part(record: Record, key: str) -> Record:
-    """The field as a mapping, empty where it is none."""
+    """The field as a mapping, empty if it is not one."""
     value = record.get(key)
     return value if isinstance(value, dict) else {}
 
@@ -151,7 +151,7 @@ class Hits(NamedTuple):
 
 
 def tiers(record: Record) -> Hits:
-    """Those of a record; 0 of what it does not name."""
+    """The hits in a record; 0 for each tier that it does not name."""
     hits = part(record, "hit_tokens")
     return Hits(*(count(hits, name) for name in Hits._fields))
 
@@ -172,7 +172,7 @@ def _has_record(start: bytes) -> bool:
 
 
 def _line(file: BinaryIO) -> bytes:
-    """The next line; of one that is too long the beginning, which is no record."""
+    """The next line. Of one that is too long only the beginning, which is not a record."""
     line = file.readline(MAX_LINE)
     rest = line
     while rest and not rest.endswith(b"\n"):
@@ -197,14 +197,14 @@ def _kind(mode: int) -> str:
 
 
 Entry = dict[str, Any]
-MAX_NUMBER = 1e15  # seconds, tokens, bytes: beyond it is no count of anything, and sums overflow
+MAX_NUMBER = 1e15  # seconds, tokens, bytes; larger numbers are not real, and their sums overflow
 _ARRIVAL, _ADMIT, _READMIT, _PREEMPT, _DEPARTURE, _PINNED, _UNPINNED = RECORDER_KEYS
 _KEYS = {event: key for key, events in RECORDER_KEYS.items() for event in events}
 _KEYS["decision"] = _DEPARTURE  # `pinned_time` is a second entry
 
 
 def read_original(jobs: Mapping[str, Any]) -> Iterator[dict[str, Any] | None]:
-    """The records our trace would have, job after job; None for each entry that is none."""
+    """The records that our trace would have, job after job; None for each entry that is invalid."""
     for job, entries in jobs.items():
         if not isinstance(entries, list):
             yield None
@@ -213,7 +213,7 @@ def read_original(jobs: Mapping[str, Any]) -> Iterator[dict[str, Any] | None]:
 
 
 class _Job:
-    """One job's entries as records. A departure that is followed by a pin decided on it."""
+    """One job's entries as records. A departure followed by a pin was the decision to pin."""
 
     def __init__(self, job: str) -> None:
         self._job = job
@@ -249,7 +249,7 @@ class _Job:
 
 
 def write_original(records: Iterable[Mapping[str, Any]]) -> dict[str, list[Entry]]:
-    """Every job's entries. What the original does not know, as loads, is left out."""
+    """Every job's entries. What the original does not know, such as loads, is left out."""
     jobs: dict[str, list[Entry]] = {}
     for record in records:
         key, program, t = _KEYS.get(record["event"]), record.get("program"), record.get("t")
@@ -280,6 +280,6 @@ def _time(entry: Any, key: str) -> float | None:
 
 
 def is_number(value: object) -> bool:
-    """Whether it is one that something may be: finite, and of a size to reckon with."""
+    """Whether the value is a finite number of believable size."""
     is_one = isinstance(value, (int, float)) and not isinstance(value, bool)
     return is_one and -MAX_NUMBER < value < MAX_NUMBER  # type: ignore[operator]

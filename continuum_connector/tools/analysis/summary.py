@@ -11,16 +11,16 @@ from typing import NamedTuple
 from continuum_connector.tools.analysis.hindsight import Calibration, Regret, Stakes, came_true
 from continuum_connector.tools.analysis.source import Hits, Record, count, number, text, tiers
 
-MAX_PROGRAMS = 200_000  # followed at a time; beyond, the one silent for longest counts as over
-NUM_WORST = 5  # decisions named, for `continuum explain`
-NOBODY = "anonymous:"  # before the keys of programs that no client named
-_MAX_OPEN = 8  # decisions without outcome per program: turns side by side, or a trace without
+MAX_PROGRAMS = 200_000  # followed at once; beyond, the program silent for longest counts as over
+NUM_WORST = 5  # decisions that the report names, for `continuum explain`
+NOBODY = "anonymous:"  # prefix of the keys of programs that no client named
+_MAX_OPEN = 8  # decisions without an outcome per program: parallel turns, or a trace without any
 
 
 @dataclass
 class Tokens:
-    """Tokens of prompts, and what was found of them. `had`: what the program had kept or
-    computed before, as far as the prompt can have it in common."""
+    """Tokens of prompts, and how many were found where. `had`: those that the program had computed
+    before, as far as the prompt can share them."""
 
     num: int = 0
     vram: int = 0
@@ -40,12 +40,12 @@ class Tokens:
 
 @dataclass
 class _Program:
-    """One program under way. `arrivals`: of its turns that have not ended."""
+    """One program under way. `arrivals`: those of its turns that have not ended."""
 
     first: float
     last_end: float | None = None
     arrivals: dict[int, float] = field(default_factory=dict)
-    num_tokens: int = 0  # of its last turn, prompt and output where the trace says so
+    num_tokens: int = 0  # of its last turn: prompt, and output if the trace gives it
     num_turns: int = 0
     num_ended: int = 0
     pinned_blocks: int = 0
@@ -53,7 +53,7 @@ class _Program:
 
 
 class Costly(NamedTuple):
-    """A decision that lost much. Ordered by the seconds."""
+    """A decision that lost much. Sorts by its seconds."""
 
     seconds: float
     program: str
@@ -63,13 +63,13 @@ class Costly(NamedTuple):
 
 
 class Regrets:
-    """Regret by decision, which alternative would have been the best, and the worst few."""
+    """Regret by decision, how often each alternative was best, and the few worst decisions."""
 
     def __init__(self) -> None:
         self.by_decision: dict[str, Sample] = {}
         self.best: Counter[tuple[str, str]] = Counter()
         self.worst: list[Costly] = []  # a heap
-        self.num_open = 0  # the return came too late to be seen, or the record says too little
+        self.num_open = 0  # decisions whose return nobody saw, or whose record says too little
 
     def add(self, regret: Regret | None, program: str, turn: int) -> None:
         if regret is None:
@@ -95,16 +95,16 @@ class Regrets:
 class Summary:
     """Takes in records in the order of the file; `finish` when there are no more.
 
-    Durations are differences of `now`. A `start` ends every program that is under way, for a
-    new server knows none of them.
+    Durations are differences of `now`. A `start` ends every program under way, because a new server
+    knows none of them.
     """
 
     def __init__(self) -> None:
         self.starts: list[Record] = []
-        self.first: float | None = None  # arrival, and the last departure
+        self.first: float | None = None  # the first arrival, and below it the last departure
         self.last: float | None = None
         self.num_programs = 0
-        self.num_single = 0  # requests that nobody named and nothing followed: no programs
+        self.num_single = 0  # unnamed requests without a successor, which are no programs
         self.jct, self.latency, self.waited = Sample(), Sample(), Sample()
         self.prompts, self.returning = Tokens(), Tokens()
         self.decisions: Counter[str] = Counter()
@@ -136,13 +136,13 @@ class Summary:
         }
 
     def add(self, record: Record) -> None:
-        """Take in one record; events that say nothing here are skipped."""
+        """Take in one record; events that do not matter here are skipped."""
         handle = self._of_event.get(text(record, "event"))
         if handle is not None:
             handle(record)
 
     def finish(self) -> None:
-        """The trace ends: programs under way are counted as far as they came."""
+        """The trace ends: count the programs under way as far as they got."""
         while self._programs:
             self._retire(next(iter(self._programs)))
 
@@ -208,7 +208,7 @@ class Summary:
         key, turn = text(record, "program"), count(record, "turn")
         program = self._programs.get(key)
         stakes = program.open.pop(turn, None) if program else None
-        if outcome != "done":  # nothing was chosen
+        if outcome != "done":  # a last turn left nothing to choose
             self.regrets.add(_regret(record, stakes), key, turn)
 
     def _pin_ended(self, record: Record) -> None:
@@ -242,8 +242,8 @@ class Summary:
 
 
 def _regret(outcome: Record, stakes: Stakes | None) -> Regret | None:
-    """None where the gap is not known, and where it says nothing: turns side by side, or nobody
-    there to see the next one."""
+    """The regret; None if the gap is unknown or says nothing, because turns ran in parallel or
+    nobody was there to see the next one."""
     horizon_s = number(outcome, "horizon_s")
     if (
         stakes is None
@@ -259,16 +259,17 @@ def _regret(outcome: Record, stakes: Stakes | None) -> Regret | None:
 
 
 def policy_of(summary: Summary) -> str:
-    """The policies that decided, in order; "unknown" where the trace does not say."""
+    """The policies that decided, in order; "unknown" if the trace does not say."""
     names = dict.fromkeys(text(start, "policy") or "unknown" for start in summary.starts)
     return ", ".join(names) or "unknown"
 
 
-MAX_KEPT = 100_000  # values; up to so many, percentiles are exact
+MAX_KEPT = 100_000  # values; up to so many, the percentiles are exact
 
 
 class Sample:
-    """Beyond MAX_KEPT percentiles are those of a uniform sample, the same one every time."""
+    """Values and their percentiles. Beyond MAX_KEPT they come from a uniform sample, which is the
+    same in every run."""
 
     def __init__(self) -> None:
         self.num = 0
@@ -291,7 +292,7 @@ class Sample:
         return self.total / self.num if self.num else None
 
     def quantile(self, q: float) -> float | None:
-        """The value below which a share `q` lies, linear between two; None without values."""
+        """The value below which a share `q` lies, interpolated linearly; None without values."""
         if not self._kept:
             return None
         if not self._is_sorted:

@@ -19,7 +19,8 @@ from continuum_connector.tools.analysis.source import (
 
 
 class Line(NamedTuple):
-    """One line of a program's life. `kind`: "good", "bad", "detail" or "" for colours."""
+    """One line of a program's life. `kind`: "good", "bad", "detail" or "", which sets the
+    colour."""
 
     record: Record
     text: str
@@ -27,7 +28,7 @@ class Line(NamedTuple):
 
 
 def told(record: Record) -> Iterator[Line]:
-    """The lines that tell a record; none for events that are not known here."""
+    """The lines that describe a record; none for an event that we do not know."""
     tell = _TELL.get(record["event"])
     if tell is not None:
         yield from tell(record)
@@ -46,7 +47,7 @@ def _arrive(record: Record) -> Iterator[Line]:
 
 
 def _sample(record: Record) -> str:
-    """Of a prompt that others send too."""
+    """What else to say of a prompt that other programs send, too."""
     if "sample" not in record:
         return ""
     size = count(record, "samples")
@@ -233,7 +234,7 @@ def _tokens(record: Record) -> str:
 
 
 def _of(record: Record, key: str) -> str:
-    """Seconds; a number that JSON does not know was an infinite one."""
+    """Seconds; null stands for infinity, which JSON does not have."""
     value = number(record, key)
     return "for ever" if value is None else seconds(value)
 

@@ -80,7 +80,7 @@ def summarize(source: Source) -> Summary:
 
 
 def _names(traces: list[Path]) -> list[str]:
-    """A short name for each: its own, with as much of its folder as tells them apart."""
+    """A short name for each trace: the file's, with as many of its folders as tell them apart."""
     for num_parts in range(1, 4):
         names = ["/".join(path.parts[-num_parts:]) for path in traces]
         if len(set(names)) == len(names):
@@ -89,7 +89,7 @@ def _names(traces: list[Path]) -> list[str]:
 
 
 def _save(path: Path, names: list[str], summaries: list[Summary], found: list[list[Row]]) -> None:
-    """What a wide terminal would show, as HTML that needs no other file."""
+    """Write what a wide terminal would show, as one HTML file that needs no other."""
     width = REPORT_WIDTH + 20 * len(names)
     console = terminal(record=True, file=io.StringIO(), width=width)
     _print(console, names, summaries, found)
@@ -115,7 +115,7 @@ def _print(
 
 
 def table(names: list[str], found: list[list[Row]]) -> Table:
-    """One row per number, one column per trace; what a trace does not have is empty."""
+    """One row per number, one column per trace; a cell is empty if its trace lacks the number."""
     result = Table(show_edge=False)
     result.add_column("", overflow="fold")
     result.add_column("", overflow="fold")
@@ -146,7 +146,7 @@ def _cell(found: list[Row], group: str, name: str) -> str:
 
 
 def _confusion(name: str, summary: Summary) -> Table:
-    """What was chosen, and what would have been best."""
+    """How often each decision was taken, and what would have been best."""
     kinds = ("pin", "offload", "free")
     title = f"Chosen, and best in hindsight: {shown(name)}"
     result = Table(title=title, title_justify="left", title_style="bold", show_edge=False)
@@ -162,7 +162,7 @@ def _confusion(name: str, summary: Summary) -> Table:
 
 
 def _worst(name: str, summary: Summary) -> Table:
-    """The decisions that lost most: `continuum explain` tells what was known then."""
+    """The decisions that lost most; `continuum explain` says what was known at the time."""
     title = f"Costliest decisions: {shown(name)}"
     result = Table(title=title, title_justify="left", title_style="bold", show_edge=False)
     for column in ("program", "turn", "chosen", "best", "regret"):
@@ -193,7 +193,7 @@ PLOT_KINDS = (".png", ".svg", ".pdf")
 
 
 def as_text(calibration: Calibration) -> Iterator[str]:
-    """A bar per bin: `#` up to what was observed, `|` where it should have been."""
+    """One bar per bin: `#` up to the observed share, `|` at the predicted one."""
     yield f"{'predicted':>10}  {'observed':>8}  {'turns':>7}"
     for index, one in enumerate(calibration.bins):
         low, high = (100 * each // NUM_BINS for each in (index, index + 1))
@@ -207,7 +207,7 @@ def as_text(calibration: Calibration) -> Iterator[str]:
 
 
 def check_plot(path: Path | None) -> None:
-    """Before a long read: can the picture be made at all?"""
+    """Raise CommandError, before a long read, if the picture cannot be made."""
     if path is None:
         return
     if path.suffix not in PLOT_KINDS:
@@ -222,7 +222,7 @@ def check_plot(path: Path | None) -> None:
 
 
 def save_plot(path: Path, calibrations: dict[str, Calibration]) -> None:
-    """Draw predicted against observed, a line per trace, points as large as turns are many."""
+    """Draw observed over predicted, one line per trace; the more turns, the larger the point."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(6.0, 6.0), layout="constrained")
@@ -232,7 +232,7 @@ def save_plot(path: Path, calibrations: dict[str, Calibration]) -> None:
         bins = [one for one in calibration.bins if one.num]
         most = max((one.num for one in bins), default=1)
         xs, ys = [one.predicted for one in bins], [one.observed for one in bins]
-        # `$` would begin a formula, and a label that begins with _ is left out.
+        # `$` would begin a formula, and matplotlib hides a label that begins with _.
         label = f"{calibration.num:,} turns: {errors.shown(name)}".replace("$", r"\$")
         (line,) = axes.plot(xs, ys, label=label)
         sizes = [20 + 180 * one.num / most for one in bins]

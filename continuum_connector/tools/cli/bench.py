@@ -1,7 +1,7 @@
-"""`continuum bench`, `continuum simulate`: they hand over to bench/serve and the lab, bench/sim.
+"""`continuum bench`, `continuum simulate`: they hand over to bench/serve and to the lab, bench/sim.
 
-Finds `bench`, the lab and the benchmarks: beside the package in the source tree, inside it in a
-wheel, where a top-level package of that name could clash with others.
+The source tree has `bench` beside the package. A wheel has it inside, because a top-level package
+of that name could clash with others.
 """
 
 from __future__ import annotations

@@ -76,7 +76,7 @@ def _run(
         raise CommandError(f"there is no folder {out.parent}; make it, or give another --out")
     gpu = gpu or find_gpu(server.host)
     path = out if out.suffix else Path(state_file.file_in(str(out), f"{chosen.root} {gpu}"))
-    _kept(path)  # before minutes of measuring
+    _kept(path)  # so that it fails before minutes of measuring
     prober = Prober(server, chosen.name, repeats)
     if prober.num_others:
         others = f"{prober.num_others} requests of others are running"
@@ -123,7 +123,7 @@ def read_lengths(text: str, max_model_len: int) -> list[int]:
 
 
 def find_gpu(host: str) -> str:
-    """The GPU's name where the server is on this machine and has one; else a plain word."""
+    """The GPU's name, if the server is on this machine and has one; else "unknown"."""
     smi = shutil.which("nvidia-smi")
     if host not in LOCAL or smi is None:
         return "unknown"
@@ -158,7 +158,8 @@ def _measure(
 def _shown(
     console: Console, points: list[Point], repeats: int
 ) -> Iterator[tuple[Point, Callable[[], None]]]:
-    """Each point with what moves the bar, which counts tokens computed: they take the time."""
+    """Yield each point with a call that advances the bar. The bar counts computed tokens, because
+    they are what takes time."""
     total = sum(point.num_cached + repeats * point.num_new for point in points)
     columns = (
         bars.TextColumn("{task.description}"),
@@ -198,8 +199,8 @@ def _said(prober: Prober, coefficients: list[float], load: list[float] | None) -
 
 
 def _kept(path: Path) -> dict[str, Any]:
-    """What else the file at `path` holds, as a server's tool times; CommandError if it is no state
-    file, for that would be lost."""
+    """What the file at `path` already holds besides, such as a server's tool times. CommandError if
+    it is not a state file, because writing would destroy it."""
     try:
         if not path.exists():
             return {}
@@ -225,7 +226,7 @@ def _write(
     coefficients: list[float],
     load: list[float] | None,
 ) -> None:
-    """Write a state file with what it was made from."""
+    """Write the state file, with the measurements that it was made from."""
     content = {
         "version": state_file.VERSION,
         "state": {**_kept(path), "costs": measure.costs_state(coefficients, load)},

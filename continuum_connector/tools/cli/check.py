@@ -90,7 +90,7 @@ def check(
     given = [word for name, value in options.items() if value for word in (name, value)]
     given += [] if prefix_caching else ["--no-enable-prefix-caching"]
     lines = _accepted(_look(list(command or ()), given), accept or ())
-    with contextlib.suppress(BrokenPipeError):  # `| head`: what was found counts all the same
+    with contextlib.suppress(BrokenPipeError):  # `| head`: the status still says what was found
         if as_json:
             print(json.dumps(as_object(lines), indent=1))
         else:
@@ -99,7 +99,7 @@ def check(
 
 
 def _accepted(lines: list[Line], subjects: Sequence[str]) -> list[Line]:
-    """The lines, in which those that may be not seen are ok."""
+    """The lines, with those that the user accepts as not seen turned into ok."""
     return [
         ok(line.subject, f"not seen, which was accepted: {line.text}")
         if line.verdict is Verdict.UNSEEN and line.subject in subjects
@@ -109,7 +109,7 @@ def _accepted(lines: list[Line], subjects: Sequence[str]) -> list[Line]:
 
 
 def _look(command: list[str], given: list[str]) -> list[Line]:
-    """All lines for the pasted command; `given` are our own options, which win."""
+    """All lines for the pasted command. `given`: our own options, which win over it."""
     try:
         assigned, words = split_environment(split_pasted(command))
         environ = {**os.environ, **assigned}
@@ -134,7 +134,7 @@ def as_object(lines: list[Line]) -> dict[str, object]:
 
 
 def show(console: Console, lines: list[Line]) -> None:
-    """A table on a terminal; one line each, cure included, in a pipe."""
+    """Print a table on a terminal; into a pipe, one text line per finding, with its cure."""
     if console.is_terminal:
         console.print(_table(lines))
         console.print()
@@ -160,7 +160,7 @@ def _table(lines: list[Line]) -> Table:
 
 
 def verdict(lines: list[Line]) -> str:
-    """The last line: the counts, and what they mean."""
+    """The last line: how many findings there are of each kind, and what that means."""
     count = Counter(line.verdict for line in lines)
     parts = [several(name, count[each]) for each, name in _COUNTED if count[each]]
     if count[Verdict.UNSEEN]:

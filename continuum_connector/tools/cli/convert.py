@@ -16,7 +16,7 @@ from continuum_connector.tools.cli.terminal import Force, command, may_write, op
 
 
 class Format(str, enum.Enum):
-    """What a trace can become."""
+    """The formats that a trace can be converted to."""
 
     SCHEDULER_TIMESTAMPS = "scheduler_timestamps"
 

@@ -20,44 +20,44 @@ from typing import Any
 from continuum_connector.errors import escaped, shown
 
 DONE = 0
-FAILED = 1  # an input, a file, a server: the sentence says which
-USAGE = 2  # the command line itself
-UNSEEN = 3  # `check`: nothing is an error, and not all was seen
-BUG = 70  # of ours
+FAILED = 1  # because of an input, a file or a server: the sentence says which
+USAGE = 2  # the command line itself is wrong
+UNSEEN = 3  # `check` found no error, but could not see everything
+BUG = 70  # in our own code
 STOPPED = 130  # by Ctrl-C
 
 TRACEBACK = "CONTINUUM_TRACEBACK"
-MOST = 1000  # characters of a sentence: a value in it may be as long as it likes
+MOST = 1000  # characters of a sentence, because a value in it may have any length
 _PASSWORDS = re.compile(r"(?:(?<=//)|\b[\w.+%-]+:(?!//))\S*@")
 _KEYS = re.compile(r"([?&][\w-]*(?:key|token|secret|password)[\w-]*=)[^&\s'\"]*", re.IGNORECASE)
 _INSTEAD = {"█": "#", "░": ".", "…": "...", "·": "-", "─": "-", "│": "|"}
-_SIZES = {"COLUMNS": 20, "LINES": 5, "TERMINAL_WIDTH": 20}  # and the least that can be drawn on
+_SIZES = {"COLUMNS": 20, "LINES": 5, "TERMINAL_WIDTH": 20}  # each with the least we can draw on
 _OURS = ("bench", "continuum_connector")
 
 
 class ToldError(Exception):
-    """What a user can mend; the message is all they see."""
+    """Something that the user can fix; the message is all they see."""
 
 
 def tell(who: str, what: str) -> None:
-    """Say it on stderr, on one line that holds no password and nothing that moves the cursor."""
+    """Print one line on stderr, without passwords and without anything that moves the cursor."""
     line = shown(hidden(" ".join(what.split())))
     if len(line) > MOST:
         line = f"{line[: MOST - 200]} ... {line[-200:]}"
-    with contextlib.suppress(OSError, ValueError):  # nobody is there to read it
+    with contextlib.suppress(OSError, ValueError):  # nobody reads stderr
         print(f"{who}: {line}", file=sys.stderr, flush=True)
 
 
 def hidden(text: str) -> str:
-    """The text without the passwords and keys of the addresses in it."""
+    """The text, with the passwords and keys in its addresses replaced."""
     return _KEYS.sub(r"\1***", _PASSWORDS.sub("***@", text))
 
 
 def run(work: Callable[[], object], who: str) -> int:
-    """Do the work and return the status; whatever it raises is told, never raised.
+    """Do the work and return the status. Whatever it raises becomes a sentence on stderr.
 
-    What a user can mend is named where it is found. Here are what any line may meet: a file that
-    cannot be used, output that nobody takes, a package that is missing, Ctrl-C.
+    The code that finds a mistake of the user words it. Here is what may happen anywhere: a file
+    that cannot be used, a closed output, a missing package, Ctrl-C.
     """
     prepare()
     with _ctrl_c_in_a_finalizer_comes_again():
@@ -83,7 +83,7 @@ def _status(work: Callable[[], object], who: str) -> int:
         if (error.name or "").split(".")[0] in _OURS:
             return _bug(error, who)
         tell(who, lacks(error))
-    except Exception as error:  # the one place that may: it is told as what it is, a bug
+    except Exception as error:  # the only place that may catch this: the user is told of a bug
         return _bug(error, who)
     return FAILED
 
@@ -96,7 +96,7 @@ def _bug(error: Exception, who: str) -> int:
 
 
 def _number(code: object, who: str) -> int:
-    """What Python would make of it: a text is a sentence."""
+    """The status that Python would exit with; a text is printed and means failure."""
     if code is None or isinstance(code, int):
         return code or DONE
     tell(who, str(code))
@@ -104,7 +104,7 @@ def _number(code: object, who: str) -> int:
 
 
 def why(error: OSError) -> str:
-    """What the system said, and of which file."""
+    """What the system said, and about which file."""
     said = error.strerror or str(error) or type(error).__name__
     if error.filename:
         return f"{error.filename} cannot be used ({said})"
@@ -114,7 +114,7 @@ def why(error: OSError) -> str:
 
 
 def lacks(error: ImportError) -> str:
-    """What to install."""
+    """The sentence about a missing package: what to install."""
     return (
         f"this needs the package {error.name}, which is not installed or cannot be imported; all "
         "but vLLM comes with: pip install '.[bench]' in a clone"
@@ -123,14 +123,14 @@ def lacks(error: ImportError) -> str:
 
 @contextlib.contextmanager
 def _ctrl_c_in_a_finalizer_comes_again() -> Iterator[None]:
-    """Python tells of one that falls into a finalizer, and goes on as if nobody had pressed it."""
+    """Repeat a Ctrl-C that arrives in a finalizer. Python only reports that one, and carries on."""
     pressed: list[threading.Timer] = []
 
     def again(lost: Any) -> None:
         if lost.exc_type is None or not issubclass(lost.exc_type, KeyboardInterrupt):
             sys.__unraisablehook__(lost)
             return
-        # Not from in here: what is raised in this hook is told as well, and lost.
+        # A timer, because what this hook itself raises would be reported and lost, too.
         pressed.append(threading.Timer(0.01, os.kill, (os.getpid(), signal.SIGINT)))
         pressed[-1].start()
 
@@ -139,12 +139,12 @@ def _ctrl_c_in_a_finalizer_comes_again() -> Iterator[None]:
         yield
     finally:
         sys.unraisablehook = before
-        for timer in pressed:  # what had to end has ended
+        for timer in pressed:  # the work has ended, so nothing is left to interrupt
             timer.cancel()
 
 
 def _written(status: int, who: str) -> int:
-    """Bring out what was printed; a pipe that was closed has seen enough."""
+    """Flush what was printed. A closed pipe is no failure: its reader has seen enough."""
     try:
         if sys.stdout is not None:
             sys.stdout.flush()
@@ -160,7 +160,7 @@ def _written(status: int, who: str) -> int:
 
 
 def _drop_output() -> None:
-    """What is left goes nowhere, else Python tries again at its end, and complains."""
+    """Discard what is left, or Python would try again at its exit, and complain."""
     with contextlib.suppress(OSError, ValueError):
         devnull = os.open(os.devnull, os.O_WRONLY)
         os.dup2(devnull, sys.stdout.fileno())
@@ -168,7 +168,7 @@ def _drop_output() -> None:
 
 
 def prepare() -> None:
-    """Sizes of a terminal that are none are forgotten, and each character can be written."""
+    """Ignore impossible sizes of the terminal, and make every character printable."""
     for name, least in _SIZES.items():
         size = os.environ.get(name, "")
         good = size.isascii() and size.isdecimal() and len(size) < 5 and int(size) >= least
@@ -191,20 +191,20 @@ def _replaced(error: UnicodeError) -> tuple[str | bytes, int]:
 
 
 def leave(work: Callable[[], object], who: str) -> None:
-    """`run` as the last thing a process does: a late Ctrl-C finds nobody who would tell of it."""
+    """`run`, then end the process, so that a late Ctrl-C cannot print a traceback."""
     status = run(work, who)
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     raise SystemExit(status)
 
 
 def guard_imports() -> None:
-    """Until `leave` takes over: Ctrl-C, or a package that is missing, while modules are loaded."""
+    """Handle Ctrl-C and missing packages while modules are imported, until `leave` takes over."""
     sys.excepthook = _told
 
 
 def _told(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
     if issubclass(kind, KeyboardInterrupt):
-        return  # Python then ends by SIGINT, which a shell calls 130
+        return  # Python then ends by SIGINT, which a shell reports as 130
     if isinstance(error, ImportError) and (error.name or "").split(".")[0] not in _OURS:
         tell("bench", lacks(error))
         return

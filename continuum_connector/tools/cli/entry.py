@@ -1,4 +1,4 @@
-"""The `continuum` command's first lines, which work without the `cli` extra."""
+"""Where the `continuum` command starts; works without the packages of the `cli` extra."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ def main() -> None:
     """Run the command line; without its packages, say what to install."""
     try:
         _main()
-    except KeyboardInterrupt:  # while it was loaded
+    except KeyboardInterrupt:  # during the imports
         raise SystemExit(130) from None
     finally:
-        signal.signal(signal.SIGINT, signal.SIG_DFL)  # a late Ctrl-C: nobody is left to tell
+        signal.signal(signal.SIGINT, signal.SIG_DFL)  # so that a late Ctrl-C prints no traceback
 
 
 def _main() -> None:

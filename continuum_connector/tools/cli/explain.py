@@ -75,7 +75,7 @@ def log(source: Source, as_json: bool) -> None:
 
 
 def find(source: Source, program: str) -> Life:
-    """The program's life in the trace; CommandError with the names that are there."""
+    """The program's life in the trace. If it is not there, CommandError lists programs that are."""
     search = Search(program)
     search.read(records(source))
     life = search.life()
@@ -85,7 +85,7 @@ def find(source: Source, program: str) -> Life:
 
 
 def head(life: Life) -> Text:
-    """The life in one line."""
+    """One line that sums the life up."""
     turns = [each for each in life.records if each["event"] == "decision"]
     outcomes = Counter(text(e, "outcome") for e in life.records if e["event"] == "outcome")
     admitted = [each for each in life.records if each["event"] == "admit"]
@@ -101,7 +101,7 @@ def head(life: Life) -> Text:
 
 
 def timeline(life: Life) -> Table:
-    """Time, turn, and what happened; one row per line."""
+    """A table of time, turn and what happened."""
     table = Table.grid(padding=(0, 2))
     table.add_column(justify="right", no_wrap=True)
     table.add_column(no_wrap=True)
@@ -121,7 +121,7 @@ def timeline(life: Life) -> Table:
 
 
 def lines(life: Life) -> list[Line]:
-    """The whole life in lines."""
+    """Every line of the life."""
     return [line for record in life.records for line in told(record)]
 
 
@@ -135,7 +135,7 @@ def as_list(life: Life) -> list[dict[str, Any]]:
 
 
 def _turn_of(line: Line) -> int | None:
-    """The turn that a line opens; what happens to everybody, or to an older turn, opens none."""
+    """The turn that a line begins; None for an event of every program or of an older turn."""
     if line.record["event"] in (*EVERYBODY, "outcome"):
         return None
     return count(line.record, "turn") or None

@@ -12,8 +12,8 @@ from continuum_connector.costs.costs import Costs
 from continuum_connector.costs.fit import RobustFit
 from continuum_connector.tools.cli.server import CommandError, Server
 
-FIRST_ID, LAST_ID = 10, 999  # ordinary ids in every vocabulary, hardly ever special ones
-SHORTEST = 32  # tokens; below it a prompt is all overhead
+FIRST_ID, LAST_ID = 10, 999  # ordinary tokens in every vocabulary, hardly ever special ones
+SHORTEST = 32  # tokens; a shorter prompt costs nothing but overhead
 PREFILL = "vllm:request_prefill_time_seconds"
 VRAM_HITS = "vllm:prefix_cache_hits_total"
 MIN_POINTS = 3  # base, per token, per pair
@@ -30,12 +30,12 @@ class Point:
 
     @property
     def seconds(self) -> float:
-        """The median of the engine's own figure; of the TTFT where there is none."""
+        """The median of the engine's own measurements; of the TTFTs if there are none."""
         return statistics.median(self.prefill_s or self.ttft_s)
 
 
 def default_lengths(max_model_len: int) -> list[int]:
-    """Doubling from 1000 tokens (less for a short context) to the longest prompt."""
+    """Lengths that double, from 1000 tokens (less for a short context) to the longest prompt."""
     longest = (max_model_len or 32768) - 2  # one token comes out
     lengths = [max(SHORTEST, min(1000, longest // 8))]
     while lengths[-1] * 2 <= longest:
@@ -44,14 +44,15 @@ def default_lengths(max_model_len: int) -> list[int]:
 
 
 def plan(lengths: Sequence[int]) -> list[Point]:
-    """Each length bare, then the shortest behind prefixes that make up each length."""
+    """Each length without a prefix, then the shortest length behind prefixes that add up to
+    each."""
     ordered = sorted(set(lengths))
     new = ordered[0]
     return [Point(n, 0) for n in ordered] + [Point(new, n - new) for n in ordered if n >= 2 * new]
 
 
 class Prober:
-    """Sends prompts that no cache knows, except where one is meant to be known."""
+    """Sends prompts that no cache knows, apart from the prefixes that are meant to be cached."""
 
     def __init__(self, server: Server, model: str, repeats: int) -> None:
         self._server = server
@@ -62,12 +63,12 @@ class Prober:
         self.has_connector = "continuum:programs" in metrics
         self.num_others = int(metrics.get("vllm:num_requests_running", 0))
         self._extra: dict[str, Any] = {}
-        if self.has_connector:  # one program that nobody waits for: nothing is kept for it
+        if self.has_connector:  # a program with a TTL of 0, so that nothing is kept for it
             program = f"calibrate-{self._random.getrandbits(48):x}"
             self._extra = {"kv_transfer_params": {"continuum": {"program": program, "ttl_s": 0}}}
 
     def warm_up(self, num_tokens: int) -> None:
-        """One prompt that is not counted: the first may compile."""
+        """Send one prompt that does not count, because the first may compile kernels."""
         self._send(self._tokens(num_tokens))
 
     def measure(self, point: Point, on_sent: Callable[[], None]) -> bool:
@@ -83,14 +84,14 @@ class Prober:
             num_hits += hits
             on_sent()
         if len(point.prefill_s) < len(point.ttft_s):
-            point.prefill_s.clear()  # one kind of figure in one median
+            point.prefill_s.clear()  # one median must not mix two kinds of measurement
         return num_hits >= 0.5 * point.num_cached * self._repeats
 
     def _send(self, tokens: list[int]) -> tuple[float, float | None, float]:
         """Return TTFT, the engine's prefill seconds, and tokens found in VRAM."""
         before = self._server.metrics()
         ttft_s = self._server.first_token_s(self._model, tokens, self._extra)
-        for _ in range(5):  # the answer may be here before it is counted
+        for _ in range(5):  # the answer may arrive before the server has counted it
             after = self._server.metrics()
             if after.get(f"{PREFILL}_count", 0.0) > before.get(f"{PREFILL}_count", 0.0):
                 break
@@ -109,8 +110,8 @@ class Prober:
 def fit(points: Sequence[Point], chunk: int) -> list[float]:
     """Return the coefficients of PrefillModel that fit the points' medians.
 
-    `chunk`: tokens per step of that server, 0 if unknown; then a step's base is part of the
-    cost per token of long prompts. What generating costs is not measured: 0, learned later.
+    `chunk`: tokens per step of that server, 0 if unknown; then the cost per token of long prompts
+    includes a step's base. The cost of generating is not measured: it is 0, and learned later.
     """
     if len(points) < MIN_POINTS:
         raise CommandError(
@@ -125,20 +126,20 @@ def fit(points: Sequence[Point], chunk: int) -> list[float]:
 
 
 def features(point: Point, chunk: int) -> tuple[float, float, float]:
-    """Steps, tokens and pairs of a prompt: what the coefficients are multiplied with."""
+    """Steps, tokens and pairs of a prompt, which the coefficients multiply."""
     num_steps = -(-point.num_new // chunk) if chunk else 1
     pairs = point.num_new * (point.num_cached + point.num_new / 2)
     return float(num_steps), float(point.num_new), pairs
 
 
 def fitted(point: Point, coefficients: Sequence[float], chunk: int) -> float:
-    """Seconds that the fit gives for a point."""
+    """Seconds that the fit predicts for a point."""
     terms = zip(coefficients, features(point, chunk), strict=False)
     return sum(cost * amount for cost, amount in terms)
 
 
 def load_coefficients(metrics: dict[str, float]) -> list[float] | None:
-    """Seconds per loaded block, from the connector's own transfers; None before the first."""
+    """The coefficients of a load, from the connector's own transfers; None before the first."""
     blocks = metrics.get("continuum:loaded_blocks_total", 0.0)
     seconds = metrics.get("continuum:load_seconds_sum", 0.0)
     return [0.0, seconds / blocks] if blocks > 0.0 and seconds > 0.0 else None

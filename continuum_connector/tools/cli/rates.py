@@ -9,14 +9,14 @@ from continuum_connector.tools.cli.server import Scrape
 
 TIERS = ("vram", "dram", "disk")
 _CHANCE = re.compile(r"[0-9]{1,3}-[0-9]{1,3}")
-# Decisions that something was lost by: kept for nobody, or gone when it was wanted.
+# Outcomes of decisions that cost something: KV kept for nobody, or gone when it was needed.
 BAD_OUTCOMES = ("expired", "pressure", "diverged", "never", "recomputed")
 
 
 @dataclass(frozen=True)
 class Copies:
-    """One direction. `mean_s` is from queued to settled; None if none settled. `num_bad`: those
-    that failed or were cancelled or abandoned since the server started."""
+    """Copies in one direction. `mean_s`: from queued to settled, None if none settled. `num_bad`:
+    how many failed, were cancelled or were abandoned since the server started."""
 
     in_flight: int
     per_s: float
@@ -27,11 +27,11 @@ class Copies:
 
 @dataclass(frozen=True)
 class Disk:
-    """A disk that the config asks for. `used`: share of its blocks, None before it is open;
-    `budget_fill`: of a day's disk_write_budget, on the engine that has least of it left;
-    `oldest_op_s`: how long it has owed an answer; `num_wrong`: reads that brought what nobody had
-    written, and errors of the drive, since the start; `unsaved_per_s`: blocks that left DRAM
-    unwritten."""
+    """A disk that the config asks for. `used`: the share of its blocks in use, None until it is
+    open. `budget_fill`: the share left of a day's disk_write_budget, on the engine with the least.
+    `oldest_op_s`: the age of the oldest read or write under way. `num_wrong`: corrupt reads and
+    errors of the drive since the start. `unsaved_per_s`: blocks that left DRAM before they were
+    written."""
 
     num_down: int  # of the engines
     used: float | None
@@ -46,7 +46,7 @@ class Disk:
 
 @dataclass(frozen=True)
 class Hook:
-    """One of our hooks. `busy`: share of the time that is spent in it; `mean_s`: per call."""
+    """One of our hooks. `busy`: the share of time spent in it. `mean_s`: seconds per call."""
 
     name: str
     busy: float
@@ -55,7 +55,8 @@ class Hook:
 
 @dataclass(frozen=True)
 class DecisionOutcome:
-    """What came of a kind of decision: how many since the start, and of all that were closed."""
+    """How often a kind of decision had an outcome since the start, and its share of all
+    outcomes."""
 
     name: str
     num: int
@@ -64,9 +65,10 @@ class DecisionOutcome:
 
 @dataclass(frozen=True)
 class Forecasts:
-    """Returns that were foretold, since the start. `error`: the share by which too many or too few
-    came; of a chance only its tenth is known, so what lies within counts as right. `worst`: the
-    chance, "70-80" percent, that adds most, with the share that `came` of so many, `num_worst`."""
+    """Predicted returns since the start. `error`: the share by which too many or too few came. Only
+    the tenth that a chance lies in is known, so anything within it counts as right. `worst`: the
+    chance, such as "70-80" percent, that adds most to the error. `came`: the share of its
+    `num_worst` predictions that came true."""
 
     num: int
     error: float
@@ -77,8 +79,9 @@ class Forecasts:
 
 @dataclass(frozen=True)
 class Served:
-    """vLLM's part. Tokens per second; `vram_used`: share of VRAM blocks, pins among them.
-    `vram_hit`: share of prompt tokens looked up that were found in VRAM; None without any."""
+    """vLLM's part, in tokens per second. `vram_used`: the share of VRAM blocks in use, including
+    pins. `vram_hit`: the share of prompt tokens that were found in VRAM, None if none were looked
+    up."""
 
     models: list[str]
     num_engines: int
@@ -94,19 +97,19 @@ class Served:
 
 @dataclass(frozen=True)
 class Gate:
-    """It begins no more programs than memory, or idle time, is there for. `wanted`: blocks that
-    those under way want within a cycle, as a share of VRAM's."""
+    """The gate begins only as many programs as memory or idle time allows. `wanted`: blocks that
+    the programs under way need within a cycle, as a share of VRAM's."""
 
     num_under_way: int
     wanted: float | None
-    num_held: int  # first turns, just now
-    let_in: dict[str, int]  # why those before were; empty where nobody was ever held
+    num_held: int  # first turns that wait now
+    let_in: dict[str, int]  # why earlier ones were let in; empty if none was ever held
 
 
 @dataclass(frozen=True)
 class Samples:
-    """Prompts that several programs begin with. `found`: the share of that prompt which those that
-    came after the first did not compute, since the server's start; None before the second."""
+    """Prompts that several programs begin with. `found`: the share of such prompts that later
+    programs did not have to compute, since the server's start; None until a second one came."""
 
     num_groups: int
     num_programs: int
@@ -118,7 +121,7 @@ class Kept:
     """The connector's part. Shares are of VRAM blocks; `pins_ended`, `worst` and `forecasts` count
     from the server's start."""
 
-    num_switched_off: int  # of the engines; or stepped aside
+    num_switched_off: int  # engines that are switched off or have stepped aside
     num_programs: int
     pinned: float | None  # None before the engine's first step
     held_for_stores: float | None
@@ -126,9 +129,9 @@ class Kept:
     num_pins: int
     pins_per_s: float
     pins_ended: dict[str, int]
-    tier_up: bool  # on one engine at least
-    num_without_tier: int  # of the engines
-    dram_used: float | None  # share of the blocks that DRAM holds by now; None without a tier
+    tier_up: bool  # on at least one engine
+    num_without_tier: int  # engines without a DRAM tier
+    dram_used: float | None  # share in use of the blocks that DRAM has so far; None without a tier
     dram_used_bytes: int
     dram_writing_blocks: int
     dram_capacity_blocks: int
@@ -137,20 +140,21 @@ class Kept:
     hit: dict[str, float | None]  # by tier, and "computed": shares of the prompt tokens admitted
     stores: Copies
     loads: Copies
-    disk: Disk | None  # None where none is asked for
-    gate: Gate | None  # None where it is off, or nobody has come yet
-    samples: Samples | None  # None where no prompt is known to be sampled
-    epochs: dict[str, int]  # by what began them, on all engines, since the server's start
+    disk: Disk | None  # None if the config asks for none
+    gate: Gate | None  # None if it is off, or no program has come yet
+    samples: Samples | None  # None if no prompt is known to be sampled
+    epochs: dict[str, int]  # by cause, on all engines, since the server's start
     decisions_per_s: dict[str, float]
     outcomes: int
     worst: list[DecisionOutcome]
-    forecasts: Forecasts | None  # None before the first of them shows
+    forecasts: Forecasts | None  # None until the outcome of the first is known
     hooks: list[Hook]  # the busiest first
 
 
 @dataclass(frozen=True)
 class Numbers:
-    """`interval_s`: what the rates are means of. `kept` is None without our connector."""
+    """`interval_s`: the seconds over which the rates are means. `kept` is None without our
+    connector."""
 
     interval_s: float
     served: Served
@@ -158,7 +162,7 @@ class Numbers:
 
 
 def numbers(before: Scrape, after: Scrape) -> Numbers:
-    """Return what happened between two scrapes of one server, and how it stands after."""
+    """Return what happened between two scrapes of one server, and its state at the second."""
     added = after.since(before)
     kept = _kept(after, added) if after.has("continuum:") else None
     return Numbers(added.at, _served(after, added), kept)
@@ -225,7 +229,7 @@ def _kept(now: Scrape, added: Scrape) -> Kept:
 def _hits(added: Scrape) -> dict[str, float | None]:
     prompt = added.total("continuum:prompt_tokens_total")
     hits = {tier: added.total("continuum:hit_tokens_total", tier=tier) for tier in TIERS}
-    # A preempted turn is looked up again and counted once: never below nothing.
+    # A preempted turn is looked up twice but counted once, so the difference may fall below 0.
     hits["computed"] = max(0.0, prompt - sum(hits.values()))
     return {tier: _share(num, prompt) for tier, num in hits.items()}
 
@@ -307,7 +311,7 @@ def _forecasts(now: Scrape) -> Forecasts | None:
 
 
 def _outside(chance: str, came: float, num: float) -> float:
-    """By how many more or fewer came than a chance of "70-80" percent allows."""
+    """How many more or fewer came than a chance of "70-80" percent allows."""
     low, high = (num * float(edge) / 100 for edge in chance.split("-"))
     return max(0.0, low - came, came - high)
 
@@ -328,7 +332,7 @@ def _counts(values: dict[str, float]) -> dict[str, int]:
 
 
 def _num_at_0(now: Scrape, name: str) -> int:
-    """Of how many engines this gauge is 0."""
+    """The number of engines on which this gauge is 0."""
     return list(now.samples.get(name, {}).values()).count(0.0)
 
 

@@ -22,20 +22,20 @@ from prometheus_client.parser import text_string_to_metric_families
 from continuum_connector.errors import shown
 from continuum_connector.tools.cli.ending import ToldError, hidden
 
-TIMEOUT_S = 600.0  # of one request: a million tokens on a slow GPU
-MAX_BODY = 64 << 20  # bytes; /metrics of many engines has a few hundred KB
-MAX_SAMPLE = 1e18  # of a metric: above it sums overflow, and nothing has so many
+TIMEOUT_S = 600.0  # for one request: enough for a million tokens on a slow GPU
+MAX_BODY = 64 << 20  # bytes; /metrics of many engines takes a few hundred KB
+MAX_SAMPLE = 1e18  # the largest value of a metric that we believe; sums of larger ones overflow
 MAX_LENGTH = 1 << 27  # tokens of a context
 _SAMPLE = re.compile(r"^([a-zA-Z_:][\w:]*)(?:\{.*\})?\s+(\S+)", re.MULTILINE)
 
 
 class CommandError(ToldError):
-    """Something the user can mend; the message is all they see."""
+    """Something that the user can fix; the message is all they see."""
 
 
 class Model(NamedTuple):
-    """A model by the name it is served under. `root`: the name or path it was loaded from;
-    `max_model_len`: its longest context in tokens, 0 if not said."""
+    """A served model, by its served name. `root`: the name or path that it was loaded from.
+    `max_model_len`: its longest context in tokens, 0 if the server does not say."""
 
     name: str
     root: str
@@ -43,13 +43,13 @@ class Model(NamedTuple):
 
 
 class Server:
-    """One connection, kept open so that its set-up is in no measurement.
+    """One connection, kept open so that no measurement includes its set-up.
 
-    Every method raises CommandError with one sentence, and a cure where there is one.
+    Every method raises CommandError with one sentence, and a cure if there is one.
     """
 
     def __init__(self, url: str, api_key: str = "", timeout_s: float = TIMEOUT_S) -> None:
-        """`url`: http://HOST:PORT, with or without /v1. `timeout_s`: of one request, to its end."""
+        """`url`: http://HOST:PORT, with or without /v1. `timeout_s`: for one whole request."""
         parts = _address(url)
         port = f":{parts.port}" if parts.port else ""
         host = f"[{parts.hostname}]" if ":" in (parts.hostname or "") else parts.hostname
@@ -72,7 +72,7 @@ class Server:
         self._connection.close()
 
     def models(self) -> list[Model]:
-        """The served models, adapters among them."""
+        """The served models, including adapters."""
         answer = self._json("GET", "/v1/models")
         try:
             found = [
@@ -85,7 +85,7 @@ class Server:
         return [Model(name, _text(root) or name, _length(length)) for name, root, length in found]
 
     def first_token_s(self, model: str, tokens: Sequence[int], extra: dict[str, Any]) -> float:
-        """Send a prompt of token ids and return the seconds until its first token is here."""
+        """Send a prompt of token ids and return the seconds until its first token arrives."""
         body = {"model": model, "prompt": list(tokens), "max_tokens": 1, "temperature": 0, **extra}
         payload = json.dumps(body)
         began = time.perf_counter()
@@ -93,7 +93,7 @@ class Server:
         return time.perf_counter() - began
 
     def metrics(self) -> dict[str, float]:
-        """Every metric summed over its labels; empty where the server has no /metrics."""
+        """Every metric, summed over its labels; empty if the server has no /metrics."""
         status, body = self._request("GET", "/metrics")
         sums: dict[str, float] = {}
         for name, text in _SAMPLE.findall(body.decode("utf-8", "replace")):
@@ -103,7 +103,7 @@ class Server:
         return sums
 
     def exposition(self) -> str:
-        """What /metrics answers, as it is."""
+        """The answer of /metrics, unparsed."""
         status, body = self._request("GET", "/metrics")
         if status != 200:
             raise CommandError(f"{self.url}/metrics answers HTTP {status}; is this a vLLM server?")
@@ -130,7 +130,7 @@ class Server:
         )
 
     def _request(self, method: str, path: str, body: str | None = None) -> tuple[int, bytes]:
-        """Status and body, of bounded size and in bounded time, however the bytes trickle."""
+        """Return status and body. Size and time are bounded, however slowly the bytes arrive."""
         ended = threading.Event()
         clock = threading.Timer(self._timeout_s, self._hang_up, (ended,))
         clock.daemon = True
@@ -138,12 +138,12 @@ class Server:
             clock.start()
             if self._connection.sock is None:
                 self._connection.connect()
-            # The connection forgets it when an answer has no length, and its reader keeps it.
+            # The connection drops it if an answer has no length, but the reader keeps it.
             self._socket = self._connection.sock
             self._connection.request(method, self._path + path, body, self._headers)
             response = self._connection.getresponse()
             content = response.read(MAX_BODY + 1)
-            if ended.is_set():  # a body without a length just ends there
+            if ended.is_set():  # a body without a length simply ends when we hang up
                 raise TimeoutError
         except (OSError, http.client.HTTPException, ValueError) as error:
             self._connection.close()
@@ -160,14 +160,14 @@ class Server:
         return response.status, content
 
     def _hang_up(self, ended: threading.Event) -> None:
-        """From the clock's thread: whoever reads is woken."""
+        """Wake up the reader; called on the timer's thread."""
         ended.set()
         with contextlib.suppress(OSError, AttributeError):
             (self._connection.sock or self._socket).shutdown(socket.SHUT_RDWR)
 
 
 def _address(url: str) -> SplitResult:
-    """The parts of an address that may be one; CommandError, without what is secret in it."""
+    """Split the address; if it is not one, CommandError, without its secrets."""
     wrong = CommandError(
         f"{hidden(url)!r} is no server address; give one like http://localhost:8000"
     )
@@ -175,7 +175,7 @@ def _address(url: str) -> SplitResult:
         parts = urlsplit(url if "//" in url else f"http://{url}")
         port, host = parts.port, parts.hostname or ""
         host.encode("idna")
-    except ValueError:  # brackets, a port that is none, a name that cannot be one
+    except ValueError:  # wrong brackets, port or name
         raise wrong from None
     is_plain = parts.path.isascii() and parts.path.isprintable() and " " not in parts.path
     if parts.scheme not in ("http", "https") or not host or port == 0 or not is_plain:
@@ -189,7 +189,7 @@ def _address(url: str) -> SplitResult:
 
 
 def sample(text: str) -> float | None:
-    """A metric's value, None where it is none that something may have."""
+    """A metric's value; None if it is not a number that a metric may have."""
     try:
         value = float(text)
     except ValueError:
@@ -205,7 +205,7 @@ def _length(value: object) -> int:
     return value if isinstance(value, int) and 0 < value <= MAX_LENGTH else 0
 
 
-MAX_LINE = 16 << 10  # characters; its parser takes the square of them, for labels
+MAX_LINE = 16 << 10  # characters; the parser's time grows with their square, because of labels
 OF_INTEREST = ("vllm:", "continuum:")
 
 Labels = frozenset[tuple[str, str]]
@@ -213,14 +213,14 @@ Labels = frozenset[tuple[str, str]]
 
 @dataclass(frozen=True)
 class Scrape:
-    """Samples by name: each one's labels and value. `at`: seconds, of any clock that only grows."""
+    """Samples by name, each with labels and value. `at`: seconds on any monotonic clock."""
 
     at: float
     samples: Mapping[str, Mapping[Labels, float]]
 
     @classmethod
     def parse(cls, text: str, at: float) -> Scrape:
-        """Read the exposition format; CommandError where it is none."""
+        """Read the exposition format; CommandError if the text is something else."""
         samples: dict[str, dict[Labels, float]] = {}
         try:
             if any(len(line) > MAX_LINE for line in text.splitlines()):
@@ -243,7 +243,7 @@ class Scrape:
         return cls(at, samples)
 
     def since(self, older: Scrape) -> Scrape:
-        """What was added between the two; like Prometheus, a counter that fell began anew."""
+        """What was added between the two. As for Prometheus, a counter that fell has restarted."""
         added = {
             name: {labels: _added(value, older._at(name, labels)) for labels, value in each.items()}
             for name, each in self.samples.items()
@@ -251,7 +251,7 @@ class Scrape:
         return Scrape(self.at - older.at, added)
 
     def has(self, prefix: str) -> bool:
-        """Whether any name begins so."""
+        """Whether any name begins with `prefix`."""
         return any(name.startswith(prefix) for name in self.samples)
 
     def total(self, name: str, **labels: str) -> float:
@@ -260,7 +260,7 @@ class Scrape:
         return sum(v for have, v in self.samples.get(name, {}).items() if wanted <= have)
 
     def by(self, name: str, label: str) -> dict[str, float]:
-        """The sums per value of one label."""
+        """The sum for each value of one label."""
         sums: dict[str, float] = {}
         for have, value in self.samples.get(name, {}).items():
             key = dict(have).get(label)
@@ -269,7 +269,7 @@ class Scrape:
         return sums
 
     def values(self, name: str, label: str) -> list[str]:
-        """The different values of one label, sorted."""
+        """The distinct values of one label, sorted."""
         return sorted({dict(have).get(label, "") for have in self.samples.get(name, {})} - {""})
 
     def _at(self, name: str, labels: Labels) -> float:

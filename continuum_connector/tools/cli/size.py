@@ -129,7 +129,7 @@ Kv = Callable[[Load, int], tuple[float, float]]  # a context's bytes and a turn'
 
 
 def _of_token(per_token: str, model: str) -> Kv | None:
-    """None where it is the model that says."""
+    """The bytes of a token that the user gives; None if the model gives them."""
     if bool(model) is bool(per_token):
         raise CommandError("give --model or --bytes-per-token, one of them")
     if not per_token:
@@ -176,12 +176,12 @@ def _bytes(option: str, text: str) -> int:
 
 
 def whole_gib(num_bytes: float) -> int:
-    """Rounded up, as one would write it in a config."""
+    """Rounded up to whole GiB, as one would write it in a config."""
     return math.ceil(num_bytes / GIB)
 
 
 def rows(load: Load, place: Place, found: Need) -> list[tuple[str, str, str]]:
-    """What, how much, and how that was reckoned."""
+    """The rows of the table: what, how much, and how it was computed."""
     mean = f"mean gap {load.gap_s:.1f} s + turn {load.turn_s:g} s"
     lives = (
         "as given" if load.programs else f"{load.arrivals:g}/s x {load.turns:g} turns x ({mean})"
@@ -219,7 +219,7 @@ def _why_dram(found: Need) -> str:
 
 
 def advice(place: Place, found: Need) -> str:
-    """The last line: what to set, or what is in the way."""
+    """The last line: what to set, or what stands in the way."""
     if not found.dram_bytes:
         return "Pins in VRAM are enough: leave dram_bytes at 0."
     setting = f"CONTINUUM_DRAM_BYTES={whole_gib(found.dram_bytes)}GiB"
@@ -234,7 +234,7 @@ def advice(place: Place, found: Need) -> str:
 def disk_rows(
     load: Load, dram_bytes: int, below: Overflow, drive: float
 ) -> list[tuple[str, str, str]]:
-    """The same for the disk below `dram_bytes`, whose drive reads `drive` GB/s."""
+    """The rows on the disk below `dram_bytes`, whose drive reads `drive` GB/s."""
     share = ("of it not in DRAM", f"{below.share:.0%}", f"beyond {FILL:g} x {text_of(dram_bytes)}")
     if not below.disk_bytes:
         return [share, ("disk_bytes", "0 GiB", f"{FILL:.0%} of the DRAM there is holds all")]

@@ -1,5 +1,8 @@
-"""What the commands share: typer's and rich's defaults changed, so that errors are one sentence and
-names are shown as they are; a trace is read with a progress bar, and no file is overwritten."""
+"""What the commands share: typer and rich with other defaults, and how traces are read.
+
+Errors are one sentence, and names are shown as they are. A long read has a progress bar, and no
+file is overwritten unless the user asks for it.
+"""
 
 from __future__ import annotations
 
@@ -21,12 +24,12 @@ from continuum_connector.tools.analysis.source import Record, Source, SourceErro
 from continuum_connector.tools.cli import ending
 from continuum_connector.tools.cli.server import CommandError
 
-# typer brings a click of its own since 0.2x, and does not name the class.
+# typer has its own copy of click since 0.2x, and does not export the class.
 _ClickError: Any = next(c for c in typer.BadParameter.__mro__ if c.__name__ == "ClickException")
 
 
 class Commands(TyperGroup):
-    """Commands that end as `ending` says, however they are called."""
+    """Commands that end as in ending.py, however they are called."""
 
     def main(
         self,
@@ -54,7 +57,7 @@ class Commands(TyperGroup):
 
 
 def _usage(error: Any, who: str) -> int:
-    """A usage error as a sentence; help that was meant, by no word at all, as help."""
+    """Print a usage error as one sentence. Without any arguments, print the help instead."""
     context = getattr(error, "ctx", None)
     path = context.command_path if context is not None else who
     if context is not None and type(error).__name__ == "NoArgsIsHelpError":
@@ -66,25 +69,26 @@ def _usage(error: Any, who: str) -> int:
 
 
 class Terminal(Console):
-    """A console that says of a closed pipe what `print` says: BrokenPipeError."""
+    """A console that raises BrokenPipeError for a closed pipe, as `print` does."""
 
     def on_broken_pipe(self) -> None:
         raise BrokenPipeError
 
 
 def terminal(**options: Any) -> Console:
-    """Where to print. No name becomes a picture (":smile:"), none is coloured unasked."""
+    """The console to print on. It turns no name into a picture (":smile:") and colours none
+    unasked."""
     return Terminal(**{"highlight": False, "emoji": False, **options})
 
 
 def name(text: str) -> str:
-    """A name, or any text that is not ours, as it may stand among markup."""
+    """Escape a name, or any text that is not ours, so that it is not taken for markup."""
     return escape(shown(text))
 
 
 Force = Annotated[bool, typer.Option("--force", help="Replace an existing file.")]
 
-SHOW_FROM = 8 << 20  # bytes; less is read before a bar could be seen
+SHOW_FROM = 8 << 20  # bytes; less is read before anybody could see a bar
 
 
 def records(source: Source) -> Iterator[Record]:
@@ -113,7 +117,7 @@ def open_source(path: Path) -> Source:
 
 
 def may_write(path: Path | None, forced: bool, sources: Iterable[Source]) -> None:
-    """Before a long read: CommandError if writing `path` would destroy something unasked."""
+    """Raise CommandError, before a long read, if writing `path` would destroy something unasked."""
     if path is None or not path.exists():
         return
     if any(files.is_same(path, each) for source in sources for each in source.paths):
@@ -124,7 +128,7 @@ def may_write(path: Path | None, forced: bool, sources: Iterable[Source]) -> Non
 
 @contextlib.contextmanager
 def command(name: str) -> Iterator[None]:
-    """What goes wrong inside is told in one sentence, with status 1."""
+    """Report what goes wrong inside in one sentence, with status 1."""
     try:
         yield
     except (CommandError, SourceError) as error:

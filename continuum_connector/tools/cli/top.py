@@ -20,8 +20,8 @@ from continuum_connector.tools.cli.server import CommandError, Scrape, Server
 from continuum_connector.tools.cli.terminal import command, terminal
 from continuum_connector.tools.cli.top_view import screen
 
-WINDOW_S = 10.0  # what rates are means of, if a scrape is no rarer
-TIMEOUT_S = 5.0  # a server that takes longer for its metrics counts as gone
+WINDOW_S = 10.0  # the rates are means over this, or over one interval if that is longer
+TIMEOUT_S = 5.0  # a server that takes longer to answer /metrics counts as gone
 
 
 def top(
@@ -54,7 +54,7 @@ def top(
     """
     with command("top"):
         server = Server(url, api_key, TIMEOUT_S)
-        signal.signal(signal.SIGTERM, _stop)  # the terminal is left clean
+        signal.signal(signal.SIGTERM, _stop)  # so that the terminal is left clean
         watch = Watch(server)
         console = terminal()
         if once or not (as_json or console.is_terminal):
@@ -66,8 +66,8 @@ def top(
 
 
 class Watch:
-    """Looks at a server again and again. `shown` are its numbers, None until it was seen twice;
-    `trouble` says why it does not answer and `gone` since when, "" if it does."""
+    """Looks at a server again and again. `shown`: its numbers, None until it was seen twice.
+    `trouble`, `gone`: why it does not answer and since when, "" if it does."""
 
     def __init__(self, server: Server) -> None:
         self.url = server.url
@@ -79,13 +79,13 @@ class Watch:
         self._gone_at: tuple[str, float] | None = None
 
     def look(self, now: float, wall: str) -> None:
-        """Scrape once. `now`: monotonic seconds; `wall`: what a clock on the wall shows."""
+        """Scrape once. `now`: monotonic seconds. `wall`: the time of day."""
         try:
             scrape = Scrape.parse(self._server.exposition(), now)
         except CommandError as error:
             self._lost(error, now, wall)
             return
-        if self.trouble:  # what happened meanwhile is no rate of now
+        if self.trouble:  # what happened while it was gone is no rate of now
             self._scrapes.clear()
             self.trouble = self.gone = ""
             self._gone_at = None
@@ -144,7 +144,8 @@ def _wait(seconds: float) -> None:
 
 
 def _print(watch: Watch) -> None:
-    """A look as JSON; while the server is gone, `trouble` says why and the numbers are null."""
+    """Print a look as JSON. While the server is gone, `trouble` says why and the numbers are
+    null."""
     told: dict[str, Any] = {"url": watch.url, "time": time.time(), "trouble": watch.trouble}
     told |= {"interval_s": None, "served": None, "kept": None}
     if watch.shown is not None and not watch.trouble:

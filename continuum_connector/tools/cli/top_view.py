@@ -27,12 +27,12 @@ NO_CONNECTOR = (
     'with: --kv-transfer-config \'{"kv_connector":"ContinuumConnector","kv_role":"kv_both"}\''
 )
 NUM_WORST = 3
-SLOW_S = 1.0  # that a disk owes an answer, before it is told
-GAP = "  "  # between two facts of a row
+SLOW_S = 1.0  # how long a disk may owe an answer before the screen says so
+GAP = "  "  # between two facts in a row
 
 
 def screen(url: str, shown: Numbers | None, trouble: str) -> RenderableType:
-    """Everything; `trouble` is why the numbers are old, "" if they are not."""
+    """The whole screen. `trouble`: why the numbers are old, "" if they are not."""
     parts: list[RenderableType] = [_head(url, shown)]
     if trouble:
         parts.append(Text(trouble, "bold red"))
@@ -180,7 +180,7 @@ def _preempted(served: Served) -> Text:
 
 
 def _gate(gate: Gate) -> Text:
-    """What is under way, beside what there is for it; and who waits until there is more."""
+    """What the programs under way need and what there is; how many first turns wait for more."""
     wants = f"want {_percent(gate.wanted)} of VRAM a cycle"
     by_number = sorted(gate.let_in.items(), key=lambda each: -each[1])
     let_in = (f"{why} {num:,}" for why, num in by_number if num)
@@ -195,7 +195,7 @@ def _samples(found: Samples) -> Text:
 
 
 def _epochs(kept: Kept) -> Text:
-    """Each of them emptied all below VRAM."""
+    """Epochs since the start, each of which emptied every tier below VRAM."""
     by_number = sorted(kept.epochs.items(), key=lambda each: -each[1])
     return _facts(*(f"{cause} {num:,}" for cause, num in by_number if num))
 
@@ -258,7 +258,7 @@ def _facts(*facts: str | Text) -> Text:
 
 
 def _bar(parts: Sequence[tuple[float, str]]) -> Text:
-    """Shares of one whole, side by side; a share above 0 is at least one character."""
+    """A bar of shares of one whole, side by side; a share above 0 takes at least one character."""
     bar, left = Text(), BAR
     for share, style in parts:
         width = min(left, max(round(share * BAR), 1 if share > 0 else 0))
