@@ -10,11 +10,11 @@ from continuum_connector.costs.fit import CopyModel
 from continuum_connector.costs.prefill import PrefillModel, Work
 from continuum_connector.costs.pressure import Memoryfulness, Price, Queueing
 
-GUESSED_LATENCY_S, GUESSED_BUS = 1e-3, 12e9  # a step's, and bytes per second: half of PCIe 4.0 x16
-GUESSED_DISK = 2e9  # bytes per second: half of what an NVMe drive on PCIe 4.0 reads, shared by two
+GUESSED_LATENCY_S, GUESSED_BUS = 1e-3, 12e9  # about a step; half of PCIe 4.0 x16, bytes per second
+GUESSED_DISK = 2e9  # bytes per second: half of what an NVMe drive on PCIe 4.0 reads, as two share it
 LONG_PREFIX = 32768  # tokens; the second length at which the prefill metric is given
-# The parts of a state file: name -> numbers in it, and what none of them exceeds. A unit of work
-# that took eleven days, a sum over programs of a million turns; squares of them are still finite.
+# The parts of a state file: name -> how many numbers it has, and the largest that we accept: a unit
+# of work that took eleven days, a sum over programs of a million turns. Their squares are finite.
 MAX_COST_S, MAX_SUM = 1e6, 1e18
 PARTS = {
     "prefill": (5, MAX_COST_S),
@@ -23,13 +23,13 @@ PARTS = {
     "read": (2, MAX_COST_S),
     "memoryfulness": (7, MAX_SUM),
 }
-NUM_STEPS = 8  # with a prompt, or one of as many that only decode: some of either kind
-NOTHING = 1e-15  # seconds; what is below it counts as 0, so that its inverse is finite
+NUM_STEPS = 8  # recent steps: every one with a prompt, a sample of those that only decode
+NOTHING = 1e-15  # seconds; anything below counts as 0, so that its inverse is finite
 
 
 @dataclass(frozen=True)
 class _Models:
-    """What is learned from what happens, and gives what it costs."""
+    """The models: they learn from what happens, and say what it costs."""
 
     prefill: PrefillModel
     load: CopyModel
@@ -43,7 +43,7 @@ class _Models:
 
 
 class Seen:
-    """What happened goes in here. Microseconds per event."""
+    """Takes in what happened, in microseconds per event."""
 
     def __init__(self, models: _Models) -> None:
         self._models = models
@@ -54,8 +54,8 @@ class Seen:
         self._models.steps.append(seconds)
 
     def loaded(self, num_blocks: int, seconds: float, bus_s: float = 0.0) -> None:
-        """A load of `num_blocks` is done, `seconds` after it was queued, of which the bus was busy
-        with it for `bus_s` (0: not known)."""
+        """A load of `num_blocks` is done, `seconds` after it was queued. For `bus_s` of them the
+        bus was busy with it (0: not known)."""
         self._models.load.add(num_blocks, seconds)
         self._models.bus.add(num_blocks, bus_s)
 
@@ -64,9 +64,9 @@ class Seen:
         self._models.store.add(num_blocks, seconds)
 
     def read(self, num_blocks: int, seconds: float, is_done: bool = True) -> None:
-        """A read of `num_blocks` from disk is done, `seconds` after it was queued; or was given up
-        after so long, if that is news. A disk too slow for every deadline would not be known as
-        such without that."""
+        """A read of `num_blocks` from disk is done, `seconds` after it was queued, or was given up
+        then. One that was given up counts only if it took longer than expected: without it, nobody
+        would learn that a disk is too slow for every deadline."""
         if is_done or seconds > self._models.read.seconds(num_blocks):
             self._models.read.add(num_blocks, seconds)
 
@@ -92,8 +92,8 @@ class Seen:
         self._models.price.footprint(num_blocks)
 
     def blocks_are(self, num_bytes: int) -> None:
-        """A block has `num_bytes`: what copies are guessed by until some were seen. Without a
-        guess DRAM would look as near as VRAM, and nothing would be pinned for its sake."""
+        """A block has `num_bytes`, from which copies are guessed until some were measured. Without
+        a guess, DRAM would look as near as VRAM, and no turn would be worth a pin."""
         self._models.store.guess(GUESSED_LATENCY_S, num_bytes / GUESSED_BUS)
         self._models.read.guess(GUESSED_LATENCY_S, num_bytes / GUESSED_DISK)
 
@@ -101,8 +101,8 @@ class Seen:
 class Costs:
     """Everything the policies pay with. `chunk`: max_num_batched_tokens.
 
-    `seen` is told what happened. Called on the scheduler's thread only. A cost that is not known
-    yet is 0, so nothing is kept for its sake.
+    `seen` takes in what happened. For the scheduler's thread only. A cost that is not known yet is
+    0, so nothing is kept because of it.
     """
 
     def __init__(self, chunk: int) -> None:
@@ -121,7 +121,7 @@ class Costs:
 
     # --- what it costs ------------------------------------------------------------------
     def prefill_s(self, num_tokens: int, num_cached: int = 0) -> float:
-        """Seconds to compute `num_tokens` behind `num_cached` that are there."""
+        """Seconds to compute `num_tokens` behind `num_cached` cached ones."""
         return self._models.prefill.seconds(num_tokens, num_cached)
 
     def prompt_s(self, work: Work) -> float:
@@ -153,7 +153,7 @@ class Costs:
         return self._models.read.seconds(num_blocks)
 
     def queueing_s(self, now: float) -> float:
-        """Seconds that turns wait which had lost their blocks (the paper's T)."""
+        """Seconds that a turn waits if it has lost its blocks (the paper's T)."""
         return self._models.queueing.mean(now)
 
     @property
@@ -186,9 +186,9 @@ class Costs:
 
     # --- over restarts ------------------------------------------------------------------
     def state(self) -> dict[str, list[float]]:
-        """What is known, as `restore` takes it and JSON bears it; what is not, is left out.
+        """What is known, in the form that `restore` takes and JSON can hold.
 
-        Queueing and price are of the moment and start anew.
+        Queueing and price describe the moment, so they start anew.
         """
         state = {}
         if self._models.prefill.is_known:
@@ -204,7 +204,8 @@ class Costs:
         return state
 
     def restore(self, state: object) -> int:
-        """Start from a `state`; return how many parts of it were none, as StateFile asks it."""
+        """Start from a `state`; return how many of its parts were invalid, as StateFile wants
+        it."""
         if not isinstance(state, dict):
             return 1
         found = {name: numbers for name in PARTS if (numbers := _numbers(name, state.get(name)))}
@@ -223,7 +224,8 @@ class Costs:
 
 
 def _numbers(name: str, value: object) -> list[float] | None:
-    """The numbers of a part, if there are as many as it has, from 0 to what can be."""
+    """The numbers of a part; None unless there are as many as there should be, all within
+    bounds."""
     num, most = PARTS[name]
     if not isinstance(value, list) or len(value) != num:
         return None

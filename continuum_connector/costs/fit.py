@@ -18,14 +18,14 @@ import numpy.typing as npt
 Array = npt.NDArray[np.float64]
 
 NUM_KINDS = 64  # kinds differ by a factor of 4 in some feature; a server shows a dozen or two
-PER_KIND = 8  # latest samples of each; a median of 8 bears three outliers
-# After this many samples of others, a sample counts half: a clock that was throttled an hour
-# ago says little, but more than nothing, about lengths not seen since.
+PER_KIND = 8  # the latest samples of each kind; a median of 8 tolerates three outliers
+# After this many other samples, a sample counts half: what a clock throttled an hour ago measured
+# says little, but more than nothing, about lengths not seen since.
 HALF_LIFE = 2000
-SEED_DOUBT = 0.3  # another driver, clock or neighbour moves a calibrated cost by about this part
-REFUTED = 4.0  # standard errors between what samples say alone and a seed, and it was a wrong one
-FLAT = 0.05  # relative deviations below it are noise, not reason to weigh one sample less
-ROUNDS = 3  # of reweighting; it starts from the last fit, so it is nearly there
+SEED_DOUBT = 0.3  # another driver, clock or neighbour changes a calibrated cost by about this share
+REFUTED = 4.0  # a seed that is so many standard errors from what the samples say was wrong
+FLAT = 0.05  # smaller relative deviations are noise, and no reason to weigh a sample less
+ROUNDS = 3  # of reweighting, which starts from the last fit and so is nearly there
 
 
 class RobustFit:
@@ -55,7 +55,7 @@ class RobustFit:
             self.fit()
 
     def add(self, features: Sequence[float], seconds: float) -> None:
-        """One observation: `features` (all >= 0) took `seconds`. Nonsense is left out."""
+        """Add an observation: `features` (all >= 0) took `seconds`. Impossible ones are skipped."""
         if not 0.0 < seconds < math.inf:
             return
         kind = tuple((math.frexp(feature)[1] + 1) >> 1 for feature in features)
@@ -75,7 +75,7 @@ class RobustFit:
             self.fit()
 
     def fit(self) -> None:
-        """Fit all samples kept; `add` does it by itself often enough while serving."""
+        """Fit all kept samples. While serving, `add` calls this often enough."""
         self._next_fit = self._num_added + min(128, max(4, self._num_added // 2))
         rows = np.flatnonzero(self._seconds)
         x, seconds = self._x[rows], self._seconds[rows]
@@ -96,12 +96,12 @@ class RobustFit:
                     fitted = x @ solution
                     predicted = np.where(fitted > 0.0, fitted, seconds)
                     weight = recent / np.maximum(np.abs(seconds / predicted - 1.0), FLAT)
-        except (np.linalg.LinAlgError, FloatingPointError):  # beyond what floats tell apart
+        except (np.linalg.LinAlgError, FloatingPointError):  # the samples are too alike for floats
             return
         self.coefficients = tuple(solution.tolist())
 
     def _doubt(self, x: Array, y: Array, weight: Array) -> Array:
-        """By how much each seed may be wrong: a part of it, unless the samples alone refute it.
+        """By how much each seed may be wrong: a share of it, unless the samples alone refute it.
 
         A seed that is a hundred times too low would otherwise be a hundred times too sure.
         """
@@ -120,7 +120,7 @@ class RobustFit:
         return np.where(off > REFUTED * error, off, doubt)
 
     def _solve(self, x: Array, y: Array, weight: Array, doubt: Array) -> Array:
-        """Weighted least squares, drawn to the seed; what falls below 0 is 0."""
+        """Weighted least squares, pulled towards the seed; costs below 0 become 0."""
         a, b, pull = _normal(x, y, weight)
         # As much as a sample with FLAT of noise weighs against a seed with its doubt.
         seeded = doubt > 0.0
@@ -141,8 +141,8 @@ class RobustFit:
 
 
 def _normal(x: Array, y: Array, weight: Array) -> tuple[Array, Array, Array]:
-    """The normal equations, and a ridge just enough to solve them where features rise and fall
-    together. Weights come to 1 on average."""
+    """The normal equations, with just enough of a ridge to solve them if features are collinear.
+    Weights are scaled to 1 on average."""
     weight = weight / weight.sum() * len(weight)
     weighted = x * weight[:, None]
     a, b = x.T @ weighted, y @ weighted
@@ -150,11 +150,11 @@ def _normal(x: Array, y: Array, weight: Array) -> tuple[Array, Array, Array]:
     return a, b, np.where(scale > 0.0, 1e-6 * scale, 1.0)
 
 
-MIN_TRANSFERS = 4  # two costs need two unlike transfers; twice that
+MIN_TRANSFERS = 4  # two costs need two unlike transfers; this is twice as many
 
 
 class CopyModel:
-    """Latency + seconds per block, from queued to settled: that is what a turn waits for."""
+    """Latency + seconds per block, from queued to settled, because a turn waits for that."""
 
     def __init__(self) -> None:
         self._fit = RobustFit(2)
@@ -176,11 +176,11 @@ class CopyModel:
         self._fit.seed(coefficients)
 
     def guess(self, latency: float, per_block: float) -> None:
-        """What to answer until something is known."""
+        """What `seconds` answers with until something is known."""
         self._guess = (latency, per_block)
 
     def add(self, num_blocks: int, seconds: float) -> None:
-        """A transfer of `num_blocks` settled `seconds` after it was queued; 0 is no time."""
+        """A transfer of `num_blocks` settled `seconds` after it was queued; 0 is ignored."""
         if seconds <= 0.0:
             return
         self._fit.add((1.0, num_blocks), seconds)

@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 from continuum_connector.costs.fit import RobustFit
 
-# Of steps that only decode one in so many is looked at: they are alike, and there are thousands
+# We look at one in so many of the steps that only decode: they are alike, and there are thousands
 # between two prompts.
 DECODES_PER_LOOK = 8
 # Steps in flight at once: 2 under async scheduling, one per stage of a pipeline.
@@ -43,8 +43,9 @@ class Work(NamedTuple):
         context: int,
         drafts: Mapping[str, Sequence[int]],
     ) -> Work:
-        """Add up requests: tokens scheduled and drafts among them, by request; `computed`: tokens
-        before them, of a prompt's, and `context` of all. Costs little per decode."""
+        """Add up the requests of a step. `scheduled`: tokens by request. `drafts`: those of them
+        that are drafts. `computed`: how many tokens come before a prompt's. `context`: how many
+        come before those of all requests. Costs little per decode."""
         prompts = [
             (num, computed(request))
             for request, num in scheduled.items()
@@ -64,9 +65,9 @@ class Work(NamedTuple):
 class StepClock:
     """Pairs each schedule() with its update_from_output(), which come in the same order.
 
-    A step took from when it was scheduled, or from when the step before it was done if that
-    was later (async scheduling, pipelines), until its own output arrived. Steps that compute
-    nothing have no time, but end the one before.
+    A step begins when it was scheduled, or when the step before it was done if that was later
+    (async scheduling, pipelines), and ends when its output arrives. Steps that compute nothing are
+    not timed, but end the one before.
     """
 
     def __init__(self) -> None:
@@ -80,12 +81,13 @@ class StepClock:
         return bool(self._num_steps % DECODES_PER_LOOK)
 
     def scheduled(self, work: Work | None, now: float) -> None:
-        """schedule() has put a step together; None: it is not looked at."""
+        """schedule() has built a step. `work` is None if we do not look at it."""
         self._num_steps += 1
         self._in_flight.append((work, now))
 
     def done(self, now: float) -> tuple[Work, float] | None:
-        """A step's output is there: what it computed and the seconds it took, or None."""
+        """A step's output has arrived: return what it computed and how many seconds it took, or
+        None."""
         if not self._in_flight:
             return None
         work, began = self._in_flight.popleft()
@@ -94,10 +96,10 @@ class StepClock:
         return (work, now - began) if work and now > began else None
 
 
-# Five costs need five unlike steps; three times that, and no single step decides.
+# Five costs need five unlike steps; with three times as many, no single step decides.
 MIN_STEPS = 16
-# Until then: the best rate of two steps that computed enough for their base not to matter much.
-# It is too slow rather than too fast, but a server's first minute is served by it, not by nothing.
+# Until then, the better rate of two steps that computed enough for their base not to matter much.
+# It is rather too slow than too fast, but it gives a server's first minute something to go by.
 MIN_FIRST_STEPS, MIN_FIRST_TOKENS = 2, 128
 
 
@@ -107,7 +109,7 @@ class PrefillModel:
     def __init__(self, chunk: int) -> None:
         self._chunk = max(1, chunk)
         self._fit = RobustFit(5)
-        self.num_steps = 0  # with prompt tokens in them
+        self.num_steps = 0  # those with prompt tokens
         self._num_first_steps = 0
         self._first_rate = math.inf  # seconds per token
 
@@ -118,7 +120,7 @@ class PrefillModel:
 
     @property
     def is_roughly_known(self) -> bool:
-        """Whether it answers at all."""
+        """Whether `seconds` answers more than 0."""
         return self.is_known or self._num_first_steps >= MIN_FIRST_STEPS
 
     @property
@@ -141,8 +143,8 @@ class PrefillModel:
     def seconds(self, num_new: int, num_cached: int = 0) -> float:
         """Seconds to prefill `num_new` tokens behind `num_cached`, with the engine to itself.
 
-        Counts the base once per step it takes. 0.0 while nothing is known: then a kept block
-        is worth nothing and turns are served as without us.
+        Counts the base once for each step that it takes. 0.0 while nothing is known: then a kept
+        block is worth nothing, and turns are served as without us.
         """
         if num_new <= 0 or not self.is_roughly_known:
             return 0.0

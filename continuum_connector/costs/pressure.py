@@ -9,15 +9,15 @@ from collections.abc import Sequence
 # Long enough to see several turns of the queue (each waits seconds for blocks), short enough
 # to follow a load that swings within minutes.
 TIME_CONSTANT_S = 30.0
-QUIET = 0.01  # a share below it is a wait long past: nobody waits, nothing is lost by keeping
-_WARMUP = 100  # turns; until then the mean size is the plain mean
+QUIET = 0.01  # a smaller share is left from a wait long past: nobody waits now
+_WARMUP = 100  # turns; until then the mean size is the arithmetic mean
 
 
 class Price:
     """Share of recent time in which a turn waited for blocks / mean blocks of a turn.
 
-    While somebody waits, every second costs a waiting turn a second, and it takes about as
-    many blocks as a mean turn to end that: each held block has that part of it.
+    While a turn waits, every second costs it a second, and about as many blocks as a mean turn has
+    would end that. So each held block causes that share of it.
     """
 
     def __init__(self) -> None:
@@ -28,17 +28,17 @@ class Price:
         self.mean_blocks = 1.0
 
     def blocked(self, now: float) -> None:
-        """A waiting turn could not be admitted for lack of blocks; repeat as you like."""
+        """A waiting turn could not be admitted for lack of blocks. May be called repeatedly."""
         self._advance(now)
         self._is_blocked = True
 
     def unblocked(self, now: float) -> None:
-        """No turn waits for blocks any more; repeat as you like."""
+        """No turn waits for blocks any more. May be called repeatedly."""
         self._advance(now)
         self._is_blocked = False
 
     def footprint(self, num_blocks: int) -> None:
-        """The blocks of a turn that runs or waits."""
+        """Count the blocks of a turn."""
         self.num_turns += 1
         weight = max(1.0 / self.num_turns, 1.0 / _WARMUP)
         self.mean_blocks += weight * (max(1, num_blocks) - self.mean_blocks)
@@ -60,7 +60,7 @@ class Price:
         self._last = now
 
 
-WINDOW = 100  # turns; the paper names no size, this is its K for tool durations
+WINDOW = 100  # turns; the paper gives no size, so this is its K for tool durations
 # Load changes within minutes: a rush hour's waits are no reason to pin in the quiet after it.
 MAX_AGE_S = 600.0
 
@@ -80,7 +80,7 @@ class Queueing:
             self._drop_oldest()
 
     def mean(self, now: float) -> float:
-        """Seconds that such a turn waits; each wait is dropped once, so calls are cheap."""
+        """Mean wait of such a turn in seconds. Each wait is dropped once, so calls are cheap."""
         while self._waits and self._waits[0][0] < now - MAX_AGE_S:
             self._drop_oldest()
         return self._total / len(self._waits) if self._waits else 0.0
@@ -88,7 +88,7 @@ class Queueing:
     def _drop_oldest(self) -> None:
         self._total -= self._waits.popleft()[1]
         if not self._waits:
-            self._total = 0.0  # rounding does not pile up
+            self._total = 0.0  # so that rounding errors do not add up
 
 
 # A correlation over n programs is uncertain by about 1 / sqrt(n): 0.22 here. Below that the
@@ -102,8 +102,9 @@ HALF_LIFE = 5000
 class Memoryfulness:
     """eta = -Corr(k, N - k) over the turns k = 1..N of finished programs of N turns.
 
-    1: all programs have the same length; 0: the number left is the same at any age; below
-    0: the older a program, the more is still to come. Sums in closed form, O(1) a program.
+    1: all programs have the same length. 0: the number of turns left is the same at any age. Below
+    0: the older a program, the more turns are left. The sums have a closed form, so a program costs
+    O(1).
     """
 
     def __init__(self) -> None:
@@ -116,7 +117,7 @@ class Memoryfulness:
         return self.num_programs >= MIN_PROGRAMS
 
     def program_over(self, num_turns: int) -> None:
-        """A program finished after `num_turns` turns; one of none says nothing."""
+        """A program finished after `num_turns` turns. One without turns says nothing."""
         n = num_turns
         if n < 1:
             return
@@ -141,7 +142,7 @@ class Memoryfulness:
         if one < 1.0:  # a state file that somebody wrote by hand
             return 1.0
         var_k, var_left = kk / one - (k / one) ** 2, ll / one - (left / one) ** 2
-        if min(var_k, var_left) < 1e-9:  # programs of one turn only: all the same length
+        if min(var_k, var_left) < 1e-9:  # every program had one turn, so all have the same length
             return 1.0
         correlation = (kl / one - k * left / one**2) / math.sqrt(var_k * var_left)
         return min(1.0, max(-1.0, -correlation))

@@ -1,4 +1,4 @@
-"""The state file keeps what was learned over a restart, and holds up no engine step.
+"""The state file keeps what was learned across a restart, and delays no engine step.
 
 The parts of the state come in Bites, generators that pause after some tens of microseconds, so that
 no engine step pays for all of it.
@@ -23,19 +23,19 @@ from continuum_connector.errors import ConfigError
 logger = logging.getLogger(f"vllm.{__name__}")
 
 VERSION = 1  # of the format; a file of another is not read
-SAVE_EVERY_S = 60.0  # a crash loses a minute of learning
-MAX_BYTES = 64 << 20  # several times what the bounds of all who save here allow
+SAVE_EVERY_S = 60.0  # so a crash loses a minute of learning
+MAX_BYTES = 64 << 20  # several times the most that all who save here can write
 CLOSE_TIMEOUT_S = 5.0
 
 
 class StateFile:
     """One JSON file, `{"version": 1, "state": {...}}`, replaced as a whole once a minute.
 
-    `path` "" means no file; a directory means one file in it, named after `tag` (model and
-    device). Read when made: what cannot be read is one warning and a fresh start, and is kept
-    under another name; ConfigError where it is no file at all. `new_step`, `save` and `close` are
-    for one thread; a thread of its own encodes and writes, and while it is at it (a slow disk),
-    nothing is due.
+    `path`: "" means no file; a directory means one file in it, named after `tag` (model and
+    device). The constructor reads it. If it cannot be read, there is one warning and a fresh start,
+    and the file is kept under another name; ConfigError if it is not a file at all. `new_step`,
+    `save` and `close` are for one thread. Another thread encodes and writes; while it is busy, for
+    instance because the disk is slow, no save is due.
     """
 
     def __init__(
@@ -56,7 +56,8 @@ class StateFile:
             self._thread.start()
 
     def restore(self, name: str, load_state: Callable[[object], int]) -> None:
-        """Give part `name` of what was read to `load_state`, which returns how much did not fit."""
+        """Hand part `name` of what was read to `load_state`, which returns how many parts did not
+        fit."""
         if name not in self._loaded:
             return
         num_dropped = load_state(self._loaded.pop(name))
@@ -70,7 +71,8 @@ class StateFile:
             )
 
     def new_step(self, begin: Callable[[], Bites[Mapping[str, Any]]], now: float) -> None:
-        """Take a bite of the state that `begin` starts to give; saved when it is whole."""
+        """Take one bite of the state that `begin` produces, and save the state once it is
+        complete."""
         if self._bites is None:
             if not self.is_due(now):
                 return
@@ -83,11 +85,12 @@ class StateFile:
 
     @property
     def is_saving(self) -> bool:
-        """Whether a state is being put together, by `new_step`."""
+        """Whether `new_step` is part-way through a state."""
         return self._bites is not None
 
     def is_due(self, now: float) -> bool:
-        """Whether to `save`: there is a file, a minute has passed, the last one is written."""
+        """Whether to `save`: there is a file, a minute has passed, and the last state is
+        written."""
         is_late = now - self._saved_at >= SAVE_EVERY_S
         return is_late and self._thread is not None and self._idle.is_set()
 
@@ -118,7 +121,7 @@ class StateFile:
             self._idle.set()
 
     def _warn(self, error: Exception) -> None:
-        """Say it once until it works again."""
+        """Warn once, until writing works again."""
         if not self._failed:
             logger.warning(
                 "state_path = %r cannot be written (%s), so what is learned ends with this "
@@ -130,7 +133,7 @@ class StateFile:
 
 
 def _encode(state: Mapping[str, Any]) -> bytes:
-    """Part by part: encoding keeps the interpreter's lock, and a step may want it in between."""
+    """Encode part by part: encoding holds the GIL, and a step may need it in between."""
     encoder = msgspec.json.Encoder()
     parts = [encoder.encode(name) + b":" + _encode_part(encoder, state[name]) for name in state]
     return b'{"version":%d,"state":{%s}}\n' % (VERSION, b",".join(parts))
@@ -144,7 +147,7 @@ def _encode_part(encoder: msgspec.json.Encoder, part: Any) -> bytes:
 
 
 def _read(path: str) -> dict[str, Any]:
-    """The state in `path`; empty if there is no file, or none that we wrote."""
+    """The state in `path`; empty if there is no file, or one that we did not write."""
     if kind := files.no_file(path):
         raise ConfigError(
             f"state_path = {path!r} is {kind}, so what is learned could not be kept in it; name a "
@@ -172,7 +175,8 @@ def _read(path: str) -> dict[str, Any]:
 
 
 def _unusable(path: str, reason: str) -> dict[str, Any]:
-    """Put the file aside, for it may be somebody's, or of use to another version of ours."""
+    """Move the file aside, because it may be somebody else's, or of use to another version of
+    ours."""
     path_itself = os.path.realpath(path)
     names = (f"{path_itself}.unusable{end}" for end in ("", *(f".{n}" for n in range(1, 100))))
     aside = next((name for name in names if not os.path.lexists(name)), f"{path_itself}.unusable")
@@ -203,7 +207,7 @@ Bites: TypeAlias = Generator[None, None, T]  # some tens of microseconds between
 
 
 def run_to_end(bites: Bites[T]) -> T:
-    """All of it at once, for those who have the time."""
+    """Run all bites at once, for callers that have the time."""
     end: list[T] = []
 
     def last() -> Generator[None, None, None]:

@@ -10,7 +10,7 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass
 
-MAX_CALLS = 8  # of one turn; the longest counts, and the ninth is hardly ever it
+MAX_CALLS = 8  # per turn; the longest call counts, and it is hardly ever the ninth
 MAX_NAME = 64  # characters
 _NAME = re.compile(r"(?:functions?[.:])?([A-Za-z_./][\w.+\-/@:]*?)(?::\d+)?")  # functions.bash:0
 
@@ -18,20 +18,20 @@ _NAME = re.compile(r"(?:functions?[.:])?([A-Za-z_./][\w.+\-/@:]*?)(?::\d+)?")  #
 class Ending(enum.Enum):
     """How a turn's output ends."""
 
-    CALLS = "calls"  # with tool calls: the program will be back when they are done
-    ANSWER = "answer"  # with words to a person, who will be back in their own time or never
-    CUT = "cut"  # before one could tell: the output is truncated
-    UNREAD = "unread"  # nobody looked: no tokenizer yet, or no time left in this step
+    CALLS = "calls"  # with tool calls: the program returns when they are done
+    ANSWER = "answer"  # with words to a person, who returns in their own time or never
+    CUT = "cut"  # truncated before one could tell
+    UNREAD = "unread"  # we did not look: no tokenizer yet, or no time left in this step
 
 
 @dataclass(frozen=True)
 class Asked:
-    """What a turn asks for: the names of the tools that it calls, without what they are given.
+    """What a turn asks for: the names of the tools that it calls, without their arguments.
 
-    A name is a tool's ("get_weather") or, in a shell, a command's ("pytest"). There is none
-    unless `ending` is CALLS. The program is back when the longest of the calls is done, whether
-    they run side by side or, as in `a && b`, after each other: gaps are heavy-tailed, so one of
-    them dominates.
+    A name is that of a tool ("get_weather") or, in a shell, of a command ("pytest"). There are none
+    unless `ending` is CALLS. The program returns when the longest call is done, whether the calls
+    run in parallel or, as in `a && b`, one after another: gaps are heavy-tailed, so one call
+    dominates.
     """
 
     ending: Ending
@@ -43,10 +43,10 @@ WHY_UNREAD = ("no_tokenizer", "no_time", "error")  # the tokenizer raised
 
 
 def asked_of(declared: tuple[str, ...], read: Callable[[], Asked]) -> Asked:
-    """What the client declared it will run (`hints.tools`), else what `read` finds.
+    """What the client says it will run (`hints.tools`), else what `read` finds.
 
-    A client knows better than any reading of its text, and costs no time: `read` is then
-    not called.
+    A client knows better than we can read from its text. If it says so, `read` is not called, which
+    saves its time.
     """
     names = [name for tool in declared if (name := clean_name(tool))]
     if not names:
@@ -55,7 +55,7 @@ def asked_of(declared: tuple[str, ...], read: Callable[[], Asked]) -> Asked:
 
 
 def clean_name(name: object) -> str:
-    """A tool's name as statistics know it: no namespace, no index; "" if it is none."""
+    """A tool's name as the statistics have it, without namespace and index; "" if it is no name."""
     if not isinstance(name, str):
         return ""
     match = _NAME.fullmatch(name[: 2 * MAX_NAME].strip().strip("\"'`"))
@@ -67,10 +67,10 @@ ReadOne = Callable[[str, "re.Match[str]"], "tuple[RawCall, int]"]  # the call, a
 
 @dataclass(frozen=True)
 class RawCall:
-    """A call in the text. `arguments`: a dict where the format has keys, else text or None.
+    """A call in the text. `arguments`: a dict if the format has keys, else text or None.
 
-    `name` is "" where there is none: it is not there yet, or a format's only tool is a shell.
-    `finished` is False if the text ends inside the call.
+    `name` is "" if the text ends before it, or if the format's only tool is a shell. `finished` is
+    False if the text ends inside the call.
     """
 
     name: str
@@ -79,7 +79,7 @@ class RawCall:
 
 
 def read_each(text: str, start: int, opener: re.Pattern[str], read_one: ReadOne) -> list[RawCall]:
-    """Read a call at each opener from `start` on, the next behind the end of the last."""
+    """Read a call at each opener from `start` on, each after the end of the one before."""
     calls: list[RawCall] = []
     while len(calls) < MAX_CALLS and (opened := opener.search(text, start)):
         call, start = read_one(text, opened)

@@ -18,14 +18,14 @@ _NAME_BEFORE = re.compile(r'"(?:name|tool_name)"\s{0,8}:\s{0,8}$')
 _PAIR = re.compile(
     r"""(["'])(\w{1,64})\1\s*:\s*(?:"((?:[^"\\]+|\\.)*)|'((?:[^'\\]+|\\.)*))""", re.DOTALL
 )
-MAX_TOKENS = 512  # strings, brackets and commas of a value that is not whole
-MAX_DEPTH = 64  # no call nests deeper, and each level costs
+MAX_TOKENS = 512  # strings, brackets and commas read of an incomplete value
+MAX_DEPTH = 64  # no real call nests deeper, and each level takes time
 _CLOSER = {"{": "}", "[": "]"}
 
 
 @dataclass(frozen=True)
 class Value:
-    """What stands in the text: the value, the index behind it, whether it was all there."""
+    """A value in the text, the index after it, and whether all of it was there."""
 
     value: object
     end: int
@@ -45,9 +45,9 @@ def read_value(text: str, start: int) -> Value:
 
 
 def _mended(text: str, start: int) -> Value:
-    """Walk the brackets: a value that never closes is closed, one that does is picked apart."""
+    """Repair a value: close its brackets if the text ends inside, else pick out its strings."""
     stack: list[str] = []
-    safe = start  # behind the last bracket or before the last comma: what came so far is whole
+    safe = start  # after the last bracket or before the last comma: up to here all is complete
     tail = ""
     for token in islice(_TOKEN.finditer(text, start), MAX_TOKENS):
         mark = token[0]
@@ -81,14 +81,14 @@ def _decoded(text: str) -> object:
 
 
 def _string_tail(text: str, start: int, end: int) -> str:
-    """What closes a string that the text ends in; half a name is not to be closed."""
+    """What closes the string in which the text ends. Half a tool's name must not be closed."""
     if _NAME_BEFORE.search(text[max(0, start - 32) : start]):
-        return "\0"  # no JSON: the caller falls back to what came before
-    return '\\"' if end < len(text) else '"'  # a lone backslash is left over
+        return "\0"  # not JSON, so the caller falls back to what came before
+    return '\\"' if end < len(text) else '"'  # escape a backslash that is left alone
 
 
 def _picked(text: str) -> dict[str, str]:
-    """String members at any depth: the outermost `name` comes first and stays."""
+    """The string members at any depth; of several with one name the first, outermost one stays."""
     found: dict[str, str] = {}
     for match in _PAIR.finditer(text):
         value = match[3] if match[3] is not None else match[4]
@@ -123,7 +123,7 @@ def read_calls(text: str, start: int, sure: bool) -> tuple[list[RawCall], int]:
         found = calls_of(value.value, sure, value.finished)
         start = value.end
         if not found:
-            if sure and not value.finished:  # a call has begun, and its name is not known yet
+            if sure and not value.finished:  # a call has begun, but the text ends before its name
                 calls.append(RawCall("", finished=False))
             break
         calls += found

@@ -16,7 +16,7 @@ from continuum_connector.toolcalls.asked import MAX_CALLS, Asked, Ending, RawCal
 from continuum_connector.toolcalls.shell import SHELLS, commands_that_take_time
 from continuum_connector.toolcalls.thinking import one_of, plain, spoken
 
-MAX_CHARS = 4_096  # of the end: 512 tokens of ordinary text are half of it
+MAX_CHARS = 4_096  # of the text's end; 512 tokens of ordinary text take half as many
 MAX_FALSE_MARKERS = 4  # a text may speak about markers
 CUT = Asked(Ending.CUT)
 ANSWER = Asked(Ending.ANSWER)
@@ -26,24 +26,24 @@ READERS: dict[str, Callable[[str, int], list[RawCall]]] = {
     **special_tokens.READERS,
 }
 _MARKER = one_of(READERS)
-# A call that began before the text does: its end, or a lone fence, is all that is there.
+# What is left of a call that began before the text: its end, or a single fence.
 _END_OF_CALL = re.compile(
     r"</tool_call>|</[\w:｜]{0,24}?(?:invoke|function)>|<｜tool▁call▁end｜>|<\|tool_call_end\|>"
     r"|<\|call\|>"
 )
 _LONE_FENCE = re.compile(r"(?:^|\n)```\s{0,64}(?:<[^>\n]{1,32}>\s{0,8})?\Z")
 SCRIPT_KEYS = ("command", "cmd", "script", "keystrokes", "bash_command", "shell_command")
-SHELL_TOOLS = {*SHELLS, "shell", "terminal"}  # where the arguments are a text without keys
-NO_SHELL_KEYS = {"path", "file_path", "file_text", "old_str"}  # an editor has commands, too
+SHELL_TOOLS = {*SHELLS, "shell", "terminal"}  # if their arguments are a text without keys
+NO_SHELL_KEYS = {"path", "file_path", "file_text", "old_str"}  # an editor's `command` is no script
 
 
 def parse(text: str, *, truncated: bool = False, headless: bool = False) -> Asked:
     """Say what a turn's output asks for.
 
-    `truncated`: it ended at a token limit, so an unfinished call will not be run: CUT, unless
-    finished ones come before it. Otherwise the engine says that it ended, so an unfinished
-    call whose name is there counts. `headless`: the text's beginning is missing; a call that
-    began there is CALLS without a name.
+    `truncated`: the output ended at a token limit, so an unfinished call will not run. The answer
+    is CUT, unless finished calls come before it. Otherwise the model ended the output, so an
+    unfinished call counts if its name is there. `headless`: the text's beginning is missing; a call
+    that began there is CALLS without a name.
     """
     if len(text) > MAX_CHARS:
         text, headless = text[-MAX_CHARS:], True
@@ -64,7 +64,7 @@ def parse(text: str, *, truncated: bool = False, headless: bool = False) -> Aske
 
 def _raw_calls(text: str) -> list[RawCall]:
     blocks: list[RawCall] = []
-    begun: list[RawCall] = []  # calls that the text ends in before it has named them
+    begun: list[RawCall] = []  # calls whose name comes after the end of the text
     position = num_false = 0
     marker = _MARKER.search(text)
     block = unmarked.FENCE.search(text)

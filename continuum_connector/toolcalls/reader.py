@@ -14,15 +14,15 @@ from continuum_connector.toolcalls.parse import parse
 from continuum_connector.toolcalls.tokenizer import BackgroundTokenizer, Markers, Span, markers_of
 
 TAIL_TOKENS = 512  # calls are short
-HEAD_TOKENS = 128  # of a call that began before the tail: its name, and most of its keys
-LOOK_BACK_TOKENS = 4096  # how far its beginning is searched for, by id
-BUDGET_S = 1e-3  # of a step
+HEAD_TOKENS = 128  # read of a call that began before the tail: its name, and most of its keys
+LOOK_BACK_TOKENS = 4096  # how far back we search for its beginning, by token id
+BUDGET_S = 1e-3  # per step
 FIRST_SECONDS_PER_TOKEN = 2e-6  # until the warm-up has measured it
 CUT = Asked(Ending.CUT)
 
 
 class ToolReader:
-    """Reads tool calls; says so, with the reason, of each turn that it does not read."""
+    """Reads tool calls. For each turn that it does not read, it reports the reason."""
 
     def __init__(
         self,
@@ -31,7 +31,7 @@ class ToolReader:
         not_read: Callable[[str], None],
         budget_s: float = BUDGET_S,
     ) -> None:
-        """`timer`: time.perf_counter, or a fake one. `not_read`: is told why, of WHY_UNREAD."""
+        """`timer`: time.perf_counter, or a fake. `not_read`: called with a reason of WHY_UNREAD."""
         self._tokenizer = tokenizer
         self._timer = timer
         self._budget = StepBudget(budget_s, FIRST_SECONDS_PER_TOKEN)
@@ -41,7 +41,7 @@ class ToolReader:
 
     @property
     def seconds_per_token(self) -> float:
-        """What reading a token costs, as a running mean."""
+        """What it costs to read a token, as a running mean."""
         return self._budget.seconds_per_token
 
     def start(self) -> None:
@@ -82,7 +82,7 @@ class ToolReader:
     def _choose(self, output_token_ids: Sequence[int]) -> tuple[list[int], bool, bool]:
         """Choose the tokens to decode.
 
-        With them: whether we left out the end of a call, and whether the beginning is missing.
+        Also return whether the end of a call is left out, and whether the beginning is missing.
         """
         tail = list(output_token_ids[-TAIL_TOKENS:])
         span = self._markers.span(tail)
@@ -96,7 +96,7 @@ class ToolReader:
     def _within_budget(
         self, tail: list[int], span: Span, is_longer: bool
     ) -> tuple[list[int], bool, bool]:
-        """A call is read from its marker on, other text from its end."""
+        """Cut to the budget: keep the beginning of a call, but the end of any other text."""
         wanted = tail[span.begin :]
         affordable = self._budget.affordable(len(wanted)) or len(wanted)
         if span.at_call:
@@ -109,14 +109,14 @@ class ToolReader:
         return UNREAD
 
     def _warm_up(self, tokenizer: Any) -> None:
-        """In the background: learn the markers, and what a token costs when all is warm."""
+        """In the background, learn the markers and what a token costs once everything is warm."""
         self._markers = markers_of(tokenizer)
         token_ids = list(range(TAIL_TOKENS))
         for _ in range(2):
             begin_s = self._timer()
             try:
                 parse(tokenizer.decode(token_ids, skip_special_tokens=False))
-            except Exception:  # a small vocabulary; the first reads will measure
+            except Exception:  # the vocabulary is smaller; the first reads will measure
                 return
             duration_s = self._timer() - begin_s
         self._budget.seconds_per_token = max(duration_s / TAIL_TOKENS, 1e-9)
@@ -124,8 +124,8 @@ class ToolReader:
 
 MIN_TOKENS = 64  # fewer hold no call
 SHARE = 0.2  # of the newest sample in the running mean
-MAX_JUMP = 4.0  # a sample counts as at most that many means: one page fault is no trend
-FORGET = 0.8  # the mean after each refusal: else one bad estimate would never be tried again
+MAX_JUMP = 4.0  # a sample counts as at most so many means, because one page fault is no trend
+FORGET = 0.8  # what each refusal multiplies the mean by, or one bad estimate would stay for ever
 
 
 class StepBudget:
@@ -149,7 +149,7 @@ class StepBudget:
         return affordable
 
     def spent(self, num_tokens: int, duration_s: float) -> None:
-        """So many tokens took so long."""
+        """Reading `num_tokens` took `duration_s`."""
         self._left_s -= duration_s
         sample = duration_s / max(1, num_tokens)
         sample = min(sample, MAX_JUMP * self.seconds_per_token)

@@ -2,10 +2,10 @@
 
 The first word names a command. `cd`, assignments and the like are dropped if there is another
 command. Wrappers (`sudo`, `timeout 60`, `uv run`, `bash -c "..."`) count as what they run. Filters
-after a pipe do not count: they take as long as what feeds them.
+after a pipe do not count, because they take as long as what feeds them.
 
-A script is split in one pass, linear, quotes and heredocs respected, no errors: what bash would
-refuse is read as far as it goes.
+A script is split in one linear pass that respects quotes and heredocs. It raises no errors: what
+bash would refuse is read as far as possible.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from continuum_connector.toolcalls.asked import MAX_CALLS, clean_name
 MAX_DEPTH = 3  # of bash -c "bash -c ..."
 _ASSIGNMENT = re.compile(r"[A-Za-z_]\w*(?:\[[^\]]{0,64}\])?\+?=")
 _PYTHON = re.compile(r"(python|pip|pypy)[\d.]+$")
-MAX_COMMANDS = 32  # more than this many in one script are not read
-MAX_WORDS = 64  # of one command
+MAX_COMMANDS = 32  # read of one script
+MAX_WORDS = 64  # read of one command
 MAX_TOKENS = 512  # words, blanks and separators; each costs a microsecond
 _TOKEN = re.compile(
     r"""(?P<blank>[ \t\r]+|\\\n)
@@ -37,7 +37,7 @@ _QUOTES = re.compile(r"'([^']*)'?|\"((?:[^\"\\]+|\\.)*)\"?|\\(.)", re.DOTALL)
 
 
 def commands_that_take_time(script: str, depth: int = 0) -> list[str]:
-    """Their names, each once, in order; if nothing takes time, what the script ends with."""
+    """Names of the commands that take time, each once, in order; the last command if none does."""
     slow: dict[str, None] = {}
     last = ""
     for command in split(script):
@@ -46,13 +46,13 @@ def commands_that_take_time(script: str, depth: int = 0) -> list[str]:
                 slow[last] = None
         if len(slow) >= MAX_CALLS:
             break
-    if not slow and last:  # what a script ends with is what it is for: `export A=1; echo $A`
+    if not slow and last:  # the last command is what the script is for: `export A=1; echo $A`
         return [last]
     return list(slow)[:MAX_CALLS]
 
 
 def _names(command: Command, depth: int) -> list[tuple[str, bool]]:
-    """What one simple command runs, each with whether it takes time."""
+    """The names of what one simple command runs, each with whether it takes time."""
     words, wrapped = _unwrapped(command.words)
     if not words:
         return []
@@ -68,7 +68,7 @@ def _names(command: Command, depth: int) -> list[tuple[str, bool]]:
 
 
 def _unwrapped(words: list[str]) -> tuple[list[str], bool]:
-    """Leave out what stands before the command; say whether it was a wrapper."""
+    """Drop the words before the actual command; say whether one was a wrapper."""
     at, wrapped = 0, False
     while at < len(words):
         word = words[at]
@@ -120,14 +120,14 @@ def _words(line: str) -> frozenset[str]:
     return frozenset(line.split())
 
 
-# Keywords that stand before a command, and those after which none comes.
+# Keywords that come before a command, and those that no command follows.
 BEFORE = _words("if then else elif while until do ! { time")
 INSTEAD = _words("for case select fi done esac } function [[ ]]")
 INSTANT = _words(
     "cd pushd popd source . export set unset shopt alias true false : ulimit umask trap local "
     "declare readonly echo printf test [ exit return break continue mkdir touch pwd clear"
 )
-# Behind a pipe they take as long as what feeds them.
+# After a pipe, these take as long as what feeds them.
 FILTERS = _words("head tail grep egrep rg sed awk sort uniq wc cut tr tee cat less more jq")
 # A wrapper, the options of it that take a value, and how many words before the command.
 WRAPPERS: dict[str, tuple[frozenset[str], int]] = {
@@ -156,7 +156,7 @@ SHELLS = _words("bash sh zsh dash ash")
 
 @dataclass
 class Command:
-    """One simple command. `piped`: it reads what another one writes."""
+    """One simple command. `piped`: it reads the output of another one."""
 
     words: list[str] = field(default_factory=list)
     piped: bool = False
@@ -185,8 +185,8 @@ class _Reader:
         self._script = script
         self._command = Command()
         self._heredocs: list[str] = []
-        self._drops_word = False  # the target of a redirection comes next
-        self._after_group = False  # behind `)` only a separator begins a command
+        self._drops_word = False  # the next word is the target of a redirection
+        self._after_group = False  # after `)`, only a separator begins a command
 
     def take(self, token: re.Match[str]) -> int:
         """Take one token; return where the next one begins."""
@@ -207,7 +207,7 @@ class _Reader:
         return token.end()
 
     def end_command(self, piped: bool) -> None:
-        """What came so far is a command; the next one is `piped` from it."""
+        """The words so far are a command; `piped` says whether it feeds the next one."""
         if self._command.words:
             self.found.append(self._command)
         self._command = Command(piped=piped)

@@ -41,7 +41,7 @@ MARKERS = (
 
 
 def read_marked(text: str, start: int) -> list[RawCall]:
-    """Read the calls behind the one marker at `start`."""
+    """Read the calls after the single marker at `start`."""
     marker = next(m for m in MARKERS if text.startswith(m, start))
     start += len(marker.removesuffix("["))
     calls, _ = read_calls(text, start, sure=True)
@@ -145,7 +145,7 @@ def read_harmony(text: str, start: int) -> list[RawCall]:
     if recipient:
         calls.append(_harmony_call(recipient, text[body_at:], False))
     elif body_at < 0 and (found := _recipient(text, header_at, len(text))):
-        whole = found.end() < len(text)  # else the name itself may be cut
+        whole = found.end() < len(text)  # else the text may end inside the name
         calls.append(RawCall(found[1] if whole else "", finished=False))
     return calls
 

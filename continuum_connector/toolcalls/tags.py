@@ -30,7 +30,7 @@ _XML_PARAMETER_END = re.compile(rf"</{_XML_PREFIX}param(?:eter)?>")
 
 def read_xml(text: str, start: int) -> list[RawCall]:
     """Read the calls from `start` on."""
-    # a marker may stand behind the prefix that begins its tag
+    # the prefix of a tag may come before the marker
     position = max(text.rfind("<", max(0, start - 24), start + 1), 0)
     return read_each(text, position, _XML_OPEN, _read_xml_call)
 
@@ -63,8 +63,8 @@ def _json_body(text: str, start: int) -> object:
 XML_MARKERS = ("<function=", "<invoke", ":invoke", "｜invoke", "｜ invoke", "<function name=")
 
 TOOL_CALL, TOOL_CALL_END = "<tool_call>", "</tool_call>"
-MAX_TAGS = 2 * MAX_CALLS  # looked into: a text about the tag may hold hundreds that are no calls
-MAX_MEMBERS = 4 * MAX_CALLS  # of one call's arguments
+MAX_TAGS = 2 * MAX_CALLS  # looked into, as a text about the tag may have hundreds without a call
+MAX_MEMBERS = 4 * MAX_CALLS  # arguments of one call
 _NAME_END = re.compile(r"[\n<{]")
 _TYPE = r"(?:<arg_type>[^<]{0,64}</arg_type>\s{0,8})?"  # K2 Horizon
 _PAIR = re.compile(rf"<arg_key>([^<]{{1,128}})</arg_key>\s{{0,8}}{_TYPE}<arg_value>")
@@ -81,7 +81,7 @@ _KIMI_K3_KEY = re.compile(
 )
 _KIMI_K3_END = "<|close|>call<|sep|>"
 
-# Not among them: attempt_completion, ask_followup_question, which speak to a person.
+# attempt_completion and ask_followup_question are left out, because they speak to a person.
 AGENT_TOOLS = (
     *("execute_command", "read_file", "write_to_file", "replace_in_file", "apply_diff"),
     *("insert_content", "search_and_replace", "search_files", "list_files"),
@@ -91,7 +91,7 @@ AGENT_TOOLS = (
 _AGENT_KEY = re.compile(r"\s{0,64}<([a-z_]{1,64})>")
 
 FindKey = Callable[[str, int], "re.Match[str] | None"]
-ValueEnd = Callable[[str, "re.Match[str]"], tuple[int, int]]  # of the value, and behind it
+ValueEnd = Callable[[str, "re.Match[str]"], tuple[int, int]]  # end of the value, and index after it
 
 
 def read_tool_call(text: str, start: int) -> list[RawCall]:
@@ -170,7 +170,7 @@ def read_agent(text: str, start: int) -> list[RawCall]:
         lambda text, key: _until(text, key.end(), f"</{key[1]}>"),
     )
     if not found and not finished and text[begin:].strip():
-        return []  # prose about the tag
+        return []  # it is prose about the tag
     name, arguments = found.get("tool_name"), found.get("arguments")
     if tool == "use_mcp_tool" and name is not None:
         if arguments is not None and arguments.strip().startswith("{"):
@@ -195,7 +195,7 @@ def _members(
 
 
 def _until(text: str, start: int, mark: str) -> tuple[int, int]:
-    """Where `mark` begins and ends; twice the text's end if it is not there."""
+    """Where `mark` begins and ends; the text's end for both if it is missing."""
     end = text.find(mark, start)
     return (end, end + len(mark)) if end >= 0 else (len(text), len(text))
 

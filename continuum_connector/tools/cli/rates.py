@@ -55,8 +55,7 @@ class Hook:
 
 @dataclass(frozen=True)
 class DecisionOutcome:
-    """How often a kind of decision had an outcome since the start, and its share of all
-    outcomes."""
+    """One kind of outcome: how many since the start, and which share of all outcomes that is."""
 
     name: str
     num: int
