@@ -18,14 +18,14 @@ _WIDTHS = tuple(high - low for low, high in pairwise(EDGES))
 
 
 class Forecast:
-    """P(gap <= t) on EDGES, linear between them; what is missing to 1 at the end never returns.
+    """P(gap <= t) on EDGES, linear between them. What the last one lacks to 1 never returns.
 
-    `num_seen` is how many observations of this very kind of call stand behind it, in
-    observations of today (older ones count less). Immutable.
+    `num_seen`: how many observations of exactly this kind of call it is based on, where older ones
+    count less. Immutable.
     """
 
     def __init__(self, cdf: Sequence[float], num_seen: float = 0.0) -> None:
-        """`cdf[i]` is P(gap <= EDGES[i]): not falling, from 0 to at most 1."""
+        """`cdf[i]` is P(gap <= EDGES[i]), which never falls and stays within 0 and 1."""
         if len(cdf) != len(EDGES):
             raise ValueError(f"{len(cdf)} values for {len(EDGES)} edges")
         self.cdf = tuple(cdf)
@@ -33,7 +33,7 @@ class Forecast:
 
     @classmethod
     def known(cls, gap_s: float) -> Forecast:
-        """The forecast of one who knows: a return after `gap_s`, to the grid's precision."""
+        """A certain forecast: a return after `gap_s`, to the grid's precision."""
         return cls([1.0 if edge >= gap_s else 0.0 for edge in EDGES], math.inf)
 
     @classmethod
@@ -48,7 +48,8 @@ class Forecast:
         return cls(cdf, min(f.num_seen for f in forecasts))
 
     def first_of(self, number: int) -> Forecast:
-        """When the first of so many is back, each of whom is expected so; needs at least one."""
+        """When the first of `number` programs is back, each with this forecast; needs at least
+        one."""
         return Forecast([1.0 - (1.0 - p) ** number for p in self.cdf], self.num_seen)
 
     def within(self, t: float) -> float:
@@ -93,9 +94,10 @@ class Forecast:
 
 
 def came_true(gap_s: float | None, watched_s: float, horizon_s: float) -> bool | None:
-    """Whether a return within `horizon_s` came, by its gap; None while nobody can know.
+    """Whether the program returned within `horizon_s`; None while nobody can know.
 
-    `watched_s`: how long a return was waited for where none came, 0 if nobody could say.
+    `gap_s`: after how long it returned, None if it did not. `watched_s`: how long we then waited
+    for it, 0 if nobody can say.
     """
     if gap_s is not None:
         return gap_s <= horizon_s

@@ -17,16 +17,16 @@ from continuum_connector.forecast.forecast import EDGES, Forecast
 from continuum_connector.forecast.tool_times import ToolTimes, touch_and_evict
 from continuum_connector.toolcalls.asked import Asked, Ending
 
-MAX_RECORDS = 1000  # of a tool, the most recent: ten times what the paper asks for (its K = 100)
+MAX_RECORDS = 1000  # the most recent of a tool: ten times what the paper needs (its K = 100)
 MAX_TOOLS = 256
-# Gaps of a tool that outlive a restart: more than K = 100, so that it does not start cold
-# again, and few enough to be copied and encoded at a stroke.
+# Gaps of a tool that are kept across a restart: more than K = 100, so that it does not start cold
+# again, and few enough to be copied and encoded in one go.
 MAX_SAVED = 128
 _BITE = 8  # tools
 
 
 class _Window:
-    """The most recent gaps, in order of arrival and in order of length."""
+    """The most recent gaps, both by arrival and by length."""
 
     __slots__ = ("recent", "sorted")
 
@@ -45,7 +45,7 @@ class _Window:
 
 
 class RecordedGaps:
-    """Continuum's S[f] and S: gaps in seconds by tool name, and of all; bounded in both.
+    """Continuum's S[f] and S: gaps in seconds, by tool and over all tools. Both are bounded.
 
     A gap longer than EDGES[-1] counts as that long.
     """
@@ -55,7 +55,7 @@ class RecordedGaps:
         self._tools: OrderedDict[str, _Window] = OrderedDict()  # least recently seen first
 
     def add(self, tool: str | None, gap_s: float) -> None:
-        """Record a gap after a call of `tool`, None if that is not known."""
+        """Record a gap after a call of `tool`; None if the tool is unknown."""
         gap_s = min(gap_s, EDGES[-1])
         self._all.add(gap_s)
         if tool is None:
@@ -64,12 +64,12 @@ class RecordedGaps:
         touch_and_evict(self._tools, tool, MAX_TOOLS, lambda window: len(window.recent))
 
     def of(self, tool: str | None) -> tuple[Sequence[float], Sequence[float]]:
-        """Gaps of `tool` and of all, ascending; views that the next `add` changes."""
+        """Gaps of `tool` and of all tools, ascending. The next `add` changes these views."""
         window = self._tools.get(tool) if tool is not None else None
         return (window.sorted if window else (), self._all.sorted)
 
     def to_state(self) -> Bites[dict[str, Any]]:
-        """The most recent of each, some tools per bite."""
+        """The most recent gaps of each tool, a few tools per bite."""
         tools = {}
         for number, (name, window) in enumerate(list(self._tools.items()), 1):
             tools[name] = window.saved()
@@ -91,7 +91,7 @@ class RecordedGaps:
 
 
 def _refill(window: _Window, gaps: object) -> int:
-    """Put `gaps` into `window`; 1 if some of them are no gaps."""
+    """Put `gaps` into `window`; return 1 if some of them are invalid, else 0."""
     if not isinstance(gaps, list):
         return 1
     fitting = [g for g in gaps if isinstance(g, float) and 0.0 <= g <= EDGES[-1]]
@@ -101,16 +101,16 @@ def _refill(window: _Window, gaps: object) -> int:
 
 
 # Seconds, on edges of the grid: 82 s, 5 and 22 minutes, 1.5, 6 and 23 hours, then the grid's end.
-# A gap of this age is observed as still open. Without it, programs that never return would be
-# learned of only when they are forgotten, hours later, and every forecast would be too hopeful.
+# A gap of this age counts as observed and still open. Otherwise we would learn of programs that
+# never return only when they are forgotten, hours later, and forecasts would be too optimistic.
 MILESTONES: tuple[float, ...] = (*EDGES[48::8], EDGES[-1])
 
-_NUM_LOOKS = 4  # gaps that may pass a milestone per call: more than a call can open
+_NUM_LOOKS = 4  # gaps that may pass a milestone per call, which is more than a call can open
 
 
 @dataclass(eq=False)
 class Gap:
-    """One that has not ended; `milestone` is the next one it will pass."""
+    """A gap that has not ended. `milestone`: the next one that it will pass."""
 
     asked: Asked
     since: float
@@ -118,19 +118,19 @@ class Gap:
 
     @property
     def observed_s(self) -> float:
-        """Up to which age it was observed."""
+        """The age up to which it has been observed."""
         return MILESTONES[self.milestone - 1] if self.milestone else 0.0
 
 
 class Gaps:
-    """What gaps teach, those that are open and those that ended. Whose they are, others know.
+    """Learns from gaps, both open and ended. Who is in which gap, others know (Away).
 
     For one thread; `now` is monotonic seconds and must not fall. Each call costs some
     microseconds, whatever the number of gaps; `forecast` some tens (ToolTimes).
     """
 
     def __init__(self) -> None:
-        # Open ones by next milestone, the oldest first: only the first of each can be due.
+        # Open gaps by their next milestone, oldest first, so only the first of each can be due.
         self._open: tuple[OrderedDict[Gap, None], ...] = tuple(OrderedDict() for _ in MILESTONES)
         self._times = ToolTimes()
         self._recorded = RecordedGaps()
@@ -139,7 +139,7 @@ class Gaps:
         return sum(map(len, self._open))
 
     def begin(self, asked: Asked, now: float) -> Gap:
-        """A program's turn has ended with `asked`. One of the next three calls ends the gap."""
+        """A program's turn has ended with `asked`. `arrived`, `ended` or `drop` ends the gap."""
         self._look(now)
         gap = Gap(asked, now)
         self._open[0][gap] = None
@@ -150,38 +150,39 @@ class Gaps:
         seconds = None
         if gap is not None and self.drop(gap):
             seconds = max(0.0, now - gap.since)
-            if gap.asked.ending is not Ending.ANSWER:  # the paper's programs have no people in them
+            if gap.asked.ending is not Ending.ANSWER:  # the paper's programs wait for no people
                 self._recorded.add(self._times.longest(gap.asked), seconds)
             self._times.observe(gap.asked, seconds, after_s=gap.observed_s)
         self._look(now)
         return seconds
 
     def ended(self, gap: Gap, now: float) -> None:
-        """Its program is done or forgotten: the gap lasts longer than until now."""
+        """The gap's program is done or forgotten, so the gap is longer than it has lasted so
+        far."""
         if self.drop(gap):
             self._times.observe(gap.asked, now - gap.since, is_over=False, after_s=gap.observed_s)
 
     def drop(self, gap: Gap) -> bool:
-        """It neither ended nor lasted, as far as anybody saw. False: it was not open."""
+        """Forget the gap without learning from it. False: it was not open."""
         if gap.milestone == len(MILESTONES) or gap not in self._open[gap.milestone]:
             return False
         del self._open[gap.milestone][gap]
         return True
 
     def forecast(self, asked: Asked) -> Forecast:
-        """When a program will be back whose turn ends with `asked`."""
+        """When a program will be back after a turn that ends with `asked`."""
         return self._times.forecast(asked)
 
     def recorded(self, asked: Asked) -> tuple[Sequence[float], Sequence[float]]:
-        """Recorded gaps in seconds, ascending: of this turn's tool, of all tools.
+        """Recorded gaps in seconds, ascending, of this turn's tool and of all tools.
 
-        Of several tools it is the one that is expected to take longest. Valid until the next
-        call that learns.
+        If the turn called several tools, this takes the one that is expected to take longest. Valid
+        until the next call that learns.
         """
         return self._recorded.of(self._times.longest(asked))
 
     def to_state(self) -> Bites[dict[str, Any]]:
-        """What was learned; open gaps end with the process. Between two bites more may be."""
+        """What was learned, without open gaps. Between two bites, more may be learned."""
         times = yield from self._times.to_state()
         recorded = yield from self._recorded.to_state()
         return {"times": times, "recorded": recorded}
@@ -210,5 +211,5 @@ class Gaps:
         self._times.observe(gap.asked, age, is_over=False, after_s=gap.observed_s)
         self.drop(gap)
         gap.milestone += 1
-        if gap.milestone < len(MILESTONES):  # beyond the grid nothing is left to learn
+        if gap.milestone < len(MILESTONES):  # past the grid there is nothing left to learn
             self._open[gap.milestone][gap] = None

@@ -1,9 +1,9 @@
 """Survival: how long gaps last, on EDGES; old gaps count less, and open gaps count too.
 
-Three facts shape it. Gaps are heavy-tailed, so it keeps a curve and no moments: a ten-minute
-outlier is one count in one bin. A program that has not come back also tells something (its gap
-is longer than this), so it keeps not only who returned but also who left the risk set and when:
-the product-limit estimate of Kaplan and Meier. And a few observations must rely on more general
+Three facts shape it. Gaps are heavy-tailed, so it keeps a curve instead of moments: a ten-minute
+outlier is one count in one bin. A program that has not come back tells us something, too (its gap
+is longer than this), so it counts not only who returned but also who left the risk set and when:
+the product-limit estimate of Kaplan and Meier. And a few observations must lean on more general
 ones: `shrunk` counts a parent's curve as `weight` more observations. That is the Bayes
 estimate under a Dirichlet prior with that curve (Susarla and Van Ryzin, 1976); without open
 gaps it is simply the weighted mean of the observed and the parent's distribution.
@@ -24,40 +24,40 @@ from continuum_connector.forecast.forecast import EDGES
 Row: TypeAlias = "np.ndarray[tuple[int, ...], np.dtype[np.float64]]"  # a number per bin
 Curve: TypeAlias = "Sequence[float] | Row"  # P(gap > EDGES[i])
 
-# Observations of the same key until one counts half. A key then stands on up to 145 of them,
-# which puts a share of one half within 4 points, and has turned to a new distribution after 100.
+# An observation counts half after so many more of its key. A key is then based on up to 145, which
+# gives a share of one half to within 4 points, and adapts to a new distribution within 100.
 # bench/gaps, on a trace: 50 to 200 forecast about equally well, longer memories no better.
 HALF_LIFE = 100
 
-_GROWTH = 2.0 ** (1.0 / HALF_LIFE)  # instead of shrinking the old, the new weigh more
-_TOO_HEAVY = 1e6  # then all is scaled down: once in 20 half-lives
-_MOST = 1e12  # and no count can be above it
+_GROWTH = 2.0 ** (1.0 / HALF_LIFE)  # new observations weigh more; old ones are not scaled down
+_TOO_HEAVY = 1e6  # at this weight everything is scaled down, once in 20 half-lives
+_MOST = 1e12  # no count can be above it
 _ONE = np.ones(1)
-_NUM_BINS = len(EDGES)  # bin i ends at EDGES[i]; what lasts longer than the last has no bin
+_NUM_BINS = len(EDGES)  # bin i ends at EDGES[i]; a gap longer than the last edge has no bin
 
 
 class Survival:
-    """Counts of one key. `add` costs a microsecond, `shrunk` about ten; 2 KB."""
+    """The counts of one key, in 2 KB. `add` costs a microsecond, `shrunk` about ten."""
 
     __slots__ = ("_counts", "_total", "_unit")
 
     def __init__(self) -> None:
         # Two rows, one number per bin. 0: who returned in it. 1: + who left the risk set at its
         # end, - who enters it there: the sum from bin i upwards is how many were at risk in i.
-        # An array, for single items; numpy looks at it where all are needed.
+        # An array, because single items are quick to change; numpy views it when all are needed.
         self._counts = array("d", bytes(8 * 2 * _NUM_BINS))
-        self._unit = 1.0  # what an observation of now weighs
+        self._unit = 1.0  # the weight of an observation made now
         self._total = 0.0
 
     @property
     def num_seen(self) -> float:
-        """Observations, in those of today."""
+        """The number of observations, where older ones count less."""
         return self._total / self._unit
 
     def add(self, gap_s: float, is_over: bool = True, after_s: float = 0.0) -> None:
         """Count a gap that ended after `gap_s`, or one of that age that has not ended.
 
-        Its first `after_s` seconds were counted before, by another `add` that was not over.
+        Its first `after_s` seconds were counted before, by an `add` with `is_over` False.
         """
         first = bisect_right(EDGES, after_s)
         # A bin in which an open gap is still under way says nothing about it yet.
@@ -76,22 +76,22 @@ class Survival:
             self._counts[last] += self._unit
 
     def shrunk(self, parent: Curve, weight: float) -> Row:
-        """P(gap > EDGES[i]), with the parent's curve as `weight` observations of today."""
+        """P(gap > EDGES[i]), with the parent's curve counted as `weight` new observations."""
         returned, at_risk = self._returned_and_at_risk()
         after = np.asarray(parent)
         before = np.concatenate((_ONE, after[:-1]))
         pull = weight * self._unit
-        at_risk = np.maximum(at_risk + pull * before, 1e-12)  # nobody: who is left stays away
+        at_risk = np.maximum(at_risk + pull * before, 1e-12)  # with nobody at risk, nobody returns
         hazard = (returned + pull * (before - after)) / at_risk
         return np.cumprod(np.clip(1.0 - hazard, 0.0, 1.0))
 
     def to_state(self) -> tuple[float, float, bytes]:
-        """A copy: unit, total, counts; cheap, because there are thousands of keys."""
+        """A copy of unit, total and counts. It is cheap, because there are thousands of keys."""
         return (self._unit, self._total, self._counts.tobytes())
 
     @classmethod
     def from_state(cls, state: object) -> Survival | None:
-        """The opposite of to_state, after JSON has made a list and base64 of it.
+        """The inverse of to_state, after JSON has turned it into a list with base64.
 
         None for anything else.
         """
@@ -115,8 +115,10 @@ class Survival:
         return returned, np.cumsum(left[::-1])[::-1]
 
     def _is_sound(self) -> bool:
-        """Whether the numbers are counts of something: nobody returns who was not at risk."""
-        if not all(abs(number) <= _MOST for number in (self._total, *self._counts)):  # nor NaN
+        """Whether the numbers can be counts: nobody returns who was not at risk."""
+        if not all(
+            abs(number) <= _MOST for number in (self._total, *self._counts)
+        ):  # NaN fails, too
             return False
         returned, at_risk = self._returned_and_at_risk()
         slack = 1e-6 * max(self._total, self._unit)

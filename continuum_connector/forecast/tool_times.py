@@ -33,7 +33,7 @@ _LASTS_LONGER = 1.0  # sigma of ln(gap): nine in ten between a quarter and four 
 
 
 def log_normal(median_s: float, sigma: float = _LASTS_LONGER, never: float = 0.01) -> Curve:
-    """Gaps around `median_s`, sigma of their logarithm; a share `never` has no end."""
+    """Gaps around `median_s`. `sigma`: that of their logarithm. A share of `never` has no end."""
     mu = math.log(median_s)
     return tuple(
         never + (1.0 - never) * (1.0 - _NORMAL.cdf((math.log(edge) - mu) / sigma)) for edge in EDGES
@@ -75,24 +75,23 @@ BY_TOOL: dict[str, Curve] = {
 
 T = TypeVar("T")
 
-# Observations. A parent's curve counts as so many: with fewer of its own, what is known of a key
-# is mostly its parent's, and little is lost with it.
+# With fewer observations, a key's curve is mostly its parent's, so little is lost with the key.
 FEW = 8.0
-# Observations that a parent's curve counts as; in bench/gaps 4 to 16 are about equally good.
+# A parent's curve counts as so many observations; in bench/gaps 4 to 16 are about equally good.
 PRIOR_WEIGHT = FEW
 
-# Agents have tens of tools, a shell some hundred commands. What exceeds this is forgotten
+# Agents have tens of tools, a shell some hundred commands. Beyond this, tools are forgotten
 # (touch_and_evict).
 MAX_TOOLS = 256
-_WORTH_SAVING = 2.0  # observations; what was seen once says little, and a flood of names is that
+_WORTH_SAVING = 2.0  # observations; a tool seen once says little, and a flood of names is just that
 _TOLERANCE = 0.01
-_MAX_NAME = 100  # characters; longer ones are the client's business
+_MAX_NAME = 100  # characters; longer names are cut
 
 
 class _Key:
-    """One node of the tree. Its curve is made anew after 1 % more gaps, or when its parent's was.
+    """One node of the tree. Its curve is computed again after 1 % more gaps, or after its parent's.
 
-    So the curves at the top, which every gap changes a little, are not made for each of them.
+    So the curves at the top, which every gap changes a little, are not computed for each gap.
     """
 
     __slots__ = ("_curve", "_forecast", "_num_new", "_of", "_seed", "counts")
@@ -101,9 +100,9 @@ class _Key:
         self.counts = Survival()
         self._seed = seed
         self._curve: Row | None = None
-        self._of: object = None  # the parent's curve that it was made with
+        self._of: object = None  # the parent's curve from which it was computed
         self._forecast: Forecast | None = None
-        self._num_new = 0  # gaps since the curve was made
+        self._num_new = 0  # gaps since the curve was computed
 
     def add(self, gap_s: float, is_over: bool, after_s: float) -> None:
         self.counts.add(gap_s, is_over, after_s)
@@ -115,7 +114,7 @@ class _Key:
         self.counts, self._curve = counts, None
 
     def curve(self, parent: Curve) -> Row:
-        """P(gap > EDGES[i]), given the curve one up in the tree."""
+        """P(gap > EDGES[i]), given the parent's curve."""
         if self._curve is None or self._of is not parent:
             prior = _prior(parent, self._seed)
             self._curve, self._of = self.counts.shrunk(prior, PRIOR_WEIGHT), parent
@@ -123,7 +122,7 @@ class _Key:
         return self._curve
 
     def forecast(self, parent: Curve) -> Forecast:
-        """The same as a Forecast."""
+        """The same curve as a Forecast."""
         curve = self.curve(parent)
         if self._forecast is None:
             self._forecast = _forecast(curve, self.counts.num_seen)
@@ -131,13 +130,13 @@ class _Key:
 
 
 class ToolTimes:
-    """Observes gaps, forecasts the next one. No clock; for one thread; bounded by MAX_TOOLS.
+    """Observes gaps and forecasts the next one. Has no clock; for one thread; bounded by MAX_TOOLS.
 
-    Several calls: the program is back after the longest, so the forecast is that of the longest
-    of independent calls, and the gap teaches the one that was expected to be it. To the others it
-    says only "not longer", which is weak, and as their gap it would be wrong: `cd x && pytest`
-    would make `cd` slow. Only when nothing is known of any of them does it teach all. Calls
-    of one tool count as one, in the forecast as in what is learned.
+    After several calls the program is back when the longest is done. So the forecast is that of the
+    longest of independent calls, and the gap teaches the call that was expected to be the longest.
+    About the others it says only "not longer", which is weak, and as their gap it would be wrong:
+    `cd x && pytest` would make `cd` slow. Only if none of them is known does the gap teach all.
+    Calls of one tool count as one, both in the forecast and in what is learned.
     """
 
     def __init__(self) -> None:
@@ -149,9 +148,9 @@ class ToolTimes:
     def observe(
         self, asked: Asked, gap_s: float, is_over: bool = True, after_s: float = 0.0
     ) -> None:
-        """Learn a gap after `asked`: over after `gap_s`, or still open at that age.
+        """Learn from a gap after `asked` that ended after `gap_s`, or is still open at that age.
 
-        `after_s`: what was observed of it before, as still open at that age. Costs microseconds.
+        `after_s`: up to which age it was observed before, when it was open. Costs microseconds.
         """
         keys = [self._everything]
         if asked.ending is Ending.CALLS:
@@ -162,12 +161,12 @@ class ToolTimes:
             key.add(gap_s, is_over, after_s)
 
     def forecast(self, asked: Asked) -> Forecast:
-        """When the program will be back; some tens of microseconds after something changed."""
+        """When the program will be back. Costs some tens of microseconds after a change."""
         if asked.tools:
             parts = [self._of_tool(name) for name in dict.fromkeys(asked.tools)]
             return Forecast.longest(parts) if len(parts) > 1 else parts[0]
         everything = self._everything.curve(EVERYTHING)
-        if asked.ending is Ending.CALLS:  # of which nobody could read the name
+        if asked.ending is Ending.CALLS:  # calls whose names could not be read
             return self._all_tools.forecast(everything)
         if asked.ending is Ending.ANSWER:
             return self._people.forecast(everything)
@@ -180,7 +179,7 @@ class ToolTimes:
         return max(asked.tools, key=lambda name: self._of_tool(name).quantile(0.5))
 
     def to_state(self) -> Bites[dict[str, Any]]:
-        """What was learned, a tool per bite: about 3 us for each key."""
+        """What was learned, one tool per bite of about 3 us."""
         tools = {}
         for name, tool in list(self._tools.items()):
             if tool.counts.num_seen >= _WORTH_SAVING:
@@ -208,14 +207,14 @@ class ToolTimes:
         yield "all_tools", self._all_tools
 
     def _to_teach(self, asked: Asked) -> Sequence[str]:
-        """The tool that a gap is to teach, or all if nothing is known of any."""
+        """The tool that a gap teaches; all of them if none is known."""
         names = tuple(dict.fromkeys(asked.tools))
         known = any(name in BY_TOOL or _short(name) in self._tools for name in names)
         longest = self.longest(asked)
         return (longest,) if known and longest else names
 
     def _of_tool(self, name: str) -> Forecast:
-        """The forecast for one call; a look, which leaves no trace of an unknown name."""
+        """The forecast for one call. This does not add an unknown name to the table."""
         parent = self._all_tools.curve(self._everything.curve(EVERYTHING))
         tool = self._tools.get(_short(name))
         if tool is None:
@@ -232,7 +231,7 @@ class ToolTimes:
 
 
 def _prior(parent: Curve, seed: Curve | None) -> Curve:
-    """What is believed of a key before its first gap; a seed is half of it."""
+    """What to expect of a key before its first gap; a seed makes up half of it."""
     if seed is None:
         return parent
     both: Row = (np.asarray(parent) + np.asarray(seed)) / 2.0
@@ -267,11 +266,11 @@ def _mapping(value: object) -> Mapping[Any, Any]:
 def touch_and_evict(
     keys: OrderedDict[str, T], name: str, limit: int, num_seen: Callable[[T], float]
 ) -> None:
-    """`name`, which is among `keys`, was seen just now; of more than `limit` one is forgotten.
+    """`name`, one of `keys`, was seen just now. If there are more than `limit`, forget one.
 
-    That is the least recently seen of those with FEW observations, else of all, but not `name`:
-    a flood of new names pushes out itself, and a new tool still finds its place. Some 30 us
-    at worst, for 256 keys.
+    That is the least recently seen of those with at most FEW observations, else of all, but never
+    `name`. So a flood of new names pushes itself out, and a new tool still finds a place. Costs 30
+    us at worst, for 256 keys.
     """
     keys.move_to_end(name)
     if len(keys) <= limit:

@@ -1,8 +1,8 @@
-"""Thinking: what a model says to itself before it acts; calls in it do not count.
+"""Thinking: what a model says to itself before it acts. Calls in it do not count.
 
 In some formats a call ends the thinking without a closing tag. There vLLM's parsers hand the
 call to the client (vllm/parser/qwen3.py, glm47_moe.py, mistral.py, minimax_m2.py, kimi_k2.py,
-seed_oss.py, deepseek_v4.py), while the others take all of it as thinking.
+seed_oss.py, deepseek_v4.py). Its other parsers take all of the text as thinking.
 """
 
 from __future__ import annotations
@@ -56,10 +56,10 @@ _ENDING_CALL = one_of(ENDING_CALLS)
 
 @dataclass(frozen=True)
 class Spoken:
-    """What of a text counts. `in_thinking`: the text ends inside the thinking.
+    """The part of a text that counts. `in_thinking`: the text ends inside the thinking.
 
-    `aloud` is then what begins with the first call that may have ended it: nothing, if there
-    is none, and no call before the model has finished it, for it may only be thought about.
+    `aloud` is then the text from the first call on that may have ended the thinking, or "". Such a
+    call counts only if the model has finished it, because the model may only be thinking about it.
     """
 
     aloud: str
@@ -69,7 +69,7 @@ class Spoken:
 def spoken(text: str) -> Spoken:
     """Leave the thinking out.
 
-    A closing tag without an opening one ends thinking too: chat templates often put the
+    A closing tag without an opening one also ends thinking, because chat templates often put the
     opening tag into the prompt.
     """
     aloud: list[str] = []
@@ -87,5 +87,5 @@ def spoken(text: str) -> Spoken:
 
 
 def plain(text: str) -> str:
-    """The text with <tool_call>, <arg_key> and the like as everyone else writes them."""
+    """The text with <tool_call>, <arg_key> and the like in their usual spelling."""
     return _DECORATED.sub(r"<\1\2\3>", text)

@@ -25,7 +25,7 @@ class BackgroundTokenizer:
     """Owns the tokenizer and the thread that loads it."""
 
     def __init__(self, load: Callable[[], Any]) -> None:
-        """`load` returns the tokenizer, or None where the server runs without one."""
+        """`load` returns the tokenizer, or None if the server runs without one."""
         self._load = load
         self._prepare: list[Callable[[Any], None]] = []
         self._tokenizer: Any = None
@@ -47,11 +47,11 @@ class BackgroundTokenizer:
             self._thread.start()
 
     def get(self) -> Any:
-        """The tokenizer, or None: not asked for, not yet there, or never."""
+        """The tokenizer; None if nobody asked for it, or it is not loaded yet, or cannot be."""
         return self._tokenizer
 
     def join(self) -> None:
-        """Wait for the thread; for those who have the time."""
+        """Wait for the thread; for callers that have the time."""
         if self._thread is not None:
             self._thread.join()
 

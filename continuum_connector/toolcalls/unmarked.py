@@ -20,13 +20,13 @@ _FENCE_END = re.compile(r"\n[ \t]{0,8}```")
 
 _JSON = re.compile(r"[{\[](?=[\s\"{\[])")
 MAX_INDENT = 8
-MAX_BRACKETS = 256  # looked at
-MAX_TRIES = 4  # prose may hold other JSON before it
-MAX_WAIT_S = 3600.0  # of a terminal's command
+MAX_BRACKETS = 256  # that we look at
+MAX_TRIES = 4  # because prose may have other JSON before the call
+MAX_WAIT_S = 3600.0  # for one command in a terminal
 
 _ACTION = re.compile(r"Action(?: \d{1,3})?:[ \t*]{0,8}([\w.\-]{1,128})")
 _ACTION_INPUT = re.compile(r"[ \t*]{0,8}\n[ \t*]{0,8}Action Input(?: \d{1,3})?:[ \t*]{0,8}")
-_OBSERVATION = "\nObservation"  # what comes behind it, the model made up
+_OBSERVATION = "\nObservation"  # the model invents whatever follows
 
 
 def read_block(text: str, opened: re.Match[str]) -> tuple[RawCall, int]:
@@ -43,7 +43,7 @@ def read_block(text: str, opened: re.Match[str]) -> tuple[RawCall, int]:
 
 
 def read_unmarked(text: str) -> list[RawCall]:
-    """Read the calls of a text without marker and shell block: JSON, ReAct, or Python."""
+    """Read the calls of a text that has no marker and no shell block: JSON, ReAct, or Python."""
     text = text.strip()
     for end in ("<|eot_id|>", "<|eom_id|>", "<|im_end|>", "</s>"):
         text = text.removesuffix(end).rstrip()
@@ -71,17 +71,17 @@ def read_json(text: str) -> list[RawCall]:
 
 
 def _begins_line(text: str, start: int) -> bool:
-    """Whether only a few blanks stand before `start` in its line."""
+    """Whether there are only a few blanks before `start` in its line."""
     first = max(0, start - MAX_INDENT)
     before = text[first:start].rstrip(" \t")
     return before.endswith("\n") or (not before and first == 0)
 
 
 def _terminal_calls(value: dict[str, object], finished: bool) -> list[RawCall]:
-    """The calls of a message for a terminal; none if it says that the task is done.
+    """The calls in a message to a terminal; none if it says that the task is done.
 
-    `duration` is how long the agent leaves the terminal alone after the keys, in seconds: a
-    sleep, whatever runs in there.
+    `duration`: how many seconds the agent leaves the terminal alone after the keys. That is a
+    sleep, whatever runs in the terminal.
     """
     commands = value["commands"]
     assert isinstance(commands, list)
@@ -101,7 +101,8 @@ def _sleep(duration_s: float, finished: bool) -> RawCall:
 
 
 def read_react(text: str) -> list[RawCall]:
-    """Read the first action, for an agent runs no more. An action without an input is prose."""
+    """Read the first action, because an agent runs only one. An action without an input is
+    prose."""
     for action in _ACTION.finditer(text):
         line = text[max(0, action.start() - 8) : action.start()].rstrip(" \t*")
         if line and not line.endswith("\n"):
@@ -129,10 +130,10 @@ MAX_PYTHON_TOKENS = 512  # strings, brackets and commas of one call
 
 
 def read_python(text: str, sure: bool) -> list[RawCall]:
-    """Read a text that is nothing but calls.
+    """Read a text that consists of calls only.
 
-    `sure`: a marker or a `[` says that they are calls. Without one, each must name its
-    parameters, for `print(x)` is prose about code.
+    `sure`: a marker or a `[` says that they are calls. Without one, each must name its parameters,
+    because `print(x)` is prose about code.
     """
     text = text.strip()
     listed = text.startswith("[")
@@ -150,7 +151,7 @@ def read_python(text: str, sure: bool) -> list[RawCall]:
 
 
 def _read_python_call(text: str, head: re.Match[str]) -> tuple[RawCall, int]:
-    """Read one call up to its `)`. Positional arguments make `arguments` a text, no dict."""
+    """Read one call up to its `)`. With positional arguments, `arguments` is a text, not a dict."""
     depth, begin = 1, head.end()
     parts: list[str] = []
     for token in islice(_PYTHON_TOKEN.finditer(text, head.end()), MAX_PYTHON_TOKENS):
