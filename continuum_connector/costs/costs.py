@@ -11,9 +11,7 @@ from continuum_connector.costs.prefill import PrefillModel, Work
 from continuum_connector.costs.pressure import Memoryfulness, Price, Queueing
 
 GUESSED_LATENCY_S, GUESSED_BUS = 1e-3, 12e9  # about a step; half of PCIe 4.0 x16, bytes per second
-GUESSED_DISK = (
-    2e9  # bytes per second: half of what an NVMe drive on PCIe 4.0 reads, shared by two
-)
+GUESSED_DISK = 2e9  # bytes per second: half of what an NVMe drive on PCIe 4.0 reads, for two ranks
 LONG_PREFIX = 32768  # tokens; the second length at which the prefill metric is given
 # The parts of a state file: name -> how many numbers it has, and the largest that we accept: a unit
 # of work that took eleven days, a sum over programs of a million turns. Their squares are finite.

@@ -268,9 +268,9 @@ def touch_and_evict(
 ) -> None:
     """`name`, one of `keys`, was seen just now. If there are more than `limit`, forget one.
 
-    That is the least recently seen of those with at most FEW observations, else of all, but never
-    `name`. So a flood of new names pushes itself out, and a new tool still finds a place. Costs 30
-    us at worst, for 256 keys.
+    That is the least recently seen of those with fewer than FEW observations, else of all, but
+    never `name`. So a flood of new names pushes itself out, and a new tool still finds a place.
+    Costs 30 us at worst, for 256 keys.
     """
     keys.move_to_end(name)
     if len(keys) <= limit:

@@ -25,7 +25,7 @@ Key = tuple[str, str | None]
 
 
 class _Histogram:
-    """Counts and sums per bucket, which merge exactly and do not grow with observations."""
+    """Counts and sums per bucket. They merge exactly and do not grow with the observations."""
 
     __slots__ = ("bounds", "cells", "total")
 
@@ -38,8 +38,8 @@ class _Histogram:
 class Account:
     """Adds up what happened, in well under a microsecond per call, from one thread.
 
-    A name or label outside METRICS raises InvariantError, except where the metric has an
-    `other`. Nothing grows if nobody calls `take`.
+    A name or label outside METRICS raises InvariantError, unless the metric has the label `other`.
+    Nothing grows if nobody calls `take`.
     """
 
     def __init__(self) -> None:
@@ -77,7 +77,7 @@ class Account:
             self._moved.add(key)
 
     def observe(self, name: str, value: float, label: str | None = None) -> None:
-        """Put one value into a histogram."""
+        """Add one value to a histogram."""
         key = (name, label)
         if key not in self._histograms:
             key = self._other(key, self._histograms)
@@ -106,9 +106,9 @@ class Account:
         return sum(self._histograms[key].total for key in keys)
 
     def take(self) -> Payload | None:
-        """Return what changed since the last take, or None: it crosses processes as it is.
+        """Return what changed since the last take, or None, in a form that can cross processes.
 
-        Counters and observations as increments, gauges as absolute values.
+        Counters and observations are increments, gauges are absolute values.
         """
         payload: Payload = {}
         if self._changed:
@@ -134,14 +134,14 @@ class Account:
 
     @staticmethod
     def _other(key: Key, known: dict[Key, Any]) -> Key:
-        """Where a label that nobody foresaw is counted."""
+        """The key that counts an unforeseen label."""
         if key[1] is not None and (key[0], OTHER) in known:
             return (key[0], OTHER)
         raise InvariantError(f"metric {key[0]!r} with label {key[1]!r} is not in METRICS")
 
 
 def merge(first: Payload, second: Payload) -> Payload:
-    """Return both payloads as one: sums, and of each gauge the second's value.
+    """Return both payloads as one: sums, and the second's value of each gauge.
 
     Neither argument is changed: loggers of one process share them.
     """

@@ -6,12 +6,12 @@ import enum
 from dataclasses import dataclass
 
 PREFIX = "continuum:"
-OTHER = "other"  # a label value that takes in every value the code did not foresee
+OTHER = "other"  # the label value that stands for every value the code did not foresee
 COPY_BUCKETS = (5e-4, 1e-3, 2e-3, 5e-3, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 30.0)
 
 
 class Kind(enum.Enum):
-    """What Prometheus calls it."""
+    """The kinds of metrics, as Prometheus calls them."""
 
     COUNTER = "counter"
     GAUGE = "gauge"
@@ -19,14 +19,14 @@ class Kind(enum.Enum):
 
     @property
     def part(self) -> str:
-        """Where a payload keeps these: "counters", "gauges", "histograms"."""
+        """The part of a payload that holds this kind: "counters", "gauges" or "histograms"."""
         return self.value + "s"
 
 
 @dataclass(frozen=True)
 class Metric:
-    """One published number. `label` takes the `values` of a closed set, never a request's.
-    `first`: a gauge's value before anything sets it."""
+    """One published number. `label`: its values are the closed set `values`, never a request's
+    text. `first`: a gauge's value before anything sets it."""
 
     name: str
     kind: Kind
@@ -38,10 +38,10 @@ class Metric:
 
     @property
     def full_name(self) -> str:
-        """The name on /metrics, where Prometheus adds `_total` to a counter's."""
+        """The name on /metrics, where Prometheus appends `_total` to a counter's."""
         return PREFIX + self.name
 
     @property
     def labels(self) -> tuple[str | None, ...]:
-        """Every value the label can take; one None without a label."""
+        """Every value that the label can take; a single None without a label."""
         return self.values or (None,)

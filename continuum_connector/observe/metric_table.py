@@ -294,7 +294,7 @@ METRICS: tuple[Metric, ...] = (
     *DISK_METRICS,
 )
 
-# middleware.py counts it in an API server, if it is loaded; no engine knows of it.
+# middleware.py counts it in an API server, if it is loaded; engines do not know it.
 UNREAD_BODIES = Metric(
     "unread_bodies",
     _C,

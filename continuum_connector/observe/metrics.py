@@ -35,29 +35,29 @@ LOGGED = {
 class ContinuumStats(KVConnectorStats):  # type: ignore[misc]
     """One step's payload of one Account, or the sum of several.
 
-    Scheduler and workers send this same class, for vLLM merges them; the payload
-    crosses processes as `data` and is rebuilt from it in the API server.
+    Scheduler and workers send this same class, because vLLM merges them. The payload
+    crosses processes as `data`, from which the API server builds it again.
     """
 
     data: Payload
 
     @classmethod
     def take(cls, account: Account) -> ContinuumStats | None:
-        """Return what changed in `account`, or None: what `get_kv_connector_stats` answers."""
+        """Return what changed in `account`, or None, as `get_kv_connector_stats` must."""
         payload = account.take()
         return None if payload is None else cls(data=payload)
 
     @classmethod
     def build(cls, data: Payload | None = None) -> ContinuumStats:
-        """Return the stats of a payload that crossed processes."""
+        """Return the stats for a payload that came from another process."""
         return cls(data={} if data is None else data)
 
     def reset(self) -> None:
-        """Forget the payload. Gauges stay as they are on /metrics, never fall to 0."""
+        """Forget the payload. On /metrics, gauges keep their values and do not fall to 0."""
         self.data = {}
 
     def aggregate(self, other: KVConnectorStats) -> ContinuumStats:
-        """Add `other`, the later one, to this: sums, and of each gauge the later value."""
+        """Add `other`, the later one, to this: sums, and the later value of each gauge."""
         self.data = merge(self.data, other.data)
         return self
 
@@ -66,7 +66,7 @@ class ContinuumStats(KVConnectorStats):  # type: ignore[misc]
         return not self.data
 
     def reduce(self) -> dict[str, int | float]:
-        """Return the log interval in a few numbers, without zeros; hook_seconds always."""
+        """Return a few numbers about the log interval, without zeros except for hook_seconds."""
         summary: dict[str, int | float] = {}
         for text, key in WIRE_KEYS.items():
             value = self.data.get(key.metric.kind.part, {}).get(text)
@@ -80,7 +80,7 @@ class ContinuumStats(KVConnectorStats):  # type: ignore[misc]
         return summary | self._hit_shares() | {"hook_seconds": self._hook_seconds()}
 
     def _hook_seconds(self) -> float:
-        """Return the seconds spent in our hooks, by all ranks: what the rest has cost."""
+        """Return the seconds that all ranks spent in our hooks, which is what we cost."""
         cells = [
             cell
             for text, cells in self.data.get("histograms", {}).items()
@@ -90,7 +90,7 @@ class ContinuumStats(KVConnectorStats):  # type: ignore[misc]
         return float(f"{sum(cell[2] for cell in cells):.3g}")
 
     def _hit_shares(self) -> dict[str, int | float]:
-        """Return the share of prompt tokens found, for each tier with hits."""
+        """Return the share of prompt tokens that each tier with hits had."""
         counters = self.data.get("counters", {})
         num_tokens = counters.get("prompt_tokens", 0)
         hits = {tier: counters.get(f"hit_tokens{{{tier}}}", 0) for tier in ("vram", "dram", "disk")}
@@ -159,7 +159,7 @@ def _register(metric: Metric, types: dict[type[Any], type[Any]], labelnames: lis
         return types[Counter](**common)
     if metric.kind is Kind.HISTOGRAM:
         return types[Histogram](**common, buckets=metric.buckets)
-    # of several API servers, whichever heard last is right: values are absolute
+    # with several API servers the latest value is right, because gauges are absolute
     return types[Gauge](**common, multiprocess_mode="mostrecent")
 
 
@@ -179,7 +179,7 @@ def _update(metric: Metric, child: Any) -> Callable[[Any], None]:
 
 
 def representative(buckets: tuple[float, ...], index: int, mean: float) -> float:
-    """Return `mean`, kept inside bucket `index` against rounding: (lower, upper]."""
+    """Return `mean`, kept inside bucket `index` despite rounding: (lower, upper]."""
     if index > 0:
         mean = max(mean, math.nextafter(buckets[index - 1], math.inf))
     return min(mean, buckets[index]) if index < len(buckets) else mean

@@ -36,7 +36,7 @@ BATCH_S = 0.05  # how long the writer gathers records before it writes them at o
 CLOSE_TIMEOUT_S = 5.0
 
 _IDS = ("program", "request", "group")  # fields that may hold what a client sent
-_NOBODY = "anonymous:"  # random already (programs/program.py)
+_NOBODY = "anonymous:"  # prefix of names that are random already (programs/program.py)
 _DIGEST_BYTES = 16
 
 # event: when it is recorded
@@ -76,7 +76,7 @@ RECORDER_KEYS: dict[str, tuple[str, ...]] = {
 
 
 class NullTrace:
-    """No trace: the same interface, no thread, no file."""
+    """No trace: the same interface, without thread and file."""
 
     enabled = False
     path = ""
@@ -95,8 +95,8 @@ class NullTrace:
 class Trace:
     """Appends records to `path`; never makes the caller wait, whatever the disk does.
 
-    `max_bytes`, `max_files`: as TraceFile has them. `hashes_ids`: programs and requests are written
-    as digests, whose key is nowhere else.
+    `max_bytes`, `max_files`: those of TraceFile. `hashes_ids`: programs and requests are written as
+    digests, whose key exists nowhere else.
     `record`, `take_dropped` and `close` are for one thread, the scheduler's. A record is
     `{"t": wall clock s, "now": monotonic s, "event": name, ...}`. Lines are on disk
     0.05 s after `record`, and all of them after `close` or the interpreter's exit.
@@ -153,7 +153,8 @@ class Trace:
         self._finalize.cancel()
 
     def _run(self) -> None:
-        """Write batches until closed; a batch keeps the two threads from trading the GIL."""
+        """Write batches until closed. Batches keep the two threads from passing the GIL to and
+        fro."""
         encoder = msgspec.json.Encoder(enc_hook=str)
         while not self._closing.is_set():
             first = self._queue.get()
@@ -163,7 +164,8 @@ class Trace:
         self._file.close()
 
     def _write(self, encoder: msgspec.json.Encoder, first: dict[str, Any] | None) -> None:
-        """Write `first` and all queued records; an error loses records, never the thread."""
+        """Write `first` and all queued records. An error loses records, but never ends the
+        thread."""
         records = [first, *(self._queue.get_nowait() for _ in range(self._queue.qsize()))]
         lines = [self._encode(encoder, record) for record in records if record is not None]
         lines = [line for line in lines if line]
@@ -215,18 +217,18 @@ def open_trace(config: ContinuumConfig) -> Trace | NullTrace:
     )
 
 
-MODE = 0o600  # of files that we make; one that is there already keeps its own
+MODE = 0o600  # of files that we make; an existing file keeps its own
 
 
 class TraceFile:
-    """`append` adds whole lines; a file with `max_bytes` moves to `path.1` first, 0 for never.
+    """`append` adds whole lines. A file of `max_bytes` first moves to `path.1`; 0: it never moves.
 
-    `max_files` are kept, the newest among them. Several engines may append to one path: who finds
-    it full moves it, under a lock, and the others follow, as they do behind logrotate.
+    `max_files` are kept, including the newest. Several engines may append to one path: whichever
+    finds it full moves it, under a lock, and the others follow, as they do after logrotate.
     """
 
     def __init__(self, path: str, max_bytes: int = 0, max_files: int = 2) -> None:
-        self._path = os.path.realpath(path)  # a link stays where it is, what it points to moves
+        self._path = os.path.realpath(path)  # a link stays where it is, but its target moves
         self._max_bytes = max_bytes
         self._max_files = max_files
         try:
@@ -249,21 +251,21 @@ class TraceFile:
             os.close(self._file)
 
     def _follow(self) -> None:
-        """Go on in the file that has our name now, if ours was moved or removed."""
+        """Continue in the file that has our name now, if ours was moved or removed."""
         if not self._has_our_name():
-            following = _open(self._path)  # if that fails, ours is still the one to close
+            following = _open(self._path)  # if this fails, the old file is still ours to close
             self.close()
             self._file = following
 
     def _begin_anew(self) -> None:
         fcntl.flock(self._file, fcntl.LOCK_EX)
         try:
-            if self._has_our_name():  # nobody else was first
+            if self._has_our_name():  # no other engine has moved it
                 for number in range(self._max_files - 1, 0, -1):
                     moved = f"{self._path}.{number - 1}" if number > 1 else self._path
                     with contextlib.suppress(FileNotFoundError):
                         os.replace(moved, f"{self._path}.{number}")
-        finally:  # whoever cannot move it keeps it open, and the others would wait for ever
+        finally:  # if it cannot be moved, the other engines must not wait for ever
             fcntl.flock(self._file, fcntl.LOCK_UN)
         self._follow()
 
@@ -275,7 +277,7 @@ class TraceFile:
 
 
 def check(path: str) -> None:
-    """ConfigError if no trace could be written to `path`, of which nothing is made."""
+    """Raise ConfigError if no trace could be written to `path`. Creates nothing."""
     real = os.path.realpath(path)
     folder = os.path.dirname(real)
     if not os.path.isdir(folder):
@@ -292,18 +294,18 @@ def _unusable(path: str, why: str | None) -> ConfigError:
 
 
 def older_names(path: Path) -> Iterator[Path]:
-    """What files of the trace at `path` are called once they are full, the newest first."""
+    """The names that full files of the trace at `path` get, the newest first."""
     newest = os.path.realpath(path)
     return (Path(f"{newest}.{number}") for number in itertools.count(1))
 
 
 def older_files(path: Path) -> list[Path]:
-    """Those of them that are there."""
+    """The full files of the trace that exist, the newest first."""
     return list(itertools.takewhile(Path.is_file, older_names(path)))
 
 
 def _open(path: str) -> int:
-    """Open for appending; a line that a crash cut short is ended first."""
+    """Open for appending, after ending a line that a crash cut short."""
     file = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, MODE)
     info = os.fstat(file)
     is_begun = stat.S_ISREG(info.st_mode) and info.st_size > 0

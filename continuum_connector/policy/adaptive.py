@@ -42,24 +42,24 @@ from continuum_connector.policy.base import (
     let_go,
 )
 
-# To take a hold on a block and to let go of it takes so long, and the step waits: 1.5 ms for
-# 6,500 blocks (field.md 0.7). A pin that saves less is not worth its own making.
+# Seconds to take and release a hold on a block, while the step waits: 1.5 ms for 6,500 blocks
+# (field.md 0.7). A pin that saves less is not worth making.
 HOLD_S = 0.25e-6
-# What keeping is charged at least: the share of time in which somebody will wait for the room
-# while the price still says that nobody does. A tenth of what the price itself takes for quiet;
-# at the price's own pace of forgetting, a server that has not seen anybody wait for 3.5 minutes.
+# The least that keeping is charged: the share of time in which a turn will wait for the room
+# although the price still says that none does. It is a tenth of what the price itself counts as
+# quiet: at the price's pace, a server on which nobody has waited for 3.5 minutes.
 FORESEEN = QUIET / 10
-# Whoever is expected back within max_ttl_s with less is not pinned: of such pins nine in ten fill
-# VRAM for nobody, and what is freed lies in vLLM's own prefix cache anyway.
+# A program less likely than this to return within max_ttl_s is not pinned: nine in ten such pins
+# fill VRAM for nobody, and freed blocks stay in vLLM's own prefix cache anyway.
 MIN_P_BACK = 0.1
-# A store into a full DRAM takes another program's place: more likely read than not, or none.
+# A store into a full DRAM takes another program's place, so it must be more likely read than not.
 MIN_P_READ = 0.5
 # Of two programs needed equally soon the older is worth more: 1 ms per 11 days of age.
 AGE_WEIGHT = 1e-9
 
 
 class Adaptive:
-    """What is needed soonest stays nearest, as far as its room is not worth more to others."""
+    """KV that is needed soonest stays nearest, unless its room is worth more to others."""
 
     name = "adaptive"
     orders = True
@@ -90,19 +90,21 @@ class Adaptive:
         return Choice(Free(), partial(self._why_free, turn, snapshot, p_read), values)
 
     def dram_rank(self, resident: Resident, now: float) -> float:
-        """Minus the seconds until the program's blocks are used next; older programs first."""
+        """Minus the seconds until the program's blocks are used next; an older program's stay
+        longer."""
         away_s = 0.0 if resident.is_waiting else _away_s(resident, now)
         return AGE_WEIGHT * (now - resident.arrival) - away_s - resident.queueing_s
 
     def aged(self, value: float, gap: Forecast, age: float) -> float:
-        """The same seconds saved, for the room that one return takes at best from now on."""
+        """The same seconds saved, over the room that one return takes at best from now on."""
         now_s = soonest(gap, age)
         return value * soonest(gap, 0.0) / now_s if now_s < math.inf else 0.0
 
     def _values(
         self, turn: FinishedTurn, snapshot: Snapshot, stake: Stake, pin: BestPin
     ) -> dict[str, float]:
-        """What each alternative gains; `pin` is the best one beside a store of that `stake`."""
+        """What each alternative gains. `pin` is the best pin given that `stake` is stored as
+        well."""
         if not snapshot.has_tier:
             return {"free": 0.0, "pin": pin.gain}
         offload = stake.weight * stake.p_stored * stake.stored_s
@@ -121,10 +123,10 @@ class Adaptive:
     def _with_hint(
         self, turn: FinishedTurn, snapshot: Snapshot, stake: Stake, pin: BestPin
     ) -> tuple[float, bool]:
-        """The TTL, and whether the client's word made it longer.
+        """The TTL, and whether the client's hint made it longer.
 
-        A client gets what it asks for as long as that costs others no more than it saves, at
-        the price of now: what it adds gives way before every other pin. 0 s asked for is no pin.
+        A client gets what it asks for as long as that costs others no more than it saves, at the
+        current price, because what it adds gives way before every other pin. 0 s means no pin.
         """
         pays = pin.gain > HOLD_S * turn.num_blocks and self._p_back(turn.gap) >= MIN_P_BACK
         ttl_s = pin.ttl_s if pays else 0.0
@@ -204,10 +206,10 @@ _NOBODY = 1e-6  # a share of programs
 class Stake:
     """What is at stake when a turn ends, apart from when its program will be back.
 
-    `pinned_s`: seconds saved by a return to a pin. `stored_s`: seconds saved by one that finds
-    the blocks in DRAM, 0 if they are not to be stored; `p_stored`: the probability that it does.
-    `weight`: how many average turns the blocks are (Continuum's MemUsage / M). `cost`: seconds
-    that all others lose for each second of the pin.
+    `pinned_s`: seconds saved by a return to a pin. `stored_s`: seconds saved by a return that finds
+    the blocks in DRAM, 0 if they are not to be stored. `p_stored`: the probability that it does.
+    `weight`: the blocks in average turns (Continuum's MemUsage / M). `cost`: seconds that all
+    others lose for each second of the pin.
     """
 
     pinned_s: float
@@ -221,9 +223,10 @@ class Stake:
         return self.saved([forecast.within(ttl_s)])[0] - self.cost * forecast.held(ttl_s)
 
     def saved(self, shares: Sequence[float]) -> list[float]:
-        """Seconds that a pin adds to a store if such shares of programs are back within its TTL."""
+        """Seconds that a pin adds to a store, by the share of programs that are back within its
+        TTL."""
         pinned_s, stored_s = self.weight * self.pinned_s, self.weight * self.stored_s
-        # Of those, the ones that DRAM would have served too gain less.
+        # Returns that DRAM would have served, too, gain less.
         served, most = pinned_s - stored_s, self.p_stored * stored_s
         return [p * served if p < self.p_stored else p * pinned_s - most for p in shares]
 
@@ -264,26 +267,26 @@ def longest_pin(forecast: Forecast, stake: Stake, limit_s: float) -> float:
     if stake.gain(forecast, limit_s) >= 0.0:
         return limit_s
     num_edges = bisect_left(EDGES, limit_s)
-    # All gains in one pass: asking for one after the other takes ten times as long.
+    # All gains in one pass, because one at a time takes ten times as long.
     saved, held = stake.saved(forecast.cdf[:num_edges]), forecast.held_at
     longest = (i for i in reversed(range(num_edges)) if saved[i] >= stake.cost * held[i])
     return next((EDGES[index] for index in longest), 0.0)
 
 
 def soonest(forecast: Forecast, age: float) -> float:
-    """Seconds of keeping that one return takes at best, given no return for `age` seconds.
+    """Seconds of keeping that one return costs at best, after `age` seconds without a return.
 
-    The least H / P over all times to give up at: the remaining gap where it is known, more
-    where a return is unsure. Infinite if none is expected any more. Its inverse is the Gittins
-    index of the kept blocks, so a program that will likely be back in 1 s or else never is
-    not confused with one that is away for an hour for sure.
+    The least H / P over all times at which to give up: the remaining gap if it is known, more if a
+    return is unsure, infinity if none is expected any more. Its inverse is the Gittins index of the
+    kept blocks. So a program that will return within 1 s or else never is not confused with one
+    that is certainly away for an hour.
     """
     p_now, best = forecast.within(age), math.inf
     most = forecast.cdf[-1] - p_now
     if most <= _NOBODY:
         return best
     held_now, first = forecast.held(age), bisect_right(EDGES, age)
-    # A plain loop that stops early, for this is asked for dozens of programs at a time.
+    # A plain loop that stops early, because this is called for dozens of programs at a time.
     for p, held in zip(forecast.cdf[first:], forecast.held_at[first:], strict=True):
         if held - held_now >= best * most:  # even if all of them were back by then
             break

@@ -16,7 +16,7 @@ NO_FORECAST = Forecast.never()
 
 
 class After(enum.Enum):
-    """What is left of a pinned turn when its pin ends."""
+    """What remains of a pinned turn when its pin ends."""
 
     STORE = "store"  # its blocks are in DRAM by then: the copy starts with the pin
     DROP = "drop"  # nothing: the blocks go back to the pool
@@ -26,11 +26,11 @@ class After(enum.Enum):
 class Pin:
     """Keep the turn's blocks in VRAM for `ttl_s` seconds.
 
-    `value` ranks pins under pressure, lowest first; policies that cannot price a pin leave
-    it 0 and the program that arrived last gives way first (Continuum, section 5.2).
-    `asked_from_s`: from here on the pin stands only because its client asked for it, so it
-    gives way before every other and moves nobody's place in the queue. `is_wish`: so does its
-    copy in DRAM.
+    `value` ranks pins under pressure, lowest first; policies that cannot price a pin leave it 0 and
+    the program that arrived last gives way first (Continuum, section 5.2). `asked_from_s`: from
+    then on the pin exists only because its client asked for it, so it gives way before every other
+    and does not change anybody's place in the queue. `is_wish`: its copy in DRAM exists only for
+    that reason, too.
     """
 
     ttl_s: float
@@ -44,7 +44,7 @@ class Pin:
 class Offload:
     """Store the turn's blocks to DRAM, then free them.
 
-    `is_wish`: only because its client asked for it, so they leave DRAM before all others.
+    `is_wish`: only because its client asked for it, so the blocks leave DRAM before all others.
     """
 
     is_wish: bool = False
@@ -75,9 +75,8 @@ class HintOutcome(enum.Enum):
 
 @dataclass(frozen=True)
 class Receipt:
-    """The answer to one hint. `until_s`: seconds from the turn's end for which a wish is
-    granted; `value`: what was understood of any other hint; `action`: id of the KvHints action.
-    """
+    """The answer to one hint. `until_s`: for how many seconds after the turn's end a wish is
+    granted. `value`: how any other hint was understood. `action`: the id of the KvHints action."""
 
     hint: str
     outcome: HintOutcome
@@ -89,12 +88,12 @@ class Receipt:
 
 @dataclass(frozen=True)
 class Choice:
-    """A decision, in a few words why, and what each alternative was worth.
+    """A decision, the reason in a few words, and what each alternative was worth.
 
-    `values`: net seconds that all programs together are expected to gain by "pin",
-    "pin_store", "offload" and "free"; empty where a policy does not price them. `receipts`:
-    one answer for each hint of the turn. `reason`, `prices`: the first two, or what makes them:
-    few ask, and to put them into words takes longer than to decide.
+    `values`: net seconds that all programs together are expected to gain by "pin", "pin_store",
+    "offload" and "free"; empty if a policy does not price them. `receipts`: one answer for each
+    hint of the turn. `reason`, `prices`: reason and values, or functions that make them. Few
+    callers need them, and it takes longer to word them than to decide.
     """
 
     decision: Decision
@@ -120,14 +119,14 @@ def stores(decision: Decision) -> bool:
 
 @dataclass(frozen=True)
 class FinishedTurn:
-    """What is known of a turn at the moment it ends.
+    """What is known about a turn when it ends.
 
-    `num_tokens` counts prompt and output; `num_blocks` the hashed blocks over all KV groups,
-    which are what can be kept. `aborted` means the client went away, not that it got a stop string.
-    `asked`: the tool calls it ends with; `gap`: when its program's next turn is expected.
-    `tool_gaps` and `all_gaps` are recorded gaps in seconds, ascending: of this turn's tool, of
-    every tool (Continuum's S[f] and S). `prefill_s`: seconds to compute again what those
-    blocks hold; `load_s`: seconds to bring them from DRAM, infinite without a tier.
+    `num_tokens`: prompt and output. `num_blocks`: the hashed blocks over all KV groups, which are
+    what can be kept. `aborted`: the client went away, rather than got a stop string. `asked`: the
+    tool calls that the turn ends with. `gap`: when its program's next turn is expected.
+    `tool_gaps`, `all_gaps`: recorded gaps in seconds, ascending, of this turn's tool and of every
+    tool (Continuum's S[f] and S). `prefill_s`: seconds to compute again what those blocks hold.
+    `load_s`: seconds to load them from DRAM, infinite without a tier.
     """
 
     program: str
@@ -149,14 +148,14 @@ class Snapshot:
     """The world at decision time. Blocks are VRAM blocks; `now` is monotonic seconds.
     `num_waiting`, `num_running`: turns beside the one that ends.
 
-    `queueing_s`: how long turns wait that lost their blocks (Continuum's T). `eta`: how much
-    a program's age says about its end, -1 to 1 (its memoryfulness). `mean_blocks`: of a running
-    or waiting turn (its M). `price`: seconds of delay that one held block costs the others per
-    second; 0 while nobody waits for blocks. `residence_s`: how long a stored block
-    stays in DRAM before it is evicted; infinite while DRAM is not full. `num_hinted_blocks`: in
-    pins that are or will be longer than the policy made them, because a client asked. From
-    then on they count as free: whoever needs them has them. `takes_store`: False when DRAM has
-    just refused most of this turn's blocks: what is there is needed sooner, or busy.
+    `queueing_s`: how long a turn waits that has lost its blocks (Continuum's T). `eta`: how much a
+    program's age says about its end, -1 to 1 (its memoryfulness). `mean_blocks`: blocks of an
+    average running or waiting turn (its M). `price`: seconds of delay that one held block costs the
+    others per second; 0 while nobody waits for blocks. `residence_s`: how long a stored block stays
+    in DRAM before it is evicted; infinite while DRAM is not full. `num_hinted_blocks`: blocks in
+    pins that a client made longer than the policy would have. From then on they count as free,
+    because anybody who needs them gets them. `takes_store`: False if DRAM has just refused most of
+    this turn's blocks, because what it holds is needed sooner, or busy.
     """
 
     now: float
@@ -176,17 +175,17 @@ class Snapshot:
 
     @property
     def num_delayed(self) -> int:
-        """Turns that a prefill delays: all that run or wait, and the one it is made for."""
+        """Turns that a prefill delays: all that run or wait, and the one that needs it."""
         return 1 + self.num_running + self.num_waiting
 
 
 class Resident(NamedTuple):
-    """A program with blocks in DRAM, as the one who makes room there sees it.
+    """A program with blocks in DRAM, as whoever makes room there sees it.
 
     `last_used`: when its blocks were last stored or loaded. `finished`: when its last turn ended,
     None while one is under way. `is_waiting`: its next turn has arrived and is in the queue.
-    `queueing_s`: how long its turn will stand there still, or its next one once it is back: in
-    program order that is the work of the programs which came before it.
+    `queueing_s`: how much longer that turn will wait, or how long its next one will once it is
+    back. In program order, that is the work of the programs that came before it.
     """
 
     program: str
@@ -202,8 +201,9 @@ class RetentionPolicy(Protocol):
     """Decides what becomes of a finished turn, and whose blocks leave DRAM first.
 
     `orders`: whether waiting turns are put into program order; if not, vLLM's own order stays.
-    `reads`: whether tool calls matter to it; if not, no output is read and no tokenizer loaded.
-    `ranks_dram`: whether `dram_rank` says whose blocks leave DRAM; if not, the least recently used.
+    `reads`: whether tool calls matter to it; if not, no output is read and no tokenizer is loaded.
+    `ranks_dram`: whether `dram_rank` says whose blocks leave DRAM; if not, the least recently used
+    leave.
     """
 
     name: str
@@ -228,7 +228,7 @@ class RetentionPolicy(Protocol):
 
 
 class Unpriced:
-    """What a policy does that prices nothing: no pin's value ages, DRAM goes by last use."""
+    """Base of policies that price nothing: no pin's value ages, and DRAM goes by last use."""
 
     ranks_dram = False
 
@@ -240,7 +240,7 @@ class Unpriced:
 
 
 def let_go(turn: FinishedTurn) -> Choice | None:
-    """The choice for a turn that no policy keeps, None for all others."""
+    """The choice for a turn that no policy keeps; None for all others."""
     if turn.aborted:
         return Choice(Free(), "the client went away")
     if turn.hints.final:

@@ -125,7 +125,7 @@ class ProgramOrder(Unpriced):
 
 
 class Infercept(Unpriced):
-    """Take what wastes least; of two that waste the same, what keeps less."""
+    """Take the alternative that wastes least; among equals, the one that keeps less."""
 
     name = "infercept"
     orders = False
@@ -138,7 +138,7 @@ class Infercept(Unpriced):
         if (over := let_go(turn)) is not None:
             return over
         used = snapshot.num_blocks - snapshot.num_free_blocks - snapshot.num_pinned_blocks
-        running = max(turn.num_blocks, used)  # this turn's blocks are not free yet
+        running = max(turn.num_blocks, used)  # at least this turn's blocks, which are not free yet
         pause_s = turn.gap.held(self._max_ttl_s)
         waste = {"free": turn.prefill_s * running, "pin": pause_s * turn.num_blocks}
         if snapshot.has_tier:
@@ -155,7 +155,7 @@ class Infercept(Unpriced):
         return Choice(decisions[name], f"least waste in block-seconds: {listed}", values)
 
 
-# The note has some subcommands here (`git log`, `pip install`): a tool is a command to us.
+# The note also lists subcommands (`git log`, `pip install`); for us, a tool is a command.
 FAST = frozenset(
     [
         *("ls", "cat", "pwd", "head", "tail", "wc", "echo", "which", "stat", "file", "sed", "grep"),
@@ -165,8 +165,8 @@ FAST = frozenset(
 SLOW = frozenset(("make", "pytest", "tox", "pip", "conda", "npm", "docker", "cargo", "apt-get"))
 FAST_TTL_S = 3.0
 QUANTILE = 0.9
-MIN_TTL_S = 0.01  # a shorter pin is none
-MAX_GAPS = 128  # of more, every n-th: they ascend, so their shape stays, and decisions are quick
+MIN_TTL_S = 0.01  # a shorter pin is useless
+MAX_GAPS = 128  # of more, take every n-th: sorted, they keep their shape, and decisions are quick
 MEAN, CALLS, SHAPE, SCALE = (
     0.0,
     1.0,
@@ -243,15 +243,15 @@ def student_quantile(q: float, degrees: float) -> float:
     )
 
 
-# Program, now -> seconds until its next turn arrives, None if there is none. Asked when a turn
-# has ended or lies in the pause after it. Raises LookupError if nobody knows.
+# Program, now -> seconds until its next turn arrives, None if there is none. Called when a turn
+# ends or during the pause after it. Raises LookupError if nobody knows.
 Away = Callable[[str, float], float | None]
 
 
 class Oracle(Adaptive):
     """Values everything as adaptive does, with the true gap in place of its forecast.
 
-    Where nobody knows the true gap, as of a program that does not name itself, it is adaptive.
+    If nobody knows the true gap, as for a program that does not name itself, it is adaptive.
     """
 
     name = "oracle"

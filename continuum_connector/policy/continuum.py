@@ -36,7 +36,7 @@ from continuum_connector.policy.base import (
     let_go,
 )
 
-K = 100  # calls; at most so many are too few for an empirical CDF (section 4.2)
+K = 100  # calls; so many or fewer do not make an empirical CDF (section 4.2)
 
 
 class Continuum(Unpriced):
@@ -65,7 +65,7 @@ class Continuum(Unpriced):
         return Choice(Pin(ttl_s, then), why, values)
 
     def _ttl(self, turn: FinishedTurn, snapshot: Snapshot) -> tuple[float, float, str]:
-        """The TTL, what it gains per average turn's room in seconds, and why."""
+        """The TTL, the seconds that it gains per average turn's room, and why."""
         reload_s = turn.load_s if math.isfinite(turn.load_s) else turn.prefill_s
         if len(turn.all_gaps) <= K:
             reward = snapshot.queueing_s + reload_s
@@ -89,8 +89,8 @@ def default_ttl(reward: float) -> float:
 def best_ttl(gaps: Sequence[float], reward: float, max_ttl_s: float) -> tuple[float, float]:
     """Solve Equation 2 over `gaps`, ascending; return the TTL and its gain, in seconds.
 
-    Of two TTLs that gain the same the shorter wins. Stops where even the certainty of a
-    return could not pay any more, so its cost grows with the gaps shorter than `reward`.
+    Of two TTLs that gain the same, the shorter wins. Stops where even a certain return would not
+    pay any more, so the time grows with the number of gaps shorter than `reward`.
     """
     best, best_gain = 0.0, 0.0
     for num_back, gap in enumerate(gaps, 1):

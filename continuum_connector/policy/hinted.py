@@ -38,7 +38,8 @@ NO_HINTS = Hints()
 
 
 class Hinted:
-    """A policy that answers hints. `max_fraction`: of VRAM blocks, for what clients ask for."""
+    """A policy that answers hints. `max_fraction`: the share of VRAM blocks that wishes may
+    take."""
 
     def __init__(self, policy: RetentionPolicy, max_ttl_s: float, max_fraction: float) -> None:
         self.policy = policy
@@ -50,9 +51,9 @@ class Hinted:
         self._max_fraction = max_fraction
 
     def decide(self, turn: FinishedTurn, snapshot: Snapshot) -> Choice:
-        """Return the policy's choice with the wishes granted that may be, and the receipts.
+        """Return the policy's choice, with wishes granted as far as possible, and the receipts.
 
-        The policy is asked twice where the client gave a `ttl_s`, else once.
+        The policy is asked twice if the client gave a `ttl_s`, else once.
         """
         hints = turn.hints
         if hints == NO_HINTS:
@@ -79,7 +80,8 @@ class Hinted:
     def _pin(
         self, turn: FinishedTurn, wish_s: float, own: Choice, snapshot: Snapshot
     ) -> tuple[Choice, Receipt]:
-        """Let the policy read the client's prediction; what makes the pin longer has a budget."""
+        """Let the policy read the client's prediction. If that makes the pin longer, a budget
+        limits it."""
         asked = self.policy.decide(turn, snapshot)
         own_s, why = _pinned_s(own.decision), asked.why
         if _pinned_s(asked.decision) <= own_s:
@@ -108,7 +110,7 @@ class Hinted:
     def _keep(
         self, turn: FinishedTurn, wish_s: float, choice: Choice, snapshot: Snapshot
     ) -> tuple[Choice, Receipt]:
-        """Store rather than drop, if there is a tier with room; a pin counts as kept too."""
+        """Store instead of drop, if there is a tier with room. A pin counts as kept, too."""
         decision, why, stays_s = choice.decision, "", 0.0
         if not stores(decision):
             why = self._why_not_store(turn, choice, snapshot)
@@ -141,7 +143,7 @@ class Hinted:
 
 
 def without_pin(choice: Choice, why: str) -> Choice:
-    """Return the choice where the pin it makes cannot be: what the pin was to leave, without it."""
+    """Return the choice if its pin cannot be made: what the pin would have left at its end."""
     pin = choice.decision
     assert isinstance(pin, Pin)
     if pin.then is After.STORE:
@@ -152,14 +154,14 @@ def without_pin(choice: Choice, why: str) -> Choice:
 
 
 def without_end(choice: Choice) -> Choice:
-    """Return the choice for a turn that says to be the last of a program not shown to be its own:
-    nothing of it is kept, for that would supersede what the program has."""
+    """Return the choice for a turn that claims to be the last of a program without continuing it.
+    Nothing of it is kept, because that would supersede what the program has."""
     receipts = _refuse(choice.receipts, "final", NOT_CONTINUED)
     return replace(choice, decision=Free(), reason=NOT_CONTINUED, receipts=receipts)
 
 
 def _facts(hints: Hints) -> list[Receipt]:
-    """Answer what the client states; it is taken as it is."""
+    """Answer the hints that state facts; they are taken as given."""
     said: dict[str, Any] = {
         "final": hints.final,
         "tools": list(hints.tools) or None,
@@ -183,7 +185,7 @@ def _granted(hint: str, wish_s: float, got_s: float, why: str) -> Receipt:
 
 
 def _by_action(receipts: list[Receipt], hints: Hints) -> tuple[Receipt, ...]:
-    """Answer each KvHints action too, by its id; what it became is answered above."""
+    """Answer each KvHints action by its id, too; the hint that it became is answered above."""
     by_hint = {receipt.hint: receipt for receipt in receipts}
     unknown = Receipt("", HintOutcome.REFUSED, NOT_READ)
     answers = [replace(by_hint.get(hint, unknown), action=name) for name, hint in hints.actions]
@@ -198,7 +200,8 @@ def _refuse(receipts: tuple[Receipt, ...], hint: str, why: str) -> tuple[Receipt
 
 
 def _longer(asked: Decision, own: Decision) -> Pin:
-    """The pin that was asked for: until the policy's own would end it is the policy's own."""
+    """The pin that the client asked for. Until the policy's own pin would end, it counts as
+    that."""
     assert isinstance(asked, Pin)
     then = After.STORE if stores(own) else After.DROP
     value = own.value if isinstance(own, Pin) else 0.0
