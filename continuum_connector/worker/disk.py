@@ -2,8 +2,8 @@
 
     start -> opening (folder, room, namespace, file) -> serves -> given up, or ended
 
-Opening takes as long as reading the model's weights once, so DRAM serves meanwhile. The disk only
-copies to and from DRAM's slots; whatever happens to it, DRAM stays.
+Opening takes as long as reading the model's weights once, so DRAM serves alone until then. The disk
+only copies to and from DRAM's slots; whatever happens to it, DRAM stays.
 """
 
 from __future__ import annotations
@@ -24,29 +24,29 @@ from continuum_connector.worker.layout import DISK_UNIT, Layout
 
 logger = logging.getLogger(f"vllm.{__name__}")
 
-HUNG_S = 60.0  # without an answer
-MAX_FOUND = 512  # of a restart's slots, in one report
-# A disk slot where the config says nothing: reads of that size are as fast as any, but what a chain
-# has behind its last whole one is on no disk, so it is a small part of DRAM.
+HUNG_S = 60.0  # without an answer, a disk counts as hanging
+MAX_FOUND = 512  # slots that one report says a restart has found
+# Size of a disk slot if the config gives none. Larger reads are no faster, and what a chain has
+# after its last whole slot is on no disk, so a slot should be a small part of DRAM.
 SLOT_BYTES, DRAM_SHARE = 2 * 2**20, 64
-_HEAD_BYTES = 2**20  # of the file, before its slots
+_HEAD_BYTES = 2**20  # at the beginning of the file, before its slots
 _END_S = 2.0
 
 _CONSEQUENCE = "what leaves DRAM is computed again until the server is restarted"
 
 
 class Namespace(NamedTuple):
-    """What a block's bytes depend on: its digest, and the facts as JSON, for people."""
+    """What a block's bytes depend on: the digest of it, and the facts as JSON, for people."""
 
     digest: bytes
     facts: str
 
 
-Prove = Callable[[Layout, Callable[[], bool]], Namespace]  # BLOCKS, until told to stop
+Prove = Callable[[Layout, Callable[[], bool]], Namespace]  # BLOCKS until done or told to stop
 
 
 class DiskPlace(NamedTuple):
-    """Which file is this rank's; `num_ranks` share the node's `disk_bytes`."""
+    """Which file is this rank's. `num_ranks`: how many share the node's `disk_bytes`."""
 
     engine: int
     rank: int
@@ -61,8 +61,8 @@ class DiskShape(NamedTuple):
 
 
 def blocks_per_slot(config: ContinuumConfig, num_ranks: int, slot_bytes: int) -> int:
-    """Of a disk, whose slots take as many host slots of `slot_bytes` as make `disk_slot_bytes`, on
-    each of a node's `num_ranks` ranks."""
+    """Blocks in a disk slot: as many host slots of `slot_bytes` as make up `disk_slot_bytes` over a
+    node's `num_ranks` ranks."""
     if config.disk_slot_bytes is not None:
         return -(-config.disk_slot_bytes // slot_bytes)
     most = config.dram_bytes // num_ranks // DRAM_SHARE // slot_bytes
@@ -70,7 +70,7 @@ def blocks_per_slot(config: ContinuumConfig, num_ranks: int, slot_bytes: int) ->
 
 
 def disk_shape(config: ContinuumConfig, num_ranks: int, slot_bytes: int) -> DiskShape:
-    """Of one of a node's `num_ranks` ranks, whose host slots have `slot_bytes`."""
+    """The shape for one of a node's `num_ranks` ranks, whose host slots have `slot_bytes`."""
     slot_blocks = blocks_per_slot(config, num_ranks, slot_bytes)
     stride = DISK_UNIT + slot_blocks * slot_bytes  # a header before each slot
     room = config.disk_bytes // num_ranks - _HEAD_BYTES
@@ -78,8 +78,8 @@ def disk_shape(config: ContinuumConfig, num_ranks: int, slot_bytes: int) -> Disk
 
 
 class WorkerDisk:
-    """One thread calls everything but `end`, which may come from another where nothing is in
-    flight; only `end` blocks. Orders that come while there is no file fail as "no_tier"."""
+    """One thread calls everything but `end`, which another may call if nothing is in flight. Only
+    `end` blocks. Orders that come while there is no file fail as "no_tier"."""
 
     def __init__(
         self,
@@ -94,11 +94,13 @@ class WorkerDisk:
         self._clock = clock
         self._file: DiskFile | None = None
         self._shape = DiskShape(0, 0)
-        self._thread: threading.Thread | None = None  # that opens the file, or closes it
-        self._opened: DiskFile | str | None = None  # by the thread: the file, or why there is none
+        self._thread: threading.Thread | None = None  # opens the file, or closes it
+        self._opened: DiskFile | str | None = (
+            None  # set by the thread: the file, or why there is none
+        )
         self._is_over = threading.Event()
         self._is_given_up = False
-        self._is_reset = False  # before there was a file
+        self._is_reset = False  # a reset came before there was a file
         self._is_scanned = False
         self._num_in_flight = 0
         self._looked = float("-inf")
@@ -115,7 +117,7 @@ class WorkerDisk:
             self._opened = f"the system has no thread to open {self.path}"
 
     def follow(self, report: WorkerReport) -> None:
-        """Take what the open came to, then what a restart finds; once a second, a look."""
+        """Take over the file once it is open, then what a restart finds; check it once a second."""
         if self._is_given_up:
             return
         if self._file is None:
@@ -128,13 +130,14 @@ class WorkerDisk:
             self._look(self._file, report)
 
     def reset(self) -> None:
-        """What is on the disk by now is foreign from here on, also where it is not open yet."""
+        """From here on, what is on the disk now is foreign, even if the file is not open yet."""
         self._is_reset = True
         if self._file is not None:
             self._file.reset()
 
     def submit(self, order: WriteOrder | ReadOrder) -> str:
-        """Give one order to the disk, or say in a word why not; TransferError if it is refused."""
+        """Give one order to the disk, or return in a word why not; TransferError if it is
+        refused."""
         if self._file is None or self._is_given_up:
             return "no_tier"
         if isinstance(order, ReadOrder):
@@ -163,9 +166,9 @@ class WorkerDisk:
         self._let_go()
 
     def end(self) -> bool:
-        """BLOCK until the file is closed. A disk that does not answer in time is left, and logged.
+        """BLOCK until the file is closed. A disk that does not answer in time is logged and left.
 
-        False: it hangs while it is being opened, so the engine must not be closed under it.
+        False: the disk hangs while it is being opened, so the engine must not be closed under it.
         """
         self._is_given_up = True
         self._is_over.set()
@@ -181,16 +184,17 @@ class WorkerDisk:
         return True
 
     def _run(self, what: Callable[..., None], *args: object) -> bool:
-        """On a thread. A daemon: a disk that hangs must not keep the interpreter from its end."""
+        """Run on a thread. It is a daemon, because a hanging disk must not keep Python from
+        ending."""
         self._thread = threading.Thread(target=what, args=args, name="continuum-disk", daemon=True)
         try:
             self._thread.start()
-        except RuntimeError:  # the system has none to give, as while memory is short
+        except RuntimeError:  # the system has no thread to give, for instance for lack of memory
             self._thread = None
         return self._thread is not None
 
     def _open(self, engine: CopyEngine, layout: Layout) -> None:
-        """On the thread; whatever fails here, there is no disk."""
+        """Open the file, on the thread. If anything fails here, there is no disk."""
         try:
             self._opened = self._made(engine, layout)
         except (TransferError, OSError) as error:
@@ -259,7 +263,7 @@ class WorkerDisk:
             return
         self._file = None
         if not self._run(self._close, file):
-            self._file = file  # `end` closes it
+            self._file = file  # so that `end` closes it
 
     def _close(self, file: DiskFile) -> None:
         if not file.close(_END_S):

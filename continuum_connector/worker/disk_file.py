@@ -22,15 +22,15 @@ _INT32 = np.dtype(np.int32)
 class NativeDisk:
     """A file on a disk whose reads and writes run on native threads.
 
-    Belongs to one native engine, whose host slots it fills and empties, and whose tags it shares.
-    Once that is closed it says so, and refuses all else.
+    It belongs to one native engine, whose host slots it fills and empties and whose tags it shares.
+    Once the engine is closed, it says so and refuses everything else.
     """
 
     def __init__(
         self, engine: ctypes.c_void_p, path: str, tuning: DiskTuning, flags: int = 0
     ) -> None:
-        """BLOCKS, without the GIL, until the file has all its room on the disk. `flags`: the
-        library's own, for benchmarks."""
+        """BLOCKS, without the GIL, until all of the file's room is allocated on the disk. `flags`:
+        the library's own, for benchmarks."""
         self._blocking, self._quick = abi.load_library()
         self._slot_blocks = tuning.slot_blocks
         self._entries = (abi.DiskEntry * _MAX_ENTRIES)()
@@ -108,7 +108,7 @@ class NativeDisk:
         )
 
     def scan(self, max_found: int) -> list[OnDisk]:
-        """Hand over what the threads found since; see DiskFile."""
+        """Hand over what the threads have found since the last call; see DiskFile."""
         found: list[OnDisk] = []
         while self._handle is not None and len(found) < max_found:
             most = min(_MAX_ENTRIES, max_found - len(found))
@@ -119,11 +119,11 @@ class NativeDisk:
         return found
 
     def reset(self) -> None:
-        """Make foreign all that is there; see DiskFile."""
+        """Make everything on the disk foreign; see DiskFile."""
         self._check(self._quick.ckv_disk_reset(self._opened()))
 
     def state(self) -> DiskState:
-        """Say how it is doing; also once it is closed."""
+        """The state of the file, also after it is closed."""
         if self._handle is None:
             return DiskState(False, False, True, False, 0.0, _CLOSED, _WHY_CLOSED)
         raw = self.raw_state()
@@ -138,7 +138,7 @@ class NativeDisk:
         )
 
     def raw_state(self) -> abi.DiskState:
-        """All that the library counts."""
+        """Everything that the library counts."""
         raw = abi.DiskState(size=ctypes.sizeof(abi.DiskState))
         self._check(self._quick.ckv_disk_get_state(self._opened(), ctypes.byref(raw)))
         return raw
@@ -146,14 +146,14 @@ class NativeDisk:
     def close(self, timeout_s: float) -> bool:
         """BLOCK, without the GIL, until the threads have ended; see DiskFile. Idempotent."""
         if self._handle is None:
-            return True  # or the engine says that it left it behind
+            return True  # if not, the engine says that it left the file behind
         code = self._blocking.ckv_disk_close(self._handle, int(timeout_s * 1e6))
         if code != _ETIMEOUT:
             self._check(code)
         return bool(code == 0)
 
     def forget(self) -> None:
-        """The engine is closed, and its library's handle of this file about to go."""
+        """The engine is closed, and with it the library's handle of this file."""
         self._handle = None
 
     def _opened(self) -> ctypes.c_void_p:

@@ -1,6 +1,6 @@
 """The folder of a disk's files: its owner, its lock, its room.
 
-Every call here may take as long as a disk takes, so only the thread that opens the disk uses it.
+Every call here may take as long as the disk does, so only the thread that opens the disk makes it.
 """
 
 from __future__ import annotations
@@ -50,8 +50,8 @@ def _is_locked(descriptor: int) -> bool:
 
 @contextmanager
 def only_one(folder: str, is_over: threading.Event) -> Iterator[None]:
-    """One rank at a time: then the first reads the weights for all, and each sees what room the
-    others took."""
+    """Let one rank at a time in. So the first reads the weights for all, and each sees how much
+    room the others have taken."""
     lock = os.open(
         Path(folder, "lock"), os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600
     )
@@ -65,8 +65,8 @@ def only_one(folder: str, is_over: threading.Event) -> Iterator[None]:
 
 
 def check_room(path: Path, num_bytes: int) -> None:
-    """TransferError if a file of `num_bytes` at `path` would leave its file system too full, or if
-    something else is there, such as a link to a file elsewhere."""
+    """Raise TransferError if a file of `num_bytes` at `path` would leave its file system too full,
+    or if something else is there, such as a link to a file elsewhere."""
     system = os.statvfs(path.parent)
     free, total = (n * system.f_frsize for n in (system.f_bavail, system.f_blocks))
     with suppress(FileNotFoundError):
@@ -77,7 +77,7 @@ def check_room(path: Path, num_bytes: int) -> None:
             raise TransferError(
                 f"{path} may be another user's to write; remove it, and it is made for us alone"
             )
-        free += found.st_blocks * 512  # it is there already
+        free += found.st_blocks * 512  # the file has this room already
     if free - num_bytes < MIN_LEFT * total:
         raise TransferError(
             f"{path} of {num_bytes} bytes would leave less than {MIN_LEFT:.0%} of its file system, "

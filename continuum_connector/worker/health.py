@@ -1,7 +1,8 @@
-"""The copy engine's health and its end: EngineHealth says what has failed, Closer closes it.
+"""The copy engine's health and its end: EngineHealth says what has failed, Closer closes the
+engine.
 
 Closing ends the engine's threads, and unlocks and unmaps its pool. With a large pool that takes
-seconds, so while the server still steps, it runs on its own thread.
+seconds, so it runs on a thread of its own while the server still steps.
 """
 
 from __future__ import annotations
@@ -35,26 +36,27 @@ _REASONS_OF_ERRORS |= {EIO: "eio", MISSING: "missing", ENOSPC: "enospc"}
 
 
 class EngineHealth:
-    """Of one rank's engine. What fails once may fail for every block of every transfer, so each
-    cause is told once; how often it came, the metrics say."""
+    """The health of one rank's engine. A cause may fail every block of every transfer, so it is
+    logged only once; the metrics say how often it came."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
-        self.has_ended = False  # it copies no more
+        self.has_ended = False  # the engine no longer copies
         self._told: set[str] = set()
         self._clock = clock
         self._looked = float("-inf")
 
     def is_look_due(self) -> bool:
-        """Whether an engine that completes nothing is to be asked now: once a second, for one that
-        is poisoned may have copies that do not end."""
+        """Whether to ask an engine now that completes nothing. That is once a second, because
+        copies of a poisoned engine may never end."""
         return self._clock() - self._looked >= LOOK_EVERY_S
 
     def look(
         self, engine: CopyEngine, completions: Sequence[Completion] = (), refusal: str = ""
     ) -> str:
-        """Ask the engine how it is, now that it completed or refused something.
+        """Ask for the engine's health, now that it completed or refused something.
 
-        Returns, once, why it copies no more: in its own words if it has refused, else by number.
+        Returns, once, why it no longer copies: in the engine's words if it has refused, else by
+        number.
         """
         if self.has_ended:
             return ""
@@ -80,14 +82,14 @@ class EngineHealth:
 
 
 def _name(error: int) -> str:
-    """A completion's code in words: the driver's own are above 0."""
+    """A completion's code in words. The driver's own codes are above 0."""
     if error == CONFLICT:
         return "an unfinished transfer uses a block or slot of it"
     return f"CUDA error {error}" if error > 0 else f"error {error} of the native library"
 
 
 def outcome_of(completion: Completion, reason: str) -> TransferOutcome:
-    """One rank's result of a transfer; `reason`, if given, is why it may not be done."""
+    """One rank's result of a transfer. `reason`, if given, is why it may not have succeeded."""
     if completion.status is Status.DONE:
         return TransferOutcome(
             num_done=1, num_bytes=completion.num_bytes, seconds=completion.seconds
@@ -96,19 +98,21 @@ def outcome_of(completion: Completion, reason: str) -> TransferOutcome:
     return TransferOutcome(num_failed=1, reasons=(reason,))
 
 
-_TIMEOUT_S = 2.0  # for copies that the driver has: a window of them, which takes milliseconds
+_TIMEOUT_S = 2.0  # for the copies that the driver already has: one window, which takes milliseconds
 
 
 class Closer:
-    """Of one rank's engine. Nobody else may use an engine that is closed behind, nor the disk that
-    lives off it; `end_disk` ends that one first, and says no while it is inside the engine."""
+    """Closes one rank's engine. Nobody else may use an engine that is being closed, nor the disk
+    that uses it. `end_disk` ends the disk first, and returns False while that is inside the
+    engine."""
 
     def __init__(self) -> None:
         self._thread: threading.Thread | None = None
         self.end_disk: Callable[[], bool] = lambda: True
 
     def close(self, engine: CopyEngine) -> None:
-        """BLOCKS. Copies in flight get 2 s; an engine that does not close is left, and logged."""
+        """BLOCKS. Copies in flight get 2 s. An engine that does not close is logged and left as it
+        is."""
         if not self.end_disk():
             return
         try:
@@ -117,8 +121,9 @@ class Closer:
             logger.warning("the copy engine did not close: %s", error)
 
     def close_behind(self, engine: CopyEngine) -> bool:
-        """Do so on a thread. False: the system has none to give, as while memory is short."""
-        # Not a daemon, which would die inside the driver if the interpreter ended meanwhile.
+        """Close it on a thread. False: the system has no thread to give, for instance for lack of
+        memory."""
+        # Not a daemon: it would die inside the driver if the interpreter ended meanwhile.
         thread = threading.Thread(
             target=self.close, args=(engine,), name="continuum-close", daemon=False
         )
@@ -130,6 +135,6 @@ class Closer:
         return True
 
     def join(self) -> None:
-        """BLOCK until what is closed behind is closed."""
+        """BLOCK until the engine that is being closed on a thread is closed."""
         if self._thread is not None:
             self._thread.join()

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     import torch
 
 # Classes of vLLM's specs whose blocks are proven to be the bytes between a tensor's strides. What
-# a block means, and when it may be read again, is for others to say (vllm/proven.py).
+# a block means, and when it may be read again, vllm/proven.py decides.
 KINDS = frozenset(
     {
         "FullAttentionSpec",
@@ -46,8 +46,8 @@ KINDS = frozenset(
         "MambaSpec",
     }
 )
-DISK_UNIT = 4096  # O_DIRECT takes whole ones, at addresses that are multiples of it
-# Above it descriptors would cost more than bytes, and no vLLM layout is like that.
+DISK_UNIT = 4096  # O_DIRECT takes whole units, at addresses that are multiples of it
+# Beyond it, descriptors would cost more than bytes; no vLLM layout has so many.
 _MAX_RUNS_PER_LAYER = 4096
 _MAX_QUANT_MODE = 1  # vLLM's KVQuantMode: 0 none, 1 FP8 with scales beside the weights
 
@@ -56,9 +56,9 @@ _MAX_QUANT_MODE = 1  # vLLM's KVQuantMode: 0 none, 1 FP8 with scales beside the 
 class Layout:
     """Where the bytes of every VRAM block lie, for one rank.
 
-    `device` is "cuda" or "cpu". A host slot holds the regions' pieces back to back, and nothing
-    behind them up to `slot_bytes`. `order`: what those bytes are, layer by layer; only who reads
-    them in another process's life has to ask.
+    `device` is "cuda" or "cpu". A host slot holds the regions' pieces back to back, then nothing up
+    to `slot_bytes`. `order`: what those bytes are, layer by layer, which matters only to a process
+    that reads what an earlier one wrote.
     """
 
     regions: tuple[Region, ...]
@@ -69,18 +69,19 @@ class Layout:
     order: tuple[tuple[Any, ...], ...] = ()
 
     def padded(self) -> Layout:
-        """With slots of whole DISK_UNITs, so that a disk reads and writes them in place."""
+        """The layout with slots of whole DISK_UNITs, so that a disk reads and writes them in
+        place."""
         return replace(self, slot_bytes=padded(self.slot_bytes))
 
 
 def padded(num_bytes: int) -> int:
-    """In whole DISK_UNITs."""
+    """The size rounded up to whole DISK_UNITs."""
     return -(-num_bytes // DISK_UNIT) * DISK_UNIT
 
 
 @dataclass(frozen=True, order=True)
 class _Storage:
-    """One allocation. The index (of first use) orders a slot's pieces, so addresses do not."""
+    """One allocation. Its index, by first use, orders a slot's pieces; their addresses do not."""
 
     index: int
     end: int
@@ -88,7 +89,7 @@ class _Storage:
 
 @dataclass(frozen=True, order=True)
 class _Piece:
-    """A run of block 0; block b has it `b * stride` further on. All in bytes."""
+    """A run of block 0; the same run of block b is `b * stride` further on. All in bytes."""
 
     storage: _Storage
     stride: int
@@ -155,7 +156,7 @@ def _layer_names(tensor: Any) -> list[str]:
 
 
 def _known_strides(config: Any) -> dict[str, int]:
-    """The block stride that vLLM names for each layer; before 0.29 only of packed caches."""
+    """The block stride that vLLM gives for each layer; before 0.29 only for packed caches."""
     known: dict[str, int] = {}
     for tensor in config.kv_cache_tensors:
         if stride := int(getattr(tensor, "block_stride", 0)):
@@ -164,7 +165,7 @@ def _known_strides(config: Any) -> dict[str, int]:
 
 
 def _block_bytes(kv_caches: Mapping[str, Any], config: Any) -> int:
-    """The bytes of one block by vLLM's own account, each storage counted once."""
+    """The bytes of one block according to vLLM, with each storage counted once."""
     sizes: dict[tuple[int, int], int] = {}
     for index, tensor in enumerate(config.kv_cache_tensors):
         names = _layer_names(tensor)
@@ -187,7 +188,7 @@ def _block_bytes(kv_caches: Mapping[str, Any], config: Any) -> int:
 
 
 def _check_specs(config: Any) -> None:
-    """Refuse what a block copy may not restore: kinds not known, scales elsewhere, host pools."""
+    """Refuse what a block copy may not restore: unknown kinds, scales elsewhere, host pools."""
     for group in config.kv_cache_groups:
         inner = getattr(group.kv_cache_spec, "kv_cache_specs", None)
         for spec in inner.values() if inner else (group.kv_cache_spec,):
@@ -238,8 +239,9 @@ def _pieces(
 
 
 def _inside(name: str, tensor: torch.Tensor, num_blocks: int, known: int) -> tuple[Any, ...]:
-    """How a layer's tensor lies within a block, of however many: two layouts may have the same
-    runs, with heads before tokens and behind them. A stride beyond a block's only has its rank."""
+    """How a layer's tensor lies within a block, whatever the number of blocks: two layouts may have
+    the same runs, with heads before tokens or after. Of strides beyond a block, only the order
+    counts."""
     dim = _block_dim(name, tensor, num_blocks, known)
     steps = [s for s, size in zip(tensor.stride(), tensor.shape, strict=True) if size > 1]
     inner = [
@@ -251,10 +253,10 @@ def _inside(name: str, tensor: torch.Tensor, num_blocks: int, known: int) -> tup
 
 
 def _block_dim(name: str, tensor: torch.Tensor, num_blocks: int, known: int) -> int:
-    """Find the dimension of the blocks: the first, or the second behind a (K, V) pair.
+    """Find the dimension of the blocks: the first, or the second after a (K, V) pair.
 
-    vLLM never puts anything else before it; `known` (its stride, if vLLM names it) decides
-    where another dimension happens to have the same size.
+    vLLM never puts anything else before it. If another dimension happens to have the same size,
+    `known` decides: its stride, if vLLM gives it.
     """
     shape, item = tuple(tensor.shape), tensor.element_size()
     found = [d for d, size in enumerate(shape[:2]) if size and size % num_blocks == 0]
@@ -307,13 +309,13 @@ def _windows(pieces: Iterable[_Piece]) -> list[_Window]:
             windows.append(_Window(piece.storage, piece.stride, [(piece.start, end)]))
         elif piece.start > last.runs[-1][1]:
             last.runs.append((piece.start, end))
-        else:  # adjacent, or another group's layer on the same bytes
+        else:  # adjacent to it, or another group's layer on the same bytes
             last.runs[-1] = (last.runs[-1][0], max(last.runs[-1][1], end))
     return sorted(windows, key=lambda window: (window.storage, window.start))
 
 
 def _check_windows(windows: list[_Window], num_blocks: int) -> None:
-    """Refuse blocks that share bytes: with the next block, or with another window's blocks."""
+    """Refuse blocks that share bytes with the next block, or with another window's blocks."""
     for window in windows:
         if window.end(1) - window.start > window.stride:
             raise TransferError("blocks of the KV cache overlap: a block is above its stride")
@@ -325,8 +327,8 @@ def _check_windows(windows: list[_Window], num_blocks: int) -> None:
 def _regions(windows: list[_Window], num_blocks: int, want: int) -> tuple[Region, ...]:
     """Return regions whose sum is `want` bytes: the tensors' own, or else whole windows.
 
-    A padded page is larger than its tensor. The gaps are copied along, if the strides add up to
-    vLLM's bytes per block: then every byte of a window is that block's.
+    A padded page is larger than its tensor. The gaps are copied, too, if the strides add up to
+    vLLM's bytes per block, because then every byte of a window belongs to that block.
     """
     runs = [(start, end, window.stride) for window in windows for start, end in window.runs]
     have = sum(end - start for start, end, _ in runs)

@@ -1,4 +1,4 @@
-"""Loads: the requests that wait for loads, until vLLM is told of them once."""
+"""Loads: which requests wait for loads, until vLLM has been told of each, once."""
 
 from __future__ import annotations
 
@@ -18,7 +18,8 @@ class _Waiting:
 
 
 class Loads:
-    """Of one rank. vLLM dies of a request that is reported twice: its last load reports it."""
+    """The loads of one rank. A request that is reported twice kills vLLM, so its last load reports
+    it."""
 
     def __init__(self) -> None:
         self._waiting: dict[str, _Waiting] = {}
@@ -30,11 +31,11 @@ class Loads:
         return len(self._waiting)
 
     def begin(self, order: LoadOrder) -> None:
-        """One more that its request waits for."""
+        """Its request waits for one more load."""
         self._waiting.setdefault(order.request_id, _Waiting()).num_loads += 1
 
     def settle(self, order: LoadOrder, outcome: TransferOutcome) -> None:
-        """One has ended."""
+        """A load has ended."""
         waiting = self._waiting[order.request_id]
         waiting.num_loads -= 1
         if outcome.num_failed:
@@ -48,7 +49,7 @@ class Loads:
             self._bad_blocks |= waiting.bad_blocks
 
     def take(self) -> Polled:
-        """The requests whose loads settled, those of them that failed, since last."""
+        """The requests whose loads have settled since the last call, and which of them failed."""
         if not self._finished:
             return set(), set()
         polled = (self._finished, self._failed)
@@ -56,7 +57,7 @@ class Loads:
         return polled
 
     def take_bad_blocks(self) -> set[int]:
-        """The VRAM blocks that hold no loaded data, of requests that failed since last."""
+        """The VRAM blocks without loaded data, of requests that failed since the last call."""
         if not self._bad_blocks:
             return set()
         bad, self._bad_blocks = self._bad_blocks, set()

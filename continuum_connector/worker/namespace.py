@@ -33,21 +33,22 @@ from continuum_connector.worker.layout import Layout
 logger = logging.getLogger(f"vllm.{__name__}")
 
 FORMAT = 1  # of the facts, and of how weights are read; the file's own is the native library's
-MEMORY = "weights.json"  # beside the files, for all models that were served from there
-MAX_REMEMBERED = 2048  # files of other models; those read first are forgotten first
+MEMORY = "weights.json"  # in the same folder, for all models that were served with it
+MAX_REMEMBERED = 2048  # files of other models; the earliest read are forgotten first
 _READ_BYTES = 2**23
-_NICER = 10  # than the server, which is busy meanwhile
-_MARGIN_S = 2.0  # the system tells when a process began to a second or so
+_NICER = 10  # added to the server's nice level, because the server is busy meanwhile
+_MARGIN_S = 2.0  # the system knows to about a second when a process began
 
 _WEIGHTS = (".safetensors", ".bin", ".pt", ".pth")
 _SMALL = (".json", ".py")
-_BLOB = re.compile(r"[0-9a-f]{64}")  # of the Hugging Face cache: its name is its SHA-256
+_BLOB = re.compile(r"[0-9a-f]{64}")  # a file of the Hugging Face cache, named after its SHA-256
 
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """The folder whose files became the model, which were loaded after `since` (seconds of the wall
-    clock). `why`: they cannot be proven the same. `has_other_formats`: than safetensors."""
+    """The folder whose files became the model. `since`: they were loaded after that, in seconds of
+    the wall clock. `why`: why they cannot be proven the same, "" if they can. `has_other_formats`:
+    the operator asked for a format other than safetensors."""
 
     folder: str = ""
     since: float = 0.0
@@ -61,9 +62,9 @@ def prover(
     keeps: bool,
     remember_in: str,
 ) -> Callable[[Layout, Callable[[], bool]], Namespace]:
-    """What WorkerDisk asks: blocks for as long as it takes to read the weights.
+    """Make what WorkerDisk calls to get its namespace. The call BLOCKS while it reads the weights.
 
-    `keeps`: what is on the disk is to be found again; if not, nothing has to be read.
+    `keeps`: whether a restart must find what is on the disk; if not, nothing has to be read.
     """
 
     def prove(layout: Layout, is_over: Callable[[], bool]) -> Namespace:
@@ -84,11 +85,12 @@ def prover(
 
 
 class UnprovenError(Exception):
-    """Why what was read is not what the server runs."""
+    """What was read may not be what the server runs; the message says why."""
 
 
 class Reader:
-    """Reads a model's files, and remembers what it read. One at a time (folder.only_one)."""
+    """Reads a model's files and remembers what it read. Only one runs at a time
+    (folder.only_one)."""
 
     def __init__(self, memory: Path, is_over: Callable[[], bool]) -> None:
         self._memory = memory
@@ -99,8 +101,8 @@ class Reader:
     def digest(self, checkpoint: Checkpoint) -> list[list[Any]]:
         """[name, bytes, SHA-256] of each file that could have become the model, by name.
 
-        UnprovenError if one has changed since `since`, for it may not be what was loaded then, or
-        if there are none.
+        UnprovenError if one has changed since `since`, because it may not be what was loaded, or if
+        there are none.
         """
         if checkpoint.why:
             raise UnprovenError(checkpoint.why)
@@ -130,7 +132,7 @@ class Reader:
             digest = str(known[-1])
         elif not known and target.parent.name == "blobs" and _BLOB.fullmatch(target.name):
             digest = target.name
-        else:  # a blob, too, that was another when we saw it last: written in place
+        else:  # also a blob that has changed since we saw it last: somebody wrote it in place
             digest = self._sum(target)
         if _seen(target) != before:
             raise UnprovenError(f"{path} has changed while it was read")
@@ -158,13 +160,13 @@ class Reader:
         seen = dict(others[-MAX_REMEMBERED:]) | self._read
         try:
             files.put(self._memory, json.dumps(seen).encode(), mode=0o600)
-        except OSError as error:  # the next start reads them again
+        except OSError as error:  # then the next start reads the weights again
             logger.warning("%s could not be written: %s", self._memory, error)
 
 
 def _files(folder: Path, has_other_formats: bool) -> Iterator[Path]:
-    """Weights, and what says how they are to be read. Where there are safetensors nothing else is
-    loaded (default_loader.py), unless the operator asked for another format."""
+    """Weights, and the files that say how to read them. If there are safetensors, vLLM loads
+    nothing else (default_loader.py), unless the operator asked for another format."""
     has_safetensors = any(folder.glob("*.safetensors")) and not has_other_formats
     kinds = (".safetensors",) if has_safetensors else _WEIGHTS
     for path in folder.rglob("*"):
@@ -175,14 +177,14 @@ def _files(folder: Path, has_other_formats: bool) -> Iterator[Path]:
 
 
 def _seen(path: Path) -> list[int]:
-    """What a file cannot be another without; the last is when it changed, in ns."""
+    """What changes whenever a file does; the last number is when it changed, in ns."""
     found = path.stat()
     return [found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns]
 
 
 def _behind(body: Callable[[], list[Any]]) -> list[Any]:
-    """On a thread that is nicer. Not on the caller's: that cannot be taken back, and the native
-    threads it makes next, which turns wait for, would be as nice."""
+    """Run `body` on a nicer thread. The caller's own thread must not become nicer: that cannot be
+    undone, and it would hand the level on to native threads, which turns wait for."""
     done: Future[list[Any]] = Future()
 
     def run() -> None:

@@ -59,7 +59,7 @@ class HostPool:
         self.base: int = base.value
 
     def state(self) -> PoolState:
-        """How far it has come; microseconds."""
+        """How far the pool has grown. Costs microseconds."""
         if self.base == 0:
             raise TransferError("the host pool is closed.")
         raw = abi.PoolState(size=ctypes.sizeof(abi.PoolState))
@@ -77,15 +77,15 @@ class HostPool:
         )
 
     def wait(self, timeout_s: float) -> bool:
-        """Block, without the GIL, until it grows no more. False: it still does."""
+        """Block, without the GIL, until the pool stops growing. False: it still grows."""
         code = self._blocking.ckv_pool_wait(self._handle, self.base, int(timeout_s * 1e6))
         if code not in (0, _ETIMEOUT):
             raise TransferError(f"no pool to wait for: {self._quick.ckv_last_error().decode()}.")
         return bool(code == 0)
 
     def set_regions(self, layout: Layout, num_slots: int) -> None:
-        """Say where the blocks lie whose slots are here; again once they were moved, which is
-        refused while a copy is under way."""
+        """Say where the blocks lie whose slots are here. To be called again after they were moved,
+        which is refused while a copy is under way."""
         size = layout.slot_bytes
         array = (abi.RawRegion * len(layout.regions))(
             *(
@@ -103,7 +103,7 @@ class HostPool:
         )
 
     def release(self) -> None:
-        """BLOCK, without the GIL, until the system has all pages back; what is in them is lost.
+        """BLOCK, without the GIL, until the system has all pages back. Their content is lost.
         Refused while a copy is under way."""
         code = self._blocking.ckv_pool_release(self._handle, ctypes.c_void_p(self.base))
         self._check(code, "the host pool keeps its pages")
@@ -136,16 +136,16 @@ class HostPool:
 
 logger = logging.getLogger(f"vllm.{__name__}")
 
-_LOOK_S = 1.0  # how often the log may tell of progress meanwhile
-_LOOK_EVERY = 256  # calls, once memory was short: the native thread tries twice a minute
+_LOOK_S = 1.0  # between two lines of progress in the log, at least
+_LOOK_EVERY = 256  # calls, once memory was short, when the native thread tries twice a minute
 
 
 class PoolGrowth:
-    """Follows one engine's pool until it is whole.
+    """Follows one engine's pool until it has its full size.
 
-    `num_ready` slots are usable. A pool that ends before `num_slots` is smaller for now if it
-    `may_be_short`: the log says so, and it is followed on, for it is tried again. Else, or if it
-    has no slot, `why_no_tier` is a sentence with both sizes and the cause.
+    `num_ready` slots are usable. A pool that stops before `num_slots` stays smaller for now if it
+    `may_be_short`: the log says so, and we follow it further, because it tries again. Otherwise, or
+    if it has no slot at all, `why_no_tier` is a sentence with both sizes and the cause.
     """
 
     def __init__(
@@ -156,7 +156,8 @@ class PoolGrowth:
         may_be_short: bool,
         is_again: bool = False,
     ) -> None:
-        """`is_again`: the pool was released, and may have nothing for as long as others have it."""
+        """`is_again`: the pool was released, and may get nothing as long as others use the
+        memory."""
         self.num_ready = 0
         self.is_over = False
         self.why_no_tier = ""
@@ -222,7 +223,7 @@ class PoolGrowth:
         self.is_over = not self._is_short
 
     def _progress(self) -> str:
-        """What is usable of what was asked for, "1.0 of 64.0 GiB"."""
+        """How much of the requested memory is usable, such as "1.0 of 64.0 GiB"."""
         ready, wanted = (n * self._slot_bytes for n in (self.num_ready, self._num_slots))
         unit, name = (2**30, "GiB") if wanted >= 2**30 else (2**20, "MiB")
         return f"{ready / unit:.1f} of {wanted / unit:.1f} {name}"

@@ -34,28 +34,29 @@ from continuum_connector.worker.pool import PoolGrowth
 
 logger = logging.getLogger(f"vllm.{__name__}")
 
-DRAIN_S = 2.0  # for what is cancelled: what the driver has already, which takes milliseconds
+DRAIN_S = 2.0  # for cancelled copies that the driver already has, which take milliseconds
 
 
 class Sleep:
-    """Of one rank; the worker asks `is_on` before it gives anybody an order."""
+    """The sleep of one rank. The worker checks `is_on` before it gives any order."""
 
     def __init__(self, gives_back: bool, clock: Callable[[], float]) -> None:
         self.is_on = False
         self._gives_back = gives_back
         self._clock = clock
         self._is_released = False
-        # By slot, since DRAM was given back: whether something has been put there. An epoch that a
-        # client named and goes back to may be older than the sleep, and its slots are empty now.
+        # By slot: whether something has been put there since DRAM was given back. A client may go
+        # back to an epoch that it named before the sleep, and the slots of that are empty now.
         self._filled: npt.NDArray[np.bool_] | None = None
 
     def wait(self, engine: CopyEngine, tags: Collection[int]) -> set[int]:
-        """BLOCK until these are over, DRAIN_S at most; those that are not."""
+        """BLOCK until these transfers are over, at most DRAIN_S; return those that are not."""
         deadline = self._clock() + DRAIN_S
         return {tag for tag in tags if not engine.wait(tag, max(0.0, deadline - self._clock()))}
 
     def give_back(self, engine: CopyEngine) -> bool:
-        """BLOCK until the system has the pool's memory, if it is to; whether it has."""
+        """BLOCK until the system has the pool's memory back, if the config says so; return whether
+        it has."""
         if not self._gives_back or self._is_released:
             return False
         try:
@@ -67,7 +68,8 @@ class Sleep:
         return True
 
     def end(self, engine: CopyEngine, layout: Layout, num_slots: int) -> bool:
-        """Blocks lie where `layout` says. Whether the pool begins anew, with nothing ready."""
+        """Blocks lie where `layout` says. Return whether the pool starts again, with nothing
+        ready."""
         engine.pool.set_regions(layout, num_slots)
         if not self._is_released:
             return False
@@ -85,14 +87,15 @@ class Sleep:
     def settled(
         self, order: LoadOrder | StoreOrder | ReadOrder | WriteOrder, is_done: bool
     ) -> None:
-        """It has ended; what a store or a read was to put into its slots is there or is not."""
+        """An order has ended. `is_done`: what a store or a read puts into its slots is there."""
         if self._filled is not None and isinstance(order, StoreOrder | ReadOrder):
             self._filled[order.slots[order.slots >= 0]] = is_done
 
 
 def anyone(groups: Iterable[Any], is_so: bool) -> bool:
-    """Whether it is so on any rank. `groups`: torch's process groups on CPUs that this rank is in,
-    which span the engine one after the other. BLOCKS until every rank has asked."""
+    """Whether `is_so` on any rank: what one rank finds, all must act on. `groups`: the CPU process
+    groups of torch that this rank is in, which together span the engine. BLOCKS until every rank
+    has called it."""
     import torch
 
     said = torch.tensor([int(is_so)])
@@ -111,7 +114,7 @@ def num_slots_for(dram_bytes: int, num_ranks: int, slot_bytes: int) -> int:
 
 
 class RankTier:
-    """Built once vLLM has a KV cache. What fails here ends the tier, never the server."""
+    """Built once vLLM has a KV cache. A failure here ends the tier, but never the server."""
 
     def __init__(
         self,
@@ -136,10 +139,10 @@ class RankTier:
 
     def register(self, layout: Layout, disk: WorkerDisk | None = None) -> None:
         """Build the host pool and the engine; on failure there is no tier, and a report says why.
-        `disk` takes what leaves it, once it is open.
+        `disk` takes what leaves DRAM, once it is open.
 
-        Costs seconds: page-locking the first part of the pool, or all of it unless `staged`; and
-        giving it back, on failure. Called once, before the first step.
+        Costs seconds, for page-locking the first part of the pool, or all of it unless `staged`,
+        and for giving it back on failure. Called once, before the first step.
         """
         if self._config.dram_bytes == 0:
             return
@@ -163,10 +166,10 @@ class RankTier:
         self._closer.join()
 
     def disable(self, sentence: str) -> None:
-        """Run without a DRAM tier from here on: new orders fail as "no_tier"; say why once.
+        """Run without a DRAM tier from here on, and say why, once. New orders fail as "no_tier".
 
-        Never waits. What the engine has settles as it ends, for a load that is not over may still
-        write to its blocks; with the last of it the engine is closed, on a thread.
+        Never waits. Transfers in flight settle when they end, because a load that is not over may
+        still write to its blocks. After the last one, a thread closes the engine.
         """
         if self._is_given_up:
             return
@@ -216,13 +219,14 @@ class RankTier:
             self._end_growth(growth)
 
     def _end_growth(self, growth: PoolGrowth) -> None:
-        """The pool is as large as it gets: go on with that, or without a tier."""
+        """The pool is as large as it gets: continue with that, or without a tier."""
         self._growth = None
         if growth.why_no_tier:
             self.disable(growth.why_no_tier)
 
     def _let_go(self) -> None:
-        """Have the engine closed once nothing is in flight; without a thread, poll tries again."""
+        """Have the engine closed once nothing is in flight. If there is no thread, poll tries
+        again."""
         if self._engine is None or self._in_flight:
             return
         if self._closer.close_behind(self._engine):
