@@ -3,9 +3,9 @@
 This is the only reader of client fields, and a total function: whatever a client sends, it either
 understands or ignores each field. docs/identity.md tells clients what to send.
 
-A key is the client's id after the namespace it was found in ("job:", "session:", ...), so
-equal ids from different places stay different programs. Ids a client puts into
-`kv_transfer_params.continuum` are keys as they are; a client may name any program there.
+A key is the client's id behind the namespace of the place where it was found ("job:", "session:",
+...), so equal ids from different places stay different programs. Ids that a client puts into
+`kv_transfer_params.continuum` become keys unchanged; there a client may name any program.
 Requests with a `cache_salt` have a namespace per salt (program.py): a client that does not send the
 salt can neither read their KV (vLLM) nor name their programs (docs/hints.md).
 """
@@ -28,13 +28,13 @@ from continuum_connector.programs.program import (
     program_key,
 )
 
-MAX_ID_CHARS = 65_536  # of ids and salts; longer names nobody: to hash it costs more than to forget
+MAX_ID_CHARS = 65_536  # of ids and salts; longer ones name nobody, as hashing them costs too much
 MAX_TTL_S = 86_400.0
 MAX_TOOLS = 16
 MAX_TOOL_CHARS = 64
 MAX_GROUP = 65_536  # samples of one prompt
 
-_NOBODY = frozenset({"none", "null", "nil", "undefined", "nan"})  # str(None) and its cousins
+_NOBODY = frozenset({"none", "null", "nil", "undefined", "nan"})  # str(None) and the like
 _YES = frozenset({"1", "true", "yes", "on"})
 _NO = frozenset({"0", "false", "no", "off"})
 
@@ -49,7 +49,7 @@ _RANKS = {source: rank for rank, source in enumerate(IdentitySource)}
 
 @dataclass(frozen=True)
 class _Said:
-    """What one place in the request says. Ids are still without namespace."""
+    """What one place in the request says, with ids still without a namespace."""
 
     source: IdentitySource
     namespace: str
@@ -106,12 +106,13 @@ def read_hints(
     actions: Actions = NO_ACTIONS,
     salt: str | None = None,
 ) -> Hints:
-    """Return the hints of a request that names no program, as `is_last_step` alone."""
+    """Return the hints of a request that names no program, such as a lone `is_last_step`."""
     return _merge(_claims(kv_transfer_params, extra_args, None, actions), actions, None, salt)
 
 
 def as_id(value: object) -> str | None:
-    """Read an id: text that says something, or a whole number from 0. Else None."""
+    """Read an id: text that is not empty or a word for nothing, or a whole number from 0. Else
+    None."""
     if isinstance(value, int) and not isinstance(value, bool):
         return str(value) if 0 <= value < 2**64 else None
     if not isinstance(value, str) or len(value) > MAX_ID_CHARS:
@@ -136,7 +137,7 @@ def _claims(
     session_id: str | None,
     actions: Actions,
 ) -> list[_Said]:
-    """Every place that speaks, strongest first; equal ranks keep the order given here."""
+    """Every place that says something, strongest first; equal ranks keep the order given here."""
     params = kv_transfer_params if isinstance(kv_transfer_params, Mapping) else {}
     xargs = extra_args if isinstance(extra_args, Mapping) else {}
     claims = []
@@ -180,7 +181,7 @@ def _continuum(fields: Mapping[str, Any]) -> _Said:
 
 
 def _unread(fields: Mapping[str, Any], hints: Mapping[str, Any]) -> tuple[str, ...]:
-    """Names of the hints that say something which nobody understands."""
+    """Names of the hints that say something we cannot understand."""
     nothing = (None, ())
     return tuple(
         name for name, read in hints.items() if read in nothing and fields.get(name) is not None
@@ -244,8 +245,8 @@ def _session(value: object) -> _Said:
 
 
 def _parent(claims: list[_Said], named: _Said, salt: str | None) -> str | None:
-    """Return the key of the parent given beside the program, or where no program was given: an
-    id means nothing in another namespace."""
+    """Return the key of the parent, if it was given in the same place as the program or if no
+    program was given: an id means nothing in another namespace."""
     parents = (c.parent for c in (named, *claims) if c is named or c.program is None)
     found = next((parent for parent in parents if parent is not None), None)
     return None if found is None else program_key(named.namespace + found, salt)
@@ -276,21 +277,21 @@ def _mapping(fields: Mapping[str, Any], name: str) -> Mapping[str, Any]:
 
 
 def as_seconds(value: object) -> float | None:
-    """Read seconds; longer than a day is a day, and what is no duration is nothing said."""
+    """Read seconds. More than a day counts as a day; anything that is not a duration is ignored."""
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         return None
     return float(min(value, MAX_TTL_S)) if 0 <= value < math.inf else None  # NaN compares false
 
 
 def as_size(value: object) -> int | None:
-    """Read how many there are: a whole number from 1, of MAX_GROUP at most. Else None."""
+    """Read a size: a whole number from 1 to MAX_GROUP. Else None."""
     if isinstance(value, bool) or not isinstance(value, int):
         return None
     return value if 1 <= value <= MAX_GROUP else None
 
 
 def as_tools(value: object) -> tuple[str, ...]:
-    """Read tool names from one string or a list; junk in it is skipped."""
+    """Read tool names from a string or a list; invalid items are skipped."""
     items = [value] if isinstance(value, str) else value
     if not isinstance(items, (list, tuple)):
         return ()
@@ -298,7 +299,7 @@ def as_tools(value: object) -> tuple[str, ...]:
 
 
 def _tool_names(items: list[Any] | tuple[Any, ...]) -> Iterator[str]:
-    for item in islice(items, 4 * MAX_TOOLS):  # junk entries may not cost more than this
+    for item in islice(items, 4 * MAX_TOOLS):  # bounds what invalid items can cost
         name = as_id(item) if isinstance(item, str) else None
         if name is not None:
             yield printable(name[:MAX_TOOL_CHARS])[:MAX_TOOL_CHARS]

@@ -1,8 +1,8 @@
 """vLLM's KvHints (0.32+): the actions of a request's envelope -> hints.
 
 vLLM carries the envelope from AsyncLLM.generate to Request.kv_hints and defines no action types
-(v1/kv_hints/protocol.py), so these are ours. Pure and total: what it does not know becomes
-an answer, never an error.
+(v1/kv_hints/protocol.py), so these types are ours. Pure and total: an action that we do not know
+becomes an answer, never an error.
 """
 
 from __future__ import annotations
@@ -26,7 +26,8 @@ ACTION_TYPES = {
 
 @dataclass(frozen=True)
 class Actions:
-    """`said`: values by hint, as sent. `became`: each action's id and its hint, "" if none."""
+    """`said`: values by hint, as sent. `became`: each action's id with its hint, "" if it has
+    none."""
 
     said: Mapping[str, Any] = field(default_factory=dict)
     became: tuple[tuple[str, str], ...] = ()
@@ -53,7 +54,7 @@ def read_actions(envelope: Any) -> Actions:
 
 
 def _read(action: Any) -> tuple[str, Any]:
-    """Return hint and value of an action, ("", None) if it says nothing we know."""
+    """Return hint and value of an action; ("", None) if we do not know it."""
     kind = getattr(action, "action_type", None)
     payload = getattr(action, "payload", None)
     hint, name = ACTION_TYPES.get(kind, ("", "")) if isinstance(kind, str) else ("", "")

@@ -28,8 +28,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 NUM_STRONG = 3
-BEFORE = (1, 2, 4, 16)  # blocks from a prompt's end back
-NUM_ENDS = NUM_STRONG + len(BEFORE) + 1  # of a program, at most
+BEFORE = (1, 2, 4, 16)  # blocks back from a prompt's end
+NUM_ENDS = NUM_STRONG + len(BEFORE) + 1  # of a program at most
 
 
 @dataclass(slots=True)
@@ -52,7 +52,7 @@ class _End:
 
 
 class LineageIndex:
-    """Ends of finished turns, at most `max_ends`; the least recently used goes first."""
+    """Ends of finished turns, at most `max_ends`; the least recently used leave first."""
 
     def __init__(self, max_ends: int) -> None:
         self._max_ends = max_ends
@@ -72,10 +72,10 @@ class LineageIndex:
         parent: str | None = None,
         num_prompt_tokens: int = 0,
     ) -> None:
-        """Make the turn that just ended the one by which `program` is recognised.
+        """Recognise `program` by the turn that just ended.
 
-        `block_hashes` cover prompt and output, the first `num_prompt_blocks` of them the full
-        blocks of the prompt alone; `num_prompt_tokens` counts the last block's rest, too.
+        `block_hashes` cover prompt and output. The first `num_prompt_blocks` of them are the full
+        blocks of the prompt alone; `num_prompt_tokens` also counts what is in its last block.
         Replaces the program's earlier turn. Costs a few dictionary operations, whatever the length.
         """
         known = self._last_known(program, block_hashes)
@@ -126,14 +126,14 @@ class LineageIndex:
 
     @staticmethod
     def _of_later_prompt(prompt_end: int, known: _End) -> list[int]:
-        """Positions in a prompt, known by that end, which only its program's text can reach."""
+        """Positions in a prompt, given that end, that only the text of its program can reach."""
         found = [prompt_end - back for back in BEFORE if prompt_end - back > known.position]
         if known.of_prompt and not known.weak:
             found.append(known.position)
         return found
 
     def _last_known(self, program: str, block_hashes: Sequence[bytes]) -> _End | None:
-        """Of the ends that name the program, the last that is in these blocks."""
+        """The last end in these blocks that names the program."""
         mine = [(each, self._ends[each]) for each in self._by_program.get(program, ())]
         known = (
             end
@@ -164,7 +164,7 @@ class LineageIndex:
             self._unlink(block_hash, old.program)
             old.program, old.parent = end.program, end.parent
         elif end.program != old.program:
-            # A child leaves its parent's end to the parent.
+            # A child does not take over its parent's end.
             old.shared |= end.parent != old.program
             return
         old.live = True

@@ -8,10 +8,10 @@ A program's key: the name its client gave it, in a namespace that only such clie
     salted:<digest of the salt>:job:run-17 named with one: only requests with that salt reach it
     anonymous:<random>                     named by nobody: only its own lineage reaches it
 
-No client's text becomes a key of the lower two kinds, because `program_key` puts a colon before
-one that begins like them. So it does not matter who has read such a key. The digests are keyed
-per process: a digest does not tell somebody who guesses a salt that the guess is right. Nothing
-that outlives the process may be found by a key.
+No client's text becomes a key of the last two kinds, because `program_key` puts a colon before
+text that begins like them. So it does not matter who has read such a key. The digests are keyed
+per process, so nobody can use one to check a guess of a salt. Nothing that outlives the process may
+be found by a key.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from continuum_connector.programs.lineage import NUM_ENDS, LineageIndex
 
 NUM_MARKS = 8  # of a chain
 # A program that is silent for longer counts as over: 99 % of the tool calls of real coding
-# sessions are done by then (field.md 3.3: P99 916 s), and what is learned must not wait for ever.
+# sessions are done by then (field.md 3.3: P99 916 s), and learning must not wait for ever.
 OVER_S = 900.0
 
 
@@ -46,15 +46,15 @@ class IdentitySource(enum.Enum):
 class Hints:
     """What the client declared about this turn; None means it did not say.
 
-    `final`: this is the program's last turn. `ttl_s`: how long the client expects the tool
-    call to take, in seconds. `keep_s`: for how long it would like to find this turn's KV
-    somewhere, be it in DRAM. `tools`: names of the tools it will run next. `parent`: the
-    program that started this one. `compaction`: this turn condenses the program's history, so
-    what comes next extends an old prefix and not this turn. `group`: key of the samples of one
-    prompt that this program is one of, of which there are `group_size`.
+    `final`: this is the program's last turn. `ttl_s`: how long the client expects the tool call to
+    take, in seconds. `keep_s`: for how long it would like to find this turn's KV somewhere, even if
+    only in DRAM. `tools`: names of the tools that it will run next. `parent`: the program that
+    started this one. `compaction`: this turn condenses the program's history, so what comes next
+    extends an old prefix and not this turn. `group`, `group_size`: key and number of the samples of
+    one prompt, if this program is one of them.
 
-    `unread`: names of the hints that were there and could not be read. `actions`: of vLLM's
-    KvHints, each action's id with the hint it became, "" if none.
+    `unread`: names of the hints that were given but could not be read. `actions`: the id of each of
+    vLLM's KvHints actions with the hint that it became, "" if none.
     """
 
     final: bool | None = None
@@ -80,8 +80,8 @@ class Identity:
 
 @dataclass(frozen=True)
 class Kept:
-    """The chain of full blocks that a turn left: its tokens, and marks of (index, block hash)
-    along it, a few, for thousands of programs keep them."""
+    """The chain of full blocks that a turn left: its number of tokens, and a few marks (index,
+    block hash) along it. Only a few, because thousands of programs keep them."""
 
     num_tokens: int = 0
     marks: tuple[tuple[int, bytes], ...] = ()
@@ -94,13 +94,14 @@ class Kept:
         return cls(num_blocks * block_size, marks)
 
     def shared(self, hashes: Sequence[bytes]) -> int:
-        """How many blocks of the chain a prompt begins with: up to an eighth fewer than it does."""
+        """How many blocks of the chain a prompt begins with. The result is up to an eighth too
+        low."""
         found = (i + 1 for i, mark in self.marks if i < len(hashes) and hashes[i] == mark)
         return max(found, default=0)
 
     def goes_on_in(self, hashes: Sequence[bytes]) -> bool:
-        """Whether a turn of those hashes continues the chain, to its middle at least: what a turn
-        answered may look different in the next prompt, without its thoughts."""
+        """Whether a turn with those hashes continues the chain at least to its middle. Not to its
+        end, because the next prompt may repeat the answer without the thinking in it."""
         return 2 * self.shared(hashes) > self.marks[-1][0] if self.marks else False
 
 
@@ -108,9 +109,9 @@ class Kept:
 class Program:
     """One agent run.
 
-    `arrival` orders programs (first come, first served): monotonic seconds of its first
-    turn's arrival. `num_active`: its turns not yet finished. `num_counted`: turns up
-    to its last long silence; those after it are a program of their own for statistics.
+    `arrival`: when its first turn arrived, in monotonic seconds; orders programs, first come, first
+    served. `num_active`: its turns that have not finished. `num_counted`: its turns before its last
+    long silence; for statistics, those after it are a program of their own.
     """
 
     key: str
@@ -123,7 +124,7 @@ class Program:
     last_finish: float | None = None
     kept: Kept = field(default_factory=lambda: Kept())  # of its last finished turn
     prompt_end: tuple[int, bytes] | None = None  # of that turn: index and hash of a block
-    alters_answers: bool | None = None  # before it sends them back (answers.py); None: not seen
+    alters_answers: bool | None = None  # before it sends them back (answers.py); None: unknown
     parent: str | None = None
     final: bool = False
     num_active: int = 0
@@ -132,7 +133,7 @@ class Program:
 MAX_KEY_CHARS = 200
 
 _SALTED, _ANONYMOUS = "salted:", "anonymous:"  # tools/analysis/summary.py knows the second
-GROUP = "group:"  # of samples; no program's key begins like it
+GROUP = "group:"  # begins the key of a group of samples, and never that of a program
 _DIGEST_BYTES = 16
 _SECRET = secrets.token_bytes(32)
 
@@ -148,8 +149,8 @@ def program_key(name: str, salt: str | None) -> str:
 
 
 def anonymous_key() -> str:
-    """Return a new key for a program without a name: random, for a count would tell any client
-    how many requests of others came since its last one."""
+    """Return a new key for a program without a name. It is random, because a counter would tell any
+    client how many requests of others have come since its last one."""
     return f"{_ANONYMOUS}{secrets.token_hex(_DIGEST_BYTES)}"
 
 
@@ -161,7 +162,7 @@ def printable(text: str) -> str:
 
 
 def _bounded(name: str, room: int) -> str:
-    """Shorten what is too long to its beginning and a digest of the whole."""
+    """Shorten a name that is too long to its beginning and a digest of the whole."""
     shown = printable(name[: room + 1])
     if len(shown) <= room:
         return shown
@@ -174,7 +175,7 @@ def _digest(text: str, use: bytes) -> str:
     return hashlib.blake2b(raw, digest_size=_DIGEST_BYTES, key=_SECRET, person=use).hexdigest()
 
 
-_TRIES = 32  # programs in use looked at per turn before the table is left too full
+_TRIES = 32  # programs in use that a turn looks at before it leaves the table too full
 
 
 def _always(_key: str) -> bool:
@@ -182,11 +183,11 @@ def _always(_key: str) -> bool:
 
 
 class ProgramTable:
-    """Programs by key, about `max_programs` of them; the least recently seen goes first.
+    """Programs by key, about `max_programs` of them; the least recently seen leave first.
 
-    A program with a turn under way stays, and so does one for which `evictable(key)` is false
-    (it has a pin, say); only those can make the table exceed its bound, and it shrinks again
-    as turns begin and end. Everything here costs the same whatever the number of programs.
+    A program with a turn under way stays, and so does one for which `evictable(key)` is false, for
+    instance because it has a pin. Only those can make the table exceed its bound, and it shrinks
+    again as turns begin and end. Every call costs the same, whatever the number of programs.
     """
 
     def __init__(
@@ -213,10 +214,11 @@ class ProgramTable:
         hints: Hints | None = None,
         num_prompt_tokens: int = 0,
     ) -> tuple[Program, Identity]:
-        """A turn is under way; return its program and who it is.
+        """A turn begins; return its program and identity.
 
-        Without an identity the lineage of the prompt, of those blocks and so many tokens, names
-        the program, else it is a new one of its own; `hints` are for such requests.
+        Without an `identity`, the lineage of the prompt names the program, by its blocks and its
+        number of tokens; if that does not either, it is a new program. `hints` are for such
+        requests.
         """
         if identity is None:
             identity = self._infer(block_hashes, num_prompt_tokens, hints or Hints())
@@ -227,8 +229,8 @@ class ProgramTable:
         elif program.final and not program.num_active:
             _start_over(program, now)
         elif now - program.last_seen > OVER_S and not program.num_active:
-            program.arrival = now  # it does not come before all who came meanwhile
-        program.final &= identity.hints.final is not False  # it says that there is more to come
+            program.arrival = now  # it must not come before all who came meanwhile
+        program.final &= identity.hints.final is not False  # False says that more is to come
         program.num_turns += 1
         program.num_active += 1
         program.last_seen = now
@@ -246,12 +248,12 @@ class ProgramTable:
         num_prompt_tokens: int = 0,
         is_stray: bool = False,
     ) -> None:
-        """A turn of `program` with those `hints`, begun before, is over.
+        """A turn of `program` that began with those `hints` is over.
 
-        With the turn's `block_hashes` (of prompt and output; the first `num_prompt_blocks` are
-        the prompt's own, which has `num_prompt_tokens`) the program can be recognised without an
-        id from now on. A turn whose output is lost is ended without them. A stray turn leaves no
-        trace (Turn.strays).
+        `block_hashes` are those of prompt and output, by which the program can be recognised
+        without an id from now on. The first `num_prompt_blocks` are the prompt's own, which has
+        `num_prompt_tokens`. A turn whose output is lost has none. A stray turn leaves no trace
+        (Turn.strays).
         """
         program.num_active -= 1
         self._programs.move_to_end(program.key)
@@ -285,14 +287,14 @@ class ProgramTable:
                 return
             key, program = next(iter(self._programs.items()))
             if program.num_active or not self._evictable(key):
-                self._programs.move_to_end(key)  # in use is as good as seen
+                self._programs.move_to_end(key)  # a program in use counts as just seen
                 continue
             del self._programs[key]
             self._lineage.forget(key)
 
 
 def _start_over(program: Program, now: float) -> None:
-    """Give a finished program's key a new life: it queues and counts as one that just came."""
+    """Reuse a finished program's key: it queues and counts as a program that just came."""
     program.arrival = now
     program.num_turns = program.num_finished = program.num_counted = 0
     program.kept = Kept()

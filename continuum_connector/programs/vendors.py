@@ -1,10 +1,10 @@
 """What agents and gateways already send, and vLLM drops -> continuum fields, by vendor.
 
 Pure: a request's headers (names in lower case) and top-level body fields in, the fields of
-`kv_transfer_params.continuum` out. What the client wrote there itself is never changed. Else
-agents and gateways say who they are in headers and fields of their vendor's; ids get the vendor's
-namespace here ("codex:<id>"). `user` and `safety_identifier` are not read: they name a tenant,
-who runs many programs.
+`kv_transfer_params.continuum` out. What the client wrote there itself is never changed. Otherwise
+agents and gateways say who they are in their vendor's headers and fields, and ids get the vendor's
+namespace here ("codex:<id>"). `user` and `safety_identifier` are not read, because they name a
+tenant, who runs many programs.
 
 Some vendors' APIs can say how long a client would like its KV to be found again:
 Anthropic: `cache_control: {"type": "ephemeral", "ttl": "5m" | "1h"}`, at the top of a request or
@@ -32,7 +32,7 @@ MAX_JSON_CHARS = 16_384  # of a header that holds JSON
 
 @dataclass(frozen=True)
 class _Vendor:
-    """Header names; of each tuple the first one present counts."""
+    """Header names; the first present one of each tuple counts."""
 
     namespace: str
     program: tuple[str, ...]
@@ -41,7 +41,7 @@ class _Vendor:
     compaction: str = ""
 
 
-# First match wins: gateways that were told the id on purpose, agents, then correlation ids,
+# The first match wins: gateways that were told the id on purpose, agents, then correlation ids,
 # which some senders change with every request.
 _BEFORE_BODY = (
     _Vendor(
@@ -130,8 +130,8 @@ def _read(vendor: _Vendor, headers: Headers) -> Fields:
 def _claude_code(headers: Headers) -> Fields:
     """One session id for the main agent and all its subagents, which add an agent id.
 
-    The parent's agent id is sent only where a subagent started a subagent. Side requests
-    (titles, summaries of tool output) share no prefix with the agent they serve.
+    The parent's agent id is sent only if a subagent started a subagent. Side requests (titles,
+    summaries of tool output) share no prefix with the agent that they serve.
     """
     session = as_id(headers.get("x-claude-code-session-id"))
     if session is None:
@@ -210,9 +210,9 @@ def read_keep_s(
 
 
 def _blocks(*places: Any) -> Iterator[dict[str, Any]]:
-    """Every object of these lists and of the `content` in them, once; no other member.
+    """Every object of these lists and of the `content` in them, once, but of no other member.
 
-    They come from JSON: dict and list are asked for, as an abstract class takes ten times as long.
+    They come from JSON, so we test for dict and list: an abstract class takes ten times as long.
     """
     pending = [place for place in places if isinstance(place, list)]
     while pending:
@@ -240,10 +240,10 @@ def _marked_s(mark: Any) -> float | None:
 def read_carried(
     body: Fields, params: Fields, said: Fields, headers: Mapping[str, str], is_messages: bool
 ) -> Fields:
-    """Return the continuum fields the request implies and the client did not write itself.
+    """Return the continuum fields that the request implies and the client did not write itself.
 
-    `body`: its top-level fields. `params`: of them `kv_transfer_params`, of which `said` is
-    `continuum`. `is_messages`: it came to /v1/messages, where vLLM before 0.29 drops `vllm_xargs`.
+    `body`: its top-level fields. `params`: its `kv_transfer_params`. `said`: `continuum` in those.
+    `is_messages`: it came to /v1/messages, where vLLM before 0.29 drops `vllm_xargs`.
     """
     client = _client_fields(body)
     xargs = _client_fields(body["vllm_xargs"]) if isinstance(body["vllm_xargs"], dict) else {}
@@ -253,7 +253,7 @@ def read_carried(
     explicit = "program" in said or "source" in said
     explicit = explicit or (isinstance(hint, dict) and read_agent_hint(hint)[0] is not None)
     if explicit or ("program" in xargs and not is_messages):
-        found: Fields = {}  # identify reads those by itself
+        found: Fields = {}  # identify.py reads those itself
     elif "program" in client:
         found = {name: client[name] for name in ("program", "source")}
     else:
@@ -263,7 +263,7 @@ def read_carried(
 
 
 def _client_fields(fields: Mapping[str, Any]) -> Fields:
-    """`job_id` and its kin, top level (the OpenAI client's extra_body) or in vllm_xargs."""
+    """`job_id` and the like, at the top level (the OpenAI client's extra_body) or in vllm_xargs."""
     program = as_id(fields.get("job_id")) or as_id(fields.get("program_id"))
     final = as_flag(fields.get("is_last_step"))
     tools = as_tools(fields.get("this_func_call"))
@@ -278,7 +278,7 @@ def _client_fields(fields: Mapping[str, Any]) -> Fields:
 
 
 def _session_fields(body: Mapping[str, Any], headers: Mapping[str, str]) -> Fields:
-    """vLLM's own session id: read by it from 0.28 on, but never with a parent."""
+    """vLLM's own session id, which vLLM reads from 0.28 on, but without a parent."""
     program = as_id(body.get("session_id")) or as_id(headers.get("x-session-id"))
     if program is None:
         return {}

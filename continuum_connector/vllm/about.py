@@ -33,7 +33,8 @@ def about_vllm() -> dict[str, Any]:
 
 
 def read_by_vllm(words: Sequence[str]) -> dict[str, str]:
-    """What vLLM's parser says of its options: "refused"; else the "model", and what is "unread"."""
+    """What vLLM's parser says of its options: "refused", or else the "model" and what is
+    "unread"."""
     from vllm.entrypoints.cli.serve import ServeSubcommand
     from vllm.utils.argparse_utils import FlexibleArgumentParser
 
@@ -47,12 +48,12 @@ def read_by_vllm(words: Sequence[str]) -> dict[str, str]:
         serve.validate(options := top.parse_args(["serve", *words]))
     except SystemExit:
         return {"refused": "they only print"}
-    except Exception as error:  # argparse's, YAML's, pydantic's: the server would end with it too
+    except Exception as error:  # from argparse, YAML or pydantic, which would end the server, too
         return {"refused": " ".join(str(error).split()) or type(error).__name__}
     found = {"model": options.model_tag or options.model}
     below.allow_abbrev = False
     try:
         top.parse_args(["serve", *words])
     except ValueError as error:
-        found["unread"] = str(error)  # names that are shortened
+        found["unread"] = str(error)  # abbreviated names of options
     return found

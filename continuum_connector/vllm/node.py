@@ -11,21 +11,21 @@ from __future__ import annotations
 
 from typing import Any
 
-# On SchedulerConfig: no field, so no part of its hash. vLLM copies a ParallelConfig field by field
-# for a draft model (config/utils.py, replace), and fails at what is none.
+# An attribute of SchedulerConfig that is no field, so no part of its hash. Not of ParallelConfig:
+# for a draft model vLLM copies that one field by field (config/utils.py, replace), and would fail.
 _COUNT = "_continuum_node_ranks"
 
 
 def keep_count(vllm_config: Any) -> None:
-    """Let the config carry the count, while it describes all engines of this node."""
+    """Make the config carry the count, while it still describes all engines of this node."""
     setattr(vllm_config.scheduler_config, _COUNT, _count(vllm_config.parallel_config))
 
 
 def num_node_ranks(vllm_config: Any) -> int:
-    """Ranks of all engines that one `vllm serve` has on this node.
+    """The ranks of all engines that one `vllm serve` has on this node.
 
-    The config's own word counts where it says more: engines can be added (elastic expert
-    parallelism), and a dense replica that was made independent says less, never more.
+    If the config itself says more, that counts: engines can be added (elastic expert parallelism),
+    and a dense replica that was made independent says less, never more.
     """
     kept = getattr(vllm_config.scheduler_config, _COUNT, 1)
     return max(_count(vllm_config.parallel_config), kept)
@@ -43,8 +43,8 @@ def _count(parallel: Any) -> int:
 def node_ranks(engine_ranks: int, node_engines: int, num_engines: int, num_nodes: int) -> int:
     """Ranks on one of `num_nodes` nodes that runs `node_engines` of `num_engines` engines.
 
-    An engine spans nodes only where there are more nodes than it takes to give each its engines
-    (config/parallel.py, nnodes_within_dp). 0 engines: a node that only answers clients.
+    An engine spans nodes only if there are more nodes than the engines need (config/parallel.py,
+    nnodes_within_dp). 0 engines: a node that only answers clients.
     """
     num_groups = max(1, num_engines // max(1, node_engines))
     nodes_per_engine = max(1, num_nodes // num_groups)

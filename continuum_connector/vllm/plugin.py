@@ -1,4 +1,4 @@
-"""The entry point vLLM loads in every process (API server, engine core, workers)."""
+"""The entry point that vLLM loads in every process (API server, engine core, workers)."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ _MAKER = "vllm.engine.arg_utils"  # where EngineArgs makes configs
 
 
 def register() -> None:
-    """Make `ContinuumConnector` known and let it attach where a config names it. Idempotent.
+    """Register `ContinuumConnector`, and let it attach if a config names it. Idempotent.
 
-    Light: nothing else of ours is imported until a server is configured with the connector, and
-    in engines and workers not even what attaches, for they get their config made.
+    Light: nothing else of ours is imported until a server is configured with the connector. Engines
+    and workers do not even import what attaches, because they get a finished config.
     """
     from vllm.distributed.kv_transfer.kv_connector.factory import KVConnectorFactory
 
@@ -21,7 +21,7 @@ def register() -> None:
         KVConnectorFactory.register_connector(
             "ContinuumConnector", "continuum_connector.connector", "ContinuumConnector"
         )
-    # EngineArgs loads plugins, but whoever else did so before it (a trainer) has loaded us without.
+    # EngineArgs loads plugins, but a trainer, say, may have done so before that module was there.
     if maker := sys.modules.get(_MAKER):
         _attach_to(maker)
     elif not any(isinstance(finder, _Maker) for finder in sys.meta_path):
@@ -35,10 +35,10 @@ def _attach_to(maker: Any) -> None:
 
 
 class _Maker:
-    """Finds nothing, but attaches once `_MAKER` is imported; gone from then on."""
+    """Finds no modules, but attaches once `_MAKER` is imported, and then removes itself."""
 
     def find_spec(self, name: str, path: Any = None, target: Any = None) -> Any:
-        """Python's own answer, whose loader attaches to what it has loaded."""
+        """Python's own answer, with a loader that attaches to the module after loading it."""
         if name != _MAKER:
             return None
         sys.meta_path.remove(self)
