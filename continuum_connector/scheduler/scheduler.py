@@ -272,13 +272,11 @@ class SchedulerSide:
             self.groups.rule.is_on = is_on
         self.records.switched(is_on, now)
 
-    def update_gauges(self, all_of_them: bool) -> None:
+    def update_gauges(self) -> None:
         """Set what is a level, not an event; called when the metrics are collected."""
         account = self.records.account
-        self.snapshots.update_ledger(account)
-        if all_of_them:
-            self.records.count_lost()
-            account.gauge("programs", len(self.programs))
-            self.gate.update_gauges()
-            self._samples.update_gauges(account)
-            self.snapshots.update_gauges(account)
+        self.records.count_lost()
+        account.gauge("programs", len(self.programs))
+        self.gate.update_gauges()
+        self._samples.update_gauges(account)
+        self.snapshots.update_gauges(account)
