@@ -30,12 +30,14 @@ class Work(NamedTuple):
     def of(
         cls,
         scheduled: Mapping[str, int],
+        num_requests: int,
         computed: Callable[[str], int],
         context: int,
         drafts: Mapping[str, Sequence[int]],
     ) -> Work:
-        """Add up requests: tokens scheduled and drafts among them, by request; `computed`: tokens
-        before them, of a prompt's, and `context` of all. Costs little per decode."""
+        """Add up requests: tokens scheduled and drafts among them, by request, of those that get
+        more than one; others may be left out of all `num_requests`. `computed`: tokens before
+        them, of a prompt's, and `context` of all."""
         prompts = [
             (num, computed(request))
             for request, num in scheduled.items()
@@ -44,7 +46,7 @@ class Work(NamedTuple):
         return cls(
             sum(num for num, _ in prompts),
             sum(num * (cached + num / 2) for num, cached in prompts),
-            len(scheduled) - len(prompts),
+            num_requests - len(prompts),
             context - sum(cached for _, cached in prompts),
         )
 
