@@ -21,7 +21,7 @@ from continuum_connector.scheduler.bus import Bus
 from continuum_connector.scheduler.decider import Decider, DramWorth
 from continuum_connector.scheduler.decisions import Decisions, Snapshots
 from continuum_connector.scheduler.gate import Gate
-from continuum_connector.scheduler.holds import BlockPool
+from continuum_connector.scheduler.holds import BlockPool, HoldTable
 from continuum_connector.scheduler.kv_groups import NO_BLOCKS, ChainBlocks, KvGroups
 from continuum_connector.scheduler.pins import PinEnd
 from continuum_connector.scheduler.prompts import Prompts
@@ -61,7 +61,8 @@ class SchedulerSide:
         self.records = parts.records
         num_blocks = pool.num_gpu_blocks - 1  # one is the null block, which holds nothing
         kept = config.max_pinned_fraction * num_blocks, config.max_ttl_s, self.groups.hash_size
-        self.retention = Retention(pool, *kept, self.records, parts.waker)
+        holds = HoldTable(pool, beside=parts.tier.traffic.holds)
+        self.retention = Retention(holds, *kept, self.records, parts.waker)
         self.pins = self.retention.pins
         self.queues = self.retention.queues
         self.programs = ProgramTable(config.max_programs, lambda key: key not in self.pins)
