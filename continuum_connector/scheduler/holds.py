@@ -11,9 +11,11 @@ from collections.abc import Iterable, Sequence
 from typing import Any, Protocol
 
 import numpy as np
+import numpy.typing as npt
 
 from continuum_connector.errors import InvariantError
-from continuum_connector.messages import BlockIds
+
+Ids = npt.NDArray[np.int32]  # numbers of blocks
 
 
 class Block(Protocol):
@@ -42,7 +44,7 @@ class Hold:
 
     __slots__ = ("blocks", "ids", "released")
 
-    def __init__(self, blocks: Sequence[Any], ids: BlockIds) -> None:
+    def __init__(self, blocks: Sequence[Any], ids: Ids) -> None:
         self.blocks = tuple(blocks)
         self.ids = ids
         self.released = False
@@ -63,7 +65,7 @@ class HoldTable:
         self.num_holds = 0
         self.num_blocks = 0  # distinct blocks with at least one of our references
 
-    def take(self, blocks: Sequence[Any], ids: BlockIds | None = None) -> Hold:
+    def take(self, blocks: Sequence[Any], ids: Ids | None = None) -> Hold:
         """Keep `blocks`, with those numbers, alive until `release`. Cost grows with how many."""
         if ids is None:
             ids = np.array([block.block_id for block in blocks], np.int32)
@@ -127,7 +129,7 @@ class HoldTable:
             )
 
 
-def _become(refs: Any, ids: BlockIds, change: int, number: int) -> Any:
+def _become(refs: Any, ids: Ids, change: int, number: int) -> Any:
     """Change the references of these blocks, which are distinct; return the places of those that
     have so many by now."""
     changed = refs[ids] + change

@@ -16,9 +16,9 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 import numpy as np
+import numpy.typing as npt
 
-from continuum_connector.messages import BlockIds
-
+Ids = npt.NDArray[np.int32]  # numbers of blocks
 Key = bytes  # vLLM's BlockHashWithGroupId: block hash, then the KV group in 4 bytes
 
 # What the next token reads of a group: all tokens before it, the last so many, those of its own
@@ -76,7 +76,7 @@ class ChainBlocks:
 
     blocks: tuple[Any, ...]
     ends: Sequence[int]
-    ids: BlockIds
+    ids: Ids
 
     @classmethod
     def of(cls, groups: Sequence[tuple[Sequence[int], Sequence[Any]]]) -> ChainBlocks:

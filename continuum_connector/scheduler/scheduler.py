@@ -63,8 +63,7 @@ class SchedulerSide:
         kept = config.max_pinned_fraction * num_blocks, config.max_ttl_s, self.groups.hash_size
         holds = HoldTable(pool, beside=parts.tier.traffic.holds)
         self.retention = Retention(holds, *kept, self.records, parts.waker)
-        self.pins = self.retention.pins
-        self.queues = self.retention.queues
+        self.pins, self.queues = self.retention.pins, self.retention.queues
         self.programs = ProgramTable(config.max_programs, lambda key: key not in self.pins)
         self.tier, self.traffic = parts.tier, parts.tier.traffic
         self.bus = Bus(self.traffic, decider.costs, self.queues)
