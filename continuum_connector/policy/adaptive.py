@@ -23,10 +23,11 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_left, bisect_right
-from dataclasses import dataclass, replace
 from functools import partial
 
 import numpy as np
+from msgspec import Struct
+from msgspec.structs import replace
 
 from continuum_connector.costs.pressure import QUIET
 from continuum_connector.forecast.forecast import EDGES, Forecast, Row
@@ -197,8 +198,7 @@ def _why_offload(turn: FinishedTurn, p_read: float) -> str:
     )
 
 
-@dataclass(frozen=True)
-class Stake:
+class Stake(Struct, frozen=True):
     """What is at stake when a turn ends, apart from when its program will be back.
 
     `pinned_s`: seconds saved by a return to a pin. `stored_s`: seconds saved by one that finds
@@ -226,8 +226,7 @@ class Stake:
         return np.where(shares < self.p_stored, shares * served, shares * pinned_s - most)
 
 
-@dataclass(frozen=True)
-class BestPin:
+class BestPin(Struct, frozen=True):
     """The TTL that gains most (0: none does), what it gains, and its break-even price.
 
     `value` is the highest cost per second at which a pin of any TTL would still be worth

@@ -20,6 +20,8 @@ import secrets
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from msgspec import Struct
+
 NUM_MARKS = 8  # of a chain
 # A program that is silent for longer counts as over: 99 % of the tool calls of real coding
 # sessions are done by then (field.md 3.3: P99 916 s), and what is learned must not wait for ever.
@@ -37,8 +39,7 @@ class IdentitySource(enum.Enum):
     NONE = "none"  # nobody said and nothing matched: a program of its own
 
 
-@dataclass(frozen=True)
-class Hints:
+class Hints(Struct, frozen=True):
     """What the client declared about this turn; None means it did not say.
 
     `final`: this is the program's last turn. `ttl_s`: how long the client expects the tool
@@ -64,13 +65,12 @@ class Hints:
     actions: tuple[tuple[str, str], ...] = ()
 
 
-@dataclass(frozen=True)
-class Identity:
+class Identity(Struct, frozen=True):
     """Which program a request belongs to. `key` is bounded in length and never empty."""
 
     key: str
     source: IdentitySource
-    hints: Hints = field(default_factory=Hints)
+    hints: Hints = Hints()
 
 
 @dataclass(frozen=True)

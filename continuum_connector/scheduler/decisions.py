@@ -5,8 +5,9 @@ It sees the world as a snapshot: the state of VRAM, DRAM and queue at this momen
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
+
+from msgspec.structs import replace
 
 from continuum_connector.costs.costs import Costs
 from continuum_connector.observe.account import Account
