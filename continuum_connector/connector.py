@@ -90,9 +90,9 @@ class ContinuumConnector(WorkerHooks, SupportsHMA):  # type: ignore[misc]
 
     # --- both halves ------------------------------------------------------------------
     def get_kv_connector_stats(self) -> ContinuumStats | None:
-        """What changed, of a step in which something happened; levels once a second, and when the
-        last turn ends, for then no step may follow for long. It is the one hook that
-        update_from_output calls in every step (v1/core/sched/scheduler.py)."""
+        """What changed in the last second; once the last turn has ended, what each step changed,
+        for no step may follow for long. It is the one hook that update_from_output calls in every
+        step (v1/core/sched/scheduler.py)."""
         if self.mode is Mode.ASIDE:
             return ContinuumStats.take(self.account)
         side, now = self.side, self._clock()
@@ -100,14 +100,12 @@ class ContinuumConnector(WorkerHooks, SupportsHMA):  # type: ignore[misc]
         if step is not None:
             self._seen.step(*step)
         is_last = not side.turns and self.mode is not Mode.OFF
-        is_due = now >= self._tell_at or is_last
-        if is_due:
-            self._tell_at = now + TELL_EVERY_S
-            for gauge in self.costs.gauges(now):
-                self.account.gauge(*gauge)
-        elif self._steps.is_idle(now):
+        if now < self._tell_at and not is_last:
             return None
-        side.update_gauges(all_of_them=is_due)
+        self._tell_at = now + TELL_EVERY_S
+        for gauge in self.costs.gauges(now):
+            self.account.gauge(*gauge)
+        side.update_gauges()
         return ContinuumStats.take(self.account)
 
     def shutdown(self) -> None:

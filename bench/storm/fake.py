@@ -171,7 +171,7 @@ class FakeServer:
     def metrics(self) -> Metrics:
         """As a scrape would show them, by the names of /metrics."""
         connector = self.engine.connector
-        connector.side.update_gauges(all_of_them=True)
+        connector.side.update_gauges()
         found: Metrics = {
             ("vllm:prefix_cache_hits_total", frozenset()): self._num_local,
             ("vllm:prefix_cache_queries_total", frozenset()): self._num_prompt,

@@ -39,13 +39,15 @@ class Work(NamedTuple):
     def of(
         cls,
         scheduled: Mapping[str, int],
+        num_requests: int,
         computed: Callable[[str], int],
         context: int,
         drafts: Mapping[str, Sequence[int]],
     ) -> Work:
-        """Add up the requests of a step. `scheduled`: tokens by request. `drafts`: those of them
-        that are drafts. `computed`: how many tokens come before a prompt's. `context`: how many
-        come before those of all requests. Costs little per decode."""
+        """Add up the requests of a step. `scheduled`: tokens by request, of those that get more
+        than one; others may be left out, and `num_requests` counts all. `drafts`: those of the
+        tokens that are drafts. `computed`: how many tokens come before a prompt's. `context`: how
+        many come before those of all requests."""
         prompts = [
             (num, computed(request))
             for request, num in scheduled.items()
@@ -54,7 +56,7 @@ class Work(NamedTuple):
         return cls(
             sum(num for num, _ in prompts),
             sum(num * (cached + num / 2) for num, cached in prompts),
-            len(scheduled) - len(prompts),
+            num_requests - len(prompts),
             context - sum(cached for _, cached in prompts),
         )
 

@@ -12,8 +12,14 @@ from collections.abc import Sequence
 from functools import cached_property
 from itertools import accumulate, pairwise
 
+import numpy as np
+import numpy.typing as npt
+
+Row = npt.NDArray[np.float64]
+
 # Seconds: 20 ms, less than any tool call through HTTP takes, to a day and a half.
 EDGES: tuple[float, ...] = tuple(0.02 * 2 ** (k / 4) for k in range(91))
+_NOBODY = 1e-6  # a share of programs
 _WIDTHS = tuple(high - low for low, high in pairwise(EDGES))
 
 
@@ -91,6 +97,45 @@ class Forecast:
         pairs = zip(_WIDTHS, pairwise(self.cdf), strict=True)
         parts = (width * (1.0 - (low + high) / 2) for width, (low, high) in pairs)
         return tuple(accumulate(parts, initial=first))
+
+    @cached_property
+    def row(self) -> Row:
+        """`cdf` as numpy has it."""
+        return np.array(self.cdf)
+
+    @cached_property
+    def held_row(self) -> Row:
+        """`held_at` as numpy has it."""
+        return np.array(self.held_at)
+
+    def soonest(self, age: float) -> float:
+        """Seconds of keeping that one return costs at best, after `age` seconds without a return.
+
+        The least H / P over all times at which to give up: the remaining gap if it is known, more
+        if a return is unsure, infinity if none is expected any more. Its inverse is the Gittins
+        index of the kept blocks. So a program that will return within 1 s or else never is not
+        confused with one that is certainly away for an hour.
+        """
+        return self._soonest(age) if age > 0.0 else self._soonest_of_all
+
+    @cached_property
+    def _soonest_of_all(self) -> float:
+        """The same for a program that has just left, which every turn's end asks for."""
+        return self._soonest(0.0)
+
+    def _soonest(self, age: float) -> float:
+        p_now, best = self.within(age), math.inf
+        most = self.cdf[-1] - p_now
+        if most <= _NOBODY:
+            return best
+        held_now, first = self.held(age), bisect_right(EDGES, age)
+        # A plain loop that stops early, because this is called for dozens of programs at a time.
+        for p, held in zip(self.cdf[first:], self.held_at[first:], strict=True):
+            if held - held_now >= best * most:  # even if all of them were back by then
+                break
+            if p - p_now > _NOBODY and held - held_now < best * (p - p_now):
+                best = (held - held_now) / (p - p_now)
+        return best
 
 
 def came_true(gap_s: float | None, watched_s: float, horizon_s: float) -> bool | None:

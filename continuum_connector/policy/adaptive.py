@@ -22,14 +22,15 @@ charged H(t), where Continuum's paper charges the whole t.
 from __future__ import annotations
 
 import math
-from bisect import bisect_left, bisect_right
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from bisect import bisect_left
 from functools import partial
-from operator import truediv
+
+import numpy as np
+from msgspec import Struct
+from msgspec.structs import replace
 
 from continuum_connector.costs.pressure import QUIET
-from continuum_connector.forecast.forecast import EDGES, Forecast
+from continuum_connector.forecast.forecast import EDGES, Forecast, Row
 from continuum_connector.policy.base import (
     After,
     Choice,
@@ -97,8 +98,8 @@ class Adaptive:
 
     def aged(self, value: float, gap: Forecast, age: float) -> float:
         """The same seconds saved, over the room that one return takes at best from now on."""
-        now_s = soonest(gap, age)
-        return value * soonest(gap, 0.0) / now_s if now_s < math.inf else 0.0
+        now_s = gap.soonest(age)
+        return value * gap.soonest(0.0) / now_s if now_s < math.inf else 0.0
 
     def _values(
         self, turn: FinishedTurn, snapshot: Snapshot, stake: Stake, pin: BestPin
@@ -178,7 +179,7 @@ def _stake(turn: FinishedTurn, snapshot: Snapshot, stored_s: float, p_read: floa
 def _away_s(resident: Resident, now: float) -> float:
     """Seconds until the program is back, at best; as long as it was silent, if nobody knows."""
     age = now - resident.finished if resident.finished is not None else 0.0
-    seconds = soonest(resident.gap, max(age, 0.0))
+    seconds = resident.gap.soonest(max(age, 0.0))
     return seconds if seconds < math.inf else max(now - resident.last_used, age)
 
 
@@ -199,11 +200,7 @@ def _why_offload(turn: FinishedTurn, p_read: float) -> str:
     )
 
 
-_NOBODY = 1e-6  # a share of programs
-
-
-@dataclass(frozen=True)
-class Stake:
+class Stake(Struct, frozen=True):
     """What is at stake when a turn ends, apart from when its program will be back.
 
     `pinned_s`: seconds saved by a return to a pin. `stored_s`: seconds saved by a return that finds
@@ -220,19 +217,19 @@ class Stake:
 
     def gain(self, forecast: Forecast, ttl_s: float) -> float:
         """Net seconds that a pin of `ttl_s` adds to what a store alone is worth."""
-        return self.saved([forecast.within(ttl_s)])[0] - self.cost * forecast.held(ttl_s)
+        saved = float(self.saved(np.asarray(forecast.within(ttl_s))))
+        return saved - self.cost * forecast.held(ttl_s)
 
-    def saved(self, shares: Sequence[float]) -> list[float]:
+    def saved(self, shares: Row) -> Row:
         """Seconds that a pin adds to a store, by the share of programs that are back within its
         TTL."""
         pinned_s, stored_s = self.weight * self.pinned_s, self.weight * self.stored_s
         # Returns that DRAM would have served, too, gain less.
         served, most = pinned_s - stored_s, self.p_stored * stored_s
-        return [p * served if p < self.p_stored else p * pinned_s - most for p in shares]
+        return np.where(shares < self.p_stored, shares * served, shares * pinned_s - most)
 
 
-@dataclass(frozen=True)
-class BestPin:
+class BestPin(Struct, frozen=True):
     """The TTL that gains most (0: none does), what it gains, and its break-even price.
 
     `value` is the highest cost per second at which a pin of any TTL would still be worth
@@ -251,12 +248,14 @@ def best_pin(forecast: Forecast, stake: Stake, num_blocks: int, max_ttl_s: float
     and H falls off as P rises, so the gain is convex there.
     """
     num_edges = bisect_right(EDGES, max_ttl_s)
-    held = forecast.held_at[:num_edges]
-    saved = stake.saved(forecast.cdf[:num_edges])
-    gains = [s - stake.cost * h for s, h in zip(saved, held, strict=True)]
-    best = max(gains, default=0.0)
-    value = max(map(truediv, saved, held), default=0.0) / num_blocks
-    return BestPin(EDGES[gains.index(best)] if best > 0.0 else 0.0, max(best, 0.0), value)
+    if not num_edges:
+        return BestPin(0.0, 0.0, 0.0)
+    held = forecast.held_row[:num_edges]
+    saved = stake.saved(forecast.row[:num_edges])
+    gains = saved - stake.cost * held
+    best = int(gains.argmax())
+    gain, value = float(gains[best]), float((saved / held).max()) / num_blocks
+    return BestPin(EDGES[best], gain, value) if gain > 0.0 else BestPin(0.0, 0.0, value)
 
 
 def longest_pin(forecast: Forecast, stake: Stake, limit_s: float) -> float:
@@ -267,29 +266,6 @@ def longest_pin(forecast: Forecast, stake: Stake, limit_s: float) -> float:
     if stake.gain(forecast, limit_s) >= 0.0:
         return limit_s
     num_edges = bisect_left(EDGES, limit_s)
-    # All gains in one pass, because one at a time takes ten times as long.
-    saved, held = stake.saved(forecast.cdf[:num_edges]), forecast.held_at
-    longest = (i for i in reversed(range(num_edges)) if saved[i] >= stake.cost * held[i])
-    return next((EDGES[index] for index in longest), 0.0)
-
-
-def soonest(forecast: Forecast, age: float) -> float:
-    """Seconds of keeping that one return costs at best, after `age` seconds without a return.
-
-    The least H / P over all times at which to give up: the remaining gap if it is known, more if a
-    return is unsure, infinity if none is expected any more. Its inverse is the Gittins index of the
-    kept blocks. So a program that will return within 1 s or else never is not confused with one
-    that is certainly away for an hour.
-    """
-    p_now, best = forecast.within(age), math.inf
-    most = forecast.cdf[-1] - p_now
-    if most <= _NOBODY:
-        return best
-    held_now, first = forecast.held(age), bisect_right(EDGES, age)
-    # A plain loop that stops early, because this is called for dozens of programs at a time.
-    for p, held in zip(forecast.cdf[first:], forecast.held_at[first:], strict=True):
-        if held - held_now >= best * most:  # even if all of them were back by then
-            break
-        if p - p_now > _NOBODY and held - held_now < best * (p - p_now):
-            best = (held - held_now) / (p - p_now)
-    return best
+    saved = stake.saved(forecast.row[:num_edges])
+    pays = (saved >= stake.cost * forecast.held_row[:num_edges]).nonzero()[0]
+    return EDGES[int(pays[-1])] if len(pays) else 0.0

@@ -5,8 +5,9 @@ from __future__ import annotations
 import enum
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
+
+from msgspec import Struct
 
 from continuum_connector.forecast.forecast import Forecast
 from continuum_connector.programs.program import Hints
@@ -22,8 +23,7 @@ class After(enum.Enum):
     DROP = "drop"  # nothing: the blocks go back to the pool
 
 
-@dataclass(frozen=True)
-class Pin:
+class Pin(Struct, frozen=True):
     """Keep the turn's blocks in VRAM for `ttl_s` seconds.
 
     `value` ranks pins under pressure, lowest first; policies that cannot price a pin leave it 0 and
@@ -40,8 +40,7 @@ class Pin:
     is_wish: bool = False
 
 
-@dataclass(frozen=True)
-class Offload:
+class Offload(Struct, frozen=True):
     """Store the turn's blocks to DRAM, then free them.
 
     `is_wish`: only because its client asked for it, so the blocks leave DRAM before all others.
@@ -50,8 +49,7 @@ class Offload:
     is_wish: bool = False
 
 
-@dataclass(frozen=True)
-class Free:
+class Free(Struct, frozen=True):
     """Let go of the turn's blocks now, as stock vLLM does."""
 
 
@@ -73,8 +71,7 @@ class HintOutcome(enum.Enum):
     REFUSED = "refused"  # it has no effect
 
 
-@dataclass(frozen=True)
-class Receipt:
+class Receipt(Struct, frozen=True):
     """The answer to one hint. `until_s`: for how many seconds after the turn's end a wish is
     granted. `value`: how any other hint was understood. `action`: the id of the KvHints action."""
 
@@ -86,8 +83,7 @@ class Receipt:
     action: str = ""
 
 
-@dataclass(frozen=True)
-class Choice:
+class Choice(Struct, frozen=True):
     """A decision, the reason in a few words, and what each alternative was worth.
 
     `values`: net seconds that all programs together are expected to gain by "pin", "pin_store",
@@ -98,7 +94,7 @@ class Choice:
 
     decision: Decision
     reason: str | Callable[[], str]
-    prices: Mapping[str, float] | Callable[[], Mapping[str, float]] = field(default_factory=dict)
+    prices: Mapping[str, float] | Callable[[], Mapping[str, float]] = {}
     receipts: tuple[Receipt, ...] = ()
 
     @property
@@ -117,8 +113,7 @@ def stores(decision: Decision) -> bool:
     )
 
 
-@dataclass(frozen=True)
-class FinishedTurn:
+class FinishedTurn(Struct, frozen=True):
     """What is known about a turn when it ends.
 
     `num_tokens`: prompt and output. `num_blocks`: the hashed blocks over all KV groups, which are
@@ -143,8 +138,7 @@ class FinishedTurn:
     load_s: float = math.inf
 
 
-@dataclass(frozen=True)
-class Snapshot:
+class Snapshot(Struct, frozen=True):
     """The world at decision time. Blocks are VRAM blocks; `now` is monotonic seconds.
     `num_waiting`, `num_running`: turns beside the one that ends.
 

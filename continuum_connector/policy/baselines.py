@@ -43,8 +43,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from statistics import NormalDist
+
+from msgspec.structs import replace
 
 from continuum_connector.forecast.forecast import Forecast
 from continuum_connector.policy.adaptive import Adaptive

@@ -9,8 +9,9 @@ is room, and leaves before all others. So a wish never harms another client.
 from __future__ import annotations
 
 import math
-from dataclasses import replace
 from typing import Any
+
+from msgspec.structs import replace
 
 from continuum_connector.forecast.forecast import Forecast
 from continuum_connector.policy.base import (

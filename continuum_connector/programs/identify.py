@@ -14,9 +14,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from itertools import islice
 from typing import Any
+
+from msgspec import Struct
 
 from continuum_connector.programs.kv_hints import NO_ACTIONS, Actions, read_actions
 from continuum_connector.programs.program import (
@@ -47,8 +48,7 @@ _NAMESPACES = {
 _RANKS = {source: rank for rank, source in enumerate(IdentitySource)}
 
 
-@dataclass(frozen=True)
-class _Said:
+class _Said(Struct, frozen=True):
     """What one place in the request says, with ids still without a namespace."""
 
     source: IdentitySource
@@ -138,12 +138,11 @@ def _claims(
     actions: Actions,
 ) -> list[_Said]:
     """Every place that says something, strongest first; equal ranks keep the order given here."""
-    params = kv_transfer_params if isinstance(kv_transfer_params, Mapping) else {}
-    xargs = extra_args if isinstance(extra_args, Mapping) else {}
+    params, xargs = _mapping(kv_transfer_params), _mapping(extra_args)
     claims = []
-    if fields := _mapping(params, "continuum"):
+    if fields := _mapping(params.get("continuum")):
         claims.append(_continuum(fields))
-    if fields := _mapping(params, "agent_hint"):
+    if fields := _mapping(params.get("agent_hint")):
         claims.append(_agent_hint(fields))
     if actions.said:
         claims.append(_kv_hints(actions))
@@ -253,27 +252,41 @@ def _parent(claims: list[_Said], named: _Said, salt: str | None) -> str | None:
 
 
 def _merge(claims: list[_Said], actions: Actions, parent: str | None, salt: str | None) -> Hints:
-    """Take each hint from the strongest claim that gives it."""
-    group = next((c.group for c in claims if c.group is not None), None)
-    if len(salt or "") > MAX_ID_CHARS:
-        group = None
+    """The hints of all claims, each from the strongest that gives it."""
+    said = claims[0] if len(claims) == 1 else _together(claims)
+    group = said.group if len(salt or "") <= MAX_ID_CHARS else None
     return Hints(
-        final=next((c.final for c in claims if c.final is not None), None),
-        ttl_s=next((c.ttl_s for c in claims if c.ttl_s is not None), None),
-        tools=next((c.tools for c in claims if c.tools), ()),
+        final=said.final,
+        ttl_s=said.ttl_s,
+        tools=said.tools,
         parent=parent,
-        compaction=any(c.compaction for c in claims),
-        keep_s=next((c.keep_s for c in claims if c.keep_s is not None), None),
+        compaction=bool(said.compaction),
+        keep_s=said.keep_s,
         group=None if group is None else GROUP + program_key(group, salt),
-        group_size=next((c.group_size for c in claims if c.group_size is not None), None),
-        unread=tuple(name for c in claims for name in c.unread),
+        group_size=said.group_size,
+        unread=said.unread,
         actions=actions.became,
     )
 
 
-def _mapping(fields: Mapping[str, Any], name: str) -> Mapping[str, Any]:
-    value = fields.get(name)
-    return value if isinstance(value, Mapping) else {}
+def _together(claims: list[_Said]) -> _Said:
+    """What several places say, or none, as one; none names a program."""
+    return _Said(
+        IdentitySource.NONE,
+        "",
+        final=next((c.final for c in claims if c.final is not None), None),
+        ttl_s=next((c.ttl_s for c in claims if c.ttl_s is not None), None),
+        tools=next((c.tools for c in claims if c.tools), ()),
+        compaction=any(c.compaction for c in claims),
+        keep_s=next((c.keep_s for c in claims if c.keep_s is not None), None),
+        group=next((c.group for c in claims if c.group is not None), None),
+        group_size=next((c.group_size for c in claims if c.group_size is not None), None),
+        unread=tuple(name for c in claims for name in c.unread),
+    )
+
+
+def _mapping(value: Any) -> Mapping[str, Any]:
+    return value if value and isinstance(value, Mapping) else {}
 
 
 def as_seconds(value: object) -> float | None:

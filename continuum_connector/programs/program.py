@@ -23,6 +23,8 @@ from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
+from msgspec import Struct
+
 from continuum_connector.programs.lineage import NUM_ENDS, LineageIndex
 
 NUM_MARKS = 8  # of a chain
@@ -42,8 +44,7 @@ class IdentitySource(enum.Enum):
     NONE = "none"  # nobody said and nothing matched: a program of its own
 
 
-@dataclass(frozen=True)
-class Hints:
+class Hints(Struct, frozen=True):
     """What the client declared about this turn; None means it did not say.
 
     `final`: this is the program's last turn. `ttl_s`: how long the client expects the tool call to
@@ -69,13 +70,12 @@ class Hints:
     actions: tuple[tuple[str, str], ...] = ()
 
 
-@dataclass(frozen=True)
-class Identity:
+class Identity(Struct, frozen=True):
     """Which program a request belongs to. `key` is bounded in length and never empty."""
 
     key: str
     source: IdentitySource
-    hints: Hints = field(default_factory=Hints)
+    hints: Hints = Hints()
 
 
 @dataclass(frozen=True)

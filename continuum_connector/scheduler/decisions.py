@@ -5,8 +5,9 @@ It sees the world as a snapshot: the state of VRAM, DRAM and queue at this momen
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
+
+from msgspec.structs import replace
 
 from continuum_connector.costs.costs import Costs
 from continuum_connector.observe.account import Account
@@ -136,16 +137,13 @@ class Snapshots:
             num_hinted_blocks=self._retention.num_hinted_blocks,
         )
 
-    def update_ledger(self, account: Account) -> None:
-        """Set what counters are balanced with; in every step, or a scrape between a counter's
-        step and its gauge's finds the ledger open. About 2 us."""
+    def update_gauges(self, account: Account) -> None:
+        """Set what is a level, not an event. Told in one payload with the counters that they are
+        balanced with, or a scrape in between would find the ledger open."""
         pinned = self._retention.num_blocks
         account.gauge("pins_live", len(self._retention.pins))
         account.gauge("held_blocks", pinned + self._traffic.num_held)
-        self._traffic.update_gauges()
-
-    def update_gauges(self, account: Account) -> None:
-        """Set what else is a level, not an event; called about once a second."""
         account.gauge("vram_blocks", self._pool.num_gpu_blocks - 1)  # one is the null block
-        account.gauge("pinned_blocks", self._retention.num_blocks)
+        account.gauge("pinned_blocks", pinned)
+        self._traffic.update_gauges()
         self._tier.update_gauges()

@@ -1,7 +1,8 @@
 """Hold: blocks kept alive by us, released exactly once. Only this file touches BlockPool refs.
 
-A hold is one reference more on each block. While it lives, the pool cannot hand the block
-to anybody else; a prefix hit by a request just adds its own reference (law 2).
+While a hold lives, the pool cannot hand its blocks to anybody else; a prefix hit by a request just
+adds its own reference (law 2). Of all our holds on a block, the pin's and the copy's beside it, the
+pool sees one reference: to give it one takes as long as all else that a hold costs.
 """
 
 from __future__ import annotations
@@ -10,8 +11,11 @@ from collections.abc import Iterable, Sequence
 from typing import Any, Protocol
 
 import numpy as np
+import numpy.typing as npt
 
 from continuum_connector.errors import InvariantError
+
+Ids = npt.NDArray[np.int32]  # numbers of blocks
 
 
 class Block(Protocol):
@@ -35,13 +39,14 @@ class BlockPool(Protocol):
 
 
 class Hold:
-    """Blocks somebody of ours still needs. `blocks` is in chain order, head first."""
+    """Blocks somebody of ours still needs. `blocks` is in chain order, head first; `ids` are
+    their numbers."""
 
     __slots__ = ("blocks", "ids", "released")
 
-    def __init__(self, blocks: Sequence[Any]) -> None:
+    def __init__(self, blocks: Sequence[Any], ids: Ids) -> None:
         self.blocks = tuple(blocks)
-        self.ids = np.array([block.block_id for block in self.blocks], dtype=np.int64)
+        self.ids = ids
         self.released = False
 
     def __len__(self) -> int:
@@ -49,17 +54,22 @@ class Hold:
 
 
 class HoldTable:
-    """Counts our references per block, so that held + free == total can be proved."""
+    """Counts our references per block, so that held + free == total can be proved. `beside`: the
+    other table of the same pool, if there is one."""
 
-    def __init__(self, pool: BlockPool) -> None:
+    def __init__(self, pool: BlockPool, beside: HoldTable | None = None) -> None:
         self._pool = pool
         self._refs = np.zeros(pool.num_gpu_blocks, dtype=np.int32)
+        # By all tables: the first of them is the pool's reference.
+        self._all_refs: Any = np.zeros_like(self._refs) if beside is None else beside._all_refs
         self.num_holds = 0
         self.num_blocks = 0  # distinct blocks with at least one of our references
 
-    def take(self, blocks: Sequence[Any]) -> Hold:
-        """Keep `blocks` alive until `release`. Cost grows with their number."""
-        hold = Hold(blocks)
+    def take(self, blocks: Sequence[Any], ids: Ids | None = None) -> Hold:
+        """Keep `blocks`, with those numbers, alive until `release`. Cost grows with how many."""
+        if ids is None:
+            ids = np.array([block.block_id for block in blocks], np.int32)
+        hold = Hold(blocks, ids)
         self._touch(hold)
         self.num_holds += 1
         return hold
@@ -96,30 +106,39 @@ class HoldTable:
         self.num_holds -= 1
 
     def _touch(self, hold: Hold) -> None:
-        self._pool.touch(hold.blocks)
-        refs = self._refs[hold.ids] + 1  # ids of one hold are distinct
-        self._refs[hold.ids] = refs
-        self.num_blocks += int(np.count_nonzero(refs == 1))
+        self.num_blocks += len(_become(self._refs, hold.ids, 1, 1))
+        first = _become(self._all_refs, hold.ids, 1, 1)
+        self._pool.touch(_those(hold.blocks, first))
 
     def _untouch(self, hold: Hold) -> None:
-        refs = self._refs[hold.ids] - 1
-        self._refs[hold.ids] = refs
-        self.num_blocks -= int(np.count_nonzero(refs == 0))
+        self.num_blocks -= len(_become(self._refs, hold.ids, -1, 0))
+        last = _become(self._all_refs, hold.ids, -1, 0)
         # Tail first: it hashes most tokens, so it is the least likely to be hit again.
-        self._pool.free_blocks(reversed(hold.blocks))
+        self._pool.free_blocks(reversed(_those(hold.blocks, last)))
 
     def check(self) -> None:
-        """Prove that the pool knows of every reference of ours; O(blocks), for tests."""
+        """Prove that the pool knows of the blocks we hold; O(blocks), for tests."""
         if (self._refs < 0).any():
             raise InvariantError(f"negative references on blocks {np.where(self._refs < 0)[0]}")
         for block_id in np.nonzero(self._refs)[0]:
-            block = self._pool.blocks[block_id]
-            if block.ref_cnt < self._refs[block_id]:
-                ours = self._refs[block_id]
-                raise InvariantError(
-                    f"block {block_id} has {block.ref_cnt} references, {ours} are ours"
-                )
+            if not self._pool.blocks[block_id].ref_cnt:
+                raise InvariantError(f"block {block_id} is free, and we hold it")
         if self.num_blocks != np.count_nonzero(self._refs):
             raise InvariantError(
                 f"{self.num_blocks} blocks counted as held, {np.count_nonzero(self._refs)} are"
             )
+
+
+def _become(refs: Any, ids: Ids, change: int, number: int) -> Any:
+    """Change the references of these blocks, which are distinct; return the places of those that
+    have so many by now."""
+    changed = refs[ids] + change
+    refs[ids] = changed
+    return (changed == number).nonzero()[0]
+
+
+def _those(blocks: Sequence[Any], places: Any) -> Sequence[Any]:
+    """The blocks at these places, usually all or none."""
+    if len(places) == len(blocks):
+        return blocks
+    return [blocks[place] for place in places.tolist()]

@@ -15,6 +15,10 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+import numpy as np
+import numpy.typing as npt
+
+Ids = npt.NDArray[np.int32]  # numbers of blocks
 Key = bytes  # vLLM's BlockHashWithGroupId: block hash, then the KV group in 4 bytes
 
 # What the next token reads of a group: all tokens before it, the last so many, those of its own
@@ -67,24 +71,27 @@ class ChainBlocks:
 
     Columns, for a pin of 10^4 blocks lives for minutes, and the garbage collector looks at every
     object that it has beside them. `ends`: where in the chain each block ends, in tokens, for
-    groups may have blocks of different sizes.
+    groups may have blocks of different sizes; `ids`: their numbers.
     """
 
-    blocks: tuple[Any, ...] = ()
-    ends: Sequence[int] = ()
+    blocks: tuple[Any, ...]
+    ends: Sequence[int]
+    ids: Ids
 
     @classmethod
     def of(cls, groups: Sequence[tuple[Sequence[int], Sequence[Any]]]) -> ChainBlocks:
         """Put together each group's ends and blocks."""
         if len(groups) == 1:
-            return cls(tuple(groups[0][1]), groups[0][0])
-        places = sorted(
-            (end, group, number)
-            for group, (ends, _) in enumerate(groups)
-            for number, end in enumerate(ends)
-        )
-        blocks = tuple(groups[group][1][number] for _, group, number in places)
-        return cls(blocks, [end for end, _, _ in places])
+            ends, blocks = groups[0]
+        else:
+            places = sorted(
+                (end, group, number)
+                for group, (ends, _) in enumerate(groups)
+                for number, end in enumerate(ends)
+            )
+            blocks = [groups[group][1][number] for _, group, number in places]
+            ends = [end for end, _, _ in places]
+        return cls(tuple(blocks), ends, np.array([block.block_id for block in blocks], np.int32))
 
     def __len__(self) -> int:
         return len(self.blocks)
@@ -101,11 +108,13 @@ class ChainBlocks:
 
     def only(self, numbers: Sequence[int]) -> ChainBlocks:
         """Those of them that have these numbers, counted from 0."""
-        blocks = tuple(self.blocks[n] for n in numbers)
-        return ChainBlocks(blocks, [self.ends[n] for n in numbers])
+        blocks = tuple([self.blocks[n] for n in numbers])
+        return ChainBlocks(
+            blocks, [self.ends[n] for n in numbers], self.ids[np.array(numbers, int)]
+        )
 
 
-NO_BLOCKS = ChainBlocks()
+NO_BLOCKS = ChainBlocks((), (), np.empty(0, np.int32))
 
 
 class KvGroups:
@@ -204,18 +213,19 @@ class KvGroups:
 
         Only these can be found again; null blocks (outside a window) are skipped.
         """
-        found = []
+        found: list[tuple[Sequence[int], list[Any]]] = []
         for group, ids in zip(self._groups, block_ids, strict=True):
             suffix, size = block_key(b"", group.index), group.block_size
             per_block = size // self.hash_size  # a block goes by the last of its hashes
             ends_of = hashes if per_block == 1 else hashes[per_block - 1 :: per_block]
-            indexes = [
-                index
-                for index, (block_id, block_hash) in enumerate(zip(ids, ends_of, strict=False))
-                if block_id and pool_blocks[block_id].block_hash == block_hash + suffix
-            ]
-            ends = [(index + 1) * size for index in indexes]
-            found.append((ends, [pool_blocks[ids[index]] for index in indexes]))
+            blocks = [pool_blocks[block_id] for block_id in ids[: len(ends_of)]]
+            keys = [block_hash + suffix for block_hash in ends_of[: len(blocks)]]
+            named = [block.block_hash for block in blocks]
+            ends: Sequence[int] = range(size, size * len(blocks) + 1, size)
+            if named != keys:
+                kept = [n for n, key in enumerate(keys) if named[n] == key]
+                blocks, ends = [blocks[n] for n in kept], [ends[n] for n in kept]
+            found.append((ends, blocks))
         return ChainBlocks.of(found)
 
 

@@ -9,8 +9,9 @@ VRAM it has a chain of the group's own (samples.py).
 from __future__ import annotations
 
 import math
-from dataclasses import replace
 from typing import Any
+
+from msgspec.structs import replace
 
 from continuum_connector.policy.base import After, FinishedTurn, Pin, Snapshot
 from continuum_connector.policy.hinted import NO_HINTS

@@ -12,19 +12,19 @@ from typing import Any
 
 from continuum_connector.policy.base import After, Pin
 from continuum_connector.programs.program import Program
-from continuum_connector.scheduler.holds import BlockPool, HoldTable
+from continuum_connector.scheduler.holds import HoldTable
 from continuum_connector.scheduler.kv_groups import ChainBlocks
 from continuum_connector.scheduler.pins import LivePin, Owner, PinEnd, PinTable
 from continuum_connector.scheduler.records import Records
 
 
 class Retention:
-    """`budget`: VRAM blocks that pins may keep; `hash_size`: tokens per block hash. `waker.set` is
-    told of the next deadline."""
+    """`holds`: the pins' own; `budget`: VRAM blocks that they may keep; `hash_size`: tokens per
+    block hash. `waker.set` is told of the next deadline."""
 
     def __init__(
         self,
-        pool: BlockPool,
+        holds: HoldTable,
         budget: float,
         max_ttl_s: float,
         hash_size: int,
@@ -32,7 +32,7 @@ class Retention:
         waker: Any,
     ) -> None:
         self.pins = PinTable()
-        self.holds = HoldTable(pool)
+        self.holds = holds
         self.budget = budget
         self.num_hinted_blocks = 0  # in pins that last longer than the policy wanted, or will
         self.num_wish_blocks = 0  # in those of them that do by now
@@ -61,7 +61,7 @@ class Retention:
         `hashes` are the turn's block hashes. Pins above the budget give way, cheapest first.
         """
         old = self.pins.get(owner.key)
-        hold = self.holds.take(blocks.blocks)
+        hold = self.holds.take(blocks.blocks, blocks.ids)
         if old is not None:
             self._end(old, PinEnd.SUPERSEDED, now)
         probe = (blocks.end // self._hash_size - 1) // 2  # the chain's middle: see Pin

@@ -20,7 +20,7 @@ from continuum_connector.scheduler.bus import Bus
 from continuum_connector.scheduler.decider import Decider, DramWorth
 from continuum_connector.scheduler.decisions import Decisions, Snapshots
 from continuum_connector.scheduler.gate import Gate
-from continuum_connector.scheduler.holds import BlockPool
+from continuum_connector.scheduler.holds import BlockPool, HoldTable
 from continuum_connector.scheduler.kv_groups import NO_BLOCKS, ChainBlocks, KvGroups
 from continuum_connector.scheduler.pins import PinEnd
 from continuum_connector.scheduler.prompts import Prompts
@@ -60,9 +60,9 @@ class SchedulerSide:
         self.records = parts.records
         num_blocks = pool.num_gpu_blocks - 1  # one is the null block, which holds nothing
         kept = config.max_pinned_fraction * num_blocks, config.max_ttl_s, self.groups.hash_size
-        self.retention = Retention(pool, *kept, self.records, parts.waker)
-        self.pins = self.retention.pins
-        self.queues = self.retention.queues
+        holds = HoldTable(pool, beside=parts.tier.traffic.holds)
+        self.retention = Retention(holds, *kept, self.records, parts.waker)
+        self.pins, self.queues = self.retention.pins, self.retention.queues
         self.programs = ProgramTable(config.max_programs, lambda key: key not in self.pins)
         self.tier, self.traffic = parts.tier, parts.tier.traffic
         self.bus = Bus(self.traffic, decider.costs, self.queues)
@@ -271,13 +271,11 @@ class SchedulerSide:
             self.groups.rule.is_on = is_on
         self.records.switched(is_on, now)
 
-    def update_gauges(self, all_of_them: bool) -> None:
+    def update_gauges(self) -> None:
         """Set what is a level, not an event; called when the metrics are collected."""
         account = self.records.account
-        self.snapshots.update_ledger(account)
-        if all_of_them:
-            self.records.count_lost()
-            account.gauge("programs", len(self.programs))
-            self.gate.update_gauges()
-            self._samples.update_gauges(account)
-            self.snapshots.update_gauges(account)
+        self.records.count_lost()
+        account.gauge("programs", len(self.programs))
+        self.gate.update_gauges()
+        self._samples.update_gauges(account)
+        self.snapshots.update_gauges(account)

@@ -160,6 +160,10 @@ def step_work(scheduler_output: Any, skips_decodes: bool = False) -> Work | None
             return None
         return Work(num_decodes=len(scheduled), decode_context=sum(known.num_computed_tokens))
     of_new = {each.req_id: each.num_computed_tokens for each in new}
+    some = {request: scheduled[request] for request in of_new}
+    num_more = scheduler_output.total_num_scheduled_tokens - len(scheduled)
+    if sum(some.values()) - len(some) != num_more:  # somebody else gets more than one token, too
+        some = scheduled
 
     def computed(request: str) -> int:
         if request in of_new:
@@ -167,7 +171,7 @@ def step_work(scheduler_output: Any, skips_decodes: bool = False) -> Work | None
         return int(known.num_computed_tokens[known.req_ids.index(request)])
 
     context = sum(known.num_computed_tokens) + sum(of_new.values())
-    return Work.of(scheduled, computed, context, drafts)
+    return Work.of(some, len(scheduled), computed, context, drafts)
 
 
 def preempted_ids(scheduler_output: Any) -> Collection[str]:

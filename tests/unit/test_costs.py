@@ -213,9 +213,9 @@ def test_work_tells_prompts_from_decodes_with_and_without_drafts() -> None:
     scheduled = {"prompt": 512, "decode": 1, "drafting": 4, "short": 2}
     computed = {"short": 0, "prompt": 1000, "decode": 300, "drafting": 700}
     drafts = {"drafting": [7, 8, 9]}
-    work = Work.of(scheduled, computed.__getitem__, sum(computed.values()), drafts)
+    work = Work.of(scheduled, len(scheduled), computed.__getitem__, sum(computed.values()), drafts)
     assert work == Work(514, 512 * 1256.0 + 2 * 1.0, 2, 1000)
-    assert not Work.of({}, computed.__getitem__, 0, {})
+    assert not Work.of({}, 0, computed.__getitem__, 0, {})
 
 
 # --- the facade ---------------------------------------------------------------------------

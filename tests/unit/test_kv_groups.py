@@ -23,6 +23,7 @@ class FakeBlock:
     """The part of vLLM's KVCacheBlock that is looked at."""
 
     block_hash: Key | None
+    block_id: int = 0
 
 
 def groups(size: int, *windows: int | None) -> KvGroups:
@@ -46,7 +47,7 @@ def test_tokens_are_counted_in_blocks_of_each_groups_own_size() -> None:
 
 def test_hashed_blocks_are_the_full_ones_head_first_over_all_groups() -> None:
     which = groups(16, None, 32)
-    pool = [FakeBlock(None) for _ in range(10)]
+    pool = [FakeBlock(None, n) for n in range(10)]
     for block_id, (index, group) in {1: (0, 0), 2: (1, 0), 3: (2, 0), 5: (2, 1)}.items():
         pool[block_id].block_hash = block_key(HASHES[index], group)
     pool[4].block_hash = block_key(HASHES[9], 1)  # has become somebody else's
@@ -54,6 +55,8 @@ def test_hashed_blocks_are_the_full_ones_head_first_over_all_groups() -> None:
     found = which.hashed_blocks(pool, block_ids, HASHES)
     assert found.blocks == (pool[1], pool[2], pool[3], pool[5])
     assert (found.ends, found.end) == ([16, 32, 48, 48], 48)
+    assert found.ids.tolist() == [1, 2, 3, 5]
+    assert found.only([1, 3]).ids.tolist() == [2, 5]
     assert not which.hashed_blocks(pool, [[], []], HASHES)
     assert len(which.hashed_blocks(pool, block_ids, HASHES[:1])) == 1
     assert (which.num_full, len(which)) == (1, 2)
@@ -61,7 +64,7 @@ def test_hashed_blocks_are_the_full_ones_head_first_over_all_groups() -> None:
 
 def test_blocks_of_several_sizes_go_by_the_last_of_their_hashes() -> None:
     which = KvGroups([KvGroup(0, 32), KvGroup(1, 8, WINDOW, 16), KvGroup(2, 32, STATE)], 8)
-    pool = [FakeBlock(None) for _ in range(10)]
+    pool = [FakeBlock(None, n) for n in range(10)]
     for block_id, (number, group) in {
         1: (3, 0),
         2: (7, 0),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import random
 
+import numpy as np
 import pytest
 
 from continuum_connector.errors import InvariantError
@@ -17,7 +18,7 @@ from tests.fakes import FakeBlockPool
 def pin(program: str, deadline: float = 10.0, arrival: float = 0.0, value: float = 0.0) -> LivePin:
     return LivePin(
         program=program,
-        hold=Hold(()),
+        hold=Hold((), np.empty(0, np.int32)),
         blocks=(),
         started=0.0,
         deadline=deadline,

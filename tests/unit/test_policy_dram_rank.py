@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from continuum_connector.forecast.forecast import EDGES, Forecast
-from continuum_connector.policy.adaptive import Adaptive, soonest
+from continuum_connector.policy.adaptive import Adaptive
 from continuum_connector.policy.base import Resident
 from continuum_connector.policy.baselines import Oracle
 from continuum_connector.policy.continuum import Continuum
@@ -96,7 +96,7 @@ def test_soonest_by_brute_force(forecast: Forecast, age: float) -> None:
         for edge in EDGES
         if edge > age and forecast.within(edge) - p_now > 1e-6
     ]
-    found = soonest(forecast, age)
+    found = forecast.soonest(age)
     if not ratios:
         assert found == math.inf
     elif 1.0 - forecast.within(age) > 1e-3:  # else the differences above are mostly rounding

@@ -209,7 +209,7 @@ def test_a_hopeless_allocation_is_not_tried_again_until_something_changed(world:
 def test_for_a_running_request_pins_are_tried_every_time(world: World) -> None:
     world.run(10)
     held = world.pin_finished("a", 10, 0)
-    store = HoldTable(world.pool)
+    store = HoldTable(world.pool, beside=world.holds)
     copy = store.take(held.hold.blocks)
     assert world.need(1, bound=0) is None
     store.release(copy)  # nothing that Room can see has changed
@@ -293,6 +293,23 @@ def test_a_hold_keeps_blocks_until_it_is_released_once(world: World) -> None:
     assert (world.holds.num_blocks, world.holds.num_holds, len(world.pool.free)) == (0, 0, 20)
 
 
+def test_of_two_tables_the_pool_sees_one_reference_until_the_last_hold_goes(world: World) -> None:
+    copies = HoldTable(world.pool, beside=world.holds)
+    blocks = world.run(4)
+    pin, copy = world.holds.take(blocks), copies.take(blocks[1:3])
+    world.pool.free_blocks(blocks)
+    assert [block.ref_cnt for block in blocks] == [1, 1, 1, 1]
+    assert (world.holds.num_blocks, copies.num_blocks) == (4, 2)
+    world.holds.try_without(pin)
+    assert [block.ref_cnt for block in blocks] == [0, 1, 1, 0]
+    world.holds.restore(pin)
+    copies.release(copy)
+    assert [block.ref_cnt for block in blocks] == [1, 1, 1, 1]
+    world.holds.release(pin)
+    assert len(world.pool.free) == 20
+    world.holds.check()
+
+
 def test_the_tail_of_a_chain_is_given_out_first(world: World) -> None:
     blocks = world.run(20)
     hold = world.holds.take(blocks)
@@ -318,5 +335,5 @@ def test_a_trial_is_restored_or_settled_once(world: World) -> None:
 def test_check_finds_a_block_that_lost_our_reference(world: World) -> None:
     pin = world.pin_finished("a", 5, 0)
     world.pool.free_blocks([pin.hold.blocks[2]])
-    with pytest.raises(InvariantError, match="has 0 references, 1 are ours"):
+    with pytest.raises(InvariantError, match="block 3 is free, and we hold it"):
         world.holds.check()

@@ -5,6 +5,7 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 
 from continuum_connector.observe.account import Account
@@ -77,7 +78,7 @@ class World:
         return SimpleNamespace(num_prompt_tokens=num_tokens, block_hashes=[*hashes, b"answer"])
 
     def finish(self, name: str, hashes: list[bytes] = PROMPT, epoch: int = 0) -> Any:
-        blocks = ChainBlocks((None,) * 4, [BLOCK * n for n in range(1, 5)])
+        blocks = ChainBlocks((None,) * 4, [BLOCK * n for n in range(1, 5)], np.arange(4))
         request = self.request(hashes)
         return self.samples.finished(self.turns[name], request, blocks, epoch, self.now)
 

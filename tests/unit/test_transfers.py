@@ -19,7 +19,7 @@ class FakeHold:
     """Block ids of a hold; the ledger looks at nothing else."""
 
     def __init__(self, *ids: int) -> None:
-        self.ids = np.array(ids, dtype=np.int64)
+        self.ids = np.array(ids, dtype=np.int32)
 
 
 def slots(*numbers: int) -> Tickets:

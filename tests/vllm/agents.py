@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from typing import Any
 
 import numpy as np
@@ -34,12 +33,11 @@ class AgentEngine(Engine):
         super().check()
         if getattr(self, "side", None) is None:
             return
-        ours: Counter[int] = Counter()
+        ours: set[int] = set()
         for holds in (self.side.retention.holds, self.side.traffic.holds):
             holds.check()
-            for block in np.nonzero(holds._refs)[0]:
-                ours[int(block)] += int(holds._refs[block])
-        assert ours == self.foreign_refs(), "a reference that neither a request nor we own"
+            ours.update(np.nonzero(holds._refs)[0].tolist())
+        assert dict.fromkeys(ours, 1) == self.foreign_refs(), "neither a request's nor ours"
         started, ended = self.total("pins_started"), sum(self.ends().values())
         assert started == ended + len(self.side.pins), "a pin ended without a cause, or twice"
         closed = self.total("outcomes") + len(self.side.records.outcomes)

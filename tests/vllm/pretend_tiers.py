@@ -54,12 +54,12 @@ class Shelf:
         supersedes: bool = True,
     ) -> bool:
         room = self._end - self._next if self.is_up else 0
-        new = [block for block in blocks.blocks if block.block_hash not in self.slots]
-        if taken := new[:room]:
+        new = [n for n, key in enumerate(blocks.keys) if key not in self.slots]
+        if taken := blocks.only(new[:room]):
             slots = np.arange(self._next, self._next + len(taken))
             self._next += len(taken)
             transfer = self.traffic.store(self._owner, program, taken, slots, now)
-            keys = self._keys[transfer.id] = [block.block_hash for block in taken]
+            keys = self._keys[transfer.id] = taken.keys
             self.slots.update(zip(keys, slots.tolist(), strict=True))
         return len(new) <= room
 

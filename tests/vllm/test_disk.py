@@ -441,7 +441,7 @@ def ask_more(engine: Engine, num_programs: int, first: int = 50) -> None:
         run_turn(engine, f"more{number}", 200, seed=number, program=f"more{number}")
         park(engine)
         come_to_rest(engine)
-    engine.connector.side.update_gauges(all_of_them=True)
+    engine.connector.side.update_gauges()
 
 
 def test_writing_begins_again_once_a_try_succeeds(caplog: pytest.LogCaptureFixture) -> None:
@@ -485,7 +485,7 @@ def test_slots_that_a_rank_calls_stale_are_forgotten_and_cost_no_budget() -> Non
     engine.clock.advance(60.0)
     engine.run_until_idle()
     assert total(engine, "disk_failures", "stale") == num_failed
-    engine.connector.side.update_gauges(all_of_them=True)
+    engine.connector.side.update_gauges()
     assert total(engine, "disk_budget_fill") == pytest.approx(1.0, abs=0.01)
     come_back(engine)
     engine.run_until_idle()
@@ -498,7 +498,7 @@ def test_what_leaves_before_it_is_written_is_dropped_and_counted() -> None:
     for number in range(4):
         run_turn(engine, f"more{number}", 200, seed=50 + number, program=f"more{number}")
         park(engine)
-    engine.connector.side.update_gauges(all_of_them=True)
+    engine.connector.side.update_gauges()
     assert total(engine, "disk_unsaved_blocks") > 0
     finish(engine)
 

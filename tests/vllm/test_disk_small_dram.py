@@ -30,7 +30,7 @@ def test_programs_in_turn_compute_only_what_is_new_though_dram_holds_one_of_them
     engine = turns.small(delay=delay)
     lost = [turn for turn in turns.play(engine) if sum(turn.found.values()) < turn.num_wanted]
     assert not lost
-    engine.connector.side.update_gauges(all_of_them=True)
+    engine.connector.side.update_gauges()
     assert total(engine, "disk_unsaved_blocks") == 0
     assert answers_as_without_a_tier(engine)
 

@@ -7,6 +7,8 @@ from typing import Any
 
 import pytest
 
+from continuum_connector.connector import TELL_EVERY_S
+from continuum_connector.observe.metrics import ContinuumStats
 from continuum_connector.scheduler.steps import LOOK_S
 from tests.vllm import tiering
 from tests.vllm.agents import AgentEngine
@@ -93,3 +95,28 @@ def test_a_step_is_planned_as_long_as_a_copy_is_under_way(async_scheduling: bool
     for _ in range(10):
         engine.step()
     assert len(plans) == 10
+
+
+def test_numbers_are_told_once_a_second_and_at_once_when_the_last_turn_has_ended() -> None:
+    engine = AgentEngine()
+    told: list[tuple[float, ContinuumStats]] = []
+    take = engine.connector.get_kv_connector_stats
+
+    def tell() -> ContinuumStats | None:
+        stats: ContinuumStats | None = take()
+        if stats is not None:
+            told.append((engine.clock(), stats))
+        return stats
+
+    engine.connector.get_kv_connector_stats = tell
+    decoding(engine, 300)
+    began = engine.clock()
+    for number in range(20):
+        engine.add(f"a{number}", 40, 2, seed=number, program=f"a{number}")
+        engine.steps(10)
+    lasted = engine.clock() - began
+    assert 2 <= len([at for at, _ in told if at > began]) <= lasted / TELL_EVERY_S + 1
+    engine.run_until_idle()
+    counters = [stats.data["counters"] for _, stats in told if "counters" in stats.data]
+    ended = sum(n for each in counters for key, n in each.items() if key.startswith("decisions"))
+    assert ended == 21

@@ -184,7 +184,9 @@ def check(engine: Engine) -> None:
     # What a load writes to is ours only once its turn is gone, or has lost it in a reset.
     loads = _held(in_flight(engine, Kind.LOAD))
     ours = _held([*side.pins, *in_flight(engine, Kind.STORE)]) + loads
-    assert foreign_refs == dict(ours), "references that are neither pin nor copy"
+    assert foreign_refs == dict.fromkeys(ours, 1), "references that are neither pin nor copy"
+    refs = side.retention.holds._refs + side.traffic.holds._refs
+    assert {int(n): int(refs[n]) for n in refs.nonzero()[0]} == ours, "holds are not counted"
     assert total(engine, "pins_started") == total(engine, "pins_ended") + len(side.pins)
     closed = total(engine, "outcomes") + len(side.records.outcomes)
     assert total(engine, "decisions") == closed, "a decision has no outcome, or two"

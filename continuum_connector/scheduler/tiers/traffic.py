@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any
 
 from continuum_connector.messages import BlockIds, StepPlan, WorkerReport
 from continuum_connector.observe.account import Account
 from continuum_connector.scheduler.holds import HoldTable
+from continuum_connector.scheduler.kv_groups import ChainBlocks
 from continuum_connector.scheduler.tiers.slots import Tickets
 from continuum_connector.scheduler.tiers.transfers import (
     Deadlines,
@@ -121,10 +121,10 @@ class Traffic:
 
     # --- tiers begin transfers ----------------------------------------------------------
     def store(
-        self, owner: Owner, program: str, blocks: Sequence[Any], slots: Tickets, now: float
+        self, owner: Owner, program: str, blocks: ChainBlocks, slots: Tickets, now: float
     ) -> Transfer:
         """Queue a store of VRAM `blocks`, pairwise into `slots`; they are held until it settles."""
-        hold = self.holds.take(blocks)
+        hold = self.holds.take(blocks.blocks, blocks.ids)
         return self._admitted(owner, self.ledger.store(program, hold, slots, now))
 
     def load(

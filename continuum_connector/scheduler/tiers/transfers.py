@@ -121,9 +121,8 @@ class TransferLedger:
 
     def store(self, program: str, hold: Hold, slots: Tickets, now: float) -> Transfer:
         """Queue a store of the held blocks, pairwise into `slots`."""
-        blocks = hold.ids.astype(np.int32)
         return self._admit(
-            Transfer(self._new_id(), Kind.STORE, program, "", blocks, slots, now, hold)
+            Transfer(self._new_id(), Kind.STORE, program, "", hold.ids, slots, now, hold)
         )
 
     def load(
