@@ -212,6 +212,7 @@ class DiskTier:
         apart what earlier epochs left."""
         for past in self._pasts:
             past.tidy()
+        self.ahead.new_step()
         self._now = now
         if not self.dram.is_up:
             self._leave()
