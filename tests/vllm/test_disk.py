@@ -464,6 +464,28 @@ def test_writing_begins_again_once_a_try_succeeds(caplog: pytest.LogCaptureFixtu
     finish(engine)
 
 
+def test_errors_of_one_moment_are_one_and_those_of_other_hours_do_not_count() -> None:
+    """A drive that is away for a second fails all that is under way, and is there again."""
+    engine = on_disk()
+    overrun(engine, 8)
+    disk = engine.worker.disk
+    for hour, names in enumerate([("a", "other0"), ("other1",), ("other2",), ("other3",)]):
+        disk.fails_with, disk.is_held = "eio", True
+        for name in names:
+            tokens = engine.next_prompt(name, 5)
+            engine.add(f"{name}{hour}", tokens, program=name, final=True)
+        engine.step()
+        engine.step()
+        disk.is_held = False
+        engine.run_until_idle()
+        disk.fails_with = ""
+        park(engine)
+        engine.clock.advance(2000.0)
+    assert total(engine, "reads", "failed") == 5
+    assert engine.connector.side.tier.ahead.owner is not None
+    finish(engine)
+
+
 def test_a_disk_that_fails_for_good_says_one_sentence(caplog: pytest.LogCaptureFixture) -> None:
     """Its own errors have a rule of their own: nothing is read any more either."""
     engine = on_disk()
@@ -471,7 +493,9 @@ def test_a_disk_that_fails_for_good_says_one_sentence(caplog: pytest.LogCaptureF
     engine.worker.disk.refuses_with = "eio"
     ask_more(engine, 6)
     said = [each.message for each in caplog.records if " disk " in each.message]
-    assert len([text for text in said if "3 times (input/output error)" in text]) == 1
+    assert (
+        len([text for text in said if "3 times within an hour (input/output error)" in text]) == 1
+    )
     assert not [text for text in said if "takes no writes" in text]
 
 

@@ -25,7 +25,7 @@ from continuum_connector.scheduler.tiers.eviction import Rank
 from continuum_connector.scheduler.tiers.found import Found
 from continuum_connector.scheduler.tiers.marks import Marks
 from continuum_connector.scheduler.tiers.reading import DiskPlan, Reading
-from continuum_connector.scheduler.tiers.saving import Attempts, Budget, Saving
+from continuum_connector.scheduler.tiers.saving import Attempts, Budget, Failures, Saving
 from continuum_connector.scheduler.tiers.slots import Tickets
 from continuum_connector.scheduler.tiers.traffic import Owner
 from continuum_connector.scheduler.tiers.transfers import (
@@ -46,8 +46,8 @@ MAX_WRITE_BYTES = 64 << 20  # of an order, on a rank
 # Under way at once, which a long step's time is written in; one while anybody reads.
 MAX_WRITES = 16
 MAX_BUSY = 2  # so much of DRAM is being written at most: a disk that hangs keeps it
-# What ends a disk's life: what it gave was wrong so often in an hour (a power cut alone tears as
-# many slots as were being written), it failed so often. What it does not take, ends its writing.
+# What ends a disk's life, within an hour: what it gave was wrong so often (a power cut alone tears
+# as many slots as were being written), it failed so often. What it does not take, ends its writing.
 MAX_CORRUPT, CORRUPT_S, MAX_EIO = 16, 3600.0, 3
 NOT_BEGUN = frozenset({"stale", "asleep", "no_tier"})
 # Why a copy was not made that may be made the next time.
@@ -82,8 +82,8 @@ class DiskTier:
         self._disk_slots: dict[int, int] = {}  # rank -> how many it has
         self._disk_down = ""
         self._corrupt: deque[float] = deque()  # when, of the last hour
-        self._num_eio = self._num_unsaved = 0
-        self._attempts = Attempts()
+        self._num_unsaved = 0
+        self._attempts, self._errors = Attempts(), Failures()
         self._now = -math.inf  # of the last step
         self._is_new = False  # what the ranks said of their disks
         self._settles_at = -math.inf  # until then more of it is expected
@@ -309,10 +309,8 @@ class DiskTier:
             why = "is full, or may only be read" if "enospc" in reasons else "takes no writes"
             told = "; what is on it is read, and a write is tried every 10 minutes"
             logger.warning("The disk %s (%s)%s", why, ", ".join(sorted(reasons)), told)
-        if "eio" in reasons:
-            self._num_eio += 1
-            if self._num_eio == MAX_EIO:
-                self._go_down(f"the disk failed {MAX_EIO} times (input/output error)")
+        if "eio" in reasons and self._errors.add(now, self._now) >= MAX_EIO:
+            self._go_down(f"the disk failed {MAX_EIO} times within an hour (input/output error)")
         if "corrupt" in reasons and transfer.kind is Kind.READ:
             self._corrupt.append(now)
             while now - self._corrupt[0] > CORRUPT_S:

@@ -31,7 +31,8 @@ DAY_S = 24 * 3600.0
 # Of what may be written: above it everything is, below it what leaves next, and of that only what
 # was used the more often the less there is.
 SPARE_FILL = 0.5
-MAX_FAILED, FAILED_S = 3, 3600.0  # attempts to write, within so many seconds: then none is made
+FAILED_S = 3600.0  # what failed longer ago counts no more
+MAX_FAILED = 3  # attempts to write: then none is made
 RETRY_S = 600.0  # but one, so long after the last
 START_SHARE = 1 / 24  # what there is at least after a restart that found the disk full
 
@@ -78,13 +79,35 @@ class Budget:
         self._level = max(least, self._level - num_bytes)
 
 
-class Attempts:
-    """Whether the disk is written to: not after so many failed attempts within an hour, but for a
-    try now and then, which begins it again. Writes under way at once fail as one attempt."""
+class Failures:
+    """Attempts that failed within an hour. Those under way at once fail as one: that a drive is
+    away for a second is one moment of its life, whatever was asked of it."""
 
     def __init__(self) -> None:
         self._failed: deque[float] = deque()
-        self._known_at = -math.inf  # what was begun until then, tells nothing new
+        self.known_at = -math.inf  # what was begun until then, tells nothing new
+
+    def add(self, begun: float, now: float) -> int:
+        """One begun then has failed; how many have by now, 0 if that is nothing new."""
+        if begun <= self.known_at:
+            return 0
+        self.known_at = now
+        self._failed.append(now)
+        while now - self._failed[0] > FAILED_S:
+            self._failed.popleft()
+        return len(self._failed)
+
+    def clear(self) -> None:
+        """What failed until now is mended."""
+        self._failed.clear()
+
+
+class Attempts:
+    """Whether the disk is written to: not after so many failures, but for a try now and then, which
+    begins it again."""
+
+    def __init__(self) -> None:
+        self._failures = Failures()
         self._retry_at = math.inf  # where writing is over
         self.is_over = False
 
@@ -93,22 +116,19 @@ class Attempts:
 
     def fail(self, begun: float, now: float) -> bool:
         """A write begun then has failed; True: with it writing is over."""
-        if begun <= self._known_at:
+        num_failed = self._failures.add(begun, now)
+        if not num_failed:
             return False
-        self._known_at = now
-        self._failed.append(now)
-        while now - self._failed[0] > FAILED_S:
-            self._failed.popleft()
-        was_over, self.is_over = self.is_over, self.is_over or len(self._failed) >= MAX_FAILED
+        was_over, self.is_over = self.is_over, self.is_over or num_failed >= MAX_FAILED
         self._retry_at = now + RETRY_S
         return self.is_over and not was_over
 
     def succeed(self, begun: float) -> bool:
         """A write begun then is done; True: with it writing begins again."""
-        if not self.is_over or begun <= self._known_at:
+        if not self.is_over or begun <= self._failures.known_at:
             return False
         self.is_over = False
-        self._failed.clear()
+        self._failures.clear()
         return True
 
 
