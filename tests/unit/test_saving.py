@@ -20,6 +20,7 @@ from continuum_connector.scheduler.tiers.saving import (
     Attempts,
     Batch,
     Budget,
+    Pace,
     Saving,
 )
 from continuum_connector.scheduler.tiers.slots import numbers_of
@@ -320,3 +321,22 @@ def test_what_was_under_way_when_writing_ended_does_not_begin_it_again() -> None
     assert attempts.succeed(3.5 + RETRY_S)
     assert not attempts.is_over
     assert not attempts.fail(9e3, 9e3 + 1.0), "it counts anew"
+
+
+def test_the_pace_halves_once_for_all_that_is_late_at_once_and_grows_with_what_is_in_time() -> None:
+    pace = Pace(512)
+    for _ in range(9):
+        pace.ended(32, 0.0, 5.0, is_late=True)
+    assert pace.num == 256
+    for number in range(8):
+        pace.ended(32, 6.0 + 2 * number, 11.0 + 2 * number, is_late=True)
+    assert pace.num == 32, "those begun since the last time, each time"
+    for _ in range(10):
+        pace.ended(32, 100.0, 101.0, is_late=False)
+    assert pace.num == 37
+    for _ in range(1000):
+        pace.ended(32, 100.0, 101.0, is_late=False)
+    assert pace.num == 512
+    for number in range(20):
+        pace.ended(1, 200.0 + 9 * number, 205.0 + 9 * number, is_late=True)
+    assert pace.num == 1

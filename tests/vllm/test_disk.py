@@ -10,7 +10,7 @@ from continuum_connector.scheduler.tiers import disk
 from continuum_connector.scheduler.tiers.reading import PROBE_S
 from continuum_connector.scheduler.tiers.saving import RETRY_S
 from continuum_connector.scheduler.tiers.transfers import HANGS_AFTER_S, Kind
-from tests.vllm.fake_worker import OF_DISK
+from tests.vllm.fake_worker import OF_DISK, WriteOrder
 from tests.vllm.harness import Engine
 from tests.vllm.tiering import (
     MODES,
@@ -585,6 +585,35 @@ def test_a_step_begins_as_many_writes_as_there_is_room_for() -> None:
     assert len(in_flight(engine, Kind.WRITE)) == 3
     tier.traffic.background = begin
     finish(engine)
+
+
+def test_of_a_slow_disk_no_more_is_asked_at_once_than_it_writes_in_time(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Or most of it is late, paid from the budget for nothing, and asked again."""
+    monkeypatch.setattr(disk, "MAX_WRITE_BYTES", 4 * 4096)
+    engine = on_disk(num_blocks=400, num_slots=300, disk_slots=4000)
+    pending, last_s = engine.worker.pending, [engine.clock()]
+
+    def go_on() -> None:
+        """A block in 0.8 s, one order after the other; all else at once."""
+        writes = [each for each, copy in pending.items() if isinstance(copy.order, WriteOrder)]
+        for each in set(pending) - set(writes):
+            engine.worker.settle(each)
+        if not writes:
+            last_s[0] = engine.clock()
+        elif engine.clock() - last_s[0] >= 0.8 * len(pending[writes[0]].order.slots):
+            last_s[0] = engine.clock()
+            engine.worker.settle(writes[0])
+
+    engine.worker._settle_due = go_on
+    for number in range(20):
+        run_turn(engine, f"a{number}", 200, seed=number, program=f"p{number}", idle=False)
+    engine.idle(60.0)
+    num_late, num_written = total(engine, "writes", "cancelled"), engine.worker.disk.num_written
+    engine.idle(30.0)
+    assert total(engine, "writes", "cancelled") <= num_late + 3
+    assert engine.worker.disk.num_written >= num_written + 20
 
 
 def test_a_prefill_is_weighed_with_all_turns_that_it_delays() -> None:

@@ -25,7 +25,7 @@ from continuum_connector.scheduler.tiers.eviction import Rank
 from continuum_connector.scheduler.tiers.found import Found
 from continuum_connector.scheduler.tiers.marks import Marks
 from continuum_connector.scheduler.tiers.reading import DiskPlan, Reading
-from continuum_connector.scheduler.tiers.saving import Attempts, Budget, Failures, Saving
+from continuum_connector.scheduler.tiers.saving import Attempts, Budget, Failures, Pace, Saving
 from continuum_connector.scheduler.tiers.slots import Tickets
 from continuum_connector.scheduler.tiers.traffic import Owner
 from continuum_connector.scheduler.tiers.transfers import (
@@ -84,6 +84,8 @@ class DiskTier:
         self._corrupt: deque[float] = deque()  # when, of the last hour
         self._num_unsaved = 0
         self._attempts, self._errors = Attempts(), Failures()
+        self._most = max(1, MAX_WRITE_BYTES // (length * plan.block_bytes))  # slots of an order
+        self._pace = Pace(MAX_WRITES * self._most)
         self._now = -math.inf  # of the last step
         self._is_new = False  # what the ranks said of their disks
         self._settles_at = -math.inf  # until then more of it is expected
@@ -239,10 +241,9 @@ class DiskTier:
 
     def _write(self, now: float) -> bool:
         """Begin to write what is next; False: there is nothing, or not now."""
-        length = self._plan.slot_blocks
-        most = max(1, MAX_WRITE_BYTES // (length * self._plan.block_bytes))
-        room = self.dram.index.num_slots // MAX_BUSY - self.disk.num_writing * length
-        most = min(most, max(room // length, not self.disk.num_writing))
+        length, num_writing = self._plan.slot_blocks, self.disk.num_writing
+        room = min(self.dram.index.num_slots // MAX_BUSY // length, self._pace.num) - num_writing
+        most = min(self._most, max(room, not num_writing))
         batch = self._saving.next(most, self._rank_at(now), now) if most else None
         if batch is None:
             return False
@@ -279,6 +280,9 @@ class DiskTier:
         index.release(tickets, corrupt="stale" in reasons)
         if reasons and reasons <= NOT_BEGUN:
             self._budget.take(-len(numbers) * self._disk_bytes)
+        is_late = transfer.cancelled and transfer.state is TransferState.FAILED
+        if is_done or is_late:
+            self._pace.ended(len(numbers), transfer.admitted, self._now, is_late)
         is_right = np.asarray(are_there.reshape(len(numbers), -1).all(axis=1) & is_done)
         if is_right.any():
             if self._attempts.succeed(transfer.admitted):

@@ -34,6 +34,7 @@ SPARE_FILL = 0.5
 FAILED_S = 3600.0  # what failed longer ago counts no more
 MAX_FAILED = 3  # attempts to write: then none is made
 RETRY_S = 600.0  # but one, so long after the last
+FASTER = 64  # of what was written in time so little more is written at once
 START_SHARE = 1 / 24  # what there is at least after a restart that found the disk full
 
 
@@ -130,6 +131,26 @@ class Attempts:
         self.is_over = False
         self._failures.clear()
         return True
+
+
+class Pace:
+    """How many disk slots are written at once, `num`: of a slow disk no more than it ends before
+    they are late, or most of what it writes would be for nothing."""
+
+    def __init__(self, most: int) -> None:
+        self._most = self._level = float(most)
+        self._slowed_at = -math.inf
+
+    @property
+    def num(self) -> int:
+        return int(self._level)
+
+    def ended(self, num_slots: int, begun: float, now: float, is_late: bool) -> None:
+        """A write of so many, begun then, is done, or late."""
+        if not is_late:
+            self._level = min(self._most, self._level + num_slots / FASTER)
+        elif begun > self._slowed_at:
+            self._level, self._slowed_at = max(1.0, self._level / 2), now
 
 
 @dataclass(frozen=True)
