@@ -66,8 +66,9 @@ class Rig:
             if batch is not None:
                 numbers = self.disk.reserve(batch.program, batch.keys, batch.depths)
                 self.disk.settle(numbers, written=True)
-                self.marks.save(batch.tickets)
-                written += batch.keys
+                length = len(batch.tickets) // len(batch.keys)
+                self.marks.save(batch.tickets[: len(numbers) * length])
+                written += batch.keys[: len(numbers)]
         return written
 
 
@@ -148,6 +149,19 @@ def test_a_disk_smaller_than_dram_takes_only_what_leaves_next() -> None:
     rig.store("a", keys("a", 20))
     rig.store("b", keys("b", 20))
     assert set(rig.save()) == set(keys("a", 20, start=16))
+
+
+@pytest.mark.parametrize(("num_on_disk", "num_bad"), [(50, 11), (3, 0), (10, 7), (10, 10)])
+def test_at_rest_nothing_is_written_over_and_over(num_on_disk: int, num_bad: int) -> None:
+    """Not even where the disk failed in so many slots that DRAM, or its coldest, does not fit."""
+    rig = Rig(40, num_on_disk=num_on_disk)
+    failed = rig.disk.reserve("f", keys("f", num_bad), range(num_bad))
+    rig.disk.settle(failed, written=False, is_bad=True)
+    rig.store("a", keys("a", 20))
+    rig.store("b", keys("b", 20))
+    rig.save(40)
+    assert not rig.save(40)
+    assert not rig.saving.goes_on
 
 
 def test_without_budget_to_spare_only_the_coldest_tenth_is_written() -> None:

@@ -81,8 +81,7 @@ class Budget:
 
 
 class Failures:
-    """Attempts that failed within an hour. Those under way at once fail as one: that a drive is
-    away for a second is one moment of its life, whatever was asked of it."""
+    """Attempts that failed within an hour; those under way at once fail as one."""
 
     def __init__(self) -> None:
         self._failed: deque[float] = deque()
@@ -117,8 +116,7 @@ class Attempts:
 
     def fail(self, begun: float, now: float) -> bool:
         """A write begun then has failed; True: with it writing is over."""
-        num_failed = self._failures.add(begun, now)
-        if not num_failed:
+        if not (num_failed := self._failures.add(begun, now)):
             return False
         was_over, self.is_over = self.is_over, self.is_over or num_failed >= MAX_FAILED
         self._retry_at = now + RETRY_S
@@ -216,8 +214,13 @@ class Saving:
     def has_spare(self, now: float) -> bool:
         """Whether there is budget for more than what leaves soon. On a disk smaller than DRAM each
         block would push out one that is to be written again."""
-        has_room = self._disk.num_slots * self._length >= self._dram.num_slots
+        has_room = self._num_fit >= self._dram.num_slots
         return has_room and self._budget.fill(now) > SPARE_FILL
+
+    @property
+    def _num_fit(self) -> int:
+        """How many blocks the disk can hold; an engine at rest would write more over and over."""
+        return (self._disk.num_slots - self._disk.num_bad) * self._length
 
     def came(self, program: str) -> None:
         """Something of it has come to DRAM: if there is budget, it goes on at once."""
@@ -269,7 +272,8 @@ class Saving:
 
     def _coldest(self, rank: Rank | None) -> list[_Walk]:
         dram, walks = self._dram, []
-        num_left = max(math.ceil(COLD_SHARE * dram.num_slots), self._length) - dram.num_free
+        num_cold = max(math.ceil(COLD_SHARE * dram.num_slots), self._length)
+        num_left = min(num_cold, self._num_fit) - dram.num_free
         for chain in itertools.islice(dram.next_to_leave(rank), MAX_COLD_CHAINS):
             if num_left <= 0:
                 break
