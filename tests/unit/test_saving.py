@@ -20,6 +20,7 @@ from continuum_connector.scheduler.tiers.saving import (
     Attempts,
     Batch,
     Budget,
+    Pace,
     Saving,
 )
 from continuum_connector.scheduler.tiers.slots import numbers_of
@@ -65,8 +66,9 @@ class Rig:
             if batch is not None:
                 numbers = self.disk.reserve(batch.program, batch.keys, batch.depths)
                 self.disk.settle(numbers, written=True)
-                self.marks.save(batch.tickets)
-                written += batch.keys
+                length = len(batch.tickets) // len(batch.keys)
+                self.marks.save(batch.tickets[: len(numbers) * length])
+                written += batch.keys[: len(numbers)]
         return written
 
 
@@ -147,6 +149,19 @@ def test_a_disk_smaller_than_dram_takes_only_what_leaves_next() -> None:
     rig.store("a", keys("a", 20))
     rig.store("b", keys("b", 20))
     assert set(rig.save()) == set(keys("a", 20, start=16))
+
+
+@pytest.mark.parametrize(("num_on_disk", "num_bad"), [(50, 11), (3, 0), (10, 7), (10, 10)])
+def test_at_rest_nothing_is_written_over_and_over(num_on_disk: int, num_bad: int) -> None:
+    """Not even where the disk failed in so many slots that DRAM, or its coldest, does not fit."""
+    rig = Rig(40, num_on_disk=num_on_disk)
+    failed = rig.disk.reserve("f", keys("f", num_bad), range(num_bad))
+    rig.disk.settle(failed, written=False, is_bad=True)
+    rig.store("a", keys("a", 20))
+    rig.store("b", keys("b", 20))
+    rig.save(40)
+    assert not rig.save(40)
+    assert not rig.saving.goes_on
 
 
 def test_without_budget_to_spare_only_the_coldest_tenth_is_written() -> None:
@@ -320,3 +335,22 @@ def test_what_was_under_way_when_writing_ended_does_not_begin_it_again() -> None
     assert attempts.succeed(3.5 + RETRY_S)
     assert not attempts.is_over
     assert not attempts.fail(9e3, 9e3 + 1.0), "it counts anew"
+
+
+def test_the_pace_halves_once_for_all_that_is_late_at_once_and_grows_with_what_is_in_time() -> None:
+    pace = Pace(512)
+    for _ in range(9):
+        pace.ended(32, 0.0, 5.0, is_late=True)
+    assert pace.num == 256
+    for number in range(8):
+        pace.ended(32, 6.0 + 2 * number, 11.0 + 2 * number, is_late=True)
+    assert pace.num == 32, "those begun since the last time, each time"
+    for _ in range(10):
+        pace.ended(32, 100.0, 101.0, is_late=False)
+    assert pace.num == 37
+    for _ in range(1000):
+        pace.ended(32, 100.0, 101.0, is_late=False)
+    assert pace.num == 512
+    for number in range(20):
+        pace.ended(1, 200.0 + 9 * number, 205.0 + 9 * number, is_late=True)
+    assert pace.num == 1

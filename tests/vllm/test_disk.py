@@ -10,7 +10,7 @@ from continuum_connector.scheduler.tiers import disk
 from continuum_connector.scheduler.tiers.reading import PROBE_S
 from continuum_connector.scheduler.tiers.saving import RETRY_S
 from continuum_connector.scheduler.tiers.transfers import HANGS_AFTER_S, Kind
-from tests.vllm.fake_worker import OF_DISK
+from tests.vllm.fake_worker import OF_DISK, WriteOrder
 from tests.vllm.harness import Engine
 from tests.vllm.tiering import (
     MODES,
@@ -464,6 +464,28 @@ def test_writing_begins_again_once_a_try_succeeds(caplog: pytest.LogCaptureFixtu
     finish(engine)
 
 
+def test_errors_of_one_moment_are_one_and_those_of_other_hours_do_not_count() -> None:
+    """A drive that is away for a second fails all that is under way, and is there again."""
+    engine = on_disk()
+    overrun(engine, 8)
+    disk = engine.worker.disk
+    for hour, names in enumerate([("a", "other0"), ("other1",), ("other2",), ("other3",)]):
+        disk.fails_with, disk.is_held = "eio", True
+        for name in names:
+            tokens = engine.next_prompt(name, 5)
+            engine.add(f"{name}{hour}", tokens, program=name, final=True)
+        engine.step()
+        engine.step()
+        disk.is_held = False
+        engine.run_until_idle()
+        disk.fails_with = ""
+        park(engine)
+        engine.clock.advance(2000.0)
+    assert total(engine, "reads", "failed") == 5
+    assert engine.connector.side.tier.ahead.owner is not None
+    finish(engine)
+
+
 def test_a_disk_that_fails_for_good_says_one_sentence(caplog: pytest.LogCaptureFixture) -> None:
     """Its own errors have a rule of their own: nothing is read any more either."""
     engine = on_disk()
@@ -471,7 +493,9 @@ def test_a_disk_that_fails_for_good_says_one_sentence(caplog: pytest.LogCaptureF
     engine.worker.disk.refuses_with = "eio"
     ask_more(engine, 6)
     said = [each.message for each in caplog.records if " disk " in each.message]
-    assert len([text for text in said if "3 times (input/output error)" in text]) == 1
+    assert (
+        len([text for text in said if "3 times within an hour (input/output error)" in text]) == 1
+    )
     assert not [text for text in said if "takes no writes" in text]
 
 
@@ -561,6 +585,35 @@ def test_a_step_begins_as_many_writes_as_there_is_room_for() -> None:
     assert len(in_flight(engine, Kind.WRITE)) == 3
     tier.traffic.background = begin
     finish(engine)
+
+
+def test_of_a_slow_disk_no_more_is_asked_at_once_than_it_writes_in_time(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Or most of it is late, paid from the budget for nothing, and asked again."""
+    monkeypatch.setattr(disk, "MAX_WRITE_BYTES", 4 * 4096)
+    engine = on_disk(num_blocks=400, num_slots=300, disk_slots=4000)
+    pending, last_s = engine.worker.pending, [engine.clock()]
+
+    def go_on() -> None:
+        """A block in 0.8 s, one order after the other; all else at once."""
+        writes = [each for each, copy in pending.items() if isinstance(copy.order, WriteOrder)]
+        for each in set(pending) - set(writes):
+            engine.worker.settle(each)
+        if not writes:
+            last_s[0] = engine.clock()
+        elif engine.clock() - last_s[0] >= 0.8 * len(pending[writes[0]].order.slots):
+            last_s[0] = engine.clock()
+            engine.worker.settle(writes[0])
+
+    engine.worker._settle_due = go_on
+    for number in range(20):
+        run_turn(engine, f"a{number}", 200, seed=number, program=f"p{number}", idle=False)
+    engine.idle(60.0)
+    num_late, num_written = total(engine, "writes", "cancelled"), engine.worker.disk.num_written
+    engine.idle(30.0)
+    assert total(engine, "writes", "cancelled") <= num_late + 3
+    assert engine.worker.disk.num_written >= num_written + 20
 
 
 def test_a_prefill_is_weighed_with_all_turns_that_it_delays() -> None:

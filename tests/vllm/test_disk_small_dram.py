@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import pytest
 
 from bench.disk import turns
+from continuum_connector.scheduler.tiers import reading, wanted
 from continuum_connector.scheduler.tiers.transfers import Kind
 from tests.vllm.harness import Engine
 from tests.vllm.tiering import (
@@ -73,6 +75,54 @@ def test_a_turn_waits_for_room_no_longer_than_for_reads() -> None:
     engine.run_until_idle()
     assert answers_as_without_a_tier(engine)
     assert not engine.connector.side.tier.ahead._waits
+
+
+def test_of_many_that_wait_for_room_few_look_for_it_in_a_step(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Where one finds none, none does; and what it wants may have come for others."""
+    engine = came_back()
+    tokens = engine.next_prompt("a", 20)
+    for number in range(30):
+        engine.add(f"e{number}", [*tokens, number], program=f"e{number}")
+    waits = engine.connector.side.tier.ahead._waits.values()
+    assert sum(each.rest is not None for each in waits) > 20
+    looks = []
+    own = wanted.Prompt.look
+    monkeypatch.setattr(wanted.Prompt, "look", lambda *those: looks.append(those) or own(*those))
+    most, began = 0, engine.clock()
+    while len(engine.finish_reasons) < len(engine.requests):
+        engine.step()
+        engine.worker.disk.is_held = engine.num_steps % 8 != 0
+        most, _ = max(most, len(looks)), looks.clear()
+    assert 0 < most <= reading.TRIES_PER_STEP
+    assert engine.clock() - began < 2.0, "they waited until their deadline"
+    engine.worker.disk.is_held = False
+    engine.run_until_idle()
+    assert answers_as_without_a_tier(engine)
+
+
+def test_a_turn_that_found_no_room_looks_again_once_what_it_lacks_has_come(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    engine = came_back()
+    tier = engine.connector.side.tier
+    engine.step()
+    for read in in_flight(engine, Kind.READ):
+        engine.settle(read.id)
+    for _ in range(4):
+        engine.step()
+    wait = tier.ahead._waits["d"]
+    assert wait.rest is not None
+    looks = []
+    own = wanted.Prompt.look
+    monkeypatch.setattr(wanted.Prompt, "look", lambda *those: looks.append(those) or own(*those))
+    assert tier.ahead.awaits("d", engine.clock())
+    assert not looks
+    number = next(iter(tier.dram.index._numbers.values()))
+    [wait.lacks] = tier.dram.index.keys_at(np.array([number]))
+    assert tier.ahead.awaits("d", engine.clock())
+    assert looks
 
 
 @pytest.mark.parametrize("is_waiting", [True, False])

@@ -25,7 +25,7 @@ from continuum_connector.scheduler.tiers.eviction import Rank
 from continuum_connector.scheduler.tiers.found import Found
 from continuum_connector.scheduler.tiers.marks import Marks
 from continuum_connector.scheduler.tiers.reading import DiskPlan, Reading
-from continuum_connector.scheduler.tiers.saving import Attempts, Budget, Saving
+from continuum_connector.scheduler.tiers.saving import Attempts, Budget, Failures, Pace, Saving
 from continuum_connector.scheduler.tiers.slots import Tickets
 from continuum_connector.scheduler.tiers.traffic import Owner
 from continuum_connector.scheduler.tiers.transfers import (
@@ -46,8 +46,8 @@ MAX_WRITE_BYTES = 64 << 20  # of an order, on a rank
 # Under way at once, which a long step's time is written in; one while anybody reads.
 MAX_WRITES = 16
 MAX_BUSY = 2  # so much of DRAM is being written at most: a disk that hangs keeps it
-# What ends a disk's life: what it gave was wrong so often in an hour (a power cut alone tears as
-# many slots as were being written), it failed so often. What it does not take, ends its writing.
+# What ends a disk's life, within an hour: what it gave was wrong so often (a power cut alone tears
+# as many slots as were being written), it failed so often. What it does not take, ends its writing.
 MAX_CORRUPT, CORRUPT_S, MAX_EIO = 16, 3600.0, 3
 NOT_BEGUN = frozenset({"stale", "asleep", "no_tier"})
 # Why a copy was not made that may be made the next time.
@@ -82,8 +82,10 @@ class DiskTier:
         self._disk_slots: dict[int, int] = {}  # rank -> how many it has
         self._disk_down = ""
         self._corrupt: deque[float] = deque()  # when, of the last hour
-        self._num_eio = self._num_unsaved = 0
-        self._attempts = Attempts()
+        self._num_unsaved = 0
+        self._attempts, self._errors = Attempts(), Failures()
+        self._most = max(1, MAX_WRITE_BYTES // (length * plan.block_bytes))  # slots of an order
+        self._pace = Pace(MAX_WRITES * self._most)
         self._now = -math.inf  # of the last step
         self._is_new = False  # what the ranks said of their disks
         self._settles_at = -math.inf  # until then more of it is expected
@@ -212,6 +214,7 @@ class DiskTier:
         apart what earlier epochs left."""
         for past in self._pasts:
             past.tidy()
+        self.ahead.new_step()
         self._now = now
         if not self.dram.is_up:
             self._leave()
@@ -238,10 +241,9 @@ class DiskTier:
 
     def _write(self, now: float) -> bool:
         """Begin to write what is next; False: there is nothing, or not now."""
-        length = self._plan.slot_blocks
-        most = max(1, MAX_WRITE_BYTES // (length * self._plan.block_bytes))
-        room = self.dram.index.num_slots // MAX_BUSY - self.disk.num_writing * length
-        most = min(most, max(room // length, not self.disk.num_writing))
+        length, num_writing = self._plan.slot_blocks, self.disk.num_writing
+        room = min(self.dram.index.num_slots // MAX_BUSY // length, self._pace.num) - num_writing
+        most = min(self._most, max(room, not num_writing))
         batch = self._saving.next(most, self._rank_at(now), now) if most else None
         if batch is None:
             return False
@@ -278,6 +280,9 @@ class DiskTier:
         index.release(tickets, corrupt="stale" in reasons)
         if reasons and reasons <= NOT_BEGUN:
             self._budget.take(-len(numbers) * self._disk_bytes)
+        is_late = transfer.cancelled and transfer.state is TransferState.FAILED
+        if is_done or is_late:
+            self._pace.ended(len(numbers), transfer.admitted, self._now, is_late)
         is_right = np.asarray(are_there.reshape(len(numbers), -1).all(axis=1) & is_done)
         if is_right.any():
             if self._attempts.succeed(transfer.admitted):
@@ -308,10 +313,8 @@ class DiskTier:
             why = "is full, or may only be read" if "enospc" in reasons else "takes no writes"
             told = "; what is on it is read, and a write is tried every 10 minutes"
             logger.warning("The disk %s (%s)%s", why, ", ".join(sorted(reasons)), told)
-        if "eio" in reasons:
-            self._num_eio += 1
-            if self._num_eio == MAX_EIO:
-                self._go_down(f"the disk failed {MAX_EIO} times (input/output error)")
+        if "eio" in reasons and self._errors.add(now, self._now) >= MAX_EIO:
+            self._go_down(f"the disk failed {MAX_EIO} times within an hour (input/output error)")
         if "corrupt" in reasons and transfer.kind is Kind.READ:
             self._corrupt.append(now)
             while now - self._corrupt[0] > CORRUPT_S:

@@ -33,6 +33,7 @@ from continuum_connector.scheduler.tiers.wanted import Prompt, Wanted, block_key
 
 MAX_READ_BYTES = 64 << 20  # of an order, on a rank: each that settles is a longer hit
 PROBE_S = 60.0  # so long after the last read a disk that seemed too slow is asked again
+TRIES_PER_STEP = 4  # to read on: each looks up a whole prompt, and thousands may wait for room
 
 
 class CopyCosts(Protocol):
@@ -61,14 +62,14 @@ class DiskPlan:
 class _Wait:
     """What a turn waits for. `reads`: the first one last; `start`: where its load begins, in
     blocks; `came`: the places in its chain of what reads brought. `rest`: where DRAM had no room
-    to read all of it to, and may have soon; `tried`: how things stood when it had none."""
+    to read all of it to, and may have soon; `lacks`: the first block of that."""
 
     deadline: float
     reads: list[_Read] = field(default_factory=list)
     start: int = 0
     came: list[Numbers] = field(default_factory=list)
     rest: Wanted | None = None
-    tried: tuple[int, ...] = ()
+    lacks: Key = b""
 
 
 @dataclass(eq=False)
@@ -107,6 +108,8 @@ class Reading:
         self._read_to: dict[int, _Read] = {}  # by the host slot that it writes to
         self._num_reading = 0  # blocks, of the reads under way
         self._began = -math.inf  # when the last of them was begun
+        self._full: tuple[int, ...] = ()  # how things stood when a turn found no room
+        self._num_tries = 0  # to read on, in this step
         self.has_waiting: Callable[[str], bool] = lambda program: False  # a turn of it
         self.has_new: Callable[[], bool] = lambda: False  # that is to be written at once
         self.owner: Owner | None = None
@@ -142,7 +145,8 @@ class Reading:
             return
         self._disk.shelves.use(program, on_disk[on_disk >= 0], supersedes)
         keys, start = block_keys(hashes[: num_groups * length]), num_vram_tokens // self._size
-        prompt = self._look(wanted := Wanted(program, request, keys, names, start))
+        wanted = Wanted(program, request, keys, names, start)
+        prompt = Prompt.look(wanted, self._dram, self._disk)
         groups = prompt.missing(length)
         num_gained, num_before = prompt.gained(groups, length)
         size, costs = self._size, self._plan.costs
@@ -193,6 +197,10 @@ class Reading:
             self._give_up(wait)
 
     # --- what happens to reads --------------------------------------------------------
+    def new_step(self) -> None:
+        """Those who wait for room may try again."""
+        self._num_tries = 0
+
     def settled(self, transfer: Transfer) -> None:
         """A read is over: what it brought can be found in DRAM, where it is on disk as well."""
         read, is_done = self._reads.pop(transfer.id), transfer.state is TransferState.DONE
@@ -218,9 +226,6 @@ class Reading:
         self._waits.clear()
 
     # --- parts ------------------------------------------------------------------------
-    def _look(self, wanted: Wanted) -> Prompt:
-        return Prompt.look(wanted, self._dram, self._disk)
-
     def _join(self, wait: _Wait, reads: list[_Read], wanted: Wanted) -> None:
         """The turn waits for these."""
         for read in reads:
@@ -229,10 +234,12 @@ class Reading:
         wait.reads = reads[::-1]
 
     def _go_on(self, wait: _Wait, wanted: Wanted, now: float) -> None:
-        """Read on, if there is room by now."""
-        if wait.tried == self._stand:
+        """Read on, if there is room by now: where one turn found none, none does."""
+        is_full = self._stand == self._full and wait.lacks not in self._dram
+        if is_full or self._num_tries >= TRIES_PER_STEP:
             return
-        prompt, wait.rest = self._look(wanted), None
+        self._num_tries += 1
+        prompt, wait.rest = Prompt.look(wanted, self._dram, self._disk), None
         groups = prompt.missing(self._plan.slot_blocks)
         reads = self._under_way(prompt.in_dram[wanted.start :])
         if len(groups):
@@ -288,7 +295,8 @@ class Reading:
         targets[is_wanted.nonzero()[0][: len(tickets)]] = tickets
         has_room = (targets.reshape(-1, length)[groups] >= 0).any(axis=1)
         if wait is not None and can_wait and not has_room.all():
-            wait.rest, wait.tried = wanted, self._stand
+            lacks = int((is_wanted & (targets < 0)).argmax())
+            wait.rest, wait.lacks, self._full = wanted, wanted.keys[lacks], self._stand
         groups = groups[has_room]
         step = max(1, self.max_read_bytes // (length * self._plan.block_bytes))
         parts = (groups[first : first + step] for first in range(0, len(groups), step))

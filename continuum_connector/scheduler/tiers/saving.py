@@ -31,8 +31,10 @@ DAY_S = 24 * 3600.0
 # Of what may be written: above it everything is, below it what leaves next, and of that only what
 # was used the more often the less there is.
 SPARE_FILL = 0.5
-MAX_FAILED, FAILED_S = 3, 3600.0  # attempts to write, within so many seconds: then none is made
+FAILED_S = 3600.0  # what failed longer ago counts no more
+MAX_FAILED = 3  # attempts to write: then none is made
 RETRY_S = 600.0  # but one, so long after the last
+FASTER = 64  # of what was written in time so little more is written at once
 START_SHARE = 1 / 24  # what there is at least after a restart that found the disk full
 
 
@@ -78,13 +80,34 @@ class Budget:
         self._level = max(least, self._level - num_bytes)
 
 
-class Attempts:
-    """Whether the disk is written to: not after so many failed attempts within an hour, but for a
-    try now and then, which begins it again. Writes under way at once fail as one attempt."""
+class Failures:
+    """Attempts that failed within an hour; those under way at once fail as one."""
 
     def __init__(self) -> None:
         self._failed: deque[float] = deque()
-        self._known_at = -math.inf  # what was begun until then, tells nothing new
+        self.known_at = -math.inf  # what was begun until then, tells nothing new
+
+    def add(self, begun: float, now: float) -> int:
+        """One begun then has failed; how many have by now, 0 if that is nothing new."""
+        if begun <= self.known_at:
+            return 0
+        self.known_at = now
+        self._failed.append(now)
+        while now - self._failed[0] > FAILED_S:
+            self._failed.popleft()
+        return len(self._failed)
+
+    def clear(self) -> None:
+        """What failed until now is mended."""
+        self._failed.clear()
+
+
+class Attempts:
+    """Whether the disk is written to: not after so many failures, but for a try now and then, which
+    begins it again."""
+
+    def __init__(self) -> None:
+        self._failures = Failures()
         self._retry_at = math.inf  # where writing is over
         self.is_over = False
 
@@ -93,23 +116,39 @@ class Attempts:
 
     def fail(self, begun: float, now: float) -> bool:
         """A write begun then has failed; True: with it writing is over."""
-        if begun <= self._known_at:
+        if not (num_failed := self._failures.add(begun, now)):
             return False
-        self._known_at = now
-        self._failed.append(now)
-        while now - self._failed[0] > FAILED_S:
-            self._failed.popleft()
-        was_over, self.is_over = self.is_over, self.is_over or len(self._failed) >= MAX_FAILED
+        was_over, self.is_over = self.is_over, self.is_over or num_failed >= MAX_FAILED
         self._retry_at = now + RETRY_S
         return self.is_over and not was_over
 
     def succeed(self, begun: float) -> bool:
         """A write begun then is done; True: with it writing begins again."""
-        if not self.is_over or begun <= self._known_at:
+        if not self.is_over or begun <= self._failures.known_at:
             return False
         self.is_over = False
-        self._failed.clear()
+        self._failures.clear()
         return True
+
+
+class Pace:
+    """How many disk slots are written at once, `num`: of a slow disk no more than it ends before
+    they are late, or most of what it writes would be for nothing."""
+
+    def __init__(self, most: int) -> None:
+        self._most = self._level = float(most)
+        self._slowed_at = -math.inf
+
+    @property
+    def num(self) -> int:
+        return int(self._level)
+
+    def ended(self, num_slots: int, begun: float, now: float, is_late: bool) -> None:
+        """A write of so many, begun then, is done, or late."""
+        if not is_late:
+            self._level = min(self._most, self._level + num_slots / FASTER)
+        elif begun > self._slowed_at:
+            self._level, self._slowed_at = max(1.0, self._level / 2), now
 
 
 @dataclass(frozen=True)
@@ -175,8 +214,13 @@ class Saving:
     def has_spare(self, now: float) -> bool:
         """Whether there is budget for more than what leaves soon. On a disk smaller than DRAM each
         block would push out one that is to be written again."""
-        has_room = self._disk.num_slots * self._length >= self._dram.num_slots
+        has_room = self._num_fit >= self._dram.num_slots
         return has_room and self._budget.fill(now) > SPARE_FILL
+
+    @property
+    def _num_fit(self) -> int:
+        """How many blocks the disk can hold; an engine at rest would write more over and over."""
+        return (self._disk.num_slots - self._disk.num_bad) * self._length
 
     def came(self, program: str) -> None:
         """Something of it has come to DRAM: if there is budget, it goes on at once."""
@@ -228,7 +272,8 @@ class Saving:
 
     def _coldest(self, rank: Rank | None) -> list[_Walk]:
         dram, walks = self._dram, []
-        num_left = max(math.ceil(COLD_SHARE * dram.num_slots), self._length) - dram.num_free
+        num_cold = max(math.ceil(COLD_SHARE * dram.num_slots), self._length)
+        num_left = min(num_cold, self._num_fit) - dram.num_free
         for chain in itertools.islice(dram.next_to_leave(rank), MAX_COLD_CHAINS):
             if num_left <= 0:
                 break
