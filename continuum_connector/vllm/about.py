@@ -11,6 +11,7 @@ from continuum_connector.vllm.compat import (
     asks_by_priority,
     can_fail_by_request,
     has_layouts,
+    mends_drafted_states,
 )
 
 
@@ -27,6 +28,7 @@ def about_vllm() -> dict[str, Any]:
         "platform": str(getattr(current_platform, "device_name", "")),
         "has_layouts": has_layouts(),
         "fails_by_request": can_fail_by_request(),
+        "mends_drafted_states": mends_drafted_states(),
         "may_starve": asks_by_priority(),
         "architectures": [a for name in generate for a in getattr(registry, name, ())],
     }

@@ -133,6 +133,24 @@ def can_fail_by_request() -> bool:
     return hasattr(base, "KVConnectorTransferResults")
 
 
+def mends_drafted_states() -> bool:
+    """Whether this vLLM has the mends of what drafts did to states (vLLM >= 0.32): a prompt's last
+    token padded with drafts, a hit counted in blocks of another size, stages that copy late."""
+    from vllm.v1.worker.gpu.input_batch import InputBatch
+
+    return "prefill_runs_as_decode_np" in InputBatch.__dataclass_fields__
+
+
+def leaves_right_states(vllm_config: Any) -> bool:
+    """Whether states are right, beside drafts, where a prompt's chunks end.
+
+    Runner V1 under asynchronous scheduling takes the number of accepted drafts from a row that has
+    been another request's meanwhile (v1/worker/gpu_model_runner.py, _prepare_inputs).
+    """
+    is_async = vllm_config.scheduler_config.async_scheduling
+    return mends_drafted_states() and bool(vllm_config.use_v2_model_runner or not is_async)
+
+
 def transfer_results(finished: set[str], failed: set[str]) -> Any:
     """Build vLLM's KVConnectorTransferResults (>= 0.30)."""
     from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorTransferResults

@@ -57,6 +57,10 @@ class HitRule:
     hit at the last block boundary needs (`spare` blocks), and when it ends vLLM hashes that. One
     such set per turn: hashing all that decoding passes would cost others their cached blocks.
 
+    With drafts a state that decoding left is right only if every count of accepted drafts before it
+    was, and vLLM had those wrong in several releases (docs/decisions.md). So it is not hashed, as by
+    default vLLM does not hash it either: kept is what a hit at the prompt's end needs.
+
     `is_on`: do so. `gives_way`: whoever allocates asks `give_up_spare` first, so that no allocation
     fails for a spare block.
     """
@@ -70,6 +74,7 @@ class HitRule:
         self._states = [each for each in managers if hasattr(each, "mamba_cache_mode")]
         self._windows = [each for each in managers if hasattr(each, "sliding_window")]
         chunked = [each for each in managers if hasattr(each, "attention_chunk_size")]
+        self._keeps_answers = not any(each.num_speculative_blocks for each in self._states)
         self._flagged = [
             each
             for each in managers
@@ -86,7 +91,8 @@ class HitRule:
         self._spare: dict[str, None] = {}  # those of them that have not given them up
         self._remove = coordinator.remove_skipped_blocks
         if self._sparse:
-            coordinator.remove_skipped_blocks = self._sparing(self._remove)
+            wrap = self._sparing if self._keeps_answers else self._sparing_prompts
+            coordinator.remove_skipped_blocks = wrap(self._remove)
 
     # --- at the end of a turn ---------------------------------------------------------
     def kept(self, request: Any, prompts_end: int) -> list[tuple[list[int], list[Any]]]:
@@ -97,10 +103,12 @@ class HitRule:
         `prompts_end`: in tokens; what a hit there needs is kept too, as far as it is there.
         """
         self._forget(request.request_id)
-        if getattr(self._coordinator, "retention_interval", None) is not None:
+        hashes, limit = request.block_hashes, request.num_tokens
+        if not self._keeps_answers:
+            limit = request.num_prompt_tokens
+        elif getattr(self._coordinator, "retention_interval", None) is not None:
             self._hash_last(request)
-        hashes = request.block_hashes
-        found, hit = self._found(request)
+        found, hit = self._found(request, limit)
         kept = []
         for manager, blocks in zip(self._coordinator.single_type_managers, found, strict=True):
             places = [(i, block) for i, block in enumerate(blocks) if not block.is_null]
@@ -132,8 +140,8 @@ class HitRule:
             merged = blocks | dict(zip(*kept[group], strict=True))
             kept[group] = sorted(merged), [merged[end] for end in sorted(merged)]
 
-    def _found(self, request: Any) -> tuple[Sequence[Any], int]:
-        """vLLM's lookup, but for states that other turns compute on in place.
+    def _found(self, request: Any, limit: int) -> tuple[Sequence[Any], int]:
+        """vLLM's lookup up to `limit` tokens, but for states that others compute on in place.
 
         With a match unit finer than blocks, the state amid a turn's prompt is found for one step;
         the next one moves its hash to a copy and goes on in the block itself (MambaManager,
@@ -146,7 +154,7 @@ class HitRule:
             for request_id, (_, block) in each._partial_hit_reqs.items()
             if request_id != request.request_id
         }
-        limit = len(hashes) * size
+        limit = min(limit, len(hashes) * size)
         while True:
             found, hit, *_ = self._coordinator.find_longest_cache_hit(hashes, limit)
             states = [b for each in self._states for b in found[each.kv_cache_group_id][-1:]]
@@ -228,6 +236,44 @@ class HitRule:
 
         return remove_skipped_blocks
 
+    def _sparing_prompts(self, remove: Callable[..., None]) -> Callable[..., None]:
+        """Wrap the same where answers are not kept: the states at the prompt's end stay.
+
+        They stay in the request's table, and so end with the request; only `remove` does not see
+        them, and goes on to what lies behind.
+        """
+
+        @functools.wraps(remove)
+        def remove_skipped_blocks(
+            request_id: str, processed_computed_tokens: int, num_prompt_tokens: int | None = None
+        ) -> None:
+            spared: list[tuple[Any, int, Any]] = []
+            if self.is_on and self.gives_way and num_prompt_tokens is not None:
+                size = self._coordinator.scheduler_block_size
+                end = max(0, num_prompt_tokens - self.num_proof_tokens - 1) // size * size
+                if 0 < end < processed_computed_tokens:
+                    if self._at.get(request_id) != end:
+                        self._note(request_id, end)
+                    if request_id in self._spare:
+                        spared = self._prompts_states(request_id)
+            for table, column, _ in spared:
+                table[column] = self._pool.null_block
+            remove(request_id, processed_computed_tokens, num_prompt_tokens)
+            for table, column, state in spared:
+                table[column] = state
+
+        return remove_skipped_blocks
+
+    def _prompts_states(self, request_id: str) -> list[tuple[Any, int, Any]]:
+        """(table, column, block) of each group that has a state at the turn's prompt's end."""
+        spared = []
+        for manager in self._states:
+            table = manager.req_to_blocks.get(request_id, ())
+            column = self._at[request_id] // manager.block_size - 1
+            if column < len(table) and table[column].block_hash is not None:
+                spared.append((table, column, table[column]))
+        return spared
+
     def _note(self, request_id: str, boundary: int) -> None:
         """The turn has passed a block boundary: from now on it keeps what a hit there needs."""
         self._at[request_id] = boundary
@@ -247,6 +293,8 @@ class HitRule:
         tables = self._coordinator.single_type_managers[0].req_to_blocks
         for each in [each for each in self._spare if each not in tables]:
             self._forget(each)  # it was preempted, or ended while we were off
+        if not self._keeps_answers:
+            return len(self._spare) * len(self._states)
         per_boundary = 1 + -(-self.num_proof_tokens // self._coordinator.scheduler_block_size)
         return len(self._spare) * len(self._sparse) * int(per_boundary)
 
@@ -257,11 +305,20 @@ class HitRule:
         while self._spare:
             request_id, _ = self._spare.popitem()
             request = requests.get(request_id)
-            if request is not None and request_id in tables:
-                processed = max(0, request.num_computed_tokens - request.num_in_flight_tokens)
-                self._remove(request_id, processed, request.num_prompt_tokens)
+            if request is not None and request_id in tables and self._let_go(request):
                 return True
         return False
+
+    def _let_go(self, request: Any) -> bool:
+        if self._keeps_answers:
+            processed = max(0, request.num_computed_tokens - request.num_in_flight_tokens)
+            self._remove(request.request_id, processed, request.num_prompt_tokens)
+            return True
+        states = self._prompts_states(request.request_id)
+        for table, column, state in states:
+            table[column] = self._pool.null_block
+            self._pool.free_blocks([state])
+        return bool(states)
 
     def waits_for_step(self, found: Any) -> bool:
         """Whether an allocation fails because its hit, `found`, is a state of this very step: room

@@ -36,7 +36,9 @@ class Server(NamedTuple):
 
     `kinds`: of its KV groups, one for each; `kv_cache_dtype`: --kv-cache-dtype, or what the
     checkpoint asks for instead of auto; `executor`: --distributed-executor-backend;
-    `has_drafts`: --speculative-config is set; `has_lora`: --enable-lora.
+    `has_drafts`: --speculative-config is set; `has_lora`: --enable-lora; of layers of state:
+    `state_mode`: --mamba-cache-mode; `finds_answers`: vLLM itself finds the states of answers;
+    `leaves_right_states`: compat.leaves_right_states.
     """
 
     kinds: tuple[str, ...] = ("FullAttentionSpec",)
@@ -46,6 +48,9 @@ class Server(NamedTuple):
     executor: str = "mp"
     has_drafts: bool = False
     has_lora: bool = False
+    state_mode: str = "align"
+    finds_answers: bool = False
+    leaves_right_states: bool = True
 
 
 class Group(NamedTuple):
@@ -116,9 +121,27 @@ def why_no_tier(server: Server) -> str:
             "recompute a failed load there; vLLM 0.30 can"
         )
     if STATES in server.kinds and server.has_drafts:
+        return _why_no_drafted_states(server)
+    return ""
+
+
+def _why_no_drafted_states(server: Server) -> str:
+    """Say why states may be wrong where drafts run, and DRAM would keep them, or return ""."""
+    if not server.leaves_right_states:
         return (
-            "no DRAM tier for layers of state with speculative decoding: there vLLM itself is "
-            "reported to cache wrong states (its issue 53912), and DRAM would keep them"
+            "no DRAM tier for layers of state with speculative decoding on this vLLM, which may "
+            "leave wrong states there; vLLM 0.32 with its model runner V2 leaves right ones"
+        )
+    if server.state_mode != "align":
+        return (
+            f"no DRAM tier for --mamba-cache-mode {server.state_mode} with speculative decoding: "
+            "not proven yet"
+        )
+    if server.finds_answers:
+        return (
+            "no DRAM tier for layers of state with speculative decoding and a "
+            "--prefix-cache-retention-interval, with which vLLM finds states that were left amid "
+            "drafts: not proven yet"
         )
     return ""
 

@@ -17,15 +17,18 @@ LARGEST_FIXED = 64  # tokens of a block for kernels of fixed sizes: FlashInfer's
 
 def server(vllm_config: Any, kv_cache_config: Any = None) -> Server:
     """What decides on a DRAM tier; before the KV groups are made, as if there were one."""
-    parallel = vllm_config.parallel_config
+    parallel, cache = vllm_config.parallel_config, vllm_config.cache_config
     return Server(
         kinds=kv_specs.kinds(kv_cache_config) if kv_cache_config else Server().kinds,
         fails_by_request=compat.can_fail_by_request(),
-        kv_cache_dtype=vllm_config.cache_config.cache_dtype,
+        kv_cache_dtype=cache.cache_dtype,
         pipeline_parallel=parallel.pipeline_parallel_size,
         executor=str(parallel.distributed_executor_backend),
         has_drafts=vllm_config.speculative_config is not None,
         has_lora=vllm_config.lora_config is not None,
+        state_mode=cache.mamba_cache_mode,
+        finds_answers=getattr(cache, "prefix_cache_retention_interval", None) != 0,
+        leaves_right_states=compat.leaves_right_states(vllm_config),
     )
 
 

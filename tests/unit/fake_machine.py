@@ -23,6 +23,7 @@ VLLM = {
     "platform": "cuda",
     "has_layouts": True,
     "fails_by_request": True,
+    "mends_drafted_states": True,
 }
 H100 = {"name": "NVIDIA H100 80GB HBM3", "pci_id": GPU_ID, "num_bytes": 80 * GIB}
 CUDA = {"has_library": True, "version": 12080, "library": "570.86.15", "gpus": [H100]}

@@ -157,6 +157,7 @@ class FakeWorker:
         self.num_blocks_stored = 0
         self.num_drafts = 0  # that it guesses behind each token it samples
         self.num_drafted = self.num_accepted = 0  # of them so far
+        self.spoils_drafted_states = False  # what a step with drafts leaves for good is wrong
         self.disk = FakeDisk()
         self._wrap_report = wrap_report or _connector_metadata
         self._requests: dict[str, _Request] = {}
@@ -551,7 +552,8 @@ class FakeWorker:
             self._keep_state(request_id, group, column + i - known, i)
         ahead, passed = accepted - known, accepted // size * size
         if passed >= known:
-            self._keep_state(request_id, group, passed // size - 1, passed)
+            wrong = self.spoils_drafted_states and end > known
+            self._keep_state(request_id, group, passed // size - 1, passed - wrong)
             ahead = 0 if passed // size - 1 == column else ahead
         request.states[group.index] = column, ahead
 

@@ -148,6 +148,7 @@ class VllmSeen(msgspec.Struct, frozen=True):
     platform: str = ""  # cuda, rocm, cpu, ...; "" where vLLM found no device
     has_layouts: bool = False
     fails_by_request: bool = False
+    mends_drafted_states: bool = False
     may_starve: bool = False
     architectures: tuple[str, ...] = ()
     model: str = ""

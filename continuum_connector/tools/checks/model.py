@@ -87,6 +87,7 @@ def lines(machine: Machine, plan: Plan, vllm: VllmSeen) -> Iterator[Line]:
             executor=plan.executor,
             has_drafts=bool(plan.speculative),
             has_lora=plan.lora,
+            leaves_right_states=vllm.mends_drafted_states or not vllm.version,
         ),
         vllm.may_starve and plan.scheduling_policy == "priority",
     )
