@@ -1,7 +1,8 @@
 """The cells of the matrix: what matrix.toml says of each, made into a machine and a workload.
 
 A cell says how hard it is, never how large the machine: the window in which programs arrive
-follows from `load`, the pools from `live_vram` and `live_dram` and what the workload asks.
+follows from `load`, the pools from `live_vram` and `live_dram` and what the workload asks. One that
+says a `rate` is played as it was measured: so many programs a second, VRAM as counted, `dram_gb`.
 """
 
 from __future__ import annotations
@@ -98,6 +99,8 @@ def scene(cell: Cell, seed: int) -> Scene:
     says something that its workload does not know.
     """
     said: dict[str, Any] = dict(cell.said)
+    if "rate" in said:
+        return _as_measured(cell, seed, said)
     load, live_vram, live_dram = (said.pop(key) for key in ("load", "live_vram", "live_dram"))
     live_disk = said.pop("live_disk", math.inf)
     hardware = {key: said.pop(key) for key in ON_MACHINE if key in said}
@@ -111,3 +114,11 @@ def scene(cell: Cell, seed: int) -> Scene:
     room = {"dram_gb": live_gb / live_dram, "disk_gb": live_gb / live_disk}
     sized = machine(kv_tokens=kv_tokens, **room, **hardware)
     return Scene(cell, seed, sized, workload, asked, window_s)
+
+
+def _as_measured(cell: Cell, seed: int, said: dict[str, Any]) -> Scene:
+    on = {key: said.pop(key) for key in (*ON_MACHINE, "dram_gb") if key in said}
+    workload = registry.at_rate(said.pop("workload"), said, seed)
+    whole = machine(**on)
+    asked = demand(workload, whole)
+    return Scene(cell, seed, whole, workload, asked, len(workload.programs) / said["rate"])

@@ -12,6 +12,7 @@ pytest.importorskip("tomllib")  # Python 3.11
 
 from bench.sim import pair
 from bench.sim.cells import Cell, cell_of, load_matrix, scene
+from bench.sim.hardware import GB, PUBLISHED_KV_TOKENS
 from bench.sim.job import Job, Result
 from bench.sim.load import demand
 from bench.sim.matrix import PAGE, arms_of, job, judge, refusal
@@ -19,6 +20,7 @@ from bench.sim.matrix_page import Origin, page
 from bench.sim.result import RunRecord
 from bench.sim.store import Store
 from bench.sim.verdict import Verdict, verdict
+from bench.sim.workloads.eight_turns import eight_turns
 from continuum_connector.tools.cli.ending import ToldError
 
 MATRIX = load_matrix()
@@ -53,7 +55,8 @@ def test_the_matrix_has_every_factor() -> None:
     assert all(len(seeds) >= 2 for seeds in MATRIX.seeds.values())
 
 
-KINDS = {cell.workload: cell.name for cell in CELLS.values()}  # one of each
+# one of each that is scaled
+KINDS = {cell.workload: cell.name for cell in CELLS.values() if "load" in cell.said}
 
 
 @pytest.mark.parametrize(
@@ -73,6 +76,16 @@ def test_a_cell_asks_what_it_says(name: str) -> None:
     at_most = asked.live_tokens / made.machine.kv_tokens
     assert at_most <= said["live_vram"] * 1.01
     assert made.machine.kv_tokens >= 2 * made.workload.num_tokens
+
+
+@pytest.mark.parametrize(("name", "dram_gb"), [("published/10", 400), ("published/10 50 GB", 50)])
+def test_what_was_published_is_played_as_it_was(name: str, dram_gb: int) -> None:
+    made = scene(CELLS[name], seed=42)
+    assert len(made.workload.programs) == 433
+    assert made.workload.programs == eight_turns(10.0, seed=42).programs
+    assert made.machine.kv_tokens == PUBLISHED_KV_TOKENS["H100"]
+    assert made.machine.dram_bytes == dram_gb * GB
+    assert made.demand.live_tokens > 0
 
 
 def test_a_cell_survives_being_a_job() -> None:

@@ -152,6 +152,12 @@ PARTS = (
     ours("adaptive", "adaptive with the gate before new programs", name="gate", gate_wait_s=30.0),
     ours(
         "adaptive",
+        "the same, which holds a program for 10 s, or the work that was under way",
+        name="gate-10",
+        gate_wait_s=10.0,
+    ),
+    ours(
+        "adaptive",
         "adaptive, for batches: when the last program ends is what counts",
         name="throughput",
         objective="throughput",
