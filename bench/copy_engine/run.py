@@ -69,8 +69,7 @@ reading the tables
 examples
   python -m bench.copy_engine.run --quick
   python -m bench.copy_engine.run --only delay,submit --json delay.json
-  python -m bench.copy_engine.run --write --plot docs/images/copy_engine.png
-                                                     refresh the table in README.md, and its picture
+  python -m bench.copy_engine.run --write            refresh the tables in README.md
 """
 
 Say = Callable[[str], None]
@@ -122,10 +121,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     print(text)
     if options.json:
         options.json.write_text(json.dumps([each.as_json() for each in sections]))
-    if options.plot:
-        from bench.copy_engine.plot import draw  # matplotlib is needed for nothing else
-
-        console.print(f"{options.plot}: {', '.join(draw(sections, options.plot)) or 'nothing'}")
     if options.write:
         rewrite(README, {"table": text})
     return 0
@@ -160,7 +155,6 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     add("--device", type=whole(0, 1023), default=0, help="which GPU (0)")
     add("--quick", action="store_true", help="fewer samples, less memory (half a minute)")
     add("--json", type=Path, metavar="FILE", help="write every sample there")
-    add("--plot", type=Path, metavar="PNG", help="draw submit, delay, bandwidth (matplotlib)")
     add("--write", action="store_true", help="put the tables into this bench's README.md")
     add("--note", default="", help="said of the machine above the tables")
     return parser.parse_args(argv)
