@@ -20,7 +20,7 @@ WHO = ("vllm", "continuum-connector", "python")  # of what is installed, where a
 TEACH = """\
 examples
   python -m bench.results                       both pages, of what is kept
-  python -m bench.results keep demo agents runs/a.json runs/b.json \\
+  python -m bench.results keep demo agents runs/demo-1 runs/demo-2 \\
       --command "make demo" --commit 1a2b3c4 --machine "2-core x86-64 VM"
 """
 

@@ -14,7 +14,7 @@ from rich.table import Table
 
 from bench.common.tables import fitting, mean
 from bench.serve import stats
-from bench.serve.results import Loaded, ResultError
+from bench.serve.results import Loaded, ResultError, Turn
 from bench.serve.stats import Ratio, Sampled, Statistic
 from bench.serve.summary import BY_KEY, MIN_PROGRAMS_P99
 
@@ -121,7 +121,8 @@ SAME = "same answers"
 
 @dataclass(frozen=True)
 class Sameness:
-    """How many turns, of those that both answered, had the same token ids (0 of 0: not told)."""
+    """How many turns, of those that both answered, had the same token ids, or words where a chat
+    has none (0 of 0: not told)."""
 
     same: int
     of: int
@@ -139,17 +140,21 @@ def sameness(base: Column, other: Column) -> Sameness:
     same = of = 0
     first = ""
     for repeat, run in base.runs.items():
-        mine = {(t.program, t.turn): t.answer for t in run.turns if t.answer and not t.error}
+        mine = {(t.program, t.turn): said for t in run.turns if (said := _said(t))}
         theirs = other.runs[repeat].turns if repeat in other.runs else []
         for turn in theirs:
-            wanted = mine.get((turn.program, turn.turn))
-            if wanted is None or turn.error or not turn.answer:
+            wanted, said = mine.get((turn.program, turn.turn)), _said(turn)
+            if not wanted or not said:
                 continue
             of += 1
-            same += turn.answer == wanted
-            if turn.answer != wanted and not first:
+            same += said == wanted
+            if said != wanted and not first:
                 first = f"{turn.program} turn {turn.turn + 1} repeat {repeat + 1}"
     return Sameness(same, of, first)
+
+
+def _said(turn: Turn) -> list[int] | str:
+    return "" if turn.error else turn.answer or turn.text
 
 
 def by_pressure(arms: Sequence[Column]) -> dict[float, list[Column]]:
@@ -159,7 +164,8 @@ def by_pressure(arms: Sequence[Column]) -> dict[float, list[Column]]:
 
 
 SHOWN = (  # what a table of arms has, where it says anything
-    *("jct_mean_s", "jct_p95_s", "jct_p99_s", "ttft_mean_s", "ttft_p95_s", "tpot_mean_s"),
+    *("jct_mean_s", "jct_p95_s", "jct_p99_s", "ttft_mean_s", "ttft_p95_s", "ttft_first_mean_s"),
+    "tpot_mean_s",
     *("computed_tokens", "hit_vram_tokens", "hit_dram_tokens"),
     *("cached_pct", "theory_pct", "found_pct", "tokens_per_s"),
     *("stored_gb", "loaded_gb", "written_gb", "read_gb", "busy_pct", "failed_programs"),

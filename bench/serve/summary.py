@@ -13,7 +13,7 @@ import msgspec
 from rich.table import Table
 
 from bench.common.tables import mean, quantile
-from bench.serve.metrics import by_label, total
+from bench.serve.metrics import total
 from bench.serve.results import Loaded, Turn
 
 PROMPT = "vllm:prompt_tokens_by_source_total"
@@ -59,6 +59,11 @@ def _ttft(run: Loaded) -> list[float]:
     return [turn.ttft_s for turn in _good(run)]
 
 
+def _ttft_first(run: Loaded) -> list[float]:
+    """Of first turns: program order may have them pay for later ones."""
+    return [turn.ttft_s for turn in _good(run) if not turn.turn]
+
+
 def _source(name: str) -> Callable[[Loaded], float]:
     return lambda run: total(run.added, PROMPT, source=name) if run.added else math.nan
 
@@ -88,6 +93,7 @@ FIGURES = (
     Figure("jct_p99_s", "JCT P99", lambda r: _p99(_jct(r)), "s"),
     Figure("ttft_mean_s", "TTFT mean", lambda r: mean(_ttft(r)), "s"),
     Figure("ttft_p95_s", "TTFT P95", lambda r: quantile(_ttft(r), 0.95), "s"),
+    Figure("ttft_first_mean_s", "first turns", lambda r: mean(_ttft_first(r)), "s"),
     Figure(
         "tpot_mean_s",
         "TPOT mean",
@@ -138,11 +144,6 @@ def per_turn(run: Loaded) -> dict[int, list[Turn]]:
     for turn in sorted(_good(run), key=lambda each: each.turn):
         grouped.setdefault(turn.turn, []).append(turn)
     return grouped
-
-
-def pins_ended(run: Loaded) -> dict[str, float]:
-    """The connector's pins by how they ended."""
-    return by_label(run.added, "continuum:pins_ended_total", "cause")
 
 
 def table_of(run: Loaded) -> Table:
