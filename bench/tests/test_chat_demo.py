@@ -9,7 +9,7 @@ import pytest
 
 from bench.chat import demo
 from bench.serve import cli_ab, results
-from bench.serve.fake_api import FakeApi, Trouble
+from bench.tests.fake_server import FakeApi, Trouble
 from bench.tests.test_serve_ab import api, model  # fixtures
 
 __all__ = ["api", "model"]
