@@ -13,6 +13,7 @@ from pathlib import Path
 from rich.console import Console
 
 from bench.cli import names_of, start, teaching_parser, whole
+from bench.common.progress import Progress
 from bench.copy_engine.bandwidth import measure_bandwidth
 from bench.copy_engine.checksums import measure_checksums
 from bench.copy_engine.delay import measure_delay
@@ -26,7 +27,6 @@ from bench.copy_engine.device_rates import (
 )
 from bench.copy_engine.device_step import measure_small_copy
 from bench.copy_engine.machine import CpuMachine, Machine
-from bench.copy_engine.progress import Progress
 from bench.copy_engine.report import Section
 from bench.copy_engine.rig import same_cores_afterwards
 from bench.copy_engine.sizes import FULL, QUICK, Sizes
@@ -103,20 +103,18 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Measure, print, and write where asked to."""
     options = parse(argv)
     console = Console(stderr=True, highlight=False)
-    progress = Progress(console)
     device = find_machine(options.device)
     if isinstance(device, str) and options.gpu:
         console.print(f"--gpu: {device}", style="red", markup=False)
         return 2
     try:
-        sections = measure(options, device, progress.say)
+        with Progress(console, "copy engine") as progress:
+            sections = measure(options, device, progress.say)
     except TransferError as error:
         raise ToldError(str(error)) from None
     except KeyboardInterrupt:
         console.print("stopped")
         return 130
-    finally:
-        progress.end()
     text = render(sections, options.note, device)
     print(text)
     if options.json:
