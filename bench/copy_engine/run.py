@@ -27,7 +27,7 @@ from bench.copy_engine.device_rates import (
 )
 from bench.copy_engine.device_step import measure_small_copy
 from bench.copy_engine.machine import CpuMachine, Machine
-from bench.copy_engine.report import Section
+from bench.copy_engine.report import Say, Section
 from bench.copy_engine.rig import same_cores_afterwards
 from bench.copy_engine.sizes import FULL, QUICK, Sizes
 from bench.copy_engine.submit import measure_calls, measure_submit
@@ -72,7 +72,6 @@ examples
   python -m bench.copy_engine.run --write            refresh the tables in README.md
 """
 
-Say = Callable[[str], None]
 Measure = Callable[[Machine, Sizes, Say], Section]
 
 CPU_SECTIONS: dict[str, Measure] = {

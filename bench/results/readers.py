@@ -140,20 +140,6 @@ def paired(paths: Sequence[Path]) -> Found:
     return Found(columns, rows, cited, {})
 
 
-def queue(paths: Sequence[Path]) -> Found:
-    """A step in which a turn ends and another begins, over stock's, by turns that wait."""
-    columns = ["waiting", "policy", "stock, us a step", "ours / stock, median", "mean"]
-    rows: list[list[Cell]] = []
-    cited = {}
-    for each in (each for path in paths for each in json.loads(path.read_text())):
-        stock, ours = np.array(each["stock_step_us"]), np.array(each["step_us"])
-        ratios = [_round(float(average(ours) / average(stock))) for average in (np.median, np.mean)]
-        rows.append([f"{each['waiting']:,}", each["policy"], _round(float(np.median(stock)))])
-        rows[-1] += ratios
-        cited[f"{each['policy']} {each['waiting']}"] = ratios[0]
-    return Found(columns, rows, cited, {})
-
-
 # --- continuum simulate: virtual time -----------------------------------------------------
 def lab(paths: Sequence[Path]) -> Found:
     """Mean JCT of each arm at each rate of arrivals, in virtual seconds."""
@@ -216,7 +202,7 @@ def storm(paths: Sequence[Path]) -> Found:
 
 
 READERS: dict[str, Callable[[Sequence[Path]], Found]] = {
-    each.__name__: each for each in (demo, ab, aiperf, paired, queue, lab, week, storm)
+    each.__name__: each for each in (demo, ab, aiperf, paired, lab, week, storm)
 }
 
 

@@ -54,18 +54,6 @@ def test_runs_of_the_demo_are_told_by_the_median_of_their_ratios(tmp_path: Path)
     assert (found.cited["same_answers"], found.cited["answers"]) == (30.0, 45.0)
 
 
-def test_a_queues_steps_are_told_as_shares_of_stocks(tmp_path: Path) -> None:
-    result = {
-        "waiting": 8000,
-        "policy": "adaptive",
-        "stock_step_us": [10, 20, 30],
-        "step_us": [20, 22, 90],
-    }
-    (tmp_path / "queue.json").write_text(json.dumps([result]))
-    found = READERS["queue"]([tmp_path / "queue.json"])
-    assert found.rows == [["8,000", "adaptive", 20.0, 1.1, 2.2]]
-
-
 def test_aiperfs_shares_are_told_by_pressure_the_best_arm_first(tmp_path: Path) -> None:
     for arm, pressure, factor in (("a", 4.0, 0.75), ("b", 4.0, 0.5), ("a", 2.0, 0.5)):
         measured(tmp_path, run_of(arm, pressure, told={"theory_pct": 50.0}), factor)
