@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 from bench.copy_engine.contenders import competing_thread, in_a_thread
 from bench.copy_engine.machine import Machine
-from bench.copy_engine.report import Section, size
+from bench.copy_engine.report import Say, Section, size
 from bench.copy_engine.rig import Rig
 from bench.copy_engine.rivals import Copy, Rivals
 from bench.copy_engine.sizes import Sizes
@@ -18,7 +18,6 @@ from continuum_connector.worker.engine import Direction
 
 WAYS = ("one copy", "engine", "thread, copy each", "thread, torch index copy")
 
-Say = Callable[[str], None]
 Measured = Callable[[], float]  # returns GB/s
 
 

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import statistics
-from collections.abc import Callable
 
 from bench.copy_engine.machine import Machine
-from bench.copy_engine.report import Section, size
+from bench.copy_engine.report import Say, Section, size
 from bench.copy_engine.rig import Rig
 from bench.copy_engine.sizes import KIB, Sizes
 from continuum_connector.worker.engine import Direction
@@ -15,8 +14,6 @@ from continuum_connector.worker.engine import Direction
 EVERY = (0, 1, 64)
 CHUNK = 512 * KIB  # bytes of a block
 ROUNDS = 5
-
-Say = Callable[[str], None]
 
 
 def measure_checksums(machine: Machine, sizes: Sizes, say: Say) -> Section:

@@ -14,7 +14,7 @@ from typing import Protocol
 
 from bench.copy_engine.contenders import CopyThread, Handed, burn
 from bench.copy_engine.machine import Machine
-from bench.copy_engine.report import Section, Target, spread
+from bench.copy_engine.report import Say, Section, Target, spread
 from bench.copy_engine.rig import Rig, another_core, checked
 from bench.copy_engine.rivals import Copy
 from bench.copy_engine.sizes import Sizes
@@ -24,7 +24,6 @@ from continuum_connector.worker.engine import Direction
 AIM_MS = 5.0
 HIGH = 98
 
-Say = Callable[[str], None]
 Ids = tuple[BlockIds, BlockIds]  # blocks, slots
 
 

@@ -17,15 +17,13 @@ from dataclasses import dataclass
 from bench.copy_engine.device_rates import BOTH, PATHS
 from bench.copy_engine.feeder import fed
 from bench.copy_engine.machine import Machine, Stream
-from bench.copy_engine.report import Section, size, spread
+from bench.copy_engine.report import Say, Section, size, spread
 from bench.copy_engine.rig import Rig
 from bench.copy_engine.sizes import Sizes
 from continuum_connector.worker.engine import Direction
 
 WARM_UP = 5  # units that are not counted
 LOAD, STORE = (Direction.LOAD,), (Direction.STORE,)
-
-Say = Callable[[str], None]
 
 
 @dataclass(frozen=True)

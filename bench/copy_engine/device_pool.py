@@ -4,15 +4,12 @@ and how long a step's own copy waits meanwhile."""
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
 
 from bench.copy_engine.device_step import SMALL, WARM_UP, small_copy
 from bench.copy_engine.machine import Machine
-from bench.copy_engine.report import Section, size, spread
+from bench.copy_engine.report import Say, Section, size, spread
 from bench.copy_engine.rig import Rig
 from bench.copy_engine.sizes import MIB, Sizes
-
-Say = Callable[[str], None]
 
 
 def measure_pin(machine: Machine, sizes: Sizes, say: Say) -> Section:

@@ -5,11 +5,10 @@ from __future__ import annotations
 import itertools
 import statistics
 import time
-from collections.abc import Callable
 
 from bench.copy_engine.feeder import fed
 from bench.copy_engine.machine import Buffer, Machine, Stream
-from bench.copy_engine.report import Section, Target, size
+from bench.copy_engine.report import Say, Section, Target, size
 from bench.copy_engine.rig import Rig
 from bench.copy_engine.sizes import Sizes
 from continuum_connector.worker.engine import Direction
@@ -17,8 +16,6 @@ from continuum_connector.worker.engine import Direction
 PATHS = {"batch": 1, "loop": 2, "gather": 3}  # the bits of ckv_stats.paths
 AIM_OF_PEAK, AIM_BOTH = 95.0, 80.0
 BOTH = (Direction.LOAD, Direction.STORE)
-
-Say = Callable[[str], None]
 
 
 def measure_peak(machine: Machine, sizes: Sizes, say: Say) -> Section:

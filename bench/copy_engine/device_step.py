@@ -7,15 +7,13 @@ from collections.abc import Callable
 
 from bench.copy_engine.feeder import fed
 from bench.copy_engine.machine import Machine
-from bench.copy_engine.report import Section, size, spread
+from bench.copy_engine.report import Say, Section, size, spread
 from bench.copy_engine.rig import Rig
 from bench.copy_engine.sizes import KIB, Sizes
 from continuum_connector.worker.engine import Direction
 
 SMALL = 4 * KIB
 WARM_UP = 5  # calls that are not counted
-
-Say = Callable[[str], None]
 
 
 def measure_small_copy(machine: Machine, sizes: Sizes, say: Say) -> Section:

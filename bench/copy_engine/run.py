@@ -13,6 +13,7 @@ from pathlib import Path
 from rich.console import Console
 
 from bench.cli import names_of, start, teaching_parser, whole
+from bench.common.progress import Progress
 from bench.copy_engine.bandwidth import measure_bandwidth
 from bench.copy_engine.checksums import measure_checksums
 from bench.copy_engine.delay import measure_delay
@@ -26,8 +27,7 @@ from bench.copy_engine.device_rates import (
 )
 from bench.copy_engine.device_step import measure_small_copy
 from bench.copy_engine.machine import CpuMachine, Machine
-from bench.copy_engine.progress import Progress
-from bench.copy_engine.report import Section
+from bench.copy_engine.report import Say, Section
 from bench.copy_engine.rig import same_cores_afterwards
 from bench.copy_engine.sizes import FULL, QUICK, Sizes
 from bench.copy_engine.submit import measure_calls, measure_submit
@@ -69,11 +69,9 @@ reading the tables
 examples
   python -m bench.copy_engine.run --quick
   python -m bench.copy_engine.run --only delay,submit --json delay.json
-  python -m bench.copy_engine.run --write --plot docs/images/copy_engine.png
-                                                     refresh the table in README.md, and its picture
+  python -m bench.copy_engine.run --write            refresh the tables in README.md
 """
 
-Say = Callable[[str], None]
 Measure = Callable[[Machine, Sizes, Say], Section]
 
 CPU_SECTIONS: dict[str, Measure] = {
@@ -104,28 +102,22 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Measure, print, and write where asked to."""
     options = parse(argv)
     console = Console(stderr=True, highlight=False)
-    progress = Progress(console)
     device = find_machine(options.device)
     if isinstance(device, str) and options.gpu:
         console.print(f"--gpu: {device}", style="red", markup=False)
         return 2
     try:
-        sections = measure(options, device, progress.say)
+        with Progress(console, "copy engine") as progress:
+            sections = measure(options, device, progress.say)
     except TransferError as error:
         raise ToldError(str(error)) from None
     except KeyboardInterrupt:
         console.print("stopped")
         return 130
-    finally:
-        progress.end()
     text = render(sections, options.note, device)
     print(text)
     if options.json:
         options.json.write_text(json.dumps([each.as_json() for each in sections]))
-    if options.plot:
-        from bench.copy_engine.plot import draw  # matplotlib is needed for nothing else
-
-        console.print(f"{options.plot}: {', '.join(draw(sections, options.plot)) or 'nothing'}")
     if options.write:
         rewrite(README, {"table": text})
     return 0
@@ -160,7 +152,6 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     add("--device", type=whole(0, 1023), default=0, help="which GPU (0)")
     add("--quick", action="store_true", help="fewer samples, less memory (half a minute)")
     add("--json", type=Path, metavar="FILE", help="write every sample there")
-    add("--plot", type=Path, metavar="PNG", help="draw submit, delay, bandwidth (matplotlib)")
     add("--write", action="store_true", help="put the tables into this bench's README.md")
     add("--note", default="", help="said of the machine above the tables")
     return parser.parse_args(argv)

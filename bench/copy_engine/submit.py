@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable
 
 from bench.copy_engine.machine import Machine
-from bench.copy_engine.report import Section, Target, spread
+from bench.copy_engine.report import Say, Section, Target, spread
 from bench.copy_engine.rig import Rig, another_core, compute
 from bench.copy_engine.sizes import Sizes
 from bench.copy_engine.wake import wake_ups
@@ -20,8 +20,6 @@ NO_TAG = 1 << 40
 RARE = 5  # one in so many samples, where each takes a pause
 LOOP = 100  # calls under one clock reading, where a call is as short as the reading
 AIM_US = 20.0
-
-Say = Callable[[str], None]
 
 
 def measure_submit(machine: Machine, sizes: Sizes, say: Say) -> Section:

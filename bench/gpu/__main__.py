@@ -6,26 +6,23 @@ import argparse
 import shlex
 import time
 from collections.abc import Sequence
-from html import escape
 from pathlib import Path
 
 from bench.cli import names_of, real, start, teaching_parser
 from bench.gpu.runner import FILE, GRACE_S, Sitting, State, open_state, read_state
 from bench.gpu.steps import BY_NAME, SITTINGS, STEPS, Step, Verdict, filled
 from bench.markers import rewrite
-from bench.page.document import document, facts, table
 
 COMMITTED = Path(__file__).with_name("result.json")  # of the last GPU that somebody had
 LIMITS = Path(__file__).resolve().parents[2] / "docs" / "limits.md"
 MARKER = "first half hour"
-PAGE = "gpu.html"
 TOLD = 160  # letters of a result, on the terminal
 NO_CLAIM = {"machine", "shape", "report"}  # others need them
 
 TEACH = """\
 what happens
   Steps in order of what they decide, each in a process group of its own and cut off at its bound.
-  After each, gpu.json and gpu.html in --out say what is known. What is settled is not run again:
+  After each, gpu.json in --out says what is known. What is settled is not run again:
   the same command goes on where a sitting ended. machine, engine and shape are gates: unless one
   is proven nothing behind it is begun. At the end: what is proven, what failed, what was not
   reached. Exit status 0: all asked for is proven. 1: something failed. 2: not all was reached.
@@ -53,8 +50,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         known = state.of(step)
         told = f"{word(state, known.verdict)} in {known.wall_s:.0f} s: {known.said[:TOLD]}"
         print(f"{step.name}: {told}", flush=True)
-        (options.out / PAGE).write_text(page(state))
-    print(f"\n{summary(state, options.steps)}\nWritten: {options.out / FILE}, {PAGE}")
+    print(f"\n{summary(state, options.steps)}\nWritten: {options.out / FILE}")
     if options.write:
         COMMITTED.write_text((options.out / FILE).read_text())
         rewrite(LIMITS, {MARKER: quoted(state)})
@@ -156,29 +152,6 @@ def _found(state: State, step: Step) -> str:
     known = state.of(step)
     text = f"**{known.verdict}**" if known.verdict != Verdict.NOT_REACHED.value else known.verdict
     return f"{text}: {known.said}".rstrip(": ").replace("|", "\\|")
-
-
-def page(state: State) -> str:
-    """One HTML file: machine, verdicts, commands."""
-    told = {
-        "Machine": escape(state.machine),
-        "Date": state.date,
-        "Versions": escape(", ".join(f"{k} {v}" for k, v in state.versions.items())),
-        "Environment": escape(", ".join(f"{k}={v}" for k, v in state.environment.items())),
-    }
-    titles = ("Step", "Claim", "Verdict", "Found", "Seconds", "Command")
-    head = f"<tr>{''.join(f'<th>{each}</th>' for each in titles)}</tr>"
-    kind = "Dry run of the first half hour on a GPU" if state.rehearsal else "On a GPU"
-    body = [f"<h1>{kind}</h1>", facts(told), table([head, *(_row(state, s) for s in STEPS)])]
-    return document(kind, body)
-
-
-def _row(state: State, step: Step) -> str:
-    known = state.of(step)
-    verdict, seconds = word(state, known.verdict), f"{known.wall_s:.0f}"
-    texts = (step.name, step.decides, verdict, known.said, seconds)
-    cells = "".join(f"<td>{escape(each)}</td>" for each in texts)
-    return f"<tr>{cells}<td><code>{escape(shlex.join(known.command))}</code></td></tr>"
 
 
 def committed() -> State:

@@ -8,25 +8,14 @@ import itertools
 import sys
 import time
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
+from bench.cli import many, positive, teaching_parser
 from bench.hook_cost.population import fill_dram, remember_programs, run_turns
+from continuum_connector.config import POLICIES
 from tests.vllm.harness import Engine
 from tests.vllm.tiering import SLOT_BYTES
-
-HOOKS = (
-    "before_queued",
-    "on_new_request",
-    "rank",
-    "get_num_new_matched_tokens",
-    "update_state_after_alloc",
-    "build_connector_meta",
-    "update_connector_output",
-    "request_finished_all_groups",
-    "has_pending_push_work",
-    "take_events",
-    "get_kv_connector_stats",
-)
 
 NOTHING = "nothing"
 # Seconds; dear enough for `adaptive` to pin every turn for as long as it may.
@@ -48,12 +37,9 @@ class TimedEngine:
         self.num_turns = args.running
         self.program_of: Callable[[int], str] = "program{}".format
         self.step_us: list[float] = []
-        self.hook_us: list[float] = []
         self._args = args
         self._clock = clock
         self._numbers = itertools.count()
-        self._inside = 0.0
-        self._depth = 0
         self._clock_parts = 0.0
         for method in ("schedule", "update_from_output", "add_request"):
             self._time(engine.scheduler, method)
@@ -73,11 +59,10 @@ class TimedEngine:
 
     def step(self) -> None:
         """One engine step; its scheduler time, arrivals included, is added to the samples."""
-        self._clock_parts = self._inside = 0.0
+        self._clock_parts = 0.0
         self.refill()
         self.engine.step()
         self.step_us.append(self._clock_parts * 1e6)
-        self.hook_us.append(self._inside * 1e6)
 
     def _time(self, target: Any, method: str) -> None:
         original, clock = getattr(target, method), self._clock
@@ -88,26 +73,6 @@ class TimedEngine:
                 return original(*args, **kwargs)
             finally:
                 self._clock_parts += clock() - began
-
-        setattr(target, method, timed)
-
-    def time_hooks(self, hooks: Sequence[str]) -> None:
-        """From now on sum up what the connector's own hooks take, too."""
-        for hook in hooks:
-            self._time_hook(self.engine.connector, hook)
-
-    def _time_hook(self, target: Any, method: str) -> None:
-        original, clock = getattr(target, method), self._clock
-
-        def timed(*args: Any, **kwargs: Any) -> Any:
-            self._depth += 1
-            began = clock()
-            try:
-                return original(*args, **kwargs)
-            finally:
-                self._depth -= 1
-                if not self._depth:  # a hook inside a hook is counted once
-                    self._inside += clock() - began
 
         setattr(target, method, timed)
 
@@ -185,12 +150,31 @@ def interleave(arms: Sequence[TimedEngine], num_steps: int) -> None:
     for arm in arms:
         arm.refill()
         arm.step_us.clear()
-        arm.hook_us.clear()
     gc.collect()
     gc.freeze()  # as EngineCore does once it is built (freeze_gc_heap)
     for _ in range(num_steps):
         for arm in arms:
             arm.step()
+
+
+def options(name: str, doc: str, **defaults: Any) -> argparse.ArgumentParser:
+    """What every bench over arms is asked with; `defaults` replace the ones here."""
+    parser = teaching_parser(f"python -m bench.hook_cost.{name}", doc.splitlines()[0])
+    known, policies = (NOTHING, *POLICIES), ["fixed_ttl", "adaptive"]
+    add = parser.add_argument
+    add("--policies", nargs="+", default=policies, choices=known, metavar="NAME")
+    add("--running", type=positive, default=256, help="turns decoding at once")
+    add("--programs", type=many, default=10_000, help="programs remembered")
+    add("--dram-blocks", type=many, default=100_000, help="blocks in DRAM")
+    add("--vram-blocks", type=positive, default=60_000, help="VRAM pool in blocks")
+    add("--prompt", type=positive, default=256, help="prompt tokens of each turn")
+    add("--output", type=positive, default=256, help="output tokens, at least")
+    add("--steps", type=positive, default=300, help="steps of each arm and row")
+    add("--warmup", type=positive, default=60, help="steps before that")
+    add("--json", type=Path, help="write all samples here")
+    add("--quiet", dest="progress", action="store_false", help="no progress lines")
+    parser.set_defaults(**defaults)
+    return parser
 
 
 def progress(args: argparse.Namespace) -> Callable[[str], None]:

@@ -10,13 +10,27 @@ from __future__ import annotations
 
 import argparse
 import cProfile
+import json
 import pstats
 from collections.abc import Sequence
 from typing import Any
 
-from bench.cli import many, positive, start, teaching_parser
-from bench.hook_cost.arms import HOOKS, TimedEngine, build_arms, interleave, progress
-from continuum_connector.config import POLICIES
+from bench.cli import many, start
+from bench.hook_cost.arms import TimedEngine, build_arms, interleave, options, progress
+
+HOOKS = (
+    "before_queued",
+    "on_new_request",
+    "rank",
+    "get_num_new_matched_tokens",
+    "update_state_after_alloc",
+    "build_connector_meta",
+    "update_connector_output",
+    "request_finished_all_groups",
+    "has_pending_push_work",
+    "take_events",
+    "get_kv_connector_stats",
+)
 
 SCHEDULING = ("schedule", "update_from_output", "add_request")
 
@@ -73,29 +87,21 @@ def of_turns(args: argparse.Namespace, policy: str) -> float:
 
 
 def main() -> None:
-    parser = teaching_parser("python -m bench.hook_cost.calls", __doc__.splitlines()[0])
-    parser.add_argument(
-        "--policies", nargs="+", default=["fixed_ttl", "adaptive"], choices=POLICIES, metavar="NAME"
-    )
-    parser.add_argument("--running", type=positive, default=256, help="turns decoding at once")
+    parser = options("calls", __doc__, steps=200)
     parser.add_argument("--waiting", type=many, default=1000, help="turns that wait beside them")
     parser.add_argument("--pins", type=many, default=1000, help="programs pinned at the start")
-    parser.add_argument("--programs", type=many, default=10_000, help="programs remembered")
-    parser.add_argument("--dram-blocks", type=many, default=100_000, help="blocks in DRAM")
-    parser.add_argument("--vram-blocks", type=positive, default=60_000, help="VRAM pool in blocks")
-    parser.add_argument("--prompt", type=positive, default=256, help="prompt tokens of each turn")
-    parser.add_argument("--output", type=positive, default=256, help="output tokens, at least")
-    parser.add_argument("--steps", type=positive, default=200, help="steps of each arm")
-    parser.add_argument("--warmup", type=positive, default=60, help="steps before that")
-    parser.add_argument("--quiet", dest="progress", action="store_false", help="no progress lines")
     args = parser.parse_args()
     print("| policy | a decoding step, stock | ours | more | a turn, in our hooks |")
     print("|---|---|---|---|---|")
+    found = []
     for policy in args.policies:
         stock, ours = of_decoding(args, policy)
         turn = of_turns(args, policy)
         more = ours - stock
+        found.append({"policy": policy, "stock": stock, "ours": ours, "turn": turn})
         print(f"| {policy} | {stock:,.0f} | {ours:,.0f} | {more:.1f} | {turn:,.0f} |", flush=True)
+    if args.json:
+        args.json.write_text(json.dumps(found))
 
 
 if __name__ == "__main__":

@@ -12,14 +12,12 @@ from __future__ import annotations
 import argparse
 import json
 import time
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from bench.cli import many, positive, start, teaching_parser
-from bench.hook_cost.arms import NOTHING, build_arms, interleave, progress
-from continuum_connector.config import POLICIES
+from bench.cli import many, start
+from bench.hook_cost.arms import NOTHING, build_arms, interleave, options, progress
 
 
 def measure(args: argparse.Namespace, policy: str, num_pins: int) -> dict[str, Any]:
@@ -62,27 +60,12 @@ def interval(ordered: Any) -> tuple[float, float]:
 
 
 def main() -> None:
-    parser = teaching_parser("python -m bench.hook_cost.paired", __doc__.splitlines()[0])
-    parser.add_argument(
-        "--policies",
-        nargs="+",
-        default=[NOTHING, "fixed_ttl", "adaptive"],
-        choices=[NOTHING, *POLICIES],
-        metavar="NAME",
-    )
-    parser.add_argument("--running", type=positive, default=256, help="turns decoding at once")
+    policies = [NOTHING, "fixed_ttl", "adaptive"]
+    sizes = {"vram_blocks": 120_000, "output": 3000, "steps": 1000}
+    parser = options("paired", __doc__, policies=policies, **sizes)
     parser.add_argument(
         "--pins", type=many, nargs="+", default=[0, 1000], help="held by ours: a row each"
     )
-    parser.add_argument("--programs", type=many, default=10_000, help="programs remembered")
-    parser.add_argument("--dram-blocks", type=many, default=100_000, help="blocks in DRAM")
-    parser.add_argument("--vram-blocks", type=positive, default=120_000, help="VRAM pool in blocks")
-    parser.add_argument("--prompt", type=positive, default=256, help="prompt tokens of each turn")
-    parser.add_argument("--output", type=positive, default=3000, help="output tokens, at least")
-    parser.add_argument("--steps", type=positive, default=1000, help="pairs of steps")
-    parser.add_argument("--warmup", type=positive, default=60, help="steps before that")
-    parser.add_argument("--json", type=Path, help="write all samples here")
-    parser.add_argument("--quiet", dest="progress", action="store_false", help="no progress lines")
     args = parser.parse_args()
     if args.warmup + args.steps >= args.output:
         parser.error(f"--output {args.output}: turns would end while they are measured; more")

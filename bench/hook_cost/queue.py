@@ -14,14 +14,12 @@ import itertools
 import json
 import time
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from bench.cli import many, positive, start, teaching_parser
-from bench.hook_cost.arms import build_arms, interleave, progress
-from continuum_connector.config import POLICIES
+from bench.cli import many, start
+from bench.hook_cost.arms import build_arms, interleave, options, progress
 
 PROGRAMS = {"distinct": "program{}".format, "one": lambda number: "one"}
 
@@ -58,25 +56,12 @@ def row(result: dict[str, Any]) -> str:
 
 
 def main() -> None:
-    parser = teaching_parser("python -m bench.hook_cost.queue", __doc__.splitlines()[0])
-    parser.add_argument(
-        "--policies", nargs="+", default=["fixed_ttl", "adaptive"], choices=POLICIES, metavar="NAME"
-    )
+    parser = options("queue", __doc__, warmup=100)
     parser.add_argument(
         "--waiting", type=many, nargs="+", default=[0, 1000, 8000, 30_000], help="waiting turns"
     )
     parser.add_argument("--kinds", nargs="+", choices=PROGRAMS, default=list(PROGRAMS))
-    parser.add_argument("--running", type=positive, default=256, help="turns decoding at once")
     parser.add_argument("--pins", type=many, default=1000, help="programs pinned at the start")
-    parser.add_argument("--programs", type=many, default=10_000, help="programs remembered")
-    parser.add_argument("--dram-blocks", type=many, default=100_000, help="blocks in DRAM")
-    parser.add_argument("--vram-blocks", type=positive, default=60_000, help="VRAM pool in blocks")
-    parser.add_argument("--prompt", type=positive, default=256, help="prompt tokens of each turn")
-    parser.add_argument("--output", type=positive, default=256, help="output tokens, at least")
-    parser.add_argument("--steps", type=positive, default=300, help="steps of each arm and row")
-    parser.add_argument("--warmup", type=positive, default=100, help="steps before that")
-    parser.add_argument("--json", type=Path, help="write all samples here")
-    parser.add_argument("--quiet", dest="progress", action="store_false", help="no progress lines")
     args = parser.parse_args()
     print(
         f"{args.running} running turns, {args.steps} steps of each, CPU time; "

@@ -46,7 +46,7 @@ CLOSE = 1.02  # times the best: as good as the best
 def overview(
     rows: Mapping[str, Mapping[str, float]],
     show: Callable[[float], str],
-    is_fair: Callable[[str], bool] = lambda arm: True,
+    is_fair: Callable[[str], bool],
 ) -> str:
     """A row per point, an arm per column; what comes within 2 % of the best fair one has a dot."""
     arms = list(dict.fromkeys(arm for values in rows.values() for arm in values))

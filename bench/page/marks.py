@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from statistics import mean
-from typing import Any, TypeVar
+from typing import Any
 
 from bench.page.palette import FADED, PAPER, TIERS, Look
 
 MOST_STEPS = 160  # of a distribution's curve
 Ends = list[tuple[float, str, Look]]  # a line's last value, its arm, its look
-Item = TypeVar("Item")
 
 
 def ours_last(arms: Iterable[str], looks: Mapping[str, Look]) -> list[str]:
@@ -65,11 +64,9 @@ def apart(wanted: Sequence[float], step: float) -> list[float]:
     return [place + i * step for i, place in enumerate(found)]
 
 
-def shares(panel: Any, ordered: Sequence[float], look: Look, is_tail: bool = False) -> None:
-    """Share of the values that do not exceed each, or with `is_tail` of those that do."""
+def shares(panel: Any, ordered: Sequence[float], look: Look) -> None:
+    """Share of the values that do not exceed each."""
     xs, ys = _curve(ordered)
-    if is_tail:
-        ys = [1 - share + 1 / len(ordered) for share in ys]
     panel.step(
         xs, ys, color=look.code, linestyle=look.line, linewidth=look.width, where="post"
     )  # fmt: skip
@@ -100,10 +97,3 @@ def arm_ticks(axes: Any, arms: Sequence[str], looks: Mapping[str, Look]) -> None
     for label, arm in zip(axes.get_yticklabels(), reversed(arms), strict=True):
         label.set_color(looks[arm].code)
         label.set_fontweight("bold" if looks[arm].is_ours else "normal")
-
-
-def some(points: Sequence[Item], most: int) -> list[Item]:
-    """At most so many: the ends and what lies evenly between."""
-    if len(points) <= most:
-        return list(points)
-    return [points[round(i * (len(points) - 1) / (most - 1))] for i in range(most)]

@@ -63,6 +63,11 @@ class Look:
     def is_ours(self) -> bool:
         return self.code == CODES["ours"]
 
+    @property
+    def is_oracle(self) -> bool:
+        """Whether no server can run it: it is shown, and never the best."""
+        return self.code in (CODES["oracle"], CODES["oracle2"])
+
 
 VARIABLES = {**PLAIN, **{code: f"--{hue}" for hue, code in CODES.items()}}
 _LOOKS = {

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from matplotlib.ticker import FuncFormatter, NullFormatter, NullLocator
+from matplotlib.ticker import FuncFormatter, NullLocator
 
 from bench.page import marks
 from bench.page.drawing import counts, log_seconds
@@ -30,24 +30,10 @@ def done_by(panel: Any, values: Values, looks: Looks) -> None:
     log_seconds(panel.xaxis)
 
 
-def waiting(panel: Any, values: Values, looks: Looks) -> None:
-    """Share of the values that exceed each: the tail."""
-    for arm in marks.ours_last(values, looks):
-        marks.shares(panel, sorted(values[arm]), looks[arm], is_tail=True)
-    panel.set(xscale="log", yscale="log", ylim=(9e-4, 1.1))
-    panel.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{100 * value:g} %"))
-    panel.yaxis.set_minor_formatter(NullFormatter())
-    log_seconds(panel.xaxis)
-
-
-def by_turn(panel: Any, values: Values, looks: Looks, has_marks: bool = True) -> None:
+def by_turn(panel: Any, values: Values, looks: Looks) -> None:
     """A value of a program's first, second, ... turn."""
     for arm in marks.ours_last(values, looks):
-        look, xs = looks[arm], range(1, len(values[arm]) + 1)
-        if has_marks:
-            marks.line(panel, xs, values[arm], look)
-        else:
-            panel.plot(xs, values[arm], color=look.code, linestyle=look.line, linewidth=look.width)
+        marks.line(panel, range(1, len(values[arm]) + 1), values[arm], looks[arm])
     panel.set(xlabel="turn")
     panel.xaxis.get_major_locator().set_params(integer=True)
 
@@ -71,21 +57,11 @@ def name_along(panel: Any, xs: Sequence[float], ends: marks.Ends) -> None:
     marks.name_ends(panel, ends)
 
 
-def where_found(panel: Any, arms: Sequence[str], tiers: Tiers, is_share: bool = False) -> None:
+def where_found(panel: Any, arms: Sequence[str], tiers: Tiers) -> None:
     """A bar per arm, of what each tier had; `marks.arm_ticks` names them."""
     for place, arm in enumerate(reversed(arms)):
-        if arm in tiers:
-            marks.tier_bar(panel, place, tiers[arm])
-    if is_share:
-        panel.set(xlim=(0, 1), xlabel="of prompt tokens")
-        panel.set_xticks([0, 0.5, 1], ["0", "50 %", "100 %"])
-    else:
-        panel.set(xlabel="prompt tokens")
-        counts(panel.xaxis)
-    bars_only(panel)
-
-
-def bars_only(panel: Any) -> None:
-    """Nothing but the bars and what names them."""
+        marks.tier_bar(panel, place, tiers[arm])
+    panel.set(xlabel="prompt tokens")
+    counts(panel.xaxis)
     panel.grid(visible=False)
     panel.spines[["left", "bottom"]].set_visible(False)

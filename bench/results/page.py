@@ -82,7 +82,7 @@ def front(kept: Mapping[str, Kept]) -> str:
     rows = [
         (
             "prompt tokens computed for 12 agents whose contexts need twice the VRAM pool",
-            f"**{agents['recomputed']:.2f}x** of stock vLLM's",
+            f"**{agents['computed_tokens']:.2f}x** of stock vLLM's",
             f"{agents['same_answers']:.0f} of {agents['answers']:.0f} answers are stock's, token "
             "for token; a program's first answer begins after "
             f"{agents['ttft_first_mean_s']:.2g}x of stock's time",

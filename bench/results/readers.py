@@ -6,13 +6,13 @@ import json
 import statistics
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import msgspec
 import numpy as np
 
 from bench.results.kept import Cell
-from bench.serve import results
+from bench.serve import compare, results
 from bench.serve.summary import BY_KEY
 from bench.sim import store
 
@@ -35,39 +35,29 @@ DEMO = {
     "jct_p95_s": "JCT P95",
     "ttft_mean_s": "TTFT mean",
     "ttft_first_mean_s": "TTFT of a program's first turn",
-    "recomputed": "prompt tokens computed",
+    "computed_tokens": "prompt tokens computed",
 }
 
 
 def demo(paths: Sequence[Path]) -> Found:
     """Ratios ours / stock of one or more runs of the demo: median, least, most."""
-    runs = [json.loads(path.read_text()) for path in paths]
+    pairs = [compare.columns(results.load(path), "none") for path in paths]
     rows: list[list[Cell]] = []
     cited: dict[str, float] = {}
     for key, title in DEMO.items():
-        stock, ours = ([run["arms"][i]["summary"][key] for run in runs] for i in (0, 1))
+        stock, ours = ([arms[i].figure(key) for arms in pairs] for i in (0, 1))
         ratios = [b / a for a, b in zip(stock, ours, strict=True)]
         middle = _round(statistics.median(ratios))
         averages = [_round(statistics.median(each)) for each in (stock, ours)]
         rows.append([title, *averages, middle, _round(min(ratios)), _round(max(ratios))])
         cited[key] = middle
-    same, of = np.sum([_same_answers(run) for run in runs], axis=0)
-    cited |= {"same_answers": float(same), "answers": float(of), "runs": float(len(runs))}
-    rows.append(["answers equal, token for token", None, float(same), None, None, None])
+    alike = [compare.sameness(*arms[:2]) for arms in pairs]
+    same, of = float(sum(each.same for each in alike)), float(sum(each.of for each in alike))
+    cited |= {"same_answers": same, "answers": of, "runs": float(len(pairs))}
+    rows.append(["answers equal, token for token", None, same, None, None, None])
     columns = ["", "vLLM", "+ ours", "ours / vLLM", "least", "most"]
-    return Found(columns, rows, cited, runs[0]["versions"])
-
-
-def _same_answers(run: dict[str, Any]) -> tuple[int, int]:
-    stock, ours = (
-        {
-            (turn["program"], turn["turn"]): turn["text"]
-            for p in arm["programs"]
-            for turn in p["turns"]
-        }
-        for arm in run["arms"]
-    )
-    return sum(ours.get(key) == text for key, text in stock.items()), len(stock)
+    runs = [run for arms in pairs for arm in arms for run in arm.runs.values()]
+    return Found(columns, rows, cited, _versions(runs))
 
 
 # --- continuum bench ab: a server per arm -------------------------------------------------
@@ -150,20 +140,6 @@ def paired(paths: Sequence[Path]) -> Found:
     return Found(columns, rows, cited, {})
 
 
-def queue(paths: Sequence[Path]) -> Found:
-    """A step in which a turn ends and another begins, over stock's, by turns that wait."""
-    columns = ["waiting", "policy", "stock, us a step", "ours / stock, median", "mean"]
-    rows: list[list[Cell]] = []
-    cited = {}
-    for each in (each for path in paths for each in json.loads(path.read_text())):
-        stock, ours = np.array(each["stock_step_us"]), np.array(each["step_us"])
-        ratios = [_round(float(average(ours) / average(stock))) for average in (np.median, np.mean)]
-        rows.append([f"{each['waiting']:,}", each["policy"], _round(float(np.median(stock)))])
-        rows[-1] += ratios
-        cited[f"{each['policy']} {each['waiting']}"] = ratios[0]
-    return Found(columns, rows, cited, {})
-
-
 # --- continuum simulate: virtual time -----------------------------------------------------
 def lab(paths: Sequence[Path]) -> Found:
     """Mean JCT of each arm at each rate of arrivals, in virtual seconds."""
@@ -226,7 +202,7 @@ def storm(paths: Sequence[Path]) -> Found:
 
 
 READERS: dict[str, Callable[[Sequence[Path]], Found]] = {
-    each.__name__: each for each in (demo, ab, aiperf, paired, queue, lab, week, storm)
+    each.__name__: each for each in (demo, ab, aiperf, paired, lab, week, storm)
 }
 
 

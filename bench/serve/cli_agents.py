@@ -7,11 +7,11 @@ import json
 from pathlib import Path
 from typing import Any
 
+from bench.common.progress import Progress
 from bench.serve import results, summary
 from bench.serve.load import Load
-from bench.serve.progress import Progress
 from bench.serve.record import RunFolder, machine, versions
-from bench.serve.results import ResultError, Run, State
+from bench.serve.results import ResultError, Run, State, Turn
 from bench.serve.session import Manner, measure
 from bench.serve.token_ids import Tokens
 from continuum_connector.tools.cli.calibrate import choose_model
@@ -40,9 +40,13 @@ def run(url: str, load: Load, manner: Manner, out: Path) -> State:
     )
     folder = RunFolder(out / results.RUNS / record.name, record)
     with folder, Progress(console, load.workload.name, planned_turns(load)) as progress:
-        state = measure(
-            server_url(url), load, folder, manner, lambda turn: progress.turn(bool(turn.error))
-        )
+
+        def tell(_: Turn) -> None:
+            progress.update(
+                folder.num_turns, f"{folder.num_turns} turns, {folder.num_failed} failed"
+            )
+
+        state = measure(server_url(url), load, folder, manner, tell)
     loaded = results.load(out)
     console.print(summary.table_of(loaded[0]))
     summary.write_csv(out, loaded)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,9 +14,9 @@ from rich.table import Table
 
 from bench.common.tables import fitting, mean
 from bench.serve import stats
-from bench.serve.results import Loaded, ResultError
+from bench.serve.results import Loaded, ResultError, Turn
 from bench.serve.stats import Ratio, Sampled, Statistic
-from bench.serve.summary import BY_KEY
+from bench.serve.summary import BY_KEY, MIN_PROGRAMS_P99
 
 
 @dataclass(frozen=True)
@@ -51,12 +52,14 @@ def _whole(key: str) -> Callable[[Loaded], Sampled]:
 COMPARED = (
     Compared("jct_mean_s", _jct, stats.mean, of_finished=True),
     Compared("jct_p95_s", _jct, stats.p95, stats.MIN_PROGRAMS_P95, of_finished=True),
+    Compared("jct_p99_s", _jct, stats.p99, MIN_PROGRAMS_P99, of_finished=True),
     Compared("ttft_mean_s", _turns("ttft_s"), stats.mean),
     Compared("ttft_p95_s", _turns("ttft_s"), stats.p95, stats.MIN_PROGRAMS_P95),
     Compared("turn_mean_s", _turns("latency_s"), stats.mean),
     Compared("tpot_mean_s", _turns("tpot_s"), stats.mean),
     Compared("computed_tokens", _whole("computed_tokens"), stats.mean),
 )
+COMPARED_BY_KEY = {each.key: each for each in COMPARED}
 
 
 @dataclass(frozen=True)
@@ -67,11 +70,6 @@ class Column:
     title: str
     runs: dict[int, Loaded]
 
-    @property
-    def is_told(self) -> bool:
-        """Whether a client that is not ours told figures of its own."""
-        return any(run.run.told for run in self.runs.values())
-
     def figure(self, key: str) -> float:
         """Mean over the repeats."""
         return mean([BY_KEY[key].value(run) for run in self.runs.values()])
@@ -81,7 +79,7 @@ def columns(runs: Iterable[Loaded], base: str = "") -> list[Column]:
     """Runs that told something, grouped by arm and pressure, as they began; arm `base` first."""
     found: dict[tuple[str, float], Column] = {}
     for run in runs:
-        if run.run.state in ("done", "interrupted") and run.turns:
+        if run.run.state in ("done", "interrupted") and (run.turns or run.programs):
             pressure = run.run.dram.pressure if run.run.dram else 0.0
             title = run.run.title or run.run.arm or run.run.url
             key = (run.run.arm, round(pressure, 3))
@@ -118,9 +116,13 @@ def _num_failed(runs: Iterable[Loaded]) -> int:
     return sum(len(run.programs) - len(run.finished) for run in runs)
 
 
+SAME = "same answers"
+
+
 @dataclass(frozen=True)
 class Sameness:
-    """How many turns, of those that both answered, had the same token ids (0 of 0: not told)."""
+    """How many turns, of those that both answered, had the same token ids, or words where a chat
+    has none (0 of 0: not told)."""
 
     same: int
     of: int
@@ -138,17 +140,21 @@ def sameness(base: Column, other: Column) -> Sameness:
     same = of = 0
     first = ""
     for repeat, run in base.runs.items():
-        mine = {(t.program, t.turn): t.answer for t in run.turns if t.answer and not t.error}
+        mine = {(t.program, t.turn): said for t in run.turns if (said := _said(t))}
         theirs = other.runs[repeat].turns if repeat in other.runs else []
         for turn in theirs:
-            wanted = mine.get((turn.program, turn.turn))
-            if wanted is None or turn.error or not turn.answer:
+            wanted, said = mine.get((turn.program, turn.turn)), _said(turn)
+            if not wanted or not said:
                 continue
             of += 1
-            same += turn.answer == wanted
-            if turn.answer != wanted and not first:
+            same += said == wanted
+            if said != wanted and not first:
                 first = f"{turn.program} turn {turn.turn + 1} repeat {repeat + 1}"
     return Sameness(same, of, first)
+
+
+def _said(turn: Turn) -> list[int] | str:
+    return "" if turn.error else turn.answer or turn.text
 
 
 def by_pressure(arms: Sequence[Column]) -> dict[float, list[Column]]:
@@ -157,10 +163,25 @@ def by_pressure(arms: Sequence[Column]) -> dict[float, list[Column]]:
     return {each: [arm for arm in arms if arm.key[1] in (0.0, each)] for each in pressures}
 
 
-SHOWN = ("jct_mean_s", "jct_p95_s", "ttft_mean_s", "computed_tokens")
-SAME = "same answers"
-PLAIN = ("hit_vram_tokens", "hit_dram_tokens", "failed_programs")
-TOLD = ("cached_pct", "theory_pct", "found_pct", "tokens_per_s")  # where the client tells them
+SHOWN = (  # what a table of arms has, where it says anything
+    *("jct_mean_s", "jct_p95_s", "jct_p99_s", "ttft_mean_s", "ttft_p95_s", "ttft_first_mean_s"),
+    "tpot_mean_s",
+    *("computed_tokens", "hit_vram_tokens", "hit_dram_tokens"),
+    *("cached_pct", "theory_pct", "found_pct", "tokens_per_s"),
+    *("stored_gb", "loaded_gb", "written_gb", "read_gb", "busy_pct", "failed_programs"),
+)
+ONLY_WITH = {"cached_pct": "theory_pct"}  # what other columns say already, but for that one
+UNLESS_NONE = {"written_gb", "read_gb", "failed_programs"}
+
+
+def shown(arms: Sequence[Column]) -> list[str]:
+    """The figures that a table of these arms has."""
+
+    def says(key: str) -> bool:
+        values = [arm.figure(ONLY_WITH.get(key, key)) for arm in arms]
+        return any(value or key not in UNLESS_NONE for value in values if not math.isnan(value))
+
+    return [key for key in SHOWN if says(key)]
 
 
 def tables(console: Console, title: str, arms: Sequence[Column]) -> Iterator[Table]:
@@ -169,30 +190,28 @@ def tables(console: Console, title: str, arms: Sequence[Column]) -> Iterator[Tab
     if not arms:
         raise ResultError("nothing to compare: no run got as far as its first answer")
     base = arms[0]
-    what = {each.key: each for each in COMPARED}
+    same = {arm.key: sameness(base, arm) for arm in arms[1:]}
 
     def cell(arm: Column, key: str) -> str:
         if key == SAME:
-            return "-" if arm is base else str(sameness(base, arm))
-        shown = BY_KEY[key].show(arm.figure(key))
-        return (
-            shown
-            if arm is base or key in PLAIN + TOLD
-            else f"{shown}\n{ratio(base, arm, what[key])}"
-        )
+            return str(same.get(arm.key, "-"))
+        text = BY_KEY[key].show(arm.figure(key))
+        if arm is base or key not in COMPARED_BY_KEY:
+            return text
+        return f"{text}\n{ratio(base, arm, COMPARED_BY_KEY[key])}"
 
     def make(keys: Sequence[str]) -> Table:
         made = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
         made.add_column("arm (runs)", no_wrap=True)
         for key in keys:
-            name = SAME if key == SAME else BY_KEY[key].title.strip().removeprefix("server: ")
+            name = SAME if key == SAME else BY_KEY[key].name
             made.add_column(name, justify="left" if key == SAME else "right", no_wrap=True)
         for arm in arms:
             made.add_row(f"{arm.title} ({len(arm.runs)})", *(cell(arm, key) for key in keys))
         return made
 
-    told = TOLD if any(arm.is_told for arm in arms) else ()
-    yield from fitting(console, (*SHOWN, *told, *PLAIN, SAME), make)
+    answers = [SAME] * any(each.of for each in same.values())
+    yield from fitting(console, [*shown(arms), *answers], make)
 
 
 def write_csv(folder: Path, arms: Sequence[Column]) -> None:

@@ -117,7 +117,9 @@ class Run(msgspec.Struct, kw_only=True):
     wall_s: float = 0.0  # from the first arrival to the last answer
     planned_programs: int = 0
     max_lag_s: float = 0.0  # the longest that the client's own event loop was late
-    told: dict[str, float] = {}  # what a client that is not ours says of the whole run (aiperf.py)
+    told: dict[
+        str, float
+    ] = {}  # of the whole run, by aiperf (aiperf.py) or the lab (sim/report.py)
 
 
 # What a sample holds: name in the file -> metric of the server, labels that select.

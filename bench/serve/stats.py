@@ -100,4 +100,13 @@ def mean(values: Values) -> float:
 
 def p95(values: Values) -> float:
     """The smallest value that at least 95 % of the values do not exceed."""
-    return float(np.sort(values)[math.ceil(0.95 * len(values)) - 1])
+    return _quantile(values, 0.95)
+
+
+def p99(values: Values) -> float:
+    """The same of 99 %."""
+    return _quantile(values, 0.99)
+
+
+def _quantile(values: Values, share: float) -> float:
+    return float(np.sort(values)[math.ceil(share * len(values)) - 1])

@@ -13,10 +13,11 @@ import msgspec
 from rich.table import Table
 
 from bench.common.tables import mean, quantile
-from bench.serve.metrics import by_label, total
+from bench.serve.metrics import total
 from bench.serve.results import Loaded, Turn
 
 PROMPT = "vllm:prompt_tokens_by_source_total"
+MIN_PROGRAMS_P99 = 100  # of fewer it is the slowest one
 
 
 @dataclass(frozen=True)
@@ -28,17 +29,26 @@ class Figure:
     value: Callable[[Loaded], float]
     unit: str = ""
 
+    @property
+    def name(self) -> str:
+        """The title where it heads a column."""
+        return self.title.strip().removeprefix("server: ")
+
     def show(self, value: float) -> str:
         """The value with its unit; a dash where there is none."""
         if math.isnan(value):
             return "-"
-        if self.unit:
+        if self.unit and abs(value) < 1000:
             return f"{value:.3g} {self.unit}"
-        return f"{value:,.0f}"
+        return f"{value:,.0f} {self.unit}".rstrip()
 
 
 def _jct(run: Loaded) -> list[float]:
     return [program.jct_s for program in run.finished]
+
+
+def _p99(values: list[float]) -> float:
+    return quantile(values, 0.99) if len(values) >= MIN_PROGRAMS_P99 else math.nan
 
 
 def _good(run: Loaded) -> list[Turn]:
@@ -47,6 +57,11 @@ def _good(run: Loaded) -> list[Turn]:
 
 def _ttft(run: Loaded) -> list[float]:
     return [turn.ttft_s for turn in _good(run)]
+
+
+def _ttft_first(run: Loaded) -> list[float]:
+    """Of first turns: program order may have them pay for later ones."""
+    return [turn.ttft_s for turn in _good(run) if not turn.turn]
 
 
 def _source(name: str) -> Callable[[Loaded], float]:
@@ -75,9 +90,10 @@ FIGURES = (
     Figure("jct_mean_s", "JCT mean", lambda r: mean(_jct(r)), "s"),
     Figure("jct_p50_s", "JCT P50", lambda r: quantile(_jct(r), 0.5), "s"),
     Figure("jct_p95_s", "JCT P95", lambda r: quantile(_jct(r), 0.95), "s"),
-    Figure("jct_p99_s", "JCT P99", lambda r: quantile(_jct(r), 0.99), "s"),
+    Figure("jct_p99_s", "JCT P99", lambda r: _p99(_jct(r)), "s"),
     Figure("ttft_mean_s", "TTFT mean", lambda r: mean(_ttft(r)), "s"),
     Figure("ttft_p95_s", "TTFT P95", lambda r: quantile(_ttft(r), 0.95), "s"),
+    Figure("ttft_first_mean_s", "first turns", lambda r: mean(_ttft_first(r)), "s"),
     Figure(
         "tpot_mean_s",
         "TPOT mean",
@@ -96,6 +112,11 @@ FIGURES = (
         "%",
     ),
     Figure("tokens_per_s", "tokens per second", _told("tokens_per_s")),
+    Figure("stored_gb", "stored", _told("stored_gb"), "GB"),
+    Figure("loaded_gb", "loaded", _told("loaded_gb"), "GB"),
+    Figure("written_gb", "written to disk", _told("written_gb"), "GB"),
+    Figure("read_gb", "read from disk", _told("read_gb"), "GB"),
+    Figure("busy_pct", "GPU busy", _told("busy_pct"), "%"),
     Figure("computed_tokens", "  server: computed", _source("local_compute")),
     Figure("hit_vram_tokens", "  server: hit in VRAM", _source("local_cache_hit")),
     Figure("hit_dram_tokens", "  server: hit in DRAM", _source("external_kv_transfer")),
@@ -123,11 +144,6 @@ def per_turn(run: Loaded) -> dict[int, list[Turn]]:
     for turn in sorted(_good(run), key=lambda each: each.turn):
         grouped.setdefault(turn.turn, []).append(turn)
     return grouped
-
-
-def pins_ended(run: Loaded) -> dict[str, float]:
-    """The connector's pins by how they ended."""
-    return by_label(run.added, "continuum:pins_ended_total", "cause")
 
 
 def table_of(run: Loaded) -> Table:

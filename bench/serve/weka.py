@@ -1,7 +1,5 @@
 """Programs as Weka trace files, which other load generators replay (aiperf: `weka-trace`).
 
-    python -m bench.serve.weka claude-code:FILE,scale=16,longest=4000 OUT --programs 16
-
 One JSON file per program, in the format of github.com/callanjfox/kv-cache-tester: a request per
 turn with its tokens (`in`, `out`), the ids of the whole blocks its prompt is made of (`hash_ids`;
 equal ids are equal text, within one file), and when it came. Whoever replays it makes up text for
@@ -19,13 +17,9 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from bench.cli import start, teaching_parser, whole
 from bench.common.plans import ProgramPlan, Span
-from bench.serve.workloads import find_workload
 
 MODEL = "recorded"  # each file names one; who replays it asks for the model that is served
-TEACH = """BLOCK should be the server's --block-size: the share of blocks that a prompt has in
-common with the one before is then the most that a server can find again."""
 
 
 def trace(plan: ProgramPlan, block: int) -> dict[str, Any]:
@@ -83,22 +77,3 @@ def write(plans: Iterable[ProgramPlan], folder: Path, block: int) -> int:
         text = json.dumps(trace(plan, block), separators=(",", ":"))
         (folder / f"{number:05d}.json").write_text(text + "\n")
     return number
-
-
-def main() -> None:
-    """Convert a workload."""
-    parser = teaching_parser("python -m bench.serve.weka", "Write Weka trace files.", TEACH)
-    parser.add_argument("workload", help="as of `continuum bench ab --workload`")
-    parser.add_argument("out", type=Path, help="the folder")
-    parser.add_argument("--programs", type=whole(1), default=16, help="at most so many (16)")
-    parser.add_argument("--block", type=whole(1), default=32, help="tokens of a block (32)")
-    parser.add_argument("--seed", type=whole(0), default=42, help="of workloads that draw (42)")
-    given = parser.parse_args()
-    source = find_workload(given.workload)
-    most = min(given.programs, source.size or given.programs)
-    plans = (source.program(number, given.seed) for number in range(most))
-    print(f"{given.out}: {write(plans, given.out, given.block)} programs of {source.name}")
-
-
-if __name__ == "__main__":
-    start(main, "python -m bench.serve.weka")

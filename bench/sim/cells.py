@@ -70,6 +70,7 @@ class Scene:
 class Matrix:
     """`seeds`: by what they are for: "dev", "report"."""
 
+    path: Path
     cells: tuple[Cell, ...]
     seeds: dict[str, tuple[int, ...]]
 
@@ -82,7 +83,7 @@ def load_matrix(path: Path = PATH) -> Matrix:
         cell_of({**text["base"][own["base"]], **own, "cell": name})
         for name, own in text["cell"].items()
     ]
-    return Matrix(tuple(cells), {what: tuple(seeds) for what, seeds in text["seeds"].items()})
+    return Matrix(path, tuple(cells), {what: tuple(seeds) for what, seeds in text["seeds"].items()})
 
 
 def cell_of(fields: Mapping[str, Any]) -> Cell:

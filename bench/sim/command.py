@@ -16,14 +16,11 @@ from rich.markup import escape
 from rich.table import Table as Grid
 
 from bench.cli import regular
-from bench.common.arms import OURS
-from bench.common.tables import fitting
-from bench.sim import runner, store
+from bench.serve import compare
+from bench.sim import report, runner, store
 from bench.sim.arms import ARMS
 from bench.sim.hardware import GB, GPUS, MODELS, Gpu, Model, machine
-from bench.sim.job import Job, Plain
-from bench.sim.report.columns import COLUMNS, cells
-from bench.sim.report.summary import Figures, Point, table
+from bench.sim.job import Job, Plain, Result
 from bench.sim.sweeps import SWEEPS
 from bench.sim.workloads.registry import WORKLOADS, at_rate
 from continuum_connector.tools.cli.ending import ToldError
@@ -68,14 +65,11 @@ def simulate(options: Options, console: Console) -> int:
         )
     except (OSError, store.StoreError) as error:
         raise UserError(str(error)) from None
-    for point, arms in table(outcome.results).items():
-        for shown in grids(console, point, arms):
-            console.print(shown)
+    for shown in grids(console, outcome.results):
+        console.print(shown)
     console.print(escape(f"{outcome} Results: {options.out}"), highlight=False, soft_wrap=True)
     if options.report is not None and any(result.record for result in outcome.results):
-        from bench.sim.report.page import page
-
-        options.report.write_text(page(outcome.results, store.starts(options.out)))
+        options.report.write_text(report.page(outcome.results, store.starts(options.out)))
         console.print(escape(f"Report: {options.report}"), highlight=False, soft_wrap=True)
     return outcome.exit_code
 
@@ -206,22 +200,10 @@ def _known(kind: str, asked_for: Sequence[str], known: Mapping[str, Any]) -> Non
 
 
 # --- what is printed ------------------------------------------------------------------------
-def grids(console: Console, point: Point, arms: Mapping[str, Figures]) -> Iterator[Grid]:
-    """One point: an arm per row; `x`: over the first arm. More than one where it is narrow."""
-
-    def make(shown: Sequence[int]) -> Grid:
-        made = Grid(title=escape(point.title), title_justify="left", title_style="bold", box=None)
-        made.add_column("", no_wrap=True)
-        for index in shown:
-            made.add_column(COLUMNS[index].name, justify="right", no_wrap=True)
-        for arm in arms:
-            found = cells(arms, arm)
-            row = [f"{found[i][0]} [dim]{found[i][1]}[/]".replace(" [dim][/]", "") for i in shown]
-            made.add_row(escape(arm), *row, style="bold" if arm == OURS else "")
-        return made
-
-    brief = [index for index, column in enumerate(COLUMNS) if column.is_brief]
-    yield from fitting(console, brief, make)
+def grids(console: Console, results: Sequence[Result]) -> Iterator[Grid]:
+    """A table per point, more where the terminal is narrow; `x`: over the first arm."""
+    for point in report.points(results):
+        yield from compare.tables(console, escape(point.title), list(point.arms.values()))
 
 
 def listing(console: Console) -> None:

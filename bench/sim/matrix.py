@@ -16,6 +16,7 @@ import shlex
 import sys
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")  # vLLM reads it when it is imported
@@ -39,44 +40,67 @@ from continuum_connector.tools.cli.ending import ToldError
 PAGE = PATH.with_name("MATRIX.md")
 
 
-def parse(arguments: Sequence[str]) -> argparse.Namespace:
-    """Read the command line."""
-    parser = teaching_parser("python -m bench.sim.matrix", __doc__)
+@dataclass(frozen=True)
+class Ran:
+    """What a call ran. `results`: of this code alone, refused jobs included."""
+
+    command: str
+    cells: list[Cell]
+    arms: list[str]
+    seeds: tuple[int, ...]
+    asked: list[Job]
+    results: list[Result]
+    done: runner.Outcome
+
+
+def options(name: str, doc: str | None, arms: str = "") -> argparse.ArgumentParser:
+    """What every bench over cells is asked with."""
+    parser = teaching_parser(f"python -m bench.sim.{name}", doc)
     parser.add_argument("--cells", default="*", help="names, with * and ?, by commas")
-    parser.add_argument("--arms", default="", help="names by commas; all arms if left out")
+    parser.add_argument("--arms", default=arms, help=f"names by commas ({arms or 'all arms'})")
     parser.add_argument("--seeds", default="dev", help="dev, report, or numbers by commas")
-    parser.add_argument("--fast", action="store_true", help="only the cells that a test runs")
-    parser.add_argument("--out", type=Path, default=Path("runs/matrix.jsonl"))
+    parser.add_argument("--out", type=Path, default=Path(f"runs/{name}.jsonl"))
     parser.add_argument("--workers", type=many, default=0, help="processes; one per core if 0")
-    parser.add_argument("--write", action="store_true", help=f"write {PAGE.name}")
-    return parser.parse_args(arguments)
+    return parser
 
 
-def main(arguments: Sequence[str]) -> int:
-    """Run what is missing, then print or write the page; returns the exit code."""
-    said = parse(arguments)
-    matrix = load_matrix()
+def ran(parser: argparse.ArgumentParser, said: argparse.Namespace, matrix: Matrix) -> Ran:
+    """Run what is missing of all arms in all cells that are meant."""
     seeds = matrix.seeds.get(said.seeds) or read_seeds(said.seeds)
-    cells = [c for c in matrix.cells if _is_meant(c, said.cells) and (c.fast or not said.fast)]
+    cells = [cell for cell in matrix.cells if _is_meant(cell, said.cells)]
     if not cells:
-        raise ToldError(f"no cell is called --cells {said.cells}; see bench/sim/matrix.toml")
+        raise ToldError(f"no cell is called --cells {said.cells}; see {matrix.path.name}")
     arms = _arms(said.arms)
     asked = [job(c, arm, seed) for c in cells for arm in arms_of(c, arms) for seed in seeds]
     refused = {each.key: Result(each, error=why) for each in asked if (why := refusal(each))}
     jobs = [each for each in asked if each.key not in refused]
-    command = shown(shlex.join(["python", "-m", "bench.sim.matrix", *arguments]))
+    command = shown(shlex.join([*parser.prog.split(), *sys.argv[1:]]))
     done = runner.run(jobs, said.out, num_workers=said.workers, play=play, command=command)
     # What other code did, and this call did not come to, is left out.
     results = [each for each in done.results if each.code == code_mark()]
-    found = judge(cells, [*results, *refused.values()], asked)
-    origin = Origin(command, _seed_words(matrix, seeds), tuple(arms), code_mark(), versions())
-    text = page(found, origin, len(cells) - len(found))
+    return Ran(command, cells, arms, seeds, asked, [*results, *refused.values()], done)
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Run what is missing, then print or write the page; returns the exit code."""
+    parser = options("matrix", __doc__)
+    parser.add_argument("--fast", action="store_true", help="only the cells that a test runs")
+    parser.add_argument("--write", action="store_true", help=f"write {PAGE.name}")
+    said = parser.parse_args(arguments)
+    matrix = load_matrix()
+    if said.fast:
+        matrix = replace(matrix, cells=tuple(cell for cell in matrix.cells if cell.fast))
+    these = ran(parser, said, matrix)
+    found = judge(these.cells, these.results, these.asked)
+    seeds = _seed_words(matrix, these.seeds)
+    origin = Origin(these.command, seeds, tuple(these.arms), code_mark(), versions())
+    text = page(found, origin, len(these.cells) - len(found))
     if said.write:
         PAGE.write_text(text)
     else:
         print(text)
-    print(done, file=sys.stderr)
-    return done.exit_code
+    print(these.done, file=sys.stderr)
+    return these.done.exit_code
 
 
 def read_seeds(text: str) -> tuple[int, ...]:

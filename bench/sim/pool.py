@@ -34,7 +34,7 @@ ENVIRONMENT = {
 
 
 @dataclass(frozen=True)
-class ToldError:
+class News:
     """News of a job: the `share` of it that is done, and at its end the result."""
 
     job: Job
@@ -50,7 +50,7 @@ class Pool:
         self._num_workers = num_workers
         self._workers: dict[Connection, _Worker] = {}
 
-    def play_all(self, jobs: Sequence[Job]) -> Iterator[ToldError]:
+    def play_all(self, jobs: Sequence[Job]) -> Iterator[News]:
         """Play the jobs, begun in their order; each ends with exactly one result."""
         left = list(reversed(jobs))
         for _ in range(min(self._num_workers, len(left))):
@@ -109,16 +109,16 @@ class _Worker:
         with contextlib.suppress(BrokenPipeError):  # told() will find that it died
             self.connection.send(job)
 
-    def told(self) -> ToldError:
+    def told(self) -> News:
         """The next news of the job."""
         try:
             share, record, error = self.connection.recv()
         except (EOFError, ConnectionResetError):
             self.is_alive = False
-            return ToldError(self._job, 1.0, Result(self._job, error=self._death()))
+            return News(self._job, 1.0, Result(self._job, error=self._death()))
         if record is None and not error:
-            return ToldError(self._job, share)
-        return ToldError(self._job, 1.0, Result(self._job, record, error))
+            return News(self._job, share)
+        return News(self._job, 1.0, Result(self._job, record, error))
 
     def _death(self) -> str:
         self._process.join()

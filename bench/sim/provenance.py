@@ -19,8 +19,9 @@ DECIDES = (
     ROOT / "bench" / "common",
     PACKAGE,
 )  # whose Python decides a result
-_SHOW = ("command", "matrix_page", "meter", "report", "sweeps", "verdict")  # but not this of it
-SHOWS = {DECIDES[0] / name for name in _SHOW} | {DECIDES[1] / "tables"}
+_SHOW = ("command", "matrix_page", "report", "sweeps", "verdict")  # but not this of it
+SHOWS = {DECIDES[0] / name for name in _SHOW}
+SHOWS |= {DECIDES[1] / name for name in ("progress", "tables")}
 
 
 def versions() -> dict[str, str]:

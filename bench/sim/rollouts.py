@@ -11,10 +11,7 @@ repeated, unless the code has changed since.
 
 from __future__ import annotations
 
-import argparse
-import fnmatch
 import os
-import shlex
 import sys
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -23,16 +20,13 @@ from statistics import fmean
 
 os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")  # vLLM reads it when it is imported
 
-from bench.cli import many, start, teaching_parser
-from bench.sim import matrix, runner
+from bench.cli import start
+from bench.sim import matrix
 from bench.sim.batches import BATCH_MAX, LATE_BY, RATE
 from bench.sim.cells import load_matrix
 from bench.sim.job import Result
-from bench.sim.provenance import code_mark
 from bench.sim.result import RunRecord
 from bench.sim.verdict import is_rival
-from continuum_connector.errors import shown
-from continuum_connector.tools.cli.ending import ToldError
 
 PATH = Path(__file__).with_suffix(".toml")
 ARMS = "stock,stock+order,simple+order,offloading+order,adaptive,throughput"
@@ -40,33 +34,13 @@ ARMS = "stock,stock+order,simple+order,offloading+order,adaptive,throughput"
 Runs = Mapping[str, Mapping[str, Sequence[RunRecord]]]  # by cell and arm, a run per seed
 
 
-def parse(arguments: Sequence[str]) -> argparse.Namespace:
-    """Read the command line."""
-    parser = teaching_parser("python -m bench.sim.rollouts", __doc__)
-    parser.add_argument("--cells", default="*", help="names, with * and ?, by commas")
-    parser.add_argument("--arms", default=ARMS, help="names by commas")
-    parser.add_argument("--seeds", default="dev", help="dev, report, or numbers by commas")
-    parser.add_argument("--out", type=Path, default=Path("runs/rollouts.jsonl"))
-    parser.add_argument("--workers", type=many, default=0, help="processes; one per core if 0")
-    return parser.parse_args(arguments)
-
-
 def main(arguments: Sequence[str]) -> int:
     """Run what is missing and print the table; returns the exit code."""
-    said = parse(arguments)
-    lab = load_matrix(PATH)
-    seeds = lab.seeds.get(said.seeds) or matrix.read_seeds(said.seeds)
-    meant = said.cells.split(",")
-    cells = [c for c in lab.cells if any(fnmatch.fnmatchcase(c.name, each) for each in meant)]
-    if not cells:
-        raise ToldError(f"no cell is called --cells {said.cells}; see bench/sim/{PATH.name}")
-    arms = said.arms.split(",")
-    jobs = [matrix.job(cell, arm, seed) for cell in cells for arm in arms for seed in seeds]
-    command = shown(shlex.join(["python", "-m", "bench.sim.rollouts", *arguments]))
-    done = runner.run(jobs, said.out, num_workers=said.workers, play=matrix.play, command=command)
-    print("\n".join(table(by_cell(r for r in done.results if r.code == code_mark()))))
-    print(done, file=sys.stderr)
-    return done.exit_code
+    parser = matrix.options("rollouts", __doc__, ARMS)
+    these = matrix.ran(parser, parser.parse_args(arguments), load_matrix(PATH))
+    print("\n".join(table(by_cell(these.results))))
+    print(these.done, file=sys.stderr)
+    return these.done.exit_code
 
 
 def by_cell(results: Iterable[Result]) -> Runs:

@@ -21,8 +21,8 @@ from typing import Any
 import msgspec
 from rich.console import Console
 
+from bench.common.progress import Progress
 from bench.sim.job import Job, Result, Start
-from bench.sim.meter import Meter
 from bench.sim.pool import Play, Pool, Tell
 from bench.sim.provenance import code_mark, versions
 from bench.sim.result import RunRecord, TurnRecord
@@ -134,16 +134,26 @@ def _do(
 ) -> signal.Signals | None:
     """Play the jobs; return the signal that ended it early, if one did."""
     num_workers = num_workers or len(os.sched_getaffinity(0))
+    weights = {job.key: job.weight for job in jobs}
+    done, num_ended, num_failed = dict.fromkeys(weights, 0.0), 0, 0
+    console = console or Console(stderr=True)
     try:
         with (
             _stoppable(),
-            Meter(console or Console(stderr=True), jobs) as meter,
+            Progress(console, "simulating", sum(weights.values())) as progress,
             Pool(play, num_workers) as pool,
         ):
-            for told in pool.play_all(jobs):
-                if told.result is not None:
-                    store.append(msgspec.structs.replace(told.result, code=code_mark()))
-                meter.update(told)
+            for news in pool.play_all(jobs):
+                done[news.job.key] = news.share * weights[news.job.key]
+                if news.result is not None:
+                    store.append(msgspec.structs.replace(news.result, code=code_mark()))
+                    num_ended += 1
+                    if news.result.error:
+                        num_failed += 1
+                        line = f"failed: {news.job}: {news.result.error}"
+                        console.print(line, markup=False, highlight=False)
+                failed = f", {num_failed} failed" if num_failed else ""
+                progress.update(sum(done.values()), f"{num_ended} of {len(jobs)} runs{failed}")
     except KeyboardInterrupt as stop:
         return stop.args[0] if stop.args else signal.SIGINT
     return None

@@ -2,73 +2,62 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
-from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from bench.chat import demo
-from bench.serve.metrics import Metrics, parse_metrics
-from bench.serve.server import ServerOptions
-from bench.tests.fake_server import fake_server
+from bench.serve import cli_ab, results
+from bench.tests.fake_server import FakeApi, Trouble
+from bench.tests.test_serve_ab import api, model  # fixtures
 
-
-class FakeVllm:
-    """Stands for VllmServer."""
-
-    def __init__(self, _: Path, name: str, **fields: Any) -> None:
-        self.log, self.options, self.start_s = Path(f"{name}.log"), ServerOptions(**fields), 1.5
-
-    def __enter__(self) -> FakeVllm:
-        self._stack = ExitStack()
-        self._api = self._stack.enter_context(fake_server())
-        self.url = self._api.url
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._stack.close()
-
-    def post(self, path: str, body: Any = None) -> None:
-        """A connector's counters travel with the next step."""
-        self._told = len(self._api.prompts)
-
-    def metrics(self) -> Metrics:
-        computed = sum(map(len, self._api.prompts))
-        return parse_metrics(
-            f'vllm:prompt_tokens_by_source_total{{source="local_compute"}} {computed}\n'
-            f'continuum:pins_ended_total{{cause="returned"}} {self._told}\n'
-        )
+__all__ = ["api", "model"]
+SMALL = ["--programs", "2", "--turns", "2", "--rate", "1000"]
 
 
 @pytest.fixture(autouse=True)
-def no_pauses(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setattr(demo, "VllmServer", FakeVllm)
-    monkeypatch.setattr(demo, "make_model", lambda: Path("model"))
+def no_pauses(api: FakeApi, model: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    api.metrics = "continuum:tier_up 1\n"  # else ours would be said to run without its DRAM
+    monkeypatch.setattr(cli_ab, "make_model", lambda: model)
     monkeypatch.setattr("bench.chat.plan.Agents.pause_limits_s", (0.0, 0.0))
     return
 
 
 def test_the_demo_compares_two_servers_and_keeps_every_turn(
+    api: FakeApi, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert demo.main([*SMALL, "--out", str(tmp_path)]) == 0
+    printed = capsys.readouterr().out
+    assert "chat of 2 programs x 2 turns, pool of " in printed
+    assert "yes (4/4)" in printed
+    runs = results.load(tmp_path)
+    assert [run.run.arm for run in runs] == ["none", "continuum:adaptive"]
+    for run in runs:
+        assert sorted((turn.program, turn.turn) for turn in run.turns) == [
+            (f"agent-0{program}", turn) for program in (0, 1) for turn in (0, 1)
+        ]
+        assert all(turn.text for turn in run.turns)
+    asked = [[m["content"] for m in r["messages"]] for r in api.requests if "messages" in r]
+    assert sorted(asked[:4]) == sorted(asked[4:])  # both were asked the same
+
+
+def test_a_turn_that_fails_is_told_with_status_1(
+    api: FakeApi, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    async def gate(body: dict[str, object]) -> Trouble | None:
+        return Trouble(status=400) if len(api.requests) == 8 else None
+
+    api._gate = gate
+    assert demo.main([*SMALL, "--out", str(tmp_path)]) == 1
+    assert "Continuum adaptive: agent-0" in capsys.readouterr().err
+
+
+def test_an_answer_that_differs_is_told_with_status_1(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    out = tmp_path / "demo.json"
-    options = ["--programs", "2", "--turns", "2", "--rate", "1000", "--json", str(out)]
-    assert demo.main(options) == 0
-    rows = {
-        cells[0].strip(): [cell.strip() for cell in cells[1:]]
-        for line in capsys.readouterr().out.splitlines()
-        if len(cells := line.strip("│").split("│")) == 4
-    }
-    assert rows["same outputs"] == ["-", "yes (4/4)", ""]
-    assert rows["computed"][0] == rows["computed"][1] != "0"
-    assert rows["computed"][2] == "1.00x"
-    assert rows["pins, by how they ended"] == ["-", "returned 4", ""]
-    told = json.loads(out.read_text())
-    assert told["workload"]["programs"] == 2
-    assert [arm["server_start_s"] for arm in told["arms"]] == [1.5, 1.5]
-    for program in told["arms"][0]["programs"]:
-        assert [turn["turn"] for turn in program["turns"]] == [0, 1]
-        assert all(turn["text"] for turn in program["turns"])
+    demo.main([*SMALL, "--out", str(tmp_path)])
+    path = results.load(tmp_path)[0].folder / results.TURNS
+    path.write_text(path.read_text().replace('"text":" a', '"text":" b', 1))
+    assert demo.verdict(tmp_path) == 1
+    assert "Continuum adaptive: 1 of 4 answers differ" in capsys.readouterr().err

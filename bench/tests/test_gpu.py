@@ -261,15 +261,6 @@ def test_steps_and_sittings_are_named_in_the_plans_order(given: str, names: list
     assert [each.name for each in main.parse(["--only", given]).steps] == names
 
 
-def test_the_page_says_all_and_needs_nothing_else(tmp_path: Path) -> None:
-    state, _ = sit(tmp_path, [replace(BY_NAME["flash"], command=("flash", "1", "5"))])
-    text = main.page(state)
-    assert all(f"<td>{each.name}</td>" in text for each in STEPS)
-    assert "status 1: flash said so" in text
-    assert "<code>flash 1 5</code>" in text
-    assert "http" not in text
-
-
 def test_limits_md_quotes_what_the_last_gpu_said() -> None:
     text = main.LIMITS.read_text()
     assert put(text, main.MARKER, main.quoted(main.committed())) == text, (

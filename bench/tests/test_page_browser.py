@@ -10,8 +10,8 @@ pytest.importorskip("matplotlib")
 
 from bench.common.arms import OURS
 from bench.serve.page import page as served
+from bench.sim import report as simulated
 from bench.sim.job import Start
-from bench.sim.report import page as simulated
 from bench.tests.ab_results import experiment
 from bench.tests.browser import ask, look, needs_browser
 from bench.tests.lab_results import result

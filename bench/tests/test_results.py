@@ -40,37 +40,18 @@ def test_a_table_says_where_it_is_from_and_what_stands_against_it(name: str) -> 
     assert {len(row) for row in table.rows} == {len(table.columns)}
 
 
-def demo_run(path: Path, ours_jct_s: float, answer: str) -> Path:
-    """What bench.chat.demo writes, as far as it is read."""
-    arms = []
-    for jct_s, text in ((10.0, "yes"), (ours_jct_s, answer)):
-        turns = [{"program": "a", "turn": 0, "text": text}]
-        figures = dict.fromkeys(
-            ("jct_p95_s", "ttft_mean_s", "ttft_first_mean_s", "recomputed"), 1.0
-        )
-        arms.append({"summary": {"jct_mean_s": jct_s, **figures}, "programs": [{"turns": turns}]})
-    path.write_text(json.dumps({"versions": {"vllm": "1"}, "arms": arms}))
-    return path
+def demo_run(folder: Path, factor: float, answer: int = 7) -> Path:
+    """What bench.chat.demo leaves: ours takes `factor` times as long."""
+    measured(folder, run_of("none"), 1.0)
+    measured(folder, run_of("continuum:adaptive", 1.0), factor, answer)
+    return folder
 
 
 def test_runs_of_the_demo_are_told_by_the_median_of_their_ratios(tmp_path: Path) -> None:
-    said = ((4.0, "yes"), (9.0, "yes"), (5.0, "no"))
-    paths = [demo_run(tmp_path / f"{i}.json", *each) for i, each in enumerate(said)]
-    found = READERS["demo"](paths)
-    assert found.rows[0] == ["JCT mean", 10.0, 5.0, 0.5, 0.4, 0.9]
-    assert (found.cited["same_answers"], found.cited["answers"]) == (2.0, 3.0)
-
-
-def test_a_queues_steps_are_told_as_shares_of_stocks(tmp_path: Path) -> None:
-    result = {
-        "waiting": 8000,
-        "policy": "adaptive",
-        "stock_step_us": [10, 20, 30],
-        "step_us": [20, 22, 90],
-    }
-    (tmp_path / "queue.json").write_text(json.dumps([result]))
-    found = READERS["queue"]([tmp_path / "queue.json"])
-    assert found.rows == [["8,000", "adaptive", 20.0, 1.1, 2.2]]
+    said = ((0.25, 7), (0.75, 7), (0.5, 8))
+    found = READERS["demo"]([demo_run(tmp_path / f"{i}", *each) for i, each in enumerate(said)])
+    assert found.rows[0] == ["JCT mean", 9.0, 4.5, 0.5, 0.25, 0.75]
+    assert (found.cited["same_answers"], found.cited["answers"]) == (30.0, 45.0)
 
 
 def test_aiperfs_shares_are_told_by_pressure_the_best_arm_first(tmp_path: Path) -> None:
@@ -118,17 +99,17 @@ def test_keeping_a_table_anew_leaves_what_people_said_of_it(
     monkeypatch.setattr(command, "write", lambda: pages.append(None))
     words = ["--command", "make demo", "--commit", "abc1234"]
 
-    def keep(jct_s: float) -> kept.Kept:
-        run = demo_run(tmp_path / "run.result", jct_s, "yes")
+    def keep(factor: float) -> kept.Kept:
+        run = demo_run(tmp_path / "run", factor)
         assert command.main(["keep", "demo", "agents", str(run), *words]) == 0
         return kept.read("agents")
 
-    first = keep(5.0)
+    first = keep(0.5)
     first.question, first.notes, first.place = "Sooner?", ["**No**"], 7
     kept.write("other", first)
     (tmp_path / "other.json").rename(tmp_path / "agents.json")
-    again = keep(2.0)
+    again = keep(0.25)
     assert (again.question, again.notes, again.place) == ("Sooner?", ["**No**"], 7)
-    assert again.cited["jct_mean_s"] == 0.2
+    assert again.cited["jct_mean_s"] == 0.25
     assert not again.is_simulated
     assert len(pages) == 2

@@ -21,11 +21,10 @@ from bench.serve.aiperf import Aiperf
 from bench.serve.api import Patience
 from bench.serve.arms import ServerArm, Setup, find_arm
 from bench.serve.clients import ClientError, Site
-from bench.serve.fake_api import FakeApi, Trouble
 from bench.serve.programs import Defaults, Uniform
 from bench.serve.results import ResultError, Run
 from bench.serve.server import ServerError, ServerOptions
-from bench.tests.fake_server import fake_server
+from bench.tests.fake_server import FakeApi, Trouble, fake_server
 from continuum_connector.tools.cli.server import CommandError
 
 SMALL = Uniform("small", "p", (Added(60, 4), Added(40, 4)), 0, Defaults("turns", programs=3))

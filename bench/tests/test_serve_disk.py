@@ -10,8 +10,7 @@ import pytest
 
 from bench.serve import kept, results
 from bench.serve.ab import Watcher, cells, prepare, run_all
-from bench.serve.fake_api import FakeApi
-from bench.tests.fake_server import fake_server
+from bench.tests.fake_server import FakeApi, fake_server
 from bench.tests.test_serve_ab import FakeVllm, experiment, sized_model, use
 
 UP = "continuum:tier_up 1\ncontinuum:disk_up 1\n"

@@ -17,7 +17,6 @@ from bench.common.plans import Added, ProgramPlan, Streams, Talk
 from bench.serve import results
 from bench.serve.api import ApiError, Patience
 from bench.serve.arrivals import read_arrivals
-from bench.serve.fake_api import MODEL, FakeApi, Gate, Trouble
 from bench.serve.load import Load
 from bench.serve.programs import Defaults, Uniform
 from bench.serve.record import RunFolder
@@ -25,7 +24,7 @@ from bench.serve.results import Loaded, Run
 from bench.serve.session import Manner, measure
 from bench.serve.token_ids import Tokens
 from bench.serve.workloads import PRESSURE
-from bench.tests.fake_server import fake_server
+from bench.tests.fake_server import MODEL, FakeApi, Gate, Trouble, fake_server
 
 AT_ONCE = Patience(timeout_s=30.0, retries=2, backoff_s=0.0)
 THREE = Uniform("three", "p", tuple(Added(10, 4) for _ in range(3)), 0, Defaults("turns"))

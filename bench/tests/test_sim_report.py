@@ -13,18 +13,15 @@ from rich.console import Console
 from bench.common.arms import OURS
 from bench.common.tables import quantile
 from bench.page.palette import VARIABLES
+from bench.serve.summary import summarize
 from bench.sim.command import grids
 from bench.sim.job import Job, Result, Start
-from bench.sim.report.columns import cells, seconds
-from bench.sim.report.summary import Figures, point, table
+from bench.sim.report import loaded, main, page, points, scene
 from bench.tests.lab_results import record, result
 from bench.tests.pages import elsewhere, read
+from continuum_connector.tools.cli.ending import ToldError
 
 pytest.importorskip("matplotlib")
-
-from bench.sim.report.__main__ import main
-from bench.sim.report.page import in_order, page
-from continuum_connector.tools.cli.ending import ToldError
 
 ARMS = ("stock", "paper", OURS, "infinite")
 STARTS = [Start("continuum simulate --arms <x>", {"vllm": "0.32.0"})]
@@ -56,16 +53,21 @@ def test_the_page_needs_nothing_from_elsewhere(text: str) -> None:
 
 def test_the_page_says_what_was_run_and_what_failed(text: str) -> None:
     words = " ".join(read(text).words)
-    for each in ("continuum simulate --arms <x>", "vllm 0.32.0", "made up <here>", "24, "):
+    for each in ("continuum simulate --arms <x>", "vllm 0.32.0", "made up <here>", "24 done"):
         assert each in words
-    assert "1 failed" in words
+    assert "1 died" in words
     assert "ValueError: <no>" in words
 
 
-def test_the_page_begins_with_the_sentence_to_take_away(text: str) -> None:
+def test_the_page_begins_with_what_it_cannot_say_and_ours_beside_the_best_that_can_be_had(
+    text: str,
+) -> None:
     words = " ".join(read(text).words)
-    assert "0.38x as long with adaptive as with stock over 6 points (geometric mean)" in words
-    assert "or better, at 6 of 6" in words
+    assert "Every number is simulated" in words
+    assert "On a CPU" not in words
+    for gpu in ("H100", "L40S"):
+        row = words[words.index(f"{gpu}, fake, 3 programs per second 1.00x") :][:120]
+        assert "0.38x paper: 0.50x" in row  # `infinite` is twice as fast, and no server has it
 
 
 def test_every_colour_is_a_variable_with_a_value_for_light_and_for_dark(text: str) -> None:
@@ -103,21 +105,21 @@ def test_the_command_says_why_there_is_no_page(tmp_path: Path) -> None:
 
 
 def test_plain_vllm_comes_first_and_oracles_last() -> None:
-    found = in_order([result("infinite"), result(OURS), result("stock")])
-    assert [each.job.arm for each in found] == ["stock", OURS, "infinite"]
+    said = page([result("infinite"), result(OURS), result("stock")], STARTS)
+    assert f"stock · {OURS} · infinite, simulated" in said
 
 
 # --- numbers --------------------------------------------------------------------------------
-def test_seeds_of_one_point_are_taken_together() -> None:
+def test_seeds_of_one_point_are_repeats() -> None:
     one, other = Job("a", "w", {"rate": 3}, seed=1), Job("a", "w", {"rate": 3}, seed=2)
-    found = table([Result(one, record("a")), Result(other, record("a", 3.0))])
-    assert [len(arms["a"].records) for arms in found.values()] == [2]
-    assert next(iter(found.values()))["a"].jct_of_seeds == [9.0, 27.0]
+    (found,) = points([Result(one, record("a")), Result(other, record("a", 3.0))])
+    assert list(found.arms["a"].runs) == [1, 2]
+    assert found.arms["a"].figure("jct_mean_s") == (9.0 + 27.0) / 2
 
 
 def test_points_come_by_load_and_whatever_differs_is_another_scene() -> None:
     jobs = [Job("a", "w", {"rate": rate, "turns": turns}) for rate in (10, 2) for turns in (4, 8)]
-    found = list(table(Result(job, record("a")) for job in jobs))
+    found = points(Result(job, record("a")) for job in jobs)
     assert [(each.scene, each.load) for each in found] == [
         ("w, turns 4", 2.0),
         ("w, turns 4", 10.0),
@@ -128,21 +130,30 @@ def test_points_come_by_load_and_whatever_differs_is_another_scene() -> None:
 
 def test_a_scene_reads_as_people_say_it() -> None:
     job = Job("a", "w", {}, {"pcie_gb_s": 25.0, "dram_gb": 400, "gpu": "H100", "tp": 2})
-    assert point(job).title == "H100, TP 2, 400 GB DRAM, PCIe 25 GB/s, w"
+    assert scene(job) == "H100, TP 2, 400 GB DRAM, PCIe 25 GB/s, w"
 
 
 def test_a_cell_of_the_matrix_is_called_by_its_name() -> None:
-    assert point(Job("a", "w", {"cell": "fast/overload", "load": 1.5})).title == "fast/overload"
+    assert scene(Job("a", "w", {"cell": "fast/overload", "load": 1.5})) == "fast/overload"
 
 
-def test_figures() -> None:
-    figures = Figures("a", [record("a")])
-    assert figures.turn_latency_s() == [3.0, 3.0, 3.0]
-    assert figures.ttft_s[0] == 0.5
-    assert figures.share("num_local_tokens") == 0.5
-    assert figures.miss_share == pytest.approx(0.3)
-    assert figures.read_back == 1.5
-    assert figures.busy == 0.5
+def test_a_run_has_the_figures_of_one_on_a_server() -> None:
+    wanted = {
+        "jct_mean_s": 9.0,
+        "ttft_mean_s": 1.5,
+        "turn_mean_s": 3.0,
+        "prompt_tokens": 1500,
+        "cached_pct": 70.0,
+        "computed_tokens": 450,
+        "hit_vram_tokens": 750,
+        "hit_dram_tokens": 300,
+        "stored_gb": 20.0,
+        "loaded_gb": 30.0,
+        "busy_pct": 50.0,
+        "failed_programs": 0,
+    }
+    found = summarize(loaded(result("a")))
+    assert {key: found[key] for key in wanted} == wanted
 
 
 def test_quantiles_are_values_that_occurred() -> None:
@@ -152,18 +163,17 @@ def test_quantiles_are_values_that_occurred() -> None:
 
 
 def test_ratios_are_to_the_first_arm() -> None:
-    arms = {"stock": Figures("stock", [record("stock", 4.0)]), OURS: Figures(OURS, [record(OURS)])}
-    assert cells(arms, "stock")[0] == (seconds(36.0), "")
-    assert cells(arms, OURS)[0] == (seconds(9.0), "0.25x")
+    (found,) = points([result("stock", factor=4.0), result(OURS)])
+    assert found.base == "stock"
+    assert str(found.ratios[OURS, "jct_mean_s"]) == "0.25x"
 
 
 def test_in_80_columns_no_name_and_no_number_is_cut() -> None:
     names = ("stock", "simple-lazy+order", "fixed_ttl-dram-order", OURS)
-    ((at, arms),) = table([result(arm, factor=1e4) for arm in names]).items()
     narrow, wide = (Console(width=width, file=io.StringIO()) for width in (80, 400))
     for console in (narrow, wide):
-        for shown in grids(console, at, arms):
+        for shown in grids(console, [result(arm, factor=1e4) for arm in names]):
             console.print(shown)
-    words = [console.file.getvalue().split() for console in (narrow, wide)]
+    words = [re.sub("─+", "", console.file.getvalue()).split() for console in (narrow, wide)]
     assert set(words[0]) == set(words[1])
-    assert words[0].count(names[2]) == 2 * words[1].count(names[2]) == 2
+    assert words[0].count(names[2]) > words[1].count(names[2]) == 1

@@ -16,10 +16,10 @@ from pathlib import Path
 
 from bench.chat.agents import run_agents
 from bench.chat.plan import Agents
-from bench.serve.prometheus import Prometheus
 from bench.serve.server import VllmServer
 from bench.serve.tiny_model import make_model
 from deploy.grafana.render import draw
+from deploy.prometheus.running import Prometheus
 
 PNG = Path(__file__).resolve().parents[2] / "docs" / "images" / "dashboard.png"
 LOAD = Agents(programs=16, turns=6, arrivals_per_s=0.5)

@@ -14,10 +14,10 @@ from typing import Any
 
 import pytest
 
-from bench.serve.prometheus import find
 from continuum_connector.observe.metric import OTHER, Kind
 from continuum_connector.observe.metric_table import HOOKS, METRICS
 from deploy.grafana.dashboard import load, panels
+from deploy.prometheus.running import find
 
 yaml = pytest.importorskip("yaml", reason="needs PyYAML, which vLLM brings")
 

@@ -14,9 +14,9 @@ import pytest
 
 from bench.chat.agents import run_agents
 from bench.chat.plan import Agents
-from bench.serve.prometheus import RULES, Prometheus, find
 from bench.serve.server import VllmServer
 from deploy.grafana.dashboard import load, panels, queries
+from deploy.prometheus.running import RULES, Prometheus, find
 from tests.server.conftest import ServerFactory
 from tests.server.helpers import ask, eventually, last, text_of
 

@@ -39,7 +39,7 @@ SECTIONS: tuple[tuple[str, str, Callable[[Point], str], Callable[[Point], bool]]
         "Turn by turn",
         "Means over programs. A climb to the right is context computed again.",
         plots.turns,
-        lambda point: True,
+        plots.has_turns,
     ),
     (
         "Programs and turns",
@@ -52,10 +52,15 @@ SECTIONS: tuple[tuple[str, str, Callable[[Point], str], Callable[[Point], bool]]
 
 
 def page(folders: Sequence[Path], title: str = "", base: str = "") -> str:
-    """The whole page. ResultError where folders hold nothing, or nothing that belongs together."""
-    reported = read(folders, base)
+    """The page of result folders. ResultError where they hold nothing, or nothing that belongs
+    together."""
+    return page_of(read(folders, base), title)
+
+
+def page_of(reported: Reported, title: str = "", where: str = "on real servers") -> str:
+    """The whole page. `where`: the arms ran."""
     arms = list(dict.fromkeys(arm for point in reported.points for arm in point.arms))
-    heading = title or _heading(arms)
+    heading = title or _heading(arms, where)
     body = [f"<h1>{escape(heading)}</h1>"]
     body += words.verdicts(reported)
     if not reported.points:
@@ -68,13 +73,13 @@ def page(folders: Sequence[Path], title: str = "", base: str = "") -> str:
     return document.document(heading, filter(None, body))
 
 
-def _heading(arms: Sequence[str]) -> str:
+def _heading(arms: Sequence[str], where: str) -> str:
     if len(arms) <= MOST_NAMED:
-        return f"{' · '.join(arms) or 'Nothing measured'}, on real servers"
+        return f"{' · '.join(arms) or 'Nothing measured'}, {where}"
     ours = [arm for arm, look in looks(arms).items() if look.is_ours]
     if ours:
-        return f"{ours[0]} and {len(arms) - 1} other ways to serve"
-    return f"{len(arms)} ways to serve"
+        return f"{ours[0]} and {len(arms) - 1} other ways to serve, {where}"
+    return f"{len(arms)} ways to serve, {where}"
 
 
 def _sweeps(reported: Reported, arms: Sequence[str]) -> Iterator[str]:
@@ -99,7 +104,7 @@ def _sweeps(reported: Reported, arms: Sequence[str]) -> Iterator[str]:
                 "arm and ours.",
                 sweeps.against_pressure(points),
             )
-    how = '<p class="how">A dot: within 2 % of the best.</p>'
+    how = '<p class="how">A dot: within 2 % of the best that a server could run.</p>'
     for key, name in (("jct_mean_s", "Mean JCT"), ("computed_tokens", "Prompt tokens computed")):
         yield f"<h3>{name}</h3>{how}{tables.overview(reported.points, key)}"
 

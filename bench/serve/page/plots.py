@@ -147,6 +147,11 @@ def has_samples(point: Point) -> bool:
     return any(_first(column).samples for column in point.arms.values())
 
 
+def has_turns(point: Point) -> bool:
+    """Whether single turns are known, not programs alone."""
+    return any(run.turns for column in point.arms.values() for run in column.runs.values())
+
+
 def has_tiers(point: Point) -> bool:
     """Whether a server told where it found its prompts."""
     return any(_found(column) for column in point.arms.values())

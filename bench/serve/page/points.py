@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 
@@ -26,12 +26,13 @@ class Point:
     arrivals: str
     pressure: float  # live KV / DRAM; 0 where no arm has DRAM
     arms: dict[str, Column]
+    scene: str = ""  # what else differs from point to point; "" where nothing does
 
     @property
     def title(self) -> str:
         """The point in words."""
         dram = f"live KV / DRAM = {self.pressure:.3g}" if self.pressure else ""
-        return ", ".join(filter(None, (self.load_title, dram))) or "One server"
+        return ", ".join(filter(None, (self.scene, self.load_title, dram))) or "One server"
 
     @property
     def load_title(self) -> str:
@@ -86,13 +87,15 @@ class Reported:
 
     runs: list[Loaded]
     points: list[Point]
+    caution: str = ""  # in HTML, where the runs are no real servers'
+    told: Mapping[str, str] = field(default_factory=dict)  # more of what was run, in HTML
 
     @property
-    def loads(self) -> dict[str, list[Point]]:
-        """Points by load, and within it by pressure."""
-        found: dict[str, list[Point]] = {}
+    def loads(self) -> dict[tuple[str, str], list[Point]]:
+        """Points by scene and load, and within it by pressure."""
+        found: dict[tuple[str, str], list[Point]] = {}
         for point in self.points:
-            found.setdefault(point.arrivals, []).append(point)
+            found.setdefault((point.scene, point.arrivals), []).append(point)
         return found
 
 
@@ -100,21 +103,29 @@ def read(folders: Sequence[Path], base: str = "") -> Reported:
     """Result folders that differ in nothing but their load, loads ascending."""
     runs = [run for folder in folders for run in _runs(folder)]
     _same(runs)
-    by_load: dict[str, list[Loaded]] = {}
-    for run in runs:
-        by_load.setdefault(_arrivals(run), []).append(run)
-    if len(by_load) < len(folders):
+    if len({_place(run) for run in runs}) < len(folders):
         raise ResultError(
             "two of the folders hold the same load, so their runs would mix; "
             "compare them with: continuum bench compare FIRST SECOND"
         )
+    return Reported(runs, points_of(runs, base or PLAIN, DEFAULT))
+
+
+def points_of(runs: Sequence[Loaded], base: str, order: Sequence[str] = ()) -> list[Point]:
+    """Scenes as they come, loads ascending; arm `base` first where it ran, then as in `order`."""
+    by_place: dict[tuple[str, str], list[Loaded]] = {}
+    for run in runs:
+        by_place.setdefault(_place(run), []).append(run)
     points = [
-        Point(arrivals, pressure, {_name(column): column for column in _in_order(arms)})
-        for arrivals, here in by_load.items()
-        for pressure, arms in compare.by_pressure(compare.columns(here, base or PLAIN)).items()
+        Point(
+            arrivals, pressure, {_name(column): column for column in _in_order(arms, order)}, scene
+        )
+        for (scene, arrivals), here in by_place.items()
+        for pressure, arms in compare.by_pressure(compare.columns(here, base)).items()
         if arms
     ]
-    return Reported(runs, sorted(points, key=lambda point: (point.load or 0.0, point.pressure)))
+    scenes = list(dict.fromkeys(point.scene for point in points))
+    return sorted(points, key=lambda p: (scenes.index(p.scene), p.load or 0.0, p.pressure))
 
 
 def _runs(folder: Path) -> list[Loaded]:
@@ -138,13 +149,15 @@ def _same(runs: Sequence[Loaded]) -> None:
             )
 
 
-def _arrivals(run: Loaded) -> str:
-    return str(run.run.settings.get("arrivals", ""))
+def _place(run: Loaded) -> tuple[str, str]:
+    """Scene and arrivals."""
+    settings = run.run.settings
+    return str(settings.get("scene", "")), str(settings.get("arrivals", ""))
 
 
-def _in_order(arms: Sequence[Column]) -> list[Column]:
-    """The first one first, the others as the runner lists them, whenever they ran."""
-    known = {arm: place for place, arm in enumerate(DEFAULT)}
+def _in_order(arms: Sequence[Column], order: Sequence[str]) -> list[Column]:
+    """The first one first, the others in `order`, whenever they ran."""
+    known = {arm: place for place, arm in enumerate(order)}
     rest = sorted(arms[1:], key=lambda column: known.get(column.key[0], len(known)))
     return [*arms[:1], *rest]
 

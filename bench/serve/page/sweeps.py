@@ -20,17 +20,19 @@ PRESSED = {"computed_tokens": "Prompt tokens computed", "jct_mean_s": "Mean JCT"
 
 def levels(reported: Reported) -> list[list[Point]]:
     """Points that differ in load alone, by how full DRAM is; those with two loads or more."""
-    by_load = [points for points in reported.loads.values() if points[0].load is not None]
-    most = max(map(len, by_load), default=0)
-    found = [[points[i] for points in by_load if i < len(points)] for i in range(most)]
-    return [points for points in found if len(points) > 1]
+    found: dict[tuple[str, int], list[Point]] = {}
+    for (scene, _), points in reported.loads.items():
+        for place, point in enumerate(points):
+            if point.load is not None:
+                found.setdefault((scene, place), []).append(point)
+    return [points for points in found.values() if len(points) > 1]
 
 
 def level_title(points: Sequence[Point]) -> str:
     """What the points have in common."""
     pressures = {f"{point.pressure:.3g}" for point in points}
     if pressures == {"0"}:
-        return ""
+        return points[0].scene
     return f"live KV / DRAM = {pressures.pop()}" if len(pressures) == 1 else "the same DRAM"
 
 

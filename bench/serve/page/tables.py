@@ -7,37 +7,16 @@ from collections.abc import Sequence
 from html import escape
 
 from bench.page import document
-from bench.serve.compare import COMPARED, TOLD, sameness
+from bench.serve.compare import COMPARED_BY_KEY, sameness, shown
 from bench.serve.page.points import Point
 from bench.serve.page.words import interval
 from bench.serve.summary import BY_KEY
 
-FAILED = "failed_programs"  # shown where there are any
-SHOWN = {
-    "jct_mean_s": "JCT mean",
-    "jct_p95_s": "JCT P95",
-    "ttft_mean_s": "TTFT mean",
-    "ttft_p95_s": "TTFT P95",
-    "tpot_mean_s": "TPOT",
-    "computed_tokens": "computed",
-    "hit_vram_tokens": "hit in VRAM",
-    "hit_dram_tokens": "hit in DRAM",
-    "cached_pct": "cached",
-    "theory_pct": "could be cached",
-    "found_pct": "of that cached",
-    "tokens_per_s": "tokens per second",
-    FAILED: "failed",
-}
-RATIOS = {each.key for each in COMPARED}
-
 
 def point_table(point: Point) -> str:
     """A row per arm; below a figure its ratio to the first arm's, with its interval."""
-    has = {FAILED} if any(column.figure(FAILED) for column in point.arms.values()) else set()
-    if any(column.is_told for column in point.arms.values()):
-        has.update(TOLD)
-    keys = [key for key in SHOWN if key not in (FAILED, *TOLD) or key in has]
-    head = "".join(f"<th>{SHOWN[key]}</th>" for key in keys)
+    keys = shown(list(point.arms.values()))
+    head = "".join(f"<th>{BY_KEY[key].name}</th>" for key in keys)
     rows = [f"<tr><th>arm</th>{head}<th>same answers</th></tr>"]
     for arm, column in point.arms.items():
         cells = "".join(f"<td>{_cell(point, arm, key)}</td>" for key in keys)
@@ -50,13 +29,13 @@ def point_table(point: Point) -> str:
 
 
 def _cell(point: Point, arm: str, key: str) -> str:
-    shown = escape(BY_KEY[key].show(point.arms[arm].figure(key)))
-    if arm == point.base or key not in RATIOS:
-        return shown
+    text = escape(BY_KEY[key].show(point.arms[arm].figure(key)))
+    if arm == point.base or key not in COMPARED_BY_KEY:
+        return text
     ratio = point.ratios[arm, key]
     if math.isnan(ratio.value):
-        return shown
-    return f'{shown}<small class="below">{interval(ratio)}</small>'
+        return text
+    return f'{text}<small class="below">{interval(ratio)}</small>'
 
 
 def overview(points: Sequence[Point], key: str) -> str:
@@ -65,4 +44,5 @@ def overview(points: Sequence[Point], key: str) -> str:
         point.title: {arm: column.figure(key) for arm, column in point.arms.items()}
         for point in points
     }
-    return document.overview(rows, BY_KEY[key].show)
+    oracles = {arm for point in points for arm, look in point.looks.items() if look.is_oracle}
+    return document.overview(rows, BY_KEY[key].show, lambda arm: arm not in oracles)

@@ -9,6 +9,7 @@ from html import escape
 from typing import Any
 
 from bench.page import document
+from bench.page.palette import Look
 from bench.serve.compare import sameness
 from bench.serve.page.points import Point, Reported
 from bench.serve.results import Loaded
@@ -71,10 +72,14 @@ def _best(point: Point, key: str) -> str:
     others = {
         arm: ratio.value
         for (arm, what), ratio in point.ratios.items()
-        if what == key and not point.looks[arm].is_ours and not math.isnan(ratio.value)
+        if what == key and _is_other(point.looks[arm]) and not math.isnan(ratio.value)
     }
     best = min(others, key=lambda arm: others[arm], default="")
     return f"{escape(best)}: {others[best]:.2f}x" if best else ""
+
+
+def _is_other(look: Look) -> bool:
+    return not (look.is_ours or look.is_oracle)
 
 
 def interval(ratio: Ratio) -> str:
@@ -98,12 +103,14 @@ def _answers(point: Point) -> str:
 # --- what it cannot tell --------------------------------------------------------------------
 def cautions(reported: Reported) -> str:
     """What a reader must know before believing a number; "" if nothing stands against it."""
-    said = list(_cautions([run for run in reported.runs if run.turns]))
+    said = list(_cautions(reported, [run for run in reported.runs if run.turns]))
     return f'<ul class="soft">{"".join(f"<li>{each}</li>" for each in said)}</ul>' if said else ""
 
 
-def _cautions(runs: Sequence[Loaded]) -> Iterator[str]:
-    if any("cpu" in run.run.versions.get("vllm", "") for run in runs):
+def _cautions(reported: Reported, runs: Sequence[Loaded]) -> Iterator[str]:
+    if reported.caution:
+        yield reported.caution
+    elif any("cpu" in run.run.versions.get("vllm", "") for run in runs):
         yield (
             "On a CPU what is decided is real and what it costs is not: a copy crosses no bus and "
             "prefill is slow. Times say nothing about a GPU."
@@ -113,7 +120,7 @@ def _cautions(runs: Sequence[Loaded]) -> Iterator[str]:
             f"The machine was busy: before a run up to {_most(runs, 'load_before'):.0f} processes "
             f"wanted its {_most(runs, 'cores'):.0f} cores. Times of this result say little."
         )
-    if runs and max(run.run.repeat for run in runs) + 1 < MIN_REPEATS:
+    if runs and _num_repeats(runs) < MIN_REPEATS:
         yield (
             f"Fewer than {MIN_REPEATS} repeats: too few to say how one run differs from the next, "
             "so ratios have no interval."
@@ -145,6 +152,7 @@ def facts(reported: Reported) -> str:
             "Versions": "<br>".join(_each(runs, lambda run: _pairs(run.run.versions))),
             "Machine": "<br>".join(_each(runs, _machine)),
             "When": " to ".join(_ends(sorted(filter(None, (r.run.started for r in runs))))),
+            **reported.told,
         }
     )
 
@@ -158,9 +166,13 @@ def _states(runs: Sequence[Loaded]) -> str:
     counted = [
         (sum(run.run.state == state for run in runs), text) for state, text in STATES.items()
     ]
-    repeats = 1 + max(run.run.repeat for run in runs)
+    repeats = _num_repeats(runs)
     said = ", ".join(f"{number} {text}" for number, text in counted if number)
     return f"{said}; {repeats} repeat{'s' if repeats > 1 else ''}"
+
+
+def _num_repeats(runs: Sequence[Loaded]) -> int:
+    return len({run.run.repeat for run in runs})
 
 
 def _load(run: Loaded) -> str:

@@ -51,25 +51,6 @@ def test_main_prints_tables_and_writes_samples(
     assert len(section["samples"]["poll, one pending"]) == TINY.calls
 
 
-def test_the_picture_has_a_panel_for_each_section_that_is_drawn(tmp_path: Path) -> None:
-    draw = pytest.importorskip("bench.copy_engine.plot").draw
-    with same_cores_afterwards():
-        sections = [run.ALL_SECTIONS[name](CpuMachine(), TINY, lambda _: None)
-                    for name in ("calls", "bandwidth", "submit", "delay")]  # fmt: skip
-    assert draw(sections, tmp_path / "all.png") == ["bandwidth", "submit", "delay"]
-    assert (tmp_path / "all.png").stat().st_size > 10_000
-
-
-def test_the_picture_of_a_device_has_the_same_panels(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    draw = pytest.importorskip("bench.copy_engine.plot").draw
-    monkeypatch.setattr(run, "QUICK", TINY)
-    options = run.parse(["--quick", "--only", "device_bandwidth,peak"])
-    sections = run.measure(options, CpuMachine(), lambda _: None)
-    assert draw(sections, tmp_path / "all.png") == ["device_bandwidth"]
-
-
 def test_an_unknown_section_is_refused_with_the_known_ones(
     capsys: pytest.CaptureFixture[str],
 ) -> None:

@@ -14,7 +14,7 @@ import pytest
 from bench.sim.arms.ours import ours
 from bench.sim.hardware import Gpu, Machine, Model
 from bench.sim.lab import Lab
-from bench.sim.replay import Recording, recorded, recording
+from bench.tests.vllm.replay import Recording, recorded, recording
 
 RUN = Path(__file__).parent / "recorded" / "run.jsonl"
 TTL_S = 3.0  # as it was recorded with

@@ -24,7 +24,7 @@ def simulate(folder: Path, *more: str) -> str:
 
 def test_a_table_results_and_a_page_and_nothing_is_run_twice(tmp_path: Path) -> None:
     said = simulate(tmp_path, "--report", str(tmp_path / "x.html"))
-    assert "H100, llama-8b, 400 GB DRAM, eight_turns, 0.1 programs/s" in said
+    assert "H100, llama-8b, 400 GB DRAM, eight_turns, 0.1 programs per second" in said
     assert "2 of 2 runs done." in said
     kept = {result.job.arm: result for result in results(tmp_path / "x.jsonl").values()}
     assert all(result.record and result.record.turns for result in kept.values())

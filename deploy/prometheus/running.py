@@ -25,8 +25,7 @@ from typing import Any
 from bench.cache import CACHE
 from bench.serve.server import LOGS, ServerError, as_a_child, free_port
 
-ROOT = Path(__file__).resolve().parents[2]
-RULES = ROOT / "deploy" / "prometheus" / "rules.yml"
+RULES = Path(__file__).with_name("rules.yml")
 UNPACKED = CACHE / "prometheus" / "usr" / "bin"  # where `make prometheus` puts it
 START_S = 30.0
 

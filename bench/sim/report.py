@@ -1,0 +1,193 @@
+"""The lab's results as those of real servers are told: one table, one page, for both.
+
+    python -m bench.sim.report RESULTS.jsonl -o report.html
+
+A run of the lab becomes a run of a server (serve/results.py): its seconds are virtual, its seed is
+its repeat, and what vLLM would count in /metrics is what its scheduler was seen to do.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from html import escape
+from pathlib import Path
+from typing import Any
+
+from bench.cli import start, teaching_parser
+from bench.common.arms import STOCK, Role
+from bench.serve.metrics import Labels, Metrics
+from bench.serve.page.points import Point, Reported, points_of
+from bench.serve.results import Loaded, Program, Run, Turn
+from bench.serve.summary import PROMPT
+from bench.sim import store
+from bench.sim.arms import role_of
+from bench.sim.job import Job, Result, Start
+from bench.sim.result import RunRecord, TurnRecord
+from continuum_connector.tools.cli.ending import ToldError
+
+GB = 1e9
+LOAD = "rate"  # the parameter that a sweep goes along
+NOWHERE = Path()
+HONEST = (
+    "Every number is simulated: vLLM's own scheduler, KV cache manager and block pool with the "
+    "real connectors, around a model of how long steps and copies take. Good for comparing arms; "
+    "differences below some 20 % in absolute seconds, and near critical load, say nothing about a "
+    "real GPU."
+)
+TEACH = """\
+what happens
+  Reads what `continuum simulate` (or bench.sim.runner) wrote, failed and missing runs included,
+  and writes one HTML file. Reading it: bench/sim/README.md.
+
+examples
+  python -m bench.sim.report runs/x.jsonl
+  python -m bench.sim.report runs/x.jsonl -o /tmp/x.html --title "before"
+"""
+
+
+def page(results: Iterable[Result], starts: Sequence[Start], title: str = "") -> str:
+    """The page of results, plain vLLM first, what no server can run last."""
+    from bench.serve.page.page import page_of  # matplotlib, which the tables do without
+
+    ordered = sorted(results, key=_place)
+    runs = [loaded(each) for each in ordered]
+    told = {
+        "Workload": _each(each.record.note for each in ordered if each.record),
+        "Seeds": _each(sorted({str(run.run.repeat) for run in runs})),
+        "Versions": _each(", ".join(f"{k} {v}" for k, v in s.versions.items()) for s in starts),
+        "Command": "".join(
+            f"<pre>{escape(command)}</pre>" for command in dict.fromkeys(s.command for s in starts)
+        ),
+    }
+    reported = Reported(runs, points_of(runs, STOCK), HONEST, told)
+    return page_of(reported, title, "simulated")
+
+
+def points(results: Iterable[Result]) -> list[Point]:
+    """What is done, by point; arms as they come, the first is what others are compared with."""
+    return points_of([loaded(each) for each in results], "")
+
+
+def loaded(result: Result) -> Loaded:
+    """A run as one of a server; one that failed died."""
+    job, record = result.job, result.record
+    load = job.params.get(LOAD)
+    settings = {"scene": scene(job)}
+    if isinstance(load, int | float):
+        settings["arrivals"] = f"poisson:{load:g}"
+    run = Run(name=str(job), arm=job.arm, title=job.arm, repeat=job.seed, settings=settings)
+    if record is None:
+        run.state, run.reason = "died", f"{job}: {result.error}"
+        return Loaded(NOWHERE, run)
+    run.state, run.wall_s, run.told = "done", record.span_s, _told(record)
+    last_turns: dict[str, int] = {}
+    for turn in record.turns:
+        last_turns[turn.program] = turn.index + 1
+    programs = [
+        _program(name, jct_s, last_turns.get(name, 0)) for name, jct_s in record.jct_s.items()
+    ]
+    return Loaded(NOWHERE, run, [*map(_turn, record.turns)], programs, added=_added(record))
+
+
+def scene(job: Job) -> str:
+    """All of a job but its load, its arm and its seed."""
+    if isinstance(cell := job.params.get("cell"), str):  # of the matrix: its name says it all
+        return cell
+    told = (f"{key} {_word(value)}" for key, value in job.params.items() if key != LOAD)
+    return ", ".join(filter(None, (machine_words(job.machine), job.workload, *told)))
+
+
+def machine_words(machine: dict[str, Any]) -> str:
+    """A machine as people say it; what it does not name is left out."""
+    words = {
+        "gpu": "{}",
+        "model": "{}",
+        "tp": "TP {}",
+        "dram_gb": "{} GB DRAM",
+        "pcie_gb_s": "PCIe {} GB/s",
+        "disk_gb": "disk of {} GB",
+        "disk_gb_s": "which reads {} GB/s",
+        "kv_tokens": "{} tokens of KV",
+        "block_size": "blocks of {}",
+    }
+    known = [
+        (words.get(key, key + " {}"), machine[key]) for key in (*words, *machine) if key in machine
+    ]
+    return ", ".join(dict.fromkeys(text.format(_word(v)) for text, v in known if v is not None))
+
+
+def _word(value: Any) -> str:
+    return f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def _place(result: Result) -> int:
+    arm = result.job.arm
+    return 0 if arm == STOCK else 2 if role_of(arm) is Role.ORACLE else 1
+
+
+def _each(said: Iterable[str]) -> str:
+    """Each thing once, in HTML."""
+    return "<br>".join(escape(each) for each in dict.fromkeys(said) if each)
+
+
+def _turn(turn: TurnRecord) -> Turn:
+    return Turn(
+        program=turn.program,
+        turn=turn.index,
+        start_s=turn.arrived,
+        latency_s=turn.finished - turn.arrived,
+        ttft_s=turn.first_token - turn.arrived,
+        prompt_tokens=turn.num_prompt,
+        cached_tokens=turn.num_local + turn.num_external,
+    )
+
+
+def _program(name: str, jct_s: float, num_turns: int) -> Program:
+    times = {"arrival_s": 0.0, "start_s": 0.0, "jct_s": jct_s}  # when it came is not kept
+    return Program(program=name, turns=num_turns, planned_turns=num_turns, **times)
+
+
+def _told(record: RunRecord) -> dict[str, float]:
+    moved = {
+        "stored_gb": record.stored_bytes,
+        "loaded_gb": record.loaded_bytes,
+        "written_gb": record.written_bytes,
+        "read_gb": record.read_bytes,
+    }
+    busy = 100 * record.busy_s / record.span_s if record.span_s else 0.0
+    return {**{name: num_bytes / GB for name, num_bytes in moved.items()}, "busy_pct": busy}
+
+
+def _added(record: RunRecord) -> Metrics:
+    """By the names of vLLM's /metrics."""
+    found = {
+        "local_compute": record.num_computed_tokens,
+        "local_cache_hit": record.num_local_tokens,
+        "external_kv_transfer": record.num_external_tokens,
+    }
+    added: Metrics = {
+        (PROMPT, frozenset({("source", source)})): float(number) for source, number in found.items()
+    }
+    nothing: Labels = frozenset()
+    return {**added, ("vllm:num_preemptions_total", nothing): float(record.num_preemptions)}
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    what, _, _ = (__doc__ or "").partition("\n\n")
+    parser = teaching_parser("python -m bench.sim.report", what, TEACH)
+    parser.add_argument("results", type=Path, help="a JSON-lines file")
+    parser.add_argument("-o", "--out", type=Path, help="the page (beside the results)")
+    parser.add_argument("--title", default="", help="of the page")
+    options = parser.parse_args(argv)
+    if not options.results.is_file():
+        raise ToldError(f"{options.results} is no file; give one that `continuum simulate` wrote")
+    out = options.out or options.results.with_suffix(".html")
+    found = store.results(options.results)
+    text = page(found.values(), store.starts(options.results), options.title)
+    out.write_text(text)
+    print(f"{out}: {len(found)} runs, {len(text) / 1e6:.1f} MB")
+    return 0
+
+
+if __name__ == "__main__":
+    start(main, "python -m bench.sim.report")
