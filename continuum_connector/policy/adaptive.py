@@ -22,7 +22,7 @@ charged H(t), where Continuum's paper charges the whole t.
 from __future__ import annotations
 
 import math
-from bisect import bisect_left
+from bisect import bisect_left, bisect_right
 from functools import partial
 
 import numpy as np
