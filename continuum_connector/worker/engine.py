@@ -12,12 +12,12 @@ from continuum_connector.messages import BlockIds, OnDisk
 if TYPE_CHECKING:
     from continuum_connector.worker.layout import Layout
 
-# Completion.error, below 0 as in csrc/ckv.h; above 0 it is the driver's own code.
+# Completion.error: below 0 as in csrc/ckv.h, above 0 the driver's own code.
 CONFLICT = -2  # an unfinished transfer uses a block or slot of it (CKV_EINVAL)
-CORRUPT = -10  # a slot, of DRAM or disk, no longer holds what was put into it (CKV_ECORRUPT)
-EIO = -11  # the disk failed, or its file is short
-MISSING = -12  # the disk slot holds another key than the one that was asked for
-LOCKED = -13  # of an open: another process has the file
+CORRUPT = -10  # a slot of DRAM or disk no longer holds what was put into it (CKV_ECORRUPT)
+EIO = -11  # the disk failed, or its file is too short
+MISSING = -12  # the disk slot holds another key than the one we asked for
+LOCKED = -13  # on opening: another process has the file
 ENOSPC = -14  # the disk is full
 
 
@@ -34,7 +34,7 @@ class Status(enum.Enum):
 
 @dataclass(frozen=True)
 class Region:
-    """One span that holds a piece of every block.
+    """A span of memory that holds a piece of every block.
 
     Piece of VRAM block b: `dev_base + b * dev_stride`, `num_bytes` long. Piece of host
     slot s: `host_offset + s * slot_bytes` into the pool. All in bytes.
@@ -48,7 +48,7 @@ class Region:
 
 @dataclass(frozen=True)
 class Completion:
-    """One submitted transfer that will not touch memory again, reported exactly once."""
+    """A submitted transfer that will not touch memory again. It is reported exactly once."""
 
     tag: int
     status: Status
@@ -59,7 +59,7 @@ class Completion:
 
 @dataclass(frozen=True)
 class PoolState:
-    """How far a pool has come. `why` says what stopped it early, or is empty."""
+    """How far a pool has grown. `why`: what stopped it early, or ""."""
 
     ready_bytes: int
     mapped_bytes: int
@@ -72,8 +72,8 @@ class PoolState:
 
 @dataclass(frozen=True)
 class Health:
-    """`poison`: what ended the engine for good, the driver's own code or a CKV_ code (below 0);
-    0 while it can copy. `given_up`: ways of copying that failed and are not used any more."""
+    """`poison`: what ended the engine for good, as the driver's own code or a CKV_ code (below 0);
+    0 while it can copy. `given_up`: ways of copying that have failed and are no longer used."""
 
     poison: int = 0
     given_up: tuple[str, ...] = ()
@@ -81,11 +81,11 @@ class Health:
 
 @dataclass(frozen=True)
 class DiskTuning:
-    """What one rank's file on a disk is made of.
+    """How one rank's file on a disk is built.
 
-    A disk slot holds `slot_blocks` consecutive blocks of a chain. `namespace` (32 bytes) is the
-    digest of all that the bytes of a block depend on, `facts` the same for people, as JSON: what
-    the file holds of another namespace is not found again, and nothing is unless `keep`.
+    A disk slot holds `slot_blocks` consecutive blocks of a chain. `namespace`: the digest (32
+    bytes) of everything that the bytes of a block depend on; `facts`: the same as JSON, for people.
+    What the file holds of another namespace is not found again. Nothing at all is, unless `keep`.
     """
 
     num_slots: int
@@ -98,13 +98,13 @@ class DiskTuning:
 
 @dataclass(frozen=True)
 class DiskState:
-    """How one rank's file is doing.
+    """The state of one rank's file.
 
-    `is_direct`: the page cache is not in between. `was_kept`: the open found slots of this
-    namespace worth scanning; `is_scanned`: all that they hold has been handed over. `is_ready`: it
-    reads and writes; not between a reset and the moment when that is durable. `oldest_op_s`: since
-    when the disk owes an answer, 0 if it owes none. `error`: the code of what ended it for good, 0
-    while it serves, and `why` the sentence.
+    `is_direct`: it bypasses the page cache. `was_kept`: the open found slots of this namespace to
+    scan. `is_scanned`: everything in them has been handed over. `is_ready`: it reads and writes,
+    which it does not from a reset until that is durable. `oldest_op_s`: for how long the disk has
+    owed an answer, 0 if it owes none. `error`, `why`: code and sentence of what ended it for good,
+    0 while it serves.
     """
 
     is_direct: bool
@@ -117,11 +117,12 @@ class DiskState:
 
 
 class DiskFile(Protocol):
-    """One rank's file. All but `close` take microseconds, on the thread that has the engine; with
-    `reset` called, `write` and `read` complete as CANCELLED until that is durable.
+    """One rank's file. The thread that has the engine makes all calls. Each takes microseconds,
+    apart from `close`. After `reset`, `write` and `read` complete as CANCELLED until the reset is
+    durable.
 
-    Completions come by `CopyEngine.poll`, and `CopyEngine.cancel` stops what has not begun. Tags
-    are the engine's: one that is unfinished may not be used again, whoever uses it.
+    Completions come from `CopyEngine.poll`, and `CopyEngine.cancel` stops what has not begun. Tags
+    belong to the engine: nobody may reuse one that is unfinished.
     """
 
     def write(
@@ -137,8 +138,9 @@ class DiskFile(Protocol):
         ...
 
     def read(self, slots: BlockIds, disk_slots: BlockIds, keys: Sequence[bytes], tag: int) -> None:
-        """Queue `disk_slots`, which must hold `keys`, to be read to host `slots`, -1: not wanted.
-        Host slots of a read that fails hold anything. TransferError if refused."""
+        """Queue `disk_slots`, which must hold `keys`, to be read into host `slots`, where -1
+        means not wanted. After a read that fails, its host slots hold anything. TransferError if
+        refused."""
         ...
 
     def scan(self, max_found: int) -> list[OnDisk]:
@@ -147,8 +149,8 @@ class DiskFile(Protocol):
         ...
 
     def reset(self) -> None:
-        """Make all that is on the disk foreign, what is queued or under way too. Queued; durable
-        when `state` says ready."""
+        """Make everything on the disk foreign, including what is queued or under way. The reset is
+        queued, too, and durable once `state` says ready."""
         ...
 
     def state(self) -> DiskState:
@@ -156,7 +158,7 @@ class DiskFile(Protocol):
         ...
 
     def close(self, timeout_s: float) -> bool:
-        """BLOCK until what is under way has ended; what has not begun fails as closed. False: the
+        """BLOCK until what is under way has ended. What has not begun fails as closed. False: the
         disk did not answer in time, so threads are left behind, and the engine keeps its pool."""
         ...
 
@@ -165,47 +167,47 @@ class Pool(Protocol):
     """An engine's host memory. One thread calls all of it, the one that submits."""
 
     def set_regions(self, layout: Layout, num_slots: int) -> None:
-        """Blocks lie where `layout` says from here on; nothing else of it may differ.
+        """From here on blocks lie where `layout` says, which may not differ in anything else.
         TransferError while a copy is under way."""
         ...
 
     def release(self) -> None:
-        """BLOCK, seconds per 10 GiB, until the system has its pages back. No slot is ready then.
-        TransferError while a copy is under way."""
+        """BLOCK, for seconds per 10 GiB, until the system has its pages back. Then no slot is
+        ready. TransferError while a copy is under way."""
         ...
 
     def regrow(self) -> None:
-        """Have it grow again from nothing, behind."""
+        """Let the pool grow again from nothing, in the background."""
         ...
 
 
 class CopyEngine(Protocol):
     """Submits and polls in microseconds; only `wait`, `wait_pool`, `open_disk` and `close` block.
 
-    All methods are called from one thread; `open_disk` may come from another, and the last,
-    `close`, where nothing is in flight. `submit` copies the id arrays (int32, contiguous, equal
-    length) before it returns.
+    One thread calls all methods. Another may call `open_disk`, and, if nothing is in flight, the
+    last one, `close`. `submit` copies the id arrays (int32, contiguous, equal length) before it
+    returns.
     """
 
     @property
     def pool(self) -> Pool:
-        """What the slots lie in."""
+        """The host memory that holds the slots."""
         ...
 
     def pool_state(self) -> PoolState:
-        """Say how far the host pool has come, and what stopped it. A few microseconds.
+        """How far the host pool has grown, and what stopped it. A few microseconds.
 
-        Slots within `ready_bytes` may be used; it grows until the pool is released.
+        Slots within `ready_bytes` may be used. It never shrinks until the pool is released.
         """
         ...
 
     def wait_pool(self, timeout_s: float) -> bool:
-        """Block until the host pool grows no more. False: timeout."""
+        """Block until the host pool stops growing. False: timeout."""
         ...
 
     def open_disk(self, path: str, tuning: DiskTuning) -> DiskFile:
-        """BLOCK until the file at `path` is there in full size and locked; TransferError, with the
-        sentence, if it cannot be. Host slots must be multiples of 4 KiB (Layout.padded)."""
+        """BLOCK until the file at `path` has its full size and is locked. If it cannot be,
+        TransferError says why. Host slots must be multiples of 4 KiB (Layout.padded)."""
         ...
 
     def submit(
@@ -228,19 +230,19 @@ class CopyEngine(Protocol):
         ...
 
     def poll(self) -> list[Completion]:
-        """Return what settled since the last poll, oldest first; [] costs well under 1 us."""
+        """Return what has settled since the last poll, oldest first. [] costs well under 1 us."""
         ...
 
     def health(self) -> Health:
-        """Say what has failed for good so far. A few microseconds; also of a poisoned engine."""
+        """What has failed for good so far, also for a poisoned engine. A few microseconds."""
         ...
 
     def cancel(self, tag: int) -> None:
-        """Ask to stop a transfer; it still completes, as CANCELLED unless it was faster."""
+        """Ask to stop a transfer. It still completes, as CANCELLED unless it was faster."""
         ...
 
     def wait(self, tag: int, timeout_s: float) -> bool:
-        """Block until `tag` has settled; its completion still comes by `poll`. False: timeout."""
+        """Block until `tag` has settled. Its completion still comes from `poll`. False: timeout."""
         ...
 
     def close(self, timeout_s: float) -> None:

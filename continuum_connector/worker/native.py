@@ -115,12 +115,12 @@ class NativeEngine:
             raise
 
     def pool_state(self) -> PoolState:
-        """How far the host pool has come, and what stopped it."""
+        """How far the host pool has grown, and what stopped it."""
         self._opened()
         return self.pool.state()
 
     def wait_pool(self, timeout_s: float) -> bool:
-        """Block, without the GIL, until the host pool grows no more. False: timeout."""
+        """Block, without the GIL, until the host pool stops growing. False: timeout."""
         self._opened()
         return self.pool.wait(timeout_s)
 
@@ -128,7 +128,7 @@ class NativeEngine:
         """BLOCK, without the GIL, until there is a file at `path`; see CopyEngine."""
         disk = NativeDisk(self._opened(), path, tuning)
         self._disks.append(disk)
-        if self._handle is None:  # closed meanwhile, by another thread
+        if self._handle is None:  # another thread has closed the engine meanwhile
             disk.forget()
         return disk
 
@@ -143,8 +143,8 @@ class NativeEngine:
         speculative: bool = False,
     ) -> None:
         """Queue a transfer. Under CUDA, stream 0 is the default stream, never "no stream"."""
-        # Between steps caches are cold and each line of Python counts. So ids go as bytes, for
-        # numpy's way to an address runs far more code, and `_value_` saves Enum's property.
+        # Between steps the CPU's caches are cold, so each line of Python counts. Ids go as bytes,
+        # because numpy needs far more code for an address, and `_value_` saves Enum's property.
         raw_blocks, raw_slots = _raw(blocks, tag), _raw(slots, tag)
         if len(raw_blocks) != len(raw_slots):
             raise TransferError(
@@ -166,7 +166,7 @@ class NativeEngine:
         )
 
     def poll(self) -> list[Completion]:
-        """Return what settled, oldest first; also after `close`, until nothing is left."""
+        """Return what has settled, oldest first; also after `close`, until nothing is left."""
         if self._handle is not None:
             return self._drain() if self._pending.value else []
         settled, self._settled = self._settled, []
@@ -174,17 +174,17 @@ class NativeEngine:
 
     @property
     def paths(self) -> tuple[str, ...]:
-        """Ways of copying that driver and device offered at the open."""
+        """The ways of copying that driver and device offered when the engine was opened."""
         return tuple(name for name, bit in PATHS.items() if self._paths >> bit & 1)
 
     def health(self) -> Health:
-        """Say what has failed for good; a path is given up when the driver refuses it at work."""
+        """What has failed for good. A path is given up when the driver refuses it during a copy."""
         stats = self.stats()
         lost = self._paths & ~stats.paths
         return Health(stats.poison, tuple(name for name, bit in PATHS.items() if lost >> bit & 1))
 
     def cancel(self, tag: int) -> None:
-        """Stop a transfer before its next trunk; nothing happens if it settled."""
+        """Stop a transfer before its next trunk. Does nothing if it has settled."""
         if self._handle is not None:
             self._check(self._quick.ckv_cancel(self._handle, tag))
 
@@ -195,11 +195,11 @@ class NativeEngine:
         return bool(self._blocking.ckv_wait(self._handle, tag, int(timeout_s * 1e6)) == 0)
 
     def close(self, timeout_s: float) -> None:
-        """Drain for `timeout_s`, then fail the rest; what settled can still be polled.
+        """Drain for `timeout_s`, then fail the rest. What has settled can still be polled.
 
-        If the driver does not give its copies back a second later, or does not return from
-        locking pages, `is_left_behind` becomes true and the pool stays mapped, for the device may
-        still write to it.
+        If the driver does not return its copies a second later, or does not return from locking
+        pages, `is_left_behind` becomes true and the pool stays mapped, because the device may still
+        write to it.
         """
         handle, is_growing = self._handle, False
         if handle is None:
@@ -241,7 +241,7 @@ class NativeEngine:
 
 def _raw(ids: BlockIds, tag: int) -> bytes:
     kind = ids.dtype
-    if kind is not _INT32 and kind != _INT32:  # the same object unless it was pickled
+    if kind is not _INT32 and kind != _INT32:  # it is the same object unless it was pickled
         raise TransferError(f"transfer {tag}: ids are {kind}, and must be int32.")
     return ids.tobytes()
 
@@ -264,7 +264,7 @@ def _check(driver: str, layout: Layout, num_slots: int) -> None:
             raise ConfigError(f"{region} does not fit a slot of {slot_bytes} bytes.")
 
 
-# What a path was made for: the driver's CUDA, and the release it came with.
+# What each path was made for: the driver's CUDA version, and the release that came with it.
 MADE_FOR = {
     "batch": (12080, 570),  # cuMemcpyBatchAsync
     "gather": (12000, 525),  # the compiler of csrc/gather_fatbin.inc
@@ -276,12 +276,12 @@ WITHOUT = {
 
 
 def tell_paths(driver: str, paths: Collection[str]) -> None:
-    """Log the paths (`batch`, `loop`, `gather`) that the engine found over `driver` when opened."""
+    """Log the paths (`batch`, `loop`, `gather`) that the engine found over `driver` on opening."""
     logger.info("%s", describe(driver, paths, cuda_version() if driver == "cuda" else 0))
 
 
 def describe(driver: str, paths: Collection[str], version: int) -> str:
-    """The line. `version`: of CUDA in the driver, 12080 is 12.8; 0: it did not say, or no CUDA."""
+    """The log line. `version`: the driver's CUDA, where 12080 is 12.8; 0 if unknown or no CUDA."""
     over = "the simulator" if driver == "sim" else f"CUDA {_dotted(version)}".rstrip()
     said = f"blocks are copied over {over} by {', '.join(paths)}"
     for path, (needed, release) in MADE_FOR.items():
@@ -294,7 +294,7 @@ def describe(driver: str, paths: Collection[str], version: int) -> str:
 
 
 def cuda_version() -> int:
-    """What the loaded driver says; 0 if it says nothing. Needs no context; microseconds."""
+    """The loaded driver's CUDA version, 0 if it gives none. Microseconds; needs no context."""
     version = ctypes.c_int()
     try:
         ctypes.CDLL("libcuda.so.1").cuDriverGetVersion(ctypes.byref(version))
