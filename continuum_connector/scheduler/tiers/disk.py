@@ -331,9 +331,9 @@ class DiskTier:
         if self._disk_down:
             return
         self._disk_down = reason
-        logger.warning(
-            "No disk tier: %s; DRAM goes on. Restart the server once it is mended", reason
-        )
+        if self.dram.is_up:  # or else it went with that, which has said so
+            mend = "DRAM goes on. Restart the server once it is mended"
+            logger.warning("No disk tier: %s; %s", reason, mend)
         self._leave()
 
     def _leave(self) -> None:
