@@ -75,7 +75,7 @@ class DiskTier:
         self._saving = Saving(dram.index, marks, self.disk, length, self._budget, account)
         self.ahead = Reading(plan, dram.index, self.disk, groups, self.traffic, account)
         self.ahead.rank_at = self._rank_at
-        self.ahead.has_new = lambda: self._saving.has_new
+        self.ahead.has_new = lambda: self._saving.has_new and self._now >= self._settles_at
         self._owner = Owner(self._settled, self._hangs, of_disk=True)
         self._found = Found(self.traffic.world_size)
         self._disk_bytes, self._block_tokens = disk_bytes, groups.hash_size
