@@ -125,6 +125,29 @@ def test_a_turn_that_found_no_room_looks_again_once_what_it_lacks_has_come(
     assert looks
 
 
+def test_what_was_read_twice_as_it_left_meanwhile_is_counted_once() -> None:
+    engine = came_back()
+    tier = engine.connector.side.tier
+    engine.step()
+    for read in in_flight(engine, Kind.READ):
+        engine.settle(read.id)
+    engine.step()
+    others = [b"other" + bytes([number]) * 31 for number in range(7)]
+    worth = {"other": 0.0}
+    tickets = tier.dram.index.reserve(
+        others, "other", engine.clock(), lambda program: worth.get(program, -1.0), places=range(7)
+    )
+    assert len(tickets) == 7
+    tier.dram.index.settle(tickets, stored=True)
+    tier.dram.index.demote("other")
+    engine.worker.disk.is_held = False
+    engine.run_until_idle()
+    assert engine.worker.disk.num_read > 13
+    found = engine.kv_transfer_params["d"]["continuum"]["cached_tokens"]
+    assert found == {"vram": 0, "dram": 0, "disk": 208}
+    assert answers_as_without_a_tier(engine)
+
+
 def test_a_turn_waits_for_no_room_while_a_restart_is_still_finding_and_nothing_is_written() -> None:
     engine = on_disk(num_slots=20)
     tier = engine.connector.side.tier
