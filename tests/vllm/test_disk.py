@@ -464,6 +464,19 @@ def test_writing_begins_again_once_a_try_succeeds(caplog: pytest.LogCaptureFixtu
     finish(engine)
 
 
+def test_a_disk_that_goes_with_its_dram_says_nothing_of_dram_going_on(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """A rank tells of both at once (RankTier.disable)."""
+    engine = overrun_with_reads_held()
+    come_back(engine, num_steps=2)
+    engine.worker.report_tier_down("the driver failed")
+    engine.worker.report_disk_down("there is no DRAM tier any more")
+    finish(engine)
+    assert engine.connector.side.tier.down_reason == "the driver failed"
+    assert not [each.message for each in caplog.records if "goes on" in each.message]
+
+
 def test_errors_of_one_moment_are_one_and_those_of_other_hours_do_not_count() -> None:
     """A drive that is away for a second fails all that is under way, and is there again."""
     engine = on_disk()

@@ -125,6 +125,49 @@ def test_a_turn_that_found_no_room_looks_again_once_what_it_lacks_has_come(
     assert looks
 
 
+def test_what_was_read_twice_as_it_left_meanwhile_is_counted_once() -> None:
+    engine = came_back()
+    tier = engine.connector.side.tier
+    engine.step()
+    for read in in_flight(engine, Kind.READ):
+        engine.settle(read.id)
+    engine.step()
+    others = [b"other" + bytes([number]) * 31 for number in range(7)]
+    worth = {"other": 0.0}
+    tickets = tier.dram.index.reserve(
+        others, "other", engine.clock(), lambda program: worth.get(program, -1.0), places=range(7)
+    )
+    assert len(tickets) == 7
+    tier.dram.index.settle(tickets, stored=True)
+    tier.dram.index.demote("other")
+    engine.worker.disk.is_held = False
+    engine.run_until_idle()
+    assert engine.worker.disk.num_read > 13
+    found = engine.kv_transfer_params["d"]["continuum"]["cached_tokens"]
+    assert found == {"vram": 0, "dram": 0, "disk": 208}
+    assert answers_as_without_a_tier(engine)
+
+
+def test_a_turn_waits_for_no_room_while_a_restart_is_still_finding_and_nothing_is_written() -> None:
+    engine = on_disk(num_slots=20)
+    tier = engine.connector.side.tier
+    run_turn(engine, "a", 200, program="a")
+    park(engine)
+    run_turn(engine, "b", 200, seed=1, program="b")
+    park(engine)
+    come_to_rest(engine)
+    tier._is_new = True
+    run_turn(engine, "c", 200, seed=2, program="c")
+    assert tier._saving.has_new
+    came = engine.clock()
+    engine.add("d", engine.next_prompt("a", 20), program="a")
+    while "d" not in engine.finish_reasons:
+        tier._is_new = True
+        engine.step()
+    assert engine.clock() - came < 1.0
+    assert answers_as_without_a_tier(engine)
+
+
 @pytest.mark.parametrize("is_waiting", [True, False])
 def test_what_a_turn_in_line_was_read_stays_in_dram_until_it_is_loaded(is_waiting: bool) -> None:
     engine = on_disk()

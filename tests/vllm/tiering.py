@@ -194,6 +194,8 @@ def check(engine: Engine) -> None:
         outcomes = f"{kind.value}s"
         settled = total(engine, outcomes) + len(in_flight(engine, kind))
         assert total(engine, "transfers_admitted", kind.value) == settled
+    # Prometheus takes no step back: vLLM's output loop, and so the server, would end with it.
+    assert all(total(engine, "hit_tokens", name) >= 0 for name in side.tier.names)
     if engine.connector.mode is Mode.OFF:
         assert ours == loads, "switched off, and holding blocks"
         assert not side.turns

@@ -75,7 +75,7 @@ class DiskTier:
         self._saving = Saving(dram.index, marks, self.disk, length, self._budget, account)
         self.ahead = Reading(plan, dram.index, self.disk, groups, self.traffic, account)
         self.ahead.rank_at = self._rank_at
-        self.ahead.has_new = lambda: self._saving.has_new
+        self.ahead.has_new = lambda: self._saving.has_new and self._now >= self._settles_at
         self._owner = Owner(self._settled, self._hangs, of_disk=True)
         self._found = Found(self.traffic.world_size)
         self._disk_bytes, self._block_tokens = disk_bytes, groups.hash_size
@@ -331,9 +331,9 @@ class DiskTier:
         if self._disk_down:
             return
         self._disk_down = reason
-        logger.warning(
-            "No disk tier: %s; DRAM goes on. Restart the server once it is mended", reason
-        )
+        if self.dram.is_up:  # or else it went with that, which has said so
+            mend = "DRAM goes on. Restart the server once it is mended"
+            logger.warning("No disk tier: %s; %s", reason, mend)
         self._leave()
 
     def _leave(self) -> None:

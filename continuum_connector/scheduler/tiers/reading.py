@@ -178,16 +178,16 @@ class Reading:
 
     def looked(self, request_id: str, num_vram_tokens: int) -> None:
         """Its load would begin there."""
-        wait = self._waits.get(request_id)
-        if wait is not None:
+        if (wait := self._waits.get(request_id)) is not None:
             wait.start = num_vram_tokens // self._size
 
     def num_tokens(self, request_id: str, num_loaded: int) -> int:
-        """How many of the tokens that are loaded for it came from disk since it arrived."""
+        """How many of the tokens that are loaded for it came from disk since it arrived; once each,
+        though what left while it waited for room was read again."""
         wait = self._waits.get(request_id)
         if wait is None or not wait.came:
             return 0
-        came, end = np.concatenate(wait.came), wait.start + num_loaded // self._size
+        came, end = np.unique(np.concatenate(wait.came)), wait.start + num_loaded // self._size
         return int(np.count_nonzero((came >= wait.start) & (came < end))) * self._size
 
     def forget(self, request_id: str) -> None:
