@@ -191,6 +191,10 @@ class ContinuumConnector(WorkerHooks, SupportsHMA):  # type: ignore[misc]
             self._records.happened("let_in", now, held.turn, **held.told())
             yield held.request_id
 
+    def ask_again(self) -> None:
+        """Before a step: who waits for the bus may use it by now (scheduler subclass only)."""
+        self.side.bus.new_step(self._clock())
+
     def rank(self, request: Any, by_priority: bool) -> tuple[Any, ...]:
         """A waiting request's place in the queue; the user's priority first, if in force."""
         rank = self.side.rank(request, compat.is_preempted(request))

@@ -3,7 +3,7 @@
 Preempted turns first, then by place (SchedulerSide.rank). A turn's place changes while it
 waits, when the pin that it stands by appears or ends: then that one turn is ranked anew, so
 that every operation is O(log n). Who stands at the gate waits here too, unseen by whoever admits,
-and so does who waits for a disk.
+and so do those who wait for a disk; and, in order, those who wait for the bus.
 """
 
 from __future__ import annotations
@@ -30,13 +30,17 @@ class ProgramQueue:
         rank: Callable[[Any], Rank],
         holds: Callable[[Any], bool] | None = None,
         hides: Callable[[Any], bool] | None = None,
+        sets_aside: Callable[[str], bool] | None = None,
     ) -> None:
         """`holds(request)`: whether it is to stand at the gate, until it is released;
-        `hides(request)`: whether one that vLLM has skipped is to be unseen until then."""
+        `hides(request)`: whether one that vLLM has skipped is to be unseen until then;
+        `sets_aside(request_id)`: whether it is to be unseen until then, in order."""
         self._rank = rank
         self._holds = holds
         self._hides = hides
+        self._sets_aside = sets_aside
         self._held: dict[str, Any] = {}
+        self._aside: LazyHeap[Any] = LazyHeap()
         self._heap: LazyHeap[Any] = LazyHeap()
         self._by_id: dict[str, Any] = {}
         self._peeked: Any = None
@@ -53,6 +57,9 @@ class ProgramQueue:
         """Put a preempted or skipped request back; its rank says where."""
         if self._hides is not None and self._hides(request):
             self._held[request.request_id] = request
+        elif self._sets_aside is not None and self._sets_aside(request.request_id):
+            self._by_id[request.request_id] = request
+            self._aside.push(self._rank(request), request)
         else:
             self._admit(request)
 
@@ -77,6 +84,7 @@ class ProgramQueue:
             return
         del self._by_id[request.request_id]
         self._heap.discard(request)
+        self._aside.discard(request)
         self._peeked = None
 
     def remove_requests(self, requests: Iterable[Any]) -> None:
@@ -89,19 +97,19 @@ class ProgramQueue:
         return bool(self._heap) and self.is_open
 
     def __len__(self) -> int:
-        return len(self._heap) + len(self._held)
+        return len(self._heap) + len(self._held) + len(self._aside)
 
     def __contains__(self, request: Any) -> bool:
-        return request in self._heap or request.request_id in self._held
+        return request.request_id in self._by_id or request.request_id in self._held
 
     def __iter__(self) -> Iterator[Any]:
-        return itertools.chain(self._heap, self._held.values())
+        return itertools.chain(self._heap, self._aside, self._held.values())
 
     # --- ours -------------------------------------------------------------------------
     @property
     def num_let_in(self) -> int:
         """How many wait here who do not stand at the gate."""
-        return len(self._heap)
+        return len(self._heap) + len(self._aside)
 
     def peek_rank(self) -> Rank:
         """The rank of whom `peek_request` would show; the queue must not be empty."""
@@ -114,19 +122,26 @@ class ProgramQueue:
         """The request's place has changed: move it, if it is here."""
         request = self._by_id.get(request_id)
         if request is not None:
-            self._push(request)
+            heap = self._aside if request in self._aside else self._heap
+            heap.push(self._rank(request), request)
+
+    @property
+    def first_aside(self) -> tuple[Rank, str] | None:
+        """The rank and the id of the first in line of those set aside."""
+        first = self._aside.first()
+        return None if first is None else (first[0], first[1].request_id)
 
     def release(self, request_id: str) -> None:
         """The request stands at the gate no more, or is seen again, if it was here."""
         request = self._held.pop(request_id, None)
+        if request is None and (aside := self._by_id.get(request_id)) in self._aside:
+            request = aside
+            self._aside.discard(request)
         if request is not None:
             self._admit(request)
 
     def _admit(self, request: Any) -> None:
         self._by_id[request.request_id] = request
-        self._push(request)
-
-    def _push(self, request: Any) -> None:
         self._heap.push(self._rank(request), request)
 
 

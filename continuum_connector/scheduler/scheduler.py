@@ -161,7 +161,8 @@ class SchedulerSide:
             turn.vram_tokens = num_vram_tokens
         turn.epoch = self._epochs.of_hit(num_vram_tokens)
         num_tokens = self.tier.find(request, num_vram_tokens)
-        if num_tokens and self.bus.is_busy(now):
+        num_blocks = self.groups.least_blocks(num_tokens)
+        if num_tokens and self.bus.is_busy(request.request_id, num_blocks, now):
             return None, False
         return num_tokens, num_tokens > 0
 
@@ -209,6 +210,7 @@ class SchedulerSide:
         """A turn is over: decide, hold, and return what the client is told."""
         self.tier.forget_request(request.request_id)
         self.gate.left(request.request_id)
+        self.bus.left(request.request_id)
         turn = self.turns.end(request.request_id)
         if turn is None:  # it came before we were switched off and on again
             return None

@@ -84,7 +84,7 @@ class Allocation:
         schedule()): prompts share the step's tokens, each cut to the threshold; whoever decodes is
         counted, though prompts before it may take them all."""
         num_blocks, budget = 0, self._scheduler.max_num_scheduled_tokens
-        longest = self._scheduler.scheduler_config.long_prefill_token_threshold or budget
+        longest = compat.longest_chunk(self._scheduler) or budget
         for request in running:
             computed = request.num_computed_tokens
             new = request.num_tokens_with_spec + request.num_output_placeholders - computed

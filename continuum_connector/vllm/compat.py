@@ -239,6 +239,17 @@ def preempts_by_priority(scheduler: Any) -> bool:
     return bool(scheduler.policy.value == "priority")
 
 
+def longest_chunk(scheduler: Any) -> int:
+    """How many tokens of one prompt a step computes at most, as long as others are there; 0: all.
+    Since vLLM 0.32 it may grow with the share of the step that each request has."""
+    config = scheduler.scheduler_config
+    longest = int(config.long_prefill_token_threshold)
+    if longest and getattr(config, "long_prefill_token_threshold_adaptive", False):
+        num_requests = max(1, sum(scheduler.get_request_counts()))
+        return max(longest, int(config.max_num_batched_tokens) // num_requests)
+    return longest
+
+
 def tells_of_admission(scheduler: Any) -> bool:
     """Whether schedule() calls a method of its own before it allocates for a turn that waits."""
     names = "_select_waiting_queue_for_scheduling", "_handle_blocked_waiting_request"

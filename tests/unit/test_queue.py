@@ -211,3 +211,21 @@ def test_who_is_put_back_is_never_held() -> None:
     queue.prepend_request(Waiting("a"))
     queue.prepend_requests([Waiting("b", 1)])
     assert drain(queue) == [0, 1]
+
+
+def test_who_is_set_aside_counts_and_is_not_shown_but_stands_in_order() -> None:
+    aside = {"r0", "r1", "r2"}
+    queue = ProgramQueue(Ranks(), sets_aside=aside.__contains__)
+    requests = [Waiting(f"r{i}", rank) for i, rank in enumerate((5, 3, 4, 9))]
+    queue.prepend_requests(requests)
+    assert (len(queue), queue.num_let_in, queue.first_aside) == (4, 4, ((3,), "r1"))
+    assert [each in queue for each in requests] == [True] * 4
+    assert [each.rank for each in queue] == [9, 3, 4, 5]
+    requests[0].rank = 1
+    queue.rerank("r0")
+    assert (queue.peek_request(), queue.first_aside) == (requests[3], ((1,), "r0"))
+    queue.remove_request(requests[2])
+    queue.release("r0")
+    queue.release("r1")
+    assert queue.first_aside is None
+    assert drain(queue) == [1, 3, 9]

@@ -20,14 +20,17 @@ from hypothesis.stateful import (
     rule,
 )
 
+from continuum_connector.costs.step_clock import Work
 from tests.vllm import tiering
 from tests.vllm.fake_worker import LoadOrder
 from tests.vllm.harness import Engine, prompt
 from tests.vllm.machine_draws import (
+    BUS_S,
     COPIES,
     COSTS,
     DISK,
     DRAFTS,
+    GROUP_HINTS,
     GROUPS,
     OURS,
     PROGRAMS,
@@ -58,7 +61,7 @@ class Machine(RuleBasedStateMachine):
         self.done: list[str] = []
         self.aborted: set[str] = set()
         self.skipping: set[str] = set()
-        self.num_idle_steps = 0
+        self.num_idle_steps = self.num_over = 0
         self.weights_at: dict[str, int] = {}  # when each request came
 
     @initialize(
@@ -71,6 +74,7 @@ class Machine(RuleBasedStateMachine):
         copies=COPIES,
         disk=DISK,
         drafts=DRAFTS,
+        bus_s=BUS_S,
         is_one_program=RARELY,
     )
     def start(self, groups: str, num_blocks: int, num_slots: int, costs: Any, **drawn: Any) -> None:
@@ -88,6 +92,11 @@ class Machine(RuleBasedStateMachine):
             vars(worker).update(drawn["copies"])
         if costs:
             assert self.engine.connector.costs.restore(COSTS[costs]) == 0
+        if drawn["bus_s"]:
+            seen = self.engine.connector.costs.seen
+            seen.step(Work(num_new=100), self.engine.step_s)
+            for _ in range(4):
+                seen.loaded(5, drawn["bus_s"], drawn["bus_s"])
         self.num_slots = num_slots
         self.is_one_program = drawn["is_one_program"]
         # What certainly fits when nothing else is there.
@@ -99,6 +108,7 @@ class Machine(RuleBasedStateMachine):
         request_id = f"r{len(self.engine.requests)}"
         self.weights_at[request_id] = self.engine.worker.weights
         num_steps, tool, num_outputs = (said.pop(k) for k in ("num_steps", "tool", "max_tokens"))
+        hints = dict(said.pop("group", None) or {}) | ({"tools": [tool]} if tool else {})
         if said.pop("skips_cache"):
             self.skipping.add(request_id)
             said["prompt_logprobs"] = 1
@@ -107,7 +117,7 @@ class Machine(RuleBasedStateMachine):
             tokens[: self.capacity - num_outputs],
             num_outputs,
             program="one" if program and self.is_one_program else program,
-            kv_transfer_params={"continuum": {"tools": [tool]}} if tool else None,
+            kv_transfer_params={"continuum": hints} if hints else None,
             **said,
         )
         self.step(num_steps)
@@ -121,6 +131,19 @@ class Machine(RuleBasedStateMachine):
     )
     def arrive(self, program: str | None, length: int, seed: int, salt: Any, said: Any) -> None:
         self.add(prompt(length, seed), program, cache_salt=salt, **said)
+
+    @rule(
+        number=st.sampled_from([2, 3, 20]),
+        length=st.sampled_from([BLOCK, 60, 110]),
+        salt=SALTS,
+        group=GROUP_HINTS,
+        said=REQUEST,
+    )
+    def sample(self, number: int, length: int, salt: Any, group: Any, said: Any) -> None:
+        """One prompt several times, each by a program of its own, as a trainer sends it."""
+        for _ in range(number):
+            name = f"sample{len(self.engine.requests)}"
+            self.add(prompt(length, 9), name, cache_salt=salt, group=group, **said)
 
     @precondition(lambda self: self.done)
     @rule(
@@ -389,10 +412,13 @@ class Machine(RuleBasedStateMachine):
 
     def stands_still(self) -> bool:
         """Never True. Law 1: whatever pins and estimates say, somebody runs soon if nobody does,
-        somebody waits and no copy is under way that it may wait for."""
+        somebody waits and no copy is under way that it may wait for. Whoever has one token to say
+        runs and ends within a step."""
         scheduler = self.engine.scheduler
         stands = bool(scheduler.get_num_unfinished_requests()) and not scheduler.running
         stands = stands and not len(self.engine.connector.side.traffic.ledger)
+        num_over, self.num_over = self.num_over, len(self.engine.finish_reasons)
+        stands = stands and num_over == self.num_over
         self.num_idle_steps = self.num_idle_steps + 1 if stands else 0
         assert self.num_idle_steps <= MAX_IDLE_STEPS, f"stands still: {self.engine.describe()}"
         return False

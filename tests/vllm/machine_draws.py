@@ -34,6 +34,10 @@ REQUEST = st.fixed_dictionaries(
         "stop": st.sampled_from([None, None, None, ["stop"]]),
     }
 )
+# What a trainer says of a prompt that it sends several times.
+GROUP_HINTS = st.sampled_from(
+    [None, {"group": "g"}, {"group": "g", "group_size": 3}, {"group": "h", "group_size": 2}]
+)
 SALTS = st.sampled_from([None, None, None, "x", "y"])
 # Prefill (base, per token, pair, decode, context) and load (latency, per block) in seconds, under
 # which `adaptive` pins and stores, pins without a store, stores without a pin, keeps nothing.
@@ -43,12 +47,15 @@ COSTS: dict[str, Any] = {
     "stores": {"prefill": [0.01, 1e-2, 0.0, 0.0, 0.0], "load": [0.0, 1e-9]},
     "nothing": {"prefill": [0.0, 1e-12, 0.0, 0.0, 0.0], "load": [0.0, 1.0]},
 }
+# Seconds that the bus seems to take for a load: nobody knows yet, some steps, longer than a test.
+BUS_S = st.sampled_from([None, None, 0.05, 10.0])
 SCHEDULING = st.fixed_dictionaries(
     {
         "async_scheduling": st.booleans(),
         "policy": st.sampled_from(["fcfs", "fcfs", "priority"]),
         "max_num_batched_tokens": st.sampled_from([128, 128, 512]),
         "long_prefill_token_threshold": st.sampled_from([0, 0, 16, 64]),
+        "long_prefill_token_threshold_adaptive": st.booleans(),
         "max_num_seqs": st.sampled_from([8, 8, 2]),
         "watermark": st.sampled_from([0.0, 0.0, 0.1]),
         "world_size": st.sampled_from([1, 1, 2]),

@@ -95,23 +95,94 @@ def test_a_load_begins_as_soon_as_the_one_before_is_about_to_end(async_schedulin
     finish(engine)
 
 
-@MODES
-def test_a_step_asks_a_few_of_those_who_wait_and_then_nobody(async_scheduling: bool) -> None:
-    engine = waiting(MAX_PASSED + 9, async_scheduling=async_scheduling)
+def asked_of(engine: Engine) -> list[str]:
+    """Who is asked from now on, what it may load."""
     asked: list[str] = []
     find = engine.connector.side.tier.find
 
-    def counted(request: Any, num_vram_tokens: int) -> int:
+    def noted(request: Any, num_vram_tokens: int) -> int:
         asked.append(request.request_id)
         return int(find(request, num_vram_tokens))
 
-    engine.connector.side.tier.find = counted
+    engine.connector.side.tier.find = noted
+    return asked
+
+
+@MODES
+def test_a_step_asks_a_few_of_those_who_wait_and_then_nobody(async_scheduling: bool) -> None:
+    engine = waiting(MAX_PASSED + 9, async_scheduling=async_scheduling)
+    asked = asked_of(engine)
     engine.step()
     assert len(asked) == 1 + MAX_PASSED
     assert engine.scheduler.has_requests()
     assert all(each not in engine.admissions for each in ("new",))  # it stands behind them
     finish(engine)
     assert "new" in engine.admissions
+
+
+@MODES
+def test_who_waits_for_the_bus_is_not_looked_up_until_it_is_its_turn(
+    async_scheduling: bool,
+) -> None:
+    """With a long hit in VRAM a lookup takes milliseconds, and sixteen waited in every step."""
+    engine = waiting(8, async_scheduling=async_scheduling)
+    engine.step()
+    asked = asked_of(engine)
+    for _ in range(20):
+        engine.step()
+    assert loading(engine) == ["p0/1"]
+    assert [each for each in asked if each != "new"] == []
+    engine.clock.advance(10.0)  # the bus is about to be free
+    engine.step()
+    assert loading(engine)[:2] == ["p0/1", "p1/1"]
+    assert asked == ["p1/1"]
+    finish(engine)
+
+
+@MODES
+def test_a_bus_that_idles_asks_a_steps_share_of_those_who_wait(async_scheduling: bool) -> None:
+    """What they wanted may be gone by now."""
+    wide = {"max_num_seqs": 64, "max_num_batched_tokens": 8192}
+    engine = waiting(MAX_PASSED + 9, async_scheduling=async_scheduling, **wide)
+    for _ in range(3):
+        engine.step()
+    engine.connector.side.tier.reset(engine.clock())
+    tiering.hold(engine, False)
+    engine.settle()
+    engine.run_until_idle(until=lambda: not loading(engine))
+    asked = asked_of(engine)
+    engine.step()
+    assert asked == [f"p{number}/1" for number in range(1, MAX_PASSED + 1)]
+    finish(engine)
+
+
+@MODES
+def test_who_comes_later_and_stands_earlier_has_the_bus_first(async_scheduling: bool) -> None:
+    engine = waiting(4, async_scheduling=async_scheduling)
+    engine.abort("p1/1")
+    engine.step()
+    engine.step()
+    engine.add("p1/2", engine.next_prompt("p1/0", 10), 2, program="p1")
+    engine.step()
+    assert loading(engine) == ["p0/1"]
+    engine.clock.advance(10.0)
+    engine.step()
+    assert loading(engine)[:2] == ["p0/1", "p1/2"]
+    tiering.hold(engine, False)
+    engine.settle()
+    engine.run_until_idle(max_steps=400)
+    assert tiering.answers_as_without_a_tier(engine, "p0/1", "p1/2", "p2/1", "p3/1", "new")
+
+
+@MODES
+def test_switched_off_nobody_waits_for_the_bus(async_scheduling: bool) -> None:
+    engine = waiting(6, async_scheduling=async_scheduling)
+    engine.step()
+    engine.connector.switch.is_on = False
+    others = {f"p{number}/1" for number in range(1, 6)}
+    engine.run_until_idle(max_steps=60, until=lambda: others <= set(engine.finish_reasons))
+    assert loading(engine) == ["p0/1"]
+    finish(engine)
 
 
 @pytest.mark.parametrize("config", [{"scheduler": "0"}, {"order": "0"}], ids=["aside", "order"])

@@ -7,13 +7,18 @@ they come back late (async scheduling) those behind it in `running` wait, step a
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import pytest
+from vllm.config import SchedulerConfig
 
 from tests.vllm.harness import Engine, OracleError
 from tests.vllm.tiering import MODES, answers_as_without_a_tier
 
+HAS_SHARES = "long_prefill_token_threshold_adaptive" in {
+    field.name for field in dataclasses.fields(SchedulerConfig)
+}
 PROGRAM_ORDER = {"policy": "program_order"}
 
 
@@ -126,3 +131,26 @@ def test_an_old_programs_long_prompt_is_no_victim_of_younger_turns(async_schedul
         engine.step()
     assert engine.outputs["old2"]
     assert not engine.requests["old2"].num_preemptions
+
+
+@MODES
+@pytest.mark.skipif(not HAS_SHARES, reason="vLLM >= 0.32: a chunk may be a request's share")
+def test_a_prompt_whose_chunks_are_its_share_of_a_step_yields_to_older_programs(
+    async_scheduling: bool,
+) -> None:
+    """Counted by the threshold, 16 tokens, its chunk of 64 found room, and those who decode lost
+    theirs, one after the other."""
+    chunks = {"long_prefill_token_threshold": 16, "long_prefill_token_threshold_adaptive": True}
+    options = chunks | {"max_num_batched_tokens": 256, "async_scheduling": async_scheduling}
+    engine = Engine(79, extra_config=PROGRAM_ORDER, **options)
+    for i in range(3):
+        engine.add(f"o{i}a", 16, 1, seed=i, program=f"o{i}")
+    engine.run_until_idle()
+    engine.pool.reset_prefix_cache()
+    engine.add("new", 1200, 4, seed=99, program="new")
+    engine.step()
+    for i in range(3):
+        engine.add(f"o{i}b", 46, 120, seed=50 + i, program=f"o{i}")
+    engine.run_until_idle()
+    assert {i for i, each in engine.requests.items() if each.num_preemptions} == {"new"}
+    assert answers_as_without_a_tier(engine)
