@@ -58,7 +58,7 @@ class HitRule:
     such set per turn: hashing all that decoding passes would cost others their cached blocks.
 
     With drafts a state that decoding left is right only if every count of accepted drafts before it
-    was, and vLLM had those wrong in several releases (docs/decisions.md). So it is not hashed, as by
+    was, and vLLM had those wrong in several releases (docs/models.md). So it is not hashed, as by
     default vLLM does not hash it either: kept is what a hit at the prompt's end needs.
 
     `is_on`: do so. `gives_way`: whoever allocates asks `give_up_spare` first, so that no allocation
@@ -250,8 +250,8 @@ class HitRule:
             spared: list[tuple[Any, int, Any]] = []
             if self.is_on and self.gives_way and num_prompt_tokens is not None:
                 size = self._coordinator.scheduler_block_size
-                end = max(0, num_prompt_tokens - self.num_proof_tokens - 1) // size * size
-                if 0 < end < processed_computed_tokens:
+                end = max(0, num_prompt_tokens - self.num_proof_tokens) // size * size
+                if 0 < end < processed_computed_tokens + size:
                     if self._at.get(request_id) != end:
                         self._note(request_id, end)
                     if request_id in self._spare:
@@ -265,13 +265,15 @@ class HitRule:
         return remove_skipped_blocks
 
     def _prompts_states(self, request_id: str) -> list[tuple[Any, int, Any]]:
-        """(table, column, block) of each group that has a state at the turn's prompt's end."""
+        """(table, column, block) of each state with which the turn's prompt can be hit: at its last
+        boundary, or where it fills its blocks at the one before (replay_boundaries)."""
         spared = []
         for manager in self._states:
             table = manager.req_to_blocks.get(request_id, ())
             column = self._at[request_id] // manager.block_size - 1
-            if column < len(table) and table[column].block_hash is not None:
-                spared.append((table, column, table[column]))
+            for each in range(max(0, column - 1), min(column + 1, len(table))):
+                if table[each].block_hash is not None:
+                    spared.append((table, each, table[each]))
         return spared
 
     def _note(self, request_id: str, boundary: int) -> None:
@@ -294,7 +296,7 @@ class HitRule:
         for each in [each for each in self._spare if each not in tables]:
             self._forget(each)  # it was preempted, or ended while we were off
         if not self._keeps_answers:
-            return len(self._spare) * len(self._states)
+            return sum(len(self._prompts_states(each)) for each in self._spare)
         per_boundary = 1 + -(-self.num_proof_tokens // self._coordinator.scheduler_block_size)
         return len(self._spare) * len(self._sparse) * int(per_boundary)
 
@@ -310,15 +312,17 @@ class HitRule:
         return False
 
     def _let_go(self, request: Any) -> bool:
+        processed = max(0, request.num_computed_tokens - request.num_in_flight_tokens)
         if self._keeps_answers:
-            processed = max(0, request.num_computed_tokens - request.num_in_flight_tokens)
             self._remove(request.request_id, processed, request.num_prompt_tokens)
             return True
-        states = self._prompts_states(request.request_id)
-        for table, column, state in states:
-            table[column] = self._pool.null_block
-            self._pool.free_blocks([state])
-        return bool(states)
+        is_freed = False
+        for table, column, state in self._prompts_states(request.request_id):
+            if column < (processed - 1) // self._states[0].block_size:  # the turn is past it
+                table[column] = self._pool.null_block
+                self._pool.free_blocks([state])
+                is_freed = True
+        return is_freed
 
     def waits_for_step(self, found: Any) -> bool:
         """Whether an allocation fails because its hit, `found`, is a state of this very step: room
