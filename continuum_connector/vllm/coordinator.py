@@ -271,9 +271,8 @@ class HitRule:
         for manager in self._states:
             table = manager.req_to_blocks.get(request_id, ())
             column = self._at[request_id] // manager.block_size - 1
-            for each in range(max(0, column - 1), min(column + 1, len(table))):
-                if table[each].block_hash is not None:
-                    spared.append((table, each, table[each]))
+            near = range(max(0, column - 1), min(column + 1, len(table)))
+            spared += [(table, i, table[i]) for i in near if table[i].block_hash is not None]
         return spared
 
     def _note(self, request_id: str, boundary: int) -> None:
