@@ -134,19 +134,15 @@ def can_fail_by_request() -> bool:
 
 
 def mends_drafted_states() -> bool:
-    """Whether this vLLM has the mends of what drafts did to states (vLLM >= 0.32): a prompt's last
-    token padded with drafts, a hit counted in blocks of another size, stages that copy late."""
+    """Whether this vLLM has its mends of what drafts do to states (>= 0.32, docs/models.md)."""
     from vllm.v1.worker.gpu.input_batch import InputBatch
 
     return "prefill_runs_as_decode_np" in InputBatch.__dataclass_fields__
 
 
 def leaves_right_states(vllm_config: Any) -> bool:
-    """Whether states are right, beside drafts, where a prompt's chunks end.
-
-    Runner V1 under asynchronous scheduling takes the number of accepted drafts from a row that has
-    been another request's meanwhile (v1/worker/gpu_model_runner.py, _prepare_inputs).
-    """
+    """Whether states are right, beside drafts, where a prompt's chunks end. Runner V1 when async
+    may take another request's count of accepted ones (gpu_model_runner.py, _prepare_inputs)."""
     is_async = vllm_config.scheduler_config.async_scheduling
     return mends_drafted_states() and bool(vllm_config.use_v2_model_runner or not is_async)
 

@@ -58,7 +58,7 @@ class HitRule:
     such set per turn: hashing all that decoding passes would cost others their cached blocks.
 
     With drafts a state that decoding left is right only if every count of accepted drafts before it
-    was, and vLLM had those wrong in several releases (docs/decisions.md). So it is not hashed, as by
+    was, and vLLM had those wrong in several releases (docs/models.md). So it is not hashed, as by
     default vLLM does not hash it either: kept is what a hit at the prompt's end needs.
 
     `is_on`: do so. `gives_way`: whoever allocates asks `give_up_spare` first, so that no allocation
@@ -75,6 +75,7 @@ class HitRule:
         self._windows = [each for each in managers if hasattr(each, "sliding_window")]
         chunked = [each for each in managers if hasattr(each, "attention_chunk_size")]
         self._keeps_answers = not any(each.num_speculative_blocks for each in self._states)
+        self._are_aligned = all(each.mamba_cache_mode == "align" for each in self._states)
         self._flagged = [
             each
             for each in managers
@@ -247,31 +248,34 @@ class HitRule:
         def remove_skipped_blocks(
             request_id: str, processed_computed_tokens: int, num_prompt_tokens: int | None = None
         ) -> None:
-            spared: list[tuple[Any, int, Any]] = []
+            spared: list[tuple[Any, Any, int, Any]] = []
             if self.is_on and self.gives_way and num_prompt_tokens is not None:
                 size = self._coordinator.scheduler_block_size
-                end = max(0, num_prompt_tokens - self.num_proof_tokens - 1) // size * size
-                if 0 < end < processed_computed_tokens:
+                end = max(0, num_prompt_tokens - self.num_proof_tokens) // size * size
+                if 0 < end < processed_computed_tokens + size:
                     if self._at.get(request_id) != end:
                         self._note(request_id, end)
                     if request_id in self._spare:
                         spared = self._prompts_states(request_id)
-            for table, column, _ in spared:
+            for _, table, column, _ in spared:
                 table[column] = self._pool.null_block
             remove(request_id, processed_computed_tokens, num_prompt_tokens)
-            for table, column, state in spared:
+            for _, table, column, state in spared:
                 table[column] = state
 
         return remove_skipped_blocks
 
-    def _prompts_states(self, request_id: str) -> list[tuple[Any, int, Any]]:
-        """(table, column, block) of each group that has a state at the turn's prompt's end."""
+    def _prompts_states(self, request_id: str) -> list[tuple[Any, Any, int, Any]]:
+        """(manager, table, column, block) of each state with which the turn's prompt can be hit: at
+        its last boundary, or where it fills its blocks at the one before (replay_boundaries)."""
         spared = []
-        for manager in self._states:
+        for manager in self._states if self._are_aligned else ():
             table = manager.req_to_blocks.get(request_id, ())
             column = self._at[request_id] // manager.block_size - 1
-            if column < len(table) and table[column].block_hash is not None:
-                spared.append((table, column, table[column]))
+            near = range(max(0, column - 1), min(column + 1, len(table)))
+            spared += [
+                (manager, table, i, table[i]) for i in near if table[i].block_hash is not None
+            ]
         return spared
 
     def _note(self, request_id: str, boundary: int) -> None:
@@ -294,7 +298,7 @@ class HitRule:
         for each in [each for each in self._spare if each not in tables]:
             self._forget(each)  # it was preempted, or ended while we were off
         if not self._keeps_answers:
-            return len(self._spare) * len(self._states)
+            return sum(len(self._prompts_states(each)) for each in self._spare)
         per_boundary = 1 + -(-self.num_proof_tokens // self._coordinator.scheduler_block_size)
         return len(self._spare) * len(self._sparse) * int(per_boundary)
 
@@ -310,15 +314,18 @@ class HitRule:
         return False
 
     def _let_go(self, request: Any) -> bool:
+        processed = max(0, request.num_computed_tokens - request.num_in_flight_tokens)
         if self._keeps_answers:
-            processed = max(0, request.num_computed_tokens - request.num_in_flight_tokens)
             self._remove(request.request_id, processed, request.num_prompt_tokens)
             return True
         states = self._prompts_states(request.request_id)
-        for table, column, state in states:
-            table[column] = self._pool.null_block
-            self._pool.free_blocks([state])
-        return bool(states)
+        for manager, _, column, _ in states:  # vLLM frees it as what it computed on before,
+            before = manager.last_state_block_idx.get(request.request_id)
+            manager.last_state_block_idx[request.request_id] = column
+            manager.remove_skipped_blocks(request.request_id, processed)
+            if before is not None:
+                manager.last_state_block_idx[request.request_id] = before
+        return any(table[column].is_null for _, table, column, _ in states)  # if it is past it
 
     def waits_for_step(self, found: Any) -> bool:
         """Whether an allocation fails because its hit, `found`, is a state of this very step: room

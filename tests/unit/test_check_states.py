@@ -172,7 +172,18 @@ def test_drafts_that_cost_a_block_are_told(tmp_path: Path, config: str, warns: b
     if warns:
         assert "computes 544 tokens more" in found["drafts"].text
         assert "disable_eagle_block_drop" in found["drafts"].cure
-    assert "reported to cache wrong states" in found["DRAM tier"].text
+    assert "and, beside drafts, the last answer" in found["states"].text
+    assert "DRAM tier" not in found
+
+
+def test_drafts_that_may_spoil_states_leave_no_dram_tier(tmp_path: Path) -> None:
+    from continuum_connector.tools.checks.run import check
+
+    words = ("--speculative-config", '{"method": "mtp"}')
+    served = plan(*words, root=tmp_path, model=QWEN3_NEXT)
+    machine = fake.make(tmp_path, vllm={**VLLM, "mends_drafted_states": False})
+    [line] = [line for line in check(machine, served) if line.subject == "DRAM tier"]
+    assert "vLLM 0.32 with its model runner V2 leaves right ones" in line.text
 
 
 def test_a_config_json_without_model_type_is_not_ok(tmp_path: Path) -> None:

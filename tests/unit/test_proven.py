@@ -14,6 +14,7 @@ from continuum_connector.vllm.proven import (
 )
 
 FULL, STATE = "FullAttentionSpec", "MambaSpec"
+DRAFTED = Server(kinds=(STATE, FULL), has_drafts=True)
 
 
 @pytest.mark.parametrize(
@@ -23,6 +24,9 @@ FULL, STATE = "FullAttentionSpec", "MambaSpec"
         Server(kv_cache_dtype="fp8"),
         Server(has_drafts=True),
         Server(kinds=(STATE, FULL)),
+        DRAFTED,
+        Server(kinds=(STATE,), state_mode="all", finds_answers=True, leaves_right_states=False),
+        Server(has_drafts=True, finds_answers=True, leaves_right_states=False),
         Server(kinds=(FULL, "SlidingWindowSpec"), has_drafts=True),
         Server(kinds=("MLAAttentionSpec", "SlidingWindowMLASpec")),
         Server(pipeline_parallel=4),
@@ -40,7 +44,9 @@ def test_a_tier_is_there_where_all_of_it_is_proven(server: Server) -> None:
         (Server(kv_cache_dtype="nvfp4"), "where its scales lie"),
         (Server(pipeline_parallel=2, executor="ray"), "--distributed-executor-backend mp"),
         (Server(kinds=(FULL, FULL), fails_by_request=False), "vLLM 0.30 can"),
-        (Server(kinds=(STATE, FULL), has_drafts=True), "its issue 53912"),
+        (DRAFTED._replace(leaves_right_states=False), "vLLM 0.32 with its model runner V2"),
+        (DRAFTED._replace(state_mode="all"), "--mamba-cache-mode all"),
+        (DRAFTED._replace(finds_answers=True), "--prefix-cache-retention-interval"),
     ],
 )
 def test_what_is_not_proven_gets_one_sentence(server: Server, part: str) -> None:

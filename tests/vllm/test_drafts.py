@@ -26,10 +26,12 @@ def a_tier_for_states(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(compat, "leaves_right_states", lambda _config: True)
 
 
-def drafted(groups: str, extra: Mapping[str, Any], **kwargs: Any) -> AgentEngine:
+def drafted(
+    groups: str, extra: Mapping[str, Any], num_blocks: int = 300, **kwargs: Any
+) -> AgentEngine:
     config = {"ttl_s": 60, **extra}
     return AgentEngine(
-        300,
+        num_blocks,
         groups=groups,
         num_drafts=NUM_DRAFTS,
         max_num_batched_tokens=1024,
@@ -179,3 +181,31 @@ def test_a_turn_gives_up_the_states_of_its_prompts_end_once() -> None:
     assert rule.most_spare == 0
     engine.run_until_idle()
     assert answers_as_without_a_tier(engine)
+
+
+@MODES
+@pytest.mark.parametrize("num_tokens", [500, 512, 513])
+def test_a_state_that_the_next_chunk_reads_is_not_given_up(
+    num_tokens: int, async_scheduling: bool
+) -> None:
+    """Whoever comes in the very step of that chunk takes all the room that there is."""
+    skip_without_tier("state")
+    for num_blocks in range(50, 66):
+        engine = drafted("state", {}, num_blocks, async_scheduling=async_scheduling)
+        rule: Any = engine.side.groups.rule
+        manager = engine.scheduler.kv_cache_manager
+        allocate = manager.allocate_slots
+
+        def eager(request: Any, *args: Any, **kwargs: Any) -> Any:
+            found = allocate(request, *args, **kwargs)  # noqa: B023
+            while rule.give_up_spare(engine.scheduler.requests):  # noqa: B023
+                pass
+            return found
+
+        manager.allocate_slots = eager
+        engine.add("a", num_tokens, max_tokens=2, program="p")
+        engine.step()
+        for i in range(6):
+            engine.add(f"x{i}", 60 + i, max_tokens=2, seed=i, program=f"x{i}", final=True)
+        engine.run_until_idle()
+        assert answers_as_without_a_tier(engine)

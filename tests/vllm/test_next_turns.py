@@ -57,6 +57,8 @@ def test_the_next_turns_hit_what_the_table_says(groups: str, column: str) -> Non
     if has_drafts and not HAS_FLAGS:
         pytest.skip("this vLLM does not say whose groups drafts read")
     others = [KvGroup(index, 16, *kind) for index in (1, 2)] if kind else []
+    if has_drafts and groups == "states" and not versions.CAN_FAIL_REQUESTS:
+        pytest.skip("before vLLM 0.30 no state is left where such a lookup ends")
     engine = AgentEngine(
         400,
         groups=(KvGroup(0, 16), *others),
