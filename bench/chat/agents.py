@@ -7,46 +7,80 @@ travel in `vllm_xargs`; stock vLLM takes no notice of them, so all arms get the 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+import random
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from bench.common.plans import ProgramPlan
 from bench.serve.api import Api, Patience
-from bench.serve.arrivals import Arrivals
+from bench.serve.arrivals import read_arrivals
 from bench.serve.load import Driver, Load
-from bench.serve.programs import Defaults
+from bench.serve.own import File, Lognormal, Own
+from bench.serve.programs import Defaults, Source
 from bench.serve.results import Loaded, Run
 from bench.serve.server import SERVED_NAME
+from bench.serve.tiny_model import LLAMA
 from bench.serve.token_ids import Tokens
+from bench.serve.tokenizer import text, words
 
 ONE_TRY = Patience(timeout_s=300.0, retries=0)
+NO_END_S = 1e6  # of arrivals: the number of programs ends them
+SYSTEM_TOKENS = 96  # the same for all programs
+TASK_TOKENS = (SYSTEM_TOKENS + 500, SYSTEM_TOKENS + 900)
+PAUSES = Lognormal(median=0.9, sigma=0.4, most=4.0)  # most between 0.5 and 1.5 s
 
 
 @dataclass(frozen=True)
-class Planned:
-    """Programs that are drawn already, each with its time."""
+class Chats:
+    """The programs of a workload, in the tiny tokenizer's words: one word, one token."""
 
-    plans: Sequence[ProgramPlan]
-    name: str = "chat"
+    source: Source
+
+    @property
+    def name(self) -> str:
+        return self.source.name
 
     @property
     def defaults(self) -> Defaults:
-        return Defaults("planned", times_s=tuple(plan.arrival_s for plan in self.plans))
+        return self.source.defaults
 
     @property
-    def size(self) -> int:
-        return len(self.plans)
+    def size(self) -> int | None:
+        return self.source.size
 
     def program(self, number: int, seed: int) -> ProgramPlan:
-        return self.plans[number]
+        """Drawn from both, so that all arms get the same words."""
+        plan, rng = self.source.program(number, seed), random.Random(f"{seed}:{number}")
+        vocabulary = words(LLAMA.vocab)
+        *shared, own = plan.turns[0].prompt
+        system = text(random.Random("system"), vocabulary, sum(span.length for span in shared))
+        said = [system + text(rng, vocabulary, own.length)]
+        said += [text(rng, vocabulary, plan.num_new(i)) for i in range(1, len(plan.turns))]
+        turns = (replace(turn, text=new) for turn, new in zip(plan.turns, said, strict=True))
+        return replace(plan, name=f"agent-{number:02d}", turns=tuple(turns))
 
 
-async def run_agents(url: str, plans: Sequence[ProgramPlan]) -> Loaded:
+def agents(programs: int = 12, turns: int = 6, rate: float = 1.0, **more: Any) -> Chats:
+    """So many, who arrive at `rate` per second; `more`: as a workload's file has it (own.py)."""
+    told = {
+        "name": f"chat of {programs} programs x {turns} turns",
+        "arrivals": f"poisson:{rate:.12g}",
+        "duration_s": NO_END_S,
+        "programs": programs,
+        "turns": turns,
+        "shared_tokens": SYSTEM_TOKENS,
+        "first_tokens": TASK_TOKENS,
+        "pause_s": PAUSES,
+    }
+    return Chats(Own(File(**{**told, **more})))
+
+
+async def run_agents(url: str, chats: Chats, seed: int = 1) -> Loaded:
     """Run every program at its time; return what came of them when the last one is done."""
-    work = Planned(plans)
-    arrivals = Arrivals(work.defaults.arrivals, work.defaults.times_s)
+    known = chats.defaults
+    arrivals = read_arrivals(known.arrivals, seed, known.duration_s, known.programs)
     book = Loaded(Path(), Run(name="chat"))
     async with Api(url, patience=ONE_TRY) as api:
-        await Driver(api, Load(work, arrivals, Tokens(0), SERVED_NAME), book).run()
+        await Driver(api, Load(chats, arrivals, Tokens(seed), SERVED_NAME), book).run()
     return book

@@ -10,12 +10,10 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from bench.chat.agents import ONE_TRY, Planned
-from bench.chat.plan import Agents
+from bench.chat.agents import ONE_TRY, agents
 from bench.cli import any_number, positive, real, start, teaching_parser
 from bench.serve import cli_ab, compare, results
 from bench.serve.server import ServerOptions
-from bench.serve.tiny_model import LLAMA
 
 BLOCK_SIZE = 32
 POOL_SHARE = 0.5  # of what all programs hold when each is half way: live contexts are twice it
@@ -47,19 +45,19 @@ examples
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the arms, print the table, return the exit status."""
     options = parse(argv)
-    work = Agents(options.programs, options.turns, options.seed, options.rate, vocab=LLAMA.vocab)
-    plans = work.plan()
+    work = agents(options.programs, options.turns, options.rate)
+    plans = [work.program(number, options.seed) for number in range(options.programs)]
     live = POOL_SHARE * sum(plan.num_tokens for plan in plans) / 2
     least = 1.2 * max(plan.num_tokens for plan in plans)
     blocks = options.blocks or math.ceil(max(live, least) / BLOCK_SIZE) + 1
-    name = f"chat of {work.programs} programs x {work.turns} turns"
-    print(f"{name}, pool of {blocks} blocks ({blocks * BLOCK_SIZE:,} tokens), seed {work.seed}")
+    pool = f"pool of {blocks} blocks ({blocks * BLOCK_SIZE:,} tokens)"
+    print(f"{work.name}, {pool}, seed {options.seed}")
     load, cores = os.getloadavg()[0], os.cpu_count() or 1
     if load > cores / 2:
         print(f"this machine is busy (load {load:.1f} on {cores} cores): times will vary")
     asked = cli_ab.Options(
         arms=options.arms.split(","),
-        workload=Planned(plans, name),
+        workload=work,
         dram=options.dram,
         disk=None,
         model=None,
@@ -67,7 +65,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         server=ServerOptions(num_blocks=blocks, block_size=BLOCK_SIZE),
         patience=ONE_TRY,
     )
-    state = cli_ab.run({options.out: asked.experiment(seed=work.seed)})
+    state = cli_ab.run({options.out: asked.experiment(seed=options.seed)})
     return STOPPED if state == "interrupted" else verdict(options.out)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TypeVar
 
 from rich.console import Console
@@ -22,6 +22,13 @@ def mean(values: Sequence[float]) -> float:
 def quantile(values: Sequence[float], share: float) -> float:
     """The smallest value that at least this share of the values does not exceed."""
     return sorted(values)[max(math.ceil(share * len(values)), 1) - 1] if values else math.nan
+
+
+def markdown(columns: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
+    """A table in Markdown."""
+    lines = [columns, *rows]
+    head, *rest = (f"| {' | '.join(map(str, line))} |" for line in lines)
+    return "\n".join([head, "|" + "---|" * len(columns), *rest])
 
 
 def fitting(

@@ -8,6 +8,8 @@ from typing import Any
 
 import numpy as np
 
+from bench.common.tables import markdown
+
 Say = Callable[[str], None]  # what is measured now
 
 
@@ -45,8 +47,7 @@ class Section:
 
     def markdown(self) -> str:
         """Title, table, note and targets."""
-        lines = [f"**{self.title}**", "", _row(self.header), "|---" * len(self.header) + "|"]
-        lines += [_row(row) for row in self.rows]
+        lines = [f"**{self.title}**", "", markdown(self.header, self.rows)]
         if self.note:
             lines += ["", self.note]
         if self.targets:
@@ -69,7 +70,3 @@ def size(num_bytes: int) -> str:
         if num_bytes >= factor:
             return f"{num_bytes / factor:g} {unit}"
     return f"{num_bytes} B"
-
-
-def _row(cells: Sequence[str]) -> str:
-    return "| " + " | ".join(cells) + " |"

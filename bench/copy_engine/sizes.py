@@ -1,4 +1,4 @@
-"""How much is measured: the numbers behind --quick and --help, and tiny ones for the test."""
+"""How much is measured: the numbers behind --quick and --help."""
 
 from __future__ import annotations
 
@@ -59,31 +59,4 @@ QUICK = Sizes(
     decode_bytes=256 * MIB,
     pool_bytes=1024 * MIB,
     pool_chunks=(128 * MIB, 1024 * MIB),
-)
-TINY = Sizes(
-    blocks=(1, 8),
-    regions=(1, 4),
-    calls=4,
-    steps=3,
-    step_s=0.002,
-    handed_blocks=8,
-    handed_bytes=4 * KIB,
-    chunks=(4 * KIB, 64 * KIB),
-    copied_bytes=256 * KIB,
-    repeats=1,
-    patience_s=0.01,
-    peak_bytes=MIB,
-    counts=(4,),
-    sweep_bytes=MIB,
-    fed_s=0.02,
-    trunks=(64 * KIB,),
-    windows=(1, 2),
-    small_copies=3,
-    work_units=4,
-    arm_s=0.005,
-    decode_bytes=MIB,
-    small_pieces=(4 * KIB,),
-    small_pieces_per_block=4,
-    pool_bytes=4 * MIB,
-    pool_chunks=(MIB,),
 )

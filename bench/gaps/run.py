@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from unittest.mock import patch
 
 from bench.cli import any_number, start, teaching_parser
+from bench.common.tables import markdown
 from bench.common.workloads import Request
 from bench.gaps.trace import Event, events
 from continuum_connector.forecast import survival, tool_times
@@ -71,19 +72,15 @@ def in_hindsight(found: Sequence[Scored]) -> float:
     return -sum(n / len(found) * math.log(n / len(found)) for n in counts if n)
 
 
-def calibration(found: Sequence[Scored]) -> Iterator[str]:
+def calibration(found: Sequence[Scored]) -> str:
     """For each TTL: forecasts by fifth, mean predicted and observed share of returns."""
-    yield (
-        "| TTL s | all: predicted / observed | "
-        + " | ".join(f"fifth {i + 1}" for i in range(5))
-        + " |"
-    )
-    yield "|---|---|" + "---|" * 5
+    rows = []
     for i, ttl in enumerate(TTLS):
         pairs = sorted((forecast[i], gap_s <= ttl) for forecast, gap_s in found)
         fifths = [pairs[k * len(pairs) // 5 : (k + 1) * len(pairs) // 5] for k in range(5)]
-        cells = [_means(part) for part in (pairs, *fifths)]
-        yield f"| {ttl:g} | " + " | ".join(cells) + " |"
+        rows.append([f"{ttl:g}", *map(_means, (pairs, *fifths))])
+    titles = ["TTL s", "all: predicted / observed", *(f"fifth {i + 1}" for i in range(5))]
+    return markdown(titles, rows)
 
 
 def _means(pairs: Sequence[tuple[float, bool]]) -> str:
@@ -112,12 +109,10 @@ def main() -> None:
     if not some:
         raise ToldError(f"{args.trace} holds no gap between two turns")
     print(f"{len(some)} gaps, {sum(gap == math.inf for _, gap in some)} of them never end\n")
-    print("| known of a turn | log-loss, nats per gap |\n|---|---|")
-    print(f"| one curve, fitted in hindsight | {in_hindsight(some):.4f} |")
-    for name, found in names.items():
-        print(f"| {name} | {log_loss(found):.4f} |")
-    print("\nTool or person:\n")
-    print(*calibration(some), sep="\n")
+    rows = [(name, f"{log_loss(found):.4f}") for name, found in names.items()]
+    hindsight = "one curve, fitted in hindsight", f"{in_hindsight(some):.4f}"
+    print(markdown(("known of a turn", "log-loss, nats per gap"), [hindsight, *rows]))
+    print(f"\nTool or person:\n\n{calibration(some)}")
     if args.sweep:
         sweep(trace)
 
@@ -125,15 +120,14 @@ def main() -> None:
 def sweep(trace: Sequence[Event]) -> None:
     """Log-loss by half-life and by prior weight."""
     readers = [name for name in READERS if not name.startswith("nothing")]
-    print("\n| half-life, prior weight | " + " | ".join(readers) + " |")
-    print("|---|" + "---|" * len(readers))
+    rows = []
     settings = [(h, 8.0) for h in (50, 100, 200, 400, 1600, 1e9)]
     settings += [(100, w) for w in (1.0, 2.0, 4.0, 16.0)]
     for half_life, weight in settings:
         with tuned(half_life, weight):
             losses = [log_loss(scored(trace, READERS[name])) for name in readers]
-        cells = " | ".join(f"{loss:.4f}" for loss in losses)
-        print(f"| {half_life:g}, {weight:g} | {cells} |")
+        rows.append([f"{half_life:g}, {weight:g}", *(f"{loss:.4f}" for loss in losses)])
+    print("\n" + markdown(["half-life, prior weight", *readers], rows))
 
 
 if __name__ == "__main__":

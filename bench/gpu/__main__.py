@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from bench.cli import names_of, real, start, teaching_parser
+from bench.common.tables import markdown
 from bench.gpu.runner import FILE, GRACE_S, Sitting, State, open_state, read_state
 from bench.gpu.steps import BY_NAME, SITTINGS, STEPS, Step, Verdict, filled
 from bench.markers import rewrite
@@ -144,8 +145,8 @@ def quoted(state: State) -> str:
     used = ", ".join(f"{name} {version}" for name, version in state.versions.items())
     head = f"{where(state)} {used}." if state.date else "No machine, no date."
     claims = (each for each in STEPS if each.name not in NO_CLAIM)
-    rows = [f"| {each.decides} | {_found(state, each)} |" for each in claims]
-    return "\n".join([head, "", "| claim | found |", "|---|---|", *rows])
+    rows = [(each.decides, _found(state, each)) for each in claims]
+    return f"{head}\n\n{markdown(('claim', 'found'), rows)}"
 
 
 def _found(state: State, step: Step) -> str:

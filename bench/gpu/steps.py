@@ -166,13 +166,19 @@ def mean_jct(folder: Path) -> dict[str, float]:
 
 
 # --- the steps --------------------------------------------------------------------------------
-def _copies(only: str, name: str, *, quick: bool) -> tuple[str, ...]:
-    sizes = ("--quick",) * quick
-    return (*COPIES, "--gpu", *sizes, "--only", only, "--json", f"{{out}}/{name}")
+def _copies(name: str, decides: str, only: str, dry: str, limit_s: float, quick: bool) -> Step:
+    """Sections of the copy engine's bench; those of a CPU instead, where there is no GPU."""
+    file = f"{name}.json"
+    out, sizes = ("--json", f"{{out}}/{file}"), ("--quick",) * quick
+    command = (*COPIES, "--gpu", *sizes, "--only", only, *out)
+    rehearsal = (*COPIES, "--quick", "--only", dry, *out)
+    return Step(name, "A", decides, command, limit_s, aims(file), rehearsal, leaves=file)
 
 
-def _copies_on_cpu(only: str, name: str) -> tuple[str, ...]:
-    return (*COPIES, "--quick", "--only", only, "--json", f"{{out}}/{name}")
+def _equal(name: str, decides: str, limit_s: float, dry: tuple[str, ...], *more: str) -> Step:
+    """Answers beside stock vLLM's."""
+    command = (*EQUAL, *more)
+    return Step(name, "A", decides, command, limit_s, said, (*command, *dry))
 
 
 def _tests(mark: str) -> tuple[str, ...]:
@@ -225,62 +231,35 @@ STEPS = (
         leaves="engine.xml",
         is_gate=True,
     ),
-    Step(
-        name="aims",
-        sitting="A",
-        decides="It copies at 95 % of the bus, and both ways at once",
-        command=_copies("peak,duplex", "aims.json", quick=False),
-        limit_s=200.0,
-        read=aims("aims.json"),
-        rehearsal=_copies_on_cpu("bandwidth", "aims.json"),
-        leaves="aims.json",
+    _copies(
+        "aims",
+        "It copies at 95 % of the bus, and both ways at once",
+        *("peak,duplex", "bandwidth", 200.0, False),
     ),
-    Step(
-        name="submit",
-        sitting="A",
-        decides="A submit costs a step 20 us, a copy begins within 5 ms, a pool is locked",
-        command=_copies("device_submit,device_delay,pin,pages", "submit.json", quick=True),
-        limit_s=140.0,
-        read=aims("submit.json"),
-        rehearsal=_copies_on_cpu("submit,delay", "submit.json"),
-        leaves="submit.json",
+    _copies(
+        "submit",
+        "A submit costs a step 20 us, a copy begins within 5 ms, a pool is locked",
+        *("device_submit,device_delay,pin,pages", "submit,delay", 140.0, True),
     ),
-    Step(
-        name="equal",
-        sitting="A",
-        decides="Answers with KV from DRAM are stock vLLM's, token for token (float32)",
-        command=EQUAL,
-        limit_s=170.0,
-        read=said,
-        rehearsal=(*EQUAL, *SMALL),
+    _equal(
+        "equal",
+        "Answers with KV from DRAM are stock vLLM's, token for token (float32)",
+        *(170.0, SMALL),
     ),
-    Step(
-        name="flash",
-        sitting="A",
-        decides="So they are with FlashAttention, bfloat16 and CUDA graphs",
-        command=(*EQUAL, "--flash"),
-        limit_s=300.0,
-        read=said,
-        rehearsal=(*EQUAL, "--flash", "--dry-run"),
+    _equal(
+        "flash",
+        "So they are with FlashAttention, bfloat16 and CUDA graphs",
+        *(300.0, ("--dry-run",), "--flash"),
     ),
-    Step(
-        name="overwrite",
-        sitting="A",
-        decides="Wrong bytes in DRAM would be noticed: by that comparison, and by checksums",
-        command=(*EQUAL, "--overwrite"),
-        limit_s=240.0,
-        read=said,
-        rehearsal=(*EQUAL, "--overwrite", *SMALL),
+    _equal(
+        "overwrite",
+        "Wrong bytes in DRAM would be noticed: by that comparison, and by checksums",
+        *(240.0, SMALL, "--overwrite"),
     ),
-    Step(
-        name="beside",
-        sitting="A",
-        decides="What a step pays beside transfers, and the best path by size of a piece",
-        command=_copies("small_copy,growth,decode,prefill,sweep", "beside.json", quick=True),
-        limit_s=240.0,
-        read=aims("beside.json"),
-        rehearsal=_copies_on_cpu("calls", "beside.json"),
-        leaves="beside.json",
+    _copies(
+        "beside",
+        "What a step pays beside transfers, and the best path by size of a piece",
+        *("small_copy,growth,decode,prefill,sweep", "calls", 240.0, True),
     ),
     Step(
         name="shape",

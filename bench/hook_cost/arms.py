@@ -18,6 +18,7 @@ from tests.vllm.harness import Engine
 from tests.vllm.tiering import SLOT_BYTES
 
 NOTHING = "nothing"
+OURS = ("fixed_ttl", "adaptive")
 # Seconds; dear enough for `adaptive` to pin every turn for as long as it may.
 KNOWN_COSTS = {"prefill": [0.01, 1e-3, 0.0, 0.0, 0.0], "load": [0.01, 1e-3]}
 
@@ -157,10 +158,12 @@ def interleave(arms: Sequence[TimedEngine], num_steps: int) -> None:
             arm.step()
 
 
-def options(name: str, doc: str, **defaults: Any) -> argparse.ArgumentParser:
+def options(
+    name: str, doc: str, policies: Sequence[str] = OURS, **defaults: Any
+) -> argparse.ArgumentParser:
     """What every bench over arms is asked with; `defaults` replace the ones here."""
     parser = teaching_parser(f"python -m bench.hook_cost.{name}", doc.splitlines()[0])
-    known, policies = (NOTHING, *POLICIES), ["fixed_ttl", "adaptive"]
+    known = (*[NOTHING] * (NOTHING in policies), *POLICIES)
     add = parser.add_argument
     add("--policies", nargs="+", default=policies, choices=known, metavar="NAME")
     add("--running", type=positive, default=256, help="turns decoding at once")

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from bench.cli import many, start
-from bench.hook_cost.arms import NOTHING, build_arms, interleave, options, progress
+from bench.hook_cost.arms import NOTHING, OURS, build_arms, interleave, options, progress
 
 
 def measure(args: argparse.Namespace, policy: str, num_pins: int) -> dict[str, Any]:
@@ -60,9 +60,8 @@ def interval(ordered: Any) -> tuple[float, float]:
 
 
 def main() -> None:
-    policies = [NOTHING, "fixed_ttl", "adaptive"]
     sizes = {"vram_blocks": 120_000, "output": 3000, "steps": 1000}
-    parser = options("paired", __doc__, policies=policies, **sizes)
+    parser = options("paired", __doc__, (NOTHING, *OURS), **sizes)
     parser.add_argument(
         "--pins", type=many, nargs="+", default=[0, 1000], help="held by ours: a row each"
     )

@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from bench.cli import many, start
-from bench.hook_cost.arms import build_arms, interleave, options, progress
+from bench.hook_cost.arms import NOTHING, OURS, build_arms, interleave, options, progress
 
 PROGRAMS = {"distinct": "program{}".format, "one": lambda number: "one"}
 
@@ -40,7 +40,7 @@ def measure(args: argparse.Namespace, kind: str, policy: str) -> Iterator[dict[s
             "waiting": num_waiting,
             "programs": kind,
             "policy": policy,
-            "pins": len(ours.engine.connector.side.pins),
+            "pins": 0 if policy == NOTHING else len(ours.engine.connector.side.pins),
             "stock_step_us": list(stock.step_us),
             "step_us": list(ours.step_us),
         }
@@ -56,7 +56,7 @@ def row(result: dict[str, Any]) -> str:
 
 
 def main() -> None:
-    parser = options("queue", __doc__, warmup=100)
+    parser = options("queue", __doc__, (NOTHING, *OURS), warmup=100)
     parser.add_argument(
         "--waiting", type=many, nargs="+", default=[0, 1000, 8000, 30_000], help="waiting turns"
     )

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from html import escape
 from pathlib import Path
 
@@ -38,31 +37,6 @@ def table(rows: Iterable[str], kind: str = "") -> str:
     """Rows of HTML; on a narrow screen they scroll. `kind`: dense, for many columns."""
     opening = f'<table class="{kind}">' if kind else "<table>"
     return f'<div class="wide">{opening}{"".join(rows)}</table></div>'
-
-
-CLOSE = 1.02  # times the best: as good as the best
-
-
-def overview(
-    rows: Mapping[str, Mapping[str, float]],
-    show: Callable[[float], str],
-    is_fair: Callable[[str], bool],
-) -> str:
-    """A row per point, an arm per column; what comes within 2 % of the best fair one has a dot."""
-    arms = list(dict.fromkeys(arm for values in rows.values() for arm in values))
-
-    def cell(arm: str, values: Mapping[str, float], best: float) -> str:
-        value = values.get(arm, math.nan)
-        kind = "best" if value <= CLOSE * best and is_fair(arm) else "other"
-        return f'<td class="{kind}">{"-" if math.isnan(value) else escape(show(value))}</td>'
-
-    lines = [f"<tr><th></th>{''.join(f'<th>{escape(arm)}</th>' for arm in arms)}</tr>"]
-    for title, values in rows.items():
-        fair = (v for arm, v in values.items() if is_fair(arm) and not math.isnan(v))
-        best = min(fair, default=math.nan)
-        cells = "".join(cell(arm, values, best) for arm in arms)
-        lines.append(f"<tr><td>{escape(title)}</td>{cells}</tr>")
-    return table(lines)
 
 
 def failed(heading: str, lines: Iterable[str]) -> str:

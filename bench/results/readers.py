@@ -97,7 +97,6 @@ def _versions(runs: Sequence[results.Loaded]) -> dict[str, str]:
 
 
 SHARES = ("cached_pct", "theory_pct", "found_pct")  # of prompt tokens, by aiperf
-FOUND = ("computed_tokens", "hit_vram_tokens", "hit_dram_tokens", "failed_turns")
 
 
 def aiperf(paths: Sequence[Path]) -> Found:
@@ -111,7 +110,7 @@ def aiperf(paths: Sequence[Path]) -> Found:
     cited = {}
     for (pressure, arm), each in grouped.items():
         means = {
-            key: _round(statistics.fmean(map(BY_KEY[key].value, each))) for key in SHARES + FOUND
+            key: _round(statistics.fmean(map(BY_KEY[key].value, each))) for key in SHARES + COUNTS
         }
         rows.append([pressure or "no DRAM", f"`{arm}`", *means.values()])
         cited[f"{arm} {pressure:g}"] = means["found_pct"]

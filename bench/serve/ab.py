@@ -24,7 +24,7 @@ from bench.cache import CACHE
 from bench.serve import package, results
 from bench.serve.api import ApiError, Patience
 from bench.serve.arms import CannotRunError, Place, ServerArm
-from bench.serve.arrivals import Arrivals, read_arrivals
+from bench.serve.arrivals import read_arrivals
 from bench.serve.clients import Agents, Client, ClientError
 from bench.serve.kept import Kept, Prepared, check_tier
 from bench.serve.live import kv_bytes_per_token, live, longest_context
@@ -71,14 +71,10 @@ class Experiment:
         duration_s = self.duration_s or defaults.duration_s
         programs = self.programs or defaults.programs
         seed = self.seed + repeat
-        if defaults.times_s and not self.arrivals:
-            arrivals = Arrivals(defaults.arrivals, defaults.times_s)
-        else:
-            text = self.arrivals or defaults.arrivals
-            arrivals = read_arrivals(text, seed, duration_s, programs)
+        text = self.arrivals or defaults.arrivals
         return Load(
             workload=self.workload,
-            arrivals=arrivals,
+            arrivals=read_arrivals(text, seed, duration_s, programs),
             tokens=Tokens(seed, *self.vocab),
             model=SERVED_NAME,
             duration_s=duration_s,

@@ -35,16 +35,6 @@ def total(samples: Metrics, name: str, **labels: str) -> float:
     return sum(v for (n, have), v in samples.items() if n == name and wanted <= have)
 
 
-def by_label(samples: Metrics, name: str, label: str) -> dict[str, float]:
-    """The samples of `name` summed per value of one label."""
-    sums: dict[str, float] = {}
-    for (n, have), value in samples.items():
-        key = dict(have).get(label)
-        if n == name and key is not None:
-            sums[key] = sums.get(key, 0.0) + value
-    return sums
-
-
 def delta(after: Metrics, before: Metrics) -> Metrics:
     """What was added between two readings."""
     return {key: value - before.get(key, 0.0) for key, value in after.items()}

@@ -20,7 +20,6 @@ class Defaults:
     arrivals: str
     duration_s: float = 45.0
     programs: int = 0  # at most; 0: as many as arrive
-    times_s: tuple[float, ...] = ()  # when each begins, where programs come with their time
 
 
 class Source(Protocol):

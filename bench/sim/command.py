@@ -21,9 +21,16 @@ from bench.sim import report, runner, store
 from bench.sim.arms import ARMS
 from bench.sim.hardware import GB, GPUS, MODELS, Gpu, Model, machine
 from bench.sim.job import Job, Plain, Result
-from bench.sim.sweeps import SWEEPS
+from bench.sim.published import DRAM_GB
 from bench.sim.workloads.registry import WORKLOADS, at_rate
 from continuum_connector.tools.cli.ending import ToldError
+
+PUBLISHED_RATES = (1, 3, 6, 10, 15)
+PUBLISHED_ARMS = ("stock", "stock+order", "lmcache", "simple+order", "paper", "adaptive")
+SWEEPS = {  # jobs that belong together
+    "published": "the published sweep's 20 points, 6 arms: 4 GPUs at 1, 3, 6, 10, 15 programs/s, "
+    "120 runs",
+}
 
 
 class UserError(ToldError):
@@ -105,7 +112,9 @@ def asked(options: Options) -> Iterator[Job]:
 def _sweep(options: Options) -> Iterator[Job]:
     if options.sweep not in SWEEPS:
         raise UserError(f"there is no sweep {options.sweep!r}; there is {', '.join(SWEEPS)}")
-    yield from SWEEPS[options.sweep].jobs()
+    for gpu, rate, arm in itertools.product(DRAM_GB, PUBLISHED_RATES, PUBLISHED_ARMS):
+        machine = {"gpu": gpu, "model": "llama-8b", "dram_gb": DRAM_GB[gpu]}
+        yield Job(arm, "eight_turns", {"rate": rate}, machine)
 
 
 def _workload(options: Options) -> tuple[str, dict[str, Plain]]:
@@ -213,7 +222,7 @@ def listing(console: Console) -> None:
         "Workloads": WORKLOADS,
         "GPUs": {name: _gpu_words(gpu) for name, gpu in GPUS.items()},
         "Models": {name: _model_words(model) for name, model in MODELS.items()},
-        "Sweeps": {sweep.name: sweep.what for sweep in SWEEPS.values()},
+        "Sweeps": SWEEPS,
     }
     for kind, lines in kinds.items():
         shown = Grid(

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from bench.common.arms import OURS
+from bench.common.tables import markdown
 from bench.sim.verdict import (
     GAIN_AIM,
     MEAN_AIM,
@@ -70,27 +71,24 @@ def _aims(verdicts: Sequence[Verdict]) -> str:
         (f"P99 at most {P99_AIM:g}x the best arm's", tails, lambda v: v.holds_p99),
         (f"nothing to be won: at most {STOCK_AIM:g}x stock", stock, lambda v: v.holds),
     ]
-    lines = ["| aim | holds in |", "|---|---|"]
-    lines += [f"| {aim} | {sum(map(test, cells))} of {len(cells)} |" for aim, cells, test in rows]
+    held = [(aim, f"{sum(map(test, cells))} of {len(cells)}") for aim, cells, test in rows]
     percent = round((1 - GAIN_AIM) * 100)
-    lines.append(
-        f"| {percent} % better than the best rival, in half | {len(gains)} of {len(best)} |"
-    )
-    return "\n".join(lines)
+    last = f"{percent} % better than the best rival, in half", f"{len(gains)} of {len(best)}"
+    return markdown(("aim", "holds in"), [*held, last])
 
 
 def _table(verdicts: Sequence[Verdict]) -> str:
     arms = list(dict.fromkeys(arm for v in verdicts for arm in (*v.mean_s, *v.failed)))
     head = ["cell", "busy", "best, s", *arms, "P99 to best", "to stock", "to best rival"]
-    lines = ["| " + " | ".join(head) + " |", "|" + "---|" * len(head)]
+    rows = []
     for v in verdicts:
         best = v.mean_s.get(v.winner, math.nan)
         ratios = [_ratio(v.mean_s.get(arm, math.nan), best, arm == v.winner) for arm in arms]
         rival = "" if v.to_rival is None else _number(v.to_rival)
         busy = "-" if math.isnan(v.busy) else f"{v.busy:.0%}"
         tail = [_p99(v), _number(v.to_stock), rival]
-        lines.append("| " + " | ".join([v.cell.name, busy, _number(best), *ratios, *tail]) + " |")
-    return "\n".join(lines)
+        rows.append([v.cell.name, busy, _number(best), *ratios, *tail])
+    return markdown(head, rows)
 
 
 def _ratio(value: float, best: float, is_best: bool) -> str:
@@ -108,23 +106,21 @@ def _p99(v: Verdict, digits: int = 2) -> str:
 
 
 def _failed(verdicts: Sequence[Verdict]) -> str:
-    lines = ["| cell | arm | reason |", "|---|---|---|"]
-    for v in verdicts:
-        for arm, why in v.failed.items():
-            plain = " ".join(why.split()).replace("|", "/")
-            lines.append(f"| {v.cell.name} | {arm} | {plain} |")
-    return "\n".join(lines) if any(v.failed for v in verdicts) else "None."
+    rows = [
+        (v.cell.name, arm, " ".join(why.split()).replace("|", "/"))
+        for v in verdicts
+        for arm, why in v.failed.items()
+    ]
+    return markdown(("cell", "arm", "reason"), rows) if rows else "None."
 
 
 def _lost(verdicts: Sequence[Verdict]) -> str:
     lost = [v for v in verdicts if not v.holds]
     lost.sort(key=lambda v: -math.inf if math.isnan(v.to_best) else -v.to_best)
-    lines = [
-        f"| cell | {OURS} to best | P99 | to stock | best | reason |",
-        "|---|---|---|---|---|---|",
-    ]
+    rows = []
     for v in lost:
-        ratios = f"{_number(v.to_best, 3)} | {_p99(v, 3)} | {_number(v.to_stock, 3)}"
+        ratios = _number(v.to_best, 3), _p99(v, 3), _number(v.to_stock, 3)
         why = "a run of ours failed, see above" if OURS in v.failed else v.cell.reason
-        lines.append(f"| {v.cell.name} | {ratios} | {v.winner} | {why or 'not known'} |")
-    return "\n".join(lines) if lost else "Nowhere."
+        rows.append((v.cell.name, *ratios, v.winner, why or "not known"))
+    head = ("cell", f"{OURS} to best", "P99", "to stock", "best", "reason")
+    return markdown(head, rows) if lost else "Nowhere."

@@ -9,14 +9,13 @@ seconds, second arm -> first arm, P95. Cells that differ by less than --least ar
 
 from __future__ import annotations
 
-import argparse
 import sys
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from statistics import fmean
 
-from bench.cli import start
+from bench.cli import start, teaching_parser
 from bench.sim import store
 from bench.sim.result import RunRecord
 from bench.sim.verdict import percentile
@@ -28,11 +27,7 @@ Pairs = Sequence[tuple[RunRecord, RunRecord]]  # a cell's, by seed
 
 
 def main(arguments: Sequence[str]) -> int:
-    parser = argparse.ArgumentParser(
-        prog="python -m bench.sim.pair",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = teaching_parser("python -m bench.sim.pair", __doc__)
     parser.add_argument("results", type=Path)
     parser.add_argument("arm")
     parser.add_argument("over")
@@ -78,8 +73,8 @@ def table(cells: Mapping[str, Pairs], over: str, arm: str, least: float) -> Iter
         cost = f"{before:.1f} -> {first:.1f}" if before else "-"
         yield (
             f"| {cell} | {fmean(_mean(b) for _, b in both):.1f} | {ratio:.2f} | {each} | "
-            f"{_ratio(both, _p95):.2f} | {_ratio(both, _longest):.2f} | {cost} | "
-            f"{_ratio(both, _computed):.2f} |"
+            f"{_ratio(both, _p95):.2f} | {_ratio(both, lambda r: max(r.jct_s.values())):.2f} | "
+            f"{cost} | {_ratio(both, lambda r: r.num_computed_tokens):.2f} |"
         )
     if alike:
         yield (
@@ -94,14 +89,6 @@ def _mean(record: RunRecord) -> float:
 
 def _p95(record: RunRecord) -> float:
     return percentile(record.jct_s.values(), 95)
-
-
-def _longest(record: RunRecord) -> float:
-    return max(record.jct_s.values())
-
-
-def _computed(record: RunRecord) -> float:
-    return record.num_computed_tokens
 
 
 def _ratio(both: Pairs, of: Callable[[RunRecord], float]) -> float:

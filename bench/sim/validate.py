@@ -15,6 +15,7 @@ from pathlib import Path
 
 from bench import markers
 from bench.cli import many, start, teaching_parser
+from bench.common.tables import markdown
 from bench.sim.hardware import GPUS
 from bench.sim.job import Job, Plain, Result
 from bench.sim.published import CONTINUUM, DRAM_GB, FCFS, LMCACHE, Table
@@ -83,17 +84,14 @@ def mean_jct_s(results: Iterable[Result]) -> dict[str, float]:
 
 def validation(jct_s: dict[str, float], gpus: Sequence[str]) -> str:
     """The table, in Markdown."""
-    lines = [
-        "| GPU, JPS | " + " | ".join(column.title for column in COLUMNS) + " |",
-        "|---" * (len(COLUMNS) + 1) + "|",
-    ]
+    rows = []
     for gpu in gpus:
         for rate in sorted({rate for column in COLUMNS for rate in column.table.get(gpu, {})}):
-            row = [_cell(column, gpu, rate, jct_s) for column in COLUMNS]
-            lines.append(f"| {gpu} {rate} | " + " | ".join(row) + " |")
+            cells = (_cell(column, gpu, rate, jct_s) for column in COLUMNS)
+            rows.append([f"{gpu} {rate}", *cells])
     errors = [f"{log_error(_pairs(column, gpus, jct_s)):.2f}" for column in COLUMNS]
-    lines.append("| rms log error | " + " | ".join(errors) + " |")
-    return "\n".join(lines)
+    titles = ["GPU, JPS", *(column.title for column in COLUMNS)]
+    return markdown(titles, [*rows, ["rms log error", *errors]])
 
 
 def _pairs(
@@ -131,16 +129,16 @@ def grid(gpu: str) -> dict[str, dict[str, Plain]]:
 
 def fit_table(jct_s: dict[str, float], gpus: Sequence[str]) -> str:
     """rms log error of the FCFS column with each of the grid's values, in Markdown."""
-    lines = ["| GPU | in use | lower mfu | higher mfu | shorter step | longer step |"]
-    lines.append("|---" * 6 + "|")
+    rows = []
     for gpu in gpus:
         used = f"mfu {GPUS[gpu].mfu}, step {1e3 * GPUS[gpu].step_s:.2g} ms"
-        row = []
+        row = [gpu]
         for name, point in grid(gpu).items():
             error = log_error(_pairs(COLUMNS[0], [gpu], jct_s, **point))
             row.append(f"{used if not point else name}: {error:.3f}")
-        lines.append(f"| {gpu} | " + " | ".join(row) + " |")
-    return "\n".join(lines)
+        rows.append(row)
+    titles = ("GPU", "in use", "lower mfu", "higher mfu", "shorter step", "longer step")
+    return markdown(titles, rows)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -26,7 +26,7 @@ from vllm.sampling_params import SamplingParams
 
 from bench.serve import tokenizer
 from bench.serve.apis import APIS
-from bench.storm.plan import MODEL
+from bench.storm.plan import MODEL, words
 from continuum_connector.middleware import ProgramMiddleware
 
 SCHEMAS = {
@@ -135,7 +135,7 @@ _ROLES = {
 
 @cache
 def _ids() -> dict[str, int]:
-    return {word: tokenizer.FIRST_WORD + number for number, word in enumerate(_words())}
+    return {word: tokenizer.FIRST_WORD + number for number, word in enumerate(words())}
 
 
 def tokens_of(text: str) -> list[int]:
@@ -149,10 +149,4 @@ def tokens_of(text: str) -> list[int]:
 
 def text_of(tokens: Sequence[int]) -> str:
     """Tokens of an answer, which are words."""
-    words = _words()
-    return "".join(f" {words[token - tokenizer.FIRST_WORD]}" for token in tokens)
-
-
-@cache
-def _words() -> list[str]:
-    return tokenizer.words(MODEL.vocab)
+    return "".join(f" {words()[token - tokenizer.FIRST_WORD]}" for token in tokens)

@@ -149,9 +149,10 @@ def _hints(rng: random.Random) -> Fields:
 
 def text(rng: random.Random, num_words: int) -> str:
     """Made-up words, each one token."""
-    return tokenizer.text(rng, _words(), num_words)
+    return tokenizer.text(rng, words(), num_words)
 
 
 @cache
-def _words() -> list[str]:
+def words() -> list[str]:
+    """Of the model's vocabulary, by id."""
     return tokenizer.words(MODEL.vocab)

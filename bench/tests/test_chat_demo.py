@@ -20,7 +20,7 @@ SMALL = ["--programs", "2", "--turns", "2", "--rate", "1000"]
 def no_pauses(api: FakeApi, model: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     api.metrics = "continuum:tier_up 1\n"  # else ours would be said to run without its DRAM
     monkeypatch.setattr(cli_ab, "make_model", lambda: model)
-    monkeypatch.setattr("bench.chat.plan.Agents.pause_limits_s", (0.0, 0.0))
+    monkeypatch.setattr("bench.chat.agents.PAUSES", 0.0)
     return
 
 

@@ -11,8 +11,7 @@ from typing import Any
 
 import pytest
 
-from bench.chat.agents import run_agents
-from bench.chat.plan import Agents
+from bench.chat.agents import agents, run_agents
 from bench.common.plans import Added, ProgramPlan, Streams, Talk
 from bench.serve import results
 from bench.serve.api import ApiError, Patience
@@ -237,9 +236,10 @@ def test_plans_with_cuts_send_the_shorter_context(tmp_path: Path) -> None:
 def test_a_plan_with_words_is_sent_as_messages_and_its_answers_go_on_in_the_next(
     tmp_path: Path,
 ) -> None:
-    plans = Agents(programs=2, turns=3, arrivals_per_s=1e6, pause_limits_s=(0.0, 0.0)).plan()
+    work = agents(programs=2, turns=3, rate=1e6, pause_s=0.0)
+    plans = [work.program(number, seed=1) for number in range(2)]
     with fake_server() as server:
-        found = asyncio.run(run_agents(server.url, plans))
+        found = asyncio.run(run_agents(server.url, work, seed=1))
     assert [len(found.turns), len(found.finished)] == [6, 2]
     assert not any(turn.error for turn in found.turns)
     sent = [body for body in server.requests if body["vllm_xargs"]["job_id"] == plans[0].name]

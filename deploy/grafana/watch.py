@@ -14,15 +14,14 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from bench.chat.agents import run_agents
-from bench.chat.plan import Agents
+from bench.chat.agents import agents, run_agents
 from bench.serve.server import VllmServer
 from bench.serve.tiny_model import make_model
 from deploy.grafana.render import draw
 from deploy.prometheus.running import Prometheus
 
 PNG = Path(__file__).resolve().parents[2] / "docs" / "images" / "dashboard.png"
-LOAD = Agents(programs=16, turns=6, arrivals_per_s=0.5)
+LOAD = agents(programs=16, turns=6, rate=0.5)
 # Half of what the agents need in VRAM and a fifth of it in DRAM: pins give way, and DRAM evicts.
 NUM_BLOCKS, DRAM_BYTES = 260, "40MiB"
 
@@ -38,7 +37,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         Prometheus([server.url]) as prometheus,
     ):
         began = time.time()
-        asyncio.run(run_agents(server.url, LOAD.plan()))
+        asyncio.run(run_agents(server.url, LOAD))
         options.png.parent.mkdir(parents=True, exist_ok=True)
         draw(prometheus.url, options.png, began, time.time(), "20s")
     print(options.png)

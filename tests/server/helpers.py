@@ -290,3 +290,13 @@ def play_at_once(server: VllmServer, programs: Sequence[Dialog]) -> list[list[li
     """As `play`, every program on a thread of its own."""
     with ThreadPoolExecutor(len(programs)) as threads:
         return list(threads.map(lambda dialog: play(server, [dialog])[0], programs))
+
+
+def by_label(samples: Metrics, name: str, label: str) -> dict[str, float]:
+    """The samples of `name` summed per value of one label."""
+    sums: dict[str, float] = {}
+    for (n, have), value in samples.items():
+        key = dict(have).get(label)
+        if n == name and key is not None:
+            sums[key] = sums.get(key, 0.0) + value
+    return sums

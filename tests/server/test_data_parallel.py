@@ -4,11 +4,18 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from bench.serve.metrics import by_label
 from bench.serve.server import SERVED_NAME, VllmServer
 from bench.serve.tiny_model import LLAMA
 from tests.server.conftest import ServerFactory
-from tests.server.helpers import BLOCK, eventually, find_mapping, in_flight, pids_of, tokens_of
+from tests.server.helpers import (
+    BLOCK,
+    by_label,
+    eventually,
+    find_mapping,
+    in_flight,
+    pids_of,
+    tokens_of,
+)
 
 NUM_ENGINES = 2
 SLOT_BYTES = BLOCK * LLAMA.kv_bytes_per_token()

@@ -12,8 +12,7 @@ from typing import Any
 
 import pytest
 
-from bench.chat.agents import run_agents
-from bench.chat.plan import Agents
+from bench.chat.agents import agents, run_agents
 from bench.serve.server import VllmServer
 from deploy.grafana.dashboard import load, panels, queries
 from deploy.prometheus.running import RULES, Prometheus, find
@@ -21,7 +20,8 @@ from tests.server.conftest import ServerFactory
 from tests.server.helpers import ask, eventually, last, text_of
 
 MISSING = "no prometheus on PATH or in .cache: run `make prometheus`, or install it"
-LOAD = Agents(programs=6, turns=3, arrivals_per_s=2.0)
+PROGRAMS, TURNS = 6, 3
+LOAD = agents(PROGRAMS, TURNS, rate=2.0)
 SAMPLES = 2  # of one prompt
 NUM_BLOCKS = 150  # half of what the agents need in the end, so that pins give way and DRAM is used
 RATE, RANGE = "2m", "10m"
@@ -54,12 +54,12 @@ def watched(server_factory: ServerFactory) -> Iterator[Watched]:
     with Prometheus([server.url]) as prometheus:
         eventually(lambda: prometheus.num_scrapes() > 0)
         began = time.time()
-        found = asyncio.run(run_agents(server.url, LOAD.plan()))
-        assert len(found.finished) == LOAD.programs
+        found = asyncio.run(run_agents(server.url, LOAD))
+        assert len(found.finished) == PROGRAMS
         for _ in range(SAMPLES):
             fields = last(group="task", group_size=SAMPLES)
             ask(server, "completions", [text_of(100, "a task")], 4, **fields)
-        turns = LOAD.programs * LOAD.turns + SAMPLES
+        turns = PROGRAMS * TURNS + SAMPLES
         eventually(lambda: value(prometheus, "sum(continuum:decisions_total)") == turns)
         eventually(lambda: server.metric("continuum:transfers_in_flight") == 0)
         yield Watched(server, prometheus, began)

@@ -11,10 +11,10 @@ from typing import Any
 
 import pytest
 
-from bench.serve.metrics import Metrics, by_label, delta, total
+from bench.serve.metrics import Metrics, delta, total
 from bench.serve.server import SERVED_NAME, VllmServer
 from tests.server.conftest import MIDDLEWARE, ServerFactory
-from tests.server.helpers import Dialog, dialogs, reset, told
+from tests.server.helpers import Dialog, by_label, dialogs, reset, told
 from tests.server.router import router
 
 pytestmark = pytest.mark.skipif(

@@ -10,13 +10,13 @@ import openai
 import pytest
 import zmq
 
-from bench.serve.metrics import by_label
 from bench.serve.server import SERVED_NAME, VllmServer
 from continuum_connector.observe.metric import Kind
 from continuum_connector.observe.metric_table import PUBLISHED
 from continuum_connector.observe.trace import EVENTS
 from tests.server.helpers import (
     ask,
+    by_label,
     count_by,
     dialogs,
     eventually,

@@ -12,6 +12,8 @@ from bench.serve.page.points import Point
 from bench.serve.page.words import interval
 from bench.serve.summary import BY_KEY
 
+CLOSE = 1.02  # times the best: as good as the best
+
 
 def point_table(point: Point) -> str:
     """A row per arm; below a figure its ratio to the first arm's, with its interval."""
@@ -39,10 +41,18 @@ def _cell(point: Point, arm: str, key: str) -> str:
 
 
 def overview(points: Sequence[Point], key: str) -> str:
-    """One figure of every arm at all points."""
-    rows = {
-        point.title: {arm: column.figure(key) for arm, column in point.arms.items()}
-        for point in points
-    }
-    oracles = {arm for point in points for arm, look in point.looks.items() if look.is_oracle}
-    return document.overview(rows, BY_KEY[key].show, lambda arm: arm not in oracles)
+    """One figure of every arm at all points; what comes within 2 % of the best that a server could
+    run has a dot."""
+    looks = {arm: look for point in points for arm, look in point.looks.items()}
+    lines = [f"<tr><th></th>{''.join(f'<th>{escape(arm)}</th>' for arm in looks)}</tr>"]
+    for point in points:
+        values = {arm: column.figure(key) for arm, column in point.arms.items()}
+        fair = {arm: v for arm, v in values.items() if not (math.isnan(v) or looks[arm].is_oracle)}
+        best = min(fair.values(), default=math.nan)
+        cells = ""
+        for arm in looks:
+            kind = "best" if fair.get(arm, math.nan) <= CLOSE * best else "other"
+            shown = BY_KEY[key].show(values.get(arm, math.nan))
+            cells += f'<td class="{kind}">{escape(shown)}</td>'
+        lines.append(f"<tr><td>{escape(point.title)}</td>{cells}</tr>")
+    return document.table(lines)

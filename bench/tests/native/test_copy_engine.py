@@ -15,7 +15,7 @@ from bench.copy_engine import run
 from bench.copy_engine.machine import CpuMachine
 from bench.copy_engine.report import Section, Target
 from bench.copy_engine.rig import Rig, another_core, same_cores_afterwards, threads
-from bench.copy_engine.sizes import TINY
+from bench.tests.native.tiny import TINY
 
 
 @pytest.mark.parametrize("name", run.ALL_SECTIONS)

@@ -15,10 +15,10 @@ pytest.importorskip("rich")
 
 from bench.copy_engine import run
 from bench.copy_engine.rig import same_cores_afterwards
-from bench.copy_engine.sizes import TINY
 from bench.copy_engine.torch_machine import TorchMachine
 from bench.copy_engine.torch_rivals import TorchRivals
 from bench.tests.native.test_copy_engine import assert_complete
+from bench.tests.native.tiny import TINY
 from continuum_connector.worker.engine import Direction
 from tests.native.libcuda import python_over
 
@@ -26,7 +26,7 @@ SECTIONS = """
 import ctypes, json
 from bench.copy_engine import run
 from bench.copy_engine.machine import CpuMachine
-from bench.copy_engine.sizes import TINY
+from bench.tests.native.tiny import TINY
 
 fake = ctypes.CDLL("libcuda.so.1")
 fake.fake_cuda_broken_rule.restype = ctypes.c_char_p
