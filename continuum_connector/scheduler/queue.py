@@ -86,13 +86,13 @@ class ProgramQueue:
 
     def __bool__(self) -> bool:
         """Whether anybody may be admitted: vLLM peeks then."""
-        return bool(self._heap) and self.is_open
+        return bool(self._by_id) and self.is_open
 
     def __len__(self) -> int:
-        return len(self._heap) + len(self._held)
+        return len(self._by_id) + len(self._held)  # asked three times a step
 
     def __contains__(self, request: Any) -> bool:
-        return request in self._heap or request.request_id in self._held
+        return request.request_id in self._by_id or request.request_id in self._held
 
     def __iter__(self) -> Iterator[Any]:
         return itertools.chain(self._heap, self._held.values())
@@ -101,7 +101,7 @@ class ProgramQueue:
     @property
     def num_let_in(self) -> int:
         """How many wait here who do not stand at the gate."""
-        return len(self._heap)
+        return len(self._by_id)
 
     def peek_rank(self) -> Rank:
         """The rank of whom `peek_request` would show; the queue must not be empty."""
