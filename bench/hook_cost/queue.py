@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 
 from bench.cli import many, positive, start, teaching_parser
-from bench.hook_cost.arms import build_arms, interleave, progress
+from bench.hook_cost.arms import NOTHING, build_arms, interleave, progress
 from continuum_connector.config import POLICIES
 
 PROGRAMS = {"distinct": "program{}".format, "one": lambda number: "one"}
@@ -42,7 +42,7 @@ def measure(args: argparse.Namespace, kind: str, policy: str) -> Iterator[dict[s
             "waiting": num_waiting,
             "programs": kind,
             "policy": policy,
-            "pins": len(ours.engine.connector.side.pins),
+            "pins": 0 if policy == NOTHING else len(ours.engine.connector.side.pins),
             "stock_step_us": list(stock.step_us),
             "step_us": list(ours.step_us),
         }
@@ -60,7 +60,11 @@ def row(result: dict[str, Any]) -> str:
 def main() -> None:
     parser = teaching_parser("python -m bench.hook_cost.queue", __doc__.splitlines()[0])
     parser.add_argument(
-        "--policies", nargs="+", default=["fixed_ttl", "adaptive"], choices=POLICIES, metavar="NAME"
+        "--policies",
+        nargs="+",
+        default=[NOTHING, "fixed_ttl", "adaptive"],
+        choices=[NOTHING, *POLICIES],
+        metavar="NAME",
     )
     parser.add_argument(
         "--waiting", type=many, nargs="+", default=[0, 1000, 8000, 30_000], help="waiting turns"
