@@ -106,7 +106,7 @@ def build_arms(
         for policy in policies
     }
     arms = [
-        TimedEngine(name, engine, args, clock) for name, engine in {"stock": stock, **ours}.items()
+        TimedEngine(name, engine, args, clock) for name, engine in [("stock", stock), *ours.items()]
     ]
     for arm in arms:
         arm.engine.check = lambda: None  # of every block, between the steps: cold caches

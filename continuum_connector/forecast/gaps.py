@@ -5,6 +5,7 @@ RecordedGaps keeps the gaps themselves, for the one rule that needs samples: Con
 
 from __future__ import annotations
 
+import math
 from bisect import bisect_left, insort
 from collections import OrderedDict, deque
 from collections.abc import Mapping, Sequence
@@ -132,6 +133,7 @@ class Gaps:
     def __init__(self) -> None:
         # Open gaps by their next milestone, oldest first, so only the first of each can be due.
         self._open: tuple[OrderedDict[Gap, None], ...] = tuple(OrderedDict() for _ in MILESTONES)
+        self._due = math.inf  # no gap passes a milestone before
         self._times = ToolTimes()
         self._recorded = RecordedGaps()
 
@@ -143,6 +145,7 @@ class Gaps:
         self._look(now)
         gap = Gap(asked, now)
         self._open[0][gap] = None
+        self._due = min(self._due, now + MILESTONES[0])
         return gap
 
     def arrived(self, gap: Gap | None, now: float) -> float | None:
@@ -196,12 +199,16 @@ class Gaps:
 
     def _look(self, now: float) -> None:
         """Observe gaps that have passed a milestone, a few per call."""
+        if now < self._due:
+            return
         num_looks = _NUM_LOOKS
+        self._due = math.inf
         for milestone, age in enumerate(MILESTONES):
             gaps = self._open[milestone]
-            while gaps and num_looks:
+            while gaps:
                 gap = next(iter(gaps))
-                if now - gap.since < age:
+                if now - gap.since < age or not num_looks:
+                    self._due = min(self._due, gap.since + age)
                     break
                 num_looks -= 1
                 self._pass(gap)

@@ -97,7 +97,7 @@ class ProgramQueue:
         return bool(self._heap) and self.is_open
 
     def __len__(self) -> int:
-        return len(self._heap) + len(self._held) + len(self._aside)
+        return len(self._by_id) + len(self._held)  # vLLM asks three times a step
 
     def __contains__(self, request: Any) -> bool:
         return request.request_id in self._by_id or request.request_id in self._held
@@ -109,7 +109,7 @@ class ProgramQueue:
     @property
     def num_let_in(self) -> int:
         """How many wait here who do not stand at the gate."""
-        return len(self._heap) + len(self._aside)
+        return len(self._by_id)
 
     def peek_rank(self) -> Rank:
         """The rank of whom `peek_request` would show; the queue must not be empty."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import weakref
 from typing import Any
 
 import pytest
@@ -317,18 +316,21 @@ def test_no_more_decisions_are_open_than_programs_are_remembered() -> None:
 
 def test_an_open_decision_does_not_keep_its_forecast() -> None:
     """Ten thousand of them would be 60 MB."""
-    engine, seen = Agents(Offload()), []
+    engine, seen = Agents(Offload()), set()
     decide = engine.side.decider.policy.decide
 
     def look(turn: FinishedTurn, snapshot: Snapshot) -> Choice:
-        seen.append(weakref.ref(turn))
+        assert gc.is_tracked(turn)
+        seen.add(id(turn))
         return decide(turn, snapshot)
 
     engine.side.decider.policy.decide = look  # type: ignore[method-assign]
     first_turn(engine)
     gc.collect()
     assert len(engine.side.records.outcomes) == 1
-    assert seen[0]() is None
+    left = [each for each in gc.get_objects() if type(each) is FinishedTurn]
+    assert seen
+    assert seen.isdisjoint(map(id, left))
 
 
 @pytest.mark.parametrize("decision", [Offload(), Free()], ids=["offload", "free"])

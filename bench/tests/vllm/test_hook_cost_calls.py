@@ -40,7 +40,7 @@ def test_a_call_within_a_call_counts_once() -> None:
     assert count.total == 2 * alone > 0
 
 
-@pytest.mark.parametrize("policy", ["fixed_ttl"])
+@pytest.mark.parametrize("policy", ["fixed_ttl", "stock"])
 def test_a_decoding_step_costs_ours_a_few_calls_more_and_a_turn_some_hundred(policy: str) -> None:
     stock, ours = of_decoding(SMALL, policy)
     assert 0 < ours - stock < 120
