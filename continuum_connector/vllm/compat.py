@@ -241,7 +241,7 @@ def longest_chunk(scheduler: Any) -> int:
     config = scheduler.scheduler_config
     longest = int(config.long_prefill_token_threshold)
     if longest and getattr(config, "long_prefill_token_threshold_adaptive", False):
-        num_requests = max(1, sum(scheduler.get_request_counts()))
+        num_requests: int = max(1, sum(scheduler.get_request_counts()))
         return max(longest, int(config.max_num_batched_tokens) // num_requests)
     return longest
 

@@ -137,6 +137,17 @@ def test_what_is_needed_sooner_than_it_is_read_back_stays() -> None:
     assert (ready(index, keys("soon", 2)), ready(index, keys("low", 2))) == (2, 0)
 
 
+def test_what_is_needed_soon_leaves_no_earlier_for_being_on_disk() -> None:
+    """A turn that waits reads when it arrives, and never again."""
+    worth = {"soon": -8.0, "low": -30.0, "new": -2.0}
+    index = above_a_disk(4)
+    store(index, "soon", keys("soon", 2))
+    store(index, "low", keys("low", 2))
+    save(index, keys("soon", 2))
+    store(index, "new", keys("new", 2), rank=worth.__getitem__)
+    assert [ready(index, keys(name, 2)) for name in ("soon", "low", "new")] == [2, 0, 2]
+
+
 def test_what_is_over_does_not_take_the_place_of_what_is_on_disk() -> None:
     index = above_a_disk(2)
     store(index, "high", keys("high", 2))

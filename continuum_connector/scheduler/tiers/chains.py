@@ -117,7 +117,7 @@ class SlotClaims:
         self, chain: Chain, own: float, rank: Rank | None, on_disk: Marks | None
     ) -> Iterator[tuple[float, Chain, int]]:
         """What is worth no more. Where marks tell what is on disk, such tails go before all others
-        that are live, and of a few that are worth more as well."""
+        that are live, and of a few that are worth more as well, unless they are needed soon."""
         order = self.order.victims(chain, rank)
         if on_disk is not None:
             live: list[tuple[float, Chain]] = []
@@ -128,7 +128,7 @@ class SlotClaims:
                 yield worth, victim, len(victim.tickets)
             for worth, victim in live:
                 num = self._num_saved(victim, on_disk)
-                if num and (worth <= own or not on_disk.stays(victim.program, worth, num)):
+                if num and not on_disk.stays(victim.program, worth, num):
                     yield worth, victim, num
             order = itertools.chain(live, order)
         for worth, victim in order:
