@@ -69,6 +69,7 @@ SEAMS = {
     "resets_beside_stock": "what its resets answer, and its own MultiConnector's",
     "shadow": "its coordinator, copied",
     "stages": "whose reports its executors pass on",
+    "state_columns": "where its runner V2 keeps states beside drafts",
     "states": "groups with states, chunks and mixed block sizes",
     "step_times": "what a step says that it computes",
     "switch": "its own queues, put back",
