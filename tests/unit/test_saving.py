@@ -16,10 +16,13 @@ from continuum_connector.scheduler.tiers.index import HostIndex
 from continuum_connector.scheduler.tiers.marks import Marks
 from continuum_connector.scheduler.tiers.saving import (
     DAY_S,
+    LEAST_DEPTH,
+    MOST_DEPTH,
     RETRY_S,
     Attempts,
     Batch,
     Budget,
+    Depth,
     Saving,
 )
 from continuum_connector.scheduler.tiers.slots import numbers_of
@@ -320,3 +323,21 @@ def test_what_was_under_way_when_writing_ended_does_not_begin_it_again() -> None
     assert attempts.succeed(3.5 + RETRY_S)
     assert not attempts.is_over
     assert not attempts.fail(9e3, 9e3 + 1.0), "it counts anew"
+
+
+def test_more_is_written_at_once_where_a_step_outlasts_it_and_less_where_it_does_not() -> None:
+    depth = Depth()
+    assert depth.most(0) == LEAST_DEPTH  # nothing was begun: the disk was not dry
+    for most in (2 * LEAST_DEPTH, 4 * LEAST_DEPTH):
+        depth.begun(depth.most(LEAST_DEPTH // 2))
+        assert depth.most(0) == most
+    depth.begun(most - 1)  # there was no more to write
+    assert depth.most(0) == most
+    assert depth.most(most // 2) == most
+    assert depth.most(most // 2 + 1) == most // 2
+    for _ in range(100):
+        assert LEAST_DEPTH <= depth.most(most) <= most
+    for _ in range(100):
+        depth.begun(MOST_DEPTH)
+        assert LEAST_DEPTH <= depth.most(0) <= MOST_DEPTH
+    assert depth.most(0) == MOST_DEPTH

@@ -25,7 +25,7 @@ from continuum_connector.scheduler.tiers.eviction import Rank
 from continuum_connector.scheduler.tiers.found import Found
 from continuum_connector.scheduler.tiers.marks import Marks
 from continuum_connector.scheduler.tiers.reading import DiskPlan, Reading
-from continuum_connector.scheduler.tiers.saving import Attempts, Budget, Saving
+from continuum_connector.scheduler.tiers.saving import Attempts, Budget, Depth, Saving
 from continuum_connector.scheduler.tiers.slots import Tickets
 from continuum_connector.scheduler.tiers.traffic import Owner
 from continuum_connector.scheduler.tiers.transfers import (
@@ -43,8 +43,6 @@ OPENING_LOOK_S, SCAN_LOOK_S, SCAN_S = 0.25, 0.02, 3.0
 SAVE_LOOK_S = 0.1  # how often it goes on to write what nobody asks for
 NEW_LOOK_S = 0.02  # and what has just come
 MAX_WRITE_BYTES = 64 << 20  # of an order, on a rank
-# Under way at once, which a long step's time is written in; one while anybody reads.
-MAX_WRITES = 16
 MAX_BUSY = 2  # so much of DRAM is being written at most: a disk that hangs keeps it
 # What ends a disk's life: what it gave was wrong so often in an hour (a power cut alone tears as
 # many slots as were being written), it failed so often. What it does not take, ends its writing.
@@ -83,7 +81,7 @@ class DiskTier:
         self._disk_down = ""
         self._corrupt: deque[float] = deque()  # when, of the last hour
         self._num_eio = self._num_unsaved = 0
-        self._attempts = Attempts()
+        self._attempts, self._depth = Attempts(), Depth()
         self._now = -math.inf  # of the last step
         self._is_new = False  # what the ranks said of their disks
         self._settles_at = -math.inf  # until then more of it is expected
@@ -223,10 +221,12 @@ class DiskTier:
             self._account.gauge("disk_budget_fill", self._budget.fill(now))
             takes = self._attempts.may_begin(now, self.traffic.num_of(Kind.WRITE))
             takes = takes and not self.ahead.is_stuck
-            most = 1 if self._attempts.is_over or self.traffic.num_of(Kind.READ) else MAX_WRITES
-            for _ in range(most - self.traffic.num_of(Kind.WRITE) if takes else 0):
+            num = self.traffic.num_of(Kind.WRITE)
+            most = 1 if self._attempts.is_over else self._depth.most(num)
+            for _ in range(most - num if takes else 0):
                 if not self._write(now) and not self._saving.goes_on:
                     break
+            self._depth.begun(self.traffic.num_of(Kind.WRITE))
             goes_on = takes and self._saving.goes_on
             self.traffic.look_every_s = SAVE_LOOK_S if goes_on else math.inf
 

@@ -31,6 +31,7 @@ DAY_S = 24 * 3600.0
 # Of what may be written: above it everything is, below it what leaves next, and of that only what
 # was used the more often the less there is.
 SPARE_FILL = 0.5
+LEAST_DEPTH, MOST_DEPTH = 16, 256  # writes under way
 MAX_FAILED, FAILED_S = 3, 3600.0  # attempts to write, within so many seconds: then none is made
 RETRY_S = 600.0  # but one, so long after the last
 START_SHARE = 1 / 24  # what there is at least after a restart that found the disk full
@@ -110,6 +111,28 @@ class Attempts:
         self.is_over = False
         self._failed.clear()
         return True
+
+
+class Depth:
+    """How many writes are under way at once: so many that the disk does not run dry before the next
+    step, however long that is, and no more, for each keeps slots of DRAM. Reads do not wait for
+    them: the threads of a disk take those first."""
+
+    def __init__(self) -> None:
+        self._most = LEAST_DEPTH
+        self._num_begun = 0  # under way after the last step
+
+    def most(self, num_left: int) -> int:
+        """`num_left` are under way still."""
+        if not num_left and self._num_begun >= self._most:
+            self._most = min(2 * self._most, MOST_DEPTH)
+        elif 2 * num_left > self._most:
+            self._most = max(self._most // 2, LEAST_DEPTH)
+        return self._most
+
+    def begun(self, num: int) -> None:
+        """So many are under way now."""
+        self._num_begun = num
 
 
 @dataclass(frozen=True)
