@@ -129,7 +129,8 @@ class Reading:
         supersedes: bool,
         now: float,
     ) -> None:
-        """A turn has arrived: begin to read what it will want, if that is worth it. VRAM seems to
+        """A turn has arrived, or is about to be admitted: begin to read what it will want, if that
+        is worth it, beside what is being read for it already. VRAM seems to
         have so many tokens of it; so many turns are under way, whom a prefill delays;
         `supersedes`: none of its program runs."""
         length, hashes = self._plan.slot_blocks, request.block_hashes
@@ -155,7 +156,11 @@ class Reading:
         elif len(groups) and now - self._began >= PROBE_S:
             self._begin(None, prompt, groups[:1], now)  # only to see how fast it is by now
         self._join(wait, reads, wanted)
-        if wait.reads or wait.rest is not None:
+        before = self._waits.pop(request.request_id, None)
+        if before is not None:
+            wait.came = before.came
+            self._give_up(before)
+        if wait.reads or wait.rest is not None or wait.came:
             self._waits[request.request_id] = wait
 
     def awaits(self, request_id: str, now: float) -> bool:
