@@ -11,6 +11,7 @@ from continuum_connector.scheduler.tiers.base import Tier
 from continuum_connector.scheduler.turns import Turn, Turns
 
 LOOKS_PER_STEP = 256  # at those that wait unseen
+AGAIN_S = 0.01  # whoever is asked for so soon is where it was when it arrived
 
 
 class Ahead:
@@ -43,6 +44,16 @@ class Ahead:
         is_alone = program.num_active <= 1 and not turn.is_stray
         known = self._num_in_vram(request), len(self._turns), is_alone
         self._reading.expect(program.key, request, *known, now)
+
+    def asked(self, turn: Turn, request: Any, now: float) -> bool:
+        """vLLM would admit it now; returns whether it is to be passed over. Where it has waited in
+        the queue, the tiers look once more: what VRAM or DRAM had when it arrived may have left
+        since, and who has not been passed over yet has its whole patience left."""
+        if not turn.was_asked:
+            turn.was_asked = True
+            if now - turn.arrival > AGAIN_S:
+                self.expect(turn, request, now)
+        return self.awaits(request.request_id, now)
 
     def awaits(self, request_id: str, now: float) -> bool:
         """Whether vLLM is to pass it over in this step, as more of it will be there soon."""

@@ -155,7 +155,7 @@ class SchedulerSide:
     def match(self, request: Any, num_vram_tokens: int, now: float) -> tuple[int | None, bool]:
         """How many tokens beyond VRAM's hit a load can bring (None: soon), and if it is async."""
         turn = self.begin_turn(request, now)
-        if self.ahead.awaits(request.request_id, now):
+        if self.ahead.asked(turn, request, now):
             return None, False
         if not turn.is_admitted:
             turn.vram_tokens = num_vram_tokens

@@ -38,7 +38,8 @@ class Turn:
     """`number` counts the program's turns from 1; `arrival` is monotonic seconds.
 
     `vram_tokens` are what VRAM had for it when it was first admitted, `tier_tokens` what each
-    memory below it had beyond, nearest first. `is_let_in`: the gate let it pass, after `held_s`.
+    memory below it had beyond, nearest first. `was_asked`: vLLM has looked for it, to admit it, at
+    least once. `is_let_in`: the gate let it pass, after `held_s`.
     `is_stray`: as `strays` said last, when it arrived or when it ended. `max_head_start_s`: how
     much earlier than it came it may stand in line. `epoch`: of the oldest of its KV. `sample`:
     which it begins, of a prompt that others send too. `group`: key of the samples that its program
@@ -49,6 +50,7 @@ class Turn:
     identity: Identity
     number: int
     arrival: float
+    was_asked: bool = False
     is_admitted: bool = False
     is_preempted: bool = False  # and not admitted again yet
     vram_tokens: int = 0

@@ -14,16 +14,17 @@ from continuum_connector.scheduler.kv_groups import Key
 from continuum_connector.scheduler.tiers.disk_index import DiskIndex
 from continuum_connector.scheduler.tiers.index import HostIndex
 from continuum_connector.scheduler.tiers.marks import Marks
-from continuum_connector.scheduler.tiers.saving import (
+from continuum_connector.scheduler.tiers.saving import Batch, Saving
+from continuum_connector.scheduler.tiers.slots import numbers_of
+from continuum_connector.scheduler.tiers.writing import (
     DAY_S,
+    LEAST_DEPTH,
+    MOST_DEPTH,
     RETRY_S,
     Attempts,
-    Batch,
     Budget,
-    Pace,
-    Saving,
+    Depth,
 )
-from continuum_connector.scheduler.tiers.slots import numbers_of
 from tests.unit.chains import NOW, keys
 
 MANY = 100
@@ -337,20 +338,38 @@ def test_what_was_under_way_when_writing_ended_does_not_begin_it_again() -> None
     assert not attempts.fail(9e3, 9e3 + 1.0), "it counts anew"
 
 
-def test_the_pace_halves_once_for_all_that_is_late_at_once_and_grows_with_what_is_in_time() -> None:
-    pace = Pace(512)
+def test_a_late_write_halves_what_is_written_at_once_and_each_in_time_adds_a_little() -> None:
+    depth = Depth(32)
     for _ in range(9):
-        pace.ended(32, 0.0, 5.0, is_late=True)
-    assert pace.num == 256
+        depth.ended(32, 0.0, 5.0, is_late=True)
+    assert depth.num_slots == 256
     for number in range(8):
-        pace.ended(32, 6.0 + 2 * number, 11.0 + 2 * number, is_late=True)
-    assert pace.num == 32, "those begun since the last time, each time"
+        depth.ended(32, 6.0 + 2 * number, 11.0 + 2 * number, is_late=True)
+    assert depth.num_slots == 32, "those begun since the last time, each time"
     for _ in range(10):
-        pace.ended(32, 100.0, 101.0, is_late=False)
-    assert pace.num == 37
+        depth.ended(32, 100.0, 101.0, is_late=False)
+    assert depth.num_slots == 37
     for _ in range(1000):
-        pace.ended(32, 100.0, 101.0, is_late=False)
-    assert pace.num == 512
+        depth.ended(32, 100.0, 101.0, is_late=False)
+    assert depth.num_slots == 537
     for number in range(20):
-        pace.ended(1, 200.0 + 9 * number, 205.0 + 9 * number, is_late=True)
-    assert pace.num == 1
+        depth.ended(1, 200.0 + 9 * number, 205.0 + 9 * number, is_late=True)
+    assert depth.num_slots == 1
+
+
+def test_more_is_written_at_once_where_a_step_outlasts_it_and_less_where_it_does_not() -> None:
+    depth = Depth(1)
+    assert depth.most(0) == LEAST_DEPTH  # nothing was begun: the disk was not dry
+    for most in (2 * LEAST_DEPTH, 4 * LEAST_DEPTH):
+        depth.begun(depth.most(LEAST_DEPTH // 2))
+        assert depth.most(0) == most
+    depth.begun(most - 1)  # there was no more to write
+    assert depth.most(0) == most
+    assert depth.most(most // 2) == most
+    assert depth.most(most // 2 + 1) == most // 2
+    for _ in range(100):
+        assert LEAST_DEPTH <= depth.most(most) <= most
+    for _ in range(100):
+        depth.begun(MOST_DEPTH)
+        assert LEAST_DEPTH <= depth.most(0) <= MOST_DEPTH
+    assert depth.most(0) == MOST_DEPTH

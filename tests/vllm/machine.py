@@ -11,6 +11,7 @@ from __future__ import annotations
 import itertools
 from typing import Any
 
+from continuum_connector.costs.step_clock import Work
 from hypothesis import strategies as st
 from hypothesis.stateful import (
     RuleBasedStateMachine,
@@ -20,7 +21,6 @@ from hypothesis.stateful import (
     rule,
 )
 
-from continuum_connector.costs.step_clock import Work
 from tests.vllm import tiering
 from tests.vllm.fake_worker import LoadOrder
 from tests.vllm.harness import Engine, prompt

@@ -8,8 +8,8 @@ import pytest
 
 from continuum_connector.scheduler.tiers import disk
 from continuum_connector.scheduler.tiers.reading import PROBE_S
-from continuum_connector.scheduler.tiers.saving import RETRY_S
 from continuum_connector.scheduler.tiers.transfers import HANGS_AFTER_S, Kind
+from continuum_connector.scheduler.tiers.writing import RETRY_S
 from tests.vllm.fake_worker import OF_DISK, WriteOrder
 from tests.vllm.harness import Engine
 from tests.vllm.tiering import (
@@ -123,6 +123,36 @@ def test_a_turn_waits_until_its_deadline_and_never_again(
     engine.run_until_idle()
     assert engine.cached["b"] == (0, 0)
     assert total(engine, "reads", "cancelled") == 1
+    finish(engine)
+
+
+def test_what_left_vram_while_a_turn_was_in_the_queue_is_read_when_it_is_asked_for() -> None:
+    engine = on_disk()
+    overrun(engine)
+    ahead = engine.connector.side.ahead
+    ahead._num_in_vram = lambda request: 208
+    come_back(engine)
+    assert not in_flight(engine, Kind.READ)
+    del ahead._num_in_vram
+    engine.clock.advance(1.0)
+    engine.run_until_idle()
+    assert engine.cached["b"] == (0, 208)
+    finish(engine)
+
+
+@pytest.mark.parametrize(("queued_s", "patience_s"), [(2.0, 2 * 208e-3), (6.0, 0.0)])
+def test_who_has_waited_in_the_queue_is_passed_over_as_long_as_anybody(
+    queued_s: float, patience_s: float
+) -> None:
+    """Unless the disk has been silent for longer than disk_timeout_s by then."""
+    engine = overrun_with_reads_held(costs=Costs(prefill=1e-3))
+    come_back(engine)
+    engine.clock.advance(queued_s)
+    began = engine.clock()
+    engine.run_until_idle(until=lambda: bool(engine.requests["b"].num_computed_tokens))
+    assert patience_s <= engine.clock() - began <= patience_s + 0.1
+    engine.run_until_idle()
+    assert engine.cached["b"] == (0, 0)
     finish(engine)
 
 
@@ -638,4 +668,16 @@ def test_a_prefill_is_weighed_with_all_turns_that_it_delays() -> None:
     engine.step()
     come_back(engine, num_steps=1)
     assert told == [1, 2]
+    finish(engine)
+
+
+def test_it_is_written_to_while_it_is_read() -> None:
+    engine = overrun_with_reads_held(num_slots=60)
+    come_back(engine, num_steps=2)
+    assert in_flight(engine, Kind.READ)
+    for number in range(2):
+        run_turn(engine, f"new{number}", 100, seed=50 + number, program=f"n{number}", idle=False)
+    for _ in range(5):
+        engine.step()
+    assert len(in_flight(engine, Kind.WRITE)) > 1
     finish(engine)

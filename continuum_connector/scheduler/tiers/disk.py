@@ -25,7 +25,7 @@ from continuum_connector.scheduler.tiers.eviction import Rank
 from continuum_connector.scheduler.tiers.found import Found
 from continuum_connector.scheduler.tiers.marks import Marks
 from continuum_connector.scheduler.tiers.reading import DiskPlan, Reading
-from continuum_connector.scheduler.tiers.saving import Attempts, Budget, Failures, Pace, Saving
+from continuum_connector.scheduler.tiers.saving import Saving
 from continuum_connector.scheduler.tiers.slots import Tickets
 from continuum_connector.scheduler.tiers.traffic import Owner
 from continuum_connector.scheduler.tiers.transfers import (
@@ -34,6 +34,7 @@ from continuum_connector.scheduler.tiers.transfers import (
     Transfer,
     TransferState,
 )
+from continuum_connector.scheduler.tiers.writing import Attempts, Budget, Depth, Failures
 
 logger = logging.getLogger(f"vllm.{__name__}")
 
@@ -43,8 +44,6 @@ OPENING_LOOK_S, SCAN_LOOK_S, SCAN_S = 0.25, 0.02, 3.0
 SAVE_LOOK_S = 0.1  # how often it goes on to write what nobody asks for
 NEW_LOOK_S = 0.02  # and what has just come
 MAX_WRITE_BYTES = 64 << 20  # of an order, on a rank
-# Under way at once, which a long step's time is written in; one while anybody reads.
-MAX_WRITES = 16
 MAX_BUSY = 2  # so much of DRAM is being written at most: a disk that hangs keeps it
 # What ends a disk's life, within an hour: what it gave was wrong so often (a power cut alone tears
 # as many slots as were being written), it failed so often. What it does not take, ends its writing.
@@ -76,16 +75,15 @@ class DiskTier:
         self.ahead = Reading(plan, dram.index, self.disk, groups, self.traffic, account)
         self.ahead.rank_at = self._rank_at
         self.ahead.has_new = lambda: self._saving.has_new and self._now >= self._settles_at
-        self._owner = Owner(self._settled, self._hangs, of_disk=True)
+        self._owner = Owner(self._settled, self._go_down, of_disk=True)
         self._found = Found(self.traffic.world_size)
         self._disk_bytes, self._block_tokens = disk_bytes, groups.hash_size
         self._disk_slots: dict[int, int] = {}  # rank -> how many it has
         self._disk_down = ""
         self._corrupt: deque[float] = deque()  # when, of the last hour
         self._num_unsaved = 0
-        self._attempts, self._errors = Attempts(), Failures()
         self._most = max(1, MAX_WRITE_BYTES // (length * plan.block_bytes))  # slots of an order
-        self._pace = Pace(MAX_WRITES * self._most)
+        self._attempts, self._errors, self._depth = Attempts(), Failures(), Depth(self._most)
         self._now = -math.inf  # of the last step
         self._is_new = False  # what the ranks said of their disks
         self._settles_at = -math.inf  # until then more of it is expected
@@ -226,10 +224,12 @@ class DiskTier:
             self._account.gauge("disk_budget_fill", self._budget.fill(now))
             takes = self._attempts.may_begin(now, self.traffic.num_of(Kind.WRITE))
             takes = takes and not self.ahead.is_stuck
-            most = 1 if self._attempts.is_over or self.traffic.num_of(Kind.READ) else MAX_WRITES
-            for _ in range(most - self.traffic.num_of(Kind.WRITE) if takes else 0):
+            num = self.traffic.num_of(Kind.WRITE)
+            most = 1 if self._attempts.is_over else self._depth.most(num)
+            for _ in range(most - num if takes else 0):
                 if not self._write(now) and not self._saving.goes_on:
                     break
+            self._depth.begun(self.traffic.num_of(Kind.WRITE))
             goes_on = takes and self._saving.goes_on
             self.traffic.look_every_s = SAVE_LOOK_S if goes_on else math.inf
 
@@ -242,7 +242,10 @@ class DiskTier:
     def _write(self, now: float) -> bool:
         """Begin to write what is next; False: there is nothing, or not now."""
         length, num_writing = self._plan.slot_blocks, self.disk.num_writing
-        room = min(self.dram.index.num_slots // MAX_BUSY // length, self._pace.num) - num_writing
+        room = (
+            min(self.dram.index.num_slots // MAX_BUSY // length, self._depth.num_slots)
+            - num_writing
+        )
         most = min(self._most, max(room, not num_writing))
         batch = self._saving.next(most, self._rank_at(now), now) if most else None
         if batch is None:
@@ -282,7 +285,7 @@ class DiskTier:
             self._budget.take(-len(numbers) * self._disk_bytes)
         is_late = transfer.cancelled and transfer.state is TransferState.FAILED
         if is_done or is_late:
-            self._pace.ended(len(numbers), transfer.admitted, self._now, is_late)
+            self._depth.ended(len(numbers), transfer.admitted, self._now, is_late)
         is_right = np.asarray(are_there.reshape(len(numbers), -1).all(axis=1) & is_done)
         if is_right.any():
             if self._attempts.succeed(transfer.admitted):
@@ -323,9 +326,6 @@ class DiskTier:
                 self._go_down(
                     f"{MAX_CORRUPT} reads within an hour brought other bytes than written"
                 )
-
-    def _hangs(self, sentence: str) -> None:
-        self._go_down(sentence)
 
     def _go_down(self, reason: str) -> None:
         if self._disk_down:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import heapq
 import itertools
 import math
+import sys
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -186,3 +187,15 @@ class Residence:
     def _until(self, now: float) -> float:
         span_s = max(now - self._parts[0][0], LEAST_S)
         return self._num_slots * span_s / self._num_left
+
+
+def least(program: str, rank: Rank | None) -> Rank:
+    """`rank` with the blocks of this program worth less than all that is live. None: everybody
+    else's are worth little."""
+
+    def worth(each: str) -> float:
+        if each == program:
+            return -sys.float_info.max
+        return rank(each) if rank is not None else -sys.float_info.max / 2
+
+    return worth

@@ -8,7 +8,6 @@ before he has a block of VRAM, until a deadline, and then never again: what is i
 from __future__ import annotations
 
 import math
-import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -19,7 +18,7 @@ from continuum_connector.observe.account import Account
 from continuum_connector.scheduler.kv_groups import Key, KvGroups
 from continuum_connector.scheduler.tiers.disk_index import DiskIndex
 from continuum_connector.scheduler.tiers.events import TierEvents
-from continuum_connector.scheduler.tiers.eviction import Rank
+from continuum_connector.scheduler.tiers.eviction import Rank, least
 from continuum_connector.scheduler.tiers.index import HostIndex
 from continuum_connector.scheduler.tiers.slots import Numbers, Tickets, numbers_of
 from continuum_connector.scheduler.tiers.traffic import Owner, Traffic
@@ -132,9 +131,10 @@ class Reading:
         supersedes: bool,
         now: float,
     ) -> None:
-        """A turn has arrived: begin to read what it will want, if that is worth it. VRAM seems to
-        have so many tokens of it; so many turns are under way, whom a prefill delays;
-        `supersedes`: none of its program runs."""
+        """A turn has arrived, or is about to be admitted: begin to read what it will want, if that
+        is worth it, beside what is being read for it already. VRAM seems to have so many tokens
+        of it. So many turns are under way, whom a prefill delays. `supersedes`: none of its program
+        runs."""
         length, hashes = self._plan.slot_blocks, request.block_hashes
         num_groups = min(len(hashes), request.num_tokens // self._size) // length
         if self.owner is None or not self._disk.num_ready or not num_groups or self.is_stuck:
@@ -159,7 +159,11 @@ class Reading:
         elif len(groups) and now - self._began >= PROBE_S:
             self._begin(None, prompt, groups[:1], now)  # only to see how fast it is by now
         self._join(wait, reads, wanted)
-        if wait.reads or wait.rest is not None:
+        before = self._waits.pop(request.request_id, None)
+        if before is not None:
+            wait.came = before.came
+            self._give_up(before)
+        if wait.reads or wait.rest is not None or wait.came:
             self._waits[request.request_id] = wait
 
     def awaits(self, request_id: str, now: float) -> bool:
@@ -288,7 +292,7 @@ class Reading:
         keys, program = [wanted.keys[place] for place in chain], wanted.program
         can_wait = wait is not None and self._makes_room(now)
         rank = self.rank_at(now)
-        rank = _last(program, rank) if can_wait else rank
+        rank = least(program, rank) if can_wait else rank
         tickets = self._dram.reserve(keys, program, now, rank, supersedes=False, places=chain)
         self._account.count("dram_evicted_blocks", self._dram.num_evicted - num_evicted)
         targets = np.full(end, -1, np.int64)
@@ -336,15 +340,3 @@ class Reading:
                 if not read.waits:
                     self._dram.disown(read.tickets)
                     self._traffic.cancel(read.transfer)
-
-
-def _last(program: str, rank: Rank | None) -> Rank:
-    """By which what it wants is worth less than all that is live; without `rank` nobody else is
-    needed soon."""
-
-    def worth(each: str) -> float:
-        if each == program:
-            return -sys.float_info.max
-        return rank(each) if rank is not None else -sys.float_info.max / 2
-
-    return worth
