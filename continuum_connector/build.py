@@ -109,7 +109,7 @@ def scheduler_side(
 
 def _slot_bytes(config: ContinuumConfig, kv_cache_config: Any) -> int:
     """Of one rank's host slots, as the worker half lays them out (Layout.padded)."""
-    num_bytes = compat.bytes_per_block(kv_cache_config)
+    num_bytes = kv_specs.bytes_per_block(kv_cache_config)
     return padded(num_bytes) if config.disk_path else num_bytes
 
 

@@ -78,25 +78,12 @@ def load_tokenizer(vllm_config: Any) -> Any:
     """Load the server's tokenizer, or return None where the server runs without one."""
     if vllm_config.model_config.skip_tokenizer_init:
         return None
-    try:
-        from vllm.tokenizers import cached_tokenizer_from_config
-    except ImportError:
-        from vllm.transformers_utils.tokenizer import cached_tokenizer_from_config
+    from vllm.tokenizers import cached_tokenizer_from_config
 
     return cached_tokenizer_from_config(vllm_config.model_config)
 
 
 # --- KV cache ---------------------------------------------------------------------------
-def bytes_per_block(kv_cache_config: Any) -> int:
-    """VRAM bytes of one block on one rank, over all layers."""
-    tensors = kv_cache_config.kv_cache_tensors
-    sizes = [tensor.size for tensor in tensors]
-    # vLLM >= 0.29: placements within one backing allocation; `size` is the whole of it. Before,
-    # only packed caches, those that name a stride, are one allocation.
-    size = max(sizes) if getattr(tensors[0], "block_stride", 0) else sum(sizes)
-    return int(size // kv_cache_config.num_blocks)
-
-
 def num_ranks(vllm_config: Any) -> tuple[int, int]:
     """Return (ranks of this engine, ranks that share this node's memory)."""
     return vllm_config.parallel_config.world_size, num_node_ranks(vllm_config)

@@ -26,6 +26,16 @@ def read_groups(vllm_config: Any, kv_cache_config: Any) -> KvGroups:
     )
 
 
+def bytes_per_block(kv_cache_config: Any) -> int:
+    """VRAM bytes of one block on one rank, over all layers."""
+    tensors = kv_cache_config.kv_cache_tensors
+    sizes = [tensor.size for tensor in tensors]
+    # vLLM >= 0.29: placements within one backing allocation; `size` is the whole of it. Before,
+    # only packed caches, those that name a stride, are one allocation.
+    size = max(sizes) if getattr(tensors[0], "block_stride", 0) else sum(sizes)
+    return int(size // kv_cache_config.num_blocks)
+
+
 def kinds(kv_cache_config: Any) -> tuple[str, ...]:
     """The class of each KV group's spec, as proven.Group has it."""
     return tuple(_group(group).kind for group in kv_cache_config.kv_cache_groups)
