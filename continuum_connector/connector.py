@@ -183,17 +183,17 @@ class ContinuumConnector(WorkerHooks, SupportsHMA):  # type: ignore[misc]
         return self._gate.holds(*asked, self._clock())
 
     def let_in(self, everybody: bool = False, num_idle: int = 0) -> Iterator[str]:
-        """Who waits for a disk, or stands at the gate, no more by now; `num_idle` turns wait for
-        their client (scheduler subclass only)."""
+        """Who waits for a disk, or stands at the gate, no more by now; the first who wait for the
+        bus are asked again. `num_idle` turns wait for their client (scheduler subclass only)."""
         now, gate, num_known = self._clock(), self._gate, len(self._turns) - num_idle
+        if everybody:
+            self.side.bus.end()
+        else:
+            self.side.bus.new_step(now)
         yield from self._ahead.seen(now, everybody)
         for held in gate.let_all_in(now) if everybody else gate.open(num_known, now):
             self._records.happened("let_in", now, held.turn, **held.told())
             yield held.request_id
-
-    def ask_again(self) -> None:
-        """Before a step: who waits for the bus may use it by now (scheduler subclass only)."""
-        self.side.bus.new_step(self._clock())
 
     def rank(self, request: Any, by_priority: bool) -> tuple[Any, ...]:
         """A waiting request's place in the queue; the user's priority first, if in force."""

@@ -35,6 +35,11 @@ class Bus:
         """Whether the turn waits."""
         return request_id in self._wanted
 
+    @property
+    def was_asked(self) -> bool:
+        """Whether a turn waits, or did in the last step."""
+        return bool(self._wanted or self._num_passed)
+
     def is_busy(self, request_id: str, num_blocks: int, now: float) -> bool:
         """Whether loads under way take longer than until the next step; then the turn that asks for
         so many blocks is passed over, and waits."""
@@ -62,6 +67,7 @@ class Bus:
 
     def end(self) -> None:
         """Nobody waits any more."""
+        self._num_passed = 0
         while self._wanted:
             self._recall()
         for queue in self._queues:

@@ -23,7 +23,7 @@ class Order:
         self._ours = ours
         self._side = ours.side
         self.queues = ours.side.queues
-        self._gate, self._ahead = ours.side.gate, ours.side.ahead
+        self._gate, self._ahead, self._bus = ours.side.gate, ours.side.ahead, ours.side.bus
         self._stock = {
             name: getattr(scheduler, name) for name in compat.queue_attributes(scheduler)
         }
@@ -44,8 +44,7 @@ class Order:
 
     def open(self) -> None:
         """Let in who may begin by now, before a step; the first who wait for the bus are asked."""
-        self._ours.ask_again()
-        if self.is_on and (len(self._gate) or len(self._ahead)):
+        if self.is_on and (len(self._gate) or len(self._ahead) or self._bus.was_asked):
             num_idle = compat.num_idle_sessions(self._scheduler)
             self._release(self._ours.let_in(num_idle=num_idle))
 
@@ -80,14 +79,13 @@ class Order:
             # grammar.
             holds = ours.holds_back if self._gate.is_on and not self._has_priorities else None
             hides = self._ahead.hides if self._ahead.is_needed else None
-            queues.append(ProgramQueue(rank, holds, hides, self._side.bus.__contains__))
+            queues.append(ProgramQueue(rank, holds, hides, self._bus.__contains__))
             _move(stock, queues[-1])
             setattr(self._scheduler, name, queues[-1])
         self.queues[:] = queues
 
     def _give_back(self) -> None:
         self._release(self._ours.let_in(everybody=True))
-        self._side.bus.end()
         self.queues.clear()
         for name, stock in self._stock.items():
             _move(getattr(self._scheduler, name), stock)

@@ -11,7 +11,6 @@ from __future__ import annotations
 import itertools
 from typing import Any
 
-from continuum_connector.costs.step_clock import Work
 from hypothesis import strategies as st
 from hypothesis.stateful import (
     RuleBasedStateMachine,
@@ -21,6 +20,7 @@ from hypothesis.stateful import (
     rule,
 )
 
+from continuum_connector.costs.prefill import Work
 from tests.vllm import tiering
 from tests.vllm.fake_worker import LoadOrder
 from tests.vllm.harness import Engine, prompt

@@ -35,7 +35,7 @@ def row(family: Family) -> str:
         f"{family.block_bytes / 1e6:.2f} MB",
         "0.26, named; 0.29" if states else "0.26",
         tier,
-        "-" if family is CHUNKS else "pins" if states else "pins, DRAM",
+        "-" if family is CHUNKS else "pins, DRAM from 0.32" if states else "pins, DRAM",
         f"{family.block_size // 2:,}",
     ]
     return f"| {' | '.join(cells)} |"
