@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import initialize
 
 from tests.vllm.machine import Machine
-from tests.vllm.machine_draws import COPIES, DISK, OURS, RARELY, SCHEDULING
+from tests.vllm.machine_draws import BUS_S, COPIES, DISK, OURS, RARELY, SCHEDULING
 from tests.vllm.test_machine import NUM_EXAMPLES, SHRINKS
 
 
@@ -24,6 +24,7 @@ class DiskMachine(Machine):
         ours=OURS,
         copies=COPIES,
         disk=DISK.filter(bool),
+        bus_s=BUS_S,
         is_one_program=RARELY,
     )
     def start(self, **drawn: Any) -> None:
