@@ -1,4 +1,4 @@
-"""Ahead: tells the tiers who has arrived, so that what lies farther away comes nearer meanwhile."""
+"""Ahead: tells the tiers which turns have arrived, so that they bring blocks nearer meanwhile."""
 
 from __future__ import annotations
 
@@ -10,15 +10,16 @@ from continuum_connector.scheduler.holds import BlockPool
 from continuum_connector.scheduler.tiers.base import Tier
 from continuum_connector.scheduler.turns import Turn, Turns
 
-LOOKS_PER_STEP = 256  # at those that wait unseen
-AGAIN_S = 0.01  # whoever is asked for so soon is where it was when it arrived
+LOOKS_PER_STEP = 256  # hidden turns that one step looks at
+AGAIN_S = 0.01  # within this time after a turn's arrival, its blocks have hardly moved
 
 
 class Ahead:
-    """Asks and answers for turns that wait. Does nothing where no tier is slow to read."""
+    """Starts the reads of waiting turns, and says which turns wait for them. Does nothing where no
+    tier is slow to read."""
 
     def __init__(self, tier: Tier, pool: BlockPool, turns: Turns, token_size: int) -> None:
-        """`token_size`: tokens of a block hash."""
+        """`token_size`: tokens per block hash."""
         self._reading = tier.ahead
         if tier.ahead is not None:
             tier.ahead.has_waiting = turns.has_waiting
@@ -26,10 +27,10 @@ class Ahead:
         self._turns = turns
         self._size = token_size
         self._unseen: OrderedDict[str, None] = OrderedDict()
-        self._now = 0.0  # of the last look
+        self._now = 0.0  # of the last call of `awaits`
 
     def __len__(self) -> int:
-        """How many are hidden."""
+        """How many turns are hidden."""
         return len(self._unseen)
 
     @property
@@ -37,7 +38,7 @@ class Ahead:
         return self._reading is not None
 
     def expect(self, turn: Turn, request: Any, now: float) -> None:
-        """The turn has arrived."""
+        """The turn has arrived: the tiers may begin to read for it."""
         if self._reading is None or request.skip_reading_prefix_cache:
             return
         program = turn.program
@@ -46,9 +47,11 @@ class Ahead:
         self._reading.expect(program.key, request, *known, now)
 
     def asked(self, turn: Turn, request: Any, now: float) -> bool:
-        """vLLM would admit it now; returns whether it is to be passed over. Where it has waited in
-        the queue, the tiers look once more: what VRAM or DRAM had when it arrived may have left
-        since, and who has not been passed over yet has its whole patience left."""
+        """vLLM would admit the turn now; return whether vLLM should pass it over.
+
+        If the turn has waited in the queue, the tiers look once more: its blocks may have left VRAM
+        or DRAM since it arrived. It has not been passed over yet, so its patience begins anew.
+        """
         if not turn.was_asked:
             turn.was_asked = True
             if now - turn.arrival > AGAIN_S:
@@ -56,21 +59,25 @@ class Ahead:
         return self.awaits(request.request_id, now)
 
     def awaits(self, request_id: str, now: float) -> bool:
-        """Whether vLLM is to pass it over in this step, as more of it will be there soon."""
+        """Whether vLLM should pass the turn over in this step, as more of its KV will be in DRAM
+        soon."""
         self._now = now
         return self._reading is not None and self._reading.awaits(request_id, now)
 
     def hides(self, request: Any) -> bool:
-        """Whether a request that vLLM has just passed over is to wait unseen by whoever admits,
-        until `seen` tells of it: vLLM looks up the prompts of all that it sees in every step."""
+        """Whether to hide from vLLM a request that it has just passed over, until `seen` yields it.
+        In every step vLLM looks up the prompts of all requests that it sees."""
         if not self.awaits(request.request_id, self._now):
             return False
         self._unseen[request.request_id] = None
         return True
 
     def seen(self, now: float, everybody: bool = False) -> Iterator[str]:
-        """Who was hidden and waits for no tier any more; asked before each step. Looks at a few, so
-        that thousands that wait cost a step no more. `everybody`: nobody is hidden any more."""
+        """Yield the hidden requests that no longer wait for a tier; called before each step.
+
+        Looks at a limited number of them, so that thousands of hidden requests make no step slower.
+        `everybody`: yield all of them, so that none stays hidden.
+        """
         num = len(self._unseen)
         for _ in range(num if everybody else min(num, LOOKS_PER_STEP)):
             request_id, _ = self._unseen.popitem(last=False)
@@ -80,8 +87,8 @@ class Ahead:
                 yield request_id
 
     def _num_in_vram(self, request: Any) -> int:
-        """About how much of the prompt VRAM has: blocks leave it tail first, and vLLM looks
-        exactly when the turn is admitted."""
+        """About how many tokens of the prompt VRAM has. A binary search does, because blocks leave
+        VRAM tail first, and vLLM looks exactly when it admits the turn."""
         hashes = request.block_hashes
         low, high = 0, len(hashes)
         while low < high:

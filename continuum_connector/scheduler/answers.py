@@ -1,8 +1,9 @@
-"""Answers: whether a program's next prompt has its last answer as it was, or goes on from the last
-prompt's end.
+"""Answers: whether a program's next prompt repeats its last answer unchanged, or continues from the
+last prompt's end.
 
-Many clients send an answer back without its thoughts. Blocks of full attention are found up to
-there all the same; of windows, chunks and states only that is found which was kept there.
+Many clients send an answer back without its thinking. Such a prompt still finds all blocks of full
+attention up to that point. Of windows, chunks and states it finds only what was kept for a hit that
+ends there.
 """
 
 from __future__ import annotations
@@ -13,26 +14,27 @@ from continuum_connector.programs.program import Program
 
 
 class Answers:
-    """Learns from each turn that comes back, per program. One that has not come back yet is taken
-    to do what was seen last, of whomever; before that, to go on from its answer."""
+    """Learns from each returning turn, per program. A program that has not returned yet is expected
+    to do what the last program that returned did. Before any has returned, programs are expected to
+    continue from their answers."""
 
     def __init__(self, hash_size: int) -> None:
         self._hash_size = hash_size
         self._are_altered = False
 
     def came_back(self, program: Program, hashes: Sequence[bytes]) -> None:
-        """A prompt of these block hashes goes on from the program's last finished turn."""
+        """A prompt of these block hashes continues from the program's last finished turn."""
         marks, prompt = program.kept.marks, program.prompt_end
         if not marks or prompt is None or marks[-1][0] <= prompt[0]:
-            return  # no answer of a block
+            return  # the answer did not fill a block
         index, answer = marks[-1]
         if len(hashes) <= prompt[0] or hashes[prompt[0]] != prompt[1]:
-            return  # it went another way before
+            return  # the prompt already differs before the answer
         is_altered = len(hashes) <= index or hashes[index] != answer
         self._are_altered = program.alters_answers = is_altered
 
     def are_altered(self, program: Program) -> bool:
-        """Whether the next prompt is to be expected to go on from the last one's end."""
+        """Whether we expect the next prompt to continue from the end of the last prompt."""
         known = program.alters_answers
         return self._are_altered if known is None else known
 

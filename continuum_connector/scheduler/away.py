@@ -1,8 +1,8 @@
 """Away: the programs whose last turn has ended, until their next one runs. The one record of them.
 
-What is to be learned of an absence, how long it lasts, is its gap; what is to be told of it, how
-good the decision was, its decision. Decider and Outcomes end these; no other table knows who is
-away, and nobody else looks for those that are silent.
+Each absence has a gap, from which we learn how long absences last, and a decision, of which we
+report how good it was. Decider and Outcomes end these. No other table knows which programs are
+away, and nothing else looks for programs that have fallen silent.
 """
 
 from __future__ import annotations
@@ -18,15 +18,17 @@ from continuum_connector.scheduler.pins import PinEnd
 from continuum_connector.scheduler.turns import Turn
 from continuum_connector.toolcalls.asked import Asked
 
-_NUM_LOOKS = 8  # per step: after a quiet night thousands may be over at once
+_NUM_LOOKS = 8  # per step, because after a quiet night thousands of programs may be over at once
 
 
 @dataclass(eq=False)
 class OpenDecision:
-    """A decision whose outcome is not known. Of the finished turn, only what will be told: there
-    are thousands of them, and a forecast has 6 KB. `p`: the probability that its program is
-    back within `horizon_s`. `back`: turns that arrived since and wait, and whether each fits
-    the pin; None if the pin was gone by then."""
+    """A decision whose outcome is not known yet.
+
+    Of the finished turn it keeps only what will be reported: there are thousands of decisions, and
+    a forecast takes 6 KB. `p`: the probability that the program is back within `horizon_s`. `back`:
+    turns that arrived since and wait, and whether each fits the pin; None if the pin was gone.
+    """
 
     program: str
     turn: int
@@ -49,8 +51,9 @@ class OpenDecision:
 
 @dataclass(eq=False)
 class Absence:
-    """Since the last turn ended, `num_turns` of the program. `gap`: until its next turn arrives,
-    None as well while another is under way. `decision`: until its next turn is admitted."""
+    """A program's absence `since` its last turn ended; `num_turns` had arrived by then. `gap` is
+    set until its next turn arrives, and None too while another turn is under way. `decision` is set
+    until its next turn is admitted."""
 
     program: Program
     since: float
@@ -60,42 +63,43 @@ class Absence:
 
 
 class Away:
-    """By program, about `max_programs` of them; beyond, the one away longest is forgotten, neither
-    seen to be over nor to come back. Microseconds per call."""
+    """Absences by program, at most about `max_programs`. Beyond that, the longest absence is
+    forgotten, and we see neither the end of that program nor its return. Microseconds per call."""
 
     def __init__(self, gaps: Gaps, max_programs: int) -> None:
         self._gaps = gaps
         self._max_programs = max_programs
-        self._absences: OrderedDict[str, Absence] = OrderedDict()  # who is away longest is first
+        self._absences: OrderedDict[str, Absence] = OrderedDict()  # the longest absence is first
 
     def __len__(self) -> int:
         return len(self._absences)
 
     # --- gaps -------------------------------------------------------------------------
     def left(self, program: Program, asked: Asked, now: float) -> None:
-        """The last of the program's turns that were under way has ended with `asked`."""
+        """No turn of the program is under way any more; the last one ended with `asked`."""
         absence = self._begin(program, now)
         if absence.gap is not None:
             self._gaps.drop(absence.gap)
         absence.gap = self._gaps.begin(asked, now)
 
     def arrived(self, program: str, now: float) -> float | None:
-        """The program is back; return for how many seconds it was away, None if it was not."""
+        """The program is back; return how many seconds it was away, or None if it was not away."""
         return self._gaps.arrived(self._take_gap(program), now)
 
     def ended(self, program: str, now: float) -> None:
-        """The program is over: its gap, if open, lasts longer than until now."""
+        """The program is over: if its gap is open, count it as longer than until now."""
         gap = self._take_gap(program)
         if gap is not None:
             self._gaps.ended(gap, now)
 
     def forecast_of(self, program: str) -> Forecast | None:
-        """When the program will be back, counted from when it left; None if it is not away."""
+        """Forecast when the program will be back, counted from when it left; None if it is not
+        away."""
         absence = self._absences.get(program)
         return self._gaps.forecast(absence.gap.asked) if absence and absence.gap else None
 
     def forget_gaps(self) -> None:
-        """Nobody will see programs come back: their gaps are neither ended nor lasting."""
+        """Drop all gaps without learning from them, because we will not see the programs return."""
         for program in list(self._absences):
             gap = self._take_gap(program)
             if gap is not None:
@@ -103,8 +107,10 @@ class Away:
 
     # --- decisions --------------------------------------------------------------------
     def decided(self, program: Program, decision: OpenDecision, now: float) -> OpenDecision | None:
-        """Something was decided for a turn that has ended, in place of what was before. Returns
-        the decision of whom is forgotten for it, if somebody is."""
+        """Record the decision for a turn that has ended; it replaces the program's older one.
+
+        If this makes the table forget another program, returns that program's decision.
+        """
         self._begin(program, now).decision = decision
         if len(self._absences) <= self._max_programs:
             return None
@@ -114,12 +120,12 @@ class Away:
         return oldest.decision
 
     def decision_of(self, program: str) -> OpenDecision | None:
-        """What was decided last for the program, if its outcome is not known."""
+        """The last decision for the program, if its outcome is not known yet."""
         absence = self._absences.get(program)
         return None if absence is None else absence.decision
 
     def decisions(self) -> list[OpenDecision]:
-        """All whose outcome is not known."""
+        """All decisions whose outcome is not known yet."""
         return [each.decision for each in self._absences.values() if each.decision is not None]
 
     def close(self, program: str) -> None:
@@ -131,9 +137,10 @@ class Away:
 
     # --- every step -------------------------------------------------------------------
     def silent(self, now: float) -> Iterator[Absence]:
-        """Those away for so long that they count as over, a few per call, the longest first.
+        """Yield programs away for so long that they count as over: a few per call, longest first.
 
-        Whom nobody ends, as one whose pin lasts longer, comes up again after all others.
+        If the caller does not end an absence, for example because a pin lasts longer, the absence
+        comes up again after all others.
         """
         for _ in range(min(_NUM_LOOKS, len(self._absences))):
             program, absence = next(iter(self._absences.items()))
@@ -158,6 +165,6 @@ class Away:
         return gap
 
     def _keep(self, absence: Absence) -> None:
-        """Forget it once nothing of it is open."""
+        """Keep the absence only while its gap or its decision is open."""
         if absence.gap is None and absence.decision is None:
             del self._absences[absence.program.key]

@@ -1,11 +1,11 @@
-"""Bus: makes turns wait for it, so that no load holds blocks before the bus can carry it.
+"""Bus: makes turns wait for the bus, so that no load holds blocks before the bus can carry it.
 
-A load has its VRAM blocks from the moment it begins. While it waits behind others on the bus, pins
-give way to it whose programs come back meanwhile; then those load as well, and the bus is never
+A load has its VRAM blocks from the moment it begins. While it waits behind other loads, pins give
+way to it. The programs of those pins return meanwhile and must load as well, and the bus is never
 free again. So a turn that wants a load waits in the queue, without a block, while the loads under
-way keep the bus busy for longer than the next step may take. Until then it is not asked again, for
-vLLM looks up the whole prompt of each turn that it asks. The bus does not idle for it, and turns
-that need no load pass.
+way keep the bus busy for longer than the next step may take. vLLM does not ask it again until then,
+because vLLM looks up the whole prompt of each turn that it asks. The bus never idles because of
+this, and turns that need no load pass the waiting ones.
 """
 
 from __future__ import annotations
@@ -16,13 +16,14 @@ from continuum_connector.costs.costs import Costs
 from continuum_connector.scheduler.queue import ProgramQueue
 from continuum_connector.scheduler.tiers.traffic import Traffic
 
-# So many turns are told in a step that they wait; behind those it asks nobody.
+# At most this many turns per step are told to wait; after them vLLM asks no further turn.
 MAX_PASSED = 16
 
 
 class Bus:
-    """`queues`: ours, in which turns wait. Without them no turn waits here: vLLM's own queues let
-    nobody pass, and room has been made for the turn that asks (room.py, Unattached)."""
+    """`queues`: our queues, in which turns wait. Without them no turn waits for the bus: in vLLM's
+    own queues no turn may pass another, and room has already been made for the turn that asks
+    (room.py, Unattached)."""
 
     def __init__(self, traffic: Traffic, costs: Costs, queues: Sequence[ProgramQueue]) -> None:
         self._traffic = traffic
@@ -37,12 +38,12 @@ class Bus:
 
     @property
     def was_asked(self) -> bool:
-        """Whether a turn waits, or did in the last step."""
+        """Whether a turn waits, or was passed over in the last step."""
         return bool(self._wanted or self._num_passed)
 
     def is_busy(self, request_id: str, num_blocks: int, now: float) -> bool:
-        """Whether loads under way take longer than until the next step; then the turn that asks for
-        so many blocks is passed over, and waits."""
+        """Whether the loads under way will take longer than the next step. If so, the turn, which
+        asks to load `num_blocks`, is passed over and waits."""
         if not self._queues or not self._is_full(0, now):
             return False
         self._wanted[request_id] = num_blocks
@@ -53,8 +54,8 @@ class Bus:
         return True
 
     def new_step(self, now: float) -> None:
-        """The first in line are asked again: as many as fill the bus, or a step's share of them
-        where nothing is under way, for they may have no use for it by now."""
+        """Let vLLM ask the first turns in line again: as many as fill the bus. If no load is under
+        way, a step's share of them (MAX_PASSED), since they may not need a load any more."""
         self._num_passed = 0
         for queue in self._queues:
             queue.is_open = True
@@ -66,7 +67,7 @@ class Bus:
             num_recalled += 1
 
     def end(self) -> None:
-        """Nobody waits any more."""
+        """Let vLLM ask all turns again; none waits for the bus any more."""
         self._num_passed = 0
         while self._wanted:
             self._recall()
@@ -79,9 +80,9 @@ class Bus:
 
     # --- parts ------------------------------------------------------------------------
     def _recall(self) -> int:
-        """Have the first in line asked again; returns how many blocks it wanted."""
+        """Let vLLM ask the first turn in line again; returns how many blocks it wanted."""
         firsts = [(first, queue) for queue in self._queues if (first := queue.first_aside)]
-        if not firsts:  # who is left stands where vLLM's own queue has those with KV
+        if not firsts:  # the turns left stand where vLLM's own queue keeps those with KV
             self._wanted.clear()
             return 0
         (_, request_id), queue = min(firsts, key=lambda each: each[0])
@@ -89,7 +90,8 @@ class Bus:
         return self._wanted.pop(request_id, 0)
 
     def _is_full(self, num_more: int, now: float) -> bool:
-        """Whether the bus has enough until the next step, if it is to bring so many blocks more."""
+        """Whether the loads under way and `num_more` blocks keep the bus busy until after the next
+        step."""
         if not self._traffic.num_loads:
             return False
         gone_s = now - self._traffic.loads_since

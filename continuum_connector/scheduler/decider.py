@@ -1,7 +1,7 @@
-"""Decider: puts what is known of a finished turn before the policy, and learns what came of it.
+"""Decider: tells the policy what is known of a finished turn, and learns from what follows.
 
-It owns what is learned while serving: how long tool calls take, what prefill, loads and
-queueing cost. All of it is told here, by the hook that saw it happen.
+It owns what is learned while serving: how long tool calls take, and what prefill, loads and
+queueing cost. The hook that sees an event reports it here.
 
 DramWorth: what a program's blocks in DRAM are worth, as the policy sees it.
 """
@@ -65,16 +65,18 @@ class Decider:
 
     # --- what happened ----------------------------------------------------------------
     def arrived(self, turn: Turn, now: float) -> float | None:
-        """A turn arrived; return how long its program was away, None if it was not."""
+        """A turn arrived; return how long its program was away, or None if it was not away."""
         if self.policy.reads and not turn.identity.hints.tools:
             self._reader.start()
-        # Beside a turn of its own it was not away; beside a stray one it may have been.
+        # A program with another turn under way was not away, unless that turn is a stray one.
         return None if turn.is_stray else self.away.arrived(turn.program.key, now)
 
     def settled(self, transfer: Transfer, now: float) -> None:
-        """A transfer is over: if its bytes arrived, it says what such a copy takes. A store counts
-        as the copy and a short step, at whose end a load is seen: its own report comes with a step
-        that may have computed a prompt beside it."""
+        """A transfer is over: if its bytes arrived, learn how long such a copy takes.
+
+        A store counts as the time of the copy plus one short step, because a load is seen at the
+        end of such a step. The store's own report may come with a step that computed a prompt too.
+        """
         seen, seconds, outcome = self._seen, now - transfer.admitted, transfer.outcome
         if transfer.state is TransferState.DONE:
             if transfer.kind is Kind.STORE and outcome is not None and outcome.seconds:
@@ -94,8 +96,8 @@ class Decider:
         self._seen.blocked(now)
 
     def new_step(self, now: float) -> bool:
-        """The engine takes a step: whoever found no room in the last one says so again. Returns
-        whether somebody did."""
+        """The engine takes a step. A turn that found no room in the last step will report so again.
+        Returns whether a turn did in the last step."""
         self._reader.new_step()
         was_blocked, self._is_blocked = self._is_blocked, False
         if not was_blocked:
@@ -104,30 +106,32 @@ class Decider:
         return was_blocked
 
     def silent(self, absence: Absence, now: float) -> None:
-        """A program is away for so long that it counts as over, unless a stray turn of it runs."""
+        """A program has been away for so long that it counts as over, unless a stray turn of it is
+        under way."""
         if absence.gap is not None and not absence.program.num_active:
             self._over(absence.program, absence.num_turns, now)
 
     @property
     def is_saving(self) -> bool:
-        """Whether the state file is being put together, a bite per step."""
+        """Whether the state file is being put together, a piece per step."""
         return self._state_file.is_saving
 
     def forget_open(self, now: float) -> None:
-        """Nobody will see programs come back: what is open is neither over nor lasting."""
+        """Drop open gaps without learning from them, because we will not see the programs return.
+        No turn waits for room as far as we know."""
         self.away.forget_gaps()
         self._is_blocked = False
         self._seen.unblocked(now)
 
     def close(self) -> None:
-        """The server stops: what was learned is written."""
+        """The server stops: write what was learned to the state file."""
         self._state_file.close(run_to_end(self._learned()))
 
     # --- the decision -----------------------------------------------------------------
     def decide(
         self, turn: Turn, request: Any, blocks: ChainBlocks, end: TurnEnd, world: Snapshot
     ) -> tuple[FinishedTurn, Choice]:
-        """Return what is known of a finished turn, and what the policy makes of it."""
+        """Return what is known of a finished turn, and what the policy decides for it."""
         hints, num_blocks = turn.identity.hints, len(blocks)
         asked = self._asked(hints, request, end)
         tool_gaps, all_gaps = self.gaps.recorded(asked)
@@ -142,7 +146,7 @@ class Decider:
             gap=self.gaps.forecast(asked),
             tool_gaps=tool_gaps,
             all_gaps=all_gaps,
-            prefill_s=self.costs.prefill_s(blocks.end),  # what lies behind is computed anyway
+            prefill_s=self.costs.prefill_s(blocks.end),  # tokens after it are computed anyway
             load_s=self.costs.load_s(num_blocks) if world.has_tier else math.inf,
         )
         choice = self.choose(finished, world)
@@ -151,11 +155,11 @@ class Decider:
         return finished, choice
 
     def choose(self, finished: FinishedTurn, world: Snapshot) -> Choice:
-        """Return what the policy makes of it; asked again, in a world that has changed."""
+        """Return what the policy decides. Also called again, when the snapshot has changed."""
         return self.policy.decide(finished, world)
 
     def worth_now(self, pin: LivePin, now: float) -> float:
-        """Return what a pin is worth by now, while its program has not returned."""
+        """Return what a pin is worth now, given that its program has not returned yet."""
         gap = self.away.forecast_of(pin.program)
         if gap is None or not 0.0 < pin.rank[0] < math.inf:
             return pin.rank[0]
@@ -163,7 +167,7 @@ class Decider:
 
     # --- parts ------------------------------------------------------------------------
     def _asked(self, hints: Hints, request: Any, end: TurnEnd) -> Asked:
-        """What the turn asks for: as the client declared, else as it reads."""
+        """What the turn asks for: as the client declared it, or else as its text says."""
         if hints.final:
             return DONE
 
@@ -174,7 +178,8 @@ class Decider:
             return self._reader.read(request.output_token_ids, truncated=is_cut)
 
         asked = asked_of(hints.tools, read)
-        # A client that declares that more will come is a program, whatever its text looks like.
+        # If the client declares that more will come, another turn follows, even if the text looks
+        # like a last answer.
         is_program = asked.ending is Ending.ANSWER and hints.final is False
         return UNREAD if is_program else asked
 
@@ -184,7 +189,7 @@ class Decider:
 
     def _finished(self, turn: Turn, asked: Asked, num_blocks: int, now: float) -> None:
         program = turn.program
-        if turn.is_admitted:  # not if it went away while it waited: it never held a block
+        if turn.is_admitted:  # a turn whose client went away while it waited never held a block
             self._seen.footprint(num_blocks)
         if turn.is_stray:
             return
@@ -196,14 +201,14 @@ class Decider:
     def _over(self, program: Program, num_turns: int, now: float) -> None:
         self.away.ended(program.key, now)
         num_new, program.num_counted = num_turns - program.num_counted, num_turns
-        # One request that nobody gave a name and nothing followed is a question, no program:
-        # a chat among agents would hide how long those are.
+        # A single request without a name that no turn followed is a question, not a program.
+        # Counting such chats would hide how many turns the agents' programs have.
         if num_turns > 1 or program.source is not IdentitySource.NONE:
             self._seen.program_over(num_new)
 
 
 class DramWorth:
-    """Called for a few dozen programs whenever room is made in DRAM."""
+    """Ranks programs. Called for a few dozen programs whenever room is made in DRAM."""
 
     def __init__(
         self, programs: ProgramTable, decider: Decider, turns: Turns, samples: Samples
@@ -216,11 +221,11 @@ class DramWorth:
         self._turns = turns
 
     def rank(self, key: str, now: float) -> float:
-        """Return the worth of the program's blocks: the lowest leave first."""
+        """Return the worth of the program's blocks: the blocks of the lowest leave first."""
         program = self._programs.get(key)
         if program is None:
             group = self._samples.resident(key, self._costs.queueing_s(now), now)
-            # Forgotten: nobody will recognise it when it returns.
+            # If it is no group of samples, it is a program that we forgot, and would not recognise.
             return float("-inf") if group is None else self._policy.dram_rank(group, now)
         share_ahead = self._turns.share_ahead(program.arrival)
         resident = Resident(
@@ -230,7 +235,7 @@ class DramWorth:
             finished=None if program.num_active else program.last_finish,
             gap=self._away.forecast_of(key) or NO_FORECAST,
             is_waiting=self._turns.has_waiting(key),
-            # Program order serves the oldest first: whoever has nobody ahead does not queue.
+            # Program order serves the oldest first: a program with no turn ahead does not queue.
             queueing_s=self._costs.queueing_s(now) * share_ahead,
         )
         return self._policy.dram_rank(resident, now)

@@ -1,6 +1,6 @@
 """Decisions: ask the policy what to do with a finished turn, then do it.
 
-It sees the world as a snapshot: the state of VRAM, DRAM and queue at this moment.
+The policy sees a snapshot: the state of VRAM, DRAM and the queue at this moment.
 """
 
 from __future__ import annotations
@@ -53,10 +53,10 @@ class Decisions:
     def keep(
         self, turn: Turn, request: Any, blocks: ChainBlocks, end: TurnEnd, now: float
     ) -> Choice:
-        """Do what the policy decides for the turn's hashed `blocks`, and return it.
+        """Do what the policy decides for the turn's hashed `blocks`, and return the decision.
 
-        The store comes first: DRAM may hold nothing but what is needed sooner. Then the policy
-        is asked again, for it may be worth a pin what was not worth one beside its copy.
+        The store comes first. It fails if DRAM holds only blocks that are needed sooner. Then we
+        ask the policy again: blocks not worth a pin beside a copy may be worth one without it.
         """
         world = self._snapshots.snapshot(now)
         finished, choice = self._decider.decide(turn, request, blocks, end, world)
@@ -72,7 +72,7 @@ class Decisions:
         if isinstance(choice.decision, PinDecision) and (
             finished.num_blocks > self._retention.budget
         ):
-            # It would push every other pin out before it gave way itself.
+            # Such a pin would push out every other pin before it gave way itself.
             return without_pin(choice, "larger than max_pinned_fraction of VRAM")
         return choice
 
@@ -82,7 +82,7 @@ class Decisions:
         key = turn.program.key
         taken = self._tier.store(key, blocks, now, request, supersedes=not turn.program.num_active)
         if not isinstance(decision, Free) and decision.is_wish:
-            self._tier.demote(key)  # it takes only room that nobody else needs
+            self._tier.demote(key)  # a wish takes only room that no other chain needs
         return taken
 
     def _hold(
@@ -99,7 +99,7 @@ class Decisions:
 
 
 class Snapshots:
-    """Reads the levels of those who own them; changes nothing but gauges."""
+    """Reads the levels from the objects that own them; changes nothing but gauges."""
 
     def __init__(
         self,
@@ -118,9 +118,9 @@ class Snapshots:
         self._turns = turns
 
     def snapshot(self, now: float) -> Snapshot:
-        """The world as the policy sees it: what only a client's wish holds counts as free."""
+        """The world as the policy sees it: blocks held only by clients' wishes count as free."""
         pinned = self._retention.num_blocks
-        wishes = min(self._retention.num_wish_blocks, pinned)  # shared blocks count for each
+        wishes = min(self._retention.num_wish_blocks, pinned)  # counts a shared block once per pin
         return Snapshot(
             now=now,
             num_blocks=self._pool.num_gpu_blocks - 1,  # one is the null block
@@ -138,8 +138,8 @@ class Snapshots:
         )
 
     def update_gauges(self, account: Account) -> None:
-        """Set what is a level, not an event. Told in one payload with the counters that they are
-        balanced with, or a scrape in between would find the ledger open."""
+        """Set the gauges, which are levels, not events. They are sent in one payload with the
+        counters that they must balance, or a scrape in between would find the ledger open."""
         pinned = self._retention.num_blocks
         account.gauge("pins_live", len(self._retention.pins))
         account.gauge("held_blocks", pinned + self._traffic.num_held)

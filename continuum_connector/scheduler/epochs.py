@@ -1,9 +1,10 @@
 """Epochs: KV belongs to the weights that computed it; when they change, a new epoch begins.
 
-vLLM's block hashes do not cover the weights, so whatever is found by hash must be forgotten then.
-What lies below VRAM is, at once. VRAM's own prefix cache is vLLM's: where nobody empties it, turns
-go on with KV of before, and all that we owe is that nothing of that is kept for later: no pin, and
-nothing in DRAM. A reset that vLLM refuses, because turns run, empties it but for those (resets.py).
+vLLM's block hashes do not cover the weights, so we must then forget all blocks found by hash. Those
+below VRAM are forgotten at once. VRAM's own prefix cache is vLLM's. If nobody empties it, turns
+continue with KV of the old weights; we only make sure that none of that KV is kept for later,
+neither by a pin nor in DRAM. If vLLM refuses a reset because turns run, we empty the prefix cache
+except for the blocks of those turns (resets.py).
 """
 
 from __future__ import annotations
@@ -24,31 +25,39 @@ class Cause(enum.Enum):
 
 
 class Epochs:
-    """`number` grows with each. `on_begin` is told of one once all of ours is forgotten: vLLM's
-    scheduler has turns whose KV was loaded, or is being loaded, and not used yet. `is_resetting`:
-    one has begun for a reset that goes on, and no other is to begin for it. `is_vram_empty`: no
-    turn has KV, and none is to be found. `is_of_before`: None, or VRAM's prefix cache has nothing
-    older than this epoch but what turns still add that ran when it began, and this says whether the
-    request of that id, which has just got its blocks, found some of theirs."""
+    """Begins epochs, and knows of which epoch a turn's KV may be.
+
+    `number` grows with each epoch. `on_begin` is called once we have forgotten all our blocks,
+    because vLLM's scheduler may still have turns whose KV was loaded, or is being loaded, and has
+    not been used yet. `is_resetting`: an epoch has begun for a reset that still runs, so no other
+    epoch may begin for it. `is_vram_empty` says whether no turn has KV and no lookup finds any.
+
+    `is_of_before` is usually None. Otherwise VRAM's prefix cache has nothing older than this epoch,
+    except blocks that turns still add which ran when the epoch began. It then says, for the id of a
+    request that has just got its blocks, whether the request found some of those.
+    """
 
     def __init__(self, retention: Retention, tier: Tier, records: Records) -> None:
         self.number = 0
-        self.name = ""  # that a client gave these weights
+        self.name = ""  # the name that a client gave these weights
         self.is_resetting = False
         self.is_vram_empty: Callable[[], bool] = lambda: False
         self.on_begin: Callable[[], None] = lambda: None
         self.is_of_before: Callable[[str], bool] | None = None
-        self._vram_since = 0  # VRAM's prefix cache holds nothing older
+        self._vram_since = 0  # VRAM's prefix cache holds nothing older than this epoch
         self._retention = retention
         self._tier, traffic = tier, tier.traffic
         self._ledger = traffic.ledger
         self._records, self._account = records, records.account
 
     def begin(self, cause: Cause, now: float, why: str = "", name: str = "") -> None:
-        """A new one. What was computed until now is not kept any longer, nor is it found below
-        VRAM, also not by a copy that settles late. `why`: what a worker saw. Weights
-        that changed by themselves are no longer those of the last epoch's name: nobody goes back to
-        what it had; nor does anybody to weights without a name."""
+        """Begin a new epoch. KV computed until now is no longer kept, and no lookup below VRAM
+        finds it, even if a copy settles late.
+
+        `why`: what a worker saw. `name`: what a client calls the new weights. If a worker saw the
+        weights change by themselves, they no longer match the last epoch's name, so its KV cannot
+        be found under that name later. KV of weights without a name can never be found again.
+        """
         self.number = self._ledger.begin_epoch()
         keep_as = "" if cause is Cause.WEIGHTS else self.name
         self.name = name
@@ -62,13 +71,13 @@ class Epochs:
         self._records.happened("epoch", now, epoch=self.number, cause=cause.value, why=why or name)
 
     def let_go(self, cause: PinEnd, now: float, keep_as: str = "", name: str = "") -> None:
-        """End every pin for that cause, and forget every block below VRAM (Tier.reset)."""
+        """End every pin with `cause`, and forget every block below VRAM (Tier.reset)."""
         self._retention.end_all(cause, now)
         for transfer in self._tier.reset(now, keep_as, name):
             self._records.settled(transfer, now)
 
     def vram_emptied(self) -> None:
-        """VRAM's prefix cache has nothing of before, nor has any turn."""
+        """Neither VRAM's prefix cache nor any turn has KV of an older epoch."""
         self._vram_since = self.number
         self.is_of_before = None
 
@@ -77,16 +86,16 @@ class Epochs:
         return self._vram_since == self.number
 
     def of_kv(self, num_tokens: int) -> int:
-        """The epoch of a turn that has so many tokens of KV, from whomever: an older one, if these
-        may be of it."""
+        """The epoch of a turn that has `num_tokens` of KV, whichever turns computed them: an older
+        epoch if some of that KV may be of it."""
         return self._vram_since if num_tokens else self.number
 
     def of_hit(self, num_vram_tokens: int) -> int:
-        """The same of one that is about to get what was found in VRAM."""
+        """The epoch of a turn that is about to get the `num_vram_tokens` found in VRAM."""
         return self.of_kv(num_vram_tokens) if self.is_of_before is None else self.number
 
     def of_blocks(self, epoch: int, request_id: str) -> int:
-        """The same once it has got its blocks; `epoch`: what it was taken for."""
+        """The epoch of a turn that has got its blocks; `epoch`: what `of_hit` said before."""
         if self.is_of_before is not None and self.is_of_before(request_id):
             return self._vram_since
         return epoch

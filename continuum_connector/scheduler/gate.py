@@ -1,10 +1,10 @@
-"""Gate: holds a program's first turn back while to start it would cost others more than idle time.
+"""Gate: holds a program's first turn while starting it would cost the others more than idle time.
 
-Where live KV exceeds VRAM and DRAM, each start pushes somebody's context out, which is computed or
-loaded again in every cycle for as long as too many programs are under way. No eviction order mends
-that. So the first in line begins once its context fits, or once the GPU or the bus has been idle
-for as long, per cycle, as the start will cost them; and whoever waits for `wait_s` begins anyway.
-docs/decisions.md says why, and proves the bound.
+If live KV exceeds VRAM and DRAM, each start pushes out another program's context, which must be
+computed or loaded again in every cycle, as long as too many programs are under way. No eviction
+order mends that. So the first turn in line begins once its context fits, or once the GPU or the bus
+has been idle, per cycle, for as long as the start will cost it. A turn that has waited for `wait_s`
+begins anyway. docs/decisions.md says why, and proves the bound.
 """
 
 from __future__ import annotations
@@ -24,36 +24,38 @@ from continuum_connector.scheduler.tiers.base import Tier
 from continuum_connector.scheduler.turns import Turn
 from continuum_connector.scheduler.working_set import WorkingSet
 
-# Who is pushed out pays in his cycle, and so may the next one: between 1 and 2 all is alike.
+# The program that is pushed out pays once per cycle, and so may the next one that it pushes out.
+# Between 1 and 2 the value makes no difference.
 COST_FACTOR = 1.5
-# Of a mean turn: a smaller prompt passes; its program stands here once it has grown.
+# Share of a mean turn: a smaller prompt passes, and its program is held once it has grown.
 SMALL = 0.2
-LOOKS_PER_STEP = 4  # at programs under way, while somebody stands at the gate
+LOOKS_PER_STEP = 4  # programs under way that a step looks at, while a turn is held
 
 
 class Because(enum.Enum):
     """Why a turn that was held may begin."""
 
     FITS_VRAM = "fits_vram"
-    FITS_DRAM = "fits_dram"  # and the bus has time to bring it back once a cycle
-    GPU_IDLE = "gpu_idle"  # it has time to compute it again once a cycle
+    FITS_DRAM = "fits_dram"  # and the bus has time to load the context again once per cycle
+    GPU_IDLE = "gpu_idle"  # the GPU has time to compute the context again once per cycle
     EMPTY = "empty"  # no other turn is under way
     DEADLINE = "deadline"  # it has waited long enough
     SWITCHED_OFF = "switched_off"
 
 
 class Bank:
-    """Idle seconds of the last cycle or so: what was saved is forgotten with that time constant."""
+    """Idle seconds of about the last cycle: older ones decay, with one cycle as time constant."""
 
     def __init__(self) -> None:
         self.seconds = 0.0
 
     def advance(self, idle_s: float, passed_s: float, cycle_s: float) -> None:
-        """So much time has passed, of which so much was idle."""
+        """`passed_s` have passed, of which `idle_s` were idle."""
         self.seconds = self.seconds * math.exp(-passed_s / cycle_s) + min(idle_s, cycle_s)
 
     def pay(self, cost_s: float) -> bool:
-        """Take `cost_s` if it is there: a burst cannot spend the same idle time twice."""
+        """Take `cost_s` if the bank has it, so that a burst cannot spend the same idle time
+        twice."""
         if cost_s > self.seconds:
             return False
         self.seconds -= cost_s
@@ -62,8 +64,8 @@ class Bank:
 
 @dataclass(eq=False)
 class Held:
-    """A turn at the gate. `work_s`: prefill that it still needs; `cost_s`: what its start would
-    cost others per cycle, `cycle_s` long, as things stood when it came."""
+    """A turn at the gate. `work_s`: the prefill that its program still needs. `cost_s`: what its
+    start would cost others per cycle of `cycle_s`, estimated when it came."""
 
     request_id: str
     turn: Turn
@@ -73,10 +75,10 @@ class Held:
     work_s: float
     cost_s: float
     cycle_s: float
-    because: Because | None = None  # it is held no more
+    because: Because | None = None  # set once the turn is let in
 
     def told(self) -> dict[str, Any]:
-        """What the trace says of one that is let in."""
+        """What the trace says of a turn that is let in."""
         because = self.because.value if self.because else None
         return {
             "because": because,
@@ -87,10 +89,11 @@ class Held:
 
 
 class Gate:
-    """Who is held, the idle time, the deadlines. `wait_s`: at most so long, or as long as the work
-    that was under way takes; 0: nobody is held. `vram_blocks`: all there are.
+    """The turns that are held, their deadlines, and the idle time.
 
-    For one thread; `now` is monotonic seconds. Microseconds per call.
+    `wait_s`: a turn is held for at most this long or, if that is longer, for as long as the work
+    takes that was under way when it came; 0: no turn is held. `vram_blocks`: all there are. For one
+    thread; `now` is monotonic seconds. Microseconds per call.
     """
 
     def __init__(
@@ -111,12 +114,12 @@ class Gate:
         self._costs = costs
         self._account = account
         self._line: OrderedDict[str, Held] = OrderedDict()
-        self._of_program: dict[str, dict[str, None]] = {}  # who of the line is of which
+        self._of_program: dict[str, dict[str, None]] = {}  # program -> its requests in the line
         working_set.at_gate = self._of_program
         self._deadlines: LazyHeap[str] = LazyHeap()
         self._held_work_s = 0.0
         self._looked = -math.inf
-        self._step_s = 0.0  # prompt work of the last step that is not done yet
+        self._step_s = 0.0  # seconds of the last step's prompt work that is not done yet
         self._is_gpu_free = self._is_bus_free = True
 
     def __len__(self) -> int:
@@ -125,13 +128,13 @@ class Gate:
     def __contains__(self, request_id: str) -> bool:
         return request_id in self._line
 
-    # --- who is held ------------------------------------------------------------------
+    # --- which turns are held ---------------------------------------------------------
     def holds(
         self, request_id: str, turn: Turn, num_tokens: int, num_known: int, now: float
     ) -> bool:
-        """Whether the turn is to wait here; asked again it says the same until it is let in.
+        """Whether the turn must wait here; repeated calls agree until it is let in.
 
-        `num_known`: turns that the engine has, this one and those at the gate too.
+        `num_known`: how many turns the engine has, including this one and those at the gate.
         """
         if request_id in self._line:
             return True
@@ -159,7 +162,7 @@ class Gate:
         return True
 
     def open(self, num_known: int, now: float) -> Iterator[Held]:
-        """Let in who may begin by now; asked before each step. `num_known`: as above."""
+        """Let in turns that may begin now; called before each step. `num_known`: see `holds`."""
         num_let_in = num_known - len(self._line)
         while (first := self._deadlines.first()) is not None and first[0][0] <= now:
             for held in self._begin(first[1], Because.DEADLINE, now):
@@ -175,7 +178,7 @@ class Gate:
                 yield each
 
     def let_all_in(self, now: float) -> Iterator[Held]:
-        """Nobody is held any more, and no program followed."""
+        """Let in all turns, and follow no program any more."""
         while self._line:
             yield from self._begin(next(iter(self._line)), Because.SWITCHED_OFF, now)
         self.working_set.clear()
@@ -195,16 +198,17 @@ class Gate:
     def stepped(
         self, work: Work | None, is_loading: bool, is_anybody_waiting: bool, now: float
     ) -> None:
-        """A step was put together. One that only decodes is idle: a prompt in it would cost nobody
-        throughput. With a load under way, or a turn that waits, work is coming."""
+        """A step was put together. A step that only decodes counts as idle, because a prompt in it
+        would cost no throughput. If a load is under way or a turn waits, work is coming, and the
+        GPU does not count as idle."""
         self._look(now)
-        if work is not None:  # else it only decodes; a prompt before it may still be computed
+        if work is not None:  # else the step only decodes; an earlier prompt may still run
             self._step_s = self._costs.prompt_s(work)
         self._is_gpu_free = not (is_loading or is_anybody_waiting)
         self._is_bus_free = not is_loading
 
     def _look(self, now: float) -> None:
-        """Put the idle part of the time since the last look into the banks."""
+        """Put the idle part of the time since the last call into the banks."""
         passed = now - self._looked
         if passed <= 0.0:
             return
@@ -218,7 +222,7 @@ class Gate:
         self.bus.advance(passed if self._is_bus_free else 0.0, passed, cycle_s)
 
     def update_gauges(self) -> None:
-        """Set what is a level, not an event; called about once a second."""
+        """Set the gauges, which are levels, not events; called about once a second."""
         account = self._account
         account.gauge("gate_held", len(self._line))
         account.gauge("gate_bank_seconds", self.gpu.seconds, "gpu")
@@ -232,14 +236,15 @@ class Gate:
         return bool(blocks < SMALL * self._costs.mean_blocks)
 
     def _may_pass(self, turn: Turn) -> bool:
-        """A child that named its parent is waited for by who has begun; a last turn comes back for
-        nothing."""
+        """Whether the turn passes unheld. A program that has begun does, and so does a child that
+        names its parent, because the parent waits for it. So does a program's last turn, after
+        which the program needs no KV again."""
         hints = turn.identity.hints
         is_last = bool(hints.final) and not turn.is_stray
         return is_last or hints.parent is not None or self.working_set.has_begun(turn)
 
     def _cost_s(self, size: int) -> float:
-        """GPU seconds per cycle that a program of that size costs who is pushed out for it."""
+        """GPU seconds per cycle that a program of that size costs the programs it pushes out."""
         return COST_FACTOR * self.working_set.return_share * self._costs.prefill_s(size)
 
     def _why_now(self, held: Held, num_let_in: int, now: float) -> Because | None:
@@ -252,14 +257,14 @@ class Gate:
         wanted = self.working_set.blocks + blocks
         if wanted <= self._vram_blocks:
             return Because.FITS_VRAM
-        # Not their sum: what lies in VRAM lies in DRAM too.
+        # Not their sum, because blocks in VRAM are in DRAM too.
         fits_dram = wanted <= max(self._vram_blocks, self._tier.num_blocks)
         if fits_dram and self.bus.pay(self._costs.load_s(blocks)):
             return Because.FITS_DRAM
         return Because.GPU_IDLE if self.gpu.pay(self._cost_s(size)) else None
 
     def _begin(self, request_id: str, because: Because, now: float) -> Iterator[Held]:
-        """Let it in, and whoever else of its program stands here: that has begun now."""
+        """Let in the request and all others of its program, because the program has begun now."""
         beside = self._of_program[self._line[request_id].turn.program.key]
         for each in (request_id, *(other for other in beside if other != request_id)):
             yield self._let_out(each, because, now)

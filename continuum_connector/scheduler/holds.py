@@ -1,8 +1,8 @@
 """Hold: blocks kept alive by us, released exactly once. Only this file touches BlockPool refs.
 
-While a hold lives, the pool cannot hand its blocks to anybody else; a prefix hit by a request just
-adds its own reference (law 2). Of all our holds on a block, the pin's and the copy's beside it, the
-pool sees one reference: to give it one takes as long as all else that a hold costs.
+While a hold lives, the pool cannot hand its blocks to any request; a prefix hit by a request just
+adds its own reference (law 2). A pin and a copy may both hold a block, but the pool sees a single
+reference for all our holds: giving the pool one takes as long as the rest of taking a hold.
 """
 
 from __future__ import annotations
@@ -39,8 +39,8 @@ class BlockPool(Protocol):
 
 
 class Hold:
-    """Blocks somebody of ours still needs. `blocks` is in chain order, head first; `ids` are
-    their numbers."""
+    """Blocks that a pin or a copy of ours still needs. `blocks` is in chain order, head first;
+    `ids` are their numbers."""
 
     __slots__ = ("blocks", "ids", "released")
 
@@ -54,19 +54,20 @@ class Hold:
 
 
 class HoldTable:
-    """Counts our references per block, so that held + free == total can be proved. `beside`: the
-    other table of the same pool, if there is one."""
+    """Counts our references per block, so that held + free == total can be proved. `beside`:
+    another table of the same pool, if there is one."""
 
     def __init__(self, pool: BlockPool, beside: HoldTable | None = None) -> None:
         self._pool = pool
         self._refs = np.zeros(pool.num_gpu_blocks, dtype=np.int32)
-        # By all tables: the first of them is the pool's reference.
+        # References of all tables together; the pool sees only the first one on a block.
         self._all_refs: Any = np.zeros_like(self._refs) if beside is None else beside._all_refs
         self.num_holds = 0
         self.num_blocks = 0  # distinct blocks with at least one of our references
 
     def take(self, blocks: Sequence[Any], ids: Ids | None = None) -> Hold:
-        """Keep `blocks`, with those numbers, alive until `release`. Cost grows with how many."""
+        """Keep `blocks`, whose numbers are `ids`, alive until `release`. Cost grows with the
+        number of blocks."""
         if ids is None:
             ids = np.array([block.block_id for block in blocks], np.int32)
         hold = Hold(blocks, ids)
@@ -75,11 +76,12 @@ class HoldTable:
         return hold
 
     def take_ids(self, block_ids: Iterable[int]) -> Hold:
-        """The same, of blocks by their numbers."""
+        """Take a hold on the blocks with these numbers."""
         return self.take([self._pool.blocks[block_id] for block_id in block_ids])
 
     def release(self, hold: Hold) -> None:
-        """Drop the hold; blocks nobody else needs become free, tail first to be evicted."""
+        """Drop the hold; blocks without another reference become free, and are evicted tail
+        first."""
         if hold.released:
             raise InvariantError(f"hold of {len(hold)} blocks released twice")
         hold.released = True
@@ -89,8 +91,8 @@ class HoldTable:
     def try_without(self, hold: Hold) -> None:
         """Let go of the blocks for a trial; `restore` or `settle_trial` must follow at once.
 
-        The pool may be asked whether an allocation fits meanwhile, but if it hands out
-        blocks the trial has succeeded and the hold is gone for good.
+        Meanwhile the pool may be asked whether an allocation fits. If it hands out blocks, the
+        trial has succeeded, and the hold is gone for good.
         """
         self._untouch(hold)
 
@@ -113,7 +115,7 @@ class HoldTable:
     def _untouch(self, hold: Hold) -> None:
         self.num_blocks -= len(_become(self._refs, hold.ids, -1, 0))
         last = _become(self._all_refs, hold.ids, -1, 0)
-        # Tail first: it hashes most tokens, so it is the least likely to be hit again.
+        # Tail first: its hash covers the most tokens, so it is the least likely to be hit again.
         self._pool.free_blocks(reversed(_those(hold.blocks, last)))
 
     def check(self) -> None:
@@ -130,8 +132,8 @@ class HoldTable:
 
 
 def _become(refs: Any, ids: Ids, change: int, number: int) -> Any:
-    """Change the references of these blocks, which are distinct; return the places of those that
-    have so many by now."""
+    """Change the references of these distinct blocks; return the places in `ids` of the blocks
+    that have exactly `number` afterwards."""
     changed = refs[ids] + change
     refs[ids] = changed
     return (changed == number).nonzero()[0]

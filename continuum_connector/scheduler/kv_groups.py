@@ -1,10 +1,10 @@
 """KvGroups: how vLLM's KV groups name blocks, and which of them a prefix hit needs.
 
-All groups share one block pool, so a block id belongs to one group at a time, and a hit
-of h tokens needs all blocks before h of full-attention groups, but only the last window of
-sliding-window groups, those of its chunk of chunked ones, and of groups of states the one that
-ends at h (vLLM v1/core/single_type_kv_cache_manager.py, get_num_skipped_tokens).
-Which blocks a hit in VRAM will need, vLLM itself says (HitRule); of DRAM it knows nothing.
+All groups share one block pool, so a block id belongs to one group at a time. What a hit of h
+tokens needs depends on the group: of full attention all blocks before h, of a sliding window only
+the last window, of chunked attention the blocks of its chunk, and of states the block that ends at
+h (vLLM v1/core/single_type_kv_cache_manager.py, get_num_skipped_tokens). vLLM itself says which
+blocks a hit in VRAM will need (HitRule), but it knows nothing of DRAM.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ import numpy.typing as npt
 Ids = npt.NDArray[np.int32]  # numbers of blocks
 Key = bytes  # vLLM's BlockHashWithGroupId: block hash, then the KV group in 4 bytes
 
-# What the next token reads of a group: all tokens before it, the last so many, those of its own
-# chunk, or the state after the last.
+# What the next token reads of a group: all tokens before it, a window of the last tokens, the
+# tokens of its own chunk, or the state after the last token.
 FULL, WINDOW, CHUNKED, STATE = "full", "window", "chunked", "state"
 
 
 @dataclass(frozen=True)
 class KvGroup:
-    """One KV group. `window`: tokens of a window or of a chunk, else None."""
+    """One KV group. `window`: tokens per window or per chunk; None for other kinds."""
 
     index: int
     block_size: int
@@ -52,7 +52,7 @@ class HitRule(Protocol):
 
 
 class Lookup(Protocol):
-    """The same rule for what a load can bring (shadow.py). Tokens cross this border."""
+    """The same rule for what a load can bring (shadow.py). Its interface counts in tokens."""
 
     def longest_hit(
         self, hashes: Sequence[bytes], start: int, limit: int, has: Callable[[Key], bool]
@@ -69,9 +69,9 @@ def block_key(block_hash: bytes, group: int) -> Key:
 class ChainBlocks:
     """Blocks of one chain, head first over all groups: cutting the tail leaves a prefix.
 
-    Columns, for a pin of 10^4 blocks lives for minutes, and the garbage collector looks at every
-    object that it has beside them. `ends`: where in the chain each block ends, in tokens, for
-    groups may have blocks of different sizes; `ids`: their numbers.
+    The blocks are kept in columns, because a pin of 10^4 blocks lives for minutes, and the garbage
+    collector would look at every further object per block. `ends`: where in the chain each block
+    ends, in tokens, as groups may have blocks of different sizes. `ids`: the blocks' numbers.
     """
 
     blocks: tuple[Any, ...]
@@ -80,7 +80,7 @@ class ChainBlocks:
 
     @classmethod
     def of(cls, groups: Sequence[tuple[Sequence[int], Sequence[Any]]]) -> ChainBlocks:
-        """Put together each group's ends and blocks."""
+        """Merge the ends and blocks of all groups into one chain."""
         if len(groups) == 1:
             ends, blocks = groups[0]
         else:
@@ -98,16 +98,16 @@ class ChainBlocks:
 
     @property
     def end(self) -> int:
-        """Where in the chain the last one ends."""
+        """Where in the chain the last block ends, in tokens."""
         return self.ends[-1] if self.ends else 0
 
     @property
     def keys(self) -> list[Key]:
-        """What vLLM's prefix cache finds each by."""
+        """The keys by which vLLM's prefix cache finds the blocks."""
         return [block.block_hash for block in self.blocks]
 
     def only(self, numbers: Sequence[int]) -> ChainBlocks:
-        """Those of them that have these numbers, counted from 0."""
+        """The blocks at these places in the chain, counted from 0."""
         blocks = tuple([self.blocks[n] for n in numbers])
         return ChainBlocks(
             blocks, [self.ends[n] for n in numbers], self.ids[np.array(numbers, int)]
@@ -118,15 +118,16 @@ NO_BLOCKS = ChainBlocks((), (), np.empty(0, np.int32))
 
 
 class KvGroups:
-    """The groups of one model. Whoever asks them counts in tokens.
+    """The groups of one model. Callers count in tokens.
 
-    Three sizes, in tokens: `hash_size`, what a block hash covers; a group's `block_size`, what a
-    block of its table holds, some hashes; `scheduler_size`, at whose multiples loads begin and
-    end, as every group's blocks do (vLLM v1/core/kv_cache_utils.py, resolve_kv_cache_block_sizes).
+    There are three sizes, in tokens. `hash_size` is what one block hash covers. A group's
+    `block_size` is what a block of its table holds: one or more hashes. Loads begin and end at
+    multiples of `scheduler_size`, where blocks of every group end (vLLM
+    v1/core/kv_cache_utils.py, resolve_kv_cache_block_sizes).
 
-    `rule` says what the next turn will hit. None where that is every block with a hash: one group
-    of full attention. `lookup` says what a load can bring; None where that is every block from the
-    first on.
+    `rule` says what the next turn will hit. It is None if that is every block with a hash, as with
+    one group of full attention. `lookup` says what a load can bring. It is None if that is every
+    block from the first on.
     """
 
     def __init__(self, groups: Sequence[KvGroup], hash_size: int) -> None:
@@ -137,10 +138,11 @@ class KvGroups:
         self.scheduler_size = math.lcm(*(group.block_size for group in groups))
         self.num_full = sum(group.kind == FULL for group in groups)
         self.num_states = sum(group.kind == STATE for group in groups)
-        # What a request that runs takes at most beside a block for each block of new tokens: one
-        # more of each group, and of states a copy of what it goes on from (`has_partial_hit`).
+        # How many blocks a running request takes at most beyond those that its new tokens fill: one
+        # more of each group, and for states a copy of the one it continues from
+        # (`has_partial_hit`).
         self.most_new = len(groups) + self.num_states
-        self.num_proof_tokens = 0  # that a lookup drops for drafts
+        self.num_proof_tokens = 0  # tokens that a lookup drops for draft models
         self._sizes = tuple(Counter(group.block_size for group in groups).items())
         full = (group.block_size for group in groups if group.kind == FULL)
         self._full_sizes = tuple(Counter(full).items())
@@ -152,24 +154,26 @@ class KvGroups:
         return iter(self._groups)
 
     def num_blocks(self, num_tokens: int) -> int:
-        """How many blocks so many tokens of one request fill, all of them counted in each group."""
+        """How many blocks `num_tokens` of one request fill, if every group keeps all of them."""
         return _num_blocks(self._sizes, num_tokens)
 
     def least_blocks(self, num_tokens: int) -> int:
-        """How many blocks a request of so many tokens holds at least."""
+        """How many blocks a request of `num_tokens` holds at least."""
         return self.num_full_blocks(num_tokens) + len(self._groups) - self.num_full
 
     def num_full_blocks(self, num_tokens: int) -> int:
-        """The same of full attention alone: what others need depends on what is skipped."""
+        """How many blocks of full attention `num_tokens` fill. What other groups need depends on
+        how many tokens they skip."""
         return _num_blocks(self._full_sizes, num_tokens)
 
     def last_end(self, num_tokens: int) -> int:
-        """Where a load for a prompt of so many tokens may end at most: one token, whose logits are
-        wanted, is left to compute."""
+        """The latest token at which a load for a prompt of `num_tokens` may end. At least one token
+        is left to compute, because its logits are needed."""
         return (num_tokens - 1) // self.scheduler_size * self.scheduler_size
 
     def prompts_end(self, request: Any) -> int:
-        """Where the request's prompt is hit at most by another that begins like it, drafts too."""
+        """The longest hit that another prompt with the same beginning can have in this request's
+        prompt, in tokens. Tokens that a lookup drops for draft models are left out."""
         return max(0, self.last_end(request.num_prompt_tokens - self.num_proof_tokens))
 
     @property
@@ -178,9 +182,11 @@ class KvGroups:
         return len(self._groups) == self.num_full == 1
 
     def start_of(self, key: Key, end: int) -> int:
-        """Where in its chain the block begins that has this key and ends there. One that ends amid
-        what its group's blocks hold is told by the last of its hashes, as vLLM does (v1/core/
-        block_pool.py, cache_partial_block)."""
+        """Where in its chain a block begins that has this key and ends at `end`.
+
+        A partly filled block ends at no multiple of its group's block size. It is reported as the
+        last of its hashes alone, as vLLM does (v1/core/block_pool.py, cache_partial_block).
+        """
         size = self._groups[int.from_bytes(key[-4:], "big")].block_size
         return end - (self.hash_size if end % size else size)
 
@@ -193,8 +199,8 @@ class KvGroups:
     ) -> ChainBlocks:
         """Return the blocks of a finished turn that the next one will hit.
 
-        `block_ids`: the turn's blocks per group; without any it computed nothing that is kept.
-        `needs_prompt`: what a hit at the prompt's end needs is kept too.
+        `block_ids`: the turn's blocks per group; if there are none, it computed nothing to keep.
+        `needs_prompt`: also return what a hit at the prompt's end needs.
         """
         if self.rule is None:
             return self.hashed_blocks(pool_blocks, block_ids, request.block_hashes)
@@ -209,14 +215,14 @@ class KvGroups:
         block_ids: Sequence[Sequence[int]],
         hashes: Sequence[bytes],
     ) -> ChainBlocks:
-        """Return every full block of a request that has its hash.
+        """Return every full block of a request that still has the hash of its tokens.
 
-        Only these can be found again; null blocks (outside a window) are skipped.
+        Only such blocks can be found again; null blocks (outside a window) are skipped.
         """
         found: list[tuple[Sequence[int], list[Any]]] = []
         for group, ids in zip(self._groups, block_ids, strict=True):
             suffix, size = block_key(b"", group.index), group.block_size
-            per_block = size // self.hash_size  # a block goes by the last of its hashes
+            per_block = size // self.hash_size  # a block is named by the last of its hashes
             ends_of = hashes if per_block == 1 else hashes[per_block - 1 :: per_block]
             blocks = [pool_blocks[block_id] for block_id in ids[: len(ends_of)]]
             keys = [block_hash + suffix for block_hash in ends_of[: len(blocks)]]
@@ -230,7 +236,7 @@ class KvGroups:
 
 
 def _num_blocks(sizes: Sequence[tuple[int, int]], num_tokens: int) -> int:
-    """`sizes`: of blocks in tokens, and how many groups have such; asked in every step."""
+    """`sizes`: block sizes in tokens, each with its number of groups. Called in every step."""
     num_blocks = 0
     for size, num_groups in sizes:
         num_blocks += -(-num_tokens // size) * num_groups

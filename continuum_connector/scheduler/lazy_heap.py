@@ -1,7 +1,7 @@
-"""LazyHeap: the smallest of many items whose keys change while they are in.
+"""LazyHeap: the smallest of many items whose keys change while they are in the heap.
 
-A binary heap cannot move or remove an item but its first. Here an item that moves gets a new
-entry, and one that leaves gets none; the old entries are stale, and skipped when they come up.
+A binary heap can remove only its first item, and move none. Here an item that moves gets a new
+entry, and an item that leaves gets none. The old entries are stale, and skipped when they come up.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from collections.abc import Hashable, Iterator
 from typing import Any, Generic, TypeVar
 
 Item = TypeVar("Item", bound=Hashable)
-Key = tuple[Any, ...]  # compared; among equal ones who was pushed first is first
+Key = tuple[Any, ...]  # compared; of equal keys the one pushed first comes first
 
 
 class LazyHeap(Generic[Item]):
@@ -36,7 +36,7 @@ class LazyHeap(Generic[Item]):
 
     @property
     def num_entries(self) -> int:
-        """How many entries there are, the stale ones too."""
+        """How many entries there are, including stale ones."""
         return len(self._entries)
 
     def push(self, key: Key, item: Item) -> None:
@@ -53,7 +53,7 @@ class LazyHeap(Generic[Item]):
         self._current.pop(item, None)
 
     def first(self) -> tuple[Key, Item] | None:
-        """The smallest key and its item, which stays; None if there is no item."""
+        """The smallest key and its item, which stays in the heap; None if the heap is empty."""
         while self._entries and not self._is_current(self._entries[0]):
             heapq.heappop(self._entries)
         return (self._entries[0][0], self._entries[0][2]) if self._entries else None

@@ -1,7 +1,7 @@
 """Outcomes: what came of each decision, once it is known. Decides nothing.
 
 A decision stays open until its program's next turn is admitted, which shows what was kept
-and what was lost, or until nobody expects that turn any more. Each closes exactly once.
+and what was lost, or until we no longer expect that turn. Each decision closes exactly once.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from continuum_connector.scheduler.away import Absence, Away, OpenDecision
 from continuum_connector.scheduler.pins import PinEnd
 from continuum_connector.scheduler.turns import Turn
 
-# What a pin's end means for the turn that comes for it.
+# What a pin's end means for the turn that returns to it.
 _OF_PIN_END = {
     PinEnd.EXPIRED: "expired",
     PinEnd.PRESSURE: "pressure",
@@ -35,7 +35,7 @@ class Found:
 
     @classmethod
     def of(cls, kept: int, turn: Turn, num_prompt_tokens: int) -> Found:
-        """Split what the prompt can have in common with the `kept` tokens."""
+        """Divide the tokens that the prompt can share with the `kept` ones by where they were."""
         left = min(kept, num_prompt_tokens)
         found = {}
         for memory, num_tokens in turn.hit_tokens.items():
@@ -45,7 +45,7 @@ class Found:
 
     @property
     def most(self) -> str:
-        """Where most of them were; of equals the slower way."""
+        """Where most of the tokens were; in a tie, the slower place."""
         memory = max(reversed(self.by_memory), key=self.by_memory.__getitem__)
         return f"in_{memory}" if self.by_memory[memory] > self.recomputed else "recomputed"
 
@@ -65,17 +65,17 @@ class Outcomes:
     def decided(
         self, turn: Turn, finished: FinishedTurn, world: Snapshot, choice: Choice, now: float
     ) -> None:
-        """A turn is done. Its program's turns overlap if an older decision is still
-        open; the newest is the one that a next turn is about."""
+        """A turn is done. If an older decision of its program is still open, the program's turns
+        overlap; the next turn shows the outcome of the newest decision."""
         one = _opened(turn, finished, world, choice, now)
         is_over = isinstance(choice.decision, Free) and (finished.aborted or finished.hints.final)
         older = self._away.decision_of(finished.program)
         if older is not None:
-            older.back.pop(turn, None)  # it went away before it was admitted
+            older.back.pop(turn, None)  # if it is in, its client went away before it was admitted
             if not is_over:
                 self._close(older, "superseded", now)
             elif finished.hints.final and not (turn.is_stray or older.has_pin):
-                # Else its pin will tell, or its program's next turn.
+                # Otherwise its pin's end or its program's next turn shows the outcome.
                 self._close(older, "never", now)
         if is_over:
             self._tell(one, "done", now)
@@ -94,16 +94,16 @@ class Outcomes:
             one.gap_s = now - one.decided
 
     def admitted(self, turn: Turn, num_prompt_tokens: int, now: float) -> None:
-        """A turn runs: if it came after an open decision, that one's outcome is known."""
+        """A turn runs: if it came after an open decision, that decision's outcome is known."""
         one = self._away.decision_of(turn.program.key)
         if one is not None and turn in one.back:
             found = Found.of(one.kept_tokens, turn, num_prompt_tokens)
             self._close(one, _outcome(one, turn, found), now, found, turn)
 
     def pin_ended(self, program: str, cause: PinEnd, now: float) -> None:
-        """A pin ended; what that means shows when the next turn comes, if one will.
+        """A pin ended; the next turn, if it comes, shows what that means.
 
-        A superseded one is of an older decision, which is closed by now.
+        A superseded pin belongs to an older decision, which is closed by now.
         """
         one = self._away.decision_of(program)
         if one is None or cause is PinEnd.SUPERSEDED or not one.has_pin:
@@ -113,14 +113,15 @@ class Outcomes:
             self._close(one, "never", now)
 
     def silent(self, absence: Absence, now: float) -> None:
-        """Nobody will come back for what was decided, unless a turn waits or the pin lives."""
+        """The program is not expected back: close its decision, unless a turn waits or the pin
+        lives."""
         one = absence.decision
         if one is not None and not (one.back or one.has_pin):
             self._close(one, "never", now)
 
     def close(self, now: float, outcome: str = "never") -> None:
-        """Close all that are open. The server stops: whoever has not come back never will; or the
-        connector is switched off, and nobody sees who does."""
+        """Close all open decisions. Either the server stops, and programs that are away never
+        return, or the connector is switched off, and nobody sees which programs return."""
         for one in self._away.decisions():
             self._close(one, outcome, now)
 
@@ -166,7 +167,8 @@ class Outcomes:
         )
 
     def _judge(self, one: OpenDecision, outcome: str, now: float) -> None:
-        """Count what was foretold, if it shows; a program that is over is expected by nobody."""
+        """Count the forecast, if it is known whether it came true. A program that was over at once
+        had none to judge: it is not expected back."""
         if outcome == "done":
             return
         watched_s = 0.0 if outcome == "superseded" else now - one.decided
@@ -192,8 +194,8 @@ def _opened(
     turn: Turn, finished: FinishedTurn, world: Snapshot, choice: Choice, now: float
 ) -> OpenDecision:
     decision = choice.decision
-    # Within which time a return finds what was decided to keep; what is foretold of later
-    # returns shows too late to be held against it.
+    # The time within which a returning turn finds what we decided to keep. Whether a forecast of a
+    # later return comes true is known too late to judge it.
     horizon_s = decision.ttl_s if isinstance(decision, Pin) else min(world.residence_s, OVER_S)
     return OpenDecision(
         program=finished.program,
@@ -210,7 +212,8 @@ def _opened(
 
 
 def _found(one: OpenDecision, found: Found) -> dict[str, Any]:
-    """Tokens by memory, and seconds by the estimates of the decision: each token costs the same."""
+    """Tokens by memory, and seconds saved and lost, by the decision's estimates. Each token is
+    taken to cost the same."""
     prefill_s = one.prefill_s / max(one.kept_tokens, 1)
     num_found = sum(found.by_memory.values())
     num_loaded = num_found - found.by_memory["vram"]

@@ -1,7 +1,7 @@
 """PinTable: held turns, their deadlines, and why each one ended.
 
 A pin is a preference, never a lock (law 1): it has a deadline and an owner, and the
-cheapest goes first when somebody needs the room.
+cheapest gives way first when a request needs the room.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class PinEnd(enum.Enum):
 
 
 class Owner(Protocol):
-    """Whose a pin is: a program, or the samples of one prompt. One key, one pin."""
+    """The owner of a pin: a program, or the samples of one prompt. Each key has at most one pin."""
 
     @property
     def key(self) -> str: ...
@@ -45,12 +45,12 @@ class Owner(Protocol):
 
 @dataclass(eq=False)
 class LivePin:
-    """One program's finished turn, or the prompt that several samples share (`program` is the key
-    of their group then), kept in VRAM until `deadline` (monotonic seconds).
+    """One program's finished turn, or the prompt that several samples share, kept in VRAM until
+    `deadline` (monotonic seconds). For a prompt, `program` is the key of the samples' group.
 
-    `probe_index` and `probe_hash` identify the chain: a request whose block hash there is
-    the same one shares at least half of the pinned blocks, and so is the turn we waited for.
-    From `asked_from` on only the client's request keeps it (`is_wish`), so it is evicted first.
+    `probe_index` and `probe_hash` identify the chain: a request with the same block hash at that
+    index shares at least half of the pinned blocks, so it is the turn we waited for. From
+    `asked_from` on only the client's request keeps the pin (`is_wish`), so it gives way first.
     """
 
     program: str
@@ -64,9 +64,9 @@ class LivePin:
     probe_hash: bytes
     asked_from: float = math.inf
     is_wish: bool = False
-    waiting: OrderedDict[str, None] = field(default_factory=OrderedDict)  # came back for it
+    waiting: OrderedDict[str, None] = field(default_factory=OrderedDict)  # requests back for it
     ended: PinEnd | None = None
-    value: float = field(init=False)  # when it was made; `rank` may have aged since
+    value: float = field(init=False)  # worth when it was made; `rank` may have aged since
 
     def __post_init__(self) -> None:
         self.value = self.rank[0]
@@ -77,20 +77,20 @@ class LivePin:
 
     @property
     def first_waiting(self) -> str | None:
-        """The request that stands by this pin in the queue: the first of those that came back.
+        """The request that has this pin's place in the queue: the first of those that came back.
 
-        One alone, for the first that is admitted takes the pin; and thousands may have come.
+        Only one has it, because the first one admitted takes the pin, and thousands may have come.
         """
         return next(iter(self.waiting), None)
 
     def leads(self, request_id: str) -> bool:
-        """Whether the request stands in the queue as one whose KV is pinned. A pin that is only
-        a client's wish moves nobody's place."""
+        """Whether the request has the place in the queue of a turn whose KV is pinned. A pin that
+        is only a client's wish changes no turn's place."""
         return not self.is_wish and self.first_waiting == request_id
 
     @property
     def is_hinted(self) -> bool:
-        """Whether it is to last longer than the policy wanted, now or later."""
+        """Whether the pin will last longer than the policy wanted, or does already."""
         return self.asked_from < self.deadline
 
     @property
@@ -146,7 +146,8 @@ class PinTable:
         self._queue(pin)
 
     def revalue(self, pin: LivePin, value: float) -> None:
-        """It is worth more or less by now; -inf: nobody is expected to come back for it."""
+        """Give the pin a new worth; -inf: we do not expect a turn to come back for it, or it is
+        only a client's wish."""
         pin.rank = (value, pin.rank[1])
         self._queue(pin)
 
@@ -158,11 +159,11 @@ class PinTable:
         return pins
 
     def due(self, now: float) -> list[LivePin]:
-        """The pins whose deadline has passed, or the policy's own; earliest first. They stay
-        registered.
+        """The pins whose deadline has passed, or the time for which the policy wanted them;
+        earliest first. They stay registered.
 
         An idle engine takes no steps, so deadlines pass unseen; call this before every
-        lookup. Cost grows with the pins that are due, not with those held.
+        lookup. Cost grows with the number of pins that are due, not with those held.
         """
         found = []
         while (entry := self._by_deadline.first()) and entry[0][0] <= now:
@@ -176,7 +177,7 @@ class PinTable:
         return entry[0][0] if entry else math.inf
 
     def cheapest_first(self) -> Generator[LivePin, None, None]:
-        """Pins in the order in which they give way; those someone came back for last.
+        """Pins in the order in which they give way; those that a turn came back for are last.
 
         O(log pins) per pin taken. The iterator must be exhausted or closed before the
         table is used otherwise.

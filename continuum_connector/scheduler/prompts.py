@@ -1,9 +1,9 @@
-"""Prompts: those that samples share, in VRAM. Each is a pin of its group's own, in spare room.
+"""Prompts: prompts that samples share, kept in VRAM by a pin of their group's own, in spare room.
 
-A sample's turn holds the prompt while it runs, and its pin does while that lasts. Between those,
-and for samples that have not come, nobody would: vLLM's prefix cache has it until somebody needs
-the blocks. So each turn of a sample that ends asks whether to hold the prompt for the others. Below
-VRAM it has a chain of the group's own (samples.py).
+A sample's turn holds the prompt while it runs, and so does the sample's pin while it lasts. Between
+these, and for samples that have not come yet, nothing else would hold it: vLLM's prefix cache keeps
+it only until a request needs the blocks. So whenever a sample's turn ends, we ask whether to hold
+the prompt for the others. Below VRAM the group has a chain of its own (samples.py).
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from continuum_connector.toolcalls.asked import UNREAD
 
 
 class Prompts:
-    """Decides, pins and records, once half of the time of the group's last pin is over."""
+    """Decides, pins and records. Decides anew once half of the last pin's time is over."""
 
     def __init__(
         self, decider: Decider, snapshots: Snapshots, retention: Retention, records: Records
@@ -37,8 +37,9 @@ class Prompts:
         self._records = records
 
     def keep(self, prompt: Prompt, request: Any, now: float) -> None:
-        """Hold it for the group's other samples, if the policy finds that worth its room and nobody
-        has waited for blocks of late. It gives way before all that the policy has priced."""
+        """Hold the prompt for the group's other samples, if the policy finds it worth its room and
+        no turn has waited for blocks recently (`price` is 0). This pin gives way before all that
+        the policy has priced."""
         key, num_blocks = prompt.group.key, len(prompt.blocks)
         old = self._pins.get(key)
         if old is not None and now - old.started < (old.deadline - old.started) / 2:
@@ -57,14 +58,16 @@ class Prompts:
             blocks=num_blocks,
             others=prompt.num_others,
         )
-        # Below VRAM it has a chain, or found no room. Any other pin is worth more: priced by all
-        # who share it, it outlives theirs, and they compute all but the prompt anew.
+        # DROP: below VRAM the prompt has a chain already, or found no room. Any other pin is worth
+        # more: valued by all samples that share it, this pin would outlive their own pins, and they
+        # would compute everything but the prompt again.
         pin = replace(pin, then=After.DROP, value=0.0)
         self._retention.begin(pin, prompt.group, request.block_hashes, prompt.blocks, now)
 
     def _as_turn(self, prompt: Prompt, world: Snapshot) -> FinishedTurn:
-        """It is wanted when the first of the others is back. Of one that has not come nobody knows
-        when it will: as soon as one that is away."""
+        """The prompt as a finished turn: it is needed when the first of the other samples is back.
+        Nobody knows when samples that have not come yet will come, so they count like those that
+        are away."""
         gap = self._away.forecast_of(prompt.program) or self._gaps.forecast(UNREAD)
         num_blocks, num_tokens = len(prompt.blocks), prompt.blocks.end
         return FinishedTurn(

@@ -1,9 +1,9 @@
-"""ProgramQueue: who is admitted next. Stands in for vLLM's waiting queue.
+"""ProgramQueue: which turn is admitted next. Stands in for vLLM's waiting queue.
 
-Preempted turns first, then by place (SchedulerSide.rank). A turn's place changes while it
-waits, when the pin that it stands by appears or ends: then that one turn is ranked anew, so
-that every operation is O(log n). Who stands at the gate waits here too, unseen by whoever admits,
-and so do those who wait for a disk; and, in order, those who wait for the bus.
+Preempted turns come first, the others by place (SchedulerSide.rank). A turn's place changes while
+it waits, when the pin that it came back for appears or ends. Only that turn is then ranked again,
+so every operation is O(log n). Turns held at the gate wait here too, hidden from vLLM, and so do
+turns that wait for a disk. Turns that wait for the bus are hidden as well, but kept in order.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ class ProgramQueue:
         hides: Callable[[Any], bool] | None = None,
         sets_aside: Callable[[str], bool] | None = None,
     ) -> None:
-        """`holds(request)`: whether it is to stand at the gate, until it is released;
-        `hides(request)`: whether one that vLLM has skipped is to be unseen until then;
-        `sets_aside(request_id)`: whether it is to be unseen until then, in order."""
+        """All three hide a request until `release`. `holds(request)`: whether a new request must
+        wait at the gate. `hides(request)`: whether a request that vLLM has skipped is hidden.
+        `sets_aside(request_id)`: whether such a request is hidden, but kept in order."""
         self._rank = rank
         self._holds = holds
         self._hides = hides
@@ -44,7 +44,7 @@ class ProgramQueue:
         self._heap: LazyHeap[Any] = LazyHeap()
         self._by_id: dict[str, Any] = {}
         self._peeked: Any = None
-        self.is_open = True  # else nobody may be admitted in this step
+        self.is_open = True  # if not, no request may be admitted in this step
 
     # --- vLLM's interface -------------------------------------------------------------
     def add_request(self, request: Any) -> None:
@@ -93,7 +93,7 @@ class ProgramQueue:
                 self.remove_request(request)
 
     def __bool__(self) -> bool:
-        """Whether anybody may be admitted: vLLM peeks then."""
+        """Whether some request may be admitted; vLLM peeks only then."""
         return bool(self._heap) and self.is_open
 
     def __len__(self) -> int:
@@ -108,11 +108,11 @@ class ProgramQueue:
     # --- ours -------------------------------------------------------------------------
     @property
     def num_let_in(self) -> int:
-        """How many wait here who do not stand at the gate."""
+        """How many requests wait here without being held at the gate or hidden for a disk."""
         return len(self._by_id)
 
     def peek_rank(self) -> Rank:
-        """The rank of whom `peek_request` would show; the queue must not be empty."""
+        """The rank of the request that `peek_request` would show; the queue must not be empty."""
         first = self._heap.first()
         if first is None:
             raise IndexError("rank of an empty queue")
@@ -127,12 +127,13 @@ class ProgramQueue:
 
     @property
     def first_aside(self) -> tuple[Rank, str] | None:
-        """The rank and the id of the first in line of those set aside."""
+        """The rank and the id of the first request set aside."""
         first = self._aside.first()
         return None if first is None else (first[0], first[1].request_id)
 
     def release(self, request_id: str) -> None:
-        """The request stands at the gate no more, or is seen again, if it was here."""
+        """If the request is held at the gate, hidden or set aside, it may be admitted from now
+        on."""
         request = self._held.pop(request_id, None)
         if request is None and (aside := self._by_id.get(request_id)) in self._aside:
             request = aside
@@ -146,8 +147,8 @@ class ProgramQueue:
 
 
 class Front:
-    """`queue` as if `first`, who are in it, stood at its front: as much of a RequestQueue as vLLM
-    asks of the one that it admits from."""
+    """`queue` as if the requests `first`, which are in it, stood at its front. It has the part of a
+    RequestQueue that vLLM uses of the queue that it admits from."""
 
     def __init__(self, queue: Any, first: deque[Any]) -> None:
         self._queue = queue

@@ -1,4 +1,4 @@
-"""Records: says what happened, in metrics, in the trace, and to the client. Decides nothing."""
+"""Records: reports what happened in metrics, in the trace, and to the client. Decides nothing."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from continuum_connector.scheduler.turns import Sample, Turn
 
 
 class Records:
-    """One method per thing worth knowing; `trace` gathers nothing while it is off."""
+    """One method per event; `trace` gathers nothing while it is off."""
 
     def __init__(self, account: Account, trace: Any, away: Away) -> None:
         self.account = account
@@ -76,7 +76,7 @@ class Records:
         self.account.count("decisions", label=name_of(decision))
         self.account.count("endings", label=finished.asked.ending.value)
         for receipt in choice.receipts:
-            if not receipt.action:  # what an action became is counted already
+            if not receipt.action:  # the hint that an action became has its own receipt
                 self.account.count("hints", label=receipt.outcome.value)
         if self.trace.enabled:
             ttl_s, then = None, None
@@ -101,7 +101,7 @@ class Records:
         self.outcomes.decided(turn, finished, world, choice, now)
 
     def happened(self, event: str, now: float, turn: Turn | None = None, **fields: Any) -> None:
-        """What is told in the trace alone."""
+        """Record an event that only the trace reports."""
         if turn is not None:
             fields = {"program": turn.program.key, "turn": turn.number, **fields}
         self.trace.record(event, now, **fields)
@@ -152,7 +152,7 @@ class Records:
         self.trace.record("switch", now, on=is_on)
 
     def close(self, now: float) -> None:
-        """The server stops: whatever is still open is told, then nothing more. Idempotent."""
+        """The server stops: report what is still open, then nothing more. Idempotent."""
         self.outcomes.close(now)
         self.trace.record("stop", now)
         self.trace.close()
@@ -176,7 +176,7 @@ def answer(turn: Turn, choice: Choice) -> dict[str, Any]:
 
 
 def _told(receipts: Sequence[Receipt]) -> list[dict[str, Any]]:
-    """Receipts as JSON; what does not apply is left out."""
+    """Receipts as JSON; fields that do not apply are left out."""
     told = []
     for receipt in receipts:
         fields = {

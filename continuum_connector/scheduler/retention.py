@@ -1,7 +1,7 @@
 """Retention: the life of a pin, from the decision to its one end.
 
-It owns the pin table and the pins' holds. Whoever wants a pin begun or ended asks here, so
-that blocks, metrics, trace, queue order and the next wake-up always follow.
+It owns the pin table and the pins' holds. All pins begin and end here, so that blocks, metrics,
+trace, queue order and the next wake-up always follow.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from continuum_connector.scheduler.records import Records
 
 
 class Retention:
-    """`holds`: the pins' own; `budget`: VRAM blocks that they may keep; `hash_size`: tokens per
-    block hash. `waker.set` is told of the next deadline."""
+    """Begins and ends pins. `holds`: the table of the pins' holds. `budget`: how many VRAM blocks
+    pins may keep. `hash_size`: tokens per block hash. `waker.set` is told the next deadline."""
 
     def __init__(
         self,
@@ -35,7 +35,7 @@ class Retention:
         self.holds = holds
         self.budget = budget
         self.num_hinted_blocks = 0  # in pins that last longer than the policy wanted, or will
-        self.num_wish_blocks = 0  # in those of them that do by now
+        self.num_wish_blocks = 0  # in those of them that already last longer
         self.queues: list[Any] = []  # ProgramQueues, whose order depends on live pins
         self._max_ttl_s = max_ttl_s
         self._hash_size = hash_size
@@ -44,7 +44,7 @@ class Retention:
 
     @property
     def num_blocks(self) -> int:
-        """How many blocks pins hold."""
+        """How many blocks the pins hold."""
         return self.holds.num_blocks
 
     # --- begin ------------------------------------------------------------------------
@@ -56,7 +56,7 @@ class Retention:
         blocks: ChainBlocks,
         now: float,
     ) -> None:
-        """Pin a finished turn's `blocks`; the owner's older pin is superseded.
+        """Pin a finished turn's `blocks`; this supersedes the owner's older pin.
 
         `hashes` are the turn's block hashes. Pins above the budget give way, cheapest first.
         """
@@ -64,14 +64,14 @@ class Retention:
         hold = self.holds.take(blocks.blocks, blocks.ids)
         if old is not None:
             self._end(old, PinEnd.SUPERSEDED, now)
-        probe = (blocks.end // self._hash_size - 1) // 2  # the chain's middle: see Pin
+        probe = (blocks.end // self._hash_size - 1) // 2  # the chain's middle: see LivePin
         pin = LivePin(
             program=owner.key,
             hold=hold,
             blocks=blocks,
             started=now,
             deadline=now + min(decision.ttl_s, self._max_ttl_s),
-            then=After.DROP if decision.is_wish else decision.then,  # a wish is stored once
+            then=After.DROP if decision.is_wish else decision.then,  # a wish is stored only once
             rank=(decision.value, -owner.arrival),
             probe_index=probe,
             probe_hash=hashes[probe],
@@ -91,8 +91,9 @@ class Retention:
         """A turn of `program` arrived. If it continues the pinned chain, the pin waits for it
         and cannot expire meanwhile. Returns that pin, or None.
 
-        If it goes another way, a fork or a compaction, and the program has no other turn under
-        way, nobody is known to come back for the pin: it is the first to give way from now on.
+        If the turn diverges from the chain, as after a fork or a compaction, and the program has no
+        other turn under way, we expect no turn to come back for the pin. From then on it is the
+        first to give way.
         """
         pin = self.pins.get(program.key)
         if pin is None:
@@ -106,12 +107,12 @@ class Retention:
         return pin
 
     def awaited(self, program: str, request_id: str) -> LivePin | None:
-        """The pin that waits for this very request, if one does."""
+        """The program's pin, if it waits for this very request."""
         pin = self.pins.get(program)
         return pin if pin is not None and request_id in pin.waiting else None
 
     def hand_over(self, program: str, request_id: str, now: float) -> None:
-        """The request owns the blocks itself now: the pin that waited for it has served."""
+        """The request owns the blocks itself now, so the pin that waited for it ends."""
         pin = self.awaited(program, request_id)
         if pin is not None:
             self._end(pin, PinEnd.RETURNED, now)
@@ -135,9 +136,9 @@ class Retention:
             self._end(pin, cause, now)
 
     def expire(self, now: float, before: Callable[[LivePin], None]) -> None:
-        """End the pins that are due; `before` is called with each while it still holds.
+        """End the pins that are due; `before` is called with each while it still holds its blocks.
 
-        A pin that its client wants longer than the policy stays, on the client's account.
+        If the client wants a pin for longer than the policy does, the pin stays as a wish.
         """
         if self.pins.next_deadline() > now:
             return
@@ -161,19 +162,20 @@ class Retention:
         return True
 
     def gave_way(self, pin: LivePin, now: float) -> None:
-        """An allocation took the pin's blocks, on trial so far: the rest of its end is ours."""
+        """An allocation took the blocks that the pin gave up on trial: complete the pin's end."""
         self.holds.settle_trial(pin.hold)
         self._note_end(pin, PinEnd.PRESSURE, now)
 
     # --- parts ------------------------------------------------------------------------
     def _make_wish(self, pin: LivePin) -> None:
-        """The policy's own time for it is over: it gives way before all that is not a wish."""
+        """The time for which the policy wanted the pin is over: it gives way before all pins that
+        are no wish."""
         pin.is_wish = True
         self.pins.revalue(pin, -math.inf)
         self.num_wish_blocks += len(pin.blocks)
 
     def _end(self, pin: LivePin, cause: PinEnd, now: float) -> None:
-        """Let go of the pin's blocks and say why."""
+        """Release the pin's blocks and record why."""
         self.holds.release(pin.hold)
         self._note_end(pin, cause, now)
 
@@ -185,7 +187,8 @@ class Retention:
         self._changed(pin)
 
     def _changed(self, pin: LivePin) -> None:
-        """Of all turns that wait, one may stand elsewhere by now."""
+        """The pin changed: one waiting turn may have another place, and the next deadline may
+        differ."""
         if pin.first_waiting is not None:
             for queue in self.queues:
                 queue.rerank(pin.first_waiting)

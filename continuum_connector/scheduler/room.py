@@ -1,15 +1,15 @@
 """Room: pins give way inside the very allocation that needs their blocks (law 1).
 
-vLLM's `allocate_slots` answers None when blocks are short. It is asked again without the
-cheapest pins until it succeeds; if it would fail even without all of them, every pin is
-put back and the answer stays None: then vLLM does what it does without us.
+vLLM's `allocate_slots` returns None when blocks are short. We call it again without the
+cheapest pins until it succeeds. If it fails even without all of them, every pin is put back
+and the result stays None, so that vLLM does what it would do without us.
 
-Claim: which pins a turn that finds no room may take (policy.md, section 4).
+PinClaim: which pins a turn that finds no room may take (docs/decisions.md).
 
 Unattached: the same through the connector API alone, where the scheduler is not ours. With
 `scheduler = 0` or a user's own --scheduler-cls we never see an allocation fail. So room is made
-before it is asked for, from an estimate, and what the estimate gets wrong is put right
-afterwards: the engine must always progress (law 1).
+ahead of the allocation, from an estimate, and errors of the estimate are corrected afterwards:
+the engine must always progress (law 1).
 """
 
 from __future__ import annotations
@@ -30,15 +30,15 @@ from continuum_connector.scheduler.turns import Turn
 T = TypeVar("T")
 
 RETRY_STEPS = 8
-AGED_PER_STEP = 2  # pins; 10 us each
-# With async scheduling a step or two are empty while the last tokens are in flight.
+AGED_PER_STEP = 2  # pins whose worth a step updates; 10 us each
+# With async scheduling one or two steps are empty while the last tokens are in flight.
 NUM_EMPTY_STEPS = 8
-MAX_SPARED = 32  # pins that a patient turn looks at and leaves alone, before it gives up
+MAX_SPARED = 32  # how many pins a patient turn may spare before it gives up
 
 
 class Room:
-    """Makes room for one allocation at a time. `max_wait_s`: how long a waiting turn leaves pins
-    alone that are worth more than its wait."""
+    """Makes room for one allocation at a time. `max_wait_s`: how long a waiting turn spares pins
+    that are worth more than its wait."""
 
     def __init__(
         self,
@@ -59,15 +59,18 @@ class Room:
         self._num_steps = 0
 
     def new_step(self, was_blocked: bool, now: float) -> None:
-        """The engine took a step: what failed may be worth another try. If a turn found no room in
-        it, what pins are worth follows the time that their programs are away: a few at a time,
-        each as often as any other, for a step has no time for all."""
+        """The engine took a step, so an allocation that failed may be worth another try.
+
+        If a turn found no room in that step, pins are valued anew by how long their programs have
+        been away. A step has no time for all pins, so a few are taken in rotation.
+        """
         self._num_steps += 1
         for pin in self._pins.least_recent(AGED_PER_STEP if was_blocked else 0):
             self._pins.revalue(pin, self._decider.worth_now(pin, now))
 
     def references_dropped(self) -> None:
-        """A store or a turn let go of blocks: pins that gained nothing may gain now."""
+        """A store or a turn released blocks: pins whose end freed too little may free enough
+        now."""
         self._hopeless = ()
 
     def make(
@@ -82,10 +85,10 @@ class Room:
         """Retry a failed allocation while pins give way; None if that cannot help.
 
         `need`: a lower bound of the blocks the allocation takes from the pool, or 0 for a
-        running request. `others_run`: some request computes in this step, so that blocks may come
-        free without any pin's end. While nothing runs no estimate is asked: were it too high the
-        engine would stand still for ever (law 1). Room that only clients' wishes held has no
-        price, for they give way to everybody.
+        running request. `others_run`: some request computes in this step, so blocks may become
+        free without the end of a pin. While no request runs we do not rely on the estimate: if it
+        were too high, the engine would stand still for ever (law 1). Room that only clients'
+        wishes held has no price, because wishes give way to every request.
         """
         need = need if others_run else min(need, 1)
         claim = self._claim(request_id, turn, bool(need) and others_run, now)
@@ -99,8 +102,8 @@ class Room:
         return blocks
 
     def _claim(self, request_id: str, turn: Turn | None, can_wait: bool, now: float) -> PinClaim:
-        """A turn that was admitted before holds blocks itself, as after a load: it does not wait,
-        for others may be waiting for those."""
+        """A turn that was admitted before, as one after a load, holds blocks itself. It takes any
+        pin at once, because other turns may be waiting for its blocks."""
         if turn is None:
             return PinClaim(request_id)
         is_early = now - turn.arrival < self._max_wait_s
@@ -109,7 +112,8 @@ class Room:
             group=turn.group,
             arrival=turn.program.arrival,
             is_patient=can_wait and is_early and not turn.is_admitted,
-            # This one waits for certain: a second per second, for about so many blocks.
+            # This turn certainly waits: it loses a second per second, for lack of about that many
+            # blocks.
             price=1.0 / self._costs.mean_blocks,
             worth_now=lambda pin: self._decider.worth_now(pin, now),
         )
@@ -124,12 +128,14 @@ class Room:
     ) -> tuple[list[LivePin], T | None]:
         """Retry `attempt` without the cheapest pins that it may take; return those and its answer.
 
-        `own`: the pins of blocks that this very request may have found, which go
-        last: the blocks it shares with the request gain nothing, they would only be counted
-        as free instead of found. Costs O(blocks) per pin tried, so what failed for a waiting
-        request is not tried again until something changed, RETRY_STEPS at the latest; a patient
-        one only then, or when somebody let go of blocks. A running request is preempted if this
-        fails, so for it pins are tried every time.
+        `own`: the pins of blocks that this very request may have found. They go last: ending them
+        gains nothing for the blocks that the request shares, which would only count as free
+        instead of found.
+
+        Costs O(blocks) per pin tried. So what failed for a waiting request is not tried again until
+        something changes, or RETRY_STEPS have passed. For a patient request only those steps count,
+        or a store or a turn that releases blocks. A running request is preempted if this fails, so
+        pins are tried every time for it.
         """
         free = self._pool.get_num_free_blocks()
         if not len(self._pins) or free + self._holds.num_blocks < need:
@@ -188,14 +194,15 @@ def _as_made(pin: LivePin) -> float:
 
 @dataclass(frozen=True)
 class PinClaim:
-    """What a turn brings against pins. `arrival`: its program's, monotonic seconds.
+    """Which pins a turn may break. `arrival`: its program's, in monotonic seconds.
 
-    A turn that runs or holds blocks takes any pin, and so does one that has waited for
-    `max_wait_s`, and any while nothing computes: the engine always progresses (law 1). A patient
-    one, which waits while others compute, leaves those alone whose program came before its own
-    and which are worth more by now (`worth_now`) than `price`, what the held block costs a turn
-    that waits for it: to break such a pin loses more than it gains. Pins that no policy priced
-    have the value 0 and always give way.
+    A turn that runs or holds blocks takes any pin. So does a turn that has waited for `max_wait_s`,
+    and any turn while no request computes: the engine always progresses (law 1).
+
+    A patient turn, which waits while others compute, spares a pin if the pin's program came before
+    its own and the pin is now worth more (`worth_now`) than `price`, which is what a held block
+    costs a turn that waits for it. Breaking such a pin would lose more than it gains. Pins that no
+    policy priced have the value 0 and always give way.
     """
 
     program: str
@@ -224,7 +231,7 @@ class Unattached:
         turns: Sized,
         copies: Sized,
     ) -> None:
-        """`copies`: those under way, which a turn may be waiting for."""
+        """`copies`: the copies under way, which a turn may be waiting for."""
         self._pool = pool
         self._groups = groups
         self._retention = retention
@@ -235,9 +242,9 @@ class Unattached:
         self._num_empty = 0
 
     def before_lookup(self, request: Any, num_vram_tokens: int, now: float) -> None:
-        """A waiting turn is about to be allocated: free what its prompt needs at least.
+        """A waiting turn is about to get blocks: free at least what its prompt needs.
 
-        If it asks again it was refused, so what there was did not do: one more pin goes.
+        If the same turn asks again, it was refused and the room was too small: one more pin goes.
         """
         need = self._groups.num_full_blocks(request.num_tokens)
         need -= self._groups.num_full_blocks(num_vram_tokens)
@@ -253,8 +260,9 @@ class Unattached:
         return self._retention.give_up_cheapest(now)
 
     def after_step(self, num_tokens: int, now: float) -> None:
-        """Steps that compute nothing while turns are there, and no copy that one of them may be
-        waiting for: pins stand in somebody's way."""
+        """A step computed `num_tokens`. If NUM_EMPTY_STEPS in a row compute nothing although there
+        are turns, and no copy is under way that one may be waiting for, pins are in the way of a
+        turn, and one of them ends."""
         is_stuck = not num_tokens and len(self._turns) and not len(self._copies)
         self._num_empty = self._num_empty + 1 if is_stuck else 0
         if self._num_empty >= NUM_EMPTY_STEPS:

@@ -1,11 +1,11 @@
-"""Samples: the programs that begin with one prompt, which each of them will want again.
+"""Samples: programs that begin with the same prompt, which each of them will need again.
 
-A trainer samples a prompt several times. Clients say so (`group`, `group_size`), or the first
-prompts of the samples are the same. Below VRAM the prompt is a chain of the group's own beside
-theirs, of the same slots, so that it is there once and stays until the last of them is over,
-whoever ends first. In VRAM it is held by a pin of the group's own, if the policy finds that worth
-its room, which each turn of a sample that ends decides anew. In a batch they stand in line where
-the first of them stands.
+A trainer samples a prompt several times. Clients say so (`group`, `group_size`), or we see that the
+samples' first prompts are the same. Below VRAM the group has a chain of its own for the prompt, of
+the same slots that the samples' chains use. So the prompt is there once, and stays until the last
+sample is over, in whatever order they end. In VRAM a pin of the group's own holds the prompt, if
+the policy finds it worth its room; this is decided anew whenever a sample's turn ends. In a batch,
+all samples stand in line where the first of them stands.
 """
 
 from __future__ import annotations
@@ -29,9 +29,12 @@ _UNKNOWN = -1
 
 @dataclass(eq=False, slots=True)
 class Group:
-    """The samples of one prompt. `size`: how many there will be, 0 if nobody said; `prompt`: the
-    hash of its last full block, `num_tokens` up to there; `live`: programs that are not over;
-    `kept`: the epoch in which the prompt was stored."""
+    """The samples of one prompt.
+
+    `size`: how many there will be, 0 if the client did not say. `prompt`: the hash of the prompt's
+    last full block; `num_tokens`: the tokens up to its end. `live`: programs that are not over.
+    `kept`: the epoch in which the prompt was stored.
+    """
 
     key: str
     arrival: float
@@ -45,7 +48,7 @@ class Group:
 
     @property
     def is_whole(self) -> bool:
-        """Whether all samples have begun, as far as is known."""
+        """Whether all samples have begun, as far as we know."""
         return self.num_begun >= self.size
 
     @property
@@ -57,14 +60,14 @@ class Group:
         return not self.live and self.is_whole
 
     def num_others(self, program: str) -> int:
-        """How many beside that sample may want the prompt: those under way, and those to come."""
+        """How many other samples may need the prompt: those under way, and those still to come."""
         return len(self.live - {program}) + max(0, self.size - self.num_begun)
 
 
 @dataclass(frozen=True)
 class Prompt:
-    """A group's prompt, of which the last turn of `program` has left the `blocks`; `num_others`
-    samples beside it may want them."""
+    """A group's prompt, whose `blocks` the last turn of `program` has left. `num_others` other
+    samples may need them."""
 
     group: Group
     program: str
@@ -73,12 +76,13 @@ class Prompt:
 
 
 class Samples:
-    """Groups by key, and programs with a group: `most` of either at most. The group that nobody
-    joined for longest is forgotten first, and the program that has been silent for longest.
+    """Groups by key, and programs that have a group: at most `most` of either. The group that no
+    program has joined for longest is forgotten first, and so is the program silent for longest.
 
-    `keeps`: whether the policy says what is worth a place in DRAM; else nothing is kept for a
-    group. `of_batch`: they stand together in line; elsewhere who sends what others send, or names
-    their group, would come before all who came meanwhile. Microseconds per call.
+    `keeps`: whether the policy says what is worth a place in DRAM; if not, nothing is kept for a
+    group. `of_batch`: samples stand together in line. Without a batch, a client that repeats the
+    prompt of others, or names their group, would thereby pass all turns that came meanwhile.
+    Microseconds per call.
     """
 
     def __init__(
@@ -95,11 +99,11 @@ class Samples:
         self._kv_groups = groups
         self._most = most
         self._of_batch = of_batch
-        self._keeps = keeps and groups.are_simple  # elsewhere a prompt's end alone is no hit
+        self._keeps = keeps and groups.are_simple  # with other groups these blocks alone are no hit
         self._groups: OrderedDict[str, Group] = OrderedDict()
         self._of_program: OrderedDict[str, Group] = OrderedDict()
-        self._num_shared = 0  # groups of more than one
-        self._num_sharing = 0  # programs of those that are not over
+        self._num_shared = 0  # groups of more than one sample
+        self._num_sharing = 0  # programs of those groups that are not over
 
     def __len__(self) -> int:
         return len(self._groups)
@@ -108,7 +112,7 @@ class Samples:
         return self._of_program.get(program)
 
     def begin(self, turn: Turn, request: Any, now: float) -> None:
-        """A turn has arrived; a program's first says which group it is of, if it is of one."""
+        """A turn has arrived; a program's first turn shows which group it belongs to, if any."""
         program, hints = turn.program, turn.identity.hints
         known = self._of_program.get(program.key)
         if known is not None:
@@ -127,7 +131,7 @@ class Samples:
             num_tokens = num_blocks * self._kv_groups.hash_size
             group = Group(key, program.arrival, hints.group_size or 0, prompt, num_tokens)
         elif group.size and group.is_whole:
-            return  # one more than it was to have
+            return  # the group has all the samples that it was to have
         self._join(group, program, now)
         turn.group = key
         if group.is_shared:
@@ -136,15 +140,17 @@ class Samples:
     def finished(
         self, turn: Turn, request: Any, blocks: ChainBlocks, epoch: int, now: float
     ) -> Prompt | None:
-        """A turn has ended with those `blocks`, which are KV of that epoch: the prompt's are stored
-        for the group, unless they were. Returns that prompt, if others may want it."""
+        """A turn has ended with those `blocks`, which are KV of `epoch`. Store the prompt's blocks
+        for the group, if they are not stored yet. Returns the prompt if other samples may need
+        it."""
         program = turn.program.key
         group = self._of_program.get(program)
         if group is None or not self._keeps or blocks.end < group.num_tokens:
             return None
         num_others = group.num_others(program)
         number = group.num_tokens // self._kv_groups.hash_size
-        if not num_others or request.block_hashes[number - 1] != group.prompt:  # it has left it
+        # The program may have left the prompt, as after a compaction.
+        if not num_others or request.block_hashes[number - 1] != group.prompt:
             return None
         prompt = blocks.only(range(bisect_right(blocks.ends, group.num_tokens)))
         if group.kept != epoch and self._tier.store(
@@ -154,25 +160,25 @@ class Samples:
         return Prompt(group, program, prompt, num_others)
 
     def ended(self, program: Program, now: float) -> None:
-        """The program is over; with a group's last one its prompt is nobody's any more."""
+        """The program is over; with its group's last program, the group's prompt is let go."""
         self._leave(program.key, now)
 
     def resident(self, key: str, queueing_s: float, now: float) -> Resident | None:
-        """The group as who makes room in DRAM sees it; None if there is none of that key any more.
-        The sample that comes first needs the prompt, so it is as if one of them waited."""
+        """The group as it is ranked when room is made in DRAM; None if no group has that key any
+        more. The next sample to come needs the prompt, so the group counts as waiting."""
         group = self._groups.get(key)
         if group is None or self._is_silent(group, now):
             return None
         return Resident(key, group.arrival, now, is_waiting=True, queueing_s=queueing_s)
 
     def clear(self) -> None:
-        """No turn is known any more."""
+        """Forget all groups, because no turn is known any more."""
         self._groups.clear()
         self._of_program.clear()
         self._num_shared = self._num_sharing = 0
 
     def update_gauges(self, account: Account) -> None:
-        """Set what is a level, not an event; called about once a second."""
+        """Set the gauges, which are levels, not events; called about once a second."""
         account.gauge("sample_groups", self._num_shared)
         account.gauge("samples", self._num_sharing)
 
@@ -190,7 +196,7 @@ class Samples:
             program.arrival = min(program.arrival, group.arrival)
         if len(self._groups) > self._most:
             self._over(next(iter(self._groups.values())), now)
-        if len(self._of_program) > self._most:  # many send one prompt, and are never over
+        if len(self._of_program) > self._most:  # many programs may send one prompt, and never end
             self._leave(next(iter(self._of_program)), now)
 
     def _leave(self, program: str, now: float) -> None:
@@ -214,7 +220,7 @@ class Samples:
         self._retention.end_of(group.key, PinEnd.PROGRAM_DONE, now)
 
     def _count(self, group: Group, sign: int) -> None:
-        """The group as it stands goes into the sums, or out of them before it changes."""
+        """Add the group as it is to the sums, or subtract it before it changes (`sign` -1)."""
         if group.num_begun and group.is_shared:
             self._num_shared += sign
             self._num_sharing += sign * len(group.live)

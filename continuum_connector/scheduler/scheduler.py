@@ -1,6 +1,6 @@
 """SchedulerSide: vLLM's scheduler hooks for turns; those for the engine's steps are in steps.py.
 
-It knows turns and programs, asks the policy, and tells pins, tier and queue what follows.
+It knows turns and programs, asks the policy, and tells pins, tier and queue what to do.
 All of it runs on the scheduler's thread; `now` is monotonic seconds, read by connector.py.
 """
 
@@ -34,13 +34,13 @@ from continuum_connector.scheduler.tiers.base import Tier
 from continuum_connector.scheduler.turns import Turn, TurnEnd, Turns
 from continuum_connector.scheduler.working_set import WorkingSet
 
-# How much earlier than it came a turn of a batch may stand: so long no batch takes.
+# How much earlier than its arrival a turn of a batch may stand in line. No batch takes that long.
 WEEK_S = 7 * 86_400.0
 
 
 @dataclass(frozen=True)
 class Parts:
-    """What build.py makes of vLLM's configs, for the scheduler half to be put together from."""
+    """The parts of the scheduler half that build.py makes from vLLM's configs."""
 
     decider: Decider
     pool: BlockPool
@@ -97,7 +97,8 @@ class SchedulerSide:
 
     # --- arrival ----------------------------------------------------------------------
     def begin_turn(self, request: Any, now: float) -> Turn:
-        """A turn arrives; idempotent. Its program's pin, if it fits, waits for it."""
+        """A turn arrives; idempotent. Its program's pin waits for it, if the turn continues the
+        pinned chain."""
         known = self.turns.get(request.request_id)
         if known is not None:
             return known
@@ -107,7 +108,7 @@ class SchedulerSide:
         program, identity = self._identify(request, now)
         turn = Turn(
             *(program, identity, program.num_turns, now),
-            # It may wait with KV by now, if it came while we were switched off.
+            # It may already have KV, if it came while we were switched off.
             epoch=self._epochs.of_kv(request.num_computed_tokens),
             max_head_start_s=self._max_head_start_s,
             tier_tokens=self._none_found,
@@ -131,8 +132,8 @@ class SchedulerSide:
     def rank(self, request: Any, is_preempted: bool) -> tuple[Any, ...]:
         """The place of a waiting request; lower is earlier.
 
-        Continuum's order (section 4.3: preempted, pinned, the program's arrival) as far as the
-        head start reaches.
+        This is Continuum's order (section 4.3: preempted, pinned, the program's arrival), within
+        the bounds of the head start.
         """
         turn = self.turns.get(request.request_id)
         if turn is None:  # it ran already when we were switched on
@@ -142,9 +143,12 @@ class SchedulerSide:
         return (not is_preempted, turn.place(is_ahead), turn.arrival)
 
     def victim_rank(self, request: Any) -> tuple[Any, ...]:
-        """Among running requests the largest goes first: the turn of the program that came last
-        (Continuum, section 4.3), as far as the head start reaches; a last turn stands half of that
-        earlier. One that we do not know ran while we were off: it goes before all."""
+        """The rank of a running request as a victim: the largest is preempted first.
+
+        That is the turn of the program that came last (Continuum, section 4.3), within the bounds
+        of the head start. A program's last turn ranks half the head start earlier. A request that
+        we do not know ran while we were off, and is preempted before all others.
+        """
         turn = self.turns.get(request.request_id)
         if turn is None:
             return (math.inf, math.inf)
@@ -153,7 +157,8 @@ class SchedulerSide:
 
     # --- admission --------------------------------------------------------------------
     def match(self, request: Any, num_vram_tokens: int, now: float) -> tuple[int | None, bool]:
-        """How many tokens beyond VRAM's hit a load can bring (None: soon), and if it is async."""
+        """How many tokens beyond VRAM's hit a load can bring (None: ask again later), and whether
+        the load is asynchronous."""
         turn = self.begin_turn(request, now)
         if self.ahead.asked(turn, request, now):
             return None, False
@@ -169,7 +174,7 @@ class SchedulerSide:
     def after_alloc(
         self, request: Any, block_ids: Sequence[Sequence[int]], num_external: int, now: float
     ) -> None:
-        """The request owns its blocks now: load what it lacks, hand the pin over."""
+        """The request owns its blocks now: queue the load of what it lacks, hand its pin over."""
         self.steps.stir()
         turn = self.begin_turn(request, now)
         turn.epoch = self._epochs.of_blocks(turn.epoch, request.request_id)
@@ -191,13 +196,13 @@ class SchedulerSide:
     def make_room(
         self, request: Any, attempt: Callable[[], Any], need: int, others_run: bool, now: float
     ) -> Any:
-        """An allocation failed: ask again while pins give way (Room.make)."""
+        """An allocation failed: retry it while pins give way (Room.make)."""
         self.steps.stir()
         turn = self.turns.get(request.request_id)
         return self.room.make(request.request_id, turn, attempt, need, others_run, now)
 
     def note_preempted(self, request_id: str, now: float) -> None:
-        """vLLM put a running turn back."""
+        """vLLM preempted a running turn."""
         turn = self.turns.get(request_id)
         if turn is not None:
             turn.is_preempted = True
@@ -207,7 +212,7 @@ class SchedulerSide:
     def finish(
         self, request: Any, block_ids: Sequence[Sequence[int]], end: TurnEnd, now: float
     ) -> dict[str, Any] | None:
-        """A turn is over: decide, hold, and return what the client is told."""
+        """A turn is over: decide what to keep, hold it, and return what the client is told."""
         self.tier.forget_request(request.request_id)
         self.gate.left(request.request_id)
         self.bus.left(request.request_id)
@@ -220,7 +225,7 @@ class SchedulerSide:
         blocks = self._kept(turn, request, block_ids)
         if end is TurnEnd.ABORTED and not self._endings.went_away(request):
             end = TurnEnd.STOP
-        turn.is_stray = turn.strays(request.block_hashes)  # others may have ended since it arrived
+        turn.is_stray = turn.strays(request.block_hashes)  # others may have ended since its arrival
         self.programs.end_turn(
             turn.program,
             turn.identity.hints,
@@ -243,11 +248,11 @@ class SchedulerSide:
         return answer(turn, choice) if self._echo else None
 
     def _kept(self, turn: Turn, request: Any, block_ids: Sequence[Sequence[int]]) -> ChainBlocks:
-        """The blocks of the turn that may be kept: none if some of it is KV of other weights, or if
-        such may be found by hash in its place."""
+        """The blocks of the turn that may be kept. None may, if some of them may be KV of other
+        weights, or if a lookup by hash may find such blocks in their place."""
         is_found_by_hash = self.groups.rule is not None and not self._epochs.is_vram_of_now
         needs_prompt = self._answers.are_altered(turn.program)
-        # Asked in any case: the rule forgets the turn.
+        # Called even if nothing may be kept, because it makes the rule forget the turn.
         blocks = self.groups.kept(self._pool.blocks, block_ids, request, needs_prompt)
         return NO_BLOCKS if turn.epoch < self._epochs.number or is_found_by_hash else blocks
 
@@ -259,22 +264,22 @@ class SchedulerSide:
         self._answers.finished(program, request.block_hashes, end)
 
     def switch(self, is_on: bool, now: float) -> None:
-        """Begin to act, or stop: then nothing is kept but what was learned, no turn is known any
-        more, and of the copies only loads that requests wait for go on."""
+        """Begin to act, or stop. Stopping keeps only what was learned: no turn is known any more,
+        and of the copies only the loads that requests wait for continue."""
         self.steps.stir()
         if not is_on:
             self.steps.let_go(PinEnd.SWITCHED_OFF, now)
             for turn in filter(None, map(self.turns.end, list(self.turns))):
                 self.programs.end_turn(turn.program, turn.identity.hints, now)
             self.decider.forget_open(now)
-            self._epochs.is_of_before = None  # who comes now is not looked at
+            self._epochs.is_of_before = None  # while we are off, it does not see new requests
             self._samples.clear()
         if self.groups.rule is not None:
             self.groups.rule.is_on = is_on
         self.records.switched(is_on, now)
 
     def update_gauges(self) -> None:
-        """Set what is a level, not an event; called when the metrics are collected."""
+        """Set the gauges, which are levels, not events; called when metrics are collected."""
         account = self.records.account
         self.records.count_lost()
         account.gauge("programs", len(self.programs))

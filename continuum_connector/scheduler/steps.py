@@ -1,4 +1,5 @@
-"""Steps: the scheduler half's hooks for the engine's steps: what is due, what leaves, what came.
+"""Steps: the scheduler half's hooks for the engine's steps. They handle what is due, send plans to
+the workers, and take in their reports.
 
 It runs on the scheduler's thread; `now` is monotonic seconds, read by connector.py.
 """
@@ -18,15 +19,15 @@ from continuum_connector.scheduler.retention import Retention
 from continuum_connector.scheduler.room import Room
 from continuum_connector.scheduler.tiers.base import Tier
 
-# A preemption costs a prefill; a store in flight ends within milliseconds. Beyond this
-# many seconds the store counts as slow and the running turn is preempted after all.
+# A preemption costs a prefill, while a store in flight ends within milliseconds. After this
+# many seconds the store counts as slow, and the running turn is preempted after all.
 MAX_STORE_WAIT_S = 0.25
-# While nothing happens, programs that fall silent and the state file are looked after this often.
+# While nothing happens, we check for silent programs and for the state file this often.
 LOOK_S = 0.05
 
 
 class Steps:
-    """What the engine asks in each step. `epochs`: which KV is of these weights."""
+    """What the engine asks in each step. `epochs`: which KV is of the current weights."""
 
     def __init__(
         self,
@@ -47,10 +48,10 @@ class Steps:
         self.epochs = Epochs(retention, tier, records)
         self._told_reason = ""
         self._owes_step = False  # metrics show a reset only after a step
-        self._idle_until = -math.inf  # what happens sets it back
+        self._idle_until = -math.inf  # `stir` sets it back
 
     def stir(self) -> None:
-        """Something happens that the next plan may have to follow."""
+        """Something happens that the next plan may have to take into account."""
         self._idle_until = -math.inf
 
     def plan(self, now: float) -> StepPlan:
@@ -70,12 +71,12 @@ class Steps:
         return plan
 
     def is_idle(self, now: float) -> bool:
-        """Whether `plan` has nothing to do: nothing happened since it last ran, no copy is under
-        way and nothing is due. Most steps of a busy server are such."""
+        """Whether `plan` has nothing to do: nothing has happened since it last ran, no copy is
+        under way, and nothing is due. This is so in most steps of a busy server."""
         return now < self._idle_until
 
     def settle(self, report: WorkerReport, now: float) -> None:
-        """Take in what the workers saw settle since their last report."""
+        """Take in which transfers the workers saw settle since their last report."""
         self.stir()
         if report.new_weights and not 0 <= report.changed_in < self.epochs.number:
             self.new_epoch(Cause.WEIGHTS, now, report.new_weights)
@@ -87,7 +88,8 @@ class Steps:
         self._record_tier(now)
 
     def expire(self, now: float) -> None:
-        """End the pins that are due. What is not in DRAM yet and should be, goes there."""
+        """End the pins that are due. If a pin's blocks belong in DRAM at its end (After.STORE), a
+        store is queued for those that are not there yet."""
 
         def store(pin: LivePin) -> None:
             if pin.then is After.STORE:
@@ -96,18 +98,18 @@ class Steps:
         self._retention.expire(now, before=store)
 
     def has_work(self, now: float) -> bool:
-        """Whether an otherwise idle engine must step: copies to settle, pins to expire,
-        or once after a reset, since vLLM sends metrics only with a step."""
+        """Whether an otherwise idle engine must step: if a copy must be looked at or a pin is due,
+        and once after a reset, since vLLM sends metrics only with a step."""
         next_look = min(self._traffic.next_look, self._pins.next_deadline())
         return next_look <= now or self._owes_step
 
     def will_free_blocks(self, now: float) -> bool:
-        """Whether a store in flight will let go of blocks soon enough to wait for it."""
+        """Whether a store in flight will release its blocks soon enough to wait for it."""
         age = self._traffic.oldest_store_age(now)
         return age is not None and age < MAX_STORE_WAIT_S
 
     def new_epoch(self, cause: Cause, now: float, why: str = "", name: str = "") -> None:
-        """What was computed until now is of the past: end every pin, forget all below VRAM."""
+        """KV computed until now is outdated: end every pin, and forget every block below VRAM."""
         if cause is Cause.RESET and self.epochs.is_resetting:
             return
         self.stir()
@@ -115,20 +117,20 @@ class Steps:
         self._owes_step = True
 
     def let_go(self, cause: PinEnd, now: float) -> None:
-        """End every pin for that cause, and forget every block below VRAM."""
+        """End every pin with `cause`, and forget every block below VRAM."""
         self.stir()
         self.epochs.let_go(cause, now)
         self._owes_step = True
 
     def shutdown(self, now: float) -> None:
-        """The server stops: end every pin, close what has threads. Idempotent."""
+        """The server stops: end every pin, and close all parts that have threads. Idempotent."""
         self._retention.end_all(PinEnd.SHUTDOWN, now)
         self._waker.close()
         self._decider.close()
         self._records.close(now)
 
     def _record_tier(self, now: float) -> None:
-        """Tell once of what is no more: all that lies below VRAM, or the disk alone."""
+        """Record once that a tier has failed: all memory below VRAM, or the disk alone."""
         if (reason := self._tier.down_reason) != self._told_reason:
             self._told_reason = reason
             what = "disk_down" if self._tier.is_up else "tier_down"

@@ -1,8 +1,8 @@
-"""Ending: did a turn end, or did its client go away?
+"""Endings: did a turn end, or did its client go away?
 
 Stop strings are matched in the API server, which then aborts the request: the scheduler
 sees FINISHED_ABORTED for both (vLLM v1/engine/output_processor.py). The text tells them
-apart; the tokenizer is asked for when the first such request arrives.
+apart. The tokenizer begins to load when the first request with stop strings arrives.
 """
 
 from __future__ import annotations
@@ -11,25 +11,25 @@ from typing import Any
 
 from continuum_connector.toolcalls.tokenizer import BackgroundTokenizer
 
-TAIL_TOKENS = 64  # stop strings are short, and async scheduling adds a few tokens after them
+TAIL_TOKENS = 64  # stop strings are short; async scheduling adds a few tokens after them
 
 
 class Endings:
-    """Knows how aborted turns ended."""
+    """Finds out how aborted turns ended."""
 
     def __init__(self, tokenizer: BackgroundTokenizer) -> None:
         self._tokenizer = tokenizer
 
     def expect(self, request: Any) -> None:
-        """A turn arrives; if it has stop strings, its tokenizer will be needed."""
+        """A turn arrives; if it has stop strings, begin to load the tokenizer."""
         if _stop_strings(request):
             self._tokenizer.start()
 
     def went_away(self, request: Any) -> bool:
         """Whether an aborted turn's client is gone.
 
-        Without stop strings it is. With them, the text decides; while the tokenizer is not
-        loaded the turn counts as ended, for a pin is a preference and expires by itself.
+        If the turn has no stop strings, it is. Otherwise the text decides. While the tokenizer is
+        not loaded, the turn counts as ended, because a pin is a preference and expires by itself.
         """
         stops = _stop_strings(request)
         if not stops or not request.num_output_tokens:

@@ -1,6 +1,6 @@
 """Turn: one request while vLLM knows it.
 
-Turns: the one table of them, and what is asked of those that wait whenever room is made in DRAM.
+Turns: the one table of all turns. It also answers what making room in DRAM asks of waiting turns.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from continuum_connector.programs.program import Identity, Program
 class TurnEnd(enum.Enum):
     """How vLLM says that a request ended."""
 
-    STOP = "stop"  # it said all it had to say
-    LENGTH = "length"  # at a token limit
-    ABORTED = "aborted"  # by the API server: a stop string, or the client went away
+    STOP = "stop"  # the model ended its answer
+    LENGTH = "length"  # it reached a token limit
+    ABORTED = "aborted"  # by the API server: a stop string matched, or the client went away
 
 
 class Sample(NamedTuple):
-    """The `number`th program of a group, counted from 1; of `size`, 0 if nobody said. `num_tokens`:
-    the prompt that they share."""
+    """The `number`th program of a group, counted from 1. `size`: how many the group will have, 0 if
+    the client did not say. `num_tokens`: of the prompt that they share."""
 
     group: str
     number: int
@@ -37,13 +37,13 @@ class Sample(NamedTuple):
 class Turn:
     """`number` counts the program's turns from 1; `arrival` is monotonic seconds.
 
-    `vram_tokens` are what VRAM had for it when it was first admitted, `tier_tokens` what each
-    memory below it had beyond, nearest first. `was_asked`: vLLM has looked for it, to admit it, at
-    least once. `is_let_in`: the gate let it pass, after `held_s`.
-    `is_stray`: as `strays` said last, when it arrived or when it ended. `max_head_start_s`: how
-    much earlier than it came it may stand in line. `epoch`: of the oldest of its KV. `sample`:
-    which it begins, of a prompt that others send too. `group`: key of the samples that its program
-    is one of, "" if it is of none.
+    `vram_tokens`: tokens that VRAM had for the turn when it was first admitted; `tier_tokens`:
+    further tokens that each memory below VRAM had, nearest first. `was_asked`: vLLM has tried to
+    admit it at least once. `is_let_in`: the gate let it pass, after `held_s`. `is_stray`: what
+    `strays` last said, when it arrived or when it ended. `max_head_start_s`: how much earlier than
+    its arrival it may stand in line. `epoch`: the epoch of its oldest KV. `sample`: the sample that
+    it begins, if other programs send its prompt too. `group`: the key of the samples that its
+    program belongs to, "" if there are none.
     """
 
     program: Program
@@ -52,7 +52,7 @@ class Turn:
     arrival: float
     was_asked: bool = False
     is_admitted: bool = False
-    is_preempted: bool = False  # and not admitted again yet
+    is_preempted: bool = False  # and it has not been admitted again yet
     vram_tokens: int = 0
     is_stray: bool = False
     sample: Sample | None = None
@@ -65,24 +65,25 @@ class Turn:
 
     @property
     def hit_tokens(self) -> dict[str, int]:
-        """Tokens of its prompt that were found, by the memory that had them, nearest first."""
+        """Tokens of its prompt that were found, by memory, nearest first."""
         return {"vram": self.vram_tokens, **self.tier_tokens}
 
     def place(self, is_ahead: bool = False) -> float:
-        """Where it stands among turns, in monotonic seconds: where its program's arrival says, and
-        half of the head start earlier if it `is_ahead`, as its KV is pinned; but never more than
-        the head start before its own arrival, so that who comes that much later cannot pass those
-        who wait.
+        """The turn's place in line, in monotonic seconds: its program's arrival, or half the head
+        start earlier if it `is_ahead`, as when its KV is pinned. The place is never earlier than
+        its own arrival by more than the head start, so that a turn that comes later by that much
+        cannot pass turns that already wait.
         """
         program = self.program.arrival - (self.max_head_start_s / 2 if is_ahead else 0.0)
         return max(program, self.arrival - self.max_head_start_s)
 
     def strays(self, hashes: Sequence[bytes]) -> bool:
-        """Whether it says `final` without continuing what its program's last turn left: an id can
-        be guessed, and a call beside the program may carry it; the content shows who ends it.
+        """Whether the turn says `final` without continuing what its program's last turn left.
 
-        Where no turn of it has left anything yet, another that is under way shows that there is
-        more to come. A stray turn has its place in the queue, and takes nothing of the program.
+        A program's id can be guessed, and a call that is no part of the program may carry it, so
+        the content must show whether the turn really ends the program. If no turn of the program
+        has left anything yet, another turn under way shows that there is more to come. A stray turn
+        has its place in the queue, and takes nothing of the program.
         """
         if not self.identity.hints.final:
             return False
@@ -91,16 +92,16 @@ class Turn:
 
 
 class Turns:
-    """By request id: every turn that vLLM knows, from its arrival to its end.
+    """Every turn that vLLM knows, by request id, from its arrival to its end.
 
-    Those that never ran wait. How many do, and of which programs, is kept up to date turn by turn:
-    thousands wait, and one ends in each step.
+    Turns that have never run count as waiting. Their number and their programs are kept up to date
+    with every turn, because thousands may wait while a turn ends in each step.
     """
 
     def __init__(self) -> None:
         self._turns: dict[str, Turn] = {}
-        self._waiting: dict[str, float] = {}  # their programs' arrivals, as each turn came
-        self._arrivals: list[float] = []  # the same, ascending
+        self._waiting: dict[str, float] = {}  # its program's arrival, as it was when the turn came
+        self._arrivals: list[float] = []  # the same values, ascending
         self._num_by_program: Counter[str] = Counter()
 
     def __len__(self) -> int:
@@ -113,7 +114,7 @@ class Turns:
         return self._turns.get(request_id)
 
     def begin(self, request_id: str, turn: Turn) -> None:
-        """The turn arrived, and waits."""
+        """The turn has arrived, and waits."""
         arrival = turn.program.arrival
         self._turns[request_id] = turn
         self._waiting[request_id] = arrival
@@ -142,7 +143,7 @@ class Turns:
         return program in self._num_by_program
 
     def share_ahead(self, arrival: float) -> float:
-        """The share of the waiting turns whose program comes before one of that arrival."""
+        """The share of the waiting turns whose programs arrived before `arrival`."""
         return bisect_left(self._arrivals, arrival) / len(self._arrivals) if self._arrivals else 0.0
 
     def _no_longer_waits(self, request_id: str, turn: Turn) -> None:

@@ -1,5 +1,5 @@
-"""Waker: steps an idle engine when a pin's deadline passes or a copy that hangs is looked for
-again, at no CPU cost until then.
+"""Waker: makes an idle engine step when a pin's deadline passes or a hanging copy must be checked
+again. Until then it costs no CPU time.
 
 An idle EngineCore blocks in `input_queue.get` and takes no steps (vLLM v1/engine/core.py,
 _process_input_queue). One thread sleeps until the earliest deadline and puts a no-op
@@ -20,12 +20,13 @@ class Waker:
     def __init__(self, wake: Callable[[], None]) -> None:
         self._wake = wake
         self._changed = threading.Condition()
-        self._times: dict[str, float] = {}  # by whom they were set
+        self._times: dict[str, float] = {}  # by the part that set them
         self._closed = False
         self._thread: threading.Thread | None = None
 
     def set(self, at: float, whose: str = "pins") -> None:
-        """Wake at `at`, or never if infinite; replaces the time set before for the same."""
+        """Wake at `at`, or never if it is infinite; this replaces the time that `whose` set
+        before."""
         if at == self._times.get(whose, math.inf):
             return
         with self._changed:
@@ -44,7 +45,7 @@ class Waker:
         return min(self._times.values(), default=math.inf)
 
     def close(self) -> None:
-        """Stop the thread; nothing is woken any more."""
+        """Stop the thread; it wakes the engine no more."""
         with self._changed:
             self._closed = True
             self._changed.notify()

@@ -1,10 +1,10 @@
-"""WorkingSet: the programs under way, and how much of their KV will be asked for within a cycle.
+"""WorkingSet: the programs under way, and how much of their KV will be needed within a cycle.
 
-A program is under way from its first turn until nobody expects it back. It counts with what it
-holds by now: some grow while others end, so that is what all of them hold together. One that is to
-begin counts with the size at which programs end, for first prompts are small. Who is away counts by
-the chance to be back within one cycle (the mean time from a program's turn to its next), so dead
-chats do not fill memory that nobody will ask for.
+A program is under way from its first turn until we no longer expect it back. It counts with its
+present size: some programs grow while others end, so the sum is about what all of them hold. A
+program that has not begun counts with the size at which programs end, because first prompts are
+small. A program that is away counts by the probability that it is back within one cycle (the mean
+time from a program's turn to its next), so that dead chats take no memory in this sum.
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ from continuum_connector.costs.costs import Costs
 from continuum_connector.scheduler.away import Away
 from continuum_connector.scheduler.turns import Turn
 
-NUM_ENDS = 50  # programs that ended, of which the mean size is taken
-CYCLE_WEIGHT = 1 / 20  # of the newest cycle in the mean
+NUM_ENDS = 50  # the mean size is taken over this many programs that ended
+CYCLE_WEIGHT = 1 / 20  # weight of the newest cycle in the mean
 FIRST_CYCLE_S = 1.0  # until one was seen; too short, so programs begin as if nothing were known
 
 
 @dataclass(eq=False, slots=True)
 class _Member:
-    """A program under way. Tokens: its `size` at the last turn; `shared`, which its first found in
-    a cache. `has_begun`: whether it may go on without asking. `blocks`, `work_s`: its part of the
-    sums."""
+    """A program under way. `size`: its tokens at its last turn. `shared`: the tokens that its first
+    turn found in a cache. `has_begun`: whether its turns pass the gate. `blocks`, `work_s`: its
+    part of the sums."""
 
     size: int = 0
     shared: int = 0
@@ -41,11 +41,11 @@ class _Member:
 
 
 class WorkingSet:
-    """By program key, at most `max_programs` of them; beyond, who was looked at longest ago is
+    """Programs by key, at most `max_programs`; beyond that, the one looked at longest ago is
     forgotten. Microseconds per call.
 
-    The sums lean on chances, which change with time; so a few programs are looked at anew in
-    every step that needs the sums. `num_blocks`: KV blocks that so many tokens take.
+    The sums depend on probabilities, which change with time, so every step that needs the sums
+    evaluates a few programs again. `num_blocks(num_tokens)`: how many KV blocks those take.
     """
 
     def __init__(
@@ -55,8 +55,8 @@ class WorkingSet:
         self._away = away
         self.num_blocks = num_blocks
         self._max_programs = max_programs
-        self._members: OrderedDict[str, _Member] = OrderedDict()  # looked at longest ago is first
-        # The programs of which a turn is held, as the gate has it.
+        self._members: OrderedDict[str, _Member] = OrderedDict()  # the oldest look is first
+        # The programs that have a turn held at the gate; set by the gate.
         self.at_gate: Container[str] = ()
         self._ends: deque[int] = deque(maxlen=NUM_ENDS)
         self._ended_tokens = 0
@@ -64,8 +64,8 @@ class WorkingSet:
         self._num_finished = 0
         self._num_followed = 0
         self.cycle_s = FIRST_CYCLE_S
-        self.blocks = 0.0  # that will be asked for within a cycle
-        self.work_s = 0.0  # of the GPU, that programs under way still need
+        self.blocks = 0.0  # blocks that will be needed within a cycle
+        self.work_s = 0.0  # GPU seconds that programs under way still need
 
     def __len__(self) -> int:
         return len(self._members)
@@ -75,28 +75,28 @@ class WorkingSet:
 
     @property
     def return_share(self) -> float:
-        """The share of finished turns that another turn of their program followed."""
+        """The share of finished turns after which another turn of their program came."""
         return min(1.0, (self._num_followed + 1) / (self._num_finished + 1))
 
     def full_size(self, num_tokens: int) -> int:
-        """Tokens that a program of this prompt will hold when it ends."""
+        """How many tokens a program that now has `num_tokens` will have when it ends."""
         mean = self._ended_tokens // len(self._ends) if self._ends else 0
         return max(num_tokens, mean)
 
     def has_begun(self, turn: Turn) -> bool:
-        """Whether the program has been let in. Of one that is not known, whether a turn of it
-        ended, as while we were switched off."""
+        """Whether the turn's program has been let in. A program that is not in the table counts as
+        let in if one of its turns has ended, as when that happened while we were switched off."""
         member = self._members.get(turn.program.key)
         return turn.program.num_finished > 0 if member is None else member.has_begun
 
     # --- what happened ----------------------------------------------------------------
     def let_in(self, turn: Turn, num_tokens: int, has_begun: bool, now: float) -> None:
-        """A turn may be admitted; `has_begun`: so may all later ones of its program."""
+        """A turn may be admitted. `has_begun`: all later turns of its program may be, too."""
         member = self._member(turn.program.key, now)
         if member.num_turns:
             self._num_followed += 1
         gone_s = turn.arrival - member.last_arrival
-        if member.num_turns and gone_s >= 0.0:  # a turn that was held may have been passed
+        if member.num_turns and gone_s >= 0.0:  # negative if a later turn passed it at the gate
             self._num_cycles += 1
             weight = max(CYCLE_WEIGHT, 1 / self._num_cycles)
             self.cycle_s += weight * (gone_s - self.cycle_s)
@@ -106,16 +106,16 @@ class WorkingSet:
         member.has_begun |= has_begun
         member.size = max(member.size, num_tokens)
         self._look(turn.program.key, member, now)
-        self.look(2, now)  # who is over leaves, though nobody stands at the gate
+        self.look(2, now)  # so that programs that are over leave even if no turn is held
 
     def found(self, turn: Turn, num_tokens: int) -> None:
-        """A turn was admitted, and so many tokens of its prompt were there."""
+        """A turn was admitted, and `num_tokens` of its prompt were found in a cache."""
         member = self._members.get(turn.program.key)
         if member is not None and member.num_turns == 1:
             member.shared = num_tokens
 
     def finished(self, turn: Turn, num_tokens: int, now: float) -> None:
-        """A turn that was let in has ended with so many tokens."""
+        """A turn that was let in has ended with `num_tokens`."""
         member = self._members.get(turn.program.key)
         if member is None:
             return
@@ -126,13 +126,13 @@ class WorkingSet:
         self._look(turn.program.key, member, now)
 
     def look(self, num_programs: int, now: float) -> None:
-        """Reckon with what has changed for some programs, those looked at longest ago."""
+        """Evaluate `num_programs` again: those that were looked at longest ago."""
         for _ in range(min(num_programs, len(self._members))):
             key, member = next(iter(self._members.items()))
             self._look(key, member, now)
 
     def clear(self) -> None:
-        """Nobody is followed any more."""
+        """Forget all programs."""
         self._members.clear()
         self.blocks = self.work_s = 0.0
 
@@ -146,7 +146,7 @@ class WorkingSet:
         return member
 
     def _look(self, key: str, member: _Member, now: float) -> None:
-        """Count what the program will ask for, from now on; or nothing, if it is over."""
+        """Update what the program adds to the sums; if it is over, remove it."""
         chance = self._chance(key, member, now)
         if chance is None:
             self._over(key, member)
@@ -158,8 +158,8 @@ class WorkingSet:
         self._count(member, chance * own, chance * work)
 
     def _chance(self, key: str, member: _Member, now: float) -> float | None:
-        """The chance that the program asks for its KV within a cycle; None if it is over. Whose
-        turn stands at the gate asks for nothing yet."""
+        """The probability that the program needs its KV within a cycle; None if it is over. A
+        program with a turn held at the gate needs nothing yet."""
         if member.num_active:
             return 1.0
         forecast = self._away.forecast_of(key)
@@ -181,7 +181,7 @@ class WorkingSet:
     def _drop(self, key: str, member: _Member) -> None:
         self._count(member, 0.0, 0.0)
         del self._members[key]
-        if not self._members:  # rounding does not pile up
+        if not self._members:  # so that rounding errors do not pile up
             self.blocks = self.work_s = 0.0
 
     def _count(self, member: _Member, blocks: float, work_s: float) -> None:
