@@ -1,9 +1,9 @@
 """Tier: what the scheduler side asks of the memory below VRAM, however many kinds of it there are.
 
-Tokens cross this border, and blocks of vLLM's; slots and keys do not. A second tier lies behind
-the first: its blocks reach VRAM through the first one's slots, so whoever asks sees one Tier, and
-only make.py knows how many there are. All of them share one Traffic: one ledger of copies, one
-set of deadlines, one plan for the workers.
+Callers speak of tokens and of vLLM's blocks, never of slots or keys. A second tier lies behind the
+first: its blocks reach VRAM through the first one's slots. So callers see one Tier, and only
+make.py knows how many there are. All of them share one Traffic: one ledger of copies, one set of
+deadlines, one plan for the workers.
 """
 
 from __future__ import annotations
@@ -21,13 +21,15 @@ RankAt = Callable[[str, float], float]  # program, now -> worth of its blocks be
 
 
 class Tier(Protocol):
-    """What finished turns left below VRAM. Whatever goes wrong with it ends as a miss (law 4).
+    """What finished turns left below VRAM. Any failure in it ends as a miss (law 4).
 
     `names`: the memories it consists of, nearest first, as metrics, trace and answers call them.
-    `traffic`: its copies, those of all that lies below VRAM.
-    `is_up`: whether it takes and gives anything; if it did once, `down_reason` says in a sentence
-    why no more. `rank`: the programs' worth, the lowest leave first; with None the least recently
-    used do. `ahead`: what is brought nearer while turns wait; None where nothing is.
+    `traffic`: its copies, with those of everything else below VRAM.
+    `is_up`: whether it takes and gives anything; if it once did and no longer does, `down_reason`
+    says why in a sentence.
+    `rank`: the worth of programs. Those worth least leave first; with None, the least recently
+    used.
+    `ahead`: brings blocks nearer while turns wait; None where nothing does.
     """
 
     names: Sequence[str]
@@ -43,7 +45,7 @@ class Tier(Protocol):
 
     @property
     def num_blocks(self) -> int:
-        """How many it can hold once it is there as a whole; 0 when it is down."""
+        """How many blocks it can hold once all of it exists; 0 when it is down."""
 
     def store(
         self,
@@ -53,13 +55,13 @@ class Tier(Protocol):
         request: Any = None,
         supersedes: bool = True,
     ) -> bool:
-        """Queue a store of those `blocks` that are not there yet; room is made by evicting what is
-        worth less, and blocks without such room are not stored.
+        """Queue a store of those `blocks` that are not there yet. Room is made by evicting what is
+        worth no more; blocks that get no room are not stored.
 
-        Returns whether most of them are there now, or will be. They are held until the copy has
-        settled, so the caller may let go of them at once. `request`: whose they are, for KV
-        events. `supersedes`: whether this is all that the program wants of what it stored, as when
-        it has no other turn under way.
+        Returns whether most of them are there now or will be. They are held until the copy has
+        settled, so the caller may let go of them at once. `request`: the request they belong to,
+        for KV events. `supersedes`: whether the program wants nothing else of what it stored, as
+        when it has no other turn under way.
         """
 
     def find(self, request: Any, num_vram_tokens: int) -> int:
@@ -73,36 +75,37 @@ class Tier(Protocol):
         num_tokens: int,
         now: float,
     ) -> Mapping[str, int]:
-        """Queue the load that `find` promised into the blocks vLLM allocated for it; returns how
-        many of the tokens each of `names` had.
+        """Queue the load that `find` promised into the blocks that vLLM allocated for it. Returns
+        how many of the tokens each of `names` had.
 
         `block_ids`: the request's blocks per group, null (0) outside windows.
         `num_tokens`: how many to load, from where VRAM's hit ended.
         """
 
     def forget_request(self, request_id: str) -> None:
-        """The request is over; drop what was remembered for its lookups."""
+        """The request is over: drop what was remembered for its lookups."""
 
     def demote(self, program: str) -> None:
-        """What the program has here is the first to be evicted, until it is used again."""
+        """Make what the program has here the first to be evicted, until it is used again."""
 
     def residence_s(self, now: float) -> float:
         """Seconds a stored block stays before it leaves for room; infinite while none has to."""
 
     def hear(self, report: WorkerReport) -> None:
-        """Take in what the workers say of the memory itself; copies are Traffic's."""
+        """Take in what the workers report about the memory itself; Traffic takes in the copies."""
 
     def reset(self, now: float, keep_as: str = "", name: str = "") -> list[Transfer]:
-        """Begin a new epoch: forget every block, as after a weight update, however many there are.
+        """Begin a new epoch, as after a weight update: forget every block, however many there are.
         Stores in flight are abandoned: their VRAM blocks are free at once, and what they write is
-        thrown away. What has to go need not for good where the last epoch had a name, `keep_as`,
-        and such are kept; then the new one's `name` may find what it had.
+        thrown away. If the last epoch has a name, `keep_as`, and named epochs are kept, its blocks
+        are kept for its return. If the new epoch's `name` is that of a kept one, its blocks can be
+        found again.
 
-        Returns the transfers that are over: stores that had not left yet.
+        Returns the transfers that this ended: those that had not left yet, and no loads.
         """
 
     def take_events(self) -> list[Any]:
         """Return vLLM KV events for the blocks that came or left since the last call."""
 
     def update_gauges(self) -> None:
-        """Set what is a level of the memory, not an event; called about once a second."""
+        """Set the gauges of what is a level, not an event; called about once a second."""

@@ -1,7 +1,7 @@
 """SlotClaims: which chains claim which slots, and in which order they let go.
 
-A program has a chain per branch: what its newest turn has taken another way from is superseded,
-and leaves before anybody's live chain.
+A program has one chain per branch. What its newest turn does not continue is superseded, and leaves
+before any program's live chain.
 """
 
 from __future__ import annotations
@@ -27,31 +27,32 @@ from continuum_connector.scheduler.tiers.slots import (
     numbers_of,
 )
 
-# Where thousands of programs share a long prompt, their claims on it add up; beyond this the
-# coldest chains leave. 10^4 programs that share 3,000 blocks fit, and so do 10^7 slots in chains
-# of 50 that share nothing; a DRAM of 10^6 blocks takes about as much for keys and columns.
+# Where thousands of programs share a long prompt, their claims on it add up. Beyond this many bytes
+# the coldest chains leave. 10^4 programs that share 3,000 blocks fit, and so do 10^7 slots in
+# chains of 50 that share nothing; a DRAM of 10^6 blocks takes about as much for keys and columns.
 MAX_CLAIM_BYTES = 256 << 20
-CHAIN_BYTES = 600  # beside its claims: the object, an array's head, its places in the order
-# A client may send one id for all it does; every store and load looks at all chains of a program.
-# Agents fork into a few; beyond this many branches the oldest is as good as superseded.
+CHAIN_BYTES = 600  # beside its claims: the object, an array's header, its entries in the order
+# A client may send one id for all it does, and every store and load looks at all chains of a
+# program. Agents fork into a few branches; beyond this many the oldest counts as superseded.
 MAX_CHAINS_PER_PROGRAM = 64
-# Live chains that are looked at for tails that are on disk; and how many blocks of a tail at first,
-# then more each time, so that a tail that is not on disk costs little, however long the chain.
+# How many live chains are searched for tails that are on disk, and how many blocks of a tail are
+# looked at first. Each further look takes more, so that a tail that is not on disk costs little,
+# however long the chain.
 MOST_LIVE, FIRST_LOOK = 64, 128
 
 
 class SlotClaims:
-    """All chains. Counts a slot's claims in the table; what leaves is the caller's to free."""
+    """All chains. Counts each slot's claims in the table; the caller frees the slots that leave."""
 
     def __init__(self, table: SlotTable) -> None:
         self._table = table
         self._num_claims = 0
-        self._superseded: list[tuple[Chain, Tickets]] = []  # by the newest; as they were
+        self._superseded: list[tuple[Chain, Tickets]] = []  # by the newest, with what they had
         self.order = EvictionOrder(table.is_stuck)
 
     @property
     def num_bytes(self) -> int:
-        """What the chains take beside the slots themselves."""
+        """Bytes that the chains take, without the slots themselves."""
         return self._num_claims * TICKET_BYTES + len(self.order) * CHAIN_BYTES
 
     @property
@@ -59,7 +60,7 @@ class SlotClaims:
         return self.num_bytes > MAX_CLAIM_BYTES
 
     def begin(self, present: Numbers, program: str, now: float, supersedes: bool) -> Chain:
-        """A new chain, which claims what is `present` of it before anything is evicted."""
+        """Begin a chain that claims its `present` slots before anything is evicted."""
         chain = Chain(program, now, self._table.tickets[present])
         self._table.num_chains[present] += 1
         self._num_claims += len(present)
@@ -78,7 +79,7 @@ class SlotClaims:
         return chain
 
     def withdraw(self, chain: Chain) -> None:
-        """The newest chain is not to be, and what it superseded is as it was."""
+        """Undo the newest chain: what it superseded is again as it was."""
         self._claim(chain, NO_TICKETS)
         for older, before in self._superseded:
             self._claim(older, before)
@@ -86,7 +87,7 @@ class SlotClaims:
             self.order.add(older)
 
     def _claim(self, chain: Chain, tickets: Tickets) -> None:
-        """It claims these, and no others any more; of either some may have gone."""
+        """Let the chain claim `tickets` and no others; some of the old or new slots may be gone."""
         table, before = self._table, chain.tickets
         table.num_chains[numbers_of(before[table.are_there(before)])] -= 1
         table.num_chains[numbers_of(tickets[table.are_there(tickets)])] += 1
@@ -94,12 +95,12 @@ class SlotClaims:
         chain.tickets = tickets
 
     def extend(self, chain: Chain, numbers: Numbers) -> None:
-        """It claims these now, of which more are there than when it began."""
+        """Let the chain claim these slots, among them some that were not there when it began."""
         self._num_claims += len(numbers) - len(chain.tickets)
         chain.tickets = self._table.tickets[numbers]
 
     def _supersede(self, chain: Chain) -> None:
-        """Leave it only what the newer, marked chain does not want."""
+        """Leave the chain only what the newer, marked chain does not claim."""
         self._superseded.append((chain, chain.tickets))
         self._claim(chain, self._table.unmarked(chain))
         (self.order.supersede if len(chain.tickets) else self.order.remove)(chain)
@@ -107,17 +108,18 @@ class SlotClaims:
     def leaving(
         self, chain: Chain, own: float, rank: Rank | None, on_disk: Marks | None, num_whole: int = 0
     ) -> Iterator[tuple[float, Chain, int]]:
-        """Yield (worth, chain, how many of its slots) in the order in which they leave for the
-        chain, which is worth `own`. `num_whole`: chains leave whole, and none where those that may
-        leave are not as many slots."""
+        """Yield (worth, chain, how many of its slots) in the order in which they leave for `chain`,
+        which is worth `own`. `num_whole`: chains leave whole, and none leaves unless all that may
+        leave free this many slots; 0 where chains may leave in part."""
         order = self._may_leave(chain, own, rank, on_disk)
         return iter(self._enough(order, num_whole)) if num_whole else order
 
     def _may_leave(
         self, chain: Chain, own: float, rank: Rank | None, on_disk: Marks | None
     ) -> Iterator[tuple[float, Chain, int]]:
-        """What is worth no more. Where marks tell what is on disk, such tails go before all others
-        that are live, and of a few that are worth more as well, unless they are needed soon."""
+        """Yield what is worth no more than `own`. Where marks tell what is on disk, tails that are
+        on disk leave before everything else that is live, even those of a few chains that are worth
+        more, unless they are needed soon."""
         order = self.order.victims(chain, rank)
         if on_disk is not None:
             live: list[tuple[float, Chain]] = []
@@ -137,7 +139,7 @@ class SlotClaims:
             yield worth, victim, len(victim.tickets)
 
     def _num_saved(self, chain: Chain, marks: Marks) -> int:
-        """How many slots at its tail are on disk, and no other chain's."""
+        """How many slots at its tail are on disk and claimed by no other chain."""
         table, num_looked = self._table, FIRST_LOOK
         while True:
             tickets = chain.tickets[-num_looked:]
@@ -154,8 +156,9 @@ class SlotClaims:
     def _enough(
         self, order: Iterator[tuple[float, Chain, int]], num_wanted: int
     ) -> list[tuple[float, Chain, int]]:
-        """The first of those chains with which, whole, `num_wanted` slots leave that nobody else
-        claims, without those of which something is busy; none where they are too few."""
+        """Return the first of those chains that together, as whole chains, free `num_wanted` slots
+        that no other chain claims; a chain is skipped if one of the slots it would free is busy.
+        Return none if that is not enough."""
         chosen, tally = [], Tally(self._table)
         for worth, chain, _ in order:
             num_free = tally.add(chain)
@@ -167,9 +170,9 @@ class SlotClaims:
         return []
 
     def let_go(self, chain: Chain, num_wanted: int | None) -> Iterator[Numbers]:
-        """Yield slots that nobody else claims, tail first, up to `num_wanted` all in all; fewer
-        where there are no more before a busy one. None: all of them, or none if one is busy. The
-        caller forgets them before it looks anything up."""
+        """Yield slots that no other chain claims, tail first, `num_wanted` in all, or fewer if a
+        busy one comes before that. None: all of them, or none if one is busy. The caller forgets
+        them before it looks anything up."""
         is_stuck = False
         if num_wanted is None:
             num_wanted = len(chain.tickets)
@@ -182,7 +185,8 @@ class SlotClaims:
             yield leaving
 
     def excess(self, besides: Chain, whole: bool) -> Iterator[Numbers]:
-        """The same of the coldest chains, whole ones if need be, while there are too many bytes."""
+        """Yield slots that no other chain claims, from the coldest chains, while there are too many
+        bytes; with `whole`, of whole chains."""
         victims: list[Chain] = []
         num_empty = 0
         for _, victim in self.order.victims(besides, None):
@@ -204,18 +208,19 @@ class SlotClaims:
                 self.order.remove(chain)
 
     def clear(self) -> tuple[EvictionOrder, int, Sequence[Any]]:
-        """Nobody claims anything; the slots' own counts go with the slots. Returns what `restore`
-        takes, and what the chains were in, to be taken apart."""
+        """Drop all claims; the slots' own counts go with the slots. Returns what `restore` takes,
+        and the containers that the chains were in, to be taken apart."""
         order, num_claims = self.order, self._num_claims
         self.restore(EvictionOrder(self._table.is_stuck), 0)
         return order, num_claims, order.queues
 
     def restore(self, order: EvictionOrder, num_claims: int) -> None:
-        """These chains claim what they did."""
+        """Let these chains claim again what they did."""
         self.order, self._num_claims, self._superseded = order, num_claims, []
 
     def check(self, used: Numbers, past: Numbers) -> None:
-        """Prove that the slots in use are claimed, as often as counted; `past`: not any more."""
+        """Prove that used slots are claimed as often as counted; `past`: slots that no longer
+        are."""
         chains = list(self.order)
         claimed = np.concatenate([NO_TICKETS, *(chain.tickets for chain in chains)])
         claims = np.zeros(len(self._table.tickets), np.int64)

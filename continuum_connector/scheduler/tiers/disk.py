@@ -1,8 +1,8 @@
 """DiskTier: host memory whose overflow is kept on a disk (base.py, Tier).
 
-The disk talks to DRAM's slots alone: what would leave DRAM is written ahead of that, and a turn's
-blocks are read back to it, before a load brings them from there as ever. Whatever goes wrong with
-the disk ends as a miss, and a disk that is down leaves DRAM as it is.
+The disk exchanges blocks with DRAM alone. What would leave DRAM next is written before it does, and
+a turn's blocks are read back into DRAM, from where a load brings them to VRAM as usual. Any failure
+of the disk ends as a miss, and a disk that is down leaves DRAM as it is.
 """
 
 from __future__ import annotations
@@ -38,23 +38,23 @@ from continuum_connector.scheduler.tiers.writing import Attempts, Budget, Depth,
 
 logger = logging.getLogger(f"vllm.{__name__}")
 
-# How often an idle engine asks whether the disks are open; what a restart found there; and for how
-# long no more of that comes once it is all told: to write earlier would be over what is not found.
+# How often an idle engine asks whether the disks are open, and what a restart found there; how long
+# after the last report that is complete: a write before then could overwrite what is still to come.
 OPENING_LOOK_S, SCAN_LOOK_S, SCAN_S = 0.25, 0.02, 3.0
-SAVE_LOOK_S = 0.1  # how often it goes on to write what nobody asks for
-NEW_LOOK_S = 0.02  # and what has just come
-MAX_WRITE_BYTES = 64 << 20  # of an order, on a rank
-MAX_BUSY = 2  # so much of DRAM is being written at most: a disk that hangs keeps it
-# What ends a disk's life, within an hour: what it gave was wrong so often (a power cut alone tears
-# as many slots as were being written), it failed so often. What it does not take, ends its writing.
+SAVE_LOOK_S = 0.1  # how often an idle engine goes on to write what no request asks for
+NEW_LOOK_S = 0.02  # and to write what has just come to DRAM
+MAX_WRITE_BYTES = 64 << 20  # of one order, on a rank
+MAX_BUSY = 2  # one in so many DRAM slots at most is being written: a disk that hangs keeps those
+# So many reads with wrong bytes, or so many I/O errors, within an hour end a disk's life (a power
+# cut alone tears as many slots as were being written). Refused writes end only its writing.
 MAX_CORRUPT, CORRUPT_S, MAX_EIO = 16, 3600.0, 3
 NOT_BEGUN = frozenset({"stale", "asleep", "no_tier"})
-# Why a copy was not made that may be made the next time.
+# Reasons why a copy failed that may succeed the next time.
 PASSING = NOT_BEGUN | {"cancelled", "closed"}
 
 
 class DiskTier:
-    """DRAM and a disk as one. The disk is there once every rank has told how large its part is."""
+    """DRAM and a disk as one. The disk is used once every rank has said how large its part is."""
 
     names: Sequence[str] = ("dram", "disk")
 
@@ -80,13 +80,13 @@ class DiskTier:
         self._disk_bytes, self._block_tokens = disk_bytes, groups.hash_size
         self._disk_slots: dict[int, int] = {}  # rank -> how many it has
         self._disk_down = ""
-        self._corrupt: deque[float] = deque()  # when, of the last hour
+        self._corrupt: deque[float] = deque()  # when, in the last hour
         self._num_unsaved = 0
-        self._most = max(1, MAX_WRITE_BYTES // (length * plan.block_bytes))  # slots of an order
+        self._most = max(1, MAX_WRITE_BYTES // (length * plan.block_bytes))  # disk slots per order
         self._attempts, self._errors, self._depth = Attempts(), Failures(), Depth(self._most)
         self._now = -math.inf  # of the last step
-        self._is_new = False  # what the ranks said of their disks
-        self._settles_at = -math.inf  # until then more of it is expected
+        self._is_new = False  # whether the ranks have reported news of their disks
+        self._settles_at = -math.inf  # until then more of that is expected
         dram.doubts, dram.came = self._doubt, self._came
         self._events = self.ahead.events = dram.events
         if dram.events is not None:
@@ -156,7 +156,7 @@ class DiskTier:
     def hear(self, report: WorkerReport) -> None:
         self.dram.hear(report)
         self._is_new = bool(report.disk_slots or report.found) or self._is_new
-        if self._has_disk:  # a store that settles now may be the last thing that happens
+        if self._has_disk:  # a store that settles now may be the last event for a while
             self.traffic.look_every_s = min(SAVE_LOOK_S, self.traffic.look_every_s)
         if report.disk_down:
             self._go_down(report.disk_down)
@@ -165,7 +165,7 @@ class DiskTier:
             if len(self._disk_slots) == self.traffic.world_size:
                 self.disk.grow(min(self._disk_slots.values()))
                 self.ahead.owner = self._owner
-        found = self._found.on_all(report.found)  # also of a rank that others are behind
+        found = self._found.on_all(report.found)  # also for a rank that is ahead of others
         if found and self._has_disk:
             self._budget.found(self.disk.found(found) * self._disk_bytes)
 
@@ -189,8 +189,8 @@ class DiskTier:
         return self.ahead.owner is not None
 
     def _passes_on(self, now: float) -> bool:
-        """Whether what comes to DRAM goes on to the disk whatever it is worth, and that pays: the
-        budget is to spare, and a read is sooner than the prefill that it saves."""
+        """Whether what comes to DRAM is written to disk whatever it is worth, because that pays:
+        there is budget to spare, and a read takes less time than the prefill it saves."""
         takes = self._has_disk and not self._attempts.is_over and not self.ahead.is_stuck
         if not (takes and self._saving.has_spare(now)):
             return False
@@ -199,8 +199,8 @@ class DiskTier:
         return not costs.knows_prefill or read_s < prefill_s
 
     def _stays(self, program: str, worth: float, num_blocks: int) -> bool:
-        """Whether they are needed sooner than they could be read back: a turn reads when it
-        arrives, and never again."""
+        """Whether these blocks are needed sooner than they could be read back: at once, if a turn
+        of the program waits."""
         return self.ahead.has_waiting(program) or -worth < self._plan.costs.read_s(num_blocks)
 
     def _rank_at(self, now: float) -> Rank | None:
@@ -208,7 +208,7 @@ class DiskTier:
         return None if rank is None else lambda program: rank(program, now)
 
     def _step(self, now: float) -> None:
-        """What no request asks for: follow the ranks' disks, write what leaves DRAM next, take
+        """Do what no request asks for: follow the ranks' disks, write what leaves DRAM next, take
         apart what earlier epochs left."""
         for past in self._pasts:
             past.tidy()
@@ -234,13 +234,13 @@ class DiskTier:
             self.traffic.look_every_s = SAVE_LOOK_S if goes_on else math.inf
 
     def _came(self, program: str) -> None:
-        """Something of it was stored."""
+        """Some blocks of the program were stored."""
         if self._has_disk:
             self._saving.came(program)
             self.traffic.look_every_s = NEW_LOOK_S
 
     def _write(self, now: float) -> bool:
-        """Begin to write what is next; False: there is nothing, or not now."""
+        """Begin to write what is next. False: there is nothing to write, or not now."""
         length, num_writing = self._plan.slot_blocks, self.disk.num_writing
         room = (
             min(self.dram.index.num_slots // MAX_BUSY // length, self._depth.num_slots)
@@ -275,8 +275,8 @@ class DiskTier:
         self._judge(reasons, transfer)
 
     def _written(self, transfer: Transfer, numbers: Any, reasons: set[str]) -> None:
-        """What DRAM forgot meanwhile, as a load found it wrong, is not to be found on disk. Slots
-        that a rank calls stale hold nothing, and would be written from again and again."""
+        """Blocks that DRAM forgot meanwhile, as a load found them wrong, must not be found on disk.
+        Slots that a rank calls stale hold nothing, and would be written from again and again."""
         index, tickets = self.dram.index, transfer.slots
         is_done = transfer.state is TransferState.DONE
         are_there = index.are_there(tickets)
@@ -302,16 +302,16 @@ class DiskTier:
             self.disk.settle(numbers[~is_right], written=False, is_bad="eio" in reasons)
 
     def _doubt(self, tickets: Tickets) -> None:
-        """A load found these wrong in DRAM: what was written from there is as wrong."""
+        """A load found these slots wrong in DRAM: what was written from them is as wrong."""
         names = {*self.dram.index.keys_of(tickets), *self._marks.names_of(tickets)}
         numbers = self.disk.find(list(names))
         self.disk.forget(numbers[numbers >= 0])
 
     def _judge(self, reasons: set[str], transfer: Transfer) -> None:
-        now = transfer.admitted  # within seconds, of an hour
+        now = transfer.admitted  # off by seconds, which is little in an hour
         if self._disk_down:
             return
-        is_lost = transfer.kind is Kind.WRITE and reasons - PASSING - {"eio"}  # which has its own
+        is_lost = transfer.kind is Kind.WRITE and reasons - PASSING - {"eio"}  # eio: counted below
         if is_lost and self._attempts.fail(now, self._now):
             why = "is full, or may only be read" if "enospc" in reasons else "takes no writes"
             told = "; what is on it is read, and a write is tried every 10 minutes"
@@ -331,13 +331,13 @@ class DiskTier:
         if self._disk_down:
             return
         self._disk_down = reason
-        if self.dram.is_up:  # or else it went with that, which has said so
+        if self.dram.is_up:  # otherwise it went down with DRAM, which has said so
             mend = "DRAM goes on. Restart the server once it is mended"
             logger.warning("No disk tier: %s; %s", reason, mend)
         self._leave()
 
     def _leave(self) -> None:
-        """Nothing is written or read any more."""
+        """Read and write nothing from now on."""
         self.traffic.look_every_s = math.inf
         if self._has_disk:
             self.ahead.owner = None

@@ -1,10 +1,10 @@
-"""DiskIndex: what is on disk, in which disk slot, and who leaves for room.
+"""DiskIndex: what is on disk, in which disk slot, and which slots leave for room.
 
 A disk slot holds some consecutive blocks of one chain and is named by the last of them, whose hash
-covers all before. It is FREE, WRITING, READY, or BAD: the disk failed there, so nobody gets it any
-more. A slot that is forgotten while somebody writes or reads it is an orphan until they are done.
+covers all before it. It is FREE, WRITING, READY, or BAD: the disk failed there, so it is never used
+again. A slot that is forgotten while it is written or read is an orphan until that is over.
 
-Who leaves for room says disk_shelves.py; of each shelf the deepest in its chain goes first.
+disk_shelves.py says which shelf leaves first; of each shelf, the slots deepest in their chains do.
 """
 
 from __future__ import annotations
@@ -42,10 +42,10 @@ class DiskIndex:
         self.num_writing = 0  # orphans included
         self.num_bad = 0
         self.num_evicted = 0  # ever
-        self.gone: deque[Key] | None = None  # keys forgotten that were READY, if anybody asks
-        # Told of the keys that leave for room.
+        self.gone: deque[Key] | None = None  # keys forgotten that were READY, if somebody asks
+        # Called with the keys that leave for room.
         self.leaving: Callable[[list[Key]], None] = lambda keys: None
-        self._numbers: dict[Key, int] = {}  # of those that are WRITING or READY
+        self._numbers: dict[Key, int] = {}  # of slots that are WRITING or READY
         self._free = FreeSlots()
         self._keys: npt.NDArray[np.object_] = np.empty(0, object)
         self._states = np.empty(0, np.int8)
@@ -69,14 +69,14 @@ class DiskIndex:
 
     @property
     def num_free(self) -> int:
-        """Slots that nothing is in, or nothing of this epoch."""
+        """Slots that hold nothing, or nothing of this epoch."""
         return self._free.num + self.past.num
 
     def __contains__(self, key: Key) -> bool:
         return key in self._numbers
 
     def find(self, keys: Sequence[Key]) -> Numbers:
-        """Each key's slot if it is READY, or else -1."""
+        """Each key's slot if that is READY, else -1."""
         if not self._numbers:
             return np.full(len(keys), -1)
         found = map(self._numbers.get, keys, itertools.repeat(-1))
@@ -86,8 +86,8 @@ class DiskIndex:
 
     # --- writes -----------------------------------------------------------------------
     def reserve(self, program: str, keys: Sequence[Key], depths: Sequence[int]) -> Numbers:
-        """A WRITING slot for each of those keys, from the first, none of which is there yet; fewer
-        where all the rest is busy. Makes room by what has been used least recently."""
+        """Return a WRITING slot for each of those keys, none of which is there yet; for the first
+        of them only if all other slots are busy. Makes room in the order of disk_shelves.py."""
         if self._free.num < len(keys):
             self.past.yield_slots(len(keys) - self._free.num)
         if self._free.num < len(keys):
@@ -100,7 +100,7 @@ class DiskIndex:
         return numbers
 
     def settle(self, numbers: Numbers, written: bool, is_bad: bool = False) -> None:
-        """Their write is over: READY if it succeeded and is still wanted, else FREE."""
+        """Their write is over: READY if it succeeded and is still wanted, else FREE, or BAD."""
         if not np.isin(self._states[numbers], (_State.WRITING, _State.ORPHAN)).all():
             raise InvariantError(f"disk slots {numbers}: expected WRITING, found another state")
         self.num_writing -= len(numbers)
@@ -115,13 +115,13 @@ class DiskIndex:
 
     # --- reads ------------------------------------------------------------------------
     def acquire(self, numbers: Numbers) -> None:
-        """Start reading; all must be READY. The slots are nobody else's meanwhile."""
+        """Start reading; all must be READY. No slot is given to another key meanwhile."""
         if (self._states[numbers] != _State.READY).any():
             raise InvariantError(f"disk slots {numbers}: expected READY, found another state")
         self._num_readers[numbers] += 1
 
     def release(self, numbers: Numbers, forget: bool = False, is_bad: bool = False) -> None:
-        """Stop reading; `forget` what did not prove right."""
+        """Stop reading; `forget` slots whose content proved wrong."""
         self._num_readers[numbers] -= 1
         if forget:
             self.forget(numbers, is_bad)
@@ -129,7 +129,7 @@ class DiskIndex:
         self._let_go(orphans[self._num_readers[orphans] == 0], is_bad)
 
     def forget(self, numbers: Numbers, is_bad: bool = False) -> None:
-        """Nobody finds them any more; those that are READY and not being read are FREE at once."""
+        """Forget those that are READY; those that are not being read are FREE at once."""
         numbers = numbers[self._states[numbers] == _State.READY]
         self.num_ready -= len(numbers)
         if self.gone is not None:
@@ -141,9 +141,10 @@ class DiskIndex:
 
     # --- all of them ------------------------------------------------------------------
     def found(self, entries: Sequence[OnDisk]) -> int:
-        """What a restart found, if its slot is FREE yet and its key nowhere else; returns how much
-        that is. Nobody knows who used it: it leaves before all that was used since."""
-        last: dict[Key, OnDisk] = {}  # a key may lie in slots that it has left for room, too
+        """Take in what a restart found, if its slot is still FREE and its key in no other slot;
+        returns how many. It is unknown who used them, so they leave before all that live programs
+        used."""
+        last: dict[Key, OnDisk] = {}  # a key may still lie in slots that it left for room
         for each in sorted(entries, key=lambda each: each.sequence):
             is_free = each.slot < self.num_slots and self._states[each.slot] == _State.FREE
             if is_free and each.key not in self._numbers:
@@ -159,8 +160,8 @@ class DiskIndex:
         return len(numbers)
 
     def clear(self) -> None:
-        """A new epoch: nobody finds anything of before, at once. Slots that are written or read are
-        orphans until that is over, the others are FREE by and by."""
+        """Begin a new epoch: nothing from before is found, at once. Slots being written or read are
+        orphans until that is over; the others become FREE little by little."""
         states = self._states
         writing = (states == _State.WRITING).nonzero()[0]
         self._forget_keys(writing)
@@ -193,7 +194,7 @@ class DiskIndex:
             self._free.put(numbers)
 
     def _regain(self, numbers: Numbers) -> None:
-        """These slots of earlier epochs are FREE now."""
+        """Take back these slots of earlier epochs: they are FREE now."""
         if self.gone is not None:
             keys = self._keys[numbers].tolist()
             self.gone.extend(key for key in keys if key not in self._numbers)

@@ -1,7 +1,7 @@
 """Shelves: in which order what is on disk leaves for room.
 
-What finished programs left goes first, then what newer turns of their programs did not go on with,
-then what a restart found and nobody asked for, then the least recently used program's.
+What finished programs left goes first, then what newer turns of their programs did not continue,
+then what a restart found and no turn has asked for, then the least recently used program's slots.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _NOTHING: Numbers = np.empty(0, np.int64)
 
 
 class Shelf:
-    """The disk slots of one program, or what is left of them. Some may be another's by now."""
+    """Disk slots that one program took; some of them may stand on another shelf by now."""
 
     __slots__ = ("number", "program", "slots")
 
@@ -44,8 +44,8 @@ class Shelves:
         self._shelf_of = np.concatenate([self._shelf_of, more])
 
     def clear(self) -> Sequence[Any]:
-        """Nothing stands anywhere: a slot's old number is that of no shelf any more. Returns what
-        the shelves were in, to be taken apart."""
+        """Empty all shelves: the number that a slot has belongs to no shelf any more. Returns the
+        containers that the shelves were in, to be taken apart."""
         old = self._done, self._superseded, self._found, self._live, self._current
         self._begin()
         return old
@@ -55,12 +55,12 @@ class Shelves:
         self._superseded: OrderedDict[int, Shelf] = OrderedDict()
         self._found: OrderedDict[int, Shelf] = OrderedDict()
         self._live: OrderedDict[int, Shelf] = OrderedDict()  # least recently used first
-        self._current: dict[str, Shelf] = {}  # of a program, live or done
-        self._num_entries = 0  # slots on all shelves, those that stand elsewhere by now included
+        self._current: dict[str, Shelf] = {}  # program -> its shelf, live or done
+        self._num_entries = 0  # slots listed on all shelves, with those that stand elsewhere by now
 
-    # --- who has what -----------------------------------------------------------------
+    # --- which slot stands where --------------------------------------------------------
     def place(self, program: str, numbers: Numbers) -> None:
-        """They come to what the program has, which is used now."""
+        """Add these slots to what the program has, which is used now."""
         shelf = self._current.get(program) or self._new(program)
         self._stand(shelf, numbers)
         self._current[program] = shelf
@@ -69,8 +69,8 @@ class Shelves:
         self._live.move_to_end(shelf.number)
 
     def use(self, program: str, numbers: Numbers, supersedes: bool) -> None:
-        """A turn of the program wants these, and with `supersedes` nothing else of what it has:
-        they are the last to leave."""
+        """A turn of the program wants these slots: they are the last to leave. With `supersedes` it
+        wants nothing else of what the program has."""
         older = self._current.get(program)
         if supersedes and older is not None:
             del self._current[program]
@@ -83,31 +83,31 @@ class Shelves:
             self._compact(older)
 
     def demote(self, program: str) -> None:
-        """The program is done: what it has is the first to leave."""
+        """The program is done: make what it has the first to leave."""
         shelf = self._current.get(program)
         if shelf is not None:
             self._live.pop(shelf.number, None)
             self._done[shelf.number] = shelf
 
     def found(self, numbers: Numbers) -> None:
-        """They were there before anybody came."""
+        """These slots were there before any program came."""
         shelf = self._new("")
         self._stand(shelf, numbers)
         self._found[shelf.number] = shelf
 
     def take_off(self, numbers: Numbers) -> None:
-        """They hold nothing any more."""
+        """These slots hold nothing any more."""
         self._shelf_of[numbers] = _NOBODY
 
-    # --- who leaves -------------------------------------------------------------------
+    # --- which slots leave -------------------------------------------------------------
     def to_leave(self) -> Iterator[Shelf]:
-        """All, the first to leave first; those that were emptied are dropped on the way."""
+        """All shelves, the first to leave first; those that were emptied are dropped on the way."""
         for shelf in self._all():
             yield shelf
             self._compact(shelf)
 
     def standing(self, shelf: Shelf) -> Numbers:
-        """What stands there still."""
+        """The slots that still stand there."""
         there: Numbers = shelf.slots[self._shelf_of[shelf.slots] == shelf.number]
         return there
 
@@ -116,18 +116,18 @@ class Shelves:
         return Shelf(next(self._numbers), program)
 
     def _stand(self, shelf: Shelf, numbers: Numbers) -> None:
-        """They stand there now, beside what does already."""
+        """Put these slots on the shelf, beside what already stands there."""
         self._shelf_of[numbers] = _NOBODY
         self._compact(shelf)
         shelf.slots = np.concatenate([shelf.slots, numbers])
         self._shelf_of[numbers] = shelf.number
         self._num_entries += len(numbers)
-        if self._num_entries > 2 * len(self._shelf_of):  # many share what one of them took last
+        if self._num_entries > 2 * len(self._shelf_of):  # programs share what one of them took last
             for each in self._all():
                 self._compact(each)
 
     def _compact(self, shelf: Shelf) -> None:
-        """Forget what stands elsewhere by now; a shelf with nothing on it goes."""
+        """Drop slots that stand elsewhere by now; a shelf with no slots left is removed."""
         standing = self.standing(shelf)
         self._num_entries += len(standing) - len(shelf.slots)
         shelf.slots = standing

@@ -1,7 +1,7 @@
 """DramTier: keeps finished turns' blocks in host memory and gives them back (base.py, Tier).
 
-It owns the host index; its copies are Traffic's. Whatever goes wrong with one ends as a miss: the
-slots are forgotten and the tokens are computed again (law 4).
+It owns the host index; Traffic owns its copies. A copy that fails ends as a miss: its slots are
+forgotten and its tokens are computed again (law 4).
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ class DramTier:
     """The scheduler's view of host memory. With no slots it holds nothing and finds nothing.
 
     Each rank is to have `num_slots`; a slot can be used once every rank has reported it.
-    `slot_bytes`: of one block on all ranks. `rank` is asked for what is stored, too, which is
-    used now.
+    `slot_bytes`: bytes of one block on all ranks. `rank` is also asked about the program being
+    stored, which is used now.
     """
 
     names: Sequence[str] = ("dram",)
@@ -64,11 +64,11 @@ class DramTier:
         self.events = events
         self._groups = groups
         self._found = Finder(self.index, groups)
-        # Told of slots that a load found to be wrong: copies of them may lie elsewhere.
+        # Called with slots that a load found to be wrong: copies of them may lie elsewhere.
         self.doubts: Callable[[Tickets], None] = lambda tickets: None
-        # Told of whom something has been stored.
+        # Called with each program of which something has been stored.
         self.came: Callable[[str], None] = lambda program: None
-        # Of each store under way, the block of it that is the first in its chain.
+        # For each store under way, the end and the key of the block that comes first in its chain.
         self._firsts: dict[int, tuple[int, Key]] = {}
         account.gauge("dram_wanted_blocks", num_slots)
         account.gauge("tier_up", float(self.is_up))
@@ -86,7 +86,7 @@ class DramTier:
         request: Any = None,
         supersedes: bool = True,
     ) -> bool:
-        """What `supersedes` is to the slots: HostIndex.reserve."""
+        """HostIndex.reserve says what `supersedes` does to the slots."""
         keys, is_up = blocks.keys, self.is_up
         if None in keys:  # vLLM forgot them while a pin held them (BlockPool.evict_blocks)
             is_up = is_up and self._groups.are_simple
@@ -130,8 +130,8 @@ class DramTier:
         now: float,
     ) -> Mapping[str, int]:
         blocks, slots = self._found.take(request, block_ids, num_tokens)
-        # vLLM waits for this load now. If a slot has gone since the promise, the load names
-        # none, so that every rank refuses it, and it is recomputed.
+        # vLLM waits for this load now. If a slot has gone since the promise, the load names no
+        # slots, so that every rank refuses it and its tokens are computed again.
         slots = np.full(len(blocks), -1) if slots is None else self.index.acquire(slots)
         self.traffic.load(self._owner, program, request.request_id, blocks, slots, now)
         self.index.touch(program, now)
@@ -154,7 +154,7 @@ class DramTier:
 
     # --- every step -------------------------------------------------------------------
     def hear(self, report: WorkerReport) -> None:
-        """A rank has more slots, or none any more."""
+        """Take in how many slots a rank has, or that it has none any more."""
         if report.tier_down and self.is_up:
             self._go_down(report.tier_down)
         if report.ready_slots:
@@ -177,7 +177,7 @@ class DramTier:
 
     # --- parts ------------------------------------------------------------------------
     def _places(self, blocks: ChainBlocks) -> Sequence[int]:
-        """The blocks' places in their chain, if anybody asks."""
+        """The blocks' places in their chain, if anything needs them."""
         if self.index.marks is None:
             return ()
         return [end // self._groups.hash_size - 1 for end in blocks.ends]

@@ -1,7 +1,7 @@
 """TierEvents: vLLM KV events (BlockStored, BlockRemoved, medium "CPU") for DRAM blocks.
 
-Routers learn from them which replica has a program's KV. An event leaves only when the
-block is really there: after its store settled.
+Routers learn from them which replica has a program's KV. An event is published only once the block
+is really there: after its store has settled.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import Any, Protocol
 
 from continuum_connector.scheduler.kv_groups import Key, KvGroups
 
-Span = tuple[int, int]  # tokens of a chain: the first, and the one behind the last
+Span = tuple[int, int]  # tokens of a chain: the first, and the one after the last
 
 
 class EventFactory(Protocol):
@@ -54,23 +54,23 @@ class TierEvents:
                 self._out.append(event)
 
     def lost(self) -> None:
-        """Everything in DRAM was forgotten, and nothing else."""
+        """All of DRAM was forgotten, and nothing else."""
         self.removed(list(self._visible))
 
     def removed(self, keys: Iterable[Key]) -> None:
-        """These left DRAM, or their store failed; only what was announced is taken back."""
+        """These left DRAM, or their store failed; only those announced before are withdrawn."""
         for key in keys:
             if key in self._visible:
                 self._visible.discard(key)
                 self._out.append(self._factory.removed(key))
 
     def written(self, keys: Sequence[Key]) -> None:
-        """They are on disk. What was written with them under one name is not told: once the name
-        alone is left, nobody knows what that was."""
+        """These are on disk. Blocks that were written with them, under the same name, are not
+        announced: once only the name is left, nothing tells which blocks those were."""
         self._out += self._factory.on_disk(keys, self._groups.hash_size)
 
     def left_disk(self, keys: Sequence[Key]) -> None:
-        """They are on disk no more."""
+        """These are on disk no more."""
         self._out += self._factory.off_disk(keys)
 
     def take(self) -> list[Any]:

@@ -1,7 +1,7 @@
 """EvictionOrder: which chains leave DRAM before which others.
 
-First what finished programs left, then what newer turns of their programs superseded (forks,
-compactions), each oldest first; then live chains, by worth. The worth comes from outside.
+What finished programs left goes first, then what newer turns of their programs superseded (forks,
+compactions), each oldest first; then live chains by worth, which the caller provides.
 
 Residence: how long what is stored stays in DRAM before it leaves for room.
 """
@@ -20,11 +20,11 @@ from continuum_connector.scheduler.tiers.slots import Chain
 
 Rank = Callable[[str], float]  # program -> worth of its blocks in DRAM
 
-DEAD = -math.inf  # what finished or was superseded is worth so little: it is nobody's loss
+DEAD = -math.inf  # worth of what finished programs or superseded turns left: no program misses it
 
-# How many live chains of either end of the least-recently-used order are compared at a time.
-# Both ends, for where programs return in turn, the one used last is needed last: with less DRAM
-# than KV the coldest-first order misses always, the other keeps what fits.
+# How many live chains from either end of the least-recently-used order are compared at a time. Both
+# ends, because where programs return in turn, the one used last is needed last: with less DRAM than
+# KV, evicting the coldest first always misses, and evicting the hottest first keeps what fits.
 NUM_CANDIDATES = 16
 
 
@@ -37,7 +37,7 @@ class EvictionOrder:
         self._done: OrderedDict[Chain, None] = OrderedDict()
         self._superseded: OrderedDict[Chain, None] = OrderedDict()
         self._live: OrderedDict[Chain, None] = OrderedDict()
-        # What a program has in the first and the last; more than one where its turns overlap.
+        # A program's chains in `_done` and `_live`; more than one where its turns overlap.
         self._current: dict[str, list[Chain]] = {}
 
     def __iter__(self) -> Iterator[Chain]:
@@ -48,7 +48,7 @@ class EvictionOrder:
 
     @property
     def queues(self) -> Sequence[Any]:
-        """What the chains are in, for who takes it apart."""
+        """The containers that the chains are in, for a caller that takes them apart."""
         return self._done, self._superseded, self._live, self._current
 
     def current(self, program: str) -> Sequence[Chain]:
@@ -56,16 +56,16 @@ class EvictionOrder:
         return tuple(self._current.get(program, ()))
 
     def live_of(self, program: str) -> Sequence[Chain]:
-        """Those of them that are live."""
+        """Those of the program's chains that are live."""
         return [chain for chain in self._current.get(program, ()) if chain in self._live]
 
     def add(self, chain: Chain) -> None:
-        """A new live chain, the last to leave among equals."""
+        """Add a new live chain, the last to leave among equals."""
         self._live[chain] = None
         self._current.setdefault(chain.program, []).append(chain)
 
     def touch(self, program: str, now: float) -> None:
-        """The program is active, so its chains are live and used now."""
+        """The program is active: its chains are live and used now."""
         for chain in self._current.get(program, ()):
             chain.last_used = now
             self._done.pop(chain, None)
@@ -73,13 +73,13 @@ class EvictionOrder:
             self._live.move_to_end(chain)
 
     def demote(self, program: str) -> None:
-        """The program is done."""
+        """The program is done: its chains leave before all live ones."""
         for chain in self._current.get(program, ()):
             self._live.pop(chain, None)
             self._done[chain] = None
 
     def supersede(self, chain: Chain) -> None:
-        """A newer turn of its program took another way."""
+        """A newer turn of its program does not continue this chain."""
         self.remove(chain)
         self._superseded[chain] = None
 
@@ -93,18 +93,18 @@ class EvictionOrder:
                 del self._current[chain.program]
 
     def victims(self, besides: Chain, rank: Rank | None) -> Iterator[tuple[float, Chain]]:
-        """Return (worth, chain) in the order in which they leave; without `rank` live chains are
-        worth 0 and leave least recently used first, what leaves before them is worth -inf.
+        """Return (worth, chain) in the order in which they leave. Without `rank`, live chains are
+        worth 0 and leave least recently used first. What leaves before them is worth -inf.
 
-        The caller takes what it can of each before it asks for the next, and changes the
-        order only when it asks no more. `rank` is asked for 2 * NUM_CANDIDATES programs, then
-        for one more per live chain yielded, however many there are.
+        The caller takes what it can of each chain before it asks for the next, and changes the
+        order only once it asks no more. `rank` is called for 2 * NUM_CANDIDATES programs, then for
+        one more per live chain yielded, however many there are.
         """
         dead = itertools.chain(self._done, self._superseded)
         return itertools.chain(zip(itertools.repeat(DEAD), dead), self.live(besides, rank))
 
     def live(self, besides: Chain, rank: Rank | None) -> Iterator[tuple[float, Chain]]:
-        """The same of live chains alone."""
+        """The same for live chains alone."""
         return self._by_use(besides) if rank is None else self._by_rank(besides, rank)
 
     def _by_use(self, besides: Chain) -> Iterator[tuple[float, Chain]]:
@@ -120,7 +120,7 @@ class EvictionOrder:
         window: list[tuple[float, int, Chain, int]] = []  # the place in the order breaks ties
 
         def look(end: int) -> None:
-            """Let the next chain from that end in; the ends meet in the middle."""
+            """Let in the next chain from that end; the ends meet in the middle."""
             nonlocal num_unseen
             while num_unseen:
                 num_unseen -= 1
@@ -139,29 +139,29 @@ class EvictionOrder:
             look(end)
 
 
-NUM_PARTS = 32  # of the window; each is forgotten at once
-# Turns end in bursts, so what left within less says little of the rate; a lull as long as that,
-# and as long as a block stays, is the end of the pressure.
+NUM_PARTS = 32  # parts of the window; each is forgotten as a whole
+# Turns end in bursts, so what left within less than this says little about the rate. A lull that
+# lasts this long, and as long as a block stays, is the end of the pressure.
 LEAST_S = 10.0
 
 
 class Residence:
     """Slots / rate at which live blocks leave: the mean stay, by Little's law.
 
-    The age of those that leave would not do: where what is needed last leaves first, they are
-    the ones just stored, and all that stay are not seen. Only live chains count: what finished
-    programs and superseded turns leave behind goes first and shortens nobody's stay. The window
-    is one turnover: the time in which as many blocks left as there are slots.
+    The age of the blocks that leave would mislead: where what is needed last leaves first, they are
+    the ones just stored, and blocks that stay are never seen. Only live chains count: what finished
+    programs and superseded turns left goes first and shortens no other block's stay. The window is
+    one turnover: the time in which as many blocks left as there are slots.
     """
 
     def __init__(self) -> None:
-        self._parts: deque[tuple[float, int]] = deque()  # since when, blocks that left from then
+        self._parts: deque[tuple[float, int]] = deque()  # start of part, blocks that left in it
         self._num_left = 0
         self._last = -math.inf
         self._num_slots = 0
 
     def evicted(self, num_blocks: int, num_slots: int, now: float) -> None:
-        """Live blocks left, of those in `num_slots`; once per store that needed their room."""
+        """Live blocks left, of `num_slots` in all; called once per store that needed their room."""
         if math.isinf(self.seconds(now)):
             self._parts = deque([(now - LEAST_S, 0)])
             self._num_left = 0
@@ -176,8 +176,8 @@ class Residence:
             self._num_left -= self._parts.popleft()[1]
 
     def seconds(self, now: float) -> float:
-        """Return the estimate; infinite while nothing had to leave, and again once nothing has
-        left for as long as that."""
+        """Return the estimate. It is infinite while nothing had to leave, and again once nothing
+        has left for as long as a block stays."""
         if not self._num_left:
             return math.inf
         if now - self._last >= max(self._until(self._last), LEAST_S):
@@ -190,8 +190,8 @@ class Residence:
 
 
 def least(program: str, rank: Rank | None) -> Rank:
-    """`rank` with the blocks of this program worth less than all that is live. None: everybody
-    else's are worth little."""
+    """Return `rank`, but with this program's blocks worth less than all that is live. If `rank` is
+    None, all other programs' blocks are worth little, too."""
 
     def worth(each: str) -> float:
         if each == program:

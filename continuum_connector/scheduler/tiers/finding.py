@@ -1,10 +1,10 @@
 """Finder: how much of a waiting turn's prompt is in DRAM.
 
-vLLM asks in every step for each turn that it cannot admit, while stores of others settle and
-blocks leave. So what was found is remembered: of one group of full attention a block that came is
-looked for where the last look ended; of other models vLLM's own lookup, which walks them all, is
-asked again only when a block of that very prompt has come. What left counts only if it was among
-what was found.
+vLLM asks in every step about each turn that it cannot admit, while other turns' stores settle and
+blocks leave. So the Finder remembers what it found. With one group of full attention, it looks for
+new blocks from where the last look ended. For other models, vLLM's own lookup, which walks the
+whole prompt, is asked again only when a block of that very prompt has come. A block that left
+matters only if it was among those found.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from continuum_connector.scheduler.kv_groups import FULL, Key, KvGroup, KvGroups
 from continuum_connector.scheduler.tiers.index import HostIndex
 from continuum_connector.scheduler.tiers.slots import NO_TICKETS, Tickets
 
-# Turns whose slots are remembered, 8 bytes each: few are asked for in one step.
+# Turns whose slots are remembered, 8 bytes per slot: vLLM asks about few turns in one step.
 MAX_REMEMBERED = 64
-MAX_ARRIVALS = 256  # stores that settled; a turn not asked for through more looks anew
+MAX_ARRIVALS = 256  # settled stores; a turn not asked about during more of them looks anew
 _FIRST_LOOK = 16  # blocks; then twice as many each time, so that a miss costs little
-# A lookup whose load would get more blocks than there are is asked for a shorter one.
+# If a load would get blocks that DRAM lacks, a shorter hit is looked up; this many looks at most.
 _NUM_LOOKS = 4
 
 
@@ -41,7 +41,7 @@ class _Promise:
 
 
 class _Look(Protocol):
-    """Where the hit ends that begins at `start`, and which blocks of the request to load."""
+    """Finds where the hit that begins at `start` ends, and which blocks of the request to load."""
 
     def hit(self, request: Any, start: int, known: _Promise | None) -> int: ...
     def slots(
@@ -50,15 +50,15 @@ class _Look(Protocol):
 
 
 class Finder:
-    """What DRAM has of each turn that was asked for and has not been loaded since."""
+    """What DRAM has of each turn that was asked about and has not been loaded since."""
 
     def __init__(self, index: HostIndex, groups: KvGroups) -> None:
         self._index = index
         self._promises: dict[str, _Promise] = {}
         self._tickets = Remembered()
-        self._epoch = index.num_epochs  # in which those were found
+        self._epoch = index.num_epochs  # in which the tickets were found
         self._arrivals = Arrivals(groups)
-        # Whose promise was cut to where no hit ends: it would be made again for ever.
+        # Requests whose promise was cut to where no hit ends: the same one would be made for ever.
         self._cut: set[str] = set()
         self._look: _Look
         if groups.lookup is None:
@@ -70,7 +70,7 @@ class Finder:
         return iter(self._promises)
 
     def came(self, first_end: int, first_key: Key) -> None:
-        """A store has settled; `first_...`: of the block of it that is the first in its chain."""
+        """A store has settled; `first_...`: of its block that comes first in the chain."""
         self._arrivals.add(first_end, first_key)
 
     def find(self, request: Any, num_vram_tokens: int) -> int:
@@ -89,8 +89,8 @@ class Finder:
     def take(
         self, request: Any, block_ids: Sequence[Sequence[int]], num_tokens: int
     ) -> tuple[BlockIds, Tickets | None]:
-        """Return what was promised for the first `num_tokens` of it, once: which VRAM blocks of
-        the request's to load, and from which slots; None where one of those has gone since."""
+        """Return, once, what was promised for the request's first `num_tokens`: which of its VRAM
+        blocks to load, and from which slots; None if one of those slots has gone since."""
         self._follow_epoch()
         promise = self._promises.pop(request.request_id)
         start, hit = promise.start, min(promise.hit, promise.start + num_tokens)
@@ -102,8 +102,8 @@ class Finder:
         return blocks, None
 
     def _follow_epoch(self) -> None:
-        """Slots that were found in another epoch are nobody's. Who was promised some is still to
-        take it, and gets nothing. What was not found may be there: an epoch may have come back."""
+        """Drop slots found in another epoch. A request that was promised some still takes its
+        promise, and gets nothing. What was not found may be there: an epoch may have come back."""
         if self._epoch != self._index.num_epochs:
             self._epoch = self._index.num_epochs
             self._tickets.clear()
@@ -117,7 +117,7 @@ class Finder:
 
 
 class Remembered:
-    """The slots found for the requests asked for last."""
+    """The slots found for the requests that were asked about last."""
 
     def __init__(self) -> None:
         self._tickets: OrderedDict[str, Tickets] = OrderedDict()
@@ -144,13 +144,13 @@ class Remembered:
 
 
 class Arrivals:
-    """The first block of each store that settled lately. A block's hash covers all before it, so
-    a prompt that has not this one has none of that store."""
+    """The first block of each of the stores that settled last. A block's hash covers all before it,
+    so a prompt that lacks this block has nothing of that store."""
 
     def __init__(self, groups: KvGroups) -> None:
         self.num = 0
         self._unit = groups.hash_size
-        # A block that a hit ended amid may have been filled since, and goes by a later hash.
+        # A block in which a hit ended may have been filled since, and then has a later hash.
         self._span = groups.scheduler_size // groups.hash_size
         self._firsts: deque[tuple[int, bytes]] = deque(maxlen=MAX_ARRIVALS)
 
@@ -159,12 +159,12 @@ class Arrivals:
         self._firsts.append((end // self._unit - 1, key[: -len(_SUFFIX)]))
 
     def all_may_have(self) -> None:
-        """Something of any prompt may have come."""
+        """For any prompt, something may have come."""
         self.num += 1
         self._firsts.clear()
 
     def concern(self, hashes: Sequence[bytes], since: int) -> bool:
-        """Whether one of those after the first `since` may be of a prompt of these hashes."""
+        """Whether an arrival after the first `since` may belong to a prompt with these hashes."""
         num_new = self.num - since
         if num_new > len(self._firsts):
             return True
@@ -176,7 +176,7 @@ _SUFFIX = block_key(b"", 0)
 
 
 class EveryBlock:
-    """One group of full attention: a hit needs every block from its first, so it can be resumed."""
+    """One group of full attention: a hit needs every block from its first, so looks can resume."""
 
     def __init__(self, index: HostIndex, groups: KvGroups, remembered: Remembered) -> None:
         self._index = index
@@ -184,7 +184,7 @@ class EveryBlock:
         self._tickets = remembered
 
     def hit(self, request: Any, start: int, known: _Promise | None) -> int:
-        """Look on from where the last look ended, or from the first block that has left."""
+        """Continue from where the last look ended, or from the first block that has left."""
         size, index, hashes = self._groups.hash_size, self._index, request.block_hashes
         first, end = start // size, self._groups.last_end(request.num_tokens) // size
         tickets = self._tickets.pop(request.request_id)
@@ -215,7 +215,7 @@ class EveryBlock:
         first, last = start // size, hit // size
         blocks = np.array(block_ids[0][first:last], dtype=np.int32)
         tickets = self._tickets.pop(request.request_id)
-        if tickets is None:  # too many others were asked for since
+        if tickets is None:  # too many other requests were asked about since
             tickets = self._index.find(self._keys(request.block_hashes, first, last))
         return blocks, tickets[: len(blocks)]
 
@@ -224,7 +224,7 @@ class EveryBlock:
 
 
 class ByRule:
-    """Any other model: vLLM's own lookup says where a hit ends and what a load gets blocks for."""
+    """Any other model: vLLM's own lookup says where a hit ends and which blocks a load gets."""
 
     def __init__(
         self, index: HostIndex, groups: KvGroups, remembered: Remembered, arrivals: Arrivals
@@ -276,7 +276,7 @@ class ByRule:
         return tickets is not None and self._index.still_ready(tickets) == len(tickets)
 
     def _needed(self, hashes: Sequence[bytes], start: int, hit: int) -> list[Key]:
-        """What a load of those tokens gets blocks for; vLLM's lookup may ask for less of it."""
+        """Keys of the blocks that a load of those tokens gets; vLLM's lookup may need fewer."""
         keys: list[Key] = []
         for group in self._groups:
             first = max(start, self._lookup.first_read(group.index, hit)) // group.block_size
@@ -284,9 +284,9 @@ class ByRule:
         return keys
 
     def _keys(self, hashes: Sequence[bytes], group: KvGroup, first: int, hit: int) -> list[Key]:
-        """Those of the group's blocks from the one of index `first` on to where the hit ends. A
-        block is named by the hash at its end, and one that the hit ends amid by the hash there; of
-        full attention any that goes on with the same tokens will do."""
+        """The keys of the group's blocks from index `first` to where the hit ends. A block's key
+        has the hash at the block's end; if the hit ends inside the block, the hash at the hit's
+        end. With full attention any block that continues with the same tokens will do."""
         size, unit, suffix = group.block_size, self._groups.hash_size, block_key(b"", group.index)
         ends = range((first + 1) * size, hit + 1, size)
         keys = [hashes[end // unit - 1] + suffix for end in ends]

@@ -11,22 +11,22 @@ from continuum_connector.messages import OnDisk
 
 
 class Found:
-    """Puts the ranks' findings together, which come in pieces and at their own pace."""
+    """Combines what the ranks found, which arrives in pieces, each rank at its own pace."""
 
     def __init__(self, world_size: int) -> None:
         self._world_size = world_size
         self._is_open = True
-        self._seen: dict[tuple[int, bytes], int] = {}  # slot and key -> ranks that have it
+        self._seen: dict[tuple[int, bytes], int] = {}  # (slot, key) -> how many ranks have it
 
     def on_all(self, found: Mapping[int, Sequence[OnDisk]]) -> list[OnDisk]:
-        """Those that all ranks have found by now, each once."""
+        """Return the entries that all ranks have found by now, each once."""
         if not self._is_open:
             return []
         entries = [each for entries in found.values() for each in entries]
         return [each for each in entries if self._world_size == 1 or self._is_last(each)]
 
     def close(self) -> None:
-        """The disks were reset: what they still report is of before."""
+        """The disks were reset: what they still report is from before that."""
         self._is_open = False
         self._seen.clear()
 

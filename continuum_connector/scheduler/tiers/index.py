@@ -1,15 +1,15 @@
 """HostIndex: which blocks are in DRAM, in which slot, and how room is made for more.
 
-A slot is FREE, WRITING (a store is under way) or READY; a READY slot may have readers.
-Only READY slots are ever found. A slot that is forgotten while somebody writes or reads it
-becomes an orphan: nobody finds it, and it is FREE once the last of them is done.
-A new epoch begins with empty tables; what the old ones held is FREE by and by (past.py).
+A slot is FREE, WRITING (a store is under way) or READY; a READY slot may have readers. Only READY
+slots are ever found. A slot that is forgotten while it is written or read becomes an orphan: it is
+not found, and is FREE once that is over. A new epoch begins with empty tables; slots of the old
+ones become FREE little by little (past.py).
 
-A program's turn keeps a chain of slots. Chains leave tail first, in the order of eviction.py;
-a slot that several chains claim, as those of a common system prompt, leaves with the last.
+Each turn keeps a chain of slots. Chains leave tail first, in the order of eviction.py; a slot that
+several chains claim, as those of a common system prompt, leaves with the last of them.
 
-Where a hit needs more than every block before its end, as the state or the window there, a chain
-without its tail is a hit for nobody: then chains come whole and leave whole (`whole`).
+Where a hit needs more than every block before its end, such as the state or the window there, a
+chain without its tail is useless: then chains are stored whole and leave whole (`whole`).
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from continuum_connector.scheduler.tiers.slots import (
     numbers_of,
 )
 
-NOBODYS = Chain("", 0.0)  # beside which every chain may leave
+NOBODYS = Chain("", 0.0)  # stands for no chain: beside it every chain may leave
 
 
 class HostIndex:
@@ -45,15 +45,15 @@ class HostIndex:
         self._whole = whole
         self.num_slots = 0  # that exist by now, see `grow`
         self.num_ready = 0
-        self.num_writing = 0  # orphans under a store included
+        self.num_writing = 0  # including orphans being written
         self.num_orphans_read = 0
         self.version = 0  # grows whenever a lookup may answer differently
-        self.num_epochs = 0  # tickets of READY slots are worth nothing in another one
-        self.num_lost = 0  # grows with every READY slot that is forgotten
+        self.num_epochs = 0  # a READY slot's ticket is void in any other epoch
+        self.num_lost = 0  # grows by one with every READY slot that is forgotten
         self.num_evicted = 0  # for room, ever
-        self.num_refused = 0  # blocks no room was made for, ever
+        self.num_refused = 0  # blocks for which no room was made, ever
         self.residence = Residence()
-        self.gone: deque[Key] = deque()  # keys forgotten, for any cause, since the caller took them
+        self.gone: deque[Key] = deque()  # keys forgotten for any reason since the last take
         self._free = FreeSlots()
         self._numbers: dict[Key, int] = {}
         self._table = SlotTable()
@@ -63,20 +63,20 @@ class HostIndex:
         self.grow(num_slots)
 
     def grow(self, num_slots: int) -> None:
-        """Slots up to `num_slots` exist from now on; they are used after those that did. Fewer than
-        there were: the others are away until they exist again."""
+        """Slots up to `num_slots` exist from now on, and are used after those that did before. If
+        there were more, the others are away until they exist again."""
         if num_slots > self.num_slots:
             self._free.grow(self.num_slots, num_slots)
             self._table.grow(num_slots)
             if self.marks is not None:
                 self.marks.grow(num_slots)
             self.num_slots = num_slots
-            self.residence = Residence()  # of a smaller DRAM; nothing has to leave this one
+            self.residence = Residence()  # the DRAM is larger now; nothing has to leave it
         self._free.end_at(num_slots)
 
     @property
     def num_free(self) -> int:
-        """Slots that nothing is in, or nothing of this epoch."""
+        """Slots that hold nothing, or nothing of this epoch."""
         return self._free.num + len(self._free.away) + self.past.num
 
     def __contains__(self, key: Key) -> bool:
@@ -87,13 +87,13 @@ class HostIndex:
         return number is not None and not self._table.is_writing[number]
 
     def find(self, keys: Sequence[Key]) -> Tickets:
-        """The READY slots of as many of `keys`, from the first, as have one."""
+        """The READY slots of `keys`, from the first key on until one has none."""
         numbers = self._look(keys)
         numbers = numbers[: _first(numbers < 0)]
         return self._table.tickets[numbers[: _first(self._table.is_writing[numbers])]]
 
     def still_ready(self, tickets: Tickets) -> int:
-        """How many of the tickets, from the first, are those of slots that can be read."""
+        """How many of the tickets, from the first on, are of slots that can be read."""
         return _first(~self._table.are_ready(tickets))
 
     # --- stores -----------------------------------------------------------------------
@@ -106,16 +106,15 @@ class HostIndex:
         supersedes: bool = True,
         places: Sequence[int] = (),
     ) -> Tickets:
-        """Claim slots for those of `keys`, one chain, not stored yet, evicting if needed.
+        """Claim slots for those of `keys`, one chain, that are not stored yet, evicting if needed.
 
-        Returns a WRITING slot per new key. Stops at the first key for which no room can be
-        made, so what is stored of a chain is always a prefix of what was asked, or nothing where
-        chains are `whole`, for which nobody leaves in vain: everything else is busy, or by
-        `rank` worth more than what `program` has in DRAM. None: the least
-        recently used is worth least. With `supersedes` what the program stored of other chains
-        leaves before anybody's live chain; without it only what this chain continues does,
-        as the program has other turns under way. `places`: of the blocks in their chain, from 0,
-        for the marks.
+        Returns a WRITING slot per new key. Stops at the first key for which no room can be made,
+        because all else is busy or, by `rank`, worth more than what `program` has in DRAM. So what
+        is stored of a chain is always a prefix of it, or all or nothing where chains are `whole`;
+        then nothing is evicted in vain. Without `rank`, the least recently used is worth least.
+        With `supersedes`, the program's other chains leave before any live chain; without it only
+        those that this chain continues do, as the program has other turns under way. `places`: the
+        blocks' places in their chain, from 0, for the marks.
         """
         numbers = self._look(keys)
         present, missing = numbers[numbers >= 0], (numbers < 0).nonzero()[0]
@@ -163,8 +162,8 @@ class HostIndex:
         self.version += 1
 
     def disown(self, tickets: Tickets) -> None:
-        """Nobody waits for what is being written there: others may store those blocks anew, and
-        the slots are FREE once it has settled."""
+        """What is being written to these slots is no longer wanted: its blocks may be stored anew,
+        and the slots are FREE once the write has settled."""
         self._forget(numbers_of(tickets[self._table.are_there(tickets)]))
 
     def keys_of(self, tickets: Tickets) -> list[Key]:
@@ -195,12 +194,12 @@ class HostIndex:
         self._claims.order.touch(program, now)
 
     def demote(self, program: str) -> None:
-        """The program is done: what nobody else claims of it is the first to be evicted."""
+        """The program is done: slots that only it claims are the first to be evicted."""
         self._claims.order.demote(program)
 
     def next_to_leave(self, rank: Rank | None) -> Iterator[Chain]:
-        """Live chains in the order in which they leave, the tail of each first; changes nothing,
-        and ends with the first change."""
+        """Live chains in the order in which they leave, the tail of each first; changes nothing. No
+        longer usable after the first change."""
         return (chain for _, chain in self._claims.order.live(NOBODYS, rank))
 
     def chains_of(self, program: str) -> Sequence[Chain]:
@@ -208,7 +207,7 @@ class HostIndex:
         return self._claims.order.live_of(program)
 
     def slots_of(self, keys: Sequence[Key]) -> Numbers:
-        """The keys' slots, READY or WRITING, -1 where there is none."""
+        """The keys' slots, READY or WRITING; -1 where there is none."""
         return self._look(keys)
 
     def are_there(self, tickets: Tickets) -> Flags:
@@ -224,9 +223,9 @@ class HostIndex:
         return list(self._table.keys[numbers].tolist())
 
     def clear(self, keep_as: str = "", name: str = "") -> None:
-        """A new epoch: nobody finds anything of before, at once. Who has tickets is to look at
-        `num_epochs`: only slots that are written or read are seen to be gone, FREE thereafter.
-        `keep_as`: the last epoch's name, `name`: the new one's, whose blocks may be there."""
+        """Begin a new epoch: nothing from before is found, at once. Callers with tickets must look
+        at `num_epochs`: only slots being written or read are marked as gone, and are FREE after
+        that. `keep_as`: the last epoch's name; `name`: the new one's, whose blocks may be there."""
         table = self._table
         busy = (table.is_writing | (table.num_readers > 0)).nonzero()[0]
         busy = busy[np.array([key is not None for key in table.keys[busy].tolist()], np.bool_)]
@@ -239,7 +238,7 @@ class HostIndex:
         if found is not None:
             self._claims.restore(found.order, found.num_claims)
             if self.marks is not None:
-                self.marks.is_saved[:] = False  # no disk outlasts an epoch
+                self.marks.is_saved[:] = False  # what is on disk does not outlast an epoch
         self.version += 1
         self.num_epochs += 1
         self.residence = Residence()
@@ -248,8 +247,8 @@ class HostIndex:
     def _make_room(
         self, num_wanted: int, chain: Chain, now: float, rank: Rank | None, victims: list[Chain]
     ) -> Numbers:
-        """Return slots: the free ones, then those of what is worth no more than `chain`; none if
-        they do not suffice where chains are whole. `victims` are then to be dropped if empty."""
+        """Return slots: the free ones, then those of chains worth no more than `chain`; none if
+        that is too few and chains are whole. The caller then drops `victims` that are empty."""
         if self._free.num < num_wanted:
             self.past.yield_slots(num_wanted - self._free.num)
         free = self._free.take(num_wanted)
@@ -279,7 +278,7 @@ class HostIndex:
         return slots[:spare]
 
     def _regain(self, numbers: Numbers) -> None:
-        """These slots of earlier epochs are FREE now."""
+        """Take back these slots of earlier epochs: they are FREE now."""
         keys = self._table.forget(numbers)
         self._free.put(numbers)
         self.gone.extend(key for key in keys if key not in self._numbers)
@@ -291,7 +290,7 @@ class HostIndex:
     # --- slots ------------------------------------------------------------------------
     def _look(self, keys: Sequence[Key]) -> Numbers:
         """The keys' slots, -1 where there is none."""
-        if self._numbers.keys().isdisjoint(keys):  # what is new costs a third
+        if self._numbers.keys().isdisjoint(keys):  # new keys cost a third this way
             return np.full(len(keys), -1)
         found = map(self._numbers.get, keys, itertools.repeat(-1))
         return np.fromiter(found, np.int64, len(keys))
@@ -301,7 +300,7 @@ class HostIndex:
         self.num_orphans_read += len(numbers)
 
     def _free_orphans(self, numbers: Numbers) -> None:
-        """Those of the forgotten ones that nobody reads any more are FREE."""
+        """Free those of the forgotten slots that are no longer read."""
         done = numbers[self._table.num_readers[numbers] == 0]
         self.num_orphans_read -= len(done)
         self._free.put(done)
@@ -312,7 +311,7 @@ class HostIndex:
         self.num_lost += len(numbers)
 
     def _forget(self, numbers: Numbers) -> None:
-        """Nobody finds the slots any more; chains that claim them let go when they come to it."""
+        """The slots are not found any more; chains that claim them drop these claims later."""
         if len(numbers):
             keys = self._table.forget(numbers)
             for key in keys:
@@ -345,6 +344,6 @@ class HostIndex:
 
 
 def _first(flags: np.ndarray[tuple[int], np.dtype[np.bool_]]) -> int:
-    """The place of the first that is set, or how many there are."""
+    """The place of the first flag that is set, or how many flags there are."""
     first = int(flags.argmax()) if len(flags) else 0
     return first if first < len(flags) and flags[first] else len(flags)

@@ -1,4 +1,4 @@
-"""make_tier: what lies below VRAM on this server; the only file that knows how many tiers."""
+"""make_tier: what lies below VRAM on this server; only this file knows how many tiers there are."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ def make_tier(
     disk: DiskPlan | None = None,
     keep_epochs: int = 0,
 ) -> Tier:
-    """Return host memory of `num_slots` blocks, 0 for none, each `slot_bytes` on all ranks; with
+    """Return host memory of `num_slots` blocks, 0 for none, each of `slot_bytes` on all ranks; with
     `disk` its overflow is kept there.
 
-    `events` builds vLLM's KV events, where the server publishes any. `keep_epochs`: of those that
-    have a name so many are kept in DRAM while others serve.
+    `events` builds vLLM's KV events, if the server publishes any. `keep_epochs`: how many epochs
+    that have a name are kept in DRAM while others serve.
     """
     announced = None if events is None else TierEvents(events, groups)
     dram = DramTier(num_slots, slot_bytes, groups, traffic, account, announced)

@@ -1,4 +1,4 @@
-"""Marks: what is known of the blocks in DRAM for the disk's sake, as columns beside the slots.
+"""Marks: what the disk needs to know about the blocks in DRAM, as columns beside the slots.
 
 Kept only where there is a disk.
 """
@@ -19,23 +19,25 @@ _MOST_USES = 2**30
 
 
 class Marks:
-    """Of every slot: its block's place in its chain, how many turns used it, is it on disk?"""
+    """For each slot: its block's place in the chain, how many turns used it, if it is on disk."""
 
     def __init__(self, num_slots: int, slot_blocks: int = 1) -> None:
-        """`slot_blocks`: of a disk slot."""
+        """`slot_blocks`: blocks of a disk slot."""
         self._slot_blocks = slot_blocks
         self.places = np.zeros(num_slots, np.int32)
-        self.uses = np.zeros(num_slots, np.int32)  # by turns that stored it, or on top of it
+        self.uses = np.zeros(num_slots, np.int32)  # by turns that stored it, or stored on top of it
         self.is_saved = np.zeros(num_slots, np.bool_)
-        self.is_refused = np.zeros(num_slots, np.bool_)  # to be written, and counted as such
-        # Names of the disk slots that were written from there, where one takes several blocks.
+        self.is_refused = np.zeros(num_slots, np.bool_)  # its write was refused and counted
+        # Names of the disk slots that were written from each slot, if a disk slot takes several
+        # blocks.
         self._names: npt.NDArray[np.object_] = np.zeros(num_slots, object)
-        # Whether what comes may take the place of what is on disk, where it is going as well,
-        # though it is worth less.
+        # Whether new blocks may take the place of blocks that are on disk, though they are worth
+        # less: they go to the disk as well.
         self.passes_on: Callable[[float], bool] = lambda now: False
-        # Whether so many blocks of a program that are on disk stay even so, though worth so much.
+        # Called with a program, its worth and a number of its blocks that are on disk: whether they
+        # stay even so.
         self.stays: Callable[[str, float, int], bool] = lambda program, worth, num: True
-        self.num_unsaved = 0  # blocks that left for room before their turn to be written, ever
+        self.num_unsaved = 0  # blocks that left for room before they could be written, ever
 
     def grow(self, num_slots: int) -> None:
         """Slots up to `num_slots` exist from now on."""
@@ -45,7 +47,7 @@ class Marks:
             setattr(self, name, np.concatenate([column, np.zeros(more, column.dtype)]))
 
     def came(self, numbers: Numbers, places: npt.NDArray[np.int32]) -> None:
-        """They are to hold blocks of those places in their chain."""
+        """These slots are to hold blocks with those places in their chain."""
         self.places[numbers] = places
         self.uses[numbers] = 1
         self.is_saved[numbers] = False
@@ -53,15 +55,15 @@ class Marks:
         self._names[numbers] = 0
 
     def used(self, numbers: Numbers) -> None:
-        """Another turn has stored on top of them."""
+        """Another turn has stored on top of these slots."""
         self.uses[numbers] = np.minimum(self.uses[numbers] + 1, _MOST_USES)
 
     def save(self, tickets: Tickets) -> None:
-        """They are on disk."""
+        """These slots' blocks are on disk."""
         self.is_saved[numbers_of(tickets)] = True
 
     def name(self, tickets: Tickets, names: Sequence[Key]) -> None:
-        """Disk slots of those names were written from them, each from as many."""
+        """Disk slots of those names were written from these slots, each from equally many."""
         parts = numbers_of(tickets).reshape(len(names), -1).tolist()
         for name, part in zip(names, parts, strict=True):
             for number in part:
@@ -70,12 +72,12 @@ class Marks:
                     self._names[number] = (*others, name)
 
     def names_of(self, tickets: Tickets) -> set[Key]:
-        """Of all disk slots that were written from them."""
+        """The names of all disk slots that were written from these slots."""
         return set(itertools.chain.from_iterable(filter(None, self._names[numbers_of(tickets)])))
 
     def are_saved(self, numbers: Numbers) -> Flags:
-        """Which of a chain's blocks are on disk. As good as there is what its tail has behind the
-        last disk slot, which no disk takes."""
+        """Which of a chain's blocks are on disk. Blocks of its tail after the last whole disk slot
+        count as saved, because no disk takes them."""
         are_saved = self.is_saved[numbers]
         if self._slot_blocks > 1 and len(numbers):
             places = self.places[numbers]
@@ -83,7 +85,7 @@ class Marks:
         return are_saved
 
     def left(self, numbers: Numbers) -> int:
-        """They left for room, and somebody may want them. Returns how many no disk has."""
+        """These blocks left for room and may still be wanted. Returns how many no disk has."""
         is_lost = ~self.is_saved[numbers]
         self.num_unsaved += int(np.count_nonzero(is_lost & ~self.is_refused[numbers]))
         return int(np.count_nonzero(is_lost))

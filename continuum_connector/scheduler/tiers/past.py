@@ -1,9 +1,9 @@
-"""Past: what the epochs before this one left in a table of slots, given back by and by.
+"""Past: what earlier epochs left in a table of slots, given back little by little.
 
-A new epoch must not wait for the old one to be taken apart: of a million blocks that alone is a
-second. So the old tables are laid aside whole, which costs nothing, and slots come out of them a
-bite per step, or when somebody wants them. The table of an epoch that has a name may be kept until
-then, for that epoch to go on.
+A new epoch must not wait until the old one is taken apart: for a million blocks that alone takes a
+second. So the old tables are laid aside whole, which costs nothing, and slots are taken out of them
+a bite per step, or when they are needed. The table of an epoch that has a name may be kept until
+then, so that the epoch can go on.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ import numpy as np
 from continuum_connector.scheduler.kv_groups import Key
 from continuum_connector.scheduler.tiers.slots import Numbers
 
-BITE = 1024  # slots, or entries of what else is laid aside, per step: 0.2 ms
+BITE = 1024  # slots, or entries of other containers laid aside, per step: 0.2 ms
 
 
 @dataclass(frozen=True)
 class Table:
-    """What an epoch had: its keys' slots, all READY, and `order`, whatever says who leaves first,
-    with `num_claims` on the slots; `queues`: the dictionaries in that."""
+    """What an epoch had: its keys' slots, all READY, and `order`, which says what leaves first,
+    with `num_claims` on the slots; `queues`: the dictionaries in `order`."""
 
     numbers: dict[Key, int]
     order: Any
@@ -33,27 +33,27 @@ class Table:
 
 
 class Past:
-    """Tables of keys that nobody finds any more. Nobody writes or reads their slots; those are
-    handed to `give_back` when they are to be used again."""
+    """Tables of keys that are not found any more. Their slots are neither written nor read; they
+    are passed to `give_back` when they are to be used again."""
 
     def __init__(self, give_back: Callable[[Numbers], None]) -> None:
         self.num = 0  # slots
         self.most_kept = 0  # epochs
-        self._kept: OrderedDict[str, Table] = OrderedDict()  # the first is the first to go
+        self._kept: OrderedDict[str, Table] = OrderedDict()  # the first goes first
         self._give_back = give_back
         self._tables: deque[dict[Key, int]] = deque()
-        self._rubbish: deque[Any] = deque()  # dictionaries and sets, of no more use
+        self._rubbish: deque[Any] = deque()  # dictionaries and sets that are no longer used
 
     def add(self, numbers: dict[Key, int], *rubbish: Any) -> None:
-        """Lay a table aside, with what else is to be taken apart slowly."""
+        """Lay a table aside, with other containers that are to be taken apart slowly."""
         self.num += len(numbers)
         if numbers:
             self._tables.append(numbers)
         self._rubbish.extend(filter(None, rubbish))
 
     def change(self, keep_as: str, table: Table, name: str) -> Table | None:
-        """Lay the present aside, kept by its name if it has one and that is wanted at all; returns
-        what the epoch of the other name had, which is the present again, or None."""
+        """Lay the present table aside, and keep it as `keep_as` if it has that name and epochs are
+        kept at all. Returns the table kept as `name`, which becomes the present one, or None."""
         if keep_as and self.most_kept and table.numbers:
             self.num += len(table.numbers)
             self._kept[keep_as] = table
@@ -67,7 +67,7 @@ class Past:
         return found
 
     def yield_slots(self, num_wanted: int) -> None:
-        """Give so many back, or as many as there are: a kept epoch goes as a whole."""
+        """Give this many slots back, or as many as there are; a kept epoch goes as a whole."""
         while num_wanted > 0 and (self._tables or self._kept):
             if not self._tables:
                 self._forget_oldest()
@@ -92,7 +92,7 @@ class Past:
         return len(taken)
 
     def tidy(self) -> None:
-        """Take a bite; once a step."""
+        """Take a bite of what is laid aside; called once a step."""
         if not (self._tables or self._rubbish):
             return
         self._give(BITE)
@@ -108,6 +108,6 @@ class Past:
                 self._rubbish.popleft()
 
     def slots(self) -> Numbers:
-        """All of them; O(slots), for tests."""
+        """All slots laid aside; O(slots), for tests."""
         tables = [*self._tables, *(table.numbers for table in self._kept.values())]
         return np.array([n for table in tables for n in table.values()], np.int64)

@@ -1,8 +1,8 @@
-"""Reading: brings to DRAM what a turn wants of the disk, while it waits in the queue.
+"""Reading: brings to DRAM what a turn wants from the disk, while the turn waits in the queue.
 
-Reads begin when the turn arrives, in the order of its chain, if they and the load are sooner than
-to compute it all again. Who is about to be admitted while his reads are under way waits for them,
-before he has a block of VRAM, until a deadline, and then never again: what is in DRAM is loaded.
+Reads begin when the turn arrives, in the order of its chain, if they and the load take less time
+than a new prefill. A turn about to be admitted while its reads are under way waits for them, before
+it has a block of VRAM, until a deadline, and then never again: what is in DRAM is loaded.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ from continuum_connector.scheduler.tiers.transfers import (
 )
 from continuum_connector.scheduler.tiers.wanted import Prompt, Wanted, block_keys
 
-MAX_READ_BYTES = 64 << 20  # of an order, on a rank: each that settles is a longer hit
-PROBE_S = 60.0  # so long after the last read a disk that seemed too slow is asked again
+MAX_READ_BYTES = 64 << 20  # of one order, on a rank: each order that settles is a longer hit
+PROBE_S = 60.0  # after the last read, until a disk that seemed too slow is tried again
 TRIES_PER_STEP = 4  # to read on: each looks up a whole prompt, and thousands may wait for room
 
 
@@ -47,8 +47,8 @@ class CopyCosts(Protocol):
 
 @dataclass(frozen=True)
 class DiskPlan:
-    """A disk tier as the config has it: blocks of a disk slot, bytes of a block on one rank, how
-    long a turn waits, bytes written per day (0: no bound), what things cost."""
+    """A disk tier as configured: blocks of a disk slot, bytes of a block on one rank, how long a
+    turn waits, bytes written per day (0: no bound), and what copies and prefills cost."""
 
     slot_blocks: int
     block_bytes: int
@@ -60,8 +60,8 @@ class DiskPlan:
 @dataclass(eq=False)
 class _Wait:
     """What a turn waits for. `reads`: the first one last; `start`: where its load begins, in
-    blocks; `came`: the places in its chain of what reads brought. `rest`: where DRAM had no room
-    to read all of it to, and may have soon; `lacks`: the first block of that."""
+    blocks; `came`: the places in its chain of what reads brought. `rest`: what is still to be read
+    if DRAM had no room for it but may soon; `lacks`: the first block that got no room."""
 
     deadline: float
     reads: list[_Read] = field(default_factory=list)
@@ -73,7 +73,7 @@ class _Wait:
 
 @dataclass(eq=False)
 class _Read:
-    """A read under way: what it brings where, and who waits for it."""
+    """A read under way: what it brings where, and which turns wait for it."""
 
     transfer: Transfer
     tickets: Tickets
@@ -82,9 +82,9 @@ class _Read:
 
 
 class Reading:
-    """Reads of turns that wait, and what is remembered for these.
+    """Reads for turns that wait, and what is remembered about these turns.
 
-    `owner` of the transfers, None while there is no disk; `rank_at`: the worth of programs, now.
+    `owner`: owner of the transfers, None while there is no disk; `rank_at`: programs' worth, now.
     """
 
     def __init__(
@@ -107,10 +107,10 @@ class Reading:
         self._read_to: dict[int, _Read] = {}  # by the host slot that it writes to
         self._num_reading = 0  # blocks, of the reads under way
         self._began = -math.inf  # when the last of them was begun
-        self._full: tuple[int, ...] = ()  # how things stood when a turn found no room
+        self._full: tuple[int, ...] = ()  # `_stand` when a turn last found no room
         self._num_tries = 0  # to read on, in this step
-        self.has_waiting: Callable[[str], bool] = lambda program: False  # a turn of it
-        self.has_new: Callable[[], bool] = lambda: False  # that is to be written at once
+        self.has_waiting: Callable[[str], bool] = lambda program: False  # has a waiting turn
+        self.has_new: Callable[[], bool] = lambda: False  # blocks to write at once
         self.owner: Owner | None = None
         self.max_read_bytes = MAX_READ_BYTES
         self.events: TierEvents | None = None  # of DRAM, to which the blocks come
@@ -118,7 +118,7 @@ class Reading:
 
     @property
     def is_stuck(self) -> bool:
-        """Whether the disk owes an answer for so long that it is asked nothing more until then."""
+        """Whether the disk has owed an answer for so long that it is asked nothing until then."""
         return self._traffic.oldest_of_disk_s > self._plan.timeout_s
 
     # --- what turns ask ---------------------------------------------------------------
@@ -132,9 +132,9 @@ class Reading:
         now: float,
     ) -> None:
         """A turn has arrived, or is about to be admitted: begin to read what it will want, if that
-        is worth it, beside what is being read for it already. VRAM seems to have so many tokens
-        of it. So many turns are under way, whom a prefill delays. `supersedes`: none of its program
-        runs."""
+        is worth it, beside what is being read for it already. `num_vram_tokens`: what VRAM seems to
+        have of it. `num_turns`: turns under way, which a prefill delays. `supersedes`: no other
+        turn of its program runs."""
         length, hashes = self._plan.slot_blocks, request.block_hashes
         num_groups = min(len(hashes), request.num_tokens // self._size) // length
         if self.owner is None or not self._disk.num_ready or not num_groups or self.is_stuck:
@@ -181,13 +181,13 @@ class Reading:
         return False
 
     def looked(self, request_id: str, num_vram_tokens: int) -> None:
-        """Its load would begin there."""
+        """Its load would begin after these tokens."""
         if (wait := self._waits.get(request_id)) is not None:
             wait.start = num_vram_tokens // self._size
 
     def num_tokens(self, request_id: str, num_loaded: int) -> int:
-        """How many of the tokens that are loaded for it came from disk since it arrived; once each,
-        though what left while it waited for room was read again."""
+        """How many of the tokens loaded for it came from disk since it arrived. Each counts once,
+        even if it left DRAM while the turn waited for room, and was read again."""
         wait = self._waits.get(request_id)
         if wait is None or not wait.came:
             return 0
@@ -195,18 +195,18 @@ class Reading:
         return int(np.count_nonzero((came >= wait.start) & (came < end))) * self._size
 
     def forget(self, request_id: str) -> None:
-        """The turn is over, or its client went away: nobody waits for what it asked for."""
+        """The turn is over, or its client went away: it waits for no read any more."""
         wait = self._waits.pop(request_id, None)
         if wait is not None:
             self._give_up(wait)
 
     # --- what happens to reads --------------------------------------------------------
     def new_step(self) -> None:
-        """Those who wait for room may try again."""
+        """Turns that wait for room may try again."""
         self._num_tries = 0
 
     def settled(self, transfer: Transfer) -> None:
-        """A read is over: what it brought can be found in DRAM, where it is on disk as well."""
+        """A read is over: what it brought can be found in DRAM, marked as on disk as well."""
         read, is_done = self._reads.pop(transfer.id), transfer.state is TransferState.DONE
         numbers = numbers_of(read.tickets)
         self._num_reading -= len(numbers)
@@ -222,7 +222,7 @@ class Reading:
                 wait.came.append(read.places)
 
     def clear(self) -> None:
-        """What is being read is wanted by nobody any more."""
+        """What is being read is no longer wanted."""
         for read in self._reads.values():
             self._dram.disown(read.tickets)
         for wait in self._waits.values():
@@ -231,14 +231,14 @@ class Reading:
 
     # --- parts ------------------------------------------------------------------------
     def _join(self, wait: _Wait, reads: list[_Read], wanted: Wanted) -> None:
-        """The turn waits for these."""
+        """Let the turn wait for these reads."""
         for read in reads:
             read.waits.append(wait)
             self._describe(read, wanted.request, wanted.keys)
         wait.reads = reads[::-1]
 
     def _go_on(self, wait: _Wait, wanted: Wanted, now: float) -> None:
-        """Read on, if there is room by now: where one turn found none, none does."""
+        """Read on if there is room by now: where one turn found none, no other does."""
         is_full = self._stand == self._full and wait.lacks not in self._dram
         if is_full or self._num_tries >= TRIES_PER_STEP:
             return
@@ -252,7 +252,7 @@ class Reading:
 
     @property
     def _stand(self) -> tuple[int, ...]:
-        """Changes where DRAM may have more room."""
+        """Changes whenever DRAM may have more room."""
         traffic = self._traffic
         copies = traffic.num_of(Kind.STORE), traffic.num_of(Kind.WRITE)
         return self._dram.version, *copies, int(self.has_new())
@@ -265,14 +265,14 @@ class Reading:
     def _is_worth(self, prompt: Prompt, groups: Numbers, prefill_s: float) -> bool:
         costs, length = self._plan.costs, self._plan.slot_blocks
         if not costs.knows_prefill:
-            return True  # until the deadline
+            return True  # the deadline bounds the wait
         missing = ~prompt.is_there.reshape(-1, length)[groups]
         num_loaded = int(groups[-1] + 1 - groups[0]) * length
         read_s = costs.read_s(self._num_reading + int(np.count_nonzero(missing)))
         return read_s + costs.load_s(num_loaded) < prefill_s
 
     def _under_way(self, numbers: Numbers) -> list[_Read]:
-        """Reads that others began, to these slots."""
+        """Reads into these slots that are under way already."""
         if not self._read_to:
             return []
         found = (self._read_to.get(number) for number in numbers.tolist())
@@ -281,9 +281,9 @@ class Reading:
     def _begin(
         self, wait: _Wait | None, prompt: Prompt, groups: Numbers, now: float
     ) -> list[_Read]:
-        """Reserve slots in DRAM, as a store of that program would, and queue the reads; as many
-        as get such a slot. Where room will be made soon, nobody loses what is on no disk yet for
-        it: the turn waits for the rest."""
+        """Reserve slots in DRAM, as a store of that program would, and queue reads into as many as
+        it gets. Where room will be made soon, nothing live that is on no disk yet leaves for this,
+        and the turn waits for the rest."""
         length, end = self._plan.slot_blocks, (int(groups[-1]) + 1) * self._plan.slot_blocks
         is_wanted = np.zeros(end, np.bool_)
         is_wanted.reshape(-1, length)[groups] = ~prompt.is_there.reshape(-1, length)[groups]
@@ -332,7 +332,7 @@ class Reading:
             self.events.describe(read.transfer.id, request, named, ends)
 
     def _give_up(self, wait: _Wait) -> None:
-        """It waits no more. What nobody waits for and has not begun is not read."""
+        """The turn waits no more. What no turn waits for and has not begun is not read."""
         reads, wait.reads, wait.rest = wait.reads, [], None
         for read in reads:
             if read.transfer.id in self._reads:

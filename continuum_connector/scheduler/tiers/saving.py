@@ -1,8 +1,9 @@
 """Saving: which blocks of DRAM are written to the disk next.
 
-What would leave DRAM next is written ahead of it, so that eviction stays instant: who needs room
-never waits for a disk, and what is not written by then is dropped. With budget to spare the rest is
-written too, for a restart to find. Nothing is written twice, and nothing of programs that are over.
+What would leave DRAM next is written before it has to, so that eviction stays instant: a store that
+needs room never waits for a disk, and what is not written by then is dropped. With budget to spare
+the rest is written too, for a restart to find. Nothing is written twice, and nothing of programs
+that are done.
 """
 
 from __future__ import annotations
@@ -22,16 +23,16 @@ from continuum_connector.scheduler.tiers.marks import Marks
 from continuum_connector.scheduler.tiers.slots import Chain, Numbers, Tickets, numbers_of
 from continuum_connector.scheduler.tiers.writing import SPARE_FILL, Budget
 
-COLD_SHARE = 0.1  # of DRAM: what would leave next
-WALK = 64  # slots looked at in a step, behind at most so many that are on disk
+COLD_SHARE = 0.1  # of DRAM: the part that would leave next
+WALK = 64  # slots looked at in a step, after skipping at most SKIP that are on disk
 SKIP = 4096
-MAX_COLD_CHAINS, MAX_CHAINS = 32, 4096  # looked up at a time; the worth of the first is asked for
-COLD_S, SPARE_S = 0.1, 1.0  # between two such times
+MAX_COLD_CHAINS, MAX_CHAINS = 32, 4096  # looked up at a time; only the cold ones are ranked
+COLD_S, SPARE_S = 0.1, 1.0  # between two such lookups
 
 
 @dataclass(frozen=True)
 class Batch:
-    """What to write: of each disk slot the host slots, head first, its key and its depth."""
+    """What to write: for each disk slot its host slots, head first, its key and its depth."""
 
     program: str
     tickets: Tickets
@@ -41,8 +42,8 @@ class Batch:
 
 @dataclass
 class _Walk:
-    """Where in a chain: the next look is at the blocks before `end`, the last at those from
-    `first` on."""
+    """How far a chain has been walked: the next look is at the blocks before `end`, and the last
+    one goes back to `first`."""
 
     chain: Chain
     first: int
@@ -50,7 +51,7 @@ class _Walk:
 
 
 class Saving:
-    """Walks what would leave DRAM next, a few slots per step; changes nothing there but marks."""
+    """Walks what would leave DRAM next, a few slots per step; changes nothing in DRAM but marks."""
 
     def __init__(
         self,
@@ -68,45 +69,44 @@ class Saving:
         disk.leaving = self._forget
         self._budget = budget
         self._account = account
-        # Chains to walk, the next one last: those that leave soon, those that do not.
+        # Chains to walk, the next one last: those that leave soon, and those that do not.
         self._cold: list[_Walk] = []
         self._spare: list[_Walk] = []
-        self._new: list[_Walk] = []  # those that came lately
-        self._came: dict[str, None] = {}  # programs of whom something did
+        self._new: list[_Walk] = []  # those that were stored last
+        self._came: dict[str, None] = {}  # programs that stored something since
         self._cold_at = self._spare_at = -math.inf
-        self._has_found = False  # something to write, since the last pass over all began
-        self._version = -1  # of DRAM, at that time
-        self._has_spare = False  # budget, for more than what leaves soon
+        self._has_found = False  # something to write was found since the last pass over all began
+        self._version = -1  # of DRAM, when that pass began
+        self._has_spare = False  # whether the budget allows more than what leaves soon
 
     @property
     def goes_on(self) -> bool:
-        """Whether more may be to write, so that an idle engine is to ask again."""
+        """Whether there may be more to write, so that an idle engine must ask again."""
         has_walks = self.has_new or bool(self._cold or self._spare)
         return has_walks or (self._has_spare and self._is_due)
 
     @property
     def has_new(self) -> bool:
-        """Whether something that came lately has not been looked at."""
+        """Whether something newly stored has not been looked at yet."""
         return bool(self._new or self._came)
 
     def has_spare(self, now: float) -> bool:
-        """Whether there is budget for more than what leaves soon. On a disk smaller than DRAM each
-        block would push out one that is to be written again."""
+        """Whether the budget allows more than what leaves soon. On a disk smaller than DRAM each
+        block would push out another, which would then be written again."""
         has_room = self._num_fit >= self._dram.num_slots
         return has_room and self._budget.fill(now) > SPARE_FILL
 
     @property
     def _num_fit(self) -> int:
-        """How many blocks the disk can hold; an engine at rest would write more over and over."""
+        """How many blocks the disk can hold; beyond this, an idle engine would write on and on."""
         return (self._disk.num_slots - self._disk.num_bad) * self._length
 
     def came(self, program: str) -> None:
-        """Something of it has come to DRAM: if there is budget, it goes on at once."""
+        """Something of the program was stored: with budget to spare, it is written at once."""
         self._came[program] = None
 
     def next(self, num_wanted: int, rank: Rank | None, now: float) -> Batch | None:
-        """What is to be written now, `num_wanted` disk slots at most; None: nothing in this step,
-        or at all."""
+        """Return what to write, at most `num_wanted` disk slots; None: nothing in this step."""
         for walks in self._next_walks(rank, now):
             walk = walks[-1]
             batch = self._look(walk, num_wanted, self._budget.least_uses(now))
@@ -118,13 +118,13 @@ class Saving:
         return None
 
     def clear(self) -> None:
-        """What was to be written is gone."""
+        """Forget what was to be written."""
         self._cold, self._spare, self._has_found = [], [], False
         self._new, self._came = [], {}
 
     # --- where to look ----------------------------------------------------------------
     def _next_walks(self, rank: Rank | None, now: float) -> list[list[_Walk]]:
-        """Those that have somewhere to go, the urgent one first."""
+        """The lists in which walks are left, the most urgent first."""
         if not self._cold and now >= self._cold_at:
             self._cold_at = now + COLD_S
             self._cold = self._coldest(rank)
@@ -162,14 +162,15 @@ class Saving:
 
     # --- what is there ----------------------------------------------------------------
     def _forget(self, names: list[Key]) -> None:
-        """They leave the disk: what DRAM has of them is to be written again. A disk slot is asked
-        for by its last block."""
+        """These leave the disk: what DRAM has of them must be written again. The last block of a
+        disk slot stands for all of it."""
         numbers = self._dram.slots_of(names)
         self._marks.is_saved[numbers[numbers >= 0]] = False
         self._has_found = True
 
     def _look(self, walk: _Walk, num_wanted: int, least_uses: float) -> Batch | None:
-        """Look at the last so many blocks before the walk's place, and let it go on from there."""
+        """Look at some of the blocks before the walk's place, then move that place back past
+        them."""
         length, tickets = self._length, walk.chain.tickets
         end = min(walk.end, len(tickets))  # its tail may have left since
         end = self._unsaved_end(tickets[max(0, end - SKIP) : end], max(0, end - SKIP))
@@ -191,15 +192,15 @@ class Saving:
         return Batch(walk.chain.program, tickets[places], keys, depths.tolist())
 
     def _unsaved_end(self, tickets: Tickets, begin: int) -> int:
-        """Where the last disk slot of these ends of which something is not on disk; `begin`, the
-        place of the first of them, if all is."""
+        """Where the last of these disk slots ends that is not wholly on disk; if all are, `begin`,
+        the place of the first block."""
         unsaved = (~self._marks.is_saved[numbers_of(tickets)]).nonzero()[0]
         if not len(unsaved):
             return begin
         return begin + min(len(tickets), int(unsaved[-1]) + self._length)
 
     def _whole(self, tickets: Tickets) -> Numbers:
-        """Where the blocks of a disk slot end of which all are there, and some not on disk yet."""
+        """Where those disk slots end whose blocks are all there, but not all on disk yet."""
         length, marks, numbers = self._length, self._marks, numbers_of(tickets)
         places = marks.places[numbers]
         lasts: Numbers = (places % length == length - 1).nonzero()[0]
@@ -211,7 +212,7 @@ class Saving:
         return lasts[~marks.is_saved[numbers[lasts]]]
 
     def _admitted(self, numbers: Numbers, lasts: Numbers, least_uses: float) -> Numbers:
-        """Those of them that are not on disk, or on the way there, and may be written."""
+        """Those that are neither on disk nor on the way there, and may be written."""
         if not len(lasts):
             return lasts
         marks, length = self._marks, self._length

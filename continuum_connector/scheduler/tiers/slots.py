@@ -1,8 +1,8 @@
-"""Slots: the places that blocks have in host memory, as columns of numbers, and what a turn keeps.
+"""Slots: the places of blocks in host memory, as columns of numbers, and what a turn keeps there.
 
-A transfer is of up to 10^4 blocks, a DRAM of 10^6: an object per block would cost more than all
+A transfer has up to 10^4 blocks, and DRAM has 10^6: an object per block would cost more than all
 else that a step does, and the garbage collector would look at each. So a batch of slots is an
-array, and what is done to it is done to columns.
+array, and work on a batch is work on columns.
 """
 
 from __future__ import annotations
@@ -16,20 +16,20 @@ import numpy.typing as npt
 from continuum_connector.scheduler.kv_groups import Key
 
 Numbers = npt.NDArray[np.int64]
-# A slot's number in the lower 32 bits, above them how often it was forgotten before: whoever has
-# the ticket of a block sees that the slot is another block's by now.
+# A slot's number in the lower 32 bits; above them, how often it was forgotten before. So a block's
+# ticket shows whether the slot holds another block by now.
 Tickets = npt.NDArray[np.int64]
 
 _GROUP_BYTES = 4
 _NUMBER_BITS = 32
 _NUMBER_MASK = (1 << _NUMBER_BITS) - 1
-_MASK = np.array(_NUMBER_MASK)  # numpy takes longer to make one of an int than to use it
+_MASK = np.array(_NUMBER_MASK)  # numpy takes longer to make an array of an int than to use it
 NO_TICKETS: Tickets = np.empty(0, np.int64)
 TICKET_BYTES = 8
 
 
 def numbers_of(tickets: Tickets) -> Numbers:
-    """The slots' numbers."""
+    """The numbers of these tickets' slots."""
     return np.asarray(tickets & _MASK)
 
 
@@ -46,13 +46,12 @@ class Chain:
     tickets: Tickets = field(default_factory=NO_TICKETS.copy)
 
     def cut(self, num_claims: int) -> None:
-        """Let go of so many at the tail. A copy: a view would keep the bytes of them all."""
+        """Let go of so many claims at the tail. A copy: a view would keep the bytes of them all."""
         self.tickets = self.tickets[: len(self.tickets) - num_claims].copy()
 
 
 class FreeSlots:
-    """Slots that hold nothing; those freed last are taken first. `away`: those that nobody takes,
-    for now."""
+    """Slots that hold nothing; those freed last are taken first. `away`: not to be taken yet."""
 
     def __init__(self) -> None:
         self.num = 0
@@ -61,15 +60,14 @@ class FreeSlots:
         self._end = 0  # slots from here on are away
 
     def grow(self, first: int, last: int) -> None:
-        """Slots from `first` to before `last` exist from now on; they are taken after the others,
-        in order."""
+        """Slots from `first` to `last` - 1 exist now; they are taken in order, after the others."""
         new = np.arange(last - 1, first - 1, -1)
-        self._numbers = np.concatenate([new, self._numbers])  # as long as there are slots
+        self._numbers = np.concatenate([new, self._numbers])  # as long as there are slots in all
         self.num += len(new)
         self._end = max(self._end, last)
 
     def end_at(self, end: int) -> None:
-        """Slots from `end` on are away, those before it are not."""
+        """Slots from `end` on are away; those before it are not."""
         is_less, self._end = end < self._end, end
         if is_less or len(self.away):
             numbers = np.concatenate([self.away, self._numbers[: self.num]])
@@ -84,29 +82,29 @@ class FreeSlots:
         self.num += len(numbers)
 
     def take(self, num_wanted: int) -> Numbers:
-        """Return so many, or as many as there are."""
+        """Return this many slots, or as many as there are."""
         first = max(0, self.num - num_wanted)
         taken: Numbers = self._numbers[first : self.num][::-1].copy()
         self.num = first
         return taken
 
     def remove(self, numbers: Numbers) -> None:
-        """These of them hold something after all; costs as much as there are free ones."""
+        """These slots hold something after all. The cost grows with the number of free slots."""
         left = self._numbers[: self.num]
         left = left[~np.isin(left, numbers)]
         self.num = len(left)
         self._numbers[: self.num] = left
 
     def all(self) -> Numbers:
-        """With those that are away."""
+        """All free slots, with those that are away."""
         return np.concatenate([self.away, self._numbers[: self.num]])
 
 
 class SlotTable:
-    """The state of every slot; who changes it keeps the counts (HostIndex).
+    """The state of every slot; the caller that changes it keeps the counts (HostIndex).
 
-    A slot that was forgotten while somebody wrote or read it keeps that state until they are
-    done, so its number is nobody else's meanwhile.
+    A slot that was forgotten while it was written or read keeps that state until that is over, so
+    its number is not used for another block meanwhile.
     """
 
     def __init__(self) -> None:
@@ -136,23 +134,23 @@ class SlotTable:
         return np.asarray(self.are_there(tickets) & ~self.is_writing[numbers_of(tickets)])
 
     def is_stuck(self, chain: Chain) -> bool:
-        """Whether its tail can leave neither now nor by letting go of the claim."""
+        """Whether its last slot is busy and claimed by no other chain, so that nothing leaves."""
         if not len(chain.tickets):
             return False
         ticket = int(chain.tickets[-1])
         number = ticket & _NUMBER_MASK
-        if not (self.is_writing[number] or self.num_readers[number]):  # dozens are asked per store
+        if not (self.is_writing[number] or self.num_readers[number]):  # dozens of checks per store
             return False
         return bool(self.num_chains[number] == 1 and self.tickets[number] == ticket)
 
     def claim(self, numbers: Numbers, keys: Sequence[Key]) -> None:
-        """They are to hold these keys' blocks: WRITING, for one chain."""
+        """These slots are to hold these keys' blocks: WRITING, claimed by one chain."""
         self.keys[numbers] = np.fromiter(keys, object, len(keys))
         self.is_writing[numbers] = True
         self.num_chains[numbers] = 1
 
     def forget(self, numbers: Numbers) -> list[Key]:
-        """Whoever has a ticket sees that they are gone; returns what they held."""
+        """Forget what the slots hold, so that their tickets are void; returns the keys."""
         keys: list[Key] = self.keys[numbers].tolist()
         self.keys[numbers] = None
         self.tickets[numbers] += 1 << _NUMBER_BITS
@@ -161,17 +159,17 @@ class SlotTable:
 
     # --- chains -----------------------------------------------------------------------
     def mark(self, numbers: Numbers, on: bool) -> None:
-        """Mark those of one chain, so that others' can be compared with them; or take it back."""
+        """Mark the slots of one chain, to compare other chains with it, or take the marks off."""
         self._is_marked[numbers] = on
 
     def unmarked(self, chain: Chain) -> Tickets:
-        """Those of the chain's that are there, and not in the marked one."""
+        """Those of the chain's tickets that are still there and not in the marked chain."""
         there = chain.tickets[self.are_there(chain.tickets)]
         return there[~self._is_marked[numbers_of(there)]]
 
     def is_continued(self, chain: Chain) -> bool:
-        """Whether the marked chain is this one and more. A block's hash covers all before it, so
-        one common block at the tip, of any KV group, is enough: windows may have moved on."""
+        """Whether the marked chain continues this one. A block's hash covers all before it, so one
+        common block at the tip, of any KV group, is enough: windows may have moved on."""
         tip = None
         for ticket in chain.tickets[::-1]:
             number = ticket & _NUMBER_MASK
@@ -186,10 +184,11 @@ class SlotTable:
         return True
 
     def tail(self, chain: Chain, num_wanted: int) -> tuple[int, Numbers, bool]:
-        """Take back the chain's claims at its tail, until `num_wanted` slots are claimed by nobody.
+        """Take back the chain's claims at its tail, until no chain claims `num_wanted` of those
+        slots.
 
-        Returns how many claims that is, which slots those are, and whether a busy one is behind
-        them.
+        Returns how many claims were taken back, which slots no chain claims now, and whether the
+        next slot is a busy one.
         """
         tickets = chain.tickets[: -num_wanted - 65 : -1]  # some are claimed by others, too
         numbers = numbers_of(tickets)
@@ -212,11 +211,11 @@ class Tally:
 
     def __init__(self, table: SlotTable) -> None:
         self._table = table
-        self._num_gone = np.zeros(len(table.tickets), np.int32)  # of each slot's chains
+        self._num_gone = np.zeros(len(table.tickets), np.int32)  # chains of each slot that let go
 
     def add(self, chain: Chain) -> int | None:
-        """How many more slots nobody claims without this one, too; None, and it stays, where one of
-        those is written or read."""
+        """How many more slots no chain claims once this one lets go, too. None, and it does not let
+        go, if one of those is written or read."""
         table = self._table
         numbers = numbers_of(chain.tickets[table.are_there(chain.tickets)])
         free = numbers[self._num_gone[numbers] + 1 == table.num_chains[numbers]]

@@ -1,7 +1,7 @@
-"""Traffic: every copy between VRAM and the tiers or among these, whichever tier's it is.
+"""Traffic: every copy between VRAM and the tiers or among the tiers, whichever tier it belongs to.
 
-It holds the VRAM blocks of stores until they settle, cancels what takes too long, finds what hangs
-even then, and counts. Tiers begin transfers here and are told when those are over.
+It holds the VRAM blocks of stores until they settle, cancels copies that take too long, finds those
+that hang even then, and counts. Tiers begin transfers here and are told when they are over.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ from continuum_connector.scheduler.tiers.transfers import (
     TransferState,
 )
 
-# How often an engine that has nothing else to do looks whether a copy that hangs has ended; and
-# whether one of a disk has, for which no request waits: with such a request it does step.
+# How often an engine with nothing else to do checks whether a copy that hangs has ended; and
+# whether one of a disk has, for which no request waits. If a request waits, it steps anyway.
 LOOK_S = 1.0
 DISK_LOOK_S = 0.05
 OF_DISK = (Kind.WRITE, Kind.READ)
@@ -34,8 +34,8 @@ OF_DISK = (Kind.WRITE, Kind.READ)
 
 @dataclass(frozen=True)
 class _Names:
-    """What a kind of transfer is counted as: those that settled, why they failed, what was copied,
-    in blocks if they are counted, and how long it took."""
+    """What a kind of transfer is counted as: how many settled, why they failed, what was copied, in
+    bytes and in blocks if those are counted, and how long it took."""
 
     settled: str
     failed: str
@@ -60,8 +60,9 @@ _COUNTED = {
 class Owner:
     """A tier, as its transfers know it.
 
-    `settled` is called once with each that is over; `hangs` with a sentence about one that does
-    not end though it was cancelled. `of_disk`: they are reads and writes, or else VRAM's.
+    `settled` is called once with each transfer that is over; `hangs` with a sentence about one that
+    does not end although it was cancelled. `of_disk`: they are reads and writes; otherwise they
+    copy from or to VRAM.
     """
 
     settled: Callable[[Transfer], None]
@@ -74,7 +75,8 @@ class Traffic:
 
     `world_size`: ranks that must report each transfer; `timeout_s`: how long one may take,
     `disk_timeout_s` if it is a disk's. `background`: called with the time before orders leave, to
-    begin what no request asks for. `look_every_s`: workers have something to tell so often.
+    begin what no request asks for. `look_every_s`: how often an idle engine steps, for what workers
+    have to report.
     """
 
     def __init__(
@@ -145,20 +147,20 @@ class Traffic:
     def of_disk(
         self, owner: Owner, kind: Kind, program: str, places: DiskPlaces, slots: Tickets, now: float
     ) -> Transfer:
-        """Queue a write of host `slots` to the disk, or a read to them."""
+        """Queue a write of host `slots` to the disk, or a read into them."""
         return self._admitted(owner, self.ledger.of_disk(kind, program, places, slots, now))
 
     def cancel(self, transfer: Transfer) -> None:
-        """Nobody waits for it any more: what has not begun of it does not begin."""
+        """The transfer is no longer wanted: what has not begun of it does not begin."""
         if transfer.state is not TransferState.QUEUED:
             self.ledger.cancel(transfer)
         elif self.ledger.abandon(transfer):
             self._settled(transfer, transfer.admitted)
 
     def abandon(self, owner: Owner, resets_disk: bool = False) -> list[Transfer]:
-        """The tier wants none of its transfers any more, but for loads, for which requests wait;
-        returns those that are over, as they had not left yet. VRAM blocks are free at once. With
-        `resets_disk` what is on disk by now is foreign from here on."""
+        """The tier wants none of its transfers any more, except loads, for which requests wait.
+        Returns those that are over because they had not left yet. VRAM blocks are free at once.
+        With `resets_disk`, what is on disk by now is foreign from here on."""
         over = []
         if resets_disk:
             self.ledger.reset_disk()
@@ -173,11 +175,11 @@ class Traffic:
 
     # --- every step -------------------------------------------------------------------
     def drain(self, now: float) -> StepPlan:
-        """Return this step's orders for the workers; cancels what takes too long.
+        """Return this step's orders for the workers; cancel what takes too long.
 
         Where even that does not end a copy, later ones would wait behind it, so its tier promises
-        nothing more. Its request goes on waiting: it would be computed in the blocks that the copy
-        may yet write to (vLLM keeps those behind a prefix hit for it).
+        nothing more. Its request goes on waiting, because it would be computed in the blocks that
+        the copy may yet write to (vLLM keeps those behind a prefix hit for it).
         """
         self._looked = now
         for deadlines in self._all_deadlines:
@@ -203,9 +205,9 @@ class Traffic:
 
     @property
     def next_look(self) -> float:
-        """From when on an otherwise idle engine must step for the copies in flight: it is by
-        steps that workers report. At once where one of VRAM is under way; of a disk's and of what
-        hangs, which may be for ever, only now and then."""
+        """From when on an otherwise idle engine must step for the copies in flight, because workers
+        report only in steps. At once if one of VRAM is under way; for a disk's, and for what hangs,
+        perhaps for ever, only now and then."""
         if not len(self.ledger):
             return self._looked + self.look_every_s
         if any(self._owners_of(of_disk=False)):
@@ -215,7 +217,7 @@ class Traffic:
         return self._looked + min(DISK_LOOK_S if goes_on else LOOK_S, self.look_every_s)
 
     def _owners_of(self, of_disk: bool) -> Iterator[Owner]:
-        """Those of VRAM's copies, or a disk's, that have some under way and none that hangs."""
+        """Owners of VRAM's copies, or of a disk's, that have some under way and none that hangs."""
         for owner, number in self._num_owned.items():
             if number and owner.of_disk is of_disk and owner not in self._hung:
                 yield owner
@@ -235,7 +237,7 @@ class Traffic:
         return 0.0 if first is None else max(0.0, self._looked - first.admitted)
 
     def update_gauges(self) -> None:
-        """Set what the counters are balanced with."""
+        """Set the number of transfers in flight, with which the counters balance."""
         for kind, number in self._num_in_flight.items():
             self._account.gauge("transfers_in_flight", number, kind.value)
 

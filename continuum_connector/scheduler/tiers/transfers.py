@@ -1,10 +1,10 @@
 """TransferLedger: every copy from queued to settled, each counted exactly once.
 
-admitted = done + failed + abandoned + in flight, at any time. A transfer keeps what it needs
-alive (VRAM blocks of a store, host slots of a load or a write) until every rank has reported.
+admitted = done + failed + abandoned + in flight, at any time. A transfer keeps alive what it needs
+(VRAM blocks of a store, host slots of a load or a write) until every rank has reported.
 
-Deadlines: which transfers take too long. They are cancelled; one that does not end even then
-hangs: the driver has its copies and does not give them back.
+Deadlines: which transfers take too long. They are cancelled. One that does not end even then hangs:
+the driver has its copies and does not give them back.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ from continuum_connector.scheduler.tiers.slots import Tickets
 
 @dataclass(frozen=True)
 class DiskPlaces:
-    """Disk slots in the order of a chain, what each is named, and its place in its chain, in
-    disk slots."""
+    """Disk slots in the order of a chain, with each one's name and its place in the chain, which is
+    counted in disk slots."""
 
     slots: BlockIds
     keys: Sequence[Key]
@@ -45,7 +45,7 @@ class DiskPlaces:
 
 
 class Kind(enum.Enum):
-    # Members are singletons; Enum's own hash is a Python call, and each copy asks for a dozen.
+    # Members are singletons; Enum's own hash is a Python call, and each copy needs a dozen of them.
     __hash__ = object.__hash__
 
     STORE = "store"  # VRAM to DRAM
@@ -59,16 +59,16 @@ class TransferState(enum.Enum):
     SUBMITTED = "submitted"  # the workers have it
     DONE = "done"  # every rank has copied every block
     FAILED = "failed"  # a rank has not
-    ABANDONED = "abandoned"  # nobody wants the result any more; still settles
+    ABANDONED = "abandoned"  # the result is no longer wanted; still settles
 
 
 @dataclass(eq=False)
 class Transfer:
-    """One batch of block copies. `blocks` are VRAM block ids, pairwise with `slots`; those of a
-    load to be refused by every rank are -1.
+    """One batch of block copies. `blocks` are VRAM block ids, pairwise with `slots`; the slots of a
+    load that every rank is to refuse are -1.
 
-    Of a write or a read `blocks` are disk slots, named by `keys`, each of as many blocks as there
-    are `slots` for it; those that a read does not bring are -1. `depths`: places in the chain.
+    Of a write or a read, `blocks` are disk slots, named by `keys`, each of as many blocks as it has
+    `slots`; slots of blocks that a read does not bring are -1. `depths`: places in the chain.
     `num_ahead`: blocks of the reads that were under way before it, which the disk brings first.
     """
 
@@ -141,7 +141,7 @@ class TransferLedger:
     def of_disk(
         self, kind: Kind, program: str, places: DiskPlaces, slots: Tickets, now: float
     ) -> Transfer:
-        """Queue a write of host `slots` to the disk, or a read to them."""
+        """Queue a write of host `slots` to the disk, or a read into them."""
         transfer = Transfer(self._new_id(), kind, program, "", places.slots, slots, now)
         transfer.keys, transfer.depths = tuple(places.keys), tuple(places.depths)
         return self._admit(transfer)
@@ -183,15 +183,15 @@ class TransferLedger:
         return plan
 
     def cancel(self, transfer: Transfer) -> None:
-        """Ask the workers to stop it. It still settles, as failed unless it was faster."""
+        """Ask the workers to stop it. It still settles, as failed unless it ended before that."""
         if not transfer.cancelled:
             transfer.cancelled = True
             self._cancels.append(transfer.id)
 
     def begin_epoch(self) -> int:
-        """Orders from now on are of a new epoch, whose number is returned. Loads under way bring KV
-        of the last one, which nobody wants; but requests wait for their end: they leave if they
-        have not, are stopped, and settle as abandoned."""
+        """Begin a new epoch of orders, and return its number. Loads under way bring KV of the last
+        one, which is no longer wanted; but requests wait for their end. So they leave if they have
+        not, are stopped, and settle as abandoned."""
         for transfer in self:
             if transfer.kind is Kind.LOAD and transfer.state is not TransferState.ABANDONED:
                 transfer.state = TransferState.ABANDONED
@@ -200,10 +200,10 @@ class TransferLedger:
         return self.epoch
 
     def abandon(self, transfer: Transfer) -> bool:
-        """Nobody wants the result of this any more. True if that ends it: it never left.
+        """The result is no longer wanted. True if that ends the transfer, because it never left.
 
-        What has left is cancelled, so that it does not go on copying blocks that may be
-        somebody else's by now, and settles as abandoned.
+        What has left is cancelled, so that it does not go on copying blocks that may be another
+        request's by now, and settles as abandoned.
         """
         never_left = transfer.state is TransferState.QUEUED
         transfer.state = TransferState.ABANDONED
@@ -262,25 +262,25 @@ def _order(transfer: Transfer) -> LoadOrder | StoreOrder | WriteOrder | ReadOrde
 
 # What a cancel cannot take back is a trunk or two that are being copied: milliseconds.
 HANGS_AFTER_S = 60.0
-_MIN_STEPS = 10  # that the workers had meanwhile to say that it has ended
+_MIN_STEPS = 10  # in which the workers could have reported that it has ended
 
 
 class Deadlines:
-    """Of the transfers in one ledger, each `timeout_s` after it was admitted."""
+    """Deadlines of the transfers in one ledger: each is late `timeout_s` after it was admitted."""
 
     def __init__(self, ledger: TransferLedger, timeout_s: float) -> None:
         self._ledger = ledger
         self._timeout_s = timeout_s
         self._by_age: deque[Transfer] = deque()
-        self._cancelled: deque[tuple[Transfer, float, int]] = deque()  # when, in which step
+        self._cancelled: deque[tuple[Transfer, float, int]] = deque()  # time and step of the cancel
         self._num_steps = 0
 
     def add(self, transfer: Transfer) -> None:
-        """Watch one that has just been admitted."""
+        """Watch a transfer that has just been admitted."""
         self._by_age.append(transfer)
 
     def step(self, now: float) -> Transfer | None:
-        """Once a step: cancel what is late; return one that hangs, each once."""
+        """Called once a step: cancel what is late; return a transfer that hangs, each only once."""
         self._num_steps += 1
         while self._by_age and self._is_over(self._by_age[0], now):
             transfer = self._by_age.popleft()

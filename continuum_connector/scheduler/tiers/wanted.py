@@ -1,4 +1,4 @@
-"""Wanted: what a turn wants of the disk; Prompt: where each block of that is."""
+"""Wanted: what a turn wants from the disk; Prompt: where each block of it is."""
 
 from __future__ import annotations
 
@@ -16,8 +16,7 @@ from continuum_connector.scheduler.tiers.slots import Numbers
 
 
 class Wanted(NamedTuple):
-    """Of each block of a prompt the key, of each disk slot the name. VRAM has the first `start`
-    blocks."""
+    """Keys of a prompt's blocks, names of its disk slots. VRAM has the first `start` blocks."""
 
     program: str
     request: Any
@@ -28,8 +27,8 @@ class Wanted(NamedTuple):
 
 @dataclass(frozen=True)
 class Prompt:
-    """How much of what is wanted is where: of each block the slot in DRAM, of each disk slot the
-    number; -1 where there is none. `is_there`: in DRAM, or VRAM has it."""
+    """Where what is wanted lies: each block's slot in DRAM, each disk slot's number, -1 where there
+    is none. `is_there`: whether the block is in DRAM or VRAM."""
 
     wanted: Wanted
     in_dram: Numbers
@@ -38,15 +37,15 @@ class Prompt:
 
     @classmethod
     def look(cls, wanted: Wanted, dram: HostIndex, disk: DiskIndex) -> Prompt:
-        """As it is now."""
+        """Look it up as it is now."""
         in_dram = dram.slots_of(wanted.keys)
         is_there = in_dram >= 0
         is_there[: wanted.start] = True
         return cls(wanted, in_dram, is_there, disk.find(wanted.names))
 
     def missing(self, length: int) -> Numbers:
-        """The disk slots, by their place in the chain, that a hit needs beside what is there, as
-        far as there are any."""
+        """The disk slots that a hit needs beside what is there, by their place in the chain, up to
+        the first that is not on disk."""
         is_whole = np.asarray(self.is_there.reshape(-1, length).all(axis=1))
         ends = (~is_whole & (self.on_disk < 0)).nonzero()[0]
         end = int(ends[0]) if len(ends) else len(is_whole)
@@ -54,8 +53,8 @@ class Prompt:
         return groups
 
     def gained(self, groups: Numbers, length: int) -> tuple[int, int]:
-        """How many blocks need not be computed once all that is missing is there, behind how many
-        that are there already."""
+        """How many blocks need not be computed once all that is missing is there, and how many
+        blocks before them are there already."""
         if not len(groups):
             return len(self.wanted.keys) - self.wanted.start, self.wanted.start
         first, end = int(groups[0]) * length, (int(groups[-1]) + 1) * length
@@ -64,6 +63,6 @@ class Prompt:
 
 
 def block_keys(hashes: Sequence[bytes]) -> list[Key]:
-    """Of a model's blocks of full attention."""
+    """Keys of a model's blocks of full attention."""
     suffix = block_key(b"", 0)
     return [block_hash + suffix for block_hash in hashes]
