@@ -17,7 +17,7 @@ def __getattr__(name: str) -> Any:
         from continuum_connector.vllm.attach import scheduler_cls
 
         return scheduler_cls
-    if name == "__version__":  # pyproject.toml says it, and nobody else
+    if name == "__version__":  # only pyproject.toml says it
         from importlib.metadata import version
 
         return version("continuum-connector")

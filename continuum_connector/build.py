@@ -108,13 +108,13 @@ def scheduler_side(
 
 
 def _slot_bytes(config: ContinuumConfig, kv_cache_config: Any) -> int:
-    """Of one rank's host slots, as the worker half lays them out (Layout.padded)."""
+    """The size of one rank's host slots, as the worker half lays them out (Layout.padded)."""
     num_bytes = kv_specs.bytes_per_block(kv_cache_config)
     return padded(num_bytes) if config.disk_path else num_bytes
 
 
 def unattached(side: SchedulerSide, pool: Any) -> Unattached:
-    """What makes room where vLLM's own scheduler allocates."""
+    """Return what makes room where vLLM's own scheduler allocates."""
     return Unattached(pool, side.groups, side.retention, side.decider, side.turns, side.traffic)
 
 
@@ -159,7 +159,7 @@ def _decider(
 def _trace(
     config: ContinuumConfig, vllm_config: Any, block_size: int, block_bytes: int, **world: int
 ) -> Any:
-    """Open the trace; its first record says what the rest happened in.
+    """Open the trace; its first record describes the server that the others come from.
 
     `block_size`: tokens; `block_bytes`: on all ranks.
     """
@@ -185,7 +185,7 @@ def _num_slots(
     node_ranks: int,
     slot_bytes: int,
 ) -> int:
-    """Host slots of one rank; 0 without a tier, and a sentence in the log says why."""
+    """The number of one rank's host slots; 0 without a tier, and the log says why."""
     if config.dram_bytes == 0:
         logger.info("ContinuumConnector: no DRAM tier; CONTINUUM_DRAM_BYTES=64GiB would add one")
         return 0
@@ -219,7 +219,7 @@ def _disk_plan(
     node_ranks: int,
     costs: Costs,
 ) -> DiskPlan | None:
-    """What is below DRAM; None where there is to be nothing, and a sentence in the log says why."""
+    """The plan for a disk below DRAM; None if there is to be no disk, and the log says why."""
     if not config.disk_path or not num_slots:
         return None
     if why := proven.why_no_disk(seen):
@@ -238,9 +238,9 @@ def _disk_plan(
 def blocks_needed(call: Mapping[str, Any], side: SchedulerSide) -> int:
     """Return a lower bound of the blocks that a waiting request's allocation takes.
 
-    `call`: the arguments of KVCacheManager.allocate_slots. Full-attention groups count, and a
-    block of each group of states, for what a window or a chunk needs depends on what may be
-    skipped. Whoever holds blocks may hold more than its computed tokens fill, as after a load that
+    `call`: the arguments of KVCacheManager.allocate_slots. Full-attention groups count, and one
+    block for each group of states; what a window or a chunk needs depends on what may be skipped.
+    A request that holds blocks may hold more than its computed tokens fill, as after a load that
     failed half way.
     """
     request, groups = call["request"], side.groups
@@ -304,7 +304,7 @@ def register(
     vllm_config: Any,
     kv_cache_config: Any,
 ) -> None:
-    """Read the layout back and build pool and engine; what is not proven disables the tier."""
+    """Read the layout back and build pool and engine; an unproven layout disables the tier."""
     layout = layout_of(worker, kv_caches, config, kv_cache_config)
     if layout is not None:
         disk = _disk(config, vllm_config, kv_cache_config) if config.disk_path else None
@@ -317,7 +317,7 @@ def layout_of(
     config: ContinuumConfig,
     kv_cache_config: Any,
 ) -> Layout | None:
-    """Where the blocks lie; what is not proven disables the tier, and there is none."""
+    """Where the blocks lie. An unproven layout disables the tier, and None is returned."""
     try:
         layout = read_layout(kv_caches, kv_cache_config)
     except TransferError as error:
@@ -327,7 +327,7 @@ def layout_of(
 
 
 def _disk(config: ContinuumConfig, vllm_config: Any, kv_cache_config: Any) -> WorkerDisk | None:
-    """This rank's part of the disk; None without a disk tier, the scheduler half says why."""
+    """This rank's part of the disk; None without a disk tier, and the scheduler half says why."""
     if proven.why_no_disk(served.server(vllm_config, kv_cache_config)):
         return None
     _, node_ranks = compat.num_ranks(vllm_config)

@@ -1,7 +1,7 @@
 """ContinuumConfig: every knob, with unit, bound, default and reason.
 
-A key is set in `kv_connector_extra_config` or as env `CONTINUUM_<KEY>`; the extra config
-wins. It is parsed once, when the server starts, and a bad value stops the server.
+A key is set in `kv_connector_extra_config` or in the environment as `CONTINUUM_<KEY>`; the extra
+config wins. Both are parsed once, when the server starts, and a bad value stops the server.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from continuum_connector.errors import ConfigError, shown
 CONNECTOR_NAME = "ContinuumConnector"
 ENV_PREFIX = "CONTINUUM_"
 SWITCH_PATH = ENV_PREFIX + "SWITCH_PATH"
-ADMIN_KEY = ENV_PREFIX + "ADMIN_KEY"  # for switch_endpoint.py; no knob: vLLM logs those
+ADMIN_KEY = ENV_PREFIX + "ADMIN_KEY"  # for endpoints.py; not a knob, because vLLM logs those
 
 MIN_TRACE_BYTES = 2**20
 FIRST_BYTES = 2**30  # of a rank's DRAM, before its worker is ready; the rest grows later
@@ -78,7 +78,7 @@ class ContinuumConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, k
     max_hinted_fraction: Fraction = 0.2
     max_wait_s: Seconds = 10.0
     max_head_start_s: Seconds = 300.0
-    gate_wait_s: Annotated[float, msgspec.Meta(ge=0.0)] = 0.0  # infinite as well
+    gate_wait_s: Annotated[float, msgspec.Meta(ge=0.0)] = 0.0  # may be infinite
     scheduler: bool = True
     order: bool = True
     objective: str = "latency"
@@ -177,7 +177,7 @@ def our_part(connector: Any, extra: Any) -> dict[str, Any] | None:
     """Our extra config, also inside a MultiConnector's; None if we are not named.
 
     `connector`, `extra`: `kv_connector` and `kv_connector_extra_config` of vLLM's config. Raises
-    ConfigError if our own is no JSON object; another connector's is not our business.
+    ConfigError if our own is no JSON object; another connector's is not checked.
     """
     if connector == CONNECTOR_NAME:
         return _object(extra)
@@ -323,7 +323,7 @@ def _check_disk(config: ContinuumConfig) -> None:
 
 
 def _check_endpoint(config: ContinuumConfig, environ: Mapping[str, str]) -> None:
-    """The switch endpoint sees the environment alone, so it must name the file that we read."""
+    """The switch endpoint sees only the environment, which must name the file that we read."""
     written = environ.get(SWITCH_PATH, "")
     if environ.get(ADMIN_KEY) and written and written != config.switch_path:
         raise ConfigError(

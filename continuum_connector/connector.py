@@ -52,8 +52,8 @@ class Mode(enum.Enum):
 class ContinuumConnector(WorkerHooks, SupportsHMA):  # type: ignore[misc]
     """Pins finished turns in VRAM, tiers them to DRAM, and orders waiting turns by program.
 
-    `side` and its parts are there in every mode but ASIDE. In ASIDE and OFF every hook answers what
-    a connector that does nothing would.
+    `side` and its parts exist in every mode but ASIDE. In ASIDE and OFF, every hook answers like a
+    connector that does nothing.
     """
 
     def __init__(self, vllm_config: Any, role: Any, kv_cache_config: Any) -> None:
@@ -85,14 +85,14 @@ class ContinuumConnector(WorkerHooks, SupportsHMA):  # type: ignore[misc]
             self.worker = build.worker(self.config, vllm_config)
 
     def set_clock(self, clock: Callable[[], float]) -> None:
-        """Take time from elsewhere, in monotonic seconds: tests and simulations."""
+        """Take time from elsewhere, in monotonic seconds: for tests and simulations."""
         self._clock = clock
 
     # --- both halves ------------------------------------------------------------------
     def get_kv_connector_stats(self) -> ContinuumStats | None:
-        """What changed in the last second; once the last turn has ended, what each step changed,
-        for no step may follow for long. It is the one hook that update_from_output calls in every
-        step (v1/core/sched/scheduler.py)."""
+        """Return what changed in the last second. Once the last turn has ended, return what each
+        step changed, because the next step may be far off. This is the only hook that
+        update_from_output calls in every step (v1/core/sched/scheduler.py)."""
         if self.mode is Mode.ASIDE:
             return ContinuumStats.take(self.account)
         side, now = self.side, self._clock()
@@ -141,7 +141,7 @@ class ContinuumConnector(WorkerHooks, SupportsHMA):  # type: ignore[misc]
 
     @property
     def is_on(self) -> bool:
-        """Whether it acts: neither aside nor switched off."""
+        """Whether the connector acts: it is neither aside nor switched off."""
         return self.mode is Mode.ATTACHED or self.mode is Mode.UNATTACHED
 
     def attached(self, base: str, on_switch: Callable[[bool], None] | None) -> None:
@@ -175,7 +175,7 @@ class ContinuumConnector(WorkerHooks, SupportsHMA):  # type: ignore[misc]
         self.side.begin_turn(request, self._clock())
 
     def holds_back(self, request: Any) -> bool:
-        """Whether a request that is queued is to stand at the gate (scheduler subclass only)."""
+        """Whether a queued request is to wait at the gate (scheduler subclass only)."""
         turn = self._turns.get(request.request_id)
         if turn is None or compat.is_preempted(request) or compat.holds_kv(request):
             return False
@@ -183,8 +183,9 @@ class ContinuumConnector(WorkerHooks, SupportsHMA):  # type: ignore[misc]
         return self._gate.holds(*asked, self._clock())
 
     def let_in(self, everybody: bool = False, num_idle: int = 0) -> Iterator[str]:
-        """Who waits for a disk, or stands at the gate, no more by now; the first who wait for the
-        bus are asked again. `num_idle` turns wait for their client (scheduler subclass only)."""
+        """Yield the requests that need not wait any more for a disk or at the gate, and ask again
+        those that are next in line for the bus; `num_idle` turns wait for their client (scheduler
+        subclass only)."""
         now, gate, num_known = self._clock(), self._gate, len(self._turns) - num_idle
         if everybody:
             self.side.bus.end()
@@ -241,7 +242,7 @@ class ContinuumConnector(WorkerHooks, SupportsHMA):  # type: ignore[misc]
             self._tier.load("", request, block_ids, num_external_tokens, self._clock())
 
     def build_connector_meta(self, scheduler_output: Any) -> StepMetadata:
-        """Most steps only decode: those cost a look at the clock and one at what is due."""
+        """Most steps only decode; they cost a look at the clock and a look at what is due."""
         if self.mode is Mode.ASIDE:
             return NO_ORDERS
         now = self._clock()
@@ -283,13 +284,13 @@ class ContinuumConnector(WorkerHooks, SupportsHMA):  # type: ignore[misc]
     def _settle(self, report: WorkerReport) -> None:
         self._steps.settle(report, self._clock())
         if self.mode is Mode.OFF:
-            self._tell_at = 0.0  # nothing of ours may follow that would show it
+            self._tell_at = 0.0  # a later step that could publish it may never come
 
     @timed("request_finished")
     def request_finished_all_groups(
         self, request: Any, block_ids: tuple[list[int], ...]
     ) -> tuple[bool, dict[str, Any] | None]:
-        """Never delays the free: our own references keep what we want (vllm-facts Q2)."""
+        """Never delay the free: our own references keep what we want."""
         if self.mode is Mode.ASIDE:
             return False, None
         end = compat.turn_end(request)
@@ -301,8 +302,8 @@ class ContinuumConnector(WorkerHooks, SupportsHMA):  # type: ignore[misc]
         return self.request_finished_all_groups(request, (block_ids,))
 
     def has_pending_push_work(self) -> bool:
-        """True only while copies are to settle, a pin is due or the switch was turned: anything
-        more burns a core."""
+        """True only while copies are to settle, a pin is due or the switch was turned: at other
+        times it would burn a core."""
         if self.mode is Mode.ASIDE:
             return False
         return self._is_switch_due or self._steps.has_work(self._clock())
@@ -312,7 +313,7 @@ class ContinuumConnector(WorkerHooks, SupportsHMA):  # type: ignore[misc]
         return self.switch.is_on is (self.mode is Mode.OFF)
 
     def _follow_switch(self, now: float) -> None:
-        """Do as the switch says, once a step is put together: no admission is half done then."""
+        """Do as the switch says. Called once a step is put together: no admission is half done."""
         if not self._is_switch_due:
             return
         is_on = self.mode is Mode.OFF
@@ -326,7 +327,7 @@ class ContinuumConnector(WorkerHooks, SupportsHMA):  # type: ignore[misc]
         return () if self.mode is Mode.ASIDE else self._tier.take_events()
 
     def reset_cache(self) -> bool:
-        """vLLM's own may be empty already, or be emptied next (see vllm/resets.py)."""
+        """Begin an epoch. vLLM's own cache may be empty already, or is next (vllm/resets.py)."""
         if self.mode is not Mode.ASIDE:
             self.begin_epoch()
         return True

@@ -1,6 +1,6 @@
 """Endpoint: an ASGI middleware that answers one path, for an operator with a key.
 
-vLLM's --api-key guards other paths, and behind us: hence a key of our own.
+It has a key of its own, because vLLM's --api-key guards other paths and is checked only after us.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class RequestError(Exception):
 
 
 def read_key(environ: Mapping[str, str], path: str, middleware: str) -> bytes:
-    """The operator's key, as its bytes were, UTF-8 or not; ConfigError if there is none."""
+    """The operator's key with its bytes unchanged, UTF-8 or not; ConfigError if there is none."""
     key = environ.get(ADMIN_KEY, "").strip()
     if not key:
         raise ConfigError(
@@ -38,8 +38,8 @@ def read_key(environ: Mapping[str, str], path: str, middleware: str) -> bytes:
 
 
 class Endpoint(ABC):
-    """Answers `path` to who has the key; everything else passes untouched. No server starts without
-    a key, nor without what else `read_settings` wants."""
+    """Answers `path` for clients that have the key; everything else passes untouched. No server
+    starts without a key, or without anything else that `read_settings` needs."""
 
     path: ClassVar[str]
     methods: ClassVar[Mapping[str, str]]  # what each is for

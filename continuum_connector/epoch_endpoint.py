@@ -6,8 +6,8 @@
     PUT /continuum/epoch     body: nothing, or {"name": "policy-120"}
 
 It is vLLM's own reset of its prefix cache, connector included, on every engine, so all of them have
-begun the epoch when the answer comes. The name goes in the place of `reset_connector=True`, which
-vLLM hands through as it is; from Python the same: `llm.reset_prefix_cache(reset_connector=NAME)`.
+begun the epoch when the answer comes. The name takes the place of `reset_connector=True`, which
+vLLM passes on as it is. From Python, call `llm.reset_prefix_cache(reset_connector=NAME)`.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class EpochEndpoint(Endpoint):
         client = _client(scope)
         try:
             is_empty = await client.reset_prefix_cache(recomputes, name or True)
-        except Exception as error:  # whatever an engine answers, or that it is gone
+        except Exception as error:  # whatever an engine raises, or that it is gone
             raise RequestError(503, _not_reset(error)) from error
         return {"name": name, "vram_emptied": bool(is_empty)}
 

@@ -1,7 +1,7 @@
 """Files: what the paths in the config may name; how a file is put in place, whole or not at all.
 
-Each check_ refuses by a ConfigError, before anything is opened or made. What may be otherwise at
-the next start is not refused, such as a drive that is full or was mounted read-only: the server
+Each check_ refuses with a ConfigError, before anything is opened or made. It does not refuse what
+may be different at the next start, such as a drive that is full or mounted read-only: the server
 must come up without it.
 """
 
@@ -29,7 +29,7 @@ _KINDS = {
 def no_file(path: str) -> str:
     """What is at `path` instead of a file, such as "a folder"; "" for a file, and for nothing.
 
-    Asked before it is opened: to open a named pipe waits until somebody opens its other end.
+    Call it before opening: to open a named pipe waits until somebody opens its other end.
     """
     try:
         return _KINDS.get(stat.S_IFMT(os.stat(path).st_mode), "")
@@ -46,23 +46,23 @@ def is_same(one: str | os.PathLike[str], other: str | os.PathLike[str]) -> bool:
 
 
 def put(path: str | os.PathLike[str], content: bytes, mode: int = 0o666) -> None:
-    """Put `content` at `path` at once or not at all; leaves nothing else behind. `mode`: of a file
-    that is new, less the umask.
+    """Put `content` at `path` at once or not at all, and leave nothing else behind. `mode`: of a
+    new file, less the umask.
 
-    OSError as well where a device, a pipe or a socket is: root would replace /dev/null for all.
-    A symbolic link stays one: others may read what it points to. Mode and owner stay too, for
-    others may write the file as well. The name beside it cannot be planted: nobody can guess it,
-    and what is there already is not opened.
+    A device, a pipe or a socket at `path` is an OSError, too: root would replace /dev/null for all.
+    A symbolic link stays one, because others may read what it points to. Mode and owner stay, too,
+    because others may also write the file. Nobody can plant a file under the temporary name: it
+    cannot be guessed, and a file that is there already is not opened.
     """
     path = os.path.realpath(path)
-    if (kind := no_file(path)) and not os.path.isdir(path):  # that the system refuses itself
+    if (kind := no_file(path)) and not os.path.isdir(path):  # the system itself refuses a folder
         raise OSError(errno.EINVAL, f"it is {kind}", path)
     beside = os.path.join(os.path.dirname(path), f".continuum-{secrets.token_hex(16)}")
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
     descriptor = os.open(beside, flags, mode)
     try:
         with open(descriptor, "wb") as file:
-            _keep_rights(path, descriptor)  # before what is in it could be read
+            _keep_rights(path, descriptor)  # before its content could be read
             file.write(content)
             file.flush()
             os.fsync(file.fileno())
@@ -74,10 +74,10 @@ def put(path: str | os.PathLike[str], content: bytes, mode: int = 0o666) -> None
 
 
 def _keep_rights(old: str, new: int) -> None:
-    """Mode, group and owner, as far as the system lets us: no write fails for their sake.
+    """Keep mode, group and owner as far as the system lets us; no write fails because of them.
 
-    `new` is open: whoever owns the folder may put a link where its name was, and root is not to
-    give him what that points to.
+    `new` is an open file: the folder's owner may put a link where its name was, and root must not
+    give that owner what the link points to.
     """
     try:
         had = os.stat(old)
@@ -85,16 +85,16 @@ def _keep_rights(old: str, new: int) -> None:
         return
     with suppress(OSError):
         os.chmod(new, stat.S_IMODE(had.st_mode))
-    for ids in ((-1, had.st_gid), (had.st_uid, -1)):  # the owner last: then it is no longer ours
+    for ids in ((-1, had.st_gid), (had.st_uid, -1)):  # the owner last, for it is not ours then
         with suppress(OSError):
             os.chown(new, *ids)
 
 
-MIN_LEFT = 0.05  # of a file system, beside the disk tier: with less of it they become slow
+MIN_LEFT = 0.05  # of a file system, beside the disk tier: with less left it becomes slow
 
 
 def check_names(paths: Mapping[str, str]) -> None:
-    """Whether each is a name at all; `paths`: by key."""
+    """Refuse what no file can be named; `paths`: by key."""
     for key, path in paths.items():
         if "\0" in path:
             raise ConfigError(
@@ -111,7 +111,7 @@ def check_names(paths: Mapping[str, str]) -> None:
 
 
 def check_files(named: Mapping[str, str], moves_trace: bool) -> None:
-    """What is there already must be a file of its own, before a pipe makes the start wait.
+    """Refuse what exists and is not a file of its own, before a pipe makes the start wait.
 
     `named`: by key, none empty; `moves_trace`: the trace moves to other names when it is full.
     """
@@ -134,7 +134,7 @@ def check_files(named: Mapping[str, str], moves_trace: bool) -> None:
 
 
 def _check_apart(key: str, path: str, trace_path: str) -> None:
-    """A full trace moves to names of its own, over whatever is there."""
+    """Refuse the names that a full trace moves to, over whatever is there."""
     moved = os.path.realpath(path).removeprefix(f"{os.path.realpath(trace_path)}.")
     if moved.isascii() and moved.isdigit():
         raise ConfigError(
@@ -144,10 +144,10 @@ def _check_apart(key: str, path: str, trace_path: str) -> None:
 
 
 def check_drive(key: str, path: str, size_key: str, num_bytes: int) -> None:
-    """Whether `path` may be a folder of ours that takes `num_bytes`, which `size_key` says.
+    """Refuse a `path` that cannot be our folder for `num_bytes`, the value of `size_key`.
 
-    One that is not there is made when it is first used, but none above it: without its drive, a
-    mount point is an ordinary folder on another one.
+    A folder that is not there is made when it is first used, but none above it: without its drive,
+    a mount point is an ordinary folder on another drive.
     """
     if not os.path.isabs(path):
         raise ConfigError(

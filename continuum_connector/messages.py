@@ -1,8 +1,8 @@
 """What crosses between the scheduler and the workers: block ids, and what became of them.
 
-Workers never learn of requests' tokens, programs, tools or time (law 7); of a block's content they
-learn the name, its hash, and only where it goes to a disk, which outlives them. One `StepPlan` goes
-down with each step, one `WorkerReport` comes up from each rank.
+Workers never learn of requests' tokens, programs, tools or time (law 7). Of a block's content they
+learn only its name, a hash, and only if it goes to a disk, which outlives them. One `StepPlan` goes
+down with each step, and one `WorkerReport` comes up from each rank.
 """
 
 from __future__ import annotations
@@ -38,9 +38,9 @@ class LoadOrder:
 class WriteOrder:
     """Write host `slots` to `disk_slots`, whose names become `keys`.
 
-    A disk slot takes as many blocks as fit: `slots` is int32 [len(disk_slots) * that many], the
-    first ones go to the first disk slot. Per disk slot: `keys`, that of its last block; `depths`,
-    its place in its chain, in disk slots.
+    A disk slot takes as many blocks as fit: `slots` is int32 [len(disk_slots) * that many], and the
+    first ones go to the first disk slot. For each disk slot, `keys` has the key of its last block,
+    and `depths` its place in its chain, counted in disk slots.
     """
 
     transfer_id: int
@@ -52,8 +52,8 @@ class WriteOrder:
 
 @dataclass(frozen=True)
 class ReadOrder:
-    """Read `disk_slots`, which must hold `keys`, to host `slots`; as WriteOrder. A block whose slot
-    is -1 is not wanted: DRAM has it."""
+    """Read `disk_slots`, which must hold `keys`, into host `slots`, in the order of a WriteOrder. A
+    block whose slot is -1 is not wanted, because DRAM has it."""
 
     transfer_id: int
     slots: BlockIds
@@ -66,9 +66,9 @@ class StepPlan:
     """Everything the workers shall do in one step, in this order: cancels, the disk's reset, loads,
     reads, stores, writes.
 
-    What is cancelled and ordered in one plan is not begun. `resets_disk`: what is on disk by now is
-    foreign from here on. `epoch`: whose KV the orders are about. It grows with each new one, and
-    every plan tells it, so that a rank knows in which one its weights changed.
+    A transfer that one plan both cancels and orders is not begun. `resets_disk`: what is on disk by
+    now is foreign from here on. `epoch`: the one whose KV the orders are about. It grows with each
+    new epoch, and every plan carries it, so that a rank knows in which one its weights changed.
     """
 
     loads: tuple[LoadOrder, ...] = ()
@@ -91,7 +91,7 @@ class TransferOutcome:
 
     `reasons` holds each failing rank's one-word cause ("driver", "refused", "cancelled",
     "closed", "no_tier", "corrupt"; "stale": of an epoch whose weights are gone; "asleep": the
-    KV cache or the slots are away; of a disk also "eio", "enospc", "missing": the slot holds
+    KV cache or the slots are away; for a disk also "eio", "enospc", and "missing": the slot holds
     another name). `num_bytes` and `seconds` are summed over the ranks that are done.
     """
 
@@ -106,7 +106,7 @@ class TransferOutcome:
         return self.num_done + self.num_failed
 
     def add(self, other: TransferOutcome) -> None:
-        """Count `other` ranks' results of the same transfer in."""
+        """Add other ranks' results of the same transfer."""
         self.num_done += other.num_done
         self.num_failed += other.num_failed
         self.reasons += other.reasons
@@ -128,8 +128,8 @@ class OnDisk:
 class WorkerReport:
     """What one rank (after `merge`: several ranks) saw settle since its last report.
 
-    `ready_slots`: per rank, how many host slots it can use, where that has changed; `disk_slots`:
-    how many slots of a disk. `tier_down`, `disk_down`: the sentence that says why a rank has no
+    `ready_slots`: per rank, how many host slots it can use, if that has changed; `disk_slots`: how
+    many slots of a disk. `tier_down`, `disk_down`: the sentence that says why a rank has no
     DRAM tier, or no disk, or "" if it has one. `found`: per rank, what a restart found on its disk,
     in pieces; a block counts once every rank has found it in the same slot. `new_weights`: in what
     way the weights under a rank changed since its last report, "" if they did not; `changed_in`:

@@ -6,13 +6,13 @@ Optional. vLLM parses a request into its own fields and drops the rest before a 
 see it: top-level `job_id`, agents' headers, `prompt_cache_key`, `metadata`, `cache_control`,
 `prompt_cache_retention`. On the four generating APIs this adds them as
 `kv_transfer_params.continuum`, which all four pass on (vLLM 0.26-0.33; `vllm_xargs` does not
-survive /v1/messages before 0.29). What the client put there itself is never
-changed. What would fail on vLLM's way to its engine, and be answered with 500, is answered with
-400 and a sentence. Stateless: any number of API servers may run it.
+survive /v1/messages before 0.29). What the client put there itself is never changed. A request
+that would fail on its way to vLLM's engine, and be answered with 500, is answered with 400 and a
+sentence. The middleware has no state: any number of API servers may run it.
 
-All of it runs on the event loop, and no thread would help, for a parser keeps the interpreter to
-itself. So what it may cost has bounds, in bytes and in objects built: what is above them passes as
-it came, and is counted (continuum:unread_bodies).
+All of it runs on the event loop. A thread would not help, because a parser keeps the interpreter
+to itself. So its cost has bounds, in bytes and in objects built; what is above them passes as it
+came, and is counted (continuum:unread_bodies).
 """
 
 from __future__ import annotations
@@ -38,12 +38,12 @@ Note = Callable[[str], None]
 MESSAGES_PATH = "/v1/messages"
 PATHS = frozenset({"/v1/chat/completions", "/v1/completions", "/v1/responses", MESSAGES_PATH})
 # A body that we read is walked once, in C, at 5 ms per MiB of the worst JSON, an eighth of what
-# vLLM's own parser takes for that. Of parts of it Python objects are built, as vLLM does of all:
+# vLLM's own parser takes. Python objects are built from parts of it; vLLM builds them from all:
 MAX_BODY_BYTES = 2**23  # longer bodies pass unread
-MAX_FIELD_BYTES, MAX_FIELD_COST = 2**18, 2**16  # of a field that we read, others say nothing
+MAX_FIELD_BYTES, MAX_FIELD_COST = 2**18, 2**16  # of a field that we read, larger ones do not count
 MAX_MARKED_BYTES = 2**22  # of a body in which we look for cache marks: a million tokens of text
 MAX_ODD_BYTES = 2**20  # of a body that is no strict JSON
-MAX_BODY_COST = 2**18  # of those two: 3 MiB of C++, 7 of Python
+MAX_BODY_COST = 2**18  # of the last two: 3 MiB of C++ code, 7 of Python
 CONTAINER_COST = 8  # building an object or a list costs as much as so many other values
 
 
@@ -73,8 +73,8 @@ class ProgramMiddleware:
 
 @functools.cache  # a registry takes a name once; an application may be built twice
 def unread_bodies() -> Note:
-    """Return what counts one more, by reason, on this API server's part of vLLM's /metrics."""
-    from prometheus_client import Counter  # where vLLM serves; `continuum check` is without
+    """Return what counts one more body, by reason, in this API server's part of /metrics."""
+    from prometheus_client import Counter  # vLLM's server has it; `continuum check` may not
 
     metric = UNREAD_BODIES
     family = Counter(metric.full_name, metric.help, [metric.label])
@@ -86,9 +86,9 @@ class _RewrittenBody:
     """A `receive` whose request body has been rewritten; later messages pass through.
 
     It reads nothing before the application does: vLLM checks the API key further in, and a
-    stranger must not make us buffer a body. What it holds is the pieces of one body up to
-    MAX_BODY_BYTES; they leave one by one as the application asks. Messages after the body are the
-    server's own, so a client's disconnect still aborts its request.
+    stranger must not make us buffer a body. It holds the pieces of one body up to MAX_BODY_BYTES
+    and hands them on one by one as the application asks. Messages after the body are the server's
+    own, so a client's disconnect still aborts its request.
     """
 
     def __init__(
@@ -106,7 +106,7 @@ class _RewrittenBody:
         self._count = count
         self._pieces: deque[bytes] = deque()
         self._is_complete = False  # the body ends with the pieces
-        self._after: Message | None = None  # what came where a piece should have
+        self._after: Message | None = None  # what came in place of a piece
         self._started = False
 
     async def __call__(self) -> Message:
@@ -142,7 +142,7 @@ class _RewrittenBody:
         try:
             rewritten = rewrite(body, self._headers, self._path, skipped.append)
         except UnsendableError as error:
-            from fastapi import HTTPException  # where vLLM serves; `continuum check` is without
+            from fastapi import HTTPException  # vLLM's server has it; `continuum check` may not
 
             raise HTTPException(400, str(error)) from None
         if skipped:
@@ -162,8 +162,8 @@ _NOTHING = msgspec.Raw(b"null")
 
 
 class _Body(msgspec.Struct):
-    """The top-level body fields we look at, as they came: a body is walked once, in C, and nothing
-    is built of it."""
+    """The top-level body fields that we look at, as they came: a body is walked once, in C, and no
+    objects are built from it."""
 
     job_id: msgspec.Raw = _NOTHING
     program_id: msgspec.Raw = _NOTHING
@@ -199,9 +199,9 @@ def rewrite(
 ) -> bytes | None:
     """Return the body with `kv_transfer_params.continuum` completed, None to leave it alone.
 
-    The client's own bytes stay as they are and one member is appended. Where the client sent
-    `kv_transfer_params` itself, that repeats it with what is added: of two members of one name
-    the last counts, for vLLM's parser (Python's) as for ours. `skip` is told what is not read.
+    The client's own bytes stay as they are, and one member is appended. If the client itself sent
+    `kv_transfer_params`, the new member repeats it with what is added: of two members of one name
+    the last counts, for vLLM's parser (Python's) as for ours. `skip` gets what is not read.
     """
     try:
         fields = _read_fields(body, skip)
@@ -225,7 +225,7 @@ def rewrite(
 
 
 def _read_fields(body: bytes, skip: Note) -> Fields:
-    """The values of the fields we look at; UNSET, which is no id and no hint, if not read."""
+    """The values of the fields that we look at; for those not read UNSET, no id and no hint."""
     raw = _decoder.decode(body)
     found: Fields = {}
     for name in _Body.__struct_fields__:
@@ -239,8 +239,8 @@ def _read_fields(body: bytes, skip: Note) -> Fields:
 
 
 def _costs_more(text: bytes, max_bytes: int, max_cost: int) -> bool:
-    """Whether building Python objects of a JSON text costs more than we may. Every value has a
-    comma or a bracket before it; those inside of texts count too, as they are not told apart."""
+    """Whether building Python objects from a JSON text costs more than it may. Every value has a
+    comma or a bracket before it; those inside strings count, too, as they are not told apart."""
     if len(text) > max_bytes:
         return True
     containers = text.count(b"{") + text.count(b"[")
@@ -272,7 +272,7 @@ def _refuse_odd(body: bytes, skip: Note) -> None:
 
 
 def _refuse_params(params: Any, xargs: Any) -> None:
-    """vLLM (from 0.32) looks into the parameters in xargs as if they were an object."""
+    """Refuse parameters in xargs that are no object; vLLM (from 0.32) reads them as one."""
     instead = xargs.get("kv_transfer_params") if isinstance(xargs, dict) else None
     if not params and instead and not isinstance(instead, dict):
         raise UnsendableError("vllm_xargs.kv_transfer_params is no JSON object; send one, or none.")
@@ -298,7 +298,7 @@ def _keep_s(body: bytes, retention: Any, skip: Note) -> float | None:
 
 
 def _headers(scope: Scope) -> dict[str, str]:
-    """Header values by lower-case name; of repeated ones the first."""
+    """Header values by lower-case name; the first of those that are repeated."""
     found: dict[str, str] = {}
     for name, value in scope.get("headers", ()):
         found.setdefault(name.decode("latin-1").lower(), value.decode("latin-1"))
@@ -317,10 +317,10 @@ def _is_json(headers: Mapping[str, str]) -> bool:
 
 
 def _why_unread(headers: Mapping[str, str]) -> str:
-    """Return why nothing of the body is to be held, "" if it may be: vLLM decompresses nothing.
+    """Return why the body is not to be held, "" if it may be: vLLM decompresses nothing.
 
-    A body that does not say how long it is may be held too, up to MAX_BODY_BYTES: gateways that
-    look into bodies send them on in chunks.
+    A body that does not say how long it is may be held, too, up to MAX_BODY_BYTES, because gateways
+    that look into bodies send them on in chunks.
     """
     if headers.get("content-encoding", "").strip().lower() not in ("", "identity"):
         return "compressed"

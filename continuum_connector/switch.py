@@ -1,6 +1,6 @@
 """Switch: on or off, as a file says, without a restart or a request to the server.
 
-A thread of its own reads the file, so no step waits for a disk, and an idle engine hears of a
+A thread of its own reads the file, so that no step waits for a disk and an idle engine learns of a
 change. Every engine of every replica reads it: one file on a shared mount switches them all.
 """
 
@@ -23,8 +23,8 @@ _MAX_BYTES = 64
 
 
 def read_switch(path: Path) -> str:
-    """What the file says, in lower case; "on" where there is none. OSError if it cannot be read,
-    or its folder is gone: a mount that went away is no operator."""
+    """What the file says, in lower case; "on" if there is none. OSError if it cannot be read, or
+    if its folder is gone: a mount that goes away switches nothing."""
     try:
         with path.open("rb") as file:
             return file.read(_MAX_BYTES).decode("utf-8", "replace").strip().lower()
@@ -35,7 +35,7 @@ def read_switch(path: Path) -> str:
 
 
 def write_switch(path: Path, said: str) -> None:
-    """Make the file say it, at once and as a whole; OSError leaves it as it was."""
+    """Make the file say `said`, at once and as a whole; after an OSError it is as it was."""
     files.put(path, f"{said}\n".encode())
 
 
@@ -51,9 +51,9 @@ class AlwaysOn:
 class SwitchFile:
     """`is_on` is what the file said last; it may be read from any thread.
 
-    A file that is not there means on, if its folder is. One that is empty (it is being written),
-    unreadable or says something else changes nothing; the log says so once. `wake` makes an idle
-    engine step.
+    A file that is not there means on, if its folder is there. An empty file (it is being written)
+    changes nothing; nor does one that is unreadable or says something else, and the log says so
+    once. `wake` makes an idle engine step.
     """
 
     def __init__(self, path: str, wake: Callable[[], None] | None) -> None:
@@ -97,7 +97,7 @@ class SwitchFile:
             self._look_again()
 
     def _look_again(self) -> None:
-        """Look, whatever comes of it: the top of a thread, and no other reads the file."""
+        """Look, and survive any error: this is the top of the only thread that reads the file."""
         try:
             self.look()
         except Exception as error:

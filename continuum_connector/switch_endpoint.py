@@ -6,8 +6,8 @@
     PUT /continuum/switch     body `on` or `off`: writes the file
     GET /continuum/switch     what the file says: {"switch": "off"}
 
-The state stays in the file, which every engine reads (switch.py): any number of API servers may
-answer, and all agree. vLLM's --api-key guards other paths, and behind us: hence a key of our own.
+The state stays in the file, which every engine reads (switch.py), so any number of API servers may
+answer, and all agree. The endpoint has a key of its own (endpoints.py).
 """
 
 from __future__ import annotations
@@ -34,8 +34,9 @@ MIDDLEWARE = f"{__name__}.SwitchEndpoint"  # what --middleware is given
 class SwitchEndpoint(Endpoint):
     """GET reads the file, PUT writes it.
 
-    One request at a time is at the file, on a daemon thread of its own. Not asyncio.to_thread: vLLM
-    shuts its engine down on the loop's executor, and Python waits for its threads at exit.
+    One request at a time uses the file, on a daemon thread of its own. asyncio.to_thread would not
+    do: vLLM shuts its engine down on the loop's executor, and Python waits at exit for the threads
+    of that executor.
     """
 
     path = PATH
@@ -55,8 +56,8 @@ class SwitchEndpoint(Endpoint):
         return {"switch": await self._ask_file(wanted)}
 
     async def _ask_file(self, wanted: str) -> str:
-        """What the file says, once it says what is wanted; 503 if it does not answer, as a mount
-        that hangs, and from then on at once until it does."""
+        """Return what the file says, once it says what is wanted. 503 if it does not answer, as on
+        a mount that hangs; later requests then get 503 at once until it does."""
         async with self._turn:
             if self._at_file is not None and not self._at_file.done():
                 raise RequestError(
@@ -77,7 +78,7 @@ class SwitchEndpoint(Endpoint):
 
     def _begin(self, wanted: str) -> Future[str]:
         answer: Future[str] = Future()
-        answer.set_running_or_notify_cancel()  # who waits may give up, the call goes on
+        answer.set_running_or_notify_cancel()  # the request may give up, the call goes on
 
         def work() -> None:
             try:
@@ -101,7 +102,7 @@ class SwitchEndpoint(Endpoint):
                 f"{_cost(wanted)}; see that its folder exists and the server's user may use it, "
                 "or write the file by hand",
             ) from error
-        return wanted  # not read back: that may fail, and it was switched
+        return wanted  # not read back: that may fail although it was switched
 
 
 def read_settings(environ: Mapping[str, str]) -> tuple[Path, bytes]:

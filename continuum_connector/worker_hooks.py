@@ -1,7 +1,7 @@
 """WorkerHooks: vLLM's hooks for the worker half, as delegations, and what it asks of the class.
 
-What connector.py is for the scheduler half; the two share a class because vLLM makes one
-connector class play both roles, each in its own process.
+This is to the worker half what connector.py is to the scheduler half. The two share a class because
+vLLM makes one connector class play both roles, each in its own process.
 """
 
 from __future__ import annotations
@@ -91,7 +91,7 @@ class WorkerHooks(KVConnectorBase_V1):  # type: ignore[misc]
             self.worker.fall_asleep()
 
     def restore_kv_caches(self) -> None:
-        """The same tensors are there again, by now at another address perhaps."""
+        """The same tensors are there again, perhaps at another address."""
         if self.worker is not None:
             configs = self.config, self._kv_cache_config
             layout = build.layout_of(self.worker, self._kv_caches, *configs)
@@ -111,7 +111,7 @@ class WorkerHooks(KVConnectorBase_V1):  # type: ignore[misc]
         """Nothing to wait for: stores hold their blocks, and a loading request is not running."""
 
     def start_load_kv(self, forward_context: Any, **kwargs: Any) -> None:
-        """The loads left when the metadata was bound."""
+        """Nothing to do: the loads were submitted when the metadata was bound."""
 
     def wait_for_layer_load(self, layer_name: str) -> None:
         """Loads are asynchronous: no request runs before its load has settled."""
@@ -123,7 +123,7 @@ class WorkerHooks(KVConnectorBase_V1):  # type: ignore[misc]
 
     @timed("wait_for_save")
     def wait_for_save(self) -> None:
-        """Submits and returns (law 3)."""
+        """Submit the stores and return (law 3)."""
         if self.worker is not None:
             self.worker.submit_stores()
 
@@ -139,7 +139,7 @@ class WorkerHooks(KVConnectorBase_V1):  # type: ignore[misc]
         return (set(), set()) if self.worker is None else self.worker.poll()
 
     def get_block_ids_with_load_errors(self) -> set[int]:
-        """Per block where there is one KV group; with more, vLLM asks for requests instead."""
+        """Bad blocks if there is one KV group; with more, vLLM asks for requests instead."""
         bad = set() if self.worker is None else self.worker.take_bad_blocks()
         return bad if len(self._kv_cache_config.kv_cache_groups) == 1 else set()
 

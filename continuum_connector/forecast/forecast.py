@@ -1,6 +1,6 @@
 """Forecast: when a program's next turn will come, as a distribution and not a mean.
 
-Gaps of agents span six decades (field.md 3.3), so the distribution is kept on a grid of
+Gaps of agents span six decades, so the distribution is kept on a grid of
 quarter octaves: two neighbours differ by 19 %, less than any two policies care about.
 """
 

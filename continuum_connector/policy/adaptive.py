@@ -43,8 +43,8 @@ from continuum_connector.policy.base import (
     let_go,
 )
 
-# Seconds to take and release a hold on a block, while the step waits: 1.5 ms for 6,500 blocks
-# (field.md 0.7). A pin that saves less is not worth making.
+# Seconds to take and release a hold on a block, while the step waits: 1.5 ms for 6,500 blocks.
+# A pin that saves less is not worth making.
 HOLD_S = 0.25e-6
 # The least that keeping is charged: the share of time in which a turn will wait for the room
 # although the price still says that none does. It is a tenth of what the price itself counts as

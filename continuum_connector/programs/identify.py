@@ -74,8 +74,8 @@ def identify(
 ) -> Identity | None:
     """Return the program the request names, or None if it names none.
 
-    The program comes from the strongest place that names one (architecture.md, client
-    identity); each hint from the strongest place that gives it. Never raises.
+    The program comes from the strongest place that names one
+    (docs/identity.md); each hint from the strongest place that gives it. Never raises.
     """
     claims = _claims(kv_transfer_params, extra_args, session_id, actions)
     named = next((claim for claim in claims if claim.program is not None), None)

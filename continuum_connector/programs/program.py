@@ -29,12 +29,12 @@ from continuum_connector.programs.lineage import NUM_ENDS, LineageIndex
 
 NUM_MARKS = 8  # of a chain
 # A program that is silent for longer counts as over: 99 % of the tool calls of real coding
-# sessions are done by then (field.md 3.3: P99 916 s), and learning must not wait for ever.
+# sessions are done by then (P99 916 s), and learning must not wait for ever.
 OVER_S = 900.0
 
 
 class IdentitySource(enum.Enum):
-    """Where a request's program came from; earlier members win (architecture.md)."""
+    """Where a request's program came from; earlier members win (docs/identity.md)."""
 
     CONTINUUM = "kv_transfer_params"  # kv_transfer_params.continuum or .agent_hint
     CLIENT = "job_id"  # vllm_xargs or top level through the middleware

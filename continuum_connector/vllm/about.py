@@ -1,5 +1,5 @@
-"""About: what the installed vLLM is, can do and reads, for `continuum check`. By feature, as
-compat.py."""
+"""About: what the installed vLLM is, can do and reads, for `continuum check`. Like compat.py, it
+goes by feature."""
 
 from __future__ import annotations
 
@@ -35,8 +35,8 @@ def about_vllm() -> dict[str, Any]:
 
 
 def read_by_vllm(words: Sequence[str]) -> dict[str, str]:
-    """What vLLM's parser says of its options: "refused", or else the "model" and what is
-    "unread"."""
+    """What vLLM's parser makes of these options: why they are "refused", or else the "model" and,
+    as "unread", the complaint about abbreviated names."""
     from vllm.entrypoints.cli.serve import ServeSubcommand
     from vllm.utils.argparse_utils import FlexibleArgumentParser
 
@@ -50,7 +50,7 @@ def read_by_vllm(words: Sequence[str]) -> dict[str, str]:
         serve.validate(options := top.parse_args(["serve", *words]))
     except SystemExit:
         return {"refused": "they only print"}
-    except Exception as error:  # from argparse, YAML or pydantic, which would end the server, too
+    except Exception as error:  # from argparse, YAML or pydantic; it would end the server, too
         return {"refused": " ".join(str(error).split()) or type(error).__name__}
     found = {"model": options.model_tag or options.model}
     below.allow_abbrev = False

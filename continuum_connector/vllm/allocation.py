@@ -1,9 +1,9 @@
 """Allocation: vLLM's allocate_slots with pins that give way, in place only where it may fail.
 
-vLLM calls it for every running request in every step, so one more Python call there costs more
-than all our other hooks. Before each step it is therefore decided whether an allocation of a
-running request can fail at all; if none can, the function is vLLM's own until somebody is to be
-admitted, for whole prompts want room.
+vLLM calls the function for every running request in every step, so one more Python call there
+costs more than all our other hooks. Before each step we therefore decide whether an allocation of
+a running request can fail at all. If none can, vLLM's own function stays in place until a waiting
+turn is to be admitted, because a whole prompt needs room.
 """
 
 from __future__ import annotations
@@ -32,40 +32,40 @@ class Allocation:
         self._ours = ours
         self._num_blocks = groups.num_blocks
         self._lookahead = scheduler.num_lookahead_tokens
-        # What a step takes at most, and each running turn beside its share of that.
+        # The most blocks that a step takes, and that each running turn takes beside its share.
         self._most_per_step = groups.num_blocks(scheduler.max_num_scheduled_tokens)
         self._most_per_turn = groups.most_new + groups.num_blocks(self._lookahead)
         self._hears_of_admission = compat.tells_of_admission(scheduler)
-        # vLLM's is a method of the class unless somebody else has put another in its place.
+        # vLLM's own is a method of the class, unless somebody else has already replaced it.
         self._is_method = getattr(self._own, "__func__", None) is type(self._manager).allocate_slots
         self._manager.allocate_slots = self._with_room
         self._is_ours = True
 
     def before_step(self) -> bool:
-        """Put the function in place that the coming step needs. Returns whether a running request
-        may find no block in it though every pin gives way, so that somebody is preempted."""
+        """Put in place the function that the coming step needs. Returns whether a running request
+        may find no block in that step even if every pin gives way, so that a turn is preempted."""
         if not self._ours.is_on:
             self._put_in_place(False)
             return False
         num_running, free = len(self._scheduler.running), self._pool.get_num_free_blocks()
         most = self._most_per_step + num_running * self._most_per_turn
         self._put_in_place(free < most or not self._hears_of_admission)
-        # What running turns spare is counted only where it may matter.
+        # The spare blocks of running turns are counted only where they may matter.
         return bool(free + self._pins.num_blocks < most and free + self._num_giving_way < most)
 
     def before_admission(self) -> None:
-        """The step has served all that run; a turn that waits is looked at."""
+        """The step has served all running turns; vLLM looks at a waiting one next."""
         if not self._is_ours:
             self._put_in_place(self._ours.is_on)
 
     def num_short(self) -> int:
-        """How many blocks running requests will lack in the coming step, counted one by one."""
+        """How many blocks running requests will lack in the coming step, counted for each."""
         room = self._pool.get_num_free_blocks() + self._num_giving_way
         return max(0, self._wanted(self._scheduler.running) - int(room))
 
     @property
     def _num_giving_way(self) -> int:
-        """How many blocks we hold, or have running turns keep, that go before anybody does."""
+        """How many blocks that we hold, or make running turns keep, go before any is preempted."""
         return int(self._pins.num_blocks + (self._rule.most_spare if self._rule is not None else 0))
 
     def _put_in_place(self, is_ours: bool) -> None:
@@ -74,15 +74,15 @@ class Allocation:
         self._is_ours = is_ours
         if is_ours:
             self._manager.allocate_slots = self._with_room
-        elif self._is_method:  # an attribute of the instance costs every call more
+        elif self._is_method:  # an attribute of the instance makes every call slower
             del self._manager.allocate_slots
         else:
             self._manager.allocate_slots = self._own
 
     def _wanted(self, running: Sequence[Any]) -> int:
         """How many blocks the running requests will ask for (v1/core/sched/scheduler.py,
-        schedule()): prompts share the step's tokens, each cut to the threshold; whoever decodes is
-        counted, though prompts before it may take them all."""
+        schedule()). Prompts share the step's tokens, each cut to the threshold. Every request that
+        decodes is counted, although prompts before it may use up the tokens."""
         num_blocks, budget = 0, self._scheduler.max_num_scheduled_tokens
         longest = compat.longest_chunk(self._scheduler) or budget
         for request in running:
@@ -99,8 +99,8 @@ class Allocation:
 def _with_room(
     allocate: Callable[..., Any], scheduler: Any, ours: Any, rule: Any
 ) -> Callable[..., Any]:
-    """Wrap KVCacheManager.allocate_slots: before it answers None, pins give way, and before them,
-    for a running turn, what running turns keep beside what they read."""
+    """Wrap KVCacheManager.allocate_slots so that pins give way before it returns None. For a
+    running turn, the spare blocks of running turns give way before the pins do."""
     bind = _bound_arguments(allocate)
     if rule is not None:
         rule.gives_way = True
@@ -114,7 +114,7 @@ def _with_room(
                 return None
             need = build.blocks_needed(call, ours.side)
         elif rule is not None:
-            # Nobody is admitted for these few blocks, without which a whole context is not found.
+            # Admitting a turn is not worth these few blocks, without which a context is not found.
             blocks = _without_spare(rule, attempt, scheduler)
         if blocks is not None:
             return blocks
@@ -129,7 +129,7 @@ def _with_room(
 
 
 def _without_spare(rule: Any, attempt: Callable[[], Any], scheduler: Any) -> Any:
-    """Retry while running turns let go, one by one, of what only their next turns would read."""
+    """Retry while running turns give up, one by one, what only their next turns would read."""
     blocks = None
     while blocks is None and rule.give_up_spare(scheduler.requests):
         blocks = attempt()

@@ -1,11 +1,11 @@
-"""Attach: a subclass of whichever Scheduler vLLM chose, in which our hooks have their place.
+"""Attach: puts our hooks into a subclass of the Scheduler that vLLM chose.
 
-It does seven things: names a request's program before it is queued, queues in program order,
-lets in who stood at the gate, lines up preemption victims, retries a failed allocation while pins
-give way, forgets the hashes of what a victim never computed, and begins a new epoch before the
-prefix cache is reset.
-Servers without our connector never see it: it hangs on the one config that names us, in which
-it goes into the engine's process, and no class of vLLM is changed there.
+The subclass does seven things: it names a request's program before the request is queued, queues
+turns in program order, lets turns in from the gate, lines up preemption victims, retries a failed
+allocation while pins give way, forgets the hashes of blocks that a victim never computed, and
+begins a new epoch before the prefix cache is reset.
+Servers without our connector never see it: only a config that names our connector carries it, into
+the engine's process, and no class of vLLM is changed there.
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ if TYPE_CHECKING:
     from continuum_connector.vllm.resets import Resets
 
 _MARK = "_continuum_wraps"
-_SERVER = "OPENAI_API_SERVER"  # vLLM's UsageContext of `vllm serve`, of `--headless` too
+_SERVER = "OPENAI_API_SERVER"  # vLLM's UsageContext of `vllm serve`, also with `--headless`
 
 
 def install(engine_args_class: Any) -> None:
-    """Have each config that `EngineArgs` makes prepared, if it names our connector. Idempotent.
+    """Prepare each config that `EngineArgs` makes, if it names our connector. Idempotent.
 
-    All servers, `--headless` nodes and offline LLMs make theirs there, once, before any process
-    or model is loaded (create_engine_config). A config of ours that cannot work ends `vllm serve`
-    with its sentence as the last line; whoever else asked gets the exception.
+    All servers, `--headless` nodes and offline LLMs make their config there, once, before any
+    process or model is loaded (create_engine_config). If our part of it cannot work, `vllm serve`
+    ends with the sentence that says why as its last line; any other caller gets the exception.
     """
     original = engine_args_class.create_engine_config
     if hasattr(original, _MARK):
@@ -54,7 +54,8 @@ def install(engine_args_class: Any) -> None:
 
 @contextmanager
 def _in_one_sentence(is_server: bool) -> Iterator[None]:
-    """SystemExit prints its text and no traceback. A notebook's kernel must not end by it."""
+    """End a server with the error's text alone, because SystemExit prints no traceback. Elsewhere
+    the ConfigError passes: a notebook's kernel must not end."""
     from continuum_connector.errors import ConfigError
 
     try:
@@ -66,8 +67,8 @@ def _in_one_sentence(is_server: bool) -> Iterator[None]:
 
 
 def prepare(vllm_config: Any) -> None:
-    """Make a config that names our connector choose our scheduler, and carry how many ranks share
-    a node. One that does not, or names a scheduler of the user's own, stays as it is."""
+    """Make a config that names our connector carry how many ranks share a node, and choose our
+    scheduler unless the user named one or set `scheduler` to 0. Other configs stay as they are."""
     ours = our_config(vllm_config.kv_transfer_config)
     if ours is None:
         return
@@ -76,13 +77,14 @@ def prepare(vllm_config: Any) -> None:
     node.keep_count(vllm_config)
     config = vllm_config.scheduler_config
     if ours.scheduler and config.scheduler_cls is None:
-        # On this instance alone: pickled, it takes it along (v1/engine/core.py asks it once).
+        # On this instance alone, and pickled with it; v1/engine/core.py asks for it once.
         config.get_scheduler_cls = functools.partial(_our_class, config)
 
 
 def _check_folders(vllm_config: Any) -> None:
-    """Before weights are loaded, for the scheduler opens these files after that. Only where it is
-    sure to run on this node: others may have other folders."""
+    """Check the folders of the trace and the switch before weights are loaded, because the
+    scheduler opens these files only after that. They are checked only if the scheduler is sure to
+    run on this node: other nodes may have other folders."""
     ours = our_config(vllm_config.kv_transfer_config)
     parallel = vllm_config.parallel_config
     is_here = parallel.data_parallel_size_local > 0 and parallel.data_parallel_backend != "ray"
@@ -98,8 +100,8 @@ def _check_folders(vllm_config: Any) -> None:
 
 
 def our_config(transfer: Any) -> ContinuumConfig | None:
-    """Our config in vLLM's KVTransferConfig, also inside a MultiConnector; None where it names
-    others. ConfigError if it cannot work."""
+    """Our config in vLLM's KVTransferConfig, also inside a MultiConnector's; None if that names
+    only other connectors. ConfigError if our config cannot work."""
     connector = getattr(transfer, "kv_connector", None)
     if connector is None:
         return None
@@ -116,7 +118,7 @@ def _our_class(config: Any) -> type:
 def scheduler_cls(*args: Any, **kwargs: Any) -> Any:
     """Stand in for a class: `--scheduler-cls continuum_connector.scheduler_cls`.
 
-    Derives from the class vLLM would have chosen, so that one name serves sync and async.
+    It derives from the class that vLLM would have chosen, so that one name serves sync and async.
     """
     vllm_config = kwargs["vllm_config"] if "vllm_config" in kwargs else args[0]
     config = vllm_config.scheduler_config
@@ -141,7 +143,7 @@ def __getattr__(name: str) -> Any:
 
 
 def _hook_in(scheduler: Any, ours: Any) -> tuple[Allocation, Order | None, Resets]:
-    """Put our hooks into a scheduler that has just been built; no Order if that is vLLM's."""
+    """Put our hooks into a scheduler that has just been built; no Order if vLLM's order stays."""
     from continuum_connector.vllm import compat
     from continuum_connector.vllm.allocation import Allocation
     from continuum_connector.vllm.order import Order
@@ -149,7 +151,7 @@ def _hook_in(scheduler: Any, ours: Any) -> tuple[Allocation, Order | None, Reset
 
     compat.recompute_failed_loads(scheduler)
     compat.look_up_as_without_connector(scheduler)
-    if scheduler.connector is ours:  # a partner's loads may need what this would undo
+    if scheduler.connector is ours:  # loads of another connector may need what this would undo
         compat.free_blocks_at_once(scheduler)
     side = ours.side
     order = Order(scheduler, ours) if side.orders else None
@@ -157,11 +159,11 @@ def _hook_in(scheduler: Any, ours: Any) -> tuple[Allocation, Order | None, Reset
 
 
 def _next_queue(scheduler: Any, order: Order | None, own: Callable[[], Any]) -> Any:
-    """vLLM <= 0.30: which queue is asked next; `own` is its own answer.
+    """vLLM <= 0.30: return the queue that is asked next; `own` is vLLM's own answer.
 
-    Whoever holds KV goes first, or it could wait for ever behind a turn that needs the blocks
-    it holds; in vLLM's own order too, where a priority may rank that turn first, and while we
-    are switched off, when loads that were under way still settle.
+    A turn that holds KV goes first, or it could wait for ever behind a turn that needs the blocks
+    it holds. This is so in vLLM's own order, too, where a priority may rank that other turn first,
+    and while we are switched off, because loads that were under way still settle.
     """
     if order is not None and order.is_on:
         return min(filter(None, order.queues), key=methodcaller("peek_rank"), default=None)
@@ -190,7 +192,7 @@ def subclass(base: Any) -> Any:
 
         @property
         def _acting(self) -> Any:
-            """Our connector, or None without one and while it is switched off."""
+            """Our connector; None if there is none, and while it is switched off."""
             ours = self._continuum
             return None if ours is None or not ours.is_on else ours
 

@@ -21,7 +21,7 @@ class StepMetadata(KVConnectorMetadata):  # type: ignore[misc]
 
 @dataclass
 class WorkerMetadata(KVConnectorWorkerMetadata):  # type: ignore[misc]
-    """Carries a rank's report up; vLLM sums the ranks' by `aggregate`."""
+    """Carries a rank's report up; vLLM adds up the reports of all ranks with `aggregate`."""
 
     report: WorkerReport
 

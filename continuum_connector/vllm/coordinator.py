@@ -1,7 +1,8 @@
 """Coordinator: vLLM's own rule for prefix hits, asked at the end of a turn.
 
-With compat.py the only file that touches names which vLLM does not promise, by feature too; they
-are of v1/core/kv_cache_coordinator.py and v1/core/single_type_kv_cache_manager.py.
+Only this file and shadow.py touch these names of v1/core/kv_cache_coordinator.py and
+v1/core/single_type_kv_cache_manager.py, which vLLM does not promise. Like compat.py, both go by
+feature.
 """
 
 from __future__ import annotations
@@ -15,9 +16,9 @@ from typing import Any
 def find(pool: Any) -> Any:
     """Return the KVCacheCoordinator of `pool`, or None.
 
-    Call it while vLLM binds the pool to the connector: only the scheduler, which does that in its
-    constructor, has the coordinator (v1/core/sched/scheduler.py, __init__), and it is not yet in
-    our hands, or never will be.
+    Call it while vLLM binds the pool to the connector. Only the scheduler has the coordinator, and
+    it binds the pool in its constructor (v1/core/sched/scheduler.py, __init__). We find it on the
+    call stack, because we do not have the scheduler yet, or, unattached, never will.
     """
     frame = sys._getframe(1)
     while frame is not None:
@@ -31,9 +32,9 @@ def find(pool: Any) -> Any:
 def hit_in_all_groups(pool: Any) -> None:
     """Mend the lookup of vLLM 0.26 for models with states, for as long as a connector is there.
 
-    Its scheduler then takes the longest hit of any group for the hit, as if every connector brought
-    the rest unasked (schedule(), find_longest_cache_hit_per_group): turns would read what nobody
-    computed. From now on every group hits what all of them do.
+    With a connector, its scheduler takes the longest hit of any group as the hit, as if every
+    connector brought the rest unasked (schedule(), find_longest_cache_hit_per_group), so turns
+    would read KV that was never computed. From now on every group hits only what all groups hit.
     """
     coordinator = find(pool)
     if not hasattr(coordinator, "find_longest_cache_hit_per_group"):
@@ -47,22 +48,23 @@ def hit_in_all_groups(pool: Any) -> None:
 
 
 class HitRule:
-    """Which blocks the next turn will hit, as vLLM itself would answer it; and the running turn
-    keeps what that needs.
+    """Asks vLLM which blocks the next turn will hit, and makes the running turn keep what that hit
+    needs.
 
     Blocks of windows, chunks and states leave a running turn. With
     `prefix_cache_retention_interval` 0, vLLM's default, they keep a hash only where the prompt ends
-    (reachable_block_mask), so a turn that goes on from the answer would compute the answer again;
-    and what has left may be somebody else's before the turn ends. So the running turn keeps what a
-    hit at the last block boundary needs (`spare` blocks), and when it ends vLLM hashes that. One
-    such set per turn: hashing all that decoding passes would cost others their cached blocks.
+    (reachable_block_mask). A turn that goes on from the answer would then compute the answer again,
+    and a block that has left may belong to another turn before this one ends. So the running turn
+    keeps what a hit at its last block boundary needs (`spare` blocks), and vLLM hashes these when
+    the turn ends. There is one such set per turn: to hash everything that decoding passes would
+    cost other turns their cached blocks.
 
-    With drafts a state that decoding left is right only if every count of accepted drafts before it
-    was, and vLLM had those wrong in several releases (docs/models.md). So it is not hashed, as by
-    default vLLM does not hash it either: kept is what a hit at the prompt's end needs.
+    With drafts, a state that decoding left is right only if every count of accepted drafts before
+    it was right, and several releases of vLLM counted wrong (docs/models.md). So it is not hashed;
+    vLLM does not hash it by default, either. What a hit at the prompt's end needs is kept instead.
 
-    `is_on`: do so. `gives_way`: whoever allocates asks `give_up_spare` first, so that no allocation
-    fails for a spare block.
+    `is_on`: do so. `gives_way`: an allocation that fails calls `give_up_spare` and tries again, so
+    that none fails because of a spare block.
     """
 
     def __init__(self, coordinator: Any, pool: Any) -> None:
@@ -83,13 +85,13 @@ class HitRule:
         ]
         # Tokens that a lookup drops for drafts (v1/core/kv_cache_utils.py, eagle_proof_margin).
         self.num_proof_tokens = max(map(self._margin, self._flagged), default=0)
-        # For windows alone vLLM reckons with a block more (max_admission_blocks_per_request).
+        # For windows alone, vLLM allows for one more block (max_admission_blocks_per_request).
         self._is_reckoned = not (self._states or chunked or self.num_proof_tokens) and all(
             each.sliding_window % each.block_size == 0 for each in self._windows
         )
         self._sparse = [*self._states, *self._windows, *chunked]
-        self._at: dict[str, int] = {}  # running turn -> boundary behind which it keeps blocks
-        self._spare: dict[str, None] = {}  # those of them that have not given them up
+        self._at: dict[str, int] = {}  # running turn -> boundary for whose hit it keeps blocks
+        self._spare: dict[str, None] = {}  # those that still keep these blocks
         self._remove = coordinator.remove_skipped_blocks
         if self._sparse:
             wrap = self._sparing if self._keeps_answers else self._sparing_prompts
@@ -97,11 +99,11 @@ class HitRule:
 
     # --- at the end of a turn ---------------------------------------------------------
     def kept(self, request: Any, prompts_end: int) -> list[tuple[list[int], list[Any]]]:
-        """Return per KV group the blocks that the next turn will hit, and where each ends in
-        tokens, ascending. They may have left the request, and lie in the free queue with their
-        hash. Cost grows with the hit.
+        """Return, for each KV group, where the blocks that the next turn will hit end (in tokens,
+        ascending), and the blocks. They may have left the request already and lie in the free
+        queue with their hash. The cost grows with the hit.
 
-        `prompts_end`: in tokens; what a hit there needs is kept too, as far as it is there.
+        `prompts_end`: in tokens; what a hit there needs is returned, too, as far as it exists.
         """
         self._forget(request.request_id)
         hashes, limit = request.block_hashes, request.num_tokens
@@ -127,7 +129,7 @@ class HitRule:
         return kept
 
     def _add_hit(self, kept: list[Any], hashes: Sequence[Any], hit: int) -> None:
-        """Put what a shorter hit needs beside the longest: of full attention nothing more."""
+        """Add what a shorter hit needs; of full attention it needs no more than the longest."""
         fine = getattr(self._coordinator, "enable_partial_hash_hits", False)
         wanted = {}
         for manager in self._sparse if not fine else ():
@@ -136,17 +138,17 @@ class HitRule:
             ends = range((manager.get_num_skipped_tokens(hit) // size + 1) * size, last + 1, size)
             wanted[group] = {end: self._cached(manager, hashes, end // size, end) for end in ends}
         if any(None in blocks.values() for blocks in wanted.values()):
-            return  # others took some of it, and it is of no use without
+            return  # other turns took some of it, and the rest alone is of no use
         for group, blocks in wanted.items():
             merged = blocks | dict(zip(*kept[group], strict=True))
             kept[group] = sorted(merged), [merged[end] for end in sorted(merged)]
 
     def _found(self, request: Any, limit: int) -> tuple[Sequence[Any], int]:
-        """vLLM's lookup up to `limit` tokens, but for states that others compute on in place.
+        """Do vLLM's lookup up to `limit` tokens, but skip states that other turns compute on.
 
-        With a match unit finer than blocks, the state amid a turn's prompt is found for one step;
-        the next one moves its hash to a copy and goes on in the block itself (MambaManager,
-        _cache_partial_tail_block), and a store copies behind that step.
+        With a match unit finer than blocks, a state in the middle of a turn's prompt can be found
+        for one step. The next step moves its hash to a copy and goes on in the block itself
+        (MambaManager, _cache_partial_tail_block), and a store copies only after that step.
         """
         hashes, size = request.block_hashes, self._pool.hash_block_size
         passing = {
@@ -164,8 +166,8 @@ class HitRule:
             limit = hit - 1
 
     def _cached(self, manager: Any, hashes: Sequence[Any], number: int, end: int) -> Any:
-        """The block behind the hit, by the hash of its own end or by that of `end` inside it:
-        without it the next lookup would drop another one, and find no state or window there."""
+        """The block after the hit, found by the hash of its own end or by that of `end` inside it.
+        Without it, the next lookup would drop another block and find no state or window there."""
         size = self._pool.hash_block_size
         for tokens in (number * manager.block_size, end):
             if tokens // size <= len(hashes):
@@ -182,21 +184,21 @@ class HitRule:
         return int(manager.block_size)
 
     def _hash_last(self, request: Any) -> None:
-        """Let vLLM hash what a hit at the turn's last boundary reads, as far as it is there."""
+        """Let vLLM hash what a hit at the turn's last boundary reads, as far as it exists."""
         size, ends = self._coordinator.scheduler_block_size, []
         for manager in self._coordinator.single_type_managers:
-            # How far vLLM has gone itself, hashing or leaving out: what lies there is computed.
+            # How far vLLM itself has gone, hashing blocks or skipping them: these are computed.
             end = manager.num_cached_block.get(request.request_id, 0) * manager.block_size
             ends.append(end - (self._margin(manager) if manager in self._flagged else 0))
         hit = min(ends) // size * size
         if hit <= 0:
-            return  # a shorter turn: nothing reads it, and what it has of a block is not a block
+            return  # the turn is shorter than a block, so no hit reads it
         for manager in self._windows:
             last = hit // manager.block_size
             first = max(0, last - -(-(manager.sliding_window - 1) // manager.block_size))
             self._hash(request, manager, first, last + (manager in self._flagged))
-        # Before the prompt's end vLLM may put another state into a block than that of its end
-        # (_cache_partial_tail_block), and after a preemption it computes answers as a prompt.
+        # Before the prompt's end, vLLM may put another state into a block than that of its end
+        # (_cache_partial_tail_block), and after a preemption it computes an answer as a prompt.
         if hit >= max(request.num_prompt_tokens, 1) and not request.num_preemptions:
             for manager in self._states:
                 last = hit // manager.block_size
@@ -212,10 +214,10 @@ class HitRule:
 
     # --- while a turn runs ------------------------------------------------------------
     def _sparing(self, remove: Callable[..., None]) -> Callable[..., None]:
-        """Wrap KVCacheCoordinator.remove_skipped_blocks: of an answer, blocks are cut at block
-        boundaries, and as far before the end as a lookup for drafts drops.
+        """Wrap KVCacheCoordinator.remove_skipped_blocks: of an answer, it counts only the tokens up
+        to the last block boundary, less those that a lookup drops for drafts.
 
-        What stays is the request's own: it ends with the request, however that ends.
+        What stays belongs to the request and is freed with it, however the request ends.
         """
         size = self._coordinator.scheduler_block_size
         first = self._coordinator.single_type_managers[0]
@@ -227,7 +229,7 @@ class HitRule:
             processed = processed_computed_tokens
             spares = self.is_on and (self.gives_way or self._is_reckoned)
             if spares and num_prompt_tokens is not None and processed >= num_prompt_tokens:
-                # At the end of a turn drafts may be computed that no step has cached.
+                # At the end of a turn, drafts may be computed that no step has cached.
                 cached = first.num_cached_block.get(request_id, 0) * first.block_size
                 boundary = max(0, min(processed, cached) - self.num_proof_tokens) // size * size
                 if self._at.get(request_id) != boundary:
@@ -238,10 +240,10 @@ class HitRule:
         return remove_skipped_blocks
 
     def _sparing_prompts(self, remove: Callable[..., None]) -> Callable[..., None]:
-        """Wrap the same where answers are not kept: the states at the prompt's end stay.
+        """Wrap the same function where answers are not kept: the states at the prompt's end stay.
 
-        They stay in the request's table, and so end with the request; only `remove` does not see
-        them, and goes on to what lies behind.
+        They stay in the request's table, and so are freed with the request. Only `remove` does not
+        see them, and goes on past them.
         """
 
         @functools.wraps(remove)
@@ -267,7 +269,7 @@ class HitRule:
 
     def _prompts_states(self, request_id: str) -> list[tuple[Any, Any, int, Any]]:
         """(manager, table, column, block) of each state with which the turn's prompt can be hit: at
-        its last boundary, or where it fills its blocks at the one before (replay_boundaries)."""
+        its last boundary or, if it fills its blocks, at the one before (replay_boundaries)."""
         spared = []
         for manager in self._states if self._are_aligned else ():
             table = manager.req_to_blocks.get(request_id, ())
@@ -283,7 +285,7 @@ class HitRule:
         self._at[request_id] = boundary
         self._spare[request_id] = None
         tables = self._coordinator.single_type_managers[0].req_to_blocks
-        if len(self._at) > 2 * len(tables) + 64:  # turns that were preempted
+        if len(self._at) > 2 * len(tables) + 64:  # preempted turns are among them
             for each in [each for each in self._at if each not in tables]:
                 self._forget(each)
 
@@ -293,7 +295,7 @@ class HitRule:
 
     @property
     def most_spare(self) -> int:
-        """How many blocks running turns keep at most that vLLM would not. O(those turns)."""
+        """The most blocks that running turns keep and vLLM would not. O(those turns)."""
         tables = self._coordinator.single_type_managers[0].req_to_blocks
         for each in [each for each in self._spare if each not in tables]:
             self._forget(each)  # it was preempted, or ended while we were off
@@ -303,8 +305,8 @@ class HitRule:
         return len(self._spare) * len(self._sparse) * int(per_boundary)
 
     def give_up_spare(self, requests: Mapping[str, Any]) -> bool:
-        """Let go of what one running turn keeps, of `requests` by id; False if none keeps any. It
-        keeps nothing again until its next block boundary."""
+        """Free the spare blocks of one running turn, found by its id in `requests`; False if no
+        turn keeps any. The turn keeps none again until its next block boundary."""
         tables = self._coordinator.single_type_managers[0].req_to_blocks
         while self._spare:
             request_id, _ = self._spare.popitem()
@@ -319,17 +321,19 @@ class HitRule:
             self._remove(request.request_id, processed, request.num_prompt_tokens)
             return True
         states = self._prompts_states(request.request_id)
-        for manager, _, column, _ in states:  # vLLM frees it as what it computed on before,
+        # vLLM frees a state that the turn is past, as the block that it computed on before.
+        for manager, _, column, _ in states:
             before = manager.last_state_block_idx.get(request.request_id)
             manager.last_state_block_idx[request.request_id] = column
             manager.remove_skipped_blocks(request.request_id, processed)
             if before is not None:
                 manager.last_state_block_idx[request.request_id] = before
-        return any(table[column].is_null for _, table, column, _ in states)  # if it is past it
+        return any(table[column].is_null for _, table, column, _ in states)
 
     def waits_for_step(self, found: Any) -> bool:
-        """Whether an allocation fails because its hit, `found`, is a state of this very step: room
-        would not help, and in the next step it fits (MambaManager.get_num_blocks_to_allocate)."""
+        """Whether an allocation fails because its hit, `found`, is a state of this very step. More
+        room would not help; the next step can allocate it
+        (MambaManager.get_num_blocks_to_allocate)."""
         blocks = () if found is None else found.blocks
         return bool(blocks) and any(
             blocks[each.kv_cache_group_id][-1].block_hash in each.cached_blocks_this_step

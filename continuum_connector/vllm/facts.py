@@ -1,7 +1,7 @@
-"""Facts: all that the bytes of a KV block depend on, as vLLM has it: what a restart must share.
+"""Facts: all that the bytes of a KV block depend on, as vLLM has it. A restart must share it.
 
-By feature, as compat.py. What is told too much only makes a restart begin anew; what is told too
-little could give a turn the KV of another model, so nothing is left out because it seldom matters.
+Like compat.py, it goes by feature. A fact too many only makes a restart begin anew; a fact too few
+could give a turn the KV of another model. So nothing is left out because it seldom matters.
 """
 
 from __future__ import annotations
@@ -13,17 +13,17 @@ from typing import Any
 
 from continuum_connector.worker.namespace import Checkpoint
 
-# Loaders that read files of the model's folder, and do nothing with them but what those say.
+# Loaders that read files of the model's folder, and do with them only what these files say.
 FROM_FILES = frozenset(
     {
         *("auto", "hf", "safetensors", "fastsafetensors", "instanttensor", "mistral", "npcache"),
         *("pt", "sharded_state"),
     }
 )
-OTHER_FORMATS = frozenset({"pt", "npcache", "sharded_state"})  # not safetensors wherever they are
-# What an image or a video becomes, whose hash in a block's name is that of its content alone.
+OTHER_FORMATS = frozenset({"pt", "npcache", "sharded_state"})  # read even if safetensors are there
+# What decides how an image or a video is embedded; a block's name has only its content's hash.
 _EMBEDDINGS = ("mm_processor_kwargs", "video_pruning_rate", "video_pruning_method")
-# What a backend puts where in a block, beyond what its tensor's strides say.
+# What decides where a backend puts things in a block, beyond what its tensor's strides say.
 _ENVIRONMENT = ("VLLM_ROCM_SHUFFLE_KV_CACHE_LAYOUT",)
 _CRYPTOGRAPHIC = frozenset({"sha256", "sha256_cbor"})
 SET_SEED = (
@@ -33,7 +33,7 @@ SET_SEED = (
 
 
 def facts(vllm_config: Any) -> dict[str, Any]:
-    """As JSON takes them, or can be made to with `str`."""
+    """The facts by name, with values that JSON takes, some of them only through `str`."""
     import vllm
     from vllm.platforms import current_platform
 
@@ -63,7 +63,7 @@ def facts(vllm_config: Any) -> dict[str, Any]:
 
 
 def hash_seed(vllm_config: Any) -> str | None:
-    """What the first hash of every prompt is made of; None where each start draws its own, as up to
+    """What the first hash of every prompt is made from. None if each start draws its own, as up to
     vLLM 0.27, and later for hashes that are not cryptographic (v1/core/kv_cache_utils.py)."""
     if (seed := os.environ.get("PYTHONHASHSEED")) is not None:
         return seed
@@ -75,15 +75,15 @@ def hash_seed(vllm_config: Any) -> str | None:
 
 
 def _backends(vllm_config: Any) -> list[str]:
-    """Of all layers: what a block's bytes mean is for the attention backend to say."""
+    """The attention backends of all layers: they decide what a block's bytes mean."""
     layers = vllm_config.compilation_config.static_forward_context.values()
     found = {layer.get_attn_backend() for layer in layers if hasattr(layer, "get_attn_backend")}
     return sorted(f"{each.__module__}.{each.__qualname__}" for each in found)
 
 
 def checkpoint(vllm_config: Any) -> Checkpoint:
-    """Where the model's weights were read from, once they are loaded; or why a restart could not
-    find again what was on the disk."""
+    """Say, once the model's weights are loaded, where they were read from, or why a restart could
+    not find again what was on the disk."""
     model, load = vllm_config.model_config, vllm_config.load_config
     load_format = str(getattr(load.load_format, "value", load.load_format))
     why = ""
@@ -117,8 +117,8 @@ def _is_quantized_on_disk(hf_config: Any) -> bool:
 
 
 def _is_another(folder: str, model: Any) -> bool:
-    """Whether a branch of the Hugging Face cache named another folder as the model was loaded: one
-    whose files may all be older than this process, so that their times tell nothing."""
+    """Whether a branch of the Hugging Face cache named another folder when the model was loaded.
+    The files of both may be older than this process, so their times prove nothing."""
     loaded = getattr(model.hf_config, "_commit_hash", None)
     if not loaded or os.path.isdir(model.model) or getattr(model, "hf_config_path", None):
         return False
@@ -131,7 +131,7 @@ def _folder(model: Any, download_dir: str | None) -> str:
     if os.path.isdir(model.model):
         return str(model.model)
     if vllm.envs.VLLM_USE_MODELSCOPE:
-        return ""  # its cache is not the one that is asked below
+        return ""  # its cache is not the one that we ask below
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import HFValidationError, LocalEntryNotFoundError
 
@@ -149,7 +149,7 @@ def _folder(model: Any, download_dir: str | None) -> str:
 
 
 def _started() -> float:
-    """When this process did, in seconds of the wall clock: what it loaded, it loaded since."""
+    """When this process started, in seconds of the wall clock: it loaded everything since then."""
     since_boot = Path("/proc/self/stat").read_text().rpartition(")")[2].split()[19]
     [boot] = re.findall(r"^btime (\d+)$", Path("/proc/stat").read_text(), re.MULTILINE)
     return int(boot) + int(since_boot) / os.sysconf("SC_CLK_TCK")

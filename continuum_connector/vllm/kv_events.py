@@ -19,7 +19,7 @@ class KvEventFactory:
         self._storage = getattr(kv_events, "MEDIUM_STORAGE", None)
         self._convert = kv_cache_utils.maybe_convert_block_hash
         self._extra_keys = kv_cache_utils.generate_block_hash_extra_keys
-        # Since 0.32 the keys of hashes are tagged, and those of events still are not.
+        # Since 0.32 vLLM tags the extra keys of hashes, but still not those of events.
         self._untag = getattr(kv_cache_utils, "to_event_extra_keys", list)
 
     def stored(
@@ -29,8 +29,8 @@ class KvEventFactory:
         keys: Sequence[bytes],
         hash_size: int,
     ) -> list[Any]:
-        """One event for each block of `request` that comes to DRAM, by the tokens from its first
-        to behind its last, and by its key."""
+        """Return one event for each block of `request` that comes to DRAM. `spans`: its first token
+        and the one after its last; `keys`: its key."""
         extra_keys = self._extra_keys_of(set(spans), request)
         return [
             self._stored(request, span, key, hash_size, extra_keys[span])
@@ -52,7 +52,7 @@ class KvEventFactory:
             "lora_id": lora.adapter_id if lora else None,
             "medium": self.medium,
             "lora_name": lora.name if lora else None,
-            # Salt and images; without them a router that hashes tokens takes it for another block.
+            # Salt and images: without them, a router that hashes tokens would see another block.
             "extra_keys": self._untag([extra_keys]),
             "group_idx": int.from_bytes(key[-4:], "big"),
             "session_id": getattr(request, "session_id", None),
@@ -62,10 +62,11 @@ class KvEventFactory:
     def _extra_keys_of(
         self, spans: Iterable[tuple[int, int]], request: Any
     ) -> dict[tuple[int, int], Any]:
-        """What the hash of each of these blocks has beside its tokens.
+        """What the hash of each of these blocks covers beside its tokens.
 
-        Blocks of one size upwards, from the image where the last block ended (block_pool.py,
-        `curr_mm_idx`): the cost grows with blocks plus images, not with their product.
+        Blocks of one size are taken in order, each from the image where the one before ended
+        (block_pool.py, `curr_mm_idx`), so that the cost grows with blocks plus images, not with
+        their product.
         """
         keys: dict[tuple[int, int], Any] = {}
         size = image = 0
@@ -76,7 +77,7 @@ class KvEventFactory:
         return keys
 
     def removed(self, key: bytes) -> Any:
-        """One block left DRAM."""
+        """Return the event that one block left DRAM."""
         fields = {
             "block_hashes": [self._convert(key[:-4])],
             "medium": self.medium,
@@ -85,8 +86,10 @@ class KvEventFactory:
         return self._build(self._events.BlockRemoved, fields)
 
     def on_disk(self, keys: Sequence[bytes], block_size: int) -> list[Any]:
-        """Those came to disk, where this vLLM has a word for it; without tokens, as vLLM's own
-        offloading tells it (kv_connector/v1/offloading/events.py), for their turns are long over.
+        """Return the event that these blocks came to disk; none if this vLLM has no medium for it.
+
+        It carries no tokens, as in vLLM's own offloading (kv_connector/v1/offloading/events.py),
+        because their turns are long over.
         """
         if self._storage is None or not keys:
             return []
@@ -103,7 +106,7 @@ class KvEventFactory:
         return [self._build(self._events.BlockStored, fields)]
 
     def off_disk(self, keys: Sequence[bytes]) -> list[Any]:
-        """Those left it."""
+        """Return the event that these blocks left the disk."""
         if self._storage is None or not keys:
             return []
         hashes = [self._convert(key[:-4]) for key in keys]

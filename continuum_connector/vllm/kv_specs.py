@@ -1,6 +1,6 @@
-"""KvSpecs: vLLM's KV groups as KvGroups, read from what it built; what is not proven is refused.
+"""KvSpecs: reads KvGroups from the KV groups that vLLM built, and refuses what is not proven.
 
-By feature, as compat.py: the fields of specs are those of v1/kv_cache_interface.py.
+Like compat.py, it goes by feature; the fields of specs are those of v1/kv_cache_interface.py.
 """
 
 from __future__ import annotations
@@ -42,8 +42,8 @@ def kinds(kv_cache_config: Any) -> tuple[str, ...]:
 
 
 def _hash_size(vllm_config: Any, kv_cache_config: Any) -> int:
-    """Tokens per block hash. Of one group it is the block's; of several vLLM keeps it since 0.32,
-    and before that the engine works it out as here (v1/engine/core.py)."""
+    """Tokens per block hash. With one group, that is its block size; with several, vLLM keeps it
+    since 0.32, and before that the engine works it out as here (v1/engine/core.py)."""
     groups = kv_cache_config.kv_cache_groups
     if len(groups) == 1:
         return int(groups[0].kv_cache_spec.block_size)
@@ -54,12 +54,13 @@ def _hash_size(vllm_config: Any, kv_cache_config: Any) -> int:
 
 
 def _group(group: Any) -> Group:
-    """Where layers differ in bytes (UniformTypeKVCacheSpecs) workers take the first, as vLLM does
-    for the scheduler (generate_scheduler_kv_cache_config): both halves must give one answer."""
+    """Describe one KV group. If its layers differ in bytes (UniformTypeKVCacheSpecs), workers take
+    the first, as vLLM does for the scheduler (generate_scheduler_kv_cache_config), because both
+    halves must give the same answer."""
     spec = group.kv_cache_spec
     spec = next(iter(getattr(spec, "kv_cache_specs", {}).values()), spec)
     kind, window = type(spec).__name__, None
-    if KINDS.get(kind) == WINDOW:  # and what vLLM retains behind it for drafts
+    if KINDS.get(kind) == WINDOW:  # plus what vLLM retains beyond it for drafts
         window = spec.sliding_window + getattr(spec, "extra_retained_tokens", 0)
     if KINDS.get(kind) == CHUNKED:
         window = spec.attention_chunk_size

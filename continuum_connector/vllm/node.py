@@ -1,18 +1,19 @@
-"""Node: how many ranks share this node's memory, also for an engine that was told it is alone.
+"""Node: how many ranks share this node's memory, even for an engine that was told it is alone.
 
 vLLM makes the engines of a dense data-parallel model independent of one another before it builds
 their schedulers and workers (v1/engine/core.py, run_engine_core: data_parallel_size and
 data_parallel_size_local become 1, ParallelConfig.reconfigure_for_independent_dp_rank from 0.29 on),
-and keeps nothing of how many there are. So the process that starts them counts while the config
-still describes all of them, and the count goes with the config into every engine and worker.
+and does not keep how many there are. So the process that starts them counts while the config still
+describes all of them, and the count goes with the config into every engine and worker.
 """
 
 from __future__ import annotations
 
 from typing import Any
 
-# An attribute of SchedulerConfig that is no field, so no part of its hash. Not of ParallelConfig:
-# for a draft model vLLM copies that one field by field (config/utils.py, replace), and would fail.
+# An attribute of SchedulerConfig that is no field, so not part of its hash. ParallelConfig cannot
+# have it: for a draft model vLLM copies that config field by field (config/utils.py, replace), and
+# would fail.
 _COUNT = "_continuum_node_ranks"
 
 

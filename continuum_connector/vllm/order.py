@@ -1,7 +1,7 @@
-"""Order: who is admitted first and who is preempted first, in the places where vLLM looks.
+"""Order: which turn is admitted and which is preempted first, in the places where vLLM looks.
 
-Our queues stand in the place of vLLM's, and vLLM's own back again while we are off. Victims
-are vLLM's own choice, the last of `running`; it is `running` that we bring into order.
+Our queues replace vLLM's, which come back while we are switched off. vLLM chooses the victims
+itself, from the end of `running`; we only change the order of `running`.
 """
 
 from __future__ import annotations
@@ -27,15 +27,15 @@ class Order:
         self._stock = {
             name: getattr(scheduler, name) for name in compat.queue_attributes(scheduler)
         }
-        # The user's own priorities rank before ours, and choose the victims alone.
+        # The user's own priorities rank before our order, and alone decide the victims.
         self._has_priorities = compat.preempts_by_priority(scheduler)
         self.is_on = False
         self.switch(True)
 
     def switch(self, is_on: bool) -> None:
-        """Turns wait in program order, or in vLLM's. When it becomes vLLM's, those that wait
-        already keep their places under fcfs, and stand by their priority otherwise. For between
-        two admissions, not within one."""
+        """Make turns wait in program order, or in vLLM's. When it becomes vLLM's, turns that wait
+        already keep their places under fcfs, and are ordered by priority otherwise. Call it
+        between two admissions, not within one."""
         self.is_on = is_on
         if is_on:
             self._take_over()
@@ -43,19 +43,21 @@ class Order:
             self._give_back()
 
     def open(self) -> None:
-        """Let in who may begin by now, before a step; the first who wait for the bus are asked."""
+        """Before a step, let in the turns that may begin by now, and ask again those that are next
+        in line for the bus."""
         if self.is_on and (len(self._gate) or len(self._ahead) or self._bus.was_asked):
             num_idle = compat.num_idle_sessions(self._scheduler)
             self._release(self._ours.let_in(num_idle=num_idle))
 
     def line_up(self, num_short: int) -> None:
-        """Put those whom vLLM shall preempt at the end of `running`, for `num_short` blocks.
+        """Put the turns that vLLM shall preempt for `num_short` blocks at the end of `running`.
 
-        For before a step that lacks so many. vLLM serves `running` from its front and takes
-        victims off its end, so a victim was never scheduled in the same step. (Its rule for
-        priorities takes them from anywhere and rolls them back, whose blocks are then free,
-        findable and not computed.) All others stay where they are: in another order a long prompt
-        might take the step's tokens from those that decode, or wait behind later ones for ever.
+        Call it before a step that lacks so many. vLLM serves `running` from its front and takes
+        victims from its end, so no victim was scheduled in the same step. (Its rule for priorities
+        takes victims from anywhere and rolls them back; their blocks are then free and can be
+        found, although they were not computed.) All other turns stay where they are: in another
+        order, a long prompt might take the step's tokens from turns that decode, or wait behind
+        later turns for ever.
         """
         if not self.is_on or self._has_priorities:
             return
@@ -75,8 +77,7 @@ class Order:
         for name, stock in self._stock.items():
             for request in stock:  # they came while we were off
                 ours.before_queued(request)
-            # New turns come into the first, and into the other one (<= 0.30) if they wait for a
-            # grammar.
+            # New turns join the first queue, or the other one (<= 0.30) if they wait for a grammar.
             holds = ours.holds_back if self._gate.is_on and not self._has_priorities else None
             hides = self._ahead.hides if self._ahead.is_needed else None
             queues.append(ProgramQueue(rank, holds, hides, self._bus.__contains__))
@@ -103,12 +104,12 @@ def _move(source: Any, target: Any) -> None:
 
 
 def end_lost_loads(scheduler: Any, before_queued: Callable[[Any], None] | None) -> None:
-    """Before a step: who has lost what it loaded waits as those do who have no KV.
+    """Before a step, make every turn that has lost what it loaded wait like a turn without KV.
 
-    It may need blocks of those who wait with some. vLLM lets it keep its place among them, where
-    it would keep them from being looked at, for ever: a prompt takes more blocks of a window's
-    group than its load did, for which vLLM kept them free. `before_queued` names its program, if
-    it came while we were switched off; None while we are.
+    Such a turn may need blocks of turns that wait with KV. vLLM lets it keep its place among them,
+    where it could keep vLLM from looking at them for ever: a prompt takes more blocks of a window's
+    group than its load did, and vLLM kept free only those of the load. `before_queued` names the
+    program of a turn that came while we were switched off; it is None while we are.
     """
     for request in compat.lost_loads(scheduler):
         compat.end_load(scheduler, request)
@@ -118,11 +119,11 @@ def end_lost_loads(scheduler: Any, before_queued: Callable[[Any], None] | None) 
 
 
 def kv_first(scheduler: Any) -> Front | None:
-    """vLLM <= 0.30: a queue with those who wait with KV at its front, if there are any.
+    """vLLM <= 0.30: return a queue with the turns that wait with KV at its front, if there are any.
 
-    Looked for once a step (schedule() in attach.py forgets them), though vLLM asks before each
-    admission: whom a step skips it puts back at its end, so nobody joins them meanwhile, and whom
-    it admits is taken off.
+    These are looked for once a step (schedule() in attach.py forgets them), although vLLM asks
+    before each admission. A step puts the turns that it skips back only at its end, so none joins
+    meanwhile, and a turn that it admits is taken off.
     """
     if scheduler.kv_holders is None:
         scheduler.kv_holders = deque(compat.waiting_with_kv(scheduler))

@@ -21,7 +21,7 @@ def register() -> None:
         KVConnectorFactory.register_connector(
             "ContinuumConnector", "continuum_connector.connector", "ContinuumConnector"
         )
-    # EngineArgs loads plugins, but a trainer, say, may have done so before that module was there.
+    # EngineArgs loads plugins, but a trainer, for instance, may load them before that module.
     if maker := sys.modules.get(_MAKER):
         _attach_to(maker)
     elif not any(isinstance(finder, _Maker) for finder in sys.meta_path):

@@ -13,8 +13,8 @@ from continuum_connector.config import ContinuumConfig
 from continuum_connector.errors import ConfigError
 from continuum_connector.scheduler.kv_groups import CHUNKED, FULL, STATE, WINDOW
 
-# Classes of vLLM's specs, and no subclass of them: one may keep its blocks in another way, as
-# RSWASpec does, which drops blocks amid a turn. What the next token reads of such a group.
+# What the next token reads of a group, by the class of vLLM's spec. Subclasses do not count: one
+# may keep its blocks in another way, such as RSWASpec, which drops blocks in the middle of a turn.
 KINDS: Mapping[str, str] = {
     "FullAttentionSpec": FULL,
     "MLAAttentionSpec": FULL,
@@ -23,7 +23,7 @@ KINDS: Mapping[str, str] = {
     "ChunkedLocalAttentionSpec": CHUNKED,
     "MambaSpec": STATE,
 }
-# --mamba-cache-mode: where states are kept at block boundaries, so that a turn can go on from one.
+# --mamba-cache-mode: those that keep states at block boundaries, so that a turn can go on from one.
 STATE_MODES = frozenset({"align", "all"})
 # --kv-cache-dtype: numbers as they are, or FP8 whose scales lie beside the weights or in the block.
 PLAIN_DTYPES = frozenset({"auto", "float32", "float", "bfloat16", "float16", "half"})
@@ -34,10 +34,10 @@ STATES = "MambaSpec"
 class Server(NamedTuple):
     """What decides whether blocks may go to DRAM, on a server whose pins work.
 
-    `kinds`: of its KV groups, one for each; `kv_cache_dtype`: --kv-cache-dtype, or what the
-    checkpoint asks for instead of auto; `executor`: --distributed-executor-backend;
-    `has_drafts`: --speculative-config is set; `has_lora`: --enable-lora; of layers of state:
-    `state_mode`: --mamba-cache-mode; `finds_answers`: vLLM itself finds the states of answers;
+    `kinds`: one for each KV group; `kv_cache_dtype`: --kv-cache-dtype, or what the checkpoint asks
+    for instead of auto; `executor`: --distributed-executor-backend; `has_drafts`:
+    --speculative-config is set; `has_lora`: --enable-lora. For layers of state, `state_mode`:
+    --mamba-cache-mode; `finds_answers`: vLLM itself finds the states of answers;
     `leaves_right_states`: compat.leaves_right_states.
     """
 
@@ -54,8 +54,8 @@ class Server(NamedTuple):
 
 
 class Group(NamedTuple):
-    """A KV group as vLLM's scheduler sees it. `kind`: the class of its spec, of one layer's where
-    layers differ in bytes alone; `block_size`: tokens; `window`: tokens of a window or a chunk,
+    """A KV group as vLLM's scheduler sees it. `kind`: the class of its spec, or of one layer's spec
+    if layers differ only in bytes; `block_size`: tokens; `window`: tokens of a window or a chunk,
     None for neither; `mode`: when a state is kept; `is_scratch`: no hit ever reads it."""
 
     kind: str
@@ -66,7 +66,7 @@ class Group(NamedTuple):
 
 
 def check_groups(groups: Sequence[Group], hash_size: int, context_parallel: int) -> None:
-    """ConfigError, with what is not proven yet, unless pins know these groups.
+    """Raise a ConfigError that says what is not proven yet, unless pins can handle these groups.
 
     `hash_size`: tokens per block hash; `context_parallel`: ranks that share a sequence's KV.
     """
@@ -126,7 +126,7 @@ def why_no_tier(server: Server) -> str:
 
 
 def _why_no_drafted_states(server: Server) -> str:
-    """Say why states may be wrong where drafts run, and DRAM would keep them, or return ""."""
+    """Say why drafts may leave wrong states, which DRAM would keep, or return ""."""
     if not server.leaves_right_states:
         return (
             "no DRAM tier for layers of state with speculative decoding on this vLLM, which may "
@@ -191,7 +191,7 @@ def why_no_disk(server: Server) -> str:
 
 
 def why_unattached(config: ContinuumConfig, named: object) -> str:
-    """Say what it means that vLLM's scheduler is not our subclass, and how it would be.
+    """Say what it means that vLLM's scheduler is not our subclass, and how to change that.
 
     `named`: what --scheduler-cls names, None if nothing.
     """

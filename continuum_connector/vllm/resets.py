@@ -1,11 +1,12 @@
 """Resets: what a new epoch needs of vLLM's scheduler, which knows no epochs.
 
-Turns that wait may own KV already, which only a connector gives them: vLLM neither takes it back
-nor resets its prefix cache while they have it. So they lose it, and are computed as any other.
+Waiting turns may own KV already, which only a connector gives them. vLLM neither takes it back nor
+resets its prefix cache while they have it. So they lose it, and are computed like any other turn.
 
-Nor does it reset its prefix cache while turns run. What was cached is forgotten then all the same,
-or no turn that finds a system prompt of before could be kept until somebody asks again; turns that
-run end with what they have, and take what they have cached with them (Remainder).
+vLLM does not reset its prefix cache while turns run, either. What was cached is then forgotten all
+the same; otherwise no turn that finds an older system prompt could be kept until somebody asks for
+a reset again. Running turns end with the KV that they have, and what they have cached is forgotten
+with them (Remainder).
 """
 
 from __future__ import annotations
@@ -24,11 +25,12 @@ _WAITING = (LOADING, RequestStatus.WAITING, RequestStatus.PREEMPTED)
 
 
 def forget_loaded(scheduler: Any, hold_load: Callable[[str], bool]) -> Iterator[str]:
-    """Take from every turn that waits what was loaded for it; yields those who had something.
+    """Take from every waiting turn what was loaded for it; yields the ids of turns that had any.
 
     `hold_load(request_id)`: keep the blocks that a load under way writes to, until it has settled;
-    False if there is none. A turn that is over, and waits for nothing but the end of its load,
-    loses its blocks too. One whose load is not ours keeps them: we cannot say when they are free.
+    False if there is no such load. A turn that is over, and waits only for the end of its load,
+    loses its blocks, too. A turn whose load is not ours keeps them, because we cannot say when they
+    are free.
     """
     manager = scheduler.kv_cache_manager
     for request in list(scheduler.requests.values()):
@@ -41,8 +43,8 @@ def forget_loaded(scheduler: Any, hold_load: Callable[[str], bool]) -> Iterator[
             manager.free(request)
         elif request.status == LOADING:
             if is_held or request_id in scheduler.finished_recving_kv_req_ids:
-                # As a load that failed: vLLM asks for all of it anew once it has ended
-                # (_update_waiting_for_remote_kv), and to free nothing is no harm.
+                # Treated as a failed load: once it has ended, vLLM asks for all of it anew
+                # (_update_waiting_for_remote_kv), and freeing nothing then does no harm.
                 manager.free(request)
                 request.num_computed_tokens = 0
                 compat.reserve_nothing(scheduler, request)
@@ -56,10 +58,10 @@ def forget_loaded(scheduler: Any, hold_load: Callable[[str], bool]) -> Iterator[
 
 
 class Resets:
-    """The resets of one scheduler, vLLM's own but for what hinders them."""
+    """Carries out the resets of one scheduler: vLLM's own, without what hinders them."""
 
     def __init__(self, scheduler: Any, ours: Any, order: Any) -> None:
-        """`order`: our queues in the place of vLLM's, or None."""
+        """`order`: our queues if they replace vLLM's, or None."""
         side = ours.side
         self._scheduler = scheduler
         self._pool = scheduler.kv_cache_manager.block_pool
@@ -68,8 +70,9 @@ class Resets:
         traffic, steps = side.traffic, side.steps
         self._ledger, self._holds, self._epochs = traffic.ledger, traffic.holds, steps.epochs
         self._epochs.on_begin = self._on_begin
-        # Blocks that left a running turn's window or chunk are in no table, and may be cached; so
-        # are those of a turn that ended, where a partner of ours needs vLLM's fence around them.
+        # Whether every block of a turn is in a table. Blocks that left a running turn's window or
+        # chunk are in none and may be cached; so are blocks of a turn that ended, if another
+        # connector beside ours needs vLLM's fence around them.
         self._tells_blocks = side.groups.are_simple and scheduler.connector is ours
         self._is_refused = False  # the last reset
         self._remainder: Remainder | None = None
@@ -77,8 +80,8 @@ class Resets:
         self._version_now = _weight_version()
 
     def before_step(self) -> None:
-        """Was vLLM told another weight version since the last step, or are we on again since a
-        reset was refused?"""
+        """Begin an epoch if vLLM was told another weight version since the last step; after a reset
+        that was refused, forget what is cached as soon as we are on."""
         if self._is_refused:
             self._forget_cached()
         version = self._version_now()
@@ -88,14 +91,15 @@ class Resets:
             self._version = version
 
     def reset(self, own: Callable[..., bool], name: Any) -> bool:
-        """`own`: vLLM's reset, which asks our connector too, or does not. `name`: `reset_connector`
-        as vLLM got it, where a client may have put the name of its weights."""
+        """Begin an epoch, then reset. `own`: vLLM's reset, which may or may not ask our connector,
+        too. `name`: `reset_connector` as vLLM got it; a client may have put the name of its weights
+        there."""
         self._ours.begin_epoch(name if isinstance(name, str) else "")
         self._epochs.is_resetting, done = True, False
         try:
             with as_if_free(self._pool, self._holds.num_blocks):
                 done = bool(own())
-        finally:  # it raises, where running turns were to go and a session keeps its blocks
+        finally:  # it raises if running turns were to go and a session keeps its blocks
             self._epochs.is_resetting = False
             if done:
                 self._epochs.vram_emptied()
@@ -115,7 +119,7 @@ class Resets:
             self._remainder = None
 
     def _forget_cached(self) -> None:
-        """What vLLM refused, once we look at who comes; and anew, if we did not meanwhile."""
+        """Forget what vLLM refused to forget, while we are on; again, if we were off meanwhile."""
         epochs = self._epochs
         if self._is_refused and self._ours.is_on and epochs.is_of_before is None:
             self._end_remainder()
@@ -135,13 +139,16 @@ class Resets:
 
         for request_id in forget_loaded(self._scheduler, hold_load):
             for queue in self._queues:
-                queue.rerank(request_id)  # who has KV stands before who has none
+                queue.rerank(request_id)  # turns with KV stand before those without
 
 
 class Remainder:
-    """Turns that run on with KV of before, when all else that was cached is forgotten: until the
-    last of them, and of those that found what they cached meanwhile, has given its blocks back.
-    Exact for one group of full attention: what such a turn caches is in its table while it runs."""
+    """The turns that run on with KV of an older epoch, when all else that was cached is forgotten.
+
+    It lasts until these turns, and those that found what they cached meanwhile, have given their
+    blocks back. Exact for one group of full attention, because what such a turn caches is in its
+    table while it runs.
+    """
 
     def __init__(self, scheduler: Any, epochs: Any) -> None:
         self._manager, self._epochs = scheduler.kv_cache_manager, epochs
@@ -156,22 +163,22 @@ class Remainder:
         self._end_if_over()
 
     def end(self) -> None:
-        """It is of no use any more."""
+        """Stop following these turns, and restore vLLM's `free`."""
         if self._manager.__dict__.get("free") == self._take_along:
             del self._manager.free  # the method of its class again
 
     def _found_theirs(self, request_id: str) -> bool:
-        """Whether some of that turn's blocks are those of one of them, as it is then itself."""
+        """Whether that turn has blocks of one of these turns; if so, it becomes one of them."""
         self._see()
         if request_id not in self._num_seen:
             blocks = enumerate(self._blocks_of(request_id))
             first = next((n for n, block in blocks if block.block_id in self._theirs), None)
-            if first is not None:  # what is before it, is of now
+            if first is not None:  # the blocks before it are of this epoch
                 self._num_seen[request_id] = first
         return request_id in self._num_seen
 
     def _see(self) -> None:
-        """What they have got since: a table of full attention only grows."""
+        """Note the blocks that they got since; a table of full attention only grows."""
         for turn, num_seen in self._num_seen.items():
             blocks = self._blocks_of(turn)
             if len(blocks) > num_seen:
@@ -179,12 +186,13 @@ class Remainder:
                 self._num_seen[turn] = len(blocks)
 
     def _take_along(self, request: Any) -> None:
-        """KVCacheManager.free: it ends, is preempted, or loses what was loaded."""
+        """KVCacheManager.free: the turn ends, is preempted, or loses what was loaded."""
         if request.request_id in self._num_seen:
             self._see()
             del self._num_seen[request.request_id]
             blocks = self._blocks_of(request.request_id)
-            # What it shares is not its own: it has found it, or another of them takes it along.
+            # A shared block is not its own: it found the block, or another of these turns takes
+            # it along.
             alone = {block.block_id for block in blocks if block.ref_cnt == 1} & self._theirs
             self._pool.evict_blocks(alone)
             self._theirs -= alone
@@ -204,9 +212,9 @@ class Remainder:
 
 
 def _weight_version() -> Callable[[], str]:
-    """What says which weights vLLM was told to serve (>= 0.29; v1/engine/core.py). Only its engine
-    core knows, which is reachable from its constructor alone: that is on the call stack while the
-    scheduler is built."""
+    """Return the function that says which weights vLLM was told to serve (>= 0.29;
+    v1/engine/core.py). Only the engine core knows, and only its constructor leads to it, which is
+    on the call stack while the scheduler is built."""
     from vllm.v1.engine.core import EngineCore
 
     frame = sys._getframe(1) if hasattr(EngineCore, "get_weight_version") else None
@@ -220,9 +228,9 @@ def _weight_version() -> Callable[[], str]:
 
 @contextmanager
 def as_if_free(pool: Any, num_blocks: int) -> Iterator[None]:
-    """So many blocks that only our loads under way hold do not count as used: vLLM's reset of its
-    prefix cache refuses where any is (BlockPool.reset_prefix_cache). It hands none out, and these
-    have no hash that anybody could find them by."""
+    """Do not count as used the `num_blocks` that only our loads under way hold: vLLM refuses to
+    reset its prefix cache while any block is used (BlockPool.reset_prefix_cache). The reset hands
+    out no block, and these have no hash by which a turn could find them."""
     if not num_blocks:
         yield
         return
@@ -235,6 +243,6 @@ def as_if_free(pool: Any, num_blocks: int) -> Iterator[None]:
 
 
 def is_empty(pool: Any) -> bool:
-    """Whether VRAM's prefix cache has nothing, and no turn has blocks that might get into it."""
+    """Whether VRAM's prefix cache is empty, and no turn has blocks that might get into it."""
     num_used = pool.num_gpu_blocks - pool.get_num_free_blocks() - 1  # the null block
     return not num_used and not len(pool.cached_block_hash_to_block)

@@ -1,6 +1,6 @@
 """Served: a server as vLLM's config describes it, in the terms in which proven.py judges it.
 
-And the one wish that we have before it is built: where a block's bytes shall lie.
+It also says the one thing that we ask for before the server is built: where a block's bytes lie.
 """
 
 from __future__ import annotations
@@ -12,11 +12,12 @@ from continuum_connector.vllm import compat, kv_specs
 from continuum_connector.vllm.proven import Server, why_no_tier
 
 BLOCK_OUTERMOST = "BLHNC"
-LARGEST_FIXED = 64  # tokens of a block for kernels of fixed sizes: FlashInfer's, FlashMLA's
+LARGEST_FIXED = 64  # tokens per block for kernels of fixed sizes, as FlashInfer's and FlashMLA's
 
 
 def server(vllm_config: Any, kv_cache_config: Any = None) -> Server:
-    """What decides on a DRAM tier; before the KV groups are made, as if there were one."""
+    """What decides on a DRAM tier. Before the KV groups are made, it assumes one of full
+    attention."""
     parallel, cache = vllm_config.parallel_config, vllm_config.cache_config
     return Server(
         kinds=kv_specs.kinds(kv_cache_config) if kv_cache_config else Server().kinds,
@@ -35,8 +36,8 @@ def server(vllm_config: Any, kv_cache_config: Any = None) -> Server:
 def wanted_layout(config: ContinuumConfig, vllm_config: Any) -> str | None:
     """The KV cache layout to ask for; None leaves the choice to vLLM.
 
-    Block-outermost makes a block one contiguous run: one copy instead of one per layer. It is not
-    asked for where nothing will be copied, and where it would keep vLLM from splitting blocks.
+    Block-outermost makes a block one contiguous run: one copy instead of one per layer. We do not
+    ask for it where nothing will be copied, or where it would keep vLLM from splitting blocks.
     """
     if config.kv_layout == "stock" or not compat.has_layouts():
         return None
@@ -47,12 +48,12 @@ def wanted_layout(config: ContinuumConfig, vllm_config: Any) -> str | None:
 
 
 def splits_blocks(vllm_config: Any) -> bool:
-    """Whether attention kernels take the model's blocks in pieces: because they are so large, to
-    match a state's, or, as far as one can know, because the user asked for large ones.
+    """Whether attention kernels take the model's blocks in pieces: because the blocks are as large
+    as a state's, or, as far as that can be known, because the user asked for large ones.
 
     Blocks that lie block-outermost are not split (v1/worker/utils.py, prepare_kernel_block_sizes).
-    For kernels of fixed sizes, such as FlashInfer's, later vLLM then maps every block table anew
-    (AttentionGroup.kernel_block_table), and 0.29 ends with a ValueError.
+    For kernels of fixed sizes, such as FlashInfer's, later releases of vLLM then map every block
+    table anew (AttentionGroup.kernel_block_table), and 0.29 ends with a ValueError.
     """
     if vllm_config.model_config.is_hybrid:
         return True

@@ -1,9 +1,9 @@
 """Shadow: vLLM's own rule for prefix hits, asked of blocks that lie elsewhere than in VRAM.
 
-A copy of the coordinator whose pool answers for them, so what a load can bring is what vLLM would
-hit if all of it were in VRAM: full attention, windows, chunks, states, drafts that drop a block.
-With coordinator.py the only file that touches these names of v1/core/kv_cache_coordinator.py and
-v1/core/single_type_kv_cache_manager.py.
+It is a copy of the coordinator whose pool answers for these blocks. So a load can bring what vLLM
+would hit if all of it were in VRAM, with full attention, windows, chunks, states, and drafts that
+drop a block. Only this file and coordinator.py touch these names of
+v1/core/kv_cache_coordinator.py and v1/core/single_type_kv_cache_manager.py.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from continuum_connector.scheduler.kv_groups import Key, block_key
 
 
 class Shadow:
-    """What a load can bring (kv_groups.py, Lookup)."""
+    """Says what a load can bring (kv_groups.py, Lookup)."""
 
     def __init__(self, coordinator: Any, pool: Any) -> None:
         self._pool = _Elsewhere(pool, len(coordinator.single_type_managers))
@@ -32,7 +32,7 @@ class Shadow:
         """Return the end of the longest hit up to `limit` tokens, of which the first `start` are
         hit in VRAM and the load `has` the rest; `start` if there is none. O(blocks of the hit).
 
-        What a longer hit needs before `start`, the one that ends there needs too, so vLLM has it.
+        What a longer hit needs before `start`, the hit that ends there needs, too, so vLLM has it.
         """
         pool = self._pool
         pool.in_vram, pool.has = frozenset(hashes[: start // pool.hash_block_size]), has
@@ -41,14 +41,14 @@ class Shadow:
         return max(start, int(hit))
 
     def first_read(self, group: int, hit: int) -> int:
-        """The first token of those before `hit` for which vLLM gives a load blocks of the group
-        (allocate_external_computed_blocks): all of them are to be loaded."""
+        """The first token before `hit` for which vLLM gives a load blocks of the group
+        (allocate_external_computed_blocks). From there on, all blocks must be loaded."""
         return max(0, int(self._managers[group].get_num_skipped_tokens(hit)))
 
 
 class _Elsewhere:
-    """The part of a BlockPool that the lookup reads. The blocks themselves are nobody's: what is
-    asked is whether they are there."""
+    """The part of a BlockPool that the lookup reads. It returns null blocks, because all that
+    matters is whether a block is there."""
 
     def __init__(self, pool: Any, num_groups: int) -> None:
         self.null_block, self.hash_block_size = pool.null_block, pool.hash_block_size

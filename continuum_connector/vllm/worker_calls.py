@@ -1,11 +1,12 @@
-"""WorkerCalls: what is asked of a vLLM worker that a cache below VRAM must know of.
+"""WorkerCalls: the calls to a vLLM worker that a cache below VRAM must know of.
 
 No vLLM up to 0.33 tells a connector that the weights under it have changed, and none before 0.33
-that its KV cache is about to be taken away. Trainers ask both of the worker by name, over
+that its KV cache is about to be taken away. Trainers call the worker by name for both, through
 `collective_rpc`, which looks the name up on the worker (v1/serial_utils.py, run_method). So the
 methods are wrapped on the one worker that has our connector, and on its model; no class is touched.
 
-What nobody calls cannot be seen: a function that was sent to the worker and writes tensors itself.
+A change without such a call cannot be seen, for instance by a function that was sent to the worker
+and writes tensors itself.
 """
 
 from __future__ import annotations
@@ -17,14 +18,15 @@ from typing import Any, NamedTuple, Protocol
 
 from continuum_connector.errors import TransferError
 
-# Methods of a worker after which its weights may be others (v1/worker/gpu_worker.py); apply_model
-# runs a function of the caller's on the model. Not every release has each of them.
+# Methods of a worker that may change its weights (v1/worker/gpu_worker.py); apply_model runs a
+# function of the caller's on the model. Not every release has all of them.
 CHANGING = (
     *("reload_weights", "reset_weights", "apply_model"),
     *("start_weight_update", "start_draft_weight_update", "update_weights", "finish_weight_update"),
 )
-# A trainer's own methods, by `worker_extension_cls` or `worker_cls`, are what it likes; those named
-# so are for weights. Once too often costs what is below VRAM, once too rarely makes wrong answers.
+# A trainer may add any methods, by `worker_extension_cls` or `worker_cls`; those with such a word
+# in their name are taken to change weights. A false alarm costs what is below VRAM, a change that
+# is missed makes wrong answers.
 _OF_WEIGHTS = ("weight", "param", "lora", "update", "refit")
 _MAX_ADAPTERS = 4096  # whose names are remembered
 _ANOTHER_REFUSED = (
@@ -34,7 +36,7 @@ _ANOTHER_REFUSED = (
 
 
 class SleepHooks(Protocol):
-    """Those of a connector of vLLM >= 0.33."""
+    """The hooks with which vLLM >= 0.33 tells a connector of sleep."""
 
     def unregister_kv_caches(self) -> None: ...
     def restore_kv_caches(self) -> None: ...
@@ -50,7 +52,7 @@ class _Wrap(NamedTuple):
 def find_worker() -> Any:
     """The worker that is being given its KV cache further up this stack, or None.
 
-    initialize_from_config <- ... <- register_kv_caches: a connector is not told whose it is.
+    initialize_from_config <- ... <- register_kv_caches: a connector is not told its worker.
     """
     from vllm.v1.worker.worker_base import WorkerBase
 
@@ -64,8 +66,8 @@ def find_worker() -> Any:
 
 
 def rank_groups() -> list[Any]:
-    """The process groups on CPUs that this rank is in and that span its engine one after the
-    other; none where it is alone. In the world's may be other engines, of data parallelism."""
+    """The CPU process groups of this rank that together span its engine, asked one after the other;
+    none if it is alone. The world's group may have other engines in it, of data parallelism."""
     from vllm.distributed import parallel_state
 
     if not parallel_state.model_parallel_is_initialized():
@@ -76,7 +78,7 @@ def rank_groups() -> list[Any]:
 
 
 class WorkerCalls:
-    """Wraps the calls of one worker from its making to `end`."""
+    """Wraps the methods of one worker, from its constructor on until `end`."""
 
     def __init__(
         self,
@@ -85,8 +87,8 @@ class WorkerCalls:
         sleep: SleepHooks,
         anyone: Callable[[bool], bool],
     ) -> None:
-        """`new_weights` is told by which call they came, once that has returned. `anyone`: whether
-        it is so on any rank; each asks."""
+        """`new_weights` gets the name of the call that changed the weights, once that has returned.
+        `anyone` says whether its argument is true on any rank; every rank must call it."""
         self._worker, self._anyone = worker, anyone
         self._new_weights, self._sleep = new_weights, sleep
         self._wraps: list[_Wrap] = []
@@ -96,7 +98,7 @@ class WorkerCalls:
         for name in dict.fromkeys((*CHANGING, *_of_trainer(worker))):
             self._wrap(worker, name, self._changing(name))
         self._follow_models(worker)
-        # Extensions call the runner's as well, and not all that it does is load_weights.
+        # Extensions call the runner's methods as well, and these do more than load_weights.
         for holder in (worker, worker.model_runner):
             self._wrap(holder, "load_model", self._loading)
         self._wrap(worker.model_runner, "reload_weights", self._changing("reload_weights"))
@@ -111,10 +113,10 @@ class WorkerCalls:
         return frozenset(wrap.name for wrap in self._wraps)
 
     def end(self) -> None:
-        """Leave the worker as it was; nothing is told any more."""
+        """Leave the worker as it was; from now on nothing is reported."""
         for holder, name, outer, before in reversed(self._wraps):
             if vars(holder).get(name) is not outer:
-                continue  # somebody has wrapped it once more
+                continue  # somebody has wrapped it again
             if before is None:
                 delattr(holder, name)
             else:
@@ -134,7 +136,7 @@ class WorkerCalls:
         setattr(holder, name, outer)
 
     def _follow_models(self, worker: Any) -> None:
-        """Again once they are loaded again: these are other objects."""
+        """Wrap the models, and again after they are loaded again: then they are new objects."""
         known = [wrap.holder for wrap in self._wraps]
         for model in _models(worker):
             if not any(model is each for each in known):
@@ -150,7 +152,7 @@ class WorkerCalls:
             self._depth += 1
             try:
                 return inner(*args, **kwargs)
-            finally:  # also where it failed: some of them may be there
+            finally:  # also if it failed: some weights may be new
                 self._depth -= 1
                 if not self._depth:
                     self._new_weights(name)
@@ -158,7 +160,7 @@ class WorkerCalls:
         return around
 
     def _adding(self, inner: Callable[..., Any], lora_request: Any, *args: Any, **kw: Any) -> Any:
-        """An adapter's name is in the hashes of its blocks, its weights are not."""
+        """The hashes of an adapter's blocks cover its name, but not its weights."""
         name = str(lora_request.lora_name)
         is_known = name in self._adapters or getattr(lora_request, "load_inplace", False)
         if len(self._adapters) >= _MAX_ADAPTERS:
@@ -178,7 +180,7 @@ class WorkerCalls:
         return take(inner, tags, *args, **kw)
 
     def _taking(self, inner: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        """The KV cache goes; where that is refused, as on a CPU, it is still there."""
+        """Take the KV cache away; if that is refused, as on a CPU, it is still there."""
         self._let_go()
         try:
             return inner(*args, **kwargs)
@@ -187,11 +189,11 @@ class WorkerCalls:
             raise
 
     def _let_go(self) -> None:
-        """On all ranks or on none: vLLM has no way to wake some that sleep while others do not."""
+        """Let go of the KV cache on all ranks or on none: vLLM cannot wake only some of them."""
         refusal: Exception | None = None
         try:
             self._sleep.unregister_kv_caches()
-        except Exception as error:  # whatever it is, the others wait for this rank's word
+        except Exception as error:  # whatever it is, the other ranks wait for this one
             refusal = error
         if not self._anyone(refusal is not None):
             return
@@ -215,8 +217,8 @@ def _plain(inner: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
 
 
 def _of_trainer(worker: Any) -> Iterator[str]:
-    """The methods that sound like weights of the worker's classes that are not vLLM's own. vLLM
-    mixes `worker_extension_cls` in (worker_base.py, init_worker)."""
+    """The methods whose names sound like weights, in those of the worker's classes that are not
+    vLLM's own. vLLM mixes `worker_extension_cls` in (worker_base.py, init_worker)."""
     for base in type(worker).__mro__:
         if not base.__module__.startswith("vllm."):
             for name, what in vars(base).items():
@@ -230,7 +232,7 @@ def _of_trainer(worker: Any) -> Iterator[str]:
 
 
 def _models(worker: Any) -> Iterator[Any]:
-    """The model, and the one that drafts for it where the runner tells of it, as vLLM asks."""
+    """The model, and its draft model if the runner has one to give, asked for as vLLM does."""
     yield worker.get_model()
     draft = getattr(worker.model_runner, "get_draft_model", lambda: None)()
     if draft is not None:

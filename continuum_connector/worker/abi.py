@@ -213,10 +213,10 @@ _QUICK: dict[str, _Signature] = {
 
 
 def find_library() -> Path:
-    """Where the native library is: what CKV_LIBRARY names (for developers: one that was built
-    with a sanitizer), else the package's own, which may lie in another folder than these
-    sources: in any of the package's after an editable install, and behind them on the path
-    where a source tree hides an installed wheel, as `python -m` does in one."""
+    """Where the native library is: the one that CKV_LIBRARY names (for developers, such as one
+    built with a sanitizer), else the package's own. It may lie in another folder than these
+    sources: in any folder of the package after an editable install, or further down `sys.path` if
+    a source tree hides an installed wheel, as it does for `python -m` run in that tree."""
     named = os.environ.get("CKV_LIBRARY")
     if named is not None:
         if Path(named).is_file():

@@ -34,8 +34,8 @@ from continuum_connector.worker.engine import Region
 if TYPE_CHECKING:
     import torch
 
-# Classes of vLLM's specs whose blocks are proven to be the bytes between a tensor's strides. What
-# a block means, and when it may be read again, vllm/proven.py decides.
+# Classes of vLLM's specs whose blocks are proven to be the bytes between a tensor's strides.
+# vllm/proven.py decides what a block means, and when it may be read again.
 KINDS = frozenset(
     {
         "FullAttentionSpec",

@@ -7,7 +7,7 @@ and runner, so every hook submits whatever is due, and each order leaves the que
 | queued | submitted by |
 |---|---|
 | cancels, a disk's reset, loads, reads | start_loads, submit_stores, poll, the next begin |
-| stores, writes | submit_stores, the next begin; not poll, see there |
+| stores, writes | submit_stores, the next begin; not poll, which says why |
 """
 
 from __future__ import annotations
@@ -46,9 +46,9 @@ class ContinuumWorker(RankTier):
         rank: int = 0,
         clock: Callable[[], float] = lambda: 0.0,
     ) -> None:
-        """`num_ranks` share the node's `dram_bytes`; `current_stream` names the stream that
-        copies are ordered behind (0: none); `rank` is this one's, among the engine's; `clock`
-        says how long nothing has completed, in monotonic seconds."""
+        """`num_ranks` share the node's `dram_bytes`; `current_stream` names the stream that copies
+        wait for (0: none); `rank` is this one's among the engine's; `clock`, in monotonic seconds,
+        measures how long nothing has completed."""
         super().__init__(make_engine, config, num_ranks, rank, clock)
         self._current_stream = current_stream
         self._why_no_engine = "no_tier"
@@ -57,14 +57,14 @@ class ContinuumWorker(RankTier):
         self._begins: StepPlan | None = None  # whose cancels, reset, loads and reads are due
         self._ends: StepPlan | None = None  # whose stores and writes are due
         self._loads = Loads()
-        self._epoch = 0  # the newest that a plan was about
-        self._stale_epoch = -1  # what plans of it or an older one order is of other weights
-        self._stale: set[int] = set()  # in flight since before they changed
+        self._epoch = 0  # the newest epoch that a plan was about
+        self._stale_epoch = -1  # orders of this epoch or an older one are of other weights
+        self._stale: set[int] = set()  # transfers in flight since before the weights changed
 
     def new_weights(self, how: str) -> None:
-        """The weights under this worker are others than they were, or DRAM is empty: what plans of
-        the epoch known by now order, and who waits for a load, is of the past ("stale"). What is on
-        disk does not outlive the process: it was computed by who knows which."""
+        """The weights under this worker have changed, or DRAM is empty. Orders of the epoch known
+        by now, and transfers in flight, fail as "stale". The disk is reset, and a restart finds
+        none of what it held, because it is not known which weights computed that."""
         self._stale_epoch = self._epoch
         self._stale.update(self._in_flight)
         self._report.new_weights, self._report.changed_in = how, self._epoch
@@ -73,9 +73,9 @@ class ContinuumWorker(RankTier):
 
     def fall_asleep(self) -> None:
         """Touch nothing of the KV cache from here on. BLOCKS until no copy is under way, 2 s at
-        most; TransferError if the driver keeps one even so, and then all is as it was. Idempotent.
+        most. TransferError if the driver still keeps one; then all is as it was. Idempotent.
 
-        A disk that hangs is not waited for, but then DRAM is not given back.
+        It does not wait for a disk that hangs, but then DRAM is not given back.
         """
         if self._sleep.is_on:
             return
@@ -101,7 +101,7 @@ class ContinuumWorker(RankTier):
     def begin(self, plan: StepPlan) -> None:
         """Take this step's plan, after submitting what is left of the one before."""
         if plan is self._plan:
-            return  # bound twice in one step; its orders are queued or gone already
+            return  # bound twice in one step; its orders are queued or submitted already
         self.submit_stores()
         self._plan = plan
         self._epoch = max(self._epoch, plan.epoch)
@@ -109,10 +109,10 @@ class ContinuumWorker(RankTier):
             self._begins = self._ends = plan
 
     def start_loads(self) -> None:
-        """Submit the cancels, loads and reads that are due, loads behind what the current stream
-        has queued.
+        """Submit the cancels, loads and reads that are due. Loads run behind what the current
+        stream has queued.
 
-        Before the forward pass that means behind block zeroing; after it, also behind compute.
+        Before the forward pass that is block zeroing; after it, compute as well.
         """
         plan, self._begins = self._begins, None
         if plan is None:
@@ -134,11 +134,11 @@ class ContinuumWorker(RankTier):
             self._submit_all(plan.stores, plan.writes)
 
     def poll(self) -> Polled:
-        """Return (requests whose loads settled, those of them that failed) since last.
+        """Return (requests whose loads settled, those of them that failed) since the last poll.
 
-        A request comes once, when its last load has settled; of a failed one `take_bad_blocks`
-        then has the blocks that hold no loaded data. Stores are not submitted here: with
-        speculative decoding this runs before the draft model's pass, which still writes the blocks.
+        A request comes once, when its last load has settled. If it failed, `take_bad_blocks` then
+        has its blocks that hold no loaded data. Stores are not submitted here: with speculative
+        decoding this runs before the draft model's pass, which still writes the blocks.
         """
         self.start_loads()
         if self._growth is not None:
@@ -152,7 +152,7 @@ class ContinuumWorker(RankTier):
         return self._loads.take()
 
     def take_bad_blocks(self) -> set[int]:
-        """The VRAM blocks that hold no loaded data, of requests that failed since last."""
+        """The VRAM blocks without loaded data, of requests that failed since the last call."""
         return self._loads.take_bad_blocks()
 
     def take_report(self) -> WorkerReport | None:
@@ -165,8 +165,8 @@ class ContinuumWorker(RankTier):
     def shutdown(self) -> None:
         """Close the engine; what has not settled fails as "closed". Idempotent.
 
-        Nobody reads what is copied from here on, so it is cancelled: only what the driver has
-        already is waited for, milliseconds and not all that is queued.
+        Nobody reads what is copied from here on, so it is cancelled. Only what the driver has
+        already is waited for, which takes milliseconds, however much is queued.
         """
         self._why_no_engine = "closed"
         self._growth = None
@@ -188,15 +188,15 @@ class ContinuumWorker(RankTier):
                 self._submit(order)
 
     def _submit(self, order: Order) -> None:
-        """Give one order to the engine or the disk; what cannot be given settles here, and never
-        raises."""
+        """Give one order to the engine or the disk. An order that cannot be given settles here;
+        nothing is raised."""
         reason = ""
         if self._engine is None or self._is_given_up:
             reason = self._why_no_engine
         elif reason := self._why_past(order):
             pass
         elif self._plan is not None and order.transfer_id in self._plan.cancels:
-            # Too late before it left: an engine that did not step for long plans both at once.
+            # It timed out before it left: after a long time without a step, one plan has both.
             reason = "cancelled"
         elif len(order.slots) == 0:
             self._settle(order, TransferOutcome(num_done=1))
@@ -213,7 +213,7 @@ class ContinuumWorker(RankTier):
             self._in_flight[order.transfer_id] = order
 
     def _why_past(self, order: Order) -> str:
-        """Why an order came too late to be begun, in a word, or ""."""
+        """One word for why an order came too late to be begun, or ""."""
         if self._plan is not None and self._plan.epoch <= self._stale_epoch:
             return "stale"
         if self._sleep.is_lost(order):
@@ -223,7 +223,7 @@ class ContinuumWorker(RankTier):
         return "asleep" if self._sleep.is_on or is_gone else ""
 
     def _give(self, engine: CopyEngine, order: Order) -> str:
-        """Returns why it was not given, or ""."""
+        """Give one order; returns why it was not given, or ""."""
         if isinstance(order, (ReadOrder, WriteOrder)):
             return "no_tier" if self._disk is None else self._disk.submit(order)
         way = Direction.LOAD if isinstance(order, LoadOrder) else Direction.STORE
@@ -232,7 +232,7 @@ class ContinuumWorker(RankTier):
         return ""
 
     def _cancel(self, transfer_id: int) -> None:
-        """Ask for the end of a transfer in flight; whether it came in time, its completion says."""
+        """Ask to end a transfer in flight; its completion says whether that came in time."""
         if self._engine is None or transfer_id not in self._in_flight:
             return
         try:
@@ -241,7 +241,7 @@ class ContinuumWorker(RankTier):
             logger.debug("transfer %d was not cancelled: %s", transfer_id, error)
 
     def _drain(self, reason: str = "") -> None:
-        """Settle what the engine has completed; `reason`, if given, is why it did not."""
+        """Settle what the engine has completed; `reason`, if given, is why a transfer failed."""
         assert self._engine is not None
         copies = []
         for completion in self._engine.poll():
@@ -265,7 +265,7 @@ class ContinuumWorker(RankTier):
     def _look_at(
         self, engine: CopyEngine, completions: Sequence[Completion] = (), refusal: str = ""
     ) -> None:
-        """If the engine copies no more, go without a tier."""
+        """If the engine no longer copies, go on without a tier."""
         if why := self._health.look(engine, completions, refusal):
             self.disable(why)
 

@@ -1,7 +1,7 @@
 """What adaptive does in each regime: one table, to be judged by a person.
 
 Gaps: fast tools as in the paper's Table 2 (mean 0.9 s, a long tail), coding sessions and people
-as measured on Claude Code (field.md 3.3). A third of the people never come back, and of one-shot
+as measured on Claude Code. A third of the people never come back, and of one-shot
 requests all but 1 %. Contexts: 4K tokens of a small model, 104K of an 8B model; buses of 50 and
 6 GB/s. Under pressure one average turn waits for the room and two run. Without pressure agents
 stay where they are and nobody is pinned in vain: neither one-shot requests, whatever they cost to
