@@ -19,10 +19,9 @@ from continuum_connector.messages import WorkerReport
 from continuum_connector.observe.account import Account
 from continuum_connector.scheduler.kv_groups import KvGroups
 from continuum_connector.scheduler.tiers.base import RankAt
-from continuum_connector.scheduler.tiers.disk_index import DiskIndex
+from continuum_connector.scheduler.tiers.disk_index import DiskIndex, Found
 from continuum_connector.scheduler.tiers.dram import DramTier
 from continuum_connector.scheduler.tiers.eviction import Rank
-from continuum_connector.scheduler.tiers.found import Found
 from continuum_connector.scheduler.tiers.marks import Marks
 from continuum_connector.scheduler.tiers.reading import DiskPlan, Reading
 from continuum_connector.scheduler.tiers.saving import Saving
