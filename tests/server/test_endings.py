@@ -45,10 +45,14 @@ def go_away(server: VllmServer, program: str, **fields: Any) -> dict[str, Any]:
     return eventually(lambda: decisions(server, f"job:{program}")[known:])[0]
 
 
+def aborted(decision: dict[str, Any]) -> dict[str, Any] | None:
+    return decision if decision["aborted"] else None
+
+
 def test_a_client_that_goes_away_in_mid_stream_leaves_no_pin(agents: VllmServer) -> None:
     reset(agents)
-    decision = go_away(agents, "goes-away")
-    assert decision["aborted"]
+    # On a busy machine the answer may be over before the server notices that its client is gone.
+    decision = eventually(lambda: aborted(go_away(agents, "goes-away")))
     assert decision["decision"] == "free"
     eventually(lambda: pins_live(agents) == 0 and usage(agents) == 0)
 
@@ -72,7 +76,7 @@ def test_a_stop_string_is_told_from_a_disconnect_once_the_tokenizer_is_loaded(
     reset(agents)
     # Loaded in the background since the first request with stop strings: until then such a
     # turn counts as ended.
-    eventually(lambda: go_away(agents, "unsaid", stop=["never said"])["aborted"])
+    eventually(lambda: aborted(go_away(agents, "unsaid", stop=["never said"])))
     reset(agents)
     prompt = text_of(120, "stop again")
     whole = ask(agents, "completions", [prompt], 40, **last())["choices"][0]["text"]
