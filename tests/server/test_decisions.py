@@ -134,7 +134,9 @@ def test_gaps_are_learned_by_tool(server: VllmServer, folder: Path) -> None:
     known = [each["known"] for each in made if each["known"]["tools"] == ["pytest"]]
     assert known[0]["gaps_seen"] == 0
     assert known[-1]["gaps_seen"] > 8
-    assert known[-1]["gap_p50"] < max(gaps[1:]) * 1.5
+    # What it knows of the tool is of all its programs, and some may have come at a busier time.
+    of_all = [each["gap_s"] for each in arrivals if each["gap_s"] is not None]
+    assert known[-1]["gap_p50"] < max(of_all) * 1.5
 
 
 def test_answers_are_those_of_a_stock_server(played: Played, stock: Stock) -> None:
