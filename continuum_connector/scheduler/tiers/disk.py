@@ -46,7 +46,7 @@ MAX_WRITE_BYTES = 64 << 20  # of one order, on a rank
 MAX_BUSY = 2  # one in so many DRAM slots at most is being written: a disk that hangs keeps those
 # So many reads with wrong bytes, or so many I/O errors, within an hour end a disk's life (a power
 # cut alone tears as many slots as were being written). Refused writes end only its writing.
-MAX_CORRUPT, CORRUPT_S, MAX_EIO = 16, 3600.0, 3
+MAX_CORRUPT, MAX_EIO = 16, 3
 NOT_BEGUN = frozenset({"stale", "asleep", "no_tier"})
 # Reasons why a copy failed that may succeed the next time.
 PASSING = NOT_BEGUN | {"cancelled", "closed"}
@@ -79,10 +79,10 @@ class DiskTier:
         self._disk_bytes, self._block_tokens = disk_bytes, groups.hash_size
         self._disk_slots: dict[int, int] = {}  # rank -> how many it has
         self._disk_down = ""
-        self._corrupt: deque[float] = deque()  # when, in the last hour
         self._num_unsaved = 0
         self._most = max(1, MAX_WRITE_BYTES // (length * plan.block_bytes))  # disk slots per order
-        self._attempts, self._errors, self._depth = Attempts(), Failures(), Depth(self._most)
+        self._attempts, self._depth = Attempts(), Depth(self._most)
+        self._errors, self._corrupt = Failures(), Failures()
         self._now = -math.inf  # of the last step
         self._is_new = False  # whether the ranks have reported news of their disks
         self._settles_at = -math.inf  # until then more of that is expected
@@ -317,14 +317,9 @@ class DiskTier:
             logger.warning("The disk %s (%s)%s", why, ", ".join(sorted(reasons)), told)
         if "eio" in reasons and self._errors.add(now, self._now) >= MAX_EIO:
             self._go_down(f"the disk failed {MAX_EIO} times within an hour (input/output error)")
-        if "corrupt" in reasons and transfer.kind is Kind.READ:
-            self._corrupt.append(now)
-            while now - self._corrupt[0] > CORRUPT_S:
-                self._corrupt.popleft()
-            if len(self._corrupt) >= MAX_CORRUPT:
-                self._go_down(
-                    f"{MAX_CORRUPT} reads within an hour brought other bytes than written"
-                )
+        is_wrong = transfer.kind is Kind.READ and "corrupt" in reasons
+        if is_wrong and self._corrupt.note(now) >= MAX_CORRUPT:
+            self._go_down(f"{MAX_CORRUPT} reads within an hour brought other bytes than written")
 
     def _go_down(self, reason: str) -> None:
         if self._disk_down:

@@ -66,17 +66,22 @@ class Budget:
 
 
 class Failures:
-    """Attempts that failed within the last hour; those under way at the same time fail as one."""
+    """How many attempts failed within the last hour."""
 
     def __init__(self) -> None:
         self._failed: deque[float] = deque()
         self.known_at = -math.inf  # a failure of what began before tells nothing new
 
     def add(self, begun: float, now: float) -> int:
-        """One begun at `begun` has failed. Returns how many have by now, 0 if it is no news."""
+        """One begun at `begun` has failed; those under way at the same time fail as one. Returns
+        how many have by now, 0 if it is no news."""
         if begun <= self.known_at:
             return 0
         self.known_at = now
+        return self.note(now)
+
+    def note(self, now: float) -> int:
+        """One has failed, and counts whatever failed with it. Returns how many have by now."""
         self._failed.append(now)
         while now - self._failed[0] > FAILED_S:
             self._failed.popleft()
