@@ -74,14 +74,15 @@ def computed(server: VllmServer) -> float:
 
 def quiet(server: VllmServer) -> None:
     """Until nothing is copied any more, for as long as passes between two looks at what there is
-    to save."""
+    to save. Before a disk's budget is known, seconds after it came up, nothing is saved at all."""
     last_written, since = -1.0, 0.0
 
     def is_quiet() -> bool:
         nonlocal last_written, since
         nudge(server)
         written, now = server.metric("continuum:disk_written_bytes_total"), time.monotonic()
-        if in_flight(server) or written != last_written:
+        is_new = is_up(server) and not server.metric("continuum:disk_budget_fill")
+        if is_new or in_flight(server) or written != last_written:
             last_written, since = written, now
         return now - since > 1.5 * SPARE_S
 
