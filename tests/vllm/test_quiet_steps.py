@@ -120,3 +120,17 @@ def test_numbers_are_told_once_a_second_and_at_once_when_the_last_turn_has_ended
     counters = [stats.data["counters"] for _, stats in told if "counters" in stats.data]
     ended = sum(n for each in counters for key, n in each.items() if key.startswith("decisions"))
     assert ended == 21
+
+
+def test_so_is_what_a_worker_half_took_which_knows_no_turns() -> None:
+    engine = Engine(enable_prefix_caching=False)  # aside, as a worker's half is to the scheduler
+    worker, now = engine.connector, 100.0
+    worker.set_clock(lambda: now)
+    told = []
+    for step in range(5):
+        now = 100.0 + 0.3 * step
+        worker.wait_for_save()
+        told.append(worker.get_kv_connector_stats())
+    assert [stats is not None for stats in told] == [True, False, False, False, True]
+    cells = told[-1].data["histograms"]["hook_seconds{wait_for_save}"]
+    assert sum(num for _, num, _ in cells) == 4, "of all steps since"
