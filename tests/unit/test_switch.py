@@ -131,7 +131,7 @@ def test_the_thread_reads_by_itself_until_it_is_closed(path: Path) -> None:
     assert thread.name == "continuum-switch"
     switch.close()
     switch.close()
-    thread.join(10)  # close waits no longer than a second
+    thread.join(60)  # close waits no longer than a second
     assert not thread.is_alive()
 
 

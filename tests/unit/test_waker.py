@@ -26,7 +26,7 @@ class Bell:
         self._event.set()
 
     def wait(self) -> None:
-        assert self._event.wait(10), "nobody rang"
+        assert self._event.wait(60), "nobody rang"
         self._event.clear()
 
 
