@@ -204,7 +204,7 @@ class VllmServer:
             return self.alive() and self.get("/health", timeout_s=30.0) is not None
         return False
 
-    def get(self, path: str, timeout_s: float = 10.0) -> str:
+    def get(self, path: str, timeout_s: float = 60.0) -> str:
         """GET a path and return its body."""
         with urllib.request.urlopen(self.url + path, timeout=timeout_s) as answer:
             return str(answer.read().decode())

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import fcntl
 import shutil
 import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -26,8 +29,19 @@ def run(*command: str | Path, timeout_s: float = 600.0) -> str:
     return done.stdout
 
 
+@contextmanager
+def only_builder(preset: str) -> Iterator[Path]:
+    """The preset's folder, in which no other process of tests builds meanwhile."""
+    folder = REPO / "build" / preset
+    folder.mkdir(parents=True, exist_ok=True)
+    with (folder / "tests.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield folder
+
+
 def built(preset: str, target: str) -> Path:
     """The folder where a target stands. A build that is there is brought up to date."""
-    run("cmake", "--preset", preset)
-    run("cmake", "--build", "--preset", preset, "--target", target, "-j", "2")
-    return REPO / "build" / preset
+    with only_builder(preset) as folder:
+        run("cmake", "--preset", preset)
+        run("cmake", "--build", "--preset", preset, "--target", target, "-j", "2")
+    return folder

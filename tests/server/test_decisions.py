@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from bench.serve.metrics import total
 from bench.serve.server import VllmServer
 from tests.server.conftest import DRAM_BYTES, MIDDLEWARE, NUM_BLOCKS, ServerFactory, Stock
 from tests.server.helpers import (
@@ -36,18 +37,56 @@ SAYS = "Done\\."
 TURNS = (SHELL,) * 14 + (JSON,) * 3 + (SAYS,)  # more steps than a fit asks for
 
 
-def agent(server: VllmServer, name: str, endings: tuple[str, ...]) -> list[dict[str, Any]]:
-    """Play a program whose turns end as told; return what each answer says of it."""
-    history, said = [text_of(300, name)], []
-    for number, ending in enumerate(endings):
+class Agent:
+    """A program that is played turn by turn, each of which ends as told."""
+
+    def __init__(self, server: VllmServer, name: str) -> None:
+        self.server, self.name = server, name
+        self.history = [text_of(300, name)]
+        self.num_turns = 0
+
+    def turn(self, ending: str) -> dict[str, Any]:
+        """What its answer says of it."""
         wanted = {"regex": WORDS + ending}
-        answer = ask(server, "chat", history, 200, job_id=name, structured_outputs=wanted)
+        answer = ask(
+            self.server, "chat", self.history, 200, job_id=self.name, structured_outputs=wanted
+        )
         choice = answer["choices"][0]
         assert choice["finish_reason"] == "stop"
         assert re.fullmatch(WORDS + ending, choice["message"]["content"])
-        history += [choice["message"]["content"], text_of(20 + 15 * number % 100, f"tool {number}")]
-        said.append(told(answer))
-    return said
+        tool = text_of(20 + 15 * self.num_turns % 100, f"tool {self.num_turns}")
+        self.history += [choice["message"]["content"], tool]
+        self.num_turns += 1
+        return told(answer)
+
+    def turn_is_read(self, ending: str) -> bool:
+        """Play one; whether its output was read, which it is within the budget of a step alone."""
+        before = endings(self.server)
+        self.turn(ending)
+        eventually(lambda: sum(endings(self.server).values()) > sum(before.values()))
+        return endings(self.server)["unread"] == before["unread"]
+
+
+def agent(server: VllmServer, name: str, ends: tuple[str, ...]) -> list[dict[str, Any]]:
+    """Play a program whose turns end as told; return what each answer says of it."""
+    played = Agent(server, name)
+    return [played.turn(ending) for ending in ends]
+
+
+def endings(server: VllmServer) -> dict[str, float]:
+    """How many turns ended how."""
+    samples = server.metrics()
+    each = ("calls", "answer", "cut", "unread")
+    return {name: total(samples, "continuum:endings_total", ending=name) for name in each}
+
+
+def learn(server: VllmServer) -> int:
+    """Play TURNS, each until it is read, once there is a tokenizer; how many were played."""
+    eventually(lambda: Agent(server, "waits").turn_is_read(JSON))
+    learns = Agent(server, "learns")
+    for ending in TURNS:
+        eventually(lambda ending=ending: learns.turn_is_read(ending))
+    return learns.num_turns
 
 
 @pytest.fixture(scope="module")
@@ -71,20 +110,21 @@ class Played:
     """A server that has seen one program of many short turns, and some of many blocks."""
 
     server: VllmServer
+    num_learnt: int  # turns of that program
     answers: list[list[list[int]]]
 
 
 @pytest.fixture(scope="module")
 def played(server_factory: ServerFactory, folder: Path) -> Played:
     server = start(server_factory, "decides", folder)
-    agent(server, "learns", TURNS)
+    num_learnt = learn(server)
     reset(server)
 
     def press() -> None:
         """A last turn as long as VRAM: what the programs come back for then is in DRAM."""
         ask(server, "completions", [text_of(4000, "press")], 1, **last())
 
-    return Played(server, play(server, PROGRAMS, before_last=press))
+    return Played(server, num_learnt, play(server, PROGRAMS, before_last=press))
 
 
 @pytest.fixture(scope="module")
@@ -103,29 +143,25 @@ def decisions(folder: Path, name: str, program: str, number: int) -> list[dict[s
     return found()
 
 
-def test_how_turns_end_is_read_from_their_output(server: VllmServer, folder: Path) -> None:
-    seen = [each["known"] for each in decisions(folder, "decides", "job:learns", len(TURNS))]
-    # The tokenizer is loaded meanwhile, so the first turns may not be read.
-    unread = [known["ending"] for known in seen].count("unread")
-    assert unread < 5
-    assert [(known["ending"], known["tools"]) for known in seen[unread:]] == [
-        *[("calls", ["pytest"])] * (14 - unread),
+def test_how_turns_end_is_read_from_their_output(played: Played, folder: Path) -> None:
+    made = decisions(folder, "decides", "job:learns", played.num_learnt)
+    seen = [each["known"] for each in made]
+    assert [(k["ending"], k["tools"]) for k in seen if k["ending"] != "unread"] == [
+        *[("calls", ["pytest"])] * 14,
         *[("calls", ["grep"])] * 3,
         ("answer", []),
     ]
 
-    endings = ("calls", "answer", "cut", "unread")
-
     def traced() -> dict[str, float]:
         records = [r for r in read_trace(folder / "decides.jsonl") if r["event"] == "decision"]
-        return {each: sum(r["known"]["ending"] == each for r in records) for each in endings}
+        return {each: sum(r["known"]["ending"] == each for r in records) for each in shown}
 
-    shown = {each: server.metric("continuum:endings_total", ending=each) for each in endings}
+    shown = endings(played.server)
     eventually(lambda: traced() == shown)  # the trace is written behind
 
 
-def test_gaps_are_learned_by_tool(server: VllmServer, folder: Path) -> None:
-    made = decisions(folder, "decides", "job:learns", len(TURNS))
+def test_gaps_are_learned_by_tool(played: Played, folder: Path) -> None:
+    made = decisions(folder, "decides", "job:learns", played.num_learnt)
     records = read_trace(folder / "decides.jsonl")
     arrivals = [r for r in records if r["event"] in ("arrive", "return")]
     gaps = [r["gap_s"] for r in arrivals if r["program"] == "job:learns"]

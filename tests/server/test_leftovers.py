@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import pytest
 
@@ -33,14 +34,19 @@ def runs(pid: int) -> bool:
         return False
 
 
+@pytest.fixture
+def scratch() -> Iterator[Path]:
+    """For what it puts into TMPDIR. Of a short name: a socket's path has room for 107 letters."""
+    with TemporaryDirectory(prefix="left-") as folder:
+        yield Path(folder)
+
+
 @pytest.mark.parametrize("ends", [terminate, killed])
 def test_no_file_no_shared_memory_and_no_process_is_left(
-    tiny_model: Path, tmp_path: Path, ends: Callable[[VllmServer], None]
+    tiny_model: Path, tmp_path: Path, scratch: Path, ends: Callable[[VllmServer], None]
 ) -> None:
     before = set(os.listdir(SHARED_MEMORY))
     asked_for = {name: tmp_path / name for name in ("trace.jsonl", "costs.json", "switch")}
-    scratch = tmp_path / "scratch"
-    scratch.mkdir()
     with VllmServer(
         tiny_model,
         f"test-leftovers-{ends.__name__}",
@@ -63,7 +69,7 @@ def test_no_file_no_shared_memory_and_no_process_is_left(
         # vLLM's own, if it left some, are named psm_... and sem.mp-...
         eventually(lambda: not ours(set(os.listdir(SHARED_MEMORY)) - before))
         assert not ours({path.name for path in scratch.rglob("*")})
-    found = {path.name for path in tmp_path.iterdir()} - {"scratch"}
+    found = {path.name for path in tmp_path.iterdir()}
     assert found <= set(asked_for)  # only what the config names
     assert "switch" not in found
 

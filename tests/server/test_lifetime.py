@@ -19,6 +19,7 @@ from pathlib import Path
 import pytest
 
 from bench.serve.server import VllmServer
+from tests.native.cpp import REPO, only_builder
 from tests.server.altered import transfer_config
 from tests.server.conftest import DRAM_BYTES, Stock
 from tests.server.helpers import (
@@ -34,7 +35,6 @@ from tests.server.helpers import (
     reset,
 )
 
-REPO = Path(__file__).resolve().parents[2]
 MBPS = 20  # 15 ms for a block: a turn's store takes as long as several steps
 VIOLATION = re.compile(r"ckv simulator: block \d+ of (?:store|load) \d+ was written before .*")
 
@@ -109,16 +109,16 @@ def said(command: Sequence[str | Path], **environment: str) -> tuple[str, str]:
 @pytest.fixture(scope="module")
 def tsan(tmp_path_factory: pytest.TempPathFactory) -> Tsan:
     """The preset `tsan`, in its folder, so that a second run has little to build."""
-    library = REPO / "build" / "tsan" / "libckv.so"
     runtime, why = said(["g++", "-print-file-name=libtsan.so"])
-    for command in (
-        ["cmake", "--preset", "tsan"],
-        ["cmake", "--build", "--preset", "tsan", "--target", "ckv", "-j", "2"],
-        ["env", f"LD_PRELOAD={runtime}", sys.executable, "-c", "pass"],
-    ):
-        why = why or said(command)[1]
+    with only_builder("tsan") as folder:
+        for command in (
+            ["cmake", "--preset", "tsan"],
+            ["cmake", "--build", "--preset", "tsan", "--target", "ckv", "-j", "2"],
+            ["env", f"LD_PRELOAD={runtime}", sys.executable, "-c", "pass"],
+        ):
+            why = why or said(command)[1]
     why = f"nothing can be run under ThreadSanitizer here: {why}" if why else ""
-    return Tsan(library, runtime, tmp_path_factory.mktemp("tsan"), why)
+    return Tsan(folder / "libckv.so", runtime, tmp_path_factory.mktemp("tsan"), why)
 
 
 @pytest.fixture(scope="module")

@@ -42,6 +42,7 @@ class Watched:
     server: VllmServer
     prometheus: Prometheus
     began: float
+    ended: float  # all was scraped by then; a later scrape may come too late, and all is stale
 
 
 @pytest.fixture(scope="module")
@@ -60,21 +61,26 @@ def watched(server_factory: ServerFactory) -> Iterator[Watched]:
             fields = last(group="task", group_size=SAMPLES)
             ask(server, "completions", [text_of(100, "a task")], 4, **fields)
         turns = PROGRAMS * TURNS + SAMPLES
-        eventually(lambda: value(prometheus, "sum(continuum:decisions_total)") == turns)
-        eventually(lambda: server.metric("continuum:transfers_in_flight") == 0)
-        yield Watched(server, prometheus, began)
+
+        def scraped() -> float:
+            at = time.time()
+            decided = value(prometheus, "sum(continuum:decisions_total)", at)
+            in_flight = value(prometheus, "sum(continuum:transfers_in_flight)", at)
+            return at if (decided, in_flight) == (turns, 0.0) else 0.0
+
+        yield Watched(server, prometheus, began, eventually(scraped))
 
 
-def value(prometheus: Prometheus, expr: str) -> float:
+def value(prometheus: Prometheus, expr: str, at: float | None = None) -> float:
     """The only value of `expr`; NaN where there is none."""
-    found = prometheus.query(expr)
+    found = prometheus.query(expr, at)
     return float(found[0]["value"][1]) if len(found) == 1 else math.nan
 
 
 @pytest.mark.parametrize("title", PANELS)
 def test_no_panel_of_the_dashboard_is_empty(watched: Watched, title: str) -> None:
     for query in queries(PANELS[title], RATE, RANGE):
-        series = watched.prometheus.query(query.expr)
+        series = watched.prometheus.query(query.expr, watched.ended)
         assert series, f"{query.expr} has no series"
         if title not in MAY_BE_NAN:
             values = [float(one["value"][1]) for one in series]

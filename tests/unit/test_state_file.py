@@ -28,7 +28,7 @@ class Writer:
 
     def __call__(self, path: str, content: bytes) -> None:
         self.began.set()
-        assert self.go_on.wait(10)
+        assert self.go_on.wait(60)
         if self.error:
             raise self.error
         self.written.append(content)
@@ -80,7 +80,7 @@ def test_it_is_due_at_once_and_then_once_a_minute() -> None:
     file = StateFile("state.json", write=writer)
     assert file.is_due(5.0)
     file.save({"a": 1}, 5.0)
-    assert file._idle.wait(10)
+    assert file._idle.wait(60)
     assert not file.is_due(5.0 + SAVE_EVERY_S - 1)
     assert file.is_due(5.0 + SAVE_EVERY_S)
     file.close({"a": 2})
@@ -104,7 +104,7 @@ def test_a_large_state_is_copied_a_bite_per_step() -> None:
         file.new_step(copied, 5.0 + step)
     assert file._idle.is_set()  # nothing was handed over yet
     file.new_step(copied, 8.0)
-    assert file._idle.wait(10)
+    assert file._idle.wait(60)
     for now in (8.0, 8.0 + SAVE_EVERY_S - 1):
         file.new_step(copied, now)
     assert begun == [0]
@@ -119,10 +119,10 @@ def test_nothing_is_due_while_the_disk_is_slow() -> None:
     writer.go_on.clear()
     file = StateFile("state.json", write=writer)
     file.save({"a": 1}, 0.0)
-    assert writer.began.wait(10)
+    assert writer.began.wait(60)
     assert not file.is_due(1000.0)
     writer.go_on.set()
-    assert file._idle.wait(10)
+    assert file._idle.wait(60)
     assert file.is_due(1000.0)
     file.close({})
 
@@ -227,7 +227,7 @@ def test_a_full_disk_is_told_once_and_survived(caplog: pytest.LogCaptureFixture)
     for now in (0.0, 60.0, 120.0):
         assert file.is_due(now)
         file.save({"a": 1}, now)
-        assert file._idle.wait(10)
+        assert file._idle.wait(60)
     assert [r.getMessage() for r in caplog.records if "No space left" in r.getMessage()] == [
         caplog.records[0].getMessage()
     ]
@@ -240,7 +240,7 @@ def test_what_cannot_be_encoded_is_told_and_survived(caplog: pytest.LogCaptureFi
     writer = Writer()
     file = StateFile("state.json", write=writer)
     file.save({"a": object()}, 0.0)
-    assert file._idle.wait(10)
+    assert file._idle.wait(60)
     assert "cannot be written" in caplog.text
     file.close({"a": 1})
     assert len(writer.written) == 1

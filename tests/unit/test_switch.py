@@ -131,7 +131,7 @@ def test_the_thread_reads_by_itself_until_it_is_closed(path: Path) -> None:
     assert thread.name == "continuum-switch"
     switch.close()
     switch.close()
-    thread.join(10)  # close waits no longer than a second
+    thread.join(60)  # close waits no longer than a second
     assert not thread.is_alive()
 
 
@@ -141,11 +141,11 @@ def test_a_switch_that_could_never_work_stops_the_server(tmp_path: Path) -> None
 
 
 def test_without_a_path_there_is_no_thread_and_no_file() -> None:
-    before = threading.active_count()
+    before = set(threading.enumerate())
     switch = open_switch("", None)
     assert isinstance(switch, AlwaysOn)
     assert switch.is_on
-    assert threading.active_count() == before
+    assert set(threading.enumerate()) <= before
 
 
 def test_a_symlink_that_is_swapped_is_followed(path: Path) -> None:

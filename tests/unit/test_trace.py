@@ -44,10 +44,10 @@ def lines(path: Path) -> list[dict[str, Any]]:
 
 
 def wait_until(is_true: Callable[[], bool]) -> None:
-    """Wait for the writer's thread, which tells nobody; 5 s is the failure."""
-    deadline = time.monotonic() + 5.0
+    """Wait for the writer's thread, which tells nobody; a minute is the failure."""
+    deadline = time.monotonic() + 60.0
     while not is_true():
-        assert time.monotonic() < deadline, "the writer's thread did not get there in 5 s"
+        assert time.monotonic() < deadline, "the writer's thread did not get there in a minute"
         time.sleep(0.001)
 
 
@@ -199,25 +199,25 @@ def test_a_path_that_cannot_be_opened_stops_the_server_with_a_cure(
     tmp_path: Path, name: str
 ) -> None:
     path = str(tmp_path / name)
-    before = threading.active_count()
+    before = set(threading.enumerate())
     with pytest.raises(ConfigError) as caught:
         open_trace(ContinuumConfig(trace_path=path))
     text = str(caught.value)
     assert path in text  # value
     assert "would go unrecorded" in text  # consequence
     assert "writable directory" in text  # cure
-    assert threading.active_count() == before
+    assert set(threading.enumerate()) <= before
 
 
 def test_no_path_means_no_thread_no_file_and_the_same_interface() -> None:
-    before = threading.active_count()
+    before = set(threading.enumerate())
     trace = open_trace(ContinuumConfig())
     assert isinstance(trace, NullTrace)
     assert not trace.enabled
     trace.record("decision", 0.0, program="p")
     assert trace.take_dropped() == 0
     trace.close()
-    assert threading.active_count() == before
+    assert set(threading.enumerate()) <= before
     public = {name for name in dir(Trace) if not name.startswith("_")}
     assert public <= {name for name in dir(NullTrace) if not name.startswith("_")}
 
@@ -347,7 +347,7 @@ def test_who_cannot_move_a_full_file_keeps_no_other_engine_waiting(path: Path) -
     append(first)
     other = threading.Thread(target=append, args=[second], daemon=True)
     other.start()
-    other.join(5.0)
+    other.join(60.0)
     assert failed == [first, second]
 
 

@@ -1,8 +1,8 @@
 """The scheduler side on the Python sources of every other supported vLLM: one subprocess each.
 
-A subprocess, because a process can import one vLLM; several at a time, because each spends
-most of its time on one core. What it runs is the modules of tests/vllm that have a seam; the
-installed vLLM runs all of them anyhow.
+A subprocess, because a process can import one vLLM. It keeps one core busy, and
+`scripts/test --full` has the server tests beside it. What it runs is the modules of tests/vllm
+that have a seam; the installed vLLM runs all of them anyhow.
 """
 
 from __future__ import annotations
@@ -12,8 +12,6 @@ import re
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from importlib import metadata
 
@@ -159,29 +157,16 @@ def installed() -> str:
         return ""
 
 
-@pytest.fixture(scope="module")
-def runs(request: pytest.FixtureRequest) -> Iterator[dict[str, Future[Run]]]:
-    """Start every selected version at once, on as many cores as there are."""
-    chosen = [
-        item.callspec.params["version"]
-        for item in request.session.items
-        if isinstance(item, pytest.Function) and item.function is test_scheduler_side
-    ]
-    with ThreadPoolExecutor(min(os.cpu_count() or 1, 4)) as executor:
-        yield {version: executor.submit(run_version, version) for version in chosen}
-
-
 @pytest.mark.parametrize("version", [v for v in sources.VERSIONS if v != installed()])
-def test_scheduler_side(
-    version: str, runs: dict[str, Future[Run]], capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_scheduler_side(version: str, capsys: pytest.CaptureFixture[str]) -> None:
     pytest.importorskip("vllm")
     try:
-        run = runs[version].result()
+        run = run_version(version)
     except sources.SourcesUnavailableError as error:
         pytest.skip(str(error))
     with capsys.disabled():
-        print(f"\n{run.fetched}; tests/vllm: {run.summary}", end=" ")
+        # A process that runs tests beside others has no stdout.
+        print(f"\n{run.fetched}; tests/vllm: {run.summary}", file=sys.stderr)
     imported = re.search(r"^vllm: (\S+) from (.*)$", run.output, re.MULTILINE)
     assert imported, run.output[-4000:]
     assert imported[1] == version
