@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import threading
 from dataclasses import replace
@@ -481,3 +482,21 @@ def test_one_rank_at_a_time_opens_its_file(tmp_path: Path) -> None:
             pass
     with folder.only_one(str(tmp_path), is_over):
         pass
+
+
+def test_a_fork_that_lives_on_keeps_no_rank_from_its_turn(tmp_path: Path) -> None:
+    """It has the lock's descriptor as well, and keeps it for as long as it lives."""
+    goes_on, ends = os.pipe()
+    with folder.only_one(str(tmp_path), threading.Event()):
+        if (child := os.fork()) == 0:
+            os.close(ends)
+            os.read(goes_on, 1)
+            os._exit(0)
+    try:
+        lock = os.open(tmp_path / "lock", os.O_RDWR)
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        os.close(lock)
+    finally:
+        os.close(ends)
+        os.waitpid(child, 0)
+        os.close(goes_on)
