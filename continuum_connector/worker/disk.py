@@ -129,11 +129,16 @@ class WorkerDisk:
         if self._clock() - self._looked >= LOOK_EVERY_S:
             self._look(self._file, report)
 
-    def reset(self) -> None:
-        """From here on, what is on the disk now is foreign, even if the file is not open yet."""
+    def reset(self, report: WorkerReport) -> None:
+        """From here on, what is on the disk now is foreign, even if the file is not open yet. A
+        disk that was given up gets nothing more, so what is on it stays right for a restart."""
         self._is_reset = True
-        if self._file is not None:
+        if self._file is None or self._is_given_up:
+            return  # of one that was given up, another thread may be closing the file
+        try:
             self._file.reset()
+        except TransferError as error:
+            self.give_up(str(error), report)
 
     def submit(self, order: WriteOrder | ReadOrder) -> str:
         """Give one order to the disk, or return in a word why not; TransferError if it is
@@ -232,7 +237,9 @@ class WorkerDisk:
             return
         self._file = opened
         if self._is_reset:
-            opened.reset()
+            self.reset(report)
+        if self._is_given_up:
+            return
         report.disk_slots[self._place.rank] = self._shape.num_slots
         state = opened.state()
         logger.info(
