@@ -29,6 +29,7 @@ MAX_FOUND = 512  # slots that one report says a restart has found
 # Size of a disk slot if the config gives none. Larger reads are no faster, and what a chain has
 # after its last whole slot is on no disk, so a slot should be a small part of DRAM.
 SLOT_BYTES, DRAM_SHARE = 2 * 2**20, 64
+_MOST_BLOCKS, _MOST_BYTES = 1000, 2**30  # of a disk slot, see csrc/engine_disk.cpp
 _HEAD_BYTES = 2**20  # at the beginning of the file, before its slots
 _END_S = 2.0
 
@@ -67,6 +68,12 @@ def blocks_per_slot(config: ContinuumConfig, num_ranks: int, slot_bytes: int) ->
         return -(-config.disk_slot_bytes // slot_bytes)
     most = config.dram_bytes // num_ranks // DRAM_SHARE // slot_bytes
     return max(1, min(-(-SLOT_BYTES // slot_bytes), most))
+
+
+def most_per_slot(num_slots: int, slot_bytes: int) -> int:
+    """How many blocks a disk slot may have where a rank has `num_slots` host slots: all of them
+    must lie in DRAM when they are written."""
+    return max(1, min(num_slots, _MOST_BLOCKS, _MOST_BYTES // slot_bytes))
 
 
 def disk_shape(config: ContinuumConfig, num_ranks: int, slot_bytes: int) -> DiskShape:
