@@ -33,7 +33,7 @@ from continuum_connector.toolcalls.tokenizer import BackgroundTokenizer
 from continuum_connector.vllm import compat, coordinator, facts, kv_specs, proven, served
 from continuum_connector.vllm.kv_events import KvEventFactory
 from continuum_connector.vllm.shadow import Shadow
-from continuum_connector.worker.disk import DiskPlace, WorkerDisk, blocks_per_slot
+from continuum_connector.worker.disk import DiskPlace, WorkerDisk, blocks_per_slot, most_per_slot
 from continuum_connector.worker.layout import Layout, padded, read_layout
 from continuum_connector.worker.namespace import prover
 from continuum_connector.worker.tier import num_slots_for
@@ -225,9 +225,15 @@ def _disk_plan(
     if why := proven.why_no_disk(seen):
         logger.warning("ContinuumConnector: %s", why)
         return None
-    budget = config.disk_write_budget
+    budget, slot_blocks = config.disk_write_budget, blocks_per_slot(config, node_ranks, slot_bytes)
+    if slot_blocks > (most := most_per_slot(num_slots, slot_bytes)):
+        raise ConfigError(
+            f"disk_slot_bytes = {config.disk_slot_bytes} is {slot_blocks} blocks of {slot_bytes} "
+            f"bytes, and a disk slot takes {most} at most; lower it to {most * slot_bytes}, or "
+            "leave it out"
+        )
     return DiskPlan(
-        slot_blocks=blocks_per_slot(config, node_ranks, slot_bytes),
+        slot_blocks=slot_blocks,
         block_bytes=slot_bytes,
         timeout_s=config.disk_timeout_s,
         write_budget=config.disk_bytes if budget is None else budget,

@@ -30,6 +30,7 @@ class PosixFile : public File {
  public:
   ~PosixFile() override {
     if (fd_ >= 0) {
+      ::flock(fd_, LOCK_UN);  // a fork may have the descriptor as well, and live on
       ::close(fd_);
     }
   }

@@ -21,8 +21,14 @@ FROM_FILES = frozenset(
     }
 )
 OTHER_FORMATS = frozenset({"pt", "npcache", "sharded_state"})  # read even if safetensors are there
-# What decides how an image or a video is embedded; a block's name has only its content's hash.
-_EMBEDDINGS = ("mm_processor_kwargs", "video_pruning_rate", "video_pruning_method")
+# What decides how an image or a video is embedded; a block's name has only its content's hash, or
+# the name that its client gave it.
+_EMBEDDINGS = (
+    *("mm_processor_kwargs", "media_io_kwargs", "video_pruning_rate", "video_pruning_method"),
+    *("mm_encoder_attn_dtype", "mm_encoder_fp8_scale_path", "mm_encoder_attn_backend"),
+)
+# Which of a folder's files are loaded: it may hold the model twice, for instance consolidated.
+_LOADER = ("load_format", "model_loader_extra_config")
 # What decides where a backend puts things in a block, beyond what its tensor's strides say.
 _ENVIRONMENT = ("VLLM_ROCM_SHUFFLE_KV_CACHE_LAYOUT",)
 _CRYPTOGRAPHIC = frozenset({"sha256", "sha256_cbor"})
@@ -50,6 +56,7 @@ def facts(vllm_config: Any) -> dict[str, Any]:
         "dtype": str(model.dtype),
         "quantization": model.quantization,
         "max_model_len": model.max_model_len,
+        "loader": [getattr(vllm_config.load_config, each, None) for each in _LOADER],
         "impl": str(getattr(model.model_impl, "value", model.model_impl)),
         "mm_processor": [getattr(multimodal, each, None) for each in _EMBEDDINGS],
         "cache": [cache.cache_dtype, cache.block_size, getattr(cache, "sliding_window", None)],

@@ -29,6 +29,7 @@ MAX_FOUND = 512  # slots that one report says a restart has found
 # Size of a disk slot if the config gives none. Larger reads are no faster, and what a chain has
 # after its last whole slot is on no disk, so a slot should be a small part of DRAM.
 SLOT_BYTES, DRAM_SHARE = 2 * 2**20, 64
+_MOST_BLOCKS, _MOST_BYTES = 1000, 2**30  # of a disk slot, see csrc/engine_disk.cpp
 _HEAD_BYTES = 2**20  # at the beginning of the file, before its slots
 _END_S = 2.0
 
@@ -67,6 +68,12 @@ def blocks_per_slot(config: ContinuumConfig, num_ranks: int, slot_bytes: int) ->
         return -(-config.disk_slot_bytes // slot_bytes)
     most = config.dram_bytes // num_ranks // DRAM_SHARE // slot_bytes
     return max(1, min(-(-SLOT_BYTES // slot_bytes), most))
+
+
+def most_per_slot(num_slots: int, slot_bytes: int) -> int:
+    """How many blocks a disk slot may have where a rank has `num_slots` host slots: all of them
+    must lie in DRAM when they are written."""
+    return max(1, min(num_slots, _MOST_BLOCKS, _MOST_BYTES // slot_bytes))
 
 
 def disk_shape(config: ContinuumConfig, num_ranks: int, slot_bytes: int) -> DiskShape:
@@ -129,11 +136,16 @@ class WorkerDisk:
         if self._clock() - self._looked >= LOOK_EVERY_S:
             self._look(self._file, report)
 
-    def reset(self) -> None:
-        """From here on, what is on the disk now is foreign, even if the file is not open yet."""
+    def reset(self, report: WorkerReport) -> None:
+        """From here on, what is on the disk now is foreign, even if the file is not open yet. A
+        disk that was given up gets nothing more, so what is on it stays right for a restart."""
         self._is_reset = True
-        if self._file is not None:
+        if self._file is None or self._is_given_up:
+            return  # of one that was given up, another thread may be closing the file
+        try:
             self._file.reset()
+        except TransferError as error:
+            self.give_up(str(error), report)
 
     def submit(self, order: WriteOrder | ReadOrder) -> str:
         """Give one order to the disk, or return in a word why not; TransferError if it is
@@ -232,7 +244,9 @@ class WorkerDisk:
             return
         self._file = opened
         if self._is_reset:
-            opened.reset()
+            self.reset(report)
+        if self._is_given_up:
+            return
         report.disk_slots[self._place.rank] = self._shape.num_slots
         state = opened.state()
         logger.info(

@@ -61,6 +61,8 @@ def only_one(folder: str, is_over: threading.Event) -> Iterator[None]:
                 raise TransferError(ENDED)
         yield
     finally:
+        with suppress(OSError):
+            fcntl.flock(lock, fcntl.LOCK_UN)  # also for a fork that has the descriptor, too
         os.close(lock)
 
 

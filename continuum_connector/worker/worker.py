@@ -69,7 +69,7 @@ class ContinuumWorker(RankTier):
         self._stale.update(self._in_flight)
         self._report.new_weights, self._report.changed_in = how, self._epoch
         if self._disk is not None:
-            self._disk.reset()
+            self._disk.reset(self._report)
 
     def fall_asleep(self) -> None:
         """Touch nothing of the KV cache from here on. BLOCKS until no copy is under way, 2 s at
@@ -120,7 +120,7 @@ class ContinuumWorker(RankTier):
         for transfer_id in plan.cancels:
             self._cancel(transfer_id)
         if plan.resets_disk and self._disk is not None:
-            self._disk.reset()
+            self._disk.reset(self._report)
         for load in plan.loads:
             self._loads.begin(load)
         self._submit_all(plan.loads, plan.reads)

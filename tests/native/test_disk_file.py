@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -178,6 +179,22 @@ def test_a_second_server_on_the_path_is_refused_until_the_first_has_closed(
     assert disk.file.close(LIMIT_S)
     Disk(other, path)
     other.engine.close(LIMIT_S)
+
+
+def test_a_fork_that_lives_on_does_not_keep_a_closed_file(rig: Rig, path: Path) -> None:
+    goes_on, ends = os.pipe()
+    first = Disk(rig, path)
+    if (child := os.fork()) == 0:
+        os.close(ends)
+        os.read(goes_on, 1)
+        os._exit(0)
+    try:
+        assert first.file.close(LIMIT_S)
+        assert Disk(rig, path).file.close(LIMIT_S)
+    finally:
+        os.close(ends)
+        os.waitpid(child, 0)
+        os.close(goes_on)
 
 
 def test_a_byte_changed_on_the_disk_is_corrupt(disk: Disk) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import threading
 from dataclasses import replace
@@ -176,12 +177,13 @@ def test_disk_bytes_for_less_than_a_slot_are_no_tier(tmp_path: Path) -> None:
     rig.dram_serves()
 
 
-def test_without_a_thread_there_is_no_tier(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(_self: threading.Thread) -> None:
-        raise RuntimeError("can't start new thread")
+def _no_thread(_self: threading.Thread) -> None:
+    raise RuntimeError("can't start new thread")
 
+
+def test_without_a_thread_there_is_no_tier(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with monkeypatch.context() as patch:
-        patch.setattr(threading.Thread, "start", fail)
+        patch.setattr(threading.Thread, "start", _no_thread)
         rig = Rig(tmp_path, is_open=False)
     rig.tell()
     assert "the system has no thread to open" in rig.report.disk_down
@@ -359,6 +361,35 @@ def test_with_dram_goes_its_disk(rig: Rig) -> None:
 
 
 # --- the end --------------------------------------------------------------------------------
+def test_a_file_that_waits_to_be_closed_is_not_reset(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another thread may be closing it. Nothing more is written, so a restart finds what is right
+    for the weights that it was computed with."""
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", _no_thread)
+        rig.disk.give_up("gone", rig.report)
+    rig.step(resets_disk=True)
+    assert ("reset", None) not in rig.file.log
+
+
+def test_a_disk_that_refuses_a_reset_is_given_up_and_dram_stays(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is written after that would be of other weights than a restart loads."""
+
+    def refuse() -> None:
+        raise TransferError("the system gives no random number.")
+
+    monkeypatch.setattr(rig.file, "reset", refuse)
+    rig.worker.new_weights("update")
+    rig.tell()
+    assert "the system gives no random number; what leaves DRAM" in rig.report.disk_down
+    assert not rig.report.tier_down
+    rig.step(writes=(write(1),), epoch=1)
+    assert rig.report.outcomes[1].reasons == ("no_tier",)
+
+
 def test_a_shutdown_closes_the_disk_before_the_engine(rig: Rig) -> None:
     rig.step(reads=(read(1),), writes=(write(2, 1),))
     rig.worker.shutdown()
@@ -481,3 +512,21 @@ def test_one_rank_at_a_time_opens_its_file(tmp_path: Path) -> None:
             pass
     with folder.only_one(str(tmp_path), is_over):
         pass
+
+
+def test_a_fork_that_lives_on_keeps_no_rank_from_its_turn(tmp_path: Path) -> None:
+    """It has the lock's descriptor as well, and keeps it for as long as it lives."""
+    goes_on, ends = os.pipe()
+    with folder.only_one(str(tmp_path), threading.Event()):
+        if (child := os.fork()) == 0:
+            os.close(ends)
+            os.read(goes_on, 1)
+            os._exit(0)
+    try:
+        lock = os.open(tmp_path / "lock", os.O_RDWR)
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        os.close(lock)
+    finally:
+        os.close(ends)
+        os.waitpid(child, 0)
+        os.close(goes_on)

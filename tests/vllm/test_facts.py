@@ -49,6 +49,7 @@ def test_every_fact_of_the_config_matters(config: Any) -> None:
         "rank": (parallel, "rank", 3),
         "model": (model.hf_config, "rope_theta", 1234.0),
         "impl": (model, "model_impl", "terratorch"),
+        "loader": (config.load_config, "load_format", "mistral"),
         "mm_processor": (model, "multimodal_config", SimpleNamespace(video_pruning_rate=0.5)),
     }
     for fact, (part, field, value) in changes.items():
@@ -56,6 +57,24 @@ def test_every_fact_of_the_config_matters(config: Any) -> None:
         object.__setattr__(part, field, value)
         assert facts.facts(config)[fact] != known[fact], fact
         object.__setattr__(part, field, before)
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("media_io_kwargs", {"video": {"num_frames": 40}}),
+        ("mm_encoder_attn_dtype", "fp8"),
+        ("mm_encoder_fp8_scale_path", "scales.json"),
+    ],
+)
+def test_what_decides_how_an_image_is_embedded_is_a_fact(
+    config: Any, field: str, value: object
+) -> None:
+    """A client may name an image itself; then nothing else of it is in the hashes."""
+    object.__setattr__(config.model_config, "multimodal_config", SimpleNamespace())
+    known = facts.facts(config)
+    setattr(config.model_config.multimodal_config, field, value)
+    assert facts.facts(config) != known
 
 
 def test_an_order_of_bytes_that_only_the_environment_names_is_a_fact(
