@@ -90,7 +90,6 @@ MAY_IMPORT = {  # what each room, a folder or a file, may import besides itself 
     "vllm/served": {"config", "vllm/compat", "vllm/kv_specs", "vllm/proven"},
     "vllm/kv_events": set(),
     "vllm/facts": {"worker"},
-    "vllm/carriers": {"messages"},
     "vllm/worker_calls": set(),
     "vllm/compat": {"scheduler", "costs", "config", "vllm/node"},
     "vllm/about": {"vllm/compat"},
@@ -105,13 +104,13 @@ MAY_IMPORT = {  # what each room, a folder or a file, may import besides itself 
         *("vllm/served", "vllm/shadow", "vllm/facts"),
     },
     "worker_hooks": {
-        *("build", "config", "vllm/compat", "vllm/served", "vllm/carriers", "worker"),
+        *("build", "config", "vllm/compat", "vllm/served", "messages", "worker"),
         *("observe/account", "observe/metrics", "vllm/worker_calls"),
     },
     "connector": {
         *("worker_hooks", "build", "config", "messages", "scheduler", "costs", "switch"),
         *("observe/account", "observe/metrics"),
-        *("vllm/compat", "vllm/carriers", "vllm/coordinator", "vllm/proven", "vllm/resets"),
+        *("vllm/compat", "vllm/coordinator", "vllm/proven", "vllm/resets"),
     },
     "vllm/attach": {
         *("connector", "config", "vllm/compat", "vllm/order", "vllm/allocation", "vllm/node"),
@@ -138,7 +137,6 @@ VLLM_IN |= {
         "about",
         "compat",
         "plugin",
-        "carriers",
         "kv_events",
         "kv_specs",
         "facts",
