@@ -13,9 +13,8 @@ from typing import Any
 
 from continuum_connector.config import ContinuumConfig
 from continuum_connector.programs.identify import identify_request
-from continuum_connector.programs.program import Identity, Kept, Program, ProgramTable
+from continuum_connector.programs.program import Answers, Identity, Kept, Program, ProgramTable
 from continuum_connector.scheduler.ahead import Ahead
-from continuum_connector.scheduler.answers import Answers
 from continuum_connector.scheduler.bus import Bus
 from continuum_connector.scheduler.decider import Decider, DramWorth
 from continuum_connector.scheduler.decisions import Decisions, Snapshots
