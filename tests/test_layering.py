@@ -86,8 +86,7 @@ MAY_IMPORT = {  # what each room, a folder or a file, may import besides itself 
     "vllm/node": set(),
     "vllm/coordinator": set(),
     "vllm/shadow": {"scheduler/kv_groups"},
-    "vllm/kv_specs": {"scheduler/kv_groups", "vllm/proven"},
-    "vllm/served": {"config", "vllm/compat", "vllm/kv_specs", "vllm/proven"},
+    "vllm/served": {"config", "scheduler/kv_groups", "vllm/compat", "vllm/proven"},
     "vllm/kv_events": set(),
     "vllm/facts": {"worker"},
     "vllm/worker_calls": set(),
@@ -100,7 +99,7 @@ MAY_IMPORT = {  # what each room, a folder or a file, may import besides itself 
         *("scheduler", "worker", "policy", "toolcalls", "forecast", "costs", "config"),
         *("scheduler/holds", "scheduler/kv_groups", "scheduler/tiers"),
         *("observe/account", "observe/trace"),
-        *("vllm/compat", "vllm/kv_events", "vllm/proven", "vllm/coordinator", "vllm/kv_specs"),
+        *("vllm/compat", "vllm/kv_events", "vllm/proven", "vllm/coordinator"),
         *("vllm/served", "vllm/shadow", "vllm/facts"),
     },
     "worker_hooks": {
@@ -138,7 +137,7 @@ VLLM_IN |= {
         "compat",
         "plugin",
         "kv_events",
-        "kv_specs",
+        "served",
         "facts",
         "resets",
     )
