@@ -23,10 +23,10 @@ from continuum_connector.scheduler.kv_groups import KvGroups
 from continuum_connector.scheduler.records import Records
 from continuum_connector.scheduler.room import Unattached
 from continuum_connector.scheduler.scheduler import Parts, SchedulerSide
-from continuum_connector.scheduler.stop_strings import Endings
 from continuum_connector.scheduler.tiers.make import make_tier
 from continuum_connector.scheduler.tiers.reading import DiskPlan
 from continuum_connector.scheduler.tiers.traffic import Traffic
+from continuum_connector.scheduler.turns import Endings
 from continuum_connector.scheduler.waker import NoWaker, Waker
 from continuum_connector.toolcalls.reader import ToolReader
 from continuum_connector.toolcalls.tokenizer import BackgroundTokenizer

@@ -28,9 +28,8 @@ from continuum_connector.scheduler.retention import Retention
 from continuum_connector.scheduler.room import Room
 from continuum_connector.scheduler.samples import Samples
 from continuum_connector.scheduler.steps import Steps
-from continuum_connector.scheduler.stop_strings import Endings
 from continuum_connector.scheduler.tiers.base import Tier
-from continuum_connector.scheduler.turns import Turn, TurnEnd, Turns
+from continuum_connector.scheduler.turns import Endings, Turn, TurnEnd, Turns
 from continuum_connector.scheduler.working_set import WorkingSet
 
 # How much earlier than its arrival a turn of a batch may stand in line. No batch takes that long.
