@@ -17,12 +17,11 @@ from continuum_connector.programs.program import Answers, Identity, Kept, Progra
 from continuum_connector.scheduler.ahead import Ahead
 from continuum_connector.scheduler.bus import Bus
 from continuum_connector.scheduler.decider import Decider, DramWorth
-from continuum_connector.scheduler.decisions import Decisions, Snapshots
+from continuum_connector.scheduler.decisions import Decisions, Prompts, Snapshots
 from continuum_connector.scheduler.gate import Gate
 from continuum_connector.scheduler.holds import BlockPool, HoldTable
 from continuum_connector.scheduler.kv_groups import NO_BLOCKS, ChainBlocks, KvGroups
 from continuum_connector.scheduler.pins import PinEnd
-from continuum_connector.scheduler.prompts import Prompts
 from continuum_connector.scheduler.records import Records, answer
 from continuum_connector.scheduler.retention import Retention
 from continuum_connector.scheduler.room import Room
