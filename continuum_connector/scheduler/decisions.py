@@ -23,7 +23,6 @@ from continuum_connector.policy.base import (
     Snapshot,
     stores,
 )
-from continuum_connector.policy.base import Pin as PinDecision
 from continuum_connector.policy.hinted import NO_HINTS, without_end, without_pin
 from continuum_connector.scheduler.decider import Decider
 from continuum_connector.scheduler.holds import BlockPool
@@ -74,9 +73,7 @@ class Decisions:
         return choice
 
     def _fitting(self, choice: Choice, finished: FinishedTurn) -> Choice:
-        if isinstance(choice.decision, PinDecision) and (
-            finished.num_blocks > self._retention.budget
-        ):
+        if isinstance(choice.decision, Pin) and (finished.num_blocks > self._retention.budget):
             # Such a pin would push out every other pin before it gave way itself.
             return without_pin(choice, "larger than max_pinned_fraction of VRAM")
         return choice
@@ -94,7 +91,7 @@ class Decisions:
         self, decision: Decision, turn: Turn, request: Any, blocks: ChainBlocks, now: float
     ) -> None:
         key = turn.program.key
-        if isinstance(decision, PinDecision):
+        if isinstance(decision, Pin):
             self._retention.begin(decision, turn.program, request.block_hashes, blocks, now)
         if isinstance(decision, Offload):
             self._retention.end_of(key, PinEnd.SUPERSEDED, now)

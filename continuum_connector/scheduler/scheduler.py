@@ -14,8 +14,6 @@ from typing import Any
 from continuum_connector.config import ContinuumConfig
 from continuum_connector.programs.identify import identify_request
 from continuum_connector.programs.program import Answers, Identity, Kept, Program, ProgramTable
-from continuum_connector.scheduler.ahead import Ahead
-from continuum_connector.scheduler.bus import Bus
 from continuum_connector.scheduler.decider import Decider, DramWorth
 from continuum_connector.scheduler.decisions import Decisions, Prompts, Snapshots
 from continuum_connector.scheduler.gate import Gate
@@ -29,6 +27,7 @@ from continuum_connector.scheduler.samples import Samples
 from continuum_connector.scheduler.steps import Steps
 from continuum_connector.scheduler.tiers.base import Tier
 from continuum_connector.scheduler.turns import Endings, Turn, TurnEnd, Turns
+from continuum_connector.scheduler.waiting import Ahead, Bus
 from continuum_connector.scheduler.working_set import WorkingSet
 
 # How much earlier than its arrival a turn of a batch may stand in line. No batch takes that long.
