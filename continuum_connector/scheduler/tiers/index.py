@@ -25,12 +25,13 @@ from continuum_connector.scheduler.kv_groups import Key
 from continuum_connector.scheduler.tiers.chains import SlotClaims
 from continuum_connector.scheduler.tiers.eviction import DEAD, Rank, Residence
 from continuum_connector.scheduler.tiers.marks import Flags, Marks
-from continuum_connector.scheduler.tiers.past import Past, Table
 from continuum_connector.scheduler.tiers.slots import (
     Chain,
     FreeSlots,
     Numbers,
+    Past,
     SlotTable,
+    Table,
     Tickets,
     numbers_of,
 )
