@@ -23,14 +23,14 @@ from continuum_connector.scheduler.kv_groups import KvGroups
 from continuum_connector.scheduler.records import Records
 from continuum_connector.scheduler.room import Unattached
 from continuum_connector.scheduler.scheduler import Parts, SchedulerSide
-from continuum_connector.scheduler.stop_strings import Endings
 from continuum_connector.scheduler.tiers.make import make_tier
 from continuum_connector.scheduler.tiers.reading import DiskPlan
 from continuum_connector.scheduler.tiers.traffic import Traffic
+from continuum_connector.scheduler.turns import Endings
 from continuum_connector.scheduler.waker import NoWaker, Waker
 from continuum_connector.toolcalls.reader import ToolReader
 from continuum_connector.toolcalls.tokenizer import BackgroundTokenizer
-from continuum_connector.vllm import compat, coordinator, facts, kv_specs, proven, served
+from continuum_connector.vllm import compat, coordinator, facts, proven, served
 from continuum_connector.vllm.kv_events import KvEventFactory
 from continuum_connector.vllm.shadow import Shadow
 from continuum_connector.worker.disk import DiskPlace, WorkerDisk, blocks_per_slot, most_per_slot
@@ -56,7 +56,7 @@ def reason_to_step_aside(vllm_config: Any, kv_cache_config: Any) -> str:
     """Say in one sentence why this server cannot use us, or return ""."""
     unproven = ""
     try:
-        kv_specs.read_groups(vllm_config, kv_cache_config)
+        served.read_groups(vllm_config, kv_cache_config)
     except ConfigError as error:
         unproven = str(error)
     return proven.why_aside(vllm_config.cache_config.enable_prefix_caching, unproven)
@@ -109,7 +109,7 @@ def scheduler_side(
 
 def _slot_bytes(config: ContinuumConfig, kv_cache_config: Any) -> int:
     """The size of one rank's host slots, as the worker half lays them out (Layout.padded)."""
-    num_bytes = kv_specs.bytes_per_block(kv_cache_config)
+    num_bytes = served.bytes_per_block(kv_cache_config)
     return padded(num_bytes) if config.disk_path else num_bytes
 
 
@@ -119,7 +119,7 @@ def unattached(side: SchedulerSide, pool: Any) -> Unattached:
 
 
 def _groups(vllm_config: Any, kv_cache_config: Any, pool: Any) -> KvGroups:
-    groups = kv_specs.read_groups(vllm_config, kv_cache_config)
+    groups = served.read_groups(vllm_config, kv_cache_config)
     found = coordinator.find(pool)
     rule = None if found is None else coordinator.HitRule(found, pool)
     if rule is not None:

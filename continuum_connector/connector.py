@@ -27,8 +27,7 @@ from continuum_connector.observe.metrics import ContinuumStats
 from continuum_connector.scheduler.epochs import Cause
 from continuum_connector.switch import AlwaysOn, SwitchFile, open_switch
 from continuum_connector.vllm import compat, coordinator, proven, resets
-from continuum_connector.vllm.carriers import StepMetadata, WorkerMetadata
-from continuum_connector.worker_hooks import WorkerHooks
+from continuum_connector.worker_hooks import StepMetadata, WorkerHooks, WorkerMetadata
 
 if TYPE_CHECKING:
     from continuum_connector.scheduler.scheduler import SchedulerSide

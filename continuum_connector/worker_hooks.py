@@ -1,30 +1,51 @@
 """WorkerHooks: vLLM's hooks for the worker half, as delegations, and what it asks of the class.
 
 This is to the worker half what connector.py is to the scheduler half. The two share a class because
-vLLM makes one connector class play both roles, each in its own process.
+vLLM makes one connector class play both roles, each in its own process. The vLLM objects that carry
+the step plan down and a rank's report up are here, too.
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from vllm.distributed.kv_transfer.kv_connector.v1.base import (
     KVConnectorBase_V1,
     KVConnectorMetadata,
+    KVConnectorWorkerMetadata,
 )
 
 from continuum_connector import build
 from continuum_connector.config import ContinuumConfig, load_config
+from continuum_connector.messages import StepPlan, WorkerReport
 from continuum_connector.observe.account import Account, timed
 from continuum_connector.observe.metrics import ContinuumPromMetrics, ContinuumStats
 from continuum_connector.vllm import compat, served
-from continuum_connector.vllm.carriers import StepMetadata, WorkerMetadata
 from continuum_connector.vllm.worker_calls import WorkerCalls, find_worker, rank_groups
 from continuum_connector.worker.layout import all_layers
 from continuum_connector.worker.tier import anyone
 
 if TYPE_CHECKING:
     from continuum_connector.worker.worker import ContinuumWorker
+
+
+@dataclass
+class StepMetadata(KVConnectorMetadata):  # type: ignore[misc]
+    """Carries the step plan down."""
+
+    plan: StepPlan
+
+
+@dataclass
+class WorkerMetadata(KVConnectorWorkerMetadata):  # type: ignore[misc]
+    """Carries a rank's report up; vLLM adds up the reports of all ranks with `aggregate`."""
+
+    report: WorkerReport
+
+    def aggregate(self, other: KVConnectorWorkerMetadata) -> WorkerMetadata:
+        self.report.merge(other.report)
+        return self
 
 
 class WorkerHooks(KVConnectorBase_V1):  # type: ignore[misc]

@@ -11,7 +11,7 @@ from bench.cli import any_number, start, teaching_parser
 from bench.common.tables import markdown
 from bench.common.workloads import Request
 from bench.gaps.trace import Event, events
-from continuum_connector.forecast import survival, tool_times
+from continuum_connector.forecast import tool_times
 from continuum_connector.forecast.gaps import Gap, Gaps
 from continuum_connector.toolcalls.asked import UNREAD, Asked, Ending
 from continuum_connector.tools.cli.ending import ToldError
@@ -91,7 +91,7 @@ def _means(pairs: Sequence[tuple[float, bool]]) -> str:
 @contextmanager
 def tuned(half_life: float, prior_weight: float) -> Iterator[None]:
     with (
-        patch.object(survival, "_GROWTH", 2.0 ** (1.0 / half_life)),
+        patch("continuum_connector.forecast.forecast._GROWTH", 2.0 ** (1.0 / half_life)),
         patch.object(tool_times, "PRIOR_WEIGHT", prior_weight),
     ):
         yield

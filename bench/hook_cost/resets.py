@@ -24,7 +24,7 @@ from bench.hook_cost.population import fill_dram
 from continuum_connector.messages import WorkerReport
 from continuum_connector.scheduler.kv_groups import block_key
 from continuum_connector.scheduler.tiers.disk_index import DiskIndex
-from continuum_connector.vllm.carriers import WorkerMetadata
+from continuum_connector.worker_hooks import WorkerMetadata
 from tests.vllm.tiering import tiered
 
 SIZES = (10_000, 100_000, 1_000_000)

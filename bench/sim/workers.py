@@ -116,7 +116,7 @@ class OurWorker:
                 self._report.outcomes[each.transfer_id] = outcome
 
     def output(self, now: float) -> dict[str, Any]:
-        from continuum_connector.vllm.carriers import WorkerMetadata  # which imports vLLM
+        from continuum_connector.worker_hooks import WorkerMetadata  # which imports vLLM
 
         self.bus.advance(now)
         if self.disk is not None:

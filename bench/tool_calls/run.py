@@ -21,9 +21,8 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, 
 from transformers import PreTrainedTokenizerFast
 
 from bench.cli import positive, start, teaching_parser
-from continuum_connector.toolcalls import thinking
 from continuum_connector.toolcalls import tokenizer as markers
-from continuum_connector.toolcalls.parse import parse
+from continuum_connector.toolcalls.parse import CLOSERS, OPENERS, parse
 from continuum_connector.toolcalls.reader import TAIL_TOKENS, ToolReader
 from continuum_connector.toolcalls.tokenizer import BackgroundTokenizer
 
@@ -50,7 +49,7 @@ def train() -> PreTrainedTokenizerFast:
         show_progress=False,
     )
     tokenizer.train([str(path) for path in files], trainer)
-    known = [*markers.CALLS, *markers.ENDS, *thinking.OPENERS, *thinking.CLOSERS]
+    known = [*markers.CALLS, *markers.ENDS, *OPENERS, *CLOSERS]
     known += ["<|start|>", "<|channel|>", "<|message|>", "<|call|>", "<|end|>"]
     tokenizer.add_tokens([AddedToken(marker, normalized=False) for marker in known])
     return PreTrainedTokenizerFast(tokenizer_object=tokenizer)

@@ -17,8 +17,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from continuum_connector.costs.state_file import Bites
-from continuum_connector.forecast.forecast import EDGES, Forecast
-from continuum_connector.forecast.survival import Curve, Row, Survival
+from continuum_connector.forecast.forecast import EDGES, Curve, Forecast, Row, Survival
 from continuum_connector.toolcalls.asked import Asked, Ending
 
 # The seeds: typical gaps of well-known tools, for the first few calls. Every number was measured

@@ -13,25 +13,21 @@ from typing import Any
 
 from continuum_connector.config import ContinuumConfig
 from continuum_connector.programs.identify import identify_request
-from continuum_connector.programs.program import Identity, Kept, Program, ProgramTable
-from continuum_connector.scheduler.ahead import Ahead
-from continuum_connector.scheduler.answers import Answers
-from continuum_connector.scheduler.bus import Bus
+from continuum_connector.programs.program import Answers, Identity, Kept, Program, ProgramTable
 from continuum_connector.scheduler.decider import Decider, DramWorth
-from continuum_connector.scheduler.decisions import Decisions, Snapshots
+from continuum_connector.scheduler.decisions import Decisions, Prompts, Snapshots
 from continuum_connector.scheduler.gate import Gate
 from continuum_connector.scheduler.holds import BlockPool, HoldTable
 from continuum_connector.scheduler.kv_groups import NO_BLOCKS, ChainBlocks, KvGroups
 from continuum_connector.scheduler.pins import PinEnd
-from continuum_connector.scheduler.prompts import Prompts
 from continuum_connector.scheduler.records import Records, answer
 from continuum_connector.scheduler.retention import Retention
 from continuum_connector.scheduler.room import Room
 from continuum_connector.scheduler.samples import Samples
 from continuum_connector.scheduler.steps import Steps
-from continuum_connector.scheduler.stop_strings import Endings
 from continuum_connector.scheduler.tiers.base import Tier
-from continuum_connector.scheduler.turns import Turn, TurnEnd, Turns
+from continuum_connector.scheduler.turns import Endings, Turn, TurnEnd, Turns
+from continuum_connector.scheduler.waiting import Ahead, Bus
 from continuum_connector.scheduler.working_set import WorkingSet
 
 # How much earlier than its arrival a turn of a batch may stand in line. No batch takes that long.

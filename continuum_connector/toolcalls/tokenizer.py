@@ -16,7 +16,8 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-from continuum_connector.toolcalls import special_tokens, tags, thinking
+from continuum_connector.toolcalls import special_tokens, tags
+from continuum_connector.toolcalls.parse import CLOSERS, OPENERS
 
 logger = logging.getLogger(f"vllm.{__name__}")
 
@@ -153,7 +154,7 @@ def markers_of(tokenizer: Any) -> Markers:
     return Markers(
         ids(CALLS),
         ids(ENDS),
-        ids(thinking.OPENERS),
-        ids(thinking.CLOSERS),
+        ids(OPENERS),
+        ids(CLOSERS),
         ids([MESSAGE]) if CHANNEL in vocabulary else frozenset(),
     )

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from continuum_connector.scheduler.stop_strings import TAIL_TOKENS, Endings
+from continuum_connector.scheduler.turns import TAIL_TOKENS, Endings
 from continuum_connector.toolcalls.tokenizer import BackgroundTokenizer
 
 

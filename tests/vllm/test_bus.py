@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from continuum_connector.costs.prefill import Work
-from continuum_connector.scheduler.bus import MAX_PASSED
 from continuum_connector.scheduler.tiers.transfers import Kind
+from continuum_connector.scheduler.waiting import MAX_PASSED
 from tests.vllm import tiering
 from tests.vllm.harness import Engine
 from tests.vllm.tiering import MODES

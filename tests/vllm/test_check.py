@@ -238,7 +238,7 @@ def said_by_vllm() -> list[dict[str, str]]:
     """Of each command, from a process of its own: on vLLM <= 0.29 logs go elsewhere afterwards."""
     code = """
 import json, sys
-from continuum_connector.vllm import about, kv_specs
+from continuum_connector.vllm import about
 print(json.dumps([about.read_by_vllm(words) for words in json.loads(sys.argv[1])]))
 """
     words = json.dumps([each for each, _, _ in COMMANDS])

@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 
-from continuum_connector.scheduler import ahead
 from tests.vllm.tiering import (
     MODES,
     answers_as_without_a_tier,
@@ -110,7 +109,7 @@ def test_they_are_seen_again_where_there_is_nothing_to_wait_for(how: str) -> Non
 
 
 def test_a_step_looks_at_a_few_of_them_in_turn(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ahead, "LOOKS_PER_STEP", 2)
+    monkeypatch.setattr("continuum_connector.scheduler.waiting.LOOKS_PER_STEP", 2)
     waiting = Waiting()
     looks: list[str] = []
     reading = waiting.engine.connector.side.tier.ahead

@@ -11,7 +11,7 @@ from vllm.config import set_current_vllm_config
 from vllm.v1.core.kv_cache_utils import generate_scheduler_kv_cache_config
 
 from bench.sim import versions
-from continuum_connector.vllm import kv_specs
+from continuum_connector.vllm import served
 from tests.vllm import kv_caches
 from tests.vllm.drafts import HAS_FLAGS
 from tests.vllm.families import FAMILIES, Family, deepseek_v4, llama4
@@ -66,7 +66,7 @@ class FamilyEngine(Engine):
         config = versions.vllm_config(block_size=family.block_size)
         if "MambaSpec" in str(family.layers()):
             config.cache_config.mamba_cache_mode = "align"
-        groups = kv_specs.read_groups(config, cache_of(config, family, num_blocks))
+        groups = served.read_groups(config, cache_of(config, family, num_blocks))
         batch = {"max_num_batched_tokens": max(512, 2 * family.block_size)}
         super().__init__(num_blocks, groups=list(groups), **batch, **kwargs)
 

@@ -11,7 +11,7 @@ from vllm.v1.kv_cache_interface import MambaSpec, MLAAttentionSpec
 
 from bench.sim import versions
 from continuum_connector.errors import TransferError
-from continuum_connector.vllm import kv_specs, proven
+from continuum_connector.vllm import proven, served
 from continuum_connector.worker import layout
 from tests.vllm import kv_caches
 from tests.vllm.families import BF16, FAMILIES, FP32, Family, abridged, deepseek_v4, llama4, state
@@ -42,7 +42,7 @@ def test_a_family_has_the_groups_blocks_and_bytes_that_the_documents_say(
     found = kv_caches.describe(config, family.layers(), BLOCKS)
     assert [len(group.layer_names) for group in found.kv_cache_groups] == family.groups
     assert {g.kv_cache_spec.block_size for g in found.kv_cache_groups} == {family.block_size}
-    assert kv_specs.bytes_per_block(found) == family.block_bytes
+    assert served.bytes_per_block(found) == family.block_bytes
 
 
 def test_v4_has_groups_of_four_block_sizes_in_one_packed_block(config: Any) -> None:
@@ -51,7 +51,7 @@ def test_v4_has_groups_of_four_block_sizes_in_one_packed_block(config: Any) -> N
     found = kv_caches.describe(config, deepseek_v4(), BLOCKS)
     sizes = [group.kv_cache_spec.block_size for group in found.kv_cache_groups]
     assert sizes == [256, 64, 64, 4, 8]
-    assert kv_specs.bytes_per_block(found) == V4_BYTES
+    assert served.bytes_per_block(found) == V4_BYTES
 
 
 V4_BYTES = 1_480_320
@@ -73,7 +73,7 @@ def check(config: Any, name: str, layers: dict[str, Any]) -> layout.Layout:
     got = check_round_trip(
         lambda: kv_caches.build(config, name, layers, num_blocks=BLOCKS), first_dim(BLOCKS), BLOCKS
     )
-    assert got.slot_bytes == kv_specs.bytes_per_block(found)
+    assert got.slot_bytes == served.bytes_per_block(found)
     return got
 
 
@@ -133,7 +133,7 @@ def test_states_before_0_29_come_back_byte_for_byte(config: Any, family: str, ru
         return kv_caches.build_old(config, runner, "NHD", of, kernel, num_blocks=BLOCKS)
 
     got = check_round_trip(make, _block(of, kernel), BLOCKS)
-    assert got.slot_bytes == kv_specs.bytes_per_block(make()[1])
+    assert got.slot_bytes == served.bytes_per_block(make()[1])
 
 
 def _backend(spec: Any) -> Any:

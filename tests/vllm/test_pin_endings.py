@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from continuum_connector.scheduler.stop_strings import Endings
+from continuum_connector.scheduler.turns import Endings
 from continuum_connector.toolcalls.tokenizer import BackgroundTokenizer
 from tests.vllm.agents import AgentEngine
 

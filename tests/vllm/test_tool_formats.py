@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from continuum_connector.toolcalls import tags, thinking
+from continuum_connector.toolcalls import tags
 from continuum_connector.toolcalls import tokenizer as markers
-from continuum_connector.toolcalls.parse import READERS, parse
+from continuum_connector.toolcalls.parse import CLOSERS, OPENERS, READERS, parse, plain, spoken
 
 tomllib = pytest.importorskip("tomllib")  # Python 3.11
 pytest.importorskip("vllm.tool_parsers")  # where newer vLLMs have them
@@ -117,7 +117,7 @@ def tokenizer() -> Any:
     bpe = Tokenizer(models.BPE(vocab={p: i for i, p in enumerate(alphabet)}, merges=[]))
     bpe.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     bpe.decoder = decoders.ByteLevel()
-    known = (*markers.CALLS, *markers.ENDS, *thinking.OPENERS, *thinking.CLOSERS, *MORE_MARKERS)
+    known = (*markers.CALLS, *markers.ENDS, *OPENERS, *CLOSERS, *MORE_MARKERS)
     bpe.add_tokens([AddedToken(m, normalized=False) for m in dict.fromkeys(known)])
     return PreTrainedTokenizerFast(tokenizer_object=bpe)
 
@@ -162,7 +162,7 @@ def test_vllm_reads_the_same_calls(parser: str, file: str, name: str) -> None:
     text = next(sample["text"] for sample in samples if sample["name"] == name)
     for end in ENDS:
         text = text.removesuffix(end)
-    theirs = names_of(parser, thinking.spoken(text).aloud)
+    theirs = names_of(parser, spoken(text).aloud)
     assert list(parse(text).tools) == list(dict.fromkeys(theirs))
 
 
@@ -199,7 +199,7 @@ def test_every_marker_that_is_read_has_somebody_who_writes_it() -> None:
         for sample in tomllib.loads(path.read_text())["sample"]
         if (path.stem, sample["name"]) in compared
     ]
-    texts = [thinking.plain(text) for text in written]
+    texts = [plain(text) for text in written]
     lonely = {m for m in READERS if not any(m in text for text in texts)}
     assert lonely == {*WRITTEN_BY_OTHERS, *(f"<{tool}>" for tool in tags.AGENT_TOOLS)}
 
@@ -230,7 +230,7 @@ THINKERS = [  # a reasoning parser, what opens its thinking, what begins its cal
 def test_a_call_ends_the_thinking_where_vllm_ends_it(parser: str, opener: str, call: str) -> None:
     thought, said = reasoning_of(parser, f"{opener}Let me see. {call}")
     assert thought
-    assert thinking.spoken(f"{opener}Let me see. {call}").aloud == (call if said else "")
+    assert spoken(f"{opener}Let me see. {call}").aloud == (call if said else "")
 
 
 def test_the_markers_of_a_real_tokenizer_are_found_by_their_ids() -> None:

@@ -21,8 +21,7 @@ from continuum_connector.errors import InvariantError
 from continuum_connector.messages import OnDisk
 from continuum_connector.scheduler.kv_groups import Key
 from continuum_connector.scheduler.tiers.disk_shelves import Shelves
-from continuum_connector.scheduler.tiers.past import Past
-from continuum_connector.scheduler.tiers.slots import FreeSlots, Numbers
+from continuum_connector.scheduler.tiers.slots import FreeSlots, Numbers, Past
 
 
 class _State(enum.IntEnum):

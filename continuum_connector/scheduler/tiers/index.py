@@ -3,7 +3,7 @@
 A slot is FREE, WRITING (a store is under way) or READY; a READY slot may have readers. Only READY
 slots are ever found. A slot that is forgotten while it is written or read becomes an orphan: it is
 not found, and is FREE once that is over. A new epoch begins with empty tables; slots of the old
-ones become FREE little by little (past.py).
+ones become FREE little by little (slots.py, Past).
 
 Each turn keeps a chain of slots. Chains leave tail first, in the order of eviction.py; a slot that
 several chains claim, as those of a common system prompt, leaves with the last of them.
@@ -25,12 +25,13 @@ from continuum_connector.scheduler.kv_groups import Key
 from continuum_connector.scheduler.tiers.chains import SlotClaims
 from continuum_connector.scheduler.tiers.eviction import DEAD, Rank, Residence
 from continuum_connector.scheduler.tiers.marks import Flags, Marks
-from continuum_connector.scheduler.tiers.past import Past, Table
 from continuum_connector.scheduler.tiers.slots import (
     Chain,
     FreeSlots,
     Numbers,
+    Past,
     SlotTable,
+    Table,
     Tickets,
     numbers_of,
 )

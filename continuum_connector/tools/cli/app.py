@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import typer
 
-from continuum_connector.tools.cli.analyze import analyze
+from continuum_connector.tools.cli.analyze import analyze, convert
 from continuum_connector.tools.cli.bench import PASSED_ON, bench, simulate
 from continuum_connector.tools.cli.calibrate import calibrate
 from continuum_connector.tools.cli.check import check
-from continuum_connector.tools.cli.convert import convert
 from continuum_connector.tools.cli.explain import explain
 from continuum_connector.tools.cli.size import size
 from continuum_connector.tools.cli.terminal import Commands

@@ -1,0 +1,201 @@
+"""Turns that wait in the queue for a copy, without a block: for the bus, or for a disk.
+
+Bus makes turns wait for the bus, so that no load holds blocks before the bus can carry it. Ahead
+tells the tiers which turns have arrived, so that they bring blocks nearer meanwhile, and hides
+those that wait for a disk.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from continuum_connector.costs.costs import Costs
+from continuum_connector.scheduler.holds import BlockPool
+from continuum_connector.scheduler.queue import ProgramQueue
+from continuum_connector.scheduler.tiers.base import Tier
+from continuum_connector.scheduler.tiers.traffic import Traffic
+from continuum_connector.scheduler.turns import Turn, Turns
+
+# At most this many turns per step are told to wait; after them vLLM asks no further turn.
+MAX_PASSED = 16
+
+
+class Bus:
+    """Makes turns that want a load wait while the bus is full.
+
+    A load has its VRAM blocks from the moment it begins. While it waits behind other loads, pins
+    give way to it. The programs of those pins return meanwhile and must load as well, and the bus
+    is never free again. So a turn that wants a load waits in the queue, without a block, while the
+    loads under way keep the bus busy for longer than the next step may take. vLLM does not ask it
+    again until then, because vLLM looks up the whole prompt of each turn that it asks. The bus
+    never idles because of this, and turns that need no load pass the waiting ones.
+
+    `queues`: our queues, in which turns wait. Without them no turn waits for the bus: in vLLM's
+    own queues no turn may pass another, and room has already been made for the turn that asks
+    (room.py, Unattached)."""
+
+    def __init__(self, traffic: Traffic, costs: Costs, queues: Sequence[ProgramQueue]) -> None:
+        self._traffic = traffic
+        self._costs = costs
+        self._queues = queues
+        self._wanted: dict[str, int] = {}  # blocks of each turn that waits
+        self._num_passed = 0  # in this step, or the last one
+
+    def __contains__(self, request_id: str) -> bool:
+        """Whether the turn waits."""
+        return request_id in self._wanted
+
+    @property
+    def was_asked(self) -> bool:
+        """Whether a turn waits, or was passed over in the last step."""
+        return bool(self._wanted or self._num_passed)
+
+    def is_busy(self, request_id: str, num_blocks: int, now: float) -> bool:
+        """Whether the loads under way will take longer than the next step. If so, the turn, which
+        asks to load `num_blocks`, is passed over and waits."""
+        if not self._queues or not self._is_full(0, now):
+            return False
+        self._wanted[request_id] = num_blocks
+        self._num_passed += 1
+        if self._num_passed >= MAX_PASSED:
+            for queue in self._queues:
+                queue.is_open = False
+        return True
+
+    def new_step(self, now: float) -> None:
+        """Let vLLM ask the first turns in line again: as many as fill the bus. If no load is under
+        way, a step's share of them (MAX_PASSED), since they may not need a load any more."""
+        self._num_passed = 0
+        for queue in self._queues:
+            queue.is_open = True
+        is_idle, num_recalled, num_blocks = not self._traffic.num_loads, 0, 0
+        while self._wanted:
+            if num_recalled == MAX_PASSED if is_idle else self._is_full(num_blocks, now):
+                return
+            num_blocks += self._recall()
+            num_recalled += 1
+
+    def end(self) -> None:
+        """Let vLLM ask all turns again; none waits for the bus any more."""
+        self._num_passed = 0
+        while self._wanted:
+            self._recall()
+        for queue in self._queues:
+            queue.is_open = True
+
+    def left(self, request_id: str) -> None:
+        """The turn is over."""
+        self._wanted.pop(request_id, None)
+
+    # --- parts ------------------------------------------------------------------------
+    def _recall(self) -> int:
+        """Let vLLM ask the first turn in line again; returns how many blocks it wanted."""
+        firsts = [(first, queue) for queue in self._queues if (first := queue.first_aside)]
+        if not firsts:  # the turns left stand where vLLM's own queue keeps those with KV
+            self._wanted.clear()
+            return 0
+        (_, request_id), queue = min(firsts, key=lambda each: each[0])
+        queue.release(request_id)
+        return self._wanted.pop(request_id, 0)
+
+    def _is_full(self, num_more: int, now: float) -> bool:
+        """Whether the loads under way and `num_more` blocks keep the bus busy until after the next
+        step."""
+        if not self._traffic.num_loads:
+            return False
+        gone_s = now - self._traffic.loads_since
+        left_s = self._costs.bus_s(self._traffic.num_load_blocks + num_more) - gone_s
+        _, longest_s = self._costs.step_s
+        return left_s > longest_s
+
+
+LOOKS_PER_STEP = 256  # hidden turns that one step looks at
+AGAIN_S = 0.01  # within this time after a turn's arrival, its blocks have hardly moved
+
+
+class Ahead:
+    """Starts the reads of waiting turns, and says which turns wait for them. Does nothing where no
+    tier is slow to read."""
+
+    def __init__(self, tier: Tier, pool: BlockPool, turns: Turns, token_size: int) -> None:
+        """`token_size`: tokens per block hash."""
+        self._reading = tier.ahead
+        if tier.ahead is not None:
+            tier.ahead.has_waiting = turns.has_waiting
+        self._pool = pool
+        self._turns = turns
+        self._size = token_size
+        self._unseen: OrderedDict[str, None] = OrderedDict()
+        self._now = 0.0  # of the last call of `awaits`
+
+    def __len__(self) -> int:
+        """How many turns are hidden."""
+        return len(self._unseen)
+
+    @property
+    def is_needed(self) -> bool:
+        return self._reading is not None
+
+    def expect(self, turn: Turn, request: Any, now: float) -> None:
+        """The turn has arrived: the tiers may begin to read for it."""
+        if self._reading is None or request.skip_reading_prefix_cache:
+            return
+        program = turn.program
+        is_alone = program.num_active <= 1 and not turn.is_stray
+        known = self._num_in_vram(request), len(self._turns), is_alone
+        self._reading.expect(program.key, request, *known, now)
+
+    def asked(self, turn: Turn, request: Any, now: float) -> bool:
+        """vLLM would admit the turn now; return whether vLLM should pass it over.
+
+        If the turn has waited in the queue, the tiers look once more: its blocks may have left VRAM
+        or DRAM since it arrived. It has not been passed over yet, so its patience begins anew.
+        """
+        if not turn.was_asked:
+            turn.was_asked = True
+            if now - turn.arrival > AGAIN_S:
+                self.expect(turn, request, now)
+        return self.awaits(request.request_id, now)
+
+    def awaits(self, request_id: str, now: float) -> bool:
+        """Whether vLLM should pass the turn over in this step, as more of its KV will be in DRAM
+        soon."""
+        self._now = now
+        return self._reading is not None and self._reading.awaits(request_id, now)
+
+    def hides(self, request: Any) -> bool:
+        """Whether to hide from vLLM a request that it has just passed over, until `seen` yields it.
+        In every step vLLM looks up the prompts of all requests that it sees."""
+        if not self.awaits(request.request_id, self._now):
+            return False
+        self._unseen[request.request_id] = None
+        return True
+
+    def seen(self, now: float, everybody: bool = False) -> Iterator[str]:
+        """Yield the hidden requests that no longer wait for a tier; called before each step.
+
+        Looks at a limited number of them, so that thousands of hidden requests make no step slower.
+        `everybody`: yield all of them, so that none stays hidden.
+        """
+        num = len(self._unseen)
+        for _ in range(num if everybody else min(num, LOOKS_PER_STEP)):
+            request_id, _ = self._unseen.popitem(last=False)
+            if not everybody and self.awaits(request_id, now):
+                self._unseen[request_id] = None
+            else:
+                yield request_id
+
+    def _num_in_vram(self, request: Any) -> int:
+        """About how many tokens of the prompt VRAM has. A binary search does, because blocks leave
+        VRAM tail first, and vLLM looks exactly when it admits the turn."""
+        hashes = request.block_hashes
+        low, high = 0, len(hashes)
+        while low < high:
+            middle = (low + high) // 2
+            if self._pool.get_cached_block(hashes[middle], [0]) is None:
+                high = middle
+            else:
+                low = middle + 1
+        return low * self._size
