@@ -146,6 +146,8 @@ def read_link(machine: Machine, gpu: Gpu) -> Link | None:
 
 
 def _ask_smi(machine: Machine, gpu: Gpu) -> Link | None:
+    """The link as the driver describes it. nvidia-smi comes with each driver; nvidia-ml-py, which
+    asks the same library, would be one more dependency for these four numbers."""
     words = ["nvidia-smi", f"--query-gpu={_SMI}", "--format=csv,noheader", "-i", gpu.pci_id]
     cells = [each.strip() for each in (machine.run(words) or "").split(",")]
     if len(cells) != 4 or not all(each.isdecimal() for each in cells):
