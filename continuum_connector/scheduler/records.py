@@ -66,6 +66,7 @@ class Records:
                 waited_s=now - turn.arrival,
                 tokens=request.num_tokens,
                 hit_tokens=turn.hit_tokens,
+                **_of_disk(turn),
             )
         self.outcomes.admitted(turn, request.num_prompt_tokens, now)
 
@@ -167,6 +168,7 @@ def answer(turn: Turn, choice: Choice) -> dict[str, Any]:
         "decision": name_of(decision),
         "ttl_s": decision.ttl_s if isinstance(decision, Pin) else 0.0,
         "cached_tokens": turn.hit_tokens,
+        **_of_disk(turn),
     }
     if turn.held_s:
         body["held_s"] = turn.held_s
@@ -189,6 +191,10 @@ def _told(receipts: Sequence[Receipt]) -> list[dict[str, Any]]:
         }
         told.append({name: value for name, value in fields.items() if value is not None})
     return told
+
+
+def _of_disk(turn: Turn) -> dict[str, Any]:
+    return {} if turn.on_disk is None else {"disk": turn.on_disk.as_dict()}
 
 
 def _of_group(sample: Sample | None) -> dict[str, Any]:

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from continuum_connector.programs.program import Identity, Program
+from continuum_connector.scheduler.tiers.base import OnDisk
 from continuum_connector.toolcalls.tokenizer import BackgroundTokenizer
 
 
@@ -44,7 +45,7 @@ class Turn:
     `strays` last said, when it arrived or when it ended. `max_head_start_s`: how much earlier than
     its arrival it may stand in line. `epoch`: the epoch of its oldest KV. `sample`: the sample that
     it begins, if other programs send its prompt too. `group`: the key of the samples that its
-    program belongs to, "" if there are none.
+    program belongs to, "" if there are none. `on_disk`: what a disk had for it, if anything of use.
     """
 
     program: Program
@@ -63,6 +64,7 @@ class Turn:
     epoch: int = 0
     max_head_start_s: float = 0.0
     tier_tokens: Mapping[str, int] = field(default_factory=dict)
+    on_disk: OnDisk | None = None
 
     @property
     def hit_tokens(self) -> dict[str, int]:

@@ -145,7 +145,11 @@ class Ahead:
         program = turn.program
         is_alone = program.num_active <= 1 and not turn.is_stray
         known = self._num_in_vram(request), len(self._turns), is_alone
-        self._reading.expect(program.key, request, *known, now)
+        told = self._reading.expect(program.key, request, *known, now)
+        if told is not None:
+            before = turn.on_disk  # what was read since is in DRAM by now
+            told.num_tokens = max(told.num_tokens, before.num_tokens if before else 0)
+            turn.on_disk = told
 
     def asked(self, turn: Turn, request: Any, now: float) -> bool:
         """vLLM would admit the turn now; return whether vLLM should pass it over.

@@ -91,6 +91,7 @@ def test_a_turn_waits_for_room_no_longer_than_for_reads() -> None:
     engine.run_until_idle()
     assert answers_as_without_a_tier(engine)
     assert not engine.connector.side.tier.ahead._waits
+    assert engine.kv_transfer_params["d"]["continuum"]["disk"]["not_read"] == "room"
 
 
 def test_of_many_that_wait_for_room_few_look_for_it_in_a_step(

@@ -16,6 +16,7 @@ from continuum_connector.scheduler.kv_groups import ChainBlocks
 from continuum_connector.scheduler.tiers.reading import Reading
 from continuum_connector.scheduler.tiers.traffic import Traffic
 from continuum_connector.scheduler.tiers.transfers import Transfer
+from continuum_connector.scheduler.tiers.wanted import OnDisk as OnDisk
 
 RankAt = Callable[[str, float], float]  # program, now -> worth of its blocks below VRAM
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
@@ -28,21 +28,11 @@ from continuum_connector.scheduler.tiers.transfers import (
     Transfer,
     TransferState,
 )
-from continuum_connector.scheduler.tiers.wanted import Prompt, Wanted, block_keys
+from continuum_connector.scheduler.tiers.wanted import CopyCosts, OnDisk, Prompt, Wanted, block_keys
 
 MAX_READ_BYTES = 64 << 20  # of one order, on a rank: each order that settles is a longer hit
 PROBE_S = 60.0  # after the last read, until a disk that seemed too slow is tried again
 TRIES_PER_STEP = 4  # to read on: each looks up a whole prompt, and thousands may wait for room
-
-
-class CopyCosts(Protocol):
-    """Seconds, as the scheduler side has measured them."""
-
-    def read_s(self, num_blocks: int) -> float: ...
-    def load_s(self, num_blocks: int) -> float: ...
-    def prefill_s(self, num_tokens: int, num_cached: int = 0) -> float: ...
-    @property
-    def knows_prefill(self) -> bool: ...
 
 
 @dataclass(frozen=True)
@@ -61,9 +51,11 @@ class DiskPlan:
 class _Wait:
     """What a turn waits for. `reads`: the first one last; `start`: where its load begins, in
     blocks; `came`: the places in its chain of what reads brought. `rest`: what is still to be read
-    if DRAM had no room for it but may soon; `lacks`: the first block that got no room."""
+    if DRAM had no room for it but may soon; `lacks`: the first block that got no room. `told`: what
+    is told of it all."""
 
     deadline: float
+    told: OnDisk
     reads: list[_Read] = field(default_factory=list)
     start: int = 0
     came: list[Numbers] = field(default_factory=list)
@@ -130,31 +122,30 @@ class Reading:
         num_turns: int,
         supersedes: bool,
         now: float,
-    ) -> None:
+    ) -> OnDisk | None:
         """A turn has arrived, or is about to be admitted: begin to read what it will want, if that
         is worth it, beside what is being read for it already. `num_vram_tokens`: what VRAM seems to
         have of it. `num_turns`: turns under way, which a prefill delays. `supersedes`: no other
-        turn of its program runs."""
+        turn of its program runs. Returns what the disk has of it; None if it has nothing of use."""
         length, hashes = self._plan.slot_blocks, request.block_hashes
         num_groups = min(len(hashes), request.num_tokens // self._size) // length
-        if self.owner is None or not self._disk.num_ready or not num_groups or self.is_stuck:
-            return
+        if num_groups and (self.owner is None or self.is_stuck):
+            return OnDisk(why="down" if self.owner is None else "stuck")
+        if not num_groups or not self._disk.num_ready:
+            return None
         names = block_keys(hashes[length - 1 : num_groups * length : length])
         on_disk = self._disk.find(names)
         if (on_disk < 0).all():
-            return
+            return None
         self._disk.shelves.use(program, on_disk[on_disk >= 0], supersedes)
         keys, start = block_keys(hashes[: num_groups * length]), num_vram_tokens // self._size
         wanted = Wanted(program, request, keys, names, start)
         prompt = Prompt.look(wanted, self._dram, self._disk)
         groups = prompt.missing(length)
-        num_gained, num_before = prompt.gained(groups, length)
-        size, costs = self._size, self._plan.costs
-        prefill_s = costs.prefill_s(num_gained * size, num_before * size)
-        patience_s = 2 * prefill_s if self._plan.costs.knows_prefill else math.inf
-        wait = _Wait(now + min(self._plan.timeout_s, patience_s))
+        told, patience_s = self._weigh(prompt, groups, max(1, num_turns))
+        wait = _Wait(now + min(self._plan.timeout_s, patience_s), told)
         reads = self._under_way(prompt.in_dram[start:])
-        if len(groups) and self._is_worth(prompt, groups, prefill_s * max(1, num_turns)):
+        if len(groups) and not told.why:
             reads += self._begin(wait, prompt, groups, now)
         elif len(groups) and now - self._began >= PROBE_S:
             self._begin(None, prompt, groups[:1], now)  # only to see how fast it is by now
@@ -165,6 +156,7 @@ class Reading:
             self._give_up(before)
         if wait.reads or wait.rest is not None or wait.came:
             self._waits[request.request_id] = wait
+        return told if told.num_tokens or wait.reads else None
 
     def awaits(self, request_id: str, now: float) -> bool:
         """Whether the turn is to wait for its reads; once it is not, it never is again."""
@@ -177,6 +169,10 @@ class Reading:
             self._go_on(wait, wait.rest, now)
         if (wait.reads or wait.rest is not None) and now < wait.deadline:
             return True
+        if wait.rest is not None:
+            wait.told.why = "room"
+        elif wait.reads:
+            wait.told.why = "deadline"
         self._give_up(wait)
         return False
 
@@ -217,15 +213,19 @@ class Reading:
         self._dram.settle(read.tickets, stored=is_done)
         if self.events is not None:
             self.events.stored(transfer.id, set(self._dram.keys_of(read.tickets)))
-        if is_done:
-            for wait in read.waits:
+        for wait in read.waits:
+            if is_done:
                 wait.came.append(read.places)
+            else:
+                wait.told.why = wait.told.why or "failed"
 
     def clear(self) -> None:
         """What is being read is no longer wanted."""
         for read in self._reads.values():
             self._dram.disown(read.tickets)
         for wait in self._waits.values():
+            if wait.reads or wait.rest is not None:
+                wait.told.why = "cleared"
             wait.reads, wait.rest = [], None
         self._waits.clear()
 
@@ -262,14 +262,20 @@ class Reading:
         marks = self._dram.marks
         return marks is not None and marks.passes_on(now) and any(self._stand[1:])
 
-    def _is_worth(self, prompt: Prompt, groups: Numbers, prefill_s: float) -> bool:
-        costs, length = self._plan.costs, self._plan.slot_blocks
+    def _weigh(self, prompt: Prompt, groups: Numbers, num_turns: int) -> tuple[OnDisk, float]:
+        """What the disk has of what is missing, and how long the turn may wait for it."""
+        costs, length, size = self._plan.costs, self._plan.slot_blocks, self._size
+        num_gained, num_before = prompt.gained(groups, length)
+        prefill_s = costs.prefill_s(num_gained * size, num_before * size)
         if not costs.knows_prefill:
-            return True  # the deadline bounds the wait
-        missing = ~prompt.is_there.reshape(-1, length)[groups]
-        num_loaded = int(groups[-1] + 1 - groups[0]) * length
-        read_s = costs.read_s(self._num_reading + int(np.count_nonzero(missing)))
-        return read_s + costs.load_s(num_loaded) < prefill_s
+            prefill_s = math.inf  # the deadline bounds the wait
+        told = OnDisk(prefill_s=prefill_s * num_turns)
+        if len(groups):
+            num, num_loaded = prompt.copied(groups, length)
+            told.num_tokens = num * size
+            told.read_s = costs.read_s(self._num_reading + num) + costs.load_s(num_loaded)
+            told.why = "" if told.read_s < told.prefill_s else "prefill"
+        return told, 2 * prefill_s
 
     def _under_way(self, numbers: Numbers) -> list[_Read]:
         """Reads into these slots that are under way already."""
@@ -301,6 +307,8 @@ class Reading:
         if wait is not None and can_wait and not has_room.all():
             lacks = int((is_wanted & (targets < 0)).argmax())
             wait.rest, wait.lacks, self._full = wanted, wanted.keys[lacks], self._stand
+        elif wait is not None and not has_room.all():
+            wait.told.why = "room"
         groups = groups[has_room]
         step = max(1, self.max_read_bytes // (length * self._plan.block_bytes))
         parts = (groups[first : first + step] for first in range(0, len(groups), step))

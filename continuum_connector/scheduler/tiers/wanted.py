@@ -1,10 +1,11 @@
-"""Wanted: what a turn wants from the disk; Prompt: where each block of it is."""
+"""Wanted: what a turn wants from the disk; Prompt: where each block of it is; OnDisk: what is
+told of it."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -15,6 +16,16 @@ from continuum_connector.scheduler.tiers.index import HostIndex
 from continuum_connector.scheduler.tiers.slots import Numbers
 
 
+class CopyCosts(Protocol):
+    """Seconds, as the scheduler side has measured them."""
+
+    def read_s(self, num_blocks: int) -> float: ...
+    def load_s(self, num_blocks: int) -> float: ...
+    def prefill_s(self, num_tokens: int, num_cached: int = 0) -> float: ...
+    @property
+    def knows_prefill(self) -> bool: ...
+
+
 class Wanted(NamedTuple):
     """Keys of a prompt's blocks, names of its disk slots. VRAM has the first `start` blocks."""
 
@@ -23,6 +34,29 @@ class Wanted(NamedTuple):
     keys: list[Key]
     names: list[Key]
     start: int
+
+
+@dataclass(eq=False)
+class OnDisk:
+    """What the disk had for a turn when the turn last asked it, for the trace and the answer.
+
+    `num_tokens`: of its prompt, those that were on disk and neither in VRAM nor in DRAM. `why`: why
+    they, or some of them, were not read for it; "" if all were. `read_s`: what reading and loading
+    them would have taken; `prefill_s`: what computing them costs all turns that it delays.
+    """
+
+    num_tokens: int = 0
+    why: str = ""
+    read_s: float = 0.0
+    prefill_s: float = 0.0
+
+    def as_dict(self) -> dict[str, int | float | str]:
+        told: dict[str, int | float | str] = {"tokens": self.num_tokens}
+        if self.why:
+            told["not_read"] = self.why
+        if self.why == "prefill":
+            told |= {"read_s": self.read_s, "prefill_s": self.prefill_s}
+        return told
 
 
 @dataclass(frozen=True)
@@ -60,6 +94,11 @@ class Prompt:
         first, end = int(groups[0]) * length, (int(groups[-1]) + 1) * length
         first += int((~self.is_there[first:end]).argmax())
         return end - first, first
+
+    def copied(self, groups: Numbers, length: int) -> tuple[int, int]:
+        """How many blocks are read from these disk slots, and about how many are loaded then."""
+        num_read = np.count_nonzero(~self.is_there.reshape(-1, length)[groups])
+        return int(num_read), int(groups[-1] + 1 - groups[0]) * length
 
 
 def block_keys(hashes: Sequence[bytes]) -> list[Key]:

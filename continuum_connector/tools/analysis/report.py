@@ -11,6 +11,18 @@ QUANTILES = (("p50", 0.5), ("p90", 0.9), ("p95", 0.95), ("p99", 0.99))
 DECISIONS = ("pin", "offload", "free")
 
 
+# Why a turn did not get from the disk what the disk had.
+NOT_READ = {
+    "prefill": "a prefill is cheaper",
+    "room": "DRAM had no room",
+    "deadline": "its deadline passed",
+    "failed": "a read failed",
+    "cleared": "the tier was reset or went down meanwhile",
+    "stuck": "the disk owed an answer for too long",
+    "down": "there was no disk",
+}
+
+
 class Row(NamedTuple):
     """One number. `unit`: "s", "%" (for a share from 0 to 1), "bytes", or "" for a count."""
 
@@ -141,6 +153,9 @@ def _copies(summary: Summary) -> Iterator[Row]:
     yield from _both_ways(summary, "DRAM", ("store", "stored"), ("load", "loaded"))
     if {"write", "read"} & {*summary.blocks, *summary.num_failed}:
         yield from _both_ways(summary, "disk", ("write", "written"), ("read", "read"))
+    for why, num in sorted(summary.not_read.items()):
+        yield Row("disk", f"turns, not read as {NOT_READ.get(why, why)}", num)
+        yield Row("disk", f"tokens, not read as {NOT_READ.get(why, why)}", summary.left_there[why])
 
 
 def _both_ways(

@@ -9,7 +9,15 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from continuum_connector.tools.analysis.hindsight import Calibration, Regret, Stakes, came_true
-from continuum_connector.tools.analysis.source import Hits, Record, count, number, text, tiers
+from continuum_connector.tools.analysis.source import (
+    Hits,
+    Record,
+    count,
+    number,
+    part,
+    text,
+    tiers,
+)
 
 MAX_PROGRAMS = 200_000  # followed at once; beyond, the program silent for longest counts as over
 NUM_WORST = 5  # decisions that the report names, for `continuum explain`
@@ -115,6 +123,8 @@ class Summary:
         self.blocks: Counter[str] = Counter()  # copied, by direction
         self.bytes: Counter[str] = Counter()
         self.num_failed: Counter[str] = Counter()  # by direction
+        self.not_read: Counter[str] = Counter()  # turns, by why they got not all that the disk had
+        self.left_there: Counter[str] = Counter()  # tokens that the disk had for them
         self.num_preempted = 0
         self.saved_s = self.lost_s = 0.0
         self.calibration = Calibration()
@@ -167,6 +177,10 @@ class Summary:
         hits = tiers(record)
         num = count(record, "tokens")
         self.prompts.add(num, hits)
+        on_disk = part(record, "disk")
+        if why := text(on_disk, "not_read"):
+            self.not_read[why] += 1
+            self.left_there[why] += count(on_disk, "tokens")
         waited_s = number(record, "waited_s")
         if waited_s is not None:
             self.waited.add(waited_s)

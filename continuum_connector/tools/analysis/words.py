@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 from continuum_connector.errors import shown
-from continuum_connector.tools.analysis.report import seconds
+from continuum_connector.tools.analysis.report import NOT_READ, seconds
 from continuum_connector.tools.analysis.source import (
     Record,
     count,
@@ -64,6 +64,18 @@ def _admit(record: Record) -> Iterator[Line]:
     rest = f"{max(0, count(record, 'tokens') - sum(hits)):,} to compute"
     waited_s = number(record, "waited_s") or 0.0
     yield Line(record, f"ran after {seconds(waited_s)} of waiting: {', '.join([*parts, rest])}")
+    on_disk = part(record, "disk")
+    if why := text(on_disk, "not_read"):
+        yield Line(record, _not_read(record, on_disk, why), "detail")
+
+
+def _not_read(record: Record, on_disk: Record, why: str) -> str:
+    because = NOT_READ.get(why, shown(why))
+    if why == "prefill":
+        reading, prefill = _of(on_disk, "read_s"), _of(on_disk, "prefill_s")
+        because = f"{prefill} of prefill, for all who wait for it, is cheaper than {reading}"
+    had = f"disk had {count(on_disk, 'tokens'):,} of {_tokens(record)}; " if why != "down" else ""
+    return f"{had}not read{'' if why == 'prefill' else ' in full'}: {because}"
 
 
 def _let_in(record: Record) -> Iterator[Line]:
