@@ -224,9 +224,11 @@ def _known(key: str, where: str, environment: bool = False) -> None:
     if key in KNOBS:
         return
     where = shown(where)  # one line, whatever is in the name
+    names = {known: ENV_PREFIX + known.upper() if environment else known for known in KNOBS}
     close = difflib.get_close_matches(key, KNOBS, n=1)
-    name = (ENV_PREFIX + close[0].upper() if environment else close[0]) if close else ""
-    cure = f"did you mean `{name}`?" if close else f"known keys: {', '.join(sorted(KNOBS))}"
+    close += [known for known in KNOBS if known.startswith(f"{key}_")]  # `dram` for `dram_bytes`
+    known = ", ".join(sorted(names.values()))
+    cure = f"did you mean `{names[close[0]]}`?" if close else f"known keys: {known}"
     raise ConfigError(f"{where} is unknown, so it would have no effect; {cure}")
 
 

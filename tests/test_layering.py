@@ -113,7 +113,7 @@ MAY_IMPORT = {  # what each room, a folder or a file, may import besides itself 
     },
     "vllm/attach": {
         *("connector", "config", "vllm/compat", "vllm/order", "vllm/allocation", "vllm/node"),
-        *("vllm/resets", "switch", "observe/trace"),
+        *("vllm/resets", "vllm/proven", "switch", "observe/trace"),
     },
     "vllm/plugin": {"vllm/attach"},
     "tools/sizing": set(),

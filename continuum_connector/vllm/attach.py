@@ -41,7 +41,8 @@ def install(engine_args_class: Any) -> None:
     def create_engine_config(self: Any, *args: Any, **kwargs: Any) -> Any:
         usage = kwargs.get("usage_context", args[0] if args else None)
         with _in_one_sentence(getattr(usage, "value", usage) == _SERVER):
-            our_config(self.kv_transfer_config)  # before vLLM asks a hub what the model is
+            # Before vLLM asks a hub what the model is, or replaces what the user named.
+            _check_named(self.kv_transfer_config, self.kv_offloading_size)
         vllm_config = original(self, *args, **kwargs)
         with _in_one_sentence(getattr(usage, "value", usage) == _SERVER):
             _check_folders(vllm_config)
@@ -64,6 +65,17 @@ def _in_one_sentence(is_server: bool) -> Iterator[None]:
         if is_server:
             raise SystemExit(f"ContinuumConnector: {error}") from None
         raise
+
+
+def _check_named(transfer: Any, offloading_gib: float | None) -> None:
+    """Refuse our part of the config if it cannot work, and an option that would replace us."""
+    if our_config(transfer) is None:
+        return
+    from continuum_connector.errors import ConfigError
+    from continuum_connector.vllm import proven
+
+    if why := proven.why_replaced(offloading_gib):
+        raise ConfigError(why)
 
 
 def prepare(vllm_config: Any) -> None:

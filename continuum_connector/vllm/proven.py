@@ -205,3 +205,17 @@ def why_unattached(config: ContinuumConfig, named: object) -> str:
         "order, pins give way through the connector API only, and /reset_prefix_cache fails "
         f"while a pin lives; {cure} to change that"
     )
+
+
+def why_replaced(offloading_gib: float | None) -> str:
+    """Say what it means that the command line also sets --kv-offloading-size; "" if it does not.
+
+    vLLM then puts its own connector in the place of the one that --kv-transfer-config names.
+    """
+    if offloading_gib is None:
+        return ""
+    return (
+        f"--kv-offloading-size {offloading_gib:g} makes vLLM's own offloading take the place of "
+        "ContinuumConnector, so nothing of ours would run; leave it out (the DRAM tier is "
+        f"CONTINUUM_DRAM_BYTES={offloading_gib:g}GiB), or leave --kv-transfer-config out"
+    )

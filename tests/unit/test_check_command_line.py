@@ -128,6 +128,13 @@ def test_a_config_of_another_shape_is_one_sentence(words: list[str], part: str) 
     assert found.config == Plan().config
 
 
+def test_an_option_that_would_replace_us_is_said_where_we_are_named() -> None:
+    offloading = ("--kv_offloading_size", "1.5")
+    assert "CONTINUUM_DRAM_BYTES=1.5GiB" in plan(*offloading).why_no_config
+    other = ("--kv-transfer-config", '{"kv_connector":"X"}')
+    assert not plan(*offloading, *other).why_no_config
+
+
 @pytest.mark.parametrize("connectors", ["null", '"ContinuumConnector"', "[null, 3]", "{}"])
 def test_a_list_of_connectors_that_is_none_does_not_name_us(connectors: str) -> None:
     found = plan(*(IN_MULTI % connectors).split(" ", 1))

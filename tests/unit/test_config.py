@@ -185,6 +185,19 @@ def test_an_unknown_environment_variable_is_refused_with_the_nearest_one() -> No
     assert "did you mean `CONTINUUM_SCHEDULER`?" in message
 
 
+def test_an_unknown_environment_variable_like_no_other_is_refused_with_names_to_set() -> None:
+    message = refusal(CONTINUUM_XYZZY="0")
+    assert all(f"CONTINUUM_{key.upper()}" in message for key in KNOBS)
+
+
+@pytest.mark.parametrize(("text", "meant"), [("dram", "dram_bytes"), ("trace", "trace_path")])
+def test_the_beginning_of_a_key_is_refused_with_the_key(text: str, meant: str) -> None:
+    assert f"did you mean `{meant}`?" in refusal({text: 1})
+    assert f"did you mean `CONTINUUM_{meant.upper()}`?" in refusal(
+        **{f"CONTINUUM_{text.upper()}": "1"}
+    )
+
+
 def test_other_programs_variables_are_none_of_our_business() -> None:
     assert load(PATH="/bin", VLLM_PLUGINS="x", MY_CONTINUUM_TTL_S="9") == ContinuumConfig()
 

@@ -167,6 +167,17 @@ def test_a_typo_stops_vllm_where_it_makes_its_config_before_it_looks_for_the_mod
     assert "\n" not in said
 
 
+@pytest.mark.parametrize(
+    "named", [transfer({}), in_multi({})], ids=["alone", "in a MultiConnector"]
+)
+def test_an_option_that_would_replace_us_stops_vllm(named: KVTransferConfig) -> None:
+    said = r"--kv-offloading-size 4 .* nothing of ours would run; .*CONTINUUM_DRAM_BYTES=4GiB"
+    with pytest.raises(ConfigError, match=said):
+        made(named, kv_offloading_size=4)
+    theirs = made(transfer({}, "ExampleConnector"), kv_offloading_size=4)
+    assert theirs.kv_transfer_config.kv_connector == "OffloadingConnector", "as vLLM replaces it"
+
+
 @pytest.mark.parametrize("key", ["trace_path", "switch_path"])
 def test_a_folder_that_is_not_there_stops_vllm_before_weights_are_loaded(
     key: str, tmp_path: Path

@@ -18,6 +18,7 @@ from typing import Any, NoReturn
 from continuum_connector.config import CONNECTOR_NAME, ContinuumConfig, load_config, our_part
 from continuum_connector.errors import ConfigError
 from continuum_connector.vllm.node import node_ranks
+from continuum_connector.vllm.proven import why_replaced
 
 OURS = "continuum_connector.scheduler_cls"
 DEFAULT_TRANSFER = {"kv_connector": CONNECTOR_NAME, "kv_role": "kv_both"}
@@ -82,10 +83,7 @@ class Plan:
     @property
     def names_us(self) -> bool:
         """Whether --kv-transfer-config has our connector in it."""
-        try:
-            return _our_part(self.transfer) is not None
-        except ConfigError:  # it names us but gives no valid config; `why_no_config` says why
-            return True
+        return _names_us(self.transfer)
 
 
 def read_config(
@@ -96,6 +94,13 @@ def read_config(
         return load_config(_our_part(transfer), environ), ""
     except ConfigError as error:
         return ContinuumConfig(), str(error)
+
+
+def _names_us(transfer: Mapping[str, Any]) -> bool:
+    try:
+        return _our_part(transfer) is not None
+    except ConfigError:  # it names us but gives no valid config; `why_no_config` says why
+        return True
 
 
 def _our_part(transfer: Mapping[str, Any]) -> dict[str, Any] | None:
@@ -172,6 +177,8 @@ def read_plan(words: Sequence[str], environ: Mapping[str, str]) -> Plan:
     except RecursionError:
         trouble = "--kv-transfer-config is too deep to be read, so the server would not start"
     config, why = read_config(transfer, environ)
+    if _names_us(transfer):
+        why = why or why_replaced(known.kv_offloading_size)
     return Plan(
         model=model,
         transfer=transfer,
@@ -217,6 +224,7 @@ def _parser() -> _Parser:
     parser.add_argument("--model-tag", default="")
     parser.add_argument("--config", default="")
     parser.add_argument("--kv-transfer-config")
+    parser.add_argument("--kv-offloading-size", type=float)
     parser.add_argument("--middleware", action="append", default=[])
     both = argparse.BooleanOptionalAction
     parser.add_argument("--enable-prefix-caching", action=both)
