@@ -7,6 +7,7 @@ itself, from the end of `running`; we only change the order of `running`.
 from __future__ import annotations
 
 import functools
+import itertools
 from collections import deque
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -48,6 +49,12 @@ class Order:
         if self.is_on and (len(self._gate) or len(self._ahead) or self._bus.was_asked):
             num_idle = compat.num_idle_sessions(self._scheduler)
             self._release(self._ours.let_in(num_idle=num_idle))
+
+    def close(self) -> None:
+        """After a step: turns at the gate wait because we hold them, so they are no backlog."""
+        if self.is_on and len(self._gate):
+            held = itertools.chain.from_iterable(queue.hidden() for queue in self.queues)
+            compat.count_no_backlog(self._scheduler, held)
 
     def line_up(self, num_short: int) -> None:
         """Put the turns that vLLM shall preempt for `num_short` blocks at the end of `running`.
