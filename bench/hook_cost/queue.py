@@ -28,19 +28,22 @@ def measure(args: argparse.Namespace, kind: str, policy: str) -> Iterator[dict[s
     """Microseconds per step of stock and of ours, for each length of the queue."""
     say = progress(args)
     arms = stock, ours = build_arms(args, [policy], args.pins, say, time.thread_time)
+    num_more = args.output  # the first turns end then
     for num_waiting in args.waiting:
         for arm in arms:
             arm.program_of = PROGRAMS[kind]
             arm.num_turns = args.running + num_waiting
         say(f"warming up: {policy}, programs {kind}, {num_waiting} waiting turns")
-        interleave(arms, args.warmup)
+        interleave(arms, args.warmup + num_more)
         say("measuring")
+        num_more, num_before = 0, len(ours.engine.finish_reasons)
         interleave(arms, args.steps)
         yield {
             "waiting": num_waiting,
             "programs": kind,
             "policy": policy,
             "pins": 0 if policy == NOTHING else len(ours.engine.connector.side.pins),
+            "turns_per_step": (len(ours.engine.finish_reasons) - num_before) / args.steps,
             "stock_step_us": list(stock.step_us),
             "step_us": list(ours.step_us),
         }
@@ -49,6 +52,7 @@ def measure(args: argparse.Namespace, kind: str, policy: str) -> Iterator[dict[s
 def row(result: dict[str, Any]) -> str:
     """One line of the table. What few steps do shows in the mean alone."""
     line = f"| {result['waiting']:,} | {result['programs']} | {result['policy']} "
+    line += f"| {result['turns_per_step']:.2f} "
     for average in (np.median, np.mean):
         stock, ours = average(result["stock_step_us"]), average(result["step_us"])
         line += f"| {stock:.0f} | {ours:.0f} | {ours / stock:.2f} "
@@ -67,7 +71,7 @@ def main() -> None:
         f"{args.running} running turns, {args.steps} steps of each, CPU time; "
         f"{args.dram_blocks:,} DRAM blocks, {args.programs:,} programs remembered\n"
     )
-    columns = ["waiting", "programs", "policy"]
+    columns = ["waiting", "programs", "policy", "turns a step"]
     columns += ["stock, median us", "ours", "ratio", "stock, mean us", "ours", "ratio"]
     print(f"| {' | '.join(columns)} |")
     print("|---" * len(columns) + "|")
