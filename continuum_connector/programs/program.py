@@ -90,7 +90,7 @@ class Kept:
     def of(cls, hashes: Sequence[bytes], num_blocks: int, block_size: int) -> Kept:
         """Mark the first `num_blocks` of `hashes`."""
         ends = {num_blocks * i // NUM_MARKS for i in range(1, NUM_MARKS + 1)} - {0}
-        marks = tuple((end - 1, hashes[end - 1]) for end in sorted(ends))
+        marks = tuple([(end - 1, hashes[end - 1]) for end in sorted(ends)])
         return cls(num_blocks * block_size, marks)
 
     def shared(self, hashes: Sequence[bytes]) -> int:

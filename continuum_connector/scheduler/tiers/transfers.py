@@ -165,17 +165,17 @@ class TransferLedger:
         """Hand everything queued to the workers, in the order it was queued."""
         if not self._queued and not self._cancels and not self._resets_disk:
             return StepPlan(epoch=self.epoch)
-        orders: dict[Kind, list[Any]] = {kind: [] for kind in Kind}
+        orders: dict[Kind, list[Any]] = {}
         for transfer in self._queued.values():
-            orders[transfer.kind].append(_order(transfer))
+            orders.setdefault(transfer.kind, []).append(_order(transfer))
             if transfer.state is TransferState.QUEUED:
                 transfer.state = TransferState.SUBMITTED
         plan = StepPlan(
-            loads=tuple(orders[Kind.LOAD]),
-            stores=tuple(orders[Kind.STORE]),
+            loads=tuple(orders.get(Kind.LOAD, ())),
+            stores=tuple(orders.get(Kind.STORE, ())),
             cancels=tuple(self._cancels),
-            reads=tuple(orders[Kind.READ]),
-            writes=tuple(orders[Kind.WRITE]),
+            reads=tuple(orders.get(Kind.READ, ())),
+            writes=tuple(orders.get(Kind.WRITE, ())),
             resets_disk=self._resets_disk,
             epoch=self.epoch,
         )
