@@ -24,6 +24,7 @@ SWITCH_PATH = ENV_PREFIX + "SWITCH_PATH"
 ADMIN_KEY = ENV_PREFIX + "ADMIN_KEY"  # for endpoints.py; not a knob, because vLLM logs those
 
 MIN_TRACE_BYTES = 2**20
+MIN_TIER_BYTES = 1024  # of DRAM or a disk: who writes 64 means 64GiB
 FIRST_BYTES = 2**30  # of a rank's DRAM, before its worker is ready; the rest grows later
 
 # Kubernetes sets these in every pod beside a service called `continuum` or `continuum-...`
@@ -273,6 +274,7 @@ def _check(config: ContinuumConfig) -> None:
     files.check_names({key: getattr(config, key) for key in (*PATHS, "disk_path")})
     named = {key: path for key in PATHS if (path := getattr(config, key))}
     files.check_files(named, moves_trace=config.trace_bytes > 0)
+    _check_units(config)
     _check_disk(config)
     if config.ttl_s > config.max_ttl_s:
         raise ConfigError(
@@ -294,6 +296,16 @@ def _check(config: ContinuumConfig) -> None:
             f"trace_bytes = {config.trace_bytes} is below 1 MiB, so little of a trace would be "
             "kept; raise it, or set 0 to let the trace grow"
         )
+
+
+def _check_units(config: ContinuumConfig) -> None:
+    """Refuse a size without its unit before vLLM loads weights for it."""
+    for key in ("dram_bytes", "disk_bytes"):
+        if 0 < (num_bytes := getattr(config, key)) < MIN_TIER_BYTES:
+            raise ConfigError(
+                f"{key} = {num_bytes} is in bytes and holds no block, so nothing could be kept; "
+                f'write the unit, such as "{num_bytes}GiB", or 0 for no tier'
+            )
 
 
 def _check_disk(config: ContinuumConfig) -> None:

@@ -69,8 +69,8 @@ def test_the_result_cannot_be_changed() -> None:
 )
 def test_sizes_that_people_write(text: str, num_bytes: int) -> None:
     assert parse_bytes(text) == num_bytes
-    assert load({"dram_bytes": text}).dram_bytes == num_bytes
-    assert load(CONTINUUM_DRAM_BYTES=text).dram_bytes == num_bytes
+    assert load({"disk_write_budget": text}).disk_write_budget == num_bytes
+    assert load(CONTINUUM_DISK_WRITE_BUDGET=text).disk_write_budget == num_bytes
 
 
 @pytest.mark.parametrize("text", ["", "GiB", "-1", "1e9", "64 gigs", "1 PiB", "64GiB extra", "0.5"])
@@ -164,6 +164,16 @@ def test_a_switch_that_is_neither_on_nor_off_is_refused(text: str) -> None:
     assert f"CONTINUUM_SCHEDULER = {text!r}" in message
     assert "so the server stops" in message
     assert "write 1 or 0" in message
+
+
+@pytest.mark.parametrize("key", ["dram_bytes", "disk_bytes"])
+@pytest.mark.parametrize("written", [64, "64"])
+def test_a_size_without_its_unit_is_refused_before_weights_are_loaded(
+    key: str, written: Any
+) -> None:
+    message = refusal(WITH_DISK | {key: written})
+    assert f"{key} = 64 is in bytes and holds no block" in message
+    assert 'write the unit, such as "64GiB"' in message
 
 
 def test_an_unknown_key_is_refused_with_the_nearest_one() -> None:
