@@ -1,9 +1,9 @@
 """Attach: puts our hooks into a subclass of the Scheduler that vLLM chose.
 
-The subclass does seven things: it names a request's program before the request is queued, queues
-turns in program order, lets turns in from the gate, lines up preemption victims, retries a failed
-allocation while pins give way, forgets the hashes of blocks that a victim never computed, and
-begins a new epoch before the prefix cache is reset.
+The subclass does eight things: it names a request's program before the request is queued, queues
+turns in program order, lets turns in from the gate, counts those still there as no backlog, lines
+up preemption victims, retries a failed allocation while pins give way, forgets the hashes of blocks
+that a victim never computed, and begins a new epoch before the prefix cache is reset.
 Servers without our connector never see it: only a config that names our connector carries it, into
 the engine's process, and no class of vLLM is changed there.
 """
@@ -224,7 +224,10 @@ def subclass(base: Any) -> Any:
                     self._order.open()
                     if must_line_up:
                         self._order.line_up(self._allocation.num_short())
-            return super().schedule(*args, **kwargs)
+            step = super().schedule(*args, **kwargs)
+            if self._continuum is not None and self._order is not None:
+                self._order.close()
+            return step
 
         def _preempt_request(self, request: Any, *args: Any, **kwargs: Any) -> None:
             if self._continuum is not None:

@@ -7,7 +7,7 @@ coordinator.py; tests/versions runs it against the releases in SUPPORTED.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from typing import Any
 
 from vllm.logger import init_logger
@@ -198,6 +198,20 @@ def waiting_with_kv(scheduler: Any) -> Iterator[Any]:
     """The requests that wait with blocks of their own, the first in line first (vLLM <= 0.30;
     later ones keep such requests in a queue that is asked first)."""
     return filter(holds_kv, scheduler.skipped_waiting)
+
+
+def count_no_backlog(scheduler: Any, held: Iterable[Any]) -> None:
+    """For after a step: turns `held` back are no prompts that this step had no room for.
+
+    Servers that throttle prefills (between data-parallel ranks, or by an interval) stop doing so
+    while there are such prompts. vLLM <= 0.30 asks our queue whether anybody may be admitted; later
+    ones count all that wait, less those that they have deferred themselves.
+    """
+    deferred = getattr(scheduler, "deferred_waiting", None)
+    if deferred is not None and scheduler.prefill_capacity_bound:
+        _, num_waiting = scheduler.get_request_counts()
+        num_held = sum(each not in deferred for each in held)
+        scheduler.prefill_capacity_bound = num_waiting - num_held > len(deferred)
 
 
 def num_idle_sessions(scheduler: Any) -> int:

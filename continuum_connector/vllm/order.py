@@ -49,6 +49,12 @@ class Order:
             num_idle = compat.num_idle_sessions(self._scheduler)
             self._release(self._ours.let_in(num_idle=num_idle))
 
+    def close(self) -> None:
+        """After a step: turns at the gate wait because we hold them, so they are no backlog."""
+        if self.is_on and len(self._gate):
+            requests = self._scheduler.requests
+            compat.count_no_backlog(self._scheduler, map(requests.__getitem__, self._gate))
+
     def line_up(self, num_short: int) -> None:
         """Put the turns that vLLM shall preempt for `num_short` blocks at the end of `running`.
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -77,6 +78,41 @@ def test_nobody_is_held_where_everything_fits() -> None:
     assert not held(engine)
     engine.run_until_idle()
     assert engine.total("gate_opened") == 0
+
+
+@MODES
+def test_prefills_are_throttled_while_turns_are_held(async_scheduling: bool) -> None:
+    engine = crowded(async_scheduling=async_scheduling)
+    schedule = engine.scheduler.schedule
+    engine.scheduler.schedule = partial(schedule, throttle_prefills=True)
+    engine.add("a2", 16, max_tokens=4, program="a", seed=9)  # its program has begun
+    engine.steps(3)
+    assert engine.admissions == ["a"], "a step that may begin no prompt"
+    stats = engine.stats[-1]
+    assert stats.num_waiting_reqs + stats.num_skipped_waiting_reqs == 3, "vllm:num_requests_waiting"
+    assert held(engine) == ["b", "c"]
+    engine.scheduler.schedule = schedule
+    engine.steps(3)
+    assert engine.admissions == ["a", "a2"]
+
+
+@pytest.mark.parametrize("with_grammar", [False, True])
+def test_beside_held_turns_a_backlog_is_one(with_grammar: bool) -> None:
+    engine = crowded(max_num_seqs=1)
+    if with_grammar:
+        json_only = StructuredOutputsParams(json_object=True)
+        engine.add("d", LARGE, program="d", seed=3, structured_outputs=json_only)
+    engine.steps(1)
+    assert not engine.scheduler.prefill_capacity_bound
+    engine.add("a2", 16, max_tokens=4, program="a", seed=9)  # its program has begun
+    engine.steps(1)
+    assert held(engine) == (["b", "c", "d"] if with_grammar else ["b", "c"])
+    assert engine.scheduler.prefill_capacity_bound
+    engine.abort("a")
+    if with_grammar:
+        engine.abort("d")
+    engine.run_until_idle()
+    assert not engine.scheduler.prefill_capacity_bound
 
 
 def test_the_next_turns_of_who_has_begun_pass() -> None:
