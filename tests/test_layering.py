@@ -90,7 +90,7 @@ MAY_IMPORT = {  # what each room, a folder or a file, may import besides itself 
     "vllm/kv_events": set(),
     "vllm/facts": {"worker"},
     "vllm/worker_calls": set(),
-    "vllm/compat": {"scheduler", "costs", "config", "vllm/node"},
+    "vllm/compat": {"scheduler", "costs", "config"},
     "vllm/about": {"vllm/compat"},
     "vllm/order": {"vllm/compat", "scheduler"},
     "vllm/resets": {"vllm/compat"},
@@ -100,7 +100,7 @@ MAY_IMPORT = {  # what each room, a folder or a file, may import besides itself 
         *("scheduler/holds", "scheduler/kv_groups", "scheduler/tiers"),
         *("observe/account", "observe/trace"),
         *("vllm/compat", "vllm/kv_events", "vllm/proven", "vllm/coordinator"),
-        *("vllm/served", "vllm/shadow", "vllm/facts"),
+        *("vllm/served", "vllm/shadow", "vllm/facts", "vllm/node"),
     },
     "worker_hooks": {
         *("build", "config", "vllm/compat", "vllm/served", "messages", "worker"),
