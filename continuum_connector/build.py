@@ -30,7 +30,7 @@ from continuum_connector.scheduler.turns import Endings
 from continuum_connector.scheduler.waker import NoWaker, Waker
 from continuum_connector.toolcalls.reader import ToolReader
 from continuum_connector.toolcalls.tokenizer import BackgroundTokenizer
-from continuum_connector.vllm import compat, coordinator, facts, proven, served
+from continuum_connector.vllm import compat, coordinator, facts, node, proven, served
 from continuum_connector.vllm.kv_events import KvEventFactory
 from continuum_connector.vllm.shadow import Shadow
 from continuum_connector.worker.disk import DiskPlace, WorkerDisk, blocks_per_slot, most_per_slot
@@ -79,7 +79,7 @@ def scheduler_side(
 ) -> SchedulerSide:
     """Build the scheduler half around vLLM's block pool."""
     groups = _groups(vllm_config, kv_cache_config, pool)
-    world_size, node_ranks = compat.num_ranks(vllm_config)
+    world_size, node_ranks = node.num_ranks(vllm_config)
     slot_bytes = _slot_bytes(config, kv_cache_config)
     seen = served.server(vllm_config, kv_cache_config)
     num_slots = _num_slots(config, seen, groups, node_ranks, slot_bytes)
@@ -263,7 +263,7 @@ def blocks_needed(call: Mapping[str, Any], side: SchedulerSide) -> int:
 # --- worker half ------------------------------------------------------------------------
 def worker(config: ContinuumConfig, vllm_config: Any) -> ContinuumWorker:
     """Build the worker half; its engine comes with the KV caches."""
-    _, node_ranks = compat.num_ranks(vllm_config)
+    _, node_ranks = node.num_ranks(vllm_config)
 
     def make_engine(layout: Any, num_slots: int) -> Any:
         from continuum_connector.worker.native import NativeEngine, Tuning, tell_paths
@@ -286,7 +286,7 @@ def worker(config: ContinuumConfig, vllm_config: Any) -> ContinuumWorker:
         config,
         node_ranks,
         current_stream,
-        compat.rank(vllm_config),
+        node.rank(vllm_config),
         time.monotonic,
     )
 
@@ -336,9 +336,9 @@ def _disk(config: ContinuumConfig, vllm_config: Any, kv_cache_config: Any) -> Wo
     """This rank's part of the disk; None without a disk tier, and the scheduler half says why."""
     if proven.why_no_disk(served.server(vllm_config, kv_cache_config)):
         return None
-    _, node_ranks = compat.num_ranks(vllm_config)
+    _, node_ranks = node.num_ranks(vllm_config)
     engine = int(vllm_config.parallel_config.data_parallel_index)
-    place = DiskPlace(engine, compat.rank(vllm_config), node_ranks)
+    place = DiskPlace(engine, node.rank(vllm_config), node_ranks)
     prove = prover(
         lambda: facts.facts(vllm_config),
         lambda: facts.checkpoint(vllm_config),

@@ -10,13 +10,13 @@ import difflib
 import os
 import re
 from collections.abc import Mapping
-from decimal import Decimal
 from typing import Annotated, Any
 
 import msgspec
 
 from continuum_connector import files
 from continuum_connector.errors import ConfigError, shown
+from continuum_connector.sizes import check_units, parse_bytes
 
 CONNECTOR_NAME = "ContinuumConnector"
 ENV_PREFIX = "CONTINUUM_"
@@ -24,7 +24,6 @@ SWITCH_PATH = ENV_PREFIX + "SWITCH_PATH"
 ADMIN_KEY = ENV_PREFIX + "ADMIN_KEY"  # for endpoints.py; not a knob, because vLLM logs those
 
 MIN_TRACE_BYTES = 2**20
-MIN_TIER_BYTES = 1024  # of DRAM or a disk: who writes 64 means 64GiB
 FIRST_BYTES = 2**30  # of a rank's DRAM, before its worker is ready; the rest grows later
 
 # Kubernetes sets these in every pod beside a service called `continuum` or `continuum-...`
@@ -158,21 +157,6 @@ KNOBS: dict[str, str] = {
     "echo": "answer the decision in non-streamed responses (kv_transfer_params.continuum)",
 }
 
-_UNITS = {"": 1, "b": 1}
-for _i, _u in enumerate("kmgt", start=1):
-    _UNITS |= {_u: 1024**_i, f"{_u}ib": 1024**_i, f"{_u}b": 1000**_i}
-
-
-def parse_bytes(text: str) -> int:
-    """Read a human size: "64GiB", "1.5 TiB", "500MB", "4096". Raises ValueError."""
-    match = re.fullmatch(r"\s*(\d{1,30}(?:\.\d+)?)\s*([a-zA-Z]*)\s*", text)
-    unit = match and _UNITS.get(match[2].lower())
-    if not match or not unit:
-        raise ValueError(f"{text!r} is not a size")
-    if unit == 1 and "." in match[1]:
-        raise ValueError(f"{text!r} is less than whole bytes")
-    return int(Decimal(match[1]) * unit)
-
 
 def our_part(connector: Any, extra: Any) -> dict[str, Any] | None:
     """Our extra config, also inside a MultiConnector's; None if we are not named.
@@ -274,7 +258,7 @@ def _check(config: ContinuumConfig) -> None:
     files.check_names({key: getattr(config, key) for key in (*PATHS, "disk_path")})
     named = {key: path for key in PATHS if (path := getattr(config, key))}
     files.check_files(named, moves_trace=config.trace_bytes > 0)
-    _check_units(config)
+    check_units(dram_bytes=config.dram_bytes, disk_bytes=config.disk_bytes)
     _check_disk(config)
     if config.ttl_s > config.max_ttl_s:
         raise ConfigError(
@@ -296,16 +280,6 @@ def _check(config: ContinuumConfig) -> None:
             f"trace_bytes = {config.trace_bytes} is below 1 MiB, so little of a trace would be "
             "kept; raise it, or set 0 to let the trace grow"
         )
-
-
-def _check_units(config: ContinuumConfig) -> None:
-    """Refuse a size without its unit before vLLM loads weights for it."""
-    for key in ("dram_bytes", "disk_bytes"):
-        if 0 < (num_bytes := getattr(config, key)) < MIN_TIER_BYTES:
-            raise ConfigError(
-                f"{key} = {num_bytes} is in bytes and holds no block, so nothing could be kept; "
-                f'write the unit, such as "{num_bytes}GiB", or 0 for no tier'
-            )
 
 
 def _check_disk(config: ContinuumConfig) -> None:

@@ -51,12 +51,13 @@ PARTS = {
     *("tier", "traffic", "index", "ledger", "pool"),
 }
 
-LEAVES = {"errors", "messages", "files"}
+LEAVES = {"errors", "messages", "files", "sizes"}
 MAY_IMPORT = {  # what each room, a folder or a file, may import besides itself and `errors`
     "errors": set(),
     "messages": set(),
     "files": set(),
-    "config": {"files"},
+    "sizes": set(),
+    "config": {"files", "sizes"},
     "switch": {"files"},
     "programs": set(),
     "toolcalls": set(),
@@ -90,7 +91,7 @@ MAY_IMPORT = {  # what each room, a folder or a file, may import besides itself 
     "vllm/kv_events": set(),
     "vllm/facts": {"worker"},
     "vllm/worker_calls": set(),
-    "vllm/compat": {"scheduler", "costs", "config", "vllm/node"},
+    "vllm/compat": {"scheduler", "costs", "config"},
     "vllm/about": {"vllm/compat"},
     "vllm/order": {"vllm/compat", "scheduler"},
     "vllm/resets": {"vllm/compat"},
@@ -100,7 +101,7 @@ MAY_IMPORT = {  # what each room, a folder or a file, may import besides itself 
         *("scheduler/holds", "scheduler/kv_groups", "scheduler/tiers"),
         *("observe/account", "observe/trace"),
         *("vllm/compat", "vllm/kv_events", "vllm/proven", "vllm/coordinator"),
-        *("vllm/served", "vllm/shadow", "vllm/facts"),
+        *("vllm/served", "vllm/shadow", "vllm/facts", "vllm/node"),
     },
     "worker_hooks": {
         *("build", "config", "vllm/compat", "vllm/served", "messages", "worker"),
@@ -125,7 +126,7 @@ MAY_IMPORT = {  # what each room, a folder or a file, may import besides itself 
     },
     "tools/cli": {
         *("tools/analysis", "tools/checks", "tools/sizing"),
-        *("config", "costs", "vllm/proven", "files"),
+        *("config", "costs", "vllm/proven", "files", "sizes"),
     },
     "": {"connector", "vllm/attach"},  # __init__: the public names
 }

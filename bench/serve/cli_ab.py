@@ -26,8 +26,9 @@ from bench.serve.results import Loaded, Run, State
 from bench.serve.server import ServerOptions
 from bench.serve.tiny_model import LLAMA, make_model
 from bench.serve.tokenizer import FIRST_WORD
-from continuum_connector.config import POLICIES, parse_bytes
+from continuum_connector.config import POLICIES
 from continuum_connector.errors import ConfigError
+from continuum_connector.sizes import parse_bytes
 from continuum_connector.tools.cli.server import CommandError
 from continuum_connector.tools.cli.terminal import name as shown
 from continuum_connector.tools.cli.terminal import terminal

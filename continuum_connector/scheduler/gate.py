@@ -128,6 +128,9 @@ class Gate:
     def __contains__(self, request_id: str) -> bool:
         return request_id in self._line
 
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._line)
+
     # --- which turns are held ---------------------------------------------------------
     def holds(
         self, request_id: str, turn: Turn, num_tokens: int, num_known: int, now: float

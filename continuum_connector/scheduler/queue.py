@@ -111,10 +111,6 @@ class ProgramQueue:
         """How many requests wait here without being held at the gate or hidden for a disk."""
         return len(self._by_id)
 
-    def hidden(self) -> Iterable[Any]:
-        """The requests held at the gate, and those hidden for a disk."""
-        return self._held.values()
-
     def peek_rank(self) -> Rank:
         """The rank of the request that `peek_request` would show; the queue must not be empty."""
         first = self._heap.first()

@@ -16,7 +16,6 @@ from vllm.v1.request import RequestStatus
 from continuum_connector.config import our_part
 from continuum_connector.costs.prefill import Work
 from continuum_connector.scheduler.turns import TurnEnd
-from continuum_connector.vllm.node import num_node_ranks
 
 # (release, what was run on it); tests/versions runs exactly these.
 SUPPORTED = (
@@ -84,19 +83,6 @@ def load_tokenizer(vllm_config: Any) -> Any:
 
 
 # --- KV cache ---------------------------------------------------------------------------
-def num_ranks(vllm_config: Any) -> tuple[int, int]:
-    """Return (ranks of this engine, ranks that share this node's memory)."""
-    return vllm_config.parallel_config.world_size, num_node_ranks(vllm_config)
-
-
-def rank(vllm_config: Any) -> int:
-    """This worker's rank among those of its engine (v1/worker/worker_base.py sets it).
-
-    No default: slots that two ranks report under one number would never count as usable.
-    """
-    return int(vllm_config.parallel_config.rank)
-
-
 def has_layouts() -> bool:
     """Whether there are KV cache layouts to ask for (vLLM >= 0.29)."""
     try:

@@ -22,6 +22,19 @@ def keep_count(vllm_config: Any) -> None:
     setattr(vllm_config.scheduler_config, _COUNT, _count(vllm_config.parallel_config))
 
 
+def num_ranks(vllm_config: Any) -> tuple[int, int]:
+    """Return (ranks of this engine, ranks that share this node's memory)."""
+    return vllm_config.parallel_config.world_size, num_node_ranks(vllm_config)
+
+
+def rank(vllm_config: Any) -> int:
+    """This worker's rank among those of its engine (v1/worker/worker_base.py sets it).
+
+    No default: slots that two ranks report under one number would never count as usable.
+    """
+    return int(vllm_config.parallel_config.rank)
+
+
 def num_node_ranks(vllm_config: Any) -> int:
     """The ranks of all engines that one `vllm serve` has on this node.
 

@@ -7,7 +7,6 @@ itself, from the end of `running`; we only change the order of `running`.
 from __future__ import annotations
 
 import functools
-import itertools
 from collections import deque
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -53,8 +52,8 @@ class Order:
     def close(self) -> None:
         """After a step: turns at the gate wait because we hold them, so they are no backlog."""
         if self.is_on and len(self._gate):
-            held = itertools.chain.from_iterable(queue.hidden() for queue in self.queues)
-            compat.count_no_backlog(self._scheduler, held)
+            requests = self._scheduler.requests
+            compat.count_no_backlog(self._scheduler, map(requests.__getitem__, self._gate))
 
     def line_up(self, num_short: int) -> None:
         """Put the turns that vLLM shall preempt for `num_short` blocks at the end of `running`.

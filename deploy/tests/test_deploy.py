@@ -16,8 +16,9 @@ from typing import Any
 
 import pytest
 
-from continuum_connector.config import KNOBS, ContinuumConfig, load_config, parse_bytes
+from continuum_connector.config import KNOBS, ContinuumConfig, load_config
 from continuum_connector.programs.vendors import read_vendors
+from continuum_connector.sizes import parse_bytes
 from deploy.tests.test_watching import run
 
 yaml = pytest.importorskip("yaml", reason="needs PyYAML, which vLLM brings")

@@ -21,7 +21,7 @@ from bench.cli import teaching_parser
 from bench.serve.live import kv_bytes_per_token
 from bench.serve.server import ServerOptions, VllmServer
 from bench.serve.tiny_model import make_model
-from continuum_connector.config import parse_bytes
+from continuum_connector.sizes import parse_bytes
 from tests.server.helpers import (
     BLOCK,
     Dialog,

@@ -152,9 +152,9 @@ def send(
 
 
 def parse(body: bytes) -> Any:
-    """As vLLM does; but numbers of any length, and the error where there is one."""
+    """As vLLM does, to whom -0 is 0; but numbers of any length, and the error if there is one."""
     try:
-        return json.loads(body, parse_int=lambda digits: float(digits[:300]))
+        return json.loads(body, parse_int=lambda digits: float(digits[:300]) + 0)
     except (ValueError, RecursionError) as error:
         return type(error)
 

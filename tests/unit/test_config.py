@@ -17,9 +17,9 @@ from continuum_connector.config import (
     PATHS,
     ContinuumConfig,
     load_config,
-    parse_bytes,
 )
 from continuum_connector.errors import ConfigError
+from continuum_connector.sizes import parse_bytes
 
 # One is of no use without the others.
 WITH_DISK = {"dram_bytes": 2**33, "disk_path": "/nowhere", "disk_bytes": 2**40}

@@ -14,7 +14,7 @@ from vllm.engine.arg_utils import EngineArgs
 from vllm.v1.engine import core
 
 from continuum_connector.tools.checks.plan import read_plan
-from continuum_connector.vllm import compat, plugin
+from continuum_connector.vllm import node, plugin
 
 LLAMA = {
     "architectures": ["LlamaForCausalLM"],
@@ -97,10 +97,10 @@ def test_every_engine_of_a_node_counts_the_ranks_of_all_of_them_as_check_does(
     config = served(tmp_path, model, **flags)
     for rank in range(min(2, flags.get("data_parallel_size_local", 2))):
         seen = in_engine(config, rank, monkeypatch)
-        engine_ranks, node_ranks = compat.num_ranks(seen)
+        engine_ranks, node_ranks = node.num_ranks(seen)
         assert (engine_ranks, node_ranks) == (flags.get("tensor_parallel_size", 1), ranks)
         worker = pickle.loads(pickle.dumps(seen))  # vLLM spawns workers
-        assert compat.num_ranks(worker) == (engine_ranks, ranks)
+        assert node.num_ranks(worker) == (engine_ranks, ranks)
     words = [word for name, value in flags.items() for word in (f"--{name}", str(value))]
     assert read_plan(words, {}).num_ranks == ranks
 
@@ -118,4 +118,4 @@ def test_an_engine_on_each_of_two_nodes_has_its_node_alone(
         master_addr="127.0.0.1",
         distributed_executor_backend="mp",
     )
-    assert compat.num_ranks(in_engine(config, 1, monkeypatch)) == (8, 8)
+    assert node.num_ranks(in_engine(config, 1, monkeypatch)) == (8, 8)

@@ -66,7 +66,7 @@ class Plan:
 
     @property
     def num_ranks(self) -> int:
-        """GPUs of this node that share one `dram_bytes`, counted as in compat.num_ranks."""
+        """GPUs of this node that share one `dram_bytes`, counted as in node.num_ranks."""
         ranks = self.tensor_parallel * self.pipeline_parallel * self.prefill_context_parallel
         return node_ranks(ranks, self.node_engines, self.num_engines, self.num_nodes)
 

@@ -11,7 +11,7 @@ from typing import Annotated, Any
 import typer
 from rich.table import Table
 
-from continuum_connector.config import parse_bytes
+from continuum_connector.sizes import parse_bytes
 from continuum_connector.tools.checks.line import size as text_of
 from continuum_connector.tools.checks.model import aside, groups_of
 from continuum_connector.tools.checks.model_file import NoModelError, read_model_config
