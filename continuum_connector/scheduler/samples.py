@@ -24,8 +24,6 @@ from continuum_connector.scheduler.retention import Retention
 from continuum_connector.scheduler.tiers.base import Tier
 from continuum_connector.scheduler.turns import Sample, Turn
 
-_UNKNOWN = -1
-
 
 @dataclass(eq=False, slots=True)
 class Group:
@@ -33,7 +31,7 @@ class Group:
 
     `size`: how many there will be, 0 if the client did not say. `prompt`: the hash of the prompt's
     last full block; `num_tokens`: the tokens up to its end. `live`: programs that are not over.
-    `kept`: the epoch in which the prompt was stored.
+    `is_stored`: whether the tier has ever taken the prompt.
     """
 
     key: str
@@ -43,7 +41,7 @@ class Group:
     num_tokens: int
     num_begun: int = 0
     last_seen: float = 0.0
-    kept: int = _UNKNOWN
+    is_stored: bool = False
     live: set[str] = field(default_factory=set)
 
     @property
@@ -137,12 +135,10 @@ class Samples:
         if group.is_shared:
             turn.sample = Sample(key, group.num_begun, group.size, group.num_tokens)
 
-    def finished(
-        self, turn: Turn, request: Any, blocks: ChainBlocks, epoch: int, now: float
-    ) -> Prompt | None:
-        """A turn has ended with those `blocks`, which are KV of `epoch`. Store the prompt's blocks
-        for the group, if they are not stored yet. Returns the prompt if other samples may need
-        it."""
+    def finished(self, turn: Turn, request: Any, blocks: ChainBlocks, now: float) -> Prompt | None:
+        """A turn has ended with those `blocks`. Store the prompt's blocks for the group, if they
+        are not there: a store may have failed, and blocks may have left. Returns the prompt if
+        other samples may need it."""
         program = turn.program.key
         group = self._of_program.get(program)
         if group is None or not self._keeps or blocks.end < group.num_tokens:
@@ -153,10 +149,8 @@ class Samples:
         if not num_others or request.block_hashes[number - 1] != group.prompt:
             return None
         prompt = blocks.only(range(bisect_right(blocks.ends, group.num_tokens)))
-        if group.kept != epoch and self._tier.store(
-            group.key, prompt, now, request, supersedes=False
-        ):
-            group.kept = epoch
+        if self._tier.store(group.key, prompt, now, request, supersedes=False):
+            group.is_stored = True
         return Prompt(group, program, prompt, num_others)
 
     def ended(self, program: Program, now: float) -> None:
@@ -215,7 +209,7 @@ class Samples:
         self._count(group, -1)
         for program in group.live:
             del self._of_program[program]
-        if group.kept != _UNKNOWN:
+        if group.is_stored:
             self._tier.demote(group.key)
         self._retention.end_of(group.key, PinEnd.PROGRAM_DONE, now)
 

@@ -233,7 +233,7 @@ class SchedulerSide:
         )
         if not turn.is_stray and (blocks or end is not TurnEnd.ABORTED):
             self._note_kept(turn.program, request, blocks)
-        prompt = self._samples.finished(turn, request, blocks, self._epochs.number, now)
+        prompt = self._samples.finished(turn, request, blocks, now)
         choice = self._decisions.keep(turn, request, blocks, end, now)
         if prompt is not None:
             self._prompts.keep(prompt, request, now)

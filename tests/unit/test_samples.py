@@ -77,10 +77,10 @@ class World:
         num_tokens = len(hashes) * BLOCK + 3
         return SimpleNamespace(num_prompt_tokens=num_tokens, block_hashes=[*hashes, b"answer"])
 
-    def finish(self, name: str, hashes: list[bytes] = PROMPT, epoch: int = 0) -> Any:
+    def finish(self, name: str, hashes: list[bytes] = PROMPT) -> Any:
         blocks = ChainBlocks((None,) * 4, [BLOCK * n for n in range(1, 5)], np.arange(4))
         request = self.request(hashes)
-        return self.samples.finished(self.turns[name], request, blocks, epoch, self.now)
+        return self.samples.finished(self.turns[name], request, blocks, self.now)
 
     def end(self, name: str) -> None:
         self.samples.ended(self.turns[name].program, self.now)
@@ -108,7 +108,7 @@ def test_where_no_batch_is_served_nobody_comes_earlier_by_sending_what_others_se
         assert world.begin(f"{name} more", **hints).arrival == world.now
 
 
-def test_a_prompt_is_stored_once_and_let_go_of_when_the_last_sample_is_over() -> None:
+def test_a_prompt_is_offered_while_others_need_it_and_let_go_of_with_the_last_sample() -> None:
     world = World()
     for name in "abc":
         world.begin(name, group="group:g", group_size=3)
@@ -116,7 +116,7 @@ def test_a_prompt_is_stored_once_and_let_go_of_when_the_last_sample_is_over() ->
         world.finish(name)
         assert not world.tier.demoted
         world.end(name)
-    assert world.tier.stored == [("group:g", len(PROMPT))]
+    assert world.tier.stored == [("group:g", len(PROMPT))] * 2
     assert world.tier.demoted == ["group:g"]
     assert len(world.samples) == 0
 
@@ -162,7 +162,7 @@ def test_without_a_word_the_same_first_prompt_makes_a_group() -> None:
     world.begin("c", [b"p0", b"p1", b"other"])
     world.finish("b")
     world.finish("c", [b"p0", b"p1", b"other"])
-    assert [number for _, number in world.tier.stored] == [3]
+    assert {number for _, number in world.tier.stored} == {3}
     world.end("a")
     assert not world.tier.demoted
     world.end("b")
@@ -187,22 +187,15 @@ def test_the_same_name_for_another_prompt_is_another_group() -> None:
     world.end("a")
 
 
-def test_what_other_weights_computed_is_stored_anew() -> None:
-    world = World()
-    for name in "ab":
-        world.begin(name, group="group:g", group_size=2)
-        world.finish(name)
-    world.finish("b", epoch=1)
-    assert world.tier.stored == [("group:g", 3)] * 2
-
-
-def test_a_prompt_that_found_no_room_is_offered_again() -> None:
+def test_a_prompt_that_found_no_room_is_not_let_go_of() -> None:
     world = World()
     world.tier.has_room = False
     for name in "ab":
         world.begin(name, group="group:g", group_size=2)
         world.finish(name)
-    assert len(world.tier.stored) == 2
+    for name in "ab":
+        world.end(name)
+    assert world.tier.demoted == []
 
 
 def test_a_turn_that_has_left_the_prompt_stores_nothing_for_the_group() -> None:

@@ -6,8 +6,9 @@ from typing import Any
 
 import pytest
 
+from continuum_connector.scheduler.tiers.transfers import Kind
 from tests.vllm.harness import Engine
-from tests.vllm.tiering import MODES, assert_drained, check, tiered, total
+from tests.vllm.tiering import MODES, assert_drained, check, hold, in_flight, tiered, total
 
 TOKENS = 400  # of the prompt: 25 blocks, of which the last is computed again
 SIZE = 3
@@ -78,7 +79,26 @@ def test_who_says_nothing_of_a_group_is_of_one_while_another_with_that_prompt_is
     samples = engine.connector.side._samples
     assert len(samples) == 1
     assert samples.of("job:a0") is samples.of("job:a1")
-    assert samples.of("job:a0").kept == 0
+    assert samples.of("job:a0").is_stored
+
+
+@MODES
+def test_a_prompt_whose_store_failed_is_stored_again(async_scheduling: bool) -> None:
+    engine = engine_of(async_scheduling=async_scheduling)
+    hold(engine)
+    said = {"program": "a0", "final": True, **group()}
+    engine.add("a0", TOKENS, 4, seed=7, kv_transfer_params={"continuum": said})
+    engine.run_until_idle(until=lambda: bool(in_flight(engine, Kind.STORE)))
+    engine.step()
+    engine.fail()
+    hold(engine, False)
+    engine.run_until_idle()
+    assert stored_slots(engine) == 0
+    for n in range(1, SIZE):
+        others(engine, 2, seed=50 + 2 * n)
+        sample(engine, f"a{n}", group())
+    assert [engine.cached[f"a{n}"] for n in range(SIZE)] == [(0, 0), (0, 0), (0, 384)]
+    check(engine)
 
 
 @pytest.mark.parametrize("size", ["many", 0, -1, 2.5, 10**9, True])
