@@ -365,7 +365,8 @@ def test_block_sizes_that_hashes_do_not_divide_are_refused_with_a_sentence() -> 
     [
         ({"dram_byte": 1}, ["`dram_byte` is unknown", "no effect", "did you mean `dram_bytes`?"]),
         ({"dram_bytes": "64 gigs"}, ["'64 gigs'", "cannot be laid out", '"64GiB"']),
-        ({"dram_bytes": 100}, ["dram_bytes = 100", "nothing could be offloaded", "or 0"]),
+        ({"dram_bytes": 100}, ["dram_bytes = 100", "nothing could be kept", '"100GiB"', "or 0"]),
+        ({"dram_bytes": 2000}, ["dram_bytes = 2000", "nothing could be offloaded", "or 0"]),
         ({"policy": "ttl"}, ["'ttl'", "server stops", "fixed_ttl"]),
         ({"ttl_s": 100}, ["ttl_s = 100", "no pin would ever", "raise max_ttl_s"]),
         ({"max_pinned_fraction": 2}, ["max_pinned_fraction = 2", "server stops", "Set "]),
