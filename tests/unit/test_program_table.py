@@ -1,4 +1,4 @@
-"""ProgramTable: lives of programs, concurrent turns, bounds."""
+"""ProgramTable: lives of programs, concurrent turns, bounds. Answers: what each does with them."""
 
 from __future__ import annotations
 
@@ -9,9 +9,11 @@ import pytest
 from continuum_connector.programs.lineage import LineageIndex
 from continuum_connector.programs.program import (
     OVER_S,
+    Answers,
     Hints,
     Identity,
     IdentitySource,
+    Kept,
     Program,
     ProgramTable,
 )
@@ -203,3 +205,21 @@ def test_20k_anonymous_requests_take_bounded_memory() -> None:
     assert len(lineage) <= 400
     assert len(lineage._by_program) <= 100
     assert len(lineage._positions) == len(lineage._counts) == 1
+
+
+def test_a_program_is_expected_to_send_answers_back_as_it_did_last() -> None:
+    answers = Answers(hash_size=1)
+    sent = [b"prompt", b"answer"]
+
+    def a_turn(name: str, comes_back_with: list[bytes]) -> Program:
+        program = Program(name, IdentitySource.CLIENT, 0.0, kept=Kept.of(sent, 2, 1))
+        answers.finished(program, sent, end=1)
+        answers.came_back(program, comes_back_with)
+        return program
+
+    alters = a_turn("alters", [b"prompt", b"without its thoughts"])
+    assert answers.are_altered(Program("new", IdentitySource.CLIENT, 0.0)), "as the last one did"
+    repeats = a_turn("repeats", [*sent, b"tool"])
+    assert not answers.are_altered(Program("new", IdentitySource.CLIENT, 0.0))
+    assert answers.are_altered(alters)
+    assert not answers.are_altered(repeats)
