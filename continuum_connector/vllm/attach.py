@@ -42,7 +42,7 @@ def install(engine_args_class: Any) -> None:
         usage = kwargs.get("usage_context", args[0] if args else None)
         with _in_one_sentence(getattr(usage, "value", usage) == _SERVER):
             # Before vLLM asks a hub what the model is, or replaces what the user named.
-            _check_named(self.kv_transfer_config, self.kv_offloading_size)
+            _check_named(self.kv_transfer_config, getattr(self, "kv_offloading_size", None))
         vllm_config = original(self, *args, **kwargs)
         with _in_one_sentence(getattr(usage, "value", usage) == _SERVER):
             _check_folders(vllm_config)

@@ -29,7 +29,7 @@ from continuum_connector import build
 from continuum_connector.connector import ContinuumConnector, Mode
 from continuum_connector.errors import ConfigError
 from continuum_connector.scheduler.queue import ProgramQueue
-from continuum_connector.vllm import compat, plugin
+from continuum_connector.vllm import attach, compat, plugin
 from continuum_connector.vllm.order import kv_first
 from continuum_connector.worker_hooks import WorkerHooks
 from tests.vllm.agents import AgentEngine
@@ -176,6 +176,20 @@ def test_an_option_that_would_replace_us_stops_vllm(named: KVTransferConfig) -> 
         made(named, kv_offloading_size=4)
     theirs = made(transfer({}, "ExampleConnector"), kv_offloading_size=4)
     assert theirs.kv_transfer_config.kv_connector == "OffloadingConnector", "as vLLM replaces it"
+
+
+@pytest.mark.parametrize("named", [None, transfer({})], ids=["without ours", "with ours"])
+def test_a_vllm_without_that_option_starts_as_ever(named: KVTransferConfig | None) -> None:
+    """Our plugin is in every server's process, also in those that do not name us."""
+
+    class LaterArgs:
+        kv_transfer_config = named
+
+        def create_engine_config(self) -> VllmConfig:
+            return versions.vllm_config(block_size=16, transfer=named)
+
+    attach.install(LaterArgs)
+    assert isinstance(LaterArgs().create_engine_config(), VllmConfig)
 
 
 @pytest.mark.parametrize("key", ["trace_path", "switch_path"])
