@@ -93,18 +93,19 @@ class ContinuumConnector(WorkerHooks, SupportsHMA):  # type: ignore[misc]
         step changed, because the next step may be far off; a worker, which knows no turns, keeps
         for that step how long its hooks took. This is the only hook that update_from_output calls
         in every step (v1/core/sched/scheduler.py)."""
-        now, side = self._clock(), self.side
-        is_aside = self.mode is Mode.ASIDE
-        if not is_aside and (step := self._step_clock.done(now)) is not None:
-            self._seen.step(*step)
-        is_last = not is_aside and not side.turns and self.mode is not Mode.OFF
+        now, is_last = self._clock(), False
+        if self.mode is not Mode.ASIDE:
+            step = self._step_clock.done(now)
+            if step is not None:
+                self._seen.step(*step)
+            is_last = not self.side.turns and self.mode is not Mode.OFF
         if now < self._tell_at and not is_last:
             return None
         self._tell_at = now + TELL_EVERY_S
-        if not is_aside:
+        if self.mode is not Mode.ASIDE:
             for gauge in self.costs.gauges(now):
                 self.account.gauge(*gauge)
-            side.update_gauges()
+            self.side.update_gauges()
         return ContinuumStats.take(self.account)
 
     def shutdown(self) -> None:
