@@ -53,7 +53,7 @@ class Order:
         """After a step: turns at the gate wait because we hold them, so they are no backlog."""
         if self.is_on and len(self._gate):
             requests = self._scheduler.requests
-            compat.count_no_backlog(self._scheduler, map(requests.__getitem__, self._gate))
+            compat.count_no_backlog(self._scheduler, filter(None, map(requests.get, self._gate)))
 
     def line_up(self, num_short: int) -> None:
         """Put the turns that vLLM shall preempt for `num_short` blocks at the end of `running`.
