@@ -115,8 +115,8 @@ def test_the_next_turn_within_the_ttl_hits_all_that_was_pinned(agents: VllmServe
 
 
 def test_a_pin_expires_by_itself_while_the_engine_is_idle(agents: VllmServer) -> None:
-    """When it rings is for tests/unit/test_waker.py: here the machine may be busy, and the pin over
-    before anybody sees it."""
+    """Promised to 50 ms; asserted to 1 s, because the machine may be busy with other things, and
+    from the trace, because the pin may be over before anybody else sees it."""
     reset(agents)
     ttl_s = 1.0
     asked = {"continuum": {"program": "expires", "ttl_s": ttl_s}}
@@ -125,8 +125,7 @@ def test_a_pin_expires_by_itself_while_the_engine_is_idle(agents: VllmServer) ->
     assert [(end["cause"], end["blocks"]) for end in ends] == [("expired", 103 // BLOCK)]
     held_s = ends[0]["held_s"]
     print(f"\npinned for {ttl_s:g} s, held for {held_s:.3f} s")
-    assert agents.options.connector is not None
-    assert ttl_s <= held_s < agents.options.connector["ttl_s"]
+    assert ttl_s <= held_s < ttl_s + 1.0
     eventually(lambda: pins_live(agents) == 0 and usage(agents) == 0)
 
 

@@ -25,13 +25,14 @@ def test_steps_ask_for_more_and_wait_for_nothing(tmp_path: Path) -> None:
     assert set(seen) == {0}
     assert alone.gb_per_s == 0.0
     assert threads._disk.raw_state().num_bytes[0] == before
-    gb_per_s = 0.0
-    while not gb_per_s:  # a busy drive answers in a later span
+    for _ in range(100):  # a busy drive answers in a later span
         seen.clear()
         read = span(step, threads, with_reads=True, seconds=0.2)  # type: ignore[arg-type]
         assert set(seen) == {3}
         assert len(read.steps) == len(seen)
-        gb_per_s = read.gb_per_s
+        if read.gb_per_s > 0.0:
+            break
+    assert read.gb_per_s > 0.0
     assert not threads._under_way
     threads.close()
     assert list(tmp_path.iterdir()) == []
