@@ -9,7 +9,7 @@ from __future__ import annotations
 import difflib
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Annotated, Any
 
 import msgspec
@@ -162,15 +162,27 @@ def our_part(connector: Any, extra: Any) -> dict[str, Any] | None:
     """Our extra config, also inside a MultiConnector's; None if we are not named.
 
     `connector`, `extra`: `kv_connector` and `kv_connector_extra_config` of vLLM's config. Raises
-    ConfigError if our own is no JSON object; another connector's is not checked.
+    ConfigError if our own is no JSON object, or if there is more than one of us, or one deeper than
+    in the outer MultiConnector; another connector's part is not checked.
     """
     if connector == CONNECTOR_NAME:
         return _object(extra)
+    ours = [each for each in _children(extra) if each[1].get("kv_connector") == CONNECTOR_NAME]
+    if len(ours) > 1 or any(depth > 1 for depth, _ in ours):
+        raise ConfigError(
+            f"kv_connector_extra_config.connectors names {CONNECTOR_NAME} twice, or inside another "
+            "MultiConnector, where nothing would find it; name it once, in the outer one"
+        )
+    return _object(ours[0][1].get("kv_connector_extra_config")) if ours else None
+
+
+def _children(extra: Any, depth: int = 1) -> Iterator[tuple[int, dict[str, Any]]]:
+    """The connectors that a MultiConnector's extra config names, with their depth, at any depth."""
     children = extra.get("connectors") if isinstance(extra, Mapping) else None
     for child in children if isinstance(children, list) else ():
-        if isinstance(child, dict) and child.get("kv_connector") == CONNECTOR_NAME:
-            return _object(child.get("kv_connector_extra_config"))
-    return None
+        if isinstance(child, dict):
+            yield depth, child
+            yield from _children(child.get("kv_connector_extra_config"), depth + 1)
 
 
 def _object(extra: Any) -> dict[str, Any]:

@@ -178,6 +178,18 @@ def test_an_option_that_would_replace_us_stops_vllm(named: KVTransferConfig) -> 
     assert theirs.kv_transfer_config.kv_connector == "OffloadingConnector", "as vLLM replaces it"
 
 
+@pytest.mark.parametrize("is_inside", [False, True], ids=["two of us", "one inside another"])
+def test_a_multi_connector_has_one_of_us_and_no_deeper_than_that(is_inside: bool) -> None:
+    """The second would keep the same blocks again; nobody would attach the scheduler to the deeper
+    one, or count its ranks."""
+    outer = in_multi({}).kv_connector_extra_config["connectors"]
+    inner = {"kv_connector": "MultiConnector", "kv_role": "kv_both"}
+    inner |= {"kv_connector_extra_config": {"connectors": outer}}
+    children = [outer[0], inner] if is_inside else [*outer, outer[1]]
+    with pytest.raises(ConfigError, match="name it once, in the outer one"):
+        made(transfer({"connectors": children}, "MultiConnector"))
+
+
 @pytest.mark.parametrize("named", [None, transfer({})], ids=["without ours", "with ours"])
 def test_a_vllm_without_that_option_starts_as_ever(named: KVTransferConfig | None) -> None:
     """Our plugin is in every server's process, also in those that do not name us."""
