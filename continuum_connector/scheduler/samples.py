@@ -59,7 +59,8 @@ class Group:
 
     def num_others(self, program: str) -> int:
         """How many other samples may need the prompt: those under way, and those still to come."""
-        return len(self.live - {program}) + max(0, self.size - self.num_begun)
+        num_live = len(self.live) - (program in self.live)
+        return num_live + max(0, self.size - self.num_begun)
 
 
 @dataclass(frozen=True)

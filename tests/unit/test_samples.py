@@ -262,3 +262,21 @@ def test_nothing_is_stored_where_the_policy_does_not_say_what_is_worth_its_place
     world.begin("a", group="group:g", group_size=2)
     world.finish("a")
     assert bool(world.tier.stored) is keeps
+
+
+def test_ten_thousand_samples_of_a_prompt_are_counted_and_not_walked() -> None:
+    """Each of their turns asks how many others there are."""
+
+    class Counted(set[str]):
+        def __sub__(self, other: Any) -> Any:
+            raise AssertionError("looked at all of them")
+
+        __iter__ = __sub__
+
+    world = World()
+    for name in "abc":
+        world.begin(name)
+    group = world.samples.of("a")
+    assert group is not None
+    group.live = Counted(group.live)
+    assert (group.num_others("a"), group.num_others("x")) == (2, 3)
