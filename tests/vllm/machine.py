@@ -19,6 +19,7 @@ from hypothesis.stateful import (
     precondition,
     rule,
 )
+from vllm.v1.core.sched.interface import PauseState
 
 from continuum_connector.costs.prefill import Work
 from tests.vllm import tiering
@@ -33,6 +34,7 @@ from tests.vllm.machine_draws import (
     GROUP_HINTS,
     GROUPS,
     OURS,
+    PREFILL_EVERY,
     PROGRAMS,
     RARELY,
     REQUEST,
@@ -75,6 +77,7 @@ class Machine(RuleBasedStateMachine):
         disk=DISK,
         drafts=DRAFTS,
         bus_s=BUS_S,
+        prefill_every=PREFILL_EVERY,
         is_one_program=RARELY,
     )
     def start(self, groups: str, num_blocks: int, num_slots: int, costs: Any, **drawn: Any) -> None:
@@ -97,6 +100,7 @@ class Machine(RuleBasedStateMachine):
             seen.step(Work(num_new=100), self.engine.step_s)
             for _ in range(4):
                 seen.loaded(5, drawn["bus_s"], drawn["bus_s"])
+        self.engine.prefill_every = drawn["prefill_every"]
         self.num_slots = num_slots
         self.is_one_program = drawn["is_one_program"]
         # What certainly fits when nothing else is there.
@@ -359,6 +363,13 @@ class Machine(RuleBasedStateMachine):
             worker.give_back()
             worker.report_ready(min(self.num_slots, num_slots))
 
+    @precondition(lambda self: self.done)
+    @rule(state=st.sampled_from(["UNPAUSED", "PAUSED_NEW", "PAUSED_ALL"]), really=RARELY)
+    def pause(self, state: str, really: bool) -> None:
+        """Nobody new begins, or nobody runs on, until an operator resumes."""
+        if really:
+            self.engine.scheduler.set_pause_state(PauseState[state])
+
     def check_outputs(self, tokens: list[int], outputs: list[int], weights: int) -> None:
         """Each token is what the weights of some time say, none of them older than before."""
         while outputs:
@@ -441,6 +452,7 @@ class Machine(RuleBasedStateMachine):
             Machine.num_read += sum(worker.disk.num_read for worker in self.engine.workers)
 
     def drain(self) -> None:
+        self.engine.scheduler.set_pause_state(PauseState.UNPAUSED)
         tiering.hold(self.engine, False)
         for worker in self.engine.workers:
             worker.disk.is_held = False

@@ -53,16 +53,19 @@ SCHEDULING = st.fixed_dictionaries(
     {
         "async_scheduling": st.booleans(),
         "policy": st.sampled_from(["fcfs", "fcfs", "priority"]),
-        "max_num_batched_tokens": st.sampled_from([128, 128, 512]),
+        "max_num_batched_tokens": st.sampled_from([128, 128, 512, 32]),
         "long_prefill_token_threshold": st.sampled_from([0, 0, 16, 64]),
         "long_prefill_token_threshold_adaptive": st.booleans(),
-        "max_num_seqs": st.sampled_from([8, 8, 2]),
+        "max_num_seqs": st.sampled_from([8, 8, 2, 1]),
         "watermark": st.sampled_from([0.0, 0.0, 0.1]),
         "world_size": st.sampled_from([1, 1, 2]),
         "hold_transfers": st.booleans(),
         "ready_slots": st.sampled_from([None, None, 0, 5]),
     }
 )
+# Steps from one that may compute prompts to the next, while others decode: data-parallel ranks
+# agree on that (v1/engine/core.py, throttle_prefills).
+PREFILL_EVERY = st.sampled_from([1, 1, 1, 3, 16])
 OURS = st.fixed_dictionaries(
     {
         "order": st.booleans(),

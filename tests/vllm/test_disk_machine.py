@@ -10,7 +10,15 @@ from hypothesis import strategies as st
 from hypothesis.stateful import initialize
 
 from tests.vllm.machine import Machine
-from tests.vllm.machine_draws import BUS_S, COPIES, DISK, OURS, RARELY, SCHEDULING
+from tests.vllm.machine_draws import (
+    BUS_S,
+    COPIES,
+    DISK,
+    OURS,
+    PREFILL_EVERY,
+    RARELY,
+    SCHEDULING,
+)
 from tests.vllm.test_machine import NUM_EXAMPLES, SHRINKS
 
 
@@ -25,6 +33,7 @@ class DiskMachine(Machine):
         copies=COPIES,
         disk=DISK.filter(bool),
         bus_s=BUS_S,
+        prefill_every=PREFILL_EVERY,
         is_one_program=RARELY,
     )
     def start(self, **drawn: Any) -> None:
