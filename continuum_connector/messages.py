@@ -131,9 +131,10 @@ class WorkerReport:
     `ready_slots`: per rank, how many host slots it can use, if that has changed; `disk_slots`: how
     many slots of a disk. `tier_down`, `disk_down`: the sentence that says why a rank has no
     DRAM tier, or no disk, or "" if it has one. `found`: per rank, what a restart found on its disk,
-    in pieces; a block counts once every rank has found it in the same slot. `new_weights`: in what
-    way the weights under a rank changed since its last report, "" if they did not; `changed_in`:
-    the newest epoch that it knew then, negative if it does not say.
+    in pieces; a block counts once every rank has found it in the same slot. `disk_scanned`: the
+    ranks that have told all they found. `new_weights`: in what way the weights under a rank changed
+    since its last report, "" if they did not; `changed_in`: the newest epoch that it knew then,
+    negative if it does not say.
     """
 
     outcomes: dict[int, TransferOutcome] = field(default_factory=dict)
@@ -142,12 +143,13 @@ class WorkerReport:
     disk_slots: dict[int, int] = field(default_factory=dict)
     disk_down: str = ""
     found: dict[int, list[OnDisk]] = field(default_factory=dict)
+    disk_scanned: set[int] = field(default_factory=set)
     new_weights: str = ""
     changed_in: int = -1
 
     @property
     def is_empty(self) -> bool:
-        of_disk = self.disk_slots or self.disk_down or self.found
+        of_disk = self.disk_slots or self.disk_down or self.found or self.disk_scanned
         of_rank = self.ready_slots or self.tier_down or self.new_weights
         return not (self.outcomes or of_rank or of_disk)
 
@@ -162,6 +164,7 @@ class WorkerReport:
         self.changed_in = max(self.changed_in, other.changed_in)
         self.disk_slots |= other.disk_slots
         self.disk_down = self.disk_down or other.disk_down
+        self.disk_scanned |= other.disk_scanned
         for rank, found in other.found.items():
             self.found.setdefault(rank, []).extend(found)
         return self

@@ -79,6 +79,7 @@ class OurWorker:
         if self.disk is not None and self.num_disk_slots:
             self.disk.reads_first = True
             self._report.disk_slots[0] = self.num_disk_slots
+            self._report.disk_scanned.add(0)
 
     def start(self, step: Any, now: float, end: float) -> float:
         plan = step.kv_connector_metadata.plan

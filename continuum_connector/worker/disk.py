@@ -131,8 +131,8 @@ class WorkerDisk:
             if self._opened is not None:
                 self._take(self._opened, report)
             return
-        if not self._is_scanned and (found := self._file.scan(MAX_FOUND)):
-            report.found.setdefault(self._place.rank, []).extend(found)
+        if not self._is_scanned:
+            self._scan(self._file, report)
         if self._clock() - self._looked >= LOOK_EVERY_S:
             self._look(self._file, report)
 
@@ -257,10 +257,17 @@ class WorkerDisk:
             "looking for what was kept" if state.was_kept else "begun anew",
         )
 
+    def _scan(self, file: DiskFile, report: WorkerReport) -> None:
+        """Tell some of what a restart finds, and when that was the last of it."""
+        if found := file.scan(MAX_FOUND):
+            report.found.setdefault(self._place.rank, []).extend(found)
+        self._is_scanned = file.state().is_scanned
+        if self._is_scanned:
+            report.disk_scanned.add(self._place.rank)
+
     def _look(self, file: DiskFile, report: WorkerReport) -> None:
         self._looked = self._clock()
         state = file.state()
-        self._is_scanned = state.is_scanned
         if state.error:
             self.give_up(state.why, report)
         elif state.oldest_op_s >= HUNG_S:

@@ -74,7 +74,7 @@ def computed(server: VllmServer) -> float:
 
 def quiet(server: VllmServer) -> None:
     """Until nothing is copied any more, for as long as passes between two looks at what there is
-    to save. Before a disk's budget is known, seconds after it came up, nothing is saved at all."""
+    to save. Before all is known that a restart found, nothing is saved at all."""
     last_written, since = -1.0, 0.0
 
     def is_quiet() -> bool:

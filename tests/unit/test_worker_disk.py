@@ -297,9 +297,11 @@ def test_what_a_restart_finds_is_told_in_pieces(tmp_path: Path) -> None:
     assert rig.report.found == {}  # first that there is a disk
     rig.tell()
     assert len(rig.report.found[RANK]) == MAX_FOUND
+    assert rig.report.disk_scanned == set()
     rig.clock.advance(1.0)
     rig.tell()
     assert rig.report.found == {RANK: there}
+    assert rig.report.disk_scanned == {RANK}
 
 
 def test_a_reset_before_the_open_has_ended_makes_foreign_what_is_on_the_disk(

@@ -213,6 +213,7 @@ class FakeWorker:
     def report_disk(self, num_slots: int) -> None:
         """Say that this rank's disk is open, and what was found there."""
         self._report.disk_slots[self.rank] = num_slots
+        self._report.disk_scanned.add(self.rank)
         if self.disk.slots:
             self._report.found[self.rank] = self.disk.found()
 

@@ -338,6 +338,24 @@ def test_a_restart_finds_what_all_ranks_have(world_size: int) -> None:
     assert answers_as_without_a_tier(again)
 
 
+@RANKS
+def test_writing_begins_when_every_rank_has_told_all_that_a_restart_found(world_size: int) -> None:
+    """However soon: the first prompts are lost if it waits for some seconds. However late: what is
+    not told yet would be written once more."""
+    engine = on_disk(num_slots=200, world_size=world_size)
+    for worker in engine.workers[1:] or engine.workers:
+        worker._report.disk_scanned.clear()
+    run_turn(engine, "a", 100, idle=False)
+    engine.idle(60.0)
+    assert total(engine, "stores", "done")
+    assert not engine.worker.disk.num_written
+    for worker in engine.workers:
+        worker._report.disk_scanned.add(worker.rank)
+    engine.idle(1.0)
+    assert engine.worker.disk.num_written
+    finish(engine)
+
+
 @pytest.mark.parametrize("first", [0, 1])
 def test_ranks_whose_disks_open_at_other_times_find_the_same(first: int) -> None:
     engine = on_disk(world_size=2)
@@ -621,9 +639,6 @@ def test_a_step_begins_as_many_writes_as_there_is_room_for() -> None:
     begin, tier.traffic.background = tier.traffic.background, None
     for number in range(3):
         run_turn(engine, f"p{number}", 100, seed=number, program=f"p{number}")
-    begin(engine.clock())  # what a restart finds may be told yet
-    assert not in_flight(engine, Kind.WRITE)
-    engine.clock.advance(10.0)
     begin(engine.clock())
     assert len(in_flight(engine, Kind.WRITE)) == 3
     tier.traffic.background = begin

@@ -37,9 +37,8 @@ from continuum_connector.scheduler.tiers.writing import Attempts, Budget, Depth,
 
 logger = logging.getLogger(f"vllm.{__name__}")
 
-# How often an idle engine asks whether the disks are open, and what a restart found there; how long
-# after the last report that is complete: a write before then could overwrite what is still to come.
-OPENING_LOOK_S, SCAN_LOOK_S, SCAN_S = 0.25, 0.02, 3.0
+# How often an idle engine asks whether the disks are open, and what a restart found there.
+OPENING_LOOK_S, SCAN_LOOK_S = 0.25, 0.02
 SAVE_LOOK_S = 0.1  # how often an idle engine goes on to write what no request asks for
 NEW_LOOK_S = 0.02  # and to write what has just come to DRAM
 MAX_WRITE_BYTES = 64 << 20  # of one order, on a rank
@@ -73,7 +72,7 @@ class DiskTier:
         self._saving = Saving(dram.index, marks, self.disk, length, self._budget, account)
         self.ahead = Reading(plan, dram.index, self.disk, groups, self.traffic, account)
         self.ahead.rank_at = self._rank_at
-        self.ahead.has_new = lambda: self._saving.has_new and self._now >= self._settles_at
+        self.ahead.has_new = lambda: self._saving.has_new and self._is_scanned
         self._owner = Owner(self._settled, self._go_down, of_disk=True)
         self._found = Found(self.traffic.world_size)
         self._disk_bytes, self._block_tokens = disk_bytes, groups.hash_size
@@ -84,8 +83,7 @@ class DiskTier:
         self._attempts, self._depth = Attempts(), Depth(self._most)
         self._errors, self._corrupt = Failures(), Failures()
         self._now = -math.inf  # of the last step
-        self._is_new = False  # whether the ranks have reported news of their disks
-        self._settles_at = -math.inf  # until then more of that is expected
+        self._scanned: set[int] = set()  # ranks that have told all that a restart found
         dram.doubts, dram.came = self._doubt, self._came
         self._events = self.ahead.events = dram.events
         if dram.events is not None:
@@ -154,7 +152,7 @@ class DiskTier:
 
     def hear(self, report: WorkerReport) -> None:
         self.dram.hear(report)
-        self._is_new = bool(report.disk_slots or report.found) or self._is_new
+        self._scanned |= report.disk_scanned
         if self._has_disk:  # a store that settles now may be the last event for a while
             self.traffic.look_every_s = min(SAVE_LOOK_S, self.traffic.look_every_s)
         if report.disk_down:
@@ -187,6 +185,11 @@ class DiskTier:
     def _has_disk(self) -> bool:
         return self.ahead.owner is not None
 
+    @property
+    def _is_scanned(self) -> bool:
+        """Whether all is known that a restart found: before, it would be written once more."""
+        return len(self._scanned) == self.traffic.world_size
+
     def _passes_on(self, now: float) -> bool:
         """Whether what comes to DRAM is written to disk whatever it is worth, because that pays:
         there is budget to spare, and a read takes less time than the prefill it saves."""
@@ -215,11 +218,9 @@ class DiskTier:
         self._now = now
         if not self.dram.is_up:
             self._leave()
-        if self._is_new:
-            self._is_new, self._settles_at = False, now + SCAN_S
-            if self._has_disk:
-                self.traffic.look_every_s = SCAN_LOOK_S
-        if self._has_disk and now >= self._settles_at:
+        if self._has_disk and not self._is_scanned:
+            self.traffic.look_every_s = SCAN_LOOK_S
+        elif self._has_disk:
             self._account.gauge("disk_budget_fill", self._budget.fill(now))
             takes = self._attempts.may_begin(now, self.traffic.num_of(Kind.WRITE))
             takes = takes and not self.ahead.is_stuck
