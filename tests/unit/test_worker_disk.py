@@ -481,7 +481,7 @@ def test_a_folder_that_others_could_write_is_refused(
     folder.make_folder(str(ours))
     monkeypatch.setattr(os, "geteuid", lambda: 12345)
     assert "not to 12345 who runs the server, so" in refusal(ours)
-    with pytest.raises(FileNotFoundError):
+    with pytest.raises(TransferError, match="see that its drive is mounted"):
         folder.make_folder(str(tmp_path / "not" / "mounted"))
 
 
