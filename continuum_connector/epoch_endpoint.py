@@ -49,17 +49,26 @@ def _read(body: bytes) -> tuple[str, bool]:
     """The name, or "", and whether running turns are computed again."""
     try:
         said = json.loads(body) if body.strip() else {}
-    except ValueError:
+    except (ValueError, RecursionError):
         said = None
     if not isinstance(said, dict) or len(body) > MAX_BODY_BYTES:
         raise RequestError(
             400, f"the body says nothing that can be read, so no epoch began; {_BODY}"
         )
     name, recomputes = said.pop("name", ""), said.pop("reset_running_requests", False)
-    is_name = isinstance(name, str) and len(name) <= MAX_NAME
+    is_name = isinstance(name, str) and len(name) <= MAX_NAME and _is_sendable(name)
     if said or not is_name or not isinstance(recomputes, bool):
         raise RequestError(400, f"the body says something else, so no epoch began; {_BODY}")
     return name, recomputes
+
+
+def _is_sendable(name: str) -> bool:
+    """Whether it can reach the engine: half of a surrogate pair, which JSON takes, cannot."""
+    try:
+        name.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def _not_reset(error: Exception) -> str:

@@ -76,7 +76,9 @@ void DiskFile::open(const char *path) {
   check(file_->open(path), CKV_EIO, path, "cannot be opened for writing");
   int error = file_->lock();
   if (error == -EWOULDBLOCK) {
-    throw Failure(CKV_ELOCKED, std::string(path) + " is in use by another process");
+    throw Failure(CKV_ELOCKED, std::string(path) +
+                                   " is in use by another process; end that one, or "
+                                   "give this server a disk_path of its own");
   }
   check(error, CKV_EIO, path, "cannot be locked");
   error = file_->allocate(shape_.file_bytes());

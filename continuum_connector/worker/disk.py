@@ -24,7 +24,10 @@ from continuum_connector.worker.layout import DISK_UNIT, Layout
 
 logger = logging.getLogger(f"vllm.{__name__}")
 
-HUNG_S = 60.0  # without an answer, a disk counts as hanging
+HUNG_S = 60.0  # without an answer, a disk counts as hanging, ...
+# ... if it is so at this many looks in a row. The time passes while the whole process is stopped,
+# too (SIGSTOP, a frozen container, a machine that sleeps), and then the disk is not to blame.
+HUNG_LOOKS = 3
 MAX_FOUND = 512  # slots that one report says a restart has found
 # Size of a disk slot if the config gives none. Larger reads are no faster, and what a chain has
 # after its last whole slot is on no disk, so a slot should be a small part of DRAM.
@@ -111,6 +114,7 @@ class WorkerDisk:
         self._is_scanned = False
         self._num_in_flight = 0
         self._looked = float("-inf")
+        self._num_hung = 0  # looks in a row at which it owed an answer for too long
 
     @property
     def path(self) -> Path:
@@ -268,9 +272,10 @@ class WorkerDisk:
     def _look(self, file: DiskFile, report: WorkerReport) -> None:
         self._looked = self._clock()
         state = file.state()
+        self._num_hung = self._num_hung + 1 if state.oldest_op_s >= HUNG_S else 0
         if state.error:
             self.give_up(state.why, report)
-        elif state.oldest_op_s >= HUNG_S:
+        elif self._num_hung >= HUNG_LOOKS:
             self.give_up(
                 f"{self.path} has not answered for {state.oldest_op_s:.0f} s, and until it does, "
                 "this process, and so its GPU, cannot end",

@@ -14,10 +14,10 @@ if TYPE_CHECKING:
 
 # Completion.error: below 0 as in csrc/ckv.h, above 0 the driver's own code.
 CONFLICT = -2  # an unfinished transfer uses a block or slot of it (CKV_EINVAL)
+INTERNAL = -9  # a bug in the native library (CKV_EINTERNAL)
 CORRUPT = -10  # a slot of DRAM or disk no longer holds what was put into it (CKV_ECORRUPT)
 EIO = -11  # the disk failed, or its file is too short
 MISSING = -12  # the disk slot holds another key than the one we asked for
-LOCKED = -13  # on opening: another process has the file
 ENOSPC = -14  # the disk is full
 
 

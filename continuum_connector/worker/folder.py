@@ -22,8 +22,15 @@ _LOOK_EVERY_S = 0.1
 
 def make_folder(path: str) -> None:
     """Make the last folder of `path`, for us alone; TransferError if somebody else may write it."""
-    with suppress(FileExistsError):
+    try:
         os.mkdir(path, 0o700)
+    except FileExistsError:
+        pass
+    except FileNotFoundError:
+        raise TransferError(
+            f"disk_path = {path!r} lies in no folder that is there, so no file was made; see that "
+            "its drive is mounted, or make the folder above it"
+        ) from None
     found = os.lstat(path)
     if not stat.S_ISDIR(found.st_mode):
         is_link = stat.S_ISLNK(found.st_mode)

@@ -18,6 +18,7 @@ from continuum_connector.worker.engine import (
     CORRUPT,
     EIO,
     ENOSPC,
+    INTERNAL,
     MISSING,
     Completion,
     CopyEngine,
@@ -85,6 +86,8 @@ def _name(error: int) -> str:
     """A completion's code in words. The driver's own codes are above 0."""
     if error == CONFLICT:
         return "an unfinished transfer uses a block or slot of it"
+    if error == INTERNAL:
+        return "a bug in the native library (error -9); please report it with this log"
     return f"CUDA error {error}" if error > 0 else f"error {error} of the native library"
 
 

@@ -151,7 +151,9 @@ def test_a_second_worker_on_the_path_has_no_disk_and_says_why(
     first, second = Life(folder), Life(folder)
     ends.callback(second.worker.shutdown)
     ends.callback(first.worker.shutdown)
-    assert "dp0-rank0.slab is in use by another process; what leaves" in second.report.disk_down
+    why = second.report.disk_down
+    assert "dp0-rank0.slab is in use by another process; end that one, or give this" in why
+    assert "this server a disk_path of its own; what leaves" in why
     assert second.do(write(1)) == [("no_tier",)]
     assert first.do(write(1)) == [()]
 

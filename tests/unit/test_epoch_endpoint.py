@@ -90,8 +90,11 @@ def test_a_name_goes_in_the_place_of_the_flag() -> None:
 
 @pytest.mark.parametrize(
     "body",
-    [b"{", b"[]", b'{"nam": "x"}', b'{"name": 5}', b'{"reset_running_requests": 1}', b" " * 9999],
-    ids=str,
+    [
+        *(b"{", b"[]", b'{"nam": "x"}', b'{"name": 5}', b'{"reset_running_requests": 1}'),
+        *(b" " * 9999, b"[" * 4000, b'{"name": "\\ud800"}'),
+    ],
+    ids=lambda body: ascii(body[:20]),
 )
 def test_a_body_that_says_something_else_begins_nothing(body: bytes) -> None:
     called = call(body if body.strip() else b'{"name": "' + b"x" * 9999 + b'"}')

@@ -368,7 +368,8 @@ def test_each_cause_is_told_once(monkeypatch):
     assert told == [
         "A copy failed: CUDA error 2. This is said once",
         "A copy failed: CUDA error 719. This is said once",
-        "A copy failed: error -9 of the native library. This is said once",
+        "A copy failed: a bug in the native library (error -9); please report it with this log. "
+        "This is said once",
         "A copy failed: an unfinished transfer uses a block or slot of it. This is said once",
         "The driver fails at the batch path, so copies go another way from here. This is said once",
     ]

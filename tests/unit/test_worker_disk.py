@@ -26,6 +26,7 @@ from continuum_connector.messages import (
 from continuum_connector.worker import disk as module
 from continuum_connector.worker import folder
 from continuum_connector.worker.disk import (
+    HUNG_LOOKS,
     HUNG_S,
     MAX_FOUND,
     DiskPlace,
@@ -326,8 +327,10 @@ def test_a_disk_that_hangs_is_given_up_after_a_minute_and_keeps_what_it_has(rig:
     rig.tell()
     assert rig.report.disk_down == ""
     rig.file.now = replace(IDLE, oldest_op_s=HUNG_S)
-    rig.clock.advance(1.0)
-    rig.tell()
+    for _ in range(HUNG_LOOKS):
+        assert rig.report.disk_down == ""
+        rig.clock.advance(1.0)
+        rig.tell()
     assert "has not answered for 60 s" in rig.report.disk_down
     assert "cannot end" in rig.report.disk_down
     assert 1 not in rig.report.outcomes  # it may still write to the slot
@@ -338,6 +341,21 @@ def test_a_disk_that_hangs_is_given_up_after_a_minute_and_keeps_what_it_has(rig:
     assert rig.reasons(1) == ("eio",)
     rig.join()
     assert rig.file.closed
+
+
+def test_a_process_that_was_stopped_for_a_minute_does_not_blame_its_disk(rig: Rig) -> None:
+    rig.step(reads=(read(1),))
+    for _ in range(HUNG_LOOKS):  # each time it is stopped, and then the disk answers
+        rig.file.now = replace(IDLE, oldest_op_s=HUNG_S + 10)
+        rig.clock.advance(HUNG_S + 10)
+        rig.tell()
+        rig.file.now = IDLE
+        rig.clock.advance(1.0)
+        rig.tell()
+    assert rig.report.disk_down == ""
+    rig.file.settle(1)
+    rig.tell()
+    assert rig.report.outcomes[1].num_done == 1
 
 
 def test_a_disk_that_says_itself_that_it_has_ended_is_given_up(rig: Rig) -> None:
@@ -465,7 +483,7 @@ def test_a_folder_that_others_could_write_is_refused(
     folder.make_folder(str(ours))
     monkeypatch.setattr(os, "geteuid", lambda: 12345)
     assert "not to 12345 who runs the server, so" in refusal(ours)
-    with pytest.raises(FileNotFoundError):
+    with pytest.raises(TransferError, match="see that its drive is mounted"):
         folder.make_folder(str(tmp_path / "not" / "mounted"))
 
 
