@@ -16,6 +16,7 @@ import msgspec
 
 from continuum_connector import files
 from continuum_connector.errors import ConfigError, shown
+from continuum_connector.foreign_keys import instead_of
 from continuum_connector.sizes import check_units, parse_bytes
 
 CONNECTOR_NAME = "ContinuumConnector"
@@ -209,7 +210,10 @@ def load_config(
             _known(key, f"environment variable {name}", environment=True)
             values[key] = _read(key, raw, name)
     for key, raw in (extra or {}).items():
-        _known(key, f"kv_connector_extra_config key `{key}`")
+        where = f"kv_connector_extra_config key `{key}`"
+        if theirs := instead_of(key):
+            raise ConfigError(f"{where} = {shown(repr(raw))[:100]} {theirs}")
+        _known(key, where)
         values[key] = _read(key, raw, f"kv_connector_extra_config.{key}")
     config = _convert(values)
     _check(config)

@@ -51,13 +51,14 @@ PARTS = {
     *("tier", "traffic", "index", "ledger", "pool"),
 }
 
-LEAVES = {"errors", "messages", "files", "sizes"}
+LEAVES = {"errors", "messages", "files", "sizes", "foreign_keys"}
 MAY_IMPORT = {  # what each room, a folder or a file, may import besides itself and `errors`
     "errors": set(),
     "messages": set(),
     "files": set(),
     "sizes": set(),
-    "config": {"files", "sizes"},
+    "foreign_keys": set(),
+    "config": {"files", "foreign_keys", "sizes"},
     "switch": {"files"},
     "programs": set(),
     "toolcalls": set(),

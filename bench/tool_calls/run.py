@@ -42,7 +42,8 @@ def train() -> PreTrainedTokenizerFast:
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
-    files = [*ROOT.glob("*/**/*.py"), *ROOT.glob("*/**/*.md"), *CORPUS.glob("*.toml")]
+    own = "[!.]*/**"  # not .venv or .cache, whose text is a hundred times as much and not ours
+    files = [*ROOT.glob(f"{own}/*.py"), *ROOT.glob(f"{own}/*.md"), *CORPUS.glob("*.toml")]
     trainer = trainers.BpeTrainer(
         vocab_size=VOCABULARY,
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),

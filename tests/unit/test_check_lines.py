@@ -66,6 +66,22 @@ def test_a_server_where_all_is_well_has_only_ok_lines(tmp_path: Path) -> None:
     assert all(not line.cure for line in lines)
 
 
+def test_variables_of_another_connector_are_a_hint_where_it_is_not_named(tmp_path: Path) -> None:
+    left = {"LMCACHE_LOCAL_CPU": "True", "LMCACHE_CHUNK_SIZE": "256"}
+    machine = fake.make(tmp_path, environ=left)
+    line = one(machine, plan(), "environment")
+    assert line.verdict is WARNING
+    assert line.text.startswith("LMCACHE_CHUNK_SIZE and 1 more set another KV connector")
+    simple = replace(machine, environ={"VLLM_USE_SIMPLE_KV_OFFLOAD": "1"})
+    assert one(simple, plan(), "environment").text.startswith("VLLM_USE_SIMPLE_KV_OFFLOAD set")
+    both = [{"kv_connector": name} for name in ("ContinuumConnector", "LMCacheMPConnector")]
+    transfer = {"kv_connector": "MultiConnector", "kv_role": "kv_both"}
+    transfer["kv_connector_extra_config"] = {"connectors": both}
+    behind = read_plan(["--kv-transfer-config", json.dumps(transfer)], {})
+    for other, served in ((machine, behind), (replace(machine, environ={"A": "1"}), plan())):
+        assert "environment" not in {line.subject for line in check(other, served)}
+
+
 def test_a_bare_machine_says_what_it_could_not_see(tmp_path: Path) -> None:
     machine = fake.make(
         tmp_path,

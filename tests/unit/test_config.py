@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 import os
+import re
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from continuum_connector.config import (
     load_config,
 )
 from continuum_connector.errors import ConfigError
+from continuum_connector.foreign_keys import OF_LMCACHE, OF_OFFLOADING, instead_of
 from continuum_connector.sizes import parse_bytes
 
 # One is of no use without the others.
@@ -186,6 +188,41 @@ def test_an_unknown_key_is_refused_with_the_nearest_one() -> None:
 def test_an_unknown_key_like_no_other_is_refused_with_the_list() -> None:
     message = refusal({"xyzzy": 1})
     assert all(key in message for key in KNOBS)
+
+
+@pytest.mark.parametrize(
+    ("key", "raw", "says"),
+    [
+        ("cpu_bytes_to_use", 2**36, "= 68719476736 is one of vLLM's own offloading"),
+        ("cpu_bytes_to_use", 2**36, "set `dram_bytes` (bytes per node, for all its ranks"),
+        ("cpu_bytes_to_use_per_rank", 2**33, "set `dram_bytes` "),
+        ("disk_capacity_bytes", 2**40, "set `disk_bytes` "),
+        ("kv_offload_backend", "disk", "= 'disk' is one of vLLM's own offloading"),
+        ("secondary_tiers", [{"type": "fs"}], "set `disk_path` and `disk_bytes` for a local drive"),
+        ("eviction_policy", "arc", "here `policy` decides"),
+        ("block_size", 64, "here a block is vLLM's own (`--block-size`)"),
+        ("spec_name", "TieringOffloadingSpec", "leave it out"),
+        ("lmcache.max_local_cpu_size", 20, "= 20 is one of LMCache"),
+        ("lmcache.max_local_cpu_size", 20, "set `dram_bytes` "),
+        ("lmcache.mp.port", 6755, "put that connector behind ours in a MultiConnector"),
+        ("connectors", [{}], "write MultiConnector as kv_connector"),
+        ("secondary_tiers", [{"type": "x" * 9_999}], "xxxxx is one of vLLM's"),
+    ],
+)
+def test_a_key_of_another_connector_is_refused_with_what_it_is_here(
+    key: str, raw: Any, says: str
+) -> None:
+    message = refusal({key: raw})
+    assert message.startswith(f"kv_connector_extra_config key `{key}` = ")
+    assert says in message
+    assert "would have no effect here" in message or "would not run" in message
+    assert len(message) < 400
+
+
+def test_what_another_connectors_key_is_here_is_a_key_of_ours() -> None:
+    keys = [*OF_OFFLOADING, *(f"lmcache.{key}" for key in OF_LMCACHE)]
+    named = {name for key in keys for name in re.findall(r"`(\w+)`", instead_of(key))}
+    assert named == {"dram_bytes", "disk_bytes", "disk_path", "policy"} <= set(KNOBS)
 
 
 def test_an_unknown_environment_variable_is_refused_with_the_nearest_one() -> None:

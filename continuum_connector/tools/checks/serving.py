@@ -15,6 +15,7 @@ from continuum_connector.vllm.proven import why_aside, why_unattached
 
 ENTRY_POINT = "continuum"
 FLAG = f'--kv-transfer-config \'{{"kv_connector":"{CONNECTOR_NAME}","kv_role":"kv_both"}}\''
+FOREIGN_VARIABLES = ("LMCACHE_", "VLLM_USE_SIMPLE_KV_OFFLOAD")
 ROLES = ("kv_producer", "kv_consumer", "kv_both")
 MIDDLEWARE = (
     "continuum_connector.middleware.ProgramMiddleware",
@@ -29,6 +30,7 @@ def lines(machine: Machine, plan: Plan, vllm: VllmSeen) -> Iterator[Line]:
     yield _version(vllm)
     yield _plugin(machine, vllm)
     yield from _config_lines(plan, vllm)
+    yield from _left_over(machine, plan)
     yield _prefix_caching(plan, vllm)
     yield _scheduler(plan)
     yield _layout(machine, plan, vllm)
@@ -127,6 +129,18 @@ def _role(plan: Plan) -> Line:
         return ok("config", f"{text}; `continuum size` says how much one would need")
     below = f", below it a disk tier of {size(config.disk_bytes)}" if config.disk_path else ""
     return ok("config", f"policy {config.policy}, a DRAM tier of {size(config.dram_bytes)}{below}")
+
+
+def _left_over(machine: Machine, plan: Plan) -> Iterator[Line]:
+    """Variables of the connector that ours may have replaced, if none here reads them."""
+    if "LMCache" in str(plan.transfer):
+        return
+    found = sorted(name for name in machine.environ if name.startswith(FOREIGN_VARIABLES))
+    if found:
+        more = f" and {len(found) - 1} more" if len(found) > 1 else ""
+        text = f"{found[0][:60]}{more} set another KV connector, which is not named here"
+        cure = "unset them (docs/alternatives.md: what they are here), or put it behind ours"
+        yield warning("environment", text, cure)
 
 
 def _prefix_caching(plan: Plan, vllm: VllmSeen) -> Line:
