@@ -20,6 +20,7 @@ import pytest
 
 from bench.serve.server import VllmServer
 from tests.fakes import mount_tmpfs
+from tests.server.alerts import firing
 from tests.server.disks import (
     disk_hits,
     failures,
@@ -40,6 +41,7 @@ from tests.server.helpers import (
     PROGRAMS,
     Dialog,
     eventually,
+    in_flight,
     log_of,
     play,
     play_at_once,
@@ -132,6 +134,7 @@ def test_a_torn_write_a_flipped_bit_a_full_disk_and_a_failing_one_never_change_a
     expected, right = (play(server, each, cold=True) for each in (SMALL, PROGRAMS))
     first = play(server, turns(PROGRAMS, 2))
     quiet(server)
+    well = server.metrics()
 
     with faults.of("write tear 8192"):
         saved(server, folder, SMALL[0])
@@ -141,6 +144,8 @@ def test_a_torn_write_a_flipped_bit_a_full_disk_and_a_failing_one_never_change_a
     flip(folder, saved(server, folder, SMALL[1]))
     assert play(server, SMALL[1:2]) == expected[1:2]
     assert failures(server, "corrupt") == 2
+    quiet(server)
+    assert about_disk(firing(well, server.metrics(), tmp_path)) == {"ContinuumDiskErrors"}
 
     with faults.of(f"write errno {ENOSPC}"):
         play(server, SMALL[2:3])
@@ -159,8 +164,11 @@ def test_a_torn_write_a_flipped_bit_a_full_disk_and_a_failing_one_never_change_a
     eventually(lambda: not is_up(server))
     assert failures(server, "eio") >= 3
     known = stored(server)
+    well = server.metrics()
     assert play(server, PROGRAMS) == right
     eventually(lambda: stored(server) > known)  # DRAM serves on
+    eventually(lambda: in_flight(server) == 0)
+    assert about_disk(firing(well, server.metrics(), tmp_path)) == {"ContinuumDiskDown"}
     assert log_of(server).count("No disk tier: ") == 1
     assert "Traceback" not in log_of(server)
     kill(server)
@@ -172,6 +180,11 @@ def test_a_torn_write_a_flipped_bit_a_full_disk_and_a_failing_one_never_change_a
     assert play_at_once(server, PROGRAMS) == right
     assert failures(server, "corrupt") > 0
     assert "Traceback" not in log_of(server)
+
+
+def about_disk(alerts: set[str]) -> set[str]:
+    """Without those about what this file does to evict KV: turns of no program, again and again."""
+    return {alert for alert in alerts if "Disk" in alert}
 
 
 @by_hand

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
 
 import pytest
 
 from bench.serve.server import VllmServer
+from tests.server.alerts import firing
 from tests.server.conftest import DRAM_BYTES, MIDDLEWARE, NUM_BLOCKS, ServerFactory, Stock
 from tests.server.helpers import (
     PROGRAMS,
@@ -59,7 +61,7 @@ def test_the_comparison_fails_when_dram_is_overwritten(
 
 
 def test_overwritten_dram_is_noticed_and_computed_again(
-    server_factory: ServerFactory, expected: Answers
+    server_factory: ServerFactory, expected: Answers, tmp_path: Path
 ) -> None:
     summed = server_factory(
         "summed",
@@ -72,9 +74,12 @@ def test_overwritten_dram_is_noticed_and_computed_again(
         },
         args=MIDDLEWARE,
     )
+    well = summed.metrics()
     answers = play(summed, PROGRAMS, before_last=lambda: overwrite(summed))
     assert answers == expected
     assert summed.metric("continuum:transfer_failures_total", reason="corrupt") > 0
+    reset(summed)
+    assert firing(well, summed.metrics(), tmp_path) == {"ContinuumCorruptBlocks"}
 
 
 def first_turns(answers: Answers) -> Answers:

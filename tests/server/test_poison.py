@@ -13,6 +13,7 @@ import pytest
 
 from bench.serve.server import VllmServer
 from bench.serve.tiny_model import LLAMA
+from tests.server.alerts import firing
 from tests.server.conftest import DRAM_BYTES, ServerFactory, Stock
 from tests.server.helpers import (
     BLOCK,
@@ -103,6 +104,7 @@ def failed(server: VllmServer) -> tuple[float, float]:
 def test_the_context_ends_amid_copies_and_the_server_lives(
     server: VllmServer, stock: Stock, tmp_path: Path
 ) -> None:
+    well = server.metrics()
     # Some stores and a load are done; then a store is in flight, and everybody wants to load.
     first = play_at_once(server, [first_turns(dialog) for dialog in PROGRAMS])
     written = play(server, [WRITER], before_last=lambda: only_in_dram(server))
@@ -123,6 +125,8 @@ def test_the_context_ends_amid_copies_and_the_server_lives(
     assert log_of(server).count(SENTENCE) == log_of(server).count("No DRAM tier") == 1
     assert "Traceback" not in log_of(server)
 
+    broken = server.metrics()
+
     # From here on nothing is offloaded, nothing is promised, and the answers are the same.
     admitted = server.metric("continuum:transfers_admitted_total")
     assert play_at_once(server, PROGRAMS) == stock.answers
@@ -131,6 +135,11 @@ def test_the_context_ends_amid_copies_and_the_server_lives(
     assert server.metric("continuum:transfers_admitted_total") == admitted
     assert failed(server) == (num_loads, num_stores)
 
+    after = server.metrics()
+
     assert terminate(server) == 0
     (down,) = [r for r in read_trace(tmp_path / "trace.jsonl") if r["event"] == "tier_down"]
     assert down["reason"] in SENTENCE
+    down_and_failing = {"ContinuumTierDown", "ContinuumTransfersFailing"}
+    assert firing(well, broken, tmp_path) == down_and_failing
+    assert firing(broken, after, tmp_path) == {"ContinuumTierDown"}, "nothing is tried any more"
