@@ -163,8 +163,7 @@ def our_part(connector: Any, extra: Any) -> dict[str, Any] | None:
     """Our extra config, also inside a MultiConnector's; None if we are not named.
 
     `connector`, `extra`: `kv_connector` and `kv_connector_extra_config` of vLLM's config. Raises
-    ConfigError if our own is no JSON object, or if there is more than one of us, or one deeper than
-    in the outer MultiConnector; another connector's part is not checked.
+    ConfigError if our own is no JSON object, or if we are named twice, or inside an inner one.
     """
     if connector == CONNECTOR_NAME:
         return _object(extra)
@@ -210,10 +209,10 @@ def load_config(
             _known(key, f"environment variable {name}", environment=True)
             values[key] = _read(key, raw, name)
     for key, raw in (extra or {}).items():
-        where = f"kv_connector_extra_config key `{key}`"
         if theirs := instead_of(key):
-            raise ConfigError(f"{where} = {shown(repr(raw))[:100]} {theirs}")
-        _known(key, where)
+            said = shown(repr(raw))[:100]
+            raise ConfigError(f"kv_connector_extra_config.{key} = {said} {theirs}")
+        _known(key, f"kv_connector_extra_config key `{key}`")
         values[key] = _read(key, raw, f"kv_connector_extra_config.{key}")
     config = _convert(values)
     _check(config)
@@ -224,13 +223,12 @@ def load_config(
 def _known(key: str, where: str, environment: bool = False) -> None:
     if key in KNOBS:
         return
-    where = shown(where)  # one line, whatever is in the name
     names = {known: ENV_PREFIX + known.upper() if environment else known for known in KNOBS}
     close = difflib.get_close_matches(key, KNOBS, n=1)
     close += [known for known in KNOBS if known.startswith(f"{key}_")]  # `dram` for `dram_bytes`
     known = ", ".join(sorted(names.values()))
     cure = f"did you mean `{names[close[0]]}`?" if close else f"known keys: {known}"
-    raise ConfigError(f"{where} is unknown, so it would have no effect; {cure}")
+    raise ConfigError(f"{shown(where)} is unknown, so it would have no effect; {cure}")
 
 
 def _read(key: str, raw: Any, where: str) -> Any:

@@ -213,7 +213,7 @@ def test_a_key_of_another_connector_is_refused_with_what_it_is_here(
     key: str, raw: Any, says: str
 ) -> None:
     message = refusal({key: raw})
-    assert message.startswith(f"kv_connector_extra_config key `{key}` = ")
+    assert message.startswith(f"kv_connector_extra_config.{key} = ")
     assert says in message
     assert "would have no effect here" in message or "would not run" in message
     assert len(message) < 400

@@ -118,7 +118,7 @@ class Engine:
         # The CPU platform turns async scheduling off, for the sake of its own model runner.
         self.vllm_config.scheduler_config.async_scheduling = async_scheduling
         self.num_drafts, self.draft_group = num_drafts, draft_group
-        self.prefill_every = 1  # steps; in those between, prompts wait while others decode
+        self.prefill_every = 1.0  # steps; in those between, prompts wait while others decode
         self._build_scheduler(num_blocks)
         self.workers = [
             FakeWorker(self.groups, wrap_report, hold_transfers, rank) for rank in range(world_size)
@@ -265,7 +265,7 @@ class Engine:
 
     def _schedule(self) -> bool:
         """Put one batch in flight; True if it computes tokens."""
-        step = self.scheduler.schedule(self.num_steps % self.prefill_every > 0)
+        step = self.scheduler.schedule(throttle_prefills=self.num_steps % self.prefill_every > 0)
         resumed = step.scheduled_cached_reqs.resumed_req_ids
         self.admissions += [new.req_id for new in step.scheduled_new_reqs]
         self.admissions += [each for each in step.scheduled_cached_reqs.req_ids if each in resumed]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from functools import partial
+import math
 from pathlib import Path
 from typing import Any
 
@@ -83,15 +83,14 @@ def test_nobody_is_held_where_everything_fits() -> None:
 @MODES
 def test_prefills_are_throttled_while_turns_are_held(async_scheduling: bool) -> None:
     engine = crowded(async_scheduling=async_scheduling)
-    schedule = engine.scheduler.schedule
-    engine.scheduler.schedule = partial(schedule, throttle_prefills=True)
+    engine.prefill_every = math.inf
     engine.add("a2", 16, max_tokens=4, program="a", seed=9)  # its program has begun
     engine.steps(3)
     assert engine.admissions == ["a"], "a step that may begin no prompt"
     stats = engine.stats[-1]
     assert stats.num_waiting_reqs + stats.num_skipped_waiting_reqs == 3, "vllm:num_requests_waiting"
     assert held(engine) == ["b", "c"]
-    engine.scheduler.schedule = schedule
+    engine.prefill_every = 1
     engine.steps(3)
     assert engine.admissions == ["a", "a2"]
 
