@@ -6,10 +6,16 @@ import os
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
 
 from continuum_connector.worker import folder
 
 ROOT = Path(__file__).resolve().parent
+# A run tells of the change it tests: what hypothesis draws is the same each time. Looking for what
+# nobody has drawn yet is the work of tests/vllm/long_machine.py.
+settings.register_profile("suite", derandomize=True)
+settings.load_profile("suite")
+
 MARKS = {"vllm", "native", "server"}  # a folder of that name, wherever it lies
 
 _paths = os.environ.get("PYTHONPATH", "").split(os.pathsep)

@@ -88,6 +88,8 @@ class Machine(RuleBasedStateMachine):
         built = drawn["scheduling"] | (drawn["disk"] if self.has_disk else {})
         if groups != "chunked" and not self.has_disk:  # vLLM has not both; we have not both
             built |= drawn["drafts"]
+            if groups == "state" and drawn["drafts"]:  # no draft model has states
+                built["draft_group"] = 0
         self.engine = (on_disk if self.has_disk else tiered)(
             num_blocks, num_slots, skips=False, groups=groups, config=config, **built
         )
