@@ -11,9 +11,9 @@ from hypothesis import settings
 from continuum_connector.worker import folder
 
 ROOT = Path(__file__).resolve().parent
-# A run tells of the change it tests: what hypothesis draws is the same each time. Looking for what
-# nobody has drawn yet is the work of tests/vllm/long_machine.py.
-settings.register_profile("suite", derandomize=True)
+# A run tells of the change it tests: what hypothesis draws is the same each time, and no clock
+# decides. Looking for what nobody has drawn yet is the work of tests/vllm/long_machine.py.
+settings.register_profile("suite", derandomize=True, deadline=None)
 settings.load_profile("suite")
 
 MARKS = {"vllm", "native", "server"}  # a folder of that name, wherever it lies

@@ -1,4 +1,5 @@
-"""What waiting costs: Price of a held block; the paper's T and eta, Queueing and Memoryfulness."""
+"""What waiting costs: Price of a held block, Level of a queue; the paper's T and eta, Queueing and
+Memoryfulness."""
 
 from __future__ import annotations
 
@@ -13,6 +14,31 @@ QUIET = 0.01  # a smaller share is left from a wait long past: nobody waits now
 _WARMUP = 100  # turns; until then the mean size is the arithmetic mean
 
 
+class Level:
+    """A level that goes up and down, and its mean over recent time."""
+
+    def __init__(self) -> None:
+        self._mean = self._level = 0.0
+        self._last = -math.inf
+
+    def is_now(self, level: float, now: float) -> None:
+        """It is at `level` from `now` on. May be called repeatedly."""
+        self._advance(now)
+        self._level = level
+
+    def mean(self, now: float) -> float:
+        """The mean, in which what was TIME_CONSTANT_S ago weighs 1 / e of what is."""
+        self._advance(now)
+        return self._mean
+
+    def _advance(self, now: float) -> None:
+        if now <= self._last:
+            return
+        kept = math.exp((self._last - now) / TIME_CONSTANT_S)
+        self._mean = self._mean * kept + (1.0 - kept) * self._level
+        self._last = now
+
+
 class Price:
     """Share of recent time in which a turn waited for blocks / mean blocks of a turn.
 
@@ -21,21 +47,17 @@ class Price:
     """
 
     def __init__(self) -> None:
-        self._share = 0.0
-        self._is_blocked = False
-        self._last = -math.inf
+        self._blocked = Level()  # 1 while a turn waits
         self.num_turns = 0
         self.mean_blocks = 1.0
 
     def blocked(self, now: float) -> None:
         """A waiting turn could not be admitted for lack of blocks. May be called repeatedly."""
-        self._advance(now)
-        self._is_blocked = True
+        self._blocked.is_now(1.0, now)
 
     def unblocked(self, now: float) -> None:
         """No turn waits for blocks any more. May be called repeatedly."""
-        self._advance(now)
-        self._is_blocked = False
+        self._blocked.is_now(0.0, now)
 
     def footprint(self, num_blocks: int) -> None:
         """Count the blocks of a turn."""
@@ -45,19 +67,12 @@ class Price:
 
     def share(self, now: float) -> float:
         """The share of recent time in which some turn waited for blocks."""
-        self._advance(now)
-        return self._share if self._share >= QUIET else 0.0
+        share = self._blocked.mean(now)
+        return share if share >= QUIET else 0.0
 
     def per_block_second(self, now: float) -> float:
         """Seconds of delay that one block held for one second costs the others."""
         return self.share(now) / self.mean_blocks
-
-    def _advance(self, now: float) -> None:
-        if now <= self._last:
-            return
-        kept = math.exp((self._last - now) / TIME_CONSTANT_S)
-        self._share = self._share * kept + (1.0 - kept) * self._is_blocked
-        self._last = now
 
 
 WINDOW = 100  # turns; the paper gives no size, so this is its K for tool durations

@@ -1,15 +1,16 @@
 """Adaptive: each alternative is priced in seconds that all programs together gain; the best wins.
 
     free       0
-    offload    k * P(residence) * max(0, N * prefill - load)
+    offload    k * P(residence) * max(0, N * prefill - load - behind)
     pin        max over tau of  k * P(tau) * N * prefill - price * blocks * H(tau)
     pin_store  offload + the same, where a return that DRAM would have served saves only
-               min(N * prefill, load)
+               min(N * prefill, load + behind)
 
 P, H: see adaptive.py. k = blocks / mean_blocks: how many average turns' room this one takes.
 N = turns that run or wait, plus the returning one: a prefill takes the GPU's time from all of
-them, a load takes only its own turn's time. A place in the queue is worth nothing here: what one
-program gains by it, another loses. The price is at least FORESEEN / mean_blocks.
+them, a load only its own turn's time and, by `behind`, that of the turns behind it on the bus. A
+place in the queue is worth nothing here: what one program gains by it, another loses. The price is
+at least FORESEEN / mean_blocks.
 docs/decisions.md has the reasons, and what follows for each kind of gap.
 
 What a pin is worth, by when its program is expected back. Seconds, and block-seconds.
@@ -158,7 +159,10 @@ class Adaptive:
 
 
 def _stored_s(turn: FinishedTurn, snapshot: Snapshot, p_read: float) -> float:
-    """Seconds that a return saves by finding the blocks in DRAM; 0 if they should not go there."""
+    """Seconds that a return saves by finding the blocks in DRAM; 0 if they should not go there.
+
+    Turns behind its load are left out here: by the time of the return the bus may be idle.
+    """
     is_full = snapshot.residence_s < math.inf
     if not p_read or (is_full and p_read < MIN_P_READ):
         return 0.0
@@ -169,7 +173,7 @@ def _stake(turn: FinishedTurn, snapshot: Snapshot, stored_s: float, p_read: floa
     weight = turn.num_blocks / max(snapshot.mean_blocks, 1.0)
     return Stake(
         pinned_s=snapshot.num_delayed * turn.prefill_s,
-        stored_s=stored_s,
+        stored_s=max(0.0, stored_s - turn.behind_s),
         p_stored=p_read,
         weight=weight,
         cost=max(snapshot.price * turn.num_blocks, FORESEEN * weight),
@@ -204,7 +208,8 @@ class Stake(Struct, frozen=True):
     """What is at stake when a turn ends, apart from when its program will be back.
 
     `pinned_s`: seconds saved by a return to a pin. `stored_s`: seconds saved by a return that finds
-    the blocks in DRAM, 0 if they are not to be stored. `p_stored`: the probability that it does.
+    the blocks in DRAM, less what the turns behind its load lose; 0 if they are not to be stored.
+    `p_stored`: the probability that it does.
     `weight`: the blocks in average turns (Continuum's MemUsage / M). `cost`: seconds that all
     others lose for each second of the pin.
     """

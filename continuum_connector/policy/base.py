@@ -121,7 +121,8 @@ class FinishedTurn(Struct, frozen=True):
     tool calls that the turn ends with. `gap`: when its program's next turn is expected.
     `tool_gaps`, `all_gaps`: recorded gaps in seconds, ascending, of this turn's tool and of every
     tool (Continuum's S[f] and S). `prefill_s`: seconds to compute again what those blocks hold.
-    `load_s`: seconds to load them from DRAM, infinite without a tier.
+    `load_s`: seconds to load them from DRAM, infinite without a tier. `behind_s`: seconds that
+    other turns, all together, would wait behind that load.
     """
 
     program: str
@@ -136,6 +137,7 @@ class FinishedTurn(Struct, frozen=True):
     all_gaps: Sequence[float] = ()
     prefill_s: float = 0.0
     load_s: float = math.inf
+    behind_s: float = 0.0
 
 
 class Snapshot(Struct, frozen=True):

@@ -213,4 +213,5 @@ class Prompts:
             gap=gap.first_of(prompt.num_others),
             prefill_s=self._costs.prefill_s(num_tokens),
             load_s=self._costs.load_s(num_blocks) if world.has_tier else math.inf,
+            behind_s=self._costs.behind_s(num_blocks, world.now),
         )

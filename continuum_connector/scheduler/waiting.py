@@ -77,6 +77,10 @@ class Bus:
             num_blocks += self._recall()
             num_recalled += 1
 
+    def count(self, now: float) -> None:
+        """Tell what a load costs others from how many turns load, or wait to."""
+        self._costs.seen.at_bus(self._traffic.num_loads + len(self._wanted), now)
+
     def end(self) -> None:
         """Let vLLM ask all turns again; none waits for the bus any more."""
         self._num_passed = 0

@@ -151,6 +151,17 @@ def test_price_rises_and_falls_with_its_time_constant() -> None:
     assert price.share(106 * TIME_CONSTANT_S) == 0.0  # e^-6 is nobody
 
 
+def test_a_load_costs_those_who_are_at_the_bus_its_time_on_it() -> None:
+    costs = Costs(512)
+    for _ in range(4):
+        costs.seen.loaded(10, 2.0, 1.0)
+    costs.seen.at_bus(3, 0.0)
+    assert costs.behind_s(10, 0.0) == 0.0
+    assert costs.behind_s(10, 100 * TIME_CONSTANT_S) == pytest.approx(3.0)
+    costs.seen.at_bus(0, 100 * TIME_CONSTANT_S)
+    assert costs.behind_s(10, 101 * TIME_CONSTANT_S) == pytest.approx(3.0 / math.e)
+
+
 def test_a_clock_that_stands_still_is_no_waiting_time() -> None:
     price = Price()
     for _ in range(100):

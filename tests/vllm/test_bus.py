@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import pytest
 
 from continuum_connector.costs.prefill import Work
+from continuum_connector.costs.pressure import TIME_CONSTANT_S
 from continuum_connector.scheduler.tiers.transfers import Kind
 from continuum_connector.scheduler.waiting import MAX_PASSED
 from tests.vllm import tiering
@@ -172,6 +174,21 @@ def test_who_comes_later_and_stands_earlier_has_the_bus_first(async_scheduling: 
     engine.settle()
     engine.run_until_idle(max_steps=400)
     assert tiering.answers_as_without_a_tier(engine, "p0/1", "p1/2", "p2/1", "p3/1", "new")
+
+
+@MODES
+def test_what_a_load_costs_is_counted_from_those_who_are_at_the_bus(async_scheduling: bool) -> None:
+    """One loads, five wait: a load of 10 s costs those six 10 s each."""
+    engine = waiting(6, async_scheduling=async_scheduling)
+    costs = engine.connector.costs
+    engine.step()
+    assert costs.behind_s(NUM_BLOCKS, engine.clock.now) < 0.1  # for one step
+    engine.clock.advance(TIME_CONSTANT_S / 2)
+    mean, one = costs.behind_s(NUM_BLOCKS, engine.clock.now), costs.bus_s(NUM_BLOCKS)
+    assert mean == pytest.approx(6 * one * (1 - math.exp(-0.5)), rel=0.01)
+    finish(engine)
+    engine.clock.advance(1000.0)
+    assert costs.behind_s(NUM_BLOCKS, engine.clock.now) < 0.01 * one
 
 
 @MODES

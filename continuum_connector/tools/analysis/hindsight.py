@@ -36,7 +36,8 @@ class Regret:
 @dataclass(frozen=True)
 class Stakes:
     """What was at stake at a decision, in seconds. `prefill_s`: what it costs all turns together to
-    compute the KV again. `load_s`: None without a DRAM tier, or if the tier refused."""
+    compute the KV again. `load_s`: what a load costs them, with those that wait behind it; None
+    without a DRAM tier, or if the tier refused."""
 
     decision: str
     is_stored: bool
@@ -59,6 +60,7 @@ class Stakes:
             return None
         blocks, mean = count(record, "blocks"), max(number(known, "mean_blocks") or 1.0, 1.0)
         num_delayed = 1 + count(known, "waiting") + count(known, "running")
+        load_s = None if known.get("dram_refused") else number(known, "load")
         residence_s = number(known, "residence")
         return cls(
             decision=decision,
@@ -67,7 +69,7 @@ class Stakes:
             weight=blocks / mean,
             cost=(number(known, "price") or 0.0) * blocks,
             prefill_s=num_delayed * prefill_s,
-            load_s=None if known.get("dram_refused") else number(known, "load"),
+            load_s=None if load_s is None else load_s + (number(known, "behind") or 0.0),
             residence_s=math.inf if residence_s is None else residence_s,
         )
 
