@@ -8,7 +8,13 @@ from dataclasses import dataclass
 
 from continuum_connector.costs.fit import CopyModel
 from continuum_connector.costs.prefill import PrefillModel, Work
-from continuum_connector.costs.pressure import Level, Memoryfulness, Price, Queueing
+from continuum_connector.costs.pressure import (
+    BUS_TIME_CONSTANT_S,
+    Level,
+    Memoryfulness,
+    Price,
+    Queueing,
+)
 
 GUESSED_LATENCY_S, GUESSED_BUS = 1e-3, 12e9  # about a step; half of PCIe 4.0 x16, bytes per second
 GUESSED_DISK = 2e9  # bytes per second: half of what an NVMe drive on PCIe 4.0 reads, for two ranks
@@ -120,7 +126,7 @@ class Costs:
             queueing=Queueing(),
             memory=Memoryfulness(),
             price=Price(),
-            at_bus=Level(),
+            at_bus=Level(BUS_TIME_CONSTANT_S),
             steps=deque(maxlen=NUM_STEPS),
         )
         self.seen = Seen(self._models)

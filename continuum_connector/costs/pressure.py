@@ -10,6 +10,7 @@ from collections.abc import Sequence
 # Long enough to see several turns of the queue (each waits seconds for blocks), short enough
 # to follow a load that swings within minutes.
 TIME_CONSTANT_S = 30.0
+BUS_TIME_CONSTANT_S = 10.0  # many loads, of a second or less, with the wait before them
 QUIET = 0.01  # a smaller share is left from a wait long past: nobody waits now
 _WARMUP = 100  # turns; until then the mean size is the arithmetic mean
 
@@ -17,7 +18,8 @@ _WARMUP = 100  # turns; until then the mean size is the arithmetic mean
 class Level:
     """A level that goes up and down, and its mean over recent time."""
 
-    def __init__(self) -> None:
+    def __init__(self, time_constant_s: float) -> None:
+        self._time_constant_s = time_constant_s
         self._mean = self._level = 0.0
         self._last = -math.inf
 
@@ -27,14 +29,14 @@ class Level:
         self._level = level
 
     def mean(self, now: float) -> float:
-        """The mean, in which what was TIME_CONSTANT_S ago weighs 1 / e of what is."""
+        """The mean, in which what was a time constant ago weighs 1 / e of what is."""
         self._advance(now)
         return self._mean
 
     def _advance(self, now: float) -> None:
         if now <= self._last:
             return
-        kept = math.exp((self._last - now) / TIME_CONSTANT_S)
+        kept = math.exp((self._last - now) / self._time_constant_s)
         self._mean = self._mean * kept + (1.0 - kept) * self._level
         self._last = now
 
@@ -47,7 +49,7 @@ class Price:
     """
 
     def __init__(self) -> None:
-        self._blocked = Level()  # 1 while a turn waits
+        self._blocked = Level(TIME_CONSTANT_S)  # 1 while a turn waits
         self.num_turns = 0
         self.mean_blocks = 1.0
 

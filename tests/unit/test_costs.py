@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from continuum_connector.costs.costs import LONG_PREFIX, PARTS, Costs
 from continuum_connector.costs.prefill import MAX_IN_FLIGHT, StepClock, Work
 from continuum_connector.costs.pressure import (
+    BUS_TIME_CONSTANT_S,
     MAX_AGE_S,
     MIN_PROGRAMS,
     TIME_CONSTANT_S,
@@ -157,9 +158,9 @@ def test_a_load_costs_those_who_are_at_the_bus_its_time_on_it() -> None:
         costs.seen.loaded(10, 2.0, 1.0)
     costs.seen.at_bus(3, 0.0)
     assert costs.behind_s(10, 0.0) == 0.0
-    assert costs.behind_s(10, 100 * TIME_CONSTANT_S) == pytest.approx(3.0)
-    costs.seen.at_bus(0, 100 * TIME_CONSTANT_S)
-    assert costs.behind_s(10, 101 * TIME_CONSTANT_S) == pytest.approx(3.0 / math.e)
+    assert costs.behind_s(10, 100 * BUS_TIME_CONSTANT_S) == pytest.approx(3.0)
+    costs.seen.at_bus(0, 100 * BUS_TIME_CONSTANT_S)
+    assert costs.behind_s(10, 101 * BUS_TIME_CONSTANT_S) == pytest.approx(3.0 / math.e)
 
 
 def test_a_clock_that_stands_still_is_no_waiting_time() -> None:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from continuum_connector.costs.prefill import Work
-from continuum_connector.costs.pressure import TIME_CONSTANT_S
+from continuum_connector.costs.pressure import BUS_TIME_CONSTANT_S
 from continuum_connector.scheduler.tiers.transfers import Kind
 from continuum_connector.scheduler.waiting import MAX_PASSED
 from tests.vllm import tiering
@@ -183,7 +183,7 @@ def test_what_a_load_costs_is_counted_from_those_who_are_at_the_bus(async_schedu
     costs = engine.connector.costs
     engine.step()
     assert costs.behind_s(NUM_BLOCKS, engine.clock.now) < 0.1  # for one step
-    engine.clock.advance(TIME_CONSTANT_S / 2)
+    engine.clock.advance(BUS_TIME_CONSTANT_S / 2)
     mean, one = costs.behind_s(NUM_BLOCKS, engine.clock.now), costs.bus_s(NUM_BLOCKS)
     assert mean == pytest.approx(6 * one * (1 - math.exp(-0.5)), rel=0.01)
     finish(engine)
