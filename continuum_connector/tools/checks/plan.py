@@ -57,6 +57,7 @@ class Plan:
     executor: str = "mp"
     speculative: str = ""  # --speculative-config
     lora: bool = False
+    cumem: bool = False  # vLLM's own allocator, which sleep mode brings along
     match_unit: int = 0
     ssm_dtype: str = "auto"
     num_engines: int = 1
@@ -199,6 +200,7 @@ def read_plan(words: Sequence[str], environ: Mapping[str, str]) -> Plan:
         executor=known.distributed_executor_backend,
         speculative=known.speculative_config or "",
         lora=known.enable_lora,
+        cumem=known.enable_cumem_allocator or known.enable_sleep_mode,
         match_unit=known.prefix_match_unit,
         ssm_dtype=known.mamba_ssm_cache_dtype,
         num_nodes=known.nnodes,
@@ -235,7 +237,8 @@ def _parser() -> _Parser:
     parser.add_argument("--dtype", default="auto")
     parser.add_argument("--distributed-executor-backend", default="mp")
     parser.add_argument("--speculative-config", "-sc")
-    parser.add_argument("--enable-lora", action=both, default=False)
+    for flag in ("--enable-lora", "--enable-cumem-allocator", "--enable-sleep-mode"):
+        parser.add_argument(flag, action=both, default=False)
     parser.add_argument("--prefix-match-unit", type=_number, default=0)
     parser.add_argument("--mamba-ssm-cache-dtype", default="auto")
     for long, short in (
