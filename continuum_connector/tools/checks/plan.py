@@ -169,14 +169,7 @@ def read_plan(words: Sequence[str], environ: Mapping[str, str]) -> Plan:
     flags, dotted = _normal(after_serve(words))
     known, rest = _parser().parse_known_args(flags)
     model = known.model or known.model_tag or _first_word(rest)
-    transfer: Mapping[str, Any] = DEFAULT_TRANSFER
-    trouble = ""
-    try:
-        transfer = _transfer(known.kv_transfer_config, dotted)
-    except ValueError as error:
-        trouble = f"--kv-transfer-config cannot be read ({error}), so the server would not start"
-    except RecursionError:
-        trouble = "--kv-transfer-config is too deep to be read, so the server would not start"
+    transfer, trouble = _transfer(known.kv_transfer_config, dotted)
     config, why = read_config(transfer, environ)
     if _names_us(transfer):
         why = why or why_replaced(known.kv_offloading_size)
@@ -304,7 +297,18 @@ def _first_word(rest: Sequence[str]) -> str:
     return rest[0] if rest and not rest[0].startswith("-") else ""
 
 
-def _transfer(text: str | None, dotted: Mapping[str, str]) -> Mapping[str, Any]:
+def _transfer(text: str | None, dotted: Mapping[str, str]) -> tuple[Mapping[str, Any], str]:
+    """What --kv-transfer-config says, and ""; or ours, and why it cannot be read."""
+    try:
+        return _read_transfer(text, dotted), ""
+    except ValueError as error:
+        why = f"--kv-transfer-config cannot be read ({error}), so the server would not start"
+    except RecursionError:
+        why = "--kv-transfer-config is too deep to be read, so the server would not start"
+    return DEFAULT_TRANSFER, why
+
+
+def _read_transfer(text: str | None, dotted: Mapping[str, str]) -> Mapping[str, Any]:
     """The JSON of --kv-transfer-config, where dotted parts win; ours if neither is given."""
     if text is None and not dotted:
         return DEFAULT_TRANSFER
