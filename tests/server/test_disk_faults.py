@@ -114,6 +114,11 @@ def stored(server: VllmServer) -> float:
     return server.metric("continuum:stored_blocks_total")
 
 
+def oldest(server: VllmServer) -> float:
+    """Age of the oldest read or write under way, in seconds."""
+    return server.metric("continuum:disk_oldest_op_seconds")
+
+
 def saved(server: VllmServer, folder: Path, program: Dialog) -> set[int]:
     """Ask for a program's answer, and say in which slots it is once it is on disk alone."""
     before = used(folder)
@@ -147,11 +152,16 @@ def test_a_torn_write_a_flipped_bit_a_full_disk_and_a_failing_one_never_change_a
     quiet(server)
     assert about_disk(firing(well, server.metrics(), tmp_path)) == {"ContinuumDiskErrors"}
 
+    room = server.metrics()
     with faults.of(f"write errno {ENOSPC}"):
-        play(server, SMALL[2:3])
-        quiet(server)
+        for dialog in SMALL[2:]:  # and the flush: three attempts, and no more for ten minutes
+            play(server, [dialog])
+            quiet(server)
         assert failures(server, "enospc") > 0
         flush(server, "full")
+        assert about_disk(firing(room, server.metrics(), tmp_path, well)) == {
+            "ContinuumDiskReadOnly"
+        }
         known = disk_hits(server)
         again = play(server, last_turns(PROGRAMS, first)[:2])
         assert [a + b for a, b in zip(first[:2], again, strict=True)] == right[:2]
@@ -164,11 +174,11 @@ def test_a_torn_write_a_flipped_bit_a_full_disk_and_a_failing_one_never_change_a
     eventually(lambda: not is_up(server))
     assert failures(server, "eio") >= 3
     known = stored(server)
-    well = server.metrics()
+    broken = server.metrics()
     assert play(server, PROGRAMS) == right
     eventually(lambda: stored(server) > known)  # DRAM serves on
     eventually(lambda: in_flight(server) == 0)
-    assert about_disk(firing(well, server.metrics(), tmp_path)) == {"ContinuumDiskDown"}
+    assert about_disk(firing(broken, server.metrics(), tmp_path, well)) == {"ContinuumDiskDown"}
     assert log_of(server).count("No disk tier: ") == 1
     assert "Traceback" not in log_of(server)
     kill(server)
@@ -208,13 +218,18 @@ def test_a_disk_too_slow_for_its_deadline_is_given_up_and_the_tier_stays(
 
 @by_hand
 def test_a_disk_that_hangs_is_left_and_dram_serves_on(
-    start: Callable[..., VllmServer], faults: Faults
+    start: Callable[..., VllmServer], faults: Faults, tmp_path: Path
 ) -> None:
     server = start("hung")
     eventually(lambda: is_up(server))
     right = play(server, PROGRAMS, cold=True)
+    quiet(server)
+    well = server.metrics()
     with faults.of("write hang 0", "read hang 0"):
         assert play(server, PROGRAMS) == right
+        eventually(lambda: nudge(server) or oldest(server) > 30)
+        hanging = server.metrics()
+        assert "ContinuumDiskHangs" in firing(well, hanging, tmp_path)
         eventually(lambda: nudge(server) or not is_up(server), timeout_s=240)
         assert play(server, PROGRAMS) == right
         assert server.healthy()

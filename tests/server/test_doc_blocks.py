@@ -1,5 +1,6 @@
-"""The docs' commands for a running server, run as they are written: only address, file and model
-are put in. A block is run if its mark names this file, in a folder with the quick start's agent."""
+"""The docs' commands for a running server, run as they are written: only address, file, model and
+program are put in. A block is run if its mark names this file, in a folder with the quick start's
+agent."""
 
 from __future__ import annotations
 
@@ -14,7 +15,7 @@ import pytest
 from bench.serve.server import VllmServer
 from tests.markdown import Block, blocks, documents, tokens
 from tests.server.conftest import DRAM_BYTES
-from tests.server.helpers import ask
+from tests.server.helpers import ask, text_of
 
 BLOCKS = [
     block
@@ -22,7 +23,7 @@ BLOCKS = [
     for block in blocks(path)
     if block.mark == "test" and "tests/server/test_doc_blocks.py" in block.argument
 ]
-KEY = "the-operators-own"
+KEY, PROGRAM = "the-operators-own", "somebody"
 HERE = Path(sys.executable).parent
 # As a reader types it, but an answer of 400 and above is a failure.
 STRICT = 'set -euo pipefail\ncurl() { command curl --silent --show-error --fail-with-body "$@"; }\n'
@@ -63,6 +64,9 @@ def run(
     text = block.text
     for written, meant in (
         ("http://localhost:8000", server.url),
+        ("http://SERVER:8000", server.url),
+        (" TRACE", f" {switch.parent}/trace.jsonl"),
+        (" PROGRAM", f" {PROGRAM}"),
         ("/run/continuum/switch", str(switch)),
         ("/models/new", str(model)),
     ):
@@ -81,7 +85,7 @@ def run(
 def test_a_block_does_what_it_says(
     block: Block, server: VllmServer, switch: Path, tiny_model: Path
 ) -> None:
-    ask(server, "chat", ["hello"])
+    ask(server, "chat", [text_of(100, "hello")], vllm_xargs={"job_id": PROGRAM})
     done = run(block, server, switch, tiny_model)
     assert done.returncode == 0, f"{block}\n{done.stdout}\n{done.stderr}"
     if "continuum/switch" in block.text:
@@ -89,8 +93,15 @@ def test_a_block_does_what_it_says(
     if "metrics" in block.text:
         assert "continuum:turns_total" in done.stdout
     if "continuum explain" in block.text:
-        assert "session:agent-1  3 turns" in done.stdout
+        of_this_page = (
+            f"job:{PROGRAM}  " if " PROGRAM" in block.text else "session:agent-1  3 turns"
+        )
+        assert of_this_page in done.stdout
         assert "worth to all programs" in done.stdout
+    if "continuum analyze" in block.text:
+        assert "hit ratio, VRAM" in done.stdout
+    if "continuum top" in block.text:
+        assert done.stdout.startswith(f"continuum top  {server.url}  tiny  on")
 
 
 def test_a_block_that_fails_is_noticed(server: VllmServer, switch: Path, tiny_model: Path) -> None:
@@ -103,4 +114,5 @@ def test_a_block_that_fails_is_noticed(server: VllmServer, switch: Path, tiny_mo
 
 
 def test_there_are_blocks_to_run() -> None:
-    assert {block.path for block in BLOCKS} >= {"docs/quick-start.md", "docs/switch-off.md"}
+    pages = {"docs/quick-start.md", "docs/runbook.md", "docs/switch-off.md"}
+    assert {block.path for block in BLOCKS} >= pages

@@ -46,6 +46,7 @@ IN_MULTI = {
 }
 BAD: dict[str, dict[str, Any]] = {
     "unknown-key": {"connector": {"dram_byte": "1GiB"}},
+    "key-of-vllms-offloading": {"connector": {"cpu_bytes_to_use": 2**30}},
     "bad-size": {"connector": {}, "env": {"CONTINUUM_DRAM_BYTES": "lots"}},
     "ttl-above-max": {"args": ("--kv-transfer-config", json.dumps(IN_MULTI))},
 }

@@ -82,6 +82,17 @@ def test_variables_of_another_connector_are_a_hint_where_it_is_not_named(tmp_pat
         assert "environment" not in {line.subject for line in check(other, served)}
 
 
+def test_an_allocator_that_vllm_refuses_beside_a_connector_is_an_error(tmp_path: Path) -> None:
+    setting = {"PYTORCH_CUDA_ALLOC_CONF": "max_split_size_mb:512,expandable_segments:True"}
+    machine = fake.make(tmp_path, environ=setting)
+    line = one(machine, plan(), "environment")
+    assert line.verdict is ERROR
+    assert "vLLM stops at start" in line.text
+    for flag in ("--enable-cumem-allocator", "--enable-sleep-mode"):
+        subjects = {line.subject for line in check(machine, plan(flag))}
+        assert "environment" not in subjects
+
+
 def test_a_bare_machine_says_what_it_could_not_see(tmp_path: Path) -> None:
     machine = fake.make(
         tmp_path,

@@ -38,6 +38,7 @@ SEAMS = {
     "everything": "the scheduler's whole loop",
     "facts": "what of its config changes what a block holds",
     "families": "which models have which groups",
+    "foreign_keys": "the config keys of its own connectors",
     "gate": "its waiting queues, and who counts as waiting",
     "harness": "the whole loop, as the other modules drive it",
     "head_start": "its waiting queues, and whom it skips there",

@@ -57,6 +57,7 @@ class Plan:
     executor: str = "mp"
     speculative: str = ""  # --speculative-config
     lora: bool = False
+    cumem: bool = False  # vLLM's own allocator, which sleep mode brings along
     match_unit: int = 0
     ssm_dtype: str = "auto"
     num_engines: int = 1
@@ -168,14 +169,7 @@ def read_plan(words: Sequence[str], environ: Mapping[str, str]) -> Plan:
     flags, dotted = _normal(after_serve(words))
     known, rest = _parser().parse_known_args(flags)
     model = known.model or known.model_tag or _first_word(rest)
-    transfer: Mapping[str, Any] = DEFAULT_TRANSFER
-    trouble = ""
-    try:
-        transfer = _transfer(known.kv_transfer_config, dotted)
-    except ValueError as error:
-        trouble = f"--kv-transfer-config cannot be read ({error}), so the server would not start"
-    except RecursionError:
-        trouble = "--kv-transfer-config is too deep to be read, so the server would not start"
+    transfer, trouble = _transfer(known.kv_transfer_config, dotted)
     config, why = read_config(transfer, environ)
     if _names_us(transfer):
         why = why or why_replaced(known.kv_offloading_size)
@@ -199,6 +193,7 @@ def read_plan(words: Sequence[str], environ: Mapping[str, str]) -> Plan:
         executor=known.distributed_executor_backend,
         speculative=known.speculative_config or "",
         lora=known.enable_lora,
+        cumem=known.enable_cumem_allocator or known.enable_sleep_mode,
         match_unit=known.prefix_match_unit,
         ssm_dtype=known.mamba_ssm_cache_dtype,
         num_nodes=known.nnodes,
@@ -235,7 +230,8 @@ def _parser() -> _Parser:
     parser.add_argument("--dtype", default="auto")
     parser.add_argument("--distributed-executor-backend", default="mp")
     parser.add_argument("--speculative-config", "-sc")
-    parser.add_argument("--enable-lora", action=both, default=False)
+    for flag in ("--enable-lora", "--enable-cumem-allocator", "--enable-sleep-mode"):
+        parser.add_argument(flag, action=both, default=False)
     parser.add_argument("--prefix-match-unit", type=_number, default=0)
     parser.add_argument("--mamba-ssm-cache-dtype", default="auto")
     for long, short in (
@@ -301,7 +297,18 @@ def _first_word(rest: Sequence[str]) -> str:
     return rest[0] if rest and not rest[0].startswith("-") else ""
 
 
-def _transfer(text: str | None, dotted: Mapping[str, str]) -> Mapping[str, Any]:
+def _transfer(text: str | None, dotted: Mapping[str, str]) -> tuple[Mapping[str, Any], str]:
+    """What --kv-transfer-config says, and ""; or ours, and why it cannot be read."""
+    try:
+        return _read_transfer(text, dotted), ""
+    except ValueError as error:
+        why = f"--kv-transfer-config cannot be read ({error}), so the server would not start"
+    except RecursionError:
+        why = "--kv-transfer-config is too deep to be read, so the server would not start"
+    return DEFAULT_TRANSFER, why
+
+
+def _read_transfer(text: str | None, dotted: Mapping[str, str]) -> Mapping[str, Any]:
     """The JSON of --kv-transfer-config, where dotted parts win; ours if neither is given."""
     if text is None and not dotted:
         return DEFAULT_TRANSFER

@@ -16,6 +16,7 @@ from continuum_connector.vllm.proven import why_aside, why_unattached
 ENTRY_POINT = "continuum"
 FLAG = f'--kv-transfer-config \'{{"kv_connector":"{CONNECTOR_NAME}","kv_role":"kv_both"}}\''
 FOREIGN_VARIABLES = ("LMCACHE_", "VLLM_USE_SIMPLE_KV_OFFLOAD")
+ALLOCATOR = "PYTORCH_CUDA_ALLOC_CONF"
 ROLES = ("kv_producer", "kv_consumer", "kv_both")
 MIDDLEWARE = (
     "continuum_connector.middleware.ProgramMiddleware",
@@ -31,6 +32,7 @@ def lines(machine: Machine, plan: Plan, vllm: VllmSeen) -> Iterator[Line]:
     yield _plugin(machine, vllm)
     yield from _config_lines(plan, vllm)
     yield from _left_over(machine, plan)
+    yield from _allocator(machine, plan)
     yield _prefix_caching(plan, vllm)
     yield _scheduler(plan)
     yield _layout(machine, plan, vllm)
@@ -141,6 +143,14 @@ def _left_over(machine: Machine, plan: Plan) -> Iterator[Line]:
         text = f"{found[0][:60]}{more} set another KV connector, which is not named here"
         cure = "unset them (docs/alternatives.md: what they are here), or put it behind ours"
         yield warning("environment", text, cure)
+
+
+def _allocator(machine: Machine, plan: Plan) -> Iterator[Line]:
+    """What vLLM 0.26 to 0.33 refuses with any KV connector (config/vllm.py)."""
+    setting = "expandable_segments:True"
+    if setting in machine.environ.get(ALLOCATOR, "") and not plan.cumem:
+        text = f"{ALLOCATOR} has {setting}: with any KV connector vLLM stops at start"
+        yield error("environment", text, "take it out, or serve with --enable-cumem-allocator")
 
 
 def _prefix_caching(plan: Plan, vllm: VllmSeen) -> Line:
