@@ -164,11 +164,10 @@ class ToolTimes:
         if asked.tools:
             parts = [self._of_tool(name) for name in dict.fromkeys(asked.tools)]
             return Forecast.longest(parts) if len(parts) > 1 else parts[0]
-        everything = self._everything.curve(EVERYTHING)
         if asked.ending is Ending.CALLS:  # calls whose names could not be read
-            return self._all_tools.forecast(everything)
+            return self._all_tools.forecast(self._everything.curve(EVERYTHING))
         if asked.ending is Ending.ANSWER:
-            return self._people.forecast(everything)
+            return self._people.forecast(self._everything.curve(EVERYTHING))
         return self._everything.forecast(EVERYTHING)
 
     def longest(self, asked: Asked) -> str | None:

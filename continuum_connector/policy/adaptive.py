@@ -179,7 +179,7 @@ def _stake(turn: FinishedTurn, snapshot: Snapshot, stored_s: float, p_read: floa
 def _away_s(resident: Resident, now: float) -> float:
     """Seconds until the program is back, at best; as long as it was silent, if nobody knows."""
     age = now - resident.finished if resident.finished is not None else 0.0
-    seconds = resident.gap.soonest(max(age, 0.0))
+    seconds = resident.gap.soonest(age)
     return seconds if seconds < math.inf else max(now - resident.last_used, age)
 
 
