@@ -109,7 +109,7 @@ class DramTier:
             new = set(self.index.keys_of(slots))
             blocks = blocks.only([n for n, key in enumerate(keys) if key in new])
         transfer = self.traffic.store(self._owner, program, blocks, slots, now)
-        self._firsts[transfer.id] = blocks.ends[0], blocks.blocks[0].block_hash
+        self._firsts[transfer.id] = blocks.ends[0], blocks.keys[0]
         if self.events is not None and request is not None:
             self.events.describe(transfer.id, request, blocks.keys, blocks.ends)
         return has_most
