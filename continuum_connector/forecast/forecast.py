@@ -141,7 +141,7 @@ class Forecast:
 
     def _soonest(self, age: float) -> float:
         first, best = bisect_right(EDGES, age), math.inf
-        if first == len(EDGES):
+        if first == _NUM_BINS:
             return best
         p_now, held_now = self._before(first, age)
         most = self.cdf[-1] - p_now

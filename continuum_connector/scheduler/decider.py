@@ -226,22 +226,20 @@ class DramWorth:
 
         def rank(key: str) -> float:
             program = self._programs.get(key)
-            if program is not None:
-                return worth(self._resident(program, queueing_s), now)
-            group = self._samples.resident(key, queueing_s, now)
-            # If it is no group of samples, it is a program that we forgot, and would not recognise.
-            return -math.inf if group is None else worth(group, now)
+            if program is None:
+                group = self._samples.resident(key, queueing_s, now)
+                # If it is no group of samples, we forgot the program, and would not recognise it.
+                return -math.inf if group is None else worth(group, now)
+            resident = Resident(
+                program=key,
+                arrival=program.arrival,
+                last_used=program.last_seen,
+                finished=None if program.num_active else program.last_finish,
+                gap=self._away.forecast_of(key) or NO_FORECAST,
+                is_waiting=self._turns.has_waiting(key),
+                # Program order serves the oldest first: with no turn ahead, it does not queue.
+                queueing_s=queueing_s * self._turns.share_ahead(program.arrival),
+            )
+            return worth(resident, now)
 
         return rank
-
-    def _resident(self, program: Program, queueing_s: float) -> Resident:
-        return Resident(
-            program=program.key,
-            arrival=program.arrival,
-            last_used=program.last_seen,
-            finished=None if program.num_active else program.last_finish,
-            gap=self._away.forecast_of(program.key) or NO_FORECAST,
-            is_waiting=self._turns.has_waiting(program.key),
-            # Program order serves the oldest first: a program with no turn ahead does not queue.
-            queueing_s=queueing_s * self._turns.share_ahead(program.arrival),
-        )
