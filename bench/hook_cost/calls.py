@@ -41,6 +41,7 @@ class Count:
     def __init__(self, target: Any, methods: Sequence[str]) -> None:
         self._profile = cProfile.Profile()
         self._depth = 0
+        self._num_counted = 0
         for method in methods:
             setattr(target, method, self._counted(getattr(target, method)))
 
@@ -48,6 +49,7 @@ class Count:
         def counted(*args: Any, **kwargs: Any) -> Any:
             self._depth += 1
             if self._depth == 1:
+                self._num_counted += 1
                 self._profile.enable()
             try:
                 return original(*args, **kwargs)
@@ -60,8 +62,9 @@ class Count:
 
     @property
     def total(self) -> int:
+        """Without those that switch the profiler off."""
         stats: Any = pstats.Stats(self._profile)
-        return int(stats.total_calls)
+        return int(stats.total_calls) - self._num_counted
 
 
 def of_decoding(args: argparse.Namespace, policy: str) -> list[float]:

@@ -10,10 +10,16 @@ from continuum_connector.scheduler.kv_groups import block_key
 from tests.vllm.harness import Engine
 
 
+def filler(number: int) -> str:
+    """The key of a program that fills DRAM. None of these is pinned: a program that stores anew
+    supersedes what it stored before, and that leaves DRAM before all that is ranked."""
+    return f"job:filler{number}"
+
+
 def remember_programs(side: Any, num_programs: int) -> None:
     """Let each of the programs of which DRAM will have blocks have had a turn."""
     for number in range(num_programs):
-        name = f"job:pinned{number}"
+        name = filler(number)
         identity = Identity(name, IdentitySource.CLIENT, Hints())
         program, _ = side.programs.begin_turn(identity, (), now=0.0)
         side.programs.end_turn(program, identity.hints, now=0.0)
@@ -39,5 +45,5 @@ def fill_dram(side: Any, num_blocks: int, num_programs: int) -> None:
             block_key(hashlib.sha256(seed + block.to_bytes(8, "big")).digest(), 0)
             for block in range(per_program)
         ]
-        index.settle(index.reserve(keys, f"job:pinned{number}", now=0.0), stored=True)
+        index.settle(index.reserve(keys, filler(number), now=0.0), stored=True)
     index.gone.clear()

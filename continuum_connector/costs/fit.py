@@ -58,7 +58,7 @@ class RobustFit:
         """Add an observation: `features` (all >= 0) took `seconds`. Impossible ones are skipped."""
         if not 0.0 < seconds < math.inf:
             return
-        kind = tuple((math.frexp(feature)[1] + 1) >> 1 for feature in features)
+        kind = tuple([(math.frexp(feature)[1] + 1) >> 1 for feature in features])
         place, seen = self._kinds.pop(kind, (-1, 0))
         if place < 0:
             place = len(self._kinds)

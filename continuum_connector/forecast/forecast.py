@@ -86,11 +86,15 @@ class Forecast:
             return self.held_at[-1] + (t - EDGES[-1]) * (1.0 - self.cdf[-1])
         if t <= 0.0:
             return 0.0
-        index = bisect_right(EDGES, t)
-        low, p_low, held = (0.0, 0.0, 0.0)
+        return self._before(bisect_right(EDGES, t), t)[1]
+
+    def _before(self, index: int, t: float) -> tuple[float, float]:
+        """`within` and `held` of a time in the bin that ends at EDGES[index]."""
+        low, p_low, held = 0.0, 0.0, 0.0
         if index:
             low, p_low, held = EDGES[index - 1], self.cdf[index - 1], self.held_at[index - 1]
-        return held + (t - low) * (1.0 - (p_low + self.within(t)) / 2)
+        p = p_low + (self.cdf[index] - p_low) * (t - low) / (EDGES[index] - low)
+        return p, held + (t - low) * (1.0 - (p_low + p) / 2)
 
     def quantile(self, q: float) -> float:
         """The time by which a share `q` of programs has returned; infinity if fewer ever do."""
@@ -136,17 +140,20 @@ class Forecast:
         return self._soonest(0.0)
 
     def _soonest(self, age: float) -> float:
-        p_now, best = self.within(age), math.inf
+        first, best = bisect_right(EDGES, age), math.inf
+        if first == _NUM_BINS:
+            return best
+        p_now, held_now = self._before(first, age)
         most = self.cdf[-1] - p_now
         if most <= _NOBODY:
             return best
-        held_now, first = self.held(age), bisect_right(EDGES, age)
         # A plain loop that stops early, because this is called for dozens of programs at a time.
         for p, held in zip(self.cdf[first:], self.held_at[first:], strict=True):
-            if held - held_now >= best * most:  # even if all of them were back by then
+            kept_s, back = held - held_now, p - p_now
+            if kept_s >= best * most:  # even if all of them were back by then
                 break
-            if p - p_now > _NOBODY and held - held_now < best * (p - p_now):
-                best = (held - held_now) / (p - p_now)
+            if back > _NOBODY and kept_s < best * back:
+                best = kept_s / back
         return best
 
 

@@ -14,7 +14,7 @@ from itertools import islice
 from typing import Any
 
 from continuum_connector.costs.state_file import Bites
-from continuum_connector.forecast.forecast import EDGES, Forecast
+from continuum_connector.forecast.forecast import EDGES
 from continuum_connector.forecast.tool_times import ToolTimes, touch_and_evict
 from continuum_connector.toolcalls.asked import Asked, Ending
 
@@ -136,6 +136,7 @@ class Gaps:
         self._due = math.inf  # no gap passes a milestone before
         self._times = ToolTimes()
         self._recorded = RecordedGaps()
+        self.forecast = self._times.forecast  # when a program is back that ended with such a turn
 
     def __len__(self) -> int:
         return sum(map(len, self._open))
@@ -171,10 +172,6 @@ class Gaps:
             return False
         del self._open[gap.milestone][gap]
         return True
-
-    def forecast(self, asked: Asked) -> Forecast:
-        """When a program will be back after a turn that ends with `asked`."""
-        return self._times.forecast(asked)
 
     def recorded(self, asked: Asked) -> tuple[Sequence[float], Sequence[float]]:
         """Recorded gaps in seconds, ascending, of this turn's tool and of all tools.

@@ -107,10 +107,10 @@ class _Key:
         self.counts.add(gap_s, is_over, after_s)
         self._num_new += 1
         if self._num_new > _TOLERANCE * self.counts.num_seen:
-            self._curve = None
+            self._curve = self._forecast = None
 
     def restore(self, counts: Survival) -> None:
-        self.counts, self._curve = counts, None
+        self.counts, self._curve, self._forecast = counts, None, None
 
     def curve(self, parent: Curve) -> Row:
         """P(gap > EDGES[i]), given the parent's curve."""
@@ -122,9 +122,8 @@ class _Key:
 
     def forecast(self, parent: Curve) -> Forecast:
         """The same curve as a Forecast."""
-        curve = self.curve(parent)
-        if self._forecast is None:
-            self._forecast = _forecast(curve, self.counts.num_seen)
+        if self._forecast is None or self._of is not parent:
+            self._forecast = _forecast(self.curve(parent), self.counts.num_seen)
         return self._forecast
 
 
@@ -164,11 +163,10 @@ class ToolTimes:
         if asked.tools:
             parts = [self._of_tool(name) for name in dict.fromkeys(asked.tools)]
             return Forecast.longest(parts) if len(parts) > 1 else parts[0]
-        everything = self._everything.curve(EVERYTHING)
         if asked.ending is Ending.CALLS:  # calls whose names could not be read
-            return self._all_tools.forecast(everything)
+            return self._all_tools.forecast(self._everything.curve(EVERYTHING))
         if asked.ending is Ending.ANSWER:
-            return self._people.forecast(everything)
+            return self._people.forecast(self._everything.curve(EVERYTHING))
         return self._everything.forecast(EVERYTHING)
 
     def longest(self, asked: Asked) -> str | None:

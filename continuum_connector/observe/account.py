@@ -27,12 +27,23 @@ Key = tuple[str, str | None]
 class _Histogram:
     """Counts and sums per bucket. They merge exactly and do not grow with the observations."""
 
-    __slots__ = ("bounds", "cells", "total")
+    __slots__ = ("bounds", "num_taken", "numbers", "sums", "total")
 
     def __init__(self, bounds: tuple[float, ...]) -> None:
         self.bounds = bounds
-        self.cells: dict[int, list[Any]] = {}
-        self.total = 0
+        self.total = self.num_taken = 0
+        self._empty()
+
+    def _empty(self) -> None:
+        self.numbers = [0] * (len(self.bounds) + 1)
+        self.sums = [0.0] * (len(self.bounds) + 1)
+
+    def drain(self) -> list[list[Any]]:
+        """[bucket, observations, their sum] of each that has some since this was last called."""
+        cells = [[i, n, self.sums[i]] for i, n in enumerate(self.numbers) if n]
+        self.num_taken = self.total
+        self._empty()
+        return cells
 
 
 class Account:
@@ -55,9 +66,7 @@ class Account:
         self._keys: dict[str, list[Key]] = {}
         for key in kinds:
             self._keys.setdefault(key[0], []).append(key)
-        self._changed: set[Key] = set()
         self._moved: set[Key] = set()
-        self._observed: set[Key] = set()
 
     def count(self, name: str, n: int = 1, label: str | None = None) -> None:
         """Add `n`, which is never negative, to a counter."""
@@ -65,7 +74,6 @@ class Account:
         if key not in self._counts:
             key = self._other(key, self._counts)
         self._counts[key] += n
-        self._changed.add(key)
 
     def gauge(self, name: str, value: float, label: str | None = None) -> None:
         """Set a gauge; it is sent only if it differs from what it was."""
@@ -84,13 +92,8 @@ class Account:
         histogram = self._histograms[key]
         histogram.total += 1
         index = bisect_left(histogram.bounds, value)
-        cell = histogram.cells.get(index)
-        if cell is None:
-            histogram.cells[index] = [1, value]
-            self._observed.add(key)
-        else:
-            cell[0] += 1
-            cell[1] += value
+        histogram.numbers[index] += 1
+        histogram.sums[index] += value
 
     def total(self, name: str, label: str | None = None) -> float:
         """Return a counter's or a gauge's value, or a histogram's number of observations.
@@ -111,26 +114,21 @@ class Account:
         Counters and observations are increments, gauges are absolute values.
         """
         payload: Payload = {}
-        if self._changed:
-            counts, taken, text = self._counts, self._taken, self._text
-            counters = payload["counters"] = {}
-            for key in self._changed:
-                if n := counts[key] - taken[key]:
-                    counters[text[key]] = n
-                    taken[key] = counts[key]
-            self._changed.clear()
+        counts, taken = self._counts, self._taken
+        # Once a second over all counters costs less than noting each change when it happens.
+        grown = [key for key, n in counts.items() if n != taken[key]]
+        if grown:
+            payload["counters"] = {self._text[k]: counts[k] - taken[k] for k in grown}
+            self._taken = dict(counts)
         if self._moved:
             payload["gauges"] = {self._text[k]: self._gauges[k] for k in self._moved}
             self._moved.clear()
-        if self._observed:
-            payload["histograms"] = {self._text[k]: self._drain(k) for k in self._observed}
-            self._observed.clear()
-        return {part: values for part, values in payload.items() if values} or None
-
-    def _drain(self, key: Key) -> list[list[Any]]:
-        cells = self._histograms[key].cells
-        self._histograms[key].cells = {}
-        return [[index, *cell] for index, cell in cells.items()]
+        seen = [
+            (key, each) for key, each in self._histograms.items() if each.total > each.num_taken
+        ]
+        if seen:
+            payload["histograms"] = {self._text[key]: each.drain() for key, each in seen}
+        return payload or None
 
     @staticmethod
     def _other(key: Key, known: dict[Key, Any]) -> Key:

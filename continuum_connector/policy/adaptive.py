@@ -94,7 +94,12 @@ class Adaptive:
     def dram_rank(self, resident: Resident, now: float) -> float:
         """Minus the seconds until the program's blocks are used next; an older program's stay
         longer."""
-        away_s = 0.0 if resident.is_waiting else _away_s(resident, now)
+        away_s = 0.0
+        if not resident.is_waiting:
+            age = now - resident.finished if resident.finished is not None else 0.0
+            away_s = resident.gap.soonest(age)
+            if away_s == math.inf:  # nobody knows: as long as it was silent
+                away_s = max(now - resident.last_used, age)
         return AGE_WEIGHT * (now - resident.arrival) - away_s - resident.queueing_s
 
     def aged(self, value: float, gap: Forecast, age: float) -> float:
@@ -178,13 +183,6 @@ def _stake(turn: FinishedTurn, snapshot: Snapshot, stored_s: float, p_read: floa
         weight=weight,
         cost=max(snapshot.price * turn.num_blocks, FORESEEN * weight),
     )
-
-
-def _away_s(resident: Resident, now: float) -> float:
-    """Seconds until the program is back, at best; as long as it was silent, if nobody knows."""
-    age = now - resident.finished if resident.finished is not None else 0.0
-    seconds = resident.gap.soonest(max(age, 0.0))
-    return seconds if seconds < math.inf else max(now - resident.last_used, age)
 
 
 def _why_pin(turn: FinishedTurn, stake: Stake, ttl_s: float, asked_for: bool) -> str:

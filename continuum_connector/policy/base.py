@@ -5,7 +5,7 @@ from __future__ import annotations
 import enum
 import math
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Protocol
 
 from msgspec import Struct
 
@@ -175,7 +175,7 @@ class Snapshot(Struct, frozen=True):
         return 1 + self.num_running + self.num_waiting
 
 
-class Resident(NamedTuple):
+class Resident(Struct, frozen=True):
     """A program with blocks in DRAM, as whoever makes room there sees it.
 
     `last_used`: when its blocks were last stored or loaded. `finished`: when its last turn ended,

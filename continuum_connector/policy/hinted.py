@@ -13,7 +13,6 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from continuum_connector.forecast.forecast import Forecast
 from continuum_connector.policy.base import (
     After,
     Choice,
@@ -24,7 +23,6 @@ from continuum_connector.policy.base import (
     Offload,
     Pin,
     Receipt,
-    Resident,
     RetentionPolicy,
     Snapshot,
     stores,
@@ -50,6 +48,8 @@ class Hinted:
         self.ranks_dram = policy.ranks_dram
         self._max_ttl_s = max_ttl_s
         self._max_fraction = max_fraction
+        # Of these a policy needs no hints.
+        self.dram_rank, self.aged = policy.dram_rank, policy.aged
 
     def decide(self, turn: FinishedTurn, snapshot: Snapshot) -> Choice:
         """Return the policy's choice, with wishes granted as far as possible, and the receipts.
@@ -70,12 +70,6 @@ class Hinted:
             receipts.append(receipt)
         receipts += [Receipt(name, HintOutcome.REFUSED, NOT_READ) for name in hints.unread]
         return replace(choice, receipts=_by_action(receipts, hints))
-
-    def dram_rank(self, resident: Resident, now: float) -> float:
-        return self.policy.dram_rank(resident, now)
-
-    def aged(self, value: float, gap: Forecast, age: float) -> float:
-        return self.policy.aged(value, gap, age)
 
     # --- ttl_s ------------------------------------------------------------------------
     def _pin(

@@ -78,10 +78,11 @@ def identify(
     (docs/identity.md); each hint from the strongest place that gives it. Never raises.
     """
     claims = _claims(kv_transfer_params, extra_args, session_id, actions)
-    named = next((claim for claim in claims if claim.program is not None), None)
-    if named is None or named.program is None or len(salt or "") > MAX_ID_CHARS:
+    names = [(claim, claim.program) for claim in claims if claim.program is not None]
+    if not names or len(salt or "") > MAX_ID_CHARS:
         return None
-    key = program_key(named.namespace + named.program, salt)
+    named, name = names[0]
+    key = program_key(named.namespace + name, salt)
     parent = _parent(claims, named, salt)
     hints = _merge(claims, actions, None if parent == key else parent, salt)
     return Identity(key, named.source, hints)
@@ -113,16 +114,18 @@ def read_hints(
 def as_id(value: object) -> str | None:
     """Read an id: text that is not empty or a word for nothing, or a whole number from 0. Else
     None."""
+    if isinstance(value, str):
+        text = value.strip() if len(value) <= MAX_ID_CHARS else ""
+        return text if text and text[:16].lower() not in _NOBODY else None
     if isinstance(value, int) and not isinstance(value, bool):
         return str(value) if 0 <= value < 2**64 else None
-    if not isinstance(value, str) or len(value) > MAX_ID_CHARS:
-        return None
-    text = value.strip()
-    return text if text and text[:16].lower() not in _NOBODY else None
+    return None
 
 
 def as_flag(value: object) -> bool | None:
     """Read yes or no from a JSON boolean, 1 or 0, or their usual spellings. Else None."""
+    if value is None:
+        return None
     if isinstance(value, str):
         word = value[:8].strip().lower()
         return True if word in _YES else False if word in _NO else None
@@ -246,9 +249,9 @@ def _session(value: object) -> _Said:
 def _parent(claims: list[_Said], named: _Said, salt: str | None) -> str | None:
     """Return the key of the parent, if it was given in the same place as the program or if no
     program was given: an id means nothing in another namespace."""
-    parents = (c.parent for c in (named, *claims) if c is named or c.program is None)
-    found = next((parent for parent in parents if parent is not None), None)
-    return None if found is None else program_key(named.namespace + found, salt)
+    said = [c.parent for c in (named, *claims) if c is named or c.program is None]
+    found = [parent for parent in said if parent is not None]
+    return program_key(named.namespace + found[0], salt) if found else None
 
 
 def _merge(claims: list[_Said], actions: Actions, parent: str | None, salt: str | None) -> Hints:
@@ -305,6 +308,8 @@ def as_size(value: object) -> int | None:
 
 def as_tools(value: object) -> tuple[str, ...]:
     """Read tool names from a string or a list; invalid items are skipped."""
+    if value is None:
+        return ()
     items = [value] if isinstance(value, str) else value
     if not isinstance(items, (list, tuple)):
         return ()

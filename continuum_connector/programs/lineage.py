@@ -157,17 +157,18 @@ class LineageIndex:
     def _add(self, block_hash: bytes, end: _End) -> None:
         """Enter an end, or mark the one that is there as shared, unless the two are kin."""
         old = self._ends.setdefault(block_hash, end)
-        self._ends.move_to_end(block_hash)
         if old is end:
             self._count(end.position, 1)
-        elif end.program == old.parent:
-            self._unlink(block_hash, old.program)
-            old.program, old.parent = end.program, end.parent
-        elif end.program != old.program:
-            # A child does not take over its parent's end.
-            old.shared |= end.parent != old.program
-            return
-        old.live = True
+        else:
+            self._ends.move_to_end(block_hash)
+            if end.program == old.parent:
+                self._unlink(block_hash, old.program)
+                old.program, old.parent = end.program, end.parent
+            elif end.program != old.program:
+                # A child does not take over its parent's end.
+                old.shared |= end.parent != old.program
+                return
+            old.live = True
         self._by_program.setdefault(end.program, {})[block_hash] = None
 
     def _drop(self, block_hash: bytes) -> None:

@@ -36,6 +36,8 @@ OVER_S = 900.0
 class IdentitySource(enum.Enum):
     """Where a request's program came from; earlier members win (docs/identity.md)."""
 
+    __hash__ = object.__hash__  # members are singletons, and Enum's own hash is a Python call
+
     CONTINUUM = "kv_transfer_params"  # kv_transfer_params.continuum or .agent_hint
     CLIENT = "job_id"  # vllm_xargs or top level through the middleware
     SESSION = "session_id"  # vLLM's session_id field or X-Session-ID

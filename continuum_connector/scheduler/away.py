@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from itertools import islice
 
 from continuum_connector.forecast.forecast import Forecast
 from continuum_connector.forecast.gaps import Gap, Gaps
@@ -142,11 +143,10 @@ class Away:
         If the caller does not end an absence, for example because a pin lasts longer, the absence
         comes up again after all others.
         """
-        for _ in range(min(_NUM_LOOKS, len(self._absences))):
-            program, absence = next(iter(self._absences.items()))
+        for absence in list(islice(self._absences.values(), _NUM_LOOKS)):
             if absence.since >= now - OVER_S:
                 return
-            self._absences.move_to_end(program)
+            self._absences.move_to_end(absence.program.key)
             yield absence
 
     # --- parts ------------------------------------------------------------------------

@@ -209,7 +209,7 @@ class Decider:
 
 
 class DramWorth:
-    """Ranks programs. Called for a few dozen programs whenever room is made in DRAM."""
+    """Ranks programs: a few dozen whenever room is made in DRAM, once per turn that ends."""
 
     def __init__(
         self, programs: ProgramTable, decider: Decider, turns: Turns, samples: Samples
@@ -221,22 +221,26 @@ class DramWorth:
         self._costs = decider.costs
         self._turns = turns
 
-    def rank(self, key: str, now: float) -> float:
-        """Return the worth of the program's blocks: the blocks of the lowest leave first."""
-        program = self._programs.get(key)
-        if program is None:
-            group = self._samples.resident(key, self._costs.queueing_s(now), now)
-            # If it is no group of samples, it is a program that we forgot, and would not recognise.
-            return float("-inf") if group is None else self._policy.dram_rank(group, now)
-        share_ahead = self._turns.share_ahead(program.arrival)
-        resident = Resident(
-            program=key,
-            arrival=program.arrival,
-            last_used=program.last_seen,
-            finished=None if program.num_active else program.last_finish,
-            gap=self._away.forecast_of(key) or NO_FORECAST,
-            is_waiting=self._turns.has_waiting(key),
-            # Program order serves the oldest first: a program with no turn ahead does not queue.
-            queueing_s=self._costs.queueing_s(now) * share_ahead,
-        )
-        return self._policy.dram_rank(resident, now)
+    def rank_at(self, now: float) -> Callable[[str], float]:
+        """Return what gives the worth of a program's blocks: those of the lowest leave first."""
+        queueing_s, worth = self._costs.queueing_s(now), self._policy.dram_rank
+
+        def rank(key: str) -> float:
+            program = self._programs.get(key)
+            if program is None:
+                group = self._samples.resident(key, queueing_s, now)
+                # If it is no group of samples, we forgot the program, and would not recognise it.
+                return -math.inf if group is None else worth(group, now)
+            resident = Resident(
+                program=key,
+                arrival=program.arrival,
+                last_used=program.last_seen,
+                finished=None if program.num_active else program.last_finish,
+                gap=self._away.forecast_of(key) or NO_FORECAST,
+                is_waiting=self._turns.has_waiting(key),
+                # Program order serves the oldest first: with no turn ahead, it does not queue.
+                queueing_s=queueing_s * self._turns.share_ahead(program.arrival),
+            )
+            return worth(resident, now)
+
+        return rank

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -60,6 +60,10 @@ class Lookup(Protocol):
     def first_read(self, group: int, hit: int) -> int: ...
 
 
+# Blocks of one group: where each ends (in tokens), the blocks, their keys.
+Column = tuple[Sequence[int], Sequence[Any], Sequence[Key]]
+
+
 def block_key(block_hash: bytes, group: int) -> Key:
     """The name of a block in vLLM's prefix cache (make_block_hash_with_group_id)."""
     return block_hash + group.to_bytes(4, "big")
@@ -72,26 +76,30 @@ class ChainBlocks:
     The blocks are kept in columns, because a pin of 10^4 blocks lives for minutes, and the garbage
     collector would look at every further object per block. `ends`: where in the chain each block
     ends, in tokens, as groups may have blocks of different sizes. `ids`: the blocks' numbers.
+    `keys`: by which vLLM's prefix cache found them when they were put together.
     """
 
     blocks: tuple[Any, ...]
     ends: Sequence[int]
     ids: Ids
+    keys: tuple[Key, ...]
 
     @classmethod
-    def of(cls, groups: Sequence[tuple[Sequence[int], Sequence[Any]]]) -> ChainBlocks:
-        """Merge the ends and blocks of all groups into one chain."""
+    def of(cls, groups: Sequence[Column]) -> ChainBlocks:
+        """Merge the blocks of all groups into one chain."""
         if len(groups) == 1:
-            ends, blocks = groups[0]
+            ends, blocks, keys = groups[0]
         else:
             places = sorted(
                 (end, group, number)
-                for group, (ends, _) in enumerate(groups)
+                for group, (ends, _, _) in enumerate(groups)
                 for number, end in enumerate(ends)
             )
             blocks = [groups[group][1][number] for _, group, number in places]
+            keys = [groups[group][2][number] for _, group, number in places]
             ends = [end for end, _, _ in places]
-        return cls(tuple(blocks), ends, np.array([block.block_id for block in blocks], np.int32))
+        ids = np.array([block.block_id for block in blocks], np.int32)
+        return cls(tuple(blocks), ends, ids, tuple(keys))
 
     def __len__(self) -> int:
         return len(self.blocks)
@@ -101,20 +109,22 @@ class ChainBlocks:
         """Where in the chain the last block ends, in tokens."""
         return self.ends[-1] if self.ends else 0
 
-    @property
-    def keys(self) -> list[Key]:
-        """The keys by which vLLM's prefix cache finds the blocks."""
-        return [block.block_hash for block in self.blocks]
+    def read_again(self) -> ChainBlocks:
+        """The same blocks with the keys that they have by now. A key is None if vLLM has forgotten
+        it while a pin held the block (BlockPool.evict_blocks)."""
+        return ChainBlocks(self.blocks, self.ends, self.ids, tuple(_keys(self.blocks)))
 
     def only(self, numbers: Sequence[int]) -> ChainBlocks:
         """The blocks at these places in the chain, counted from 0."""
-        blocks = tuple([self.blocks[n] for n in numbers])
         return ChainBlocks(
-            blocks, [self.ends[n] for n in numbers], self.ids[np.array(numbers, int)]
+            tuple([self.blocks[n] for n in numbers]),
+            [self.ends[n] for n in numbers],
+            self.ids[np.array(numbers, int)],
+            tuple([self.keys[n] for n in numbers]),
         )
 
 
-NO_BLOCKS = ChainBlocks((), (), np.empty(0, np.int32))
+NO_BLOCKS = ChainBlocks((), (), np.empty(0, np.int32), ())
 
 
 class KvGroups:
@@ -207,7 +217,8 @@ class KvGroups:
         if not any(block_ids):
             return NO_BLOCKS
         end = self.prompts_end(request) if needs_prompt else 0
-        return ChainBlocks.of(self.rule.kept(request, end))
+        kept = self.rule.kept(request, end)
+        return ChainBlocks.of([(ends, blocks, _keys(blocks)) for ends, blocks in kept])
 
     def hashed_blocks(
         self,
@@ -219,20 +230,25 @@ class KvGroups:
 
         Only such blocks can be found again; null blocks (outside a window) are skipped.
         """
-        found: list[tuple[Sequence[int], list[Any]]] = []
+        found: list[Column] = []
         for group, ids in zip(self._groups, block_ids, strict=True):
             suffix, size = block_key(b"", group.index), group.block_size
             per_block = size // self.hash_size  # a block is named by the last of its hashes
             ends_of = hashes if per_block == 1 else hashes[per_block - 1 :: per_block]
             blocks = [pool_blocks[block_id] for block_id in ids[: len(ends_of)]]
             keys = [block_hash + suffix for block_hash in ends_of[: len(blocks)]]
-            named = [block.block_hash for block in blocks]
+            named = _keys(blocks)
             ends: Sequence[int] = range(size, size * len(blocks) + 1, size)
             if named != keys:
                 kept = [n for n, key in enumerate(keys) if named[n] == key]
                 blocks, ends = [blocks[n] for n in kept], [ends[n] for n in kept]
-            found.append((ends, blocks))
+                named = [named[n] for n in kept]
+            found.append((ends, blocks, named))
         return ChainBlocks.of(found)
+
+
+def _keys(blocks: Iterable[Any]) -> list[Key]:
+    return [block.block_hash for block in blocks]
 
 
 def _num_blocks(sizes: Sequence[tuple[int, int]], num_tokens: int) -> int:

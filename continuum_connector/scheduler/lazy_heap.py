@@ -54,9 +54,12 @@ class LazyHeap(Generic[Item]):
 
     def first(self) -> tuple[Key, Item] | None:
         """The smallest key and its item, which stays in the heap; None if the heap is empty."""
-        while self._entries and not self._is_current(self._entries[0]):
+        while self._entries:
+            key, number, item = self._entries[0]
+            if self._current.get(item) == number:
+                return key, item
             heapq.heappop(self._entries)
-        return (self._entries[0][0], self._entries[0][2]) if self._entries else None
+        return None
 
     def _is_current(self, entry: tuple[Key, int, Item]) -> bool:
         return self._current.get(entry[2]) == entry[1]

@@ -76,7 +76,7 @@ class SchedulerSide:
         self._answers = Answers(self.groups.hash_size)
         self._worth = DramWorth(self.programs, decider, self.turns, self._samples)
         if decider.policy.ranks_dram:
-            self.tier.rank = self._worth.rank
+            self.tier.rank_at = self._worth.rank_at
         self.room = Room(pool, self.retention, decider, decider.costs, config.max_wait_s)
         asked = self.room, self.bus, parts.waker
         self.steps = Steps(self.retention, self.tier, decider, self.records, *asked)

@@ -27,6 +27,7 @@ class World:
 
     def __init__(self) -> None:
         self.seen: list[Resident] = []
+        self.num_levels = 0  # how often the queue's length was asked for
         self.programs = {
             name: SimpleNamespace(
                 key=name, arrival=at, last_seen=50.0, last_finish=50.0, num_active=0
@@ -35,7 +36,7 @@ class World:
         }
         decider: Any = SimpleNamespace(
             away=SimpleNamespace(forecast_of={"a": SOON}.get),
-            costs=SimpleNamespace(queueing_s=lambda _now: 12.0),
+            costs=SimpleNamespace(queueing_s=self.queueing_s),
             policy=SimpleNamespace(dram_rank=lambda resident, _now: self.seen.append(resident)),
         )
         programs: Any = self.programs
@@ -44,12 +45,16 @@ class World:
         samples: Any = SimpleNamespace(resident=lambda *_: self.group)
         self.worth = DramWorth(programs, decider, self.turns, samples)
 
+    def queueing_s(self, _now: float) -> float:
+        self.num_levels += 1
+        return 12.0
+
     def wait(self, *names: str) -> None:
         for name in names:
             self.turns.begin(f"turn{len(self.turns)}", turn_of(self.programs[name]))
 
     def shown(self, name: str) -> Resident:
-        self.worth.rank(name, 60.0)
+        self.worth.rank_at(60.0)(name)
         return self.seen[-1]
 
 
@@ -74,9 +79,9 @@ def test_a_program_waits_as_long_as_one_of_its_turns_does() -> None:
 
 def test_a_group_of_samples_has_a_worth_and_what_nobody_knows_has_none() -> None:
     world = World()
-    assert world.worth.rank("group:g", 60.0) == -math.inf
+    assert world.worth.rank_at(60.0)("group:g") == -math.inf
     world.group = Resident("group:g", 1.0, 60.0, is_waiting=True)
-    world.worth.rank("group:g", 60.0)
+    world.worth.rank_at(60.0)("group:g")
     assert world.seen == [world.group]
 
 
@@ -146,5 +151,15 @@ def test_the_forecast_is_that_of_its_open_gap_and_none_while_a_turn_is_under_way
 
 def test_a_forgotten_program_leaves_first_without_being_asked_about() -> None:
     world = World()
-    assert world.worth.rank("nobody", 60.0) == float("-inf")
+    assert world.worth.rank_at(60.0)("nobody") == float("-inf")
     assert not world.seen
+
+
+def test_what_is_the_same_for_all_programs_is_asked_once_when_room_is_made() -> None:
+    world = World()
+    world.wait(*"abc")
+    rank = world.worth.rank_at(60.0)
+    for name in "abcd":
+        rank(name)
+    assert [each.queueing_s for each in world.seen] == pytest.approx([0.0, 4.0, 8.0, 12.0])
+    assert world.num_levels == 1

@@ -78,7 +78,9 @@ class World:
         return SimpleNamespace(num_prompt_tokens=num_tokens, block_hashes=[*hashes, b"answer"])
 
     def finish(self, name: str, hashes: list[bytes] = PROMPT) -> Any:
-        blocks = ChainBlocks((None,) * 4, [BLOCK * n for n in range(1, 5)], np.arange(4))
+        blocks = ChainBlocks(
+            (None,) * 4, [BLOCK * n for n in range(1, 5)], np.arange(4), (b"",) * 4
+        )
         request = self.request(hashes)
         return self.samples.finished(self.turns[name], request, blocks, self.now)
 

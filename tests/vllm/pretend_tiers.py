@@ -30,7 +30,7 @@ class Shelf:
         self.traffic = traffic
         self.is_up = num_slots > 0
         self.down_reason = ""
-        self.rank: RankAt | None = None
+        self.rank_at: RankAt | None = None
         self.num_wanted_slots = first_slot + num_slots  # asked by the harness alone
         self.slots: dict[Key, int] = {}
         self.ready: set[Key] = set()
@@ -175,12 +175,12 @@ class DramAndShelf:
         return str(next((part.down_reason for part in self._parts if part.down_reason), ""))
 
     @property
-    def rank(self) -> RankAt | None:
-        return self.near.rank
+    def rank_at(self) -> RankAt | None:
+        return self.near.rank_at
 
-    @rank.setter
-    def rank(self, rank: RankAt | None) -> None:
-        self.near.rank = rank
+    @rank_at.setter
+    def rank_at(self, rank_at: RankAt | None) -> None:
+        self.near.rank_at = rank_at
 
     def store(self, *args: Any, **kwargs: Any) -> bool:
         taken = [part.store(*args, **kwargs) for part in self._parts]

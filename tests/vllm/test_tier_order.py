@@ -45,22 +45,26 @@ def test_turns_of_one_program_at_once_do_not_supersede_each_other() -> None:
     wind_down(engine)
 
 
+def is_p(program: str) -> float:
+    return float(program == "job:p")
+
+
 def test_what_is_worth_less_than_all_that_is_there_is_refused_and_counted() -> None:
     engine = tiered(num_slots=15)
     tier = engine.connector.side.tier
     asked: list[float] = []
 
-    def rank(program: str, now: float) -> float:
+    def rank_at(now: float) -> Any:
         asked.append(now)
-        return float(program == "job:p")
+        return is_p
 
-    tier.rank = rank
+    tier.rank_at = rank_at
     run_turn(engine, "a", 200, program="p")  # 13
     run_turn(engine, "b", 100, seed=2, program="q")  # 7 blocks, two free
     assert (total(engine, "dram_refused_blocks"), total(engine, "dram_evicted_blocks")) == (5, 0)
     assert 0 < max(asked) <= engine.clock.now
     assert tier.residence_s(engine.clock.now) == math.inf
-    tier.rank = None
+    tier.rank_at = None
     run_turn(engine, "c", 100, seed=3, program="r")
     assert total(engine, "dram_evicted_blocks") == 7
     assert tier.residence_s(engine.clock.now) < math.inf
@@ -84,7 +88,7 @@ def asked_with(engine: Engine) -> list[bool]:
 
 def test_a_turn_that_dram_refuses_is_decided_again_and_one_whose_tail_it_refuses_is_not() -> None:
     engine = tiered(num_slots=15)
-    engine.connector.side.tier.rank = lambda program, now: float(program == "job:p")
+    engine.connector.side.tier.rank_at = lambda now: is_p
     asked = asked_with(engine)
     run_turn(engine, "a", 200, program="p")  # 13 of 15 slots
     assert asked == [True]

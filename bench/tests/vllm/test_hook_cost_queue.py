@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 
+from bench.hook_cost.arms import build_arms
 from bench.hook_cost.queue import measure, row
 from bench.tests.vllm.test_hook_cost_calls import SMALL
 
@@ -16,3 +17,13 @@ def test_turns_end_while_the_first_row_is_measured() -> None:
     for result in (first, second):
         assert result["turns_per_step"] > 0
         assert f"| {result['turns_per_step']:.2f} |" in row(result)
+
+
+def test_every_block_in_the_full_dram_is_ranked_when_room_is_made() -> None:
+    args = argparse.Namespace(
+        **vars(SMALL) | {"pins": 80, "prompt": 512, "programs": 100, "dram_blocks": 4000}
+    )
+    args.vram_blocks = 8000
+    index = build_arms(args, ["adaptive"], args.pins, print)[1].engine.connector.side.tier.index
+    live = [number for chain in index.next_to_leave(None) for number in chain.tickets.tolist()]
+    assert len(set(live)) == index.num_ready == args.dram_blocks

@@ -53,7 +53,7 @@ def test_fixed_ttl_with_adaptives_order_in_dram_decides_as_one_and_ranks_as_the_
     workload = small_workload()
     lab = Lab(small_machine(), ARMS["fixed_ttl-dram-order"], workload)
     side = lab.engine.connector.side
-    assert side.tier.rank == side._worth.rank
+    assert side.tier.rank_at == side._worth.rank_at
     soon, late = (
         Resident("p", 0.0, last_used=0.0, finished=0.0, gap=Forecast.known(gap_s))
         for gap_s in (1.0, 60.0)

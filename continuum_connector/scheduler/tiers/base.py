@@ -13,12 +13,13 @@ from typing import Any, Protocol
 
 from continuum_connector.messages import WorkerReport
 from continuum_connector.scheduler.kv_groups import ChainBlocks
+from continuum_connector.scheduler.tiers.eviction import Rank
 from continuum_connector.scheduler.tiers.reading import Reading
 from continuum_connector.scheduler.tiers.traffic import Traffic
 from continuum_connector.scheduler.tiers.transfers import Transfer
 from continuum_connector.scheduler.tiers.wanted import OnDisk as OnDisk
 
-RankAt = Callable[[str, float], float]  # program, now -> worth of its blocks below VRAM
+RankAt = Callable[[float], Rank]  # now -> worth of programs, valid until something happens
 
 
 class Tier(Protocol):
@@ -28,14 +29,14 @@ class Tier(Protocol):
     `traffic`: its copies, with those of everything else below VRAM.
     `is_up`: whether it takes and gives anything; if it once did and no longer does, `down_reason`
     says why in a sentence.
-    `rank`: the worth of programs. Those worth least leave first; with None, the least recently
+    `rank_at`: the worth of programs. Those worth least leave first; with None, the least recently
     used.
     `ahead`: brings blocks nearer while turns wait; None where nothing does.
     """
 
     names: Sequence[str]
     traffic: Traffic
-    rank: RankAt | None
+    rank_at: RankAt | None
 
     @property
     def is_up(self) -> bool: ...

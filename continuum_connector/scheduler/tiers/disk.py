@@ -71,7 +71,7 @@ class DiskTier:
         length = plan.slot_blocks
         self._saving = Saving(dram.index, marks, self.disk, length, self._budget, account)
         self.ahead = Reading(plan, dram.index, self.disk, groups, self.traffic, account)
-        self.ahead.rank_at = self._rank_at
+        self.ahead.rank_at = self._rank_now
         self.ahead.has_new = lambda: self._saving.has_new and self._is_scanned
         self._owner = Owner(self._settled, self._go_down, of_disk=True)
         self._found = Found(self.traffic.world_size)
@@ -100,12 +100,12 @@ class DiskTier:
         return self.dram.down_reason or self._disk_down
 
     @property
-    def rank(self) -> RankAt | None:
-        return self.dram.rank
+    def rank_at(self) -> RankAt | None:
+        return self.dram.rank_at
 
-    @rank.setter
-    def rank(self, rank: RankAt | None) -> None:
-        self.dram.rank = rank
+    @rank_at.setter
+    def rank_at(self, rank_at: RankAt | None) -> None:
+        self.dram.rank_at = rank_at
 
     @property
     def num_blocks(self) -> int:
@@ -205,9 +205,8 @@ class DiskTier:
         of the program waits."""
         return self.ahead.has_waiting(program) or -worth < self._plan.costs.read_s(num_blocks)
 
-    def _rank_at(self, now: float) -> Rank | None:
-        rank = self.dram.rank
-        return None if rank is None else lambda program: rank(program, now)
+    def _rank_now(self, now: float) -> Rank | None:
+        return None if self.rank_at is None else self.rank_at(now)
 
     def _step(self, now: float) -> None:
         """Do what no request asks for: follow the ranks' disks, write what leaves DRAM next, take
@@ -247,7 +246,7 @@ class DiskTier:
             - num_writing
         )
         most = min(self._most, max(room, not num_writing))
-        batch = self._saving.next(most, self._rank_at(now), now) if most else None
+        batch = self._saving.next(most, self._rank_now(now), now) if most else None
         if batch is None:
             return False
         numbers = self.disk.reserve(batch.program, batch.keys, batch.depths)

@@ -32,8 +32,8 @@ class DramTier:
     """The scheduler's view of host memory. With no slots it holds nothing and finds nothing.
 
     Each rank is to have `num_slots`; a slot can be used once every rank has reported it.
-    `slot_bytes`: bytes of one block on all ranks. `rank` is also asked about the program being
-    stored, which is used now.
+    `slot_bytes`: bytes of one block on all ranks. Of the program being stored, which is used now,
+    the worth is asked, too.
     """
 
     names: Sequence[str] = ("dram",)
@@ -51,7 +51,7 @@ class DramTier:
         self.index = HostIndex(0, whole=not groups.are_simple)
         self.is_up = num_slots > 0
         self.down_reason = ""
-        self.rank: RankAt | None = None
+        self.rank_at: RankAt | None = None
         self.num_wanted_slots = num_slots
         self._num_there = 0
         self._slot_bytes = slot_bytes
@@ -95,11 +95,10 @@ class DramTier:
             keys = blocks.keys
         if not is_up:
             return False
-        rank = self.rank
-        rank_now = None if rank is None else lambda program: rank(program, now)
+        rank = None if self.rank_at is None else self.rank_at(now)
         evicted, refused = self.index.num_evicted, self.index.num_refused
         places = self._places(blocks)
-        slots = self.index.reserve(keys, program, now, rank_now, supersedes, places)
+        slots = self.index.reserve(keys, program, now, rank, supersedes, places)
         self._account.count("dram_evicted_blocks", self.index.num_evicted - evicted)
         refused = self.index.num_refused - refused
         self._account.count("dram_refused_blocks", refused)
@@ -110,7 +109,7 @@ class DramTier:
             new = set(self.index.keys_of(slots))
             blocks = blocks.only([n for n, key in enumerate(keys) if key in new])
         transfer = self.traffic.store(self._owner, program, blocks, slots, now)
-        self._firsts[transfer.id] = blocks.ends[0], blocks.blocks[0].block_hash
+        self._firsts[transfer.id] = blocks.ends[0], blocks.keys[0]
         if self.events is not None and request is not None:
             self.events.describe(transfer.id, request, blocks.keys, blocks.ends)
         return has_most

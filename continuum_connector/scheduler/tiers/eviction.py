@@ -122,9 +122,8 @@ class EvictionOrder:
         def look(end: int) -> None:
             """Let in the next chain from that end; the ends meet in the middle."""
             nonlocal num_unseen
-            while num_unseen:
+            for place, chain in itertools.islice(ends[end], num_unseen):
                 num_unseen -= 1
-                place, chain = next(ends[end])
                 if chain is not besides and not self._is_stuck(chain):
                     heapq.heappush(window, (rank(chain.program), place, chain, end))
                     return

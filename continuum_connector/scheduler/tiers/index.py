@@ -148,15 +148,15 @@ class HostIndex:
     def settle(self, tickets: Tickets, stored: bool) -> None:
         """Their store is over: READY if it succeeded and is still wanted, else FREE."""
         numbers, there = numbers_of(tickets), self._table.are_there(tickets)
-        is_writing = self._table.is_writing[numbers]
-        if np.count_nonzero(is_writing) < len(numbers):
-            idle = numbers[~is_writing]
+        idle = numbers[~self._table.is_writing[numbers]]
+        if len(idle):
             raise InvariantError(f"slots {idle}: expected WRITING, found READY or FREE")
         self._table.is_writing[numbers] = False
         self.num_writing -= len(numbers)
         if stored:
-            self.num_ready += int(np.count_nonzero(there))
-            self._free.put(numbers[~there])
+            unwanted = numbers[~there]
+            self.num_ready += len(numbers) - len(unwanted)
+            self._free.put(unwanted)
         else:
             self._forget(numbers[there])
             self._free.put(numbers)

@@ -137,7 +137,7 @@ class SlotTable:
 
     def is_stuck(self, chain: Chain) -> bool:
         """Whether its last slot is busy and claimed by no other chain, so that nothing leaves."""
-        if not len(chain.tickets):
+        if not chain.tickets.size:
             return False
         ticket = int(chain.tickets[-1])
         number = ticket & _NUMBER_MASK
