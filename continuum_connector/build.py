@@ -103,6 +103,7 @@ def scheduler_side(
         records=Records(account, trace, decider.away),
         waker=Waker(wake) if wake is not None else NoWaker(),
         endings=Endings(tokenizer),
+        max_loras=vllm_config.lora_config.max_loras if vllm_config.lora_config else 0,
     )
     return SchedulerSide(config, parts)
 

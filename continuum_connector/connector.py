@@ -183,15 +183,16 @@ class ContinuumConnector(WorkerHooks, SupportsHMA):  # type: ignore[misc]
         return self._gate.holds(*asked, self._clock())
 
     def let_in(self, everybody: bool = False, num_idle: int = 0) -> Iterator[str]:
-        """Yield the requests that need not wait any more for a disk or at the gate, and ask again
-        those that are next in line for the bus; `num_idle` turns wait for their client (scheduler
-        subclass only)."""
+        """Yield the requests that need not wait any more for a disk, an adapter's place or at the
+        gate, and ask again those that are next in line for the bus; `num_idle` turns wait for their
+        client (scheduler subclass only)."""
         now, gate, num_known = self._clock(), self._gate, len(self._turns) - num_idle
         if everybody:
             self.side.bus.end()
         else:
             self.side.bus.new_step(now)
         yield from self._ahead.seen(now, everybody)
+        yield from self.side.adapters.let_in(everybody)
         for held in gate.let_all_in(now) if everybody else gate.open(num_known, now):
             self._records.happened("let_in", now, held.turn, **held.told())
             yield held.request_id

@@ -3,7 +3,8 @@
 Preempted turns come first, the others by place (SchedulerSide.rank). A turn's place changes while
 it waits, when the pin that it came back for appears or ends. Only that turn is then ranked again,
 so every operation is O(log n). Turns held at the gate wait here too, hidden from vLLM, and so do
-turns that wait for a disk. Turns that wait for the bus are hidden as well, but kept in order.
+turns that wait for a disk or for an adapter's place. Turns that wait for the bus are hidden as
+well, but kept in order.
 """
 
 from __future__ import annotations
@@ -31,14 +32,17 @@ class ProgramQueue:
         holds: Callable[[Any], bool] | None = None,
         hides: Callable[[Any], bool] | None = None,
         sets_aside: Callable[[str], bool] | None = None,
+        passes_over: Callable[[Any], bool] | None = None,
     ) -> None:
-        """All three hide a request until `release`. `holds(request)`: whether a new request must
+        """All four hide a request until `release`. `holds(request)`: whether a new request must
         wait at the gate. `hides(request)`: whether a request that vLLM has skipped is hidden.
-        `sets_aside(request_id)`: whether such a request is hidden, but kept in order."""
+        `sets_aside(request_id)`: whether such a request is hidden, but kept in order.
+        `passes_over(request)`: whether the first in line is hidden before vLLM sees it."""
         self._rank = rank
         self._holds = holds
         self._hides = hides
         self._sets_aside = sets_aside
+        self._passes_over = passes_over
         self._held: dict[str, Any] = {}
         self._aside: LazyHeap[Any] = LazyHeap()
         self._heap: LazyHeap[Any] = LazyHeap()
@@ -94,6 +98,8 @@ class ProgramQueue:
 
     def __bool__(self) -> bool:
         """Whether some request may be admitted; vLLM peeks only then."""
+        if self._passes_over is not None:
+            self._hide_passed_over(self._passes_over)
         return bool(self._heap) and self.is_open
 
     def __len__(self) -> int:
@@ -108,7 +114,7 @@ class ProgramQueue:
     # --- ours -------------------------------------------------------------------------
     @property
     def num_let_in(self) -> int:
-        """How many requests wait here without being held at the gate or hidden for a disk."""
+        """How many requests wait here without being held at the gate, or hidden out of order."""
         return len(self._by_id)
 
     def peek_rank(self) -> Rank:
@@ -140,6 +146,11 @@ class ProgramQueue:
             self._aside.discard(request)
         if request is not None:
             self._admit(request)
+
+    def _hide_passed_over(self, passes_over: Callable[[Any], bool]) -> None:
+        while (first := self._heap.first()) is not None and passes_over(first[1]):
+            self.remove_request(first[1])
+            self._held[first[1].request_id] = first[1]
 
     def _admit(self, request: Any) -> None:
         self._by_id[request.request_id] = request

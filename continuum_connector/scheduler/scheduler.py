@@ -14,6 +14,7 @@ from typing import Any
 from continuum_connector.config import ContinuumConfig
 from continuum_connector.programs.identify import identify_request
 from continuum_connector.programs.program import Answers, Identity, Kept, Program, ProgramTable
+from continuum_connector.scheduler.adapters import Adapters
 from continuum_connector.scheduler.decider import Decider, DramWorth
 from continuum_connector.scheduler.decisions import Decisions, Prompts, Snapshots
 from continuum_connector.scheduler.gate import Gate
@@ -45,6 +46,7 @@ class Parts:
     records: Records
     waker: Any
     endings: Endings
+    max_loras: int
 
 
 class SchedulerSide:
@@ -63,7 +65,7 @@ class SchedulerSide:
         self.tier, self.traffic = parts.tier, parts.tier.traffic
         self.bus = Bus(self.traffic, decider.costs, self.queues)
         self._none_found: Mapping[str, int] = dict.fromkeys(self.tier.names, 0)
-        self.turns = Turns()
+        self.turns, self.adapters = Turns(), Adapters(parts.max_loras, self.tier)
         self.ahead = Ahead(self.tier, pool, self.turns, self.groups.hash_size)
         held = self.retention, self.tier, self.traffic
         self.snapshots = Snapshots(pool, *held, decider.costs, self.turns)
@@ -157,6 +159,7 @@ class SchedulerSide:
         """How many tokens beyond VRAM's hit a load can bring (None: ask again later), and whether
         the load is asynchronous."""
         turn = self.begin_turn(request, now)
+        self.adapters.left(request.request_id)
         if self.ahead.asked(turn, request, now):
             return None, False
         if not turn.is_admitted:
@@ -173,6 +176,7 @@ class SchedulerSide:
     ) -> None:
         """The request owns its blocks now: queue the load of what it lacks, hand its pin over."""
         self.steps.stir()
+        self.adapters.allocated(request, loads=num_external > 0)
         turn = self.begin_turn(request, now)
         turn.epoch = self._epochs.of_blocks(turn.epoch, request.request_id)
         found = self._none_found
@@ -200,6 +204,7 @@ class SchedulerSide:
 
     def note_preempted(self, request_id: str, now: float) -> None:
         """vLLM preempted a running turn."""
+        self.adapters.left(request_id)
         turn = self.turns.get(request_id)
         if turn is not None:
             turn.is_preempted = True
@@ -211,8 +216,8 @@ class SchedulerSide:
     ) -> dict[str, Any] | None:
         """A turn is over: decide what to keep, hold it, and return what the client is told."""
         self.tier.forget_request(request.request_id)
-        self.gate.left(request.request_id)
-        self.bus.left(request.request_id)
+        for part in (self.gate, self.bus, self.adapters):
+            part.left(request.request_id)
         turn = self.turns.end(request.request_id)
         if turn is None:  # it came before we were switched off and on again
             return None

@@ -53,14 +53,15 @@ def is_waiting(request: Any) -> bool:
 
 
 def computes_whole_prompt(request: Any) -> bool:
-    """Whether nothing may be read from a cache, as with prompt_logprobs. Before 0.30 vLLM asks
-    for external hits all the same, and takes them."""
+    """Whether it may read no cache, as with prompt_logprobs. vLLM < 0.30 asks us all the same."""
     return bool(request.skip_reading_prefix_cache)
 
 
 def turn_end(request: Any) -> TurnEnd:
-    """How a finished request ended; the API server aborts for its stop strings too."""
-    if request.status == RequestStatus.FINISHED_ABORTED:
+    """How a finished request ended; the API server aborts for its stop strings too. One that never
+    ran, as its grammar is wrong, leaves no more than an aborted one."""
+    never_ran = request.status == RequestStatus.FINISHED_ERROR and not request.num_computed_tokens
+    if never_ran or request.status == RequestStatus.FINISHED_ABORTED:
         return TurnEnd.ABORTED
     is_cut = request.status == RequestStatus.FINISHED_LENGTH_CAPPED
     return TurnEnd.LENGTH if is_cut else TurnEnd.STOP
@@ -315,8 +316,7 @@ def look_up_as_without_connector(scheduler: Any) -> None:
 
 
 def recompute_failed_loads(scheduler: Any) -> None:
-    """A failed load is a miss (law 4), whatever kv_load_failure_policy says: its default fails
-    the request with HTTP 500."""
+    """A failed load is a miss (law 4); by default kv_load_failure_policy answers HTTP 500."""
     scheduler.recompute_kv_load_failures = True
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 from collections import deque
 from collections.abc import Callable, Iterable
+from itertools import chain
 from typing import Any
 
 from continuum_connector.scheduler.queue import Front, ProgramQueue
@@ -24,6 +25,7 @@ class Order:
         self._side = ours.side
         self.queues = ours.side.queues
         self._gate, self._ahead, self._bus = ours.side.gate, ours.side.ahead, ours.side.bus
+        self._adapters = ours.side.adapters
         self._stock = {
             name: getattr(scheduler, name) for name in compat.queue_attributes(scheduler)
         }
@@ -45,15 +47,17 @@ class Order:
     def open(self) -> None:
         """Before a step, let in the turns that may begin by now, and ask again those that are next
         in line for the bus."""
-        if self.is_on and (len(self._gate) or len(self._ahead) or self._bus.was_asked):
+        is_anybody_hidden = len(self._gate) or len(self._ahead) or len(self._adapters)
+        if self.is_on and (is_anybody_hidden or self._bus.was_asked):
             num_idle = compat.num_idle_sessions(self._scheduler)
             self._release(self._ours.let_in(num_idle=num_idle))
 
     def close(self) -> None:
-        """After a step: turns at the gate wait because we hold them, so they are no backlog."""
-        if self.is_on and len(self._gate):
-            requests = self._scheduler.requests
-            compat.count_no_backlog(self._scheduler, filter(None, map(requests.get, self._gate)))
+        """After a step: turns at the gate, or without an adapter's place, wait because we hold
+        them, so they are no backlog."""
+        if self.is_on and (len(self._gate) or len(self._adapters)):
+            held = map(self._scheduler.requests.get, chain(self._gate, self._adapters))
+            compat.count_no_backlog(self._scheduler, filter(None, held))
 
     def line_up(self, num_short: int) -> None:
         """Put the turns that vLLM shall preempt for `num_short` blocks at the end of `running`.
@@ -86,7 +90,9 @@ class Order:
             # New turns join the first queue, or the other one (<= 0.30) if they wait for a grammar.
             holds = ours.holds_back if self._gate.is_on and not self._has_priorities else None
             hides = self._ahead.hides if self._ahead.is_needed else None
-            queues.append(ProgramQueue(rank, holds, hides, self._bus.__contains__))
+            passes_over = self._adapters.passes_over if self._adapters.max_loras else None
+            hidden_by = holds, hides, self._bus.__contains__, passes_over
+            queues.append(ProgramQueue(rank, *hidden_by))
             _move(stock, queues[-1])
             setattr(self._scheduler, name, queues[-1])
         self.queues[:] = queues

@@ -75,9 +75,11 @@ def only_one(folder: str, is_over: threading.Event) -> Iterator[None]:
 
 def check_room(path: Path, num_bytes: int) -> None:
     """Raise TransferError if a file of `num_bytes` at `path` would leave its file system too full,
-    or if something else is there, such as a link to a file elsewhere."""
+    or if something else is there, such as a link to a file elsewhere. A file that has all its room
+    already takes none, so a server finds it again however full the rest is."""
     system = os.statvfs(path.parent)
     free, total = (n * system.f_frsize for n in (system.f_bavail, system.f_blocks))
+    taken = 0
     with suppress(FileNotFoundError):
         found = os.lstat(path)
         if not stat.S_ISREG(found.st_mode):
@@ -86,10 +88,10 @@ def check_room(path: Path, num_bytes: int) -> None:
             raise TransferError(
                 f"{path} may be another user's to write; remove it, and it is made for us alone"
             )
-        free += found.st_blocks * 512  # the file has this room already
-    if free - num_bytes < MIN_LEFT * total:
+        taken = found.st_blocks * 512
+    if num_bytes > taken and free + taken - num_bytes < MIN_LEFT * total:
         raise TransferError(
             f"{path} of {num_bytes} bytes would leave less than {MIN_LEFT:.0%} of its file system, "
-            f"which has {total} bytes and {free} free; lower disk_bytes, or remove what is not "
-            "needed there, such as the *.slab of ranks that are no more"
+            f"which has {total} bytes and {free + taken} free; lower disk_bytes, or remove what is "
+            "not needed there, such as the *.slab of ranks that are no more"
         )

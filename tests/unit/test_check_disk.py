@@ -176,9 +176,10 @@ def test_a_twentieth_of_the_file_system_stays_free(tmp_path: Path) -> None:
 
 def test_files_that_the_tier_has_already_count_as_room(tmp_path: Path) -> None:
     room = {"num_bytes": 4000 * GIB, "free_bytes": 200 * GIB, "slab_bytes": 2048 * GIB}
-    line = said(tmp_path, disk=room)["disk space"]
+    line = said(tmp_path / "a", disk=room)["disk space"]
     assert line.verdict is OK
     assert line.text.endswith("and 2048.0 GiB in files of the tier")
+    assert said(tmp_path / "b", disk=room | {"free_bytes": 0})["disk space"].verdict is OK
 
 
 def test_a_disk_below_dram_is_of_little_use(tmp_path: Path) -> None:

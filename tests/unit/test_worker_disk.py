@@ -504,6 +504,10 @@ def test_a_file_that_would_fill_its_file_system_is_refused_unless_it_is_there(
         folder.check_room(path, 1501 * kib)
     path.write_bytes(bytes(1000 * kib))
     folder.check_room(path, 2500 * kib)
+    free = 0  # others have filled the rest since
+    folder.check_room(path, 1000 * kib)
+    with pytest.raises(TransferError, match=r"has 10240000 bytes and 1024000 free"):
+        folder.check_room(path, 1004 * kib)
     moved = path.rename(tmp_path / "elsewhere")
     path.symlink_to(moved)
     with pytest.raises(TransferError, match="is no file, so nothing can be kept in it; remove it"):

@@ -13,8 +13,9 @@ from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from vllm.config import KVTransferConfig
+from vllm.config import KVTransferConfig, LoRAConfig
 from vllm.distributed.kv_transfer.kv_connector.utils import KVOutputAggregator
+from vllm.lora.request import LoRARequest
 from vllm.sampling_params import SamplingParams, StructuredOutputsParams
 from vllm.utils.hashing import get_hash_fn_by_name
 from vllm.v1.core.kv_cache_utils import get_request_block_hasher, init_none_hash
@@ -45,6 +46,10 @@ def prompt(length: int, seed: int = 0) -> list[int]:
     """Return `length` token ids; a longer prompt of the same seed starts with a shorter one."""
     source = random.Random(seed)
     return [source.randrange(100, 30_000) for _ in range(length)]
+
+
+def adapter_named(name: str) -> LoRARequest:
+    return LoRARequest(name, 1 + sum(name.encode()), f"/adapters/{name}")
 
 
 def groups_named(name: str, block_size: int, span: int) -> tuple[KvGroup, ...]:
@@ -88,6 +93,7 @@ class Engine:
         num_stages: int = 1,
         num_drafts: int = 0,
         draft_group: int = 0,
+        max_loras: int = 0,
         hold_transfers: bool = False,
         ready_slots: int | None = None,
         wrap_report: Callable[[Any], Any] | None = None,
@@ -115,6 +121,8 @@ class Engine:
             policy=policy,
             **scheduler_config,
         )
+        if max_loras:
+            self.vllm_config.lora_config = LoRAConfig(max_lora_rank=8, max_loras=max_loras)
         # The CPU platform turns async scheduling off, for the sake of its own model runner.
         self.vllm_config.scheduler_config.async_scheduling = async_scheduling
         self.num_drafts, self.draft_group = num_drafts, draft_group

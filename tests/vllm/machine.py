@@ -24,8 +24,9 @@ from vllm.v1.core.sched.interface import PauseState
 from continuum_connector.costs.prefill import Work
 from tests.vllm import tiering
 from tests.vllm.fake_worker import LoadOrder
-from tests.vllm.harness import Engine, prompt
+from tests.vllm.harness import Engine, adapter_named, prompt
 from tests.vllm.machine_draws import (
+    ADAPTERS,
     BUS_S,
     COPIES,
     COSTS,
@@ -85,7 +86,7 @@ class Machine(RuleBasedStateMachine):
         config |= drawn["ours"] | {"load_timeout_s": 2.0}
         is_wanted = self.may_have_disk and bool(drawn["disk"])
         self.has_disk = is_wanted and groups == "full" and num_slots > 0
-        built = drawn["scheduling"] | (drawn["disk"] if self.has_disk else {})
+        built = drawn["scheduling"] | (drawn["disk"] | {"max_loras": 0} if self.has_disk else {})
         if groups != "chunked" and not self.has_disk:  # vLLM has not both; we have not both
             built |= drawn["drafts"]
             if groups == "state" and drawn["drafts"]:  # no draft model has states
@@ -103,6 +104,7 @@ class Machine(RuleBasedStateMachine):
             for _ in range(4):
                 seen.loaded(5, drawn["bus_s"], drawn["bus_s"])
         self.engine.prefill_every = drawn["prefill_every"]
+        self.has_adapters = built["max_loras"] > 0
         self.num_slots = num_slots
         self.is_one_program = drawn["is_one_program"]
         # What certainly fits when nothing else is there.
@@ -133,10 +135,14 @@ class Machine(RuleBasedStateMachine):
         length=st.one_of(st.integers(1, 200), st.sampled_from([1, BLOCK - 1, BLOCK, BLOCK + 1])),
         seed=st.integers(0, 2),
         salt=SALTS,
+        adapter=ADAPTERS,
         said=REQUEST,
     )
-    def arrive(self, program: str | None, length: int, seed: int, salt: Any, said: Any) -> None:
-        self.add(prompt(length, seed), program, cache_salt=salt, **said)
+    def arrive(
+        self, program: str | None, length: int, seed: int, salt: Any, adapter: Any, said: Any
+    ) -> None:
+        lora = adapter_named(adapter) if adapter and self.has_adapters else None
+        self.add(prompt(length, seed), program, cache_salt=salt, lora_request=lora, **said)
 
     @rule(
         number=st.sampled_from([2, 3, 20]),
@@ -179,7 +185,9 @@ class Machine(RuleBasedStateMachine):
         tokens = self.engine.next_prompt(before, 0)
         tokens = tokens[: max(1, len(tokens) - num_cut)] + prompt(num_new, seed=num_cut + 5)
         program = self.program_of(before) if program == "same" else program
-        self.add(tokens, program, cache_salt=self.engine.requests[before].cache_salt, **said)
+        known = self.engine.requests[before]
+        same = {"cache_salt": known.cache_salt, "lora_request": known.lora_request}
+        self.add(tokens, program, **same, **said)
 
     @precondition(lambda self: self.done)
     @rule(
@@ -195,13 +203,14 @@ class Machine(RuleBasedStateMachine):
         `held` until somebody ends it."""
         whole = [i for i in self.done if i not in self.aborted] or ["r0"]
         before = data.draw(st.sampled_from(whole))
-        tokens, salt = self.engine.next_prompt(before, 0), self.engine.requests[before].cache_salt
+        tokens, known = self.engine.next_prompt(before, 0), self.engine.requests[before]
         self.wait(0.6)  # the pin has expired by then
         self.step(40)
         self.engine.settle()
         self.press(1, 40, final=True)
         if num_warm:
-            self.send(tokens[:num_warm], 1, 3, final=True, cache_salt=salt)
+            same = {"cache_salt": known.cache_salt, "lora_request": known.lora_request}
+            self.send(tokens[:num_warm], 1, 3, final=True, **same)
         self.hold_copies(held)
         self.return_from(before, "same", num_cut=0, **then)
 

@@ -38,6 +38,7 @@ REQUEST = st.fixed_dictionaries(
 GROUP_HINTS = st.sampled_from(
     [None, {"group": "g"}, {"group": "g", "group_size": 3}, {"group": "h", "group_size": 2}]
 )
+ADAPTERS = st.sampled_from([None, None, "one", "two", "three"])
 SALTS = st.sampled_from([None, None, None, "x", "y"])
 # Prefill (base, per token, pair, decode, context) and load (latency, per block) in seconds, under
 # which `adaptive` pins and stores, pins without a store, stores without a pin, keeps nothing.
@@ -58,6 +59,7 @@ SCHEDULING = st.fixed_dictionaries(
         "long_prefill_token_threshold_adaptive": st.booleans(),
         "max_num_seqs": st.sampled_from([8, 8, 2, 1]),
         "watermark": st.sampled_from([0.0, 0.0, 0.1]),
+        "max_loras": st.sampled_from([1, 2, 3]),
         "world_size": st.sampled_from([1, 1, 2]),
         "hold_transfers": st.booleans(),
         "ready_slots": st.sampled_from([None, None, 0, 5]),

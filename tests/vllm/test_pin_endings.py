@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+from concurrent.futures import Future
+from typing import Any
+
 import pytest
+from vllm.sampling_params import StructuredOutputsParams
 
 from continuum_connector.scheduler.turns import Endings
 from continuum_connector.toolcalls.tokenizer import BackgroundTokenizer
@@ -46,6 +50,26 @@ def test_an_aborted_waiting_turn_gives_the_pin_back_to_its_deadline(
     engine.clock.now = deadline
     engine.steps(2)
     assert engine.ends() == {"expired": 1}
+
+
+@MODES
+def test_a_turn_whose_grammar_is_wrong_takes_nothing_of_its_program(async_scheduling: bool) -> None:
+    """It never ran, so what the turn before left still says who goes on with the program."""
+    engine = AgentEngine(async_scheduling=async_scheduling)
+    engine.run_turn("a", 200, program="p")
+    wrong = StructuredOutputsParams(json_object=True)
+    failed = engine.add("b", engine.next_prompt("a", 20), program="p", structured_outputs=wrong)
+    compiled: Future[Any] = Future()
+    compiled.set_exception(ValueError("no such grammar"))
+    failed.structured_output_request.grammar = compiled
+    engine.steps(5)
+    assert engine.finish_reasons["b"] == "error"
+    assert engine.num_pins() == 1
+    engine.add("stray", 50, seed=9, program="p", final=True)  # a guessed id
+    engine.run_until_idle(until=lambda: "stray" in engine.finish_reasons)
+    assert engine.num_pins() == 1
+    engine.run_turn("c", engine.next_prompt("a", 20), program="p")
+    assert engine.cached["c"][0] >= 200
 
 
 def test_of_two_waiting_turns_one_aborted_leaves_the_pin_to_the_other() -> None:

@@ -113,7 +113,7 @@ def _space(plan: Plan, seen: DiskSeen) -> Line:
     text += f", of which {MIN_LEFT:.0%} must stay free"
     if seen.slab_bytes:
         text += f", and {size(seen.slab_bytes)} in files of the tier"
-    if wanted > room:
+    if wanted > max(room, seen.slab_bytes):
         return error(
             "disk space", f"{text}; so there is no disk tier", "less disk_bytes, or free room"
         )
