@@ -272,6 +272,7 @@ class ContinuumConnector(WorkerHooks, SupportsHMA):  # type: ignore[misc]
             self._unattached.after_step(scheduler_output.total_num_scheduled_tokens, now)
         for request_id in compat.preempted_ids(scheduler_output):
             self.side.note_preempted(request_id, now)
+        self.side.bus.count(now)
         return StepMetadata(self._steps.plan(now))
 
     def update_connector_output(self, connector_output: Any) -> None:

@@ -80,8 +80,7 @@ class SchedulerSide:
         if decider.policy.ranks_dram:
             self.tier.rank_at = self._worth.rank_at
         self.room = Room(pool, self.retention, decider, decider.costs, config.max_wait_s)
-        asked = self.room, self.bus, parts.waker
-        self.steps = Steps(self.retention, self.tier, decider, self.records, *asked)
+        self.steps = Steps(self.retention, self.tier, decider, self.records, self.room, parts.waker)
         self._epochs = self.steps.epochs
         self.orders = config.order and decider.policy.orders
         known = decider.costs, decider.away, self.groups.least_blocks

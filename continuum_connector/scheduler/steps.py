@@ -18,7 +18,6 @@ from continuum_connector.scheduler.records import Records
 from continuum_connector.scheduler.retention import Retention
 from continuum_connector.scheduler.room import Room
 from continuum_connector.scheduler.tiers.base import Tier
-from continuum_connector.scheduler.waiting import Bus
 
 # A preemption costs a prefill, while a store in flight ends within milliseconds. After this
 # many seconds the store counts as slow, and the running turn is preempted after all.
@@ -37,7 +36,6 @@ class Steps:
         decider: Decider,
         records: Records,
         room: Room,
-        bus: Bus,
         waker: Any,
     ) -> None:
         self._retention = retention
@@ -45,7 +43,7 @@ class Steps:
         self._tier, self._traffic = tier, tier.traffic
         self._decider, self._away = decider, decider.away
         self._records, self._outcomes = records, records.outcomes
-        self._room, self._bus = room, bus
+        self._room = room
         self._waker = waker
         self.epochs = Epochs(retention, tier, records)
         self._told_reason = ""
@@ -63,7 +61,6 @@ class Steps:
             self._decider.silent(absence, now)
             self._outcomes.silent(absence, now)
         self._room.new_step(self._decider.new_step(now), now)
-        self._bus.count(now)
         self._owes_step = False
         plan = self._traffic.drain(now)
         at = self._traffic.next_look

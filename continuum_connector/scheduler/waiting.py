@@ -38,7 +38,7 @@ class Bus:
 
     def __init__(self, traffic: Traffic, costs: Costs, queues: Sequence[ProgramQueue]) -> None:
         self._traffic = traffic
-        self._costs = costs
+        self._costs, self._seen = costs, costs.seen
         self._queues = queues
         self._wanted: dict[str, int] = {}  # blocks of each turn that waits
         self._num_passed = 0  # in this step, or the last one
@@ -79,7 +79,7 @@ class Bus:
 
     def count(self, now: float) -> None:
         """Tell what a load costs others from how many turns load, or wait to."""
-        self._costs.seen.at_bus(self._traffic.num_loads + len(self._wanted), now)
+        self._seen.at_bus(self._traffic.num_loads + len(self._wanted), now)
 
     def end(self) -> None:
         """Let vLLM ask all turns again; none waits for the bus any more."""
