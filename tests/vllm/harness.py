@@ -13,7 +13,7 @@ from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from vllm.config import KVTransferConfig, LoRAConfig
+from vllm.config import KVEventsConfig, KVTransferConfig, LoRAConfig
 from vllm.distributed.kv_transfer.kv_connector.utils import KVOutputAggregator
 from vllm.lora.request import LoRARequest
 from vllm.sampling_params import SamplingParams, StructuredOutputsParams
@@ -94,6 +94,7 @@ class Engine:
         num_drafts: int = 0,
         draft_group: int = 0,
         max_loras: int = 0,
+        publishes: bool = False,
         hold_transfers: bool = False,
         ready_slots: int | None = None,
         wrap_report: Callable[[Any], Any] | None = None,
@@ -121,6 +122,9 @@ class Engine:
             policy=policy,
             **scheduler_config,
         )
+        if publishes:
+            events = KVEventsConfig(enable_kv_cache_events=True, publisher="null")
+            self.vllm_config.kv_events_config = events
         if max_loras:
             self.vllm_config.lora_config = LoRAConfig(max_lora_rank=8, max_loras=max_loras)
         # The CPU platform turns async scheduling off, for the sake of its own model runner.

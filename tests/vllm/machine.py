@@ -1,9 +1,9 @@
 """A state machine over the real scheduler: whatever happens in whatever order, books close.
 
 Each rule is something that clients, time, copies or operators do. After each one every
-block, pin, slot and transfer is accounted for, the oracle has compared all KV that was read, and
-somebody has run where somebody waited. In the end everything has finished with the model's own
-output and nothing is held.
+block, pin, slot and transfer is accounted for, the oracle has compared all KV that was read, nobody
+who hears KV events believes in a block that is not there, and somebody has run where somebody
+waited. In the end everything has finished with the model's own output and nothing is held.
 """
 
 from __future__ import annotations
@@ -43,6 +43,7 @@ from tests.vllm.machine_draws import (
     SCHEDULING,
     STEPS,
 )
+from tests.vllm.subscriber import Subscriber
 from tests.vllm.tiering import BLOCK, on_disk, reference, tiered
 
 # Longer than a batch is in flight, than pins that cannot help are left untried (room.RETRY_STEPS).
@@ -61,6 +62,7 @@ class Machine(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.engine: Engine = None  # type: ignore[assignment]
+        self.subscriber: Subscriber = None  # type: ignore[assignment]
         self.done: list[str] = []
         self.aborted: set[str] = set()
         self.skipping: set[str] = set()
@@ -92,8 +94,14 @@ class Machine(RuleBasedStateMachine):
             if groups == "state" and drawn["drafts"]:  # no draft model has states
                 built["draft_group"] = 0
         self.engine = (on_disk if self.has_disk else tiered)(
-            num_blocks, num_slots, skips=False, groups=groups, config=config, **built
+            *(num_blocks, num_slots),
+            skips=False,
+            groups=groups,
+            config=config,
+            publishes=True,
+            **built,
         )
+        self.subscriber = Subscriber(self.engine)
         for worker in self.engine.workers:
             vars(worker).update(drawn["copies"])
         if costs:
@@ -295,6 +303,7 @@ class Machine(RuleBasedStateMachine):
         for _ in range(num_steps):
             self.engine.step()
             tiering.check(self.engine)
+            self.subscriber.check()
             self.stands_still()
 
     @rule(seconds=st.sampled_from([0.1, 0.1, 0.6, 0.6, 3.0, 3.0, 70.0]))
@@ -451,6 +460,7 @@ class Machine(RuleBasedStateMachine):
             return
         self.done = [i for i, r in self.engine.requests.items() if r.is_finished()]
         tiering.check(self.engine)
+        self.subscriber.check()
 
     def teardown(self) -> None:
         if self.engine is None:
