@@ -8,13 +8,7 @@ from dataclasses import dataclass
 
 from continuum_connector.costs.fit import CopyModel
 from continuum_connector.costs.prefill import PrefillModel, Work
-from continuum_connector.costs.pressure import (
-    BUS_TIME_CONSTANT_S,
-    Level,
-    Memoryfulness,
-    Price,
-    Queueing,
-)
+from continuum_connector.costs.pressure import Memoryfulness, Price, Queueing
 
 GUESSED_LATENCY_S, GUESSED_BUS = 1e-3, 12e9  # about a step; half of PCIe 4.0 x16, bytes per second
 GUESSED_DISK = 2e9  # bytes per second: half of what an NVMe drive on PCIe 4.0 reads, for two ranks
@@ -45,7 +39,6 @@ class _Models:
     queueing: Queueing
     memory: Memoryfulness
     price: Price
-    at_bus: Level
     steps: deque[float]
 
 
@@ -94,10 +87,6 @@ class Seen:
         """No turn waits for blocks."""
         self._models.price.unblocked(now)
 
-    def at_bus(self, num_turns: int, now: float) -> None:
-        """So many turns load from now on, or wait until the bus has time for their loads."""
-        self._models.at_bus.is_now(num_turns, now)
-
     def footprint(self, num_blocks: int) -> None:
         """A turn that ran has ended with `num_blocks`, over all KV groups."""
         self._models.price.footprint(num_blocks)
@@ -126,7 +115,6 @@ class Costs:
             queueing=Queueing(),
             memory=Memoryfulness(),
             price=Price(),
-            at_bus=Level(BUS_TIME_CONSTANT_S),
             steps=deque(maxlen=NUM_STEPS),
         )
         self.seen = Seen(self._models)
@@ -148,11 +136,6 @@ class Costs:
     def bus_s(self, num_blocks: int) -> float:
         """Seconds that the bus takes to bring `num_blocks` from DRAM, once they are next."""
         return self._models.bus.seconds(num_blocks) if self._models.bus.is_known else 0.0
-
-    def behind_s(self, num_blocks: int, now: float) -> float:
-        """Seconds that other turns wait because a load of `num_blocks` takes the bus, all together:
-        those that load or wait for the bus, as many as there are on average."""
-        return self.bus_s(num_blocks) * self._models.at_bus.mean(now)
 
     @property
     def step_s(self) -> tuple[float, float]:

@@ -10,7 +10,6 @@ from collections.abc import Sequence
 # Long enough to see several turns of the queue (each waits seconds for blocks), short enough
 # to follow a load that swings within minutes.
 TIME_CONSTANT_S = 30.0
-BUS_TIME_CONSTANT_S = 10.0  # many loads, of a second or less, with the wait before them
 QUIET = 0.01  # a smaller share is left from a wait long past: nobody waits now
 _WARMUP = 100  # turns; until then the mean size is the arithmetic mean
 

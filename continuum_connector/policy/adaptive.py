@@ -8,7 +8,7 @@
 
 P, H: see adaptive.py. k = blocks / mean_blocks: how many average turns' room this one takes.
 N = turns that run or wait, plus the returning one: a prefill takes the GPU's time from all of
-them, a load only its own turn's time and, by `behind`, that of the turns behind it on the bus. A
+them, a load only its own turn's time and, by `behind`, that of the turns behind it at the bus. A
 place in the queue is worth nothing here: what one program gains by it, another loses. The price is
 at least FORESEEN / mean_blocks.
 docs/decisions.md has the reasons, and what follows for each kind of gap.
@@ -178,7 +178,7 @@ def _stake(turn: FinishedTurn, snapshot: Snapshot, stored_s: float, p_read: floa
     weight = turn.num_blocks / max(snapshot.mean_blocks, 1.0)
     return Stake(
         pinned_s=snapshot.num_delayed * turn.prefill_s,
-        stored_s=max(0.0, stored_s - turn.behind_s),
+        stored_s=max(0.0, stored_s - turn.bus_s * snapshot.num_at_bus),
         p_stored=p_read,
         weight=weight,
         cost=max(snapshot.price * turn.num_blocks, FORESEEN * weight),

@@ -121,8 +121,8 @@ class FinishedTurn(Struct, frozen=True):
     tool calls that the turn ends with. `gap`: when its program's next turn is expected.
     `tool_gaps`, `all_gaps`: recorded gaps in seconds, ascending, of this turn's tool and of every
     tool (Continuum's S[f] and S). `prefill_s`: seconds to compute again what those blocks hold.
-    `load_s`: seconds to load them from DRAM, infinite without a tier. `behind_s`: seconds that
-    other turns, all together, would wait behind that load.
+    `load_s`: seconds to load them from DRAM, infinite without a tier. `bus_s`: seconds
+    that this load takes the bus.
     """
 
     program: str
@@ -137,7 +137,7 @@ class FinishedTurn(Struct, frozen=True):
     all_gaps: Sequence[float] = ()
     prefill_s: float = 0.0
     load_s: float = math.inf
-    behind_s: float = 0.0
+    bus_s: float = 0.0
 
 
 class Snapshot(Struct, frozen=True):
@@ -150,7 +150,8 @@ class Snapshot(Struct, frozen=True):
     others per second; 0 while nobody waits for blocks. `residence_s`: how long a stored block stays
     in DRAM before it is evicted; infinite while DRAM is not full. `num_hinted_blocks`: blocks in
     pins that a client made longer than the policy would have. From then on they count as free,
-    because anybody who needs them gets them. `takes_store`: False if DRAM has just refused most of
+    because anybody who needs them gets them. `num_at_bus`: turns that load or wait for the bus, on
+    average over the last seconds. `takes_store`: False if DRAM has just refused most of
     this turn's blocks, because what it holds is needed sooner, or busy.
     """
 
@@ -167,6 +168,7 @@ class Snapshot(Struct, frozen=True):
     price: float = 0.0
     residence_s: float = math.inf
     num_hinted_blocks: int = 0
+    num_at_bus: float = 0.0
     takes_store: bool = True
 
     @property

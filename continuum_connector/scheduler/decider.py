@@ -148,7 +148,7 @@ class Decider:
             all_gaps=all_gaps,
             prefill_s=self.costs.prefill_s(blocks.end),  # tokens after it are computed anyway
             load_s=self.costs.load_s(num_blocks) if world.has_tier else math.inf,
-            behind_s=self.costs.behind_s(num_blocks, world.now),
+            bus_s=self.costs.bus_s(num_blocks),
         )
         choice = self.choose(finished, world)
         if end is not TurnEnd.ABORTED:

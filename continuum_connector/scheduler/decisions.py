@@ -32,8 +32,8 @@ from continuum_connector.scheduler.records import Records
 from continuum_connector.scheduler.retention import Retention
 from continuum_connector.scheduler.samples import Prompt
 from continuum_connector.scheduler.tiers.base import Tier
-from continuum_connector.scheduler.tiers.traffic import Traffic
 from continuum_connector.scheduler.turns import Turn, TurnEnd, Turns
+from continuum_connector.scheduler.waiting import Bus
 from continuum_connector.toolcalls.asked import UNREAD
 
 
@@ -108,16 +108,16 @@ class Snapshots:
         pool: BlockPool,
         retention: Retention,
         tier: Tier,
-        traffic: Traffic,
         costs: Costs,
         turns: Turns,
+        bus: Bus,
     ) -> None:
         self._pool = pool
         self._retention = retention
-        self._tier = tier
-        self._traffic = traffic
+        self._tier, self._traffic = tier, tier.traffic
         self._costs = costs
         self._turns = turns
+        self._bus = bus
 
     def snapshot(self, now: float) -> Snapshot:
         """The world as the policy sees it: blocks held only by clients' wishes count as free."""
@@ -137,6 +137,7 @@ class Snapshots:
             price=self._costs.price(now),
             residence_s=self._tier.residence_s(now),
             num_hinted_blocks=self._retention.num_hinted_blocks,
+            num_at_bus=self._bus.num_turns(now),
         )
 
     def update_gauges(self, account: Account) -> None:
@@ -213,5 +214,5 @@ class Prompts:
             gap=gap.first_of(prompt.num_others),
             prefill_s=self._costs.prefill_s(num_tokens),
             load_s=self._costs.load_s(num_blocks) if world.has_tier else math.inf,
-            behind_s=self._costs.behind_s(num_blocks, world.now),
+            bus_s=self._costs.bus_s(num_blocks),
         )

@@ -215,7 +215,7 @@ def _known(finished: FinishedTurn, world: Snapshot, ttl_s: float | None) -> dict
         "p_in_time": gap.within(ttl_s) if ttl_s is not None else None,
         "prefill": finished.prefill_s,
         "load": finished.load_s,
-        "behind": finished.behind_s,
+        "behind": finished.bus_s * world.num_at_bus,
         "queueing": world.queueing_s,
         "eta": world.eta,
         "price": world.price,

@@ -67,8 +67,8 @@ class SchedulerSide:
         self._none_found: Mapping[str, int] = dict.fromkeys(self.tier.names, 0)
         self.turns, self.adapters = Turns(), Adapters(parts.max_loras, self.tier)
         self.ahead = Ahead(self.tier, pool, self.turns, self.groups.hash_size)
-        held = self.retention, self.tier, self.traffic
-        self.snapshots = Snapshots(pool, *held, decider.costs, self.turns)
+        seen = self.retention, self.tier, decider.costs, self.turns, self.bus
+        self.snapshots = Snapshots(pool, *seen)
         told = self.retention, self.tier, self.records
         self._decisions = Decisions(decider, self.snapshots, *told)
         self._prompts = Prompts(decider, self.snapshots, self.retention, self.records)

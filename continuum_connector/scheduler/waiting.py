@@ -12,6 +12,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from continuum_connector.costs.costs import Costs
+from continuum_connector.costs.pressure import Level
 from continuum_connector.scheduler.holds import BlockPool
 from continuum_connector.scheduler.queue import ProgramQueue
 from continuum_connector.scheduler.tiers.base import Tier
@@ -20,6 +21,7 @@ from continuum_connector.scheduler.turns import Turn, Turns
 
 # At most this many turns per step are told to wait; after them vLLM asks no further turn.
 MAX_PASSED = 16
+TIME_CONSTANT_S = 10.0  # many loads, of a second or less, with the wait before them
 
 
 class Bus:
@@ -38,10 +40,11 @@ class Bus:
 
     def __init__(self, traffic: Traffic, costs: Costs, queues: Sequence[ProgramQueue]) -> None:
         self._traffic = traffic
-        self._costs, self._seen = costs, costs.seen
+        self._costs = costs
         self._queues = queues
         self._wanted: dict[str, int] = {}  # blocks of each turn that waits
         self._num_passed = 0  # in this step, or the last one
+        self._level = Level(TIME_CONSTANT_S)  # of turns that load, or wait to
 
     def __contains__(self, request_id: str) -> bool:
         """Whether the turn waits."""
@@ -78,8 +81,12 @@ class Bus:
             num_recalled += 1
 
     def count(self, now: float) -> None:
-        """Tell what a load costs others from how many turns load, or wait to."""
-        self._seen.at_bus(self._traffic.num_loads + len(self._wanted), now)
+        """A step is planned: see how many turns load, or wait to."""
+        self._level.is_now(self._traffic.num_loads + len(self._wanted), now)
+
+    def num_turns(self, now: float) -> float:
+        """How many do, on average: each waits longer by what another load takes the bus."""
+        return self._level.mean(now)
 
     def end(self) -> None:
         """Let vLLM ask all turns again; none waits for the bus any more."""

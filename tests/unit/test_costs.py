@@ -15,11 +15,11 @@ from hypothesis import strategies as st
 from continuum_connector.costs.costs import LONG_PREFIX, PARTS, Costs
 from continuum_connector.costs.prefill import MAX_IN_FLIGHT, StepClock, Work
 from continuum_connector.costs.pressure import (
-    BUS_TIME_CONSTANT_S,
     MAX_AGE_S,
     MIN_PROGRAMS,
     TIME_CONSTANT_S,
     WINDOW,
+    Level,
     Memoryfulness,
     Price,
     Queueing,
@@ -152,15 +152,14 @@ def test_price_rises_and_falls_with_its_time_constant() -> None:
     assert price.share(106 * TIME_CONSTANT_S) == 0.0  # e^-6 is nobody
 
 
-def test_a_load_costs_those_who_are_at_the_bus_its_time_on_it() -> None:
-    costs = Costs(512)
-    for _ in range(4):
-        costs.seen.loaded(10, 2.0, 1.0)
-    costs.seen.at_bus(3, 0.0)
-    assert costs.behind_s(10, 0.0) == 0.0
-    assert costs.behind_s(10, 100 * BUS_TIME_CONSTANT_S) == pytest.approx(3.0)
-    costs.seen.at_bus(0, 100 * BUS_TIME_CONSTANT_S)
-    assert costs.behind_s(10, 101 * BUS_TIME_CONSTANT_S) == pytest.approx(3.0 / math.e)
+def test_a_level_is_averaged_over_its_time_constant() -> None:
+    level = Level(10.0)
+    level.is_now(3, 0.0)
+    assert level.mean(0.0) == 0.0
+    assert level.mean(10.0) == pytest.approx(3 * (1 - math.exp(-1)))
+    assert level.mean(1000.0) == pytest.approx(3.0)
+    level.is_now(0, 1000.0)
+    assert level.mean(1010.0) == pytest.approx(3 / math.e)
 
 
 def test_a_clock_that_stands_still_is_no_waiting_time() -> None:

@@ -56,7 +56,7 @@ def situations(draw: st.DrawFn) -> tuple[dict[str, Any], dict[str, Any]]:
         "gap": draw(forecasts()),
         "prefill_s": draw(SECONDS),
         "load_s": draw(SECONDS) if has_tier else math.inf,
-        "behind_s": draw(st.one_of(st.just(0.0), SECONDS)) if has_tier else 0.0,
+        "bus_s": draw(SECONDS) if has_tier else 0.0,
     }
     snapshot = {
         "has_tier": has_tier,
@@ -65,6 +65,7 @@ def situations(draw: st.DrawFn) -> tuple[dict[str, Any], dict[str, Any]]:
         "mean_blocks": draw(st.floats(1, 1000)),
         "price": draw(st.one_of(st.just(0.0), st.floats(1e-6, 10))),
         "residence_s": draw(st.one_of(st.just(math.inf), st.floats(0.1, 1e4))),
+        "num_at_bus": draw(st.one_of(st.just(0.0), st.floats(0.0, 100.0))),
     }
     return turn, snapshot
 
@@ -91,7 +92,11 @@ def brute_force(turn: FinishedTurn, snapshot: Snapshot) -> dict[str, float]:
     values = {"free": 0.0, "pin": max(pin(ttl_s, 0.0) for ttl_s in ttls)}
     if snapshot.has_tier:
         is_refused = snapshot.residence_s < math.inf and gap.within(residence_s) < MIN_P_READ
-        from_dram_s = 0.0 if is_refused else max(0.0, prefill_s - turn.load_s - turn.behind_s)
+        from_dram_s = (
+            0.0
+            if is_refused
+            else max(0.0, prefill_s - turn.load_s - turn.bus_s * snapshot.num_at_bus)
+        )
         values["offload"] = k * gap.within(residence_s) * from_dram_s
         values["pin_store"] = max(pin(ttl_s, from_dram_s) for ttl_s in ttls)
     return values
@@ -256,14 +261,15 @@ def test_a_prefill_delays_everybody_and_a_load_only_its_own_turn() -> None:
 
 def test_beside_a_copy_a_pin_saves_what_the_turns_behind_its_load_would_lose() -> None:
     """Of 5 s to compute a load saves 4.5: 0.5 s are left for the pin, and what others lose."""
-    for behind_s, is_kept in ((0.0, False), (2.0, True), (900.0, True)):
-        turn = finished(gap=BACK_IN_2_S, prefill_s=5.0, load_s=0.5, behind_s=behind_s)
-        choice = decide(turn, world(True, price=0.1))
+    turn = finished(gap=BACK_IN_2_S, prefill_s=5.0, load_s=0.5, bus_s=0.5)
+    for num_turns, is_kept in ((0.0, False), (4.0, True), (900.0, True)):
+        choice = decide(turn, world(True, price=0.1, num_at_bus=num_turns))
         assert isinstance(choice.decision, Pin) is is_kept
         assert stores(choice.decision)  # the bus may be idle by then
-        assert choice.values["offload"] == pytest.approx(max(0.0, 4.5 - behind_s))
-    gain = decide(turn, world(True, price=0.1)).values
-    assert gain["pin_store"] == gain["pin"]  # at most what it saves without a copy
+        assert choice.values["offload"] == pytest.approx(max(0.0, 4.5 - 0.5 * num_turns))
+    assert (
+        choice.values["pin_store"] == choice.values["pin"]
+    )  # at most what it saves without a copy
 
 
 def test_a_pin_that_saves_less_than_its_making_takes_is_not_made() -> None:

@@ -8,9 +8,8 @@ from typing import Any
 import pytest
 
 from continuum_connector.costs.prefill import Work
-from continuum_connector.costs.pressure import BUS_TIME_CONSTANT_S
 from continuum_connector.scheduler.tiers.transfers import Kind
-from continuum_connector.scheduler.waiting import MAX_PASSED
+from continuum_connector.scheduler.waiting import MAX_PASSED, TIME_CONSTANT_S
 from tests.vllm import tiering
 from tests.vllm.harness import Engine
 from tests.vllm.tiering import MODES
@@ -177,18 +176,18 @@ def test_who_comes_later_and_stands_earlier_has_the_bus_first(async_scheduling: 
 
 
 @MODES
-def test_what_a_load_costs_is_counted_from_those_who_are_at_the_bus(async_scheduling: bool) -> None:
-    """One loads, five wait: a load of 10 s costs those six 10 s each."""
+def test_who_loads_or_waits_to_is_counted_and_averaged(async_scheduling: bool) -> None:
     engine = waiting(6, async_scheduling=async_scheduling)
-    costs = engine.connector.costs
+    bus, now = engine.connector.side.bus, engine.clock
     engine.step()
-    assert costs.behind_s(NUM_BLOCKS, engine.clock.now) < 0.1  # for one step
-    engine.clock.advance(BUS_TIME_CONSTANT_S / 2)
-    mean, one = costs.behind_s(NUM_BLOCKS, engine.clock.now), costs.bus_s(NUM_BLOCKS)
-    assert mean == pytest.approx(6 * one * (1 - math.exp(-0.5)), rel=0.01)
+    assert bus.num_turns(now()) < 0.1  # for one step
+    engine.clock.advance(TIME_CONSTANT_S / 2)
+    mean = 6 * (1 - math.exp(-0.5))
+    assert bus.num_turns(now()) == pytest.approx(mean, rel=0.01)
+    assert engine.connector.side.snapshots.snapshot(now()).num_at_bus == bus.num_turns(now())
     finish(engine)
-    engine.clock.advance(1000.0)
-    assert costs.behind_s(NUM_BLOCKS, engine.clock.now) < 0.01 * one
+    engine.clock.advance(100.0)
+    assert bus.num_turns(now()) < 0.01
 
 
 @MODES
