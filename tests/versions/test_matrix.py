@@ -23,6 +23,7 @@ pytestmark = [pytest.mark.vllm]
 
 # The modules of tests/vllm that meet what differs from release to release, and where they do.
 SEAMS = {
+    "adapters": "which turns it passes over for their adapters",
     "answers": "which states and windows a prompt leaves",
     "api_key": "the routes that vLLM's key guards",
     "attach": "its arguments, plugins and scheduler classes",
