@@ -228,7 +228,7 @@ def test_odd_bodies_pass_or_get_one_member(name: str, path: str) -> None:
         check(EXAMPLES[name], headers, path, 2**16)
 
 
-@settings(max_examples=600, deadline=None)
+@settings(max_examples=600)
 @given(bodies(), HEADERS, st.sampled_from(sorted(PATHS)), st.sampled_from([7, 1000, 2**20]))
 @example(b'{"job_id":"a"}', {}, MESSAGES_PATH, 1)
 def test_any_body_passes_or_gets_one_member(
@@ -237,7 +237,7 @@ def test_any_body_passes_or_gets_one_member(
     check(body, headers, path, size)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(bodies(), st.integers(1, 40))
 def test_of_a_client_that_leaves_inside_its_body_all_that_came_is_seen(
     body: bytes, size: int

@@ -135,7 +135,7 @@ def test_gaps_that_nobody_watches_are_forgotten_and_decisions_are_not() -> None:
     assert table.gaps.forecast(RUN).num_seen == 0.0
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     st.lists(
         st.tuples(

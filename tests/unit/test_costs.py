@@ -328,7 +328,7 @@ STATES = st.fixed_dictionaries(
 )
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(STATES)
 def test_nothing_raises_whatever_was_restored(state: dict[str, list[float]]) -> None:
     """No step, no decision and no gauge, and every number is one."""

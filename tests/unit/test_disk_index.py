@@ -212,5 +212,5 @@ class Disk(RuleBasedStateMachine):
         self.index.check()
 
 
-Disk.TestCase.settings = settings(max_examples=150, stateful_step_count=30, deadline=None)
+Disk.TestCase.settings = settings(max_examples=150, stateful_step_count=30)
 TestDisk = Disk.TestCase

@@ -226,7 +226,7 @@ ALL = {"full": FULL, "two": TWO_FULL, "windowed": WINDOWED, "states": STATES, "m
         max_size=25,
     )
 )
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_it_answers_as_if_it_had_looked_anew(
     groups: KvGroups, steps: list[tuple[str, int, int]]
 ) -> None:

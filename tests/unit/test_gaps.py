@@ -111,7 +111,7 @@ def test_recorded_gaps_are_by_name_and_without_people() -> None:
     assert gaps.recorded(ANSWER) == ((), [1.0, 2.0])
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(st.lists(st.floats(0, 100), min_size=25, max_size=60))
 def test_the_window_holds_the_most_recent_in_order(values: list[float]) -> None:
     recorded = RecordedGaps()
@@ -247,7 +247,7 @@ def broken_states(draw: st.DrawFn) -> object:
     return root[""]
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(broken_states())
 def test_whatever_is_in_a_state_is_survived(state: object) -> None:
     gaps = Gaps()

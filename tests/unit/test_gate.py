@@ -422,7 +422,7 @@ class Agents(RuleBasedStateMachine):
 
 
 TestAgents = Agents.TestCase
-TestAgents.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+TestAgents.settings = settings(max_examples=60, stateful_step_count=40)
 
 
 def test_every_reason_has_its_metric_and_its_words() -> None:

@@ -170,7 +170,7 @@ WORLDS = st.builds(
 )  # fmt: skip
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(
     HINTS, WORLDS, st.sampled_from([FIXED, NONE, Drops(2.0, 60.0), Stock()]), st.integers(0, 300)
 )

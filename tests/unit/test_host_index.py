@@ -302,12 +302,12 @@ class IndexMachine(RuleBasedStateMachine):
         assert self.index.num_free == self.index.num_slots
 
 
-IndexMachine.TestCase.settings = settings(max_examples=25, stateful_step_count=30, deadline=None)
+IndexMachine.TestCase.settings = settings(max_examples=25, stateful_step_count=30)
 TestIndexMachine = IndexMachine.TestCase
 
 
 @given(st.lists(st.tuples(st.sampled_from("abc"), st.integers(1, 6)), max_size=8))
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 def test_what_is_stored_of_a_chain_is_its_head(turns: list[tuple[str, int]]) -> None:
     index = HostIndex(7)
     for program, length in turns:

@@ -48,7 +48,7 @@ class PlainLru:
         max_size=120,
     )
 )
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 def test_without_a_worth_it_is_exactly_least_recently_used(
     is_ranked: bool, uses: list[tuple[int, int]]
 ) -> None:

@@ -221,5 +221,5 @@ class WholeChains(RuleBasedStateMachine):
         assert self.index.num_free == self.index.num_slots
 
 
-WholeChains.TestCase.settings = settings(max_examples=150, stateful_step_count=30, deadline=None)
+WholeChains.TestCase.settings = settings(max_examples=150, stateful_step_count=30)
 TestWholeChains = WholeChains.TestCase

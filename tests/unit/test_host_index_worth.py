@@ -227,7 +227,7 @@ def test_nothing_is_refused_while_slots_are_free() -> None:
     ),
     busy=st.integers(0, 5),
 )
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=80)
 def test_nobody_leaves_for_less_and_what_is_left_of_a_chain_is_its_head(
     worth: list[int], uses: list[tuple[int, int, int, bool]], busy: int
 ) -> None:

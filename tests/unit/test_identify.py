@@ -281,7 +281,7 @@ def test_whoever_has_read_a_key_that_is_not_in_his_reach_cannot_write_it(
         assert key not in keys_of(text, salt)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(st.text(), st.sampled_from(["", "anonymous:", "salted:", ":", "\n", "\ud800"]))
 def test_no_text_without_a_salt_becomes_a_key_of_the_namespaces_kept_from_clients(
     text: str, start: str
@@ -355,7 +355,7 @@ FIELDS = st.dictionaries(NAMES, SCALARS | st.lists(SCALARS, max_size=2), max_siz
 PARAMS = st.dictionaries(st.sampled_from(["continuum", "agent_hint"]), FIELDS) | SCALARS
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(PARAMS, FIELDS, SCALARS)
 def test_identify_is_total_and_keys_are_bounded(params: Any, xargs: Any, session: Any) -> None:
     identity = identify(params, xargs, session)

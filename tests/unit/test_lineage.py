@@ -208,7 +208,7 @@ def test_only_known_positions_are_probed() -> None:
 TEXT = st.text("ab", max_size=6)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     st.lists(
         st.tuples(st.integers(0, 3), TEXT, TEXT, st.sampled_from(["end", "ask", "forget"])),
@@ -231,7 +231,7 @@ def test_bounded_consistent_and_never_wrong_for_disjoint_programs(
         check(index)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     st.lists(
         st.tuples(

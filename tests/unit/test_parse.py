@@ -94,14 +94,14 @@ PREFIXES = (
 )
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(st.one_of(st.text(), st.lists(st.sampled_from(PIECES), max_size=60).map("".join)))
 def test_anything_at_all_is_read(text: str) -> None:
     for flag in (False, True):
         check_bounds(parse(text, truncated=flag, headless=flag))
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(st.sampled_from(TEXTS), st.sampled_from(TEXTS), st.integers(0, 500), st.text(max_size=8))
 def test_samples_spliced_into_each_other_are_read(a: str, b: str, at: int, noise: str) -> None:
     check_bounds(parse(a[:at] + noise + b + a[at:]))

@@ -220,7 +220,7 @@ def test_a_prompt_that_many_share_is_written_with_little_budget_left() -> None:
     assert rig.account.total("disk_refused_blocks", "once") == 6 * 5
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(
     length=st.integers(1, 4),
     chains=st.lists(st.tuples(st.sampled_from("abc"), st.integers(0, 12), st.integers(1, 12))),

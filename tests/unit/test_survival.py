@@ -33,7 +33,7 @@ def after_json(counts: Survival) -> object:
     return msgspec.json.decode(msgspec.json.encode(counts.to_state()))
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     st.lists(gaps, max_size=60),
     st.floats(0, 10),
@@ -49,7 +49,7 @@ def test_a_curve_never_rises_and_stays_within_0_and_1(
     assert all(0.0 <= low <= high <= 1.0 for high, low in pairwise((1.0, *curve)))
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(st.lists(st.floats(0.01, 1e5), min_size=1, max_size=30), st.floats(0.1, 10))
 def test_without_open_gaps_it_is_the_weighted_mean_of_observed_and_parent(
     values: list[float], weight: float
@@ -63,7 +63,7 @@ def test_without_open_gaps_it_is_the_weighted_mean_of_observed_and_parent(
         assert p == pytest.approx((longer + weight * q) / (sum(weights) + weight), abs=1e-9)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(st.lists(gaps, max_size=20), st.randoms())
 def test_order_does_not_matter_but_for_forgetting(
     observed: list[tuple[float, bool]], rng: random.Random
@@ -80,7 +80,7 @@ def test_order_does_not_matter_but_for_forgetting(
     assert curves[0] == pytest.approx(curves[1], abs=0.04)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(st.lists(gaps, min_size=1, max_size=20), st.data())
 def test_a_gap_observed_in_pieces_counts_as_one(
     observed: list[tuple[float, bool]], data: st.DataObject
@@ -161,7 +161,7 @@ def test_numbers_stay_small_however_many_gaps() -> None:
     assert forecast(counts).within(2.0) == pytest.approx(0.5, abs=0.01)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(st.lists(gaps, max_size=20))
 def test_it_survives_json(observed: list[tuple[float, bool]]) -> None:
     counts = Survival()

@@ -36,7 +36,7 @@ def spread(n: int, median: float, sigma: float) -> list[float]:
     return values
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(
     st.sampled_from(TOOL_NAMES),
     st.floats(0.03, 2000.0),
@@ -250,7 +250,7 @@ def test_asking_about_a_name_leaves_nothing_behind() -> None:
         max_size=40,
     )
 )
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 def test_every_forecast_is_a_distribution(observed: list[tuple[list[str], float, bool]]) -> None:
     times = ToolTimes()
     for names, gap_s, is_over in observed:

@@ -133,7 +133,7 @@ def test_a_transfer_of_nothing_or_of_unequal_ends_is_a_bug() -> None:
 
 
 @given(st.integers(1, 3), st.lists(st.integers(0, 5), max_size=40))
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 def test_admitted_is_settled_plus_in_flight_whatever_happens(
     world_size: int, do: list[int]
 ) -> None:

@@ -84,7 +84,7 @@ JUNK = st.recursive(
 )
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(st.lists(JUNK, min_size=1, max_size=5))
 def test_reading_wishes_is_total(places: list[Any]) -> None:
     assert read_keep_s(*places) in (None, FIVE, HOUR, DAY)

@@ -584,7 +584,7 @@ class Steps:
         assert rig.finished.total() <= len(self.loads)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(
     steps=STEPS,
     gives_up=st.none() | st.integers(0, 8),

@@ -88,7 +88,11 @@ class Machine(RuleBasedStateMachine):
         config |= drawn["ours"] | {"load_timeout_s": 2.0}
         is_wanted = self.may_have_disk and bool(drawn["disk"])
         self.has_disk = is_wanted and groups == "full" and num_slots > 0
-        built = drawn["scheduling"] | (drawn["disk"] | {"max_loras": 0} if self.has_disk else {})
+        built = drawn["scheduling"] | (drawn["disk"] if self.has_disk else {})
+        if self.has_disk or drawn["prefill_every"] > 1:
+            # We have no disk below adapters. A prompt that vLLM throttles does not count among its
+            # step's adapters, so others take its place, and vLLM's own assertion fails.
+            built |= {"max_loras": 0}
         if groups != "chunked" and not self.has_disk:  # vLLM has not both; we have not both
             built |= drawn["drafts"]
             if groups == "state" and drawn["drafts"]:  # no draft model has states

@@ -99,7 +99,7 @@ def one_turn(
     assert not engine.side.turns
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(PARAMS.filter(may_pass), XARGS, JUNK, SALTS, JUNK, JUNK)
 def test_no_json_in_any_field_stops_a_turn_or_outgrows_its_bounds(
     params: Any, xargs: Any, session: Any, salt: str | None, kind: Any, payload: Any

@@ -43,7 +43,6 @@ class DiskMachine(Machine):
 DiskMachine.TestCase.settings = settings(
     max_examples=NUM_EXAMPLES // 2,
     stateful_step_count=25,
-    deadline=None,
     phases=[phase for phase in Phase if SHRINKS or phase not in (Phase.shrink, Phase.explain)],
     suppress_health_check=list(HealthCheck),
     print_blob=True,

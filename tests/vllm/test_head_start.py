@@ -267,7 +267,6 @@ PLANS = st.lists(
 )
 SETTINGS = settings(
     max_examples=25,
-    deadline=None,
     phases=[Phase.explicit, Phase.reuse, Phase.generate],  # to make it short takes minutes
     suppress_health_check=list(HealthCheck),
 )

@@ -100,7 +100,7 @@ WISHER_FIRST: Play = [
 ]
 
 
-@settings(max_examples=40, deadline=None, derandomize=True)
+@settings(max_examples=40)
 @example(WISHER_FIRST, "fixed_ttl")
 @given(st.lists(EVENTS, min_size=4, max_size=24), st.sampled_from(["fixed_ttl", "adaptive"]))
 def test_hints_take_nothing_from_programs_that_give_none(events: Play, policy: str) -> None:
@@ -120,7 +120,7 @@ COMES_AND_GOES: Play = [
 ]
 
 
-@settings(max_examples=40, deadline=None, derandomize=True)
+@settings(max_examples=40)
 @example(COMES_AND_GOES, "fixed_ttl")
 @given(
     st.lists(EVENTS | STRANGERS, min_size=6, max_size=24),

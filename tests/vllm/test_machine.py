@@ -18,7 +18,6 @@ SHRINKS = "MACHINE_SHRINK" in os.environ
 Machine.TestCase.settings = settings(
     max_examples=NUM_EXAMPLES,
     stateful_step_count=25,
-    deadline=None,
     phases=[phase for phase in Phase if SHRINKS or phase not in (Phase.shrink, Phase.explain)],
     suppress_health_check=list(HealthCheck),
     print_blob=True,

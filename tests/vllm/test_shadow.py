@@ -41,7 +41,7 @@ def can_start_at(hit: int, window: int, start: int, have: set[tuple[int, int]]) 
     st.integers(0, 5),
     st.integers(1, NUM_BLOCKS * BLOCK),
 )
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 def test_the_longest_load_is_the_longest_that_attention_can_start_from(
     window: int, missing: set[tuple[int, int]], start: int, limit: int
 ) -> None:

@@ -260,7 +260,7 @@ SHAPES = {
     ),
     st.lists(st.integers(1, 10_000), max_size=6),
 )
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 def test_pinned_is_exactly_what_the_next_turn_hits(
     shape: str, is_async: bool, turns: list[tuple[int, int, int]], evicted: list[int]
 ) -> None:

@@ -146,7 +146,6 @@ def test_the_machine_runs_over_any_tier(monkeypatch: pytest.MonkeyPatch) -> None
         settings=settings(
             max_examples=12,
             stateful_step_count=25,
-            deadline=None,
             phases=[Phase.generate],
             suppress_health_check=list(HealthCheck),
         ),
