@@ -298,7 +298,8 @@ def test_a_block_is_named_as_vllm_names_it(group: int) -> None:
     assert block_key(block_hash, group) == make_block_hash_with_group_id(block_hash, group)
 
 
-def test_blocks_that_come_to_disk_and_leave_it_are_announced_without_tokens() -> None:
+@pytest.mark.parametrize("ends", ["disk", "dram"])
+def test_blocks_that_come_to_disk_and_leave_it_are_announced_without_tokens(ends: str) -> None:
     """And what is read back is in DRAM again, with tokens."""
     disk = {"disk_path": "/disk", "disk_bytes": "1GiB", "disk_slot_bytes": SLOT_BYTES}
     engine = EventEngine(num_slots=16, config=disk)
@@ -329,8 +330,14 @@ def test_blocks_that_come_to_disk_and_leave_it_are_announced_without_tokens() ->
     assert [event.block_hashes[0] for event in back[:num_read]] == engine.hashes("r0")[:num_read]
     assert all(event.token_ids for event in back)
     engine.events = []
-    engine.worker.report_disk_down("it is gone")
+    on_disk = list(engine.connector.side.tier.disk)
+    {"disk": engine.worker.report_disk_down, "dram": engine.worker.report_tier_down}[ends]("gone")
     engine.add("wakes", 20, seed=99)
-    engine.run_until_idle()
+    engine.step()  # an engine that has nothing to do takes no further one
     gone = [e for e in engine.events if type(e) is BlockRemoved and e.medium == "STORAGE"]
-    assert {each for event in gone for each in event.block_hashes} >= set(hashes)
+    told = [each for event in gone for each in event.block_hashes]
+    assert len(told) == len(set(told))
+    assert {*told} >= {*map(maybe_convert_block_hash, (key[:-4] for key in on_disk))} != set()
+    engine.events = []
+    engine.run_until_idle()
+    assert not [e for e in engine.events if e.medium == "STORAGE"]

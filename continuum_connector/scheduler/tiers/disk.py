@@ -152,6 +152,8 @@ class DiskTier:
 
     def hear(self, report: WorkerReport) -> None:
         self.dram.hear(report)
+        if not self.dram.is_up:
+            self._leave()
         self._scanned |= report.disk_scanned
         if self._has_disk:  # a store that settles now may be the last event for a while
             self.traffic.look_every_s = min(SAVE_LOOK_S, self.traffic.look_every_s)
@@ -335,6 +337,9 @@ class DiskTier:
         self.traffic.look_every_s = math.inf
         if self._has_disk:
             self.ahead.owner = None
+            if self._events is not None:  # now: an idle engine takes nothing apart
+                self._events.left_disk([*(self.disk.gone or ()), *self.disk])
+                self.disk.gone = None
             self._forget_all()
             self.traffic.abandon(self._owner)
 

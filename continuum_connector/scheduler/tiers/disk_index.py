@@ -12,7 +12,7 @@ from __future__ import annotations
 import enum
 import itertools
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -70,6 +70,9 @@ class DiskIndex:
     def num_free(self) -> int:
         """Slots that hold nothing, or nothing of this epoch."""
         return self._free.num + self.past.num
+
+    def __iter__(self) -> Iterator[Key]:
+        return iter(self._numbers)
 
     def __contains__(self, key: Key) -> bool:
         return key in self._numbers
