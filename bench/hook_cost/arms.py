@@ -13,6 +13,7 @@ from typing import Any
 
 from bench.cli import many, positive, teaching_parser
 from bench.hook_cost.population import fill_dram, remember_programs, run_turns
+from bench.hook_cost.rivals import RIVALS, num_turns
 from continuum_connector.config import POLICIES
 from tests.vllm.harness import Engine
 from tests.vllm.tiering import SLOT_BYTES
@@ -87,9 +88,9 @@ def build_arms(
 ) -> list[TimedEngine]:
     """Stock, then ours, one per policy, with one size of pool; ours with pins and a full DRAM.
 
-    NOTHING among the policies is a connector that does nothing, in the place of ours. All run the
-    turns that ours pins, so that as many blocks are in each prefix cache: a step looks into that,
-    and the larger it is, the slower.
+    Policies may name others in the place of ours: NOTHING, a connector that does nothing, or one of
+    RIVALS. Stock runs the turns that ours pins, or those that fill a rival's DRAM, so that as many
+    blocks are in each prefix cache: a step looks into that, and the larger it is, the slower.
     """
     common: dict[str, Any] = {
         "num_blocks": args.vram_blocks,
@@ -98,40 +99,29 @@ def build_arms(
     }
     say("building the stock engine")
     stock = Engine(connector=None, **common)
-    run_turns(stock, num_pins, args.prompt)
-    ours = {
-        policy: _nothing(args, num_pins, common)
-        if policy == NOTHING
-        else _ours(policy, args, num_pins, common, say)
-        for policy in policies
-    }
-    arms = [
-        TimedEngine(name, engine, args, clock) for name, engine in [("stock", stock), *ours.items()]
-    ]
+    fills = not RIVALS.keys().isdisjoint(policies)
+    run_turns(stock, num_turns(args) if fills else num_pins, args.prompt)
+    arms = [TimedEngine("stock", stock, args, clock)]
+    for policy in policies:
+        say(f"building {policy}: {num_pins} pins, {args.dram_blocks} blocks in DRAM")
+        arms.append(TimedEngine(policy, _connected(policy, args, num_pins, common), args, clock))
     for arm in arms:
         arm.engine.check = lambda: None  # of every block, between the steps: cold caches
     return arms
 
 
-def _nothing(args: argparse.Namespace, num_pins: int, common: dict[str, Any]) -> Engine:
-    engine = Engine(
-        connector="NothingConnector",
-        connector_module="bench.hook_cost.nothing",
-        extra_config={},
-        **common,
-    )
-    run_turns(engine, num_pins, args.prompt)
-    return engine
-
-
-def _ours(
-    policy: str,
-    args: argparse.Namespace,
-    num_pins: int,
-    common: dict[str, Any],
-    say: Callable[[str], None],
+def _connected(
+    policy: str, args: argparse.Namespace, num_pins: int, common: dict[str, Any]
 ) -> Engine:
-    say(f"building ours with {policy}: {num_pins} pins, {args.dram_blocks} blocks in DRAM")
+    if policy in RIVALS:
+        return RIVALS[policy].build(args, common)
+    if policy == NOTHING:
+        module = "bench.hook_cost.nothing"
+        engine = Engine(
+            connector="NothingConnector", connector_module=module, extra_config={}, **common
+        )
+        run_turns(engine, num_pins, args.prompt)
+        return engine
     config = {"dram_bytes": args.dram_blocks * SLOT_BYTES, "policy": policy}
     config |= {"ttl_s": 3600, "max_ttl_s": 3600}
     engine = Engine(extra_config=config, **common)
@@ -159,13 +149,14 @@ def interleave(arms: Sequence[TimedEngine], num_steps: int) -> None:
 
 
 def options(
-    name: str, doc: str, policies: Sequence[str] = OURS, **defaults: Any
+    name: str, doc: str, others: Sequence[str] = (), **defaults: Any
 ) -> argparse.ArgumentParser:
-    """What every bench over arms is asked with; `defaults` replace the ones here."""
+    """What every bench over arms is asked with; `others` may run in the place of ours, `defaults`
+    replace the ones here."""
     parser = teaching_parser(f"python -m bench.hook_cost.{name}", doc.splitlines()[0])
-    known = (*[NOTHING] * (NOTHING in policies), *POLICIES)
     add = parser.add_argument
-    add("--policies", nargs="+", default=policies, choices=known, metavar="NAME")
+    known, told = (*others, *POLICIES), f"of {', '.join((*others, *OURS))}"
+    add("--policies", nargs="+", default=(*others, *OURS), choices=known, metavar="NAME", help=told)
     add("--running", type=positive, default=256, help="turns decoding at once")
     add("--programs", type=many, default=10_000, help="programs remembered")
     add("--dram-blocks", type=many, default=100_000, help="blocks in DRAM")

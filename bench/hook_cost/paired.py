@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from bench.cli import many, start
-from bench.hook_cost.arms import NOTHING, OURS, build_arms, interleave, options, progress
+from bench.hook_cost.arms import NOTHING, build_arms, interleave, options, progress
 
 
 def measure(args: argparse.Namespace, policy: str, num_pins: int) -> dict[str, Any]:
@@ -61,7 +61,7 @@ def interval(ordered: Any) -> tuple[float, float]:
 
 def main() -> None:
     sizes = {"vram_blocks": 120_000, "output": 3000, "steps": 1000}
-    parser = options("paired", __doc__, (NOTHING, *OURS), **sizes)
+    parser = options("paired", __doc__, (NOTHING,), **sizes)
     parser.add_argument(
         "--pins", type=many, nargs="+", default=[0, 1000], help="held by ours: a row each"
     )

@@ -2,7 +2,8 @@
 
 Turns end and are replaced in nearly every step, so that the queue moves, pins begin, and DRAM,
 which is full, makes room. Either every waiting turn is a program of its own, or all are turns of
-one. Clock and order of steps as in paired.py. Run from the repository root:
+one. vLLM's own connectors, and one that does nothing, run in the place of ours as well. Clock and
+order of steps as in paired.py. Run from the repository root:
 
     python -m bench.hook_cost.queue
 """
@@ -19,7 +20,8 @@ from typing import Any
 import numpy as np
 
 from bench.cli import many, start
-from bench.hook_cost.arms import NOTHING, OURS, build_arms, interleave, options, progress
+from bench.hook_cost.arms import NOTHING, build_arms, interleave, options, progress
+from bench.hook_cost.rivals import RIVALS
 
 PROGRAMS = {"distinct": "program{}".format, "one": lambda number: "one"}
 
@@ -38,11 +40,12 @@ def measure(args: argparse.Namespace, kind: str, policy: str) -> Iterator[dict[s
         say("measuring")
         num_more, num_before = 0, len(ours.engine.finish_reasons)
         interleave(arms, args.steps)
+        side = getattr(ours.engine.connector, "side", None)
         yield {
             "waiting": num_waiting,
             "programs": kind,
             "policy": policy,
-            "pins": 0 if policy == NOTHING else len(ours.engine.connector.side.pins),
+            "pins": 0 if side is None else len(side.pins),
             "turns_per_step": (len(ours.engine.finish_reasons) - num_before) / args.steps,
             "stock_step_us": list(stock.step_us),
             "step_us": list(ours.step_us),
@@ -60,7 +63,7 @@ def row(result: dict[str, Any]) -> str:
 
 
 def main() -> None:
-    parser = options("queue", __doc__, (NOTHING, *OURS), warmup=100)
+    parser = options("queue", __doc__, (NOTHING, *RIVALS), warmup=100)
     parser.add_argument(
         "--waiting", type=many, nargs="+", default=[0, 1000, 8000, 30_000], help="waiting turns"
     )
