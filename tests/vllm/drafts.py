@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import inspect
 from typing import Any
 
 import pytest
@@ -14,6 +15,9 @@ from vllm.v1.kv_cache_interface import KVCacheGroupSpec
 from bench.sim import versions
 
 HAS_FLAGS = "is_eagle_group" in {field.name for field in dataclasses.fields(KVCacheGroupSpec)}
+# vLLM 0.26 takes a chunk that ends amid a block for one that ends with it: with drafts its prefix
+# cache finds a wrong state behind it, with or without a connector (docs/models.md).
+HAS_RIGHT_STATES = "prefill_end" in inspect.getsource(Scheduler._mamba_block_aligned_split)
 
 
 def drafts_read(monkeypatch: pytest.MonkeyPatch, group: int) -> None:

@@ -196,8 +196,13 @@ class FakeWorker:
         self.dram[slot].values = [-1] * len(self.dram[slot].values)
 
     def give_back(self) -> None:
-        """Sleep and wake, with `sleep_dram = release`: DRAM is empty, and not there yet."""
+        """Sleep and wake, with `sleep_dram = release`: DRAM is empty, and not there yet. What an
+        empty step left to be submitted ends, as worker.py ends it."""
         self.fail(reason="cancelled")
+        for order in (*self._stores, *self._writes):
+            self._submit(order, _Transfer(order, []))
+            self.fail(order.transfer_id, "asleep")
+        self._stores, self._writes = (), ()
         self.dram.clear()
         self.disk.reset()
         self.change_weights("sleep")

@@ -23,6 +23,7 @@ from vllm.v1.core.sched.interface import PauseState
 
 from continuum_connector.costs.prefill import Work
 from tests.vllm import tiering
+from tests.vllm.drafts import HAS_RIGHT_STATES
 from tests.vllm.fake_worker import LoadOrder
 from tests.vllm.harness import Engine, adapter_named, prompt
 from tests.vllm.machine_draws import (
@@ -93,7 +94,8 @@ class Machine(RuleBasedStateMachine):
             # We have no disk below adapters. A prompt that vLLM throttles does not count among its
             # step's adapters, so others take its place, and vLLM's own assertion fails.
             built |= {"max_loras": 0}
-        if groups != "chunked" and not self.has_disk:  # vLLM has not both; we have not both
+        is_right = groups != "state" or HAS_RIGHT_STATES
+        if groups != "chunked" and not self.has_disk and is_right:  # vLLM, or we, have not both
             built |= drawn["drafts"]
             if groups == "state" and drawn["drafts"]:  # no draft model has states
                 built["draft_group"] = 0
