@@ -347,4 +347,4 @@ def _disk(config: ContinuumConfig, vllm_config: Any, kv_cache_config: Any) -> Wo
         config.disk_keep,
         config.disk_path,
     )
-    return WorkerDisk(config, place, prove, time.monotonic)
+    return WorkerDisk(config, place, prove, time.monotonic, time.time)

@@ -599,6 +599,21 @@ def test_no_more_is_written_than_the_budget_allows() -> None:
     finish(engine)
 
 
+def test_a_server_that_is_killed_again_and_again_writes_no_more_than_the_budget() -> None:
+    """Even if no life finds anything of the one before, as with weights that have no files."""
+    engine = on_disk(config={"disk_write_budget": 40 * 4096})
+    overrun(engine, num_programs=12)
+    disk = engine.worker.disk
+    num_written = disk.num_written
+    assert 20 < num_written <= 40 + 10
+    for _ in range(2):
+        disk.slots.clear()
+        engine = on_disk(config={"disk_write_budget": 40 * 4096}, files=[disk])
+        overrun(engine, num_programs=12)
+        finish(engine)
+    assert disk.num_written <= num_written + 2
+
+
 @pytest.mark.parametrize(("ranks", "share"), [((1, 1), 1.0), ((1, 4), 0.25), ((2, 4), 0.5)])
 def test_the_engines_of_a_node_share_its_write_budget(
     ranks: tuple[int, int], share: float, monkeypatch: pytest.MonkeyPatch
