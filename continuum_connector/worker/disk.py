@@ -19,7 +19,13 @@ from continuum_connector.errors import TransferError
 from continuum_connector.messages import DiskSpent, ReadOrder, WorkerReport, WriteOrder
 from continuum_connector.worker.disk_watch import DiskWatch, SpentFile
 from continuum_connector.worker.engine import CopyEngine, DiskFile, DiskTuning
-from continuum_connector.worker.folder import check_room, make_folder, only_one
+from continuum_connector.worker.folder import (
+    check_room,
+    make_folder,
+    only_one,
+    read_facts,
+    why_anew,
+)
 from continuum_connector.worker.health import LOOK_EVERY_S
 from continuum_connector.worker.layout import DISK_UNIT, Layout
 
@@ -119,6 +125,7 @@ class WorkerDisk:
         self._num_hung = 0  # looks in a row at which it owed an answer for too long
         self._watch: DiskWatch | None = None  # while the file is open
         self._spent: DiskSpent | None = None  # what an earlier server left
+        self._why_anew = ""  # if it is begun anew
 
     @property
     def path(self) -> Path:
@@ -254,7 +261,10 @@ class WorkerDisk:
                 keep=config.disk_keep,
                 num_threads=config.disk_threads,
             )
+            before = read_facts(self.path)
             file = engine.open_disk(str(self.path), tuning)
+        kept = config.disk_keep
+        self._why_anew = why_anew(before, namespace.facts) if kept else "as disk_keep = 0 asks"
         spent = SpentFile(self.path.with_suffix(".spent"), self._wall_clock)
         self._spent = spent.read()
         self._watch = DiskWatch(self.path, spent)
@@ -280,7 +290,7 @@ class WorkerDisk:
             *self._shape,
             self.path,
             "direct" if state.is_direct else "through the page cache, which takes memory from DRAM",
-            "looking for what was kept" if state.was_kept else "begun anew",
+            "looking for what was kept" if state.was_kept else f"begun anew {self._why_anew}",
         )
 
     def _scan(self, file: DiskFile, report: WorkerReport) -> None:
