@@ -86,7 +86,7 @@ def scheduler_side(
     timeouts = config.load_timeout_s, config.disk_timeout_s
     traffic = Traffic(world_size, HoldTable(pool), account, *timeouts)
     account.gauge("disk_wanted_bytes", config.disk_bytes)
-    disk = _disk_plan(config, seen, num_slots, slot_bytes, node_ranks, costs)
+    disk = _disk_plan(config, seen, num_slots, slot_bytes, (world_size, node_ranks), costs)
     tier_bytes, events = slot_bytes * world_size, _tier_events(vllm_config)
     tokenizer = BackgroundTokenizer(lambda: compat.load_tokenizer(vllm_config))
     sizes = {"vram_blocks": pool.num_gpu_blocks - 1, "dram_blocks": num_slots}
@@ -217,7 +217,7 @@ def _disk_plan(
     seen: proven.Server,
     num_slots: int,
     slot_bytes: int,
-    node_ranks: int,
+    ranks: tuple[int, int],  # of this engine; of all that share the node's disk
     costs: Costs,
 ) -> DiskPlan | None:
     """The plan for a disk below DRAM; None if there is to be no disk, and the log says why."""
@@ -226,18 +226,19 @@ def _disk_plan(
     if why := proven.why_no_disk(seen):
         logger.warning("ContinuumConnector: %s", why)
         return None
-    budget, slot_blocks = config.disk_write_budget, blocks_per_slot(config, node_ranks, slot_bytes)
+    slot_blocks = blocks_per_slot(config, ranks[1], slot_bytes)
     if slot_blocks > (most := most_per_slot(num_slots, slot_bytes)):
         raise ConfigError(
             f"disk_slot_bytes = {config.disk_slot_bytes} is {slot_blocks} blocks of {slot_bytes} "
             f"bytes, and a disk slot takes {most} at most; lower it to {most * slot_bytes}, or "
             "leave it out"
         )
+    budget = config.disk_bytes if config.disk_write_budget is None else config.disk_write_budget
     return DiskPlan(
         slot_blocks=slot_blocks,
         block_bytes=slot_bytes,
         timeout_s=config.disk_timeout_s,
-        write_budget=config.disk_bytes if budget is None else budget,
+        write_budget=-(-budget * ranks[0] // ranks[1]),  # rounded up: 0 would be no bound
         costs=costs,
     )
 
@@ -346,4 +347,4 @@ def _disk(config: ContinuumConfig, vllm_config: Any, kv_cache_config: Any) -> Wo
         config.disk_keep,
         config.disk_path,
     )
-    return WorkerDisk(config, place, prove, time.monotonic)
+    return WorkerDisk(config, place, prove, time.monotonic, time.time)

@@ -108,8 +108,8 @@ KNOBS: dict[str, str] = {
     "sleep_dram": "DRAM while vLLM sleeps: keep, or release (to the system; it grows again after)",
     "disk_path": "folder on a local drive for what leaves DRAM; empty: no disk tier",
     "disk_bytes": "disk space per node, split over ranks; taken whole when the server starts",
-    "disk_write_budget": "bytes written to the disk per day; left out: disk_bytes, so a drive used "
-    "whole is written once a day; 0: no bound",
+    "disk_write_budget": "bytes written to the disk per day and node; left out: disk_bytes, so a "
+    "drive used whole is written once a day; 0: no bound",
     "disk_keep": "find again after a restart what the same model left on the disk; 0: begin anew",
     "disk_timeout_s": "longest that a turn waits for the disk before it is computed, in seconds",
     "disk_slot_bytes": "least bytes per read or write, per rank; smaller blocks share a disk slot; "

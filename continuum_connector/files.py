@@ -26,6 +26,9 @@ _KINDS = {
 }
 
 
+_OPEN_FILES = "/proc/self/fd"
+
+
 def no_file(path: str) -> str:
     """What is at `path` instead of a file, such as "a folder"; "" for a file, and for nothing.
 
@@ -51,26 +54,43 @@ def put(path: str | os.PathLike[str], content: bytes, mode: int = 0o666) -> None
 
     A device, a pipe or a socket at `path` is an OSError, too: root would replace /dev/null for all.
     A symbolic link stays one, because others may read what it points to. Mode and owner stay, too,
-    because others may also write the file. Nobody can plant a file under the temporary name: it
-    cannot be guessed, and a file that is there already is not opened.
+    because others may also write the file. Until it is whole, the new file has no name where the
+    file system can do that, so whoever is killed while the disk is slow leaves none behind. Nobody
+    can plant a file under the temporary name: it cannot be guessed, and a file that is there
+    already is not opened.
     """
     path = os.path.realpath(path)
     if (kind := no_file(path)) and not os.path.isdir(path):  # the system itself refuses a folder
         raise OSError(errno.EINVAL, f"it is {kind}", path)
     beside = os.path.join(os.path.dirname(path), f".continuum-{secrets.token_hex(16)}")
-    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-    descriptor = os.open(beside, flags, mode)
+    descriptor, has_name = _open_new(beside, mode)
     try:
         with open(descriptor, "wb") as file:
             _keep_rights(path, descriptor)  # before its content could be read
             file.write(content)
             file.flush()
             os.fsync(file.fileno())
+            if not has_name:
+                # Only with a folder, which a whole path does not need, does Python have the system
+                # follow the link to the open file.
+                os.link(f"{_OPEN_FILES}/{descriptor}", beside, src_dir_fd=descriptor)
+                has_name = True
         os.replace(beside, path)
     except BaseException:
         with suppress(OSError):
-            os.unlink(beside)
+            if has_name:
+                os.unlink(beside)
         raise
+
+
+def _open_new(name: str, mode: int) -> tuple[int, bool]:
+    """Open a new file, and say whether it has its name already."""
+    with suppress(OSError):  # not NFS; and containers may lack /proc
+        if os.path.isdir(_OPEN_FILES):
+            flags = os.O_WRONLY | os.O_TMPFILE | os.O_CLOEXEC
+            return os.open(os.path.dirname(name), flags, mode), False
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+    return os.open(name, flags, mode), True
 
 
 def _keep_rights(old: str, new: int) -> None:

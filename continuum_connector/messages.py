@@ -69,6 +69,7 @@ class StepPlan:
     A transfer that one plan both cancels and orders is not begun. `resets_disk`: what is on disk by
     now is foreign from here on. `epoch`: the one whose KV the orders are about. It grows with each
     new epoch, and every plan carries it, so that a rank knows in which one its weights changed.
+    `disk_spent`: bytes of the write budget that a restart is to find spent; None: as was said.
     """
 
     loads: tuple[LoadOrder, ...] = ()
@@ -78,6 +79,7 @@ class StepPlan:
     writes: tuple[WriteOrder, ...] = ()
     resets_disk: bool = False
     epoch: int = 0
+    disk_spent: int | None = None
 
     @property
     def is_empty(self) -> bool:
@@ -124,6 +126,14 @@ class OnDisk:
     key: bytes
 
 
+@dataclass(frozen=True)
+class DiskSpent:
+    """Bytes of the write budget that an earlier server had spent, and how long ago that was."""
+
+    num_bytes: int
+    age_s: float
+
+
 @dataclass
 class WorkerReport:
     """What one rank (after `merge`: several ranks) saw settle since its last report.
@@ -132,9 +142,10 @@ class WorkerReport:
     many slots of a disk. `tier_down`, `disk_down`: the sentence that says why a rank has no
     DRAM tier, or no disk, or "" if it has one. `found`: per rank, what a restart found on its disk,
     in pieces; a block counts once every rank has found it in the same slot. `disk_scanned`: the
-    ranks that have told all they found. `new_weights`: in what way the weights under a rank changed
-    since its last report, "" if they did not; `changed_in`: the newest epoch that it knew then,
-    negative if it does not say.
+    ranks that have told all they found; `disk_spent`: what those know whose disk was used before,
+    with the first report of it. `new_weights`: in what way the weights under a rank changed since
+    its last report, "" if they did not; `changed_in`: the newest epoch that it knew then, negative
+    if it does not say.
     """
 
     outcomes: dict[int, TransferOutcome] = field(default_factory=dict)
@@ -144,6 +155,7 @@ class WorkerReport:
     disk_down: str = ""
     found: dict[int, list[OnDisk]] = field(default_factory=dict)
     disk_scanned: set[int] = field(default_factory=set)
+    disk_spent: dict[int, DiskSpent] = field(default_factory=dict)
     new_weights: str = ""
     changed_in: int = -1
 
@@ -151,7 +163,7 @@ class WorkerReport:
     def is_empty(self) -> bool:
         of_disk = self.disk_slots or self.disk_down or self.found or self.disk_scanned
         of_rank = self.ready_slots or self.tier_down or self.new_weights
-        return not (self.outcomes or of_rank or of_disk)
+        return not (self.outcomes or of_rank or of_disk or self.disk_spent)
 
     def merge(self, other: WorkerReport) -> WorkerReport:
         """Sum both reports into this one and return it."""
@@ -165,6 +177,7 @@ class WorkerReport:
         self.disk_slots |= other.disk_slots
         self.disk_down = self.disk_down or other.disk_down
         self.disk_scanned |= other.disk_scanned
+        self.disk_spent |= other.disk_spent
         for rank, found in other.found.items():
             self.found.setdefault(rank, []).extend(found)
         return self

@@ -16,9 +16,16 @@ from typing import NamedTuple
 
 from continuum_connector.config import ContinuumConfig
 from continuum_connector.errors import TransferError
-from continuum_connector.messages import ReadOrder, WorkerReport, WriteOrder
+from continuum_connector.messages import DiskSpent, ReadOrder, WorkerReport, WriteOrder
+from continuum_connector.worker.disk_watch import DiskWatch, SpentFile
 from continuum_connector.worker.engine import CopyEngine, DiskFile, DiskTuning
-from continuum_connector.worker.folder import check_room, make_folder, only_one
+from continuum_connector.worker.folder import (
+    check_room,
+    make_folder,
+    only_one,
+    read_facts,
+    why_anew,
+)
 from continuum_connector.worker.health import LOOK_EVERY_S
 from continuum_connector.worker.layout import DISK_UNIT, Layout
 
@@ -97,11 +104,12 @@ class WorkerDisk:
         place: DiskPlace,
         prove: Prove,
         clock: Callable[[], float] = lambda: 0.0,
+        wall_clock: Callable[[], float] = lambda: 0.0,
     ) -> None:
         self._config = config
         self._place = place
         self._prove = prove
-        self._clock = clock
+        self._clock, self._wall_clock = clock, wall_clock
         self._file: DiskFile | None = None
         self._shape = DiskShape(0, 0)
         self._thread: threading.Thread | None = None  # opens the file, or closes it
@@ -115,6 +123,9 @@ class WorkerDisk:
         self._num_in_flight = 0
         self._looked = float("-inf")
         self._num_hung = 0  # looks in a row at which it owed an answer for too long
+        self._watch: DiskWatch | None = None  # while the file is open
+        self._spent: DiskSpent | None = None  # what an earlier server left
+        self._why_anew = ""  # if it is begun anew
 
     @property
     def path(self) -> Path:
@@ -165,6 +176,11 @@ class WorkerDisk:
         self._num_in_flight += 1
         return ""
 
+    def spent(self, num_bytes: int) -> None:
+        """Keep for a restart how much of the write budget is spent."""
+        if self._watch is not None:
+            self._watch.spent(num_bytes)
+
     def settle(self) -> None:
         """An order that was submitted has ended."""
         self._num_in_flight -= 1
@@ -175,8 +191,7 @@ class WorkerDisk:
         """Run without a disk from here on; never waits. What is in flight settles as it ends."""
         if self._is_given_up:
             return
-        self._is_given_up = True
-        self._is_over.set()
+        self._stop()
         report.disk_down = f"{why.rstrip('.')}; {_CONSEQUENCE}"
         logger.warning("No disk on this rank: %s", report.disk_down)
         self._let_go()
@@ -186,18 +201,25 @@ class WorkerDisk:
 
         False: the disk hangs while it is being opened, so the engine must not be closed under it.
         """
-        self._is_given_up = True
-        self._is_over.set()
+        self._stop()
         if self._thread is not None:
             self._thread.join(2 * _END_S)
             if self._thread.is_alive():
                 logger.warning("the disk at %s hangs, so this process cannot end", self.path)
                 return False
+        self._stop()  # also what the thread has begun
         file = self._file or self._opened
         self._file = self._opened = None
         if file is not None and not isinstance(file, str):
             self._close(file)
         return True
+
+    def _stop(self) -> None:
+        """The disk is not used from here on."""
+        self._is_given_up = True
+        self._is_over.set()
+        if self._watch is not None:
+            self._watch.end()
 
     def _run(self, what: Callable[..., None], *args: object) -> bool:
         """Run on a thread. It is a daemon, because a hanging disk must not keep Python from
@@ -239,7 +261,15 @@ class WorkerDisk:
                 keep=config.disk_keep,
                 num_threads=config.disk_threads,
             )
-            return engine.open_disk(str(self.path), tuning)
+            before = read_facts(self.path)
+            file = engine.open_disk(str(self.path), tuning)
+        kept = config.disk_keep
+        self._why_anew = why_anew(before, namespace.facts) if kept else "as disk_keep = 0 asks"
+        spent = SpentFile(self.path.with_suffix(".spent"), self._wall_clock)
+        self._spent = spent.read()
+        self._watch = DiskWatch(self.path, spent)
+        self._watch.start()
+        return file
 
     def _take(self, opened: DiskFile | str, report: WorkerReport) -> None:
         self._opened = None
@@ -252,13 +282,15 @@ class WorkerDisk:
         if self._is_given_up:
             return
         report.disk_slots[self._place.rank] = self._shape.num_slots
+        if self._spent is not None:
+            report.disk_spent[self._place.rank] = self._spent
         state = opened.state()
         logger.info(
             "disk of %d slots of %d blocks at %s (%s; %s)",
             *self._shape,
             self.path,
             "direct" if state.is_direct else "through the page cache, which takes memory from DRAM",
-            "looking for what was kept" if state.was_kept else "begun anew",
+            "looking for what was kept" if state.was_kept else f"begun anew {self._why_anew}",
         )
 
     def _scan(self, file: DiskFile, report: WorkerReport) -> None:

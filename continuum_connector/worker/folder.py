@@ -1,4 +1,4 @@
-"""The folder of a disk's files: its owner, its lock, its room.
+"""The folder of a disk's files: its owner, its lock, its room, whose blocks are in it.
 
 Every call here may take as long as the disk does, so only the thread that opens the disk makes it.
 """
@@ -6,6 +6,7 @@ Every call here may take as long as the disk does, so only the thread that opens
 from __future__ import annotations
 
 import fcntl
+import json
 import os
 import stat
 import threading
@@ -18,6 +19,7 @@ from continuum_connector.files import MIN_LEFT
 
 ENDED = "the server ended before its disk was open"
 _LOOK_EVERY_S = 0.1
+_FACTS_AT, _MAX_FACTS = 8192, 65536  # of a file; csrc/disk_format.h
 
 
 def make_folder(path: str) -> None:
@@ -95,3 +97,27 @@ def check_room(path: Path, num_bytes: int) -> None:
             f"which has {total} bytes and {free + taken} free; lower disk_bytes, or remove what is "
             "not needed there, such as the *.slab of ranks that are no more"
         )
+
+
+def read_facts(path: Path) -> str:
+    """The facts that the file's blocks depend on, as whoever made it wrote them; "" if none are
+    there."""
+    with suppress(OSError), open(path, "rb") as file:
+        return (
+            os.pread(file.fileno(), _MAX_FACTS, _FACTS_AT).split(b"\0")[0].decode(errors="replace")
+        )
+    return ""
+
+
+def why_anew(before: str, facts: str) -> str:
+    """Why a file whose facts were `before` is begun anew for `facts`, for the log."""
+    if not before:
+        return "for the first time"
+    try:
+        old, new = json.loads(before), json.loads(facts)
+        changed = [name for name in {**old, **new} if old.get(name) != new.get(name)]
+    except (ValueError, TypeError, AttributeError):
+        return "because what is on it is of another server"
+    if not changed:
+        return "because its slots had another size, or the last server was reset"
+    return f"because of other {', '.join(sorted(changed))}"

@@ -189,6 +189,8 @@ class ContinuumWorker(RankTier):
         self.start_loads()
         plan, self._ends = self._ends, None
         if plan is not None:
+            if plan.disk_spent is not None and self._disk is not None:
+                self._disk.spent(plan.disk_spent)
             self._submit_all(plan.stores, plan.writes)
 
     def poll(self) -> Polled:

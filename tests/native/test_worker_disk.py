@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import time
 from collections.abc import Iterator
@@ -14,6 +15,7 @@ import pytest
 
 from continuum_connector.config import ContinuumConfig
 from continuum_connector.messages import OnDisk, ReadOrder, StepPlan, WorkerReport, WriteOrder
+from continuum_connector.worker import disk as module
 from continuum_connector.worker.disk import DiskPlace, Namespace, Prove, WorkerDisk
 from continuum_connector.worker.engine import Region
 from continuum_connector.worker.layout import Layout
@@ -47,9 +49,7 @@ class Life:
         config = ContinuumConfig(
             dram_bytes=NUM_BLOCKS * BLOCK,
             disk_path=str(folder),
-            disk_bytes=2 * 2**20,
-            disk_slot_bytes=2 * BLOCK,
-            **keys,
+            **{"disk_bytes": 2 * 2**20, "disk_slot_bytes": 2 * BLOCK, **keys},
         )
         self.clock = FakeClock()
         named = Namespace(namespace, "{}")
@@ -125,6 +125,31 @@ def test_the_next_life_finds_what_was_written_and_another_namespace_does_not(
     ends.callback(third.worker.shutdown)
     assert third.found() == []
     assert third.do(ReadOrder(2, ids(4, 5), ids(0), KEYS[1:])) == [("missing",)]
+
+
+def test_a_disk_that_is_begun_anew_says_why(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    told: list[str] = []
+    monkeypatch.setattr(module.logger, "info", lambda text, *parts: told.append(text % parts))
+
+    def live(facts: str, reset: bool = False, **keys: Any) -> str:
+        named = Namespace(hashlib.sha256(facts.encode()).digest(), facts)
+        life = Life(folder, prove=lambda *_: named, **keys)
+        if reset:
+            life.disk.reset(life.report)
+        life.worker.shutdown()
+        return told.pop().rpartition("; ")[2].rstrip(")")
+
+    one, other = '{"dtype": "half", "vllm": "1"}', '{"tensor": 2, "dtype": "half", "vllm": "2"}'
+    assert live(one) == "begun anew for the first time"
+    assert live(one) == "looking for what was kept"
+    assert live(other) == "begun anew because of other tensor, vllm"
+    assert live(one) == "begun anew because of other tensor, vllm"
+    same = "begun anew because its slots had another size, or the last server was reset"
+    assert live(one, disk_slot_bytes=4 * BLOCK) == same
+    assert live("[]") == live(one) == "begun anew because what is on it is of another server"
+    assert live(one, reset=True) == "looking for what was kept"
+    assert live(one) == same
+    assert live(one, disk_keep=False) == "begun anew as disk_keep = 0 asks"
 
 
 def test_who_has_read_the_weights_leaves_the_disk_threads_as_nice_as_they_make_themselves(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 
 from continuum_connector.errors import TransferError
 from continuum_connector.messages import BlockIds, OnDisk
@@ -112,6 +113,7 @@ class EngineWithDisk(FakeCopyEngine):
             raise self.bug
         if self.refusal:
             raise TransferError(self.refusal)
+        Path(path).touch()
         self.disk = FakeDiskFile(path, tuning)
         return self.disk
 

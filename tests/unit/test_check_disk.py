@@ -175,11 +175,30 @@ def test_a_twentieth_of_the_file_system_stays_free(tmp_path: Path) -> None:
 
 
 def test_files_that_the_tier_has_already_count_as_room(tmp_path: Path) -> None:
-    room = {"num_bytes": 4000 * GIB, "free_bytes": 200 * GIB, "slab_bytes": 2048 * GIB}
+    slabs = {"dp0-rank0.slab": 2048 * GIB}
+    room = {"num_bytes": 4000 * GIB, "free_bytes": 200 * GIB, "slabs": slabs}
     line = said(tmp_path / "a", disk=room)["disk space"]
     assert line.verdict is OK
     assert line.text.endswith("and 2048.0 GiB in files of the tier")
     assert said(tmp_path / "b", disk=room | {"free_bytes": 0})["disk space"].verdict is OK
+
+
+def test_files_of_ranks_that_are_no_more_are_no_room_and_are_named(tmp_path: Path) -> None:
+    """The server neither uses nor removes them."""
+    slabs = {"dp0-rank0.slab": 1024 * GIB, "dp0-rank1.slab": 1024 * GIB, "dp1-rank0.slab": 0}
+    room = {"num_bytes": 4000 * GIB, "free_bytes": 200 * GIB, "slabs": slabs}
+    line = said(tmp_path / "a", disk=room)["disk space"]
+    assert line.verdict is ERROR
+    assert line.cure == "less disk_bytes, or delete dp0-rank1.slab, dp1-rank0.slab"
+    line = said(tmp_path / "b", disk=room | {"free_bytes": 2000 * GIB})["disk space"]
+    assert line.verdict is WARNING
+    assert "1024.0 GiB more in files of ranks that this server does not have" in line.text
+    assert line.cure == "delete dp0-rank1.slab, dp1-rank0.slab"
+    served = replace(plan(), tensor_parallel=2, num_engines=2, node_engines=2)
+    lines = said(tmp_path / "c", served, disk=room)
+    assert "more in files" not in lines["disk space"].text
+    served = replace(plan(), num_engines=2, node_engines=1)  # the other node may use this folder
+    assert "more in files" not in said(tmp_path / "d", served, disk=room)["disk space"].text
 
 
 def test_a_disk_below_dram_is_of_little_use(tmp_path: Path) -> None:
@@ -286,7 +305,8 @@ def test_files_of_the_tier_are_counted_by_what_they_take(tmp_path: Path) -> None
     with (tmp_path / "dp0-rank0.slab").open("wb") as file:
         file.truncate(1 << 30)  # and no block of it there
     (tmp_path / "others.slab").write_bytes(b"x" * 8192)
-    assert ask.look_at_disk(str(tmp_path))["slab_bytes"] == 8192
+    found = ask.look_at_disk(str(tmp_path))["slabs"]
+    assert found == {"dp0-rank0.slab": 0, "dp0-rank1.slab": 8192}
 
 
 @pytest.mark.usefixtures("small")

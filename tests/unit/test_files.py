@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import secrets
+import signal
 import socket
 from pathlib import Path
 
@@ -37,19 +39,46 @@ def test_a_secret_file_is_secret_before_anything_is_written_to_it(
     seen = []
 
     def see(descriptor: int) -> None:
-        (beside,) = set(tmp_path.iterdir()) - {path}
-        seen.append(beside.stat().st_mode & 0o777)
+        seen.append(os.fstat(descriptor).st_mode & 0o777)
 
     monkeypatch.setattr(os, "fsync", see)
     files.put(path, b"x" * 100_000)
     assert seen == [0o600]
 
 
+def test_whoever_is_killed_before_a_file_is_whole_leaves_nothing_behind(tmp_path: Path) -> None:
+    path = tmp_path / "state"
+    path.write_bytes(b"old")
+    if (child := os.fork()) == 0:
+        os.fsync = lambda _descriptor: os.kill(os.getpid(), signal.SIGKILL)
+        files.put(path, b"new")
+        os._exit(0)
+    _, status = os.waitpid(child, 0)
+    assert os.WTERMSIG(status) == signal.SIGKILL
+    assert path.read_bytes() == b"old"
+    assert names(tmp_path) == ["state"]
+
+
+def no_nameless(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As a file system without files that have no name."""
+    plain = os.open
+
+    def refuse(path: str, flags: int, *more: int) -> int:
+        if flags & os.O_TMPFILE == os.O_TMPFILE:
+            raise OSError(errno.EOPNOTSUPP, os.strerror(errno.EOPNOTSUPP))
+        return plain(path, flags, *more)
+
+    monkeypatch.setattr(os, "open", refuse)
+
+
+@pytest.mark.parametrize("is_nameless", [True, False])
 @pytest.mark.parametrize("planted", ["link", "file"])
 def test_a_name_that_is_there_is_not_written_through(
-    tmp_path: Path, planted: str, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, planted: str, is_nameless: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Even whoever guessed it: the write fails, and what the link points to stays."""
+    if not is_nameless:
+        no_nameless(monkeypatch)
     victim = tmp_path / "victim"
     victim.write_bytes(b"precious")
     monkeypatch.setattr(secrets, "token_hex", lambda num: "guessed")
@@ -65,6 +94,7 @@ def test_a_link_put_where_the_new_file_was_moves_no_rights(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Root may write into a user's folder (`sudo continuum calibrate`), who sees the name."""
+    no_nameless(monkeypatch)
     victim, path = tmp_path / "victim", tmp_path / "volume" / "state"
     victim.write_bytes(b"precious")
     victim.chmod(0o600)
@@ -102,9 +132,12 @@ def test_what_is_no_file_is_not_replaced_by_one(tmp_path: Path, kind: str) -> No
     assert names(tmp_path) == ["link", "odd"]
 
 
+@pytest.mark.parametrize("is_nameless", [True, False])
 def test_names_beside_a_file_are_no_two_times_the_same(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, is_nameless: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    if not is_nameless:
+        no_nameless(monkeypatch)
     used: list[str] = []
     replace = os.replace
     monkeypatch.setattr(os, "replace", lambda a, b: (used.append(a), replace(a, b)))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from random import Random
 
 import numpy as np
 import pytest
@@ -194,15 +195,51 @@ def test_a_burst_may_write_what_a_day_brings_and_no_idle_time_brings_more() -> N
     assert budget.fill(NOW + 100.5 * DAY_S) == pytest.approx(0.5)
 
 
-def test_what_a_restart_finds_on_disk_was_written_on_the_budget_of_before() -> None:
+def test_what_an_earlier_server_had_spent_is_spent_less_what_came_since() -> None:
     budget = Budget(2400, 1)
-    budget.found(600)
-    assert budget.fill(NOW) == 0.75
-    budget.found(10_000)
-    assert budget.fill(NOW) == pytest.approx(1 / 24)
-    budget.take(90)
-    budget.found(10_000)
-    assert budget.fill(NOW) == pytest.approx(1 / 240)
+    budget.restore(1800, DAY_S / 4)
+    assert budget.fill(NOW) == 0.5
+    budget = Budget(2400, 1)
+    budget.restore(1800, 100 * DAY_S)
+    assert budget.fill(NOW) == 1.0
+    budget.restore(10**9, 0.0)  # of a larger budget: a day's is owed at most
+    assert budget.fill(NOW) == 0.0
+    assert budget.fill(NOW + DAY_S / 2) == 0.5
+    unbounded = Budget(0, 1)
+    unbounded.restore(10**9, 0.0)
+    assert (unbounded.fill(NOW), unbounded.to_keep(NOW)) == (1.0, None)
+
+
+def test_what_is_kept_for_a_restart_is_never_less_than_what_is_spent_and_seldom_new() -> None:
+    """However fast it is written: a life may end at any moment."""
+    random, budget, now = Random(3), Budget(9600, 1), NOW
+    kept, kept_at, num_kept, written = 0.0, NOW, 0, 0
+    for _ in range(2000):
+        now += random.choice([1.0, 60.0, 900.0])
+        if budget.least_uses(now) < np.inf:
+            budget.take(num_bytes := random.randrange(20))
+            written += num_bytes
+        if (said := budget.to_keep(now)) is not None:
+            kept, kept_at, num_kept = said, now, num_kept + 1
+        spent = 9600 * (1.0 - budget.fill(now))
+        left = kept - (now - kept_at) * 9600 / DAY_S
+        assert spent - 1.0 <= left
+    assert num_kept <= 192 * ((now - NOW) / DAY_S + written / 9600) + 1
+
+
+def test_lives_that_are_killed_write_no_more_than_one_that_goes_on() -> None:
+    """A server that is killed every five minutes of a day, and writes all that it may."""
+    written, kept = 0, (0, 0.0)
+    for number in range(288):
+        now = NOW + number * 300.0
+        budget = Budget(96_000, 1)
+        budget.restore(kept[0], now - kept[1])
+        while budget.least_uses(now) < np.inf:
+            budget.take(100)
+            written += 100
+            if (said := budget.to_keep(now)) is not None:
+                kept = said, now
+    assert 96_000 <= written <= 2 * 96_000 + 100
 
 
 def test_a_prompt_that_many_share_is_written_with_little_budget_left() -> None:

@@ -457,6 +457,38 @@ def test_a_shutdown_that_finds_a_file_just_opened_closes_it(tmp_path: Path) -> N
     assert (rig.file.closed, rig.engine.closed) == (True, True)
 
 
+# --- what a restart must know ---------------------------------------------------------------
+def join_watch(rig: Rig) -> None:
+    watch = rig.disk._watch
+    assert watch is not None
+    watch._thread.join(60)
+    assert not watch._thread.is_alive()
+
+
+def test_a_restart_is_told_what_of_the_write_budget_is_spent(tmp_path: Path) -> None:
+    rig = Rig(tmp_path)
+    assert rig.report.disk_spent == {}
+    for plan in ({"disk_spent": 700}, {}, {"writes": (write(1),), "disk_spent": 900}):
+        rig.step(**plan)
+    rig.worker.shutdown()
+    join_watch(rig)
+    again = Rig(tmp_path)
+    assert again.report.disk_spent[RANK].num_bytes == 900
+    assert 0.0 <= again.report.disk_spent[RANK].age_s < 3600.0
+    again.worker.shutdown()
+
+
+@pytest.mark.parametrize("end", ["shutdown", "give_up", "shutdown while it opens"])
+def test_nothing_watches_over_a_disk_that_is_not_used(end: str, tmp_path: Path) -> None:
+    rig = Rig(tmp_path, is_open=end != "shutdown while it opens")
+    if end == "give_up":
+        rig.disk.give_up("gone", rig.report)
+    else:
+        rig.engine.gate.set()
+        rig.worker.shutdown()
+    join_watch(rig)
+
+
 # --- its folder -----------------------------------------------------------------------------
 def test_a_folder_that_others_could_write_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -17,6 +17,7 @@ from typing import Any
 
 from bench.sim import versions
 from continuum_connector.messages import (
+    DiskSpent,
     LoadOrder,
     OnDisk,
     ReadOrder,
@@ -104,6 +105,7 @@ class FakeDisk:
         self.slots: dict[int, tuple[bytes, list[Content]]] = {}
         self.depths: dict[int, int] = {}
         self.fails_with = self.refuses_with = ""
+        self.spent: list[int] = []  # of the write budget, as the scheduler side said it
         self.is_held = False
         self.num_resets = self.num_read = self.num_written = 0  # blocks of the latter two
 
@@ -221,6 +223,8 @@ class FakeWorker:
         self._report.disk_scanned.add(self.rank)
         if self.disk.slots:
             self._report.found[self.rank] = self.disk.found()
+        if self.disk.spent:
+            self._report.disk_spent[self.rank] = DiskSpent(self.disk.spent[-1], 0.0)
 
     def report_disk_down(self, why: str) -> None:
         """Say that this rank has no disk."""
@@ -263,6 +267,8 @@ class FakeWorker:
         for read in plan.reads:
             self._start_read(read)
         self._writes += plan.writes
+        if plan.disk_spent is not None:
+            self.disk.spent.append(plan.disk_spent)
         self._update_requests(step)
         for copy in getattr(step, "kv_cache_block_copies", None) or ():
             self.vram[copy.dst_block_id] = self.vram[copy.src_block_id].copy()

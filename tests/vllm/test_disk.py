@@ -10,6 +10,7 @@ from continuum_connector.scheduler.tiers import disk
 from continuum_connector.scheduler.tiers.reading import PROBE_S
 from continuum_connector.scheduler.tiers.transfers import HANGS_AFTER_S, Kind
 from continuum_connector.scheduler.tiers.writing import RETRY_S
+from continuum_connector.vllm import node
 from tests.vllm.fake_worker import OF_DISK, WriteOrder
 from tests.vllm.harness import Engine
 from tests.vllm.tiering import (
@@ -596,6 +597,34 @@ def test_no_more_is_written_than_the_budget_allows() -> None:
     assert 0 < engine.worker.disk.num_written <= 20 + 13 + 10
     assert total(engine, "disk_refused_blocks") > 0
     finish(engine)
+
+
+def test_a_server_that_is_killed_again_and_again_writes_no_more_than_the_budget() -> None:
+    """Even if no life finds anything of the one before, as with weights that have no files."""
+    engine = on_disk(config={"disk_write_budget": 40 * 4096})
+    overrun(engine, num_programs=12)
+    disk = engine.worker.disk
+    num_written = disk.num_written
+    assert 20 < num_written <= 40 + 10
+    for _ in range(2):
+        disk.slots.clear()
+        engine = on_disk(config={"disk_write_budget": 40 * 4096}, files=[disk])
+        overrun(engine, num_programs=12)
+        finish(engine)
+    assert disk.num_written <= num_written + 2
+
+
+@pytest.mark.parametrize(("ranks", "share"), [((1, 1), 1.0), ((1, 4), 0.25), ((2, 4), 0.5)])
+def test_the_engines_of_a_node_share_its_write_budget(
+    ranks: tuple[int, int], share: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As they share `disk_bytes`: a drive does not wear out faster with more engines."""
+    world_size, node_ranks = ranks
+    monkeypatch.setattr(node, "num_node_ranks", lambda _config: node_ranks)
+    engine = on_disk(world_size=world_size, config={"disk_write_budget": 4_000_000})
+    assert engine.connector.side.tier._plan.write_budget == share * 4_000_000
+    engine = on_disk(world_size=world_size)
+    assert engine.connector.side.tier._plan.write_budget == share * 2**30
 
 
 def test_what_a_finished_program_left_is_not_written() -> None:

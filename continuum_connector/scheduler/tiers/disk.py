@@ -166,7 +166,9 @@ class DiskTier:
                 self.ahead.owner = self._owner
         found = self._found.on_all(report.found)  # also for a rank that is ahead of others
         if found and self._has_disk:
-            self._budget.found(self.disk.found(found) * self._disk_bytes)
+            self.disk.found(found)
+        for spent in report.disk_spent.values():  # the most of what ranks know
+            self._budget.restore(spent.num_bytes, spent.age_s)
 
     def update_gauges(self) -> None:
         self.dram.update_gauges()
@@ -223,13 +225,14 @@ class DiskTier:
             self.traffic.look_every_s = SCAN_LOOK_S
         elif self._has_disk:
             self._account.gauge("disk_budget_fill", self._budget.fill(now))
-            takes = self._attempts.may_begin(now, self.traffic.num_of(Kind.WRITE))
-            takes = takes and not self.ahead.is_stuck
             num = self.traffic.num_of(Kind.WRITE)
+            takes = self._attempts.may_begin(now, num) and not self.ahead.is_stuck
             most = 1 if self._attempts.is_over else self._depth.most(num)
             for _ in range(most - num if takes else 0):
                 if not self._write(now) and not self._saving.goes_on:
                     break
+            if self.traffic.num_of(Kind.WRITE) > num:
+                self.traffic.disk_spent = self._budget.to_keep(now)
             self._depth.begun(self.traffic.num_of(Kind.WRITE))
             goes_on = takes and self._saving.goes_on
             self.traffic.look_every_s = SAVE_LOOK_S if goes_on else math.inf
@@ -243,11 +246,8 @@ class DiskTier:
     def _write(self, now: float) -> bool:
         """Begin to write what is next. False: there is nothing to write, or not now."""
         length, num_writing = self._plan.slot_blocks, self.disk.num_writing
-        room = (
-            min(self.dram.index.num_slots // MAX_BUSY // length, self._depth.num_slots)
-            - num_writing
-        )
-        most = min(self._most, max(room, not num_writing))
+        room = min(self.dram.index.num_slots // MAX_BUSY // length, self._depth.num_slots)
+        most = min(self._most, max(room - num_writing, not num_writing))
         batch = self._saving.next(most, self._rank_now(now), now) if most else None
         if batch is None:
             return False

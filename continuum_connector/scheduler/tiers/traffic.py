@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from continuum_connector.messages import BlockIds, StepPlan, WorkerReport
 from continuum_connector.observe.account import Account
@@ -103,6 +103,7 @@ class Traffic:
         self.loads_since = 0.0  # when the first of those had the bus for itself
         self.background: Callable[[float], None] | None = None
         self.look_every_s = math.inf
+        self.disk_spent: int | None = None  # what the next plan says (messages.py)
 
     def __len__(self) -> int:
         return len(self.ledger)
@@ -194,7 +195,10 @@ class Traffic:
                 )
         if self.background is not None:
             self.background(now)
-        return self.ledger.drain()
+        plan = self.ledger.drain()
+        if self.disk_spent is not None:
+            plan, self.disk_spent = replace(plan, disk_spent=self.disk_spent), None
+        return plan
 
     def settle(self, report: WorkerReport, now: float) -> list[Transfer]:
         """Take in which copies the workers ended; returns the transfers that are over."""

@@ -14,7 +14,7 @@ DAY_S = 24 * 3600.0
 # Share of the budget. Above it everything is written; below it only what leaves DRAM next, and the
 # less is left, the more often a block must have been used.
 SPARE_FILL = 0.5
-START_SHARE = 1 / 24  # share of the budget that a restart leaves at least, however full the disk is
+AHEAD_SHARE = 1 / 96  # of the budget, a quarter of an hour's: what is said to be spent before it is
 FAILED_S = 3600.0  # failures longer ago do not count
 MAX_FAILED = 3  # failed writes, after which none is begun
 RETRY_S = 600.0  # except for one this long after the last failure
@@ -28,6 +28,9 @@ class Budget:
 
     The less of the last half is left, the more often a block must have been used, so that what
     little may be written is what is read most.
+
+    What is spent is kept over a restart, or a server that is killed again and again would begin
+    each time with a day's. It is said ahead: whoever is killed has spent no more than was said.
     """
 
     def __init__(self, bytes_per_day: int, least_bytes: int) -> None:
@@ -36,6 +39,7 @@ class Budget:
         self._capacity = float(max(bytes_per_day, least_bytes)) if bytes_per_day else 0.0
         self._level = self._capacity
         self._since = -math.inf
+        self._said, self._said_at = -math.inf, 0.0  # to be spent, and when
 
     def fill(self, now: float) -> float:
         """The share that is left of what can be kept, 0 to 1."""
@@ -59,10 +63,22 @@ class Budget:
         taken were not written after all."""
         self._level -= num_bytes
 
-    def found(self, num_bytes: int) -> None:
-        """An earlier run wrote these bytes, from a budget that began as full as this one."""
-        least = min(self._level, START_SHARE * self._capacity)
-        self._level = max(least, self._level - num_bytes)
+    def restore(self, num_bytes: int, age_s: float) -> None:
+        """An earlier server had spent so much `age_s` ago. Before anything is taken."""
+        left = max(0.0, num_bytes - age_s * self._per_second)
+        self._level = min(self._level, max(0.0, self._capacity - left))
+
+    def to_keep(self, now: float) -> int | None:
+        """What a restart is to find spent, in bytes, if what was said last is no longer enough."""
+        if not self._capacity:
+            return None
+        spent = (1.0 - self.fill(now)) * self._capacity
+        ahead = AHEAD_SHARE * self._capacity
+        said = self._said - (now - self._said_at) * self._per_second
+        if spent + ahead / 2 <= said:
+            return None
+        self._said, self._said_at = spent + ahead, now
+        return int(self._said)
 
 
 class Failures:

@@ -149,7 +149,7 @@ def _look_at_folder(path: str) -> dict[str, Any]:
         "is_ours": rights.st_uid == os.geteuid(),
         "num_bytes": room.f_blocks * room.f_frsize,
         "free_bytes": room.f_bavail * room.f_frsize,
-        "slab_bytes": sum(each.stat().st_blocks * 512 for each in wanted.glob("dp*-rank*.slab")),
+        "slabs": {each.name: each.stat().st_blocks * 512 for each in wanted.glob("dp*-rank*.slab")},
     }
     try:
         file = _nameless(place)

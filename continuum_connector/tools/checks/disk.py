@@ -107,21 +107,40 @@ def _space(plan: Plan, seen: DiskSeen) -> Line:
     config = plan.config
     wanted = config.disk_bytes * plan.num_servers
     servers = f" ({plan.num_servers} servers)" if plan.num_servers > 1 else ""
-    room = max(0, seen.free_bytes + seen.slab_bytes - int(MIN_LEFT * seen.num_bytes))
+    left = _left_behind(plan, seen)
+    own = sum(num_bytes for name, num_bytes in seen.slabs.items() if name not in left)
+    room = max(0, seen.free_bytes + own - int(MIN_LEFT * seen.num_bytes))
     text = f"{size(wanted)}{servers} wanted, of {size(room)} that may be used"
     text += f": {size(seen.free_bytes)} free of {size(seen.num_bytes)}"
     text += f", of which {MIN_LEFT:.0%} must stay free"
-    if seen.slab_bytes:
-        text += f", and {size(seen.slab_bytes)} in files of the tier"
-    if wanted > max(room, seen.slab_bytes):
-        return error(
-            "disk space", f"{text}; so there is no disk tier", "less disk_bytes, or free room"
+    if own:
+        text += f", and {size(own)} in files of the tier"
+    if left:
+        text += (
+            f"; {size(sum(left.values()))} more in files of ranks that this server does not have"
         )
+    delete = f"delete {', '.join(left)}" if left else "free room"
+    if wanted > max(room, own):
+        return error(
+            "disk space", f"{text}; so there is no disk tier", f"less disk_bytes, or {delete}"
+        )
+    if left:
+        return warning("disk space", f"{text}, which nobody removes", delete)
     if config.disk_bytes < config.dram_bytes:
         text = f"{size(config.disk_bytes)} are less than dram_bytes, {size(config.dram_bytes)}"
         cure = "disk_bytes above dram_bytes: `continuum size --dram` says how much"
         return warning("disk space", f"{text}: most of it would also be in DRAM", cure)
     return ok("disk space", text)
+
+
+def _left_behind(plan: Plan, seen: DiskSeen) -> dict[str, int]:
+    """Files of ranks that the server does not have, as after a smaller --tensor-parallel-size, and
+    their bytes. Where engines are on several nodes, nothing says which ranks are here."""
+    if plan.num_nodes > 1 or plan.node_engines != plan.num_engines:
+        return {}
+    ranks = range(plan.num_ranks // max(1, plan.num_engines))
+    own = {f"dp{engine}-rank{rank}.slab" for engine in range(plan.num_engines) for rank in ranks}
+    return {name: num_bytes for name, num_bytes in sorted(seen.slabs.items()) if name not in own}
 
 
 def _speed(seen: DiskSeen, drive: Drive | None) -> Line:

@@ -188,8 +188,8 @@ class DiskSeen(msgspec.Struct, frozen=True):
     """The folder of the disk tier. `place`: the folder, or the one above if it does not exist yet.
     `trouble`: why no file can be made there. `exists`, `mode`, `is_ours`: whether it is there, its
     permissions, whether we own it. `num_bytes`, `free_bytes`: size and free space of its file
-    system. `slab_bytes`: what the tier's own files take in it. `is_direct`: whether it supports
-    O_DIRECT. `read_bytes`: how much of a temporary file was read that way."""
+    system. `slabs`: bytes that each of the tier's own files takes in it. `is_direct`: whether it
+    supports O_DIRECT. `read_bytes`: how much of a temporary file was read that way."""
 
     trouble: str = ""
     place: str = ""
@@ -198,7 +198,7 @@ class DiskSeen(msgspec.Struct, frozen=True):
     is_ours: bool = True
     num_bytes: int = 0
     free_bytes: int = 0
-    slab_bytes: int = 0
+    slabs: dict[str, int] = msgspec.field(default_factory=dict)
     is_direct: bool = False
     read_bytes: int = 0
     bytes_per_s: float = 0.0
