@@ -130,14 +130,23 @@ def end_lost_loads(scheduler: Any, before_queued: Callable[[Any], None] | None) 
         compat.wait_without_kv(scheduler, request)
 
 
-def kv_first(scheduler: Any) -> Front | None:
-    """vLLM <= 0.30: return a queue with the turns that wait with KV at its front, if there are any.
+class KvFirst:
+    """vLLM <= 0.30: finds the turns that wait with KV, which are to be admitted first.
 
-    These are looked for once a step (schedule() in attach.py forgets them), although vLLM asks
-    before each admission. A step puts the turns that it skips back only at its end, so none joins
-    meanwhile, and a turn that it admits is taken off.
+    They are looked for once a step, although vLLM asks before each admission. A step puts the turns
+    that it skips back only at its end, so none joins meanwhile, and a turn that it admits is taken
+    off.
     """
-    if scheduler.kv_holders is None:
-        scheduler.kv_holders = deque(compat.waiting_with_kv(scheduler))
-    holders = scheduler.kv_holders
-    return Front(scheduler.skipped_waiting, holders) if holders else None
+
+    def __init__(self, scheduler: Any) -> None:
+        self._scheduler = scheduler
+        self._holders: deque[Any] | None = None  # of this step; None until they are looked for
+
+    def new_step(self) -> None:
+        self._holders = None
+
+    def front(self) -> Front | None:
+        """Return a queue with these turns at its front; None if there are none."""
+        if self._holders is None:
+            self._holders = deque(compat.waiting_with_kv(self._scheduler))
+        return Front(self._scheduler.skipped_waiting, self._holders) if self._holders else None

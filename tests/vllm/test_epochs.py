@@ -694,7 +694,7 @@ def test_epochs_kept_leave_before_anybody_has_to_and_are_no_more_than_told() -> 
 def test_another_weight_version_begins_an_epoch() -> None:
     """`update_weight_version`, `finish_weight_update` (vLLM >= 0.29): only the core hears of it."""
     engine = tiered()
-    resets = engine.scheduler._resets
+    resets = engine.scheduler._continuum.resets
     resets._version_now = lambda: version
     version = "default"
     run_turn(engine, "a", 200, program="p")
