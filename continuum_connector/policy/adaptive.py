@@ -43,7 +43,7 @@ from continuum_connector.policy.base import (
     Pin,
     Resident,
     Snapshot,
-    let_go,
+    must_free,
 )
 
 # Seconds to take and release a hold on a block, while the step waits: 1.5 ms for 6,500 blocks.
@@ -74,8 +74,8 @@ class Adaptive:
         self._max_ttl_s = max_ttl_s
 
     def decide(self, turn: FinishedTurn, snapshot: Snapshot) -> Choice:
-        if (over := let_go(turn)) is not None:
-            return over
+        if (freed := must_free(turn)) is not None:
+            return freed
         if turn.hints.compaction:
             return Choice(Free(), "a compaction: what comes next extends an older prefix")
         can_store = snapshot.has_tier and snapshot.takes_store

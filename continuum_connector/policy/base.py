@@ -237,8 +237,8 @@ class Unpriced:
         return value
 
 
-def let_go(turn: FinishedTurn) -> Choice | None:
-    """The choice for a turn that no policy keeps; None for all others."""
+def must_free(turn: FinishedTurn) -> Choice | None:
+    """Return the choice for a turn that every policy frees; None: it is the policy's to choose."""
     if turn.aborted:
         return Choice(Free(), "the client went away")
     if turn.hints.final:

@@ -61,7 +61,7 @@ class Epochs:
         self.number = self._ledger.begin_epoch()
         keep_as = "" if cause is Cause.WEIGHTS else self.name
         self.name = name
-        self.let_go(PinEnd.RESET, now, keep_as, name)
+        self.forget_all(PinEnd.RESET, now, keep_as, name)
         self.is_of_before = None
         self.on_begin()
         if self.is_vram_empty():
@@ -70,7 +70,7 @@ class Epochs:
         self._account.count("epochs", label=cause.value)
         self._records.happened("epoch", now, epoch=self.number, cause=cause.value, why=why or name)
 
-    def let_go(self, cause: PinEnd, now: float, keep_as: str = "", name: str = "") -> None:
+    def forget_all(self, cause: PinEnd, now: float, keep_as: str = "", name: str = "") -> None:
         """End every pin with `cause`, and forget every block below VRAM (Tier.reset)."""
         self._retention.end_all(cause, now)
         for transfer in self._tier.reset(now, keep_as, name):

@@ -269,7 +269,7 @@ class SchedulerSide:
         and of the copies only the loads that requests wait for continue."""
         self.steps.stir()
         if not is_on:
-            self.steps.let_go(PinEnd.SWITCHED_OFF, now)
+            self.steps.forget_all(PinEnd.SWITCHED_OFF, now)
             for turn in filter(None, map(self.turns.end, list(self.turns))):
                 self.programs.end_turn(turn.program, turn.identity.hints, now)
             self.decider.forget_open(now)

@@ -116,10 +116,10 @@ class Steps:
         self.epochs.begin(cause, now, why, name)
         self._owes_step = True
 
-    def let_go(self, cause: PinEnd, now: float) -> None:
+    def forget_all(self, cause: PinEnd, now: float) -> None:
         """End every pin with `cause`, and forget every block below VRAM."""
         self.stir()
-        self.epochs.let_go(cause, now)
+        self.epochs.forget_all(cause, now)
         self._owes_step = True
 
     def shutdown(self, now: float) -> None:

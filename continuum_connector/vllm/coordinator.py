@@ -311,11 +311,12 @@ class HitRule:
         while self._spare:
             request_id, _ = self._spare.popitem()
             request = requests.get(request_id)
-            if request is not None and request_id in tables and self._let_go(request):
+            if request is not None and request_id in tables and self._free_spare(request):
                 return True
         return False
 
-    def _let_go(self, request: Any) -> bool:
+    def _free_spare(self, request: Any) -> bool:
+        """Free what the turn keeps only for its next turn; False if that frees nothing."""
         processed = max(0, request.num_computed_tokens - request.num_in_flight_tokens)
         if self._keeps_answers:
             self._remove(request.request_id, processed, request.num_prompt_tokens)

@@ -179,7 +179,7 @@ class RankTier:
         self._report.tier_down = sentence
         if self._disk is not None:
             self._disk.give_up("there is no DRAM tier any more", self._report)
-        self._let_go()
+        self._close_once_idle()
 
     def wake_up(self, layout: Layout) -> None:
         """The KV cache is back, and lies where `layout` says."""
@@ -224,9 +224,9 @@ class RankTier:
         if growth.why_no_tier:
             self.disable(growth.why_no_tier)
 
-    def _let_go(self) -> None:
-        """Have the engine closed once nothing is in flight. If there is no thread, poll tries
-        again."""
+    def _close_once_idle(self) -> None:
+        """If nothing is in flight, have the engine closed on a thread. Called again by each poll,
+        in case something is, or the system has no thread to give."""
         if self._engine is None or self._in_flight:
             return
         if self._closer.close_behind(self._engine):

@@ -206,7 +206,7 @@ class ContinuumWorker(RankTier):
         if self._disk is not None:
             self._disk.follow(self._report)
         if self._is_given_up:
-            self._let_go()
+            self._close_once_idle()
         return self._loads.take()
 
     def take_bad_blocks(self) -> set[int]:
