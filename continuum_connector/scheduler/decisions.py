@@ -30,7 +30,7 @@ from continuum_connector.scheduler.kv_groups import ChainBlocks
 from continuum_connector.scheduler.pins import PinEnd
 from continuum_connector.scheduler.records import Records
 from continuum_connector.scheduler.retention import Retention
-from continuum_connector.scheduler.samples import Prompt
+from continuum_connector.scheduler.samples import SharedPrompt
 from continuum_connector.scheduler.tiers.base import Tier
 from continuum_connector.scheduler.turns import Turn, TurnEnd, Turns
 from continuum_connector.scheduler.waiting import Bus
@@ -152,7 +152,7 @@ class Snapshots:
         self._tier.update_gauges()
 
 
-class Prompts:
+class SharedPrompts:
     """Keeps prompts that samples share in VRAM, by a pin of their group's own, in spare room.
 
     A sample's turn holds the prompt while it runs, and so does the sample's pin while it lasts.
@@ -171,7 +171,7 @@ class Prompts:
         self._retention, self._pins = retention, retention.pins
         self._records = records
 
-    def keep(self, prompt: Prompt, request: Any, now: float) -> None:
+    def keep(self, prompt: SharedPrompt, request: Any, now: float) -> None:
         """Hold the prompt for the group's other samples, if the policy finds it worth its room and
         no turn has waited for blocks recently (`price` is 0). This pin gives way before all that
         the policy has priced."""
@@ -199,7 +199,7 @@ class Prompts:
         pin = replace(pin, then=After.DROP, value=0.0)
         self._retention.begin(pin, prompt.group, request.block_hashes, prompt.blocks, now)
 
-    def _as_turn(self, prompt: Prompt, world: Snapshot) -> FinishedTurn:
+    def _as_turn(self, prompt: SharedPrompt, world: Snapshot) -> FinishedTurn:
         """The prompt as a finished turn: it is needed when the first of the other samples is back.
         Nobody knows when samples that have not come yet will come, so they count like those that
         are away."""

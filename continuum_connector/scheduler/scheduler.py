@@ -16,7 +16,7 @@ from continuum_connector.programs.identify import identify_request
 from continuum_connector.programs.program import Answers, Identity, Kept, Program, ProgramTable
 from continuum_connector.scheduler.adapters import Adapters
 from continuum_connector.scheduler.decider import Decider, DramWorth
-from continuum_connector.scheduler.decisions import Decisions, Prompts, Snapshots
+from continuum_connector.scheduler.decisions import Decisions, SharedPrompts, Snapshots
 from continuum_connector.scheduler.gate import Gate
 from continuum_connector.scheduler.holds import BlockPool, HoldTable
 from continuum_connector.scheduler.kv_groups import NO_BLOCKS, ChainBlocks, KvGroups
@@ -71,7 +71,7 @@ class SchedulerSide:
         self.snapshots = Snapshots(pool, *seen)
         told = self.retention, self.tier, self.records
         self._decisions = Decisions(decider, self.snapshots, *told)
-        self._prompts = Prompts(decider, self.snapshots, self.retention, self.records)
+        self._prompts = SharedPrompts(decider, self.snapshots, self.retention, self.records)
         is_for_batches = config.objective == "throughput"
         kept_for = config.max_programs, decider.policy.ranks_dram, is_for_batches
         self._samples = Samples(self.tier, self.retention, self.groups, *kept_for)
