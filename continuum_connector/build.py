@@ -26,7 +26,7 @@ from continuum_connector.scheduler.scheduler import Parts, SchedulerSide
 from continuum_connector.scheduler.tiers.make import make_tier
 from continuum_connector.scheduler.tiers.reading import DiskPlan
 from continuum_connector.scheduler.tiers.traffic import Traffic
-from continuum_connector.scheduler.turns import Endings
+from continuum_connector.scheduler.turns import StopStrings
 from continuum_connector.scheduler.waker import NoWaker, Waker
 from continuum_connector.toolcalls.reader import ToolReader
 from continuum_connector.toolcalls.tokenizer import BackgroundTokenizer
@@ -102,7 +102,7 @@ def scheduler_side(
         ),
         records=Records(account, trace, decider.away),
         waker=Waker(wake) if wake is not None else NoWaker(),
-        endings=Endings(tokenizer),
+        stop_strings=StopStrings(tokenizer),
         max_loras=vllm_config.lora_config.max_loras if vllm_config.lora_config else 0,
     )
     return SchedulerSide(config, parts)

@@ -27,7 +27,7 @@ from continuum_connector.scheduler.room import Room
 from continuum_connector.scheduler.samples import Samples
 from continuum_connector.scheduler.steps import Steps
 from continuum_connector.scheduler.tiers.base import Tier
-from continuum_connector.scheduler.turns import Endings, Turn, TurnEnd, Turns
+from continuum_connector.scheduler.turns import StopStrings, Turn, TurnEnd, Turns
 from continuum_connector.scheduler.waiting import Ahead, Bus
 from continuum_connector.scheduler.working_set import WorkingSet
 
@@ -45,7 +45,7 @@ class Parts:
     tier: Tier
     records: Records
     waker: Any
-    endings: Endings
+    stop_strings: StopStrings
     max_loras: int
 
 
@@ -89,7 +89,7 @@ class SchedulerSide:
         self.gate = Gate(config.gate_wait_s if self.orders else 0.0, num_blocks, *known_by)
         self._pool = pool
         self._seen = decider.costs.seen
-        self._endings = parts.endings
+        self._stop_strings = parts.stop_strings
         self._echo = config.echo
         self._max_head_start_s = WEEK_S if is_for_batches else config.max_head_start_s
 
@@ -102,7 +102,7 @@ class SchedulerSide:
             return known
         self.steps.stir()
         self.steps.expire(now)
-        self._endings.expect(request)
+        self._stop_strings.expect(request)
         program, identity = self._identify(request, now)
         turn = Turn(
             *(program, identity, program.num_turns, now),
@@ -224,7 +224,7 @@ class SchedulerSide:
         self.room.references_dropped()
         self.retention.unexpect(turn.program.key, request.request_id)
         blocks = self._kept(turn, request, block_ids)
-        if end is TurnEnd.ABORTED and not self._endings.went_away(request):
+        if end is TurnEnd.ABORTED and not self._stop_strings.went_away(request):
             end = TurnEnd.STOP
         turn.is_stray = turn.strays(request.block_hashes)  # others may have ended since its arrival
         self.programs.end_turn(
