@@ -273,7 +273,7 @@ class SchedulerSide:
             for turn in filter(None, map(self.turns.end, list(self.turns))):
                 self.programs.end_turn(turn.program, turn.identity.hints, now)
             self.decider.forget_open(now)
-            self._epochs.is_of_before = None  # while we are off, it does not see new requests
+            self._epochs.found_older = None  # while we are off, it does not see new requests
             self._samples.clear()
         if self.groups.rule is not None:
             self.groups.rule.is_on = is_on

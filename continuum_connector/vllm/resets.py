@@ -121,7 +121,7 @@ class Resets:
     def _forget_cached(self) -> None:
         """Forget what vLLM refused to forget, while we are on; again, if we were off meanwhile."""
         epochs = self._epochs
-        if self._is_refused and self._ours.is_on and epochs.is_of_before is None:
+        if self._is_refused and self._ours.is_on and epochs.found_older is None:
             self._end_remainder()
             self._is_refused = not epochs.is_vram_of_now
             if self._is_refused:
@@ -159,7 +159,7 @@ class Remainder:
         self._theirs: set[int] = set()  # of these turns' blocks, those seen so far
         self._free = self._manager.free
         self._manager.free = self._take_along
-        epochs.is_of_before = self._found_theirs
+        epochs.found_older = self._found_theirs
         self._end_if_over()
 
     def end(self) -> None:
@@ -203,7 +203,7 @@ class Remainder:
         if self._num_seen:
             return
         self.end()
-        if self._epochs.is_of_before == self._found_theirs:  # or we were switched off meanwhile
+        if self._epochs.found_older == self._found_theirs:  # or we were switched off meanwhile
             self._epochs.vram_emptied()
 
     def _blocks_of(self, request_id: str) -> Sequence[Any]:

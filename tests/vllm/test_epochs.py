@@ -403,7 +403,7 @@ def test_who_finds_what_such_a_turn_has_cached_since_is_not_kept(
     assert is_pinned(engine, "v") == is_blind
     if not is_blind:
         engine.run_until_idle()
-        assert engine.connector.side.steps.epochs.is_of_before is None
+        assert engine.connector.side.steps.epochs.found_older is None
         run_turn(engine, "x", tail, program="x")
         assert engine.cached["x"] == (208, 0), "what `u` and `w` have computed, and nothing of `r`"
         assert is_pinned(engine, "x")
@@ -427,12 +427,12 @@ def test_what_new_turns_share_with_one_of_before_is_not_its_own() -> None:
     engine.add("y", sample + prompt(40, seed=5), 4, program="y")
     engine.run_until_idle(until=lambda: bool(engine.outputs["y"]))
     epochs = engine.connector.side.steps.epochs
-    assert epochs.is_of_before is not None
+    assert epochs.found_older is not None
     for number in range(200):
         if number % 6 == 0:
             engine.add(f"z{number}", system + prompt(20, seed=100 + number), 12)
         engine.step()
-    assert epochs.is_of_before is None
+    assert epochs.found_older is None
     engine.run_until_idle()
     wind_down(engine)
 
@@ -449,7 +449,7 @@ def test_such_a_turn_takes_along_what_it_has_cached_however_it_goes(how: str) ->
         engine.scheduler.running.remove(engine.requests["r"])
         engine.scheduler._preempt_request(engine.requests["r"], 0.0)
     run_turn(engine, "x", tail, program="x")
-    assert engine.connector.side.steps.epochs.is_of_before is None
+    assert engine.connector.side.steps.epochs.found_older is None
     # Who was preempted is back by then, and has computed it anew.
     assert engine.cached["x"] == (192 if how == "aborted" else 240, 0)
     engine.run_until_idle()
@@ -473,7 +473,7 @@ def test_what_came_while_we_were_off_is_not_taken_for_new() -> None:
     assert is_pinned(engine, "x")
     engine.run_until_idle()
     assert not is_pinned(engine, "v")
-    assert engine.connector.side.steps.epochs.is_of_before is None
+    assert engine.connector.side.steps.epochs.found_older is None
     wind_down(engine)
 
 
