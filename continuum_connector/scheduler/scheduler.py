@@ -53,45 +53,86 @@ class SchedulerSide:
     """Identify, order, match, decide, hold, account. Created once per engine."""
 
     def __init__(self, config: ContinuumConfig, parts: Parts) -> None:
-        decider, pool, self.groups = parts.decider, parts.pool, parts.groups
-        self.decider = decider
-        self.records = parts.records
-        num_blocks = pool.num_gpu_blocks - 1  # one is the null block, which holds nothing
-        kept = config.max_pinned_fraction * num_blocks, config.max_ttl_s, self.groups.hash_size
-        holds = HoldTable(pool, beside=parts.tier.traffic.holds)
-        self.retention = Retention(holds, *kept, self.records, parts.waker)
+        self.decider, self.groups, self.records = parts.decider, parts.groups, parts.records
+        self.tier, self.traffic = parts.tier, parts.tier.traffic
+        self.turns = Turns()
+        self._pool = parts.pool
+        self._stop_strings = parts.stop_strings
+        costs, policy = parts.decider.costs, parts.decider.policy
+        self._seen = costs.seen
+        self.orders = config.order and policy.orders
+        self._echo = config.echo
+        self._is_for_batches = config.objective == "throughput"
+        self._max_head_start_s = WEEK_S if self._is_for_batches else config.max_head_start_s
+        self._none_found: Mapping[str, int] = dict.fromkeys(self.tier.names, 0)
+        self._answers = Answers(self.groups.hash_size)
+        self._build_pins(config, parts.waker)
+        self._build_waits(config, parts.max_loras)
+        self._build_decisions(config)
+        self.room = Room(self._pool, self.retention, self.decider, costs, config.max_wait_s)
+        self.steps = Steps(
+            self.retention, self.tier, self.decider, self.records, self.room, parts.waker
+        )
+        self._epochs = self.steps.epochs
+
+    # --- its parts, each built on those before ---------------------------------------
+    @property
+    def _num_vram_blocks(self) -> int:
+        return self._pool.num_gpu_blocks - 1  # one is the null block, which holds nothing
+
+    def _build_pins(self, config: ContinuumConfig, waker: Any) -> None:
+        """Build what keeps blocks in VRAM, and the table of the programs that they belong to."""
+        self.retention = Retention(
+            HoldTable(self._pool, beside=self.traffic.holds),
+            config.max_pinned_fraction * self._num_vram_blocks,
+            config.max_ttl_s,
+            self.groups.hash_size,
+            self.records,
+            waker,
+        )
+        # One list for all who need our queues; vllm/order.py fills and empties it.
         self.pins, self.queues = self.retention.pins, self.retention.queues
         self.programs = ProgramTable(config.max_programs, lambda key: key not in self.pins)
-        self.tier, self.traffic = parts.tier, parts.tier.traffic
-        self.bus = Bus(self.traffic, decider.costs, self.queues)
-        self._none_found: Mapping[str, int] = dict.fromkeys(self.tier.names, 0)
-        self.turns, self.adapters = Turns(), Adapters(parts.max_loras, self.tier)
-        self.ahead = Ahead(self.tier, pool, self.turns, self.groups.hash_size)
-        seen = self.retention, self.tier, decider.costs, self.turns, self.bus
-        self.snapshots = Snapshots(pool, *seen)
-        told = self.retention, self.tier, self.records
-        self._decisions = Decisions(decider, self.snapshots, *told)
+
+    def _build_waits(self, config: ContinuumConfig, max_loras: int) -> None:
+        """Build all that a turn may wait for, besides room: bus, adapter, disk, gate."""
+        costs = self.decider.costs
+        self.bus = Bus(self.traffic, costs, self.queues)
+        self.adapters = Adapters(max_loras, self.tier)
+        self.ahead = Ahead(self.tier, self._pool, self.turns, self.groups.hash_size)
+        self._working_set = WorkingSet(
+            costs, self.decider.away, self.groups.least_blocks, config.max_programs
+        )
+        self.gate = Gate(
+            config.gate_wait_s if self.orders else 0.0,
+            self._num_vram_blocks,
+            self.tier,
+            costs,
+            self._working_set,
+            self.records.account,
+        )
+
+    def _build_decisions(self, config: ContinuumConfig) -> None:
+        """Build what decides on finished turns and shared prompts, and on what leaves DRAM."""
+        decider, policy = self.decider, self.decider.policy
+        self.snapshots = Snapshots(
+            self._pool, self.retention, self.tier, decider.costs, self.turns, self.bus
+        )
+        self._decisions = Decisions(
+            decider, self.snapshots, self.retention, self.tier, self.records
+        )
         self._prompts = SharedPrompts(decider, self.snapshots, self.retention, self.records)
-        is_for_batches = config.objective == "throughput"
-        kept_for = config.max_programs, decider.policy.ranks_dram, is_for_batches
-        self._samples = Samples(self.tier, self.retention, self.groups, *kept_for)
-        self._answers = Answers(self.groups.hash_size)
+        self._samples = Samples(
+            self.tier,
+            self.retention,
+            self.groups,
+            most=config.max_programs,
+            keeps=policy.ranks_dram,
+            of_batch=self._is_for_batches,
+        )
         self._worth = DramWorth(self.programs, decider, self.turns, self._samples)
-        if decider.policy.ranks_dram:
+        if policy.ranks_dram:  # only now, because what it ranks by is built on the tier
             self.tier.rank_at = self._worth.rank_at
-        self.room = Room(pool, self.retention, decider, decider.costs, config.max_wait_s)
-        self.steps = Steps(self.retention, self.tier, decider, self.records, self.room, parts.waker)
-        self._epochs = self.steps.epochs
-        self.orders = config.order and decider.policy.orders
-        known = decider.costs, decider.away, self.groups.least_blocks
-        self._working_set = WorkingSet(*known, config.max_programs)
-        known_by = self.tier, decider.costs, self._working_set, self.records.account
-        self.gate = Gate(config.gate_wait_s if self.orders else 0.0, num_blocks, *known_by)
-        self._pool = pool
-        self._seen = decider.costs.seen
-        self._stop_strings = parts.stop_strings
-        self._echo = config.echo
-        self._max_head_start_s = WEEK_S if is_for_batches else config.max_head_start_s
 
     # --- arrival ----------------------------------------------------------------------
     def begin_turn(self, request: Any, now: float) -> Turn:
