@@ -130,7 +130,7 @@ class ContinuumConnector(WorkerHooks, SupportsHMA):  # type: ignore[misc]
             self._wake,
         )
         self._steps, self._tier = side.steps, side.tier
-        self._gate, self._ahead = side.gate, side.ahead
+        self._gate, self._read_ahead = side.gate, side.read_ahead
         self._epochs = self._steps.epochs
         self._epochs.is_vram_empty = functools.partial(resets.is_empty, gpu_block_pool)
         self._traffic, self._queues = side.traffic, side.queues
@@ -191,7 +191,7 @@ class ContinuumConnector(WorkerHooks, SupportsHMA):  # type: ignore[misc]
             self.side.bus.end()
         else:
             self.side.bus.new_step(now)
-        yield from self._ahead.seen(now, everybody)
+        yield from self._read_ahead.let_in(now, everybody)
         yield from self.side.adapters.let_in(everybody)
         for held in gate.let_all_in(now) if everybody else gate.open(num_known, now):
             self._records.happened("let_in", now, held.turn, **held.told())
@@ -251,7 +251,7 @@ class ContinuumConnector(WorkerHooks, SupportsHMA):  # type: ignore[misc]
         self._step_clock.scheduled(work, now)
         if self._queues and self._gate.is_on:
             is_anybody_waiting = (
-                any(queue.num_let_in for queue in self._queues) or len(self._ahead) > 0
+                any(queue.num_let_in for queue in self._queues) or len(self._read_ahead) > 0
             )
             self._gate.stepped(work, self._traffic.num_loads > 0, is_anybody_waiting, now)
         if (

@@ -28,7 +28,7 @@ from continuum_connector.scheduler.samples import Samples
 from continuum_connector.scheduler.steps import Steps
 from continuum_connector.scheduler.tiers.base import Tier
 from continuum_connector.scheduler.turns import StopStrings, Turn, TurnEnd, Turns
-from continuum_connector.scheduler.waiting import Ahead, Bus
+from continuum_connector.scheduler.waiting import Bus, ReadAhead
 from continuum_connector.scheduler.working_set import WorkingSet
 
 # How much earlier than its arrival a turn of a batch may stand in line. No batch takes that long.
@@ -99,7 +99,7 @@ class SchedulerSide:
         costs = self.decider.costs
         self.bus = Bus(self.traffic, costs, self.queues)
         self.adapters = Adapters(max_loras, self.tier)
-        self.ahead = Ahead(self.tier, self._pool, self.turns, self.groups.hash_size)
+        self.read_ahead = ReadAhead(self.tier, self._pool, self.turns, self.groups.hash_size)
         self._working_set = WorkingSet(
             costs, self.decider.away, self.groups.least_blocks, config.max_programs
         )
@@ -157,7 +157,7 @@ class SchedulerSide:
             self._answers.came_back(program, request.block_hashes)
         self._samples.begin(turn, request, now)
         self.turns.begin(request.request_id, turn)
-        self.ahead.expect(turn, request, now)
+        self.read_ahead.expect(turn, request, now)
         gap_s = self.decider.arrived(turn, now)
         pin = None if turn.is_stray else self.retention.expect(request, program)
         self.records.arrived(request, turn, pin is not None, gap_s, now)
@@ -200,7 +200,7 @@ class SchedulerSide:
         the load is asynchronous."""
         turn = self.begin_turn(request, now)
         self.adapters.left(request.request_id)
-        if self.ahead.asked(turn, request, now):
+        if self.read_ahead.asked(turn, request, now):
             return None, False
         if not turn.is_admitted:
             turn.vram_tokens = num_vram_tokens

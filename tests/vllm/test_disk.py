@@ -129,7 +129,7 @@ def test_a_turn_waits_until_its_deadline_and_never_again(
 def test_what_left_vram_while_a_turn_was_in_the_queue_is_read_when_it_is_asked_for() -> None:
     engine = on_disk()
     overrun(engine)
-    ahead = engine.connector.side.ahead
+    ahead = engine.connector.side.read_ahead
     ahead._num_in_vram = lambda request: 208
     come_back(engine)
     assert not in_flight(engine, Kind.READ)
