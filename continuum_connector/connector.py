@@ -179,8 +179,10 @@ class ContinuumConnector(WorkerHooks, SupportsHMA):  # type: ignore[misc]
         turn = self._turns.get(request.request_id)
         if turn is None or compat.is_preempted(request) or compat.holds_kv(request):
             return False
-        asked = request.request_id, turn, request.num_tokens, len(self._turns)
-        return self._gate.holds(*asked, self._clock())
+        num_known = len(self._turns)
+        return self._gate.holds(
+            request.request_id, turn, request.num_tokens, num_known, self._clock()
+        )
 
     def let_in(self, everybody: bool = False, num_idle: int = 0) -> Iterator[str]:
         """Yield the requests that need not wait any more for a disk, an adapter's place or at the
@@ -200,8 +202,8 @@ class ContinuumConnector(WorkerHooks, SupportsHMA):  # type: ignore[misc]
     def rank(self, request: Any, by_priority: bool) -> tuple[Any, ...]:
         """A waiting request's place in the queue; the user's priority first, if in force."""
         rank = self.side.rank(request, compat.is_preempted(request))
-        holds = not compat.holds_kv(request)
-        return (holds, request.priority, *rank) if by_priority else (holds, *rank)
+        lacks_kv = not compat.holds_kv(request)
+        return (lacks_kv, request.priority, *rank) if by_priority else (lacks_kv, *rank)
 
     @timed("get_num_new_matched_tokens")
     def get_num_new_matched_tokens(

@@ -88,13 +88,17 @@ class Order:
             for request in stock:  # they came while we were off
                 ours.before_queued(request)
             # New turns join the first queue, or the other one (<= 0.30) if they wait for a grammar.
-            holds = ours.holds_back if self._gate.is_on and not self._has_priorities else None
-            hides = self._read_ahead.hides if self._read_ahead.is_needed else None
-            passes_over = self._adapters.passes_over if self._adapters.max_loras else None
-            hidden_by = holds, hides, self._bus.__contains__, passes_over
-            queues.append(ProgramQueue(rank, *hidden_by))
-            _move(stock, queues[-1])
-            setattr(self._scheduler, name, queues[-1])
+            gates = self._gate.is_on and not self._has_priorities
+            queue = ProgramQueue(
+                rank,
+                holds=ours.holds_back if gates else None,
+                hides=self._read_ahead.hides if self._read_ahead.is_needed else None,
+                sets_aside=self._bus.__contains__,
+                passes_over=self._adapters.passes_over if self._adapters.max_loras else None,
+            )
+            _move(stock, queue)
+            setattr(self._scheduler, name, queue)
+            queues.append(queue)
         self.queues[:] = queues
 
     def _give_back(self) -> None:
