@@ -23,7 +23,7 @@ from continuum_connector.scheduler.kv_groups import KvGroups
 from continuum_connector.scheduler.records import Records
 from continuum_connector.scheduler.room import Unattached
 from continuum_connector.scheduler.scheduler import Parts, SchedulerSide
-from continuum_connector.scheduler.tiers.make import make_tier
+from continuum_connector.scheduler.tiers.make import DramPlan, make_tier
 from continuum_connector.scheduler.tiers.reading import DiskPlan
 from continuum_connector.scheduler.tiers.traffic import Traffic
 from continuum_connector.scheduler.turns import StopStrings
@@ -83,23 +83,21 @@ def scheduler_side(
     slot_bytes = _slot_bytes(config, kv_cache_config)
     seen = served.server(vllm_config, kv_cache_config)
     num_slots = _num_slots(config, seen, groups, node_ranks, slot_bytes)
-    timeouts = config.load_timeout_s, config.disk_timeout_s
-    traffic = Traffic(world_size, HoldTable(pool), account, *timeouts)
+    traffic = Traffic(
+        world_size, HoldTable(pool), account, config.load_timeout_s, config.disk_timeout_s
+    )
     account.gauge("disk_wanted_bytes", config.disk_bytes)
+    dram = DramPlan(num_slots, slot_bytes * world_size, config.keep_epochs)
     disk = _disk_plan(config, seen, num_slots, slot_bytes, node_ranks, costs)
-    tier_bytes, events = slot_bytes * world_size, _tier_events(vllm_config)
     tokenizer = BackgroundTokenizer(lambda: compat.load_tokenizer(vllm_config))
     sizes = {"vram_blocks": pool.num_gpu_blocks - 1, "dram_blocks": num_slots}
-    trace = _trace(config, vllm_config, groups.scheduler_size, slot_bytes * world_size, **sizes)
+    trace = _trace(config, vllm_config, groups.scheduler_size, dram.block_bytes, **sizes)
     decider = _decider(config, vllm_config, costs, slot_bytes, tokenizer, account)
     parts = Parts(
         decider=decider,
         pool=pool,
         groups=groups,
-        tier=make_tier(
-            *(num_slots, tier_bytes, groups, traffic, account, events, disk),
-            keep_epochs=config.keep_epochs,
-        ),
+        tier=make_tier(dram, disk, groups, traffic, account, _tier_events(vllm_config)),
         records=Records(account, trace, decider.away),
         waker=Waker(wake) if wake is not None else NoWaker(),
         stop_strings=StopStrings(tokenizer),

@@ -42,7 +42,7 @@ NOBODYS = Chain("", 0.0)  # stands for no chain: beside it every chain may leave
 class HostIndex:
     """Block hash -> slot, the slots' states, and the chains that claim them."""
 
-    def __init__(self, num_slots: int, whole: bool = False) -> None:
+    def __init__(self, num_slots: int, whole: bool = False, keep_epochs: int = 0) -> None:
         self._whole = whole
         self.num_slots = 0  # that exist by now, see `grow`
         self.num_ready = 0
@@ -59,7 +59,7 @@ class HostIndex:
         self._numbers: dict[Key, int] = {}
         self._table = SlotTable()
         self._claims = SlotClaims(self._table)
-        self.past = Past(self._regain)  # of earlier epochs
+        self.past = Past(self._regain, keep_epochs)  # of earlier epochs
         self.marks: Marks | None = None  # kept where there is a disk
         self.grow(num_slots)
 
