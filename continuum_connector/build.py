@@ -45,6 +45,10 @@ SWITCHED_OFF = (
     "ContinuumConnector is switched off by switch_path: every pin has ended, no block is kept in "
     "DRAM, turns wait in vLLM's own order; the DRAM itself is given back when the server stops"
 )
+NO_RULE = (
+    "ContinuumConnector cannot ask this vLLM which blocks a turn will hit, so pins of models with "
+    "windows or states may keep blocks that nobody finds; vLLM 0.33 can be asked"
+)
 NO_LOOKUP = (
     "no DRAM tier for hybrid KV groups on this vLLM, which cannot be asked what a load could "
     "bring; vLLM 0.33 can be"
@@ -120,19 +124,15 @@ def unattached(side: SchedulerSide, pool: Any) -> Unattached:
 def _groups(vllm_config: Any, kv_cache_config: Any, pool: Any) -> KvGroups:
     groups = served.read_groups(vllm_config, kv_cache_config)
     found = coordinator.find(pool)
-    rule = None if found is None else coordinator.HitRule(found, pool)
-    if rule is not None:
-        groups.num_proof_tokens = rule.num_proof_tokens
-        groups.rule = None if groups.are_simple else rule
-        if rule.num_proof_tokens or not groups.are_simple:
-            groups.lookup = Shadow(found, pool)
-    elif not groups.are_simple:
-        logger.warning(
-            "ContinuumConnector cannot ask this vLLM which blocks a turn will hit, so pins of "
-            "models with windows or states may keep blocks that nobody finds; vLLM 0.33 can be "
-            "asked"
-        )
-    return groups
+    if found is None:
+        if not groups.are_simple:
+            logger.warning(NO_RULE)
+        return groups
+    rule = coordinator.HitRule(found, pool)
+    if groups.are_simple and not rule.num_proof_tokens:
+        return groups
+    own = None if groups.are_simple else rule
+    return groups.asking(own, Shadow(found, pool), rule.num_proof_tokens)
 
 
 def _decider(

@@ -140,11 +140,20 @@ class KvGroups:
     block from the first on.
     """
 
-    def __init__(self, groups: Sequence[KvGroup], hash_size: int) -> None:
+    def __init__(
+        self,
+        groups: Sequence[KvGroup],
+        hash_size: int,
+        rule: HitRule | None = None,
+        lookup: Lookup | None = None,
+        num_proof_tokens: int = 0,
+    ) -> None:
+        """`num_proof_tokens`: tokens that a lookup drops for draft models."""
         self._groups = tuple(groups)
-        self.rule: HitRule | None = None
-        self.lookup: Lookup | None = None
         self.hash_size = hash_size
+        self.rule = rule
+        self.lookup = lookup
+        self.num_proof_tokens = num_proof_tokens
         self.scheduler_size = math.lcm(*(group.block_size for group in groups))
         self.num_full = sum(group.kind == FULL for group in groups)
         self.num_states = sum(group.kind == STATE for group in groups)
@@ -152,10 +161,13 @@ class KvGroups:
         # more of each group, and for states a copy of the one it continues from
         # (`has_partial_hit`).
         self.most_new = len(groups) + self.num_states
-        self.num_proof_tokens = 0  # tokens that a lookup drops for draft models
         self._sizes = tuple(Counter(group.block_size for group in groups).items())
         full = (group.block_size for group in groups if group.kind == FULL)
         self._full_sizes = tuple(Counter(full).items())
+
+    def asking(self, rule: HitRule | None, lookup: Lookup, num_proof_tokens: int = 0) -> KvGroups:
+        """The same groups, of a vLLM that can be asked what a hit needs."""
+        return KvGroups(self._groups, self.hash_size, rule, lookup, num_proof_tokens)
 
     def __len__(self) -> int:
         return len(self._groups)
