@@ -141,7 +141,7 @@ class SchedulerSide:
         known = self.turns.get(request.request_id)
         if known is not None:
             return known
-        self.steps.stir()
+        self.steps.note_change()
         self.steps.expire(now)
         self._stop_strings.expect(request)
         program, identity = self._identify(request, now)
@@ -215,7 +215,7 @@ class SchedulerSide:
         self, request: Any, block_ids: Sequence[Sequence[int]], num_external: int, now: float
     ) -> None:
         """The request owns its blocks now: queue the load of what it lacks, hand its pin over."""
-        self.steps.stir()
+        self.steps.note_change()
         self.adapters.allocated(request, loads=num_external > 0)
         turn = self.begin_turn(request, now)
         turn.epoch = self._epochs.of_blocks(turn.epoch, request.request_id)
@@ -238,7 +238,7 @@ class SchedulerSide:
         self, request: Any, attempt: Callable[[], Any], need: int, others_run: bool, now: float
     ) -> Any:
         """An allocation failed: retry it while pins give way (Room.make)."""
-        self.steps.stir()
+        self.steps.note_change()
         turn = self.turns.get(request.request_id)
         return self.room.make(request.request_id, turn, attempt, need, others_run, now)
 
@@ -261,7 +261,7 @@ class SchedulerSide:
         turn = self.turns.end(request.request_id)
         if turn is None:  # it came before we were switched off and on again
             return None
-        self.steps.stir()
+        self.steps.note_change()
         self.room.references_dropped()
         self.retention.unexpect(turn.program.key, request.request_id)
         blocks = self._kept(turn, request, block_ids)
@@ -308,7 +308,7 @@ class SchedulerSide:
     def switch(self, is_on: bool, now: float) -> None:
         """Begin to act, or stop. Stopping keeps only what was learned: no turn is known any more,
         and of the copies only the loads that requests wait for continue."""
-        self.steps.stir()
+        self.steps.note_change()
         if not is_on:
             self.steps.forget_all(PinEnd.SWITCHED_OFF, now)
             for turn in filter(None, map(self.turns.end, list(self.turns))):

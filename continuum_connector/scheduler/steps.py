@@ -48,10 +48,11 @@ class Steps:
         self.epochs = Epochs(retention, tier, records)
         self._told_reason = ""
         self._owes_step = False  # metrics show a reset only after a step
-        self._idle_until = -math.inf  # `stir` sets it back
+        self._idle_until = -math.inf  # until then `plan` may be left out
 
-    def stir(self) -> None:
-        """Something happens that the next plan may have to take into account."""
+    def note_change(self) -> None:
+        """Make the next `plan` run: something has happened that it may have to take into account.
+        Every hook after which a pin, a copy or a turn may be different calls it."""
         self._idle_until = -math.inf
 
     def plan(self, now: float) -> StepPlan:
@@ -77,7 +78,7 @@ class Steps:
 
     def settle(self, report: WorkerReport, now: float) -> None:
         """Take in which transfers the workers saw settle since their last report."""
-        self.stir()
+        self.note_change()
         if report.new_weights and not 0 <= report.changed_in < self.epochs.number:
             self.new_epoch(Cause.WEIGHTS, now, report.new_weights)
         self._tier.hear(report)
@@ -112,13 +113,13 @@ class Steps:
         """KV computed until now is outdated: end every pin, and forget every block below VRAM."""
         if cause is Cause.RESET and self.epochs.is_resetting:
             return
-        self.stir()
+        self.note_change()
         self.epochs.begin(cause, now, why, name)
         self._owes_step = True
 
     def forget_all(self, cause: PinEnd, now: float) -> None:
         """End every pin with `cause`, and forget every block below VRAM."""
-        self.stir()
+        self.note_change()
         self.epochs.forget_all(cause, now)
         self._owes_step = True
 
