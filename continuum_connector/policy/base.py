@@ -141,7 +141,7 @@ class FinishedTurn(Struct, frozen=True):
 
 
 class Snapshot(Struct, frozen=True):
-    """The world at decision time. Blocks are VRAM blocks; `now` is monotonic seconds.
+    """The server at decision time. Blocks are VRAM blocks; `now` is monotonic seconds.
     `num_waiting`, `num_running`: turns beside the one that ends.
 
     `queueing_s`: how long a turn waits that has lost its blocks (Continuum's T). `eta`: how much a

@@ -63,11 +63,11 @@ class Outcomes:
 
     # --- what happened ----------------------------------------------------------------
     def decided(
-        self, turn: Turn, finished: FinishedTurn, world: Snapshot, choice: Choice, now: float
+        self, turn: Turn, finished: FinishedTurn, snapshot: Snapshot, choice: Choice, now: float
     ) -> None:
         """A turn is done. If an older decision of its program is still open, the program's turns
         overlap; the next turn shows the outcome of the newest decision."""
-        one = _opened(turn, finished, world, choice, now)
+        one = _opened(turn, finished, snapshot, choice, now)
         is_over = isinstance(choice.decision, Free) and (finished.aborted or finished.hints.final)
         older = self._away.decision_of(finished.program)
         if older is not None:
@@ -191,12 +191,12 @@ def _outcome(one: OpenDecision, turn: Turn, found: Found) -> str:
 
 
 def _opened(
-    turn: Turn, finished: FinishedTurn, world: Snapshot, choice: Choice, now: float
+    turn: Turn, finished: FinishedTurn, snapshot: Snapshot, choice: Choice, now: float
 ) -> OpenDecision:
     decision = choice.decision
     # The time within which a returning turn finds what we decided to keep. Whether a forecast of a
     # later return comes true is known too late to judge it.
-    horizon_s = decision.ttl_s if isinstance(decision, Pin) else min(world.residence_s, OVER_S)
+    horizon_s = decision.ttl_s if isinstance(decision, Pin) else min(snapshot.residence_s, OVER_S)
     return OpenDecision(
         program=finished.program,
         turn=finished.turn,
