@@ -196,7 +196,7 @@ class ContinuumConnector(WorkerHooks, SupportsHMA):  # type: ignore[misc]
         yield from self._read_ahead.let_in(now, everybody)
         yield from self.side.adapters.let_in(everybody)
         for held in gate.let_all_in(now) if everybody else gate.open(num_known, now):
-            self._records.happened("let_in", now, held.turn, **held.told())
+            self._records.happened("let_in", now, held.turn, **held.trace_fields())
             yield held.request_id
 
     def rank(self, request: Any, by_priority: bool) -> tuple[Any, ...]:

@@ -77,8 +77,8 @@ class Held:
     cycle_s: float
     because: Because | None = None  # set once the turn is let in
 
-    def told(self) -> dict[str, Any]:
-        """What the trace says of a turn that is let in."""
+    def trace_fields(self) -> dict[str, Any]:
+        """What the trace records of the turn once it is let in."""
         because = self.because.value if self.because else None
         return {
             "because": because,
