@@ -144,7 +144,7 @@ class ContinuumWorker(RankTier):
         for transfer_id in self._in_flight:
             self._cancel(transfer_id)
         left = self._sleep.wait(self._engine, self._in_flight)
-        self._drain()
+        self._settle_completed()
         if any(isinstance(self._in_flight.get(tag), LoadOrder | StoreOrder) for tag in left):
             self._sleep.is_on = False
             raise TransferError(
@@ -202,7 +202,7 @@ class ContinuumWorker(RankTier):
         if self._growth is not None:
             self._follow(self._growth)
         if self._in_flight:
-            self._drain()
+            self._settle_completed()
         if self._disk is not None:
             self._disk.follow(self._report)
         if self._is_given_up:
@@ -232,7 +232,7 @@ class ContinuumWorker(RankTier):
             for transfer_id in self._in_flight:
                 self._cancel(transfer_id)
             self._closer.close(self._engine)
-            self._drain("closed")
+            self._settle_completed("closed")
             self._engine = None
         self._closer.join()
         for order in self._in_flight.values():
@@ -267,17 +267,15 @@ class ContinuumWorker(RankTier):
 
     def _why_past(self, order: Order) -> str:
         """One word for why an order came too late to be begun, or ""."""
-        if self._plan is not None and self._plan.epoch <= self._stale_epoch:
-            return "stale"
-        if self._sleep.is_lost(order):
+        is_stale = self._plan is not None and self._plan.epoch <= self._stale_epoch
+        if is_stale or self._sleep.is_lost(order):
             return "stale"
         growth = self._growth
         is_gone = growth is not None and growth.is_again and order.slots.max() >= growth.num_ready
         return "asleep" if self._sleep.is_on or is_gone else ""
 
     def _give(self, order: Order) -> str:
-        """Give one order to whoever carries it out; returns one word for why it was refused, or
-        ""."""
+        """Give one order to the engine or the disk; one word for why it was refused, or ""."""
         engine = self._engine
         assert engine is not None
         if not len(order.slots):
@@ -302,7 +300,7 @@ class ContinuumWorker(RankTier):
         except TransferError as error:
             logger.debug("transfer %d was not cancelled: %s", transfer_id, error)
 
-    def _drain(self, reason: str = "") -> None:
+    def _settle_completed(self, reason: str = "") -> None:
         """Settle what the engine has completed; `reason`, if given, is why a transfer failed."""
         assert self._engine is not None
         copies = []
@@ -313,16 +311,18 @@ class ContinuumWorker(RankTier):
             else:
                 copies.append(completion)
             if order is not None:
-                outcome = outcome_of(completion, reason)
-                if completion.tag in self._stale:
-                    self._stale.discard(completion.tag)
-                    outcome = failed_because("stale")
-                elif self._sleep.is_on and isinstance(order, LoadOrder) and outcome.num_done:
-                    # The block is taken away before vLLM is told of it.
-                    outcome = failed_because("asleep")
-                self._settle(order, outcome)
+                self._settle(order, self._outcome(order, completion, reason))
         if not reason and (copies or self._health.is_check_due()):
             self._check_health(self._engine, copies)
+
+    def _outcome(self, order: Order, completion: Completion, reason: str) -> TransferOutcome:
+        outcome = outcome_of(completion, reason)
+        if completion.tag in self._stale:
+            self._stale.discard(completion.tag)
+            return failed_because("stale")
+        if self._sleep.is_on and isinstance(order, LoadOrder) and outcome.num_done:
+            return failed_because("asleep")  # the block is taken away before vLLM is told of it
+        return outcome
 
     def _check_health(
         self, engine: CopyEngine, completions: Sequence[Completion] = (), refusal: str = ""
