@@ -21,7 +21,7 @@ from vllm.v1.request import RequestStatus
 from continuum_connector.vllm import compat
 
 LOADING = RequestStatus.WAITING_FOR_REMOTE_KVS
-_WAITING = (LOADING, RequestStatus.WAITING, RequestStatus.PREEMPTED)
+_WAITING = (RequestStatus.WAITING, RequestStatus.PREEMPTED)
 
 
 def forget_loaded(scheduler: Any, hold_load: Callable[[str], bool]) -> Iterator[str]:
@@ -32,29 +32,28 @@ def forget_loaded(scheduler: Any, hold_load: Callable[[str], bool]) -> Iterator[
     loses its blocks, too. A turn whose load is not ours keeps them, because we cannot say when they
     are free.
     """
-    manager = scheduler.kv_cache_manager
     for request in list(scheduler.requests.values()):
-        is_over = request.is_finished()
-        if request.status not in _WAITING and not is_over:
-            continue
         request_id = request.request_id
-        is_held = (is_over or request.status == LOADING) and hold_load(request_id)
-        if is_over and is_held:
-            manager.free(request)
+        if request.is_finished():
+            if hold_load(request_id):
+                scheduler.kv_cache_manager.free(request)
         elif request.status == LOADING:
-            if is_held or request_id in scheduler.finished_recving_kv_req_ids:
+            if hold_load(request_id) or request_id in scheduler.finished_recving_kv_req_ids:
                 # Treated as a failed load: once it has ended, vLLM asks for all of it anew
                 # (_update_waiting_for_remote_kv), and freeing nothing then does no harm.
-                manager.free(request)
-                request.num_computed_tokens = 0
+                _take_kv(scheduler, request)
                 compat.reserve_nothing(scheduler, request)
                 scheduler.failed_recving_kv_req_ids.add(request_id)
                 yield request_id
-        elif request.num_computed_tokens and not is_over:
-            manager.free(request)
-            request.num_computed_tokens = 0
+        elif request.status in _WAITING and request.num_computed_tokens:
+            _take_kv(scheduler, request)
             compat.wait_without_kv(scheduler, request)
             yield request_id
+
+
+def _take_kv(scheduler: Any, request: Any) -> None:
+    scheduler.kv_cache_manager.free(request)
+    request.num_computed_tokens = 0
 
 
 class Resets:
