@@ -44,7 +44,7 @@ class HitRule(Protocol):
 
     @property
     def most_spare(self) -> int: ...
-    def kept(
+    def take_kept(
         self, request: Any, prompts_end: int
     ) -> Sequence[tuple[Sequence[int], Sequence[Any]]]: ...
     def give_up_spare(self, requests: Mapping[str, Any]) -> bool: ...
@@ -212,14 +212,15 @@ class KvGroups:
         size = self._groups[int.from_bytes(key[-4:], "big")].block_size
         return end - (self.hash_size if end % size else size)
 
-    def kept(
+    def take_kept(
         self,
         pool_blocks: Sequence[Any],
         block_ids: Sequence[Sequence[int]],
         request: Any,
         needs_prompt: bool = False,
     ) -> ChainBlocks:
-        """Return the blocks of a finished turn that the next one will hit.
+        """Return the blocks of a finished turn that the next one will hit. Once per turn, because
+        the rule hashes what the turn kept for that hit, and forgets the turn.
 
         `block_ids`: the turn's blocks per group; if there are none, it computed nothing to keep.
         `needs_prompt`: also return what a hit at the prompt's end needs.
@@ -229,7 +230,7 @@ class KvGroups:
         if not any(block_ids):
             return NO_BLOCKS
         end = self.prompts_end(request) if needs_prompt else 0
-        kept = self.rule.kept(request, end)
+        kept = self.rule.take_kept(request, end)
         return ChainBlocks.of([(ends, blocks, _keys(blocks)) for ends, blocks in kept])
 
     def hashed_blocks(

@@ -295,7 +295,7 @@ class SchedulerSide:
         is_found_by_hash = self.groups.rule is not None and not self._epochs.is_vram_of_now
         needs_prompt = self._answers.are_altered(turn.program)
         # Called even if nothing may be kept, because it makes the rule forget the turn.
-        blocks = self.groups.kept(self._pool.blocks, block_ids, request, needs_prompt)
+        blocks = self.groups.take_kept(self._pool.blocks, block_ids, request, needs_prompt)
         return NO_BLOCKS if turn.epoch < self._epochs.number or is_found_by_hash else blocks
 
     def _note_kept(self, program: Program, request: Any, blocks: ChainBlocks) -> None:

@@ -98,10 +98,11 @@ class HitRule:
             coordinator.remove_skipped_blocks = wrap(self._remove)
 
     # --- at the end of a turn ---------------------------------------------------------
-    def kept(self, request: Any, prompts_end: int) -> list[tuple[list[int], list[Any]]]:
-        """Return, for each KV group, where the blocks that the next turn will hit end (in tokens,
-        ascending), and the blocks. They may have left the request already and lie in the free
-        queue with their hash. The cost grows with the hit.
+    def take_kept(self, request: Any, prompts_end: int) -> list[tuple[list[int], list[Any]]]:
+        """The turn is over: let vLLM hash what it kept for the next one, and forget it. Return, for
+        each KV group, where the blocks that the next turn will hit end (in tokens, ascending), and
+        the blocks. They may have left the request already and lie in the free queue with their
+        hash. The cost grows with the hit.
 
         `prompts_end`: in tokens; what a hit there needs is returned, too, as far as it exists.
         """
