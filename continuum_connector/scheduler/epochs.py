@@ -33,7 +33,7 @@ class Epochs:
     epoch may begin for it. `is_vram_empty` says whether no turn has KV and no lookup finds any.
 
     `found_older` is None unless turns run on with older KV beside a prefix cache that was emptied
-    of all else (resets.py, Remainder). Then every block that VRAM's prefix cache has is of this
+    of all else (resets.py, OlderTurns). Then every block that VRAM's prefix cache has is of this
     epoch, apart from those that these turns still add. Given the id of a request that has just got
     its blocks, `found_older` says whether some of them are such blocks.
     """

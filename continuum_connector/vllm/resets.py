@@ -6,7 +6,7 @@ resets its prefix cache while they have it. So they lose it, and are computed li
 vLLM does not reset its prefix cache while turns run, either. What was cached is then forgotten all
 the same; otherwise no turn that finds an older system prompt could be kept until somebody asks for
 a reset again. Running turns end with the KV that they have, and what they have cached is forgotten
-with them (Remainder).
+with them (OlderTurns).
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ class Resets:
         # connector beside ours needs vLLM's fence around them.
         self._tells_blocks = side.groups.are_simple and scheduler.connector is ours
         self._is_refused = False  # the last reset
-        self._remainder: Remainder | None = None
+        self._older_turns: OlderTurns | None = None
         self._version: str | None = None
         self._version_now = _weight_version()
 
@@ -109,22 +109,22 @@ class Resets:
 
     def _on_begin(self) -> None:
         self._is_refused = False
-        self._end_remainder()
+        self._end_older_turns()
         self._forget_loaded()
 
-    def _end_remainder(self) -> None:
-        if self._remainder is not None:
-            self._remainder.end()
-            self._remainder = None
+    def _end_older_turns(self) -> None:
+        if self._older_turns is not None:
+            self._older_turns.end()
+            self._older_turns = None
 
     def _forget_cached(self) -> None:
         """Forget what vLLM refused to forget, while we are on; again, if we were off meanwhile."""
         epochs = self._epochs
         if self._is_refused and self._ours.is_on and epochs.found_older is None:
-            self._end_remainder()
+            self._end_older_turns()
             self._is_refused = not epochs.is_vram_of_now
             if self._is_refused:
-                self._remainder = Remainder(self._scheduler, epochs)
+                self._older_turns = OlderTurns(self._scheduler, epochs)
 
     def _forget_loaded(self) -> None:
         loads = [each for each in self._ledger if each.request_id]
@@ -141,7 +141,7 @@ class Resets:
                 queue.rerank(request_id)  # turns with KV stand before those without
 
 
-class Remainder:
+class OlderTurns:
     """The turns that run on with KV of an older epoch, when all else that was cached is forgotten.
 
     It lasts until these turns, and those that found what they cached meanwhile, have given their

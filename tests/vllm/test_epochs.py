@@ -13,7 +13,7 @@ from vllm.v1.core.sched.interface import PauseState
 
 from continuum_connector.scheduler.epochs import Epochs
 from continuum_connector.scheduler.tiers.transfers import Kind
-from continuum_connector.vllm.resets import Remainder
+from continuum_connector.vllm.resets import OlderTurns
 from tests.vllm.harness import Engine, OracleError, prompt
 from tests.vllm.tiering import (
     GROUPS,
@@ -387,7 +387,7 @@ def test_who_finds_what_such_a_turn_has_cached_since_is_not_kept(
 ) -> None:
     """Blind, the negative control: it is kept, as if it were of this epoch."""
     if is_blind:
-        monkeypatch.setattr(Remainder, "_found_theirs", lambda *args: False)
+        monkeypatch.setattr(OlderTurns, "_found_theirs", lambda *args: False)
     engine = with_one_of_before(max_tokens=120)
     run_beside(engine, "u", 200, "u")
     engine.run_until_idle(until=lambda: len(engine.outputs["r"]) > 60)
