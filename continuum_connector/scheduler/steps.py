@@ -79,7 +79,9 @@ class Steps:
     def settle(self, report: WorkerReport, now: float) -> None:
         """Take in which transfers the workers saw settle since their last report."""
         self.note_change()
-        if report.new_weights and not 0 <= report.changed_in < self.epochs.number:
+        # Once an epoch has begun since the change, by a reset for instance, no other begins for it.
+        is_over = 0 <= report.changed_in < self.epochs.number
+        if report.new_weights and not is_over:
             self.new_epoch(Cause.WEIGHTS, now, report.new_weights)
         self._tier.hear(report)
         for transfer in self._traffic.settle(report, now):
