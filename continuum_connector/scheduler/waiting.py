@@ -155,8 +155,14 @@ class ReadAhead:
             return
         program = turn.program
         is_alone = program.num_active <= 1 and not turn.is_stray
-        known = self._num_in_vram(request), len(self._turns), is_alone
-        told = self._reading.expect(program.key, request, *known, now)
+        told = self._reading.expect(
+            program.key,
+            request,
+            num_vram_tokens=self._num_in_vram(request),
+            num_turns=len(self._turns),
+            supersedes=is_alone,
+            now=now,
+        )
         if told is not None:
             before = turn.on_disk  # what was read since is in DRAM by now
             told.num_tokens = max(told.num_tokens, before.num_tokens if before else 0)

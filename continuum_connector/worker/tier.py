@@ -200,8 +200,9 @@ class RankTier:
     def _begin_growth(self, engine: CopyEngine, layout: Layout, is_again: bool = False) -> None:
         """BLOCKS until the pool is whole, unless `staged`."""
         may_be_short = self._config.dram_shortage == "smaller"
-        slots = self._num_slots(layout), layout.slot_bytes
-        self._growth = growth = PoolGrowth(engine, *slots, may_be_short, is_again)
+        num_slots = self._num_slots(layout)
+        growth = PoolGrowth(engine, num_slots, layout.slot_bytes, may_be_short, is_again)
+        self._growth = growth
         growth.start(self._config.staged)
         self._report.ready_slots[self._rank] = growth.num_ready
         if growth.is_over:

@@ -678,7 +678,12 @@ def test_a_prefill_is_weighed_with_all_turns_that_it_delays() -> None:
     engine = overrun_with_reads_held()
     reading, told = engine.connector.side.tier.ahead, []
     real = reading.expect
-    reading.expect = lambda *args: (told.append(args[3]), real(*args))[1]
+
+    def expect(*args: Any, num_turns: int, **named: Any) -> Any:
+        told.append(num_turns)
+        return real(*args, num_turns=num_turns, **named)
+
+    reading.expect = expect
     engine.add("runs", list(range(50)), program="runs", max_tokens=64)
     engine.step()
     come_back(engine, num_steps=1)
