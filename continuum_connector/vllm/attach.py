@@ -11,9 +11,8 @@ the engine's process, and no class of vLLM is changed there.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
-from operator import methodcaller
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -151,70 +150,12 @@ def __getattr__(name: str) -> Any:
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
-class Hooks:
-    """What one scheduler of vLLM's has of ours. `order` is None if vLLM's own order stays."""
-
-    def __init__(self, scheduler: Any, ours: Any) -> None:
-        """Put our parts into a scheduler that has just been built; `ours`: our connector in it."""
-        from continuum_connector.vllm import compat
-        from continuum_connector.vllm.allocation import Allocation
-        from continuum_connector.vllm.order import KvFirst, Order
-        from continuum_connector.vllm.resets import Resets
-
-        compat.recompute_failed_loads(scheduler)
-        compat.look_up_as_without_connector(scheduler)
-        if scheduler.connector is ours:  # loads of another connector may need what this would undo
-            compat.free_blocks_at_once(scheduler)
-        self._scheduler = scheduler
-        self._ours = ours
-        side = ours.side
-        self.order = Order(scheduler, ours) if side.orders else None
-        self.allocation = Allocation(scheduler, ours)
-        self.resets = Resets(scheduler, ours, self.order)
-        self._kv_first = KvFirst(scheduler)
-
-    @property
-    def acting(self) -> Any:
-        """Our connector; None while it is switched off."""
-        return self._ours if self._ours.is_on else None
-
-    def before_step(self) -> None:
-        """Do what must be done before vLLM looks at any turn of the coming step."""
-        from continuum_connector.vllm.order import end_lost_loads
-
-        self.resets.before_step()
-        ours = self.acting
-        end_lost_loads(self._scheduler, ours.before_queued if ours is not None else None)
-        self._kv_first.new_step()
-        must_line_up = self.allocation.before_step()
-        if self.order is not None:
-            self.order.open()
-            if must_line_up:
-                self.order.line_up(self.allocation.num_short())
-
-    def after_step(self) -> None:
-        if self.order is not None:
-            self.order.close()
-
-    def next_queue(self, own: Callable[[], Any]) -> Any:
-        """vLLM <= 0.30: return the queue that is asked next; `own` is vLLM's own answer.
-
-        A turn that holds KV goes first, or it could wait for ever behind a turn that needs the
-        blocks it holds. This is so in vLLM's own order, too, where a priority may rank that other
-        turn first, and while we are switched off, because loads that were under way still settle.
-        """
-        self.allocation.before_admission()
-        order = self.order
-        if order is not None and order.is_on:
-            return min(filter(None, order.queues), key=methodcaller("peek_rank"), default=None)
-        return self._kv_first.front() or own()
-
-
 @functools.cache
 def subclass(base: Any) -> Any:
     """Return `base` with our hooks; one class per base."""
     from continuum_connector.connector import ContinuumConnector, Mode
     from continuum_connector.vllm import compat
+    from continuum_connector.vllm.hooks import Hooks
 
     class ContinuumScheduler(base):  # type: ignore[misc]
         """vLLM's scheduler with pins that yield and turns in program order.
