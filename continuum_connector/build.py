@@ -23,10 +23,10 @@ from continuum_connector.scheduler.kv_groups import KvGroups
 from continuum_connector.scheduler.records import Records
 from continuum_connector.scheduler.room import Unattached
 from continuum_connector.scheduler.scheduler import Parts, SchedulerSide
-from continuum_connector.scheduler.tiers.make import make_tier
+from continuum_connector.scheduler.tiers.make import DramPlan, make_tier
 from continuum_connector.scheduler.tiers.reading import DiskPlan
 from continuum_connector.scheduler.tiers.traffic import Traffic
-from continuum_connector.scheduler.turns import Endings
+from continuum_connector.scheduler.turns import StopStrings
 from continuum_connector.scheduler.waker import NoWaker, Waker
 from continuum_connector.toolcalls.reader import ToolReader
 from continuum_connector.toolcalls.tokenizer import BackgroundTokenizer
@@ -44,6 +44,10 @@ logger = logging.getLogger(f"vllm.{__name__}")
 SWITCHED_OFF = (
     "ContinuumConnector is switched off by switch_path: every pin has ended, no block is kept in "
     "DRAM, turns wait in vLLM's own order; the DRAM itself is given back when the server stops"
+)
+NO_RULE = (
+    "ContinuumConnector cannot ask this vLLM which blocks a turn will hit, so pins of models with "
+    "windows or states may keep blocks that nobody finds; vLLM 0.33 can be asked"
 )
 NO_LOOKUP = (
     "no DRAM tier for hybrid KV groups on this vLLM, which cannot be asked what a load could "
@@ -83,26 +87,24 @@ def scheduler_side(
     slot_bytes = _slot_bytes(config, kv_cache_config)
     seen = served.server(vllm_config, kv_cache_config)
     num_slots = _num_slots(config, seen, groups, node_ranks, slot_bytes)
-    timeouts = config.load_timeout_s, config.disk_timeout_s
-    traffic = Traffic(world_size, HoldTable(pool), account, *timeouts)
+    traffic = Traffic(
+        world_size, HoldTable(pool), account, config.load_timeout_s, config.disk_timeout_s
+    )
     account.gauge("disk_wanted_bytes", config.disk_bytes)
+    dram = DramPlan(num_slots, slot_bytes * world_size, config.keep_epochs)
     disk = _disk_plan(config, seen, num_slots, slot_bytes, (world_size, node_ranks), costs)
-    tier_bytes, events = slot_bytes * world_size, _tier_events(vllm_config)
     tokenizer = BackgroundTokenizer(lambda: compat.load_tokenizer(vllm_config))
     sizes = {"vram_blocks": pool.num_gpu_blocks - 1, "dram_blocks": num_slots}
-    trace = _trace(config, vllm_config, groups.scheduler_size, slot_bytes * world_size, **sizes)
+    trace = _trace(config, vllm_config, groups.scheduler_size, dram.block_bytes, **sizes)
     decider = _decider(config, vllm_config, costs, slot_bytes, tokenizer, account)
     parts = Parts(
         decider=decider,
         pool=pool,
         groups=groups,
-        tier=make_tier(
-            *(num_slots, tier_bytes, groups, traffic, account, events, disk),
-            keep_epochs=config.keep_epochs,
-        ),
+        tier=make_tier(dram, disk, groups, traffic, account, _tier_events(vllm_config)),
         records=Records(account, trace, decider.away),
         waker=Waker(wake) if wake is not None else NoWaker(),
-        endings=Endings(tokenizer),
+        stop_strings=StopStrings(tokenizer),
         max_loras=vllm_config.lora_config.max_loras if vllm_config.lora_config else 0,
     )
     return SchedulerSide(config, parts)
@@ -122,19 +124,15 @@ def unattached(side: SchedulerSide, pool: Any) -> Unattached:
 def _groups(vllm_config: Any, kv_cache_config: Any, pool: Any) -> KvGroups:
     groups = served.read_groups(vllm_config, kv_cache_config)
     found = coordinator.find(pool)
-    rule = None if found is None else coordinator.HitRule(found, pool)
-    if rule is not None:
-        groups.num_proof_tokens = rule.num_proof_tokens
-        groups.rule = None if groups.are_simple else rule
-        if rule.num_proof_tokens or not groups.are_simple:
-            groups.lookup = Shadow(found, pool)
-    elif not groups.are_simple:
-        logger.warning(
-            "ContinuumConnector cannot ask this vLLM which blocks a turn will hit, so pins of "
-            "models with windows or states may keep blocks that nobody finds; vLLM 0.33 can be "
-            "asked"
-        )
-    return groups
+    if found is None:
+        if not groups.are_simple:
+            logger.warning(NO_RULE)
+        return groups
+    rule = coordinator.HitRule(found, pool)
+    if groups.are_simple and not rule.num_proof_tokens:
+        return groups
+    own = None if groups.are_simple else rule
+    return groups.asking(own, Shadow(found, pool), rule.num_proof_tokens)
 
 
 def _decider(

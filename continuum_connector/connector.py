@@ -130,7 +130,7 @@ class ContinuumConnector(WorkerHooks, SupportsHMA):  # type: ignore[misc]
             self._wake,
         )
         self._steps, self._tier = side.steps, side.tier
-        self._gate, self._ahead = side.gate, side.ahead
+        self._gate, self._read_ahead = side.gate, side.read_ahead
         self._epochs = self._steps.epochs
         self._epochs.is_vram_empty = functools.partial(resets.is_empty, gpu_block_pool)
         self._traffic, self._queues = side.traffic, side.queues
@@ -179,8 +179,10 @@ class ContinuumConnector(WorkerHooks, SupportsHMA):  # type: ignore[misc]
         turn = self._turns.get(request.request_id)
         if turn is None or compat.is_preempted(request) or compat.holds_kv(request):
             return False
-        asked = request.request_id, turn, request.num_tokens, len(self._turns)
-        return self._gate.holds(*asked, self._clock())
+        num_known = len(self._turns)
+        return self._gate.holds(
+            request.request_id, turn, request.num_tokens, num_known, self._clock()
+        )
 
     def let_in(self, everybody: bool = False, num_idle: int = 0) -> Iterator[str]:
         """Yield the requests that need not wait any more for a disk, an adapter's place or at the
@@ -191,17 +193,17 @@ class ContinuumConnector(WorkerHooks, SupportsHMA):  # type: ignore[misc]
             self.side.bus.end()
         else:
             self.side.bus.new_step(now)
-        yield from self._ahead.seen(now, everybody)
+        yield from self._read_ahead.let_in(now, everybody)
         yield from self.side.adapters.let_in(everybody)
         for held in gate.let_all_in(now) if everybody else gate.open(num_known, now):
-            self._records.happened("let_in", now, held.turn, **held.told())
+            self._records.happened("let_in", now, held.turn, **held.trace_fields())
             yield held.request_id
 
     def rank(self, request: Any, by_priority: bool) -> tuple[Any, ...]:
         """A waiting request's place in the queue; the user's priority first, if in force."""
         rank = self.side.rank(request, compat.is_preempted(request))
-        holds = not compat.holds_kv(request)
-        return (holds, request.priority, *rank) if by_priority else (holds, *rank)
+        lacks_kv = not compat.holds_kv(request)
+        return (lacks_kv, request.priority, *rank) if by_priority else (lacks_kv, *rank)
 
     @timed("get_num_new_matched_tokens")
     def get_num_new_matched_tokens(
@@ -251,7 +253,7 @@ class ContinuumConnector(WorkerHooks, SupportsHMA):  # type: ignore[misc]
         self._step_clock.scheduled(work, now)
         if self._queues and self._gate.is_on:
             is_anybody_waiting = (
-                any(queue.num_let_in for queue in self._queues) or len(self._ahead) > 0
+                any(queue.num_let_in for queue in self._queues) or len(self._read_ahead) > 0
             )
             self._gate.stepped(work, self._traffic.num_loads > 0, is_anybody_waiting, now)
         if (

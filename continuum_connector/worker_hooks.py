@@ -95,8 +95,9 @@ class WorkerHooks(KVConnectorBase_V1):  # type: ignore[misc]
     def register_kv_caches(self, kv_caches: dict[str, Any]) -> None:
         if self.worker is None:
             return
-        configs = self.config, self._vllm_config, self._kv_cache_config
-        build.register(self.worker, kv_caches, *configs)
+        build.register(
+            self.worker, kv_caches, self.config, self._vllm_config, self._kv_cache_config
+        )
         self._kv_caches = kv_caches
         of_vllm = find_worker()
         if of_vllm is not None:
@@ -114,8 +115,9 @@ class WorkerHooks(KVConnectorBase_V1):  # type: ignore[misc]
     def restore_kv_caches(self) -> None:
         """The same tensors are there again, perhaps at another address."""
         if self.worker is not None:
-            configs = self.config, self._kv_cache_config
-            layout = build.layout_of(self.worker, self._kv_caches, *configs)
+            layout = build.layout_of(
+                self.worker, self._kv_caches, self.config, self._kv_cache_config
+            )
             if layout is not None:
                 self.worker.wake_up(layout)
 

@@ -113,9 +113,10 @@ MAY_IMPORT = {  # what each room, a folder or a file, may import besides itself 
         *("observe/account", "observe/metrics"),
         *("vllm/compat", "vllm/coordinator", "vllm/proven", "vllm/resets"),
     },
+    "vllm/hooks": {"vllm/compat", "vllm/order", "vllm/allocation", "vllm/resets"},
     "vllm/attach": {
-        *("connector", "config", "vllm/compat", "vllm/order", "vllm/allocation", "vllm/node"),
-        *("vllm/resets", "vllm/proven", "switch", "observe/trace"),
+        *("connector", "config", "vllm/compat", "vllm/hooks", "vllm/node"),
+        *("vllm/proven", "switch", "observe/trace"),
     },
     "vllm/plugin": {"vllm/attach"},
     "tools/sizing": set(),

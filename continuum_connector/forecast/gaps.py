@@ -106,7 +106,7 @@ def _refill(window: _Window, gaps: object) -> int:
 # never return only when they are forgotten, hours later, and forecasts would be too optimistic.
 MILESTONES: tuple[float, ...] = (*EDGES[48::8], EDGES[-1])
 
-_NUM_LOOKS = 4  # gaps that may pass a milestone per call, which is more than a call can open
+_MAX_OBSERVED = 4  # gaps that may pass a milestone per call, which is more than a call can open
 
 
 @dataclass(eq=False)
@@ -143,7 +143,7 @@ class Gaps:
 
     def begin(self, asked: Asked, now: float) -> Gap:
         """A program's turn has ended with `asked`. `arrived`, `ended` or `drop` ends the gap."""
-        self._look(now)
+        self._observe_open(now)
         gap = Gap(asked, now)
         self._open[0][gap] = None
         self._due = min(self._due, now + MILESTONES[0])
@@ -157,7 +157,7 @@ class Gaps:
             if gap.asked.ending is not Ending.ANSWER:  # the paper's programs wait for no people
                 self._recorded.add(self._times.longest(gap.asked), seconds)
             self._times.observe(gap.asked, seconds, after_s=gap.observed_s)
-        self._look(now)
+        self._observe_open(now)
         return seconds
 
     def ended(self, gap: Gap, now: float) -> None:
@@ -194,20 +194,20 @@ class Gaps:
         dropped = self._times.load_state(state.get("times"))
         return dropped + self._recorded.load_state(state.get("recorded"))
 
-    def _look(self, now: float) -> None:
+    def _observe_open(self, now: float) -> None:
         """Observe gaps that have passed a milestone, a few per call."""
         if now < self._due:
             return
-        num_looks = _NUM_LOOKS
+        num_left = _MAX_OBSERVED
         self._due = math.inf
         for milestone, age in enumerate(MILESTONES):
             gaps = self._open[milestone]
             while gaps:
                 gap = next(iter(gaps))
-                if now - gap.since < age or not num_looks:
+                if now - gap.since < age or not num_left:
                     self._due = min(self._due, gap.since + age)
                     break
-                num_looks -= 1
+                num_left -= 1
                 self._pass(gap)
 
     def _pass(self, gap: Gap) -> None:

@@ -6,18 +6,20 @@
     pin_store  offload + the same, where a return that DRAM would have served saves only
                min(N * prefill, load + behind)
 
-P, H: see adaptive.py. k = blocks / mean_blocks: how many average turns' room this one takes.
-N = turns that run or wait, plus the returning one: a prefill takes the GPU's time from all of
-them, a load only its own turn's time and, by `behind`, that of the turns behind it at the bus. A
-place in the queue is worth nothing here: what one program gains by it, another loses. The price is
-at least FORESEEN / mean_blocks.
+All of it in seconds:
+
+P(t)       probability that the program is back within t
+H(t)       how long a pin of TTL t is held on average. A pin whose program returns early costs only
+           until then, so it is charged H(t), where Continuum's paper charges the whole t.
+residence  how long a stored block stays in DRAM
+k          blocks / mean_blocks: how many average turns' room this turn takes
+N          turns that run or wait, plus the returning one. A prefill takes the GPU's time from all
+           of them, a load only its own turn's time, and
+behind     the time of the turns that wait for the bus behind that load
+price      what a held block costs the others per second, at least FORESEEN / mean_blocks
+
+A place in the queue is worth nothing here: what one program gains by it, another loses.
 docs/decisions.md has the reasons, and what follows for each kind of gap.
-
-What a pin is worth, by when its program is expected back. Seconds, and block-seconds.
-
-P(t) is the probability of a return within t, H(t) how long a pin of TTL t is held on average,
-both from the forecast. A pin whose program returns early costs only until then, so it is
-charged H(t), where Continuum's paper charges the whole t.
 """
 
 from __future__ import annotations
@@ -41,7 +43,7 @@ from continuum_connector.policy.base import (
     Pin,
     Resident,
     Snapshot,
-    let_go,
+    must_free,
 )
 
 # Seconds to take and release a hold on a block, while the step waits: 1.5 ms for 6,500 blocks.
@@ -72,8 +74,8 @@ class Adaptive:
         self._max_ttl_s = max_ttl_s
 
     def decide(self, turn: FinishedTurn, snapshot: Snapshot) -> Choice:
-        if (over := let_go(turn)) is not None:
-            return over
+        if (freed := must_free(turn)) is not None:
+            return freed
         if turn.hints.compaction:
             return Choice(Free(), "a compaction: what comes next extends an older prefix")
         can_store = snapshot.has_tier and snapshot.takes_store

@@ -141,7 +141,7 @@ class FinishedTurn(Struct, frozen=True):
 
 
 class Snapshot(Struct, frozen=True):
-    """The world at decision time. Blocks are VRAM blocks; `now` is monotonic seconds.
+    """The server at decision time. Blocks are VRAM blocks; `now` is monotonic seconds.
     `num_waiting`, `num_running`: turns beside the one that ends.
 
     `queueing_s`: how long a turn waits that has lost its blocks (Continuum's T). `eta`: how much a
@@ -237,8 +237,8 @@ class Unpriced:
         return value
 
 
-def let_go(turn: FinishedTurn) -> Choice | None:
-    """The choice for a turn that no policy keeps; None for all others."""
+def must_free(turn: FinishedTurn) -> Choice | None:
+    """Return the choice for a turn that every policy frees; None: it is the policy's to choose."""
     if turn.aborted:
         return Choice(Free(), "the client went away")
     if turn.hints.final:

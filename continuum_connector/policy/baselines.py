@@ -60,7 +60,7 @@ from continuum_connector.policy.base import (
     Resident,
     Snapshot,
     Unpriced,
-    let_go,
+    must_free,
 )
 from continuum_connector.policy.continuum import Continuum
 
@@ -88,8 +88,8 @@ class FixedTtl(Unpriced):
         self._max_ttl_s = max_ttl_s
 
     def decide(self, turn: FinishedTurn, snapshot: Snapshot) -> Choice:
-        if (over := let_go(turn)) is not None:
-            return over
+        if (freed := must_free(turn)) is not None:
+            return freed
         asked = turn.hints.ttl_s
         ttl_s = min(self._ttl_s if asked is None else asked, self._max_ttl_s)
         if not ttl_s:
@@ -136,8 +136,8 @@ class Infercept(Unpriced):
         self._max_ttl_s = max_ttl_s
 
     def decide(self, turn: FinishedTurn, snapshot: Snapshot) -> Choice:
-        if (over := let_go(turn)) is not None:
-            return over
+        if (freed := must_free(turn)) is not None:
+            return freed
         used = snapshot.num_blocks - snapshot.num_free_blocks - snapshot.num_pinned_blocks
         running = max(turn.num_blocks, used)  # at least this turn's blocks, which are not free yet
         pause_s = turn.gap.held(self._max_ttl_s)
@@ -188,11 +188,11 @@ class ContextServe(Unpriced):
         self._continuum = Continuum(max_ttl_s)
 
     def decide(self, turn: FinishedTurn, snapshot: Snapshot) -> Choice:
-        if (over := let_go(turn)) is not None:
-            return over
+        if (freed := must_free(turn)) is not None:
+            return freed
         tools = set(turn.asked.tools)
         if tools & SLOW:
-            return self._let_go(snapshot, "a slow tool")
+            return self._not_pinned(snapshot, "a slow tool")
         if tools and tools <= FAST:
             return self._pin(FAST_TTL_S, snapshot, "a fast tool")
         if not turn.tool_gaps:
@@ -201,13 +201,13 @@ class ContextServe(Unpriced):
         why = f"{QUANTILE:.0%} of its calls are expected back within {ttl_s:.3g} s"
         if MIN_TTL_S < ttl_s <= self._max_ttl_s:
             return self._pin(ttl_s, snapshot, why)
-        return self._let_go(snapshot, why)
+        return self._not_pinned(snapshot, why)
 
     def _pin(self, ttl_s: float, snapshot: Snapshot, why: str) -> Choice:
         then = After.STORE if snapshot.has_tier else After.DROP
         return Choice(Pin(min(ttl_s, self._max_ttl_s), then), why)
 
-    def _let_go(self, snapshot: Snapshot, why: str) -> Choice:
+    def _not_pinned(self, snapshot: Snapshot, why: str) -> Choice:
         return Choice(Offload() if snapshot.has_tier else Free(), why)
 
 

@@ -33,7 +33,7 @@ from continuum_connector.policy.base import (
     Pin,
     Snapshot,
     Unpriced,
-    let_go,
+    must_free,
 )
 
 K = 100  # calls; so many or fewer do not make an empirical CDF (section 4.2)
@@ -53,8 +53,8 @@ class Continuum(Unpriced):
         self._max_ttl_s = max_ttl_s
 
     def decide(self, turn: FinishedTurn, snapshot: Snapshot) -> Choice:
-        if (over := let_go(turn)) is not None:
-            return over
+        if (freed := must_free(turn)) is not None:
+            return freed
         ttl_s, gain, why = self._ttl(turn, snapshot)
         share = turn.num_blocks / max(snapshot.mean_blocks, 1.0)
         rest = "offload" if snapshot.has_tier else "free"

@@ -48,7 +48,7 @@ _NAMESPACES = {
 _RANKS = {source: rank for rank, source in enumerate(IdentitySource)}
 
 
-class _Said(Struct, frozen=True):
+class _Statement(Struct, frozen=True):
     """What one place in the request says, with ids still without a namespace."""
 
     source: IdentitySource
@@ -77,14 +77,14 @@ def identify(
     The program comes from the strongest place that names one
     (docs/identity.md); each hint from the strongest place that gives it. Never raises.
     """
-    claims = _claims(kv_transfer_params, extra_args, session_id, actions)
-    names = [(claim, claim.program) for claim in claims if claim.program is not None]
+    statements = _statements(kv_transfer_params, extra_args, session_id, actions)
+    names = [(each, each.program) for each in statements if each.program is not None]
     if not names or len(salt or "") > MAX_ID_CHARS:
         return None
     named, name = names[0]
     key = program_key(named.namespace + name, salt)
-    parent = _parent(claims, named, salt)
-    hints = _merge(claims, actions, None if parent == key else parent, salt)
+    parent = _parent(statements, named, salt)
+    hints = _merge(statements, actions, None if parent == key else parent, salt)
     return Identity(key, named.source, hints)
 
 
@@ -108,7 +108,7 @@ def read_hints(
     salt: str | None = None,
 ) -> Hints:
     """Return the hints of a request that names no program, such as a lone `is_last_step`."""
-    return _merge(_claims(kv_transfer_params, extra_args, None, actions), actions, None, salt)
+    return _merge(_statements(kv_transfer_params, extra_args, None, actions), actions, None, salt)
 
 
 def as_id(value: object) -> str | None:
@@ -134,33 +134,33 @@ def as_flag(value: object) -> bool | None:
     return None
 
 
-def _claims(
+def _statements(
     kv_transfer_params: Mapping[str, Any] | None,
     extra_args: Mapping[str, Any] | None,
     session_id: str | None,
     actions: Actions,
-) -> list[_Said]:
+) -> list[_Statement]:
     """Every place that says something, strongest first; equal ranks keep the order given here."""
     params, xargs = _mapping(kv_transfer_params), _mapping(extra_args)
-    claims = []
+    statements = []
     if fields := _mapping(params.get("continuum")):
-        claims.append(_continuum(fields))
+        statements.append(_continuum(fields))
     if fields := _mapping(params.get("agent_hint")):
-        claims.append(_agent_hint(fields))
+        statements.append(_agent_hint(fields))
     if actions.said:
-        claims.append(_kv_hints(actions))
+        statements.append(_kv_hints(actions))
     if xargs:
-        claims.append(_client(xargs))
+        statements.append(_client(xargs))
     sessions = xargs.get("session_id"), session_id
-    claims += [_session(value) for value in sessions if value is not None]
-    return sorted(claims, key=_rank) if len(claims) > 1 else claims
+    statements += [_session(value) for value in sessions if value is not None]
+    return sorted(statements, key=_rank) if len(statements) > 1 else statements
 
 
-def _rank(claim: _Said) -> int:
-    return _RANKS[claim.source]
+def _rank(statement: _Statement) -> int:
+    return _RANKS[statement.source]
 
 
-def _continuum(fields: Mapping[str, Any]) -> _Said:
+def _continuum(fields: Mapping[str, Any]) -> _Statement:
     """`kv_transfer_params.continuum`, written by the client or (with `source`) the middleware."""
     source = IdentitySource.CONTINUUM
     mark = fields.get("source")
@@ -179,7 +179,7 @@ def _continuum(fields: Mapping[str, Any]) -> _Said:
     }
     unread = _unread(fields, hints)
     program = as_id(fields.get("program"))
-    return _Said(source, _NAMESPACES[source], program, **hints, unread=unread)
+    return _Statement(source, _NAMESPACES[source], program, **hints, unread=unread)
 
 
 def _unread(fields: Mapping[str, Any], hints: Mapping[str, Any]) -> tuple[str, ...]:
@@ -190,7 +190,7 @@ def _unread(fields: Mapping[str, Any], hints: Mapping[str, Any]) -> tuple[str, .
     )
 
 
-def _agent_hint(fields: Mapping[str, Any]) -> _Said:
+def _agent_hint(fields: Mapping[str, Any]) -> _Statement:
     """`kv_transfer_params.agent_hint` (verl uni-agent; the session form of vLLM RFC 52113).
 
     `lease_until` is a wall-clock time, `tools_available` what may run, not what will, and
@@ -198,7 +198,7 @@ def _agent_hint(fields: Mapping[str, Any]) -> _Said:
     have no effect. The first and the last are wishes, and answered as such.
     """
     program, parent, final = read_agent_hint(fields)
-    return _Said(
+    return _Statement(
         IdentitySource.CONTINUUM,
         "hint:",
         program=program,
@@ -219,9 +219,9 @@ def read_agent_hint(fields: Mapping[str, Any]) -> tuple[str | None, str | None, 
     return program, parent, (None if resumes is None else not resumes) if final is None else final
 
 
-def _kv_hints(actions: Actions) -> _Said:
+def _kv_hints(actions: Actions) -> _Statement:
     """vLLM's KvHints: no action of it names a program."""
-    return _Said(
+    return _Statement(
         IdentitySource.CONTINUUM,
         "",
         final=as_flag(actions.said.get("final")),
@@ -230,9 +230,9 @@ def _kv_hints(actions: Actions) -> _Said:
     )
 
 
-def _client(xargs: Mapping[str, Any]) -> _Said:
+def _client(xargs: Mapping[str, Any]) -> _Statement:
     """`vllm_xargs` as clients of the original Continuum (and ThunderAgent) send them."""
-    return _Said(
+    return _Statement(
         IdentitySource.CLIENT,
         _NAMESPACES[IdentitySource.CLIENT],
         program=as_id(xargs.get("job_id")) or as_id(xargs.get("program_id")),
@@ -241,22 +241,24 @@ def _client(xargs: Mapping[str, Any]) -> _Said:
     )
 
 
-def _session(value: object) -> _Said:
+def _session(value: object) -> _Statement:
     source = IdentitySource.SESSION
-    return _Said(source, _NAMESPACES[source], program=as_id(value))
+    return _Statement(source, _NAMESPACES[source], program=as_id(value))
 
 
-def _parent(claims: list[_Said], named: _Said, salt: str | None) -> str | None:
+def _parent(statements: list[_Statement], named: _Statement, salt: str | None) -> str | None:
     """Return the key of the parent, if it was given in the same place as the program or if no
     program was given: an id means nothing in another namespace."""
-    said = [c.parent for c in (named, *claims) if c is named or c.program is None]
+    said = [each.parent for each in (named, *statements) if each is named or each.program is None]
     found = [parent for parent in said if parent is not None]
     return program_key(named.namespace + found[0], salt) if found else None
 
 
-def _merge(claims: list[_Said], actions: Actions, parent: str | None, salt: str | None) -> Hints:
-    """The hints of all claims, each from the strongest that gives it."""
-    said = claims[0] if len(claims) == 1 else _together(claims)
+def _merge(
+    statements: list[_Statement], actions: Actions, parent: str | None, salt: str | None
+) -> Hints:
+    """The hints of all statements, each from the strongest that gives it."""
+    said = statements[0] if len(statements) == 1 else _together(statements)
     group = said.group if len(salt or "") <= MAX_ID_CHARS else None
     return Hints(
         final=said.final,
@@ -272,19 +274,21 @@ def _merge(claims: list[_Said], actions: Actions, parent: str | None, salt: str 
     )
 
 
-def _together(claims: list[_Said]) -> _Said:
+def _together(statements: list[_Statement]) -> _Statement:
     """What several places say, or none, as one; none names a program."""
-    return _Said(
+    return _Statement(
         IdentitySource.NONE,
         "",
-        final=next((c.final for c in claims if c.final is not None), None),
-        ttl_s=next((c.ttl_s for c in claims if c.ttl_s is not None), None),
-        tools=next((c.tools for c in claims if c.tools), ()),
-        compaction=any(c.compaction for c in claims),
-        keep_s=next((c.keep_s for c in claims if c.keep_s is not None), None),
-        group=next((c.group for c in claims if c.group is not None), None),
-        group_size=next((c.group_size for c in claims if c.group_size is not None), None),
-        unread=tuple(name for c in claims for name in c.unread),
+        final=next((each.final for each in statements if each.final is not None), None),
+        ttl_s=next((each.ttl_s for each in statements if each.ttl_s is not None), None),
+        tools=next((each.tools for each in statements if each.tools), ()),
+        compaction=any(each.compaction for each in statements),
+        keep_s=next((each.keep_s for each in statements if each.keep_s is not None), None),
+        group=next((each.group for each in statements if each.group is not None), None),
+        group_size=next(
+            (each.group_size for each in statements if each.group_size is not None), None
+        ),
+        unread=tuple(name for each in statements for name in each.unread),
     )
 
 

@@ -19,7 +19,7 @@ from continuum_connector.scheduler.pins import PinEnd
 from continuum_connector.scheduler.turns import Turn
 from continuum_connector.toolcalls.asked import Asked
 
-_NUM_LOOKS = 8  # per step, because after a quiet night thousands of programs may be over at once
+_MAX_SILENT = 8  # per step, because after a quiet night thousands of programs may be over at once
 
 
 @dataclass(eq=False)
@@ -143,7 +143,7 @@ class Away:
         If the caller does not end an absence, for example because a pin lasts longer, the absence
         comes up again after all others.
         """
-        for absence in list(islice(self._absences.values(), _NUM_LOOKS)):
+        for absence in list(islice(self._absences.values(), _MAX_SILENT)):
             if absence.since >= now - OVER_S:
                 return
             self._absences.move_to_end(absence.program.key)

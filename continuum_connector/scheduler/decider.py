@@ -129,7 +129,7 @@ class Decider:
 
     # --- the decision -----------------------------------------------------------------
     def decide(
-        self, turn: Turn, request: Any, blocks: ChainBlocks, end: TurnEnd, world: Snapshot
+        self, turn: Turn, request: Any, blocks: ChainBlocks, end: TurnEnd, snapshot: Snapshot
     ) -> tuple[FinishedTurn, Choice]:
         """Return what is known of a finished turn, and what the policy decides for it."""
         hints, num_blocks = turn.identity.hints, len(blocks)
@@ -147,17 +147,17 @@ class Decider:
             tool_gaps=tool_gaps,
             all_gaps=all_gaps,
             prefill_s=self.costs.prefill_s(blocks.end),  # tokens after it are computed anyway
-            load_s=self.costs.load_s(num_blocks) if world.has_tier else math.inf,
+            load_s=self.costs.load_s(num_blocks) if snapshot.has_tier else math.inf,
             bus_s=self.costs.bus_s(num_blocks),
         )
-        choice = self.choose(finished, world)
+        choice = self.choose(finished, snapshot)
         if end is not TurnEnd.ABORTED:
-            self._finished(turn, asked, num_blocks, world.now)
+            self._finished(turn, asked, num_blocks, snapshot.now)
         return finished, choice
 
-    def choose(self, finished: FinishedTurn, world: Snapshot) -> Choice:
+    def choose(self, finished: FinishedTurn, snapshot: Snapshot) -> Choice:
         """Return what the policy decides. Also called again, when the snapshot has changed."""
-        return self.policy.decide(finished, world)
+        return self.policy.decide(finished, snapshot)
 
     def worth_now(self, pin: LivePin, now: float) -> float:
         """Return what a pin is worth now, given that its program has not returned yet."""

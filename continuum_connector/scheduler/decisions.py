@@ -30,7 +30,7 @@ from continuum_connector.scheduler.kv_groups import ChainBlocks
 from continuum_connector.scheduler.pins import PinEnd
 from continuum_connector.scheduler.records import Records
 from continuum_connector.scheduler.retention import Retention
-from continuum_connector.scheduler.samples import Prompt
+from continuum_connector.scheduler.samples import SharedPrompt
 from continuum_connector.scheduler.tiers.base import Tier
 from continuum_connector.scheduler.turns import Turn, TurnEnd, Turns
 from continuum_connector.scheduler.waiting import Bus
@@ -62,18 +62,18 @@ class Decisions:
         The store comes first. It fails if DRAM holds only blocks that are needed sooner. Then we
         ask the policy again: blocks not worth a pin beside a copy may be worth one without it.
         """
-        world = self._snapshots.snapshot(now)
-        finished, choice = self._decider.decide(turn, request, blocks, end, world)
+        snapshot = self._snapshots.take(now)
+        finished, choice = self._decider.decide(turn, request, blocks, end, snapshot)
         choice = without_end(choice) if turn.is_stray else self._fitting(choice, finished)
         if stores(choice.decision) and not self._store(choice.decision, turn, request, blocks, now):
-            world = replace(world, takes_store=False)
-            choice = self._fitting(self._decider.choose(finished, world), finished)
-        self._records.decided(turn, finished, world, choice, now)
+            snapshot = replace(snapshot, takes_store=False)
+            choice = self._fitting(self._decider.choose(finished, snapshot), finished)
+        self._records.decided(turn, finished, snapshot, choice, now)
         self._hold(choice.decision, turn, request, blocks, now)
         return choice
 
     def _fitting(self, choice: Choice, finished: FinishedTurn) -> Choice:
-        if isinstance(choice.decision, Pin) and (finished.num_blocks > self._retention.budget):
+        if isinstance(choice.decision, Pin) and finished.num_blocks > self._retention.budget:
             # Such a pin would push out every other pin before it gave way itself.
             return without_pin(choice, "larger than max_pinned_fraction of VRAM")
         return choice
@@ -119,8 +119,8 @@ class Snapshots:
         self._turns = turns
         self._bus = bus
 
-    def snapshot(self, now: float) -> Snapshot:
-        """The world as the policy sees it: blocks held only by clients' wishes count as free."""
+    def take(self, now: float) -> Snapshot:
+        """Take one for the policy, which sees blocks held only by clients' wishes as free."""
         pinned = self._retention.num_blocks
         wishes = min(self._retention.num_wish_blocks, pinned)  # counts a shared block once per pin
         return Snapshot(
@@ -152,7 +152,7 @@ class Snapshots:
         self._tier.update_gauges()
 
 
-class Prompts:
+class SharedPrompts:
     """Keeps prompts that samples share in VRAM, by a pin of their group's own, in spare room.
 
     A sample's turn holds the prompt while it runs, and so does the sample's pin while it lasts.
@@ -171,7 +171,7 @@ class Prompts:
         self._retention, self._pins = retention, retention.pins
         self._records = records
 
-    def keep(self, prompt: Prompt, request: Any, now: float) -> None:
+    def keep(self, prompt: SharedPrompt, request: Any, now: float) -> None:
         """Hold the prompt for the group's other samples, if the policy finds it worth its room and
         no turn has waited for blocks recently (`price` is 0). This pin gives way before all that
         the policy has priced."""
@@ -179,9 +179,9 @@ class Prompts:
         old = self._pins.get(key)
         if old is not None and now - old.started < (old.deadline - old.started) / 2:
             return
-        world = self._snapshots.snapshot(now)
-        pin = self._decider.choose(self._as_turn(prompt, world), world).decision
-        has_room = world.price == 0.0 and num_blocks <= self._retention.budget
+        snapshot = self._snapshots.take(now)
+        pin = self._decider.choose(self._as_turn(prompt, snapshot), snapshot).decision
+        has_room = snapshot.price == 0.0 and num_blocks <= self._retention.budget
         if not (isinstance(pin, Pin) and has_room):
             self._retention.end_of(key, PinEnd.SUPERSEDED, now)
             return
@@ -199,7 +199,7 @@ class Prompts:
         pin = replace(pin, then=After.DROP, value=0.0)
         self._retention.begin(pin, prompt.group, request.block_hashes, prompt.blocks, now)
 
-    def _as_turn(self, prompt: Prompt, world: Snapshot) -> FinishedTurn:
+    def _as_turn(self, prompt: SharedPrompt, snapshot: Snapshot) -> FinishedTurn:
         """The prompt as a finished turn: it is needed when the first of the other samples is back.
         Nobody knows when samples that have not come yet will come, so they count like those that
         are away."""
@@ -213,6 +213,6 @@ class Prompts:
             hints=NO_HINTS,
             gap=gap.first_of(prompt.num_others),
             prefill_s=self._costs.prefill_s(num_tokens),
-            load_s=self._costs.load_s(num_blocks) if world.has_tier else math.inf,
+            load_s=self._costs.load_s(num_blocks) if snapshot.has_tier else math.inf,
             bus_s=self._costs.bus_s(num_blocks),
         )

@@ -32,9 +32,10 @@ class Epochs:
     not been used yet. `is_resetting`: an epoch has begun for a reset that still runs, so no other
     epoch may begin for it. `is_vram_empty` says whether no turn has KV and no lookup finds any.
 
-    `is_of_before` is usually None. Otherwise VRAM's prefix cache has nothing older than this epoch,
-    except blocks that turns still add which ran when the epoch began. It then says, for the id of a
-    request that has just got its blocks, whether the request found some of those.
+    `found_older` is None unless turns run on with older KV beside a prefix cache that was emptied
+    of all else (resets.py, OlderTurns). Then every block that VRAM's prefix cache has is of this
+    epoch, apart from those that these turns still add. Given the id of a request that has just got
+    its blocks, `found_older` says whether some of them are such blocks.
     """
 
     def __init__(self, retention: Retention, tier: Tier, records: Records) -> None:
@@ -43,7 +44,7 @@ class Epochs:
         self.is_resetting = False
         self.is_vram_empty: Callable[[], bool] = lambda: False
         self.on_begin: Callable[[], None] = lambda: None
-        self.is_of_before: Callable[[str], bool] | None = None
+        self.found_older: Callable[[str], bool] | None = None
         self._vram_since = 0  # VRAM's prefix cache holds nothing older than this epoch
         self._retention = retention
         self._tier, traffic = tier, tier.traffic
@@ -61,8 +62,8 @@ class Epochs:
         self.number = self._ledger.begin_epoch()
         keep_as = "" if cause is Cause.WEIGHTS else self.name
         self.name = name
-        self.let_go(PinEnd.RESET, now, keep_as, name)
-        self.is_of_before = None
+        self.forget_all(PinEnd.RESET, now, keep_as, name)
+        self.found_older = None
         self.on_begin()
         if self.is_vram_empty():
             self.vram_emptied()
@@ -70,7 +71,7 @@ class Epochs:
         self._account.count("epochs", label=cause.value)
         self._records.happened("epoch", now, epoch=self.number, cause=cause.value, why=why or name)
 
-    def let_go(self, cause: PinEnd, now: float, keep_as: str = "", name: str = "") -> None:
+    def forget_all(self, cause: PinEnd, now: float, keep_as: str = "", name: str = "") -> None:
         """End every pin with `cause`, and forget every block below VRAM (Tier.reset)."""
         self._retention.end_all(cause, now)
         for transfer in self._tier.reset(now, keep_as, name):
@@ -79,7 +80,7 @@ class Epochs:
     def vram_emptied(self) -> None:
         """Neither VRAM's prefix cache nor any turn has KV of an older epoch."""
         self._vram_since = self.number
-        self.is_of_before = None
+        self.found_older = None
 
     @property
     def is_vram_of_now(self) -> bool:
@@ -92,10 +93,10 @@ class Epochs:
 
     def of_hit(self, num_vram_tokens: int) -> int:
         """The epoch of a turn that is about to get the `num_vram_tokens` found in VRAM."""
-        return self.of_kv(num_vram_tokens) if self.is_of_before is None else self.number
+        return self.of_kv(num_vram_tokens) if self.found_older is None else self.number
 
     def of_blocks(self, epoch: int, request_id: str) -> int:
         """The epoch of a turn that has got its blocks; `epoch`: what `of_hit` said before."""
-        if self.is_of_before is not None and self.is_of_before(request_id):
+        if self.found_older is not None and self.found_older(request_id):
             return self._vram_since
         return epoch

@@ -29,7 +29,7 @@ from continuum_connector.scheduler.working_set import WorkingSet
 COST_FACTOR = 1.5
 # Share of a mean turn: a smaller prompt passes, and its program is held once it has grown.
 SMALL = 0.2
-LOOKS_PER_STEP = 4  # programs under way that a step looks at, while a turn is held
+REFRESHED_PER_STEP = 4  # programs under way, while a turn is held
 
 
 class Because(enum.Enum):
@@ -77,8 +77,8 @@ class Held:
     cycle_s: float
     because: Because | None = None  # set once the turn is let in
 
-    def told(self) -> dict[str, Any]:
-        """What the trace says of a turn that is let in."""
+    def trace_fields(self) -> dict[str, Any]:
+        """What the trace records of the turn once it is let in."""
         because = self.because.value if self.because else None
         return {
             "because": because,
@@ -114,11 +114,10 @@ class Gate:
         self._costs = costs
         self._account = account
         self._line: OrderedDict[str, Held] = OrderedDict()
-        self._of_program: dict[str, dict[str, None]] = {}  # program -> its requests in the line
-        working_set.at_gate = self._of_program
+        self._of_program = working_set.at_gate  # whose programs need nothing yet
         self._deadlines: LazyHeap[str] = LazyHeap()
         self._held_work_s = 0.0
-        self._looked = -math.inf
+        self._banked_until = -math.inf
         self._step_s = 0.0  # seconds of the last step's prompt work that is not done yet
         self._is_gpu_free = self._is_bus_free = True
 
@@ -204,18 +203,18 @@ class Gate:
         """A step was put together. A step that only decodes counts as idle, because a prompt in it
         would cost no throughput. If a load is under way or a turn waits, work is coming, and the
         GPU does not count as idle."""
-        self._look(now)
+        self._bank_idle_time(now)
         if work is not None:  # else the step only decodes; an earlier prompt may still run
             self._step_s = self._costs.prompt_s(work)
         self._is_gpu_free = not (is_loading or is_anybody_waiting)
         self._is_bus_free = not is_loading
 
-    def _look(self, now: float) -> None:
+    def _bank_idle_time(self, now: float) -> None:
         """Put the idle part of the time since the last call into the banks."""
-        passed = now - self._looked
+        passed = now - self._banked_until
         if passed <= 0.0:
             return
-        self._looked = now
+        self._banked_until = now
         if math.isinf(passed):
             return
         busy_s = min(passed, self._step_s)
@@ -253,8 +252,8 @@ class Gate:
     def _why_now(self, held: Held, num_let_in: int, now: float) -> Because | None:
         if num_let_in <= 0:
             return Because.EMPTY
-        self._look(now)
-        self.working_set.look(LOOKS_PER_STEP, now)
+        self._bank_idle_time(now)
+        self.working_set.refresh(REFRESHED_PER_STEP, now)
         size = self.working_set.full_size(held.num_tokens)
         blocks = self.working_set.num_blocks(size)
         wanted = self.working_set.blocks + blocks

@@ -44,7 +44,7 @@ class HitRule(Protocol):
 
     @property
     def most_spare(self) -> int: ...
-    def kept(
+    def take_kept(
         self, request: Any, prompts_end: int
     ) -> Sequence[tuple[Sequence[int], Sequence[Any]]]: ...
     def give_up_spare(self, requests: Mapping[str, Any]) -> bool: ...
@@ -140,11 +140,20 @@ class KvGroups:
     block from the first on.
     """
 
-    def __init__(self, groups: Sequence[KvGroup], hash_size: int) -> None:
+    def __init__(
+        self,
+        groups: Sequence[KvGroup],
+        hash_size: int,
+        rule: HitRule | None = None,
+        lookup: Lookup | None = None,
+        num_proof_tokens: int = 0,
+    ) -> None:
+        """`num_proof_tokens`: tokens that a lookup drops for draft models."""
         self._groups = tuple(groups)
-        self.rule: HitRule | None = None
-        self.lookup: Lookup | None = None
         self.hash_size = hash_size
+        self.rule = rule
+        self.lookup = lookup
+        self.num_proof_tokens = num_proof_tokens
         self.scheduler_size = math.lcm(*(group.block_size for group in groups))
         self.num_full = sum(group.kind == FULL for group in groups)
         self.num_states = sum(group.kind == STATE for group in groups)
@@ -152,10 +161,13 @@ class KvGroups:
         # more of each group, and for states a copy of the one it continues from
         # (`has_partial_hit`).
         self.most_new = len(groups) + self.num_states
-        self.num_proof_tokens = 0  # tokens that a lookup drops for draft models
         self._sizes = tuple(Counter(group.block_size for group in groups).items())
         full = (group.block_size for group in groups if group.kind == FULL)
         self._full_sizes = tuple(Counter(full).items())
+
+    def asking(self, rule: HitRule | None, lookup: Lookup, num_proof_tokens: int = 0) -> KvGroups:
+        """The same groups, of a vLLM that can be asked what a hit needs."""
+        return KvGroups(self._groups, self.hash_size, rule, lookup, num_proof_tokens)
 
     def __len__(self) -> int:
         return len(self._groups)
@@ -200,14 +212,15 @@ class KvGroups:
         size = self._groups[int.from_bytes(key[-4:], "big")].block_size
         return end - (self.hash_size if end % size else size)
 
-    def kept(
+    def take_kept(
         self,
         pool_blocks: Sequence[Any],
         block_ids: Sequence[Sequence[int]],
         request: Any,
         needs_prompt: bool = False,
     ) -> ChainBlocks:
-        """Return the blocks of a finished turn that the next one will hit.
+        """Return the blocks of a finished turn that the next one will hit. Once per turn, because
+        the rule hashes what the turn kept for that hit, and forgets the turn.
 
         `block_ids`: the turn's blocks per group; if there are none, it computed nothing to keep.
         `needs_prompt`: also return what a hit at the prompt's end needs.
@@ -217,7 +230,7 @@ class KvGroups:
         if not any(block_ids):
             return NO_BLOCKS
         end = self.prompts_end(request) if needs_prompt else 0
-        kept = self.rule.kept(request, end)
+        kept = self.rule.take_kept(request, end)
         return ChainBlocks.of([(ends, blocks, _keys(blocks)) for ends, blocks in kept])
 
     def hashed_blocks(

@@ -27,14 +27,14 @@ _OF_PIN_END = {
 
 
 @dataclass(frozen=True)
-class Found:
+class FoundTokens:
     """Where the tokens of a finished turn were when its program's next turn was admitted."""
 
     by_memory: dict[str, int]  # nearest first
     recomputed: int
 
     @classmethod
-    def of(cls, kept: int, turn: Turn, num_prompt_tokens: int) -> Found:
+    def of(cls, kept: int, turn: Turn, num_prompt_tokens: int) -> FoundTokens:
         """Divide the tokens that the prompt can share with the `kept` ones by where they were."""
         left = min(kept, num_prompt_tokens)
         found = {}
@@ -63,11 +63,11 @@ class Outcomes:
 
     # --- what happened ----------------------------------------------------------------
     def decided(
-        self, turn: Turn, finished: FinishedTurn, world: Snapshot, choice: Choice, now: float
+        self, turn: Turn, finished: FinishedTurn, snapshot: Snapshot, choice: Choice, now: float
     ) -> None:
         """A turn is done. If an older decision of its program is still open, the program's turns
         overlap; the next turn shows the outcome of the newest decision."""
-        one = _opened(turn, finished, world, choice, now)
+        one = _opened(turn, finished, snapshot, choice, now)
         is_over = isinstance(choice.decision, Free) and (finished.aborted or finished.hints.final)
         older = self._away.decision_of(finished.program)
         if older is not None:
@@ -97,7 +97,7 @@ class Outcomes:
         """A turn runs: if it came after an open decision, that decision's outcome is known."""
         one = self._away.decision_of(turn.program.key)
         if one is not None and turn in one.back:
-            found = Found.of(one.kept_tokens, turn, num_prompt_tokens)
+            found = FoundTokens.of(one.kept_tokens, turn, num_prompt_tokens)
             self._close(one, _outcome(one, turn, found), now, found, turn)
 
     def pin_ended(self, program: str, cause: PinEnd, now: float) -> None:
@@ -131,7 +131,7 @@ class Outcomes:
         one: OpenDecision,
         outcome: str,
         now: float,
-        found: Found | None = None,
+        found: FoundTokens | None = None,
         to: Any = None,
     ) -> None:
         self._away.close(one.program)
@@ -142,7 +142,7 @@ class Outcomes:
         one: OpenDecision,
         outcome: str,
         now: float,
-        found: Found | None = None,
+        found: FoundTokens | None = None,
         turn: Turn | None = None,
     ) -> None:
         self._account.count("outcomes", label=f"{one.decision}_{outcome}")
@@ -180,7 +180,7 @@ class Outcomes:
         self._account.count("forecasts_true", int(is_true), label=chance)
 
 
-def _outcome(one: OpenDecision, turn: Turn, found: Found) -> str:
+def _outcome(one: OpenDecision, turn: Turn, found: FoundTokens) -> str:
     """The outcome, now that the next turn runs."""
     if one.decision != "pin":
         return found.most
@@ -191,12 +191,12 @@ def _outcome(one: OpenDecision, turn: Turn, found: Found) -> str:
 
 
 def _opened(
-    turn: Turn, finished: FinishedTurn, world: Snapshot, choice: Choice, now: float
+    turn: Turn, finished: FinishedTurn, snapshot: Snapshot, choice: Choice, now: float
 ) -> OpenDecision:
     decision = choice.decision
     # The time within which a returning turn finds what we decided to keep. Whether a forecast of a
     # later return comes true is known too late to judge it.
-    horizon_s = decision.ttl_s if isinstance(decision, Pin) else min(world.residence_s, OVER_S)
+    horizon_s = decision.ttl_s if isinstance(decision, Pin) else min(snapshot.residence_s, OVER_S)
     return OpenDecision(
         program=finished.program,
         turn=finished.turn,
@@ -211,7 +211,7 @@ def _opened(
     )
 
 
-def _found(one: OpenDecision, found: Found) -> dict[str, Any]:
+def _found(one: OpenDecision, found: FoundTokens) -> dict[str, Any]:
     """Tokens by memory, and seconds saved and lost, by the decision's estimates. Each token is
     taken to cost the same."""
     prefill_s = one.prefill_s / max(one.kept_tokens, 1)

@@ -34,7 +34,7 @@ class PinEnd(enum.Enum):
     SHUTDOWN = "shutdown"  # the server stopped
 
 
-class Owner(Protocol):
+class PinOwner(Protocol):
     """The owner of a pin: a program, or the samples of one prompt. Each key has at most one pin."""
 
     @property

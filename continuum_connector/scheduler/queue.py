@@ -97,7 +97,8 @@ class ProgramQueue:
                 self.remove_request(request)
 
     def __bool__(self) -> bool:
-        """Whether some request may be admitted; vLLM peeks only then."""
+        """Whether some request may be admitted; vLLM peeks only then. So this is where the first in
+        line are hidden that must be passed over."""
         if self._passes_over is not None:
             self._hide_passed_over(self._passes_over)
         return bool(self._heap) and self.is_open

@@ -71,7 +71,7 @@ class Records:
         self.outcomes.admitted(turn, request.num_prompt_tokens, now)
 
     def decided(
-        self, turn: Turn, finished: FinishedTurn, world: Snapshot, choice: Choice, now: float
+        self, turn: Turn, finished: FinishedTurn, snapshot: Snapshot, choice: Choice, now: float
     ) -> None:
         decision = choice.decision
         self.account.count("decisions", label=name_of(decision))
@@ -96,10 +96,10 @@ class Records:
                 tokens=finished.num_tokens,
                 aborted=finished.aborted,
                 values=dict(choice.values),
-                known=_known(finished, world, ttl_s),
+                known=_known(finished, snapshot, ttl_s),
                 hints=_told(choice.receipts),
             )
-        self.outcomes.decided(turn, finished, world, choice, now)
+        self.outcomes.decided(turn, finished, snapshot, choice, now)
 
     def happened(self, event: str, now: float, turn: Turn | None = None, **fields: Any) -> None:
         """Record an event that only the trace reports."""
@@ -203,7 +203,7 @@ def _of_group(sample: Sample | None) -> dict[str, Any]:
     return {"group": sample.group, "sample": sample.number, "samples": sample.size}
 
 
-def _known(finished: FinishedTurn, world: Snapshot, ttl_s: float | None) -> dict[str, Any]:
+def _known(finished: FinishedTurn, snapshot: Snapshot, ttl_s: float | None) -> dict[str, Any]:
     """What the decision was based on, for the trace; seconds unless said otherwise."""
     gap, asked = finished.gap, finished.asked
     return {
@@ -215,16 +215,16 @@ def _known(finished: FinishedTurn, world: Snapshot, ttl_s: float | None) -> dict
         "p_in_time": gap.within(ttl_s) if ttl_s is not None else None,
         "prefill": finished.prefill_s,
         "load": finished.load_s,
-        "behind": finished.bus_s * world.num_at_bus,
-        "queueing": world.queueing_s,
-        "eta": world.eta,
-        "price": world.price,
-        "mean_blocks": world.mean_blocks,
-        "free_blocks": world.num_free_blocks,
-        "pinned_blocks": world.num_pinned_blocks,
-        "waiting": world.num_waiting,
-        "running": world.num_running,
-        "vram_blocks": world.num_blocks,
-        "residence": world.residence_s,
-        "dram_refused": not world.takes_store,
+        "behind": finished.bus_s * snapshot.num_at_bus,
+        "queueing": snapshot.queueing_s,
+        "eta": snapshot.eta,
+        "price": snapshot.price,
+        "mean_blocks": snapshot.mean_blocks,
+        "free_blocks": snapshot.num_free_blocks,
+        "pinned_blocks": snapshot.num_pinned_blocks,
+        "waiting": snapshot.num_waiting,
+        "running": snapshot.num_running,
+        "vram_blocks": snapshot.num_blocks,
+        "residence": snapshot.residence_s,
+        "dram_refused": not snapshot.takes_store,
     }

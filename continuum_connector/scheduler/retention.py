@@ -14,7 +14,7 @@ from continuum_connector.policy.base import After, Pin
 from continuum_connector.programs.program import Program
 from continuum_connector.scheduler.holds import HoldTable
 from continuum_connector.scheduler.kv_groups import ChainBlocks
-from continuum_connector.scheduler.pins import LivePin, Owner, PinEnd, PinTable
+from continuum_connector.scheduler.pins import LivePin, PinEnd, PinOwner, PinTable
 from continuum_connector.scheduler.records import Records
 
 
@@ -51,7 +51,7 @@ class Retention:
     def begin(
         self,
         decision: Pin,
-        owner: Owner,
+        owner: PinOwner,
         hashes: Sequence[bytes],
         blocks: ChainBlocks,
         now: float,

@@ -15,8 +15,9 @@ the engine must always progress (law 1).
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence, Sized
+from collections.abc import Callable, Iterable, Iterator, Sequence, Sized
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any, TypeVar
 
 from continuum_connector.costs.costs import Costs
@@ -157,35 +158,36 @@ class Room:
     def _try(
         self, attempt: Callable[[], T | None], need: int, own: Sequence[LivePin], claim: PinClaim
     ) -> tuple[list[LivePin], T | None]:
+        """Retry `attempt` without one pin more each time; return these pins and the last answer."""
         tried: list[LivePin] = []
-        num_spared = 0
         pins = self._pins.cheapest_first()
+        others = ((pin, need) for pin in _takeable(pins, own, claim))
         try:
-            for pin in pins:
-                if pin in own:
-                    continue
-                if not claim.may_take(pin):
-                    num_spared += 1
-                    if num_spared == MAX_SPARED:
-                        break
-                    continue
-                answer = self._without(pin, tried, attempt, need)
-                if answer is not None:
-                    return tried, answer
-            for pin in own:
-                answer = self._without(pin, tried, attempt, 0)
-                if answer is not None:
+            for pin, least_free in chain(others, ((pin, 0) for pin in own)):
+                self._holds.try_without(pin.hold)
+                tried.append(pin)
+                enough = self._pool.get_num_free_blocks() >= least_free
+                if enough and (answer := attempt()) is not None:
                     return tried, answer
         finally:
             pins.close()
         return tried, None
 
-    def _without(
-        self, pin: LivePin, tried: list[LivePin], attempt: Callable[[], T | None], need: int
-    ) -> T | None:
-        self._holds.try_without(pin.hold)
-        tried.append(pin)
-        return attempt() if self._pool.get_num_free_blocks() >= need else None
+
+def _takeable(
+    pins: Iterable[LivePin], own: Sequence[LivePin], claim: PinClaim
+) -> Iterator[LivePin]:
+    """Yield the pins that the turn may take, `own` apart, until it has spared MAX_SPARED."""
+    num_spared = 0
+    for pin in pins:
+        if pin in own:
+            continue
+        if claim.may_take(pin):
+            yield pin
+            continue
+        num_spared += 1
+        if num_spared == MAX_SPARED:
+            return
 
 
 def _as_made(pin: LivePin) -> float:

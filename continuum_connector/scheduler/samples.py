@@ -64,7 +64,7 @@ class Group:
 
 
 @dataclass(frozen=True)
-class Prompt:
+class SharedPrompt:
     """A group's prompt, whose `blocks` the last turn of `program` has left. `num_others` other
     samples may need them."""
 
@@ -136,7 +136,9 @@ class Samples:
         if group.is_shared:
             turn.sample = Sample(key, group.num_begun, group.size, group.num_tokens)
 
-    def finished(self, turn: Turn, request: Any, blocks: ChainBlocks, now: float) -> Prompt | None:
+    def finished(
+        self, turn: Turn, request: Any, blocks: ChainBlocks, now: float
+    ) -> SharedPrompt | None:
         """A turn has ended with those `blocks`. Store the prompt's blocks for the group, if they
         are not there: a store may have failed, and blocks may have left. Returns the prompt if
         other samples may need it."""
@@ -152,7 +154,7 @@ class Samples:
         prompt = blocks.only(range(bisect_right(blocks.ends, group.num_tokens)))
         if self._tier.store(group.key, prompt, now, request, supersedes=False):
             group.is_stored = True
-        return Prompt(group, program, prompt, num_others)
+        return SharedPrompt(group, program, prompt, num_others)
 
     def ended(self, program: Program, now: float) -> None:
         """The program is over; with its group's last program, the group's prompt is let go."""

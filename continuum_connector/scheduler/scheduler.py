@@ -16,7 +16,7 @@ from continuum_connector.programs.identify import identify_request
 from continuum_connector.programs.program import Answers, Identity, Kept, Program, ProgramTable
 from continuum_connector.scheduler.adapters import Adapters
 from continuum_connector.scheduler.decider import Decider, DramWorth
-from continuum_connector.scheduler.decisions import Decisions, Prompts, Snapshots
+from continuum_connector.scheduler.decisions import Decisions, SharedPrompts, Snapshots
 from continuum_connector.scheduler.gate import Gate
 from continuum_connector.scheduler.holds import BlockPool, HoldTable
 from continuum_connector.scheduler.kv_groups import NO_BLOCKS, ChainBlocks, KvGroups
@@ -27,8 +27,8 @@ from continuum_connector.scheduler.room import Room
 from continuum_connector.scheduler.samples import Samples
 from continuum_connector.scheduler.steps import Steps
 from continuum_connector.scheduler.tiers.base import Tier
-from continuum_connector.scheduler.turns import Endings, Turn, TurnEnd, Turns
-from continuum_connector.scheduler.waiting import Ahead, Bus
+from continuum_connector.scheduler.turns import StopStrings, Turn, TurnEnd, Turns
+from continuum_connector.scheduler.waiting import Bus, ReadAhead
 from continuum_connector.scheduler.working_set import WorkingSet
 
 # How much earlier than its arrival a turn of a batch may stand in line. No batch takes that long.
@@ -45,7 +45,7 @@ class Parts:
     tier: Tier
     records: Records
     waker: Any
-    endings: Endings
+    stop_strings: StopStrings
     max_loras: int
 
 
@@ -53,45 +53,86 @@ class SchedulerSide:
     """Identify, order, match, decide, hold, account. Created once per engine."""
 
     def __init__(self, config: ContinuumConfig, parts: Parts) -> None:
-        decider, pool, self.groups = parts.decider, parts.pool, parts.groups
-        self.decider = decider
-        self.records = parts.records
-        num_blocks = pool.num_gpu_blocks - 1  # one is the null block, which holds nothing
-        kept = config.max_pinned_fraction * num_blocks, config.max_ttl_s, self.groups.hash_size
-        holds = HoldTable(pool, beside=parts.tier.traffic.holds)
-        self.retention = Retention(holds, *kept, self.records, parts.waker)
+        self.decider, self.groups, self.records = parts.decider, parts.groups, parts.records
+        self.tier, self.traffic = parts.tier, parts.tier.traffic
+        self.turns = Turns()
+        self._pool = parts.pool
+        self._stop_strings = parts.stop_strings
+        costs, policy = parts.decider.costs, parts.decider.policy
+        self._seen = costs.seen
+        self.orders = config.order and policy.orders
+        self._echo = config.echo
+        self._is_for_batches = config.objective == "throughput"
+        self._max_head_start_s = WEEK_S if self._is_for_batches else config.max_head_start_s
+        self._none_found: Mapping[str, int] = dict.fromkeys(self.tier.names, 0)
+        self._answers = Answers(self.groups.hash_size)
+        self._build_pins(config, parts.waker)
+        self._build_waits(config, parts.max_loras)
+        self._build_decisions(config)
+        self.room = Room(self._pool, self.retention, self.decider, costs, config.max_wait_s)
+        self.steps = Steps(
+            self.retention, self.tier, self.decider, self.records, self.room, parts.waker
+        )
+        self._epochs = self.steps.epochs
+
+    # --- its parts, each built on those before ---------------------------------------
+    @property
+    def _num_vram_blocks(self) -> int:
+        return self._pool.num_gpu_blocks - 1  # one is the null block, which holds nothing
+
+    def _build_pins(self, config: ContinuumConfig, waker: Any) -> None:
+        """Build what keeps blocks in VRAM, and the table of the programs that they belong to."""
+        self.retention = Retention(
+            HoldTable(self._pool, beside=self.traffic.holds),
+            config.max_pinned_fraction * self._num_vram_blocks,
+            config.max_ttl_s,
+            self.groups.hash_size,
+            self.records,
+            waker,
+        )
+        # One list for all who need our queues; vllm/order.py fills and empties it.
         self.pins, self.queues = self.retention.pins, self.retention.queues
         self.programs = ProgramTable(config.max_programs, lambda key: key not in self.pins)
-        self.tier, self.traffic = parts.tier, parts.tier.traffic
-        self.bus = Bus(self.traffic, decider.costs, self.queues)
-        self._none_found: Mapping[str, int] = dict.fromkeys(self.tier.names, 0)
-        self.turns, self.adapters = Turns(), Adapters(parts.max_loras, self.tier)
-        self.ahead = Ahead(self.tier, pool, self.turns, self.groups.hash_size)
-        seen = self.retention, self.tier, decider.costs, self.turns, self.bus
-        self.snapshots = Snapshots(pool, *seen)
-        told = self.retention, self.tier, self.records
-        self._decisions = Decisions(decider, self.snapshots, *told)
-        self._prompts = Prompts(decider, self.snapshots, self.retention, self.records)
-        is_for_batches = config.objective == "throughput"
-        kept_for = config.max_programs, decider.policy.ranks_dram, is_for_batches
-        self._samples = Samples(self.tier, self.retention, self.groups, *kept_for)
-        self._answers = Answers(self.groups.hash_size)
+
+    def _build_waits(self, config: ContinuumConfig, max_loras: int) -> None:
+        """Build all that a turn may wait for, besides room: bus, adapter, disk, gate."""
+        costs = self.decider.costs
+        self.bus = Bus(self.traffic, costs, self.queues)
+        self.adapters = Adapters(max_loras, self.tier)
+        self.read_ahead = ReadAhead(self.tier, self._pool, self.turns, self.groups.hash_size)
+        self._working_set = WorkingSet(
+            costs, self.decider.away, self.groups.least_blocks, config.max_programs
+        )
+        self.gate = Gate(
+            config.gate_wait_s if self.orders else 0.0,
+            self._num_vram_blocks,
+            self.tier,
+            costs,
+            self._working_set,
+            self.records.account,
+        )
+
+    def _build_decisions(self, config: ContinuumConfig) -> None:
+        """Build what decides on finished turns and shared prompts, and on what leaves DRAM."""
+        decider, policy = self.decider, self.decider.policy
+        self.snapshots = Snapshots(
+            self._pool, self.retention, self.tier, decider.costs, self.turns, self.bus
+        )
+        self._decisions = Decisions(
+            decider, self.snapshots, self.retention, self.tier, self.records
+        )
+        self._prompts = SharedPrompts(decider, self.snapshots, self.retention, self.records)
+        self._samples = Samples(
+            self.tier,
+            self.retention,
+            self.groups,
+            most=config.max_programs,
+            keeps=policy.ranks_dram,
+            of_batch=self._is_for_batches,
+        )
         self._worth = DramWorth(self.programs, decider, self.turns, self._samples)
-        if decider.policy.ranks_dram:
+        if policy.ranks_dram:  # only now, because what it ranks by is built on the tier
             self.tier.rank_at = self._worth.rank_at
-        self.room = Room(pool, self.retention, decider, decider.costs, config.max_wait_s)
-        self.steps = Steps(self.retention, self.tier, decider, self.records, self.room, parts.waker)
-        self._epochs = self.steps.epochs
-        self.orders = config.order and decider.policy.orders
-        known = decider.costs, decider.away, self.groups.least_blocks
-        self._working_set = WorkingSet(*known, config.max_programs)
-        known_by = self.tier, decider.costs, self._working_set, self.records.account
-        self.gate = Gate(config.gate_wait_s if self.orders else 0.0, num_blocks, *known_by)
-        self._pool = pool
-        self._seen = decider.costs.seen
-        self._endings = parts.endings
-        self._echo = config.echo
-        self._max_head_start_s = WEEK_S if is_for_batches else config.max_head_start_s
 
     # --- arrival ----------------------------------------------------------------------
     def begin_turn(self, request: Any, now: float) -> Turn:
@@ -100,9 +141,9 @@ class SchedulerSide:
         known = self.turns.get(request.request_id)
         if known is not None:
             return known
-        self.steps.stir()
+        self.steps.note_change()
         self.steps.expire(now)
-        self._endings.expect(request)
+        self._stop_strings.expect(request)
         program, identity = self._identify(request, now)
         turn = Turn(
             *(program, identity, program.num_turns, now),
@@ -116,7 +157,7 @@ class SchedulerSide:
             self._answers.came_back(program, request.block_hashes)
         self._samples.begin(turn, request, now)
         self.turns.begin(request.request_id, turn)
-        self.ahead.expect(turn, request, now)
+        self.read_ahead.expect(turn, request, now)
         gap_s = self.decider.arrived(turn, now)
         pin = None if turn.is_stray else self.retention.expect(request, program)
         self.records.arrived(request, turn, pin is not None, gap_s, now)
@@ -159,7 +200,7 @@ class SchedulerSide:
         the load is asynchronous."""
         turn = self.begin_turn(request, now)
         self.adapters.left(request.request_id)
-        if self.ahead.asked(turn, request, now):
+        if self.read_ahead.asked(turn, request, now):
             return None, False
         if not turn.is_admitted:
             turn.vram_tokens = num_vram_tokens
@@ -174,7 +215,7 @@ class SchedulerSide:
         self, request: Any, block_ids: Sequence[Sequence[int]], num_external: int, now: float
     ) -> None:
         """The request owns its blocks now: queue the load of what it lacks, hand its pin over."""
-        self.steps.stir()
+        self.steps.note_change()
         self.adapters.allocated(request, loads=num_external > 0)
         turn = self.begin_turn(request, now)
         turn.epoch = self._epochs.of_blocks(turn.epoch, request.request_id)
@@ -197,7 +238,7 @@ class SchedulerSide:
         self, request: Any, attempt: Callable[[], Any], need: int, others_run: bool, now: float
     ) -> Any:
         """An allocation failed: retry it while pins give way (Room.make)."""
-        self.steps.stir()
+        self.steps.note_change()
         turn = self.turns.get(request.request_id)
         return self.room.make(request.request_id, turn, attempt, need, others_run, now)
 
@@ -220,11 +261,11 @@ class SchedulerSide:
         turn = self.turns.end(request.request_id)
         if turn is None:  # it came before we were switched off and on again
             return None
-        self.steps.stir()
+        self.steps.note_change()
         self.room.references_dropped()
         self.retention.unexpect(turn.program.key, request.request_id)
         blocks = self._kept(turn, request, block_ids)
-        if end is TurnEnd.ABORTED and not self._endings.went_away(request):
+        if end is TurnEnd.ABORTED and not self._stop_strings.went_away(request):
             end = TurnEnd.STOP
         turn.is_stray = turn.strays(request.block_hashes)  # others may have ended since its arrival
         self.programs.end_turn(
@@ -254,7 +295,7 @@ class SchedulerSide:
         is_found_by_hash = self.groups.rule is not None and not self._epochs.is_vram_of_now
         needs_prompt = self._answers.are_altered(turn.program)
         # Called even if nothing may be kept, because it makes the rule forget the turn.
-        blocks = self.groups.kept(self._pool.blocks, block_ids, request, needs_prompt)
+        blocks = self.groups.take_kept(self._pool.blocks, block_ids, request, needs_prompt)
         return NO_BLOCKS if turn.epoch < self._epochs.number or is_found_by_hash else blocks
 
     def _note_kept(self, program: Program, request: Any, blocks: ChainBlocks) -> None:
@@ -267,13 +308,13 @@ class SchedulerSide:
     def switch(self, is_on: bool, now: float) -> None:
         """Begin to act, or stop. Stopping keeps only what was learned: no turn is known any more,
         and of the copies only the loads that requests wait for continue."""
-        self.steps.stir()
+        self.steps.note_change()
         if not is_on:
-            self.steps.let_go(PinEnd.SWITCHED_OFF, now)
+            self.steps.forget_all(PinEnd.SWITCHED_OFF, now)
             for turn in filter(None, map(self.turns.end, list(self.turns))):
                 self.programs.end_turn(turn.program, turn.identity.hints, now)
             self.decider.forget_open(now)
-            self._epochs.is_of_before = None  # while we are off, it does not see new requests
+            self._epochs.found_older = None  # while we are off, it does not see new requests
             self._samples.clear()
         if self.groups.rule is not None:
             self.groups.rule.is_on = is_on

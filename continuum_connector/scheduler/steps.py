@@ -48,10 +48,11 @@ class Steps:
         self.epochs = Epochs(retention, tier, records)
         self._told_reason = ""
         self._owes_step = False  # metrics show a reset only after a step
-        self._idle_until = -math.inf  # `stir` sets it back
+        self._idle_until = -math.inf  # until then `plan` may be left out
 
-    def stir(self) -> None:
-        """Something happens that the next plan may have to take into account."""
+    def note_change(self) -> None:
+        """Make the next `plan` run: something has happened that it may have to take into account.
+        Every hook after which a pin, a copy or a turn may be different calls it."""
         self._idle_until = -math.inf
 
     def plan(self, now: float) -> StepPlan:
@@ -77,8 +78,10 @@ class Steps:
 
     def settle(self, report: WorkerReport, now: float) -> None:
         """Take in which transfers the workers saw settle since their last report."""
-        self.stir()
-        if report.new_weights and not 0 <= report.changed_in < self.epochs.number:
+        self.note_change()
+        # Once an epoch has begun since the change, by a reset for instance, no other begins for it.
+        is_over = 0 <= report.changed_in < self.epochs.number
+        if report.new_weights and not is_over:
             self.new_epoch(Cause.WEIGHTS, now, report.new_weights)
         self._tier.hear(report)
         for transfer in self._traffic.settle(report, now):
@@ -112,14 +115,14 @@ class Steps:
         """KV computed until now is outdated: end every pin, and forget every block below VRAM."""
         if cause is Cause.RESET and self.epochs.is_resetting:
             return
-        self.stir()
+        self.note_change()
         self.epochs.begin(cause, now, why, name)
         self._owes_step = True
 
-    def let_go(self, cause: PinEnd, now: float) -> None:
+    def forget_all(self, cause: PinEnd, now: float) -> None:
         """End every pin with `cause`, and forget every block below VRAM."""
-        self.stir()
-        self.epochs.let_go(cause, now)
+        self.note_change()
+        self.epochs.forget_all(cause, now)
         self._owes_step = True
 
     def shutdown(self, now: float) -> None:

@@ -1,6 +1,8 @@
 """Turn: one request while vLLM knows it.
 
 Turns: the one table of all turns. It also answers what making room in DRAM asks of waiting turns.
+
+StopStrings: whether an aborted turn ended or its client went away.
 """
 
 from __future__ import annotations
@@ -160,11 +162,11 @@ class Turns:
 TAIL_TOKENS = 64  # stop strings are short; async scheduling adds a few tokens after them
 
 
-class Endings:
-    """Finds out how aborted turns ended.
+class StopStrings:
+    """Tells an aborted turn that a stop string ended from one whose client went away.
 
     Stop strings are matched in the API server, which then aborts the request: the scheduler
-    sees FINISHED_ABORTED for both (vLLM v1/engine/output_processor.py). The text tells them
+    sees FINISHED_ABORTED in both cases (vLLM v1/engine/output_processor.py). The text tells them
     apart. The tokenizer begins to load when the first request with stop strings arrives.
     """
 

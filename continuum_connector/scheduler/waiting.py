@@ -1,8 +1,8 @@
 """Turns that wait in the queue for a copy, without a block: for the bus, or for a disk.
 
-Bus makes turns wait for the bus, so that no load holds blocks before the bus can carry it. Ahead
-tells the tiers which turns have arrived, so that they bring blocks nearer meanwhile, and hides
-those that wait for a disk.
+Bus makes turns wait for the bus, so that no load holds blocks before the bus can carry it.
+ReadAhead tells the tiers which turns have arrived, so that they bring blocks nearer meanwhile, and
+hides those that wait for a disk.
 """
 
 from __future__ import annotations
@@ -122,13 +122,13 @@ class Bus:
         return left_s > longest_s
 
 
-LOOKS_PER_STEP = 256  # hidden turns that one step looks at
+CHECKED_PER_STEP = 256  # hidden turns, of which some may wait no more
 AGAIN_S = 0.01  # within this time after a turn's arrival, its blocks have hardly moved
 
 
-class Ahead:
-    """Starts the reads of waiting turns, and says which turns wait for them. Does nothing where no
-    tier is slow to read."""
+class ReadAhead:
+    """Starts the reads of waiting turns, and hides from vLLM the turns that wait for them. Does
+    nothing where no tier is slow to read."""
 
     def __init__(self, tier: Tier, pool: BlockPool, turns: Turns, token_size: int) -> None:
         """`token_size`: tokens per block hash."""
@@ -138,12 +138,12 @@ class Ahead:
         self._pool = pool
         self._turns = turns
         self._size = token_size
-        self._unseen: OrderedDict[str, None] = OrderedDict()
+        self._hidden: OrderedDict[str, None] = OrderedDict()
         self._now = 0.0  # of the last call of `awaits`
 
     def __len__(self) -> int:
         """How many turns are hidden."""
-        return len(self._unseen)
+        return len(self._hidden)
 
     @property
     def is_needed(self) -> bool:
@@ -155,8 +155,14 @@ class Ahead:
             return
         program = turn.program
         is_alone = program.num_active <= 1 and not turn.is_stray
-        known = self._num_in_vram(request), len(self._turns), is_alone
-        told = self._reading.expect(program.key, request, *known, now)
+        told = self._reading.expect(
+            program.key,
+            request,
+            num_vram_tokens=self._num_in_vram(request),
+            num_turns=len(self._turns),
+            supersedes=is_alone,
+            now=now,
+        )
         if told is not None:
             before = turn.on_disk  # what was read since is in DRAM by now
             told.num_tokens = max(told.num_tokens, before.num_tokens if before else 0)
@@ -181,24 +187,24 @@ class Ahead:
         return self._reading is not None and self._reading.awaits(request_id, now)
 
     def hides(self, request: Any) -> bool:
-        """Whether to hide from vLLM a request that it has just passed over, until `seen` yields it.
-        In every step vLLM looks up the prompts of all requests that it sees."""
+        """Whether to hide from vLLM a request that it has just passed over, until `let_in` yields
+        it. In every step vLLM looks up the prompts of all requests that it sees."""
         if not self.awaits(request.request_id, self._now):
             return False
-        self._unseen[request.request_id] = None
+        self._hidden[request.request_id] = None
         return True
 
-    def seen(self, now: float, everybody: bool = False) -> Iterator[str]:
+    def let_in(self, now: float, everybody: bool = False) -> Iterator[str]:
         """Yield the hidden requests that no longer wait for a tier; called before each step.
 
         Looks at a limited number of them, so that thousands of hidden requests make no step slower.
         `everybody`: yield all of them, so that none stays hidden.
         """
-        num = len(self._unseen)
-        for _ in range(num if everybody else min(num, LOOKS_PER_STEP)):
-            request_id, _ = self._unseen.popitem(last=False)
+        num = len(self._hidden)
+        for _ in range(num if everybody else min(num, CHECKED_PER_STEP)):
+            request_id, _ = self._hidden.popitem(last=False)
             if not everybody and self.awaits(request_id, now):
-                self._unseen[request_id] = None
+                self._hidden[request_id] = None
             else:
                 yield request_id
 

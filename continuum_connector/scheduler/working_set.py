@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 from collections import OrderedDict, deque
-from collections.abc import Callable, Container
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from continuum_connector.costs.costs import Costs
@@ -41,7 +41,7 @@ class _Member:
 
 
 class WorkingSet:
-    """Programs by key, at most `max_programs`; beyond that, the one looked at longest ago is
+    """Programs by key, at most `max_programs`; beyond that, the one evaluated longest ago is
     forgotten. Microseconds per call.
 
     The sums depend on probabilities, which change with time, so every step that needs the sums
@@ -55,9 +55,9 @@ class WorkingSet:
         self._away = away
         self.num_blocks = num_blocks
         self._max_programs = max_programs
-        self._members: OrderedDict[str, _Member] = OrderedDict()  # the oldest look is first
-        # The programs that have a turn held at the gate; set by the gate.
-        self.at_gate: Container[str] = ()
+        self._members: OrderedDict[str, _Member] = OrderedDict()  # evaluated longest ago is first
+        # Program -> its requests held at the gate; the gate fills it.
+        self.at_gate: dict[str, dict[str, None]] = {}
         self._ends: deque[int] = deque(maxlen=NUM_ENDS)
         self._ended_tokens = 0
         self._num_cycles = 0
@@ -105,8 +105,8 @@ class WorkingSet:
         member.num_active += 1
         member.has_begun |= has_begun
         member.size = max(member.size, num_tokens)
-        self._look(turn.program.key, member, now)
-        self.look(2, now)  # so that programs that are over leave even if no turn is held
+        self._refresh(turn.program.key, member, now)
+        self.refresh(2, now)  # so that programs that are over leave even if no turn is held
 
     def found(self, turn: Turn, num_tokens: int) -> None:
         """A turn was admitted, and `num_tokens` of its prompt were found in a cache."""
@@ -123,13 +123,13 @@ class WorkingSet:
         member.num_active = max(0, member.num_active - 1)
         member.last_end = now
         member.size = max(member.size, num_tokens)
-        self._look(turn.program.key, member, now)
+        self._refresh(turn.program.key, member, now)
 
-    def look(self, num_programs: int, now: float) -> None:
-        """Evaluate `num_programs` again: those that were looked at longest ago."""
+    def refresh(self, num_programs: int, now: float) -> None:
+        """Evaluate `num_programs` again: those whose last evaluation is the oldest."""
         for _ in range(min(num_programs, len(self._members))):
             key, member = next(iter(self._members.items()))
-            self._look(key, member, now)
+            self._refresh(key, member, now)
 
     def clear(self) -> None:
         """Forget all programs."""
@@ -145,7 +145,7 @@ class WorkingSet:
                 self._drop(*next(iter(self._members.items())))
         return member
 
-    def _look(self, key: str, member: _Member, now: float) -> None:
+    def _refresh(self, key: str, member: _Member, now: float) -> None:
         """Update what the program adds to the sums; if it is over, remove it."""
         chance = self._chance(key, member, now)
         if chance is None:

@@ -11,16 +11,12 @@ the engine's process, and no class of vLLM is changed there.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
-from operator import methodcaller
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from continuum_connector.config import ContinuumConfig
-    from continuum_connector.vllm.allocation import Allocation
-    from continuum_connector.vllm.order import Order
-    from continuum_connector.vllm.resets import Resets
 
 _MARK = "_continuum_wraps"
 _SERVER = "OPENAI_API_SERVER"  # vLLM's UsageContext of `vllm serve`, also with `--headless`
@@ -154,91 +150,50 @@ def __getattr__(name: str) -> Any:
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
-def _hook_in(scheduler: Any, ours: Any) -> tuple[Allocation, Order | None, Resets]:
-    """Put our hooks into a scheduler that has just been built; no Order if vLLM's order stays."""
-    from continuum_connector.vllm import compat
-    from continuum_connector.vllm.allocation import Allocation
-    from continuum_connector.vllm.order import Order
-    from continuum_connector.vllm.resets import Resets
-
-    compat.recompute_failed_loads(scheduler)
-    compat.look_up_as_without_connector(scheduler)
-    if scheduler.connector is ours:  # loads of another connector may need what this would undo
-        compat.free_blocks_at_once(scheduler)
-    side = ours.side
-    order = Order(scheduler, ours) if side.orders else None
-    return Allocation(scheduler, ours), order, Resets(scheduler, ours, order)
-
-
-def _next_queue(scheduler: Any, order: Order | None, own: Callable[[], Any]) -> Any:
-    """vLLM <= 0.30: return the queue that is asked next; `own` is vLLM's own answer.
-
-    A turn that holds KV goes first, or it could wait for ever behind a turn that needs the blocks
-    it holds. This is so in vLLM's own order, too, where a priority may rank that other turn first,
-    and while we are switched off, because loads that were under way still settle.
-    """
-    if order is not None and order.is_on:
-        return min(filter(None, order.queues), key=methodcaller("peek_rank"), default=None)
-    from continuum_connector.vllm.order import kv_first
-
-    return kv_first(scheduler) or own()
-
-
 @functools.cache
 def subclass(base: Any) -> Any:
     """Return `base` with our hooks; one class per base."""
     from continuum_connector.connector import ContinuumConnector, Mode
     from continuum_connector.vllm import compat
-    from continuum_connector.vllm.order import end_lost_loads
+    from continuum_connector.vllm.hooks import Hooks
 
     class ContinuumScheduler(base):  # type: ignore[misc]
-        """vLLM's scheduler with pins that yield and turns in program order."""
+        """vLLM's scheduler with pins that yield and turns in program order.
+
+        All that is ours is in `_continuum`, so that no name of vLLM's or of another subclass is
+        taken. It is None if the scheduler has no connector of ours that can serve it.
+        """
+
+        _continuum: Hooks | None = None
 
         def __init__(self, *args: Any, **kwargs: Any) -> None:
             super().__init__(*args, **kwargs)
             ours = compat.find_ours(self.connector, ContinuumConnector)
-            self._continuum = None if ours is None or ours.mode is Mode.ASIDE else ours
-            if self._continuum is not None:
-                self._allocation, self._order, self._resets = _hook_in(self, ours)
-                ours.attached(base.__name__, self._order and self._order.switch)
-
-        @property
-        def _acting(self) -> Any:
-            """Our connector; None if there is none, and while it is switched off."""
-            ours = self._continuum
-            return None if ours is None or not ours.is_on else ours
+            if ours is not None and ours.mode is not Mode.ASIDE:
+                self._continuum = hooks = Hooks(self, ours)
+                ours.attached(base.__name__, hooks.order and hooks.order.switch)
 
         def _select_waiting_queue_for_scheduling(self) -> Any:  # vLLM <= 0.30
             own = super()._select_waiting_queue_for_scheduling
-            if self._continuum is None:
-                return own()
-            self._allocation.before_admission()
-            return _next_queue(self, self._order, own)
+            return own() if self._continuum is None else self._continuum.next_queue(own)
 
         def _handle_blocked_waiting_request(self, request: Any) -> Any:  # vLLM >= 0.31
             if self._continuum is not None:
-                self._allocation.before_admission()
+                self._continuum.allocation.before_admission()
             return super()._handle_blocked_waiting_request(request)
 
         def add_request(self, request: Any) -> None:
-            if self._acting is not None and request.request_id not in self.requests:
-                self._acting.before_queued(request)
+            ours = None if self._continuum is None else self._continuum.acting
+            if ours is not None and request.request_id not in self.requests:
+                ours.before_queued(request)
             super().add_request(request)
 
         def schedule(self, *args: Any, **kwargs: Any) -> Any:
-            if self._continuum is not None:
-                self._resets.before_step()
-                ours = self._acting
-                end_lost_loads(self, ours.before_queued if ours is not None else None)
-                self.kv_holders = None
-                must_line_up = self._allocation.before_step()
-                if self._order is not None:
-                    self._order.open()
-                    if must_line_up:
-                        self._order.line_up(self._allocation.num_short())
+            if self._continuum is None:
+                return super().schedule(*args, **kwargs)
+            self._continuum.before_step()
             step = super().schedule(*args, **kwargs)
-            if self._continuum is not None and self._order is not None:
-                self._order.close()
+            self._continuum.after_step()
             return step
 
         def _preempt_request(self, request: Any, *args: Any, **kwargs: Any) -> None:
@@ -251,7 +206,7 @@ def subclass(base: Any) -> Any:
             if self._continuum is None:
                 return bool(own())
             name = kwargs.get("reset_connector", args[1] if len(args) > 1 else False)
-            return bool(self._resets.reset(own, name))
+            return bool(self._continuum.resets.reset(own, name))
 
     ContinuumScheduler.__name__ = ContinuumScheduler.__qualname__ = f"Continuum{base.__name__}"
     return ContinuumScheduler

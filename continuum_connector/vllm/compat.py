@@ -59,7 +59,7 @@ def computes_whole_prompt(request: Any) -> bool:
 
 def turn_end(request: Any) -> TurnEnd:
     """How a finished request ended; the API server aborts for its stop strings too. One that never
-    ran, as its grammar is wrong, leaves no more than an aborted one."""
+    ran, because its grammar is wrong, leaves nothing, so it counts as aborted."""
     never_ran = request.status == RequestStatus.FINISHED_ERROR and not request.num_computed_tokens
     if never_ran or request.status == RequestStatus.FINISHED_ABORTED:
         return TurnEnd.ABORTED
@@ -68,7 +68,7 @@ def turn_end(request: Any) -> TurnEnd:
 
 
 def model_tag(vllm_config: Any) -> str:
-    """Model and device, which learned costs are true for."""
+    """The model and the device for which learned costs hold."""
     from vllm.platforms import current_platform
 
     return f"{vllm_config.model_config.model} {current_platform.get_device_name()}"
@@ -108,15 +108,15 @@ def can_fail_by_request() -> bool:
 
 
 def mends_drafted_states() -> bool:
-    """Whether this vLLM has its mends of what drafts do to states (>= 0.32, docs/models.md)."""
+    """Whether this vLLM has the fixes for what drafts do to states (>= 0.32, docs/models.md)."""
     from vllm.v1.worker.gpu.input_batch import InputBatch
 
     return "prefill_runs_as_decode_np" in InputBatch.__dataclass_fields__
 
 
 def leaves_right_states(vllm_config: Any) -> bool:
-    """Whether states are right, beside drafts, where a prompt's chunks end. Runner V1 when async
-    may take another request's count of accepted ones (gpu_model_runner.py, _prepare_inputs)."""
+    """Whether, with drafts, states are right where a prompt's chunks end. With async scheduling,
+    runner V1 may take another request's accepted count (gpu_model_runner.py, _prepare_inputs)."""
     is_async = vllm_config.scheduler_config.async_scheduling
     return mends_drafted_states() and bool(vllm_config.use_v2_model_runner or not is_async)
 
@@ -138,8 +138,8 @@ def cache_hit_source() -> Any:
 
 
 def step_work(scheduler_output: Any, skips_decodes: bool = False) -> Work | None:
-    """What a step computes (v1/core/sched/output.py). One that only decodes costs a sum; None
-    where that is not wanted."""
+    """What a step computes (v1/core/sched/output.py); None if it only decodes and `skips_decodes`,
+    which saves a sum over its requests."""
     scheduled = scheduler_output.num_scheduled_tokens
     drafts = scheduler_output.scheduled_spec_decode_tokens
     known, new = scheduler_output.scheduled_cached_reqs, scheduler_output.scheduled_new_reqs
@@ -188,7 +188,7 @@ def waiting_with_kv(scheduler: Any) -> Iterator[Any]:
 
 
 def count_no_backlog(scheduler: Any, held: Iterable[Any]) -> None:
-    """For after a step: turns `held` back are no prompts that this step had no room for.
+    """Call after a step: do not count the turns `held` back as prompts that it had no room for.
 
     Servers that throttle prefills (between data-parallel ranks, or by an interval) stop doing so
     while there are such prompts. vLLM <= 0.30 asks our queue whether anybody may be admitted; later
@@ -202,7 +202,7 @@ def count_no_backlog(scheduler: Any, held: Iterable[Any]) -> None:
 
 
 def num_idle_sessions(scheduler: Any) -> int:
-    """How many requests wait for their client's next input: vLLM counts them as no work."""
+    """How many requests wait for their client's next input. vLLM does not count them as work."""
     return int(scheduler.num_waiting_for_streaming_input)
 
 
@@ -241,27 +241,27 @@ def tells_of_admission(scheduler: Any) -> bool:
 
 
 def forget_uncomputed(scheduler: Any, request: Any) -> None:
-    """For before vLLM preempts `request`: forget the hashes of its blocks that nobody computed.
+    """Call before vLLM preempts `request`: forget the hashes of its blocks that nobody computed.
 
     The priority policy also preempts what it has scheduled in this very step. allocate_slots
     has hashed those blocks already, so they would come free with hashes that can be found, and
     whoever hit them would read what is not there. Costs nothing for any other victim.
     """
     manager = scheduler.kv_cache_manager
-    unsealed: set[int] = set()
+    uncomputed: set[int] = set()
     for group in manager.get_block_ids(request.request_id):
         first = request.num_computed_tokens // scheduler.block_size
-        unsealed.update(block_id for block_id in group[first:] if block_id)
-    manager.evict_blocks(unsealed)
+        uncomputed.update(block_id for block_id in group[first:] if block_id)
+    manager.evict_blocks(uncomputed)
 
 
 def reserve_nothing(scheduler: Any, request: Any) -> None:
-    """It has begun no prefill any more: no load has to leave room for the rest of it."""
+    """The request's prefill is no longer under way, so no load has to leave room for its rest."""
     scheduler._inflight_prefills.discard(request)
 
 
 def lost_loads(scheduler: Any) -> list[Any]:
-    """Turns whose load is over and has brought nothing, of which vLLM has not taken notice yet."""
+    """Turns whose load is over and has brought nothing, which vLLM has not noticed yet."""
     if not scheduler.failed_recving_kv_req_ids:  # as in nearly every step
         return []
     lost = scheduler.finished_recving_kv_req_ids & scheduler.failed_recving_kv_req_ids
@@ -270,14 +270,14 @@ def lost_loads(scheduler: Any) -> list[Any]:
 
 
 def end_load(scheduler: Any, request: Any) -> None:
-    """As vLLM does when it comes to a turn whose load is over (v1/core/sched/scheduler.py)."""
+    """Do what vLLM does once it sees that a turn's load is over (v1/core/sched/scheduler.py)."""
     scheduler._update_waiting_for_remote_kv(request)
     preempted, waiting = RequestStatus.PREEMPTED, RequestStatus.WAITING
     request.status = preempted if request.num_preemptions else waiting
 
 
 def wait_without_kv(scheduler: Any, request: Any) -> None:
-    """It has no KV any more, and stands where those stand who never had any."""
+    """Move a request that has lost its KV to the queue of the requests that have none."""
     reserve_nothing(scheduler, request)
     for name in ("kv_holding_waiting", "skipped_waiting"):  # vLLM >= 0.31, <= 0.30
         queue: Any = getattr(scheduler, name, ())
@@ -287,7 +287,7 @@ def wait_without_kv(scheduler: Any, request: Any) -> None:
 
 
 def ask_to_recompute(vllm_config: Any) -> None:
-    """Say so in the config as well, for a scheduler that is not ours: the scheduler reads it
+    """Make a failed load a miss (law 4) for a scheduler that is not ours, too: it reads the config
     after it has created the connector (v1/core/sched/scheduler.py, __init__)."""
     vllm_config.kv_transfer_config.kv_load_failure_policy = "recompute"
 
@@ -309,8 +309,8 @@ def takes_longest_hit() -> bool:
 
 
 def look_up_as_without_connector(scheduler: Any) -> None:
-    """There it also reads the cache for those who may not, as with prompt_logprobs. Nothing but
-    that lookup asks for this attribute once the scheduler is built."""
+    """That scheduler also reads the cache for requests that may not, as with prompt_logprobs. Once
+    it is built, only that lookup asks for this attribute."""
     if takes_longest_hit():
         scheduler.has_mamba_layers = False
 

@@ -98,10 +98,11 @@ class HitRule:
             coordinator.remove_skipped_blocks = wrap(self._remove)
 
     # --- at the end of a turn ---------------------------------------------------------
-    def kept(self, request: Any, prompts_end: int) -> list[tuple[list[int], list[Any]]]:
-        """Return, for each KV group, where the blocks that the next turn will hit end (in tokens,
-        ascending), and the blocks. They may have left the request already and lie in the free
-        queue with their hash. The cost grows with the hit.
+    def take_kept(self, request: Any, prompts_end: int) -> list[tuple[list[int], list[Any]]]:
+        """The turn is over: let vLLM hash what it kept for the next one, and forget it. Return, for
+        each KV group, where the blocks that the next turn will hit end (in tokens, ascending), and
+        the blocks. They may have left the request already and lie in the free queue with their
+        hash. The cost grows with the hit.
 
         `prompts_end`: in tokens; what a hit there needs is returned, too, as far as it exists.
         """
@@ -311,11 +312,12 @@ class HitRule:
         while self._spare:
             request_id, _ = self._spare.popitem()
             request = requests.get(request_id)
-            if request is not None and request_id in tables and self._let_go(request):
+            if request is not None and request_id in tables and self._free_spare(request):
                 return True
         return False
 
-    def _let_go(self, request: Any) -> bool:
+    def _free_spare(self, request: Any) -> bool:
+        """Free what the turn keeps only for its next turn; False if that frees nothing."""
         processed = max(0, request.num_computed_tokens - request.num_in_flight_tokens)
         if self._keeps_answers:
             self._remove(request.request_id, processed, request.num_prompt_tokens)

@@ -24,8 +24,8 @@ class Order:
         self._ours = ours
         self._side = ours.side
         self.queues = ours.side.queues
-        self._gate, self._ahead, self._bus = ours.side.gate, ours.side.ahead, ours.side.bus
-        self._adapters = ours.side.adapters
+        self._gate, self._bus = ours.side.gate, ours.side.bus
+        self._read_ahead, self._adapters = ours.side.read_ahead, ours.side.adapters
         self._stock = {
             name: getattr(scheduler, name) for name in compat.queue_attributes(scheduler)
         }
@@ -47,7 +47,7 @@ class Order:
     def open(self) -> None:
         """Before a step, let in the turns that may begin by now, and ask again those that are next
         in line for the bus."""
-        is_anybody_hidden = len(self._gate) or len(self._ahead) or len(self._adapters)
+        is_anybody_hidden = len(self._gate) or len(self._read_ahead) or len(self._adapters)
         if self.is_on and (is_anybody_hidden or self._bus.was_asked):
             num_idle = compat.num_idle_sessions(self._scheduler)
             self._release(self._ours.let_in(num_idle=num_idle))
@@ -88,13 +88,17 @@ class Order:
             for request in stock:  # they came while we were off
                 ours.before_queued(request)
             # New turns join the first queue, or the other one (<= 0.30) if they wait for a grammar.
-            holds = ours.holds_back if self._gate.is_on and not self._has_priorities else None
-            hides = self._ahead.hides if self._ahead.is_needed else None
-            passes_over = self._adapters.passes_over if self._adapters.max_loras else None
-            hidden_by = holds, hides, self._bus.__contains__, passes_over
-            queues.append(ProgramQueue(rank, *hidden_by))
-            _move(stock, queues[-1])
-            setattr(self._scheduler, name, queues[-1])
+            gates = self._gate.is_on and not self._has_priorities
+            queue = ProgramQueue(
+                rank,
+                holds=ours.holds_back if gates else None,
+                hides=self._read_ahead.hides if self._read_ahead.is_needed else None,
+                sets_aside=self._bus.__contains__,
+                passes_over=self._adapters.passes_over if self._adapters.max_loras else None,
+            )
+            _move(stock, queue)
+            setattr(self._scheduler, name, queue)
+            queues.append(queue)
         self.queues[:] = queues
 
     def _give_back(self) -> None:
@@ -130,14 +134,23 @@ def end_lost_loads(scheduler: Any, before_queued: Callable[[Any], None] | None) 
         compat.wait_without_kv(scheduler, request)
 
 
-def kv_first(scheduler: Any) -> Front | None:
-    """vLLM <= 0.30: return a queue with the turns that wait with KV at its front, if there are any.
+class KvFirst:
+    """vLLM <= 0.30: finds the turns that wait with KV, which are to be admitted first.
 
-    These are looked for once a step (schedule() in attach.py forgets them), although vLLM asks
-    before each admission. A step puts the turns that it skips back only at its end, so none joins
-    meanwhile, and a turn that it admits is taken off.
+    They are looked for once a step, although vLLM asks before each admission. A step puts the turns
+    that it skips back only at its end, so none joins meanwhile, and a turn that it admits is taken
+    off.
     """
-    if scheduler.kv_holders is None:
-        scheduler.kv_holders = deque(compat.waiting_with_kv(scheduler))
-    holders = scheduler.kv_holders
-    return Front(scheduler.skipped_waiting, holders) if holders else None
+
+    def __init__(self, scheduler: Any) -> None:
+        self._scheduler = scheduler
+        self._holders: deque[Any] | None = None  # of this step; None until they are looked for
+
+    def new_step(self) -> None:
+        self._holders = None
+
+    def front(self) -> Front | None:
+        """Return a queue with these turns at its front; None if there are none."""
+        if self._holders is None:
+            self._holders = deque(compat.waiting_with_kv(self._scheduler))
+        return Front(self._scheduler.skipped_waiting, self._holders) if self._holders else None

@@ -6,7 +6,7 @@ import importlib.util
 import sys
 from typing import Any
 
-_MAKER = "vllm.engine.arg_utils"  # where EngineArgs makes configs
+_ARG_UTILS = "vllm.engine.arg_utils"  # the module of EngineArgs, which makes every config
 
 
 def register() -> None:
@@ -22,24 +22,25 @@ def register() -> None:
             "ContinuumConnector", "continuum_connector.connector", "ContinuumConnector"
         )
     # EngineArgs loads plugins, but a trainer, for instance, may load them before that module.
-    if maker := sys.modules.get(_MAKER):
-        _attach_to(maker)
-    elif not any(isinstance(finder, _Maker) for finder in sys.meta_path):
-        sys.meta_path.insert(0, _Maker())
+    if module := sys.modules.get(_ARG_UTILS):
+        _attach_to(module)
+    elif not any(isinstance(finder, _AttachOnImport) for finder in sys.meta_path):
+        sys.meta_path.insert(0, _AttachOnImport())
 
 
-def _attach_to(maker: Any) -> None:
+def _attach_to(arg_utils: Any) -> None:
     from continuum_connector.vllm import attach
 
-    attach.install(maker.EngineArgs)
+    attach.install(arg_utils.EngineArgs)
 
 
-class _Maker:
-    """Finds no modules, but attaches once `_MAKER` is imported, and then removes itself."""
+class _AttachOnImport:
+    """A finder that finds nothing itself: it attaches once vLLM imports `_ARG_UTILS`, then leaves
+    `sys.meta_path`."""
 
     def find_spec(self, name: str, path: Any = None, target: Any = None) -> Any:
         """Python's own answer, with a loader that attaches to the module after loading it."""
-        if name != _MAKER:
+        if name != _ARG_UTILS:
             return None
         sys.meta_path.remove(self)
         spec = importlib.util.find_spec(name)

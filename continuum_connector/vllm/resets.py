@@ -6,7 +6,7 @@ resets its prefix cache while they have it. So they lose it, and are computed li
 vLLM does not reset its prefix cache while turns run, either. What was cached is then forgotten all
 the same; otherwise no turn that finds an older system prompt could be kept until somebody asks for
 a reset again. Running turns end with the KV that they have, and what they have cached is forgotten
-with them (Remainder).
+with them (OlderTurns).
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from vllm.v1.request import RequestStatus
 from continuum_connector.vllm import compat
 
 LOADING = RequestStatus.WAITING_FOR_REMOTE_KVS
-_WAITING = (LOADING, RequestStatus.WAITING, RequestStatus.PREEMPTED)
+_WAITING = (RequestStatus.WAITING, RequestStatus.PREEMPTED)
 
 
 def forget_loaded(scheduler: Any, hold_load: Callable[[str], bool]) -> Iterator[str]:
@@ -32,29 +32,28 @@ def forget_loaded(scheduler: Any, hold_load: Callable[[str], bool]) -> Iterator[
     loses its blocks, too. A turn whose load is not ours keeps them, because we cannot say when they
     are free.
     """
-    manager = scheduler.kv_cache_manager
     for request in list(scheduler.requests.values()):
-        is_over = request.is_finished()
-        if request.status not in _WAITING and not is_over:
-            continue
         request_id = request.request_id
-        is_held = (is_over or request.status == LOADING) and hold_load(request_id)
-        if is_over and is_held:
-            manager.free(request)
+        if request.is_finished():
+            if hold_load(request_id):
+                scheduler.kv_cache_manager.free(request)
         elif request.status == LOADING:
-            if is_held or request_id in scheduler.finished_recving_kv_req_ids:
+            if hold_load(request_id) or request_id in scheduler.finished_recving_kv_req_ids:
                 # Treated as a failed load: once it has ended, vLLM asks for all of it anew
                 # (_update_waiting_for_remote_kv), and freeing nothing then does no harm.
-                manager.free(request)
-                request.num_computed_tokens = 0
+                _take_kv(scheduler, request)
                 compat.reserve_nothing(scheduler, request)
                 scheduler.failed_recving_kv_req_ids.add(request_id)
                 yield request_id
-        elif request.num_computed_tokens and not is_over:
-            manager.free(request)
-            request.num_computed_tokens = 0
+        elif request.status in _WAITING and request.num_computed_tokens:
+            _take_kv(scheduler, request)
             compat.wait_without_kv(scheduler, request)
             yield request_id
+
+
+def _take_kv(scheduler: Any, request: Any) -> None:
+    scheduler.kv_cache_manager.free(request)
+    request.num_computed_tokens = 0
 
 
 class Resets:
@@ -75,7 +74,7 @@ class Resets:
         # connector beside ours needs vLLM's fence around them.
         self._tells_blocks = side.groups.are_simple and scheduler.connector is ours
         self._is_refused = False  # the last reset
-        self._remainder: Remainder | None = None
+        self._older_turns: OlderTurns | None = None
         self._version: str | None = None
         self._version_now = _weight_version()
 
@@ -110,22 +109,22 @@ class Resets:
 
     def _on_begin(self) -> None:
         self._is_refused = False
-        self._end_remainder()
+        self._end_older_turns()
         self._forget_loaded()
 
-    def _end_remainder(self) -> None:
-        if self._remainder is not None:
-            self._remainder.end()
-            self._remainder = None
+    def _end_older_turns(self) -> None:
+        if self._older_turns is not None:
+            self._older_turns.end()
+            self._older_turns = None
 
     def _forget_cached(self) -> None:
         """Forget what vLLM refused to forget, while we are on; again, if we were off meanwhile."""
         epochs = self._epochs
-        if self._is_refused and self._ours.is_on and epochs.is_of_before is None:
-            self._end_remainder()
+        if self._is_refused and self._ours.is_on and epochs.found_older is None:
+            self._end_older_turns()
             self._is_refused = not epochs.is_vram_of_now
             if self._is_refused:
-                self._remainder = Remainder(self._scheduler, epochs)
+                self._older_turns = OlderTurns(self._scheduler, epochs)
 
     def _forget_loaded(self) -> None:
         loads = [each for each in self._ledger if each.request_id]
@@ -142,7 +141,7 @@ class Resets:
                 queue.rerank(request_id)  # turns with KV stand before those without
 
 
-class Remainder:
+class OlderTurns:
     """The turns that run on with KV of an older epoch, when all else that was cached is forgotten.
 
     It lasts until these turns, and those that found what they cached meanwhile, have given their
@@ -159,7 +158,7 @@ class Remainder:
         self._theirs: set[int] = set()  # of these turns' blocks, those seen so far
         self._free = self._manager.free
         self._manager.free = self._take_along
-        epochs.is_of_before = self._found_theirs
+        epochs.found_older = self._found_theirs
         self._end_if_over()
 
     def end(self) -> None:
@@ -203,7 +202,7 @@ class Remainder:
         if self._num_seen:
             return
         self.end()
-        if self._epochs.is_of_before == self._found_theirs:  # or we were switched off meanwhile
+        if self._epochs.found_older == self._found_theirs:  # or we were switched off meanwhile
             self._epochs.vram_emptied()
 
     def _blocks_of(self, request_id: str) -> Sequence[Any]:

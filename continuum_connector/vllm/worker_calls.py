@@ -181,15 +181,15 @@ class WorkerCalls:
 
     def _taking(self, inner: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """Take the KV cache away; if that is refused, as on a CPU, it is still there."""
-        self._let_go()
+        self._unregister()
         try:
             return inner(*args, **kwargs)
         except BaseException:
             self._sleep.restore_kv_caches()
             raise
 
-    def _let_go(self) -> None:
-        """Let go of the KV cache on all ranks or on none: vLLM cannot wake only some of them."""
+    def _unregister(self) -> None:
+        """Take the KV cache from all ranks or from none: vLLM cannot wake only some of them."""
         refusal: Exception | None = None
         try:
             self._sleep.unregister_kv_caches()

@@ -44,14 +44,14 @@ class EngineHealth:
         self.has_ended = False  # the engine no longer copies
         self._told: set[str] = set()
         self._clock = clock
-        self._looked = float("-inf")
+        self._checked = float("-inf")
 
-    def is_look_due(self) -> bool:
+    def is_check_due(self) -> bool:
         """Whether to ask an engine now that completes nothing. That is once a second, because
         copies of a poisoned engine may never end."""
-        return self._clock() - self._looked >= LOOK_EVERY_S
+        return self._clock() - self._checked >= LOOK_EVERY_S
 
-    def look(
+    def check(
         self, engine: CopyEngine, completions: Sequence[Completion] = (), refusal: str = ""
     ) -> str:
         """Ask for the engine's health, now that it completed or refused something.
@@ -61,7 +61,7 @@ class EngineHealth:
         """
         if self.has_ended:
             return ""
-        self._looked = self._clock()
+        self._checked = self._clock()
         for completion in completions:
             if completion.status is Status.FAILED and completion.error != CORRUPT:
                 self._tell(_name(completion.error), "A copy failed: %s")
@@ -98,6 +98,11 @@ def outcome_of(completion: Completion, reason: str) -> TransferOutcome:
             num_done=1, num_bytes=completion.num_bytes, seconds=completion.seconds
         )
     reason = _REASONS_OF_ERRORS.get(completion.error, reason) or _REASONS[completion.status]
+    return failed_because(reason)
+
+
+def failed_because(reason: str) -> TransferOutcome:
+    """One rank's result of a transfer that has failed here, with one word for why."""
     return TransferOutcome(num_failed=1, reasons=(reason,))
 
 

@@ -179,7 +179,7 @@ class RankTier:
         self._report.tier_down = sentence
         if self._disk is not None:
             self._disk.give_up("there is no DRAM tier any more", self._report)
-        self._let_go()
+        self._close_once_idle()
 
     def wake_up(self, layout: Layout) -> None:
         """The KV cache is back, and lies where `layout` says."""
@@ -200,8 +200,9 @@ class RankTier:
     def _begin_growth(self, engine: CopyEngine, layout: Layout, is_again: bool = False) -> None:
         """BLOCKS until the pool is whole, unless `staged`."""
         may_be_short = self._config.dram_shortage == "smaller"
-        slots = self._num_slots(layout), layout.slot_bytes
-        self._growth = growth = PoolGrowth(engine, *slots, may_be_short, is_again)
+        num_slots = self._num_slots(layout)
+        growth = PoolGrowth(engine, num_slots, layout.slot_bytes, may_be_short, is_again)
+        self._growth = growth
         growth.start(self._config.staged)
         self._report.ready_slots[self._rank] = growth.num_ready
         if growth.is_over:
@@ -224,9 +225,9 @@ class RankTier:
         if growth.why_no_tier:
             self.disable(growth.why_no_tier)
 
-    def _let_go(self) -> None:
-        """Have the engine closed once nothing is in flight. If there is no thread, poll tries
-        again."""
+    def _close_once_idle(self) -> None:
+        """If nothing is in flight, have the engine closed on a thread. Called again by each poll,
+        in case something is, or the system has no thread to give."""
         if self._engine is None or self._in_flight:
             return
         if self._closer.close_behind(self._engine):

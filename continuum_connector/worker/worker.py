@@ -28,7 +28,7 @@ from continuum_connector.messages import (
     WriteOrder,
 )
 from continuum_connector.worker.engine import Completion, CopyEngine, Direction
-from continuum_connector.worker.health import EngineHealth, outcome_of
+from continuum_connector.worker.health import EngineHealth, failed_because, outcome_of
 from continuum_connector.worker.tier import EngineFactory, Order, RankTier
 
 Polled = tuple[set[str], set[str]]
@@ -144,7 +144,7 @@ class ContinuumWorker(RankTier):
         for transfer_id in self._in_flight:
             self._cancel(transfer_id)
         left = self._sleep.wait(self._engine, self._in_flight)
-        self._drain()
+        self._settle_completed()
         if any(isinstance(self._in_flight.get(tag), LoadOrder | StoreOrder) for tag in left):
             self._sleep.is_on = False
             raise TransferError(
@@ -204,11 +204,11 @@ class ContinuumWorker(RankTier):
         if self._growth is not None:
             self._follow(self._growth)
         if self._in_flight:
-            self._drain()
+            self._settle_completed()
         if self._disk is not None:
             self._disk.follow(self._report)
         if self._is_given_up:
-            self._let_go()
+            self._close_once_idle()
         return self._loads.take()
 
     def take_bad_blocks(self) -> set[int]:
@@ -234,11 +234,11 @@ class ContinuumWorker(RankTier):
             for transfer_id in self._in_flight:
                 self._cancel(transfer_id)
             self._closer.close(self._engine)
-            self._drain("closed")
+            self._settle_completed("closed")
             self._engine = None
         self._closer.join()
         for order in self._in_flight.values():
-            self._settle(order, TransferOutcome(num_failed=1, reasons=("closed",)))
+            self._settle(order, failed_because("closed"))
         self._in_flight.clear()
         self.submit_stores()  # without an engine this settles what is queued
 
@@ -248,47 +248,49 @@ class ContinuumWorker(RankTier):
                 self._submit(order)
 
     def _submit(self, order: Order) -> None:
-        """Give one order to the engine or the disk. An order that cannot be given settles here;
-        nothing is raised."""
-        reason = ""
-        if self._engine is None or self._is_given_up:
-            reason = self._why_no_engine
-        elif reason := self._why_past(order):
-            pass
-        elif self._plan is not None and order.transfer_id in self._plan.cancels:
-            # It timed out before it left: after a long time without a step, one plan has both.
-            reason = "cancelled"
-        elif len(order.slots) == 0:
-            self._settle(order, TransferOutcome(num_done=1))
-            return
-        else:
-            try:
-                reason = self._give(self._engine, order)
-            except TransferError as error:
-                self._look_at(self._engine, refusal=str(error))
-                reason = "driver" if self._health.has_ended else "refused"
-        if reason:
-            self._settle(order, TransferOutcome(num_failed=1, reasons=(reason,)))
-        else:
+        """Give one order to the engine or the disk. An order that cannot be given, or has nothing
+        to copy, settles here; nothing is raised."""
+        if reason := self._why_not(order) or self._give(order):
+            self._settle(order, failed_because(reason))
+        elif len(order.slots):
             self._in_flight[order.transfer_id] = order
+        else:
+            self._settle(order, TransferOutcome(num_done=1))
+
+    def _why_not(self, order: Order) -> str:
+        """One word for why an order is not given to anyone, or ""."""
+        if self._engine is None or self._is_given_up:
+            return self._why_no_engine
+        if why := self._why_past(order):
+            return why
+        # It timed out before it left: after a long time without a step, one plan has both.
+        is_cancelled = self._plan is not None and order.transfer_id in self._plan.cancels
+        return "cancelled" if is_cancelled else ""
 
     def _why_past(self, order: Order) -> str:
         """One word for why an order came too late to be begun, or ""."""
-        if self._plan is not None and self._plan.epoch <= self._stale_epoch:
-            return "stale"
-        if self._sleep.is_lost(order):
+        is_stale = self._plan is not None and self._plan.epoch <= self._stale_epoch
+        if is_stale or self._sleep.is_lost(order):
             return "stale"
         growth = self._growth
         is_gone = growth is not None and growth.is_again and order.slots.max() >= growth.num_ready
         return "asleep" if self._sleep.is_on or is_gone else ""
 
-    def _give(self, engine: CopyEngine, order: Order) -> str:
-        """Give one order; returns why it was not given, or ""."""
-        if isinstance(order, (ReadOrder, WriteOrder)):
-            return "no_tier" if self._disk is None else self._disk.submit(order)
-        way = Direction.LOAD if isinstance(order, LoadOrder) else Direction.STORE
-        stream = self._current_stream()
-        engine.submit(way, order.blocks, order.slots, order.transfer_id, stream)
+    def _give(self, order: Order) -> str:
+        """Give one order to the engine or the disk; one word for why it was refused, or ""."""
+        engine = self._engine
+        assert engine is not None
+        if not len(order.slots):
+            return ""
+        try:
+            if isinstance(order, (ReadOrder, WriteOrder)):
+                return "no_tier" if self._disk is None else self._disk.submit(order)
+            way = Direction.LOAD if isinstance(order, LoadOrder) else Direction.STORE
+            stream = self._current_stream()
+            engine.submit(way, order.blocks, order.slots, order.transfer_id, stream)
+        except TransferError as error:
+            self._check_health(engine, refusal=str(error))
+            return "driver" if self._health.has_ended else "refused"
         return ""
 
     def _cancel(self, transfer_id: int) -> None:
@@ -300,7 +302,7 @@ class ContinuumWorker(RankTier):
         except TransferError as error:
             logger.debug("transfer %d was not cancelled: %s", transfer_id, error)
 
-    def _drain(self, reason: str = "") -> None:
+    def _settle_completed(self, reason: str = "") -> None:
         """Settle what the engine has completed; `reason`, if given, is why a transfer failed."""
         assert self._engine is not None
         copies = []
@@ -311,22 +313,24 @@ class ContinuumWorker(RankTier):
             else:
                 copies.append(completion)
             if order is not None:
-                outcome = outcome_of(completion, reason)
-                if completion.tag in self._stale:
-                    self._stale.discard(completion.tag)
-                    outcome = TransferOutcome(num_failed=1, reasons=("stale",))
-                elif self._sleep.is_on and isinstance(order, LoadOrder) and outcome.num_done:
-                    # The block is taken away before vLLM is told of it.
-                    outcome = TransferOutcome(num_failed=1, reasons=("asleep",))
-                self._settle(order, outcome)
-        if not reason and (copies or self._health.is_look_due()):
-            self._look_at(self._engine, copies)
+                self._settle(order, self._outcome(order, completion, reason))
+        if not reason and (copies or self._health.is_check_due()):
+            self._check_health(self._engine, copies)
 
-    def _look_at(
+    def _outcome(self, order: Order, completion: Completion, reason: str) -> TransferOutcome:
+        outcome = outcome_of(completion, reason)
+        if completion.tag in self._stale:
+            self._stale.discard(completion.tag)
+            return failed_because("stale")
+        if self._sleep.is_on and isinstance(order, LoadOrder) and outcome.num_done:
+            return failed_because("asleep")  # the block is taken away before vLLM is told of it
+        return outcome
+
+    def _check_health(
         self, engine: CopyEngine, completions: Sequence[Completion] = (), refusal: str = ""
     ) -> None:
         """If the engine no longer copies, go on without a tier."""
-        if why := self._health.look(engine, completions, refusal):
+        if why := self._health.check(engine, completions, refusal):
             self.disable(why)
 
     def _settle(self, order: Order, outcome: TransferOutcome) -> None:

@@ -1,4 +1,4 @@
-"""Endings: an aborted turn ended by a stop string, or its client went away."""
+"""StopStrings: an aborted turn ended by a stop string, or its client went away."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from continuum_connector.scheduler.turns import TAIL_TOKENS, Endings
+from continuum_connector.scheduler.turns import TAIL_TOKENS, StopStrings
 from continuum_connector.toolcalls.tokenizer import BackgroundTokenizer
 
 
@@ -31,34 +31,34 @@ def aborted(num_outputs: int, stop: Any) -> Any:
     )
 
 
-def loaded(tokenizer: Any) -> Endings:
+def loaded(tokenizer: Any) -> StopStrings:
     background = BackgroundTokenizer(lambda: tokenizer)
-    endings = Endings(background)
-    endings.expect(aborted(0, ["x"]))
+    stop_strings = StopStrings(background)
+    stop_strings.expect(aborted(0, ["x"]))
     background.join()
-    return endings
+    return stop_strings
 
 
 def test_without_stop_strings_an_aborted_turns_client_is_gone() -> None:
-    endings = loaded(Words(["a"]))
+    stop_strings = loaded(Words(["a"]))
     for stop in (None, [], ()):
-        assert endings.went_away(aborted(1, stop))
+        assert stop_strings.went_away(aborted(1, stop))
     pooling = aborted(0, None)
     pooling.sampling_params = None
-    assert endings.went_away(pooling)
+    assert stop_strings.went_away(pooling)
 
 
 @pytest.mark.parametrize("stop", ["Observation:", ["END", "Observation:"]])
 def test_the_text_tells_a_stop_string_from_a_disconnect(stop: Any) -> None:
-    endings = loaded(Words(["I", "think", "Observation:"]))
-    assert not endings.went_away(aborted(3, stop))
-    assert endings.went_away(aborted(2, stop))
+    stop_strings = loaded(Words(["I", "think", "Observation:"]))
+    assert not stop_strings.went_away(aborted(3, stop))
+    assert stop_strings.went_away(aborted(2, stop))
 
 
 def test_a_stop_string_over_several_tokens_with_some_after_it_is_found() -> None:
     """With async scheduling a few tokens come after it."""
-    endings = loaded(Words(["a", "Obser", "vation:", "x", "y"]))
-    assert not endings.went_away(aborted(5, ["Obser vation:"]))
+    stop_strings = loaded(Words(["a", "Obser", "vation:", "x", "y"]))
+    assert not stop_strings.went_away(aborted(5, ["Obser vation:"]))
 
 
 def test_only_the_tail_is_decoded() -> None:
@@ -83,12 +83,12 @@ def test_the_tokenizer_is_loaded_once_and_only_if_a_turn_has_stop_strings() -> N
         num_loads += 1
 
     background = BackgroundTokenizer(load)
-    endings = Endings(background)
-    endings.expect(aborted(0, None))
+    stop_strings = StopStrings(background)
+    stop_strings.expect(aborted(0, None))
     background.join()
     assert num_loads == 0
     for _ in range(3):
-        endings.expect(aborted(0, ["x"]))
+        stop_strings.expect(aborted(0, ["x"]))
         background.join()
     assert num_loads == 1
 
@@ -98,7 +98,7 @@ def test_without_a_loadable_tokenizer_a_turn_with_stop_strings_counts_as_ended()
         raise OSError("no such file")
 
     background = BackgroundTokenizer(load)
-    endings = Endings(background)
-    endings.expect(aborted(0, ["x"]))
+    stop_strings = StopStrings(background)
+    stop_strings.expect(aborted(0, ["x"]))
     background.join()
-    assert not endings.went_away(aborted(3, ["x"]))
+    assert not stop_strings.went_away(aborted(3, ["x"]))

@@ -64,8 +64,7 @@ class Spelled:
 
 def asking(*groups: KvGroup, kept: Sequence[int | None]) -> KvGroups:
     which = KvGroups(groups, BLOCK)
-    which.lookup = Spelled(which, kept)
-    return which
+    return which.asking(None, Spelled(which, kept))
 
 
 def looked(groups: KvGroups) -> Spelled:
@@ -351,8 +350,7 @@ class Amid:
 def test_a_block_that_a_hit_ends_amid_may_have_been_filled_since_but_a_state_may_not(
     filled: int,
 ) -> None:
-    groups = KvGroups([KvGroup(0, WIDE), KvGroup(1, WIDE, STATE)], BLOCK)
-    groups.lookup = Amid(6 * BLOCK)
+    groups = KvGroups([KvGroup(0, WIDE), KvGroup(1, WIDE, STATE)], BLOCK, None, Amid(6 * BLOCK))
     index, request = HostIndex(100), prompt("a", 9)
     finder = Finder(index, groups)
     tail = keys("a", filled, start=filled - 1)
@@ -370,8 +368,7 @@ def test_a_block_that_a_hit_ends_amid_may_have_been_filled_since_but_a_state_may
 
 
 def test_the_store_of_such_a_block_is_heard_of() -> None:
-    groups = KvGroups([KvGroup(0, WIDE), KvGroup(1, WIDE, STATE)], BLOCK)
-    groups.lookup = Amid(6 * BLOCK)
+    groups = KvGroups([KvGroup(0, WIDE), KvGroup(1, WIDE, STATE)], BLOCK, None, Amid(6 * BLOCK))
     index, request = HostIndex(100), prompt("a", 9)
     finder = Finder(index, groups)
     store(index, "a", keys("a", 4, start=3) + keys("a", 6, start=5, group=1))

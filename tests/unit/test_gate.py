@@ -260,7 +260,7 @@ def test_who_is_away_counts_by_its_chance_to_be_back_within_a_cycle() -> None:
     forecast = server.gaps.forecast(UNREAD)
     assert server.set.blocks == pytest.approx(60 * forecast.within(FIRST_CYCLE_S))
     server.now += 600.0
-    server.set.look(1, server.now)
+    server.set.refresh(1, server.now)
     assert server.set.blocks < 60 * forecast.within(FIRST_CYCLE_S) / 10
 
 
@@ -290,7 +290,7 @@ def test_who_has_begun_counts_with_what_it_holds_and_who_has_not_with_what_it_wi
 def test_what_the_first_turn_found_is_held_by_others() -> None:
     server = busy()
     server.set.found(server.turns["a1"], 20 * BLOCK)
-    server.set.look(1, server.now)
+    server.set.refresh(1, server.now)
     assert server.set.blocks == 40
 
 
@@ -322,7 +322,7 @@ def test_a_program_whose_turn_stands_at_the_gate_is_not_over() -> None:
     server.now += 9.0
     assert server.turn("b")
     share = server.set.return_share
-    server.set.look(10, server.now)
+    server.set.refresh(10, server.now)
     assert "b" in server.set
     assert server.set.full_size(1) == 1, "it has not ended with a block"
     assert server.set.blocks == 60, "at the gate it asks for nothing"
@@ -337,7 +337,7 @@ def test_whoever_leaves_the_gate_unserved_is_over_as_any_other() -> None:
     server.finish("b1", BLOCK)
     assert server.turn("b")
     server.finish("b2", is_back=False)
-    server.set.look(10, server.now)
+    server.set.refresh(10, server.now)
     assert "b" not in server.set
     assert not server.set.at_gate
 

@@ -9,10 +9,18 @@ import pytest
 
 from continuum_connector.errors import InvariantError
 from continuum_connector.policy.base import After
+from continuum_connector.programs.program import Identity, IdentitySource, Program
 from continuum_connector.scheduler.holds import HoldTable
 from continuum_connector.scheduler.kv_groups import KvGroup, KvGroups
 from continuum_connector.scheduler.pins import LivePin, PinEnd, PinTable
-from continuum_connector.scheduler.room import NUM_EMPTY_STEPS, RETRY_STEPS, Room, Unattached
+from continuum_connector.scheduler.room import (
+    MAX_SPARED,
+    NUM_EMPTY_STEPS,
+    RETRY_STEPS,
+    Room,
+    Unattached,
+)
+from continuum_connector.scheduler.turns import Turn
 from tests.fakes import FakeBlock, FakeBlockPool
 
 
@@ -51,7 +59,7 @@ class World:
         return pin is not None
 
     def worth_now(self, pin: LivePin, now: float) -> float:
-        return -1.0
+        return pin.rank[0] if pin.rank[0] else -1.0
 
     def blocked(self, now: float) -> None:
         self.num_blocked += 1
@@ -337,3 +345,17 @@ def test_check_finds_a_block_that_lost_our_reference(world: World) -> None:
     world.pool.free_blocks([pin.hold.blocks[2]])
     with pytest.raises(InvariantError, match="block 3 is free, and we hold it"):
         world.holds.check()
+
+
+@pytest.mark.parametrize(("num_dear", "ended"), [(MAX_SPARED - 1, ["late"]), (MAX_SPARED, [])])
+def test_a_patient_turn_gives_up_after_it_has_spared_so_many_pins(
+    world: World, num_dear: int, ended: list[str]
+) -> None:
+    shared = world.run(10)
+    for number in range(num_dear):
+        world.pins.revalue(world.pin(f"dear {number}", shared, arrival=1.0), 5.0)
+    world.pins.revalue(world.pin_finished("late", 10, arrival=3.0), 9.0)  # it may be taken
+    program = Program("waits", IdentitySource.CLIENT, arrival=2.0)
+    turn = Turn(program, Identity("waits", IdentitySource.CLIENT), 1, arrival=2.0)
+    found = world.room.make("r", turn, lambda: True, need=10, others_run=True, now=2.5)
+    assert (bool(found), world.ended) == (bool(ended), ended)

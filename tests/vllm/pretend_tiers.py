@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -12,7 +13,7 @@ from continuum_connector.messages import WorkerReport
 from continuum_connector.observe.account import Account
 from continuum_connector.scheduler.kv_groups import ChainBlocks, Key, KvGroups, block_key
 from continuum_connector.scheduler.tiers.base import RankAt, Tier
-from continuum_connector.scheduler.tiers.make import make_tier
+from continuum_connector.scheduler.tiers.make import DramPlan, make_tier
 from continuum_connector.scheduler.tiers.traffic import Owner, Traffic
 from continuum_connector.scheduler.tiers.transfers import Kind, Transfer, TransferState
 
@@ -219,26 +220,16 @@ class DramAndShelf:
             getattr(part, method)(*args)
 
 
-def make_shelf(
-    num_slots: int, slot_bytes: int, groups: KvGroups, traffic: Traffic, *_: Any, **__: Any
-) -> Tier:
+def make_shelf(dram: DramPlan, disk: Any, groups: KvGroups, traffic: Traffic, *_: Any) -> Tier:
     """In the place of make_tier."""
-    return Shelf(num_slots, groups, traffic)
+    return Shelf(dram.num_slots, groups, traffic)
 
 
 def make_both(
-    num_slots: int,
-    slot_bytes: int,
-    groups: KvGroups,
-    traffic: Traffic,
-    account: Account,
-    events: Any,
-    disk: Any,
-    keep_epochs: int,
+    dram: DramPlan, disk: Any, groups: KvGroups, traffic: Traffic, account: Account, events: Any
 ) -> Tier:
     """In the place of make_tier: a fifth of the slots is DRAM, so that the shelf has more."""
-    near = make_tier(
-        *(num_slots // 5, slot_bytes, groups, traffic, account, events), keep_epochs=keep_epochs
-    )
-    far = Shelf(num_slots - num_slots // 5, groups, traffic, first_slot=num_slots // 5)
+    num_near = dram.num_slots // 5
+    near = make_tier(replace(dram, num_slots=num_near), None, groups, traffic, account, events)
+    far = Shelf(dram.num_slots - num_near, groups, traffic, first_slot=num_near)
     return DramAndShelf(near, far)

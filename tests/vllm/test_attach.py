@@ -30,7 +30,7 @@ from continuum_connector.connector import ContinuumConnector, Mode
 from continuum_connector.errors import ConfigError
 from continuum_connector.scheduler.queue import ProgramQueue
 from continuum_connector.vllm import attach, compat, plugin
-from continuum_connector.vllm.order import kv_first
+from continuum_connector.vllm.order import KvFirst
 from continuum_connector.worker_hooks import WorkerHooks
 from tests.vllm.agents import AgentEngine
 from tests.vllm.harness import Engine
@@ -493,15 +493,16 @@ def test_who_waits_with_kv_is_looked_for_once_a_step() -> None:
     queue = [Waiting() for _ in range(500)]
     queue[100:100] = [loaded]
     queue[300:300] = [later]
-    scheduler = SimpleNamespace(skipped_waiting=FCFSRequestQueue(queue), kv_holders=None)
-    front: Any = kv_first(scheduler)
+    scheduler = SimpleNamespace(skipped_waiting=FCFSRequestQueue(queue))
+    kv_first = KvFirst(scheduler)
+    front: Any = kv_first.front()
     for holder in (loaded, later):
         assert front.peek_request() is front.pop_request() is holder
         assert holder not in scheduler.skipped_waiting
     for _ in range(500):
-        assert kv_first(scheduler) is None
+        assert kv_first.front() is None
     assert len(looks) == 500
     scheduler.skipped_waiting.add_request(loaded)
-    scheduler.kv_holders = None  # the next step
-    again: Any = kv_first(scheduler)
+    kv_first.new_step()
+    again: Any = kv_first.front()
     assert again.peek_request() is loaded

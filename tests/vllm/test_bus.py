@@ -184,7 +184,7 @@ def test_who_loads_or_waits_to_is_counted_and_averaged(async_scheduling: bool) -
     engine.clock.advance(TIME_CONSTANT_S / 2)
     mean = 6 * (1 - math.exp(-0.5))
     assert bus.num_turns(now()) == pytest.approx(mean, rel=0.01)
-    assert engine.connector.side.snapshots.snapshot(now()).num_at_bus == bus.num_turns(now())
+    assert engine.connector.side.snapshots.take(now()).num_at_bus == bus.num_turns(now())
     finish(engine)
     engine.clock.advance(100.0)
     assert bus.num_turns(now()) < 0.01

@@ -130,7 +130,7 @@ def test_a_turn_waits_until_its_deadline_and_never_again(
 def test_what_left_vram_while_a_turn_was_in_the_queue_is_read_when_it_is_asked_for() -> None:
     engine = on_disk()
     overrun(engine)
-    ahead = engine.connector.side.ahead
+    ahead = engine.connector.side.read_ahead
     ahead._num_in_vram = lambda request: 208
     come_back(engine)
     assert not in_flight(engine, Kind.READ)
@@ -707,7 +707,12 @@ def test_a_prefill_is_weighed_with_all_turns_that_it_delays() -> None:
     engine = overrun_with_reads_held()
     reading, told = engine.connector.side.tier.ahead, []
     real = reading.expect
-    reading.expect = lambda *args: (told.append(args[3]), real(*args))[1]
+
+    def expect(*args: Any, num_turns: int, **named: Any) -> Any:
+        told.append(num_turns)
+        return real(*args, num_turns=num_turns, **named)
+
+    reading.expect = expect
     engine.add("runs", list(range(50)), program="runs", max_tokens=64)
     engine.step()
     come_back(engine, num_steps=1)

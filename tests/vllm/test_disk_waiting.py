@@ -58,7 +58,7 @@ class Waiting:
     def finish(self) -> None:
         self.hold(False)
         self.engine.run_until_idle()
-        assert not len(self.engine.connector.side.ahead)
+        assert not len(self.engine.connector.side.read_ahead)
         outlast_pins(self.engine)
         come_to_rest(self.engine)
         assert_drained(self.engine)
@@ -109,7 +109,7 @@ def test_they_are_seen_again_where_there_is_nothing_to_wait_for(how: str) -> Non
 
 
 def test_a_step_looks_at_a_few_of_them_in_turn(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("continuum_connector.scheduler.waiting.LOOKS_PER_STEP", 2)
+    monkeypatch.setattr("continuum_connector.scheduler.waiting.CHECKED_PER_STEP", 2)
     waiting = Waiting()
     looks: list[str] = []
     reading = waiting.engine.connector.side.tier.ahead

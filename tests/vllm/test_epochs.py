@@ -13,7 +13,7 @@ from vllm.v1.core.sched.interface import PauseState
 
 from continuum_connector.scheduler.epochs import Epochs
 from continuum_connector.scheduler.tiers.transfers import Kind
-from continuum_connector.vllm.resets import Remainder
+from continuum_connector.vllm.resets import OlderTurns
 from tests.vllm.harness import Engine, OracleError, prompt
 from tests.vllm.tiering import (
     GROUPS,
@@ -387,7 +387,7 @@ def test_who_finds_what_such_a_turn_has_cached_since_is_not_kept(
 ) -> None:
     """Blind, the negative control: it is kept, as if it were of this epoch."""
     if is_blind:
-        monkeypatch.setattr(Remainder, "_found_theirs", lambda *args: False)
+        monkeypatch.setattr(OlderTurns, "_found_theirs", lambda *args: False)
     engine = with_one_of_before(max_tokens=120)
     run_beside(engine, "u", 200, "u")
     engine.run_until_idle(until=lambda: len(engine.outputs["r"]) > 60)
@@ -403,7 +403,7 @@ def test_who_finds_what_such_a_turn_has_cached_since_is_not_kept(
     assert is_pinned(engine, "v") == is_blind
     if not is_blind:
         engine.run_until_idle()
-        assert engine.connector.side.steps.epochs.is_of_before is None
+        assert engine.connector.side.steps.epochs.found_older is None
         run_turn(engine, "x", tail, program="x")
         assert engine.cached["x"] == (208, 0), "what `u` and `w` have computed, and nothing of `r`"
         assert is_pinned(engine, "x")
@@ -427,12 +427,12 @@ def test_what_new_turns_share_with_one_of_before_is_not_its_own() -> None:
     engine.add("y", sample + prompt(40, seed=5), 4, program="y")
     engine.run_until_idle(until=lambda: bool(engine.outputs["y"]))
     epochs = engine.connector.side.steps.epochs
-    assert epochs.is_of_before is not None
+    assert epochs.found_older is not None
     for number in range(200):
         if number % 6 == 0:
             engine.add(f"z{number}", system + prompt(20, seed=100 + number), 12)
         engine.step()
-    assert epochs.is_of_before is None
+    assert epochs.found_older is None
     engine.run_until_idle()
     wind_down(engine)
 
@@ -449,7 +449,7 @@ def test_such_a_turn_takes_along_what_it_has_cached_however_it_goes(how: str) ->
         engine.scheduler.running.remove(engine.requests["r"])
         engine.scheduler._preempt_request(engine.requests["r"], 0.0)
     run_turn(engine, "x", tail, program="x")
-    assert engine.connector.side.steps.epochs.is_of_before is None
+    assert engine.connector.side.steps.epochs.found_older is None
     # Who was preempted is back by then, and has computed it anew.
     assert engine.cached["x"] == (192 if how == "aborted" else 240, 0)
     engine.run_until_idle()
@@ -473,7 +473,7 @@ def test_what_came_while_we_were_off_is_not_taken_for_new() -> None:
     assert is_pinned(engine, "x")
     engine.run_until_idle()
     assert not is_pinned(engine, "v")
-    assert engine.connector.side.steps.epochs.is_of_before is None
+    assert engine.connector.side.steps.epochs.found_older is None
     wind_down(engine)
 
 
@@ -694,7 +694,7 @@ def test_epochs_kept_leave_before_anybody_has_to_and_are_no_more_than_told() -> 
 def test_another_weight_version_begins_an_epoch() -> None:
     """`update_weight_version`, `finish_weight_update` (vLLM >= 0.29): only the core hears of it."""
     engine = tiered()
-    resets = engine.scheduler._resets
+    resets = engine.scheduler._continuum.resets
     resets._version_now = lambda: version
     version = "default"
     run_turn(engine, "a", 200, program="p")

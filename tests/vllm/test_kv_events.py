@@ -238,7 +238,7 @@ def test_over_a_new_epoch_a_router_knows_what_is_there_and_nothing_else(
         engine.worker._report.new_weights = "update_weights"
         run_turn(engine, "x", 40, seed=7, program="x")
     else:
-        engine.scheduler._resets._version_now = lambda: "another"
+        engine.scheduler._continuum.resets._version_now = lambda: "another"
     run_turn(engine, "b", 200, seed=0 if again == "the same" else 8, program="q")
     outlast_pins(engine)
     seen = seen_by_router(engine.events)

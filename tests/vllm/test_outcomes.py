@@ -12,7 +12,7 @@ from continuum_connector.observe.trace import EVENTS
 from continuum_connector.policy.base import Choice, FinishedTurn, Free, Offload, Pin, Snapshot
 from continuum_connector.policy.baselines import FixedTtl
 from continuum_connector.programs.program import OVER_S, Identity, IdentitySource, Program
-from continuum_connector.scheduler.outcomes import Found
+from continuum_connector.scheduler.outcomes import FoundTokens
 from continuum_connector.scheduler.turns import Turn
 from tests.vllm.agents import AgentEngine
 from tests.vllm.harness import prompt
@@ -112,7 +112,7 @@ def test_what_was_left_is_found_in_the_nearest_memory(
     vram: int, dram: int, disk: int, found: tuple[int, ...], most: str
 ) -> None:
     turn = Turn(*A_PROGRAM, 2, 0.0, vram_tokens=vram, tier_tokens={"dram": dram, "disk": disk})
-    what = Found.of(100, turn, 300)
+    what = FoundTokens.of(100, turn, 300)
     assert (*what.by_memory.values(), what.recomputed) == found
     assert what.most == most
 

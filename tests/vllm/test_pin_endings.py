@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from vllm.sampling_params import StructuredOutputsParams
 
-from continuum_connector.scheduler.turns import Endings
+from continuum_connector.scheduler.turns import StopStrings
 from continuum_connector.toolcalls.tokenizer import BackgroundTokenizer
 from tests.vllm.agents import AgentEngine
 
@@ -138,7 +138,7 @@ def test_a_stop_string_ends_a_turn_and_a_disconnect_frees_it(
     """Both finish as ABORTED: the API server matches stop strings and aborts the request."""
     engine = AgentEngine(async_scheduling=async_scheduling)
     tokenizer = BackgroundTokenizer(lambda: FakeTokenizer(text) if text is not None else None)
-    engine.side._endings = Endings(tokenizer)
+    engine.side._stop_strings = StopStrings(tokenizer)
     engine.add("a", 200, max_tokens=500, program="p", stop=["Observation:", "END"])
     tokenizer.join()
     engine.steps(70)

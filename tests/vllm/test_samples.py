@@ -252,6 +252,6 @@ def test_while_others_wait_for_blocks_no_prompt_is_held() -> None:
     engine = vram_alone()
     engine.connector.side.decider.costs.seen.blocked(engine.clock())
     engine.clock.advance(1.0)
-    assert engine.connector.side.snapshots.snapshot(engine.clock()).price > 0.0
+    assert engine.connector.side.snapshots.take(engine.clock()).price > 0.0
     sample(engine, "a0", group())
     assert total(engine, "pins_started") == 0

@@ -209,7 +209,7 @@ def check(engine: Engine) -> None:
         assert side.turns.has_waiting(turn.program.key) is any(
             each.program is turn.program for each in waiting
         )
-    world = side.snapshots.snapshot(engine.clock())
+    world = side.snapshots.take(engine.clock())
     assert (world.num_waiting, world.num_running) == (len(waiting), len(side.turns) - len(waiting))
 
 

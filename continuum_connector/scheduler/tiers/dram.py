@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -28,12 +29,22 @@ from continuum_connector.scheduler.tiers.transfers import Kind, Transfer, Transf
 logger = logging.getLogger(f"vllm.{__name__}")
 
 
+@dataclass(frozen=True)
+class DramPlan:
+    """Host memory as configured. `num_slots`: of each rank, 0 for no tier. `block_bytes`: of one
+    block on all ranks. `keep_epochs`: how many epochs that have a name are kept while others serve.
+    """
+
+    num_slots: int
+    block_bytes: int
+    keep_epochs: int = 0
+
+
 class DramTier:
     """The scheduler's view of host memory. With no slots it holds nothing and finds nothing.
 
-    Each rank is to have `num_slots`; a slot can be used once every rank has reported it.
-    `slot_bytes`: bytes of one block on all ranks. Of the program being stored, which is used now,
-    the worth is asked, too.
+    A slot can be used once every rank has reported it. Of the program being stored, which is used
+    now, the worth is asked, too.
     """
 
     names: Sequence[str] = ("dram",)
@@ -41,20 +52,19 @@ class DramTier:
 
     def __init__(
         self,
-        num_slots: int,
-        slot_bytes: int,
+        plan: DramPlan,
         groups: KvGroups,
         traffic: Traffic,
         account: Account,
         events: TierEvents | None = None,
     ) -> None:
-        self.index = HostIndex(0, whole=not groups.are_simple)
-        self.is_up = num_slots > 0
+        self.index = HostIndex(0, not groups.are_simple, plan.keep_epochs)
+        self.is_up = plan.num_slots > 0
         self.down_reason = ""
         self.rank_at: RankAt | None = None
-        self.num_wanted_slots = num_slots
+        self.num_wanted_slots = plan.num_slots
         self._num_there = 0
-        self._slot_bytes = slot_bytes
+        self._block_bytes = plan.block_bytes
         self._ready_slots: dict[int, int] = {}  # rank -> host slots it can use
         self.traffic = traffic
         past = self.index.past
@@ -70,7 +80,7 @@ class DramTier:
         self.came: Callable[[str], None] = lambda program: None
         # For each store under way, the end and the key of the block that comes first in its chain.
         self._firsts: dict[int, tuple[int, Key]] = {}
-        account.gauge("dram_wanted_blocks", num_slots)
+        account.gauge("dram_wanted_blocks", plan.num_slots)
         account.gauge("tier_up", float(self.is_up))
 
     @property
@@ -172,7 +182,7 @@ class DramTier:
         account.gauge("dram_capacity_blocks", self._num_there if self.is_up else 0)
         account.gauge("dram_blocks", index.num_ready, "ready")
         account.gauge("dram_blocks", index.num_writing, "writing")
-        account.gauge("dram_used_bytes", (index.num_slots - index.num_free) * self._slot_bytes)
+        account.gauge("dram_used_bytes", (index.num_slots - index.num_free) * self._block_bytes)
 
     # --- parts ------------------------------------------------------------------------
     def _places(self, blocks: ChainBlocks) -> Sequence[int]:

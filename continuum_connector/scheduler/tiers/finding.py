@@ -25,8 +25,8 @@ from continuum_connector.scheduler.tiers.slots import NO_TICKETS, Tickets
 MAX_REMEMBERED = 64
 MAX_ARRIVALS = 256  # settled stores; a turn not asked about during more of them looks anew
 _FIRST_LOOK = 16  # blocks; then twice as many each time, so that a miss costs little
-# If a load would get blocks that DRAM lacks, a shorter hit is looked up; this many looks at most.
-_NUM_LOOKS = 4
+# If a load would get blocks that DRAM lacks, a shorter hit is looked up, at most so often.
+_MAX_LOOKUPS = 4
 
 
 @dataclass(eq=False, slots=True)
@@ -240,7 +240,7 @@ class ByRule:
         if known is not None and known.start == start and self._stands(request, known):
             return known.hit
         hit, hashes, index = request.num_tokens, request.block_hashes, self._index
-        for _ in range(_NUM_LOOKS):
+        for _ in range(_MAX_LOOKUPS):
             hit = self._lookup.longest_hit(hashes, start, hit - 1, index.is_ready)
             if hit == start:
                 break

@@ -42,7 +42,7 @@ NOBODYS = Chain("", 0.0)  # stands for no chain: beside it every chain may leave
 class HostIndex:
     """Block hash -> slot, the slots' states, and the chains that claim them."""
 
-    def __init__(self, num_slots: int, whole: bool = False) -> None:
+    def __init__(self, num_slots: int, whole: bool = False, keep_epochs: int = 0) -> None:
         self._whole = whole
         self.num_slots = 0  # that exist by now, see `grow`
         self.num_ready = 0
@@ -59,7 +59,7 @@ class HostIndex:
         self._numbers: dict[Key, int] = {}
         self._table = SlotTable()
         self._claims = SlotClaims(self._table)
-        self.past = Past(self._regain)  # of earlier epochs
+        self.past = Past(self._regain, keep_epochs)  # of earlier epochs
         self.marks: Marks | None = None  # kept where there is a disk
         self.grow(num_slots)
 
@@ -89,7 +89,7 @@ class HostIndex:
 
     def find(self, keys: Sequence[Key]) -> Tickets:
         """The READY slots of `keys`, from the first key on until one has none."""
-        numbers = self._look(keys)
+        numbers = self.slots_of(keys)
         numbers = numbers[: _first(numbers < 0)]
         return self._table.tickets[numbers[: _first(self._table.is_writing[numbers])]]
 
@@ -117,7 +117,7 @@ class HostIndex:
         those that this chain continues do, as the program has other turns under way. `places`: the
         blocks' places in their chain, from 0, for the marks.
         """
-        numbers = self._look(keys)
+        numbers = self.slots_of(keys)
         present, missing = numbers[numbers >= 0], (numbers < 0).nonzero()[0]
         self.touch(program, now)
         chain = self._claims.begin(present, program, now, supersedes)
@@ -209,7 +209,10 @@ class HostIndex:
 
     def slots_of(self, keys: Sequence[Key]) -> Numbers:
         """The keys' slots, READY or WRITING; -1 where there is none."""
-        return self._look(keys)
+        if self._numbers.keys().isdisjoint(keys):  # new keys cost a third this way
+            return np.full(len(keys), -1)
+        found = map(self._numbers.get, keys, itertools.repeat(-1))
+        return np.fromiter(found, np.int64, len(keys))
 
     def are_there(self, tickets: Tickets) -> Flags:
         """Which of them were not forgotten."""
@@ -289,13 +292,6 @@ class HostIndex:
         self.num_evicted += len(numbers)
 
     # --- slots ------------------------------------------------------------------------
-    def _look(self, keys: Sequence[Key]) -> Numbers:
-        """The keys' slots, -1 where there is none."""
-        if self._numbers.keys().isdisjoint(keys):  # new keys cost a third this way
-            return np.full(len(keys), -1)
-        found = map(self._numbers.get, keys, itertools.repeat(-1))
-        return np.fromiter(found, np.int64, len(keys))
-
     def _orphan(self, numbers: Numbers) -> None:
         self._lose(numbers)
         self.num_orphans_read += len(numbers)

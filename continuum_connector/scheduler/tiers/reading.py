@@ -128,27 +128,27 @@ class Reading:
         have of it. `num_turns`: turns under way, which a prefill delays. `supersedes`: no other
         turn of its program runs. Returns what the disk has of it; None if it has nothing of use."""
         length, hashes = self._plan.slot_blocks, request.block_hashes
-        num_groups = min(len(hashes), request.num_tokens // self._size) // length
-        if num_groups and (self.owner is None or self.is_stuck):
+        num_disk_slots = min(len(hashes), request.num_tokens // self._size) // length
+        if num_disk_slots and (self.owner is None or self.is_stuck):
             return OnDisk(why="down" if self.owner is None else "stuck")
-        if not num_groups or not self._disk.num_ready:
+        if not num_disk_slots or not self._disk.num_ready:
             return None
-        names = block_keys(hashes[length - 1 : num_groups * length : length])
+        names = block_keys(hashes[length - 1 : num_disk_slots * length : length])
         on_disk = self._disk.find(names)
         if (on_disk < 0).all():
             return None
         self._disk.shelves.use(program, on_disk[on_disk >= 0], supersedes)
-        keys, start = block_keys(hashes[: num_groups * length]), num_vram_tokens // self._size
+        keys, start = block_keys(hashes[: num_disk_slots * length]), num_vram_tokens // self._size
         wanted = Wanted(program, request, keys, names, start)
         prompt = Prompt.look(wanted, self._dram, self._disk)
-        groups = prompt.missing(length)
-        told, patience_s = self._weigh(prompt, groups, max(1, num_turns))
+        depths = prompt.missing(length)
+        told, patience_s = self._weigh(prompt, depths, max(1, num_turns))
         wait = _Wait(now + min(self._plan.timeout_s, patience_s), told)
         reads = self._under_way(prompt.in_dram[start:])
-        if len(groups) and not told.why:
-            reads += self._begin(wait, prompt, groups, now)
-        elif len(groups) and now - self._began >= PROBE_S:
-            self._begin(None, prompt, groups[:1], now)  # only to see how fast it is by now
+        if len(depths) and not told.why:
+            reads += self._begin(wait, prompt, depths, now)
+        elif len(depths) and now - self._began >= PROBE_S:
+            self._begin(None, prompt, depths[:1], now)  # only to see how fast it is by now
         self._join(wait, reads, wanted)
         before = self._waits.pop(request.request_id, None)
         if before is not None:
@@ -244,10 +244,10 @@ class Reading:
             return
         self._num_tries += 1
         prompt, wait.rest = Prompt.look(wanted, self._dram, self._disk), None
-        groups = prompt.missing(self._plan.slot_blocks)
+        depths = prompt.missing(self._plan.slot_blocks)
         reads = self._under_way(prompt.in_dram[wanted.start :])
-        if len(groups):
-            reads += self._begin(wait, prompt, groups, now)
+        if len(depths):
+            reads += self._begin(wait, prompt, depths, now)
         self._join(wait, reads, wanted)
 
     @property
@@ -262,16 +262,16 @@ class Reading:
         marks = self._dram.marks
         return marks is not None and marks.passes_on(now) and any(self._stand[1:])
 
-    def _weigh(self, prompt: Prompt, groups: Numbers, num_turns: int) -> tuple[OnDisk, float]:
+    def _weigh(self, prompt: Prompt, depths: Numbers, num_turns: int) -> tuple[OnDisk, float]:
         """What the disk has of what is missing, and how long the turn may wait for it."""
         costs, length, size = self._plan.costs, self._plan.slot_blocks, self._size
-        num_gained, num_before = prompt.gained(groups, length)
+        num_gained, num_before = prompt.gained(depths, length)
         prefill_s = costs.prefill_s(num_gained * size, num_before * size)
         if not costs.knows_prefill:
             prefill_s = math.inf  # the deadline bounds the wait
         told = OnDisk(prefill_s=prefill_s * num_turns)
-        if len(groups):
-            num, num_loaded = prompt.copied(groups, length)
+        if len(depths):
+            num, num_loaded = prompt.copied(depths, length)
             told.num_tokens = num * size
             told.read_s = costs.read_s(self._num_reading + num) + costs.load_s(num_loaded)
             told.why = "" if told.read_s < told.prefill_s else "prefill"
@@ -285,14 +285,14 @@ class Reading:
         return list(dict.fromkeys(read for read in found if read is not None))
 
     def _begin(
-        self, wait: _Wait | None, prompt: Prompt, groups: Numbers, now: float
+        self, wait: _Wait | None, prompt: Prompt, depths: Numbers, now: float
     ) -> list[_Read]:
         """Reserve slots in DRAM, as a store of that program would, and queue reads into as many as
         it gets. Where room will be made soon, nothing live that is on no disk yet leaves for this,
         and the turn waits for the rest."""
-        length, end = self._plan.slot_blocks, (int(groups[-1]) + 1) * self._plan.slot_blocks
+        length, end = self._plan.slot_blocks, (int(depths[-1]) + 1) * self._plan.slot_blocks
         is_wanted = np.zeros(end, np.bool_)
-        is_wanted.reshape(-1, length)[groups] = ~prompt.is_there.reshape(-1, length)[groups]
+        is_wanted.reshape(-1, length)[depths] = ~prompt.is_there.reshape(-1, length)[depths]
         chain = (is_wanted | (prompt.in_dram[:end] >= 0)).nonzero()[0].tolist()
         wanted, num_evicted = prompt.wanted, self._dram.num_evicted
         keys, program = [wanted.keys[place] for place in chain], wanted.program
@@ -303,24 +303,24 @@ class Reading:
         self._account.count("dram_evicted_blocks", self._dram.num_evicted - num_evicted)
         targets = np.full(end, -1, np.int64)
         targets[is_wanted.nonzero()[0][: len(tickets)]] = tickets
-        has_room = (targets.reshape(-1, length)[groups] >= 0).any(axis=1)
+        has_room = (targets.reshape(-1, length)[depths] >= 0).any(axis=1)
         if wait is not None and can_wait and not has_room.all():
             lacks = int((is_wanted & (targets < 0)).argmax())
             wait.rest, wait.lacks, self._full = wanted, wanted.keys[lacks], self._stand
         elif wait is not None and not has_room.all():
             wait.told.why = "room"
-        groups = groups[has_room]
+        depths = depths[has_room]
         step = max(1, self.max_read_bytes // (length * self._plan.block_bytes))
-        parts = (groups[first : first + step] for first in range(0, len(groups), step))
+        parts = (depths[first : first + step] for first in range(0, len(depths), step))
         return [self._read(prompt, part, targets, now) for part in parts]
 
-    def _read(self, prompt: Prompt, groups: Numbers, targets: Tickets, now: float) -> _Read:
+    def _read(self, prompt: Prompt, depths: Numbers, targets: Tickets, now: float) -> _Read:
         assert self.owner is not None
         wanted = prompt.wanted
-        length, numbers = self._plan.slot_blocks, prompt.on_disk[groups]
-        places = (groups[:, None] * length + np.arange(length)).ravel()
-        names = [wanted.names[group] for group in groups.tolist()]
-        disk = DiskPlaces(numbers.astype(np.int32), names, groups.tolist())
+        length, numbers = self._plan.slot_blocks, prompt.on_disk[depths]
+        places = (depths[:, None] * length + np.arange(length)).ravel()
+        names = [wanted.names[depth] for depth in depths.tolist()]
+        disk = DiskPlaces(numbers.astype(np.int32), names, depths.tolist())
         self._disk.acquire(numbers)
         self._began = now
         what = wanted.program, disk, targets[places]

@@ -252,9 +252,10 @@ class Past:
     Tables of keys that are not found any more. Their slots are neither written nor read; they
     are passed to `give_back` when they are to be used again."""
 
-    def __init__(self, give_back: Callable[[Numbers], None]) -> None:
+    def __init__(self, give_back: Callable[[Numbers], None], max_kept: int = 0) -> None:
+        """`max_kept`: how many epochs that have a name are kept whole."""
         self.num = 0  # slots
-        self.most_kept = 0  # epochs
+        self._max_kept = max_kept
         self._kept: OrderedDict[str, Table] = OrderedDict()  # the first goes first
         self._give_back = give_back
         self._tables: deque[dict[Key, int]] = deque()
@@ -270,7 +271,7 @@ class Past:
     def change(self, keep_as: str, table: Table, name: str) -> Table | None:
         """Lay the present table aside, and keep it as `keep_as` if it has that name and epochs are
         kept at all. Returns the table kept as `name`, which becomes the present one, or None."""
-        if keep_as and self.most_kept and table.numbers:
+        if keep_as and self._max_kept and table.numbers:
             self.num += len(table.numbers)
             self._kept[keep_as] = table
         else:
@@ -278,7 +279,7 @@ class Past:
         found = self._kept.pop(name, None)
         if found is not None:
             self.num -= len(found.numbers)
-        if len(self._kept) > self.most_kept:
+        if len(self._kept) > self._max_kept:
             self._forget_oldest()
         return found
 

@@ -78,27 +78,28 @@ class Prompt:
         return cls(wanted, in_dram, is_there, disk.find(wanted.names))
 
     def missing(self, length: int) -> Numbers:
-        """The disk slots that a hit needs beside what is there, by their place in the chain, up to
-        the first that is not on disk."""
+        """The depths of the disk slots that a hit needs beside what is there, up to the first that
+        is not on disk. A depth is a place in the chain, counted in disk slots of `length` blocks.
+        """
         is_whole = np.asarray(self.is_there.reshape(-1, length).all(axis=1))
         ends = (~is_whole & (self.on_disk < 0)).nonzero()[0]
         end = int(ends[0]) if len(ends) else len(is_whole)
-        groups: Numbers = (~is_whole[:end]).nonzero()[0]
-        return groups
+        depths: Numbers = (~is_whole[:end]).nonzero()[0]
+        return depths
 
-    def gained(self, groups: Numbers, length: int) -> tuple[int, int]:
+    def gained(self, depths: Numbers, length: int) -> tuple[int, int]:
         """How many blocks need not be computed once all that is missing is there, and how many
         blocks before them are there already."""
-        if not len(groups):
+        if not len(depths):
             return len(self.wanted.keys) - self.wanted.start, self.wanted.start
-        first, end = int(groups[0]) * length, (int(groups[-1]) + 1) * length
+        first, end = int(depths[0]) * length, (int(depths[-1]) + 1) * length
         first += int((~self.is_there[first:end]).argmax())
         return end - first, first
 
-    def copied(self, groups: Numbers, length: int) -> tuple[int, int]:
+    def copied(self, depths: Numbers, length: int) -> tuple[int, int]:
         """How many blocks are read from these disk slots, and about how many are loaded then."""
-        num_read = np.count_nonzero(~self.is_there.reshape(-1, length)[groups])
-        return int(num_read), int(groups[-1] + 1 - groups[0]) * length
+        num_read = np.count_nonzero(~self.is_there.reshape(-1, length)[depths])
+        return int(num_read), int(depths[-1] + 1 - depths[0]) * length
 
 
 def block_keys(hashes: Sequence[bytes]) -> list[Key]:

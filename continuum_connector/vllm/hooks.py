@@ -1,0 +1,64 @@
+"""Hooks: what one scheduler of vLLM's has of ours, for the subclass in attach.py to call."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from operator import methodcaller
+from typing import Any
+
+from continuum_connector.vllm import compat
+from continuum_connector.vllm.allocation import Allocation
+from continuum_connector.vllm.order import KvFirst, Order, end_lost_loads
+from continuum_connector.vllm.resets import Resets
+
+
+class Hooks:
+    """The parts of ours in one scheduler. `order` is None if vLLM's own order stays."""
+
+    def __init__(self, scheduler: Any, ours: Any) -> None:
+        """Put our parts into a scheduler that has just been built; `ours`: our connector in it."""
+        compat.recompute_failed_loads(scheduler)
+        compat.look_up_as_without_connector(scheduler)
+        if scheduler.connector is ours:  # loads of another connector may need what this would undo
+            compat.free_blocks_at_once(scheduler)
+        self._scheduler = scheduler
+        self._ours = ours
+        side = ours.side
+        self.order = Order(scheduler, ours) if side.orders else None
+        self.allocation = Allocation(scheduler, ours)
+        self.resets = Resets(scheduler, ours, self.order)
+        self._kv_first = KvFirst(scheduler)
+
+    @property
+    def acting(self) -> Any:
+        """Our connector; None while it is switched off."""
+        return self._ours if self._ours.is_on else None
+
+    def before_step(self) -> None:
+        """Do what must be done before vLLM looks at any turn of the coming step."""
+        self.resets.before_step()
+        ours = self.acting
+        end_lost_loads(self._scheduler, ours.before_queued if ours is not None else None)
+        self._kv_first.new_step()
+        must_line_up = self.allocation.before_step()
+        if self.order is not None:
+            self.order.open()
+            if must_line_up:
+                self.order.line_up(self.allocation.num_short())
+
+    def after_step(self) -> None:
+        if self.order is not None:
+            self.order.close()
+
+    def next_queue(self, own: Callable[[], Any]) -> Any:
+        """vLLM <= 0.30: return the queue that is asked next; `own` is vLLM's own answer.
+
+        A turn that holds KV goes first, or it could wait for ever behind a turn that needs the
+        blocks it holds. This is so in vLLM's own order, too, where a priority may rank that other
+        turn first, and while we are switched off, because loads that were under way still settle.
+        """
+        self.allocation.before_admission()
+        order = self.order
+        if order is not None and order.is_on:
+            return min(filter(None, order.queues), key=methodcaller("peek_rank"), default=None)
+        return self._kv_first.front() or own()
