@@ -85,7 +85,7 @@ class DiskTier:
         self._now = -math.inf  # of the last step
         self._scanned: set[int] = set()  # ranks that have told all that a restart found
         dram.doubts, dram.came = self._doubt, self._came
-        self._events = self.ahead.events = dram.events
+        self._events = self.ahead.under_way.events = dram.events
         if dram.events is not None:
             self.disk.gone = deque()
         self.traffic.background = self._step
@@ -223,9 +223,8 @@ class DiskTier:
             self.traffic.look_every_s = SCAN_LOOK_S
         elif self._has_disk:
             self._account.gauge("disk_budget_fill", self._budget.fill(now))
-            takes = self._attempts.may_begin(now, self.traffic.num_of(Kind.WRITE))
-            takes = takes and not self.ahead.is_stuck
             num = self.traffic.num_of(Kind.WRITE)
+            takes = self._attempts.may_begin(now, num) and not self.ahead.is_stuck
             most = 1 if self._attempts.is_over else self._depth.most(num)
             for _ in range(most - num if takes else 0):
                 if not self._write(now) and not self._saving.goes_on:
@@ -266,11 +265,12 @@ class DiskTier:
         numbers = transfer.blocks.astype(np.int64)
         assert transfer.outcome is not None
         reasons = set(transfer.outcome.reasons)
-        is_bad = "eio" in reasons
         if transfer.kind is Kind.READ:
-            self.ahead.settled(transfer)
-            is_wrong = bool(reasons & {"corrupt", "missing", "eio"})
-            self.disk.release(numbers, forget=is_wrong, is_bad=is_bad)
+            self.ahead.under_way.settled(transfer)
+            is_bad, is_wrong = transfer.bad("eio"), transfer.bad("corrupt", "missing")
+            self.disk.release(numbers[is_bad], forget=True, is_bad=True)
+            self.disk.release(numbers[is_wrong & ~is_bad], forget=True)
+            self.disk.release(numbers[~is_wrong & ~is_bad])
         else:
             self._written(transfer, numbers, reasons)
         self._judge(reasons, transfer)
@@ -287,10 +287,10 @@ class DiskTier:
         is_late = transfer.cancelled and transfer.state is TransferState.FAILED
         if is_done or is_late:
             self._depth.ended(len(numbers), transfer.admitted, self._now, is_late)
-        is_right = np.asarray(are_there.reshape(len(numbers), -1).all(axis=1) & is_done)
+        if is_done and self._attempts.succeed(transfer.admitted):
+            logger.warning("The disk takes writes again")
+        is_right = are_there.reshape(len(numbers), -1).all(axis=1) & transfer.copied()
         if is_right.any():
-            if self._attempts.succeed(transfer.admitted):
-                logger.warning("The disk takes writes again")
             tickets = tickets[np.repeat(is_right, self._plan.slot_blocks)]
             names = [transfer.keys[place] for place in is_right.nonzero()[0].tolist()]
             self._marks.save(tickets)
@@ -299,8 +299,9 @@ class DiskTier:
             self.disk.settle(numbers[is_right], written=True)
             if self._events is not None:
                 self._events.written(names)
-        if not is_right.all():
-            self.disk.settle(numbers[~is_right], written=False, is_bad="eio" in reasons)
+        is_bad = transfer.bad("eio") & ~is_right
+        self.disk.settle(numbers[is_bad], written=False, is_bad=True)
+        self.disk.settle(numbers[~is_right & ~is_bad], written=False)
 
     def _doubt(self, tickets: Tickets) -> None:
         """A load found these slots wrong in DRAM: what was written from them is as wrong."""
