@@ -66,6 +66,7 @@ class DiskTier:
         self._pasts = dram.index.past, self.disk.past
         marks = dram.index.marks = Marks(dram.index.num_slots, plan.slot_blocks)
         marks.passes_on, marks.stays, self._marks = self._passes_on, self._stays, marks
+        marks.key_of = lambda number: dram.index.keys_at(np.array([number]))[0]
         disk_bytes = plan.slot_blocks * plan.block_bytes * self.traffic.world_size
         self._budget = Budget(plan.write_budget, disk_bytes)
         length = plan.slot_blocks
@@ -345,6 +346,5 @@ class DiskTier:
             self.traffic.abandon(self._owner)
 
     def _forget_all(self) -> None:
-        self.ahead.clear()
-        self._saving.clear()
-        self.disk.clear()
+        for each in (self.ahead, self._saving, self._marks, self.disk):
+            each.clear()

@@ -94,11 +94,12 @@ class Reading:
         num_groups = min(len(hashes), request.num_tokens // self._size) // length
         if num_groups and (self.owner is None or self.is_stuck):
             return OnDisk(why="down" if self.owner is None else "stuck")
-        if not num_groups or not self._disk.num_ready:
+        lost, why_lost = (b"", "") if self._dram.marks is None else self._dram.marks.lost(program)
+        if not num_groups or not (self._disk.num_ready or lost):
             return None
         names = block_keys(hashes[length - 1 : num_groups * length : length])
         on_disk = self._disk.find(names)
-        if (on_disk < 0).all():
+        if (on_disk < 0).all() and not lost:
             return None
         self._disk.shelves.use(program, on_disk[on_disk >= 0], supersedes)
         keys, start = block_keys(hashes[: num_groups * length]), num_vram_tokens // self._size
@@ -119,7 +120,9 @@ class Reading:
             self.under_way.leave(before)
         if wait.reads or wait.rest is not None or wait.came:
             self._waits[request.request_id] = wait
-        return told if told.num_tokens or wait.reads else None
+        if lost and lost in prompt.nowhere(length):
+            told.why = told.why or why_lost
+        return told if told.num_tokens or wait.reads or told.why else None
 
     def awaits(self, request_id: str, now: float) -> bool:
         """Whether the turn is to wait for its reads; once it is not, it never is again."""

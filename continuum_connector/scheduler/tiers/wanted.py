@@ -86,6 +86,11 @@ class Prompt:
         groups: Numbers = (~is_whole[:end]).nonzero()[0]
         return groups
 
+    def nowhere(self, length: int) -> set[Key]:
+        """The blocks that must be computed: neither in VRAM or DRAM nor on disk."""
+        are_gone = ~self.is_there & np.repeat(self.on_disk < 0, length)
+        return {self.wanted.keys[place] for place in are_gone.nonzero()[0].tolist()}
+
     def gained(self, groups: Numbers, length: int) -> tuple[int, int]:
         """How many blocks need not be computed once all that is missing is there, and how many
         blocks before them are there already."""
