@@ -114,12 +114,7 @@ class Reading:
         elif len(groups) and now - self.under_way.began >= PROBE_S:
             self._begin(None, prompt, groups[:1], now)  # only to see how fast it is by now
         self.under_way.join(wait, reads, wanted, self._size)
-        before = self._waits.pop(request.request_id, None)
-        if before is not None:
-            wait.came = before.came
-            self.under_way.leave(before)
-        if wait.reads or wait.rest is not None or wait.came:
-            self._waits[request.request_id] = wait
+        self._replace_wait(request.request_id, wait)
         if lost and lost in prompt.nowhere(length):
             told.why = told.why or why_lost
         return told if told.num_tokens or wait.reads or told.why else None
@@ -177,6 +172,15 @@ class Reading:
         self._waits.clear()
 
     # --- parts ------------------------------------------------------------------------
+    def _replace_wait(self, request_id: str, wait: Wait) -> None:
+        """The turn waits for this, no more for what it waited for before."""
+        before = self._waits.pop(request_id, None)
+        if before is not None:
+            wait.came = before.came
+            self.under_way.leave(before)
+        if wait.reads or wait.rest is not None or wait.came:
+            self._waits[request_id] = wait
+
     def _go_on(self, wait: Wait, wanted: Wanted, now: float) -> None:
         """Read on if there is room by now: where one turn found none, no other does."""
         is_full = self._stand == self._full and wait.lacks not in self._dram
