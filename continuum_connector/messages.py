@@ -95,6 +95,10 @@ class TransferOutcome:
     "closed", "no_tier", "corrupt"; "stale": of an epoch whose weights are gone; "asleep": the
     KV cache or the slots are away; for a disk also "eio", "enospc", and "missing": the slot holds
     another name). `num_bytes` and `seconds` are summed over the ranks that are done.
+
+    Of a write or a read that failed, by their places in its order: `copied`, the disk slots that
+    all failing ranks copied even so; `bad`, those in which a rank found "eio", "corrupt" or
+    "missing". The others were not begun.
     """
 
     num_done: int = 0
@@ -102,6 +106,8 @@ class TransferOutcome:
     reasons: tuple[str, ...] = ()
     num_bytes: int = 0
     seconds: float = 0.0
+    copied: frozenset[int] = frozenset()
+    bad: dict[str, frozenset[int]] = field(default_factory=dict)
 
     @property
     def num_ranks(self) -> int:
@@ -109,6 +115,10 @@ class TransferOutcome:
 
     def add(self, other: TransferOutcome) -> None:
         """Add other ranks' results of the same transfer."""
+        if other.num_failed:
+            self.copied = self.copied & other.copied if self.num_failed else other.copied
+        for reason, places in other.bad.items():
+            self.bad[reason] = self.bad.get(reason, frozenset()) | places
         self.num_done += other.num_done
         self.num_failed += other.num_failed
         self.reasons += other.reasons

@@ -97,12 +97,10 @@ size_t ckv_poll(ckv_engine *handle, ckv_completion *out, size_t max) {
   size_t n = 0;
   max = out == nullptr ? 0 : max;
   with(handle, [&](ckv::Engine &engine) {
-    for (; n < max; ++n) {
-      std::unique_ptr<ckv::Report> report = engine.reports().pop();
-      if (!report) {
-        break;
-      }
-      out[n] = report->completion;
+    ckv::ReportStack &reports = engine.reports();
+    reports.forget_shown();
+    while (n < max && reports.show(&out[n])) {
+      ++n;
     }
     return CKV_OK;
   });

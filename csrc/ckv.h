@@ -25,7 +25,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#define CKV_ABI 4
+#define CKV_ABI 5
 
 #ifdef __cplusplus
 extern "C" {
@@ -57,7 +57,8 @@ enum {
   CKV_EIO = -11,      /* the disk failed, or its file is shorter than it was made */
   CKV_EMISSING = -12, /* the disk slot holds another key, or nothing of this generation */
   CKV_ELOCKED = -13,  /* another process has the file open */
-  CKV_ENOSPC = -14    /* the disk is full, or became read-only */
+  CKV_ENOSPC = -14,   /* the disk is full, or became read-only */
+  CKV_UNTRIED = -15   /* of one disk slot: it was not begun, or a reset made it foreign */
 };
 
 typedef struct ckv_engine ckv_engine;
@@ -89,7 +90,10 @@ typedef struct {
 
 /* error: 0, a CKV_ code (below 0) or the driver's own code (above 0); CKV_EINVAL is a conflict.
  * bytes: known to have been copied. Times are CLOCK_MONOTONIC; start_ns is the first driver call,
- * 0 if there was none. */
+ * 0 if there was none. Of a write or a read that is not DONE, disk_errors says for each of its
+ * num_disk_slots what became of it: 0 if it was copied, and is as right as in one that is DONE,
+ * else a CKV_ code. It is null where that is unknown, so that no slot counts as copied. The engine
+ * owns the array, until the next ckv_poll or ckv_free. */
 typedef struct {
   uint64_t tag;
   int32_t status;
@@ -98,6 +102,8 @@ typedef struct {
   uint64_t submit_ns;
   uint64_t start_ns;
   uint64_t done_ns;
+  const int32_t *disk_errors;
+  uint64_t num_disk_slots;
 } ckv_completion;
 
 /* Thread-safe, does not block. */
@@ -239,8 +245,8 @@ int ckv_pool_unmap(ckv_engine *engine, void *base);
 /* ---- A file on a disk, of num_slots disk slots of slot_blocks host slots each ----
  *
  *   - A read is DONE only if every disk slot had the key that was asked for, in this generation of
- *     the file, and every byte is the one that was written under it. Host slots of a read that is
- *     not DONE hold anything.
+ *     the file, and every byte is the one that was written under it. Of one that is not DONE this
+ *     holds for the slots that its completion says were copied; other host slots hold anything.
  *   - No step, no lane and no caller waits for the disk but for ckv_disk_open and ckv_disk_close.
  *   - Bytes are durable when the system likes; only a generation's begin and end are waited for.
  */

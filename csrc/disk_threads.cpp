@@ -190,6 +190,7 @@ void Disk::end_slot(const Job &job, int error) {
     std::lock_guard<std::mutex> lock(mutex_);
     --(is_read ? num_reading_ : num_writing_);
     --part.num_under_way;
+    part.errors[job.at] = error;
     if (error == 0) {
       transfer->copied_bytes += shape_.payload_bytes;
       state_.num_bytes[is_read ? 1 : 0] += shape_.payload_bytes;

@@ -642,6 +642,9 @@ std::unique_ptr<Report> Engine::complete(Transfer *transfer, int status, int err
   if (phase_ != Phase::LEFT) {  // else the lane still writes these
     completion.bytes = transfer->copied_bytes;
     completion.start_ns = transfer->start_ns;
+    if (transfer->disk != nullptr && status != CKV_DONE) {
+      tell_slots(*transfer->disk, transfer->report.get());
+    }
   }
   return std::move(transfer->report);
 }

@@ -138,6 +138,7 @@ class Engine {
   void set_borders(Layout *layout) const;
   int32_t count_ready_slots();
   std::unique_ptr<Report> complete(Transfer *transfer, int status, int error);
+  static void tell_slots(DiskPart &part, Report *report);
   // Whether the transfer is to be reported as cancelled, by who asks.
   static bool stop(Transfer *transfer, Queues *queues);
   bool has_ended() const;

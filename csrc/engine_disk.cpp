@@ -108,6 +108,7 @@ void Engine::submit_disk(Disk &disk, int direction, const DiskOrder &order, uint
     part->depths.assign(order.depths, order.depths + order.n);
   }
   part->generation = disk.generation();
+  part->errors.assign(order.n, CKV_UNTRIED);
   auto transfer = std::make_unique<Transfer>();
   transfer->tag = tag;
   transfer->direction = direction;
@@ -120,6 +121,16 @@ void Engine::submit_disk(Disk &disk, int direction, const DiskOrder &order, uint
   check_ready(transfer->slots);
   enqueue(transfer.get());
   transfer.release();  // the lane's now
+}
+
+// Which slots of a transfer that is not done were copied; nobody moves any of them any more.
+void Engine::tell_slots(DiskPart &part, Report *report) {
+  if (part.generation != part.disk->generation()) {
+    std::fill(part.errors.begin(), part.errors.end(), CKV_UNTRIED);
+  }
+  report->disk_errors = std::move(part.errors);
+  report->completion.disk_errors = report->disk_errors.data();
+  report->completion.num_disk_slots = report->disk_errors.size();
 }
 
 void Engine::disk_ended() {

@@ -17,6 +17,7 @@ namespace ckv {
 struct Report {
   Report *next = nullptr;
   ckv_completion completion{};
+  std::vector<int32_t> disk_errors;  // what the completion points to
 };
 
 // The order of leaving: loads that somebody waits for, loads on a guess, stores. In each, first in
@@ -47,6 +48,7 @@ struct DiskPart {
   size_t num_under_way = 0;
   int error = 0;
   bool is_cancelled = false;
+  std::vector<int32_t> errors;  // of each disk slot; allocated at submit, so that no report fails
 };
 
 struct Transfer {
@@ -178,6 +180,7 @@ class ReportStack {
   ~ReportStack() {
     drop(newest_.load());
     drop(oldest_);
+    drop(shown_);
   }
 
   void push(std::unique_ptr<Report> report) {
@@ -202,6 +205,24 @@ class ReportStack {
     return report;
   }
 
+  // Consumer only. Keeps what a completion points to until the next call of forget_shown.
+  bool show(ckv_completion *out) {
+    std::unique_ptr<Report> report = pop();
+    if (!report) {
+      return false;
+    }
+    *out = report->completion;
+    if (!report->disk_errors.empty()) {
+      report->next = shown_;
+      shown_ = report.release();
+    }
+    return true;
+  }
+  void forget_shown() {
+    drop(shown_);
+    shown_ = nullptr;
+  }
+
   uint64_t num_pending() const { return __atomic_load_n(&pending_, __ATOMIC_RELAXED); }
   const volatile uint64_t *pending_word() const { return &pending_; }
 
@@ -224,6 +245,7 @@ class ReportStack {
 
   std::atomic<Report *> newest_{nullptr};
   Report *oldest_ = nullptr;
+  Report *shown_ = nullptr;
   // A plain word, for the caller reads it through a pointer without a call.
   alignas(64) uint64_t pending_ = 0;
 };

@@ -17,7 +17,7 @@ from typing import Any
 import continuum_connector
 from continuum_connector.errors import TransferError
 
-ABI_VERSION = 4
+ABI_VERSION = 5
 SPECULATIVE = 1  # a flag of ckv_submit
 DISK_KEEP, DISK_BUFFERED, DISK_UNSUMMED = 1, 2, 4  # flags of ckv_disk_open
 NUMA_ANY, NUMA_DEVICE = -2, -1
@@ -105,6 +105,8 @@ class RawCompletion(ctypes.Structure):
         ("submit_ns", _u64),
         ("start_ns", _u64),
         ("done_ns", _u64),
+        ("disk_errors", ctypes.POINTER(_i32)),
+        ("num_disk_slots", _u64),
     )
 
 

@@ -19,6 +19,7 @@ CORRUPT = -10  # a slot of DRAM or disk no longer holds what was put into it (CK
 EIO = -11  # the disk failed, or its file is too short
 MISSING = -12  # the disk slot holds another key than the one we asked for
 ENOSPC = -14  # the disk is full
+UNTRIED = -15  # another slot's failure ended the transfer before it came to this one, or a cancel
 
 
 class Direction(enum.Enum):
@@ -48,13 +49,18 @@ class Region:
 
 @dataclass(frozen=True)
 class Completion:
-    """A submitted transfer that will not touch memory again. It is reported exactly once."""
+    """A submitted transfer that will not touch memory again. It is reported exactly once.
+
+    `disk_errors`: of a write or a read that is not done, what became of each disk slot: 0 if it was
+    copied, else why not; () if nobody knows, and then none counts as copied.
+    """
 
     tag: int
     status: Status
     error: int
     num_bytes: int
     seconds: float
+    disk_errors: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -139,8 +145,8 @@ class DiskFile(Protocol):
 
     def read(self, slots: BlockIds, disk_slots: BlockIds, keys: Sequence[bytes], tag: int) -> None:
         """Queue `disk_slots`, which must hold `keys`, to be read into host `slots`, where -1
-        means not wanted. After a read that fails, its host slots hold anything. TransferError if
-        refused."""
+        means not wanted. After a read that fails, host slots hold anything, but for those of disk
+        slots that its completion says were copied. TransferError if refused."""
         ...
 
     def scan(self, max_found: int) -> list[OnDisk]:

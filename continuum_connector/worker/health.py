@@ -34,6 +34,7 @@ LOOK_EVERY_S = 1.0
 _REASONS = {Status.FAILED: "driver", Status.CANCELLED: "cancelled"}
 _REASONS_OF_ERRORS = {CONFLICT: "refused", CORRUPT: "corrupt"}
 _REASONS_OF_ERRORS |= {EIO: "eio", MISSING: "missing", ENOSPC: "enospc"}
+_OF_ONE_SLOT = (EIO, CORRUPT, MISSING)  # what a disk slot has, not the whole disk
 
 
 class EngineHealth:
@@ -98,12 +99,20 @@ def outcome_of(completion: Completion, reason: str) -> TransferOutcome:
             num_done=1, num_bytes=completion.num_bytes, seconds=completion.seconds
         )
     reason = _REASONS_OF_ERRORS.get(completion.error, reason) or _REASONS[completion.status]
-    return failed_because(reason)
+    outcome, errors = failed_because(reason), completion.disk_errors
+    if errors:
+        outcome.copied = _places(errors, 0)
+        outcome.bad = {_REASONS_OF_ERRORS[each]: _places(errors, each) for each in _OF_ONE_SLOT}
+    return outcome
 
 
 def failed_because(reason: str) -> TransferOutcome:
     """One rank's result of a transfer that has failed here, with one word for why."""
     return TransferOutcome(num_failed=1, reasons=(reason,))
+
+
+def _places(errors: Sequence[int], error: int) -> frozenset[int]:
+    return frozenset(place for place, each in enumerate(errors) if each == error)
 
 
 _TIMEOUT_S = 2.0  # for the copies that the driver already has: one window, which takes milliseconds

@@ -248,7 +248,8 @@ def _raw(ids: BlockIds, tag: int) -> bytes:
 
 def _completion(c: abi.RawCompletion) -> Completion:
     seconds = (c.done_ns - c.start_ns) / 1e9 if c.start_ns else 0.0
-    return Completion(c.tag, Status(c.status), c.error, c.bytes, seconds)
+    errors = tuple(c.disk_errors[: c.num_disk_slots]) if c.disk_errors else ()
+    return Completion(c.tag, Status(c.status), c.error, c.bytes, seconds, errors)
 
 
 def _check(driver: str, layout: Layout, num_slots: int) -> None:

@@ -23,6 +23,7 @@ from continuum_connector.messages import (
     LoadOrder,
     ReadOrder,
     StoreOrder,
+    TransferOutcome,
     WorkerReport,
     WriteOrder,
 )
@@ -85,11 +86,15 @@ class Sleep:
         return not self._filled[order.slots].all()
 
     def settled(
-        self, order: LoadOrder | StoreOrder | ReadOrder | WriteOrder, is_done: bool
+        self, order: LoadOrder | StoreOrder | ReadOrder | WriteOrder, outcome: TransferOutcome
     ) -> None:
-        """An order has ended. `is_done`: what a store or a read puts into its slots is there."""
-        if self._filled is not None and isinstance(order, StoreOrder | ReadOrder):
-            self._filled[order.slots[order.slots >= 0]] = is_done
+        """An order has ended: what a store or a read puts into its slots may be there."""
+        if self._filled is None or not isinstance(order, StoreOrder | ReadOrder):
+            return
+        self._filled[order.slots[order.slots >= 0]] = outcome.num_done > 0
+        if outcome.copied and isinstance(order, ReadOrder):
+            slots = order.slots.reshape(len(order.disk_slots), -1)[sorted(outcome.copied)]
+            self._filled[slots[slots >= 0]] = True
 
 
 def anyone(groups: Iterable[Any], is_so: bool) -> bool:

@@ -336,7 +336,7 @@ class ContinuumWorker(RankTier):
     def _settle(self, order: Order, outcome: TransferOutcome) -> None:
         """Note the end of one order for the report and, if it is a load, for its request."""
         self._report.outcomes[order.transfer_id] = outcome
-        self._sleep.settled(order, outcome.num_done > 0)
+        self._sleep.settled(order, outcome)
         if isinstance(order, LoadOrder):
             self._loads.settle(order, outcome)
 

@@ -154,6 +154,7 @@ class Session {
     CHECK(rig.seen.size() == num_accepted_ && *ckv_pending_word(rig.engine) == 0);
     for (const auto &[tag, done] : rig.seen) {
       CHECK((done.status == CKV_FAILED) == (done.error != 0));
+      CHECK(done.status != CKV_DONE || rig.disk_errors.count(tag) == 0);
       num_done += done.status == CKV_DONE ? 1 : 0;
     }
   }

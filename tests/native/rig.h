@@ -148,6 +148,9 @@ struct Rig {
     while (size_t n = ckv_poll(engine, batch, 16)) {
       for (size_t i = 0; i < n; ++i) {
         CHECK(seen.emplace(batch[i].tag, batch[i]).second);
+        if (const int32_t *errors = batch[i].disk_errors) {  // the next poll takes them away
+          disk_errors[batch[i].tag].assign(errors, errors + batch[i].num_disk_slots);
+        }
       }
     }
   }
@@ -201,6 +204,7 @@ struct Rig {
   uint8_t *pool = nullptr;
   std::vector<std::vector<uint8_t>> vram;
   std::map<uint64_t, ckv_completion> seen;
+  std::map<uint64_t, Ids> disk_errors;  // of each disk slot of a transfer that was not done
 };
 
 // Does everything at once. Remembers the registrations, of which it allows only some.

@@ -17,6 +17,7 @@ from continuum_connector.worker.engine import (
     CORRUPT,
     EIO,
     MISSING,
+    UNTRIED,
     Completion,
     Direction,
     DiskTuning,
@@ -105,6 +106,19 @@ def test_another_key_in_the_slot_is_missing(disk: Disk) -> None:
     disk.write(ids(0, 1), 0, 1)
     assert disk.read(ids(2, 3), 0, 2).error == MISSING
     assert disk.read(ids(2, 3), 1, 1).error == MISSING
+
+
+def test_a_read_that_fails_says_which_slots_it_has_read(rig: Rig, path: Path) -> None:
+    disk = Disk(rig, path, replace(TUNING, num_threads=1))
+    rig.finish(Direction.STORE, ids(0, 1, 2, 3), ids(0, 1, 2, 3), 1)
+    assert disk.write(ids(0, 1), 5, 1).disk_errors == disk.write(ids(2, 3), 6, 2).disk_errors == ()
+    keys = [key_of(each) for each in (1, 77, 2)]
+    disk.file.read(ids(10, 11, 12, 13, 14, 15), ids(5, 4, 6), keys, 1)
+    ended = disk.finish(1)
+    assert (ended.status, ended.error) == (Status.FAILED, MISSING)
+    assert ended.disk_errors == (0, MISSING, UNTRIED)
+    assert np.array_equal(rig.slot(10), rig.vram[:, 0])
+    disk.file.close(LIMIT_S)
 
 
 def test_the_next_process_finds_what_was_written_with_its_order_and_depth(path: Path) -> None:

@@ -397,7 +397,7 @@ def test_structs_are_as_long_as_the_library_says() -> None:
     # Those with a size of their own are refused if it differs; a completion or region would shift.
     assert ctypes.sizeof(abi.Config) == 64
     assert ctypes.sizeof(abi.RawRegion) == 40
-    assert ctypes.sizeof(abi.RawCompletion) == 48
+    assert ctypes.sizeof(abi.RawCompletion) == 64
     assert ctypes.sizeof(abi.SimStats) == 104
     assert ctypes.sizeof(abi.Stats) == 216
     assert ctypes.sizeof(abi.PoolConfig) == 40

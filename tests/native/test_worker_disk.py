@@ -152,6 +152,16 @@ def test_a_disk_that_is_begun_anew_says_why(folder: Path, monkeypatch: pytest.Mo
     assert live(one, disk_keep=False) == "begun anew as disk_keep = 0 asks"
 
 
+def test_a_slot_that_another_key_is_in_fails_alone(folder: Path, ends: ExitStack) -> None:
+    life = Life(folder, disk_threads=1)
+    ends.callback(life.worker.shutdown)
+    assert life.do(write(1)) == [()]
+    wrong = ReadOrder(2, ids(4, 5, 6, 7), ids(2, 0), (KEYS[0], KEYS[0]))
+    assert life.do(wrong) == [("missing",)]
+    outcome = life.report.outcomes[2]
+    assert (outcome.copied, outcome.bad["missing"], outcome.bad["eio"]) == ({0}, {1}, set())
+
+
 def test_who_has_read_the_weights_leaves_the_disk_threads_as_nice_as_they_make_themselves(
     folder: Path, tmp_path: Path, ends: ExitStack
 ) -> None:

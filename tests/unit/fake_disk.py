@@ -68,10 +68,10 @@ class FakeDiskFile:
         self.in_flight.add(tag)
         self.log.append((kind, tag))
 
-    def settle(self, tag: int, error: int = 0) -> None:
+    def settle(self, tag: int, error: int = 0, disk_errors: tuple[int, ...] = ()) -> None:
         self.in_flight.remove(tag)
-        status = Status.FAILED if error else Status.DONE
-        self.done.append(Completion(tag, status, error, 0 if error else BLOCK_BYTES, 0.25))
+        status, num_bytes = Status.FAILED if error else Status.DONE, 0 if error else BLOCK_BYTES
+        self.done.append(Completion(tag, status, error, num_bytes, 0.25, disk_errors))
 
     def scan(self, max_found: int) -> list[OnDisk]:
         assert not self.closed

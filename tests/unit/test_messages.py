@@ -33,6 +33,24 @@ def test_reports_of_ranks_add_up() -> None:
     assert second.outcomes[2] == TransferOutcome(num_done=1)
 
 
+def test_of_failing_ranks_what_all_copied_and_what_any_found_bad_is_kept() -> None:
+    total = TransferOutcome()
+    total.add(TransferOutcome(num_done=1))
+    total.add(_failed({0, 1, 2}, eio={3}))
+    assert (total.copied, total.bad) == ({0, 1, 2}, {"eio": {3}})
+    total.add(TransferOutcome(num_done=1))
+    total.add(_failed({0, 2, 3}, eio={1}, corrupt={4}))
+    assert (total.copied, total.bad) == ({0, 2}, {"eio": {1, 3}, "corrupt": {4}})
+    total.add(TransferOutcome(num_failed=1, reasons=("closed",)))
+    assert total.copied == set()
+    assert pickle.loads(pickle.dumps(total)) == total
+
+
+def _failed(copied: set[int], **bad: set[int]) -> TransferOutcome:
+    places = {reason: frozenset(each) for reason, each in bad.items()}
+    return TransferOutcome(num_failed=1, copied=frozenset(copied), bad=places)
+
+
 def test_merging_does_not_tie_two_reports_together() -> None:
     first, second = WorkerReport(), WorkerReport({1: TransferOutcome(num_done=1)})
     first.merge(second).merge(WorkerReport({1: TransferOutcome(num_done=1)}))

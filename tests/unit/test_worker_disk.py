@@ -35,7 +35,7 @@ from continuum_connector.worker.disk import (
     WorkerDisk,
     disk_shape,
 )
-from continuum_connector.worker.engine import CORRUPT, EIO, ENOSPC, MISSING, Region
+from continuum_connector.worker.engine import CORRUPT, EIO, ENOSPC, MISSING, UNTRIED, Region
 from continuum_connector.worker.layout import Layout
 from continuum_connector.worker.worker import ContinuumWorker
 from tests.fakes import BLOCK_BYTES, FakeClock
@@ -260,6 +260,41 @@ def test_what_the_disk_says_of_a_failure_is_its_reason(rig: Rig, error: int, rea
     done = TransferOutcome(num_done=1, num_bytes=BLOCK_BYTES, seconds=0.25)
     assert rig.report.outcomes[2] == done
     assert rig.report.disk_down == ""
+
+
+def test_each_slot_of_an_order_that_failed_has_its_own_end(rig: Rig) -> None:
+    """Slots that were not begun, or failed for what is no fault of theirs, have none."""
+    rig.step(reads=(read(1),), writes=(write(2, 1),))
+    rig.file.settle(1, EIO, (0, EIO, 0, CORRUPT, MISSING, UNTRIED))
+    rig.file.settle(2, ENOSPC, (0, ENOSPC, UNTRIED))
+    rig.tell()
+    both = rig.report.outcomes[1], rig.report.outcomes[2]
+    assert [each.reasons for each in both] == [("eio",), ("enospc",)]
+    assert [each.copied for each in both] == [{0, 2}, {0}]
+    assert {why: set(places) for why, places in both[0].bad.items()} == {
+        "eio": {1},
+        "corrupt": {3},
+        "missing": {4},
+    }
+    assert not any(both[1].bad.values())
+
+
+def test_after_a_sleep_that_gave_dram_back_what_a_failed_read_brought_can_be_loaded(
+    tmp_path: Path,
+) -> None:
+    rig = Rig(tmp_path, sleep_dram="release")
+    rig.worker.fall_asleep()
+    rig.worker.wake_up(LAYOUT)
+    rig.engine.num_ready, rig.engine.is_growing = 64, False
+    rig.tell()
+    both = ReadOrder(1, ids(4, -1, 6, 7), ids(0, 1), (b"key", b"yek"))
+    rig.step(epoch=1, reads=(both,))
+    rig.file.settle(1, CORRUPT, (0, CORRUPT))
+    rig.tell()
+    rig.step(epoch=1, loads=(LoadOrder(2, "a", ids(1), ids(4)), LoadOrder(3, "b", ids(2), ids(6))))
+    assert rig.reasons(1) == ("corrupt",)
+    assert 2 not in rig.report.outcomes  # under way
+    assert rig.reasons(3) == ("stale",)
 
 
 def test_an_order_that_the_disk_refuses_fails_as_refused(rig: Rig) -> None:

@@ -99,13 +99,16 @@ class _Transfer:
 
 class FakeDisk:
     """One rank's file: of each disk slot the name and what its blocks held. `fails_with`, for
-    writes `refuses_with`: how they end; `is_held`: they stay under way until somebody ends them."""
+    writes `refuses_with`: how they end, `after` so many of their slots; `bad`: how what comes to
+    a slot ends; `is_held`: they stay under way until somebody ends them."""
 
     def __init__(self) -> None:
         self.slots: dict[int, tuple[bytes, list[Content]]] = {}
         self.depths: dict[int, int] = {}
         self.fails_with = self.refuses_with = ""
         self.spent: list[int] = []  # of the write budget, as the scheduler side said it
+        self.after = 0
+        self.bad: dict[int, str] = {}
         self.is_held = False
         self.num_resets = self.num_read = self.num_written = 0  # blocks of the latter two
 
@@ -310,7 +313,11 @@ class FakeWorker:
     def _cancel(self, transfer_id: int) -> None:
         if transfer_id in self.pending:
             self.pending[transfer_id].is_cancelled = True
-            if not self.cancels_late:
+            if self.cancels_late:
+                return
+            if isinstance(self.pending[transfer_id].order, OF_DISK):
+                self._end_disk(self.pending.pop(transfer_id), most=self.disk.after)
+            else:
                 self.fail(transfer_id, "cancelled")
 
     def _refuses(self, order: Order) -> bool:
@@ -369,28 +376,44 @@ class FakeWorker:
                     self.dram[int(slot)] = mark
             self._submit(order, _Transfer(order, [], marks=marks))
 
-    def _end_disk(self, transfer: _Transfer) -> None:
-        """As a disk does it: what fails has brought nothing, in no slot of its order."""
-        order, disk = transfer.order, self.disk
+    def _why_bad(self, order: ReadOrder | WriteOrder, i: int) -> str:
+        """How the i-th disk slot of an order fails, or ""."""
+        disk, slot, is_read = self.disk, int(order.disk_slots[i]), isinstance(order, ReadOrder)
+        reason = disk.fails_with if is_read else disk.refuses_with
+        if reason and i >= disk.after:
+            return reason
+        is_missing = is_read and disk.slots.get(slot, (b"", []))[0] != order.keys[i]
+        return disk.bad.get(slot, "missing" if is_missing else "")
+
+    def _end_disk(self, transfer: _Transfer, most: int | None = None) -> None:
+        """As a disk does it: the first slot that fails ends the order, or, if it is cancelled, the
+        first after `most`. What came before that is there."""
+        order = transfer.order
         assert isinstance(order, OF_DISK)
-        length = len(order.slots) // len(order.disk_slots)
-        reason = disk.fails_with if isinstance(order, ReadOrder) else disk.refuses_with
-        if isinstance(order, ReadOrder) and not reason:
-            names = [disk.slots.get(int(slot), (b"", []))[0] for slot in order.disk_slots]
-            reason = "" if names == list(order.keys) else "missing"
-        if reason:
-            self._note(transfer, TransferOutcome(num_failed=1, reasons=(reason,)))
-            return
-        for i, key in enumerate(order.keys):
-            part, slot = slice(i * length, (i + 1) * length), int(order.disk_slots[i])
-            if isinstance(order, WriteOrder):
-                self._end_write(order, transfer, part)
-                disk.slots[slot] = key, [each.copy() for each in transfer.before[part]]
-                disk.depths[slot] = order.depths[i]
-            else:
-                self._end_read(order, transfer, part, disk.slots[slot][1])
+        for i in range(len(order.keys)):
+            reason = "cancelled" if i == most else self._why_bad(order, i)
+            if reason:
+                outcome = TransferOutcome(num_failed=1, reasons=(reason,))
+                outcome.copied = frozenset(range(i))
+                if reason in ("eio", "corrupt", "missing"):
+                    outcome.bad[reason] = frozenset([i])
+                self._note(transfer, outcome)
+                return
+            self._move_slot(transfer, i)
         num_bytes = int((order.slots >= 0).sum())
         self._note(transfer, TransferOutcome(num_done=1, num_bytes=num_bytes, seconds=1e-3))
+
+    def _move_slot(self, transfer: _Transfer, i: int) -> None:
+        order, disk = transfer.order, self.disk
+        assert isinstance(order, OF_DISK)
+        length, slot = len(order.slots) // len(order.keys), int(order.disk_slots[i])
+        part = slice(i * length, (i + 1) * length)
+        if isinstance(order, WriteOrder):
+            self._end_write(order, transfer, part)
+            contents = [each.copy() for each in transfer.before[part]]
+            disk.slots[slot], disk.depths[slot] = (order.keys[i], contents), order.depths[i]
+        else:
+            self._end_read(order, transfer, part, disk.slots[slot][1])
 
     def _end_write(self, order: WriteOrder, transfer: _Transfer, part: slice) -> None:
         pairs = zip(order.slots[part], transfer.sources[part], strict=True)

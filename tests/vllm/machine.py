@@ -340,13 +340,16 @@ class Machine(RuleBasedStateMachine):
     @rule(
         data=st.data(),
         fails_with=st.sampled_from(["", "", "", "eio", "enospc", "corrupt", "missing"]),
+        after=st.integers(0, 3),
         is_held=st.booleans(),
         really=RARELY,
     )
-    def mistreat_disk(self, data: Any, fails_with: str, is_held: bool, really: bool) -> None:
+    def mistreat_disk(
+        self, data: Any, fails_with: str, after: int, is_held: bool, really: bool
+    ) -> None:
         """One rank's disk fails, is slow, or loses a slot that the others keep."""
         disk = data.draw(st.sampled_from(self.engine.workers)).disk
-        disk.is_held = is_held
+        disk.is_held, disk.after = is_held, after
         disk.fails_with = disk.refuses_with = fails_with if really else ""
         if really and disk.slots:
             del disk.slots[data.draw(st.sampled_from(sorted(disk.slots)))]

@@ -32,8 +32,13 @@ class Told:
 
     def __init__(self, path: Path, **options: Any) -> None:
         config = {"trace_path": str(path), **options.pop("config", {})}
+        refuses_with = options.pop("refuses_with", "")
         self.path, self.engine = path, on_disk(config=config, **options)
+        self.engine.worker.disk.refuses_with = refuses_with
         self.engine.idle(0.5)  # the disk opens
+        if "disk_write_budget" in config:  # of which the first to come takes all
+            run_turn(self.engine, "z", 200, seed=9, program="z")
+            come_to_rest(self.engine)
         run_turn(self.engine, "a", 200, program="a")
         park(self.engine)
         for number in range(5):
@@ -89,7 +94,7 @@ def test_what_was_read_in_time_needs_no_reason(tmp_path: Path) -> None:
 
 def test_what_a_prefill_brings_sooner_is_told_with_both_seconds(tmp_path: Path) -> None:
     case = Told(tmp_path / "trace", costs=Costs(read=0.25))
-    case.engine.connector.side.tier.ahead._began = case.engine.clock()  # no probe
+    case.engine.connector.side.tier.ahead.under_way.began = case.engine.clock()  # no probe
     case.come_back()
     answer, text, counted = case.says()
     assert answer["tokens"] == TOKENS
@@ -173,6 +178,44 @@ def test_each_reason_is_told_and_counted(
     assert counted[f"turns, not read as {NOT_READ[why]}"] == 1
     assert counted[f"tokens, not read as {NOT_READ[why]}"] == tokens
     assert case.engine.cached["b"] == (0, 0)
+
+
+@pytest.mark.parametrize(
+    ("options", "why"),
+    [
+        ({"refuses_with": "driver"}, "unsaved"),
+        ({"config": {"disk_write_budget": 1}}, "budget"),
+    ],
+)
+def test_what_was_lost_before_a_disk_had_it_is_told_with_the_reason(
+    tmp_path: Path, options: dict[str, Any], why: str
+) -> None:
+    case = Told(tmp_path / "trace", **options)
+    case.come_back()
+    answer, text, counted = case.says()
+    assert answer == {"tokens": 0, "not_read": why}
+    assert text.endswith(f"not read in full: {NOT_READ[why]}")
+    assert counted[f"turns, not read as {NOT_READ[why]}"] == 1
+    assert case.engine.cached["b"] == (0, 0)
+
+
+def test_what_was_lost_once_and_is_there_again_is_not_told(tmp_path: Path) -> None:
+    case = Told(tmp_path / "trace", refuses_with="driver")
+    case.hold(False)
+    tokens = case.engine.next_prompt("a", 20)
+    run_turn(case.engine, "again", tokens, program="a")
+    run_turn(case.engine, "b", case.engine.next_prompt("again", 20), program="a")
+    answer, text, counted = case.says()
+    assert (answer, text) == (None, "")
+    assert list(counted.values()) == [1, 0], "of the turn before"
+
+
+def test_what_a_reset_took_away_was_not_lost_for_room(tmp_path: Path) -> None:
+    case = Told(tmp_path / "trace", refuses_with="driver")
+    case.hold(False)
+    assert case.engine.reset_prefix_cache(reset_connector=True)
+    case.come_back()
+    assert case.says() == (None, "", {})
 
 
 def test_what_is_in_vram_or_dram_is_no_matter_of_the_disk(tmp_path: Path) -> None:

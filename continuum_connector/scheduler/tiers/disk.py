@@ -66,6 +66,7 @@ class DiskTier:
         self._pasts = dram.index.past, self.disk.past
         marks = dram.index.marks = Marks(dram.index.num_slots, plan.slot_blocks)
         marks.passes_on, marks.stays, self._marks = self._passes_on, self._stays, marks
+        marks.key_of = lambda number: dram.index.keys_at(np.array([number]))[0]
         disk_bytes = plan.slot_blocks * plan.block_bytes * self.traffic.world_size
         self._budget = Budget(plan.write_budget, disk_bytes)
         length = plan.slot_blocks
@@ -85,7 +86,7 @@ class DiskTier:
         self._now = -math.inf  # of the last step
         self._scanned: set[int] = set()  # ranks that have told all that a restart found
         dram.doubts, dram.came = self._doubt, self._came
-        self._events = self.ahead.events = dram.events
+        self._events = self.ahead.under_way.events = dram.events
         if dram.events is not None:
             self.disk.gone = deque()
         self.traffic.background = self._step
@@ -266,11 +267,12 @@ class DiskTier:
         numbers = transfer.blocks.astype(np.int64)
         assert transfer.outcome is not None
         reasons = set(transfer.outcome.reasons)
-        is_bad = "eio" in reasons
         if transfer.kind is Kind.READ:
-            self.ahead.settled(transfer)
-            is_wrong = bool(reasons & {"corrupt", "missing", "eio"})
-            self.disk.release(numbers, forget=is_wrong, is_bad=is_bad)
+            self.ahead.under_way.settled(transfer)
+            is_bad, is_wrong = transfer.bad("eio"), transfer.bad("corrupt", "missing")
+            self.disk.release(numbers[is_bad], forget=True, is_bad=True)
+            self.disk.release(numbers[is_wrong & ~is_bad], forget=True)
+            self.disk.release(numbers[~is_wrong & ~is_bad])
         else:
             self._written(transfer, numbers, reasons)
         self._judge(reasons, transfer)
@@ -287,10 +289,10 @@ class DiskTier:
         is_late = transfer.cancelled and transfer.state is TransferState.FAILED
         if is_done or is_late:
             self._depth.ended(len(numbers), transfer.admitted, self._now, is_late)
-        is_right = np.asarray(are_there.reshape(len(numbers), -1).all(axis=1) & is_done)
+        if is_done and self._attempts.succeed(transfer.admitted):
+            logger.warning("The disk takes writes again")
+        is_right = are_there.reshape(len(numbers), -1).all(axis=1) & transfer.copied()
         if is_right.any():
-            if self._attempts.succeed(transfer.admitted):
-                logger.warning("The disk takes writes again")
             tickets = tickets[np.repeat(is_right, self._plan.slot_blocks)]
             names = [transfer.keys[place] for place in is_right.nonzero()[0].tolist()]
             self._marks.save(tickets)
@@ -299,8 +301,9 @@ class DiskTier:
             self.disk.settle(numbers[is_right], written=True)
             if self._events is not None:
                 self._events.written(names)
-        if not is_right.all():
-            self.disk.settle(numbers[~is_right], written=False, is_bad="eio" in reasons)
+        is_bad = transfer.bad("eio") & ~is_right
+        self.disk.settle(numbers[is_bad], written=False, is_bad=True)
+        self.disk.settle(numbers[~is_right & ~is_bad], written=False)
 
     def _doubt(self, tickets: Tickets) -> None:
         """A load found these slots wrong in DRAM: what was written from them is as wrong."""
@@ -344,6 +347,5 @@ class DiskTier:
             self.traffic.abandon(self._owner)
 
     def _forget_all(self) -> None:
-        self.ahead.clear()
-        self._saving.clear()
-        self.disk.clear()
+        for each in (self.ahead, self._saving, self._marks, self.disk):
+            each.clear()

@@ -268,7 +268,7 @@ class HostIndex:
             most = min(most, num_missing)
             for leaving in self._claims.let_go(victim, None if self._whole else most):
                 if worth > DEAD:
-                    num_lost += len(leaving) if marks is None else marks.left(leaving)
+                    num_lost += marks.left(leaving, victim.program) if marks else len(leaving)
                 taken.append(leaving)
                 num_missing -= len(leaving)
             if num_missing <= 0:

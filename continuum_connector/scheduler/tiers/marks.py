@@ -16,6 +16,7 @@ from continuum_connector.scheduler.tiers.slots import Numbers, Tickets, numbers_
 
 Flags = npt.NDArray[np.bool_]
 _MOST_USES = 2**30
+MAX_LOST = 1024  # programs of which it is remembered why some of their blocks are on no disk
 
 
 class Marks:
@@ -37,6 +38,8 @@ class Marks:
         # Called with a program, its worth and a number of its blocks that are on disk: whether they
         # stay even so.
         self.stays: Callable[[str, float, int], bool] = lambda program, worth, num: True
+        self._lost: dict[str, tuple[Key, str]] = {}  # by program, the latest last
+        self.key_of: Callable[[int], Key] = lambda number: b""  # what a slot holds
         self.num_unsaved = 0  # blocks that left for room before they could be written, ever
 
     def grow(self, num_slots: int) -> None:
@@ -84,8 +87,27 @@ class Marks:
             are_saved |= places >= (places[-1] + 1) // self._slot_blocks * self._slot_blocks
         return are_saved
 
-    def left(self, numbers: Numbers) -> int:
-        """These blocks left for room and may still be wanted. Returns how many no disk has."""
-        is_lost = ~self.is_saved[numbers]
-        self.num_unsaved += int(np.count_nonzero(is_lost & ~self.is_refused[numbers]))
-        return int(np.count_nonzero(is_lost))
+    def left(self, numbers: Numbers, program: str) -> int:
+        """These blocks of a program left for room and may still be wanted. Returns how many no disk
+        has."""
+        lost = numbers[~self.is_saved[numbers]]
+        if not len(lost):
+            return 0
+        self.num_unsaved += int(np.count_nonzero(~self.is_refused[lost]))
+        first = int(lost[self.places[lost].argmin()])
+        self._lost.pop(program, None)
+        why = "budget" if self.is_refused[first] else "unsaved"
+        self._lost[program] = self.key_of(first), why
+        if len(self._lost) > MAX_LOST:
+            del self._lost[next(iter(self._lost))]
+        return len(lost)
+
+    def lost(self, program: str) -> tuple[Key, str]:
+        """Of the program's blocks that left last before a disk had them, the first in its chain,
+        and why: they were "unsaved", or the "budget" did not allow it. Two empty ones if none is
+        remembered."""
+        return self._lost.get(program, (b"", ""))
+
+    def clear(self) -> None:
+        """What is nowhere after a reset was not lost for room."""
+        self._lost.clear()

@@ -31,6 +31,7 @@ from continuum_connector.messages import (
 )
 from continuum_connector.scheduler.holds import Hold
 from continuum_connector.scheduler.kv_groups import Key
+from continuum_connector.scheduler.tiers.marks import Flags
 from continuum_connector.scheduler.tiers.slots import Tickets
 
 
@@ -92,6 +93,23 @@ class Transfer:
         if self.kind is Kind.READ:
             return int(np.count_nonzero(self.slots >= 0))
         return len(self.slots)
+
+    def copied(self) -> Flags:
+        """Which disk slots of a write or a read that is over every rank has copied; none if it is
+        no longer wanted."""
+        are_copied = np.full(len(self.blocks), self.state is TransferState.DONE)
+        if self.state is TransferState.FAILED and self.outcome is not None:
+            are_copied[sorted(self.outcome.copied)] = True
+        return are_copied
+
+    def bad(self, *reasons: str) -> Flags:
+        """Which disk slots of it a rank found bad, for one of these reasons."""
+        are_bad, bad = np.zeros(len(self.blocks), np.bool_), {}
+        if self.outcome is not None:
+            bad = self.outcome.bad
+        for reason in reasons:
+            are_bad[sorted(bad.get(reason, ()))] = True
+        return are_bad
 
 
 class TransferLedger:

@@ -11,7 +11,6 @@ import numpy as np
 import numpy.typing as npt
 
 from continuum_connector.scheduler.kv_groups import Key, block_key
-from continuum_connector.scheduler.tiers.disk_index import DiskIndex
 from continuum_connector.scheduler.tiers.index import HostIndex
 from continuum_connector.scheduler.tiers.slots import Numbers
 
@@ -70,12 +69,13 @@ class Prompt:
     on_disk: Numbers
 
     @classmethod
-    def look(cls, wanted: Wanted, dram: HostIndex, disk: DiskIndex) -> Prompt:
-        """Look it up as it is now."""
+    def look(cls, wanted: Wanted, dram: HostIndex, on_disk: Numbers) -> Prompt:
+        """Look up what DRAM has now. `on_disk`: the number of each disk slot, -1 if it is not
+        there."""
         in_dram = dram.slots_of(wanted.keys)
         is_there = in_dram >= 0
         is_there[: wanted.start] = True
-        return cls(wanted, in_dram, is_there, disk.find(wanted.names))
+        return cls(wanted, in_dram, is_there, on_disk)
 
     def missing(self, length: int) -> Numbers:
         """The depths of the disk slots that a hit needs beside what is there, up to the first that
@@ -86,6 +86,11 @@ class Prompt:
         end = int(ends[0]) if len(ends) else len(is_whole)
         depths: Numbers = (~is_whole[:end]).nonzero()[0]
         return depths
+
+    def nowhere(self, length: int) -> set[Key]:
+        """The blocks that must be computed: neither in VRAM or DRAM nor on disk."""
+        are_gone = ~self.is_there & np.repeat(self.on_disk < 0, length)
+        return {self.wanted.keys[place] for place in are_gone.nonzero()[0].tolist()}
 
     def gained(self, depths: Numbers, length: int) -> tuple[int, int]:
         """How many blocks need not be computed once all that is missing is there, and how many

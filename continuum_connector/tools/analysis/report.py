@@ -20,6 +20,8 @@ NOT_READ = {
     "cleared": "the tier was reset or went down meanwhile",
     "stuck": "the disk owed an answer for too long",
     "down": "there was no disk",
+    "unsaved": "blocks left DRAM before they were written",
+    "budget": "the write budget did not allow blocks to be written",
 }
 
 
