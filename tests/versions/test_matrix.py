@@ -89,6 +89,7 @@ SEAMS = {
 ALIKE = {
     "chat": "how long people wait for pins: a policy",
     "decider": "what is learned of turns",
+    "disk_slots": "which slots of an order came right, from our own books",
     "disk_told": "what Reading decides and what is told of it, from our own books",
     "disk_machine": "what machine.py draws, with a disk that is always read",
     "hints": "what a wish costs whom",

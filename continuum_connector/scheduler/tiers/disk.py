@@ -253,8 +253,7 @@ class DiskTier:
         if batch is None:
             return False
         numbers = self.disk.reserve(batch.program, batch.keys, batch.depths)
-        num = len(numbers)
-        if not num:
+        if not (num := len(numbers)):
             return False
         self._budget.take(num * self._disk_bytes)
         tickets = self.dram.index.acquire(batch.tickets[: num * length])
