@@ -57,7 +57,7 @@ class LongTurns(Engine):
         ARM.prepare(self, lambda name, now: None)
         self.us: dict[str, list[float]] = defaultdict(list)
         self._time("end of a turn", self.connector, "request_finished_all_groups")
-        self._time("its blocks", self.connector.side.groups, "kept")
+        self._time("its blocks", self.connector.side.groups, "take_kept")
 
     def layout(self) -> Any:
         return versions.cache_of(
