@@ -56,8 +56,10 @@ FORESEEN = QUIET / 10
 # A program less likely than this to return within max_ttl_s is not pinned: nine in ten such pins
 # fill VRAM for nobody, and freed blocks stay in vLLM's own prefix cache anyway.
 MIN_P_BACK = 0.1
-# A store into a full DRAM takes another program's place, so it must be more likely read than not.
-MIN_P_READ = 0.5
+# A turn whose blocks are less likely than this to be read before they leave a full DRAM is not
+# stored: nine in ten such copies are for nobody. Whether it may take another's place there is not
+# asked here: the order in which blocks leave decides that.
+MIN_P_READ = 0.1
 # Of two programs needed equally soon the older is worth more: 1 ms per 11 days of age.
 AGE_WEIGHT = 1e-9
 

@@ -317,13 +317,13 @@ def test_before_costs_are_known_nothing_is_kept_and_it_says_so(has_tier: bool) -
 
 
 def test_what_would_be_gone_before_it_is_read_is_not_written() -> None:
-    turn = finished(gap=curve([(100.0, 0.4), (1000.0, 1.0)]), prefill_s=5.0, load_s=0.5)
+    turn = finished(gap=curve([(100.0, 0.05), (1000.0, 1.0)]), prefill_s=5.0, load_s=0.5)
     assert decide(turn, world(True, price=1.0)).decision == Offload()
-    assert decide(turn, world(True, price=1.0, residence_s=300.0)).decision == Offload()  # 53 %
-    assert decide(turn, world(True, price=1.0, residence_s=200.0)).decision == Free()  # 46 %
+    assert decide(turn, world(True, price=1.0, residence_s=200.0)).decision == Offload()  # 16 %
+    assert decide(turn, world(True, price=1.0, residence_s=120.0)).decision == Free()  # 7 %
     choice = decide(turn, world(True, price=1.0, residence_s=100.0))
     assert choice.decision == Free()
-    assert choice.why == "no pin pays; only 39% are back within 100 s in DRAM"
+    assert choice.why == "no pin pays; only 5% are back within 100 s in DRAM"
 
 
 def test_what_dram_has_refused_is_pinned_or_let_go() -> None:
