@@ -16,10 +16,9 @@ from bench.sim.bus import Bus
 from bench.sim.rival_workers import OffloadingWorker, SimpleWorker
 from tests.vllm.fake_worker import FakeWorker
 from tests.vllm.harness import Engine
-from tests.vllm.tiering import SLOT_BYTES
+from tests.vllm.tiering import BLOCK, SLOT_BYTES
 
 AT_ONCE = 1e15  # bytes per second
-BLOCK_TOKENS = 16  # of the harness' blocks
 
 
 @dataclass(frozen=True)
@@ -59,7 +58,7 @@ class _Worker(FakeWorker):
 
 def num_turns(args: argparse.Namespace) -> int:
     """Turns that fill DRAM, each with whole blocks of its prompt; at least the pins of ours."""
-    per_turn = max(1, args.prompt // BLOCK_TOKENS)
+    per_turn = max(1, args.prompt // BLOCK)
     return max(args.pins, -(-args.dram_blocks // per_turn))
 
 

@@ -85,7 +85,7 @@ class DiskTier:
         self._errors, self._corrupt = Failures(), Failures()
         self._now = -math.inf  # of the last step
         self._scanned: set[int] = set()  # ranks that have told all that a restart found
-        dram.doubts, dram.came = self._doubt, self._came
+        dram.doubts, dram.came, dram.went_down = self._doubt, self._came, self._leave
         self._events = self.ahead.under_way.events = dram.events
         if dram.events is not None:
             self.disk.gone = deque()
@@ -153,8 +153,6 @@ class DiskTier:
 
     def hear(self, report: WorkerReport) -> None:
         self.dram.hear(report)
-        if not self.dram.is_up:
-            self._leave()
         self._scanned |= report.disk_scanned
         if self._has_disk:  # a store that settles now may be the last event for a while
             self.traffic.look_every_s = min(SAVE_LOOK_S, self.traffic.look_every_s)
@@ -220,8 +218,6 @@ class DiskTier:
             past.tidy()
         self.ahead.new_step()
         self._now = now
-        if not self.dram.is_up:
-            self._leave()
         if self._has_disk and not self._is_scanned:
             self.traffic.look_every_s = SCAN_LOOK_S
         elif self._has_disk:

@@ -78,6 +78,8 @@ class DramTier:
         self.doubts: Callable[[Tickets], None] = lambda tickets: None
         # Called with each program of which something has been stored.
         self.came: Callable[[str], None] = lambda program: None
+        # Called once, when nothing can be stored or found any more.
+        self.went_down: Callable[[], None] = lambda: None
         # For each store under way, the end and the key of the block that comes first in its chain.
         self._firsts: dict[int, tuple[int, Key]] = {}
         account.gauge("dram_wanted_blocks", plan.num_slots)
@@ -225,3 +227,4 @@ class DramTier:
         if self.events is not None:
             self.events.lost()
         self._account.gauge("tier_up", 0.0)
+        self.went_down()
