@@ -6,6 +6,7 @@ The policy sees a snapshot: the state of VRAM, DRAM and the queue at this moment
 from __future__ import annotations
 
 import math
+from bisect import bisect_right
 from typing import Any
 
 from msgspec.structs import replace
@@ -68,6 +69,8 @@ class Decisions:
         if stores(choice.decision) and not self._store(choice.decision, turn, request, blocks, now):
             snapshot = replace(snapshot, takes_store=False)
             choice = self._fitting(self._decider.choose(finished, snapshot), finished)
+        if end is TurnEnd.ABORTED and turn.may_have_left and not turn.identity.hints.final:
+            self._put_back(turn, request, blocks, now)
         self._records.decided(turn, finished, snapshot, choice, now)
         self._hold(choice.decision, turn, request, blocks, now)
         return choice
@@ -86,6 +89,12 @@ class Decisions:
         if not isinstance(decision, Free) and decision.is_wish:
             self._tier.demote(key)  # a wish takes only room that no other chain needs
         return taken
+
+    def _put_back(self, turn: Turn, request: Any, blocks: ChainBlocks, now: float) -> None:
+        """DRAM may have given up what the turn before left, as this one was to store it anew. Now
+        its client went away, and may ask again."""
+        num = bisect_right(blocks.ends, turn.num_kept)
+        self._store(Offload(), turn, request, blocks.only(range(num)), now)
 
     def _hold(
         self, decision: Decision, turn: Turn, request: Any, blocks: ChainBlocks, now: float

@@ -131,6 +131,8 @@ class SchedulerSide:
             of_batch=self._is_for_batches,
         )
         self._worth = DramWorth(self.programs, decider, self.turns, self._samples)
+        # Windows and states: VRAM has not all that the turn before left.
+        self._stores_anew = policy.ranks_dram and self.groups.are_simple
         if policy.ranks_dram:  # only now, because what it ranks by is built on the tier
             self.tier.rank_at = self._worth.rank_at
 
@@ -232,6 +234,9 @@ class SchedulerSide:
         elif turn.is_preempted:
             self.records.happened("readmit", now, turn)
         turn.is_preempted = False
+        if self._stores_anew:
+            turn.num_kept = turn.num_continued(request.block_hashes)
+            self.turns.goes_on(turn)
         self.retention.hand_over(turn.program.key, request.request_id, now)
 
     def make_room(
@@ -248,6 +253,7 @@ class SchedulerSide:
         turn = self.turns.get(request_id)
         if turn is not None:
             turn.is_preempted = True
+            self.turns.lost_blocks(turn)
             self.records.happened("preempt", now, turn)
 
     # --- end of a turn ----------------------------------------------------------------

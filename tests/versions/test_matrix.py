@@ -30,6 +30,7 @@ SEAMS = {
     "bad_hints": "how a request carries what a client sent",
     "bus": "turns that are passed over while the bus is busy",
     "check": "its parser, its types of caches",
+    "copies_of_vram": "what a turn has that ended, was preempted or aborted",
     "disk": "turns that are passed over while they wait for reads",
     "disk_waiting": "turns that wait for reads unseen by vLLM's scheduler",
     "disk_small_dram": "the whole loop, with reads that go on",

@@ -13,6 +13,7 @@ from typing import Any, Protocol
 
 from continuum_connector.messages import WorkerReport
 from continuum_connector.scheduler.kv_groups import ChainBlocks
+from continuum_connector.scheduler.tiers.eviction import IN_VRAM as IN_VRAM
 from continuum_connector.scheduler.tiers.eviction import Rank
 from continuum_connector.scheduler.tiers.reading import Reading
 from continuum_connector.scheduler.tiers.traffic import Traffic

@@ -21,6 +21,10 @@ from continuum_connector.scheduler.tiers.slots import Chain
 Rank = Callable[[str], float]  # program -> worth of its blocks in DRAM
 
 DEAD = -math.inf  # worth of what finished programs or superseded turns left: no program misses it
+# Worth of what VRAM has as well, because a turn that runs goes on from it: at its end that turn
+# stores all of it anew, so if it leaves before, nothing is lost. Nothing else that is live is worth
+# so little.
+IN_VRAM = -1e12
 
 # How many live chains from either end of the least-recently-used order are compared at a time. Both
 # ends, because where programs return in turn, the one used last is needed last: with less DRAM than

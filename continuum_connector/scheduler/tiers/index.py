@@ -23,7 +23,7 @@ import numpy as np
 from continuum_connector.errors import InvariantError
 from continuum_connector.scheduler.kv_groups import Key
 from continuum_connector.scheduler.tiers.chains import SlotClaims
-from continuum_connector.scheduler.tiers.eviction import DEAD, Rank, Residence
+from continuum_connector.scheduler.tiers.eviction import DEAD, IN_VRAM, Rank, Residence
 from continuum_connector.scheduler.tiers.marks import Flags, Marks
 from continuum_connector.scheduler.tiers.slots import (
     Chain,
@@ -129,7 +129,7 @@ class HostIndex:
         missing = missing[: len(claimed)]
         if self.marks is not None:
             self.marks.used(present)
-            self.marks.came(claimed, np.asarray(places, np.int32)[missing])
+            self.marks.came(claimed, np.asarray(places, np.int32)[missing], program)
         if len(claimed):
             is_all = len(missing) == len(keys)
             named = keys if is_all else [keys[place] for place in missing.tolist()]
@@ -267,8 +267,11 @@ class HostIndex:
             victims.append(victim)
             most = min(most, num_missing)
             for leaving in self._claims.let_go(victim, None if self._whole else most):
-                if worth > DEAD:
-                    num_lost += marks.left(leaving, victim.program) if marks else len(leaving)
+                is_lost = worth > IN_VRAM
+                if worth > DEAD and marks:
+                    num_lost += marks.left(leaving, victim.program, returns=not is_lost)
+                elif is_lost:
+                    num_lost += len(leaving)
                 taken.append(leaving)
                 num_missing -= len(leaving)
             if num_missing <= 0:
