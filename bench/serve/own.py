@@ -21,6 +21,13 @@ Or every turn as it is to be, the same for each program:
     new_tokens = 300
     answer_tokens = 20
     pause_s = 1.5
+
+Either way, people's questions may come among them:
+
+    [chat]
+    every = 4                      # program 3, 7, 11 ... asks once and is gone
+    tokens = 100
+    answer_tokens = 16
 """
 
 from __future__ import annotations
@@ -59,6 +66,14 @@ class OneTurn(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     pause_s: Seconds = 0.0
 
 
+class Chat(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Programs of one short turn among the others."""
+
+    every: Count
+    tokens: Count
+    answer_tokens: Count
+
+
 class File(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """What such a file may hold."""
 
@@ -73,6 +88,7 @@ class File(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     answer_tokens: CountRange = (16, 40)
     pause_s: float | tuple[float, float] | Lognormal = 1.0
     turn: list[OneTurn] = []
+    chat: Chat | None = None
 
     def __post_init__(self) -> None:
         for name in ("turns", "first_tokens", "tool_tokens", "answer_tokens", "pause_s"):
@@ -104,6 +120,8 @@ class Own:
     def program(self, number: int, seed: int) -> ProgramPlan:
         """Draw program `number`."""
         file, rng = self.file, random.Random(f"{seed}:{number}")
+        if (chat := file.chat) and number % chat.every == chat.every - 1:
+            return grown(f"chat_{number:04d}", [Added(chat.tokens, chat.answer_tokens, 0.0)], 0)
         if file.turn:
             turns = [Added(t.new_tokens, t.answer_tokens, t.pause_s) for t in file.turn]
         else:

@@ -117,9 +117,18 @@ def test_the_long_prompts_are_what_their_file_says() -> None:
     assert found.defaults.programs == 4
 
 
+def test_the_crowd_is_agents_and_every_fourth_a_question() -> None:
+    found = own.read(Path(own.__file__).with_name("crowd.toml"))
+    plans = [found.program(number, 1) for number in range(8)]
+    assert [plan.name for plan in plans if len(plan.turns) == 1] == ["chat_0003", "chat_0007"]
+    assert prompts(plans[3]) == [100]
+    assert prompts(plans[0]) == [600, 748, 896, 1044, 1192, 1340]
+
+
 @pytest.mark.parametrize(
     ("text", "says"),
     [
+        ('name = "x"\n[chat]\nevery = 0\ntokens = 9\nanswer_tokens = 1', "every"),
         ('name = "x"\nturn_count = 3', "turn_count"),
         ('name = "x"\nturns = 0', "turns"),
         ("turns = 3", "name"),
