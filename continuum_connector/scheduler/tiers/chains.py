@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from continuum_connector.errors import InvariantError
-from continuum_connector.scheduler.tiers.eviction import DEAD, EvictionOrder, Rank
+from continuum_connector.scheduler.tiers.eviction import IN_VRAM, EvictionOrder, Rank
 from continuum_connector.scheduler.tiers.marks import Marks
 from continuum_connector.scheduler.tiers.slots import (
     NO_TICKETS,
@@ -118,13 +118,13 @@ class SlotClaims:
         self, chain: Chain, own: float, rank: Rank | None, on_disk: Marks | None
     ) -> Iterator[tuple[float, Chain, int]]:
         """Yield what is worth no more than `own`. Where marks tell what is on disk, tails that are
-        on disk leave before everything else that is live, even those of a few chains that are worth
-        more, unless they are needed soon."""
+        on disk leave before everything else that is live and not in VRAM, even those of a few
+        chains that are worth more, unless they are needed soon."""
         order = self.order.victims(chain, rank)
         if on_disk is not None:
             live: list[tuple[float, Chain]] = []
             for worth, victim in order:
-                if worth > DEAD:
+                if worth > IN_VRAM:
                     live = [(worth, victim), *itertools.islice(order, MOST_LIVE - 1)]
                     break
                 yield worth, victim, len(victim.tickets)
