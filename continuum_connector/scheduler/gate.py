@@ -259,7 +259,7 @@ class Gate:
         wanted = self.working_set.blocks + blocks
         if wanted <= self._vram_blocks:
             return Because.FITS_VRAM
-        # Not their sum, because blocks in VRAM are in DRAM too.
+        # Not their sum, because what turns have in VRAM needs room in DRAM at their ends.
         fits_dram = wanted <= max(self._vram_blocks, self._tier.num_blocks)
         if fits_dram and self.bus.pay(self._costs.load_s(blocks)):
             return Because.FITS_DRAM
