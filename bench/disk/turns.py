@@ -83,11 +83,11 @@ class Watch:
         index = self._tier.dram.index
         left, reserve = index.marks.left, index.reserve
 
-        def watched_left(numbers: Any, program: str, **more: Any) -> int:
+        def watched_left(numbers: Any, program: str) -> int:
             for number, key in zip(numbers.tolist(), index.keys_at(numbers), strict=True):
                 if not index.marks.is_saved[number]:
                     self._why[key] = "unsaved"
-            return int(left(numbers, program, **more))
+            return int(left(numbers, program))
 
         def watched_reserve(keys: Sequence[bytes], *args: Any, **more: Any) -> Any:
             tickets = reserve(keys, *args, **more)

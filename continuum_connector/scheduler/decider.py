@@ -28,7 +28,6 @@ from continuum_connector.scheduler.away import Absence, Away
 from continuum_connector.scheduler.kv_groups import ChainBlocks
 from continuum_connector.scheduler.pins import LivePin
 from continuum_connector.scheduler.samples import Samples
-from continuum_connector.scheduler.tiers.base import IN_VRAM
 from continuum_connector.scheduler.tiers.transfers import Kind, Transfer, TransferState
 from continuum_connector.scheduler.turns import Turn, TurnEnd, Turns
 from continuum_connector.toolcalls.asked import UNREAD, Asked, Ending, asked_of
@@ -232,9 +231,6 @@ class DramWorth:
                 group = self._samples.resident(key, queueing_s, now)
                 # If it is no group of samples, we forgot the program, and would not recognise it.
                 return -math.inf if group is None else worth(group, now)
-            if (turn := self._turns.in_vram(program)) is not None:
-                turn.may_have_left = True
-                return IN_VRAM - turn.arrival  # who began last is the last to store it anew
             resident = Resident(
                 program=key,
                 arrival=program.arrival,

@@ -6,7 +6,6 @@ The policy sees a snapshot: the state of VRAM, DRAM and the queue at this moment
 from __future__ import annotations
 
 import math
-from bisect import bisect_right
 from typing import Any
 
 from msgspec.structs import replace
@@ -69,8 +68,9 @@ class Decisions:
         if stores(choice.decision) and not self._store(choice.decision, turn, request, blocks, now):
             snapshot = replace(snapshot, takes_store=False)
             choice = self._fitting(self._decider.choose(finished, snapshot), finished)
-        if end is TurnEnd.ABORTED and turn.may_have_left and not turn.identity.hints.final:
-            self._put_back(turn, request, blocks, now)
+        num_lent = self._tier.take_back(turn.program.key)
+        if num_lent and not (stores(choice.decision) or turn.identity.hints.final):
+            self._put_back(turn, request, blocks.only(range(min(num_lent, len(blocks)))), now)
         self._records.decided(turn, finished, snapshot, choice, now)
         self._hold(choice.decision, turn, request, blocks, now)
         return choice
@@ -91,10 +91,10 @@ class Decisions:
         return taken
 
     def _put_back(self, turn: Turn, request: Any, blocks: ChainBlocks, now: float) -> None:
-        """DRAM may have given up what the turn before left, as this one was to store it anew. Now
-        its client went away, and may ask again."""
-        num = bisect_right(blocks.ends, turn.num_kept)
-        self._store(Offload(), turn, request, blocks.only(range(num)), now)
+        """Some of what the turn before left has gone, as this one was to store it anew; but its
+        client went away, and may ask again, or it is not worth a store of its own."""
+        if len(blocks):
+            self._tier.store(turn.program.key, blocks, now, request, supersedes=False)
 
     def _hold(
         self, decision: Decision, turn: Turn, request: Any, blocks: ChainBlocks, now: float

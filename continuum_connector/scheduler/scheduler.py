@@ -131,8 +131,7 @@ class SchedulerSide:
             of_batch=self._is_for_batches,
         )
         self._worth = DramWorth(self.programs, decider, self.turns, self._samples)
-        # Windows and states: VRAM has not all that the turn before left.
-        self._stores_anew = policy.ranks_dram and self.groups.are_simple
+        self._lends = policy.ranks_dram  # others go by last use, whoever has what
         if policy.ranks_dram:  # only now, because what it ranks by is built on the tier
             self.tier.rank_at = self._worth.rank_at
 
@@ -158,6 +157,8 @@ class SchedulerSide:
         if not turn.is_stray:
             self._answers.came_back(program, request.block_hashes)
         self._samples.begin(turn, request, now)
+        if program.num_active > 1:
+            self.tier.take_back(program.key)
         self.turns.begin(request.request_id, turn)
         self.read_ahead.expect(turn, request, now)
         gap_s = self.decider.arrived(turn, now)
@@ -231,12 +232,11 @@ class SchedulerSide:
             self.records.admitted(request, turn, now)
             shared = turn.program.kept.shared(request.block_hashes) * self.groups.hash_size
             self._seen.waited(now - turn.arrival, turn.vram_tokens < shared, now)
+            if self._lends and turn.program.num_active == 1 and not turn.identity.hints.compaction:
+                self.tier.lend(turn.program.key, request, sum(turn.hit_tokens.values()))
         elif turn.is_preempted:
             self.records.happened("readmit", now, turn)
         turn.is_preempted = False
-        if self._stores_anew:
-            turn.num_kept = turn.num_continued(request.block_hashes)
-            self.turns.goes_on(turn)
         self.retention.hand_over(turn.program.key, request.request_id, now)
 
     def make_room(
@@ -253,7 +253,7 @@ class SchedulerSide:
         turn = self.turns.get(request_id)
         if turn is not None:
             turn.is_preempted = True
-            self.turns.lost_blocks(turn)
+            self.tier.take_back(turn.program.key)
             self.records.happened("preempt", now, turn)
 
     # --- end of a turn ----------------------------------------------------------------

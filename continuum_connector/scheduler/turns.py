@@ -44,11 +44,9 @@ class Turn:
     `vram_tokens`: tokens that VRAM had for the turn when it was first admitted; `tier_tokens`:
     further tokens that each memory below VRAM had, nearest first. `was_asked`: vLLM has tried to
     admit it at least once. `is_let_in`: the gate let it pass, after `held_s`. `is_stray`: what
-    `strays` last said, when it arrived or when it ended. `num_kept`: tokens that its program's last
-    turn left, if this one goes on from them and will store them anew; else 0. `may_have_left`: DRAM
-    was told that its copy of them is worth nothing meanwhile. `max_head_start_s`: how much earlier
-    than its arrival it may stand in line. `epoch`: the epoch of its oldest KV. `sample`: the sample
-    that it begins, if other programs send its prompt too. `group`: the key of the samples that its
+    `strays` last said, when it arrived or when it ended. `max_head_start_s`: how much earlier than
+    its arrival it may stand in line. `epoch`: the epoch of its oldest KV. `sample`: the sample that
+    it begins, if other programs send its prompt too. `group`: the key of the samples that its
     program belongs to, "" if there are none. `on_disk`: what a disk had for it, if anything of use.
     """
 
@@ -61,8 +59,6 @@ class Turn:
     is_preempted: bool = False  # and it has not been admitted again yet
     vram_tokens: int = 0
     is_stray: bool = False
-    num_kept: int = 0
-    may_have_left: bool = False
     sample: Sample | None = None
     group: str = ""
     is_let_in: bool = False
@@ -99,13 +95,6 @@ class Turn:
         kept = self.program.kept
         return not kept.goes_on_in(hashes) if kept.marks else self.program.num_active > 1
 
-    def num_continued(self, hashes: Sequence[bytes]) -> int:
-        """How many tokens its program's last turn left, if this one goes on from them; else 0. A
-        compaction does, but what follows it goes on from an older prefix, so DRAM keeps that."""
-        kept = self.program.kept
-        is_new = self.is_stray or bool(self.identity.hints.compaction)
-        return kept.num_tokens if not is_new and kept.goes_on_in(hashes) else 0
-
 
 class Turns:
     """Every turn that vLLM knows, by request id, from its arrival to its end.
@@ -119,7 +108,6 @@ class Turns:
         self._waiting: dict[str, float] = {}  # its program's arrival, as it was when the turn came
         self._arrivals: list[float] = []  # the same values, ascending
         self._num_by_program: Counter[str] = Counter()
-        self._in_vram: dict[str, Turn] = {}  # by program, the one that last began to go on from it
 
     def __len__(self) -> int:
         return len(self._turns)
@@ -144,22 +132,10 @@ class Turns:
         turn.is_admitted = True
         self._no_longer_waits(request_id, turn)
 
-    def goes_on(self, turn: Turn) -> None:
-        """The turn has blocks for all that its program's last turn left, if that is `num_kept`."""
-        if turn.num_kept:
-            self._in_vram[turn.program.key] = turn
-
-    def lost_blocks(self, turn: Turn) -> None:
-        """The turn was preempted, or is over."""
-        if self._in_vram.get(turn.program.key) is turn:
-            del self._in_vram[turn.program.key]
-
     def end(self, request_id: str) -> Turn | None:
         """Forget the turn and return it; None if it is not known."""
         turn = self._turns.pop(request_id, None)
-        if turn is not None and turn.is_admitted:
-            self.lost_blocks(turn)
-        elif turn is not None:
+        if turn is not None and not turn.is_admitted:
             self._no_longer_waits(request_id, turn)
         return turn
 
@@ -170,11 +146,6 @@ class Turns:
     def has_waiting(self, program: str) -> bool:
         """Whether a turn of the program waits."""
         return program in self._num_by_program
-
-    def in_vram(self, program: Program) -> Turn | None:
-        """The turn that has in VRAM what the program's last turn left; None if another turn of it
-        is under way as well, which may need what that one does not have."""
-        return self._in_vram.get(program.key) if program.num_active == 1 else None
 
     def share_ahead(self, arrival: float) -> float:
         """The share of the waiting turns whose programs arrived before `arrival`."""

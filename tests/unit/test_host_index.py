@@ -60,7 +60,7 @@ def test_the_least_recently_used_program_goes_first_and_its_tail_first() -> None
     index = HostIndex(9)
     for name in "abc":
         store(index, name, keys(name, 3))
-    index.touch("a", NOW)
+    index.order.touch("a", NOW)
     store(index, "d", keys("d", 2))
     assert [ready(index, keys(name, 3)) for name in "abcd"] == [3, 1, 3, 2]
     assert list(index.gone) == keys("b", 3, start=1)[::-1]
@@ -114,7 +114,7 @@ def test_a_finished_programs_blocks_go_first() -> None:
     index = HostIndex(9)
     for name in "abc":
         store(index, name, keys(name, 3))
-    index.demote("c")
+    index.order.demote("c")
     store(index, "d", keys("d", 2))
     assert [ready(index, keys(name, 3)) for name in "abcd"] == [3, 3, 1, 2]
 
@@ -268,9 +268,9 @@ class IndexMachine(RuleBasedStateMachine):
     @rule(program=st.sampled_from("abcz"), last=st.booleans())
     def use(self, program: str, last: bool) -> None:
         if last:
-            self.index.demote(program)
+            self.index.order.demote(program)
         else:
-            self.index.touch(program, NOW)
+            self.index.order.touch(program, NOW)
 
     @rule()
     def clear(self) -> None:

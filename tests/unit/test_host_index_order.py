@@ -60,7 +60,7 @@ def test_without_a_worth_it_is_exactly_least_recently_used(
         program = f"p{number}."
         last_used[program] = float(now)
         if length == 0:
-            index.touch(program, now)
+            index.order.touch(program, now)
             model.touch(program)
             continue
         longest[program] = max(length, longest.get(program, 0))
@@ -78,7 +78,7 @@ def test_done_leaves_before_superseded_before_live() -> None:
     store(index, "forked", keys("old", 2))
     store(index, "forked", keys("new", 2))
     store(index, "done", keys("done", 2))
-    index.demote("done")
+    index.order.demote("done")
     left = []
     for length in range(1, 10):
         store(index, "next", keys("next", length))
@@ -94,7 +94,7 @@ def test_what_is_done_or_superseded_leaves_whatever_it_is_worth() -> None:
     store(index, "forked", keys("old", 2))
     store(index, "forked", keys("new", 1))
     store(index, "live", keys("live", 2))
-    index.demote("done")
+    index.order.demote("done")
     store(index, "next", keys("next", 6), rank=worth.__getitem__)
     assert [ready(index, keys(name, 2)) for name in ("done", "old", "new", "live")] == [0, 0, 1, 2]
     assert ready(index, keys("next", 6)) == 3
@@ -159,11 +159,11 @@ def test_a_shared_prompt_stays_until_its_last_user_leaves() -> None:
     prompt = keys("system", 2)
     for name in "abc":
         store(index, name, prompt + keys(name, 2))
-    index.demote("c")  # it used the prompt last
+    index.order.demote("c")  # it used the prompt last
     store(index, "d", keys("d", 2))
     assert [ready(index, prompt + keys(name, 2)) for name in "abc"] == [4, 4, 2]
-    index.demote("a")
-    index.demote("b")
+    index.order.demote("a")
+    index.order.demote("b")
     store(index, "d", keys("d", 8))
     assert ready(index, keys("d", 8)) == 8
 
@@ -172,10 +172,10 @@ def test_a_program_that_comes_back_after_its_end_is_live_again() -> None:
     index = HostIndex(6)
     store(index, "a", keys("a", 3))
     store(index, "b", keys("b", 3))
-    index.demote("a")
-    index.demote("a")
-    index.demote("unknown")
-    index.touch("a", NOW)
+    index.order.demote("a")
+    index.order.demote("a")
+    index.order.demote("unknown")
+    index.order.touch("a", NOW)
     store(index, "c", keys("c", 2))
     assert (ready(index, keys("a", 3)), ready(index, keys("b", 3))) == (3, 1)
 

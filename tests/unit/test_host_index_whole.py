@@ -180,7 +180,7 @@ class WholeChains(RuleBasedStateMachine):
         if end:
             slots = [self.index.find([key]) for key in turn(name, end)]
             self.reading.append(self.index.acquire(np.concatenate(slots)))
-            self.index.touch(name, self.now)
+            self.index.order.touch(name, self.now)
 
     @precondition(lambda self: self.reading)
     @rule(number=st.integers(0, 9))
@@ -189,7 +189,7 @@ class WholeChains(RuleBasedStateMachine):
 
     @rule(name=st.sampled_from(["a", "b", "c"]))
     def demote(self, name: str) -> None:
-        self.index.demote(name)
+        self.index.order.demote(name)
 
     def lasting(self) -> set[tuple[str, int]]:
         """What is a hit now."""

@@ -272,7 +272,7 @@ def in_turn(order: Order, num_programs: int = 40, length: int = 8, rounds: int =
         if now >= num_programs:
             found, asked = found + hit, asked + length
         if hit:
-            index.touch(program, now)
+            index.order.touch(program, now)
         store(index, program, chain, now, order(index, now))
     return found / asked
 

@@ -120,7 +120,7 @@ def test_a_disk_slot_of_which_a_block_is_missing_is_not_written() -> None:
 def test_what_finished_or_superseded_is_not_written() -> None:
     rig = Rig(20)
     rig.store("a", keys("a", 4))
-    rig.dram.demote("a")
+    rig.dram.order.demote("a")
     rig.store("b", keys("b", 4))
     rig.store("b", keys("c", 4))  # another way: what b had is superseded
     assert rig.save() == keys("c", 4)

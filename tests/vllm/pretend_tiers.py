@@ -104,6 +104,12 @@ class Shelf:
     def forget_request(self, request_id: str) -> None:
         self.promised.pop(request_id, None)
 
+    def lend(self, program: str, request: Any, num_tokens: int) -> None:
+        """Nothing is evicted."""
+
+    def take_back(self, program: str) -> int:
+        return 0
+
     def demote(self, program: str) -> None:
         """Nothing is evicted."""
 
@@ -199,6 +205,12 @@ class DramAndShelf:
     def forget_request(self, request_id: str) -> None:
         self._chosen.pop(request_id, None)
         self._all("forget_request", request_id)
+
+    def lend(self, program: str, request: Any, num_tokens: int) -> None:
+        self._all("lend", program, request, num_tokens)
+
+    def take_back(self, program: str) -> int:
+        return max(int(part.take_back(program)) for part in self._parts)
 
     def demote(self, program: str) -> None:
         self._all("demote", program)

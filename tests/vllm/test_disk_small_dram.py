@@ -156,7 +156,7 @@ def test_what_was_read_twice_as_it_left_meanwhile_is_counted_once() -> None:
     )
     assert len(tickets) == 7
     tier.dram.index.settle(tickets, stored=True)
-    tier.dram.index.demote("other")
+    tier.dram.index.order.demote("other")
     engine.worker.disk.is_held = False
     engine.run_until_idle()
     assert engine.worker.disk.num_read > 13

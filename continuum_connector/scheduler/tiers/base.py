@@ -13,7 +13,6 @@ from typing import Any, Protocol
 
 from continuum_connector.messages import WorkerReport
 from continuum_connector.scheduler.kv_groups import ChainBlocks
-from continuum_connector.scheduler.tiers.eviction import IN_VRAM as IN_VRAM
 from continuum_connector.scheduler.tiers.eviction import Rank
 from continuum_connector.scheduler.tiers.reading import Reading
 from continuum_connector.scheduler.tiers.traffic import Traffic
@@ -87,6 +86,16 @@ class Tier(Protocol):
 
     def forget_request(self, request_id: str) -> None:
         """The request is over: drop what was remembered for its lookups."""
+
+    def lend(self, program: str, request: Any, num_tokens: int) -> None:
+        """The program's only turn under way runs, and has the first `num_tokens` of its prompt in
+        VRAM. What the program has here, if it is about that, may leave before all that is live:
+        the turn stores it anew at its end."""
+
+    def take_back(self, program: str) -> int:
+        """The turn does not run any more, or is not alone. Returns how many of its first blocks
+        were lent, if some of them left, so that a turn that is not stored can put them back; else
+        0."""
 
     def demote(self, program: str) -> None:
         """Make what the program has here the first to be evicted, until it is used again."""

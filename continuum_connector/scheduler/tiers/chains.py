@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from continuum_connector.errors import InvariantError
-from continuum_connector.scheduler.tiers.eviction import IN_VRAM, EvictionOrder, Rank
+from continuum_connector.scheduler.tiers.eviction import LENT, EvictionOrder, Rank
 from continuum_connector.scheduler.tiers.marks import Marks
 from continuum_connector.scheduler.tiers.slots import (
     NO_TICKETS,
@@ -118,13 +118,13 @@ class SlotClaims:
         self, chain: Chain, own: float, rank: Rank | None, on_disk: Marks | None
     ) -> Iterator[tuple[float, Chain, int]]:
         """Yield what is worth no more than `own`. Where marks tell what is on disk, tails that are
-        on disk leave before everything else that is live and not in VRAM, even those of a few
-        chains that are worth more, unless they are needed soon."""
+        on disk leave before everything else that is live and not lent, even those of a few chains
+        that are worth more, unless they are needed soon."""
         order = self.order.victims(chain, rank)
         if on_disk is not None:
             live: list[tuple[float, Chain]] = []
             for worth, victim in order:
-                if worth > IN_VRAM:
+                if worth > LENT:
                     live = [(worth, victim), *itertools.islice(order, MOST_LIVE - 1)]
                     break
                 yield worth, victim, len(victim.tickets)
@@ -211,6 +211,8 @@ class SlotClaims:
         """Drop all claims; the slots' own counts go with the slots. Returns what `restore` takes,
         and the containers that the chains were in, to be taken apart."""
         order, num_claims = self.order, self._num_claims
+        for program in list(order.loans):  # should it serve again, no turn of then runs
+            order.take_back(program)
         self.restore(EvictionOrder(self._table.is_stuck), 0)
         return order, num_claims, order.queues
 

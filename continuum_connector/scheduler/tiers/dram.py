@@ -25,8 +25,11 @@ from continuum_connector.scheduler.tiers.reading import Reading
 from continuum_connector.scheduler.tiers.slots import Tickets
 from continuum_connector.scheduler.tiers.traffic import Owner, Traffic
 from continuum_connector.scheduler.tiers.transfers import Kind, Transfer, TransferState
+from continuum_connector.scheduler.tiers.wanted import block_keys
 
 logger = logging.getLogger(f"vllm.{__name__}")
+
+MOST_CHANGED = 8  # of a chain, an eighth may be other than the prompt that goes on from it
 
 
 @dataclass(frozen=True)
@@ -145,15 +148,30 @@ class DramTier:
         # slots, so that every rank refuses it and its tokens are computed again.
         slots = np.full(len(blocks), -1) if slots is None else self.index.acquire(slots)
         self.traffic.load(self._owner, program, request.request_id, blocks, slots, now)
-        self.index.touch(program, now)
+        self.index.order.touch(program, now)
         return {"dram": num_tokens}
 
     def forget_request(self, request_id: str) -> None:
         self._found.forget(request_id)
 
     # --- what leaves ------------------------------------------------------------------
+    def lend(self, program: str, request: Any, num_tokens: int) -> None:
+        chains = self.index.chains_of(program)
+        if len(chains) != 1 or not self._groups.are_simple:
+            return  # windows and states: VRAM has others than DRAM
+        # Not to its end, because the prompt may repeat the answer without the thinking in it.
+        length = len(chains[0].tickets)
+        num = max(1, length - max(1, length // MOST_CHANGED))
+        last, hashes = chains[0].tickets[num - 1 : num], request.block_hashes
+        has_it = num * self._groups.hash_size <= num_tokens and num <= len(hashes)
+        if has_it and self.index.keys_of(last) == block_keys(hashes[num - 1 : num]):
+            self.index.order.lend(chains[0])
+
+    def take_back(self, program: str) -> int:
+        return self.index.order.take_back(program)
+
     def demote(self, program: str) -> None:
-        self.index.demote(program)
+        self.index.order.demote(program)
 
     def residence_s(self, now: float) -> float:
         return self.index.residence.seconds(now)

@@ -1,7 +1,9 @@
 """EvictionOrder: which chains leave DRAM before which others.
 
 What finished programs left goes first, then what newer turns of their programs superseded (forks,
-compactions), each oldest first; then live chains by worth, which the caller provides.
+compactions), each oldest first; then chains that are lent, because a running turn has their blocks
+in VRAM and will store them anew, the latest first; then live chains by worth, which the caller
+provides.
 
 Residence: how long what is stored stays in DRAM before it leaves for room.
 """
@@ -14,17 +16,16 @@ import math
 import sys
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
+from continuum_connector.scheduler.kv_groups import Key
 from continuum_connector.scheduler.tiers.slots import Chain
 
 Rank = Callable[[str], float]  # program -> worth of its blocks in DRAM
 
 DEAD = -math.inf  # worth of what finished programs or superseded turns left: no program misses it
-# Worth of what VRAM has as well, because a turn that runs goes on from it: at its end that turn
-# stores all of it anew, so if it leaves before, nothing is lost. Nothing else that is live is worth
-# so little.
-IN_VRAM = -1e12
+LENT = -1e12  # worth of what is lent: less than that of all that is live, and none of it is lost
 
 # How many live chains from either end of the least-recently-used order are compared at a time. Both
 # ends, because where programs return in turn, the one used last is needed last: with less DRAM than
@@ -32,28 +33,39 @@ IN_VRAM = -1e12
 NUM_CANDIDATES = 16
 
 
+@dataclass
+class Loan:
+    """A chain that had `num_blocks` when it was lent. `given`: those that left since, and how many
+    turns had used each."""
+
+    num_blocks: int
+    given: dict[Key, int] = field(default_factory=dict)
+
+
 class EvictionOrder:
-    """Every chain in DRAM, in exactly one of three queues, each least recently used first."""
+    """Every chain in DRAM, in exactly one of four queues, each least recently used first."""
 
     def __init__(self, is_stuck: Callable[[Chain], bool]) -> None:
         """`is_stuck`: whether a chain's tail is busy, so that nothing of it can leave."""
         self._is_stuck = is_stuck
         self._done: OrderedDict[Chain, None] = OrderedDict()
         self._superseded: OrderedDict[Chain, None] = OrderedDict()
+        self._lent: OrderedDict[Chain, None] = OrderedDict()
+        self.loans: dict[str, Loan] = {}  # by program, until it is taken back
         self._live: OrderedDict[Chain, None] = OrderedDict()
-        # A program's chains in `_done` and `_live`; more than one where its turns overlap.
+        # A program's chains in `_done`, `_lent` and `_live`; more than one where its turns overlap.
         self._current: dict[str, list[Chain]] = {}
 
     def __iter__(self) -> Iterator[Chain]:
-        return itertools.chain(self._done, self._superseded, self._live)
+        return itertools.chain(self._done, self._superseded, self._lent, self._live)
 
     def __len__(self) -> int:
-        return len(self._done) + len(self._superseded) + len(self._live)
+        return len(self._done) + len(self._superseded) + len(self._lent) + len(self._live)
 
     @property
     def queues(self) -> Sequence[Any]:
         """The containers that the chains are in, for a caller that takes them apart."""
-        return self._done, self._superseded, self._live, self._current
+        return self._done, self._superseded, self._lent, self._live, self._current
 
     def current(self, program: str) -> Sequence[Chain]:
         """The program's chains that no newer turn superseded, oldest first."""
@@ -73,6 +85,7 @@ class EvictionOrder:
         for chain in self._current.get(program, ()):
             chain.last_used = now
             self._done.pop(chain, None)
+            self._lent.pop(chain, None)
             self._live[chain] = None
             self._live.move_to_end(chain)
 
@@ -80,7 +93,23 @@ class EvictionOrder:
         """The program is done: its chains leave before all live ones."""
         for chain in self._current.get(program, ()):
             self._live.pop(chain, None)
+            self._lent.pop(chain, None)
             self._done[chain] = None
+
+    def lend(self, chain: Chain) -> None:
+        """A running turn has the live chain's blocks in VRAM, until `take_back` or `touch`."""
+        del self._live[chain]
+        self._lent[chain] = None
+        self.loans[chain.program] = Loan(len(chain.tickets))
+
+    def take_back(self, program: str) -> int:
+        """The turn is over, or not alone any more. Returns how many blocks were lent, if some of
+        them left since; else 0."""
+        for chain in self._current.get(program, ()):
+            if self._lent.pop(chain, chain) is None:
+                self._live[chain] = None
+        loan = self.loans.pop(program, None)
+        return loan.num_blocks if loan is not None and loan.given else 0
 
     def supersede(self, chain: Chain) -> None:
         """A newer turn of its program does not continue this chain."""
@@ -88,7 +117,7 @@ class EvictionOrder:
         self._superseded[chain] = None
 
     def remove(self, chain: Chain) -> None:
-        for queue in (self._done, self._superseded, self._live):
+        for queue in (self._done, self._superseded, self._lent, self._live):
             queue.pop(chain, None)
         chains = self._current.get(chain.program, [])
         if chain in chains:
@@ -98,14 +127,15 @@ class EvictionOrder:
 
     def victims(self, besides: Chain, rank: Rank | None) -> Iterator[tuple[float, Chain]]:
         """Return (worth, chain) in the order in which they leave. Without `rank`, live chains are
-        worth 0 and leave least recently used first. What leaves before them is worth -inf.
+        worth 0 and leave least recently used first. What leaves before them is worth -inf, or LENT.
 
         The caller takes what it can of each chain before it asks for the next, and changes the
         order only once it asks no more. `rank` is called for 2 * NUM_CANDIDATES programs, then for
         one more per live chain yielded, however many there are.
         """
         dead = itertools.chain(self._done, self._superseded)
-        return itertools.chain(zip(itertools.repeat(DEAD), dead), self.live(besides, rank))
+        lent = zip(itertools.repeat(LENT), reversed(self._lent))
+        return itertools.chain(zip(itertools.repeat(DEAD), dead), lent, self.live(besides, rank))
 
     def live(self, besides: Chain, rank: Rank | None) -> Iterator[tuple[float, Chain]]:
         """The same for live chains alone."""

@@ -23,7 +23,7 @@ import numpy as np
 from continuum_connector.errors import InvariantError
 from continuum_connector.scheduler.kv_groups import Key
 from continuum_connector.scheduler.tiers.chains import SlotClaims
-from continuum_connector.scheduler.tiers.eviction import DEAD, IN_VRAM, Rank, Residence
+from continuum_connector.scheduler.tiers.eviction import DEAD, LENT, EvictionOrder, Rank, Residence
 from continuum_connector.scheduler.tiers.marks import Flags, Marks
 from continuum_connector.scheduler.tiers.slots import (
     Chain,
@@ -119,7 +119,8 @@ class HostIndex:
         """
         numbers = self.slots_of(keys)
         present, missing = numbers[numbers >= 0], (numbers < 0).nonzero()[0]
-        self.touch(program, now)
+        self.order.touch(program, now)
+        loan = self.order.loans.get(program) if self.marks is not None else None
         chain = self._claims.begin(present, program, now, supersedes)
         victims: list[Chain] = []
         claimed = self._make_room(len(missing), chain, now, rank, victims)
@@ -129,7 +130,8 @@ class HostIndex:
         missing = missing[: len(claimed)]
         if self.marks is not None:
             self.marks.used(present)
-            self.marks.came(claimed, np.asarray(places, np.int32)[missing], program)
+            uses = [loan.given.get(keys[n], 0) for n in missing.tolist()] if loan else 0
+            self.marks.came(claimed, np.asarray(places, np.int32)[missing], uses)
         if len(claimed):
             is_all = len(missing) == len(keys)
             named = keys if is_all else [keys[place] for place in missing.tolist()]
@@ -190,13 +192,10 @@ class HostIndex:
         self._free_orphans(numbers[~table.are_there(tickets)])
 
     # --- order ------------------------------------------------------------------------
-    def touch(self, program: str, now: float) -> None:
-        """The program was just active: among equals its slots are the last to be evicted."""
-        self._claims.order.touch(program, now)
-
-    def demote(self, program: str) -> None:
-        """The program is done: slots that only it claims are the first to be evicted."""
-        self._claims.order.demote(program)
+    @property
+    def order(self) -> EvictionOrder:
+        """In which order chains leave; its owner changes with each epoch."""
+        return self._claims.order
 
     def next_to_leave(self, rank: Rank | None) -> Iterator[Chain]:
         """Live chains in the order in which they leave, the tail of each first; changes nothing. No
@@ -267,11 +266,12 @@ class HostIndex:
             victims.append(victim)
             most = min(most, num_missing)
             for leaving in self._claims.let_go(victim, None if self._whole else most):
-                is_lost = worth > IN_VRAM
-                if worth > DEAD and marks:
-                    num_lost += marks.left(leaving, victim.program, returns=not is_lost)
-                elif is_lost:
-                    num_lost += len(leaving)
+                if worth > LENT:
+                    num_lost += marks.left(leaving, victim.program) if marks else len(leaving)
+                elif worth > DEAD:
+                    uses = marks.uses[leaving].tolist() if marks else itertools.repeat(0)
+                    given = zip(self.keys_at(leaving), uses, strict=False)
+                    self.order.loans[victim.program].given.update(given)
                 taken.append(leaving)
                 num_missing -= len(leaving)
             if num_missing <= 0:

@@ -39,8 +39,6 @@ class Marks:
         # stay even so.
         self.stays: Callable[[str, float, int], bool] = lambda program, worth, num: True
         self._lost: dict[str, tuple[Key, str]] = {}  # by program, the latest last
-        # By program, of its blocks that will be stored anew: place -> how many turns used it.
-        self._away: dict[str, dict[int, int]] = {}
         self.key_of: Callable[[int], Key] = lambda number: b""  # what a slot holds
         self.num_unsaved = 0  # blocks that left for room before they could be written, ever
 
@@ -51,12 +49,13 @@ class Marks:
             column = getattr(self, name)
             setattr(self, name, np.concatenate([column, np.zeros(more, column.dtype)]))
 
-    def came(self, numbers: Numbers, places: npt.NDArray[np.int32], program: str) -> None:
-        """These slots are to hold blocks of the program with those places in their chain."""
+    def came(
+        self, numbers: Numbers, places: npt.NDArray[np.int32], uses: Sequence[int] | int = 0
+    ) -> None:
+        """These slots are to hold blocks with those places in their chain; `uses`: how many turns
+        had used each before it left and came back."""
         self.places[numbers] = places
-        self.uses[numbers] = 1
-        if (before := self._away.pop(program, None)) is not None:
-            self.uses[numbers] += np.array([before.get(p, 0) for p in places.tolist()], np.int32)
+        self.uses[numbers] = np.asarray(uses, np.int32) + 1
         self.is_saved[numbers] = False
         self.is_refused[numbers] = False
         self._names[numbers] = 0
@@ -91,16 +90,9 @@ class Marks:
             are_saved |= places >= (places[-1] + 1) // self._slot_blocks * self._slot_blocks
         return are_saved
 
-    def left(self, numbers: Numbers, program: str, returns: bool = False) -> int:
+    def left(self, numbers: Numbers, program: str) -> int:
         """These blocks of a program left for room and may still be wanted. Returns how many no disk
-        has. `returns`: none is lost, because the turn that runs will store them anew."""
-        if returns:
-            away = self._away.setdefault(program, {})
-            places, uses = self.places[numbers].tolist(), self.uses[numbers].tolist()
-            away.update(zip(places, uses, strict=True))
-            if len(self._away) > MAX_LOST:
-                del self._away[next(iter(self._away))]
-            return 0
+        has."""
         lost = numbers[~self.is_saved[numbers]]
         if not len(lost):
             return 0
@@ -122,4 +114,3 @@ class Marks:
     def clear(self) -> None:
         """What is nowhere after a reset was not lost for room."""
         self._lost.clear()
-        self._away.clear()

@@ -1,15 +1,15 @@
-"""While a turn runs, DRAM's copy of what it goes on from is the first to leave: VRAM has it too,
-and at its end the turn stores it anew."""
+"""While a turn runs, what it goes on from is lent: it may leave DRAM before all that is live, for
+VRAM has it too, and at its end the turn stores it anew."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 
-from continuum_connector.policy.base import Choice, Offload, must_free
-from continuum_connector.scheduler.tiers.eviction import IN_VRAM
+from continuum_connector.policy.base import Choice, Free, Offload, must_free
 from continuum_connector.scheduler.tiers.wanted import block_keys
 from tests.vllm.harness import Engine, prompt
 from tests.vllm.tiering import (
@@ -70,8 +70,17 @@ def keys(engine: Engine, request_id: str) -> list[bytes]:
     return block_keys(engine.requests[request_id].block_hashes)
 
 
-def worth(engine: Engine, program: str) -> float:
-    return float(engine.connector.side._worth.rank_at(engine.clock())(f"job:{program}"))
+def lent(engine: Engine) -> list[str]:
+    """Whose chains are lent, in the order in which they leave."""
+    tier = engine.connector.side.tier
+    order = getattr(tier, "dram", tier).index.order
+    return [chain.program.removeprefix("job:") for chain in reversed(order._lent)]
+
+
+def others_store(engine: Engine) -> None:
+    """Another program's turn ends, and takes the place of one chain in DRAM."""
+    run_turn(engine, "c", TOKENS, seed=3, program="c", idle=False)
+    engine.run_until_idle(until=lambda: in_dram(engine, "c") == BLOCKS)
 
 
 @MODES
@@ -80,47 +89,68 @@ def test_what_a_turn_that_runs_goes_on_from_leaves_first_and_comes_back(
 ) -> None:
     engine = two_in_dram(async_scheduling=async_scheduling)
     begin(engine, "a2")
-    run_turn(engine, "c", TOKENS, seed=3, program="c", idle=False)
-    engine.run_until_idle(until=lambda: in_dram(engine, "c") == BLOCKS)
+    assert lent(engine) == ["a"]
+    others_store(engine)
     assert [in_dram(engine, name) for name in ("a", "b", "c")] == [0, BLOCKS, BLOCKS]
     assert engine.connector.side.tier.residence_s(engine.clock()) == math.inf, "nothing is lost"
     engine.run_until_idle()
     assert in_dram(engine, "a") == BLOCKS, "stored anew"
+    assert lent(engine) == []
     assert answers_as_without_a_tier(engine)
     wind_down(engine)
 
 
-def test_without_the_rule_it_would_be_another_that_leaves() -> None:
-    """The control: who began to run last was used last, so nothing else makes it leave."""
+def test_what_is_not_lent_stays_as_what_was_used_last() -> None:
+    """The control: nothing but the rule makes it leave."""
     engine = two_in_dram()
+    engine.connector.side._lends = False
     begin(engine, "a2")
-    engine.connector.side.turns._in_vram.clear()
-    run_turn(engine, "c", TOKENS, seed=3, program="c", idle=False)
-    engine.run_until_idle(until=lambda: in_dram(engine, "c") == BLOCKS)
+    others_store(engine)
     assert in_dram(engine, "a") == BLOCKS
     engine.run_until_idle()
     wind_down(engine)
 
 
-def test_of_two_that_run_the_one_that_began_last_leaves_first() -> None:
+def test_of_two_that_run_the_one_that_began_last_gives_first() -> None:
     engine = two_in_dram()
     begin(engine, "a2")
     begin(engine, "b2")
-    assert worth(engine, "b") < worth(engine, "a") <= IN_VRAM
+    assert lent(engine) == ["b", "a"]
+    others_store(engine)
+    assert [in_dram(engine, name) for name in "ab"] == [BLOCKS, 0]
     engine.run_until_idle()
-    assert min(worth(engine, "a"), worth(engine, "b")) > IN_VRAM
+    assert lent(engine) == []
     assert answers_as_without_a_tier(engine)
     wind_down(engine)
 
 
-def test_one_name_for_unlike_turns_gives_up_nothing() -> None:
+def test_a_prompt_without_the_thinking_at_its_end_goes_on_from_the_rest() -> None:
     engine = two_in_dram()
-    run_turn(engine, "a2", engine.next_prompt("a", 8), program="a")
-    engine.add("a3", TOKENS, 200, seed=7, program="a")  # another conversation
-    for _ in range(8):
-        engine.step()
-    assert engine.outputs["a3"]
-    assert worth(engine, "a") > IN_VRAM
+    engine.add("a2", prompt(TOKENS, seed=1) + prompt(40, seed=5), 200, program="a")
+    engine.run_until_idle(until=lambda: bool(engine.outputs["a2"]))
+    assert lent(engine) == ["a"]
+    engine.run_until_idle()
+    assert answers_as_without_a_tier(engine)
+    wind_down(engine)
+
+
+@pytest.mark.parametrize("num_same", [0, 100])
+def test_one_name_for_unlike_turns_gives_up_nothing(num_same: int) -> None:
+    engine = two_in_dram()
+    tokens = prompt(TOKENS, seed=1)[:num_same] + prompt(TOKENS, seed=7)
+    engine.add("a2", tokens, 200, program="a")
+    engine.run_until_idle(until=lambda: bool(engine.outputs["a2"]))
+    assert lent(engine) == []
+    engine.run_until_idle()
+    wind_down(engine)
+
+
+def test_what_vram_does_not_have_yet_is_not_lent() -> None:
+    """It asks for the logprobs of its prompt, so it reads no cache."""
+    engine = two_in_dram()
+    engine.add("a2", engine.next_prompt("a", 8), 50, program="a", prompt_logprobs=1)
+    engine.step()
+    assert lent(engine) == []
     engine.run_until_idle()
     wind_down(engine)
 
@@ -129,11 +159,27 @@ def test_one_name_for_unlike_turns_gives_up_nothing() -> None:
 def test_beside_another_turn_of_the_program_nothing_is_given_up(waits: bool) -> None:
     engine = two_in_dram()
     begin(engine, "a2")
+    assert lent(engine) == ["a"]
     engine.add("a3", prompt(TOKENS, seed=1)[:100], 100, program="a")
     for _ in range(0 if waits else 8):
         engine.step()
     assert bool(engine.outputs["a3"]) is not waits
-    assert worth(engine, "a") > IN_VRAM
+    assert lent(engine) == []
+    engine.run_until_idle()
+    assert answers_as_without_a_tier(engine)
+    wind_down(engine)
+
+
+def test_what_another_turn_of_the_program_left_is_not_given_up() -> None:
+    engine = ranked(num_slots=4 * BLOCKS)
+    run_turn(engine, "a", TOKENS, seed=1, program="a")
+    park(engine)
+    begin(engine, "a2")
+    run_turn(engine, "agent", TOKENS, seed=8, program="a", idle=False)  # ended, and is away
+    engine.run_until_idle(until=lambda: in_dram(engine, "agent") == BLOCKS)
+    assert lent(engine) == []
+    run_turn(engine, "agent2", engine.next_prompt("agent", 8), program="a", idle=False)
+    assert lent(engine) == []
     engine.run_until_idle()
     assert answers_as_without_a_tier(engine)
     wind_down(engine)
@@ -142,7 +188,7 @@ def test_beside_another_turn_of_the_program_nothing_is_given_up(waits: bool) -> 
 def test_a_turn_that_waits_gives_up_nothing() -> None:
     engine = two_in_dram()
     engine.add("a2", engine.next_prompt("a", 8), 100, program="a")
-    assert worth(engine, "a") > IN_VRAM
+    assert lent(engine) == []
     engine.run_until_idle()
     wind_down(engine)
 
@@ -150,32 +196,45 @@ def test_a_turn_that_waits_gives_up_nothing() -> None:
 def test_a_compaction_gives_up_nothing() -> None:
     engine = two_in_dram()
     begin(engine, "a2", kv_transfer_params={"continuum": {"compaction": True}})
-    assert engine.connector.side.turns.get("a2").identity.hints.compaction
-    assert worth(engine, "a") > IN_VRAM
+    assert lent(engine) == []
     engine.run_until_idle()
     wind_down(engine)
 
 
-def test_a_turn_that_was_preempted_has_nothing_in_vram_until_it_runs_again() -> None:
+def test_a_turn_that_was_preempted_has_nothing_in_vram() -> None:
     engine = two_in_dram()
     begin(engine, "a2")
-    assert engine.scheduler.reset_prefix_cache(reset_running_requests=True)
     engine.connector.side.note_preempted("a2", engine.clock())
-    assert worth(engine, "a") > IN_VRAM
+    assert lent(engine) == []
+    others_store(engine)
+    assert in_dram(engine, "a") == BLOCKS
+    engine.abort("a2")
     engine.run_until_idle()
-    assert answers_as_without_a_tier(engine)
+    order = engine.connector.side.tier.index.order
+    assert [len(chain.tickets) for chain in order.live_of("job:a")] == [BLOCKS]
     wind_down(engine)
 
 
+def went_away(engine: Engine) -> None:
+    engine.abort("a2")
+
+
+def is_not_worth_a_store(engine: Engine) -> None:
+    policy = engine.connector.side.decider.policy
+    policy.decide = lambda turn, _: Choice(Free(), "nobody expects it back")
+
+
+@pytest.mark.parametrize("ends", [went_away, is_not_worth_a_store])
 @MODES
-def test_what_left_for_a_turn_whose_client_went_away_is_put_back(async_scheduling: bool) -> None:
+def test_what_left_for_a_turn_that_is_not_stored_is_put_back(
+    async_scheduling: bool, ends: Callable[[Engine], None]
+) -> None:
     engine = two_in_dram(async_scheduling=async_scheduling)
     begin(engine, "a2")
-    run_turn(engine, "c", TOKENS, seed=3, program="c", idle=False)
-    engine.run_until_idle(until=lambda: in_dram(engine, "c") == BLOCKS)
+    others_store(engine)
     assert not in_dram(engine, "a")
     assert engine.requests["a2"].num_computed_tokens > (BLOCKS + 1) * 16
-    engine.abort("a2")
+    ends(engine)
     engine.run_until_idle()
     assert in_dram(engine, "a2") == BLOCKS, "no more than there was"
     park(engine)
@@ -185,11 +244,21 @@ def test_what_left_for_a_turn_whose_client_went_away_is_put_back(async_schedulin
     wind_down(engine)
 
 
+def test_where_nothing_left_nothing_is_put_back() -> None:
+    engine = two_in_dram()
+    begin(engine, "a2")
+    went_away(engine)
+    engine.run_until_idle()
+    assert lent(engine) == []
+    order = engine.connector.side.tier.index.order
+    assert [len(chain.tickets) for chain in order.live_of("job:a")] == [BLOCKS]
+    wind_down(engine)
+
+
 def test_a_last_turn_whose_client_went_away_leaves_nothing() -> None:
     engine = two_in_dram()
     begin(engine, "a2", final=True)
-    run_turn(engine, "c", TOKENS, seed=3, program="c", idle=False)
-    engine.run_until_idle(until=lambda: in_dram(engine, "c") == BLOCKS)
+    others_store(engine)
     engine.abort("a2")
     engine.run_until_idle()
     assert not in_dram(engine, "a")
@@ -203,10 +272,21 @@ def test_windows_and_states_give_up_nothing(groups: str) -> None:
     run_turn(engine, "a", TOKENS, seed=1, program="a")
     park(engine)
     begin(engine, "a2")
-    assert worth(engine, "a") > IN_VRAM
+    assert lent(engine) == []
     engine.run_until_idle()
     assert answers_as_without_a_tier(engine)
     wind_down(engine)
+
+
+def test_a_named_epoch_that_comes_back_has_lent_nothing() -> None:
+    engine = two_in_dram(config={"keep_epochs": 1})
+    begin(engine, "a2")
+    index = engine.connector.side.tier.index
+    index.clear(keep_as="one", name="two")
+    index.clear(keep_as="two", name="one")
+    assert lent(engine) == []
+    assert len(index.order.live_of("job:a")) == 1
+    index.clear()
 
 
 def test_a_disk_still_knows_how_many_turns_used_what_left_and_came_back() -> None:
@@ -219,8 +299,7 @@ def test_a_disk_still_knows_how_many_turns_used_what_left_and_came_back() -> Non
         run_turn(engine, name, TOKENS, seed=seed, program=name)
     park(engine)
     begin(engine, "a2")
-    run_turn(engine, "c", TOKENS, seed=3, program="c", idle=False)
-    engine.run_until_idle(until=lambda: in_dram(engine, "c") == BLOCKS)
+    others_store(engine)
     assert not in_dram(engine, "a")
     assert marks.num_unsaved == 0, "nothing is lost"
     engine.run_until_idle()
