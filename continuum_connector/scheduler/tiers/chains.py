@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from continuum_connector.errors import InvariantError
-from continuum_connector.scheduler.tiers.eviction import LENT, EvictionOrder, Rank
+from continuum_connector.scheduler.tiers.eviction import DEAD, LENT, EvictionOrder, Rank
 from continuum_connector.scheduler.tiers.marks import Marks
 from continuum_connector.scheduler.tiers.slots import (
     NO_TICKETS,
@@ -124,7 +124,7 @@ class SlotClaims:
         if on_disk is not None:
             live: list[tuple[float, Chain]] = []
             for worth, victim in order:
-                if worth > LENT:
+                if worth > DEAD and worth != LENT:
                     live = [(worth, victim), *itertools.islice(order, MOST_LIVE - 1)]
                     break
                 yield worth, victim, len(victim.tickets)

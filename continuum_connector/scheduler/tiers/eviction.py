@@ -25,7 +25,7 @@ from continuum_connector.scheduler.tiers.slots import Chain
 Rank = Callable[[str], float]  # program -> worth of its blocks in DRAM
 
 DEAD = -math.inf  # worth of what finished programs or superseded turns left: no program misses it
-LENT = -1e12  # worth of what is lent: less than that of all that is live, and none of it is lost
+LENT = -1e12  # worth of what is lent, exactly; it leaves before all that is live, and is not lost
 
 # How many live chains from either end of the least-recently-used order are compared at a time. Both
 # ends, because where programs return in turn, the one used last is needed last: with less DRAM than

@@ -266,12 +266,12 @@ class HostIndex:
             victims.append(victim)
             most = min(most, num_missing)
             for leaving in self._claims.let_go(victim, None if self._whole else most):
-                if worth > LENT:
-                    num_lost += marks.left(leaving, victim.program) if marks else len(leaving)
-                elif worth > DEAD:
+                if worth == LENT:
                     uses = marks.uses[leaving].tolist() if marks else itertools.repeat(0)
                     given = zip(self.keys_at(leaving), uses, strict=False)
                     self.order.loans[victim.program].given.update(given)
+                elif worth > DEAD:
+                    num_lost += marks.left(leaving, victim.program) if marks else len(leaving)
                 taken.append(leaving)
                 num_missing -= len(leaving)
             if num_missing <= 0:
