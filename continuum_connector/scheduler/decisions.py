@@ -93,8 +93,7 @@ class Decisions:
     def _put_back(self, turn: Turn, request: Any, blocks: ChainBlocks, now: float) -> None:
         """Some of what the turn before left has gone, as this one was to store it anew; but its
         client went away, and may ask again, or it is not worth a store of its own."""
-        if len(blocks):
-            self._tier.store(turn.program.key, blocks, now, request, supersedes=False)
+        self._tier.store(turn.program.key, blocks, now, request, supersedes=False)
 
     def _hold(
         self, decision: Decision, turn: Turn, request: Any, blocks: ChainBlocks, now: float

@@ -145,6 +145,27 @@ def test_one_name_for_unlike_turns_gives_up_nothing(num_same: int) -> None:
     wind_down(engine)
 
 
+def test_a_turn_that_finds_what_another_program_left_gives_up_nothing_of_its_own() -> None:
+    engine = two_in_dram()
+    engine.add("a2", engine.next_prompt("b", 8), 200, program="a")
+    engine.run_until_idle(until=lambda: bool(engine.outputs["a2"]))
+    assert engine.cached["a2"][1] == BLOCKS * 16
+    assert lent(engine) == []
+    engine.run_until_idle()
+    wind_down(engine)
+
+
+def test_a_turn_that_comes_beside_another_of_its_program_gives_up_nothing() -> None:
+    engine = two_in_dram()
+    engine.add("agent", TOKENS, 200, seed=8, program="a")
+    engine.run_until_idle(until=lambda: bool(engine.outputs["agent"]))
+    begin(engine, "a2")
+    assert lent(engine) == []
+    engine.run_until_idle()
+    assert answers_as_without_a_tier(engine)
+    wind_down(engine)
+
+
 def test_what_vram_does_not_have_yet_is_not_lent() -> None:
     """It asks for the logprobs of its prompt, so it reads no cache."""
     engine = two_in_dram()
