@@ -107,7 +107,7 @@ class Shelf:
     def lend(self, program: str, request: Any, num_tokens: int) -> None:
         """Nothing is evicted."""
 
-    def take_back(self, program: str) -> int:
+    def take_back(self, program: str, ended: str = "") -> int:
         return 0
 
     def demote(self, program: str) -> None:
@@ -209,8 +209,8 @@ class DramAndShelf:
     def lend(self, program: str, request: Any, num_tokens: int) -> None:
         self._all("lend", program, request, num_tokens)
 
-    def take_back(self, program: str) -> int:
-        return max(int(part.take_back(program)) for part in self._parts)
+    def take_back(self, program: str, ended: str = "") -> int:
+        return max(int(part.take_back(program, ended)) for part in self._parts)
 
     def demote(self, program: str) -> None:
         self._all("demote", program)

@@ -265,6 +265,31 @@ def test_what_left_for_a_turn_that_is_not_stored_is_put_back(
     wind_down(engine)
 
 
+def asks_again(engine: Engine) -> None:
+    engine.add("retry", engine.next_prompt("a", 8), 200, program="a")
+
+
+def is_preempted(engine: Engine) -> None:
+    engine.connector.side.note_preempted("a2", engine.clock())
+
+
+@pytest.mark.parametrize("meanwhile", [asks_again, is_preempted])
+def test_what_left_is_owed_until_the_turn_is_over(meanwhile: Callable[[Engine], None]) -> None:
+    engine = two_in_dram()
+    begin(engine, "a2")
+    others_store(engine)
+    meanwhile(engine)
+    engine.step()
+    assert lent(engine) == []
+    went_away(engine)
+    for name in set(engine.requests) & {"retry"}:
+        engine.abort(name)
+    engine.run_until_idle()
+    assert in_dram(engine, "a") == BLOCKS
+    assert engine.connector.side.tier.index.order.loans == {}
+    wind_down(engine)
+
+
 def test_where_nothing_left_nothing_is_put_back() -> None:
     engine = two_in_dram()
     begin(engine, "a2")

@@ -92,10 +92,10 @@ class Tier(Protocol):
         VRAM. What the program has here, if it is about that, may leave before all that is live:
         the turn stores it anew at its end."""
 
-    def take_back(self, program: str) -> int:
-        """The turn does not run any more, or is not alone. Returns how many of its first blocks
-        were lent, if some of them left, so that a turn that is not stored can put them back; else
-        0."""
+    def take_back(self, program: str, ended: str = "") -> int:
+        """The turn does not run any more, or is not alone. With its request's id, once it has
+        `ended`, returns how many of its first blocks were lent, if some of them left, so that a
+        turn that is not stored can put them back; else 0."""
 
     def demote(self, program: str) -> None:
         """Make what the program has here the first to be evicted, until it is used again."""

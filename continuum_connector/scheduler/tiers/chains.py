@@ -211,8 +211,8 @@ class SlotClaims:
         """Drop all claims; the slots' own counts go with the slots. Returns what `restore` takes,
         and the containers that the chains were in, to be taken apart."""
         order, num_claims = self.order, self._num_claims
-        for program in list(order.loans):  # should it serve again, no turn of then runs
-            order.take_back(program)
+        for program, loan in list(order.loans.items()):  # should it serve again, none runs
+            order.take_back(program, loan.to)
         self.restore(EvictionOrder(self._table.is_stuck), 0)
         return order, num_claims, order.queues
 

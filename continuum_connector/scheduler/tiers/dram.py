@@ -165,10 +165,10 @@ class DramTier:
         last, hashes = chains[0].tickets[num - 1 : num], request.block_hashes
         has_it = num * self._groups.hash_size <= num_tokens and num <= len(hashes)
         if has_it and self.index.keys_of(last) == block_keys(hashes[num - 1 : num]):
-            self.index.order.lend(chains[0])
+            self.index.order.lend(chains[0], request.request_id)
 
-    def take_back(self, program: str) -> int:
-        return self.index.order.take_back(program)
+    def take_back(self, program: str, ended: str = "") -> int:
+        return self.index.order.take_back(program, ended)
 
     def demote(self, program: str) -> None:
         self.index.order.demote(program)

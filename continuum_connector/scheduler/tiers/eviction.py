@@ -35,10 +35,11 @@ NUM_CANDIDATES = 16
 
 @dataclass
 class Loan:
-    """A chain that had `num_blocks` when it was lent. `given`: those that left since, and how many
-    turns had used each."""
+    """A chain that had `num_blocks` when it was lent to the request `to`. `given`: those that left
+    since, and how many turns had used each."""
 
     num_blocks: int
+    to: str
     given: dict[Key, int] = field(default_factory=dict)
 
 
@@ -51,7 +52,7 @@ class EvictionOrder:
         self._done: OrderedDict[Chain, None] = OrderedDict()
         self._superseded: OrderedDict[Chain, None] = OrderedDict()
         self._lent: OrderedDict[Chain, None] = OrderedDict()
-        self.loans: dict[str, Loan] = {}  # by program, until it is taken back
+        self.loans: dict[str, Loan] = {}  # by program, until that turn has ended
         self._live: OrderedDict[Chain, None] = OrderedDict()
         # A program's chains in `_done`, `_lent` and `_live`; more than one where its turns overlap.
         self._current: dict[str, list[Chain]] = {}
@@ -96,20 +97,23 @@ class EvictionOrder:
             self._lent.pop(chain, None)
             self._done[chain] = None
 
-    def lend(self, chain: Chain) -> None:
-        """A running turn has the live chain's blocks in VRAM, until `take_back` or `touch`."""
+    def lend(self, chain: Chain, request_id: str) -> None:
+        """That turn runs and has the live chain's blocks in VRAM, until `take_back` or `touch`."""
         del self._live[chain]
         self._lent[chain] = None
-        self.loans[chain.program] = Loan(len(chain.tickets))
+        self.loans[chain.program] = Loan(len(chain.tickets), request_id)
 
-    def take_back(self, program: str) -> int:
-        """The turn is over, or not alone any more. Returns how many blocks were lent, if some of
-        them left since; else 0."""
+    def take_back(self, program: str, ended: str = "") -> int:
+        """No turn of the program runs alone any more. Returns how many blocks were lent to the one
+        that has `ended`, if some of them left; else 0. Until then it owes what left."""
         for chain in self._current.get(program, ()):
             if self._lent.pop(chain, chain) is None:
                 self._live[chain] = None
-        loan = self.loans.pop(program, None)
-        return loan.num_blocks if loan is not None and loan.given else 0
+        loan = self.loans.get(program)
+        if loan is None or loan.to != ended:
+            return 0
+        del self.loans[program]
+        return loan.num_blocks if loan.given else 0
 
     def supersede(self, chain: Chain) -> None:
         """A newer turn of its program does not continue this chain."""
