@@ -68,7 +68,7 @@ class Decisions:
         if stores(choice.decision) and not self._store(choice.decision, turn, request, blocks, now):
             snapshot = replace(snapshot, takes_store=False)
             choice = self._fitting(self._decider.choose(finished, snapshot), finished)
-        num_lent = self._tier.take_back(turn.program.key, request.request_id)
+        num_lent = self._tier.loans.take_back(turn.program.key, request.request_id)
         if num_lent and not (stores(choice.decision) or turn.identity.hints.final):
             self._put_back(turn, request, blocks.only(range(min(num_lent, len(blocks)))), now)
         self._records.decided(turn, finished, snapshot, choice, now)

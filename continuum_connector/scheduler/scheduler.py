@@ -158,7 +158,7 @@ class SchedulerSide:
             self._answers.came_back(program, request.block_hashes)
         self._samples.begin(turn, request, now)
         if program.num_active > 1:
-            self.tier.take_back(program.key)
+            self.tier.loans.take_back(program.key)
         self.turns.begin(request.request_id, turn)
         self.read_ahead.expect(turn, request, now)
         gap_s = self.decider.arrived(turn, now)
@@ -233,7 +233,7 @@ class SchedulerSide:
             shared = turn.program.kept.shared(request.block_hashes) * self.groups.hash_size
             self._seen.waited(now - turn.arrival, turn.vram_tokens < shared, now)
             if self._lends and turn.program.num_active == 1 and not turn.identity.hints.compaction:
-                self.tier.lend(turn.program.key, request, sum(turn.hit_tokens.values()))
+                self.tier.loans.lend(turn.program.key, request, sum(turn.hit_tokens.values()))
         elif turn.is_preempted:
             self.records.happened("readmit", now, turn)
         turn.is_preempted = False
@@ -253,7 +253,7 @@ class SchedulerSide:
         turn = self.turns.get(request_id)
         if turn is not None:
             turn.is_preempted = True
-            self.tier.take_back(turn.program.key)
+            self.tier.loans.take_back(turn.program.key)
             self.records.happened("preempt", now, turn)
 
     # --- end of a turn ----------------------------------------------------------------

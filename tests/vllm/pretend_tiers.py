@@ -13,6 +13,8 @@ from continuum_connector.messages import WorkerReport
 from continuum_connector.observe.account import Account
 from continuum_connector.scheduler.kv_groups import ChainBlocks, Key, KvGroups, block_key
 from continuum_connector.scheduler.tiers.base import RankAt, Tier
+from continuum_connector.scheduler.tiers.index import HostIndex
+from continuum_connector.scheduler.tiers.loans import Loans
 from continuum_connector.scheduler.tiers.make import DramPlan, make_tier
 from continuum_connector.scheduler.tiers.traffic import Owner, Traffic
 from continuum_connector.scheduler.tiers.transfers import Kind, Transfer, TransferState
@@ -32,6 +34,7 @@ class Shelf:
         self.is_up = num_slots > 0
         self.down_reason = ""
         self.rank_at: RankAt | None = None
+        self.loans = Loans(HostIndex(0), groups)  # nothing is evicted, and nothing lent
         self.num_wanted_slots = first_slot + num_slots  # asked by the harness alone
         self.slots: dict[Key, int] = {}
         self.ready: set[Key] = set()
@@ -104,12 +107,6 @@ class Shelf:
     def forget_request(self, request_id: str) -> None:
         self.promised.pop(request_id, None)
 
-    def lend(self, program: str, request: Any, num_tokens: int) -> None:
-        """Nothing is evicted."""
-
-    def take_back(self, program: str, ended: str = "") -> int:
-        return 0
-
     def demote(self, program: str) -> None:
         """Nothing is evicted."""
 
@@ -166,7 +163,7 @@ class DramAndShelf:
         self.near = near
         self._parts: tuple[Any, Any] = near, far
         self.num_wanted_slots = far.num_wanted_slots
-        self.traffic = near.traffic
+        self.traffic, self.loans = near.traffic, near.loans
         self._chosen: dict[str, Any] = {}
 
     @property
@@ -205,12 +202,6 @@ class DramAndShelf:
     def forget_request(self, request_id: str) -> None:
         self._chosen.pop(request_id, None)
         self._all("forget_request", request_id)
-
-    def lend(self, program: str, request: Any, num_tokens: int) -> None:
-        self._all("lend", program, request, num_tokens)
-
-    def take_back(self, program: str, ended: str = "") -> int:
-        return max(int(part.take_back(program, ended)) for part in self._parts)
 
     def demote(self, program: str) -> None:
         self._all("demote", program)

@@ -14,6 +14,7 @@ from typing import Any, Protocol
 from continuum_connector.messages import WorkerReport
 from continuum_connector.scheduler.kv_groups import ChainBlocks
 from continuum_connector.scheduler.tiers.eviction import Rank
+from continuum_connector.scheduler.tiers.loans import Loans
 from continuum_connector.scheduler.tiers.reading import Reading
 from continuum_connector.scheduler.tiers.traffic import Traffic
 from continuum_connector.scheduler.tiers.transfers import Transfer
@@ -31,12 +32,14 @@ class Tier(Protocol):
     says why in a sentence.
     `rank_at`: the worth of programs. Those worth least leave first; with None, the least recently
     used.
+    `loans`: lends what it has of running turns' prompts to them.
     `ahead`: brings blocks nearer while turns wait; None where nothing does.
     """
 
     names: Sequence[str]
     traffic: Traffic
     rank_at: RankAt | None
+    loans: Loans
 
     @property
     def is_up(self) -> bool: ...
@@ -86,16 +89,6 @@ class Tier(Protocol):
 
     def forget_request(self, request_id: str) -> None:
         """The request is over: drop what was remembered for its lookups."""
-
-    def lend(self, program: str, request: Any, num_tokens: int) -> None:
-        """The program's only turn under way runs, and has the first `num_tokens` of its prompt in
-        VRAM. What the program has here, if it is about that, may leave before all that is live:
-        the turn stores it anew at its end."""
-
-    def take_back(self, program: str, ended: str = "") -> int:
-        """The turn does not run any more, or is not alone. With its request's id, once it has
-        `ended`, returns how many of its first blocks were lent, if some of them left, so that a
-        turn that is not stored can put them back; else 0."""
 
     def demote(self, program: str) -> None:
         """Make what the program has here the first to be evicted, until it is used again."""

@@ -60,7 +60,7 @@ class DiskTier:
         self.dram = dram
         self.traffic = dram.traffic
         self.store, self.residence_s = dram.store, dram.residence_s
-        self.lend, self.take_back = dram.lend, dram.take_back
+        self.loans = dram.loans
         self.disk = DiskIndex()
         self._plan = plan
         self._account = account

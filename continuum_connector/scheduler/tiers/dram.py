@@ -21,15 +21,13 @@ from continuum_connector.scheduler.tiers.base import RankAt
 from continuum_connector.scheduler.tiers.events import TierEvents
 from continuum_connector.scheduler.tiers.finding import Finder
 from continuum_connector.scheduler.tiers.index import HostIndex
+from continuum_connector.scheduler.tiers.loans import Loans
 from continuum_connector.scheduler.tiers.reading import Reading
 from continuum_connector.scheduler.tiers.slots import Tickets
 from continuum_connector.scheduler.tiers.traffic import Owner, Traffic
 from continuum_connector.scheduler.tiers.transfers import Kind, Transfer, TransferState
-from continuum_connector.scheduler.tiers.wanted import block_keys
 
 logger = logging.getLogger(f"vllm.{__name__}")
-
-MOST_CHANGED = 8  # of a chain, an eighth may be other than the prompt that goes on from it
 
 
 @dataclass(frozen=True)
@@ -62,6 +60,7 @@ class DramTier:
         events: TierEvents | None = None,
     ) -> None:
         self.index = HostIndex(0, not groups.are_simple, plan.keep_epochs)
+        self.loans = Loans(self.index, groups)
         self.is_up = plan.num_slots > 0
         self.down_reason = ""
         self.rank_at: RankAt | None = None
@@ -155,21 +154,6 @@ class DramTier:
         self._found.forget(request_id)
 
     # --- what leaves ------------------------------------------------------------------
-    def lend(self, program: str, request: Any, num_tokens: int) -> None:
-        chains = self.index.chains_of(program)
-        if len(chains) != 1 or not self._groups.are_simple:
-            return  # windows and states: VRAM has others than DRAM
-        # Not to its end, because the prompt may repeat the answer without the thinking in it.
-        length = len(chains[0].tickets)
-        num = max(1, length - max(1, length // MOST_CHANGED))
-        last, hashes = chains[0].tickets[num - 1 : num], request.block_hashes
-        has_it = num * self._groups.hash_size <= num_tokens and num <= len(hashes)
-        if has_it and self.index.keys_of(last) == block_keys(hashes[num - 1 : num]):
-            self.index.order.lend(chains[0], request.request_id)
-
-    def take_back(self, program: str, ended: str = "") -> int:
-        return self.index.order.take_back(program, ended)
-
     def demote(self, program: str) -> None:
         self.index.order.demote(program)
 

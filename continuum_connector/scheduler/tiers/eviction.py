@@ -129,7 +129,9 @@ class EvictionOrder:
             if not chains:
                 del self._current[chain.program]
 
-    def victims(self, besides: Chain, rank: Rank | None) -> Iterator[tuple[float, Chain]]:
+    def victims(
+        self, besides: Chain, rank: Rank | None, only_live: bool = False
+    ) -> Iterator[tuple[float, Chain]]:
         """Return (worth, chain) in the order in which they leave. Without `rank`, live chains are
         worth 0 and leave least recently used first. What leaves before them is worth -inf, or LENT.
 
@@ -137,13 +139,12 @@ class EvictionOrder:
         order only once it asks no more. `rank` is called for 2 * NUM_CANDIDATES programs, then for
         one more per live chain yielded, however many there are.
         """
+        live = self._by_use(besides) if rank is None else self._by_rank(besides, rank)
+        if only_live:
+            return live
         dead = itertools.chain(self._done, self._superseded)
         lent = zip(itertools.repeat(LENT), reversed(self._lent))
-        return itertools.chain(zip(itertools.repeat(DEAD), dead), lent, self.live(besides, rank))
-
-    def live(self, besides: Chain, rank: Rank | None) -> Iterator[tuple[float, Chain]]:
-        """The same for live chains alone."""
-        return self._by_use(besides) if rank is None else self._by_rank(besides, rank)
+        return itertools.chain(zip(itertools.repeat(DEAD), dead), lent, live)
 
     def _by_use(self, besides: Chain) -> Iterator[tuple[float, Chain]]:
         for chain in self._live:

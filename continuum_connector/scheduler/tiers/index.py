@@ -200,7 +200,7 @@ class HostIndex:
     def next_to_leave(self, rank: Rank | None) -> Iterator[Chain]:
         """Live chains in the order in which they leave, the tail of each first; changes nothing. No
         longer usable after the first change."""
-        return (chain for _, chain in self._claims.order.live(NOBODYS, rank))
+        return (chain for _, chain in self._claims.order.victims(NOBODYS, rank, only_live=True))
 
     def chains_of(self, program: str) -> Sequence[Chain]:
         """The program's live chains."""

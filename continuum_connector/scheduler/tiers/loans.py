@@ -1,0 +1,44 @@
+"""Loans: what DRAM holds of a running turn's prompt, lent to that turn.
+
+VRAM has those blocks while the turn runs, and at its end the turn stores all of them anew. So until
+then they leave DRAM before all that is live (eviction.py), and their slots hold what is nowhere
+else. A turn that ends without a store puts back what left.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from continuum_connector.scheduler.kv_groups import KvGroups
+from continuum_connector.scheduler.tiers.index import HostIndex
+from continuum_connector.scheduler.tiers.wanted import block_keys
+
+MOST_CHANGED = 8  # of a chain, an eighth may be other than the prompt that goes on from it
+
+
+class Loans:
+    """Lends programs' chains to their turns. Microseconds per call; `program` is its key."""
+
+    def __init__(self, index: HostIndex, groups: KvGroups) -> None:
+        self._index = index
+        self._groups = groups
+
+    def lend(self, program: str, request: Any, num_tokens: int) -> None:
+        """The program's only turn under way runs, and has the first `num_tokens` of its prompt in
+        VRAM, or is about to load them. Lend it the program's only chain, if that is about that."""
+        chains = self._index.chains_of(program)
+        if len(chains) != 1 or not self._groups.are_simple:
+            return  # windows and states: VRAM has others than DRAM
+        # Not to its end, because the prompt may repeat the answer without the thinking in it.
+        length = len(chains[0].tickets)
+        num = max(1, length - max(1, length // MOST_CHANGED))
+        last, hashes = chains[0].tickets[num - 1 : num], request.block_hashes
+        has_it = num * self._groups.hash_size <= num_tokens and num <= len(hashes)
+        if has_it and self._index.keys_of(last) == block_keys(hashes[num - 1 : num]):
+            self._index.order.lend(chains[0], request.request_id)
+
+    def take_back(self, program: str, ended: str = "") -> int:
+        """The turn does not run any more, or is not alone: nothing more leaves for it. With its
+        request's id, once it has `ended`, return how many of its first blocks were lent, if some of
+        them left, so that a turn that is not stored can put them back; else 0."""
+        return self._index.order.take_back(program, ended)
