@@ -53,11 +53,13 @@ def two_in_dram(**kwargs: Any) -> Engine:
 
 def begin(engine: Engine, name: str, **kwargs: Any) -> None:
     """The program's next turn runs, and goes on for long."""
-    before = kwargs.pop("after", name[0])
-    engine.add(name, engine.next_prompt(before, 8), 200, program=name[0], **kwargs)
-    for _ in range(8):
-        engine.step()
-    assert engine.outputs[name], "it runs"
+    run(engine, name, engine.next_prompt(name[0], 8), name[0], **kwargs)
+
+
+def run(engine: Engine, name: str, tokens: list[int] | int, program: str, **kwargs: Any) -> None:
+    """A long turn of the program; returns once it runs."""
+    engine.add(name, tokens, 200, program=program, **kwargs)
+    engine.run_until_idle(until=lambda: bool(engine.outputs[name]))
 
 
 def in_dram(engine: Engine, request_id: str) -> int:
@@ -126,8 +128,7 @@ def test_of_two_that_run_the_one_that_began_last_gives_first() -> None:
 
 def test_a_prompt_without_the_thinking_at_its_end_goes_on_from_the_rest() -> None:
     engine = two_in_dram()
-    engine.add("a2", prompt(TOKENS, seed=1) + prompt(40, seed=5), 200, program="a")
-    engine.run_until_idle(until=lambda: bool(engine.outputs["a2"]))
+    run(engine, "a2", prompt(TOKENS, seed=1) + prompt(40, seed=5), "a")
     assert lent(engine) == ["a"]
     engine.run_until_idle()
     assert answers_as_without_a_tier(engine)
@@ -137,9 +138,7 @@ def test_a_prompt_without_the_thinking_at_its_end_goes_on_from_the_rest() -> Non
 @pytest.mark.parametrize("num_same", [0, 100])
 def test_one_name_for_unlike_turns_gives_up_nothing(num_same: int) -> None:
     engine = two_in_dram()
-    tokens = prompt(TOKENS, seed=1)[:num_same] + prompt(TOKENS, seed=7)
-    engine.add("a2", tokens, 200, program="a")
-    engine.run_until_idle(until=lambda: bool(engine.outputs["a2"]))
+    run(engine, "a2", prompt(TOKENS, seed=1)[:num_same] + prompt(TOKENS, seed=7), "a")
     assert lent(engine) == []
     engine.run_until_idle()
     wind_down(engine)
@@ -147,8 +146,7 @@ def test_one_name_for_unlike_turns_gives_up_nothing(num_same: int) -> None:
 
 def test_a_turn_that_finds_what_another_program_left_gives_up_nothing_of_its_own() -> None:
     engine = two_in_dram()
-    engine.add("a2", engine.next_prompt("b", 8), 200, program="a")
-    engine.run_until_idle(until=lambda: bool(engine.outputs["a2"]))
+    run(engine, "a2", engine.next_prompt("b", 8), "a")
     assert engine.cached["a2"][1] == BLOCKS * 16
     assert lent(engine) == []
     engine.run_until_idle()
@@ -157,8 +155,7 @@ def test_a_turn_that_finds_what_another_program_left_gives_up_nothing_of_its_own
 
 def test_a_turn_that_comes_beside_another_of_its_program_gives_up_nothing() -> None:
     engine = two_in_dram()
-    engine.add("agent", TOKENS, 200, seed=8, program="a")
-    engine.run_until_idle(until=lambda: bool(engine.outputs["agent"]))
+    run(engine, "agent", TOKENS, "a", seed=8)
     begin(engine, "a2")
     assert lent(engine) == []
     engine.run_until_idle()

@@ -106,11 +106,12 @@ class EvictionOrder:
     def take_back(self, program: str, ended: str = "") -> int:
         """No turn of the program runs alone any more. Returns how many blocks were lent to the one
         that has `ended`, if some of them left; else 0. Until then it owes what left."""
+        if (loan := self.loans.get(program)) is None:
+            return 0
         for chain in self._current.get(program, ()):
             if self._lent.pop(chain, chain) is None:
                 self._live[chain] = None
-        loan = self.loans.get(program)
-        if loan is None or loan.to != ended:
+        if loan.to != ended:
             return 0
         del self.loans[program]
         return loan.num_blocks if loan.given else 0

@@ -194,7 +194,7 @@ class HostIndex:
     # --- order ------------------------------------------------------------------------
     @property
     def order(self) -> EvictionOrder:
-        """In which order chains leave; its owner changes with each epoch."""
+        """In which order chains leave; another one in each epoch."""
         return self._claims.order
 
     def next_to_leave(self, rank: Rank | None) -> Iterator[Chain]:
