@@ -96,6 +96,29 @@ def _versions(runs: Sequence[results.Loaded]) -> dict[str, str]:
     return {name: versions[name] for name in wanted if versions.get(name)}
 
 
+def agents(paths: Sequence[Path]) -> Found:
+    """Runs of `bench agents` against servers that stood already, in folders ARM-RATE-SEED."""
+    runs = {tuple(path.name.rsplit("-", 2)): results.load(path)[0] for path in paths}
+    points = sorted({(float(rate), int(seed)) for _, rate, seed in runs})
+    arms = sorted({arm for arm, _, _ in runs}, key=lambda arm: (arm != "none", arm))
+    rows: list[list[Cell]] = []
+    cited: dict[str, float] = {}
+    for rate, seed in points:
+        at = (f"{rate:g}", str(seed))
+        here = {arm: runs[(arm, *at)] for arm in arms if (arm, *at) in runs}
+        jct, p95, ttft, computed = (
+            {arm: BY_KEY[key].value(run) for arm, run in here.items()}
+            for key in (*TIMES, "computed_tokens")
+        )
+        for arm in jct:
+            ratios = [_round(each[arm] / each["none"]) for each in (jct, computed)]
+            values = map(_round, (jct[arm], p95[arm], ttft[arm], computed[arm]))
+            rows.append([*at, f"`{arm}`", *values, *ratios])
+            cited[f"{arm} {rate:g} {seed}"] = ratios[0]
+    titles = ("mean JCT, s", "P95", "mean TTFT", "computed", "JCT / `none`", "computed / `none`")
+    return Found(["programs/s", "seed", "arm", *titles], rows, cited, _versions([*runs.values()]))
+
+
 SHARES = ("cached_pct", "theory_pct", "found_pct")  # of prompt tokens, by aiperf
 
 
@@ -201,7 +224,7 @@ def storm(paths: Sequence[Path]) -> Found:
 
 
 READERS: dict[str, Callable[[Sequence[Path]], Found]] = {
-    each.__name__: each for each in (demo, ab, aiperf, paired, lab, week, storm)
+    each.__name__: each for each in (demo, ab, agents, aiperf, paired, lab, week, storm)
 }
 
 

@@ -176,9 +176,11 @@ def test_ours_fails_where_agents_end_later_than_with_stock_vllm(
 
 @pytest.mark.parametrize(("factor", "verdict"), [(1.0, "proven"), (0.9, "failed")])
 def test_a_layout_that_slows_decoding_fails(factor: float, verdict: str, tmp_path: Path) -> None:
-    ab_results.measured(tmp_path / "ab" / "rate-3", ab_results.run_of(steps.OURS), 1.0)
+    ab_results.measured(
+        tmp_path / "ab" / f"rate-{steps.RATES[0]}", ab_results.run_of(steps.OURS), 1.0
+    )
     assert judged("layout", tmp_path) == "not reached", "nothing to compare with"
-    folder = tmp_path / steps.STOCK_LAYOUT / "rate-3"
+    folder = tmp_path / steps.STOCK_LAYOUT / f"rate-{steps.RATES[0]}"
     ab_results.measured(folder, ab_results.run_of(steps.OURS), factor)
     assert judged("layout", tmp_path) == verdict
 

@@ -252,11 +252,12 @@ def play(
     max_tokens: int = 24,
     before_last: Callable[[], None] | None = None,
     cold: bool = False,
+    salt: str = "",
 ) -> list[list[list[int]]]:
     """Run all programs, turn about; every answer's token ids, by program and turn.
 
     `before_last` is called ahead of the last turns. `cold`: every request has a salt of its
-    own, so that no cache has anything for it.
+    own, so that no cache has anything for it; `salt`: all have this one.
     """
     contexts = [list(dialog.prompt) for dialog in programs]
     answers: list[list[list[int]]] = [[] for _ in programs]
@@ -267,6 +268,7 @@ def play(
         for i, dialog in enumerate(programs):
             if turn:
                 contexts[i] += dialog.tools[turn - 1]
+            salted = f"{dialog.name} {turn}" if cold else salt
             answer = server.post(
                 "/v1/completions",
                 {
@@ -276,7 +278,7 @@ def play(
                     "temperature": 0,
                     "return_token_ids": True,
                     "vllm_xargs": {"job_id": dialog.name},
-                    **({"cache_salt": f"{dialog.name} {turn}"} if cold else {}),
+                    **({"cache_salt": salted} if salted else {}),
                 },
             )
             ids = answer["choices"][0]["token_ids"]
