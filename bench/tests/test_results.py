@@ -54,6 +54,21 @@ def test_runs_of_the_demo_are_told_by_the_median_of_their_ratios(tmp_path: Path)
     assert (found.cited["same_answers"], found.cited["answers"]) == (30.0, 45.0)
 
 
+def test_runs_against_servers_that_stood_are_told_beside_stocks_of_that_seed(
+    tmp_path: Path,
+) -> None:
+    for arm, seed, factor in (("none", 1, 1.0), ("continuum", 1, 0.5), ("none", 2, 0.8)):
+        measured(tmp_path / f"{arm}-2.5-{seed}", run_of("none"), factor)
+    found = READERS["agents"](list(tmp_path.iterdir()))
+    assert [row[:3] for row in found.rows] == [
+        ["2.5", "1", "`none`"],
+        ["2.5", "1", "`continuum`"],
+        ["2.5", "2", "`none`"],
+    ]
+    assert [row[-2] for row in found.rows] == [1.0, 0.5, 1.0]
+    assert found.cited == {"none 2.5 1": 1.0, "continuum 2.5 1": 0.5, "none 2.5 2": 1.0}
+
+
 def test_aiperfs_shares_are_told_by_pressure_the_best_arm_first(tmp_path: Path) -> None:
     for arm, pressure, factor in (("a", 4.0, 0.75), ("b", 4.0, 0.5), ("a", 2.0, 0.5)):
         measured(tmp_path, run_of(arm, pressure, told={"theory_pct": 50.0}), factor)
