@@ -1,7 +1,9 @@
-"""Does the lab tell what was measured? Every published cell beside what the lab makes of it.
+"""Does the lab tell what was measured? Every published cell, and our own runs on a GPU, beside what
+the lab makes of it.
 
 Only the FCFS column was fitted to (`mfu` and `step_s` in hardware.py); Continuum's and LMCache's
-are held out. `--fit` shows how well neighbouring values would do, on the FCFS column alone.
+are held out, and so are our own. `--fit` shows how well neighbouring values would do, on the FCFS
+column alone.
 """
 
 from __future__ import annotations
@@ -18,7 +20,7 @@ from bench.cli import many, start, teaching_parser
 from bench.common.tables import markdown
 from bench.sim.hardware import GPUS
 from bench.sim.job import Job, Plain, Result
-from bench.sim.published import CONTINUUM, DRAM_GB, FCFS, LMCACHE, Table
+from bench.sim.published import CONTINUUM, DRAM_GB, FCFS, LMCACHE, OUR_MACHINE, OURS, Table
 from bench.sim.runner import play_without_turns, run
 
 README = Path(__file__).with_name("README.md")
@@ -28,7 +30,7 @@ not published. The last line of a column is its rms log error: 0.10 is off by 10
 
   python -m bench.sim.validate                  all cells; what is in the file is not run again
   python -m bench.sim.validate --gpu H100       one GPU
-  python -m bench.sim.validate --write          and put the table into README.md
+  python -m bench.sim.validate --write          and put both tables into README.md
   python -m bench.sim.validate --fit            neighbours of mfu and step_s, FCFS only
 """
 
@@ -49,6 +51,7 @@ COLUMNS = (
     Column("Continuum: `stock+order`, no pins", "stock+order", CONTINUUM),
     Column("LMCache: `lmcache`", "lmcache", LMCACHE),
 )
+OUR_ARMS = {"none": "stock", "continuum": "adaptive", "simple": "simple"}  # of OURS, in the lab
 MFU_STEPS = (0.92, 1.08)  # of the value in use
 STEP_S_STEPS = (0.5, 1.5)
 
@@ -57,6 +60,12 @@ def job(arm: str, gpu: str, rate: int, **machine: Plain) -> Job:
     """One published cell: vLLM 0.10 admitted a turn before all of its prompt had room."""
     told: dict[str, Plain] = {"gpu": gpu, "dram_gb": DRAM_GB[gpu], "reserve_full_isl": False}
     return Job(arm, "eight_turns", {"rate": rate}, told | machine)
+
+
+def our_job(arm: str, rate: int, window_s: int, seed: int) -> Job:
+    """One of our own runs, on an H200 with a small VRAM pool."""
+    params: dict[str, Plain] = {"rate": rate, "window_s": window_s}
+    return Job(OUR_ARMS[arm], "eight_turns", params, OUR_MACHINE, seed)
 
 
 def cells(columns: Iterable[Column], gpus: Sequence[str]) -> Iterator[tuple[Column, str, int]]:
@@ -94,6 +103,20 @@ def validation(jct_s: dict[str, float], gpus: Sequence[str]) -> str:
     return markdown(titles, [*rows, ["rms log error", *errors]])
 
 
+def our_validation(jct_s: dict[str, float]) -> str:
+    """The table of our own runs, in Markdown."""
+    rows, errors = [], []
+    for (rate, window_s, seed), measured in OURS.items():
+        row = [f"{rate} for {window_s} s, seed {seed}"]
+        for arm in OUR_ARMS:
+            simulated = jct_s[our_job(arm, rate, window_s, seed).key]
+            errors += [(measured[arm], simulated)] if arm in measured else []
+            row.append(_told(measured.get(arm), simulated))
+        rows.append(row)
+    titles = ["JPS", *(f"`{arm}`: `{lab}`" for arm, lab in OUR_ARMS.items())]
+    return f"{markdown(titles, rows)}\n\nrms log error: {log_error(errors):.2f}"
+
+
 def _pairs(
     column: Column, gpus: Sequence[str], jct_s: dict[str, float], **machine: Plain
 ) -> Iterator[tuple[float, float]]:
@@ -106,6 +129,10 @@ def _pairs(
 def _cell(column: Column, gpu: str, rate: int, jct_s: dict[str, float]) -> str:
     measured = column.table.get(gpu, {}).get(rate)
     simulated = jct_s.get(job(column.arm, gpu, rate).key)
+    return _told(measured, simulated)
+
+
+def _told(measured: float | None, simulated: float | None) -> str:
     if measured is None or simulated is None:
         return "-"
     return f"{_short(measured)} / {_short(simulated)} / {simulated / measured:.2f}"
@@ -148,7 +175,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--out", type=Path, default=Path("runs/validation.jsonl"))
     parser.add_argument("--workers", type=many, default=0, help="processes; default: one per core")
     parser.add_argument("--fit", action="store_true", help="neighbours of the fitted values")
-    parser.add_argument("--write", action="store_true", help="put the table into README.md")
+    parser.add_argument("--write", action="store_true", help="put the tables into README.md")
     args = parser.parse_args(argv)
     if args.fit and args.write:
         parser.error("--fit only prints: README.md has no table of it; leave --write out")
@@ -156,11 +183,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     args.out.parent.mkdir(parents=True, exist_ok=True)
     outcome = run(_jobs(args, gpus), args.out, num_workers=args.workers, play=play_without_turns)
     jct_s = mean_jct_s(outcome.results)
-    table = fit_table(jct_s, gpus) if args.fit else validation(jct_s, gpus)
-    print(table)
+    tables = (
+        {"fit": fit_table(jct_s, gpus)} if args.fit else {"validation": validation(jct_s, gpus)}
+    )
+    if not args.fit and "H200" in gpus:
+        tables["our own"] = our_validation(jct_s)
+    print("\n\n".join(tables.values()))
     print(outcome, file=sys.stderr)
     if args.write:
-        markers.rewrite(README, {"validation": table})
+        markers.rewrite(README, tables)
     return outcome.exit_code
 
 
@@ -170,7 +201,9 @@ def _jobs(args: argparse.Namespace, gpus: Sequence[str]) -> list[Job]:
         return [
             job("stock", gpu, rate, **point) for gpu, rate in fitted for point in grid(gpu).values()
         ]
-    return [job(column.arm, gpu, rate) for column, gpu, rate in cells(COLUMNS, gpus)]
+    published = [job(column.arm, gpu, rate) for column, gpu, rate in cells(COLUMNS, gpus)]
+    ours = [our_job(arm, *point) for point in OURS for arm in OUR_ARMS] if "H200" in gpus else []
+    return published + ours
 
 
 if __name__ == "__main__":

@@ -6,13 +6,15 @@ from bench.common.plans import ProgramPlan, Span, Streams, Talk, TurnPlan, Workl
 from bench.common.workloads import SHARED, TOOL_S, TURNS, WINDOW_S, poisson
 
 
-def eight_turns(rate: float, seed: int = 42, tool_s: float = TOOL_S) -> Workload:
-    """The workload at `rate` programs per second."""
+def eight_turns(
+    rate: float, seed: int = 42, tool_s: float = TOOL_S, window_s: float = WINDOW_S
+) -> Workload:
+    """The workload at `rate` programs per second, which arrive for `window_s`."""
     streams = Streams()
     system = Span(streams.new(), SHARED)
     programs = tuple(
         ProgramPlan(f"p{i}", _turns(system, streams, tool_s), arrived)
-        for i, arrived in enumerate(poisson(rate, WINDOW_S, seed))
+        for i, arrived in enumerate(poisson(rate, window_s, seed))
     )
     return Workload(f"eight_turns rate={rate:g}", programs)
 
