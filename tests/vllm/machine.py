@@ -45,7 +45,7 @@ from tests.vllm.machine_draws import (
     STEPS,
 )
 from tests.vllm.subscriber import Subscriber
-from tests.vllm.tiering import BLOCK, on_disk, reference, tiered
+from tests.vllm.tiering import BLOCK, on_disk, reference, store_all, tiered
 
 # Longer than a batch is in flight, than pins that cannot help are left untried (room.RETRY_STEPS).
 MAX_IDLE_STEPS = 20
@@ -73,7 +73,7 @@ class Machine(RuleBasedStateMachine):
     @initialize(
         groups=GROUPS,
         num_blocks=st.sampled_from([30, 60, 150]),
-        num_slots=st.sampled_from([400, 400, 40, 7, 0]),
+        num_slots=st.sampled_from([400, 400, 40, 24, 24, 14, 7, 0]),
         costs=st.sampled_from([None, *COSTS]),
         scheduling=SCHEDULING,
         ours=OURS,
@@ -83,6 +83,7 @@ class Machine(RuleBasedStateMachine):
         bus_s=BUS_S,
         prefill_every=PREFILL_EVERY,
         is_one_program=RARELY,
+        stores_all=st.booleans(),
     )
     def start(self, groups: str, num_blocks: int, num_slots: int, costs: Any, **drawn: Any) -> None:
         config = {"policy": "adaptive" if costs else "fixed_ttl", "ttl_s": 0.5}
@@ -112,6 +113,8 @@ class Machine(RuleBasedStateMachine):
             vars(worker).update(drawn["copies"])
         if costs:
             assert self.engine.connector.costs.restore(COSTS[costs]) == 0
+            if drawn["stores_all"]:  # or DRAM is seldom full of what returns, and lends nothing
+                store_all(self.engine)
         if drawn["bus_s"]:
             seen = self.engine.connector.costs.seen
             seen.step(Work(num_new=100), self.engine.step_s)
@@ -202,6 +205,27 @@ class Machine(RuleBasedStateMachine):
         known = self.engine.requests[before]
         same = {"cache_salt": known.cache_salt, "lora_request": known.lora_request}
         self.add(tokens, program, **same, **said)
+
+    @rule(
+        names=st.sampled_from(["ab", "abc", "abcd"]),
+        rounds=st.integers(2, 4),
+        length=st.sampled_from([60, 110, 170]),
+        num_new=st.integers(0, 60),
+        said=REQUEST,
+    )
+    def take_turns(
+        self, names: str, rounds: int, length: int, num_new: int, said: dict[str, Any]
+    ) -> None:
+        """Agents at work: each goes on from its answer, while others run, store and load."""
+        said = said | {"final": None, "skips_cache": False}
+        last: dict[str, str] = {}
+        for name in names * rounds:
+            before, last[name] = last.get(name), f"r{len(self.engine.requests)}"
+            if before is None:
+                self.add(prompt(length, ord(name)), name, **said)
+                continue
+            self.step(40 if before in self.unfinished() else 0)
+            self.return_from(before, name, num_new, 0, said)
 
     @precondition(lambda self: self.done)
     @rule(

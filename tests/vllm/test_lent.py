@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from continuum_connector.policy.base import Choice, Free, Offload, must_free
+from continuum_connector.policy.base import Choice, Free
 from continuum_connector.scheduler.tiers.wanted import block_keys
 from tests.vllm.harness import Engine, prompt
 from tests.vllm.tiering import (
@@ -19,6 +19,7 @@ from tests.vllm.tiering import (
     on_disk,
     park,
     run_turn,
+    store_all,
     tiered,
     wind_down,
 )
@@ -34,11 +35,6 @@ def ranked(num_slots: int = 2 * BLOCKS, **kwargs: Any) -> Engine:
     engine = tiered(num_slots=num_slots, config=config, max_num_seqs=16, **kwargs)
     store_all(engine)
     return engine
-
-
-def store_all(engine: Engine) -> None:
-    policy = engine.connector.side.decider.policy
-    policy.decide = lambda turn, _: must_free(turn) or Choice(Offload(), "as every turn here")
 
 
 def two_in_dram(**kwargs: Any) -> Engine:

@@ -11,6 +11,7 @@ import pytest
 
 from bench.sim import versions
 from continuum_connector.connector import Mode
+from continuum_connector.policy.base import Choice, Offload, must_free
 from continuum_connector.scheduler.tiers.disk import DiskTier
 from continuum_connector.scheduler.tiers.dram import DramTier
 from continuum_connector.scheduler.tiers.transfers import Kind, Transfer
@@ -129,6 +130,12 @@ def run_turn(
         return
     engine.run_until_idle(until=lambda: request_id in engine.finish_reasons)
     engine.step()
+
+
+def store_all(engine: Engine) -> None:
+    """Let the policy store every turn that may be kept, and pin none; it ranks as before."""
+    policy = engine.connector.side.decider.policy
+    policy.decide = lambda turn, _: must_free(turn) or Choice(Offload(), "as every turn here")
 
 
 def outlast_pins(engine: Engine) -> None:
