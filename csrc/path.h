@@ -10,8 +10,8 @@ namespace ckv {
 
 // Where one kernel beats a batch of copies, on the H100 of vLLM PR 42212: loads of at least so many
 // pieces that are smaller than this on average. Above it a kernel only takes processors from the
-// step; an H200 agrees (bench/copy_engine/gpu.md). A kernel that stores makes a decoding step take
-// 2.6 times as long there, so it must be asked for.
+// step. On an H200 the bound lies between 16 and 32 KiB (bench/copy_engine/gpu.md), and a decoding
+// step takes 2.5 times as long beside a kernel that stores, so that must be asked for.
 constexpr size_t kMinGathered = 16;
 constexpr uint64_t kMaxGatheredBytes = 28 * 1024;
 

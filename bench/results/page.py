@@ -77,8 +77,8 @@ def front(kept: Mapping[str, Kept]) -> str:
     agents, gpu, step = (kept[name].cited for name in ("agents", "gpu", "step-cost"))
     rows = [
         (
-            "mean job completion time on an H200, 54 agents whose contexts need far more than the "
-            "VRAM pool, 3 arrive a second",
+            "mean job completion time on an H200, agents whose live contexts need twice the VRAM "
+            "pool, 3 arrive a second, one run",
             f"**{gpu[f'{OURS} 3 42']:.2f}x** of stock vLLM's",
             f"vLLM's own offloading (`{RIVAL}`): {gpu[f'{RIVAL} 3 42']:.2f}x. With less pressure, "
             f"2 a second, three seeds: ours {_seeds(gpu, OURS)}, `{RIVAL}` {_seeds(gpu, RIVAL)}",

@@ -97,15 +97,19 @@ def _versions(runs: Sequence[results.Loaded]) -> dict[str, str]:
 
 
 def agents(paths: Sequence[Path]) -> Found:
-    """Runs of `bench agents` against servers that stood already, in folders ARM-RATE-SEED."""
-    runs = {tuple(path.name.rsplit("-", 2)): results.load(path)[0] for path in paths}
-    points = sorted({(float(rate), int(seed)) for _, rate, seed in runs})
+    """Runs of `bench agents` against servers that were already up, in folders ARM-RATE-SEED; one
+    of the arm `none` for each rate and seed."""
+    runs: dict[tuple[str, float, int], results.Loaded] = {}
+    for path in paths:
+        arm, at, drawn = path.name.rsplit("-", 2)
+        [run] = [each for each in results.load(path) if each.run.state == "done"]
+        runs[(arm, float(at), int(drawn))] = run
+    points = sorted({(rate, seed) for _, rate, seed in runs})
     arms = sorted({arm for arm, _, _ in runs}, key=lambda arm: (arm != "none", arm))
     rows: list[list[Cell]] = []
     cited: dict[str, float] = {}
     for rate, seed in points:
-        at = (f"{rate:g}", str(seed))
-        here = {arm: runs[(arm, *at)] for arm in arms if (arm, *at) in runs}
+        here = {arm: runs[(arm, rate, seed)] for arm in arms if (arm, rate, seed) in runs}
         jct, p95, ttft, computed = (
             {arm: BY_KEY[key].value(run) for arm, run in here.items()}
             for key in (*TIMES, "computed_tokens")
@@ -113,7 +117,7 @@ def agents(paths: Sequence[Path]) -> Found:
         for arm in jct:
             ratios = [_round(each[arm] / each["none"]) for each in (jct, computed)]
             values = map(_round, (jct[arm], p95[arm], ttft[arm], computed[arm]))
-            rows.append([*at, f"`{arm}`", *values, *ratios])
+            rows.append([f"{rate:g}", str(seed), f"`{arm}`", *values, *ratios])
             cited[f"{arm} {rate:g} {seed}"] = ratios[0]
     titles = ("mean JCT, s", "P95", "mean TTFT", "computed", "JCT / `none`", "computed / `none`")
     return Found(["programs/s", "seed", "arm", *titles], rows, cited, _versions([*runs.values()]))

@@ -20,7 +20,7 @@ from bench.cli import many, start, teaching_parser
 from bench.common.tables import markdown
 from bench.sim.hardware import GPUS
 from bench.sim.job import Job, Plain, Result
-from bench.sim.published import CONTINUUM, DRAM_GB, FCFS, LMCACHE, OUR_MACHINE, OURS, Table
+from bench.sim.published import CONTINUUM, DRAM_GB, FCFS, LMCACHE, OUR_MACHINE, OUR_RUNS, Table
 from bench.sim.runner import play_without_turns, run
 
 README = Path(__file__).with_name("README.md")
@@ -51,7 +51,7 @@ COLUMNS = (
     Column("Continuum: `stock+order`, no pins", "stock+order", CONTINUUM),
     Column("LMCache: `lmcache`", "lmcache", LMCACHE),
 )
-OUR_ARMS = {"none": "stock", "continuum": "adaptive", "simple": "simple"}  # of OURS, in the lab
+OUR_ARMS = {"none": "stock", "continuum": "adaptive", "simple": "simple"}  # in the lab
 MFU_STEPS = (0.92, 1.08)  # of the value in use
 STEP_S_STEPS = (0.5, 1.5)
 
@@ -106,11 +106,12 @@ def validation(jct_s: dict[str, float], gpus: Sequence[str]) -> str:
 def our_validation(jct_s: dict[str, float]) -> str:
     """The table of our own runs, in Markdown."""
     rows, errors = [], []
-    for (rate, window_s, seed), measured in OURS.items():
+    for (rate, window_s, seed), measured in OUR_RUNS.items():
         row = [f"{rate} for {window_s} s, seed {seed}"]
         for arm in OUR_ARMS:
-            simulated = jct_s[our_job(arm, rate, window_s, seed).key]
-            errors += [(measured[arm], simulated)] if arm in measured else []
+            simulated = jct_s.get(our_job(arm, rate, window_s, seed).key)
+            if arm in measured and simulated is not None:
+                errors.append((measured[arm], simulated))
             row.append(_told(measured.get(arm), simulated))
         rows.append(row)
     titles = ["JPS", *(f"`{arm}`: `{lab}`" for arm, lab in OUR_ARMS.items())]
@@ -202,7 +203,9 @@ def _jobs(args: argparse.Namespace, gpus: Sequence[str]) -> list[Job]:
             job("stock", gpu, rate, **point) for gpu, rate in fitted for point in grid(gpu).values()
         ]
     published = [job(column.arm, gpu, rate) for column, gpu, rate in cells(COLUMNS, gpus)]
-    ours = [our_job(arm, *point) for point in OURS for arm in OUR_ARMS] if "H200" in gpus else []
+    ours = (
+        [our_job(arm, *point) for point in OUR_RUNS for arm in OUR_ARMS] if "H200" in gpus else []
+    )
     return published + ours
 
 

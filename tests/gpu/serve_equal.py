@@ -1,10 +1,10 @@
 """Do answers stay the same with the connector? A real `vllm serve`, twice, greedy, token by token.
 
 Exit status 0: every answer is the same and KV was loaded from DRAM. 1: it was not loaded, or a
-load failed, or an answer differs. 2: answers differ, but stock vLLM asked twice does not agree with
-itself either, so the comparison says nothing. Or graphs were asked for and nothing was captured.
-With --overwrite, 0: the comparison noticed that DRAM was overwritten, and checksums noticed it
-first; 1: one of them did not.
+load failed, or an answer differs. 2: answers differ, but the comparison says nothing: stock vLLM
+asked twice does not agree with itself, or one of the two found more of the prompts than the other.
+Or graphs were asked for and nothing was captured. With --overwrite, 0: the comparison noticed that
+DRAM was overwritten, and checksums noticed it first; 1: one of them did not; 2: as above.
 """
 
 from __future__ import annotations
@@ -33,11 +33,12 @@ from tests.server.helpers import (
     play,
 )
 
+ANSWER = 24  # tokens of each
+SPARE = 8  # vLLM's null block, and what a step reserves
 CAPTURED = "Graph capturing finished"  # vLLM's own words
 FLASH = ("--attention-backend", "FLASH_ATTN")  # vLLM refuses to start where it cannot have it
 # Another policy may find that a fast GPU computes these prompts sooner than it loads them.
 CONNECTOR = {"policy": "lru_offload"}
-ROOM = 4  # times the pool, for stock: it evicts nothing, so each turn finds what ours loads
 
 DIFFERS = (
     "NO VERDICT: stock vLLM, asked twice, differs from itself, so its kernels do not always round "
@@ -52,7 +53,7 @@ what happens
   their blocks leave VRAM and come back from DRAM. The first arm is stock vLLM with VRAM for all
   of them, so that both arms compute the same tokens in the same pieces: in 16 bit, prompts cut
   in other pieces round to other tokens. It answers twice, to see whether it agrees with itself.
-  The second arm is the small server with the connector.
+  The second arm is the small server with the connector; it must find as much of each prompt.
 
 what each run proves
   python -m tests.gpu.serve_equal
@@ -77,6 +78,7 @@ class Seen:
 
     answers: Answers
     num_hit: float  # prompt tokens from DRAM
+    found: tuple[int, ...] = ()  # of each prompt, tokens that were cached somewhere
     num_failed: float = 0.0  # loads
     num_corrupt: float = 0.0  # transfers whose checksums did not agree
 
@@ -89,12 +91,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         print("\n".join(run.shown()))
         return 0
     try:
-        expected, again = run.expected()
+        expected, again, found = run.expected()
         if options.overwrite:
             as_is, summed = (run.seen(arm) for arm in run.arms)
             return verdict_overwritten(expected, again, as_is, summed)
         (ours,) = (run.seen(arm) for arm in run.arms)
-        return verdict(expected, again, ours)
+        return verdict(expected, again, found, ours)
     except NoVerdictError as error:
         print(f"NO VERDICT: {error}")
         return 2
@@ -131,11 +133,18 @@ class Run:
         """What all servers are asked."""
         return dialogs(self.options.programs, rounds=3, first=700, tool=300)
 
+    @property
+    def room(self) -> int:
+        """Blocks of VRAM in which stock, asked twice, evicts nothing."""
+        tokens = (len(each.prompt) + sum(map(len, each.tools)) for each in self.programs)
+        blocks = (-(-(num + 3 * ANSWER) // BLOCK) for num in tokens)
+        return max(self.options.blocks, 2 * sum(blocks) + SPARE)
+
     def fields(self, connector: Mapping[str, Any] | None) -> dict[str, Any]:
         """How a server is started; without a connector it has room for all programs."""
         options = self.options
         return {
-            "num_blocks": options.blocks * (1 if connector else ROOM),
+            "num_blocks": options.blocks if connector else self.room,
             "max_model_len": ServerOptions(options.blocks, BLOCK).context_tokens,
             "block_size": BLOCK,
             "dtype": options.dtype,
@@ -150,10 +159,14 @@ class Run:
             started = ServerOptions(connector=connector, **self.fields(connector))
             yield shlex.join(started.command(self.model, 8000))
 
-    def expected(self) -> tuple[Answers, Answers]:
-        """What stock vLLM answers, twice; the second time it finds nothing of the first."""
+    def expected(self) -> tuple[Answers, Answers, tuple[int, ...]]:
+        """What stock vLLM answers, twice, the second time without what it has of the first; and how
+        much it found of each prompt."""
+        found: list[int] = []
         with VllmServer(self.model, "equal-stock", **self.fields(None)) as stock:
-            return play(stock, self.programs), play(stock, self.programs, salt="again")
+            first = play(stock, self.programs, max_tokens=ANSWER, found=found)
+            again = play(stock, self.programs, max_tokens=ANSWER, salt="again")
+        return first, again, tuple(found)
 
     def seen(self, connector: Mapping[str, Any]) -> Seen:
         """Start a server with the connector, ask it, stop it."""
@@ -179,20 +192,23 @@ def ask_ours(
 
     Counters travel with a step's statistics, so one more step brings the last.
     """
-    answers = play(server, programs, before_last=before_last)
+    found: list[int] = []
+    answers = play(server, programs, max_tokens=ANSWER, before_last=before_last, found=found)
     eventually(lambda: in_flight(server) == 0)
     play(server, dialogs(1, rounds=1, first=40, tool=1))
     return Seen(
         answers,
         num_hit=dram_hits(server),
+        found=tuple(found),
         num_failed=server.metric("continuum:loads_total", outcome="failed"),
         num_corrupt=server.metric("continuum:transfer_failures_total", reason="corrupt"),
     )
 
 
-def verdict(expected: Answers, again: Answers, ours: Seen) -> int:
+def verdict(expected: Answers, again: Answers, found: tuple[int, ...], ours: Seen) -> int:
     """Say what was seen; the exit status."""
     print(f"{described(expected)}, {ours.num_hit:.0f} prompt tokens from DRAM")
+    print(f"prompt tokens found: {sum(ours.found):,}, by stock {sum(found):,}")
     print(f"equal, stock asked again:   {same(expected, again)}")
     print(f"equal, with the connector:  {same(expected, ours.answers)}")
     if ours.num_hit <= 0 or ours.num_failed:
@@ -203,6 +219,9 @@ def verdict(expected: Answers, again: Answers, ours: Seen) -> int:
         return 0
     if again != expected:
         print(DIFFERS)
+        return 2
+    if ours.found != found:
+        print("NO VERDICT: answers differ, but so do the pieces that prompts were computed in")
         return 2
     print("FAIL: answers differ")
     return 1
@@ -259,7 +278,7 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     add("--model", type=Path, help="folder of a model (the tiny Llama)")
     add("--dtype", help="of weights and KV (float32; bfloat16: --flash)")
     add("--programs", type=int, default=4, help="programs of three turns, 1,400 tokens each (4)")
-    add("--blocks", type=int, default=129, help="blocks of 32 tokens in VRAM; stock has 4x (129)")
+    add("--blocks", type=int, default=129, help="blocks of 32 tokens in VRAM; stock has room (129)")
     add("--dram", default="2GiB", help="the connector's dram_bytes, at most (2GiB)")
     add("--graphs", action="store_true", help="compiled and in CUDA graphs (eager, to start soon)")
     add("--flash", action="store_true", help="FlashAttention, bfloat16, in CUDA graphs")

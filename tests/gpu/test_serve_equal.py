@@ -44,10 +44,10 @@ def test_servers_are_eager_unless_graphs_are_asked_for(given: list[str], is_eage
 def test_stock_has_room_for_all_and_only_that_differs() -> None:
     stock, ours = command_of(), command_of(connector={"policy": "lru_offload"})
     flag = "--num-gpu-blocks-override"
-    assert (value(stock, flag), value(ours, flag)) == ("516", "129")
+    assert (value(stock, flag), value(ours, flag)) == ("364", "129")
     config = ours.index("--kv-transfer-config")
     del ours[config : config + 2]
-    ours[ours.index(flag) + 1] = "516"
+    ours[ours.index(flag) + 1] = "364"
     assert stock == ours
 
 
@@ -110,6 +110,28 @@ def test_a_dry_run_shows_every_server_and_starts_none(
     assert "--kv-transfer-config" not in stock
     assert "checksum_every" not in as_is
     assert '"checksum_every": 1' in summed
+
+
+@pytest.mark.parametrize(
+    ("answers", "found", "again", "status", "said"),
+    [
+        (RIGHT, (0, 9), RIGHT, 0, "PASS"),
+        (RIGHT, (0, 5), RIGHT, 0, "PASS"),
+        (WRONG_AT_LAST, (0, 9), RIGHT, 1, "FAIL: answers differ"),
+        (WRONG_AT_LAST, (0, 5), RIGHT, 2, "NO VERDICT: answers differ, but so do the pieces"),
+        (WRONG_AT_LAST, (0, 9), WRONG_AT_LAST, 2, "NO VERDICT: stock vLLM, asked twice"),
+    ],
+)
+def test_answers_that_differ_are_wrong_only_where_both_computed_the_same_pieces(
+    answers: Any,
+    found: tuple[int, ...],
+    again: Any,
+    status: int,
+    said: str,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert serve_equal.verdict(RIGHT, again, (0, 9), Seen(answers, 5.0, found)) == status
+    assert capsys.readouterr().out.splitlines()[-1].startswith(said)
 
 
 def test_the_control_says_nothing_where_stock_vllm_disagrees_with_itself(

@@ -253,11 +253,13 @@ def play(
     before_last: Callable[[], None] | None = None,
     cold: bool = False,
     salt: str = "",
+    found: list[int] | None = None,
 ) -> list[list[list[int]]]:
     """Run all programs, turn about; every answer's token ids, by program and turn.
 
     `before_last` is called ahead of the last turns. `cold`: every request has a salt of its
-    own, so that no cache has anything for it; `salt`: all have this one.
+    own, so that no cache has anything for it; `salt`: all have this one. `found`: each
+    answer's number of cached prompt tokens is added to it.
     """
     contexts = [list(dialog.prompt) for dialog in programs]
     answers: list[list[list[int]]] = [[] for _ in programs]
@@ -283,6 +285,8 @@ def play(
             )
             ids = answer["choices"][0]["token_ids"]
             assert len(ids) == max_tokens
+            if found is not None:
+                found.append((answer["usage"]["prompt_tokens_details"] or {})["cached_tokens"])
             answers[i].append(ids)
             contexts[i] += ids
     return answers
