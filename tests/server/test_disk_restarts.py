@@ -98,7 +98,7 @@ def test_what_a_server_unlike_this_one_left_is_never_read(
     assert taken(folder) <= DISK_BYTES + DISK_BYTES // 2
 
 
-NUM_KILLS = int(os.environ.get("TEST_DISK_KILLS", "3"))
+NUM_KILLS = 3  # test_disk.py kills as often as one likes
 BUDGET = 160 * BLOCK_BYTES  # half of it is written freely: less than the first life has to write
 # Each life plays two more than the one before it, so each has something new to write.
 AGENTS = dialogs(4 + 2 * NUM_KILLS, rounds=2, first=700, tool=200)
