@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ctypes
 import time
+from collections.abc import Callable
 from typing import Any, Protocol
 
 import numpy as np
@@ -49,6 +50,14 @@ class Stream(Protocol):
     def synchronize(self) -> None: ...
 
 
+class Pages(Protocol):
+    """KV of some layers: a piece of each block for each layer."""
+
+    def reader(self, stream: Any, order: Any) -> Callable[[int], None]:
+        """What reads a layer's pieces of the blocks of `order`, on a stream of that machine."""
+        ...
+
+
 class Machine(Protocol):
     """Where memory and streams come from, and which driver the engine opens."""
 
@@ -62,6 +71,10 @@ class Machine(Protocol):
         ...
 
     def stream(self) -> Stream: ...
+    def pages(self, num_blocks: int, layers: int, piece: int, block_first: bool) -> Pages:
+        """In VRAM: with `block_first` a block's layers lie together, else a layer's blocks."""
+        ...
+
     def rivals(self, num_blocks: int, block_bytes: int) -> Rivals:
         """What else copies blocks here, over memory of its own."""
         ...
@@ -102,6 +115,23 @@ class CpuStream:
         return
 
 
+class CpuPages:
+    """An array of layers, blocks, bytes, whichever lies outermost."""
+
+    def __init__(self, num_blocks: int, layers: int, piece: int, block_first: bool) -> None:
+        shape = (num_blocks, layers) if block_first else (layers, num_blocks)
+        array = np.ones((*shape, piece), dtype=np.uint8)
+        self.layers = array.swapaxes(0, 1) if block_first else array
+
+    def reader(self, stream: CpuStream, order: Any) -> Callable[[int], None]:
+        out = np.empty((len(order), self.layers.shape[2]), dtype=np.uint8)
+
+        def read(layer: int) -> None:
+            np.take(self.layers[layer], order, axis=0, out=out)
+
+        return read
+
+
 _MATRIX = np.ones((64, 64), dtype=np.float32)
 
 
@@ -120,6 +150,9 @@ class CpuMachine:
 
     def stream(self) -> CpuStream:
         return CpuStream()
+
+    def pages(self, num_blocks: int, layers: int, piece: int, block_first: bool) -> CpuPages:
+        return CpuPages(num_blocks, layers, piece, block_first)
 
     def rivals(self, num_blocks: int, block_bytes: int) -> CpuRivals:
         return CpuRivals(num_blocks, block_bytes)

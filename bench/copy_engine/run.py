@@ -18,6 +18,7 @@ from bench.copy_engine.bandwidth import measure_bandwidth
 from bench.copy_engine.checksums import measure_checksums
 from bench.copy_engine.delay import measure_delay
 from bench.copy_engine.device_decode import measure_decode, measure_prefill
+from bench.copy_engine.device_layout import measure_layout
 from bench.copy_engine.device_pool import measure_growth, measure_pin
 from bench.copy_engine.device_rates import (
     measure_duplex,
@@ -61,6 +62,7 @@ reading the tables
   small_copy how long a step's own 4 KiB copy waits beside bulk loads, per trunk and window
   decode     how much kernels slow down beside transfers at full rate, large pieces and small
   prefill    the same of kernels that computing bounds, not memory
+  layout     reading a layer's KV of many blocks, with a block in one piece and with a layer in one
   pages      the engine kept at work over a pool of huge pages, and over one of small ones
   pin        how fast the host pool is populated and page-locked
   growth     how long a step's own 4 KiB copy waits while a pool grows, per chunk
@@ -90,6 +92,7 @@ DEVICE_SECTIONS: dict[str, Measure] = {
     "small_copy": measure_small_copy,
     "decode": measure_decode,
     "prefill": measure_prefill,
+    "layout": measure_layout,
     "device_bandwidth": measure_bandwidth,
     "pages": measure_pages,
     "pin": measure_pin,

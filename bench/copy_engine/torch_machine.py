@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 from typing import Any
 
 from bench.copy_engine.machine import Buffer
@@ -54,6 +55,9 @@ class TorchMachine:
         torch.cuda.synchronize(self.device)  # buffers were filled on another stream
         return TorchStream(torch.cuda.Stream(self.device), self.where)
 
+    def pages(self, num_blocks: int, layers: int, piece: int, block_first: bool) -> TorchPages:
+        return TorchPages(self.where, num_blocks, layers, piece, block_first)
+
     def rivals(self, num_blocks: int, block_bytes: int) -> TorchRivals:
         return TorchRivals(self.where, num_blocks, block_bytes)
 
@@ -63,6 +67,32 @@ class TorchBuffer:
         self.tensor = tensor
         self.address = int(tensor.data_ptr())
         self.num_bytes = int(tensor.numel())
+
+
+class TorchPages:
+    """A tensor of layers, blocks, bytes, whichever lies outermost."""
+
+    def __init__(
+        self, where: str, num_blocks: int, layers: int, piece: int, block_first: bool
+    ) -> None:
+        import torch
+
+        shape = (num_blocks, layers) if block_first else (layers, num_blocks)
+        tensor = torch.ones((*shape, piece // 8), dtype=torch.int64, device=where)
+        self.layers = tensor.transpose(0, 1) if block_first else tensor
+
+    def reader(self, stream: TorchStream, order: Any) -> Callable[[int], None]:
+        import torch
+
+        ids = torch.as_tensor(order, device=self.layers.device)
+        out = self.layers.new_empty(len(order), self.layers.shape[2])
+        torch.cuda.synchronize(self.layers.device)  # the ids were copied on another stream
+
+        def read(layer: int) -> None:
+            with torch.cuda.stream(stream._stream):
+                torch.index_select(self.layers[layer], 0, ids, out=out)
+
+        return read
 
 
 class TorchEvent:

@@ -286,7 +286,7 @@ STEPS = (
     _copies(
         "beside",
         "What a step pays beside transfers, and the best path by size of a piece",
-        *("small_copy,growth,decode,prefill,sweep", "calls", 200.0, True),
+        *("small_copy,growth,decode,prefill,layout,sweep", "calls", 200.0, True),
     ),
     Step(
         name="shape",

@@ -28,6 +28,9 @@ TINY = Sizes(
     decode_bytes=MIB,
     small_pieces=(4 * KIB,),
     small_pieces_per_block=4,
+    page_bytes=MIB,
+    page_layers=4,
+    page_piece=4 * KIB,
     pool_bytes=4 * MIB,
     pool_chunks=(MIB,),
 )
