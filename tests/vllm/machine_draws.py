@@ -11,7 +11,12 @@ from tests.vllm.drafts import HAS_FLAGS
 
 # Windows have a DRAM tier where a load can fail by request; the others have pins alone.
 GROUPS = st.sampled_from(
-    [*["full"] * 3, "state", "state", "chunked", "mixed", *["hybrid"] * versions.CAN_FAIL_REQUESTS]
+    [
+        *["full"] * 3,
+        *["state"] * 2,
+        *["chunked", "mixed"],
+        *["hybrid"] * 2 * versions.CAN_FAIL_REQUESTS,
+    ]
 )
 # Of each step, and the KV group that they read, of which each lookup drops a block.
 DRAFTS = st.sampled_from(
