@@ -16,7 +16,7 @@ from bench.serve import compare, results
 from bench.serve.summary import BY_KEY
 from bench.sim import store
 
-ROUNDED = 4  # digits that are kept
+ROUNDED = 5  # digits that are kept, two more than the page shows
 
 
 class Found(NamedTuple):

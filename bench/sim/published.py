@@ -1,8 +1,8 @@
 """What was measured on GPUs: mean completion time of eight-turn programs, in seconds.
 
 The published sweep: Llama 3.1 8B in bf16, vLLM 0.10 and forks of its time, seed 42, programs per
-second (JPS) 1 to 15; `large DRAM` runs of 2026-04-12. What was not published is left out. And our
-own runs of its programs, with vLLM 0.26.0 (bench/results/gpu.json).
+second (JPS) 1 to 15; `large DRAM` runs of 2026-04-12. What was not published is left out. And the
+machine of our own runs of its programs, with vLLM 0.26.0 (bench/results/gpu.json).
 """
 
 from __future__ import annotations
@@ -30,13 +30,7 @@ LMCACHE: Table = {
 # What LMCache was given there, in GB.
 DRAM_GB = {"H200": 400, "H100": 400, "A100-40": 200, "L40S": 100}
 
-# Our own, 2026-11-26: (JPS, seconds in which they arrive, seed) -> arm -> seconds.
-OUR_RUNS: dict[tuple[int, int, int], dict[str, float]] = {
-    (2, 20, 42): {"none": 28.99, "continuum": 11.50, "simple": 16.29},
-    (2, 20, 43): {"none": 12.41, "continuum": 11.00, "simple": 11.33},
-    (2, 20, 44): {"none": 15.94, "continuum": 11.02},
-    (3, 15, 42): {"none": 47.449, "continuum": 14.76, "simple": 35.58},
-}
+OUR_WINDOW_S = {2: 20, 3: 15}  # JPS -> seconds in which programs arrive
 OUR_MACHINE: dict[str, Plain] = {
     "gpu": "H200",
     "kv_tokens": 159_984,  # 10,000 blocks of 16, less vLLM's null block

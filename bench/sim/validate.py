@@ -18,9 +18,10 @@ from pathlib import Path
 from bench import markers
 from bench.cli import many, start, teaching_parser
 from bench.common.tables import markdown
+from bench.results import kept
 from bench.sim.hardware import GPUS
 from bench.sim.job import Job, Plain, Result
-from bench.sim.published import CONTINUUM, DRAM_GB, FCFS, LMCACHE, OUR_MACHINE, OUR_RUNS, Table
+from bench.sim.published import CONTINUUM, DRAM_GB, FCFS, LMCACHE, OUR_MACHINE, OUR_WINDOW_S, Table
 from bench.sim.runner import play_without_turns, run
 
 README = Path(__file__).with_name("README.md")
@@ -62,9 +63,19 @@ def job(arm: str, gpu: str, rate: int, **machine: Plain) -> Job:
     return Job(arm, "eight_turns", {"rate": rate}, told | machine)
 
 
-def our_job(arm: str, rate: int, window_s: int, seed: int) -> Job:
+def our_runs() -> dict[tuple[int, int], dict[str, float]]:
+    """Of bench/results/gpu.json: (JPS, seed) -> arm -> seconds."""
+    runs: dict[tuple[int, int], dict[str, float]] = {}
+    for rate, seed, arm, jct_s, *_ in kept.read("gpu").rows:
+        runs.setdefault((int(str(rate)), int(str(seed))), {})[str(arm).strip("`")] = float(
+            str(jct_s)
+        )
+    return runs
+
+
+def our_job(arm: str, rate: int, seed: int) -> Job:
     """One of our own runs, on an H200 with a small VRAM pool."""
-    params: dict[str, Plain] = {"rate": rate, "window_s": window_s}
+    params: dict[str, Plain] = {"rate": rate, "window_s": OUR_WINDOW_S[rate]}
     return Job(OUR_ARMS[arm], "eight_turns", params, OUR_MACHINE, seed)
 
 
@@ -106,10 +117,10 @@ def validation(jct_s: dict[str, float], gpus: Sequence[str]) -> str:
 def our_validation(jct_s: dict[str, float]) -> str:
     """The table of our own runs, in Markdown."""
     rows, errors = [], []
-    for (rate, window_s, seed), measured in OUR_RUNS.items():
-        row = [f"{rate} for {window_s} s, seed {seed}"]
+    for (rate, seed), measured in our_runs().items():
+        row = [f"{rate} for {OUR_WINDOW_S[rate]} s, seed {seed}"]
         for arm in OUR_ARMS:
-            simulated = jct_s.get(our_job(arm, rate, window_s, seed).key)
+            simulated = jct_s.get(our_job(arm, rate, seed).key)
             if arm in measured and simulated is not None:
                 errors.append((measured[arm], simulated))
             row.append(_told(measured.get(arm), simulated))
@@ -184,11 +195,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     args.out.parent.mkdir(parents=True, exist_ok=True)
     outcome = run(_jobs(args, gpus), args.out, num_workers=args.workers, play=play_without_turns)
     jct_s = mean_jct_s(outcome.results)
-    tables = (
-        {"fit": fit_table(jct_s, gpus)} if args.fit else {"validation": validation(jct_s, gpus)}
-    )
-    if not args.fit and "H200" in gpus:
-        tables["our own"] = our_validation(jct_s)
+    if args.fit:
+        tables = {"fit": fit_table(jct_s, gpus)}
+    else:
+        tables = {"validation": validation(jct_s, gpus)}
+        if "H200" in gpus:
+            tables["our own"] = our_validation(jct_s)
     print("\n\n".join(tables.values()))
     print(outcome, file=sys.stderr)
     if args.write:
@@ -204,7 +216,7 @@ def _jobs(args: argparse.Namespace, gpus: Sequence[str]) -> list[Job]:
         ]
     published = [job(column.arm, gpu, rate) for column, gpu, rate in cells(COLUMNS, gpus)]
     ours = (
-        [our_job(arm, *point) for point in OUR_RUNS for arm in OUR_ARMS] if "H200" in gpus else []
+        [our_job(arm, *point) for point in our_runs() for arm in OUR_ARMS] if "H200" in gpus else []
     )
     return published + ours
 
