@@ -33,7 +33,9 @@ def measure_layout(machine: Machine, sizes: Sizes, say: Say) -> Section:
         for name, block_first in LAYOUTS.items():
             say(f"layout, {name}, turn {turn} of {sizes.repeats}")
             pages = machine.pages(num_blocks, layers, piece, block_first)
-            found[name] += [_read(machine, pages, order, layers)] * (turn > 0)
+            seconds = _read(machine, pages, order, layers)
+            if turn:
+                found[name].append(seconds)
             del pages  # two pools need not fit
     first = found[next(iter(LAYOUTS))]
     for name, times in found.items():

@@ -136,8 +136,8 @@ class Run:
     @property
     def room(self) -> int:
         """Blocks of VRAM in which stock, asked twice, evicts nothing."""
-        tokens = (len(each.prompt) + sum(map(len, each.tools)) for each in self.programs)
-        blocks = (-(-(num + 3 * ANSWER) // BLOCK) for num in tokens)
+        turns = ((each.prompt, *each.tools) for each in self.programs)
+        blocks = (-(-sum(len(added) + ANSWER for added in each) // BLOCK) for each in turns)
         return max(self.options.blocks, 2 * sum(blocks) + SPARE)
 
     def fields(self, connector: Mapping[str, Any] | None) -> dict[str, Any]:

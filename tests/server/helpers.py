@@ -286,7 +286,7 @@ def play(
             ids = answer["choices"][0]["token_ids"]
             assert len(ids) == max_tokens
             if found is not None:
-                found.append((answer["usage"]["prompt_tokens_details"] or {})["cached_tokens"])
+                found.append(answer["usage"]["prompt_tokens_details"]["cached_tokens"])
             answers[i].append(ids)
             contexts[i] += ids
     return answers
