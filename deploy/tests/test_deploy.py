@@ -66,7 +66,7 @@ def test_every_manifest_is_yaml_and_says_why(path: Path) -> None:
 def test_every_server_is_started_with_our_flag_and_with_knobs_that_exist(path: Path) -> None:
     text = path.read_text()
     flags = [json.loads(found) for found in re.findall(r"'({\"kv_connector.*?})'", text)]
-    assert flags == [{"kv_connector": "ContinuumConnector", "kv_role": "kv_both"}]
+    assert flags == [{"kv_connector": "ContinuumConnector"}]
     assert "continuum_connector.middleware.ProgramMiddleware" in text
     text += (DEPLOY / "systemd" / "vllm.env").read_text() if path == UNIT else ""
     knobs = set(re.findall(r"CONTINUUM_([A-Z_]+)", text)) - {"NUMA"}  # named in comments only

@@ -139,7 +139,7 @@ def test_every_line_of_our_values_is_read(chart: str) -> None:
 def test_the_server_runs_with_the_connector_and_its_tier(chart: str) -> None:
     pod, server = pod_with("vllm", chart)
     transfer = json.loads(after("--kv-transfer-config", server))
-    assert transfer == {"kv_connector": "ContinuumConnector", "kv_role": "kv_both"}
+    assert transfer == {"kv_connector": "ContinuumConnector"}
     assert json.loads(after("--kv-events-config", server))["enable_kv_cache_events"] is True
     assert "--no-enable-prefix-caching" not in words(server)
     environment = {each["name"]: each.get("value") for each in server["env"]}

@@ -14,7 +14,7 @@ from continuum_connector.tools.checks.plan import OURS, Plan
 from continuum_connector.vllm.proven import why_aside, why_unattached
 
 ENTRY_POINT = "continuum"
-FLAG = f'--kv-transfer-config \'{{"kv_connector":"{CONNECTOR_NAME}","kv_role":"kv_both"}}\''
+FLAG = f'--kv-transfer-config \'{{"kv_connector":"{CONNECTOR_NAME}"}}\''
 FOREIGN_VARIABLES = ("LMCACHE_", "VLLM_USE_SIMPLE_KV_OFFLOAD")
 ALLOCATOR = "PYTORCH_CUDA_ALLOC_CONF"
 ROLES = ("kv_producer", "kv_consumer", "kv_both")

@@ -24,7 +24,7 @@ PINS, STORES, REQUESTS = "cyan", "blue", "green"
 VRAM, DRAM, DISK, COMPUTED = "cyan", "magenta", "blue", "yellow"
 NO_CONNECTOR = (
     "ContinuumConnector does not run there, so there is nothing of it to show. To run it, serve "
-    'with: --kv-transfer-config \'{"kv_connector":"ContinuumConnector","kv_role":"kv_both"}\''
+    'with: --kv-transfer-config \'{"kv_connector":"ContinuumConnector"}\''
 )
 NUM_WORST = 3
 SLOW_S = 1.0  # how long a disk may owe an answer before the screen says so
