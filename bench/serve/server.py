@@ -71,7 +71,7 @@ class ServerOptions:
             return dict(self.kv_transfer_config)
         if self.connector is None:
             return None
-        config: dict[str, Any] = {"kv_connector": "ContinuumConnector", "kv_role": "kv_both"}
+        config: dict[str, Any] = {"kv_connector": "ContinuumConnector"}
         if self.connector:
             config["kv_connector_extra_config"] = dict(self.connector)
         return config

@@ -115,7 +115,7 @@ def our_config(transfer: Any) -> ContinuumConfig | None:
         return None
     from continuum_connector.config import load_config, our_part
 
-    extra = our_part(connector, transfer.kv_connector_extra_config)
+    extra = our_part(connector, transfer.kv_connector_extra_config, transfer.kv_role)
     return None if extra is None else load_config(extra)
 
 

@@ -347,4 +347,6 @@ def find_ours(connector: Any, kind: type) -> Any:
 
 def our_extra_config(transfer: Any) -> dict[str, Any]:
     """Return our part of the extra config, also when we are inside a MultiConnector."""
-    return our_part(transfer.kv_connector, transfer.kv_connector_extra_config) or {}
+    return (
+        our_part(transfer.kv_connector, transfer.kv_connector_extra_config, transfer.kv_role) or {}
+    )

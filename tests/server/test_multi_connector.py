@@ -45,7 +45,7 @@ def store() -> Iterator[int]:
 
 def both(port: int, **ours: Any) -> dict[str, Any]:
     """--kv-transfer-config as docs/beyond-one-machine.md gives it."""
-    first = {"kv_connector": "ContinuumConnector", "kv_role": "kv_both"}
+    first = {"kv_connector": "ContinuumConnector"}
     second = {
         "kv_connector": "LMCacheMPConnector",
         "kv_role": "kv_both",

@@ -38,7 +38,6 @@ IN_MULTI = {
         "connectors": [
             {
                 "kv_connector": "ContinuumConnector",
-                "kv_role": "kv_both",
                 "kv_connector_extra_config": {"ttl_s": 90, "max_ttl_s": 60},
             }
         ]

@@ -164,6 +164,12 @@ def transfer(**fields: Any) -> list[str]:
     return ["--kv-transfer-config", json.dumps(fields)]
 
 
+def multi(ours: dict[str, Any], **fields: Any) -> list[str]:
+    children = [{"kv_connector": "ContinuumConnector", **ours}, {"kv_connector": "Other"}]
+    extra = {"connectors": children}
+    return transfer(kv_connector="MultiConnector", kv_connector_extra_config=extra, **fields)
+
+
 @pytest.mark.parametrize(
     ("words", "environ", "verdict", "part"),
     [
@@ -171,13 +177,18 @@ def transfer(**fields: Any) -> list[str]:
         ([], {"CONTINUUM_DRAM_BYTES": "1GiB"}, OK, "a DRAM tier of 1.0 GiB"),
         ([], {"CONTINUUM_DRAM_BYTE": "1GiB"}, ERROR, "did you mean `CONTINUUM_DRAM_BYTES`?"),
         (transfer(kv_connector="LMCacheConnectorV1"), {}, ERROR, "'LMCacheConnectorV1'"),
-        (transfer(kv_connector="ContinuumConnector"), {}, ERROR, "kv_role is missing"),
+        (transfer(kv_connector="ContinuumConnector"), {}, OK, "no DRAM tier"),
+        (transfer(kv_connector="ContinuumConnector", kv_role="kv_both"), {}, OK, "no DRAM tier"),
         (
             transfer(kv_connector="ContinuumConnector", kv_role="kv_producer"),
             {},
-            WARNING,
-            "'kv_producer'",
+            ERROR,
+            "'kv_producer' stops the server",
         ),
+        (multi({}), {}, ERROR, "MultiConnector has no kv_role"),
+        (multi({}, kv_role="kv_bth"), {}, ERROR, "kv_role is 'kv_bth', so vLLM stops"),
+        (multi({}, kv_role="kv_consumer"), {}, WARNING, "'kv_consumer'"),
+        (multi({"kv_role": "kv_consumer"}, kv_role="kv_both"), {}, ERROR, "'kv_consumer' stops"),
         (["--kv-transfer-config", "{"], {}, ERROR, "--kv-transfer-config cannot be read"),
         (["--kv-transfer-config", "[]"], {}, ERROR, "no JSON object"),
         (
@@ -202,15 +213,7 @@ def test_config(
 
 
 def test_we_are_found_inside_a_multi_connector(tmp_path: Path) -> None:
-    ours = {
-        "kv_connector": "ContinuumConnector",
-        "kv_connector_extra_config": {"dram_bytes": "2GiB"},
-    }
-    words = transfer(
-        kv_connector="MultiConnector",
-        kv_role="kv_both",
-        kv_connector_extra_config={"connectors": [ours, {"kv_connector": "Other"}]},
-    )
+    words = multi({"kv_connector_extra_config": {"dram_bytes": "2GiB"}}, kv_role="kv_both")
     line = one(fake.make(tmp_path), read_plan(words, {}), "config")
     assert line == ("config", OK, "policy adaptive, a DRAM tier of 2.0 GiB", "")
 

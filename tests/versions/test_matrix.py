@@ -45,6 +45,7 @@ SEAMS = {
     "head_start": "its waiting queues, and whom it skips there",
     "invalidate": "resets; adapters and salts in block hashes",
     "kv_events": "the events, and who sends them",
+    "kv_role": "where it loads plugins, and makes the configs of connectors",
     "layout": "the tensors of the KV cache",
     "layout_backends": "each attention backend's shapes",
     "layout_families": "the groups and tensors of real models",

@@ -21,7 +21,7 @@ from continuum_connector.vllm.node import node_ranks
 from continuum_connector.vllm.proven import why_replaced
 
 OURS = "continuum_connector.scheduler_cls"
-DEFAULT_TRANSFER = {"kv_connector": CONNECTOR_NAME, "kv_role": "kv_both"}
+DEFAULT_TRANSFER = {"kv_connector": CONNECTOR_NAME}
 
 
 @dataclass(frozen=True)
@@ -105,7 +105,8 @@ def _names_us(transfer: Mapping[str, Any]) -> bool:
 
 
 def _our_part(transfer: Mapping[str, Any]) -> dict[str, Any] | None:
-    return our_part(transfer.get("kv_connector"), transfer.get("kv_connector_extra_config"))
+    role = transfer.get("kv_role")
+    return our_part(transfer.get("kv_connector"), transfer.get("kv_connector_extra_config"), role)
 
 
 _ASSIGNMENT = re.compile(r"([A-Za-z_]\w*)=(.*)", re.DOTALL)

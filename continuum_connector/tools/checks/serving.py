@@ -107,7 +107,7 @@ def _config_lines(plan: Plan, vllm: VllmSeen) -> Iterator[Line]:
             "config", f"kv_connector is {named!r}, so we are not used", f"serve with {FLAG}"
         )
     else:
-        yield _role(plan)
+        yield _role(plan) or _ours(plan)
         if plan.is_stock:
             text = (
                 "the command has none, so as it stands it serves as stock; it was looked at as if"
@@ -115,16 +115,22 @@ def _config_lines(plan: Plan, vllm: VllmSeen) -> Iterator[Line]:
             yield warning("connector", text, f"serve with {FLAG}")
 
 
-def _role(plan: Plan) -> Line:
-    role = plan.transfer.get("kv_role")
-    if role is None:
-        return error("config", "kv_role is missing, so vLLM stops at start", f"serve with {FLAG}")
+def _role(plan: Plan) -> Line | None:
+    """What is wrong with the role of a connector around ours, which vLLM has no default for. Ours
+    is in `why_no_config`."""
+    named, role = plan.transfer.get("kv_connector"), plan.transfer.get("kv_role")
+    if named == CONNECTOR_NAME:
+        return None
     if role not in ROLES:
-        text = f"kv_role is {str(role)[:100]!r}, so vLLM stops at start"
-        return error("config", text, f"write one of {', '.join(ROLES)}; here kv_both")
+        text = f"{named}'s kv_role is {str(role)[:100]!r}" if role else f"{named} has no kv_role"
+        return error("config", f"{text}, so vLLM stops at start", 'write "kv_role": "kv_both"')
     if role != "kv_both":
         text = f"kv_role is {role!r}: one server is both ends of what we store and load"
         return warning("config", text, 'write "kv_role": "kv_both"')
+    return None
+
+
+def _ours(plan: Plan) -> Line:
     config = plan.config
     if config.dram_bytes == 0:
         text = f"policy {config.policy}, pins in VRAM and no DRAM tier (dram_bytes = 0)"
