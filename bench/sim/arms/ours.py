@@ -149,6 +149,18 @@ OURS = (
 # What one part of adaptive is worth: it without the part, or another policy with it. The other
 # two such arms are `fixed_ttl`, whose DRAM goes by last use, and `oracle`, which has true gaps.
 PARTS = (
+    ours("adaptive", "adaptive without pins", name="no-pins", max_pinned_fraction=0.0),
+    ours("adaptive", "adaptive in vLLM's order", name="no-order", order=False),
+    ours(
+        "adaptive", "adaptive with pins only: no DRAM, so no disk", name="no-dram", has_tier=False
+    ),
+    ours(
+        "adaptive",
+        "program order alone: neither pins nor DRAM",
+        name="order-only",
+        has_tier=False,
+        max_pinned_fraction=0.0,
+    ),
     ours("adaptive", "adaptive with the gate before new programs", name="gate", gate_wait_s=30.0),
     ours(
         "adaptive",
