@@ -41,8 +41,8 @@ TraceFiles = Annotated[int, msgspec.Meta(ge=2, le=10_000)]
 Every = Annotated[int, msgspec.Meta(ge=0, le=2**32 - 1)]
 
 POLICIES = (  # those of policy/registry.py
-    *("adaptive", "continuum", "fixed_ttl", "infercept", "contextserve", "lru_offload"),
-    *("program_order", "stock"),
+    *("adaptive", "continuum", "released", "fixed_ttl", "infercept", "contextserve"),
+    *("lru_offload", "program_order", "stock"),
 )
 KV_LAYOUTS = ("auto", "stock", "BLHNC", "BLNHC", "BHLNC")
 DRIVERS = ("auto", "cuda", "sim")

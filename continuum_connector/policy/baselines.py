@@ -2,8 +2,13 @@
 
 Stock keeps nothing beyond what vLLM's own prefix cache keeps.
 
-FixedTtl pins every turn that is not the last for the same time, as Continuum's released code does
-(2 s, whatever the tool). The paper's rule (section 4) puts an estimate in place of the constant.
+FixedTtl pins every turn that is not the last for the same time, whatever it calls.
+
+Released: Continuum's released code, which is simpler than its paper (section 4): a turn without a
+tool call is freed, and so is one whose tool took more than 2 s on average so far; every other is
+pinned for 2 s, a tool's first call among them. It averages all calls of a tool since it began, we
+the last 1,000; it reads calls from ```bash blocks alone, where we take any call that is known.
+Where there is a tier, a turn without a pin is offloaded, as with the paper's rule (continuum.py).
 
 LruOffload is what LMCache does: every turn goes to DRAM, nothing is pinned, no order. LMCache knows
 no programs, so it stores whatever was computed, including a program's last turn and the turn of a
@@ -43,7 +48,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from statistics import NormalDist
+from statistics import NormalDist, fmean
 
 from msgspec.structs import replace
 
@@ -97,6 +102,40 @@ class FixedTtl(Unpriced):
         then = After.STORE if snapshot.has_tier else After.DROP
         why = "fixed TTL" if asked is None else f"client asked for {asked:g} s"
         return Choice(Pin(ttl_s, then), why)
+
+
+RELEASED_S = 2.0  # both the slowest mean that is pinned and the pin's TTL
+
+
+class Released(Unpriced):
+    """Pin for 2 s, never above `max_ttl_s`, after calls of a tool that takes no longer on average.
+
+    The released code knows no hints but the last step, so a client's `ttl_s` has no effect here.
+    """
+
+    name = "released"
+    orders = True
+    reads = True
+
+    def __init__(self, max_ttl_s: float) -> None:
+        self._ttl_s = min(RELEASED_S, max_ttl_s)
+
+    def decide(self, turn: FinishedTurn, snapshot: Snapshot) -> Choice:
+        if (freed := must_free(turn)) is not None:
+            return freed
+        ttl_s, why = self._ttl(turn)
+        if not ttl_s:
+            return Choice(Offload() if snapshot.has_tier else Free(), why)
+        return Choice(Pin(ttl_s, After.STORE if snapshot.has_tier else After.DROP), why)
+
+    def _ttl(self, turn: FinishedTurn) -> tuple[float, str]:
+        if not turn.asked.tools:
+            return 0.0, "no tool call"
+        if not turn.tool_gaps:
+            return self._ttl_s, "this tool's first call"
+        mean_s = fmean(turn.tool_gaps)
+        why = f"this tool takes {mean_s:.3g} s on average"
+        return (self._ttl_s if mean_s <= RELEASED_S else 0.0), why
 
 
 class LruOffload(Unpriced):

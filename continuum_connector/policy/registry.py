@@ -12,6 +12,7 @@ from continuum_connector.policy.baselines import (
     Infercept,
     LruOffload,
     ProgramOrder,
+    Released,
     Stock,
 )
 from continuum_connector.policy.continuum import Continuum
@@ -21,6 +22,7 @@ MAKERS: dict[str, Callable[[float, float], RetentionPolicy]] = {
     "adaptive": lambda _, max_ttl_s: Adaptive(max_ttl_s),
     "continuum": lambda _, max_ttl_s: Continuum(max_ttl_s),
     "fixed_ttl": FixedTtl,
+    "released": lambda _, max_ttl_s: Released(max_ttl_s),
     "infercept": lambda _, max_ttl_s: Infercept(max_ttl_s),
     "contextserve": lambda _, max_ttl_s: ContextServe(max_ttl_s),
     "lru_offload": lambda *_: LruOffload(),

@@ -14,6 +14,7 @@ from continuum_connector.policy.baselines import (
     Infercept,
     LruOffload,
     ProgramOrder,
+    Released,
     return_quantile,
     student_quantile,
 )
@@ -123,6 +124,33 @@ def test_the_posterior_by_hand() -> None:
 )
 def test_students_t(q: float, degrees: float, expected: float) -> None:
     assert student_quantile(q, degrees) == pytest.approx(expected, rel=0.005, abs=1e-9)
+
+
+# --- Continuum's released code ----------------------------------------------------------
+@pytest.mark.parametrize(
+    ("turn", "ttl_s", "why"),
+    [
+        (finished(), 0.0, "no tool call"),
+        (finished(asked=Asked(Ending.ANSWER)), 0.0, "no tool call"),
+        (calling("ls"), 2.0, "this tool's first call"),
+        (calling("make", gaps=(0.5, 0.5, 5.0)), 2.0, "this tool takes 2 s on average"),
+        (calling("make", gaps=(0.5, 0.5, 5.3)), 0.0, "this tool takes 2.1 s on average"),
+    ],
+)
+def test_the_released_rule_pins_for_two_seconds_what_a_fast_tool_comes_back_for(
+    turn: FinishedTurn, ttl_s: float, why: str
+) -> None:
+    decisions = {False: Pin(ttl_s), True: Pin(ttl_s, After.STORE)} if ttl_s else {}
+    for has_tier, otherwise in {False: Free(), True: Offload()}.items():
+        expected = Choice(decisions.get(has_tier, otherwise), why)
+        assert Released(60.0).decide(turn, world(has_tier)) == expected
+
+
+def test_the_released_rule_knows_its_own_two_seconds_and_no_wish_but_the_bound() -> None:
+    asks = finished(hints=Hints(ttl_s=9.0), asked=Asked(Ending.CALLS, ("ls",)))
+    assert make_policy("released", 30.0, 60.0).decide(asks, world()).decision == Pin(2.0)
+    assert Released(1.0).decide(calling("ls", gaps=(1.5,)), world()).decision == Pin(1.0)
+    assert Released(0.0).decide(calling("ls"), world()).decision == Free()
 
 
 # --- the others ------------------------------------------------------------------------

@@ -135,8 +135,8 @@ OURS = (
         role=Role.RIVAL,
     ),
     ours(
-        "fixed_ttl",
-        "the paper's order, pins of 2 s only",
+        "released",
+        "Continuum's released code: the paper's order, pins of 2 s after calls of fast tools only",
         name="cont-pin",
         has_tier=False,
         role=Role.RIVAL,
