@@ -30,7 +30,7 @@ from continuum_connector.scheduler.turns import StopStrings
 from continuum_connector.scheduler.waker import NoWaker, Waker
 from continuum_connector.toolcalls.reader import ToolReader
 from continuum_connector.toolcalls.tokenizer import BackgroundTokenizer
-from continuum_connector.vllm import compat, coordinator, facts, node, proven, served
+from continuum_connector.vllm import compat, coordinator, expected, facts, node, proven, served
 from continuum_connector.vllm.kv_events import KvEventFactory
 from continuum_connector.vllm.shadow import Shadow
 from continuum_connector.worker.disk import DiskPlace, WorkerDisk, blocks_per_slot, most_per_slot
@@ -144,6 +144,7 @@ def _decider(
     account: Account,
 ) -> Decider:
     costs.seen.blocks_are(block_bytes)
+    costs.seen.prefill_takes(expected.prefill(vllm_config))
     gaps = Gaps()
     return Decider(
         policy(config),

@@ -97,12 +97,17 @@ class Seen:
         self._models.store.guess(GUESSED_LATENCY_S, num_bytes / GUESSED_BUS)
         self._models.read.guess(GUESSED_LATENCY_S, num_bytes / GUESSED_DISK)
 
+    def prefill_takes(self, prior: tuple[float, float, float]) -> None:
+        """What a prefill takes until one was measured, as costs/prior.py says it. Without it, no
+        turn would be worth keeping at first."""
+        self._models.prefill.expect(prior)
+
 
 class Costs:
     """Everything the policies pay with. `chunk`: max_num_batched_tokens.
 
-    `seen` takes in what happened. For the scheduler's thread only. A cost that is not known yet is
-    0, so nothing is kept because of it.
+    `seen` takes in what happened. For the scheduler's thread only. Until prefills and copies were
+    measured, their costs are those of a prior; any other cost that is not known yet is 0.
     """
 
     def __init__(self, chunk: int) -> None:
@@ -147,6 +152,11 @@ class Costs:
     def knows_prefill(self) -> bool:
         """Whether `prefill_s` is more than a guess."""
         return self._models.prefill.is_known
+
+    @property
+    def has_prior_prefill(self) -> bool:
+        """Whether `prefill_s` is from a prior: nothing was measured or restored yet."""
+        return not self._models.prefill.is_roughly_known
 
     def read_s(self, num_blocks: int) -> float:
         """Seconds to bring `num_blocks` from disk to DRAM."""

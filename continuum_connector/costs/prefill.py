@@ -114,6 +114,7 @@ class PrefillModel:
         self.num_steps = 0  # those with prompt tokens
         self._num_first_steps = 0
         self._first_rate = math.inf  # seconds per token
+        self._prior = (0.0, 0.0, 0.0)  # seconds: base, per_token, per_pair
 
     @property
     def is_known(self) -> bool:
@@ -122,7 +123,7 @@ class PrefillModel:
 
     @property
     def is_roughly_known(self) -> bool:
-        """Whether `seconds` answers more than 0."""
+        """Whether `seconds` answers from something that was measured, not from the prior."""
         return self.is_known or self._num_first_steps >= MIN_FIRST_STEPS
 
     @property
@@ -133,6 +134,10 @@ class PrefillModel:
     def seed(self, coefficients: Sequence[float]) -> None:
         """Start from coefficients measured before, on this model and GPU."""
         self._fit.seed(coefficients)
+
+    def expect(self, prior: tuple[float, float, float]) -> None:
+        """What `seconds` answers with until something was measured: base, per_token, per_pair."""
+        self._prior = prior
 
     def add(self, work: Work, seconds: float) -> None:
         """A step that computed `work` took `seconds`."""
@@ -145,23 +150,24 @@ class PrefillModel:
     def seconds(self, num_new: int, num_cached: int = 0) -> float:
         """Seconds to prefill `num_new` tokens behind `num_cached`, with the engine to itself.
 
-        Counts the base once for each step that it takes. 0.0 while nothing is known: then a kept
-        block is worth nothing, and turns are served as without us.
+        Counts the base once for each step that it takes. 0.0 without a prior while nothing is
+        known: then a kept block is worth nothing, and turns are served as without us.
         """
-        if num_new <= 0 or not self.is_roughly_known:
+        if num_new <= 0:
             return 0.0
-        if not self.is_known:
-            return num_new * self._first_rate
-        base, per_token, per_pair, _, _ = self._fit.coefficients
+        base, per_token, per_pair = self._costs()
         num_steps = -(-num_new // self._chunk)
         pairs = num_new * (num_cached + num_new / 2)
         return num_steps * base + per_token * num_new + per_pair * pairs
 
     def compute_s(self, work: Work) -> float:
-        """Seconds that the prompts of a step add to it; 0.0 while nothing is known."""
-        if not self.is_roughly_known:
-            return 0.0
-        if not self.is_known:
-            return work.num_new * self._first_rate
-        _, per_token, per_pair, _, _ = self._fit.coefficients
+        """Seconds that the prompts of a step add to it."""
+        _, per_token, per_pair = self._costs()
         return per_token * work.num_new + per_pair * work.pairs
+
+    def _costs(self) -> tuple[float, float, float]:
+        """Base, per_token and per_pair, from the best that is known."""
+        if self.is_known:
+            base, per_token, per_pair, _, _ = self._fit.coefficients
+            return base, per_token, per_pair
+        return (0.0, self._first_rate, 0.0) if self.is_roughly_known else self._prior

@@ -219,7 +219,7 @@ METRICS: tuple[Metric, ...] = (
     Metric(
         "prefill_seconds_per_token",
         _G,
-        "Seconds per token of a 1000-token prefill behind that many cached ones; 0: unknown yet",
+        "Seconds per token of a 1000-token prefill behind that many cached ones; first a prior",
         "cached_tokens",
         ("0", "32768"),
     ),
@@ -246,7 +246,7 @@ METRICS: tuple[Metric, ...] = (
     Metric(
         "costs_known",
         _G,
-        "1: measured, here or by `continuum calibrate`; 0 for long: too little traffic to learn",
+        "1: measured; 0: still from a prior, or not known; 0 for long: too little traffic to learn",
         "cost",
         ("prefill", "load", "memoryfulness"),
     ),

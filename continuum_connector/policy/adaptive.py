@@ -153,13 +153,13 @@ class Adaptive:
     def _why_free(self, turn: FinishedTurn, snapshot: Snapshot, p_read: float) -> str:
         if not turn.gap.cdf[-1]:
             return "nobody expects it back"
-        if not turn.prefill_s:
-            return "what a prefill takes is not known yet"
         if not snapshot.has_tier:
             back = f"{self._p_back(turn.gap):.0%} are back within {self._max_ttl_s:g} s"
-            return f"no pin pays: {back}, {turn.prefill_s:.3g} s to compute again"
+            again_s = f"{turn.prefill_s:.3g} s to compute again"
+            return f"no pin pays: {back}, {again_s}{_source(turn)}"
         if snapshot.num_delayed * turn.prefill_s <= turn.load_s:
-            return f"no pin pays; {turn.prefill_s:.3g} s to compute, {turn.load_s:.3g} s to load"
+            costs = f"{turn.prefill_s:.3g} s to compute, {turn.load_s:.3g} s to load"
+            return f"no pin pays; {costs}{_source(turn)}"
         if not snapshot.takes_store:
             return "no pin pays, and DRAM has no room for it now"
         return (
@@ -195,15 +195,20 @@ def _why_pin(turn: FinishedTurn, stake: Stake, ttl_s: float, asked_for: bool) ->
     says = f"client asked for {turn.hints.ttl_s:g} s; " if asked_for else ""
     return (
         f"{says}{p:.0%} are back within {ttl_s:.3g} s, after {held:.3g} s of room on average: "
-        f"saves {saved:.3g} s, costs {stake.cost * held:.3g} s"
+        f"saves {saved:.3g} s, costs {stake.cost * held:.3g} s{_source(turn)}"
     )
 
 
 def _why_offload(turn: FinishedTurn, p_read: float) -> str:
     return (
         f"no pin pays; {p_read:.0%} are back while it is in DRAM: "
-        f"{turn.load_s:.3g} s to load, {turn.prefill_s:.3g} s to compute"
+        f"{turn.load_s:.3g} s to load, {turn.prefill_s:.3g} s to compute{_source(turn)}"
     )
+
+
+def _source(turn: FinishedTurn) -> str:
+    """Where the seconds come from that a prefill takes, if not from what was measured."""
+    return ", from a prior" if turn.is_prior else ""
 
 
 class Stake(Struct, frozen=True):

@@ -121,6 +121,7 @@ class FinishedTurn(Struct, frozen=True):
     tool calls that the turn ends with. `gap`: when its program's next turn is expected.
     `tool_gaps`, `all_gaps`: recorded gaps in seconds, ascending, of this turn's tool and of every
     tool (Continuum's S[f] and S). `prefill_s`: seconds to compute again what those blocks hold.
+    `is_prior`: that is from a prior, for no prefill was measured yet.
     `load_s`: seconds to load them from DRAM, infinite without a tier. `bus_s`: seconds
     that this load takes the bus.
     """
@@ -138,6 +139,7 @@ class FinishedTurn(Struct, frozen=True):
     prefill_s: float = 0.0
     load_s: float = math.inf
     bus_s: float = 0.0
+    is_prior: bool = False
 
 
 class Snapshot(Struct, frozen=True):

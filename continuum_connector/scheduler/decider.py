@@ -149,6 +149,7 @@ class Decider:
             prefill_s=self.costs.prefill_s(blocks.end),  # tokens after it are computed anyway
             load_s=self.costs.load_s(num_blocks) if snapshot.has_tier else math.inf,
             bus_s=self.costs.bus_s(num_blocks),
+            is_prior=self.costs.has_prior_prefill,
         )
         choice = self.choose(finished, snapshot)
         if end is not TurnEnd.ABORTED:

@@ -214,6 +214,7 @@ def _known(finished: FinishedTurn, snapshot: Snapshot, ttl_s: float | None) -> d
         "gaps_seen": gap.num_seen,
         "p_in_time": gap.within(ttl_s) if ttl_s is not None else None,
         "prefill": finished.prefill_s,
+        "prior": finished.is_prior,
         "load": finished.load_s,
         "behind": finished.bus_s * snapshot.num_at_bus,
         "queueing": snapshot.queueing_s,

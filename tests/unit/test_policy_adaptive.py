@@ -309,11 +309,17 @@ def test_dram_that_loads_no_faster_than_prefill_is_not_written() -> None:
     assert choice.why == "no pin pays; 0.2 s to compute, 0.2 s to load"
 
 
+@pytest.mark.parametrize("prefill_s", [2.0, 1e-9])
+@pytest.mark.parametrize("price", [0.0, 1.0])
 @pytest.mark.parametrize("has_tier", [False, True])
-def test_before_costs_are_known_nothing_is_kept_and_it_says_so(has_tier: bool) -> None:
-    choice = decide(finished(gap=BACK_IN_2_S, prefill_s=0.0, load_s=0.0), world(has_tier))
-    assert choice.decision == Free()
-    assert choice.why == "what a prefill takes is not known yet"
+def test_before_a_prefill_was_measured_it_says_that_its_cost_is_from_a_prior(
+    has_tier: bool, price: float, prefill_s: float
+) -> None:
+    known = finished(gap=BACK_IN_2_S, prefill_s=prefill_s, load_s=0.1)
+    measured = decide(known, world(has_tier, price=price))
+    choice = decide(replace(known, is_prior=True), world(has_tier, price=price))
+    assert choice.decision == measured.decision
+    assert choice.why == f"{measured.why}, from a prior"
 
 
 def test_what_would_be_gone_before_it_is_read_is_not_written() -> None:

@@ -12,6 +12,7 @@ from bench.sim.arms.arm import Asking, Away, LabArm, connector
 from bench.sim.bus import Bus
 from bench.sim.hardware import Machine
 from bench.sim.workers import OurWorker, Worker
+from continuum_connector.costs.prior import Shape, device_named, prefill_prior
 from continuum_connector.policy.adaptive import Adaptive
 from continuum_connector.policy.base import RetentionPolicy
 from continuum_connector.policy.baselines import FixedTtl
@@ -73,15 +74,34 @@ def without_tools(asking: Asking) -> dict[str, Any]:
     return our_args(replace(asking, program=replace(asking.program, says_tools=False)))
 
 
-def use_clock(engine: Engine, away: Away) -> None:
+def set_up(engine: Engine, away: Away) -> None:
+    """Our clock is the engine's, and our prior that of the lab's GPU and model, by data sheets:
+    what vLLM says of them is for the CPU and the tiny model that the lab pretends to serve with."""
     engine.connector.set_clock(engine.clock)
+    gpu, model, tp = engine.machine.gpu, engine.machine.model, engine.machine.tp
+    shape = Shape(model.token_flops / tp, model.pair_flops / tp, model.weight_bytes / tp)
+    engine.connector.costs.seen.prefill_takes(prefill_prior(shape, device_named(gpu.name)))
+
+
+def without_prior(engine: Engine, away: Away) -> None:
+    set_up(engine, away)
+    engine.connector.costs.seen.prefill_takes((0.0, 0.0, 0.0))
+
+
+def calibrated(engine: Engine, away: Away) -> None:
+    """What `continuum calibrate` would find on this machine, if it measured without an error."""
+    set_up(engine, away)
+    on, model = engine.machine, engine.machine.model
+    flops = on.gpu.flops * on.gpu.mfu * on.tp
+    costs = [on.gpu.step_s, model.token_flops / (flops * model.flops_factor)]
+    engine.connector.costs.restore({"prefill": [*costs, model.pair_flops / flops, 0.0, 0.0]})
 
 
 def deciding(make: Callable[[Engine, Away], RetentionPolicy]) -> Callable[[Engine, Away], None]:
     """`prepare` for an arm whose engine has adaptive's server, but another who decides."""
 
     def prepare(engine: Engine, away: Away) -> None:
-        use_clock(engine, away)
+        set_up(engine, away)
         engine.connector.side.decider.policy.policy = make(engine, away)
 
     return prepare
@@ -115,7 +135,7 @@ def ours(
         transfer=our_transfer(policy, has_tier, **options),
         worker=our_worker,
         args=our_args,
-        prepare=use_clock,
+        prepare=set_up,
     )
 
 
@@ -191,6 +211,14 @@ PARTS = (
     replace(
         ours("adaptive", "adaptive, of clients that name no tools", name="adaptive-no-tools"),
         args=without_tools,
+    ),
+    replace(
+        ours("adaptive", "adaptive that keeps nothing before prefills are seen", name="no-prior"),
+        prepare=without_prior,
+    ),
+    replace(
+        ours("adaptive", "adaptive whose prefills were calibrated exactly", name="calibrated"),
+        prepare=calibrated,
     ),
     replace(
         ours("adaptive", "fixed_ttl with adaptive's order in DRAM", name="fixed_ttl-dram-order"),

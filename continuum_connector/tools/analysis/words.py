@@ -148,6 +148,8 @@ def _known(record: Record, known: Record) -> str:
     costs = f"{_of(known, 'prefill')} to compute, {_of(known, 'load')} to load"
     if number(known, "load") is None:
         costs = f"{_of(known, 'prefill')} to compute, no DRAM tier"
+    if known.get("prior") is True:
+        costs += ", from a prior"
     if not number(known, "prefill"):
         costs = "what prefills cost is not measured yet"
     blocks = count(record, "blocks")
