@@ -76,6 +76,7 @@ class ContinuumConnector(WorkerHooks, SupportsHMA):  # type: ignore[misc]
             if why_aside:
                 logger.warning("ContinuumConnector steps aside: %s", why_aside)
                 self.account.gauge("switched_on", 0.0)
+                self.account.gauge("aside", 1.0)
             else:
                 self._mode_on = Mode.UNATTACHED
             compat.ask_to_recompute(vllm_config)

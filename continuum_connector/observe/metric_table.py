@@ -38,6 +38,7 @@ _C, _G, _H = Kind.COUNTER, Kind.GAUGE, Kind.HISTOGRAM
 
 METRICS: tuple[Metric, ...] = (
     Metric("switched_on", _G, "1 while on; 0: switched off, or stepped aside", first=1.0),
+    Metric("aside", _G, "1: this server cannot use the connector; the log says why, `steps aside`"),
     Metric(
         "epoch", _G, "Number of the current epoch; grows with each reset and each change of weights"
     ),

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import itertools
 import re
+import shutil
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -24,6 +25,8 @@ yaml = pytest.importorskip("yaml", reason="needs PyYAML, which vLLM brings")
 ROOT = Path(__file__).resolve().parents[2]
 DEPLOY = ROOT / "deploy"
 RULES = DEPLOY / "prometheus" / "rules.yml"
+PYPROJECT = (ROOT / "pyproject.toml").read_text()
+REPOSITORY = re.search(r'^Repository = "(.+)"$', PYPROJECT, re.M)[1]  # type: ignore[index]
 SUFFIXES = {
     Kind.COUNTER: ("_total",),
     Kind.GAUGE: ("",),
@@ -61,7 +64,7 @@ def test_every_query_asks_for_what_we_publish(expr: str) -> None:
                 f"{name}: no such {label}: {wanted}"
             )
     for labels in re.findall(r"(?:by|without) \(([^)]*)\)", expr):
-        known = {m.label for m in METRICS} | {"le", "instance"}
+        known = {m.label for m in METRICS} | {"le", "instance", "job", "namespace"}
         assert {label.strip() for label in labels.split(",")} <= known
 
 
@@ -103,9 +106,37 @@ def test_every_alert_has_its_section_in_the_runbook_and_none_is_left_over() -> N
     assert list(sections) == [rule["alert"] for rule in alerts()]
     for rule in alerts():
         anchor = rule["annotations"]["runbook_url"]
-        assert anchor == f"docs/runbook.md#{rule['alert'].lower()}"
+        assert anchor == f"{REPOSITORY}/blob/main/docs/runbook.md#{rule['alert'].lower()}"
         for part in ("**Means.**", "**Look at.**", "**Do.**", "**Switch off.**"):
             assert part in sections[rule["alert"]], f"{rule['alert']}: {part}"
+
+
+def test_the_dashboards_links_begin_with_the_repositorys_address() -> None:
+    dashboard = (DEPLOY / "grafana" / "continuum.json").read_text()
+    links = re.findall(r"[^\s\"(]*docs/\w+\.md", dashboard)
+    assert len(links) > 3
+    assert all(link.startswith(f"{REPOSITORY}/blob/main/docs/") for link in links)
+
+
+def test_one_command_changes_the_address_wherever_it_is(tmp_path: Path) -> None:
+    files = ["pyproject.toml", "scripts/repository", "deploy/grafana/continuum.json"]
+    files += [f"deploy/prometheus/{name}" for name in ("rules.yml", "rules_test.yml")]
+    for name in files:
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(ROOT / name, tmp_path / name)
+    subprocess.run(["git", "init", "-q", tmp_path], check=True)
+    changed = {name: (tmp_path / name).read_text().count(REPOSITORY) for name in files}
+    other = "https://git.example.com/you/fork"
+    subprocess.run([tmp_path / "scripts" / "repository", other], check=True)
+    for name in files:
+        text = (tmp_path / name).read_text()
+        assert (text.count(REPOSITORY), text.count(other)) == (0, changed[name]), name
+    assert changed["deploy/prometheus/rules.yml"] == len(alerts())
+    refused = subprocess.run(
+        [tmp_path / "scripts" / "repository"], capture_output=True, check=False
+    )
+    assert refused.returncode == 2
+    assert b"say which" in refused.stderr
 
 
 SILENT_WHEN_OFF = {

@@ -36,6 +36,7 @@ class Stretch:
     before: Metrics
     after: Metrics
     restarted: bool = False  # it begins with counters at 0
+    is_gone: bool = False  # nobody answers a scrape
 
 
 def firing(before: Metrics, after: Metrics, folder: Path, well: Metrics | None = None) -> set[str]:
@@ -81,6 +82,8 @@ def firing_after_each(stretches: Sequence[Stretch], folder: Path) -> list[set[st
         for key in dict.fromkeys(key for stretch in stretches for key in stretch.after)
         if re.search(rf"{key[0]}\b", rules)
     ]
+    ups = (f"{int(not each.is_gone)}x{each.minutes - 1}" for each in stretches)
+    series.append({"series": _series("up", frozenset()), "values": " ".join(ups)})
     case = {"interval": "1m", "input_series": series, "alert_rule_test": silent}
     file = folder / "alerts.yml"  # JSON is YAML
     told = {"rule_files": [str(RULES)], "evaluation_interval": EVALUATED, "tests": [case]}
@@ -111,7 +114,9 @@ def _values(key: tuple[str, Labels], stretches: Sequence[Stretch]) -> str:
     told, count = [], stretches[0].before.get(key, 0.0)
     for stretch in stretches:
         after = stretch.after.get(key, 0.0)
-        if COUNTER.search(key[0]):
+        if stretch.is_gone:
+            told.append(f"stale _x{stretch.minutes - 1}")
+        elif COUNTER.search(key[0]):
             step = after - stretch.before.get(key, 0.0)
             count = 0.0 if stretch.restarted else count
             told.append(f"{count + step!r}+{step!r}x{stretch.minutes - 1}")

@@ -42,7 +42,7 @@ WORKING_DISK = "disk_up 1\ndisk_writable 1\ndisk_wanted_bytes 1e9\ndisk_budget_f
 @dataclass(frozen=True)
 class Trouble:
     """What an hour or two of a server had, beside agents at work. The texts are samples as on
-    /metrics, without `continuum:` and the labels that all have."""
+    /metrics, our own without `continuum:`, all without the labels that all have."""
 
     fires: str  # alerts
     traffic: str = "agents"  # which of the traffics below
@@ -50,9 +50,13 @@ class Trouble:
     each_minute: str = ""  # added to counters
     shows: str = ""  # gauges
     restart: bool = False  # it ends with one, and so the counters begin anew
+    is_gone: bool = False  # no scrape is answered
 
 
 TROUBLES = (
+    Trouble("ContinuumServerGone", is_gone=True, restart=True),
+    Trouble("ContinuumAside", shows="switched_on 0\naside 1", restart=True),
+    Trouble("ContinuumOverload", shows="vllm:num_requests_waiting 9\nvllm:num_requests_running 4"),
     Trouble("ContinuumHitCollapse ContinuumPinsUnderPressure ContinuumThrash", traffic="newcomers"),
     Trouble("ContinuumProgramsUnknown", traffic="one-shot requests"),
     Trouble(
@@ -134,8 +138,8 @@ def test_an_alert_fires_in_its_trouble_and_ends_with_it(
     shown = {**bad.after, **samples(bad.after, trouble.shows)}
     stretches = [
         Stretch(BEFORE_MIN, well.before, well.after),
-        Stretch(1, bad.before, plus(shown, trouble.once)),
-        Stretch(TROUBLE_MIN, bad.before, plus(shown, trouble.each_minute)),
+        Stretch(1, bad.before, plus(shown, trouble.once), is_gone=trouble.is_gone),
+        Stretch(TROUBLE_MIN, bad.before, plus(shown, trouble.each_minute), is_gone=trouble.is_gone),
         Stretch(AFTER_MIN, well.before, well.after, restarted=trouble.restart),
     ]
     silent, _, fired, ended = firing_after_each(stretches, tmp_path)
@@ -150,7 +154,8 @@ def samples(server: Metrics, text: str) -> Metrics:
     """These samples with all the labels that the server gives them; it must publish them all."""
     found: Metrics = {}
     for line in text.splitlines():
-        [((name, labels), value)] = parse_metrics(f"continuum:{line}").items()
+        prefix = "" if line.startswith("vllm:") else "continuum:"
+        [((name, labels), value)] = parse_metrics(prefix + line).items()
         keys = [key for key in server if key[0] == name and labels <= key[1]]
         assert len(keys) == 1, f"{line}: the server publishes {keys}"
         found[keys[0]] = value

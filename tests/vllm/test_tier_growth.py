@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
+
+from continuum_connector.vllm import proven
 from tests.vllm.harness import Engine, prompt
 from tests.vllm.tiering import (
     GROUPS,
@@ -28,6 +31,17 @@ def capacity(engine: Engine) -> tuple[float, float]:
     """What the gauges say: blocks usable by now, and wanted."""
     engine.connector.side.tier.update_gauges()
     return total(engine, "dram_capacity_blocks"), total(engine, "dram_wanted_blocks")
+
+
+def test_what_is_asked_for_is_told_where_there_can_be_no_tier(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(proven, "why_no_tier", lambda server: "no DRAM tier with such a model")
+    engine = tiered(num_slots=40)
+    assert capacity(engine) == (0, 40)
+    assert total(engine, "tier_up") == 0, "ContinuumTierDown fires"
+    off = tiered(num_slots=0)
+    assert capacity(off) == (0, 0)
 
 
 def grow(engine: Engine, *num_slots: int) -> None:

@@ -84,7 +84,6 @@ class DramTier:
         self.went_down: Callable[[], None] = lambda: None
         # For each store under way, the end and the key of the block that comes first in its chain.
         self._firsts: dict[int, tuple[int, Key]] = {}
-        account.gauge("dram_wanted_blocks", plan.num_slots)
         account.gauge("tier_up", float(self.is_up))
 
     @property
