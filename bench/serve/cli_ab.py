@@ -17,7 +17,7 @@ from bench.serve import cli_report, compare, results, summary
 from bench.serve.ab import Experiment, Task, Watcher, run_all
 from bench.serve.api import Patience
 from bench.serve.arms import ARMS, OURS, ServerArm, find_arm
-from bench.serve.cli_agents import read_vocab
+from bench.serve.cli_agents import MOST_DRAWN, ids_of, read_vocab
 from bench.serve.clients import Site, find_client
 from bench.serve.compare import Column
 from bench.serve.preview import preview
@@ -82,13 +82,12 @@ class Options:
 
 
 def known_ids(model: Path) -> str:
-    """LOW:HIGH of token ids that a model knows: 1000:30000, less where it has fewer."""
+    """LOW:HIGH of token ids that the model in this folder knows."""
     try:
         size = int(json.loads((model / "config.json").read_text())["vocab_size"])
     except (OSError, ValueError, LookupError, TypeError, OverflowError, RecursionError):
-        size = 30_000
-    high = min(30_000, size)
-    return f"{min(1000, high // 2)}:{high}"
+        size = MOST_DRAWN
+    return ids_of(size)
 
 
 def read_dram(text: str) -> tuple[tuple[float, ...], int]:

@@ -20,6 +20,7 @@ from continuum_connector.tools.cli.terminal import name as shown
 from continuum_connector.tools.cli.terminal import terminal
 
 MOST_IDS = 1 << 31
+MOST_DRAWN = 30_000  # ids above are of no use, and few models have fewer
 
 
 def run(url: str, load: Load, manner: Manner, out: Path) -> State:
@@ -82,6 +83,34 @@ def read_vocab(text: str, seed: int) -> Tokens:
     if not (are_counts and int(low) < int(high) < MOST_IDS):
         raise CommandError(f"--vocab {text}: write LOW:HIGH, like 1000:30000")
     return Tokens(seed, int(low), int(high))
+
+
+def ids_of(vocab_size: int) -> str:
+    """LOW:HIGH of token ids that such a model knows: 1000:30000, less where it has fewer."""
+    high = min(MOST_DRAWN, vocab_size)
+    return f"{min(1000, high // 2)}:{high}"
+
+
+def known_ids(url: str, api_key: str, model: str, seed: int) -> Tokens:
+    """Token ids that the served model knows: the server is asked with prompts of one token, because
+    it does not say how many there are."""
+    with contextlib.closing(Server(url, api_key)) as server:
+
+        def knows(token: int) -> bool:
+            try:
+                server.first_token_s(model, [token], {})
+            except CommandError as error:
+                if token and "out of vocabulary" in str(error):
+                    return False
+                raise
+            return True
+
+        known, unknown = -1, MOST_DRAWN
+        asked = MOST_DRAWN - 1  # most models know it
+        while unknown - known > 1:
+            known, unknown = (asked, unknown) if knows(asked) else (known, asked)
+            asked = (known + unknown) // 2
+    return read_vocab(ids_of(unknown), seed)
 
 
 def read_object(text: str) -> dict[str, Any]:

@@ -42,7 +42,7 @@ def agents(
     seed: o.Seed = 42,
     out: o.Out = None,
     model: o.ModelName = "",
-    vocab: o.Vocab = "1000:30000",
+    vocab: o.VocabOfModel = "",
     timeout: o.Timeout = 600.0,
     retries: o.Retries = 2,
     warm_up: o.WarmUp = 4,
@@ -76,11 +76,12 @@ def agents(
         from bench.serve.workloads import find_workload
 
         chosen, added = find_workload(workload), cli_agents.read_object(extra)
-        tokens = cli_agents.read_vocab(vocab, seed)
+        tokens = cli_agents.read_vocab(vocab, seed) if vocab else None
         seconds = duration or chosen.defaults.duration_s
         most = programs or chosen.defaults.programs
         times = read_arrivals(arrivals or chosen.defaults.arrivals, seed, seconds, most)
         name = cli_agents.find_model(url, api_key, model)
+        tokens = tokens or cli_agents.known_ids(url, api_key, name, seed)
         load = Load(chosen, times, tokens, name, seconds, most, hints, priority, added)
         patience = Patience(timeout, retries)
         manner = Manner(patience, warm_up, sample, reset=reset, api_key=api_key)

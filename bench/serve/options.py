@@ -40,7 +40,6 @@ Seed = Annotated[
 Out = Annotated[
     Path | None, typer.Option(help="Result folder. Default: below runs/, named by the time.")
 ]
-Vocab = Annotated[str, typer.Option(help="Token ids to draw from, LOW:HIGH.")]
 VocabOfModel = Annotated[
     str,
     typer.Option(

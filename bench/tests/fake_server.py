@@ -42,6 +42,7 @@ class FakeApi:
         self.requests: list[dict[str, Any]] = []  # without their prompts
         self.prompts: list[list[int]] = []
         self.metrics = ""  # more lines for /metrics
+        self.vocab = 1 << 31  # it knows so many token ids
         self.at_once = 0
         self.most_at_once = 0
         self._gate = gate
@@ -74,6 +75,11 @@ class FakeApi:
         body = json.loads(await request.read())
         is_chat = request.path.endswith("chat/completions")
         prompt = _ids(body["messages"]) if is_chat else body.pop("prompt")
+        if max(prompt) >= self.vocab:
+            said = f"Token id {max(prompt)} is out of vocabulary"
+            return web.json_response({"error": {"message": said}}, status=400)
+        if not body.get("stream"):
+            return web.json_response({"choices": [{"index": 0, "text": "a"}]})
         self.requests.append(body)
         self.prompts.append(prompt)
         self.at_once += 1

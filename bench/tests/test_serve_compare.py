@@ -215,6 +215,32 @@ def test_csv_files_hold_every_run_program_and_turn(tmp_path: Path) -> None:
     assert float(rows["summary"][0]["jct_mean_s"]) == 2.5
 
 
+@pytest.mark.parametrize(
+    ("vocab", "drawn"),
+    [(2048, (1000, 2048)), (29_999, (1000, 29_999)), (128_256, (1000, 30_000)), (9, (4, 9))],
+)
+def test_agents_send_only_ids_that_the_served_model_knows(
+    tmp_path: Path, vocab: int, drawn: tuple[int, int]
+) -> None:
+    with fake_server() as server:
+        server.vocab = vocab
+        line = ["agents", server.url, "--workload", "pressure", "--warm-up", "0", "--programs", "1"]
+        done = CliRunner().invoke(app, [*line, "--out", str(tmp_path / "a")])
+    assert done.exit_code == 0, done.output
+    low, high = drawn
+    sent = [token for prompt in server.prompts for token in prompt[:700]]
+    assert low <= min(sent) <= max(sent) < high
+    assert results.load(tmp_path / "a")[0].run.settings["vocab"] == f"{low}:{high}"
+
+
+def test_agents_on_a_server_that_takes_no_id_at_all_end_with_its_words(tmp_path: Path) -> None:
+    with fake_server() as server:
+        server.vocab = 0
+        done = CliRunner().invoke(app, ["agents", server.url, "--out", str(tmp_path / "a")])
+    assert done.exit_code == 1
+    assert "Token id 0 is out of vocabulary" in " ".join(done.output.split())
+
+
 def test_agents_and_compare_from_the_command_line(tmp_path: Path) -> None:
     runner = CliRunner()
     with fake_server() as server:
