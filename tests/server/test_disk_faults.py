@@ -238,6 +238,26 @@ def test_a_disk_that_hangs_is_left_and_dram_serves_on(
     assert "this process, and so its GPU, cannot end" in log_of(server)
 
 
+@by_hand
+def test_the_alert_of_a_disk_that_hung_ends_once_it_answers(
+    start: Callable[..., VllmServer], faults: Faults, tmp_path: Path
+) -> None:
+    server = start("thawed")
+    eventually(lambda: is_up(server))
+    play(server, PROGRAMS, cold=True)
+    quiet(server)
+    well = server.metrics()
+    with faults.of("write hang 0", "read hang 0"):
+        play(server, PROGRAMS)
+        eventually(lambda: nudge(server) or oldest(server) > 5)
+        eventually(lambda: not is_up(server), timeout_s=240)  # nobody asks for anything
+        assert "ContinuumDiskHangs" in firing(well, server.metrics(), tmp_path)
+    eventually(lambda: oldest(server) == 0)
+    thawed = server.metrics()
+    assert about_disk(firing(thawed, thawed, tmp_path, well)) == {"ContinuumDiskDown"}
+    assert log_of(server).count("No disk tier: ") == 1
+
+
 def locked(folder: Path) -> Iterator[None]:
     folder.mkdir(mode=0o700)
     descriptor = os.open(slab(folder), os.O_RDWR | os.O_CREAT, 0o600)

@@ -8,6 +8,7 @@ import pytest
 
 from continuum_connector.scheduler.tiers import disk
 from continuum_connector.scheduler.tiers.reading import PROBE_S
+from continuum_connector.scheduler.tiers.traffic import LOOK_S
 from continuum_connector.scheduler.tiers.transfers import HANGS_AFTER_S, Kind
 from continuum_connector.scheduler.tiers.writing import RETRY_S
 from continuum_connector.vllm import node
@@ -308,6 +309,34 @@ def test_a_disk_that_hangs_is_given_up_and_dram_goes_on(
     assert engine.cached["c"][1] > 0  # from DRAM
     assert any(isinstance(each.order, OF_DISK) for each in engine.worker.pending.values())
     finish(engine)
+
+
+@MODES
+@pytest.mark.parametrize("hung_s", [HANGS_AFTER_S / 2, HANGS_AFTER_S + 10])
+def test_a_disk_that_answers_again_ends_its_alert_on_an_idle_server_given_up_or_not(
+    async_scheduling: bool, hung_s: float
+) -> None:
+    engine = overrun_with_reads_held(async_scheduling=async_scheduling)
+    engine.worker.cancels_late = True
+    come_back(engine)
+    engine.run_until_idle()
+    engine.idle(hung_s)
+    assert published(engine, "disk_oldest_op_seconds") >= hung_s
+    is_given_up = hung_s > HANGS_AFTER_S
+    assert published(engine, "disk_up") == (not is_given_up)
+    engine.worker.disk.is_held = False
+    engine.idle(2 * LOOK_S)
+    assert published(engine, "disk_oldest_op_seconds") == 0
+    assert published(engine, "disk_up") == (not is_given_up), "until a restart"
+    finish(engine)
+
+
+def published(engine: Engine, gauge: str) -> float:
+    """What /metrics shows: the last value that left the engine with a step."""
+    told = [stats.kv_connector_stats for stats in engine.stats if stats.kv_connector_stats]
+    payloads = [getattr(each, "data", each) for each in told]
+    gauges = [each["gauges"] for each in payloads if "gauges" in each]
+    return float(next(each[gauge] for each in reversed(gauges) if gauge in each))
 
 
 def test_a_rank_that_lacks_what_the_others_have_fails_the_read_for_all() -> None:
