@@ -178,7 +178,7 @@ def _wrong(words: list[str]) -> Iterator[str]:
 @cache
 def _cli_options(name: str, nested: str = "") -> set[str]:
     if name.startswith("-"):
-        return {"--help"}
+        return _all_options(typer.main.get_command(app))
     if name == "bench":  # hands over to the commands of bench/serve
         from bench.serve import commands
 
@@ -189,8 +189,11 @@ def _cli_options(name: str, nested: str = "") -> set[str]:
 def _options_of(application: typer.Typer, name: str) -> set[str]:
     group: Any = typer.main.get_command(application)
     assert name in group.commands, f"no command {name}"
-    params = group.commands[name].params
-    return {"--help", *(o for p in params for o in (*p.opts, *p.secondary_opts))}
+    return _all_options(group.commands[name])
+
+
+def _all_options(command: Any) -> set[str]:
+    return {"--help", *(o for p in command.params for o in (*p.opts, *p.secondary_opts))}
 
 
 @cache

