@@ -30,8 +30,9 @@ def _gpu() -> str:
     return (
         f"**On a GPU {proven} of {len(claims)} claims are proven** "
         "([which](limits.md#what-is-not-proven)). The first table comes from a GPU. The others "
-        "come from CPU servers, where decisions are real and prices are not, or from the lab, "
-        "which computes times from data sheets. So read ratios there, not seconds."
+        "come from CPU servers or from the lab. On a CPU server what is decided, found and "
+        "computed again is real; times are not, and neither are ratios of times, because prefill "
+        "and copies have other prices there than on a GPU. The lab computes times from data sheets."
     )
 
 
@@ -96,7 +97,7 @@ def front(kept: Mapping[str, Kept]) -> str:
             f"of a connector that does nothing: {step['nothing 0']:.1f} %",
         ),
     ]
-    lines = ["| | ours | beside it |", "|---|---|---|"]
+    lines = ["| | with ContinuumConnector | for comparison |", "|---|---|---|"]
     lines += [f"| {what} | {number} | {beside} |" for what, number, beside in rows]
     return "\n".join(lines)
 

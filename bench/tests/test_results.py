@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from bench.results import __main__ as command
-from bench.results import kept, page
+from bench.results import kept, page, picture
 from bench.results.readers import READERS
 from bench.tests.ab_results import measured, run_of
 
@@ -24,6 +24,14 @@ def test_the_page_is_made_of_the_files() -> None:
 
 def test_the_front_page_quotes_the_files() -> None:
     assert page.front(TABLES) in command.README.read_text(), "run python -m bench.results"
+
+
+def test_the_picture_is_drawn_of_the_files() -> None:
+    drawn = picture.PATH.read_text()
+    assert picture.picture(TABLES["gpu"]) == drawn, "run python -m bench.results"
+    for row in TABLES["gpu"].rows:
+        assert f">{row[3]:.0f} s " in drawn
+    assert picture.summary(TABLES["gpu"]) in command.README.read_text(), "it is the alt text"
 
 
 @pytest.mark.parametrize("name", TABLES)
