@@ -154,7 +154,7 @@ class Adaptive:
         if not turn.gap.cdf[-1]:
             return "nobody expects it back"
         if not snapshot.has_tier:
-            back = f"{self._p_back(turn.gap):.0%} are back within {self._max_ttl_s:g} s"
+            back = f"{self._p_back(turn.gap):.0%} of such pauses end within {self._max_ttl_s:g} s"
             again_s = f"{turn.prefill_s:.3g} s to compute again"
             return f"no pin pays: {back}, {again_s}{_source(turn)}"
         if snapshot.num_delayed * turn.prefill_s <= turn.load_s:
@@ -163,7 +163,8 @@ class Adaptive:
         if not snapshot.takes_store:
             return "no pin pays, and DRAM has no room for it now"
         return (
-            f"no pin pays; only {p_read:.0%} are back within {snapshot.residence_s:.3g} s in DRAM"
+            f"no pin pays; only {p_read:.0%} of such pauses end within the "
+            f"{snapshot.residence_s:.3g} s that DRAM would keep it"
         )
 
 
@@ -194,14 +195,14 @@ def _why_pin(turn: FinishedTurn, stake: Stake, ttl_s: float, asked_for: bool) ->
     saved = stake.gain(turn.gap, ttl_s) + stake.cost * held
     says = f"client asked for {turn.hints.ttl_s:g} s; " if asked_for else ""
     return (
-        f"{says}{p:.0%} are back within {ttl_s:.3g} s, after {held:.3g} s of room on average: "
-        f"saves {saved:.3g} s, costs {stake.cost * held:.3g} s{_source(turn)}"
+        f"{says}{p:.0%} of such pauses end within {ttl_s:.3g} s; the blocks are held {held:.3g} s "
+        f"on average: saves {saved:.3g} s, costs {stake.cost * held:.3g} s{_source(turn)}"
     )
 
 
 def _why_offload(turn: FinishedTurn, p_read: float) -> str:
     return (
-        f"no pin pays; {p_read:.0%} are back while it is in DRAM: "
+        f"no pin pays; {p_read:.0%} of such pauses end while it is in DRAM: "
         f"{turn.load_s:.3g} s to load, {turn.prefill_s:.3g} s to compute{_source(turn)}"
     )
 

@@ -192,7 +192,7 @@ def test_once_prefills_and_loads_are_measured_turns_are_pinned(
     assert server.metric("continuum:pins_ended_total", cause="returned") > returned
     for made in decisions(folder, "decides", "job:later", 5):
         assert re.fullmatch(
-            r"\d+% are back within .* s, after .*: saves .* s, costs \S+ s", made["why"]
+            r"\d+% of such pauses end within .* s; .*: saves .* s, costs \S+ s", made["why"]
         )
         values, known = made["values"], made["known"]
         assert max(values, key=values.__getitem__) in ("pin", "pin_store")

@@ -172,7 +172,7 @@ def test_drafts_that_cost_a_block_are_told(tmp_path: Path, config: str, warns: b
     if warns:
         assert "computes 544 tokens more" in found["drafts"].text
         assert "disable_eagle_block_drop" in found["drafts"].cure
-    assert "and, beside drafts, the last answer" in found["states"].text
+    assert "and, with speculative decoding, the last answer" in found["states"].text
     assert "DRAM tier" not in found
 
 

@@ -295,7 +295,8 @@ def test_nine_in_ten_pins_in_vain_are_too_many_whatever_the_tenth_saves(has_tier
         assert isinstance(choice.decision, Offload) is (has_tier and not is_kept)
         if not has_tier and not is_kept:
             assert choice.why == (
-                f"no pin pays: {p_back:.0%} are back within 60 s, 1e+03 s to compute again"
+                f"no pin pays: {p_back:.0%} of such pauses end within 60 s, "
+                "1e+03 s to compute again"
             )
 
 
@@ -329,7 +330,10 @@ def test_what_would_be_gone_before_it_is_read_is_not_written() -> None:
     assert decide(turn, world(True, price=1.0, residence_s=120.0)).decision == Free()  # 7 %
     choice = decide(turn, world(True, price=1.0, residence_s=100.0))
     assert choice.decision == Free()
-    assert choice.why == "no pin pays; only 5% are back within 100 s in DRAM"
+    assert (
+        choice.why
+        == "no pin pays; only 5% of such pauses end within the 100 s that DRAM would keep it"
+    )
 
 
 def test_what_dram_has_refused_is_pinned_or_let_go() -> None:
@@ -346,7 +350,7 @@ def test_a_client_gets_the_ttl_it_asks_for_while_that_costs_nobody_anything() ->
     turn = finished(hints=Hints(ttl_s=30.0), gap=BACK_IN_2_S, prefill_s=1.0)
     choice = decide(turn, world())
     assert ttl(choice) == 30.0
-    assert choice.why.startswith("client asked for 30 s; 100% are back within 30 s")
+    assert choice.why.startswith("client asked for 30 s; 100% of such pauses end within 30 s")
     assert ttl(decide(finished(hints=Hints(ttl_s=1e6), gap=BACK_IN_2_S), world())) == 60.0
     assert (
         ttl(decide(finished(hints=Hints(ttl_s=0.5), gap=BACK_IN_2_S, prefill_s=1.0), world())) > 2

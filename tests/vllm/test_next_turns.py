@@ -27,8 +27,11 @@ COLUMNS: dict[str, tuple[dict[str, Any], bool]] = {  # keys, and whether drafts 
     "stock vLLM": ({"policy": "stock"}, False),
     "pins": ({"policy": "fixed_ttl", "ttl_s": 60}, False),
     "DRAM alone": ({"policy": "lru_offload", "dram_bytes": 400 * SLOT_BYTES}, False),
-    "pins, with drafts": ({"policy": "fixed_ttl", "ttl_s": 60}, True),
-    "DRAM, with drafts": ({"policy": "lru_offload", "dram_bytes": 400 * SLOT_BYTES}, True),
+    "pins, with speculative decoding": ({"policy": "fixed_ttl", "ttl_s": 60}, True),
+    "DRAM, with speculative decoding": (
+        {"policy": "lru_offload", "dram_bytes": 400 * SLOT_BYTES},
+        True,
+    ),
 }
 
 

@@ -189,7 +189,7 @@ def _recomputed(plan: Plan, block: int) -> Line:
     unit = match_unit(block)
     text = f"a turn goes on from a block of {block:,} tokens: it computes up to that many again"
     text += f", {block // 2:,} in the mean"
-    text += " and, beside drafts, the last answer" if plan.speculative else ""
+    text += " and, with speculative decoding, the last answer" if plan.speculative else ""
     if plan.match_unit:
         return ok(
             "states", f"{text}; or the last answer and {plan.match_unit // 2} tokens, if less"
