@@ -87,9 +87,7 @@ def scheduler_side(
     slot_bytes = _slot_bytes(config, kv_cache_config)
     seen = served.server(vllm_config, kv_cache_config)
     # What is asked for, also where there can be no tier: an alert compares it with `tier_up`.
-    account.gauge(
-        "dram_wanted_blocks", num_slots_for(config.dram_bytes, node_ranks, slot_bytes)
-    )
+    account.gauge("dram_wanted_blocks", num_slots_for(config.dram_bytes, node_ranks, slot_bytes))
     num_slots = _num_slots(config, seen, groups, node_ranks, slot_bytes)
     traffic = Traffic(
         world_size, HoldTable(pool), account, config.load_timeout_s, config.disk_timeout_s

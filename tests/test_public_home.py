@@ -1,7 +1,7 @@
 """What the public repository shows beside the code: address, forms, workflow, terms.
 
-The address is `Repository` in pyproject.toml, and still a placeholder. After a change there, put it
-wherever these tests say that another one stands; git grep -l OLD | xargs sed -i does it.
+The address is `Repository` in pyproject.toml, and still a placeholder. `scripts/repository ADDRESS`
+puts another one there and wherever it stands.
 """
 
 from __future__ import annotations
