@@ -159,13 +159,14 @@ def test_regret_and_calibration_are_the_ones_computed_by_hand(trace: Path) -> No
     assert bins == [(0, 0)] * 7 + [(1, 1), (1, 0), (2, 2)]
 
 
-def test_what_nobody_can_judge_is_left_out(tmp_path: Path) -> None:
+@pytest.mark.parametrize("known", [{"prefill": 0.0}, {"prior": True}])
+def test_what_nobody_can_judge_is_left_out(tmp_path: Path, known: dict[str, Any]) -> None:
     records = by_hand()
     records[-1]["open_s"] = 3.0  # the server stopped before the pin's 4 s were over
     found = numbers(write(tmp_path / "trace.jsonl", records))
     for part in ("regret", "calibration"):
         assert found[part]["not judged"] == 1
-    records[11]["known"] = {**NO_TIER, "prefill": 0.0}  # not measured yet
+    records[11]["known"] = {**NO_TIER, **known}  # not measured yet
     records[-1]["open_s"] = 900.0
     found = numbers(write(tmp_path / "trace.jsonl", records))
     assert found["calibration"]["not judged"] == 0

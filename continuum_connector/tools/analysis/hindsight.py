@@ -52,10 +52,12 @@ class Stakes:
     def of(cls, record: Record) -> Stakes | None:
         """The stakes in a `decision` record; None if it does not say what they were.
 
-        One with a prefill of 0 s does not say so either: no prefill had been measured yet.
+        One with a prefill of 0 s, or from a prior, does not say so either: none had been measured.
         """
         known, decision = part(record, "known"), text(record, "decision")
         prefill_s = number(known, "prefill")
+        if known.get("prior") is True:
+            return None
         if not prefill_s or decision not in ("pin", "offload", "free"):
             return None
         blocks, mean = count(record, "blocks"), max(number(known, "mean_blocks") or 1.0, 1.0)
