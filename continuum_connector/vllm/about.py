@@ -20,6 +20,7 @@ def about_vllm() -> dict[str, Any]:
     import vllm
     from vllm.model_executor.models import registry
     from vllm.platforms import current_platform
+    from vllm.tool_parsers import ToolParserManager
 
     generate = ("_TEXT_GENERATION_MODELS", "_MULTIMODAL_MODELS")
     return {
@@ -31,6 +32,7 @@ def about_vllm() -> dict[str, Any]:
         "mends_drafted_states": mends_drafted_states(),
         "may_starve": asks_by_priority(),
         "architectures": [a for name in generate for a in getattr(registry, name, ())],
+        "tool_parsers": ToolParserManager.list_registered(),
     }
 
 

@@ -1,26 +1,40 @@
 """Clients that nobody here wrote, none of them configured for us: who are they, what do they hit?
 
 Each runs in an environment of its own (`scripts/clients`), so that none changes what vLLM brings.
+Agents run as docs/agents-setup.md has them, but for the address and the model.
 """
 
 from __future__ import annotations
 
 import json
+import os
+import re
+import shlex
 import subprocess
+from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from bench.cache import CACHE
-from bench.serve.server import VllmServer
+from bench.serve.server import SERVED_NAME, VllmServer
+from bench.serve.tiny_model import ModelShape, make_model
+from continuum_connector.tools.checks.families import family_of
+from tests.markdown import blocks, tokens
 from tests.server.conftest import DRAM_BYTES, MIDDLEWARE, ServerFactory
 from tests.server.helpers import BLOCK, eventually, read_trace, text_of
 
 HERE = Path(__file__).parent
+ROOT = HERE.parents[1]
+NOWHERE = "http://127.0.0.1:9"  # nothing listens there
 SCRIPT = ("--tool-parser-plugin", str(HERE / "scripted_calls.py"), "--enable-auto-tool-choice")
 SCRIPT += ("--tool-call-parser", "scripted")
-SCRIPT += ("--override-generation-config", json.dumps({"temperature": 0.0}))
+# A title has no tools, so no script: it ends by its length.
+SCRIPT += ("--override-generation-config", json.dumps({"temperature": 0.0, "max_new_tokens": 96}))
+# An agent's first prompt takes 20,000 tokens: the tiny tokenizer spells English in letters.
+LONG = ModelShape(layers=2, hidden=128, heads=2, kv_heads=1, intermediate=256, max_position=131_072)
 
 WORDS = 64  # of an answer, in scripted_calls.py
 
@@ -34,12 +48,53 @@ CLIENTS = {
 }
 
 
+@dataclass(frozen=True)
+class Agent:
+    """An agent's section in the docs. `environment`: that of scripts/clients. `config`: its file,
+    below HOME. `source`, `name`: how its programs are known, and what their names begin with.
+    `cached`: what its report calls the tokens that were cached."""
+
+    environment: str
+    source: str
+    name: str
+    cached: str
+    config: str = ""
+
+
+SETUP = "docs/agents-setup.md"
+AGENTS = {
+    "Claude Code": Agent(
+        "claude-code", "vendor", "claude-code:", r'"cache_read_input_tokens":(\d+)'
+    ),
+    "Codex": Agent(
+        "codex", "vendor", "codex:", r'"cached_input_tokens":(\d+)', ".codex/config.toml"
+    ),
+    "OpenCode": Agent(
+        "opencode",
+        "session_id",
+        "session:ses_",
+        r'"cache":\{"write":0,"read":(\d+)',
+        ".config/opencode/opencode.json",
+    ),
+    "mini-swe-agent": Agent("mini-swe-agent", "lineage", "anonymous:", r'"cached_tokens": (\d+)'),
+}
+TURNS = 3  # scripted_calls.py
+README = "It is about nothing.\n"
+
+
 @pytest.fixture
 def server(server_factory: ServerFactory, tmp_path_factory: pytest.TempPathFactory) -> VllmServer:
     """Ours, as an operator starts it, with a script for the calls of a model that makes none."""
     trace = tmp_path_factory.getbasetemp() / "clients.jsonl"
-    connector = {"dram_bytes": DRAM_BYTES, "trace_path": str(trace)}
-    return server_factory("clients", num_blocks=400, connector=connector, args=MIDDLEWARE + SCRIPT)
+    return server_factory(
+        "clients",
+        make_model(LONG),
+        num_blocks=4097,
+        max_model_len=LONG.max_position,
+        max_num_batched_tokens=8192,
+        connector={"dram_bytes": DRAM_BYTES, "trace_path": str(trace)},
+        args=MIDDLEWARE + SCRIPT,
+    )
 
 
 def python_of(environment: str) -> Path:
@@ -83,3 +138,94 @@ def test_a_client_as_it_is_stays_one_program_and_hits_what_it_left(
     assert len({turn["program"] for turn in came}) == 1
     assert [turn["turn"] for turn in came] == [1, 2, 3]
     assert [turn["source"] for turn in came[1:]] == [source] * 2
+
+
+def section(title: str) -> tuple[str, str, str]:
+    """A section of the setup page: its server's line, its file of settings, its commands."""
+    parts = re.split(r"^## ", (ROOT / SETUP).read_text(), flags=re.MULTILINE)
+    text = next(part for part in parts if part.startswith(f"{title}\n"))
+    serve, run = (block.text for block in blocks(SETUP) if block.text in text)
+    files = [t.content for t in tokens(SETUP) if t.info in ("json", "toml") and t.content in text]
+    return serve, "".join(files), run
+
+
+def environment_of(agent: Agent, home: Path) -> dict[str, str]:
+    """A user who has nothing but the agent. Nothing leaves this machine: no proxy answers."""
+    folder = CACHE / "clients" / agent.environment
+    bins = [folder / "bin", folder / "node_modules" / ".bin"]
+    found = [str(each) for each in bins if each.exists()]
+    if not found:
+        pytest.skip(f"no {agent.environment} in {folder}; scripts/clients installs it")
+    nowhere = dict.fromkeys(("HTTP_PROXY", "HTTPS_PROXY", "http_proxy", "https_proxy"), NOWHERE)
+    here = dict.fromkeys(("NO_PROXY", "no_proxy"), "127.0.0.1,localhost")
+    path = os.pathsep.join([*found, os.environ["PATH"]])
+    return {"PATH": path, "HOME": str(home), "TERM": "dumb", "COLUMNS": "80", **nowhere, **here}
+
+
+@pytest.mark.parametrize("title", AGENTS)
+def test_an_agent_set_up_as_documented_calls_its_tool_and_hits_what_it_left(
+    server: VllmServer, title: str, tmp_path: Path
+) -> None:
+    agent = AGENTS[title]
+    home, work = tmp_path / "home", tmp_path / "work"
+    env = environment_of(agent, home)
+    work.mkdir()
+    (work / "README.md").write_text(README)
+    serve, settings, run = section(title)
+    model = shlex.split(serve)[2]
+    if agent.config:
+        (home / agent.config).parent.mkdir(parents=True)
+        (home / agent.config).write_text(_here(settings, server, model))
+    else:
+        home.mkdir()
+    before, log = len(arrivals(server)), len(server.log.read_text())
+    done = subprocess.run(
+        ["bash", "-euc", _here(run, server, model)],
+        cwd=work,
+        env=env,
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+    said = done.stdout + "".join(each.read_text() for each in work.glob("*.json"))
+    assert done.returncode == 0, f"{said[-3000:]}{done.stderr[-3000:]}"
+    # The client says so itself: all turns but the first found most of their prompts cached.
+    assert max(int(each) for each in re.findall(agent.cached, said)) > 1000
+    eventually(lambda: len(arrivals(server)) >= before + TURNS)
+    came = arrivals(server)[before:]
+    assert len({turn["program"] for turn in came}) == 1
+    assert came[0]["program"].startswith(agent.name)
+    assert all(turn["source"] == agent.source for turn in came[-TURNS + 1 :])
+    hits = admitted(server, came[0]["program"])[-TURNS + 1 :]
+    for turn, earlier in zip(hits, came[-TURNS:], strict=False):
+        assert sum(turn["hit_tokens"].values()) > 0.9 * earlier["tokens"]
+    wrong = re.findall(r".*(?:ERROR|Traceback|HTTP/1.1\" [45]\d\d).*", server.log.read_text()[log:])
+    assert not wrong
+
+
+def _here(text: str, server: VllmServer, model: str) -> str:
+    return text.replace("http://localhost:8000", server.url).replace(model, SERVED_NAME)
+
+
+def admitted(server: VllmServer, program: str) -> list[dict[str, Any]]:
+    assert server.options.connector is not None
+    records = read_trace(Path(server.options.connector["trace_path"]))
+    return [r for r in records if r["event"] == "admit" and r["program"] == program]
+
+
+@pytest.mark.parametrize("title", [*AGENTS, "OpenHands"])
+def test_the_servers_line_is_the_one_tested_here_and_its_parsers_are_those_of_the_model(
+    title: str,
+) -> None:
+    words = shlex.split(section(title)[0].replace("\\\n", " "))
+    family = family_of(words[2])
+    assert family
+    given = dict(pairwise(words[3:]))
+    assert given["--tool-call-parser"] == family.tools[0]
+    ours = VllmServer(Path("tiny"), connector={}, args=MIDDLEWARE + SCRIPT).options
+    tested = {word for word in ours.command(Path("tiny"), 0) if word.startswith("--")}
+    flags = {word for word in words if word.startswith("--")}
+    assert flags - {"--reasoning-parser"} <= tested
+    assert {"--enable-prompt-tokens-details", *MIDDLEWARE[:1], *SCRIPT[2:4]} <= flags

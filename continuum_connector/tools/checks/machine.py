@@ -137,8 +137,9 @@ def _run(words: list[str], environ: Mapping[str, str]) -> str | None:
 
 class VllmSeen(msgspec.Struct, frozen=True):
     """The vLLM of this Python. `trouble`: why it cannot be imported. `architectures`: those of
-    models that generate. `refused`, `unread`: what vLLM's own parser says of the options. `model`:
-    the one that it finds among them. The rest comes from compat.py."""
+    models that generate. `tool_parsers`: names for --tool-call-parser. `refused`, `unread`: what
+    vLLM's own parser says of the options. `model`: the one that it finds among them. The rest comes
+    from compat.py."""
 
     is_installed: bool = False
     trouble: str = ""
@@ -151,6 +152,7 @@ class VllmSeen(msgspec.Struct, frozen=True):
     mends_drafted_states: bool = False
     may_starve: bool = False
     architectures: tuple[str, ...] = ()
+    tool_parsers: tuple[str, ...] = ()
     model: str = ""
     refused: str = ""
     unread: str = ""

@@ -167,7 +167,7 @@ def why_no_server(words: Sequence[str]) -> str:
 
 def read_plan(words: Sequence[str], environ: Mapping[str, str]) -> Plan:
     """Read `[vllm] [serve] [MODEL] [options]`, or the options alone. Raises UsageError."""
-    flags, dotted = _normal(after_serve(words))
+    flags, dotted = normal(after_serve(words))
     known, rest = _parser().parse_known_args(flags)
     model = known.model or known.model_tag or _first_word(rest)
     transfer, trouble = _transfer(known.kv_transfer_config, dotted)
@@ -273,7 +273,7 @@ _CLI = "vllm.entrypoints.cli.main"  # `serve` follows it
 _SERVERS = ("vllm.entrypoints.openai.api_server", "vllm.entrypoints.api_server")
 
 
-def _normal(words: Sequence[str]) -> tuple[list[str], dict[str, str]]:
+def normal(words: Sequence[str]) -> tuple[list[str], dict[str, str]]:
     """Write names with dashes, as vLLM takes both forms; split off `--kv-transfer-config.KEY
     VALUE`."""
     flags: list[str] = []

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from continuum_connector.tools.checks import disk, gpu, memory, model, serving
+from continuum_connector.tools.checks import disk, gpu, memory, model, serving, tools
 from continuum_connector.tools.checks.line import Line
 from continuum_connector.tools.checks.machine import Facts, Machine
 from continuum_connector.tools.checks.plan import Plan
@@ -14,6 +14,7 @@ def check(machine: Machine, plan: Plan) -> Iterator[Line]:
     """Run every check. Takes seconds, because another process imports vLLM."""
     seen = Facts(machine, plan.words)
     yield from serving.lines(machine, plan, seen.vllm)
+    yield from tools.lines(plan, seen.vllm)
     yield from model.lines(machine, plan, seen.vllm)
     yield from gpu.lines(machine, plan, seen)
     yield from memory.lines(machine, plan, seen)
