@@ -75,7 +75,8 @@ REGIMES: dict[str, Callable[[Cell], bool]] = {
 
 
 def _is_short(cell: Cell) -> bool:
-    """The published sweep's cells say how large DRAM is, the others how much is live."""
+    """The published sweep's cells say how large DRAM is, the others how much is live. There more
+    programs arrive than the GPU can serve, so those with 50 GB soon have more live than that."""
     said = cell.said
     return said["dram_gb"] == 50.0 if "dram_gb" in said else float(str(said["live_dram"])) > 1.0
 
@@ -225,6 +226,7 @@ def _regimes(seconds: Mapping[str, Seconds]) -> str:
     rows = [
         [f"{name} ({len(own)})", *(_range(_earned(own, part)) for part in PARTS)]
         for name, own in {**grouped, "all": seconds}.items()
+        if own
     ]
     return markdown(("cells", *(part.title for part in PARTS)), rows)
 
