@@ -39,6 +39,7 @@ SEAMS = {
     "everything": "the scheduler's whole loop",
     "facts": "what of its config changes what a block holds",
     "families": "which models have which groups",
+    "first_turn": "its estimate of what a step computes",
     "foreign_keys": "the config keys of its own connectors",
     "gate": "its waiting queues, and who counts as waiting",
     "harness": "the whole loop, as the other modules drive it",
