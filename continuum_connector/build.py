@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from continuum_connector import host_slots
 from continuum_connector.config import FIRST_BYTES, ContinuumConfig
 from continuum_connector.costs.costs import Costs
 from continuum_connector.costs.state_file import StateFile
@@ -34,7 +35,7 @@ from continuum_connector.vllm import compat, coordinator, expected, facts, node,
 from continuum_connector.vllm.kv_events import KvEventFactory
 from continuum_connector.vllm.shadow import Shadow
 from continuum_connector.worker.disk import DiskPlace, WorkerDisk, blocks_per_slot, most_per_slot
-from continuum_connector.worker.layout import Layout, padded, read_layout
+from continuum_connector.worker.layout import Layout, read_layout
 from continuum_connector.worker.namespace import prover
 from continuum_connector.worker.tier import num_slots_for
 from continuum_connector.worker.worker import ContinuumWorker, current_stream
@@ -48,10 +49,6 @@ SWITCHED_OFF = (
 NO_RULE = (
     "ContinuumConnector cannot ask this vLLM which blocks a turn will hit, so pins of models with "
     "windows or states may keep blocks that nobody finds; vLLM 0.33 can be asked"
-)
-NO_LOOKUP = (
-    "no DRAM tier for hybrid KV groups on this vLLM, which cannot be asked what a load could "
-    "bring; vLLM 0.33 can be"
 )
 SWITCHED_ON = "ContinuumConnector is switched on again by switch_path; it begins with nothing kept"
 
@@ -84,38 +81,34 @@ def scheduler_side(
     """Build the scheduler half around vLLM's block pool."""
     groups = _groups(vllm_config, kv_cache_config, pool)
     world_size, node_ranks = node.num_ranks(vllm_config)
-    slot_bytes = _slot_bytes(config, kv_cache_config)
+    slot_bytes = host_slots.slot_bytes(config, kv_cache_config)
     seen = served.server(vllm_config, kv_cache_config)
     # What is asked for, also where there can be no tier: an alert compares it with `tier_up`.
-    account.gauge("dram_wanted_blocks", num_slots_for(config.dram_bytes, node_ranks, slot_bytes))
-    num_slots = _num_slots(config, seen, groups, node_ranks, slot_bytes)
+    asked = num_slots_for(config.dram_bytes or 0, node_ranks, slot_bytes)
+    account.gauge("dram_wanted_blocks", asked)
+    num_slots = host_slots.num_slots(config, seen, groups, node_ranks, slot_bytes)
     traffic = Traffic(
         world_size, HoldTable(pool), account, config.load_timeout_s, config.disk_timeout_s
     )
     account.gauge("disk_wanted_bytes", config.disk_bytes)
-    dram = DramPlan(num_slots, slot_bytes * world_size, config.keep_epochs)
+    is_default = config.dram_bytes is None
+    memory = DramPlan(num_slots, slot_bytes * world_size, config.keep_epochs, is_default)
     disk = _disk_plan(config, seen, num_slots, slot_bytes, (world_size, node_ranks), costs)
     tokenizer = BackgroundTokenizer(lambda: compat.load_tokenizer(vllm_config))
     sizes = {"vram_blocks": pool.num_gpu_blocks - 1, "dram_blocks": num_slots}
-    trace = _trace(config, vllm_config, groups.scheduler_size, dram.block_bytes, **sizes)
+    trace = _trace(config, vllm_config, groups.scheduler_size, memory.block_bytes, **sizes)
     decider = _decider(config, vllm_config, costs, slot_bytes, tokenizer, account)
     parts = Parts(
         decider=decider,
         pool=pool,
         groups=groups,
-        tier=make_tier(dram, disk, groups, traffic, account, _tier_events(vllm_config)),
+        tier=make_tier(memory, disk, groups, traffic, account, _tier_events(vllm_config)),
         records=Records(account, trace, decider.away),
         waker=Waker(wake) if wake is not None else NoWaker(),
         stop_strings=StopStrings(tokenizer),
         max_loras=vllm_config.lora_config.max_loras if vllm_config.lora_config else 0,
     )
     return SchedulerSide(config, parts)
-
-
-def _slot_bytes(config: ContinuumConfig, kv_cache_config: Any) -> int:
-    """The size of one rank's host slots, as the worker half lays them out (Layout.padded)."""
-    num_bytes = served.bytes_per_block(kv_cache_config)
-    return padded(num_bytes) if config.disk_path else num_bytes
 
 
 def unattached(side: SchedulerSide, pool: Any) -> Unattached:
@@ -178,39 +171,6 @@ def _tier_events(vllm_config: Any) -> KvEventFactory | None:
     if events is None or not events.enable_kv_cache_events:
         return None
     return KvEventFactory()
-
-
-def _num_slots(
-    config: ContinuumConfig,
-    seen: proven.Server,
-    groups: KvGroups,
-    node_ranks: int,
-    slot_bytes: int,
-) -> int:
-    """The number of one rank's host slots; 0 without a tier, and the log says why."""
-    if config.dram_bytes == 0:
-        logger.info("ContinuumConnector: no DRAM tier; CONTINUUM_DRAM_BYTES=64GiB would add one")
-        return 0
-    why = proven.why_no_tier(seen)
-    if not why and not groups.are_simple and groups.lookup is None:
-        why = NO_LOOKUP
-    if why:
-        logger.warning("ContinuumConnector: %s", why)
-        return 0
-    num_slots = num_slots_for(config.dram_bytes, node_ranks, slot_bytes)
-    if num_slots == 0:
-        raise ConfigError(
-            f"dram_bytes = {config.dram_bytes} over {node_ranks} ranks holds no block "
-            f"({slot_bytes} bytes each), so nothing could be offloaded; "
-            f"set {slot_bytes * node_ranks} or more, or 0"
-        )
-    logger.info(
-        "ContinuumConnector: DRAM tier of %d blocks of %d KiB on each of %d ranks",
-        num_slots,
-        slot_bytes // 1024,
-        node_ranks,
-    )
-    return num_slots
 
 
 def _disk_plan(
@@ -279,6 +239,7 @@ def worker(config: ContinuumConfig, vllm_config: Any) -> ContinuumWorker:
             numa=config.numa,
             first_bytes=max(FIRST_BYTES, layout.slot_bytes),
             checksum_every=config.checksum_every,
+            num_left=config.dram.num_left * node_ranks if config.dram else 0,
         )
         engine = NativeEngine(driver, layout, num_slots, tuning)
         tell_paths(driver, engine.paths)

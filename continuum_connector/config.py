@@ -15,6 +15,7 @@ from typing import Annotated, Any
 import msgspec
 
 from continuum_connector import files
+from continuum_connector.dram import Taken
 from continuum_connector.errors import ConfigError, shown
 from continuum_connector.foreign_keys import instead_of
 from continuum_connector.sizes import check_units, parse_bytes
@@ -59,7 +60,7 @@ PATHS = ("trace_path", "state_path", "switch_path")
 class ContinuumConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """Everything an operator can set. `KNOBS` becomes a table in docs/configuration.md."""
 
-    dram_bytes: Bytes = 0
+    dram_bytes: Bytes | None = None
     staged: bool = True
     dram_shortage: str = "smaller"
     sleep_dram: str = "keep"
@@ -98,11 +99,17 @@ class ContinuumConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, k
     switch_path: str = ""
     keep_epochs: Annotated[int, msgspec.Meta(ge=0, le=64)] = 0
     echo: bool = True
+    dram: Taken | None = None  # no knob: what a `dram_bytes` left out means on this server
+
+    @property
+    def tier_bytes(self) -> int:
+        """Bytes of the DRAM tier on this node; 0 for none, or if that is not known yet."""
+        return self.dram.num_bytes if self.dram else self.dram_bytes or 0
 
 
 KNOBS: dict[str, str] = {
     "dram_bytes": 'host memory for stored blocks per node, split over ranks ("64GiB" or bytes); '
-    "0 turns the tier off",
+    "left out: a share of what the node can spare, at most 4 times the KV cache; 0: no tier",
     "staged": "serve with the first GiB of a rank's DRAM, page-lock the rest later; 0: all first",
     "dram_shortage": "when the system gives less: smaller (go on with that) or off (no tier)",
     "sleep_dram": "DRAM while vLLM sleeps: keep, or release (to the system; it grows again after)",
@@ -225,7 +232,8 @@ def load_config(
         values[key] = _read(key, raw, f"kv_connector_extra_config.{key}")
     config = _convert(values)
     _check(config)
-    _check_endpoint(config, environ)
+    if environ.get(ADMIN_KEY):
+        files.check_endpoint(config.switch_path, environ, SWITCH_PATH, ADMIN_KEY)
     return config
 
 
@@ -281,14 +289,14 @@ def _check(config: ContinuumConfig) -> None:
     files.check_names({key: getattr(config, key) for key in (*PATHS, "disk_path")})
     named = {key: path for key in PATHS if (path := getattr(config, key))}
     files.check_files(named, moves_trace=config.trace_bytes > 0)
-    check_units(dram_bytes=config.dram_bytes, disk_bytes=config.disk_bytes)
+    check_units(dram_bytes=config.dram_bytes or 0, disk_bytes=config.disk_bytes)
     _check_disk(config)
     if config.ttl_s > config.max_ttl_s:
         raise ConfigError(
             f"ttl_s = {config.ttl_s:g} is above max_ttl_s = {config.max_ttl_s:g}, "
             "so no pin would ever last that long; raise max_ttl_s or lower ttl_s"
         )
-    if config.dram_bytes and config.load_timeout_s == 0:
+    if config.dram_bytes != 0 and config.load_timeout_s == 0:
         raise ConfigError(
             "load_timeout_s = 0 would cancel every load, so DRAM would be written and never read; "
             "set some seconds, or dram_bytes = 0 to turn the tier off"
@@ -331,17 +339,6 @@ def _check_disk(config: ContinuumConfig) -> None:
             "nothing would fit; raise disk_bytes"
         )
     files.check_drive("disk_path", path, "disk_bytes", num_bytes)
-
-
-def _check_endpoint(config: ContinuumConfig, environ: Mapping[str, str]) -> None:
-    """The switch endpoint sees only the environment, which must name the file that we read."""
-    written = environ.get(SWITCH_PATH, "")
-    if environ.get(ADMIN_KEY) and written and written != config.switch_path:
-        raise ConfigError(
-            f"switch_path = {config.switch_path!r}, but /continuum/switch writes "
-            f"{SWITCH_PATH} = {written!r}, so it would switch nothing; leave switch_path out of "
-            f"kv_connector_extra_config, or unset {ADMIN_KEY}"
-        )
 
 
 def _check_choices(config: ContinuumConfig) -> None:

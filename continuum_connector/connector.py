@@ -17,7 +17,7 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
     SupportsHMA,
 )
 
-from continuum_connector import build
+from continuum_connector import build, host_slots
 from continuum_connector.config import load_config
 from continuum_connector.costs.costs import Costs
 from continuum_connector.costs.prefill import StepClock
@@ -58,6 +58,9 @@ class ContinuumConnector(WorkerHooks, SupportsHMA):  # type: ignore[misc]
     def __init__(self, vllm_config: Any, role: Any, kv_cache_config: Any) -> None:
         super().__init__(vllm_config, role, kv_cache_config)
         self.config = load_config(compat.our_extra_config(vllm_config.kv_transfer_config))
+        why_aside = build.reason_to_step_aside(vllm_config, kv_cache_config)
+        if not why_aside:
+            self.config = host_slots.settled(self.config, vllm_config, kv_cache_config)
         self.mode = Mode.ASIDE  # until it has vLLM's block pool
         self._mode_on = Mode.ASIDE  # what it is whenever it is not switched off
         self.side: SchedulerSide = None  # type: ignore[assignment]
@@ -71,7 +74,6 @@ class ContinuumConnector(WorkerHooks, SupportsHMA):  # type: ignore[misc]
         self._clock: Callable[[], float] = time.monotonic
         self._has_warned = False
         self._no_orders = NO_ORDERS
-        why_aside = build.reason_to_step_aside(vllm_config, kv_cache_config)
         if role is KVConnectorRole.SCHEDULER:
             if why_aside:
                 logger.warning("ContinuumConnector steps aside: %s", why_aside)

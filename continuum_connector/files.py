@@ -198,3 +198,16 @@ def check_drive(key: str, path: str, size_key: str, num_bytes: int) -> None:
             f"{key} = {path!r}, which has {total} bytes and would become slow; set "
             f"{int((1 - MIN_LEFT) * total)} or less"
         )
+
+
+def check_endpoint(path: str, environ: Mapping[str, str], variable: str, key: str) -> None:
+    """Refuse a `switch_path` that the switch endpoint does not know: it sees the environment
+    alone, where `variable` must name the file that we read. `key`: the variable that turns it on.
+    """
+    written = environ.get(variable, "")
+    if written and written != path:
+        raise ConfigError(
+            f"switch_path = {path!r}, but /continuum/switch writes {variable} = {written!r}, so it "
+            f"would switch nothing; leave switch_path out of kv_connector_extra_config, or unset "
+            f"{key}"
+        )

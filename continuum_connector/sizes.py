@@ -33,3 +33,12 @@ def check_units(**tiers: int) -> None:
                 f"{key} = {num_bytes} is in bytes and holds no block, so nothing could be kept; "
                 f'write the unit, such as "{num_bytes}GiB", or 0 for no tier'
             )
+
+
+def size(num_bytes: float) -> str:
+    """ "12.0 GiB", "8.0 MiB", "64.0 KiB"."""
+    value, units = num_bytes / 1024, ["GiB", "MiB", "KiB"]
+    while value >= 1024 and len(units) > 1:
+        value /= 1024
+        units.pop()
+    return f"{value:.1f} {units[-1]}"

@@ -175,6 +175,13 @@ int ckv_pool_get_state(ckv_engine *handle, void *base, ckv_pool_state *out) {
   });
 }
 
+int ckv_pool_want(ckv_engine *handle, void *base, uint64_t bytes) {
+  return with(handle, [&](ckv::Engine &engine) {
+    engine.want_pool(base, bytes);
+    return CKV_OK;
+  });
+}
+
 int ckv_pool_wait(ckv_engine *handle, void *base, int64_t timeout_us) {
   return with(handle, [&](ckv::Engine &engine) {
     if (engine.wait_pool(base, bounded(timeout_us))) {

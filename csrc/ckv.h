@@ -25,7 +25,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#define CKV_ABI 5
+#define CKV_ABI 6
 
 #ifdef __cplusplus
 extern "C" {
@@ -199,6 +199,10 @@ typedef struct {
   uint64_t bytes;
   uint64_t first_bytes; /* ready when ckv_pool_map returns, the rest follows behind; 0: all */
   uint64_t chunk_bytes; /* page-locked per driver call; 128 MiB */
+  /* It grows this far by itself, first_bytes at least, and on as ckv_pool_want says; then it grows
+   * so under the simulator, too. 0: to its end. */
+  uint64_t wanted_bytes;
+  uint64_t num_left; /* bytes left to others for each that it takes, beside the reserve; may be 0 */
 } ckv_pool_config;
 
 typedef struct {
@@ -211,6 +215,7 @@ typedef struct {
   double populate_s;     /* time spent so far */
   double lock_s;
   char why[256]; /* a sentence for `error`, or "" */
+  uint64_t wanted_bytes; /* it stops growing there until more is wanted */
 } ckv_pool_state;
 
 /* BLOCKS until first_bytes are ready. Maps anonymous memory that a fork does not inherit. For CUDA
@@ -225,6 +230,9 @@ int ckv_pool_map(ckv_engine *engine, const ckv_pool_config *config, void **out);
 
 /* Thread-safe, does not block. */
 int ckv_pool_get_state(ckv_engine *engine, void *base, ckv_pool_state *out);
+
+/* Has a pool grow to `bytes`, if it wanted less. Does not block. */
+int ckv_pool_want(ckv_engine *engine, void *base, uint64_t bytes);
 
 /* BLOCKS until the pool grows no more (CKV_OK, also where that came early: see its state) or the
  * timeout. Thread-safe; nobody may unmap the pool meanwhile. */

@@ -358,6 +358,11 @@ uint32_t Engine::paths(int direction) const {
   return driver_->paths(direction) & usable;
 }
 
+void Engine::want_pool(void *base, uint64_t bytes) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  find_pool(base)->second->want(bytes);
+}
+
 // The caller keeps the pool mapped, so the mutex is held to find it and not while it grows.
 bool Engine::wait_pool(void *base, microseconds timeout) {
   std::unique_lock<std::mutex> lock(mutex_);

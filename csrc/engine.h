@@ -68,6 +68,7 @@ class Engine {
   bool wait(uint64_t tag, std::chrono::microseconds timeout);
   void *map_pool(const ckv_pool_config &config);
   void get_pool_state(void *base, ckv_pool_state *out);
+  void want_pool(void *base, uint64_t bytes);
   bool wait_pool(void *base, std::chrono::microseconds timeout);
   // BLOCKS.
   void release_pool(void *base);

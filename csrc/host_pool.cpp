@@ -85,6 +85,7 @@ HostPool::HostPool(Driver &driver, const ckv_pool_config &config, Intake &intake
       numa_node_(choose_node(driver, config.numa_node)),
       chunk_bytes_(whole_pages(config.chunk_bytes == 0 ? kChunk : config.chunk_bytes)),
       pause_(pause),
+      num_left_(config.num_left),
       num_threads_(std::min(config.num_threads, kMaxThreads)) {
   try {
     map(config.bytes, config.huge != 0);
@@ -94,7 +95,11 @@ HostPool::HostPool(Driver &driver, const ckv_pool_config &config, Intake &intake
   }
   first_bytes_ =
       config.first_bytes == 0 ? mapped_bytes_ : std::min(config.first_bytes, mapped_bytes_);
-  if (!driver_.locks_pages()) {
+  uint64_t wanted = config.wanted_bytes == 0 ? mapped_bytes_ : config.wanted_bytes;
+  wanted_at_first_ = std::min(std::max(wanted, first_bytes_), mapped_bytes_);
+  wanted_bytes_ = wanted_at_first_;
+  grows_ = driver_.locks_pages() || config.wanted_bytes != 0;
+  if (!grows_) {
     ready_bytes_.store(mapped_bytes_, std::memory_order_release);
   }
 }
@@ -148,6 +153,8 @@ void HostPool::grow() {
 // Under the mutex.
 void HostPool::start_grower() {
   is_growing_ = true;
+  error_ = 0;
+  why_[0] = '\0';
   try {
     grower_ = std::thread([this] { run(); });
   } catch (...) {
@@ -158,7 +165,8 @@ void HostPool::start_grower() {
 
 bool HostPool::wait_grown(std::chrono::microseconds timeout) {
   std::unique_lock<std::mutex> lock(mutex_);
-  return changed_.wait_for(lock, timeout, [this] { return !is_growing_; });
+  return changed_.wait_for(
+      lock, timeout, [this] { return !is_growing_ || ready_bytes() >= wanted_bytes_; });
 }
 
 void HostPool::stop() {
@@ -167,6 +175,20 @@ void HostPool::stop() {
     should_stop_ = true;
   }
   changed_.notify_all();
+}
+
+void HostPool::want(uint64_t bytes) {
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    wanted_bytes_ = std::max(wanted_bytes_.load(), std::min(bytes, mapped_bytes_));
+  }
+  changed_.notify_all();
+}
+
+// Returns once more is wanted than there is, or the growth is to end.
+void HostPool::until_wanted() {
+  std::unique_lock<std::mutex> lock(mutex_);
+  changed_.wait(lock, [this] { return should_stop_ || ready_bytes() < wanted_bytes_; });
 }
 
 // The grower's thread.
@@ -212,12 +234,17 @@ void HostPool::add_chunks() {
   for (uint64_t begin = ready_bytes(); begin < mapped_bytes_; begin = ready_bytes()) {
     uint64_t end = begin + std::min(chunk_bytes_, mapped_bytes_ - begin);
     try {
+      until_wanted();
       check_not_stopped();
       check_room(end - begin);
-      populate(begin, end);
-      check_not_stopped();
-      breathe();
-      lock_pages(begin, end);
+      if (driver_.locks_pages()) {
+        populate(begin, end);
+        check_not_stopped();
+        breathe();
+        lock_pages(begin, end);
+      } else {
+        are_ready(end);
+      }
     } catch (...) {
       madvise(base_ + begin, end - begin, MADV_DONTNEED);  // what nobody can use goes back
       throw;
@@ -312,6 +339,13 @@ void HostPool::lock_pages(uint64_t begin, uint64_t end) {
   {
     std::lock_guard<std::mutex> lock(mutex_);
     lock_s_ += std::chrono::duration<double>(last_lock_).count();
+  }
+  are_ready(end);
+}
+
+void HostPool::are_ready(uint64_t end) {
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
     ready_bytes_.store(end, std::memory_order_release);
   }
   changed_.notify_all();
@@ -319,6 +353,7 @@ void HostPool::lock_pages(uint64_t begin, uint64_t end) {
 
 void HostPool::check_room(uint64_t bytes) const {
   Room room = intake_.look();
+  room.reserve += num_left_ * (ready_bytes() + bytes);
   if (room.fits(bytes)) {
     return;
   }
@@ -362,7 +397,8 @@ void HostPool::get_state(ckv_pool_state *out) const {
   out->mapped_bytes = mapped_bytes_;
   std::lock_guard<std::mutex> lock(mutex_);
   out->ready_bytes = ready_bytes();
-  out->is_growing = is_growing_;
+  out->wanted_bytes = wanted_bytes_;
+  out->is_growing = is_growing_ && ready_bytes() < wanted_bytes_;
   out->error = error_;
   out->populate_s = populate_s_;
   out->lock_s = lock_s_;
@@ -392,11 +428,12 @@ void HostPool::grow_again() {
   if (grower_.joinable() || ready_bytes() > 0) {
     throw Failure(CKV_EINVAL, "a pool grows again once it was given back");
   }
-  if (!driver_.locks_pages()) {
+  if (!grows_) {
     ready_bytes_.store(mapped_bytes_, std::memory_order_release);
     return;
   }
   should_stop_ = false;
+  wanted_bytes_ = wanted_at_first_;
   first_bytes_ = 0;
   start_grower();
 }

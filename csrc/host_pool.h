@@ -23,7 +23,8 @@ namespace ckv {
 
 class HostPool {
  public:
-  // Maps. For a driver that locks no pages all is ready then, and no page is touched. Throws
+  // Maps. For a driver that locks no pages nothing is touched; all is ready then, or as far as it
+  // is wanted once it grows. Throws
   // Failure; leaves nothing mapped then. `pause`: from a shortage of memory to the next try.
   HostPool(Driver &driver, const ckv_pool_config &config, Intake &intake,
            std::chrono::milliseconds pause = std::chrono::seconds(30));
@@ -36,6 +37,8 @@ class HostPool {
   void grow();
   // Until it grows no more, or memory is short; false if it still does at the end of `timeout`.
   bool wait_grown(std::chrono::microseconds timeout);
+  // From any thread: it grows to so many bytes, if it wanted less.
+  void want(uint64_t bytes);
   // Waits for the chunk under way, unlocks and empties all pages. The address stays.
   void give_back();
   // From nothing, and without waiting for the first bytes.
@@ -56,11 +59,13 @@ class HostPool {
   bool try_to_grow();
   bool pause();
   void add_chunks();
+  void until_wanted();
   void breathe();
   void populate(uint64_t begin, uint64_t end);
   int populate_tasks(std::atomic<uint64_t> *next, uint64_t end) noexcept;
   void touch_with_threads(const std::function<void()> &work);
   void lock_pages(uint64_t begin, uint64_t end);
+  void are_ready(uint64_t end);
   void check_room(uint64_t bytes) const;
   void check_not_stopped() const;
   std::string stopped_at(const char *what) const;
@@ -73,11 +78,15 @@ class HostPool {
   const int numa_node_;
   const uint64_t chunk_bytes_;
   const std::chrono::milliseconds pause_;
+  const uint64_t num_left_;
   unsigned num_threads_;
   std::chrono::steady_clock::duration last_lock_{};  // the grower's thread
   char *base_ = nullptr;
   uint64_t mapped_bytes_ = 0;
   uint64_t first_bytes_ = 0;
+  bool grows_ = false;  // else all of it is there from the start
+  std::atomic<uint64_t> wanted_bytes_{0};  // set under the mutex, for who waits
+  uint64_t wanted_at_first_ = 0;
   std::atomic<uint64_t> ready_bytes_{0};  // populated and locked, whole chunks but for the last
   std::atomic<bool> should_stop_{false};  // set under the mutex, for who pauses
 

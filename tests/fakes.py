@@ -72,6 +72,8 @@ class FakeCopyEngine:
     _done: list[Completion] = field(default_factory=list)
     moved: list[Any] = field(default_factory=list)  # the layouts it was told of since
     is_released: bool = False
+    wanted: list[int] = field(default_factory=list)  # bytes, each time more were asked for
+    wanted_bytes: int = 2**63  # where the pool waits
 
     @property
     def pool(self) -> FakeCopyEngine:
@@ -90,10 +92,15 @@ class FakeCopyEngine:
         assert self.is_released
         self.is_released, self.is_growing = False, True
 
+    def want(self, num_bytes: int) -> None:
+        self.wanted.append(num_bytes)
+        self.wanted_bytes = max(self.wanted_bytes, num_bytes)
+
     def pool_state(self) -> PoolState:
         assert not self.closed
         ready = self.num_ready * self.slot_bytes
-        return PoolState(ready, ready, self.is_growing, self.why, 0, 2.0, 1.0)
+        wanted = self.wanted_bytes
+        return PoolState(ready, ready, self.is_growing, self.why, 0, 2.0, 1.0, wanted)
 
     def wait_pool(self, timeout_s: float) -> bool:
         assert not self.closed

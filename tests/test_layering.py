@@ -51,14 +51,16 @@ PARTS = {
     *("tier", "traffic", "index", "ledger", "pool"),
 }
 
-LEAVES = {"errors", "messages", "files", "sizes", "foreign_keys"}
+LEAVES = {"errors", "messages", "files", "sizes", "foreign_keys", "memory"}
 MAY_IMPORT = {  # what each room, a folder or a file, may import besides itself and `errors`
     "errors": set(),
     "messages": set(),
     "files": set(),
     "sizes": set(),
     "foreign_keys": set(),
-    "config": {"files", "foreign_keys", "sizes"},
+    "memory": set(),
+    "dram": {"memory", "sizes"},
+    "config": {"dram", "files", "foreign_keys", "sizes"},
     "switch": {"files"},
     "programs": set(),
     "toolcalls": set(),
@@ -85,10 +87,13 @@ MAY_IMPORT = {  # what each room, a folder or a file, may import besides itself 
     },
     "worker": {"messages", "config", "files"},
     "vllm/proven": {"config", "scheduler/kv_groups"},
-    "vllm/node": set(),
+    "vllm/node": {"dram"},
     "vllm/coordinator": set(),
     "vllm/shadow": {"scheduler/kv_groups"},
-    "vllm/served": {"config", "scheduler/kv_groups", "vllm/compat", "vllm/proven"},
+    "vllm/served": {
+        *("config", "dram", "scheduler/kv_groups"),
+        *("vllm/compat", "vllm/node", "vllm/proven"),
+    },
     "vllm/kv_events": set(),
     "vllm/facts": {"worker"},
     "vllm/worker_calls": set(),
@@ -97,7 +102,12 @@ MAY_IMPORT = {  # what each room, a folder or a file, may import besides itself 
     "vllm/order": {"vllm/compat", "scheduler"},
     "vllm/resets": {"vllm/compat"},
     "vllm/allocation": {"build", "vllm/compat"},
+    "host_slots": {
+        *("config", "dram", "sizes", "scheduler/kv_groups", "worker"),
+        *("vllm/node", "vllm/proven", "vllm/served"),
+    },
     "build": {
+        "host_slots",
         *("scheduler", "worker", "policy", "toolcalls", "forecast", "costs", "config"),
         *("scheduler/holds", "scheduler/kv_groups", "scheduler/tiers"),
         *("observe/account", "observe/trace"),
@@ -109,21 +119,30 @@ MAY_IMPORT = {  # what each room, a folder or a file, may import besides itself 
         *("observe/account", "observe/metrics", "vllm/worker_calls"),
     },
     "connector": {
-        *("worker_hooks", "build", "config", "messages", "scheduler", "costs", "switch"),
+        *(
+            "worker_hooks",
+            "build",
+            "host_slots",
+            "config",
+            "messages",
+            "scheduler",
+            "costs",
+            "switch",
+        ),
         *("observe/account", "observe/metrics"),
         *("vllm/compat", "vllm/coordinator", "vllm/proven", "vllm/resets"),
     },
     "vllm/hooks": {"vllm/compat", "vllm/order", "vllm/allocation", "vllm/resets"},
     "vllm/attach": {
         *("connector", "config", "vllm/compat", "vllm/hooks", "vllm/node"),
-        *("vllm/proven", "switch", "observe/trace"),
+        *("vllm/proven", "switch", "observe/trace", "dram"),
     },
     "vllm/plugin": {"vllm/attach"},
     "tools/sizing": set(),
     "tools/analysis": {"observe/trace", "forecast"},
     "tools/checks": {
         *("vllm/about", "vllm/plugin", "vllm/proven", "vllm/node"),
-        *("config", "files", "worker", "switch"),
+        *("config", "files", "worker", "switch", "dram", "memory", "sizes"),
         *("switch_endpoint", "epoch_endpoint", "endpoints"),
     },
     "tools/cli": {

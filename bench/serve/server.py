@@ -44,7 +44,8 @@ class ServerError(ToldError):
 
 @dataclass
 class ServerOptions:
-    """How to start the server. `connector` None is stock vLLM, {} the connector's defaults."""
+    """How to start the server. `connector` None is stock vLLM, {} the connector's defaults
+    without a DRAM tier, {"dram_bytes": None} all of its defaults."""
 
     num_blocks: int = 400  # the VRAM pool, in blocks of block_size tokens; 0: all there is
     block_size: int = 32  # vLLM's CPU attention wants a multiple of 32
@@ -72,8 +73,12 @@ class ServerOptions:
         if self.connector is None:
             return None
         config: dict[str, Any] = {"kv_connector": "ContinuumConnector"}
-        if self.connector:
-            config["kv_connector_extra_config"] = dict(self.connector)
+        # What a machine can spare differs from run to run; None stands for that default.
+        extra = {"dram_bytes": 0, **self.connector}
+        if extra["dram_bytes"] is None:
+            del extra["dram_bytes"]
+        if extra:
+            config["kv_connector_extra_config"] = extra
         return config
 
     def command(self, model: Path, port: int) -> list[str]:

@@ -208,7 +208,8 @@ METRICS: tuple[Metric, ...] = (
     Metric(
         "dram_wanted_blocks",
         _G,
-        "Blocks that dram_bytes can hold; above dram_capacity_blocks for minutes: DRAM is short",
+        "Blocks that dram_bytes can hold; above dram_capacity_blocks for minutes: DRAM is short. "
+        "With dram_bytes left out as many as there are",
     ),
     Metric(
         "dram_blocks",

@@ -11,6 +11,7 @@ the engine's process, and no class of vLLM is changed there.
 from __future__ import annotations
 
 import functools
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
@@ -75,14 +76,25 @@ def _check_named(transfer: Any, offloading_gib: float | None) -> None:
 
 
 def prepare(vllm_config: Any) -> None:
-    """Make a config that names our connector carry how many ranks share a node, and choose our
-    scheduler unless the user named one or set `scheduler` to 0. Other configs stay as they are."""
+    """Make a config that names our connector carry how many ranks share a node and what it can
+    spare, and choose our scheduler unless the user named one or set `scheduler` to 0. Other configs
+    stay as they are."""
     ours = our_config(vllm_config.kv_transfer_config)
     if ours is None:
         return
+    from continuum_connector import dram
+    from continuum_connector.errors import ConfigError
     from continuum_connector.vllm import node
 
     node.keep_count(vllm_config)
+    if ours.dram_bytes is None:
+        if ours.disk_path and vllm_config.parallel_config.nnodes > 1:
+            raise ConfigError(
+                f"disk_path = {ours.disk_path!r} on several nodes without dram_bytes would cut "
+                "disk slots by each node's own memory, and no rank could read what the scheduler "
+                "means; set dram_bytes"
+            )
+        node.keep_spare(vllm_config, dram.look(os.environ))
     config = vllm_config.scheduler_config
     if ours.scheduler and config.scheduler_cls is None:
         # On this instance alone, and pickled with it; v1/engine/core.py asks for it once.

@@ -1,4 +1,5 @@
-"""Node: how many ranks share this node's memory, even for an engine that was told it is alone.
+"""Node: how many ranks share this node's memory, even for an engine that was told it is alone,
+and what the node had to spare.
 
 vLLM makes the engines of a dense data-parallel model independent of one another before it builds
 their schedulers and workers (v1/engine/core.py, run_engine_core: data_parallel_size and
@@ -11,15 +12,28 @@ from __future__ import annotations
 
 from typing import Any
 
+from continuum_connector.dram import Spare
+
 # An attribute of SchedulerConfig that is no field, so not part of its hash. ParallelConfig cannot
 # have it: for a draft model vLLM copies that config field by field (config/utils.py, replace), and
 # would fail.
 _COUNT = "_continuum_node_ranks"
+_SPARE = "_continuum_spare"
 
 
 def keep_count(vllm_config: Any) -> None:
     """Make the config carry the count, while it still describes all engines of this node."""
     setattr(vllm_config.scheduler_config, _COUNT, _count(vllm_config.parallel_config))
+
+
+def keep_spare(vllm_config: Any, spare: Spare) -> None:
+    """Make the config carry what this node has to spare."""
+    setattr(vllm_config.scheduler_config, _SPARE, spare)
+
+
+def spare(vllm_config: Any) -> Spare | None:
+    """What the node had to spare when its server started; None if nobody has looked."""
+    return getattr(vllm_config.scheduler_config, _SPARE, None)
 
 
 def num_ranks(vllm_config: Any) -> tuple[int, int]:

@@ -9,9 +9,10 @@ from __future__ import annotations
 
 from typing import Any
 
+from continuum_connector import dram
 from continuum_connector.config import ContinuumConfig
 from continuum_connector.scheduler.kv_groups import CHUNKED, WINDOW, KvGroup, KvGroups
-from continuum_connector.vllm import compat
+from continuum_connector.vllm import compat, node
 from continuum_connector.vllm.proven import KINDS, Group, Server, check_groups, why_no_tier
 
 
@@ -132,7 +133,16 @@ def splits_blocks(vllm_config: Any) -> bool:
 
 def may_have_tier(config: ContinuumConfig, vllm_config: Any) -> bool:
     """Whether something will be copied, as far as that is known before there are KV groups."""
+    if config.dram_bytes is None and not dram.may_take(node.spare(vllm_config)):
+        return False
     if config.dram_bytes == 0 or not vllm_config.cache_config.enable_prefix_caching:
         return False
     shares_kv = vllm_config.parallel_config.decode_context_parallel_size > 1
     return not shares_kv and not why_no_tier(server(vllm_config))
+
+
+def platform() -> str:
+    """What vLLM serves on: cuda, rocm, cpu, ...; "" where it found no device."""
+    from vllm.platforms import current_platform
+
+    return str(getattr(current_platform, "device_name", ""))

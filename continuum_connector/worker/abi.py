@@ -17,7 +17,7 @@ from typing import Any
 import continuum_connector
 from continuum_connector.errors import TransferError
 
-ABI_VERSION = 5
+ABI_VERSION = 6
 SPECULATIVE = 1  # a flag of ckv_submit
 DISK_KEEP, DISK_BUFFERED, DISK_UNSUMMED = 1, 2, 4  # flags of ckv_disk_open
 NUMA_ANY, NUMA_DEVICE = -2, -1
@@ -51,6 +51,8 @@ class PoolConfig(ctypes.Structure):
         ("bytes", _u64),
         ("first_bytes", _u64),
         ("chunk_bytes", _u64),
+        ("wanted_bytes", _u64),
+        ("num_left", _u64),
     )
 
 
@@ -65,6 +67,7 @@ class PoolState(ctypes.Structure):
         ("populate_s", ctypes.c_double),
         ("lock_s", ctypes.c_double),
         ("why", ctypes.c_char * 256),
+        ("wanted_bytes", _u64),
     )
 
 
@@ -204,6 +207,7 @@ _QUICK: dict[str, _Signature] = {
     "ckv_submit": (_i32, (_ptr, _i32, _u32, _ptr, _ptr, _size, _ptr, _u64)),
     "ckv_poll": (_size, (_ptr, _ptr, _size)),
     "ckv_cancel": (_i32, (_ptr, _u64)),
+    "ckv_pool_want": (_i32, (_ptr, _ptr, _u64)),
     "ckv_pool_get_state": (_i32, (_ptr, _ptr, _ptr)),
     "ckv_get_stats": (_i32, (_ptr, _ptr)),
     "ckv_disk_submit": (_i32, (_ptr, _i32, _ptr, _ptr, _ptr, _size, _ptr, _size, _u64)),

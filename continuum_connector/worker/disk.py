@@ -76,7 +76,7 @@ def blocks_per_slot(config: ContinuumConfig, num_ranks: int, slot_bytes: int) ->
     node's `num_ranks` ranks."""
     if config.disk_slot_bytes is not None:
         return -(-config.disk_slot_bytes // slot_bytes)
-    most = config.dram_bytes // num_ranks // DRAM_SHARE // slot_bytes
+    most = config.tier_bytes // num_ranks // DRAM_SHARE // slot_bytes
     return max(1, min(-(-SLOT_BYTES // slot_bytes), most))
 
 

@@ -65,7 +65,8 @@ class Completion:
 
 @dataclass(frozen=True)
 class PoolState:
-    """How far a pool has grown. `why`: what stopped it early, or ""."""
+    """How far a pool has grown. `why`: what stopped it early, or "". `wanted_bytes`: where it waits
+    until more is wanted."""
 
     ready_bytes: int
     mapped_bytes: int
@@ -74,6 +75,7 @@ class PoolState:
     numa_node: int
     populate_s: float
     lock_s: float
+    wanted_bytes: int = 2**63
 
 
 @dataclass(frozen=True)
@@ -184,6 +186,10 @@ class Pool(Protocol):
 
     def regrow(self) -> None:
         """Let the pool grow again from nothing, in the background."""
+        ...
+
+    def want(self, num_bytes: int) -> None:
+        """Let the pool grow to `num_bytes`, in the background, if it wanted less."""
         ...
 
 

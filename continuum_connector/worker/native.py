@@ -26,7 +26,7 @@ from continuum_connector.worker.engine import (
     PoolState,
     Status,
 )
-from continuum_connector.worker.pool import HostPool
+from continuum_connector.worker.pool import HostPool, Stages
 
 if TYPE_CHECKING:
     from continuum_connector.worker.layout import Layout
@@ -50,7 +50,7 @@ class Tuning:
 
     `trunk_bytes` go with one driver call, `window_bytes` are under way per direction. `first_bytes`
     of the pool are locked before the engine is there, `chunk_bytes` at a time behind. `sim_mbps`:
-    how fast the simulator's bus is.
+    how fast the simulator's bus is. `num_left`: if not 0, the pool grows by use (HostPool).
     """
 
     trunk_bytes: int = 4 * MIB
@@ -62,6 +62,7 @@ class Tuning:
     chunk_bytes: int = 0
     checksum_every: int = 0
     sim_mbps: int = 0
+    num_left: int = 0
 
 
 class NativeEngine:
@@ -103,8 +104,7 @@ class NativeEngine:
                 num_slots * layout.slot_bytes,
                 tuning.huge_pages,
                 tuning.numa,
-                tuning.first_bytes,
-                tuning.chunk_bytes,
+                Stages(tuning.first_bytes, tuning.chunk_bytes, tuning.num_left),
             )
             self.pool.set_regions(layout, num_slots)
             self._paths: int = self.stats().paths

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import ctypes
 import logging
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from continuum_connector.errors import TransferError
+from continuum_connector.messages import BlockIds
 from continuum_connector.worker import abi
 from continuum_connector.worker.engine import CopyEngine, PoolState
 
@@ -23,13 +24,23 @@ if TYPE_CHECKING:
 _ETIMEOUT = -5  # CKV_TIMEOUT
 
 
+class Stages(NamedTuple):
+    """How a pool grows: `first_bytes` (0: all) at once, then `chunk_bytes` (0: 128 MiB) at a time.
+    With `num_left` it does so only as `want` says, and while that leaves so many bytes to others
+    for each of its own."""
+
+    first_bytes: int = 0
+    chunk_bytes: int = 0
+    num_left: int = 0
+
+
 class HostPool:
     """`num_bytes` of zeroed memory at address `base`; belongs to one native engine.
 
-    Under CUDA the first `first_bytes` (0: all) are populated and page-locked when this returns
-    (seconds per 10 GiB) and the rest follows on a native thread, `chunk_bytes` (0: 128 MiB) at a
-    time; what cannot be had stays out of `ready_bytes`. Under the simulator pages are touched only
-    by use, and all are ready. A fork does not inherit it. `numa` prefers memory next to the device.
+    Under CUDA the first bytes are populated and page-locked when this returns (seconds per 10 GiB)
+    and the rest follows on a native thread; what cannot be had stays out of `ready_bytes`. Under
+    the simulator pages are touched only by use, and all are ready unless it grows as `want` says.
+    A fork does not inherit it. `numa` prefers memory next to the device.
     """
 
     def __init__(
@@ -38,8 +49,7 @@ class HostPool:
         num_bytes: int,
         huge_pages: bool = True,
         numa: bool = True,
-        first_bytes: int = 0,
-        chunk_bytes: int = 0,
+        stages: Stages = Stages(),  # noqa: B008  # it cannot be changed
     ) -> None:
         self._blocking, self._quick = abi.load_library()
         base = ctypes.c_void_p()
@@ -48,8 +58,10 @@ class HostPool:
             huge=huge_pages,
             numa_node=abi.NUMA_DEVICE if numa else abi.NUMA_ANY,
             bytes=num_bytes,
-            chunk_bytes=chunk_bytes,
-            first_bytes=min(first_bytes, num_bytes),
+            chunk_bytes=stages.chunk_bytes,
+            first_bytes=min(stages.first_bytes, num_bytes),
+            wanted_bytes=min(stages.first_bytes, num_bytes) if stages.num_left else 0,
+            num_left=stages.num_left,
         )
         code = self._blocking.ckv_pool_map(handle, ctypes.byref(config), ctypes.byref(base))
         if code != 0 or not base.value:
@@ -74,6 +86,13 @@ class HostPool:
             numa_node=raw.numa_node,
             populate_s=raw.populate_s,
             lock_s=raw.lock_s,
+            wanted_bytes=raw.wanted_bytes,
+        )
+
+    def want(self, num_bytes: int) -> None:
+        """Have it grow to so many bytes, if it wanted less. Costs microseconds."""
+        self._check(
+            self._quick.ckv_pool_want(self._handle, self.base, num_bytes), "the pool does not grow"
         )
 
     def wait(self, timeout_s: float) -> bool:
@@ -140,6 +159,29 @@ _LOOK_S = 1.0  # between two lines of progress in the log, at least
 _LOOK_EVERY = 256  # calls, once memory was short, when the native thread tries twice a minute
 
 
+class Demand:
+    """How much of a pool that grows by use is wanted: twice what has ever been used, and
+    `first_bytes` more, so that there is room before it is needed."""
+
+    def __init__(self, engine: CopyEngine, num_slots: int, slot_bytes: int, first: int) -> None:
+        self._pool = engine.pool
+        self._slot_bytes = slot_bytes
+        self._first_bytes = first
+        self._is_used = np.zeros(num_slots, np.bool_)
+        self._num_used = 0
+
+    def use(self, slots: BlockIds) -> bool:
+        """A copy fills these slots; -1 stands for none. Return whether the pool may grow for it."""
+        slots = slots[slots >= 0]
+        num_new = int(np.count_nonzero(~self._is_used[slots]))
+        if num_new == 0:
+            return False
+        self._is_used[slots] = True
+        self._num_used += num_new
+        self._pool.want(2 * self._num_used * self._slot_bytes + self._first_bytes)
+        return True
+
+
 class PoolGrowth:
     """Follows one engine's pool until it has its full size.
 
@@ -155,9 +197,10 @@ class PoolGrowth:
         slot_bytes: int,
         may_be_short: bool,
         is_again: bool = False,
+        demand: Demand | None = None,
     ) -> None:
-        """`is_again`: the pool was released, and may get nothing as long as others use the
-        memory."""
+        """`is_again`: the pool was released, and may get nothing as long as others use the memory.
+        `demand`: it grows by use."""
         self.num_ready = 0
         self.is_over = False
         self.why_no_tier = ""
@@ -166,6 +209,8 @@ class PoolGrowth:
         self._slot_bytes = slot_bytes
         self._may_be_short = may_be_short
         self.is_again = is_again
+        self._demand = demand
+        self._waits = False  # for more demand
         self._num_quarters = 0
         self._is_short = False
         self._num_calls = 0
@@ -174,21 +219,30 @@ class PoolGrowth:
         """Take the first look; unless `staged`, BLOCKS until the pool is as large as it gets."""
         self.advance()
         if staged and not self.is_over:
-            logger.info("serving with %s of DRAM, the rest follows", self._progress())
+            when = " as blocks need it" if self._waits else ""
+            logger.info("serving with %s of DRAM, the rest follows%s", self._progress(), when)
         while not (staged or self.is_over or self._is_short):
             self._engine.wait_pool(_LOOK_S)
             self.advance()
 
+    def used(self, slots: BlockIds) -> None:
+        """A copy fills these slots."""
+        if self._demand is not None and self._demand.use(slots):
+            self._waits = False
+
     def advance(self) -> bool:
         """Look again: a few microseconds. True if more slots are usable than before."""
         self._num_calls += 1
-        if self._is_short and self._num_calls % _LOOK_EVERY:
+        if self._waits or (self._is_short and self._num_calls % _LOOK_EVERY):
             return False
         state = self._engine.pool_state()
         num_ready = min(self._num_slots, state.ready_bytes // self._slot_bytes)
         before, self.num_ready = self.num_ready, num_ready
         num_quarters = 4 * self.num_ready // self._num_slots
-        if not state.is_growing and (num_ready == self._num_slots or not self._is_short):
+        self._waits = state.wanted_bytes <= state.ready_bytes and num_ready < self._num_slots
+        if self._waits:
+            self._is_short = False
+        elif not state.is_growing and (num_ready == self._num_slots or not self._is_short):
             self._end(state)
         elif num_quarters > self._num_quarters:
             logger.info("%s of DRAM are ready", self._progress())

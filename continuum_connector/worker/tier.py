@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from continuum_connector.config import ContinuumConfig
+from continuum_connector.config import FIRST_BYTES, ContinuumConfig
 from continuum_connector.errors import TransferError
 from continuum_connector.messages import (
     LoadOrder,
@@ -31,7 +31,7 @@ from continuum_connector.worker.disk import WorkerDisk
 from continuum_connector.worker.engine import CopyEngine
 from continuum_connector.worker.health import Closer
 from continuum_connector.worker.layout import Layout
-from continuum_connector.worker.pool import PoolGrowth
+from continuum_connector.worker.pool import Demand, PoolGrowth
 
 logger = logging.getLogger(f"vllm.{__name__}")
 
@@ -149,12 +149,14 @@ class RankTier:
         Costs seconds, for page-locking the first part of the pool, or all of it unless `staged`,
         and for giving it back on failure. Called once, before the first step.
         """
-        if self._config.dram_bytes == 0:
+        if self._config.tier_bytes == 0:
+            if self._config.dram:  # an engine's other node may have something to spare
+                self._report.tier_down = self._config.dram.why
             return
         num_slots = self._num_slots(layout)
         if num_slots == 0:
             self.disable(
-                f"dram_bytes = {self._config.dram_bytes} over {self._num_ranks} rank(s) holds no "
+                f"dram_bytes = {self._config.tier_bytes} over {self._num_ranks} rank(s) holds no "
                 f"block ({layout.slot_bytes} bytes each per rank), so nothing is offloaded; "
                 f"set {layout.slot_bytes * self._num_ranks} or more, or 0"
             )
@@ -200,13 +202,16 @@ class RankTier:
             self.disable(str(error))
 
     def _num_slots(self, layout: Layout) -> int:
-        return num_slots_for(self._config.dram_bytes, self._num_ranks, layout.slot_bytes)
+        return num_slots_for(self._config.tier_bytes, self._num_ranks, layout.slot_bytes)
 
     def _begin_growth(self, engine: CopyEngine, layout: Layout, is_again: bool = False) -> None:
         """BLOCKS until the pool is whole, unless `staged`."""
         may_be_short = self._config.dram_shortage == "smaller"
         num_slots = self._num_slots(layout)
-        growth = PoolGrowth(engine, num_slots, layout.slot_bytes, may_be_short, is_again)
+        demand = None
+        if self._config.dram and self._config.dram.num_left:
+            demand = Demand(engine, num_slots, layout.slot_bytes, FIRST_BYTES)
+        growth = PoolGrowth(engine, num_slots, layout.slot_bytes, may_be_short, is_again, demand)
         self._growth = growth
         growth.start(self._config.staged)
         self._report.ready_slots[self._rank] = growth.num_ready

@@ -261,11 +261,9 @@ class ContinuumWorker(RankTier):
         """One word for why an order is not given to anyone, or ""."""
         if self._engine is None or self._is_given_up:
             return self._why_no_engine
-        if why := self._why_past(order):
-            return why
         # It timed out before it left: after a long time without a step, one plan has both.
         is_cancelled = self._plan is not None and order.transfer_id in self._plan.cancels
-        return "cancelled" if is_cancelled else ""
+        return self._why_past(order) or ("cancelled" if is_cancelled else "")
 
     def _why_past(self, order: Order) -> str:
         """One word for why an order came too late to be begun, or ""."""
@@ -283,6 +281,8 @@ class ContinuumWorker(RankTier):
         if not len(order.slots):
             return ""
         try:
+            if self._growth is not None and isinstance(order, (StoreOrder, ReadOrder)):
+                self._growth.used(order.slots)
             if isinstance(order, (ReadOrder, WriteOrder)):
                 return "no_tier" if self._disk is None else self._disk.submit(order)
             way = Direction.LOAD if isinstance(order, LoadOrder) else Direction.STORE

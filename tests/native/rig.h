@@ -225,7 +225,7 @@ class InstantDriver : public ckv::Driver {
     }
     return 0;
   }
-  bool locks_pages() const override { return true; }
+  bool locks_pages() const override { return pins_pages; }
   int host_register(void *base, size_t bytes) override {
     if (before_register) {
       before_register(registered.size());
@@ -241,6 +241,7 @@ class InstantDriver : public ckv::Driver {
   int numa_node() const override { return -1; }
 
   std::function<void(const ckv::Descriptor &first)> on_copy;  // on the lane's thread
+  bool pins_pages = true;
   std::map<void *, size_t> registered;
   std::function<void(size_t num_before)> before_register;  // on the growing thread; may block
 

@@ -185,6 +185,65 @@ TEST(test_a_pool_that_is_used_leaves_the_driver_alone_as_long_as_it_kept_it) {
   CHECK(locks[2].first - locks[1].second >= locks[1].second - locks[1].first);
 }
 
+TEST(test_a_pool_takes_what_is_wanted_and_waits_until_more_is) {
+  InstantDriver driver(99);
+  ckv_pool_config config = staged();
+  config.wanted_bytes = 1;  // the first bytes, at least
+  HostPool pool(driver, config, machine);
+  pool.grow();
+  ckv_pool_state state = until_grown(pool);
+  CHECK(state.ready_bytes == 4 * kMiB && state.wanted_bytes == 4 * kMiB);
+  CHECK(!state.is_growing && state.error == 0);
+  CHECK(resident_bytes(pool.base(), 10 * kMiB) == 4 * kMiB);
+  pool.want(5 * kMiB);
+  pool.want(2 * kMiB);  // less than it wants
+  state = until_grown(pool);
+  CHECK(state.ready_bytes == 8 * kMiB && state.wanted_bytes == 5 * kMiB);
+  pool.want(99 * kMiB);
+  state = until_grown(pool);
+  CHECK(state.ready_bytes == 10 * kMiB && state.wanted_bytes == 10 * kMiB);
+  pool.give_back();
+  pool.grow_again();
+  CHECK(until_grown(pool).ready_bytes == 4 * kMiB);
+}
+
+TEST(test_a_pool_that_waits_for_demand_goes_at_once) {
+  InstantDriver driver(99);
+  ckv_pool_config config = staged();
+  config.wanted_bytes = 1;
+  HostPool pool(driver, config, machine);
+  pool.grow();
+}
+
+TEST(test_a_pool_leaves_to_others_as_much_as_it_takes) {
+  ckv::Intake intake{[] {
+    ckv::Room room;
+    room.available = 16 * kMiB;  // it does not shrink: as if others gave back what the pool takes
+    return room;
+  }};
+  InstantDriver driver(99);
+  ckv_pool_config config = staged();
+  config.num_left = 2;  // 4 MiB and 2 x 4 fit into 16, 4 more and 2 x 8 do not
+  HostPool pool(driver, config, intake);
+  pool.grow();
+  ckv_pool_state state = until_grown(pool);
+  CHECK(state.ready_bytes == 4 * kMiB && state.error == CKV_ENOMEM);
+  CHECK(has(state.why, "keeps 16.0 MiB of it"));
+}
+
+TEST(test_a_pool_of_the_simulator_grows_by_use_too_and_touches_no_page) {
+  InstantDriver driver(99);
+  driver.pins_pages = false;
+  ckv_pool_config config = staged();
+  config.wanted_bytes = 1;
+  HostPool pool(driver, config, machine);
+  pool.grow();
+  CHECK(until_grown(pool).ready_bytes == 4 * kMiB);
+  pool.want(10 * kMiB);
+  CHECK(until_grown(pool).ready_bytes == 10 * kMiB);
+  CHECK(driver.registered.empty() && resident_bytes(pool.base(), 10 * kMiB) == 0);
+}
+
 TEST(test_pool_of_one_stage_is_ready_when_mapped) {
   InstantDriver driver(100);
   ckv_pool_config config = staged();

@@ -173,7 +173,8 @@ def multi(ours: dict[str, Any], **fields: Any) -> list[str]:
 @pytest.mark.parametrize(
     ("words", "environ", "verdict", "part"),
     [
-        ([], {}, OK, "no DRAM tier (dram_bytes = 0); `continuum size`"),
+        ([], {}, OK, "policy adaptive, a DRAM tier of a share of the node"),
+        ([], {"CONTINUUM_DRAM_BYTES": "0"}, OK, "no DRAM tier (dram_bytes = 0); `continuum size`"),
         ([], {"CONTINUUM_DRAM_BYTES": "1GiB"}, OK, "a DRAM tier of 1.0 GiB"),
         ([], {"CONTINUUM_DRAM_BYTE": "1GiB"}, ERROR, "did you mean `CONTINUUM_DRAM_BYTES`?"),
         (transfer(kv_connector="LMCacheConnectorV1"), {}, ERROR, "'LMCacheConnectorV1'"),
@@ -700,7 +701,7 @@ def test_a_simulated_tier_is_stopped_by_nobody(tmp_path: Path) -> None:
     files = {"proc/meminfo": f"MemTotal: {8 * 2**20} kB\nMemAvailable: {8 * 2**20} kB"}
     machine = fake.make(tmp_path, files, vllm={**VLLM, "platform": "cpu"}, cuda={})
     line = one(machine, plan(), "DRAM")
-    assert line.verdict is WARNING
+    assert line.verdict is ERROR
     assert "the kernel kills the server" in line.text
     assert not {"memlock", "huge pages"} & {each.subject for each in check(machine, plan())}
 

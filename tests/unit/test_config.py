@@ -42,8 +42,8 @@ def test_nothing_set_is_the_defaults() -> None:
 
 
 def test_every_key_is_explained_in_the_order_it_is_declared() -> None:
-    assert tuple(KNOBS) == ContinuumConfig.__struct_fields__
-    assert len(ContinuumConfig.__struct_defaults__) == len(KNOBS)
+    assert (*KNOBS, "dram") == ContinuumConfig.__struct_fields__
+    assert len(ContinuumConfig.__struct_defaults__) == len(KNOBS) + 1
     assert all(KNOBS.values())
 
 
@@ -287,9 +287,9 @@ def test_a_kubernetes_service_called_continuum_does_not_stop_the_server(name: st
     ("key", "raw", "expected"),
     [
         ("dram_bytes", -5, ">= 0"),
-        ("dram_bytes", 1.5, "`int`"),
-        ("dram_bytes", True, "`int`"),
-        ("dram_bytes", None, "`int`"),
+        ("dram_bytes", 1.5, "`int | null`"),
+        ("dram_bytes", True, "`int | null`"),
+        ("disk_bytes", None, "`int`"),
         ("dram_bytes", 2**61, "<="),
         ("ttl_s", -1, ">= 0"),
         ("ttl_s", float("nan"), ">= 0"),
@@ -357,7 +357,7 @@ def test_a_load_timeout_of_zero_is_refused_with_a_tier_only() -> None:
     assert "load_timeout_s = 0" in message
     assert "never read" in message
     assert "dram_bytes = 0" in message
-    assert load({"load_timeout_s": 0}).load_timeout_s == 0.0
+    assert load({"load_timeout_s": 0, "dram_bytes": 0}).load_timeout_s == 0.0
 
 
 def test_a_window_that_no_trunk_fits_is_refused() -> None:
@@ -474,7 +474,7 @@ def test_a_disk_has_a_folder_that_may_not_be_there_yet(tmp_path: Path) -> None:
     [
         ({"disk_bytes": None}, "without disk_bytes means no disk tier; set disk_bytes too"),
         ({"disk_path": None}, "disk_bytes = 2097152 without disk_path means no disk tier; set"),
-        ({"dram_bytes": None}, "blocks reach the disk through DRAM alone; set dram_bytes, or"),
+        ({"dram_bytes": 0}, "blocks reach the disk through DRAM alone; set dram_bytes, or"),
         ({"disk_timeout_s": 0}, "disk_timeout_s = 0 would wait for no read, so the disk would be"),
         (
             {"disk_slot_bytes": "4MiB"},

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 import pytest
 
 from continuum_connector.config import ContinuumConfig
+from continuum_connector.dram import Taken
 from continuum_connector.errors import TransferError
 from continuum_connector.messages import StepPlan, WorkerReport
 from continuum_connector.worker.engine import PoolState, Region
@@ -255,3 +256,57 @@ def test_a_shutdown_meanwhile_ends_the_looking() -> None:
     worker.shutdown()  # the fake fails whoever asks it after close
     worker.poll()
     assert reported(worker) == {0: 4}
+
+
+def by_use(engine: FakeCopyEngine) -> ContinuumWorker:
+    """A worker whose pool nobody asked for: it takes 4 slots at first, then what is wanted."""
+    engine.slot_bytes, engine.wanted_bytes = SLOT, 4 * SLOT
+    keys = ContinuumConfig(dram=Taken(NUM_SLOTS * SLOT, "half of what is spare"))
+    worker = ContinuumWorker(lambda _layout, _n: engine, keys)
+    worker.register(LAYOUT)
+    return worker
+
+
+def test_a_pool_that_nobody_asked_for_grows_as_blocks_need_it(lines: Lines) -> None:
+    engine = FakeCopyEngine(num_ready=4, hold=False)
+    worker = by_use(engine)
+    assert lines.take() == [
+        ("INFO", "serving with 1.0 of 16.0 GiB of DRAM, the rest follows as blocks need it")
+    ]
+    assert reported(worker) == {0: 4}
+    for number, slots in enumerate([(0, 1), (1, 2), (0, 2)]):
+        worker.begin(StepPlan(stores=[store(number, *slots)]))
+        worker.submit_stores()
+        worker.poll()
+        worker.take_report()
+    # twice what is used, and the first GiB more; slots that are used anew want nothing
+    assert engine.wanted == [(2 * 2 + 4) * SLOT, (2 * 3 + 4) * SLOT]
+    engine.num_ready = 10
+    report = step(worker, engine, 10)
+    assert report is not None
+    assert report.ready_slots == {0: 10}
+    assert not report.tier_down
+    assert lines.take() == [], "it is not short, it waits"
+
+
+def test_one_that_is_short_looks_again_and_says_so_once(lines: Lines) -> None:
+    engine = FakeCopyEngine(num_ready=4)
+    worker = by_use(engine)
+    lines.take()
+    engine.why = "the machine has 9.0 GiB available and keeps 8.0 GiB of it"
+    worker.begin(StepPlan(stores=[store(1, 0)]))
+    worker.submit_stores()
+    worker.poll()
+    assert [level for level, _ in lines.take()] == ["WARNING"]
+    for _ in range(_LOOK_EVERY):
+        step(worker, engine, 6)
+    assert lines.take() == []
+    assert step(worker, engine, 6) is None
+
+
+def test_a_pool_that_was_asked_for_wants_nothing_more() -> None:
+    engine = FakeCopyEngine(num_ready=4, is_growing=True)
+    worker = started(engine)
+    worker.begin(StepPlan(stores=[store(1, 0)]))
+    worker.submit_stores()
+    assert engine.wanted == []

@@ -48,7 +48,7 @@ def test_the_config_table_has_each_key_with_its_default(tables: ModuleType) -> N
     found = rows(tables.config_table())
     assert [row[0] for row in found] == [f"`{key}`" for key in KNOBS]
     defaults = {row[0]: row[1] for row in found}
-    assert defaults["`dram_bytes`"] == "`0`"
+    assert defaults["`dram_bytes`"] == "left out"
     assert defaults["`policy`"] == "`adaptive`"
     assert defaults["`ttl_s`"] == "`2`"
     assert defaults["`scheduler`"] == "1"

@@ -34,11 +34,13 @@ logger = logging.getLogger(f"vllm.{__name__}")
 class DramPlan:
     """Host memory as configured. `num_slots`: of each rank, 0 for no tier. `block_bytes`: of one
     block on all ranks. `keep_epochs`: how many epochs that have a name are kept while others serve.
+    `is_default`: nobody asked for this size, so what is there is all that is wanted.
     """
 
     num_slots: int
     block_bytes: int
     keep_epochs: int = 0
+    is_default: bool = False
 
 
 class DramTier:
@@ -84,6 +86,7 @@ class DramTier:
         self.went_down: Callable[[], None] = lambda: None
         # For each store under way, the end and the key of the block that comes first in its chain.
         self._firsts: dict[int, tuple[int, Key]] = {}
+        self._is_default = plan.is_default
         account.gauge("tier_up", float(self.is_up))
 
     @property
@@ -200,6 +203,8 @@ class DramTier:
         if len(self._ready_slots) == self.traffic.world_size:
             self._num_there = min(self.num_wanted_slots, *self._ready_slots.values())
             self.index.grow(self._num_there)
+            if self._is_default:
+                self._account.gauge("dram_wanted_blocks", self._num_there)
 
     def _settled(self, transfer: Transfer) -> None:
         if transfer.kind is Kind.STORE:

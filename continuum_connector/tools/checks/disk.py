@@ -126,8 +126,9 @@ def _space(plan: Plan, seen: DiskSeen) -> Line:
         )
     if left:
         return warning("disk space", f"{text}, which nobody removes", delete)
-    if config.disk_bytes < config.dram_bytes:
-        text = f"{size(config.disk_bytes)} are less than dram_bytes, {size(config.dram_bytes)}"
+    dram_bytes = config.dram_bytes or 0
+    if config.disk_bytes < dram_bytes:
+        text = f"{size(config.disk_bytes)} are less than dram_bytes, {size(dram_bytes)}"
         cure = "disk_bytes above dram_bytes: `continuum size --dram` says how much"
         return warning("disk space", f"{text}: most of it would also be in DRAM", cure)
     return ok("disk space", text)

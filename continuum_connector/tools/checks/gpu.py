@@ -65,7 +65,7 @@ def _none(plan: Plan, platform: str, trouble: str) -> Line:
         return ok("GPU", "none, and vLLM's CPU build needs none; copies run in the simulator")
     if platform not in ("", "cuda") and plan.config.dram_bytes:
         text = f"vLLM serves on {platform}, which the copy engine cannot copy from: no DRAM tier"
-        return error("GPU", text, "leave dram_bytes at 0: pins work without it")
+        return error("GPU", text, "leave dram_bytes out, or at 0: pins work without it")
     return unseen("GPU", f"no CUDA driver here ({trouble})", "run this where the server runs")
 
 
@@ -198,7 +198,7 @@ def _numa_lines(machine: Machine, plan: Plan, gpus: tuple[Gpu, ...]) -> Iterator
 
 def _near(machine: Machine, plan: Plan, gpus: tuple[Gpu, ...]) -> Iterator[Line]:
     found = Counter(machine.number(f"sys/bus/pci/devices/{gpu.pci_id}/numa_node") for gpu in gpus)
-    share = plan.config.dram_bytes // plan.num_ranks
+    share = (plan.config.dram_bytes or 0) // plan.num_ranks
     for node, number in found.items():
         if node is None or node < 0:
             text = f"which node {several('GPU', number)} belong to is not said (a virtual machine?)"

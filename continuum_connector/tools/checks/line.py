@@ -9,6 +9,8 @@ from collections.abc import Iterable, Sequence
 from enum import Enum
 from typing import NamedTuple
 
+from continuum_connector.sizes import size as size
+
 
 class Verdict(Enum):
     """OK; WARNING: it works, but could work better; ERROR: the server would not start, or would not
@@ -54,15 +56,6 @@ def worst(lines: Iterable[Line]) -> Verdict:
     found = {line.verdict for line in lines}
     order = (Verdict.ERROR, Verdict.UNSEEN, Verdict.WARNING)
     return next((each for each in order if each in found), Verdict.OK)
-
-
-def size(num_bytes: float) -> str:
-    """ "12.0 GiB", "8.0 MiB", "64.0 KiB"."""
-    value, units = num_bytes / 1024, ["GiB", "MiB", "KiB"]
-    while value >= 1024 and len(units) > 1:
-        value /= 1024
-        units.pop()
-    return f"{value:.1f} {units[-1]}"
 
 
 def several(singular: str, number: int) -> str:

@@ -135,8 +135,11 @@ def _ours(plan: Plan) -> Line:
     if config.dram_bytes == 0:
         text = f"policy {config.policy}, pins in VRAM and no DRAM tier (dram_bytes = 0)"
         return ok("config", f"{text}; `continuum size` says how much one would need")
+    sized = (
+        "of a share of the node" if config.dram_bytes is None else f"of {size(config.dram_bytes)}"
+    )
     below = f", below it a disk tier of {size(config.disk_bytes)}" if config.disk_path else ""
-    return ok("config", f"policy {config.policy}, a DRAM tier of {size(config.dram_bytes)}{below}")
+    return ok("config", f"policy {config.policy}, a DRAM tier {sized}{below}")
 
 
 def _left_over(machine: Machine, plan: Plan) -> Iterator[Line]:
@@ -181,7 +184,7 @@ def _scheduler(plan: Plan) -> Line:
 def _layout(machine: Machine, plan: Plan, vllm: VllmSeen) -> Line:
     """The KV cache layout that is requested. Only the attention backend knows whether it can."""
     config, named = plan.config, machine.environ.get("VLLM_KV_CACHE_LAYOUT")
-    if not config.dram_bytes:
+    if config.dram_bytes == 0:
         return ok("KV layout", "vLLM's own: without a DRAM tier nothing is copied")
     if config.kv_layout == "stock":
         return ok(

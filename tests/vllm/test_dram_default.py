@@ -1,0 +1,120 @@
+"""The size that nobody wrote is the same in both halves, in other processes and at other times."""
+
+from __future__ import annotations
+
+import pickle
+from typing import Any
+
+import pytest
+from vllm.distributed.kv_transfer.kv_connector.factory import KVConnectorFactory
+from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorRole
+
+from continuum_connector import dram
+from continuum_connector.config import ContinuumConfig
+from continuum_connector.dram import Spare
+from continuum_connector.errors import ConfigError
+from continuum_connector.host_slots import settled
+from continuum_connector.vllm import attach, node, served
+from tests.vllm import kv_caches
+from tests.vllm.test_worker_start import BLOCK_BYTES, layers, server
+
+GIB = 2**30
+NUM_BLOCKS = 8
+
+
+def without_size(**extra: Any) -> Any:
+    config = server(**extra)
+    del config.kv_transfer_config.kv_connector_extra_config["dram_bytes"]
+    return config
+
+
+def seen(monkeypatch: pytest.MonkeyPatch, usable: int) -> None:
+    """The node has so many bytes to spare, now."""
+    monkeypatch.setattr(dram, "look", lambda environ: Spare("the machine", usable))
+
+
+def kv_cache() -> Any:
+    return kv_caches.describe(layers(), NUM_BLOCKS)
+
+
+def half(config: Any, role: KVConnectorRole) -> Any:
+    kv_cache_config = kv_cache()
+    return KVConnectorFactory.create_connector(
+        pickle.loads(pickle.dumps(config)), role, kv_cache_config
+    )
+
+
+def test_both_halves_have_the_size_of_when_the_server_started(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    config = without_size()
+    seen(monkeypatch, 4 * GIB)
+    attach.prepare(config)
+    seen(monkeypatch, 0)  # vLLM's processes have taken it meanwhile
+    sizes = [half(config, role).config.tier_bytes for role in KVConnectorRole]
+    assert sizes == [NUM_BLOCKS * BLOCK_BYTES] * 2
+    assert served.may_have_tier(ContinuumConfig(), config), "so a layout is asked for"
+
+
+def test_a_node_that_spares_nothing_has_no_tier_in_either(monkeypatch: pytest.MonkeyPatch) -> None:
+    config = without_size()
+    seen(monkeypatch, 0)
+    attach.prepare(config)
+    seen(monkeypatch, 4 * GIB)
+    assert [half(config, role).config.tier_bytes for role in KVConnectorRole] == [0, 0]
+    assert not served.may_have_tier(ContinuumConfig(), config)
+
+
+def test_a_config_that_nobody_prepared_has_no_tier() -> None:
+    config = without_size()
+    assert [half(config, role).config.tier_bytes for role in KVConnectorRole] == [0, 0]
+
+
+@pytest.mark.parametrize("dram_bytes", [0, "2MiB"])
+def test_what_is_written_wins_and_nobody_looks(
+    monkeypatch: pytest.MonkeyPatch, dram_bytes: object
+) -> None:
+    config = server(dram_bytes=dram_bytes)
+    seen(monkeypatch, 4 * GIB)
+    attach.prepare(config)
+    assert node.spare(config) is None
+    tiers = [half(config, role).config.tier_bytes for role in KVConnectorRole]
+    assert tiers == [2 * 2**20 if dram_bytes else 0] * 2
+
+
+@pytest.mark.parametrize(("ranks", "caches"), [(1, 1), (2, 2), (8, 8)])
+def test_all_ranks_of_a_node_count(
+    monkeypatch: pytest.MonkeyPatch, ranks: int, caches: int
+) -> None:
+    """Tensor parallel ranks and engines share one DRAM, and have a KV cache each."""
+    config = without_size()
+    seen(monkeypatch, 4 * GIB)
+    attach.prepare(config)
+    monkeypatch.setattr(node, "num_ranks", lambda _: (1, ranks))
+    found = settled(ContinuumConfig(), config, kv_cache())
+    assert found.tier_bytes == caches * NUM_BLOCKS * BLOCK_BYTES
+
+
+def test_unless_staged_all_of_it_is_taken_at_the_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    config = without_size()
+    seen(monkeypatch, 4 * GIB)
+    attach.prepare(config)
+    cache = kv_cache()
+    grows = [settled(ContinuumConfig(staged=s), config, cache).dram for s in (True, False)]
+    assert [taken.num_left for taken in grows if taken] == [3, 0]
+
+
+def test_on_another_platform_nothing_is_copied(monkeypatch: pytest.MonkeyPatch) -> None:
+    config = without_size()
+    seen(monkeypatch, 4 * GIB)
+    attach.prepare(config)
+    monkeypatch.setattr(served, "platform", lambda: "rocm")
+    found = settled(ContinuumConfig(), config, kv_cache())
+    assert found.dram == (0, "the copy engine does not know the platform `rocm`", 1)
+
+
+def test_a_disk_on_several_nodes_needs_a_size(monkeypatch: pytest.MonkeyPatch) -> None:
+    config = without_size(disk_path="/no/drive", disk_bytes="1GiB")
+    config.parallel_config.nnodes = 2
+    with pytest.raises(ConfigError, match=r"on several nodes without dram_bytes .* set dram_bytes"):
+        attach.prepare(config)
