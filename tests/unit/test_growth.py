@@ -268,7 +268,7 @@ def by_use(engine: FakeCopyEngine) -> ContinuumWorker:
 
 
 def test_a_pool_that_nobody_asked_for_grows_as_blocks_need_it(lines: Lines) -> None:
-    engine = FakeCopyEngine(num_ready=4, hold=False)
+    engine = FakeCopyEngine(num_ready=4, is_growing=True, hold=False)
     worker = by_use(engine)
     assert lines.take() == [
         ("INFO", "serving with 1.0 of 16.0 GiB of DRAM, the rest follows as blocks need it")

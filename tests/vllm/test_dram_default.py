@@ -34,14 +34,14 @@ def seen(monkeypatch: pytest.MonkeyPatch, usable: int) -> None:
 
 
 def kv_cache() -> Any:
-    return kv_caches.describe(layers(), NUM_BLOCKS)
+    config = server()
+    if kv_caches.LAYOUTS:
+        config.cache_config.kv_cache_layout = kv_caches.LAYOUTS[0]
+    return kv_caches.describe(config, layers(), NUM_BLOCKS)
 
 
 def half(config: Any, role: KVConnectorRole) -> Any:
-    kv_cache_config = kv_cache()
-    return KVConnectorFactory.create_connector(
-        pickle.loads(pickle.dumps(config)), role, kv_cache_config
-    )
+    return KVConnectorFactory.create_connector(pickle.loads(pickle.dumps(config)), role, kv_cache())
 
 
 def test_both_halves_have_the_size_of_when_the_server_started(
