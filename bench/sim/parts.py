@@ -187,8 +187,9 @@ def front(kept: Kept) -> str:
     least = "; ".join(f"{title}: {least}" for title, _, least in _extremes(seconds))
     return (
         f"{_regimes(seconds)}\n\n"
-        "Mean job time without the part over that with it, median (least to most) of simulated "
-        "cells: 1.30 means that jobs take 30 % longer without it, below 1 that the part costs. "
+        "Mean job time in the [lab](bench/sim/README.md) without the part, over that with it: "
+        "median, least and most of the cells whose number is in brackets. 1.30: jobs take 30 % "
+        "longer without it; below 1 the part costs. "
         f"At worst: {least}. [Every cell](bench/sim/PARTS.md)"
     )
 
