@@ -19,6 +19,8 @@ import pytest
 from continuum_connector.config import KNOBS, ContinuumConfig, load_config
 from continuum_connector.programs.vendors import read_vendors
 from continuum_connector.sizes import parse_bytes
+from continuum_connector.tools.checks.families import family_of
+from continuum_connector.tools.checks.tools import MIDDLEWARE
 from deploy.tests.test_watching import run
 
 yaml = pytest.importorskip("yaml", reason="needs PyYAML, which vLLM brings")
@@ -67,7 +69,6 @@ def test_every_server_is_started_with_our_flag_and_with_knobs_that_exist(path: P
     text = path.read_text()
     flags = [json.loads(found) for found in re.findall(r"'({\"kv_connector.*?})'", text)]
     assert flags == [{"kv_connector": "ContinuumConnector"}]
-    assert "continuum_connector.middleware.ProgramMiddleware" in text
     text += (DEPLOY / "systemd" / "vllm.env").read_text() if path == UNIT else ""
     knobs = set(re.findall(r"CONTINUUM_([A-Z_]+)", text)) - {"NUMA"}  # named in comments only
     assert knobs >= {"DRAM_BYTES"}
@@ -75,6 +76,32 @@ def test_every_server_is_started_with_our_flag_and_with_knobs_that_exist(path: P
     dram = re.search(r"DRAM_BYTES(?:=|:|\n\s+value:) ?(?:\$\{CONTINUUM_DRAM_BYTES:-)?(\w+)", text)
     assert dram
     assert parse_bytes(dram[1]) > 0
+
+
+README = DEPLOY / "README.md"  # its `docker run`
+
+
+@pytest.mark.parametrize("path", [*SERVERS, UNIT, README], ids=lambda path: path.name)
+def test_on_every_target_agents_can_call_tools(path: Path) -> None:
+    text = path.read_text()
+    if path in SERVERS:
+        text = " ".join(word for whole in yaml.safe_load_all(text) for word in words_of(whole))
+    variables = (DEPLOY / "systemd" / "vllm.env").read_text() if path == UNIT else ""
+    for name, value in re.findall(r"^(\w+)=(.*)$", variables, re.MULTILINE):
+        text = text.replace(f"${{{name}}}", value).replace(f"${name}", value)
+    text = re.sub(r"\$\{\w+:-(\w+)\}", r"\1", text)  # what compose takes if nobody says otherwise
+    family = family_of("Qwen/Qwen3-8B")
+    assert family
+    assert "Qwen/Qwen3-8B" in text + variables + path.read_text()
+    for flags in (
+        "--enable-auto-tool-choice",
+        f"--tool-call-parser {family.tools[0]}",
+        f"--reasoning-parser {family.reasoning}",
+        "--enable-prompt-tokens-details",
+        f"--middleware {MIDDLEWARE}",
+    ):
+        assert flags in text
+    assert "docs/agents-setup.md" in path.read_text() + variables  # where others find theirs
 
 
 def environments(document: Any) -> Iterator[dict[str, str]]:

@@ -36,7 +36,7 @@ FAMILIES = (
     Family("DeepSeek V4", r"deepseek-v4", ("deepseek_v4",), "deepseek_v4"),
     Family("DeepSeek V3.2", r"deepseek-v3\.2", ("deepseek_v32",), "deepseek_v3"),
     Family("DeepSeek V3.1", r"deepseek-v3\.1", ("deepseek_v31",), "deepseek_v3"),
-    Family("DeepSeek R1", r"deepseek-r1(?!-distill)", ("deepseek_v3",), "deepseek_r1"),
+    Family("DeepSeek R1", r"deepseek-r1(?!-distill|.*qwen)", ("deepseek_v3",), "deepseek_r1"),
     Family("DeepSeek V3", r"deepseek-v3", ("deepseek_v3",)),
     Family(
         "Mistral, Mixtral, Ministral, Devstral",

@@ -44,13 +44,13 @@ def _parser_line(given: argparse.Namespace, family: Family | None, vllm: VllmSee
     """Whether vLLM finds the calls in what this model writes."""
     named, wanted = given.tool_call_parser, _flags(family)
     if not named and not given.enable_auto_tool_choice:
-        text = "no tool parser is named: a request with tools gets 400, and agents send them"
+        text = "no tool parser is named: requests with tools get 400, or their calls stay text"
         return warning("tools", text, f"for agents add {wanted}")
     if not named:
         text = "--enable-auto-tool-choice without --tool-call-parser, so vLLM stops at start"
         return error("tools", text, f"add {wanted}")
     if not given.enable_auto_tool_choice:
-        text = f"{named} is named without --enable-auto-tool-choice: a request with tools gets 400"
+        text = f"{named} is unused without --enable-auto-tool-choice: requests with tools get 400"
         return warning("tools", text, "add --enable-auto-tool-choice")
     if given.tool_parser_plugin:
         return ok("tools", f"calls are read by {named}, which may come from your plugin")
