@@ -104,6 +104,17 @@ def test_on_every_target_agents_can_call_tools(path: Path) -> None:
     assert "docs/agents-setup.md" in path.read_text() + variables  # where others find theirs
 
 
+def test_llm_ds_tokenizer_takes_prompts_with_tools_as_the_servers_do() -> None:
+    router = yaml.safe_load((DEPLOY / "helm" / "llm-d" / "router.yaml").read_text())["router"]
+    words = " ".join(router["tokenizer"]["extraArgs"])
+    family = family_of(router["tokenizer"]["modelName"])
+    assert family
+    assert words == (
+        f"--enable-auto-tool-choice --tool-call-parser {family.tools[0]} "
+        f"--reasoning-parser {family.reasoning}"
+    )
+
+
 def environments(document: Any) -> Iterator[dict[str, str]]:
     """Every `environment` mapping (compose) and `env` list (Kubernetes) in a YAML document."""
     for name, value in pairs_of(document):

@@ -83,7 +83,7 @@ def _call(request: Any) -> FunctionCall | None:
     schema = named[name].parameters or {}
     properties = schema.get("properties", {})
     wanted = schema.get("required") or properties
-    arguments = dict.fromkeys(wanted, VALUE)
+    arguments = {each: properties.get(each, {}).get("enum", [VALUE])[0] for each in wanted}
     arguments |= {each: command for each in ("command", "cmd") if each in wanted}
     return FunctionCall(name=name, arguments=json.dumps(arguments))
 

@@ -77,6 +77,7 @@ AGENTS = {
         ".config/opencode/opencode.json",
     ),
     "mini-swe-agent": Agent("mini-swe-agent", "lineage", "anonymous:", r'"cached_tokens": (\d+)'),
+    "OpenHands": Agent("openhands", "vendor", "cache-key:", r'"cache_read_tokens":(\d+)'),
 }
 TURNS = 3  # scripted_calls.py
 README = "It is about nothing.\n"
@@ -189,7 +190,8 @@ def test_an_agent_set_up_as_documented_calls_its_tool_and_hits_what_it_left(
         timeout=300,
         check=False,
     )
-    said = done.stdout + "".join(each.read_text() for each in work.glob("*.json"))
+    written = [*work.glob("*.json"), *home.glob(".openhands/conversations/*/*.json")]
+    said = done.stdout + "".join(each.read_text() for each in written)
     assert done.returncode == 0, f"{said[-3000:]}{done.stderr[-3000:]}"
     # The client says so itself: all turns but the first found most of their prompts cached.
     assert max(int(each) for each in re.findall(agent.cached, said)) > 1000
@@ -215,7 +217,7 @@ def admitted(server: VllmServer, program: str) -> list[dict[str, Any]]:
     return [r for r in records if r["event"] == "admit" and r["program"] == program]
 
 
-@pytest.mark.parametrize("title", [*AGENTS, "OpenHands"])
+@pytest.mark.parametrize("title", AGENTS)
 def test_the_servers_line_is_the_one_tested_here_and_its_parsers_are_those_of_the_model(
     title: str,
 ) -> None:
