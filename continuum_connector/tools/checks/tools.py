@@ -58,7 +58,8 @@ def _parser_line(given: argparse.Namespace, family: Family | None, vllm: VllmSee
         text = (
             f"vLLM {vllm.version} has no tool parser {named[:100]!r}, so the server stops at start"
         )
-        return error("tools", text, f"add {wanted}")
+        meant = family.tools[0] if family else f"NAME ({PAGE} has them by model)"
+        return error("tools", text, f"--tool-call-parser {meant}")
     if family is None:
         return ok("tools", f"calls are read by {named}; whether this model writes so is not known")
     if named not in family.tools:
