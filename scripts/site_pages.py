@@ -25,6 +25,8 @@ def on_config(config: Any) -> Any:
     for name in filter(None, listed.stdout.splitlines()):
         if (ROOT / name).exists():
             _copy(name, pages)
+    for sheet in config.extra_css:
+        _put(ROOT / str(sheet), pages)
     config.docs_dir = str(pages)
     return config
 
