@@ -29,10 +29,10 @@ history = [{"role": "user", "content": "Find the fault in this project, please. 
 for turn in range(1, TURNS + 1):
     answer = client.messages.create(
         model=MODEL,
-        max_tokens=100,
+        max_tokens=200,
         messages=history,
         tools=[READ],
-        # So that any model calls it; "auto" needs --enable-auto-tool-choice and a parser.
+        # So that any model calls it. With {"type": "auto"} the model chooses.
         tool_choice={"type": "none"} if turn == TURNS else {"type": "tool", "name": "read_file"},
     )
     kept = answer.usage.cache_read_input_tokens or 0

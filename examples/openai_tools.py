@@ -34,9 +34,9 @@ for turn in range(1, TURNS + 1):
     answer = client.chat.completions.create(
         model=MODEL,
         messages=history,
-        max_tokens=100,
+        max_tokens=200,
         tools=[{"type": "function", "function": READ}],
-        # So that any model calls it; "auto" needs --enable-auto-tool-choice and a parser.
+        # So that any model calls it. With "auto" the model chooses, and ends when it is done.
         tool_choice="none" if is_last else {"type": "function", "function": {"name": "read_file"}},
         extra_headers=headers,
         extra_body={"kv_transfer_params": {"continuum": {"final": is_last}}},

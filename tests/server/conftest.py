@@ -26,6 +26,7 @@ from tests.server.helpers import PROGRAMS, log_of, play
 
 HERE = Path(__file__).parent
 MIDDLEWARE = ("--middleware", "continuum_connector.middleware.ProgramMiddleware")
+TOOLS = ("--enable-auto-tool-choice", "--tool-call-parser", "hermes")
 # An odd size: the pool is the only mapping of its length in the worker.
 DRAM_BYTES = 397 * 32 * LLAMA.kv_bytes_per_token()
 NUM_BLOCKS = 129
@@ -151,7 +152,7 @@ def agents(
             "trace_path": str(trace),
         },
         env={"CONTINUUM_CHECKSUM_EVERY": "0"},  # a test overwrites DRAM, and must be believed
-        args=(*MIDDLEWARE, "--kv-events-config", json.dumps(events)),
+        args=(*MIDDLEWARE, *TOOLS, "--kv-events-config", json.dumps(events)),
     ) as server:
         yield server
 

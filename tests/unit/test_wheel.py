@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib.machinery
+import importlib.util
 import os
 import subprocess
 import sys
@@ -35,6 +37,19 @@ def test_the_wheel_carries_the_bench_and_no_tests(
     names = zipfile.ZipFile(tmp_path / name).namelist()
     assert "continuum_connector/_bench/bench/serve/commands.py" in names
     assert [each for each in names if "tests" in Path(each).parts] == []
+
+
+def test_the_archive_holds_what_the_wheels_maker_wants_of_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A new file at the root needs a line in sdist.exclude, or one in scripts/wheel."""
+    monkeypatch.chdir(ROOT)
+    loader = importlib.machinery.SourceFileLoader("wheel", str(ROOT / "scripts" / "wheel"))
+    spec = importlib.util.spec_from_loader("wheel", loader)
+    assert spec
+    wheel = importlib.util.module_from_spec(spec)
+    loader.exec_module(wheel)
+    wheel.look_at_archive(tmp_path / build.build_sdist(str(tmp_path)))
 
 
 @pytest.mark.full
