@@ -26,7 +26,9 @@ from tests.server.helpers import PROGRAMS, log_of, play
 
 HERE = Path(__file__).parent
 MIDDLEWARE = ("--middleware", "continuum_connector.middleware.ProgramMiddleware")
-TOOLS = ("--enable-auto-tool-choice", "--tool-call-parser", "hermes")
+# A model of random weights calls no tools: a script does, where a request has some.
+TOOLS = ("--tool-parser-plugin", str(HERE / "scripted_calls.py"), "--enable-auto-tool-choice")
+TOOLS += ("--tool-call-parser", "scripted")
 # An odd size: the pool is the only mapping of its length in the worker.
 DRAM_BYTES = 397 * 32 * LLAMA.kv_bytes_per_token()
 NUM_BLOCKS = 129

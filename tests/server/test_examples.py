@@ -16,7 +16,7 @@ from tests.server.helpers import eventually, reset, usage
 
 [BLOCK] = (block for block in blocks("examples/README.md"))
 AGENTS = {Path(words[1]).stem: words for words in map(shlex.split, BLOCK.text.splitlines())}
-IS_FREED = {"openai_tools": True, "anthropic_messages": False, "requests_job": True}
+IS_FREED = {"openai_tools": False, "anthropic_messages": False, "requests_job": True}
 VLLM_BLOCK = 32
 
 
