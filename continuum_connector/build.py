@@ -34,6 +34,7 @@ from continuum_connector.toolcalls.tokenizer import BackgroundTokenizer
 from continuum_connector.vllm import compat, coordinator, expected, facts, node, proven, served
 from continuum_connector.vllm.kv_events import KvEventFactory
 from continuum_connector.vllm.shadow import Shadow
+from continuum_connector.vllm.tables import stock_beside
 from continuum_connector.worker.disk import DiskPlace, WorkerDisk, blocks_per_slot, most_per_slot
 from continuum_connector.worker.layout import Layout, read_layout
 from continuum_connector.worker.namespace import prover
@@ -103,7 +104,7 @@ def scheduler_side(
         pool=pool,
         groups=groups,
         tier=make_tier(memory, disk, groups, traffic, account, _tier_events(vllm_config)),
-        records=Records(account, trace, decider.away),
+        records=Records(account, trace, decider.away, stock_beside(pool, groups)),
         waker=Waker(wake) if wake is not None else NoWaker(),
         stop_strings=StopStrings(tokenizer),
         max_loras=vllm_config.lora_config.max_loras if vllm_config.lora_config else 0,

@@ -90,6 +90,7 @@ MAY_IMPORT = {  # what each room, a folder or a file, may import besides itself 
     "vllm/node": {"dram"},
     "vllm/coordinator": set(),
     "vllm/shadow": {"scheduler/kv_groups"},
+    "vllm/tables": {"scheduler", "scheduler/kv_groups", "vllm/coordinator"},
     "vllm/served": {
         *("config", "dram", "scheduler/kv_groups"),
         *("vllm/compat", "vllm/node", "vllm/proven"),
@@ -112,7 +113,7 @@ MAY_IMPORT = {  # what each room, a folder or a file, may import besides itself 
         *("scheduler/holds", "scheduler/kv_groups", "scheduler/tiers"),
         *("observe/account", "observe/trace"),
         *("vllm/compat", "vllm/kv_events", "vllm/proven", "vllm/coordinator"),
-        *("vllm/served", "vllm/shadow", "vllm/facts", "vllm/node"),
+        *("vllm/served", "vllm/shadow", "vllm/tables", "vllm/facts", "vllm/node"),
     },
     "worker_hooks": {
         *("build", "config", "vllm/compat", "vllm/served", "messages", "worker"),

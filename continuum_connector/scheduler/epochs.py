@@ -74,6 +74,7 @@ class Epochs:
     def forget_all(self, cause: PinEnd, now: float, keep_as: str = "", name: str = "") -> None:
         """End every pin with `cause`, and forget every block below VRAM (Tier.reset)."""
         self._retention.end_all(cause, now)
+        self._records.stock.clear()
         for transfer in self._tier.reset(now, keep_as, name):
             self._records.settled(transfer, now)
 

@@ -17,16 +17,19 @@ from continuum_connector.policy.base import (
 from continuum_connector.scheduler.away import Away
 from continuum_connector.scheduler.outcomes import Outcomes
 from continuum_connector.scheduler.pins import LivePin, PinEnd
+from continuum_connector.scheduler.stock import UnknownStock
 from continuum_connector.scheduler.tiers.transfers import Transfer
 from continuum_connector.scheduler.turns import Sample, Turn
 
 
 class Records:
-    """One method per event; `trace` gathers nothing while it is off."""
+    """One method per event; `trace` gathers nothing while it is off. `stock`: what stock vLLM would
+    have kept, to report beside what we found."""
 
-    def __init__(self, account: Account, trace: Any, away: Away) -> None:
+    def __init__(self, account: Account, trace: Any, away: Away, stock: UnknownStock) -> None:
         self.account = account
         self.trace = trace
+        self.stock = stock
         self.outcomes = Outcomes(account, trace, away)
 
     def arrived(

@@ -54,6 +54,7 @@ class SchedulerSide:
 
     def __init__(self, config: ContinuumConfig, parts: Parts) -> None:
         self.decider, self.groups, self.records = parts.decider, parts.groups, parts.records
+        self._stock = parts.records.stock
         self.tier, self.traffic = parts.tier, parts.tier.traffic
         self.turns = Turns()
         self._pool = parts.pool
@@ -225,7 +226,10 @@ class SchedulerSide:
         found = self._none_found
         if num_external:
             found = self.tier.load(turn.program.key, request, block_ids, num_external, now)
+        if turn.is_preempted or not turn.is_admitted:
+            in_stock = self._stock.admitted(request, turn.vram_tokens)
         if not turn.is_admitted:
+            turn.stock_tokens = in_stock
             self.turns.admit(request.request_id)
             turn.tier_tokens = found
             self._working_set.found(turn, sum(turn.hit_tokens.values()))
@@ -244,6 +248,8 @@ class SchedulerSide:
     ) -> Any:
         """An allocation failed: retry it while pins give way (Room.make)."""
         self.steps.note_change()
+        if not need:  # of a running turn
+            self._stock.look()
         turn = self.turns.get(request.request_id)
         return self.room.make(request.request_id, turn, attempt, need, others_run, now)
 
@@ -253,6 +259,7 @@ class SchedulerSide:
         turn = self.turns.get(request_id)
         if turn is not None:
             turn.is_preempted = True
+            self._stock.preempted(request_id)
             self.tier.loans.take_back(turn.program.key)
             self.records.happened("preempt", now, turn)
 
@@ -268,6 +275,7 @@ class SchedulerSide:
         if turn is None:  # it came before we were switched off and on again
             return None
         self.steps.note_change()
+        self._stock.finished(request)
         self.room.references_dropped()
         self.retention.unexpect(turn.program.key, request.request_id)
         blocks = self._kept(turn, request, block_ids)

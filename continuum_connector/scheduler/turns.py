@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from continuum_connector.programs.program import Identity, Program
+from continuum_connector.scheduler.stock import AgainstStock
 from continuum_connector.scheduler.tiers.base import OnDisk
 from continuum_connector.toolcalls.tokenizer import BackgroundTokenizer
 
@@ -42,7 +43,8 @@ class Turn:
     """`number` counts the program's turns from 1; `arrival` is monotonic seconds.
 
     `vram_tokens`: tokens that VRAM had for the turn when it was first admitted; `tier_tokens`:
-    further tokens that each memory below VRAM had, nearest first. `was_asked`: vLLM has tried to
+    further tokens that each memory below VRAM had, nearest first. `stock_tokens`: what stock vLLM
+    would have had for it, None if nobody knows (stock.py). `was_asked`: vLLM has tried to
     admit it at least once. `is_let_in`: the gate let it pass, after `held_s`. `is_stray`: what
     `strays` last said, when it arrived or when it ended. `max_head_start_s`: how much earlier than
     its arrival it may stand in line. `epoch`: the epoch of its oldest KV. `sample`: the sample that
@@ -58,6 +60,7 @@ class Turn:
     is_admitted: bool = False
     is_preempted: bool = False  # and it has not been admitted again yet
     vram_tokens: int = 0
+    stock_tokens: int | None = None
     is_stray: bool = False
     sample: Sample | None = None
     group: str = ""
@@ -72,6 +75,13 @@ class Turn:
     def hit_tokens(self) -> dict[str, int]:
         """Tokens of its prompt that were found, by memory, nearest first."""
         return {"vram": self.vram_tokens, **self.tier_tokens}
+
+    @property
+    def against_stock(self) -> AgainstStock | None:
+        """The same tokens by who kept them; None if nobody knows."""
+        if self.stock_tokens is None:
+            return None
+        return AgainstStock.of(sum(self.hit_tokens.values()), self.stock_tokens)
 
     def place(self, is_ahead: bool = False) -> float:
         """The turn's place in line, in monotonic seconds: its program's arrival, or half the head
