@@ -49,7 +49,7 @@ def write_agent(folder: Path, server: VllmServer) -> None:
 
 def kept_by_turn(said: str) -> list[int]:
     """Tokens of its prompt that were kept for each turn, as the agent says."""
-    kept = re.findall(r"^turn \d: .*, ([\d,]+) of [\d,]+ tokens were kept$", said, re.MULTILINE)
+    kept = re.findall(r"^turn \d: ([\d,]+) of [\d,]+ tokens were kept$", said, re.MULTILINE)
     return [int(each.replace(",", "")) for each in kept]
 
 
