@@ -19,7 +19,8 @@ from tests.server.conftest import DRAM_BYTES, MIDDLEWARE, NUM_BLOCKS, ServerFact
 from tests.server.helpers import BLOCK, ask, eventually, read_trace, text_of, usage
 
 NUM_TURNS = 4
-NUM_WORDS, NUM_MORE, NUM_ANSWERED = 1500, 200, 8
+# A prompt of one step: two would be measured before the first turn ends.
+NUM_WORDS, NUM_MORE, NUM_ANSWERED = 400, 100, 8
 
 
 def as_field(is_last: bool) -> dict[str, Any]:
