@@ -27,7 +27,7 @@ app = typer.Typer(
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
-    rich_markup_mode="rich",
+    rich_markup_mode=None,
 )
 EVERY_ARM = ",".join(DEFAULT)
 
@@ -61,11 +61,11 @@ def agents(
 
     Ctrl-C stops the programs and keeps what was measured.
 
-    [bold]Examples[/]
-
+    \b
+    Examples:
       continuum bench agents http://localhost:8000 --arrivals poisson:3
-      continuum bench agents http://localhost:8000 --workload mine.toml --arrivals closed:64
-      continuum bench agents http://localhost:8000 --workload claude-code:requests.jsonl.gz
+      continuum bench agents http://localhost:8000 --workload mine.toml
+      continuum bench agents http://localhost:8000 --workload claude-code:FILE
     """
     with _told("agents"):  # whatever needs more than Python is imported by who needs it
         from bench.serve import cli_agents
@@ -121,20 +121,21 @@ def ab(
     scenario: o.Scenario = "",
     dry_run: o.DryRun = False,
 ) -> None:
-    """Start a server for each way to serve, put the same agents on each, and compare.
+    """Put the same agents on a server for each way to serve; compare.
 
-    The same model, VRAM pool, DRAM and requests for all arms; arms in alternating order; ratios
-    in pairs, from 5 repeats on with a 95 % interval; every answer compared token for token;
-    server logs kept. An arm that cannot run here is listed with its reason.
+    It starts the servers itself, with the same model, VRAM pool, DRAM and requests for all arms;
+    arms in alternating order; ratios in pairs, from 5 repeats on with a 95 % interval; every answer
+    compared token for token; server logs kept. An arm that cannot run here is listed with its
+    reason.
 
     Ctrl-C stops the server and keeps what was measured; the same command goes on from there.
 
-    [bold]Examples[/]
-
-      continuum bench ab --arms none,continuum,lmcache-mp --repeats 5 --out runs/ab
+    \b
+    Examples:
+      continuum bench ab --arms none,continuum,lmcache-mp --repeats 5
       continuum bench ab --dram 0.5,1,2,4 --out runs/sweep --dry-run
       continuum bench ab --workload sweep --rates 1,3,6 --dram 64GiB
-      continuum bench ab --client aiperf --workload claude-code:FILE,scale=16,longest=4000
+      continuum bench ab --client aiperf --workload claude-code:FILE,scale=16
     """
     with _told("ab"):
         from bench.serve import cli_ab
@@ -171,10 +172,11 @@ def ab(
 
 @app.command()
 def compare(first: o.Result, second: o.Result) -> None:
-    """Compare two result folders, in pairs where they got the same requests.
+    """Compare two result folders.
 
-    Ratios are second / first: below 1 the second is faster. In brackets the 95 % interval, from
-    5 repeats on. Arms that only one of them has are left out.
+    Ratios are second / first, in pairs where they got the same requests: below 1 the second is
+    faster. In brackets the 95 % interval, from 5 repeats on. Arms that only one of them has are
+    left out.
     """
     with _told("compare"):
         from bench.serve import compare as comparison
@@ -189,14 +191,14 @@ def compare(first: o.Result, second: o.Result) -> None:
 
 @app.command()
 def report(folders: o.Results, out: o.Page = None, title: o.Title = "", base: o.Base = "") -> None:
-    """Write one HTML file about a result folder: tables, plots, what could not run.
+    """Write one HTML file about a result folder: tables and plots.
 
     `bench ab` does it by itself at its end. Several folders that differ in nothing but their
     load become one page, with JCT against load. The file needs nothing else, and follows the
     reader's light or dark.
 
-    [bold]Examples[/]
-
+    \b
+    Examples:
       continuum bench report runs/ab
       continuum bench report runs/jps-1 runs/jps-3 runs/jps-6 -o jps.html
     """

@@ -11,9 +11,10 @@ import pytest
 pytest.importorskip("typer")
 from typer.testing import CliRunner, Result
 
-from continuum_connector.programs.program import program_key
+from continuum_connector.programs.program import IdentitySource, program_key
 from continuum_connector.tools.analysis import life as log
 from continuum_connector.tools.analysis.source import Source, SourceError
+from continuum_connector.tools.cli import explain as command
 from continuum_connector.tools.cli.app import app
 
 KNOWN = {"ending": "calls", "tools": ["pytest -q"], "gap_p50": 2.5, "gap_p90": 9.0}
@@ -236,7 +237,8 @@ def test_a_file_that_is_no_trace_is_refused_in_a_sentence(
 
 
 def test_without_a_program_every_decision_is_a_line_with_what_came_of_it(tmp_path: Path) -> None:
-    result = run("explain", "--trace", str(write(tmp_path / "trace.jsonl", small())))
+    path = write(tmp_path / "trace.jsonl", small())
+    result = run("explain", "--trace", str(path), columns=200)
     assert result.exit_code == 0
     head, *told = [" ".join(each.split()) for each in result.output.splitlines()]
     assert head.startswith("time program turn tokens decided worth, next best outcome")
@@ -279,3 +281,113 @@ def test_what_is_no_json_is_not_read_whole(tmp_path: Path, monkeypatch: pytest.M
     monkeypatch.setattr(Path, "read_bytes", lambda _: pytest.fail("read whole"))
     with pytest.raises(SourceError, match="neither a trace"):
         list(Source(path).records())
+
+
+LONG = "codex:0199f0c2-7d1e-7c51-9a30-5ce1b2f47f3e"
+
+
+def busy(program: str = LONG) -> list[dict[str, Any]]:
+    """A turn whose line has every column, and the widest that a cell gets."""
+    pin = {"decision": "pin", "ttl_s": 0.905, "then": "store", "values": {"pin": 1.234, "free": 1}}
+    hits = {"vram": 123_456, "dram": 7_890}
+    told = {"turn": 4321, "decision": "pin", "outcome": "switched_off", "hit_tokens": hits}
+    told |= {"recomputed_tokens": 55, "saved_s": -0.264, "gap_s": 0.573}
+    return [
+        record("arrive", 5.0, program, turn=4321, tokens=790, source="vendor"),
+        record("decision", 9_876.54, program, turn=4321, tokens=131_072, **pin),
+        record("outcome", 9_999.0, program, **told),
+        record("decision", 19_876.54, program, turn=4322, tokens=131_072, decision="offload"),
+    ]
+
+
+@pytest.mark.parametrize("columns", [20, 40, 60, 80, 100, 120, 140, 164, 165, 200])
+def test_no_line_of_the_list_is_wider_than_the_terminal(tmp_path: Path, columns: int) -> None:
+    path = write(tmp_path / "trace.jsonl", [*small(), *busy()])
+    lines = run("explain", "--trace", str(path), columns=columns).output.splitlines()
+    assert max(map(len, lines)) <= columns
+
+
+def test_80_columns_have_what_was_decided_and_what_came_of_it(tmp_path: Path) -> None:
+    path = write(tmp_path / "trace.jsonl", [*small(), *busy()])
+    assert (
+        run("explain", "--trace", str(path), columns=80).output
+        == """\
+     time program          turn   tokens decided           outcome      saved
+    0.00s job:p               1      801 pin 4 s, copy     in time      1.5 s
+    1.50s job:other           1        0 free              (open)
+    3.50s job:p               2        0 free              done
+9,864.54s codex:…1b2f47f3e 4321  131,072 pin 0.905 s, copy switched off -0.264 s
+   19865s codex:…1b2f47f3e 4322  131,072 offload         (open)
+
+Left out for want of room: worth, next best; in VRAM, DRAM, lost; back after. A
+pipe, a file and --json have all.
+"""
+    )
+
+
+def test_a_pipe_and_a_wide_terminal_get_every_column(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = write(tmp_path / "trace.jsonl", [*small(), *busy()])
+    wide = run("explain", "--trace", str(path), columns=165).output
+    assert "Left out" not in wide
+    assert "worth, next best" in wide
+    monkeypatch.delenv("COLUMNS", raising=False)
+    assert CliRunner().invoke(app, ["explain", "--trace", str(path)]).output == wide
+
+
+def test_a_shortened_name_keeps_its_namespace_and_is_understood(tmp_path: Path) -> None:
+    path = write(tmp_path / "trace.jsonl", [*small(), *busy()])
+    for room in (16, 24):
+        name = log.short(LONG, room)
+        assert len(name) == room
+        assert name.startswith("codex:…")
+        assert run("explain", name, "--trace", str(path)).output.startswith(LONG)
+    assert log.short("x" * 20, 16) == "…" + "x" * 15
+    assert len(log.short(f"{'n' * 40}:id", 16)) == 16
+
+
+@pytest.mark.parametrize("typed", ["codex", "0199f0c2", "codex:0199", "job:ot", "othe"])
+def test_the_beginning_of_a_name_or_an_id_is_enough(tmp_path: Path, typed: str) -> None:
+    path = write(tmp_path / "trace.jsonl", [*small(), *busy()])
+    result = run("explain", typed, "--trace", str(path))
+    assert result.exit_code == 0, result.output
+    assert result.output.startswith((LONG, "job:other"))
+
+
+def test_a_beginning_that_several_have_is_answered_with_them(tmp_path: Path) -> None:
+    more = [busy(f"codex:{n}") for n in range(7)]
+    path = write(tmp_path / "trace.jsonl", [*small(), *busy(), *(r for each in more for r in each)])
+    result = run("explain", "codex", "--trace", str(path), columns=200)
+    assert result.exit_code == 1
+    said = " ".join(result.output.split())
+    assert f"'codex' may be any of {LONG}, codex:0, codex:1, codex:2, codex:3 and 3 more" in said
+    assert said.endswith("give more of the name")
+
+
+def test_a_whole_name_wins_over_a_longer_one_that_begins_with_it(tmp_path: Path) -> None:
+    path = write(tmp_path / "trace.jsonl", [*small(), *busy("job:p2")])
+    assert run("explain", "p", "--trace", str(path)).output.startswith("job:p  ")
+
+
+@pytest.mark.parametrize(
+    ("sources", "said"),
+    [
+        (["vendor"], "named by a header or field of its agent or gateway"),
+        (["session_id", "session_id"], "named by session_id or X-Session-ID"),
+        (["none", "lineage"], "no id: known by lineage"),
+        (["lineage", "job_id"], "no id: known by lineage · named by job_id or program_id"),
+        (["none"], "no id, and nothing went on from it"),
+    ],
+)
+def test_a_life_begins_with_where_the_id_came_from(
+    tmp_path: Path, sources: list[str], said: str
+) -> None:
+    turns = [record("arrive", float(n), turn=n, source=each) for n, each in enumerate(sources, 1)]
+    path = write(tmp_path / "trace.jsonl", turns)
+    first = run("explain", "job:p", "--trace", str(path), columns=200).output.splitlines()[0]
+    assert first.startswith(f"job:p  {said} · 0 turns in")
+
+
+def test_every_source_of_an_id_has_its_words() -> None:
+    assert {each.value for each in IdentitySource} == {*command.NAMED_BY, "none"}

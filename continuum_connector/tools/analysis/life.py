@@ -7,8 +7,9 @@ from __future__ import annotations
 import difflib
 import re
 from collections import Counter, OrderedDict, deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from continuum_connector.errors import shown
 from continuum_connector.tools.analysis.report import seconds
@@ -66,10 +67,24 @@ class Search:
             return self.found[self._wanted]
         return next(iter(self.found.values())) if len(self.found) == 1 else None
 
+    def begun(self) -> list[str]:
+        """Programs with an ended turn whose names, or ids, begin with what is wanted; those with
+        most turns first. "codex:…7f3e", as `short` writes names, stands for beginning and end."""
+        begin, _, end = self._wanted.partition("…")
+        return [
+            key
+            for key, _ in self.turns.most_common()
+            if key.endswith(end) and any(each.startswith(begin) for each in _ids(key))
+        ]
+
     def excuse(self) -> str:
         """Why there is no life to show, and which programs there are."""
         if len(self.found) > 1:
             return f"{self._wanted!r} may be any of {_list(self.found)}; give the whole name"
+        if len(begun := self.begun()) > 1:
+            more = f" and {len(begun) - 5:,} more" if len(begun) > 5 else ""
+            any_of = f"any of {_list(begun[:5])}{more}"
+            return f"{self._wanted!r} may be {any_of}; give more of the name"
         said = f"no program {self._wanted!r} is in the trace"
         if not self.turns:
             return f"{said}, nor any other whose turn ended"
@@ -106,15 +121,16 @@ def _names(wanted: str, key: str) -> bool:
     return any(len(begin) >= _LONG and wanted.startswith(begin) for begin in begins)
 
 
+def _ids(key: str) -> Iterator[str]:
+    """The key, and what is left of it without each of its namespaces."""
+    parts = key.split(":", 4)
+    return (":".join(parts[i:]) for i in range(len(parts)))
+
+
 def _list(names: Iterable[str]) -> str:
     return ", ".join(names)
 
 
-HEAD = (
-    f"{'time':>9}  {'program':24} {'turn':>4} {'tokens':>8}  {'decided':20} "
-    f"{'worth, next best':19} {'outcome':12} {'back after':>10}  {'in VRAM, DRAM, lost':>22}  saved"
-)
-NAME = 24  # characters of a program's name; ids differ at their ends
 MAX_OPEN = 100_000  # decisions that wait for their outcome; beyond, the oldest counts as open
 
 Pair = tuple[Record, Record | None]
@@ -148,17 +164,13 @@ def _told(pending: Pending, even_open: bool = False) -> Iterator[Pair]:
         yield decision, outcome[0] if outcome else None
 
 
-def as_line(decision: Record, outcome: Record | None, since: float) -> str:
-    """Decision and outcome as one line under HEAD; times are seconds after `since`."""
-    name = text(decision, "program")
-    name = name if len(name) <= NAME else "…" + name[1 - NAME :]
+def _time(since_s: float) -> str:
+    return f"{since_s:,.2f}s" if since_s < 10_000 else f"{since_s:.0f}s"
+
+
+def _gap(outcome: Record | None) -> str:
     gap_s = None if outcome is None else number(outcome, "gap_s")
-    return (
-        f"{decision['now'] - since:>8,.2f}s  {name:{NAME}} {count(decision, 'turn'):>4} "
-        f"{count(decision, 'tokens'):>8,}  {_decided(decision):20} {_worth(decision):19} "
-        f"{_outcome(outcome):12} {'' if gap_s is None else seconds(gap_s):>10}  "
-        f"{_found(outcome):>22}  {_saved(outcome)}"
-    ).rstrip()
+    return "" if gap_s is None else seconds(gap_s)
 
 
 def _decided(decision: Record) -> str:
@@ -192,3 +204,73 @@ def _found(outcome: Record | None) -> str:
 def _saved(outcome: Record | None) -> str:
     saved_s = None if outcome is None else number(outcome, "saved_s")
     return seconds(saved_s) if saved_s else ""
+
+
+class Column(NamedTuple):
+    """A column of the list. `width`, `narrow`: its characters where all columns fit, and where they
+    do not. `gap`: spaces before it where all fit, else 1. `is_text`: it begins at the left."""
+
+    name: str
+    width: int
+    narrow: int
+    gap: int
+    is_text: bool
+    cell: Callable[[Record, Record | None], str]
+
+
+COLUMNS = (
+    Column("program", 24, 16, 2, True, lambda d, _: text(d, "program")),
+    Column("turn", 4, 4, 1, False, lambda d, _: str(count(d, "turn"))),
+    Column("tokens", 8, 8, 1, False, lambda d, _: f"{count(d, 'tokens'):,}"),
+    Column("decided", 20, 17, 2, True, lambda d, _: _decided(d)),
+    Column("worth, next best", 19, 19, 1, True, lambda d, _: _worth(d)),
+    Column("outcome", 12, 12, 1, True, lambda _, o: _outcome(o)),
+    Column("back after", 10, 10, 1, False, lambda _, o: _gap(o)),
+    Column("in VRAM, DRAM, lost", 22, 22, 2, False, lambda _, o: _found(o)),
+    Column("saved", 8, 8, 2, True, lambda _, o: _saved(o)),
+)
+TIME = 9  # characters of the first column
+# What a narrow terminal does without, first to last.
+DROPPED = ("worth, next best", "in VRAM, DRAM, lost", "back after", "saved", "tokens", "outcome")
+
+
+class Lines:
+    """The list's lines, none longer than `room` characters. `dropped`: columns that did not fit."""
+
+    def __init__(self, room: int) -> None:
+        self._room = room
+        self._is_wide = TIME + sum(each.width + each.gap for each in COLUMNS) <= room
+        self._columns = list(COLUMNS)
+        self.dropped: list[str] = []
+        for name in () if self._is_wide else DROPPED:
+            if TIME + sum(each.narrow + 1 for each in self._columns) <= room:
+                break
+            self._columns = [each for each in self._columns if each.name != name]
+            self.dropped.append(name)
+
+    def head(self) -> str:
+        return self._line("time", [each.name for each in self._columns])
+
+    def line(self, decision: Record, outcome: Record | None, since: float) -> str:
+        """Decision and outcome under `head`; the time is in seconds after `since`."""
+        cells = [each.cell(decision, outcome) for each in self._columns]
+        return self._line(_time(decision["now"] - since), cells)
+
+    def _line(self, time: str, cells: list[str]) -> str:
+        line = f"{time:>{TIME}}"
+        for column, cell in zip(self._columns, cells, strict=True):
+            width = column.width if self._is_wide else column.narrow
+            gap = column.gap if self._is_wide else 1
+            said = short(cell, width)
+            line += " " * gap + (f"{said:{width}}" if column.is_text else f"{said:>{width}}")
+        return line[: self._room].rstrip()
+
+
+def short(name: str, room: int) -> str:
+    """A name that is too long, with its namespace, which says where the id came from, and its end,
+    because ids differ there. `continuum explain` understands it."""
+    if len(name) <= room:
+        return name
+    namespace, colon, _ = name.partition(":")
+    begin = f"{namespace}{colon}"[: room // 2] if colon else ""
+    return f"{begin}…{name[1 + len(begin) - room :]}"

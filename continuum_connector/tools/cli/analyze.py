@@ -47,7 +47,7 @@ def analyze(
     report: Annotated[Path | None, typer.Option(help="The same as one HTML file to share.")] = None,
     force: Force = False,
 ) -> None:
-    """Put traces into numbers: JCT, queueing, hits, pins, copies, regret, calibration.
+    """Put traces into numbers: JCT, hits, pins, copies, regret.
 
     Several traces are columns of one table, to compare policies. Regret is what a decision
     lost against the best alternative, now that we know when the program came back.
@@ -261,10 +261,10 @@ def convert(
     ] = None,
     force: Force = False,
 ) -> None:
-    """Write a trace as the original recorder would have: job -> time stamps, in one JSON file.
+    """Write a trace as the original recorder would have.
 
-    That format leaves out loads and stores, reasons, and worth. Its hit_length is what was found
-    in VRAM and DRAM together.
+    It is one JSON file, job -> time stamps. It leaves out loads and stores, reasons, and worth. Its
+    hit_length is what was found in VRAM and DRAM together.
     """
     with command("convert"):
         source = open_source(trace)

@@ -26,7 +26,7 @@ PASSED_ON: dict[str, Any] = {
 
 
 def bench(context: typer.Context) -> None:
-    """Put agents on a server, compare ways to serve, compare two results."""
+    """Put agents on a server, compare ways to serve, compare results."""
     with command("bench"):
         commands = find_bench("bench.serve.commands")
     commands.app(args=context.args, prog_name="continuum bench")
@@ -112,17 +112,13 @@ def simulate(
     Prints a table per point; ratios are to the first arm. A run that was stopped goes on
     from --out with the same command; runs by other code are done anew.
 
-    [bold]Examples[/]
-
-    [bold]continuum simulate[/]  three arms, one load: under a minute
-
-    [bold]continuum simulate --arms stock,adaptive --rates 1,3,6,10,15 --report report.html[/]
-
-    [bold]continuum simulate --gpu L40S,H100 --dram-gb 100 --pcie-gb-s 12 --seeds 42,43,44[/]
-
-    [bold]continuum simulate --workload agents --set gaps=coding --set turns=12[/]
-
-    [bold]continuum simulate --sweep published --report published.html[/]
+    \b
+    Examples (the first: three arms, one load, under a minute):
+      continuum simulate
+      continuum simulate --arms stock,adaptive --rates 1,3,6 --report r.html
+      continuum simulate --gpu L40S,H100 --dram-gb 100 --pcie-gb-s 12
+      continuum simulate --workload agents --set gaps=coding --set turns=12
+      continuum simulate --sweep published --report published.html
     """
     with command("simulate"):
         lab = find_bench("bench.sim.command")

@@ -69,14 +69,14 @@ def check(
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object, for programs.")] = False,
 ) -> None:
-    """Say whether ContinuumConnector will work here, and what to change if not.
+    """Say whether ContinuumConnector works here, and what to change.
 
     Looks at vLLM, the flags, the model's KV cache, GPU, links, memory and disk. Changes nothing
     and downloads nothing. Paste the command line you serve with, or give the options that matter:
 
-        continuum check -- vllm serve MODEL --kv-transfer-config '{"kv_connector": ...}'
-
-        continuum check --model MODEL --tensor-parallel-size 2
+    \b
+      continuum check -- vllm serve MODEL --kv-transfer-config '...'
+      continuum check --model MODEL --tensor-parallel-size 2
 
     Status: 0 ok or warnings only; 1 an error; 2 wrong usage; 3 no error, but a line that is not
     seen: unknown is not ok, unless --accept names the line.

@@ -13,17 +13,16 @@ from rich.text import Text
 
 from continuum_connector.tools.analysis.life import (
     EVERYBODY,
-    HEAD,
     Life,
+    Lines,
     Search,
-    as_line,
     decisions,
 )
 from continuum_connector.tools.analysis.report import seconds
 from continuum_connector.tools.analysis.source import Source, count, text, tiers
 from continuum_connector.tools.analysis.words import Line, told
 from continuum_connector.tools.cli.server import CommandError
-from continuum_connector.tools.cli.terminal import command, open_source, records, terminal
+from continuum_connector.tools.cli.terminal import command, open_source, records, room, terminal
 
 STYLES = {"good": "green", "bad": "yellow", "detail": "dim"}
 
@@ -32,15 +31,16 @@ def explain(
     trace: Annotated[Path, typer.Option(help="The file that trace_path names.")],
     program: Annotated[
         str,
-        typer.Argument(help="Its name in the trace, or the id you sent. None: all, one line each."),
+        typer.Argument(help="Its name in the trace or the id you sent, or how that begins."),
     ] = "",
     as_json: Annotated[bool, typer.Option("--json", help="JSON, for programs.")] = False,
 ) -> None:
-    """Tell a program's life: when its turns came, what was found, what was decided and why.
+    """Tell a program's life: what was found, decided, and why.
 
     Times are seconds since its first arrival. Below each decision is what every alternative
     was worth and what was known; below the next turn's admission, what came of the decision.
-    Without a program: every decision of all programs on one line, with its outcome.
+    Without a program: every decision of all programs on one line, with its outcome; a terminal gets
+    the columns that it has room for.
     """
     with command("explain"):
         source = open_source(trace)
@@ -61,6 +61,7 @@ def explain(
 
 def log(source: Source, as_json: bool) -> None:
     """Print every decision with its outcome, in the order of the decisions."""
+    lines = Lines(room())
     since: float | None = None
     for decision, outcome in decisions(records(source)):
         if as_json:
@@ -68,17 +69,28 @@ def log(source: Source, as_json: bool) -> None:
             continue
         if since is None:
             since = decision["now"]
-            print(HEAD)
-        print(as_line(decision, outcome, since))
+            print(lines.head())
+        print(lines.line(decision, outcome, since))
     if since is None and not as_json:
         raise CommandError("no turn has ended in this trace, so nothing was decided")
+    if lines.dropped and not as_json:
+        dropped = "; ".join(lines.dropped)
+        print()
+        terminal().print(
+            f"Left out for want of room: {dropped}. A pipe, a file and --json have all."
+        )
 
 
 def find(source: Source, program: str) -> Life:
-    """The program's life in the trace. If it is not there, CommandError lists programs that are."""
+    """The life of the program that has this name or id, or else the only one whose name or id
+    begins with it. CommandError lists programs if there is none, or several."""
     search = Search(program)
     search.read(records(source))
     life = search.life()
+    if life is None and not search.found and len(begun := search.begun()) == 1:
+        search = Search(begun[0])
+        search.read(records(open_source(source.path)))
+        life = search.life()
     if life is None:
         raise CommandError(search.excuse())
     return life
@@ -91,13 +103,33 @@ def head(life: Life) -> Text:
     admitted = [each for each in life.records if each["event"] == "admit"]
     num = sum(count(each, "tokens") for each in admitted)
     found = [sum(each) for each in zip(*map(tiers, admitted), strict=True)] or [0, 0, 0]
-    parts = [f"{len(turns)} turns in {seconds(life.records[-1]['now'] - life.records[0]['now'])}"]
+    parts = [
+        *named_by(life),
+        f"{len(turns)} turns in {seconds(life.records[-1]['now'] - life.records[0]['now'])}",
+    ]
     if num:
         on_disk = f", {found[2]:,} on disk" if found[2] else ""
         where = f"{found[0]:,} in VRAM, {found[1]:,} in DRAM{on_disk}"
         parts.append(f"of {num:,} prompt tokens {where}")
     parts += [f"{n} {outcome.replace('_', ' ')}" for outcome, n in outcomes.most_common()]
     return Text.assemble((life.key, "bold"), f"  {' · '.join(parts)}")
+
+
+NAMED_BY = {
+    "kv_transfer_params": "named in kv_transfer_params",
+    "job_id": "named by job_id or program_id",
+    "session_id": "named by session_id or X-Session-ID",
+    "vendor": "named by a header or field of its agent or gateway",
+    "lineage": "no id: known by lineage",
+}
+
+
+def named_by(life: Life) -> list[str]:
+    """Where its turns' id came from (docs/identity.md); nothing if the trace does not say."""
+    found = dict.fromkeys(text(e, "source") for e in life.records if "source" in e)
+    if list(found) == ["none"]:
+        return ["no id, and nothing went on from it"]
+    return [NAMED_BY[source] for source in found if source in NAMED_BY]
 
 
 def timeline(life: Life) -> Table:

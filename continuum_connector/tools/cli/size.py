@@ -80,22 +80,22 @@ def size(
     drive: DriveRate = 3.0,
     as_json: AsJson = False,
 ) -> None:
-    """Say how much DRAM a server's agents need, and how busy the links to its GPUs would be; with
-    --dram also how much disk they need if there is only that much DRAM.
+    """Say how much DRAM a server's agents need.
+
+    Also, how busy the links to its GPUs would be; with --dram, how much disk they need if there is
+    only that much DRAM.
 
     Defaults were measured on coding agents; give what you know about yours:
 
-        continuum size --bytes-per-token 128KiB --programs 40
+    \b
+      continuum size --bytes-per-token 128KiB --programs 40
+      continuum size --model MODEL --gpus 2 --rate 0.5 --turns 20 --gap 1
 
-        continuum size --model MODEL --gpus 2 --rate 0.5 --turns 20 --gap 1 --gap-p90 4
-
+    \b
     live programs = --programs, or rate x turns x (mean gap + turn)
-
-    live KV = live programs x context x bytes per token
-
-    dram_bytes = live KV / 0.8; 0 if 0.8 of VRAM's KV space holds it
-
-    disk_bytes = live KV / 0.8; 0 if 0.8 of --dram holds it
+    live KV       = live programs x context x bytes per token
+    dram_bytes    = live KV / 0.8; 0 if 0.8 of VRAM's KV space holds it
+    disk_bytes    = live KV / 0.8; 0 if 0.8 of --dram holds it
 
     The mean gap is that of a log-normal distribution with this median and P90.
     """

@@ -7,6 +7,7 @@ file is overwritten unless the user asks for it.
 from __future__ import annotations
 
 import contextlib
+import shutil
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
@@ -81,6 +82,11 @@ def terminal(**options: Any) -> Console:
     return Terminal(**{"highlight": False, "emoji": False, **options})
 
 
+def room() -> int:
+    """Characters of a line: the terminal's, or what COLUMNS says; more than enough elsewhere."""
+    return shutil.get_terminal_size(fallback=(MANY, 24)).columns
+
+
 def name(text: str) -> str:
     """Escape a name, or any text that is not ours, so that it is not taken for markup."""
     return escape(shown(text))
@@ -88,6 +94,7 @@ def name(text: str) -> str:
 
 Force = Annotated[bool, typer.Option("--force", help="Replace an existing file.")]
 
+MANY = 10_000  # characters of a line that nobody looks at
 SHOW_FROM = 8 << 20  # bytes; less is read before anybody could see a bar
 
 

@@ -39,14 +39,15 @@ def top(
 ) -> None:
     """Watch a running server.
 
+    \b
     VRAM       how much of the KV cache requests, copies to DRAM and pins use
-    gate       first turns held now, and why earlier ones were let in; only with gate_wait_s
-    disk       how full it is, what is left of a day's budget; only with disk_path
+    gate       first turns held now, why earlier ones were let in (gate_wait_s)
+    disk       how full it is, what is left of a day's budget (disk_path)
     prompts    where the tokens of recently admitted prompts were found
     pins       how many there are, and what ended earlier ones
     lost by    decisions that cost something: `pin never` kept VRAM for nobody,
                `free recomputed` dropped what came back
-    forecasts  how far predicted chances of a return were off, and which were off most
+    forecasts  how far predicted chances of a return were off, and which most
 
     It reads /metrics, needs nothing else on the server and changes nothing there. If the server
     goes away, it waits for it. Ctrl-C ends. If the output is no terminal, --once is implied
