@@ -61,6 +61,7 @@ MAY_IMPORT = {  # what each room, a folder or a file, may import besides itself 
     "memory": set(),
     "dram": {"memory", "sizes"},
     "config": {"dram", "files", "foreign_keys", "sizes"},
+    "named": {"config"},
     "switch": {"files"},
     "programs": set(),
     "toolcalls": set(),
@@ -98,7 +99,7 @@ MAY_IMPORT = {  # what each room, a folder or a file, may import besides itself 
     "vllm/kv_events": set(),
     "vllm/facts": {"worker"},
     "vllm/worker_calls": set(),
-    "vllm/compat": {"scheduler", "costs", "config"},
+    "vllm/compat": {"scheduler", "costs", "named"},
     "vllm/about": {"vllm/compat"},
     "vllm/order": {"vllm/compat", "scheduler"},
     "vllm/resets": {"vllm/compat"},
@@ -135,7 +136,7 @@ MAY_IMPORT = {  # what each room, a folder or a file, may import besides itself 
     },
     "vllm/hooks": {"vllm/compat", "vllm/order", "vllm/allocation", "vllm/resets"},
     "vllm/attach": {
-        *("connector", "config", "vllm/compat", "vllm/hooks", "vllm/node"),
+        *("connector", "config", "named", "vllm/compat", "vllm/hooks", "vllm/node"),
         *("vllm/proven", "switch", "observe/trace", "dram"),
     },
     "vllm/plugin": {"vllm/attach"},
@@ -143,7 +144,7 @@ MAY_IMPORT = {  # what each room, a folder or a file, may import besides itself 
     "tools/analysis": {"observe/trace", "forecast"},
     "tools/checks": {
         *("vllm/about", "vllm/plugin", "vllm/proven", "vllm/node"),
-        *("config", "files", "worker", "switch", "dram", "memory", "sizes"),
+        *("config", "named", "files", "worker", "switch", "dram", "memory", "sizes"),
         *("switch_endpoint", "epoch_endpoint", "endpoints"),
     },
     "tools/cli": {

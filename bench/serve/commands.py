@@ -53,7 +53,7 @@ def agents(
     extra: o.Extra = "",
     api_key: o.ApiKey = "",
 ) -> None:
-    """Put multi-turn agents on a running server and measure what they see.
+    """Put multi-turn agents on a running server and measure.
 
     Each program sends its context as token ids, reads the streamed answer, runs its tool (a
     real pause) and sends the longer context again. JCT counts from the moment a program should

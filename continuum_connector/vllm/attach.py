@@ -125,7 +125,8 @@ def our_config(transfer: Any) -> ContinuumConfig | None:
     connector = getattr(transfer, "kv_connector", None)
     if connector is None:
         return None
-    from continuum_connector.config import load_config, our_part
+    from continuum_connector.config import load_config
+    from continuum_connector.named import our_part
 
     extra = our_part(connector, transfer.kv_connector_extra_config, transfer.kv_role)
     return None if extra is None else load_config(extra)

@@ -13,8 +13,8 @@ from typing import Any
 from vllm.logger import init_logger
 from vllm.v1.request import RequestStatus
 
-from continuum_connector.config import our_part
 from continuum_connector.costs.prefill import Work
+from continuum_connector.named import our_part
 from continuum_connector.scheduler.turns import TurnEnd
 
 # (release, what was run on it); tests/versions runs exactly these.
@@ -347,6 +347,4 @@ def find_ours(connector: Any, kind: type) -> Any:
 
 def our_extra_config(transfer: Any) -> dict[str, Any]:
     """Return our part of the extra config, also when we are inside a MultiConnector."""
-    return (
-        our_part(transfer.kv_connector, transfer.kv_connector_extra_config, transfer.kv_role) or {}
-    )
+    return our_part(transfer.kv_connector, transfer.kv_connector_extra_config) or {}

@@ -9,6 +9,8 @@ import logging
 import sys
 from typing import Any
 
+logger = logging.getLogger(f"vllm.{__name__}")
+
 _NAME = "ContinuumConnector"
 _ROLE = "kv_both"  # a server loads what it stored itself
 _MARK = "_continuum_wraps"
@@ -46,7 +48,7 @@ def _give_role() -> None:
         original = KVTransferConfig.__post_init__  # all ways to make one go through it
     except (ImportError, AttributeError) as error:
         # vLLM asks for a kv_role then, so nothing starts otherwise than it was written.
-        logging.getLogger(f"vllm.{__name__}").debug("kv_role has no default: %s", error)
+        logger.debug("kv_role has no default: %s", error)
         return
     if hasattr(original, _MARK):
         return

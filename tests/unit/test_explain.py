@@ -309,15 +309,17 @@ def test_no_line_of_the_list_is_wider_than_the_terminal(tmp_path: Path, columns:
 
 def test_80_columns_have_what_was_decided_and_what_came_of_it(tmp_path: Path) -> None:
     path = write(tmp_path / "trace.jsonl", [*small(), *busy()])
+    output = run("explain", "--trace", str(path), columns=80).output
+    told = "".join(f"{line.rstrip()}\n" for line in output.splitlines())
     assert (
-        run("explain", "--trace", str(path), columns=80).output
+        told
         == """\
      time program          turn   tokens decided           outcome      saved
     0.00s job:p               1      801 pin 4 s, copy     in time      1.5 s
     1.50s job:other           1        0 free              (open)
     3.50s job:p               2        0 free              done
 9,864.54s codex:…1b2f47f3e 4321  131,072 pin 0.905 s, copy switched off -0.264 s
-   19865s codex:…1b2f47f3e 4322  131,072 offload         (open)
+   19865s codex:…1b2f47f3e 4322  131,072 offload           (open)
 
 Left out for want of room: worth, next best; in VRAM, DRAM, lost; back after. A
 pipe, a file and --json have all.

@@ -15,8 +15,9 @@ from itertools import pairwise
 from os.path import basename
 from typing import Any, NoReturn
 
-from continuum_connector.config import CONNECTOR_NAME, ContinuumConfig, load_config, our_part
+from continuum_connector.config import CONNECTOR_NAME, ContinuumConfig, load_config
 from continuum_connector.errors import ConfigError
+from continuum_connector.named import our_part
 from continuum_connector.vllm.node import node_ranks
 from continuum_connector.vllm.proven import why_replaced
 
