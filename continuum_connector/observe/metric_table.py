@@ -29,6 +29,7 @@ HOOKS = (
     *("build_connector_meta", "update_connector_output", "request_finished", "allocate_slots"),
     *("start_load_kv", "wait_for_save", "get_finished", OTHER),
 )
+KEPT = ("only_ours", "stock_too", "only_stock", "unknown")
 OPENED = ("fits_vram", "fits_dram", "gpu_idle", "empty", "deadline", "switched_off")
 CHANCES = tuple(f"{low}-{low + 10}" for low in range(0, 100, 10))  # percent
 PIN_BUCKETS = (0.05, 0.1, 0.25, 0.5, 1.0, 2.0, 5.0, 10.0, 20.0, 30.0, 60.0, 120.0, 300.0)
@@ -139,6 +140,14 @@ METRICS: tuple[Metric, ...] = (
         "Prompt tokens found, by tier; a falling share of prompt_tokens: pauses lose KV",
         "tier",
         ("vram", "dram", "disk"),
+    ),
+    Metric(
+        "tokens_against_stock",
+        _C,
+        "Prompt tokens by who kept them; mostly `stock_too`: stock vLLM would have found them as "
+        "well; many `only_stock`: what we keep displaces what is needed",
+        "kept",
+        KEPT,
     ),
     Metric("sample_groups", _G, "Prompts with several samples, seen or announced"),
     Metric("samples", _G, "Programs in sample_groups that are not over"),

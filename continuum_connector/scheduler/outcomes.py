@@ -16,6 +16,7 @@ from continuum_connector.policy.base import Choice, FinishedTurn, Free, Pin, Sna
 from continuum_connector.programs.program import OVER_S
 from continuum_connector.scheduler.away import Absence, Away, OpenDecision
 from continuum_connector.scheduler.pins import PinEnd
+from continuum_connector.scheduler.stock import AgainstStock
 from continuum_connector.scheduler.turns import Turn
 
 # What a pin's end means for the turn that returns to it.
@@ -32,16 +33,20 @@ class FoundTokens:
 
     by_memory: dict[str, int]  # nearest first
     recomputed: int
+    against_stock: AgainstStock | None = None  # by who kept them; None if nobody knows
 
     @classmethod
     def of(cls, kept: int, turn: Turn, num_prompt_tokens: int) -> FoundTokens:
         """Divide the tokens that the prompt can share with the `kept` ones by where they were."""
-        left = min(kept, num_prompt_tokens)
+        shared = left = min(kept, num_prompt_tokens)
         found = {}
         for memory, num_tokens in turn.hit_tokens.items():
             found[memory] = min(num_tokens, left)
             left -= found[memory]
-        return cls(found, left)
+        against = None
+        if turn.stock_tokens is not None:
+            against = AgainstStock.of(shared - left, min(shared, turn.stock_tokens))
+        return cls(found, left, against)
 
     @property
     def most(self) -> str:
@@ -212,15 +217,20 @@ def _opened(
 
 
 def _found(one: OpenDecision, found: FoundTokens) -> dict[str, Any]:
-    """Tokens by memory, and seconds saved and lost, by the decision's estimates. Each token is
-    taken to cost the same."""
+    """Tokens by memory and by who kept them; seconds saved and lost, by the decision's estimates.
+    Each token is taken to cost the same. What stock vLLM would have found is not saved; what only
+    stock would have found counts against us."""
     prefill_s = one.prefill_s / max(one.kept_tokens, 1)
     num_found = sum(found.by_memory.values())
     num_loaded = num_found - found.by_memory["vram"]
     load_s = one.load_s / max(one.kept_tokens, 1) if num_loaded else 0.0
-    return {
+    told: dict[str, Any] = {
         "hit_tokens": found.by_memory,
         "recomputed_tokens": found.recomputed,
-        "saved_s": num_found * prefill_s - num_loaded * load_s,
         "lost_s": found.recomputed * prefill_s,
     }
+    if (against := found.against_stock) is not None:
+        num_gained = against.only_ours - against.only_stock
+        told["against_stock"] = against.as_dict()
+        told["saved_s"] = num_gained * prefill_s - num_loaded * load_s
+    return told

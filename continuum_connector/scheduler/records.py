@@ -55,6 +55,7 @@ class Records:
         self.account.count("prompt_tokens", request.num_prompt_tokens)
         for memory, num_tokens in turn.hit_tokens.items():
             self.account.count("hit_tokens", num_tokens, memory)
+        self._count_against_stock(turn)
         sample = turn.sample
         if sample is not None and sample.number > 1:
             num_found = min(sample.num_tokens, sum(turn.hit_tokens.values()))
@@ -69,9 +70,19 @@ class Records:
                 waited_s=now - turn.arrival,
                 tokens=request.num_tokens,
                 hit_tokens=turn.hit_tokens,
+                **_of_stock(turn),
                 **_of_disk(turn),
             )
         self.outcomes.admitted(turn, request.num_prompt_tokens, now)
+
+    def _count_against_stock(self, turn: Turn) -> None:
+        against = turn.against_stock
+        if against is None:
+            num_found = sum(turn.hit_tokens.values())
+            self.account.count("tokens_against_stock", num_found, "unknown")
+            return
+        for kept, num_tokens in against.as_dict().items():
+            self.account.count("tokens_against_stock", num_tokens, kept)
 
     def decided(
         self, turn: Turn, finished: FinishedTurn, snapshot: Snapshot, choice: Choice, now: float
@@ -171,6 +182,7 @@ def answer(turn: Turn, choice: Choice) -> dict[str, Any]:
         "decision": name_of(decision),
         "ttl_s": decision.ttl_s if isinstance(decision, Pin) else 0.0,
         "cached_tokens": turn.hit_tokens,
+        **_of_stock(turn),
         **_of_disk(turn),
     }
     if turn.held_s:
@@ -198,6 +210,12 @@ def _told(receipts: Sequence[Receipt]) -> list[dict[str, Any]]:
 
 def _of_disk(turn: Turn) -> dict[str, Any]:
     return {} if turn.on_disk is None else {"disk": turn.on_disk.as_dict()}
+
+
+def _of_stock(turn: Turn) -> dict[str, Any]:
+    """Who kept its tokens, where anybody knows; a turn that never ran looked for none."""
+    against = turn.against_stock
+    return {} if against is None else {"against_stock": against.as_dict()}
 
 
 def _of_group(sample: Sample | None) -> dict[str, Any]:

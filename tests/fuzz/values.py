@@ -148,6 +148,7 @@ RECORD: dict[str, Any] = {
     "held_s": 1.0,
     "outcome": "in_time",
     "hit_tokens": {"vram": 1, "dram": 2},
+    "against_stock": {"only_ours": 1, "stock_too": 2, "only_stock": 3},
     "horizon_s": 9.0,
     "saved_s": 1.0,
     "known": {"p_in_time": 0.5, "tools": ["a"], "price": 1.0, "gaps_seen": 3, "prefill": 1.0},

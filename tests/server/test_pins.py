@@ -110,6 +110,7 @@ def test_the_next_turn_within_the_ttl_hits_all_that_was_pinned(agents: VllmServe
         "decision": "free",
         "ttl_s": 0.0,
         "cached_tokens": {"vram": (339 // BLOCK) * BLOCK, "dram": 0},
+        "against_stock": {"only_ours": 0, "stock_too": (339 // BLOCK) * BLOCK, "only_stock": 0},
         "hints": [{"hint": "final", "outcome": "accepted", "value": True}],
     }
 

@@ -31,6 +31,9 @@ def admit(now: float, program: str, turn: int, waited: float, tokens: int, *hits
     vram, dram = hits or (0, 0)
     found = {"vram": vram, "dram": dram}
     fields = {"turn": turn, "waited_s": waited, "tokens": tokens, "hit_tokens": found}
+    if hits:  # of what was in VRAM stock would have kept half, and ten tokens more
+        kept = {"only_ours": vram // 2 + dram, "stock_too": vram - vram // 2, "only_stock": 10}
+        fields["against_stock"] = kept
     return record("admit", now, program, **fields)
 
 
@@ -98,11 +101,14 @@ def test_every_number_of_a_small_trace_is_the_one_computed_by_hand(trace: Path) 
     )
     assert found["turn"]["mean"] == pytest.approx((5 + 2 + 4 + 4 + 2 + 0) / 6)
     assert found["queueing"]["mean"] == pytest.approx((1 + 0.5 + 0 + 1 + 0) / 5)
+    kept = {"only we kept": 370, "stock would have kept too": 50, "only stock would have kept": 20}
     assert found["all prompts"] == pytest.approx(
         {"tokens": 1150, "hit ratio, VRAM": 100 / 1150, "hit ratio, DRAM": 320 / 1150}
+        | {name: num / 1150 for name, num in kept.items()}
     )
     assert found["returning turns"] == pytest.approx(
         {"tokens": 850, "hit ratio, VRAM": 100 / 850, "hit ratio, DRAM": 320 / 850}
+        | {name: num / 850 for name, num in kept.items()}
         | {"save ratio": (120 + 0 + 300) / (120 + 220 + 310)}
     )
     assert found["decisions"] == {"pin": 2, "offload": 1, "free": 3}

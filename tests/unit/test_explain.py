@@ -31,6 +31,7 @@ def small() -> list[dict[str, Any]]:
     """A program of two turns: pinned, back in time, done; with a reset in between."""
     pin = {"decision": "pin", "ttl_s": 4.0, "then": "store", "why": "worth it", "blocks": 50}
     hits = {"vram": 800, "dram": 0}
+    kept = {"only_ours": 704, "stock_too": 96, "only_stock": 0}
     return [
         {"t": 1.7e9, "now": 5.0, "event": "start", "policy": "adaptive"},
         record("arrive", 10.0, turn=1, tokens=790, gap_s=None),
@@ -41,7 +42,14 @@ def small() -> list[dict[str, Any]]:
         record("arrive", 13.0, "job:other", turn=1, tokens=10),
         record("decision", 13.5, "job:other", turn=1, decision="free", why="x"),
         record("return", 14.0, turn=2, tokens=900, gap_s=2.0),
-        record("admit", 14.003, turn=2, waited_s=0.003, tokens=900, hit_tokens=hits),
+        record(
+            *("admit", 14.003),
+            turn=2,
+            waited_s=0.003,
+            tokens=900,
+            hit_tokens=hits,
+            against_stock=kept,
+        ),
         record(
             "outcome",
             14.003,
@@ -50,8 +58,9 @@ def small() -> list[dict[str, Any]]:
             outcome="in_time",
             kept_tokens=800,
             hit_tokens=hits,
+            against_stock=kept,
             recomputed_tokens=0,
-            saved_s=1.498,
+            saved_s=1.318,
             lost_s=0.0,
         ),
         record("pin_end", 14.003, cause="returned", held_s=2.003, blocks=50),
@@ -88,8 +97,10 @@ job:p  2 turns in 5.5 s · of 1,690 prompt tokens 896 in VRAM, 0 in DRAM · 1 in
 
 4.00 s  turn 2  arrived: back after 2 s, 900 tokens, its pin waits for it
 4.00 s          ran after 3 ms of waiting: 800 in VRAM, 100 to compute
+                of these 704 only we kept, 96 stock vLLM would have kept too
 4.00 s          turn 1's pin served: it was in time; of its tokens 800 were in VRAM, 0 in DRAM, 0
-                lost; about 1.5 s of prefill saved, 0 s repeated
+                lost; 704 only we kept, 96 stock vLLM would have kept too; about 1.32 s of prefill
+                saved, 0 s repeated
 4.00 s          pin ended after 2 s: returned
 5.50 s          ended with 0 tokens; let go: last turn of its program
 5.50 s          turn 2: nothing more is needed of it
@@ -243,7 +254,7 @@ def test_without_a_program_every_decision_is_a_line_with_what_came_of_it(tmp_pat
     head, *told = [" ".join(each.split()) for each in result.output.splitlines()]
     assert head.startswith("time program turn tokens decided worth, next best outcome")
     assert told == [
-        "0.00s job:p 1 801 pin 4 s, copy 1.2 s, 0.9 s in time 800, 0, 0 1.5 s",
+        "0.00s job:p 1 801 pin 4 s, copy 1.2 s, 0.9 s in time 800, 0, 0 1.32 s",
         "1.50s job:other 1 0 free (open)",
         "3.50s job:p 2 0 free done",
     ]

@@ -48,6 +48,9 @@ LATER: dict[str, float] = {  # two seconds after zero
     "prompt_tokens": 1000,
     "hit_tokens{vram}": 500,
     "hit_tokens{dram}": 250,
+    "tokens_against_stock{only_ours}": 600,
+    "tokens_against_stock{stock_too}": 150,
+    "tokens_against_stock{only_stock}": 20,
     "decisions{pin}": 3,
     "decisions{free}": 1,
     "pins_started": 3,
@@ -133,7 +136,8 @@ def test_two_scrapes_become_rates_and_shares() -> None:
     kept = shown.kept
     assert kept is not None
     assert (shown.interval_s, shown.served.num_running, shown.served.models) == (2.0, 3, ["tiny"])
-    assert kept.hit == {"vram": 0.5, "dram": 0.25, "disk": 0.0, "computed": 0.25}
+    against = {"only_ours": 0.6, "stock_too": 0.15, "only_stock": 0.02, "unknown": 0.0}
+    assert kept.hit == {"vram": 0.5, "dram": 0.25, "disk": 0.0, "computed": 0.25} | against
     assert (kept.pinned, kept.held_for_stores, kept.num_pins) == (0.2, 0.1, 2)
     assert (kept.dram_used, kept.dram_used_bytes) == (0.5, 25 * 2**20)
     assert kept.decisions_per_s == {"pin": 1.5, "offload": 0.0, "free": 0.5}
@@ -166,7 +170,8 @@ def test_of_a_disk_it_says_how_full_it_is_what_it_moves_and_what_is_left_to_writ
     assert kept is not None
     disk = kept.disk
     assert disk is not None
-    assert kept.hit == {"vram": 0.5, "dram": 0.1, "disk": 0.15, "computed": 0.25}
+    of_tiers = {"vram": 0.5, "dram": 0.1, "disk": 0.15, "computed": 0.25}
+    assert kept.hit.items() >= of_tiers.items()
     assert (disk.used, disk.used_bytes) == (0.25, 25 * 2**30)
     assert (disk.budget_fill, disk.unsaved_per_s, disk.num_down) == (0.4, 12.0, 0)
     assert (disk.reads.bytes_per_s, disk.reads.in_flight, disk.reads.num_bad) == (3e9, 2, 1)

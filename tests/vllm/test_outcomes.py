@@ -13,6 +13,7 @@ from continuum_connector.policy.base import Choice, FinishedTurn, Free, Offload,
 from continuum_connector.policy.baselines import FixedTtl
 from continuum_connector.programs.program import OVER_S, Identity, IdentitySource, Program
 from continuum_connector.scheduler.outcomes import FoundTokens
+from continuum_connector.scheduler.stock import AgainstStock
 from continuum_connector.scheduler.turns import Turn
 from tests.vllm.agents import AgentEngine
 from tests.vllm.harness import prompt
@@ -112,7 +113,11 @@ def test_what_was_left_is_found_in_the_nearest_memory(
     vram: int, dram: int, disk: int, found: tuple[int, ...], most: str
 ) -> None:
     turn = Turn(*A_PROGRAM, 2, 0.0, vram_tokens=vram, tier_tokens={"dram": dram, "disk": disk})
+    assert FoundTokens.of(100, turn, 300).against_stock is None  # nobody knows
+    turn.stock_tokens = 60
     what = FoundTokens.of(100, turn, 300)
+    num_found = sum(what.by_memory.values())
+    assert what.against_stock == AgainstStock.of(num_found, 60)
     assert (*what.by_memory.values(), what.recomputed) == found
     assert what.most == most
 
@@ -127,7 +132,8 @@ def test_a_turn_that_returns_to_its_pin_is_in_time() -> None:
     assert (told["turn"], told["next_turn"], told["horizon_s"]) == (1, 2, 5.0)
     assert told["hit_tokens"] == {"vram": 112, "dram": 0}
     assert told["recomputed_tokens"] == 0
-    assert told["saved_s"] == pytest.approx(0.112)
+    assert told["against_stock"] == {"only_ours": 0, "stock_too": 112, "only_stock": 0}
+    assert told["saved_s"] == 0.0  # nobody would have displaced it
     assert told["lost_s"] == 0.0
     assert 0.0 < told["p"] < 1.0
 

@@ -75,12 +75,14 @@ def test_the_next_turn_within_the_ttl_hits_all_that_was_pinned(
     assert engine.cached["b"] == (208, 0)
     assert engine.ends() == {"returned": 1}
     assert engine.num_pins() == 1
+    kept = {"only_ours": 0, "stock_too": 208, "only_stock": 0}  # nobody knows it of windows
     assert engine.kv_transfer_params["b"]["continuum"] == {
         "program": "job:p",
         "turn": 2,
         "decision": "pin",
         "ttl_s": TTL_S,
         "cached_tokens": {"vram": 208, "dram": 0},
+        **({"against_stock": kept} if groups == "full" else {}),
     }
 
 

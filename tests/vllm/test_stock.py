@@ -8,11 +8,17 @@ from typing import Any
 
 import pytest
 
+from continuum_connector.observe.metric_table import KEPT
+from continuum_connector.policy.base import Free, Offload, Pin
 from tests.vllm.agents import AgentEngine
 from tests.vllm.harness import prompt
 from tests.vllm.test_everything import Agents
+from tests.vllm.test_outcomes import Agents as Deciding
+from tests.vllm.test_outcomes import Says
 from tests.vllm.tiering import BLOCK, MODES
 
+NOTHING = dict.fromkeys(("only_ours", "stock_too", "only_stock"), 0)
+ONLY = {kept: NOTHING | {kept: 96} for kept in NOTHING}
 STOCK = {"policy": "stock", "order": False}
 
 
@@ -133,3 +139,89 @@ def test_a_reset_empties_it() -> None:
     assert len(beside.stock) == 0
     engine.run_turn("c", 100)
     assert [each[1:] for each in beside.found] == [(0, 0), (96, 96), (0, 0)]
+
+
+# --- who kept what was found --------------------------------------------------------------
+class Told(Deciding):
+    """39 blocks of VRAM, of which a program leaves six and comes back; others come between."""
+
+    def leave(self, name: str, tokens: int, seed: int, decision: Any) -> None:
+        """A turn of a program of this name is decided so."""
+        self.side.decider.policy = Says(decision)
+        self.run_turn(name, tokens, seed=seed, max_tokens=8, program=name)
+
+    def back(self) -> dict[str, Any]:
+        """The program comes back. Returns what the answer says, as trace and metrics do."""
+        before = {kept: self.total("tokens_against_stock", kept) for kept in KEPT}
+        self.run_turn("b", self.next_prompt("a", 20), program="a")
+        told = self.kv_transfer_params["b"]["continuum"]
+        admitted = [each for each in self.kept.records if each["event"] == "admit"][-1]
+        assert admitted["against_stock"] == told["against_stock"] == self.last()["against_stock"]
+        added = {kept: self.total("tokens_against_stock", kept) - before[kept] for kept in KEPT}
+        assert added == {"unknown": 0, **told["against_stock"]}
+        return {**told["cached_tokens"], **told["against_stock"]}
+
+
+def test_what_nobody_displaced_stock_would_have_kept_too() -> None:
+    engine = Told(Pin(60.0), 40)
+    engine.leave("a", 90, 1, Pin(60.0))
+    engine.leave("x", 400, 2, Free())
+    assert engine.back() == {"vram": 96, "dram": 0} | ONLY["stock_too"]
+    assert engine.last()["saved_s"] == 0.0
+
+
+def test_what_a_pin_held_against_others_only_we_kept() -> None:
+    engine = Told(Pin(60.0), 40)
+    engine.leave("a", 90, 1, Pin(60.0))
+    engine.leave("x", 400, 2, Free())
+    engine.leave("y", 400, 3, Free())
+    assert engine.back() == {"vram": 96, "dram": 0} | ONLY["only_ours"]
+    assert engine.last()["saved_s"] == pytest.approx(0.096)
+
+
+def test_what_dram_had_stock_might_have_kept_in_vram() -> None:
+    """In stock the older program's blocks would have left first; its pin put them last."""
+    engine = Told(Pin(60.0), 40, num_slots=50)
+    engine.leave("p", 240, 1, Pin(1.0))
+    engine.leave("a", 90, 2, Offload())
+    engine.idle(2.0)
+    engine.leave("x", 400, 3, Free())
+    assert engine.back() == {"vram": 0, "dram": 96} | ONLY["stock_too"]
+    assert engine.last()["saved_s"] <= 0.0  # stock would not even have loaded it
+
+
+def test_what_a_pin_displaced_only_stock_would_have_kept() -> None:
+    engine = Told(Pin(60.0), 40)
+    engine.leave("p", 240, 1, Pin(1.0))
+    engine.leave("a", 90, 2, Free())
+    engine.idle(2.0)
+    engine.leave("x", 400, 3, Free())
+    assert engine.back() == {"vram": 0, "dram": 0} | ONLY["only_stock"]
+    assert engine.last()["saved_s"] == pytest.approx(-0.096)
+
+
+def test_where_nobody_knows_nothing_is_said() -> None:
+    """Of windows a hit needs more than blocks of one kind."""
+    engine = Told(Pin(60.0), 200, groups="hybrid")
+    engine.leave("a", 200, 1, Pin(60.0))
+    engine.run_turn("b", engine.next_prompt("a", 20), program="a")
+    told = engine.kv_transfer_params["b"]["continuum"]
+    assert told["cached_tokens"]["vram"] > 100
+    assert "against_stock" not in told
+    assert "saved_s" not in engine.last()
+    found = sum(told["cached_tokens"].values())
+    assert {kept: engine.total("tokens_against_stock", kept) for kept in KEPT} == {
+        **dict.fromkeys(KEPT, 0),
+        "unknown": found,
+    }
+
+
+def test_after_a_switch_what_vram_has_is_stocks() -> None:
+    """Nobody saw what happened meanwhile, and nothing of ours was kept."""
+    engine = Told(Pin(60.0), 40)
+    engine.side.switch(False, engine.clock())
+    assert len(engine.side._stock) == 0
+    engine.side.switch(True, engine.clock())
+    engine.leave("a", 90, 1, Pin(60.0))
+    engine.side._stock.clear()  # as a switch would; the pin stays
+    assert engine.back() == {"vram": 96, "dram": 0} | ONLY["stock_too"]

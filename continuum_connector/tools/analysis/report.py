@@ -120,6 +120,10 @@ def _tokens(group: str, tokens: Tokens, saves: bool = False) -> Iterator[Row]:
     yield Row(group, "hit ratio, DRAM", _share(tokens.dram, tokens.num), "%")
     if tokens.disk:
         yield Row(group, "hit ratio, disk", _share(tokens.disk, tokens.num), "%")
+    if tokens.is_against_stock:
+        yield Row(group, "only we kept", _share(tokens.only_ours, tokens.num), "%")
+        yield Row(group, "stock would have kept too", _share(tokens.stock_too, tokens.num), "%")
+        yield Row(group, "only stock would have kept", _share(tokens.only_stock, tokens.num), "%")
     if saves:
         yield Row(group, "save ratio", _share(tokens.saved, tokens.had), "%")
 

@@ -156,6 +156,21 @@ def tiers(record: Record) -> Hits:
     return Hits(*(count(hits, name) for name in Hits._fields))
 
 
+class Kept(NamedTuple):
+    """Tokens by who kept them (`against_stock` of a record): only we, stock vLLM as well, or only
+    stock would have."""
+
+    only_ours: int
+    stock_too: int
+    only_stock: int
+
+
+def against_stock(record: Record) -> Kept | None:
+    """What the record says of stock vLLM; None if it does not, as where nobody knows."""
+    told = part(record, "against_stock")
+    return Kept(*(count(told, name) for name in Kept._fields)) if told else None
+
+
 def _start(path: Path) -> bytes:
     try:
         mode = path.stat().st_mode

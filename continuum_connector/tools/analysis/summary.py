@@ -11,7 +11,9 @@ from typing import NamedTuple
 from continuum_connector.tools.analysis.hindsight import Calibration, Regret, Stakes, came_true
 from continuum_connector.tools.analysis.source import (
     Hits,
+    Kept,
     Record,
+    against_stock,
     count,
     number,
     part,
@@ -28,7 +30,8 @@ _MAX_OPEN = 8  # decisions without an outcome per program: parallel turns, or a 
 @dataclass
 class Tokens:
     """Tokens of prompts, and how many were found where. `had`: those that the program had computed
-    before, as far as the prompt can share them."""
+    before, as far as the prompt can share them. `only_ours`, `stock_too`, `only_stock`: by who kept
+    them, of the prompts for which the trace says it."""
 
     num: int = 0
     vram: int = 0
@@ -36,6 +39,10 @@ class Tokens:
     disk: int = 0
     had: int = 0
     saved: int = 0
+    only_ours: int = 0
+    stock_too: int = 0
+    only_stock: int = 0
+    is_against_stock: bool = False
 
     def add(self, tokens: int, hits: Hits, had: int = 0) -> None:
         self.num += tokens
@@ -44,6 +51,14 @@ class Tokens:
         self.disk += hits.disk
         self.had += had
         self.saved += min(sum(hits), had)
+
+    def keep(self, kept: Kept | None) -> None:
+        """Add what the trace says of stock vLLM."""
+        if kept is not None:
+            self.is_against_stock = True
+            self.only_ours += kept.only_ours
+            self.stock_too += kept.stock_too
+            self.only_stock += kept.only_stock
 
 
 @dataclass
@@ -177,6 +192,7 @@ class Summary:
         hits = tiers(record)
         num = count(record, "tokens")
         self.prompts.add(num, hits)
+        self.prompts.keep(against_stock(record))
         on_disk = part(record, "disk")
         if why := text(on_disk, "not_read"):
             self.not_read[why] += 1
@@ -189,6 +205,7 @@ class Summary:
             return
         if program.num_ended:
             self.returning.add(num, hits, min(num, program.num_tokens))
+            self.returning.keep(against_stock(record))
         program.num_tokens = num  # until its decision says how long the answer was
 
     def _preempted(self, _: Record) -> None:

@@ -8,7 +8,9 @@ from typing import Any, NamedTuple
 from continuum_connector.errors import shown
 from continuum_connector.tools.analysis.report import NOT_READ, seconds
 from continuum_connector.tools.analysis.source import (
+    Kept,
     Record,
+    against_stock,
     count,
     number,
     part,
@@ -64,9 +66,17 @@ def _admit(record: Record) -> Iterator[Line]:
     rest = f"{max(0, count(record, 'tokens') - sum(hits)):,} to compute"
     waited_s = number(record, "waited_s") or 0.0
     yield Line(record, f"ran after {seconds(waited_s)} of waiting: {', '.join([*parts, rest])}")
+    if (kept := against_stock(record)) is not None and any(kept):
+        yield Line(record, f"of these {_kept(kept)}", "detail")
     on_disk = part(record, "disk")
     if why := text(on_disk, "not_read"):
         yield Line(record, _not_read(record, on_disk, why), "detail")
+
+
+def _kept(kept: Kept) -> str:
+    """Who kept the tokens that were found."""
+    words = f"{kept.only_ours:,} only we kept, {kept.stock_too:,} stock vLLM would have kept too"
+    return words + (f"; {kept.only_stock:,} more only stock would have" if kept.only_stock else "")
 
 
 def _not_read(record: Record, on_disk: Record, why: str) -> str:
@@ -189,9 +199,12 @@ def _outcome(record: Record) -> Iterator[Line]:
         lost = count(record, "recomputed_tokens")
         below = f"{dram:,} in DRAM" + (f", {disk:,} on disk" if disk else "")
         words += f"; of its tokens {vram:,} were in VRAM, {below}, {lost:,} lost"
-        saved_s, lost_s = number(record, "saved_s") or 0.0, number(record, "lost_s") or 0.0
+        if (kept := against_stock(record)) is not None and any(kept):
+            words += f"; {_kept(kept)}"
+        saved_s, lost_s = number(record, "saved_s"), number(record, "lost_s") or 0.0
         if saved_s or lost_s:
-            words += f"; about {seconds(saved_s)} of prefill saved, {seconds(lost_s)} repeated"
+            saved = "" if saved_s is None else f"{seconds(saved_s)} of prefill saved, "
+            words += f"; about {saved}{seconds(lost_s)} repeated"
     yield Line(record, words, kind)
 
 

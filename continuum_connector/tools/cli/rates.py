@@ -136,7 +136,8 @@ class Kept:
     dram_capacity_blocks: int
     dram_wanted_blocks: int
     dram_evicted_per_s: float
-    hit: dict[str, float | None]  # by tier, and "computed": shares of the prompt tokens admitted
+    # Shares of the prompt tokens admitted: by tier, and "computed"; by who kept them.
+    hit: dict[str, float | None]
     stores: Copies
     loads: Copies
     disk: Disk | None  # None if the config asks for none
@@ -230,7 +231,8 @@ def _hits(added: Scrape) -> dict[str, float | None]:
     hits = {tier: added.total("continuum:hit_tokens_total", tier=tier) for tier in TIERS}
     # A preempted turn is looked up twice but counted once, so the difference may fall below 0.
     hits["computed"] = max(0.0, prompt - sum(hits.values()))
-    return {tier: _share(num, prompt) for tier, num in hits.items()}
+    hits |= added.by("continuum:tokens_against_stock_total", "kept")
+    return {where: _share(num, prompt) for where, num in hits.items()}
 
 
 def _copies(kind: str, verb: str, now: Scrape, added: Scrape) -> Copies:

@@ -77,6 +77,8 @@ def _shares(served: Served, kept: Kept | None) -> Table:
         if kept.disk is not None:
             table.add_row("disk", _disk(kept.disk, served.num_engines))
         table.add_row("prompts", _hits(kept))
+        if kept.hit.get("only_ours") is not None and not kept.hit["unknown"]:
+            table.add_row("", _against_stock(kept.hit))
     elif served.vram_hit is not None:
         bar = _bar([(served.vram_hit, VRAM)])
         table.add_row("prompts", _facts(bar, f"{_percent(served.vram_hit)} found in VRAM"))
@@ -166,6 +168,17 @@ def _hits(kept: Kept) -> Text:
     parts = {of: kept.hit[of] or 0.0 for of in colors if of != "disk" or kept.disk is not None}
     said = [Text(f"{names[of]} {_percent(share)}", colors[of]) for of, share in parts.items()]
     return _facts(_bar([(share, colors[of]) for of, share in parts.items()]), *said)
+
+
+def _against_stock(shares: dict[str, float | None]) -> Text:
+    """Who kept the tokens that were found; what stock vLLM would have found and we did not."""
+    facts = [
+        Text(f"only we kept {_percent(shares['only_ours'])}", "green"),
+        Text(f"stock would have kept too {_percent(shares['stock_too'])}"),
+    ]
+    if shares["only_stock"]:
+        facts.append(Text(f"only stock {_percent(shares['only_stock'])}", "red"))
+    return _facts(*facts)
 
 
 def _requests(served: Served) -> Text:
