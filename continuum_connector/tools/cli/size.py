@@ -221,7 +221,7 @@ def _why_dram(found: Need) -> str:
 def advice(place: Place, found: Need) -> str:
     """The last line: what to set, or what stands in the way."""
     if not found.dram_bytes:
-        return "Pins in VRAM are enough: leave dram_bytes at 0."
+        return "Pins in VRAM are enough: CONTINUUM_DRAM_BYTES=0 saves the DRAM."
     setting = f"CONTINUUM_DRAM_BYTES={whole_gib(found.dram_bytes)}GiB"
     if found.is_too_fast:
         return (

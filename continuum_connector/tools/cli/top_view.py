@@ -129,7 +129,7 @@ def _vram(served: Served, kept: Kept | None) -> Text:
 
 def _dram(kept: Kept, num_engines: int) -> Text:
     if not kept.tier_up:
-        return Text("no tier: dram_bytes would add one, or the log says why it went", "dim")
+        return Text("no tier: the log says why; CONTINUUM_DRAM_BYTES sets its size", "dim")
     short = kept.dram_capacity_blocks < kept.dram_wanted_blocks
     wanted = f" of {kept.dram_wanted_blocks:,} blocks wanted" if short else " blocks"
     facts: list[str | Text] = [f"{kept.dram_capacity_blocks:,}{wanted}", size(kept.dram_used_bytes)]
