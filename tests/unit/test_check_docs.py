@@ -64,4 +64,5 @@ def test_the_example_has_lines_as_they_are_printed() -> None:
     verdicts = "|".join(v.value for v in command.STYLES)
     assert all(re.match(rf"({verdicts}) +\S", row) for row in rows[:-1])
     count = {v: sum(row.startswith(v) for row in rows) for v in ("error", "warning")}
-    assert rows[-1].endswith(f"({count['error']} error, {count['warning']} warnings).")
+    assert count == {"error": 2, "warning": 1}
+    assert rows[-1].endswith("(2 errors, 1 warning).")

@@ -29,6 +29,10 @@ LLAMA = {
 OK, WARNING, ERROR, UNSEEN = Verdict.OK, Verdict.WARNING, Verdict.ERROR, Verdict.UNSEEN
 
 
+POD = "KUBERNETES_SERVICE_HOST"
+ON_CPU: dict[str, Any] = {"vllm": {**VLLM, "platform": "cpu"}, "cuda": {}}
+
+
 def plan(*words: str, model: dict[str, Any] | None = None, root: Path | None = None, **extra: Any):
     """A plan for a Llama with a DRAM tier of 64 GiB."""
     given = [*words]
@@ -645,6 +649,31 @@ def test_room(
 ) -> None:
     text = f"MemTotal: {256 * 2**20} kB\nMemAvailable: {available_gib * 2**20} kB"
     line = one(fake.make(tmp_path, {"proc/meminfo": text}), plan(**extra), "DRAM")
+    assert line.verdict is verdict, line
+    assert part in line.text
+
+
+POD_OF_2_GIB = {
+    "proc/self/cgroup": "0::/../x\n",
+    "sys/fs/cgroup/memory.max": str(2 * GIB),
+    "sys/fs/cgroup/memory.current": str(GIB // 4),
+}
+
+
+@pytest.mark.parametrize(
+    ("files", "fields", "verdict", "part"),
+    [
+        ({}, {}, OK, "grows to 97.4 GiB of it, or to 4 times the KV cache if that is less (CONT"),
+        (POD_OF_2_GIB, {}, WARNING, "by default 384.0 MiB are for the tier: none, if the KV"),
+        ({}, {"environ": {POD: "10.0.0.1"}}, OK, "grows to 48.7 GiB of it, or to 4 times the KV"),
+        ({}, {"environ": {POD: "10.0.0.1"}}, OK, "a pod without a memory limit shares the machi"),
+        ({}, ON_CPU, OK, "grows to 48.7 GiB of it, or to as much as the KV cache"),
+    ],
+)
+def test_what_the_default_would_take(
+    tmp_path: Path, files: dict[str, str], fields: dict[str, Any], verdict: Verdict, part: str
+) -> None:
+    line = one(fake.make(tmp_path, files, **fields), read_plan([], {}), "DRAM")
     assert line.verdict is verdict, line
     assert part in line.text
 

@@ -74,16 +74,6 @@ class Machine:
         except OSError:
             return []
 
-    def keys(self, path: str) -> dict[str, int]:
-        """The numbers in a file of `key number` lines, such as /proc/meminfo, without the
-        colons."""
-        found = {}
-        for line in (self.text(path) or "").splitlines():
-            words = line.replace(":", " ").split()
-            if len(words) >= 2 and words[1].isdecimal():
-                found[words[0]] = int(words[1])
-        return found
-
 
 def this_machine(environ: Mapping[str, str]) -> Machine:
     """The machine that we run on, for a server that starts with `environ`."""

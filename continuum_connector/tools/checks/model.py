@@ -97,13 +97,14 @@ def _tiers(plan: Plan, server: Server, may_starve: bool) -> Iterator[Line]:
     """The tiers that are asked for and refused. Without a DRAM tier nothing is said of the disk."""
     is_full = has_full_attention_alone(server.kinds)
     why_unattached = "" if plan.is_attached else why_no_unattached_tier(is_full, may_starve)
-    is_asked = plan.config.dram_bytes is not None
-    verdict = error if is_asked else warning
-    if plan.config.dram_bytes != 0 and (why := why_no_tier(server)):
-        yield verdict("DRAM tier", why, "set dram_bytes = 0, or serve without what it names")
-    elif plan.config.dram_bytes != 0 and why_unattached:
-        text, _, cure = why_unattached.partition("; ")
-        yield verdict("DRAM tier", text, cure)
+    why = why_no_tier(server)
+    cure = "set dram_bytes = 0, or serve without what it names"
+    if not why and why_unattached:
+        why, _, cure = why_unattached.partition("; ")
+    if plan.config.dram_bytes and why:
+        yield error("DRAM tier", why, cure)
+    elif plan.config.dram_bytes is None and why:
+        yield warning("DRAM tier", why, cure)
     elif plan.config.disk_path and (why := why_no_disk(server)):
         yield error("disk tier", why, "leave disk_path and disk_bytes out, or what it names")
 
