@@ -139,8 +139,7 @@ def _decider(
     tokenizer: BackgroundTokenizer,
     account: Account,
 ) -> Decider:
-    costs.seen.blocks_are(block_bytes)
-    costs.seen.prefill_takes(expected.prefill(vllm_config))
+    costs.seen.expect(block_bytes=block_bytes, prefill=expected.prefill(vllm_config))
     gaps = Gaps()
     return Decider(
         policy(config),

@@ -98,6 +98,7 @@ MAY_IMPORT = {  # what each room, a folder or a file, may import besides itself 
     },
     "vllm/kv_events": set(),
     "vllm/facts": {"worker"},
+    "vllm/expected": {"costs"},
     "vllm/worker_calls": set(),
     "vllm/compat": {"scheduler", "costs", "named"},
     "vllm/about": {"vllm/compat"},
@@ -115,6 +116,7 @@ MAY_IMPORT = {  # what each room, a folder or a file, may import besides itself 
         *("observe/account", "observe/trace"),
         *("vllm/compat", "vllm/kv_events", "vllm/proven", "vllm/coordinator"),
         *("vllm/served", "vllm/shadow", "vllm/tables", "vllm/facts", "vllm/node"),
+        "vllm/expected",
     },
     "worker_hooks": {
         *("build", "config", "vllm/compat", "vllm/served", "messages", "worker"),

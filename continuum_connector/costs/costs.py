@@ -91,16 +91,17 @@ class Seen:
         """A turn that ran has ended with `num_blocks`, over all KV groups."""
         self._models.price.footprint(num_blocks)
 
-    def blocks_are(self, num_bytes: int) -> None:
-        """A block has `num_bytes`, from which copies are guessed until some were measured. Without
-        a guess, DRAM would look as near as VRAM, and no turn would be worth a pin."""
-        self._models.store.guess(GUESSED_LATENCY_S, num_bytes / GUESSED_BUS)
-        self._models.read.guess(GUESSED_LATENCY_S, num_bytes / GUESSED_DISK)
-
-    def prefill_takes(self, prior: tuple[float, float, float]) -> None:
-        """What a prefill takes until one was measured, as costs/prior.py says it. Without it, no
-        turn would be worth keeping at first."""
-        self._models.prefill.expect(prior)
+    def expect(
+        self, *, block_bytes: int = 0, prefill: tuple[float, float, float] | None = None
+    ) -> None:
+        """What costs are until some were measured: copies by the bytes of a block, a prefill as
+        costs/prior.py says it. Without, DRAM would look as near as VRAM and no turn worth keeping.
+        What is left out stays as it is."""
+        if block_bytes:
+            self._models.store.guess(GUESSED_LATENCY_S, block_bytes / GUESSED_BUS)
+            self._models.read.guess(GUESSED_LATENCY_S, block_bytes / GUESSED_DISK)
+        if prefill is not None:
+            self._models.prefill.expect(prefill)
 
 
 class Costs:

@@ -361,7 +361,7 @@ def test_nothing_raises_whatever_was_restored(state: dict[str, list[float]]) -> 
 def test_before_any_copy_was_seen_a_block_takes_what_its_bytes_take_on_a_slow_bus() -> None:
     costs = Costs(512)
     assert costs.load_s(10) == 0.0
-    costs.seen.blocks_are(2 * 2**20)
+    costs.seen.expect(block_bytes=2 * 2**20)
     assert 10 * 2 * 2**20 / 64e9 < costs.load_s(10) < 0.01
     for number in (10, 20, 30, 40):
         costs.seen.stored(number, 0.1 * number)

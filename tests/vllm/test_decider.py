@@ -389,7 +389,7 @@ def test_a_fork_makes_the_old_chain_the_first_to_give_way() -> None:
 # --- adaptive ------------------------------------------------------------------------------
 def test_where_nothing_is_known_to_cost_anything_nothing_is_kept() -> None:
     engine = AgentEngine(200, extra_config={"policy": "adaptive", "dram_bytes": "64MiB"})
-    engine.connector.costs.seen.prefill_takes((0.0, 0.0, 0.0))
+    engine.connector.costs.seen.expect(prefill=(0.0, 0.0, 0.0))
     engine.run_turn("a", 400, program="p", kv_transfer_params=TOOLS)
     assert engine.num_pins() == 0
     assert engine.total("decisions", "free") == 1

@@ -80,12 +80,12 @@ def set_up(engine: Engine, away: Away) -> None:
     engine.connector.set_clock(engine.clock)
     gpu, model, tp = engine.machine.gpu, engine.machine.model, engine.machine.tp
     shape = Shape(model.token_flops / tp, model.pair_flops / tp, model.weight_bytes / tp)
-    engine.connector.costs.seen.prefill_takes(prefill_prior(shape, device_named(gpu.name)))
+    engine.connector.costs.seen.expect(prefill=prefill_prior(shape, device_named(gpu.name)))
 
 
 def without_prior(engine: Engine, away: Away) -> None:
     set_up(engine, away)
-    engine.connector.costs.seen.prefill_takes((0.0, 0.0, 0.0))
+    engine.connector.costs.seen.expect(prefill=(0.0, 0.0, 0.0))
 
 
 def calibrated(engine: Engine, away: Away) -> None:
