@@ -77,8 +77,6 @@ def _shares(served: Served, kept: Kept | None) -> Table:
         if kept.disk is not None:
             table.add_row("disk", _disk(kept.disk, served.num_engines))
         table.add_row("prompts", _hits(kept))
-        if kept.hit.get("only_ours") is not None and not kept.hit["unknown"]:
-            table.add_row("", _against_stock(kept.hit))
     elif served.vram_hit is not None:
         bar = _bar([(served.vram_hit, VRAM)])
         table.add_row("prompts", _facts(bar, f"{_percent(served.vram_hit)} found in VRAM"))
@@ -94,7 +92,7 @@ def _rates(shown: Numbers) -> Table:
     if kept is not None and kept.samples is not None:
         table.add_row("samples", _samples(kept.samples))
     tokens = (f"{served.prompt_per_s:,.0f} of prompts", f"{served.output_per_s:,.0f} generated")
-    table.add_row("tokens/s", _facts(*tokens))
+    table.add_row("tokens/s", _facts(*tokens, *(_against_stock(kept) if kept is not None else ())))
     if kept is None:
         return table
     total = sum(kept.decisions_per_s.values())
@@ -170,15 +168,12 @@ def _hits(kept: Kept) -> Text:
     return _facts(_bar([(share, colors[of]) for of, share in parts.items()]), *said)
 
 
-def _against_stock(shares: dict[str, float | None]) -> Text:
-    """Who kept the tokens that were found; what stock vLLM would have found and we did not."""
-    facts = [
-        Text(f"only we kept {_percent(shares['only_ours'])}", "green"),
-        Text(f"stock would have kept too {_percent(shares['stock_too'])}"),
-    ]
-    if shares["only_stock"]:
-        facts.append(Text(f"only stock {_percent(shares['only_stock'])}", "red"))
-    return _facts(*facts)
+def _against_stock(kept: Kept) -> tuple[Text, ...]:
+    """Of the prompts, what only we kept, and what stock vLLM would have kept too."""
+    ours, too = kept.hit.get("only_ours"), kept.hit.get("stock_too")
+    if ours is None or too is None or kept.hit["unknown"]:
+        return ()
+    return Text(f"only ours {_percent(ours)}", "green"), Text(f"stock too {_percent(too)}")
 
 
 def _requests(served: Served) -> Text:
