@@ -107,7 +107,7 @@ def test_a_block_does_what_it_says(
         assert "continuum:turns_total" in done.stdout
     if "continuum explain" in block.text:
         of_this_page = (
-            f"job:{PROGRAM}  " if " PROGRAM" in block.text else "session:agent-1  3 turns"
+            f"job:{PROGRAM}  " if " PROGRAM" in block.text else "session:agent-1  named by "
         )
         assert of_this_page in done.stdout
         assert "worth to all programs" in done.stdout
