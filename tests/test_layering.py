@@ -165,6 +165,7 @@ VLLM_IN |= {
         "kv_events",
         "served",
         "facts",
+        "expected",
         "resets",
     )
 }
