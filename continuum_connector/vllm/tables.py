@@ -16,10 +16,8 @@ from continuum_connector.vllm import coordinator
 class Tables:
     """The block tables of the turns that have blocks, of the first KV group."""
 
-    def __init__(self, found: Any) -> None:
-        manager = found.single_type_managers[0]
-        self._tables: Mapping[str, Sequence[Any]] = manager.req_to_blocks
-        self._num_cached: Mapping[str, int] = manager.num_cached_block
+    def __init__(self, tables: Mapping[str, Sequence[Any]], num_cached: Mapping[str, int]) -> None:
+        self._tables, self._num_cached = tables, num_cached
 
     def num_blocks(self) -> int:
         """The sum of their lengths; a block that two turns have counts twice."""
@@ -35,9 +33,13 @@ class Tables:
 
 def stock_beside(pool: Any, groups: KvGroups) -> UnknownStock:
     """What stock vLLM would have kept in a pool like this one; unknown where a hit needs more than
-    blocks of one kind. Call it while vLLM binds the pool (coordinator.find)."""
+    blocks of one kind, or where this vLLM has no such tables. Call it while vLLM binds the pool
+    (coordinator.find)."""
     found, size = coordinator.find(pool), next(iter(groups)).block_size
-    if found is None or not groups.are_simple or size != groups.hash_size:
+    manager = next(iter(getattr(found, "single_type_managers", ())), None)
+    tables = getattr(manager, "req_to_blocks", None)
+    num_cached = getattr(manager, "num_cached_block", None)
+    if not groups.are_simple or size != groups.hash_size or tables is None or num_cached is None:
         return UnknownStock()
     num_dropped = groups.num_proof_tokens // size
-    return StockCache(pool.num_gpu_blocks - 1, size, Tables(found), num_dropped)
+    return StockCache(pool.num_gpu_blocks - 1, size, Tables(tables, num_cached), num_dropped)
