@@ -66,7 +66,7 @@ def may_take(spare: Spare | None) -> bool:
 def take(spare: Spare | None, kv_bytes: int, on_cpu: bool) -> Taken:
     """How much the tier takes. `kv_bytes`: the KV caches of all engines on this node."""
     if spare is None:
-        return Taken(0, "nobody looked how much memory is spare, since vLLM's plugin did not run")
+        return Taken(0, "nobody could look how much memory is spare: with Ray, or without plugins")
     parts, pools = share(spare, on_cpu), POOLS_ON_CPU if on_cpu else POOLS
     part, bound = spare.usable // parts, pools * kv_bytes
     words = {2: "half", 4: "a quarter"}[parts]

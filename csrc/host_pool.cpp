@@ -165,8 +165,8 @@ void HostPool::start_grower() {
 
 bool HostPool::wait_grown(std::chrono::microseconds timeout) {
   std::unique_lock<std::mutex> lock(mutex_);
-  return changed_.wait_for(
-      lock, timeout, [this] { return !is_growing_ || ready_bytes() >= wanted_bytes_; });
+  return changed_.wait_for(lock, timeout,
+                           [this] { return !is_growing_ || ready_bytes() >= wanted_bytes_; });
 }
 
 void HostPool::stop() {
@@ -347,6 +347,9 @@ void HostPool::are_ready(uint64_t end) {
   {
     std::lock_guard<std::mutex> lock(mutex_);
     ready_bytes_.store(end, std::memory_order_release);
+    is_growing_ = true;  // again, if memory had been short: what is said of that is past
+    error_ = 0;
+    why_[0] = '\0';
   }
   changed_.notify_all();
 }

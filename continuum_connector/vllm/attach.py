@@ -94,7 +94,9 @@ def prepare(vllm_config: Any) -> None:
                 "disk slots by each node's own memory, and no rank could read what the scheduler "
                 "means; set dram_bytes"
             )
-        node.keep_spare(vllm_config, dram.look(os.environ))
+        parallel = vllm_config.parallel_config
+        if "ray" not in (parallel.distributed_executor_backend, parallel.data_parallel_backend):
+            node.keep_spare(vllm_config, dram.look(os.environ))  # Ray's workers may be elsewhere
     config = vllm_config.scheduler_config
     if ours.scheduler and config.scheduler_cls is None:
         # On this instance alone, and pickled with it; v1/engine/core.py asks for it once.

@@ -206,11 +206,12 @@ class RankTier:
 
     def _begin_growth(self, engine: CopyEngine, layout: Layout, is_again: bool = False) -> None:
         """BLOCKS until the pool is whole, unless `staged`."""
-        may_be_short = self._config.dram_shortage == "smaller"
         num_slots = self._num_slots(layout)
         demand = None
         if self._config.dram and self._config.dram.num_left:
             demand = Demand(engine, num_slots, layout.slot_bytes, FIRST_BYTES)
+        # A size that nobody asked for is a bound, and nothing is short below it.
+        may_be_short = self._config.dram_shortage == "smaller" or bool(self._config.dram)
         growth = PoolGrowth(engine, num_slots, layout.slot_bytes, may_be_short, is_again, demand)
         self._growth = growth
         growth.start(self._config.staged)

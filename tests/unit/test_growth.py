@@ -258,10 +258,11 @@ def test_a_shutdown_meanwhile_ends_the_looking() -> None:
     assert reported(worker) == {0: 4}
 
 
-def by_use(engine: FakeCopyEngine) -> ContinuumWorker:
+def by_use(engine: FakeCopyEngine, **config: object) -> ContinuumWorker:
     """A worker whose pool nobody asked for: it takes 4 slots at first, then what is wanted."""
     engine.slot_bytes, engine.wanted_bytes = SLOT, 4 * SLOT
-    keys = ContinuumConfig(dram=Taken(NUM_SLOTS * SLOT, "half of what is spare"))
+    taken = Taken(NUM_SLOTS * SLOT, "half of what is spare")
+    keys = ContinuumConfig(dram=taken, **config)  # type: ignore[arg-type]
     worker = ContinuumWorker(lambda _layout, _n: engine, keys)
     worker.register(LAYOUT)
     return worker
@@ -289,9 +290,11 @@ def test_a_pool_that_nobody_asked_for_grows_as_blocks_need_it(lines: Lines) -> N
     assert lines.take() == [], "it is not short, it waits"
 
 
-def test_one_that_is_short_looks_again_and_says_so_once(lines: Lines) -> None:
+@pytest.mark.parametrize("shortage", ["smaller", "off"])
+def test_one_that_is_short_looks_again_and_says_so_once(lines: Lines, shortage: str) -> None:
+    """Also with dram_shortage = off: nobody asked for all of it."""
     engine = FakeCopyEngine(num_ready=4)
-    worker = by_use(engine)
+    worker = by_use(engine, dram_shortage=shortage)
     lines.take()
     engine.why = "the machine has 9.0 GiB available and keeps 8.0 GiB of it"
     worker.begin(StepPlan(stores=[store(1, 0)]))

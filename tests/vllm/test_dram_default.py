@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -102,6 +103,43 @@ def test_unless_staged_all_of_it_is_taken_at_the_start(monkeypatch: pytest.Monke
     cache = kv_cache()
     grows = [settled(ContinuumConfig(staged=s), config, cache).dram for s in (True, False)]
     assert [taken.num_left for taken in grows if taken] == [3, 0]
+
+
+def test_chains_that_are_stored_whole_or_not_at_all_wait_for_no_demand(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """One that finds no room is no order, so the pool would stay at its first GiB."""
+    config = without_size()
+    seen(monkeypatch, 4 * GIB)
+    attach.prepare(config)
+    groups = SimpleNamespace(are_simple=False)
+    monkeypatch.setattr(served, "read_groups", lambda *_: groups)
+    found = settled(ContinuumConfig(), config, kv_cache())
+    assert found.dram is not None
+    assert (found.dram.num_bytes > 0, found.dram.num_left) == (True, 0)
+
+
+@pytest.mark.parametrize(("sleeps", "released"), [(False, "keep"), (True, "release")])
+def test_a_sleeping_server_gives_back_what_nobody_asked_for(
+    monkeypatch: pytest.MonkeyPatch, sleeps: bool, released: str
+) -> None:
+    """vLLM copies the weights to DRAM when it sleeps."""
+    config = without_size()
+    seen(monkeypatch, 4 * GIB)
+    attach.prepare(config)
+    config.model_config.enable_sleep_mode = sleeps
+    assert settled(ContinuumConfig(), config, kv_cache()).sleep_dram == released
+    written = settled(ContinuumConfig(dram_bytes=GIB), config, kv_cache())
+    assert written.sleep_dram == "keep"
+
+
+@pytest.mark.parametrize("key", ["distributed_executor_backend", "data_parallel_backend"])
+def test_with_ray_nobody_looks_at_this_node(monkeypatch: pytest.MonkeyPatch, key: str) -> None:
+    config = without_size()
+    seen(monkeypatch, 4 * GIB)
+    setattr(config.parallel_config, key, "ray")
+    attach.prepare(config)
+    assert node.spare(config) is None
 
 
 def test_on_another_platform_nothing_is_copied(monkeypatch: pytest.MonkeyPatch) -> None:
