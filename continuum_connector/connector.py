@@ -168,6 +168,7 @@ class ContinuumConnector(WorkerHooks, SupportsHMA):  # type: ignore[misc]
     def _begin_unattached(self, request: Any) -> None:
         if not self._has_warned:
             self._has_warned = True
+            self._records.stock.give_up()
             logger.warning(
                 proven.why_unattached(self.config, self._vllm_config.scheduler_config.scheduler_cls)
             )

@@ -14,9 +14,9 @@ from continuum_connector.observe.account import Account
 from continuum_connector.observe.metric_table import CHANCES
 from continuum_connector.policy.base import Choice, FinishedTurn, Free, Pin, Snapshot, name_of
 from continuum_connector.programs.program import OVER_S
+from continuum_connector.scheduler.against_stock import AgainstStock
 from continuum_connector.scheduler.away import Absence, Away, OpenDecision
 from continuum_connector.scheduler.pins import PinEnd
-from continuum_connector.scheduler.stock import AgainstStock
 from continuum_connector.scheduler.turns import Turn
 
 # What a pin's end means for the turn that returns to it.

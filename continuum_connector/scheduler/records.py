@@ -14,10 +14,10 @@ from continuum_connector.policy.base import (
     Snapshot,
     name_of,
 )
+from continuum_connector.scheduler.against_stock import UnknownStock
 from continuum_connector.scheduler.away import Away
 from continuum_connector.scheduler.outcomes import Outcomes
 from continuum_connector.scheduler.pins import LivePin, PinEnd
-from continuum_connector.scheduler.stock import UnknownStock
 from continuum_connector.scheduler.tiers.transfers import Transfer
 from continuum_connector.scheduler.turns import Sample, Turn
 

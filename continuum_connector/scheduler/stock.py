@@ -14,8 +14,9 @@ whose hits need every block before their end; for other models the answer is not
 holds, the shadow is exact (tests/vllm/test_stock.py), unless a block is computed beside a copy of
 it that exists: of two copies it does not know which one stock would find next.
 
-Cost: a few dictionary look-ups and slices per turn, none per block; at most one entry per VRAM
-block. A chain is not kept block by block but as stretches that were last used by the same turn.
+Cost: a few dictionary look-ups and slices per turn, and the length of each running turn's table,
+none per block; at most one entry per VRAM block. A chain is not kept block by block but as
+stretches that were last used by the same turn. Books that do not add up are begun anew.
 """
 
 from __future__ import annotations
@@ -26,6 +27,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from continuum_connector.scheduler.against_stock import UnknownStock
+
 
 class Tables(Protocol):
     """The block tables of the turns that have blocks (vllm/coordinator.py)."""
@@ -33,24 +36,6 @@ class Tables(Protocol):
     def num_blocks(self) -> int: ...
     def num_blocks_of(self, request_id: str) -> int: ...
     def num_cached_of(self, request_id: str) -> int: ...
-
-
-@dataclass(frozen=True)
-class AgainstStock:
-    """A turn's prompt tokens: those that only we kept, those that stock vLLM would have kept too,
-    and those that stock would have kept and we did not."""
-
-    only_ours: int
-    stock_too: int
-    only_stock: int
-
-    @classmethod
-    def of(cls, num_found: int, num_in_stock: int) -> AgainstStock:
-        too = min(num_found, num_in_stock)
-        return cls(num_found - too, too, num_in_stock - too)
-
-    def as_dict(self) -> dict[str, int]:
-        return dict(vars(self))
 
 
 class _Stretch:
@@ -75,25 +60,6 @@ class _Use:
     there: int
     end: int
     num_cached: int = 0
-
-
-class UnknownStock:
-    """Of a server for which nobody can say what stock would have kept."""
-
-    def admitted(self, request: Any, num_vram_tokens: int) -> int | None:
-        return None
-
-    def look(self) -> None:
-        pass
-
-    def preempted(self, request_id: str) -> None:
-        pass
-
-    def finished(self, request: Any) -> None:
-        pass
-
-    def clear(self) -> None:
-        pass
 
 
 class StockCache(UnknownStock):
@@ -156,6 +122,8 @@ class StockCache(UnknownStock):
         """A running turn finds no block, and one may be preempted."""
         self._make_fit(self._tables.num_blocks())
         for request_id, use in list(self._growing.items()):
+            if not self._tables.num_blocks_of(request_id):
+                continue  # preempted meanwhile
             use.num_cached = self._tables.num_cached_of(request_id)
             if use.num_cached >= use.end:
                 del self._growing[request_id]
@@ -165,8 +133,10 @@ class StockCache(UnknownStock):
         was under way."""
         use = self._uses.get(request_id)
         if use is not None:
-            num_computed = (use.request.num_tokens - 1) // self._block_size
-            self._end(request_id, use.num_cached if request_id in self._growing else num_computed)
+            num_cached = use.num_cached
+            if request_id not in self._growing:
+                num_cached = max(num_cached, (use.request.num_tokens - 1) // self._block_size)
+            self._end(request_id, num_cached)
 
     def finished(self, request: Any) -> None:
         """The turn is over, and is about to give its blocks back."""
@@ -262,7 +232,7 @@ class StockCache(UnknownStock):
             self._num_shared -= max(0, other.refs - 1) * other.size
 
     def _remove(self, stretch: _Stretch) -> None:
-        if stretch.hashes:
+        if stretch.hashes and self._by_first.get(stretch.hashes[0]) is stretch:
             del self._by_first[stretch.hashes[0]]
 
     def _end(self, request_id: str, num_cached: int) -> None:
@@ -275,7 +245,8 @@ class StockCache(UnknownStock):
         hashes = use.request.block_hashes
         if use.end and self._ends.get(hashes[use.end - 1]) == request_id:
             del self._ends[hashes[use.end - 1]]
-        num_cached = min(num_cached, len(hashes))
+        # What it found in stock is its own there, whatever our server had of it when it ended.
+        num_cached = min(max(num_cached, use.hit), len(hashes))
         if num_cached < use.end:
             self._drop(hashes, max(use.there, num_cached), use.end)
         left: list[_Stretch] = []
@@ -300,6 +271,9 @@ class StockCache(UnknownStock):
         for stretch in reversed(left):
             self._queue[stretch] = None
             self._num_queued += stretch.size
+        is_idle = not self._uses and (self._num_shared or len(self._by_first) > len(self._queue))
+        if is_idle or len(self._by_first) > self._num_blocks:
+            self.clear()  # the books do not add up
 
     def _leave(self, stretch: _Stretch) -> bool:
         """A turn that uses it ends. Whether others use it; if not, it is forgotten."""
@@ -335,7 +309,10 @@ class StockCache(UnknownStock):
                 continue
             if place < start:
                 self._cut(stretch, start - place)
-            self._remove(stretch)
+            if stretch.refs > 1:  # others use it
+                self._leave(stretch)
+            else:
+                self._remove(stretch)
 
 
 def _num_same(stretch: _Stretch, hashes: Sequence[bytes], start: int, end: int) -> int:

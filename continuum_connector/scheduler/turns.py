@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from continuum_connector.programs.program import Identity, Program
-from continuum_connector.scheduler.stock import AgainstStock
+from continuum_connector.scheduler.against_stock import AgainstStock
 from continuum_connector.scheduler.tiers.base import OnDisk
 from continuum_connector.toolcalls.tokenizer import BackgroundTokenizer
 

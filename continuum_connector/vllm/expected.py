@@ -6,11 +6,14 @@ quantization and parallelism counted.
 
 from __future__ import annotations
 
+import logging
+import math
 import os
 from typing import Any
 
 from continuum_connector.costs.prior import (
     TYPICAL,
+    UNKNOWN,
     Device,
     Shape,
     cpu,
@@ -22,10 +25,18 @@ from continuum_connector.costs.prior import (
 # full attention alone; a step that reads weights has enough tokens to reach most experts.
 NUM_NEW, SHORT, LONG, NUM_READING = 1024, 32_768, 65_536, 64
 
+logger = logging.getLogger(f"vllm.{__name__}")
+
 
 def prefill(vllm_config: Any) -> tuple[float, float, float]:
-    """What a prefill takes on this server, as `prefill_prior` says it."""
-    return prefill_prior(shape(vllm_config), device())
+    """What a prefill takes on this server, as `prefill_prior` says it. It is only a guess, so
+    nothing that vLLM does not know about its model or device stops the server."""
+    try:
+        prior = prefill_prior(shape(vllm_config), device())
+    except Exception:
+        logger.debug("ContinuumConnector: no estimate of this model or device", exc_info=True)
+        return prefill_prior(TYPICAL, UNKNOWN)
+    return prior if all(map(math.isfinite, prior)) else prefill_prior(TYPICAL, UNKNOWN)
 
 
 def device() -> Device:
@@ -50,6 +61,9 @@ def shape(vllm_config: Any) -> Shape:
             return None
 
     parts = [each for each in map(part, perf.ComponentMetrics.registered_metrics()) if each]
+    # Of a quantization that the estimate does not know, only the head is left.
+    if not any(isinstance(each, perf.FfnMetrics) for each in parts):
+        return TYPICAL
 
     def flops(context: int) -> float:
         step = perf.ExecutionContext.from_single_request(NUM_NEW, context, True)

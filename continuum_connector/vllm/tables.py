@@ -8,8 +8,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from continuum_connector.scheduler.against_stock import CautiousStock, UnknownStock
 from continuum_connector.scheduler.kv_groups import KvGroups
-from continuum_connector.scheduler.stock import StockCache, UnknownStock
+from continuum_connector.scheduler.stock import StockCache
 from continuum_connector.vllm import coordinator
 
 
@@ -42,4 +43,5 @@ def stock_beside(pool: Any, groups: KvGroups) -> UnknownStock:
     if not groups.are_simple or size != groups.hash_size or tables is None or num_cached is None:
         return UnknownStock()
     num_dropped = groups.num_proof_tokens // size
-    return StockCache(pool.num_gpu_blocks - 1, size, Tables(tables, num_cached), num_dropped)
+    beside = Tables(tables, num_cached)
+    return CautiousStock(StockCache(pool.num_gpu_blocks - 1, size, beside, num_dropped))

@@ -389,13 +389,15 @@ def _transfer(
 ) -> KVTransferConfig | None:
     if connector is None:
         return None
-    is_ours = connector == "ContinuumConnector" and module is None
+    if connector == "ContinuumConnector" and module is None:
+        # Pins of a known length, unless a test is about what decides them; and no tier whose size is
+        # what this machine can spare.
+        extra = {"policy": "fixed_ttl", "dram_bytes": 0, **(extra or {})}
     return KVTransferConfig(
         kv_connector=connector,
         kv_connector_module_path=module,
         kv_role="kv_both",
-        # Pins of a known length, unless a test is about what decides them.
-        kv_connector_extra_config={"policy": "fixed_ttl", **(extra or {})} if is_ours else extra,
+        kv_connector_extra_config=extra,
         kv_load_failure_policy=on_failure,
     )
 
