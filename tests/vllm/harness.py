@@ -390,8 +390,8 @@ def _transfer(
     if connector is None:
         return None
     if connector == "ContinuumConnector" and module is None:
-        # Pins of a known length, unless a test is about what decides them; and no tier whose size is
-        # what this machine can spare.
+        # Pins of a known length, unless a test is about what decides them; no tier of a size that
+        # this machine can spare.
         extra = {"policy": "fixed_ttl", "dram_bytes": 0, **(extra or {})}
     return KVTransferConfig(
         kv_connector=connector,
