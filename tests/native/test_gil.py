@@ -30,6 +30,7 @@ STEP_CALLS = {
     "ckv_cancel": "a program returned or left",
     "ckv_get_stats": "engine.health(), after every poll that brought something",
     "ckv_pool_get_state": "in every step while the pool grows",
+    "ckv_pool_want": "a store fills slots of a pool that grows by use",
     "ckv_last_error": "why one of these was refused",
 }
 
@@ -63,6 +64,7 @@ def a_step(rig: Rig, tag: int) -> None:
     sim.release(rig.engine)
     assert rig.engine.wait(tag, 20.0)
     rig.engine.pool_state()
+    rig.engine.pool.want(1)
     assert rig.engine.poll()[0].status in (Status.DONE, Status.CANCELLED)
     assert rig.engine.health().poison == 0
 

@@ -400,8 +400,8 @@ def test_structs_are_as_long_as_the_library_says() -> None:
     assert ctypes.sizeof(abi.RawCompletion) == 64
     assert ctypes.sizeof(abi.SimStats) == 104
     assert ctypes.sizeof(abi.Stats) == 216
-    assert ctypes.sizeof(abi.PoolConfig) == 40
-    assert ctypes.sizeof(abi.PoolState) == 304
+    assert ctypes.sizeof(abi.PoolConfig) == 56
+    assert ctypes.sizeof(abi.PoolState) == 312
     assert ctypes.sizeof(abi.DiskConfig) == 52
     assert ctypes.sizeof(abi.DiskEntry) == 64
     assert ctypes.sizeof(abi.DiskState) == 320
