@@ -77,7 +77,8 @@ class Told:
             for name, value in as_dict(rows(summary)).get("disk", {}).items()
             if "not read" in name
         }
-        return answer, "; ".join(line.text for line in [*told(admit)][1:]), counted
+        said = [line.text for line in [*told(admit)][1:] if not line.text.startswith("of these")]
+        return answer, "; ".join(said), counted
 
 
 def _is_of_a(record: dict[str, Any]) -> bool:
