@@ -30,6 +30,7 @@ OK, WARNING, ERROR, UNSEEN = Verdict.OK, Verdict.WARNING, Verdict.ERROR, Verdict
 
 
 POD = "KUBERNETES_SERVICE_HOST"
+SHARE = "policy adaptive, a DRAM tier of a share of the node"
 ON_CPU: dict[str, Any] = {"vllm": {**VLLM, "platform": "cpu"}, "cuda": {}}
 
 
@@ -182,8 +183,8 @@ def multi(ours: dict[str, Any], **fields: Any) -> list[str]:
         ([], {"CONTINUUM_DRAM_BYTES": "1GiB"}, OK, "a DRAM tier of 1.0 GiB"),
         ([], {"CONTINUUM_DRAM_BYTE": "1GiB"}, ERROR, "did you mean `CONTINUUM_DRAM_BYTES`?"),
         (transfer(kv_connector="LMCacheConnectorV1"), {}, ERROR, "'LMCacheConnectorV1'"),
-        (transfer(kv_connector="ContinuumConnector"), {}, OK, "no DRAM tier"),
-        (transfer(kv_connector="ContinuumConnector", kv_role="kv_both"), {}, OK, "no DRAM tier"),
+        (transfer(kv_connector="ContinuumConnector"), {}, OK, SHARE),
+        (transfer(kv_connector="ContinuumConnector", kv_role="kv_both"), {}, OK, SHARE),
         (
             transfer(kv_connector="ContinuumConnector", kv_role="kv_producer"),
             {},

@@ -326,7 +326,7 @@ def test_80_columns_have_what_was_decided_and_what_came_of_it(tmp_path: Path) ->
         told
         == """\
      time program          turn   tokens decided           outcome      saved
-    0.00s job:p               1      801 pin 4 s, copy     in time      1.5 s
+    0.00s job:p               1      801 pin 4 s, copy     in time      1.32 s
     1.50s job:other           1        0 free              (open)
     3.50s job:p               2        0 free              done
 9,864.54s codex:…1b2f47f3e 4321  131,072 pin 0.905 s, copy switched off -0.264 s
