@@ -37,8 +37,9 @@ class ScriptedCalls(ToolParser):
     """The shell of the request, else its first tool, until its history holds enough results."""
 
     def adjust_request(self, request: Any) -> Any:
-        """Its answer has an end."""
-        request.structured_outputs = ANSWER
+        """Its answer has an end, if it may call a tool."""
+        if request.tools:
+            request.structured_outputs = ANSWER
         return request
 
     def extract_tool_calls(self, model_output: str, request: Any) -> ExtractedToolCallInformation:

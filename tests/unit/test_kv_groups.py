@@ -87,7 +87,7 @@ def test_no_object_is_made_per_block_of_a_turn() -> None:
     block_ids = [list(range(1, 10_001))]
     which = groups(16, None)
     made = []
-    for _ in range(5):  # other threads of the process make objects now and then
+    for _ in range(20):  # other threads of the process make objects now and then
         gc.collect()
         before = len(gc.get_objects())
         found = which.hashed_blocks(pool, block_ids, hashes)
