@@ -214,7 +214,7 @@ typedef struct {
   uint64_t ready_bytes;  /* from the base on: populated, locked, usable; 0 once released */
   double populate_s;     /* time spent so far */
   double lock_s;
-  char why[256]; /* a sentence for `error`, or "" */
+  char why[256];         /* a sentence for `error`, or "" */
   uint64_t wanted_bytes; /* it stops growing there until more is wanted */
 } ckv_pool_state;
 

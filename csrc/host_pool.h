@@ -84,7 +84,7 @@ class HostPool {
   char *base_ = nullptr;
   uint64_t mapped_bytes_ = 0;
   uint64_t first_bytes_ = 0;
-  bool grows_ = false;  // else all of it is there from the start
+  bool grows_ = false;                     // else all of it is there from the start
   std::atomic<uint64_t> wanted_bytes_{0};  // set under the mutex, for who waits
   uint64_t wanted_at_first_ = 0;
   std::atomic<uint64_t> ready_bytes_{0};  // populated and locked, whole chunks but for the last
