@@ -108,8 +108,7 @@ def _fault(played: Played, rung: bool, output: str) -> str:
         return f"a password: {told[-300:]}"
     if played.code in (1, 2) and not lines and not played.out and output != "closed":
         return f"code {played.code} without a word"
-    is_help = not played.argv and played.err.startswith("Usage:")  # of a command without a word
-    if played.code in (1, 2) and len(lines) > MAX_LINES and not is_help:
+    if played.code in (1, 2) and len(lines) > MAX_LINES:
         return f"{len(lines)} lines on stderr: {played.err[:300]}"
     if any(len(line) > 3000 for line in lines):
         return "a line of more than 3000 characters"

@@ -50,6 +50,14 @@ class Commands(TyperGroup):
         main, who = super().main, prog_name or "continuum"
         sys.exit(ending.run(work, who))
 
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Without a word, print the help as an answer and end with 2: click takes it for an
+        error."""
+        if not args and self.no_args_is_help and not ctx.resilient_parsing:
+            print(ctx.get_help())
+            ctx.exit(2)
+        return super().parse_args(ctx, args)
+
     def invoke(self, ctx: Any) -> Any:
         try:
             return super().invoke(ctx)
