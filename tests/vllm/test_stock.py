@@ -133,6 +133,29 @@ def test_drafts_drop_a_block_of_every_hit() -> None:
     assert sum(in_vram for _, in_vram, _ in beside.found) > 1000
 
 
+def test_of_what_a_turn_leaves_its_tail_goes_first() -> None:
+    """Beside a copy that a running turn uses, what a turn leaves is two stretches: its own copy and
+    what it computed beyond. Stock displaces the latter first, and the next turn lacks just that."""
+    engine = AgentEngine(40, max_num_seqs=5, extra_config=dict(STOCK))
+    beside = Beside(engine)
+
+    def run(request_id: str, tokens: list[int], max_tokens: int) -> None:
+        request = engine.add(request_id, tokens, max_tokens=max_tokens)
+        while not request.is_finished():
+            engine.step()
+
+    engine.add("long", prompt(4 * BLOCK) + prompt(8, seed=3), max_tokens=6 * BLOCK)
+    engine.steps(3)
+    run("short", prompt(4 * BLOCK), max_tokens=BLOCK + 2)
+    assert [stretch.size for stretch in beside.stock._queue] == [1, 1]
+    num_free = engine.scheduler.kv_cache_manager.block_pool.get_num_free_blocks()
+    run("others", prompt((num_free - 2) * BLOCK, seed=5), max_tokens=2)  # all free blocks but one
+    run("next", engine.next_prompt("short", 8), max_tokens=2)
+    assert not engine.requests["long"].is_finished()
+    assert beside.differing() == []
+    assert beside.found[-1][1] == 4 * BLOCK
+
+
 def test_a_reset_empties_it() -> None:
     engine = AgentEngine(100, extra_config=dict(STOCK))
     beside = Beside(engine)
