@@ -154,13 +154,11 @@ class ReadAhead:
         if self._reading is None or request.skip_reading_prefix_cache:
             return
         program = turn.program
-        is_alone = program.num_active <= 1 and not turn.is_stray
         told = self._reading.expect(
             program.key,
             request,
             num_vram_tokens=self._num_in_vram(request),
             num_turns=len(self._turns),
-            supersedes=is_alone,
             now=now,
         )
         if told is not None:

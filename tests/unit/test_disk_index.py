@@ -56,7 +56,7 @@ def test_the_least_recently_used_program_leaves_first_and_its_deepest_first() ->
     index = disk(9)
     for name in "abc":
         write(index, name, keys(name, 3))
-    index.shelves.use("a", index.find(keys("a", 3)), supersedes=True)
+    index.shelves.use("a", index.find(keys("a", 3)))
     write(index, "d", keys("d", 2))
     assert has(index, keys("b", 3)) == [True, False, False]
     assert has(index, keys("a", 3)) == has(index, keys("c", 3)) == [True] * 3
@@ -71,13 +71,12 @@ def test_a_tail_that_was_written_first_leaves_first() -> None:
     assert has(index, keys("a", 4)) == [True, False, False, False]
 
 
-def test_what_finished_programs_left_goes_first_then_what_was_superseded_then_what_was_found() -> (
+def test_what_finished_programs_left_goes_first_then_what_was_found_then_what_was_used_least() -> (
     None
 ):
     index = disk(8)
     index.found([OnDisk(7, 1, 0, b"found")])
     write(index, "a", keys("a", 4))
-    index.shelves.use("a", index.find(keys("a", 3)), supersedes=True)  # the last is superseded
     write(index, "b", keys("b", 2))
     index.shelves.demote("b")
     write(index, "c", keys("c", 2))
@@ -85,21 +84,70 @@ def test_what_finished_programs_left_goes_first_then_what_was_superseded_then_wh
     write(index, "c", keys("c", 3, start=2), first=2)
     assert has(index, keys("b", 2)) == [False, False]
     write(index, "c", keys("c", 4, start=3), first=3)
-    assert has(index, keys("a", 4)) == [True, True, True, False]
+    assert (has(index, [b"found"]), has(index, keys("a", 4))) == ([False], [True] * 4)
     write(index, "c", keys("c", 5, start=4), first=4)
-    assert (has(index, [b"found"]), has(index, keys("a", 3))) == ([False], [True] * 3)
+    assert has(index, keys("a", 4)) == [True, True, True, False]
     index.check()
 
 
-def test_a_turn_beside_others_of_its_program_supersedes_nothing() -> None:
-    index = disk(6)
+def test_a_turn_takes_nothing_from_a_chain_that_it_does_not_continue() -> None:
+    """Each chain of a program leaves by its own last use."""
+    index = disk(8)
     write(index, "a", keys("a", 3))
-    write(index, "a", keys("x", 1), first=3)
-    index.shelves.use("a", index.find(keys("x", 1)), supersedes=False)
     write(index, "b", keys("b", 2))
+    write(index, "a", keys("x", 1), first=3)
+    index.shelves.use("a", index.find(keys("a", 3)))
+    index.shelves.use("b", index.find(keys("b", 2)))
+    index.shelves.use("a", index.find(keys("x", 1)))
+    write(index, "c", keys("c", 3))
+    assert has(index, keys("a", 3)) == [True, True, False]
+    write(index, "c", keys("c", 5, start=3), first=3)
+    assert has(index, keys("a", 3)) == [False] * 3
+    assert has(index, keys("b", 2)) == [True] * 2
+    assert has(index, keys("x", 1)) == [True]
+
+
+def test_what_several_programs_use_stays_until_all_of_them_are_done() -> None:
+    """One-shots that share an agent's system prompt say that they are done, in whatever order."""
+    index = disk(8)
+    write(index, "old", keys("old", 2))
+    shared = write(index, "agent", keys("s", 2))
+    write(index, "agent", keys("a", 2), first=2)
+    for name in ("one", "two", "agent", "three"):
+        index.shelves.use(name, shared)
+    for name in ("three", "one", "two"):
+        index.shelves.demote(name)
+        index.check()
+    write(index, "new", keys("n", 4))
+    assert has(index, keys("old", 2)) == [False] * 2
+    assert has(index, keys("s", 2)) == has(index, keys("a", 2)) == [True] * 2
+    write(index, "new", keys("m", 2))
+    assert has(index, keys("a", 2)) == [False] * 2, "what the agent alone has was used before"
+    index.shelves.demote("agent")
+    write(index, "new", keys("l", 2))
+    assert has(index, keys("s", 2)) == [False] * 2
+    assert has(index, keys("n", 4)) == [True] * 4
+
+
+def test_a_claim_ends_with_what_the_slot_held() -> None:
+    index = disk(2)
+    write(index, "a", keys("a", 2))
+    write(index, "b", keys("b", 2))  # in the same slots
+    index.shelves.demote("b")
     write(index, "c", keys("c", 1))
-    assert has(index, keys("a", 3)) == [True] * 3
-    assert has(index, keys("x", 1)) == [False]  # the deepest of the least recently used
+    index.shelves.demote("a")
+    index.check()
+    write(index, "c", keys("c", 2, start=1), first=1)
+    assert has(index, keys("c", 2)) == [True] * 2
+
+
+def test_claims_are_bounded() -> None:
+    index = disk(10)
+    shared = write(index, "p", keys("s", 10))
+    for number in range(200):
+        index.shelves.use(f"p{number}", shared)
+    index.check()
+    assert len(index.shelves.claims.of) == 8
 
 
 def test_what_is_read_is_nobody_elses_and_what_was_wrong_is_forgotten() -> None:
@@ -152,7 +200,7 @@ def test_shelves_that_many_programs_took_from_are_tidied() -> None:
     index = disk(20)
     prefix = write(index, "p0", keys("a", 10))
     for number in range(1, 200):
-        index.shelves.use(f"p{number}", prefix, supersedes=True)
+        index.shelves.use(f"p{number}", prefix)
     assert sum(len(shelf.slots) for shelf in index.shelves.to_leave()) <= 40
     index.check()
 
@@ -183,13 +231,13 @@ class Disk(RuleBasedStateMachine):
         numbers = self.writing.pop(data.draw(st.integers(0, len(self.writing) - 1)))
         self.index.settle(numbers, written)
 
-    @rule(data=st.data(), program=st.sampled_from("abc"), supersedes=st.booleans())
-    def read(self, data: st.DataObject, program: str, supersedes: bool) -> None:
+    @rule(data=st.data(), program=st.sampled_from("abc"))
+    def read(self, data: st.DataObject, program: str) -> None:
         ready = self.index.find(list(self.index._numbers))
         ready = ready[ready >= 0]
         if len(ready):
             numbers = ready[: data.draw(st.integers(1, len(ready)))]
-            self.index.shelves.use(program, numbers, supersedes)
+            self.index.shelves.use(program, numbers)
             self.index.acquire(numbers)
             self.reading.append(numbers)
 

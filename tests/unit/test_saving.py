@@ -166,6 +166,24 @@ def test_at_rest_nothing_is_written_over_and_over(num_on_disk: int, num_bad: int
     assert not rig.saving.goes_on
 
 
+@pytest.mark.parametrize("num_on_disk", [2, 6, 11])
+def test_at_rest_no_more_is_written_than_dram_holds_though_disk_slots_share_blocks(
+    num_on_disk: int,
+) -> None:
+    """Programs whose common prefix ends inside a disk slot: each disk slot has blocks that others
+    have, too, so what fits by number does not fit."""
+    rig = Rig(44, slot_blocks=8, num_on_disk=num_on_disk)
+    head = keys("head", 4)
+    for number in range(10):
+        rig.store(f"p{number}", head + keys(f"p{number}.", 8, start=4))
+    most = 10  # disk slots that DRAM's blocks make
+    assert len(rig.save(100)) <= most
+    assert not rig.save(100)
+    assert not rig.saving.goes_on
+    rig.store("p0", head + keys("p0.", 16, start=4))
+    assert len(rig.save(100)) <= 2 + most, "DRAM has changed"
+
+
 def test_without_budget_to_spare_only_the_coldest_tenth_is_written() -> None:
     rig = Rig(40, bytes_per_day=100)
     rig.budget.take(55)

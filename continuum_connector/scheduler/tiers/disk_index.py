@@ -234,6 +234,7 @@ class DiskIndex:
         standing = [self.shelves.standing(shelf) for shelf in self.shelves.to_leave()]
         if sorted(np.concatenate([free[:0], *standing]).tolist()) != sorted(used.tolist()):
             raise InvariantError("a disk slot stands on no shelf, or on two")
+        self.shelves.claims.check()
 
 
 class Found:

@@ -1,7 +1,9 @@
 """Shelves: in which order what is on disk leaves for room.
 
-What finished programs left goes first, then what newer turns of their programs did not continue,
-then what a restart found and no turn has asked for, then the least recently used program's slots.
+What only finished programs used goes first, then what a restart found and no turn has asked for,
+then what no turn has used for longest. A slot that several programs use is left once all of them
+have finished: the prefix that they share is needed by the last of them, and what that one has
+behind it would be useless without.
 """
 
 from __future__ import annotations
@@ -13,14 +15,16 @@ from typing import Any
 
 import numpy as np
 
+from continuum_connector.errors import InvariantError
 from continuum_connector.scheduler.tiers.slots import Numbers
 
 _NOBODY = 0
 _NOTHING: Numbers = np.empty(0, np.int64)
+_MAX_CLAIMS = 8  # on average, of programs on a slot; beyond, the oldest claims are forgotten
 
 
 class Shelf:
-    """Disk slots that one program took; some of them may stand on another shelf by now."""
+    """Disk slots that one turn used; some of them may stand on another shelf by now."""
 
     __slots__ = ("number", "program", "slots")
 
@@ -30,11 +34,66 @@ class Shelf:
         self.slots = _NOTHING
 
 
+class Claims:
+    """Which slots each program has used that has not finished. `num_of`: how many programs claim a
+    slot. A claim is on what the slot held then: once that has left, the slot is nobody's."""
+
+    def __init__(self) -> None:
+        self.num_of = np.empty(0, np.int64)
+        self._content = np.empty(0, np.int64)  # of each slot: it changes when that leaves
+        self.of: OrderedDict[str, tuple[Numbers, Numbers]] = OrderedDict()  # slots, their content
+        self._num_entries = 0
+
+    def grow(self, num_slots: int) -> None:
+        more = np.zeros(num_slots - len(self.num_of), np.int64)
+        self.num_of = np.concatenate([self.num_of, more])
+        self._content = np.concatenate([self._content, more])
+
+    def clear(self) -> Any:
+        """Forget all of them; returns their container, to be taken apart."""
+        self.num_of[:] = 0
+        old, self.of, self._num_entries = self.of, OrderedDict(), 0
+        return old
+
+    def check(self) -> None:
+        """Prove that the counts are those of the claims; O(claims), for tests."""
+        held = [slots[self._content[slots] == content] for slots, content in self.of.values()]
+        counts = np.bincount(np.concatenate([_NOTHING, *held]), minlength=len(self.num_of))
+        if (counts != self.num_of).any():
+            raise InvariantError(f"disk slots are claimed {counts}, counted {self.num_of}")
+        if self._num_entries != sum(len(slots) for slots, _ in self.of.values()):
+            raise InvariantError(f"{self._num_entries} claims on disk slots are counted wrongly")
+
+    def add(self, program: str, numbers: Numbers) -> None:
+        """The program uses these slots, too."""
+        before = self.end(program)
+        numbers = np.union1d(before, numbers)
+        self.num_of[numbers] += 1
+        self.of[program] = numbers, self._content[numbers]
+        self._num_entries += len(numbers)
+        while self._num_entries > _MAX_CLAIMS * len(self.num_of):
+            self.end(next(iter(self.of)))
+
+    def end(self, program: str) -> Numbers:
+        """The program claims nothing any more. Returns what it claimed and is there still."""
+        slots, content = self.of.pop(program, (_NOTHING, _NOTHING))
+        self._num_entries -= len(slots)
+        there: Numbers = slots[self._content[slots] == content]
+        self.num_of[there] -= 1
+        return there
+
+    def left(self, numbers: Numbers) -> None:
+        """What these slots held has left."""
+        self._content[numbers] += 1
+        self.num_of[numbers] = 0
+
+
 class Shelves:
-    """Every disk slot in use stands on the shelf of the program that asked for it last."""
+    """Every disk slot in use stands on the shelf of the turn that used it last."""
 
     def __init__(self) -> None:
         self._shelf_of = np.empty(0, np.int64)  # of each slot, or _NOBODY
+        self.claims = Claims()
         self._numbers = itertools.count(_NOBODY + 1)
         self._begin()
 
@@ -42,62 +101,57 @@ class Shelves:
         """Slots up to `num_slots` exist from now on."""
         more = np.zeros(num_slots - len(self._shelf_of), np.int64)
         self._shelf_of = np.concatenate([self._shelf_of, more])
+        self.claims.grow(num_slots)
 
     def clear(self) -> Sequence[Any]:
         """Empty all shelves: the number that a slot has belongs to no shelf any more. Returns the
         containers that the shelves were in, to be taken apart."""
-        old = self._done, self._superseded, self._found, self._live, self._current
+        old = self._done, self._found, self._live, self._last, self.claims.clear()
         self._begin()
         return old
 
     def _begin(self) -> None:
         self._done: OrderedDict[int, Shelf] = OrderedDict()
-        self._superseded: OrderedDict[int, Shelf] = OrderedDict()
         self._found: OrderedDict[int, Shelf] = OrderedDict()
         self._live: OrderedDict[int, Shelf] = OrderedDict()  # least recently used first
-        self._current: dict[str, Shelf] = {}  # program -> its shelf, live or done
+        self._last: dict[str, Shelf] = {}  # program -> the last shelf it took, one of those in use
         self._num_entries = 0  # slots listed on all shelves, with those that stand elsewhere by now
 
     # --- which slot stands where --------------------------------------------------------
     def place(self, program: str, numbers: Numbers) -> None:
-        """Add these slots to what the program has, which is used now."""
-        shelf = self._current.get(program) or self._new(program)
-        self._stand(shelf, numbers)
-        self._current[program] = shelf
-        self._done.pop(shelf.number, None)
-        self._live[shelf.number] = shelf
-        self._live.move_to_end(shelf.number)
-
-    def use(self, program: str, numbers: Numbers, supersedes: bool) -> None:
-        """A turn of the program wants these slots: they are the last to leave. With `supersedes` it
-        wants nothing else of what the program has."""
-        older = self._current.get(program)
-        if supersedes and older is not None:
-            del self._current[program]
-            self._live.pop(older.number, None)
-            self._done.pop(older.number, None)
-            self._superseded[older.number] = older
+        """Add these slots to what the program's last turn used; that counts as used now."""
         if len(numbers):
-            self.place(program, numbers)
-        if supersedes and older is not None:
-            self._compact(older)
+            self._take(self._last.get(program) or self._new(program), numbers)
+
+    def use(self, program: str, numbers: Numbers) -> None:
+        """A turn of the program wants these slots: they are the last to leave. What else the
+        program has stays where it is, as another of its chains may want that."""
+        if len(numbers):
+            older = self._last.get(program)
+            self._take(self._new(program), numbers)
+            if older is not None:
+                self._compact(older)
 
     def demote(self, program: str) -> None:
-        """The program is done: make what it has the first to leave."""
-        shelf = self._current.get(program)
-        if shelf is not None:
-            self._live.pop(shelf.number, None)
+        """The program is done: make what nobody else uses the first to leave."""
+        numbers = self.claims.end(program)
+        numbers = numbers[self.claims.num_of[numbers] == 0]
+        self._last.pop(program, None)
+        if len(numbers):
+            shelf = self._new("")
             self._done[shelf.number] = shelf
+            self._stand(shelf, numbers)
 
     def found(self, numbers: Numbers) -> None:
         """These slots were there before any program came."""
         shelf = self._new("")
-        self._stand(shelf, numbers)
         self._found[shelf.number] = shelf
+        self._stand(shelf, numbers)
 
     def take_off(self, numbers: Numbers) -> None:
         """These slots hold nothing any more."""
         self._shelf_of[numbers] = _NOBODY
+        self.claims.left(numbers)
 
     # --- which slots leave -------------------------------------------------------------
     def to_leave(self) -> Iterator[Shelf]:
@@ -115,13 +169,24 @@ class Shelves:
     def _new(self, program: str) -> Shelf:
         return Shelf(next(self._numbers), program)
 
+    def _take(self, shelf: Shelf, numbers: Numbers) -> None:
+        """The shelf's program uses these slots now."""
+        self.claims.add(shelf.program, numbers)
+        self._last[shelf.program] = shelf
+        self._live[shelf.number] = shelf
+        self._live.move_to_end(shelf.number)
+        self._stand(shelf, numbers)
+
     def _stand(self, shelf: Shelf, numbers: Numbers) -> None:
         """Put these slots on the shelf, beside what already stands there."""
         self._shelf_of[numbers] = _NOBODY
-        self._compact(shelf)
         shelf.slots = np.concatenate([shelf.slots, numbers])
-        self._shelf_of[numbers] = shelf.number
         self._num_entries += len(numbers)
+        there = self._shelf_of[shelf.slots] == shelf.number
+        there[len(shelf.slots) - len(numbers) :] = True
+        self._num_entries -= int(np.count_nonzero(~there))
+        shelf.slots = shelf.slots[there]
+        self._shelf_of[numbers] = shelf.number
         if self._num_entries > 2 * len(self._shelf_of):  # programs share what one of them took last
             for each in self._all():
                 self._compact(each)
@@ -135,11 +200,11 @@ class Shelves:
             self._remove(shelf)
 
     def _all(self) -> Iterator[Shelf]:
-        for queue in (self._done, self._superseded, self._found, self._live):
+        for queue in (self._done, self._found, self._live):
             yield from list(queue.values())
 
     def _remove(self, shelf: Shelf) -> None:
-        for queue in (self._done, self._superseded, self._found, self._live):
+        for queue in (self._done, self._found, self._live):
             queue.pop(shelf.number, None)
-        if self._current.get(shelf.program) is shelf:
-            del self._current[shelf.program]
+        if self._last.get(shelf.program) is shelf:
+            del self._last[shelf.program]

@@ -16,6 +16,7 @@ from continuum_connector.scheduler.tiers.slots import Numbers, Tickets, numbers_
 
 Flags = npt.NDArray[np.bool_]
 _MOST_USES = 2**30
+NEVER = -1
 MAX_LOST = 1024  # programs of which it is remembered why some of their blocks are on no disk
 
 
@@ -29,6 +30,8 @@ class Marks:
         self.uses = np.zeros(num_slots, np.int32)  # by turns that stored it, or stored on top of it
         self.is_saved = np.zeros(num_slots, np.bool_)
         self.is_refused = np.zeros(num_slots, np.bool_)  # its write was refused and counted
+        # The index's version when another write displaced it from the disk, or NEVER.
+        self.displaced_at = np.full(num_slots, NEVER, np.int64)
         # Names of the disk slots that were written from each slot, if a disk slot takes several
         # blocks.
         self._names: npt.NDArray[np.object_] = np.zeros(num_slots, object)
@@ -48,6 +51,7 @@ class Marks:
         for name in ("places", "uses", "is_saved", "is_refused", "_names"):
             column = getattr(self, name)
             setattr(self, name, np.concatenate([column, np.zeros(more, column.dtype)]))
+        self.displaced_at = np.concatenate([self.displaced_at, np.full(more, NEVER)])
 
     def came(
         self, numbers: Numbers, places: npt.NDArray[np.int32], uses: Sequence[int] | int = 0
@@ -58,6 +62,7 @@ class Marks:
         self.uses[numbers] = np.asarray(uses, np.int32) + 1
         self.is_saved[numbers] = False
         self.is_refused[numbers] = False
+        self.displaced_at[numbers] = NEVER
         self._names[numbers] = 0
 
     def used(self, numbers: Numbers) -> None:

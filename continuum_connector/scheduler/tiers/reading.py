@@ -83,13 +83,12 @@ class Reading:
         request: Any,
         num_vram_tokens: int,
         num_turns: int,
-        supersedes: bool,
         now: float,
     ) -> OnDisk | None:
         """A turn has arrived, or is about to be admitted: begin to read what it will want, if that
         is worth it, beside what is being read for it already. `num_vram_tokens`: what VRAM seems to
-        have of it. `num_turns`: turns under way, which a prefill delays. `supersedes`: no other
-        turn of its program runs. Returns what the disk has of it; None if it has nothing of use."""
+        have of it. `num_turns`: turns under way, which a prefill delays. Returns what the disk has
+        of it; None if it has nothing of use."""
         length, hashes = self._plan.slot_blocks, request.block_hashes
         num_disk_slots = min(len(hashes), request.num_tokens // self._size) // length
         if num_disk_slots and (self.owner is None or self.is_stuck):
@@ -101,7 +100,7 @@ class Reading:
         on_disk = self._disk.find(names)
         if (on_disk < 0).all() and not lost:
             return None
-        self._disk.shelves.use(program, on_disk[on_disk >= 0], supersedes)
+        self._disk.shelves.use(program, on_disk[on_disk >= 0])
         keys, start = block_keys(hashes[: num_disk_slots * length]), num_vram_tokens // self._size
         wanted = Wanted(program, request, keys, names, start)
         prompt = Prompt.look(wanted, self._dram, on_disk)

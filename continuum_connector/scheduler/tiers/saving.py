@@ -3,7 +3,9 @@
 What would leave DRAM next is written before it has to, so that eviction stays instant: a store that
 needs room never waits for a disk, and what is not written by then is dropped. With budget to spare
 the rest is written too, for a restart to find. Nothing is written twice, and nothing of programs
-that are done.
+that are done. What another write displaced is written again where there is room, or when it is
+about to leave DRAM and DRAM has changed: where the disk is small each write would displace what the
+next one writes, and an idle server would write for ever.
 """
 
 from __future__ import annotations
@@ -19,7 +21,7 @@ from continuum_connector.scheduler.kv_groups import Key
 from continuum_connector.scheduler.tiers.disk_index import DiskIndex
 from continuum_connector.scheduler.tiers.eviction import Rank
 from continuum_connector.scheduler.tiers.index import HostIndex
-from continuum_connector.scheduler.tiers.marks import Marks
+from continuum_connector.scheduler.tiers.marks import NEVER, Flags, Marks
 from continuum_connector.scheduler.tiers.slots import Chain, Numbers, Tickets, numbers_of
 from continuum_connector.scheduler.tiers.writing import SPARE_FILL, Budget
 
@@ -43,11 +45,12 @@ class Batch:
 @dataclass
 class _Walk:
     """How far a chain has been walked: the next look is at the blocks before `end`, and the last
-    one goes back to `first`."""
+    one goes back to `first`. `is_cold`: it leaves soon."""
 
     chain: Chain
     first: int
     end: int
+    is_cold: bool = False
 
 
 class Saving:
@@ -156,16 +159,18 @@ class Saving:
             if num_left <= 0:
                 break
             length = len(chain.tickets)
-            walks.append(_Walk(chain, max(0, length - num_left), length))
+            walks.append(_Walk(chain, max(0, length - num_left), length, is_cold=True))
             num_left -= length
         return walks[::-1]
 
     # --- what is there ----------------------------------------------------------------
     def _forget(self, names: list[Key]) -> None:
-        """These leave the disk: what DRAM has of them must be written again. The last block of a
-        disk slot stands for all of it."""
+        """These leave the disk for room; DRAM may have them still. The last block of a disk slot
+        stands for all of it."""
         numbers = self._dram.slots_of(names)
-        self._marks.is_saved[numbers[numbers >= 0]] = False
+        numbers = numbers[numbers >= 0]
+        self._marks.is_saved[numbers] = False
+        self._marks.displaced_at[numbers] = self._dram.version
         self._has_found = True
 
     def _look(self, walk: _Walk, num_wanted: int, least_uses: float) -> Batch | None:
@@ -179,6 +184,8 @@ class Saving:
         tickets = tickets[begin:end]
         lasts = self._whole(tickets)
         lasts = lasts[lasts + begin >= walk.end]
+        if len(lasts) > self._disk.num_free:
+            lasts = lasts[self._may_displace(numbers_of(tickets)[lasts], walk.is_cold)]
         lasts = self._admitted(numbers_of(tickets), lasts, least_uses)
         if len(lasts) > num_wanted:
             lasts = lasts[len(lasts) - num_wanted :]
@@ -190,6 +197,12 @@ class Saving:
         depths = self._marks.places[numbers] // length
         keys = self._dram.keys_at(numbers)
         return Batch(walk.chain.program, tickets[places], keys, depths.tolist())
+
+    def _may_displace(self, numbers: Numbers, is_cold: bool) -> Flags:
+        """Which of these slots may be written even if others leave the disk for them."""
+        displaced_at = self._marks.displaced_at[numbers]
+        is_new: Flags = displaced_at == NEVER
+        return is_new | (displaced_at != self._dram.version) if is_cold else is_new
 
     def _unsaved_end(self, tickets: Tickets, begin: int) -> int:
         """Where the last of these disk slots ends that is not wholly on disk; if all are, `begin`,
