@@ -9,6 +9,7 @@ import pytest
 from hypothesis import settings
 
 from continuum_connector.worker import folder
+from tests.versions.sources import VERSIONS
 
 ROOT = Path(__file__).resolve().parent
 # A run tells of the change it tests: what hypothesis draws is the same each time, and no clock
@@ -17,6 +18,25 @@ settings.register_profile("suite", derandomize=True, deadline=None)
 settings.load_profile("suite")
 
 MARKS = {"vllm", "native", "server"}  # a folder of that name, wherever it lies
+
+# Server tests of minutes each, whose parts other tests cover: CI has no time for them.
+BEFORE_A_RELEASE = {
+    "bench_ab": "each arm of the A/B; what it does is in bench/tests",
+    "bench_agents": "the same of one server",
+    "calibrate": "its parts are in tests/unit; a server begins with a prior",
+    "data_parallel": "three servers; the books of ranks are in tests/vllm/test_node.py",
+    "decisions": "six servers; each decision is in tests/vllm/test_outcomes.py",
+    "demo_smoke": "the demo",
+    "disk_faults": "faults that a file system makes; in tests/vllm/test_disk.py by a fake",
+    "ladder": "families of models; their bytes are in tests/vllm/test_layout_families.py",
+    "lifetime": "slow copies under ThreadSanitizer, of which tests/native have each part",
+    "replicas": "two servers behind a router",
+    "rollouts": "epochs; in tests/vllm/test_epochs.py",
+    "router": "what a router hears; in tests/vllm/test_kv_events.py",
+    "shapes": "ranks, hybrids, async scheduling; each in tests/vllm",
+    "storm": "a storm; in virtual time in bench/tests",
+    "windows": "sliding windows; in tests/vllm/test_windows.py",
+}
 
 _paths = os.environ.get("PYTHONPATH", "").split(os.pathsep)
 if str(ROOT) not in _paths:
@@ -36,12 +56,25 @@ def waits_for_test_all(item: pytest.Item) -> bool:
     return where in ("tests/native/test_sanitizers.py", "bench/tests/test_gpu_plan.py")
 
 
+def waits_for_a_release(item: pytest.Item) -> bool:
+    """What only `make test-all` runs, and CI leaves out: BEFORE_A_RELEASE, and of the other vLLMs
+    all but the oldest and the newest."""
+    where = item.path.relative_to(ROOT).as_posix()
+    if where.startswith("tests/versions/"):
+        version = getattr(item, "callspec").params["version"]  # noqa: B009  mypy: not of all items
+        return version not in (VERSIONS[0], VERSIONS[-1])
+    name = item.path.stem.removeprefix("test_")
+    return where.startswith("tests/server/") and name in BEFORE_A_RELEASE
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         for name in MARKS.intersection(item.path.relative_to(ROOT).parts):
             item.add_marker(name)
         if waits_for_test_all(item):
             item.add_marker("full")
+            if waits_for_a_release(item):
+                item.add_marker("release")
         if item.get_closest_marker("vllm"):
             for package in ("torch", "vllm", "transformers"):
                 ignore = f"ignore::DeprecationWarning:{package}.*"

@@ -165,6 +165,7 @@ def test_without_the_weights_in_the_namespace_the_kv_of_the_old_ones_would_be_re
 NUM_KILLS = int(os.environ.get("TEST_DISK_KILLS", "3"))
 
 
+@pytest.mark.release
 def test_kills_at_random_times_never_leave_a_wrong_block(
     tiny_model: Path, folder: Path, lives: list[VllmServer]
 ) -> None:

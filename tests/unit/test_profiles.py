@@ -1,4 +1,4 @@
-"""What `make test` runs and what it leaves to `make test-all`; a failure anywhere is told."""
+"""What `make test` runs and leaves to CI and `make test-all`; a failure anywhere is told."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from conftest import ROOT, waits_for_test_all
+from conftest import BEFORE_A_RELEASE, ROOT, waits_for_a_release, waits_for_test_all
 
 # Instead of Python: notes what it is called with, and ends as the test says, call by call.
 PYTHON = """#!/usr/bin/env bash
@@ -52,10 +52,13 @@ def test_who_names_files_gets_those_alone(tmp_path: Path) -> None:
     assert play(tmp_path, (1,), "tests::a", "-x") == (1, ["-m pytest tests::a -x"])
 
 
-def test_the_rest_is_what_is_left_out(tmp_path: Path) -> None:
-    status, (call,) = play(tmp_path, (0,), "--full", "-q")
+@pytest.mark.parametrize(
+    ("option", "which"), [("--full", "full"), ("--ci", "full and not release")]
+)
+def test_the_rest_is_what_is_left_out(option: str, which: str, tmp_path: Path) -> None:
+    status, (call,) = play(tmp_path, (0,), option, "-q")
     assert status == 0
-    assert call.startswith("-m pytest -m full -n ")
+    assert call.startswith(f"-m pytest -m {which} -n ")
     assert call.endswith(" tests/server -q")
 
 
@@ -96,3 +99,12 @@ class Item:
 def test_what_is_left_to_test_all(path: str, uses: tuple[str, ...], waits: bool) -> None:
     assert (ROOT / path).is_file()
     assert waits_for_test_all(Item(ROOT / path, uses)) is waits  # type: ignore[arg-type]
+
+
+def test_what_ci_leaves_out() -> None:
+    for name in BEFORE_A_RELEASE:
+        path = ROOT / "tests" / "server" / f"test_{name}.py"
+        assert path.is_file()
+        assert waits_for_a_release(Item(path, ()))  # type: ignore[arg-type]
+    assert not waits_for_a_release(Item(ROOT / "tests/server/test_disk.py", ()))  # type: ignore[arg-type]
+    assert not waits_for_a_release(Item(ROOT / "tests/unit/test_help.py", ()))  # type: ignore[arg-type]
