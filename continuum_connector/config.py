@@ -157,7 +157,7 @@ KNOBS: dict[str, str] = {
     "trace_files": "how many trace files are kept, the one at trace_path among them",
     "trace_hashed": "1 writes programs and requests as digests whose key ends with the process",
     "state_path": "file, or directory with one file per model and device, that keeps learned tool "
-    "times and costs over a restart; `continuum calibrate` writes one; empty: forget",
+    "times and costs over a restart; empty: forget",
     "switch_path": "file that switches the connector off and on while the server runs: with off in "
     "it, every engine that reads it serves as stock within about a second; empty: none",
     "keep_epochs": "how many named sets of weights keep their KV in DRAM while others serve, "

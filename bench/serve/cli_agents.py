@@ -14,7 +14,6 @@ from bench.serve.record import RunFolder, machine, versions
 from bench.serve.results import ResultError, Run, State, Turn
 from bench.serve.session import Manner, measure
 from bench.serve.token_ids import Tokens
-from continuum_connector.tools.cli.calibrate import choose_model
 from continuum_connector.tools.cli.server import CommandError, Server
 from continuum_connector.tools.cli.terminal import name as shown
 from continuum_connector.tools.cli.terminal import terminal
@@ -125,9 +124,16 @@ def read_object(text: str) -> dict[str, Any]:
 
 
 def find_model(url: str, api_key: str, wanted: str) -> str:
-    """The served model's name."""
+    """The name of the model that was asked for, or of the only one that is served."""
     with contextlib.closing(Server(url, api_key)) as server:
-        return choose_model(server.models(), wanted).name
+        served = [model.name for model in server.models()]
+    if wanted and wanted not in served:
+        raise CommandError(f"no model {wanted!r} is served here; there is: {', '.join(served)}")
+    if not wanted and len(served) != 1:
+        raise CommandError(
+            f"{len(served)} models are served; choose by --model: {', '.join(served)}"
+        )
+    return wanted or served[0]
 
 
 def server_url(url: str) -> str:

@@ -22,7 +22,7 @@ PER_KIND = 8  # the latest samples of each kind; a median of 8 tolerates three o
 # After this many other samples, a sample counts half: what a clock throttled an hour ago measured
 # says little, but more than nothing, about lengths not seen since.
 HALF_LIFE = 2000
-SEED_DOUBT = 0.3  # another driver, clock or neighbour changes a calibrated cost by about this share
+SEED_DOUBT = 0.3  # another driver, clock or neighbour changes a known cost by about this share
 REFUTED = 4.0  # a seed that is so many standard errors from what the samples say was wrong
 FLAT = 0.05  # smaller relative deviations are noise, and no reason to weigh a sample less
 ROUNDS = 3  # of reweighting, which starts from the last fit and so is nearly there

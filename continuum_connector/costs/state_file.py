@@ -196,7 +196,7 @@ def _unusable(path: str, reason: str) -> dict[str, Any]:
 
 
 def file_in(directory: str, tag: str) -> str:
-    """The file in `directory` for `tag`: "MODEL GPU", as `continuum calibrate` writes it."""
+    """The file in `directory` for `tag`: "MODEL GPU"."""
     slug = re.sub(r"[^A-Za-z0-9._]+", "-", tag).strip("-.") or "state"
     return os.path.join(directory, f"continuum-{slug[:100]}.json")
 

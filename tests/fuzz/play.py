@@ -24,7 +24,7 @@ from tests.fuzz.commands import Command
 CODES = {ending.DONE, ending.FAILED, ending.USAGE, ending.UNSEEN, ending.STOPPED, 143}
 MAX_LINES = 3  # on stderr: the sentence, and what a bar or a second sentence may add
 PATIENCE_S = 60.0  # within which a command ends by itself, on the busiest machine
-ENDLESS = ("continuum top", "continuum bench agents", "continuum calibrate", "python -m")
+ENDLESS = ("continuum top", "continuum bench agents", "python -m")
 
 
 @dataclass

@@ -156,7 +156,7 @@ def test_a_wrong_seed_is_corrected_by_some_hundred_steps(factor: float) -> None:
 
 
 def test_a_seed_stays_where_nothing_is_seen() -> None:
-    """Only short prompts come; what a long prefix costs is still what calibration found."""
+    """Only short prompts come; what a long prefix costs is still what the state file had."""
     model = PrefillModel(CHUNK)
     model.seed(TRUE)
     source = random.Random(2)

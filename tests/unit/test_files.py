@@ -93,7 +93,7 @@ def test_a_name_that_is_there_is_not_written_through(
 def test_a_link_put_where_the_new_file_was_moves_no_rights(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Root may write into a user's folder (`sudo continuum calibrate`), who sees the name."""
+    """Root may write into a user's folder (`--report` under sudo), who sees the name."""
     no_nameless(monkeypatch)
     victim, path = tmp_path / "victim", tmp_path / "volume" / "state"
     victim.write_bytes(b"precious")

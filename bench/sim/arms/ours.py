@@ -88,15 +88,6 @@ def without_prior(engine: Engine, away: Away) -> None:
     engine.connector.costs.seen.expect(prefill=(0.0, 0.0, 0.0))
 
 
-def calibrated(engine: Engine, away: Away) -> None:
-    """What `continuum calibrate` would find on this machine, if it measured without an error."""
-    set_up(engine, away)
-    on, model = engine.machine, engine.machine.model
-    flops = on.gpu.flops * on.gpu.mfu * on.tp
-    costs = [on.gpu.step_s, model.token_flops / (flops * model.flops_factor)]
-    engine.connector.costs.restore({"prefill": [*costs, model.pair_flops / flops, 0.0, 0.0]})
-
-
 def deciding(make: Callable[[Engine, Away], RetentionPolicy]) -> Callable[[Engine, Away], None]:
     """`prepare` for an arm whose engine has adaptive's server, but another who decides."""
 
@@ -215,10 +206,6 @@ PARTS = (
     replace(
         ours("adaptive", "adaptive that keeps nothing before prefills are seen", name="no-prior"),
         prepare=without_prior,
-    ),
-    replace(
-        ours("adaptive", "adaptive whose prefills were calibrated exactly", name="calibrated"),
-        prepare=calibrated,
     ),
     replace(
         ours("adaptive", "fixed_ttl with adaptive's order in DRAM", name="fixed_ttl-dram-order"),

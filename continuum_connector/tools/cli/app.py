@@ -10,7 +10,6 @@ import typer
 
 from continuum_connector.tools.cli.analyze import analyze, convert
 from continuum_connector.tools.cli.bench import PASSED_ON, bench, simulate
-from continuum_connector.tools.cli.calibrate import calibrate
 from continuum_connector.tools.cli.check import check
 from continuum_connector.tools.cli.explain import explain
 from continuum_connector.tools.cli.size import size
@@ -63,7 +62,6 @@ def options(
 app.command()(check)
 app.command()(size)
 app.command()(top)
-app.command()(calibrate)
 app.command()(explain)
 app.command()(analyze)
 app.command()(convert)
