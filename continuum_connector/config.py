@@ -48,7 +48,6 @@ POLICIES = (  # those of policy/registry.py
 KV_LAYOUTS = ("auto", "stock", "BLHNC", "BLNHC", "BHLNC")
 DRIVERS = ("auto", "cuda", "sim")
 SHORTAGES = ("smaller", "off")
-OBJECTIVES = ("latency", "throughput")
 SLEEPS = ("keep", "release")
 
 SIZES = {"dram_bytes": "DRAM tier", "trunk_bytes": "copies", "window_bytes": "copies"}
@@ -83,7 +82,6 @@ class ContinuumConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, k
     gate_wait_s: Annotated[float, msgspec.Meta(ge=0.0)] = 0.0  # may be infinite
     scheduler: bool = True
     order: bool = True
-    objective: str = "latency"
     kv_layout: str = "auto"
     driver: str = "auto"
     trunk_bytes: CopyBytes = 4 * 2**20
@@ -139,8 +137,6 @@ KNOBS: dict[str, str] = {
     "scheduler": "attach to vLLM's scheduler (pins yield inside allocations, program order); "
     "0: leave it stock",
     "order": "serve waiting turns in program order; 0: vLLM's order",
-    "objective": f"what the order is for: {' or '.join(OBJECTIVES)}; with throughput, for batches, "
-    "programs go by arrival however long others wait, and samples of a prompt go together",
     "kv_layout": f"KV cache layout to ask vLLM for: {', '.join(KV_LAYOUTS)} (auto: BLHNC when the "
     "tier is on)",
     "driver": "what copies: auto picks by the KV cache's device; " + ", ".join(DRIVERS[1:]),
@@ -163,6 +159,12 @@ KNOBS: dict[str, str] = {
     "keep_epochs": "how many named sets of weights keep their KV in DRAM while others serve, "
     "while there is room; 0: forget what the last weights computed",
     "echo": "answer the decision in non-streamed responses (kv_transfer_params.continuum)",
+}
+
+# Keys that once were: what to do instead, after "was removed: ".
+REMOVED: dict[str, str] = {
+    "objective": "program order serves batches within 1 % as well; leave it out, and for batches "
+    "that take longer than five minutes raise max_head_start_s",
 }
 
 
@@ -196,6 +198,8 @@ def load_config(
 def _known(key: str, where: str, environment: bool = False) -> None:
     if key in KNOBS:
         return
+    if key in REMOVED:
+        raise ConfigError(f"{shown(where)} was removed: {REMOVED[key]}")
     names = {known: ENV_PREFIX + known.upper() if environment else known for known in KNOBS}
     close = difflib.get_close_matches(key, KNOBS, n=1)
     close += [known for known in KNOBS if known.startswith(f"{key}_")]  # `dram` for `dram_bytes`
@@ -299,7 +303,7 @@ def _check_disk(config: ContinuumConfig) -> None:
 
 def _check_choices(config: ContinuumConfig) -> None:
     choices = {"policy": POLICIES, "kv_layout": KV_LAYOUTS, "driver": DRIVERS}
-    choices |= {"dram_shortage": SHORTAGES, "sleep_dram": SLEEPS, "objective": OBJECTIVES}
+    choices |= {"dram_shortage": SHORTAGES, "sleep_dram": SLEEPS}
     for key, allowed in choices.items():
         value = getattr(config, key)
         if value not in allowed:

@@ -86,7 +86,7 @@ class ProgramPlan:
     program `after[0]`. `says_final`: whether it tells the server which turn is its last;
     `says_tools`: whether the server knows which tools it called; `says_program`: whether it names
     itself at all. `batch`: of the rollouts' batches the one it is of, which it begins `arrival_s`
-    after; `group`: the samples of one prompt have the same, and there are `group_size` of them."""
+    after."""
 
     name: str
     turns: tuple[TurnPlan, ...]
@@ -94,8 +94,6 @@ class ProgramPlan:
     after: tuple[str, int] | None = None
     parent: str = ""
     batch: int = 0
-    group: str = ""
-    group_size: int = 0
     says_final: bool = True
     says_tools: bool = True
     says_program: bool = True

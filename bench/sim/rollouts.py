@@ -1,7 +1,7 @@
 """Rollouts: the arms in every cell of rollouts.toml, and whether the aims hold.
 
     python -m bench.sim.rollouts --seeds dev --out runs/rollouts.jsonl
-    python -m bench.sim.rollouts --cells 'sync/*' --arms stock,adaptive,throughput
+    python -m bench.sim.rollouts --cells 'sync/*' --arms stock,simple+order,adaptive
 
 Per cell and arm, as the seeds' means over the best rival's: trajectories per second, above 1 is
 better; the longest batch, below 1 is better; the share of prompts that was computed; in seconds by
@@ -29,7 +29,7 @@ from bench.sim.result import RunRecord
 from bench.sim.verdict import is_rival
 
 PATH = Path(__file__).with_suffix(".toml")
-ARMS = "stock,stock+order,simple+order,offloading+order,adaptive,throughput"
+ARMS = "stock,stock+order,simple+order,offloading+order,adaptive"
 
 Runs = Mapping[str, Mapping[str, Sequence[RunRecord]]]  # by cell and arm, a run per seed
 

@@ -64,14 +64,13 @@ def test_what_counts_is_programs_per_second_the_longest_batch_and_how_late_its_l
     assert not dict(Batches(Workload("w", (plan("a", 0),))).figures())
 
 
-def test_samples_of_a_prompt_send_the_same_prompt_and_are_as_many_as_they_say() -> None:
+def test_samples_of_a_prompt_send_the_same_prompt_in_one_batch() -> None:
     made = build("rollouts", {"programs": 48, "batches": 2, "samples": 4})
     groups: dict[str, list[ProgramPlan]] = {}
     for each in made.programs:
-        groups.setdefault(each.group, []).append(each)
+        groups.setdefault(each.name.rpartition(".")[0], []).append(each)
     assert {len(samples) for samples in groups.values()} == {4}
     for samples in groups.values():
-        assert {each.group_size for each in samples} == {4}
         assert len({each.batch for each in samples}) == 1
         assert len({each.turns[0].prompt[:2] for each in samples}) == 1
         assert {each.turns[0].prompt[-1].length for each in samples} == {1}
@@ -84,7 +83,7 @@ def test_lengths_have_heavy_tails_and_those_of_a_prompt_are_alike() -> None:
     assert turns[-1] >= 4 * turns[len(turns) // 2]
     groups: dict[str, list[int]] = {}
     for each in made.programs:
-        groups.setdefault(each.group, []).append(len(each.turns))
+        groups.setdefault(each.name.rpartition(".")[0], []).append(len(each.turns))
     means = [sum(each) / len(each) for each in groups.values()]
     spread = max(means) / min(means)
     assert spread > 3

@@ -65,11 +65,6 @@ class Forecast:
         cdf = [math.prod(values) for values in zip(*(f.cdf for f in forecasts), strict=True)]
         return cls(cdf, min(f.num_seen for f in forecasts))
 
-    def first_of(self, number: int) -> Forecast:
-        """When the first of `number` programs is back, each with this forecast; needs at least
-        one."""
-        return Forecast([1.0 - (1.0 - p) ** number for p in self.cdf], self.num_seen)
-
     def within(self, t: float) -> float:
         """P(gap <= t)."""
         if t >= EDGES[-1]:

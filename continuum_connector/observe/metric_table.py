@@ -149,16 +149,6 @@ METRICS: tuple[Metric, ...] = (
         "kept",
         KEPT,
     ),
-    Metric("sample_groups", _G, "Prompts with several samples, seen or announced"),
-    Metric("samples", _G, "Programs in sample_groups that are not over"),
-    Metric(
-        "sample_prompt_tokens",
-        _C,
-        "Prompt tokens of samples after the first; sample_hit_tokens is a share of them",
-    ),
-    Metric(
-        "sample_hit_tokens", _C, "Tokens of them found in some tier; few: samples compute them anew"
-    ),
     Metric(
         "transfers_admitted",
         _C,

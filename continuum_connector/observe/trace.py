@@ -35,7 +35,7 @@ MAX_QUEUED = 65_536  # records; a turn makes about six, so minutes of a busy ser
 BATCH_S = 0.05  # how long the writer gathers records before it writes them at once
 CLOSE_TIMEOUT_S = 5.0
 
-_IDS = ("program", "request", "group")  # fields that may hold what a client sent
+_IDS = ("program", "request")  # fields that may hold what a client sent
 _NOBODY = "anonymous:"  # prefix of names that are random already (programs/program.py)
 _DIGEST_BYTES = 16
 
@@ -49,7 +49,6 @@ EVENTS: dict[str, str] = {
     "readmit": "a turn that was put back goes from waiting to running again",
     "decision": "a turn is done and is pinned, offloaded or freed, and why",
     "outcome": "what came of a decision, once its program's next turn is admitted or given up",
-    "prompt": "a prompt that samples share is pinned: for how long, for how many others",
     "pin_end": "a pin ends, with its cause and age",
     "store": "a transfer VRAM -> DRAM settled, with its outcome",
     "load": "a transfer DRAM -> VRAM settled, with its outcome",

@@ -162,8 +162,6 @@ def _facts(hints: Hints) -> list[Receipt]:
         "tools": list(hints.tools) or None,
         "parent": hints.parent,
         "compaction": hints.compaction or None,
-        "group": hints.group,
-        "group_size": hints.group_size,
     }
     return [
         Receipt(name, HintOutcome.ACCEPTED, value=value)

@@ -21,7 +21,6 @@ from msgspec import Struct
 
 from continuum_connector.programs.kv_hints import NO_ACTIONS, Actions, read_actions
 from continuum_connector.programs.program import (
-    GROUP,
     Hints,
     Identity,
     IdentitySource,
@@ -33,7 +32,6 @@ MAX_ID_CHARS = 65_536  # of ids and salts; longer ones name nobody, as hashing t
 MAX_TTL_S = 86_400.0
 MAX_TOOLS = 16
 MAX_TOOL_CHARS = 64
-MAX_GROUP = 65_536  # samples of one prompt
 
 _NOBODY = frozenset({"none", "null", "nil", "undefined", "nan"})  # str(None) and the like
 _YES = frozenset({"1", "true", "yes", "on"})
@@ -60,8 +58,6 @@ class _Statement(Struct, frozen=True):
     tools: tuple[str, ...] = ()
     compaction: bool | None = None
     keep_s: float | None = None
-    group: str | None = None
-    group_size: int | None = None
     unread: tuple[str, ...] = ()
 
 
@@ -84,7 +80,7 @@ def identify(
     named, name = names[0]
     key = program_key(named.namespace + name, salt)
     parent = _parent(statements, named, salt)
-    hints = _merge(statements, actions, None if parent == key else parent, salt)
+    hints = _merge(statements, actions, None if parent == key else parent)
     return Identity(key, named.source, hints)
 
 
@@ -98,17 +94,16 @@ def identify_request(request: Any) -> tuple[Identity | None, Hints]:
     identity = identify(sent, extra, session, actions, request.cache_salt)
     if identity is not None:
         return identity, identity.hints
-    return None, read_hints(sent, extra, actions, request.cache_salt)
+    return None, read_hints(sent, extra, actions)
 
 
 def read_hints(
     kv_transfer_params: Mapping[str, Any] | None,
     extra_args: Mapping[str, Any] | None,
     actions: Actions = NO_ACTIONS,
-    salt: str | None = None,
 ) -> Hints:
     """Return the hints of a request that names no program, such as a lone `is_last_step`."""
-    return _merge(_statements(kv_transfer_params, extra_args, None, actions), actions, None, salt)
+    return _merge(_statements(kv_transfer_params, extra_args, None, actions), actions, None)
 
 
 def as_id(value: object) -> str | None:
@@ -174,8 +169,6 @@ def _continuum(fields: Mapping[str, Any]) -> _Statement:
         "keep_s": as_seconds(fields.get("keep_s")),
         "tools": as_tools(fields.get("tools")),
         "compaction": as_flag(fields.get("compaction")),
-        "group": as_id(fields.get("group")),
-        "group_size": as_size(fields.get("group_size")),
     }
     unread = _unread(fields, hints)
     program = as_id(fields.get("program"))
@@ -254,12 +247,9 @@ def _parent(statements: list[_Statement], named: _Statement, salt: str | None) -
     return program_key(named.namespace + found[0], salt) if found else None
 
 
-def _merge(
-    statements: list[_Statement], actions: Actions, parent: str | None, salt: str | None
-) -> Hints:
+def _merge(statements: list[_Statement], actions: Actions, parent: str | None) -> Hints:
     """The hints of all statements, each from the strongest that gives it."""
     said = statements[0] if len(statements) == 1 else _together(statements)
-    group = said.group if len(salt or "") <= MAX_ID_CHARS else None
     return Hints(
         final=said.final,
         ttl_s=said.ttl_s,
@@ -267,8 +257,6 @@ def _merge(
         parent=parent,
         compaction=bool(said.compaction),
         keep_s=said.keep_s,
-        group=None if group is None else GROUP + program_key(group, salt),
-        group_size=said.group_size,
         unread=said.unread,
         actions=actions.became,
     )
@@ -284,10 +272,6 @@ def _together(statements: list[_Statement]) -> _Statement:
         tools=next((each.tools for each in statements if each.tools), ()),
         compaction=any(each.compaction for each in statements),
         keep_s=next((each.keep_s for each in statements if each.keep_s is not None), None),
-        group=next((each.group for each in statements if each.group is not None), None),
-        group_size=next(
-            (each.group_size for each in statements if each.group_size is not None), None
-        ),
         unread=tuple(name for each in statements for name in each.unread),
     )
 
@@ -301,13 +285,6 @@ def as_seconds(value: object) -> float | None:
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         return None
     return float(min(value, MAX_TTL_S)) if 0 <= value < math.inf else None  # NaN compares false
-
-
-def as_size(value: object) -> int | None:
-    """Read a size: a whole number from 1 to MAX_GROUP. Else None."""
-    if isinstance(value, bool) or not isinstance(value, int):
-        return None
-    return value if 1 <= value <= MAX_GROUP else None
 
 
 def as_tools(value: object) -> tuple[str, ...]:

@@ -53,8 +53,7 @@ class Hints(Struct, frozen=True):
     take, in seconds. `keep_s`: for how long it would like to find this turn's KV somewhere, even if
     only in DRAM. `tools`: names of the tools that it will run next. `parent`: the program that
     started this one. `compaction`: this turn condenses the program's history, so what comes next
-    extends an old prefix and not this turn. `group`, `group_size`: key and number of the samples of
-    one prompt, if this program is one of them.
+    extends an old prefix and not this turn.
 
     `unread`: names of the hints that were given but could not be read. `actions`: the id of each of
     vLLM's KvHints actions with the hint that it became, "" if none.
@@ -66,8 +65,6 @@ class Hints(Struct, frozen=True):
     parent: str | None = None
     compaction: bool = False
     keep_s: float | None = None
-    group: str | None = None
-    group_size: int | None = None
     unread: tuple[str, ...] = ()
     actions: tuple[tuple[str, str], ...] = ()
 
@@ -135,7 +132,6 @@ class Program:
 MAX_KEY_CHARS = 200
 
 _SALTED, _ANONYMOUS = "salted:", "anonymous:"  # tools/analysis/summary.py knows the second
-GROUP = "group:"  # begins the key of a group of samples, and never that of a program
 _DIGEST_BYTES = 16
 _SECRET = secrets.token_bytes(32)
 
@@ -145,7 +141,7 @@ def program_key(name: str, salt: str | None) -> str:
     if salt:
         space = f"{_SALTED}{_digest(salt, b'salt')}:"
         return space + _bounded(name, MAX_KEY_CHARS - len(space))
-    if name.startswith((_SALTED, _ANONYMOUS, GROUP)):
+    if name.startswith((_SALTED, _ANONYMOUS)):
         name = f":{name}"
     return _bounded(name, MAX_KEY_CHARS)
 

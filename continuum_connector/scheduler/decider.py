@@ -27,7 +27,6 @@ from continuum_connector.programs.program import Hints, IdentitySource, Program,
 from continuum_connector.scheduler.away import Absence, Away
 from continuum_connector.scheduler.kv_groups import ChainBlocks
 from continuum_connector.scheduler.pins import LivePin
-from continuum_connector.scheduler.samples import Samples
 from continuum_connector.scheduler.tiers.transfers import Kind, Transfer, TransferState
 from continuum_connector.scheduler.turns import Turn, TurnEnd, Turns
 from continuum_connector.toolcalls.asked import UNREAD, Asked, Ending, asked_of
@@ -212,11 +211,8 @@ class Decider:
 class DramWorth:
     """Ranks programs: a few dozen whenever room is made in DRAM, once per turn that ends."""
 
-    def __init__(
-        self, programs: ProgramTable, decider: Decider, turns: Turns, samples: Samples
-    ) -> None:
+    def __init__(self, programs: ProgramTable, decider: Decider, turns: Turns) -> None:
         self._programs = programs
-        self._samples = samples
         self._policy = decider.policy
         self._away = decider.away
         self._costs = decider.costs
@@ -229,9 +225,7 @@ class DramWorth:
         def rank(key: str) -> float:
             program = self._programs.get(key)
             if program is None:
-                group = self._samples.resident(key, queueing_s, now)
-                # If it is no group of samples, we forgot the program, and would not recognise it.
-                return -math.inf if group is None else worth(group, now)
+                return -math.inf  # forgotten, so we would not recognise it
             resident = Resident(
                 program=key,
                 arrival=program.arrival,

@@ -12,7 +12,6 @@ import math
 from collections import OrderedDict
 from collections.abc import Generator, Iterator
 from dataclasses import dataclass, field
-from typing import Protocol
 
 from continuum_connector.errors import InvariantError
 from continuum_connector.policy.base import After
@@ -34,19 +33,9 @@ class PinEnd(enum.Enum):
     SHUTDOWN = "shutdown"  # the server stopped
 
 
-class PinOwner(Protocol):
-    """The owner of a pin: a program, or the samples of one prompt. Each key has at most one pin."""
-
-    @property
-    def key(self) -> str: ...
-    @property
-    def arrival(self) -> float: ...
-
-
 @dataclass(eq=False)
 class LivePin:
-    """One program's finished turn, or the prompt that several samples share, kept in VRAM until
-    `deadline` (monotonic seconds). For a prompt, `program` is the key of the samples' group.
+    """One program's finished turn, kept in VRAM until `deadline` (monotonic seconds).
 
     `probe_index` and `probe_hash` identify the chain: a request with the same block hash at that
     index shares at least half of the pinned blocks, so it is the turn we waited for. From

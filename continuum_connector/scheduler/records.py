@@ -19,7 +19,7 @@ from continuum_connector.scheduler.away import Away
 from continuum_connector.scheduler.outcomes import Outcomes
 from continuum_connector.scheduler.pins import LivePin, PinEnd
 from continuum_connector.scheduler.tiers.transfers import Transfer
-from continuum_connector.scheduler.turns import Sample, Turn
+from continuum_connector.scheduler.turns import Turn
 
 
 class Records:
@@ -48,7 +48,6 @@ class Records:
             request=request.request_id,
             tokens=request.num_tokens,
             gap_s=gap_s,
-            **_of_group(turn.sample),
         )
 
     def admitted(self, request: Any, turn: Turn, now: float) -> None:
@@ -56,11 +55,6 @@ class Records:
         for memory, num_tokens in turn.hit_tokens.items():
             self.account.count("hit_tokens", num_tokens, memory)
         self._count_against_stock(turn)
-        sample = turn.sample
-        if sample is not None and sample.number > 1:
-            num_found = min(sample.num_tokens, sum(turn.hit_tokens.values()))
-            self.account.count("sample_prompt_tokens", sample.num_tokens)
-            self.account.count("sample_hit_tokens", num_found)
         if self.trace.enabled:
             self.trace.record(
                 "admit",
@@ -216,12 +210,6 @@ def _of_stock(turn: Turn) -> dict[str, Any]:
     """Who kept its tokens, where anybody knows; a turn that never ran looked for none."""
     against = turn.against_stock
     return {} if against is None else {"against_stock": against.as_dict()}
-
-
-def _of_group(sample: Sample | None) -> dict[str, Any]:
-    if sample is None:
-        return {}
-    return {"group": sample.group, "sample": sample.number, "samples": sample.size}
 
 
 def _known(finished: FinishedTurn, snapshot: Snapshot, ttl_s: float | None) -> dict[str, Any]:

@@ -14,7 +14,7 @@ from continuum_connector.policy.base import After, Pin
 from continuum_connector.programs.program import Program
 from continuum_connector.scheduler.holds import HoldTable
 from continuum_connector.scheduler.kv_groups import ChainBlocks
-from continuum_connector.scheduler.pins import LivePin, PinEnd, PinOwner, PinTable
+from continuum_connector.scheduler.pins import LivePin, PinEnd, PinTable
 from continuum_connector.scheduler.records import Records
 
 
@@ -51,28 +51,28 @@ class Retention:
     def begin(
         self,
         decision: Pin,
-        owner: PinOwner,
+        program: Program,
         hashes: Sequence[bytes],
         blocks: ChainBlocks,
         now: float,
     ) -> None:
-        """Pin a finished turn's `blocks`; this supersedes the owner's older pin.
+        """Pin a finished turn's `blocks`; this supersedes the program's older pin.
 
         `hashes` are the turn's block hashes. Pins above the budget give way, cheapest first.
         """
-        old = self.pins.get(owner.key)
+        old = self.pins.get(program.key)
         hold = self.holds.take(blocks.blocks, blocks.ids)
         if old is not None:
             self._end(old, PinEnd.SUPERSEDED, now)
         probe = (blocks.end // self._hash_size - 1) // 2  # the chain's middle: see LivePin
         pin = LivePin(
-            program=owner.key,
+            program=program.key,
             hold=hold,
             blocks=blocks,
             started=now,
             deadline=now + min(decision.ttl_s, self._max_ttl_s),
             then=After.DROP if decision.is_wish else decision.then,  # a wish is stored only once
-            rank=(decision.value, -owner.arrival),
+            rank=(decision.value, -program.arrival),
             probe_index=probe,
             probe_hash=hashes[probe],
             asked_from=now + decision.asked_from_s,

@@ -93,8 +93,8 @@ class Room:
         """
         need = need if others_run else min(need, 1)
         claim = self._claim(request_id, turn, bool(need) and others_run, now)
-        found = self._pins.get(claim.group), self._retention.awaited(claim.program, request_id)
-        own = [pin for pin in found if pin is not None]
+        awaited = self._retention.awaited(claim.program, request_id)
+        own = [] if awaited is None else [awaited]
         taken, blocks = self._without_pins(attempt, request_id, need, own, claim)
         for pin in taken:
             self._retention.gave_way(pin, now)
@@ -110,7 +110,6 @@ class Room:
         is_early = now - turn.arrival < self._max_wait_s
         return PinClaim(
             program=turn.program.key,
-            group=turn.group,
             arrival=turn.program.arrival,
             is_patient=can_wait and is_early and not turn.is_admitted,
             # This turn certainly waits: it loses a second per second, for lack of about that many
@@ -208,7 +207,6 @@ class PinClaim:
     """
 
     program: str
-    group: str = ""
     arrival: float = -math.inf
     is_patient: bool = False
     price: float = 0.0

@@ -16,7 +16,7 @@ from continuum_connector.programs.identify import identify_request
 from continuum_connector.programs.program import Answers, Identity, Kept, Program, ProgramTable
 from continuum_connector.scheduler.adapters import Adapters
 from continuum_connector.scheduler.decider import Decider, DramWorth
-from continuum_connector.scheduler.decisions import Decisions, SharedPrompts, Snapshots
+from continuum_connector.scheduler.decisions import Decisions, Snapshots
 from continuum_connector.scheduler.gate import Gate
 from continuum_connector.scheduler.holds import BlockPool, HoldTable
 from continuum_connector.scheduler.kv_groups import NO_BLOCKS, ChainBlocks, KvGroups
@@ -24,15 +24,11 @@ from continuum_connector.scheduler.pins import PinEnd
 from continuum_connector.scheduler.records import Records, answer
 from continuum_connector.scheduler.retention import Retention
 from continuum_connector.scheduler.room import Room
-from continuum_connector.scheduler.samples import Samples
 from continuum_connector.scheduler.steps import Steps
 from continuum_connector.scheduler.tiers.base import Tier
 from continuum_connector.scheduler.turns import StopStrings, Turn, TurnEnd, Turns
 from continuum_connector.scheduler.waiting import Bus, ReadAhead
 from continuum_connector.scheduler.working_set import WorkingSet
-
-# How much earlier than its arrival a turn of a batch may stand in line. No batch takes that long.
-WEEK_S = 7 * 86_400.0
 
 
 @dataclass(frozen=True)
@@ -63,8 +59,7 @@ class SchedulerSide:
         self._seen = costs.seen
         self.orders = config.order and policy.orders
         self._echo = config.echo
-        self._is_for_batches = config.objective == "throughput"
-        self._max_head_start_s = WEEK_S if self._is_for_batches else config.max_head_start_s
+        self._max_head_start_s = config.max_head_start_s
         self._none_found: Mapping[str, int] = dict.fromkeys(self.tier.names, 0)
         self._answers = Answers(self.groups.hash_size)
         self._build_pins(config, parts.waker)
@@ -114,7 +109,7 @@ class SchedulerSide:
         )
 
     def _build_decisions(self, config: ContinuumConfig) -> None:
-        """Build what decides on finished turns and shared prompts, and on what leaves DRAM."""
+        """Build what decides on finished turns, and on what leaves DRAM."""
         decider, policy = self.decider, self.decider.policy
         self.snapshots = Snapshots(
             self._pool, self.retention, self.tier, decider.costs, self.turns, self.bus
@@ -122,16 +117,7 @@ class SchedulerSide:
         self._decisions = Decisions(
             decider, self.snapshots, self.retention, self.tier, self.records
         )
-        self._prompts = SharedPrompts(decider, self.snapshots, self.retention, self.records)
-        self._samples = Samples(
-            self.tier,
-            self.retention,
-            self.groups,
-            most=config.max_programs,
-            keeps=policy.ranks_dram,
-            of_batch=self._is_for_batches,
-        )
-        self._worth = DramWorth(self.programs, decider, self.turns, self._samples)
+        self._worth = DramWorth(self.programs, decider, self.turns)
         self._lends = policy.ranks_dram  # others go by last use, whoever has what
         if policy.ranks_dram:  # only now, because what it ranks by is built on the tier
             self.tier.rank_at = self._worth.rank_at
@@ -157,7 +143,6 @@ class SchedulerSide:
         turn.is_stray = turn.strays(request.block_hashes)
         if not turn.is_stray:
             self._answers.came_back(program, request.block_hashes)
-        self._samples.begin(turn, request, now)
         if program.num_active > 1:
             self.tier.loans.take_back(program.key)
         self.turns.begin(request.request_id, turn)
@@ -293,12 +278,7 @@ class SchedulerSide:
         )
         if not turn.is_stray and (blocks or end is not TurnEnd.ABORTED):
             self._note_kept(turn.program, request, blocks)
-        prompt = self._samples.finished(turn, request, blocks, now)
         choice = self._decisions.keep(turn, request, blocks, end, now)
-        if prompt is not None:
-            self._prompts.keep(prompt, request, now)
-        if turn.program.final and not turn.program.num_active:
-            self._samples.ended(turn.program, now)
         if turn.is_let_in:
             self._working_set.finished(turn, request.num_tokens, now)
         return answer(turn, choice) if self._echo else None
@@ -329,7 +309,6 @@ class SchedulerSide:
                 self.programs.end_turn(turn.program, turn.identity.hints, now)
             self.decider.forget_open(now)
             self._epochs.found_older = None  # while we are off, it does not see new requests
-            self._samples.clear()
         if self.groups.rule is not None:
             self.groups.rule.is_on = is_on
         self.records.switched(is_on, now)
@@ -340,5 +319,4 @@ class SchedulerSide:
         self.records.count_lost()
         account.gauge("programs", len(self.programs))
         self.gate.update_gauges()
-        self._samples.update_gauges(account)
         self.snapshots.update_gauges(account)

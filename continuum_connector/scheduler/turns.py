@@ -12,7 +12,7 @@ from bisect import bisect_left, insort
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any
 
 from continuum_connector.programs.program import Identity, Program
 from continuum_connector.scheduler.against_stock import AgainstStock
@@ -28,16 +28,6 @@ class TurnEnd(enum.Enum):
     ABORTED = "aborted"  # by the API server: a stop string matched, or the client went away
 
 
-class Sample(NamedTuple):
-    """The `number`th program of a group, counted from 1. `size`: how many the group will have, 0 if
-    the client did not say. `num_tokens`: of the prompt that they share."""
-
-    group: str
-    number: int
-    size: int
-    num_tokens: int
-
-
 @dataclass(eq=False)
 class Turn:
     """`number` counts the program's turns from 1; `arrival` is monotonic seconds.
@@ -47,9 +37,8 @@ class Turn:
     would have had for it, None if nobody knows (stock.py). `was_asked`: vLLM has tried to
     admit it at least once. `is_let_in`: the gate let it pass, after `held_s`. `is_stray`: what
     `strays` last said, when it arrived or when it ended. `max_head_start_s`: how much earlier than
-    its arrival it may stand in line. `epoch`: the epoch of its oldest KV. `sample`: the sample that
-    it begins, if other programs send its prompt too. `group`: the key of the samples that its
-    program belongs to, "" if there are none. `on_disk`: what a disk had for it, if anything of use.
+    its arrival it may stand in line. `epoch`: the epoch of its oldest KV. `on_disk`: what a disk
+    had for it, if anything of use.
     """
 
     program: Program
@@ -62,8 +51,6 @@ class Turn:
     vram_tokens: int = 0
     stock_tokens: int | None = None
     is_stray: bool = False
-    sample: Sample | None = None
-    group: str = ""
     is_let_in: bool = False
     held_s: float = 0.0
     epoch: int = 0

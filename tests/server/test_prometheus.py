@@ -17,12 +17,11 @@ from bench.serve.server import VllmServer
 from deploy.grafana.dashboard import load, panels, queries
 from deploy.prometheus.running import RULES, Prometheus, find
 from tests.server.conftest import ServerFactory
-from tests.server.helpers import ask, eventually, last, text_of
+from tests.server.helpers import eventually
 
 MISSING = "no prometheus on PATH or in .cache: run `make prometheus`, or install it"
 PROGRAMS, TURNS = 6, 3
 LOAD = agents(PROGRAMS, TURNS, rate=2.0)
-SAMPLES = 2  # of one prompt
 NUM_BLOCKS = 150  # half of what the agents need in the end, so that pins give way and DRAM is used
 RATE, RANGE = "2m", "10m"
 PANELS = {panel["title"]: panel for panel in panels(load())}
@@ -57,10 +56,7 @@ def watched(server_factory: ServerFactory) -> Iterator[Watched]:
         began = time.time()
         found = asyncio.run(run_agents(server.url, LOAD))
         assert len(found.finished) == PROGRAMS
-        for _ in range(SAMPLES):
-            fields = last(group="task", group_size=SAMPLES)
-            ask(server, "completions", [text_of(100, "a task")], 4, **fields)
-        turns = PROGRAMS * TURNS + SAMPLES
+        turns = PROGRAMS * TURNS
 
         def scraped() -> float:
             at = time.time()

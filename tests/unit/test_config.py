@@ -115,7 +115,6 @@ def test_dram_bytes_as_a_number() -> None:
         ("gate_wait_s", "inf", math.inf),
         ("scheduler", "0", False),
         ("order", "off", False),
-        ("objective", "throughput", "throughput"),
         ("kv_layout", "BLNHC", "BLNHC"),
         ("driver", "sim", "sim"),
         ("trunk_bytes", "2MiB", 2 * 2**20),
@@ -243,6 +242,13 @@ def test_the_beginning_of_a_key_is_refused_with_the_key(text: str, meant: str) -
     assert f"did you mean `CONTINUUM_{meant.upper()}`?" in refusal(
         **{f"CONTINUUM_{text.upper()}": "1"}
     )
+
+
+def test_a_key_that_is_gone_is_refused_with_what_to_do_instead() -> None:
+    message = refusal({"objective": "throughput"})
+    assert "kv_connector_extra_config key `objective` was removed: program order" in message
+    assert "leave it out" in message
+    assert "CONTINUUM_OBJECTIVE was removed: " in refusal(CONTINUUM_OBJECTIVE="latency")
 
 
 def test_other_programs_variables_are_none_of_our_business() -> None:

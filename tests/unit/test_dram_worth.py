@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from types import SimpleNamespace
 from typing import Any
 
@@ -41,9 +40,7 @@ class World:
         )
         programs: Any = self.programs
         self.turns = Turns()
-        self.group: Resident | None = None
-        samples: Any = SimpleNamespace(resident=lambda *_: self.group)
-        self.worth = DramWorth(programs, decider, self.turns, samples)
+        self.worth = DramWorth(programs, decider, self.turns)
 
     def queueing_s(self, _now: float) -> float:
         self.num_levels += 1
@@ -75,14 +72,6 @@ def test_a_program_waits_as_long_as_one_of_its_turns_does() -> None:
     world.turns.end("turn2")
     assert not world.shown("c").is_waiting
     assert world.shown("d").queueing_s == 0.0
-
-
-def test_a_group_of_samples_has_a_worth_and_what_nobody_knows_has_none() -> None:
-    world = World()
-    assert world.worth.rank_at(60.0)("group:g") == -math.inf
-    world.group = Resident("group:g", 1.0, 60.0, is_waiting=True)
-    world.worth.rank_at(60.0)("group:g")
-    assert world.seen == [world.group]
 
 
 def test_what_is_asked_of_those_that_wait_looks_at_none_of_them() -> None:

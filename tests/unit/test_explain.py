@@ -148,15 +148,6 @@ def test_what_a_disk_brought_is_told_beside_the_other_tiers(tmp_path: Path) -> N
     assert "100, 200+500, 20" in every
 
 
-def test_which_sample_of_a_prompt_a_program_is_stands_beside_its_arrival(tmp_path: Path) -> None:
-    records = [record("arrive", 10.0, turn=1, tokens=790, group="g", sample=2, samples=8)]
-    path = write(tmp_path / "trace.jsonl", records)
-    said = run("explain", "p", "--trace", str(path)).output
-    assert "arrived: 790 tokens, sample 2 of 8 of one prompt" in said
-    path = write(path, [record("arrive", 10.0, turn=1, tokens=790, group="g", sample=2, samples=0)])
-    assert "790 tokens, sample 2 of one prompt" in run("explain", "p", "--trace", str(path)).output
-
-
 @pytest.mark.parametrize("columns", [40, 60, 200])
 def test_no_line_is_wider_than_the_terminal_and_no_word_is_lost(trace: Path, columns: int) -> None:
     result = run("explain", "job:p", "--trace", str(trace), columns=columns)

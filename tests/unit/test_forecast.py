@@ -55,15 +55,6 @@ def test_the_longest_of_two_returns_when_both_have() -> None:
     assert Forecast.longest([Forecast.known(1.0), Forecast.never()]).cdf == Forecast.never().cdf
 
 
-@given(forecasts(), st.integers(1, 100))
-def test_the_first_of_several_is_back_unless_all_are_away(f: Forecast, number: int) -> None:
-    first = f.first_of(number)
-    for edge in EDGES[::10]:
-        away = (1.0 - f.within(edge)) ** number
-        assert first.within(edge) == pytest.approx(1.0 - away)
-    assert f.first_of(1).cdf == pytest.approx(f.cdf)
-
-
 def test_a_quantile_is_where_the_share_is_reached() -> None:
     rising = Forecast([min(1.0, edge / 10.0) for edge in EDGES])
     for q in (0.1, 0.5, 0.9):

@@ -10,7 +10,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from continuum_connector.programs.identify import (
-    MAX_GROUP,
     MAX_ID_CHARS,
     MAX_TOOL_CHARS,
     MAX_TOOLS,
@@ -118,7 +117,6 @@ def test_equal_ids_from_different_places_are_different_programs() -> None:
     assert len({identity.key for identity in keys if identity}) == len(keys)
 
 
-SIZE = ("group_size",)
 HINTS = [
     ("all", continuum(final=True, ttl_s=3, tools=["a", "b"]), {}, Hints(True, 3.0, ("a", "b"))),
     ("explicit no", continuum(final=False), {}, Hints(final=False)),
@@ -142,13 +140,6 @@ HINTS = [
     ("flag", continuum(ttl_s=True), {}, Hints(unread=("ttl_s",))),
     ("null", continuum(ttl_s=None, final=None), {}, Hints()),
     ("keep", continuum(keep_s=300), {}, Hints(keep_s=300.0)),
-    ("group", continuum(group="t", group_size=8), {}, Hints(group="group:t", group_size=8)),
-    ("group of a number", continuum(group=17), {}, Hints(group="group:17")),
-    ("no group", continuum(group=["t"]), {}, Hints(unread=("group",))),
-    ("no size", continuum(group="t", group_size=0), {}, Hints(group="group:t", unread=SIZE)),
-    ("half a size", continuum(group_size=2.5), {}, Hints(unread=SIZE)),
-    ("yes is no size", continuum(group_size=True), {}, Hints(unread=SIZE)),
-    ("too many", continuum(group_size=MAX_GROUP + 1), {}, Hints(unread=SIZE)),
     ("compaction", continuum(compaction=True), {}, Hints(compaction=True)),
     ("lower fills in", continuum(ttl_s=1), {"is_last_step": 1}, Hints(final=True, ttl_s=1.0)),
     ("higher wins", continuum(final=False), {"is_last_step": 1}, Hints(final=False)),
@@ -169,19 +160,6 @@ def test_hints_come_with_or_without_a_program(params: Any, xargs: Any, hints: Hi
     assert read_hints(params, xargs) == hints
     assert identify(params, xargs, None) is None
     assert identify(params, xargs, "s") == Identity("session:s", SESSION, hints)
-
-
-def test_a_group_is_in_reach_of_those_with_its_salt_alone() -> None:
-    said = continuum(program="p", group="t")
-    plain, salted, other = (
-        identify(said, None, None, salt=salt).hints.group  # type: ignore[union-attr]
-        for salt in (None, "one", "two")
-    )
-    assert len({plain, salted, other}) == 3
-    assert plain == "group:t"
-    named = identify(continuum(program="group:t"), None, None)
-    assert named is not None
-    assert named.key == ":group:t", "no program's key begins like a group's"
 
 
 PARENTS = [

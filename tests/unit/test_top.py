@@ -206,21 +206,6 @@ def test_the_gate_is_told_of_where_it_follows_programs() -> None:
     assert "gate 1 under way want 5.0 % of VRAM a cycle 0 held" in text
 
 
-def test_samples_are_told_of_where_several_programs_begin_with_one_prompt() -> None:
-    assert not [line for line in drawn(two(LATER)) if "samples" in line]
-    first = {"sample_groups": 1, "samples": 1}
-    text = " ".join(" ".join(drawn(two(LATER | first))).split())
-    assert "samples 1 prompts 1 programs none came after a first" in text
-    more = {
-        "sample_groups": 3,
-        "samples": 20,
-        "sample_prompt_tokens": 800,
-        "sample_hit_tokens": 600,
-    }
-    text = " ".join(" ".join(drawn(two(LATER | more))).split())
-    assert "samples 3 prompts 20 programs 75 % of their prompts found" in text
-
-
 def test_a_disk_that_is_silent_wrong_or_gone_says_so() -> None:
     bad = {"disk_oldest_op_seconds": 31, "disk_failures{corrupt}": 1, "disk_failures{eio}": 2}
     text = " ".join(" ".join(drawn(two(LATER | DISK | bad))).split())

@@ -61,8 +61,6 @@ SEAMS = {
     "next_turns": "what its lookup wants of windows, chunks and states",
     "node": "what its config says of ranks and nodes",
     "order": "admission and preemption",
-    "objective": "admission",
-    "samples": "who is admitted, and what a reset forgets",
     "other_keys": "adapters, images and salts in block hashes",
     "pause": "when EngineCore takes itself for idle",
     "pin_endings": "how a request ends",
@@ -95,6 +93,7 @@ SEAMS = {
 ALIKE = {
     "chat": "how long people wait for pins: a policy",
     "decider": "what is learned of turns",
+    "equal_prompts": "what several samples of a prompt cost others: a policy",
     "disk_slots": "which slots of an order came right, from our own books",
     "disk_told": "what Reading decides and what is told of it, from our own books",
     "disk_machine": "what machine.py draws, with a disk that is always read",

@@ -33,7 +33,6 @@ from tests.vllm.machine_draws import (
     COSTS,
     DISK,
     DRAFTS,
-    GROUP_HINTS,
     GROUPS,
     OURS,
     PREFILL_EVERY,
@@ -133,7 +132,7 @@ class Machine(RuleBasedStateMachine):
         request_id = f"r{len(self.engine.requests)}"
         self.weights_at[request_id] = self.engine.worker.weights
         num_steps, tool, num_outputs = (said.pop(k) for k in ("num_steps", "tool", "max_tokens"))
-        hints = dict(said.pop("group", None) or {}) | ({"tools": [tool]} if tool else {})
+        hints = {"tools": [tool]} if tool else {}
         if said.pop("skips_cache"):
             self.skipping.add(request_id)
             said["prompt_logprobs"] = 1
@@ -165,14 +164,13 @@ class Machine(RuleBasedStateMachine):
         number=st.sampled_from([2, 3, 20]),
         length=st.sampled_from([BLOCK, 60, 110]),
         salt=SALTS,
-        group=GROUP_HINTS,
         said=REQUEST,
     )
-    def sample(self, number: int, length: int, salt: Any, group: Any, said: Any) -> None:
+    def sample(self, number: int, length: int, salt: Any, said: Any) -> None:
         """One prompt several times, each by a program of its own, as a trainer sends it."""
         for _ in range(number):
             name = f"sample{len(self.engine.requests)}"
-            self.add(prompt(length, 9), name, cache_salt=salt, group=group, **said)
+            self.add(prompt(length, 9), name, cache_salt=salt, **said)
 
     @precondition(lambda self: self.done)
     @rule(

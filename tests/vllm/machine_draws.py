@@ -39,10 +39,6 @@ REQUEST = st.fixed_dictionaries(
         "stop": st.sampled_from([None, None, None, ["stop"]]),
     }
 )
-# What a trainer says of a prompt that it sends several times.
-GROUP_HINTS = st.sampled_from(
-    [None, {"group": "g"}, {"group": "g", "group_size": 3}, {"group": "h", "group_size": 2}]
-)
 ADAPTERS = st.sampled_from([None, None, "one", "two", "three"])
 SALTS = st.sampled_from([None, None, None, "x", "y"])
 # Prefill (base, per token, pair, decode, context) and load (latency, per block) in seconds, under

@@ -209,7 +209,6 @@ def check(engine: Engine) -> None:
         assert not side.turns
         assert not len(side.records.outcomes)
     assert set(side.turns) <= set(engine.scheduler.requests)
-    _check_samples(side._samples)
     assert set(side.bus._wanted) <= set(side.turns)
     turns = [side.turns.get(request_id) for request_id in side.turns]
     waiting = [turn for turn in turns if not turn.is_admitted]
@@ -219,15 +218,6 @@ def check(engine: Engine) -> None:
         )
     world = side.snapshots.take(engine.clock())
     assert (world.num_waiting, world.num_running) == (len(waiting), len(side.turns) - len(waiting))
-
-
-def _check_samples(samples: Any) -> None:
-    """Programs and groups know each other, and are counted as they are."""
-    groups, of_program = samples._groups.values(), samples._of_program
-    assert of_program == {each: group for group in groups for each in group.live}
-    shared = [group for group in groups if group.is_shared]
-    num_sharing = sum(len(group.live) for group in shared)
-    assert (samples._num_shared, samples._num_sharing) == (len(shared), num_sharing)
 
 
 def _held(holders: Iterable[Any]) -> Counter[int]:

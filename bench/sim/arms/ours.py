@@ -60,8 +60,6 @@ def our_args(asking: Asking) -> dict[str, Any]:
         says["program"] = asking.program.name
     if asking.program.parent:
         says["parent"] = asking.program.parent
-    if asking.program.group:
-        says |= {"group": asking.program.group, "group_size": asking.program.group_size}
     if asking.program.says_final:
         says["final"] = asking.turn.is_final
     if asking.program.says_tools and asking.turn.tool:
@@ -178,12 +176,6 @@ PARTS = (
         "the same, which holds a program for 10 s, or the work that was under way",
         name="gate-10",
         gate_wait_s=10.0,
-    ),
-    ours(
-        "adaptive",
-        "adaptive, for batches: when the last program ends is what counts",
-        name="throughput",
-        objective="throughput",
     ),
     replace(
         ours("adaptive", "adaptive without the machine's disk", name="adaptive-no-disk"),

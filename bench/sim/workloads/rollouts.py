@@ -51,8 +51,7 @@ def rollouts(shape: Rollouts) -> Workload:
                 sent_s = (number * shape.samples + sample) * SENT_S
                 name = f"batch{batch}.{number}.{sample}"
                 plan = shape.program(name, talk.turns(), sent_s)
-                group = f"batch{batch}.{number}"
-                programs.append(replace(plan, batch=batch, group=group, group_size=shape.samples))
+                programs.append(replace(plan, batch=batch))
     return Workload("rollouts", tuple(programs), shape.gap.note, shape.overlap)
 
 

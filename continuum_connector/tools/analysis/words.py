@@ -45,16 +45,7 @@ def _arrive(record: Record) -> Iterator[Line]:
     gap_s = number(record, "gap_s")
     back = "" if gap_s is None else f"back after {seconds(gap_s)}, "
     pin = ", its pin waits for it" if record["event"] == "return" else ""
-    yield Line(record, f"arrived: {back}{_tokens(record)}{_sample(record)}{pin}")
-
-
-def _sample(record: Record) -> str:
-    """What else to say of a prompt that other programs send, too."""
-    if "sample" not in record:
-        return ""
-    size = count(record, "samples")
-    of = f" of {size:,}" if size else ""
-    return f", sample {count(record, 'sample'):,}{of} of one prompt"
+    yield Line(record, f"arrived: {back}{_tokens(record)}{pin}")
 
 
 _WHERE = ("in VRAM", "in DRAM", "on disk")
@@ -208,12 +199,6 @@ def _outcome(record: Record) -> Iterator[Line]:
     yield Line(record, words, kind)
 
 
-def _prompt(record: Record) -> Iterator[Line]:
-    blocks, others = count(record, "blocks"), count(record, "others")
-    words = f"the prompt's {blocks:,} blocks pinned for {_of(record, 'ttl_s')}"
-    yield Line(record, f"{words}, {others:,} other samples may want them")
-
-
 def _pin_end(record: Record) -> Iterator[Line]:
     cause = text(record, "cause") or "unpinned"
     kind = {"returned": "good", "expired": "bad", "pressure": "bad"}.get(cause, "")
@@ -276,7 +261,6 @@ _TELL: dict[str, Callable[[Any], Iterator[Line]]] = {
     "let_in": _let_in,
     "decision": _decision,
     "outcome": _outcome,
-    "prompt": _prompt,
     "pin_end": _pin_end,
     "store": _copy,
     "load": _copy,

@@ -106,16 +106,6 @@ class Gate:
 
 
 @dataclass(frozen=True)
-class Samples:
-    """Prompts that several programs begin with. `found`: the share of such prompts that later
-    programs did not have to compute, since the server's start; None until a second one came."""
-
-    num_groups: int
-    num_programs: int
-    found: float | None
-
-
-@dataclass(frozen=True)
 class Kept:
     """The connector's part. Shares are of VRAM blocks; `pins_ended`, `worst` and `forecasts` count
     from the server's start."""
@@ -142,7 +132,6 @@ class Kept:
     loads: Copies
     disk: Disk | None  # None if the config asks for none
     gate: Gate | None  # None if it is off, or no program has come yet
-    samples: Samples | None  # None if no prompt is known to be sampled
     epochs: dict[str, int]  # by cause, on all engines, since the server's start
     decisions_per_s: dict[str, float]
     outcomes: int
@@ -216,7 +205,6 @@ def _kept(now: Scrape, added: Scrape) -> Kept:
         loads=_copies("load", "loaded", now, added),
         disk=_disk(now, added),
         gate=_gate(now, vram),
-        samples=_samples(now),
         epochs=_counts(now.by("continuum:epochs_total", "cause")),
         decisions_per_s={name: num / added.at for name, num in decisions.items()},
         outcomes=int(sum(outcomes.values())),
@@ -276,15 +264,6 @@ def _gate(now: Scrape, vram: float) -> Gate | None:
         return None
     wanted = _share(now.total("continuum:working_set_blocks"), vram)
     return Gate(num_under_way, wanted, num_held, let_in)
-
-
-def _samples(now: Scrape) -> Samples | None:
-    prompt = now.total("continuum:sample_prompt_tokens_total")
-    groups = now.total("continuum:sample_groups")
-    if not groups and not prompt:
-        return None
-    found = now.total("continuum:sample_hit_tokens_total")
-    return Samples(int(groups), int(now.total("continuum:samples")), _share(found, prompt))
 
 
 def _worst(outcomes: dict[str, float]) -> list[DecisionOutcome]:

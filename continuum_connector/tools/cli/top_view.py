@@ -15,7 +15,6 @@ from continuum_connector.tools.cli.rates import (
     Gate,
     Kept,
     Numbers,
-    Samples,
     Served,
 )
 
@@ -89,8 +88,6 @@ def _rates(shown: Numbers) -> Table:
     table.add_row("requests", _requests(served))
     if kept is not None and kept.gate is not None:
         table.add_row("gate", _gate(kept.gate))
-    if kept is not None and kept.samples is not None:
-        table.add_row("samples", _samples(kept.samples))
     tokens = (f"{served.prompt_per_s:,.0f} of prompts", f"{served.output_per_s:,.0f} generated")
     table.add_row("tokens/s", _facts(*tokens, *(_against_stock(kept) if kept is not None else ())))
     if kept is None:
@@ -193,13 +190,6 @@ def _gate(gate: Gate) -> Text:
     by_number = sorted(gate.let_in.items(), key=lambda each: -each[1])
     let_in = (f"{why} {num:,}" for why, num in by_number if num)
     return _facts(f"{gate.num_under_way:,} under way", wants, f"{gate.num_held:,} held", *let_in)
-
-
-def _samples(found: Samples) -> Text:
-    shared = Text("none came after a first", "dim")
-    if found.found is not None:
-        shared = Text(f"{_percent(found.found)} of their prompts found")
-    return _facts(f"{found.num_groups:,} prompts", f"{found.num_programs:,} programs", shared)
 
 
 def _epochs(kept: Kept) -> Text:

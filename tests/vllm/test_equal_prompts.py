@@ -1,0 +1,101 @@
+"""Equal prompts share what their blocks share, and nothing more: neither several samples of one
+prompt nor a client's words about them change what anybody else finds."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from continuum_connector.toolcalls.asked import Asked, Ending
+from tests.vllm.harness import Engine
+from tests.vllm.tiering import check, tiered, total
+
+COSTS: dict[str, Any] = {"prefill": [0.0, 1e-2, 0.0, 0.0, 0.0], "load": [0.0, 1e-6]}
+
+
+def engine_of(num_blocks: int, num_slots: int, **more: Any) -> Engine:
+    """To compute is slow, to load is not; every answer reads as a last one, unless its client names
+    a tool."""
+    options = {"max_num_batched_tokens": 4096, "config": {"policy": "adaptive"}} | more
+    engine = tiered(num_blocks, num_slots, **options)
+    engine.connector.costs.restore(COSTS)
+    engine.connector.side.decider._reader.read = lambda *_, **__: Asked(Ending.ANSWER)
+    return engine
+
+
+def turn_of(engine: Engine, agent: int, turn: int) -> None:
+    """An agent's next turn, after which it runs a command."""
+    name = f"a{agent}.{turn}"
+    prompt = engine.next_prompt(f"a{agent}.{turn - 1}", 32, seed=turn) if turn else 320
+    ran = {"this_func_call": "bash"}
+    engine.add(name, prompt, 4, seed=agent + 1, program=f"agent{agent}", extra_args=ran)
+    engine.run_until_idle()
+
+
+def found(engine: Engine, since: int) -> int:
+    """Tokens that the two agents' turns found, from that turn on."""
+    turns = [name for name in engine.cached if name.startswith("a")]
+    return sum(sum(engine.cached[each]) for each in turns if int(each.partition(".")[2]) >= since)
+
+
+def beside_one_shots(num_samples: int) -> Engine:
+    """Two agents, and prompts that are sent so many times each and never come back."""
+    engine = engine_of(60, 300)
+    for turn in range(10):
+        for agent in range(2):
+            turn_of(engine, agent, turn)
+        for number in range(6 * turn, 6 * turn + 6):
+            for sample in range(num_samples):
+                engine.add(f"f{number}.{sample}", 400, 2, seed=1000 + number)
+            engine.run_until_idle()
+            engine.idle(2.0)
+    check(engine)
+    return engine
+
+
+def test_agents_find_as_much_beside_prompts_that_are_sampled_four_times() -> None:
+    one, four = beside_one_shots(1), beside_one_shots(4)
+    assert found(one, 3) == found(four, 3) > 6000
+    assert total(four, "dram_refused_blocks") == 0
+
+
+@pytest.mark.parametrize("said", [{"group_size": 65_536}, {"group": "g", "group_size": 65_536}])
+def test_who_says_that_many_samples_will_come_keeps_no_room_for_them(said: dict[str, Any]) -> None:
+    def beside(words: dict[str, Any]) -> Engine:
+        """Four clients that are over, then two agents whose contexts and what comes between do not
+        fit VRAM together."""
+        engine = engine_of(120, 90)
+        for number in range(4):
+            told = {"program": f"over{number}", "final": True, **words}
+            params = {"continuum": told}
+            engine.add(f"o{number}", 352, 2, seed=500 + number, kv_transfer_params=params)
+            engine.run_until_idle()
+        for turn in range(4):
+            for agent in range(2):
+                turn_of(engine, agent, turn)
+                engine.idle(60.0)
+                for number in range(2):
+                    name = f"f{agent}.{turn}.{number}"
+                    seed = 1000 + 10 * turn + 3 * agent + number
+                    engine.add(name, 1500, 2, seed=seed, program=name, final=True)
+                    engine.run_until_idle()
+        return engine
+
+    hog = beside(said)
+    assert found(hog, 1) == found(beside({}), 1) > 2000
+    receipts = hog.kv_transfer_params["o0"]["continuum"]["hints"]
+    assert [each["hint"] for each in receipts] == ["final"], "a word that means nothing here"
+
+
+def test_samples_of_a_prompt_lie_in_dram_once_and_find_it_there() -> None:
+    engine = engine_of(80, 400, max_num_seqs=1)
+    for number in range(3):
+        engine.add(f"s{number}", 400, 4, seed=7, program=f"s{number}")
+        engine.run_until_idle()
+        for other in range(2):  # others sweep VRAM
+            engine.add(f"x{number}.{other}", 900, 2, seed=50 + 2 * number + other)
+            engine.run_until_idle()
+    # A block is in DRAM once, whoever left it: 25 of the prompt, and 57 of each of the six others.
+    assert [engine.cached[f"s{number}"] for number in range(3)] == [(0, 0), (0, 384), (0, 384)]
+    assert engine.connector.side.tier.index.num_ready <= 25 + 6 * 57
