@@ -89,6 +89,7 @@ MAY_IMPORT = {  # what each room, a folder or a file, may import besides itself 
     "worker": {"messages", "config", "files"},
     "vllm/proven": {"config", "scheduler/kv_groups"},
     "vllm/node": {"dram"},
+    "vllm/release": set(),
     "vllm/coordinator": set(),
     "vllm/shadow": {"scheduler/kv_groups"},
     "vllm/tables": {"scheduler", "scheduler/kv_groups", "vllm/coordinator"},
@@ -139,9 +140,9 @@ MAY_IMPORT = {  # what each room, a folder or a file, may import besides itself 
     "vllm/hooks": {"vllm/compat", "vllm/order", "vllm/allocation", "vllm/resets"},
     "vllm/attach": {
         *("connector", "config", "named", "vllm/compat", "vllm/hooks", "vllm/node"),
-        *("vllm/proven", "switch", "observe/trace", "dram"),
+        *("vllm/proven", "vllm/release", "switch", "observe/trace", "dram"),
     },
-    "vllm/plugin": {"vllm/attach"},
+    "vllm/plugin": {"vllm/attach", "vllm/release"},
     "tools/sizing": set(),
     "tools/analysis": {"observe/trace", "forecast"},
     "tools/checks": {

@@ -11,6 +11,7 @@ the engine's process, and no class of vLLM is changed there.
 from __future__ import annotations
 
 import functools
+import logging
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -18,6 +19,8 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from continuum_connector.config import ContinuumConfig
+
+logger = logging.getLogger(f"vllm.{__name__}")
 
 _MARK = "_continuum_wraps"
 _SERVER = "OPENAI_API_SERVER"  # vLLM's UsageContext of `vllm serve`, also with `--headless`
@@ -37,11 +40,12 @@ def install(engine_args_class: Any) -> None:
     @functools.wraps(original)
     def create_engine_config(self: Any, *args: Any, **kwargs: Any) -> Any:
         usage = kwargs.get("usage_context", args[0] if args else None)
-        with _in_one_sentence(getattr(usage, "value", usage) == _SERVER):
+        is_server = getattr(usage, "value", usage) == _SERVER
+        with _in_one_sentence(is_server):
             # Before vLLM asks a hub what the model is, or replaces what the user named.
-            _check_named(self.kv_transfer_config, getattr(self, "kv_offloading_size", None))
+            _check_named(self)
         vllm_config = original(self, *args, **kwargs)
-        with _in_one_sentence(getattr(usage, "value", usage) == _SERVER):
+        with _in_one_sentence(is_server):
             _check_folders(vllm_config)
             prepare(vllm_config)
         return vllm_config
@@ -53,7 +57,8 @@ def install(engine_args_class: Any) -> None:
 @contextmanager
 def _in_one_sentence(is_server: bool) -> Iterator[None]:
     """End a server with the error's text alone, because SystemExit prints no traceback. Elsewhere
-    the ConfigError passes: a notebook's kernel must not end."""
+    the ConfigError passes: a notebook's kernel must not end. What else goes wrong comes of a config
+    that this vLLM describes in another way, and ends nothing."""
     from continuum_connector.errors import ConfigError
 
     try:
@@ -62,16 +67,21 @@ def _in_one_sentence(is_server: bool) -> Iterator[None]:
         if is_server:
             raise SystemExit(f"ContinuumConnector: {error}") from None
         raise
+    except Exception as error:
+        from continuum_connector.vllm.release import release
+
+        what = f"{type(error).__name__}: {error}"
+        logger.warning("ContinuumConnector cannot read the config of %s (%s)", release(), what)
 
 
-def _check_named(transfer: Any, offloading_gib: float | None) -> None:
+def _check_named(engine_args: Any) -> None:
     """Refuse our part of the config if it cannot work, and an option that would replace us."""
-    if our_config(transfer) is None:
+    if our_config(getattr(engine_args, "kv_transfer_config", None)) is None:
         return
     from continuum_connector.errors import ConfigError
     from continuum_connector.vllm import proven
 
-    if why := proven.why_replaced(offloading_gib):
+    if why := proven.why_replaced(getattr(engine_args, "kv_offloading_size", None)):
         raise ConfigError(why)
 
 
@@ -79,7 +89,7 @@ def prepare(vllm_config: Any) -> None:
     """Make a config that names our connector carry how many ranks share a node and what it can
     spare, and choose our scheduler unless the user named one or set `scheduler` to 0. Other configs
     stay as they are."""
-    ours = our_config(vllm_config.kv_transfer_config)
+    ours = our_config(getattr(vllm_config, "kv_transfer_config", None))
     if ours is None:
         return
     from continuum_connector import dram
@@ -107,10 +117,12 @@ def _check_folders(vllm_config: Any) -> None:
     """Check the folders of the trace and the switch before weights are loaded, because the
     scheduler opens these files only after that. They are checked only if the scheduler is sure to
     run on this node: other nodes may have other folders."""
-    ours = our_config(vllm_config.kv_transfer_config)
+    ours = our_config(getattr(vllm_config, "kv_transfer_config", None))
+    if ours is None:
+        return
     parallel = vllm_config.parallel_config
     is_here = parallel.data_parallel_size_local > 0 and parallel.data_parallel_backend != "ray"
-    if ours is None or not is_here or parallel.nnodes > 1:
+    if not is_here or parallel.nnodes > 1:
         return
     from continuum_connector import switch
     from continuum_connector.observe import trace
@@ -130,7 +142,8 @@ def our_config(transfer: Any) -> ContinuumConfig | None:
     from continuum_connector.config import load_config
     from continuum_connector.named import our_part
 
-    extra = our_part(connector, transfer.kv_connector_extra_config, transfer.kv_role)
+    given = (getattr(transfer, f"kv_{name}", None) for name in ("connector_extra_config", "role"))
+    extra = our_part(connector, *given)
     return None if extra is None else load_config(extra)
 
 

@@ -66,6 +66,7 @@ SEAMS = {
     "pin_endings": "how a request ends",
     "pins": "the block pool, the prefix cache",
     "parser_names": "its tool parsers by name",
+    "plugin_drift": "what its entry point touches",
     "pressure": "allocate_slots",
     "quiet_steps": "the hooks of a step without work",
     "rank": "how a worker knows its rank",
