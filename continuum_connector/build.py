@@ -7,8 +7,10 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
+import msgspec
+
 from continuum_connector import host_slots
-from continuum_connector.config import FIRST_BYTES, ContinuumConfig
+from continuum_connector.config import FIRST_BYTES, ContinuumConfig, load_config
 from continuum_connector.costs.costs import Costs
 from continuum_connector.costs.state_file import StateFile
 from continuum_connector.errors import ConfigError, TransferError
@@ -31,10 +33,20 @@ from continuum_connector.scheduler.turns import StopStrings
 from continuum_connector.scheduler.waker import NoWaker, Waker
 from continuum_connector.toolcalls.reader import ToolReader
 from continuum_connector.toolcalls.tokenizer import BackgroundTokenizer
-from continuum_connector.vllm import compat, coordinator, expected, facts, node, proven, served
+from continuum_connector.vllm import (
+    compat,
+    coordinator,
+    expected,
+    facts,
+    node,
+    probe,
+    proven,
+    served,
+)
 from continuum_connector.vllm.kv_events import KvEventFactory
 from continuum_connector.vllm.shadow import Shadow
 from continuum_connector.vllm.tables import stock_beside
+from continuum_connector.vllm.touched import Part
 from continuum_connector.worker.disk import DiskPlace, WorkerDisk, blocks_per_slot, most_per_slot
 from continuum_connector.worker.layout import Layout, read_layout
 from continuum_connector.worker.namespace import prover
@@ -51,6 +63,10 @@ NO_RULE = (
     "ContinuumConnector cannot ask this vLLM which blocks a turn will hit, so pins of models with "
     "windows or states may keep blocks that nobody finds; vLLM 0.33 can be asked"
 )
+NEVER_BOUND = (
+    "{} has bound no block pool to it (bind_kv_cache_manager, bind_gpu_block_pool), so turns are "
+    "served as stock vLLM serves them"
+)
 SWITCHED_ON = "ContinuumConnector is switched on again by switch_path; it begins with nothing kept"
 
 
@@ -64,6 +80,23 @@ def reason_to_step_aside(vllm_config: Any, kv_cache_config: Any) -> str:
     return proven.why_aside(vllm_config.cache_config.enable_prefix_caching, unproven)
 
 
+def settled(vllm_config: Any, kv_cache_config: Any) -> tuple[ContinuumConfig, str]:
+    """Our config without what this vLLM lacks the names for, with the size of a DRAM tier that
+    nobody gave one; and why this server cannot use us, "" if it can."""
+    if why_aside := probe.why_aside(*served.features(vllm_config, kv_cache_config)):
+        return ContinuumConfig(), why_aside  # what else is there may not be as we know it
+    config = load_config(compat.our_extra_config(vllm_config.kv_transfer_config))
+    if why_aside := reason_to_step_aside(vllm_config, kv_cache_config):
+        return config, why_aside
+    if probe.is_off(Part.ORDER):
+        config = msgspec.structs.replace(config, order=False)
+    if probe.is_off(Part.TIER):
+        config = msgspec.structs.replace(config, dram_bytes=0)
+    if probe.is_off(Part.TIER) or probe.is_off(Part.DISK):
+        config = msgspec.structs.replace(config, disk_path="")
+    return host_slots.settled(config, vllm_config, kv_cache_config), ""
+
+
 def policy(config: ContinuumConfig) -> Hinted:
     """Return the policy named in the config, with clients' hints answered on top of it."""
     chosen = make_policy(config.policy, config.ttl_s, config.max_ttl_s)
@@ -74,13 +107,14 @@ def scheduler_side(
     config: ContinuumConfig,
     vllm_config: Any,
     kv_cache_config: Any,
-    pool: Any,
+    cache: tuple[Any, Any],
     account: Account,
     costs: Costs,
     wake: Callable[[], None] | None,
 ) -> SchedulerSide:
-    """Build the scheduler half around vLLM's block pool."""
-    groups = _groups(vllm_config, kv_cache_config, pool)
+    """Build the scheduler half around vLLM's block pool and its coordinator, `cache`."""
+    pool, found = cache
+    groups = _groups(vllm_config, kv_cache_config, pool, found)
     world_size, node_ranks = node.num_ranks(vllm_config)
     slot_bytes = host_slots.slot_bytes(config, kv_cache_config)
     seen = served.server(vllm_config, kv_cache_config)
@@ -104,7 +138,7 @@ def scheduler_side(
         pool=pool,
         groups=groups,
         tier=make_tier(memory, disk, groups, traffic, account, _tier_events(vllm_config)),
-        records=Records(account, trace, decider.away, stock_beside(pool, groups)),
+        records=Records(account, trace, decider.away, stock_beside(pool, found, groups)),
         waker=Waker(wake) if wake is not None else NoWaker(),
         stop_strings=StopStrings(tokenizer),
         max_loras=vllm_config.lora_config.max_loras if vllm_config.lora_config else 0,
@@ -117,10 +151,11 @@ def unattached(side: SchedulerSide, pool: Any) -> Unattached:
     return Unattached(pool, side.groups, side.retention, side.decider, side.turns, side.traffic)
 
 
-def _groups(vllm_config: Any, kv_cache_config: Any, pool: Any) -> KvGroups:
+def _groups(vllm_config: Any, kv_cache_config: Any, pool: Any, found: Any) -> KvGroups:
+    if why := probe.why_less():
+        logger.warning("ContinuumConnector: %s", why)
     groups = served.read_groups(vllm_config, kv_cache_config)
-    found = coordinator.find(pool)
-    if found is None:
+    if found is None or probe.is_off(Part.HYBRIDS):  # and then this server has none
         if not groups.are_simple:
             logger.warning(NO_RULE)
         return groups
@@ -168,7 +203,7 @@ def _trace(
 def _tier_events(vllm_config: Any) -> KvEventFactory | None:
     """KV events for DRAM blocks, where the server publishes KV events at all."""
     events = vllm_config.kv_events_config
-    if events is None or not events.enable_kv_cache_events:
+    if events is None or not events.enable_kv_cache_events or probe.is_off(Part.EVENTS):
         return None
     return KvEventFactory()
 

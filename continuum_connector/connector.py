@@ -6,7 +6,6 @@ one, at tensor parallel size 1 on a GPU), so nothing is shared between them but 
 
 from __future__ import annotations
 
-import enum
 import functools
 import time
 from collections.abc import Callable, Iterable, Iterator
@@ -17,16 +16,17 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
     SupportsHMA,
 )
 
-from continuum_connector import build, host_slots
-from continuum_connector.config import load_config
+from continuum_connector import build
 from continuum_connector.costs.costs import Costs
 from continuum_connector.costs.prefill import StepClock
 from continuum_connector.messages import StepPlan, WorkerReport
+from continuum_connector.mode import Mode
 from continuum_connector.observe.account import timed
 from continuum_connector.observe.metrics import ContinuumStats
 from continuum_connector.scheduler.epochs import Cause
 from continuum_connector.switch import AlwaysOn, SwitchFile, open_switch
-from continuum_connector.vllm import compat, coordinator, proven, resets
+from continuum_connector.vllm import compat, coordinator, resets, served
+from continuum_connector.vllm.release import release
 from continuum_connector.worker_hooks import StepMetadata, WorkerHooks, WorkerMetadata
 
 if TYPE_CHECKING:
@@ -39,15 +39,6 @@ TELL_EVERY_S = 1.0
 NO_ORDERS = StepMetadata(StepPlan())
 
 
-class Mode(enum.Enum):
-    """What the connector is to vLLM's scheduler; every hook of the scheduler half asks it first."""
-
-    ASIDE = "aside"  # a worker, or this server cannot use us: there is no scheduler half
-    OFF = "off"  # an operator said so (`switch_path`): only what was promised is kept
-    UNATTACHED = "unattached"  # vLLM's own scheduler: pins yield through the connector API alone
-    ATTACHED = "attached"  # our subclass of it: pins yield inside allocations
-
-
 class ContinuumConnector(WorkerHooks, SupportsHMA):  # type: ignore[misc]
     """Pins finished turns in VRAM, tiers them to DRAM, and orders waiting turns by program.
 
@@ -57,10 +48,7 @@ class ContinuumConnector(WorkerHooks, SupportsHMA):  # type: ignore[misc]
 
     def __init__(self, vllm_config: Any, role: Any, kv_cache_config: Any) -> None:
         super().__init__(vllm_config, role, kv_cache_config)
-        self.config = load_config(compat.our_extra_config(vllm_config.kv_transfer_config))
-        why_aside = build.reason_to_step_aside(vllm_config, kv_cache_config)
-        if not why_aside:
-            self.config = host_slots.settled(self.config, vllm_config, kv_cache_config)
+        self.config, why_aside = build.settled(vllm_config, kv_cache_config)
         self.mode = Mode.ASIDE  # until it has vLLM's block pool
         self._mode_on = Mode.ASIDE  # what it is whenever it is not switched off
         self.side: SchedulerSide = None  # type: ignore[assignment]
@@ -76,15 +64,20 @@ class ContinuumConnector(WorkerHooks, SupportsHMA):  # type: ignore[misc]
         self._no_orders = NO_ORDERS
         if role is KVConnectorRole.SCHEDULER:
             if why_aside:
-                logger.warning("ContinuumConnector steps aside: %s", why_aside)
-                self.account.gauge("switched_on", 0.0)
-                self.account.gauge("aside", 1.0)
-            else:
-                self._mode_on = Mode.UNATTACHED
+                self._step_aside(why_aside)
+                return
+            self._mode_on = Mode.UNATTACHED
             compat.ask_to_recompute(vllm_config)
             self._wake = compat.find_wake()
         elif not why_aside:
             self.worker = build.worker(self.config, vllm_config)
+
+    def _step_aside(self, why: str) -> None:
+        """Leave this server to stock vLLM, for good."""
+        logger.warning("ContinuumConnector steps aside: %s", why)
+        self._mode_on = Mode.ASIDE
+        self.account.gauge("switched_on", 0.0)
+        self.account.gauge("aside", 1.0)
 
     def set_clock(self, clock: Callable[[], float]) -> None:
         """Take time from elsewhere, in monotonic seconds: for tests and simulations."""
@@ -118,16 +111,29 @@ class ContinuumConnector(WorkerHooks, SupportsHMA):  # type: ignore[misc]
         self._end_worker()
 
     # --- scheduler half, in the order the engine calls it -------------------------------
-    def bind_gpu_block_pool(self, gpu_block_pool: Any) -> None:
+    def bind_kv_cache_manager(self, kv_cache_manager: Any) -> None:
+        if self._mode_on is not Mode.ASIDE:
+            self._bind(kv_cache_manager.block_pool, kv_cache_manager.coordinator)
+
+    def bind_gpu_block_pool(self, gpu_block_pool: Any) -> None:  # vLLM < 0.30 calls this alone
+        found = coordinator.find(gpu_block_pool)
         if compat.takes_longest_hit():
-            coordinator.hit_in_all_groups(gpu_block_pool)
-        if self._mode_on is Mode.ASIDE:
-            return
+            coordinator.hit_in_all_groups(found)
+        if self._mode_on is not Mode.ASIDE:
+            self._bind(gpu_block_pool, found)
+
+    def is_bound(self) -> bool:
+        """Call once vLLM's scheduler is built: if it has bound no blocks to us, we step aside."""
+        if self.side is None and self._mode_on is not Mode.ASIDE:
+            self._step_aside(build.NEVER_BOUND.format(release()))
+        return self.side is not None
+
+    def _bind(self, gpu_block_pool: Any, found: Any) -> None:
         self.side = side = build.scheduler_side(
             self.config,
             self._vllm_config,
             self._kv_cache_config,
-            gpu_block_pool,
+            (gpu_block_pool, found),
             self.account,
             self.costs,
             self._wake,
@@ -169,11 +175,8 @@ class ContinuumConnector(WorkerHooks, SupportsHMA):  # type: ignore[misc]
         if not self._has_warned:
             self._has_warned = True
             self._records.stock.give_up()
-            logger.warning(
-                proven.why_unattached(self.config, self._vllm_config.scheduler_config.scheduler_cls)
-            )
-            may_starve = compat.starves_loaded(self._vllm_config)
-            if why := proven.why_no_unattached_tier(self.side.groups.rule is None, may_starve):
+            logger.warning(served.why_unattached(self.config, self._vllm_config))
+            if why := served.why_no_unattached_tier(self.side.groups, self._vllm_config):
                 logger.warning("ContinuumConnector: %s", why)
                 self._steps.settle(WorkerReport(tier_down=why), self._clock())
         self.side.begin_turn(request, self._clock())
@@ -214,6 +217,7 @@ class ContinuumConnector(WorkerHooks, SupportsHMA):  # type: ignore[misc]
         self, request: Any, num_computed_tokens: int
     ) -> tuple[int | None, bool]:
         if not self.is_on:
+            self.is_bound()
             return 0, False
         now = self._clock()
         if self.mode is Mode.UNATTACHED:

@@ -44,6 +44,7 @@ def install(engine_args_class: Any) -> None:
         with _in_one_sentence(is_server):
             # Before vLLM asks a hub what the model is, or replaces what the user named.
             _check_named(self)
+            _step_out(self)
         vllm_config = original(self, *args, **kwargs)
         with _in_one_sentence(is_server):
             _check_folders(vllm_config)
@@ -151,6 +152,18 @@ def _our_class(config: Any) -> type:
     return subclass(type(config).get_scheduler_cls(config))  # type: ignore[no-any-return]
 
 
+def _step_out(engine_args: Any) -> None:
+    """Where vLLM could not even build our class, name no connector to it. As one of several, we
+    leave that error to vLLM."""
+    from continuum_connector.config import CONNECTOR_NAME
+    from continuum_connector.vllm import probe
+
+    named = getattr(getattr(engine_args, "kv_transfer_config", None), "kv_connector", None)
+    if named == CONNECTOR_NAME and (why := probe.why_not_loaded()):
+        engine_args.kv_transfer_config = None
+        logger.warning("ContinuumConnector: %s, so turns are served as stock vLLM serves them", why)
+
+
 def scheduler_cls(*args: Any, **kwargs: Any) -> Any:
     """Stand in for a class: `--scheduler-cls continuum_connector.scheduler_cls`.
 
@@ -181,7 +194,8 @@ def __getattr__(name: str) -> Any:
 @functools.cache
 def subclass(base: Any) -> Any:
     """Return `base` with our hooks; one class per base."""
-    from continuum_connector.connector import ContinuumConnector, Mode
+    from continuum_connector.connector import ContinuumConnector
+    from continuum_connector.mode import Mode
     from continuum_connector.vllm import compat
     from continuum_connector.vllm.hooks import Hooks
 
@@ -196,8 +210,8 @@ def subclass(base: Any) -> Any:
 
         def __init__(self, *args: Any, **kwargs: Any) -> None:
             super().__init__(*args, **kwargs)
-            ours = compat.find_ours(self.connector, ContinuumConnector)
-            if ours is not None and ours.mode is not Mode.ASIDE:
+            ours = compat.find_ours(getattr(self, "connector", None), ContinuumConnector)
+            if ours is not None and ours.is_bound() and ours.mode is not Mode.ASIDE:
                 self._continuum = hooks = Hooks(self, ours)
                 ours.attached(base.__name__, hooks.order and hooks.order.switch)
 
@@ -226,7 +240,7 @@ def subclass(base: Any) -> Any:
 
         def _preempt_request(self, request: Any, *args: Any, **kwargs: Any) -> None:
             if self._continuum is not None:
-                compat.forget_uncomputed(self, request)
+                self._continuum.before_preemption(request)
             super()._preempt_request(request, *args, **kwargs)
 
         def reset_prefix_cache(self, *args: Any, **kwargs: Any) -> bool:

@@ -1,7 +1,6 @@
 """The only file that asks which vLLM this is, always by feature, never by version number.
 
-Every touch of a name that vLLM does not promise goes through here, of its prefix cache through
-coordinator.py; tests/versions runs it against the releases in SUPPORTED.
+touched.py lists every name; tests/versions runs all of it against the releases in SUPPORTED.
 """
 
 from __future__ import annotations
@@ -134,7 +133,8 @@ def cache_hit_source() -> Any:
         from vllm.v1.metrics.cache_hit_source import CacheHitSource
     except ImportError:
         return None
-    return getattr(CacheHitSource, "HOST", None) or CacheHitSource.EXTERNAL_UNSPECIFIED
+    own, other = (getattr(CacheHitSource, n, None) for n in ("HOST", "EXTERNAL_UNSPECIFIED"))
+    return own or other
 
 
 def step_work(scheduler_output: Any, skips_decodes: bool = False) -> Work | None:

@@ -16,7 +16,8 @@ from typing import Any
 def find(pool: Any) -> Any:
     """Return the KVCacheCoordinator of `pool`, or None.
 
-    Call it while vLLM binds the pool to the connector. Only the scheduler has the coordinator, and
+    For vLLM <= 0.29; later ones bind the manager, which has it (bind_kv_cache_manager). Call it
+    while vLLM binds the pool to the connector. Only the scheduler has the coordinator, and
     it binds the pool in its constructor (v1/core/sched/scheduler.py, __init__). We find it on the
     call stack, because we do not have the scheduler yet, or, unattached, never will.
     """
@@ -29,14 +30,13 @@ def find(pool: Any) -> Any:
     return None
 
 
-def hit_in_all_groups(pool: Any) -> None:
+def hit_in_all_groups(coordinator: Any) -> None:
     """Mend the lookup of vLLM 0.26 for models with states, for as long as a connector is there.
 
     With a connector, its scheduler takes the longest hit of any group as the hit, as if every
     connector brought the rest unasked (schedule(), find_longest_cache_hit_per_group), so turns
     would read KV that was never computed. From now on every group hits only what all groups hit.
     """
-    coordinator = find(pool)
     if not hasattr(coordinator, "find_longest_cache_hit_per_group"):
         return
 

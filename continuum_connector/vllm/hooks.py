@@ -6,10 +6,11 @@ from collections.abc import Callable
 from operator import methodcaller
 from typing import Any
 
-from continuum_connector.vllm import compat
+from continuum_connector.vllm import compat, probe
 from continuum_connector.vllm.allocation import Allocation
 from continuum_connector.vllm.order import KvFirst, Order, end_lost_loads
 from continuum_connector.vllm.resets import Resets
+from continuum_connector.vllm.touched import Part
 
 
 class Hooks:
@@ -28,6 +29,9 @@ class Hooks:
         self.allocation = Allocation(scheduler, ours)
         self.resets = Resets(scheduler, ours, self.order)
         self._kv_first = KvFirst(scheduler)
+        # Of a vLLM that lacks what these need, no turn loads, and no user's priority ranks turns.
+        self._may_load = not probe.is_off(Part.TIER)
+        self._may_forget = not probe.is_off(Part.PRIORITY)
 
     @property
     def acting(self) -> Any:
@@ -38,13 +42,18 @@ class Hooks:
         """Do what must be done before vLLM looks at any turn of the coming step."""
         self.resets.before_step()
         ours = self.acting
-        end_lost_loads(self._scheduler, ours.before_queued if ours is not None else None)
+        if self._may_load:
+            end_lost_loads(self._scheduler, ours.before_queued if ours is not None else None)
         self._kv_first.new_step()
         must_line_up = self.allocation.before_step()
         if self.order is not None:
             self.order.open()
             if must_line_up:
                 self.order.line_up(self.allocation.num_short())
+
+    def before_preemption(self, request: Any) -> None:
+        if self._may_forget:
+            compat.forget_uncomputed(self._scheduler, request)
 
     def after_step(self) -> None:
         if self.order is not None:

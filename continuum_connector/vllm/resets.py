@@ -18,7 +18,8 @@ from typing import Any
 
 from vllm.v1.request import RequestStatus
 
-from continuum_connector.vllm import compat
+from continuum_connector.vllm import compat, probe
+from continuum_connector.vllm.touched import Part
 
 LOADING = RequestStatus.WAITING_FOR_REMOTE_KVS
 _WAITING = (RequestStatus.WAITING, RequestStatus.PREEMPTED)
@@ -127,6 +128,8 @@ class Resets:
                 self._older_turns = OlderTurns(self._scheduler, epochs)
 
     def _forget_loaded(self) -> None:
+        if probe.is_off(Part.TIER):
+            return  # nothing of ours was loaded
         loads = [each for each in self._ledger if each.request_id]
 
         def hold_load(request_id: str) -> bool:

@@ -11,8 +11,8 @@ from typing import Any
 
 from continuum_connector import dram
 from continuum_connector.config import ContinuumConfig
-from continuum_connector.scheduler.kv_groups import CHUNKED, WINDOW, KvGroup, KvGroups
-from continuum_connector.vllm import compat, node
+from continuum_connector.scheduler.kv_groups import CHUNKED, FULL, WINDOW, KvGroup, KvGroups
+from continuum_connector.vllm import compat, node, proven
 from continuum_connector.vllm.proven import KINDS, Group, Server, check_groups, why_no_tier
 
 
@@ -44,6 +44,17 @@ def bytes_per_block(kv_cache_config: Any) -> int:
 def kinds(kv_cache_config: Any) -> tuple[str, ...]:
     """The class of each KV group's spec, as proven.Group has it."""
     return tuple(_group(group).kind for group in kv_cache_config.kv_cache_groups)
+
+
+def features(vllm_config: Any, kv_cache_config: Any) -> tuple[bool, bool]:
+    """Whether the user's own priorities rank turns; whether hits need more than blocks of full
+    attention, or drafts drop some. Asks nothing that a later vLLM could lack: it is asked first."""
+    policy = getattr(getattr(vllm_config, "scheduler_config", None), "policy", "priority")
+    groups = getattr(kv_cache_config, "kv_cache_groups", ())
+    kinds = [type(getattr(group, "kv_cache_spec", None)).__name__ for group in groups]
+    drafts = getattr(vllm_config, "speculative_config", None)
+    is_full = len(kinds) == 1 and (kinds[0].startswith("Uniform") or KINDS.get(kinds[0]) == FULL)
+    return policy == "priority", not is_full or drafts is not None
 
 
 def _hash_size(vllm_config: Any, kv_cache_config: Any) -> int:
@@ -146,3 +157,13 @@ def platform() -> str:
     from vllm.platforms import current_platform
 
     return str(getattr(current_platform, "device_name", ""))
+
+
+def why_unattached(config: ContinuumConfig, vllm_config: Any) -> str:
+    """What it means that vLLM's scheduler is not our subclass, and how to change that."""
+    return proven.why_unattached(config, vllm_config.scheduler_config.scheduler_cls)
+
+
+def why_no_unattached_tier(groups: KvGroups, vllm_config: Any) -> str:
+    """Why the DRAM tier cannot work under that scheduler, or ""."""
+    return proven.why_no_unattached_tier(groups.rule is None, compat.starves_loaded(vllm_config))

@@ -11,7 +11,6 @@ from typing import Any
 from continuum_connector.scheduler.against_stock import CautiousStock, UnknownStock
 from continuum_connector.scheduler.kv_groups import KvGroups
 from continuum_connector.scheduler.stock import StockCache
-from continuum_connector.vllm import coordinator
 
 
 class Tables:
@@ -32,11 +31,10 @@ class Tables:
         return self._num_cached.get(request_id, 0)
 
 
-def stock_beside(pool: Any, groups: KvGroups) -> UnknownStock:
-    """What stock vLLM would have kept in a pool like this one; unknown where a hit needs more than
-    blocks of one kind, or where this vLLM has no such tables. Call it while vLLM binds the pool
-    (coordinator.find)."""
-    found, size = coordinator.find(pool), next(iter(groups)).block_size
+def stock_beside(pool: Any, found: Any, groups: KvGroups) -> UnknownStock:
+    """What stock vLLM would have kept in a pool like this one, of the coordinator `found`; unknown
+    where a hit needs more than blocks of one kind, or where this vLLM has no such tables."""
+    size = next(iter(groups)).block_size
     manager = next(iter(getattr(found, "single_type_managers", ())), None)
     tables = getattr(manager, "req_to_blocks", None)
     num_cached = getattr(manager, "num_cached_block", None)
