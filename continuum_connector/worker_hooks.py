@@ -21,7 +21,7 @@ from continuum_connector.config import ContinuumConfig, load_config
 from continuum_connector.messages import StepPlan, WorkerReport
 from continuum_connector.observe.account import Account, timed
 from continuum_connector.observe.metrics import ContinuumPromMetrics, ContinuumStats
-from continuum_connector.vllm import compat, served
+from continuum_connector.vllm import compat, probe, served
 from continuum_connector.vllm.worker_calls import WorkerCalls, find_worker, rank_groups
 from continuum_connector.worker.layout import all_layers
 from continuum_connector.worker.tier import anyone
@@ -99,6 +99,9 @@ class WorkerHooks(KVConnectorBase_V1):  # type: ignore[misc]
             self.worker, kv_caches, self.config, self._vllm_config, self._kv_cache_config
         )
         self._kv_caches = kv_caches
+        if why := probe.why_no_copies():
+            self.worker.disable(why)
+            return
         of_vllm = find_worker()
         if of_vllm is not None:
             self._calls = WorkerCalls(of_vllm, self.worker.new_weights, self, _on_any_rank)

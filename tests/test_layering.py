@@ -125,7 +125,7 @@ MAY_IMPORT = {  # what each room, a folder or a file, may import besides itself 
     },
     "worker_hooks": {
         *("build", "config", "vllm/compat", "vllm/served", "messages", "worker"),
-        *("observe/account", "observe/metrics", "vllm/worker_calls"),
+        *("observe/account", "observe/metrics", "vllm/worker_calls", "vllm/probe"),
     },
     "connector": {
         *(

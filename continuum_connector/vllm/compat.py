@@ -5,6 +5,7 @@ touched.py lists every name; tests/versions runs all of it against the releases 
 
 from __future__ import annotations
 
+import importlib
 import sys
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from typing import Any
@@ -25,6 +26,8 @@ SUPPORTED = (
     ("0.32.0", "scheduler side, worker side and server on CPU"),
     ("0.33.0", "scheduler side"),
 )
+
+_BASE = "distributed.kv_transfer.kv_connector.v1.base"
 
 
 def logger(name: str) -> Any:
@@ -83,34 +86,34 @@ def load_tokenizer(vllm_config: Any) -> Any:
 
 
 # --- KV cache ---------------------------------------------------------------------------
+def _find(module: str, name: str) -> Any:
+    """What vLLM has under this name; None if it has none."""
+    try:
+        return getattr(importlib.import_module(f"vllm.{module}"), name, None)
+    except ImportError:
+        return None
+
+
 def has_layouts() -> bool:
     """Whether there are KV cache layouts to ask for (vLLM >= 0.29)."""
-    try:
-        from vllm.v1.kv_cache_layout import KVCacheLayout  # noqa: F401
-    except ImportError:
-        return False
-    return True
+    return _find("v1.kv_cache_layout", "KVCacheLayout") is not None
 
 
 def maps_kernel_blocks() -> bool:
     """Whether blocks that no layout splits may be larger than a kernel's (not in vLLM 0.29)."""
-    from vllm.v1.worker.utils import AttentionGroup
-
-    return "kernel_block_table" in AttentionGroup.__dataclass_fields__
+    group = _find("v1.worker.utils", "AttentionGroup")
+    return "kernel_block_table" in getattr(group, "__dataclass_fields__", ())
 
 
 def can_fail_by_request() -> bool:
     """Whether a failed load can be reported per request (vLLM >= 0.30), not only per block."""
-    from vllm.distributed.kv_transfer.kv_connector.v1 import base
-
-    return hasattr(base, "KVConnectorTransferResults")
+    return _find(_BASE, "KVConnectorTransferResults") is not None
 
 
 def mends_drafted_states() -> bool:
     """Whether this vLLM has the fixes for what drafts do to states (>= 0.32, docs/models.md)."""
-    from vllm.v1.worker.gpu.input_batch import InputBatch
-
-    return "prefill_runs_as_decode_np" in InputBatch.__dataclass_fields__
+    batch = _find("v1.worker.gpu.input_batch", "InputBatch")
+    return "prefill_runs_as_decode_np" in getattr(batch, "__dataclass_fields__", ())
 
 
 def leaves_right_states(vllm_config: Any) -> bool:
@@ -122,19 +125,14 @@ def leaves_right_states(vllm_config: Any) -> bool:
 
 def transfer_results(finished: set[str], failed: set[str]) -> Any:
     """Build vLLM's KVConnectorTransferResults (>= 0.30)."""
-    from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorTransferResults
-
-    return KVConnectorTransferResults(finished_recving=finished, failed_recving=failed)
+    build = _find(_BASE, "KVConnectorTransferResults")
+    return build(finished_recving=finished, failed_recving=failed)
 
 
 def cache_hit_source() -> Any:
     """How vLLM labels our hits (>= 0.32), or None."""
-    try:
-        from vllm.v1.metrics.cache_hit_source import CacheHitSource
-    except ImportError:
-        return None
-    own, other = (getattr(CacheHitSource, n, None) for n in ("HOST", "EXTERNAL_UNSPECIFIED"))
-    return own or other
+    source = _find("v1.metrics.cache_hit_source", "CacheHitSource")
+    return getattr(source, "HOST", None) or getattr(source, "EXTERNAL_UNSPECIFIED", None)
 
 
 def step_work(scheduler_output: Any, skips_decodes: bool = False) -> Work | None:
@@ -195,7 +193,7 @@ def count_no_backlog(scheduler: Any, held: Iterable[Any]) -> None:
     ones count all that wait, less those that they have deferred themselves.
     """
     deferred = getattr(scheduler, "deferred_waiting", None)
-    if deferred is not None and scheduler.prefill_capacity_bound:
+    if deferred is not None and getattr(scheduler, "prefill_capacity_bound", False):
         _, num_waiting = scheduler.get_request_counts()
         num_held = sum(each not in deferred for each in held)
         scheduler.prefill_capacity_bound = num_waiting - num_held > len(deferred)
@@ -327,14 +325,12 @@ def find_wake() -> Callable[[], None] | None:
     wait. The queue is reachable only from its constructor, which is on the call stack while
     the connector is built: create_connector <- Scheduler.__init__ <- EngineCoreProc.__init__.
     """
-    from vllm.v1.engine import EngineCoreRequestType
-
+    wakeup = getattr(_find("v1.engine", "EngineCoreRequestType"), "WAKEUP", None)
     frame = sys._getframe(1)
-    while frame is not None:
+    while frame is not None and wakeup is not None:
         queue = getattr(frame.f_locals.get("self"), "input_queue", None)
-        if queue is not None and hasattr(EngineCoreRequestType, "WAKEUP"):
-            message = (EngineCoreRequestType.WAKEUP, None)
-            return lambda: queue.put_nowait(message)
+        if queue is not None:
+            return lambda: queue.put_nowait((wakeup, None))
         frame = frame.f_back  # type: ignore[assignment]
     return None
 

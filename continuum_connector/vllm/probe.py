@@ -68,11 +68,22 @@ def _names(parts: Collection[Part]) -> str:
 
 @functools.cache
 def missing() -> tuple[Touch, ...]:
-    """The names that this vLLM lacks. Takes about 20 ms the first time, once vLLM is imported."""
-    return tuple(each for each in TOUCHED if not _is_there(each))
+    """The names that this vLLM lacks, as far as a scheduler needs them. Takes about 20 ms the first
+    time, once vLLM is imported."""
+    asked = (each for each in TOUCHED if each.needs not in (Part.NOTHING, Part.WORKER))
+    return tuple(each for each in asked if not is_there(each))
 
 
-def _is_there(touch: Touch) -> bool:
+def why_no_copies() -> str:
+    """Say in a worker what vLLM's worker lacks, without which it could serve the KV of other
+    weights, or return ""."""
+    asked = (each for each in TOUCHED if each.needs is Part.WORKER)
+    names = ", ".join(each.name for each in asked if not is_there(each))
+    return f"{release()} lacks {names}, so a change of weights could go unseen" if names else ""
+
+
+def is_there(touch: Touch) -> bool:
+    """Whether this vLLM has the name, with the arguments that we give or read."""
     try:
         owner = _owner(touch.owner)
         there = [each for each in touch.any_of if _has(owner, each)]

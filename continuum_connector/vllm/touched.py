@@ -20,6 +20,7 @@ class Part(enum.Enum):
     HYBRIDS = "hybrids"  # all, for models with windows, chunks or states, and with drafts
     ORDER = "order"  # turns wait in vLLM's own order
     TIER = "tier"  # no DRAM tier, and no disk below it
+    WORKER = "worker"  # the same; only workers are asked, as only they have imported it
     DISK = "disk"
     EVENTS = "events"  # no KV events of blocks in DRAM
     NOTHING = "nothing"  # the code looks whether the name is there, and does without
@@ -88,7 +89,7 @@ v1.core.kv_cache_manager:KVCacheBlocks | all | vllm/coordinator.py, vllm/resets.
 v1.core.kv_cache_manager:KVCacheManager | all | connector.py, vllm/ | bind_kv_cache_manager (0.30)
   block_pool coordinator
 v1.core.kv_cache_manager:KVCacheManager | all | vllm/allocation.py, build.py | unpin_blocks (0.32)
-  allocate_slots(request,num_new_tokens,num_new_computed_tokens,new_computed_blocks,num_external_computed_tokens)
+  allocate_slots(request,num_new_tokens,new_computed_blocks,num_external_computed_tokens)
 v1.core.kv_cache_manager:KVCacheManager | all | vllm/resets.py | -
   free(request) get_blocks(request_id)
 v1.core.kv_cache_manager:KVCacheManager | priority | vllm/compat.py | -
@@ -113,12 +114,13 @@ v1.core.single_type_kv_cache_manager:MambaManager | hybrids | vllm/coordinator.p
   mamba_cache_mode num_speculative_blocks last_state_block_idx cached_blocks_this_step
   _partial_hit_reqs
 v1.core.sched.scheduler:Scheduler | all | vllm/attach.py, vllm/hooks.py | --scheduler-cls names it
-  connector kv_cache_manager requests running schedule add_request(request) reset_prefix_cache
+  connector kv_cache_manager requests running waiting
+  schedule add_request(request) reset_prefix_cache
   max_num_scheduled_tokens num_lookahead_tokens scheduler_config policy get_request_counts
 v1.core.sched.scheduler:Scheduler | priority | vllm/attach.py, vllm/compat.py | -
   _preempt_request block_size
 v1.core.sched.scheduler:Scheduler | order | vllm/order.py | none yet: queues by plugin
-  waiting skipped_waiting|kv_holding_waiting num_waiting_for_streaming_input
+  skipped_waiting|kv_holding_waiting num_waiting_for_streaming_input
 v1.core.sched.scheduler:Scheduler | nothing | vllm/attach.py, vllm/compat.py | none yet
   _select_waiting_queue_for_scheduling _handle_blocked_waiting_request
 v1.core.sched.scheduler:Scheduler | nothing | vllm/compat.py | none yet: "no backlog of mine"
@@ -148,6 +150,12 @@ v1.core.sched.output:NewRequestData | all | vllm/compat.py | arguments of hooks
   req_id num_computed_tokens
 v1.outputs:KVConnectorOutput | all | connector.py | arguments of hooks
   kv_connector_worker_meta
+distributed.kv_transfer.kv_connector.factory:KVConnectorFactory | nothing | vllm/plugin.py | its own
+  register_connector
+engine.arg_utils:EngineArgs | nothing | vllm/attach.py | none yet: a check of the config
+  create_engine_config kv_transfer_config kv_offloading_size
+config:KVTransferConfig | nothing | vllm/plugin.py | none yet: a connector's own default role
+  __post_init__
 logger | load | vllm/compat.py | -
   init_logger
 KV.base | load | worker_hooks.py | it is the API
@@ -196,6 +204,8 @@ config:CacheConfig | nothing | vllm/served.py | -
   prefix_cache_retention_interval
 config:ModelConfig | all | vllm/compat.py, vllm/served.py, host_slots.py | -
   model skip_tokenizer_init is_hybrid enable_sleep_mode
+config:KVEventsConfig | all | build.py | -
+  enable_kv_cache_events
 config:LoRAConfig | all | build.py | -
   max_loras
 v1.kv_cache_interface:KVCacheConfig | all | vllm/served.py | arguments of the constructor
@@ -242,19 +252,19 @@ v1.worker.gpu.input_batch:InputBatch | nothing | vllm/compat.py | -
   prefill_runs_as_decode_np
 v1.metrics.perf | nothing | vllm/expected.py | -
   ComponentMetrics FfnMetrics ExecutionContext InvalidComponent
-v1.worker.worker_base:WorkerBase | tier | vllm/worker_calls.py | none yet: an epoch of the weights
-  model_runner get_model add_lora load_model
-v1.worker.gpu_worker:Worker | tier | vllm/worker_calls.py | none yet: an epoch of the weights
-  reload_weights update_weights sleep wake_up
+v1.worker.worker_base | worker | vllm/worker_calls.py | none yet: an epoch of the weights
+  WorkerBase
+v1.worker.gpu_worker:Worker | worker | vllm/worker_calls.py | none yet: an epoch of the weights
+  model_runner get_model add_lora load_model reload_weights update_weights sleep wake_up
 v1.worker.gpu_worker:Worker | nothing | vllm/worker_calls.py | unregister_kv_caches (0.33)
   reset_weights apply_model start_weight_update start_draft_weight_update finish_weight_update
   discard
+distributed.parallel_state | worker | vllm/worker_calls.py | -
+  get_tp_group get_pp_group get_pcp_group model_parallel_is_initialized
 platforms | all | vllm/ | -
   current_platform
 tokenizers | nothing | vllm/compat.py | -
   cached_tokenizer_from_config
-distributed.parallel_state | tier | vllm/worker_calls.py | -
-  get_tp_group get_pp_group get_pcp_group model_parallel_is_initialized
 """
 
 

@@ -84,6 +84,7 @@ SEAMS = {
     "tier_given_up": "the worker's hooks",
     "tier_states": "loads of states, chunks and drafts",
     "tool_formats": "its tool parsers, of which each release has more",
+    "touched": "every name of it that we touch",
     "unattached": "a scheduler that is not ours",
     "victims": "preemption while steps are in flight",
     "windows": "groups with sliding windows",
@@ -101,6 +102,7 @@ ALIKE = {
     "hints": "what a wish costs whom",
     "outcomes": "what is told of decisions",
     "policies": "each policy over the same loop",
+    "renames": "minutes long, so of the others the newest alone is asked, below",
     "tier_growth": "how many slots there are",
     "tier_order": "which slot leaves first",
 }
