@@ -5,7 +5,9 @@ serves the same model in the same way: not with other weights in the same files,
 another vLLM. If something cannot be proven equal, each start has its own namespace.
 
 Reading the weights takes about a minute per 100 GB, on the disk's own thread, the first time. The
-result is remembered with what changes whenever a file does: inode, size, times.
+result is remembered with what changes whenever a file does: inode, size, times. No file is believed
+unread: a blob of the Hugging Face cache is named after its content, but whoever edits the weights
+in place leaves it that name.
 """
 
 from __future__ import annotations
@@ -14,7 +16,6 @@ import hashlib
 import json
 import logging
 import os
-import re
 import secrets
 import threading
 from collections.abc import Callable, Iterator, Mapping
@@ -32,7 +33,7 @@ from continuum_connector.worker.layout import Layout
 
 logger = logging.getLogger(f"vllm.{__name__}")
 
-FORMAT = 1  # of the facts, and of how weights are read; the file's own is the native library's
+FORMAT = 2  # of the facts, and of how weights are read; the file's own is the native library's
 MEMORY = "weights.json"  # in the same folder, for all models that were served with it
 MAX_REMEMBERED = 2048  # files of other models; the earliest read are forgotten first
 _READ_BYTES = 2**23
@@ -41,7 +42,6 @@ _MARGIN_S = 2.0  # the system knows to about a second when a process began
 
 _WEIGHTS = (".safetensors", ".bin", ".pt", ".pth")
 _SMALL = (".json", ".py")
-_BLOB = re.compile(r"[0-9a-f]{64}")  # a file of the Hugging Face cache, named after its SHA-256
 
 
 @dataclass(frozen=True)
@@ -126,14 +126,9 @@ class Reader:
             raise UnprovenError(
                 f"{path} has changed since this process began, and may be another model"
             )
-        size = int(before[2])
+        size = before[3]
         known = self._known.get(str(target))
-        if known and known[:-1] == before:
-            digest = str(known[-1])
-        elif not known and target.parent.name == "blobs" and _BLOB.fullmatch(target.name):
-            digest = target.name
-        else:  # also a blob that has changed since we saw it last: somebody wrote it in place
-            digest = self._sum(target)
+        digest = str(known[-1]) if known and known[:-1] == before else self._sum(target)
         if _seen(target) != before:
             raise UnprovenError(f"{path} has changed while it was read")
         self._read[str(target)] = [*before, digest]
@@ -177,9 +172,11 @@ def _files(folder: Path, has_other_formats: bool) -> Iterator[Path]:
 
 
 def _seen(path: Path) -> list[int]:
-    """What changes whenever a file does; the last number is when it changed, in ns."""
+    """What changes whenever a file does, or the way it is read; the last number is when it changed,
+    in ns."""
     found = path.stat()
-    return [found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns]
+    times = found.st_mtime_ns, found.st_ctime_ns
+    return [FORMAT, found.st_dev, found.st_ino, found.st_size, *times]
 
 
 def _behind(body: Callable[[], list[Any]]) -> list[Any]:

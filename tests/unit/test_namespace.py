@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import shutil
@@ -199,34 +200,45 @@ def test_a_file_that_changes_while_it_is_read_proves_nothing(
     assert "has changed while it was read" in told[0]
 
 
-def test_a_blob_of_the_hugging_face_cache_is_named_by_what_it_holds(
-    tmp_path: Path, beside: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.fixture
+def blob(tmp_path: Path) -> Path:
+    """Weights of the Hugging Face cache: a link to a blob, which is named after its content."""
+    content = b"weights" * 1000
     blobs, snapshot = tmp_path / "blobs", tmp_path / "snapshots" / "abc"
     blobs.mkdir()
     snapshot.mkdir(parents=True)
-    digest = "5" * 64
-    (blobs / digest).write_bytes(b"weights")
-    (snapshot / "model.safetensors").symlink_to(blobs / digest)
-    monkeypatch.setattr(Reader, "_sum", None)
-    found = json.loads(name(beside, Checkpoint(str(snapshot), SINCE)).facts)
-    assert found["weights"] == [["model.safetensors", 7, digest]]
+    named = blobs / hashlib.sha256(content).hexdigest()
+    named.write_bytes(content)
+    (snapshot / "model.safetensors").symlink_to(named)
+    return snapshot / "model.safetensors"
 
 
-def test_a_blob_that_somebody_wrote_through_its_link_is_not_what_its_name_says(
-    tmp_path: Path, beside: Path
+def test_a_blob_of_the_hugging_face_cache_is_read_once_before_it_is_believed(
+    blob: Path, beside: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As a fine-tuned model does that is saved over the one it came from."""
-    blobs, snapshot = tmp_path / "blobs", tmp_path / "snapshots" / "abc"
-    blobs.mkdir()
-    snapshot.mkdir(parents=True)
-    (blobs / ("5" * 64)).write_bytes(b"weights")
-    weights = snapshot / "model.safetensors"
-    weights.symlink_to(blobs / ("5" * 64))
-    first, again = (name(beside, Checkpoint(str(snapshot), SINCE)) for _ in range(2))
-    weights.write_bytes(b"Weights")
-    changed, later = (name(beside, Checkpoint(str(snapshot), SINCE)) for _ in range(2))
-    assert (first == again, changed == later, changed == first) == (True, True, False)
+    """Somebody edits the weights through their link before the first start, and puts the original
+    back later: the two are two models."""
+    original = blob.read_bytes()
+    patched = original.replace(b"w", b"W")
+    blob.write_bytes(patched)
+    first = name(beside, Checkpoint(str(blob.parent), SINCE))
+    [[_, _, digest]] = json.loads(first.facts)["weights"]
+    assert digest == hashlib.sha256(patched).hexdigest() != blob.resolve().name
+    with monkeypatch.context() as patches:
+        patches.setattr(Reader, "_sum", lambda *_: pytest.fail("it was read again"))
+        assert name(beside, Checkpoint(str(blob.parent), SINCE)) == first
+    blob.write_bytes(original)
+    assert name(beside, Checkpoint(str(blob.parent), SINCE)).digest != first.digest
+
+
+def test_what_an_older_version_believed_unread_is_read(blob: Path, beside: Path) -> None:
+    """Up to 0.2 the memory could hold the name of a blob that nobody had read."""
+    found = blob.stat()
+    times = found.st_mtime_ns, found.st_ctime_ns
+    entry = [found.st_dev, found.st_ino, found.st_size, *times, "5" * 64]
+    (beside / MEMORY).write_text(json.dumps({str(blob.resolve()): entry}))
+    facts = json.loads(name(beside, Checkpoint(str(blob.parent), SINCE)).facts)
+    assert facts["weights"][0][2] == hashlib.sha256(blob.read_bytes()).hexdigest()
 
 
 @pytest.mark.parametrize(
