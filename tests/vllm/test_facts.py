@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import copy
 import json
+import os
 import time
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
+import transformers
+import vllm
+from vllm.platforms import current_platform
 from vllm.utils.hashing import get_hash_fn_by_name
 from vllm.v1.core import kv_cache_utils
 
@@ -36,27 +41,86 @@ def test_two_configs_of_one_server_have_the_same_facts_and_json_takes_them(confi
     assert " at 0x" not in one, "an address in it would differ at each start"
 
 
-def test_every_fact_of_the_config_matters(config: Any) -> None:
-    known = facts.facts(config)
+def test_every_fact_matters(
+    config: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, subtests: Any
+) -> None:
+    """Each is changed alone, where vLLM or the machine has it: then it is another fact, and no
+    fact is without such a change."""
     model, cache, parallel = config.model_config, config.cache_config, config.parallel_config
-    changes = {
-        "dtype": (model, "dtype", "float64"),
-        "quantization": (model, "quantization", "fp8"),
-        "max_model_len": (model, "max_model_len", 77),
-        "cache": (cache, "cache_dtype", "fp8"),
-        "hash": (cache, "prefix_caching_hash_algo", "sha256_cbor"),
-        "ranks": (parallel, "tensor_parallel_size", 4),
-        "rank": (parallel, "rank", 3),
-        "model": (model.hf_config, "rope_theta", 1234.0),
-        "impl": (model, "model_impl", "terratorch"),
-        "loader": (config.load_config, "load_format", "mistral"),
-        "mm_processor": (model, "multimodal_config", SimpleNamespace(video_pruning_rate=0.5)),
+    layer = SimpleNamespace(get_attn_backend=lambda: type("Backend", (), {}))
+    dists = [SimpleNamespace(dist=SimpleNamespace(name="their-models", version="1.0"))]
+    code = tmp_path / "transformers_modules" / "someone" / "modeling.py"
+    code.parent.mkdir(parents=True)
+    code.write_text("def forward(): ...")
+    monkeypatch.setattr("transformers.utils.HF_MODULES_CACHE", str(tmp_path))
+    sizes = [f"{each}_parallel_size" for each in ("tensor", "pipeline", "decode_context")]
+    changes: dict[str, list[tuple[Any, str, Any]]] = {
+        "vllm": [(vllm, "__version__", "9.9.9")],
+        "torch": [(torch, "__version__", "9.9.9")],
+        "transformers": [(transformers, "__version__", "9.9.9")],
+        "packages": [(facts, "_version", lambda name: name if name == "pillow" else None)],
+        "plugins": [(facts.metadata, "entry_points", lambda group: dists)],
+        "device": [(type(current_platform), "get_device_name", lambda *_: "another")],
+        "model": [(model.hf_config, "rope_theta", 1234.0)],
+        "code": [(model, "code_revision", "another"), (model, "trust_remote_code", True)],
+        "model_config": [(model, each, "another") for each in facts._MODEL],
+        "dtype": [(model, "dtype", "float64")],
+        "quantization": [(model, "quantization", "fp8")],
+        "max_model_len": [(model, "max_model_len", 77)],
+        "loader": [(config.load_config, each, "mistral") for each in facts._LOADER],
+        "impl": [(model, "model_impl", "terratorch")],
+        "mm_processor": [
+            (model, "multimodal_config", SimpleNamespace(**{each: "another"}))
+            for each in facts._EMBEDDINGS
+        ],
+        "cache": [(cache, "cache_dtype", "fp8"), (cache, "block_size", 77)],
+        "states": [(cache, each, "another") for each in facts._STATES],
+        "skips": [(cache, "kv_cache_dtype_skip_layers", ["0"])],
+        "hash": [(cache, "prefix_caching_hash_algo", "sha256_cbor")],
+        "ranks": [(parallel, each, 4) for each in sizes],
+        "rank": [(parallel, "rank", 3)],
+        "backends": [(config.compilation_config, "static_forward_context", {"layer.0": layer})],
+        "environment": [
+            (os, "environ", {**os.environ, each: "another"}) for each in facts.ENVIRONMENT
+        ],
     }
-    for fact, (part, field, value) in changes.items():
-        before = getattr(part, field, None)
-        object.__setattr__(part, field, value)
-        assert facts.facts(config)[fact] != known[fact], fact
-        object.__setattr__(part, field, before)
+    known = facts.facts(config)
+    assert set(changes) == set(known)
+    for fact, ways in changes.items():
+        for part, field, value in ways:
+            with subtests.test(fact=fact, field=field), monkeypatch.context() as patches:
+                before = getattr(part, field, None)
+                patches.setattr(part, field, value, raising=False)
+                assert facts.facts(config)[fact] != known[fact]
+                assert getattr(part, field, None) != before
+    assert facts.facts(config) == known, "each change was undone"
+
+
+def test_code_that_a_model_brings_is_a_fact_wherever_it_was_fetched_from(
+    config: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The weights' folder may name code of another repository: `auto_map: someone/other--x.X`."""
+    monkeypatch.setattr("transformers.utils.HF_MODULES_CACHE", str(tmp_path))
+    code = tmp_path / "transformers_modules" / "someone" / "other" / "abc" / "modeling_x.py"
+    code.parent.mkdir(parents=True)
+    code.write_text("def forward(): ...")
+    assert facts.facts(config)["code"][1] is None, "this model brings no code"
+    config.model_config.hf_config.auto_map = {"AutoModelForCausalLM": "someone/other--modeling_x.X"}
+    known = facts.facts(config)["code"]
+    assert facts.facts(config)["code"] == known
+    code.write_text("def forward(): return 1")
+    changed = facts.facts(config)["code"]
+    assert changed != known
+    code.unlink()
+    code.symlink_to(tmp_path / "gone")  # what cannot be read is never the same
+    assert facts.facts(config)["code"] != facts.facts(config)["code"]
+
+
+def test_a_package_that_is_not_there_is_told_from_one_that_is(
+    config: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(facts, "PACKAGES", ("pytest", "no-such-package"))
+    assert facts.facts(config)["packages"] == [pytest.__version__, None]
 
 
 @pytest.mark.parametrize(
