@@ -197,7 +197,7 @@ def subclass(base: Any) -> Any:
     from continuum_connector.connector import ContinuumConnector
     from continuum_connector.mode import Mode
     from continuum_connector.vllm import compat
-    from continuum_connector.vllm.hooks import Hooks
+    from continuum_connector.vllm.hooks import STOPPED, Hooks, ends_session
 
     class ContinuumScheduler(base):  # type: ignore[misc]
         """vLLM's scheduler with pins that yield and turns in program order.
@@ -226,9 +226,13 @@ def subclass(base: Any) -> Any:
 
         def add_request(self, request: Any) -> None:
             ours = None if self._continuum is None else self._continuum.acting
-            if ours is not None and request.request_id not in self.requests:
+            known = self.requests.get(request.request_id)
+            if ours is not None and known is None:
                 ours.before_queued(request)
-            super().add_request(request)
+            if ours is not None and ends_session(known, request):
+                self.finish_requests(request.request_id, STOPPED)
+            else:
+                super().add_request(request)
 
         def schedule(self, *args: Any, **kwargs: Any) -> Any:
             if self._continuum is None:

@@ -6,6 +6,8 @@ from collections.abc import Callable
 from operator import methodcaller
 from typing import Any
 
+from vllm.v1.request import RequestStatus
+
 from continuum_connector.vllm import compat, probe
 from continuum_connector.vllm.allocation import Allocation
 from continuum_connector.vllm.order import KvFirst, Order, end_lost_loads
@@ -71,3 +73,18 @@ class Hooks:
         if order is not None and order.is_on:
             return min(filter(None, order.queues), key=methodcaller("peek_rank"), default=None)
         return self._kv_first.front() or own()
+
+
+STOPPED = getattr(RequestStatus, "FINISHED_STOPPED", None)
+
+
+def ends_session(known: Any, request: Any) -> bool:
+    """Whether the request only says that the streaming session `known` gets no more input, and that
+    has been answered.
+
+    vLLM then ends the session as it does one whose client went away (Scheduler.add_request).
+    """
+    idle = getattr(RequestStatus, "WAITING_FOR_STREAMING_REQ", None)
+    if known is None or idle is None or STOPPED is None:
+        return False
+    return known.status == idle and not getattr(request, "resumable", True)

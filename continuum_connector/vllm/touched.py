@@ -54,6 +54,8 @@ v1.request:Request | all | scheduler/, programs/, vllm/compat.py | arguments of 
   is_finished skip_reading_prefix_cache num_preemptions
 v1.request:Request | nothing | programs/identify.py, vllm/kv_events.py | arguments of hooks
   session_id kv_hints
+v1.request:Request | nothing | vllm/hooks.py | none yet: "this session ended in order"
+  resumable
 v1.request:Request | all | vllm/allocation.py | has_pending_block_frees (0.30), a step late
   num_tokens_with_spec num_output_placeholders is_prefill_chunk
 v1.request:Request | hybrids | vllm/coordinator.py | -
@@ -65,6 +67,8 @@ v1.request | all | vllm/compat.py, vllm/resets.py | -
 v1.request:RequestStatus | all | vllm/compat.py, vllm/resets.py | -
   WAITING WAITING_FOR_REMOTE_KVS RUNNING PREEMPTED
   FINISHED_ERROR FINISHED_ABORTED FINISHED_LENGTH_CAPPED
+v1.request:RequestStatus | nothing | vllm/hooks.py | none yet: "this session ended in order"
+  WAITING_FOR_STREAMING_REQ FINISHED_STOPPED
 lora.request:LoRARequest | all | scheduler/adapters.py, vllm/kv_events.py | -
   adapter_id name
 lora.request:LoRARequest | tier | vllm/worker_calls.py | -
@@ -115,7 +119,7 @@ v1.core.single_type_kv_cache_manager:MambaManager | hybrids | vllm/coordinator.p
   _partial_hit_reqs
 v1.core.sched.scheduler:Scheduler | all | vllm/attach.py, vllm/hooks.py | --scheduler-cls names it
   connector kv_cache_manager requests running waiting
-  schedule add_request(request) reset_prefix_cache
+  schedule add_request(request) finish_requests(request_ids,finished_status) reset_prefix_cache
   max_num_scheduled_tokens num_lookahead_tokens scheduler_config policy get_request_counts
 v1.core.sched.scheduler:Scheduler | priority | vllm/attach.py, vllm/compat.py | -
   _preempt_request block_size

@@ -6,11 +6,13 @@ from concurrent.futures import Future
 from typing import Any
 
 import pytest
-from vllm.sampling_params import StructuredOutputsParams
+from vllm.sampling_params import SamplingParams, StructuredOutputsParams
+from vllm.v1.request import Request
 
 from continuum_connector.scheduler.turns import StopStrings
 from continuum_connector.toolcalls.tokenizer import BackgroundTokenizer
 from tests.vllm.agents import AgentEngine
+from tests.vllm.harness import prompt
 
 MODES = pytest.mark.parametrize("async_scheduling", [False, True], ids=["sync", "async"])
 GROUPS = pytest.mark.parametrize("groups", ["full", "hybrid"])
@@ -148,6 +150,51 @@ def test_a_stop_string_ends_a_turn_and_a_disconnect_frees_it(
     engine.clock.advance(TTL_S)
     engine.run_until_idle()
     assert engine.usage() == 0
+
+
+def no_more_input(engine: AgentEngine, session: str) -> None:
+    """Its client says so, as vLLM's front end does at the end of a stream of inputs."""
+    said = Request(session, [], SamplingParams(max_tokens=1), None, resumable=False)
+    engine.scheduler.add_request(said)
+
+
+@MODES
+@pytest.mark.parametrize("when", ["answered", "in its answer", "gone", "gone in its answer"])
+def test_a_streaming_session_that_ends_in_order_has_ended_as_any_turn_does(
+    async_scheduling: bool, when: str
+) -> None:
+    """vLLM ends it as ABORTED if all its inputs were answered: as one whose client went away."""
+    engine = AgentEngine(async_scheduling=async_scheduling)
+    engine.add("s", 200, max_tokens=8, program="p", resumable=True)
+    engine.steps(3) if "in its answer" in when else engine.run_until_idle()
+    if "gone" in when:
+        engine.abort("s")
+    else:
+        no_more_input(engine, "s")
+    engine.run_until_idle()
+    assert engine.num_pins() == int("gone" not in when)
+    assert "s" not in engine.scheduler.requests
+    engine.run_turn("b", engine.next_prompt("s", 20), program=None)
+    assert (engine.side.programs.get("job:p").num_turns == 2) == ("gone" not in when)
+    engine.clock.advance(TTL_S)
+    engine.run_until_idle()
+    assert engine.usage() == 0
+
+
+def test_a_session_goes_on_with_its_next_input_whatever_ends_beside_it() -> None:
+    engine = AgentEngine()
+    for name in ("s", "t"):
+        engine.add(name, 100, max_tokens=4, program=name, seed=ord(name), resumable=True)
+    engine.run_until_idle()
+    no_more_input(engine, "s")
+    params = engine.requests["t"].sampling_params
+    more = Request("t", prompt(20, seed=3), params, None, engine.clock(), resumable=True)
+    engine.scheduler.add_request(more)
+    engine.run_until_idle()
+    assert len(engine.outputs["t"]) == 8
+    assert list(engine.scheduler.requests) == ["t"]
+    no_more_input(engine, "t")
+    assert engine.num_pins() == 2
 
 
 def test_a_turn_after_a_stop_string_hits_its_pin() -> None:
