@@ -103,7 +103,8 @@ MAY_IMPORT = {  # what each room, a folder or a file, may import besides itself 
     "vllm/kv_events": set(),
     "vllm/facts": {"worker"},
     "vllm/expected": {"costs"},
-    "vllm/worker_calls": set(),
+    "vllm/loras": set(),
+    "vllm/worker_calls": {"vllm/loras"},
     "vllm/compat": {"scheduler", "costs", "named"},
     "vllm/about": {"vllm/compat"},
     "vllm/order": {"vllm/compat", "scheduler"},
@@ -175,6 +176,7 @@ VLLM_IN |= {
         "facts",
         "expected",
         "resets",
+        "hooks",
     )
 }
 VLLM_IN.add("vllm/worker_calls.py")

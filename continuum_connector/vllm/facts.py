@@ -10,6 +10,7 @@ import hashlib
 import os
 import re
 import secrets
+import sys
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -67,8 +68,6 @@ SET_SEED = (
 
 def facts(vllm_config: Any) -> dict[str, Any]:
     """The facts by name, with values that JSON takes, some of them only through `str`."""
-    import torch
-    import transformers
     import vllm
     from vllm.platforms import current_platform
 
@@ -80,8 +79,9 @@ def facts(vllm_config: Any) -> dict[str, Any]:
     sizes = ("tensor", "pipeline", "decode_context", "prefill_context")
     return {
         "vllm": vllm.__version__,
-        "torch": torch.__version__,
-        "transformers": transformers.__version__,
+        # As they were loaded: what is installed may be newer by now.
+        "torch": sys.modules["torch"].__version__,
+        "transformers": sys.modules["transformers"].__version__,
         "packages": _packages(),
         "plugins": _plugins(),
         "device": current_platform.get_device_name(),

@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple, Protocol
 
 from continuum_connector.errors import TransferError
+from continuum_connector.vllm.loras import AdapterNames, files
 
 # Methods of a worker that may change its weights (v1/worker/gpu_worker.py); apply_model runs a
 # function of the caller's on the model. Not every release has all of them.
@@ -28,7 +29,6 @@ CHANGING = (
 # in their name are taken to change weights. A false alarm costs what is below VRAM, a change that
 # is missed makes wrong answers.
 _OF_WEIGHTS = ("weight", "param", "lora", "update", "refit")
-_MAX_ADAPTERS = 4096  # whose names are remembered
 _ANOTHER_REFUSED = (
     "another rank keeps copies of the KV cache under way, so it is taken away on none; "
     "ask again, or restart the server"
@@ -93,7 +93,7 @@ class WorkerCalls:
         self._new_weights, self._sleep = new_weights, sleep
         self._wraps: list[_Wrap] = []
         self._depth = 0  # of calls that change weights: reload_weights calls load_weights
-        self._adapters: set[str] = set()
+        self._adapters = AdapterNames()
         self._is_empty = False  # the weights were thrown away
         for name in dict.fromkeys((*CHANGING, *_of_trainer(worker))):
             self._wrap(worker, name, self._changing(name))
@@ -102,7 +102,7 @@ class WorkerCalls:
         for holder in (worker, worker.model_runner):
             self._wrap(holder, "load_model", self._loading)
         self._wrap(worker.model_runner, "reload_weights", self._changing("reload_weights"))
-        self._wrap(worker, "add_lora", self._adding)
+        self._follow_adapters(worker)
         self._wrap(worker, "sleep", self._sleeping)
         self._wrap(worker, "wake_up", self._waking)
         self._wrap(worker, "discard", self._discarding)
@@ -142,9 +142,19 @@ class WorkerCalls:
             if not any(model is each for each in known):
                 self._wrap(model, "load_weights", self._changing("load_weights"))
 
+    def _follow_adapters(self, worker: Any) -> None:
+        """Wrap what reads adapters. Calls of the worker's add_lora lead there, and so does the
+        forward pass (lora/worker_manager.py). A release without it has add_lora alone."""
+        manager = getattr(worker.model_runner, "lora_manager", None)
+        reads = (manager, "_load_adapter") if hasattr(manager, "_load_adapter") else None
+        holder, name = reads or (worker, "add_lora")
+        if not any(wrap.holder is holder and wrap.name == name for wrap in self._wraps):
+            self._wrap(holder, name, self._adding)
+
     def _loading(self, inner: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         loaded = self._changing("load_model")(inner, *args, **kwargs)
         self._follow_models(self._worker)
+        self._follow_adapters(self._worker)
         return loaded
 
     def _changing(self, name: str) -> Callable[..., Any]:
@@ -161,14 +171,11 @@ class WorkerCalls:
 
     def _adding(self, inner: Callable[..., Any], lora_request: Any, *args: Any, **kw: Any) -> Any:
         """The hashes of an adapter's blocks cover its name, but not its weights."""
-        name = str(lora_request.lora_name)
-        is_known = name in self._adapters or getattr(lora_request, "load_inplace", False)
-        if len(self._adapters) >= _MAX_ADAPTERS:
-            self._adapters.clear()
-            is_known = True
-        self._adapters.add(name)
-        around = self._changing("add_lora") if is_known else _plain
-        return around(inner, lora_request, *args, **kw)
+        before = files(str(lora_request.lora_path))
+        loaded = inner(lora_request, *args, **kw)
+        if self._adapters.read(lora_request, before) and not self._depth:
+            self._new_weights("add_lora")
+        return loaded
 
     def _sleeping(self, inner: Callable[..., Any], level: int = 1, *args: Any, **kw: Any) -> Any:
         self._is_empty = self._is_empty or level >= 2

@@ -12,13 +12,17 @@ from typing import Any
 import pytest
 import torch
 from vllm.config import set_current_vllm_config
+from vllm.lora import worker_manager
 from vllm.lora.request import LoRARequest
+from vllm.lora.worker_manager import LRUCacheWorkerLoRAManager
 from vllm.v1.serial_utils import run_method
 from vllm.v1.worker.cpu_worker import CPUWorker
 from vllm.v1.worker.gpu_worker import Worker
+from vllm.v1.worker.lora_model_runner_mixin import LoRAModelRunnerMixin
 
 from bench.sim import versions
 from continuum_connector.errors import TransferError
+from continuum_connector.vllm import loras
 from continuum_connector.vllm.worker_calls import CHANGING, WorkerCalls, find_worker
 
 # Public methods of a worker that sound like weights, adapters or sleep and are not: they read,
@@ -215,6 +219,152 @@ def test_an_adapter_is_told_when_its_name_comes_again(of_vllm: Any) -> None:
         assert ask(of_vllm, "add_lora", request)
     assert of_vllm.model_runner.lora == ["a", "b", "a", "c"]
     assert told.log == ["add_lora", "add_lora"]
+
+
+class AdapterSlots:
+    """What vLLM's manager of adapters keeps them in: as many as fit, the oldest leave."""
+
+    lora_slots = capacity = 2
+
+    def __init__(self) -> None:
+        self.there: dict[int, Any] = {}
+
+    def __len__(self) -> int:
+        return len(self.there)
+
+    def list_adapters(self) -> dict[int, Any]:
+        return dict(self.there)
+
+    def remove_adapter(self, adapter: int) -> bool:
+        return self.there.pop(adapter, None) is not None
+
+    def remove_oldest_adapter(self) -> None:
+        del self.there[next(iter(self.there))]
+
+    def add_adapter(self, lora: Any) -> bool:
+        self.there[lora.id] = lora
+        return True
+
+    def get_adapter(self, adapter: int) -> Any:
+        return self.there.get(adapter)
+
+    def activate_adapter(self, adapter: int) -> None: ...
+
+    def set_adapter_mapping(self, mapping: Any) -> None: ...
+
+
+class Adapters(LoRAModelRunnerMixin):
+    """vLLM's own way from a step's turns, and from add_lora, to an adapter that is read."""
+
+    lora_config = SimpleNamespace(max_loras=2)
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(worker_manager, "LRUCacheLoRAModelManager", AdapterSlots)
+        self.lora_manager = object.__new__(LRUCacheWorkerLoRAManager)
+        self.lora_manager._adapter_manager = AdapterSlots()  # type: ignore[assignment]
+        self.read: list[str] = []
+        self.lora_manager._load_adapter = self._load  # type: ignore[method-assign]
+
+    def _load(self, request: LoRARequest) -> Any:
+        if "missing" in request.lora_path:
+            raise ValueError(request.lora_path)
+        self.read.append(request.lora_name)
+        return SimpleNamespace(id=request.lora_int_id)
+
+    def compute(self, *adapters: LoRARequest) -> None:
+        """A step of turns with these adapters."""
+        ids = tuple(each.lora_int_id for each in adapters)
+        self._set_active_loras(ids, ids, set(adapters))
+
+
+@pytest.fixture
+def with_adapters(of_vllm: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
+    adapters = Adapters(monkeypatch)
+    runner = of_vllm.model_runner
+    runner.lora_manager, runner.compute = adapters.lora_manager, adapters.compute
+    runner.add_lora, runner.read = adapters.add_lora, adapters.read
+    return of_vllm
+
+
+@pytest.fixture
+def adapter(tmp_path: Path) -> Callable[[str], Path]:
+    def write(name: str) -> Path:
+        (tmp_path / name).mkdir(exist_ok=True)
+        (tmp_path / name / "adapter_model.safetensors").write_text(name)
+        return tmp_path / name
+
+    return write
+
+
+def test_an_adapter_that_the_forward_pass_reads_under_an_old_name_is_told(
+    with_adapters: Any,
+) -> None:
+    """An offline trainer sends LoRARequest("policy", step, path) with each batch, and never calls
+    add_lora. Its files may be gone by now, or be on another machine."""
+    told = Told()
+    calls = listening(with_adapters, told)
+    runner = with_adapters.model_runner
+    for step in (1, 2, 3):
+        runner.compute(LoRARequest("policy", step, f"/nowhere/step{step}"))
+        runner.compute(LoRARequest("policy", step, f"/nowhere/step{step}"))  # it is there by now
+        assert told.log == ["add_lora"] * (step - 1)
+    assert ask(with_adapters, "add_lora", LoRARequest("policy", 4, "/nowhere/step4"))
+    assert told.log == ["add_lora"] * 3
+    with pytest.raises(ValueError, match="missing"):
+        runner.compute(LoRARequest("policy", 5, "/missing"))
+    assert told.log == ["add_lora"] * 3, "nothing was read"
+    calls.end()
+    runner.compute(LoRARequest("policy", 6, "/nowhere/step6"))
+    assert told.log == ["add_lora"] * 3
+
+
+def test_adapters_that_take_turns_in_memory_begin_no_epoch_until_one_is_trained_again(
+    with_adapters: Any, adapter: Callable[[str], Path]
+) -> None:
+    """More adapters than fit: each is read again and again, always the same."""
+    told = Told()
+    listening(with_adapters, told)
+    runner = with_adapters.model_runner
+    requests = [
+        LoRARequest(name, number, str(adapter(name)))
+        for number, name in enumerate(("a", "b", "c", "d"), 1)
+    ]
+    for _ in range(3):
+        for request in requests:
+            runner.compute(request)
+    assert len(runner.read) == 12
+    assert told.log == []
+    adapter("b")  # written anew in the same place
+    runner.compute(requests[0])
+    assert told.log == []
+    runner.compute(requests[1])
+    assert told.log == ["add_lora"]
+    runner.compute(LoRARequest("c", 3, str(adapter("e"))))
+    assert told.log == ["add_lora"] * 2
+
+
+def test_an_adapter_that_was_written_while_it_was_read_may_be_either(
+    with_adapters: Any, adapter: Callable[[str], Path]
+) -> None:
+    runner = with_adapters.model_runner
+    inner = runner.lora_manager._load_adapter
+    runner.lora_manager._load_adapter = lambda request: (adapter("a"), inner(request))[1]
+    told = Told()
+    listening(with_adapters, told)
+    for _ in range(2):
+        assert told.log == []
+        runner.compute(LoRARequest("a", 1, str(adapter("a"))))
+        runner.lora_manager._adapter_manager.there.clear()
+    assert told.log == ["add_lora"]
+
+
+def test_the_names_of_adapters_are_forgotten_with_all_that_they_named(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(loras, "_MAX_NAMES", 2)
+    names = loras.AdapterNames()
+    said = [names.read(LoRARequest(name, 1, "/nowhere"), ()) for name in "abcdc"]
+    assert said == [False, False, True, False, True]
 
 
 def test_the_kv_cache_is_let_go_before_sleep_and_taken_again_with_its_tag(of_vllm: Any) -> None:
