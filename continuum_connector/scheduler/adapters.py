@@ -1,4 +1,5 @@
-"""Adapters: a turn that loads keeps a place for its LoRA adapter.
+"""Adapters: a turn that loads keeps a place for its LoRA adapter. It also knows what the adapters'
+names mean, so that no turn gets KV of another adapter that had the name of its own.
 
 A step computes with at most `max_loras` adapters, and vLLM passes over a waiting turn whose adapter
 would be one too many. It counts the adapters of running turns alone (v1/core/sched/scheduler.py,
@@ -15,6 +16,8 @@ from typing import Any
 
 from continuum_connector.scheduler.tiers.base import Tier
 
+_MAX_NAMES = 4096
+
 
 class Adapters:
     """Which adapters are in use. `max_loras`: how many a step can have, 0 if the server has none.
@@ -26,6 +29,7 @@ class Adapters:
     def __init__(self, max_loras: int, tier: Tier) -> None:
         self.max_loras = max_loras
         self._tier = tier
+        self._named: dict[str, tuple[str, set[int]]] = {}  # name -> its path, the ids it had there
         self._of: dict[str, tuple[int, bool]] = {}  # turn -> its adapter; it does not run yet
         self._in_use: Counter[int] = Counter()  # turns by adapter
         self._awaited: Counter[int] = Counter()  # of those, turns that load, or have loaded
@@ -39,6 +43,25 @@ class Adapters:
     def __iter__(self) -> Iterator[str]:
         """Those turns."""
         return iter(self._passed)
+
+    def arrived(self, request: Any) -> bool:
+        """A turn has arrived, and nobody has looked for its KV yet. Return whether its adapter's
+        name may have meant another adapter until now: it has another path, or an id that it never
+        had there. vLLM's hashes have the name alone, from 0.32 on the path too.
+
+        A second API server counts ids of its own, so an id that was there before is no news.
+        """
+        lora = request.lora_request
+        if not lora:
+            return False
+        is_full = lora.name not in self._named and len(self._named) >= _MAX_NAMES
+        if is_full:  # an epoch begins, so nothing is left that an older name could mean
+            self._named.clear()
+        path, ids = self._named.get(lora.name, (lora.path, set()))
+        is_another = path != lora.path or bool(ids and lora.adapter_id not in ids)
+        ids = {lora.adapter_id} if path != lora.path else ids | {lora.adapter_id}
+        self._named[lora.name] = lora.path, ids
+        return is_full or is_another
 
     def allocated(self, request: Any, loads: bool) -> None:
         """vLLM has admitted the turn: to load, or to run."""

@@ -17,6 +17,7 @@ from continuum_connector.programs.program import Answers, Identity, Kept, Progra
 from continuum_connector.scheduler.adapters import Adapters
 from continuum_connector.scheduler.decider import Decider, DramWorth
 from continuum_connector.scheduler.decisions import Decisions, Snapshots
+from continuum_connector.scheduler.epochs import Cause
 from continuum_connector.scheduler.gate import Gate
 from continuum_connector.scheduler.holds import BlockPool, HoldTable
 from continuum_connector.scheduler.kv_groups import NO_BLOCKS, ChainBlocks, KvGroups
@@ -131,6 +132,8 @@ class SchedulerSide:
             return known
         self.steps.note_change()
         self.steps.expire(now)
+        if self.adapters.arrived(request):
+            self.steps.new_epoch(Cause.WEIGHTS, now, "lora_request")
         self._stop_strings.expect(request)
         program, identity = self._identify(request, now)
         turn = Turn(

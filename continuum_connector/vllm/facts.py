@@ -135,7 +135,7 @@ def _remote_code(model: Any) -> str | None:
     brings_code = model.trust_remote_code or getattr(model.hf_config, "auto_map", None)
     if not brings_code:
         return None
-    from transformers.utils import HF_MODULES_CACHE
+    from transformers.utils.hub import HF_MODULES_CACHE
 
     try:
         read = sorted(

@@ -31,7 +31,7 @@ class AdapterNames:
         after = files(path)
         is_whole = before in ((), after)  # not there before: vLLM has fetched it
         found = int(lora_request.lora_int_id), path, after if is_whole else ()
-        is_full = len(self._known) >= _MAX_NAMES
+        is_full = name not in self._known and len(self._known) >= _MAX_NAMES
         if is_full:  # an epoch begins, so nothing is left that an older name could mean
             self._known.clear()
         known = self._known.get(name)

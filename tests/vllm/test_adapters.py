@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from vllm.lora.request import LoRARequest
 
+from continuum_connector.scheduler import adapters
 from tests.vllm.harness import Engine, adapter_named
 from tests.vllm.tiering import MODES, hold, park, run_turn, tiered, wind_down
 
@@ -66,6 +69,54 @@ def test_whoever_takes_no_place_passes(monkeypatch: pytest.MonkeyPatch) -> None:
     engine.add("later", 40, seed=4)
     engine.step()
     assert engine.admissions[-4:] == ["base", "same", "second", "later"]
+
+
+@MODES
+@pytest.mark.parametrize(
+    ("sent", "is_found"),
+    [
+        (ONE, True),
+        (LoRARequest("one", 7, ONE.lora_path), False),
+        (LoRARequest("one", ONE.lora_int_id, "/adapters/step2"), False),
+    ],
+    ids=["the same", "another id", "another path"],
+)
+def test_a_turn_gets_nothing_of_another_adapter_that_had_its_name(
+    async_scheduling: bool, sent: LoRARequest, is_found: bool
+) -> None:
+    """It asks for its KV before a worker reads the adapter, in the same step."""
+    config = {"policy": "fixed_ttl", "ttl_s": 0.0}
+    engine = tiered(max_loras=2, config=config, async_scheduling=async_scheduling)
+    run_turn(engine, "before", 200, program="p", lora_request=ONE)
+    park(engine)
+    run_turn(engine, "after", 200, program="q", lora_request=sent)
+    assert (engine.cached["after"][1] > 0) == is_found
+    assert engine.connector.side.steps.epochs.number == int(not is_found)
+    park(engine)
+    run_turn(engine, "again", 200, program="r", lora_request=sent)
+    assert engine.cached["again"][1] > 0
+    assert engine.connector.side.steps.epochs.number == int(not is_found)
+    wind_down(engine)
+
+
+def test_two_api_servers_that_number_adapters_apart_begin_one_epoch() -> None:
+    engine = tiered(max_loras=2)
+    for number in range(6):
+        sent = LoRARequest("one", 1 + number % 2, ONE.lora_path)
+        run_turn(engine, f"r{number}", 100, seed=number, lora_request=sent)
+    assert engine.connector.side.steps.epochs.number == 1
+
+
+def test_names_beyond_the_bound_are_forgotten_with_all_that_they_named(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(adapters, "_MAX_NAMES", 2)
+    named = tiered(max_loras=2).connector.side.adapters
+    said = [
+        named.arrived(SimpleNamespace(lora_request=adapter_named(name) if name else None))
+        for name in ("a", "b", "", "c", "d", "c")
+    ]
+    assert said == [False, False, False, True, False, False]
 
 
 def ends_by_abort(engine: Engine) -> None:

@@ -6,6 +6,7 @@ import copy
 import json
 import os
 import time
+from importlib import metadata
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -52,14 +53,14 @@ def test_every_fact_matters(
     code = tmp_path / "transformers_modules" / "someone" / "modeling.py"
     code.parent.mkdir(parents=True)
     code.write_text("def forward(): ...")
-    monkeypatch.setattr("transformers.utils.HF_MODULES_CACHE", str(tmp_path))
+    monkeypatch.setattr("transformers.utils.hub.HF_MODULES_CACHE", str(tmp_path))
     sizes = [f"{each}_parallel_size" for each in ("tensor", "pipeline", "decode_context")]
     changes: dict[str, list[tuple[Any, str, Any]]] = {
         "vllm": [(vllm, "__version__", "9.9.9")],
         "torch": [(torch, "__version__", "9.9.9")],
         "transformers": [(transformers, "__version__", "9.9.9")],
         "packages": [(facts, "_version", lambda name: name if name == "pillow" else None)],
-        "plugins": [(facts.metadata, "entry_points", lambda group: dists)],
+        "plugins": [(metadata, "entry_points", lambda group: dists)],
         "device": [(type(current_platform), "get_device_name", lambda *_: "another")],
         "model": [(model.hf_config, "rope_theta", 1234.0)],
         "code": [(model, "code_revision", "another"), (model, "trust_remote_code", True)],
@@ -100,7 +101,7 @@ def test_code_that_a_model_brings_is_a_fact_wherever_it_was_fetched_from(
     config: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The weights' folder may name code of another repository: `auto_map: someone/other--x.X`."""
-    monkeypatch.setattr("transformers.utils.HF_MODULES_CACHE", str(tmp_path))
+    monkeypatch.setattr("transformers.utils.hub.HF_MODULES_CACHE", str(tmp_path))
     code = tmp_path / "transformers_modules" / "someone" / "other" / "abc" / "modeling_x.py"
     code.parent.mkdir(parents=True)
     code.write_text("def forward(): ...")
