@@ -41,16 +41,26 @@ MARKERS = (
 
 
 def read_marked(text: str, start: int) -> list[RawCall]:
-    """Read the calls after the single marker at `start`."""
+    """Read the calls after the marker at `start`, and after each that follows: LongCat and Granite
+    20B write one before every call."""
     marker = next(m for m in MARKERS if text.startswith(m, start))
-    start += len(marker.removesuffix("["))
-    calls, _ = read_calls(text, start, sure=True)
+    calls: list[RawCall] = []
+    while start >= 0 and len(calls) < MAX_CALLS:
+        found, end = _after_marker(text, start + len(marker.removesuffix("[")), marker)
+        calls += found
+        start = text.find(marker, end)
+    return calls[:MAX_CALLS]
+
+
+def _after_marker(text: str, start: int, marker: str) -> tuple[list[RawCall], int]:
+    """Read the calls after one marker; return them and from where on the next may follow."""
+    calls, end = read_calls(text, start, sure=True)
     if not calls:
-        calls = read_python(text[start:], sure=True)
+        calls, end = read_python(text[start:], sure=True), start
     if not calls and marker == PYTHON_TAG:  # Llama's code interpreter
-        code, end, _ = text[start:].partition("<|eo")
-        return [RawCall("python", {"code": code}, bool(end))]
-    return calls
+        code, closed, _ = text[start:].partition("<|eo")
+        return [RawCall("python", {"code": code}, bool(closed))], len(text)
+    return calls, end
 
 
 MISTRAL = "[TOOL_CALLS]"
