@@ -7,14 +7,25 @@ What identifies, and what must not:
     strong: blocks n-1, n-2, n-3, from p on: they cover text that only A has generated. Three,
             because output that is tokenised again as a prompt often ends a block or two early.
     weak:   block p-1: covers the prompt only. Needed where the chat template drops reasoning
-            from the history, so that the next prompt leaves A's chain right at p. But it may
+            history, so that the next prompt leaves A's chain right at p. But it may
             be a system prompt that others share: it identifies only while a single program
             ever ended a prompt there and a single text ever followed it. When a second one
-            comes, it identifies nobody from then on.
-    later:  from the second turn on, the prompt's blocks after the end that identified A follow an
-            answer that only A got: then p-1 is strong, and so are p-2, p-4, p-16. Needed where
-            the last message changes afterwards: a reminder taken out again, an answer written
-            anew and with it the rest of its block. If such a block identified A, it stays.
+            comes, it identifies nobody from then on. A piece of A's answer must follow, or, as
+            a client may write its answers anew, so much text as makes up for half of it.
+    later:  from the second turn on, the prompt's blocks after the first that covers text of A's own
+            follow an answer that only A got: then p-1 is strong, and so are those of BACK before
+            it. Needed where the last message changes afterwards: a reminder taken out again, an
+            answer written anew and with it the rest of its block; or where an old tool result
+            is cleared from the context.
+    early:  blocks of EARLY before p of a first prompt. Needed where a request ends in a message
+            that the next one lacks. They may be a system prompt that others share, however
+            long, so they identify only with a proof:
+            - a piece of A's answer follows in the prompt, or, where the tokens are not known,
+            - another program's prompt is known to part from A's, this one goes on with A's for at
+              least two blocks more, and it is longer by A's answer.
+
+A program may have several chains, as where it forks: what a turn does not continue stays, up to
+NUM_CHAINS.
 
 A block hash covers everything before it (and salt, LoRA, images), so equal hashes mean equal
 prefixes. A wrong answer costs order and a pin, never content.
@@ -22,14 +33,22 @@ prefixes. A wrong answer costs order and a pin, never content.
 
 from __future__ import annotations
 
+from array import array
 from bisect import bisect_left, insort
 from collections import OrderedDict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import islice
 
 NUM_STRONG = 3
-BEFORE = (1, 2, 4, 16)  # blocks back from a prompt's end
-NUM_ENDS = NUM_STRONG + len(BEFORE) + 1  # of a program at most
+EARLY = (2, 3, 4, 6, 8, 12, 16, 24, 32)  # blocks back from a prompt's end
+BACK = (1, *EARLY, 64, 128, 256, 512, 1024, 2048, 4096)
+NUM_ENDS = NUM_STRONG + len(BACK) + 1  # of a chain at most
+NUM_CHAINS = 4  # of a program
+NUM_OWN = 2  # blocks
+PIECE, NUM_PIECES = 12, 8  # tokens of an answer
+MAX_FOUND = 64  # ends of a prompt that are looked at
+LOOK = 8192  # tokens of a prompt that are searched for them
 
 
 @dataclass(slots=True)
@@ -38,6 +57,7 @@ class _End:
 
     `live`: it may identify `program`. An end that is no longer live still remembers that the
     program was there. `next_hash` is the block that followed a weak end, b"" before any did.
+    `early`: it identifies only with a proof, which was found once if it `is_proven`.
     """
 
     program: str
@@ -49,6 +69,20 @@ class _End:
     live: bool = True
     shared: bool = False
     next_hash: bytes = b""
+    early: bool = False
+    is_proven: bool = False
+
+
+@dataclass(slots=True)
+class _Known:
+    """What is known of a program. `own`: position and hash of the first block that covers text of
+    its own. `parted`: the last position that another program's prompt is known to share, -1 if
+    there is none. `pieces`: of its last answer. `num_answer_tokens`: of its full blocks."""
+
+    own: tuple[int, bytes] | None = None
+    parted: int = -1
+    pieces: tuple[bytes, ...] = ()
+    num_answer_tokens: int = 0
 
 
 class LineageIndex:
@@ -58,6 +92,7 @@ class LineageIndex:
         self._max_ends = max_ends
         self._ends: OrderedDict[bytes, _End] = OrderedDict()
         self._by_program: dict[str, dict[bytes, None]] = {}  # live ends, in order
+        self._known: dict[str, _Known] = {}  # of programs with live ends
         self._counts: dict[int, int] = {}  # position -> ends there
         self._positions: list[int] = []  # the keys of _counts, sorted
 
@@ -71,66 +106,132 @@ class LineageIndex:
         num_prompt_blocks: int,
         parent: str | None = None,
         num_prompt_tokens: int = 0,
+        answer: Sequence[int] = (),
     ) -> None:
         """Recognise `program` by the turn that just ended.
 
         `block_hashes` cover prompt and output. The first `num_prompt_blocks` of them are the full
         blocks of the prompt alone; `num_prompt_tokens` also counts what is in its last block.
-        Replaces the program's earlier turn. Costs a few dictionary operations, whatever the length.
+        `answer`: the output's tokens, if they are known. Replaces what the turn continues. Costs a
+        few dictionary operations, whatever the length.
         """
-        known = self._last_known(program, block_hashes)
-        self.forget(program)
+        known = self._known.get(program, _Known())
+        last = self._last_known(program, block_hashes)
+        if last is None:
+            known.parted = max(known.parted, self._parts_at(program, block_hashes))
+        following = self._own_from(program, last)
+        self._forget_continued(program, block_hashes)
         num_blocks = len(block_hashes)
         prompt_end = min(max(num_prompt_blocks, 0), num_blocks)
         strong = set(range(max(num_blocks - NUM_STRONG, prompt_end), num_blocks))
-        if known:
-            strong.update(self._of_later_prompt(prompt_end, known))
-        for position in sorted(strong | {prompt_end - 1} - {-1}):
+        early = set[int]()
+        if last is None:
+            early = {prompt_end - back for back in EARLY if prompt_end >= back} - strong
+            own = prompt_end
+        else:
+            own = following
+            if known.own is not None and _has(block_hashes, *known.own):
+                own = min(own, known.own[0])
+            strong |= {prompt_end - back for back in BACK if prompt_end - back >= own}
+            if last.of_prompt and not last.weak:
+                strong.add(last.position)
+        for position in sorted(early | strong | {prompt_end - 1} - {-1}):
             is_weak, of_prompt = position not in strong, position < prompt_end
             end = _End(program, parent, position, is_weak, of_prompt, num_prompt_tokens)
+            end.early = position in early
             self._add(block_hashes[position], end)
+        if program in self._by_program:
+            known.own = (own, block_hashes[own]) if own < num_blocks else None
+            known.pieces = _pieces(answer)
+            per_block = num_prompt_tokens // prompt_end if prompt_end else 0
+            known.num_answer_tokens = per_block * (num_blocks - prompt_end)
+            self._known[program] = known
         while len(self._ends) > self._max_ends:
             self._drop(next(iter(self._ends)))
 
-    def match(self, block_hashes: Sequence[bytes], num_prompt_tokens: int = 0) -> str | None:
+    def match(
+        self,
+        block_hashes: Sequence[bytes],
+        num_prompt_tokens: int = 0,
+        tokens: Sequence[int] | None = None,
+    ) -> str | None:
         """Return the program whose last turn this prompt continues, or None if unsure.
 
-        The longest known end decides; if that one is shared, nobody is named. Probes only
-        positions at which some turn ended, longest first and in C: a next turn is found in
-        10 us, a stranger's 6,500 blocks among 10,000 programs of all lengths take 0.4 ms.
+        The longest known end decides; if that one is shared, nobody is named. Early ends without a
+        proof do not count. `tokens`: the prompt's, if they are known. Probes only positions at
+        which some turn ended, longest first and in C: a next turn is found in 10 us, a stranger's
+        6,500 blocks among 10,000 programs of all lengths take 0.4 ms.
         """
-        known = bisect_left(self._positions, len(block_hashes))
-        probes: Iterable[bytes] = reversed(block_hashes)
-        if 2 * known < len(block_hashes):
-            probes = map(block_hashes.__getitem__, reversed(self._positions[:known]))
-        found = next(filter(self._ends.__contains__, probes), None)
-        if found is None:
+        is_proven = False
+        for found in self._found(block_hashes):
+            end = self._ends[found]
+            if end.live and end.weak and not end.shared:
+                known = self._known[end.program]
+                is_proven = _is_proof(known, end, block_hashes, num_prompt_tokens, tokens)
+                if end.early and is_proven:
+                    end.is_proven = True
+                    self._ends.move_to_end(found)
+                    return end.program
+                if not is_proven:
+                    known.parted = max(known.parted, end.position)
+            if not end.early:
+                break
+        else:
             return None
         self._ends.move_to_end(found)
-        end = self._ends[found]
         # The same prompt again is a retry, or another sample of one task, unless it has grown
         # within its last block; where a first prompt ends, that text may be anybody's.
         has_grown = num_prompt_tokens > end.num_prompt_tokens and not end.weak
         if end.of_prompt and not self._follow(end, block_hashes) and not has_grown:
             return None
-        return end.program if end.live and not end.shared else None
+        is_sure = is_proven or not end.weak
+        return end.program if is_sure and end.live and not end.shared else None
 
     def forget(self, program: str) -> None:
         """Stop recognising `program`; what is known of shared prompts stays."""
-        for block_hash in self._by_program.pop(program, ()):
-            end = self._ends[block_hash]
-            if end.weak or end.shared:
-                end.live = False
-            else:
-                self._remove(block_hash)
+        for block_hash in list(self._by_program.get(program, ())):
+            self._retire(block_hash)
 
-    @staticmethod
-    def _of_later_prompt(prompt_end: int, known: _End) -> list[int]:
-        """Positions in a prompt, given that end, that only the text of its program can reach."""
-        found = [prompt_end - back for back in BEFORE if prompt_end - back > known.position]
-        if known.of_prompt and not known.weak:
-            found.append(known.position)
-        return found
+    def _forget_continued(self, program: str, block_hashes: Sequence[bytes]) -> None:
+        """Forget the ends that a turn of the program continues, and of the others the oldest."""
+        mine = self._by_program.get(program, {})
+        continued = [each for each in mine if _has(block_hashes, self._ends[each].position, each)]
+        for block_hash in continued:
+            self._retire(block_hash)
+        for block_hash in list(mine)[: max(0, len(mine) - (NUM_CHAINS - 1) * NUM_ENDS)]:
+            self._retire(block_hash)
+
+    def _retire(self, block_hash: bytes) -> None:
+        end = self._ends[block_hash]
+        self._unlink(block_hash, end.program)
+        if (end.weak or end.shared) and not end.early:
+            end.live = False
+        else:
+            self._remove(block_hash)
+
+    def _found(self, block_hashes: Sequence[bytes]) -> Iterator[bytes]:
+        """The known ends in these blocks, the longest first."""
+        known = bisect_left(self._positions, len(block_hashes))
+        probes: Iterable[bytes] = reversed(block_hashes)
+        if 2 * known < len(block_hashes):
+            probes = map(block_hashes.__getitem__, reversed(self._positions[:known]))
+        return islice(filter(self._ends.__contains__, probes), MAX_FOUND)
+
+    def _parts_at(self, program: str, block_hashes: Sequence[bytes]) -> int:
+        """The last end in these blocks that another program was at; -1 if there is none."""
+        ends = map(self._ends.__getitem__, self._found(block_hashes))
+        return next((end.position for end in ends if end.program != program), -1)
+
+    def _own_from(self, program: str, last: _End | None) -> int:
+        """From which block on a turn has text of its program's own, if `last` is the last end in it
+        that names the program. After an early end, what both prompts have may go on up to the next
+        end."""
+        if last is None:
+            return 0
+        if not last.early:
+            return last.position + 1
+        ends = (self._ends[each].position for each in self._by_program[program])
+        return min((each for each in ends if each > last.position), default=last.position + 1)
 
     def _last_known(self, program: str, block_hashes: Sequence[bytes]) -> _End | None:
         """The last end in these blocks that names the program."""
@@ -139,8 +240,8 @@ class LineageIndex:
             end
             for block_hash, end in mine
             if not end.shared
-            and end.position < len(block_hashes)
-            and block_hashes[end.position] == block_hash
+            and end.early <= end.is_proven
+            and _has(block_hashes, end.position, block_hash)
         )
         return max(known, key=lambda end: end.position, default=None)
 
@@ -157,8 +258,15 @@ class LineageIndex:
     def _add(self, block_hash: bytes, end: _End) -> None:
         """Enter an end, or mark the one that is there as shared, unless the two are kin."""
         old = self._ends.setdefault(block_hash, end)
-        if old is end:
+        if old.early and not end.early:
+            end.shared = end.weak and old.program != end.program
+            self._unlink(block_hash, old.program)
+            self._ends[block_hash] = end
+        elif old is end:
             self._count(end.position, 1)
+        elif end.early:  # a fork of another program, or a prompt that begins as another's does
+            old.shared |= old.early and old.program != end.program
+            return
         else:
             self._ends.move_to_end(block_hash)
             if end.program == old.parent:
@@ -181,6 +289,7 @@ class LineageIndex:
         mine.pop(block_hash, None)
         if not mine:
             self._by_program.pop(program, None)
+            self._known.pop(program, None)
 
     def _remove(self, block_hash: bytes) -> None:
         self._count(self._ends.pop(block_hash).position, -1)
@@ -194,3 +303,47 @@ class LineageIndex:
         if position not in self._counts:
             insort(self._positions, position)
         self._counts[position] = count
+
+
+def _has(block_hashes: Sequence[bytes], position: int, block_hash: bytes) -> bool:
+    return position < len(block_hashes) and block_hashes[position] == block_hash
+
+
+def _is_proof(
+    known: _Known,
+    end: _End,
+    block_hashes: Sequence[bytes],
+    num_prompt_tokens: int,
+    tokens: Sequence[int] | None,
+) -> bool:
+    """Whether a prompt that has this weak end goes on with what its program was answered."""
+    is_answer_known = False
+    if tokens is not None and known.pieces:
+        is_answer_known = True
+        # The blocks are at least so long, because the last is not full.
+        begin = len(tokens) * (end.position + 1) // (len(block_hashes) + 1)
+        text = _bytes(tokens[begin : begin + LOOK])
+        if any(piece in text for piece in known.pieces):
+            return True
+    num_more = num_prompt_tokens - end.num_prompt_tokens
+    if not end.early:
+        return not num_prompt_tokens or 2 * num_more > known.num_answer_tokens
+    num_own = end.position - known.parted if known.parted >= 0 else 0
+    has_own = num_own >= NUM_OWN and num_more > known.num_answer_tokens
+    return has_own and not is_answer_known
+
+
+def _pieces(answer: Sequence[int]) -> tuple[bytes, ...]:
+    """What of an answer a prompt repeats, also if its thinking is left out or its calls are written
+    anew: pieces from its beginning to its end."""
+    last = len(answer) - PIECE
+    if last < 0:
+        return ()
+    starts = {last * number // (NUM_PIECES - 1) for number in range(NUM_PIECES)}
+    return tuple({_bytes(answer[start : start + PIECE]) for start in starts})
+
+
+def _bytes(tokens: Sequence[int]) -> bytes:
+    """Tokens as bytes that can be searched. Eight each, so a piece is hardly ever found
+    between two tokens."""
+    return array("q", tokens).tobytes()

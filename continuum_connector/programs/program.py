@@ -211,15 +211,16 @@ class ProgramTable:
         now: float,
         hints: Hints | None = None,
         num_prompt_tokens: int = 0,
+        tokens: Sequence[int] | None = None,
     ) -> tuple[Program, Identity]:
         """A turn begins; return its program and identity.
 
         Without an `identity`, the lineage of the prompt names the program, by its blocks and its
-        number of tokens; if that does not either, it is a new program. `hints` are for such
-        requests.
+        number of tokens, and by the `tokens` themselves if they are known; if that does not
+        either, it is a new program. `hints` are for such requests.
         """
         if identity is None:
-            identity = self._infer(block_hashes, num_prompt_tokens, hints or Hints())
+            identity = self._infer(block_hashes, num_prompt_tokens, tokens, hints or Hints())
         program = self._programs.get(identity.key)
         if program is None:
             program = Program(identity.key, identity.source, arrival=now)
@@ -245,13 +246,14 @@ class ProgramTable:
         num_prompt_blocks: int = 0,
         num_prompt_tokens: int = 0,
         is_stray: bool = False,
+        answer: Sequence[int] = (),
     ) -> None:
         """A turn of `program` that began with those `hints` is over.
 
         `block_hashes` are those of prompt and output, by which the program can be recognised
         without an id from now on. The first `num_prompt_blocks` are the prompt's own, which has
-        `num_prompt_tokens`. A turn whose output is lost has none. A stray turn leaves no trace
-        (Turn.strays).
+        `num_prompt_tokens`; `answer` has the output's. A turn whose output is lost has none. A
+        stray turn leaves no trace (Turn.strays).
         """
         program.num_active -= 1
         self._programs.move_to_end(program.key)
@@ -262,7 +264,8 @@ class ProgramTable:
             program.parent = program.parent or hints.parent
             if block_hashes and not hints.compaction:
                 self._lineage.register(
-                    program.key, block_hashes, num_prompt_blocks, program.parent, num_prompt_tokens
+                    *(program.key, block_hashes, num_prompt_blocks, program.parent),
+                    *(num_prompt_tokens, answer),
                 )
         self._shrink()
 
@@ -271,9 +274,13 @@ class ProgramTable:
         return self._programs.get(key)
 
     def _infer(
-        self, block_hashes: Sequence[bytes], num_prompt_tokens: int, hints: Hints
+        self,
+        block_hashes: Sequence[bytes],
+        num_prompt_tokens: int,
+        tokens: Sequence[int] | None,
+        hints: Hints,
     ) -> Identity:
-        key = self._lineage.match(block_hashes, num_prompt_tokens)
+        key = self._lineage.match(block_hashes, num_prompt_tokens, tokens)
         if key is not None and key in self._programs:
             return Identity(key, IdentitySource.LINEAGE, hints)
         return Identity(anonymous_key(), IdentitySource.NONE, hints)

@@ -158,7 +158,8 @@ class SchedulerSide:
     def _identify(self, request: Any, now: float) -> tuple[Program, Identity]:
         identity, hints = identify_request(request)
         hashes, num_tokens = request.block_hashes, request.num_prompt_tokens
-        return self.programs.begin_turn(identity, hashes, now, hints, num_tokens)
+        tokens = request.prompt_token_ids
+        return self.programs.begin_turn(identity, hashes, now, hints, num_tokens, tokens)
 
     def rank(self, request: Any, is_preempted: bool) -> tuple[Any, ...]:
         """The place of a waiting request; lower is earlier.
@@ -278,6 +279,7 @@ class SchedulerSide:
             request.num_prompt_tokens // self.groups.hash_size,
             request.num_prompt_tokens,
             turn.is_stray,
+            request.output_token_ids,
         )
         if not turn.is_stray and (blocks or end is not TurnEnd.ABORTED):
             self._note_kept(turn.program, request, blocks)
