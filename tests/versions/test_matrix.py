@@ -103,6 +103,7 @@ ALIKE = {
     "outcomes": "what is told of decisions",
     "policies": "each policy over the same loop",
     "renames": "minutes long, so of the others the newest alone is asked, below",
+    "policy_machine": "what agents find: the policy's doing",
     "tier_growth": "how many slots there are",
     "tier_order": "which slot leaves first",
 }

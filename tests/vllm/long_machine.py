@@ -26,7 +26,7 @@ STEPS_PER_EXAMPLE = 25  # rules, of 0 to some hundred engine steps each
 def main(arguments: list[str]) -> int:
     """Return how many seeds failed, at most 1 without `--go-on`."""
     options = _options(arguments)
-    _enter(options.version)
+    enter(options.version, __spec__.name)
     import vllm
 
     from tests.vllm.machine import Machine
@@ -58,8 +58,8 @@ def _options(arguments: list[str]) -> argparse.Namespace:
     return parser.parse_args(arguments)
 
 
-def _enter(version: str | None) -> None:
-    """Begin again where vLLM is that version and block hashes are the same each time."""
+def enter(version: str | None, module: str) -> None:
+    """Begin the module again where vLLM is that version, and block hashes the same each time."""
     from tests.versions.sources import CACHE, ROOT, is_cached, source_dir
 
     path = [str(ROOT)] if version is None else [str(source_dir(version)), str(ROOT)]
@@ -70,9 +70,7 @@ def _enter(version: str | None) -> None:
         sys.exit(f"no vLLM {version} in {CACHE}: python -m tests.versions.sources {version}")
     if wanted.items() <= os.environ.items():
         return
-    os.execve(
-        sys.executable, [sys.executable, "-m", __spec__.name, *sys.argv[1:]], os.environ | wanted
-    )
+    os.execve(sys.executable, [sys.executable, "-m", module, *sys.argv[1:]], os.environ | wanted)
 
 
 def _run(machine: type, seed: int, shrinks: bool) -> bool:

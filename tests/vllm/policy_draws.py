@@ -1,0 +1,168 @@
+"""What the policy machine draws: a small world, one to three agents, and neighbours of each kind.
+
+A kind is a function that yields (second, turn) of one client. `draw` lays all clients' turns on one
+clock, in ticks: what falls into one tick comes together.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Collection, Iterator
+from dataclasses import replace
+from typing import Any
+
+from tests.vllm.policy_traces import TOOLS, Trace, Turn, World
+
+Plan = Iterator[tuple[float, Turn]]
+TICK_S = 0.5
+LONG = 20  # tokens of an answer that fills a block, so that it tells whose it is
+
+
+def agent(dice: random.Random, client: str, **habits: Any) -> Plan:
+    """It works with one tool, then it answers. `habits`: what the other kinds have it do."""
+    name = client if habits.get("is_named", dice.random() < 0.5) else None
+    now, chat, tool = dice.uniform(0, 3), f"{client}.main", dice.choice(list(TOOLS))
+    length = dice.choice([100, 200, 320])
+    for number in range(dice.randint(3, 6)):
+        new = dice.choice([16, 32, 60]) if number else length
+        turn = Turn(
+            chat,
+            new,
+            name=name,
+            tool=tool,
+            tail=habits.get("tail", 0),
+            answer=habits.get("answer", 4),
+        )
+        if number and dice.random() < 0.4:
+            turn = replace(turn, cut=habits.get("cut"), copies=habits.get("copies", 1))
+        yield now, turn
+        if habits.get("forks") and dice.random() < 0.4:
+            for child in ("x", "y"):
+                who, its = (
+                    f"{client}.{child}{number}",
+                    name and dice.choice([name, f"{name}{child}"]),
+                )
+                yield now + TICK_S, Turn(who, of=chat, name=its, tool=tool, answer=LONG)
+                yield now + 1.5 + dice.random(), Turn(who, name=its)
+        if habits.get("aside"):
+            yield now + TICK_S, Turn(f"{client}.aside{number}", habits["aside"], name=name)
+        now += TOOLS[tool] * dice.uniform(0.3, 1.5)
+    if not habits.get("vanishes"):
+        yield now, Turn(chat, 16, name=name, final=dice.choice([None, None, True]))
+
+
+def asides(dice: random.Random, client: str) -> Plan:
+    """A title, a summary: another context under the agent's id after each turn."""
+    return agent(dice, client, is_named=True, aside=dice.choice([40, 70, 120]))
+
+
+def forks(dice: random.Random, client: str) -> Plan:
+    """Two children at once go on from what the agent has, under its id or ids of their own."""
+    return agent(dice, client, forks=True, answer=LONG)
+
+
+def compactions(dice: random.Random, client: str) -> Plan:
+    return agent(dice, client, cut=dice.choice([32, 64]), answer=LONG)
+
+
+def tails(dice: random.Random, client: str) -> Plan:
+    """Each request ends in a reminder that the next one lacks."""
+    return agent(dice, client, tail=dice.choice([8, 24, 60, 120]), answer=LONG)
+
+
+def parallel(dice: random.Random, client: str) -> Plan:
+    """Some of its turns are asked for several times at once (n > 1)."""
+    return agent(dice, client, copies=dice.choice([2, 4]))
+
+
+def vanishes(dice: random.Random, client: str) -> Plan:
+    """It calls a tool, and never comes back."""
+    return agent(dice, client, vanishes=True)
+
+
+def shared_key(dice: random.Random, client: str) -> Plan:
+    """Conversations that know nothing of one another, under one id."""
+    for chat in range(dice.randint(2, 6)):
+        now, tool = dice.uniform(0, 4), dice.choice([None, "run"])
+        length = dice.choice([100, 200, 320])
+        for number in range(dice.randint(2, 4)):
+            turn = Turn(f"{client}.chat{chat}", 32 if number else length, tool=tool, name=client)
+            yield now, turn
+            now += dice.uniform(2, 6) if tool else dice.uniform(5, 60)
+
+
+def samples(dice: random.Random, client: str) -> Plan:
+    """A prompt several times at once, and never again."""
+    copies, length = dice.choice([2, 4]), dice.choice([100, 400])
+    for number in range(dice.randint(2, 8)):
+        yield dice.uniform(0, 20), Turn(f"{client}.{number}", length, copies=copies)
+
+
+def one_shots(dice: random.Random, client: str) -> Plan:
+    for number in range(dice.randint(5, 25)):
+        length = dice.choice([60, 100, 190, 400])
+        yield dice.uniform(0, 20), Turn(f"{client}.{number}", length)
+
+
+def flood(dice: random.Random, client: str) -> Plan:
+    """Many in a hurry, each with a name of its own, or with none."""
+    now, length, is_named = dice.uniform(0, 10), dice.choice([20, 100]), dice.random() < 0.5
+    for number in range(dice.randint(15, 30)):
+        yield (
+            now,
+            Turn(f"{client}.{number}", length, name=f"{client}-{number}" if is_named else None),
+        )
+        now += dice.uniform(0.1, 0.6)
+
+
+def says_final(dice: random.Random, client: str) -> Plan:
+    """Says that each turn is its last one, and comes back."""
+    for now, turn in agent(dice, client):
+        yield now, replace(turn, final=dice.choice([True, True, None]))
+
+
+def hints(dice: random.Random, client: str) -> Plan:
+    """Asks for its KV to be kept for long, whether it comes back or not."""
+    said = dice.choice([{"ttl_s": 300.0}, {"keep_s": 3600.0}, {"ttl_s": 300.0, "keep_s": 3600.0}])
+    plan = dice.choice([agent, vanishes, shared_key, one_shots])
+    for now, turn in plan(dice, client):
+        yield now, replace(turn, **said)
+
+
+KINDS: dict[str, Callable[[random.Random, str], Plan]] = {
+    each.__name__: each
+    for each in (
+        *(asides, forks, compactions, tails, parallel, vanishes),
+        *(shared_key, samples, one_shots, flood, says_final, hints),
+    )
+}
+
+
+def draw(seed: int, excluded: Collection[str] = ()) -> Trace:
+    """The trace of that seed, of the kinds that are not excluded."""
+    dice = random.Random(seed)
+    kinds = [name for name in KINDS if name not in excluded]
+    slots, per_slot = dice.choice([0, 40, 60, 120, 200]), dice.choice([1, 3, 8])
+    disk = slots * dice.choice([0, 0, 0, 2, 8]) // (2 * per_slot)
+    head = dice.choice([0, 0, 32, 64])
+    world = World(
+        blocks=dice.choice([50, 60, 90]),
+        slots=slots,
+        disk=disk,
+        per_slot=per_slot if disk else 1,
+        programs=dice.choice([20, 10_000, 10_000]),
+        priorities=dice.random() < 0.15,
+    )
+    cast = ["agent"] * dice.randint(1, 3)
+    cast += [dice.choice(kinds) for _ in range(dice.randint(1, 3))]
+    plans = []
+    for place, name in enumerate(cast):
+        plan = KINDS.get(name, agent)(dice, f"{name}{place}")
+        plans += [(now // TICK_S, turn) for now, turn in plan]
+    turns, last = [], 0.0
+    for tick, turn in sorted(plans, key=lambda each: each[0]):
+        priority = dice.randint(0, 2) if world.priorities else 0
+        after_s = (tick - last) * TICK_S
+        turns.append(replace(turn, after_s=after_s, head=head, priority=priority))
+        last = tick
+    return Trace(world, tuple(turns), suspect=f"{cast[-1]}{len(cast) - 1}")

@@ -1,0 +1,353 @@
+"""The policy machine: whatever agents and their neighbours do, agents find what they should.
+
+The state machine of machine.py proves that nothing is wrong or stuck. This one plays a trace
+(policy_traces.py) on several real schedulers: stock vLLM's; ours; ours, but nobody says a name;
+ours, but one client says nothing. It compares what their turns find. `RULES` are what must be true,
+each with its slack and the reason for it.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from functools import cached_property
+from typing import Any
+
+from continuum_connector.toolcalls.asked import UNREAD
+from tests.vllm.harness import Engine
+from tests.vllm.policy_traces import FIELDS, TOOLS, Trace, Turn, World, bursts, texts
+from tests.vllm.tiering import BLOCK, on_disk, tiered
+
+# To compute a prompt is slow, to load it fast: whatever may come back is worth a store and a pin.
+COSTS = {"prefill": [0.0, 1e-2, 0.0, 0.0, 0.0], "load": [0.0, 1e-6]}
+FRESH_S = 2.0
+TICK_S = 0.25  # in which an engine at rest is asked whether it wants a step
+
+
+class Played:
+    """A trace on one engine. `found`: of each turn, tokens of its prompts that were not computed.
+    `programs`: of each turn, the key of its program as the client is told; "" on stock vLLM."""
+
+    def __init__(self, world: World, turns: Sequence[Turn], is_ours: bool = True) -> None:
+        self.world, self.turns = world, turns
+        self._said = texts(turns)
+        self.engine = self._ours() if is_ours else self._stock()
+        self.engine.check = dict  # type: ignore[method-assign]  # books are for machine.py
+        for together in bursts(turns):
+            self.rest(turns[together[0]].after_s)
+            for number in together:
+                self._send(number)
+            self.engine.run_until_idle()
+        self.found = [0] * len(turns)
+        for name, cached in self.engine.cached.items():
+            self.found[int(name.partition(".")[0])] += sum(cached)
+        told = (self.engine.kv_transfer_params.get(f"{n}.0") or {} for n in range(len(turns)))
+        self.programs = [each.get("continuum", {}).get("program", "") for each in told]
+
+    def _stock(self) -> Engine:
+        return Engine(self.world.blocks, connector=None, **self._options())
+
+    def _ours(self) -> Engine:
+        world, config = self.world, {"policy": "adaptive", "max_programs": self.world.programs}
+        options = self._options() | {"config": config}
+        if world.disk:
+            options |= {"disk_slots": world.disk, "per_slot": world.per_slot}
+        engine = (on_disk if world.disk else tiered)(world.blocks, world.slots, **options)
+        assert engine.connector.costs.restore(COSTS) == 0
+        turns = zip(self._said, self.turns, strict=True)
+        asked = {tuple(said.answer): turn.asked for said, turn in turns}
+        reader = engine.connector.side.decider._reader
+        reader.read = lambda tokens, **_: asked.get(tuple(tokens), UNREAD)
+        return engine
+
+    def _options(self) -> dict[str, Any]:
+        policy = "priority" if self.world.priorities else "fcfs"
+        return {"max_num_seqs": 8, "max_num_batched_tokens": 4096, "policy": policy}
+
+    def _send(self, number: int) -> None:
+        turn, said = self.turns[number], self._said[number]
+        hints = {"ttl_s": turn.ttl_s, "keep_s": turn.keep_s}
+        hints = {name: value for name, value in hints.items() if value is not None}
+        for copy in range(turn.copies):
+            self.engine.add(
+                f"{number}.{copy}",
+                said.prompt,
+                len(said.answer),
+                program=turn.name,
+                final=turn.final,
+                priority=turn.priority,
+                kv_transfer_params={"continuum": hints} if hints else None,
+            )
+
+    def rest(self, seconds: float) -> None:
+        """Let time pass in which nobody asks for anything."""
+        end = self.engine.clock() + seconds
+        while self.engine.clock() < end:
+            if not self.engine.step():
+                self.engine.clock.advance(min(TICK_S, end - self.engine.clock()))
+
+    def by_client(self) -> Counter[str]:
+        found: Counter[str] = Counter()
+        for turn, tokens in zip(self.turns, self.found, strict=True):
+            found[turn.client] += tokens
+        return found
+
+
+class Case:
+    """A trace, what it was played on, each when it is first asked for, and what hindsight knows."""
+
+    def __init__(self, trace: Trace) -> None:
+        self.world, self.turns, self.suspect = trace.world, trace.turns, trace.suspect
+        self.said = texts(trace.turns)
+        self.blocks = [each.blocks for each in self.said]
+
+    # -- played on -----------------------------------------------------------------------
+    @cached_property
+    def stock(self) -> Played:
+        return Played(self.world, self.turns, is_ours=False)
+
+    @cached_property
+    def ours(self) -> Played:
+        return Played(self.world, self.turns)
+
+    @cached_property
+    def nameless(self) -> Played:
+        turns = [replace(turn, name=None) for turn in self.turns]
+        return Played(self.world, turns) if turns != list(self.turns) else self.ours
+
+    @cached_property
+    def unsuspected(self) -> Played:
+        """Ours, where the suspect asks the same, but says nothing about it."""
+        turns = [replace(t, **FIELDS) if t.client == self.suspect else t for t in self.turns]
+        return Played(self.world, turns) if turns != list(self.turns) else self.ours
+
+    # -- hindsight -----------------------------------------------------------------------
+    def before(self, number: int) -> int | None:
+        """The turn that this one goes on from."""
+        turn = self.turns[number]
+        mine = [i for i in range(number) if self.turns[i].who == turn.who]
+        mine = mine or [i for i in range(number) if self.turns[i].who == turn.of]
+        return mine[-1] if mine else None
+
+    def comes_back(self, number: int) -> bool:
+        who = self.turns[number].who
+        return any(turn.who == who or turn.of == who for turn in self.turns[number + 1 :])
+
+    def seems_to(self, number: int) -> bool:
+        """Whether the turn, or its client, says that the next one comes."""
+        turn = self.turns[number]
+        says_so = turn.final is False or turn.ttl_s is not None or turn.keep_s is not None
+        return says_so or (turn.tool is not None and not turn.final)
+
+    def tokens(self, numbers: Iterator[int]) -> int:
+        """Of the blocks of those turns, each block once."""
+        return BLOCK * len({block for number in numbers for block in self.blocks[number]})
+
+    def lost_bets(self) -> int:
+        """Tokens of turns that seemed to come back and did not."""
+        numbers = range(len(self.turns))
+        return self.tokens(n for n in numbers if self.seems_to(n) and not self.comes_back(n))
+
+    def largest(self, client: str | None = None) -> int:
+        """Tokens of the longest turn, of all or of one client."""
+        pairs = zip(self.turns, self.blocks, strict=True)
+        return BLOCK * max((len(b) for t, b in pairs if client in (None, t.client)), default=0)
+
+    def wanted(self, since: int, until: int) -> int:
+        """How many blocks somebody may want from the end of turn `since` to turn `until`: those of
+        turns that seem to come back, or do; what else is under the name of such a turn; and of the
+        last seconds everything, because whoever comes back at once is worth most."""
+        numbers = range(len(self.turns))
+        mays = {n for n in numbers if self.seems_to(n) or self.comes_back(n)}
+        if any(self.turns[n].tool is None for n in numbers if self.comes_back(n)):
+            mays.update(n for n in numbers if self.turns[n].tool is None)  # people seem to, then
+        names = {self.turns[n].name for n in mays} - {None}
+        newest: dict[str, int] = {}
+        wanted: set[int] = set()
+        for number in range(until + 1):
+            turn = self.turns[number]
+            if turn.cut is not None and turn.who in newest:  # nobody says that this is over
+                wanted.update(self.blocks[newest[turn.who]])
+            newest.pop(turn.who, None)
+            if (number in mays and not turn.final) or turn.name in names:
+                newest[turn.who] = number
+            if number >= since:
+                wanted.update(*(self.blocks[each] for each in newest.values()))
+        return len(wanted) + max(self._fresh(number) for number in range(since, until + 1))
+
+    def _fresh(self, number: int) -> int:
+        """Blocks of the turns of the last FRESH_S when that one ended."""
+        fresh, age_s = 0, 0.0
+        for each in reversed(range(number + 1)):
+            if age_s > FRESH_S:
+                break
+            fresh += len(self.blocks[each])
+            age_s += self.turns[each].after_s
+        return fresh
+
+    def is_due(self, number: int) -> bool:
+        """Whether the agent is back as early as its tool lets expect, and DRAM had room for all
+        that anybody may have wanted meanwhile."""
+        last = self.before(number)
+        if last is None or self.turns[last].tool is None or self.turns[last].has_hints:
+            return False
+        away_s = sum(turn.after_s for turn in self.turns[last + 1 : number + 1])
+        if away_s > 1.5 * TOOLS[self.turns[last].tool]:
+            return False
+        return self.wanted(last, number) <= self.world.slots
+
+
+# -- what must be true -------------------------------------------------------------------------
+def as_stock(case: Case) -> Iterator[str]:
+    """In sum agents find what they find on stock vLLM.
+
+    Slack: what was kept for turns that seemed to come back and did not, once; and the longest
+    turn, because bets on who comes first are lost now and then.
+    """
+    stock, ours = sum(case.stock.found), sum(case.ours.found)
+    slack = case.lost_bets() + case.largest()
+    if ours < stock - slack:
+        yield f"all find {ours} tokens, on stock vLLM {stock}, slack {slack}"
+
+
+def each_as_stock(case: Case) -> Iterator[str]:
+    """So does each client.
+
+    Slack: as above, and once more its own longest turn, whose room may be worth more to others.
+    """
+    stock, ours = case.stock.by_client(), case.ours.by_client()
+    for client in ours:
+        slack = case.lost_bets() + case.largest() + case.largest(client)
+        if ours[client] < stock[client] - slack:
+            yield f"{client} finds {ours[client]} tokens, stock {stock[client]}, slack {slack}"
+
+
+def as_nameless(case: Case) -> Iterator[str]:
+    """A name never makes it worse.
+
+    Slack: the longest turn: who is known better is expected better, and so somebody else leaves.
+    """
+    nameless, ours = sum(case.nameless.found), sum(case.ours.found)
+    slack = case.largest()
+    if ours < nameless - slack:
+        yield f"all find {ours} tokens, without names {nameless}, slack {slack}"
+
+
+def costs_its_room(case: Case) -> Iterator[str]:
+    """What a client says costs all others no more than the room of its own blocks.
+
+    Slack: none beside that room, each block once.
+    """
+    numbers = [n for n, turn in enumerate(case.turns) if turn.client != case.suspect]
+    if len(numbers) in (0, len(case.turns)):
+        return
+    theirs, room = set(numbers), range(len(case.turns))
+    slack = case.tokens(n for n in room if n not in theirs)
+    said, unsaid = (
+        sum(map(each.found.__getitem__, numbers)) for each in (case.ours, case.unsuspected)
+    )
+    if said < unsaid - slack:
+        beside = f"beside {case.suspect} others find {said} tokens"
+        yield f"{beside}, {unsaid} if it says nothing, slack {slack}"
+
+
+def idle_is_quiet(case: Case) -> Iterator[str]:
+    """Without requests a server writes at most what DRAM holds, and then nothing.
+
+    Slack: the last of that content may share a disk slot with what is there already.
+    """
+    if not case.world.disk:
+        return
+    written = case.ours.engine.worker.disk
+    start = written.num_written
+    case.ours.rest(60.0)
+    then = written.num_written
+    case.ours.rest(120.0)
+    slack = case.world.per_slot
+    if then - start > case.world.slots * slack or written.num_written > then:
+        later = written.num_written - then
+        yield f"idle, it wrote {then - start} blocks in a minute, then {later}"
+
+
+def finds_its_own(case: Case) -> Iterator[str]:
+    """Who comes back in time finds its context, if there was room for all who may want theirs.
+
+    Slack: above a disk, a last block that fills no disk slot.
+    """
+    slack = (case.world.per_slot - 1) * BLOCK if case.world.disk else 0
+    for number in filter(case.is_due, range(len(case.turns))):
+        turn, had = case.turns[number], set(case.blocks[case.before(number) or 0])
+        due = BLOCK * sum(block in had for block in case.said[number].asked_blocks)
+        found = case.ours.found[number]
+        if found < (due - slack) * turn.copies:
+            yield f"turn {number} of {turn.who} finds {found} tokens of {due}, slack {slack}"
+
+
+def is_known(case: Case) -> Iterator[str]:
+    """Who goes on from its own answer is taken for no new program, though nobody says a name.
+
+    Slack: an answer that fills no block tells nobody whose it is; of two that go on from one
+    answer, either may be taken for the other.
+    """
+    for number, turn in enumerate(case.turns):
+        last = case.before(number)
+        if last is None or case.turns[last].who != turn.who or turn.cut is not None:
+            continue
+        if case.turns[last].answer < BLOCK + 4 or case.turns[last].final:
+            continue
+        programs = case.nameless.programs
+        if programs[number] not in programs[:number]:
+            yield f"turn {number} of {turn.who} is taken for a new program"
+
+
+Rule = Callable[[Case], Iterator[str]]
+RULES: dict[str, Rule] = {
+    each.__name__: each
+    for each in (
+        *(as_stock, each_as_stock, as_nameless, costs_its_room),
+        *(idle_is_quiet, finds_its_own, is_known),
+    )
+}
+
+
+# What is not asked yet of traces with what: (rule, one of Trace.features), and why.
+EXCLUDED: dict[tuple[str, str], str] = {
+    (
+        "as_nameless",
+        "asides",
+    ): "a turn supersedes contexts of its program that it does not continue",
+    ("as_nameless", "shared_key"): "the same",
+    ("as_nameless", "tails"): "the same",
+    ("as_nameless", "forks"): "the same",
+    ("as_nameless", "hints"): "the same, where hints come with a shared key",
+    ("finds_its_own", "asides"): "the same",
+    ("finds_its_own", "shared_key"): "the same",
+    (
+        "finds_its_own",
+        "samples",
+    ): "a prompt that came several times ranks as waiting for 15 minutes",
+    (
+        "finds_its_own",
+        "few_programs",
+    ): "a forgotten program's blocks leave before those of one-shots",
+    (
+        "idle_is_quiet",
+        "shared_slots",
+    ): "what to write is counted in blocks, where slots hold several",
+    ("is_known", "tails"): "lineage joins no turn whose last message is never kept",
+    ("is_known", "forks"): "lineage joins one of two children, and then not their parent",
+    ("is_known", "compactions"): "lineage",
+}
+
+
+def asked_of(trace: Trace) -> list[str]:
+    """The rules that are not excluded for the trace."""
+    return [name for name in RULES if not any((name, each) in EXCLUDED for each in trace.features)]
+
+
+def broken(trace: Trace, rules: Sequence[str]) -> dict[str, str]:
+    """Which of the rules the trace breaks, and how."""
+    case = Case(trace)
+    said = {name: "; ".join(RULES[name](case)) for name in rules}
+    return {name: how for name, how in said.items() if how}

@@ -1,0 +1,66 @@
+"""The policy machine of policy_machine.py: some seeds, and that it asks what it says it asks.
+
+`python -m tests.vllm.long_policy` takes a number of traces.
+"""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.vllm.policy_draws import KINDS, draw
+from tests.vllm.policy_machine import EXCLUDED, RULES, Case, asked_of, broken
+from tests.vllm.policy_shrink import report, shrink
+from tests.vllm.policy_traces import Trace, Turn, World
+
+NUM_TRACES, AT_ONCE = 60, 10
+
+
+@pytest.mark.parametrize("first", range(0, NUM_TRACES, AT_ONCE))
+def test_agents_find_what_they_should(first: int) -> None:
+    for seed in range(first, first + AT_ONCE):
+        trace = draw(seed)
+        if found := broken(trace, asked_of(trace)):
+            pytest.fail(f"seed {seed}: {report(trace, found)}", pytrace=False)
+
+
+def test_these_seeds_ask_for_something() -> None:
+    """Else they prove nothing: each kind comes, each rule is asked, agents have much to find."""
+    traces = [draw(seed) for seed in range(NUM_TRACES)]
+    assert set().union(*(trace.features for trace in traces)) >= {"agent", *KINDS}
+    assert set().union(*map(asked_of, traces)) == set(RULES)
+    cases = [Case(trace) for trace in traces if "finds_its_own" in asked_of(trace)]
+    num_due = sum(case.is_due(n) for case in cases for n in range(len(case.turns)))
+    assert num_due > NUM_TRACES
+
+
+def test_a_trace_prints_as_what_makes_it_again() -> None:
+    trace = draw(1)
+    assert eval(repr(trace)) == trace
+
+
+def test_a_trace_shrinks_to_what_breaks_the_rule(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(
+        RULES, "no_curl", lambda case: (t.who for t in case.turns if t.tool == "curl")
+    )
+    trace = next(each for each in map(draw, range(20)) if broken(each, ["no_curl"]))
+    small = shrink(trace, "no_curl")
+    assert len(small.turns) == 1
+    assert small.world == World()
+    assert eval(
+        report(trace, broken(trace, ["no_curl"])).split("print(broken(")[1].rsplit(",", 1)[0]
+    )
+
+
+def test_exclusions_are_of_rules_and_features_that_there_are() -> None:
+    features = {*KINDS, "few_programs", "shared_slots"}
+    assert {rule for rule, _ in EXCLUDED} <= set(RULES)
+    assert {feature for _, feature in EXCLUDED} <= features
+
+
+def test_hindsight_knows_who_was_due() -> None:
+    """An agent is, as long as what others want leaves room, and as long as it is not late."""
+    turns = (Turn("a.main", 64, tool="make"), Turn("b.main", 320, tool="make"))
+    back = Turn("a.main", tool="make")
+    for slots, back_after_s, is_due in ((60, 5.0, True), (20, 5.0, False), (60, 50.0, False)):
+        late = Turn(**vars(back) | {"after_s": back_after_s})
+        assert Case(Trace(World(slots=slots), (*turns, late))).is_due(2) is is_due
