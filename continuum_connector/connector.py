@@ -54,8 +54,6 @@ class ContinuumConnector(WorkerHooks, SupportsHMA):  # type: ignore[misc]
         self.side: SchedulerSide = None  # type: ignore[assignment]
         self._on_switch: Callable[[bool], None] = lambda is_on: None
         self.switch: SwitchFile | AlwaysOn = AlwaysOn()
-        self.costs = Costs(vllm_config.scheduler_config.max_num_batched_tokens)
-        self._seen = self.costs.seen
         self._step_clock = StepClock()
         self._tell_at = 0.0
         self._cache_hit_source = compat.cache_hit_source()
@@ -67,6 +65,8 @@ class ContinuumConnector(WorkerHooks, SupportsHMA):  # type: ignore[misc]
                 self._step_aside(why_aside)
                 return
             self._mode_on = Mode.UNATTACHED
+            self.costs = Costs(vllm_config.scheduler_config.max_num_batched_tokens)
+            self._seen = self.costs.seen
             compat.ask_to_recompute(vllm_config)
             self._wake = compat.find_wake()
         elif not why_aside:
@@ -286,9 +286,9 @@ class ContinuumConnector(WorkerHooks, SupportsHMA):  # type: ignore[misc]
         return StepMetadata(self._steps.plan(now))
 
     def update_connector_output(self, connector_output: Any) -> None:
-        meta = connector_output.kv_connector_worker_meta
-        if meta is None or self.mode is Mode.ASIDE:
+        if self.mode is Mode.ASIDE:
             return
+        meta = connector_output.kv_connector_worker_meta
         if isinstance(meta, WorkerMetadata):
             self._settle(meta.report)
 

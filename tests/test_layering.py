@@ -106,7 +106,7 @@ MAY_IMPORT = {  # what each room, a folder or a file, may import besides itself 
     "vllm/loras": set(),
     "vllm/worker_calls": {"vllm/loras"},
     "vllm/compat": {"scheduler", "costs", "named"},
-    "vllm/about": {"vllm/compat"},
+    "vllm/about": {"vllm/compat", "vllm/probe"},
     "vllm/order": {"vllm/compat", "scheduler"},
     "vllm/resets": {"vllm/compat", "vllm/probe", "vllm/touched"},
     "vllm/allocation": {"build", "vllm/compat"},

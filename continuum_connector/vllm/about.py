@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, NoReturn
 
+from continuum_connector.vllm import probe
 from continuum_connector.vllm.compat import (
     SUPPORTED,
     asks_by_priority,
@@ -31,9 +32,23 @@ def about_vllm() -> dict[str, Any]:
         "fails_by_request": can_fail_by_request(),
         "mends_drafted_states": mends_drafted_states(),
         "may_starve": asks_by_priority(),
+        **_lacks(),
         "architectures": [a for name in generate for a in getattr(registry, name, ())],
         "tool_parsers": ToolParserManager.list_registered(),
     }
+
+
+def _lacks() -> dict[str, Any]:
+    """What the probe says of this vLLM, as a server's log would."""
+    for_all = probe.why_not_loaded() or probe.why_aside(False, False)
+    ranked, hybrid = probe.why_aside(True, False), probe.why_aside(False, True)
+    some = (
+        ("", probe.why_less()),
+        ("with --scheduling-policy priority, ", ranked),
+        ("for models with windows, chunks or states, and with drafts, ", hybrid),
+        ("no DRAM tier: ", probe.why_no_copies()),
+    )
+    return {"lacks_all": for_all, "lacks": [who + why for who, why in some if why]}
 
 
 def read_by_vllm(words: Sequence[str]) -> dict[str, str]:

@@ -95,8 +95,10 @@ def prepare(vllm_config: Any) -> None:
         return
     from continuum_connector import dram
     from continuum_connector.errors import ConfigError
-    from continuum_connector.vllm import node
+    from continuum_connector.vllm import node, probe
 
+    if probe.why_aside(has_priorities=False, is_hybrid=False):
+        return  # the connector says so
     node.keep_count(vllm_config)
     if ours.dram_bytes is None:
         if ours.disk_path and vllm_config.parallel_config.nnodes > 1:
@@ -119,7 +121,9 @@ def _check_folders(vllm_config: Any) -> None:
     scheduler opens these files only after that. They are checked only if the scheduler is sure to
     run on this node: other nodes may have other folders."""
     ours = our_config(getattr(vllm_config, "kv_transfer_config", None))
-    if ours is None:
+    from continuum_connector.vllm import probe
+
+    if ours is None or probe.why_aside(has_priorities=False, is_hybrid=False):
         return
     parallel = vllm_config.parallel_config
     is_here = parallel.data_parallel_size_local > 0 and parallel.data_parallel_backend != "ray"

@@ -120,7 +120,8 @@ def leaves_right_states(vllm_config: Any) -> bool:
     """Whether, with drafts, states are right where a prompt's chunks end. With async scheduling,
     runner V1 may take another request's accepted count (gpu_model_runner.py, _prepare_inputs)."""
     is_async = vllm_config.scheduler_config.async_scheduling
-    return mends_drafted_states() and bool(vllm_config.use_v2_model_runner or not is_async)
+    is_v2 = getattr(vllm_config, "use_v2_model_runner", False)
+    return mends_drafted_states() and bool(is_v2 or not is_async)
 
 
 def transfer_results(finished: set[str], failed: set[str]) -> Any:

@@ -31,12 +31,16 @@ def register() -> None:
     Never raises, because vLLM calls it in every process of this environment, whoever is named
     there, and does not catch what it raises. Where this vLLM lacks something, a warning says what.
     """
-    lacking = _lacking(_register_name, "no config can name it")
-    if not lacking:  # or vLLM's own error answers a config that names us, and no more is changed
-        no_role = f'a config that names it needs "kv_role":"{_ROLE}"'
-        no_attaching = "it does not attach to vLLM's scheduler"
-        lacking = _lacking(_give_role, no_role) + _lacking(_let_attach, no_attaching)
-    _tell(lacking)
+    _tell(set_up())
+
+
+def set_up() -> list[str]:
+    """Do so; what could not be done, as a clause each."""
+    if no_name := _lacking(_register_name, "no config can name it"):
+        return no_name  # vLLM's own error answers a config that names us, and no more is changed
+    no_role = f'a config that names it needs "kv_role":"{_ROLE}"'
+    no_attaching = "it does not attach to vLLM's scheduler"
+    return _lacking(_give_role, no_role) + _lacking(_let_attach, no_attaching)
 
 
 def _lacking(part: Callable[[], None], consequence: str) -> list[str]:

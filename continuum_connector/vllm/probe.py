@@ -6,6 +6,7 @@ It looks at classes, not at objects, so that both halves, each in its process, a
 
 from __future__ import annotations
 
+import contextlib
 import dis
 import functools
 import importlib
@@ -34,8 +35,9 @@ def is_off(part: Part) -> bool:
 def why_not_loaded() -> str:
     """Say why vLLM could not even build our class, or return ""."""
     lacking = [each.name for each in missing() if each.needs is Part.LOAD]
-    asked = getattr(_owner(_CONNECTOR), "__abstractmethods__", ())
-    lacking += sorted(set(asked) - {each.any_of[0] for each in TOUCHED if each.owner == _CONNECTOR})
+    known = {each.any_of[0] for each in TOUCHED if each.owner == _CONNECTOR}
+    with contextlib.suppress(Exception):  # or it is one of those that are lacking
+        lacking += sorted(_owner(_CONNECTOR).__abstractmethods__ - known)
     return f"{release()} has another interface of connectors ({', '.join(lacking)})" * bool(lacking)
 
 

@@ -143,6 +143,8 @@ v1.core.sched.async_scheduler | all | vllm/compat.py | -
 v1.core.sched.request_queue:RequestQueue | order | vllm/order.py, vllm/compat.py | none yet
   add_request(request) pop_request peek_request prepend_request(request) prepend_requests
   remove_request(request) remove_requests
+v1.core.sched.request_queue:RequestQueue | tier | vllm/compat.py | none yet
+  prepend_request(request) remove_request(request)
 v1.core.sched.output:SchedulerOutput | all | connector.py, vllm/compat.py | arguments of hooks
   num_scheduled_tokens total_num_scheduled_tokens scheduled_spec_decode_tokens
   scheduled_cached_reqs scheduled_new_reqs

@@ -125,6 +125,10 @@ def test_a_bare_machine_says_what_it_could_not_see(tmp_path: Path) -> None:
         ({"version": "0.25.1"}, ERROR, "older"),
         ({"version": "0.34.0"}, WARNING, "newer"),
         ({"version": "1.0.0"}, WARNING, "newer"),
+        ({"version": "0.34.0"}, WARNING, "it has every name that we touch"),
+        ({"version": "0.34.0", "lacks": ["vLLM 0.34.0 lacks A.b"]}, WARNING, "lacks A.b (tested"),
+        ({"version": "0.34.0", "lacks_all": "vLLM 0.34.0 lacks A.b"}, ERROR, "lacks A.b (tested"),
+        ({"version": "0.25.1", "lacks_all": "vLLM 0.25.1 lacks A.b"}, ERROR, "older"),
         ({"trouble": "ImportError: libtorch.so"}, ERROR, "libtorch.so"),
     ],
 )

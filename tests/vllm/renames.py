@@ -229,7 +229,8 @@ def _span(having: list[str], releases: list[str]) -> str:
 
 
 def main(words: list[str]) -> None:
-    asked = [t for t in TOUCHED if not words or "--write" in words or t.name.startswith(words[0])]
+    named = tuple(words) if words != ["--write"] else ("",)
+    asked = [each for each in TOUCHED if each.name.startswith(named or "")]
     rows = []
     for touch in asked:
         rows.append(row(touch))

@@ -17,7 +17,7 @@ from vllm.v1.core.sched.scheduler import Scheduler
 
 import continuum_connector
 from continuum_connector.connector import ContinuumConnector, Mode
-from continuum_connector.vllm import attach, probe
+from continuum_connector.vllm import about, attach, probe
 from continuum_connector.vllm.release import release
 from continuum_connector.vllm.touched import TOUCHED, Part, Touch
 from tests.vllm import renamed
@@ -340,3 +340,18 @@ def test_the_schedulers_methods_that_we_override_are_in_the_table() -> None:
     ours -= {"_continuum", "_abc_impl"}
     named = {n for each in TOUCHED if each.owner.endswith(":Scheduler") for n in each.any_of}
     assert ours <= named
+
+
+def test_continuum_check_says_of_a_release_what_a_servers_log_would(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    assert about._lacks() == {"lacks_all": "", "lacks": []}
+    lacking(monkeypatch, Part.TIER, Part.HYBRIDS)
+    lacks = f"{release()} lacks Thing.for_"
+    assert about._lacks()["lacks"] == [
+        f"{lacks}tier, so there is no DRAM tier",
+        "for models with windows, chunks or states, and with drafts, "
+        f"{lacks}hybrids, so turns are served as stock vLLM serves them",
+    ]
+    lacking(monkeypatch, Part.ALL)
+    assert about._lacks()["lacks_all"].startswith(f"{lacks}all, so turns are served as stock")

@@ -38,10 +38,7 @@ def look_at_vllm(*words: str) -> dict[str, Any]:
         found = about.about_vllm()
     except Exception as error:  # the user must read whatever a broken install raises
         return {"is_installed": True, "trouble": f"{type(error).__name__}: {error}"}
-    try:
-        plugin.register()
-    except Exception as error:  # vLLM itself would only log it
-        found["plugin_trouble"] = f"{type(error).__name__}: {error}"
+    found["plugin_trouble"] = ", and ".join(plugin.set_up())
     try:
         found |= about.read_by_vllm(words) if words else {}
     except Exception as error:  # this vLLM builds its parser in another way

@@ -128,8 +128,8 @@ def _run(words: list[str], environ: Mapping[str, str]) -> str | None:
 class VllmSeen(msgspec.Struct, frozen=True):
     """The vLLM of this Python. `trouble`: why it cannot be imported. `architectures`: those of
     models that generate. `tool_parsers`: names for --tool-call-parser. `refused`, `unread`: what
-    vLLM's own parser says of the options. `model`: the one that it finds among them. The rest comes
-    from compat.py."""
+    vLLM's own parser says of the options. `model`: the one that it finds among them. `lacks_all`,
+    `lacks`: what probe.py says for any server, and for some. The rest comes from compat.py."""
 
     is_installed: bool = False
     trouble: str = ""
@@ -141,6 +141,8 @@ class VllmSeen(msgspec.Struct, frozen=True):
     fails_by_request: bool = False
     mends_drafted_states: bool = False
     may_starve: bool = False
+    lacks_all: str = ""
+    lacks: tuple[str, ...] = ()
     architectures: tuple[str, ...] = ()
     tool_parsers: tuple[str, ...] = ()
     model: str = ""

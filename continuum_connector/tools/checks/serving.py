@@ -53,9 +53,13 @@ def _version(vllm: VllmSeen) -> Line:
     span = f"{vllm.tested[0]} to {vllm.tested[-1]}"
     if here < tested[0]:
         return error("vLLM", f"{vllm.version} is older than what is tested, {span}", "upgrade vLLM")
+    if vllm.lacks_all:
+        return error("vLLM", f"{vllm.lacks_all} (tested: {span})", "a tested release")
+    if vllm.lacks:
+        return warning("vLLM", f"{'; '.join(vllm.lacks)} (tested: {span})", "a tested release")
     if here > tested[-1]:
         text = (
-            f"{vllm.version} is newer than what is tested, {span}; features are asked for by name"
+            f"{vllm.version} is newer than what is tested, {span}; it has every name that we touch"
         )
         return warning("vLLM", text, "look at the log for `ContinuumConnector attached`")
     return ok("vLLM", f"{vllm.version}, within what is tested, {span}")
@@ -77,7 +81,7 @@ def _plugin(machine: Machine, vllm: VllmSeen) -> Line:
         wanted = ",".join(filter(None, [allowed, ENTRY_POINT]))
         return error("plugin", text, f"unset VLLM_PLUGINS, or set VLLM_PLUGINS={wanted}")
     if vllm.plugin_trouble:
-        text = f"it fails ({vllm.plugin_trouble}), which vLLM would only log"
+        text = f"this vLLM lacks what it needs, so {vllm.plugin_trouble}"
         return error("plugin", text, "report it with the version of vLLM")
     if not vllm.is_installed or vllm.trouble:
         return unseen("plugin", "its entry point is installed; no vLLM here to load it")
