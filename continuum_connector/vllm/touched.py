@@ -70,7 +70,7 @@ v1.request:RequestStatus | all | vllm/compat.py, vllm/resets.py | -
 v1.request:RequestStatus | nothing | vllm/hooks.py | none yet: "this session ended in order"
   WAITING_FOR_STREAMING_REQ FINISHED_STOPPED
 lora.request:LoRARequest | all | scheduler/adapters.py, vllm/kv_events.py | -
-  adapter_id name
+  adapter_id name path
 lora.request:LoRARequest | tier | vllm/worker_calls.py, vllm/loras.py | -
   lora_name lora_path lora_int_id
 lora.request:LoRARequest | nothing | vllm/worker_calls.py | -
