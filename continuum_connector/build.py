@@ -77,7 +77,8 @@ def reason_to_step_aside(vllm_config: Any, kv_cache_config: Any) -> str:
         served.read_groups(vllm_config, kv_cache_config)
     except ConfigError as error:
         unproven = str(error)
-    return proven.why_aside(vllm_config.cache_config.enable_prefix_caching, unproven)
+    runner = getattr(vllm_config.model_config, "runner_type", "generate")
+    return proven.why_aside(vllm_config.cache_config.enable_prefix_caching, unproven, runner)
 
 
 def settled(vllm_config: Any, kv_cache_config: Any) -> tuple[ContinuumConfig, str]:

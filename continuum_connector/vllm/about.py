@@ -15,6 +15,20 @@ from continuum_connector.vllm.compat import (
     mends_drafted_states,
 )
 
+# What the checks want to know of the options, by vLLM's names for them.
+OPTIONS = (
+    *("model", "middleware", "enable_prefix_caching", "scheduler_cls", "scheduling_policy"),
+    *("kv_offloading_size", "tool_call_parser", "tool_parser_plugin", "enable_auto_tool_choice"),
+    *("enable_prompt_tokens_details", "enable_cumem_allocator", "enable_sleep_mode"),
+    *("tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size"),
+    *("prefill_context_parallel_size", "decode_context_parallel_size", "nnodes"),
+    *("data_parallel_size_local", "data_parallel_rank", "data_parallel_external_lb"),
+    *("data_parallel_multi_port_external_lb", "prefix_match_unit", "enable_lora", "spec_method"),
+    *("kv_cache_dtype", "speculative_config", "distributed_executor_backend"),
+)
+TRANSFER = ("kv_connector", "kv_role", "kv_connector_extra_config")
+_MOST = 400  # characters of an answer of vLLM's
+
 
 def about_vllm() -> dict[str, Any]:
     """What this vLLM is and can do, as the fields of tools/checks/machine.py VllmSeen."""
@@ -51,9 +65,17 @@ def _lacks() -> dict[str, Any]:
     return {"lacks_all": for_all, "lacks": [who + why for who, why in some if why]}
 
 
-def read_by_vllm(words: Sequence[str]) -> dict[str, str]:
-    """What vLLM's parser makes of these options: why they are "refused", or else the "model" and,
-    as "unread", the complaint about abbreviated names."""
+def told(options: Any) -> dict[str, Any]:
+    """The options that a check wants to know, as JSON; those that this vLLM lacks are left out."""
+    found = {name: getattr(options, name) for name in OPTIONS if hasattr(options, name)}
+    transfer = options.kv_transfer_config
+    if transfer is not None:
+        found["kv_transfer_config"] = {name: getattr(transfer, name) for name in TRANSFER}
+    return found
+
+
+def parse(words: Sequence[str]) -> Any:
+    """The options as `vllm serve` reads them, from --config too. ValueError is vLLM's complaint."""
     from vllm.entrypoints.cli.serve import ServeSubcommand
     from vllm.utils.argparse_utils import FlexibleArgumentParser
 
@@ -62,17 +84,28 @@ def read_by_vllm(words: Sequence[str]) -> dict[str, str]:
             raise ValueError(message)
 
     serve, top = ServeSubcommand(), Parser()
-    below = serve.subparser_init(top.add_subparsers())
+    serve.subparser_init(top.add_subparsers())
+    options = top.parse_args(["serve", *words])
+    serve.validate(options)
+    options.model = getattr(options, "model_tag", None) or options.model
+    return options
+
+
+def read_by_vllm(words: Sequence[str]) -> tuple[Any, dict[str, Any]]:
+    """The options that vLLM's parser makes of these words, None if it refuses them; and what to say
+    of them: why they are "refused", or else the "model" and the "options" as JSON."""
     try:
-        serve.validate(options := top.parse_args(["serve", *words]))
+        options = parse(words)
     except SystemExit:
-        return {"refused": "they only print"}
+        return None, {"refused": "they only print"}
     except Exception as error:  # from argparse, YAML or pydantic; it would end the server, too
-        return {"refused": " ".join(str(error).split()) or type(error).__name__}
-    found = {"model": options.model_tag or options.model}
-    below.allow_abbrev = False
-    try:
-        top.parse_args(["serve", *words])
-    except ValueError as error:
-        found["unread"] = str(error)  # abbreviated names of options
-    return found
+        return None, {"refused": sentence(error)}
+    return options, {"model": options.model, "options": told(options)}
+
+
+def sentence(error: BaseException) -> str:
+    """What an exception says, on one line, without what pydantic puts around it."""
+    text = " ".join(str(error).split())
+    text = text.partition("Value error, ")[2] or text
+    text = text.partition(" [type=")[0]
+    return (text or type(error).__name__)[:_MOST]

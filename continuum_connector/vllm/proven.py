@@ -88,11 +88,14 @@ def check_groups(groups: Sequence[Group], hash_size: int, context_parallel: int)
         raise ConfigError("decode context parallelism is not proven yet")
 
 
-def why_aside(has_prefix_caching: bool, unproven: str) -> str:
+def why_aside(has_prefix_caching: bool, unproven: str, runner: str = "generate") -> str:
     """Say in one sentence why this server cannot use us, or return "".
 
-    `unproven`: what `check_groups` said of its KV groups, "" if nothing.
+    `unproven`: what `check_groups` said of its KV groups, "" if nothing. `runner`: --runner, or
+    what vLLM chose for the model.
     """
+    if runner == "pooling":
+        return "the runner is pooling, whose requests have no turns after them to keep KV for"
     if not has_prefix_caching:
         return (
             "prefix caching is off, so a kept block could never be found again; "

@@ -18,14 +18,14 @@ from continuum_connector.vllm.proven import KINDS, Group, Server, check_groups, 
 
 def read_groups(vllm_config: Any, kv_cache_config: Any) -> KvGroups:
     """Describe the model's KV groups; ConfigError says which kind is not proven yet."""
-    groups = [_group(group) for group in kv_cache_config.kv_cache_groups]
+    groups = [group(each) for each in kv_cache_config.kv_cache_groups]
     hash_size = _hash_size(vllm_config, kv_cache_config) if groups else 0
     parallel = vllm_config.parallel_config
     check_groups(groups, hash_size, getattr(parallel, "decode_context_parallel_size", 1))
     return KvGroups(
         [
-            KvGroup(index, group.block_size, KINDS[group.kind], group.window)
-            for index, group in enumerate(groups)
+            KvGroup(index, each.block_size, KINDS[each.kind], each.window)
+            for index, each in enumerate(groups)
         ],
         hash_size,
     )
@@ -43,7 +43,7 @@ def bytes_per_block(kv_cache_config: Any) -> int:
 
 def kinds(kv_cache_config: Any) -> tuple[str, ...]:
     """The class of each KV group's spec, as proven.Group has it."""
-    return tuple(_group(group).kind for group in kv_cache_config.kv_cache_groups)
+    return tuple(group(each).kind for each in kv_cache_config.kv_cache_groups)
 
 
 def features(vllm_config: Any, kv_cache_config: Any) -> tuple[bool, bool]:
@@ -69,18 +69,18 @@ def _hash_size(vllm_config: Any, kv_cache_config: Any) -> int:
     return int(kept or resolve_kv_cache_block_sizes(kv_cache_config, vllm_config)[1])
 
 
-def _group(group: Any) -> Group:
+def group(found: Any) -> Group:
     """Describe one KV group. If its layers differ in bytes (UniformTypeKVCacheSpecs), workers take
     the first, as vLLM does for the scheduler (generate_scheduler_kv_cache_config), because both
     halves must give the same answer."""
-    spec = group.kv_cache_spec
+    spec = found.kv_cache_spec
     spec = next(iter(getattr(spec, "kv_cache_specs", {}).values()), spec)
     kind, window = type(spec).__name__, None
     if KINDS.get(kind) == WINDOW:  # plus what vLLM retains beyond it for drafts
         window = spec.sliding_window + getattr(spec, "extra_retained_tokens", 0)
     if KINDS.get(kind) == CHUNKED:
         window = spec.attention_chunk_size
-    role = getattr(getattr(group, "role", None), "value", "default")
+    role = getattr(getattr(found, "role", None), "value", "default")
     if role != "default":
         kind += f" in the role {role}"
     return Group(

@@ -25,6 +25,23 @@ VLLM = {
     "fails_by_request": True,
     "mends_drafted_states": True,
 }
+# What vLLM makes of a Llama with 32 layers of 8 heads; planned.py has the same fields.
+KV: dict[str, Any] = {
+    "device": "sm_90",
+    "architecture": "LlamaForCausalLM",
+    "runner": "generate",
+    "aside": "",
+    "no_tier": "",
+    "no_disk": "",
+    "layers": [["FullAttentionSpec", None, 32]],
+    "groups": [["FullAttentionSpec", 16, None]],
+    "hash_size": 16,
+    "block_bytes": 32 * 16 * 4096,
+    "num_ranks": 1,
+    "prefix_caching": True,
+    "drops_a_block": False,
+    "server": {},
+}
 H100 = {"name": "NVIDIA H100 80GB HBM3", "pci_id": GPU_ID, "num_bytes": 80 * GIB}
 CUDA = {"has_library": True, "version": 12080, "library": "570.86.15", "gpus": [H100]}
 NATIVE = {"path": "/lib/libckv.so", "abi": 4}
@@ -89,15 +106,23 @@ def make(
     block.parent.mkdir(parents=True, exist_ok=True)
     block.symlink_to(root / DRIVE / "nvme0n1p1")
     answers = {
-        "vllm": VLLM if vllm is None else vllm,
+        "vllm": vllm or {},
         "cuda": CUDA if cuda is None else cuda,
         "native": NATIVE if native is None else native,
         "disk": {**DISK, **(disk or {})},
     }
+
+    def ask(about: str, *words: str) -> dict[str, Any]:
+        if about == "vllm" and vllm is None:
+            is_there = any((Path(word) / "config.json").is_file() for word in words)
+            caches = "--no-enable-prefix-caching" not in words
+            return VLLM | ({"kv": KV | {"prefix_caching": caches}} if is_there else {})
+        return dict(answers[about])
+
     return Machine(
         root,
         environ or {},
-        lambda about, *_words: dict(answers[about]),
+        ask,
         lambda _words: smi,
         {"continuum": "continuum_connector.vllm.plugin:register"} if plugins is None else plugins,
         memlock,

@@ -21,6 +21,7 @@ from rich.console import Console
 from typer.testing import CliRunner, Result
 
 from continuum_connector.tools.checks import machine as machines
+from continuum_connector.tools.checks.ask import KV
 from continuum_connector.tools.checks.line import error, ok, unseen, warning
 from continuum_connector.tools.cli import check as command
 from continuum_connector.tools.cli.app import app
@@ -101,7 +102,7 @@ def test_what_is_not_seen_is_not_ok_unless_it_was_accepted() -> None:
         (["sleep", "1", "--model", "{}"], 1),
         (["serve", "--model", "{}"], 1),
         (["A=b"], 1),
-        (["vllm serve 'x"], 2),
+        (["vllm serve 'x"], 1),
         (["vllm", "serve", "{}", "-tp", "9" * 5000], 2),
     ],
 )
@@ -174,7 +175,7 @@ def test_vllms_own_parser_is_asked(
     assert result.exit_code == status
     assert "options" in result.stdout
     assert "-tp2" in result.stdout
-    assert asked == [(model, "-tp2")]
+    assert asked == [(KV, model, "-tp2")]
 
 
 def test_a_model_behind_options_is_found_by_vllms_parser(
@@ -205,7 +206,9 @@ def test_options_beside_a_pasted_command_win() -> None:
     assert "given is no folder" in result.stdout
 
 
-@pytest.mark.parametrize("words", [["--tensor-parallel-size", "0"], ["--", "serve", "-tp", "x"]])
+@pytest.mark.parametrize(
+    "words", [["--tensor-parallel-size", "0"], ["--", "vllm", "serve", "-tp", "x"]]
+)
 def test_usage_errors_have_status_2(words: list[str]) -> None:
     assert run(*words).exit_code == 2
 
@@ -260,16 +263,16 @@ def test_a_process_that_no_signal_ends_is_left_behind(monkeypatch: pytest.Monkey
     waited: list[float] = []
 
     class Stuck:
-        def __init__(self, *_: Any, **__: Any) -> None: ...
+        pid = 0
 
-        def kill(self) -> None:
-            waited.append(0.0)
+        def __init__(self, *_: Any, **__: Any) -> None: ...
 
         def communicate(self, timeout: float) -> tuple[str, str]:
             waited.append(timeout)
             raise subprocess.TimeoutExpired("disk", timeout)
 
     monkeypatch.setattr(machines.subprocess, "Popen", Stuck)
+    monkeypatch.setattr(machines.os, "killpg", lambda *_: waited.append(0.0))
     assert machines.this_machine({}).ask("disk") == {"trouble": "no answer within 180 s"}
     assert waited == [machines.ASK_TIMEOUT_S, 0.0, machines.KILL_S], "and not for ever"
 

@@ -3,16 +3,11 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import pytest
 
-from continuum_connector.tools.checks.plan import (
-    Plan,
-    UsageError,
-    read_plan,
-    split_environment,
-    split_pasted,
-)
+from continuum_connector.tools.checks.plan import Plan, UsageError, as_vllm_reads, read_plan
 
 OURS = (
     '--kv-transfer-config {"kv_connector":"ContinuumConnector","kv_role":"kv_both",'
@@ -37,7 +32,7 @@ def plan(*words: str) -> Plan:
         ["python3", "-m", "vllm.entrypoints.openai.api_server", "--model", "m", "-tp", "2"],
         ["python", "-m", "vllm.entrypoints.cli.main", "serve", "m", "-tp=2", "--enforce-eager"],
         ["--model", "m", "-tp", "2"],
-        ["serve", "wrong", "-tp", "8", "--model", "m", "-tp", "2"],  # the last one counts
+        ["serve", "m", "-tp", "8", "--model", "wrong", "-tp", "2"],  # vLLM takes the first word
     ],
 )
 def test_ways_to_say_the_same(words: list[str]) -> None:
@@ -98,8 +93,7 @@ def test_a_server_for_each_engine_means_dram_bytes_as_often() -> None:
 
 
 def test_flags_that_turn_things_off() -> None:
-    found = plan("--no-enable-prefix-caching", "--disable-hybrid-kv-cache-manager")
-    assert (found.prefix_caching, found.hybrid_manager) == (False, False)
+    assert plan("--no-enable-prefix-caching").prefix_caching is False
     assert plan("--no-enable-prefix-caching", "--enable-prefix-caching").prefix_caching
 
 
@@ -147,37 +141,13 @@ def test_an_extra_config_that_is_none_does_not_name_us() -> None:
     assert not found.names_us
 
 
-def test_variables_in_front_of_a_command_are_its_environment() -> None:
-    words = ["env", "CUDA_VISIBLE_DEVICES=1", "A=b=c", "vllm", "serve", "m", "X=1"]
-    assert split_environment(words) == (
-        {"CUDA_VISIBLE_DEVICES": "1", "A": "b=c"},
-        ["vllm", "serve", "m", "X=1"],
-    )
-
-
-@pytest.mark.parametrize(
-    "front",
-    [
-        ["nohup", "env", "A=b"],
-        ["docker", "run", "-e", "A=b", "img"],
-        ["docker", "run", "--env=A=b"],
-    ],
-)
-def test_variables_amid_a_command_are_its_environment_too(front: list[str]) -> None:
-    words = [*front, "vllm", "serve", "m", "X=1"]
-    assert split_environment(words) == ({"A": "b"}, words)
-
-
-@pytest.mark.parametrize(
-    "text",
-    [
-        "vllm serve m \\\n--no-enable-prefix-caching",
-        "vllm serve m --no-enable-prefix-caching > log 2>&1 &",
-        "vllm serve m --no-enable-prefix-caching 2>/dev/null",
-        "vllm serve m --no-enable-prefix-caching && echo",
-        "vllm serve m --no-enable-prefix-caching | tee log",
-        "vllm\tserve\nm --no-enable-prefix-caching",
-    ],
-)
-def test_a_command_in_quotes_is_split_as_a_shell_would(text: str) -> None:
-    assert split_pasted([text]) == ["vllm", "serve", "m", "--no-enable-prefix-caching"]
+def test_what_vllms_parser_reads_counts() -> None:
+    mine = replace(plan("m", "--config", "serve.yaml"), words=("m",), is_stock=True, unknown=("x",))
+    assert as_vllm_reads(mine, None, {}) is mine
+    transfer = {"kv_connector": "X", "kv_role": "kv_both", "kv_connector_extra_config": {}}
+    told = {"model": "m", "tensor_parallel_size": 2, "enable_prefix_caching": False}
+    found = as_vllm_reads(mine, told | {"kv_transfer_config": transfer}, {})
+    assert (found.tensor_parallel, found.prefix_caching, found.names_us) == (2, False, False)
+    assert (found.is_stock, found.options_file, found.unknown) == (False, "", ("x",))
+    assert as_vllm_reads(mine, told, {}).is_stock, "none was given in the file, either"
+    assert as_vllm_reads(mine, {"spec_method": "ngram"}, {}).drafts

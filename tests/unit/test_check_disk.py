@@ -141,7 +141,6 @@ def test_who_sees_no_mounts_judges_none(tmp_path: Path) -> None:
         ({}, ["--enable-lora"], "no disk tier with --enable-lora"),
         ({}, ["--pipeline-parallel-size", "2"], "no disk tier with pipeline parallelism"),
         ({}, ["--speculative-config", '{"method":"ngram"}'], "with speculative decoding"),
-        ({"model_type": "mistral", "sliding_window": 4096}, [], "KV groups with windows"),
     ],
 )
 def test_what_gets_no_disk_tier_is_said_before_the_start(

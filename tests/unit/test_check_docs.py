@@ -25,7 +25,7 @@ LINES = [line for block in BLOCKS for line in block.replace("\\\n", " ").splitli
 # `continuum check ...`; the environment in a pasted command is CONTINUUM_DRAM_BYTES
 COMMANDS = [shlex.split(line)[1:] for line in LINES if line.startswith("continuum check")]
 MADE = re.compile(r'\b(?:ok|warning|error|unseen)\(\s*"([\w ]+)"')
-MODEL = {"num_hidden_layers": 4, "num_attention_heads": 2, "hidden_size": 64}
+MODEL = {"model_type": "llama", "num_hidden_layers": 4, "num_attention_heads": 2, "hidden_size": 64}
 
 
 @pytest.mark.parametrize("words", COMMANDS, ids=shlex.join)

@@ -5,16 +5,21 @@ from __future__ import annotations
 import json
 import re
 import shlex
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 pytest.importorskip("typer")
 from typer.testing import CliRunner, Result
 
+from continuum_connector.tools.checks.ask import KV
+from continuum_connector.tools.cli import kept
 from continuum_connector.tools.cli.app import app
 from continuum_connector.tools.cli.size import size
 from continuum_connector.tools.sizing import Load, Need, Overflow, Place, mean_gap, need, overflow
+from tests.unit import fake_machine as fake
 
 GIB = 2**30
 SIZING = Path(__file__).resolve().parents[2] / "deploy" / "sizing.md"
@@ -161,49 +166,108 @@ def test_the_disk_in_json() -> None:
     assert disk["disk_bytes"] == 40 * 128 * 1024 * 122_000 / 0.8
 
 
-def test_a_model_is_read(tmp_path: Path) -> None:
-    config = {"num_hidden_layers": 4, "num_attention_heads": 2, "hidden_size": 64}
-    (tmp_path / "config.json").write_text(json.dumps(config))
-    words = ["--programs", "1", "--context", "1024", "--json"]
+def answered(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, **vllm: Any) -> list[tuple[str, ...]]:
+    """A machine whose vLLM says this; what it was asked."""
+    asked: list[tuple[str, ...]] = []
+    machine = fake.make(tmp_path / "machine", vllm=vllm)
+
+    def ask(about: str, *words: str) -> dict[str, Any]:
+        asked.append(words)
+        return machine.ask(about, *words)
+
+    monkeypatch.setattr(kept, "this_machine", lambda _environ: replace(machine, ask=ask))
+    return asked
+
+
+ONE = ["--programs", "1", "--context", "1024", "--json"]
+
+
+def test_vllm_says_what_a_context_takes(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    asked = answered(monkeypatch, tmp_path, **fake.VLLM, kv={**fake.KV, "num_ranks": 2})
+    told = json.loads(run(*ONE, "--model", "m", "--gpus", "2", "--kv-cache-dtype", "fp8").stdout)
+    assert told["context_bytes"] == 1024 * 32 * 4096
+    assert told["rests_on"] == ("vLLM 0.32.0, its own layers on sm_90: 32 layers of full attention")
+    assert told["num_gpus"] == 2
+    words = ["--model", "m", "--kv-cache-dtype", "fp8", "--tensor-parallel-size", "2"]
+    assert asked == [(KV, *words)]
+
+
+def test_a_pasted_command_is_asked_about(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    asked = answered(monkeypatch, tmp_path, **fake.VLLM, kv=fake.KV)
+    pasted = "docker run vllm/vllm-openai --model m -tp 2 -pp 2 --port $PORT"
+    result = run("--programs", "1", "--", pasted)
+    assert asked == [(KV, "--model", "m", "-tp", "2", "-pp", "2")]
+    assert "KV as of" in result.stdout
+    assert "not seen: $PORT" in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("fields", "words", "part"),
+    [
+        ({"no_disk": "no disk tier for KV groups with windows"}, ["--dram", "1GiB"], "--dram out"),
+        ({"aside": "KV group 1 is CrossAttentionSpec"}, [], "no DRAM would be used"),
+        ({"no_tier": "no DRAM tier with nvfp4"}, [], "no DRAM would be used"),
+    ],
+)
+def test_what_is_not_served_is_not_reckoned(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, fields: Any, words: list[str], part: str
+) -> None:
+    answered(monkeypatch, tmp_path, **fake.VLLM, kv={**fake.KV, **fields})
+    result = run("--programs", "1", "--model", "m", *words)
+    assert result.exit_code == 1
+    said = " ".join(result.stderr.split())
+    assert part in said
+    assert next(iter(fields.values())) in said
+
+
+@pytest.mark.parametrize(
+    ("vllm", "part"),
+    [
+        ({"not_seen": "layers: No module named tilelang"}, "not seen: vLLM 0.32.0 cannot say here"),
+        ({"refused": "71 heads"}, "vLLM refuses this: 71 heads"),
+    ],
+)
+def test_what_vllm_does_not_say_is_not_made_up(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, vllm: dict[str, str], part: str
+) -> None:
+    answered(monkeypatch, tmp_path, **fake.VLLM, **vllm)
+    result = run("--programs", "1", "--model", "m")
+    assert (result.exit_code, part in result.stderr) == (1, True)
+
+
+SMALL = {"num_hidden_layers": 4, "num_attention_heads": 2, "hidden_size": 64}
+
+
+def test_without_vllm_config_json_says_what_it_proves(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    answered(monkeypatch, tmp_path)
+    (tmp_path / "config.json").write_text(json.dumps({**SMALL, "model_type": "llama"}))
     for dtype, num_bytes in (("auto", 1024), ("fp8", 512)):
-        more = ["--model", str(tmp_path), "--kv-cache-dtype", dtype]
-        assert json.loads(run(*words, *more).stdout)["context_bytes"] == 1024 * num_bytes
-
-
-def test_of_a_model_without_a_disk_tier_no_disk_is_reckoned(tmp_path: Path) -> None:
-    config = {"num_hidden_layers": 4, "num_attention_heads": 2, "hidden_size": 64}
-    config |= {"model_type": "mistral", "sliding_window": 4096}  # type: ignore[dict-item]
-    (tmp_path / "config.json").write_text(json.dumps(config))
-    words = ["--programs", "1", "--model", str(tmp_path)]
-    assert run(*words).exit_code == 0
-    result = run(*words, "--dram", "1GiB")
+        told = json.loads(run(*ONE, "--model", str(tmp_path), "--kv-cache-dtype", dtype).stdout)
+        assert told["context_bytes"] == 1024 * num_bytes
+        assert told["rests_on"] == "config.json alone, without vLLM"
+    (tmp_path / "config.json").write_text(json.dumps({**SMALL, "model_type": "falcon_h1"}))
+    result = run(*ONE, "--model", str(tmp_path))
     assert result.exit_code == 1
-    said = " ".join(result.stderr.split())
-    assert "no disk tier for KV groups with windows" in said
-    assert "leave --dram out" in said
-
-
-def test_a_model_that_is_not_served_is_not_reckoned(tmp_path: Path) -> None:
-    config = {"num_hidden_layers": 4, "num_attention_heads": 2, "hidden_size": 64}
-    (tmp_path / "config.json").write_text(json.dumps(config | {"is_encoder_decoder": True}))
-    result = run("--programs", "1", "--model", str(tmp_path))
-    assert result.exit_code == 1
-    said = " ".join(result.stderr.split())
-    assert "KV group 1 is CrossAttentionSpec, which is not proven yet, so turns of this" in said
+    assert "only vLLM knows what its layers keep" in result.stderr
 
 
 @pytest.mark.parametrize(
     ("words", "part"),
     [
         (["--bytes-per-token", "1KiB"], "how many agents?"),
-        (["--programs", "1"], "give --model or --bytes-per-token"),
+        (["--programs", "1"], "give --model, a command or --bytes-per-token"),
         (["--programs", "1", "--model", "m", "--bytes-per-token", "1"], "one of them"),
         (["--programs", "1", "--bytes-per-token", "big"], "'big' is not a size"),
         (["--programs", "1", "--bytes-per-token", "0"], "holds nothing"),
         (["--programs", "1", "--model", "/nowhere"], "give --bytes-per-token instead"),
     ],
 )
-def test_what_cannot_be_reckoned_is_said(words: list[str], part: str) -> None:
+def test_what_cannot_be_reckoned_is_said(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, words: list[str], part: str
+) -> None:
+    answered(monkeypatch, tmp_path)
     result = run(*words)
     assert result.exit_code == 1
     assert part in result.stderr
@@ -253,9 +317,10 @@ def test_the_outputs_that_are_shown_are_what_is_printed() -> None:
 
 
 @pytest.mark.parametrize("line", re.findall(r"continuum size (.*)", size.__doc__ or ""))
-def test_the_examples_in_its_help_run(line: str, tmp_path: Path) -> None:
-    config = {"num_hidden_layers": 4, "num_attention_heads": 2, "hidden_size": 64}
-    (tmp_path / "config.json").write_text(json.dumps(config))
+def test_the_examples_in_its_help_run(
+    line: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    answered(monkeypatch, tmp_path, **fake.VLLM, kv=fake.KV)
     result = run(*shlex.split(line.replace("MODEL", str(tmp_path))))
     assert result.exit_code == 0
     assert "live programs" in result.stdout

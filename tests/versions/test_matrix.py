@@ -65,6 +65,7 @@ SEAMS = {
     "pause": "when EngineCore takes itself for idle",
     "pin_endings": "how a request ends",
     "pins": "the block pool, the prefix cache",
+    "planned": "how it makes config, layers and groups of a command line",
     "parser_names": "its tool parsers by name",
     "plugin_drift": "what its entry point touches",
     "pressure": "allocate_slots",

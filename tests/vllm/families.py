@@ -141,8 +141,8 @@ def minimax_m3() -> Layers:
 
 
 def llama4() -> Layers:
-    """48 layers, three of four in chunks; vLLM turns its hybrid manager off for them, unless
-    VLLM_ALLOW_CHUNKED_LOCAL_ATTN_WITH_HYBRID_KV_CACHE is set."""
+    """48 layers, three of four in chunks, which have groups of their own unless
+    VLLM_ALLOW_CHUNKED_LOCAL_ATTN_WITH_HYBRID_KV_CACHE is 0."""
     chunk = make(
         ChunkedLocalAttentionSpec,
         block_size=16,
@@ -155,6 +155,7 @@ def llama4() -> Layers:
 
 
 def llama4_as_full() -> Layers:
+    """The same beside EAGLE, for which vLLM turns its hybrid manager off."""
     return dict.fromkeys(llama4(), full(16, 8, 128))
 
 
@@ -208,7 +209,8 @@ FAMILIES = [
     Family("Gemma3-27B", gemma3_27b, [9, 9, 9, 9, 8, 8, 10], 16, 1_310_720),
     Family("DeepSeek V3.2", v32, [122], 64, 5_012_736),
     Family("MiniMax M3", minimax_m3, [117], 128, 17_596_416),
-    Family("Llama 4", llama4_as_full, [48], 16, 3_145_728),
+    Family("Llama 4", llama4, [12] * 4, 16, 786_432),
+    Family("Llama 4, EAGLE", llama4_as_full, [48], 16, 3_145_728),
 ]
 
 

@@ -18,7 +18,7 @@ import stat
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -28,22 +28,63 @@ from continuum_connector.errors import TransferError
 
 def look_at_vllm(*words: str) -> dict[str, Any]:
     """The fields of `VllmSeen`; "trouble" where vLLM or our plugin cannot be imported. `words`: the
-    options of `vllm serve`, for vLLM's own parser to read."""
+    options of `vllm serve`, for vLLM itself to read; the model's KV cache only if `KV` is first."""
     if importlib.util.find_spec("vllm") is None:
         return {}
-    os.environ["VLLM_LOGGING_LEVEL"] = "ERROR"
+    os.environ |= OFFLINE
     try:
+        real = _pretend() if words[:1] == (KV,) else {}
         from continuum_connector.vllm import about, plugin
 
-        found = about.about_vllm()
+        found = about.about_vllm() | real
     except Exception as error:  # the user must read whatever a broken install raises
         return {"is_installed": True, "trouble": f"{type(error).__name__}: {error}"}
     found["plugin_trouble"] = ", and ".join(plugin.set_up())
     try:
-        found |= about.read_by_vllm(words) if words else {}
+        found |= read_words(words) if words else {}
     except Exception as error:  # this vLLM builds its parser in another way
         found["unread"] = f"vLLM's parser cannot be asked, {type(error).__name__}: {error}"
     return {"is_installed": True, **found}
+
+
+# No network, no statistics, no log but what ends it.
+OFFLINE = {
+    **dict.fromkeys(("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE", "HF_DATASETS_OFFLINE"), "1"),
+    **dict.fromkeys(("VLLM_NO_USAGE_STATS", "DO_NOT_TRACK"), "1"),
+    "VLLM_LOGGING_LEVEL": "CRITICAL",
+}
+
+
+def _pretend() -> dict[str, Any]:
+    """Make vLLM believe in a GPU, if this release has what that takes; what it really serves on."""
+    with contextlib.suppress(ImportError, AttributeError):
+        from continuum_connector.vllm import pretend
+
+        return {"platform": pretend.play_cuda()}
+    return {}
+
+
+def read_words(words: Sequence[str]) -> dict[str, Any]:
+    """What vLLM's parser says of the options, and what its engine would make of them."""
+    from continuum_connector.vllm import about
+
+    has_model = words[0] == KV
+    options, found = about.read_by_vllm(words[1:] if has_model else words)
+    if options is None or not has_model:
+        return found
+    try:
+        from continuum_connector.vllm import planned
+    except ImportError as error:
+        return found | {"not_seen": f"this vLLM cannot be asked ({error})"}
+    try:
+        return found | {"kv": planned.kv(options)}
+    except planned.RefusedError as why:
+        return found | {"refused": str(why)}
+    except planned.NotSeenError as why:
+        return found | {"not_seen": str(why)}
+
+
+KV = "--continuum-kv"  # no option of vLLM's
 
 
 def look_at_cuda() -> dict[str, Any]:
@@ -229,4 +270,4 @@ ABOUT: dict[str, Callable[..., dict[str, Any]]] = {
 }
 
 if __name__ == "__main__":
-    print(json.dumps(ABOUT[sys.argv[1]](*sys.argv[2:])))
+    print(json.dumps(ABOUT[sys.argv[1]](*sys.argv[2:]), default=str))

@@ -11,6 +11,7 @@ import json
 import os
 import resource
 import shutil
+import signal
 import subprocess
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -96,11 +97,13 @@ def _ask(about: str, given: Sequence[str], environ: Mapping[str, str]) -> dict[s
     """
     words = [sys.executable, "-m", "continuum_connector.tools.checks.ask", about, *given]
     pipe = subprocess.PIPE
-    process = subprocess.Popen(words, stdout=pipe, stderr=pipe, text=True, env=dict(environ))
+    process = subprocess.Popen(
+        words, stdout=pipe, stderr=pipe, text=True, env=dict(environ), start_new_session=True
+    )
     try:
         told, troubles = process.communicate(timeout=ASK_TIMEOUT_S)
     except subprocess.TimeoutExpired:
-        process.kill()
+        os.killpg(process.pid, signal.SIGKILL)  # and whatever it started
         with contextlib.suppress(subprocess.TimeoutExpired):
             process.communicate(timeout=KILL_S)
         return {"trouble": f"no answer within {ASK_TIMEOUT_S:.0f} s"}
@@ -125,10 +128,37 @@ def _run(words: list[str], environ: Mapping[str, str]) -> str | None:
     return done.stdout if done.returncode == 0 else None
 
 
+class Kv(msgspec.Struct, frozen=True):
+    """The KV cache that vLLM makes for a command line, and what our connector says of it there.
+
+    `device`: the GPU that vLLM was told of. `runner`: generate or pooling. `aside`, `no_tier`,
+    `no_disk`: the server's sentences, "" where it does not object. `layers`: class of spec, window
+    or chunk, how many; `groups`: class, tokens of a block, window or chunk. `block_bytes`: a block
+    of every group takes so much, over all `num_ranks` ranks of an engine. `drops_a_block`: drafts
+    make a hit shorter by a block.
+    """
+
+    device: str
+    architecture: str
+    runner: str
+    aside: str
+    no_tier: str
+    no_disk: str
+    layers: tuple[tuple[str, int | None, int], ...]
+    groups: tuple[tuple[str, int, int | None], ...]
+    hash_size: int
+    block_bytes: int
+    num_ranks: int
+    prefix_caching: bool
+    drops_a_block: bool
+    server: dict[str, Any]
+
+
 class VllmSeen(msgspec.Struct, frozen=True):
     """The vLLM of this Python. `trouble`: why it cannot be imported. `architectures`: those of
     models that generate. `tool_parsers`: names for --tool-call-parser. `refused`, `unread`: what
-    vLLM's own parser says of the options. `model`: the one that it finds among them. `lacks_all`,
+    vLLM itself says of the options. `model`, `options`: what it reads in them, None if it was not
+    asked or refuses them. `kv`: what it makes of them, None if that is `not_seen`. `lacks_all`,
     `lacks`: what probe.py says for any server, and for some. The rest comes from compat.py."""
 
     is_installed: bool = False
@@ -148,6 +178,9 @@ class VllmSeen(msgspec.Struct, frozen=True):
     model: str = ""
     refused: str = ""
     unread: str = ""
+    options: dict[str, Any] | None = None
+    kv: Kv | None = None
+    not_seen: str = ""
 
 
 class Gpu(msgspec.Struct, frozen=True):
@@ -198,11 +231,16 @@ class DiskSeen(msgspec.Struct, frozen=True):
     bytes_per_s: float = 0.0
 
 
+def see_vllm(machine: Machine, words: Sequence[str]) -> VllmSeen:
+    """What vLLM answers, of these options if there are any."""
+    return msgspec.convert(machine.ask("vllm", *words), VllmSeen)
+
+
 class Facts:
     """What vLLM, CUDA and the native library answer; each is asked once."""
 
     def __init__(self, machine: Machine, words: Sequence[str] = ()) -> None:
-        """`words`: the options of `vllm serve`, which vLLM's own parser reads."""
-        self.vllm = msgspec.convert(machine.ask("vllm", *words), VllmSeen)
+        """`words`: the options of `vllm serve`, which vLLM itself reads."""
+        self.vllm = see_vllm(machine, words)
         self.cuda = msgspec.convert(machine.ask("cuda"), CudaSeen)
         self.native = msgspec.convert(machine.ask("native"), NativeSeen)

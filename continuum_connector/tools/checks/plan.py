@@ -1,6 +1,6 @@
 """Plan: what the command line of `vllm serve` says about the planned server.
 
-Options that no check needs are skipped.
+vLLM's own parser reads it, where there is one; else those options that need no vLLM are read here.
 """
 
 from __future__ import annotations
@@ -8,11 +8,8 @@ from __future__ import annotations
 import argparse
 import json
 import re
-import shlex
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from itertools import pairwise
-from os.path import basename
+from dataclasses import dataclass, field, replace
 from typing import Any, NoReturn
 
 from continuum_connector.config import CONNECTOR_NAME, ContinuumConfig, load_config
@@ -31,7 +28,9 @@ class Plan:
 
     `transfer`: --kv-transfer-config. `why_no_config`: why it, or our part of it, cannot be read.
     `why_no_server`: why the given command would not start a server. `words`: its options as given.
-    `is_stock`: the user gave a whole command, without --kv-transfer-config.
+    `is_stock`: the user gave a whole command, without --kv-transfer-config. `is_inside`: it runs in
+    a container, whose files are not ours. `unknown`: what of it only a shell knows. `others`: what
+    the pasted text starts besides.
     """
 
     model: str = ""
@@ -41,26 +40,26 @@ class Plan:
     why_no_server: str = ""
     words: tuple[str, ...] = ()
     is_stock: bool = False
-    options_file: str = ""  # what --config names; we do not read it
+    is_inside: bool = False
+    unknown: tuple[str, ...] = ()
+    others: tuple[str, ...] = ()
+    options_file: str = ""  # what --config names, which only vLLM reads
     middleware: tuple[str, ...] = ()
     prefix_caching: bool | None = (
         None  # None: not given; vLLM's default is on, for states from 0.29
     )
     scheduler_cls: str | None = None
     scheduling_policy: str = "fcfs"
-    hybrid_manager: bool = True
     kv_cache_dtype: str = "auto"
-    dtype: str = "auto"
     tensor_parallel: int = 1
     pipeline_parallel: int = 1
     prefill_context_parallel: int = 1
     context_parallel: int = 1
     executor: str = "mp"
-    speculative: str = ""  # --speculative-config
+    drafts: bool = False  # speculative decoding of any kind
     lora: bool = False
     cumem: bool = False  # vLLM's own allocator, which sleep mode brings along
     match_unit: int = 0
-    ssm_dtype: str = "auto"
     num_engines: int = 1
     node_engines: int = 1
     num_nodes: int = 1
@@ -110,9 +109,6 @@ def _our_part(transfer: Mapping[str, Any]) -> dict[str, Any] | None:
     return our_part(transfer.get("kv_connector"), transfer.get("kv_connector_extra_config"), role)
 
 
-_ASSIGNMENT = re.compile(r"([A-Za-z_]\w*)=(.*)", re.DOTALL)
-_SPACE = re.compile(r"\s")
-_SHELL = re.compile(r"(\d*|&)[<>].*|&&?|\|[|&]?|;", re.DOTALL)
 _DOTTED = re.compile(r"--kv-transfer-config\.([\w.]+)")
 
 
@@ -125,93 +121,73 @@ class _Parser(argparse.ArgumentParser):
         raise UsageError(message)
 
 
-def split_environment(words: Sequence[str]) -> tuple[dict[str, str], list[str]]:
-    """Cut `NAME=value ...` off the front of a command, as a shell or `env` would. Assignments
-    further on, before the server's words (`nohup env A=b`, `docker run -e A=b`), are read but left
-    in place."""
-    found: dict[str, str] = {}
-    rest = list(words)
-    while rest and (rest[0] == "env" or _ASSIGNMENT.fullmatch(rest[0])):
-        if match := _ASSIGNMENT.fullmatch(rest.pop(0)):
-            found[match[1]] = match[2]
-    for word in rest[: len(rest) - len(after_serve(rest))]:
-        if match := _ASSIGNMENT.fullmatch(re.sub(r"^(--env=|-e(?=\w))", "", word)):
-            found[match[1]] = match[2]
-    return found, rest
-
-
-def split_pasted(words: Sequence[str]) -> list[str]:
-    """The words of a pasted command. If it was pasted as one quoted string, cut off what a shell
-    would take for itself: everything from the first `>`, `|` or `&` after the server's name."""
-    if len(words) != 1 or not _SPACE.search(words[0]):
-        return list(words)
-    try:
-        found = shlex.split(words[0].replace("\\\n", " "))
-    except ValueError as error:
-        raise UsageError(f"the command cannot be split into words ({error})") from None
-    behind = len(found) - len(after_serve(found))
-    for index in range(behind, len(found)):
-        if _SHELL.fullmatch(found[index]):
-            return found[:index]
-    return found
-
-
-def why_no_server(words: Sequence[str]) -> str:
-    """Why this command does not start vLLM's server; "" if it does, with `vllm serve` or the module
-    behind it anywhere in the line."""
-    if any((basename(one), two) == ("vllm", "serve") for one, two in pairwise(words)):
-        return ""
-    if "serve" in words if _CLI in words else any(map(words.__contains__, _SERVERS)):
-        return ""
-    return f"`{shlex.join(words)[:200]}` is not `vllm serve`, so it starts no server that we know"
-
-
 def read_plan(words: Sequence[str], environ: Mapping[str, str]) -> Plan:
-    """Read `[vllm] [serve] [MODEL] [options]`, or the options alone. Raises UsageError."""
+    """Read `[vllm] [serve] [MODEL] [options]`, or the options alone, as far as that can be done
+    without vLLM. Raises UsageError."""
     flags, dotted = normal(after_serve(words))
     known, rest = _parser().parse_known_args(flags)
-    model = known.model or known.model_tag or _first_word(rest)
+    given = vars(known)
+    given["model"] = known.model_tag or _first_word(rest) or known.model
     transfer, trouble = _transfer(known.kv_transfer_config, dotted)
+    found = _plan(given, transfer, environ)
+    return replace(found, options_file=known.config, why_no_config=trouble or found.why_no_config)
+
+
+def as_vllm_reads(
+    plan: Plan, options: Mapping[str, Any] | None, environ: Mapping[str, str]
+) -> Plan:
+    """The plan with the options as vLLM's own parser read them (about.py), if it did."""
+    if options is None:
+        return plan
+    transfer = options.get("kv_transfer_config") or DEFAULT_TRANSFER
+    found = _plan(options, transfer, environ)
+    kept = ("words", "why_no_server", "is_inside", "unknown", "others")
+    is_stock = plan.is_stock and transfer is DEFAULT_TRANSFER
+    return replace(found, is_stock=is_stock, **{name: getattr(plan, name) for name in kept})
+
+
+def _plan(
+    given: Mapping[str, Any], transfer: Mapping[str, Any], environ: Mapping[str, str]
+) -> Plan:
+    """A plan from options by vLLM's names for them."""
     config, why = read_config(transfer, environ)
     if _names_us(transfer):
-        why = why or why_replaced(known.kv_offloading_size)
+        why = why or why_replaced(given.get("kv_offloading_size"))
+    scheduler_cls = given.get("scheduler_cls")
     return Plan(
-        model=model,
+        model=given.get("model") or "",
         transfer=transfer,
         config=config,
-        why_no_config=trouble or why,
-        options_file=known.config,
-        middleware=tuple(known.middleware),
-        prefix_caching=known.enable_prefix_caching,
-        scheduler_cls=known.scheduler_cls,
-        scheduling_policy=known.scheduling_policy,
-        hybrid_manager=not known.disable_hybrid_kv_cache_manager,
-        kv_cache_dtype=known.kv_cache_dtype,
-        dtype=known.dtype,
-        tensor_parallel=known.tensor_parallel_size,
-        pipeline_parallel=known.pipeline_parallel_size,
-        prefill_context_parallel=known.prefill_context_parallel_size,
-        context_parallel=known.decode_context_parallel_size,
-        executor=known.distributed_executor_backend,
-        speculative=known.speculative_config or "",
-        lora=known.enable_lora,
-        cumem=known.enable_cumem_allocator or known.enable_sleep_mode,
-        match_unit=known.prefix_match_unit,
-        ssm_dtype=known.mamba_ssm_cache_dtype,
-        num_nodes=known.nnodes,
-        **_engines(known),  # type: ignore[arg-type]
+        why_no_config=why,
+        middleware=tuple(given.get("middleware") or ()),
+        prefix_caching=given.get("enable_prefix_caching"),
+        scheduler_cls=scheduler_cls,
+        scheduling_policy=given.get("scheduling_policy") or "fcfs",
+        kv_cache_dtype=given.get("kv_cache_dtype") or "auto",
+        tensor_parallel=given.get("tensor_parallel_size") or 1,
+        pipeline_parallel=given.get("pipeline_parallel_size") or 1,
+        prefill_context_parallel=given.get("prefill_context_parallel_size") or 1,
+        context_parallel=given.get("decode_context_parallel_size") or 1,
+        executor=str(given.get("distributed_executor_backend") or "mp"),
+        drafts=bool(given.get("speculative_config") or given.get("spec_method")),
+        lora=bool(given.get("enable_lora")),
+        cumem=bool(given.get("enable_cumem_allocator") or given.get("enable_sleep_mode")),
+        match_unit=given.get("prefix_match_unit") or 0,
+        num_nodes=given.get("nnodes") or 1,
+        **_engines(given),
     )
 
 
-def _engines(known: argparse.Namespace) -> dict[str, int]:
+def _engines(given: Mapping[str, Any]) -> dict[str, int]:
     """How many engines there are, and how many are on this node (vLLM's engine/arg_utils.py)."""
-    total, here = known.data_parallel_size, known.data_parallel_size_local
-    if known.data_parallel_multi_port_external_lb:  # dp_supervisor.py: a server for each engine
+    total, here = given.get("data_parallel_size") or 1, given.get("data_parallel_size_local")
+    if given.get("data_parallel_multi_port_external_lb"):
+        # dp_supervisor.py: a server for each engine
         return {"num_engines": total, "node_engines": 1, "num_servers": here or 1}
-    if known.data_parallel_external_lb or known.data_parallel_rank is not None:
+    if given.get("data_parallel_external_lb") or given.get("data_parallel_rank") is not None:
         here = 1
     elif here is None:
-        here = max(1, total // known.nnodes)
+        here = max(1, total // (given.get("nnodes") or 1))
     return {"num_engines": total, "node_engines": here}
 
 
@@ -225,17 +201,14 @@ def _parser() -> _Parser:
     parser.add_argument("--middleware", action="append", default=[])
     both = argparse.BooleanOptionalAction
     parser.add_argument("--enable-prefix-caching", action=both)
-    parser.add_argument("--disable-hybrid-kv-cache-manager", action=both, default=False)
     parser.add_argument("--scheduler-cls")
     parser.add_argument("--scheduling-policy", default="fcfs")
     parser.add_argument("--kv-cache-dtype", default="auto")
-    parser.add_argument("--dtype", default="auto")
     parser.add_argument("--distributed-executor-backend", default="mp")
     parser.add_argument("--speculative-config", "-sc")
     for flag in ("--enable-lora", "--enable-cumem-allocator", "--enable-sleep-mode"):
         parser.add_argument(flag, action=both, default=False)
     parser.add_argument("--prefix-match-unit", type=_number, default=0)
-    parser.add_argument("--mamba-ssm-cache-dtype", default="auto")
     for long, short in (
         ("tensor-parallel-size", "tp"),
         ("pipeline-parallel-size", "pp"),
@@ -271,7 +244,6 @@ def after_serve(words: Sequence[str]) -> list[str]:
 
 
 _CLI = "vllm.entrypoints.cli.main"  # `serve` follows it
-_SERVERS = ("vllm.entrypoints.openai.api_server", "vllm.entrypoints.api_server")
 
 
 def normal(words: Sequence[str]) -> tuple[list[str], dict[str, str]]:

@@ -93,15 +93,7 @@ def _config_lines(plan: Plan, vllm: VllmSeen) -> Iterator[Line]:
     if plan.why_no_server:
         cure = "paste all of `vllm serve MODEL ...`, or give --model and the other options here"
         yield error("command", plan.why_no_server, cure)
-    if vllm.refused:
-        cure = "mend it, or the server stops at start"
-        yield error("options", f"this vLLM refuses them: {vllm.refused[:300]}", cure)
-    elif vllm.unread:
-        cure = "write options in full; or ask `vllm serve` itself"
-        yield unseen("options", f"not all are understood here ({vllm.unread[:300]})", cure)
-    if plan.options_file:
-        cure = "give the options that matter on the command line as well"
-        yield unseen("options", f"{plan.options_file} is not read here", cure)
+    yield from _options(plan, vllm)
     if plan.why_no_config:
         cure = "mend it, or the server stops at start; what follows takes the defaults"
         yield error("config", plan.why_no_config, cure)
@@ -117,6 +109,30 @@ def _config_lines(plan: Plan, vllm: VllmSeen) -> Iterator[Line]:
                 "the command has none, so as it stands it serves as stock; it was looked at as if"
             )
             yield warning("connector", text, f"serve with {FLAG}")
+
+
+def _options(plan: Plan, vllm: VllmSeen) -> Iterator[Line]:
+    """What vLLM refuses, and what nobody here can read."""
+    if plan.others:
+        text = f"it starts {len(plan.others) + 1} servers; all here is about the first"
+        cure = f"check the others one by one: {', '.join(plan.others)[:200]}"
+        yield unseen("command", text, cure)
+    if plan.unknown:
+        shown = ", ".join(plan.unknown)[:200]
+        text = f"{shown}: only who runs it knows; a default was taken, or none was given"
+        yield unseen("options", text, "paste it with the values")
+    if vllm.refused and plan.is_inside and "No such file" in vllm.refused:
+        text = f"{vllm.refused[:300]}, which may be there in the container"
+        yield unseen("options", text, "run this inside the container")
+    elif vllm.refused:
+        cure = "mend it, or the server stops at start"
+        yield error("options", f"this vLLM refuses them: {vllm.refused[:300]}", cure)
+    elif vllm.unread:
+        cure = "write options in full; or ask `vllm serve` itself"
+        yield unseen("options", f"not all are understood here ({vllm.unread[:300]})", cure)
+    if plan.options_file and vllm.options is None:
+        cure = "give the options that matter on the command line as well"
+        yield unseen("options", f"{plan.options_file} is not read here", cure)
 
 
 def _role(plan: Plan) -> Line | None:
@@ -167,10 +183,11 @@ def _allocator(machine: Machine, plan: Plan) -> Iterator[Line]:
 
 
 def _prefix_caching(plan: Plan, vllm: VllmSeen) -> Line:
-    if why := why_aside(plan.prefix_caching is not False, ""):
+    is_on = vllm.kv.prefix_caching if vllm.kv else plan.prefix_caching is not False
+    if why := why_aside(is_on, ""):
         text, _, cure = f"the connector steps aside: {why}".rpartition("; ")
         return error("prefix caching", text, cure)
-    if plan.prefix_caching is None and vllm.version and not vllm.has_layouts:
+    if not vllm.kv and plan.prefix_caching is None and vllm.version and not vllm.has_layouts:
         return ok("prefix caching", "on, unless the model has states")
     return ok("prefix caching", "on")
 

@@ -18,7 +18,8 @@ def lines(plan: Plan, vllm: VllmSeen) -> Iterator[Line]:
     """What the options say about agents; nothing where no options are given."""
     if not plan.words or plan.why_no_server:
         return
-    given = _read(plan.words)
+    options = vllm.options
+    given = _read(plan.words) if options is None else argparse.Namespace(**options)
     family = family_of(plan.model or vllm.model)
     yield _parser_line(given, family, vllm)
     lacks = []

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Annotated
 
 import typer
@@ -16,17 +14,10 @@ from rich.table import Table
 
 from continuum_connector.tools.checks.line import Line, Verdict, ok, several, worst
 from continuum_connector.tools.checks.machine import this_machine
-from continuum_connector.tools.checks.plan import (
-    DEFAULT_TRANSFER,
-    UsageError,
-    after_serve,
-    read_plan,
-    split_environment,
-    split_pasted,
-    why_no_server,
-)
+from continuum_connector.tools.checks.plan import UsageError
 from continuum_connector.tools.checks.run import check as look
 from continuum_connector.tools.cli import ending
+from continuum_connector.tools.cli.pasted import looking, planned
 from continuum_connector.tools.cli.terminal import name as shown
 from continuum_connector.tools.cli.terminal import terminal
 
@@ -47,7 +38,7 @@ STATUS = {
 def check(
     command: Annotated[
         list[str] | None,
-        typer.Argument(help="The whole `vllm serve ...`, pasted after two dashes."),
+        typer.Argument(help="What starts the server, pasted after two dashes; or a file; or -."),
     ] = None,
     model: Annotated[str, typer.Option(help="A folder, or a downloaded model.")] = "",
     kv_transfer_config: Annotated[
@@ -72,10 +63,13 @@ def check(
     """Say whether ContinuumConnector works here, and what to change.
 
     Looks at vLLM, the flags, the model's KV cache, GPU, links, memory and disk. Changes nothing
-    and downloads nothing. Paste the command line you serve with, or give the options that matter:
+    and downloads nothing. Paste what you serve with, name the file that has it (- is standard
+    input), or give the options that matter:
 
     \b
       continuum check -- vllm serve MODEL --kv-transfer-config '...'
+      continuum check -- docker run --gpus all vllm/vllm-openai --model MODEL
+      continuum check compose.yaml
       continuum check --model MODEL --tensor-parallel-size 2
 
     Status: 0 ok or warnings only; 1 an error; 2 wrong usage; 3 no error, but a line that is not
@@ -111,19 +105,10 @@ def _accepted(lines: list[Line], subjects: Sequence[str]) -> list[Line]:
 def _look(command: list[str], given: list[str]) -> list[Line]:
     """All lines for the pasted command. `given`: our own options, which win over it."""
     try:
-        assigned, words = split_environment(split_pasted(command))
-        environ = {**os.environ, **assigned}
-        why = why_no_server(words) if command else ""
-        told = tuple(after_serve(words) if command else given)
-        plan = read_plan([*words, *given], environ)
-        is_stock = bool(command) and plan.transfer is DEFAULT_TRANSFER and not plan.options_file
-        plan = replace(plan, why_no_server=why, words=told, is_stock=is_stock)
+        plan, environ = planned(command, given)
     except UsageError as error:
         raise typer.BadParameter(str(error)) from None
-    console = terminal(stderr=True)
-    if not console.is_terminal:
-        return list(look(this_machine(environ), plan))
-    with console.status("looking at vLLM, driver and machine"):
+    with looking():
         return list(look(this_machine(environ), plan))
 
 

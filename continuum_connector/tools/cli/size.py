@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import os
-from collections.abc import Callable
 from typing import Annotated, Any
 
 import typer
@@ -13,12 +11,10 @@ from rich.table import Table
 
 from continuum_connector.sizes import parse_bytes
 from continuum_connector.tools.checks.line import size as text_of
-from continuum_connector.tools.checks.model import aside, groups_of
-from continuum_connector.tools.checks.model_file import NoModelError, read_model_config
-from continuum_connector.tools.checks.plan import Plan
-from continuum_connector.tools.checks.shape import Shape, ShapeError, read_shape
+from continuum_connector.tools.cli.kept import of_server, of_token
 from continuum_connector.tools.cli.server import CommandError
-from continuum_connector.tools.cli.terminal import command, name, terminal
+from continuum_connector.tools.cli.terminal import command as stated
+from continuum_connector.tools.cli.terminal import name, terminal
 from continuum_connector.tools.sizing import (
     FILL,
     Load,
@@ -29,11 +25,14 @@ from continuum_connector.tools.sizing import (
     need,
     overflow,
 )
-from continuum_connector.vllm.proven import Server, why_no_disk, why_no_tier
 
 GIB = 2**30
 MOST = 2**60  # bytes
 
+Command = Annotated[
+    list[str] | None,
+    typer.Argument(help="What starts the server, pasted after two dashes; or a file; or -."),
+]
 Model = Annotated[str, typer.Option(help="A folder with config.json, or a downloaded model.")]
 PerToken = Annotated[
     str, typer.Option(help="KV bytes of a token over all layers, instead of --model.")
@@ -52,7 +51,9 @@ GapP90 = Annotated[
 TurnS = Annotated[float, typer.Option(min=0.01, max=1e9, help="Mean seconds that a turn takes.")]
 NewTokens = Annotated[int, typer.Option(min=1, max=10**9, help="Mean tokens that a turn adds.")]
 Vram = Annotated[str, typer.Option(help="KV space of one GPU; vLLM logs it at its start.")]
-Gpus = Annotated[int, typer.Option(min=1, max=10**5, help="GPUs that share a model.")]
+Gpus = Annotated[
+    int, typer.Option(min=0, max=10**5, help="GPUs that share a model. 0: as the command says.")
+]
 Pcie = Annotated[float, typer.Option(min=0.1, max=1e6, help="GB/s of one GPU's link, one way.")]
 Dram = Annotated[str, typer.Option(help="DRAM for the tier; the rest goes to a disk.")]
 DriveRate = Annotated[
@@ -62,6 +63,7 @@ AsJson = Annotated[bool, typer.Option("--json", help="One JSON object, for progr
 
 
 def size(
+    command: Command = None,
     model: Model = "",
     bytes_per_token: PerToken = "",
     kv_cache_dtype: KvDtype = "auto",
@@ -74,7 +76,7 @@ def size(
     turn: TurnS = 5.0,
     new_tokens: NewTokens = 3_276,
     vram: Vram = "55GiB",
-    gpus: Gpus = 1,
+    gpus: Gpus = 0,
     pcie: Pcie = 50.0,
     dram: Dram = "",
     drive: DriveRate = 3.0,
@@ -90,6 +92,9 @@ def size(
     \b
       continuum size --bytes-per-token 128KiB --programs 40
       continuum size --model MODEL --gpus 2 --rate 0.5 --turns 20 --gap 1
+      continuum size --programs 40 -- vllm serve MODEL --tensor-parallel-size 2
+
+    What you serve with says most: parallelism, the type of the KV cache, drafts.
 
     \b
     live programs = --programs, or rate x turns x (mean gap + turn)
@@ -99,68 +104,39 @@ def size(
 
     The mean gap is that of a log-normal distribution with this median and P90.
     """
-    with command("size"):
+    with stated("size"):
         if not programs and not rate:
             raise CommandError("how many agents? --programs alive at once, or --rate per second")
         mean_s = mean_gap(gap, gap_p90 or gap)
         load = Load(context, new_tokens, mean_s, turn, programs, rate, turns)
         has = _bytes("--dram", dram) if dram else 0
-        kv = _of_token(bytes_per_token, model) or _of_model(model, kv_cache_dtype, bool(has))
-        place = Place(*kv(load, gpus), _bytes("--vram", vram), gpus, pcie * 1e9)
+        token = _bytes("--bytes-per-token", bytes_per_token) if bytes_per_token else 0
+        kept = of_token(token, gpus, bool(model or command))
+        kept = kept or of_server(command or [], _options(model, kv_cache_dtype, gpus), bool(has))
+        sizes = kept.context(load.context), kept.new(load.new_tokens)
+        place = Place(*sizes, _bytes("--vram", vram), kept.num_gpus, pcie * 1e9)
         found = need(load, place)
         below = overflow(load, place, has, drive * 1e9) if has else None
     if as_json:
-        told = as_object(load, place, found)
-        print(json.dumps(told | {"disk": None if below is None else vars(below)}, indent=1))
+        print(json.dumps(as_object(load, place, found, below) | kept.as_object(), indent=1))
     elif below is None or not found.dram_bytes:
-        _show(rows(load, place, found), advice(place, found))
+        _show([*kept.rows, *rows(load, place, found)], advice(place, found))
     else:
-        lines = [*rows(load, place, found), ("", "", ""), *disk_rows(load, has, below, drive)]
-        _show(lines, disk_advice(has, below, drive))
+        lines = [*kept.rows, *rows(load, place, found), ("", "", "")]
+        _show([*lines, *disk_rows(load, has, below, drive)], disk_advice(has, below, drive))
+
+
+def _options(model: str, kv_cache_dtype: str, gpus: int) -> dict[str, str]:
+    """Our own options as `vllm serve` has them; "" for each that is not given."""
+    dtype = "" if kv_cache_dtype == "auto" else kv_cache_dtype
+    ranks = str(gpus) if gpus else ""
+    return {"--model": model, "--kv-cache-dtype": dtype, "--tensor-parallel-size": ranks}
 
 
 def _show(lines: list[tuple[str, str, str]], said: str) -> None:
     console = terminal()
     console.print(_table(lines))
     console.print(f"\n{name(said)}", soft_wrap=True)
-
-
-Kv = Callable[[Load, int], tuple[float, float]]  # a context's bytes and a turn's, on so many GPUs
-
-
-def _of_token(per_token: str, model: str) -> Kv | None:
-    """The bytes of a token that the user gives; None if the model gives them."""
-    if bool(model) is bool(per_token):
-        raise CommandError("give --model or --bytes-per-token, one of them")
-    if not per_token:
-        return None
-    token = _bytes("--bytes-per-token", per_token)
-    return lambda load, _gpus: (token * load.context, token * load.new_tokens)
-
-
-def _of_model(model: str, dtype: str, has_disk: bool) -> Kv:
-    shape = _shape(model, dtype, has_disk)
-    return lambda load, gpus: (
-        shape.context_bytes(load.context, gpus),
-        shape.new_bytes(load.new_tokens, gpus),
-    )
-
-
-def _shape(model: str, dtype: str, has_disk: bool) -> Shape:
-    try:
-        shape = read_shape(read_model_config(model, os.environ), kv_cache_dtype=dtype)
-    except (NoModelError, ShapeError) as why:
-        raise CommandError(f"{why}; give --bytes-per-token instead of --model") from None
-    if why_not := aside(Plan(), shape) or why_no_tier(Server(kv_cache_dtype=shape.kv_cache_dtype)):
-        raise CommandError(f"{why_not}; no DRAM would be used")
-    if has_disk and (why_not := why_no_disk(Server(kinds=tuple(g.kind for g in groups_of(shape))))):
-        raise CommandError(f"{why_not}; leave --dram out")
-    if not shape.block_size():
-        raise CommandError(
-            "how large this model's states are is not known here; give --bytes-per-token instead "
-            "of --model"
-        )
-    return shape
 
 
 def _bytes(option: str, text: str) -> int:
@@ -277,10 +253,14 @@ def disk_advice(dram_bytes: int, below: Overflow, drive: float) -> str:
     return f"Serve with {setting}; {budget}."
 
 
-def as_object(load: Load, place: Place, found: Need) -> dict[str, Any]:
+def as_object(load: Load, place: Place, found: Need, below: Overflow | None) -> dict[str, Any]:
     """What --json prints: bytes, seconds, bytes per second."""
     names = {"live_programs": load.live, "turns_per_s": load.turns_per_s}
-    return {**names, "mean_gap_s": load.gap_s, "context_bytes": place.context_bytes} | vars(found)
+    return (
+        {**names, "mean_gap_s": load.gap_s, "context_bytes": place.context_bytes}
+        | vars(found)
+        | {"disk": None if below is None else vars(below)}
+    )
 
 
 def _table(lines: list[tuple[str, str, str]]) -> Table:

@@ -1,0 +1,335 @@
+"""Paste: what people paste -> the options of the server that it starts.
+
+A shell line or script, `docker run`, a systemd unit, a compose file, Kubernetes manifests (what
+`helm template` prints, too), or options alone. Nothing is run and nothing is asked of a cluster.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from os.path import basename
+from pathlib import Path
+from typing import Any
+
+from continuum_connector.tools.checks import shell
+from continuum_connector.tools.checks.shell import ASSIGNMENT
+
+MAX_BYTES = 4 << 20  # of a file
+_CLI = "vllm.entrypoints.cli.main"  # `serve` follows it
+_SERVER = re.compile(r"vllm\.entrypoints\.(openai\.)?api_server")
+_IMAGE = re.compile(r"(^|/)vllm[\w.-]*([:@/]|$)|vllm-(openai|cpu)")
+_DOCKER = ("docker", "podman", "nerdctl")
+_SHELLS = ("sh", "bash", "zsh", "dash", "ash")
+# docker run's options without a value; all others take the next word (docs.docker.com/reference)
+_BARE = re.compile(
+    r"-[ditPq]+|--(rm|detach|init|interactive|tty|privileged|read-only|publish-all|quiet"
+    r"|no-healthcheck|oom-kill-disable|sig-proxy|disable-content-trust|help|replace|tls-verify)"
+)
+_START = re.compile(r"(?m)^[ \t]*(ExecStart=[-@:+!|]*|command=|CMD[ \t]+|ENTRYPOINT[ \t]+)")
+_SETS = re.compile(r"(?m)^[ \t]*(Environment=|ENV[ \t]+)")
+_OTHER_KEYS = re.compile(r"(?m)^[ \t]*[A-Z]\w*=.*$|^\[.*\]$")  # of a systemd unit
+_YAML = re.compile(r"(?m)^\s*(- )?(args|command|image|services|apiVersion|kind|entrypoint):")
+_LIST = re.compile(r"\s*-\s+['\"]?--?\w")
+_TEMPLATE = re.compile(r"\{\{-?\s*(\.Values|\.Release|\.Chart|include|range|if|end|toYaml|with|\$)")
+TEMPLATE = "it is a Helm template: paste what `helm template` prints"
+
+
+class NoServerError(ValueError):
+    """No server is started by this text; the message says why."""
+
+
+@dataclass
+class Pasted:
+    """One server. `words`: its options; `environ`: what the text sets for it; `unknown`: parts of
+    the text that only a shell, a cluster or a file elsewhere could fill in; `is_inside`: it runs in
+    a container, whose files are not ours; `mounts`: its folders that are: there, here."""
+
+    words: list[str]
+    environ: dict[str, str] = field(default_factory=dict)
+    unknown: list[str] = field(default_factory=list)
+    is_inside: bool = False
+    mounts: dict[str, str] = field(default_factory=dict)
+    name: str = ""
+
+
+def read(text: str) -> list[Pasted]:
+    """Every server that the text starts. Raises NoServerError."""
+    if _TEMPLATE.search(text):
+        raise NoServerError(TEMPLATE)
+    found = list(_of_yaml(text)) if _YAML.search(text) or _LIST.match(text) else []
+    found = found or list(_of_shell(_as_script(text), {}))
+    if not found:
+        shown = " ".join(text.split())[:200]
+        raise NoServerError(f"`{shown}` is not `vllm serve`, so it starts no server that we know")
+    return [_settled(each) for each in found]
+
+
+def _as_script(text: str) -> str:
+    """A systemd unit or a Dockerfile as the shell commands that it means."""
+    is_unit = "[Service]" in text
+    text = _SETS.sub("export ", _START.sub("", text))
+    text = _OTHER_KEYS.sub("", text) if is_unit else text
+    return re.sub(r'(?m)^\[(".*")\]$', lambda match: match[1].replace('",', '" '), text)
+
+
+def of_words(words: Sequence[str]) -> list[Pasted]:
+    """The same of words that a shell has split."""
+    found = list(_of_command(list(words), shell.Script()))
+    if not found:
+        shown = " ".join(words)[:200]
+        raise NoServerError(f"`{shown}` is not `vllm serve`, so it starts no server that we know")
+    return [_settled(each) for each in found]
+
+
+def _of_shell(text: str, environ: Mapping[str, str]) -> Iterator[Pasted]:
+    try:
+        script = shell.read(text, environ)
+    except ValueError as why:
+        raise NoServerError(f"the command cannot be split into words ({why})") from None
+    for words in script.commands:
+        yield from _of_command(words, script)
+
+
+def _of_command(words: list[str], script: shell.Script) -> Iterator[Pasted]:
+    """The server that one command starts, if it does."""
+    environ = script.known | _assigned(words)
+    rest = list(words)
+    while rest and (rest[0] in ("env", "export", "exec", "nohup") or ASSIGNMENT.fullmatch(rest[0])):
+        rest.pop(0)
+    for index, word in enumerate(rest):  # behind `sudo`, say
+        if basename(word) in _DOCKER and {"run", "create"} & set(rest[index + 1 : index + 3]):
+            yield from _of_docker(rest[index:], environ, script)
+            return
+    if rest and basename(rest[0]) == "kubectl" and "--" in rest:
+        rest = rest[rest.index("--") + 1 :]
+        yield from _of_container(rest, bool(rest) and rest[0].startswith("-"), environ, script)
+        return
+    if rest and rest[0].startswith("-"):
+        yield Pasted(rest, environ)
+        return
+    yield from _served(rest, environ, script)
+
+
+def _assigned(words: Sequence[str]) -> dict[str, str]:
+    """Assignments before the server's own words, as in `nohup env A=b vllm serve`."""
+    found = {}
+    for word in words:
+        if word == "serve" or _SERVER.fullmatch(word):
+            break
+        if match := ASSIGNMENT.fullmatch(word):
+            found[match[1]] = match[2]
+    return found
+
+
+def _served(words: list[str], environ: dict[str, str], script: shell.Script) -> Iterator[Pasted]:
+    """The server whose words these are, or that a script among them starts."""
+    for index, word in enumerate(words):
+        before = basename(words[index - 1]) if index else ""
+        if (word == "serve" and before in ("vllm", _CLI)) or _SERVER.fullmatch(word):
+            yield Pasted(words[index + 1 :], environ)
+            return
+        if re.search(r"\s", word) and re.search(r"vllm\b.*\bserve\b|api_server\b", word, re.DOTALL):
+            inner = list(_of_shell(word, script.known | environ))
+            yield from inner
+            if inner:
+                return
+
+
+def _of_docker(words: list[str], environ: dict[str, str], script: shell.Script) -> Iterator[Pasted]:
+    """`docker run [options] IMAGE [words]`."""
+    rest = words[next(i for i, word in enumerate(words) if word in ("run", "create")) + 1 :]
+    entry: list[str] = []
+    own, unknown, mounts = {}, [], {}
+    while rest and rest[0].startswith("-"):
+        name, equals, value = rest.pop(0).partition("=")
+        if _BARE.fullmatch(name):
+            continue
+        if re.fullmatch(r"-[epvulwmh]\S+", name):  # -eA=b
+            name, value, equals = name[:2], name[2:] + equals + value, "="
+        elif not equals:
+            value = rest.pop(0) if rest else ""
+        if name in ("-e", "--env"):
+            key, has, given = value.partition("=")
+            if has or key in environ:
+                own[key] = given if has else environ[key]
+        elif name == "--env-file":
+            own |= _env_file(value, unknown)
+        elif name in ("-v", "--volume"):
+            mounts |= _mount(value)
+        elif name == "--entrypoint":
+            entry = value.split()
+    if rest:
+        yield from _of_image(rest[0], entry + rest[1:], bool(entry), (own, mounts), script, unknown)
+
+
+def _of_image(
+    image: str,
+    words: list[str],
+    has_entry: bool,
+    around: tuple[dict[str, str], dict[str, str]],
+    script: shell.Script,
+    unknown: Sequence[str] = (),
+) -> Iterator[Pasted]:
+    """A container's server: what its words start, or the image's own if these are options."""
+    is_vllm = not has_entry and (bool(_IMAGE.search(image)) or _begins(words))
+    for each in _of_container(words, is_vllm, around[0], script):
+        mounts = around[1]
+        each.unknown = [*unknown, *each.unknown]
+        yield replace(each, is_inside=True, mounts=mounts)
+
+
+def _begins(words: Sequence[str]) -> bool:
+    """Whether these are options of a server: some image's own entry point takes them."""
+    return bool(words) and (words[0].startswith("--") or words[0] == "serve")
+
+
+def _of_container(
+    words: list[str], is_vllm: bool, environ: dict[str, str], script: shell.Script
+) -> Iterator[Pasted]:
+    found = list(_served(words, environ, script))
+    if not found and is_vllm and not (words and basename(words[0]) in _SHELLS):
+        rest = words[1:] if words[:1] == ["serve"] else words
+        found = [Pasted(rest, dict(environ))]
+    for each in found:
+        yield replace(each, is_inside=True)
+
+
+def _env_file(name: str, unknown: list[str]) -> dict[str, str]:
+    """The lines NAME=value of a file, as docker reads them."""
+    try:
+        lines = Path(name).expanduser().read_text(errors="replace")[:MAX_BYTES].splitlines()
+    except OSError:
+        unknown.append(f"the file {name}")
+        return {}
+    pairs = (line.removeprefix("export ").partition("=") for line in map(str.strip, lines))
+    return {key: value.strip("'\"") for key, _, value in pairs if key and key[0] != "#" and value}
+
+
+def _mount(text: str) -> dict[str, str]:
+    here, _, there = text.partition(":")
+    return {there.partition(":")[0]: here} if here[:1] in "/~." and there else {}
+
+
+# --- YAML -------------------------------------------------------------------------------
+def _of_yaml(text: str) -> Iterator[Pasted]:
+    try:
+        import yaml
+    except ImportError:
+        raise NoServerError("it looks like YAML, for which PyYAML is not installed here") from None
+    try:
+        documents = list(yaml.safe_load_all(text))
+    except yaml.YAMLError as why:
+        raise NoServerError(f"it is no YAML ({' '.join(str(why).split())[:200]})") from None
+    for document in documents:
+        if isinstance(document, list) and all(isinstance(each, str | int) for each in document):
+            yield Pasted([str(each) for each in document], is_inside=True)
+        else:
+            yield from _walk(document, "")
+
+
+def _walk(node: Any, name: str) -> Iterator[Pasted]:
+    """Every container below this node of a compose file or a manifest."""
+    if isinstance(node, list):
+        for each in node:
+            yield from _walk(each, name)
+    if not isinstance(node, dict):
+        return
+    name = str(node.get("name") or _part(node, "metadata").get("name") or name)
+    if any(node.get(key) for key in ("command", "args", "entrypoint")) or "image" in node:
+        yield from _container(node, name)
+    for key, value in node.items():
+        yield from _walk(value, key if isinstance(value, dict) else name)
+
+
+def _part(node: Mapping[str, Any], key: str) -> Mapping[str, Any]:
+    found = node.get(key)
+    return found if isinstance(found, dict) else {}
+
+
+def _container(node: Mapping[str, Any], name: str) -> Iterator[Pasted]:
+    """compose: `entrypoint` and `command`; Kubernetes: `command` and `args`."""
+    unknown: list[str] = []
+    is_pod = "args" in node or ("entrypoint" not in node and isinstance(node.get("env"), list))
+    environ = _environment(node, unknown)
+    script = shell.Script(known=dict(environ))
+    entry = node.get("command") if is_pod else node.get("entrypoint")
+    args = node.get("args") if is_pod else node.get("command")
+    words = _words(entry, script, is_pod) + _words(args, script, is_pod)
+    image = node.get("image")
+    image = image if isinstance(image, str) else _part(node, "image").get("repository") or ""
+    mounts = {}
+    for volume in node.get("volumes") or () if isinstance(node.get("volumes"), list) else ():
+        mounts |= _mount(volume) if isinstance(volume, str) else {}
+    around = environ, mounts
+    for each in _of_image(str(image), words, bool(entry), around, script, unknown):
+        yield replace(each, name=name)
+
+
+def _words(given: Any, script: shell.Script, is_pod: bool) -> list[str]:
+    """A list is taken word by word, and what is known is filled in; a text as a shell would."""
+    if isinstance(given, str):
+        commands = shell.read(given, script.known).commands
+        return [word for words in commands for word in words]
+    found = []
+    for each in given if isinstance(given, list) else ():
+        word = str(each)
+        is_script = re.search(r"\s", word)  # for `sh -c`, which reads the same variables itself
+        has_variables = not is_script and ("$(" if is_pod else "${") in word
+        found.append(shell.expanded(word, script.known) if has_variables else word)
+    return found
+
+
+def _environment(node: Mapping[str, Any], unknown: list[str]) -> dict[str, str]:
+    found: dict[str, str] = {}
+    files = node.get("env_file") or ()
+    for each in [files] if isinstance(files, str) else files:
+        found |= _env_file(str(each.get("path") if isinstance(each, dict) else each), unknown)
+    given = node.get("env") or node.get("environment") or {}
+    if isinstance(given, dict):
+        given = [{"name": key, "value": value} for key, value in given.items()]
+    for each in given if isinstance(given, list) else ():
+        if isinstance(each, str) and "=" in each:
+            key, _, value = each.partition("=")
+            found[key] = value
+        elif isinstance(each, dict) and "value" in each:
+            found[str(each.get("name"))] = _plain(each["value"])
+    return {key: shell.expanded(value, {}) for key, value in found.items()}
+
+
+def _plain(value: Any) -> str:
+    return str(value).lower() if isinstance(value, bool) else "" if value is None else str(value)
+
+
+# --- what is left open ---------------------------------------------------------------------
+def _settled(pasted: Pasted) -> Pasted:
+    """The same with defaults where the text gives them, without options whose values nobody here
+    knows, and with paths of this machine."""
+    words: list[str] = []
+    unknown = list(pasted.unknown)
+    for each in pasted.words:
+        word, names = shell.filled(each)
+        unknown += names
+        if word is not None:
+            words.append(_here(word, pasted.mounts))
+        elif each[:1] != "-" and words and words[-1][:1] == "-" and "=" not in words[-1]:
+            words.pop()  # the option whose value it is
+    environ = {}
+    for name, given in pasted.environ.items():
+        value, names = shell.filled(given)
+        unknown += names if name.startswith(("CONTINUUM_", "VLLM_")) else []
+        if value is not None:
+            environ[name] = value
+    return replace(pasted, words=words, environ=environ, unknown=list(dict.fromkeys(unknown)))
+
+
+def _here(word: str, mounts: Mapping[str, str]) -> str:
+    """A path inside a container as the path of the folder that is mounted there."""
+    head, equals, path = word.rpartition("=") if word[:2] == "--" else ("", "", word)
+    for there, here in mounts.items():
+        if path == there or path.startswith(there.rstrip("/") + "/"):
+            local = Path(here).expanduser().joinpath(path[len(there) :].lstrip("/"))
+            if local.exists():
+                return f"{head}{equals}{local}"
+    return word

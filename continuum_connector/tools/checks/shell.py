@@ -1,0 +1,156 @@
+"""Shell: a pasted script -> its commands, each a list of words. Nothing is run.
+
+What only a shell knows (variables, `$(...)`) is filled in where the text itself says it. Where it
+does not, a mark stands in the word: `filled` takes marks out again.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+
+OPEN = "\0"  # begins a mark: what is written there, and its default, if it has one
+_MARK = re.compile("\0([^\1]*)\1(\3?)([^\2]*)\2")
+# $VAR, ${VAR}, ${VAR:-default}, $(VAR) of Kubernetes; of more than that only the name counts
+_VARIABLE = re.compile(
+    r"\$(?:(?P<name>\w+)|\{(?P<braced>\w+)(?P<rest>[^}]*)\}|\((?P<k8s>[A-Z_][A-Z0-9_]*)\))"
+)
+_OTHER = re.compile(r"\$\((?:[^()]|\([^()]*\))*\)|`[^`]*`|\$[@*#?]|\$\{[^}]*\}")
+_END = ("\n", ";", "&", "|", "(", ")")
+ASSIGNMENT = re.compile(r"([A-Za-z_]\w*)=(.*)", re.DOTALL)
+
+
+@dataclass
+class Script:
+    """`commands`: each with the words of one. `known`: variables that the text sets."""
+
+    commands: list[list[str]] = field(default_factory=list)
+    known: dict[str, str] = field(default_factory=dict)
+
+
+def read(text: str, environ: Mapping[str, str] | None = None) -> Script:
+    """The commands of a script. `environ`: variables that are known beforehand.
+
+    Raises ValueError if a quotation is not closed.
+    """
+    script = Script(known=dict(environ or {}))
+    for words in _split(text.replace("\r\n", "\n"), script):
+        script.commands.append(words)
+        for word in words[1:] if words[0] in ("export", "declare", "env", "set") else words:
+            if not (match := ASSIGNMENT.fullmatch(word)):
+                break
+            script.known[match[1]] = match[2]
+    return script
+
+
+def _split(text: str, script: Script) -> Iterator[list[str]]:
+    """One pass over the text. A redirection and what it names are left out."""
+    words: list[str] = []
+    word: str | None = None
+    skips = False  # the next word names a file of a redirection
+    at, end = 0, len(text)
+    while at <= end:
+        char = text[at] if at < end else "\n"
+        if char == "\\" and text[at + 1 : at + 2] == "\n":
+            at += 2
+            continue
+        if char in " \t\r\n;&|()<>":
+            if char in "<>" and word is not None and word.isdecimal():
+                word = None  # 2>file
+            if word is not None and not skips:
+                words.append(word)
+            skips = skips and word is None
+            word = None
+            if char in "<>":
+                at += len(re.match(r"[<>]+&?-?|[<>]", text[at:])[0])  # type: ignore[index]
+                skips = True
+                continue
+            if char == "&" and text[at + 1 : at + 2] == ">":  # &>file
+                at += 1
+                continue
+            if char in _END and words:
+                yield words
+                words, skips = [], False
+            at += 1
+            continue
+        if char == "#" and word is None:
+            at = text.find("\n", at) if "\n" in text[at:] else end
+            continue
+        piece, at = _piece(text, at, script)
+        word = (word or "") + piece
+    if words:
+        yield words
+
+
+def _piece(text: str, at: int, script: Script) -> tuple[str, int]:
+    """A part of a word that is quoted, or stands for something; and where it ends."""
+    char = text[at]
+    if char == "\\":
+        return text[at + 1 : at + 2], at + 2
+    if char == "'":
+        end = _closing(text, at, "'")
+        return text[at + 1 : end], end + 1
+    if char == '"':
+        return _quoted(text, at, script)
+    if char in "$`":
+        return _expanded(text, at, script)
+    return char, at + 1
+
+
+def _quoted(text: str, at: int, script: Script) -> tuple[str, int]:
+    found, at = "", at + 1
+    while text[at : at + 1] != '"':
+        if at >= len(text):
+            raise ValueError("a quotation is not closed")
+        if text[at] == "\\" and text[at + 1 : at + 2] in ('"', "\\", "$", "`", "\n"):
+            found += text[at + 1].replace("\n", "")
+            at += 2
+        elif text[at] in "$`":
+            piece, at = _expanded(text, at, script)
+            found += piece
+        else:
+            found, at = found + text[at], at + 1
+    return found, at + 1
+
+
+def _closing(text: str, at: int, quote: str) -> int:
+    end = text.find(quote, at + 1)
+    if end < 0:
+        raise ValueError("a quotation is not closed")
+    return end
+
+
+def _expanded(text: str, at: int, script: Script) -> tuple[str, int]:
+    if match := _VARIABLE.match(text, at):
+        name = match["name"] or match["braced"] or match["k8s"]
+        if name in script.known:
+            return script.known[name], match.end()
+        rest = match["rest"] or ""
+        default = rest[2:] if rest[:2] in (":-", ":=") else rest[1:] if rest[:1] == "-" else None
+        return _mark(match[0], None if default and "$" in default else default), match.end()
+    if match := _OTHER.match(text, at):
+        return _mark(match[0][:60], None), match.end()
+    return text[at], at + 1
+
+
+def _mark(written: str, default: str | None) -> str:
+    return f"{OPEN}{written}\1" + ("" if default is None else f"\3{default}") + "\2"
+
+
+def expanded(word: str, known: Mapping[str, str]) -> str:
+    """A word without quotes, with what is known filled in, and marks for the rest."""
+    script, found, at = Script(known=dict(known)), "", 0
+    while at < len(word):
+        piece, at = _expanded(word, at, script) if word[at] == "$" else (word[at], at + 1)
+        found += piece
+    return found
+
+
+def filled(word: str) -> tuple[str | None, list[str]]:
+    """The word with defaults in the place of its marks, None if one has none; what stood there."""
+    marks = list(_MARK.finditer(word))
+    names = [match[1] for match in marks]
+    if not all(match[2] for match in marks):
+        return None, names
+    return _MARK.sub(lambda match: match[3], word), names

@@ -1,0 +1,222 @@
+"""Planned: what this vLLM would make of a command line, asked of vLLM itself without GPU, weights
+or network. Its parser reads the options, its config is built, its layers on the meta device, its KV
+groups from them; then the functions are called that our connector calls at a server's start.
+
+Where vLLM raises, its own sentence is the answer. Only for a process of its own: see pretend.py.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from types import SimpleNamespace
+from typing import Any
+from unittest import mock
+
+from continuum_connector import build
+from continuum_connector.config import CONNECTOR_NAME
+from continuum_connector.vllm import about, attach, proven, served
+from continuum_connector.vllm.pretend import DEVICE, GPU_BYTES, no_memory, world_of
+
+# Drafts that keep no KV, so that no layers of theirs are built.
+NO_KV = ("ngram", "ngram_gpu", "suffix", "medusa", "mlp_speculator")
+CAPABILITIES = ((9, 0), (10, 0))  # the second where vLLM refuses options on the first
+
+
+class RefusedError(Exception):
+    """vLLM refuses these options for this model."""
+
+
+class NotSeenError(Exception):
+    """What vLLM would do cannot be found out here: the step, and vLLM's sentence."""
+
+
+def kv(options: Any) -> dict[str, Any]:
+    """The fields of `Kv` for the server that these options start. RefusedError, NotSeenError."""
+    config = _config(options)
+    with _step("layers"):
+        specs, layouts = zip(*(_stage(config, rank) for rank in _first_ranks(config)), strict=True)
+    with _step("KV groups", ValueError):
+        at_workers, at_scheduler = _groups(config, specs, layouts)
+    return _judged(config, specs, at_workers, at_scheduler)
+
+
+@contextlib.contextmanager
+def _step(name: str, *refusals: type[Exception]) -> Iterator[None]:
+    """Whatever vLLM raises in this step is the answer: a refusal if it is one of `refusals`."""
+    try:
+        yield
+    except refusals as why:
+        raise RefusedError(about.sentence(why)) from None
+    except (Exception, SystemExit) as why:  # a plugin's, a model's or torch's own
+        raise NotSeenError(f"{name}: {about.sentence(why)}") from None
+
+
+def _config(options: Any) -> Any:
+    """The engine's config. If vLLM refuses the model with no other option as well, it is the model
+    that cannot be read here, and no option is to blame."""
+    for capability in CAPABILITIES:
+        DEVICE.capability = capability
+        try:
+            return _made(options)
+        except SystemExit as why:  # attach.py: our own part of the config
+            raise RefusedError(about.sentence(why)) from None
+        except ValueError as why:
+            refusal = about.sentence(why)
+        except Exception as why:
+            raise NotSeenError(f"config: {about.sentence(why)}") from None
+    if "No module named" not in refusal and _takes_model_alone(options):
+        raise RefusedError(refusal)
+    why = f"config: {refusal}"
+    raise NotSeenError(f"{why} ({about.sentence(DEVICE.trouble)})" if DEVICE.trouble else why)
+
+
+def _takes_model_alone(options: Any) -> bool:
+    DEVICE.capability = CAPABILITIES[0]
+    try:
+        _made(_bare(options))
+    except (Exception, SystemExit):
+        return False
+    return True
+
+
+def _bare(options: Any) -> Any:
+    kept = ("model", "tokenizer", "trust_remote_code", "revision", "hf_overrides", "hf_config_path")
+    words = ["--model", options.model, "--skip-tokenizer-init"]
+    found = about.parse(words)
+    for name in kept:
+        setattr(found, name, getattr(options, name, None))
+    return found
+
+
+def _made(options: Any) -> Any:
+    from vllm.config import KVTransferConfig
+    from vllm.engine.arg_utils import AsyncEngineArgs
+    from vllm.usage.usage_lib import UsageContext
+
+    args = AsyncEngineArgs.from_cli_args(options)
+    args.load_format = "dummy"
+    if args.kv_transfer_config is None:  # looked at as if it had ours
+        args.kv_transfer_config = KVTransferConfig(kv_connector=CONNECTOR_NAME, kv_role="kv_both")
+    # Files that it writes have lines of their own, and may lie in a container.
+    with mock.patch.object(attach, "_check_folders"):
+        return args.create_engine_config(UsageContext.OPENAI_API_SERVER)
+
+
+def _first_ranks(config: Any) -> range:
+    """The first rank of each pipeline stage: the others of a stage have layers like its own."""
+    parallel = config.parallel_config
+    return range(0, parallel.world_size, _ranks_per_stage(config))
+
+
+def _ranks_per_stage(config: Any) -> int:
+    parallel = config.parallel_config
+    return int(parallel.world_size // parallel.pipeline_parallel_size)
+
+
+def _stage(config: Any, rank: int) -> tuple[dict[str, Any], list[Any]]:
+    """The spec of each layer of this rank, and the layouts that its attention takes."""
+    import torch
+    from vllm.config import CompilationMode, set_current_vllm_config
+    from vllm.model_executor.model_loader.utils import initialize_model
+    from vllm.platforms import current_platform
+    from vllm.utils.torch_utils import set_default_torch_dtype
+    from vllm.v1.worker import workspace
+    from vllm.v1.worker.gpu.attn_utils import get_kv_cache_spec
+    from vllm.v1.worker.worker_base import WorkerBase
+
+    config.compilation_config.static_forward_context.clear()
+    config.compilation_config.mode = CompilationMode.NONE  # nothing will run
+    dtype = set_default_torch_dtype(config.model_config.dtype)
+    with set_current_vllm_config(config), dtype, world_of(config, rank):
+        workspace.init_workspace_manager(torch.device("meta"), 1)
+        with no_memory():
+            initialize_model(config)
+            if rank >= config.parallel_config.world_size - _ranks_per_stage(config):
+                _add_drafts(config)
+        current_platform.update_block_size_for_backend(config)
+        of_worker = SimpleNamespace(vllm_config=config)
+        layouts = WorkerBase.get_supported_kv_cache_layouts(of_worker)
+        return get_kv_cache_spec(config), layouts
+
+
+def _add_drafts(config: Any) -> None:
+    """Build the layers of a draft model, which keep KV beside the model's own."""
+    drafts = config.speculative_config
+    if not drafts or drafts.draft_model_config is None or drafts.method in NO_KV:
+        return
+    from vllm.compilation.backends import set_model_tag
+    from vllm.model_executor.model_loader.utils import initialize_model
+
+    with set_model_tag("eagle_head"):
+        initialize_model(config, model_config=drafts.draft_model_config)
+
+
+def _groups(config: Any, specs: Sequence[Any], layouts: Sequence[Any]) -> tuple[list[Any], Any]:
+    """The KV cache of each stage's workers and that of the scheduler, as the engine makes them."""
+    from vllm.v1.attention.backends.utils import resolve_kv_cache_layout
+    from vllm.v1.core import kv_cache_utils as utils
+
+    every = [spec for stage in specs for spec in stage.values()]
+    resolve_kv_cache_layout(config, list(layouts), every)
+    with contextlib.suppress(ImportError):
+        from vllm.v1.kv_cache_spec_registry import register_all_kvcache_specs
+
+        register_all_kvcache_specs(config)
+    try:
+        from vllm.v1.core.kv_cache_planning import get_kv_cache_configs  # vLLM >= 0.33
+    except ImportError:
+        get_kv_cache_configs = utils.get_kv_cache_configs
+    at_workers = get_kv_cache_configs(config, list(specs), [GPU_BYTES] * len(specs))
+    found = utils.generate_scheduler_kv_cache_config(at_workers)
+    if groups := found.kv_cache_groups:
+        cached = [
+            g.kv_cache_spec for g in groups if getattr(g.kv_cache_spec, "prefix_cacheable", 1)
+        ]
+        config.cache_config.block_size = min(spec.block_size for spec in cached)
+        config.cache_config.num_gpu_blocks = found.num_blocks
+        config.validate_block_size()
+        found.hash_block_size = utils.resolve_kv_cache_block_sizes(found, config)[1]
+    return at_workers, found
+
+
+def _judged(
+    config: Any, specs: Sequence[Any], at_workers: Sequence[Any], at_scheduler: Any
+) -> dict[str, Any]:
+    """What the server says at its start, of what vLLM made."""
+    seen = served.server(config, at_scheduler)
+    drafts = config.speculative_config
+    groups = [served.group(each) for each in at_scheduler.kv_cache_groups]
+    blocks = [served.bytes_per_block(each) for each in at_workers] if groups else []
+    layers = Counter(
+        (type(spec).__name__, _window(spec)) for each in specs for spec in each.values()
+    )
+    return {
+        "device": DEVICE.name,
+        "architecture": config.model_config.architecture,
+        "runner": config.model_config.runner_type,
+        "aside": build.reason_to_step_aside(config, at_scheduler),
+        "no_tier": proven.why_no_tier(seen),
+        "no_disk": proven.why_no_disk(seen),
+        "server": seen._asdict(),
+        "layers": [[kind, window, number] for (kind, window), number in layers.most_common()],
+        "groups": [[each.kind, each.block_size, each.window] for each in groups],
+        "hash_size": getattr(at_scheduler, "hash_block_size", 0) or 0,
+        "block_bytes": sum(blocks) * _ranks_per_stage(config),
+        "num_ranks": config.parallel_config.world_size,
+        "prefix_caching": bool(config.cache_config.enable_prefix_caching),
+        "drops_a_block": bool(drafts and _drops_a_block(drafts)),
+    }
+
+
+def _window(spec: Any) -> int | None:
+    return getattr(spec, "sliding_window", None) or getattr(spec, "attention_chunk_size", None)
+
+
+def _drops_a_block(drafts: Any) -> bool:
+    """Whether vLLM drops the last block of a hit for these drafts."""
+    try:
+        return bool(drafts.use_eagle_block_drop())
+    except AttributeError:  # vLLM <= 0.31
+        return bool(drafts.use_eagle())

@@ -1,0 +1,221 @@
+"""What `continuum check` says of a command line is what the server decides with it.
+
+vLLM itself is asked in a process without GPU, weights or network; beside it stand the layers of
+families.py, read from the models' code by hand, and the connector's own answers for them.
+"""
+
+from __future__ import annotations
+
+import json
+import shlex
+from collections import Counter
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+
+from bench.sim import versions
+from continuum_connector import build
+from continuum_connector.vllm import served
+from continuum_connector.vllm.proven import Server, why_no_disk, why_no_tier
+from tests.vllm import model_configs as configs
+from tests.vllm.asked import answers
+from tests.vllm.families import FAMILIES
+from tests.vllm.test_check import HAS_PLANNED
+from tests.vllm.test_families import cache_of
+
+pytestmark = pytest.mark.skipif(not HAS_PLANNED, reason="this vLLM cannot be asked")
+
+OURS = '{"kv_connector":"ContinuumConnector"}'
+BESIDE = json.dumps(
+    {
+        "kv_connector": "MultiConnector",
+        "kv_role": "kv_both",
+        "kv_connector_extra_config": {
+            "connectors": [
+                {"kv_connector": "ContinuumConnector", "kv_role": "kv_both"},
+                {"kv_connector": "ExampleConnector", "kv_role": "kv_both"},
+            ]
+        },
+    }
+)
+RETENTION = "--prefix-cache-retention-interval 1056"
+MTP = "--speculative-config.method mtp --speculative-config.num_speculative_tokens 2"
+V1 = {"VLLM_USE_V2_MODEL_RUNNER": "0"}
+
+
+class Asked(NamedTuple):
+    """A command line and what is known of its server. `expects`: fields of the answer's `kv`, the
+    beginning of a sentence or the whole of a number; or "refused", "not_seen": a part of it."""
+
+    name: str
+    config: configs.Config
+    options: str
+    expects: dict[str, Any]
+    environ: dict[str, str] = {}  # noqa: RUF012 - nobody changes it
+
+
+NO_STATE_TIER = "no DRAM tier for layers of state with speculative decoding"
+NO_DRAFT_DISK = "no disk tier with speculative decoding"
+NO_GROUPS_DISK = "no disk tier for KV groups with windows"
+NONE = {"aside": "", "no_tier": "", "no_disk": ""}
+
+CASES = [
+    Asked("plain", configs.LLAMA_8B, "", NONE | {"block_bytes": 16 * 131_072, "num_ranks": 1}),
+    Asked("two ranks", configs.LLAMA_8B, "-tp 2", NONE | {"block_bytes": 16 * 131_072}),
+    Asked("heads twice", configs.LLAMA_8B, "-tp 16", NONE | {"block_bytes": 32 * 131_072}),
+    Asked("stages", configs.LLAMA_8B, "-pp 2", {"no_disk": "no disk tier with pipeline par"}),
+    Asked(
+        "stages over Ray",
+        configs.LLAMA_8B,
+        "-pp 2 --distributed-executor-backend ray",
+        {"not_seen": "ray"},  # which is not installed here
+    ),
+    Asked("fp8", configs.LLAMA_8B, "--kv-cache-dtype fp8", NONE | {"block_bytes": 8 * 131_072}),
+    Asked(
+        "nvfp4",
+        configs.LLAMA_8B,
+        "--kv-cache-dtype nvfp4",
+        {"no_tier": "no DRAM tier with --kv-cache-dtype nvfp4"},
+    ),
+    Asked(
+        "LoRA", configs.LLAMA_8B, "--enable-lora", {"no_disk": "no disk tier with --enable-lora"}
+    ),
+    Asked(
+        "ngram, short",
+        configs.LLAMA_8B,
+        "--spec-method ngram --spec-tokens 3",
+        {"no_tier": "", "no_disk": NO_DRAFT_DISK},
+    ),
+    Asked(
+        "ngram, -sc.",
+        configs.LLAMA_8B,
+        "-sc.method ngram -sc.num_speculative_tokens 3",
+        {"no_tier": "", "no_disk": NO_DRAFT_DISK},
+    ),
+    Asked("pooling", configs.LLAMA_8B, "--runner pooling", {"aside": "the runner is pooling"}),
+    Asked(
+        "no caching",
+        configs.LLAMA_8B,
+        "--no-enable-prefix-caching",
+        {"aside": "prefix caching is off", "prefix_caching": False},
+    ),
+    Asked(
+        "overrides",
+        configs.LLAMA_8B,
+        "--hf-overrides '{\"num_hidden_layers\": 4}'",
+        NONE | {"block_bytes": 4 * 16 * 4096},
+    ),
+    Asked("blocks", configs.LLAMA_8B, "--block-size 64", {"block_bytes": 64 * 131_072}),
+    Asked("context ranks", configs.LLAMA_8B, "-tp 16 -dcp 2", {"aside": "decode context par"}),
+    Asked("heads", configs.FALCON_7B, "-tp 3", {"refused": "must be divisible by tensor parallel"}),
+    Asked("one KV head", configs.FALCON_7B, "", NONE | {"block_bytes": 32 * 16 * 256}),
+    Asked("a window alone", configs.MISTRAL, "", {"aside": "", "no_disk": NO_GROUPS_DISK}),
+    Asked("nobody's", configs.NOBODYS, "", {"not_seen": "config: "}),
+    Asked("no option", configs.LLAMA_8B, "--no-such-option", {"refused": "unrecognized arguments"}),
+    Asked(
+        "states and attention in one layer",
+        configs.FALCON_H1,
+        "",
+        {"no_tier": "", "no_disk": NO_GROUPS_DISK, "block_bytes": 14_745_600},
+    ),
+    Asked("states, blocks", configs.FALCON_H1, "--block-size 4096", {"block_bytes": 75_497_472}),
+    Asked(
+        "MTP beside states",
+        configs.QWEN3_NEXT,
+        MTP,
+        {"no_tier": "", "no_disk": NO_GROUPS_DISK, "drops_a_block": True},
+    ),
+    Asked(
+        "MTP beside states, retention",
+        configs.QWEN3_NEXT,
+        f"{MTP} {RETENTION}",
+        {"no_tier": NO_STATE_TIER},
+    ),
+    Asked(
+        "MTP beside states, runner V1",
+        configs.QWEN3_NEXT,
+        MTP,
+        {"no_tier": NO_STATE_TIER},
+        V1,
+    ),
+    Asked(
+        "one group for all",
+        configs.GEMMA3_27B,
+        "--disable-hybrid-kv-cache-manager",
+        NONE | {"block_bytes": 62 * 16 * 16 * 512},
+    ),
+    Asked(
+        "beside a connector that knows no hybrids",
+        configs.GEMMA3_27B,
+        f"--kv-transfer-config '{BESIDE}'",
+        NONE | {"block_bytes": 62 * 16 * 16 * 512},
+    ),
+]
+
+
+@pytest.fixture(scope="module")
+def told(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:
+    """What vLLM says of each case and each family, from one process that imports it."""
+    root = tmp_path_factory.mktemp("models")
+    every = [*CASES, *(Asked(name, *each, {}) for name, each in configs.OF_FAMILY.items())]
+    questions, environs = [], {}
+    for index, case in enumerate(every):
+        model = root / str(index)
+        model.mkdir()
+        (model / "config.json").write_text(json.dumps(case.config))
+        words = shlex.split(case.options)
+        given = [] if "--kv-transfer-config" in words else ["--kv-transfer-config", OURS]
+        questions.append([str(model), *given, *words])
+        environs[index] = case.environ
+    found = answers(questions, environs)
+    return {case.name: answer for case, answer in zip(every, found, strict=True)}
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+def test_what_vllm_would_do_is_known_before_it_starts(
+    told: dict[str, dict[str, Any]], case: Asked
+) -> None:
+    answer = told[case.name]
+    for key, wanted in case.expects.items():
+        if key in ("refused", "not_seen"):
+            assert wanted in answer.get(key, ""), answer
+            assert "kv" not in answer
+            continue
+        found = answer["kv"][key] if "kv" in answer else answer
+        assert found == wanted or (wanted and str(found).startswith(wanted)), answer
+
+
+WITH_FILES = [family for family in FAMILIES if family.name in configs.OF_FAMILY]
+
+
+@pytest.mark.parametrize("family", WITH_FILES, ids=lambda family: family.name)
+def test_the_layers_of_a_real_model_are_those_of_the_table_and_the_server_says_the_same(
+    told: dict[str, dict[str, Any]], family: Any
+) -> None:
+    kv = told[family.name].get("kv")
+    assert kv, told[family.name]
+    config = versions.vllm_config(block_size=family.block_size)
+    if "MambaSpec" in str(family.layers()):
+        config.cache_config.mamba_cache_mode = "align"
+    cache = cache_of(config, family, 100)
+    by_hand = Counter(served.kinds(cache))
+    assert Counter(kind for kind, _, _ in kv["groups"]) == by_hand
+    assert kv["block_bytes"] == family.block_bytes
+    assert {size for _, size, _ in kv["groups"]} == {family.block_size}
+    assert kv["aside"] == build.reason_to_step_aside(config, cache)
+    # The harness has no executor; everything else must be what decides in a real scheduler.
+    here, there = served.server(config, cache)._asdict(), kv["server"]
+    same = ("fails_by_request", "kv_cache_dtype", "has_drafts", "has_lora", "leaves_right_states")
+    assert {name: there[name] for name in same} == {name: here[name] for name in same}
+    seen = Server(**{**there, "kinds": tuple(there["kinds"])})
+    assert (kv["no_tier"], kv["no_disk"]) == (why_no_tier(seen), why_no_disk(seen))
+
+
+def test_nothing_is_left_of_it(tmp_path: Path) -> None:
+    """No file is written beside the model, and no model is asked for on the network."""
+    (tmp_path / "config.json").write_text(json.dumps(configs.LLAMA_8B))
+    gone, here = answers([["nobody/nothing"], [str(tmp_path)]])
+    assert "kv" not in gone
+    assert "kv" in here
+    assert [path.name for path in tmp_path.iterdir()] == ["config.json"]
