@@ -173,6 +173,7 @@ class _Body(msgspec.Struct):
     prompt_cache_key: msgspec.Raw = _NOTHING
     prompt_cache_retention: msgspec.Raw = _NOTHING
     metadata: msgspec.Raw = _NOTHING
+    client_metadata: msgspec.Raw = _NOTHING
     vllm_xargs: msgspec.Raw = _NOTHING
     kv_transfer_params: msgspec.Raw = _NOTHING
 

@@ -23,7 +23,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from msgspec import Struct
+from msgspec import Struct, structs
 
 from continuum_connector.programs.lineage import NUM_ENDS, LineageIndex
 
@@ -146,6 +146,21 @@ def program_key(name: str, salt: str | None) -> str:
     return _bounded(name, MAX_KEY_CHARS)
 
 
+# Namespaces of ids that may stand for more than one program: OpenAI means `prompt_cache_key` to be
+# one per application or template; tracing gives an id to all that serves one user's request.
+SHARED = ("cache-key:", "correlation:", "helicone:", "metadata:")
+PART, _PART_BYTES = "~part-", 8  # between the key that such programs share and a program's own end
+MAX_PART_CHARS = len(PART) + 2 * _PART_BYTES
+
+
+def is_shared(identity: Identity) -> bool:
+    """Whether the key may stand for several programs, which only their prompts tell apart."""
+    name = identity.key
+    if name.startswith(_SALTED):
+        name = name.split(":", 2)[-1]
+    return identity.source is IdentitySource.VENDOR and name.startswith(SHARED)
+
+
 def anonymous_key() -> str:
     """Return a new key for a program without a name. It is random, because a counter would tell any
     client how many requests of others have come since its last one."""
@@ -219,8 +234,13 @@ class ProgramTable:
         number of tokens, and by the `tokens` themselves if they are known; if that does not
         either, it is a new program. `hints` are for such requests.
         """
-        if identity is None:
-            identity = self._infer(block_hashes, num_prompt_tokens, tokens, hints or Hints())
+        if identity is None or is_shared(identity):
+            known = self._lineage.match(block_hashes, num_prompt_tokens, tokens)
+            known = known if known in self._programs else None
+            if identity is None:
+                identity = _inferred(known, hints or Hints())
+            else:
+                identity = self._one_of(identity, known)
         program = self._programs.get(identity.key)
         if program is None:
             program = Program(identity.key, identity.source, arrival=now)
@@ -273,17 +293,15 @@ class ProgramTable:
         """Return the program with this key, if it is remembered."""
         return self._programs.get(key)
 
-    def _infer(
-        self,
-        block_hashes: Sequence[bytes],
-        num_prompt_tokens: int,
-        tokens: Sequence[int] | None,
-        hints: Hints,
-    ) -> Identity:
-        key = self._lineage.match(block_hashes, num_prompt_tokens, tokens)
-        if key is not None and key in self._programs:
-            return Identity(key, IdentitySource.LINEAGE, hints)
-        return Identity(anonymous_key(), IdentitySource.NONE, hints)
+    def _one_of(self, shared: Identity, known: str | None) -> Identity:
+        """Which of the programs behind a shared key a turn belongs to: the one whose last turn it
+        continues (`known`, if that has the key), or a new one."""
+        part = shared.key[: MAX_KEY_CHARS - MAX_PART_CHARS] + PART
+        if known is not None and (known == shared.key or known.startswith(part)):
+            return structs.replace(shared, key=known)
+        if shared.key not in self._programs:
+            return shared
+        return structs.replace(shared, key=part + secrets.token_hex(_PART_BYTES))
 
     def _shrink(self) -> None:
         """Forget the least recently seen programs until the bound holds or all are in use."""
@@ -298,6 +316,12 @@ class ProgramTable:
             self._lineage.forget(key)
 
 
+def _inferred(known: str | None, hints: Hints) -> Identity:
+    if known is not None:
+        return Identity(known, IdentitySource.LINEAGE, hints)
+    return Identity(anonymous_key(), IdentitySource.NONE, hints)
+
+
 def _start_over(program: Program, now: float) -> None:
     """Reuse a finished program's key: it queues and counts as a program that just came."""
     program.arrival = now
@@ -305,41 +329,3 @@ def _start_over(program: Program, now: float) -> None:
     program.kept = Kept()
     program.last_finish = program.parent = None
     program.final = False
-
-
-class Answers:
-    """Whether a program's next prompt repeats its last answer unchanged, or continues from the last
-    prompt's end.
-
-    Many clients send an answer back without its thinking. Such a prompt still finds all blocks of
-    full attention up to that point. Of windows, chunks and states it finds only what was kept for a
-    hit that ends there.
-
-    Learns from each returning turn, per program. A program that has not returned yet is expected
-    to do what the last program that returned did. Before any has returned, programs are expected to
-    continue from their answers."""
-
-    def __init__(self, hash_size: int) -> None:
-        self._hash_size = hash_size
-        self._are_altered = False
-
-    def came_back(self, program: Program, hashes: Sequence[bytes]) -> None:
-        """A prompt of these block hashes continues from the program's last finished turn."""
-        marks, prompt = program.kept.marks, program.prompt_end
-        if not marks or prompt is None or marks[-1][0] <= prompt[0]:
-            return  # the answer did not fill a block
-        index, answer = marks[-1]
-        if len(hashes) <= prompt[0] or hashes[prompt[0]] != prompt[1]:
-            return  # the prompt already differs before the answer
-        is_altered = len(hashes) <= index or hashes[index] != answer
-        self._are_altered = program.alters_answers = is_altered
-
-    def are_altered(self, program: Program) -> bool:
-        """Whether we expect the next prompt to continue from the end of the last prompt."""
-        known = program.alters_answers
-        return self._are_altered if known is None else known
-
-    def finished(self, program: Program, hashes: Sequence[bytes], end: int) -> None:
-        """The program's last prompt can be hit up to `end`, in tokens."""
-        last = end // self._hash_size - 1
-        program.prompt_end = (last, hashes[last]) if 0 <= last < len(hashes) else None

@@ -62,8 +62,12 @@ _BEFORE_BODY = (
         parent="x-parent-session-id",
     ),
     _Vendor("litellm", ("x-litellm-session-id",)),
+    _Vendor("llm", ("x-llm-session-id",), parent="x-llm-parent-session-id"),
+    _Vendor("hermes", ("x-hermes-session-id",)),
+    _Vendor("conversation", ("x-conversation-id",)),
 )
 _AFTER_BODY = (
+    _Vendor("helicone", ("helicone-session-id",)),
     _Vendor("multi-turn", ("x-multi-turn-session-id",)),
     _Vendor("correlation", ("x-correlation-id",)),
 )
@@ -71,6 +75,10 @@ _CODEX = _Vendor(
     "codex",
     ("thread-id", "session-id", "conversation_id", "session_id"),
     parent="x-codex-parent-thread-id",
+)
+_CODEX_BODY = _Vendor("codex", ("thread_id", "session_id"), parent="x-codex-parent-thread-id")
+_CODEX_METADATA = frozenset(
+    {*_CODEX_BODY.program, _CODEX_BODY.parent, "x-codex-turn-metadata", "x-openai-subagent"}
 )
 
 
@@ -84,10 +92,11 @@ def _claims(headers: Headers, body: Mapping[str, Any]) -> Iterator[Fields]:
         _agent_hint(headers),
         _read(_BEFORE_BODY[0], headers),
         _claude_code(headers),
-        _codex(headers),
+        _codex(headers, body),
         *(_read(vendor, headers) for vendor in _BEFORE_BODY[1:]),
         _fields("cache-key", body.get("prompt_cache_key")),
         _anthropic_metadata(body.get("metadata")),
+        _metadata_session(body.get("metadata")),
         *(_read(vendor, headers) for vendor in _AFTER_BODY),
     )
     return (fields for fields in found if fields)
@@ -149,13 +158,31 @@ def _claude_code(headers: Headers) -> Fields:
     return _fields("claude-code", program, parent, compaction=compaction)
 
 
-def _codex(headers: Headers) -> Fields:
+def _codex(headers: Headers, body: Mapping[str, Any]) -> Fields:
+    """In headers, and the same in `client_metadata`, which also reaches us through gateways."""
+    raw = body.get("client_metadata")
+    said = {name: text for name, text in _texts(raw) if name in _CODEX_METADATA}
     fields = _read(_CODEX, headers)
-    metadata = _json_object(headers.get("x-codex-turn-metadata", ""))
-    compacts = headers.get("x-openai-subagent", "").strip().lower() == "compact"
-    if fields and (compacts or metadata.get("request_kind") == "compaction"):
+    if not fields and ("thread_id" in said or "x-codex-turn-metadata" in said):
+        fields = _read(_CODEX_BODY, said)
+    turn = _json_object(headers.get("x-codex-turn-metadata", ""))
+    turn = turn or _json_object(said.get("x-codex-turn-metadata", ""))
+    if not fields:  # the turn's metadata repeat who it is
+        name = as_id(turn.get("thread_id")) or as_id(turn.get("session_id"))
+        fields = _fields("codex", name, turn.get("parent_thread_id"))
+    subagent = headers.get("x-openai-subagent") or said.get("x-openai-subagent", "")
+    compacts = subagent.strip().lower() == "compact"
+    if fields and (compacts or turn.get("request_kind") == "compaction"):
         fields["compaction"] = True
     return fields
+
+
+def _texts(value: object) -> Iterator[tuple[str, str]]:
+    """The members of a JSON object that are texts or numbers."""
+    if isinstance(value, Mapping):
+        for name, each in value.items():
+            if isinstance(each, (str, int)) and not isinstance(each, bool):
+                yield name, str(each)
 
 
 def _agent_hint(headers: Headers) -> Fields:
@@ -183,9 +210,16 @@ def _anthropic_metadata(metadata: object) -> Fields:
     return _fields("claude-code", fields.get("session_id"), fields.get("parent_session_id"))
 
 
+def _metadata_session(metadata: object) -> Fields:
+    """`metadata.session_id`, as tracing SDKs and proxies put it there, with a parent if any."""
+    if not isinstance(metadata, Mapping):
+        return {}
+    return _fields("metadata", metadata.get("session_id"), metadata.get("parent_session_id"))
+
+
 def _json_object(text: str) -> Mapping[str, Any]:
     """Parse a JSON object; anything else is an empty one."""
-    if not text.lstrip().startswith("{") or len(text) > MAX_JSON_CHARS:
+    if len(text) > MAX_JSON_CHARS or not text.lstrip().startswith("{"):
         return {}
     try:
         value = json.loads(text)

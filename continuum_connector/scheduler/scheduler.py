@@ -12,8 +12,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from continuum_connector.config import ContinuumConfig
+from continuum_connector.programs.answers import Answers
 from continuum_connector.programs.identify import identify_request
-from continuum_connector.programs.program import Answers, Identity, Kept, Program, ProgramTable
+from continuum_connector.programs.program import Identity, Kept, Program, ProgramTable
 from continuum_connector.scheduler.adapters import Adapters
 from continuum_connector.scheduler.decider import Decider, DramWorth
 from continuum_connector.scheduler.decisions import Decisions, Snapshots

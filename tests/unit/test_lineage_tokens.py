@@ -163,7 +163,7 @@ def test_children_that_are_forked_at_once_are_each_known_by_their_next_turn(
     assert world.turn("parent", begin, answer) == "parent"
     children = [begin + answer + world.text(400) for _ in range(3)]
     assert [world.arrives(child) for child in children] == ["parent"] * 3
-    for _ in range(4):
+    for _ in range(12):
         answers = [world.text(300) for _ in children]
         for child, said in zip(children, answers, strict=True):
             world.ends("parent", child, said)

@@ -5,11 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import pytest
+from msgspec import structs
 
+from continuum_connector.programs.answers import Answers
 from continuum_connector.programs.lineage import LineageIndex
 from continuum_connector.programs.program import (
+    MAX_KEY_CHARS,
     OVER_S,
-    Answers,
+    PART,
     Hints,
     Identity,
     IdentitySource,
@@ -223,3 +226,64 @@ def test_a_program_is_expected_to_send_answers_back_as_it_did_last() -> None:
     assert not answers.are_altered(Program("new", IdentitySource.CLIENT, 0.0))
     assert answers.are_altered(alters)
     assert not answers.are_altered(repeats)
+
+
+class Behind:
+    """Turns whose client sends the same id with each of them."""
+
+    def __init__(self, key: str, source: IdentitySource = IdentitySource.VENDOR) -> None:
+        self.table = ProgramTable(100)
+        self._said = Identity(key, source)
+
+    def turn(self, prompt: str, answer: str, now: float = 0.0) -> str:
+        program, identity = self.table.begin_turn(self._said, blocks(prompt), now)
+        assert identity == structs.replace(self._said, key=program.key)
+        self.table.end_turn(program, NO_HINTS, now, blocks(prompt + answer), len(prompt))
+        return program.key
+
+
+@pytest.mark.parametrize(
+    "key", ["cache-key:app", "correlation:1", "helicone:1", "metadata:1", "salted:00:cache-key:app"]
+)
+def test_a_key_that_several_programs_share_names_one_only_while_its_prompts_go_on(key: str) -> None:
+    behind = Behind(key)
+    assert behind.turn("SSab", "ooo") == key
+    other = behind.turn("SScd", "ppp")
+    third = behind.turn("TTef", "qqq")
+    assert len({key, other, third}) == 3
+    assert all(each.startswith(f"{key}{PART}") for each in (other, third))
+    assert behind.turn("SScdpppt", "rrr") == other
+    assert behind.turn("SSabooou", "sss") == key
+    assert behind.turn("TTefqqqv", "ttt") == third
+    assert behind.turn("SSabooousssw", "uuu") == key
+
+
+@pytest.mark.parametrize(
+    ("key", "source"),
+    [
+        ("codex:1", IdentitySource.VENDOR),
+        ("session:1", IdentitySource.SESSION),
+        ("cache-key:app", IdentitySource.CONTINUUM),  # which the client itself calls its program
+    ],
+)
+def test_an_id_of_one_run_names_it_whatever_its_prompts_are(
+    key: str, source: IdentitySource
+) -> None:
+    behind = Behind(key, source)
+    assert [behind.turn(prompt, "ooo") for prompt in ("SSab", "TTcd", "UUef")] == [key] * 3
+
+
+def test_prompts_behind_one_shared_key_do_not_reach_programs_of_another() -> None:
+    behind = Behind("cache-key:app")
+    behind.turn("SSab", "ooo")
+    theirs = Identity("cache-key:other", IdentitySource.VENDOR)
+    program, _ = behind.table.begin_turn(theirs, blocks("SSabooot"), 1.0)
+    assert program.key == "cache-key:other"
+
+
+def test_a_long_shared_key_stays_within_its_bound() -> None:
+    behind = Behind("cache-key:" + "x" * (MAX_KEY_CHARS - len("cache-key:")))
+    behind.turn("SSab", "ooo")
+    other = behind.turn("TTcd", "ppp")
+    assert len(other) == MAX_KEY_CHARS
+    assert behind.turn("TTcdpppt", "qqq") == other
