@@ -9,7 +9,7 @@ from __future__ import annotations
 import difflib
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Any
 
 import msgspec
@@ -23,6 +23,7 @@ from continuum_connector.sizes import check_units, parse_bytes
 CONNECTOR_NAME = "ContinuumConnector"
 ENV_PREFIX = "CONTINUUM_"
 SWITCH_PATH = ENV_PREFIX + "SWITCH_PATH"
+ID_HEADERS = ENV_PREFIX + "ID_HEADERS"
 ADMIN_KEY = ENV_PREFIX + "ADMIN_KEY"  # for endpoints.py; not a knob, because vLLM logs those
 
 MIN_TRACE_BYTES = 2**20
@@ -49,6 +50,9 @@ KV_LAYOUTS = ("auto", "stock", "BLHNC", "BLNHC", "BHLNC")
 DRIVERS = ("auto", "cuda", "sim")
 SHORTAGES = ("smaller", "off")
 SLEEPS = ("keep", "release")
+
+_HEADER = re.compile(r"[!#$%&'*+.^_`|~0-9a-z-]{1,128}")  # RFC 9110, token
+MAX_ID_HEADERS = 16
 
 SIZES = {"dram_bytes": "DRAM tier", "trunk_bytes": "copies", "window_bytes": "copies"}
 SIZES |= {"trace_bytes": "trace's files", "disk_bytes": "disk tier"}
@@ -96,6 +100,7 @@ class ContinuumConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, k
     state_path: str = ""
     switch_path: str = ""
     keep_epochs: Annotated[int, msgspec.Meta(ge=0, le=64)] = 0
+    id_headers: str | tuple[str, ...] = ""
     echo: bool = True
     dram: Taken | None = None  # no knob: what a `dram_bytes` left out means on this server
 
@@ -158,6 +163,8 @@ KNOBS: dict[str, str] = {
     "it, every engine that reads it serves as stock within about a second; empty: none",
     "keep_epochs": "how many named sets of weights keep their KV in DRAM while others serve, "
     "while there is room; 0: forget what the last weights computed",
+    "id_headers": "your own headers that name a program, strongest first, separated by commas; "
+    "needs the middleware",
     "echo": "answer the decision in non-streamed responses (kv_transfer_params.continuum)",
 }
 
@@ -251,6 +258,7 @@ def _check(config: ContinuumConfig) -> None:
     files.check_files(named, moves_trace=config.trace_bytes > 0)
     check_units(dram_bytes=config.dram_bytes or 0, disk_bytes=config.disk_bytes)
     _check_disk(config)
+    header_names(config.id_headers)
     if config.ttl_s > config.max_ttl_s:
         raise ConfigError(
             f"ttl_s = {config.ttl_s:g} is above max_ttl_s = {config.max_ttl_s:g}, "
@@ -271,6 +279,18 @@ def _check(config: ContinuumConfig) -> None:
             f"trace_bytes = {config.trace_bytes} is below 1 MiB, so little of a trace would be "
             "kept; raise it, or set 0 to let the trace grow"
         )
+
+
+def header_names(value: str | Sequence[str]) -> tuple[str, ...]:
+    """The headers that `id_headers` names, in lower case. ConfigError if one cannot be a name."""
+    said = value.split(",") if isinstance(value, str) else value
+    names = tuple(name.strip().lower() for name in said if name.strip())
+    if len(names) > MAX_ID_HEADERS or not all(map(_HEADER.fullmatch, names)):
+        raise ConfigError(
+            f"id_headers = {value!r} is no list of at most {MAX_ID_HEADERS} header names, so the "
+            'server stops; write such as "X-Run-Id, X-Agent-Id"'
+        )
+    return names
 
 
 def _check_disk(config: ContinuumConfig) -> None:

@@ -20,11 +20,12 @@ from __future__ import annotations
 import functools
 import json
 from collections import deque
-from collections.abc import Awaitable, Callable, Mapping, MutableMapping
+from collections.abc import Awaitable, Callable, Mapping, MutableMapping, Sequence
 from typing import Any
 
 import msgspec
 
+from continuum_connector.named import own_headers
 from continuum_connector.observe.metric_table import UNREAD_BODIES
 from continuum_connector.programs.vendors import Fields, read_carried, read_keep_s
 
@@ -57,6 +58,9 @@ class ProgramMiddleware:
     def __init__(self, app: App) -> None:
         self.app = app
         self._count = unread_bodies()
+        self._own: tuple[str, ...] | None = (
+            None  # None until a request shows the config
+        )
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http":
@@ -66,8 +70,10 @@ class ProgramMiddleware:
                 if why := _why_unread(headers):
                     self._count(why)
                 else:
+                    if self._own is None:
+                        self._own = own_headers(scope)
                     scope = dict(scope)
-                    receive = _RewrittenBody(scope, headers, path, receive, self._count)
+                    receive = _RewrittenBody(scope, headers, path, receive, self._count, self._own)
         await self.app(scope, receive, send)
 
 
@@ -98,8 +104,10 @@ class _RewrittenBody:
         path: str,
         receive: Receive,
         count: Note,
+        own: Sequence[str],
     ) -> None:
         self._scope = scope
+        self._own = own
         self._headers = headers
         self._path = path
         self._receive = receive
@@ -140,7 +148,7 @@ class _RewrittenBody:
         body = b"".join(self._pieces)
         skipped: list[str] = []
         try:
-            rewritten = rewrite(body, self._headers, self._path, skipped.append)
+            rewritten = rewrite(body, self._headers, self._path, skipped.append, self._own)
         except UnsendableError as error:
             from fastapi import HTTPException  # vLLM's server has it; `continuum check` may not
 
@@ -196,13 +204,18 @@ _marked_decoder = msgspec.json.Decoder(_Marked, float_hook=float)
 
 
 def rewrite(
-    body: bytes, headers: Mapping[str, str], path: str, skip: Note = lambda _part: None
+    body: bytes,
+    headers: Mapping[str, str],
+    path: str,
+    skip: Note = lambda _part: None,
+    own: Sequence[str] = (),
 ) -> bytes | None:
     """Return the body with `kv_transfer_params.continuum` completed, None to leave it alone.
 
     The client's own bytes stay as they are, and one member is appended. If the client itself sent
     `kv_transfer_params`, the new member repeats it with what is added: of two members of one name
-    the last counts, for vLLM's parser (Python's) as for ours. `skip` gets what is not read.
+    the last counts, for vLLM's parser (Python's) as for ours. `skip` gets what is not read; `own`
+    are the operator's headers for ids.
     """
     try:
         fields = _read_fields(body, skip)
@@ -216,7 +229,7 @@ def rewrite(
     if not isinstance(said, dict):
         return None  # not read, or the client's own mistake: vLLM answers it
     _refuse_params(params, fields["vllm_xargs"])
-    added = read_carried(fields, params, said, headers, path == MESSAGES_PATH)
+    added = read_carried(fields, params, said, headers, path == MESSAGES_PATH, own)
     keep_s = _keep_s(body, fields["prompt_cache_retention"], skip)
     if keep_s is not None and "keep_s" not in said:
         added["keep_s"] = keep_s

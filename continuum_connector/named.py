@@ -1,11 +1,13 @@
-"""Our part of vLLM's kv_transfer_config: what it says where it names our connector."""
+"""Our part of vLLM's kv_transfer_config: what it says where it names our connector. What the
+middleware needs of it."""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from continuum_connector.config import CONNECTOR_NAME
+from continuum_connector.config import CONNECTOR_NAME, ID_HEADERS, header_names
 from continuum_connector.errors import ConfigError
 
 
@@ -29,6 +31,20 @@ def our_part(connector: Any, extra: Any, role: Any = None) -> dict[str, Any] | N
         return None
     _, child = ours[0]
     return _object(child.get("kv_connector_extra_config"), child.get("kv_role"))
+
+
+def own_headers(scope: Mapping[str, Any]) -> tuple[str, ...]:
+    """The headers that `id_headers` names, from an ASGI scope of vLLM's API server, which has its
+    config, else from the environment. A config that cannot work has stopped the server before."""
+    client = getattr(getattr(scope.get("app"), "state", None), "engine_client", None)
+    transfer = getattr(getattr(client, "vllm_config", None), "kv_transfer_config", None)
+    extra: Mapping[str, Any] | None = None
+    try:
+        if transfer is not None:
+            extra = our_part(transfer.kv_connector, transfer.kv_connector_extra_config)
+        return header_names((extra or {}).get("id_headers", os.environ.get(ID_HEADERS, "")))
+    except ConfigError:
+        return ()
 
 
 def _children(extra: Any, depth: int = 1) -> Iterator[tuple[int, dict[str, Any]]]:

@@ -71,7 +71,7 @@ MAY_IMPORT = {  # what each room, a folder or a file, may import besides itself 
     "observe/metric_table": {"observe/metric", "observe/disk_metrics", "programs", "toolcalls"},
     "observe/account": {"observe/metric", "observe/metric_table"},
     "observe/metrics": {"observe/account", "observe/metric", "observe/metric_table"},
-    "middleware": {"programs", "observe/metric_table"},
+    "middleware": {"named", "programs", "observe/metric_table"},
     "endpoints": {"config", "middleware"},
     "switch_endpoint": {"switch", "config", "middleware", "endpoints"},
     "epoch_endpoint": {"middleware", "endpoints"},

@@ -17,7 +17,7 @@ from __future__ import annotations
 import base64
 import json
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -82,9 +82,11 @@ _CODEX_METADATA = frozenset(
 )
 
 
-def read_vendors(headers: Headers, body: Mapping[str, Any]) -> Fields:
-    """Return the continuum fields of the first vendor that names a program, else none."""
-    return next(_claims(headers, body), {})
+def read_vendors(headers: Headers, body: Mapping[str, Any], own: Sequence[str] = ()) -> Fields:
+    """Return the continuum fields of the first vendor that names a program, else none. `own`: the
+    operator's own headers, in lower case, which come first."""
+    said = (_fields(name, headers.get(name)) for name in own)
+    return next((fields for fields in said if fields), {}) or next(_claims(headers, body), {})
 
 
 def _claims(headers: Headers, body: Mapping[str, Any]) -> Iterator[Fields]:
@@ -272,12 +274,18 @@ def _marked_s(mark: Any) -> float | None:
 
 
 def read_carried(
-    body: Fields, params: Fields, said: Fields, headers: Mapping[str, str], is_messages: bool
+    body: Fields,
+    params: Fields,
+    said: Fields,
+    headers: Mapping[str, str],
+    is_messages: bool,
+    own: Sequence[str] = (),
 ) -> Fields:
     """Return the continuum fields that the request implies and the client did not write itself.
 
     `body`: its top-level fields. `params`: its `kv_transfer_params`. `said`: `continuum` in those.
-    `is_messages`: it came to /v1/messages, where vLLM before 0.29 drops `vllm_xargs`.
+    `is_messages`: it came to /v1/messages, where vLLM before 0.29 drops `vllm_xargs`. `own`: the
+    operator's own headers for ids.
     """
     client = _client_fields(body)
     xargs = _client_fields(body["vllm_xargs"]) if isinstance(body["vllm_xargs"], dict) else {}
@@ -291,7 +299,7 @@ def read_carried(
     elif "program" in client:
         found = {name: client[name] for name in ("program", "source")}
     else:
-        found = _session_fields(body, headers) or read_vendors(headers, body)
+        found = _session_fields(body, headers) or read_vendors(headers, body, own)
     found |= {name: client[name] for name in ("final", "tools") if name in client}
     return {name: value for name, value in found.items() if name not in said}
 

@@ -10,6 +10,7 @@ import time
 import tracemalloc
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import msgspec
@@ -17,6 +18,7 @@ import pytest
 from prometheus_client import REGISTRY
 
 from continuum_connector import middleware
+from continuum_connector.config import CONNECTOR_NAME, ID_HEADERS
 from continuum_connector.middleware import (
     CONTAINER_COST,
     MAX_BODY_BYTES,
@@ -30,6 +32,7 @@ from continuum_connector.middleware import (
     UnsendableError,
     rewrite,
 )
+from continuum_connector.named import own_headers
 from continuum_connector.observe.metric_table import UNREAD_BODIES
 from continuum_connector.programs.identify import identify
 from continuum_connector.programs.program import Hints, Identity, IdentitySource
@@ -77,10 +80,12 @@ def post(
     body: bytes | list[bytes],
     headers: dict[str, str] | None = None,
     app: App | None = None,
+    server: Any = None,
     **scope: Any,
 ) -> App:
     """Send one request through the middleware, in as many messages as `body` has parts."""
     app = app or App()
+    scope |= {} if server is None else {"app": server}
     parts = [body] if isinstance(body, bytes) else body
     given = {**JSON, "content-length": str(sum(map(len, parts))), **(headers or {})}
     queue: list[Message] = [
@@ -688,3 +693,40 @@ def test_the_document_says_the_bounds() -> None:
         said = f"{cost // CONTAINER_COST:,} objects and lists ({cost:,} other values)"
         assert said in text
     assert all(f"`{why}`" in text for why in UNREAD_BODIES.values)
+
+
+OWN = {"X-Run-Id": "run-17", "X-Other": "o"}
+
+
+@pytest.mark.parametrize(
+    ("said", "headers", "program"),
+    [
+        ("X-Run-Id", OWN, "x-run-id:run-17"),
+        ("x-agent, X-RUN-ID", OWN, "x-run-id:run-17"),
+        (["X-Other", "X-Run-Id"], OWN, "x-other:o"),
+        ("X-Run-Id", {**OWN, "x-litellm-session-id": "s"}, "x-run-id:run-17"),
+        ("X-Run-Id", {"X-Run-Id": " none ", "x-litellm-session-id": "s"}, "litellm:s"),
+        ("", OWN, None),
+    ],
+)
+def test_the_operators_own_headers_name_a_program_before_the_vendors(
+    said: object, headers: dict[str, str], program: str | None
+) -> None:
+    """The config is where vLLM's API server has it; the environment counts where that is silent."""
+    extra = {"id_headers": said}
+    transfer = SimpleNamespace(kv_connector=CONNECTOR_NAME, kv_connector_extra_config=extra)
+    config = SimpleNamespace(kv_transfer_config=transfer)
+    state = SimpleNamespace(engine_client=SimpleNamespace(vllm_config=config))
+    app = post(CHAT, b'{"model": "m"}', headers, server=SimpleNamespace(state=state))
+    sent = json.loads(app.body).get("kv_transfer_params", {}).get("continuum", {})
+    assert sent.get("program") == program
+
+
+def test_own_headers_of_the_environment_and_none_beside_another_connector(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv(ID_HEADERS, "X-Run-Id")
+    assert b"x-run-id:run-17" in post(CHAT, b"{}", OWN).body
+    assert own_headers({}) == ("x-run-id",)
+    monkeypatch.setenv(ID_HEADERS, "no header")
+    assert own_headers({}) == (), "the server itself does not start with it"
