@@ -24,8 +24,7 @@ What identifies, and what must not:
             - another program's prompt is known to part from A's, this one goes on with A's for at
               least two blocks more, and it is longer by A's answer.
 
-A program may have several chains, as where it forks: what a turn does not continue stays, up to
-NUM_CHAINS.
+A program may have NUM_CHAINS chains, as where it forks: what a turn does not continue stays.
 
 A block hash covers everything before it (and salt, LoRA, images), so equal hashes mean equal
 prefixes. A wrong answer costs order and a pin, never content.
@@ -84,6 +83,12 @@ class _Known:
     pieces: tuple[bytes, ...] = ()
     num_answer_tokens: int = 0
 
+    def own_from(self, block_hashes: Sequence[bytes], following: int) -> int:
+        """From which block on a turn has text of its own, at the latest from `following`."""
+        if self.own is not None and _has(block_hashes, *self.own):
+            return min(following, self.own[0])
+        return following
+
 
 class LineageIndex:
     """Ends of finished turns, at most `max_ends`; the least recently used leave first."""
@@ -124,28 +129,24 @@ class LineageIndex:
         num_blocks = len(block_hashes)
         prompt_end = min(max(num_prompt_blocks, 0), num_blocks)
         strong = set(range(max(num_blocks - NUM_STRONG, prompt_end), num_blocks))
-        early = set[int]()
+        own, early = prompt_end, set[int]()
         if last is None:
             early = {prompt_end - back for back in EARLY if prompt_end >= back} - strong
-            own = prompt_end
         else:
-            own = following
-            if known.own is not None and _has(block_hashes, *known.own):
-                own = min(own, known.own[0])
+            own = known.own_from(block_hashes, following)
             strong |= {prompt_end - back for back in BACK if prompt_end - back >= own}
-            if last.of_prompt and not last.weak:
-                strong.add(last.position)
+            strong |= {last.position} if last.of_prompt and not last.weak else set()
         for position in sorted(early | strong | {prompt_end - 1} - {-1}):
             is_weak, of_prompt = position not in strong, position < prompt_end
             end = _End(program, parent, position, is_weak, of_prompt, num_prompt_tokens)
             end.early = position in early
             self._add(block_hashes[position], end)
         if program in self._by_program:
-            known.own = (own, block_hashes[own]) if own < num_blocks else None
-            known.pieces = _pieces(answer)
             per_block = num_prompt_tokens // prompt_end if prompt_end else 0
-            known.num_answer_tokens = per_block * (num_blocks - prompt_end)
-            self._known[program] = known
+            num_answer_tokens = per_block * (num_blocks - prompt_end)
+            first = (own, block_hashes[own]) if own < num_blocks else None
+            pieces = _pieces(answer)
+            self._known[program] = _Known(first, known.parted, pieces, num_answer_tokens)
         while len(self._ends) > self._max_ends:
             self._drop(next(iter(self._ends)))
 
@@ -195,9 +196,9 @@ class LineageIndex:
     def _forget_continued(self, program: str, block_hashes: Sequence[bytes]) -> None:
         """Forget the ends that a turn of the program continues, and of the others the oldest."""
         mine = self._by_program.get(program, {})
-        continued = [each for each in mine if _has(block_hashes, self._ends[each].position, each)]
-        for block_hash in continued:
-            self._retire(block_hash)
+        for block_hash in list(mine):
+            if _has(block_hashes, self._ends[block_hash].position, block_hash):
+                self._retire(block_hash)
         for block_hash in list(mine)[: max(0, len(mine) - (NUM_CHAINS - 1) * NUM_ENDS)]:
             self._retire(block_hash)
 
@@ -219,7 +220,7 @@ class LineageIndex:
 
     def _parts_at(self, program: str, block_hashes: Sequence[bytes]) -> int:
         """The last end in these blocks that another program was at; -1 if there is none."""
-        ends = map(self._ends.__getitem__, self._found(block_hashes))
+        ends = (self._ends[each] for each in self._found(block_hashes))
         return next((end.position for end in ends if end.program != program), -1)
 
     def _own_from(self, program: str, last: _End | None) -> int:
@@ -317,9 +318,8 @@ def _is_proof(
     tokens: Sequence[int] | None,
 ) -> bool:
     """Whether a prompt that has this weak end goes on with what its program was answered."""
-    is_answer_known = False
-    if tokens is not None and known.pieces:
-        is_answer_known = True
+    is_answer_known = tokens is not None and bool(known.pieces)
+    if tokens is not None and is_answer_known:
         # The blocks are at least so long, because the last is not full.
         begin = len(tokens) * (end.position + 1) // (len(block_hashes) + 1)
         text = _bytes(tokens[begin : begin + LOOK])
