@@ -19,6 +19,7 @@ from typing import Annotated, TypeVar
 import msgspec
 
 from bench.common.plans import Added
+from continuum_connector.tools.analysis import foreign
 
 SHARED, ANSWER, WINDOW_S, TOOL_S = 80, 20, 45.0, 0.5
 TOOL_TOKENS = (1728, 1589, 2556, 1409, 2825, 2014, 840)  # what each tool call returned
@@ -70,6 +71,19 @@ class Request(msgspec.Struct, frozen=True):
     t: Seconds = 0.0
     model: str = ""
     stop: str | None = None
+
+
+def read_requests(path: Path) -> tuple[list[Request], str]:
+    """The requests of a trace of any known format, and what was made up for them. ValueError says
+    what is wrong with it."""
+    try:
+        name, requests, note = foreign.read(path)
+        found = msgspec.convert(requests, list[Request])
+    except foreign.SourceError as error:
+        raise ValueError(str(error)) from None
+    except msgspec.ValidationError as error:
+        raise ValueError(f"{path} has a request that is none ({error})") from None
+    return found, f"{name}: {note} made up" if note else ""
 
 
 def lanes(requests: Iterable[Request]) -> dict[tuple[str, str], list[Request]]:

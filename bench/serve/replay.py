@@ -1,8 +1,9 @@
 """Recorded coding sessions, played again: their lengths, their cuts, their pauses.
 
-    claude-code:FILE[,scale=8][,pauses=8][,longest=32768][,skip=0]
+    FILE[,scale=8][,pauses=8][,longest=32768][,skip=0]        also as claude-code:FILE
 
-FILE holds JSON lines (.gz or not), one per request: `trace`, `lane`, `turn`, `inp`, `out` (tokens),
+FILE, or a folder of such, is a trace of any format that tools/analysis/foreign.py knows; ours holds
+JSON lines (.gz or not), one per request: `trace`, `lane`, `turn`, `inp`, `out` (tokens),
 `common_blocks` (64-token blocks shared with the lane's previous prompt), `think` (seconds between
 the previous answer and this request). A lane is one program. `scale` divides every length and
 `pauses` every pause, for small pools; `longest` ends a lane before its context grows beyond that
@@ -18,7 +19,7 @@ import msgspec
 
 from bench.cli import regular
 from bench.common.plans import ProgramPlan, Streams, Talk
-from bench.common.workloads import BLOCK, BROKEN, Request, lanes, lines
+from bench.common.workloads import BLOCK, Request, lanes, read_requests
 from bench.serve.programs import Defaults, WorkloadError
 
 
@@ -53,23 +54,24 @@ class Replay:
         return self.lanes[number]
 
 
-def read(text: str) -> Replay:
+def read(text: str, name: str = "claude-code") -> Replay:
     """Read `FILE[,OPTION=VALUE...]`."""
     path, *pairs = text.split(",")
     options = _options(pairs)
-    regular(Path(path), "--workload claude-code:", WorkloadError)
+    if not Path(path).is_dir():
+        regular(Path(path), f"--workload {name}:", WorkloadError)
     try:
-        found = lanes(lines(Path(path), Request))
-    except BROKEN as error:
-        raise WorkloadError(f"--workload claude-code:{path}: {error}") from None
-    plans = [_plan("/".join(name), found[name], options) for name in list(found)[options.skip :]]
+        found = lanes(read_requests(Path(path))[0])
+    except ValueError as error:
+        raise WorkloadError(f"--workload {name}:{path}: {error}") from None
+    plans = [_plan("/".join(key), found[key], options) for key in list(found)[options.skip :]]
     plans = [plan for plan in plans if plan.turns]
     if not plans:
         raise WorkloadError(
-            f"--workload claude-code:{path}: no lane begins with {options.longest} tokens or "
+            f"--workload {name}:{path}: no lane begins with {options.longest} tokens or "
             "less; give a larger longest= or scale="
         )
-    return Replay(",".join(("claude-code", *pairs)), plans)  # scaling is part of the name
+    return Replay(",".join((name, *pairs)), plans)  # scaling is part of the name
 
 
 def _plan(name: str, requests: list[Request], options: Options) -> ProgramPlan:

@@ -3,6 +3,7 @@
 sweep                the 8-turn agent of the four-GPU LMCache sweep, to the token
 pressure             6 programs x 4 turns, one request at a time: which KV survives in DRAM?
 claude-code:FILE     recorded coding sessions (`replay.py`)
+FILE                 a trace that somebody recorded, of any format that is known (`replay.py`)
 FILE.toml            your own (`own.py`)
 """
 
@@ -45,7 +46,9 @@ def find_workload(text: str) -> Source:
         return replay.read(path)
     if text.endswith(".toml"):
         return own.read(Path(text))
+    if Path(text.partition(",")[0]).exists():
+        return replay.read(text, "recorded")
     raise WorkloadError(
-        f"--workload {text}: not known; there is {', '.join(NAMED)}, claude-code:FILE "
-        "and your own FILE.toml"
+        f"--workload {text}: not known; there is {', '.join(NAMED)}, claude-code:FILE, "
+        "your own FILE.toml, and a trace that somebody recorded"
     )

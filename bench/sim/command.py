@@ -22,7 +22,7 @@ from bench.sim.arms import ARMS
 from bench.sim.hardware import GB, GPUS, MODELS, Gpu, Model, machine
 from bench.sim.job import Job, Plain, Result
 from bench.sim.published import DRAM_GB
-from bench.sim.workloads.registry import WORKLOADS, at_rate
+from bench.sim.workloads.registry import RECORDED, WORKLOADS, at_rate
 from continuum_connector.tools.cli.ending import ToldError
 
 PUBLISHED_RATES = (1, 3, 6, 10, 15)
@@ -118,10 +118,13 @@ def _sweep(options: Options) -> Iterator[Job]:
 
 
 def _workload(options: Options) -> tuple[str, dict[str, Plain]]:
-    """A name, or a TOML file that names one; what --set says goes before what the file says."""
+    """A name, a TOML file that names one, or a trace; what --set says goes before what the file
+    says."""
     name, params = options.workload, {}
     if name.endswith(".toml"):
         name, params = _from_file(Path(name))
+    elif name not in WORKLOADS and Path(name).exists():
+        name, params = RECORDED, {"file": name}
     for setting in options.settings or ():
         key, sign, value = setting.partition("=")
         if not sign:
@@ -179,7 +182,7 @@ def check(jobs: Sequence[Job], report: Path | None) -> None:
     if not jobs:
         raise UserError("nothing to do: name at least one arm, rate, GPU, model and seed")
     _known("arm", [job.arm for job in jobs], ARMS)
-    _known("workload", [job.workload for job in jobs], WORKLOADS)
+    _known("workload", [job.workload for job in jobs], {**WORKLOADS, RECORDED: ""})
     _known("GPU", [str(job.machine["gpu"]) for job in jobs], GPUS)
     _known("model", [str(job.machine["model"]) for job in jobs], MODELS)
     try:

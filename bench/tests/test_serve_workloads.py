@@ -196,3 +196,18 @@ def test_a_replay_that_cannot_be_is_refused(tmp_path: Path, options: str) -> Non
     path.write_text(record(0, 6500, 400, 0))
     with pytest.raises(WorkloadError):
         find_workload(f"claude-code:{path},{options}")
+
+
+def test_a_trace_of_any_known_format_is_a_workload(tmp_path: Path) -> None:
+    steps = [{"response": "r" * 40, "observation": "o" * 400, "execution_time": 2.0}] * 2
+    history = [{"role": "system", "content": "s" * 400}]
+    path = tmp_path / "run.traj"
+    path.write_text(json.dumps({"trajectory": steps, "history": history}))
+    workload = find_workload(f"{path},pauses=4")
+    assert (workload.name, workload.size) == ("recorded,pauses=4", 1)
+    turns = workload.program(0, seed=1).turns
+    assert [turn.num_prompt_tokens for turn in turns] == [100, 210]
+    assert [turn.gap_s for turn in turns] == [0.0, 0.5]
+    path.write_text("{}")
+    with pytest.raises(WorkloadError, match="of no format that is known"):
+        find_workload(str(path))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import random
 from pathlib import Path
 
@@ -12,8 +13,8 @@ from bench.common.workloads import Request
 from bench.sim.workloads import trace_files
 from bench.sim.workloads.claude_code import NAME
 from bench.sim.workloads.gaps import CURVES, gaps
-from bench.sim.workloads.mooncake import conversations
 from bench.sim.workloads.registry import NAMES, build
+from continuum_connector.tools.analysis.recorded import conversations
 
 
 def common(first: list[int], second: list[int]) -> int:
@@ -198,3 +199,19 @@ def test_what_a_workload_does_not_know_is_named() -> None:
         build("agents", {"turn": 3})
     with pytest.raises(ValueError, match="no workload 'agent'; there are agents"):
         build("agent", {})
+
+
+def test_a_trace_of_ones_own_is_a_workload(tmp_path: Path) -> None:
+    requests = [
+        {"in": 8000, "out": 80, "hash_ids": [*range(125)], "think_time": 0.0},
+        {"in": 9600, "out": 40, "hash_ids": [*range(150)], "think_time": 4.0},
+    ]
+    (tmp_path / "a.json").write_text(json.dumps({"id": "mine", "requests": requests}))
+    workload = build("recorded", {"file": str(tmp_path), "scale": 0.25, "says_final": False})
+    [plan] = workload.programs
+    assert plan.name == "mine"
+    assert [turn.num_prompt_tokens for turn in plan.turns] == [2000, 2400]
+    assert [turn.gap_s for turn in plan.turns] == [0.0, 4.0]
+    (tmp_path / "b.json").write_text("{}")
+    with pytest.raises(ValueError, match="of no format that is known"):
+        build("recorded", {"file": str(tmp_path / "b.json")})

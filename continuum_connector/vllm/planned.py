@@ -21,7 +21,7 @@ from continuum_connector.vllm.pretend import DEVICE, GPU_BYTES, no_memory, world
 
 # Drafts that keep no KV, so that no layers of theirs are built.
 NO_KV = ("ngram", "ngram_gpu", "suffix", "medusa", "mlp_speculator")
-CAPABILITIES = ((9, 0), (10, 0))  # the second where vLLM refuses options on the first
+CAPABILITIES = ((9, 0), (10, 0))  # the second where vLLM cannot do it on the first
 
 
 class RefusedError(Exception):
@@ -34,6 +34,18 @@ class NotSeenError(Exception):
 
 def kv(options: Any) -> dict[str, Any]:
     """The fields of `Kv` for the server that these options start. RefusedError, NotSeenError."""
+    first: Exception | None = None
+    for capability in CAPABILITIES:
+        DEVICE.capability = capability
+        try:
+            return _on_device(options)
+        except (RefusedError, NotSeenError) as why:
+            first = first or why
+    assert first is not None
+    raise first
+
+
+def _on_device(options: Any) -> dict[str, Any]:
     config = _config(options)
     with _step("layers"):
         specs, layouts = zip(*(_stage(config, rank) for rank in _first_ranks(config)), strict=True)
@@ -56,16 +68,14 @@ def _step(name: str, *refusals: type[Exception]) -> Iterator[None]:
 def _config(options: Any) -> Any:
     """The engine's config. If vLLM refuses the model with no other option as well, it is the model
     that cannot be read here, and no option is to blame."""
-    for capability in CAPABILITIES:
-        DEVICE.capability = capability
-        try:
-            return _made(options)
-        except SystemExit as why:  # attach.py: our own part of the config
-            raise RefusedError(about.sentence(why)) from None
-        except ValueError as why:
-            refusal = about.sentence(why)
-        except Exception as why:
-            raise NotSeenError(f"config: {about.sentence(why)}") from None
+    try:
+        return _made(options)
+    except SystemExit as why:  # attach.py: our own part of the config
+        raise RefusedError(about.sentence(why)) from None
+    except ValueError as why:
+        refusal = about.sentence(why)
+    except Exception as why:
+        raise NotSeenError(f"config: {about.sentence(why)}") from None
     if "No module named" not in refusal and _takes_model_alone(options):
         raise RefusedError(refusal)
     why = f"config: {refusal}"
@@ -73,7 +83,6 @@ def _config(options: Any) -> Any:
 
 
 def _takes_model_alone(options: Any) -> bool:
-    DEVICE.capability = CAPABILITIES[0]
     try:
         _made(_bare(options))
     except (Exception, SystemExit):

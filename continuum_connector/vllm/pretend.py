@@ -158,19 +158,8 @@ def _stand_in_for_kernels() -> None:
 
 
 def _play_torch() -> None:
-    major, minor = DEVICE.capability
-    properties = types.SimpleNamespace(
-        name=DEVICE.name,
-        major=major,
-        minor=minor,
-        total_memory=GPU_BYTES,
-        multi_processor_count=UNITS,
-        shared_memory_per_block_optin=SHARED_BYTES,
-        warp_size=32,
-        L2_cache_size=L2_BYTES,
-    )
     cuda: Any = torch.cuda
-    cuda.get_device_properties = lambda *_, **__: properties
+    cuda.get_device_properties = _properties
     cuda.get_device_capability = lambda *_, **__: DEVICE.capability
     cuda.device_count = lambda: MOST_GPUS
     cuda.is_available = lambda: True
@@ -194,6 +183,20 @@ def _play_torch() -> None:
                 return 0
 
         driver.set_active(Driver())
+
+
+def _properties(*_: Any, **__: Any) -> Any:
+    major, minor = DEVICE.capability
+    return types.SimpleNamespace(
+        name=DEVICE.name,
+        major=major,
+        minor=minor,
+        total_memory=GPU_BYTES,
+        multi_processor_count=UNITS,
+        shared_memory_per_block_optin=SHARED_BYTES,
+        warp_size=32,
+        L2_cache_size=L2_BYTES,
+    )
 
 
 def _play_platform() -> None:

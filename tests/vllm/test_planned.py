@@ -201,7 +201,8 @@ def test_the_layers_of_a_real_model_are_those_of_the_table_and_the_server_says_t
     cache = cache_of(config, family, 100)
     by_hand = Counter(served.kinds(cache))
     assert Counter(kind for kind, _, _ in kv["groups"]) == by_hand
-    assert kv["block_bytes"] == family.block_bytes
+    # Beside an index, a block that lies outermost is padded (DeepSeek V3.2: 768 bytes of 5 MB).
+    assert 0 <= kv["block_bytes"] - family.block_bytes <= 1024
     assert {size for _, size, _ in kv["groups"]} == {family.block_size}
     assert kv["aside"] == build.reason_to_step_aside(config, cache)
     # The harness has no executor; everything else must be what decides in a real scheduler.

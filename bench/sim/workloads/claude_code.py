@@ -53,20 +53,30 @@ class Replay:
 def claude_code(replay: Replay) -> Workload:
     """Sessions of the trace. Which turn sent out a sub-agent is not recorded: it is the first
     whose gap is as long as the sub-agent took, else the one with the longest gap."""
-    rng, streams = random.Random(f"claude code {replay.seed}"), Streams()
-    sessions = _sessions()
+    return sessions("claude_code", records(NAME, SOURCE, Request), replay)
+
+
+def sessions(name: str, requests: Iterable[Request], replay: Replay) -> Workload:
+    """The sessions that these requests are of, as that workload."""
+    rng, streams = random.Random(f"{name.replace('_', ' ')} {replay.seed}"), Streams()
+    sessions = _by_session(requests)
     names = rng.sample(sorted(sessions), min(replay.programs, len(sessions)))
     programs: list[ProgramPlan] = []
-    for name in names:
-        programs += _session(name, sessions[name], replay, rng, streams)
-    return Workload("claude_code", tuple(programs), replay.note)
+    for each in names:
+        programs += _session(each, sessions[each], replay, rng, streams)
+    return Workload(name, tuple(programs), replay.note)
 
 
-def _sessions() -> dict[str, dict[str, Lane]]:
-    sessions: dict[str, dict[str, Lane]] = {}
-    for (trace, lane), requests in lanes(records(NAME, SOURCE, Request)).items():
-        sessions.setdefault(trace, {})[lane] = requests
-    return sessions
+def _by_session(requests: Iterable[Request]) -> dict[str, dict[str, Lane]]:
+    """The lanes of each session; where none is called main, the first is it."""
+    found: dict[str, dict[str, Lane]] = {}
+    for (trace, lane), each in lanes(requests).items():
+        found.setdefault(trace, {})[lane] = each
+    for trace, every in found.items():
+        if "main" not in every:
+            first = next(iter(every))
+            found[trace] = {"main": every[first]} | {k: v for k, v in every.items() if k != first}
+    return found
 
 
 def _session(

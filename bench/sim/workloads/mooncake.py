@@ -15,13 +15,12 @@ from typing import Any
 from bench.common.plans import Span, TurnPlan, Workload
 from bench.sim.workloads.claude_code import Replay
 from bench.sim.workloads.trace_files import records
+from continuum_connector.tools.analysis.recorded import TOKEN_S, Conversation, conversations
 
 NAME = "mooncake.jsonl.gz"
 SOURCE = "https://github.com/kvcache-ai/Mooncake (FAST25-release/traces, Apache-2.0)"
 BLOCK = 512
-TOKEN_S = 0.03  # made up: what an answer's token took there; gaps are from arrival to arrival
 ANSWERS = 1 << 40  # streams of answers, which no prompt repeats token by token
-Conversation = list[dict[str, Any]]
 
 
 def mooncake(replay: Replay) -> Workload:
@@ -38,24 +37,6 @@ def mooncake(replay: Replay) -> Workload:
         turns = _turns(talk[: replay.turns], replay, numbers)
         programs.append(replay.plan(f"chat{index}", turns, arrival_s))
     return Workload("mooncake", tuple(programs), replay.note)
-
-
-def conversations(requests: list[dict[str, Any]]) -> list[Conversation]:
-    """Chains of requests of which each begins with the one before, but for its last block; in
-    the order of their first."""
-    open_ends: dict[tuple[int, int], Conversation] = {}  # (blocks, last of them) -> conversation
-    found = []
-    for request in requests:
-        ids = request["hash_ids"]
-        ends = ((count, ids[count - 1]) for count in range(len(ids), 1, -1))
-        talk = next((open_ends.pop(end) for end in ends if end in open_ends), None)
-        if talk is None:
-            talk = []
-            found.append(talk)
-        talk.append(request)
-        if len(ids) > 2:  # the last block is not full: its id is that of its text so far
-            open_ends[len(ids) - 1, ids[-2]] = talk
-    return found
 
 
 def _turns(talk: Conversation, replay: Replay, numbers: Iterator[int]) -> Iterator[TurnPlan]:

@@ -14,10 +14,11 @@ from bench.sim.workloads.claude_code import Replay, claude_code
 from bench.sim.workloads.eight_turns import eight_turns
 from bench.sim.workloads.mixed import mixed
 from bench.sim.workloads.mooncake import mooncake
+from bench.sim.workloads.recorded import Recording, recorded
 from bench.sim.workloads.rollouts import Rollouts, rollouts
 from bench.sim.workloads.shape import Shape
 
-EIGHT_TURNS = "eight_turns"
+EIGHT_TURNS, RECORDED = "eight_turns", "recorded"
 _LAID_OUT: dict[str, tuple[type, Callable[[Any], Workload], str]] = {
     "agents": (Shape, agents, "made up: contexts that grow over 8 turns, a tool between two"),
     "no_reuse": (Shape, no_reuse, "made up: single requests that have nothing in common"),
@@ -36,6 +37,9 @@ _LAID_OUT: dict[str, tuple[type, Callable[[Any], Workload], str]] = {
     "mooncake": (Replay, mooncake, "recorded: an hour of a chat service"),
 }
 NAMES = tuple(_LAID_OUT)
+_OF_FILE: dict[str, tuple[type, Callable[[Any], Workload], str]] = {
+    RECORDED: (Recording, recorded, "recorded: a trace of your own"),  # --workload FILE
+}
 WORKLOADS = {
     EIGHT_TURNS: "the published sweep's: 8 turns, 92 to 13,193 tokens, tools of 0.5 s, for 45 s",
     **{name: what for name, (_, _, what) in _LAID_OUT.items()},
@@ -45,9 +49,10 @@ WORKLOADS = {
 def build(name: str, parameters: Mapping[str, Any]) -> Workload:
     """Return the workload `name` with these fields of its Shape or Replay; arrivals lie within
     one second, to be stretched (load.py). Raises ValueError for an unknown name or field."""
-    if name not in _LAID_OUT:
+    known_names = _LAID_OUT | _OF_FILE
+    if name not in known_names:
         raise ValueError(f"no workload {name!r}; there are {', '.join(NAMES)}")
-    kind, lay_out, _ = _LAID_OUT[name]
+    kind, lay_out, _ = known_names[name]
     known = [field.name for field in fields(kind)]
     unknown = sorted(set(parameters) - set(known))
     if unknown:

@@ -54,6 +54,11 @@ class Source:
         self.is_original = not any(_has_record(start) for start in starts)
         self.num_bytes = sum(each.stat().st_size for each in self.paths)
 
+    @property
+    def is_known(self) -> bool:
+        """Whether it is a trace of ours or of the original recorder."""
+        return not self.is_original or is_original(self._jobs())
+
     def records(self, on_bytes: Callable[[int], object] = lambda _: None) -> Iterator[Record]:
         """Every record, in the order of the files; `on_bytes` is called with the bytes read."""
         if self.is_original:
@@ -92,13 +97,8 @@ class Source:
             raise SourceError(f"{self.path} cannot be read ({error.strerror})") from None
 
     def _of_original(self, on_bytes: Callable[[int], object]) -> Iterator[Record]:
-        jobs: Any = None
-        try:
-            if self._is_object:  # else it may be anything, of any size
-                jobs = msgspec.json.decode(self.path.read_bytes())
-        except (OSError, ValueError, RecursionError):
-            jobs = None
-        if not isinstance(jobs, dict) or not any(isinstance(each, list) for each in jobs.values()):
+        jobs = self._jobs()
+        if not is_original(jobs):
             raise SourceError(
                 f"{self.path} is neither a trace of ContinuumConnector nor the original "
                 "recorder's scheduler_timestamps; give the file that trace_path names"
@@ -110,6 +110,13 @@ class Source:
             else:
                 self.num_records += 1
                 yield record
+
+    def _jobs(self) -> Any:
+        """The file's one JSON object; None if it is none."""
+        try:  # what begins otherwise may be anything, of any size
+            return msgspec.json.decode(self.path.read_bytes()) if self._is_object else None
+        except (OSError, ValueError, RecursionError):
+            return None
 
 
 def number(record: Record, key: str) -> float | None:
@@ -227,6 +234,14 @@ def read_original(jobs: Mapping[str, Any]) -> Iterator[dict[str, Any] | None]:
         yield from _Job(job).records(entries)
 
 
+def is_original(jobs: Any) -> bool:
+    """Whether this is the original recorder's: some job has an entry that is known."""
+    if not isinstance(jobs, dict):
+        return False
+    lists = {job: entries for job, entries in jobs.items() if isinstance(entries, list)}
+    return any(record is not None for record in read_original(lists))
+
+
 class _Job:
     """One job's entries as records. A departure followed by a pin was the decision to pin."""
 
@@ -236,7 +251,7 @@ class _Job:
         self._arrived = self._pinned = 0.0
 
     def records(self, entries: list[Any]) -> Iterator[dict[str, Any] | None]:
-        for entry, after in zip(entries, [*entries[1:], None], strict=True):
+        for entry, after in zip(entries, [*entries[1:], None], strict=False):
             key = next((key for key in RECORDER_KEYS if _time(entry, key) is not None), None)
             if key is None:
                 yield None

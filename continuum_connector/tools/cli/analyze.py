@@ -5,7 +5,6 @@ The calibration is also a picture: always as text, and as a file if matplotlib i
 
 from __future__ import annotations
 
-import enum
 import importlib.util
 import io
 import json
@@ -20,7 +19,7 @@ from rich.table import Table
 from continuum_connector import errors, files
 from continuum_connector.tools.analysis.hindsight import NUM_BINS, Calibration
 from continuum_connector.tools.analysis.report import Row, as_dict, rows, seconds
-from continuum_connector.tools.analysis.source import Source, write_original
+from continuum_connector.tools.analysis.source import Source
 from continuum_connector.tools.analysis.summary import Summary
 from continuum_connector.tools.cli.server import CommandError
 from continuum_connector.tools.cli.terminal import (
@@ -245,36 +244,3 @@ def save_plot(path: Path, calibrations: dict[str, Calibration]) -> None:
         figure.savefig(path)
     except OSError as error:
         raise CommandError(f"{path} cannot be written ({error.strerror})") from None
-
-
-class Format(str, enum.Enum):
-    """The formats that a trace can be converted to."""
-
-    SCHEDULER_TIMESTAMPS = "scheduler_timestamps"
-
-
-def convert(
-    trace: Annotated[Path, typer.Argument(help="The file that trace_path names.")],
-    to: Annotated[Format, typer.Option(help="The format.")] = Format.SCHEDULER_TIMESTAMPS,
-    out: Annotated[
-        Path | None, typer.Option(help="The file to write. Empty: the format's own name, here.")
-    ] = None,
-    force: Force = False,
-) -> None:
-    """Write a trace as the original recorder would have.
-
-    It is one JSON file, job -> time stamps. It leaves out loads and stores, reasons, and worth. Its
-    hit_length is what was found in VRAM and DRAM together.
-    """
-    with command("convert"):
-        source = open_source(trace)
-        path = out or Path(to.value)
-        if not path.name:
-            raise CommandError(f"--out {path} names no file; give one")
-        may_write(path, force, [source])
-        jobs = write_original(records(source))
-        try:
-            files.put(path, json.dumps(jobs, indent=2).encode())
-        except OSError as error:
-            raise CommandError(f"{path} cannot be written ({error.strerror})") from None
-        print(f"{len(jobs):,} programs written to {path}; {source.num_bad:,} lines skipped")

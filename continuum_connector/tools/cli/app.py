@@ -8,9 +8,10 @@ from typing import Annotated
 
 import typer
 
-from continuum_connector.tools.cli.analyze import analyze, convert
+from continuum_connector.tools.cli.analyze import analyze
 from continuum_connector.tools.cli.bench import PASSED_ON, bench, simulate
 from continuum_connector.tools.cli.check import check
+from continuum_connector.tools.cli.convert import convert
 from continuum_connector.tools.cli.explain import explain
 from continuum_connector.tools.cli.size import size
 from continuum_connector.tools.cli.terminal import Commands
@@ -59,8 +60,9 @@ def options(
     """Options that need no command."""
 
 
-app.command()(check)
-app.command()(size)
+PASTED = {"allow_interspersed_args": False}  # what follows the first word is the command's own
+app.command(context_settings=PASTED)(check)
+app.command(context_settings=PASTED)(size)
 app.command()(top)
 app.command()(explain)
 app.command()(analyze)

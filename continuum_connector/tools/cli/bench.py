@@ -57,7 +57,7 @@ def _import(module: str) -> Any:
 
 Arms = Annotated[str, typer.Option(help="What is compared; ratios are to the first.")]
 Workload = Annotated[
-    str, typer.Option(help="A name of --list, or a TOML file: workload = NAME, its options.")
+    str, typer.Option(help="A name of --list, a TOML file with one and its options, or a trace.")
 ]
 Settings = Annotated[
     list[str] | None, typer.Option("--set", help="An option of the workload: NAME=VALUE.")
@@ -118,6 +118,7 @@ def simulate(
       continuum simulate --arms stock,adaptive --rates 1,3,6 --report r.html
       continuum simulate --gpu L40S,H100 --dram-gb 100 --pcie-gb-s 12
       continuum simulate --workload agents --set gaps=coding --set turns=12
+      continuum simulate --workload TRACE --set scale=1 --report r.html
       continuum simulate --sweep published --report published.html
     """
     with command("simulate"):

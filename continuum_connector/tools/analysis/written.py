@@ -1,0 +1,135 @@
+"""Written: trajectories of agents, with their texts -> requests (recorded.py), whose tokens are
+estimated where none were counted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from datetime import datetime
+from typing import Any
+
+import msgspec
+
+from continuum_connector.tools.analysis.recorded import BLOCK, Request, request
+from continuum_connector.tools.analysis.source import is_number
+
+CHARS = 4  # of text per token
+
+
+def _tokens(content: Any) -> int:
+    """Of a message's content, its parts or what an event holds."""
+    if content is None:
+        return 0
+    text = content if isinstance(content, str) else msgspec.json.encode(content).decode()
+    return -(-len(text) // CHARS)
+
+
+class _Talk:
+    """A context that only grows: what was in it before is common."""
+
+    def __init__(self, name: str) -> None:
+        self._lane = (name, "main")
+        self._tokens = self._common = self._turn = 0
+
+    @property
+    def num_turns(self) -> int:
+        return self._turn
+
+    def add(self, num_tokens: int) -> None:
+        self._tokens += num_tokens
+
+    def answered(self, num_tokens: int, think: float = 0.0, prompt: int = 0) -> Request:
+        """The request for an answer of so many tokens. `prompt`: its length, if recorded."""
+        inp = prompt or self._tokens
+        more = {"think": think if self._turn else 0.0, "common_blocks": self._common // BLOCK}
+        found = request(self._lane, self._turn, (inp, num_tokens), **more)
+        self._tokens = self._common = inp + num_tokens
+        self._turn += 1
+        return found
+
+
+def swe_agent(documents: list[Any], stem: str) -> Iterator[Request]:
+    """A step's response is a turn, its observation what the next one adds."""
+    for one in documents:
+        talk = _Talk(stem)
+        for message in one.get("history") or ():
+            if message.get("role") == "assistant":
+                break
+            talk.add(_tokens(message.get("content")))
+        ran_s = 0.0
+        for step in one["trajectory"]:
+            yield talk.answered(_tokens(step.get("response")), ran_s)
+            talk.add(_tokens(step.get("observation")))
+            ran_s = float(step.get("execution_time") or 0.0)
+
+
+def messages(documents: list[Any], stem: str) -> Iterator[Request]:
+    """mini-swe-agent, and other lists of messages as they are sent."""
+    every = documents[0] if isinstance(documents[0], list) else documents
+    for index, one in enumerate(every):
+        told = one["messages"]
+        told = msgspec.json.decode(told) if isinstance(told, str) else told
+        name = one.get("instance_id") or one.get("traj_id") or f"{stem}-{index}"
+        talk, answered_at = _Talk(str(name)), None
+        asked_at = None
+        for message in told:
+            at = _when(message)
+            size = _tokens(message.get("content")) + _tokens(message.get("tool_calls"))
+            if message.get("role") == "assistant":
+                known = asked_at is not None and answered_at is not None
+                yield talk.answered(size, max(0.0, asked_at - answered_at) if known else 0.0)
+                answered_at = at
+            else:
+                talk.add(size)
+                asked_at = at
+        if not talk.num_turns and told:  # it was asked, and the answer is not in the file
+            yield talk.answered(1)
+
+
+def _when(message: Mapping[str, Any]) -> float | None:
+    """Seconds of a message's clock."""
+    extra = message.get("extra") if isinstance(message.get("extra"), dict) else {}
+    found = message.get("timestamp") or extra.get("timestamp")  # type: ignore[union-attr]
+    if is_number(found):
+        return float(found)  # type: ignore[arg-type]
+    try:
+        return datetime.fromisoformat(str(found)).timestamp()
+    except ValueError:
+        return None
+
+
+def open_hands(documents: list[Any], stem: str) -> Iterator[Request]:
+    """An action of the agent is a turn; what others say is what the next one adds."""
+    for index, one in enumerate(_runs(documents)):
+        name = one.get("instance_id") or f"{stem}-{index}"
+        talk, last, acted_at, seen_at = _Talk(str(name)), "", None, None
+        for event in one["history"]:
+            called = event.get("tool_call_metadata") or {}
+            answer = called.get("model_response") or {}
+            usage, answer_id = answer.get("usage") or {}, str(answer.get("id") or event.get("id"))
+            size = sum(_tokens(event.get(key)) for key in ("message", "content", "args"))
+            is_turn = event.get("source") == "agent" and "action" in event
+            if not is_turn or event.get("action") in ("system", "recall", "condensation"):
+                talk.add(size)
+                seen_at = _when(event) or seen_at
+            elif answer_id != last:  # several actions of one answer are one turn
+                known = seen_at is not None and acted_at is not None
+                think = max(0.0, seen_at - acted_at) if known else 0.0
+                out = usage.get("completion_tokens") or size
+                yield talk.answered(out, think, usage.get("prompt_tokens") or 0)
+                last, acted_at = answer_id, _when(event)
+
+
+def _runs(documents: list[Any]) -> list[Any]:
+    """Runs with their events: a list of events is one, as is one event per line."""
+    if isinstance(documents[0], list):
+        return [{"history": each} for each in documents]
+    return documents if "history" in documents[0] else [{"history": documents}]
+
+
+def is_open_hands(one: Any) -> bool:
+    first = one["history"] if isinstance(one, dict) and "history" in one else one
+    first = first[0] if isinstance(first, list) and first else first
+    return (
+        isinstance(first, dict) and "source" in first and bool({"action", "observation"} & {*first})
+    )

@@ -1,0 +1,198 @@
+"""What others record of their agents -> requests, and the command that writes them."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("typer")
+from typer.testing import CliRunner, Result
+
+from continuum_connector.tools.analysis import foreign
+from continuum_connector.tools.analysis.source import SourceError
+from continuum_connector.tools.cli.app import app
+
+Request = dict[str, Any]
+
+
+def run(*words: str) -> Result:
+    return CliRunner().invoke(app, ["convert", *words])
+
+
+def read(path: Path, *values: Any) -> list[Request]:
+    """The requests of a file with these JSON values, one per line."""
+    path.write_text("\n".join(json.dumps(value) for value in values))
+    return foreign.read(path).requests
+
+
+def brief(requests: list[Request]) -> list[tuple[Any, ...]]:
+    keys = ("lane", "turn", "inp", "out", "common_blocks", "think")
+    return [tuple(request[key] for key in keys) for request in requests]
+
+
+def mooncake(at_ms: float, ids: list[int], tokens: int, answer: int = 100) -> Request:
+    head = {"timestamp": at_ms, "input_length": tokens, "output_length": answer}
+    return head | {"hash_ids": ids}
+
+
+def test_mooncake(tmp_path: Path) -> None:
+    found = read(
+        tmp_path / "a.jsonl",
+        mooncake(0, [1, 2, 3], 1500),
+        mooncake(10, [9], 10),
+        mooncake(9000, [1, 2, 4, 5], 2000, 50),
+    )
+    assert brief(found) == [
+        ("main", 0, 1500, 100, 0, 0.0),
+        ("main", 1, 2000, 50, 16, 6.0),  # 2 x 512 tokens in common; 9 s less 100 x 0.03 s
+        ("main", 0, 10, 100, 0, 0.0),
+    ]
+    assert [each["trace"] for each in found] == ["chat0", "chat0", "chat1"]
+
+
+def test_bailian(tmp_path: Path) -> None:
+    common = {"type": "text", "input_length": 64, "output_length": 100}
+    first = {"chat_id": 5, "parent_chat_id": -1, "timestamp": 1.0, "hash_ids": [1, 2, 3, 4]}
+    later = {"chat_id": 6, "parent_chat_id": 5, "timestamp": 9.0, "hash_ids": [1, 2, 3, 4, 5]}
+    found = read(tmp_path / "a.jsonl", common | first | {"turn": 1}, common | later | {"turn": 2})
+    assert brief(found) == [("main", 0, 64, 100, 0, 0.0), ("main", 1, 64, 100, 1, 5.0)]
+    assert {each["trace"] for each in found} == {"chat0"}
+
+
+def test_weka_with_a_sub_agent(tmp_path: Path) -> None:
+    requests = [
+        {"t": 0.0, "type": "s", "in": 300, "out": 9, "hash_ids": [1, 2, 3], "api_time": 2.0},
+        {"type": "subagent", "agent_id": "x", "requests": [{"t": 1.0, "in": 80, "out": 1}]},
+        {"t": 5.0, "in": 400, "out": 8, "hash_ids": [1, 2, 3, 4], "think_time": 2.5},
+        {"t": 9.0, "in": 100, "out": 7, "hash_ids": [1]},
+    ]
+    found = read(tmp_path / "a.json", {"id": "p", "block_size": 64, "requests": requests})
+    assert brief(found) == [
+        ("main", 0, 300, 9, 0, 0.0),
+        ("main/x", 0, 80, 1, 0, 0.0),
+        ("main", 1, 400, 8, 3, 2.5),
+        ("main", 2, 100, 7, 1, 4.0),
+    ]
+
+
+def test_trajectories_of_swe_agent(tmp_path: Path) -> None:
+    system = {"role": "system", "content": "s" * 400}
+    steps = [
+        {"response": "r" * 40, "observation": "o" * 80, "execution_time": 2.5, "action": "ls"},
+        {"response": "r" * 20, "observation": "", "execution_time": 0.1},
+    ]
+    history = [system, {"role": "assistant", "content": "not counted"}]
+    found = read(tmp_path / "a.traj", {"trajectory": steps, "history": history, "info": {}})
+    assert brief(found) == [("main", 0, 100, 10, 0, 0.0), ("main", 1, 130, 5, 1, 2.5)]
+    assert [each["itypes"] for each in found] == [["text"], ["tool_result"]]
+
+
+def test_messages_of_mini_swe_agent(tmp_path: Path) -> None:
+    messages = [
+        {"role": "system", "content": "s" * 400},
+        {"role": "user", "content": [{"type": "text", "text": "u"}]},
+        {"role": "assistant", "content": "a" * 40, "extra": {"timestamp": 100.0}},
+        {"role": "user", "content": "o" * 40, "extra": {"timestamp": 103.0}},
+        {"role": "assistant", "content": None, "tool_calls": [{"id": 1}]},
+    ]
+    found = read(tmp_path / "a.traj.json", {"info": {"mini_version": "2"}, "messages": messages})
+    assert brief(found) == [("main", 0, 107, 10, 0, 0.0), ("main", 1, 127, 3, 1, 3.0)]
+    asked = read(tmp_path / "b.json", {"info": {}, "messages": messages[:2]})
+    assert brief(asked) == [("main", 0, 107, 1, 0, 0.0)]
+    several = [{"messages": json.dumps(messages), "instance_id": name} for name in "xy"]
+    assert [each["trace"] for each in read(tmp_path / "c.json", several)] == list("xxyy")
+
+
+def test_events_of_open_hands(tmp_path: Path) -> None:
+    def acts(number: int, answer: str, at: str, **usage: int) -> Request:
+        called = {"model_response": {"id": answer, "usage": usage}}
+        head = {"id": number, "source": "agent", "action": "run", "args": {"command": "ls"}}
+        return head | {"timestamp": at, "tool_call_metadata": called}
+
+    events = [
+        {"id": 0, "source": "agent", "action": "system", "args": {"content": "x" * 400}},
+        {"id": 1, "source": "user", "action": "message", "args": {"content": "hi"}},
+        acts(2, "r1", "2026-01-01T00:00:00", prompt_tokens=500, completion_tokens=20),
+        acts(3, "r1", "2026-01-01T00:00:00", prompt_tokens=500, completion_tokens=20),
+        {
+            "id": 4, "source": "environment", "observation": "run", "content": "out",
+            "timestamp": "2026-01-01T00:00:04",
+        },
+        acts(5, "r2", "2026-01-01T00:00:09", prompt_tokens=600, completion_tokens=30),
+    ]
+    wanted = [("main", 0, 500, 20, 0, 0.0), ("main", 1, 600, 30, 8, 4.0)]
+    assert brief(read(tmp_path / "a.json", events)) == wanted
+    assert brief(read(tmp_path / "b.jsonl", {"instance_id": "i", "history": events})) == wanted
+    assert brief(read(tmp_path / "c.jsonl", *events)) == wanted
+
+
+def test_the_original_recorder(tmp_path: Path) -> None:
+    entries = [
+        {"Request_arrival_time": 1.0},
+        {"waiting_to_running": 1.5, "prompt_length": 640, "hit_length": 0},
+        {"Request_departure_time": 3.0},
+        {"Request_arrival_time": 5.0},
+        {"waiting_to_running": 5.0, "prompt_length": 900, "hit_length": 640},
+        {"Request_departure_time": 6.0},
+    ]
+    (tmp_path / "scheduler_timestamps").write_text(json.dumps({"job": entries}))
+    found = foreign.read(tmp_path / "scheduler_timestamps").requests
+    assert brief(found) == [("main", 0, 640, 1, 0, 0.0), ("main", 1, 900, 1, 10, 2.0)]
+
+
+def test_a_folder_is_read_whole_and_packed_files_too(tmp_path: Path) -> None:
+    one = {"requests": [{"in": 10, "out": 1}]}
+    for name in ("a/run.json", "b/run.json"):
+        (tmp_path / name).parent.mkdir()
+        (tmp_path / name).write_text(json.dumps(one))
+    (tmp_path / "c.json.gz").write_bytes(gzip.compress(json.dumps(one).encode()))
+    found = foreign.read(tmp_path)
+    assert len({each["trace"] for each in found.requests}) == 3
+    (tmp_path / "d.jsonl").write_text(json.dumps(mooncake(0, [1], 1)))
+    with pytest.raises(SourceError, match="Weka, Mooncake mixed"):
+        foreign.read(tmp_path)
+
+
+FOREIGN = [
+    '{"a": [1, 2], "b": 3}',
+    '{"messages": [], "object": "list"}',
+    '{"architectures": ["X"], "layer_types": ["a"]}',
+    "[]",
+    "[1, 2]",
+    "3",
+    "no JSON",
+    '{"requests": [{"in": "many"}]}',
+    '{"trajectory": 3}',
+    '{"chat_id": 1, "parent_chat_id": 2}',
+]
+
+
+@pytest.mark.parametrize("text", FOREIGN)
+@pytest.mark.parametrize("forced", [[], ["--force"]])
+def test_what_is_no_trace_is_one_sentence_and_nothing_is_replaced(
+    text: str, forced: list[str], tmp_path: Path
+) -> None:
+    (tmp_path / "in").write_text(text)
+    (tmp_path / "out").write_text("precious")
+    result = run(str(tmp_path / "in"), "--out", str(tmp_path / "out"), *forced)
+    assert result.exit_code == 1
+    assert len(result.stderr.splitlines()) == 1, result.stderr
+    assert (tmp_path / "out").read_text() == "precious"
+    analyzed = CliRunner().invoke(app, ["analyze", str(tmp_path / "in")])
+    assert (analyzed.exit_code, len(analyzed.stderr.splitlines())) == (1, 1)
+
+
+def test_requests_are_written_and_read_again(tmp_path: Path) -> None:
+    (tmp_path / "in").write_text(json.dumps({"requests": [{"in": 10, "out": 1}] * 2}))
+    out = tmp_path / "out.jsonl"
+    result = run(str(tmp_path / "in"), "--out", str(out))
+    assert (result.exit_code, result.stdout) == (0, f"2 requests of Weka written to {out}\n")
+    assert foreign.read(out).requests == foreign.read(tmp_path / "in").requests
+    again = run(str(tmp_path / "in"), "--out", str(out))
+    assert (again.exit_code, "exists and would be lost" in again.stderr) == (1, True)
+    other = run(str(tmp_path / "in"), "--to", "scheduler_timestamps")
+    assert (other.exit_code, "leave --to out" in other.stderr) == (1, True)
